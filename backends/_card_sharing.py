@@ -76,8 +76,8 @@ def _kin() -> set[int]:
     """This process, and those of the same run of mamf."""
     kin = {os.getpid()}
     if leader := os.environ.get(LEADER):
-        kin |= {int(leader)}
-        with contextlib.suppress(psutil.Error):  # it has ended
+        with contextlib.suppress(psutil.Error, ValueError):  # it has ended, or somebody else set the variable
+            kin.add(int(leader))
             kin |= {child.pid for child in psutil.Process(int(leader)).children()}
     return kin
 

@@ -85,7 +85,9 @@ class Watch:
         if not line or not log:
             warn(f"{label or 'something outside of a measurement'} {what}; finished rows are in {log or 'no log yet'}")
             return False
-        with open(log, "ab") as file:  # noqa: PTH123
+        # Not "ab": it would create a log without a header in place of one that is gone.
+        with open(log, "r+b") as file:  # noqa: PTH123
+            file.seek(0, os.SEEK_END)
             file.write(line.replace(f'"{CRASHED}"', f'"{what}"').encode() + b"\n")
         warn(f"{label} {what}; a new process measures the rest")
         self.note_step()

@@ -34,20 +34,6 @@ class Block:
     def shape(self):
         return self._values.shape
 
-    def _with(self, other, function):
-        return Block(function(self.values, other.values if isinstance(other, Block) else other))
-
-    def __add__(self, other):
-        return self._with(other, torch.add)
-
-    __radd__ = __add__
-
-    def __mul__(self, other):
-        return self._with(other, torch.mul)
-
-    def __lt__(self, other):
-        return self._with(other, torch.lt)
-
     def reshape(self, shape):
         return Block(self.values.reshape(shape))
 
@@ -113,14 +99,6 @@ class Barriers:
         return self.values[at]
 
 
-class Pointer:
-    def __init__(self, memory, at=0):
-        self.memory, self.at = memory, at
-
-    def __add__(self, offset):
-        return Pointer(self.memory, self.at + (offset.values if isinstance(offset, Block) else offset))
-
-
 class Descriptor:
     def __init__(self, base, block_shape, layout):
         assert base.data_ptr() % 16 == 0
@@ -144,13 +122,12 @@ def here():
     return _local.group
 
 
-def warpgroup_mma(a, b, acc, use_acc=True, is_async=False):
+def warpgroup_mma(a, b, acc, is_async=False):
     assert is_async
     result = Block(torch.full(tuple(acc.shape), math.nan))
 
     def finish():
-        before = acc._values if use_acc else 0
-        result._values = a.values.float() @ b.values.float() + before
+        result._values = a.values.float() @ b.values.float() + acc._values
         result.pending = False
 
     result.pending = True
@@ -190,13 +167,6 @@ def store_block(descriptor, at, source):
 def wait_for_stores(outstanding):
     while len(here().stores) > outstanding:
         here().stores.pop(0)()
-
-
-def load_values(pointer, mask=None, other=0):
-    memory = pointer.memory.flatten()
-    if mask is None:
-        return memory[pointer.at].item()
-    return Block(torch.where(mask.values, memory[pointer.at.clamp(max=len(memory) - 1)], other))
 
 
 def allocate(dtype, shape, layout):
@@ -246,7 +216,7 @@ class Function:
         def launch(*arguments, num_warps, **options):
             PROGRAM.count = grid[0]
             for PROGRAM.number in range(grid[0]):
-                self.fn(*(Pointer(a) if isinstance(a, torch.Tensor) else a for a in arguments), **options)
+                self.fn(*arguments, **options)
 
         return launch
 
@@ -269,16 +239,12 @@ def install(monkeypatch):
         "program_id": lambda axis: PROGRAM.number,
         "num_programs": lambda axis: PROGRAM.count,
         "cdiv": lambda a, b: -(-a // b),
-        "minimum": min,
         "zeros": lambda shape, dtype, layout: Block(torch.zeros(shape)),
-        "arange": lambda start, stop, layout: Block(torch.arange(start, stop)),
-        "expand_dims": lambda block, axis: Block(block.values.unsqueeze(axis)),
-        "load": load_values,
         "allocate_shared_memory": allocate,
         "warp_specialize": PROGRAM.specialize,
         "float32": "float32",
         "int64": "int64",
-        **dict.fromkeys(("SliceLayout", "NVMMADistributedLayout", "NVMMASharedLayout"), lambda *a, **options: a),
+        **dict.fromkeys(("NVMMADistributedLayout", "NVMMASharedLayout"), lambda *a, **options: a),
     }
     barriers = SimpleNamespace(
         MBarrierLayout=lambda: None,

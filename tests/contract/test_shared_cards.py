@@ -129,6 +129,12 @@ def test_processes_of_the_same_run_are_no_others(cuda, monkeypatch, listed, is_l
     assert backend.sharing() == (("other processes",) if verdict == "warning" else ())
 
 
+def test_a_leader_that_is_no_number_is_no_kin(cuda, monkeypatch):
+    monkeypatch.setenv(LEADER, "somebody's own")
+    cuda.nvml.cards[0].processes = processes(OWN, STRANGER)
+    assert cuda.kind(0).sharing() == ("other processes",)
+
+
 def test_processes_that_nvml_may_not_list_are_unknown(cuda):
     cuda.nvml.refused = {name for name in cuda.nvml.answers if name.endswith("RunningProcesses")}
     backend = cuda.kind(0)

@@ -7,21 +7,13 @@ import subprocess
 import sys
 
 import pytest
+from this_accelerator import ACCELERATOR
 
 from mamf.api.measuring import problem_for, sweep
-from mamf.errors import MamfError
 from mamf.logs.run_log import read_run_log
 from mamf.operations.matmul.selection import kernel_for
 from mamf.operations.matmul.shapes import MatmulShape, matmul_grid
-from mamf.plugins.discovery import open_backend
 from mamf.testing import BackendContract, KernelContract
-
-try:
-    ACCELERATOR = open_backend("auto")
-except MamfError:
-    ACCELERATOR = None
-if ACCELERATOR is None or not ACCELERATOR.is_accelerator:
-    pytest.skip("no accelerator on this machine", allow_module_level=True)
 
 DTYPES = [
     dtype

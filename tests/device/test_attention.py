@@ -3,23 +3,16 @@
 import functools
 
 import pytest
+from this_accelerator import ACCELERATOR
 
 from mamf.api.measuring import find
 from mamf.ceilings.share import mamfu
 from mamf.engine.strategies.kernels import KernelsSweep
-from mamf.errors import MamfError
 from mamf.operations.attention.operation import attention_kernel
 from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
 from mamf.operations.matmul.selection import kernel
 from mamf.plans import SWEEP, Plan
-from mamf.plugins.discovery import ATTENTION_KERNELS, find_registered, open_backend
-
-try:
-    ACCELERATOR = open_backend("auto")
-except MamfError:
-    ACCELERATOR = None
-if ACCELERATOR is None or not ACCELERATOR.is_accelerator:
-    pytest.skip("no accelerator on this machine", allow_module_level=True)
+from mamf.plugins.discovery import ATTENTION_KERNELS, find_registered
 
 KERNELS = [
     name

@@ -3,18 +3,11 @@
 import sys
 
 import pytest
+from this_accelerator import ACCELERATOR
 
 from mamf.engine.traits import measure_traits
-from mamf.errors import MamfError
-from mamf.plugins.discovery import backend_class, open_backend
+from mamf.plugins.discovery import backend_class
 from mamf.testing import BackendContract
-
-try:
-    ACCELERATOR = open_backend("auto")
-except MamfError:
-    ACCELERATOR = None
-if ACCELERATOR is None or not ACCELERATOR.is_accelerator:
-    pytest.skip("no accelerator on this machine", allow_module_level=True)
 
 
 class Unclaimed(backend_class("accelerator")):

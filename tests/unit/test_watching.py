@@ -102,6 +102,11 @@ def test_a_log_without_its_summary_skips_what_crashed(tmp_path):
     assert (launched(tmp_path) - before).keys() == {1024}
 
 
+def test_a_log_that_is_gone_is_not_begun_by_the_row_that_crashed(tmp_path):
+    assert sweep(tmp_path, 256, 1536, 1024) == (2, "", ["mamf: log.jsonl: No such file or directory"])
+    assert not (tmp_path / "log.jsonl").exists()
+
+
 def test_after_three_crashes_a_kernel_is_left_out(tmp_path):
     code, _, err = sweep(tmp_path, 512, 768, 1280, 256)
     assert (code, err) == (1, [crash(512, "SIGSEGV"), crash(768, "SIGABRT"), crash(1280, "SIGSEGV")])

@@ -1,0 +1,13 @@
+"""The accelerator of this machine, opened; modules that import it are skipped where there is none."""
+
+import pytest
+
+from mamf.errors import MamfError
+from mamf.plugins.discovery import open_backend
+
+try:
+    ACCELERATOR = open_backend("auto")
+except MamfError:
+    ACCELERATOR = None
+if ACCELERATOR is None or not ACCELERATOR.is_accelerator:
+    pytest.skip("no accelerator on this machine", allow_module_level=True)

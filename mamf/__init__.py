@@ -14,7 +14,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from mamf.tabular import Tabular
+from mamf.measurement import Tabular
 
 _HOMES = {
     # measuring

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, TypeGuard
@@ -17,8 +17,19 @@ from mamf.statistics import (
     standard_error,
     widen,
 )
-from mamf.tabular import Tabular
 from mamf.work import Work
+
+
+class Tabular:
+    """Base class of objects that notebooks show as html. ``mamf/__init__.py`` sets ``render``, because the report
+    modules import these classes.
+    """
+
+    render: Callable[[Tabular], str]
+
+    def _repr_html_(self) -> str:
+        return type(self).render(self)
+
 
 Status = Literal["ok", "out_of_memory", "unsupported", "wrong_result", "implausible", "failed"]
 STATUSES: tuple[Status, ...] = ("ok", "out_of_memory", "unsupported", "wrong_result", "implausible", "failed")

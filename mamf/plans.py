@@ -26,9 +26,9 @@ SWEEP, FIND, ROOFLINE, EXPLAIN, GUARD = "sweep", "find", "roofline", "explain", 
 MATMUL = "matmul"
 SHUFFLED, GIVEN = ORDERS = ("shuffled", "given")
 DEFAULT_BUDGET_SECONDS = 57.0
-QUICK_BUDGET_SECONDS = 20.0
+QUICK_BUDGET_SECONDS = 16.5
 #: For all devices of a node at once: they share the host, so this is a little more than one device needs.
-NODE_BUDGET_SECONDS = QUICK_BUDGET_SECONDS + 4.0
+NODE_BUDGET_SECONDS = 24.0
 #: Regimes that every operation supports; classic is for products only.
 KERNEL_REGIMES = (BURST, SUSTAINED)
 #: The most repeated visits to a row of a guard.

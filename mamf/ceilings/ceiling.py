@@ -17,7 +17,7 @@ from mamf.calibration import find_calibration
 from mamf.errors import IncomparableError, UsageError
 from mamf.kernel import Problem
 from mamf.limits import is_number, require_seconds
-from mamf.measurement import TERA, Conditions, Measurement
+from mamf.measurement import TERA, Conditions, Measurement, Tabular
 from mamf.regime_names import BURST, SUSTAINED
 from mamf.statistics import (
     FigureError,
@@ -28,7 +28,6 @@ from mamf.statistics import (
     median_interval,
     repeat_interval,
 )
-from mamf.tabular import Tabular
 
 #: A candidate for the ceiling: a shape and a kernel.
 Candidate = tuple[Any, str]

@@ -14,7 +14,8 @@ FILE = "contributed.csv"
 class ContributedCeiling:
     """A contributed ceiling: ``tflops``, with the 95 % repeat interval ``low`` to ``high``. ``log``: the path in
     results/. Units, limit and clock are None if the vendor's libraries did not report them; ``clock_mhz`` is the
-    highest clock of a CPU. ``shapes``: the winning shapes in finds on such devices, fastest first.
+    highest clock of a CPU. ``shapes``: the winning shapes in finds on such devices, fastest first. ``kernel``: the one
+    that reached ``tflops``, if it gains more than 1 % over the default kernel.
     """
 
     device: str
@@ -28,6 +29,7 @@ class ContributedCeiling:
     log: str
     shapes: tuple[str, ...] = ()
     clock_mhz: float | None = None
+    kernel: str = ""
 
 
 @functools.cache
@@ -46,7 +48,17 @@ def contributed_ceilings() -> tuple[ContributedCeiling, ...]:
             high=float(row["high"]),
             log=row["log"],
             shapes=tuple(row["shapes"].split()),
+            kernel=row["kernel"],
             clock_mhz=float(row["clock_mhz"]) if row["clock_mhz"] else None,
         )
         for row in csv.DictReader(text.splitlines())
     )
+
+
+def contributed_by(device: str, compute_units: int | None, dtype: str) -> list[ContributedCeiling]:
+    """The ceilings that such devices contributed for a dtype, as ``label_dtype`` names it."""
+    return [
+        each
+        for each in contributed_ceilings()
+        if (each.device, each.compute_units, each.dtype) == (device, compute_units, dtype)
+    ]

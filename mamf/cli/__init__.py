@@ -58,8 +58,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if sys.stdout is None:
         warn("stdout is closed, so nothing can be printed: redirect it to a file or to /dev/null")
         return MamfError.exit_code
-    with _short_warnings():
-        code = _run(sys.argv[1:] if arguments is None else arguments, is_watched=arguments is None)
+    typed = sys.argv[1:] if arguments is None else arguments
+    with _short_warnings(runs_script="profile" in typed[:1]):
+        code = _run(typed, is_watched=arguments is None)
     if code == EXIT_CODE and arguments is None:
         # An interrupt that passed through an import makes Python end by the signal instead of with this code.
         sys.stdout.flush()
@@ -128,16 +129,18 @@ def _discard_output() -> None:
 
 
 @contextlib.contextmanager
-def _short_warnings() -> Iterator[None]:
-    """Print each warning from mamf in one line, once; warnings from other packages as usual."""
+def _short_warnings(runs_script: bool) -> Iterator[None]:
+    """Print each warning in one line, once; where a script runs, those of other packages as Python does."""
     printed: set[str] = set()
 
     def print_warning(message: Warning | str, category: type[Warning], *place: Any, **keywords: Any) -> None:
-        if not issubclass(category, MamfWarning):
+        is_ours = issubclass(category, MamfWarning)
+        text = str(message) if is_ours else f"{category.__name__}: {message}".splitlines()[0]
+        if runs_script and not is_ours:
             usual(message, category, *place, **keywords)
-        elif str(message) not in printed:
-            printed.add(str(message))
-            warn(str(message))
+        elif text not in printed:
+            printed.add(text)
+            warn(text)
 
     with warnings.catch_warnings():
         usual = warnings.showwarning

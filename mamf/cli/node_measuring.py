@@ -14,11 +14,11 @@ from pathlib import Path
 
 from mamf.backend import LEADER
 from mamf.choices import UNKNOWN, VERDICT_EXIT_CODES
+from mamf.cli.commands.node_reading import existing, print_verdict
 from mamf.cli.interruption import EXIT_CODE, Interruption
-from mamf.cli.node_verdict import existing, print_verdict
 from mamf.cli.progress import Phases
 from mamf.cli.terminal import say, warn
-from mamf.engine.crashes import crashes_of
+from mamf.engine.runner import crashes_of
 from mamf.engine.traits import fit_traits
 from mamf.errors import LogMismatchError, MamfError, RunLogWriteError, UnavailableError, UsageError
 from mamf.node.children import ADDRESS, FAILURE, IN_FLIGHT, PHASE, WAITS, Children, Watch, watched

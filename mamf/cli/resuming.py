@@ -19,12 +19,12 @@ from mamf.backend import Backend
 from mamf.cli import watching
 from mamf.cli.interruption import EXIT_CODE, Interruption
 from mamf.cli.terminal import warn
-from mamf.engine.crashes import crashes_of
+from mamf.engine.runner import crashes_of
 from mamf.errors import LogMismatchError, UsageError
 from mamf.kinds.registry import kind_of
+from mamf.logs.comparability import require_device_of_log
 from mamf.logs.records import measurement_record
 from mamf.logs.run_log import RunLog
-from mamf.logs.same_device import require_same_device
 from mamf.logs.writer import RunLogWriter, as_line
 from mamf.measurement import Measurement
 from mamf.operations.unknown import operation_called
@@ -219,7 +219,7 @@ def reopen(log: RunLog, options: argparse.Namespace, index: int | None = None) -
         raise contradiction(options, "backend", then.backend, backend.info.backend)
     if not is_same_card and options.device not in (None, then.index):
         raise contradiction(options, "device", then.index, options.device)
-    require_same_device(log, then, backend.info)
+    require_device_of_log(log, then, backend.info)
     return backend
 
 

@@ -19,7 +19,7 @@ from mamf.logs.comparability import require_same_card
 from mamf.logs.run_log import RunLog
 from mamf.profiling.log import read_profile_or_none
 from mamf.profiling.profile import Profile
-from mamf.profiling.roof import profile_points
+from mamf.profiling.roofs import profile_points
 from mamf.report.charts.plotting import draw, exists, file_type, save
 from mamf.report.charts.roofline import roofline_chart
 from mamf.report.roofline import points_of

@@ -22,7 +22,7 @@ from mamf.cli.progress import Progress
 from mamf.cli.resuming import Resumed, asks_for_plan, interruptible, reopen, require_kind, require_same_plan
 from mamf.cli.sharing import asked_devices, found_devices, open_first, open_pool, require_same_devices
 from mamf.cli.terminal import say, warn
-from mamf.engine.crashes import crashes_of
+from mamf.engine.runner import crashes_of
 from mamf.engine.strategies.kernels import KernelsSweep
 from mamf.engine.strategies.shapes import Sweep
 from mamf.engine.traits import fit_traits
@@ -32,17 +32,15 @@ from mamf.kinds.registry import kind_of
 from mamf.logs.card_sharing import describe_sharing, sharing_after, with_sharing
 from mamf.logs.device_speeds import with_device_speeds
 from mamf.logs.plan_records import plan_record
-from mamf.logs.recording import End, header_of, host_seconds
+from mamf.logs.recording import End, apply_traits, header_of, host_seconds
 from mamf.logs.records import ceiling_record, measurement_record, utc_now
 from mamf.logs.run_log import RunLog, read_run_log
 from mamf.logs.timer_correction import describe_shift, overhead_after
-from mamf.logs.trait_records import apply_traits
 from mamf.logs.writer import RunLogWriter
 from mamf.machine.doctor import diagnose, format_finding, warnings
 from mamf.machine.environment import command_line, tool_version
 from mamf.measurement import Measurement
-from mamf.node.pool import DevicePool
-from mamf.node.sharing import SharedSweep
+from mamf.node.sharing import DevicePool, SharedSweep
 from mamf.plans import Plan
 from mamf.plugins.discovery import open_backend
 from mamf.report.document import Document

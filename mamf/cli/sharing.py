@@ -18,11 +18,11 @@ from mamf.cli.interruption import EXIT_CODE, Interruption
 from mamf.cli.options.values import ALL, index
 from mamf.cli.terminal import say
 from mamf.errors import LogMismatchError, PluginError, UnavailableError, UsageError, describe_error
+from mamf.logs.comparability import require_device_of_log
+from mamf.logs.recording import traits_record
 from mamf.logs.run_log import RunLog
-from mamf.logs.same_device import require_same_device
-from mamf.logs.trait_records import traits_record
 from mamf.node.children import FAILURE
-from mamf.node.pool import DevicePool
+from mamf.node.sharing import DevicePool
 from mamf.node.worker import Worker
 from mamf.plugins.discovery import is_path, open_backend
 
@@ -82,7 +82,7 @@ def require_same_devices(log: RunLog | None, pool: DevicePool | None) -> None:
     """Raises LogMismatchError if a device of the pool is not the one in the resumed log."""
     if log is not None and pool is not None:
         for device, info in pool.infos.items():
-            require_same_device(log, log.device(device), info)
+            require_device_of_log(log, log.device(device), info)
 
 
 def say_devices(devices: Sequence[int]) -> None:

@@ -41,6 +41,8 @@ class CeilingEntry(Entry):
     high: float | None
     conditions: Conditions
     is_confirmed: bool
+    #: Of the kernel over the default one on the same shape, minus 1; 0 if it is the default or unknown.
+    gain: float = 0.0
 
     @cached_property
     def claim(self) -> Claim:
@@ -169,6 +171,7 @@ def _of_ceiling(log: RunLog, place: Path, ceiling: Ceiling) -> CeilingEntry:
         high=ceiling.interval.high,
         conditions=ceiling.conditions,
         is_confirmed=True,
+        gain=ceiling.gain_over_default or 0.0,
     )
 
 

@@ -85,9 +85,11 @@ def slug(parts: Iterable[str]) -> str:
 
 _COLUMNS = (
     *("device", "compute_units", "power_limit_watts", "clock_mhz", "dtype", "regime"),
-    *("tflops", "low", "high", "log", "shapes"),
+    *("tflops", "low", "high", "log", "shapes", "kernel"),
 )
 _MOST_SHAPES = 6
+#: A kernel that gains more over the default one is worth the seconds that it compiles.
+_CLEAR_GAIN = 0.01
 
 
 def contributed_csv(entries: Iterable[CeilingEntry]) -> str:
@@ -105,7 +107,8 @@ def contributed_csv(entries: Iterable[CeilingEntry]) -> str:
         fastest = sorted(found, key=lambda entry: entry.tflops, reverse=True)
         best, shapes = fastest[0], list(dict.fromkeys(entry.shape for entry in fastest))[:_MOST_SHAPES]
         figures = [value and significant_digits(value) for value in (best.tflops, best.low, best.high)]
-        writer.writerow([*key, *figures, best.place.as_posix(), " ".join(shapes)])
+        kernel = best.kernel if best.gain > _CLEAR_GAIN else ""
+        writer.writerow([*key, *figures, best.place.as_posix(), " ".join(shapes), kernel])
     return buffer.getvalue()
 
 

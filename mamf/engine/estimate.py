@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import statistics as stdlib_statistics
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 
 from mamf.backend import Backend
+from mamf.ceilings.contributed import contributed_by
+from mamf.ceilings.share import label_dtype
 from mamf.engine.measure import classify_error
 from mamf.engine.regimes import Burst, Classic, Sustained
 from mamf.engine.regimes.checking import Checked
 from mamf.errors import DeviceError, MamfError, PluginError, PluginWarning, UnsupportedError, describe_error
 from mamf.kernel import Prepared
 from mamf.operations.matmul.kernel import MatmulKernel, MatmulProblem
-from mamf.operations.matmul.selection import kernels_for
+from mamf.operations.matmul.selection import installed_kernel, kernels_for
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.plans import Plan, StepKey, SweepOptions
+from mamf.regime_names import BURST
 
 #: The first product of a probe is a cube of this size, the largest one of that.
 SMALLEST_PROBE, _LARGEST_PROBE = 1024, 8192
@@ -65,13 +69,16 @@ def working_kernels(
     backend: Backend, problem: MatmulProblem, names: Sequence[str] | None = None, is_quick: bool = False
 ) -> list[MatmulKernel]:
     """The kernels of a search, as ``kernels_for`` chooses them. Where none is named, those before the first that works
-    are left out with a warning, and a quick search has no time to compile others than that one. Raises as
-    ``kernels_for`` does, and DeviceError where no product works; one that refuses the problem is left for a row to say.
+    are left out with a warning. A quick search has the time for one: the kernel by which such devices reached clearly
+    more, or else the default. Raises as ``kernels_for`` does, and DeviceError where no product works; one that refuses
+    the problem is left for a row to say.
     """
     if names is not None:
         return kernels_for(backend, problem, names)
     kernels, faults = kernels_for(backend, problem), list[MamfError]()
     default = kernels[0]
+    if is_quick:
+        kernels = [*_contributed_winner(backend, problem), *kernels]
     while kernels:
         try:
             probe_flops(kernels[0], problem, backend, SMALLEST_PROBE)
@@ -85,6 +92,14 @@ def working_kernels(
     if isinstance(faults[0], UnsupportedError):
         return [default]
     raise faults[0]
+
+
+def _contributed_winner(backend: Backend, problem: MatmulProblem) -> Iterator[MatmulKernel]:
+    """The kernel by which such devices reached more in burst than by the default one, if it can be used here."""
+    for ceiling in contributed_by(backend.info.name, backend.info.compute_units, label_dtype(problem)):
+        with suppress(MamfError):
+            if ceiling.kernel and ceiling.regime == BURST:
+                yield from kernels_for(backend, problem, [installed_kernel(ceiling.kernel).name])
 
 
 def _launch_seconds(prepared: Prepared, backend: Backend) -> float:

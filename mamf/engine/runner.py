@@ -1,4 +1,4 @@
-"""Measures steps one after another, for sweeps, kernels and searches.
+"""Measures steps one after another, for sweeps, kernels and searches, and keeps those whose launch ends the process.
 
 A strategy is a generator: it yields a step and receives its row, or None if the budget ran out. The runner handles the
 budget, memory, rows of an interrupted run and failures before the first shape.
@@ -8,18 +8,47 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 from mamf.backend import Backend, OperandPool
-from mamf.engine.crashes import crashes_of
 from mamf.engine.measure import cut_short, limit_of, measure
 from mamf.engine.regimes import Regime, StoppingRule
-from mamf.errors import CRASHED, LOST, DeviceError, DeviceLostError, PluginError, describe_error
+from mamf.errors import CRASHED, GIVEN_UP, LOST, DeviceError, DeviceLostError, PluginError, describe_error
 from mamf.kernel import AnyKernel, Buffer, Problem
 from mamf.measurement import Measurement
 from mamf.plugins.contracts import attribute_errors_to
+
+_MOST_ENDS = 3
+
+
+@dataclass
+class Crashes:
+    """What is known of launches on a device that end its process.
+
+    ``fatal``: rows of such launches. ``keep``: is called with the row that is to be logged if the process dies now, and
+    with None after the last launch of a step.
+    """
+
+    fatal: Sequence[Measurement] = ()
+    keep: Callable[[Measurement | None], None] = lambda row: None
+
+    def reason_against(self, asked: Measurement) -> str:
+        """Why a step must not be launched; empty if it may be."""
+        of_kernel = [row for row in self.fatal if row.kernel == asked.kernel]
+        same = next((row.reason for row in of_kernel if row.step == asked.step), "")
+        ends = sum(not row.reason.startswith(GIVEN_UP) for row in of_kernel)
+        return same or (f"{GIVEN_UP}: not launched" if ends >= _MOST_ENDS else "")
+
+
+_OF_DEVICES: WeakKeyDictionary[Backend, Crashes] = WeakKeyDictionary()
+
+
+def crashes_of(backend: Backend) -> Crashes:
+    """Those of an opened device."""
+    return _OF_DEVICES.setdefault(backend, Crashes())
 
 
 class Step(NamedTuple):

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from mamf.backend import DeviceInfo
 from mamf.ceilings.roof import Roofs, build_roofs, require_same_device
-from mamf.errors import IncomparableError, UsageError
+from mamf.errors import IncomparableError, LogMismatchError, UsageError
 from mamf.logs.entries import Entry
 from mamf.logs.plan_records import plan_from_record
 from mamf.logs.records import operation_of_plan
 from mamf.logs.run_log import RunLog
+from mamf.machine.environment import describe_environment
 
 _UNKNOWN = "unknown"
 # May differ without a remark: kernels are paired by name if possible.
@@ -148,3 +150,17 @@ def require_same_card(log: RunLog, roofs: Roofs) -> None:
     """Raises IncomparableError for a log of another card than the roofs'."""
     device = log.header["device"]
     require_same_device((roofs.device, roofs.uuid_hash), (device["name"], device["uuid_hash"]))
+
+
+def require_device_of_log(log: RunLog, then: DeviceInfo, now: DeviceInfo) -> None:
+    """Figures of two devices or two software stacks do not belong in one log. Raises LogMismatchError."""
+    before, after = asdict(then), asdict(now)
+    for name in ("backend", "name", "uuid_hash", "compute_units", "driver", "versions"):
+        require_same(log, f"device {name}", before[name], after[name])
+    packages = log.header["environment"].get("packages", {})
+    require_same(log, "torch", packages.get("torch"), describe_environment()["packages"].get("torch"))
+
+
+def require_same(log: RunLog, what: str, then: object, now: object) -> None:
+    if then != now:
+        raise LogMismatchError(f"{log.path} was measured with {what} {then}, not {now}; start a new log")

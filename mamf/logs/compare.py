@@ -35,8 +35,8 @@ from mamf.logs.comparability import (
 from mamf.logs.decision import FALSE_ALARMS, SEPARATE, WIDEST, Change, Design, Together, design_of, pool_rows
 from mamf.logs.entries import Entry, Fields, entries, is_find, mean_entries
 from mamf.logs.run_log import RunLog
+from mamf.measurement import Tabular
 from mamf.statistics import CONFIDENCE, Interval, geometric_mean, student_t, widen
-from mamf.tabular import Tabular
 
 Verdict = Literal["SAME", "FASTER", "SLOWER", "AMBIGUOUS"]
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)

@@ -1,9 +1,9 @@
-"""Writes a run log: its header first, then each row before the caller gets it."""
+"""Writes a run log: its header with the measured traits, then each row before the caller gets it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,33 @@ from mamf.logs.plan_records import plan_record
 from mamf.logs.records import measurement_record, utc_now
 from mamf.logs.run_log import RunLog
 from mamf.logs.timer_correction import overhead_after
-from mamf.logs.trait_records import traits_record
 from mamf.logs.writer import RunLogWriter
 from mamf.machine.doctor import diagnose, format_finding
 from mamf.machine.environment import describe_environment, tool_version
 from mamf.measurement import Measurement
 from mamf.plans import Plan
+from mamf.regime_traits import BurstTraits, SustainedTraits
+
+
+def traits_record(backend: Backend) -> dict[str, Any]:
+    """The traits of an opened device as JSON values; empty if they are its adapter's own."""
+    burst, sustained = backend.burst_traits, backend.sustained_traits
+    if "burst_traits" not in vars(backend) and not burst.remark:
+        return {}
+    plain = {name: _plain(traits) for name, traits in (("burst", burst), ("sustained", sustained))}
+    return {**plain, "cache_bytes": backend.info.cache_bytes}
+
+
+def _plain(traits: BurstTraits | SustainedTraits) -> dict[str, Any]:
+    return {name: value for name, value in vars(traits).items() if isinstance(value, (float, int, str))}
+
+
+def apply_traits(backend: Backend, record: Mapping[str, Any]) -> None:
+    """Give an opened device the traits of a log, if the log has any."""
+    if record:
+        backend.burst_traits = replace(backend.burst_traits, **record["burst"])
+        backend.sustained_traits = replace(backend.sustained_traits, **record["sustained"])
+        backend.info = replace(backend.info, cache_bytes=record["cache_bytes"])
 
 
 def header_of(

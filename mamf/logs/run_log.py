@@ -35,9 +35,8 @@ from mamf.logs.records import (
 from mamf.logs.schema import HEADER, KINDS, plan_schema, record_schema
 from mamf.logs.timer_correction import RELIABLE_SINCE, recompute_rows
 from mamf.logs.validator import require
-from mamf.measurement import Measurement
+from mamf.measurement import Measurement, Tabular
 from mamf.plans import MATMUL, Plan
-from mamf.tabular import Tabular
 from mamf.timers import find_timer
 
 SCHEMA = 5

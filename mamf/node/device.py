@@ -16,11 +16,10 @@ from mamf.engine.search.grid import plan_for
 from mamf.engine.strategies.kernels import KernelsSweep
 from mamf.errors import UnavailableError
 from mamf.kinds.registry import kind_of
-from mamf.logs.recording import Recording
+from mamf.logs.comparability import require_device_of_log
+from mamf.logs.recording import Recording, apply_traits
 from mamf.logs.records import ceiling_record
 from mamf.logs.run_log import RunLog, read_run_log
-from mamf.logs.same_device import require_same_device
-from mamf.logs.trait_records import apply_traits
 from mamf.logs.writer import RunLogWriter
 from mamf.measurement import Measurement
 from mamf.node.gathering import ALONE, TOGETHER, has_begun
@@ -121,7 +120,7 @@ class DeviceRun:
             self.on_progress(f"{part}: {error}")
 
     def _require_own(self, log: RunLog) -> None:
-        require_same_device(log, DeviceInfo(**log.header["device"]), self.backend.info)
+        require_device_of_log(log, DeviceInfo(**log.header["device"]), self.backend.info)
 
     def _measured(self, part: str, path: Path, before: Before) -> None:
         with closing(self._rows_of(part, path, before)) as running:  # if interrupted, the log says so

@@ -1,20 +1,60 @@
-"""The verdict of one or more nodes, with the figures of every device."""
+"""The verdict of one or more nodes, with the figures of every device: as a document, as a chart and for Prometheus."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Any
 
+from mamf.errors import UsageError
+from mamf.measurement import TERA
 from mamf.node.figures import BURST, SUSTAINED, UNITS, Device, shown
 from mamf.node.gathering import Run
 from mamf.node.places import NOWHERE
-from mamf.node.prometheus import exposition
 from mamf.node.verdict import Verdict, distribution, lost, pace_figure, slowest_line
 from mamf.report import formats
+from mamf.report.charts.chart import Axis, Chart, Line, Panel, Point
 from mamf.report.columns import sensor_columns
 from mamf.report.document import Answer, Block, Column, Document, Lines, Table
 from mamf.report.text import list_once, significant, snake_case, whole
+from mamf.text import visible
+
+Sample = tuple[dict[str, object], float]
+
+
+def exposition(devices: Sequence[Device], verdict: Verdict) -> str:
+    """https://prometheus.io/docs/instrumenting/exposition_formats. The reason is a comment in the first line."""
+    lines = [f"# {visible(verdict.reason)}"]
+    for name, description, samples in _families(devices, verdict):
+        lines += [f"# HELP {name} {description}", f"# TYPE {name} gauge"]
+        lines += [f"{name}{_labels(labels)} {value:.10g}" for labels, value in samples]
+    return "\n".join(lines) + "\n"
+
+
+def _families(devices: Sequence[Device], verdict: Verdict) -> Iterator[tuple[str, str, list[Sample]]]:
+    yield "mamf_node_verdict", "0 OK, 1 WARN, 2 CRITICAL, 3 UNKNOWN", [({}, verdict.exit_code)]
+    yield "mamf_node_lost_share", "What a synchronous job loses to the slowest device", [({}, lost(devices))]
+    failed = [(_of(device), float(bool(device.failures))) for device in devices]
+    yield "mamf_device_failed", "1 if the device failed", failed
+    rates = [({**_of(each), "figure": name}, rate * TERA) for each in devices for name, rate in each.figures.items()]
+    yield "mamf_device_rate", "FLOP or bytes a second", rates
+    throttled = [({**_of(each), "reason": why}, share) for each in devices for why, share in each.throttled.items()]
+    yield "mamf_device_throttled_share", "Share of the time", throttled
+    for name, unit in (("clock_hz", "hertz"), ("watts", "watts"), ("celsius", "celsius")):
+        readings = [(_of(each), getattr(each.conditions, name)) for each in devices]
+        yield f"mamf_device_{unit}", "At the sustained ceiling", [each for each in readings if each[1] is not None]
+
+
+def _of(device: Device) -> dict[str, object]:
+    return {"node": device.node, "device": device.index, "uuid": device.uuid_hash or ""}
+
+
+def _labels(labels: Mapping[str, object]) -> str:
+    def quoted(value: object) -> str:
+        return visible(str(value)).replace("\\", "\\\\").replace('"', '\\"')
+
+    return "{" + ",".join(f'{name}="{quoted(value)}"' for name, value in labels.items()) + "}" if labels else ""
+
 
 #: Formats of this report alone, by name.
 _OWN_FORMATS = {"prometheus": exposition}
@@ -182,3 +222,48 @@ def slowest_collectives(devices: Iterable[Device]) -> dict[str, float]:
         for name, rate in device.collectives.items():
             found[name] = min(rate, found.get(name, rate))
     return found
+
+
+#: Width of a figure's group of devices and of one device, as shares of the distance between figures.
+_WIDTH_OF_GROUP, _WIDTH_OF_DEVICE = 0.7, 0.15
+_MOST_NAMED = 12
+_MOST_FINDINGS = 4
+
+
+def node_chart(devices: Sequence[Device], verdict: Verdict) -> Chart:
+    """Raises UsageError if no device has a figure."""
+    figures = [name for name in UNITS if any(name in device.figures for device in devices)]
+    if not figures:
+        raise UsageError("nothing to draw: no device has a figure")
+    medians = {
+        name: distribution([each.figures[name] for each in devices if name in each.figures])[1] for name in figures
+    }
+    names, lines = _names(devices), dict[str, list[Point]]()
+    width = min(_WIDTH_OF_GROUP / len(devices), _WIDTH_OF_DEVICE)
+    for place, device in enumerate(devices):
+        aside = (place - (len(devices) - 1) / 2) * width
+        for number, name in enumerate(figures):
+            if name in device.figures:
+                share = 100 * device.figures[name] / medians[name]
+                half = share * device.half_widths.get(name, 0.0)
+                lines.setdefault(names[place], []).append(Point(number + aside, share, share - half, share + half))
+    ticks = tuple((float(number), f"{name}: {shown(name, medians[name])}") for number, name in enumerate(figures))
+    drawn = tuple(Line(name, tuple(points)) for name, points in lines.items())
+    notes = [slowest_line(devices), *(finding.text for finding in verdict.findings[:_MOST_FINDINGS])]
+    return Chart(
+        f"{len(devices)} device{'s' if len(devices) > 1 else ''} side by side: {verdict.level}",
+        ", ".join(dict.fromkeys(device.name for device in devices if device.name)),
+        Axis("figure, and its median over all devices", ticks=ticks),
+        ((Panel("", "tflops", drawn, unit="% of the median"),),),
+        (*notes, "bars: 95 % repeat intervals"),
+        is_connected=False,
+        has_intervals=True,
+    )
+
+
+def _names(devices: Sequence[Device]) -> list[str]:
+    """Each device's name in the legend: if there are too many, its node's name."""
+    if len(devices) <= _MOST_NAMED:
+        return [device.place for device in devices]
+    nodes = {device.node for device in devices}
+    return [f"node {device.node}" if 1 < len(nodes) <= _MOST_NAMED else "a device" for device in devices]

@@ -4,20 +4,163 @@ that all take from. Rows are collected here, each with its device and that devic
 
 from __future__ import annotations
 
-from collections import deque
+import itertools
+import json
+import os
+import sys
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from mamf.backend import LEADER, DeviceInfo
 from mamf.ceilings.share import Ceilings
-from mamf.errors import DeviceError, DeviceLostError
+from mamf.choices import PATIENCE_SECONDS
+from mamf.errors import DeviceError, DeviceLostError, UnavailableError, UsageError
 from mamf.logs.device_speeds import DeviceSpeeds, device_speeds, with_speed
 from mamf.logs.records import measurement_from_record
 from mamf.measurement import Measurement
-from mamf.node.pool import DevicePool
-from mamf.node.shares import Shares, numbered_parts
-from mamf.node.worker import ASKS, ROW, STEP, assignment
-from mamf.plans import Plan
+from mamf.node.children import WAITS, Children, Watch
+from mamf.node.worker import ASKS, DEVICE, ROW, STEP, assignment
+from mamf.plans import Plan, StepKey
+
+_TICK_SECONDS = 0.5
+
+
+@dataclass
+class DevicePool:
+    """Use as a context manager: once entered, every device was opened or has failed. ``on_failure``: called with the
+    device and reason, and whether other devices remain.
+
+    Raises UnavailableError where none can be opened, UsageError where they are of several models.
+    """
+
+    backend: str
+    devices: Sequence[int]
+    patience: float = PATIENCE_SECONDS
+    on_failure: Callable[[str, bool], None] = lambda text, are_others: None
+    #: The traits that all devices use, as a log holds them.
+    traits: Mapping[str, Any] = field(default_factory=dict)
+    #: Opened devices.
+    infos: dict[int, DeviceInfo] = field(default_factory=dict, init=False)
+
+    def __enter__(self) -> DevicePool:
+        self.watch = Watch(self.devices, self.patience)
+        self._gone: set[int] = set()
+        self._children = self._started()
+        try:
+            self._open()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._children.dismiss()
+        self._children.__exit__(*raised)
+
+    def _started(self) -> Children:
+        command = [sys.executable, "-m", "mamf", "sweep", "--led", self.backend]
+        commands = {device: [*command, str(device)] for device in self.devices}
+        return Children(commands, {**os.environ, "PYTHONUNBUFFERED": "1", LEADER: str(os.getpid())})
+
+    def _open(self) -> None:
+        while any(device not in self.infos for device in self.able):
+            device, record = self.next()
+            if DEVICE in record:
+                self.infos[device] = DeviceInfo(**record[DEVICE])
+        if not self.able:
+            failures = "; ".join(f"device {device}: {reason}" for device, reason in self.watch.failures.items())
+            raise UnavailableError(f"no device could be opened: {failures}")
+        names = {info.name: device for device, info in self.infos.items()}
+        if len(names) > 1:
+            models = ", ".join(f"{device} is a {name}" for name, device in names.items())
+            raise UsageError(f"--devices share a run that compares them: {models}; sweep each model separately")
+
+    @property
+    def able(self) -> list[int]:
+        """The devices that have not failed."""
+        return [device for device in self.devices if device not in self._gone]
+
+    def next(self) -> tuple[int, Mapping[str, Any]]:
+        """The next message of a device; (-1, {}) if no message arrives for a moment. Ends devices that hang."""
+        event = self._children.next(_TICK_SECONDS)
+        if event is not None:
+            self.watch.take(event)
+        for device in self.watch.hanging():
+            self._children.processes[device].kill()
+        for device in self.able:
+            if device in self.watch.failures or device not in self.watch.running:
+                self._gone.add(device)
+                reason = self.watch.failures.setdefault(device, "its process was ended")
+                self.on_failure(f"device {device} failed: {reason}", bool(self.able))
+        if event is None or event.said is None or event.rank in self._gone:
+            return -1, {}
+        return event.rank, event.said
+
+    def send(self, device: int, said: object, phase: str = WAITS) -> None:
+        """``phase``: what the device does from now on; unless it waits, it must keep sending messages."""
+        self.watch.go_on([device], phase)
+        self._children.send(device, json.dumps(said))
+
+
+#: A step on which so many devices ended is dropped: otherwise it could end all of them.
+_MOST_ENDS = 2
+#: Parts that a device takes at once while many wait: it idles for a few milliseconds whenever it asks.
+_MOST_AT_ONCE = 4
+
+
+class Shares:
+    """Steps by number, in parts that one device measures together, for so many ``devices``.
+
+    ``left``: steps left out at the end of the budget. A step on which more than one device ended is dropped.
+    """
+
+    def __init__(self, parts: Collection[Collection[int]], devices: int) -> None:
+        self.waiting = deque(map(list, parts))
+        self._devices = devices
+        self.taken: dict[int, list[int]] = {}
+        self.left: list[int] = []
+        self._ends: Counter[int] = Counter()
+
+    @property
+    def are_done(self) -> bool:
+        return not self.waiting and not any(self.taken.values())
+
+    def take(self, device: int) -> list[int]:
+        """The next parts, one by one towards the end, so that all devices end together; there must be one."""
+        rounds = len(self.waiting) // (self._devices * _MOST_AT_ONCE)
+        parts = [self.waiting.popleft() for _ in range(min(max(rounds, 1), _MOST_AT_ONCE))]
+        self.taken[device] = [step for part in parts for step in part]
+        return list(self.taken[device])
+
+    def answer(self, device: int, step: int) -> None:
+        self.taken[device].remove(step)
+
+    def finish(self, device: int) -> None:
+        """A device has finished its part; unanswered steps are left out."""
+        self.left += self.taken.pop(device, [])
+
+    def give_back(self, device: int) -> int | None:
+        """A device has ended: its unmeasured steps return to the queue, but for the step that this returns, if any."""
+        part, dropped = self.taken.pop(device, []), None
+        if part:
+            self._ends[part[0]] += 1
+            if self._ends[part[0]] >= _MOST_ENDS:
+                dropped = part.pop(0)
+        if part:
+            self.waiting.appendleft(part)
+        return dropped
+
+
+def numbered_parts(plan: Plan, held: Collection[StepKey]) -> list[list[int]]:
+    """The steps that are not held, by their number among all: one by one, and kernels of one shape together, since they
+    are compared with one another.
+    """
+    wanted = set(plan.steps(held))
+    steps = [(number, step) for number, step in enumerate(plan.steps()) if step in wanted]
+    grouped = itertools.groupby(steps, key=lambda each: each[1][:3])
+    return [[number for number, _ in part] for _, part in grouped]
 
 
 @dataclass

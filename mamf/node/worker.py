@@ -10,13 +10,13 @@ from typing import Any
 
 from mamf.backend import Backend
 from mamf.ceilings.share import Ceilings
-from mamf.engine.crashes import crashes_of
+from mamf.engine.runner import crashes_of
 from mamf.engine.strategies.kernels import KernelsSweep
 from mamf.engine.strategies.shapes import Sweep
 from mamf.errors import DeviceLostError
 from mamf.logs.plan_records import plan_from_record, plan_record
+from mamf.logs.recording import apply_traits
 from mamf.logs.records import ceiling_from_record, ceiling_record, measurement_from_record, measurement_record
-from mamf.logs.trait_records import apply_traits
 from mamf.measurement import Measurement
 from mamf.node.children import IN_FLIGHT, LABEL, PHASE, WAITS
 from mamf.operations.matmul.selection import kernel_for, reference_kernels

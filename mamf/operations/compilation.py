@@ -1,13 +1,16 @@
-"""Helpers for kernels that use torch.compile."""
+"""Helpers for kernels that use torch.compile or Triton."""
 
 from __future__ import annotations
 
+import importlib.util
 import types
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
+
+from mamf.backend import Backend, Unavailable
 
 
 def compile_for_shape(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
@@ -31,3 +34,25 @@ def keep_backward_buffers() -> AbstractContextManager[object]:
 
     manager: AbstractContextManager[object] = torch._functorch.config.patch(donated_buffer=False)
     return manager
+
+
+def check_triton(backend: Backend, instead: str) -> Unavailable | None:
+    """Why Triton does not support this backend, or None. ``instead``: a kernel that does."""
+    if not backend.is_accelerator:
+        return Unavailable("Triton kernels need a GPU", f"use the kernel {instead}, which runs everywhere")
+    if importlib.util.find_spec("triton") is None:
+        return Unavailable("Triton is not installed", "pip install triton")
+    try:
+        driven = driven_device()
+    except Exception as error:  # whatever a vendor's driver throws
+        return Unavailable(f"Triton finds no GPU that it supports ({error})", f"use the kernel {instead}")
+    if driven != getattr(backend, "device_type", None):
+        return Unavailable(f"Triton runs on {driven} here, not on {backend.name}", f"use the kernel {instead}")
+    return None
+
+
+def driven_device() -> str:
+    """The type of device that Triton's driver runs kernels on. Raises the driver's errors if there is none."""
+    from triton.runtime import driver
+
+    return str(driver.active.get_active_torch_device().type)

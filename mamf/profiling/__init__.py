@@ -1,7 +1,30 @@
-"""Profiles a script: its kernels and operations by class, as shares of a training step. See docs/profiling.md."""
+"""Profiles a script: its kernels and operations by class, as shares of a training step. See docs/profiling.md.
+
+A script without an optimizer marks the end of its steps by ``step``.
+"""
 
 from __future__ import annotations
 
-from mamf.profiling.marking import step
+from collections.abc import Callable
 
 __all__ = ["step"]
+
+_listeners: list[Callable[[], object]] = []
+
+
+def step() -> None:
+    """Says that a step of this script has ended. Without ``mamf profile`` it does nothing.
+
+    >>> from mamf import profiling
+    >>> profiling.step()
+    """
+    for listener in _listeners:
+        listener()
+
+
+def listen(listener: Callable[[], object]) -> None:
+    _listeners.append(listener)
+
+
+def unlisten(listener: Callable[[], object]) -> None:
+    _listeners.remove(listener)

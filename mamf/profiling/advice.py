@@ -13,7 +13,7 @@ from mamf.operations.model.shapes import SIZES
 from mamf.profiling.folder import Folder
 from mamf.profiling.profile import Profile
 from mamf.profiling.report import milliseconds
-from mamf.report.groups import shape_title
+from mamf.report.rows import shape_title
 
 #: Generations by the architectures that have their matrix instructions, and by what names of kernels say, the newest
 #: first. 8.6, 8.9 and 12.x have those of 8.0.

@@ -1,14 +1,16 @@
-"""A profile: its classes, its top kernels and its gaps."""
+"""A profile: its classes, its top kernels and its gaps; several side by side as stacked bars."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from operator import attrgetter, itemgetter
 from typing import TypeVar
 
+from mamf.errors import IncomparableError
 from mamf.operations.tracing.classes import UNCLASSIFIED
 from mamf.profiling.profile import ClassRow, GapRow, KernelRow, MemoryRow, Profile
+from mamf.report.charts.stacked import LEAST_SHARE, Stack, StackedChart, StackedPanel
 from mamf.report.columns import rate_column
 from mamf.report.document import Answer, Block, Column, Document, Lines, Table
 from mamf.report.shares import known_ceiling_lines
@@ -191,3 +193,43 @@ def _end(profile: Profile) -> Iterator[str]:
         if row.name == UNCLASSIFIED:
             yield f"{row.share:.1%} is unclassified: neither its operation nor its kernel is known by name"
     yield from profile.notes
+
+
+def profile_chart(runs: Sequence[tuple[str, Profile]]) -> StackedChart:
+    """Profiles with the labels of their bars. Raises IncomparableError if the steps of only some are known."""
+    if len({profile.steps is None for _, profile in runs}) > 1:
+        raise IncomparableError("the steps of some of the profiles are unknown: there is no step to compare")
+    devices = list(dict.fromkeys(_device(profile) for _, profile in runs))
+    bars = [
+        Stack(name if len(devices) == 1 else f"{name}, {_device(profile)}", tuple(_parts(profile)))
+        for name, profile in runs
+    ]
+    what = "all that was traced" if runs[0][1].steps is None else "a step"
+    notes = [
+        "each instant is of one class, so a bar is as high as its step; what ran hidden beside another is left out"
+    ]
+    notes += [
+        f"{name}: with the profiler, which adds to its idle time"
+        if profile.unprofiled_step_seconds is None
+        else f"{name}: without the profiler, which makes it {milliseconds(profile.step_seconds)} ms"
+        for name, profile in runs
+    ]
+    return StackedChart(
+        f"Where {what} goes, by class",
+        ", ".join(devices),
+        "milliseconds",
+        "",
+        (StackedPanel("", tuple(bars)),),
+        notes=tuple(notes),
+    )
+
+
+def _device(profile: Profile) -> str:
+    return profile.device or ("an unknown device" if profile.is_of_device else "the CPU")
+
+
+def _parts(profile: Profile) -> Iterable[tuple[str, float]]:
+    """Classes in their order, idle last."""
+    for row in profile.classes:
+        if row.share >= LEAST_SHARE:
+            yield row.name, row.visible / (profile.steps or 1) * 1e3

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
+from mamf.ceilings.roof import COMPUTE, RoofPoint, Roofs
 from mamf.ceilings.share import STATE_TOLERANCE, Ceilings
 from mamf.logs.run_log import RunLog
 from mamf.measurement import TERA, Measurement
+from mamf.profiling.profile import Profile
+from mamf.regime_names import SUSTAINED
 
 # From this share on, a roof bounds a kernel; below it on both, neither explains the kernel's time.
 _AT_A_ROOF = 0.7
 
 
 @dataclass(frozen=True)
-class Roofs:
+class RoofShares:
     """Shares of a row's time that its FLOP at the ceiling, and its bytes at the bandwidth, would take; None if that
     roof was not measured.
     """
@@ -39,15 +43,42 @@ class Roofs:
         return f"neither roof ({figures}): {1 - highest:.0%} of its time goes beyond what the nearer one asks for"
 
 
-def roofs(row: Measurement, ceilings: Ceilings, bandwidth: float | None) -> Roofs:
+def roofs(row: Measurement, ceilings: Ceilings, bandwidth: float | None) -> RoofShares:
     """``bandwidth``: TB/s, as measured."""
     ceiling = ceilings.get((row.problem.dtype, row.regime))
     compute = None if ceiling is None else row.work.flop / (ceiling.tflops * TERA) / row.seconds
     memory = None if bandwidth is None else row.work.nbytes / (bandwidth * TERA) / row.seconds
-    return Roofs(compute, memory)
+    return RoofShares(compute, memory)
 
 
 def best_bandwidth(log: RunLog | None) -> Measurement | None:
     """The fastest row of a log of bandwidth."""
     rows = [row for row in log.measurements if row.ok and not row.phase] if log else []
     return max(rows, key=lambda row: row.best_rate, default=None)
+
+
+def profile_points(profile: Profile, roofs: Roofs, kernel: str) -> Iterator[RoofPoint]:
+    """A point for each class that computes: a script at work is held to the sustained compute ceilings of its dtypes.
+
+    ``kernel``: what the points are called by, such as the script.
+    """
+    for row in profile.classes:
+        if row.tflops is None:
+            continue
+        ceilings = [roofs.compute.get((dtype, SUSTAINED)) for dtype in row.flop]
+        known = [ceiling.rate * TERA for ceiling in ceilings if ceiling is not None]
+        # Seconds that the products would take at the ceilings of their dtypes.
+        least = sum(flop / rate for flop, rate in zip(row.flop.values(), known, strict=False))
+        is_known = len(known) == len(ceilings)
+        yield RoofPoint(
+            name=row.name,
+            kernel=kernel,
+            dtype="+".join(row.flop),
+            regime=SUSTAINED,
+            rate=row.tflops,
+            unit="TFLOPS",
+            tflops=row.tflops,
+            intensity=None,
+            roof=sum(row.flop.values()) / least / TERA if is_known else None,
+            bound=COMPUTE if is_known else None,
+        )

@@ -20,7 +20,7 @@ from typing import Any
 
 from mamf.errors import NothingProfiledError, UsageError, first_line
 from mamf.operations.tracing.torch_traces import mark_step, synchronize, torch_profiler
-from mamf.profiling.marking import listen, unlisten
+from mamf.profiling import listen, unlisten
 from mamf.profiling.memory import MemoryWatch
 from mamf.profiling.ranges import ModuleRanges
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mamf.report.ceilings import find_summary_record
-from mamf.report.sweeps import Best, bests, ranked, summary_record
+from mamf.report.rows import Best, bests, ranked, summary_record
 from mamf.report.text import significant
 
 __all__ = [

@@ -14,10 +14,19 @@ from mamf.measurement import Measurement
 from mamf.operations.unknown import operation_called
 from mamf.report.devices import device_lines, drift_lines, flat_device
 from mamf.report.document import Answer, Block, Column, Document, Lines, Table
-from mamf.report.groups import Group, best_first, group_title, grouped, label, shape_title
 from mamf.report.own_ceilings import brief, ceiling_table, ceiling_title, problem_title
 from mamf.report.remarks import best_lines, failure_lines, remarks
-from mamf.report.rows import SpeedUp, half_width_percent, row_columns
+from mamf.report.rows import (
+    Group,
+    SpeedUp,
+    best_first,
+    group_title,
+    grouped,
+    half_width_percent,
+    label,
+    row_columns,
+    shape_title,
+)
 from mamf.report.shares import Shares
 from mamf.report.text import end_line, machine_line, percent, rate_name, rate_text
 

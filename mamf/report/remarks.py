@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from mamf.measurement import Measurement
 from mamf.report.devices import device_remark
-from mamf.report.groups import group_title, label
 from mamf.report.own_ceilings import in_mhz
+from mamf.report.rows import group_title, label
 from mamf.report.shares import Shares
 from mamf.report.text import (
     WHY_UNKNOWN,

@@ -1,17 +1,21 @@
-"""The columns of measured rows, with the same names for every operation."""
+"""Measured rows: their columns, the same for every operation; their groups; the best of a sweep."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
+from mamf.logs.recording import End
+from mamf.logs.records import significant_digits
 from mamf.measurement import Measurement
 from mamf.operations.unknown import operation_called
-from mamf.report.devices import device_columns
+from mamf.report.devices import device_columns, flat_device
 from mamf.report.document import Column, columns_from
 from mamf.report.own_ceilings import in_mhz
 from mamf.report.shares import Shares
 from mamf.report.text import plain, rate_name, scaled_unit, significant, whole
+from mamf.statistics import arithmetic_mean, geometric_mean
 
 #: How much faster a row is than its baseline, or None.
 SpeedUp = Callable[[Measurement], float | None]
@@ -129,3 +133,80 @@ def condition_columns() -> list[Column[Measurement]]:
         Column("phase", "", lambda row: row.phase),
         Column("round", "", lambda row: row.round),
     ]
+
+
+#: What rows are ranked within: a regime, a problem and, of operations that compare kernels shape by shape, a shape.
+Group = tuple[str, Any, Any]
+
+
+def best_first(rows: Iterable[Measurement]) -> list[Measurement]:
+    """Rows that are ranked together; those without a figure last."""
+    return sorted(rows, key=lambda row: (row.ok, row.rank if row.ok else ()), reverse=True)
+
+
+def grouped(rows: Iterable[Measurement], by_shape: bool = False) -> dict[Group, list[Measurement]]:
+    """Rows by what they are ranked within, each group best first. References and rows of a search are left out."""
+    found: dict[Group, list[Measurement]] = {}
+    for row in rows:
+        if not row.is_reference and not row.phase:
+            found.setdefault((row.regime, row.problem, row.shape if by_shape else None), []).append(row)
+    return {group: best_first(each) for group, each in found.items()}
+
+
+def group_title(row: Measurement) -> str:
+    """What rows of a regime and a problem have in common."""
+    described = operation_called(row.operation).describe_problem(row.problem)
+    return ", ".join([row.regime, row.problem.dtype, *described])
+
+
+def shape_title(row: Measurement) -> str:
+    """The same with the shape."""
+    return f"{group_title(row)}: {operation_called(row.operation).describe_shape(row.shape)}"
+
+
+def label(row: Measurement) -> str:
+    return f"{row.kernel} {row.shape}"
+
+
+@dataclass(frozen=True)
+class Best:
+    """The best row of a regime and means over its shapes; of several devices, as the first gives them."""
+
+    row: Measurement
+    arithmetic_mean: float
+    geometric_mean: float
+    shapes: int
+
+
+def ranked(rows: Iterable[Measurement]) -> list[Measurement]:
+    """Measured rows, best first, without visits of a reference."""
+    return sorted((row for row in rows if row.ok and not row.is_reference), key=lambda row: row.rank, reverse=True)
+
+
+def bests(rows: Sequence[Measurement]) -> dict[str, Best]:
+    """The best of each regime, in the order the regimes were measured."""
+    found: dict[str, Best] = {}
+    for regime in dict.fromkeys(row.regime for row in rows):
+        if best_first := ranked(row for row in rows if row.regime == regime):
+            figures = [row.comparable_rate for row in best_first]
+            found[regime] = Best(best_first[0], arithmetic_mean(figures), geometric_mean(figures), len(figures))
+    return found
+
+
+def summary_record(rows: Sequence[Measurement], end: End) -> dict[str, Any]:
+    """The last record of a run log: everything in it can be recomputed from the measurements before it."""
+    return {
+        **end.summary(sum(row.ok and not row.is_reference for row in rows)),
+        "best": {
+            regime: {
+                "shape": str(best.row.shape),
+                "tflops": significant_digits(best.row.best_rate),
+                **flat_device(best.row),
+                "best_by": best.row.best_by,
+                "arithmetic_mean_tflops": significant_digits(best.arithmetic_mean),
+                "geometric_mean_tflops": significant_digits(best.geometric_mean),
+                "shapes": best.shapes,
+            }
+            for regime, best in bests(rows).items()
+        },
+    }

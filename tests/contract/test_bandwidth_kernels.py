@@ -217,7 +217,7 @@ def test_triton_that_finds_no_driver_is_a_reason(cuda, monkeypatch):
     def driven_device():
         raise RuntimeError("0 active drivers")
 
-    room = "mamf.operations.triton_driver"
+    room = "mamf.operations.compilation"
     monkeypatch.setattr("importlib.util.find_spec", lambda name, package=None: object())
     monkeypatch.setattr(f"{room}.driven_device", driven_device)
     kernel = kernel_of(operation("bandwidth"), "triton")

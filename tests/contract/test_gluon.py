@@ -22,7 +22,7 @@ SHAPE = MatmulShape(512, 512, 512)
 def device(cuda, monkeypatch):
     """An H100 that a simulated Gluon drives."""
     monkeypatch.setattr("importlib.util.find_spec", lambda name, package=None: object())
-    monkeypatch.setattr("mamf.operations.triton_driver.driven_device", lambda: "cuda")
+    monkeypatch.setattr("mamf.operations.compilation.driven_device", lambda: "cuda")
     install(monkeypatch)
     device = cuda.kind(0)
     # Fewer programs than tiles, so that each computes several.

@@ -21,7 +21,7 @@ from mamf.profiling.counters.running import Output
 from mamf.profiling.folder import read_folder
 from mamf.profiling.log import create_profile_log, write_profile
 from mamf.profiling.profile import ClassRow, GapRow, KernelRow, Profile
-from mamf.profiling.roofs import Roofs, roofs
+from mamf.profiling.roofs import RoofShares, roofs
 from mamf.profiling.summary import summary
 from mamf.statistics import summarize
 from mamf.testing import SimulatedBackend
@@ -369,7 +369,7 @@ def test_another_operation_takes_the_place_of_attention(profiled, undrawn):
     ],
 )
 def test_what_bounds_a_kernel_is_said_with_its_figures(compute, memory, line):
-    assert Roofs(compute, memory).verdict.startswith(line)
+    assert RoofShares(compute, memory).verdict.startswith(line)
 
 
 def test_roofs_are_shares_of_a_rows_time(folder):

@@ -11,9 +11,9 @@ from mamf.backend import DeviceInfo, shared_name, shared_ways
 from mamf.contribution.collection import entries_of
 from mamf.contribution.rules import review
 from mamf.errors import IncomparableError, LogMismatchError
+from mamf.logs.comparability import require_device_of_log
 from mamf.logs.compare import compare
 from mamf.logs.run_log import read_run_log
-from mamf.logs.same_device import require_same_device
 from mamf.peaks import fastest_possible_flops, find_bandwidth, find_peak
 from mamf.testing import SimulatedBackend
 
@@ -80,7 +80,7 @@ def test_a_run_does_not_resume_on_a_card_that_is_shared_otherwise(logs):
     whole, shared = map(read_run_log, logs)
     device = DeviceInfo(**whole.header["device"])
     with pytest.raises(LogMismatchError, match="shared"):
-        require_same_device(shared, shared.device(None), device)
+        require_device_of_log(shared, shared.device(None), device)
 
 
 @pytest.mark.parametrize("way", ["--format=table", "--format=markdown"])

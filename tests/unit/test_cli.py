@@ -398,12 +398,25 @@ def test_the_tool_names_its_version():
     assert tool_version()["version"]
 
 
-def test_what_mamf_warns_of_is_a_line_once(monkeypatch, capsys):
-    def warns(options):
-        for _ in range(2):
-            warnings.warn("not used: a broken file", MamfWarning, stacklevel=1)
-        return 0
+def warn_twice(options):
+    for _ in range(2):
+        warnings.warn("not used: a broken file", MamfWarning, stacklevel=1)
+        warnings.warn_explicit("not used:\nall of it", UserWarning, "library.py", 3, registry={})
+    return 0
 
-    monkeypatch.setattr("mamf.cli.commands.backends.run", warns)
+
+def test_a_warning_is_a_line_once(monkeypatch, capsys):
+    monkeypatch.setattr("mamf.cli.commands.backends.run", warn_twice)
     assert main(["backends"]) == 0
+    assert capsys.readouterr().err == "mamf: not used: a broken file\nmamf: UserWarning: not used:\n"
+
+
+def test_warnings_of_a_script_are_printed_as_python_does(monkeypatch, capsys):
+    monkeypatch.setattr("mamf.cli.commands.profile.run", warn_twice)
+    with warnings.catch_warnings(record=True) as recorded:
+        warnings.simplefilter("always")
+        assert main(["profile", "train.py"]) == 0
     assert capsys.readouterr().err == "mamf: not used: a broken file\n"
+    assert [(each.filename, each.lineno, str(each.message)) for each in recorded] == 2 * [
+        ("library.py", 3, "not used:\nall of it")
+    ]

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 import mamf
 from mamf.ceilings.ceiling import FEWEST_ROUNDS, Ceiling, confirm_ceiling
+from mamf.ceilings.contributed import ContributedCeiling
 from mamf.ceilings.search_plan import SearchPlan
 from mamf.engine.regimes import Sustained
 from mamf.engine.search.finding import Find
@@ -919,7 +920,7 @@ def quick():
 def test_a_quick_find_has_both_ceilings_within_its_budget(quick):
     find, _, seconds = quick
     assert set(find.ceilings) == {"burst", "sustained"}
-    assert seconds <= find.plan.budget_seconds == 20.0
+    assert seconds <= find.plan.budget_seconds == 16.5
     assert not find.left_out
     assert all(ceiling.rounds >= 3 for ceiling in find.ceilings.values())
 
@@ -963,6 +964,33 @@ def test_a_quick_search_has_no_time_for_other_kernels_than_the_default(monkeypat
     monkeypatch.setitem(library.POINTS[discovery.KERNELS], "library", f"{__name__}:Library")
     plan, kernels = plan_for(SimulatedBackend(), MatmulProblem(), is_quick=is_quick)
     assert [kernel.name for kernel in kernels] == list(plan.kernels) == names
+
+
+@pytest.mark.parametrize(
+    ("won", "names"),
+    [
+        ({"burst": "library"}, ["library"]),
+        ({"burst": "not.installed"}, [KERNEL]),
+        ({"burst": ""}, [KERNEL]),
+        ({"sustained": "library"}, [KERNEL]),
+    ],
+    ids=str,
+)
+def test_a_quick_search_takes_the_kernel_that_clearly_won_on_such_devices(monkeypatch, won, names):
+    library.install(monkeypatch)
+    monkeypatch.setattr(Library, "is_default", False)
+    monkeypatch.setitem(library.POINTS[discovery.KERNELS], "library", f"{__name__}:Library")
+    backend = SimulatedBackend()
+    info = backend.info
+    rows = [
+        ContributedCeiling(info.name, info.compute_units, None, "bfloat16", regime, 1.0, 1.0, 1.0, "", kernel=kernel)
+        for regime, kernel in won.items()
+    ]
+    monkeypatch.setattr("mamf.ceilings.contributed.contributed_ceilings", lambda: rows)
+    plan, kernels = plan_for(backend, MatmulProblem(), is_quick=True)
+    assert [kernel.name for kernel in kernels] == list(plan.kernels) == names
+    _, kernels = plan_for(backend, MatmulProblem())
+    assert [kernel.name for kernel in kernels] == [KERNEL, "library"]
 
 
 def test_shapes_that_won_before_are_measured_first_and_are_no_result():

@@ -17,7 +17,7 @@ from mamf.operations.bandwidth.shapes import BandwidthProblem, BandwidthShape
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.profiling.profile import ClassRow, Profile
-from mamf.profiling.roof import profile_points
+from mamf.profiling.roofs import profile_points
 from mamf.report.charts.plotting import draw
 from mamf.report.charts.roofline import roofline_chart
 from mamf.report.charts.roofline_drawing import labelled

@@ -13,9 +13,9 @@ from mamf.logs.run_log import read_run_log
 from mamf.measurement import Measurement
 from mamf.operations.model.operation import Model
 from mamf.operations.model.shapes import PHASES, ModelProblem, ModelShape
-from mamf.profiling.chart import profile_chart
 from mamf.profiling.log import create_profile_log, write_profile
 from mamf.profiling.profile import ClassRow, Profile
+from mamf.profiling.report import profile_chart
 from mamf.report.charts.model import model_chart
 from mamf.report.charts.plotting import draw
 from mamf.statistics import summarize

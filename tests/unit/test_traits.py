@@ -10,7 +10,7 @@ import pytest
 from mamf.backend import MIB
 from mamf.engine import traits
 from mamf.engine.traits import fit_traits, measure_traits
-from mamf.logs.trait_records import apply_traits, traits_record
+from mamf.logs.recording import apply_traits, traits_record
 from mamf.node.worker import Worker, assignment
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape

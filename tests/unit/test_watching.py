@@ -19,7 +19,7 @@ from mamf.cli.interruption import Interruption
 from mamf.cli.resuming import asked_budget
 from mamf.cli.watching import Restart
 from mamf.contribution.rules import review
-from mamf.engine.crashes import Crashes
+from mamf.engine.runner import Crashes
 from mamf.errors import DeviceLostError
 from mamf.logs.run_log import read_run_log
 from mamf.measurement import Measurement

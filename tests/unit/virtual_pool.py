@@ -8,7 +8,7 @@ from queue import Queue
 
 from mamf.errors import describe_error
 from mamf.node.children import FAILURE, Event
-from mamf.node.pool import DevicePool
+from mamf.node.sharing import DevicePool
 from mamf.node.worker import Worker
 
 GONE = None

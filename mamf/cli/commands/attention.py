@@ -10,18 +10,16 @@ from functools import partial
 from mamf.ceilings.ceiling import Ceiling
 from mamf.ceilings.search_plan import SearchPlan
 from mamf.ceilings.share import Ceilings
-from mamf.cli.attention_ceilings import (
+from mamf.cli.attention_plans import (
     add_searches,
     budget_warning,
     found_ceilings,
     given_ceilings,
+    kernels_from,
     limit_budgets,
     missing_shares,
-    require_repeated_ceilings,
-)
-from mamf.cli.attention_plans import (
-    kernels_from,
     plan_from,
+    require_repeated_ceilings,
     shapes_from,
 )
 from mamf.cli.commands.kernels_sweep import KernelsSession

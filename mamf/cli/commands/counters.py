@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mamf.choices import DETERMINISM, SECTION_SETS
-from mamf.cli.attention_ceilings import given_ceilings
+from mamf.cli.attention_plans import given_ceilings
 from mamf.cli.commands.kernels_sweep import KernelsSession
 from mamf.cli.interruption import Interruption
 from mamf.cli.kernel_plans import AnyOperation, asked_for, operation_asked_for, shapes_from, with_shapes_of_sizes

@@ -3,18 +3,50 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
+from mamf.backend import Backend
+from mamf.ceilings.share import KnownCeiling, KnownCeilings, given_ceiling
+from mamf.cli.attention_plans import given_ceilings
 from mamf.cli.commands.kernels_sweep import KernelsSession, run_session
-from mamf.cli.model_ceilings import given, known_here, require_repeated
 from mamf.cli.options.model import NUMBERS
 from mamf.cli.printing import say_memory
-from mamf.cli.resuming import asks_for_plan
-from mamf.errors import UsageError
+from mamf.cli.resuming import asks_for_plan, contradiction
+from mamf.cli.terminal import warn
+from mamf.contribution.known_ceilings import measured_peak
+from mamf.errors import MamfError, UsageError
 from mamf.logs.writer import RunLogWriter
 from mamf.operations.model.shapes import SIZES
+
+
+def given(
+    options: argparse.Namespace, needed: Collection[tuple[str, str]], backend: Backend
+) -> dict[tuple[str, str], KnownCeiling]:
+    """The needed ceilings in the logs of ``--ceiling``. Raises the errors of ``given_ceilings``."""
+    found = given_ceilings(options, needed, backend)
+    return {key: given_ceiling(each) for key, each in found.items() if key in needed}
+
+
+def require_repeated(options: argparse.Namespace, held: KnownCeilings, asked: KnownCeilings) -> None:
+    """Raises LogMismatchError for a ceiling that differs from the log's."""
+    for key in held.keys() & asked.keys():
+        if held[key] != asked[key]:
+            then = f"a {' '.join(key)} ceiling of {held[key].tflops:.6g} TFLOPS"
+            raise contradiction(options, "ceiling", then, options.ceiling)
+
+
+def known_here(backend: Backend, needed: Collection[tuple[str, str]]) -> Iterator[KnownCeiling]:
+    """Ceilings that were measured on this device or contributed for its model; warns of missing ones."""
+    for dtype, regime in needed:
+        try:
+            known = measured_peak(backend, dtype, regime)
+        except MamfError as error:
+            warn(f"no MAMFU in {regime}: {error}")
+            continue
+        yield KnownCeiling(dtype, regime, known.tflops, known.source, known.description)
+
 
 _OPERATION = "model"
 _BATCH, _CONTEXTS = 8, (1024,)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from mamf.cli import node_measuring
-from mamf.cli.node_verdict import exit_unknown
+from mamf.cli.commands.node_reading import exit_unknown
 from mamf.cli.options.values import ALL
 from mamf.errors import UsageError
 from mamf.node.baselines import baseline_of

@@ -12,15 +12,15 @@ from mamf.errors import UsageError
 from mamf.kinds.registry import chart_of
 from mamf.logs.run_log import RunLog
 from mamf.node.baselines import contributed_baselines, headers_of
-from mamf.node.chart import node_chart
 from mamf.node.gathering import devices_of
+from mamf.node.report import node_chart
 from mamf.node.verdict import judged
 from mamf.operations.attention.operation import is_attention
-from mamf.profiling.chart import profile_chart
 from mamf.profiling.counters.chart import counters_chart
 from mamf.profiling.counters.log import counted_in
 from mamf.profiling.log import read_profile_or_none
 from mamf.profiling.profile import Profile
+from mamf.profiling.report import profile_chart
 from mamf.report.charts.chart import Chart
 from mamf.report.charts.plotting import Picture, draw, exists, file_type, save
 from mamf.report.charts.stacked import StackedChart

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from mamf.cli.options.attention_shapes import add_shape_options
+from mamf.cli.options.operations import add_shape_options
 from mamf.cli.options.shared import (
     add,
     add_device_options,

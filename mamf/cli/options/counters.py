@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from mamf.choices import COUNTER_COLUMNS, SECTION_SETS
-from mamf.cli.options.launches import add_launch_options
+from mamf.cli.options.operations import add_launch_options
 from mamf.cli.options.shared import add, add_device_options, add_run_options
 
 _EXAMPLES = """examples:

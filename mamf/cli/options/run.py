@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from mamf.cli.options.launches import add_launch_options
+from mamf.cli.options.operations import add_launch_options
 from mamf.cli.options.shared import add, add_device_options
 
 _EXAMPLES = """examples:

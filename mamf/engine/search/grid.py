@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from mamf.backend import Backend, DeviceInfo
-from mamf.ceilings.contributed import contributed_ceilings
+from mamf.ceilings.contributed import contributed_by
 from mamf.ceilings.search_plan import SearchPlan
 from mamf.ceilings.share import label_dtype
 from mamf.engine.estimate import SMALLEST_PROBE, probe_flops, working_kernels
@@ -26,10 +26,8 @@ def priors(info: DeviceInfo, problem: MatmulProblem) -> list[MatmulShape]:
     """Of a find on this very device, then of contributed ones of its kind; both ceilings' shapes, each once."""
     dtype = label_dtype(problem)
     shapes = [shape for regime in CEILINGS for shape in _found_here(info, dtype, regime)]
-    kind = (info.name, info.compute_units, dtype)
-    for ceiling in contributed_ceilings():
-        if (ceiling.device, ceiling.compute_units, ceiling.dtype) == kind:
-            shapes += map(MatmulShape.parse, ceiling.shapes)
+    for ceiling in contributed_by(info.name, info.compute_units, dtype):
+        shapes += map(MatmulShape.parse, ceiling.shapes)
     return list(dict.fromkeys(shapes))
 
 
@@ -131,8 +129,8 @@ def plan_for(
     is_quick: bool = False,
 ) -> tuple[SearchPlan, list[MatmulKernel]]:
     """A plan with a grid for this device, whose speed a few launches tell, and its kernels: the named ones, or those
-    that are tried unasked. It begins with shapes that won on such devices before. ``is_quick``: for both ceilings in
-    20 s. Where the first kernel refuses the problem altogether, one product is all.
+    that are tried unasked. It begins with shapes that won on such devices before. ``is_quick``: for both ceilings
+    in 15 s. Where the first kernel refuses the problem altogether, one product is all.
 
     Raises what ``working_kernels`` does, UsageError for a budget that is too short.
     """

@@ -11,7 +11,7 @@ from mamf.backend import Backend, OperandPool, Unavailable
 from mamf.kernel import Prepared
 from mamf.operations.bandwidth.kernels.arrays import SCALAR, TorchArrays
 from mamf.operations.bandwidth.shapes import BandwidthProblem, BandwidthShape
-from mamf.operations.triton_driver import check_triton
+from mamf.operations.compilation import check_triton
 
 # Programs per compute unit: with 8 warps each they fill its 2048 threads.
 _PROGRAMS_PER_UNIT = 8

@@ -12,10 +12,10 @@ import torch
 
 from mamf.backend import Backend, Unavailable
 from mamf.errors import UnsupportedError, UsageError
+from mamf.operations.compilation import check_triton
 from mamf.operations.matmul.kernel import MatmulKernel, MatmulProblem
 from mamf.operations.matmul.kernels.torch_products import TorchMatmul
 from mamf.operations.matmul.shapes import MatmulShape
-from mamf.operations.triton_driver import check_triton
 
 _ARCHITECTURE = "sm_90"
 _PATTERN = re.compile(r"(128|192)x256/([2-8])s", re.ASCII)

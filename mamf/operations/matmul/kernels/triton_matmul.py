@@ -13,11 +13,11 @@ import torch
 
 from mamf.backend import Backend, Unavailable
 from mamf.dtypes import DTYPES
+from mamf.operations.compilation import check_triton
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.kernels.torch_products import TorchMatmul
 from mamf.operations.matmul.kernels.triton_configurations import Configuration, configurations
 from mamf.operations.matmul.shapes import MatmulShape
-from mamf.operations.triton_driver import check_triton
 
 _FLOAT8 = ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2")
 # Rows of tiles per group: concurrent programs share their operands.

@@ -123,6 +123,21 @@ def ceilings_table(words: Sequence[str]) -> str:
     return markdown(heads, lines, {"dtype", "at", "kernel"})
 
 
+def winners_table(words: Sequence[str]) -> str:
+    """A find a line: the kernels that it tried, which of them holds each ceiling, and what it gains on that shape."""
+    lines = []
+    for path in split_words(words)[0]:
+        log = read(path)
+        cells = [label(log), ", ".join(log.plan.kernels)]
+        for regime in ("burst", "sustained"):
+            ceiling = log.ceilings[regime]
+            gain = ceiling.gain_over_default
+            cells += [significant(ceiling.rate), ceiling.kernel, DASH if gain is None else percent(gain, 1)]
+        lines.append(cells)
+    heads = ["dtype", "tried", "burst TFLOPS", "by", "gain", "sustained TFLOPS", "by", "gain"]
+    return markdown(heads, lines, {"dtype", "tried", "by"})
+
+
 def cards_table(words: Sequence[str]) -> str:
     """A card a line: the ceilings that finds gave it, in the order of the logs."""
     found: dict[str, dict[str, list[Ceiling]]] = {}
@@ -283,6 +298,7 @@ def run_table(words: Sequence[str]) -> str:
 TABLES: Mapping[str, Callable[[Sequence[str]], str]] = {
     "matrix": matrix_table,
     "ceilings": ceilings_table,
+    "winners": winners_table,
     "cards": cards_table,
     "repeats": repeats_table,
     "pairs": pairs_table,

@@ -92,7 +92,7 @@ def search(
     - ``dtype``: of the operands, by default the device's own; or a whole ``problem``.
     - ``regime``: ``burst``, or ``sustained``, which is sought from burst: both are found then.
     - ``kernels``: the first scouts, then all are searched together; by default all but those that compile for long.
-    - ``budget_seconds``: 57 by default, or 20 where it is ``quick``: fewer rounds, by the default kernel.
+    - ``budget_seconds``: 57 by default, or 16.5 where it is ``quick``: fewer rounds, by one kernel.
 
     Raises UnavailableError, UnknownNameError or UnsupportedError for what cannot be measured, before anything is.
 

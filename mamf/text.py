@@ -26,11 +26,17 @@ _INLINE = re.compile(
 )
 _ENTITY = re.compile(r"&(?=#?\w+;)")
 # A heading, quotation, list, rule or link definition.
+_MARKED = re.compile(r"\[([^\]]*)\]\([^)]*\)|\\(.)|`|\*\*")
 _BEGINS_BLOCK = re.compile(r"\A\s*(?:\d+(?=[.)](?:\s|\Z))|(?=[#>+=*\[:-]))")
 
 
 class Markup(str):
     """Text that is markup on purpose: it is not escaped in markdown."""
+
+
+def without_markup(text: str) -> str:
+    """``text`` as people read it: of Markup, links and escapes are taken away."""
+    return _MARKED.sub(lambda found: found[1] or found[2] or "", text) if isinstance(text, Markup) else text
 
 
 def visible(text: str) -> str:

@@ -5,7 +5,13 @@ from __future__ import annotations
 import csv
 import functools
 import importlib.resources
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
+
+from mamf.ceilings.ceiling import Ceiling
+from mamf.ceilings.share import label_dtype
+from mamf.plans import MATMUL
 
 FILE = "contributed.csv"
 
@@ -16,6 +22,7 @@ class ContributedCeiling:
     results/. Units, limit and clock are None if the vendor's libraries did not report them; ``clock_mhz`` is the
     highest clock of a CPU. ``shapes``: the winning shapes in finds on such devices, fastest first. ``kernel``: the one
     that reached ``tflops``, if it gains more than 1 % over the default kernel.
+    ``cards``: how many such cards were measured; ``lowest``: the ceiling of the slowest of them.
     """
 
     device: str
@@ -30,6 +37,8 @@ class ContributedCeiling:
     shapes: tuple[str, ...] = ()
     clock_mhz: float | None = None
     kernel: str = ""
+    cards: int = 1
+    lowest: float | None = None
 
 
 @functools.cache
@@ -49,6 +58,8 @@ def contributed_ceilings() -> tuple[ContributedCeiling, ...]:
             log=row["log"],
             shapes=tuple(row["shapes"].split()),
             kernel=row["kernel"],
+            cards=int(row["cards"]),
+            lowest=float(row["lowest"]),
             clock_mhz=float(row["clock_mhz"]) if row["clock_mhz"] else None,
         )
         for row in csv.DictReader(text.splitlines())
@@ -62,3 +73,14 @@ def contributed_by(device: str, compute_units: int | None, dtype: str) -> list[C
         for each in contributed_ceilings()
         if (each.device, each.compute_units, each.dtype) == (device, compute_units, dtype)
     ]
+
+
+def place_among_known(ceiling: Ceiling, device: Mapping[str, Any]) -> str:
+    """Where a ceiling stands among those of other cards of its model and power limit; empty if none is known."""
+    if ceiling.problem.operation != MATMUL or ceiling.problem.data != "normal":
+        return ""
+    for known in contributed_by(device["name"], device["compute_units"], label_dtype(ceiling.problem)):
+        if known.regime == ceiling.regime and known.power_limit_watts == device["power_limit_watts"]:
+            cards = f"{known.cards} card{'s' if known.cards > 1 else ''} measured"
+            return f"{known.device}: {cards}, {known.lowest:.4g} to {known.tflops:.4g}; this one {ceiling.rate:.4g}"
+    return ""

@@ -85,7 +85,7 @@ def slug(parts: Iterable[str]) -> str:
 
 _COLUMNS = (
     *("device", "compute_units", "power_limit_watts", "clock_mhz", "dtype", "regime"),
-    *("tflops", "low", "high", "log", "shapes", "kernel"),
+    *("tflops", "low", "high", "log", "shapes", "kernel", "cards", "lowest"),
 )
 _MOST_SHAPES = 6
 #: A kernel that gains more over the default one is worth the seconds that it compiles.
@@ -108,7 +108,11 @@ def contributed_csv(entries: Iterable[CeilingEntry]) -> str:
         best, shapes = fastest[0], list(dict.fromkeys(entry.shape for entry in fastest))[:_MOST_SHAPES]
         figures = [value and significant_digits(value) for value in (best.tflops, best.low, best.high)]
         kernel = best.kernel if best.gain > _CLEAR_GAIN else ""
-        writer.writerow([*key, *figures, best.place.as_posix(), " ".join(shapes), kernel])
+        cards: dict[object, float] = {}
+        for entry in reversed(fastest):
+            cards[entry.header["device"]["uuid_hash"]] = entry.tflops
+        lowest = significant_digits(min(cards.values()))
+        writer.writerow([*key, *figures, best.place.as_posix(), " ".join(shapes), kernel, len(cards), lowest])
     return buffer.getvalue()
 
 

@@ -28,9 +28,16 @@ Cells = Sequence[str | None]
 
 def summary(folder: Folder) -> str:
     """The report as markdown. Every figure has a link to its log."""
+    sections = summary_sections(folder).items()
+    parts = (f"## {name}\n\n{render(Document(name, blocks))}" for name, blocks in sections if blocks)
+    return "\n".join(f"{part.rstrip()}\n" for part in (_head(folder), *parts))
+
+
+def summary_sections(folder: Folder) -> dict[str, list[Block]]:
+    """The blocks of the report by their headings."""
     operation = folder.kernels.header["plan"].get("operation") if folder.kernels else None
     notes = enumerate(advice(folder, groups_of(folder.kernels)), start=1)
-    sections: dict[str, list[Block]] = {
+    return {
         "What the card can do": _card(folder),
         f"What {operation or 'kernels'} reaches": _kernels(folder),
         "What bounds the best kernels": _bounds(folder),
@@ -38,8 +45,6 @@ def summary(folder: Folder) -> str:
         "What to try next": [Lines([Markup(f"{number}. {markdown_text(text)}.") for number, text in notes])],
         "How this was made": _made(folder),
     }
-    parts = (f"## {name}\n\n{render(Document(name, blocks))}" for name, blocks in sections.items() if blocks)
-    return "\n".join(f"{part.rstrip()}\n" for part in (_head(folder), *parts))
 
 
 def _link(name: str) -> str:

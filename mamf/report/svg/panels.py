@@ -63,7 +63,9 @@ def _draw_line(canvas: Canvas, frame: Frame, line: Line, chart: Chart, style: St
         if len(points) <= _MOST_MARKED or not chart.is_connected:
             canvas.marker(frame.x(point.x), frame.y(point.y), style, hint)
         else:  # a place for the pointer
-            canvas.add("circle", {"cx": frame.x(point.x), "cy": frame.y(point.y), "r": 3, "class": f"{color} dot"}, "", hint)
+            canvas.add(
+                "circle", {"cx": frame.x(point.x), "cy": frame.y(point.y), "r": 3, "class": f"{color} dot"}, "", hint
+            )
 
 
 def _merged(points: tuple[Point, ...]) -> list[Point]:
@@ -88,7 +90,9 @@ def _limits_of(panel: Panel) -> Iterator[tuple[float, str, str]]:
 def _x_scale(panel: Panel, chart: Chart, width: float) -> Scale:
     panels = chart.panels if chart.axis.is_shared else [panel]
     aside = (chart.bar_width or 0.0) / 2
-    places = [point.x + side for each in panels for line in each.lines for point in line.points for side in (-aside, aside)]
+    places = [
+        point.x + side for each in panels for line in each.lines for point in line.points for side in (-aside, aside)
+    ]
     start, end = LETTER * _LABEL_LETTERS + 6, width - LINE
     return scale_of(places, start, end, is_log=chart.axis.is_log)
 
@@ -97,7 +101,13 @@ def _y_scale(panel: Panel, chart: Chart) -> Scale:
     """Time by its logarithm; rates from 0 where a bar is drawn or they spread that far."""
     panels = [each for each in chart.panels if (each.quantity, each.unit) == (panel.quantity, panel.unit)]
     panels = panels if chart.axis.is_shared else [panel]
-    ends = [end for each in panels for line in each.lines for point in line.points for end in (point.y, point.high, point.low)]
+    ends = [
+        end
+        for each in panels
+        for line in each.lines
+        for point in line.points
+        for end in (point.y, point.high, point.low)
+    ]
     limits = [limit for each in panels for limit, _, _ in _limits_of(each)]
     is_log = panel.quantity == "ms" and min(ends) > 0
     from_zero = not is_log and (chart.bar_width is not None or min(ends) < max(ends) / 2)

@@ -1,0 +1,1 @@
+"""Pages that people look at: reports of logs, and the site of results/."""

@@ -1,0 +1,126 @@
+"""One page for one or more logs: ``mamf report``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from mamf.choices import DEFAULT_TOLERANCE, OK
+from mamf.errors import MamfError, UsageError
+from mamf.logs.compare import compare
+from mamf.node.baselines import contributed_baselines, headers_of
+from mamf.node.gathering import devices_of
+from mamf.node.report import node_chart, node_document
+from mamf.node.verdict import judged, slowest_line
+from mamf.pages.sources import Source, read_source, source_of_log, source_of_profile
+from mamf.profiling.folder import LOGS, read_folder
+from mamf.profiling.summary import summary_sections
+from mamf.report.charts.ranges import RangeChart, RangeRow
+from mamf.report.columns import text_table
+from mamf.report.comparison import comparison_document
+from mamf.report.document import Lines
+from mamf.report.page import Page, Part, Section
+
+_RUN_OF_NODE = "run.json"
+
+
+def report_of(paths: Sequence[Path]) -> Page:
+    """A page for these logs and folders. Raises RunLogError for what cannot be read, UsageError for an empty folder."""
+    if len(paths) == 1 and paths[0].is_dir():
+        return _of_folder(paths[0])
+    sources = [read_source(path) for path in paths if not path.is_dir()]
+    pages = [_of_folder(path) for path in paths if path.is_dir()]
+    if not pages and len(sources) == 1:
+        return page_of_source(sources[0])
+    return _of_several(sources, pages)
+
+
+def page_of_source(source: Source) -> Page:
+    return Page(source.title, source.lead, [each.fact for each in source.figures], sections=source.sections)
+
+
+def _of_several(sources: Sequence[Source], pages: Sequence[Page]) -> Page:
+    """Side by side first, then each of its own."""
+    rows = [(source.name, source.title, *source.lead[:2]) for source in sources]
+    parts: list[Part] = [text_table(("log", "what", "machine", "run"), rows)] if rows else []
+    if chart := _side_by_side(sources):
+        parts.insert(0, chart)
+    sections = [Section("Side by side", parts), *_compared(sources)]
+    for page in (*map(page_of_source, sources), *pages):
+        own = [part for section in page.sections for part in section.parts]
+        sections.append(Section(page.title, own, is_open=False))
+    count = len(sources) + len(pages)
+    return Page(f"{count} runs side by side", sections=[section for section in sections if section.parts])
+
+
+def _side_by_side(sources: Sequence[Source]) -> RangeChart | None:
+    """The figures of all that have some; those of other units than the first are left out."""
+    found = [(source, figure) for source in sources for figure in source.figures]
+    unit = found[0][1].unit if found else ""
+    labels = dict.fromkeys(figure.label for _, figure in found if figure.unit == unit)
+    rows = [
+        RangeRow(label, source.name, (figure.point,))
+        for label in labels
+        for source, figure in found
+        if figure.label == label
+    ]
+    return (
+        RangeChart("The figures of each log", "with their 95 % repeat intervals", unit, tuple(rows)) if rows else None
+    )
+
+
+def _compared(sources: Sequence[Source]) -> list[Section]:
+    """The comparison of two logs of one plan, or why there is none."""
+    logs = [source.log for source in sources if source.log is not None]
+    if len(logs) != 2 or len(sources) != 2:
+        return []
+    try:
+        document = comparison_document(compare(logs[:1], logs[1:], False), DEFAULT_TOLERANCE)
+    except MamfError as error:
+        return [Section("Compared", [Lines([f"not compared: {error}"])])]
+    return [Section("Compared", document.visible_blocks)]
+
+
+def _of_folder(path: Path) -> Page:
+    if any((path / log).exists() for log in LOGS.values()):
+        return _of_autoprofile(path)
+    if (path / _RUN_OF_NODE).exists() or list(path.glob("*-find.jsonl")):
+        return _of_node(path)
+    logs = sorted(path.rglob("*.jsonl"))
+    if not logs:
+        raise UsageError(f"{path} holds no log: name a folder of run logs, of 'mamf node' or of 'mamf autoprofile'")
+    return report_of(logs) if len(logs) > 1 else page_of_source(read_source(logs[0]))
+
+
+def _of_node(path: Path) -> Page:
+    run, devices = devices_of([path])
+    verdict = judged(devices, contributed_baselines(devices, headers_of([path])))
+    parts: list[Part] = [node_chart(devices, verdict)] if any(device.figures for device in devices) else []
+    names = ", ".join(dict.fromkeys(device.name for device in devices if device.name))
+    return Page(
+        f"Node of {len(devices)} x {names or 'unknown devices'}",
+        [slowest_line(devices)],
+        verdict=f"{verdict.level}: {verdict.reason}",
+        level="good" if verdict.level == OK else "bad",
+        sections=[Section("Devices", [*parts, *node_document(run, devices, verdict).visible_blocks])],
+    )
+
+
+def _of_autoprofile(path: Path) -> Page:
+    folder = read_folder(path)
+    logs = [log for log in (folder.ceilings, folder.bandwidth, folder.kernels, folder.counters) if log]
+    sources = [source_of_log(log) for log in logs]
+    if folder.step:
+        sources.append(source_of_profile(LOGS["step"], *folder.step))
+    figures = [figure for source in sources for figure in source.figures]
+    sections = [Section(name, blocks) for name, blocks in summary_sections(folder).items() if blocks]
+    sections += [
+        Section(source.name, [part for own in source.sections for part in own.parts], False) for source in sources
+    ]
+    pictures = [picture for source in sources for picture in source.pictures]
+    return Page(
+        f"{sources[0].title.partition(':')[0]}: what it can do, and what is reached",
+        [*sources[0].lead[:1], *folder.remarks],
+        [figure.fact for figure in figures[:4]],
+        sections=[Section("Pictures", pictures), *sections],
+    )

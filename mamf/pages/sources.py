@@ -1,0 +1,202 @@
+"""What a report page can show: a log of any kind, a profile, an imported log, or a folder of runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mamf.ceilings.ceiling import Ceiling
+from mamf.ceilings.contributed import place_among_known
+from mamf.errors import UsageError
+from mamf.kinds.kind import View
+from mamf.kinds.registry import chart_of, kind_of
+from mamf.logs.legacy import read_legacy_or_none
+from mamf.logs.run_log import RunLog, read_run_log
+from mamf.measurement import Measurement
+from mamf.profiling.counters.chart import counters_chart
+from mamf.profiling.counters.log import counted_in
+from mamf.profiling.counters.report import counters_document
+from mamf.profiling.log import read_profile_or_none
+from mamf.profiling.profile import Profile
+from mamf.profiling.report import profile_chart, profile_document
+from mamf.report.charts.plotting import Picture
+from mamf.report.charts.ranges import RangePoint
+from mamf.report.columns import text_table
+from mamf.report.document import Block, Document, Table
+from mamf.report.imported import finder_document
+from mamf.report.own_ceilings import problem_title, share_of
+from mamf.report.page import Command, Fact, Part, Section
+from mamf.report.rows import best_first
+from mamf.report.shares import Shares
+from mamf.report.text import end_line, interval_cell, machine_line, percent, scaled_unit, significant
+
+#: The most figures in large type, and the most rows that a page lists of one table.
+_MOST_FACTS, _MOST_ROWS = 6, 500
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A headline figure: what it is of, where it lies, and what is to be said beside it. ``unit``: of ``point``."""
+
+    label: str
+    unit: str
+    point: RangePoint
+    notes: Sequence[str] = ()
+
+    @property
+    def fact(self) -> Fact:
+        unit, factor = scaled_unit(self.unit, [self.point.value])
+        return Fact(self.label, significant(self.point.value * factor), unit, self.notes)
+
+
+@dataclass(frozen=True)
+class Source:
+    """``name``: tells it from the others of a page. ``document``: its report. ``log``: None unless it is a run log."""
+
+    name: str
+    title: str
+    lead: Sequence[str]
+    document: Document
+    pictures: Sequence[Picture] = ()
+    figures: Sequence[Figure] = ()
+    conditions: Sequence[Part] = ()
+    command: str = ""
+    log: RunLog | None = None
+
+    @property
+    def sections(self) -> list[Section]:
+        """Pictures, tables, conditions and the command that makes such a log."""
+        blocks = [_limited(block) for block in self.document.visible_blocks]
+        found = [
+            Section("Pictures", self.pictures),
+            Section("Figures", blocks),
+            Section("Conditions", self.conditions),
+            Section("Reproduce it", [Command(self.command)] if self.command else []),
+        ]
+        return [section for section in found if section.parts]
+
+
+def read_source(path: Path) -> Source:
+    """A file as something to show. Raises RunLogError for what is no log."""
+    if (imported := read_legacy_or_none(path)) is not None:
+        document = finder_document(imported, _MOST_ROWS)
+        return Source(path.name, f"{imported.device or 'a device'}: a log of mamf-finder", [], document)
+    if (profiled := read_profile_or_none(path)) is not None:
+        return source_of_profile(path.name, *profiled)
+    return source_of_log(read_run_log(path))
+
+
+def source_of_profile(name: str, script: str, profile: Profile) -> Source:
+    document = profile_document(script, profile, _MOST_ROWS)
+    return Source(name, document.title, [], document, [profile_chart([(script, profile)])])
+
+
+def source_of_log(log: RunLog) -> Source:
+    header, kind = log.header, kind_of(log.plan)
+    counted = counted_in(log) if log.counter_records else None
+    if counted:
+        document = counters_document(log.measurements, counted, header, log.summary)
+    else:
+        document = kind.document(log, View(top=_MOST_ROWS))
+    dtypes = ", ".join(dict.fromkeys(str(getattr(each, "dtype", "")) for each in log.plan.problems if each)) or ""
+    what = " ".join(filter(None, [kind.noun, "of", log.plan.operation, f"({dtypes})" if dtypes else ""]))
+    return Source(
+        log.path.name,
+        f"{header['device']['name']}: {what}",
+        [machine_line(header), f"started {header['started'][:16].replace('T', ' ')}; {end_line(log.summary)}"],
+        document,
+        [counters_chart(log.measurements, counted, header)] if counted else list(_pictures(log)),
+        list(_figures(log)),
+        conditions_of(header),
+        header["command"],
+        log,
+    )
+
+
+def _pictures(log: RunLog) -> Iterator[Picture]:
+    """All regimes in one picture; attention has one for each."""
+    regimes = list(dict.fromkeys(row.regime for row in log.measurements if row.ok and not row.is_reference))
+    for regime in regimes if log.plan.operation == "attention" else [None]:
+        with suppress(UsageError):  # the log lacks what would be drawn
+            yield chart_of(log, regime)
+
+
+def _figures(log: RunLog) -> Iterable[Figure]:
+    """Ceilings if the run sought them; else the best row of each problem and regime."""
+    ceilings = [*log.all_ceilings.values(), *log.own_ceilings.values()]
+    if ceilings and log.plan.kind != "sweep":
+        return [_of_ceiling(ceiling, log.header) for ceiling in ceilings[:_MOST_FACTS]]
+    best: dict[tuple[Any, str], Measurement] = {}
+    for row in best_first(row for row in log.measurements if row.ok and not row.is_reference):
+        best.setdefault((row.problem, row.regime), row)
+    shares = Shares(log.header, log.all_ceilings, log.known_ceilings)
+    return [_of_row(row, shares) for row in list(best.values())[:_MOST_FACTS]]
+
+
+def _of_ceiling(ceiling: Ceiling, header: Mapping[str, Any]) -> Figure:
+    unit, factor = scaled_unit(ceiling.unit, [ceiling.rate])
+    share = share_of(ceiling.rate, ceiling.problem, header)
+    notes = [
+        f"{interval_cell(ceiling.interval, factor)} {unit} (95 % repeat interval)",
+        f"{percent(share)} % of the datasheet" if share else "",
+        f"at {ceiling.shape} by {ceiling.kernel}",
+        place_among_known(ceiling, header["device"]),
+    ]
+    point = RangePoint(ceiling.rate, ceiling.interval.low, ceiling.interval.high, f"at {ceiling.shape}")
+    label = f"ceiling {problem_title(ceiling.regime, ceiling.problem)}"
+    return Figure(label, ceiling.unit, point, [note for note in notes if note])
+
+
+def _of_row(row: Measurement, shares: Shares) -> Figure:
+    interval = row.rate_interval
+    unit, factor = scaled_unit(row.work.unit, [row.best_rate])
+    mamfu, of_peak = shares.mamfu(row), shares.of_peak(row)
+    is_median = row.best_by == row.figure
+    notes = [
+        f"{interval_cell(interval, factor)} {unit} (95 % repeat interval)" if is_median else f"by {row.best_by}",
+        f"{percent(mamfu)} % of the ceiling (MAMFU)" if mamfu else "",
+        f"{percent(of_peak)} % of the datasheet" if of_peak else "",
+        f"at {row.shape} by {row.kernel}",
+    ]
+    low, high = (interval.low, interval.high) if is_median else (row.best_rate, row.best_rate)
+    point = RangePoint(row.best_rate, low, high, f"at {row.shape} by {row.kernel}")
+    return Figure(
+        f"best {problem_title(row.regime, row.problem)}", row.work.unit, point, [each for each in notes if each]
+    )
+
+
+def conditions_of(header: Mapping[str, Any]) -> list[Block]:
+    """The device, the software and what the doctor found, problems first."""
+    device, environment = header["device"], header["environment"]
+    clock, watts = device.get("max_clock_hz"), device.get("power_limit_watts")
+    rows = {
+        "device": device["name"],
+        "highest clock": f"{clock / 1e6:.0f} MHz" if clock else None,
+        "power limit": f"{watts:.0f} W" if watts else None,
+        "memory": f"{device['memory_bytes'] / 2**30:.0f} GiB" if device.get("memory_bytes") else None,
+        "driver": device.get("driver"),
+        **{name: str(value) for name, value in device.get("versions", {}).items()},
+        **{name: str(value) for name, value in environment.get("packages", {}).items()},
+        "python": environment.get("python"),
+        "system": environment.get("os"),
+        "timer": header["timer"],
+        "mamf": header.get("tool", {}).get("version"),
+        **{name: str(value) for name, value in environment.get("variables", {}).items()},
+    }
+    shown = [(name, value) for name, value in rows.items() if value]
+    findings = [str(finding).split(maxsplit=1) for finding in header.get("findings", ())]
+    findings.sort(key=lambda each: each[0].lower() == "ok")
+    checks = [(each[0], each[1] if len(each) > 1 else "") for each in findings if each]
+    return [text_table(("what", "value"), shown), text_table(("check", "found"), checks)]
+
+
+def _limited(block: Block) -> Block:
+    """A table with at most so many rows; csv and json have all."""
+    if isinstance(block, Table) and (block.top is None or block.top > _MOST_ROWS):
+        return Table(
+            block.columns, block.rows, block.title, block.key, block.shown, _MOST_ROWS, block.remarks, block.label
+        )
+    return block

@@ -18,13 +18,21 @@ from typing import Any
 
 from mamf.cli import watching
 from mamf.cli.interruption import EXIT_CODE
-from mamf.cli.options.parser import Parser, with_dashes
-from mamf.cli.terminal import warn
+from mamf.cli.options.parser import Parser, PrintHelpAll, with_dashes
+from mamf.cli.terminal import say_lines, warn
 from mamf.cli.watching import Restart
 from mamf.errors import MamfError, MamfWarning, UsageError
 from mamf.limits import shorten
 
 _DESCRIPTION = "Finds the maximum achievable matmul FLOPS of an accelerator. Every number names its regime."
+GROUPS = {
+    "measure": ("find", "sweep", "attention", "bandwidth", "roofline", "explain", "run", "counters", "peak"),
+    "compare and report": ("show", "report", "plot", "compare", "guard"),
+    "models": ("model", "profile", "autoprofile"),
+    "machines": ("node", "doctor", "backends", "kernels"),
+    "contribute": ("results", "import"),
+    "shell": ("completion",),
+}
 COMMANDS = {
     "find": "find the ceilings of the device, burst and sustained, for matmul or any --operation, in about a minute",
     "sweep": "measure shapes of matmul, or kernels of any --operation, and find the best",
@@ -49,6 +57,7 @@ COMMANDS = {
     "kernels": "list the kernels, and why some are not available here",
     "backends": "list the backends and their devices, and why some have none",
     "doctor": "check the machine: what costs performance, and the command that fixes it",
+    "completion": "print what makes bash, zsh or fish complete commands, options, kernels and dtypes",
 }
 
 
@@ -59,6 +68,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if sys.stdout is None:
         warn("stdout is closed, so nothing can be printed: redirect it to a file or to /dev/null")
         return MamfError.exit_code
+    if "_ARGCOMPLETE" in os.environ:  # a shell asks what may follow
+        importlib.import_module("mamf.cli.completion").complete(_parser)
     typed = sys.argv[1:] if arguments is None else arguments
     with _short_warnings(runs_script="profile" in typed[:1]):
         code = _run(typed, is_watched=arguments is None)
@@ -105,7 +116,8 @@ def call(typed: Sequence[str], restart: Restart | None = None) -> int:
     options = _parser(given).parse_args(given)
     options.typed, options.given = typed, getattr(options, "parser", Parser()).given(options)
     if options.module is None:
-        raise UsageError("name a COMMAND; --help lists them")
+        say_lines(f"{_overview()}\n")
+        return 0
     _begin_missing_log(options)
     options.restart, options.codes = restart, [*restart.codes] if restart else []
     if restart and hasattr(options, "resume"):  # by the plan of the log alone
@@ -156,6 +168,7 @@ def _parser(given: Sequence[str]) -> Parser:
     parser.add_argument(
         "--version", dest="module", action="store_const", const="version", help="print the version and stop"
     )
+    parser.overview = f"{_overview()}\n"
     # Not required by argparse, which would report it missing before it reports a misspelled option.
     parser.set_defaults(module=None)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=Parser)
@@ -167,7 +180,16 @@ def _parser(given: Sequence[str]) -> Parser:
             module = module_of(name, given)
             command.set_defaults(module=module, parser=command)
             importlib.import_module(f"mamf.cli.options.{module}").configure(command)
+            command.add_argument("--help-all", action=PrintHelpAll, help="show all options and exit")
     return parser
+
+
+def _overview() -> str:
+    """The commands in groups, each with a line."""
+    lines = ["usage: mamf COMMAND [OPTION ...]", "", _DESCRIPTION]
+    for group, names in GROUPS.items():
+        lines += ["", f"{group}:", *(f"  {name:<12} {COMMANDS[name]}" for name in names)]
+    return "\n".join([*lines, "", "mamf COMMAND --help has examples and options; mamf --version prints the version"])
 
 
 def module_of(command: str, given: Sequence[str]) -> str:

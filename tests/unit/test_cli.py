@@ -11,7 +11,7 @@ import warnings
 import psutil
 import pytest
 
-from mamf.cli import main
+from mamf.cli import COMMANDS, GROUPS, main
 from mamf.cli.options.parser import with_dashes
 from mamf.cli.options.values import duration, share
 from mamf.errors import MamfWarning
@@ -101,14 +101,40 @@ def test_bad_input_is_one_line_and_exit_2(sweep, tmp_path, arguments, complaint)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "complaint"),
+    ("argument", "complaint"),
     [
-        (["--versoin"], "unknown option '--versoin' (did you mean --version?)"),
-        ([], "name a COMMAND; --help lists them"),
+        ("--versoin", "unknown option '--versoin' (did you mean --version?)"),
+        ("swep", "there is no command 'swep' (did you mean sweep?)"),
+        ("quux", "there is no command 'quux'; mamf --help lists them"),
     ],
 )
-def test_what_is_wrong_before_any_command_is_named(run, arguments, complaint):
-    assert run(*arguments) == (2, "", f"mamf: {complaint}\n")
+def test_what_is_wrong_before_any_command_is_named(run, argument, complaint):
+    assert run(argument) == (2, "", f"mamf: {complaint}\n")
+
+
+def test_mamf_alone_lists_the_commands_in_groups(run):
+    code, out, err = run()
+    assert (code, err) == (0, "")
+    assert sorted(name for names in GROUPS.values() for name in names) == sorted(COMMANDS)
+    for group, names in GROUPS.items():
+        assert f"\n\n{group}:\n  {names[0]} " in out
+    assert max(map(len, out.splitlines())) <= 120
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_begins_with_examples(run, command):
+    _, out, _ = run(command, "--help")
+    above = out.partition("\nusage: ")[0]
+    assert sum("mamf " in line for line in above.partition("examples:\n")[2].splitlines()) >= 3, above
+
+
+def test_rare_options_are_in_the_whole_help_alone(run):
+    _, short, _ = run("sweep", "--help")
+    _, whole, _ = run("sweep", "--help-all")
+    assert "--num-warmup-iterations" not in short
+    assert "--num-warmup-iterations COUNT" in whole
+    assert "more options: --help-all" in short
+    assert "more options" not in whole
 
 
 def test_an_unknown_backend_suggests_the_nearest(run):

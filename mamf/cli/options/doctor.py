@@ -6,6 +6,13 @@ import argparse
 
 from mamf.cli.options.shared import add_device_options
 
+_EXAMPLES = """examples:
+  mamf doctor                  checks the first accelerator and the machine; changes nothing
+  mamf doctor --device 3       another device
+  mamf doctor --backend cpu    the CPU
+"""
+
 
 def configure(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = _EXAMPLES
     add_device_options(parser)

@@ -10,6 +10,7 @@ from mamf.cli.options.shared import add
 _EXAMPLES = """examples:
   mamf import out.txt                                   writes out.jsonl here
   mamf import logs/*.txt --output-folder imported
+  mamf import out.txt.gz && mamf show out.jsonl         packed output too; every command that reads logs takes it
 """
 
 

@@ -11,15 +11,24 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from mamf.cli.options.values import filled, path
-from mamf.cli.terminal import say
+from mamf.cli.terminal import say, say_lines
 
+#: Options that few need: only --help-all prints them.
+RARE = {
+    *("--anyway", "--data", "--devices", "--fast-accumulation", "--layout", "--no-flush", "--notes", "--order"),
+    *("--num-iterations", "--num-warmup-iterations", "--out-dtype", "--overwrite", "--patience", "--precision"),
+    *("--product", "--reference", "--reference-every", "--seed", "--time-limit", "--wide"),
+}
 _INVALID_CHOICE = re.compile(r"invalid choice: '?([^' ]+)'? \(choose from (.*)\)")
 
 
 class Parser(argparse.ArgumentParser):
-    """Reports an error in one line, suggests the nearest known option, and exits with ``usage_exit_code``."""
+    """Reports an error in one line, suggests the nearest known option, and exits with ``usage_exit_code``. Its help
+    begins with the examples, and leaves out what is ``RARE``; ``overview`` replaces the help of mamf itself.
+    """
 
     usage_exit_code = 2
+    overview = ""
 
     def __init__(self, **keywords: Any) -> None:
         super().__init__(**keywords, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -36,6 +45,30 @@ class Parser(argparse.ArgumentParser):
             parser.error(f"unknown option {unknown[0]!r}{parser.nearest(unknown[0])}")
         return options
 
+    def format_help(self) -> str:
+        return self.overview or self._help(is_whole=False)
+
+    def _help(self, is_whole: bool) -> str:
+        rare = [] if is_whole else [each for each in self._actions if RARE.intersection(each.option_strings)]
+        helps = [each.help for each in rare]
+        for each in rare:
+            each.help = argparse.SUPPRESS
+        formatter = self._get_formatter()
+        formatter.add_text(self.description)
+        formatter.add_text(self.epilog)
+        formatter.add_usage(self.usage, self._actions, self._mutually_exclusive_groups)
+        for group in self._action_groups:
+            if any(action.help is not argparse.SUPPRESS for action in group._group_actions):
+                formatter.start_section(group.title)
+                formatter.add_text(group.description)
+                formatter.add_arguments(group._group_actions)
+                formatter.end_section()
+        formatter.add_text(f"{len(rare)} more options: --help-all" if rare else None)
+        text = formatter.format_help()
+        for each, help in zip(rare, helps, strict=True):
+            each.help = help
+        return text
+
     def given(self, options: argparse.Namespace) -> set[str]:
         """The names of options whose values differ from their defaults."""
         return {name for name, value in vars(options).items() if value != self.get_default(name)}
@@ -47,8 +80,28 @@ class Parser(argparse.ArgumentParser):
         return f" (did you mean {close[0]}?)" if close else "; --help lists them"
 
     def error(self, message: str) -> NoReturn:
-        say(f"{self.prog}: {message}{suggestion(message)}", sys.stderr)
+        say(f"{self.prog}: {_shortened(message)}{suggestion(message)}", sys.stderr)
         sys.exit(self.usage_exit_code)
+
+
+class PrintHelpAll(argparse.Action):
+    """``--help-all``: the help with rare options."""
+
+    def __init__(self, **keywords: Any) -> None:
+        super().__init__(nargs=0, default=argparse.SUPPRESS, **keywords)
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        assert isinstance(parser, Parser), "no other has this option"
+        say_lines(parser._help(is_whole=True))
+        parser.exit()
+
+
+def _shortened(message: str) -> str:
+    """A wrong command without the list of all."""
+    complaint = _INVALID_CHOICE.search(message)
+    if complaint is None or "COMMAND" not in message:
+        return message
+    return f"there is no command {complaint[1]!r}" + ("" if suggestion(message) else "; mamf --help lists them")
 
 
 def suggestion(message: str) -> str:

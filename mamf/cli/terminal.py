@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import re
 import sys
 from typing import TextIO
 
 from mamf.text import visible, visible_lines
+
+#: What stands out on a terminal: answers, and words that judge, by the number of their color (ECMA-48).
+_JUDGED = re.compile(
+    r"^(?P<b1>(?:best|ceiling) (?!  ).*)$"
+    r"|\b(?:(?P<b31>CRITICAL|SLOWER|FAIL|wrong_result|implausible)|(?P<b33>WARN|AMBIGUOUS)|(?P<b32>OK|FASTER))\b",
+    re.MULTILINE,
+)
 
 
 def say(line: str, to: TextIO | None = None) -> None:
@@ -26,6 +35,16 @@ def warn(line: str) -> None:
 
 
 def _write(text: str, stream: TextIO) -> None:
+    text = _JUDGED.sub(_colored, text) if _has_colors(stream) else text
     encoding = stream.encoding or "utf-8"
     # A terminal with another encoding shows unknown characters as escapes.
     print(text.encode(encoding, "backslashreplace").decode(encoding), end="", file=stream)
+
+
+def _has_colors(stream: TextIO) -> bool:
+    """Whether it is a terminal with colors whose user wants them (no-color.org)."""
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM", "dumb") != "dumb"
+
+
+def _colored(found: re.Match[str]) -> str:
+    return f"\x1b[{(found.lastgroup or 'b0')[1:]}m{found[0]}\x1b[0m"

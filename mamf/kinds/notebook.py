@@ -15,15 +15,15 @@ from mamf.logs.compare import Comparison
 from mamf.logs.run_log import RunLog
 from mamf.measurement import Measurement
 from mamf.report.comparison import comparison_document
-from mamf.report.document import Block, Document, Lines
+from mamf.report.document import Block, Document, Lines, Table
 from mamf.report.formats.html import fragment
 from mamf.report.kernels import group_table
 from mamf.report.own_ceilings import ceiling_table
 from mamf.report.remarks import failure_lines
 from mamf.report.shares import Shares
 
-#: Rows of a table, best first.
-_MOST_ROWS = 10
+#: Rows of a table, best first, and of all tables of a log.
+_MOST_ROWS, _MOST_OF_LOG = 10, 50
 
 
 @functools.singledispatch
@@ -58,4 +58,11 @@ def _(found: Comparison) -> str:
 
 @html_of.register
 def _(log: RunLog) -> str:
-    return _html(Lines([str(log.path)]), *kind_of(log.plan).document(log, View(top=_MOST_ROWS)).blocks)
+    document, shown, room = kind_of(log.plan).document(log, View(top=_MOST_ROWS)), list[Block](), _MOST_OF_LOG
+    for block in document.visible_blocks:
+        if isinstance(block, Table):
+            room -= len(block.top_rows)
+        if room >= 0 or not isinstance(block, Table):
+            shown.append(block)
+    more = [Lines(["more tables: 'mamf show' prints all, 'mamf report' writes a page"])] if room < 0 else []
+    return _html(Lines([str(log.path)]), *shown, *more)

@@ -1,5 +1,6 @@
 """The command line as a user meets it, on an accelerator in virtual time and, where it matters, in its own process."""
 
+import io
 import json
 import os
 import signal
@@ -14,6 +15,7 @@ import pytest
 from mamf.cli import COMMANDS, GROUPS, main
 from mamf.cli.options.parser import with_dashes
 from mamf.cli.options.values import duration, share
+from mamf.cli.terminal import say
 from mamf.errors import MamfWarning
 from mamf.logs.run_log import read_run_log
 from mamf.logs.writer import RunLogWriter
@@ -446,3 +448,29 @@ def test_warnings_of_a_script_are_printed_as_python_does(monkeypatch, capsys):
     assert [(each.filename, each.lineno, str(each.message)) for each in recorded] == 2 * [
         ("library.py", 3, "not used:\nall of it")
     ]
+
+
+class Terminal(io.StringIO):
+    encoding = "utf-8"
+
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize(
+    ("variables", "colored"),
+    [({"TERM": "xterm"}, True), ({"TERM": "xterm", "NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False), ({}, False)],
+)
+def test_verdicts_have_colors_on_a_terminal_that_has_them(monkeypatch, variables, colored):
+    for name in ("TERM", "NO_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    stream = Terminal()
+    say("row is SLOWER than \x1b[32mOK", stream)
+    assert stream.getvalue() == (
+        "row is \x1b[31mSLOWER\x1b[0m than \\x1b[32mOK\n" if colored else "row is SLOWER than \\x1b[32mOK\n"
+    )
+    stream = io.StringIO()
+    say("OK", stream)
+    assert stream.getvalue() == "OK\n"

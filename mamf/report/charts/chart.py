@@ -46,12 +46,17 @@ class Line:
 
 @dataclass(frozen=True)
 class Panel:
+    """``unit``: of the rate. ``ceiling``, ``peak``: in this unit; the peak is the datasheet's, without sparsity.
+    ``best``: the point to mark, one of the lines'.
+    """
+
     title: str
     quantity: Quantity
     lines: tuple[Line, ...]
     ceiling: float | None = None
-    #: Of the rate.
     unit: str = "TFLOPS"
+    peak: float | None = None
+    best: Point | None = None
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
-"""Kernels of any operation: rate against the operation's own axis, a panel a problem, a colour a kernel. Pure."""
+"""Kernels of any operation: rate against the operation's own axis; a panel per problem and regime, a color per kernel. Pure."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -19,6 +20,8 @@ from mamf.report.charts.chart import (
     in_kibi,
     labelled,
     machine,
+    merge_lines,
+    peak_of,
     point,
 )
 
@@ -36,30 +39,37 @@ def kernels_chart(
     measured = [row for row in rows if row.ok and not row.is_reference and row.regime in regimes]
     problems = list(dict.fromkeys(row.problem for row in measured))
     axis, position = _axis(measured)
-    grid = tuple(
-        tuple(
-            _panel([row for row in measured if row.problem == problem], _differing(problem, problems), position, each)
-            for each in quantities
-        )
-        for problem in problems
-    )
+    peaks = {problem: peak_of(problem, header) for problem in problems}
+
+    def panel(problem: Any, of: str, quantity: Quantity) -> Panel | None:
+        shown = [row for row in measured if (row.problem, row.regime) == (problem, of)]
+        parts = [_differing(problem, problems), of if len(regimes) > 1 else ""]
+        peak = peaks[problem] if quantity == "tflops" else None
+        return _panel(shown, ", ".join(filter(None, parts)), position, quantity, peak) if shown else None
+
+    grid = [[panel(problem, of, each) for each in quantities] for problem, of in itertools.product(problems, regimes)]
     name, kernels = measured[0].operation, dict.fromkeys(row.kernel for row in rows)
-    return Chart(f"{name}, {', '.join(regimes)}", machine(header), axis, grid, tuple(failures(rows, kernels)))
+    return Chart(
+        f"{name}, {', '.join(regimes)}",
+        machine(header),
+        axis,
+        merge_lines([row for row in grid if any(row)]),
+        tuple(failures(rows, kernels)),
+    )
 
 
-def _panel(rows: Sequence[Measurement], title: str, position: Position, quantity: Quantity) -> Panel:
-    several = len({row.regime for row in rows}) > 1
+def _panel(
+    rows: Sequence[Measurement], title: str, position: Position, quantity: Quantity, peak: float | None
+) -> Panel:
     lines: dict[str, dict[float, Measurement]] = {}
     for row in sorted(rows, key=lambda row: row.rank):
-        name = f"{row.kernel} ({row.regime})" if several else row.kernel
-        lines.setdefault(name, {})[position(row)] = row
+        lines.setdefault(row.kernel, {})[position(row)] = row
 
     def points(best: Mapping[float, Measurement]) -> tuple[Point, ...]:
         return tuple(point(best[x], x, quantity) for x in sorted(best))
 
-    return Panel(
-        title, quantity, tuple(Line(name, points(best)) for name, best in lines.items()), unit=rows[0].work.unit
-    )
+    drawn = tuple(Line(name, points(best)) for name, best in lines.items())
+    return Panel(title, quantity, drawn, unit=rows[0].work.unit, peak=peak)
 
 
 def _axis(rows: Sequence[Measurement]) -> tuple[Axis, Position]:

@@ -240,11 +240,11 @@ def node_chart(devices: Sequence[Device], verdict: Verdict) -> Chart:
     across = -(-len(panels) // rows)
     padded = [*panels, *[None] * (rows * across - len(panels))]
     notes = [slowest_line(devices), *(finding.text for finding in verdict.findings[:_MOST_FINDINGS])]
-    is_few = len(devices) <= _MOST_NAMED
+    ticks = tuple((float(each.rank), str(each.rank)) for each in devices if len(devices) <= _MOST_NAMED)
     return Chart(
         f"{len(devices)} device{'s' if len(devices) > 1 else ''} side by side: {verdict.level}",
         ", ".join(dict.fromkeys(device.name for device in devices if device.name)),
-        Axis("device", ticks=tuple((float(each.rank), str(each.rank)) for each in devices) if is_few else ()),
+        Axis("rank" if len({each.node for each in devices}) > 1 else "device", ticks=ticks),
         tuple(tuple(padded[start : start + across]) for start in range(0, len(padded), across)),
         (*notes, "spread: highest to lowest; bars: 95 % repeat intervals; each panel has its own scale"),
         is_connected=False,

@@ -16,6 +16,7 @@ from mamf.choices import Quantity
 from mamf.errors import UsageError
 from mamf.measurement import TERA, Measurement
 from mamf.operations.unknown import operation_called
+from mamf.report.charts.palette import place_of
 from mamf.text import visible
 
 # Labels nearer than this share of an axis would touch, where so many panels share the width.
@@ -179,8 +180,19 @@ def even_ticks(sizes: Sequence[int]) -> tuple[tuple[float, str], ...]:
 
 
 def in_kibi(size: float) -> str:
-    """``16k`` for 16384, as lengths are spoken of."""
-    return f"{size / 1024:.0f}k" if size >= 1024 and size % 1024 == 0 else f"{size:.0f}"
+    """``16k`` for 16384 and ``1G`` for 1073741824, as lengths and sizes are spoken of."""
+    for power, unit in ((3, "G"), (2, "M"), (1, "k")):
+        if size >= 1024**power and size % 1024**power == 0:
+            return f"{size / 1024**power:.0f}{unit}"
+    return f"{size:.0f}"
+
+
+def in_giga(work: float) -> str:
+    """``3.76T`` for 3.76e12."""
+    for power, unit in ((4, "T"), (3, "G"), (2, "M"), (1, "k")):
+        if work >= 1000**power:
+            return f"{work / 1000**power:.3g}{unit}"
+    return f"{work:.3g}"
 
 
 def chosen_regimes(rows: Sequence[Measurement], wanted: str | None) -> list[str]:
@@ -220,7 +232,7 @@ def failures(rows: Iterable[Measurement], drawn: Iterable[str]) -> list[str]:
 
 def merge_lines(grid: Sequence[Sequence[Panel | None]]) -> tuple[tuple[Panel | None, ...], ...]:
     """Panels in which lines that coincide in all panels, as far as an eye can see, are one line that names the others:
-    an entry point and the kernel that it chose, for example.
+    an entry point and the kernel that it chose, in the color of the kernel.
     """
     heights: dict[str, dict[tuple[Any, ...], float]] = {}
     panels = [panel for row in grid for panel in row if panel is not None]
@@ -231,7 +243,7 @@ def merge_lines(grid: Sequence[Sequence[Panel | None]]) -> tuple[tuple[Panel | N
                 height = y / top if panel.quantity == "tflops" else math.log(y)
                 heights.setdefault(line.name, {})[number, x, line.is_companion] = height
     drawn: dict[str, list[str]] = {}
-    for name, own in heights.items():
+    for name, own in sorted(heights.items(), key=lambda item: place_of(item[0])):
         same = (each for each in drawn if _coincide(heights[each], own))
         drawn.setdefault(next(same, name), []).append(name)
 

@@ -17,6 +17,7 @@ from mamf.report.charts.chart import (
     Point,
     chosen_regimes,
     failures,
+    in_giga,
     in_kibi,
     labelled,
     machine,
@@ -26,6 +27,8 @@ from mamf.report.charts.chart import (
 )
 
 Position = Callable[[Measurement], float]
+#: The axis label of work, which is counted in thousands and not in multiples of 1024.
+_FLOP = "FLOP"
 
 
 def kernels_chart(
@@ -47,13 +50,14 @@ def kernels_chart(
         peak = peaks[problem] if quantity == "tflops" else None
         return _panel(shown, ", ".join(filter(None, parts)), position, quantity, peak) if shown else None
 
-    grid = [[panel(problem, of, each) for each in quantities] for problem, of in itertools.product(problems, regimes)]
+    columns = list(itertools.product(quantities, regimes))
+    grid = [[panel(problem, of, quantity) for quantity, of in columns] for problem in problems]
     name, kernels = measured[0].operation, dict.fromkeys(row.kernel for row in rows)
     return Chart(
         f"{name}, {', '.join(regimes)}",
         machine(header),
         axis,
-        merge_lines([row for row in grid if any(row)]),
+        merge_lines(grid),
         tuple(failures(rows, kernels)),
     )
 
@@ -83,7 +87,8 @@ def _axis(rows: Sequence[Measurement]) -> tuple[Axis, Position]:
         ticks = labelled(by_number, lambda number: by_number[number], is_log=False)
         return Axis("shape", ticks=ticks), lambda row: at[row.shape]
     is_log = min(at.values()) > 0
-    return Axis(of.axis_label, is_log, labelled(at.values(), in_kibi, is_log=is_log)), lambda row: at[row.shape]
+    text = in_giga if of.axis_label == _FLOP else in_kibi
+    return Axis(of.axis_label, is_log, labelled(at.values(), text, is_log=is_log)), lambda row: at[row.shape]
 
 
 def _differing(problem: Any, problems: Sequence[Any]) -> str:

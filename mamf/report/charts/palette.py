@@ -17,7 +17,7 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X", "p", "<", "h", ">")
 #: attention, then of products, then rare ones, so that kernels that share a color seldom share a picture.
 _GROUPS = (
     (
-        *("flash-attn-3", "flash-attn-2", "sdpa-cudnn", "flash-attn-4", "flex", "sdpa-flash", "compiled-eager"),
+        *("flash-attn-3", "flash-attn-2", "sdpa-cudnn", "flash-attn-4", "flex", "compiled-eager", "sdpa-flash"),
         *("eager", "sdpa-efficient", "sdpa-math", "sdpa", "torch.mm", "cublaslt", "triton"),
         *("scaled_mm", "gluon", "quack", "compiled", "F.scaled_mm", "int_mm", "tunableop"),
         *("dequantized", "aiter", "sage-2", "sage-1", "fused-sdpa", "torch"),
@@ -32,9 +32,9 @@ _GROUPS = (
     tuple(f"device {number}" for number in range(12)),
 )
 _PLACES = {name: place for group in _GROUPS for place, name in enumerate(group)}
-#: How lines of ceilings and of datasheets look, as matplotlib says it.
-CEILING: Mapping[str, Any] = {"color": "#222222", "linestyle": "-", "linewidth": 1.6}
-PEAK: Mapping[str, Any] = {"color": "#777777", "linestyle": "--", "linewidth": 1.6}
+#: How lines of ceilings and of datasheets look, as matplotlib says it: behind what was measured.
+CEILING: Mapping[str, Any] = {"color": "#222222", "linestyle": "-", "linewidth": 1.6, "zorder": 1.8}
+PEAK: Mapping[str, Any] = {"color": "#777777", "linestyle": "--", "linewidth": 1.6, "zorder": 1.8}
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,11 @@ class Style:
 
     color: str
     marker: str
+
+
+def place_of(name: str) -> int:
+    """Its place among the names of its group; names of no group come last."""
+    return _PLACES.get(name, len(_PLACES))
 
 
 def styles_of(names: Iterable[str]) -> dict[str, Style]:

@@ -136,22 +136,22 @@ def _draw_panel(axes: Axes, panel: Panel, chart: Chart, styles: Mapping[str, Sty
         title = textwrap.fill(panel.title, _PANEL_TITLES_LENGTH // len(chart.grid[0]))
         axes.set_title(title, fontsize=TEXT, loc="left")
     for line in panel.lines:
-        _draw_line(axes, line, chart, styles[line.name])
+        _draw_line(axes, line, panel, chart, styles[line.name])
     aside = (chart.bar_width or 0.0) / 2
     places = [point.x for each in chart.panels for line in each.lines for point in line.points]
     _scale_x(axes, chart.axis, [place + side for place in places for side in (-aside, aside)])
     _scale_y(axes, panel, chart)
     if panel.best is not None:
-        _mark_best(axes, panel.best)
+        _mark_best(axes, panel, panel.best)
     _draw_references(axes, panel)
 
 
-def _draw_line(axes: Axes, line: Line, chart: Chart, style: Style) -> None:
+def _draw_line(axes: Axes, line: Line, panel: Panel, chart: Chart, style: Style) -> None:
     x, y = [point.x for point in line.points], [point.y for point in line.points]
     if chart.bar_width is not None:
         axes.bar(x, y, chart.bar_width, color=style.color, edgecolor="white", linewidth=0.7)
         return
-    is_few = len(x) <= _MOST_MARKED
+    is_few = (len(x) if chart.is_connected else sum(len(each.points) for each in panel.lines)) <= _MOST_MARKED
     if chart.is_connected and not is_few:
         axes.plot(x, y, color=style.color, linewidth=0.8, marker=".", markersize=4, markeredgewidth=0)
         return
@@ -200,6 +200,8 @@ def _scale_y(axes: Axes, panel: Panel, chart: Chart) -> None:
     lowest = min(point.low if chart.has_intervals else point.y for point in points)
     highest = max(*(point.high if chart.has_intervals else point.y for point in points), *ceilings, 0.0)
     highest = max(highest, *(each.peak for each in alike if each.peak and each.peak < _FAR_ABOVE * highest), 0.0)
+    if chart.bar_width:
+        axes.yaxis.set_major_formatter("{x:,g}")
     is_from_zero = ceilings or chart.bar_width or lowest < highest / 2
     if is_from_zero and not chart.has_own_scales:
         axes.set_ylim(0, highest * 1.14)
@@ -218,11 +220,12 @@ def _scale_time(axes: Axes, lowest: float, highest: float) -> None:
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
 
 
-def _mark_best(axes: Axes, best: Point) -> None:
+def _mark_best(axes: Axes, panel: Panel, best: Point) -> None:
+    share = f", {best.y / panel.peak:.0%} of the datasheet" if panel.peak else ""
     axes.plot(best.x, best.y, marker="*", markersize=17, color="#222222", markeredgecolor="white", zorder=6)
     low, high = axes.get_xlim()
     is_right = best.x > (low * high) ** 0.5 if axes.get_xscale() == "log" else best.x > (low + high) / 2
-    _write(axes, f"best {best.y:.4g}", (best.x, best.y), (-9 if is_right else 9, 5), is_left=not is_right)
+    _write(axes, f"best {best.y:.4g}{share}", (best.x, best.y), (-9 if is_right else 9, 5), is_left=not is_right)
 
 
 def _draw_references(axes: Axes, panel: Panel) -> None:

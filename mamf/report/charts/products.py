@@ -51,8 +51,8 @@ def sweep_chart(
         return Panel("", quantity, drawn, peak=peak, best=best if is_rate else None)
 
     grid = tuple((panel(quantity),) for quantity in quantities)
-    title = f"{shape}, {measured[0].kernel}, {measured[0].problem.dtype}"
-    return Chart(title, machine(header), axis, grid, (*notes, *failures(rows, [measured[0].kernel])))
+    title = f"matmul {shape} by {measured[0].kernel}, {measured[0].problem.dtype}"
+    return Chart(title, machine(header), axis, grid, notes=(*notes, *failures(rows, [measured[0].kernel])), has_own_scales=True)
 
 
 def _matmul_axis(

@@ -14,7 +14,7 @@ from mamf.report.charts.chart import machine
 #: From one to the other, as (FLOP per byte, TFLOPS).
 Place = tuple[float, float]
 #: How far the axes go on beyond what they show: to the left, the right, down and up.
-_LEFT, _RIGHT, _DOWN, _UP = 3.0, 12.0, 2.0, 2.0
+_LEFT, _RIGHT, _DOWN, _UP = 3.0, 20.0, 2.0, 2.0
 #: Where a point of unknown intensity stands: at the right end, less this factor.
 _BESIDE_RIGHT = 1.25
 # Steps of a decade in which marks are told apart.

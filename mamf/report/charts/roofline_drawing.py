@@ -32,14 +32,14 @@ _AROUND = (
     *((24, 46, "left", "bottom"), (24, -46, "left", "top"), (-24, 46, "right", "bottom"), (-24, -46, "right", "top")),
     *((x, -y, "center", "top") for y in (70, 90, 110, 130, 150, 170) for x in (0, 40, -40)),
 )
-_FAR = 12
+_FAR = 18
 _AT_END = 0.9
 # Stretches that a line is cut into where labels are held clear of it.
 _STRETCHES = 60
 # Marks with more names than this have none beside them: the legend says the kernel, the table the rest.
 _MOST_LABELED = 8
-# Points from the first mark of a series to its label: to the right, and down one line after the other.
-_BESIDE_SERIES = tuple((16, -13 * line, "left", "center") for line in (0, 1, 2, 3, 4, 5, 6, -1, -2, -3, 7, 8))
+# Points from the first mark of a series to its label: to the right, and down or up.
+_BESIDE_SERIES = tuple((24, -3 * step, "left", "center") for step in (*range(40), *range(-1, -20, -1)))
 _BURST, _SUSTAINED = 2.4, 1.0  # points of a ceiling's line
 
 
@@ -97,16 +97,16 @@ class _Labels:
 
     def place(self) -> None:
         left_out = 0
-        for line in self.chart.lines:
-            left_out += not self._placed(line.label, SMALL, self._along(line))
         first = sorted((marks[0] for marks in series_of(self.chart.marks)), key=lambda mark: -mark.place[1])
         for mark in first:
             left_out += not self._placed(mark.series, SMALL, self._beside(mark, _BESIDE_SERIES))
+        for line in self.chart.lines:
+            left_out += not self._placed(line.label, SMALL, self._along(line))
         others = labelled(mark for mark in self.chart.marks if not mark.series)
         for mark in others if len(others) <= _MOST_LABELED else ():
             left_out += not self._placed(mark.label, _LABEL, self._beside(mark, _AROUND))
         if left_out:
-            message = f"{left_out} labels do not fit: the table has all"
+            message = f"labels that do not fit: {left_out} (the table has all)"
             self.axes.set_title(message, loc="right", fontsize=SMALL, color=GREY)
 
     def _pixels(self, place: Place) -> Place:
@@ -184,7 +184,8 @@ class Candidate(NamedTuple):
         return [square(place, height / 2) for place in places]
 
     def write(self, axes: Axes, label: str, size: int) -> None:
-        arrow: dict[str, Any] = {"arrowstyle": "-", "color": "#999999", "linewidth": 0.7}
+        side = {"left": 0.0, "center": 0.5, "right": 1.0}[self.horizontal]
+        arrow: dict[str, Any] = {"arrowstyle": "-", "color": "#999999", "linewidth": 0.7, "relpos": (side, 0.5)}
         x, y = axes.transData.inverted().transform(self.at)
         axes.annotate(
             label,
@@ -197,7 +198,7 @@ class Candidate(NamedTuple):
             ha=self.horizontal,
             va=self.vertical,
             zorder=5,
-            arrowprops=arrow if abs(self.offset[1]) > _FAR else None,
+            arrowprops=arrow if math.hypot(*self.offset) > _FAR else None,
         )
 
 

@@ -69,7 +69,7 @@ def _draw_lines(axes: Axes, panel: LinesPanel, styles: Mapping[str, Style]) -> N
     from matplotlib.ticker import NullLocator
 
     _prepare(axes)
-    axes.set_title(panel.title, fontsize=TEXT, loc="left")
+    axes.set_title(textwrap.fill(panel.title, _TITLES_LENGTH), fontsize=TEXT, loc="left")
     named: Named = []
     for line in panel.lines:
         style: dict[str, Any] = {"linewidth": 2, "markersize": 7, **vars(styles[line.name])}
@@ -89,7 +89,7 @@ def _draw_lines(axes: Axes, panel: LinesPanel, styles: Mapping[str, Style]) -> N
         axes.xaxis.set_minor_locator(NullLocator())
     axes.set_xticks([tick for tick, _ in panel.axis.ticks], labels=[text for _, text in panel.axis.ticks])
     axes.set_xlim(*limits([point.x for line in panel.lines for point in line.points], panel.axis.is_log))
-    axes.set_ylim(0, _HEADROOM * max(point.y for line in panel.lines for point in line.points))
+    axes.set_ylim(0, _HEADROOM * max(point.high for line in panel.lines for point in line.points))
     axes.set_xlabel(panel.axis.label, fontsize=TEXT)
     axes.set_ylabel(panel.unit, fontsize=TEXT)
     return named

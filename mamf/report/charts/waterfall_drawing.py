@@ -42,7 +42,7 @@ def draw_waterfall(figure: Figure, chart: WaterfallChart) -> None:
         for name, color, alpha in (
             ("from the datasheet", _COMPUTED, 1.0),
             ("measured", _MEASURED, 1.0),
-            ("lost to the step before", _LOST, _FAINT),
+            ("lost since the step before", _LOST, _FAINT),
         )
     ]
     arrange(figure, chart, _INCHES, named)

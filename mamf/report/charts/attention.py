@@ -62,7 +62,7 @@ LENGTH = Facet(lambda row: row.shape.seqlen_k, lambda row: f"length {in_kibi(row
 QUERIES = Facet(lambda row: row.shape.seqlen_q, lambda row: f"{row.shape.seqlen_q} queries")
 HEADS = Facet(lambda row: (row.shape.heads, row.shape.kv_heads), _heads)
 BATCH = Facet(lambda row: row.shape.batch, lambda row: f"batch {row.shape.batch}")
-#: Always a reason for panels of their own.
+#: Always a reason for separate panels.
 _PARTING = (HEAD_DIM, MASK, DIRECTION, DTYPE)
 #: Only where points would else lie on one another.
 _IF_NEEDED = (LENGTH, HEADS, QUERIES, BATCH)

@@ -80,7 +80,7 @@ class Chart:
     """``grid``: rows of panels, None where nothing was measured. ``is_connected``: points are joined by lines.
     ``bar_width``: on the axis, where points are drawn as bars. ``has_intervals``: of points that are not joined.
     ``companion``: what a dotted line means. ``palette``: all names of the run, so that a name has one color in
-    every picture of it. ``has_own_scales``: each panel has a vertical scale of its own.
+    every picture of it. ``has_own_scales``: each panel has its own vertical scale.
     """
 
     title: str

@@ -1,4 +1,4 @@
-"""Kernels of any operation: rate against the operation's own axis; a panel per problem and regime, a color per kernel. Pure."""
+"""Kernels of any operation: rate against the operation's axis, a panel per problem and regime, a color per kernel."""
 
 from __future__ import annotations
 

@@ -13,8 +13,8 @@ COLORS = (
     *("#8c564b", "#6b6b6b", "#758200", "#aa0022", "#008f8f", "#1b2f7a", "#5a8f00"),
 )
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "p", "<", "h", ">")
-#: Names in groups: a place in a group is a color with a marker. Kernels are one group of more than there are colors: first those of
-#: attention, then of products, then rare ones, so that kernels that share a color seldom share a picture.
+#: Names in groups: a place in a group is a color with a marker. Kernels are one group, longer than COLORS: attention
+#: first, then products, then rare ones, so that kernels that share a color seldom share a picture.
 _GROUPS = (
     (
         *("flash-attn-3", "flash-attn-2", "sdpa-cudnn", "flash-attn-4", "flex", "compiled-eager", "sdpa-flash"),

@@ -230,7 +230,7 @@ def _mark_best(axes: Axes, panel: Panel, best: Point) -> None:
 
 def _draw_references(axes: Axes, panel: Panel) -> None:
     """The datasheet's peak and the ceiling, with their figures and the share."""
-    bottom, top = axes.get_ylim()
+    top = axes.get_ylim()[1]
     has_peak = panel.peak is not None and panel.peak < top
     if has_peak and panel.peak is not None:
         axes.axhline(panel.peak, **PEAK)
@@ -245,7 +245,9 @@ def _draw_references(axes: Axes, panel: Panel) -> None:
 def _write_along(axes: Axes, text: str, height: float, *, is_left: bool, is_above: bool = True) -> None:
     """Beside a horizontal line, at one of its ends."""
     low, high = axes.get_xlim()
-    _write(axes, text, (low if is_left else high, height), (5 if is_left else -5, 4 if is_above else -4), is_left=is_left)
+    _write(
+        axes, text, (low if is_left else high, height), (5 if is_left else -5, 4 if is_above else -4), is_left=is_left
+    )
 
 
 def _write(axes: Axes, text: str, at: tuple[float, float], offset: tuple[int, int], *, is_left: bool) -> None:

@@ -52,7 +52,9 @@ def sweep_chart(
 
     grid = tuple((panel(quantity),) for quantity in quantities)
     title = f"matmul {shape} by {measured[0].kernel}, {measured[0].problem.dtype}"
-    return Chart(title, machine(header), axis, grid, notes=(*notes, *failures(rows, [measured[0].kernel])), has_own_scales=True)
+    return Chart(
+        title, machine(header), axis, grid, notes=(*notes, *failures(rows, [measured[0].kernel])), has_own_scales=True
+    )
 
 
 def _matmul_axis(

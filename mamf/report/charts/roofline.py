@@ -17,7 +17,7 @@ Place = tuple[float, float]
 _LEFT, _RIGHT, _DOWN, _UP = 3.0, 20.0, 2.0, 2.0
 #: Where a point of unknown intensity stands: at the right end, less this factor.
 _BESIDE_RIGHT = 1.25
-# Steps of a decade in which marks are told apart.
+# Steps of a decade by which marks differ visibly.
 _SEEN = 200
 
 
@@ -34,8 +34,8 @@ class RoofLine:
 
 @dataclass(frozen=True)
 class Mark:
-    """A row: ``name`` decides color and marker, ``label`` names it. Its place is a guess along the axis if ``is_placed``
-    is False: its bytes were not counted. ``series``: what it shares with the marks that it is joined with.
+    """A row: ``name`` decides color and marker, ``label`` says which it is. Its place is a guess along the axis if
+    ``is_placed`` is False: its bytes were not counted. ``series``: what the marks joined with it share.
     """
 
     label: str

@@ -73,7 +73,7 @@ def _draw_marks(axes: Axes, chart: RooflineChart, styles: Mapping[str, Style]) -
     for mark in chart.marks:
         style = styles[mark.name]
         face, edge = (style.color, "white") if mark.is_placed else ("white", style.color)
-        look = {"marker": style.marker, "markerfacecolor": face, "markeredgecolor": edge}
+        look: dict[str, Any] = {"marker": style.marker, "markerfacecolor": face, "markeredgecolor": edge}
         axes.plot(*mark.place, linestyle="none", markersize=_MARKER, markeredgewidth=1.0, zorder=4, **look)
 
 

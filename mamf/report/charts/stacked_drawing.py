@@ -54,7 +54,9 @@ def _draw_bars(axes: Axes, panel: StackedPanel, styles: Mapping[str, Style], top
     for place, bar in enumerate(panel.bars):
         bottom = 0.0
         for name, height in bar.parts:
-            axes.bar(place, height, bottom=bottom, color=styles[name].color, width=0.7, edgecolor="white", linewidth=0.7)
+            axes.bar(
+                place, height, bottom=bottom, color=styles[name].color, width=0.7, edgecolor="white", linewidth=0.7
+            )
             if height > _FIGURE_ROOM * top:
                 middle = bottom + height / 2
                 axes.text(place, middle, f"{height:.3g}", fontsize=SMALL, color="white", ha="center", va="center")

@@ -26,6 +26,8 @@ _MOST_TICKS = 10
 _MOST_FAILURES = 4
 # Lines that differ by less than this share of a panel's height coincide.
 _UNSEEN = 0.01
+# By power of a thousand, or of 1024.
+_UNITS = ("", "k", "M", "G", "T")
 
 
 @dataclass(frozen=True)
@@ -181,18 +183,14 @@ def even_ticks(sizes: Sequence[int]) -> tuple[tuple[float, str], ...]:
 
 def in_kibi(size: float) -> str:
     """``16k`` for 16384 and ``1G`` for 1073741824, as lengths and sizes are spoken of."""
-    for power, unit in ((3, "G"), (2, "M"), (1, "k")):
-        if size >= 1024**power and size % 1024**power == 0:
-            return f"{size / 1024**power:.0f}{unit}"
-    return f"{size:.0f}"
+    power = next((each for each in (3, 2, 1) if size and size % 1024**each == 0), 0)
+    return f"{size / 1024**power:.0f}{_UNITS[power]}"
 
 
 def in_giga(work: float) -> str:
     """``3.76T`` for 3.76e12."""
-    for power, unit in ((4, "T"), (3, "G"), (2, "M"), (1, "k")):
-        if work >= 1000**power:
-            return f"{work / 1000**power:.3g}{unit}"
-    return f"{work:.3g}"
+    power = next((each for each in (4, 3, 2, 1) if work >= 1000**each), 0)
+    return f"{work / 1000**power:.3g}{_UNITS[power]}"
 
 
 def chosen_regimes(rows: Sequence[Measurement], wanted: str | None) -> list[str]:
@@ -239,21 +237,18 @@ def merge_lines(grid: Sequence[Sequence[Panel | None]]) -> tuple[tuple[Panel | N
     for number, panel in enumerate(panels):
         top = max(point.y for line in panel.lines for point in line.points)
         for line in panel.lines:
-            for x, y in ((point.x, point.y) for point in line.points):
-                height = y / top if panel.quantity == "tflops" else math.log(y)
-                heights.setdefault(line.name, {})[number, x, line.is_companion] = height
+            for each in line.points:
+                height = each.y / top if panel.quantity == "tflops" else math.log(each.y)
+                heights.setdefault(line.name, {})[number, each.x, line.is_companion] = height
     drawn: dict[str, list[str]] = {}
     for name, own in sorted(heights.items(), key=lambda item: place_of(item[0])):
         same = (each for each in drawn if _coincide(heights[each], own))
         drawn.setdefault(next(same, name), []).append(name)
 
-    def merged(panel: Panel | None) -> Panel | None:
-        if panel is None:
-            return None
-        kept = (line for line in panel.lines if line.name in drawn)
-        return replace(panel, lines=tuple(replace(line, also=tuple(drawn[line.name][1:])) for line in kept))
+    def merged(lines: Iterable[Line]) -> tuple[Line, ...]:
+        return tuple(replace(line, also=tuple(drawn[line.name][1:])) for line in lines if line.name in drawn)
 
-    return tuple(tuple(map(merged, row)) for row in grid)
+    return tuple(tuple(panel and replace(panel, lines=merged(panel.lines)) for panel in row) for row in grid)
 
 
 def _coincide(one: Mapping[Any, float], other: Mapping[Any, float]) -> bool:

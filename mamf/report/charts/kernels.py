@@ -14,7 +14,6 @@ from mamf.report.charts.chart import (
     Chart,
     Line,
     Panel,
-    Point,
     chosen_regimes,
     failures,
     in_giga,
@@ -46,9 +45,8 @@ def kernels_chart(
 
     def panel(problem: Any, of: str, quantity: Quantity) -> Panel | None:
         shown = [row for row in measured if (row.problem, row.regime) == (problem, of)]
-        parts = [_differing(problem, problems), of if len(regimes) > 1 else ""]
-        peak = peaks[problem] if quantity == "tflops" else None
-        return _panel(shown, ", ".join(filter(None, parts)), position, quantity, peak) if shown else None
+        title = ", ".join(filter(None, (_differing(problem, problems), of if len(regimes) > 1 else "")))
+        return _panel(shown, title, position, quantity, peaks[problem]) if shown else None
 
     columns = list(itertools.product(quantities, regimes))
     grid = [[panel(problem, of, quantity) for quantity, of in columns] for problem in problems]
@@ -69,11 +67,8 @@ def _panel(
     for row in sorted(rows, key=lambda row: row.rank):
         lines.setdefault(row.kernel, {})[position(row)] = row
 
-    def points(best: Mapping[float, Measurement]) -> tuple[Point, ...]:
-        return tuple(point(best[x], x, quantity) for x in sorted(best))
-
-    drawn = tuple(Line(name, points(best)) for name, best in lines.items())
-    return Panel(title, quantity, drawn, unit=rows[0].work.unit, peak=peak)
+    drawn = tuple(Line(name, tuple(point(best[x], x, quantity) for x in sorted(best))) for name, best in lines.items())
+    return Panel(title, quantity, drawn, unit=rows[0].work.unit, peak=peak if quantity == "tflops" else None)
 
 
 def _axis(rows: Sequence[Measurement]) -> tuple[Axis, Position]:

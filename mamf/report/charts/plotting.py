@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import itertools
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -53,15 +53,7 @@ def draw(chart: Picture) -> Figure:
         raise UnavailableError("drawing needs matplotlib: pip install 'mamf[plot]'") from None
     figure = Figure(figsize=(WIDTH, 9), dpi=DPI, facecolor="white", layout="constrained")
     with rc_context({"text.parse_math": False}):  # a dollar in a name begins no formula
-        shown = with_visible_texts(chart)
-        if isinstance(shown, RooflineChart):
-            draw_roofline(figure, shown)
-        elif isinstance(shown, StackedChart):
-            draw_stacked(figure, shown)
-        elif isinstance(shown, WaterfallChart):
-            draw_waterfall(figure, shown)
-        else:
-            _draw(figure, shown)
+        _DRAWINGS[type(chart)](figure, with_visible_texts(chart))
     return figure
 
 
@@ -77,6 +69,14 @@ def _draw(figure: Figure, chart: Chart) -> None:
                 _label(axes[line][column], panel, chart, line, column)
     rows = len(chart.grid)
     arrange(figure, chart, {1: 6.0, 2: 6.9}.get(rows, 2.9 * rows), _named(chart, styles))
+
+
+_DRAWINGS: Mapping[type, Callable[[Figure, Any], None]] = {
+    Chart: _draw,
+    RooflineChart: draw_roofline,
+    StackedChart: draw_stacked,
+    WaterfallChart: draw_waterfall,
+}
 
 
 def _named(chart: Chart, styles: Mapping[str, Style]) -> Named:
@@ -201,7 +201,7 @@ def _scale_y(axes: Axes, panel: Panel, chart: Chart) -> None:
     highest = max(*(point.high if chart.has_intervals else point.y for point in points), *ceilings, 0.0)
     highest = max(highest, *(each.peak for each in alike if each.peak and each.peak < _FAR_ABOVE * highest), 0.0)
     if chart.bar_width:
-        axes.yaxis.set_major_formatter("{x:,g}")
+        axes.yaxis.set_major_formatter("{x:,.0f}")
     is_from_zero = ceilings or chart.bar_width or lowest < highest / 2
     if is_from_zero and not chart.has_own_scales:
         axes.set_ylim(0, highest * 1.14)
@@ -223,8 +223,7 @@ def _scale_time(axes: Axes, lowest: float, highest: float) -> None:
 def _mark_best(axes: Axes, panel: Panel, best: Point) -> None:
     share = f", {best.y / panel.peak:.0%} of the datasheet" if panel.peak else ""
     axes.plot(best.x, best.y, marker="*", markersize=17, color="#222222", markeredgecolor="white", zorder=6)
-    low, high = axes.get_xlim()
-    is_right = best.x > (low * high) ** 0.5 if axes.get_xscale() == "log" else best.x > (low + high) / 2
+    is_right = axes.transAxes.inverted().transform(axes.transData.transform((best.x, best.y)))[0] > 1 / 2
     _write(axes, f"best {best.y:.4g}{share}", (best.x, best.y), (-9 if is_right else 9, 5), is_left=not is_right)
 
 
@@ -302,13 +301,8 @@ def _label(axes: Axes, panel: Panel, chart: Chart, line: int, column: int) -> No
 def _add_shares(axes: Axes, whole: float, label: str) -> None:
     from matplotlib.ticker import MaxNLocator
 
-    def as_share(rate: Any) -> Any:
-        return 100 * rate / whole
-
-    def as_rate(share: Any) -> Any:
-        return share * whole / 100
-
-    shares = axes.secondary_yaxis("right", functions=(as_share, as_rate))
+    functions = (lambda rate: 100 * rate / whole, lambda share: share * whole / 100)
+    shares = axes.secondary_yaxis("right", functions=functions)
     shares.set_ylabel(label, fontsize=TEXT)
     shares.tick_params(labelsize=SMALL, color="#999999")
     shares.yaxis.set_major_locator(MaxNLocator(8, steps=[1, 2, 5, 10]))

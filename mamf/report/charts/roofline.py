@@ -121,10 +121,9 @@ def _mark(point: RoofPoint, unknown: float, common: set[str]) -> Mark:
 
 def _merged(marks: Iterable[Mark]) -> tuple[Mark, ...]:
     """Without marks that an eye cannot tell from one of the same name before."""
-    kept: dict[tuple[str, str, int, int], Mark] = {}
+    kept: dict[tuple[Any, ...], Mark] = {}
     for mark in marks:
-        x, y = (round(_SEEN * math.log10(value)) for value in mark.place)
-        kept.setdefault((mark.name, mark.series, x, y), mark)
+        kept.setdefault((mark.name, mark.series, *(round(_SEEN * math.log10(at)) for at in mark.place)), mark)
     return tuple(kept.values())
 
 

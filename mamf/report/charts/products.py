@@ -66,7 +66,7 @@ def _matmul_axis(
     is_cubic = all(row.shape.m == row.shape.n == row.shape.k for row in rows)
     if len(varying) > 1 and not is_cubic:
         count = len({row.shape for row in rows})
-        return Axis("rank, best first"), lambda rank, row: rank, f"{count} shapes {shape} by rank"
+        return Axis("rank, best first"), lambda rank, row: rank, f"{count} shapes {shape}"
     name = varying[0] if varying else "m"
     sizes = sorted({getattr(row.shape, name) for row in rows})
     label = "M = N = K" if len(varying) > 1 else name.upper()

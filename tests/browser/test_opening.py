@@ -62,7 +62,10 @@ def test_a_hostile_log_adds_no_element_of_its_own(name, browser, page):
     count = "return [...document.querySelectorAll(arguments[0])].length"
     assert browser.evaluate(count, "img, iframe, form, base, link, object, embed, foreignObject, use, image") == 0
     assert [browser.evaluate(count, tag) for tag in ("script", "style", "title:not(svg *)", "h1")] == [1, 1, 1, 1]
-    assert browser.evaluate(count, "[style]:not(#hint), [onload], [onerror], [onmouseover], [autofocus], [http-equiv]") == 1
+    assert (
+        browser.evaluate(count, "[style]:not(#hint), [onload], [onerror], [onmouseover], [autofocus], [http-equiv]")
+        == 1
+    )
     addresses = browser.evaluate("return [...document.links].map((each) => each.protocol)")
     assert set(addresses) <= {"https:", "http:", "file:"}
 

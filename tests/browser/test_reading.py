@@ -26,6 +26,7 @@ def test_a_point_shows_its_figures_under_the_pointer(browser, page):
 def test_a_hint_lies_within_the_window(name, browser, page):
     browser.open(page(name))
     lies = """const hint = document.getElementById('hint'), outside = [];
+    document.querySelectorAll('details').forEach((each) => { each.open = true; });
     for (const each of document.querySelectorAll('figure svg *:has(> title)')) {
       each.scrollIntoView({ block: 'center' });
       const box = each.getBoundingClientRect();

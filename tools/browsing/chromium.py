@@ -59,7 +59,11 @@ class Browser:
         scheme = {"name": "prefers-color-scheme", "value": "dark" if is_dark else "light"}
         self.call("Emulation.setEmulatedMedia", media=medium, features=[scheme])
         self.call(
-            "Emulation.setDeviceMetricsOverride", width=width, height=_HEIGHT, deviceScaleFactor=1, mobile=width == PHONE
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=_HEIGHT,
+            deviceScaleFactor=1,
+            mobile=width == PHONE,
         )
         for kind in ("browser", "performance"):
             self.driver.get_log(kind)  # what the page before left

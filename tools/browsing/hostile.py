@@ -30,14 +30,27 @@ PAYLOAD = " ".join(_PARTS)
 ADDRESS = "javascript:window.pwned=1//"
 #: What readers take by its value: a log with another is no log.
 _READ = {"record", "status", "best_by", "command", "shape", "shapes", "phase", "regime", "regimes", "reference"}
-_READ |= {"dtype", "out_dtype", "layout", "data", "direction", "backward_count", "uuid_hash", "started", "time", "order"}
+_READ |= {
+    "dtype",
+    "out_dtype",
+    "layout",
+    "data",
+    "direction",
+    "backward_count",
+    "uuid_hash",
+    "started",
+    "time",
+    "order",
+}
 _READ |= {"operation"}
 
 
 def write_hostile_logs(folder: Path, *logs: Path) -> list[Path]:
     """A copy of each log, with the payload in its name and in every text that a log can hold."""
     folder.mkdir()
-    return [_write(folder / f"{number} <img src=x onerror=window.pwned=1>.jsonl", log) for number, log in enumerate(logs)]
+    return [
+        _write(folder / f"{number} <img src=x onerror=window.pwned=1>.jsonl", log) for number, log in enumerate(logs)
+    ]
 
 
 def _write(path: Path, log: Path) -> Path:

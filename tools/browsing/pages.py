@@ -56,19 +56,19 @@ def make_pages(folder: Path) -> dict[str, Path]:
 
 
 def make_site(folder: Path, results: Path = ROOT / "results") -> dict[str, Path]:
-    """The front page of the site of ``results`` and the page of the device with the largest."""
+    """The pages of the site of ``results``: of its devices the one with the largest."""
     command("results", "site", "--results", str(results), "--output", str(folder))
     largest = max(folder.glob("devices/*.html"), key=lambda page: page.stat().st_size)
-    return {"site": folder / "index.html", "device": largest}
+    return {"site": folder / "index.html", "device": largest, "published": folder / "published.html"}
 
 
 def make_large_results(folder: Path, count: int) -> Path:
-    """A folder of so many logs, of twenty made-up models with many cards each."""
+    """A folder of so many logs, ten cards each of made-up models."""
     records = [json.loads(line) for line in FEW_ROWS.read_text(encoding="utf-8").splitlines()]
     header, rows = records[0], records[1:]
     for number in range(count):
-        model = f"made-up accelerator {number % 20}"
-        place = folder / f"made-up-accelerator-{number % 20}"
+        model = f"made-up accelerator {number // 10}"
+        place = folder / model.replace(" ", "-")
         place.mkdir(parents=True, exist_ok=True)
         device = header["device"] | {"name": model, "uuid_hash": f"{number:012x}"}
         lines = map(json.dumps, [header | {"device": device}, *rows])

@@ -17,8 +17,8 @@ def table(browser, page):
             """The texts of a column, from top to bottom, of the rows that are shown."""
             script = f"""const table = {TABLE};
             const column = [...table.tHead.rows[0].cells].findIndex((each) => each.textContent === arguments[0]);
-            return [...table.tBodies[0].rows].filter((each) => !each.hidden).map((each) => each.cells[column].textContent)
-            """
+            return [...table.tBodies[0].rows].filter((each) => !each.hidden)
+              .map((each) => each.cells[column].textContent)"""
             return browser.evaluate(script, title)
 
         def head(self, title):
@@ -75,7 +75,9 @@ def test_rows_that_are_equal_keep_their_order(table):
     table.sort("fastest")
     fastest = table.column("fastest")
     table.sort("stage")
-    of_stage = [figure for stage, figure in zip(table.column("stage"), table.column("fastest")) if stage == "scout"]
+    of_stage = [
+        figure for stage, figure in zip(table.column("stage"), table.column("fastest"), strict=True) if stage == "scout"
+    ]
     assert of_stage == [figure for figure in fastest if figure in set(of_stage)]
 
 

@@ -9,7 +9,6 @@ import shutil
 from pathlib import Path
 
 from browsing.hostile import write_hostile_logs
-
 from mamf.cli import main
 
 ROOT = Path(__file__).resolve().parents[2]

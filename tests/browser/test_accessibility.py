@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from browsing.chromium import LAPTOP, PHONE
-from conftest import PAGES
+from browsing.pages import PAGES
 
 pytestmark = [
     pytest.mark.browser,

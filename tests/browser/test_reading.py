@@ -1,7 +1,7 @@
 """Pages as people read them: hints of points, details by keyboard, dark, and on paper."""
 
 import pytest
-from conftest import PAGES
+from browsing.pages import PAGES
 
 pytestmark = pytest.mark.browser
 CLOSED = "return document.querySelectorAll('details:not([open])').length"

@@ -98,13 +98,14 @@ def test_a_column_is_sorted_by_keyboard(browser, table):
 
 
 def test_a_search_leaves_the_rows_that_hold_the_text(browser, table):
-    field = browser.driver.find_element("css selector", ".filters input")
+    field, count = (browser.driver.find_element("css selector", f".filters {tag}") for tag in ("input", "output"))
     everything = len(table.column("shape"))
+    assert count.text == f"{everything} rows"
     field.send_keys("X20480")
     found = table.column("shape")
     assert 0 < len(found) < everything
     assert all("x20480" in shape for shape in found)
-    assert browser.driver.find_element("css selector", ".filters output").text == f"{len(found)} of {everything}"
+    assert count.text == f"{len(found)} of {everything}"
     field.send_keys(" no such text")
     assert table.column("shape") == []
 

@@ -23,6 +23,10 @@ PROFILED = ROOT / "docs" / "autoprofile-h200"
 #: The shortest there are.
 FEW_ROWS = H200 / "sweep-torch-mm-bfloat16-burst-sustained-20261121-143850.jsonl"
 SIDE_BY_SIDE = (FIND, H200 / "find-bfloat16-burst-sustained-20261122-101216.jsonl")
+#: The names of all pages: of reports, of ``mamf show``, and of the site.
+OF_SITE = ("site", "device", "published")
+PAGES = ("find", "attention", "sweep", "explanation", "model", "side by side", "autoprofile", "node", "imported")
+PAGES += ("hostile", "hostile find", "hostile attention", "show", *OF_SITE)
 # Finds and memory of four cards of one host at the same time.
 _OF_NODE = {
     "find": [H200 / f"find-bfloat16-burst-sustained-20261122-101216{end}.jsonl" for end in ("", "-2", "-3", "-4")],

@@ -43,6 +43,9 @@ cards of one model differ. A figure above what every other card of its model rea
 first of a model that no verified datasheet bounds: it stands apart until another card confirms it. Logs are of three
 tiers that are never ranked together: complete (what is not labelled), interrupted, and legacy (mamf-finder's own, which
 hold no samples and no checks).
+
+[published/](published/NOTICE.md) holds figures that other people published. This project did not check them, and never
+ranks them with measured figures.
 """
 
 _UNCONFIRMED = "Unconfirmed: ranked with none until a second submitter confirms it"

@@ -17,6 +17,7 @@ from mamf.cli.terminal import say, say_lines, warn
 from mamf.contribution.collection import collect
 from mamf.contribution.evidence import TIERS, Finding
 from mamf.contribution.placing import contributed_csv
+from mamf.contribution.published import FIGURES, NOTICE
 from mamf.contribution.rules import Review, review, review_results
 from mamf.contribution.submission import free_place, prepare, write
 from mamf.contribution.tables import results_page
@@ -54,13 +55,14 @@ def _reviews_of_folder(folder: Path) -> list[Review]:
     logs = _logs_among(files, folder)
     if not (folder / "README.md").exists():
         return _reviews(logs)
-    strays = [path for path in files if path not in logs]
-    stray = Finding("misplaced", "results/ may hold only run logs (*.jsonl) and README.md")
+    written = {folder / "README.md", folder / FIGURES, folder / NOTICE}
+    strays = [path for path in files if path not in written.union(logs)]
+    stray = Finding("misplaced", f"results/ may hold only run logs (*.jsonl), README.md and {FIGURES.parent}/")
     with reading(logs) as seen:
         reviews = review_results(folder, logs, seen)
     return [
         *reviews,
-        *(Review(path, (stray,)) for path in strays if path != folder / "README.md"),
+        *(Review(path, (stray,)) for path in strays),
     ]
 
 

@@ -1,0 +1,91 @@
+"""``results/published``: figures that other people published. This project checked none of them.
+
+Their tier is "published, not checked": they are never ranked with measured figures, and are not in the package.
+``tools/published.py`` writes the files.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from mamf.errors import UsageError
+
+FIGURES, NOTICE = Path("published", "figures.csv"), Path("published", "NOTICE.md")
+_NUMBER = r"(?=.*[1-9])\d{1,9}(\.\d{1,9})?"
+_ADDRESS = r"https?://[\w.-]+(:\d{1,5})?([/?#][!#-&(-;=?-\[\]_a-z~]*)?"
+#: What a cell must be, as pattern and in words. Cells without an entry hold any text.
+_CELLS = {
+    **dict.fromkeys(("accelerator", "vendor", "dtype"), (r".+", "a name")),
+    "tflops": (_NUMBER, "a positive number"),
+    **dict.fromkeys(("m", "n", "k"), (r"([1-9]\d{0,8})?", "a positive integer or empty")),
+    "power_limit_watts": (f"({_NUMBER})?", "a positive number or empty"),
+    "source": (_ADDRESS, "an http or https address"),
+}
+_NUMBERS = {"tflops": float, "m": int, "n": int, "k": int, "power_limit_watts": float}
+
+
+@dataclass(frozen=True)
+class PublishedFigure:
+    """``tflops`` in 1e12 FLOP/s (int8: operations), as ``source``, an http or https address, has it. ``accelerator``:
+    as people call it; ``device``: torch's name. ``m``, ``n``, ``k``: ``k`` is summed over. ``version``: of the script.
+    ``license``: of the source; if it is empty, so is all but accelerator, vendor, dtype, figure and address. Texts are
+    as published: escape them.
+    """
+
+    accelerator: str
+    device: str
+    vendor: str
+    dtype: str
+    tflops: float
+    statistic: str
+    m: int | None
+    n: int | None
+    k: int | None
+    software: str
+    power_limit_watts: float | None
+    date: str
+    version: str
+    source: str
+    license: str
+
+
+COLUMNS = tuple(field.name for field in fields(PublishedFigure))
+
+
+def read_published(results: Path) -> list[PublishedFigure]:
+    """The figures in ``published/figures.csv`` of a results folder, in their order; none without that file.
+
+    Raises UsageError for a file that cannot be read, and for a malformed row: it names the line.
+    """
+    path = results / FIGURES
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return []
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"cannot read {path}: {error}") from None
+    rows = csv.DictReader(io.StringIO(text), strict=True)
+    try:
+        if (found := tuple(rows.fieldnames or ())) != COLUMNS:
+            wrong = ", ".join(map(repr, sorted({*found} ^ {*COLUMNS})))
+            raise ValueError(f"unknown or missing columns: {wrong}; the columns are {', '.join(COLUMNS)}")
+        return [_figure(row) for row in rows]
+    except (csv.Error, ValueError) as error:
+        raise UsageError(f"{path}:{rows.reader.line_num}: {error}") from None
+
+
+def _figure(row: Mapping[str, Any]) -> PublishedFigure:
+    """Raises ValueError."""
+    if None in row or None in row.values():
+        raise ValueError(f"it does not have {len(COLUMNS)} cells")
+    for name, (pattern, meaning) in _CELLS.items():
+        if not re.fullmatch(pattern, row[name], re.ASCII | re.DOTALL):
+            raise ValueError(f"{name}: {row[name]!r} is not {meaning}")
+    numbers = {name: kind(row[name]) if row[name] else None for name, kind in _NUMBERS.items()}
+    return PublishedFigure(**{**row, **numbers})

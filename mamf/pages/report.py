@@ -11,14 +11,14 @@ from mamf.logs.compare import compare
 from mamf.node.baselines import contributed_baselines, headers_of
 from mamf.node.gathering import devices_of
 from mamf.node.report import node_chart, node_document
-from mamf.node.verdict import judged, slowest_line
+from mamf.node.verdict import judged
 from mamf.pages.sources import Source, read_source, source_of_log, source_of_profile
 from mamf.profiling.folder import LOGS, read_folder
 from mamf.profiling.summary import summary_sections
 from mamf.report.charts.ranges import RangeChart, RangeRow
 from mamf.report.columns import text_table
 from mamf.report.comparison import comparison_document
-from mamf.report.document import Lines
+from mamf.report.document import Answer, Block, Lines
 from mamf.report.page import Page, Part, Section
 
 _RUN_OF_NODE = "run.json"
@@ -45,12 +45,21 @@ def _of_several(sources: Sequence[Source], pages: Sequence[Page]) -> Page:
     parts: list[Part] = [text_table(("log", "what", "machine", "run"), rows)] if rows else []
     if chart := _side_by_side(sources):
         parts.insert(0, chart)
-    sections = [Section("Side by side", parts), *_compared(sources)]
-    for page in (*map(page_of_source, sources), *pages):
-        own = [part for section in page.sections for part in section.parts]
-        sections.append(Section(page.title, own, is_open=False))
+    compared = _compared(sources)
+    sections = [Section("Side by side", parts), Section("Compared", compared)]
+    for source in sources:
+        own = [part for section in source.sections for part in section.parts]
+        sections.append(Section(f"{source.name}: {source.title}", own, is_open=False))
+    for page in pages:
+        sections.append(Section(page.title, [part for own in page.sections for part in own.parts], is_open=False))
+    answers = [text for block in compared if isinstance(block, Answer) for text in block.texts]
     count = len(sources) + len(pages)
-    return Page(f"{count} runs side by side", sections=[section for section in sections if section.parts])
+    return Page(
+        f"{count} runs side by side",
+        answers[1:],
+        verdict=answers[0] if answers else "",
+        sections=[section for section in sections if section.parts],
+    )
 
 
 def _side_by_side(sources: Sequence[Source]) -> RangeChart | None:
@@ -69,7 +78,7 @@ def _side_by_side(sources: Sequence[Source]) -> RangeChart | None:
     )
 
 
-def _compared(sources: Sequence[Source]) -> list[Section]:
+def _compared(sources: Sequence[Source]) -> Sequence[Block]:
     """The comparison of two logs of one plan, or why there is none."""
     logs = [source.log for source in sources if source.log is not None]
     if len(logs) != 2 or len(sources) != 2:
@@ -77,8 +86,8 @@ def _compared(sources: Sequence[Source]) -> list[Section]:
     try:
         document = comparison_document(compare(logs[:1], logs[1:], False), DEFAULT_TOLERANCE)
     except MamfError as error:
-        return [Section("Compared", [Lines([f"not compared: {error}"])])]
-    return [Section("Compared", document.visible_blocks)]
+        return [Lines([f"not compared: {error}"])]
+    return document.visible_blocks
 
 
 def _of_folder(path: Path) -> Page:
@@ -99,8 +108,7 @@ def _of_node(path: Path) -> Page:
     names = ", ".join(dict.fromkeys(device.name for device in devices if device.name))
     return Page(
         f"Node of {len(devices)} x {names or 'unknown devices'}",
-        [slowest_line(devices)],
-        verdict=f"{verdict.level}: {verdict.reason}",
+        verdict=verdict.reason,
         level="good" if verdict.level == OK else "bad",
         sections=[Section("Devices", [*parts, *node_document(run, devices, verdict).visible_blocks])],
     )

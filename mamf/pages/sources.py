@@ -22,12 +22,13 @@ from mamf.profiling.counters.report import counters_document
 from mamf.profiling.log import read_profile_or_none
 from mamf.profiling.profile import Profile
 from mamf.profiling.report import profile_chart, profile_document
+from mamf.report.charts.kernels import differing_fields
 from mamf.report.charts.plotting import Picture
 from mamf.report.charts.ranges import RangePoint
 from mamf.report.columns import text_table
 from mamf.report.document import Block, Document, Table
 from mamf.report.imported import finder_document
-from mamf.report.own_ceilings import problem_title, share_of
+from mamf.report.own_ceilings import ceiling_title, share_of
 from mamf.report.page import Command, Fact, Part, Section
 from mamf.report.rows import best_first
 from mamf.report.shares import Shares
@@ -133,7 +134,11 @@ def _figures(log: RunLog) -> Iterable[Figure]:
     for row in best_first(row for row in log.measurements if row.ok and not row.is_reference):
         best.setdefault((row.problem, row.regime), row)
     shares = Shares(log.header, log.all_ceilings, log.known_ceilings)
-    return [_of_row(row, shares) for row in list(best.values())[:_MOST_FACTS]]
+    problems = list(dict.fromkeys(problem for problem, _ in best))
+    return [
+        _of_row(row, f"best {regime}, {differing_fields(problem, problems) or problem.dtype}", shares)
+        for (problem, regime), row in list(best.items())[:_MOST_FACTS]
+    ]
 
 
 def _of_ceiling(ceiling: Ceiling, header: Mapping[str, Any]) -> Figure:
@@ -146,11 +151,11 @@ def _of_ceiling(ceiling: Ceiling, header: Mapping[str, Any]) -> Figure:
         place_among_known(ceiling, header["device"]),
     ]
     point = RangePoint(ceiling.rate, ceiling.interval.low, ceiling.interval.high, f"at {ceiling.shape}")
-    label = f"ceiling {problem_title(ceiling.regime, ceiling.problem)}"
+    label = f"{ceiling_title(ceiling)} ceiling"
     return Figure(label, ceiling.unit, point, [note for note in notes if note])
 
 
-def _of_row(row: Measurement, shares: Shares) -> Figure:
+def _of_row(row: Measurement, label: str, shares: Shares) -> Figure:
     interval = row.rate_interval
     unit, factor = scaled_unit(row.work.unit, [row.best_rate])
     mamfu, of_peak = shares.mamfu(row), shares.of_peak(row)
@@ -163,9 +168,7 @@ def _of_row(row: Measurement, shares: Shares) -> Figure:
     ]
     low, high = (interval.low, interval.high) if is_median else (row.best_rate, row.best_rate)
     point = RangePoint(row.best_rate, low, high, f"at {row.shape} by {row.kernel}")
-    return Figure(
-        f"best {problem_title(row.regime, row.problem)}", row.work.unit, point, [each for each in notes if each]
-    )
+    return Figure(label, row.work.unit, point, [note for note in notes if note])
 
 
 def conditions_of(header: Mapping[str, Any]) -> list[Block]:

@@ -167,8 +167,11 @@ def even_ticks(sizes: Sequence[int]) -> tuple[tuple[float, str], ...]:
 
 
 def in_kibi(size: float) -> str:
-    """``16k`` for 16384, as lengths are spoken of."""
-    return f"{size / 1024:.0f}k" if size >= 1024 and size % 1024 == 0 else f"{size:.0f}"
+    """``16k`` for 16384, as lengths are spoken of; ``4G`` for 4 GiB."""
+    for power, prefix in ((3, "G"), (2, "M"), (1, "k")):
+        if size >= 1024**power and size % 1024**power == 0:
+            return f"{size / 1024**power:.0f}{prefix}"
+    return f"{size:.0f}"
 
 
 def chosen_regimes(rows: Sequence[Measurement], wanted: str | None) -> list[str]:

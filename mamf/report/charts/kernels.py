@@ -35,13 +35,16 @@ def kernels_chart(
     regimes = chosen_regimes(rows, regime)
     measured = [row for row in rows if row.ok and not row.is_reference and row.regime in regimes]
     problems = list(dict.fromkeys(row.problem for row in measured))
+    titles = {problem: differing_fields(problem, problems) for problem in problems}
     axis, position = _axis(measured)
     grid = tuple(
         tuple(
-            _panel([row for row in measured if row.problem == problem], _differing(problem, problems), position, each)
+            _panel(
+                [row for row in measured if row.problem == problem], differing_fields(problem, problems), position, each
+            )
             for each in quantities
         )
-        for problem in problems
+        for problem, title in titles.items()
     )
     name, kernels = measured[0].operation, dict.fromkeys(row.kernel for row in rows)
     return Chart(f"{name}, {', '.join(regimes)}", machine(header), axis, grid, tuple(failures(rows, kernels)))
@@ -76,7 +79,7 @@ def _axis(rows: Sequence[Measurement]) -> tuple[Axis, Position]:
     return Axis(of.axis_label, is_log, labelled(at.values(), in_kibi, is_log=is_log)), lambda row: at[row.shape]
 
 
-def _differing(problem: Any, problems: Sequence[Any]) -> str:
+def differing_fields(problem: Any, problems: Sequence[Any]) -> str:
     """The fields that set a problem apart from the others."""
     of = operation_called(problem.operation)
     records = [of.problem_record(each) for each in problems]

@@ -16,7 +16,7 @@ from mamf.report.svg.scale import Scale, scale_of
 
 _HEIGHT, _TOP, _LEFT = 320.0, 26.0, 56.0
 _WIDTH_OF_BAR, _SHARE_OF_BAR = 110.0, 0.7
-_ROW, _NAMES_WIDTH, _RANGES_WIDTH = 20.0, 250.0, 880.0
+_ROW, _RANGES_WIDTH = 20.0, 1120.0
 # A part that is lower than this has no room for its figure, in pixels.
 _LEAST_ROOM = 14.0
 
@@ -101,7 +101,9 @@ def draw_ranges(chart: RangeChart, styles: Mapping[str, Style]) -> list[Drawn]:
     height = _TOP + _ROW * (len(chart.rows) + len(groups)) + 3 * LINE
     ends = [end for row in chart.rows for point in row.points for end in (point.low, point.high)]
     ends += [row.peak for row in chart.rows if row.peak is not None]
-    x = scale_of(ends, _NAMES_WIDTH, _RANGES_WIDTH - LINE, from_zero=True)
+    names = max(len(text) for row in chart.rows for text in (row.group, row.name))
+    start = min(LETTER * names + 2 * LINE, _RANGES_WIDTH / 2)
+    x = scale_of(ends, start, _RANGES_WIDTH - LINE, from_zero=min(ends) < max(ends) / 2)
     frame = Frame(x, Scale(0.0, 1.0, height - 3 * LINE, _TOP))
     canvas = Canvas(_RANGES_WIDTH, height, f"{chart.title}, {chart.unit}")
     for value, text in x.ticks():

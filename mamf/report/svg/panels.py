@@ -11,7 +11,7 @@ from mamf.report.svg.scale import Scale, scale_of
 
 _HEIGHT = 300.0
 #: A panel alone is as wide as the page; several stand side by side where there is room.
-_WIDTH, _WIDTH_OF_SEVERAL = 880.0, 560.0
+_WIDTH, _WIDTH_OF_SEVERAL = 1120.0, 560.0
 _TOP, _BOTTOM = 26.0, 44.0
 #: Beyond so many points, a connected line has no markers.
 _MOST_MARKED = 100

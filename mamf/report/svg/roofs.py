@@ -9,7 +9,7 @@ from mamf.report.charts.roofline import RooflineChart
 from mamf.report.svg.canvas import LINE, Canvas, Drawn, Frame, color_class
 from mamf.report.svg.scale import Scale
 
-_WIDTH, _HEIGHT, _LEFT, _TOP, _BOTTOM = 880.0, 480.0, 60.0, 26.0, 44.0
+_WIDTH, _HEIGHT, _LEFT, _TOP, _BOTTOM = 1120.0, 560.0, 60.0, 26.0, 44.0
 
 
 def draw_roofline(chart: RooflineChart, styles: Mapping[str, Style]) -> list[Drawn]:

@@ -26,7 +26,7 @@ function sortable(table) {
 
 function filterable(table) {
   const rows = [...table.tBodies[0].rows], heads = [...table.tHead.rows[0].cells], filters = document.createElement("div");
-  if (rows.length < 8) return;
+  if (rows.length < 8 || heads.length < 3) return;
   filters.className = "filters";
   const controls = [];
   const add = (name, control, matches) => {

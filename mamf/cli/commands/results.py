@@ -24,15 +24,25 @@ from mamf.contribution.tables import results_page
 from mamf.errors import MamfError, UsageError, first_line
 from mamf.files import write_whole
 from mamf.logs.conversion import convert
+from mamf.pages.site import build_site
+from mamf.pages.site_index import INDEX
 from mamf.report.document import Answer, Column, Document, Lines, Table
 from mamf.report.text import counted
 
 _REJECTED = 1
 _MOST_FILES = 100_000
+#: In folders of accelerators.
+_LOGS = "*/*.jsonl"
 
 
 def run(options: argparse.Namespace) -> int:
-    actions = {"check": run_check, "submit": run_submit, "table": run_table, "convert": run_convert}
+    actions = {
+        "check": run_check,
+        "submit": run_submit,
+        "table": run_table,
+        "site": run_site,
+        "convert": run_convert,
+    }
     return actions[options.action](options)
 
 
@@ -89,7 +99,7 @@ def _logs_among(files: Sequence[Path], folder: Path) -> list[Path]:
 
 def _logs_of_results(root: Path) -> list[Path]:
     """The logs in folders of accelerators, no deeper, so that another root is not searched."""
-    found = sorted(root.glob("*/*.jsonl"))
+    found = sorted(root.glob(_LOGS))
     if not found:
         raise UsageError(
             f"{root} holds no folder of an accelerator with run logs: name the folder results/ of the project"
@@ -203,6 +213,16 @@ def run_table(options: argparse.Namespace) -> int:
     for path, page in pages.items():
         write_whole(path, page)
         say(f"written: {path}")
+    return 0
+
+
+def run_site(options: argparse.Namespace) -> int:
+    root = _folder(options.results)
+    paths = sorted(root.glob(_LOGS))
+    with reading(paths) as seen:
+        data = build_site(root, options.output, options.logs, paths, seen)
+    devices = len({run.device for run in data.runs})
+    say(f"written: {options.output / INDEX} ({counted(len(data.runs), 'log')} of {counted(devices, 'device')})")
     return 0
 
 

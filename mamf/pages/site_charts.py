@@ -10,7 +10,7 @@ from mamf.contribution.tables import mask_name
 from mamf.measurement import TERA
 from mamf.pages.site_data import CeilingLine
 from mamf.report.charts.ranges import RangeChart, RangePoint, RangeRow
-from mamf.report.text import counted, shortened
+from mamf.report.text import counted, percent, shortened
 
 #: Pages stay small: the most devices of a picture, and the most points of a row and of a picture.
 _MOST_DEVICES, _MOST_POINTS, _MOST_IN_PICTURE = 40, 30, 600
@@ -68,7 +68,7 @@ def cards_chart(line: CeilingLine) -> RangeChart:
         for entry in _spread(line.cards, _MOST_DEVICES)
     )
     spread = line.cards[0].tflops / line.cards[-1].tflops - 1
-    subtitle = f"The fastest of {len(line.cards)} cards is {spread:.1%} above the slowest."
+    subtitle = f"The fastest of {len(line.cards)} cards is {percent(spread)} % above the slowest."
     return RangeChart(f"{line.dtype}, {line.regime}", subtitle, _UNIT, rows)
 
 
@@ -83,14 +83,18 @@ def history_chart(best: Iterable[tuple[str, CeilingLine]]) -> RangeChart:
 
 def attention_charts(entries: Sequence[AttentionEntry]) -> list[RangeChart]:
     """A chart for each dtype and regime: the best row of each kernel as a share of the measured ceiling."""
-    groups: dict[str, list[AttentionEntry]] = {}
+    groups: dict[str, list[RangeRow]] = {}
     for entry in entries:
-        groups.setdefault(f"{entry.row.problem.dtype}, {entry.row.regime}", []).append(entry)
-    return [
-        RangeChart(f"Attention, {name}", "MAMFU of each kernel's best shape", "% of the measured ceiling", rows)
-        for name, group in groups.items()
-        if (rows := tuple(_attention_row(entry) for entry in group))
-    ]
+        groups.setdefault(attention_problem(entry)[0], []).append(_attention_row(entry))
+    text = "Each kernel's best shape, as a share of the device's measured matmul ceiling (MAMFU)"
+    return [RangeChart(name, text, "% of the measured ceiling", tuple(rows)) for name, rows in groups.items()]
+
+
+def attention_problem(entry: AttentionEntry) -> tuple[str, str]:
+    """Dtype and regime; direction, head dimension and mask."""
+    row = entry.row
+    problem = f"{row.problem.direction}, d {row.shape.head_dims}, {mask_name(row.shape)}"
+    return f"{row.problem.dtype}, {row.regime}", problem
 
 
 def _attention_row(entry: AttentionEntry) -> RangeRow:
@@ -98,5 +102,4 @@ def _attention_row(entry: AttentionEntry) -> RangeRow:
     interval = row.rate_interval
     has_interval = row.best_by == row.figure and interval.is_known
     ends = [share * end / row.best_rate for end in (interval.low, interval.high)] if has_interval else [share, share]
-    name = f"{row.problem.direction}, d {row.shape.head_dims}, {mask_name(row.shape)}"
-    return RangeRow(name, row.kernel, (RangePoint(share, ends[0], ends[1], f"at {row.shape}"),))
+    return RangeRow(attention_problem(entry)[1], row.kernel, (RangePoint(share, ends[0], ends[1], f"at {row.shape}"),))

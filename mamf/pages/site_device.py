@@ -10,9 +10,18 @@ from mamf.contribution.collection import AttentionEntry, CeilingEntry, best_atte
 from mamf.contribution.confirming import Entry, shortened
 from mamf.contribution.tables import mask_name
 from mamf.measurement import TERA
-from mamf.pages.site_charts import attention_charts, card_name, cards_chart, history_chart
+from mamf.pages.site_charts import attention_charts, attention_problem, card_name, cards_chart, history_chart
 from mamf.pages.site_data import COMPLETE, CeilingLine, SiteData, ceiling_lines
-from mamf.pages.site_index import INDEX, Addresses, device_title, fact_of, figure_columns, range_over_cards
+from mamf.pages.site_index import (
+    INDEX,
+    Addresses,
+    count_cards,
+    device_title,
+    fact_of,
+    figure_columns,
+    joules,
+    range_over_cards,
+)
 from mamf.regime_names import CEILINGS
 from mamf.report.document import Column, Lines, Table
 from mamf.report.own_ceilings import problem_title, share_of
@@ -32,9 +41,9 @@ def device_page(name: str, data: SiteData, addresses: Addresses) -> Page:
     sections = [
         Section("Ceilings", [_ceilings_table(data, addresses)] if data.lines else []),
         *_card_sections(data, addresses),
-        Section("By software version", _history(data)),
         Section("Attention kernels", _attention(data, addresses)),
         Section("Other operations", _kernels(data, addresses)),
+        _history(data),
         Section("Unconfirmed figures", _unconfirmed(data, addresses)),
         Section("Logs", [_logs_table(data, addresses)]),
     ]
@@ -51,8 +60,7 @@ def _lead(data: SiteData) -> list[str]:
     """Vendor and builds, and how much was measured."""
     devices = [run.header["device"] for run in data.runs if run.header]
     builds = dict.fromkeys(", ".join(_build(device)) for device in devices)
-    cards = {run.card for run in data.runs}
-    counts = f"{counted(len(data.runs), 'log')} of {counted(len(cards), 'card')}"
+    counts = f"{counted(len(data.runs), 'log')} of {counted(count_cards(data.runs), 'card')}"
     lines = [data.runs[0].vendor, " or ".join(filter(None, builds)), counts]
     return [". ".join(filter(None, lines)) + "."]
 
@@ -70,6 +78,8 @@ def _build(device: Mapping[str, Any]) -> list[str]:
 def _ceilings_table(data: SiteData, addresses: Addresses) -> Table[Any]:
     columns: list[Column[CeilingLine]] = [
         *figure_columns(),
+        Column("", "W", lambda line: line.entry and line.entry.conditions.watts, whole),
+        Column("", "J/TFLOP", joules),
         Column("", "datasheet", lambda line: line.peak and line.peak.flops / TERA, "{:.4g}".format),
         Column("", "MxNxK", lambda line: line.entry and line.entry.shape),
         Column("", "kernel", lambda line: line.entry and line.entry.kernel, left=True),
@@ -104,12 +114,11 @@ def _card_sections(data: SiteData, addresses: Addresses) -> list[Section]:
     ]
 
 
-def _history(data: SiteData) -> list[Part]:
+def _history(data: SiteData) -> Section:
     """The ceilings by version of torch and driver, oldest first; a chart if there are several versions."""
     groups: dict[str, list[CeilingEntry]] = {}
     for entry in sorted(data.entries, key=lambda entry: str(entry.header["started"])):
-        versions = ceiling_versions(entry.header)
-        groups.setdefault(versions, []).append(entry)
+        groups.setdefault(_versions(entry.header), []).append(entry)
     dates = {name: [entry.header["started"][:10] for entry in group] for name, group in groups.items()}
     rows = [(name, line) for name, group in groups.items() for line in ceiling_lines(COMPLETE, group)]
     columns: list[Column[tuple[str, CeilingLine]]] = [
@@ -119,15 +128,16 @@ def _history(data: SiteData) -> list[Part]:
         Column("", "TFLOPS", lambda row: row[1].tflops, significant),
         Column("", "interval", lambda row: row[1].interval, interval_cell),
         Column("", "cards", lambda row: len(row[1].cards)),
-        Column("", "slowest to fastest card", lambda row: range_over_cards(row[1])),
+        Column("", "over cards", lambda row: range_over_cards(row[1])),
         Column("", "from", lambda row: min(dates[row[0]])),
         Column("", "to", lambda row: max(dates[row[0]])),
     ]
     parts: list[Part] = [history_chart(rows)] if len(groups) > 1 else []
-    return [*parts, Table(columns, rows)] if rows else []
+    parts += [Table(columns, rows)] if rows else []
+    return Section("By software version", parts, is_open=len(groups) > 1)
 
 
-def ceiling_versions(header: Mapping[str, Any]) -> str:
+def _versions(header: Mapping[str, Any]) -> str:
     """What sets figures apart most: torch and the driver."""
     packages, driver = header["environment"]["packages"], header["device"].get("driver")
     return f"torch {packages.get('torch', 'unknown')}" + (f", driver {driver}" if driver else "")
@@ -135,6 +145,8 @@ def ceiling_versions(header: Mapping[str, Any]) -> str:
 
 def _attention(data: SiteData, addresses: Addresses) -> list[Part]:
     best = best_attention(data.attention, per_kernel=True)
+    problems = list(dict.fromkeys(map(attention_problem, best)))
+    best.sort(key=lambda entry: (problems.index(attention_problem(entry)), -entry.share))
     columns: list[Column[AttentionEntry]] = [
         Column("", "dtype", lambda entry: entry.row.problem.dtype, left=True),
         Column("", "regime", lambda entry: entry.row.regime, left=True),
@@ -156,7 +168,7 @@ def _kernels(data: SiteData, addresses: Addresses) -> list[Part]:
         Column("", "operation", lambda entry: entry.row.operation, left=True),
         Column("", "problem", lambda entry: problem_title(entry.row.regime, entry.row.problem), left=True),
         Column("", "rate", lambda entry: rate_text(entry.rate, entry.row.work.unit)),
-        Column("", "% of datasheet", lambda entry: share_of(entry.rate, entry.row.problem, entry.header), percent),
+        Column("", "% of peak", lambda entry: share_of(entry.rate, entry.row.problem, entry.header), percent),
         Column("", "kernel", lambda entry: entry.row.kernel, left=True),
         Column("", "shape", lambda entry: entry.row.shape),
         Column("", "log", lambda entry: addresses.log(entry.place)),

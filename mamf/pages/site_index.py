@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from mamf.report.page import Command, Fact, Page, Part, Section
 from mamf.report.text import counted, interval_cell, percent, significant, whole
 from mamf.text import Link
 
-TITLE = "How fast accelerators really multiply"
+TITLE = "Measured matmul ceilings of accelerators"
 INDEX, PUBLISHED, CSV, FEED, FEED_SCHEMA, NOTICE_FILE = (
     *("index.html", "published.html", "ceilings.csv", "index.json", "index.schema.json", "published-notice.txt"),
 )
@@ -25,8 +25,8 @@ _MOST_FACTS = 4
 _WORDS = (
     "burst: at the boost clock, the highest rate of a launch (MAMF). sustained: at the power limit, as in training "
     "(MSMF). classic: the loop of mamf-finder.",
-    "interval: where 95 % of repeats lie. cards: how many cards of the model were measured, and the best of the "
-    "slowest and of the fastest.",
+    "% of peak: of the datasheet's dense peak. interval: where 95 % of repeats lie. cards: how many cards of the model "
+    "were measured; over cards: from the slowest to the fastest.",
     "tier complete: measured, every result checked, and confirmed by a second card or bounded by a verified datasheet.",
     "tier unconfirmed: above every other card of the model, or the first of a model without a verified datasheet.",
     "tier interrupted: the run ended early; the best shape may never have been tried.",
@@ -63,7 +63,7 @@ def index_page(data: SiteData, addresses: Addresses) -> Page:
     complete = [line for line in data.lines if line.tier == COMPLETE]
     dtypes = [dtype for dtype in data.dtypes if any(line.dtype == dtype for line in complete)]
     charts = [ceilings_chart(dtype, [line for line in complete if line.dtype == dtype]) for dtype in dtypes]
-    more = f"Ceilings of {counted(len(charts[1:]), 'more dtype')}: {', '.join(dtypes[1:])}"
+    more = f"Ceilings of {counted(len(charts[1:]), 'more dtype')}"
     ceilings: Table[Any] = Table(_columns(addresses), data.lines)
     sections = [
         Section("Ceilings", charts[:1]),
@@ -74,11 +74,11 @@ def index_page(data: SiteData, addresses: Addresses) -> Page:
         *_download_sections(data),
         Section("Add your accelerator", _how_to_contribute()),
     ]
-    cards = {(run.device, run.card) for run in data.runs}
-    devices = {run.device for run in data.runs}
+    devices = _runs_by_device(data)
+    cards = sum(map(count_cards, devices.values()))
     lead = [
-        "The highest matmul rates that mamf measured, each with its 95 % repeat interval and its log: "
-        f"{counted(len(data.runs), 'log')}, {counted(len(cards), 'card')}, {counted(len(devices), 'device')}.",
+        "The highest rates that matrix products reach, each with its 95 % repeat interval and its log.",
+        f"{counted(len(devices), 'device')}, {counted(cards, 'card')}, {counted(len(data.runs), 'log')}.",
     ]
     return Page(
         TITLE, lead, _facts(complete, dtypes), sections=[each for each in sections if each.parts], links=_links(data)
@@ -105,8 +105,15 @@ def fact_of(line: CeilingLine, label: str, *notes: str) -> Fact:
         f"{interval_cell(interval)} (95 % repeat interval)" if interval else "",
         f"{percent(line.share)} % of the datasheet's {line.peak.flops / TERA:.4g}" if line.peak and line.share else "",
         f"{len(line.cards)} cards: {range_over_cards(line)}" if len(line.cards) > 1 else "",
+        f"{joules(line)} J/TFLOP" if joules(line) else "",
     ]
     return Fact(label, significant(line.tflops), "TFLOPS", [note for note in found if note])
+
+
+def joules(line: CeilingLine) -> str | None:
+    """Joules per 1e12 FLOP; None unless power was read in the sustained regime."""
+    found = line.entry and line.entry.joules_per_tflop
+    return f"{found:#.3g}" if found else None
 
 
 def range_over_cards(line: CeilingLine) -> str | None:
@@ -117,9 +124,9 @@ def range_over_cards(line: CeilingLine) -> str | None:
 
 def _columns(addresses: Addresses) -> list[Column[CeilingLine]]:
     return [
-        Column("", "vendor", lambda line: line.vendor, left=True),
         Column("", "device", lambda line: addresses.device(line.device), left=True),
         *figure_columns(),
+        Column("", "vendor", lambda line: line.vendor, left=True),
         Column("", "log", lambda line: addresses.log(line.place)),
     ]
 
@@ -127,31 +134,39 @@ def _columns(addresses: Addresses) -> list[Column[CeilingLine]]:
 def figure_columns() -> list[Column[CeilingLine]]:
     """The figures of a ceiling, the same on all pages."""
     return [
+        Column("", "TFLOPS", lambda line: line.tflops, significant),
         Column("", "dtype", lambda line: line.dtype, left=True),
         Column("", "regime", lambda line: line.regime, left=True),
-        Column("", "tier", lambda line: line.tier, left=True),
-        Column("", "TFLOPS", lambda line: line.tflops, significant),
+        Column("", "% of peak", lambda line: line.share, percent),
         Column("", "interval", lambda line: line.interval, interval_cell),
-        Column("", "% of datasheet", lambda line: line.share, percent),
         Column("", "cards", lambda line: len(line.cards) or None),
-        Column("", "slowest to fastest card", range_over_cards),
-        Column("", "W", lambda line: line.entry and line.entry.conditions.watts, whole),
-        Column("", "J/TFLOP", lambda line: line.entry and line.entry.joules_per_tflop, "{:#.3g}".format),
+        Column("", "over cards", range_over_cards),
+        Column("", "tier", lambda line: line.tier, left=True),
     ]
 
 
 def _devices_table(data: SiteData, addresses: Addresses) -> Table[Any]:
-    runs: dict[str, list[Run]] = {}
-    for run in data.runs:
-        runs.setdefault(run.device, []).append(run)
+    runs = _runs_by_device(data)
     columns: list[Column[str]] = [
         Column("", "device", addresses.device, left=True),
         Column("", "vendor", lambda name: runs[name][0].vendor, left=True),
-        Column("", "cards", lambda name: len({run.card for run in runs[name]})),
+        Column("", "cards", lambda name: count_cards(runs[name])),
         Column("", "logs", lambda name: len(runs[name])),
         Column("", "last log", lambda name: max(run.started[:10] for run in runs[name]), left=True),
     ]
     return Table(columns, sorted(runs))
+
+
+def _runs_by_device(data: SiteData) -> dict[str, list[Run]]:
+    runs: dict[str, list[Run]] = {}
+    for run in data.runs:
+        runs.setdefault(run.device, []).append(run)
+    return runs
+
+
+def count_cards(runs: Iterable[Run]) -> int:
+    """Of one device. Logs that do not identify their card count as one card if no log does."""
+    return len({run.card for run in runs if run.card}) or 1
 
 
 def _download_sections(data: SiteData) -> list[Section]:

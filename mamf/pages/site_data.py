@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from mamf.contribution.collection import AttentionEntry, CeilingEntry, KernelEntry, entries_of, leaders
 from mamf.contribution.confirming import Entry, part_confirmed
@@ -15,23 +15,25 @@ from mamf.contribution.published import PublishedFigure, read_published
 from mamf.contribution.tables import software_versions
 from mamf.dtypes import DTYPES
 from mamf.kinds.registry import kind_of
-from mamf.logs.legacy import TIER, FinderRun, read_legacy_or_none
-from mamf.logs.run_log import RunLog, Seen, read_run_log
+from mamf.logs.legacy import FinderRun, read_legacy_or_none
+from mamf.logs.run_log import RunLog, read_run_log
 from mamf.peaks import Peak, find_peak
 from mamf.regime_names import NAMES
 from mamf.statistics import Interval
 
-#: The tier of figures that no second submitter confirms yet, whatever the tier of their logs.
-UNCONFIRMED = "unconfirmed"
 COMPLETE, INTERRUPTED, LEGACY = TIERS
+#: The tier of figures that no second submitter confirms yet, whether their run is complete or not.
+UNCONFIRMED = "unconfirmed"
 ALL_TIERS = (COMPLETE, UNCONFIRMED, INTERRUPTED, LEGACY)
 UNKNOWN = "unknown"
+ItemT = TypeVar("ItemT")
 
 
 @dataclass(frozen=True)
 class Run:
     """A log at ``place`` in results/. ``what``: kind, operation and dtypes. ``card``: the hash of the device's
-    identifier, None if unknown. ``copy_of``: an earlier log with the same samples; then this one counts nowhere.
+    identifier, None if unknown. ``info``: the device, empty in a log of mamf-finder. ``copy_of``: an earlier log with
+    the same samples; then this one counts nowhere.
     """
 
     place: Path
@@ -40,16 +42,16 @@ class Run:
     what: str
     started: str
     software: Mapping[str, str]
-    vendor: str = UNKNOWN
-    card: str | None = None
-    header: Mapping[str, Any] | None = None
+    vendor: str
+    card: str | None
+    info: Mapping[str, Any]
     copy_of: Path | None = None
 
 
 @dataclass(frozen=True)
 class CeilingLine:
     """The highest figure of a device for a dtype and a regime, among those of one tier. ``entry``: where it is from,
-    None for a legacy figure. ``cards``: the best entry of each card, highest first.
+    None for a legacy figure. ``cards``: the best entry of each card, highest first. ``interval`` in TFLOPS.
     """
 
     device: str
@@ -60,8 +62,8 @@ class CeilingLine:
     tflops: float
     place: Path
     software: Mapping[str, str]
-    interval: Interval | None = None
-    peak: Peak | None = None
+    interval: Interval | None
+    peak: Peak | None
     entry: CeilingEntry | None = None
     cards: Sequence[CeilingEntry] = ()
 
@@ -70,16 +72,11 @@ class CeilingLine:
         """Of the datasheet's dense peak."""
         return self.tflops * 1e12 / self.peak.flops if self.peak else None
 
-    @property
-    def lowest(self) -> float | None:
-        """TFLOPS of the slowest card."""
-        return self.cards[-1].tflops if self.cards else None
-
 
 @dataclass(frozen=True)
 class SiteData:
-    """``entries``: confirmed ceilings of complete logs. ``attention``, ``kernels``: those that are confirmed, of
-    complete logs. ``unconfirmed``: with the reasons.
+    """``entries``: confirmed ceilings of complete logs. ``attention``, ``kernels``: likewise. ``unconfirmed``: with the
+    reasons.
     """
 
     runs: Sequence[Run] = ()
@@ -92,30 +89,31 @@ class SiteData:
 
     @property
     def dtypes(self) -> list[str]:
-        """Those with ceilings, the one of most cards first."""
-        cards: dict[str, int] = {}
-        for line in self.lines:
-            cards[line.dtype] = cards.get(line.dtype, 0) + max(len(line.cards), 1)
-        return sorted(cards, key=lambda dtype: (-cards[dtype], dtype))
+        """Those of complete logs, the one of most cards first."""
+        found = grouped((line.dtype, len(line.cards)) for line in self.lines if line.tier == COMPLETE)
+        return sorted(found, key=lambda dtype: (-sum(found[dtype]), dtype))
 
     def by_device(self) -> dict[str, SiteData]:
         """The part of each device that has a log, by its name."""
-        parts: dict[str, dict[str, list[Any]]] = {}
-
-        def put(device: str, kind: str, item: Any) -> None:
-            parts.setdefault(device, {}).setdefault(kind, []).append(item)
-
-        for kind in ("runs", "lines", "entries", "attention", "kernels"):
-            for item in getattr(self, kind):
-                put(item.device, kind, item)
-        for entry, reason in self.unconfirmed:
-            put(entry.device, "unconfirmed", (entry, reason))
-        return {device: SiteData(**parts[device]) for device in sorted(parts)}
+        kinds = ("runs", "lines", "entries", "attention", "kernels")
+        parts = {kind: grouped((item.device, item) for item in getattr(self, kind)) for kind in kinds}
+        parts["unconfirmed"] = grouped((item[0].device, item) for item in self.unconfirmed)
+        return {
+            device: SiteData(**{kind: part.get(device, ()) for kind, part in parts.items()})
+            for device in sorted(parts["runs"])
+        }
 
 
-def read_site_data(root: Path, paths: Iterable[Path], seen: Seen | None = None) -> SiteData:
-    """The logs at ``paths`` in the folder ``root``, in their order, and what others published. ``seen``: called
-    with the bytes of each log.
+def grouped(pairs: Iterable[tuple[str, ItemT]]) -> dict[str, list[ItemT]]:
+    """The second of each pair, by the first."""
+    found: dict[str, list[ItemT]] = {}
+    for key, item in pairs:
+        found.setdefault(key, []).append(item)
+    return found
+
+
+def read_site_data(root: Path) -> SiteData:
+    """The logs in the folder ``root``, each in the folder of its accelerator, and what others published.
 
     Raises RunLogError for a log that cannot be read, UsageError for malformed published figures.
     """
@@ -123,75 +121,65 @@ def read_site_data(root: Path, paths: Iterable[Path], seen: Seen | None = None) 
     entries: list[Entry] = []
     finders: list[tuple[Run, FinderRun]] = []
     first: dict[str, Path] = {}
-    for path in paths:
-        place, log = path.relative_to(root), None
-        finder = read_legacy_or_none(path)
-        run = _run_of_finder(finder, place) if finder else _run_of_log(log := read_run_log(path), place)
-        original = first.setdefault(_digest(finder or log), place)
+    for path in sorted(root.glob("*/*.jsonl")):
+        place, log = path.relative_to(root), read_legacy_or_none(path) or read_run_log(path)
+        run = _run_of_finder(log, place) if isinstance(log, FinderRun) else _run_of_log(log, place)
+        original = first.setdefault(_digest(log), place)
         if original != place:
             run = replace(run, copy_of=original)
-        elif finder:
-            finders.append((run, finder))
-        elif log:
+        elif isinstance(log, FinderRun):
+            finders.append((run, log))
+        else:
             entries += entries_of(log, place)
         runs.append(run)
-        if seen:
-            seen(path.stat().st_size)
-    vendors = {run.device: run.vendor for run in runs if run.vendor != UNKNOWN}
+    vendors = {run.device: run.vendor for run in runs if run.info}
     runs = [replace(run, vendor=vendors.get(run.device, UNKNOWN)) for run in runs]
     data = _ranked(entries)
-    lines = [*data.lines, *_legacy_lines(finders, vendors)]
-    ordered = sorted(lines, key=_order(replace(data, lines=lines).dtypes))
-    return replace(data, runs=runs, lines=ordered, published=read_published(root))
+    dtypes, lines = data.dtypes, [*data.lines, *_legacy_lines(finders, vendors)]
+    order = {name: place for names in (ALL_TIERS, dtypes, NAMES) for place, name in enumerate(names)}
+    lines.sort(key=lambda line: (*(order.get(each, 99) for each in (line.tier, line.dtype, line.regime)), -line.tflops))
+    return replace(data, runs=runs, lines=lines, published=read_published(root))
 
 
 def _run_of_log(log: RunLog, place: Path) -> Run:
-    header, plan = log.header, log.plan
-    dtypes = ", ".join(dict.fromkeys(str(getattr(each, "dtype", "")) for each in plan.problems if each))
-    noun = kind_of(plan).noun.split()[-1]
-    what = noun if plan.operation == "matmul" else f"{noun} of {plan.operation}"
-    device = header["device"]
+    header, plan, device = log.header, log.plan, log.header["device"]
+    dtypes = dict.fromkeys(str(getattr(each, "dtype", "")) for each in plan.problems if each)
+    of = "" if plan.operation == "matmul" else f" of {plan.operation}"
+    what = ", ".join([kind_of(plan).noun.split()[-1] + of, *filter(None, dtypes)])
     return Run(
-        *(place, log.tier, device["name"], f"{what}, {dtypes}" if dtypes else what, header["started"]),
-        *(software_versions(header), device["vendor"] or UNKNOWN, device["uuid_hash"], header),
+        *(place, log.tier, device["name"], what, header["started"], software_versions(header)),
+        *(device["vendor"] or UNKNOWN, device["uuid_hash"], device),
     )
 
 
 def _run_of_finder(finder: FinderRun, place: Path) -> Run:
     what = f"mamf-finder {finder.version or 'of unknown version'}, {finder.dtype or 'dtype unknown'}"
-    return Run(place, TIER, finder.device or UNKNOWN, what, finder.started or "", finder.software)
+    device, started = finder.device or UNKNOWN, finder.started or ""
+    return Run(place, LEGACY, device, what, started, finder.software, UNKNOWN, None, {})
 
 
-def _digest(log: RunLog | FinderRun | None) -> str:
+def _digest(log: RunLog | FinderRun) -> str:
     """Equal for copies of one run, whatever card they name."""
-    if isinstance(log, FinderRun):
-        identity: Any = (log.device, log.started, log.rows)
-    else:
-        assert log is not None, "a log is a run log or a legacy one"
-        samples = [row.samples for row in log.every_row if row.samples]
-        identity = (log.header["device"]["name"], samples or log.path)
-    return hashlib.sha256(repr(identity).encode(errors="replace")).hexdigest()
-
-
-def _ranked(entries: Iterable[Entry]) -> SiteData:
-    """Each kind of figure with its second submitters; those without one stand apart."""
-    listed = list(entries)
-    ceilings, doubted = part_confirmed(each for each in listed if isinstance(each, CeilingEntry))
-    attention, doubted_attention = part_confirmed(each for each in listed if isinstance(each, AttentionEntry))
-    kernels, doubted_kernels = part_confirmed(each for each in listed if isinstance(each, KernelEntry))
-    complete = [entry for entry in ceilings if entry.tier == COMPLETE]
-    tiers = {
-        COMPLETE: complete,
-        UNCONFIRMED: [entry for entry, _ in doubted],
-        INTERRUPTED: [entry for entry in ceilings if entry.tier == INTERRUPTED],
-    }
-    return SiteData(
-        lines=[line for tier, each in tiers.items() for line in ceiling_lines(tier, each)],
-        entries=complete,
-        attention=[entry for entry in attention if entry.tier == COMPLETE],
-        kernels=[entry for entry in kernels if entry.tier == COMPLETE],
-        unconfirmed=[*doubted, *doubted_attention, *doubted_kernels],
+    samples = (
+        (log.device, log.started, log.rows)
+        if isinstance(log, FinderRun)
+        else (log.header["device"]["name"], [row.samples for row in log.every_row if row.samples] or log.path)
     )
+    return hashlib.sha256(repr(samples).encode(errors="replace")).hexdigest()
+
+
+def _ranked(entries: Sequence[Entry]) -> SiteData:
+    kinds = (CeilingEntry, AttentionEntry, KernelEntry)
+    parts: Any = [part_confirmed(each for each in entries if isinstance(each, kind)) for kind in kinds]
+    complete = [[entry for entry in confirmed if entry.tier == COMPLETE] for confirmed, _ in parts]
+    tiers = {
+        COMPLETE: complete[0],
+        UNCONFIRMED: [entry for entry, _ in parts[0][1]],
+        INTERRUPTED: [entry for entry in parts[0][0] if entry.tier == INTERRUPTED],
+    }
+    lines = [line for tier, each in tiers.items() for line in ceiling_lines(tier, each)]
+    unconfirmed = [each for _, doubted in parts for each in doubted]
+    return SiteData((), lines, complete[0], complete[1], complete[2], unconfirmed)
 
 
 def ceiling_lines(tier: str, entries: Iterable[CeilingEntry]) -> list[CeilingLine]:
@@ -199,44 +187,29 @@ def ceiling_lines(tier: str, entries: Iterable[CeilingEntry]) -> list[CeilingLin
     return [
         CeilingLine(
             *(best.device, best.header["device"]["vendor"] or UNKNOWN, best.dtype, best.regime, tier, best.tflops),
-            *(best.place, software_versions(best.header), best.interval, best.datasheet, best, best_of_cards(alike)),
+            *(best.place, software_versions(best.header), best.interval, best.datasheet, best, _best_of_cards(alike)),
         )
         for best, alike in leaders(entries)
     ]
 
 
-def best_of_cards(entries: Iterable[CeilingEntry]) -> list[CeilingEntry]:
-    """The best entry of each card, highest first. Logs without a card's hash count as one card."""
-    found: dict[str | None, CeilingEntry] = {}
-    for entry in sorted(entries, key=lambda entry: (-entry.tflops, entry.place)):
-        found.setdefault(entry.header["device"]["uuid_hash"], entry)
-    return list(found.values())
+def _best_of_cards(entries: Iterable[CeilingEntry]) -> list[CeilingEntry]:
+    # Logs without a card's hash count as one card.
+    ordered = sorted(entries, key=lambda entry: (-entry.tflops, entry.place))
+    return [
+        each[0] for each in grouped((str(entry.header["device"]["uuid_hash"]), entry) for entry in ordered).values()
+    ]
 
 
 def _legacy_lines(finders: Iterable[tuple[Run, FinderRun]], vendors: Mapping[str, str]) -> list[CeilingLine]:
     """A line for each device, dtype and statistic of mamf-finder, which stands in place of the regime."""
-    found: dict[tuple[str, ...], CeilingLine] = {}
-    for run, finder in finders:
-        dtype = finder.dtype or UNKNOWN
-        peak = find_peak(run.device, dtype) if dtype in DTYPES else None
-        for name, best in finder.best.items():
-            line = CeilingLine(
-                *(run.device, vendors.get(run.device, UNKNOWN), dtype, f"mamf-finder's {name}", TIER),
-                *(best.tflops[name], run.place, run.software, None, peak),
-            )
-            key = (line.device, line.dtype, line.regime)
-            if key not in found or line.tflops > found[key].tflops:
-                found[key] = line
+    found: dict[tuple[str, str, str], CeilingLine] = {}
+    figures = ((run, log, name, best.tflops[name]) for run, log in finders for name, best in log.best.items())
+    for run, log, name, tflops in sorted(figures, key=lambda each: -each[3]):
+        peak = find_peak(run.device, log.dtype) if log.dtype in DTYPES else None
+        key = (run.device, log.dtype or UNKNOWN, f"mamf-finder's {name}")
+        line = CeilingLine(
+            *(key[0], vendors.get(run.device, UNKNOWN), *key[1:], LEGACY, tflops, run.place, run.software, None, peak)
+        )
+        found.setdefault(key, line)
     return list(found.values())
-
-
-def _order(dtypes: Sequence[str]) -> Any:
-    """By tier, dtype and regime, the highest first."""
-    regimes = dict(zip(NAMES, range(len(NAMES)), strict=True))
-    ranks = {dtype: place for place, dtype in enumerate(dtypes)}
-
-    def key(line: CeilingLine) -> tuple[Any, ...]:
-        regime = regimes.get(line.regime, len(regimes))
-        return ALL_TIERS.index(line.tier), ranks[line.dtype], regime, line.regime, -line.tflops, line.device
-
-    return key

@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from mamf.contribution.collection import CeilingEntry
 from mamf.measurement import TERA
-from mamf.pages.site_charts import ceilings_chart
-from mamf.pages.site_data import COMPLETE, CeilingLine, Run, SiteData
+from mamf.pages.site_data import COMPLETE, CeilingLine, ItemT, Run, SiteData, grouped
+from mamf.report.charts.ranges import RangeChart, RangePoint, RangeRow
 from mamf.report.columns import text_table
 from mamf.report.document import Column, Lines, Table
 from mamf.report.page import Command, Fact, Page, Part, Section
-from mamf.report.text import counted, interval_cell, percent, significant, whole
+from mamf.report.text import counted, interval_cell, percent, shortened, significant, whole
 from mamf.text import Link
 
-TITLE = "Measured matmul ceilings of accelerators"
-INDEX, PUBLISHED, CSV, FEED, FEED_SCHEMA, NOTICE_FILE = (
-    *("index.html", "published.html", "ceilings.csv", "index.json", "index.schema.json", "published-notice.txt"),
-)
-_MOST_FACTS = 4
+INDEX, PUBLISHED, NOTICE_COPY = "index.html", "published.html", "published-notice.txt"
+CSV, FEED, FEED_SCHEMA = "ceilings.csv", "index.json", "index.schema.json"
+_NOT_CHECKED = "Published elsewhere, not checked"
+MOST_FACTS = 4
+#: Pages stay small: the most devices of a picture, and the most points of a row and of a picture.
+MOST_ROWS, _MOST_POINTS, _MOST_IN_PICTURE = 40, 30, 600
 _WORDS = (
     "burst: at the boost clock, the highest rate of a launch (MAMF). sustained: at the power limit, as in training "
     "(MSMF). classic: the loop of mamf-finder.",
@@ -33,76 +34,62 @@ _WORDS = (
     "tier legacy: mamf-finder's figures as printed, of unchecked results.",
     "Figures of different tiers are not comparable.",
 )
+_CONTRIBUTE: Sequence[Part] = (
+    Lines(["Both ceilings in a minute, then a pull request with the log:"]),
+    Command("pip install mamf\nmamf find --dtype bfloat16\nmamf results submit LOG"),
+)
 
 
-@dataclass(frozen=True)
-class Addresses:
-    """Where links lead. ``logs``: the base of logs, with a slash at its end, from the front page; ``pages``: by device;
-    ``up``: from a page to the front page's folder.
-    """
-
-    logs: str
-    pages: Mapping[str, str]
-    up: str = ""
-
-    def log(self, place: Path, text: str = "log") -> Link:
-        base = self.logs if "://" in self.logs else self.up + self.logs
-        return Link(text, base + quote(place.as_posix()))
-
-    def device(self, name: str) -> Link:
-        return Link(device_title(name), self.up + self.pages[name])
+def log_link(base: str, place: Path, text: str = "log") -> Link:
+    """``base``: the address of results/, with a slash at its end."""
+    return Link(text, base + quote(place.as_posix()))
 
 
 def device_title(name: str) -> str:
     return name.strip() or "unnamed device"
 
 
-def index_page(data: SiteData, addresses: Addresses) -> Page:
-    if not data.runs:
-        return _empty_page(data)
-    complete = [line for line in data.lines if line.tier == COMPLETE]
-    dtypes = [dtype for dtype in data.dtypes if any(line.dtype == dtype for line in complete)]
-    charts = [ceilings_chart(dtype, [line for line in complete if line.dtype == dtype]) for dtype in dtypes]
-    more = f"Ceilings of {counted(len(charts[1:]), 'more dtype')}"
-    ceilings: Table[Any] = Table(_columns(addresses), data.lines)
+def index_page(data: SiteData, logs: str, pages: Mapping[str, str]) -> Page:
+    """``logs``: the base address of logs; ``pages``: the address of each device's page."""
+    complete = grouped((line.dtype, line) for line in data.lines if line.tier == COMPLETE)
+    charts = [_ceilings_chart(dtype, complete[dtype]) for dtype in data.dtypes]
+    leading = complete[data.dtypes[0]] if charts else []
+    fastest = [line for line in leading if line.regime == "sustained"] or leading
+    runs = grouped((run.device, run) for run in data.runs)
+    cards = sum(map(count_cards, runs.values()))
+    counts = f"{counted(len(runs), 'device')}, {counted(cards, 'card')}, {counted(len(data.runs), 'log')}."
+    text = "The highest rates that matrix products reach, each with its 95 % repeat interval and its log."
+    columns: list[Column[CeilingLine]] = [
+        Column("", "device", lambda line: Link(device_title(line.device), pages[line.device]), left=True),
+        *figure_columns(),
+        Column("", "vendor", lambda line: line.vendor, left=True),
+        Column("", "log", lambda line: log_link(logs, line.place)),
+    ]
+    files = [(CSV, "the table as CSV"), (FEED, "the table as JSON, for programs"), (FEED_SCHEMA, "its JSON Schema")]
+    files += [(PUBLISHED, "figures that other people published; mamf did not check them")] if data.published else []
     sections = [
         Section("Ceilings", charts[:1]),
-        Section(more, charts[1:], is_open=False),
-        Section("All ceilings", [ceilings] if data.lines else []),
-        Section("What the words mean", [Lines(_WORDS)]),
-        Section("Devices", [_devices_table(data, addresses)]),
-        *_download_sections(data),
-        Section("Add your accelerator", _how_to_contribute()),
-    ]
-    devices = _runs_by_device(data)
-    cards = sum(map(count_cards, devices.values()))
-    lead = [
-        "The highest rates that matrix products reach, each with its 95 % repeat interval and its log.",
-        f"{counted(len(devices), 'device')}, {counted(cards, 'card')}, {counted(len(data.runs), 'log')}.",
+        Section(f"Ceilings of {counted(len(charts) - 1, 'more dtype')}", charts[1:], is_open=False),
+        Section("All ceilings", [Table(columns, data.lines)] if data.lines else []),
+        Section("What the words mean", [Lines(_WORDS)] if data.lines else []),
+        Section("Devices", [_devices_table(runs, pages)] if runs else []),
+        Section("Downloads", [text_table(("file", "what"), [(Link(name, name), what) for name, what in files])]),
+        Section("Add your accelerator", _CONTRIBUTE),
     ]
     return Page(
-        TITLE, lead, _facts(complete, dtypes), sections=[each for each in sections if each.parts], links=_links(data)
+        "Measured matmul ceilings of accelerators",
+        [text, counts] if runs else ["Nobody has contributed a log yet. Yours can be the first: see below."],
+        [fact_of(each, device_title(each.device), f"{each.dtype}, {each.regime}") for each in fastest[:MOST_FACTS]],
+        sections=[each for each in sections if each.parts],
+        links=[("As CSV", CSV), ("As JSON", FEED), *([(_NOT_CHECKED, PUBLISHED)] if data.published else [])],
     )
 
 
-def _links(data: SiteData, up: str = "") -> list[tuple[str, str]]:
-    published = [("Published elsewhere, not checked", PUBLISHED)] if data.published else []
-    return [("Figures as CSV", CSV), ("as JSON", FEED), *published]
-
-
-def _facts(complete: Sequence[CeilingLine], dtypes: Sequence[str]) -> list[Fact]:
-    """The devices that are fastest in the leading dtype, sustained if it was measured."""
-    leading = [line for line in complete if line.dtype == dtypes[0]] if dtypes else []
-    chosen = [line for line in leading if line.regime == "sustained"] or leading
-    return [fact_of(line, device_title(line.device), f"{line.dtype}, {line.regime}") for line in chosen[:_MOST_FACTS]]
-
-
 def fact_of(line: CeilingLine, label: str, *notes: str) -> Fact:
-    """A ceiling in large type: its interval, its share of the datasheet and the range over cards."""
-    interval = line.interval
+    """A ceiling in large type: its interval, its share of the datasheet, the range over cards and the energy."""
     found = [
         *notes,
-        f"{interval_cell(interval)} (95 % repeat interval)" if interval else "",
+        f"{interval_cell(line.interval)} (95 % repeat interval)" if line.interval else "",
         f"{percent(line.share)} % of the datasheet's {line.peak.flops / TERA:.4g}" if line.peak and line.share else "",
         f"{len(line.cards)} cards: {range_over_cards(line)}" if len(line.cards) > 1 else "",
         f"{joules(line)} J/TFLOP" if joules(line) else "",
@@ -112,23 +99,17 @@ def fact_of(line: CeilingLine, label: str, *notes: str) -> Fact:
 
 def joules(line: CeilingLine) -> str | None:
     """Joules per 1e12 FLOP; None unless power was read in the sustained regime."""
-    found = line.entry and line.entry.joules_per_tflop
-    return f"{found:#.3g}" if found else None
+    return f"{found:#.3g}" if line.entry and (found := line.entry.joules_per_tflop) else None
 
 
 def range_over_cards(line: CeilingLine) -> str | None:
-    if line.lowest is None or len(line.cards) < 2:
-        return None
-    return f"{significant(line.lowest)} to {significant(line.cards[0].tflops)}"
+    rates = [significant(entry.tflops) for entry in line.cards]
+    return f"{rates[-1]} to {rates[0]}" if len(rates) > 1 else None
 
 
-def _columns(addresses: Addresses) -> list[Column[CeilingLine]]:
-    return [
-        Column("", "device", lambda line: addresses.device(line.device), left=True),
-        *figure_columns(),
-        Column("", "vendor", lambda line: line.vendor, left=True),
-        Column("", "log", lambda line: addresses.log(line.place)),
-    ]
+def count_cards(runs: Iterable[Run]) -> int:
+    """Of one device. Logs that do not identify their card count as one card if no log does."""
+    return len({run.card for run in runs if run.card}) or 1
 
 
 def figure_columns() -> list[Column[CeilingLine]]:
@@ -145,10 +126,44 @@ def figure_columns() -> list[Column[CeilingLine]]:
     ]
 
 
-def _devices_table(data: SiteData, addresses: Addresses) -> Table[Any]:
-    runs = _runs_by_device(data)
+def _ceilings_chart(dtype: str, lines: Sequence[CeilingLine]) -> RangeChart:
+    devices = list(grouped((line.device, line) for line in lines).values())
+    kept = [line for each in devices[:MOST_ROWS] for line in each]
+    most = max(3, min(_MOST_POINTS, _MOST_IN_PICTURE // len(kept)))
+    rows = [
+        RangeRow(
+            shortened(device_title(line.device)),
+            line.regime,
+            tuple(point_of(entry) for entry in spread(line.cards, most)),
+            line.peak.flops / TERA if line.peak else None,
+        )
+        for line in kept
+    ]
+    text = "One point per card, with its 95 % repeat interval. The dashed tick is the datasheet's dense peak."
+    left_out = len(devices) - MOST_ROWS
+    notes = (f"{counted(left_out, 'more device')} in the table",) if left_out > 0 else ()
+    return RangeChart(dtype, text, "TFLOPS", tuple(rows), notes)
+
+
+def card_name(entry: CeilingEntry) -> str:
+    return f"card {entry.header['device']['uuid_hash'] or 'unknown'}"
+
+
+def point_of(entry: CeilingEntry) -> RangePoint:
+    interval = entry.interval if entry.interval and entry.interval.is_known else None
+    low, high = (interval.low, interval.high) if interval else (entry.tflops, entry.tflops)
+    return RangePoint(entry.tflops, low, high, f"{card_name(entry)}, {entry.header['started'][:10]}")
+
+
+def spread(items: Sequence[ItemT], most: int) -> list[ItemT]:
+    """At most so many of them, evenly, the first and the last included."""
+    step = (len(items) - 1) / (most - 1)
+    return list(items) if len(items) <= most else [items[round(place * step)] for place in range(most)]
+
+
+def _devices_table(runs: Mapping[str, Sequence[Run]], pages: Mapping[str, str]) -> Table[Any]:
     columns: list[Column[str]] = [
-        Column("", "device", addresses.device, left=True),
+        Column("", "device", lambda name: Link(device_title(name), pages[name]), left=True),
         Column("", "vendor", lambda name: runs[name][0].vendor, left=True),
         Column("", "cards", lambda name: count_cards(runs[name])),
         Column("", "logs", lambda name: len(runs[name])),
@@ -157,74 +172,26 @@ def _devices_table(data: SiteData, addresses: Addresses) -> Table[Any]:
     return Table(columns, sorted(runs))
 
 
-def _runs_by_device(data: SiteData) -> dict[str, list[Run]]:
-    runs: dict[str, list[Run]] = {}
-    for run in data.runs:
-        runs.setdefault(run.device, []).append(run)
-    return runs
-
-
-def count_cards(runs: Iterable[Run]) -> int:
-    """Of one device. Logs that do not identify their card count as one card if no log does."""
-    return len({run.card for run in runs if run.card}) or 1
-
-
-def _download_sections(data: SiteData) -> list[Section]:
-    files = [
-        (Link(CSV, CSV), "the table above, for a spreadsheet"),
-        (Link(FEED, FEED), "the same for programs: look up a ceiling by device, dtype and regime"),
-        (Link(FEED_SCHEMA, FEED_SCHEMA), "its JSON Schema"),
-    ]
-    sections = [Section("Downloads", [text_table(("file", "what"), files)])]
-    if data.published:
-        count = counted(len(data.published), "figure")
-        text = f"{count} that other people published, with their sources. mamf did not check them."
-        link = [(Link("Published elsewhere, not checked", PUBLISHED), text)]
-        sections.append(Section("Published elsewhere", [text_table(("page", "what"), link)]))
-    return sections
-
-
-def _how_to_contribute() -> list[Part]:
-    return [
-        Lines(["Both ceilings in a minute, then a pull request with the log:"]),
-        Command("pip install mamf\nmamf find --dtype bfloat16\nmamf results submit LOG"),
-    ]
-
-
-def _empty_page(data: SiteData) -> Page:
-    sections = [Section("Add your accelerator", _how_to_contribute()), *_download_sections(data)]
-    return Page(TITLE, ["Nobody has measured a device yet."], sections=sections, links=_links(data))
-
-
 def published_page(data: SiteData) -> Page:
+    """The figures in published/ of results/, without any measured one beside them."""
     columns: list[Column[Any]] = [
-        Column("", "vendor", lambda figure: figure.vendor, left=True),
         Column("", "accelerator", lambda figure: figure.accelerator, left=True),
-        Column("", "dtype", lambda figure: figure.dtype, left=True),
         Column("", "TFLOPS", lambda figure: figure.tflops, significant),
+        Column("", "dtype", lambda figure: figure.dtype, left=True),
+        Column("", "vendor", lambda figure: figure.vendor, left=True),
         Column("", "statistic", lambda figure: figure.statistic, left=True),
         Column("", "software", lambda figure: figure.software, left=True),
         Column("", "W", lambda figure: figure.power_limit_watts, whole),
-        Column("", "source", lambda figure: Link(_site_of(figure.source), figure.source), left=True),
+        Column("", "source", lambda figure: Link("/".join(figure.source.split("/")[2:5]), figure.source), left=True),
         Column("", "license", lambda figure: figure.license, left=True),
     ]
+    notice = text_table(("file", "what"), [(Link(NOTICE_COPY, NOTICE_COPY), "authors and licenses of the sources")])
     return Page(
-        "Published elsewhere, not checked",
+        _NOT_CHECKED,
         [
             f"{counted(len(data.published), 'matmul figure')} that other people published. mamf did not check them.",
-            "Scripts, statistics, sizes, clocks and power limits differ, so they are ranked with no measured figure.",
+            "Scripts, statistics, sizes, clocks and power limits differ: compare none with a measured ceiling.",
         ],
-        sections=[
-            Section("Figures", [Table(columns, data.published)]),
-            Section(
-                "Licenses", [text_table(("file", "what"), [(Link(NOTICE_FILE, NOTICE_FILE), "authors, licenses")])]
-            ),
-        ],
-        links=[("All measured ceilings", INDEX)],
+        sections=[Section("Figures", [Table(columns, data.published)]), Section("Licenses", [notice])],
+        links=[("Measured ceilings", INDEX)],
     )
-
-
-def _site_of(address: str) -> str:
-    """The host, and what follows it if that is a project of GitHub's."""
-    parts = address.split("/")
-    return "/".join(parts[2:5] if parts[2:3] == ["github.com"] else parts[2:3])

@@ -24,6 +24,7 @@ from mamf.contribution.tables import results_page
 from mamf.errors import MamfError, UsageError, first_line
 from mamf.files import write_whole
 from mamf.logs.conversion import convert
+from mamf.machine.garbage import no_garbage_collection
 from mamf.pages.site import build_site
 from mamf.pages.site_index import INDEX
 from mamf.report.document import Answer, Column, Document, Lines, Table
@@ -31,8 +32,6 @@ from mamf.report.text import counted
 
 _REJECTED = 1
 _MOST_FILES = 100_000
-#: In folders of accelerators.
-_LOGS = "*/*.jsonl"
 
 
 def run(options: argparse.Namespace) -> int:
@@ -99,7 +98,7 @@ def _logs_among(files: Sequence[Path], folder: Path) -> list[Path]:
 
 def _logs_of_results(root: Path) -> list[Path]:
     """The logs in folders of accelerators, no deeper, so that another root is not searched."""
-    found = sorted(root.glob(_LOGS))
+    found = sorted(root.glob("*/*.jsonl"))
     if not found:
         raise UsageError(
             f"{root} holds no folder of an accelerator with run logs: name the folder results/ of the project"
@@ -217,10 +216,8 @@ def run_table(options: argparse.Namespace) -> int:
 
 
 def run_site(options: argparse.Namespace) -> int:
-    root = _folder(options.results)
-    paths = sorted(root.glob(_LOGS))
-    with reading(paths) as seen:
-        data = build_site(root, options.output, options.logs, paths, seen)
+    with no_garbage_collection():
+        data = build_site(_folder(options.results), options.output, options.logs)
     devices = len({run.device for run in data.runs})
     say(f"written: {options.output / INDEX} ({counted(len(data.runs), 'log')} of {counted(devices, 'device')})")
     return 0

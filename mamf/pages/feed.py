@@ -74,8 +74,8 @@ def _record(line: CeilingLine) -> dict[str, Any]:
 
 def feed_json(lines: Sequence[CeilingLine]) -> str:
     """index.json: a line per ceiling."""
-    head = f'{{"schema": {SCHEMA}, "title": {json.dumps(_TITLE)}, "ceilings": ['
-    return head + ",".join(f"\n{json.dumps(_record(line), allow_nan=False)}" for line in lines) + "\n]}\n"
+    rows = ",".join(f"\n{json.dumps(_record(line), allow_nan=False)}" for line in lines)
+    return f'{{"schema": {SCHEMA}, "title": {json.dumps(_TITLE)}, "ceilings": [{rows}\n]}}\n'
 
 
 def feed_csv(lines: Sequence[CeilingLine]) -> str:

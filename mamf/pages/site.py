@@ -64,8 +64,7 @@ def _own_files(output: Path) -> set[str]:
     found = {name.as_posix() for name in names if not any(part.startswith(".") for part in name.parts)}
     foreign = sorted(name for name in found if name not in listed or (output / name).is_symlink())
     if foreign:
-        more = f" and {len(foreign) - 1} more" if len(foreign) > 1 else ""
-        raise UsageError(f"{output} holds files that are not from a site ({foreign[0]}{more}): name an empty folder")
+        raise UsageError(f"{output} holds files that are not from a site, such as {foreign[0]}: name an empty folder")
     return found
 
 

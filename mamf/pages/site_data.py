@@ -88,10 +88,13 @@ class SiteData:
     published: Sequence[PublishedFigure] = ()
 
     @property
-    def dtypes(self) -> list[str]:
-        """Those of complete logs, the one of most cards first."""
-        found = grouped((line.dtype, len(line.cards)) for line in self.lines if line.tier == COMPLETE)
-        return sorted(found, key=lambda dtype: (-sum(found[dtype]), dtype))
+    def by_dtype(self) -> dict[str, list[CeilingLine]]:
+        """The ceilings of complete logs, else those that are unconfirmed or interrupted; the dtype of most cards
+        first.
+        """
+        found = grouped((line.dtype, line) for line in self.lines if line.entry)
+        kept = [(dtype, [line for line in each if line.tier == COMPLETE] or each) for dtype, each in found.items()]
+        return dict(sorted(kept, key=lambda pair: (-sum(len(line.cards) for line in pair[1]), pair[0])))
 
     def by_device(self) -> dict[str, SiteData]:
         """The part of each device that has a log, by its name."""
@@ -135,8 +138,8 @@ def read_site_data(root: Path) -> SiteData:
     vendors = {run.device: run.vendor for run in runs if run.info}
     runs = [replace(run, vendor=vendors.get(run.device, UNKNOWN)) for run in runs]
     data = _ranked(entries)
-    dtypes, lines = data.dtypes, [*data.lines, *_legacy_lines(finders, vendors)]
-    order = {name: place for names in (ALL_TIERS, dtypes, NAMES) for place, name in enumerate(names)}
+    lines = [*data.lines, *_legacy_lines(finders, vendors)]
+    order = {name: place for names in (ALL_TIERS, data.by_dtype, NAMES) for place, name in enumerate(names)}
     lines.sort(key=lambda line: (*(order.get(each, 99) for each in (line.tier, line.dtype, line.regime)), -line.tflops))
     return replace(data, runs=runs, lines=lines, published=read_published(root))
 
@@ -154,8 +157,9 @@ def _run_of_log(log: RunLog, place: Path) -> Run:
 
 def _run_of_finder(finder: FinderRun, place: Path) -> Run:
     what = f"mamf-finder {finder.version or 'of unknown version'}, {finder.dtype or 'dtype unknown'}"
-    device, started = finder.device or UNKNOWN, finder.started or ""
-    return Run(place, LEGACY, device, what, started, finder.software, UNKNOWN, None, {})
+    return Run(
+        *(place, LEGACY, finder.device or UNKNOWN, what, finder.started or "", finder.software, UNKNOWN, None, {})
+    )
 
 
 def _digest(log: RunLog | FinderRun) -> str:
@@ -177,9 +181,13 @@ def _ranked(entries: Sequence[Entry]) -> SiteData:
         UNCONFIRMED: [entry for entry, _ in parts[0][1]],
         INTERRUPTED: [entry for entry in parts[0][0] if entry.tier == INTERRUPTED],
     }
-    lines = [line for tier, each in tiers.items() for line in ceiling_lines(tier, each)]
-    unconfirmed = [each for _, doubted in parts for each in doubted]
-    return SiteData((), lines, complete[0], complete[1], complete[2], unconfirmed)
+    return SiteData(
+        lines=[line for tier, each in tiers.items() for line in ceiling_lines(tier, each)],
+        entries=complete[0],
+        attention=complete[1],
+        kernels=complete[2],
+        unconfirmed=[each for _, doubted in parts for each in doubted],
+    )
 
 
 def ceiling_lines(tier: str, entries: Iterable[CeilingEntry]) -> list[CeilingLine]:

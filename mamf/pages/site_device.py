@@ -36,11 +36,12 @@ def device_page(name: str, data: SiteData, logs: str) -> Page:
     """``data``: the device's part. ``logs``: the base address of logs, from this page."""
     best = [line for line in data.lines if line.tier == data.lines[0].tier]
     facts = [
-        fact_of(line, f"{line.dtype}, {line.regime}", *([] if line.tier == COMPLETE else [f"tier {line.tier}"]))
+        fact_of(line, f"{line.dtype}, {line.regime}")
         for line in [each for each in best if each.regime in CEILINGS] or best
     ]
-    oldest_first = sorted(data.entries, key=lambda entry: str(entry.header["started"]))
-    versions = grouped((software(entry.header), entry) for entry in oldest_first)
+    versions = grouped(
+        (software(each.header), each) for each in sorted(data.entries, key=lambda entry: entry.header["started"])
+    )
     sections = [
         Section("Ceilings", [_ceilings_table(data, logs)] if data.lines else []),
         *_card_sections(data, logs),
@@ -62,8 +63,8 @@ def device_page(name: str, data: SiteData, logs: str) -> Page:
 def _summary(data: SiteData) -> str:
     found = {(run.info["compute_units"], run.info["power_limit_watts"]): 1 for run in data.runs if run.info}
     builds = [f"{units} compute units" + (f", {watts:.0f} W limit" if watts else "") for units, watts in found if units]
-    counts = f"{counted(len(data.runs), 'log')} of {counted(count_cards(data.runs), 'card')}"
-    return ". ".join(filter(None, [data.runs[0].vendor, " or ".join(builds), counts]))
+    what = [data.runs[0].vendor, " or ".join(builds), counted(len(data.runs), "log")]
+    return f"{'. '.join(filter(None, what))} of {counted(count_cards(data.runs), 'card')}."
 
 
 def _ceilings_table(data: SiteData, logs: str) -> Table[Any]:
@@ -109,8 +110,8 @@ def _cards_chart(line: CeilingLine) -> RangeChart:
     rows = [
         RangeRow("", card_name(each), (point_of(each),), None, line.regime) for each in spread(line.cards, MOST_ROWS)
     ]
-    gain = line.cards[0].tflops / line.cards[-1].tflops - 1
-    text = f"The fastest of {len(line.cards)} cards is {percent(gain)} % above the slowest."
+    gain = percent(line.cards[0].tflops / line.cards[-1].tflops - 1)
+    text = f"The fastest of {len(line.cards)} cards is {gain} % above the slowest."
     return RangeChart(f"{line.dtype}, {line.regime}", text, "TFLOPS", tuple(rows))
 
 

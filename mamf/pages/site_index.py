@@ -22,7 +22,7 @@ CSV, FEED, FEED_SCHEMA = "ceilings.csv", "index.json", "index.schema.json"
 _NOT_CHECKED = "Published elsewhere, not checked"
 MOST_FACTS = 4
 #: Pages stay small: the most devices of a picture, and the most points of a row and of a picture.
-MOST_ROWS, _MOST_POINTS, _MOST_IN_PICTURE = 40, 30, 600
+MOST_ROWS, _MOST_POINTS, _MOST_IN_PICTURE = 30, 30, 600
 _WORDS = (
     "burst: at the boost clock, the highest rate of a launch (MAMF). sustained: at the power limit, as in training "
     "(MSMF). classic: the loop of mamf-finder.",
@@ -36,7 +36,8 @@ _WORDS = (
 )
 _CONTRIBUTE: Sequence[Part] = (
     Lines(["Both ceilings in a minute, then a pull request with the log:"]),
-    Command("pip install mamf\nmamf find --dtype bfloat16\nmamf results submit LOG"),
+    Command("mamf find --dtype bfloat16"),
+    Command("mamf results submit LOG"),
 )
 
 
@@ -51,14 +52,12 @@ def device_title(name: str) -> str:
 
 def index_page(data: SiteData, logs: str, pages: Mapping[str, str]) -> Page:
     """``logs``: the base address of logs; ``pages``: the address of each device's page."""
-    complete = grouped((line.dtype, line) for line in data.lines if line.tier == COMPLETE)
-    charts = [_ceilings_chart(dtype, complete[dtype]) for dtype in data.dtypes]
-    leading = complete[data.dtypes[0]] if charts else []
+    charts = [_ceilings_chart(dtype, lines) for dtype, lines in data.by_dtype.items()]
+    leading = next(iter(data.by_dtype.values()), [])
     fastest = [line for line in leading if line.regime == "sustained"] or leading
     runs = grouped((run.device, run) for run in data.runs)
     cards = sum(map(count_cards, runs.values()))
     counts = f"{counted(len(runs), 'device')}, {counted(cards, 'card')}, {counted(len(data.runs), 'log')}."
-    text = "The highest rates that matrix products reach, each with its 95 % repeat interval and its log."
     columns: list[Column[CeilingLine]] = [
         Column("", "device", lambda line: Link(device_title(line.device), pages[line.device]), left=True),
         *figure_columns(),
@@ -73,12 +72,14 @@ def index_page(data: SiteData, logs: str, pages: Mapping[str, str]) -> Page:
         Section("All ceilings", [Table(columns, data.lines)] if data.lines else []),
         Section("What the words mean", [Lines(_WORDS)] if data.lines else []),
         Section("Devices", [_devices_table(runs, pages)] if runs else []),
-        Section("Downloads", [text_table(("file", "what"), [(Link(name, name), what) for name, what in files])]),
         Section("Add your accelerator", _CONTRIBUTE),
+        Section("Downloads", [text_table(("file", "what"), [(Link(name, name), what) for name, what in files])]),
     ]
     return Page(
         "Measured matmul ceilings of accelerators",
-        [text, counts] if runs else ["Nobody has contributed a log yet. Yours can be the first: see below."],
+        ["The highest rates that matrix products reach, each with its 95 % repeat interval and its log.", counts]
+        if runs
+        else ["Nobody has contributed a log yet. Yours can be the first: see below."],
         [fact_of(each, device_title(each.device), f"{each.dtype}, {each.regime}") for each in fastest[:MOST_FACTS]],
         sections=[each for each in sections if each.parts],
         links=[("As CSV", CSV), ("As JSON", FEED), *([(_NOT_CHECKED, PUBLISHED)] if data.published else [])],
@@ -86,9 +87,10 @@ def index_page(data: SiteData, logs: str, pages: Mapping[str, str]) -> Page:
 
 
 def fact_of(line: CeilingLine, label: str, *notes: str) -> Fact:
-    """A ceiling in large type: its interval, its share of the datasheet, the range over cards and the energy."""
+    """A ceiling in large type, with its interval, its share of the datasheet, the range over cards and the energy."""
     found = [
         *notes,
+        f"tier {line.tier}" if line.tier != COMPLETE else "",
         f"{interval_cell(line.interval)} (95 % repeat interval)" if line.interval else "",
         f"{percent(line.share)} % of the datasheet's {line.peak.flops / TERA:.4g}" if line.peak and line.share else "",
         f"{len(line.cards)} cards: {range_over_cards(line)}" if len(line.cards) > 1 else "",
@@ -133,16 +135,19 @@ def _ceilings_chart(dtype: str, lines: Sequence[CeilingLine]) -> RangeChart:
     rows = [
         RangeRow(
             shortened(device_title(line.device)),
-            line.regime,
+            line.regime if line.tier == COMPLETE else f"{line.regime}, {line.tier}",
             tuple(point_of(entry) for entry in spread(line.cards, most)),
             line.peak.flops / TERA if line.peak else None,
         )
         for line in kept
     ]
-    text = "One point per card, with its 95 % repeat interval. The dashed tick is the datasheet's dense peak."
-    left_out = len(devices) - MOST_ROWS
-    notes = (f"{counted(left_out, 'more device')} in the table",) if left_out > 0 else ()
-    return RangeChart(dtype, text, "TFLOPS", tuple(rows), notes)
+    return RangeChart(
+        dtype,
+        "One point per card, with its 95 % repeat interval. The dashed tick is the datasheet's dense peak.",
+        "TFLOPS",
+        tuple(rows),
+        (f"{counted(len(devices) - MOST_ROWS, 'more device')} in the table",) if len(devices) > MOST_ROWS else (),
+    )
 
 
 def card_name(entry: CeilingEntry) -> str:

@@ -40,7 +40,7 @@ def page_of_source(source: Source) -> Page:
 
 
 def _of_several(sources: Sequence[Source], pages: Sequence[Page]) -> Page:
-    """Side by side first, then each of its own."""
+    """All of them together first, then a section for each."""
     rows = [(source.name, source.title, *source.lead[:2]) for source in sources]
     parts: list[Part] = [text_table(("log", "what", "machine", "run"), rows)] if rows else []
     if chart := _side_by_side(sources):
@@ -79,7 +79,7 @@ def _side_by_side(sources: Sequence[Source]) -> RangeChart | None:
 
 
 def _compared(sources: Sequence[Source]) -> Sequence[Block]:
-    """The comparison of two logs of one plan, or why there is none."""
+    """The comparison of two logs of one plan, or the reason why they are not compared."""
     logs = [source.log for source in sources if source.log is not None]
     if len(logs) != 2 or len(sources) != 2:
         return []

@@ -75,7 +75,7 @@ class CeilingLine:
 
 @dataclass(frozen=True)
 class SiteData:
-    """``entries``: confirmed ceilings of complete logs. ``attention``, ``kernels``: likewise. ``unconfirmed``: with the
+    """``entries``: confirmed ceilings of complete logs, oldest first. ``attention``, ``kernels``: likewise. ``unconfirmed``: with the
     reasons.
     """
 
@@ -183,7 +183,7 @@ def _ranked(entries: Sequence[Entry]) -> SiteData:
     }
     return SiteData(
         lines=[line for tier, each in tiers.items() for line in ceiling_lines(tier, each)],
-        entries=complete[0],
+        entries=sorted(complete[0], key=lambda entry: (entry.header["started"], entry.place)),
         attention=complete[1],
         kernels=complete[2],
         unconfirmed=[each for _, doubted in parts for each in doubted],

@@ -39,9 +39,7 @@ def device_page(name: str, data: SiteData, logs: str) -> Page:
         fact_of(line, f"{line.dtype}, {line.regime}")
         for line in [each for each in best if each.regime in CEILINGS] or best
     ]
-    versions = grouped(
-        (software(each.header), each) for each in sorted(data.entries, key=lambda entry: entry.header["started"])
-    )
+    versions = grouped((software(each.header), each) for each in data.entries)
     sections = [
         Section("Ceilings", [_ceilings_table(data, logs)] if data.lines else []),
         *_card_sections(data, logs),

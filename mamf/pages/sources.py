@@ -36,6 +36,8 @@ from mamf.report.text import end_line, interval_cell, machine_line, percent, sca
 
 #: The most figures in large type, and the most rows that a page lists of one table.
 _MOST_FACTS, _MOST_ROWS = 6, 500
+#: Operands whose figures count; others show what data cost.
+NORMAL = "normal"
 
 
 @dataclass(frozen=True)
@@ -131,7 +133,9 @@ def _figures(log: RunLog) -> Iterable[Figure]:
     if ceilings and log.plan.kind != "sweep":
         return [_of_ceiling(ceiling, log.header) for ceiling in ceilings[:_MOST_FACTS]]
     best: dict[tuple[Any, str], Measurement] = {}
-    for row in best_first(row for row in log.measurements if row.ok and not row.is_reference):
+    rows = [row for row in log.measurements if row.ok and not row.is_reference]
+    normal = [row for row in rows if getattr(row.problem, "data", NORMAL) == NORMAL]
+    for row in best_first(normal or rows):
         best.setdefault((row.problem, row.regime), row)
     shares = Shares(log.header, log.all_ceilings, log.known_ceilings)
     problems = list(dict.fromkeys(problem for problem, _ in best))

@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 from mamf.ceilings.ceiling import CHOOSE, Ceiling, group_rounds, median_rate, why_hopeless
-from mamf.ceilings.contributed import place_among_known
 from mamf.logs.recording import End
 from mamf.logs.records import significant_digits
 from mamf.measurement import TERA, Measurement
@@ -59,8 +58,6 @@ def notes(ceiling: Ceiling, rows: Iterable[Measurement], header: Mapping[str, An
     lines += _default_note(ceiling, rows)
     if peak := find_peak(device["name"], ceiling.problem.dtype, device["compute_units"]):
         lines.append(f"    peak: {peak.flops / TERA:g}, dense {peak.dtype} of {peak.origin}")
-    if known := place_among_known(ceiling, device):
-        lines.append(f"    {known}")
     if ceiling.conditions.throttle_reasons:
         lines.append(f"    throttled by {', '.join(ceiling.conditions.throttle_reasons)}")
     phases = Counter(row.phase for row in rows if row.regime == ceiling.regime)

@@ -75,7 +75,7 @@ def page_of(document: Document) -> Page:
 
 
 def render_page(page: Page) -> str:
-    """The page as a html file of its own."""
+    """The page as a whole html file."""
     style, script = _file("style.css") + _colors(), _file("script.js")
     policy = (
         f"default-src 'none'; style-src {_source(style)}; script-src {_source(script)}; base-uri 'none'; "
@@ -111,7 +111,7 @@ def _colors() -> str:
     dark = "".join(
         f".c{number} {{ --c: color-mix(in srgb, {color} 60%, white); }}\n" for number, color in enumerate(COLORS)
     )
-    return f"{light}@media (prefers-color-scheme: dark) {{\n{dark}}}\n"
+    return f"{light}@media screen and (prefers-color-scheme: dark) {{\n{dark}}}\n"
 
 
 def _source(text: str) -> str:
@@ -161,7 +161,7 @@ def _table_parts(table: Table[Any]) -> dict[str, Any]:
 
     def cell(column: Any, row: Any) -> _Cell:
         text = column.cell(row)
-        return _Cell(str(text), column.left, getattr(text, "address", ""))
+        return _Cell(without_markup(text), column.left, getattr(text, "address", ""))
 
     heads = [_Cell(column.title, column.left, "") for column in columns]
     return {"heads": heads, "rows": [[cell(column, row) for column in columns] for row in table.top_rows]}

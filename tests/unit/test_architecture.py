@@ -30,6 +30,7 @@ LAYERS = {
     "contribution": "rules for results/, its tables, and what ceiling is known for a device",
     "profiling": "a script under torch's profiler; hardware counters of kernels",
     "node": "all devices of a machine: processes, shared runs, verdict",
+    "pages": "pages that people look at: reports of logs, and the site of results/",
     "integrations": "training loops: the meter, FLOP of models, transformers, lightning",
     "api": "the calls of `import mamf`",
     "cli": "one file for the options of a command, one for what runs it",

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from mamf.ceilings.ceiling import Ceiling, why_hopeless
+from mamf.ceilings.contributed import place_among_known
 from mamf.ceilings.search_plan import SearchPlan
 from mamf.cli.interruption import EXIT_CODE, Interruption
+from mamf.cli.printing import note_stream
 from mamf.cli.product_plans import problem_from
 from mamf.cli.resuming import Resumed, asked_budget, contradiction, interruptible, require_same_kernels
 from mamf.cli.session import Session
@@ -142,5 +144,8 @@ class _FindSession(Session):
 
     def _report(self, log: RunLog) -> int:
         code = super()._report(log)
+        for ceiling in log.all_ceilings.values():
+            if known := place_among_known(ceiling, log.header["device"]):
+                say(f"{ceiling.regime}, {known}", note_stream(self.options))
         cache_ceiling(log.path, warn)
         return code

@@ -15,7 +15,7 @@ from mamf.report.svg.panels import draw_chart
 from mamf.report.svg.scale import Scale, scale_of
 
 _HEIGHT, _TOP, _LEFT = 320.0, 26.0, 56.0
-_WIDTH_OF_BAR, _SHARE_OF_BAR = 110.0, 0.7
+_LEAST_WIDTH, _WIDTH_OF_BAR, _SHARE_OF_BAR = 560.0, 100.0, 0.7
 _ROW, _RANGES_WIDTH = 20.0, 1120.0
 # A part that is lower than this has no room for its figure, in pixels.
 _LEAST_ROOM = 14.0
@@ -72,8 +72,9 @@ def _waterfall_panel(bars: Sequence[Bar], top: float, color: str) -> str:
 
 def _bar_axes(labels: Sequence[str], top: float, unit: str, below: str, described: str) -> tuple[Canvas, Frame, float]:
     """A canvas with axes for bars that stand at 0, 1, 2 and so on; their width in pixels."""
-    width = _LEFT + _WIDTH_OF_BAR * max(len(labels), 3)
-    letters = int(_WIDTH_OF_BAR / LETTER) - 1
+    width = max(_LEAST_WIDTH, _LEFT + _WIDTH_OF_BAR * len(labels))
+    room = (width - _LEFT) / max(len(labels), 3)
+    letters = int(room / LETTER) - 1
     texts = [textwrap.wrap(label, letters)[:4] for label in labels]
     lines = max((len(text) for text in texts), default=1)
     x = Scale(-0.5, max(len(labels), 3) - 0.5, _LEFT, width)
@@ -84,7 +85,7 @@ def _bar_axes(labels: Sequence[str], top: float, unit: str, below: str, describe
         for number, line in enumerate(text, start=1):
             canvas.label(frame.x(place), frame.bottom + number * LINE, line)
     canvas.label((frame.left + frame.right) / 2, frame.bottom + (lines + 1.2) * LINE, below, "name")
-    return canvas, frame, _SHARE_OF_BAR * _WIDTH_OF_BAR
+    return canvas, frame, _SHARE_OF_BAR * room
 
 
 def _bar(

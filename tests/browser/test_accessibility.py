@@ -1,0 +1,27 @@
+"""axe-core finds nothing serious on any page, light and dark. ``AXE_CORE`` names its file, axe.min.js of the package."""
+
+import os
+from pathlib import Path
+
+import pytest
+from browsing.chromium import LAPTOP, PHONE
+from conftest import PAGES
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(not os.environ.get("AXE_CORE"), reason="AXE_CORE does not name axe-core's axe.min.js"),
+]
+_FINDINGS = """const done = arguments[arguments.length - 1];
+document.querySelectorAll('details').forEach((each) => { each.open = true; });
+axe.run(document, { resultTypes: ['violations'] }).then((found) => done(found.violations
+  .filter((each) => ['serious', 'critical'].includes(each.impact))
+  .map((each) => `${each.id}: ${each.nodes.length} times, ${each.nodes[0].html.slice(0, 200)}
+    ${each.nodes[0].failureSummary}`)), (error) => done([String(error)]))"""
+
+
+@pytest.mark.parametrize(("width", "is_dark"), [(LAPTOP, False), (LAPTOP, True), (PHONE, False)])
+@pytest.mark.parametrize("name", PAGES)
+def test_axe_finds_nothing_serious(name, width, is_dark, browser, page):
+    browser.open(page(name), width, is_dark=is_dark)
+    browser.evaluate(Path(os.environ["AXE_CORE"]).read_text(encoding="utf-8"))
+    assert browser.driver.execute_async_script(_FINDINGS) == []

@@ -1,0 +1,176 @@
+"""Report pages: what each kind of log shows, and that a hostile log stays text."""
+
+import base64
+import hashlib
+import html.parser
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from mamf.cli import main
+from mamf.errors import UsageError
+from mamf.pages.report import report_of
+from mamf.report.page import Page, Section, render_page, safe_address
+
+ROOT = Path(__file__).parents[2]
+H200 = ROOT / "results" / "nvidia-h200"
+FIND = H200 / "find-bfloat16-burst-sustained-20261123-004333.jsonl"
+#: A log of each kind, with a text that its first screen must have.
+KINDS = {
+    FIND: "26 cards measured",
+    H200 / "attention-bfloat16-fwd-bwd-burst-20261122-221110.jsonl": "of the ceiling (MAMFU)",
+    H200 / "bandwidth-roofline-float32-burst-sustained-20261122-000415.jsonl": "TB/s",
+    H200 / "sweep-torch-mm-bfloat16-burst-20261122-181526.jsonl": "best burst, bfloat16",
+}
+
+
+class Parsed(html.parser.HTMLParser):
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.attributes, self.stack, self.errors = [], [], [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append(tag)
+        self.attributes += attributes
+        if tag not in ("meta", "br", "input"):
+            self.stack.append(tag)
+
+    def handle_startendtag(self, tag, attributes):
+        self.tags.append(tag)
+        self.attributes += attributes
+
+    def handle_endtag(self, tag):
+        if not self.stack or self.stack.pop() != tag:
+            self.errors.append(tag)
+
+
+def kind_logs():
+    yield from KINDS.items()
+    for pattern in ("model-bfloat16-burst", "matmul-explain", "collective", "grouped", "mamf-finder-v3", "batched"):
+        yield next(iter(sorted(H200.glob(f"{pattern}*.jsonl")))), ""
+
+
+@pytest.mark.parametrize(("path", "text"), list(kind_logs()), ids=lambda each: getattr(each, "stem", ""))
+def test_every_kind_of_log_has_a_page_of_well_formed_markup(path, text):
+    page = render_page(report_of([path]))
+    assert text in page
+    parsed = Parsed(page)
+    assert not parsed.errors
+    assert not parsed.stack
+    assert len(page) < 700_000
+    assert "http://" not in page.replace("http://www.w3.org", "")
+
+
+def test_the_answer_comes_before_the_pictures():
+    page = render_page(report_of([FIND]))
+    assert page.index("<strong>853.8</strong>") < page.index("<svg")
+    assert "850.7 to 856.8 TFLOPS (95 % repeat interval)" in page
+    assert "86.3 % of the datasheet" in page
+    assert "Reproduce it" in page
+    assert len(page) < 500_000
+
+
+def test_the_page_of_autoprofile_has_all_parts():
+    page = render_page(report_of([ROOT / "docs" / "autoprofile-h200"]))
+    for heading in ("What the card can do", "What to try next", "kernels.jsonl"):
+        assert heading in page
+    assert "](" not in re.sub(r"<(style|script)>.*?</\1>", "", page, flags=re.DOTALL), "markdown that nobody reads"
+    assert len(page) < 2_000_000
+
+
+def test_two_logs_are_compared_and_others_stand_side_by_side(tmp_path):
+    finds = sorted(H200.glob("find-int8-burst-sustained-20261123-00*.jsonl"))[:2]
+    two = report_of(finds)
+    assert two.verdict.startswith("2 rows: ")
+    assert [section.is_open for section in two.sections] == [True, True, False, False]
+    unlike = report_of([finds[0], FIND, FIND])
+    assert [section.heading for section in unlike.sections][:1] == ["Side by side"]
+    assert "not compared: " in render_page(report_of([FIND, H200 / next(iter(KINDS.keys() - {FIND}))]))
+
+
+def test_a_folder_without_logs_is_refused(tmp_path):
+    with pytest.raises(UsageError, match="holds no log"):
+        report_of([tmp_path])
+
+
+def test_a_folder_of_logs_is_shown_side_by_side(tmp_path):
+    for number in range(3):
+        shutil.copy(FIND, tmp_path / f"{number}.jsonl")
+    assert report_of([tmp_path]).title == "3 runs side by side"
+
+
+HOSTILE = "</style></script><script>window.pwned=1</script><img src=x onerror=pwned()>\"'\x1b[31m\u202e{{7*7}}"
+
+
+def hostile_log(folder):
+    lines = FIND.read_text().splitlines()
+    header = json.loads(lines[0])
+    header["device"]["name"] = HOSTILE
+    header["command"] = header["environment"]["os"] = HOSTILE
+    header["findings"] = [HOSTILE, f"WARN {HOSTILE}"]
+    rows = [json.loads(line) for line in lines[1:]]
+    for row in rows:
+        if row["record"] in ("measurement", "ceiling"):
+            row["kernel"] = HOSTILE
+            row["throttle_reasons"] = [HOSTILE]
+    path = folder / "hostile.jsonl"
+    path.write_text("\n".join(map(json.dumps, [header, *rows])) + "\n")
+    return path
+
+
+def test_a_hostile_log_stays_text(tmp_path):
+    page = render_page(report_of([hostile_log(tmp_path)]))
+    parsed = Parsed(page)
+    assert not parsed.errors
+    assert parsed.tags.count("script") == 1
+    assert "img" not in parsed.tags
+    assert not [name for name, _ in parsed.attributes if name.startswith("on") or name == "style"]
+    assert "\x1b" not in page
+    assert "\u202e" not in page
+    assert "{{7*7}}" in page
+
+
+def test_the_policy_allows_its_own_script_and_style_alone():
+    page = render_page(Page("t", sections=[Section("h", [])]))
+    policy = html.unescape(re.search('Content-Security-Policy" content="([^"]*)"', page)[1])
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    for kind in ("style", "script"):
+        text = re.search(f"<{kind}>(.*?)</{kind}>", page, re.DOTALL)[1]
+        digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+        assert f"{kind}-src 'sha256-{digest}'" in policy
+
+
+@pytest.mark.parametrize(
+    ("address", "safe"),
+    [
+        ("https://example.org/a?b=c:d", True),
+        ("devices/nvidia-h200.html", True),
+        ("../a:b.html", True),
+        ("javascript:alert(1)", False),
+        ("JavaScript:alert(1)", False),
+        ("data:text/html,x", False),
+    ],
+)
+def test_addresses_that_run_nothing(address, safe):
+    assert safe_address(address) == (address if safe else "")
+
+
+def test_the_command_writes_one_file_and_replaces_none(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["report", str(FIND), "-o", "page.html"]) == 0
+    assert capsys.readouterr().out.startswith("report: page.html (")
+    assert main(["report", str(FIND), "-o", "page.html"]) == 2
+    assert "page.html exists" in capsys.readouterr().err
+    assert main(["report", str(FIND), "-o", "page.html", "--overwrite"]) == 0
+    assert main(["report", "missing.jsonl"]) == 2
+    assert "missing.jsonl" in capsys.readouterr().err
+
+
+def test_templates_and_script_stay_small():
+    files = (ROOT / "mamf" / "report" / "templates").iterdir()
+    assert sum(len(path.read_text().splitlines()) for path in files) < 1000

@@ -15,8 +15,6 @@ from mamf.report.text import csv_text
 SCHEMA = 1
 _TITLE = "Measured ceilings of matrix products by device, dtype and regime"
 
-
-_NUMBER, _INTEGER = ["number", "null"], ["integer", "null"]
 #: By name the type in JSON Schema, the description, and how it is read from a ceiling.
 FIELDS: dict[str, tuple[Any, str, Callable[[CeilingLine], Any]]] = {
     "device": ("string", "The device's name as torch reports it", lambda line: line.device),
@@ -34,15 +32,15 @@ FIELDS: dict[str, tuple[Any, str, Callable[[CeilingLine], Any]]] = {
         lambda line: significant_digits(line.tflops),
     ),
     "low": (
-        *(_NUMBER, "Lower end of the 95 % repeat interval, TFLOPS"),
+        *(["number", "null"], "Lower end of the 95 % repeat interval, TFLOPS"),
         lambda line: line.interval and significant_digits(line.interval.low),
     ),
     "high": (
-        *(_NUMBER, "Upper end of the 95 % repeat interval, TFLOPS"),
+        *(["number", "null"], "Upper end of the 95 % repeat interval, TFLOPS"),
         lambda line: line.interval and significant_digits(line.interval.high),
     ),
     "datasheet_tflops": (
-        *(_NUMBER, "The datasheet's dense peak; null if no datasheet is listed"),
+        *(["number", "null"], "The datasheet's dense peak; null if no datasheet is listed"),
         lambda line: line.peak and significant_digits(line.peak.flops / TERA),
     ),
     "tier": (
@@ -52,15 +50,15 @@ FIELDS: dict[str, tuple[Any, str, Callable[[CeilingLine], Any]]] = {
     ),
     "cards": ("integer", "How many cards were measured; 0 if unknown", lambda line: len(line.cards)),
     "lowest_tflops": (
-        *(_NUMBER, "TFLOPS of the slowest card"),
+        *(["number", "null"], "TFLOPS of the slowest card"),
         lambda line: significant_digits(line.cards[-1].tflops) if line.cards else None,
     ),
     "compute_units": (
-        *(_INTEGER, "Of the fastest card"),
+        *(["integer", "null"], "Of the fastest card"),
         lambda line: line.entry and line.entry.header["device"]["compute_units"],
     ),
     "power_limit_watts": (
-        *(_NUMBER, "Of the fastest card"),
+        *(["number", "null"], "Of the fastest card"),
         lambda line: line.entry and line.entry.header["device"]["power_limit_watts"],
     ),
     "source": ("string", "The log, as a path in results/", lambda line: line.place.as_posix()),

@@ -75,8 +75,8 @@ class CeilingLine:
 
 @dataclass(frozen=True)
 class SiteData:
-    """``entries``: confirmed ceilings of complete logs, oldest first. ``attention``, ``kernels``: likewise. ``unconfirmed``: with the
-    reasons.
+    """``entries``: confirmed ceilings of complete logs, oldest first. ``attention``, ``kernels``: likewise.
+    ``unconfirmed``: with the reasons.
     """
 
     runs: Sequence[Run] = ()

@@ -61,8 +61,8 @@ def device_page(name: str, data: SiteData, logs: str) -> Page:
 def _summary(data: SiteData) -> str:
     found = {(run.info["compute_units"], run.info["power_limit_watts"]): 1 for run in data.runs if run.info}
     builds = [f"{units} compute units" + (f", {watts:.0f} W limit" if watts else "") for units, watts in found if units]
-    what = [data.runs[0].vendor, " or ".join(builds), counted(len(data.runs), "log")]
-    return f"{'. '.join(filter(None, what))} of {counted(count_cards(data.runs), 'card')}."
+    parts = [data.runs[0].vendor, " or ".join(builds), counted(len(data.runs), "log")]
+    return f"{'. '.join(filter(None, parts))} of {counted(count_cards(data.runs), 'card')}."
 
 
 def _ceilings_table(data: SiteData, logs: str) -> Table[Any]:
@@ -109,8 +109,11 @@ def _cards_chart(line: CeilingLine) -> RangeChart:
         RangeRow("", card_name(each), (point_of(each),), None, line.regime) for each in spread(line.cards, MOST_ROWS)
     ]
     gain = percent(line.cards[0].tflops / line.cards[-1].tflops - 1)
-    text = f"The fastest of {len(line.cards)} cards is {gain} % above the slowest."
-    return RangeChart(f"{line.dtype}, {line.regime}", text, "TFLOPS", tuple(rows))
+    return RangeChart(
+        f"{line.dtype}, {line.regime}",
+        f"The fastest of {len(line.cards)} cards is {gain} % above the slowest.",
+        *("TFLOPS", tuple(rows)),
+    )
 
 
 def _history_table(versions: dict[str, list[CeilingEntry]]) -> Table[Any]:

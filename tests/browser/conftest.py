@@ -2,12 +2,7 @@
 
 import pytest
 from browsing.chromium import chromium, missing
-from browsing.pages import has_site, make_large_results, make_pages, make_site
-
-#: Of the pages that make_pages and make_site write: tests name them before they are made.
-PAGES = ("find", "attention", "sweep", "explanation", "model", "side by side", "autoprofile", "node", "imported")
-PAGES += ("hostile", "hostile find", "hostile attention", "show", "site", "device")
-OF_SITE = ("site", "device")
+from browsing.pages import OF_SITE, has_site, make_large_results, make_pages, make_site
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,7 @@ import re
 
 import pytest
 from browsing.chromium import PHONE
-from conftest import PAGES
+from browsing.pages import PAGES, ROOT
 
 pytestmark = pytest.mark.browser
 INJECTED = """<script>window.injected = 1</script><style>main { display: none }</style>
@@ -20,6 +20,12 @@ def test_a_page_opens_from_its_file_alone(name, browser, page):
     assert browser.evaluate("return document.querySelectorAll('h1').length") == 1
     assert browser.requests() == [page(name).as_uri()]
     assert browser.console() == []
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_names_no_folder_of_this_machine(name, page):
+    text = page(name).read_text(encoding="utf-8")
+    assert not [folder for folder in (ROOT, page("find").parent) if str(folder) in text]
 
 
 @pytest.mark.parametrize("name", PAGES)

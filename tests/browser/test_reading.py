@@ -1,7 +1,7 @@
 """Pages as people read them: hints of points, details by keyboard, dark, and on paper."""
 
 import pytest
-from conftest import PAGES
+from browsing.pages import PAGES
 
 pytestmark = pytest.mark.browser
 CLOSED = "return document.querySelectorAll('details:not([open])').length"
@@ -68,8 +68,9 @@ def test_paper_shows_all_details_and_the_screen_what_it_did(name, browser, page)
 
 @pytest.mark.parametrize("name", PAGES)
 def test_a_dark_page_is_dark_and_its_text_light(name, browser, page):
-    brightness = """const parts = (name) => getComputedStyle(document.body)[name].match(/[0-9.]+/g).slice(0, 3).map(Number);
-    return ['backgroundColor', 'color'].map((name) => parts(name).reduce((sum, each) => sum + each) / 765)"""
+    brightness = """const style = getComputedStyle(document.body);
+    return [style.backgroundColor, style.color].map(
+      (color) => color.match(/[0-9.]+/g).slice(0, 3).reduce((sum, each) => sum + Number(each), 0) / 765)"""
     browser.open(page(name), is_dark=True)
     background, text = browser.evaluate(brightness)
     assert background < 0.2 and text > 0.8

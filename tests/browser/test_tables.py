@@ -17,8 +17,8 @@ def table(browser, page):
             """The texts of a column, from top to bottom, of the rows that are shown."""
             script = f"""const table = {TABLE};
             const column = [...table.tHead.rows[0].cells].findIndex((each) => each.textContent === arguments[0]);
-            return [...table.tBodies[0].rows].filter((each) => !each.hidden).map((each) => each.cells[column].textContent)
-            """
+            return [...table.tBodies[0].rows].filter((each) => !each.hidden)
+              .map((each) => each.cells[column].textContent)"""
             return browser.evaluate(script, title)
 
         def head(self, title):
@@ -75,7 +75,9 @@ def test_rows_that_are_equal_keep_their_order(table):
     table.sort("fastest")
     fastest = table.column("fastest")
     table.sort("stage")
-    of_stage = [figure for stage, figure in zip(table.column("stage"), table.column("fastest")) if stage == "scout"]
+    of_stage = [
+        figure for stage, figure in zip(table.column("stage"), table.column("fastest"), strict=True) if stage == "scout"
+    ]
     assert of_stage == [figure for figure in fastest if figure in set(of_stage)]
 
 
@@ -96,13 +98,14 @@ def test_a_column_is_sorted_by_keyboard(browser, table):
 
 
 def test_a_search_leaves_the_rows_that_hold_the_text(browser, table):
-    field = browser.driver.find_element("css selector", ".filters input")
+    field, count = (browser.driver.find_element("css selector", f".filters {tag}") for tag in ("input", "output"))
     everything = len(table.column("shape"))
+    assert count.text == f"{everything} rows"
     field.send_keys("X20480")
     found = table.column("shape")
     assert 0 < len(found) < everything
     assert all("x20480" in shape for shape in found)
-    assert browser.driver.find_element("css selector", ".filters output").text == f"{len(found)} of {everything}"
+    assert count.text == f"{len(found)} of {everything}"
     field.send_keys(" no such text")
     assert table.column("shape") == []
 

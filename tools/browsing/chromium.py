@@ -17,6 +17,13 @@ _HEIGHT = 800
 #: Of a picture.
 _TALLEST = 16_000
 _OPTIONS = ("--headless=new", "--disable-dev-shm-usage", "--disable-gpu", "--hide-scrollbars", "--no-first-run")
+# The end of the load event is known a moment after the event.
+_LOAD_MILLISECONDS = """const done = arguments[arguments.length - 1];
+const look = () => {
+  const end = performance.getEntriesByType('navigation')[0].loadEventEnd;
+  end ? done(end) : setTimeout(look);
+};
+look()"""
 #: As root, in a container, Chromium starts without its sandbox only.
 _NO_SANDBOX = "--no-sandbox"
 
@@ -91,7 +98,7 @@ class Browser:
         found = []
         for _ in range(times):
             self.open(page)
-            found.append(self.evaluate("return performance.getEntriesByType('navigation')[0].loadEventEnd") / 1e3)
+            found.append(self.driver.execute_async_script(_LOAD_MILLISECONDS) / 1e3)
         return min(found)
 
     def picture(self, path: Path) -> None:

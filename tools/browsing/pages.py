@@ -9,7 +9,6 @@ import shutil
 from pathlib import Path
 
 from browsing.hostile import write_hostile_logs
-
 from mamf.cli import main
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -24,6 +23,10 @@ PROFILED = ROOT / "docs" / "autoprofile-h200"
 #: The shortest there are.
 FEW_ROWS = H200 / "sweep-torch-mm-bfloat16-burst-sustained-20261121-143850.jsonl"
 SIDE_BY_SIDE = (FIND, H200 / "find-bfloat16-burst-sustained-20261122-101216.jsonl")
+#: The names of all pages: of reports, of ``mamf show``, and of the site.
+OF_SITE = ("site", "device", "published")
+PAGES = ("find", "attention", "sweep", "explanation", "model", "side by side", "autoprofile", "node", "imported")
+PAGES += ("hostile", "hostile find", "hostile attention", "show", *OF_SITE)
 # Finds and memory of four cards of one host at the same time.
 _OF_NODE = {
     "find": [H200 / f"find-bfloat16-burst-sustained-20261122-101216{end}.jsonl" for end in ("", "-2", "-3", "-4")],
@@ -56,19 +59,19 @@ def make_pages(folder: Path) -> dict[str, Path]:
 
 
 def make_site(folder: Path, results: Path = ROOT / "results") -> dict[str, Path]:
-    """The front page of the site of ``results`` and the page of the device with the largest."""
+    """The pages of the site of ``results``: of its devices the one with the largest."""
     command("results", "site", "--results", str(results), "--output", str(folder))
     largest = max(folder.glob("devices/*.html"), key=lambda page: page.stat().st_size)
-    return {"site": folder / "index.html", "device": largest}
+    return {"site": folder / "index.html", "device": largest, "published": folder / "published.html"}
 
 
 def make_large_results(folder: Path, count: int) -> Path:
-    """A folder of so many logs, of twenty made-up models with many cards each."""
+    """A folder of so many logs, ten cards each of made-up models."""
     records = [json.loads(line) for line in FEW_ROWS.read_text(encoding="utf-8").splitlines()]
     header, rows = records[0], records[1:]
     for number in range(count):
-        model = f"made-up accelerator {number % 20}"
-        place = folder / f"made-up-accelerator-{number % 20}"
+        model = f"made-up accelerator {number // 10}"
+        place = folder / model.replace(" ", "-")
         place.mkdir(parents=True, exist_ok=True)
         device = header["device"] | {"name": model, "uuid_hash": f"{number:012x}"}
         lines = map(json.dumps, [header | {"device": device}, *rows])

@@ -32,12 +32,13 @@ def _draw_panel(panel: Panel, chart: Chart, styles: Mapping[str, Style], width: 
     unit = "milliseconds" if panel.quantity == "ms" else panel.unit
     canvas = Canvas(width, _HEIGHT, _described(panel, chart, unit))
     canvas.axes(frame, chart.axis.label, unit, list(chart.axis.ticks) or None)
-    for value, name, kind in _limits_of(panel):
+    for value, _, kind in _limits_of(panel):
         canvas.line(frame.left, frame.y(value), frame.right, frame.y(value), kind)
-        share = f" ({100 * value / panel.peak:.1f} % of the datasheet)" if panel.peak and kind == "ceiling" else ""
-        canvas.label(frame.right, frame.y(value) - 5, f"{name} {value:.4g}{share}", f"label {kind}-name", "end")
     for line in panel.lines:
         _draw_line(canvas, frame, line, chart, styles[line.name], unit)
+    for value, name, kind in _limits_of(panel):  # over the points
+        share = f" ({100 * value / panel.peak:.1f} % of the datasheet)" if panel.peak and kind == "ceiling" else ""
+        canvas.label(frame.right, frame.y(value) - 5, f"{name} {value:.4g}{share}", f"label {kind}-name", "end")
     if panel.best is not None:
         x, y = frame.x(panel.best.x), frame.y(panel.best.y)
         canvas.add("circle", {"cx": x, "cy": y, "r": 8, "class": "best"})

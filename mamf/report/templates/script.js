@@ -51,6 +51,7 @@ function filterable(table) {
     values.forEach((value) => select.add(new Option(value, value)));
     add(head.textContent, select, (row) => select.selectedIndex === 0 || row.cells[column].textContent === select.value);
   });
+  shown.value = `${rows.length} rows`;
   filters.append(shown);
   table.parentElement.before(filters);
 }

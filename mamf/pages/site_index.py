@@ -36,7 +36,8 @@ _WORDS = (
 )
 _CONTRIBUTE: Sequence[Part] = (
     Lines(["Both ceilings in a minute, then a pull request with the log:"]),
-    Command("mamf find --dtype bfloat16\nmamf results submit LOG"),
+    Command("mamf find --dtype bfloat16"),
+    Command("mamf results submit LOG"),
 )
 
 

@@ -28,6 +28,12 @@ def test_a_page_names_no_folder_of_this_machine(name, page):
     assert not [folder for folder in (ROOT, page("find").parent) if str(folder) in text]
 
 
+def test_a_command_stands_on_a_line_of_its_own(browser, page):
+    browser.open(page("site"))
+    commands = browser.evaluate("return [...document.querySelectorAll('pre')].map((each) => each.textContent)")
+    assert commands and not [each for each in commands if "\\n" in each or "\n" in each.strip()]
+
+
 @pytest.mark.parametrize("name", PAGES)
 def test_a_page_is_no_wider_than_a_phone(name, browser, page):
     browser.open(page(name), PHONE)

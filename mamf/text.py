@@ -34,6 +34,17 @@ class Markup(str):
     """Text that is markup on purpose: it is not escaped in markdown."""
 
 
+class Link(str):
+    """Text that leads to ``address``: an http or https address, or a place beside the page."""
+
+    address: str
+
+    def __new__(cls, text: str, address: str) -> Link:
+        made = super().__new__(cls, text)
+        made.address = address
+        return made
+
+
 def without_markup(text: str) -> str:
     """``text`` as people read it: of Markup, links and escapes are taken away."""
     return _MARKED.sub(lambda found: found[1] or found[2] or "", text) if isinstance(text, Markup) else text

@@ -31,13 +31,20 @@ def pytest_xdist_auto_num_workers(config):
     return None
 
 
+# Marked tests that a plain run skips, with the reason.
+APART = {
+    "emulated": "half a minute: python -m pytest -m emulated",
+    "browser": "needs a browser, and a minute: python -m pytest -m browser",
+}
+
+
 def pytest_collection_modifyitems(config, items):
-    """Tests on an emulated device take half a minute: a plain run skips them."""
-    if "emulated" in config.option.markexpr:
-        return
-    for item in items:
-        if item.get_closest_marker("emulated"):
-            item.add_marker(pytest.mark.skip(reason="half a minute: python -m pytest -m emulated"))
+    """Tests that take long, or need a browser, run when their marker is asked for."""
+    for marker, reason in APART.items():
+        if marker not in config.option.markexpr:
+            for item in items:
+                if item.get_closest_marker(marker):
+                    item.add_marker(pytest.mark.skip(reason=reason))
 
 
 def pytest_collection_finish():

@@ -102,7 +102,7 @@ def plot(
 
     >>> figure = mamf.plot("sweep.jsonl", "sweep.svg", regime="burst")
     >>> figure.texts[0].get_text()
-    'MxNxK, simulated.mm, bfloat16'
+    'matmul MxNxK by simulated.mm, bfloat16'
     """
     figure = draw(chart_of(_opened(log), regime, directions, quantities))
     if path is not None:

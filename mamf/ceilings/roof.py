@@ -96,6 +96,7 @@ class Roofs:
 class RoofPoint:
     """A rate and its roof. ``tflops``: 1e12 FLOP/s, None if the work has no FLOP; ``intensity``: FLOP per byte, None if
     the bytes were not counted; ``roof``: in the unit of the rate; ``bound``: the ceiling that limits the work.
+    ``layer``: what other rows share with this one, such as the layer of a model.
     """
 
     name: str
@@ -108,6 +109,7 @@ class RoofPoint:
     intensity: float | None
     roof: float | None
     bound: str | None
+    layer: str = ""
 
     @property
     def share(self) -> float | None:
@@ -115,7 +117,7 @@ class RoofPoint:
         return None if self.roof is None else self.rate / self.roof
 
 
-def make_roof_point(row: Measurement, roofs: Roofs, name: str) -> RoofPoint:
+def make_roof_point(row: Measurement, roofs: Roofs, name: str, layer: str = "") -> RoofPoint:
     """The roof point of a measured row, at its regime's statistic, normalized to the run's first device."""
     work, roof = row.work, roofs.over(row)
     seconds = row.amount / row.comparable_rate / TERA
@@ -130,6 +132,7 @@ def make_roof_point(row: Measurement, roofs: Roofs, name: str) -> RoofPoint:
         intensity=work.flop / work.nbytes if work.flop and work.nbytes else None,
         roof=None if roof is None else roof.rate(work),
         bound=None if roof is None else roof.bound(work),
+        layer=layer,
     )
 
 

@@ -17,12 +17,12 @@ from mamf.logs.run_log import RunLog, read_run_log
 from mamf.measurement import Conditions, Measurement
 from mamf.operations.attention.operation import is_attention
 from mamf.operations.unknown import operation_called
-from mamf.peaks import fastest_possible_flops
+from mamf.peaks import Peak, fastest_possible_flops, find_peak
 from mamf.plans import MATMUL, SWEEP
 from mamf.regime_names import NAMES
 from mamf.report import bests
 from mamf.report.kernels import title
-from mamf.statistics import Interval
+from mamf.statistics import CONFIDENCE, Interval
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,16 @@ class CeilingEntry(Entry):
             is_bounded=info.is_accelerator and bool(fastest_possible_flops(info, self.dtype.partition(",")[0])),
             label=f"{self.dtype}, {self.regime}",
         )
+
+    @property
+    def interval(self) -> Interval | None:
+        return None if self.low is None or self.high is None else Interval(self.low, self.high, CONFIDENCE)
+
+    @property
+    def datasheet(self) -> Peak | None:
+        """The dense peak of the device for the dtype."""
+        device = self.header["device"]
+        return find_peak(device["name"], self.dtype.partition(",")[0], device["compute_units"])
 
     @property
     def joules_per_tflop(self) -> float | None:
@@ -230,13 +240,16 @@ def leaders(entries: Iterable[CeilingEntry]) -> list[tuple[CeilingEntry, Sequenc
     return sorted(found, key=lambda pair: (pair[0].dtype, order.index(pair[0].regime), -pair[0].tflops))
 
 
-def best_attention(entries: Iterable[AttentionEntry]) -> list[AttentionEntry]:
-    """For each accelerator, dtype, regime, direction, head dimension and mask the kernel with the highest MAMFU."""
+def best_attention(entries: Iterable[AttentionEntry], *, per_kernel: bool = False) -> list[AttentionEntry]:
+    """For each accelerator, dtype, regime, direction, head dimension and mask the kernel with the highest MAMFU;
+    ``per_kernel``: the best row of each kernel.
+    """
     found: dict[tuple[Any, ...], AttentionEntry] = {}
     for entry in entries:
         row = entry.row
         mask = (row.shape.causal, row.shape.window or 0)
-        key = (entry.device, row.problem.dtype, row.regime, row.problem.direction, row.shape.head_dims, *mask)
+        problem = (row.problem.dtype, row.regime, row.problem.direction)
+        key = (entry.device, *problem, row.shape.head_dims, *mask, row.kernel if per_kernel else "")
         is_counted_alike = not row.problem.has_backward or row.problem.backward_count == "hardware"
         if is_counted_alike and (key not in found or entry.share > found[key].share):
             found[key] = entry

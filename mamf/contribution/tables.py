@@ -21,13 +21,12 @@ from mamf.contribution.collection import (
 from mamf.contribution.confirming import Entry, part_confirmed, shortened
 from mamf.measurement import TERA
 from mamf.operations.attention.shapes import AttentionShape
-from mamf.peaks import Peak, find_peak
+from mamf.peaks import Peak
 from mamf.report.columns import sensor_columns
 from mamf.report.document import Column, Table
 from mamf.report.formats.markdown import table_text
 from mamf.report.own_ceilings import problem_title, share_of
 from mamf.report.text import interval_cell, significant
-from mamf.statistics import CONFIDENCE, Interval
 from mamf.text import Markup, markdown_line, markdown_text
 
 _INTRODUCTION = """# Results
@@ -130,7 +129,7 @@ def ceiling_columns(notes: Footnotes) -> list[Column[Leader]]:
         text_column("regime", lambda row: row[0].regime),
         text_column("accelerator", lambda row: row[0].device),
         Column("", "TFLOPS", lambda row: row[0].tflops, lambda rate: Markup(f"**{significant(rate)}**")),
-        Column("", "interval", lambda row: _interval(row[0]), interval_cell),
+        Column("", "interval", lambda row: row[0].interval, interval_cell),
         Column("", "MxNxK", lambda row: row[0].shape),
         text_column("kernel", lambda row: row[0].kernel),
         Column("", "of the dense peak", lambda row: _peak(row[0]), share),
@@ -143,26 +142,25 @@ def ceiling_columns(notes: Footnotes) -> list[Column[Leader]]:
     ]
 
 
-def _interval(entry: CeilingEntry) -> Interval | None:
-    return None if entry.low is None or entry.high is None else Interval(entry.low, entry.high, CONFIDENCE)
-
-
 def _span(rates: Sequence[float]) -> str:
     return f"{len(rates)}: {significant(min(rates))} to {significant(max(rates))}" if len(rates) > 1 else "1"
 
 
 def _peak(entry: CeilingEntry) -> tuple[CeilingEntry, Peak] | None:
-    device = entry.header["device"]
-    peak = find_peak(device["name"], entry.dtype.partition(",")[0], device["compute_units"])
+    peak = entry.datasheet
     return None if peak is None else (entry, peak)
 
 
 def software(header: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {version}" for name, version in software_versions(header).items())
+
+
+def software_versions(header: Mapping[str, Any]) -> dict[str, str]:
     """torch, the vendor's libraries and the driver."""
     device = header["device"]
     named = {"torch": header["environment"]["packages"].get("torch"), **(device.get("versions") or {})}
-    texts = [f"{name} {version}" for name, version in named.items() if version and version != "True"]
-    return ", ".join([*texts, *([f"driver {device['driver']}"] if device.get("driver") else [])])
+    named |= {"driver": device.get("driver")}
+    return {name: str(version) for name, version in named.items() if version and version != "True"}
 
 
 def attention_columns() -> list[Column[AttentionEntry]]:
@@ -172,7 +170,7 @@ def attention_columns() -> list[Column[AttentionEntry]]:
         text_column("regime", lambda entry: entry.row.regime),
         text_column("pass", lambda entry: entry.row.problem.direction),
         Column("", "d", lambda entry: entry.row.shape.head_dims),
-        text_column("mask", lambda entry: _mask(entry.row.shape)),
+        text_column("mask", lambda entry: mask_name(entry.row.shape)),
         text_column("kernel", lambda entry: entry.row.kernel),
         Column("", "MAMFU", lambda entry: entry.share, lambda share: Markup(f"**{100 * share:.1f} %**")),
         Column("", "TFLOPS", lambda entry: entry.row.tflops(entry.row.figure), significant),
@@ -181,7 +179,7 @@ def attention_columns() -> list[Column[AttentionEntry]]:
     ]
 
 
-def _mask(shape: AttentionShape) -> str:
+def mask_name(shape: AttentionShape) -> str:
     return ("causal" if shape.causal else "full") + ("" if shape.window is None else f", window {shape.window}")
 
 

@@ -224,41 +224,46 @@ def slowest_collectives(devices: Iterable[Device]) -> dict[str, float]:
     return found
 
 
-#: Width of a figure's group of devices and of one device, as shares of the distance between figures.
-_WIDTH_OF_GROUP, _WIDTH_OF_DEVICE = 0.7, 0.15
 _MOST_NAMED = 12
 _MOST_FINDINGS = 4
+#: Panels side by side.
+_MOST_ACROSS = 4
 
 
 def node_chart(devices: Sequence[Device], verdict: Verdict) -> Chart:
-    """Raises UsageError if no device has a figure."""
+    """A panel per figure, each on its own scale. Raises UsageError if no device has a figure."""
     figures = [name for name in UNITS if any(name in device.figures for device in devices)]
     if not figures:
         raise UsageError("nothing to draw: no device has a figure")
-    medians = {
-        name: distribution([each.figures[name] for each in devices if name in each.figures])[1] for name in figures
-    }
-    names, lines = _names(devices), dict[str, list[Point]]()
-    width = min(_WIDTH_OF_GROUP / len(devices), _WIDTH_OF_DEVICE)
-    for place, device in enumerate(devices):
-        aside = (place - (len(devices) - 1) / 2) * width
-        for number, name in enumerate(figures):
-            if name in device.figures:
-                share = 100 * device.figures[name] / medians[name]
-                half = share * device.half_widths.get(name, 0.0)
-                lines.setdefault(names[place], []).append(Point(number + aside, share, share - half, share + half))
-    ticks = tuple((float(number), f"{name}: {shown(name, medians[name])}") for number, name in enumerate(figures))
-    drawn = tuple(Line(name, tuple(points)) for name, points in lines.items())
+    panels = [_figure_panel(name, devices) for name in figures]
+    rows = -(-len(panels) // _MOST_ACROSS)
+    across = -(-len(panels) // rows)
+    padded = [*panels, *[None] * (rows * across - len(panels))]
     notes = [slowest_line(devices), *(finding.text for finding in verdict.findings[:_MOST_FINDINGS])]
+    ticks = tuple((float(each.rank), str(each.rank)) for each in devices if len(devices) <= _MOST_NAMED)
     return Chart(
         f"{len(devices)} device{'s' if len(devices) > 1 else ''} side by side: {verdict.level}",
         ", ".join(dict.fromkeys(device.name for device in devices if device.name)),
-        Axis("figure, and its median over all devices", ticks=ticks),
-        ((Panel("", "tflops", drawn, unit="% of the median"),),),
-        (*notes, "bars: 95 % repeat intervals"),
+        Axis("rank" if len({each.node for each in devices}) > 1 else "device", ticks=ticks),
+        tuple(tuple(padded[start : start + across]) for start in range(0, len(padded), across)),
+        (*notes, "spread: highest to lowest; bars: 95 % repeat intervals; each panel has its own scale"),
         is_connected=False,
         has_intervals=True,
+        has_own_scales=True,
     )
+
+
+def _figure_panel(name: str, devices: Sequence[Device]) -> Panel:
+    unit, factor = UNITS[name]
+    lines: dict[str, list[Point]] = {}
+    for device, line in zip(devices, _names(devices), strict=True):
+        if name in device.figures:
+            rate = device.figures[name] * factor
+            half = rate * device.half_widths.get(name, 0.0)
+            lines.setdefault(line, []).append(Point(float(device.rank), rate, rate - half, rate + half))
+    lowest, _, highest = distribution(values_of(name, devices))
+    title = f"{name}, spread {highest / lowest - 1:.1%}" if len(devices) > 1 else name
+    return Panel(title, "tflops", tuple(Line(line, tuple(points)) for line, points in lines.items()), unit=unit)
 
 
 def _names(devices: Sequence[Device]) -> list[str]:

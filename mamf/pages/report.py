@@ -86,7 +86,10 @@ def _compared(sources: Sequence[Source]) -> Sequence[Block]:
     try:
         document = comparison_document(compare(logs[:1], logs[1:], False), DEFAULT_TOLERANCE)
     except MamfError as error:
-        return [Lines([f"not compared: {error}"])]
+        reason = str(error).partition("; use --")[0]
+        for log in logs:  # a page is passed on: it names no folder of this machine
+            reason = reason.replace(str(log.path), log.path.name)
+        return [Lines([f"not compared: {reason}"])]
     return document.visible_blocks
 
 

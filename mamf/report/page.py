@@ -111,7 +111,7 @@ def _colors() -> str:
     dark = "".join(
         f".c{number} {{ --c: color-mix(in srgb, {color} 60%, white); }}\n" for number, color in enumerate(COLORS)
     )
-    return f"{light}@media (prefers-color-scheme: dark) {{\n{dark}}}\n"
+    return f"{light}@media screen and (prefers-color-scheme: dark) {{\n{dark}}}\n"
 
 
 def _source(text: str) -> str:

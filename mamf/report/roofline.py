@@ -9,6 +9,7 @@ from mamf.ceilings.ceiling import Ceiling
 from mamf.ceilings.roof import LEVELS, MEMORY, NEAR, RoofPoint, Roofs, make_roof_point
 from mamf.measurement import Measurement
 from mamf.operations.bandwidth.shapes import CACHES_OF_MEMORY
+from mamf.operations.matmul.shapes import MatmulShape, name_layers
 from mamf.operations.unknown import operation_called
 from mamf.report.columns import interval_columns
 from mamf.report.document import Answer, Block, Column, Document, Lines, Table
@@ -30,7 +31,8 @@ class Named(NamedTuple):
 def points_of(rows: Iterable[Measurement], roofs: Roofs) -> list[RoofPoint]:
     """Measured rows under their roofs, without references and the rows of a search."""
     kept = [row for row in rows if row.ok and not row.is_reference and not row.phase]
-    return [make_roof_point(row, roofs, named(row)) for row in kept]
+    layers = name_layers(row.shape for row in kept if isinstance(row.shape, MatmulShape))
+    return [make_roof_point(row, roofs, named(row), layers.get(row.shape, "")) for row in kept]
 
 
 def named(row: Measurement | Ceiling) -> str:

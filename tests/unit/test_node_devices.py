@@ -20,7 +20,7 @@ from mamf.node import children
 from mamf.node.baselines import baseline_of, contributed_baselines
 from mamf.node.children import Children
 from mamf.node.device import DeviceRun
-from mamf.node.figures import BURST, SUSTAINED, Device
+from mamf.node.figures import BURST, SUSTAINED, UNITS, Device
 from mamf.node.gathering import ALONE, TOGETHER, Run, device_of, devices_of
 from mamf.node.places import Place
 from mamf.node.report import node_chart
@@ -213,15 +213,19 @@ def test_a_log_without_a_figure_of_a_device_is_no_baseline(healthy, capsys):
     assert "holds no figure that devices are compared by" in capsys.readouterr().err
 
 
-def test_devices_are_drawn_side_by_side_as_shares_of_the_median(healthy):
+def test_devices_are_drawn_side_by_side_with_a_panel_and_a_scale_per_figure(healthy):
     _, devices = devices_of([healthy])
     chart = node_chart(devices, judged(devices))
-    (panel,) = chart.panels
-    assert [line.name for line in panel.lines] == ["device 0", "device 1", "device 2"]
-    assert [text.split(":")[0] for _, text in chart.axis.ticks][:2] == [BURST, SUSTAINED]
-    shares = [line.points[0].y for line in panel.lines]
-    assert shares == pytest.approx([100.0, 99.0, 101.0], abs=0.4)
-    assert all(point.low < point.y < point.high for line in panel.lines for point in line.points[:2])
+    assert chart.has_own_scales
+    assert [panel.title.split(",")[0] for panel in chart.panels] == [
+        name for name in UNITS if name in devices[0].figures
+    ]
+    burst = chart.panels[0]
+    assert [line.name for line in burst.lines] == ["device 0", "device 1", "device 2"]
+    assert [line.points[0].y for line in burst.lines] == [device.figures[BURST] for device in devices]
+    assert [text for _, text in chart.axis.ticks] == ["0", "1", "2"]
+    assert burst.title == "burst, spread 2.0%" and burst.unit == "TFLOPS"
+    assert all(line.points[0].low < line.points[0].y < line.points[0].high for line in burst.lines)
     assert "OK" in chart.title
     named = node_chart([replace(devices[0], rank=rank, node=rank // 8) for rank in range(16)], judged(devices))
     assert [line.name for line in named.panels[0].lines] == ["node 0", "node 1"]

@@ -42,6 +42,7 @@ OTHER_MEANING = {
     ("--heads", "model"): "one number of an architecture",
     ("--kv-heads", "model"): "one number of an architecture",
     ("--output", "plot"): "a picture",
+    ("--output", "results site"): "a folder of pages",
     ("--preset", "kernels_find"): "presets are the operation's",
     ("--preset", "kernels_sweep"): "presets are the operation's",
     ("--preset", "sweep"): "presets are the operation's",

@@ -27,16 +27,21 @@ from mamf.report.charts.chart import (
     Panel,
     Point,
     even_ticks,
-    find_chart,
+    in_giga,
     in_kibi,
     labelled,
     limits,
-    sweep_chart,
+    merge_lines,
 )
-from mamf.report.charts.plotting import draw, label_place, save, styles_of
+from mamf.report.charts.kernels import kernels_chart
+from mamf.report.charts.palette import CEILING as CEILING_STYLE
+from mamf.report.charts.palette import COLORS, MARKERS, styles_of
+from mamf.report.charts.plotting import draw, label_place, save
+from mamf.report.charts.products import find_chart, sweep_chart
 from mamf.statistics import Interval, summarize
 
 DEVICE = {"backend": "cuda", "index": 0, "name": "H100", "vendor": "NVIDIA", "uuid_hash": None, "driver": "580"}
+H200 = {"device": DEVICE | {"name": "NVIDIA H200", "compute_units": 132}, "environment": {}}
 HEADER = {"device": DEVICE, "environment": {"packages": {"torch": "2.11"}}}
 CEILING = Ceiling(
     "H100", None, MatmulProblem(), "burst", "torch.mm", MatmulShape(8, 8, 8), 800.0, Interval(799, 801, 0.96), 9
@@ -100,8 +105,8 @@ def test_time_follows_tflops_down_the_figure():
     }
 
 
-def test_a_kernel_has_one_colour_in_the_pictures_of_both_directions():
-    rows = [row(shape(512)), row(shape(512), kernel="flex"), row(shape(512), kernel="flex", direction="bwd")]
+def test_a_kernel_has_one_color_in_the_pictures_of_both_directions():
+    rows = [row(shape(512)), row(shape(512), 500.0, "flex"), row(shape(512), 500.0, "flex", direction="bwd")]
     forward, backward = (attention_chart(rows, {}, HEADER, directions=[way]) for way in ("fwd", "bwd"))
     assert "eager" in forward.names and "eager" not in backward.names
     assert forward.palette == backward.palette
@@ -205,10 +210,15 @@ def test_a_sweep_is_against_what_varies():
     rows += [row(MatmulShape(256, 4096, 4096), 90.0, "torch.mm", regime="sustained")]
     chart = sweep_chart(rows, HEADER)
     assert chart.axis.label == "M" and not chart.axis.is_log
-    assert chart.title == "Mx4096x4096, torch.mm, bfloat16"
+    assert chart.title == "matmul Mx4096x4096 by torch.mm, bfloat16"
     burst, sustained = chart.panels[0].lines
     assert [point.x for point in burst.points] == [256, 512, 768]
-    assert burst.name == "burst: best 868 TFLOPS (median) at 768x4096x4096"
+    assert (burst.name, sustained.name) == ("burst", "sustained")
+    assert chart.notes[0] == "burst: best 868 TFLOPS (median) at 768x4096x4096"
+    assert chart.panels[0].best == burst.points[-1]
+    assert chart.panels[0].peak == 989.0
+    unlisted = {**HEADER, "device": DEVICE | {"name": "unlisted"}}
+    assert sweep_chart(rows, unlisted).panels[0].peak is None
     assert len(sustained.points) == 1
     assert len(sweep_chart(rows, HEADER, "burst").panels[0].lines) == 1
 
@@ -236,6 +246,9 @@ def test_a_find_is_in_the_order_it_measured():
     assert chart.names == ["scout", "refine"]
     assert [[point.x for point in line.points] for line in panel.lines] == [[1, 3], [2]]
     assert panel.ceiling == 800.0 and not chart.is_connected
+    assert chart.has_own_scales and chart.title == "The ceiling of bfloat16: 800 TFLOPS burst"
+    assert find_chart(rows, {}, HEADER).title == "The ceiling of bfloat16 was not confirmed"
+    assert find_chart(rows, {}, H200).panels[0].peak == 989.0
 
 
 def test_another_statistic_has_no_interval_of_the_median():
@@ -244,7 +257,9 @@ def test_another_statistic_has_no_interval_of_the_median():
     assert point.low == point.y == point.high
 
 
-@pytest.mark.parametrize(("size", "text"), [(512, "512"), (1000, "1000"), (1024, "1k"), (131072, "128k"), (1, "1")])
+@pytest.mark.parametrize(
+    ("size", "text"), [(512, "512"), (1000, "1000"), (1024, "1k"), (131072, "128k"), (1, "1"), (2**30, "1G")]
+)
 def test_lengths_are_spoken_of_in_kibi(size, text):
     assert in_kibi(size) == text
 
@@ -259,10 +274,54 @@ def test_even_ticks_are_few_multiples_of_a_power_of_two():
     assert [tick for tick, _ in even_ticks([512])] == [512]
 
 
-def test_a_colour_belongs_to_a_name_and_not_to_its_place():
+def test_work_is_counted_in_thousands():
+    assert [in_giga(work) for work in (12, 2.5e3, 3.76e12, 2e9)] == ["12", "2.5k", "3.76T", "2G"]
+
+
+def test_a_color_belongs_to_a_name_and_not_to_its_place():
     assert styles_of(["b", "a"]) == styles_of(["a", "b"])
-    looks = [tuple(style.values()) for style in styles_of([f"kernel-{n}" for n in range(40)]).values()]
-    assert len(set(looks)) == 40
+    assert len(set(styles_of([f"kernel-{n}" for n in range(40)]).values())) == 40
+    several = [f"kernel-{n}" for n in range(len(COLORS))]
+    assert {style.color for style in styles_of(several).values()} == set(COLORS)
+
+
+def test_a_known_kernel_looks_the_same_beside_any_other():
+    known = ["flash-attn-3", "sdpa-cudnn", "torch.mm", "eager"]
+    alone = {name: styles_of([name])[name] for name in known}
+    assert len(set(alone.values())) == len(known)
+    beside = styles_of([*known, *(f"kernel-{n}" for n in range(30))])
+    assert {name: beside[name] for name in known} == alone
+    assert len(set(beside.values())) == len(beside) < len(COLORS) * len(MARKERS)
+
+
+def _line(name, *heights):
+    return Line(name, tuple(Point(x, y, y, y) for x, y in enumerate(heights)))
+
+
+def test_lines_that_coincide_in_all_panels_are_one_with_both_names():
+    one = Panel(
+        "", "tflops", (_line("sdpa", 600.0, 700.0), _line("eager", 60.0, 70.0), _line("sdpa-cudnn", 601.0, 703.0))
+    )
+    other = Panel("", "ms", (_line("sdpa", 1.0, 2.0), _line("sdpa-cudnn", 1.001, 2.001)))
+    merged = Chart("", "", Axis("x"), merge_lines([[one, other], [None, None]]))
+    assert [[line.name for line in panel.lines] for panel in merged.panels] == [["eager", "sdpa-cudnn"], ["sdpa-cudnn"]]
+    assert merged.labels["sdpa-cudnn"] == "sdpa-cudnn = sdpa"
+    far = Panel("", "ms", (_line("sdpa", 1.0, 2.0), _line("sdpa-cudnn", 1.05, 2.0)))
+    assert merge_lines([[one, far]]) == ((one, far),)
+    shorter = Panel("", "tflops", (_line("sdpa", 600.0), _line("sdpa-cudnn", 600.0, 700.0)))
+    assert merge_lines([[shorter]]) == ((shorter,),)
+
+
+def test_kernels_have_a_panel_per_regime_and_one_name_in_all():
+    rows = [
+        row(shape(length), 400.0 + 100 * number, kernel, regime)
+        for length in (512, 1024)
+        for number, kernel in enumerate(("eager", "flex"))
+        for regime in ("burst", "sustained")
+    ]
+    chart = kernels_chart(rows, HEADER)
+    assert [[panel.title for panel in line] for line in chart.grid] == [["burst", "sustained"]]
+    assert chart.names == ["flex", "eager"]
 
 
 @pytest.mark.parametrize(
@@ -344,9 +403,42 @@ def test_a_panel_draws_a_line_a_kernel_and_the_ceiling():
     colours = {tuple(line.get_color() for line in axes.get_lines()) for axes in panels}
     assert len(colours) == 1
     assert {len(axes.get_lines()) for axes in panels} == {len(KERNELS) + 1}
-    dashed = [line for line in panels[0].get_lines() if line.get_linestyle() == "--"]
-    assert [line.get_ydata()[0] for line in dashed] == [800.0]
+    assert [line.get_ydata()[0] for line in panels[0].get_lines() if line.get_color() == CEILING_STYLE["color"]] == [
+        800.0
+    ]
     assert [label.get_text() for label in panels[-1].get_xticklabels()] == ["512", "1k", "2k", "4k", "8k", "16k"]
+
+
+def test_a_find_draws_ceiling_and_datasheet_with_the_share_on_each_panels_scale():
+    pytest.importorskip("matplotlib")
+    rows = [
+        Measurement(**{**vars(row(MatmulShape(512 * n, 512, 512), rate + n, regime=regime)), "phase": "scout"})
+        for n in range(1, 9)
+        for regime, rate in (("burst", 780.0), ("sustained", 700.0))
+    ]
+    figure = draw(find_chart(rows, {"burst": CEILING}, H200))
+    burst, sustained = (axes for axes in figure.axes if axes.get_title(loc="left"))
+    assert {text.get_text() for text in burst.texts} == {"datasheet 989", "ceiling 800, 81% of the datasheet"}
+    assert {text.get_text() for text in sustained.texts} == {"datasheet 989"}
+    assert 700 < burst.get_ylim()[0] < 781 and 600 < sustained.get_ylim()[0] < 701
+    assert all(axes.get_ylim()[1] > 989 for axes in (burst, sustained))
+    assert all(len(axes.get_xticks()) > 2 and len(axes.get_yticks()) > 2 for axes in (burst, sustained))
+
+
+def test_a_sweep_marks_its_best_and_its_share():
+    pytest.importorskip("matplotlib")
+    rows = [row(MatmulShape(m, 4096, 4096), 700.0 + m / 256, "torch.mm") for m in range(256, 20480, 64)]
+    (axes,) = draw(sweep_chart(rows, H200)).axes
+    assert {text.get_text() for text in axes.texts} == {"datasheet 989", "best 779.8, 79% of the datasheet"}
+    (line,) = [each for each in axes.get_lines() if len(each.get_xdata()) > 2]
+    assert line.get_marker() == "." and line.get_linewidth() < 1
+
+
+def test_a_datasheet_far_above_the_figures_does_not_flatten_them():
+    pytest.importorskip("matplotlib")
+    (axes,) = draw(sweep_chart([row(MatmulShape(m, 64, 64), 100.0 + m / 64) for m in range(64, 640, 64)], H200)).axes
+    assert axes.get_ylim()[1] < 200
+    assert "datasheet 989" not in {text.get_text() for text in axes.texts}
 
 
 def test_a_panel_that_lacks_lengths_keeps_the_scale_of_the_others():
@@ -491,6 +583,6 @@ def test_an_axis_scales_to_the_values_and_not_to_their_intervals():
 
     panel = Panel("", "tflops", (Line("k", (Point(0, 100.0, 1.0, 900.0), Point(1, 110.0, 1.0, 900.0))),))
     axes = Figure().subplots()
-    _scale_y(axes, panel, [panel], False)
+    _scale_y(axes, panel, Chart("", "", Axis("x"), ((panel,),)))
     low, high = axes.get_ylim()
     assert 90 < low < 100 < 110 < high < 120

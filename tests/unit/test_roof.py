@@ -15,12 +15,12 @@ from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
 from mamf.operations.bandwidth.operation import Bandwidth
 from mamf.operations.bandwidth.shapes import BandwidthProblem, BandwidthShape
 from mamf.operations.matmul.kernel import MatmulProblem
-from mamf.operations.matmul.shapes import MatmulShape
+from mamf.operations.matmul.shapes import PRESETS, MatmulShape, name_layers
 from mamf.profiling.profile import ClassRow, Profile
 from mamf.profiling.roofs import profile_points
 from mamf.report.charts.plotting import draw
 from mamf.report.charts.roofline import roofline_chart
-from mamf.report.charts.roofline_drawing import labelled
+from mamf.report.charts.roofline_drawing import labelled, series_of
 from mamf.report.roofline import bound_cell, points_of
 from mamf.report.tracelens import tracelens_arch
 from mamf.statistics import Interval, summarize
@@ -202,6 +202,7 @@ def test_ceilings_are_lines_and_rows_are_marks():
     rising = next(line for line in chart.lines if line.of == MEMORY and not line.is_sustained)
     assert rising.end == pytest.approx((1693 / 4.39, 1693))
     assert [mark.label for mark in chart.marks] == ["1x8192x8192", "64x8192x8192", "512x8192x8192"]
+    assert {mark.series for mark in chart.marks} == {"Mx8192x8192"}
     assert chart.marks[0].place == pytest.approx((make_roof_point(DECODE[0], ROOFS, "").intensity, 3.7))
 
 
@@ -232,11 +233,14 @@ def test_labels_touch_neither_one_another_nor_a_mark():
 
     chart = roofline_chart(ROOFS, points_of([*DECODE, *attention()], ROOFS), HEADER)
     axes = draw(chart).axes[0]
-    words = {mark.label for mark in chart.marks}
+    words = {mark.series or mark.label for mark in chart.marks}
     labels = [each for each in axes.texts if isinstance(each, Annotation) and each.get_text() in words]
     assert all(each.get_window_extent() for each in labels)  # puts them where they are drawn
     boxes = [Text.get_window_extent(each) for each in labels]  # of the words, without the line to the mark
-    assert len(labels) == len(labelled(chart.marks)) == 9
+    assert sorted(each.get_text() for each in labels) == sorted(
+        ["Mx8192x8192", *(mark.label for mark in labelled(chart.marks) if not mark.series)]
+    )
+    assert len(labels) == 7
     assert not any(a.overlaps(b) for a in boxes for b in boxes if a is not b)
     places = axes.transData.transform([mark.place for mark in chart.marks])
     assert not any(box.contains(*place) for box in boxes for place in places)
@@ -244,9 +248,39 @@ def test_labels_touch_neither_one_another_nor_a_mark():
 
 
 def test_labels_that_find_no_room_are_counted():
-    rows = [row(MatmulProblem(), MatmulShape(m, SIDE, SIDE), 780.0) for m in range(512, 1024, 8)]
+    rows = [
+        row(MatmulProblem(), MatmulShape(m, n, SIDE), 780.0) for m in (512, 520) for n in range(SIDE, SIDE + 800, 8)
+    ]
     axes = draw(roofline_chart(ROOFS, points_of(rows, ROOFS), HEADER)).axes[0]
-    assert "labels do not fit" in axes.get_title("right")
+    assert "labels that do not fit: " in axes.get_title("right")
+
+
+def test_many_shapes_have_a_legend_and_no_labels():
+    rows = [row(MatmulProblem(), MatmulShape(SIDE, n, SIDE), 780.0 - n / 64) for n in range(512, 8192, 512)]
+    chart = roofline_chart(ROOFS, points_of(rows, ROOFS), HEADER)
+    assert len(chart.marks) == len(rows) and not any(mark.series for mark in chart.marks)
+    axes = draw(chart).axes[0]
+    assert {each.get_text() for each in axes.texts} == {line.label for line in chart.lines}
+
+
+def test_layers_of_a_preset_are_joined_and_named():
+    shapes = list(PRESETS["decode"].shapes())
+    rows = [row(MatmulProblem(), shape, 1.0 + shape.m) for shape in shapes]
+    chart = roofline_chart(ROOFS, points_of(rows, ROOFS), HEADER)
+    names = ["llama-8b down", "llama-8b gate+up", "llama-8b logits", "llama-8b out", "llama-8b qkv"]
+    assert sorted({mark.series for mark in chart.marks}) == names
+    assert [len(marks) for marks in series_of(chart.marks)] == [8] * 5
+    assert set(names) <= {each.get_text() for each in draw(chart).axes[0].texts}
+    partly = name_layers([shape for shape in shapes if shape.n != 128256])
+    assert "Mx6144x4096" in partly.values() and not any("llama" in name for name in partly.values())
+    assert name_layers([MatmulShape(8, 8, 8), MatmulShape(8, 16, 8)]) == {}
+
+
+def test_marks_that_coincide_are_one_and_words_that_all_share_are_left_out():
+    same = [row(MatmulProblem(), MatmulShape(SIDE, SIDE, SIDE), rate) for rate in (780.0, 780.1, 700.0)]
+    chart = roofline_chart(ROOFS, points_of([*same, *attention()], ROOFS), HEADER)
+    assert [mark.place[1] for mark in chart.marks if mark.name == "mine"] == [780.0, 700.0]
+    assert "b32h16q512k512d128" in {mark.label for mark in chart.marks}
 
 
 # -- what other tools read ---------------------------------------------------------------------------------------------

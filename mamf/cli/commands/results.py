@@ -24,6 +24,9 @@ from mamf.contribution.tables import results_page
 from mamf.errors import MamfError, UsageError, first_line
 from mamf.files import write_whole
 from mamf.logs.conversion import convert
+from mamf.machine.garbage import no_garbage_collection
+from mamf.pages.site import build_site
+from mamf.pages.site_index import INDEX
 from mamf.report.document import Answer, Column, Document, Lines, Table
 from mamf.report.text import counted
 
@@ -32,7 +35,13 @@ _MOST_FILES = 100_000
 
 
 def run(options: argparse.Namespace) -> int:
-    actions = {"check": run_check, "submit": run_submit, "table": run_table, "convert": run_convert}
+    actions = {
+        "check": run_check,
+        "submit": run_submit,
+        "table": run_table,
+        "site": run_site,
+        "convert": run_convert,
+    }
     return actions[options.action](options)
 
 
@@ -203,6 +212,14 @@ def run_table(options: argparse.Namespace) -> int:
     for path, page in pages.items():
         write_whole(path, page)
         say(f"written: {path}")
+    return 0
+
+
+def run_site(options: argparse.Namespace) -> int:
+    with no_garbage_collection():
+        data = build_site(_folder(options.results), options.output, options.logs)
+    devices = len({run.device for run in data.runs})
+    say(f"written: {options.output / INDEX} ({counted(len(data.runs), 'log')} of {counted(devices, 'device')})")
     return 0
 
 

@@ -18,6 +18,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EXAMPLES
     parser.add_argument("logs", type=Path, nargs="+", metavar="LOG_OR_FOLDER", help="run logs, profiles or folders")
     parser.add_argument(
-        "-o", "--output", type=Path, default=Path("report.html"), metavar="FILE", help="page to write (report.html)"
+        "-o",
+        "--output",
+        type=Path,
+        default=Path("report.html"),
+        metavar="FILE",
+        help="page to write (default: report.html)",
     )
     add(parser, "--overwrite")

@@ -14,6 +14,7 @@ _EXAMPLES = """examples:
   mamf results check results                            a whole folder: each log in its place, and only once
   mamf results submit run.jsonl                         check, scrub, put into results/, print the git commands
   mamf results table                                    write results/README.md
+  mamf results site --output site                       write pages of all figures: open site/index.html
   mamf results convert run.jsonl                        convert a log of an early version
 """
 
@@ -34,6 +35,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add(submit, "--dry-run")
     table = actions.add_parser("table", help="write README.md of results/ from its logs")
     table.add_argument("--check", action="store_true", help="write nothing; exit code 1 if the table is out of date")
+    site = actions.add_parser("site", help="write static pages and downloads of results/ from its logs")
+    site.add_argument("--output", type=Path, required=True, metavar="FOLDER", help="new, empty, or of an earlier site")
+    site.add_argument("--logs", metavar="URL", help="where the logs are published (default: relative links to them)")
     convert = actions.add_parser("convert", help="convert logs of early versions, which other commands cannot read")
     convert.add_argument(
         "files",
@@ -44,11 +48,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     add(convert, "--output-folder", default_text="in place; the original is kept beside the new file")
     convert.add_argument("--output", dest="output_folder", type=Path, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
-    for action in (submit, table):
+    for action in (submit, table, site):
         action.add_argument(
             "--results", type=Path, default=Path("results"), metavar="FOLDER", help="the folder (default: results)"
         )
-    for action in (check, submit, table, convert):
+    for action in (check, submit, table, site, convert):
         action.set_defaults(parser=action)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -163,3 +163,18 @@ PRESETS: Mapping[str, Preset] = {
     "llama-70b": Preset(_LLAMA_70B),
     "attention-projections": Preset((*_LLAMA_8B[:2], *_LLAMA_70B[:2], *_DEEPSEEK_V3_ATTENTION)),
 }
+
+
+def name_layers(shapes: Iterable[MatmulShape]) -> dict[MatmulShape, str]:
+    """What a number of tokens is multiplied with, for shapes that share N and K: a layer of a model, if the shapes hold
+    all layers of its preset, else ``MxNxK`` with these sizes. Shapes that share them with no other are left out.
+    """
+    tokens: dict[tuple[int, int], set[int]] = {}
+    for shape in shapes:
+        tokens.setdefault((shape.n, shape.k), set()).add(shape.m)
+    names = {weights: f"Mx{weights[0]}x{weights[1]}" for weights, counts in tokens.items() if len(counts) > 1}
+    for preset in PRESETS.values():
+        layers = {(layer.outputs, layer.inputs): layer.name for layer in preset.layers}
+        if layers.keys() <= names.keys():
+            names |= layers
+    return {MatmulShape(m, *weights): name for weights, name in names.items() for m in tokens[weights]}

@@ -27,6 +27,7 @@ from mamf.report.charts.chart import (
     in_kibi,
     labelled,
     machine,
+    merge_lines,
     point,
 )
 
@@ -61,7 +62,7 @@ LENGTH = Facet(lambda row: row.shape.seqlen_k, lambda row: f"length {in_kibi(row
 QUERIES = Facet(lambda row: row.shape.seqlen_q, lambda row: f"{row.shape.seqlen_q} queries")
 HEADS = Facet(lambda row: (row.shape.heads, row.shape.kv_heads), _heads)
 BATCH = Facet(lambda row: row.shape.batch, lambda row: f"batch {row.shape.batch}")
-#: Always a reason for panels of their own.
+#: Always a reason for separate panels.
 _PARTING = (HEAD_DIM, MASK, DIRECTION, DTYPE)
 #: Only where points would else lie on one another.
 _IF_NEEDED = (LENGTH, HEADS, QUERIES, BATCH)
@@ -92,7 +93,7 @@ def attention_chart(
     label, position = _axis(measured)
     facets = needed(measured, position)
     varying = [facet for facet in facets if count(facet, measured) > 1]
-    grid = _grid(measured, varying, position, ceilings, quantities)
+    grid = merge_lines(_grid(measured, varying, position, ceilings, quantities))
     common = ", ".join(facet.text(measured[0]) for facet in facets if facet not in varying)
     companions = any(line.is_companion for panels in grid for panel in panels if panel for line in panel.lines)
     return Chart(

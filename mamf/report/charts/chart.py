@@ -1,21 +1,22 @@
 """What a figure shows, as data: panels of lines of points. Pure; mamf.report.charts.plotting draws it.
 
-Here too: the figures of a sweep and of a find. Those of attention are in mamf.report.charts.attention.
+What a log shows is decided beside: products in mamf.report.charts.products, attention in mamf.report.charts.attention.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
-from mamf.ceilings.ceiling import Ceiling
+from mamf.backend import DeviceInfo
 from mamf.choices import Quantity
 from mamf.errors import UsageError
-from mamf.measurement import Measurement
+from mamf.measurement import TERA, Measurement
+from mamf.operations.unknown import operation_called
+from mamf.report.charts.palette import place_of
 from mamf.text import visible
 
 # Labels nearer than this share of an axis would touch, where so many panels share the width.
@@ -23,6 +24,10 @@ _LABEL_DISTANCE, _LABEL_DISTANCE_PER_COLUMN = 0.01, 0.03
 _MARGIN_SHARE = 0.045
 _MOST_TICKS = 10
 _MOST_FAILURES = 4
+# Lines that differ by less than this share of a panel's height coincide.
+_UNSEEN = 0.01
+# By power of a thousand, or of 1024.
+_UNITS = ("", "k", "M", "G", "T")
 
 
 @dataclass(frozen=True)
@@ -37,11 +42,14 @@ class Point:
 
 @dataclass(frozen=True)
 class Line:
-    """``name`` decides the colour, in every panel. ``is_companion``: drawn dotted beside the line of that name."""
+    """``name`` decides the color, in every panel. ``is_companion``: drawn dotted beside the line of that name.
+    ``also``: names of lines that coincide with it in all panels and are not drawn again.
+    """
 
     name: str
     points: tuple[Point, ...]
     is_companion: bool = False
+    also: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -73,8 +81,8 @@ class Axis:
 class Chart:
     """``grid``: rows of panels, None where nothing was measured. ``is_connected``: points are joined by lines.
     ``bar_width``: on the axis, where points are drawn as bars. ``has_intervals``: of points that are not joined.
-    ``companion``: what a dotted line means. ``palette``: all names of the run, so that a name has one colour in
-    every picture of it.
+    ``companion``: what a dotted line means. ``palette``: all names of the run, so that a name has one color in
+    every picture of it. ``has_own_scales``: each panel has its own vertical scale.
     """
 
     title: str
@@ -87,10 +95,17 @@ class Chart:
     has_intervals: bool = False
     companion: str = ""
     palette: tuple[str, ...] = ()
+    has_own_scales: bool = False
 
     @property
     def panels(self) -> list[Panel]:
         return [panel for row in self.grid for panel in row if panel is not None]
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """What a legend says of each name: also the names of lines that coincide with its line."""
+        lines = {line.name: line for panel in self.panels for line in panel.lines if not line.is_companion}
+        return {name: " = ".join((name, *lines[name].also)) for name in self.names}
 
     @property
     def names(self) -> list[str]:
@@ -167,11 +182,15 @@ def even_ticks(sizes: Sequence[int]) -> tuple[tuple[float, str], ...]:
 
 
 def in_kibi(size: float) -> str:
-    """``16k`` for 16384, as lengths are spoken of; ``4G`` for 4 GiB."""
-    for power, prefix in ((3, "G"), (2, "M"), (1, "k")):
-        if size >= 1024**power and size % 1024**power == 0:
-            return f"{size / 1024**power:.0f}{prefix}"
-    return f"{size:.0f}"
+    """``16k`` for 16384 and ``1G`` for 1073741824, as lengths and sizes are spoken of."""
+    power = next((each for each in (3, 2, 1) if size and size % 1024**each == 0), 0)
+    return f"{size / 1024**power:.0f}{_UNITS[power]}"
+
+
+def in_giga(work: float) -> str:
+    """``3.76T`` for 3.76e12."""
+    power = next((each for each in (4, 3, 2, 1) if work >= 1000**each), 0)
+    return f"{work / 1000**power:.3g}{_UNITS[power]}"
 
 
 def chosen_regimes(rows: Sequence[Measurement], wanted: str | None) -> list[str]:
@@ -194,6 +213,12 @@ def machine(header: Mapping[str, Any]) -> str:
     return f"{device['name']}{devices}, torch {torch}{driver}"
 
 
+def peak_of(problem: Any, header: Mapping[str, Any]) -> float | None:
+    """The datasheet's rate for a problem in 1e12/s, or None."""
+    peak = operation_called(problem.operation).peak(DeviceInfo(**header["device"]), problem)
+    return peak / TERA if peak else None
+
+
 def failures(rows: Iterable[Measurement], drawn: Iterable[str]) -> list[str]:
     """Why lines have gaps: rows without a figure of what is drawn, by name and status."""
     names = set(drawn)
@@ -203,70 +228,28 @@ def failures(rows: Iterable[Measurement], drawn: Iterable[str]) -> list[str]:
     return [f"no figure: {', '.join(reasons)}" + (f" and {more} more" if more else "")] if reasons else []
 
 
-def sweep_chart(
-    rows: Sequence[Measurement],
-    header: Mapping[str, Any],
-    regime: str | None = None,
-    quantities: Sequence[Quantity] = ("tflops",),
-) -> Chart:
-    """A sweep against the dimension that varies, or by rank where several do; a line a regime."""
-    regimes = chosen_regimes(rows, regime)
-    measured = [row for row in rows if row.ok and not row.is_reference and row.regime in regimes]
-    axis, position, shape = _matmul_axis(measured)
-    by_name = {name: [row for row in measured if row.regime == name] for name in regimes}
+def merge_lines(grid: Sequence[Sequence[Panel | None]]) -> tuple[tuple[Panel | None, ...], ...]:
+    """Panels in which lines that coincide in all panels, as far as an eye can see, are one line that names the others:
+    an entry point and the kernel that it chose, in the color of the kernel.
+    """
+    heights: dict[str, dict[tuple[Any, ...], float]] = {}
+    panels = [panel for row in grid for panel in row if panel is not None]
+    for number, panel in enumerate(panels):
+        top = max(point.y for line in panel.lines for point in line.points)
+        for line in panel.lines:
+            for each in line.points:
+                height = each.y / top if panel.quantity == "tflops" else math.log(each.y)
+                heights.setdefault(line.name, {})[number, each.x, line.is_companion] = height
+    drawn: dict[str, list[str]] = {}
+    for name, own in sorted(heights.items(), key=lambda item: place_of(item[0])):
+        same = (each for each in drawn if _coincide(heights[each], own))
+        drawn.setdefault(next(same, name), []).append(name)
 
-    def line(name: str, quantity: Quantity) -> Line:
-        best_first = sorted(by_name[name], key=lambda row: row.rank, reverse=True)
-        best = best_first[0]
-        points = [point(row, position(rank, row), quantity) for rank, row in enumerate(best_first, start=1)]
-        label = f"{name}: best {best.comparable_rate:.4g} TFLOPS ({best.best_by}) at {best.shape}"
-        return Line(label, tuple(sorted(points, key=lambda each: each.x)))
+    def merged(lines: Iterable[Line]) -> tuple[Line, ...]:
+        return tuple(replace(line, also=tuple(drawn[line.name][1:])) for line in lines if line.name in drawn)
 
-    grid = tuple((Panel("", quantity, tuple(line(name, quantity) for name in regimes)),) for quantity in quantities)
-    title = f"{shape}, {measured[0].kernel}, {measured[0].problem.dtype}"
-    return Chart(title, machine(header), axis, grid, tuple(failures(rows, [measured[0].kernel])))
-
-
-def _matmul_axis(
-    rows: Sequence[Measurement],
-) -> tuple[Axis, Callable[[int, Measurement], float], str]:
-    """The axis, where a row of a rank lies on it, and what the shapes have in common."""
-    varying = [name for name in "mnk" if len({getattr(row.shape, name) for row in rows}) > 1]
-    shape = "x".join(name.upper() if name in varying else str(getattr(rows[0].shape, name)) for name in "mnk")
-    is_cubic = all(row.shape.m == row.shape.n == row.shape.k for row in rows)
-    if len(varying) > 1 and not is_cubic:
-        count = len({row.shape for row in rows})
-        return Axis("rank, best first"), lambda rank, row: rank, f"{count} shapes {shape} by rank"
-    name = varying[0] if varying else "m"
-    sizes = sorted({getattr(row.shape, name) for row in rows})
-    label = "M = N = K" if len(varying) > 1 else name.upper()
-    steps = {second - first for first, second in itertools.pairwise(sizes)}
-    if len(steps) == 1:
-        axis = Axis(label, ticks=even_ticks(sizes))
-    else:
-        axis = Axis(label, True, labelled(sizes, lambda size: f"{size:.0f}"))
-    return axis, lambda rank, row: float(getattr(row.shape, name)), shape
+    return tuple(tuple(panel and replace(panel, lines=merged(panel.lines)) for panel in row) for row in grid)
 
 
-def find_chart(
-    rows: Sequence[Measurement], ceilings: Mapping[str, Ceiling], header: Mapping[str, Any], regime: str | None = None
-) -> Chart:
-    """A find in the order it measured, a colour a phase, a panel a regime."""
-    regimes = chosen_regimes(rows, regime)
-    panels = []
-    for name in regimes:
-        measured = [row for row in rows if row.ok and row.regime == name]
-        phases: dict[str, list[Point]] = {}
-        for number, row in enumerate(measured, start=1):
-            phases.setdefault(row.phase, []).append(point(row, number, "tflops"))
-        lines = tuple(Line(phase, tuple(points)) for phase, points in phases.items())
-        ceiling = ceilings.get(name)
-        panels.append(Panel(name, "tflops", lines, None if ceiling is None else ceiling.tflops))
-    title = f"Finding the ceiling of {rows[0].problem.dtype}"
-    notes = tuple(
-        f"{name} ceiling: {ceiling.tflops:.4g} TFLOPS at {ceiling.shape} by {ceiling.kernel}"
-        for name, ceiling in ceilings.items()
-        if name in regimes
-    )
-    axis = Axis("measurement, in the order taken", is_shared=False)
-    return Chart(title, machine(header), axis, (tuple(panels),), notes, is_connected=False)
+def _coincide(one: Mapping[Any, float], other: Mapping[Any, float]) -> bool:
+    return one.keys() == other.keys() and all(abs(one[at] - other[at]) <= _UNSEEN for at in one)

@@ -1,4 +1,4 @@
-"""The parts around the panels of every picture: title, legend, notes, and the colors of names.
+"""The parts around the panels of every picture: title, legend and notes.
 
 Their size is measured and the panels get the remaining space, so nothing overlaps.
 """
@@ -6,7 +6,6 @@ Their size is measured and the panels get the remaining space, so nothing overla
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -22,13 +21,6 @@ GREY = "#555555"
 # Characters that fit the width at these sizes.
 _TITLE_LENGTH, _SUBTITLE_LENGTH, _NOTE_LENGTH = 90, 145, 170
 _MOST_COLUMNS = 8
-# Distinct to colour-blind readers too (Okabe and Ito, extended); markers tell apart what shares a colour.
-_COLOURS = (
-    *("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7b3fa0"),
-    *("#8c564b", "#6b6b6b", "#8a9a00", "#aa0022", "#00b5b5", "#f2c500", "#1b2f7a"),
-)
-_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "p", "<", "h", ">")
-
 #: Entries of a legend: what they say, and how the line beside it is drawn.
 Named = list[tuple[str, dict[str, Any]]]
 
@@ -42,19 +34,6 @@ class Described(Protocol):
     def subtitle(self) -> str: ...
     @property
     def notes(self) -> tuple[str, ...]: ...
-
-
-def palette(count: int) -> list[str]:
-    """So many colours, each told from those beside it."""
-    return [_COLOURS[number % len(_COLOURS)] for number in range(count)]
-
-
-def styles_of(names: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Colour and marker by name, whatever the order of the names."""
-    return {
-        name: {"color": _COLOURS[number % len(_COLOURS)], "marker": _MARKERS[number % len(_MARKERS)]}
-        for number, name in enumerate(sorted(names))
-    }
 
 
 def arrange(figure: Figure, picture: Described, panels: float, named: Named) -> None:

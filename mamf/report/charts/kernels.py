@@ -1,7 +1,8 @@
-"""Kernels of any operation: rate against the operation's own axis, a panel a problem, a colour a kernel. Pure."""
+"""Kernels of any operation: rate against the operation's axis, a panel per problem and regime, a color per kernel."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -13,16 +14,20 @@ from mamf.report.charts.chart import (
     Chart,
     Line,
     Panel,
-    Point,
     chosen_regimes,
     failures,
+    in_giga,
     in_kibi,
     labelled,
     machine,
+    merge_lines,
+    peak_of,
     point,
 )
 
 Position = Callable[[Measurement], float]
+#: The axis label of work, which is counted in thousands and not in multiples of 1024.
+_FLOP = "FLOP"
 
 
 def kernels_chart(
@@ -35,34 +40,35 @@ def kernels_chart(
     regimes = chosen_regimes(rows, regime)
     measured = [row for row in rows if row.ok and not row.is_reference and row.regime in regimes]
     problems = list(dict.fromkeys(row.problem for row in measured))
-    titles = {problem: differing_fields(problem, problems) for problem in problems}
     axis, position = _axis(measured)
-    grid = tuple(
-        tuple(
-            _panel(
-                [row for row in measured if row.problem == problem], differing_fields(problem, problems), position, each
-            )
-            for each in quantities
-        )
-        for problem, title in titles.items()
-    )
+    peaks = {problem: peak_of(problem, header) for problem in problems}
+
+    def panel(problem: Any, of: str, quantity: Quantity) -> Panel | None:
+        shown = [row for row in measured if (row.problem, row.regime) == (problem, of)]
+        title = ", ".join(filter(None, (differing_fields(problem, problems), of if len(regimes) > 1 else "")))
+        return _panel(shown, title, position, quantity, peaks[problem]) if shown else None
+
+    columns = list(itertools.product(quantities, regimes))
+    grid = [[panel(problem, of, quantity) for quantity, of in columns] for problem in problems]
     name, kernels = measured[0].operation, dict.fromkeys(row.kernel for row in rows)
-    return Chart(f"{name}, {', '.join(regimes)}", machine(header), axis, grid, tuple(failures(rows, kernels)))
+    return Chart(
+        f"{name}, {', '.join(regimes)}",
+        machine(header),
+        axis,
+        merge_lines(grid),
+        tuple(failures(rows, kernels)),
+    )
 
 
-def _panel(rows: Sequence[Measurement], title: str, position: Position, quantity: Quantity) -> Panel:
-    several = len({row.regime for row in rows}) > 1
+def _panel(
+    rows: Sequence[Measurement], title: str, position: Position, quantity: Quantity, peak: float | None
+) -> Panel:
     lines: dict[str, dict[float, Measurement]] = {}
     for row in sorted(rows, key=lambda row: row.rank):
-        name = f"{row.kernel} ({row.regime})" if several else row.kernel
-        lines.setdefault(name, {})[position(row)] = row
+        lines.setdefault(row.kernel, {})[position(row)] = row
 
-    def points(best: Mapping[float, Measurement]) -> tuple[Point, ...]:
-        return tuple(point(best[x], x, quantity) for x in sorted(best))
-
-    return Panel(
-        title, quantity, tuple(Line(name, points(best)) for name, best in lines.items()), unit=rows[0].work.unit
-    )
+    drawn = tuple(Line(name, tuple(point(best[x], x, quantity) for x in sorted(best))) for name, best in lines.items())
+    return Panel(title, quantity, drawn, unit=rows[0].work.unit, peak=peak if quantity == "tflops" else None)
 
 
 def _axis(rows: Sequence[Measurement]) -> tuple[Axis, Position]:
@@ -76,7 +82,8 @@ def _axis(rows: Sequence[Measurement]) -> tuple[Axis, Position]:
         ticks = labelled(by_number, lambda number: by_number[number], is_log=False)
         return Axis("shape", ticks=ticks), lambda row: at[row.shape]
     is_log = min(at.values()) > 0
-    return Axis(of.axis_label, is_log, labelled(at.values(), in_kibi, is_log=is_log)), lambda row: at[row.shape]
+    text = in_giga if of.axis_label == _FLOP else in_kibi
+    return Axis(of.axis_label, is_log, labelled(at.values(), text, is_log=is_log)), lambda row: at[row.shape]
 
 
 def differing_fields(problem: Any, problems: Sequence[Any]) -> str:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 #: Told apart by color-blind readers too (Okabe and Ito, extended); each has a contrast of 3 to 1 on white.
 COLORS = (
@@ -12,16 +13,28 @@ COLORS = (
     *("#8c564b", "#6b6b6b", "#758200", "#aa0022", "#008f8f", "#1b2f7a", "#5a8f00"),
 )
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "p", "<", "h", ">")
-#: Names in groups that share pictures; a place in a group is a color.
+#: Names in groups: a place in a group is a color with a marker. Kernels are one group, longer than COLORS: attention
+#: first, then products, then rare ones, so that kernels that share a color seldom share a picture.
 _GROUPS = (
-    ("flash-attn-3", "flash-attn-2", "sdpa-cudnn", "flash-attn-4", "flex", "sdpa-flash", "aiter"),
-    ("eager", "sdpa-efficient", "compiled-eager", "sdpa", "sage-2", "sage-1", "sdpa-math", "fused-sdpa"),
-    ("torch.mm", "triton", "cublaslt", "gluon", "quack", "compiled", "scaled_mm", "F.scaled_mm"),
-    ("int_mm", "tunableop", "dequantized"),
+    (
+        *("flash-attn-3", "flash-attn-2", "sdpa-cudnn", "flash-attn-4", "flex", "compiled-eager", "sdpa-flash"),
+        *("eager", "sdpa-efficient", "sdpa-math", "sdpa", "torch.mm", "cublaslt", "triton"),
+        *("scaled_mm", "gluon", "quack", "compiled", "F.scaled_mm", "int_mm", "tunableop"),
+        *("dequantized", "aiter", "sage-2", "sage-1", "fused-sdpa", "torch"),
+    ),
     ("burst", "sustained", "classic"),
     ("scout", "refine", "algorithm", "choose", "confirm", "visit"),
+    ("forward", "backward", "optimizer step", "forward and backward", "backward and optimizer step"),
+    (
+        *("matmul", "attention", "elementwise", "normalization", "convolution", "optimizer", "embedding"),
+        *("reduction and softmax", "idle", "memory copies", "communication", "unclassified", "other"),
+    ),
+    tuple(f"device {number}" for number in range(12)),
 )
-_PLACES = {name: place for group in (sum(_GROUPS[:2], ()), *_GROUPS[2:]) for place, name in enumerate(group)}
+_PLACES = {name: place for group in _GROUPS for place, name in enumerate(group)}
+#: How lines of ceilings and of datasheets look, as matplotlib says it: behind what was measured.
+CEILING: Mapping[str, Any] = {"color": "#222222", "linestyle": "-", "linewidth": 1.6, "zorder": 1.8}
+PEAK: Mapping[str, Any] = {"color": "#777777", "linestyle": "--", "linewidth": 1.6, "zorder": 1.8}
 
 
 @dataclass(frozen=True)
@@ -32,14 +45,22 @@ class Style:
     marker: str
 
 
+def place_of(name: str) -> int:
+    """Its place among the names of its group; names of no group come last."""
+    return _PLACES.get(name, len(_PLACES))
+
+
 def styles_of(names: Iterable[str]) -> dict[str, Style]:
     """A style for each name. A known name always has the same; another one has the place that its text gives, or the
-    next that no name beside it has.
+    next whose color no name beside it has; if all colors are taken, the next place.
     """
-    places: dict[str, int] = {}
-    for name in sorted(dict.fromkeys(names), key=lambda name: (name not in _PLACES, name)):
-        place = _PLACES.get(name, zlib.crc32(name.encode()) % len(COLORS))
-        while place in places.values() and len(places) < len(COLORS):
-            place = (place + 1) % len(COLORS)
-        places[name] = place
+    wanted = sorted(set(names))
+    places = {name: _PLACES[name] for name in wanted if name in _PLACES}
+    for name in wanted:
+        if name not in _PLACES:
+            colors = {place % len(COLORS) for place in places.values()}
+            place = zlib.crc32(name.encode()) % len(COLORS)
+            while place in places.values() or (len(colors) < len(COLORS) and place % len(COLORS) in colors):
+                place += 1
+            places[name] = place
     return {name: Style(COLORS[place % len(COLORS)], MARKERS[place % len(MARKERS)]) for name, place in places.items()}

@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import io
 import itertools
-import math
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mamf.errors import UnavailableError, UsageError
 from mamf.files import create_whole, write_whole
-from mamf.report.charts.chart import Axis, Chart, Line, Panel, limits, with_visible_texts
-from mamf.report.charts.figures import DPI, GREY, SMALL, TEXT, WIDTH, Named, arrange, styles_of
+from mamf.report.charts.chart import Axis, Chart, Line, Panel, Point, limits, with_visible_texts
+from mamf.report.charts.figures import DPI, GREY, SMALL, TEXT, WIDTH, Named, arrange
+from mamf.report.charts.palette import CEILING, PEAK, Style, styles_of
 from mamf.report.charts.roofline import RooflineChart
 from mamf.report.charts.roofline_drawing import draw_roofline
 from mamf.report.charts.stacked import StackedChart
@@ -35,8 +35,12 @@ FILE_TYPES = ("png", "svg")
 _PANEL_TITLES_LENGTH = 132
 # Height of a line of text as a share of a panel.
 _LABEL_ROOM = 0.12
-# More points than this need no marker each.
+# A line through more points than this is thin, with small markers.
 _MOST_MARKED = 100
+# A datasheet that is this many times what was measured is not drawn: the figures would be a line at the bottom.
+_FAR_ABOVE = 2.5
+# An axis that follows its figures spans at least this share of them: less is no difference.
+_LEAST_SPAN = 0.02
 _MILLISECONDS = "milliseconds"
 
 
@@ -49,21 +53,13 @@ def draw(chart: Picture) -> Figure:
         raise UnavailableError("drawing needs matplotlib: pip install 'mamf[plot]'") from None
     figure = Figure(figsize=(WIDTH, 9), dpi=DPI, facecolor="white", layout="constrained")
     with rc_context({"text.parse_math": False}):  # a dollar in a name begins no formula
-        shown = with_visible_texts(chart)
-        if isinstance(shown, RooflineChart):
-            draw_roofline(figure, shown)
-        elif isinstance(shown, StackedChart):
-            draw_stacked(figure, shown)
-        elif isinstance(shown, WaterfallChart):
-            draw_waterfall(figure, shown)
-        else:
-            _draw(figure, shown)
+        _DRAWINGS[type(chart)](figure, with_visible_texts(chart))
     return figure
 
 
 def _draw(figure: Figure, chart: Chart) -> None:
     axes = figure.subplots(len(chart.grid), len(chart.grid[0]), squeeze=False)
-    styles = styles_of(sorted({*chart.palette, *chart.names}))
+    styles = styles_of([*chart.palette, *chart.names])
     for line, panels in enumerate(chart.grid):
         for column, panel in enumerate(panels):
             if panel is None:
@@ -75,10 +71,18 @@ def _draw(figure: Figure, chart: Chart) -> None:
     arrange(figure, chart, {1: 6.0, 2: 6.9}.get(rows, 2.9 * rows), _named(chart, styles))
 
 
-def _named(chart: Chart, styles: dict[str, dict[str, Any]]) -> Named:
+_DRAWINGS: Mapping[type, Callable[[Figure, Any], None]] = {
+    Chart: _draw,
+    RooflineChart: draw_roofline,
+    StackedChart: draw_stacked,
+    WaterfallChart: draw_waterfall,
+}
+
+
+def _named(chart: Chart, styles: Mapping[str, Style]) -> Named:
     """What the legend says: the lines, and what a dotted one means."""
-    width = 2 if chart.is_connected else 0
-    named: Named = [(name, {"linewidth": width, "markersize": 7, **styles[name]}) for name in chart.names]
+    common = {"linewidth": 2 if chart.is_connected else 0, "markersize": 7}
+    named: Named = [(label, {**common, **vars(styles[name])}) for name, label in chart.labels.items()]
     if chart.companion:
         named.append((chart.companion, {"linewidth": 2, "linestyle": ":", "color": GREY}))
     return named
@@ -123,7 +127,7 @@ def file_type(path: Path) -> str:
     return kind
 
 
-def _draw_panel(axes: Axes, panel: Panel, chart: Chart, styles: dict[str, dict[str, Any]]) -> None:
+def _draw_panel(axes: Axes, panel: Panel, chart: Chart, styles: Mapping[str, Style]) -> None:
     axes.set_axisbelow(True)
     axes.grid(True, color="#dddddd", linewidth=0.8)
     for side in axes.spines.values():
@@ -132,37 +136,41 @@ def _draw_panel(axes: Axes, panel: Panel, chart: Chart, styles: dict[str, dict[s
         title = textwrap.fill(panel.title, _PANEL_TITLES_LENGTH // len(chart.grid[0]))
         axes.set_title(title, fontsize=TEXT, loc="left")
     for line in panel.lines:
-        _draw_line(axes, line, chart, styles[line.name])
+        _draw_line(axes, line, panel, chart, styles[line.name])
     aside = (chart.bar_width or 0.0) / 2
     places = [point.x for each in chart.panels for line in each.lines for point in line.points]
     _scale_x(axes, chart.axis, [place + side for place in places for side in (-aside, aside)])
-    _scale_y(axes, panel, [each for each in chart.panels if each.quantity == panel.quantity], bool(chart.bar_width))
-    if panel.ceiling is not None:
-        _draw_ceiling(axes, panel, panel.ceiling)
+    _scale_y(axes, panel, chart)
+    if panel.best is not None:
+        _mark_best(axes, panel, panel.best)
+    _draw_references(axes, panel)
 
 
-def _draw_line(axes: Axes, line: Line, chart: Chart, style: dict[str, Any]) -> None:
+def _draw_line(axes: Axes, line: Line, panel: Panel, chart: Chart, style: Style) -> None:
     x, y = [point.x for point in line.points], [point.y for point in line.points]
     if chart.bar_width is not None:
-        axes.bar(x, y, chart.bar_width, color=style["color"], edgecolor="white", linewidth=0.7)
+        axes.bar(x, y, chart.bar_width, color=style.color, edgecolor="white", linewidth=0.7)
         return
-    is_few = len(x) <= _MOST_MARKED
+    is_few = (len(x) if chart.is_connected else sum(len(each.points) for each in panel.lines)) <= _MOST_MARKED
+    if chart.is_connected and not is_few:
+        axes.plot(x, y, color=style.color, linewidth=0.8, marker=".", markersize=4, markeredgewidth=0)
+        return
     axes.plot(
         x,
         y,
-        color=style["color"],
+        color=style.color,
         linestyle="none" if not chart.is_connected else ":" if line.is_companion else "-",
         linewidth=2,
-        marker=style["marker"] if is_few or not chart.is_connected else "none",
-        markersize=7 if chart.is_connected else 5,
+        marker=style.marker,
+        markersize=7 if is_few else 5,
         markeredgecolor="white",
-        markeredgewidth=0.7 if chart.is_connected else 0.3,
+        markeredgewidth=0.7 if is_few else 0.3,
     )
+    lows, highs = [point.low for point in line.points], [point.high for point in line.points]
     if chart.has_intervals:
-        axes.vlines(x, [point.low for point in line.points], [point.high for point in line.points], style["color"])
+        axes.vlines(x, lows, highs, style.color)
     if chart.is_connected and not line.is_companion:
-        lows, highs = [point.low for point in line.points], [point.high for point in line.points]
-        axes.fill_between(x, lows, highs, color=style["color"], alpha=0.15, linewidth=0)
+        axes.fill_between(x, lows, highs, color=style.color, alpha=0.15, linewidth=0)
 
 
 def _scale_x(axes: Axes, axis: Axis, positions: Sequence[float]) -> None:
@@ -179,42 +187,78 @@ def _scale_x(axes: Axes, axis: Axis, positions: Sequence[float]) -> None:
         axes.set_xlim(*limits(positions, axis.is_log))
 
 
-def _scale_y(axes: Axes, panel: Panel, alike: Sequence[Panel], has_bars: bool) -> None:
-    """One scale for all panels of a quantity, so that they compare at a glance: time by its logarithm, TFLOPS from 0
-    where a ceiling is drawn or they spread that far, and bars.
+def _scale_y(axes: Axes, panel: Panel, chart: Chart) -> None:
+    """One scale for all panels of a quantity, so that they compare at a glance, unless each has its own: time by its
+    logarithm, rates from 0 where a ceiling is drawn, for bars, or where they spread that far.
     """
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
-
+    alike = [panel] if chart.has_own_scales else [each for each in chart.panels if each.quantity == panel.quantity]
     points = [point for each in alike for line in each.lines for point in line.points]
-    lowest, highest = min(point.y for point in points), max(point.y for point in points)
     if panel.quantity == "ms":
-        axes.set_yscale("log")
-        axes.set_ylim(lowest / 1.3, highest * 1.3)
-        axes.yaxis.set_major_locator(LogLocator(10, subs=(1.0, 2.0, 5.0) if highest / lowest < 100 else (1.0,)))
-        axes.yaxis.set_minor_locator(NullLocator())
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        _scale_time(axes, min(point.y for point in points), max(point.y for point in points))
         return
     ceilings = [each.ceiling for each in alike if each.ceiling is not None]
-    highest = max(highest, *ceilings) if ceilings else highest
-    if ceilings or has_bars or lowest < highest / 2:
+    lowest = min(point.low if chart.has_intervals else point.y for point in points)
+    highest = max(*(point.high if chart.has_intervals else point.y for point in points), *ceilings, 0.0)
+    highest = max(highest, *(each.peak for each in alike if each.peak and each.peak < _FAR_ABOVE * highest), 0.0)
+    if chart.bar_width:
+        axes.yaxis.set_major_formatter("{x:,.0f}")
+    is_from_zero = ceilings or chart.bar_width or lowest < highest / 2
+    if is_from_zero and not chart.has_own_scales:
         axes.set_ylim(0, highest * 1.14)
-    else:
-        margin = 0.1 * (highest - lowest or highest)
-        axes.set_ylim(lowest - margin, highest + margin)
+        return
+    margin = max(0.12 * (highest - lowest), _LEAST_SPAN * highest / 2)
+    axes.set_ylim(max(0.0, lowest - margin), highest + margin)
 
 
-def _draw_ceiling(axes: Axes, panel: Panel, ceiling: float) -> None:
-    axes.axhline(ceiling, color="black", linestyle="--", linewidth=1.5)
-    is_left, is_above = label_place(panel, ceiling, axes.get_ylim()[1])
+def _scale_time(axes: Axes, lowest: float, highest: float) -> None:
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    axes.set_yscale("log")
+    axes.set_ylim(lowest / 1.3, highest * 1.3)
+    axes.yaxis.set_major_locator(LogLocator(10, subs=(1.0, 2.0, 5.0) if highest / lowest < 100 else (1.0,)))
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+
+
+def _mark_best(axes: Axes, panel: Panel, best: Point) -> None:
+    share = f", {best.y / panel.peak:.0%} of the datasheet" if panel.peak else ""
+    axes.plot(best.x, best.y, marker="*", markersize=17, color="#222222", markeredgecolor="white", zorder=6)
+    is_right = axes.transAxes.inverted().transform(axes.transData.transform((best.x, best.y)))[0] > 1 / 2
+    _write(axes, f"best {best.y:.4g}{share}", (best.x, best.y), (-9 if is_right else 9, 5), is_left=not is_right)
+
+
+def _draw_references(axes: Axes, panel: Panel) -> None:
+    """The datasheet's peak and the ceiling, with their figures and the share."""
+    top = axes.get_ylim()[1]
+    has_peak = panel.peak is not None and panel.peak < top
+    if has_peak and panel.peak is not None:
+        axes.axhline(panel.peak, **PEAK)
+        _write_along(axes, f"datasheet {panel.peak:.4g}", panel.peak, is_left=False)
+    if panel.ceiling is not None:
+        axes.axhline(panel.ceiling, **CEILING)
+        share = f", {panel.ceiling / panel.peak:.0%} of the datasheet" if has_peak and panel.peak else ""
+        is_left, is_above = (True, True) if has_peak else label_place(panel, panel.ceiling, top)
+        _write_along(axes, f"ceiling {panel.ceiling:.4g}{share}", panel.ceiling, is_left=is_left, is_above=is_above)
+
+
+def _write_along(axes: Axes, text: str, height: float, *, is_left: bool, is_above: bool = True) -> None:
+    """Beside a horizontal line, at one of its ends."""
+    low, high = axes.get_xlim()
+    _write(
+        axes, text, (low if is_left else high, height), (5 if is_left else -5, 4 if is_above else -4), is_left=is_left
+    )
+
+
+def _write(axes: Axes, text: str, at: tuple[float, float], offset: tuple[int, int], *, is_left: bool) -> None:
+    """``is_left``: the text begins there, else it ends there. ``offset``: in points."""
     axes.annotate(
-        f"ceiling {ceiling:.4g}",
-        (0 if is_left else 1, ceiling),
-        xycoords=axes.get_yaxis_transform(),
-        xytext=(5 if is_left else -5, 4 if is_above else -4),
+        text,
+        at,
+        xytext=offset,
         textcoords="offset points",
         fontsize=SMALL,
         ha="left" if is_left else "right",
-        va="bottom" if is_above else "top",
+        va="bottom" if offset[1] > 0 else "top",
         zorder=5,
         bbox={"boxstyle": "round,pad=0.15", "facecolor": "white", "edgecolor": "none", "alpha": 0.7},
     )
@@ -238,29 +282,27 @@ def _label(axes: Axes, panel: Panel, chart: Chart, line: int, column: int) -> No
     """Labels where they are needed: on the outer panels."""
     axes.tick_params(labelsize=SMALL, color="#999999")
     left = chart.grid[line][column - 1] if column else None
-    if left is None or left.quantity != panel.quantity:
+    if left is None or (left.quantity, left.unit) != (panel.quantity, panel.unit):
         axes.set_ylabel(_MILLISECONDS if panel.quantity == "ms" else panel.unit, fontsize=TEXT)
-    else:
+    elif not chart.has_own_scales:
         axes.tick_params(labelleft=False)
     if all(row[column] is None for row in chart.grid[line + 1 :]):
         axes.set_xlabel(chart.axis.label, fontsize=TEXT)
     else:
         axes.tick_params(labelbottom=False)
-    is_right = all(each is None or each.ceiling != panel.ceiling for each in chart.grid[line][column + 1 :])
-    if panel.ceiling is not None and is_right:
-        _add_shares(axes, panel.ceiling)
+    beside = [each for each in chart.grid[line][column + 1 :] if each is not None]
+    whole = panel.peak or panel.ceiling
+    if whole is None or whole > axes.get_ylim()[1] or panel.quantity == "ms":
+        return
+    if chart.has_own_scales or all((each.peak or each.ceiling) != whole for each in beside):
+        _add_shares(axes, whole, "% of the datasheet" if panel.peak else "% MAMFU")
 
 
-def _add_shares(axes: Axes, ceiling: float) -> None:
-    def as_share(tflops: Any) -> Any:
-        return 100 * tflops / ceiling
+def _add_shares(axes: Axes, whole: float, label: str) -> None:
+    from matplotlib.ticker import MaxNLocator
 
-    def as_tflops(share: Any) -> Any:
-        return share * ceiling / 100
-
-    shares = axes.secondary_yaxis("right", functions=(as_share, as_tflops))
-    shares.set_ylabel("% MAMFU", fontsize=TEXT)
+    functions = (lambda rate: 100 * rate / whole, lambda share: share * whole / 100)
+    shares = axes.secondary_yaxis("right", functions=functions)
+    shares.set_ylabel(label, fontsize=TEXT)
     shares.tick_params(labelsize=SMALL, color="#999999")
-    highest = as_share(axes.get_ylim()[1])
-    step = next(step for step in (20, 50, 100, 200, 500, 10**9) if highest / step <= 8)
-    shares.set_yticks(list(range(0, math.floor(highest) + 1, step)))
+    shares.yaxis.set_major_locator(MaxNLocator(8, steps=[1, 2, 5, 10]))

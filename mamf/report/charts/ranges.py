@@ -17,12 +17,19 @@ class RangePoint:
 
 @dataclass(frozen=True)
 class RangeRow:
-    """``group``: rows of one group stand under its name; ``name`` decides the color. ``peak``: the datasheet's."""
+    """``group``: rows of one group stand under its name. ``style_name``: decides the color in place of ``name``.
+    ``peak``: the datasheet's.
+    """
 
     group: str
     name: str
     points: tuple[RangePoint, ...]
     peak: float | None = None
+    style_name: str = ""
+
+    @property
+    def style(self) -> str:
+        return self.style_name or self.name
 
 
 @dataclass(frozen=True)
@@ -37,4 +44,4 @@ class RangeChart:
 
     @property
     def names(self) -> list[str]:
-        return list(dict.fromkeys(row.name for row in self.rows))
+        return list(dict.fromkeys(row.style for row in self.rows))

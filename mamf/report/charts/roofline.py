@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,11 +17,13 @@ Place = tuple[float, float]
 _LEFT, _RIGHT, _DOWN, _UP = 3.0, 20.0, 2.0, 2.0
 #: Where a point of unknown intensity stands: at the right end, less this factor.
 _BESIDE_RIGHT = 1.25
+# Steps of a decade by which marks differ visibly.
+_SEEN = 200
 
 
 @dataclass(frozen=True)
 class RoofLine:
-    """A ceiling: flat, of a dtype, or rising, of a level. ``of`` decides the colour."""
+    """A ceiling: flat, of a dtype, or rising, of a level. ``of``: the dtype or the level."""
 
     label: str
     of: str
@@ -31,14 +34,15 @@ class RoofLine:
 
 @dataclass(frozen=True)
 class Mark:
-    """A row: ``name`` decides colour and marker, ``label`` stands beside it. Its place is a guess along the axis where
-    ``is_placed`` is False: its bytes were not counted.
+    """A row: ``name`` decides color and marker, ``label`` says which it is. Its place is a guess along the axis if
+    ``is_placed`` is False: its bytes were not counted. ``series``: what the marks joined with it share.
     """
 
     label: str
     name: str
     place: Place
     is_placed: bool = True
+    series: str = ""
 
 
 @dataclass(frozen=True)
@@ -61,7 +65,7 @@ def roofline_chart(roofs: Roofs, points: Sequence[RoofPoint], header: Mapping[st
     shown = [point for point in points if point.tflops is not None]
     x_limits = _x_limits(roofs, shown)
     lines = tuple(_lines(roofs, x_limits))
-    marks = tuple(_mark(point, x_limits[1] / _BESIDE_RIGHT) for point in shown)
+    marks = _merged(_mark(point, x_limits[1] / _BESIDE_RIGHT, _common_words(shown)) for point in shown)
     heights = [y for line in lines for _, y in (line.start, line.end)] + [mark.place[1] for mark in marks]
     return RooflineChart(
         f"Roofline, {', '.join(dict.fromkeys(dtype for dtype, _ in roofs.compute)) or 'bandwidth alone'}",
@@ -99,17 +103,34 @@ def _lines(roofs: Roofs, x_limits: Place) -> Iterable[RoofLine]:
             yield RoofLine(label, dtype, (begins_at, each.rate), (right, each.rate), regime == SUSTAINED)
 
 
-def _mark(point: RoofPoint, unknown: float) -> Mark:
+def _common_words(points: Sequence[RoofPoint]) -> set[str]:
+    """What all names say after their shapes, where they say anything: no label needs it."""
+    words = [set(rest) for point in points if (rest := point.name.split(", ")[1:])]
+    return set.intersection(*words) if words else set()
+
+
+def _mark(point: RoofPoint, unknown: float, common: set[str]) -> Mark:
     assert point.tflops is not None, "those without are left out"
     place = (unknown if point.intensity is None else point.intensity, point.tflops)
     regime = ", sustained" if point.regime == SUSTAINED else ""
-    return Mark(f"{point.name}{regime}", point.kernel, place, point.intensity is not None)
+    first, *rest = point.name.split(", ")
+    label = ", ".join((first, *(word for word in rest if word not in common)))
+    series = f"{point.layer}{regime}" if point.layer else ""
+    return Mark(f"{label}{regime}", point.kernel, place, point.intensity is not None, series)
+
+
+def _merged(marks: Iterable[Mark]) -> tuple[Mark, ...]:
+    """Without marks that an eye cannot tell from one of the same name before."""
+    kept: dict[tuple[Any, ...], Mark] = {}
+    for mark in marks:
+        kept.setdefault((mark.name, mark.series, *(round(_SEEN * math.log10(at)) for at in mark.place)), mark)
+    return tuple(kept.values())
 
 
 def _notes(points: Sequence[RoofPoint], marks: Sequence[Mark]) -> Iterable[str]:
     yield (
-        "solid: burst; dashed: sustained. Bytes: each operand read and each result written once. Of what was measured "
-        "on one shape the highest has its label."
+        "thick: burst ceilings; thin: sustained ones. Bytes: each operand read and each result written once."
+        + (" Joined marks: a layer with more tokens from left to right." if any(mark.series for mark in marks) else "")
     )
     if without := [point for point in points if point.tflops is None]:
         best = max(without, key=lambda point: point.rate)

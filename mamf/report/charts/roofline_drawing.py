@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mamf.report.charts.figures import DPI, GREY, SMALL, TEXT, arrange, styles_of
+from mamf.report.charts.figures import DPI, GREY, SMALL, TEXT, arrange
+from mamf.report.charts.palette import CEILING, Style, styles_of
 from mamf.report.charts.roofline import Mark, Place, RoofLine, RooflineChart
 
 if TYPE_CHECKING:
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 
 #: Left, lower, right and upper edge in pixels.
 Box = tuple[float, float, float, float]
+#: Points to the right and up, and how a label stands there.
+Offset = tuple[float, float, str, str]
 _INCHES = 8.0
 _MARKER, _LABEL = 9, 10  # points
 # Where along a line its label may stand, the best place first.
@@ -29,11 +32,15 @@ _AROUND = (
     *((24, 46, "left", "bottom"), (24, -46, "left", "top"), (-24, 46, "right", "bottom"), (-24, -46, "right", "top")),
     *((x, -y, "center", "top") for y in (70, 90, 110, 130, 150, 170) for x in (0, 40, -40)),
 )
-_FAR = 20
+_FAR = 18
 _AT_END = 0.9
 # Stretches that a line is cut into where labels are held clear of it.
 _STRETCHES = 60
-_LEVEL_COLOURS = {"memory": "black", "cache": "#6b6b6b"}
+# Marks with more names than this have none beside them: the legend says the kernel, the table the rest.
+_MOST_LABELED = 8
+# Points from the first mark of a series to its label: to the right, and down or up.
+_BESIDE_SERIES = tuple((24, -3 * step, "left", "center") for step in (*range(40), *range(-1, -20, -1)))
+_BURST, _SUSTAINED = 2.4, 1.0  # points of a ceiling's line
 
 
 def draw_roofline(figure: Figure, chart: RooflineChart) -> None:
@@ -48,22 +55,26 @@ def draw_roofline(figure: Figure, chart: RooflineChart) -> None:
     axes.set_xlabel("FLOP per byte", fontsize=TEXT)
     axes.set_ylabel("TFLOPS", fontsize=TEXT)
     axes.tick_params(labelsize=SMALL, color="#999999")
-    colours = {**styles_of([line.of for line in chart.lines if line.of not in _LEVEL_COLOURS])}
     for line in chart.lines:
-        colour = _LEVEL_COLOURS.get(line.of) or colours[line.of]["color"]
         ends = ([line.start[0], line.end[0]], [line.start[1], line.end[1]])
-        axes.plot(*ends, color=colour, linestyle="--" if line.is_sustained else "-", linewidth=2)
+        axes.plot(*ends, **{**CEILING, "linewidth": _SUSTAINED if line.is_sustained else _BURST})
     styles = styles_of(chart.names)
-    for mark in chart.marks:
-        face = styles[mark.name]["color"] if mark.is_placed else "white"
-        edge = "white" if mark.is_placed else styles[mark.name]["color"]
-        style = {**styles[mark.name], "markerfacecolor": face, "markeredgecolor": edge}
-        axes.plot(*mark.place, linestyle="none", markersize=_MARKER, markeredgewidth=1.0, zorder=4, **style)
-    arrange(
-        figure, chart, _INCHES, [(name, {"linewidth": 0, "markersize": _MARKER, **styles[name]}) for name in styles]
-    )
+    _draw_marks(axes, chart, styles)
+    common = {"linewidth": 0, "markersize": _MARKER}
+    arrange(figure, chart, _INCHES, [(name, {**common, **vars(styles[name])}) for name in chart.names])
     figure.draw_without_rendering()  # what is measured below stands where it will
     _Labels(axes, chart).place()
+
+
+def _draw_marks(axes: Axes, chart: RooflineChart, styles: Mapping[str, Style]) -> None:
+    for marks in series_of(chart.marks):
+        xs, ys = zip(*(mark.place for mark in marks), strict=True)
+        axes.plot(xs, ys, color=styles[marks[0].name].color, linewidth=1, alpha=0.6, zorder=3)
+    for mark in chart.marks:
+        style = styles[mark.name]
+        face, edge = (style.color, "white") if mark.is_placed else ("white", style.color)
+        look: dict[str, Any] = {"marker": style.marker, "markerfacecolor": face, "markeredgecolor": edge}
+        axes.plot(*mark.place, linestyle="none", markersize=_MARKER, markeredgewidth=1.0, zorder=4, **look)
 
 
 def _plain_numbers(axes: Axes) -> None:
@@ -86,12 +97,16 @@ class _Labels:
 
     def place(self) -> None:
         left_out = 0
+        first = sorted((marks[0] for marks in series_of(self.chart.marks)), key=lambda mark: -mark.place[1])
+        for mark in first:
+            left_out += not self._placed(mark.series, SMALL, self._beside(mark, _BESIDE_SERIES))
         for line in self.chart.lines:
             left_out += not self._placed(line.label, SMALL, self._along(line))
-        for mark in labelled(self.chart.marks):
-            left_out += not self._placed(mark.label, _LABEL, self._beside(mark))
+        others = labelled(mark for mark in self.chart.marks if not mark.series)
+        for mark in others if len(others) <= _MOST_LABELED else ():
+            left_out += not self._placed(mark.label, _LABEL, self._beside(mark, _AROUND))
         if left_out:
-            message = f"{left_out} labels do not fit: the table has all"
+            message = f"labels that do not fit: {left_out} (the table has all)"
             self.axes.set_title(message, loc="right", fontsize=SMALL, color=GREY)
 
     def _pixels(self, place: Place) -> Place:
@@ -141,9 +156,9 @@ class _Labels:
                 offset = _across(angle, 3 if side == "bottom" else -3)
                 yield Candidate(at, offset, "right" if is_flat and share > _AT_END else "center", side, angle)
 
-    def _beside(self, mark: Mark) -> Iterator[Candidate]:
+    def _beside(self, mark: Mark, offsets: Iterable[Offset]) -> Iterator[Candidate]:
         at = self._pixels(mark.place)
-        return (Candidate(at, (x, y), ha, va) for x, y, ha, va in _AROUND)
+        return (Candidate(at, (x, y), horizontal, vertical) for x, y, horizontal, vertical in offsets)
 
 
 class Candidate(NamedTuple):
@@ -169,7 +184,8 @@ class Candidate(NamedTuple):
         return [square(place, height / 2) for place in places]
 
     def write(self, axes: Axes, label: str, size: int) -> None:
-        arrow: dict[str, Any] = {"arrowstyle": "-", "color": "#999999", "linewidth": 0.7}
+        side = {"left": 0.0, "center": 0.5, "right": 1.0}[self.horizontal]
+        arrow: dict[str, Any] = {"arrowstyle": "-", "color": "#999999", "linewidth": 0.7, "relpos": (side, 0.5)}
         x, y = axes.transData.inverted().transform(self.at)
         axes.annotate(
             label,
@@ -182,7 +198,7 @@ class Candidate(NamedTuple):
             ha=self.horizontal,
             va=self.vertical,
             zorder=5,
-            arrowprops=arrow if abs(self.offset[1]) > _FAR else None,
+            arrowprops=arrow if math.hypot(*self.offset) > _FAR else None,
         )
 
 
@@ -210,6 +226,15 @@ def between(start: Place, end: Place, share: float) -> Place:
 def _points(points: float) -> float:
     """As pixels."""
     return points * DPI / 72
+
+
+def series_of(marks: Iterable[Mark]) -> list[list[Mark]]:
+    """Marks that are joined, from left to right: of one kernel and series."""
+    found: dict[tuple[str, str], list[Mark]] = {}
+    for mark in marks:
+        if mark.series:
+            found.setdefault((mark.name, mark.series), []).append(mark)
+    return [sorted(each, key=lambda mark: mark.place) for each in found.values()]
 
 
 def labelled(marks: Iterable[Mark]) -> list[Mark]:

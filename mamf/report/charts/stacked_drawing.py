@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from mamf.report.charts.chart import limits
-from mamf.report.charts.figures import SMALL, TEXT, Named, arrange, palette, styles_of
+from mamf.report.charts.figures import SMALL, TEXT, Named, arrange
+from mamf.report.charts.palette import Style, styles_of
 from mamf.report.charts.stacked import LinesPanel, StackedChart, StackedPanel
 
 if TYPE_CHECKING:
@@ -26,25 +27,26 @@ def draw_stacked(figure: Figure, chart: StackedChart) -> None:
     columns = min(len(chart.panels), _MOST_COLUMNS)
     rows = -(-len(chart.panels) // columns)
     grid = figure.add_gridspec(rows + (chart.lines is not None), columns)
-    colours = dict(zip(chart.names, palette(len(chart.names)), strict=True))
+    lines = [line.name for line in chart.lines.lines] if chart.lines else []
+    styles = styles_of([*chart.names, *lines])
     top = _HEADROOM * max(bar.height for panel in chart.panels for bar in panel.bars)
     for number, panel in enumerate(chart.panels):
         axes = figure.add_subplot(grid[divmod(number, columns)])
-        _draw_bars(axes, panel, colours, top, columns)
+        _draw_bars(axes, panel, styles, top, columns)
         axes.set_xlabel(chart.below, fontsize=TEXT)
         if number % columns:
             axes.tick_params(labelleft=False)
         else:
             axes.set_ylabel(chart.unit, fontsize=TEXT)
     named: Named = [
-        (name, {"linewidth": 0, "marker": "s", "markersize": 9, "color": colours[name]}) for name in colours
+        (name, {"linewidth": 0, "marker": "s", "markersize": 9, "color": styles[name].color}) for name in chart.names
     ]
     if chart.lines is not None:
-        named += _draw_lines(figure.add_subplot(grid[rows, :]), chart.lines)
+        named += _draw_lines(figure.add_subplot(grid[rows, :]), chart.lines, styles)
     arrange(figure, chart, _INCHES * (rows + (chart.lines is not None)), named)
 
 
-def _draw_bars(axes: Axes, panel: StackedPanel, colours: Mapping[str, str], top: float, columns: int) -> None:
+def _draw_bars(axes: Axes, panel: StackedPanel, styles: Mapping[str, Style], top: float, columns: int) -> None:
     _prepare(axes)
     axes.set_ylim(0, top)
     axes.set_xlim(-0.6, max(len(panel.bars), 2) - 0.4)
@@ -52,7 +54,9 @@ def _draw_bars(axes: Axes, panel: StackedPanel, colours: Mapping[str, str], top:
     for place, bar in enumerate(panel.bars):
         bottom = 0.0
         for name, height in bar.parts:
-            axes.bar(place, height, bottom=bottom, color=colours[name], width=0.7, edgecolor="white", linewidth=0.7)
+            axes.bar(
+                place, height, bottom=bottom, color=styles[name].color, width=0.7, edgecolor="white", linewidth=0.7
+            )
             if height > _FIGURE_ROOM * top:
                 middle = bottom + height / 2
                 axes.text(place, middle, f"{height:.3g}", fontsize=SMALL, color="white", ha="center", va="center")
@@ -62,16 +66,15 @@ def _draw_bars(axes: Axes, panel: StackedPanel, colours: Mapping[str, str], top:
     axes.set_xticks(range(len(panel.bars)), labels=[textwrap.fill(bar.label, letters) for bar in panel.bars])
 
 
-def _draw_lines(axes: Axes, panel: LinesPanel) -> Named:
+def _draw_lines(axes: Axes, panel: LinesPanel, styles: Mapping[str, Style]) -> Named:
     """Returns what the legend says of them."""
     from matplotlib.ticker import NullLocator
 
     _prepare(axes)
-    axes.set_title(panel.title, fontsize=TEXT, loc="left")
-    styles = styles_of([line.name for line in panel.lines])
+    axes.set_title(textwrap.fill(panel.title, _TITLES_LENGTH), fontsize=TEXT, loc="left")
     named: Named = []
     for line in panel.lines:
-        style: dict[str, Any] = {"linewidth": 2, "markersize": 7, **styles[line.name]}
+        style: dict[str, Any] = {"linewidth": 2, "markersize": 7, **vars(styles[line.name])}
         x = [point.x for point in line.points]
         axes.plot(x, [point.y for point in line.points], markeredgecolor="white", **style)
         axes.fill_between(
@@ -88,7 +91,7 @@ def _draw_lines(axes: Axes, panel: LinesPanel) -> Named:
         axes.xaxis.set_minor_locator(NullLocator())
     axes.set_xticks([tick for tick, _ in panel.axis.ticks], labels=[text for _, text in panel.axis.ticks])
     axes.set_xlim(*limits([point.x for line in panel.lines for point in line.points], panel.axis.is_log))
-    axes.set_ylim(0, _HEADROOM * max(point.y for line in panel.lines for point in line.points))
+    axes.set_ylim(0, _HEADROOM * max(point.high for line in panel.lines for point in line.points))
     axes.set_xlabel(panel.axis.label, fontsize=TEXT)
     axes.set_ylabel(panel.unit, fontsize=TEXT)
     return named

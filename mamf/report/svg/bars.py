@@ -122,7 +122,7 @@ def draw_ranges(chart: RangeChart, styles: Mapping[str, Style]) -> list[Drawn]:
             if row.peak is not None:
                 canvas.line(x(row.peak), middle - 6, x(row.peak), middle + 6, "peak")
             for point in row.points:
-                style = styles[row.name]
+                style = styles[row.style]
                 canvas.line(x(point.low), middle, x(point.high), middle, f"{color_class(style.color)} interval")
                 canvas.marker(x(point.value), middle, style, f"{row.name}: {point.value:.4g} {chart.unit} {point.text}")
     return [Drawn("", canvas.text())]

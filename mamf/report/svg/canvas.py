@@ -69,7 +69,8 @@ class Canvas:
     """``label``: what a screen reader says in place of the picture."""
 
     def __init__(self, width: float, height: float, label: str) -> None:
-        self._root = Element("svg", {"viewBox": f"0 0 {width:g} {height:g}", "role": "img", "aria-label": label})
+        size = {"viewBox": f"0 0 {width:g} {height:g}", "width": f"{width:g}"}
+        self._root = Element("svg", {**size, "role": "img", "aria-label": label})
 
     def text(self) -> str:
         return tostring(self._root, encoding="unicode")

@@ -56,5 +56,8 @@ def figure_parts(picture: Picture | RangeChart) -> FigureParts:
     else:
         assert isinstance(chart, Chart), "no other picture exists"
         pictures = draw_chart(chart, styles)
-    legend = [Key(name, color_class(styles[name].color), outline(styles[name].marker)) for name in names]
+    labels = chart.labels if isinstance(chart, Chart) else {}
+    legend = [
+        Key(labels.get(name, name), color_class(styles[name].color), outline(styles[name].marker)) for name in names
+    ]
     return FigureParts(chart.title, chart.subtitle, pictures, legend, chart.notes)

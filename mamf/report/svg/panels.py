@@ -13,6 +13,8 @@ _HEIGHT = 300.0
 #: A panel alone is as wide as the page; several stand side by side where there is room.
 _WIDTH, _WIDTH_OF_SEVERAL = 1120.0, 560.0
 _TOP, _BOTTOM = 26.0, 44.0
+#: A datasheet that is further above would push all points into a corner.
+_FAR_ABOVE = 1.3
 #: Beyond so many points, a connected line has no markers.
 _MOST_MARKED = 100
 # Characters of the labels of the vertical axis.
@@ -30,12 +32,13 @@ def _draw_panel(panel: Panel, chart: Chart, styles: Mapping[str, Style], width: 
     unit = "milliseconds" if panel.quantity == "ms" else panel.unit
     canvas = Canvas(width, _HEIGHT, _described(panel, chart, unit))
     canvas.axes(frame, chart.axis.label, unit, list(chart.axis.ticks) or None)
-    for value, name, kind in _limits_of(panel):
+    for value, _, kind in _limits_of(panel):
         canvas.line(frame.left, frame.y(value), frame.right, frame.y(value), kind)
-        share = f" ({100 * value / panel.peak:.1f} % of the datasheet)" if panel.peak and kind == "ceiling" else ""
-        canvas.label(frame.right, frame.y(value) - 5, f"{name} {value:.4g}{share}", f"label {kind}-name", "end")
     for line in panel.lines:
         _draw_line(canvas, frame, line, chart, styles[line.name], unit)
+    for value, name, kind in _limits_of(panel):  # over the points
+        share = f" ({100 * value / panel.peak:.1f} % of the datasheet)" if panel.peak and kind == "ceiling" else ""
+        canvas.label(frame.right, frame.y(value) - 5, f"{name} {value:.4g}{share}", f"label {kind}-name", "end")
     if panel.best is not None:
         x, y = frame.x(panel.best.x), frame.y(panel.best.y)
         canvas.add("circle", {"cx": x, "cy": y, "r": 8, "class": "best"})
@@ -81,7 +84,9 @@ def _hint(line: Line, point: Point, axis: Axis, unit: str) -> str:
 
 
 def _limits_of(panel: Panel) -> Iterator[tuple[float, str, str]]:
-    if panel.peak is not None:
+    """The datasheet's peak unless it is far above all points, and the ceiling: value, name and class of the line."""
+    highest = max(point.y for line in panel.lines for point in line.points)
+    if panel.peak is not None and panel.quantity == "tflops" and panel.peak < _FAR_ABOVE * highest:
         yield panel.peak, "datasheet", "peak"
     if panel.ceiling is not None:
         yield panel.ceiling, "ceiling", "ceiling"
@@ -100,7 +105,7 @@ def _x_scale(panel: Panel, chart: Chart, width: float) -> Scale:
 def _y_scale(panel: Panel, chart: Chart) -> Scale:
     """Time by its logarithm; rates from 0 where a bar is drawn or they spread that far."""
     panels = [each for each in chart.panels if (each.quantity, each.unit) == (panel.quantity, panel.unit)]
-    panels = panels if chart.axis.is_shared else [panel]
+    panels = [panel] if chart.has_own_scales else panels
     ends = [
         end
         for each in panels
@@ -110,7 +115,8 @@ def _y_scale(panel: Panel, chart: Chart) -> Scale:
     ]
     limits = [limit for each in panels for limit, _, _ in _limits_of(each)]
     is_log = panel.quantity == "ms" and min(ends) > 0
-    from_zero = not is_log and (chart.bar_width is not None or min(ends) < max(ends) / 2)
+    spreads = not chart.has_own_scales and min(ends) < max(ends) / 2
+    from_zero = not is_log and (chart.bar_width is not None or spreads)
     return scale_of([*ends, *limits], _HEIGHT - _BOTTOM, _TOP, is_log=is_log, from_zero=from_zero)
 
 

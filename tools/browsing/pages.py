@@ -1,0 +1,109 @@
+"""One page of every kind, from logs in results/ and docs/, and from a hostile one."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import shutil
+from pathlib import Path
+
+from browsing.hostile import write_hostile_logs
+from mamf.cli import main
+
+ROOT = Path(__file__).resolve().parents[2]
+H100, H200 = (ROOT / "results" / name for name in ("nvidia-h100-80gb-hbm3", "nvidia-h200"))
+FIND = H100 / "find-bfloat16-burst-sustained-20261121-070105.jsonl"
+ATTENTION = H200 / "attention-bfloat16-fwd-bwd-burst-20261122-165751.jsonl"
+SWEEP = H200 / "sweep-torch-mm-bfloat16-burst-20261122-023716.jsonl"
+EXPLANATION = H200 / "matmul-explain-bfloat16-burst-sustained-20261121-213135.jsonl"
+MODEL = H200 / "model-bfloat16-sustained-20261122-022917.jsonl"
+IMPORTED = H200 / "mamf-finder-v3-dev-bfloat16-20261121-003514.jsonl"
+PROFILED = ROOT / "docs" / "autoprofile-h200"
+#: The shortest there are.
+FEW_ROWS = H200 / "sweep-torch-mm-bfloat16-burst-sustained-20261121-143850.jsonl"
+SIDE_BY_SIDE = (FIND, H200 / "find-bfloat16-burst-sustained-20261122-101216.jsonl")
+#: The names of all pages: of reports, of ``mamf show``, and of the site.
+OF_SITE = ("site", "device", "published")
+PAGES = ("find", "attention", "sweep", "explanation", "model", "side by side", "autoprofile", "node", "imported")
+PAGES += ("hostile", "hostile find", "hostile attention", "show", *OF_SITE)
+# Finds and memory of four cards of one host at the same time.
+_OF_NODE = {
+    "find": [H200 / f"find-bfloat16-burst-sustained-20261122-101216{end}.jsonl" for end in ("", "-2", "-3", "-4")],
+    "bandwidth": sorted(H200.glob("bandwidth-float32-burst-20261122-1824*.jsonl"))[:4],
+}
+
+
+def make_pages(folder: Path) -> dict[str, Path]:
+    """The pages by name. Raises RuntimeError if a command fails."""
+    hostile = write_hostile_logs(folder / "logs", FIND, ATTENTION)
+    reports = {
+        "find": [FIND],
+        "attention": [ATTENTION],
+        "sweep": [SWEEP],
+        "explanation": [EXPLANATION],
+        "model": [MODEL],
+        "side by side": SIDE_BY_SIDE,
+        "autoprofile": [PROFILED],
+        "node": [_node_folder(folder / "node")],
+        "imported": [IMPORTED],
+        "hostile": hostile,
+        "hostile find": hostile[:1],
+        "hostile attention": hostile[1:],
+    }
+    pages = {name: _page(folder, name) for name in (*reports, "show")}
+    for name, logs in reports.items():
+        command("report", *map(str, logs), "--output", str(pages[name]))
+    pages["show"].write_text(command("show", str(FIND), "--format", "html"), encoding="utf-8")
+    return pages
+
+
+def make_site(folder: Path, results: Path = ROOT / "results") -> dict[str, Path]:
+    """The pages of the site of ``results``: of its devices the one with the largest."""
+    command("results", "site", "--results", str(results), "--output", str(folder))
+    largest = max(folder.glob("devices/*.html"), key=lambda page: page.stat().st_size)
+    return {"site": folder / "index.html", "device": largest, "published": folder / "published.html"}
+
+
+def make_large_results(folder: Path, count: int) -> Path:
+    """A folder of so many logs, ten cards each of made-up models."""
+    records = [json.loads(line) for line in FEW_ROWS.read_text(encoding="utf-8").splitlines()]
+    header, rows = records[0], records[1:]
+    for number in range(count):
+        model = f"made-up accelerator {number // 10}"
+        place = folder / model.replace(" ", "-")
+        place.mkdir(parents=True, exist_ok=True)
+        device = header["device"] | {"name": model, "uuid_hash": f"{number:012x}"}
+        lines = map(json.dumps, [header | {"device": device}, *rows])
+        (place / f"sweep-{number}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return folder
+
+
+def has_site() -> bool:
+    """Whether this mamf writes the site."""
+    return "\n    site " in command("results", "--help")
+
+
+def command(*arguments: str) -> str:
+    """What a command of mamf prints. Raises RuntimeError if it fails."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            code = main(list(arguments))
+        except SystemExit as stop:
+            code = stop.code
+    if code:
+        raise RuntimeError(f"mamf {' '.join(arguments)} ended with {code}: {err.getvalue()}")
+    return out.getvalue()
+
+
+def _page(folder: Path, name: str) -> Path:
+    return folder / f"{name.replace(' ', '-')}.html"
+
+
+def _node_folder(folder: Path) -> Path:
+    folder.mkdir()
+    for part, logs in _OF_NODE.items():
+        for index, log in enumerate(logs):
+            shutil.copy(log, folder / f"rank{index}-node0-device{index}-{part}.jsonl")
+    return folder

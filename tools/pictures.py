@@ -1,0 +1,197 @@
+"""Pictures in README.md and docs/ are drawn from run logs. This tool draws them, and checks that none is stale.
+
+    python tools/pictures.py [PICTURE...]    # draw all pictures, or those named: docs/node-h200.png
+    python tools/pictures.py --check         # exit code 1 and a line per picture that is stale, missing or too large
+
+A picture holds a digest of the data that it shows (not of its pixels, which depend on fonts and on matplotlib's
+version), so the check needs no matplotlib. After a change to how pictures are drawn, draw all of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import re
+import shutil
+import struct
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from figure_logs import ROOT, read
+
+from mamf.cli.roofline_files import Given, place_rows
+from mamf.errors import RunLogError
+from mamf.kinds.registry import chart_of
+from mamf.logs.comparability import roofs_of_logs
+from mamf.node.gathering import devices_of
+from mamf.node.places import Place
+from mamf.node.report import node_chart
+from mamf.node.verdict import judged
+from mamf.profiling.log import read_profile_or_none
+from mamf.profiling.report import profile_chart
+from mamf.report.charts.plotting import Picture, draw
+from mamf.report.charts.roofline import roofline_chart
+
+_H200 = "results/nvidia-h200"
+_AUTOPROFILE = "docs/autoprofile-h200"
+#: The largest picture, in bytes: GitHub shows pages of several.
+LARGEST = 300_000
+#: What the digest is called in a picture.
+_KEY = b"mamf data"
+_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+
+
+def _log(path: str, **choices: Any) -> Callable[[], Picture]:
+    """``mamf plot`` of a log."""
+    return lambda: chart_of(read(path), **choices)
+
+
+def _roofline(ceiling: str, *rows: str) -> Callable[[], Picture]:
+    """``mamf roofline`` of logs of rows under a log of ceilings."""
+
+    def chart() -> Picture:
+        roofs = roofs_of_logs([read(ceiling)])
+        points = place_rows([Given(read(path), None) for path in rows], roofs, anyway=False)
+        return roofline_chart(roofs, points, read(ceiling).header)
+
+    return chart
+
+
+def _node(*finds: str) -> Callable[[], Picture]:
+    """``mamf plot`` of a folder of ``mamf node``: contributed logs have other names there."""
+
+    def chart() -> Picture:
+        with tempfile.TemporaryDirectory() as folder:
+            for number, path in enumerate(finds):
+                shutil.copy(ROOT / path, Place(number, 0, number).log(Path(folder), "find"))
+            _, devices = devices_of([Path(folder)])
+        found = node_chart(devices, judged(devices))
+        # Only the finds of the run were contributed, so what is said of its other parts would be wrong.
+        return replace(found, title=f"{len(devices)} devices side by side", notes=(found.notes[0], found.notes[-1]))
+
+    return chart
+
+
+def _profile(name: str, path: str) -> Callable[[], Picture]:
+    def chart() -> Picture:
+        found = read_profile_or_none(ROOT / path)
+        if found is None:
+            raise RunLogError(f"{path} is not a profile")
+        return profile_chart([(name, found[1])])
+
+    return chart
+
+
+_ATTENTION = f"{_H200}/attention-bfloat16-fwd-bwd-burst-20261122-221110.jsonl"
+#: Each picture's data, by its path.
+PICTURES: Mapping[str, Callable[[], Picture]] = {
+    "docs/sweep-h200.png": _log(f"{_H200}/sweep-torch-mm-bfloat16-burst-20261122-181526.jsonl"),
+    "docs/find-h200.png": _log(f"{_H200}/find-bfloat16-burst-sustained-20261121-143537.jsonl"),
+    "docs/attention-h200-fwd.png": _log(_ATTENTION, directions=["fwd"], quantities=["tflops"]),
+    "docs/attention-h200-bwd.png": _log(_ATTENTION, directions=["bwd"], quantities=["tflops"]),
+    "docs/roofline-h200.png": _roofline(
+        f"{_H200}/bandwidth-roofline-float32-burst-sustained-20261122-000415.jsonl",
+        f"{_H200}/sweep-torch-mm-bfloat16-burst-20261122-000343.jsonl",
+        f"{_H200}/attention-bfloat16-fwd-burst-20261122-000405.jsonl",
+    ),
+    "docs/explain-h200.png": _log(f"{_H200}/matmul-explain-bfloat16-burst-sustained-20261121-213135.jsonl"),
+    "docs/model-1b-h200.png": _log(f"{_H200}/model-bfloat16-sustained-20261122-022917.jsonl"),
+    "docs/node-h200.png": _node(
+        *(f"{_H200}/find-bfloat16-burst-sustained-20261122-094417{card}.jsonl" for card in ("", "-2", "-3", "-4"))
+    ),
+    f"{_AUTOPROFILE}/ceilings.png": _log(f"{_AUTOPROFILE}/ceilings.jsonl"),
+    f"{_AUTOPROFILE}/kernels.png": _log(f"{_AUTOPROFILE}/kernels.jsonl"),
+}
+
+
+# -- what a picture shows, as a digest ---------------------------------------------------------------------------------
+
+
+def digest(chart: Any) -> str:
+    """Of a chart's data: figures to six digits, without fields that hold their defaults, so that a new one changes
+    nothing where it is not used.
+    """
+    return hashlib.sha256(json.dumps(_plain(chart)).encode()).hexdigest()[:16]
+
+
+def _plain(value: Any) -> Any:
+    if is_dataclass(value):
+        shown = {each.name: getattr(value, each.name) for each in fields(value)}
+        kept = {each.name: _plain(shown[each.name]) for each in fields(value) if shown[each.name] != each.default}
+        return [type(value).__name__, kept]
+    if isinstance(value, (list, tuple)):
+        return [_plain(each) for each in value]
+    return f"{value:.6g}" if isinstance(value, float) else value
+
+
+def digest_in(path: Path) -> str | None:
+    """What the picture says that it shows: a text chunk of a PNG."""
+    content = path.read_bytes()
+    at = len(_SIGNATURE)
+    while content.startswith(_SIGNATURE) and at + 8 <= len(content):
+        (length,) = struct.unpack(">I", content[at : at + 4])
+        kind, chunk = content[at + 4 : at + 8], content[at + 8 : at + 8 + length]
+        key, _, text = chunk.partition(b"\0")
+        if (kind, key) == (b"tEXt", _KEY):
+            return text.decode("latin-1")
+        at += length + 12
+    return None
+
+
+# -- the command -------------------------------------------------------------------------------------------------------
+
+
+def linked(root: Path = ROOT) -> set[str]:
+    """Pictures that README.md and the pages in docs/ show or link, and those that lie in docs/."""
+    found = {path.relative_to(root).as_posix() for path in root.glob("docs/**/*.png")}
+    for page in (root / "README.md", *root.glob("docs/**/*.md")):
+        for link in re.findall(r"\]\((?!https?:)([^)\s]+\.png)\)", page.read_text(encoding="utf-8")):
+            found.add((page.parent / link).resolve().relative_to(root.resolve()).as_posix())
+    return found
+
+
+def stale(pictures: Mapping[str, Callable[[], Picture]] = PICTURES, root: Path = ROOT) -> Iterator[str]:
+    """A line per picture that does not show what its logs say."""
+    for name in sorted(linked(root) - pictures.keys()):
+        yield f"{name}: drawn by hand; add it to PICTURES in tools/pictures.py"
+    for name, chart in pictures.items():
+        path = root / name
+        if not path.exists():
+            yield f"{name}: missing"
+        elif digest_in(path) != digest(chart()):
+            yield f"{name}: stale"
+        elif path.stat().st_size > LARGEST:
+            yield f"{name}: {path.stat().st_size} bytes are more than {LARGEST}"
+
+
+def write(path: Path, chart: Picture) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draw(chart).savefig(path, format="png", metadata={_KEY.decode(): digest(chart), "Software": None})
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("pictures", nargs="*", metavar="PICTURE", help="paths from the root (default: all)")
+    parser.add_argument("--check", action="store_true", help="draw nothing; exit code 1 if a picture is stale")
+    options = parser.parse_args(arguments)
+    if unknown := set(options.pictures) - PICTURES.keys():
+        parser.error(f"unknown: {', '.join(sorted(unknown))}; known: {', '.join(PICTURES)}")
+    if options.check:
+        found = list(stale())
+        print(*found, sep="\n", end="\n" if found else "", file=sys.stderr)
+        if found:
+            print("run 'python tools/pictures.py' to draw what is stale", file=sys.stderr)
+        return 1 if found else 0
+    for name in options.pictures or PICTURES:
+        write(ROOT / name, PICTURES[name]())
+        print(name)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -32,8 +32,6 @@ from mamf.cli import main as mamf_command
 from mamf.logs.legacy import FinderRun
 from mamf.logs.run_log import RunLog
 from mamf.measurement import Measurement
-from mamf.profiling.counters import ncu
-from mamf.profiling.counters.bounds import bound_of_kernel, short_name
 from mamf.report import bests
 from mamf.report.own_ceilings import ceiling_table, share_of
 from mamf.report.text import DASH, markdown, significant
@@ -263,16 +261,6 @@ def confirmed_table(words: Sequence[str]) -> str:
     return markdown(list(columns), lines, {title for title, column in columns.items() if column.left})
 
 
-def counters_table(words: Sequence[str]) -> str:
-    """Kernels in what ncu printed, each with its cycles and what bounds it."""
-    lines = []
-    for path in split_words(words)[0]:
-        for kernel in ncu.kernels_in((ROOT / path).read_text(encoding="utf-8")):
-            found = bound_of_kernel(kernel)
-            lines.append([short_name(kernel.name), f"{kernel.cycles:,.0f}", found.by, found.why])
-    return markdown(["kernel", "cycles", "bound by", "why"], lines, {"kernel", "bound by", "why"})
-
-
 # -- tables that commands print ----------------------------------------------------------------------------------------
 
 
@@ -305,7 +293,6 @@ TABLES: Mapping[str, Callable[[Sequence[str]], str]] = {
     "kernels": kernels_table,
     "finder": finder_table,
     "confirmed": confirmed_table,
-    "counters": counters_table,
     "mamf": mamf_table,
     "run": run_table,
 }

@@ -7,8 +7,8 @@ Only the figures of cards are drawn, as measured on H200s: standard deviation be
 sustained with a correlation of 0.83, memory and copies to the next card 0.3 %, copies to and from the host 5 %. Where
 the spread varies, burst and sustained have it alone ("products"), or one factor for each card is in all of its figures
 ("all"), beside 0.1 % in burst, 0.5 % in sustained and 0.2 % elsewhere. The slow card is one of the node's. A baseline
-of the same cards is another run of each, 0.3 % (burst) and 0.35 % (sustained) from run to run. The tables are those of
-docs/cluster.md.
+of the same cards is another run of each, 0.3 % (burst) and 0.35 % (sustained) from run to run. docs/cluster.md has
+some of the tables.
 """
 
 from __future__ import annotations

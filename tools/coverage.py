@@ -1,6 +1,6 @@
 """Does the 95 % repeat interval contain a repeat? Pairs of separate runs, from the logs below a folder.
 
-    python tools/coverage.py results                    # the table of docs/verification.md
+    python tools/coverage.py results                    # docs/verification.md shows groups of 50 pairs or more
     python tools/coverage.py results --fit              # calibration constants for mamf/repeatability.csv
     python tools/coverage.py results --as-logged        # with the timer overhead that early logs hold
 

@@ -7,6 +7,7 @@ import io
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 from browsing.hostile import write_hostile_logs
 from mamf.cli import main
@@ -74,9 +75,16 @@ def make_large_results(folder: Path, count: int) -> Path:
         place = folder / model.replace(" ", "-")
         place.mkdir(parents=True, exist_ok=True)
         device = header["device"] | {"name": model, "uuid_hash": f"{number:012x}"}
-        lines = map(json.dumps, [header | {"device": device}, *rows])
+        # Equal samples would be copies of one log, which the site counts once.
+        scaled = [_scaled(row, 1 + number * 1e-6) for row in rows]
+        lines = map(json.dumps, [header | {"device": device}, *scaled])
         (place / f"sweep-{number}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
     return folder
+
+
+def _scaled(row: dict[str, Any], factor: float) -> dict[str, Any]:
+    samples = row.get("samples_seconds")
+    return row | {"samples_seconds": [sample * factor for sample in samples]} if samples else row
 
 
 def has_site() -> bool:

@@ -41,8 +41,8 @@ def page_of_source(source: Source) -> Page:
 
 def _of_several(sources: Sequence[Source], pages: Sequence[Page]) -> Page:
     """All of them together first, then a section for each."""
-    rows = [(source.name, source.title, *source.lead[:2]) for source in sources]
-    parts: list[Part] = [text_table(("log", "what", "machine", "run"), rows)] if rows else []
+    rows = [(source.name, source.title, "; ".join(source.lead)) for source in sources]
+    parts: list[Part] = [text_table(("log", "what", "machine and run"), rows)] if rows else []
     if chart := _side_by_side(sources):
         parts.insert(0, chart)
     compared = _compared(sources)

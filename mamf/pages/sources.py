@@ -10,12 +10,14 @@ from typing import Any
 
 from mamf.ceilings.ceiling import Ceiling
 from mamf.ceilings.contributed import place_among_known
+from mamf.ceilings.share import label_dtype
 from mamf.errors import UsageError
 from mamf.kinds.kind import View
 from mamf.kinds.registry import chart_of, kind_of
-from mamf.logs.legacy import read_legacy_or_none
+from mamf.logs.legacy import FinderRun, read_legacy_or_none
 from mamf.logs.run_log import RunLog, read_run_log
 from mamf.measurement import Measurement
+from mamf.plans import MATMUL
 from mamf.profiling.counters.chart import counters_chart
 from mamf.profiling.counters.log import counted_in
 from mamf.profiling.counters.report import counters_document
@@ -85,11 +87,34 @@ class Source:
 def read_source(path: Path) -> Source:
     """A file as something to show. Raises RunLogError for what is no log."""
     if (imported := read_legacy_or_none(path)) is not None:
-        document = finder_document(imported, _MOST_ROWS)
-        return Source(path.name, f"{imported.device or 'a device'}: a log of mamf-finder", [], document)
+        return source_of_finder(path.name, imported)
     if (profiled := read_profile_or_none(path)) is not None:
         return source_of_profile(path.name, *profiled)
     return source_of_log(read_run_log(path))
+
+
+def source_of_finder(name: str, run: FinderRun) -> Source:
+    document = finder_document(run, _MOST_ROWS)
+    known = {**run.software, **run.device_properties, **run.variables}
+    conditions = [text_table(("what", "value"), [(key, str(value)) for key, value in known.items()])]
+    figures = [
+        Figure(
+            f"mamf-finder, best {statistic}",
+            "TFLOPS",
+            RangePoint(row.tflops[statistic], row.tflops[statistic], row.tflops[statistic]),
+            ["as printed: no samples, no checks", f"at {row.shape or 'an unknown shape'}"],
+        )
+        for statistic, row in run.best.items()
+    ]
+    return Source(
+        name,
+        f"{run.device or 'unknown device'}: a log of mamf-finder {run.version or ''}",
+        [f"started {run.started}" if run.started else "the log does not say when it started"],
+        document,
+        figures=figures[:_MOST_FACTS],
+        conditions=conditions if known else [],
+        command=run.command or "",
+    )
 
 
 def source_of_profile(name: str, script: str, profile: Profile) -> Source:
@@ -155,7 +180,10 @@ def _of_ceiling(ceiling: Ceiling, header: Mapping[str, Any]) -> Figure:
         place_among_known(ceiling, header["device"]),
     ]
     point = RangePoint(ceiling.rate, ceiling.interval.low, ceiling.interval.high, f"at {ceiling.shape}")
-    label = f"{ceiling_title(ceiling)} ceiling"
+    is_normal = getattr(ceiling.problem, "data", NORMAL) == NORMAL
+    # Without the seed: finds with others stand side by side.
+    of = label_dtype(ceiling.problem) if ceiling.problem.operation == MATMUL and is_normal else ceiling_title(ceiling)
+    label = f"{ceiling.regime} ceiling, {of}"
     return Figure(label, ceiling.unit, point, [note for note in notes if note])
 
 

@@ -92,6 +92,22 @@ def test_two_logs_are_compared_and_others_stand_side_by_side(tmp_path):
     assert "not compared: " in render_page(report_of([FIND, H200 / next(iter(KINDS.keys() - {FIND}))]))
 
 
+def test_a_log_of_mamf_finder_stands_beside_a_new_one():
+    old, new = H200 / "mamf-finder-v2g-bfloat16-20261122-022832.jsonl", FIND
+    page = render_page(report_of([old, new, old]))
+    assert "mamf-finder, best mean" in page
+    assert "burst ceiling, bfloat16" in page
+    alone = render_page(report_of([old]))
+    assert "as printed: no samples, no checks" in alone
+    assert "mamf-finder.py" in alone
+
+
+def test_finds_with_other_seeds_stand_side_by_side():
+    seeded = H200 / "find-bfloat16-burst-sustained-20261121-143537.jsonl"
+    (chart, *_), *_ = (section.parts for section in report_of([FIND, seeded, FIND]).sections)
+    assert [row.group for row in chart.rows] == ["burst ceiling, bfloat16"] * 3 + ["sustained ceiling, bfloat16"] * 3
+
+
 def test_a_folder_without_logs_is_refused(tmp_path):
     with pytest.raises(UsageError, match="holds no log"):
         report_of([tmp_path])

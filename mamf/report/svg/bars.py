@@ -47,7 +47,7 @@ def _stacked_panel(panel: StackedPanel, chart: StackedChart, styles: Mapping[str
 
 def draw_waterfall(chart: WaterfallChart) -> list[Drawn]:
     top = max(bar.tflops + max(bar.lost, 0.0) for bar in (*chart.steps, *chart.data))
-    drawn = [Drawn("", _waterfall_panel(chart.steps, top, "c0"))]
+    drawn = [Drawn("step by step", _waterfall_panel(chart.steps, top, "c0"))]
     if chart.data:
         drawn.append(Drawn("burst, by what the operands hold", _waterfall_panel(chart.data, top, "c2")))
     return drawn

@@ -23,6 +23,7 @@ extensions = [
 ]
 exclude_patterns = ["_ext", "autoprofile-h200"]
 highlight_language = "none"  # console output
+smartquotes = False  # they would make one dash of the two of an option
 nitpicky = True
 # Types of other packages: their documentation is not read, so that the build needs no network.
 nitpick_ignore_regex = [("py:.*", r"(?!mamf\.).*")]

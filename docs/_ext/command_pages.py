@@ -53,7 +53,7 @@ def index() -> str:
 
 
 def page(name: str) -> str:
-    lines = [*_heading(f"mamf {name}", "="), f"{_sentence(cli.COMMANDS[name])}", "", *_parser(_command(name))]
+    lines = [*_heading(f"mamf {name}", "="), *_parser(_command(name))]
     if name in _OF_OPERATIONS:
         lines += _heading(f"mamf {name} --operation NAME", "-")
         lines += _parser(_command(name, "--operation", _OF_OPERATIONS[name]), f"mamf {name} operation")
@@ -65,25 +65,35 @@ def _command(name: str, *given: str) -> argparse.ArgumentParser:
 
 
 def _subparsers(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
-    found = (each.choices for each in parser._actions if isinstance(each, argparse._SubParsersAction))
-    return next(found, {})
+    """The parsers of commands or of actions by name; their help becomes their description."""
+    for each in parser._actions:
+        if isinstance(each, argparse._SubParsersAction):
+            for choice in each._choices_actions:
+                each.choices[choice.dest].description = choice.help
+            return dict(each.choices)
+    return {}
 
 
 def _parser(parser: argparse.ArgumentParser, program: str = "") -> Iterator[str]:
-    """Examples, then the options by group, then the actions of the command."""
+    """What it does, examples, then the options by group, then the actions of the command."""
+    yield from (_sentence(parser.description or ""), "")
     if parser.epilog:
         yield from ("::", "", *(f"   {line}" for line in parser.epilog.rstrip().splitlines()), "")
     yield from (f".. program:: {program or parser.prog}", "")
     for group in parser._action_groups:
-        options = [each for each in group._group_actions if each.help is not argparse.SUPPRESS]
-        options = [each for each in options if not isinstance(each, argparse._SubParsersAction)]
+        options = [each for each in group._group_actions if _is_shown(each)]
         if options:
-            yield from (f".. rubric:: {_escaped(group.title or '')}", "")
+            yield from (f".. rubric:: {_escaped(group.title or '').removeprefix('positional ').capitalize()}", "")
             yield from (_sentence(group.description), "") if group.description else ()
             yield from (line for each in options for line in _option(parser, each))
     for name, action in _subparsers(parser).items():
         yield from _heading(f"{parser.prog} {name}", "-")
         yield from _parser(action)
+
+
+def _is_shown(option: argparse.Action) -> bool:
+    hidden = (argparse._HelpAction, argparse._SubParsersAction)
+    return option.help is not argparse.SUPPRESS and not isinstance(option, hidden)
 
 
 def _option(parser: argparse.ArgumentParser, option: argparse.Action) -> Iterator[str]:

@@ -91,6 +91,7 @@ class CsvColumns(SphinxDirective):
 
     def run(self) -> list[nodes.Node]:
         self.env.note_dependency(str(MEANINGS))
+        self.env.note_dependency(__file__)
         return self.parse_text_to_nodes("\n".join(lines(self.arguments[0])))
 
 

@@ -135,6 +135,7 @@ class LogSchema(SphinxDirective):
         for table, name in sorted(meanings.unused):
             _LOGGER.warning("%s: no record has the field %s.%s", MEANINGS.name, table, name)
         self.env.note_dependency(str(MEANINGS))
+        self.env.note_dependency(__file__)
         link = nodes.reference("", JSON_NAME, refuri=JSON_NAME)  # beside the page, once that is written
         return [nodes.paragraph("", "", nodes.Text("JSON Schema of one line: "), link), *found]
 

@@ -78,6 +78,18 @@ def test_the_readmes_example_runs(machine, monkeypatch, capsys):
     assert "TFLOPS" in capsys.readouterr().out
 
 
+# -- commands ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("command", "options"), [("find", "--quick --set"), ("results", "--strict --results")])
+def test_the_page_of_a_command_has_the_options_of_each_operation_and_action(command, options):
+    pytest.importorskip("sphinx")
+    lines = importlib.import_module("command_pages").page(command).splitlines()
+    for option in options.split():
+        assert any(line.startswith(f".. option:: {option}") for line in lines)
+    assert not any("SUPPRESS" in line for line in lines)
+
+
 # -- links -------------------------------------------------------------------------------------------------------------
 
 
@@ -117,6 +129,7 @@ def test_links_in_code_and_to_other_sites_are_left_alone():
 @pytest.fixture(scope="module")
 def validator():
     pytest.importorskip("sphinx")
+    pytest.importorskip("tomllib")
     jsonschema = pytest.importorskip("jsonschema")
     schema = importlib.import_module("log_schema").json_schema()
     jsonschema.Draft202012Validator.check_schema(schema)

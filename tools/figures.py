@@ -50,7 +50,7 @@ WHOLE = {
 }
 PAGES = [
     ROOT / "README.md",
-    *(page for page in sorted((ROOT / "docs").glob("*.md")) if page.name != "reference.md"),
+    *sorted((ROOT / "docs").glob("*.md")),
     *WHOLE,
 ]
 _BLOCK = re.compile(

@@ -1,0 +1,163 @@
+"""The pages: their links, the names of the reference, the examples in docstrings, and the JSON Schema of run logs."""
+
+import doctest
+import importlib
+import inspect
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+import mamf
+import mamf.testing
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+NAMES = sorted([*mamf.__all__, *(f"testing.{name}" for name in mamf.testing.__all__)])
+CALLS = [name for name in mamf.__all__ if inspect.isfunction(getattr(mamf, name)) and name != "open_backend"]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted(path for path in DOCS.rglob("*.md"))]
+CODE = re.compile(r"^```.*?^```|`[^`\n]*`", re.DOTALL | re.MULTILINE)
+LINK = re.compile(r"\]\((?!\w+:)([^)\s]+)\)|^\[[^\]]+\]: (?!\w+:)(\S+)", re.MULTILINE)
+HEADING = re.compile(r"^#+ (.*)", re.MULTILINE)
+
+
+def exported(name):
+    """What ``mamf.NAME`` is; NAME may begin with ``testing.``."""
+    room, _, last = name.rpartition(".")
+    return getattr(importlib.import_module(f"mamf.{room}" if room else "mamf"), last)
+
+
+def docstring(what):
+    """Its own; none for what a dataclass makes up, or a base class says."""
+    own = (vars(what).get("__doc__") if inspect.isclass(what) else inspect.getdoc(what)) or ""
+    return "" if own.startswith(f"{what.__name__}(") else own
+
+
+def examples_of(name):
+    what = exported(name)
+    found = doctest.DocTestFinder().find(what, name, sys.modules[what.__module__], globs={"mamf": mamf})
+    return [each for each in found if each.examples]
+
+
+# -- the reference of the API ------------------------------------------------------------------------------------------
+
+
+def test_every_name_stands_in_the_reference_once():
+    text = "".join(page.read_text() for page in (DOCS / "api").glob("*.md"))
+    listed = re.findall(r"^\.\. auto(?:function|class|exception):: mamf\.(\S+)$", text, re.MULTILINE)
+    assert sorted(name for name in listed if name in NAMES) == NAMES
+    assert len(listed) == len(set(listed))
+
+
+def test_every_name_says_what_it_is():
+    assert [name for name in NAMES if not docstring(exported(name))] == []
+
+
+def test_every_call_has_an_example():
+    assert [name for name in CALLS if not examples_of(name)] == []
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if examples_of(name)])
+def test_examples_run(name, machine):
+    if name == "plot":
+        pytest.importorskip("matplotlib")
+    for example in examples_of(name):
+        report = []
+        result = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(example, out=report.append)
+        assert result.failed == 0, "".join(report)
+
+
+def test_the_readmes_example_runs(machine, monkeypatch, capsys):
+    monkeypatch.setattr("mamf.api.reading.draw", lambda chart: None)  # plot's own example draws
+    monkeypatch.setattr("mamf.api.reading.save", lambda figure, path, overwrite: None)
+    section = (ROOT / "README.md").read_text().partition("## From Python")[2].partition("\n## ")[0]
+    (code,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+    exec(compile(code, "README.md", "exec"), {})
+    assert "TFLOPS" in capsys.readouterr().out
+
+
+# -- commands ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("command", "options"), [("find", "--quick --set"), ("results", "--strict --results")])
+def test_the_page_of_a_command_has_the_options_of_each_operation_and_action(command, options):
+    pytest.importorskip("sphinx")
+    lines = importlib.import_module("command_pages").page(command).splitlines()
+    for option in options.split():
+        assert any(line.startswith(f".. option:: {option}") for line in lines)
+    assert not any("SUPPRESS" in line for line in lines)
+
+
+# -- links -------------------------------------------------------------------------------------------------------------
+
+
+def anchor(heading):
+    """The anchor that GitHub gives a heading."""
+    plain = re.sub(r"[^\w\- ]", "", heading.strip().lower().replace("`", ""))
+    return plain.replace(" ", "-")
+
+
+def broken_links(page, text):
+    """Relative links of a page to what is not in the repository, or to no heading."""
+    for groups in LINK.findall(CODE.sub("", text)):
+        target, _, heading = "".join(groups).partition("#")
+        path = (page.parent / target).resolve() if target else page
+        if not path.exists() or (heading and heading not in map(anchor, HEADING.findall(path.read_text()))):
+            yield "".join(groups)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_links_between_pages_and_files_work(page):
+    assert list(broken_links(page, page.read_text())) == []
+
+
+@pytest.mark.parametrize("link", ["(none.md)", "(README.md#no-such-heading)", "(#no-such-heading)", "(docs/none)"])
+def test_a_broken_link_is_found(link):
+    assert list(broken_links(ROOT / "README.md", f"A [page]{link}.\n")) == [link.strip("()")]
+
+
+def test_links_in_code_and_to_other_sites_are_left_alone():
+    text = "[a](https://example.org/none) `[b](none.md)`\n```\n[c](none.md)\n```\n[d](docs/finding.md#burst)\n"
+    assert list(broken_links(ROOT / "README.md", text)) == []
+
+
+# -- JSON Schema -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def validator():
+    pytest.importorskip("sphinx")
+    pytest.importorskip("tomllib")
+    jsonschema = pytest.importorskip("jsonschema")
+    schema = importlib.import_module("log_schema").json_schema()
+    jsonschema.Draft202012Validator.check_schema(schema)
+    return jsonschema.Draft202012Validator(schema)
+
+
+@pytest.mark.parametrize(
+    "kind", ["sweep-torch", "find", "attention", "bandwidth-roofline", "matmul-explain", "model", "mamf-finder"]
+)
+def test_lines_of_logs_match_the_json_schema(validator, kind):
+    lines = sorted((ROOT / "results").glob(f"*/{kind}-*.jsonl"))[-1].read_text().splitlines()
+    for line in (*lines[:5], *lines[-5:]):
+        assert [error.message[:200] for error in validator.iter_errors(json.loads(line))] == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"samples_seconds": ["1"]},
+        {"launches": 1.5},
+        {"kernel": None},
+        {"record": "other"},
+        {"problem": {"dtype": "int8"}},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_a_wrong_line_does_not_match_the_json_schema(validator, change):
+    log = sorted((ROOT / "results").glob("*/sweep-torch-*.jsonl"))[-1]
+    row = json.loads(log.read_text().splitlines()[1])
+    assert validator.is_valid(row)
+    assert not validator.is_valid({**row, **change})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import shlex
+import sys
 from collections import Counter
 from collections.abc import Container, Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ from mamf.cli.reading import reading
 from mamf.cli.terminal import say, say_lines, warn
 from mamf.contribution.collection import collect
 from mamf.contribution.evidence import TIERS, Finding
+from mamf.contribution.issue_body import encode_issue
 from mamf.contribution.placing import contributed_csv
 from mamf.contribution.published import FIGURES, NOTICE
 from mamf.contribution.rules import Review, review, review_results
@@ -161,16 +163,21 @@ def _count_line(reviews: Sequence[Review], strict: bool) -> str:
 
 
 def run_submit(options: argparse.Namespace) -> int:
-    root = _folder(options.results)
+    root = options.results
+    if not options.issue:
+        _folder(root, ", name it with --results, or use --issue, which needs no clone")
     _require_file(options.log)
     submission = prepare(options.log)
-    for line in _finding_lines(submission.review):
-        say(line)
-    for change in submission.changes:
-        say(f"scrubbed: {change}")
+    notes = sys.stderr if options.issue else sys.stdout  # of --issue, stdout is the issue's body
+    for line in (*_finding_lines(submission.review), *(f"scrubbed: {change}" for change in submission.changes)):
+        say(line, notes)
     if submission.review.is_rejected():
         warn(f"{options.log} is not submitted: fix the errors, or measure again")
         return _REJECTED
+    if options.issue:
+        say_lines(encode_issue(submission.text, submission.place))
+        warn("paste this into the form 'Submit a result' of a new issue")
+        return 0
     target = free_place(submission, root)
     say(f"tier {submission.review.tier}; {len(submission.text.encode()) / 1e3:.0f} kB -> {target}")
     if options.dry_run:
@@ -253,7 +260,7 @@ def _check_page(path: Path, page: str) -> int:
     return 0 if is_fresh else _REJECTED
 
 
-def _folder(path: Path) -> Path:
+def _folder(path: Path, advice: str = ", or name it with --results") -> Path:
     if not path.is_dir():
-        raise UsageError(f"there is no folder {path}: run this in a clone of the project, or name it with --results")
+        raise UsageError(f"there is no folder {path}: run this in a clone of the project{advice}")
     return path

@@ -13,6 +13,7 @@ _EXAMPLES = """examples:
   mamf results check run.jsonl                          one line per finding; exit code 1 if the log is rejected
   mamf results check results                            a whole folder: each log in its place, and only once
   mamf results submit run.jsonl                         check, scrub, put into results/, print the git commands
+  mamf results submit run.jsonl --issue                 without a clone: print what to paste into an issue
   mamf results table                                    write results/README.md
   mamf results site --output site                       write pages of all figures: open site/index.html
   mamf results convert run.jsonl                        convert a log of an early version
@@ -32,6 +33,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add(check, "--format", choices=("table", "json"))
     submit = actions.add_parser("submit", help="check and scrub a log, and put it into results/")
     submit.add_argument("log", type=Path, metavar="LOG", help="a run log")
+    submit.add_argument("--issue", action="store_true", help="print the body of a GitHub issue; needs no clone")
     add(submit, "--dry-run")
     table = actions.add_parser("table", help="write README.md of results/ from its logs")
     table.add_argument("--check", action="store_true", help="write nothing; exit code 1 if the table is out of date")

@@ -1,0 +1,63 @@
+"""What PyPI shows of the README, and versions that stand in several files."""
+
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PYPROJECT = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+URL = "https://forge.test/owner/name"
+
+
+@pytest.fixture(scope="module")
+def setup_file():
+    return runpy.run_path(str(ROOT / "setup.py"))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("[a](docs/a.md)", f"[a]({URL}/blob/v1/docs/a.md)"),
+        ("[a](docs/a.md#part), [b](backends)", f"[a]({URL}/blob/v1/docs/a.md#part), [b]({URL}/blob/v1/backends)"),
+        ("![A picture](docs/a.png)", f"![A picture]({URL}/raw/v1/docs/a.png)"),
+        ('x\n[run]: results/a.jsonl "best"\n', f'x\n[run]: {URL}/blob/v1/results/a.jsonl "best"\n'),
+        ("[a](https://x.test/y), [b](#part), [c](mailto:x)", "[a](https://x.test/y), [b](#part), [c](mailto:x)"),
+        ("```\n[a](b)\n```\n[a](b)", f"```\n[a](b)\n```\n[a]({URL}/blob/v1/b)"),
+        ("batch[0](x) is no link", f"batch[0]({URL}/blob/v1/x) is no link"),
+    ],
+)
+def test_relative_links_become_absolute(text, expected, setup_file):
+    assert setup_file["absolute_links"](text, f"{URL}/", "v1") == expected
+
+
+def test_the_readme_has_no_relative_link_on_pypi(setup_file, monkeypatch):
+    monkeypatch.setenv("MAMF_REPOSITORY_URL", URL)
+    described = setup_file["described"]()
+    links = re.findall(r"\]\(([^)]*)\)|^\[[^\]]+\]: *(\S+)", described["long_description"], re.M)
+    targets = [inline or defined for inline, defined in links]
+    assert targets
+    assert [target for target in targets if not target.startswith(("https://", "#"))] == []
+    assert described["project_urls"]["Repository"] == URL
+
+
+def test_links_stay_relative_without_a_repository(setup_file, monkeypatch):
+    monkeypatch.delenv("MAMF_REPOSITORY_URL", raising=False)
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert setup_file["described"]() == {"long_description": readme, "project_urls": {}}
+
+
+def test_the_citation_and_the_changelog_name_the_version_of_the_package():
+    version = re.search(r'^version = "(.*)"$', PYPROJECT, re.M)[1]
+    citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    released = re.search(r'^date-released: "(.*)"$', citation, re.M)[1]
+    assert f"\nversion: {version}\n" in citation
+    assert f"\n## {version} ({released})\n" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+
+
+def test_pre_commit_runs_the_versions_of_the_dev_extra():
+    hooks = (ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8")
+    for package in ("ruff", "codespell"):
+        pinned = re.search(rf'"{package}==([^"]*)"', PYPROJECT)[1]
+        assert re.search(rf"/{package}(?:-pre-commit)?\n    rev: v{re.escape(pinned)}\n", hooks), package

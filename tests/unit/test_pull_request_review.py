@@ -1,0 +1,194 @@
+"""What the workflows of .github take from a pull request: its added logs alone; and the comment that they write."""
+
+import copy
+import io
+import json
+import urllib.error
+import urllib.request
+
+import pull_request_logs
+import pytest
+from contribution_logs import best, write
+from pull_request_logs import MOST_BYTES, MOST_FILES, MOST_LOGS, download_blob, main, take_logs
+from review_comment import MOST_LINES, changed_rows, code_block
+from review_comment import main as comment
+
+from mamf.errors import UsageError
+
+SHA = "0123456789abcdef0123456789abcdef01234567"
+
+
+def changed(filename, status="added"):
+    return {"filename": filename, "status": status, "sha": SHA}
+
+
+def taken(files, folder):
+    notes = list(take_logs(files, folder, lambda sha: sha.encode()))
+    return notes, [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
+
+
+def test_added_logs_are_written_and_generated_files_passed_over(tmp_path):
+    log = "results/nvidia-h200/find-bfloat16-burst-20261122-020751-2.jsonl"
+    files = [changed(log), changed("results/README.md", "modified"), changed("mamf/contributed.csv", "modified")]
+    assert taken(files, tmp_path) == ([], [log])
+    assert (tmp_path / log).read_text() == SHA
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        changed("mamf/cli/__init__.py"),
+        changed(".github/workflows/ci.yml", "modified"),
+        changed("results/../.github/workflows/ci.jsonl"),
+        changed("results/a/../../b.jsonl"),
+        changed("results/a/b/c.jsonl"),
+        changed("/results/a/b.jsonl"),
+        changed("results/a/.b.jsonl"),
+        changed("results/a/b.jsonl\n"),
+        changed("results/a/b.jsonl\x00.py"),
+        changed("results/a/b.py"),
+        changed("results/a/$(id).jsonl"),
+        changed("results/-a/b.jsonl"),
+        changed(f"results/a/{'b' * 300}.jsonl"),
+        changed("results/a/b.jsonl", "modified"),
+        changed("results/a/b.jsonl", "removed"),
+        changed("results/a/b.jsonl", "renamed"),
+    ],
+    ids=lambda file: f"{file['status']} {file['filename'][:40]!r}",
+)
+def test_any_other_file_is_named_and_not_written(file, tmp_path):
+    notes, written = taken([file], tmp_path)
+    assert written == []
+    assert len(notes) == 1
+    assert notes[0].startswith("not looked at: ")
+
+
+def test_a_log_of_the_base_branch_stays(tmp_path):
+    (tmp_path / "results" / "a").mkdir(parents=True)
+    (tmp_path / "results" / "a" / "b.jsonl").write_text("theirs")
+    assert taken([changed("results/a/b.jsonl")], tmp_path)[0] == [
+        "not looked at: results/a/b.jsonl (the base branch has such a file)"
+    ]
+    assert (tmp_path / "results" / "a" / "b.jsonl").read_text() == "theirs"
+
+
+@pytest.mark.parametrize("count", [MOST_LOGS + 1, MOST_FILES])
+def test_too_many_files_are_one_line(count, tmp_path, capsys):
+    files = [changed(f"results/a/{number}.jsonl") for number in range(count)]
+    (tmp_path / "comparison.json").write_text(json.dumps({"files": files}))
+    assert main([str(tmp_path / "comparison.json"), str(tmp_path)], lambda sha: b"") == 1
+    assert capsys.readouterr().out.count("\n") == 1
+    assert not (tmp_path / "results").exists()
+
+
+@pytest.fixture
+def github(monkeypatch):
+    for name, value in {"API_URL": "https://api.test", "REPOSITORY": "o/r"}.items():
+        monkeypatch.setenv(f"GITHUB_{name}", value)
+    monkeypatch.setenv("GH_TOKEN", "secret")
+    asked = []
+
+    def answer(request, timeout):
+        asked.append(request)
+        return io.BytesIO(b"0123456789")
+
+    monkeypatch.setattr(urllib.request, "urlopen", answer)
+    return asked
+
+
+def test_a_blob_is_downloaded_by_its_hash_and_a_redirect_gets_no_token(github):
+    assert download_blob(SHA) == b"0123456789"
+    assert github[0].full_url == f"https://api.test/repos/o/r/git/blobs/{SHA}"
+    assert github[0].unredirected_hdrs == {"Authorization": "Bearer secret"}
+    assert "Authorization" not in github[0].headers
+
+
+def test_a_large_blob_is_refused(github, monkeypatch):
+    monkeypatch.setattr(pull_request_logs, "MOST_BYTES", 9)
+    with pytest.raises(UsageError, match="has more than"):
+        download_blob(SHA)
+    assert MOST_BYTES > 9
+
+
+def test_a_hash_is_no_path(github):
+    with pytest.raises(UsageError, match="is not a hash"):
+        download_blob("../../secrets")
+    assert github == []
+
+
+def test_a_blob_that_is_missing_is_one_line(github, monkeypatch):
+    def missing(request, timeout):
+        raise urllib.error.HTTPError(request.full_url, 404, "Not Found", {}, None)
+
+    monkeypatch.setattr(urllib.request, "urlopen", missing)
+    with pytest.raises(UsageError, match="404"):
+        download_blob(SHA)
+
+
+# -- the comment -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def reviewed(run, sweep_records, tmp_path, capsys):
+    """Reviews a log that is submitted to an empty results folder, and returns the exit code and the comment."""
+
+    def reviewed(records):
+        (tmp_path / "results").mkdir()
+        (tmp_path / "results" / "README.md").write_text("")
+        assert run("results", "submit", str(write(tmp_path / "run.jsonl", sweep_records)))[0] == 0
+        (path,) = (tmp_path / "results").rglob("*.jsonl")
+        write(path, records)
+        folder = tmp_path / "review"
+        folder.mkdir()
+        (folder / "added.txt").write_text(f"{path.relative_to(tmp_path).as_posix()}\n")
+        (folder / "check.json").write_text(run("results", "check", "results", "--format", "json")[1])
+        run("results", "table")
+        (folder / "after.md").write_text((tmp_path / "results" / "README.md").read_text())
+        capsys.readouterr()
+        return comment([str(folder), "--commit", SHA]), capsys.readouterr().out
+
+    return reviewed
+
+
+def test_an_accepted_log_is_shown_with_its_rows(reviewed, sweep_records):
+    code, text = reviewed(sweep_records)
+    assert code == 0
+    assert text.startswith(f"**mamf results check: accepted** at {SHA}\n\n    results/nvidia-h100-80gb-hbm3/")
+    assert "\n## bfloat16\n\n| regime | accelerator |" in text
+    assert "\n| burst | NVIDIA H100 80GB HBM3 |" in text
+    assert "](" not in text
+
+
+def test_a_rejected_log_is_shown_with_its_errors_and_no_rows(reviewed, sweep_records):
+    records = copy.deepcopy(sweep_records)
+    best(records)["tflops"]["median"] *= 1.05
+    code, text = reviewed(records)
+    assert code == 1
+    assert "not accepted" in text
+    assert "\n      error: row-mismatch: " in text
+    assert "| burst |" not in text
+
+
+def test_without_a_log_nothing_is_accepted(tmp_path, capsys):
+    (tmp_path / "notes.txt").write_text("not looked at: a.py (added)\n")
+    assert comment([str(tmp_path)]) == 1
+    assert capsys.readouterr().out == ("**mamf results check: no log to check**\n\n    not looked at: a.py (added)\n\n")
+
+
+@pytest.mark.parametrize("text", ["```\n# x", "\r\n# x", "~~~", "</code></pre><img src=x>", "\u2028# x", "a\x0b# x"])
+def test_no_text_leaves_the_code_block(text):
+    shown = code_block([text])
+    assert all(line == "" or line.startswith("    ") for line in shown.splitlines())
+
+
+def test_many_findings_are_counted():
+    shown = code_block(["x"] * (MOST_LINES + 7))
+    assert shown.count("    x\n") == MOST_LINES
+    assert shown.endswith("    7 more lines\n")
+
+
+def test_rows_are_compared_without_footnotes_and_name_no_account():
+    head = "## int8\n\n| a | b |\n| :-- | --: |\n"
+    before = f"{head}| x[^1] | [log](x/y.jsonl) |\n"
+    after = f"{head}| x[^2] | [log](x/y.jsonl) |\n| @someone | 2 |\n"
+    assert changed_rows(before, after) == ["", "## int8", "", "| a | b |", "| :-- | --: |", "| (at)someone | 2 |"]

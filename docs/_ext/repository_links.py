@@ -39,8 +39,10 @@ class RepositoryLinks(SphinxTransform):
 
     def _replace(self, link: nodes.Element) -> None:
         target, _, anchor = link["reftarget"].partition("#")
-        path = (Path(str(link.source or self.document["source"])).parent / target).resolve()
-        if link.get("refdomain") == "doc" or not path.exists() or not path.is_relative_to(ROOT):
+        is_page = link.get("refdomain") == "doc"  # its ending is left out
+        path = (Path(str(link.source or self.document["source"])).parent / f"{target}{'.md' * is_page}").resolve()
+        is_beside = is_page and path.is_relative_to(self.env.srcdir)
+        if is_beside or not path.exists() or not path.is_relative_to(ROOT):
             return
         name = self.env.path2doc(path)
         if name not in self.env.found_docs:

@@ -16,6 +16,8 @@ from sphinx.application import Sphinx
 from sphinx.transforms import SphinxTransform
 
 ROOT = Path(__file__).resolve().parents[2]
+#: Pages of the site that include a file from elsewhere.
+PAGES = {ROOT / "CONTRIBUTING.md": "contributing"}
 
 
 def repository_url() -> str:
@@ -39,18 +41,16 @@ class RepositoryLinks(SphinxTransform):
 
     def _replace(self, link: nodes.Element) -> None:
         target, _, anchor = link["reftarget"].partition("#")
-        is_page = link.get("refdomain") == "doc"  # its ending is left out
-        path = (Path(str(link.source or self.document["source"])).parent / f"{target}{'.md' * is_page}").resolve()
-        is_beside = is_page and path.is_relative_to(self.env.srcdir)
-        if is_beside or not path.exists() or not path.is_relative_to(ROOT):
-            return
-        name = self.env.path2doc(path)
-        if name not in self.env.found_docs:
+        if is_page := link.get("refdomain") == "doc":  # also of pages outside of docs/
+            target, anchor = f"{target}.md", link.get("reftargetid") or ""
+        folder = Path(self.env.srcdir) if is_page else Path(str(link.source or self.document["source"])).parent
+        path = (folder / target).resolve()
+        name = PAGES.get(path, self.env.path2doc(path))
+        if name in self.env.found_docs:
+            attributes = {**link.attributes, "refdomain": "doc", "reftarget": name, "reftargetid": anchor or None}
+            link.replace_self(pending_xref("", *link.children, **attributes))
+        elif path.exists() and path.is_relative_to(ROOT):
             link.replace_self(_link_to_repository(path, link.children))
-        else:
-            page = pending_xref("", *link.children, **{**link.attributes, "refdomain": "doc", "reftarget": name})
-            page["reftargetid"] = anchor or None
-            link.replace_self(page)
 
 
 def _link_to_repository(path: Path, children: list[nodes.Node]) -> nodes.Element:

@@ -44,7 +44,7 @@ def write_pages(app: Sphinx) -> None:
 
 
 def index() -> str:
-    groups = getattr(cli, "GROUPS", {"": tuple(cli.COMMANDS)})
+    groups = cli.GROUPS
     lines = []
     for title, names in groups.items():
         lines += [f"**{title}**", ""] if title else []

@@ -164,7 +164,7 @@ def test_what_a_log_names_by_its_module_is_named_again(resume):
 def test_every_option_that_decides_a_figure_is_checked(command, run):
     """Whoever adds an option adds it here: a contradiction of it, or a reason why it is free."""
     free = {"--budget", "--dry-run", "--output", "--resume", "--notes", "--format", "--top", "--wide", "--baseline"}
-    free |= {"--patience", "--help", "--devices"}
+    free |= {"--patience", "--help", "--help-all", "--devices"}
     elsewhere = {"--fast-accumulation", "--no-fast-accumulation", "--no-causal", "--no-flush", "--quick", "--no-quick"}
     elsewhere |= {
         "--ceiling",
@@ -177,8 +177,8 @@ def test_every_option_that_decides_a_figure_is_checked(command, run):
         "--shapes",
     }
     ranges = {"--m-range", "--n-range", "--k-range"}  # as --m
-    _, out, _ = run(command, "--help")
-    named = {word.strip("[](),;") for line in out.split("examples:")[0].splitlines() for word in line.split()}
+    _, out, _ = run(command, "--help-all")
+    named = {word.strip("[](),;") for line in out.partition("\nusage: ")[2].splitlines() for word in line.split()}
     options = {word for word in named if word.startswith("--") and not word.endswith("'")}
     assert options - free - elsewhere - ranges == OTHER[command].keys() - {"--kernel"}
 

@@ -311,5 +311,7 @@ class Session(ABC):
         except PluginError as error:  # in the columns of an operation: the measurements are in the log
             warn(str(error))
             code = error.exit_code
+        for finding in warnings(self.findings):  # once more, beside the figures that it costs
+            warn(format_finding(finding).strip().partition(";")[0])
         say(f"log: {log.path}", note_stream(self.options))
         return code

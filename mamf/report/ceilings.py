@@ -86,14 +86,16 @@ def _interval_note(ceiling: Ceiling) -> str:
     return f"{coverage} repeat interval, from {ceiling.rounds} fresh rounds and {100 * known.run:.2g} % between runs"
 
 
-def scouted(rows: Sequence[Measurement], ceilings: Mapping[str, Ceiling]) -> Iterator[str]:
-    """The best of each regime without a confirmed ceiling."""
-    for regime in dict.fromkeys(row.regime for row in rows):
+def scouted(rows: Sequence[Measurement], ceilings: Mapping[str, Ceiling], regimes: Iterable[str] = ()) -> Iterator[str]:
+    """What is known of each regime of the plan without a confirmed ceiling."""
+    for regime in dict.fromkeys((*regimes, *(row.regime for row in rows))):
         seen = [row for row in rows if row.regime == regime and row.ok]
         if regime not in ceilings and seen:
             best = max(seen, key=lambda row: row.best_rate)
             rate = rate_text(best.best_rate, best.work.unit)
             yield f"{regime}: not confirmed; scouted so far {rate} @ {best.shape} ({best.kernel})"
+        elif regime not in ceilings and rows:
+            yield f"{regime}: not measured, because the run ended before it; --resume LOG continues"
 
 
 def find_document(
@@ -115,7 +117,7 @@ def find_document(
             [
                 *map(ceiling_line, ceilings.values()),
                 *([f"no ceiling can be found: {reason}"] if reason else []),
-                *scouted(rows, ceilings),
+                *scouted(rows, ceilings, [] if reason else header["plan"].get("regimes", ())),
                 end_line(summary),
             ]
         ),

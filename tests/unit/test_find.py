@@ -30,7 +30,7 @@ from mamf.measurement import Conditions, Measurement
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulGrid, MatmulShape
 from mamf.plugins import discovery
-from mamf.report.ceilings import notes
+from mamf.report.ceilings import notes, scouted
 from mamf.statistics import Interval, summarize
 from mamf.testing import Physics, SimulatedBackend, SimulatedMatmul
 
@@ -794,6 +794,15 @@ def test_find_says_what_the_library_refuses(refusing, backend):
 
 def interrupt_at(count):
     return lambda launches: os.kill(os.getpid(), signal.SIGINT) if launches == count else None
+
+
+def test_a_regime_that_was_left_out_is_named():
+    find = find_of(regimes=("burst",))
+    rows = found(find)
+    assert list(scouted(rows, find.ceilings, ("burst", "sustained"))) == [
+        "sustained: not measured, because the run ended before it; --resume LOG continues"
+    ]
+    assert list(scouted(rows, find.ceilings, ("burst",))) == []
 
 
 @pytest.mark.parametrize(("at", "is_confirmed"), [(300, False), (600, False), (3000, True)])

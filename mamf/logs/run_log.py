@@ -53,7 +53,10 @@ OwnCeilings = dict[tuple[Any, str], Ceiling]
 
 #: Tiers of logs without samples, and the commands that read them.
 _WITHOUT_SAMPLES = {
-    "legacy": "an imported log of mamf-finder, without samples; only 'mamf show' and 'mamf results' read it",
+    "legacy": (
+        "an imported log of mamf-finder, without samples; only 'mamf show', 'compare', 'plot', 'report' and 'results' "
+        "read it"
+    ),
     "profile": (
         "a profile of a script; only 'mamf show', 'compare', 'plot' and 'roofline' read it, and results/ does not "
         "collect it"

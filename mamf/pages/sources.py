@@ -29,7 +29,7 @@ from mamf.report.charts.plotting import Picture
 from mamf.report.charts.ranges import RangePoint
 from mamf.report.columns import text_table
 from mamf.report.document import Block, Document, Table
-from mamf.report.imported import finder_document
+from mamf.report.imported import beside_chart, finder_document, shown_run
 from mamf.report.own_ceilings import ceiling_title, share_of
 from mamf.report.page import Command, Fact, Part, Section
 from mamf.report.rows import best_first
@@ -111,6 +111,7 @@ def source_of_finder(name: str, run: FinderRun) -> Source:
         f"{run.device or 'unknown device'}: a log of mamf-finder {run.version or ''}",
         [f"started {run.started}" if run.started else "the log does not say when it started"],
         document,
+        [beside_chart([shown_run(name, run)])] if any(row.shape for row in run.rows) else [],
         figures=figures[:_MOST_FACTS],
         conditions=conditions if known else [],
         command=run.command or "",

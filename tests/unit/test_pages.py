@@ -12,7 +12,10 @@ import pytest
 
 from mamf.cli import main
 from mamf.errors import UsageError
+from mamf.logs.legacy import read_legacy_or_none
+from mamf.logs.run_log import read_run_log
 from mamf.pages.report import report_of
+from mamf.report.imported import beside_chart, shown_log, shown_run
 from mamf.report.page import Page, Section, render_page, safe_address
 
 ROOT = Path(__file__).parents[2]
@@ -190,3 +193,30 @@ def test_the_command_writes_one_file_and_replaces_none(tmp_path, monkeypatch, ca
 def test_templates_and_script_stay_small():
     files = (ROOT / "mamf" / "report" / "templates").iterdir()
     assert sum(len(path.read_text().splitlines()) for path in files) < 1000
+
+
+def test_old_and_new_are_compared_without_a_verdict(capsys):
+    old = H200 / "mamf-finder-v2g-bfloat16-20261122-022832.jsonl"
+    new = H200 / "sweep-torch-mm-bfloat16-classic-20261122-181549.jsonl"
+    assert main(["compare", str(old), str(new), "--format", "json"]) == 0
+    shown = json.loads(capsys.readouterr().out)["rows"]
+    assert len(shown) == 79
+    first = shown[0]
+    assert first["ratio"] == pytest.approx(first["b_tflops"] / first["a_tflops"])
+    assert main(["compare", str(old), str(new)]) == 0
+    assert "no verdict" in capsys.readouterr().out
+    attention = next(iter(sorted(H200.glob("attention-*.jsonl"))))
+    assert main(["compare", str(old), str(attention)]) == 2
+    assert "holds no products" in capsys.readouterr().err
+    assert main(["compare", str(old), str(old), "--against", str(new), str(new)]) == 2
+    assert "one other log" in capsys.readouterr().err
+
+
+def test_old_and_new_share_a_picture(tmp_path, capsys):
+    old = H200 / "mamf-finder-v2g-bfloat16-20261122-022832.jsonl"
+    new = H200 / "sweep-torch-mm-bfloat16-classic-20261122-181549.jsonl"
+    chart = beside_chart([shown_run("old", read_legacy_or_none(old)), shown_log(read_run_log(new))])
+    assert [len(line.points) for line in chart.panels[0].lines] == [79, 79]
+    assert [point.x for point in chart.panels[0].lines[0].points] == [256.0 * number for number in range(1, 80)]
+    assert main(["plot", str(old), str(new), "--regime", "burst", "--output", str(tmp_path / "a.png")]) == 2
+    assert "a log of mamf-finder has no regime" in capsys.readouterr().err

@@ -228,7 +228,7 @@ def test_the_command_draws_steps_and_profiles(run, monkeypatch, tmp_path):
     assert run("plot", "a.jsonl", "b.jsonl", "--output", "step.svg")[:2] == (0, "figure: step.svg\n")
     assert "optimizer" not in (tmp_path / "step.svg").read_text()
     for arguments, told in (
-        (["run.jsonl", "run.jsonl"], "only profiles share a picture"),
+        (["run.jsonl", "run.jsonl"], "only profiles, and logs of mamf-finder with others, share a picture"),
         (["a.jsonl", "run.jsonl"], "run.jsonl is not a profile"),
         (["a.jsonl", "--regime", "burst"], "a profile has no regime: leave --regime out"),
     ):

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from contextlib import ExitStack
+from pathlib import Path
 
 from mamf.cli.printing import print_document
 from mamf.cli.reading import as_file, read_log
 from mamf.errors import UsageError
 from mamf.logs.compare import compare
+from mamf.logs.legacy import FinderRun, read_legacy_or_none
 from mamf.profiling.comparison import profiles_document
 from mamf.profiling.counters.comparison import compare_counters, counters_comparison_document
 from mamf.profiling.log import read_profile_or_none
 from mamf.report.comparison import comparison_document
+from mamf.report.imported import beside_document, shown_log, shown_run
 
 _REGRESSION = 3
 
@@ -32,6 +36,9 @@ def run(options: argparse.Namespace) -> int:
             return 0
         if profiles:
             raise UsageError("one of the logs is a profile: compare it with another profile")
+        imported = [read_legacy_or_none(path) for side in files for path in side]
+        if any(imported):
+            return _print_beside(options, [path for side in files for path in side], imported)
         logs_a, logs_b = ([read_log(path) for path in side] for side in files)
     if logs_a[0].counter_records and logs_b[0].counter_records:
         if options.against:
@@ -42,3 +49,15 @@ def run(options: argparse.Namespace) -> int:
     comparison = compare(logs_a, logs_b, options.anyway)
     print_document(options, comparison_document(comparison, options.tolerance))
     return _REGRESSION if comparison.is_slower(options.tolerance) else 0
+
+
+def _print_beside(options: argparse.Namespace, paths: Sequence[Path], imported: Sequence[FinderRun | None]) -> int:
+    """Old beside new: the figures of a log of mamf-finder, and those of another log."""
+    if len(paths) != 2:
+        raise UsageError("one of the logs is of mamf-finder: compare it with one other log")
+    shown = [
+        shown_log(read_log(path)) if run is None else shown_run(path.name, run)
+        for path, run in zip(paths, imported, strict=True)
+    ]
+    print_document(options, beside_document(*shown))
+    return 0

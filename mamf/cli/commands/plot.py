@@ -10,6 +10,7 @@ from mamf.cli.reading import read_log
 from mamf.cli.terminal import say, warn
 from mamf.errors import UsageError
 from mamf.kinds.registry import chart_of
+from mamf.logs.legacy import read_legacy_or_none
 from mamf.logs.run_log import RunLog
 from mamf.node.baselines import contributed_baselines, headers_of
 from mamf.node.gathering import devices_of
@@ -24,6 +25,7 @@ from mamf.profiling.report import profile_chart
 from mamf.report.charts.chart import Chart
 from mamf.report.charts.plotting import Picture, draw, exists, file_type, save
 from mamf.report.charts.stacked import StackedChart
+from mamf.report.imported import beside_chart, shown_log, shown_run
 
 
 def run(options: argparse.Namespace) -> int:
@@ -45,8 +47,13 @@ def _picture(options: argparse.Namespace) -> Picture:
     profiles = [read_profile_or_none(path) for path in options.logs]
     if any(profiles):
         return _of_profiles(options, profiles)
+    imported = [read_legacy_or_none(path) for path in options.logs]
+    if any(imported):
+        _require_no_choice(options, "a log of mamf-finder")
+        named = zip(options.logs, imported, strict=True)
+        return beside_chart([shown_run(path.stem, run) if run else shown_log(read_log(path)) for path, run in named])
     if len(options.logs) > 1:
-        raise UsageError("only profiles share a picture: draw other logs one by one")
+        raise UsageError("only profiles, and logs of mamf-finder with others, share a picture: draw them one by one")
     log = read_log(options.logs[0])
     _warn_of_other_regimes(log, options.regime)
     if log.counter_records:

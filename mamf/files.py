@@ -35,6 +35,10 @@ def write_whole(path: Path, content: Content) -> None:
     Raises RunLogWriteError if the disk is full, UsageError if the file cannot be written for another reason.
     """
     with _clarify_errors(path):
+        if path.exists() and not path.is_file() and not path.is_dir():  # a pipe or a device, such as /dev/stdout
+            with path.open("wb") as stream:
+                stream.writelines(_pieces(content))
+            return
         # A symbolic link stays a link: its target is replaced.
         target = path.resolve()
         with _write_beside(target, content) as part:

@@ -113,3 +113,14 @@ def test_a_folder_is_made_once(tmp_path):
     (tmp_path / "file").write_text("text")
     with pytest.raises(UsageError, match=r"cannot write .*file: File exists; name another$"):
         make_folder(tmp_path / "file", "; name another")
+
+
+def test_a_pipe_stays_a_pipe(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    write_whole(pipe, ["a", "b"])
+    assert os.read(reader, 9) == b"ab"
+    os.close(reader)
+    assert pipe.is_fifo()
+    assert names(tmp_path) == ["pipe"]

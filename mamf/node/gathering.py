@@ -22,7 +22,7 @@ from mamf.node.places import Place, place_of, places_of_all
 #: The parts of a device's run in order, one log each: alone, then together with all others.
 ALONE = ("find", "bandwidth", "copies", "repeated")
 TOGETHER = ("peers", "collective")
-_RUN = "run.json"
+RUN = "run.json"
 # More than any cluster has: a file that claims more is not from mamf, and all ranks would be listed.
 _MOST_RANKS = 250_000
 _SCHEMA = 1
@@ -50,12 +50,12 @@ class Run:
         ends = {str(rank): scrub(reason) for rank, reason in self.failures.items()}
         places = [[each.rank, each.node, each.index] for each in self.places.values()]
         record = {"schema": _SCHEMA, "ranks": self.ranks, "is_over": self.is_over, "apart": scrub(self.apart)}
-        write_whole(folder / _RUN, json.dumps({**record, "failures": ends, "places": places}, indent=1) + "\n")
+        write_whole(folder / RUN, json.dumps({**record, "failures": ends, "places": places}, indent=1) + "\n")
 
 
 def read_run(folder: Path) -> Run | None:
     """None if no leader wrote one. Raises RunLogError for any other file."""
-    path = folder / _RUN
+    path = folder / RUN
     if not path.is_file():
         return None
     try:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from mamf.choices import DEFAULT_TOLERANCE, OK
 from mamf.errors import MamfError, UsageError
 from mamf.logs.compare import compare
 from mamf.node.baselines import contributed_baselines, headers_of
-from mamf.node.gathering import devices_of
+from mamf.node.gathering import RUN, devices_of
 from mamf.node.report import node_chart, node_document
 from mamf.node.verdict import judged
 from mamf.pages.sources import Source, read_source, source_of_log, source_of_profile
@@ -20,8 +21,6 @@ from mamf.report.columns import text_table
 from mamf.report.comparison import comparison_document
 from mamf.report.document import Answer, Block, Lines
 from mamf.report.page import Page, Part, Section
-
-_RUN_OF_NODE = "run.json"
 
 
 def report_of(paths: Sequence[Path]) -> Page:
@@ -47,11 +46,8 @@ def _of_several(sources: Sequence[Source], pages: Sequence[Page]) -> Page:
         parts.insert(0, chart)
     compared = _compared(sources)
     sections = [Section("Side by side", parts), Section("Compared", compared)]
-    for source in sources:
-        own = [part for section in source.sections for part in section.parts]
-        sections.append(Section(f"{source.name}: {source.title}", own, is_open=False))
-    for page in pages:
-        sections.append(Section(page.title, [part for own in page.sections for part in own.parts], is_open=False))
+    sections += [_joined(f"{source.name}: {source.title}", source.sections) for source in sources]
+    sections += [_joined(page.title, page.sections) for page in pages]
     answers = [text for block in compared if isinstance(block, Answer) for text in block.texts]
     count = len(sources) + len(pages)
     return Page(
@@ -60,6 +56,11 @@ def _of_several(sources: Sequence[Source], pages: Sequence[Page]) -> Page:
         verdict=answers[0] if answers else "",
         sections=[section for section in sections if section.parts],
     )
+
+
+def _joined(heading: str, sections: Sequence[Section]) -> Section:
+    """What sections hold, in one that opens on a click."""
+    return Section(heading, [part for section in sections for part in section.parts], is_open=False)
 
 
 def _side_by_side(sources: Sequence[Source]) -> RangeChart | None:
@@ -96,7 +97,7 @@ def _compared(sources: Sequence[Source]) -> Sequence[Block]:
 def _of_folder(path: Path) -> Page:
     if any((path / log).exists() for log in LOGS.values()):
         return _of_autoprofile(path)
-    if (path / _RUN_OF_NODE).exists() or list(path.glob("*-find.jsonl")):
+    if (path / RUN).exists() or list(path.glob("*-find.jsonl")):
         return _of_node(path)
     logs = sorted(path.rglob("*.jsonl"))
     if not logs:
@@ -125,10 +126,8 @@ def _of_autoprofile(path: Path) -> Page:
         sources.append(source_of_profile(LOGS["step"], *folder.step))
     figures = [figure for source in sources for figure in source.figures]
     sections = [Section(name, blocks) for name, blocks in summary_sections(folder).items() if blocks]
-    sections += [
-        Section(source.name, [part for own in source.sections for part in own.parts], False) for source in sources
-    ]
     pictures = [picture for source in sources for picture in source.pictures]
+    sections += [_joined(source.name, replace(source, pictures=()).sections) for source in sources]
     return Page(
         f"{sources[0].title.partition(':')[0]}: what it can do, and what is reached",
         [*sources[0].lead[:1], *folder.remarks],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ from mamf.report.document import Block, Document, Table
 from mamf.report.imported import beside_chart, finder_document, shown_run
 from mamf.report.own_ceilings import ceiling_title, share_of
 from mamf.report.page import Command, Fact, Part, Section
-from mamf.report.rows import best_first
+from mamf.report.rows import ranked
 from mamf.report.shares import Shares
 from mamf.report.text import end_line, interval_cell, machine_line, percent, scaled_unit, significant
 
@@ -135,7 +135,11 @@ def source_of_log(log: RunLog) -> Source:
     return Source(
         log.path.name,
         f"{header['device']['name']}: {what}",
-        [machine_line(header), f"started {header['started'][:16].replace('T', ' ')}; {end_line(log.summary)}"],
+        [
+            machine_line(header),
+            f"started {header['started'][:16].replace('T', ' ')}; {end_line(log.summary)}",
+            *(["the last line of the log is incomplete and ignored"] if log.is_truncated else []),
+        ],
         document,
         [counters_chart(log.measurements, counted, header)] if counted else list(_pictures(log)),
         list(_figures(log)),
@@ -159,9 +163,9 @@ def _figures(log: RunLog) -> Iterable[Figure]:
     if ceilings and log.plan.kind != "sweep":
         return [_of_ceiling(ceiling, log.header) for ceiling in ceilings[:_MOST_FACTS]]
     best: dict[tuple[Any, str], Measurement] = {}
-    rows = [row for row in log.measurements if row.ok and not row.is_reference]
+    rows = ranked(log.measurements)
     normal = [row for row in rows if getattr(row.problem, "data", NORMAL) == NORMAL]
-    for row in best_first(normal or rows):
+    for row in normal or rows:
         best.setdefault((row.problem, row.regime), row)
     shares = Shares(log.header, log.all_ceilings, log.known_ceilings)
     problems = list(dict.fromkeys(problem for problem, _ in best))
@@ -232,7 +236,5 @@ def conditions_of(header: Mapping[str, Any]) -> list[Block]:
 def _limited(block: Block) -> Block:
     """A table with at most so many rows; csv and json have all."""
     if isinstance(block, Table) and (block.top is None or block.top > _MOST_ROWS):
-        return Table(
-            block.columns, block.rows, block.title, block.key, block.shown, _MOST_ROWS, block.remarks, block.label
-        )
+        return replace(block, top=_MOST_ROWS)
     return block

@@ -8,6 +8,7 @@ import json
 import re
 
 import pytest
+from browsing.hostile import READ, rewritten
 from contribution_logs import SIMULATED, legacy_run, measured, write
 
 from mamf.cli.terminal import say, warn
@@ -20,37 +21,15 @@ from mamf.report.charts.plotting import draw
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\r\x9b31m\x7f\u202e\u2066\u200b\u2028\ud800\nforged: line ![i](http://evil) <b>|`$a$"
 FORMATS = ("table", "csv", "json", "markdown", "html")
-#: What a reader takes by its value, or checks the kind of.
-_READ = {"record", "status", "best_by", "command", "shape", "shapes", "phase", "regime", "regimes", "reference"}
-_READ |= {
-    "dtype",
-    "out_dtype",
-    "layout",
-    "data",
-    "direction",
-    "backward_count",
-    "uuid_hash",
-    "started",
-    "time",
-    "order",
-}
 
 
-def poisoned(value, read, name=""):
-    """A record with HOSTILE at the beginning and the end of every text in it, but for fields that are ``read``."""
-    if name in read:
-        return value
-    if isinstance(value, str):
-        return f"={HOSTILE}{value}{HOSTILE}"
-    if isinstance(value, dict):
-        return {key: poisoned(item, read, key) for key, item in value.items()}
-    if isinstance(value, list):
-        return [poisoned(item, read) for item in value]
-    return value
+def poisoned(text):
+    """HOSTILE at the beginning and the end of a text."""
+    return f"={HOSTILE}{text}{HOSTILE}"
 
 
 def poisoned_log(records, read=("operation",)):
-    records = [poisoned(record, {*_READ, *read}) for record in copy.deepcopy(records)]
+    records = [rewritten(record, poisoned, {*READ, *read}) for record in copy.deepcopy(records)]
     records[0]["notes"] = HOSTILE
     for row in records:
         if row["record"] == "measurement":

@@ -6,6 +6,7 @@ A script that runs sets ``window.pwned``.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +30,8 @@ _PARTS = (
 PAYLOAD = " ".join(_PARTS)
 ADDRESS = "javascript:window.pwned=1//"
 #: What readers take by its value: a log with another is no log.
-_READ = {"record", "status", "best_by", "command", "shape", "shapes", "phase", "regime", "regimes", "reference"}
-_READ |= {
+READ = {"record", "status", "best_by", "command", "shape", "shapes", "phase", "regime", "regimes", "reference"}
+READ |= {
     "dtype",
     "out_dtype",
     "layout",
@@ -42,7 +43,6 @@ _READ |= {
     "time",
     "order",
 }
-_READ |= {"operation"}
 
 
 def write_hostile_logs(folder: Path, *logs: Path) -> list[Path]:
@@ -54,7 +54,10 @@ def write_hostile_logs(folder: Path, *logs: Path) -> list[Path]:
 
 
 def _write(path: Path, log: Path) -> Path:
-    records = [_poisoned(json.loads(line)) for line in log.read_text(encoding="utf-8").splitlines()]
+    records = [
+        rewritten(json.loads(line), _poisoned, {*READ, "operation"})
+        for line in log.read_text(encoding="utf-8").splitlines()
+    ]
     header = records[0]
     header["notes"] = header["command"] = f"mamf find {PAYLOAD}"
     header["findings"] = [f"{level} {PAYLOAD}" for level in ("ok", "warn", PAYLOAD)] + [ADDRESS]
@@ -67,12 +70,16 @@ def _write(path: Path, log: Path) -> Path:
     return path
 
 
-def _poisoned(value: Any, name: str = "") -> Any:
-    """A record with the payload behind every text in it that is not ``_READ``."""
-    if name in _READ:
+def _poisoned(text: str) -> str:
+    return f"{text} {PAYLOAD}"
+
+
+def rewritten(value: Any, write: Callable[[str], str], read: Collection[str], name: str = "") -> Any:
+    """A record with ``write`` of every text in it, but for the fields that are ``read``."""
+    if name in read:
         return value
     if isinstance(value, str):
-        return f"{value} {PAYLOAD}"
+        return write(value)
     if isinstance(value, dict):
-        return {key: _poisoned(each, key) for key, each in value.items()}
-    return [_poisoned(each) for each in value] if isinstance(value, list) else value
+        return {key: rewritten(each, write, read, key) for key, each in value.items()}
+    return [rewritten(each, write, read) for each in value] if isinstance(value, list) else value

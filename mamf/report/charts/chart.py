@@ -203,6 +203,12 @@ def chosen_regimes(rows: Sequence[Measurement], wanted: str | None) -> list[str]
     return [wanted] if wanted else held
 
 
+def drawn_rows(rows: Sequence[Measurement], wanted: str | None) -> tuple[list[str], list[Measurement]]:
+    """Regimes to draw, and their measured rows without visits of a reference. Raises UsageError likewise."""
+    regimes = chosen_regimes(rows, wanted)
+    return regimes, [row for row in rows if row.ok and not row.is_reference and row.regime in regimes]
+
+
 def machine(header: Mapping[str, Any]) -> str:
     """Device and software in a line."""
     device = header["device"]

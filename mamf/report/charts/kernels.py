@@ -14,7 +14,7 @@ from mamf.report.charts.chart import (
     Chart,
     Line,
     Panel,
-    chosen_regimes,
+    drawn_rows,
     failures,
     in_giga,
     in_kibi,
@@ -37,8 +37,7 @@ def kernels_chart(
     quantities: Sequence[Quantity] = ("tflops",),
 ) -> Chart:
     """A run of kernels; where several shapes lie at one place of the axis, the best of them."""
-    regimes = chosen_regimes(rows, regime)
-    measured = [row for row in rows if row.ok and not row.is_reference and row.regime in regimes]
+    regimes, measured = drawn_rows(rows, regime)
     problems = list(dict.fromkeys(row.problem for row in measured))
     axis, position = _axis(measured)
     peaks = {problem: peak_of(problem, header) for problem in problems}

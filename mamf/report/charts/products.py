@@ -16,6 +16,7 @@ from mamf.report.charts.chart import (
     Panel,
     Point,
     chosen_regimes,
+    drawn_rows,
     even_ticks,
     failures,
     labelled,
@@ -32,8 +33,7 @@ def sweep_chart(
     quantities: Sequence[Quantity] = ("tflops",),
 ) -> Chart:
     """A sweep against the dimension that varies, or by rank where several do; a line a regime."""
-    regimes = chosen_regimes(rows, regime)
-    measured = [row for row in rows if row.ok and not row.is_reference and row.regime in regimes]
+    regimes, measured = drawn_rows(rows, regime)
     axis, position, shape = _matmul_axis(measured)
     lines, notes = {}, []
     for name in regimes:

@@ -60,8 +60,9 @@ def make_pages(folder: Path) -> dict[str, Path]:
 
 
 def make_site(folder: Path, results: Path = ROOT / "results") -> dict[str, Path]:
-    """The pages of the site of ``results``: of its devices the one with the largest."""
-    command("results", "site", "--results", str(results), "--output", str(folder))
+    """The pages of the site of ``results``, as it is published: of its devices the one with the largest."""
+    logs = "https://example.org/results"
+    command("results", "site", "--results", str(results), "--output", str(folder), "--logs", logs)
     largest = max(folder.glob("devices/*.html"), key=lambda page: page.stat().st_size)
     return {"site": folder / "index.html", "device": largest, "published": folder / "published.html"}
 

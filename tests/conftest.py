@@ -1,5 +1,6 @@
 import gc
 import os
+import signal
 from pathlib import Path
 
 import psutil
@@ -13,6 +14,9 @@ from mamf.testing import SimulatedBackend
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # argparse looks for files of translations at every word that it says, and tests read the words.
 os.environ["LANGUAGE"] = "C"
+# A shell starts what runs in its background deaf to Ctrl-C, and tests press it.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 OF_A_DEVICE = Path(__file__).parent / "device"
 

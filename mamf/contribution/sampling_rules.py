@@ -104,7 +104,8 @@ def _reference(evidence: Evidence) -> Any:
 
 
 def _step(evidence: Evidence, row: Measurement) -> StepKey:
-    return row.regime, row.problem, row.shape, _planned_kernel(evidence.plan.kernels, row.kernel)
+    plan = evidence.plan
+    return plan.step(row.regime, row.problem, row.shape, _planned_kernel(plan.kernels, row.kernel))
 
 
 def _planned_kernel(planned: Collection[str], name: str) -> str:

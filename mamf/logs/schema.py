@@ -65,6 +65,7 @@ _KERNELS_PLAN = {
     "seconds": _NUMBER,
     "budget_seconds": _NUMBER,
     "flush": bool,
+    "falls_back?": bool,
     "searches": [_FIND_PLAN],
     "confirms?": bool,
     "explains?": bool,

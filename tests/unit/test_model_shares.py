@@ -88,6 +88,25 @@ def test_a_given_ceiling_is_of_this_card_and_stays(steps, run, library_logs, tmp
     assert "was measured with a bfloat16 burst ceiling of 1.5 TFLOPS" in err
 
 
+def test_steps_that_outlast_a_burst_are_measured_in_sustained_without_asking(steps, run, tmp_path):
+    small = ["--phase", "forward", "step", "--batch", "1", "--context-lengths", "1024", "--size", "xl"]
+    code, out, err = run(*MODEL, *small, "--output", "run.jsonl")
+    assert code == 0, err
+    rows = read_run_log(tmp_path / "run.jsonl").measurements
+    assert [(row.problem.phase, row.regime, row.ok) for row in rows] == [
+        ("forward", "burst", True),
+        ("step", "sustained", True),
+    ]
+    assert [remark for remark in rows[1].remarks if "outlasts" in remark][0].startswith("a launch of ")
+    text = (tmp_path / "run.jsonl").read_text()
+    assert run(*MODEL, "--resume", "run.jsonl")[0] == run(*MODEL, *small, "--resume", "run.jsonl")[0] == 0
+    assert (tmp_path / "run.jsonl").read_text() == text
+    assert "missing-row" not in run("results", "check", "run.jsonl")[1]
+    assert [row["regime"] for row in flat(run)] == ["burst", "sustained"]
+    asked = run(*MODEL, *small, "--regime", "burst", "--output", "burst.jsonl")[1]
+    assert "measure it in sustained" in asked
+
+
 @pytest.mark.parametrize("value", ["-1.0", '"many"'])
 def test_a_ceiling_that_cannot_be_is_told_with_its_line(steps, run, monkeypatch, tmp_path, value):
     known(monkeypatch)

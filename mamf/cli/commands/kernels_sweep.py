@@ -92,7 +92,7 @@ class KernelsSession(Session):
         return replace(plan, kernels=tuple(name for name, _ in self.kernels), budget_seconds=budget)
 
     def new_plan(self) -> Plan:
-        return plan_from(self.of, self.options, self.backend, [name for name, _ in self.kernels])
+        return plan_from(self.of, self.options, self.backend, self.kernels)
 
     def strategy(self) -> Sweep | KernelsSweep:
         return KernelsSweep(self.plan, [each for _, each in self.kernels], self.backend, held=self.held)
@@ -112,7 +112,7 @@ class KernelsSession(Session):
     def step_of(self, row: Measurement) -> StepKey:
         """The step of the plan of a row; the plan names kernels as in the options."""
         asked = {each.name: name for name, each in self.kernels}
-        return row.regime, row.problem, row.shape, asked.get(row.kernel, row.kernel)
+        return self.plan.step(row.regime, row.problem, row.shape, asked.get(row.kernel, row.kernel))
 
     def dry_run(self) -> int:
         say_plan(self.plan, self.plan.steps(self.held), self.backend, self.devices)

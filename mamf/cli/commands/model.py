@@ -19,14 +19,18 @@ from mamf.contribution.known_ceilings import measured_peak
 from mamf.errors import MamfError, UsageError
 from mamf.logs.writer import RunLogWriter
 from mamf.operations.model.shapes import SIZES
+from mamf.plans import Plan
 
 
 def given(
-    options: argparse.Namespace, needed: Collection[tuple[str, str]], backend: Backend
+    options: argparse.Namespace, wanted: Collection[tuple[str, str]], plan: Plan, backend: Backend
 ) -> dict[tuple[str, str], KnownCeiling]:
-    """The needed ceilings in the logs of ``--ceiling``. Raises the errors of ``given_ceilings``."""
+    """The wanted ceilings in the logs of ``--ceiling``. One that only some rows may need may be missing. Raises the
+    errors of ``given_ceilings``.
+    """
+    needed = [key for key in wanted if key[1] == plan.regimes[0] or not plan.falls_back]
     found = given_ceilings(options, needed, backend)
-    return {key: given_ceiling(each) for key, each in found.items() if key in needed}
+    return {key: given_ceiling(each) for key, each in found.items() if key in wanted}
 
 
 def require_repeated(options: argparse.Namespace, held: KnownCeilings, asked: KnownCeilings) -> None:
@@ -39,13 +43,16 @@ def require_repeated(options: argparse.Namespace, held: KnownCeilings, asked: Kn
 
 def known_here(backend: Backend, needed: Collection[tuple[str, str]]) -> Iterator[KnownCeiling]:
     """Ceilings that were measured on this device or contributed for its model; warns of missing ones."""
+    missing: dict[str, list[str]] = {}
     for dtype, regime in needed:
         try:
             known = measured_peak(backend, dtype, regime)
         except MamfError as error:
-            warn(f"no MAMFU in {regime}: {error}")
+            missing.setdefault(str(error), []).append(regime)
             continue
         yield KnownCeiling(dtype, regime, known.tflops, known.source, known.description)
+    for reason, regimes in missing.items():
+        warn(f"no MAMFU in {' and '.join(regimes)}: {reason}")
 
 
 _OPERATION = "model"
@@ -65,7 +72,7 @@ class ModelSession(KernelsSession):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self.given = given(self.options, self.wanted_ceilings(), self.backend)
+        self.given = given(self.options, self.wanted_ceilings(), self.plan, self.backend)
         require_repeated(self.options, self.known_ceilings, self.given)
         self.known_ceilings |= self.given
 

@@ -80,6 +80,17 @@ def cache(tmp_path_factory):
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def small_cache_of_the_host(tmp_path_factory):
+    """A server's cache has hundreds of megabytes, which each burst would flush."""
+    caches = tmp_path_factory.mktemp("caches")
+    (caches / "index3").mkdir()
+    (caches / "index3" / "size").write_text("1M\n")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("mamf_backends.cpu._CACHES", caches)
+        yield
+
+
 @pytest.fixture
 def backend():
     return SimulatedBackend()

@@ -1,8 +1,12 @@
 """The measurements of the command line as calls for programs and notebooks.
 
 Every call streams its rows, may be interrupted at any moment, and writes a run log if ``log`` names a file. They share
-these options:
+these options, the first four with one value or several:
 
+- ``dtype``: of the operands, by default the device's own (bfloat16 on accelerators).
+- ``problem``: a whole problem in place of a dtype, such as MatmulProblem or AttentionProblem.
+- ``kernel``: of ``mamf kernels``, or ``package.module:Class``.
+- ``regime``: ``burst`` by default, ``sustained`` or, for products, ``classic``.
 - ``backend``: a name of ``mamf backends``, ``auto`` for the first accelerator, or an open one; ``device``: which of it.
 - ``precision``: half the width of the interval to reach within a visit, as a share of the figure.
 - ``budget_seconds``: for the whole call, which measures one row in any case; what is left out is counted in the log.
@@ -15,10 +19,10 @@ import functools
 import inspect
 import tempfile
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 
 from mamf.backend import Backend
 from mamf.ceilings.ceiling import Ceiling
@@ -28,7 +32,7 @@ from mamf.engine.search.grid import plan_for
 from mamf.engine.strategies.kernels import KernelsSweep
 from mamf.engine.strategies.shapes import Sweep
 from mamf.engine.traits import fit_traits
-from mamf.errors import MamfWarning
+from mamf.errors import MamfWarning, UsageError
 from mamf.kinds.registry import kind_of
 from mamf.limits import require_some
 from mamf.logs.found import cache_ceiling
@@ -39,14 +43,18 @@ from mamf.operation import Operation
 from mamf.operations.attention.shapes import AttentionShape
 from mamf.operations.bandwidth.shapes import BandwidthShape
 from mamf.operations.matmul.kernel import MatmulProblem
-from mamf.operations.matmul.operation import Matmul, problem_for
+from mamf.operations.matmul.operation import Matmul
 from mamf.operations.matmul.selection import kernel_for, reference_kernels
 from mamf.operations.matmul.shapes import MatmulShape
-from mamf.plans import MATMUL, SHUFFLED, SWEEP, Plan, SweepOptions
+from mamf.plans import KERNEL_REGIMES, MATMUL, SHUFFLED, SWEEP, Plan, SweepOptions
 from mamf.plugins.discovery import open_backend, operation
 from mamf.plugins.selection import choose_kernels
+from mamf.regime_names import BURST
 from mamf.report.ceilings import find_summary_record
 
+_Value = TypeVar("_Value")
+#: What may be given alone.
+OneOrSeveral: TypeAlias = _Value | Iterable[_Value]
 #: Called with each measurement as it is made.
 OnRow = Callable[[Measurement], object]
 
@@ -78,8 +86,8 @@ def search(
     dtype: str | None = None,
     *,
     problem: MatmulProblem | None = None,
-    regime: str = "burst",
-    kernels: Sequence[str] | None = None,
+    kernel: OneOrSeveral[str] | None = None,
+    regime: OneOrSeveral[str] = BURST,
     backend: str | Backend = "auto",
     device: int = 0,
     precision: float = 0.003,
@@ -89,9 +97,9 @@ def search(
 ) -> CeilingSearch:
     """A search for the ceiling, to iterate over: it streams its rows, and has the ``ceiling`` once that is confirmed.
 
-    - ``dtype``: of the operands, by default the device's own; or a whole ``problem``.
-    - ``regime``: ``burst``, or ``sustained``, which is sought from burst: both are found then.
-    - ``kernels``: the first scouts, then all are searched together; by default all but those that compile for long.
+    - ``dtype``, ``problem``: one, because there is one ceiling.
+    - ``kernel``: the first scouts, then all are searched together; by default all but those that compile for long.
+    - ``regime``: that of the ceiling. Sustained is sought from burst: both are in ``ceilings`` then.
     - ``budget_seconds``: 57 by default, or 16.5 where it is ``quick``: fewer rounds, by one kernel.
 
     Raises UnavailableError, UnknownNameError or UnsupportedError for what cannot be measured, before anything is.
@@ -103,12 +111,13 @@ def search(
     True
     """
     opened = opened_backend(backend, device)
-    problem = problem or problem_for(opened, dtype)
-    regimes = tuple(dict.fromkeys(("burst", regime)))
+    asked, names = _several("regime", regime) or (BURST,), _several("kernel", kernel)
+    regimes = tuple(dict.fromkeys((BURST, *asked)))
+    (sought,) = _problems(opened, Matmul(), dtype, problem, most=1)
     plan, chosen = plan_for(
-        opened, problem, kernels, regimes=regimes, budget_seconds=budget_seconds, precision=precision, is_quick=quick
+        opened, sought, names, regimes=regimes, budget_seconds=budget_seconds, precision=precision, is_quick=quick
     )
-    running = CeilingSearch(Find(plan, chosen, opened), regime)
+    running = CeilingSearch(Find(plan, chosen, opened), asked[-1])
     running.rows = Recording(log, opened, chosen[0].name, plan.as_plan()).record(
         running.rows,
         lambda taken, end: find_summary_record(taken, running.ceilings, end),
@@ -119,14 +128,14 @@ def search(
 
 
 def sweep(
-    shapes: Iterable[MatmulShape | str] | str,
+    shapes: Iterable[MatmulShape | str] | str | None = None,
     *,
-    problem: MatmulProblem | None = None,
     dtype: str | None = None,
-    regime: str = "burst",
+    problem: MatmulProblem | None = None,
+    kernel: OneOrSeveral[str] | None = None,
+    regime: OneOrSeveral[str] = BURST,
     backend: str | Backend = "auto",
     device: int = 0,
-    kernel: str = "auto",
     precision: float = 0.003,
     budget_seconds: float | None = None,
     log: str | Path | None = None,
@@ -134,9 +143,7 @@ def sweep(
     """Measure products one by one, in an order shuffled by the problem's seed.
 
     - ``shapes``: MxNxK, as MatmulShape or as text: ``4096x4096x4096``. ``mamf.matmul_grid`` makes many.
-    - ``dtype``: of the operands, by default the device's own (bfloat16 on accelerators); or a whole ``problem``.
-    - ``regime``: ``burst``, ``sustained`` or ``classic``.
-    - ``kernel``: of ``mamf kernels``, ``package.module:Class``, or ``auto`` for the device's own library.
+    - ``dtype``, ``problem``, ``kernel``: one; by default the device's own dtype and library.
 
     Raises UnavailableError, UnknownNameError or UnsupportedError before anything is allocated; afterwards whatever goes
     wrong is the status of a measurement.
@@ -147,16 +154,16 @@ def sweep(
     Measurement(matmul 8192x8192x8192 by simulated.mm, burst: ... TFLOPS)
     """
     opened = opened_backend(backend, device)
-    problem = problem or problem_for(opened, dtype)
-    wanted = _shapes(shapes, Matmul())
-    chosen = kernel_for(opened, problem, kernel)
+    problems = _problems(opened, Matmul(), dtype, problem, most=1)
+    wanted = _shapes(shapes, Matmul(), opened)
+    chosen = kernel_for(opened, problems[0], *_several("kernel", kernel, most=1) or ())
     plan = Plan(
         SWEEP,
         MATMUL,
-        (problem,),
+        problems,
         (chosen.name,),
         wanted,
-        (regime,),
+        _several("regime", regime) or (BURST,),
         precision,
         budget_seconds=budget_seconds,
         options=SweepOptions(SHUFFLED),
@@ -173,11 +180,12 @@ def measure_kernels(
     of: str,
     shapes: Iterable[Any] | str | None = None,
     *,
-    problems: Iterable[Any] | None = None,
-    kernels: Sequence[str] | None = None,
-    regimes: Sequence[str] = ("burst",),
+    dtype: OneOrSeveral[str] | None = None,
+    problem: OneOrSeveral[Any] | None = None,
+    kernel: OneOrSeveral[str] | None = None,
+    regime: OneOrSeveral[str] | None = None,
     ceilings: Ceilings | None = None,
-    ceiling_kernels: Sequence[str] = (),
+    ceiling_kernel: OneOrSeveral[str] | None = None,
     backend: str | Backend = "auto",
     device: int = 0,
     precision: float = 0.003,
@@ -186,28 +194,41 @@ def measure_kernels(
 ) -> Iterator[Measurement]:
     """Measure kernels of any operation but matmul, ``of`` its name, one beside the other on every shape.
 
-    - ``shapes``, ``problems``: the operation's own, shapes also as text; by default those that it proposes.
-    - ``kernels``: of ``mamf kernels``, or ``package.module:Class``; by default all that are available.
-    - ``regimes``: ``burst``, ``sustained`` or both.
+    - ``shapes``, ``problem``: the operation's own, shapes also as text; by default those that it proposes.
+    - ``kernel``: by default all that are available.
+    - ``regime``: by default burst, and sustained for steps of a model that outlast a burst.
     - ``ceilings``: by dtype and regime, as ``log.all_ceilings`` of a find; they make shares, and the product of each is
       measured beside its rows. A MamfWarning says if its kernel is not installed; then it is not measured.
-    - ``ceiling_kernels``: kernels of the ceilings that are not installed, as ``package.module:Class``.
+    - ``ceiling_kernel``: those of the ceilings that are not installed, as ``package.module:Class``.
 
     Raises as ``sweep`` does.
 
-    >>> rows = mamf.measure_kernels("bandwidth", ["64MiB", "1GiB"], problems=[mamf.BandwidthProblem("triad")])
+    >>> rows = mamf.measure_kernels("bandwidth", ["64MiB", "1GiB"], problem=mamf.BandwidthProblem("triad"))
     >>> [(str(row.shape), f"{row.best_rate:.1f} {row.work.unit}") for row in rows]
     [('64MiB', '3.0 TB/s'), ('1GiB', '3.0 TB/s')]
     """
     opened, found = opened_backend(backend, device), operation(of)
-    wanted = _shapes(shapes, found) or tuple(found.default_shapes(opened))
-    asked = tuple(problems or (found.problem_for(opened, {}),))
-    chosen = choose_kernels(found, opened, kernels)
+    problems = _problems(opened, found, dtype, problem)
+    wanted = _shapes(shapes, found, opened)
+    chosen = choose_kernels(found, opened, _several("kernel", kernel))
     names = tuple(name for name, _ in chosen)
-    plan = Plan(SWEEP, of, asked, names, wanted, tuple(regimes), precision, budget_seconds=budget_seconds)
+    falls_back = regime is None and any(each.must_fit_a_train for _, each in chosen)
+    regimes = _several("regime", regime) or (KERNEL_REGIMES if falls_back else (BURST,))
+    plan = Plan(
+        SWEEP,
+        of,
+        problems,
+        names,
+        wanted,
+        regimes,
+        precision,
+        budget_seconds=budget_seconds,
+        falls_back=falls_back,
+    )
     known = dict(ceilings or {})
     warn = functools.partial(warnings.warn, category=MamfWarning)
-    references = reference_kernels({ceiling.kernel for ceiling in known.values()}, ceiling_kernels, warn)
+    given = _several("ceiling_kernel", ceiling_kernel) or ()
+    references = reference_kernels({ceiling.kernel for ceiling in known.values()}, given, warn)
     running = KernelsSweep(plan, [each for _, each in chosen], opened, known, references)
     return Recording(log, opened, " ".join(names), plan).record(
         running.results(),
@@ -220,9 +241,9 @@ def attention(shapes: Iterable[AttentionShape | str] | str | None = None, **opti
     """Measure attention kernels, in TFLOPS: ``options`` are those of ``measure_kernels``.
 
     ``shapes``: AttentionShape or text such as ``b1h16q4096k4096d128c`` (batch, heads, queries, keys, head dimension,
-    causal); by default 16384 tokens at lengths from 512 on. ``problems``: AttentionProblem, by default forward.
+    causal); by default 16384 tokens at lengths from 512 on. ``problem``: AttentionProblem, by default forward.
 
-    >>> for row in mamf.attention(["b1h16q4096k4096d128"], kernels=["simulated-attention"]):
+    >>> for row in mamf.attention(["b1h16q4096k4096d128"], kernel="simulated-attention"):
     ...     print(row, f"{row.seconds * 1e3:.1f} ms")
     Measurement(attention b1h16q4096k4096d128 by simulated-attention, burst: ... TFLOPS) 0.2 ms
     """
@@ -235,9 +256,9 @@ def bandwidth(sizes: Iterable[BandwidthShape | str] | str | None = None, **optio
     ``measure_kernels``.
 
     ``sizes``: of each array, BandwidthShape or text such as ``256MiB``; by default from inside the cache to half the
-    memory. ``problems``: BandwidthProblem, whose pattern is copy (by default), read, write or triad.
+    memory. ``problem``: BandwidthProblem, whose pattern is copy (by default), read, write or triad.
 
-    >>> for row in mamf.bandwidth(["1GiB"], problems=[mamf.BandwidthProblem("copy"), mamf.BandwidthProblem("read")]):
+    >>> for row in mamf.bandwidth(["1GiB"], problem=[mamf.BandwidthProblem("copy"), mamf.BandwidthProblem("read")]):
     ...     print(row.problem.pattern, row.shape, f"{row.best_rate:.1f} {row.work.unit}")
     copy 1GiB 3.0 TB/s
     read 1GiB 3.0 TB/s
@@ -253,14 +274,39 @@ def _require_options(call: str, taker: Callable[..., object], options: Mapping[s
         raise TypeError(f"{call}() got an unexpected keyword argument {unknown!r}")
 
 
-def _shapes(given: object, of: Operation[Any, Any]) -> tuple[Any, ...]:
-    """Shapes of an operation, each given as one or as text; a text alone holds one or several. Raises UsageError."""
-    texts_or_shapes = given.split() if isinstance(given, str) else given or ()
-    if not isinstance(texts_or_shapes, Iterable):
-        texts_or_shapes = (texts_or_shapes,)
-    shapes = tuple(of.parse_shape(each) if isinstance(each, str) else each for each in texts_or_shapes)
-    if shapes:
-        require_some("shapes", shapes, of.shape_type)
+def _several(name: str, given: Any, kind: type = str, most: int | None = None) -> tuple[Any, ...] | None:
+    """One value or several as a tuple; None stays None. Raises UsageError for values of another kind, for an empty
+    list, and for more than ``most``.
+    """
+    if given is None:
+        return None
+    values = tuple(given) if isinstance(given, Iterable) and not isinstance(given, (str, Mapping)) else (given,)
+    require_some(name, values, kind)
+    if most is not None and len(values) > most:
+        raise UsageError(f"{name} {', '.join(map(str, values))}: this call measures one; call it for each")
+    return values
+
+
+def _problems(
+    backend: Backend, of: Operation[Any, Any], dtype: Any, problem: Any, most: int | None = None
+) -> tuple[Any, ...]:
+    """The problems as given, or with the defaults of the device for each dtype."""
+    if dtype is not None and problem is not None:
+        raise UsageError("a problem has its own dtype: leave dtype out")
+    dtypes = _several("dtype", dtype, most=most) or (None,)
+    given = _several("problem", problem, of.problem_type, most)
+    return given or tuple(of.problem_for(backend, {"dtype": each} if each else {}) for each in dtypes)
+
+
+def _shapes(given: object, of: Operation[Any, Any], backend: Backend) -> tuple[Any, ...]:
+    """Shapes of an operation, each given as one or as text; a text alone holds one or several; by default those that
+    it proposes. Raises UsageError.
+    """
+    if given is None:
+        return tuple(of.default_shapes(backend))
+    shapes = _several("shapes", given.split() if isinstance(given, str) else given, object) or ()
+    shapes = tuple(of.parse_shape(each) if isinstance(each, str) else each for each in shapes)
+    require_some("shapes", shapes, of.shape_type)
     return shapes
 
 

@@ -92,8 +92,13 @@ _REQUIREMENTS: Mapping[str, Requirement] = {
 }
 
 
+_PLAIN = (str, int, bool)
+
+
 def describe_misfit(value: object, hint: Any) -> str:
     """The valid values for the annotation ``hint``, in words; empty if ``value`` is valid."""
+    if type(value) is hint and hint in _PLAIN:  # nearly always
+        return ""
     origin, parameters = get_origin(hint) or hint, get_args(hint)
     if origin is ClassVar:
         return describe_misfit(value, parameters[0])
@@ -131,7 +136,7 @@ def _describe_violation(value: object, hint: Any, name: str) -> str:
 
 
 def _all_fit(values: Iterable[object], hint: Any) -> bool:
-    return not any(describe_misfit(each, hint) for each in values)
+    return hint is Any or not any(describe_misfit(each, hint) for each in values)
 
 
 def _is_kind(origin: Any, kind: Any) -> bool:

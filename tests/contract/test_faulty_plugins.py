@@ -496,7 +496,7 @@ def test_the_library_warns_of_it(broken):
         rows = mamf.attention("b1h16q512k512d64", backend=SimulatedBackend())
     assert [row.kernel for row in rows] == ["faulty"]
     with pytest.raises(PluginError, match="cannot be loaded"):
-        mamf.attention("b1h16q512k512d64", backend=SimulatedBackend(), kernels=["aaa"])
+        mamf.attention("b1h16q512k512d64", backend=SimulatedBackend(), kernel=["aaa"])
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """The library as calls: rows stream, logs are kept, text is taken where the command line takes it."""
 
+import inspect
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ import mamf
 from mamf.contribution.rules import review
 from mamf.errors import DeviceError, IncomparableError, RunLogError, UnavailableError, UsageError
 from mamf.logs.writer import RunLogWriter
+from mamf.operations.model.shapes import SIZES
 from mamf.testing import SimulatedBackend
 
 KERNEL = "mamf.testing:SimulatedMatmul"
@@ -74,22 +76,48 @@ def test_a_find_tells_each_row_and_keeps_a_log(backend, tmp_path, monkeypatch):
     monkeypatch.setattr("mamf.engine.search.strategy.FindStrategy.fine_shapes", 100)
     seen = []
     ceiling = mamf.find(
-        backend=backend, kernels=[KERNEL], budget_seconds=12.0, on_row=seen.append, log=tmp_path / "find.jsonl"
+        backend=backend, kernel=[KERNEL], budget_seconds=12.0, on_row=seen.append, log=tmp_path / "find.jsonl"
     )
     assert {"scout", "refine", "choose", "confirm"} == {row.phase for row in seen}
     assert mamf.load_ceiling(tmp_path / "find.jsonl").tflops == pytest.approx(ceiling.tflops, rel=1e-5)
 
 
 def test_attention_takes_text(backend):
-    rows = list(mamf.attention(["b1h16q1024k1024d128"], backend=backend, kernels=["mamf.testing:SimulatedAttention"]))
+    rows = list(mamf.attention(["b1h16q1024k1024d128"], backend=backend, kernel=["mamf.testing:SimulatedAttention"]))
     assert [(row.operation, row.ok) for row in rows] == [("attention", True)]
+
+
+@pytest.mark.parametrize("call", [mamf.find, mamf.sweep, mamf.attention, mamf.bandwidth])
+def test_all_calls_take_the_same_arguments(call):
+    given = set(inspect.signature(call).parameters)
+    taken = {mamf.find: mamf.search, mamf.attention: mamf.measure_kernels, mamf.bandwidth: mamf.measure_kernels}
+    given |= set(inspect.signature(taken.get(call, call)).parameters)
+    assert {"dtype", "problem", "kernel", "regime", "backend", "device", "precision", "budget_seconds", "log"} < given
+
+
+def test_values_are_given_alone_or_as_several(backend):
+    kernel = "mamf.testing:SimulatedAttention"
+    rows = mamf.attention("b1h1q64k64d64", dtype=["bf16", "fp16"], kernel=kernel, regime="burst", backend=backend)
+    assert [row.problem.dtype for row in rows] == ["bfloat16", "float16"]
+    rows = mamf.sweep("2048x2048x2048", dtype="fp16", kernel=[KERNEL], regime=["burst", "sustained"], backend=backend)
+    assert [(row.problem.dtype, row.regime) for row in rows] == [("float16", "burst"), ("float16", "sustained")]
+    (row,) = mamf.sweep(kernel=KERNEL, backend=backend)
+    assert str(row.shape) == "4096x4096x4096"
+
+
+def test_steps_of_a_model_that_outlast_a_burst_fall_back(backend):
+    problem = mamf.ModelProblem(**SIZES["xl"], phase="step")
+    rows = mamf.measure_kernels(
+        "model", "b1s1024", problem=problem, kernel="mamf.testing:SimulatedModel", backend=backend
+    )
+    assert [(row.regime, row.ok) for row in rows] == [("sustained", True)]
 
 
 def test_what_cannot_be_measured_is_said_before_anything_is(backend):
     with pytest.raises(UsageError, match="not an attention shape"):
         mamf.attention(["nonsense"], backend=backend)
     with pytest.raises(UnavailableError, match="flash-attn-4"):
-        mamf.attention(["b1h1q64k64d64"], backend=backend, kernels=["flash-attn-4"])
+        mamf.attention(["b1h1q64k64d64"], backend=backend, kernel=["flash-attn-4"])
     with pytest.raises(UsageError, match="unknown operation 'nope'"):
         mamf.measure_kernels("nope", backend=backend)
 
@@ -102,7 +130,7 @@ def test_a_file_that_exists_is_not_overwritten(backend, tmp_path):
 
 def test_a_log_of_any_operation_adds_up(backend, tmp_path):
     rows = mamf.measure_kernels(
-        "bandwidth", ["64MiB"], backend=backend, kernels=["mamf.testing:SimulatedBandwidth"], log=tmp_path / "run.jsonl"
+        "bandwidth", ["64MiB"], backend=backend, kernel=["mamf.testing:SimulatedBandwidth"], log=tmp_path / "run.jsonl"
     )
     assert [row.ok for row in rows] == [True]
     assert mamf.read_log(tmp_path / "run.jsonl").summary["measured"] == 1
@@ -112,7 +140,7 @@ def test_a_log_of_any_operation_adds_up(backend, tmp_path):
 def test_a_find_that_confirms_too_little_is_no_complete_log(backend, tmp_path):
     with pytest.raises(DeviceError, match="no sustained ceiling"):
         mamf.find(
-            backend=backend, kernels=[KERNEL], regime="sustained", budget_seconds=12.0, log=tmp_path / "find.jsonl"
+            backend=backend, kernel=[KERNEL], regime="sustained", budget_seconds=12.0, log=tmp_path / "find.jsonl"
         )
     log = mamf.read_log(tmp_path / "find.jsonl")
     assert (log.tier, log.summary["reason"]) == ("interrupted", "the budget ended")
@@ -183,7 +211,7 @@ def test_a_librarys_log_says_what_the_doctor_found(machine):
 
 
 def test_bandwidth_takes_text_and_problems(machine):
-    rows = list(mamf.bandwidth(["64MiB"], problems=[mamf.BandwidthProblem(name) for name in ("copy", "triad")]))
+    rows = list(mamf.bandwidth(["64MiB"], problem=[mamf.BandwidthProblem(name) for name in ("copy", "triad")]))
     assert [(row.problem.pattern, row.work.unit) for row in rows] == [("copy", "TB/s"), ("triad", "TB/s")]
 
 

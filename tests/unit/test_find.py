@@ -786,7 +786,7 @@ def test_what_the_library_refuses_is_a_row_with_its_reason(refusing, find, tmp_p
 
 def test_find_says_what_the_library_refuses(refusing, backend):
     with pytest.raises(DeviceError, match=f"no ceiling can be found: unsupported, RuntimeError: {REFUSAL}"):
-        mamf.find(backend=backend, kernels=["mamf.testing:SimulatedMatmul"])
+        mamf.find(backend=backend, kernel=["mamf.testing:SimulatedMatmul"])
 
 
 # -- interruption and resuming ---------------------------------------------------------------------------------------
@@ -878,7 +878,7 @@ def test_a_sweeps_log_holds_no_ceiling(run):
 
 @pytest.mark.parametrize("regime", ["burst", "sustained"])
 def test_find_returns_the_ceiling_of_a_regime(backend, regime):
-    ceiling = mamf.find("float16", backend=backend, kernels=["mamf.testing:SimulatedMatmul"], regime=regime)
+    ceiling = mamf.find("float16", backend=backend, kernel=["mamf.testing:SimulatedMatmul"], regime=regime)
     assert (ceiling.regime, ceiling.problem.dtype) == (regime, "float16")
     clock_hz = PHYSICS.boost_hz if regime == "burst" else PHYSICS.capped_hz
     assert ceiling.tflops == pytest.approx(highest() * clock_hz / PHYSICS.boost_hz, rel=0.01)
@@ -886,13 +886,13 @@ def test_find_returns_the_ceiling_of_a_regime(backend, regime):
 
 def test_find_that_confirms_nothing_in_its_budget_says_so(backend):
     with pytest.raises(DeviceError, match="no sustained ceiling was confirmed in 22 s: give it more"):
-        mamf.find(backend=backend, kernels=["mamf.testing:SimulatedMatmul"], regime="sustained", budget_seconds=22.0)
+        mamf.find(backend=backend, kernel=["mamf.testing:SimulatedMatmul"], regime="sustained", budget_seconds=22.0)
 
 
 @pytest.mark.parametrize("asked", [{"regime": "classic"}, {"dtype": "bf61"}, {"dtype": "int8"}], ids=str)
 def test_find_refuses_what_cannot_be_found(backend, asked):
     with pytest.raises((UnknownNameError, UnsupportedError)):
-        mamf.find(backend=backend, kernels=["mamf.testing:SimulatedMatmul"], **asked)
+        mamf.find(backend=backend, kernel=["mamf.testing:SimulatedMatmul"], **asked)
 
 
 def test_a_ceiling_is_loaded_from_a_log(whole, tmp_path):

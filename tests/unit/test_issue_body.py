@@ -81,7 +81,7 @@ HOSTILE = {
     "not packed": (body_of(LOG.encode()), "cannot be unpacked"),
     "cut": (body_of(PACKED[:-8]), "is cut"),
     "more behind the end": (body_of(PACKED + PACKED), "something after its end"),
-    "a bomb": (body_of(lzma.compress(bytes(100 << 20))), "more than"),
+    "a bomb": (body_of(lzma.compress(bytes(8 << 20))), "more than"),
     "a bomb of memory": (body_of(lzma.compress(b"x", filters=WIDE)), "cannot be unpacked"),
     "too long": ("a" * (MOST_CHARACTERS + 1), "65537 characters"),
 }

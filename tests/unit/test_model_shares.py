@@ -90,14 +90,14 @@ def test_a_given_ceiling_is_of_this_card_and_stays(steps, run, library_logs, tmp
 
 def test_steps_that_outlast_a_burst_are_measured_in_sustained_without_asking(steps, run, tmp_path):
     small = ["--phase", "forward", "step", "--batch", "1", "--context-lengths", "1024", "--size", "xl"]
-    code, out, err = run(*MODEL, *small, "--output", "run.jsonl")
+    code, _out, err = run(*MODEL, *small, "--output", "run.jsonl")
     assert code == 0, err
     rows = read_run_log(tmp_path / "run.jsonl").measurements
     assert [(row.problem.phase, row.regime, row.ok) for row in rows] == [
         ("forward", "burst", True),
         ("step", "sustained", True),
     ]
-    assert [remark for remark in rows[1].remarks if "outlasts" in remark][0].startswith("a launch of ")
+    assert next(remark for remark in rows[1].remarks if "outlasts" in remark).startswith("a launch of ")
     text = (tmp_path / "run.jsonl").read_text()
     assert run(*MODEL, "--resume", "run.jsonl")[0] == run(*MODEL, *small, "--resume", "run.jsonl")[0] == 0
     assert (tmp_path / "run.jsonl").read_text() == text

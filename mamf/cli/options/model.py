@@ -63,5 +63,5 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     add(group, "--dtype")
     add(parser, "--ceiling", default_text="the ceilings that 'mamf peak' knows")
-    add_session_options(parser)
+    add_session_options(parser, regimes="burst, and sustained for what outlasts a burst")
     parser.set_defaults(command="model")

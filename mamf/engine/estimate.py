@@ -56,7 +56,7 @@ def probe_flops(kernel: MatmulKernel, problem: MatmulProblem, backend: Backend, 
         if flops and status != "failed":
             return flops
         if status == "unsupported":
-            raise UnsupportedError(reason) from error
+            raise UnsupportedError(f"{kernel.name} refuses {problem.dtype} on {backend.name}: {reason}") from error
         where = f"kernel {kernel.name} on the device of backend {backend.name}"
         raise DeviceError(
             f"the first product, {size}x{size}x{size} by {where}, failed: {describe_error(error)}"

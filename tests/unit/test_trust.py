@@ -169,13 +169,13 @@ def test_the_library_measures_the_kernel_of_a_ceiling_if_the_caller_names_it(cra
     def references(**options):
         backend = SimulatedBackend()
         rows = measure_kernels(
-            "attention", "b1h16q512k512d64", ceilings=known, backend=backend, kernels=KERNELS, **options
+            "attention", "b1h16q512k512d64", ceilings=known, backend=backend, kernel=KERNELS, **options
         )
         return [row.kernel for row in rows if row.is_reference]
 
     with pytest.warns(MamfWarning, match=NOT_BESIDE):
         assert references() == []
-    assert set(references(ceiling_kernels=MATMUL[1:])) == {"simulated.mm"}
+    assert set(references(ceiling_kernel=MATMUL[1:])) == {"simulated.mm"}
 
 
 def test_the_kernels_of_a_search_are_not_imported(crafted, run, evil):

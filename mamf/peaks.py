@@ -21,8 +21,9 @@ from mamf.dtypes import DTYPES
 _HEADROOM_UNKNOWN_CLOCK = 1.25
 # Clocks are read and set in steps of 15 MHz and more.
 _HEADROOM_KNOWN_CLOCK = 1.02
-# Headroom above the peak at the clock that was read during a row: see fastest_at_clock.
-HEADROOM_OF_READ_CLOCK = 1.10
+# Headroom above the peak at the clock that was read during a row, and where that clock may have fallen meanwhile: see
+# fastest_at_clock.
+HEADROOM_OF_READ_CLOCK, HEADROOM_OF_FALLING_CLOCK = 1.02, 1.10
 # No device multiplies faster in float64 than in float32.
 _BOUNDED_BY = {"fp64": "fp32"}
 # FLOP per cycle and unit are multiples of 16; a datasheet's rounding may shift them by 0.5 %.
@@ -148,19 +149,30 @@ def fastest_possible_flops(info: DeviceInfo, dtype: str) -> float | None:
     return peak.flops * _HEADROOM_UNKNOWN_CLOCK
 
 
-def fastest_at_clock(info: DeviceInfo, dtype: str, clock_hz: float) -> float | None:
+def fastest_at_clock(info: DeviceInfo, dtype: str, clock_hz: float, *, may_fall: bool = False) -> float | None:
     """FLOP/s that no row on the device can exceed, from the median clock that was read during the row; None if no
-    verified peak with a clock is listed.
+    verified peak with a clock is listed. ``may_fall``: whether the row is a burst at the power limit.
 
-    The headroom follows from the 22,790 rows in ``results/`` to which it applies (``tools/clock_headroom.py``): their
-    rate is at most 105.1 % of peak x clock / datasheet's clock, two are above 100 %, and 99.9 % are below 99 %. The
-    headroom is twice the largest excess. The two exceptions are float64 bursts on an H100, which reach 98.5 % at a
-    steady clock: if the clock falls during a burst, its median reading is below the clock of most launches.
+    The headroom follows from the 31,256 rows in ``results/`` to which it applies (``tools/clock_headroom.py``): all but
+    two reach at most 99.7 % of peak x clock / datasheet's clock, and clocks are read in steps of less than 2 %. The two
+    are float64 bursts at the power limit of an H100, at 102.1 and 105.1 %: if the clock falls during a burst, its
+    median reading is below the clock of most launches. For such bursts the headroom is twice the largest excess.
     """
     peak = _bounding_peak(info, dtype) if info.is_accelerator else None
     if peak is None or not peak.clock_hz:
         return None
-    return peak.flops * clock_hz / peak.clock_hz * HEADROOM_OF_READ_CLOCK
+    headroom = HEADROOM_OF_FALLING_CLOCK if may_fall else HEADROOM_OF_READ_CLOCK
+    return peak.flops * clock_hz / peak.clock_hz * headroom
+
+
+def listed_as(device_name: str) -> str | None:
+    """The device of peaks.csv that a name means which is written in another case or with other blanks; None if the name
+    matches as it is, or none.
+    """
+    if shared_ways(device_name) or any(row.pattern.search(device_name) for row in _rows()):
+        return None
+    usual = " ".join(device_name.split())
+    return next((row.device for row in _rows() if re.search(row.pattern.pattern, usual, re.IGNORECASE)), None)
 
 
 def _bounding_peak(info: DeviceInfo, dtype: str) -> Peak | None:

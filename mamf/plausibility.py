@@ -12,7 +12,7 @@ from mamf.backend import DeviceInfo
 from mamf.dtypes import DTYPES
 from mamf.measurement import TERA, Measurement
 from mamf.peaks import fastest_at_clock
-from mamf.regime_names import CLASSIC
+from mamf.regime_names import BURST, CLASSIC
 
 #: The largest share of impossible samples for which the other samples are still used.
 MOST_IMPOSSIBLE = 0.1
@@ -62,7 +62,8 @@ def _why_beyond_clock(row: Measurement, info: DeviceInfo) -> str | None:
     is_steady = row.regime != CLASSIC and set(row.conditions.throttle_reasons) <= {_POWER}
     if row.work.unit != "TFLOPS" or not is_steady or not clock or dtype not in DTYPES or not row.summary:
         return None
-    bound = fastest_at_clock(info, dtype, clock)
+    may_fall = row.regime == BURST and bool(row.conditions.throttle_reasons)
+    bound = fastest_at_clock(info, dtype, clock, may_fall=may_fall)
     if bound is None or row.best_rate * TERA <= bound * (1 + row.accuracy):
         return None
     return (

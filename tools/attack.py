@@ -1,8 +1,8 @@
-"""Attacks mamf: damaged logs, bad command lines, kills in virtual time and real ones; prints a table of counts.
+"""Attacks mamf: damaged and forged logs, bad command lines, kills in virtual time and real ones; prints counts.
 
     python tools/attack.py                                          # all of it: hours
-    python tools/attack.py --logs 200 --inputs 200 --virtual-kills 50 --real-kills 3
-    python tools/attack.py --logs 0 --inputs 2000 --virtual-kills 0 --real-kills 0 --seed 7
+    python tools/attack.py --logs 200 --forgeries 40 --inputs 200 --virtual-kills 50 --real-kills 3
+    python tools/attack.py --logs 0 --forgeries 0 --inputs 2000 --virtual-kills 0 --real-kills 0 --seed 7
 
 Everything is measured on the simulated device of mamf.testing, in a temporary folder; nothing touches an accelerator.
 A seed and a count repeat an attack exactly, except for the times of real kills. Exit code 1: a row was lost or measured
@@ -21,7 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
-from attacks import bad_inputs, damaged_logs, kills, real_kills
+from attacks import bad_inputs, damaged_logs, forgeries, kills, real_kills
 from attacks.counts import Counts, table
 from attacks.honest import little_work, make
 
@@ -54,6 +54,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--logs", type=int, default=20_000, help="damaged logs (default: 20000)")
+    parser.add_argument("--forgeries", type=int, default=500, help="forged logs of results/ (default: 500)")
     parser.add_argument("--inputs", type=int, default=2_000, help="bad command lines (default: 2000)")
     parser.add_argument("--virtual-kills", type=int, default=2_000, help="in this process (default: 2000)")
     parser.add_argument("--real-kills", type=int, default=300, help="of processes (default: 300)")
@@ -70,6 +71,7 @@ def _attacks(options: argparse.Namespace, folder: Path) -> list[Callable[[], Cou
 
     chosen = (
         (options.logs, seeded(damaged_logs.attack, "logs", options.logs, logs)),
+        (options.forgeries, seeded(forgeries.attack, "forged", options.forgeries)),
         (options.inputs, seeded(bad_inputs.attack, "inputs", options.inputs, logs)),
         (options.virtual_kills, seeded(kills.attack, "virtual", options.virtual_kills)),
         (options.real_kills, seeded(real_kills.attack, "real", options.real_kills)),

@@ -1,4 +1,4 @@
-"""How far rows exceed the peak at the clock read during them: the evidence for HEADROOM_OF_READ_CLOCK.
+"""How far rows exceed the peak at the clock read during them: the evidence for the headrooms in mamf.peaks.
 
     python tools/clock_headroom.py [RESULTS]      the distribution over all run logs of a results folder, as markdown
 
@@ -34,7 +34,7 @@ def clock_ratios(path: Path) -> Iterator[tuple[Group, float, int]]:
     for line, row in good_rows(evidence):
         info, clock = evidence.device_of(row), row.conditions.clock_hz
         is_steady = row.regime != CLASSIC and set(row.conditions.throttle_reasons) <= {"power cap"}
-        if row.work.unit != "TFLOPS" or not is_steady or not clock or not is_exact(evidence, row):
+        if row.work.unit != "TFLOPS" or not is_steady or not clock or not is_exact(row):
             continue
         bound = fastest_at_clock(info, row.problem.dtype, clock)
         if bound is not None:

@@ -20,7 +20,7 @@ FILE = "contributed.csv"
 class ContributedCeiling:
     """A contributed ceiling: ``tflops``, with the 95 % repeat interval ``low`` to ``high``. ``log``: the path in
     results/. Units, limit and clock are None if the vendor's libraries did not report them; ``clock_mhz`` is the
-    highest clock of a CPU. ``shapes``: the winning shapes in finds on such devices, fastest first. ``kernel``: the one
+    highest clock. ``shapes``: the winning shapes in finds on such devices, fastest first. ``kernel``: the one
     that reached ``tflops``, if it gains more than 1 % over the default kernel.
     ``cards``: how many such cards were measured; ``lowest``: the ceiling of the slowest of them.
     """

@@ -52,7 +52,7 @@ def summary_recomputes(evidence: Evidence) -> Iterator[Finding]:
     if summary is None or not evidence.is_known:
         return
     line = max((number for number, _ in evidence.of_kind("summary")), default=None)
-    again = _summary(evidence, summary)
+    again = summary_of(evidence, summary)
     for name in sorted(summary.keys() - again.keys() - _NOT_RECOMPUTED):
         yield Finding("unknown-field", f"mamf writes no field {name!r} of a summary: remove it", line)
     # Converted logs counted no phases.
@@ -64,7 +64,7 @@ def summary_recomputes(evidence: Evidence) -> Iterator[Finding]:
         yield Finding("best-mismatch", f"complete, but {summary['left']} shapes are left", line)
 
 
-def _summary(evidence: Evidence, summary: dict[str, object]) -> dict[str, object]:
+def summary_of(evidence: Evidence, summary: dict[str, object]) -> dict[str, object]:
     rows, status, reason = evidence.log.measurements, str(summary["status"]), str(summary["reason"])
     plan = evidence.plan
     ceilings = recomputed_ceilings(evidence) if plan.kind in (FIND, ROOFLINE) else evidence.log.all_ceilings
@@ -155,11 +155,14 @@ def ceilings_fit_attention(evidence: Evidence) -> Iterator[Finding]:
     most = _ABOVE_CEILING_OF_CPU if evidence.is_cpu else _ABOVE_CEILING
     for line, _, row in evidence.rows:
         own = ceilings.get((row.problem.dtype, row.regime))
-        if own is None or not row.ok or row.phase or not is_exact(evidence, row):
+        if own is None or not row.ok or row.phase or not is_exact(row):
             continue
         seen = max(row.best_rate, float(row.details.get("reference_tflops", 0.0))) / (row.device_speed or 1.0)
         if seen > most * own.tflops:
             message = f"{row.shape}: {seen:.4g} TFLOPS were seen, the ceiling is {own.tflops:.4g}: find it anew"
+            yield Finding("ceiling-mismatch", message, line)
+        elif evidence.counts(row) and row.rate_interval.low / (row.device_speed or 1.0) > own.interval.high:
+            message = f"{row.shape} by {row.kernel}: above the ceiling by more than both intervals"
             yield Finding("ceiling-mismatch", message, line)
 
 

@@ -12,6 +12,7 @@ from mamf.backend import DeviceInfo, shared_ways
 from mamf.ceilings.ceiling import CONFIRM, Ceiling
 from mamf.ceilings.share import label_dtype, mamfu
 from mamf.contribution.confirming import Claim, Entry
+from mamf.contribution.row_rules import is_exact
 from mamf.logs.legacy import FinderRun, read_legacy_or_none
 from mamf.logs.run_log import RunLog, read_run_log
 from mamf.measurement import Conditions, Measurement
@@ -241,17 +242,21 @@ def leaders(entries: Iterable[CeilingEntry]) -> list[tuple[CeilingEntry, Sequenc
 
 
 def best_attention(entries: Iterable[AttentionEntry], *, per_kernel: bool = False) -> list[AttentionEntry]:
-    """For each accelerator, dtype, regime, direction, head dimension and mask the kernel with the highest MAMFU;
-    ``per_kernel``: the best row of each kernel.
+    """For each accelerator, dtype, regime, direction, head dimension and mask the kernel with the highest MAMFU, of
+    those that approximate only if no other was measured; ``per_kernel``: the best row of each kernel.
     """
     found: dict[tuple[Any, ...], AttentionEntry] = {}
+
+    def rank(entry: AttentionEntry) -> tuple[bool, float]:
+        return is_exact(entry.row), entry.share
+
     for entry in entries:
         row = entry.row
         mask = (row.shape.causal, row.shape.window or 0)
         problem = (row.problem.dtype, row.regime, row.problem.direction)
         key = (entry.device, *problem, row.shape.head_dims, *mask, row.kernel if per_kernel else "")
         is_counted_alike = not row.problem.has_backward or row.problem.backward_count == "hardware"
-        if is_counted_alike and (key not in found or entry.share > found[key].share):
+        if is_counted_alike and (key not in found or rank(entry) > rank(found[key])):
             found[key] = entry
     order = {"fwd": 0, "bwd": 1}
     return [found[key] for key in sorted(found, key=lambda key: (*key[:3], order.get(key[3], 2), *key[4:]))]

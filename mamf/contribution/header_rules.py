@@ -7,10 +7,9 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from mamf.backend import SIMULATED, DeviceInfo
+from mamf.backend import DeviceInfo
 from mamf.contribution.evidence import Evidence, Finding, problems_of
 from mamf.dtypes import DTYPES
-from mamf.logs.card_sharing import describe_sharing
 from mamf.logs.legacy import STATISTICS, FinderRun, Reported
 from mamf.measurement import TERA
 from mamf.peaks import fastest_possible_flops
@@ -111,6 +110,8 @@ def sensors_were_read(evidence: Evidence) -> Iterator[Finding]:
         yield Finding("sensors", f"clock, power and temperature: {sensors}", 1, is_warning=True)
     elif _has_sensors(evidence) and not any(seen.clock_hz and seen.watts is not None for seen in rows):
         yield Finding("sensors", "they were available, and yet no row says its clock and power", 1)
+    if unread := sum(not seen.clock_hz for seen in rows) % max(len(rows), 1):
+        yield Finding("sensors", f"{unread} of {len(rows)} rows have no clock, and the others have one")
 
 
 def plain_texts(evidence: Evidence) -> Iterator[Finding]:
@@ -144,31 +145,6 @@ def circumstances(evidence: Evidence) -> Iterator[Finding]:
     for text in evidence.header.get("findings", []):
         if text.startswith("WARN"):
             yield Finding("doctor", text.removeprefix("WARN").strip(), 1, is_warning=True)
-
-
-def simulated(evidence: Evidence) -> Iterator[Finding]:
-    """Simulated devices are rejected: their figures say nothing about hardware."""
-    if evidence.header["device"]["backend"] == SIMULATED:
-        yield Finding("simulated", "measured on the simulated backend", 1)
-
-
-def shared_devices(evidence: Evidence) -> Iterator[Finding]:
-    """Devices that shared a run are of one model, and each is named once."""
-    shared, own = evidence.log.devices, evidence.log.device(None)
-    for name in sorted({device.name for device in shared} - {own.name}):
-        yield Finding(
-            "shared-devices", f"{own.name} and {name} share it: devices of two models compare with nothing", 1
-        )
-    if len({device.index for device in shared}) < len(shared):
-        yield Finding("shared-devices", "the header names a device twice", 1)
-
-
-def whole_card(evidence: Evidence) -> Iterator[Finding]:
-    """The run had the whole card: tables, peaks and ceilings are those of whole cards."""
-    log = evidence.log
-    for name in dict.fromkeys([log.header["device"]["name"], *(device.name for device in log.devices)]):
-        if shared := describe_sharing(name):
-            yield Finding("shared-card", f"{shared}; run it again with the card to itself", 1)
 
 
 def structured_data(evidence: Evidence) -> Iterator[Finding]:

@@ -112,7 +112,24 @@ def contributed_csv(entries: Iterable[CeilingEntry]) -> str:
         for entry in reversed(fastest):
             cards[entry.header["device"]["uuid_hash"]] = entry.tflops
         lowest = significant_digits(min(cards.values()))
-        writer.writerow([*key, *figures, best.place.as_posix(), " ".join(shapes), kernel, len(cards), lowest])
+        device, units, watts, _, dtype, regime = key
+        clock = max(map(_clock, found), key=lambda text: float(text or 0))
+        writer.writerow(
+            [
+                device,
+                units,
+                watts,
+                clock,
+                dtype,
+                regime,
+                *figures,
+                best.place.as_posix(),
+                " ".join(shapes),
+                kernel,
+                len(cards),
+                lowest,
+            ]
+        )
     return buffer.getvalue()
 
 
@@ -124,9 +141,17 @@ def _counts(entry: CeilingEntry) -> bool:
 def _build(entry: CeilingEntry) -> tuple[str, ...]:
     """Unit count and power limit, and a CPU's clock: devices with one name exist in several builds."""
     device: dict[str, Any] = entry.header["device"]
-    clock_mhz = None if device.get("is_accelerator", True) else (device["max_clock_hz"] or 0) / 1e6 or None
-    figures = (device["compute_units"], device["power_limit_watts"], clock_mhz)
-    return tuple("" if each is None else f"{each:g}" for each in figures)
+    clock = "" if device.get("is_accelerator", True) else _clock(entry)
+    return (
+        *("" if each is None else f"{each:g}" for each in (device["compute_units"], device["power_limit_watts"])),
+        clock,
+    )
+
+
+def _clock(entry: CeilingEntry) -> str:
+    """The highest clock in MHz, if known."""
+    clock_hz = entry.header["device"]["max_clock_hz"]
+    return f"{clock_hz / 1e6:g}" if clock_hz else ""
 
 
 def why_above_contributed(entries: Iterable[Entry]) -> str:

@@ -2,30 +2,36 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from datetime import datetime
+from datetime import datetime, timedelta, timezone
 from functools import partial
 from typing import Any
 
-from mamf.backend import DeviceInfo
+from mamf.backend import SIMULATED
 from mamf.contribution.evidence import Evidence, Finding
 from mamf.dtypes import DTYPES
+from mamf.errors import MamfError
 from mamf.logs.records import is_of_old_calibration, measurement_record
 from mamf.measurement import TERA, TIME, Measurement
 from mamf.operations.attention.operation import is_attention
-from mamf.operations.unknown import operation_called
+from mamf.operations.unknown import Unknown, operation_called
+from mamf.peaks import fastest_possible_flops
 from mamf.plans import MATMUL
 from mamf.plausibility import split_impossible, why_implausible
-from mamf.regime_names import BEST_BY
+from mamf.plugins.discovery import is_path, kernel_of
+from mamf.regime_names import BEST_BY, BURST
 
 # A step of the sixth digit, which rates are rounded to; half a step of the third decimal, which converted logs round
 # them to, and of the sixth digit of what is computed anew.
 _RATE_ROUNDING, _EARLY_RATE_ROUNDING = 1.1e-5, 5.5e-4
-# Products whose rounding shows: float64 may agree with the float64 reference to the last bit, integers must.
+# Products whose rounding shows: float64 may agree with the float64 reference to the last bit, integers must. Rounding
+# alone leaves a third of the tolerance, and of float32, whose tolerance is of long sums, a four-hundredth.
 _ROUNDED = ("bfloat16", "float16", "tf32", "float32", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2")
+_LEAST_OF_TOLERANCE, _LEAST_OF_FLOAT32 = 0.1, 1e-3
 # Verification decides by kernel; no result that passed it has a larger error.
 _WORST = {True: 0.05, False: 0.5}
 _MOST_WATTS = 1.2
@@ -35,6 +41,11 @@ _MOST_CLOCK = 1.02
 _OF_INTERVAL = {"interval", "interval_tflops", "interval_coverage", "repeatability"}
 # Shares of a launch's time add up to 1, each rounded.
 _MOST_OF_TIME = 1.01
+# What only kernels say that approximate: they skip work, or multiply in another dtype. The fastest of these bound them.
+_OF_APPROXIMATION = ("product_dtypes", "sparsity", "cosine_similarity", "relative_l1")
+_APPROXIMATE_DTYPES = ("int8", "float8_e4m3fn")
+# Log of mamf's first day, and how far the clocks of two machines may be apart. Records hold whole seconds.
+_FIRST_DAY, _CLOCKS_APART, _WHOLE_SECONDS = datetime(2026, 11, 21, tzinfo=timezone.utc), timedelta(days=2), 1.0
 
 
 def without_interval(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -116,8 +127,10 @@ def possible(evidence: Evidence) -> Iterator[Finding]:
     """
     yield from _unbounded(evidence)
     for line, row in good_rows(evidence):
-        info = evidence.device_of(row)
-        limit = _limit(info, row) if is_exact(evidence, row) else None
+        info, limit = evidence.device_of(row), _limit(evidence, row)
+        said = [name for name in _OF_APPROXIMATION if name in row.details]
+        if said and is_exact(row):
+            yield Finding("unknown-field", f"{row.kernel} approximates nothing: a row of it has no {said[0]}", line)
         fastest, unit = row.amount / min(row.samples), row.work.unit
         if limit is not None and split_impossible(row.samples, row.amount, limit, row.timer_accuracy)[1]:
             message = (
@@ -130,7 +143,7 @@ def possible(evidence: Evidence) -> Iterator[Finding]:
 
 def _unbounded(evidence: Evidence) -> Iterator[Finding]:
     rows = [row for _, row in good_rows(evidence)]
-    unbounded = Counter(row.problem.dtype for row in rows if _limit(evidence.device_of(row), row) is None)
+    unbounded = Counter(row.problem.dtype for row in rows if _limit(evidence, row) is None)
     for dtype, count in sorted(unbounded.items()):
         of = sum(row.problem.dtype == dtype for row in rows)
         name = evidence.log.device(None).name
@@ -138,27 +151,64 @@ def _unbounded(evidence: Evidence) -> Iterator[Finding]:
         yield Finding("implausible", message, 1, is_warning=True)
 
 
-def _limit(info: DeviceInfo, row: Measurement) -> float | None:
-    return operation_called(row.operation).fastest_possible(info, row.problem, row.shape)
+def _limit(evidence: Evidence, row: Measurement) -> float | None:
+    """The most that a row's rate can be: of a kernel that approximates, all the work in the fastest of its dtypes,
+    without what it skipped.
+    """
+    info = evidence.device_of(row)
+    limit = operation_called(row.operation).fastest_possible(info, row.problem, row.shape)
+    if limit is None or is_exact(row):
+        return limit
+    faster = (fastest_possible_flops(info, dtype) for dtype in _APPROXIMATE_DTYPES)
+    return max(limit, *filter(None, faster)) / (1 - skipped_share(row))
 
 
-def is_exact(evidence: Evidence, row: Measurement) -> bool:
-    """Whether all FLOP were computed in the row's dtype: approximate attention skips work or uses int8."""
-    approximations = ("product_dtypes", "sparsity", "cosine_similarity")
-    return not evidence.is_of_kernels or not any(name in row.details for name in approximations)
+def skipped_share(row: Measurement) -> float:
+    """The share of the work that a kernel says to have skipped. Raises ValueError for what is no share."""
+    share = float(row.details.get("sparsity", 0.0))
+    if not 0 <= share < 1:
+        raise ValueError(f"a sparsity of {share:g} is not at least 0 and below 1")
+    return share
+
+
+def is_exact(row: Measurement) -> bool:
+    """Whether all FLOP were computed in the row's dtype. Only a kernel that is registered as approximate may skip work
+    or use another dtype, whatever the row says.
+    """
+    if not any(name in row.details for name in _OF_APPROXIMATION):
+        return True
+    return _is_registered_as_exact(row.operation, row.kernel)
+
+
+@functools.cache
+def _is_registered_as_exact(operation: str, kernel: str) -> bool:
+    of = operation_called(operation)
+    if isinstance(of, Unknown) or is_path(kernel):
+        return True
+    try:
+        return kernel_of(of, kernel).is_exact
+    except MamfError:  # unknown
+        return True
 
 
 def verified(evidence: Evidence) -> Iterator[Finding]:
     """Every good row's result was checked, and its rounding error shows that its operands were not zeros."""
     for line, row in good_rows(evidence):
-        exact, is_product = is_exact(evidence, row), row.operation == MATMUL
-        bound = row.problem.tolerance if is_product else _WORST[exact]
+        is_product = row.operation == MATMUL
+        bound = row.problem.tolerance if is_product else _WORST[is_exact(row)]
         if row.error is None:
             yield Finding("unverified", f"{row.shape} by {row.kernel}: its result was not checked", line)
         elif not 0 <= row.error <= bound:
             yield Finding("unverified", f"{row.shape}: relative error {row.error:.2g}, beyond {bound:.2g}", line)
-        elif row.error == 0 and is_rounded(row):
-            yield Finding("data", f"{row.shape}: no rounding error at all: the operands were no normal data", line)
+        elif is_rounded(row) and row.error < _least_error(row.problem):
+            message = f"{row.shape}: a relative error of {row.error:.2g}, less than rounding leaves of normal data"
+            yield Finding("data", message, line)
+
+
+def _least_error(problem: Any) -> float:
+    """Below the error of rounding the result, whatever else rounds."""
+    tolerance: float = getattr(problem, "tolerance", DTYPES[problem.dtype].tolerance)
+    return tolerance * (_LEAST_OF_FLOAT32 if problem.dtype == "float32" else _LEAST_OF_TOLERANCE)
 
 
 def is_rounded(row: Measurement) -> bool:
@@ -187,16 +237,40 @@ def sensors_plausible(evidence: Evidence) -> Iterator[Finding]:
 
 
 def times_in_order(evidence: Evidence) -> Iterator[Finding]:
-    """Records are written one after the other, after the start."""
-    before = datetime.fromisoformat(evidence.header["started"])
+    """Records are written one after the other, between the first day of mamf and today, and no sooner than their
+    samples took.
+    """
+    started = before = datetime.fromisoformat(evidence.header["started"])
+    if started < _FIRST_DAY:
+        yield Finding("time-order", f"started on {started:%Y-%m-%d}, before there was mamf", 1)
+    rows, is_virtual = {line: row for line, _, row in evidence.rows}, evidence.log.device(None).backend == SIMULATED
+    measured: dict[int | None, float] = {}
     for line, record in evidence.records[1:]:
         text = record.get("time", record.get("started"))
+        if line in rows and not is_virtual:
+            device = rows[line].device
+            measured[device] = measured.get(device, 0.0) + _seconds_of(rows[line])
         if text is None:
             continue
         now = datetime.fromisoformat(text)
         if now < before:
             yield Finding("time-order", f"written at {text}, before what stands above it ({before.isoformat()})", line)
         before = max(now, before)
+        if max(measured.values(), default=0.0) > (before - started).total_seconds() + _WHOLE_SECONDS:
+            message = (
+                f"written {(before - started).total_seconds():.0f} s after the start, sooner than its samples took"
+            )
+            yield Finding("time-order", message, line)
+            break
+    if before > datetime.now(timezone.utc) + _CLOCKS_APART:
+        yield Finding("time-order", f"written on {before:%Y-%m-%d}, which is to come")
+
+
+def _seconds_of(row: Measurement) -> float:
+    """Seconds of a row's launches: each sample of a burst is a launch, the others are means of several."""
+    if row.regime == BURST:
+        return sum(row.samples) + sum(row.implausible_samples)
+    return row.launches * row.summary.mean if row.summary else 0.0
 
 
 def good_rows(evidence: Evidence) -> Iterator[tuple[int, Measurement]]:

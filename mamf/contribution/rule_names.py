@@ -16,6 +16,7 @@ RULES = {
     "doctor": "the machine was in order and left alone (warning)",
     "sensors": "clock and power were read where they can be",
     "simulated": "figures are of a device, not of virtual time",
+    "device": "it is called as its model is, and has what the known ones of this model have",
     "shared-devices": "devices that shared the run are of one model",
     "shared-card": "the run had a whole card: no slice of it, and no other process on it",
     "data": "operands were normal random data",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
@@ -19,6 +18,7 @@ from mamf.contribution.best_rules import (
 )
 from mamf.contribution.collection import entries_of
 from mamf.contribution.confirming import Entry, part_confirmed, shortened
+from mamf.contribution.device_rules import known_device, shared_devices, simulated, whole_card
 from mamf.contribution.evidence import Evidence, Finding, records_of
 from mamf.contribution.header_rules import (
     circumstances,
@@ -27,10 +27,7 @@ from mamf.contribution.header_rules import (
     placeholders,
     plain_texts,
     sensors_were_read,
-    shared_devices,
-    simulated,
     structured_data,
-    whole_card,
 )
 from mamf.contribution.placing import folder_of, legacy_name_of, lies_at, place_of, why_above_contributed
 from mamf.contribution.privacy import private_findings
@@ -41,7 +38,13 @@ from mamf.contribution.row_rules import (
     times_in_order,
     verified,
 )
-from mamf.contribution.sampling_rules import rows_of_plan, samples_whole, timer_is_credible, timer_stayed
+from mamf.contribution.sampling_rules import (
+    DISTINCTIVE_SAMPLES,
+    rows_of_plan,
+    samples_whole,
+    timer_is_credible,
+    timer_stayed,
+)
 from mamf.errors import RunLogError
 from mamf.logs.legacy import TIER, legacy_run
 from mamf.logs.run_log import MALFORMED, Seen, describe_error, run_log_of, why_unreadable
@@ -55,6 +58,7 @@ _RULES: tuple[Callable[[Evidence], Iterator[Finding]], ...] = (
     structured_data,
     shared_devices,
     whole_card,
+    known_device,
     rows_recompute,
     possible,
     verified,
@@ -77,15 +81,15 @@ _RULES: tuple[Callable[[Evidence], Iterator[Finding]], ...] = (
 @dataclass(frozen=True)
 class Review:
     """What the rules say of a log. ``tier``: complete, interrupted or legacy; None when it cannot be read. ``place``:
-    where it belongs within results/. ``digest``: of its samples, the same for copies of one run. ``entries``: the
-    table entries of an accepted log. ``unconfirmed``: which of them no second submitter confirms, if any.
+    where it belongs within results/. ``samples``: what identifies the samples of its rows, within this process.
+    ``entries``: the table entries of an accepted log. ``unconfirmed``: which of them no second submitter confirms.
     """
 
     path: Path
     findings: tuple[Finding, ...]
     tier: str | None = None
     place: Path | None = None
-    digest: str = ""
+    samples: frozenset[int] = field(default=frozenset(), repr=False)
     entries: tuple[Entry, ...] = field(default=(), repr=False)
     unconfirmed: str = ""
 
@@ -124,8 +128,8 @@ def _review(path: Path, seen: Seen | None) -> Review:
     evidence = Evidence(whole, log)
     for rule in _RULES:
         findings += _findings_of(rule, evidence)
-    samples = (str(record.get("samples_seconds")) for _, record in evidence.of_kind("measurement"))
-    found = Review(path, tuple(findings), evidence.tier, place_of(header), _digest(samples))
+    samples = frozenset(hash(row.samples) for _, _, row in evidence.rows if len(row.samples) >= DISTINCTIVE_SAMPLES)
+    found = Review(path, tuple(findings), evidence.tier, place_of(header), samples)
     return found if found.is_rejected() else replace(found, entries=tuple(entries_of(log, path)))
 
 
@@ -139,9 +143,9 @@ def _legacy_review(path: Path, records: Iterator[tuple[int, dict[str, Any]]], fi
 
     run = legacy_run(path, judged())
     findings += legacy_findings(run)
-    figures = (f"{row.shape} {row.tflops}" for row in run.rows)
+    figures = hash((run.started, *(f"{row.shape} {row.tflops}" for row in run.rows)))
     place = Path(folder_of(run.device or ""), legacy_name_of(run))
-    return Review(path, tuple(findings), TIER, place, _digest(itertools.chain([str(run.started)], figures)))
+    return Review(path, tuple(findings), TIER, place, frozenset([figures]))
 
 
 def _unreadable(path: Path, error: Exception) -> Finding:
@@ -167,24 +171,17 @@ def _as_bytes(path: Path) -> list[Finding]:
     return findings
 
 
-def _digest(texts: Iterable[str]) -> str:
-    found = hashlib.sha256()
-    for text in texts:
-        found.update(f"{text}\n".encode())
-    return found.hexdigest()
-
-
 def review_results(root: Path, paths: Iterable[Path], seen: Seen | None = None) -> list[Review]:
     """Reviews of logs that lie in a results folder: each at its place, each once, each beside the others."""
     reviews: list[Review] = []
-    holders: dict[str, Path] = {}
+    holders: dict[int, Path] = {}
     for path in paths:
         found = review(path, seen)
         place, more = path.relative_to(root), []
         if found.place is not None and not lies_at(place, found.place):
             more.append(Finding("misplaced", f"belongs to {root.name}/{found.place}"))
-        if found.digest and holders.setdefault(found.digest, place) != place:
-            more.append(Finding("duplicate", f"holds the samples of {holders[found.digest]}"))
+        if copied := {holders.setdefault(each, place) for each in found.samples} - {place}:
+            more.append(Finding("duplicate", f"holds samples of {min(copied)}"))
         reviews.append(replace(found, findings=(*found.findings, *more)))
     reasons: dict[Path, list[str]] = {}
     for entry, reason in part_confirmed(entry for found in reviews for entry in found.entries)[1]:

@@ -18,8 +18,8 @@ from mamf.timers import find_timer, is_credible
 
 # A visit of sustained takes 2 s and more, in a quick search half a second and more.
 _SHORTEST_SUSTAINED_SECONDS = 0.45
-# Fewer samples may agree by chance: they are written in whole nanoseconds.
-_DISTINCTIVE_SAMPLES = 5
+#: Fewer samples may agree by chance: they are written in whole nanoseconds.
+DISTINCTIVE_SAMPLES = 5
 
 
 def samples_whole(evidence: Evidence) -> Iterator[Finding]:
@@ -38,8 +38,12 @@ def samples_whole(evidence: Evidence) -> Iterator[Finding]:
             yield Finding("lost-samples", f"{row.shape}: its implausible samples are plausible", line)
         if _is_too_short(evidence, row):
             yield Finding("lost-samples", f"{row.shape}: too short to have been sustained", line)
-        if len(row.samples) >= _DISTINCTIVE_SAMPLES and (before := seen.setdefault(row.samples, line)) != line:
+        if len(row.samples) < DISTINCTIVE_SAMPLES:
+            continue
+        if (before := seen.setdefault(row.samples, line)) != line:
             yield Finding("lost-samples", f"{row.shape}: has the samples of line {before}", line)
+        if len(set(row.samples)) == 1:
+            yield Finding("lost-samples", f"{row.shape}: its {len(row.samples)} samples are all equal", line)
 
 
 def _is_too_short(evidence: Evidence, row: Measurement) -> bool:

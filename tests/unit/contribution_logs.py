@@ -1,7 +1,9 @@
 """Run logs for the tests of contribution: honest ones of runs in virtual time, and what is asked of them."""
 
 import json
+import math
 from dataclasses import replace
+from datetime import datetime, timedelta
 from pathlib import Path
 
 from mamf.ceilings.search_plan import SearchPlan
@@ -30,6 +32,18 @@ def measured(folder, *arguments):
     records[0]["device"].update(DEVICE)
     records[0]["tool"]["commit"] = "0123456789ab"
     records[0]["findings"] = ["ok   sibling devices: idle or none"]
+    return in_virtual_time(records)
+
+
+def in_virtual_time(records):
+    """The records, each written when its samples had been taken."""
+    passed, begun = 0.0, datetime.fromisoformat(records[0]["started"]) - timedelta(hours=1)
+    records[0]["started"] = begun.isoformat()
+    for record in records[1:]:
+        samples = record.get("samples_seconds", [])
+        passed += record.get("launches", 0) * sum(samples) / max(len(samples), 1)
+        for name in {"time", "started"} & record.keys():
+            record[name] = (begun + timedelta(seconds=math.ceil(passed))).isoformat()
     return records
 
 

@@ -7,7 +7,7 @@ import signal
 from collections import Counter
 
 import pytest
-from contribution_logs import DEVICE, found, rows, write
+from contribution_logs import DEVICE, found, in_virtual_time, rows, write
 
 from mamf.ceilings.ceiling import confirm_ceiling
 from mamf.ceilings.search_plan import SearchPlan
@@ -257,7 +257,7 @@ def records(whole):
     records[0]["device"].update(DEVICE)
     records[0]["tool"]["commit"] = "0123456789ab"
     records[0]["findings"] = ["ok   sibling devices: idle or none"]
-    return records
+    return in_virtual_time(records)
 
 
 def test_an_honest_log_is_accepted(records, tmp_path):

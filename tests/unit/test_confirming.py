@@ -1,22 +1,18 @@
 """Figures above every other card of a model are accepted, and stand apart until a second card confirms them."""
 
-import copy
 import json
 import shutil
 from pathlib import Path
 
 import pytest
+from attacks import forging
 from contribution_logs import RESULTS, write
 
 from mamf.contribution import rules
-from mamf.contribution.best_rules import _summary, recomputed_ceilings
 from mamf.contribution.collection import collect
 from mamf.contribution.confirming import Claim, by_key, shortened, why_unconfirmed
-from mamf.contribution.evidence import Evidence, records_of
 from mamf.contribution.placing import contributed_csv
 from mamf.contribution.tables import results_page
-from mamf.logs.records import ceiling_record, measurement_record
-from mamf.logs.run_log import run_log_of
 
 KEY = ("find", "card", "bfloat16", "burst")
 
@@ -86,42 +82,22 @@ H200, H100 = RESULTS / "nvidia-h200", RESULTS / "nvidia-h100-80gb-hbm3"
 LEADER = H200 / "find-bfloat16-burst-sustained-20261122-023019.jsonl"
 
 
-def evidence_of(path, records):
-    numbered = tuple(enumerate(records, start=1))
-    return Evidence(numbered, run_log_of(path, numbered))
-
-
 def faster(path, times, torch="2.99.0", card=None):
     """The records of a log as newer software would have left them: every sample shorter, every figure that follows from
     them anew.
     """
-    records = copy.deepcopy([record for _, record in records_of(path)])
+    records = forging.read(path)
     records[0]["environment"]["packages"]["torch"] = torch
     records[0]["device"]["uuid_hash"] = card or records[0]["device"]["uuid_hash"]
-    for record in records:
-        if "samples_seconds" in record:
-            record["samples_seconds"] = [round(sample / times, 9) for sample in record["samples_seconds"]]
-    evidence = evidence_of(path, records)
-    for _, record, row in evidence.rows:
-        again = measurement_record(row)
-        record.update({name: again[name] for name in record if name in again and name != "time"})
-    evidence = evidence_of(path, records)
-    ceilings = recomputed_ceilings(evidence)
-    for _, record in evidence.of_kind("ceiling"):
-        again = next(ceiling_record(each) for each in ceilings.values() if each.regime == record["regime"])
-        record.update({name: again[name] for name in record if name in again})
-    evidence = evidence_of(path, records)
-    summary = records[-1]
-    again = _summary(evidence, summary)
-    summary.update({name: again[name] for name in ("best",) if name in summary})
-    return records
+    forging.scale(records, times)
+    return forging.recompute(path, records)
 
 
 @pytest.mark.parametrize(
     "path",
     [
         LEADER,
-        H100 / "find-bfloat16-burst-sustained-20261121-065802.jsonl",  # 99.5 % of the peak at the clock that was read
+        H100 / "find-bfloat16-burst-sustained-20261122-154617.jsonl",
         H100 / "sweep-torch-mm-bfloat16-burst-20261121-040923.jsonl",
         H200 / "find-int8-burst-20261121-212828.jsonl",
     ],
@@ -134,8 +110,15 @@ def test_a_log_5_percent_faster_through_newer_software_is_accepted_as_unconfirme
     assert "is above the" in found.unconfirmed
 
 
-def test_a_log_faster_than_physics_is_refused(tmp_path):
-    found = rules.review(write(tmp_path / LEADER.name, faster(LEADER, 1.3)))
+@pytest.mark.parametrize(
+    ("path", "times"),
+    [
+        (LEADER, 1.3),
+        (H100 / "find-bfloat16-burst-sustained-20261121-065802.jsonl", 1.05),  # 99.5 % of the peak at the clock read
+    ],
+)
+def test_a_log_faster_than_physics_is_refused(tmp_path, path, times):
+    found = rules.review(write(tmp_path / path.name, faster(path, times)))
     assert "implausible" in {finding.rule for finding in found.findings if not finding.is_warning}
     assert found.unconfirmed == ""
 

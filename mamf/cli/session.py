@@ -303,5 +303,6 @@ class Session(ABC):
             code = error.exit_code
         for finding in warnings(self.findings):  # once more, beside the figures that it costs
             warn(format_finding(finding).strip().partition(";")[0])
-        say(f"log: {log.path}", note_stream(self.options))
+        if log.path.exists():
+            say(f"log: {log.path}", note_stream(self.options))
         return code

@@ -73,8 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         importlib.import_module("mamf.cli.completion").complete(_parser)
     typed = sys.argv[1:] if arguments is None else arguments
     with _short_warnings(runs_script="profile" in typed[:1]) as log_changed:
-        code = _run(typed, is_watched=arguments is None)
-        code = code or log_changed[0]
+        code = _run(typed, is_watched=arguments is None) or log_changed[0]
     if code == EXIT_CODE and arguments is None:
         # An interrupt that passed through an import makes Python end by the signal instead of with this code.
         sys.stdout.flush()

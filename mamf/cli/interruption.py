@@ -45,7 +45,11 @@ class Interruption:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self.is_requested:
-            if time.monotonic() > self._requested_at + _SAME_EVENT_SECONDS:
+            # Nobody hangs up out of impatience: a shell may do so once more when its terminal is gone.
+            if (
+                number in (signal.SIGINT, signal.SIGTERM)
+                and time.monotonic() > self._requested_at + _SAME_EVENT_SECONDS
+            ):
                 os._exit(EXIT_CODE)
             return
         self.is_requested, self._requested_at = True, time.monotonic()

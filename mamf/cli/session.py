@@ -221,8 +221,15 @@ class Session(ABC):
     def _open_log(self, header: dict[str, Any]) -> RunLogWriter:
         if self.resumed is not None:
             log, writer = self.resumed
-            resumption = {"tool": tool_version(), "command": command_line(), "started": utc_now()}
-            writer.write_resume(log, {**resumption, "notes": self.options.notes})
+            writer.write_resume(
+                log,
+                {
+                    "tool": tool_version(),
+                    "command": command_line(),
+                    "started": utc_now(),
+                    "notes": self.options.notes,
+                },
+            )
             return writer
         given, copy = self.options.output, watching.WATCH.copy if watching.WATCH else None
         # A default name is numbered: another run may start in the same second.

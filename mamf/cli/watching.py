@@ -79,8 +79,7 @@ class Watch:
 
         Raises RunLogWriteError if the log cannot be written.
         """
-        noted = self._page[: self._page.find(_END)] or b'["", 0, [], "", ""]'
-        log, begun, codes, line, label = json.loads(noted)
+        log, begun, codes, line, label = json.loads(self._page[: self._page.find(_END)] or b'["", 0, [], "", ""]')
         is_lost = bool(line) and f'"reason": "{CRASHED}"' not in line
         if code not in CRASH_SIGNALS and not (is_lost and code > 0):
             return False
@@ -112,7 +111,10 @@ def watch(typed: Sequence[str]) -> None:
     if sys.platform != "linux" or not _COMMANDS.intersection(typed[:1]) or _UNWATCHED.intersection(typed):
         return
     global WATCH
-    shared, parent = Watch(), os.getpid()
+    try:
+        shared, parent = Watch(), os.getpid()
+    except (AttributeError, ImportError, OSError):  # no memory to share: a crash ends the run, as elsewhere
+        return
     gc.freeze()  # a collection in the child would copy every page
     signal.pthread_sigmask(signal.SIG_BLOCK, _HEARD)
     while True:

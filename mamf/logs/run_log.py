@@ -162,8 +162,9 @@ def run_log_of(path: Path, records: Iterable[tuple[int, dict[str, Any]]], as_wri
         try:
             _add_record(log, record)
         except MALFORMED as error:
-            what = f"{describe_error(error)}{_advice(error, header)}"
-            raise RunLogError(f"{path}, line {number}: {what}", number - 1) from None
+            raise RunLogError(
+                f"{path}, line {number}: {describe_error(error)}{_advice(error, header)}", number - 1
+            ) from None
     if not as_written and log.header["schema"] < RELIABLE_SINCE:
         try:
             _recompute(log)

@@ -92,8 +92,10 @@ class RunLogWriter(contextlib.AbstractContextManager["RunLogWriter"]):
             if isinstance(error, OSError):
                 raise UsageError(f"cannot resume {path}: {error.strerror}") from None
             if isinstance(error, RunLogError) and error.whole_lines:
-                head = f"head -n {error.whole_lines} {shlex.quote(str(path))} > NEW.jsonl"
-                raise RunLogError(f"{error}; the lines before it can be saved and resumed: {head}") from None
+                raise RunLogError(
+                    f"{error}; the lines before it can be saved and resumed: "
+                    f"head -n {error.whole_lines} {shlex.quote(str(path))} > NEW.jsonl"
+                ) from None
             raise
 
     @classmethod
@@ -210,11 +212,14 @@ def lock(descriptor: int, path: Path) -> None:
 
 def holder(descriptor: int) -> str:
     """The process that holds the lock of a file, if the system reports it (Linux)."""
-    inode = os.fstat(descriptor).st_ino
     with contextlib.suppress(OSError, ValueError):
         for line in Path("/proc/locks").read_text().splitlines():
             # 1: FLOCK  ADVISORY  WRITE 4711 08:01:1234 0 EOF
             fields = line.split()
-            if fields[1] == "FLOCK" and fields[5].rpartition(":")[2] == str(inode) and int(fields[4]) > 0:
+            if (
+                fields[1] == "FLOCK"
+                and fields[5].rpartition(":")[2] == str(os.fstat(descriptor).st_ino)
+                and int(fields[4]) > 0
+            ):
                 return f"process {fields[4]}"
     return "another process"

@@ -46,7 +46,7 @@ def _replace_by_link(path: Path) -> None:
 
 
 def _rename_folder(path: Path) -> None:
-    path.parent.rename(path.parent.with_name("moved"))
+    path.parent.rename(Path(tempfile.mkdtemp(dir=path.parent.parent), "moved"))
 
 
 def _replace_folder(path: Path) -> None:
@@ -129,7 +129,8 @@ def _change(run: Run, folder: Path, whole: Whole, random: Random, counts: Counts
     if random.random() < 0.25:  # the log of a run that is resumed
         with _at_launches([random.randint(1, whole.launches)], lambda: signal.raise_signal(signal.SIGTERM)):
             call(command, counts)
-        command = run.resumed(path)
+        if whole_lines(path):
+            command = run.resumed(path)
     if random.random() < 0.5:
         due = [random.randint(1, whole.launches) for _ in range(random.randint(1, _MOST_CHANGES))]
         fate: contextlib.AbstractContextManager[None] = _at_launches(due, changes.make)
@@ -141,6 +142,8 @@ def _change(run: Run, folder: Path, whole: Whole, random: Random, counts: Counts
     allowed = (130, 1 if changes.made else 0) if changes.is_interrupted else (1,) if changes.made else (0,)
     if ended.code not in allowed:
         counts.fault("other", where, f"ended with {ended.code}: {ended.err}")
+    if "before the first measurement" in ended.err:  # of this run, which wrote no row
+        return
     log = Path((re.findall(r"^log: (.*)$", ended.out + ended.err, re.MULTILINE) or [""])[-1])
     if not log.is_file():
         counts.fault("lost", where, f"names no log: {ended.out[-200:]} {ended.err}", len(whole_lines(whole.path)) - 1)

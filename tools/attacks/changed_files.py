@@ -158,6 +158,9 @@ def _change(run: Run, folder: Path, whole: Whole, random: Random, counts: Counts
 
 def _finish(run: Run, log: Path, whole: Whole, random: Random, counts: Counts) -> None:
     """Resume a log if it is not complete, then compare it with an undisturbed one."""
+    if broken := sum(not _is_record(line) for line in whole_lines(log)):
+        counts.fault("lost", run.name, f"{broken} lines of its log cannot be read", broken)
+        return
     if not is_complete(log):
         with _scattered(random):
             if (ended := call(run.resumed(log), counts)).code != 0:
@@ -177,13 +180,13 @@ def _save(run: Run, log: Path, whole: Whole, random: Random, counts: Counts) -> 
         _finish(run, saved, whole, random, counts)
     elif ended.code == 0:
         judge(run, log, whole.path, counts)
-    elif ended.code != 2 or (lines and _is_header(lines[0])):
+    elif ended.code != 2 or (lines and _is_record(lines[0], "header")):
         counts.fault("other", run.name, f"--resume of a damaged log says nothing that helps: {ended.err}")
 
 
-def _is_header(line: bytes) -> bool:
+def _is_record(line: bytes, kind: str = "") -> bool:
     try:
-        return bool(json.loads(line)["record"] == "header")
+        return str(json.loads(line)["record"]).startswith(kind)
     except ValueError:
         return False
 

@@ -72,6 +72,10 @@ class PluginWarning(MamfWarning):
     """A registered plugin is broken and is skipped, because it was not requested by name."""
 
 
+class LogChangedWarning(MamfWarning):
+    """Another program changed the log of a run, which was written again. A command then ends with exit code 1."""
+
+
 class UnavailableError(MamfError):
     """A backend, device or kernel cannot be used on this machine."""
 
@@ -103,7 +107,11 @@ class NothingProfiledError(MamfError):
 
 
 class RunLogError(MamfError):
-    """A run log cannot be read."""
+    """A run log cannot be read. ``whole_lines``: how many can be, before the line that it names."""
+
+    def __init__(self, message: str, whole_lines: int = 0) -> None:
+        super().__init__(message)
+        self.whole_lines = whole_lines
 
 
 class RunLogWriteError(MamfError):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import os
 import secrets
 from collections.abc import Iterable, Iterator
@@ -45,12 +46,23 @@ def write_whole(path: Path, content: Content) -> None:
             part.replace(target)
 
 
-def create_whole(path: Path, content: Content) -> None:
-    """Like ``write_whole``, but raises UsageError if the file exists."""
-    if os.path.lexists(path):
-        raise _make_exists_error(path)
+def create_whole(path: Path, content: Content, is_numbered: bool = False) -> Path:
+    """Like ``write_whole``, but raises UsageError if the file exists; if ``is_numbered``, takes the first free name of
+    ``numbered`` instead. Returns the path of the file.
+    """
     with _clarify_errors(path), _write_beside(path, content) as part:
-        _give_name(part, path)
+        for place in numbered(path) if is_numbered else (path,):
+            with contextlib.suppress(FileExistsError):
+                _give_name(part, place)
+                return place
+    raise UsageError(f"{path} exists and is not overwritten: choose another name")
+
+
+def numbered(path: Path) -> Iterator[Path]:
+    """A path, then others beside it: ``a.jsonl``, ``a-2.jsonl``, ``a-3.jsonl``, ..."""
+    yield path
+    for number in itertools.count(2):
+        yield path.with_stem(f"{path.stem}-{number}")
 
 
 @contextlib.contextmanager
@@ -89,14 +101,8 @@ def _give_name(part: Path, target: Path) -> None:
 def _clarify_errors(path: Path) -> Iterator[None]:
     try:
         yield
-    except FileExistsError:
-        raise _make_exists_error(path) from None
     except FileNotFoundError:
         raise UsageError(f"cannot write {path}: there is no folder {path.parent}") from None
     except OSError as error:
         kind: type[MamfError] = RunLogWriteError if error.errno in _DISK_ERRORS else UsageError
         raise kind(f"cannot write {path}: {error.strerror or error}") from None
-
-
-def _make_exists_error(path: Path) -> UsageError:
-    return UsageError(f"{path} exists and is not overwritten: choose another name")

@@ -17,6 +17,9 @@ os.environ["LANGUAGE"] = "C"
 # A shell starts what runs in its background deaf to Ctrl-C, and tests press it.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+# The processes that tests start may be hung up on, even if the tests run under nohup.
+if signal.getsignal(getattr(signal, "SIGHUP", signal.SIGINT)) == signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 OF_A_DEVICE = Path(__file__).parent / "device"
 

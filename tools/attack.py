@@ -1,8 +1,8 @@
-"""Attacks mamf: damaged and forged logs, bad command lines, kills in virtual time and real ones; prints counts.
+"""Attacks mamf in every way that tools/attacks has, and prints a table of counts.
 
-    python tools/attack.py                                          # all of it: hours
-    python tools/attack.py --logs 200 --forgeries 40 --inputs 200 --virtual-kills 50 --real-kills 3
-    python tools/attack.py --logs 0 --forgeries 0 --inputs 2000 --virtual-kills 0 --real-kills 0 --seed 7
+    python tools/attack.py                                  # all of it: hours
+    python tools/attack.py --share 0.02                     # a fiftieth of each
+    python tools/attack.py forged=500 files=200 --seed 7    # these only, so often
 
 Everything is measured on the simulated device of mamf.testing, in a temporary folder; nothing touches an accelerator.
 A seed and a count repeat an attack exactly, except for the times of real kills. Exit code 1: a row was lost or measured
@@ -12,6 +12,7 @@ twice, an exception escaped, a command hung, a message was not what it should be
 from __future__ import annotations
 
 import argparse
+import inspect
 import os
 import resource
 import sys
@@ -21,10 +22,19 @@ from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
-from attacks import bad_inputs, damaged_logs, forgeries, kills, real_kills
+from attacks import bad_inputs, changed_files, damaged_logs, forgeries, kills, real_kills
 from attacks.counts import Counts, table
 from attacks.honest import little_work, make
 
+#: What each does, and how often by default. Those that take logs are given honest ones.
+ATTACKS: dict[str, tuple[Callable[..., Counts], int]] = {
+    "logs": (damaged_logs.attack, 20_000),
+    "forged": (forgeries.attack, 500),
+    "inputs": (bad_inputs.attack, 2_000),
+    "virtual-kills": (kills.attack, 2_000),
+    "real-kills": (real_kills.attack, 300),
+    "files": (changed_files.attack, 200),
+}
 _MOST_BYTES = 10**9
 #: A process that wants more fails with an error before the machine runs out.
 _LIMIT_BYTES = 3 * 10**9
@@ -52,31 +62,30 @@ def main() -> int:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    usual = ", ".join(f"{name}={count}" for name, (_, count) in ATTACKS.items())
+    parser.add_argument("attacks", nargs="*", metavar="NAME[=COUNT]", help=f"which ones (default: {usual})")
+    parser.add_argument("--share", type=float, default=1.0, help="of the default counts (default: 1)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--logs", type=int, default=20_000, help="damaged logs (default: 20000)")
-    parser.add_argument("--forgeries", type=int, default=500, help="forged logs of results/ (default: 500)")
-    parser.add_argument("--inputs", type=int, default=2_000, help="bad command lines (default: 2000)")
-    parser.add_argument("--virtual-kills", type=int, default=2_000, help="in this process (default: 2000)")
-    parser.add_argument("--real-kills", type=int, default=300, help="of processes (default: 300)")
-    return parser.parse_args()
+    options = parser.parse_args()
+    options.counts = {name: max(1, round(count * options.share)) for name, (_, count) in ATTACKS.items()}
+    if options.attacks:
+        asked = [text.partition("=") for text in options.attacks]
+        if wrong := next((name for name, _, _ in asked if name not in ATTACKS), None):
+            parser.error(f"there is no attack {wrong!r}: {', '.join(ATTACKS)}")
+        options.counts = {name: int(count) if count else options.counts[name] for name, _, count in asked}
+    return options
 
 
 def _attacks(options: argparse.Namespace, folder: Path) -> list[Callable[[], Counts]]:
     logs = make(folder)
 
-    def seeded(attack: Callable[..., Counts], name: str, count: int, *given: object) -> Callable[[], Counts]:
-        own = folder / name
+    def seeded(name: str, count: int) -> Callable[[], Counts]:
+        attack, own = ATTACKS[name][0], folder / name
         own.mkdir()
+        given = (logs,) if "logs" in inspect.signature(attack).parameters else ()
         return lambda: attack(*given, own, Random(f"{name} {options.seed}"), count)
 
-    chosen = (
-        (options.logs, seeded(damaged_logs.attack, "logs", options.logs, logs)),
-        (options.forgeries, seeded(forgeries.attack, "forged", options.forgeries)),
-        (options.inputs, seeded(bad_inputs.attack, "inputs", options.inputs, logs)),
-        (options.virtual_kills, seeded(kills.attack, "virtual", options.virtual_kills)),
-        (options.real_kills, seeded(real_kills.attack, "real", options.real_kills)),
-    )
-    return [attack for count, attack in chosen if count]
+    return [seeded(name, count) for name, count in options.counts.items() if count]
 
 
 def _report(found: list[Counts], seed: int) -> int:

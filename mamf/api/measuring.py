@@ -10,7 +10,8 @@ these options, the first four with one value or several:
 - ``backend``: a name of ``mamf backends``, ``auto`` for the first accelerator, or an open one; ``device``: which of it.
 - ``precision``: half the width of the interval to reach within a visit, as a share of the figure.
 - ``budget_seconds``: for the whole call, which measures one row in any case; what is left out is counted in the log.
-- ``log``: a file that must not exist yet; it holds each row before the caller has it, and says how the run ended.
+- ``log``: a file that must not exist yet; it holds each row before the caller has it, and says how the run ended. If
+  another program changes it meanwhile, it is written again, and a LogChangedWarning says where.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ import argparse
 import contextlib
 import importlib
 import keyword
+import mmap
 import os
 import sys
 import warnings
@@ -21,7 +22,7 @@ from mamf.cli.interruption import EXIT_CODE
 from mamf.cli.options.parser import Parser, PrintHelpAll, with_dashes
 from mamf.cli.terminal import say_lines, terminal_columns, warn
 from mamf.cli.watching import Restart
-from mamf.errors import MamfError, MamfWarning, UsageError
+from mamf.errors import LogChangedWarning, MamfError, MamfWarning, UsageError
 from mamf.limits import shorten
 from mamf.text import wrapped
 
@@ -72,8 +73,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if "_ARGCOMPLETE" in os.environ:  # a shell asks what may follow
         importlib.import_module("mamf.cli.completion").complete(_parser)
     typed = sys.argv[1:] if arguments is None else arguments
-    with _short_warnings(runs_script="profile" in typed[:1]):
-        code = _run(typed, is_watched=arguments is None)
+    with _short_warnings(runs_script="profile" in typed[:1]) as log_changed:
+        code = _run(typed, is_watched=arguments is None) or log_changed[0]
     if code == EXIT_CODE and arguments is None:
         # An interrupt that passed through an import makes Python end by the signal instead of with this code.
         sys.stdout.flush()
@@ -143,12 +144,16 @@ def _discard_output() -> None:
 
 
 @contextlib.contextmanager
-def _short_warnings(runs_script: bool) -> Iterator[None]:
-    """Print each warning in one line, once; where a script runs, those of other packages as Python does."""
+def _short_warnings(runs_script: bool) -> Iterator[mmap.mmap]:
+    """Print each warning in one line, once; where a script runs, those of other packages as Python does. Yields a byte:
+    1 after a LogChangedWarning, also in a process that measures for this one.
+    """
     printed: set[str] = set()
+    log_changed = mmap.mmap(-1, 1)
 
     def print_warning(message: Warning | str, category: type[Warning], *place: Any, **keywords: Any) -> None:
         is_ours = issubclass(category, MamfWarning)
+        log_changed[0] |= issubclass(category, LogChangedWarning)
         text = str(message) if is_ours else f"{category.__name__}: {message}".splitlines()[0]
         if runs_script and not is_ours:
             usual(message, category, *place, **keywords)
@@ -160,7 +165,7 @@ def _short_warnings(runs_script: bool) -> Iterator[None]:
         usual = warnings.showwarning
         warnings.simplefilter("always", MamfWarning)
         warnings.showwarning = print_warning
-        yield
+        yield log_changed
 
 
 def _parser(given: Sequence[str]) -> Parser:

@@ -1,4 +1,4 @@
-"""Turns SIGINT and SIGTERM into one KeyboardInterrupt, never within a record; a second signal exits at once.
+"""Turns SIGINT, SIGTERM and SIGHUP into one KeyboardInterrupt, never within a record; a second signal exits at once.
 
 The same event may arrive several times: from the terminal or a batch system, and from the process that watches.
 """
@@ -14,6 +14,10 @@ from types import FrameType, TracebackType
 from typing import Any
 
 EXIT_CODE = 130
+#: They end a run; a hangup does not if it was ignored when the process started, as under nohup.
+ENDING_SIGNALS = {signal.SIGINT, signal.SIGTERM} | {
+    each for each in signal.Signals if each.name == "SIGHUP" and signal.getsignal(each) != signal.SIG_IGN
+}
 _SAME_EVENT_SECONDS = 0.3
 
 
@@ -29,7 +33,7 @@ class Interruption:
         self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> Interruption:
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in ENDING_SIGNALS:
             self._previous[number] = signal.signal(number, self._on_signal)
         return self
 
@@ -41,7 +45,11 @@ class Interruption:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self.is_requested:
-            if time.monotonic() > self._requested_at + _SAME_EVENT_SECONDS:
+            # Nobody hangs up out of impatience: a shell may do so once more when its terminal is gone.
+            if (
+                number in (signal.SIGINT, signal.SIGTERM)
+                and time.monotonic() > self._requested_at + _SAME_EVENT_SECONDS
+            ):
                 os._exit(EXIT_CODE)
             return
         self.is_requested, self._requested_at = True, time.monotonic()

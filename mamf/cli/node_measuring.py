@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import sys
+import warnings
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
@@ -20,7 +21,7 @@ from mamf.cli.progress import Phases
 from mamf.cli.terminal import say, warn
 from mamf.engine.runner import crashes_of
 from mamf.engine.traits import fit_traits
-from mamf.errors import LogMismatchError, MamfError, RunLogWriteError, UnavailableError, UsageError
+from mamf.errors import LogChangedWarning, LogMismatchError, MamfError, RunLogWriteError, UnavailableError, UsageError
 from mamf.node.children import ADDRESS, FAILURE, IN_FLIGHT, PHASE, WAITS, Children, Watch, watched
 from mamf.node.device import DeviceRun
 from mamf.node.gathering import Run, devices_of, read_run
@@ -205,6 +206,7 @@ def _run_child(options: argparse.Namespace) -> int:
 
 
 def _device_run(options: argparse.Namespace, own: Launched, folder: Path, device: int) -> DeviceRun:
+    warnings.simplefilter("error", LogChangedWarning)  # the verdict needs each log at its place
     backend = open_backend(options.backend, device)
     fit_traits(backend)
     return DeviceRun(backend, own.place, folder, own.ranks, options.dtype, options.kernel, options.budget)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any
 
@@ -13,7 +14,7 @@ from mamf.measurement import Measurement
 from mamf.report import significant
 
 
-class Progress:
+class Progress(AbstractContextManager["Progress"]):
     """A progress bar over the steps of a sweep."""
 
     def __init__(self, total: int | None) -> None:
@@ -36,16 +37,13 @@ class Progress:
             )
         self._bar.update()
 
-    def __enter__(self) -> Progress:
-        return self
-
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._bar.close()
 
 
-class Phases:
+class Phases(AbstractContextManager["Phases"]):
     """A line for each of several devices with its current phase."""
 
     def __init__(self, names: Mapping[int, str]) -> None:
@@ -60,9 +58,6 @@ class Phases:
     def show(self, phases: Mapping[int, str]) -> None:
         for rank, phase in phases.items():
             self._bars[rank].set_description_str(f"{self._names[rank]}: {phase}")
-
-    def __enter__(self) -> Phases:
-        return self
 
     def __exit__(self, *raised: object) -> None:
         for bar in self._bars.values():

@@ -10,9 +10,9 @@ import argparse
 import os
 import shlex
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from mamf.backend import Backend
@@ -63,7 +63,7 @@ def open_resumed(options: argparse.Namespace) -> Iterator[Resumed | None]:
     if options.resume is None:
         yield None
         return
-    log, writer = RunLogWriter.resume(options.resume)
+    log, writer = RunLogWriter.resume(options.resume, watching.WATCH.copy if watching.WATCH else None)
     with writer:
         yield Resumed(log, writer)
 
@@ -86,21 +86,25 @@ def asked_budget(options: argparse.Namespace) -> float | None:
     return float(max(options.budget - options.restart.spent, _A_MOMENT))
 
 
-def note_run(options: argparse.Namespace, backend: Backend, log: Path, before: Iterable[Measurement]) -> None:
+def note_run(
+    options: argparse.Namespace, backend: Backend, writer: RunLogWriter, before: Iterable[Measurement]
+) -> None:
     """Note for the process that watches which log this run writes, and before its launches the row that the log gets
     if they crash. ``before``: the rows of the log so far; those whose launches ended a process are not launched again.
     """
     watch, crashes = watching.WATCH, crashes_of(backend)
     crashes.fatal = [row for row in before if row.is_fatal]
     if watch:
-        watch.note_log(log, options.restart.spent if options.restart else 0.0, options.codes)
-        crashes.keep = lambda row: watch.note_step(*_line_and_label(row) if row else ())
+        begun = time.monotonic() - (options.restart.spent if options.restart else 0.0)
+        # The path each time: a log that another program changed has a new one.
+        crashes.keep = lambda row: watch.note(writer.path, begun, options.codes, *_line_and_label(row) if row else ())
+        crashes.keep(None)
 
 
-def log_lost(row: Measurement, writer: RunLogWriter) -> None:
+def log_lost(row: Measurement, writer: RunLogWriter, backend: Backend) -> None:
     """Log the row that lost the device. The process that watches does it, if any, and has another measure the rest."""
     if watching.WATCH:
-        watching.WATCH.note_step(*_line_and_label(row))
+        crashes_of(backend).keep(row)
         sys.stdout.flush()
         os._exit(1)
     writer.write("measurement", measurement_record(row))

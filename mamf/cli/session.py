@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from mamf.backend import Advice, Backend
 from mamf.ceilings.share import KnownCeiling
-from mamf.cli import resuming
+from mamf.cli import resuming, watching
 from mamf.cli.interruption import EXIT_CODE, Interruption
 from mamf.cli.options.values import ALL
 from mamf.cli.printing import note_stream, print_document
@@ -26,7 +26,7 @@ from mamf.engine.runner import crashes_of
 from mamf.engine.strategies.kernels import KernelsSweep
 from mamf.engine.strategies.shapes import Sweep
 from mamf.engine.traits import fit_traits
-from mamf.errors import DeviceLostError, MamfError, PluginError, RunLogError, RunLogWriteError, UsageError
+from mamf.errors import DeviceLostError, MamfError, PluginError, RunLogError, RunLogWriteError
 from mamf.kinds.kind import AnyCeilings, View
 from mamf.kinds.registry import kind_of
 from mamf.logs.card_sharing import describe_sharing, sharing_after, with_sharing
@@ -190,7 +190,7 @@ class Session(ABC):
             header = self.log.header if self.log else self._header()
             with self.interruption.shielded():
                 writer = opened.enter_context(self._open_log(header))
-            resuming.note_run(self.options, self.backend, writer.path, self.log.measurements if self.log else ())
+            resuming.note_run(self.options, self.backend, writer, self.log.measurements if self.log else ())
             for finding in warnings(self.findings):
                 warn(format_finding(finding))
             self.before_measuring(writer)
@@ -219,33 +219,29 @@ class Session(ABC):
         return header_of(self.backend, command_line(), self.kernel_name(), plan, findings, notes, devices)
 
     def _open_log(self, header: dict[str, Any]) -> RunLogWriter:
-        if self.resumed is None:
-            return self._new_log(header)
-        log, writer = self.resumed
-        resumption = {"tool": tool_version(), "command": command_line(), "started": utc_now()}
-        writer.write_resume(log, {**resumption, "notes": self.options.notes})
+        if self.resumed is not None:
+            log, writer = self.resumed
+            writer.write_resume(
+                log,
+                {
+                    "tool": tool_version(),
+                    "command": command_line(),
+                    "started": utc_now(),
+                    "notes": self.options.notes,
+                },
+            )
+            return writer
+        given, copy = self.options.output, watching.WATCH.copy if watching.WATCH else None
+        # A default name is numbered: another run may start in the same second.
+        writer = RunLogWriter.create(given or self._default_path(), header, not given, copy)
+        if self.options.begins:
+            say(f"{given} does not exist: a new run starts there", sys.stderr)
         return writer
 
-    def _new_log(self, header: dict[str, Any]) -> RunLogWriter:
-        if self.options.output:
-            writer = RunLogWriter.create(self.options.output, header)
-            if self.options.begins:
-                say(f"{self.options.output} does not exist: a new run starts there", sys.stderr)
-            return writer
-        path, number = self._default_path(), 1
-        while True:
-            try:
-                return RunLogWriter.create(path, header)
-            except UsageError:
-                if not path.exists():
-                    raise
-            number += 1  # another run started in the same second
-            path = self._default_path(f"-{number}")
-
-    def _default_path(self, number: str = "") -> Path:
+    def _default_path(self) -> Path:
         slug = re.sub(r"[^a-z0-9]+", "-", self.backend.info.name.lower()).strip("-")
         moment = datetime.now().strftime("%Y%m%d-%H%M%S")
-        return Path(f"mamf-{self.command}-{slug}-{self.label()}-{moment}{number}.jsonl")
+        return Path(f"mamf-{self.command}-{slug}-{self.label()}-{moment}.jsonl")
 
     def _collect(self, writer: RunLogWriter) -> RunEnd:
         """Measure and log until the run is done or ends early."""
@@ -262,7 +258,7 @@ class Session(ABC):
             return RunEnd("interrupted", "by the user", EXIT_CODE)
         except MamfError as error:
             if isinstance(error, DeviceLostError):
-                resuming.log_lost(error.row, writer)
+                resuming.log_lost(error.row, writer, self.backend)
                 self.rows.append(error.row)
             return RunEnd("interrupted", str(error), error.exit_code)
         code = 0 if any(row.ok and self.counts(row) for row in self.rows) else _NOTHING_MEASURED
@@ -288,6 +284,7 @@ class Session(ABC):
             for ceiling in self.ceilings_found().values() if kind_of(self.plan).has_ceilings else ():
                 writer.write("ceiling", ceiling_record(ceiling))
             writer.write("summary", {**summary, "time": utc_now()})
+            writer.append()
             log = read_run_log(writer.path)
         except (RunLogError, RunLogWriteError) as error:
             warn(str(error))
@@ -313,5 +310,6 @@ class Session(ABC):
             code = error.exit_code
         for finding in warnings(self.findings):  # once more, beside the figures that it costs
             warn(format_finding(finding).strip().partition(";")[0])
-        say(f"log: {log.path}", note_stream(self.options))
+        if log.path.exists():
+            say(f"log: {log.path}", note_stream(self.options))
         return code

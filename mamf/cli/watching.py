@@ -1,8 +1,8 @@
 """Watches the process that measures: a kernel that crashes it costs its own row, the rest is measured in a new process.
 
-The parent forks before anything heavy is imported, and waits. The child measures; memory that both share holds the log
-and the row of the step in flight. If a signal such as SIGSEGV ends the child, the parent appends that row to the log
-and forks again, to resume the log. Linux only; elsewhere a crash ends the run, and --resume continues it.
+The parent forks before anything heavy is imported, and waits. The child measures; memory that both share holds a copy
+of the log and the row of the step in flight. If a signal such as SIGSEGV ends the child, the parent appends that row to
+the log and forks again, to resume the log. Linux only; elsewhere a crash ends the run, and --resume continues it.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import IO, NamedTuple, NoReturn
 
-from mamf.cli.interruption import EXIT_CODE
+from mamf.cli.interruption import ENDING_SIGNALS, EXIT_CODE
 from mamf.cli.terminal import say, warn
 from mamf.errors import CRASH_SIGNALS, CRASHED, LOST
 
@@ -37,7 +37,7 @@ _COMMANDS = {
 }
 #: Nothing is launched, or another process of mamf watches.
 _UNWATCHED = {"--dry-run", "--help", "-h", "--led"}
-_HEARD = {each for each in signal.Signals if each.name in ("SIGINT", "SIGTERM", "SIGCONT", "SIGCHLD")}
+_HEARD = ENDING_SIGNALS | {each for each in signal.Signals if each.name in ("SIGCONT", "SIGCHLD")}
 _PAGE_BYTES, _END = 1 << 20, b"\0"
 _DIES_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 
@@ -54,44 +54,48 @@ class Restart(NamedTuple):
 
 
 class Watch:
-    """What the two processes share. ``begun``: when the first of them began, in seconds of time.monotonic."""
+    """What the two processes share. ``begun``: when the first of them began, in seconds of time.monotonic. ``copy``:
+    of the log, in memory.
+    """
 
     def __init__(self) -> None:
-        self._log, self._step = mmap.mmap(-1, _PAGE_BYTES), mmap.mmap(-1, _PAGE_BYTES)
+        import ctypes
+
+        self._page = mmap.mmap(-1, _PAGE_BYTES)
         self.begun = time.monotonic()
+        # From the C library: many builds of Python lack os.memfd_create.
+        self.copy: IO[bytes] = os.fdopen(ctypes.CDLL(None).memfd_create(b"mamf", 0), "w+b", buffering=0)
         self.restart: Restart | None = None
 
-    def note_log(self, path: Path, spent: float, codes: list[int]) -> None:
-        """The child writes this log from now on; the rest is as in Restart."""
-        _write(self._log, json.dumps([str(path), time.monotonic() - spent, codes]))
-
-    def note_step(self, line: str = "", label: str = "") -> None:
-        """The log gets this line, without its end, if the child dies now; none by default."""
-        _write(self._step, f"{line}\n{label}")
+    def note(self, log: Path, begun: float, codes: list[int], line: str = "", label: str = "") -> None:
+        """If the child dies now, this log gets this line, without its end; none by default. ``begun``: when the log was
+        opened; ``codes``: as in Restart.
+        """
+        data = json.dumps([str(log), begun, codes, line, label]).encode() + _END
+        self._page[: len(data)] = data
 
     def judge(self, code: int) -> bool:
         """Whether another process can measure the rest after the child ended with this code; logs the row in flight.
 
-        Raises OSError if the log cannot be written.
+        Raises RunLogWriteError if the log cannot be written.
         """
-        line, _, label = _read(self._step).partition("\n")
+        log, begun, codes, line, label = json.loads(self._page[: self._page.find(_END)] or b'["", 0, [], "", ""]')
         is_lost = bool(line) and f'"reason": "{CRASHED}"' not in line
         if code not in CRASH_SIGNALS and not (is_lost and code > 0):
             return False
         if sys.stderr.isatty():
             say("", sys.stderr)  # below the progress
         what = LOST if is_lost else f"{CRASHED} ({CRASH_SIGNALS[code]})"
-        log, begun, codes = json.loads(_read(self._log) or '["", 0, []]')
         if not line or not log:
             warn(f"{label or 'something outside of a measurement'} {what}; finished rows are in {log or 'no log yet'}")
             return False
-        # Not "ab": it would create a log without a header in place of one that is gone.
-        with open(log, "r+b") as file:  # noqa: PTH123
-            file.seek(0, os.SEEK_END)
-            file.write(line.replace(f'"{CRASHED}"', f'"{what}"').encode() + b"\n")
+        from mamf.logs.writer import RunLogWriter
+
+        with RunLogWriter.reopen(Path(log), self.copy) as writer:
+            writer.append(line.replace(f'"{CRASHED}"', f'"{what}"').encode() + b"\n")
         warn(f"{label} {what}; a new process measures the rest")
-        self.note_step()
-        self.restart = Restart(Path(log), time.monotonic() - begun, codes)
+        self.note(writer.path, begun, codes)
+        self.restart = Restart(writer.path, time.monotonic() - begun, codes)
         return True
 
 
@@ -102,12 +106,15 @@ WATCH: Watch | None = None
 def watch(typed: Sequence[str]) -> None:
     """Return in the process that is to run the command; its parent ends here, as the command does.
 
-    Raises OSError in the parent if it cannot write the log.
+    Raises RunLogWriteError in the parent if it cannot write the log.
     """
     if sys.platform != "linux" or not _COMMANDS.intersection(typed[:1]) or _UNWATCHED.intersection(typed):
         return
     global WATCH
-    shared, parent = Watch(), os.getpid()
+    try:
+        shared, parent = Watch(), os.getpid()
+    except (AttributeError, ImportError, OSError):  # no memory to share: a crash ends the run, as elsewhere
+        return
     gc.freeze()  # a collection in the child would copy every page
     signal.pthread_sigmask(signal.SIG_BLOCK, _HEARD)
     while True:
@@ -119,7 +126,7 @@ def watch(typed: Sequence[str]) -> None:
         code = _wait(child)
         if not shared.judge(code):
             _end_as(code)
-        if signal.sigpending() & {signal.SIGINT, signal.SIGTERM}:
+        if signal.sigpending() & ENDING_SIGNALS:
             os._exit(EXIT_CODE)
 
 
@@ -130,11 +137,13 @@ def listen() -> None:
 
 
 def _wait(child: int) -> int:
-    """The exit code of the child. A signal to the parent alone is forwarded; the terminal's reach both."""
+    """The exit code of the child. A signal to the parent alone is forwarded; the terminal's reach both, except that a
+    terminal which hangs up may tell only the first process of its session.
+    """
     while True:
         received = signal.sigwaitinfo(_HEARD)
         if received.si_signo != signal.SIGCHLD:
-            if received.si_code <= 0:  # from a process, not from the terminal
+            if received.si_code <= 0 or received.si_signo == signal.SIGHUP:  # from a process, not from the terminal
                 os.kill(child, received.si_signo)
         elif (ended := os.waitpid(child, os.WNOHANG))[0]:
             return os.waitstatus_to_exitcode(ended[1])
@@ -161,12 +170,3 @@ def _end_with(parent: int) -> None:
         ctypes.CDLL(None).prctl(_DIES_WITH_PARENT, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(EXIT_CODE)
-
-
-def _write(page: mmap.mmap, text: str) -> None:
-    data = text.encode() + _END
-    page[: len(data)] = data
-
-
-def _read(page: mmap.mmap) -> str:
-    return page[: page.find(_END)].decode()

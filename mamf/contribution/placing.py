@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import csv
 import io
-import itertools
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -59,15 +58,8 @@ def place_of(header: Mapping[str, Any]) -> Path:
     return Path(folder_of(header["device"]["name"]), name_of(header))
 
 
-def numbered(place: Path) -> Iterator[Path]:
-    """A place, then those of other runs that began in the same second: two devices of a node, say."""
-    yield place
-    for number in itertools.count(2):
-        yield place.with_stem(f"{place.stem}-{number}")
-
-
 def lies_at(actual: Path, place: Path) -> bool:
-    """Whether ``actual`` is a place of :func:`numbered`."""
+    """Whether ``actual`` is this place, or the numbered place of another run that began in the same second."""
     own = re.fullmatch(re.escape(place.stem) + r"(-([2-9]|[1-9]\d+))?", actual.stem)
     return own is not None and actual.with_stem(place.stem) == place
 

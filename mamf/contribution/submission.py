@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from mamf.contribution.evidence import records_of
-from mamf.contribution.placing import numbered
 from mamf.contribution.privacy import fields, without_private
 from mamf.contribution.rules import Review, review
 from mamf.errors import RunLogError, UsageError
-from mamf.files import create_whole, make_folder
+from mamf.files import create_whole, make_folder, numbered
 from mamf.logs.run_log import why_unreadable
 
 

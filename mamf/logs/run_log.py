@@ -162,7 +162,9 @@ def run_log_of(path: Path, records: Iterable[tuple[int, dict[str, Any]]], as_wri
         try:
             _add_record(log, record)
         except MALFORMED as error:
-            raise RunLogError(f"{path}, line {number}: {describe_error(error)}{_advice(error, header)}") from None
+            raise RunLogError(
+                f"{path}, line {number}: {describe_error(error)}{_advice(error, header)}", number - 1
+            ) from None
     if not as_written and log.header["schema"] < RELIABLE_SINCE:
         try:
             _recompute(log)
@@ -200,7 +202,7 @@ def lines_of(path: Path, seen: Seen | None = None) -> Iterator[bytes]:
         folder = ": 'mamf report' takes folders" if path.is_dir() else ""
         raise RunLogError(f"cannot read {path}: {error.strerror}{folder}") from None
     if is_empty:
-        raise RunLogError(f"{path} holds no whole line: not a run log, or killed before it began")
+        raise RunLogError(f"{path} holds no whole line: not a run log, emptied, or killed before it began")
 
 
 def describe_error(error: Exception) -> str:
@@ -216,7 +218,7 @@ def parse_records(path: Path, lines: Iterable[bytes]) -> Iterator[tuple[int, dic
         try:
             yield number, parse_record(line)
         except ValueError as error:
-            raise RunLogError(f"{path}, line {number}: {error}") from None
+            raise RunLogError(f"{path}, line {number}: {error}", number - 1) from None
 
 
 def parse_record(line: bytes) -> dict[str, Any]:

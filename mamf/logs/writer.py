@@ -1,110 +1,185 @@
 """Writes run logs record by record, for one process at a time, and never overwrites a file.
 
 Each line is written by one system call and reaches the operating system before the next shape starts: a killed process
-loses at most the shape in flight.
+loses at most the shape in flight. Before each line the file must be as the last one left it. If another program
+deleted, renamed, replaced, truncated or extended it, the whole log is written again from a copy in memory: at its path,
+under a free name beside it, or in the folder for temporary files.
 """
 
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
+import shlex
 import stat
+import tempfile
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import IO, Any
 
-from mamf.errors import LogMismatchError, RunLogWriteError, UsageError
-from mamf.files import create_whole
+from mamf.errors import LogChangedWarning, LogMismatchError, MamfError, RunLogError, RunLogWriteError, UsageError
+from mamf.files import create_whole, make_folder
 from mamf.logs.run_log import SCHEMA, RunLog, read_run_log
 from mamf.machine.environment import scrub_record
 
+# O_NONBLOCK: a pipe is refused, not waited for. O_BINARY: Windows writes the bytes as they are.
+_FLAGS = os.O_RDWR | os.O_APPEND | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 
-class RunLogWriter:
-    """Appends records to a log that is locked until ``close``. Use as a context manager."""
 
-    def __init__(self, path: Path, descriptor: int) -> None:
+class RunLogWriter(contextlib.AbstractContextManager["RunLogWriter"]):
+    """Appends records to a log that is locked until ``close``. Use as a context manager.
+
+    ``path``: where the log is now. If another program changes the file, each change is a LogChangedWarning.
+    ``copy``: an unbuffered file that holds the copy of the log, by default in memory.
+    """
+
+    def __init__(self, path: Path, copy: IO[bytes] | None = None) -> None:
         self.path = path
-        self._descriptor = descriptor
+        self._place = path.absolute()  # a script may change the working directory
+        self._descriptor = -1
+        self._copy = copy or io.BytesIO()
 
     @classmethod
-    def create(cls, path: Path, header: Mapping[str, Any]) -> RunLogWriter:
-        """Start a new log, which has its header from the first moment on, whatever ends the process.
+    def create(
+        cls, path: Path, header: Mapping[str, Any], is_numbered: bool = False, copy: IO[bytes] | None = None
+    ) -> RunLogWriter:
+        """Start a new log, which has its header from the first moment on, whatever ends the process. ``is_numbered``:
+        under a free name beside the path if that is taken. ``copy``: replaced.
 
         Raises UsageError when the file exists or cannot be created, as a log is never overwritten, and RunLogWriteError
         when the disk is full.
         """
         line = as_line("header", {"schema": SCHEMA, **header})
-        if os.path.lexists(path):
+        if not is_numbered and os.path.lexists(path):
             raise UsageError(f"{path} exists and is not overwritten: name another, or --resume it")
-        create_whole(path, line)
-        writer = cls(path, os.open(path, os.O_WRONLY | os.O_APPEND))
+        writer = cls(create_whole(path, line, is_numbered), copy)
+        writer._keep(line)
         try:
-            lock(writer._descriptor, path)
+            writer._open()
         except BaseException:
             writer.close()
             raise
         return writer
 
     @classmethod
-    def resume(cls, path: Path) -> tuple[RunLog, RunLogWriter]:
+    def resume(cls, path: Path, copy: IO[bytes] | None = None) -> tuple[RunLog, RunLogWriter]:
         """Lock a log, then read it: what was read before another process ended would be out of date, and what that one
-        wrote meanwhile cut off. Nothing is changed before the first record.
+        wrote meanwhile cut off. Nothing is changed before the first record. ``copy``: replaced.
 
-        Raises UsageError when it cannot be written or another process holds it, RunLogError when it cannot be read, and
-        LogMismatchError for a log of an earlier schema: its rounds and figures would be mixed with others.
+        Raises UsageError when it cannot be written or another process holds it, RunLogError when it cannot be read,
+        which says what can be saved, and LogMismatchError for a log of an earlier schema: its rounds and figures would
+        be mixed with others.
         """
+        writer = cls(path, copy)
         try:
-            descriptor = os.open(path, os.O_RDWR | os.O_APPEND | getattr(os, "O_NONBLOCK", 0))
-        except OSError as error:
-            raise UsageError(f"cannot resume {path}: {error.strerror}") from None
-        writer = cls(path, descriptor)
-        try:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            writer._open()
+            if not stat.S_ISREG(os.fstat(writer._descriptor).st_mode):
                 raise UsageError(f"cannot resume {path}: it is no regular file")
-            lock(descriptor, path)
             log = read_run_log(path)
+            writer._keep(path.read_bytes())
             if (schema := log.header["schema"]) != SCHEMA:
                 raise LogMismatchError(
                     f"{path} has schema {schema}, whose figures are measured differently: start a new log, "
                     f"or resume with the version of mamf that wrote it"
                 )
             return log, writer
-        except BaseException:
+        except BaseException as error:
             writer.close()
+            if isinstance(error, OSError):
+                raise UsageError(f"cannot resume {path}: {error.strerror}") from None
+            if isinstance(error, RunLogError) and error.whole_lines:
+                raise RunLogError(
+                    f"{error}; the lines before it can be saved and resumed: "
+                    f"head -n {error.whole_lines} {shlex.quote(str(path))} > NEW.jsonl"
+                ) from None
             raise
+
+    @classmethod
+    def reopen(cls, path: Path, copy: IO[bytes]) -> RunLogWriter:
+        """Continue the log of a process that ended, with the copy that it kept."""
+        writer = cls(path, copy)
+        with contextlib.suppress(OSError):  # gone: the first record writes it again
+            writer._open()
+        return writer
 
     def write_resume(self, log: RunLog, fields: Mapping[str, Any]) -> None:
         """Cut off the line that a killed run did not finish, and write that the log is resumed."""
         line = as_line("resume", fields)
-        if log.is_truncated:
-            os.ftruncate(self._descriptor, log.valid_bytes)
-        self._append(line)
+        self.append()
+        os.ftruncate(self._descriptor, log.valid_bytes)
+        self._copy.truncate(log.valid_bytes)
+        self.append(line)
 
     def write(self, record: str, fields: Mapping[str, Any]) -> None:
         """Append one record. Raises RunLogWriteError (disk full) and leaves the log as it was before."""
-        self._append(as_line(record, fields))
+        self.append(as_line(record, fields))
 
-    def _append(self, data: bytes) -> None:
-        size = os.fstat(self._descriptor).st_size
+    def append(self, line: bytes = b"") -> None:
+        """Append a whole line; without one, only make sure that the file is whole. Raises as ``write`` does."""
+        change = self._restore()
+        size = self._copy.seek(0, os.SEEK_END)
+        self._copy.write(line)  # first: after an interrupt the file lacks what the copy holds
         try:
-            while data:
-                data = data[os.write(self._descriptor, data) :]
+            while line:
+                line = line[os.write(self._descriptor, line) :]
         except OSError as error:
-            with contextlib.suppress(OSError):  # not a regular file: nothing to take back
+            self._copy.truncate(size)
+            with contextlib.suppress(OSError):
                 os.ftruncate(self._descriptor, size)
             raise RunLogWriteError(
                 f"cannot write {self.path}: {error.strerror}; it holds all shapes up to here"
             ) from None
+        if change:  # last: a filter may turn it into an error, which must cost no row
+            warnings.warn(change, LogChangedWarning, stacklevel=3)
+
+    def _damage(self) -> str:
+        """What another program did to the file since the last line; empty if nothing."""
+        with contextlib.suppress(OSError):
+            if os.path.samestat(os.fstat(self._descriptor), self._place.stat()):
+                more = os.fstat(self._descriptor).st_size - self._copy.seek(0, os.SEEK_END)
+                return "extended" if more > 0 else "truncated" if more else ""
+        return "replaced" if os.path.lexists(self._place) else "deleted or renamed"
+
+    def _restore(self) -> str:
+        """Write a damaged log again; returns what happened, in a line. Raises RunLogWriteError if that fails."""
+        if not (damage := self._damage()):
+            return ""
+        change = f"{self.path} was {damage} by another program"
+        self._copy.seek(0)
+        whole = self._copy.read()
+        for folder in (self._place.parent, Path(tempfile.gettempdir())):
+            try:
+                make_folder(folder)
+                self.path = self._place = create_whole(folder / self._place.name, whole, is_numbered=True)
+                self._open()
+                return f"{change}: the whole log is now {self.path}"
+            except (MamfError, OSError) as error:
+                change = f"{change}; {error}"
+        raise RunLogWriteError(change)
+
+    def _open(self) -> None:
+        self.close()
+        self._descriptor = os.open(self._place, _FLAGS)
+        lock(self._descriptor, self.path)
+
+    def _keep(self, data: bytes) -> None:
+        self._copy.truncate(0)
+        self._copy.seek(0)
+        self._copy.write(data)
+
+    def discard(self) -> None:
+        """Remove the file, unless another program changed it."""
+        if not self._damage():
+            self._place.unlink()
 
     def close(self) -> None:
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
-
-    def __enter__(self) -> RunLogWriter:
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -137,11 +212,14 @@ def lock(descriptor: int, path: Path) -> None:
 
 def holder(descriptor: int) -> str:
     """The process that holds the lock of a file, if the system reports it (Linux)."""
-    inode = os.fstat(descriptor).st_ino
     with contextlib.suppress(OSError, ValueError):
         for line in Path("/proc/locks").read_text().splitlines():
             # 1: FLOCK  ADVISORY  WRITE 4711 08:01:1234 0 EOF
             fields = line.split()
-            if fields[1] == "FLOCK" and fields[5].rpartition(":")[2] == str(inode) and int(fields[4]) > 0:
+            if (
+                fields[1] == "FLOCK"
+                and fields[5].rpartition(":")[2] == str(os.fstat(descriptor).st_ino)
+                and int(fields[4]) > 0
+            ):
                 return f"process {fields[4]}"
     return "another process"

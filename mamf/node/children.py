@@ -191,7 +191,7 @@ def shared_cores(processes: int) -> dict[str, str]:
     return {"OMP_NUM_THREADS": str(max(1, cores // processes))}
 
 
-class Children:
+class Children(contextlib.AbstractContextManager["Children"]):
     """The child processes and their messages. Use as a context manager, which ends all of them."""
 
     def __init__(self, commands: Mapping[int, Sequence[str]], environment: Mapping[str, str]) -> None:
@@ -249,9 +249,6 @@ class Children:
                 process.wait(timeout=max(0.0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
                 process.kill()
-
-    def __enter__(self) -> Children:
-        return self
 
     def __exit__(self, *raised: object) -> None:
         if any(process.poll() is None for process in self.processes.values()):

@@ -155,7 +155,7 @@ def device_of(place: Place, logs: Mapping[str, RunLog | str], run: Run) -> Devic
     for part in ALONE + (TOGETHER if run.ranks > 1 and not run.apart else ()):
         log = logs.get(part)
         if isinstance(log, str):
-            failures.append(log)
+            (lacks if is_no_fault else failures).append(log)
         elif log is not None:
             device = with_figures(device, part, log)
             failures += _wrong(part, log)

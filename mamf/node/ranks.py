@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mamf.errors import RunLogWriteError, UnsupportedError, UsageError, describe_error
+from mamf.errors import LogChangedWarning, RunLogWriteError, UnsupportedError, UsageError, describe_error
 from mamf.node.device import DeviceRun
 from mamf.node.figures import Device
 from mamf.node.gathering import UNMEASURABLE, UNWRITTEN, Run, device_of, is_complete, logs_of
@@ -105,8 +105,8 @@ class Rank:
 
 
 def _reason(error: Exception, when: str = "") -> str:
-    """Why a rank ended; a full disk or a wrong request is not a fault of the device."""
-    if isinstance(error, RunLogWriteError):
+    """Why a rank ended; a full disk, a log changed by others or a wrong request is not a fault of the device."""
+    if isinstance(error, (LogChangedWarning, RunLogWriteError)):
         return f"{UNWRITTEN}: {error}"
     is_asked_wrong = isinstance(error, (UsageError, UnsupportedError))
     return f"{UNMEASURABLE}: {error}" if is_asked_wrong else f"{when}{describe_error(error)}"

@@ -7,7 +7,7 @@ from random import Random
 from unittest import mock
 
 import pytest
-from attacks import bad_inputs, damaged_logs, kills, real_kills
+from attacks import bad_inputs, changed_files, damaged_logs, kills, real_kills
 from attacks.calls import call
 from attacks.counts import Counts, table
 from attacks.damage import DAMAGES
@@ -51,6 +51,13 @@ def test_bad_command_lines_are_refused_in_a_line(seed, logs, folder):
 def test_a_run_that_is_ended_anywhere_is_resumed_without_a_row_lost_or_measured_twice(folder):
     counts = kills.attack(folder, Random(0), 20)
     assert counts.of["kills"] >= 20
+    assert_survived(counts)
+
+
+def test_a_log_that_other_programs_change_loses_nothing(folder):
+    counts = changed_files.attack(folder, Random(0), 20)
+    assert counts.of["inputs"] == 20
+    assert counts.codes[1]
     assert_survived(counts)
 
 

@@ -139,6 +139,29 @@ def test_a_full_disk_is_unknown_and_drains_no_node(run, monkeypatch, part):
     assert run("node", "--from", "logs")[0] == 3
 
 
+@pytest.mark.parametrize(
+    ("change", "told"), [(os.unlink, "deleted or renamed"), (lambda log: os.truncate(log, 300), "truncated")]
+)
+def test_a_log_that_another_program_changes_is_unknown_and_drains_no_node(run, monkeypatch, change, told):
+    faulty(monkeypatch, 2)
+    write = RunLogWriter.write
+
+    def written(self, record, fields):
+        if self.path.name.endswith("0-bandwidth.jsonl") and record == "summary":
+            change(self.path)
+        write(self, record, fields)
+
+    monkeypatch.setattr(RunLogWriter, "write", written)
+    code, out, _ = run(*NODE, "--format", "json")
+    record = json.loads(out)
+    assert (code, record["level"]) == (3, "UNKNOWN")
+    assert [device["failures"] for device in record["devices"]] == [[], []]
+    assert f"bandwidth.jsonl was {told} by another program: the whole log is now" in record["findings"][0]["text"]
+    name = "rank0-node0-device0-bandwidth.jsonl" if told != "truncated" else "rank0-node0-device0-bandwidth-2.jsonl"
+    assert read_run_log(run.folder / "logs" / name).measurements
+    assert run("node", "--from", "logs")[0] == 3
+
+
 def test_ctrl_c_leaves_the_log_of_each_device_to_go_on_with(run, monkeypatch):
     faulty(monkeypatch, 2)
 

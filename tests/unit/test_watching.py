@@ -29,20 +29,23 @@ from mamf.operations.matmul.shapes import MatmulShape
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are watched on Linux only")
 HERE = Path(__file__).parent
+STREAMS = {
+    "stdin": subprocess.DEVNULL,
+    "stdout": subprocess.PIPE,
+    "stderr": subprocess.PIPE,
+    "start_new_session": True,
+}
 SHAPES = ("--n", "256", "--k", "256", "--time-limit", "0.1s", "--order", "given")
 
 
-def begun(folder, *arguments, kernel="Crashing", backend="mamf.testing:SimulatedBackend"):
+def begun(folder, *arguments, kernel="Crashing", backend="mamf.testing:SimulatedBackend", prefix=(), **streams):
     """A command of mamf in a session of its own."""
     named = ("--backend", backend, "--kernel", f"crashing:{kernel}")
     return subprocess.Popen(
-        [sys.executable, "-m", "mamf", *arguments, *named],
+        [*prefix, sys.executable, "-m", "mamf", *arguments, *named],
         cwd=folder,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
         text=True,
-        start_new_session=True,
+        **{**STREAMS, **streams},
         env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (HERE, HERE.parent.parent))), "OMP_NUM_THREADS": "1"},
     )
 
@@ -102,9 +105,22 @@ def test_a_log_without_its_summary_skips_what_crashed(tmp_path):
     assert (launched(tmp_path) - before).keys() == {1024}
 
 
-def test_a_log_that_is_gone_is_not_begun_by_the_row_that_crashed(tmp_path):
-    assert sweep(tmp_path, 256, 1536, 1024) == (2, "", ["mamf: log.jsonl: No such file or directory"])
-    assert not (tmp_path / "log.jsonl").exists()
+def test_a_log_that_is_gone_when_its_writer_crashes_is_written_again_with_the_row_that_crashed(tmp_path):
+    log = tmp_path / "log.jsonl"
+    code, out, err = sweep(tmp_path, 256, 1536, 1024)
+    moved = f"mamf: log.jsonl was deleted or renamed by another program: the whole log is now {log}"
+    assert (code, err) == (1, [moved, crash(1536, "SIGSEGV")])
+    assert f"log: {log}" in out
+    assert rows(tmp_path) == {256: ("ok", ""), 1536: ("failed", "crashed the process (SIGSEGV)"), 1024: ("ok", "")}
+
+
+def test_a_crash_after_the_log_was_replaced_finds_it_at_its_new_name(tmp_path):
+    code, _, err = sweep(tmp_path, 1792, 256, 512, 1024)
+    assert (code, err[1:]) == (1, [crash(512, "SIGSEGV")])
+    assert err[0].startswith("mamf: log.jsonl was replaced by another program")
+    assert (tmp_path / "log.jsonl").read_text() == "mine"
+    assert rows(tmp_path, "log-2.jsonl").keys() == {1792, 256, 512, 1024}
+    assert len(list(tmp_path.glob("*.jsonl"))) == 2
 
 
 def test_after_three_crashes_a_kernel_is_left_out(tmp_path):
@@ -156,16 +172,18 @@ def test_what_crashed_processes_spent_is_part_of_the_budget():
     assert asked_budget(options) is None
 
 
-def test_the_time_that_a_run_spent_adds_up(monkeypatch):
+def test_the_time_that_a_run_spent_adds_up(monkeypatch, tmp_path):
+    log = tmp_path / "log.jsonl"
+    log.touch()
     now = [100.0]
     monkeypatch.setattr(watching.time, "monotonic", lambda: now[0])
     watch = watching.Watch()
     for spent in (30.0, 60.0):
-        watch.note_log(Path(os.devnull), watch.restart.spent if watch.restart else 0.0, [1])
-        watch.note_step('{"reason": "crashed the process"}', "mm at 1x1x1")
+        begun = now[0] - (watch.restart.spent if watch.restart else 0.0)
+        watch.note(log, begun, [1], '{"reason": "crashed the process"}', "mm at 1x1x1")
         now[0] += 30
         assert watch.judge(-signal.SIGSEGV)
-        assert watch.restart == (Path(os.devnull), spent, [1])
+        assert watch.restart == (log, spent, [1])
         assert not watch.judge(-signal.SIGKILL)
 
 
@@ -197,9 +215,10 @@ def test_the_row_of_a_lost_device_is_logged_where_nobody_watches(run):
 # -- signals -----------------------------------------------------------------------------------------------------------
 
 
-def waiting(folder):
+def waiting(folder, *prefix, **streams):
     """A sweep with a finished row, in a launch that lasts until a signal comes."""
-    process = begun(folder, "sweep", "--m", "256", "512", "1024", *SHAPES, "--output", "log.jsonl", kernel="Waiting")
+    command = ("sweep", "--m", "256", "512", "1024", *SHAPES, "--output", "log.jsonl")
+    process = begun(folder, *command, kernel="Waiting", prefix=prefix, **streams)
     while not (folder / "waits").exists():
         assert process.poll() is None
         time.sleep(0.001)
@@ -210,7 +229,7 @@ def child_of(process):
     return int(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text())
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize("send", [os.kill, os.killpg], ids=["one", "both"])
 def test_a_signal_ends_the_run_with_the_best_so_far(tmp_path, number, send):
     process = waiting(tmp_path)
@@ -218,6 +237,32 @@ def test_a_signal_ends_the_run_with_the_best_so_far(tmp_path, number, send):
     code, out, err = ended(process)
     assert (code, err) == (130, [])
     assert "best burst" in out
+    assert rows(tmp_path) == {256: ("ok", "")}
+    assert read_run_log(tmp_path / "log.jsonl").summary["status"] == "interrupted"
+
+
+def mask(process, name):
+    """A set of signals of a process, as the system has it."""
+    status = Path(f"/proc/{process}/status").read_text()
+    return int(status.partition(f"{name}:")[2].split()[0], 16)
+
+
+def test_a_run_under_nohup_ignores_that_its_terminal_hangs_up(tmp_path):
+    hangup, process = 1 << signal.SIGHUP - 1, waiting(tmp_path, "nohup")
+    child = child_of(process)
+    assert mask(child, "SigIgn") & mask(process.pid, "SigIgn") & hangup
+    assert not (mask(child, "SigCgt") | mask(process.pid, "SigBlk")) & hangup
+    os.kill(process.pid, signal.SIGTERM)
+    assert ended(process)[0] == 130
+
+
+def test_a_terminal_that_hangs_up_ends_the_run_with_its_summary(tmp_path):
+    """The first process of a session is told alone, and nothing can be printed any more."""
+    ours, its = os.openpty()
+    process = waiting(tmp_path, "setsid", "--ctty", stdin=its, stdout=its, stderr=its, start_new_session=False)
+    os.close(its)
+    os.close(ours)
+    process.wait(LONGEST_SECONDS)
     assert rows(tmp_path) == {256: ("ok", "")}
     assert read_run_log(tmp_path / "log.jsonl").summary["status"] == "interrupted"
 
@@ -234,7 +279,7 @@ def test_kill_leaves_no_child_and_a_log_that_is_resumed(tmp_path):
     assert (code, [line for line in err if "crashed" not in line]) == (0, [])
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGUSR1])
 def test_the_death_of_the_child_is_passed_on(tmp_path, number):
     process = waiting(tmp_path)
     os.kill(child_of(process), number)
@@ -251,8 +296,9 @@ def test_one_event_that_arrives_twice_is_one(monkeypatch):
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)
-        assert ends == []
         now[0] += 1
+        signal.raise_signal(signal.SIGHUP)
+        assert ends == []
         signal.raise_signal(signal.SIGTERM)
         assert ends == [130]
 

@@ -105,7 +105,7 @@ def _log(options: argparse.Namespace, of: Path) -> Iterator[RunLogWriter | None]
         try:
             yield log
         except BaseException:
-            log.path.unlink()
+            log.discard()
             raise
 
 

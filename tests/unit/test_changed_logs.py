@@ -1,0 +1,319 @@
+"""A log that another program changes during a run: no row is lost, its new name is printed, and the exit code is 1."""
+
+import json
+import os
+import shutil
+import signal
+import warnings
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+import mamf
+from mamf.cli.interruption import ENDING_SIGNALS
+from mamf.errors import LogChangedWarning, RunLogError, RunLogWriteError
+from mamf.logs.run_log import read_run_log
+from mamf.logs.writer import RunLogWriter
+from mamf.testing import SimulatedBackend
+
+SIMULATED = ("--backend", "mamf.testing:SimulatedBackend", "--kernel", "mamf.testing:SimulatedMatmul")
+SHAPES = ("--m", "256", "512", "1024", "--n", "512", "--k", "512", "--order", "given")
+LOG = Path("logs/run.jsonl")
+
+
+@pytest.fixture
+def sweep(run):
+    """A sweep of three shapes, whose log is in a folder."""
+    (run.folder / "logs").mkdir()
+    return lambda *arguments: run("sweep", *SIMULATED, *arguments)
+
+
+@pytest.fixture
+def before(monkeypatch):
+    """Let something happen before the record of this number is written: 0 is the first row."""
+
+    def install(due, happens):
+        write, written = RunLogWriter.write, Counter()
+
+        def counted(self, record, fields):
+            if written[record] == due and record == "measurement":
+                happens()
+            written[record] += 1
+            write(self, record, fields)
+
+        monkeypatch.setattr(RunLogWriter, "write", counted)
+
+    return install
+
+
+def replace(content=b"mine"):
+    Path("mine").write_bytes(content)
+    Path("mine").replace(LOG)
+
+
+def cut(size):
+    os.truncate(LOG, size)
+
+
+def extend(content="from elsewhere\n"):
+    with LOG.open("a") as file:
+        file.write(content)
+
+
+def replace_by(make):
+    LOG.unlink()
+    make(LOG)
+
+
+def steps(log):
+    return sorted(row.shape.m for row in read_run_log(log).every_row)
+
+
+CHANGES = {
+    "deleted": (LOG.unlink, "deleted or renamed", "run.jsonl"),
+    "renamed": (lambda: LOG.rename("logs/other"), "deleted or renamed", "run.jsonl"),
+    "folder deleted": (lambda: shutil.rmtree("logs"), "deleted or renamed", "run.jsonl"),
+    "folder renamed": (lambda: Path("logs").rename("others"), "deleted or renamed", "run.jsonl"),
+    "replaced": (replace, "replaced", "run-2.jsonl"),
+    "saved by an editor": (lambda: replace(LOG.read_bytes()), "replaced", "run-2.jsonl"),
+    "replaced by a folder": (lambda: replace_by(Path.mkdir), "replaced", "run-2.jsonl"),
+    "replaced by a link": (lambda: replace_by(lambda log: log.symlink_to("nowhere")), "replaced", "run-2.jsonl"),
+    "emptied": (lambda: cut(0), "truncated", "run-2.jsonl"),
+    "truncated": (lambda: cut(LOG.stat().st_size - 9), "truncated", "run-2.jsonl"),
+    "extended": (extend, "extended", "run-2.jsonl"),
+}
+
+
+@pytest.mark.parametrize("due", [0, 2])
+@pytest.mark.parametrize("change", CHANGES)
+def test_the_whole_log_is_written_again_and_named(sweep, before, run, change, due):
+    happens, what, name = CHANGES[change]
+    before(due, happens)
+    code, out, err = sweep(*SHAPES, "--output", str(LOG))
+    log = run.folder / "logs" / name
+    assert (code, err) == (1, f"mamf: {LOG} was {what} by another program: the whole log is now {log}\n")
+    assert out.endswith(f"log: {log}\n")
+    assert (steps(log), read_run_log(log).tier) == ([256, 512, 1024], "complete")
+    assert not list(run.folder.rglob("*.part"))
+
+
+@pytest.mark.parametrize("change", ["replaced", "emptied", "truncated", "extended"])
+def test_nothing_is_added_to_a_file_that_another_program_left(sweep, before, change):
+    left = []
+    before(1, lambda: (CHANGES[change][0](), left.append(LOG.read_bytes())))
+    assert sweep(*SHAPES, "--output", str(LOG))[0] == 1
+    assert LOG.read_bytes() == left[0]
+
+
+def test_a_change_after_the_last_row_is_found_too(sweep, monkeypatch, run):
+    write = os.write
+
+    def changed(descriptor, data):
+        written = write(descriptor, data)
+        if b'"record": "summary"' in data[:30]:
+            LOG.unlink()
+        return written
+
+    monkeypatch.setattr(os, "write", changed)
+    code, out, _ = sweep(*SHAPES, "--output", str(LOG))
+    assert (code, f"log: {run.folder / LOG}" in out) == (1, True)
+    assert read_run_log(LOG).tier == "complete"
+
+
+def test_every_change_costs_nothing(sweep, monkeypatch):
+    """One before each record, in any order."""
+    write, changes = RunLogWriter.write, iter([LOG.unlink, replace, lambda: None, lambda: None])
+
+    def changed(self, record, fields):
+        next(changes)()
+        write(self, record, fields)
+
+    monkeypatch.setattr(RunLogWriter, "write", changed)
+    code, _, err = sweep(*SHAPES, "--output", str(LOG))
+    assert (code, len(err.splitlines())) == (1, 2)
+    assert steps("logs/run-2.jsonl") == [256, 512, 1024]
+
+
+def test_the_log_of_a_resumed_run_is_written_again_with_what_it_held(sweep, before):
+    before(1, lambda: signal.raise_signal(signal.SIGTERM))
+    assert sweep(*SHAPES, "--output", str(LOG))[0] == 130
+    assert steps(LOG) == [256, 512]
+    before(0, LOG.unlink)
+    assert sweep("--resume", str(LOG))[0] == 1
+    assert steps(LOG) == [256, 512, 1024]
+
+
+def test_an_interrupt_keeps_its_exit_code(sweep, before):
+    before(1, lambda: (LOG.unlink(), signal.raise_signal(signal.SIGINT)))
+    assert sweep(*SHAPES, "--output", str(LOG))[0] == 130
+    assert steps(LOG) == [256, 512]
+
+
+def test_a_folder_that_cannot_be_made_again_leaves_the_folder_for_temporary_files(sweep, before, run, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(run.folder / "temporary"))
+    before(1, lambda: (shutil.rmtree("logs"), Path("logs").write_text("mine")))
+    code, out, err = sweep(*SHAPES, "--output", str(LOG))
+    log = run.folder / "temporary" / "run.jsonl"
+    assert (code, len(err.splitlines())) == (1, 1)
+    assert f"cannot write {run.folder / 'logs'}: File exists: the whole log is now {log}" in err
+    assert f"log: {log}" in out
+    assert steps(log) == [256, 512, 1024]
+
+
+def test_a_log_that_cannot_be_written_again_ends_the_run_and_is_not_named(sweep, before, run, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(run.folder / "logs"))
+    before(1, lambda: (shutil.rmtree("logs"), Path("logs").write_text("mine")))
+    code, out, err = sweep(*SHAPES, "--output", str(LOG))
+    assert (code, "log: " in out, "was deleted or renamed by another program; cannot write" in err) == (1, False, True)
+
+
+def test_a_working_directory_that_changes_is_no_change_of_the_log(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rows = mamf.sweep(["256x256x256", "512x512x512"], backend=SimulatedBackend(), kernel=SIMULATED[3], log="run.jsonl")
+    next(rows)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        list(rows)
+    assert steps(tmp_path / "run.jsonl") == [256, 512]
+    assert not list(Path().iterdir())
+
+
+@pytest.mark.parametrize("action", ["always", "error"])
+def test_a_program_gets_a_warning_and_loses_no_row_if_it_makes_an_error_of_it(tmp_path, action):
+    path = tmp_path / "run.jsonl"
+    rows = mamf.sweep(["256x256x256", "512x512x512"], backend=SimulatedBackend(), kernel=SIMULATED[3], log=path)
+    measured = [next(rows).shape.m]
+    path.unlink()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter(action)
+        try:
+            measured += [row.shape.m for row in rows]
+        except LogChangedWarning as error:
+            assert action == "error"
+            assert "deleted or renamed" in str(error)
+        else:
+            assert [each.category for each in caught] == [LogChangedWarning]
+    assert steps(path) == [256, 512]
+
+
+# -- what --resume says of a damaged log -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def whole(sweep):
+    assert sweep(*SHAPES, "--output", str(LOG))[0] == 0
+    return LOG.read_bytes().splitlines(keepends=True)
+
+
+def test_a_log_cut_within_a_line_is_resumed(sweep, whole):
+    cut(sum(map(len, whole[:3])) - 9)
+    assert sweep("--resume", str(LOG))[0] == 0
+    assert LOG.read_bytes().startswith(b"".join(whole[:2]))
+    assert steps(LOG) == [256, 512, 1024]
+
+
+def test_the_lines_before_what_another_program_wrote_are_saved(sweep, whole):
+    LOG.write_bytes(b"".join([*whole[:3], b"from elsewhere\n", *whole[3:]]))
+    code, _, err = sweep("--resume", str(LOG))
+    advice = f"the lines before it can be saved and resumed: head -n 3 {LOG} > NEW.jsonl"
+    assert (code, err) == (2, f"mamf: {LOG}, line 4: not a JSON object; {advice}\n")
+    Path("NEW.jsonl").write_bytes(b"".join(LOG.read_bytes().splitlines(keepends=True)[:3]))
+    assert sweep("--resume", "NEW.jsonl")[0] == 0
+    assert steps("NEW.jsonl") == [256, 512, 1024]
+
+
+@pytest.mark.parametrize("second", [0, 2])
+def test_a_record_that_does_not_belong_is_named_with_what_can_be_saved(sweep, whole, second):
+    foreign = json.dumps(json.loads(whole[second]) | {"operation": "attention"}).encode()
+    LOG.write_bytes(b"".join([*whole[:2], foreign, b"\n"]))
+    with pytest.raises(RunLogError, match=r"line 3: .*head -n 2 "):
+        RunLogWriter.resume(LOG)
+    with pytest.raises(RunLogError, match=r"(is missing|in a log of matmul|unknown record 'header')$"):
+        read_run_log(LOG)
+
+
+def test_an_emptied_log_holds_nothing_to_save(sweep, whole):
+    cut(0)
+    code, _, err = sweep("--resume", str(LOG))
+    assert (code, err) == (2, f"mamf: {LOG} holds no whole line: not a run log, emptied, or killed before it began\n")
+
+
+def test_a_log_cut_after_it_was_read_for_resuming_is_not_filled_with_zeros(sweep, whole):
+    with LOG.open("ab") as file:
+        file.write(whole[1][:50])
+    log, writer = RunLogWriter.resume(LOG)
+    with writer, pytest.warns(LogChangedWarning, match="truncated"):
+        cut(10)
+        writer.write_resume(log, {})
+        writer.write("summary", log.summary)
+    assert LOG.stat().st_size == 10
+    assert Path("logs/run-2.jsonl").read_bytes().startswith(b"".join(whole))
+    assert read_run_log("logs/run-2.jsonl").summary is not None
+
+
+# -- other commands ----------------------------------------------------------------------------------------------------
+
+
+def test_a_full_disk_leaves_a_copy_as_short_as_the_log(sweep, whole, monkeypatch):
+    """Or the next record would find the log truncated."""
+    _, writer = RunLogWriter.resume(LOG)
+    with writer:
+        with monkeypatch.context() as patch, pytest.raises(RunLogWriteError):
+            patch.setattr(os, "write", lambda descriptor, data: os.pread(-1, 1, 0))
+            writer.write("summary", {})
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            writer.append()
+    assert LOG.read_bytes() == b"".join(whole)
+
+
+SCRIPT = """
+import os, torch
+{change}
+weight = torch.nn.Parameter(torch.zeros(2, 2))
+optimizer = torch.optim.SGD([weight])
+for _ in range({steps}):
+    (weight @ weight).sum().backward()
+    optimizer.step()
+"""
+PROFILE = ("profile", "--warmup", "1", "--steps", "1", "--output", "step.jsonl", "train.py")
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "name"),
+    [
+        ("os.remove('step.jsonl')", 1, "step.jsonl"),
+        ("os.replace('mine', 'step.jsonl')", 1, "step-2.jsonl"),
+        ("os.mkdir('other'); os.chdir('other')", 0, "step.jsonl"),
+    ],
+)
+def test_a_script_that_changes_the_log_of_its_profile_loses_nothing(run, monkeypatch, change, code, name):
+    Path(run.folder, "mine").write_text("mine")
+    Path(run.folder, "train.py").write_text(SCRIPT.format(change=change, steps=3))
+    assert run(*PROFILE)[0] == code
+    monkeypatch.chdir(run.folder)
+    assert run("show", name)[0] == 0
+
+
+@pytest.mark.parametrize("change", ["os.replace('mine', 'step.jsonl')", "os.remove('step.jsonl')"])
+def test_a_profile_of_nothing_removes_no_file_of_another_program(run, change):
+    Path(run.folder, "mine").write_text("mine")
+    Path(run.folder, "train.py").write_text(SCRIPT.format(change=change, steps=1))
+    code, _, err = run(*PROFILE)
+    assert (code, "nothing was profiled" in err) == (1, True)
+    assert (run.folder / "step.jsonl").exists() == ("replace" in change)
+
+
+# -- hangups -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(getattr(signal, "SIGHUP", None) not in ENDING_SIGNALS, reason="the tests run under nohup")
+def test_a_hangup_ends_a_run_as_a_termination_does(sweep, before):
+    before(1, lambda: signal.raise_signal(signal.SIGHUP))
+    code, out, _ = sweep(*SHAPES, "--output", str(LOG))
+    assert (code, "interrupted: by the user" in out) == (130, True)
+    assert read_run_log(LOG).summary["status"] == "interrupted"
+    assert steps(LOG) == [256, 512]

@@ -48,7 +48,7 @@ class CudaBackend(AcceleratorBackend):
         if torch.version.cuda is None:
             return Unavailable(
                 f"this torch ({torch.__version__}) is built without CUDA",
-                "pip install --force-reinstall torch   # on Linux the default build has CUDA",
+                "with an NVIDIA GPU: pip install --force-reinstall torch   # on Linux the default build has CUDA",
             )
         if not torch.cuda.is_available():
             visible = os.environ.get("CUDA_VISIBLE_DEVICES")

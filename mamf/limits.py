@@ -71,9 +71,10 @@ def require_some(what: str, values: object, kind: type) -> None:
         raise UsageError(f"{what} {shorten(values)}: it must be a list")
     if not values:
         raise UsageError(f"no {what}: name at least one")
+    text = ", or its text" if hasattr(kind, "parse") else ""
     for value in values:
         if not isinstance(value, kind) or value == "":
-            raise UsageError(f"{what} {shorten(value)}: each must be a {kind.__name__}")
+            raise UsageError(f"{what} {shorten(value)}: each must be a {kind.__name__}{text}")
 
 
 def require_steps(*counts: int) -> None:

@@ -7,6 +7,7 @@ markup. Ordinary text stays unchanged.
 from __future__ import annotations
 
 import re
+import textwrap
 import unicodedata
 
 _NOT_PLAIN = re.compile(r"[^ -~]")
@@ -58,6 +59,17 @@ def visible(text: str) -> str:
 def visible_lines(text: str) -> str:
     """The same for text of several lines; line ends are kept."""
     return "\n".join(map(visible, text.split("\n")))
+
+
+def wrapped(line: str, width: int | None, indent: int = 4) -> str:
+    """A line, broken at blanks where it is longer than ``width``; the lines after the first are indented."""
+    if width is None or len(line) <= width:
+        return line
+    own = line[: len(line) - len(line.lstrip())]
+    parts = textwrap.wrap(
+        line.strip(), width - len(own), subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False
+    )
+    return "\n".join(own + part for part in parts)
 
 
 def _escaped_if_unseen(found: re.Match[str]) -> str:

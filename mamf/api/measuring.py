@@ -19,11 +19,12 @@ import functools
 import inspect
 import tempfile
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any
 
+from mamf.api.arguments import OneOrSeveral, Rows, problems_of, several, shapes_of
 from mamf.backend import Backend
 from mamf.ceilings.ceiling import Ceiling
 from mamf.ceilings.share import Ceilings
@@ -32,14 +33,12 @@ from mamf.engine.search.grid import plan_for
 from mamf.engine.strategies.kernels import KernelsSweep
 from mamf.engine.strategies.shapes import Sweep
 from mamf.engine.traits import fit_traits
-from mamf.errors import MamfWarning, UsageError
+from mamf.errors import MamfWarning
 from mamf.kinds.registry import kind_of
-from mamf.limits import require_some
 from mamf.logs.found import cache_ceiling
 from mamf.logs.recording import Recording
 from mamf.logs.records import ceiling_record
 from mamf.measurement import Measurement
-from mamf.operation import Operation
 from mamf.operations.attention.shapes import AttentionShape
 from mamf.operations.bandwidth.shapes import BandwidthShape
 from mamf.operations.matmul.kernel import MatmulProblem
@@ -51,10 +50,8 @@ from mamf.plugins.discovery import open_backend, operation
 from mamf.plugins.selection import choose_kernels
 from mamf.regime_names import BURST
 from mamf.report.ceilings import find_summary_record
+from mamf.report.text import counted
 
-_Value = TypeVar("_Value")
-#: What may be given alone.
-OneOrSeveral: TypeAlias = _Value | Iterable[_Value]
 #: Called with each measurement as it is made.
 OnRow = Callable[[Measurement], object]
 
@@ -111,9 +108,9 @@ def search(
     True
     """
     opened = opened_backend(backend, device)
-    asked, names = _several("regime", regime) or (BURST,), _several("kernel", kernel)
+    asked, names = several("regime", regime) or (BURST,), several("kernel", kernel)
     regimes = tuple(dict.fromkeys((BURST, *asked)))
-    (sought,) = _problems(opened, Matmul(), dtype, problem, most=1)
+    (sought,) = problems_of(opened, Matmul(), dtype, problem, most=1)
     plan, chosen = plan_for(
         opened, sought, names, regimes=regimes, budget_seconds=budget_seconds, precision=precision, is_quick=quick
     )
@@ -139,7 +136,7 @@ def sweep(
     precision: float = 0.003,
     budget_seconds: float | None = None,
     log: str | Path | None = None,
-) -> Iterator[Measurement]:
+) -> Rows:
     """Measure products one by one, in an order shuffled by the problem's seed.
 
     - ``shapes``: MxNxK, as MatmulShape or as text: ``4096x4096x4096``. ``mamf.matmul_grid`` makes many.
@@ -154,26 +151,27 @@ def sweep(
     Measurement(matmul 8192x8192x8192 by simulated.mm, burst: ... TFLOPS)
     """
     opened = opened_backend(backend, device)
-    problems = _problems(opened, Matmul(), dtype, problem, most=1)
-    wanted = _shapes(shapes, Matmul(), opened)
-    chosen = kernel_for(opened, problems[0], *_several("kernel", kernel, most=1) or ())
+    problems = problems_of(opened, Matmul(), dtype, problem, most=1)
+    wanted = shapes_of(shapes, Matmul(), opened)
+    chosen = kernel_for(opened, problems[0], *several("kernel", kernel, most=1) or ())
     plan = Plan(
         SWEEP,
         MATMUL,
         problems,
         (chosen.name,),
         wanted,
-        _several("regime", regime) or (BURST,),
+        several("regime", regime) or (BURST,),
         precision,
         budget_seconds=budget_seconds,
         options=SweepOptions(SHUFFLED),
     )
     running = Sweep(plan, chosen, opened)
-    return Recording(log, opened, chosen.name, plan).record(
+    rows = Recording(log, opened, chosen.name, plan).record(
         running.results(),
         lambda taken, end: kind_of(plan).summary(plan, taken, {}, end),
         left=lambda: running.left_out,
     )
+    return Rows(f"matmul, {counted(len(plan.steps()), 'row')}", rows)
 
 
 def measure_kernels(
@@ -191,7 +189,7 @@ def measure_kernels(
     precision: float = 0.003,
     budget_seconds: float | None = None,
     log: str | Path | None = None,
-) -> Iterator[Measurement]:
+) -> Rows:
     """Measure kernels of any operation but matmul, ``of`` its name, one beside the other on every shape.
 
     - ``shapes``, ``problem``: the operation's own, shapes also as text; by default those that it proposes.
@@ -208,12 +206,12 @@ def measure_kernels(
     [('64MiB', '3.0 TB/s'), ('1GiB', '3.0 TB/s')]
     """
     opened, found = opened_backend(backend, device), operation(of)
-    problems = _problems(opened, found, dtype, problem)
-    wanted = _shapes(shapes, found, opened)
-    chosen = choose_kernels(found, opened, _several("kernel", kernel))
+    problems = problems_of(opened, found, dtype, problem)
+    wanted = shapes_of(shapes, found, opened)
+    chosen = choose_kernels(found, opened, several("kernel", kernel))
     names = tuple(name for name, _ in chosen)
     falls_back = regime is None and any(each.must_fit_a_train for _, each in chosen)
-    regimes = _several("regime", regime) or (KERNEL_REGIMES if falls_back else (BURST,))
+    regimes = several("regime", regime) or (KERNEL_REGIMES if falls_back else (BURST,))
     plan = Plan(
         SWEEP,
         of,
@@ -227,17 +225,18 @@ def measure_kernels(
     )
     known = dict(ceilings or {})
     warn = functools.partial(warnings.warn, category=MamfWarning)
-    given = _several("ceiling_kernel", ceiling_kernel) or ()
+    given = several("ceiling_kernel", ceiling_kernel) or ()
     references = reference_kernels({ceiling.kernel for ceiling in known.values()}, given, warn)
     running = KernelsSweep(plan, [each for _, each in chosen], opened, known, references)
-    return Recording(log, opened, " ".join(names), plan).record(
+    rows = Recording(log, opened, " ".join(names), plan).record(
         running.results(),
         lambda taken, end: kind_of(plan).summary(plan, taken, known, end),
         left=lambda: running.left_out,
     )
+    return Rows(f"{of}, {counted(len(plan.steps()), 'row')}", rows)
 
 
-def attention(shapes: Iterable[AttentionShape | str] | str | None = None, **options: Any) -> Iterator[Measurement]:
+def attention(shapes: Iterable[AttentionShape | str] | str | None = None, **options: Any) -> Rows:
     """Measure attention kernels, in TFLOPS: ``options`` are those of ``measure_kernels``.
 
     ``shapes``: AttentionShape or text such as ``b1h16q4096k4096d128c`` (batch, heads, queries, keys, head dimension,
@@ -251,7 +250,7 @@ def attention(shapes: Iterable[AttentionShape | str] | str | None = None, **opti
     return measure_kernels("attention", shapes, **options)
 
 
-def bandwidth(sizes: Iterable[BandwidthShape | str] | str | None = None, **options: Any) -> Iterator[Measurement]:
+def bandwidth(sizes: Iterable[BandwidthShape | str] | str | None = None, **options: Any) -> Rows:
     """Measure the bandwidth of memory, in TB/s (1e12 bytes read plus written a second): ``options`` are those of
     ``measure_kernels``.
 
@@ -272,42 +271,6 @@ def _require_options(call: str, taker: Callable[..., object], options: Mapping[s
     known = inspect.signature(taker).parameters
     if unknown := next((name for name in options if name not in known), None):
         raise TypeError(f"{call}() got an unexpected keyword argument {unknown!r}")
-
-
-def _several(name: str, given: Any, kind: type = str, most: int | None = None) -> tuple[Any, ...] | None:
-    """One value or several as a tuple; None stays None. Raises UsageError for values of another kind, for an empty
-    list, and for more than ``most``.
-    """
-    if given is None:
-        return None
-    values = tuple(given) if isinstance(given, Iterable) and not isinstance(given, (str, Mapping)) else (given,)
-    require_some(name, values, kind)
-    if most is not None and len(values) > most:
-        raise UsageError(f"{name} {', '.join(map(str, values))}: this call measures one; call it for each")
-    return values
-
-
-def _problems(
-    backend: Backend, of: Operation[Any, Any], dtype: Any, problem: Any, most: int | None = None
-) -> tuple[Any, ...]:
-    """The problems as given, or with the defaults of the device for each dtype."""
-    if dtype is not None and problem is not None:
-        raise UsageError("a problem has its own dtype: leave dtype out")
-    dtypes = _several("dtype", dtype, most=most) or (None,)
-    given = _several("problem", problem, of.problem_type, most)
-    return given or tuple(of.problem_for(backend, {"dtype": each} if each else {}) for each in dtypes)
-
-
-def _shapes(given: object, of: Operation[Any, Any], backend: Backend) -> tuple[Any, ...]:
-    """Shapes of an operation, each given as one or as text; a text alone holds one or several; by default those that
-    it proposes. Raises UsageError.
-    """
-    if given is None:
-        return tuple(of.default_shapes(backend))
-    shapes = _several("shapes", given.split() if isinstance(given, str) else given, object) or ()
-    shapes = tuple(of.parse_shape(each) if isinstance(each, str) else each for each in shapes)
-    require_some("shapes", shapes, of.shape_type)
-    return shapes
 
 
 def opened_backend(backend: str | Backend, device: int) -> Backend:

@@ -19,10 +19,11 @@ from typing import Any
 from mamf.cli import watching
 from mamf.cli.interruption import EXIT_CODE
 from mamf.cli.options.parser import Parser, PrintHelpAll, with_dashes
-from mamf.cli.terminal import say_lines, warn
+from mamf.cli.terminal import say_lines, terminal_columns, warn
 from mamf.cli.watching import Restart
 from mamf.errors import MamfError, MamfWarning, UsageError
 from mamf.limits import shorten
+from mamf.text import wrapped
 
 _DESCRIPTION = "Finds the maximum achievable matmul FLOPS of an accelerator. Every number names its regime."
 GROUPS = {
@@ -186,9 +187,10 @@ def _parser(given: Sequence[str]) -> Parser:
 
 def _overview() -> str:
     """The commands in groups, each with a line."""
-    lines = ["usage: mamf COMMAND [OPTION ...]", "", _DESCRIPTION]
+    width = terminal_columns()
+    lines = ["usage: mamf COMMAND [OPTION ...]", "", wrapped(_DESCRIPTION, width, 0)]
     for group, names in GROUPS.items():
-        lines += ["", f"{group}:", *(f"  {name:<12} {COMMANDS[name]}" for name in names)]
+        lines += ["", f"{group}:", *(wrapped(f"  {name:<12} {COMMANDS[name]}", width, 15) for name in names)]
     return "\n".join([*lines, "", "mamf COMMAND --help has examples and options; mamf --version prints the version"])
 
 

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import shutil
 import sys
 from typing import TextIO
 
 from mamf.backend import Backend
-from mamf.cli.terminal import say, say_lines
+from mamf.cli.terminal import say, say_lines, terminal_columns
 from mamf.report.document import Document
 from mamf.report.formats import FOR_PEOPLE, FORMATS
 
 
 def terminal_width(options: argparse.Namespace) -> int | None:
     """The width for tables in characters; None shows all columns: pipes and files take any width."""
-    if getattr(options, "wide", True) or not sys.stdout.isatty():
-        return None
-    return shutil.get_terminal_size().columns
+    return None if getattr(options, "wide", True) else terminal_columns()
 
 
 def print_document(options: argparse.Namespace, document: Document) -> None:

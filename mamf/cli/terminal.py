@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
 import sys
 from typing import TextIO
 
@@ -39,6 +40,11 @@ def _write(text: str, stream: TextIO) -> None:
     encoding = stream.encoding or "utf-8"
     # A terminal with another encoding shows unknown characters as escapes.
     print(text.encode(encoding, "backslashreplace").decode(encoding), end="", file=stream)
+
+
+def terminal_columns() -> int | None:
+    """The columns of the terminal; None if stdout is a pipe or a file, which take any width."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 def _has_colors(stream: TextIO) -> bool:

@@ -21,9 +21,12 @@ from mamf.operations.matmul.shapes import MatmulShape
 from mamf.plans import Plan, StepKey, SweepOptions
 from mamf.regime_names import BURST
 
-#: The first product of a probe is a cube of this size, the largest one of that.
-SMALLEST_PROBE, _LARGEST_PROBE = 1024, 8192
+#: The first product of a probe is a cube of this size, the largest one of that. A CPU emulates some dtypes, and takes
+#: a minute for what others do in a millisecond.
+SMALLEST_PROBE, _LARGEST_PROBE, _SMALLEST_ON_CPU = 1024, 8192, 128
 _PROBE_SECONDS = 0.001
+# A smaller product that takes so long is enough: one of the first size would take far longer.
+_SLOW_SECONDS = 0.05
 _PROBE_LAUNCHES = 3
 # Preparing and verifying a shape, on an accelerator.
 _OVERHEAD_SECONDS = 0.01
@@ -31,13 +34,13 @@ _BURST_LAUNCHES = 12
 
 
 def probe_flops(kernel: MatmulKernel, problem: MatmulProblem, backend: Backend, largest: int = _LARGEST_PROBE) -> float:
-    """FLOP/s of a square product on this device: 1024, or larger where that takes no time and the memory has room, up
-    to ``largest``.
+    """FLOP/s of a square product on this device: 1024, or 128 on a CPU, or larger where that takes no time and the
+    memory has room, up to ``largest``.
 
     Raises UnsupportedError when the kernel refuses the first product, DeviceError when that fails.
     """
     pool = backend.operand_pool(problem.data, problem.seed)
-    size, flops = SMALLEST_PROBE, 0.0
+    size, flops = SMALLEST_PROBE if backend.info.is_accelerator else _SMALLEST_ON_CPU, 0.0
     try:
         with kernel.settings(backend, problem):
             while True:
@@ -46,7 +49,8 @@ def probe_flops(kernel: MatmulKernel, problem: MatmulProblem, backend: Backend, 
                 if not seconds > 0:
                     raise PluginError(f"backend {backend.name} is broken: a product took {seconds:g} s")
                 flops = shape.flop / seconds
-                if seconds >= _PROBE_SECONDS or size >= largest:
+                enough = _PROBE_SECONDS if size >= SMALLEST_PROBE else _SLOW_SECONDS
+                if seconds >= enough or size >= largest:
                     return flops
                 size *= 2
     except PluginError:

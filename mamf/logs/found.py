@@ -66,14 +66,15 @@ def _copy_to_cache(path: Path) -> None:
     plan = log.plan
     if not plan.is_search or info.backend == SIMULATED:
         return
-    if log.tier != "complete" or plan.problem.data != "normal":
+    if plan.problem.data != "normal":
         return
     torch = log.header["environment"]["packages"].get("torch")
     make_folder(folder(), f"; name another folder by {VARIABLE}")
     content = path.read_bytes()
     for regime, ceiling in log.ceilings.items():
         path = _file(info, torch, label_dtype(ceiling.problem), regime)
-        if not plan.searches[0].is_quick or not path.exists():  # a thorough find is not replaced by a quick one
+        # A thorough find is replaced by no quick one, and by none that its budget ended.
+        if (log.tier == "complete" and not plan.searches[0].is_quick) or not path.exists():
             write_whole(path, content)
 
 

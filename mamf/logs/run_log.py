@@ -197,7 +197,8 @@ def lines_of(path: Path, seen: Seen | None = None) -> Iterator[bytes]:
                 if seen:
                     seen(len(line))
     except OSError as error:
-        raise RunLogError(f"cannot read {path}: {error.strerror}") from None
+        folder = ": 'mamf report' takes folders" if path.is_dir() else ""
+        raise RunLogError(f"cannot read {path}: {error.strerror}{folder}") from None
     if is_empty:
         raise RunLogError(f"{path} holds no whole line: not a run log, or killed before it began")
 
@@ -224,7 +225,7 @@ def parse_record(line: bytes) -> dict[str, Any]:
         text = line.removeprefix(codecs.BOM_UTF8).strip(b" \t\r").decode()
         record, end = _DECODER.raw_decode(text)
     except (ValueError, RecursionError):
-        raise ValueError("not a JSON object") from None
+        raise ValueError("not a JSON object, as in a run log") from None
     if end < len(text):
         raise ValueError("not one JSON object")
     if not isinstance(record, dict) or not isinstance(record.get("record"), str):

@@ -172,8 +172,8 @@ def answers(rows: Sequence[Measurement], shares: Shares, confirmed: OwnCeilings)
 
 def ceiling_line(ceiling: Ceiling) -> str:
     """A ceiling with where it is reached."""
-    rate = rate_text(ceiling.rate, ceiling.unit)
-    return f"ceiling {ceiling_title(ceiling)}: {rate} @ {ceiling.shape} by {ceiling.kernel}"
+    rate, doubt = rate_text(ceiling.rate, ceiling.unit), "" if ceiling.interval.is_known else ", interval unknown"
+    return f"ceiling {ceiling_title(ceiling)}: {rate} @ {ceiling.shape} by {ceiling.kernel}{doubt}"
 
 
 def head(rows: Sequence[Measurement], header: Mapping[str, Any]) -> list[str]:

@@ -65,7 +65,7 @@ def ceiling_table(ceilings: Sequence[Ceiling], header: Mapping[str, Any]) -> Tab
             ceilings, lambda each: operation_called(each.problem.operation).problem_record(each.problem), titled=False
         ),
         Column(rate_name("rate", unit), shown, lambda each: each.rate, rate),
-        Column("", "interval", lambda each: each.interval, interval, 2, True),
+        Column("", "interval", lambda each: each.interval, interval, 1, True),
         Column(rate_name("rate_low", unit), "", lambda each: each.interval.low),
         Column(rate_name("rate_high", unit), "", lambda each: each.interval.high),
         Column("interval_coverage", "", lambda each: each.interval.coverage),
@@ -73,7 +73,7 @@ def ceiling_table(ceilings: Sequence[Ceiling], header: Mapping[str, Any]) -> Tab
         *columns_from(
             ceilings, lambda each: operation_called(each.problem.operation).shape_record(each.shape), titled=False
         ),
-        Column("kernel", "kernel", lambda each: each.kernel, importance=1, left=True),
+        Column("kernel", "kernel", lambda each: each.kernel, importance=2, left=True),
         Column("share_of_peak", "% of peak", lambda each: share_of(each.rate, each.problem, header), percent, 3),
         Column("rounds", "rounds", lambda each: each.rounds, importance=6),
         Column("ties", "tied", lambda each: len(each.tied), importance=6),

@@ -145,8 +145,8 @@ def end_line(summary: Mapping[str, Any] | None) -> str:
     if summary is None:
         return "killed: the log has no summary; resume it"
     end = f"{summary['status']}: {summary['reason']}" if summary["reason"] else summary["status"]
-    left = f", {summary['left']} left to resume" if summary.get("left") else ""
-    return f"{end}; {summary['measured']} measured{left} in {summary['elapsed_seconds']:.1f} s"
+    left = f"; {summary['left']} left, --resume continues" if summary.get("left") else ""
+    return f"{end}; {summary['measured']} measured in {summary['elapsed_seconds']:.1f} s{left}"
 
 
 def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -68,11 +68,11 @@ def test_a_terminal_shows_aligned_columns_and_each_remark_once():
     ],
 )
 def test_a_narrow_terminal_drops_the_least_important_columns(width, dropped):
-    lines = shown("table", table(), width=width).splitlines()
-    assert lines[1].startswith("kernel    TFLOPS")
-    assert [line for line in lines if "hidden" in line] == (
-        [f"hidden columns (use --wide): {dropped}"] if dropped else []
-    )
+    text = shown("table", table(), width=width)
+    assert text.splitlines()[1].startswith("kernel    TFLOPS")
+    hidden = f"hidden columns (use --wide): {dropped}"
+    assert (hidden in " ".join(text.split())) is bool(dropped)
+    assert dropped or "hidden" not in text
 
 
 @pytest.mark.parametrize("form", ["table", "markdown", "html"])

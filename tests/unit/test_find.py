@@ -19,11 +19,12 @@ import mamf
 from mamf.ceilings.ceiling import FEWEST_ROUNDS, Ceiling, confirm_ceiling
 from mamf.ceilings.contributed import ContributedCeiling
 from mamf.ceilings.search_plan import SearchPlan
+from mamf.engine.estimate import probe_flops
 from mamf.engine.regimes import Sustained
 from mamf.engine.search.finding import Find
 from mamf.engine.search.grid import THOROUGH, plan_for
 from mamf.engine.search.rounds import best_of_their_kind
-from mamf.errors import DeviceError, IncomparableError, RunLogError, UnknownNameError, UnsupportedError
+from mamf.errors import DeviceError, IncomparableError, RunLogError, UnknownNameError, UnsupportedError, UsageError
 from mamf.logs.records import ceiling_from_record, ceiling_record
 from mamf.logs.run_log import read_run_log
 from mamf.measurement import Conditions, Measurement
@@ -701,6 +702,37 @@ def test_several_dtypes_are_found_one_after_the_other_a_log_each(find, tmp_path)
         assert mamf.load_ceiling(tmp_path / f"run-{dtype}.jsonl").problem.dtype == dtype
 
 
+def test_a_dtype_that_cannot_be_searched_costs_no_other(find, tmp_path, monkeypatch):
+    def plan(backend, problem, *given, **fields):
+        if problem.dtype == "float16":
+            raise UsageError("20 s are too few for a search in float16")
+        return plan_for(backend, problem, *given, **fields)
+
+    monkeypatch.setattr("mamf.cli.commands.find.plan_for", plan)
+    options = ["--regime", "burst", "--budget", "10s", "--output", "run.jsonl"]
+    code, _, err = find("--dtype", "float16", "bfloat16", *options)
+    assert code == 2
+    assert "mamf: 20 s are too few for a search in float16\n" in err
+    assert [path.name for path in tmp_path.iterdir()] == ["run-bfloat16.jsonl"]
+    assert find("--dtype", "float16", *options)[::2] == (2, "mamf: 20 s are too few for a search in float16\n")
+
+
+@pytest.mark.parametrize(("seconds_of_1024", "products"), [(30.0, 1), (1.0, 3), (2e-3, 4)])
+def test_a_cpu_is_probed_with_small_products_first(monkeypatch, seconds_of_1024, products):
+    """One that emulates a dtype would take a minute for a product of 1024."""
+    backend, seen = SimulatedBackend(), []
+    backend.info = dataclasses.replace(backend.info, is_accelerator=False)
+
+    def seconds(prepared, backend):
+        seen.append(prepared)
+        return seconds_of_1024 * (128 * 2 ** (len(seen) - 1) / 1024) ** 3
+
+    monkeypatch.setattr("mamf.engine.estimate._launch_seconds", seconds)
+    flops = probe_flops(SimulatedMatmul(), MatmulProblem(), backend)
+    assert flops == pytest.approx(2 * 1024**3 / seconds_of_1024)
+    assert len(seen) == products
+
+
 def test_a_dry_run_says_what_would_be_done_and_writes_nothing(find, tmp_path):
     code, out, _ = find("--dry-run", "--budget", "30s", "--dtype", "bfloat16", "float16")
     assert code == 0
@@ -885,7 +917,7 @@ def test_find_returns_the_ceiling_of_a_regime(backend, regime):
 
 
 def test_find_that_confirms_nothing_in_its_budget_says_so(backend):
-    with pytest.raises(DeviceError, match="no sustained ceiling was confirmed in 22 s: give it more"):
+    with pytest.raises(DeviceError, match="no sustained ceiling was confirmed in 22 s: raise budget_seconds"):
         mamf.find(backend=backend, kernel=["mamf.testing:SimulatedMatmul"], regime="sustained", budget_seconds=22.0)
 
 

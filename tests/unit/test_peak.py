@@ -73,11 +73,15 @@ def test_a_device_without_uuid_is_not_called_this_very_one(same_torch, tmp_path)
     assert "a device of this name in this machine" in mamf.peak(device(uuid_hash=None)).description
 
 
-def test_an_interrupted_find_leaves_nothing(cache, tmp_path):
+def test_an_interrupted_find_leaves_what_it_confirmed_where_no_whole_one_is(cache, same_torch, tmp_path):
     log = tmp_path / "log.jsonl"
     log.write_text("".join(H200.read_text().splitlines(keepends=True)[:-1]))
     found.cache_ceiling(log, pytest.fail)
-    assert not cache.exists()
+    left = {path.name: path.read_bytes() for path in cache.iterdir()}
+    assert set(left.values()) == {log.read_bytes()}
+    found.cache_ceiling(H200, pytest.fail)
+    found.cache_ceiling(log, pytest.fail)
+    assert {path.read_bytes() for path in cache.iterdir()} == {H200.read_bytes()}
 
 
 def test_zeros_are_no_ceiling_of_a_model(cache, tmp_path):

@@ -133,7 +133,7 @@ def test_a_budget_is_kept_and_says_what_is_lacking(run, here):
     log = read_run_log(here / "short.jsonl")
     assert code == 0 and (log.summary["status"], log.summary["reason"]) == ("interrupted", "the budget ended")
     assert log.summary["left"] == 6 - len(log.all_ceilings) - len(log.own_ceilings) > 0
-    assert "left to resume" in out
+    assert "left, --resume continues" in out
 
 
 def test_it_is_drawn_compared_and_planned(run, here):

@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mamf.report.text import csv_text, markdown, table
-from mamf.text import Markup, csv_cell, markdown_line, markdown_text, visible, visible_lines
+from mamf.text import Markup, csv_cell, markdown_line, markdown_text, visible, visible_lines, wrapped
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\r\x9b31m\x7f\u202egnp.exe\u2066\u200b\u2028\ud800\n"
 HONEST = ("NVIDIA H100 80GB HBM3", "cublaslt[0]", "float8_e4m3fn", "Übergröße 加速器 😀", "4.5 +-1.5 %", "81.3 % of 9")
@@ -83,3 +83,17 @@ def test_no_text_in_markdown_is_markup(text):
 
 def test_markup_of_our_own_stays():
     assert "| **1** | \\*\\*1\\** |" in markdown(["a", "b"], [[Markup("**1**"), "**1**"]], ())
+
+
+@pytest.mark.parametrize(
+    ("line", "width", "shown"),
+    [
+        ("a line of words", None, "a line of words"),
+        ("a line of words", 15, "a line of words"),
+        ("a line of words", 10, "a line of\n    words"),
+        ("  indented words of a line", 14, "  indented\n      words of\n      a line"),
+        ("4096x4096x4096 is one", 8, "4096x4096x4096\n    is\n    one"),
+    ],
+)
+def test_a_line_is_broken_at_blanks(line, width, shown):
+    assert wrapped(line, width) == shown

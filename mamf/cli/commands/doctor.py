@@ -13,6 +13,8 @@ from mamf.plugins.discovery import open_backend
 def run(options: argparse.Namespace) -> int:
     backend = open_backend(options.backend or "auto", options.device or 0)
     say(f"{backend.info.name} ({backend.name}:{backend.index}), timed by {backend.timer}")
+    if options.backend is None and not backend.is_accelerator:
+        say("no accelerator is available: 'mamf backends' says why")
     findings = [*diagnose(backend), *fit_traits(backend, warn)]
     for finding in findings:
         say(format_finding(finding))

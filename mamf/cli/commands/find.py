@@ -48,8 +48,15 @@ def run(options: argparse.Namespace) -> int:
             options.dtype = dtype
             if output is not None and len(dtypes) > 1:
                 options.output = output.with_name(f"{output.stem}-{dtype}{output.suffix}")
-            session = _FindSession(options, interruption, resumed)
-            code = session.dry_run() if options.dry_run else session.run()
+            try:
+                session = _FindSession(options, interruption, resumed)
+            except UsageError as error:  # too slow for a search, say: the other dtypes need not be
+                if len(dtypes) == 1:
+                    raise
+                warn(str(error))
+                code = error.exit_code
+            else:
+                code = session.dry_run() if options.dry_run else session.run()
             options.codes.append(code)
             resumed = options.restart = None
             if code == EXIT_CODE:

@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from mamf.cli.options.values import filled, path
-from mamf.cli.terminal import say, say_lines
+from mamf.cli.terminal import say, say_lines, terminal_columns
+from mamf.text import wrapped
 
 #: Options that few need: only --help-all prints them.
 RARE = {
     *("--anyway", "--data", "--devices", "--fast-accumulation", "--layout", "--no-flush", "--notes", "--order"),
     *("--num-iterations", "--num-warmup-iterations", "--out-dtype", "--overwrite", "--patience", "--precision"),
-    *("--product", "--reference", "--reference-every", "--seed", "--time-limit", "--wide"),
+    *("--product", "--reference", "--reference-every", "--seed", "--time-limit"),
 }
 _INVALID_CHOICE = re.compile(r"invalid choice: '?([^' ]+)'? \(choose from (.*)\)")
 
@@ -55,7 +56,7 @@ class Parser(argparse.ArgumentParser):
             each.help = argparse.SUPPRESS
         formatter = self._get_formatter()
         formatter.add_text(self.description)
-        formatter.add_text(self.epilog)
+        formatter.add_text(self.epilog and _narrowed(self.epilog, terminal_columns()))
         formatter.add_usage(self.usage, self._actions, self._mutually_exclusive_groups)
         for group in self._action_groups:
             if any(action.help is not argparse.SUPPRESS for action in group._group_actions):
@@ -63,7 +64,7 @@ class Parser(argparse.ArgumentParser):
                 formatter.add_text(group.description)
                 formatter.add_arguments(group._group_actions)
                 formatter.end_section()
-        formatter.add_text(f"{len(rare)} more options: --help-all" if rare else None)
+        formatter.add_text(f"more options: --help-all ({len(rare)})" if rare else None)
         text = formatter.format_help()
         for each, help in zip(rare, helps, strict=True):
             each.help = help
@@ -82,6 +83,16 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         say(f"{self.prog}: {_shortened(message)}{suggestion(message)}", sys.stderr)
         sys.exit(self.usage_exit_code)
+
+
+def _narrowed(examples: str, width: int | None) -> str:
+    """Examples, with a comment on a separate line where the terminal is too narrow for both."""
+    lines: list[str] = []
+    for line in examples.splitlines():
+        command, comment = re.fullmatch(r"(\s*\S.*?)(?:\s{2,}(\S.*))?|", line).groups()  # type: ignore[union-attr]
+        is_too_long = width is not None and len(line) > width
+        lines += [f"    # {comment}", command] if is_too_long and comment else [line]
+    return "\n".join(wrapped(line, width) for line in lines)
 
 
 class PrintHelpAll(argparse.Action):

@@ -31,7 +31,11 @@ OPTIONS: Mapping[str, Shared] = {
     "--batch": Shared(
         "attention: sequences", "as many as make 16384 tokens, 1024 on a CPU", {"type": size, "nargs": "+"}
     ),
-    "--budget": Shared("longest time for the run, such as 90s or 5m", "none", {"type": duration, "metavar": "TIME"}),
+    "--budget": Shared(
+        "time for the run, such as 90s or 5m; the first row is waited for",
+        "none",
+        {"type": duration, "metavar": "TIME"},
+    ),
     "--ceiling": Shared(
         "logs of 'mamf find' or 'mamf roofline' with the ceilings", "", {"type": Path, "nargs": "+", "metavar": "LOG"}
     ),

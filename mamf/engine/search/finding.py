@@ -92,5 +92,5 @@ class CeilingSearch:
             if reason := why_hopeless(self.find.rows):
                 raise DeviceError(f"no ceiling can be found: {reason}")
             budget = self.find.plan.budget_seconds
-            raise DeviceError(f"no {self.regime} ceiling was confirmed in {budget:.0f} s: give it more")
+            raise DeviceError(f"no {self.regime} ceiling was confirmed in {budget:.0f} s: raise budget_seconds")
         return found[self.regime]

@@ -146,7 +146,8 @@ def plan_for(
     except UnsupportedError:  # a row will say why
         grid, scouts, refinements = MatmulGrid(*((SMALLEST_PROBE,),) * 3), 1, 0
     if not grid.accepts(MatmulShape(grid.m[0], grid.n[0], grid.k[0])):
-        raise UsageError(f"{budget_seconds:g} s are too few for a search on this device: give it more")
+        reached = f"{problem.dtype}, which reaches {flops / 1e9:.3g} GFLOPS here"
+        raise UsageError(f"{budget_seconds:g} s are too few for a search in {reached}: raise the budget")
     plan = SearchPlan(
         problem,
         tuple(dict.fromkeys(names or (kernel.name for kernel in kernels))),

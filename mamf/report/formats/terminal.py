@@ -8,7 +8,7 @@ from typing import Any
 
 from mamf.report.document import Block, Column, Document, Table
 from mamf.report.text import table
-from mamf.text import visible
+from mamf.text import visible, wrapped
 
 _GAP = 2
 
@@ -19,7 +19,7 @@ def render(document: Document, width: int | None = None) -> str:
 
 def _block(block: Block, width: int | None) -> str:
     if not isinstance(block, Table):
-        return _lines([block.heading, *block.texts] if block.heading else block.texts)
+        return _lines([block.heading, *block.texts] if block.heading else block.texts, width)
     rows = block.top_rows
     columns = [_cut(column, block, width) for column in block.top_columns]
     kept = fitting(columns, rows, width)
@@ -27,11 +27,11 @@ def _block(block: Block, width: int | None) -> str:
     drawn = table([each.title for each in kept], cells, {each.title for each in kept if each.left}) if kept else ""
     dropped = ", ".join(column.title for column in columns if column not in kept)
     hidden = [f"hidden columns (use --wide): {dropped}"] if dropped else []
-    return _lines([block.title] if block.title else []) + drawn + _lines([*hidden, *block.notes])
+    return _lines([block.title] if block.title else [], width) + drawn + _lines([*hidden, *block.notes], width)
 
 
-def _lines(texts: Iterable[str]) -> str:
-    return "".join(f"{visible(text)}\n" for text in texts)
+def _lines(texts: Iterable[str], width: int | None) -> str:
+    return "".join(f"{wrapped(visible(text), width)}\n" for text in texts)
 
 
 def _cut(column: Column[Any], table: Table[Any], width: int | None) -> Column[Any]:

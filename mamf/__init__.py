@@ -19,6 +19,7 @@ from mamf.measurement import Tabular
 _HOMES = {
     # measuring
     "CeilingSearch": "mamf.engine.search.finding",
+    "Rows": "mamf.api.arguments",
     "attention": "mamf.api.measuring",
     "bandwidth": "mamf.api.measuring",
     "find": "mamf.api.measuring",

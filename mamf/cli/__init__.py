@@ -19,9 +19,9 @@ from typing import Any
 from mamf.cli import watching
 from mamf.cli.interruption import EXIT_CODE
 from mamf.cli.options.parser import Parser, PrintHelpAll, with_dashes
-from mamf.cli.terminal import say_lines, warn
+from mamf.cli.terminal import kept_stdout, say_lines, stdout, warn
 from mamf.cli.watching import Restart
-from mamf.errors import MamfError, MamfWarning, UsageError
+from mamf.errors import MamfError, MamfWarning, PluginError, UsageError, describe_error, ends_run
 from mamf.limits import shorten
 
 _DESCRIPTION = "Finds the maximum achievable matmul FLOPS of an accelerator. Every number names its regime."
@@ -71,7 +71,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if "_ARGCOMPLETE" in os.environ:  # a shell asks what may follow
         importlib.import_module("mamf.cli.completion").complete(_parser)
     typed = sys.argv[1:] if arguments is None else arguments
-    with _short_warnings(runs_script="profile" in typed[:1]):
+    runs_script = "profile" in typed[:1]  # which has stdout
+    kept = contextlib.nullcontext() if runs_script else kept_stdout(is_own_process=arguments is None)
+    with _short_warnings(runs_script), kept:
         code = _run(typed, is_watched=arguments is None)
     if code == EXIT_CODE and arguments is None:
         # An interrupt that passed through an import makes Python end by the signal instead of with this code.
@@ -86,7 +88,7 @@ def _run(typed: Sequence[str], is_watched: bool) -> int:
             watching.watch(typed)
         watching.listen()
         code = call(typed, watching.WATCH.restart if watching.WATCH else None)
-        sys.stdout.flush()
+        stdout().flush()
         return code
     except MamfError as error:
         warn(str(error))
@@ -103,6 +105,9 @@ def _run(typed: Sequence[str], is_watched: bool) -> int:
         _discard_output()
         warn(f"cannot write the output: {error.strerror or error}")
         return 1
+    finally:
+        if watching.WATCH:
+            watching.WATCH.note_end()
 
 
 def call(typed: Sequence[str], restart: Restart | None = None) -> int:
@@ -122,7 +127,12 @@ def call(typed: Sequence[str], restart: Restart | None = None) -> int:
     options.restart, options.codes = restart, [*restart.codes] if restart else []
     if restart and hasattr(options, "resume"):  # by the plan of the log alone
         options.resume, options.begins, options.given = restart.log, False, set()
-    return int(importlib.import_module(f"mamf.cli.commands.{options.module}").run(options))
+    try:
+        return int(importlib.import_module(f"mamf.cli.commands.{options.module}").run(options))
+    except BaseException as error:
+        if isinstance(error, (Exception, KeyboardInterrupt)) or ends_run(error):
+            raise
+        raise PluginError(f"a plugin or a library ended the command: {describe_error(error)}") from error
 
 
 def _begin_missing_log(options: argparse.Namespace) -> None:
@@ -138,7 +148,7 @@ def _begin_missing_log(options: argparse.Namespace) -> None:
 
 def _discard_output() -> None:
     """Python flushes stdout once more at exit, and would complain again."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stdout().fileno())
 
 
 @contextlib.contextmanager

@@ -8,19 +8,24 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType, TracebackType
-from typing import Any
+from typing import Any, ClassVar
+
+from mamf.errors import ENDING, Interrupted
 
 EXIT_CODE = 130
 _SAME_EVENT_SECONDS = 0.3
 
 
 class Interruption:
-    """While entered, the first signal raises KeyboardInterrupt in the main thread: between bytecodes, so a call into a
-    vendor's library returns first. Inside ``shielded`` it waits until the block ends.
+    """While entered, the first signal raises Interrupted (a KeyboardInterrupt) in the main thread: between bytecodes,
+    so a call into a vendor's library returns first. Inside ``shielded`` it waits until the block ends.
     """
+
+    #: Called before a second signal exits.
+    before_exit: ClassVar[Callable[[], None]] = staticmethod(lambda: None)
 
     def __init__(self) -> None:
         self.is_requested = False
@@ -31,6 +36,7 @@ class Interruption:
     def __enter__(self) -> Interruption:
         for number in (signal.SIGINT, signal.SIGTERM):
             self._previous[number] = signal.signal(number, self._on_signal)
+        self._ended_by, ENDING[0] = ENDING[0], Interrupted
         return self
 
     def __exit__(
@@ -38,15 +44,17 @@ class Interruption:
     ) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
+        ENDING[0] = self._ended_by
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self.is_requested:
             if time.monotonic() > self._requested_at + _SAME_EVENT_SECONDS:
+                type(self).before_exit()
                 os._exit(EXIT_CODE)
             return
         self.is_requested, self._requested_at = True, time.monotonic()
         if not self._is_shielded:
-            raise KeyboardInterrupt
+            raise Interrupted
 
     @contextmanager
     def shielded(self) -> Iterator[None]:
@@ -62,4 +70,4 @@ class Interruption:
     def check(self, before: bool = False) -> None:
         """Raise what is still pending: a signal during a shielded block, or one that a library's callback swallowed."""
         if self.is_requested and not before:
-            raise KeyboardInterrupt
+            raise Interrupted

@@ -8,14 +8,14 @@ import sys
 from typing import TextIO
 
 from mamf.backend import Backend
-from mamf.cli.terminal import say, say_lines
+from mamf.cli.terminal import say, say_lines, stdout
 from mamf.report.document import Document
 from mamf.report.formats import FOR_PEOPLE, FORMATS
 
 
 def terminal_width(options: argparse.Namespace) -> int | None:
     """The width for tables in characters; None shows all columns: pipes and files take any width."""
-    if getattr(options, "wide", True) or not sys.stdout.isatty():
+    if getattr(options, "wide", True) or not stdout().isatty():
         return None
     return shutil.get_terminal_size().columns
 
@@ -31,7 +31,7 @@ def is_for_people(options: argparse.Namespace) -> bool:
 
 def note_stream(options: argparse.Namespace) -> TextIO:
     """The stream for lines beside a report, which must not mix with what a program reads."""
-    return sys.stdout if is_for_people(options) else sys.stderr
+    return stdout() if is_for_people(options) else sys.stderr
 
 
 def say_memory(needed: int, of: str, backend: Backend) -> None:

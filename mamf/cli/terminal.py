@@ -1,4 +1,7 @@
-"""The only module that prints; it escapes control characters in third-party text."""
+"""The only module that prints; it escapes control characters in third-party text.
+
+While a command runs, stdout is for what this module prints: whatever plugins and libraries print goes to stderr.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,8 @@ import contextlib
 import os
 import re
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TextIO
 
 from mamf.text import visible, visible_lines
@@ -18,14 +23,38 @@ _JUDGED = re.compile(
 )
 
 
+#: The stdout that is kept from plugins; None while they may print there.
+_KEPT: list[TextIO | None] = [None]
+
+
+def stdout() -> TextIO:
+    """Where reports go."""
+    return _KEPT[0] or sys.stdout
+
+
+@contextmanager
+def kept_stdout(is_own_process: bool) -> Iterator[None]:
+    """Have everything that others print to stdout appear on stderr. ``is_own_process``: in C, and by children, too."""
+    _KEPT[0] = kept = sys.stdout
+    if is_own_process:
+        own = os.dup(kept.fileno())
+        _KEPT[0] = open(own, "w", buffering=1, encoding=kept.encoding, errors=kept.errors)  # noqa: PTH123, SIM115
+        os.dup2(sys.stderr.fileno(), kept.fileno())
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        _KEPT[0] = None
+
+
 def say(line: str, to: TextIO | None = None) -> None:
     """Print a line, by default to stdout."""
-    _write(f"{visible(line)}\n", to or sys.stdout)
+    _write(f"{visible(line)}\n", to or stdout())
 
 
 def say_lines(text: str) -> None:
     """Print a text that consists of whole lines, such as a report."""
-    _write(visible_lines(text), sys.stdout)
+    _write(visible_lines(text), stdout())
 
 
 def warn(line: str) -> None:

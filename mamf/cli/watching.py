@@ -2,7 +2,8 @@
 
 The parent forks before anything heavy is imported, and waits. The child measures; memory that both share holds the log
 and the row of the step in flight. If a signal such as SIGSEGV ends the child, the parent appends that row to the log
-and forks again, to resume the log. Linux only; elsewhere a crash ends the run, and --resume continues it.
+and forks again, to resume the log. It does the same if a library ends the child by exit(), and names a step that seems
+to hang. Linux only; elsewhere a crash ends the run, and --resume continues it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
-from mamf.cli.interruption import EXIT_CODE
+from mamf.cli.interruption import EXIT_CODE, Interruption
 from mamf.cli.terminal import say, warn
 from mamf.errors import CRASH_SIGNALS, CRASHED, LOST
 
@@ -39,6 +40,10 @@ _COMMANDS = {
 _UNWATCHED = {"--dry-run", "--help", "-h", "--led"}
 _HEARD = {each for each in signal.Signals if each.name in ("SIGINT", "SIGTERM", "SIGCONT", "SIGCHLD")}
 _PAGE_BYTES, _END = 1 << 20, b"\0"
+#: The label of no step, once the command has ended.
+_OVER = "over"
+#: A step that takes longer is named; compilers and tuners take minutes.
+HANG_SECONDS, _LOOK_SECONDS = 600.0, 30.0
 _DIES_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 
 
@@ -60,6 +65,7 @@ class Watch:
         self._log, self._step = mmap.mmap(-1, _PAGE_BYTES), mmap.mmap(-1, _PAGE_BYTES)
         self.begun = time.monotonic()
         self.restart: Restart | None = None
+        self._named = ""
 
     def note_log(self, path: Path, spent: float, codes: list[int]) -> None:
         """The child writes this log from now on; the rest is as in Restart."""
@@ -67,23 +73,45 @@ class Watch:
 
     def note_step(self, line: str = "", label: str = "") -> None:
         """The log gets this line, without its end, if the child dies now; none by default."""
-        _write(self._step, f"{line}\n{label}")
+        _write(self._step, f"{line}\n{time.monotonic()}\n{label}")
+
+    def note_end(self) -> None:
+        """The child calls this when its command ends by itself: earlier exits are those of a plugin."""
+        self.note_step(label=_OVER)
+
+    @property
+    def is_over(self) -> bool:
+        return self._in_flight()[2] == _OVER
+
+    def _in_flight(self) -> tuple[str, str, str]:
+        """The line of the step in flight, since when (time.monotonic) and its label; all empty before the first."""
+        line, _, rest = _read(self._step).partition("\n")
+        since, _, label = rest.partition("\n")
+        return line, since, label
+
+    def name_hang(self, child: int) -> None:
+        """Warn once of a step that takes longer than HANG_SECONDS, unless somebody debugs it."""
+        line, since, label = self._in_flight()
+        if line and since != self._named and time.monotonic() > float(since) + HANG_SECONDS and not _is_traced(child):
+            self._named = since
+            what = f"{label} in {json.loads(line)['regime']} has not ended for {HANG_SECONDS / 60:.0f} minutes"
+            warn(f"{what}; 'kill -ABRT {child}' gives up its row and measures the rest")
 
     def judge(self, code: int) -> bool:
         """Whether another process can measure the rest after the child ended with this code; logs the row in flight.
 
         Raises OSError if the log cannot be written.
         """
-        line, _, label = _read(self._step).partition("\n")
+        line, _, label = self._in_flight()
         is_lost = bool(line) and f'"reason": "{CRASHED}"' not in line
-        if code not in CRASH_SIGNALS and not (is_lost and code > 0):
+        if code not in CRASH_SIGNALS and (code < 0 or self.is_over):
             return False
         if sys.stderr.isatty():
             say("", sys.stderr)  # below the progress
-        what = LOST if is_lost else f"{CRASHED} ({CRASH_SIGNALS[code]})"
+        what = LOST if is_lost else f"{CRASHED} ({CRASH_SIGNALS.get(code, f'exit code {code}')})"
         log, begun, codes = json.loads(_read(self._log) or '["", 0, []]')
         if not line or not log:
-            warn(f"{label or 'something outside of a measurement'} {what}; finished rows are in {log or 'no log yet'}")
+            warn(f"something outside of a measurement {what}; finished rows are in {log or 'no log yet'}")
             return False
         # Not "ab": it would create a log without a header in place of one that is gone.
         with open(log, "r+b") as file:  # noqa: PTH123
@@ -114,11 +142,12 @@ def watch(typed: Sequence[str]) -> None:
         child = os.fork()
         if not child:
             WATCH = shared
+            Interruption.before_exit = shared.note_end
             _end_with(parent)
             return
-        code = _wait(child)
+        code = _wait(child, shared)
         if not shared.judge(code):
-            _end_as(code)
+            _end_as(code or int(not shared.is_over))
         if signal.sigpending() & {signal.SIGINT, signal.SIGTERM}:
             os._exit(EXIT_CODE)
 
@@ -129,15 +158,23 @@ def listen() -> None:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _HEARD)
 
 
-def _wait(child: int) -> int:
+def _wait(child: int, shared: Watch) -> int:
     """The exit code of the child. A signal to the parent alone is forwarded; the terminal's reach both."""
     while True:
-        received = signal.sigwaitinfo(_HEARD)
-        if received.si_signo != signal.SIGCHLD:
+        received = signal.sigtimedwait(_HEARD, _LOOK_SECONDS)
+        if received is None:
+            shared.name_hang(child)
+        elif received.si_signo != signal.SIGCHLD:
             if received.si_code <= 0:  # from a process, not from the terminal
                 os.kill(child, received.si_signo)
         elif (ended := os.waitpid(child, os.WNOHANG))[0]:
             return os.waitstatus_to_exitcode(ended[1])
+
+
+def _is_traced(process: int) -> bool:
+    """Whether a debugger or a tracer holds a process, or Python's own this one, from which it was forked."""
+    status = Path(f"/proc/{process}/status").read_text()
+    return sys.gettrace() is not None or "TracerPid:\t0\n" not in status
 
 
 def _end_as(code: int) -> NoReturn:

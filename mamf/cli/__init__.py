@@ -19,9 +19,9 @@ from typing import Any
 from mamf.cli import watching
 from mamf.cli.interruption import EXIT_CODE
 from mamf.cli.options.parser import Parser, PrintHelpAll, with_dashes
-from mamf.cli.terminal import kept_stdout, say_lines, stdout, warn
+from mamf.cli.terminal import keep_stdout, say_lines, stdout, warn
 from mamf.cli.watching import Restart
-from mamf.errors import MamfError, MamfWarning, PluginError, UsageError, describe_error, ends_run
+from mamf.errors import MamfError, MamfWarning, UsageError
 from mamf.limits import shorten
 
 _DESCRIPTION = "Finds the maximum achievable matmul FLOPS of an accelerator. Every number names its regime."
@@ -71,9 +71,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if "_ARGCOMPLETE" in os.environ:  # a shell asks what may follow
         importlib.import_module("mamf.cli.completion").complete(_parser)
     typed = sys.argv[1:] if arguments is None else arguments
-    runs_script = "profile" in typed[:1]  # which has stdout
-    kept = contextlib.nullcontext() if runs_script else kept_stdout(is_own_process=arguments is None)
-    with _short_warnings(runs_script), kept:
+    runs_script = "profile" in typed[:1]
+    if arguments is None and not runs_script:
+        keep_stdout()
+    with _short_warnings(runs_script):
         code = _run(typed, is_watched=arguments is None)
     if code == EXIT_CODE and arguments is None:
         # An interrupt that passed through an import makes Python end by the signal instead of with this code.
@@ -107,7 +108,7 @@ def _run(typed: Sequence[str], is_watched: bool) -> int:
         return 1
     finally:
         if watching.WATCH:
-            watching.WATCH.note_end()
+            watching.WATCH.note_step(label=watching.OVER)
 
 
 def call(typed: Sequence[str], restart: Restart | None = None) -> int:
@@ -127,12 +128,10 @@ def call(typed: Sequence[str], restart: Restart | None = None) -> int:
     options.restart, options.codes = restart, [*restart.codes] if restart else []
     if restart and hasattr(options, "resume"):  # by the plan of the log alone
         options.resume, options.begins, options.given = restart.log, False, set()
-    try:
-        return int(importlib.import_module(f"mamf.cli.commands.{options.module}").run(options))
-    except BaseException as error:
-        if isinstance(error, (Exception, KeyboardInterrupt)) or ends_run(error):
-            raise
-        raise PluginError(f"a plugin or a library ended the command: {describe_error(error)}") from error
+    run = importlib.import_module(f"mamf.cli.commands.{options.module}").run
+    contracts = importlib.import_module("mamf.plugins.contracts")
+    with contracts.attribute_errors_to("a plugin or a library", "it", passes=(Exception, KeyboardInterrupt)):
+        return int(run(options))
 
 
 def _begin_missing_log(options: argparse.Namespace) -> None:

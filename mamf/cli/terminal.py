@@ -1,6 +1,6 @@
 """The only module that prints; it escapes control characters in third-party text.
 
-While a command runs, stdout is for what this module prints: whatever plugins and libraries print goes to stderr.
+``keep_stdout`` makes whatever plugins and libraries print appear on stderr.
 """
 
 from __future__ import annotations
@@ -9,8 +9,6 @@ import contextlib
 import os
 import re
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TextIO
 
 from mamf.text import visible, visible_lines
@@ -23,28 +21,21 @@ _JUDGED = re.compile(
 )
 
 
-#: The stdout that is kept from plugins; None while they may print there.
-_KEPT: list[TextIO | None] = [None]
+#: The stdout that is kept for reports, once it is.
+_KEPT: list[TextIO] = []
 
 
 def stdout() -> TextIO:
     """Where reports go."""
-    return _KEPT[0] or sys.stdout
+    return _KEPT[0] if _KEPT else sys.stdout
 
 
-@contextmanager
-def kept_stdout(is_own_process: bool) -> Iterator[None]:
-    """Have everything that others print to stdout appear on stderr. ``is_own_process``: in C, and by children, too."""
-    _KEPT[0] = kept = sys.stdout
-    if is_own_process:
-        own = os.dup(kept.fileno())
-        _KEPT[0] = open(own, "w", buffering=1, encoding=kept.encoding, errors=kept.errors)  # noqa: PTH123, SIM115
-        os.dup2(sys.stderr.fileno(), kept.fileno())
-    try:
-        with contextlib.redirect_stdout(sys.stderr):
-            yield
-    finally:
-        _KEPT[0] = None
+def keep_stdout() -> None:
+    """Keep stdout for reports: all that plugins print from now on, in C and in child processes too, goes to stderr."""
+    name, out = os.dup(sys.stdout.fileno()), sys.stdout
+    _KEPT.append(open(name, "w", buffering=1, encoding=out.encoding, errors=out.errors))  # noqa: PTH123, SIM115
+    os.dup2(sys.stderr.fileno(), out.fileno())
+    sys.stdout = sys.stderr
 
 
 def say(line: str, to: TextIO | None = None) -> None:

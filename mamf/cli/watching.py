@@ -9,6 +9,7 @@ to hang. Linux only; elsewhere a crash ends the run, and --resume continues it.
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import json
 import mmap
@@ -40,8 +41,9 @@ _COMMANDS = {
 _UNWATCHED = {"--dry-run", "--help", "-h", "--led"}
 _HEARD = {each for each in signal.Signals if each.name in ("SIGINT", "SIGTERM", "SIGCONT", "SIGCHLD")}
 _PAGE_BYTES, _END = 1 << 20, b"\0"
-#: The label of no step, once the command has ended.
-_OVER = "over"
+#: The label of no step, once the command has ended: whatever exits before that is a plugin.
+OVER = "over"
+_NO_STEP, _UNTRACED = '["", "", 0]', "TracerPid:\t0\n"
 #: A step that takes longer is named; compilers and tuners take minutes.
 HANG_SECONDS, _LOOK_SECONDS = 600.0, 30.0
 _DIES_WITH_PARENT = 1  # PR_SET_PDEATHSIG
@@ -65,7 +67,7 @@ class Watch:
         self._log, self._step = mmap.mmap(-1, _PAGE_BYTES), mmap.mmap(-1, _PAGE_BYTES)
         self.begun = time.monotonic()
         self.restart: Restart | None = None
-        self._named = ""
+        self._named = 0.0
 
     def note_log(self, path: Path, spent: float, codes: list[int]) -> None:
         """The child writes this log from now on; the rest is as in Restart."""
@@ -73,46 +75,34 @@ class Watch:
 
     def note_step(self, line: str = "", label: str = "") -> None:
         """The log gets this line, without its end, if the child dies now; none by default."""
-        _write(self._step, f"{line}\n{time.monotonic()}\n{label}")
-
-    def note_end(self) -> None:
-        """The child calls this when its command ends by itself: earlier exits are those of a plugin."""
-        self.note_step(label=_OVER)
-
-    @property
-    def is_over(self) -> bool:
-        return self._in_flight()[2] == _OVER
-
-    def _in_flight(self) -> tuple[str, str, str]:
-        """The line of the step in flight, since when (time.monotonic) and its label; all empty before the first."""
-        line, _, rest = _read(self._step).partition("\n")
-        since, _, label = rest.partition("\n")
-        return line, since, label
+        _write(self._step, json.dumps([line, label, time.monotonic()]))
 
     def name_hang(self, child: int) -> None:
-        """Warn once of a step that takes longer than HANG_SECONDS, unless somebody debugs it."""
-        line, since, label = self._in_flight()
-        if line and since != self._named and time.monotonic() > float(since) + HANG_SECONDS and not _is_traced(child):
+        """Warn once of a step that takes longer than HANG_SECONDS, unless a debugger holds the child or this process,
+        from which it was forked.
+        """
+        line, label, since = json.loads(_read(self._step) or _NO_STEP)
+        is_long = line and since != self._named and time.monotonic() > since + HANG_SECONDS
+        if is_long and sys.gettrace() is None and _UNTRACED in Path(f"/proc/{child}/status").read_text():
             self._named = since
             what = f"{label} in {json.loads(line)['regime']} has not ended for {HANG_SECONDS / 60:.0f} minutes"
             warn(f"{what}; 'kill -ABRT {child}' gives up its row and measures the rest")
 
-    def judge(self, code: int) -> bool:
-        """Whether another process can measure the rest after the child ended with this code; logs the row in flight.
-
-        Raises OSError if the log cannot be written.
+    def judge(self, code: int) -> int | None:
+        """The command's exit code after the child ended with ``code``; None if another process is to measure the rest.
+        Logs the row in flight. Raises OSError if the log cannot be written.
         """
-        line, _, label = self._in_flight()
+        line, label, _ = json.loads(_read(self._step) or _NO_STEP)
         is_lost = bool(line) and f'"reason": "{CRASHED}"' not in line
-        if code not in CRASH_SIGNALS and (code < 0 or self.is_over):
-            return False
+        if code not in CRASH_SIGNALS and (code < 0 or label == OVER):
+            return code
         if sys.stderr.isatty():
             say("", sys.stderr)  # below the progress
         what = LOST if is_lost else f"{CRASHED} ({CRASH_SIGNALS.get(code, f'exit code {code}')})"
         log, begun, codes = json.loads(_read(self._log) or '["", 0, []]')
         if not line or not log:
             warn(f"something outside of a measurement {what}; finished rows are in {log or 'no log yet'}")
-            return False
+            return code or 1
         # Not "ab": it would create a log without a header in place of one that is gone.
         with open(log, "r+b") as file:  # noqa: PTH123
             file.seek(0, os.SEEK_END)
@@ -120,7 +110,7 @@ class Watch:
         warn(f"{label} {what}; a new process measures the rest")
         self.note_step()
         self.restart = Restart(Path(log), time.monotonic() - begun, codes)
-        return True
+        return None
 
 
 #: That of this process, if it is a watched child.
@@ -142,12 +132,12 @@ def watch(typed: Sequence[str]) -> None:
         child = os.fork()
         if not child:
             WATCH = shared
-            Interruption.before_exit = shared.note_end
+            Interruption.before_exit = functools.partial(shared.note_step, label=OVER)
             _end_with(parent)
             return
-        code = _wait(child, shared)
-        if not shared.judge(code):
-            _end_as(code or int(not shared.is_over))
+        code = shared.judge(_wait(child, shared))
+        if code is not None:
+            _end_as(code)
         if signal.sigpending() & {signal.SIGINT, signal.SIGTERM}:
             os._exit(EXIT_CODE)
 
@@ -169,12 +159,6 @@ def _wait(child: int, shared: Watch) -> int:
                 os.kill(child, received.si_signo)
         elif (ended := os.waitpid(child, os.WNOHANG))[0]:
             return os.waitstatus_to_exitcode(ended[1])
-
-
-def _is_traced(process: int) -> bool:
-    """Whether a debugger or a tracer holds a process, or Python's own this one, from which it was forked."""
-    status = Path(f"/proc/{process}/status").read_text()
-    return sys.gettrace() is not None or "TracerPid:\t0\n" not in status
 
 
 def _end_as(code: int) -> NoReturn:

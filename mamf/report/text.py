@@ -126,8 +126,21 @@ def _cell(text: str) -> str:
     return " ".join(markdown_text(text).split())
 
 
+def kernels_by_path(header: Mapping[str, Any]) -> list[str]:
+    """The kernels that a run was given as ``package.module:Class``."""
+    planned = header.get("plan", {}).get("kernels") or [header.get("kernel", "")]
+    return [name for name in planned if ":" in name]
+
+
+def label_kernel(name: str, header: Mapping[str, Any]) -> str:
+    """A kernel's name for people, with a label if the plan of its log names it by no name but by path."""
+    by_path = kernels_by_path(header)
+    is_named = {name, name.partition("[")[0]}.intersection(by_path and header["plan"].get("kernels", ()))
+    return f"{name} (by path)" if by_path and not is_named else name
+
+
 def machine_line(header: Mapping[str, Any]) -> str:
-    """The device, the software and the timer of a run."""
+    """The device, the software and the timer of a run, and the kernels that it was given by path."""
     device = header["device"]
     known = [
         counted(device["compute_units"], "compute unit") if device.get("compute_units") else "",
@@ -137,7 +150,8 @@ def machine_line(header: Mapping[str, Any]) -> str:
         f"timed by {header['timer']}",
     ]
     machine = f"{device['name']} ({device['backend']}:{device['index']}), {', '.join(filter(None, known))}"
-    return "; ".join(filter(None, [machine, describe_sharing(device["name"])]))
+    given = f"by path: {', '.join(by_path)}" if (by_path := kernels_by_path(header)) else ""
+    return "; ".join(filter(None, [machine, describe_sharing(device["name"]), given]))
 
 
 def end_line(summary: Mapping[str, Any] | None) -> str:

@@ -372,10 +372,10 @@ def test_a_kernel_that_exits_ends_no_guard_with_a_pass(guard, on_launch, ended):
         raise SystemExit(ended)
 
     on_launch(leave)
-    code, out, err = guard()
+    code, out, err = guard("--output", "new.jsonl")
     assert (code, "PASSED" in out + err) == (3, False)
-    log = read_run_log(next(path for path in guard.folder.glob("*.jsonl") if path.name != "baseline.jsonl"))
-    assert {(row.status, row.reason) for row in log.measurements} == {("failed", f"SystemExit: {ended}")}
+    rows = read_run_log(guard.folder / "new.jsonl").measurements
+    assert {(row.status, row.reason) for row in rows} == {("failed", f"SystemExit: {ended}")}
 
 
 @pytest.mark.parametrize("form", ["csv", "json"])

@@ -164,9 +164,9 @@ def test_the_time_that_a_run_spent_adds_up(monkeypatch):
         watch.note_log(Path(os.devnull), watch.restart.spent if watch.restart else 0.0, [1])
         watch.note_step('{"reason": "crashed the process"}', "mm at 1x1x1")
         now[0] += 30
-        assert watch.judge(-signal.SIGSEGV)
+        assert watch.judge(-signal.SIGSEGV) is None
         assert watch.restart == (Path(os.devnull), spent, [1])
-        assert not watch.judge(-signal.SIGKILL)
+        assert watch.judge(-signal.SIGKILL) == -signal.SIGKILL
 
 
 # -- devices that are lost ---------------------------------------------------------------------------------------------

@@ -122,14 +122,9 @@ class Interrupted(KeyboardInterrupt):
 ENDING: list[type[BaseException]] = [KeyboardInterrupt]
 
 
-def ends_run(error: BaseException | None) -> bool:
-    """Whether an exception ends the run, because the user wants that."""
-    return isinstance(error, tuple(ENDING))
-
-
 def plugin_errors() -> tuple[type[BaseException], ...]:
-    """What ``except plugin_errors():`` catches: SystemExit and the like too, but nothing that ends the run."""
-    return () if ends_run(sys.exc_info()[1]) else (BaseException,)
+    """What ``except plugin_errors():`` catches: SystemExit and the like too; nothing while an ENDING one is raised."""
+    return () if isinstance(sys.exc_info()[1], tuple(ENDING)) else (BaseException,)
 
 
 def first_line(error: BaseException) -> str:

@@ -71,10 +71,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if "_ARGCOMPLETE" in os.environ:  # a shell asks what may follow
         importlib.import_module("mamf.cli.completion").complete(_parser)
     typed = sys.argv[1:] if arguments is None else arguments
-    runs_script = "profile" in typed[:1]
-    if arguments is None and not runs_script:
+    if arguments is None and "profile" not in typed[:1]:  # its script has stdout
         keep_stdout()
-    with _short_warnings(runs_script):
+    with _short_warnings(runs_script="profile" in typed[:1]):
         code = _run(typed, is_watched=arguments is None)
     if code == EXIT_CODE and arguments is None:
         # An interrupt that passed through an import makes Python end by the signal instead of with this code.
@@ -128,10 +127,9 @@ def call(typed: Sequence[str], restart: Restart | None = None) -> int:
     options.restart, options.codes = restart, [*restart.codes] if restart else []
     if restart and hasattr(options, "resume"):  # by the plan of the log alone
         options.resume, options.begins, options.given = restart.log, False, set()
-    run = importlib.import_module(f"mamf.cli.commands.{options.module}").run
-    contracts = importlib.import_module("mamf.plugins.contracts")
-    with contracts.attribute_errors_to("a plugin or a library", "it", passes=(Exception, KeyboardInterrupt)):
-        return int(run(options))
+    guard = importlib.import_module("mamf.plugins.contracts").attribute_errors_to
+    with guard("a plugin or a library", "it", passes=(Exception, KeyboardInterrupt)):
+        return int(importlib.import_module(f"mamf.cli.commands.{options.module}").run(options))
 
 
 def _begin_missing_log(options: argparse.Namespace) -> None:

@@ -8,10 +8,10 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType, TracebackType
-from typing import Any, ClassVar
+from typing import Any
 
 from mamf.errors import ENDING, Interrupted
 
@@ -23,9 +23,6 @@ class Interruption:
     """While entered, the first signal raises Interrupted (a KeyboardInterrupt) in the main thread: between bytecodes,
     so a call into a vendor's library returns first. Inside ``shielded`` it waits until the block ends.
     """
-
-    #: Called before a second signal exits.
-    before_exit: ClassVar[Callable[[], None]] = staticmethod(lambda: None)
 
     def __init__(self) -> None:
         self.is_requested = False
@@ -49,7 +46,6 @@ class Interruption:
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self.is_requested:
             if time.monotonic() > self._requested_at + _SAME_EVENT_SECONDS:
-                type(self).before_exit()
                 os._exit(EXIT_CODE)
             return
         self.is_requested, self._requested_at = True, time.monotonic()

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from mamf.backend import Backend
 from mamf.cli import watching
 from mamf.cli.interruption import EXIT_CODE, Interruption
-from mamf.cli.terminal import stdout, warn
+from mamf.cli.terminal import warn
 from mamf.engine.runner import crashes_of
 from mamf.errors import LogMismatchError, UsageError
 from mamf.kinds.registry import kind_of
@@ -100,7 +100,6 @@ def log_lost(row: Measurement, writer: RunLogWriter) -> None:
     """Log the row that lost the device. The process that watches does it, if any, and has another measure the rest."""
     if watching.WATCH:
         watching.WATCH.note_step(*_line_and_label(row))
-        stdout().flush()
         os._exit(1)
     writer.write("measurement", measurement_record(row))
 

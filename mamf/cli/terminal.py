@@ -35,7 +35,7 @@ def keep_stdout() -> None:
     name, out = os.dup(sys.stdout.fileno()), sys.stdout
     _KEPT.append(open(name, "w", buffering=1, encoding=out.encoding, errors=out.errors))  # noqa: PTH123, SIM115
     os.dup2(sys.stderr.fileno(), out.fileno())
-    sys.stdout = sys.stderr
+    out.reconfigure(line_buffering=True)  # type: ignore[union-attr]
 
 
 def say(line: str, to: TextIO | None = None) -> None:

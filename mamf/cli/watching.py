@@ -9,7 +9,6 @@ to hang. Linux only; elsewhere a crash ends the run, and --resume continues it.
 from __future__ import annotations
 
 import contextlib
-import functools
 import gc
 import json
 import mmap
@@ -21,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
-from mamf.cli.interruption import EXIT_CODE, Interruption
+from mamf.cli.interruption import EXIT_CODE
 from mamf.cli.terminal import say, warn
 from mamf.errors import CRASH_SIGNALS, CRASHED, LOST
 
@@ -85,8 +84,10 @@ class Watch:
         is_long = line and since != self._named and time.monotonic() > since + HANG_SECONDS
         if is_long and sys.gettrace() is None and _UNTRACED in Path(f"/proc/{child}/status").read_text():
             self._named = since
-            what = f"{label} in {json.loads(line)['regime']} has not ended for {HANG_SECONDS / 60:.0f} minutes"
-            warn(f"{what}; 'kill -ABRT {child}' gives up its row and measures the rest")
+            warn(
+                f"{label} in {json.loads(line)['regime']} has not ended for {HANG_SECONDS / 60:.0f} minutes; "
+                f"'kill -ABRT {child}' gives up its row and measures the rest"
+            )
 
     def judge(self, code: int) -> int | None:
         """The command's exit code after the child ended with ``code``; None if another process is to measure the rest.
@@ -94,7 +95,7 @@ class Watch:
         """
         line, label, _ = json.loads(_read(self._step) or _NO_STEP)
         is_lost = bool(line) and f'"reason": "{CRASHED}"' not in line
-        if code not in CRASH_SIGNALS and (code < 0 or label == OVER):
+        if code not in CRASH_SIGNALS and (code < 0 or code == EXIT_CODE or label == OVER):
             return code
         if sys.stderr.isatty():
             say("", sys.stderr)  # below the progress
@@ -102,7 +103,7 @@ class Watch:
         log, begun, codes = json.loads(_read(self._log) or '["", 0, []]')
         if not line or not log:
             warn(f"something outside of a measurement {what}; finished rows are in {log or 'no log yet'}")
-            return code or 1
+            return min(code, 1) or 1
         # Not "ab": it would create a log without a header in place of one that is gone.
         with open(log, "r+b") as file:  # noqa: PTH123
             file.seek(0, os.SEEK_END)
@@ -132,7 +133,6 @@ def watch(typed: Sequence[str]) -> None:
         child = os.fork()
         if not child:
             WATCH = shared
-            Interruption.before_exit = functools.partial(shared.note_step, label=OVER)
             _end_with(parent)
             return
         code = shared.judge(_wait(child, shared))

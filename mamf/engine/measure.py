@@ -35,7 +35,7 @@ def measure(
 ) -> Measurement:
     """Prepare, verify, sample. ``fastest_possible``: the most work per second that the device can do.
 
-    Returns a Measurement with any status; raises only what ends the run (mamf.errors.ends_run).
+    Returns a Measurement with any status; raises only what ends the run (mamf.errors.ENDING).
     """
     run = _Run(kernel, problem, shape, regime, pool, rule, fastest_possible)
     backend = regime.backend
@@ -54,12 +54,11 @@ def measure(
 
 def classify_error(error: BaseException, kernel: AnyKernel, backend: Backend) -> tuple[Status, str]:
     """The status and reason of a row for an error. If the kernel or backend cannot classify it, that error counts."""
-    if not isinstance(error, Exception):
-        return "failed", describe_error(error)
     try:
-        if isinstance(error, UnsupportedError) or kernel.refuses(error):
+        if isinstance(error, UnsupportedError) or (isinstance(error, Exception) and kernel.refuses(error)):
             return "unsupported", describe_error(error)
-        return "out_of_memory" if backend.is_out_of_memory(error) else "failed", describe_error(error)
+        is_full = isinstance(error, Exception) and backend.is_out_of_memory(error)
+        return "out_of_memory" if is_full else "failed", describe_error(error)
     except plugin_errors() as another:
         return "failed", describe_error(another)
 

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, TypeVar, Union, get_args, get_origin, get_type
 
 from mamf.backend import DeviceInfo, OperandPool, Reading, Telemetry
 from mamf.dtypes import DTYPES
-from mamf.errors import MamfError, PluginError, UsageError, describe_error, ends_run, first_line
+from mamf.errors import MamfError, PluginError, UsageError, describe_error, first_line, plugin_errors
 from mamf.regime_traits import BurstTraits, SustainedTraits
 
 Plugin = TypeVar("Plugin")
@@ -191,7 +191,7 @@ class attribute_errors_to:
         pass
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if error is None or ends_run(error) or isinstance(error, (MamfError, *self._passes)):
+        if not isinstance(error, plugin_errors()) or isinstance(error, (MamfError, *self._passes)):
             return
         if isinstance(error, self._refuses):
             raise UsageError(f"{self._plugin}: {first_line(error)}") from error

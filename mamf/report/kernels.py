@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -79,17 +78,29 @@ def winners(rows: Iterable[Measurement]) -> list[Winner]:
 
 def winner_table(found: Sequence[Winner], shares: Shares, top: int | None) -> Table[Winner]:
     """The best kernels. ``found``: at least one."""
-    labeled = functools.partial(label_kernel, header=shares.header)
     columns: list[Column[Winner]] = [
         Column("problem", "problem", lambda each: group_title(each.row), left=True),
         Column("shape", "shape", lambda each: str(each.row.shape), left=True),
-        Column("kernel", "best kernel", lambda each: each.row.kernel, labeled, left=True),
+        Column(
+            "kernel",
+            "best kernel",
+            lambda each: each.row.kernel,
+            lambda name: label_kernel(name, shares.header),
+            left=True,
+        ),
         Column(rate_name("rate", found[0].row.work.unit), "", lambda each: each.row.best_rate),
         Column("", "rate", lambda each: rate_text(each.row.best_rate, each.row.work.unit)),
         Column("half_width_percent", "+-%", lambda each: half_width_percent(each.row), lambda value: f"{value:.2f}", 3),
         Column("mamfu", "MAMFU", lambda each: shares.mamfu(each.row), percent, 2),
         Column("ahead", "ahead %", lambda each: each.ahead, percent, 1),
-        Column("second", "second", lambda each: each.second and each.second.kernel, labeled, 1, True),
+        Column(
+            "second",
+            "second",
+            lambda each: each.second and each.second.kernel,
+            lambda name: label_kernel(name, shares.header),
+            1,
+            True,
+        ),
     ]
     return Table(columns, found, "best kernel per shape", "best_kernels", top=top)
 

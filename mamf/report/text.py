@@ -126,17 +126,16 @@ def _cell(text: str) -> str:
     return " ".join(markdown_text(text).split())
 
 
-def kernels_by_path(header: Mapping[str, Any]) -> list[str]:
-    """The kernels that a run was given as ``package.module:Class``."""
-    planned = header.get("plan", {}).get("kernels") or [header.get("kernel", "")]
-    return [name for name in planned if ":" in name]
-
-
 def label_kernel(name: str, header: Mapping[str, Any]) -> str:
-    """A kernel's name for people, with a label if the plan of its log names it by no name but by path."""
-    by_path = kernels_by_path(header)
-    is_named = {name, name.partition("[")[0]}.intersection(by_path and header["plan"].get("kernels", ()))
-    return f"{name} (by path)" if by_path and not is_named else name
+    """A kernel's name for people, with a label if the plan of its log knows it by its path alone."""
+    planned = _planned_kernels(header)
+    is_by_path = any(":" in each for each in planned) and {name, name.partition("[")[0]}.isdisjoint(planned)
+    return f"{name} (by path)" if is_by_path else name
+
+
+def _planned_kernels(header: Mapping[str, Any]) -> Sequence[str]:
+    # As they were asked for: by name, or by path (package.module:Class).
+    return header.get("plan", {}).get("kernels") or [header.get("kernel", "")]
 
 
 def machine_line(header: Mapping[str, Any]) -> str:
@@ -150,8 +149,8 @@ def machine_line(header: Mapping[str, Any]) -> str:
         f"timed by {header['timer']}",
     ]
     machine = f"{device['name']} ({device['backend']}:{device['index']}), {', '.join(filter(None, known))}"
-    given = f"by path: {', '.join(by_path)}" if (by_path := kernels_by_path(header)) else ""
-    return "; ".join(filter(None, [machine, describe_sharing(device["name"]), given]))
+    by_path = [f"kernel by path: {name}" for name in _planned_kernels(header) if ":" in name]
+    return "; ".join(filter(None, [machine, describe_sharing(device["name"]), *by_path]))
 
 
 def end_line(summary: Mapping[str, Any] | None) -> str:

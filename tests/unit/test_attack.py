@@ -3,11 +3,12 @@
 import json
 import shutil
 import signal
+import sys
 from random import Random
 from unittest import mock
 
 import pytest
-from attacks import bad_inputs, damaged_logs, kills, real_kills
+from attacks import bad_inputs, damaged_logs, kills, plugin_faults, real_kills
 from attacks.calls import call
 from attacks.counts import Counts, table
 from attacks.damage import DAMAGES
@@ -51,6 +52,13 @@ def test_bad_command_lines_are_refused_in_a_line(seed, logs, folder):
 def test_a_run_that_is_ended_anywhere_is_resumed_without_a_row_lost_or_measured_twice(folder):
     counts = kills.attack(folder, Random(0), 20)
     assert counts.of["kills"] >= 20
+    assert_survived(counts)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="exits are recorded by the process that watches, on Linux")
+def test_kernels_that_exit_raise_or_print_cost_their_own_row(folder):
+    counts = plugin_faults.attack(folder, Random(3), 6)
+    assert counts.of["calls"] == 6
     assert_survived(counts)
 
 

@@ -32,10 +32,9 @@ def stdout() -> TextIO:
 
 def keep_stdout() -> None:
     """Keep stdout for reports: all that plugins print from now on, in C and in child processes too, goes to stderr."""
-    name, out = os.dup(sys.stdout.fileno()), sys.stdout
-    _KEPT.append(open(name, "w", buffering=1, encoding=out.encoding, errors=out.errors))  # noqa: PTH123, SIM115
-    os.dup2(sys.stderr.fileno(), out.fileno())
-    out.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    _KEPT.append(open(os.dup(sys.stdout.fileno()), "w", 1, sys.stdout.encoding))  # noqa: PTH123, SIM115
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
 
 
 def say(line: str, to: TextIO | None = None) -> None:

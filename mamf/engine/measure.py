@@ -57,8 +57,10 @@ def classify_error(error: BaseException, kernel: AnyKernel, backend: Backend) ->
     try:
         if isinstance(error, UnsupportedError) or (isinstance(error, Exception) and kernel.refuses(error)):
             return "unsupported", describe_error(error)
-        is_full = isinstance(error, Exception) and backend.is_out_of_memory(error)
-        return "out_of_memory" if is_full else "failed", describe_error(error)
+        return (
+            "out_of_memory" if isinstance(error, Exception) and backend.is_out_of_memory(error) else "failed",
+            describe_error(error),
+        )
     except plugin_errors() as another:
         return "failed", describe_error(another)
 

@@ -149,7 +149,7 @@ def machine_line(header: Mapping[str, Any]) -> str:
         f"timed by {header['timer']}",
     ]
     machine = f"{device['name']} ({device['backend']}:{device['index']}), {', '.join(filter(None, known))}"
-    by_path = [f"kernel by path: {name}" for name in _planned_kernels(header) if ":" in name]
+    by_path = (f"kernel by path: {name}" for name in _planned_kernels(header) if ":" in name)
     return "; ".join(filter(None, [machine, describe_sharing(device["name"]), *by_path]))
 
 

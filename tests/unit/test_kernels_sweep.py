@@ -176,9 +176,9 @@ def test_kernels_that_were_loaded_by_path_are_labeled_for_people(log, form):
     both = {**log.header, "plan": {**log.header["plan"], "kernels": ["torch", path, "cublaslt"]}}
     labels = [label_kernel(name, both) for name in ("torch", "cublaslt[3]", "simulated-attention")]
     assert labels == ["torch", "cublaslt[3]", "simulated-attention (by path)"]
-    assert {row["kernel"] for row in json.loads(render("json", log.measurements, log.header, None))["measurements"]} == {
-        "simulated-attention"
-    }
+    assert {
+        row["kernel"] for row in json.loads(render("json", log.measurements, log.header, None))["measurements"]
+    } == {"simulated-attention"}
 
 
 def test_pipes_and_wide_show_all(log, monkeypatch):

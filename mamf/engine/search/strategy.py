@@ -28,7 +28,6 @@ from mamf.engine.search.rounds import (
     of_the_default,
 )
 from mamf.engine.search.search import FIRST_SHAPES, Search
-from mamf.errors import plugin_errors
 from mamf.measurement import Measurement
 from mamf.operations.matmul.kernel import MatmulKernel
 from mamf.operations.matmul.shapes import MatmulShape
@@ -190,7 +189,7 @@ class FindStrategy:
         try:
             found = kernel.variants(self.backend, self.plan.problem, shape)
             return found[: self.quick_algorithms] if self.plan.is_quick else found
-        except plugin_errors():  # the library's own trouble with a shape: measuring the kernel will say what it is
+        except Exception:  # the library's own trouble with a shape: measuring the kernel will say what it is
             return (kernel,)
 
     # -- sustained ---------------------------------------------------------------------------------------------------

@@ -21,11 +21,13 @@ from __future__ import annotations
 
 import difflib
 import signal
+import sys
 from collections.abc import Iterable
 from typing import Any
 
 #: How the reason of a failed row begins whose launch ended its process, or lost the device for it.
 CRASHED, LOST, GIVEN_UP = "crashed the process", "lost the device", "ended the process three times"
+_LONGEST_LINE = 1000
 #: What the reason of a row says whose launch is too long for a burst.
 OUTLASTS = "outlasts a burst"
 #: The signals that end a process which went wrong, by exit code.
@@ -120,13 +122,29 @@ class RunLogWriteError(MamfError):
     exit_code = 1
 
 
+class Interrupted(KeyboardInterrupt):
+    """A signal that the command line handles ends the run; a plugin may raise KeyboardInterrupt itself."""
+
+
+#: What ends a run wherever it is raised. The first changes to Interrupted while the command line handles signals.
+ENDING: list[type[BaseException]] = [KeyboardInterrupt]
+
+
+def plugin_errors() -> tuple[type[BaseException], ...]:
+    """What ``except plugin_errors():`` catches: SystemExit and the like too; nothing while an ENDING one is raised."""
+    return () if isinstance(sys.exc_info()[1], tuple(ENDING)) else (BaseException,)
+
+
 def first_line(error: BaseException) -> str:
-    """The first line of an exception's message: vendors' messages can fill pages."""
-    lines = str(error).strip().splitlines()
-    return lines[0].strip() if lines else type(error).__name__
+    """The first line of an exception's message, shortened: vendors' messages can fill pages."""
+    try:
+        lines = str.strip(str(error)).splitlines()
+    except plugin_errors():
+        lines = ["its message cannot be read"]
+    return lines[0].strip()[:_LONGEST_LINE] if lines else type(error).__name__
 
 
 def describe_error(error: BaseException) -> str:
     """An exception in one line, with its type unless it is mamf's own: ``KeyError: 'x'`` is clearer than ``'x'``."""
-    line, kind = first_line(error), type(error).__name__
+    line, kind = first_line(error), " ".join(type(error).__name__[:_LONGEST_LINE].split())
     return line if isinstance(error, MamfError) or line == kind else f"{kind}: {line}"

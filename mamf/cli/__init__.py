@@ -20,7 +20,7 @@ from typing import Any
 from mamf.cli import watching
 from mamf.cli.interruption import EXIT_CODE
 from mamf.cli.options.parser import Parser, PrintHelpAll, with_dashes
-from mamf.cli.terminal import say_lines, terminal_columns, warn
+from mamf.cli.terminal import keep_stdout, say_lines, stdout, terminal_columns, warn
 from mamf.cli.watching import Restart
 from mamf.errors import LogChangedWarning, MamfError, MamfWarning, UsageError
 from mamf.limits import shorten
@@ -73,6 +73,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if "_ARGCOMPLETE" in os.environ:  # a shell asks what may follow
         importlib.import_module("mamf.cli.completion").complete(_parser)
     typed = sys.argv[1:] if arguments is None else arguments
+    if arguments is None and "profile" not in typed[:1]:  # its script has stdout
+        keep_stdout()
     with _short_warnings(runs_script="profile" in typed[:1]) as log_changed:
         code = _run(typed, is_watched=arguments is None) or log_changed[0]
     if code == EXIT_CODE and arguments is None:
@@ -88,7 +90,7 @@ def _run(typed: Sequence[str], is_watched: bool) -> int:
             watching.watch(typed)
         watching.listen()
         code = call(typed, watching.WATCH.restart if watching.WATCH else None)
-        sys.stdout.flush()
+        stdout().flush()
         return code
     except MamfError as error:
         warn(str(error))
@@ -105,6 +107,9 @@ def _run(typed: Sequence[str], is_watched: bool) -> int:
         _discard_output()
         warn(f"cannot write the output: {error.strerror or error}")
         return 1
+    finally:
+        if watching.WATCH:
+            watching.WATCH.end()
 
 
 def call(typed: Sequence[str], restart: Restart | None = None) -> int:
@@ -124,7 +129,9 @@ def call(typed: Sequence[str], restart: Restart | None = None) -> int:
     options.restart, options.codes = restart, [*restart.codes] if restart else []
     if restart and hasattr(options, "resume"):  # by the plan of the log alone
         options.resume, options.begins, options.given = restart.log, False, set()
-    return int(importlib.import_module(f"mamf.cli.commands.{options.module}").run(options))
+    guard = importlib.import_module("mamf.plugins.contracts").attribute_errors_to
+    with guard("a plugin or a library", "it", passes=(Exception, KeyboardInterrupt)):
+        return int(importlib.import_module(f"mamf.cli.commands.{options.module}").run(options))
 
 
 def _begin_missing_log(options: argparse.Namespace) -> None:
@@ -140,7 +147,7 @@ def _begin_missing_log(options: argparse.Namespace) -> None:
 
 def _discard_output() -> None:
     """Python flushes stdout once more at exit, and would complain again."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stdout().fileno())
 
 
 @contextlib.contextmanager

@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any
 
+from mamf.errors import ENDING, Interrupted
+
 EXIT_CODE = 130
 #: They end a run; a hangup does not if it was ignored when the process started, as under nohup.
 ENDING_SIGNALS = {signal.SIGINT, signal.SIGTERM} | {
@@ -22,8 +24,8 @@ _SAME_EVENT_SECONDS = 0.3
 
 
 class Interruption:
-    """While entered, the first signal raises KeyboardInterrupt in the main thread: between bytecodes, so a call into a
-    vendor's library returns first. Inside ``shielded`` it waits until the block ends.
+    """While entered, the first signal raises Interrupted (a KeyboardInterrupt) in the main thread: between bytecodes,
+    so a call into a vendor's library returns first. Inside ``shielded`` it waits until the block ends.
     """
 
     def __init__(self) -> None:
@@ -35,6 +37,7 @@ class Interruption:
     def __enter__(self) -> Interruption:
         for number in ENDING_SIGNALS:
             self._previous[number] = signal.signal(number, self._on_signal)
+        self._ended_by, ENDING[0] = ENDING[0], Interrupted
         return self
 
     def __exit__(
@@ -42,6 +45,7 @@ class Interruption:
     ) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
+        ENDING[0] = self._ended_by
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self.is_requested:
@@ -54,7 +58,7 @@ class Interruption:
             return
         self.is_requested, self._requested_at = True, time.monotonic()
         if not self._is_shielded:
-            raise KeyboardInterrupt
+            raise Interrupted
 
     @contextmanager
     def shielded(self) -> Iterator[None]:
@@ -70,4 +74,4 @@ class Interruption:
     def check(self, before: bool = False) -> None:
         """Raise what is still pending: a signal during a shielded block, or one that a library's callback swallowed."""
         if self.is_requested and not before:
-            raise KeyboardInterrupt
+            raise Interrupted

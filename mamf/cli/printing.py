@@ -7,7 +7,7 @@ import sys
 from typing import TextIO
 
 from mamf.backend import Backend
-from mamf.cli.terminal import say, say_lines, terminal_columns
+from mamf.cli.terminal import say, say_lines, stdout, terminal_columns
 from mamf.report.document import Document
 from mamf.report.formats import FOR_PEOPLE, FORMATS
 
@@ -28,7 +28,7 @@ def is_for_people(options: argparse.Namespace) -> bool:
 
 def note_stream(options: argparse.Namespace) -> TextIO:
     """The stream for lines beside a report, which must not mix with what a program reads."""
-    return sys.stdout if is_for_people(options) else sys.stderr
+    return stdout() if is_for_people(options) else sys.stderr
 
 
 def say_memory(needed: int, of: str, backend: Backend) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -105,7 +104,6 @@ def log_lost(row: Measurement, writer: RunLogWriter, backend: Backend) -> None:
     """Log the row that lost the device. The process that watches does it, if any, and has another measure the rest."""
     if watching.WATCH:
         crashes_of(backend).keep(row)
-        sys.stdout.flush()
         os._exit(1)
     writer.write("measurement", measurement_record(row))
 

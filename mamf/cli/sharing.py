@@ -17,7 +17,7 @@ from mamf.choices import PATIENCE_SECONDS
 from mamf.cli.interruption import EXIT_CODE, Interruption
 from mamf.cli.options.values import ALL, index
 from mamf.cli.terminal import say
-from mamf.errors import LogMismatchError, PluginError, UnavailableError, UsageError, describe_error
+from mamf.errors import LogMismatchError, PluginError, UnavailableError, UsageError, describe_error, plugin_errors
 from mamf.logs.comparability import require_device_of_log
 from mamf.logs.recording import traits_record
 from mamf.logs.run_log import RunLog
@@ -110,7 +110,7 @@ def run_device_process(backend: str, device: str) -> int:
             Worker(open_backend(backend, index(device)), send, heard.get).work()
         except (KeyboardInterrupt, BrokenPipeError):
             return EXIT_CODE
-        except Exception as error:  # any error of a vendor's library
+        except plugin_errors() as error:  # any of a vendor's library
             send({FAILURE: describe_error(error)})
             return 1
     return 0

@@ -1,11 +1,13 @@
-"""The only module that prints; it escapes control characters in third-party text."""
+"""The only module that prints; it escapes control characters in third-party text.
+
+``keep_stdout`` makes whatever plugins and libraries print appear on stderr.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import re
-import shutil
 import sys
 from typing import TextIO
 
@@ -19,14 +21,30 @@ _JUDGED = re.compile(
 )
 
 
+#: The stdout that is kept for reports, once it is.
+_KEPT: list[TextIO] = []
+
+
+def stdout() -> TextIO:
+    """Where reports go."""
+    return _KEPT[0] if _KEPT else sys.stdout
+
+
+def keep_stdout() -> None:
+    """Keep stdout for reports: all that plugins print from now on, in C and in child processes too, goes to stderr."""
+    _KEPT.append(open(os.dup(sys.stdout.fileno()), "w", 1, sys.stdout.encoding))  # noqa: PTH123, SIM115
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+
+
 def say(line: str, to: TextIO | None = None) -> None:
     """Print a line, by default to stdout."""
-    _write(f"{visible(line)}\n", to or sys.stdout)
+    _write(f"{visible(line)}\n", to or stdout())
 
 
 def say_lines(text: str) -> None:
     """Print a text that consists of whole lines, such as a report."""
-    _write(visible_lines(text), sys.stdout)
+    _write(visible_lines(text), stdout())
 
 
 def warn(line: str) -> None:
@@ -44,7 +62,10 @@ def _write(text: str, stream: TextIO) -> None:
 
 def terminal_columns() -> int | None:
     """The columns of the terminal; None if stdout is a pipe or a file, which take any width."""
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    if not stdout().isatty():
+        return None
+    named = os.environ.get("COLUMNS", "")
+    return int(named) if named.isdecimal() and int(named) else os.get_terminal_size(stdout().fileno()).columns
 
 
 def _has_colors(stream: TextIO) -> bool:

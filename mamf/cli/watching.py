@@ -2,7 +2,8 @@
 
 The parent forks before anything heavy is imported, and waits. The child measures; memory that both share holds a copy
 of the log and the row of the step in flight. If a signal such as SIGSEGV ends the child, the parent appends that row to
-the log and forks again, to resume the log. Linux only; elsewhere a crash ends the run, and --resume continues it.
+the log and forks again, to resume the log. It does the same if a library ends the child by exit(), and names a step
+that seems to hang. Linux only; elsewhere a crash ends the run, and --resume continues it.
 """
 
 from __future__ import annotations
@@ -39,6 +40,11 @@ _COMMANDS = {
 _UNWATCHED = {"--dry-run", "--help", "-h", "--led"}
 _HEARD = ENDING_SIGNALS | {each for each in signal.Signals if each.name in ("SIGCONT", "SIGCHLD")}
 _PAGE_BYTES, _END = 1 << 20, b"\0"
+#: The label of no step, once the command has ended: whatever exits before that is a plugin.
+OVER = "over"
+_NOTHING, _UNTRACED = b'["", 0, [], "", "", 0]', "TracerPid:\t0\n"
+#: A step that takes longer is named; compilers and tuners take minutes.
+HANG_SECONDS, _LOOK_SECONDS = 600.0, 30.0
 _DIES_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 
 
@@ -66,29 +72,51 @@ class Watch:
         # From the C library: many builds of Python lack os.memfd_create.
         self.copy: IO[bytes] = os.fdopen(ctypes.CDLL(None).memfd_create(b"mamf", 0), "w+b", buffering=0)
         self.restart: Restart | None = None
+        self._named = 0.0
 
-    def note(self, log: Path, begun: float, codes: list[int], line: str = "", label: str = "") -> None:
+    def note(self, log: Path | str, begun: float, codes: list[int], line: str = "", label: str = "") -> None:
         """If the child dies now, this log gets this line, without its end; none by default. ``begun``: when the log was
         opened; ``codes``: as in Restart.
         """
-        data = json.dumps([str(log), begun, codes, line, label]).encode() + _END
+        data = json.dumps([str(log), begun, codes, line, label, time.monotonic()]).encode() + _END
         self._page[: len(data)] = data
 
-    def judge(self, code: int) -> bool:
-        """Whether another process can measure the rest after the child ended with this code; logs the row in flight.
+    def _noted(self) -> tuple[str, float, list[int], str, str, float]:
+        log, begun, codes, line, label, since = json.loads(self._page[: self._page.find(_END)] or _NOTHING)
+        return log, begun, codes, line, label, since
 
-        Raises RunLogWriteError if the log cannot be written.
+    def end(self) -> None:
+        """The command has ended: its exit code is meant."""
+        log, begun, codes, *_ = self._noted()
+        self.note(log, begun, codes, label=OVER)
+
+    def name_hang(self, child: int) -> None:
+        """Warn once of a step that takes longer than HANG_SECONDS, unless a debugger holds the child or this process,
+        from which it was forked.
         """
-        log, begun, codes, line, label = json.loads(self._page[: self._page.find(_END)] or b'["", 0, [], "", ""]')
+        *_, line, label, since = self._noted()
+        is_long = line and since != self._named and time.monotonic() > since + HANG_SECONDS
+        if is_long and sys.gettrace() is None and _UNTRACED in Path(f"/proc/{child}/status").read_text():
+            self._named = since
+            warn(
+                f"{label} in {json.loads(line)['regime']} has not ended for {HANG_SECONDS / 60:.0f} minutes; "
+                f"'kill -ABRT {child}' gives up its row and measures the rest"
+            )
+
+    def judge(self, code: int) -> int | None:
+        """The command's exit code after the child ended with ``code``; None if another process is to measure the rest.
+        Logs the row in flight. Raises RunLogWriteError if the log cannot be written.
+        """
+        log, begun, codes, line, label, _ = self._noted()
         is_lost = bool(line) and f'"reason": "{CRASHED}"' not in line
-        if code not in CRASH_SIGNALS and not (is_lost and code > 0):
-            return False
+        if code not in CRASH_SIGNALS and (code < 0 or code == EXIT_CODE or label == OVER):
+            return code
         if sys.stderr.isatty():
             say("", sys.stderr)  # below the progress
-        what = LOST if is_lost else f"{CRASHED} ({CRASH_SIGNALS[code]})"
+        what = LOST if is_lost else f"{CRASHED} ({CRASH_SIGNALS.get(code, f'exit code {code}')})"
         if not line or not log:
-            warn(f"{label or 'something outside of a measurement'} {what}; finished rows are in {log or 'no log yet'}")
-            return False
+            warn(f"something outside of a measurement {what}; finished rows are in {log or 'no log yet'}")
+            return min(code, 1) or 1
         from mamf.logs.writer import RunLogWriter
 
         with RunLogWriter.reopen(Path(log), self.copy) as writer:
@@ -96,7 +124,7 @@ class Watch:
         warn(f"{label} {what}; a new process measures the rest")
         self.note(writer.path, begun, codes)
         self.restart = Restart(writer.path, time.monotonic() - begun, codes)
-        return True
+        return None
 
 
 #: That of this process, if it is a watched child.
@@ -123,8 +151,8 @@ def watch(typed: Sequence[str]) -> None:
             WATCH = shared
             _end_with(parent)
             return
-        code = _wait(child)
-        if not shared.judge(code):
+        code = shared.judge(_wait(child, shared))
+        if code is not None:
             _end_as(code)
         if signal.sigpending() & ENDING_SIGNALS:
             os._exit(EXIT_CODE)
@@ -136,13 +164,15 @@ def listen() -> None:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _HEARD)
 
 
-def _wait(child: int) -> int:
+def _wait(child: int, shared: Watch) -> int:
     """The exit code of the child. A signal to the parent alone is forwarded; the terminal's reach both, except that a
     terminal which hangs up may tell only the first process of its session.
     """
     while True:
-        received = signal.sigwaitinfo(_HEARD)
-        if received.si_signo != signal.SIGCHLD:
+        received = signal.sigtimedwait(_HEARD, _LOOK_SECONDS)
+        if received is None:
+            shared.name_hang(child)
+        elif received.si_signo != signal.SIGCHLD:
             if received.si_code <= 0 or received.si_signo == signal.SIGHUP:  # from a process, not from the terminal
                 os.kill(child, received.si_signo)
         elif (ended := os.waitpid(child, os.WNOHANG))[0]:

@@ -83,6 +83,9 @@ def _rows_of_steps(evidence: Evidence, steps: list[StepKey]) -> Iterator[Finding
             measured[step] += 1
             if measured[step] > 1:
                 yield Finding("duplicate-row", f"{row.shape} by {row.kernel} was measured already", line)
+    names = {row.kernel.partition("[")[0] for _, _, row in evidence.rows if not (row.phase or row.is_reference)}
+    if len(names) > len(evidence.plan.kernels):  # of kernels that the plan names by path
+        yield Finding("foreign-row", f"rows of {len(names)} kernels, in a run of {len(evidence.plan.kernels)}")
     held = {_step(evidence, row) for row in evidence.log.measurements if not row.is_reference}
     lost = [step for step in steps if step not in held]
     if evidence.tier == "complete" and lost:

@@ -13,7 +13,15 @@ from mamf.ceilings.share import label_dtype
 from mamf.engine.measure import classify_error
 from mamf.engine.regimes import Burst, Classic, Sustained
 from mamf.engine.regimes.checking import Checked
-from mamf.errors import DeviceError, MamfError, PluginError, PluginWarning, UnsupportedError, describe_error
+from mamf.errors import (
+    DeviceError,
+    MamfError,
+    PluginError,
+    PluginWarning,
+    UnsupportedError,
+    describe_error,
+    plugin_errors,
+)
 from mamf.kernel import Prepared
 from mamf.operations.matmul.kernel import MatmulKernel, MatmulProblem
 from mamf.operations.matmul.selection import installed_kernel, kernels_for
@@ -55,7 +63,7 @@ def probe_flops(kernel: MatmulKernel, problem: MatmulProblem, backend: Backend, 
                 size *= 2
     except PluginError:
         raise
-    except Exception as error:
+    except plugin_errors() as error:
         status, reason = classify_error(error, kernel, backend)
         if flops and status != "failed":
             return flops

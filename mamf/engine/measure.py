@@ -13,7 +13,7 @@ from typing import Any
 from mamf.backend import Backend, DeviceInfo, OperandPool, Reading
 from mamf.engine.regimes import Regime, Samples, StoppingRule, Sustained
 from mamf.engine.regimes.checking import Checked, WrongResultError
-from mamf.errors import UnsupportedError, describe_error
+from mamf.errors import UnsupportedError, describe_error, plugin_errors
 from mamf.kernel import AnyKernel, Verdict
 from mamf.measurement import BUSY_SECONDS, IDLE, TERA, TIME, Conditions, Measurement, Status, is_share
 from mamf.operations.unknown import operation_called
@@ -35,7 +35,7 @@ def measure(
 ) -> Measurement:
     """Prepare, verify, sample. ``fastest_possible``: the most work per second that the device can do.
 
-    Returns a Measurement with any status; raises only what is not an Exception (KeyboardInterrupt).
+    Returns a Measurement with any status; raises only what ends the run (mamf.errors.ENDING).
     """
     run = _Run(kernel, problem, shape, regime, pool, rule, fastest_possible)
     backend = regime.backend
@@ -43,7 +43,7 @@ def measure(
         return run.take()
     except WrongResultError as error:
         return run.result("wrong_result", str(error), error=error.verdict.error, details=error.verdict.details)
-    except Exception as error:  # a status of this shape, whatever a vendor's library throws
+    except plugin_errors() as error:  # a status of this shape, whatever a vendor's library throws
         status, reason = classify_error(error, kernel, backend)
     # Outside the handler: its traceback holds the operands that are to be released.
     if status == "out_of_memory":
@@ -52,13 +52,16 @@ def measure(
     return run.result(status, reason)
 
 
-def classify_error(error: Exception, kernel: AnyKernel, backend: Backend) -> tuple[Status, str]:
+def classify_error(error: BaseException, kernel: AnyKernel, backend: Backend) -> tuple[Status, str]:
     """The status and reason of a row for an error. If the kernel or backend cannot classify it, that error counts."""
     try:
-        if isinstance(error, UnsupportedError) or kernel.refuses(error):
+        if isinstance(error, UnsupportedError) or (isinstance(error, Exception) and kernel.refuses(error)):
             return "unsupported", describe_error(error)
-        return "out_of_memory" if backend.is_out_of_memory(error) else "failed", describe_error(error)
-    except Exception as another:
+        return (
+            "out_of_memory" if isinstance(error, Exception) and backend.is_out_of_memory(error) else "failed",
+            describe_error(error),
+        )
+    except plugin_errors() as another:
         return "failed", describe_error(another)
 
 
@@ -198,7 +201,7 @@ def time_shares(checked: Checked, seconds: float, remarks: list[str]) -> Mapping
         shares = {f"{name}{TIME}": round(float(each) / max(seconds, busy), 4) for name, each in times.items()}
         if not all(map(is_share, shares.values())):
             raise ValueError(f"{found} are no seconds")
-    except Exception as error:
+    except plugin_errors() as error:
         remarks.append(f"the parts of its time could not be measured: {describe_error(error)}")
         return {}
     return {**shares, BUSY_SECONDS: round(busy, 9)} if shares else {}

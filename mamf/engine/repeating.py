@@ -14,7 +14,7 @@ from mamf.backend import Backend, OperandPool, Reading
 from mamf.engine.measure import classify_error, conditions, limit_of
 from mamf.engine.regimes import Regime, Sustained
 from mamf.engine.regimes.checking import Checked, WrongResultError
-from mamf.errors import UnsupportedError
+from mamf.errors import UnsupportedError, plugin_errors
 from mamf.kernel import AnyKernel, Prepared
 from mamf.measurement import Measurement, Status
 from mamf.plausibility import split_impossible, why_implausible
@@ -52,7 +52,7 @@ class Repeating:
                 self._repeat(self._prepared(pool), Sustained(backend))
         except WrongResultError as error:
             return self._result("wrong_result", str(error))
-        except Exception as error:
+        except plugin_errors() as error:
             return self._result(*classify_error(error, kernel, backend))
         (_, usual), *others = Counter(self._sums).most_common()
         different = sum(count for _, count in others)

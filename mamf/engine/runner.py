@@ -16,7 +16,16 @@ from weakref import WeakKeyDictionary
 from mamf.backend import Backend, OperandPool
 from mamf.engine.measure import cut_short, limit_of, measure
 from mamf.engine.regimes import Regime, StoppingRule
-from mamf.errors import CRASHED, GIVEN_UP, LOST, DeviceError, DeviceLostError, PluginError, describe_error
+from mamf.errors import (
+    CRASHED,
+    GIVEN_UP,
+    LOST,
+    DeviceError,
+    DeviceLostError,
+    PluginError,
+    describe_error,
+    plugin_errors,
+)
 from mamf.kernel import AnyKernel, Buffer, Problem
 from mamf.measurement import Measurement
 from mamf.plugins.contracts import attribute_errors_to
@@ -167,7 +176,7 @@ class Runner:
         regime.agree = self.agree
         try:
             regime.start()
-        except Exception as error:
+        except plugin_errors() as error:
             raise DeviceError(
                 f"{self._device} failed before the first shape in {regime.name}: {describe_error(error)}"
             ) from error
@@ -185,7 +194,7 @@ class Runner:
         try:
             for name, buffer in largest.items():
                 pool.take(name, *buffer)
-        except Exception as error:
+        except plugin_errors() as error:
             if not self.backend.is_out_of_memory(error):
                 raise DeviceError(f"{self._device} failed while allocating: {describe_error(error)}") from error
             pool.release()
@@ -240,7 +249,7 @@ class Runner:
         try:
             self.backend.synchronize()
             self.backend.wait(self.backend.mark())
-        except Exception as error:
+        except plugin_errors() as error:
             raise DeviceLostError(
                 f"{lost.kernel} at {lost.shape} {lost.reason}; --resume continues in a new process", lost
             ) from error

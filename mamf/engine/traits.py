@@ -16,7 +16,7 @@ from statistics import fmean, median
 from typing import NamedTuple
 
 from mamf.backend import MIB, Advice, Backend
-from mamf.errors import UnsupportedError, describe_error
+from mamf.errors import UnsupportedError, describe_error, plugin_errors
 from mamf.machine.garbage import no_garbage_collection
 from mamf.operations.bandwidth.shapes import BandwidthShape
 from mamf.operations.matmul.operation import problem_for
@@ -76,7 +76,7 @@ def fit_traits(backend: Backend, on_start: Callable[[str], object] = lambda text
 def _measured_or_assumed(backend: Backend) -> Found:
     try:
         return measure_traits(backend)
-    except Exception as error:  # whatever a vendor's library raises
+    except plugin_errors() as error:  # whatever a vendor's library raises
         remark = f"rests and trains are assumed: measuring them failed: {describe_error(error)}"
     burst, sustained = replace(backend.burst_traits, remark=remark), replace(backend.sustained_traits, remark=remark)
     return Found(burst, sustained, None, (Advice("traits", "unknown", remark),))

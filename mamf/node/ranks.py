@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mamf.errors import LogChangedWarning, RunLogWriteError, UnsupportedError, UsageError, describe_error
+from mamf.errors import LogChangedWarning, RunLogWriteError, UnsupportedError, UsageError, describe_error, plugin_errors
 from mamf.node.device import DeviceRun
 from mamf.node.figures import Device
 from mamf.node.gathering import UNMEASURABLE, UNWRITTEN, Run, device_of, is_complete, logs_of
@@ -53,7 +53,7 @@ class Rank:
             run = self.opens()
             address = run.backend.bus_address()
             run.alone()
-        except Exception as error:  # whatever a vendor's library throws
+        except plugin_errors() as error:  # whatever a vendor's library throws
             failure = _reason(error)
             self.on_failure(failure)
         apart = ""
@@ -92,19 +92,19 @@ class Rank:
                 run.agree, run.meet = agreed, met
                 try:
                     run.together()
-                except Exception as error:
+                except plugin_errors() as error:
                     failure = self._failed(error)  # reported before the group ends, which makes the others fail too
-        except Exception as error:
+        except plugin_errors() as error:
             failure = failure or self._failed(error)
         return failure
 
-    def _failed(self, error: Exception) -> str:
+    def _failed(self, error: BaseException) -> str:
         failure = _reason(error, _SUFFERED)
         self.on_failure(failure)
         return failure
 
 
-def _reason(error: Exception, when: str = "") -> str:
+def _reason(error: BaseException, when: str = "") -> str:
     """Why a rank ended; a full disk, a log changed by others or a wrong request is not a fault of the device."""
     if isinstance(error, (LogChangedWarning, RunLogWriteError)):
         return f"{UNWRITTEN}: {error}"

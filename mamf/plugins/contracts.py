@@ -18,11 +18,11 @@ from typing import Any, ClassVar, TypeVar, Union, get_args, get_origin, get_type
 
 from mamf.backend import DeviceInfo, OperandPool, Reading, Telemetry
 from mamf.dtypes import DTYPES
-from mamf.errors import MamfError, PluginError, UsageError, describe_error, first_line
+from mamf.errors import MamfError, PluginError, UsageError, describe_error, first_line, plugin_errors
 from mamf.regime_traits import BurstTraits, SustainedTraits
 
 Plugin = TypeVar("Plugin")
-Errors = tuple[type[Exception], ...]
+Errors = tuple[type[BaseException], ...]
 #: A description of valid values, and a check.
 Requirement = tuple[str, Callable[[Any], object]]
 
@@ -32,7 +32,7 @@ _DIRECT = ("mark", "wait", "submit", "synchronize", "flush_cache", "sleep", "now
 #: log is malformed.
 _MALFORMED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 _MAY_RAISE: Mapping[str, Errors] = {
-    "prepare": (Exception,),
+    "prepare": (BaseException,),
     "axis": (NotImplementedError,),
     "shape_from_record": _MALFORMED,
     "problem_from_record": _MALFORMED,
@@ -178,7 +178,7 @@ def _resolve_hint(hint: Any, plugin: object) -> Any:
 
 
 class attribute_errors_to:
-    """Convert errors raised within into a PluginError that names the plugin; mamf's own errors pass unchanged.
+    """Convert what is raised within, SystemExit too, into a PluginError that names the plugin; mamf's own errors pass.
 
     ``passes``: further errors that pass. ``refuses``: errors that become a UsageError. This is a class because guarded
     methods run for each row, and a generator would take longer than most of them.
@@ -191,7 +191,7 @@ class attribute_errors_to:
         pass
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if not isinstance(error, (Exception, SystemExit)) or isinstance(error, (MamfError, *self._passes)):
+        if not isinstance(error, plugin_errors()) or isinstance(error, (MamfError, *self._passes)):
             return
         if isinstance(error, self._refuses):
             raise UsageError(f"{self._plugin}: {first_line(error)}") from error

@@ -20,7 +20,15 @@ from importlib.metadata import EntryPoint
 from typing import Any, TypeVar
 
 from mamf.backend import Backend, Unavailable
-from mamf.errors import MamfError, PluginError, PluginWarning, UnavailableError, UsageError, describe_error
+from mamf.errors import (
+    MamfError,
+    PluginError,
+    PluginWarning,
+    UnavailableError,
+    UsageError,
+    describe_error,
+    plugin_errors,
+)
 from mamf.kernel import AnyKernel, Kernel
 from mamf.limits import require_known
 from mamf.operation import Operation
@@ -88,7 +96,7 @@ def _load(what: str, point: EntryPoint, contract: type[Contract]) -> type[Contra
         loaded = point.load()
     except MamfError:
         raise
-    except (Exception, SystemExit) as error:
+    except plugin_errors() as error:
         path = is_path(point.name)
         shown = repr(point.name) if path else f"{point.name}: {point.value}"
         hint = "" if path else f"; if files moved, {_INSTALL} again"

@@ -28,7 +28,7 @@ from mamf.report.rows import (
     shape_title,
 )
 from mamf.report.shares import Shares
-from mamf.report.text import end_line, machine_line, percent, rate_name, rate_text
+from mamf.report.text import end_line, label_kernel, machine_line, percent, rate_name, rate_text
 
 
 def baseline_of(rows: Sequence[Measurement], name: str | None) -> Measurement | None:
@@ -81,13 +81,26 @@ def winner_table(found: Sequence[Winner], shares: Shares, top: int | None) -> Ta
     columns: list[Column[Winner]] = [
         Column("problem", "problem", lambda each: group_title(each.row), left=True),
         Column("shape", "shape", lambda each: str(each.row.shape), left=True),
-        Column("kernel", "best kernel", lambda each: each.row.kernel, left=True),
+        Column(
+            "kernel",
+            "best kernel",
+            lambda each: each.row.kernel,
+            lambda name: label_kernel(name, shares.header),
+            left=True,
+        ),
         Column(rate_name("rate", found[0].row.work.unit), "", lambda each: each.row.best_rate),
         Column("", "rate", lambda each: rate_text(each.row.best_rate, each.row.work.unit)),
         Column("half_width_percent", "+-%", lambda each: half_width_percent(each.row), lambda value: f"{value:.2f}", 3),
         Column("mamfu", "MAMFU", lambda each: shares.mamfu(each.row), percent, 2),
         Column("ahead", "ahead %", lambda each: each.ahead, percent, 1),
-        Column("second", "second", lambda each: each.second and each.second.kernel, importance=1, left=True),
+        Column(
+            "second",
+            "second",
+            lambda each: each.second and each.second.kernel,
+            lambda name: label_kernel(name, shares.header),
+            1,
+            True,
+        ),
     ]
     return Table(columns, found, "best kernel per shape", "best_kernels", top=top)
 

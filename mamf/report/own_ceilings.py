@@ -11,7 +11,7 @@ from mamf.logs.records import significant_digits
 from mamf.measurement import TERA
 from mamf.operations.unknown import operation_called
 from mamf.report.document import Column, Table, columns_from
-from mamf.report.text import interval_cell, percent, rate_name, scaled_unit, significant, whole
+from mamf.report.text import interval_cell, label_kernel, percent, rate_name, scaled_unit, significant, whole
 from mamf.statistics import Interval
 
 _NAMES = {("matmul", "burst"): " (MAMF)", ("matmul", "sustained"): " (MSMF)"}
@@ -73,7 +73,7 @@ def ceiling_table(ceilings: Sequence[Ceiling], header: Mapping[str, Any]) -> Tab
         *columns_from(
             ceilings, lambda each: operation_called(each.problem.operation).shape_record(each.shape), titled=False
         ),
-        Column("kernel", "kernel", lambda each: each.kernel, importance=2, left=True),
+        Column("kernel", "kernel", lambda each: each.kernel, lambda name: label_kernel(name, header), 2, True),
         Column("share_of_peak", "% of peak", lambda each: share_of(each.rate, each.problem, header), percent, 3),
         Column("rounds", "rounds", lambda each: each.rounds, importance=6),
         Column("ties", "tied", lambda each: len(each.tied), importance=6),

@@ -14,7 +14,7 @@ from mamf.report.devices import device_columns, flat_device
 from mamf.report.document import Column, columns_from
 from mamf.report.own_ceilings import in_mhz
 from mamf.report.shares import Shares
-from mamf.report.text import plain, rate_name, scaled_unit, significant, whole
+from mamf.report.text import label_kernel, plain, rate_name, scaled_unit, significant, whole
 from mamf.statistics import arithmetic_mean, geometric_mean
 
 #: How much faster a row is than its baseline, or None.
@@ -32,7 +32,7 @@ def row_columns(
         Column("operation", "", lambda row: row.operation),
         Column("regime", "", lambda row: row.regime),
         *columns_from(rows, problem_record, titled=False),
-        Column("kernel", "kernel", lambda row: row.kernel, left=True),
+        Column("kernel", "kernel", lambda row: row.kernel, lambda name: label_kernel(name, shares.header), left=True),
         Column("shape", "" if of_one_shape else "shape", lambda row: str(row.shape), plain, 1, True),
         *columns_from(rows, shape_record, titled=False),
         *(

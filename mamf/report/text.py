@@ -126,8 +126,20 @@ def _cell(text: str) -> str:
     return " ".join(markdown_text(text).split())
 
 
+def label_kernel(name: str, header: Mapping[str, Any]) -> str:
+    """A kernel's name for people, with a label if the plan of its log knows it by its path alone."""
+    planned = _planned_kernels(header)
+    is_by_path = any(":" in each for each in planned) and {name, name.partition("[")[0]}.isdisjoint(planned)
+    return f"{name} (by path)" if is_by_path else name
+
+
+def _planned_kernels(header: Mapping[str, Any]) -> Sequence[str]:
+    # As they were asked for: by name, or by path (package.module:Class).
+    return header.get("plan", {}).get("kernels") or [header.get("kernel", "")]
+
+
 def machine_line(header: Mapping[str, Any]) -> str:
-    """The device, the software and the timer of a run."""
+    """The device, the software and the timer of a run, and the kernels that it was given by path."""
     device = header["device"]
     known = [
         counted(device["compute_units"], "compute unit") if device.get("compute_units") else "",
@@ -137,7 +149,8 @@ def machine_line(header: Mapping[str, Any]) -> str:
         f"timed by {header['timer']}",
     ]
     machine = f"{device['name']} ({device['backend']}:{device['index']}), {', '.join(filter(None, known))}"
-    return "; ".join(filter(None, [machine, describe_sharing(device["name"])]))
+    by_path = (f"kernel by path: {name}" for name in _planned_kernels(header) if ":" in name)
+    return "; ".join(filter(None, [machine, describe_sharing(device["name"]), *by_path]))
 
 
 def end_line(summary: Mapping[str, Any] | None) -> str:

@@ -1,7 +1,11 @@
 """Backends, kernels and operations that break their contracts: each is named with its fault, and it alone is out."""
 
+import asyncio
+import builtins
 import dataclasses
+import inspect
 import math
+import signal
 import sys
 from importlib.metadata import EntryPoint
 from typing import ClassVar
@@ -10,7 +14,7 @@ import pytest
 
 import mamf
 from mamf.backend import Backend
-from mamf.errors import PluginError, PluginWarning
+from mamf.errors import PluginError, PluginWarning, describe_error
 from mamf.kernel import Kernel, Verdict
 from mamf.logs.run_log import read_run_log
 from mamf.operation import Operation
@@ -20,6 +24,7 @@ from mamf.operations.bandwidth.shapes import BandwidthProblem
 from mamf.plugins import discovery
 from mamf.testing import SimulatedAttention, SimulatedBackend, SimulatedMatmul
 from mamf.testing.simulated_kernels import SimulatedBandwidth
+from mamf.text import visible
 from mamf.work import Work
 
 HERE = "test_faulty_plugins"
@@ -96,15 +101,32 @@ def raises(*arguments, **keywords):
     raise RuntimeError("it broke\nand on a second line says so")
 
 
-def interrupted(*arguments, **keywords):
-    raise KeyboardInterrupt
+def interrupted(kind, method):
+    """The method, within which somebody presses Ctrl-C."""
+    right = inspect.getattr_static(kind, method)
+
+    def press(*arguments, **keywords):
+        signal.raise_signal(signal.SIGINT)
+        return getattr(right, "__func__", right)(*arguments, **keywords)
+
+    return press
+
+
+def leaves(*arguments, **keywords):
+    raise SystemExit(0)
 
 
 def gives(value):
     return lambda *arguments, **keywords: value
 
 
-FAULTS = {"raises": raises, "None": gives(None), "NaN": gives(math.nan), "wrong type": gives(object())}
+FAULTS = {
+    "raises": raises,
+    "leaves": leaves,
+    "None": gives(None),
+    "NaN": gives(math.nan),
+    "wrong type": gives(object()),
+}
 #: Whatever they return is not looked at.
 RETURN_NOTHING = (
     "synchronize",
@@ -173,7 +195,7 @@ FAULTY_CASES = [
     pytest.param(*case, fault, id=f"{named(case)}-{name}")
     for case in TABLE
     for name, fault in FAULTS.items()
-    if name == "raises" or case[1] not in RETURN_NOTHING
+    if name in ("raises", "leaves") or case[1] not in RETURN_NOTHING
 ]
 
 
@@ -202,7 +224,7 @@ def test_a_fault_is_told_in_a_line_that_names_the_plugin(run, monkeypatch, tmp_p
 @pytest.mark.parametrize(("kind", "method", "commands"), CASES)
 def test_ctrl_c_from_within_a_plugin_ends_the_run_with_its_log(run, monkeypatch, tmp_path, kind, method, commands):
     with monkeypatch.context() as patch:
-        put(patch, kind, method, interrupted)
+        put(patch, kind, method, interrupted(kind, method))
         code, out, err = run(*commands[0])
     unknown._installed.cache_clear()
     assert code in (0, 130)
@@ -356,6 +378,114 @@ def test_what_a_kernel_throws_while_it_prepares_is_the_status_of_its_row(run, mo
     code, _, _ = run(*MATMUL, "faulty")
     (row,) = read_run_log(tmp_path / "run.jsonl").measurements
     assert (code, row.status, row.reason) == (1, "failed", "RuntimeError: it broke")
+
+
+# -- what is no Exception, or cannot be read ---------------------------------------------------------------------------
+
+
+class Own(BaseException):
+    """What no library of Python's knows."""
+
+
+class Mute(Exception):
+    def __str__(self):
+        raise SystemExit(0)
+
+
+Colored = type("\x1b[31mColored\n", (BaseException,), {})
+EXITS = {
+    "SystemExit: 0": SystemExit(0),
+    "SystemExit: None": SystemExit(None),
+    "GeneratorExit": GeneratorExit(),
+    "KeyboardInterrupt: by itself": KeyboardInterrupt("by itself"),
+    "CancelledError": asyncio.CancelledError(),
+    "Own: \x1b[2Jit broke": Own("\x1b[2Jit broke\nsecond line"),
+    "Mute: its message cannot be read": Mute(),
+    "\x1b[31mColored: it broke": Colored("it broke"),
+    f"RuntimeError: {1000 * 'x'}": RuntimeError(10**6 * "x"),
+}
+if sys.version_info >= (3, 11):
+    EXITS["BaseExceptionGroup: two (2 sub-exceptions)"] = builtins.BaseExceptionGroup(
+        "two", [SystemExit(0), GeneratorExit()]
+    )
+OTHER = [*MATMUL[:3], "--m", "1024", "512", *MATMUL[5:], "faulty"]
+
+
+def breaks(monkeypatch, place, error):
+    """The faulty kernel raises in some place, at one of two shapes."""
+    prepare = SimulatedMatmul.prepare
+
+    def fails(*arguments):
+        raise error
+
+    def prepared(self, backend, problem, shape, *arguments):
+        if shape.m != 1024:
+            return prepare(self, backend, problem, shape, *arguments)
+        if place == "prepare":
+            raise error
+        ready = prepare(self, backend, problem, shape, *arguments)
+        broken = [fails for _ in ready.launches] if place == "launches" else fails
+        return dataclasses.replace(ready, **{place: broken})
+
+    monkeypatch.setattr(FaultyMatmul, "prepare", prepared)
+
+
+@pytest.mark.parametrize("place", ["prepare", "launches", "verify", "poison", "changed_operands"])
+@pytest.mark.parametrize(
+    "reason", EXITS, ids=[f"{type(each).__name__!a}-{number}" for number, each in enumerate(EXITS)]
+)
+def test_what_a_kernel_raises_costs_its_own_row_whatever_it_is(run, monkeypatch, tmp_path, place, reason):
+    breaks(monkeypatch, place, EXITS[reason])
+    code, out, err = run(*OTHER)
+    log = read_run_log(tmp_path / "run.jsonl")
+    assert (code, err, log.tier) == (0, "", "complete")
+    assert {row.shape.m: (row.status, row.reason) for row in log.measurements} == {
+        1024: ("failed", reason),
+        512: ("ok", ""),
+    }
+    assert "\x1b" not in out
+    code, out, err = run(*RUN[:-1], "1024x1024x1024")
+    if "KeyboardInterrupt" not in reason:  # 'mamf run' leaves signals to what debugs it
+        assert (code, out, err.count("\n")) == (1, "", 1)
+        assert visible(reason) in err
+
+
+@pytest.mark.parametrize("error", EXITS.values(), ids=range(len(EXITS)))
+@pytest.mark.parametrize("method", ["unsupported", "settings", "unsupported_shape", "refuses"])
+def test_a_method_of_a_contract_that_exits_is_a_broken_contract(run, monkeypatch, tmp_path, method, error):
+    def fails(*arguments):
+        raise error
+
+    monkeypatch.setattr(FaultyMatmul, method, fails)
+    if method == "refuses":
+        breaks(monkeypatch, "prepare", RuntimeError())
+    code, _, err = run(*OTHER)
+    told = f" is broken: {method} raised {describe_error(error)}"
+    if method == "unsupported":  # asked before there is a log
+        assert (code, err.count("\n")) == (2, 1)
+        assert visible(told[:900]) in err
+    else:
+        rows = {row.shape.m: row for row in read_run_log(tmp_path / "run.jsonl").measurements}
+        assert (code, err, rows[512].ok) == ((0, "", True) if method == "refuses" else (1, "", False))
+        assert told[:900] in rows[1024].reason
+
+
+@pytest.mark.parametrize(
+    "raised", ["SystemExit(0)", "KeyboardInterrupt('it')", "GeneratorExit()", "BaseException('it')"]
+)
+def test_a_module_that_exits_while_it_is_imported_is_named(run, monkeypatch, tmp_path, raised):
+    (tmp_path / "leaving.py").write_text(f"raise {raised}")
+    monkeypatch.syspath_prepend(tmp_path)
+    code, out, err = run(*MATMUL, "leaving:Kernel")
+    assert (code, out) == (2, "")
+    assert err.startswith(f"mamf: kernel 'leaving:Kernel' cannot be loaded: {raised.partition('(')[0]}")
+    assert err.count("\n") == 1
+
+
+def test_an_exit_that_no_guard_sees_ends_no_command_well(run, monkeypatch):
+    monkeypatch.setattr("mamf.cli.commands.backends.run", leaves)
+    told = "mamf: a plugin or a library is broken: it raised SystemExit: 0\n"
+    assert run("backends") == (2, "", told)
 
 
 def test_details_that_json_does_not_hold_fail_their_row_alone(run, monkeypatch, tmp_path):

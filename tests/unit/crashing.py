@@ -52,9 +52,9 @@ class CrashingOnce(SimulatedMatmul):
 
 
 class Waiting(Crashing):
-    """Waits at one size for a signal."""
+    """Waits at one size for a signal, once."""
 
-    ENDS: ClassVar[dict] = {512: lambda: (Path("waits").touch(), signal.pause())}
+    ENDS: ClassVar[dict] = {512: lambda: Path("waits").exists() or (Path("waits").touch(), signal.pause())}
 
 
 class Lost(SimulatedBackend):
@@ -85,3 +85,24 @@ class FaultyLibrary(SimulatedMatmul):
 
     def unsupported(self, backend, problem):
         os.kill(os.getpid(), signal.SIGSEGV)
+
+
+class Leaving(Crashing):
+    """Ends its process at some sizes with an exit code, printing before that in every way there is."""
+
+    @staticmethod
+    def leave(code):
+        print("printed", flush=True)
+        os.write(1, b"written\n")
+        ctypes.CDLL(None).puts(b"put")
+        ctypes.CDLL(None).fflush(None)
+        os._exit(code)
+
+    ENDS: ClassVar[dict] = {512: lambda: Leaving.leave(0), 768: lambda: Leaving.leave(7), 1280: lambda: os._exit(255)}
+
+
+class LeavingLibrary(SimulatedMatmul):
+    """Whose library ends the process when it is asked for."""
+
+    def __init__(self):
+        os._exit(0)

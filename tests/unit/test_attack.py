@@ -3,11 +3,12 @@
 import json
 import shutil
 import signal
+import sys
 from random import Random
 from unittest import mock
 
 import pytest
-from attacks import bad_inputs, changed_files, damaged_logs, kills, real_kills
+from attacks import bad_inputs, changed_files, damaged_logs, kills, plugin_faults, real_kills
 from attacks.calls import call
 from attacks.counts import Counts, table
 from attacks.damage import DAMAGES
@@ -58,6 +59,13 @@ def test_a_log_that_other_programs_change_loses_nothing(folder):
     counts = changed_files.attack(folder, Random(0), 20)
     assert counts.of["inputs"] == 20
     assert counts.codes[1]
+    assert_survived(counts)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="exits are recorded by the process that watches, on Linux")
+def test_kernels_that_exit_raise_or_print_cost_their_own_row(folder):
+    counts = plugin_faults.attack(folder, Random(3), 6)
+    assert counts.of["calls"] == 6
     assert_survived(counts)
 
 

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -281,7 +282,7 @@ def test_other_sizes_in_the_same_folder_are_refused_and_told(folder, capsys):
 def test_ctrl_c_leaves_what_is_done_and_the_rest_goes_on(profiled, undrawn, on_launch):
     def interrupt(launches):
         if launches == 40:
-            raise KeyboardInterrupt
+            signal.raise_signal(signal.SIGINT)
 
     on_launch(interrupt)
     assert main(ASKED) == 130

@@ -185,6 +185,16 @@ def test_a_confirmed_ceiling_outranks_a_higher_sweep(find_records, sweep_records
     assert "(sweep.jsonl)" not in page.partition("## Unconfirmed")[0]
 
 
+def test_a_kernel_that_was_loaded_by_path_is_labeled(sweep_records, tmp_path):
+    page = results_page(collect(tmp_path, [write(tmp_path / "given.jsonl", sweep_records)]))
+    named = copy.deepcopy(sweep_records)
+    named[0]["kernel"] = kernel = rows(named)[0]["kernel"]
+    assert f"| {kernel} (by path) |" in page
+    page = results_page(collect(tmp_path, [write(tmp_path / "given.jsonl", named)]))
+    assert f"| {kernel} |" in page
+    assert "(by path)" not in page
+
+
 def test_tiers_are_never_ranked_together(sweep_records, tmp_path):
     paths = [write(tmp_path / "whole.jsonl", sweep_records), write(tmp_path / "cut.jsonl", sweep_records[:-2])]
     page = results_page(collect(tmp_path, paths))

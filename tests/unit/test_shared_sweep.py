@@ -295,7 +295,7 @@ class Frail(Card):
 
     def compute(self, cycles, operands):
         if operands[0] == GRID_SHAPES[3]:
-            raise SystemExit
+            raise virtual_pool.Ended
         super().compute(cycles, operands)
 
 
@@ -314,7 +314,7 @@ class Crashes(Card):
 
     def compute(self, cycles, operands):
         if self.least <= operands[0].m <= self.most:
-            raise SystemExit(-11)
+            raise virtual_pool.Ended(-11)
         super().compute(cycles, operands)
 
 

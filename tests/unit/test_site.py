@@ -281,6 +281,16 @@ def test_hostile_names_are_text(root):
 # -- files -------------------------------------------------------------------------------------------------------------
 
 
+def test_a_kernel_that_was_loaded_by_path_is_labeled(root):
+    path = put(root, ATTENTION)
+    put(root, FIND)
+    assert "(by path)" not in next(text for name, text in built(root).items() if "h200" in name)
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    records[0]["plan"]["kernels"] = ["own.kernels:Attention"]
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    assert "(by path)" in next(text for name, text in built(root).items() if "h200" in name)
+
+
 def test_the_same_logs_give_the_same_bytes(root):
     put(root, FIND)
     put(root, EPYC)

@@ -1,5 +1,6 @@
 """A kernel that crashes the process costs its own row; signals and exit codes pass through the process that watches."""
 
+import json
 import os
 import signal
 import subprocess
@@ -182,9 +183,98 @@ def test_the_time_that_a_run_spent_adds_up(monkeypatch, tmp_path):
         begun = now[0] - (watch.restart.spent if watch.restart else 0.0)
         watch.note(log, begun, [1], '{"reason": "crashed the process"}', "mm at 1x1x1")
         now[0] += 30
-        assert watch.judge(-signal.SIGSEGV)
+        assert watch.judge(-signal.SIGSEGV) is None
         assert watch.restart == (log, spent, [1])
-        assert not watch.judge(-signal.SIGKILL)
+        assert watch.judge(-signal.SIGKILL) == -signal.SIGKILL
+
+
+# -- libraries that exit -----------------------------------------------------------------------------------------------
+
+
+def test_a_launch_that_exits_costs_its_own_row_and_what_it_printed_is_on_stderr(tmp_path):
+    options = ("sweep", "--m", "256", "512", "768", "1280", *SHAPES, "--output", "log.jsonl", "--format", "json")
+    code, out, err = ended(begun(tmp_path, *options, kernel="Leaving"))
+    crashed = {m: f"crashed the process (exit code {code})" for m, code in ((512, 0), (768, 7), (1280, 255))}
+    said = [f"mamf: crashing.mm at {m}x256x256 {each}; a new process measures the rest" for m, each in crashed.items()]
+    printed = ["printed", "written", "put"]
+    assert (code, err) == (0, [*printed, said[0], *printed, *said[1:], "log: log.jsonl"])
+    assert rows(tmp_path) == {256: ("ok", ""), **{m: ("failed", reason) for m, reason in crashed.items()}}
+    assert [row["status"] for row in json.loads(out)["measurements"]].count("ok") == 1
+
+
+def test_a_library_that_exits_outside_of_a_measurement_ends_no_command_well(tmp_path):
+    code, out, err = sweep(tmp_path, 256, kernel="LeavingLibrary")
+    told = "crashed the process (exit code 0); finished rows are in no log yet"
+    assert (code, out, err) == (1, "", [f"mamf: something outside of a measurement {told}"])
+
+
+# -- launches that hang ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    now = [1000.0]
+    monkeypatch.setattr(watching.time, "monotonic", lambda: now[0])
+    return now
+
+
+LINE = '{"reason": "crashed the process", "regime": "burst"}'
+HANGS = (
+    "mamf: mm at 1x1x1 in burst has not ended for 10 minutes; 'kill -ABRT {}' gives up its row and measures the rest\n"
+)
+
+
+def test_a_step_that_hangs_is_named_once(clock, capsys):
+    watch, process = watching.Watch(), os.getpid()
+    clock[0] += 10**6
+    watch.name_hang(process)  # before any step
+    watch.note("", 0.0, [], LINE, "mm at 1x1x1")
+    clock[0] += watching.HANG_SECONDS
+    watch.name_hang(process)
+    assert capsys.readouterr().err == ""
+    for _ in range(3):
+        clock[0] += 1
+        watch.name_hang(process)
+    assert capsys.readouterr().err == HANGS.format(process)
+    watch.note("", 0.0, [], LINE, "mm at 1x1x1")  # the next visit
+    clock[0] += watching.HANG_SECONDS + 1
+    watch.name_hang(process)
+    assert capsys.readouterr().err == HANGS.format(process)
+    watch.note("", 0.0, [])
+    clock[0] += 10**6
+    watch.name_hang(process)
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("debugger", ["python", "tracer"])
+def test_what_somebody_debugs_is_not_named(clock, capsys, monkeypatch, debugger):
+    watch = watching.Watch()
+    watch.note("", 0.0, [], LINE, "mm at 1x1x1")
+    clock[0] += 10**6
+    with monkeypatch.context() as patch:
+        if debugger == "python":
+            patch.setattr(watching.sys, "gettrace", lambda: print)
+        else:
+            patch.setattr(watching.Path, "read_text", lambda path: "Name:\tpython\nTracerPid:\t77\n")
+        watch.name_hang(os.getpid())
+    assert capsys.readouterr().err == ""
+    watch.name_hang(os.getpid())
+    assert capsys.readouterr().err == HANGS.format(os.getpid())
+
+
+def test_the_process_that_waits_looks_for_hangs(monkeypatch):
+    looked, answers = [], iter([None, None, Namespace(si_signo=signal.SIGCHLD)])
+    monkeypatch.setattr(watching.signal, "sigtimedwait", lambda heard, seconds: next(answers))
+    monkeypatch.setattr(watching.os, "waitpid", lambda child, how: (child, 0))
+    assert watching._wait(77, Namespace(name_hang=looked.append)) == 0
+    assert looked == [77, 77]
+
+
+def test_a_hanging_launch_is_given_up_as_its_line_says(tmp_path):
+    process = waiting(tmp_path)
+    os.kill(child_of(process), signal.SIGABRT)
+    code, _, err = ended(process)
+    assert (code, err) == (0, [crash(512, "SIGABRT")])
 
 
 # -- devices that are lost ---------------------------------------------------------------------------------------------
@@ -275,8 +365,8 @@ def test_kill_leaves_no_child_and_a_log_that_is_resumed(tmp_path):
     while Path(f"/proc/{child}").exists():
         time.sleep(0.001)
     assert rows(tmp_path) == {256: ("ok", "")}
-    code, _, err = ended(begun(tmp_path, "sweep", "--resume", "log.jsonl", kernel="Crashing"))
-    assert (code, [line for line in err if "crashed" not in line]) == (0, [])
+    code, _, err = ended(begun(tmp_path, "sweep", "--resume", "log.jsonl", kernel="Waiting"))
+    assert (code, err) == (0, [])
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGUSR1])

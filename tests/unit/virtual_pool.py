@@ -6,12 +6,23 @@ import sys
 import threading
 from queue import Queue
 
-from mamf.errors import describe_error
+from mamf.errors import ENDING, describe_error
 from mamf.node.children import FAILURE, Event
 from mamf.node.sharing import DevicePool
 from mamf.node.worker import Worker
 
 GONE = None
+
+
+class Ended(BaseException):
+    """The end of a device's process, with its exit code: no handler of mamf's may see it."""
+
+    @property
+    def code(self):
+        return self.args[0] if self.args else None
+
+
+ENDING.append(Ended)
 
 
 class Device:
@@ -31,7 +42,7 @@ class Device:
         try:
             Worker(self.backend, self.send, self.receive).work()
             self.end(0)
-        except SystemExit as end:
+        except Ended as end:
             self.end(end.code or -9)
         except Exception as error:
             self.send({FAILURE: describe_error(error)})
@@ -39,7 +50,7 @@ class Device:
         self.is_idle.set()
 
     def send(self, record):
-        if isinstance(sys.exception() if hasattr(sys, "exception") else sys.exc_info()[1], SystemExit):
+        if isinstance(sys.exception() if hasattr(sys, "exception") else sys.exc_info()[1], Ended):
             return  # a process that was ended sends nothing more
         self.events.append((self.backend.now(), Event(self.rank, json.loads(json.dumps(record)))))
 
@@ -47,7 +58,7 @@ class Device:
         self.is_idle.set()
         line = self.lines.get()
         if line is GONE or (self.heard == self.ends and not self.hangs):
-            raise SystemExit
+            raise Ended
         self.heard += 1
         return line
 

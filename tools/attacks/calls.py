@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from attacks.counts import Counts
 from mamf.cli import main
+from mamf.errors import ENDING
 
 #: Of the processor; a machine that is busy with other things is given longer by the clock.
 HANG_SECONDS = 10.0
@@ -50,6 +51,9 @@ class _Captured(io.StringIO):
     def close(self) -> None:
         os.close(self._descriptor)
         super().close()
+
+
+ENDING.extend((Killed, _Hang))
 
 
 class Ended(NamedTuple):

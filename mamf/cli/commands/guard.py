@@ -44,11 +44,7 @@ def run(options: argparse.Namespace) -> int:
             raise UsageError(f"cannot write {path}: there is no folder {path.parent}")
     # Read before a device is opened, so that errors come first.
     options.before = None if options.update else _baseline(options.baseline)
-    try:
-        return run_session(options, _GuardSession)
-    except SystemExit as ended:  # from a kernel: its code is no verdict
-        warn(f"a kernel ended the guard: SystemExit({ended.code!r}); nothing was decided")
-        return _UNFINISHED
+    return run_session(options, _GuardSession)
 
 
 def _baseline(path: Path) -> RunLog:

@@ -14,7 +14,7 @@ from mamf.ceilings.contributed import FILE
 from mamf.cli.guard_file import read_guard_file
 from mamf.cli.printing import print_document
 from mamf.cli.reading import reading
-from mamf.cli.terminal import say, say_lines, warn
+from mamf.cli.terminal import say, say_lines, stdout, warn
 from mamf.contribution.collection import collect
 from mamf.contribution.evidence import TIERS, Finding
 from mamf.contribution.issue_body import encode_issue
@@ -168,7 +168,7 @@ def run_submit(options: argparse.Namespace) -> int:
         _folder(root, ", name it with --results, or use --issue, which needs no clone")
     _require_file(options.log)
     submission = prepare(options.log)
-    notes = sys.stderr if options.issue else sys.stdout  # of --issue, stdout is the issue's body
+    notes = sys.stderr if options.issue else stdout()  # of --issue, stdout is the issue's body
     for line in (*_finding_lines(submission.review), *(f"scrubbed: {change}" for change in submission.changes)):
         say(line, notes)
     if submission.review.is_rejected():

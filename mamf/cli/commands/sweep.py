@@ -27,7 +27,7 @@ from mamf.kernel import AnyKernel
 from mamf.kinds.kind import View
 from mamf.operations.matmul.selection import kernel_for
 from mamf.plans import MATMUL, Plan
-from mamf.plugins.discovery import operation
+from mamf.plugins.discovery import is_path, operation
 
 
 def run(options: argparse.Namespace) -> int:
@@ -52,11 +52,13 @@ class _SweepSession(KernelsSession):
         problem = before.problem if before else problem_from(self.options, backend)
         name = self.options.kernel or (before.kernels[0] if before else "auto")
         kernel = kernel_for(backend, problem, name)
+        # Earlier logs name a kernel that was loaded by path as it calls itself.
+        planned = name if is_path(before.kernels[0] if before else name) else kernel.name
         if before:
-            require_same_kernels(self.options, before.kernels, [kernel.name])
+            require_same_kernels(self.options, before.kernels, [planned])
         if reason := kernel.unsupported(backend, problem):
             raise UnsupportedError(reason)
-        return [(kernel.name, kernel)]
+        return [(planned, kernel)]
 
     def new_plan(self) -> Plan:
         plan = plan_from(self.options, self.backend, self.kernels[0][0])

@@ -49,6 +49,9 @@ class Parser(argparse.ArgumentParser):
     def format_help(self) -> str:
         return self.overview or self._help(is_whole=False)
 
+    def print_help(self, file: object = None) -> None:
+        say_lines(self.format_help())
+
     def _help(self, is_whole: bool) -> str:
         rare = [] if is_whole else [each for each in self._actions if RARE.intersection(each.option_strings)]
         helps = [each.help for each in rare]

@@ -11,8 +11,10 @@ as read is well-typed.
 from __future__ import annotations
 
 import codecs
+import itertools
 import json
 import shlex
+import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -46,6 +48,12 @@ CONVERTIBLE = (1, 2, 3)
 TRANSIENT_STATUSES = ("failed", "out_of_memory")
 #: Errors from reading values of the wrong type in logs edited by hand.
 MALFORMED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, MamfError)
+#: A longer file is not read: a record takes several times its length in memory.
+MOST_BYTES = 512 << 20
+TOO_LONG = f"has more than {MOST_BYTES >> 20} MiB: no run log is that long"
+# Of a record: half a million samples, and objects within objects.
+_LONGEST_LINE = 16 << 20
+_MOST_NESTED = 32
 #: Receives how many bytes or characters more were read, for a progress bar.
 Seen = Callable[[int], object]
 #: Ceilings of an operation by problem and regime.
@@ -186,11 +194,19 @@ def _recompute(log: RunLog) -> None:
 
 
 def lines_of(path: Path, seen: Seen | None = None) -> Iterator[bytes]:
-    """The whole lines of a file, one at a time. Raises RunLogError for a file without any."""
+    """The whole lines of a regular file, one at a time. Raises RunLogError for a file without any, for a longer file or
+    line than a log has, and for a pipe or a device, which may never end.
+    """
     is_empty = True
     try:
+        if not stat.S_ISREG(mode := (state := path.stat()).st_mode) and not stat.S_ISDIR(mode):
+            raise RunLogError(f"cannot read {path}: it is not a regular file: save the log first")
+        if state.st_size > MOST_BYTES:
+            raise RunLogError(f"{path} {TOO_LONG}")
         with path.open("rb") as file:
-            for line in file:
+            for line in iter(lambda: file.readline(_LONGEST_LINE + 1), b""):
+                if len(line) > _LONGEST_LINE:
+                    raise RunLogError(f"{path} has a line of more than {_LONGEST_LINE >> 20} MiB: not a run log")
                 if line.endswith(b"\n"):
                     is_empty = False
                     yield line[:-1]
@@ -229,7 +245,18 @@ def parse_record(line: bytes) -> dict[str, Any]:
         raise ValueError("not one JSON object")
     if not isinstance(record, dict) or not isinstance(record.get("record"), str):
         raise ValueError("not a record of a run log")
+    if line.count(b"{") + line.count(b"[") > _MOST_NESTED and _is_nested_deeply(record):
+        raise ValueError(f"nested more than {_MOST_NESTED} deep")
     return record
+
+
+def _is_nested_deeply(record: dict[str, Any]) -> bool:
+    """Whether objects and lists are nested deeper than in any log: functions that call themselves would fail."""
+    level: list[Any] = [record]
+    for _ in range(_MOST_NESTED):
+        values = (each.values() if isinstance(each, dict) else each for each in level)
+        level = [value for value in itertools.chain.from_iterable(values) if isinstance(value, (dict, list))]
+    return bool(level)
 
 
 def _refuse(constant: str) -> None:

@@ -167,7 +167,8 @@ def run_submit(options: argparse.Namespace) -> int:
     if not options.issue:
         _folder(root, ", name it with --results, or use --issue, which needs no clone")
     _require_file(options.log)
-    submission = prepare(options.log)
+    with reading([options.log]):
+        submission = prepare(options.log)
     notes = sys.stderr if options.issue else sys.stdout  # of --issue, stdout is the issue's body
     for line in (*_finding_lines(submission.review), *(f"scrubbed: {change}" for change in submission.changes)):
         say(line, notes)

@@ -14,6 +14,7 @@ Sizes = tuple[int, int, int]
 
 _FIGURES = ("mean", "median", "fastest", "stated", "MAMF", "MSMF")
 _PADDED_SHAPE = 20
+_LONGEST_ROW = 1000
 _TRIAL: tuple[Evidence, ...] = (("row", "trial"),)
 _STATED: tuple[Evidence, ...] = (("row", "stated"),)
 _PADDED, _UNPADDED = (*_STATED, ("pad", "yes")), (*_STATED, ("pad", "no"))
@@ -35,9 +36,10 @@ class Row(NamedTuple):
     best_sizes: Sizes | None = None
     is_winner: bool = False
 
-    def repeats(self, other: Row) -> bool:
-        """The winner of a phase is printed once more when the phase ends."""
-        return (self.stage, self.sizes, self.figures) == (other.stage, other.sizes, other.figures)
+    @property
+    def key(self) -> object:
+        """Equal for rows that repeat each other: the winner of a phase is printed once more when the phase ends."""
+        return self.stage, self.sizes, *self.figures.items()
 
 
 # Long logs print the same few thousand numbers again and again: each is kept once.
@@ -102,6 +104,8 @@ class RowReader:
         self._last = FORMS[0]
 
     def __call__(self, line: str) -> Row | None:
+        if len(line) > _LONGEST_ROW:
+            return None
         # No line is of two forms, and nearly every one is of the form of the line before.
         found = self._last.pattern.search(line)
         if found:

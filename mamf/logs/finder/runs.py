@@ -22,6 +22,8 @@ _NOTHING = (
     "holds nothing that mamf-finder prints: no row, no summary; give the file named by its --output_file, "
     "or paste its output whole"
 )
+# Each becomes a file.
+_MOST_RUNS = 1000
 
 
 def ignore_progress(count: int) -> None:
@@ -37,6 +39,8 @@ def parse(text: str, seen: Seen = ignore_progress) -> list[FinderRun]:
     runs = [run for each in texts for run in _runs(each, scrubber, seen)]
     if not any(run.rows or run.best or run.tried is not None for run in runs):
         raise RunLogError(_NOTHING)
+    if len(runs) > _MOST_RUNS:
+        raise RunLogError(f"holds more than {_MOST_RUNS} runs: split it")
     return _without_repetition(runs)
 
 
@@ -85,7 +89,7 @@ def _without_repetition(runs: Sequence[FinderRun]) -> list[FinderRun]:
             kept[-1] = replace(
                 before,
                 elapsed_seconds=before.elapsed_seconds or run.elapsed_seconds,
-                remarks=(*before.remarks, "the summary is printed twice"),
+                remarks=tuple(dict.fromkeys((*before.remarks, "the summary is printed twice"))),
             )
         else:
             kept.append(run)

@@ -1,4 +1,5 @@
-"""Attacks mamf: damaged logs, bad command lines, kills in virtual time and real ones; prints a table of counts.
+"""Attacks mamf: damaged logs, bad command lines, kills in virtual time and real ones, inputs that take memory or time
+without end, secrets in logs; prints a table of counts.
 
     python tools/attack.py                                          # all of it: hours
     python tools/attack.py --logs 200 --inputs 200 --virtual-kills 50 --real-kills 3
@@ -21,7 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
-from attacks import bad_inputs, damaged_logs, kills, real_kills
+from attacks import bad_inputs, damaged_logs, kills, private_texts, real_kills, resources
 from attacks.counts import Counts, table
 from attacks.honest import little_work, make
 
@@ -57,6 +58,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--inputs", type=int, default=2_000, help="bad command lines (default: 2000)")
     parser.add_argument("--virtual-kills", type=int, default=2_000, help="in this process (default: 2000)")
     parser.add_argument("--real-kills", type=int, default=300, help="of processes (default: 300)")
+    parser.add_argument("--resources", type=int, default=50, help="inputs without end or bound (default: 50)")
+    parser.add_argument("--secrets", type=int, default=500, help="logs with a made-up secret (default: 500)")
     return parser.parse_args()
 
 
@@ -73,6 +76,8 @@ def _attacks(options: argparse.Namespace, folder: Path) -> list[Callable[[], Cou
         (options.inputs, seeded(bad_inputs.attack, "inputs", options.inputs, logs)),
         (options.virtual_kills, seeded(kills.attack, "virtual", options.virtual_kills)),
         (options.real_kills, seeded(real_kills.attack, "real", options.real_kills)),
+        (options.resources, seeded(resources.attack, "resources", options.resources, logs)),
+        (options.secrets, seeded(private_texts.attack, "secrets", options.secrets, logs)),
     )
     return [attack for count, attack in chosen if count]
 

@@ -13,12 +13,11 @@ from tqdm import tqdm
 
 from mamf.ceilings.roof import Roofs
 from mamf.cli.terminal import warn
-from mamf.logs.comparability import roofs_of_logs
 from mamf.errors import RunLogError
-from mamf.logs.run_log import MOST_BYTES, TOO_LONG, RunLog, Seen, read_run_log
+from mamf.limits import MOST_BYTES, TOO_LONG
+from mamf.logs.comparability import roofs_of_logs
+from mamf.logs.run_log import RunLog, Seen, read_run_log
 from mamf.machine.garbage import no_garbage_collection
-
-_PIECE = 1 << 20
 
 
 def read_log(path: Path) -> RunLog:
@@ -54,7 +53,7 @@ def as_file(path: Path) -> Iterator[Path]:
     with TemporaryDirectory() as folder:
         copy = Path(folder, path.name)
         with path.open("rb") as pipe, copy.open("wb") as file:
-            for piece in iter(lambda: pipe.read(_PIECE), b""):
+            for piece in iter(lambda: pipe.read(1 << 20), b""):
                 if file.write(piece) and file.tell() > MOST_BYTES:
                     raise RunLogError(f"{path} {TOO_LONG}")
         yield copy

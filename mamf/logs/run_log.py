@@ -11,7 +11,6 @@ as read is well-typed.
 from __future__ import annotations
 
 import codecs
-import itertools
 import json
 import shlex
 import stat
@@ -24,11 +23,13 @@ from mamf.backend import DeviceInfo
 from mamf.ceilings.ceiling import Ceiling, recompute
 from mamf.ceilings.share import KnownCeiling
 from mamf.errors import MamfError, RunLogError
+from mamf.limits import MOST_BYTES, MOST_LINE_BYTES, MOST_NESTED, TOO_LONG
 from mamf.logs.card_sharing import with_sharing
 from mamf.logs.device_speeds import with_device_speeds
 from mamf.logs.plan_records import plan_from_record
 from mamf.logs.records import (
     ceiling_from_record,
+    flat,
     known_ceiling_from_record,
     measurement_from_record,
     measurement_record,
@@ -36,7 +37,7 @@ from mamf.logs.records import (
 )
 from mamf.logs.schema import HEADER, KINDS, plan_schema, record_schema
 from mamf.logs.timer_correction import RELIABLE_SINCE, recompute_rows
-from mamf.logs.validator import require
+from mamf.logs.validator import is_nested_deeper, require
 from mamf.measurement import Measurement, Tabular
 from mamf.plans import MATMUL, Plan
 from mamf.timers import find_timer
@@ -48,12 +49,6 @@ CONVERTIBLE = (1, 2, 3)
 TRANSIENT_STATUSES = ("failed", "out_of_memory")
 #: Errors from reading values of the wrong type in logs edited by hand.
 MALFORMED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, MamfError)
-#: A longer file is not read: a record takes several times its length in memory.
-MOST_BYTES = 512 << 20
-TOO_LONG = f"has more than {MOST_BYTES >> 20} MiB: no run log is that long"
-# Of a record: half a million samples, and objects within objects.
-_LONGEST_LINE = 16 << 20
-_MOST_NESTED = 32
 #: Receives how many bytes or characters more were read, for a progress bar.
 Seen = Callable[[int], object]
 #: Ceilings of an operation by problem and regime.
@@ -137,17 +132,6 @@ class RunLog(Tabular):
         return [row for row in self.measurements if row.is_fatal or row.status not in TRANSIENT_STATUSES]
 
 
-def flat(record: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """A record without nesting: ``shape.m``, ``tflops.median``."""
-    found: dict[str, Any] = {}
-    for name, value in record.items():
-        if isinstance(value, Mapping):
-            found |= flat(value, f"{prefix}{name}.")
-        else:
-            found[f"{prefix}{name}"] = value
-    return found
-
-
 def read_run_log(path: str | Path) -> RunLog:
     """Read and check a log. Raises RunLogError naming the line and what is wrong with it."""
     path = Path(path)
@@ -199,14 +183,15 @@ def lines_of(path: Path, seen: Seen | None = None) -> Iterator[bytes]:
     """
     is_empty = True
     try:
-        if not stat.S_ISREG(mode := (state := path.stat()).st_mode) and not stat.S_ISDIR(mode):
+        state = path.stat()
+        if not stat.S_ISREG(state.st_mode) and not stat.S_ISDIR(state.st_mode):
             raise RunLogError(f"cannot read {path}: it is not a regular file: save the log first")
         if state.st_size > MOST_BYTES:
             raise RunLogError(f"{path} {TOO_LONG}")
         with path.open("rb") as file:
-            for line in iter(lambda: file.readline(_LONGEST_LINE + 1), b""):
-                if len(line) > _LONGEST_LINE:
-                    raise RunLogError(f"{path} has a line of more than {_LONGEST_LINE >> 20} MiB: not a run log")
+            for line in iter(lambda: file.readline(MOST_LINE_BYTES + 1), b""):
+                if len(line) > MOST_LINE_BYTES:
+                    raise RunLogError(f"{path} has a line of more than {MOST_LINE_BYTES >> 20} MiB: not a run log")
                 if line.endswith(b"\n"):
                     is_empty = False
                     yield line[:-1]
@@ -245,18 +230,9 @@ def parse_record(line: bytes) -> dict[str, Any]:
         raise ValueError("not one JSON object")
     if not isinstance(record, dict) or not isinstance(record.get("record"), str):
         raise ValueError("not a record of a run log")
-    if line.count(b"{") + line.count(b"[") > _MOST_NESTED and _is_nested_deeply(record):
-        raise ValueError(f"nested more than {_MOST_NESTED} deep")
+    if line.count(b"{") + line.count(b"[") > MOST_NESTED and is_nested_deeper(record, MOST_NESTED):
+        raise ValueError(f"nested more than {MOST_NESTED} deep")
     return record
-
-
-def _is_nested_deeply(record: dict[str, Any]) -> bool:
-    """Whether objects and lists are nested deeper than in any log: functions that call themselves would fail."""
-    level: list[Any] = [record]
-    for _ in range(_MOST_NESTED):
-        values = (each.values() if isinstance(each, dict) else each for each in level)
-        level = [value for value in itertools.chain.from_iterable(values) if isinstance(value, (dict, list))]
-    return bool(level)
 
 
 def _refuse(constant: str) -> None:

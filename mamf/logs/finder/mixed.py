@@ -19,8 +19,8 @@ _PARTED = (
     "summaries cannot be assigned"
 )
 _NOT_PARTED = "the rows of several runs are mixed and cannot be separated: have each run write its own --output_file"
-# On one console; each row is held against all of them.
-_MOST_RUNS = 256
+#: In one file. Each row is compared with all, and each run becomes a log.
+MOST_RUNS = 1000
 
 
 def separate_runs(readings: Sequence[Reading], scrubber: Scrubber) -> list[Reading]:
@@ -77,7 +77,7 @@ def _runs_by_count(rows: Sequence[Row]) -> list[list[Row]] | None:
     runs: list[list[Row]] = []
     for row in rows:
         before = [run for run in runs if _follows(run[-1], row)]
-        if row.number == 1 and len(runs) < _MOST_RUNS:
+        if row.number == 1 and len(runs) < MOST_RUNS:
             runs.append([row])
         elif len(before) == 1:
             before[0].append(row)

@@ -14,7 +14,6 @@ Sizes = tuple[int, int, int]
 
 _FIGURES = ("mean", "median", "fastest", "stated", "MAMF", "MSMF")
 _PADDED_SHAPE = 20
-_LONGEST_ROW = 1000
 _TRIAL: tuple[Evidence, ...] = (("row", "trial"),)
 _STATED: tuple[Evidence, ...] = (("row", "stated"),)
 _PADDED, _UNPADDED = (*_STATED, ("pad", "yes")), (*_STATED, ("pad", "no"))
@@ -104,8 +103,6 @@ class RowReader:
         self._last = FORMS[0]
 
     def __call__(self, line: str) -> Row | None:
-        if len(line) > _LONGEST_ROW:
-            return None
         # No line is of two forms, and nearly every one is of the form of the line before.
         found = self._last.pattern.search(line)
         if found:

@@ -10,7 +10,7 @@ from mamf.errors import RunLogError
 from mamf.logs.finder import node
 from mamf.logs.finder.consoles import split_streams, unwrap_lines
 from mamf.logs.finder.header import STARTED
-from mamf.logs.finder.mixed import separate_runs
+from mamf.logs.finder.mixed import MOST_RUNS, separate_runs
 from mamf.logs.finder.reading import Reading
 from mamf.logs.finder.rows import RowReader
 from mamf.logs.finder.scrubber import Scrubber
@@ -22,8 +22,6 @@ _NOTHING = (
     "holds nothing that mamf-finder prints: no row, no summary; give the file named by its --output_file, "
     "or paste its output whole"
 )
-# Each becomes a file.
-_MOST_RUNS = 1000
 
 
 def ignore_progress(count: int) -> None:
@@ -39,8 +37,8 @@ def parse(text: str, seen: Seen = ignore_progress) -> list[FinderRun]:
     runs = [run for each in texts for run in _runs(each, scrubber, seen)]
     if not any(run.rows or run.best or run.tried is not None for run in runs):
         raise RunLogError(_NOTHING)
-    if len(runs) > _MOST_RUNS:
-        raise RunLogError(f"holds more than {_MOST_RUNS} runs: split it")
+    if len(runs) > MOST_RUNS:
+        raise RunLogError(f"holds more than {MOST_RUNS} runs: split it")
     return _without_repetition(runs)
 
 

@@ -16,7 +16,6 @@ MOST_BYTES = 128 << 20
 #: Longer lines are of other programs, and left out.
 LONGEST_LINE = 4000
 _LONGER_LINE = re.compile(rf"[^\n]{{{LONGEST_LINE + 1},}}")
-_PIECE = 4096
 _GZIP = b"\x1f\x8b"
 _GZIP_WINDOW = 31
 # A redirect of PowerShell writes UTF-16.
@@ -59,7 +58,7 @@ def _unpacked(content: bytes) -> bytes:
     """What a cut archive still holds is kept; of a long one, no more than is refused."""
     found, packed, member = bytearray(), io.BytesIO(content), zlib.decompressobj(_GZIP_WINDOW)
     # In small pieces: what follows a member is copied once per member.
-    while (piece := member.unused_data or packed.read(_PIECE)) and len(found) <= MOST_BYTES:
+    while (piece := member.unused_data or packed.read(4096)) and len(found) <= MOST_BYTES:
         if member.eof and piece[0] != _GZIP[0]:
             break
         member = zlib.decompressobj(_GZIP_WINDOW) if member.eof else member

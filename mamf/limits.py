@@ -19,6 +19,10 @@ from mamf.errors import UnknownNameError, UsageError
 LARGEST_SIZE = 2**63 - 1
 #: Random number generators take seeds of 64 bits, and each operand adds a 32-bit number to the seed.
 LARGEST_SEED = 2**63 - 1
+#: Of a run log, of its lines (half a million samples), and of objects within objects: a record takes several times its
+#: length in memory.
+MOST_BYTES, MOST_LINE_BYTES, MOST_NESTED = 512 << 20, 16 << 20, 32
+TOO_LONG = f"has more than {MOST_BYTES >> 20} MiB: no run log is that long"
 _MOST_DIGITS = len(str(LARGEST_SEED))
 #: The most steps (kernel, problem, shape, regime) of a run.
 MOST_STEPS = 1_000_000

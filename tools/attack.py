@@ -22,7 +22,17 @@ from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
-from attacks import bad_inputs, changed_files, damaged_logs, forgeries, kills, plugin_faults, real_kills
+from attacks import (
+    bad_inputs,
+    changed_files,
+    damaged_logs,
+    forgeries,
+    kills,
+    plugin_faults,
+    private_texts,
+    real_kills,
+    resources,
+)
 from attacks.counts import Counts, table
 from attacks.honest import little_work, make
 
@@ -35,6 +45,8 @@ ATTACKS: dict[str, tuple[Callable[..., Counts], int]] = {
     "real-kills": (real_kills.attack, 300),
     "files": (changed_files.attack, 200),
     "plugins": (plugin_faults.attack, 200),
+    "resources": (resources.attack, 50),
+    "secrets": (private_texts.attack, 500),
 }
 _MOST_BYTES = 10**9
 #: A process that wants more fails with an error before the machine runs out.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import shutil
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -14,6 +13,8 @@ from tqdm import tqdm
 
 from mamf.ceilings.roof import Roofs
 from mamf.cli.terminal import warn
+from mamf.errors import RunLogError
+from mamf.limits import MOST_BYTES, TOO_LONG
 from mamf.logs.comparability import roofs_of_logs
 from mamf.logs.run_log import RunLog, Seen, read_run_log
 from mamf.machine.garbage import no_garbage_collection
@@ -45,12 +46,14 @@ def reading(paths: Iterable[Path]) -> Iterator[Seen]:
 
 @contextmanager
 def as_file(path: Path) -> Iterator[Path]:
-    """The file, or a copy of a pipe, which can be read only once."""
+    """The file, or a copy of a pipe, which can be read only once. Raises RunLogError for one that does not end."""
     if path.is_file() or not path.exists():
         yield path
         return
     with TemporaryDirectory() as folder:
         copy = Path(folder, path.name)
         with path.open("rb") as pipe, copy.open("wb") as file:
-            shutil.copyfileobj(pipe, file)
+            for piece in iter(lambda: pipe.read(1 << 20), b""):
+                if file.write(piece) and file.tell() > MOST_BYTES:
+                    raise RunLogError(f"{path} {TOO_LONG}")
         yield copy

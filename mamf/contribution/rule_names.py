@@ -37,7 +37,7 @@ RULES = {
     "wide-interval": "and is known narrowly enough",
     "throttled": "a burst was not throttled",
     "interrupted": "the run was completed (warning: tier interrupted)",
-    "private": "no host, user, path, address or serial number stands in it",
+    "private": "no host, user, path, address, serial number, key or password stands in it",
     "misplaced": "in results/ it is at its place",
     "duplicate": "in results/ it is there once",
 }

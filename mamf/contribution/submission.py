@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
 import tempfile
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from mamf.contribution.evidence import records_of
-from mamf.contribution.privacy import fields, without_private
+from mamf.contribution.privacy import cleaned, removals, without_private
 from mamf.contribution.rules import Review, review
 from mamf.errors import RunLogError, UsageError
 from mamf.files import create_whole, make_folder, numbered
@@ -19,8 +19,8 @@ from mamf.logs.run_log import why_unreadable
 
 @dataclass(frozen=True)
 class Submission:
-    """``text``: the log as it will be written. ``changes``: what scrubbing changes, a line each. ``review``: of that
-    text.
+    """``text``: the log as it will be written. ``changes``: which fields scrubbing changes and what kinds of text it
+    removes, a line each. ``review``: of that text.
     """
 
     text: str
@@ -39,9 +39,11 @@ def prepare(path: Path) -> Submission:
     records = list(records_of(path))
     if why := why_unreadable(path, records[0][1].get("schema")):
         raise RunLogError(why)
-    scrubbed = [without_private(record) for _, record in records]
+    scrubbed = [without_private(record, _clean) for _, record in records]
     changes = tuple(
-        change for (line, old), new in zip(records, scrubbed, strict=True) for change in _changes(line, old, new)
+        f"line {line}, {name}: {what} removed"
+        for (line, old), new in zip(records, scrubbed, strict=True)
+        for name, what in removals(old, new)
     )
     # An incomplete last line stays incomplete.
     cut = path.read_bytes().rpartition(b"\n")[2].decode(errors="replace")
@@ -53,13 +55,20 @@ def prepare(path: Path) -> Submission:
     return Submission(text, changes, replace(found, path=path))
 
 
-def _changes(line: int, old: Any, new: Any) -> Iterator[str]:
-    kept = dict(fields(new))
-    for path, value in fields(old):
-        if path not in kept:
-            yield f"line {line}, {'.'.join(path)}: left out or renamed"
-        elif kept[path] != value:
-            yield f"line {line}, {'.'.join(path)}: {value!r} -> {kept[path]!r}"
+@functools.lru_cache(4096)
+def _clean(text: str) -> str:
+    """A text without private parts, and without what detect-secrets finds, if it is installed."""
+    text = cleaned(text)
+    with contextlib.suppress(ImportError):
+        from detect_secrets.core.scan import scan_line
+        from detect_secrets.settings import default_settings
+
+        with default_settings():
+            # Every time and every shape has high entropy.
+            found = {each.secret_value or "" for each in scan_line(text) if "Entropy" not in each.type}
+        for secret in found - {""}:
+            text = text.replace(secret, "<secret>")
+    return text
 
 
 def free_place(submission: Submission, root: Path) -> Path:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import codecs
 import json
 import shlex
+import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -22,11 +23,13 @@ from mamf.backend import DeviceInfo
 from mamf.ceilings.ceiling import Ceiling, recompute
 from mamf.ceilings.share import KnownCeiling
 from mamf.errors import MamfError, RunLogError
+from mamf.limits import MOST_BYTES, MOST_LINE_BYTES, MOST_NESTED, TOO_LONG
 from mamf.logs.card_sharing import with_sharing
 from mamf.logs.device_speeds import with_device_speeds
 from mamf.logs.plan_records import plan_from_record
 from mamf.logs.records import (
     ceiling_from_record,
+    flat,
     known_ceiling_from_record,
     measurement_from_record,
     measurement_record,
@@ -34,7 +37,7 @@ from mamf.logs.records import (
 )
 from mamf.logs.schema import HEADER, KINDS, plan_schema, record_schema
 from mamf.logs.timer_correction import RELIABLE_SINCE, recompute_rows
-from mamf.logs.validator import require
+from mamf.logs.validator import is_nested_deeper, require
 from mamf.measurement import Measurement, Tabular
 from mamf.plans import MATMUL, Plan
 from mamf.timers import find_timer
@@ -129,17 +132,6 @@ class RunLog(Tabular):
         return [row for row in self.measurements if row.is_fatal or row.status not in TRANSIENT_STATUSES]
 
 
-def flat(record: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """A record without nesting: ``shape.m``, ``tflops.median``."""
-    found: dict[str, Any] = {}
-    for name, value in record.items():
-        if isinstance(value, Mapping):
-            found |= flat(value, f"{prefix}{name}.")
-        else:
-            found[f"{prefix}{name}"] = value
-    return found
-
-
 def read_run_log(path: str | Path) -> RunLog:
     """Read and check a log. Raises RunLogError naming the line and what is wrong with it."""
     path = Path(path)
@@ -188,11 +180,20 @@ def _recompute(log: RunLog) -> None:
 
 
 def lines_of(path: Path, seen: Seen | None = None) -> Iterator[bytes]:
-    """The whole lines of a file, one at a time. Raises RunLogError for a file without any."""
+    """The whole lines of a regular file, one at a time. Raises RunLogError for a file without any, for a longer file or
+    line than a log has, and for a pipe or a device, which may never end.
+    """
     is_empty = True
     try:
+        state = path.stat()
+        if not stat.S_ISREG(state.st_mode) and not stat.S_ISDIR(state.st_mode):
+            raise RunLogError(f"cannot read {path}: it is not a regular file: save the log first")
+        if state.st_size > MOST_BYTES:
+            raise RunLogError(f"{path} {TOO_LONG}")
         with path.open("rb") as file:
-            for line in file:
+            for line in iter(lambda: file.readline(MOST_LINE_BYTES + 1), b""):
+                if len(line) > MOST_LINE_BYTES:
+                    raise RunLogError(f"{path} has a line of more than {MOST_LINE_BYTES >> 20} MiB: not a run log")
                 if line.endswith(b"\n"):
                     is_empty = False
                     yield line[:-1]
@@ -232,6 +233,8 @@ def parse_record(line: bytes) -> dict[str, Any]:
         raise ValueError("not one JSON object")
     if not isinstance(record, dict) or not isinstance(record.get("record"), str):
         raise ValueError("not a record of a run log")
+    if line.count(b"{") + line.count(b"[") > MOST_NESTED and is_nested_deeper(record, MOST_NESTED):
+        raise ValueError(f"nested more than {MOST_NESTED} deep")
     return record
 
 

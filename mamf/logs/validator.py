@@ -7,6 +7,7 @@ stands for fields of any name.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -32,6 +33,15 @@ class _Misfit(Exception):
     def __init__(self, what: str) -> None:
         super().__init__(what)
         self.path: list[str] = []
+
+
+def is_nested_deeper(record: object, most: int) -> bool:
+    """Whether objects and lists are nested more than ``most`` deep: functions that call themselves would fail."""
+    level = [record]
+    for _ in range(most):
+        values = (each.values() if isinstance(each, dict) else each for each in level if isinstance(each, (dict, list)))
+        level = [value for value in itertools.chain.from_iterable(values) if isinstance(value, (dict, list))]
+    return bool(level)
 
 
 # A schema is compiled once, for a log has thousands of records of it. It is kept, so that no other one has its id.

@@ -8,7 +8,7 @@ from random import Random
 from unittest import mock
 
 import pytest
-from attacks import bad_inputs, changed_files, damaged_logs, kills, plugin_faults, real_kills
+from attacks import bad_inputs, changed_files, damaged_logs, kills, plugin_faults, private_texts, real_kills, resources
 from attacks.calls import call
 from attacks.counts import Counts, table
 from attacks.damage import DAMAGES
@@ -193,4 +193,24 @@ def test_a_link_to_itself_is_no_log_to_import(folder):
     (folder / "loop").symlink_to("loop")
     counts = Counts("loop")
     assert call(["import", "loop"], counts).code == 2
+    assert_survived(counts)
+
+
+# -- resources and secrets ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", resources.KINDS)
+def test_inputs_without_bound_are_read_or_refused_in_a_line(kind, logs, folder, monkeypatch):
+    monkeypatch.setattr(resources, "BOMB_BYTES", 160 << 20)
+    counts = Counts(kind)
+    resources.KINDS[kind](logs, folder, Random(0), counts)
+    assert counts.of["calls"]
+    assert_survived(counts)
+
+
+def test_every_made_up_secret_is_found_and_removed(logs, folder):
+    known = sum(map(len, private_texts.TEXTS.values())) + len(private_texts.NAMES)
+    assert known >= 59
+    counts = private_texts.attack(logs, folder, Random(0), known)
+    assert counts.of["inputs"] == known
     assert_survived(counts)

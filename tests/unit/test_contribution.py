@@ -1,18 +1,22 @@
 """How a contributed log gets into results/: scrubbed, placed, in the table; and how runs of mamf-finder are shown."""
 
+import contextlib
 import copy
 import errno
 import json
 import os
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from contribution_logs import SIMULATED, best, found, legacy_run, rows, write
 from test_compare import attention_row
 
+from mamf.contribution import submission
 from mamf.contribution.collection import AttentionEntry, best_attention, collect
 from mamf.contribution.placing import folder_of, legacy_name_of, slug
-from mamf.contribution.privacy import private_part, without_private
+from mamf.contribution.privacy import cleaned, private_findings, without_private
 from mamf.contribution.tables import results_page
 from mamf.errors import RunLogWriteError
 from mamf.logs.legacy import Reported, write_legacy_log
@@ -29,10 +33,12 @@ from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
         "mamf sweep --output <path>/run.jsonl",
         *("1.2.3", "12:34:56", "2026-11-21T16:36:00+00:00", "9f86d081884c7d65", "cuda:0", "x[1::2]", "c10::Error"),
         *("std::bad::face", "serial execution took 3 s", "ran in serial, 4 times", "ratio 1:2:3"),
+        *("4096 tokens: 8 experts", "tokens=4096", "cuBLAS 12.9.0.13 to 13.1.0.3", "cublaslt[3]", "the key figure"),
+        *("passed 3 of 4", "token_dim x 2", "a secretary", "sk-learn", "eyJ", "10-11-12-13", "user time 3 s"),
     ],
 )
 def test_what_names_nobody_stays(text):
-    assert private_part(text) is None
+    assert not list(private_findings(1, {"notes": text}))
     assert without_private({"notes": text}) == {"notes": text}
 
 
@@ -54,14 +60,14 @@ def test_what_names_nobody_stays(text):
     ],
 )
 def test_what_names_somebody_is_found_and_replaced(text, clean):
-    assert private_part(text)
+    assert list(private_findings(1, {"notes": text}))
     assert without_private({"notes": text, "serialNumber": "1", "ipv6": "1"}) == {"notes": clean}
-    assert private_part(clean) is None
+    assert not list(private_findings(1, {"notes": clean}))
 
 
 def test_the_search_for_private_parts_takes_no_time():
     for text in ("2001::" + "a" * 9000 + "g", "2001:" * 2000, "/a b" * 2500, "\\ " * 5000, "'/" * 5000, "sn:" * 3000):
-        private_part(text)
+        cleaned(text)
 
 
 def test_private_parts_are_replaced_and_private_fields_left_out():
@@ -71,6 +77,31 @@ def test_private_parts_are_replaced_and_private_fields_left_out():
         "device": {"uuid": "1"},
     }
     assert without_private(record) == {"notes": "run on <host> by <user>@<host>, in <path>/x", "device": {}}
+
+
+def test_a_text_that_is_too_long_to_be_searched_is_left_out():
+    assert without_private({"notes": "x" * 10_001}) == {"notes": "<long text>"}
+
+
+def test_detect_secrets_is_used_where_it_is_installed(run, sweep_records, tmp_path, monkeypatch):
+    """A stand-in with its interface: the package is not needed."""
+
+    def scan_line(text):
+        yield SimpleNamespace(type="Base64 High Entropy String", secret_value=text)
+        if "hidden" in text:
+            yield SimpleNamespace(type="Made up", secret_value="hidden")
+
+    scan = SimpleNamespace(scan_line=scan_line)
+    settings = SimpleNamespace(default_settings=contextlib.nullcontext)
+    for name, module in (("core.scan", scan), ("settings", settings), ("core", None), ("", None)):
+        monkeypatch.setitem(sys.modules, f"detect_secrets.{name}".rstrip("."), module or SimpleNamespace(__path__=[]))
+    submission._clean.cache_clear()
+    write(tmp_path / "run.jsonl", [sweep_records[0] | {"notes": "a hidden thing"}, *sweep_records[1:]])
+    code, out, _ = run("results", "submit", "run.jsonl", "--dry-run")
+    submission._clean.cache_clear()
+    assert code == 0
+    assert "scrubbed: line 1, notes: <secret> removed" in out
+    assert out.count("removed") == 1
 
 
 def test_scrubbing_twice_changes_nothing_more():
@@ -93,7 +124,9 @@ def test_a_log_is_checked_submitted_and_in_the_table(run, sweep_records, tmp_pat
     assert run("results", "check", "run.jsonl")[0] == 1
     code, out, _ = run("results", "submit", "run.jsonl")
     assert code == 0
-    assert "'logs are in /home/jane/logs' -> 'logs are in <path>/logs'" in out
+    assert "scrubbed: line 1, notes: <path> removed" in out
+    assert "jane" not in out
+    assert "read what is left" in out
     assert "git commit" in out
     (placed,) = (tmp_path / "results").rglob("*.jsonl")
     assert f"git add results/{placed.parent.name}/{placed.name}" in out

@@ -6,12 +6,14 @@ import io
 import os
 import signal
 import sys
+import zlib
 from pathlib import Path
 
 import finder_log_samples as samples
 import pytest
 
 from mamf.cli import main
+from mamf.logs.finder import text as finder_text
 from mamf.logs.legacy import read_legacy_or_none
 
 
@@ -56,6 +58,44 @@ def test_several_runs_of_several_logs_of_one_name(folder):
 def test_a_log_that_is_named_twice_is_imported_once(folder):
     assert imported(log("mm.out"), "./mm.out") == 0
     assert names(folder) == ["mm.jsonl"]
+
+
+def test_a_packed_file_of_much_is_refused_before_it_is_unpacked(folder, capsys, monkeypatch):
+    monkeypatch.setattr(finder_text, "MOST_BYTES", 1 << 20)
+    taken = []
+    unpacker = zlib.decompressobj
+
+    class Counted:
+        def __init__(self, window):
+            self._member = unpacker(window)
+
+        def decompress(self, data, most):
+            taken.append(self._member.decompress(data, most))
+            return taken[-1]
+
+        def __getattr__(self, name):
+            return getattr(self._member, name)
+
+    monkeypatch.setattr(finder_text.zlib, "decompressobj", Counted)
+    Path("mm.gz").write_bytes(gzip.compress(b"a" * (64 << 20)))
+    assert imported("mm.gz") == 2
+    assert "has more than 1 MiB" in capsys.readouterr().err
+    assert sum(map(len, taken)) == (1 << 20) + 1
+
+
+def test_many_packed_files_in_one_copy_what_follows_by_the_piece(folder):
+    members = [gzip.compress(b"x\n")] * 50_000 + [gzip.compress(samples.V2G.encode())]
+    Path("mm.gz").write_bytes(b"".join(members))
+    assert imported("mm.gz") == 0
+
+
+def test_a_file_names_no_more_runs_and_hosts_than_a_log(folder, capsys):
+    head = "Benchmark started on 2025-01-04 16:01:02\n 100.0 TFLOPS @ 256x1024x4096\n"
+    log("runs.txt", head * 1001)
+    log("hosts.txt", head + "".join(f"Linux host{number} x86_64\n" for number in range(1001)))
+    for name, told in (("runs.txt", "more than 1000 runs"), ("hosts.txt", "more than 1000 hosts")):
+        assert imported(name) == 2
+        assert told in capsys.readouterr().err
 
 
 def test_a_packed_log(folder):

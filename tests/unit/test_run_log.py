@@ -10,6 +10,7 @@ from rendering import render
 
 from mamf.engine.strategies.shapes import Sweep
 from mamf.errors import LogMismatchError, RunLogError, RunLogWriteError, UsageError
+from mamf.limits import MOST_BYTES, MOST_LINE_BYTES
 from mamf.logs.plan_records import plan_record
 from mamf.logs.recording import End
 from mamf.logs.records import measurement_record
@@ -186,6 +187,35 @@ def test_a_broken_line_is_named(tmp_path, line, complaint):
         file.write(line + "\n")
     with pytest.raises(RunLogError, match=complaint):
         read_run_log(path)
+
+
+@pytest.mark.parametrize("depth", [33, 300, 900])
+@pytest.mark.parametrize("begin", ["[", '{"a": '])
+def test_a_record_nested_deeply_is_refused(tmp_path, depth, begin):
+    end = "]" if begin == "[" else "}"
+    (tmp_path / "deep").write_text(f'{{"record": "header", "a": {begin * depth}1{end * depth}}}\n')
+    with pytest.raises(RunLogError, match="line 1: nested more than 32 deep"):
+        read_run_log(tmp_path / "deep")
+
+
+def test_a_long_line_or_file_is_refused_before_it_is_in_memory(tmp_path):
+    line = tmp_path / "line"
+    with line.open("wb") as file:
+        file.truncate(MOST_LINE_BYTES + 1)
+    with pytest.raises(RunLogError, match="a line of more than 16 MiB"):
+        read_run_log(line)
+    with line.open("wb") as file:
+        file.truncate(MOST_BYTES + 1)
+    with pytest.raises(RunLogError, match="more than 512 MiB"):
+        read_run_log(line)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", "/dev/zero"):
+        with pytest.raises(RunLogError, match="not a regular file"):
+            read_run_log(path)
 
 
 def test_nothing_private_is_written(monkeypatch, request):

@@ -125,3 +125,21 @@ def test_a_repeatability_that_nothing_has_is_refused(wrong):
 def test_a_median_is_of_what_is_known():
     assert known_median([3.0, None, 1.0]) == 2.0
     assert known_median([None]) is None
+
+
+@pytest.mark.parametrize("count", [9_999, 10_000, 10_001, 12_345])
+def test_ranks_of_many_samples_are_those_of_the_binomial_distribution(count):
+    interval = median_interval(range(count))
+    assert 1.94 < (count - 1 - 2 * interval.low) / math.sqrt(count) < 2.0
+    below, term = 0, 1
+    for number in range(interval.low + 1):
+        below += term
+        term = term * (count - number) // (number + 1)
+    assert interval.coverage == pytest.approx(1 - 2 * below / 2**count, abs=1e-5)
+    assert interval.coverage >= 0.95
+
+
+def test_a_million_equal_samples_have_an_interval():
+    interval = median_interval([1e-3] * 10**6)
+    assert (interval.low, interval.high) == (1e-3, 1e-3)
+    assert interval.coverage == pytest.approx(0.95, abs=1e-3)

@@ -34,6 +34,7 @@ from mamf.report.text import counted
 
 _REJECTED = 1
 _MOST_FILES = 100_000
+_LOOK = "read what is left, the notes and the command above all: only private texts of known formats are removed"
 
 
 def run(options: argparse.Namespace) -> int:
@@ -167,7 +168,8 @@ def run_submit(options: argparse.Namespace) -> int:
     if not options.issue:
         _folder(root, ", name it with --results, or use --issue, which needs no clone")
     _require_file(options.log)
-    submission = prepare(options.log)
+    with reading([options.log]):
+        submission = prepare(options.log)
     notes = sys.stderr if options.issue else stdout()  # of --issue, stdout is the issue's body
     for line in (*_finding_lines(submission.review), *(f"scrubbed: {change}" for change in submission.changes)):
         say(line, notes)
@@ -176,7 +178,7 @@ def run_submit(options: argparse.Namespace) -> int:
         return _REJECTED
     if options.issue:
         say_lines(encode_issue(submission.text, submission.place))
-        warn("paste this into the form 'Submit a result' of a new issue")
+        warn(f"{_LOOK}, then paste this into the form 'Submit a result' of a new issue")
         return 0
     target = free_place(submission, root)
     say(f"tier {submission.review.tier}; {len(submission.text.encode()) / 1e3:.0f} kB -> {target}")
@@ -192,7 +194,8 @@ def _git_commands(target: Path, root: Path) -> str:
     paths = (target, root / "README.md", _contributed_file(root), root)
     log, table, ceilings, folder = (shlex.quote(str(path)) for path in paths)
     return f"""
-now, in a clone of your fork:
+{_LOOK}: {log}
+then, in a clone of your fork:
     git switch -c results-{target.stem}
     mamf results table --results {folder}
     git add {log} {table} {ceilings}

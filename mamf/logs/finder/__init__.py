@@ -13,7 +13,7 @@ from pathlib import Path
 
 from mamf.errors import RunLogError
 from mamf.logs.finder.runs import ignore_progress, parse
-from mamf.logs.finder.text import decode
+from mamf.logs.finder.text import MOST_BYTES, decode
 from mamf.logs.legacy import FinderRun
 from mamf.logs.run_log import Seen
 
@@ -25,7 +25,8 @@ def read_finder_logs(path: Path, seen: Seen = ignore_progress) -> list[FinderRun
     RunLogError for a file without a run.
     """
     try:
-        content = path.read_bytes()
+        with path.open("rb") as file:
+            content = file.read(MOST_BYTES + 1)
     except OSError as error:
         raise RunLogError(f"{path}: cannot be read ({error.strerror or error})") from None
     is_binary = False

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from mamf.logs.finder.text import LONGEST_LINE
+
 # Line beginnings of a log: the text before the first one found is the prefix of every line.
 _LANDMARKS = (
     "Benchmark started on ",
@@ -74,7 +76,7 @@ def unwrap_lines(text: str) -> str:
     for line in text.split("\n"):
         # A blank may have stood at the break, and in the middle of a row many.
         continues = space < width if _TAIL.match(line) else space <= 1 and line.strip() and not _OWN.match(line)
-        if continues:
+        if continues and len(joined[-1]) < LONGEST_LINE:
             joined[-1] += " " * space + line
         else:
             joined.append(line)

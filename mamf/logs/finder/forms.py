@@ -47,8 +47,8 @@ FORMS = tuple(
         (
             "three",
             "",
-            r"(?<![\w.])(?P<number>\d+) \|\s*(?P<tag>[a-z][\w-]*\s)?\s*"
-            rf"{_NAMED}[\s/]*(?:{_NAMED}[\s/]*)?(?:{_NAMED}[\s/]*)?(?:{UNIT})?\s*@ (?P<shape>{SHAPE})\s*"
+            r"(?<![\w.])(?P<number>\d+) \|\s*(?P<tag>[a-z][\w-]*\s+)?"
+            rf"{_NAMED}[\s/]*(?:{_NAMED}[\s/]*)?(?:{_NAMED}[\s/]*)?(?:TFLOPS\w*\s*)?@ (?P<shape>{SHAPE})\s*"
             r"\| best:\s*(?P<rest>.*)",
         ),
         ("bare", "", rf"^\s*(?P<stated>{FIGURE}) TFLOPS @ (?P<shape>{SHAPE})\s*$"),

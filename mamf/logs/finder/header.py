@@ -19,9 +19,9 @@ _VERSION = re.compile(r"benchmark version: (\d+)")
 _MODE = re.compile(r"search mode: (\w+)")
 # Forks say more of the device: "Power limit: 700W".
 _NAMED_VALUE = re.compile(r"([A-Z][\w /-]*):\s+(\S.*)")
-_REPR = re.compile(r"^\w*\((.*=.*)\)$")
-_PROPERTY = re.compile(r"(\w+)=('[^']*'|\[[^]]*\]|\([^)]*\)|[^,]+)")
-_PAIR = re.compile(r"(\w+)=([^,\s]+)")
+_REPR = re.compile(r"^\w*\(([^=]*=.*)\)$")
+_PROPERTY = re.compile(r"\b(\w+)=('[^']*'|\[[^]]*\]|\([^)]*\)|[^,]+)")
+_PAIR = re.compile(r"\b(\w+)=([^,\s]+)")
 # Properties that identify an individual card are private.
 _IDENTIFYING = re.compile(r"^(uuid|pci_.*|serial.*)$")
 

@@ -19,24 +19,26 @@ _PARTED = (
     "summaries cannot be assigned"
 )
 _NOT_PARTED = "the rows of several runs are mixed and cannot be separated: have each run write its own --output_file"
+#: In one file. Each row is compared with all, and each run becomes a log.
+MOST_RUNS = 1000
 
 
 def separate_runs(readings: Sequence[Reading], scrubber: Scrubber) -> list[Reading]:
     """The readings, with mixed runs separated."""
-    start = _first_mixed(readings)
-    if start is None:
-        return list(readings)
-    # Readings without an end before the mixture was noticed are part of it.
-    while start and not readings[start - 1].summary.kind:
-        start -= 1
-    end = _end_of_mixture(readings, start)
-    mixed = readings[start:end]
-    header = _agreed([each.header for each in mixed if each.has_head])
-    rows = [row for each in mixed for row in each.rows]
-    runs = _runs_by_count(rows)
-    mixture = _NOT_PARTED if runs is None else _PARTED
-    apart = [_reading(part, header, mixture, scrubber) for part in runs or [rows]]
-    return [*readings[:start], *apart, *separate_runs(readings[end:], scrubber)]
+    found: list[Reading] = []
+    while (start := _first_mixed(readings)) is not None:
+        # Readings without an end before the mixture was noticed are part of it.
+        while start and not readings[start - 1].summary.kind:
+            start -= 1
+        end = _end_of_mixture(readings, start)
+        mixed = readings[start:end]
+        header = _agreed([each.header for each in mixed if each.has_head])
+        rows = [row for each in mixed for row in each.rows]
+        runs = _runs_by_count(rows)
+        mixture = _NOT_PARTED if runs is None else _PARTED
+        found += [*readings[:start], *(_reading(part, header, mixture, scrubber) for part in runs or [rows])]
+        readings = readings[end:]
+    return [*found, *readings]
 
 
 def _first_mixed(readings: Sequence[Reading]) -> int | None:
@@ -71,11 +73,11 @@ def _continues(before: Reading, reading: Reading) -> bool:
 
 
 def _runs_by_count(rows: Sequence[Row]) -> list[list[Row]] | None:
-    """Rows by run; None if a row could continue no run, or several."""
+    """Rows by run; None if a row could continue no run, or several, or if there are too many runs."""
     runs: list[list[Row]] = []
     for row in rows:
         before = [run for run in runs if _follows(run[-1], row)]
-        if row.number == 1:
+        if row.number == 1 and len(runs) < MOST_RUNS:
             runs.append([row])
         elif len(before) == 1:
             before[0].append(row)

@@ -36,6 +36,7 @@ class Reading:
         self._head = HeaderReader(scrubber, header)
         self._marks: dict[Evidence, None] = {}
         self._warnings: list[str] = []
+        self._keys: set[object] = set()
         self.rows: list[Row] = []
         self.summary = Summary()
         self.last_number = 0
@@ -77,8 +78,10 @@ class Reading:
             self._mark(line)
 
     def add(self, row: Row) -> None:
-        if row.is_winner and any(row.repeats(other) for other in self.rows):
-            return
+        if row.stage:  # else its form has no winners
+            if row.is_winner and row.key in self._keys:
+                return
+            self._keys.add(row.key)
         if row.number is not None and not row.is_winner:
             self.goes_back |= row.number <= self.last_number
             self.last_number = row.number

@@ -35,9 +35,10 @@ class Row(NamedTuple):
     best_sizes: Sizes | None = None
     is_winner: bool = False
 
-    def repeats(self, other: Row) -> bool:
-        """The winner of a phase is printed once more when the phase ends."""
-        return (self.stage, self.sizes, self.figures) == (other.stage, other.sizes, other.figures)
+    @property
+    def key(self) -> object:
+        """Equal for rows that repeat each other: the winner of a phase is printed once more when the phase ends."""
+        return self.stage, self.sizes, *self.figures.items()
 
 
 # Long logs print the same few thousand numbers again and again: each is kept once.

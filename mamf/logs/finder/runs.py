@@ -10,7 +10,7 @@ from mamf.errors import RunLogError
 from mamf.logs.finder import node
 from mamf.logs.finder.consoles import split_streams, unwrap_lines
 from mamf.logs.finder.header import STARTED
-from mamf.logs.finder.mixed import separate_runs
+from mamf.logs.finder.mixed import MOST_RUNS, separate_runs
 from mamf.logs.finder.reading import Reading
 from mamf.logs.finder.rows import RowReader
 from mamf.logs.finder.scrubber import Scrubber
@@ -37,6 +37,8 @@ def parse(text: str, seen: Seen = ignore_progress) -> list[FinderRun]:
     runs = [run for each in texts for run in _runs(each, scrubber, seen)]
     if not any(run.rows or run.best or run.tried is not None for run in runs):
         raise RunLogError(_NOTHING)
+    if len(runs) > MOST_RUNS:
+        raise RunLogError(f"holds more than {MOST_RUNS} runs: split it")
     return _without_repetition(runs)
 
 
@@ -85,7 +87,7 @@ def _without_repetition(runs: Sequence[FinderRun]) -> list[FinderRun]:
             kept[-1] = replace(
                 before,
                 elapsed_seconds=before.elapsed_seconds or run.elapsed_seconds,
-                remarks=(*before.remarks, "the summary is printed twice"),
+                remarks=tuple(dict.fromkeys((*before.remarks, "the summary is printed twice"))),
             )
         else:
             kept.append(run)

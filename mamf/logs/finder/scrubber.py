@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
+from mamf.errors import RunLogError
 from mamf.machine.environment import scrub
 
 _HOMES = {"/home": re.compile(r"/home[/\\]+([\w.@+-]+)"), "Users": re.compile(r"[/\\]Users[/\\]+([\w.@+-]+)")}
@@ -17,6 +18,8 @@ _UUID = re.compile(r"\b(?:GPU-|MIG-)?[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}
 # Generic names, or words that logs contain for other reasons.
 _HARMLESS = {"linux", "darwin", "windows", "localhost", "root", "user", "admin", "ubuntu", "runner", "torch", "cuda"}
 _SHORTEST_NAME = 3
+# Each is sought in every text.
+_MOST_NAMES = 1000
 
 
 def host_of(uname: str) -> str | None:
@@ -36,6 +39,8 @@ class Scrubber:
             for host in _hosts(text):
                 names |= {host: "<host>", host.split(".")[0]: "<host>"}
         kept = {name: by for name, by in names.items() if len(name) >= _SHORTEST_NAME and name.lower() not in _HARMLESS}
+        if len(kept) > _MOST_NAMES:
+            raise RunLogError(f"names more than {_MOST_NAMES} hosts and users: not the log of one machine")
         # Longest first: a short host name is a part of the long one.
         self._names = [
             (re.compile(rf"(?<!\w){re.escape(name)}(?!\w)"), kept[name]) for name in sorted(kept, key=len, reverse=True)

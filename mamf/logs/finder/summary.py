@@ -10,7 +10,7 @@ from mamf.logs.finder.grammars import Evidence
 from mamf.logs.finder.rows import Sizes, figure, sizes_of
 
 _LABEL = r"(?:\s*\((?P<label>M\w+)\))?"
-_COUNT = r"\(tried (?P<tried>\d+) shapes\)"
+_COUNT = r"\(tried (?P<tried>\d{1,18}) shapes\)"
 _ONE = re.compile(rf"The best outcome was\s+(?P<stated>{FIGURE}){UNIT} @\s*(?P<shape>{SHAPE})?{_LABEL}\s*{_COUNT}")
 _PAIR = re.compile(
     rf"The best outcome was\s+(?P<fastest>{FIGURE})\(max\)\s*/\s*(?P<median>{FIGURE})\(median\){UNIT} @\s*"
@@ -19,7 +19,7 @@ _PAIR = re.compile(
 _LABEL_FIRST = re.compile(
     rf"The best outcome was\s+(?P<stated>{FIGURE}){UNIT} @ (?P<label>MxNxK): (?P<shape>{SHAPE})\s*$"
 )
-_TRIED = re.compile(r"Tried\s+(?P<tried>\d+) shapes => the best outcomes were")
+_TRIED = re.compile(r"Tried\s+(?P<tried>\d{1,18}) shapes => the best outcomes were")
 _OPENINGS = {"one": _ONE, "pair": _PAIR, "label_first": _LABEL_FIRST, "many": _TRIED}
 _BEST = re.compile(rf"^\s*(?P<name>mean|median|max):\s*(?P<value>{FIGURE}){UNIT} @\s*(?P<shape>{SHAPE})?{_LABEL}\s*$")
 _HEADLINE = re.compile(
@@ -29,7 +29,7 @@ _HEADLINE = re.compile(
 _GEOMEAN = re.compile(rf"geomean:\s*(?P<value>{FIGURE}){UNIT} for \d+ shapes in range:\s*(?P<ranges>.*)$")
 _ACROSS = re.compile(r"Across \d+ shapes in range:\s*(?P<ranges>.*?) in this run:")
 _MEAN = re.compile(rf"^\s*(?P<name>arithmetic|geometric) mean:\s*(?P<value>{FIGURE}){UNIT}")
-_ELAPSED = re.compile(r"Elapsed time:\s*(?:(\d+) days?, )?(\d+):(\d\d):(\d\d)")
+_ELAPSED = re.compile(r"Elapsed time:\s*(?:(\d{1,9}) days?, )?(\d{1,9}):(\d\d):(\d\d)")
 _IDLE = re.compile(r"note: \d+ same-board sibling GPU\(s\) sat idle.*")
 
 _EXPECTED = {"one": 1, "pair": 1, "label_first": 1, "many": 3, "headlines": 2}

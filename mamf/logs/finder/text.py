@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import io
 import re
 import zlib
 from collections.abc import Iterator
@@ -10,6 +11,11 @@ from collections.abc import Iterator
 from mamf.errors import RunLogError
 from mamf.logs.run_log import Seen
 
+#: Of a log, unpacked: a million rows.
+MOST_BYTES = 128 << 20
+#: Longer lines are of other programs, and left out.
+LONGEST_LINE = 4000
+_LONGER_LINE = re.compile(rf"[^\n]{{{LONGEST_LINE + 1},}}")
 _GZIP = b"\x1f\x8b"
 _GZIP_WINDOW = 31
 # A redirect of PowerShell writes UTF-16.
@@ -36,25 +42,31 @@ _BLOCK = 1 << 16
 
 
 def decode(content: bytes) -> str:
-    """The text of a file, unpacked. Raises RunLogError for a packed one that is damaged from its beginning."""
+    """The text of a file, unpacked. Raises RunLogError for a packed one that is damaged from its beginning, and for
+    more than MOST_BYTES.
+    """
     if content.startswith(_GZIP):
         content = _unpacked(content)
+    if len(content) > MOST_BYTES:
+        raise RunLogError(f"has more than {MOST_BYTES >> 20} MiB: no log of mamf-finder is that long")
     if content.startswith(_UTF16):
         return content.decode("utf-16", errors="replace")
     return content.decode("utf-8-sig", errors="replace")
 
 
 def _unpacked(content: bytes) -> bytes:
-    """What a cut archive still holds is kept."""
-    pieces = []
-    while content.startswith(_GZIP):
-        member = zlib.decompressobj(_GZIP_WINDOW)
+    """What a cut archive still holds is kept; of a long one, no more than is refused."""
+    found, packed, member = bytearray(), io.BytesIO(content), zlib.decompressobj(_GZIP_WINDOW)
+    # In small pieces: what follows a member is copied once per member.
+    while (piece := member.unused_data or packed.read(4096)) and len(found) <= MOST_BYTES:
+        if member.eof and piece[0] != _GZIP[0]:
+            break
+        member = zlib.decompressobj(_GZIP_WINDOW) if member.eof else member
         try:
-            pieces.append(member.decompress(content))
+            found += member.decompress(piece, MOST_BYTES + 1 - len(found))
         except zlib.error as error:
             raise RunLogError(f"cannot be unpacked ({error}): give the log itself") from None
-        content = member.unused_data
-    return b"".join(pieces)
+    return bytes(found)
 
 
 def clean(text: str) -> str:
@@ -73,7 +85,7 @@ def clean(text: str) -> str:
     text = _remove_holes(text)
     if any(control in text for control in _CONTROLS):
         text = text.translate(dict.fromkeys(map(ord, _CONTROLS)))
-    return text
+    return _LONGER_LINE.sub("", text)
 
 
 def unquote(text: str) -> str:

@@ -46,7 +46,7 @@ def requested(command: str | None) -> Requested | None:
             current = option[1] + (option[2] or "")
             values[current] = []
             word = option[3] or ""
-        if current and word.isdigit():
+        if current and word.isdecimal():
             values[current].append(int(word))
         elif not option:
             current = None

@@ -30,8 +30,9 @@ import numpy as np
 from mamf.calibration import ANEW, find_calibration
 from mamf.ceilings.ceiling import CHOOSE, CONFIRM, combine_rounds, error_of
 from mamf.logs.legacy import read_legacy_or_none
+from mamf.logs.lines import lines_of, parse_records
 from mamf.logs.records import operation_of_plan
-from mamf.logs.run_log import RunLog, lines_of, parse_records, run_log_of
+from mamf.logs.run_log import RunLog, run_log_of
 from mamf.measurement import Measurement
 from mamf.regime_names import BURST, SUSTAINED
 from mamf.statistics import CONFIDENCE, Repeatability, summarize

@@ -16,7 +16,8 @@ from mamf.cli.terminal import warn
 from mamf.errors import RunLogError
 from mamf.limits import MOST_BYTES, TOO_LONG
 from mamf.logs.comparability import roofs_of_logs
-from mamf.logs.run_log import RunLog, Seen, read_run_log
+from mamf.logs.lines import Seen
+from mamf.logs.run_log import RunLog, read_run_log
 from mamf.machine.garbage import no_garbage_collection
 
 

@@ -17,12 +17,14 @@ from mamf.logs.legacy import FinderRun, read_legacy_or_none
 from mamf.logs.run_log import RunLog, read_run_log
 from mamf.measurement import Conditions, Measurement
 from mamf.operations.attention.operation import is_attention
-from mamf.operations.unknown import operation_called
+from mamf.operations.unknown import Unknown, operation_called
 from mamf.peaks import Peak, fastest_possible_flops, find_peak
 from mamf.plans import MATMUL, SWEEP
+from mamf.plugins.discovery import is_own_kernel
 from mamf.regime_names import NAMES
 from mamf.report import bests
 from mamf.report.kernels import title
+from mamf.report.text import label_kernel
 from mamf.statistics import CONFIDENCE, Interval
 
 
@@ -124,6 +126,18 @@ def _claim_of_row(
         is_bounded=info.is_accelerator and limit is not None,
         label=f"{row.operation} {row.shape} by {row.kernel}, {row.regime}",
     )
+
+
+def kernel_title(entry: Entry) -> str:
+    """The name of an entry's kernel for tables, labeled if it was loaded by path or is none of mamf's."""
+    operation, name = (MATMUL, entry.kernel) if isinstance(entry, CeilingEntry) else _kernel_of(entry)
+    labeled, of = label_kernel(name, entry.header), operation_called(operation)
+    is_known = labeled != name or isinstance(of, Unknown) or is_own_kernel(of, name)
+    return labeled if is_known else f"{name} (third-party)"
+
+
+def _kernel_of(entry: Any) -> tuple[str, str]:
+    return entry.row.operation, entry.row.kernel
 
 
 @dataclass(frozen=True)

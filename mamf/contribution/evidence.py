@@ -10,7 +10,8 @@ from typing import Any
 
 from mamf.backend import DeviceInfo
 from mamf.ceilings.search_plan import SearchPlan
-from mamf.logs.run_log import RunLog, Seen, lines_of, parse_records
+from mamf.logs.lines import Seen, lines_of, parse_records
+from mamf.logs.run_log import RunLog
 from mamf.measurement import Measurement
 from mamf.operations.unknown import Unknown, operation_called
 from mamf.plans import EXPLAIN, FIND, GUARD, MATMUL, SWEEP, Plan

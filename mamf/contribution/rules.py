@@ -47,7 +47,8 @@ from mamf.contribution.sampling_rules import (
 )
 from mamf.errors import RunLogError
 from mamf.logs.legacy import TIER, legacy_run
-from mamf.logs.run_log import MALFORMED, Seen, describe_error, run_log_of, why_unreadable
+from mamf.logs.lines import Seen
+from mamf.logs.run_log import MALFORMED, describe_error, run_log_of, why_unreadable
 
 _RULES: tuple[Callable[[Evidence], Iterator[Finding]], ...] = (
     missing_fields,

@@ -16,6 +16,7 @@ from mamf.contribution.collection import (
     LegacyEntry,
     best_attention,
     best_kernels,
+    kernel_title,
     leaders,
 )
 from mamf.contribution.confirming import Entry, part_confirmed, shortened
@@ -26,7 +27,7 @@ from mamf.report.columns import sensor_columns
 from mamf.report.document import Column, Table
 from mamf.report.formats.markdown import table_text
 from mamf.report.own_ceilings import problem_title, share_of
-from mamf.report.text import interval_cell, label_kernel, significant
+from mamf.report.text import interval_cell, significant
 from mamf.text import Markup, markdown_line, markdown_text
 
 _INTRODUCTION = """# Results
@@ -131,7 +132,7 @@ def ceiling_columns(notes: Footnotes) -> list[Column[Leader]]:
         Column("", "TFLOPS", lambda row: row[0].tflops, lambda rate: Markup(f"**{significant(rate)}**")),
         Column("", "interval", lambda row: row[0].interval, interval_cell),
         Column("", "MxNxK", lambda row: row[0].shape),
-        text_column("kernel", lambda row: label_kernel(row[0].kernel, row[0].header)),
+        text_column("kernel", lambda row: kernel_title(row[0])),
         Column("", "of the dense peak", lambda row: _peak(row[0]), share),
         *sensor_columns(lambda row: row[0].conditions),
         Column("", "J/TFLOP", lambda row: row[0].joules_per_tflop, "{:#.3g}".format),
@@ -171,7 +172,7 @@ def attention_columns() -> list[Column[AttentionEntry]]:
         text_column("pass", lambda entry: entry.row.problem.direction),
         Column("", "d", lambda entry: entry.row.shape.head_dims),
         text_column("mask", lambda entry: mask_name(entry.row.shape)),
-        text_column("kernel", lambda entry: label_kernel(entry.row.kernel, entry.header)),
+        text_column("kernel", kernel_title),
         Column("", "MAMFU", lambda entry: entry.share, lambda share: Markup(f"**{100 * share:.1f} %**")),
         Column("", "TFLOPS", lambda entry: entry.row.tflops(entry.row.figure), significant),
         Column("", "shape", lambda entry: entry.row.shape),
@@ -204,7 +205,7 @@ def kernel_columns() -> list[Column[KernelEntry]]:
         Column("", "interval", lambda entry: entry.interval, interval_cell),
         Column("", "of the peak", share, lambda share: f"{100 * share:.1f} %"),
         Column("", "shape", lambda entry: entry.row.shape),
-        text_column("kernel", lambda entry: label_kernel(entry.row.kernel, entry.header)),
+        text_column("kernel", kernel_title),
         *origin_columns(),
     ]
 

@@ -15,16 +15,8 @@ from typing import Any
 from mamf.errors import RunLogError
 from mamf.files import create_whole, write_whole
 from mamf.logs.legacy import TIER, legacy_run
-from mamf.logs.run_log import (
-    CONVERTIBLE,
-    MALFORMED,
-    SCHEMA,
-    describe_error,
-    lines_of,
-    parse_records,
-    run_log_of,
-    why_unreadable,
-)
+from mamf.logs.lines import lines_of, parse_records
+from mamf.logs.run_log import CONVERTIBLE, MALFORMED, SCHEMA, describe_error, run_log_of, why_unreadable
 from mamf.logs.writer import lock
 
 _TARGET = 4

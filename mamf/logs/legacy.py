@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 
 from mamf.errors import RunLogError
 from mamf.files import create_whole
-from mamf.logs.run_log import MALFORMED, SCHEMA, Seen, describe_error, lines_of, parse_record, why_unreadable
+from mamf.logs.lines import Seen, lines_of, parse_record
+from mamf.logs.run_log import MALFORMED, SCHEMA, describe_error, why_unreadable
 from mamf.logs.schema import LEGACY_HEADER, LEGACY_SUMMARY, REPORTED
 from mamf.logs.validator import require
 from mamf.machine.environment import scrub, scrub_record, tool_version

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mamf.contribution.collection import AttentionEntry, CeilingEntry, best_attention, best_kernels
+from mamf.contribution.collection import AttentionEntry, CeilingEntry, best_attention, best_kernels, kernel_title
 from mamf.contribution.confirming import Entry
 from mamf.contribution.tables import mask_name, software
 from mamf.measurement import TERA
@@ -29,7 +29,7 @@ from mamf.report.charts.ranges import RangeChart, RangePoint, RangeRow
 from mamf.report.document import Column, Table
 from mamf.report.own_ceilings import problem_title, share_of
 from mamf.report.page import Page, Part, Section
-from mamf.report.text import counted, interval_cell, label_kernel, percent, rate_text, significant, whole
+from mamf.report.text import counted, interval_cell, percent, rate_text, significant, whole
 
 
 def device_page(name: str, data: SiteData, logs: str) -> Page:
@@ -72,7 +72,7 @@ def _ceilings_table(data: SiteData, logs: str) -> Table[Any]:
         Column("", "J/TFLOP", joules),
         Column("", "datasheet", lambda line: line.peak and line.peak.flops / TERA, "{:.4g}".format),
         Column("", "MxNxK", lambda line: line.entry and line.entry.shape),
-        Column("", "kernel", lambda line: line.entry and label_kernel(line.entry.kernel, line.entry.header), left=True),
+        Column("", "kernel", lambda line: line.entry and kernel_title(line.entry), left=True),
         Column("", "by", lambda line: line.entry and ("find" if line.entry.is_confirmed else "sweep"), left=True),
         Column("", "log", lambda line: log_link(logs, line.place)),
     ]
@@ -137,7 +137,7 @@ def _attention(data: SiteData, logs: str) -> list[Part]:
     problems = list(dict.fromkeys(map(_problem, best)))
     best.sort(key=lambda entry: (problems.index(_problem(entry)), -entry.share))
     columns: list[Column[AttentionEntry]] = [
-        Column("", "kernel", lambda entry: label_kernel(entry.row.kernel, entry.header), left=True),
+        Column("", "kernel", kernel_title, left=True),
         Column("", "MAMFU %", lambda entry: entry.share, percent),
         Column("", "TFLOPS", lambda entry: entry.row.tflops(entry.row.figure), significant),
         Column("", "pass", lambda entry: entry.row.problem.direction, left=True),
@@ -176,7 +176,7 @@ def _kernels_table(data: SiteData, logs: str) -> Table[Any]:
         Column("", "rate", lambda entry: rate_text(entry.rate, entry.row.work.unit)),
         Column("", "problem", lambda entry: problem_title(entry.row.regime, entry.row.problem), left=True),
         Column("", "% of peak", lambda entry: share_of(entry.rate, entry.row.problem, entry.header), percent),
-        Column("", "kernel", lambda entry: label_kernel(entry.row.kernel, entry.header), left=True),
+        Column("", "kernel", kernel_title, left=True),
         Column("", "shape", lambda entry: entry.row.shape),
         Column("", "log", lambda entry: log_link(logs, entry.place)),
     ]

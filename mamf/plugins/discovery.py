@@ -185,6 +185,14 @@ def kernel_of(of: Operation[Any, Any], name: str) -> AnyKernel:
     return _kernel(of.kernel_group, what, name, of.kernel_type)  # type: ignore[no-any-return]
 
 
+def is_own_kernel(of: Operation[Any, Any], name: str) -> bool:
+    """Whether mamf itself has a kernel of this name; one of its algorithms counts too (``cublaslt[3]``)."""
+    base = name.partition("[")[0]
+    return any(
+        (point.name, point.module.partition(".")[0]) == (base, "mamf") for point in entry_points(of.kernel_group)
+    )
+
+
 def kernel_names(of: Operation[Any, Any]) -> list[str]:
     """The registered kernels of an operation. Raises UsageError if there are none."""
     if not entry_points(group=of.kernel_group):

@@ -12,8 +12,9 @@ from typing import Any
 
 from mamf.ceilings.share import KnownCeiling
 from mamf.errors import RunLogError
+from mamf.logs.lines import lines_of, parse_record
 from mamf.logs.records import utc_now
-from mamf.logs.run_log import MALFORMED, describe_error, lines_of, parse_record, why_unreadable
+from mamf.logs.run_log import MALFORMED, describe_error, why_unreadable
 from mamf.logs.schema import KNOWN_CEILING
 from mamf.logs.validator import ANY_NAME, Nullable, require
 from mamf.logs.writer import RunLogWriter

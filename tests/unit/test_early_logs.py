@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from mamf.logs.run_log import lines_of, parse_records, run_log_of
+from mamf.logs.lines import lines_of, parse_records
+from mamf.logs.run_log import run_log_of
 
 FIGURES = json.loads(Path(__file__).with_name("figures_of_early_logs.json").read_text())
 #: Hashes of ``held``, taken from the logs before they were converted.

@@ -15,7 +15,7 @@ from mamf.errors import RunLogError
 from mamf.logs.finder.runs import ignore_progress, parse
 from mamf.logs.finder.text import MOST_BYTES, decode
 from mamf.logs.legacy import FinderRun
-from mamf.logs.run_log import Seen
+from mamf.logs.lines import Seen
 
 __all__ = ["parse", "read_finder_logs"]
 

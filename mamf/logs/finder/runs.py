@@ -16,7 +16,7 @@ from mamf.logs.finder.rows import RowReader
 from mamf.logs.finder.scrubber import Scrubber
 from mamf.logs.finder.text import clean, lines_of, unquote
 from mamf.logs.legacy import FinderRun
-from mamf.logs.run_log import Seen
+from mamf.logs.lines import Seen
 
 _NOTHING = (
     "holds nothing that mamf-finder prints: no row, no summary; give the file named by its --output_file, "

@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Iterator
 
 from mamf.errors import RunLogError
-from mamf.logs.run_log import Seen
+from mamf.logs.lines import Seen
 
 #: Of a log, unpacked: a million rows.
 MOST_BYTES = 128 << 20

@@ -129,7 +129,7 @@ def _claim_of_row(
 
 
 def kernel_title(entry: Entry) -> str:
-    """The name of an entry's kernel for tables, labeled if it was loaded by path or is none of mamf's."""
+    """The name of an entry's kernel for tables, labeled if it was loaded by path or is not one of mamf's."""
     operation, name = (MATMUL, entry.kernel) if isinstance(entry, CeilingEntry) else _kernel_of(entry)
     labeled, of = label_kernel(name, entry.header), operation_called(operation)
     is_known = labeled != name or isinstance(of, Unknown) or is_own_kernel(of, name)

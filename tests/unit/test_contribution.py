@@ -224,7 +224,7 @@ def test_a_kernel_that_was_loaded_by_path_is_labeled(sweep_records, tmp_path):
     named[0]["kernel"] = kernel = rows(named)[0]["kernel"]
     assert f"| {kernel} (by path) |" in page
     page = results_page(collect(tmp_path, [write(tmp_path / "given.jsonl", named)]))
-    assert f"| {kernel} |" in page
+    assert f"| {kernel} (third-party) |" in page
     assert "(by path)" not in page
 
 

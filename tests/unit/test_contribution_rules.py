@@ -600,7 +600,7 @@ def test_the_grammars_of_a_legacy_log_are_no_path(tmp_path):
 def test_each_line_of_a_legacy_log_is_parsed_once(tmp_path, monkeypatch):
     write_legacy_log(legacy_run(), tmp_path / "old.jsonl")
     parsed = []
-    for room in ("run_log", "legacy"):
+    for room in ("lines", "legacy"):
         monkeypatch.setattr(f"mamf.logs.{room}.parse_record", lambda line: parsed.append(line) or json.loads(line))
     assert not review(tmp_path / "old.jsonl").is_rejected()
     assert len(parsed) == 3

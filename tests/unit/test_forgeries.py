@@ -6,7 +6,9 @@ import pytest
 from attacks import forging
 from contribution_logs import RESULTS
 
+from mamf.contribution.collection import collect
 from mamf.contribution.rules import review, review_results
+from mamf.contribution.tables import results_page
 
 FIND = RESULTS / "nvidia-h200" / "find-bfloat16-burst-sustained-20261122-181803.jsonl"
 HONEST = {
@@ -53,3 +55,14 @@ def test_samples_of_another_log_are_found(tmp_path):
     ]
     found = review_results(root, paths)[1]
     assert "duplicate" in {finding.rule for finding in found.findings}
+
+
+def test_a_kernel_that_nobody_knows_is_called_third_party(tmp_path):
+    root = tmp_path / "results"
+    (root / "nvidia-h200").mkdir(parents=True)
+    path = root / "nvidia-h200" / FIND.name
+    path.write_text(FIND.read_text().replace("torch.mm", "fast.mm"))
+    assert not review(path).is_rejected()
+    page = results_page(collect(root, [path]))
+    assert "fast.mm (third-party)" in page
+    assert "third-party" not in results_page(collect(RESULTS, [FIND]))

@@ -44,7 +44,9 @@ class Interruption:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         for number, handler in self._previous.items():
-            signal.signal(number, handler)
+            # The same event may arrive again while the process ends, and must not kill it.
+            if not (self.is_requested and handler == signal.SIG_DFL):
+                signal.signal(number, handler)
         ENDING[0] = self._ended_by
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:

@@ -150,7 +150,7 @@ def test_a_crash_without_a_log_ends_the_command_by_its_signal(tmp_path):
 
 
 def test_each_of_several_logs_is_resumed(tmp_path):
-    find = ("find", "--dtype", "float16", "bfloat16", "--regime", "burst", "--budget", "2s", "--output", "log.jsonl")
+    find = ("find", "--dtype", "float16", "bfloat16", "--regime", "burst", "--budget", "6s", "--output", "log.jsonl")
     code, out, err = ended(begun(tmp_path, *find, kernel="CrashingOnce"))
     assert code == 0
     assert len(err) == 1
@@ -317,6 +317,16 @@ def waiting(folder, *prefix, **streams):
 
 def child_of(process):
     return int(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text())
+
+
+def test_the_same_signal_does_not_kill_a_process_that_ends(monkeypatch):
+    usual = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        with pytest.raises(KeyboardInterrupt), Interruption():
+            signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)  # as the process that watches forwards it
+    finally:
+        signal.signal(signal.SIGTERM, usual)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

@@ -86,6 +86,10 @@ def drop_the_last_of_k(a, b, c):
     torch.mm(a[:, :-1], b[:-1], out=c)
 
 
+def multiply_half_of_k(a, b, c):
+    torch.mm(a[:, ::2] * 2**0.5, b[::2], out=c)
+
+
 def round_operands(dtype):
     return lambda a, b, c: c.copy_(a.to(dtype).to(torch.float64) @ b.to(dtype).to(torch.float64))
 
@@ -119,6 +123,7 @@ FAULTS = {
     "16 zeros anywhere": (after(zero_sixteen_anywhere), ("bfloat16", "float16", "float32", "float64")),
     "times 1.002": (scale, ("bfloat16", "float16", "tf32", "float32", "float64")),
     "the last k dropped": (drop_the_last_of_k, ("bfloat16", "float16", "tf32", "float32", "float64")),
+    "half of k": (multiply_half_of_k, ("bfloat16", "float16", "tf32", "float32", "float64")),
     "operands in bfloat16": (round_operands(torch.bfloat16), ("float16", "tf32", "float32", "float64")),
     "operands in float32": (round_operands(torch.float32), ("float64",)),
     "the old sample alone": (compute_a_sample, ("bfloat16", "float32")),

@@ -61,13 +61,20 @@ def visible_lines(text: str) -> str:
     return "\n".join(map(visible, text.split("\n")))
 
 
+_LEAST_WIDTH = 8
+
+
 def wrapped(line: str, width: int | None, indent: int = 4) -> str:
     """A line, broken at blanks where it is longer than ``width``; the lines after the first are indented."""
     if width is None or len(line) <= width:
         return line
     own = line[: len(line) - len(line.lstrip())]
     parts = textwrap.wrap(
-        line.strip(), width - len(own), subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False
+        line.strip(),
+        max(width - len(own), _LEAST_WIDTH),
+        subsequent_indent=" " * indent,
+        break_long_words=False,
+        break_on_hyphens=False,
     )
     return "\n".join(own + part for part in parts)
 

@@ -21,6 +21,8 @@ _JUDGED = re.compile(
 )
 
 
+# Of a terminal that does not say how wide it is.
+_USUAL_COLUMNS = 80
 #: The stdout that is kept for reports, once it is.
 _KEPT: list[TextIO] = []
 
@@ -64,8 +66,10 @@ def terminal_columns() -> int | None:
     """The columns of the terminal; None if stdout is a pipe or a file, which take any width."""
     if not stdout().isatty():
         return None
-    named = os.environ.get("COLUMNS", "")
-    return int(named) if named.isdecimal() and int(named) else os.get_terminal_size(stdout().fileno()).columns
+    columns = os.environ.get("COLUMNS", "")
+    with contextlib.suppress(OSError):
+        columns = columns or str(os.get_terminal_size(stdout().fileno()).columns)
+    return int(columns) if columns.isdecimal() and int(columns) else _USUAL_COLUMNS
 
 
 def _has_colors(stream: TextIO) -> bool:

@@ -128,16 +128,15 @@ def _claim_of_row(
     )
 
 
-def kernel_title(entry: Entry) -> str:
+def kernel_title(entry: CeilingEntry | AttentionEntry | KernelEntry) -> str:
     """The name of an entry's kernel for tables, labeled if it was loaded by path or is not one of mamf's."""
-    operation, name = (MATMUL, entry.kernel) if isinstance(entry, CeilingEntry) else _kernel_of(entry)
+    if isinstance(entry, CeilingEntry):
+        operation, name = MATMUL, entry.kernel
+    else:
+        operation, name = entry.row.operation, entry.row.kernel
     labeled, of = label_kernel(name, entry.header), operation_called(operation)
     is_known = labeled != name or isinstance(of, Unknown) or is_own_kernel(of, name)
     return labeled if is_known else f"{name} (third-party)"
-
-
-def _kernel_of(entry: Any) -> tuple[str, str]:
-    return entry.row.operation, entry.row.kernel
 
 
 @dataclass(frozen=True)

@@ -110,7 +110,8 @@ def sensors_were_read(evidence: Evidence) -> Iterator[Finding]:
         yield Finding("sensors", f"clock, power and temperature: {sensors}", 1, is_warning=True)
     elif _has_sensors(evidence) and not any(seen.clock_hz and seen.watts is not None for seen in rows):
         yield Finding("sensors", "they were available, and yet no row says its clock and power", 1)
-    if unread := sum(not seen.clock_hz for seen in rows) % max(len(rows), 1):
+    unread = sum(not seen.clock_hz for seen in rows)
+    if 0 < unread < len(rows):
         yield Finding("sensors", f"{unread} of {len(rows)} rows have no clock, and the others have one")
 
 

@@ -104,24 +104,9 @@ def contributed_csv(entries: Iterable[CeilingEntry]) -> str:
         for entry in reversed(fastest):
             cards[entry.header["device"]["uuid_hash"]] = entry.tflops
         lowest = significant_digits(min(cards.values()))
-        device, units, watts, _, dtype, regime = key
         clock = max(map(_clock, found), key=lambda text: float(text or 0))
-        writer.writerow(
-            [
-                device,
-                units,
-                watts,
-                clock,
-                dtype,
-                regime,
-                *figures,
-                best.place.as_posix(),
-                " ".join(shapes),
-                kernel,
-                len(cards),
-                lowest,
-            ]
-        )
+        known = (best.place.as_posix(), " ".join(shapes), kernel, len(cards), lowest)
+        writer.writerow([*key[:3], clock, *key[4:], *figures, *known])
     return buffer.getvalue()
 
 
@@ -133,11 +118,9 @@ def _counts(entry: CeilingEntry) -> bool:
 def _build(entry: CeilingEntry) -> tuple[str, ...]:
     """Unit count and power limit, and a CPU's clock: devices with one name exist in several builds."""
     device: dict[str, Any] = entry.header["device"]
+    figures = (device["compute_units"], device["power_limit_watts"])
     clock = "" if device.get("is_accelerator", True) else _clock(entry)
-    return (
-        *("" if each is None else f"{each:g}" for each in (device["compute_units"], device["power_limit_watts"])),
-        clock,
-    )
+    return (*("" if each is None else f"{each:g}" for each in figures), clock)
 
 
 def _clock(entry: CeilingEntry) -> str:

@@ -44,7 +44,7 @@ _MOST_OF_TIME = 1.01
 # What only kernels say that approximate: they skip work, or multiply in another dtype. The fastest of these bound them.
 _OF_APPROXIMATION = ("product_dtypes", "sparsity", "cosine_similarity", "relative_l1")
 _APPROXIMATE_DTYPES = ("int8", "float8_e4m3fn")
-# Log of mamf's first day, and how far the clocks of two machines may be apart. Records hold whole seconds.
+# The day of mamf's first log, and how far the clocks of two machines may be apart. Records hold whole seconds.
 _FIRST_DAY, _CLOCKS_APART, _WHOLE_SECONDS = datetime(2026, 11, 21, tzinfo=timezone.utc), timedelta(days=2), 1.0
 
 
@@ -130,7 +130,9 @@ def possible(evidence: Evidence) -> Iterator[Finding]:
         info, limit = evidence.device_of(row), _limit(evidence, row)
         said = [name for name in _OF_APPROXIMATION if name in row.details]
         if said and is_exact(row):
-            yield Finding("unknown-field", f"{row.kernel} approximates nothing: a row of it has no {said[0]}", line)
+            yield Finding(
+                "unknown-field", f"{row.kernel} is not registered as approximate: its rows have no {said[0]}", line
+            )
         fastest, unit = row.amount / min(row.samples), row.work.unit
         if limit is not None and split_impossible(row.samples, row.amount, limit, row.timer_accuracy)[1]:
             message = (

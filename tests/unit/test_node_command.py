@@ -117,6 +117,16 @@ def test_devices_that_cannot_be_opened_or_vanish_are_critical_and_the_rest_is_me
     ]
 
 
+def findings_of_unknown(run, monkeypatch, write):
+    """The texts of a node whose logs are written by ``write``: UNKNOWN, and no device has failed."""
+    monkeypatch.setattr(RunLogWriter, "write", write)
+    code, out, _ = run(*NODE, "--format", "json")
+    record = json.loads(out)
+    assert (code, record["level"]) == (3, "UNKNOWN")
+    assert [device["failures"] for device in record["devices"]] == [[], []]
+    return [finding["text"] for finding in record["findings"]]
+
+
 @pytest.mark.parametrize("part", ["find", "bandwidth", "peers"])
 def test_a_full_disk_is_unknown_and_drains_no_node(run, monkeypatch, part):
     faulty(monkeypatch, 2)
@@ -127,12 +137,8 @@ def test_a_full_disk_is_unknown_and_drains_no_node(run, monkeypatch, part):
             raise RunLogWriteError(f"cannot write {self.path}: No space left on device")
         write(self, record, fields)
 
-    monkeypatch.setattr(RunLogWriter, "write", written)
-    code, out, _ = run(*NODE, "--format", "json")
-    record = json.loads(out)
-    assert (code, record["level"]) == (3, "UNKNOWN")
-    assert [device["failures"] for device in record["devices"]] == [[], []]
-    told = [finding["text"] for finding in record["findings"] if "No space left on device" in finding["text"]]
+    findings = findings_of_unknown(run, monkeypatch, written)
+    told = [text for text in findings if "No space left on device" in text]
     assert len(told) == 1
     assert "device 0" in told[0]
     assert ": its log could not be written: cannot write" in told[0]
@@ -151,12 +157,8 @@ def test_a_log_that_another_program_changes_is_unknown_and_drains_no_node(run, m
             change(self.path)
         write(self, record, fields)
 
-    monkeypatch.setattr(RunLogWriter, "write", written)
-    code, out, _ = run(*NODE, "--format", "json")
-    record = json.loads(out)
-    assert (code, record["level"]) == (3, "UNKNOWN")
-    assert [device["failures"] for device in record["devices"]] == [[], []]
-    assert f"bandwidth.jsonl was {told} by another program: the whole log is now" in record["findings"][0]["text"]
+    findings = findings_of_unknown(run, monkeypatch, written)
+    assert f"bandwidth.jsonl was {told} by another program: the whole log is now" in findings[0]
     name = "rank0-node0-device0-bandwidth.jsonl" if told != "truncated" else "rank0-node0-device0-bandwidth-2.jsonl"
     assert read_run_log(run.folder / "logs" / name).measurements
     assert run("node", "--from", "logs")[0] == 3

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import itertools
 import statistics
 import subprocess
 import sys
@@ -22,17 +21,15 @@ from figure_logs import (
     natural,
     percent,
     read,
-    read_any,
     rows_of,
     split_words,
 )
+from finder_tables import finder_repeats_table, finder_table
 
 from mamf.ceilings.ceiling import CHOOSE, CONFIRM, Ceiling
 from mamf.cli import main as mamf_command
-from mamf.logs.legacy import FinderRun
 from mamf.logs.run_log import RunLog
 from mamf.measurement import Measurement
-from mamf.report import bests
 from mamf.report.own_ceilings import ceiling_table, share_of
 from mamf.report.text import DASH, markdown, significant
 from mamf.text import Markup
@@ -225,29 +222,6 @@ def kernels_table(words: Sequence[str]) -> str:
     return markdown(heads, lines, {"dtype", "kernel", "at"})
 
 
-def finder_table(words: Sequence[str]) -> str:
-    """A log of mamf-finder beside those of sweeps over the same shapes: the best by each figure, and the median ratio
-    to mamf-finder's figure over all shapes.
-    """
-    finder, *others = map(read_any, split_words(words)[0])
-    if not isinstance(finder, FinderRun):
-        raise FigureError("the first log is not of mamf-finder")
-    seen = {name: {row.shape: row.tflops[name] for row in finder.rows if name in row.tflops} for name in finder.best}
-    lines = []
-    for name, best in finder.best.items():
-        where = [str(best.shape or DASH), str(finder.tried or DASH)]
-        lines.append([f"mamf-finder {finder.version}", name, significant(best.tflops[name]), *where, DASH])
-    for log in others:
-        assert isinstance(log, RunLog)
-        for regime, name in itertools.product(bests(log.measurements), ("mean", "median", "fastest")):
-            rates = {row.shape: row.rate(name) for row in rows_of(log, {"regime": [regime]})}
-            shape = max(rates, key=rates.__getitem__)
-            ratios = [rates[each] / rate for each, rate in seen.get(name, {}).items() if each in rates]
-            ratio = f"{statistics.median(ratios):.3f}" if ratios else DASH
-            lines.append([f"mamf, {regime}", name, significant(rates[shape]), str(shape), str(len(rates)), ratio])
-    return markdown(["", "figure", "best TFLOPS", "at", "shapes", "median ratio"], lines, {"", "figure", "at"})
-
-
 def confirmed_table(words: Sequence[str]) -> str:
     """The ceilings that a find of any operation confirmed."""
     logs = map(read, split_words(words)[0])
@@ -292,6 +266,7 @@ TABLES: Mapping[str, Callable[[Sequence[str]], str]] = {
     "pairs": pairs_table,
     "kernels": kernels_table,
     "finder": finder_table,
+    "finder-repeats": finder_repeats_table,
     "confirmed": confirmed_table,
     "mamf": mamf_table,
     "run": run_table,

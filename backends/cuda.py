@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import torch
@@ -107,6 +109,17 @@ class CudaBackend(AcceleratorBackend):
     def without_counters(self) -> Unavailable | None:
         return None
 
+    def idle_mark(self) -> Any | None:
+        """An event recorded in the context instead of a stream, for which drivers since CUDA 12.5 have a function."""
+        driver, context = _load_driver(), ctypes.c_void_p()
+        if not hasattr(driver, "cuCtxRecordEvent"):
+            return None
+        if driver.cuCtxGetCurrent(ctypes.byref(context)) or not context:
+            return None
+        before, event = self.mark(), self.mark()
+        failed = driver.cuCtxRecordEvent(context, ctypes.c_void_p(event.cuda_event))
+        return None if failed or before.query() else event
+
     @contextmanager
     def profiler_window(self, name: str) -> Iterator[None]:
         """cudaProfilerStart and cudaProfilerStop, which ncu and nsys can be set to wait for, around an NVTX range."""
@@ -142,6 +155,15 @@ class CudaBackend(AcceleratorBackend):
         assert isinstance(self.telemetry, NvmlSensors)
         name = self.device_name(self.index)
         return [*device_advice(self.telemetry, name, self.index, torch.version.cuda), *_environment_advice()]
+
+
+@cache
+def _load_driver() -> Any:
+    """The driver's library, or None without a driver."""
+    try:
+        return ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")
+    except OSError:
+        return None
 
 
 def _environment_advice() -> list[Advice]:

@@ -175,6 +175,13 @@ class Backend(ABC):
     def seconds_between(self, start: Any, end: Any) -> float:
         """Device seconds between two marks that the device has reached."""
 
+    def idle_mark(self) -> Any | None:
+        """A mark that the device reaches once it has finished all work of this process, whatever queue that is in.
+
+        None if the vendor has no such mark, or if the device had nothing left to do: its time would be the host's.
+        """
+        return None
+
     def timer_overhead(self) -> float | None:
         """Estimate the seconds that two marks add to the time of the launch between them; None if this backend cannot
         estimate it. The caller rejects implausible estimates (mamf.timers).

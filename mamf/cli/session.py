@@ -22,6 +22,7 @@ from mamf.cli.progress import Progress
 from mamf.cli.resuming import Resumed, asks_for_plan, interruptible, reopen, require_kind, require_same_plan
 from mamf.cli.sharing import asked_devices, found_devices, open_first, open_pool, require_same_devices
 from mamf.cli.terminal import say, warn
+from mamf.engine.isolation import isolation_of
 from mamf.engine.runner import crashes_of
 from mamf.engine.strategies.kernels import KernelsSweep
 from mamf.engine.strategies.shapes import Sweep
@@ -96,6 +97,7 @@ class Session(ABC):
         #: The devices that share the run; empty if one measures alone.
         self.devices = found_devices(self.backend, asked, self.log)
         self.pool: DevicePool | None = None
+        isolation_of(self.backend).everything = getattr(options, "isolate", None)
         self.traits: Sequence[Advice] = ()  # what was seen of the device, if they were measured
         if self.log:
             apply_traits(self.backend, self.log.header.get("traits", {}))
@@ -210,7 +212,9 @@ class Session(ABC):
         self.backend.release_memory()  # another process measures on this device
         ceilings = getattr(strategy, "ceilings", {})
         named, fatal = getattr(self.options, "ceiling_kernel", ()), list(crashes_of(self.backend).fatal)
-        return SharedSweep(strategy.plan, self.pool, kernel, ceilings, strategy.held, strategy.on_phase, named, fatal)
+        sweep = SharedSweep(strategy.plan, self.pool, kernel, ceilings, strategy.held, strategy.on_phase, named, fatal)
+        sweep.isolates = isolation_of(self.backend).everything
+        return sweep
 
     def _header(self) -> dict[str, Any]:
         findings = [format_finding(finding).strip() for finding in self.findings]

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from mamf.backend import Backend, OperandPool
+from mamf.engine.isolation import isolation_of
 from mamf.engine.measure import cut_short, limit_of, measure
 from mamf.engine.regimes import Regime, StoppingRule
 from mamf.errors import (
@@ -234,6 +235,7 @@ class Runner:
         crashes.keep(replace(failed, reason=CRASHED))
         try:
             row = measure(kernel, problem, step.shape, step.regime, self.pool(problem), rule, limit)
+            row = isolation_of(self.backend).confirm(row, kernel, self.backend)
         finally:
             crashes.keep(None)
         if row.status == "failed":

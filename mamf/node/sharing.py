@@ -170,7 +170,8 @@ class SharedSweep:
 
     ``kernel``: of products, as it is asked for; ``ceiling_kernels``: those of ceilings, likewise. ``fatal``: rows
     whose launches ended a process. A step that ended the processes of two devices has such a row. ``results`` raises
-    DeviceError where no device is left, or where two were killed or hung on the same step.
+    DeviceError where no device is left, or where two were killed or hung on the same step. ``isolates``: as Isolation's
+    ``everything``.
     """
 
     plan: Plan
@@ -181,6 +182,7 @@ class SharedSweep:
     on_phase: Callable[[str], None] = lambda text: None
     ceiling_kernels: Sequence[str] = ()
     fatal: Collection[Measurement] = ()
+    isolates: bool | None = None
 
     def results(self) -> Iterator[Measurement]:
         """Measure every step that is not held; an interrupt loses the current shape of each device."""
@@ -190,7 +192,8 @@ class SharedSweep:
         self._idle: deque[int] = deque()
         self._steps: list[Any] = list(self.plan.steps())
         self._deadly: list[int] = []
-        message = assignment(self.plan, self.kernel, self.ceilings, self.ceiling_kernels, self.fatal, self.pool.traits)
+        known = self.ceilings, self.ceiling_kernels, self.fatal, self.pool.traits
+        message = assignment(self.plan, self.kernel, *known, self.isolates)
         for device in self.pool.able if not shares.are_done else ():
             self.pool.send(device, message, "preparing")
         while not shares.are_done:

@@ -10,6 +10,7 @@ from typing import Any
 
 from mamf.backend import Backend
 from mamf.ceilings.share import Ceilings
+from mamf.engine.isolation import isolation_of
 from mamf.engine.runner import crashes_of
 from mamf.engine.strategies.kernels import KernelsSweep
 from mamf.engine.strategies.shapes import Sweep
@@ -40,10 +41,11 @@ def assignment(
     ceiling_kernels: Sequence[str] = (),
     fatal: Iterable[Measurement] = (),
     traits: Mapping[str, Any] = MappingProxyType({}),
+    isolates: bool | None = None,
 ) -> dict[str, Any]:
     """The first message to all workers of a run, as JSON values. ``kernel``: of products, as it is asked for;
     ``ceiling_kernels``: those of ceilings, likewise. ``fatal``: rows whose launches ended a process. ``traits``: as a
-    log holds them.
+    log holds them. ``isolates``: as Isolation's ``everything``.
     """
     ceiling_records = [ceiling_record(ceiling) for ceiling in ceilings.values()]
     return {
@@ -53,6 +55,7 @@ def assignment(
         "ceiling_kernels": list(ceiling_kernels),
         "fatal": list(map(measurement_record, fatal)),
         "traits": dict(traits),
+        "isolates": isolates,
     }
 
 
@@ -79,6 +82,7 @@ class Worker:
     def _strategy(self, message: Mapping[str, Any]) -> Sweep | KernelsSweep:
         plan, backend = plan_from_record(message["plan"]), self.backend
         crashes_of(backend).fatal = [measurement_from_record(record, {}) for record in message["fatal"]]
+        isolation_of(backend).everything = message["isolates"]
         apply_traits(backend, message["traits"])
         if plan.operation == MATMUL:
             return Sweep(

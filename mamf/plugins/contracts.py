@@ -27,7 +27,7 @@ Errors = tuple[type[BaseException], ...]
 Requirement = tuple[str, Callable[[Any], object]]
 
 _GUARDED = "_is_guarded_by_mamf"
-_DIRECT = ("mark", "wait", "submit", "synchronize", "flush_cache", "sleep", "now", "take")
+_DIRECT = ("mark", "idle_mark", "wait", "submit", "synchronize", "flush_cache", "sleep", "now", "take")
 #: Errors that a method may raise: they become the status of a shape, mean that there is no axis, or that a record in a
 #: log is malformed.
 _MALFORMED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)

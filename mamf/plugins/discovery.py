@@ -13,6 +13,7 @@ import inspect
 import re
 import sys
 import warnings
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -43,6 +44,7 @@ _ALGORITHM = re.compile(r"(.+)\[(\d{1,9})\]")
 _PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 _INSTALL = "run 'pip install -e .' in mamf's checkout"
 Contract = TypeVar("Contract")
+_LOADED_BY_PATH = weakref.WeakSet[type[AnyKernel]]()
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,11 @@ def find_registered(group: str) -> dict[str, EntryPoint]:
 def _origin(point: EntryPoint) -> str:
     distribution = point.dist.name if point.dist else "an unknown distribution"
     return f"{distribution} ({point.value})"
+
+
+def is_loaded_by_path(kernel: AnyKernel) -> bool:
+    """Whether a kernel's class was requested as ``package.module:Class`` and is not registered."""
+    return type(kernel) in _LOADED_BY_PATH
 
 
 def is_path(name: str) -> bool:
@@ -159,6 +166,8 @@ def _kernel(group: str, what: str, name: str, contract: type[Any]) -> Any:
     own = made.name.partition("[")[0]
     if is_path(base) and points.get(own, base) != base:
         raise UsageError(f"{label} calls itself {own}, as a registered kernel does: give its class another name")
+    if is_path(base) and base not in points.values():
+        _LOADED_BY_PATH.add(type(made))
     return made
 
 

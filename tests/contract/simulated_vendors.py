@@ -47,6 +47,13 @@ class SimulatedEvent:
         self.module.clock += MILLISECONDS_BETWEEN_EVENTS
         self.moment = self.module.clock
 
+    @property
+    def cuda_event(self):
+        return id(self)
+
+    def query(self):
+        return self.module.reached >= self.moment
+
     def synchronize(self):
         self.module.calls.append(("wait",))
         self.module.reached = max(self.module.reached, self.moment)
@@ -178,10 +185,27 @@ def simulate_cuda(monkeypatch, calls):
         range_push=lambda msg: calls.append(("range_push", msg)), range_pop=lambda: calls.append(("range_pop",))
     )
     simulated = SimulatedTorch(version=build_of_torch(cuda="12.8"), cuda=module.namespace(profiler=profiler, nvtx=nvtx))
+    driver = SimulatedDriver(calls)
     kind = simulated.install(monkeypatch, "cuda")
+    monkeypatch.setattr(sys.modules[kind.__module__], "_load_driver", lambda: driver)
     nvml = SimulatedNvml(calls, [h100(0), h100(1)])
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
-    return SimpleNamespace(kind=kind, torch=simulated, module=module, nvml=nvml)
+    return SimpleNamespace(kind=kind, torch=simulated, module=module, nvml=nvml, driver=driver)
+
+
+class SimulatedDriver:
+    """The driver's library, as ctypes loads it. ``context``: None without a current one. ``answer``: of recording."""
+
+    def __init__(self, calls, context=0x5EED, answer=0):
+        self.calls, self.context, self.answer = calls, context, answer
+
+    def cuCtxGetCurrent(self, pointer):
+        pointer._obj.value = self.context
+        return 0
+
+    def cuCtxRecordEvent(self, context, event):
+        self.calls.append(("record in context", context.value, event.value))
+        return self.answer
 
 
 def mi300x(**changed):

@@ -157,7 +157,7 @@ BACKEND_METHODS = [
         "wait",
         "seconds_between",
     ),
-    *("timer_overhead", "flush_cache", "operand_pool", "free_memory", "allocated_memory", "peak_memory"),
+    *("idle_mark", "timer_overhead", "flush_cache", "operand_pool", "free_memory", "allocated_memory", "peak_memory"),
     "peak_reserved_memory",
     *("profiler_window", "profiler_range", "without_counters", "digest"),
     *("reset_peak_memory", "is_out_of_memory", "release_memory", "resolve_dtype", "unsupported_dtype"),

@@ -46,6 +46,7 @@ ADAPTERS = tuple(f"operations/{name}/kernels" for name in OPERATIONS)
 INTEGRATIONS = "integrations/"
 SHARED_BY_ADAPTERS = (
     "operations/compilation.py",
+    "operations/isolated.py",
     "operations/operand_sets.py",
     "operations/outputs.py",
     "operations/products.py",

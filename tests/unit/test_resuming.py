@@ -164,7 +164,7 @@ def test_what_a_log_names_by_its_module_is_named_again(resume):
 def test_every_option_that_decides_a_figure_is_checked(command, run):
     """Whoever adds an option adds it here: a contradiction of it, or a reason why it is free."""
     free = {"--budget", "--dry-run", "--output", "--resume", "--notes", "--format", "--top", "--wide", "--baseline"}
-    free |= {"--patience", "--help", "--help-all", "--devices"}
+    free |= {"--patience", "--help", "--help-all", "--devices", "--isolate", "--no-isolate"}
     elsewhere = {"--fast-accumulation", "--no-fast-accumulation", "--no-causal", "--no-flush", "--quick", "--no-quick"}
     elsewhere |= {
         "--ceiling",

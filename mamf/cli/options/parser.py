@@ -16,9 +16,9 @@ from mamf.text import wrapped
 
 #: Options that few need: only --help-all prints them.
 RARE = {
-    *("--anyway", "--data", "--devices", "--fast-accumulation", "--layout", "--no-flush", "--notes", "--order"),
-    *("--num-iterations", "--num-warmup-iterations", "--out-dtype", "--overwrite", "--patience", "--precision"),
-    *("--product", "--reference", "--reference-every", "--seed", "--time-limit"),
+    *("--anyway", "--data", "--devices", "--fast-accumulation", "--isolate", "--layout", "--no-flush", "--notes"),
+    *("--order", "--num-iterations", "--num-warmup-iterations", "--out-dtype", "--overwrite", "--patience"),
+    *("--precision", "--product", "--reference", "--reference-every", "--seed", "--time-limit"),
 }
 _INVALID_CHOICE = re.compile(r"invalid choice: '?([^' ]+)'? \(choose from (.*)\)")
 

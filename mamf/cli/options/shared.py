@@ -64,6 +64,11 @@ OPTIONS: Mapping[str, Shared] = {
         {"type": head_dims, "nargs": "+", "metavar": "D"},
     ),
     "--heads": Shared("attention: query heads", "2048 / head dimension", {"type": size, "nargs": "+", "metavar": "H"}),
+    "--isolate": Shared(
+        "check results in a fresh process, which a kernel cannot change",
+        "of kernels by path",
+        {"action": argparse.BooleanOptionalAction, "default": None},
+    ),
     "--kernel": Shared("one of 'mamf kernels', or package.module:Class", "all available kernels", {"nargs": "+"}),
     "--launches": Shared("launches of each kernel", "", {"type": size, "metavar": "N"}),
     "--layout": Shared("layout of A and B: n as multiplied, t transposed", "nt", {"choices": LAYOUTS}),
@@ -126,7 +131,7 @@ def add_run_options(parser: argparse.ArgumentParser, budget: str = OPTIONS["--bu
     """The options of every command that measures; ``budget``: its default as help names it."""
     group = parser.add_argument_group("run")
     add(group, "--budget", default_text=budget)
-    add(group, "--dry-run", "--output", "--resume", "--notes")
+    add(group, "--dry-run", "--output", "--resume", "--notes", "--isolate")
 
 
 def add_devices_options(parser: argparse.ArgumentParser) -> None:

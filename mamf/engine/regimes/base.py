@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from mamf.backend import Backend, Reading, Unavailable
-from mamf.engine.regimes.checking import Checked
+from mamf.engine.regimes.checking import Checked, refuse_unseen_work
 from mamf.errors import PluginError
 from mamf.kernel import Problem, operand_sets
 from mamf.measurement import Conditions
@@ -145,6 +145,7 @@ class Regime(ABC):
         begun = self.backend.now()
         taken = self.sample(checked, rule, estimate)
         taken.remarks += [self.caveat] if self.caveat else []
+        refuse_unseen_work(self.agree(checked.unseen_work(min(taken.seconds, default=0.0))))
         checked.verify(whole=True)
         self.visit_took = self.backend.now() - begun
         return taken

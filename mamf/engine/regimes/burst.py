@@ -190,8 +190,9 @@ class Burst(Regime):
             resumed = backend.now()
             marks.append(self._timed_launch(launch))
             self._host_seconds = (backend.now() - begun - (resumed - paused)) / size
+            idle = backend.idle_mark()
             reading = self.read_sensors()
-            backend.synchronize()
+            checked.synchronize(backend, marks[-1][1], idle)
         seconds = [backend.seconds_between(start, end) for start, end in marks]
         # Flushes draw less than the power limit, so rest is owed for the launches alone.
         traits = backend.burst_traits

@@ -20,6 +20,8 @@ from mamf.kernel import Prepared, Verdict
 _EQUAL_WORK = 2.0
 #: Checked launches that are not all slow by chance.
 _FEWEST_CHECKED = 4
+#: How long a device works after the mark that ends an honest launch, at most: seconds, and a share of the launch.
+_MOST_UNSEEN_SECONDS, _MOST_UNSEEN_SHARE = 2e-6, 0.01
 
 
 class WrongResultError(MamfError):
@@ -58,6 +60,15 @@ def refuse_skipped_work(times: float) -> None:
         raise WrongResultError(Verdict(math.inf, 0.0, reason=reason))
 
 
+def refuse_unseen_work(seconds: float) -> None:
+    """Raises WrongResultError unless ``seconds``, as ``Checked.unseen_work`` gives it, is 0."""
+    if seconds:
+        reason = (
+            f"the device works for {seconds * 1e6:.3g} us more after the marks that time a launch, in another queue"
+        )
+        raise WrongResultError(Verdict(math.inf, 0.0, reason=reason))
+
+
 class Checked:
     """A prepared kernel whose ``launches`` remember what they returned until it is verified.
 
@@ -68,6 +79,7 @@ class Checked:
         self._prepared = prepared
         self._returned: list[object] = [None] * len(prepared.launches)
         self._launched: set[int] = set()
+        self._unseen: list[float] = []
         self.launches: Sequence[Callable[[], object]] = tuple(map(self._remembering, range(len(prepared.launches))))
         self.verdict = Verdict(0.0, math.inf)
 
@@ -113,6 +125,25 @@ class Checked:
         backend.submit()
         backend.synchronize()
         return backend.now() - begun
+
+    def synchronize(self, backend: Backend, end: object, idle: object) -> None:
+        """Wait for the device, and note how long it worked after ``end``, the mark behind the last launch. ``idle``: an
+        idle mark queued right after it, or None.
+        """
+        backend.synchronize()
+        if idle is None:
+            return
+        # How far apart the marks are by themselves. The flush keeps the device busy while the host places them.
+        backend.flush_cache()
+        first, second = backend.mark(), backend.idle_mark()
+        backend.synchronize()
+        if second is not None:
+            self._unseen.append(backend.seconds_between(end, idle) - backend.seconds_between(first, second))
+
+    def unseen_work(self, seconds: float) -> float:
+        """Device seconds that a launch, which took ``seconds`` between its marks, works after them; 0 if negligible."""
+        unseen = statistics.median(self._unseen or [0.0])
+        return unseen if unseen > max(_MOST_UNSEEN_SECONDS, _MOST_UNSEEN_SHARE * seconds) else 0.0
 
     def prepare_check(self) -> None:
         """Queue other operands, if the kernel can change them, and poison: only a launch from now on can be right."""

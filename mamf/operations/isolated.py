@@ -1,0 +1,165 @@
+"""The two ends of a check by a fresh process (mamf.engine.isolation).
+
+``serve`` runs where the kernel is loaded: it multiplies what it is sent and returns what the launch wrote. ``check``
+runs in the fresh process: it draws operands, and compares what comes back as it would its own kernel's results.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from mamf.backend import Backend, OperandPool
+from mamf.channel import Channel, ChannelError
+from mamf.errors import UnsupportedError, describe_error, plugin_errors
+from mamf.kernel import AnyKernel
+from mamf.operations.operand_sets import take_buffers
+from mamf.operations.outputs import tensors_of
+from mamf.plugins.discovery import entry_points, kernel_of, open_backend, operation
+from mamf.torch_backend import TorchBackend
+
+#: Operations whose results are in tensors that a launch returns or writes.
+OPERATIONS = ("matmul", "batched", "grouped", "attention")
+# Launches are timed for so long together, three times at most. A host may need so long for each of them, and once. The
+# clock of a device at its power limit is lower than in a burst.
+_TIMED_SECONDS, _TRIALS, _MOST_LAUNCHES = 0.5, 3, 2000
+_HOST_SECONDS, _ONCE_SECONDS, _SLOWER = 100e-6, 0.1, 2.0
+
+
+def has_tensors(backend: Backend) -> bool:
+    """Whether results on this backend's devices can be read."""
+    return isinstance(backend, TorchBackend)
+
+
+def serve(
+    channel: Channel, kernel: AnyKernel, backend: Backend, problem: Any, shape: Any, pool: OperandPool
+) -> dict[str, str]:
+    """Launch a kernel on the operands that the fresh process sends, as often as it asks. Returns its last message:
+    ``wrong`` or ``unknown`` with a reason, or neither. Raises ChannelError, and what a launch raises.
+    """
+    asked, operands = channel.receive()
+    if "operands" not in asked:
+        return asked
+    flat = take_buffers(pool, problem.buffers(shape))
+    _write(flat, asked["operands"], operands)
+    prepared = kernel.prepare(backend, problem, shape, pool)
+    prepared.poison([None])
+    while "operands" in asked or "launches" in asked:
+        for _ in range(asked.get("launches", 1)):
+            result = prepared.launches[0]()
+        backend.submit()
+        backend.synchronize()
+        if "launches" in asked:
+            channel.send()
+        else:
+            _send_results(channel, {name: flat[name] for name in flat.keys() - set(asked["operands"])}, result)
+        asked, _ = channel.receive()
+    return asked
+
+
+def _send_results(channel: Channel, written: Mapping[str, torch.Tensor], result: object) -> None:
+    returned = list(tensors_of(result))
+    described = [(str(tensor.dtype).removeprefix("torch."), list(tensor.shape)) for tensor in returned]
+    is_one = isinstance(result, torch.Tensor)
+    parts = [_bytes_of(tensor) for tensor in (*written.values(), *returned)]
+    channel.send(*parts, written=list(written), returned=described, is_one=is_one)
+
+
+def check() -> None:
+    """Check kernels of the process that is connected to standard input and output until it ends."""
+    channel = Channel(sys.stdin.buffer, os.fdopen(os.dup(sys.stdout.fileno()), "wb"))
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what libraries print is no message
+    answer(channel)
+
+
+def answer(channel: Channel) -> None:
+    """Check what is asked for until the other process ends."""
+    while True:
+        try:
+            asked, _ = channel.receive()
+            found = _checked(channel, asked)
+        except ChannelError:
+            return
+        except plugin_errors() as error:
+            found = {"unknown": describe_error(error)}
+        channel.send(**found)
+
+
+def _checked(channel: Channel, asked: Mapping[str, Any]) -> dict[str, str]:
+    of, cpu = operation(asked["operation"]), open_backend("cpu")
+    problem, shape = of.problem_from_record(asked["problem"]), of.shape_from_record(asked["shape"])
+    pool = cpu.operand_pool(problem.data, problem.seed)
+    prepared = _reference(of, cpu, problem, shape).prepare(cpu, problem, shape, pool)
+    if prepared.change_operands:
+        prepared.change_operands()  # at random: nobody can have computed the answer before
+    buffers = problem.buffers(shape)
+    flat = take_buffers(pool, buffers)
+    operands = [name for name, buffer in buffers.items() if buffer.fill]
+    channel.send(*(_bytes_of(flat[name]) for name in operands), operands=operands)
+    fields, parts = channel.receive()
+    written = len(fields["written"])
+    _write(flat, fields["written"], parts[:written])
+    result = _results(fields, parts[written:])
+    for verify in (prepared.verify, prepared.verify_whole):
+        verdict = verify and verify(0, result)
+        if verdict and not verdict.ok:
+            reason = verdict.reason or f"relative error {verdict.error:.2g}, at most {verdict.tolerance:.2g} is right"
+            return {"wrong": reason}
+    return _timed(channel, asked["seconds"])
+
+
+def _reference(of: Any, cpu: Backend, problem: Any, shape: Any) -> AnyKernel:
+    """The first of our kernels that takes the problem on a CPU. Raises UnsupportedError if none does."""
+    reasons = []
+    for point in entry_points(of.kernel_group):
+        if not point.value.startswith("mamf."):
+            continue
+        with_this = kernel_of(of, point.name)
+        reason = with_this.unavailable(cpu) or with_this.unsupported(cpu, problem)
+        reason = reason or with_this.unsupported_shape(problem, shape)
+        if not reason:
+            return with_this
+        reasons.append(f"{point.name}: {reason}")
+    raise UnsupportedError(f"no kernel of mamf checks {problem.dtype} on a CPU ({'; '.join(reasons[:1])})")
+
+
+def _timed(channel: Channel, seconds: float) -> dict[str, str]:
+    """Compare launches by this process's clock with the ``seconds`` that one took by the other's."""
+    launches = min(_MOST_LAUNCHES, math.ceil(_TIMED_SECONDS / seconds))
+    most = _ONCE_SECONDS + launches * (_HOST_SECONDS + _SLOWER * seconds)
+    taken = math.inf
+    for _ in range(_TRIALS):
+        begun = time.perf_counter()
+        channel.send(launches=launches)
+        channel.receive()
+        taken = min(taken, time.perf_counter() - begun)
+        if taken <= most:
+            return {}
+    shown = f"{launches} launches take {taken:.3g} s by its clock, {taken / (launches * seconds):.3g} times the figure"
+    return {"wrong": shown}
+
+
+def _bytes_of(tensor: torch.Tensor) -> bytes:
+    return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+
+
+def _write(flat: Mapping[str, torch.Tensor], names: Sequence[str], parts: Sequence[bytes]) -> None:
+    for name, part in zip(names, parts, strict=True):
+        flat[name].view(torch.uint8).copy_(torch.frombuffer(bytearray(part), dtype=torch.uint8))
+
+
+def _results(fields: Mapping[str, Any], parts: Sequence[bytes]) -> Any:
+    """What the launch returned, as tensors of this process; None if it returned nothing."""
+    tensors = [
+        torch.frombuffer(bytearray(part), dtype=getattr(torch, dtype)).view(sizes)
+        for (dtype, sizes), part in zip(fields["returned"], parts, strict=True)
+    ]
+    if not tensors:
+        return None
+    return tensors[0] if fields["is_one"] else tuple(tensors)

@@ -1,0 +1,252 @@
+"""A process that never imports a kernel checks it. Here that process is a thread, which speaks over the same pipes."""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from mamf.channel import Channel, ChannelError
+from mamf.engine import isolation
+from mamf.engine.isolation import Isolation
+from mamf.engine.regimes import Burst, StoppingRule
+from mamf.engine.regimes.checking import Checked
+from mamf.engine.runner import Runner, Step, isolation_of
+from mamf.kernel import Verdict
+from mamf.operations import isolated
+from mamf.operations.attention.kernels.sdpa import SdpaMath
+from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
+from mamf.operations.matmul.kernel import MatmulProblem
+from mamf.operations.matmul.kernels.int_mm import IntMm
+from mamf.operations.matmul.kernels.scaled_formats import Dequantized, ScaledMm
+from mamf.operations.matmul.kernels.torch_products import TorchMm
+from mamf.operations.matmul.shapes import MatmulShape
+from mamf.plugins.discovery import is_loaded_by_path, kernel_of, open_backend, operation
+
+SHAPE = MatmulShape(96, 80, 64)
+
+
+class Own(TorchMm):
+    """An honest product."""
+
+    name = "own"
+
+
+class OwnInt(IntMm):
+    name = "own-int"
+
+
+class OwnScaled(ScaledMm):
+    name = "own-scaled"
+
+
+class OwnDequantized(Dequantized):
+    name = "own-dequantized"
+
+
+class OwnAttention(SdpaMath):
+    name = "own-attention"
+
+
+class Passing(Own):
+    """Writes zeros, and replaces the check of the process that measures it."""
+
+    name = "passing"
+
+    def bind(self, problem, a, b, c):
+        Checked._take = lambda self, verdict: None
+        return c.zero_, 1.0
+
+
+class Judging(Own):
+    """Writes zeros, and brings its own check."""
+
+    name = "judging"
+
+    def prepare(self, *arguments):
+        ready = super().prepare(*arguments)
+        launches = [lambda: None for _ in ready.launches]
+        return replace(ready, launches=launches, verify=lambda index, result: Verdict(0.0, 1.0), verify_whole=None)
+
+
+class Ending(Own):
+    name = "ending"
+
+    def bind(self, problem, a, b, c):
+        def launch():
+            if Ending.raised:
+                raise Ending.raised
+            torch.mm(a, b, out=c)
+
+        return launch, 1.0
+
+    raised = None
+
+
+@pytest.fixture(autouse=True)
+def process(monkeypatch):
+    """Starts threads in place of processes, and counts them."""
+    monkeypatch.setattr(Checked, "_take", Checked._take)
+    monkeypatch.setattr(isolated, "_TIMED_SECONDS", 1e-3)
+    started, opened = [], []
+
+    def pair():
+        reading, writing = os.pipe()
+        opened.extend((os.fdopen(reading, "rb"), os.fdopen(writing, "wb")))
+        return opened[-2:]
+
+    def start():
+        (asked, ask), (answered, answer) = pair(), pair()
+        thread = threading.Thread(target=isolated.answer, args=(Channel(asked, answer),), daemon=True)
+        thread.start()
+        started.append(thread)
+        return SimpleNamespace(stdin=ask, stdout=answered)
+
+    monkeypatch.setattr(isolation, "_start", start)
+    yield started
+    for stream in opened[1::2]:
+        stream.close()
+    for thread in started:
+        thread.join()
+
+
+def row_of(kernel, problem=None, shape=SHAPE, everything=None, backend=None):
+    cpu = backend or open_backend("cpu")
+    isolation_of(cpu).everything = everything
+    regime, rule = Burst(cpu), StoppingRule(seconds=0.0)
+    step = Step(kernel, problem or MatmulProblem("float32", "float32"), shape, regime, rule)
+
+    def steps():
+        yield step
+
+    (row,) = Runner(cpu).results(steps())
+    return row
+
+
+def by_path(kind, of="matmul"):
+    return kernel_of(operation(of), f"{__name__}:{kind.__name__}")
+
+
+@pytest.mark.parametrize("kind", [Passing, Judging])
+def test_a_kernel_that_replaces_the_check_passes_it_but_not_that_of_another_process(process, kind):
+    row = row_of(by_path(kind))
+    assert row.status == "wrong_result"
+    assert row.reason.startswith("in a fresh process: relative error ")
+    assert row_of(by_path(kind), everything=False).ok
+
+
+HONEST = [(Own, "float32"), (Own, "bfloat16"), (OwnInt, "int8"), (OwnScaled, "fp8"), (OwnDequantized, "fp8_rowwise")]
+
+
+@pytest.mark.parametrize(("kind", "dtype"), HONEST)
+def test_an_honest_kernel_by_path_passes(process, kind, dtype):
+    problem = operation("matmul").problem_for(open_backend("cpu"), {"dtype": dtype})
+    row = row_of(by_path(kind), problem)
+    assert (row.status, row.remarks) == ("ok", ())
+    assert len(process) == 1
+
+
+@pytest.mark.parametrize("direction", ["fwd", "bwd", "fwd+bwd"])
+def test_attention_passes_in_every_direction(process, direction):
+    problem = AttentionProblem("float32", direction=direction)
+    row = row_of(by_path(OwnAttention, "attention"), problem, AttentionShape.parse("b1h2q64k64d32c"))
+    assert (row.status, row.remarks) == ("ok", ())
+    assert len(process) == 1
+
+
+def test_registered_kernels_are_checked_here_unless_asked(process):
+    assert row_of(TorchMm()).ok
+    assert not process
+    assert row_of(TorchMm(), everything=True).ok
+    assert len(process) == 1
+
+
+def test_one_process_checks_each_shape_once(process):
+    cpu, kernel = open_backend("cpu"), by_path(Own)
+    for _ in range(2):
+        for size in (64, 96):
+            assert row_of(kernel, shape=MatmulShape(size, size, size), backend=cpu).ok
+    assert len(process) == 1
+    assert len(isolation_of(cpu)._answers) == 2
+
+
+def test_a_clock_that_runs_slowly_is_found(process, monkeypatch):
+    """Virtual: the launches of the fresh process take three times what the row says."""
+    ticks = iter(range(100))
+    monkeypatch.setattr(isolated, "time", SimpleNamespace(perf_counter=lambda: 3.0 * next(ticks)))
+    monkeypatch.setattr(isolated, "_TIMED_SECONDS", 1.0)
+    sent: list[dict[str, int]] = []
+    channel = SimpleNamespace(send=lambda **fields: sent.append(fields), receive=lambda: ({}, []))
+    assert isolated._timed(channel, 0.01) == {"wrong": "100 launches take 3 s by its clock, 3 times the figure"}
+    assert sent == 3 * [{"launches": 100}]
+    assert isolated._timed(channel, 1.5) == {}  # a launch of 3 s, at half the clock of a burst
+    assert sent[3:] == [{"launches": 1}]
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "said"),
+    [
+        (RuntimeError("this ended"), "wrong_result", "RuntimeError: this ended"),
+        (MemoryError("no room"), "ok", "not checked by a fresh process: MemoryError: no room"),
+    ],
+)
+def test_what_a_launch_raises_there_refuses_it_unless_memory_is_short(process, monkeypatch, error, status, said):
+    kernel, serve = by_path(Ending), isolated.serve
+
+    def ending(*arguments):
+        monkeypatch.setattr(Ending, "raised", error)
+        return serve(*arguments)
+
+    monkeypatch.setattr(isolated, "serve", ending)
+    row = row_of(kernel)
+    assert row.status == status
+    assert "".join((row.reason, *row.remarks)).endswith(said)
+
+
+def test_an_operation_whose_results_stay_on_the_device_says_so(process):
+    of, cpu = operation("bandwidth"), open_backend("cpu")
+    kernel = kernel_of(of, "torch")
+    problem = of.problem_for(cpu, {"pattern": "copy"})
+    row = row_of(kernel, problem, of.parse_shape("1MiB"), everything=True)
+    assert row.remarks == ("not checked by a fresh process: results of bandwidth stay on the device",)
+    assert not process
+
+
+def test_what_is_loaded_by_path_is_known_by_its_class():
+    assert is_loaded_by_path(by_path(Own))
+    assert not is_loaded_by_path(kernel_of(operation("matmul"), "torch.mm"))
+
+
+def test_a_cut_message_is_an_error():
+    reading, writing = os.pipe()
+    with os.fdopen(reading, "rb") as source, os.fdopen(writing, "wb") as sink:
+        Channel(source, sink).send(b"abc", b"", one=1)
+        assert Channel(source, sink).receive() == ({"one": 1}, [b"abc", b""])
+        sink.write(b"no message\n")
+        sink.flush()
+        with pytest.raises(ChannelError):
+            Channel(source, sink).receive()
+
+
+def test_isolation_reads_no_clock_of_ours():
+    """The time is taken where the kernel is not loaded."""
+    assert not hasattr(isolation, "time")
+    assert isolated.time is time
+    assert Isolation().everything is None
+
+
+@pytest.mark.emulated
+@pytest.mark.parametrize(("isolate", "code"), [([], 1), (["--no-isolate"], 0)])
+def test_a_sweep_of_a_kernel_by_path_starts_a_process_that_finds_it_wrong(tmp_path, isolate, code):
+    asked = ["sweep", "--backend", "cpu", "--kernel", "test_isolation:Passing", "--shapes", "256x256x256", *isolate]
+    command = [sys.executable, "-m", "mamf", *asked, "--output", str(tmp_path / "run.jsonl")]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    ran = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
+    assert ran.returncode == code, ran.stderr
+    assert ("wrong_result: in a fresh process: relative error" in ran.stderr + ran.stdout) == bool(code)

@@ -1,0 +1,96 @@
+"""Work in a queue that the timer's marks do not wait for: seen at the end of a train, whatever it computes."""
+
+import pytest
+
+from mamf.engine.measure import measure
+from mamf.engine.regimes import Burst, Classic, StoppingRule, Sustained
+from mamf.operations.matmul.kernel import MatmulProblem
+from mamf.operations.matmul.shapes import MatmulShape
+from mamf.testing import SimulatedBackend, SimulatedMatmul
+
+SHAPE = MatmulShape(4096, 4096, 4096)
+REGIMES = {
+    "burst": Burst,
+    "sustained": Sustained,
+    "classic": lambda backend: Classic(backend, warmup_launches=2, timed_launches=6, warmup_seconds=0.0),
+}
+#: Device seconds between a mark and an idle mark right after it, as on an H200.
+APART = 4e-6
+
+
+class TwoQueues(SimulatedBackend):
+    """A device with a second queue, which is busy until ``aside_until``."""
+
+    aside_until = 0.0
+
+    def synchronize(self):
+        self.host_time = max(self.host_time, self.device_time, self.aside_until)
+
+    def idle_mark(self):
+        left = max(self.device_time, self.aside_until)
+        return left + APART if left > self.host_time else None
+
+
+class WithoutIdleMarks(TwoQueues):
+    def idle_mark(self):
+        return None
+
+
+class Aside(SimulatedMatmul):
+    """Leaves a part of its work in the second queue: ``seconds`` a launch."""
+
+    def __init__(self, seconds):
+        self.seconds = seconds
+
+    def run_of(self, device, problem, shape):
+        run = super().run_of(device, problem, shape)
+
+        def launch(operands):
+            run(operands)
+            device.aside_until = max(device.aside_until, device.device_time) + self.seconds
+
+        return launch
+
+
+def row_of(kernel, regime, backend):
+    started, problem = REGIMES[regime](backend), MatmulProblem()
+    started.start()
+    pool = backend.operand_pool(problem.data, problem.seed)
+    return measure(kernel, problem, SHAPE, started, pool, StoppingRule(seconds=0.5))
+
+
+@pytest.mark.parametrize("regime", REGIMES)
+@pytest.mark.parametrize("seconds", [5e-6, 50e-6, 500e-6])
+def test_a_launch_that_leaves_work_in_another_queue_is_refused(regime, seconds):
+    row = row_of(Aside(seconds), regime, TwoQueues())
+    assert row.status == "wrong_result"
+    assert row.reason.endswith("us more after the marks that time a launch, in another queue")
+
+
+@pytest.mark.parametrize("regime", REGIMES)
+@pytest.mark.parametrize("backend", [WithoutIdleMarks, TwoQueues])
+def test_a_launch_that_leaves_nothing_is_accepted(regime, backend):
+    assert row_of(Aside(0.0), regime, backend()).ok
+
+
+def test_a_device_without_idle_marks_cannot_see_it():
+    assert row_of(Aside(500e-6), "burst", WithoutIdleMarks()).ok
+
+
+def test_an_idle_mark_is_an_event_of_the_context(cuda, calls):
+    device = cuda.kind(0)
+    mark = device.idle_mark()
+    assert ("record in context", cuda.driver.context, mark.cuda_event) in calls
+
+
+@pytest.mark.parametrize("fault", ["no driver", "an old driver", "no context", "refused", "host is late"])
+def test_without_an_event_of_the_context_there_is_no_idle_mark(cuda, monkeypatch, fault):
+    device = cuda.kind(0)
+    if fault in ("no driver", "an old driver"):
+        loaded = None if fault == "no driver" else object()
+        monkeypatch.setattr(f"{cuda.kind.__module__}._load_driver", lambda: loaded)
+    elif fault == "host is late":
+        cuda.module.reached = float("inf")
+    else:
+        cuda.driver.context, cuda.driver.answer = (None, 0) if fault == "no context" else (1, 1)
+    assert device.idle_mark() is None

@@ -1,0 +1,61 @@
+"""Work on a side stream of a card: ``python -m pytest tests/device/test_other_queues.py``."""
+
+import pytest
+import torch
+from this_accelerator import ACCELERATOR
+
+from mamf.engine.measure import measure
+from mamf.engine.regimes import Burst, Classic, StoppingRule, Sustained
+from mamf.operations.matmul.kernel import MatmulProblem
+from mamf.operations.matmul.kernels.torch_products import TorchMm
+from mamf.operations.matmul.shapes import MatmulShape
+
+REGIMES = {"burst": Burst, "sustained": Sustained, "classic": lambda device: Classic(device, warmup_seconds=0.5)}
+
+
+class Aside(TorchMm):
+    """Multiplies the last ``share`` of the rows of A on a stream of its own, which nothing waits for."""
+
+    name = "aside"
+
+    def __init__(self, share):
+        self.share, self.stream = share, torch.cuda.Stream()
+
+    def bind(self, problem, a, b, c):
+        here = a.shape[0] - int(a.shape[0] * self.share)
+
+        def launch():
+            self.stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self.stream):
+                torch.mm(a[here:], b, out=c[here:])
+            if here:
+                torch.mm(a[:here], b, out=c[:here])
+
+        return launch, 1.0
+
+
+def row_of(kernel, size, regime):
+    if ACCELERATOR.name != "cuda":
+        pytest.skip("idle marks are CUDA's")
+    ACCELERATOR.flush_cache()
+    if ACCELERATOR.idle_mark() is None:
+        pytest.skip("this driver records no events in a context")
+    started, problem, shape = REGIMES[regime](ACCELERATOR), MatmulProblem(), MatmulShape(size, size, size)
+    started.start()
+    pool = ACCELERATOR.operand_pool(problem.data, problem.seed)
+    return measure(kernel, problem, shape, started, pool, StoppingRule(seconds=0.5))
+
+
+@pytest.mark.parametrize("regime", REGIMES)
+@pytest.mark.parametrize(("size", "share"), [(1024, 1.0), (4096, 0.25), (4096, 0.5), (8192, 0.5), (8192, 1.0)])
+def test_work_on_a_side_stream_is_refused(size, share, regime):
+    row = row_of(Aside(share), size, regime)
+    assert row.status in ("wrong_result", "implausible"), (row.summary, row.reason)
+
+
+@pytest.mark.parametrize("regime", REGIMES)
+@pytest.mark.parametrize("size", [256, 1024, 4096, 8192])
+def test_honest_launches_are_accepted(size, regime):
+    for _ in range(1 if regime == "sustained" else 20):
+        row = row_of(TorchMm(), size, regime)
+        assert row.ok, row.reason

@@ -188,11 +188,14 @@ def listed_as(device_name: str) -> str | None:
     return None if any(row.pattern.search(device_name) for row in _rows()) else matching_device(device_name)
 
 
-def matching_device(device_name: str) -> str | None:
-    """The first device of peaks.csv whose pattern matches a name in any case; None for a shared card."""
+def matching_device(device_name: str, *, by_name_alone: bool = False) -> str | None:
+    """The first device of peaks.csv whose pattern matches a name in any case; None for a shared card.
+    ``by_name_alone``: without devices that only their compute units tell from others.
+    """
     usual = " ".join(device_name.split())
     rows = () if shared_ways(device_name) else _rows()
-    return next((row.device for row in rows if re.search(row.pattern.pattern, usual, re.IGNORECASE)), None)
+    possible = (row for row in rows if not (by_name_alone and row.compute_units))
+    return next((row.device for row in possible if re.search(row.pattern.pattern, usual, re.IGNORECASE)), None)
 
 
 def _bounding_peak(info: DeviceInfo, dtype: str) -> Peak | None:

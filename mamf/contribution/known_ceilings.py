@@ -142,8 +142,7 @@ def _unambiguous(name: str, devices: Sequence[NamedDevice], known: Sequence[list
     """What all these devices have in common. A guess among cards that differ would be wrong without a sign of it."""
     figures = [f"{each[0].tflops:g}" if each else "none" for each in known]
     if len(set(figures)) > 1:
-        candidates = [f"{device.name} ({figure})" for device, figure in zip(devices, figures, strict=True)]
-        listed = ", ".join(candidates[:9]) + (", ..." if len(candidates) > 9 else "")
+        listed = ", ".join(f"{device.name} ({figure})" for device, figure in zip(devices, figures, strict=True))
         raise UsageError(f"{shorten(name)!r} may be one of several devices; name one, in TFLOPS: {listed}")
     return known[0] if len(devices) == 1 else [replace(known[0][0], device=name)]
 

@@ -8,6 +8,9 @@ from typing import Literal, get_args
 FORMATS = ("table", "csv", "json", "markdown", "html")
 #: The formats of a verdict on a node.
 NODE_FORMATS = (*FORMATS, "prometheus")
+#: Where ``mamf peak`` knows a figure from, the best first.
+PeakSource = Literal["measured", "contributed", "published", "datasheet"]
+PEAK_SOURCES: tuple[PeakSource, ...] = get_args(PeakSource)
 Quantity = Literal["tflops", "ms"]
 #: What a figure of attention shows.
 QUANTITIES: tuple[Quantity, ...] = get_args(Quantity)

@@ -11,6 +11,7 @@ import csv
 import functools
 import importlib.resources
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from mamf.backend import DeviceInfo, shared_ways
@@ -18,7 +19,7 @@ from mamf.dtypes import DTYPES
 
 # Headroom above the datasheet's peak if its clock is not recorded: boards boost past it (an RTX 4090 reaches 178.8 of
 # 165.2 TFLOPS), but not by 25 %.
-_HEADROOM_UNKNOWN_CLOCK = 1.25
+HEADROOM_UNKNOWN_CLOCK = 1.25
 # Clocks are read and set in steps of 15 MHz and more.
 _HEADROOM_KNOWN_CLOCK = 1.02
 # Headroom above the peak at the clock that was read during a row, and where that clock may have fallen meanwhile: see
@@ -105,8 +106,23 @@ def flop_per_cycle(peak: Peak | None, compute_units: int | None) -> float | None
     return float(whole) if abs(whole / raw - 1) <= _ROUNDED_PEAK else raw
 
 
+def listed_peak(device: str, dtype: str) -> Peak | None:
+    """The peak of a device by its name in peaks.csv for a dtype (mamf's name), or None."""
+    return _peak_among((row for row in _rows() if row.device == device), DTYPES[dtype].peak_name)
+
+
+def listed_dtypes(device: str) -> list[str]:
+    """The dtypes with a peak of a device by its name in peaks.csv, as that file names them, without other formats."""
+    known = {each.peak_name for each in DTYPES.values()}
+    return [row.dtype for row in _rows() if row.device == device and row.tflops and row.dtype in known]
+
+
 def _find(device_name: str, peak_name: str, compute_units: int | None) -> Peak | None:
-    for row in _rows_of(device_name, compute_units):
+    return _peak_among(_rows_of(device_name, compute_units), peak_name)
+
+
+def _peak_among(rows: Iterable[_Row], peak_name: str) -> Peak | None:
+    for row in rows:
         if row.dtype == peak_name and row.tflops:
             clock_hz = row.clock_mhz * 1e6 if row.clock_mhz else None
             return Peak(row.device, peak_name, row.tflops * 1e12, clock_hz, row.source, row.verified != "no")
@@ -144,9 +160,9 @@ def fastest_possible_flops(info: DeviceInfo, dtype: str) -> float | None:
         return None if info.is_accelerator else _fastest_possible_cpu_flops(info, dtype)
     if peak.clock_hz and info.max_clock_hz:
         # No board is clocked 25 % above its model's clock.
-        ratio = min(info.max_clock_hz / peak.clock_hz, _HEADROOM_UNKNOWN_CLOCK)
+        ratio = min(info.max_clock_hz / peak.clock_hz, HEADROOM_UNKNOWN_CLOCK)
         return peak.flops * max(1.0, ratio) * _HEADROOM_KNOWN_CLOCK
-    return peak.flops * _HEADROOM_UNKNOWN_CLOCK
+    return peak.flops * HEADROOM_UNKNOWN_CLOCK
 
 
 def fastest_at_clock(info: DeviceInfo, dtype: str, clock_hz: float, *, may_fall: bool = False) -> float | None:
@@ -169,10 +185,17 @@ def listed_as(device_name: str) -> str | None:
     """The device of peaks.csv that a name means which is written in another case or with other blanks; None if the name
     matches as it is, or none.
     """
-    if shared_ways(device_name) or any(row.pattern.search(device_name) for row in _rows()):
-        return None
+    return None if any(row.pattern.search(device_name) for row in _rows()) else matching_device(device_name)
+
+
+def matching_device(device_name: str, *, by_name_alone: bool = False) -> str | None:
+    """The first device of peaks.csv whose pattern matches a name in any case; None for a shared card.
+    ``by_name_alone``: without devices that only their compute units tell from others.
+    """
     usual = " ".join(device_name.split())
-    return next((row.device for row in _rows() if re.search(row.pattern.pattern, usual, re.IGNORECASE)), None)
+    rows = () if shared_ways(device_name) else _rows()
+    possible = (row for row in rows if not (by_name_alone and row.compute_units))
+    return next((row.device for row in possible if re.search(row.pattern.pattern, usual, re.IGNORECASE)), None)
 
 
 def _bounding_peak(info: DeviceInfo, dtype: str) -> Peak | None:

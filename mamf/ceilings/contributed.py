@@ -23,6 +23,7 @@ class ContributedCeiling:
     highest clock. ``shapes``: the winning shapes in finds on such devices, fastest first. ``kernel``: the one
     that reached ``tflops``, if it gains more than 1 % over the default kernel.
     ``cards``: how many such cards were measured; ``lowest``: the ceiling of the slowest of them.
+    ``date``: the day of the log (UTC); ``software``: torch, the vendor's libraries and the driver.
     """
 
     device: str
@@ -39,6 +40,8 @@ class ContributedCeiling:
     kernel: str = ""
     cards: int = 1
     lowest: float | None = None
+    date: str = ""
+    software: str = ""
 
 
 @functools.cache
@@ -61,6 +64,8 @@ def contributed_ceilings() -> tuple[ContributedCeiling, ...]:
             cards=int(row["cards"]),
             lowest=float(row["lowest"]),
             clock_mhz=float(row["clock_mhz"]) if row["clock_mhz"] else None,
+            date=row["date"],
+            software=row["software"],
         )
         for row in csv.DictReader(text.splitlines())
     )

@@ -46,7 +46,7 @@ COMMANDS = {
     "profile": "run an unchanged script and report where its steps spend time, as shares of the ceiling",
     "roofline": "measure or read ceilings of compute and bandwidth, and place rows under the resulting roof",
     "explain": "explain the gap between the datasheet's FLOPS and yours: units, clock, kernel, data, power",
-    "peak": "print the device's best known matmul rate, and whether it was measured, contributed or is theoretical",
+    "peak": "print the best known matmul rate of the device, or of any device by name, and where it is from",
     "model": "measure training steps of language models: forward, backward, optimizer, with any attention kernel",
     "autoprofile": "measure ceilings, kernels and a model step into one folder with a SUMMARY.md",
     "show": "print a run log again, in any format",

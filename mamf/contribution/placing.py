@@ -14,6 +14,7 @@ from mamf.ceilings.contributed import contributed_ceilings
 from mamf.contribution.collection import CeilingEntry
 from mamf.contribution.confirming import Claim, Entry, by_key, part_confirmed, shortened, why_unconfirmed
 from mamf.contribution.evidence import problems_of
+from mamf.contribution.tables import software
 from mamf.logs.legacy import FinderRun
 from mamf.logs.records import significant_digits
 from mamf.plans import EXPLAIN, FIND, ROOFLINE
@@ -78,6 +79,7 @@ def slug(parts: Iterable[str]) -> str:
 _COLUMNS = (
     *("device", "compute_units", "power_limit_watts", "clock_mhz", "dtype", "regime"),
     *("tflops", "low", "high", "log", "shapes", "kernel", "cards", "lowest"),
+    *("date", "software"),
 )
 _MOST_SHAPES = 6
 #: A kernel that gains more over the default one is worth the seconds that it compiles.
@@ -106,7 +108,8 @@ def contributed_csv(entries: Iterable[CeilingEntry]) -> str:
         lowest = significant_digits(min(cards.values()))
         clock = max(map(_clock, found), key=lambda text: float(text or 0))
         known = (best.place.as_posix(), " ".join(shapes), kernel, len(cards), lowest)
-        writer.writerow([*key[:3], clock, *key[4:], *figures, *known])
+        of_run = (best.header["started"][:10], software(best.header))
+        writer.writerow([*key[:3], clock, *key[4:], *figures, *known, *of_run])
     return buffer.getvalue()
 
 

@@ -1,12 +1,15 @@
 """``results/published``: figures that other people published. This project checked none of them.
 
-Their tier is "published, not checked": they are never ranked with measured figures, and are not in the package.
-``tools/published.py`` writes the files.
+Their tier is "published, not checked": they are never ranked with measured figures. ``tools/published.py`` writes the
+files. The package ships published.csv, the highest figure of each listed device and dtype, written by
+``tools/published_peaks.py``.
 """
 
 from __future__ import annotations
 
 import csv
+import functools
+import importlib.resources
 import io
 import re
 from collections.abc import Mapping
@@ -17,6 +20,7 @@ from typing import Any
 from mamf.errors import UsageError
 
 FIGURES, NOTICE = Path("published", "figures.csv"), Path("published", "NOTICE.md")
+SHIPPED = "published.csv"
 _NUMBER = r"(?=.*[1-9])\d{1,9}(\.\d{1,9})?"
 _ADDRESS = r"https?://[\w.-]+(:\d{1,5})?([/?#][!#-&(-;=?-\[\]_a-z~]*)?"
 #: What a cell must be, as pattern and in words. Cells without an entry hold any text.
@@ -89,3 +93,12 @@ def _figure(row: Mapping[str, Any]) -> PublishedFigure:
             raise ValueError(f"{name}: {row[name]!r} is not {meaning}")
     numbers = {name: kind(row[name]) if row[name] else None for name, kind in _NUMBERS.items()}
     return PublishedFigure(**{**row, **numbers})
+
+
+@functools.cache
+def published_peaks() -> dict[tuple[str, str], PublishedFigure]:
+    """The published figures that ship with this package: the highest by device, as peaks.csv names it, and dtype.
+    ``statistic``: of how many.
+    """
+    text = importlib.resources.files("mamf").joinpath(SHIPPED).read_text(encoding="utf-8")
+    return {(each.device, each.dtype): each for each in map(_figure, csv.DictReader(text.splitlines()))}

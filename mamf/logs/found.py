@@ -28,11 +28,12 @@ VARIABLE = "MAMF_CACHE"
 
 @dataclass(frozen=True)
 class FoundCeiling:
-    """``started``: when the find began, from its log."""
+    """``started``: when the find began, from its log; ``tier``: of the log."""
 
     ceiling: Ceiling
     started: str
     path: Path
+    tier: str
 
 
 def folder() -> Path:
@@ -85,7 +86,7 @@ def cached_ceiling(info: DeviceInfo, dtype: str, regime: str) -> FoundCeiling | 
         return None
     log = read_run_log(path)
     ceiling = log.ceilings.get(regime)
-    return None if ceiling is None else FoundCeiling(ceiling, str(log.header["started"]), path)
+    return None if ceiling is None else FoundCeiling(ceiling, str(log.header["started"]), path, log.tier)
 
 
 def _file(info: DeviceInfo, torch: str | None, dtype: str, regime: str) -> Path:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import psutil
-
 from mamf.backend import Advice, Backend
 
 _BUSY_HOST_PERCENT = 50.0
@@ -23,6 +21,8 @@ def warnings(findings: list[Advice]) -> list[Advice]:
 
 
 def _host_load() -> Advice:
+    import psutil  # lookups work without it
+
     busy = psutil.cpu_percent(interval=0.1)
     if busy < _BUSY_HOST_PERCENT:
         return Advice("host load", "ok", f"the host's CPU is {busy:.0f} % busy")

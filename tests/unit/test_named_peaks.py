@@ -1,0 +1,320 @@
+"""Figures looked up by a device's name, on a machine without it: which device, which figure, and without torch."""
+
+import csv
+import importlib.resources
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from published_peaks import csv_text
+
+import mamf
+from mamf.ceilings.contributed import contributed_ceilings
+from mamf.contribution.known_ceilings import peaks_by_name
+from mamf.contribution.published import SHIPPED, published_peaks, read_published
+from mamf.device_names import find_devices, named_devices
+from mamf.dtypes import DTYPES
+from mamf.errors import UnavailableError, UnknownNameError, UsageError
+from mamf.peaks import listed_peak, matching_device
+
+ROOT = Path(__file__).resolve().parents[2]
+ROWS = list(csv.DictReader(importlib.resources.files("mamf").joinpath("peaks.csv").open(encoding="utf-8")))
+H100 = "NVIDIA H100 80GB HBM3"
+
+
+# -- which device a name means -----------------------------------------------------------------------------------------
+
+
+def test_every_device_with_a_figure_has_a_name():
+    assert [each.device for each in named_devices()] == list(
+        dict.fromkeys(row["name"] for row in ROWS if row["dense_tflops"])
+    )
+
+
+def test_the_first_name_of_a_device_and_its_name_in_the_table_mean_it_alone():
+    for device in named_devices():
+        assert find_devices(device.name) == find_devices(device.device) == [device]
+
+
+def test_the_first_name_is_torchs():
+    """peaks.csv finds the device by it, unless its units or its mode decide."""
+    by_units = {row["name"] for row in ROWS if row["compute_units"]}
+    others = {each.device for each in named_devices() if matching_device(each.name) != each.device}
+    assert others <= by_units
+
+
+def test_a_name_that_two_devices_have_is_the_only_one_that_leaves_it_open():
+    several = {name for device in named_devices() for name in device.names if find_devices(name) != [device]}
+    assert several == {"AMD Instinct MI250X / MI250"}
+
+
+def test_every_contributed_device_is_found_by_its_name():
+    for row in contributed_ceilings():
+        assert mamf.peak(name=row.device, dtype=row.dtype.partition(",")[0], regime=row.regime).source == "contributed"
+
+
+@pytest.mark.parametrize(
+    ("name", "device"),
+    [
+        ("h100 sxm", H100),
+        ("H100-SXM5-80GB", H100),
+        ("H100SXM", H100),
+        ("nvidia h100 pcie", "NVIDIA H100 PCIe"),
+        ("H100 NVL", "NVIDIA H100 NVL"),
+        ("H200", "NVIDIA H200"),
+        ("H800 SXM", "NVIDIA H800"),
+        ("b200", "NVIDIA B200"),
+        ("NVIDIA B300 SXM6 AC", "NVIDIA B300 SXM6 AC"),
+        ("GB300", "NVIDIA GB300"),
+        ("rtx4090", "NVIDIA GeForce RTX 4090"),
+        ("NVIDIA GeForce RTX 4090 48GB", "NVIDIA GeForce RTX 4090"),
+        ("RTX 3080", "NVIDIA GeForce RTX 3080 10GB"),
+        ("3090", "NVIDIA GeForce RTX 3090"),
+        ("3090 Ti", "NVIDIA GeForce RTX 3090 Ti"),
+        ("5090", "NVIDIA GeForce RTX 5090"),
+        ("a6000", "NVIDIA RTX A6000"),
+        ("L4", "NVIDIA L4"),
+        ("mi300x", "AMD Instinct MI300X"),
+        ("AMD Instinct MI350X", "AMD Instinct MI350X"),
+        ("MI250X", "AMD Instinct MI250X"),
+        ("7900 XTX", "AMD Radeon RX 7900 XTX"),
+        ("Strix Halo", "AMD Radeon 8060S Graphics"),
+        ("Gaudi 3", "GAUDI3"),
+        ("Data Center GPU Max 1550", "Intel(R) Data Center GPU Max 1550"),
+        ("TPU v5p", "TPU v5"),
+        ("TPU v5 lite", "TPU v5 lite"),
+        ("trillium", "TPU v6 lite"),
+        ("Trainium2", "trn2"),
+        ("M4 Max", "Apple M4 Max"),
+        ("m4", "Apple M4"),
+    ],
+)
+def test_common_names(name, device):
+    assert [each.name for each in find_devices(name)] == [device]
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "listed"),
+    [
+        ("H100", "bfloat16", ["NVIDIA H100 PCIe (", "NVIDIA H100 NVL (", f"{H100} ("]),
+        ("NVIDIA H100", "bfloat16", ["NVIDIA H100 PCIe ("]),
+        ("Tesla V100", "float16", ["Tesla V100-SXM2-16GB (", "Tesla V100-PCIE-16GB ("]),
+        ("AMD Instinct MI250X / MI250", "bfloat16", ["110 compute units (191.5)", "104 compute units (181)"]),
+    ],
+)
+def test_a_name_that_leaves_the_figure_open_is_one_line_with_the_candidates(name, dtype, listed):
+    with pytest.raises(UsageError, match="one of several") as raised:
+        mamf.peak(name=name, dtype=dtype)
+    assert all(each in str(raised.value) for each in listed)
+    assert "\n" not in str(raised.value)
+
+
+def test_candidates_with_one_figure_need_no_choice():
+    known = mamf.peak(name="A100", dtype="bfloat16", source="datasheet")
+    assert (known.tflops, known.device) == (312, "A100")
+
+
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [
+        ("RTX 4090 Laptop GPU", "unknown device"),
+        ("NVIDIA GeForce RTX 4080 SUPER", "unknown device"),
+        ("NVIDIA GeForce RTX 3080 12GB", "unknown device.*RTX 3080 10GB"),
+        ("AMD Radeon Graphics", "unknown device"),  # the driver's name for many
+        ("Intel(R) Graphics", "unknown device"),
+        ("NVIDIA", "unknown device"),
+        ("NVIDIA A101", "near:.*A100|near:.*A10"),
+        ("", "unknown device ''; 'mamf peak --list'"),
+        ("\x1b[2J", r"'\\x1b\[2J'"),
+        ("x" * 10000, "10000 characters"),
+        (f"{H100} MIG 3g.40gb", "part of a card"),
+        ("NVIDIA H200 (shared: other processes)", "part of a card"),
+    ],
+)
+def test_a_name_of_no_whole_device_is_one_line(name, error):
+    with pytest.raises(UsageError, match=error) as raised:
+        mamf.peak(name=name)
+    assert len(str(raised.value).splitlines()) == 1
+
+
+# -- which figure ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("regime", ["sustained", "burst"])
+def test_what_was_measured_comes_first(regime):
+    known = mamf.peak(name=H100, dtype="bfloat16", regime=regime)
+    (row,) = (r for r in contributed_ceilings() if (r.device, r.dtype, r.regime) == (H100, "bfloat16", regime))
+    assert (known.source, known.tier, known.regime) == ("contributed", "complete", regime)
+    assert (known.tflops, known.reference) == (pytest.approx(row.tflops), f"results/{row.log}")
+    assert f"({row.date}, 700 W, torch " in known.description
+    header = json.loads((ROOT / "results" / row.log).open(encoding="utf-8").readline())
+    assert header["started"].startswith(row.date)
+
+
+def test_everything_known_stands_behind_the_answer():
+    known = [(each.source, each.regime) for each in peaks_by_name("H100 SXM", "bf16", "burst")]
+    assert known == [("contributed", "burst"), ("published", None), ("datasheet", None), ("contributed", "sustained")]
+
+
+def test_published_figures_come_second_with_their_address():
+    known = mamf.peak(name="NVIDIA B200", dtype="bfloat16")
+    assert (known.source, known.tier, known.regime) == ("published", "published, not checked", None)
+    assert known.reference.startswith("https://")
+    assert known.tflops < listed_peak("B200 SXM", "bfloat16").flops / 1e12
+    assert known.description.startswith("published, not checked, for NVIDIA B200")
+
+
+def test_the_datasheet_comes_last_and_an_unverified_one_says_so():
+    assert mamf.peak(name="TPU v5p").source == "datasheet"
+    assert mamf.peak(name="H200 NVL").tier == "datasheet, unverified"
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "tflops"),
+    [
+        # Denominators that training frameworks had wrong: missing devices, figures with sparsity, two dies as one.
+        ("AMD Instinct MI350X", "bfloat16", 2306.9),
+        ("AMD Instinct MI355X", "bfloat16", 2516.6),
+        ("NVIDIA B300 SXM6 AC", "bfloat16", 2250),
+        ("NVIDIA GB300", "bfloat16", 2500),
+        ("NVIDIA H200", "bfloat16", 989),
+        ("NVIDIA H100 NVL", "bfloat16", 835),
+        (H100, "fp8", 1979),
+        ("NVIDIA A100-SXM4-80GB", "torch.bfloat16", 312),
+        ("NVIDIA GeForce RTX 4090", "bfloat16", 165.2),
+        ("AMD Instinct MI250X", "bfloat16", 191.5),
+        ("Intel(R) Data Center GPU Max 1550", "bfloat16", 419),
+        ("trn2", "bfloat16", 166.75),
+    ],
+)
+def test_the_denominator_of_mfu(name, dtype, tflops):
+    assert mamf.peak(name=name, dtype=dtype, source="datasheet").flops == pytest.approx(tflops * 1e12)
+
+
+def test_no_figure_exceeds_the_dense_peak_by_what_sparsity_promises():
+    for device in named_devices():
+        for dtype in DTYPES:
+            peak = listed_peak(device.device, dtype)
+            known = peaks_by_name(device.name, dtype) if peak else []
+            assert all(each.flops <= 1.25 * peak.flops for each in known)
+            assert not peak or known[-1].source == "contributed" or known[-1].flops == peak.flops
+
+
+def test_the_dtype_is_the_first_usual_one_where_none_is_asked_for():
+    assert mamf.peak(name=H100).dtype == "bfloat16"
+    assert mamf.peak(name="Tesla T4").dtype == "float16"
+    assert mamf.peak(name="Apple M2 Max").dtype == "float32"
+
+
+def test_fp8_is_the_format_that_the_device_has():
+    assert "float8_e4m3fnuz" in mamf.peak(name="MI300X", dtype="fp8").description
+    assert "float8_e4m3fn," in mamf.peak(name="H200", dtype="fp8").description.replace(":", ",")
+
+
+def test_what_nobody_listed_is_one_line():
+    with pytest.raises(UnavailableError, match="nothing is listed for Tesla T4, nvfp4"):
+        mamf.peak(name="T4", dtype="nvfp4")
+    with pytest.raises(UnavailableError, match="source contributed"):
+        mamf.peak(name="T4", source="contributed")
+    with pytest.raises(UnknownNameError, match="datasheet"):
+        mamf.peak(name="T4", source="rumor")
+    with pytest.raises(UnknownNameError, match="bfloat16"):
+        mamf.peak(name="T4", dtype="bfloat15")
+    with pytest.raises(UsageError, match="a device or a name"):
+        mamf.peak("cpu", name="T4")
+
+
+def test_a_source_can_be_asked_for_of_the_device_at_hand(machine):
+    assert mamf.peak("simulated", source="datasheet").tier == "datasheet"
+    with pytest.raises(UnavailableError, match="nothing is known"):
+        mamf.peak("simulated", source="contributed")
+
+
+# -- what the package ships --------------------------------------------------------------------------------------------
+
+
+def test_the_published_figures_of_the_package_are_those_of_results(monkeypatch):
+    monkeypatch.setattr("mamf.device_names.difflib.get_close_matches", lambda *given, **options: [])  # slow
+    shipped = importlib.resources.files("mamf").joinpath(SHIPPED).read_text(encoding="utf-8")
+    assert csv_text(read_published(ROOT / "results")) == shipped
+    assert len(shipped) < 50_000
+
+
+def test_a_published_figure_holds_no_more_than_what_needs_no_license():
+    named = {each.device for each in named_devices()}
+    for (device, _), figure in published_peaks().items():
+        assert device in named and figure.source.startswith("https://")
+        assert not any((figure.m, figure.software, figure.date, figure.version, figure.license))
+        assert "A800" not in figure.accelerator
+
+
+# -- the command -------------------------------------------------------------------------------------------------------
+
+
+def test_the_command_answers_in_its_last_lines(run):
+    code, out, _ = run("peak", "--name", "h100 sxm", "--dtype", "bfloat16")
+    lines = out.splitlines()
+    assert code == 0
+    assert [line.split()[0] for line in lines[1:5]] == ["contributed", "published", "datasheet", "contributed"]
+    assert lines[-2].startswith(f"{H100}, bfloat16, sustained: ")
+    assert "results/nvidia-h100" in lines[-1]
+
+
+def test_the_command_names_what_is_published_and_theoretical(run):
+    assert "NVIDIA B200, bfloat16, published: " in run("peak", "--name", "B200")[1]
+    assert run("peak", "--name", "B200", "--source", "datasheet")[1].startswith(
+        "NVIDIA B200, bfloat16, theoretical: 2250 TFLOPS"
+    )
+
+
+def test_the_command_prints_records(run):
+    record = json.loads(run("peak", "--name", "MI300X", "--format", "json")[1])
+    assert (record["tier"], record["flops"]) == ("published, not checked", record["known"][0]["tflops"] * 1e12)
+    assert run("peak", "--name", "MI300X", "--format", "csv")[1].startswith("source,tier,regime,tflops,reference\n")
+
+
+def test_the_command_lists_every_device(run):
+    devices = {row["name"]: row for row in json.loads(run("peak", "--list", "--format", "json")[1])["devices"]}
+    assert len(devices) == len(named_devices())
+    assert "bf16" in devices[H100]["contributed"].split()
+    assert devices["NVIDIA B200"]["contributed"] == ""
+    assert {"bf16", "fp8"} <= set(devices["NVIDIA B200"]["published"].split())
+    assert devices["AMD Instinct MI250X"]["datasheet"] == "fp32 fp16 bf16 int8 fp64"
+    assert len(run("peak", "--list")[1].splitlines()) == len(devices) + 1
+
+
+@pytest.mark.parametrize("given", [("--name", "B200", "--device", "0"), ("--list", "--backend", "cpu")])
+def test_a_look_up_takes_no_device(run, given):
+    code, _, err = run("peak", *given)
+    assert code == 2
+    assert "leave out --backend and --device" in err
+
+
+# -- without torch -----------------------------------------------------------------------------------------------------
+
+ALONE = """
+import sys
+
+class Nothing:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] not in {*sys.stdlib_module_names, "mamf", "mamf_backends"}:
+            raise ImportError(f"blocked: {name}")
+
+sys.meta_path.insert(0, Nothing())
+import mamf
+from mamf.cli import main
+print(mamf.peak(name="NVIDIA H100 80GB HBM3", dtype="bfloat16").tflops)
+codes = main(["peak", "--name", "NVIDIA B200", "--format", "csv"]), main(["peak", "--list", "--format", "csv"])
+print(codes, sorted({"torch", "numpy"} & set(sys.modules)))
+"""
+
+
+def test_a_look_up_needs_no_third_party_package():
+    ran = subprocess.run([sys.executable, "-c", ALONE], capture_output=True, text=True)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    lines = ran.stdout.splitlines()
+    assert float(lines[0]) == mamf.peak(name=H100).tflops
+    assert lines[1].startswith("source,")
+    assert lines[-1] == "(0, 0) []"

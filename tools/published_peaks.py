@@ -1,0 +1,75 @@
+"""Writes mamf/published.csv: for each device of peaks.csv and dtype the highest figure that other people published.
+
+    python tools/published_peaks.py [--check]
+
+From results/published/figures.csv. A figure counts if the name of its accelerator means one device, and if it exceeds
+that device's dense peak by at most 25 %, as far as a board may boost above its datasheet's clock. Only the figure, what
+it is of and its address are kept, so no license applies. ``--check``: exit code 1 if the file is out of date.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from mamf.contribution.published import COLUMNS, SHIPPED, PublishedFigure, read_published
+from mamf.device_names import NamedDevice, find_devices
+from mamf.errors import UsageError
+from mamf.files import write_whole
+from mamf.measurement import TERA
+from mamf.peaks import HEADROOM_UNKNOWN_CLOCK, listed_peak
+
+ROOT = Path(__file__).resolve().parents[1]
+#: Accelerators that share rows of peaks.csv, or the name, with another device.
+OTHER_DEVICES = re.compile(r"\bCPU\b|\bA800\b")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true")
+    options = parser.parse_args()
+    target, text = ROOT / "mamf" / SHIPPED, csv_text(read_published(ROOT / "results"))
+    if not options.check:
+        write_whole(target, text)
+    return int(target.read_text(encoding="utf-8") != text)
+
+
+def csv_text(figures: Iterable[PublishedFigure]) -> str:
+    groups: dict[tuple[str, str], list[PublishedFigure]] = {}
+    for device, figure in bounded(figures):
+        groups.setdefault((device.device, figure.dtype), []).append(figure)
+    file = io.StringIO()
+    writer = csv.DictWriter(file, COLUMNS, restval="", lineterminator="\n")
+    writer.writeheader()
+    for (device, dtype), found in sorted(groups.items()):
+        best = max(found, key=lambda figure: (figure.tflops, figure.source))
+        lowest = min(figure.tflops for figure in found)
+        kept = {name: getattr(best, name) for name in ("accelerator", "vendor", "source")}
+        statistic = f"the highest of {len(found)}, from {lowest:g}" if len(found) > 1 else ""
+        writer.writerow(
+            {**kept, "device": device, "dtype": dtype, "tflops": f"{best.tflops:g}", "statistic": statistic}
+        )
+    return file.getvalue()
+
+
+def bounded(figures: Iterable[PublishedFigure]) -> Iterator[tuple[NamedDevice, PublishedFigure]]:
+    """Figures of one device that its dense peak bounds."""
+    for figure in figures:
+        if OTHER_DEVICES.search(figure.accelerator):
+            continue
+        try:
+            devices = find_devices(figure.device or figure.accelerator)
+        except UsageError:  # not listed
+            continue
+        peak = listed_peak(devices[0].device, figure.dtype) if len(devices) == 1 else None
+        if peak and figure.tflops * TERA <= peak.flops * HEADROOM_UNKNOWN_CLOCK:
+            yield devices[0], figure
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -15,8 +15,7 @@ from mamf.peaks import find_peak
 from mamf.report.document import Answer, Block, Document, Lines, Table
 from mamf.report.kernels import ceiling_line
 from mamf.report.own_ceilings import ceiling_table
-from mamf.report.remarks import failure_lines
-from mamf.report.rows import row_columns
+from mamf.report.rows import failure_lines, row_columns
 from mamf.report.shares import Shares
 from mamf.report.text import WHY_UNKNOWN, counted, end_line, machine_line, rate_text
 

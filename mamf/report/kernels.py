@@ -15,15 +15,17 @@ from mamf.operations.unknown import operation_called
 from mamf.report.devices import device_lines, drift_lines, flat_device
 from mamf.report.document import Answer, Block, Column, Document, Lines, Table
 from mamf.report.own_ceilings import brief, ceiling_table, ceiling_title, problem_title
-from mamf.report.remarks import best_lines, failure_lines, remarks
 from mamf.report.rows import (
     Group,
     SpeedUp,
     best_first,
+    best_lines,
+    failure_lines,
     group_title,
     grouped,
     half_width_percent,
     label,
+    remarks,
     row_columns,
     shape_title,
 )

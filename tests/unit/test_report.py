@@ -16,7 +16,7 @@ from mamf.operations.matmul.shapes import MatmulShape, matmul_grid
 from mamf.report import bests, ranked, significant, summary_record
 from mamf.report.document import Answer
 from mamf.report.kernels import baselines_of, kernels_document, speed_up, winners
-from mamf.report.remarks import remarks
+from mamf.report.rows import remarks
 from mamf.report.shares import Shares
 from mamf.statistics import Interval
 from mamf.testing import SimulatedMatmul

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from mamf.logs.finder.forms import SHAPE
+from mamf.logs.finder.grammars import SHAPE
 from mamf.logs.finder.rows import figure, sizes_of
 from mamf.logs.legacy import FinderRun, Reported
 from mamf.operations.matmul.shapes import MatmulShape

@@ -7,8 +7,7 @@ import math
 import re
 from typing import NamedTuple
 
-from mamf.logs.finder.forms import FORMS, LOCK_IN, NAMED, STATISTIC, TELEMETRY, Form
-from mamf.logs.finder.grammars import Evidence
+from mamf.logs.finder.grammars import FORMS, LOCK_IN, NAMED, STATISTIC, TELEMETRY, Evidence, Form
 
 Sizes = tuple[int, int, int]
 

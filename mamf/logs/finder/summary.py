@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from mamf.logs.finder.forms import FIGURE, SHAPE, STATISTIC, UNIT
-from mamf.logs.finder.grammars import Evidence
+from mamf.logs.finder.grammars import FIGURE, SHAPE, STATISTIC, UNIT, Evidence
 from mamf.logs.finder.rows import Sizes, figure, sizes_of
 
 _LABEL = r"(?:\s*\((?P<label>M\w+)\))?"

@@ -13,8 +13,7 @@ from mamf.operations.attention.kernels.sdpa import SdpaMath
 from mamf.operations.attention.kernels.torch_attention import TorchAttention
 from mamf.operations.attention.operation import attention_kernel
 from mamf.operations.model.kernels import torch_model
-from mamf.operations.model.kernels.reference import Reference
-from mamf.operations.model.kernels.step import Step, known_answers
+from mamf.operations.model.kernels.step import Reference, Step, known_answers
 from mamf.operations.model.kernels.torch_model import TorchModel, network_on
 from mamf.operations.model.shapes import ModelProblem, ModelShape
 from mamf.operations.tracing.events import Trace

@@ -47,10 +47,8 @@ INTEGRATIONS = "integrations/"
 SHARED_BY_ADAPTERS = (
     "operations/compilation.py",
     "operations/operand_sets.py",
-    "operations/outputs.py",
     "operations/products.py",
     "operations/quantization.py",
-    "operations/scaled_products.py",
     "operations/tracing/torch_traces.py",
     "operations/variation.py",
     "operations/whole_products.py",

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from mamf.operations.attention.shapes import AttentionShape
-from mamf.operations.outputs import float32_precision, one_thread
+from mamf.operations.operand_sets import float32_precision, one_thread
 from mamf.operations.variation import fresh_integers
 
 _ROWS = 1024

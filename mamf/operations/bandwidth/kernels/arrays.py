@@ -18,8 +18,7 @@ from mamf.dtypes import DTYPES
 from mamf.errors import UnsupportedError
 from mamf.kernel import Prepared, Verdict
 from mamf.operations.bandwidth.shapes import READS, BandwidthKernel, BandwidthProblem, BandwidthShape
-from mamf.operations.operand_sets import OperandSet, TorchKernel
-from mamf.operations.outputs import as_words, sample_indices
+from mamf.operations.operand_sets import OperandSet, TorchKernel, as_words, sample_indices
 from mamf.torch_backend import torch_dtype
 
 #: The scalar to write, or the factor of a triad: exact in every dtype, so a triad rounds at most twice.

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from mamf.contribution.issue_body import decode_issue
+from mamf.contribution.submission import decode_issue
 from mamf.errors import MamfError
 from mamf.files import create_whole
 

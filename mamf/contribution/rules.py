@@ -18,16 +18,19 @@ from mamf.contribution.best_rules import (
 )
 from mamf.contribution.collection import entries_of
 from mamf.contribution.confirming import Entry, part_confirmed, shortened
-from mamf.contribution.device_rules import known_device, shared_devices, simulated, whole_card
 from mamf.contribution.evidence import Evidence, Finding, records_of
 from mamf.contribution.header_rules import (
     circumstances,
+    known_device,
     legacy_findings,
     missing_fields,
     placeholders,
     plain_texts,
     sensors_were_read,
+    shared_devices,
+    simulated,
     structured_data,
+    whole_card,
 )
 from mamf.contribution.placing import folder_of, legacy_name_of, lies_at, place_of, why_above_contributed
 from mamf.contribution.privacy import private_findings

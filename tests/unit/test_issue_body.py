@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from issue_log import main
 
-from mamf.contribution import issue_body
+from mamf.contribution import submission as issue_body
 from mamf.contribution.evidence import records_of
-from mamf.contribution.issue_body import MOST_CHARACTERS, decode_issue, encode_issue
 from mamf.contribution.placing import place_of
+from mamf.contribution.submission import MOST_CHARACTERS, decode_issue, encode_issue
 from mamf.errors import RunLogError, UsageError
 
 LOG = '{"record": "header"}\n'

@@ -2,7 +2,7 @@
 
 The script has no machine-readable output and no reliable version number: "2" stands for six grammars with two orders
 of dimensions, and "8" is older than "4". So console residue is removed first (text.py), the grammar is recognized by
-its features (grammars.py), lines are parsed one by one (header.py, rows.py, summary.py, node.py) and assembled into
+its features (grammars.py), lines are parsed one by one (header.py, rows.py, summary.py) and assembled into
 runs (reading.py, runs.py). Facts missing from a log stay unknown.
 """
 

@@ -12,11 +12,10 @@ from collections.abc import Sequence
 from dataclasses import fields, replace
 
 from mamf.errors import RunLogError
-from mamf.logs.finder import node
-from mamf.logs.finder.header import STARTED, Header
+from mamf.logs.finder.header import STARTED, Header, Scrubber
 from mamf.logs.finder.reading import Reading
 from mamf.logs.finder.rows import Row, RowReader
-from mamf.logs.finder.scrubber import Scrubber
+from mamf.logs.finder.summary import TITLE, node_run
 from mamf.logs.finder.text import clean, lines_of, split_streams, unquote, unwrap_lines
 from mamf.logs.legacy import FinderRun
 from mamf.logs.lines import Seen
@@ -149,7 +148,7 @@ def _runs(text: str, scrubber: Scrubber, seen: Seen) -> list[FinderRun]:
     found: list[FinderRun] = []
     for is_table, parts in itertools.groupby(_parts(text, scrubber, seen), lambda part: isinstance(part, list)):
         if is_table:
-            tables = [node.node_run(lines) for lines in parts if isinstance(lines, list)]
+            tables = [node_run(lines) for lines in parts if isinstance(lines, list)]
             found += [_scrubbed(run, scrubber) for run in tables if run]
         else:
             readings = [reading for reading in parts if isinstance(reading, Reading) and reading.is_there]
@@ -167,7 +166,7 @@ def _parts(text: str, scrubber: Scrubber, seen: Seen) -> list[Reading | list[str
         if row is None and STARTED.search(line):
             current, read_row = Reading(scrubber), RowReader()
             parts.append(current)
-        elif row is None and node.TITLE.match(line):
+        elif row is None and TITLE.match(line):
             current = []
             parts.append(current)
         if isinstance(current, list):

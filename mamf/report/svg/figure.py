@@ -15,9 +15,8 @@ from mamf.report.charts.ranges import RangeChart
 from mamf.report.charts.roofline import RooflineChart
 from mamf.report.charts.stacked import StackedChart, StackedPanel
 from mamf.report.charts.waterfall import Bar, WaterfallChart
-from mamf.report.svg.canvas import LETTER, LINE, Canvas, Drawn, Frame, color_class, outline
+from mamf.report.svg.canvas import LETTER, LINE, Canvas, Drawn, Frame, Scale, color_class, outline, scale_of
 from mamf.report.svg.panels import draw_chart
-from mamf.report.svg.scale import Scale, scale_of
 
 
 @dataclass(frozen=True)

@@ -18,11 +18,11 @@ from mamf.kernel import Prepared, Verdict
 from mamf.operations.attention.kernels.attention_reference import (
     Distance,
     Reference,
+    block_structured,
     distance_of_rows,
     distance_on_host,
     error_of_key_sums,
 )
-from mamf.operations.attention.kernels.structured_inputs import block_structured
 from mamf.operations.attention.shapes import AttentionKernel, AttentionProblem, AttentionShape
 from mamf.operations.operand_sets import (
     OperandSet,

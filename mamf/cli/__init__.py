@@ -191,8 +191,10 @@ def _parser(given: Sequence[str]) -> Parser:
         command = commands.add_parser(name, help=line, description=line)
         if name in given:
             module = module_of(name, given)
-            command.set_defaults(module=module, parser=command)
-            importlib.import_module(f"mamf.cli.options.{module}").configure(command)
+            command.set_defaults(command=name, module=module, parser=command)
+            options = importlib.import_module(f"mamf.cli.options.{module}")
+            command.epilog = getattr(options, "EXAMPLES", None)
+            options.configure(command)
             command.add_argument("--help-all", action=PrintHelpAll, help="show all options and exit")
     return parser
 

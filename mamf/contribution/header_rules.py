@@ -15,6 +15,7 @@ from mamf.logs.card_sharing import describe_sharing
 from mamf.logs.legacy import STATISTICS, FinderRun, Reported
 from mamf.measurement import TERA
 from mamf.peaks import fastest_possible_flops, listed_as
+from mamf.plans import EXPLAIN
 
 #: Known on every device.
 _REQUIRED = (
@@ -151,9 +152,9 @@ def circumstances(evidence: Evidence) -> Iterator[Finding]:
 
 
 def structured_data(evidence: Evidence) -> Iterator[Finding]:
-    """Zeros and patterns draw less power, so their rates are not ceilings."""
+    """Zeros and patterns draw less power, so their rates are not ceilings; ``mamf explain`` varies data on purpose."""
     for problem in problems_of(evidence.header["plan"]):
-        if problem.get("data") not in (None, "normal") and not evidence.explains:
+        if problem.get("data") not in (None, "normal") and evidence.plan.kind != EXPLAIN:
             yield Finding("data", f"measured with {problem['data']} data: results are of --data normal", 1)
 
 

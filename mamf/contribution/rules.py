@@ -133,7 +133,7 @@ def _review(path: Path, seen: Seen | None) -> Review:
     for rule in _RULES:
         findings += _findings_of(rule, evidence)
     samples = frozenset(hash(row.samples) for _, _, row in evidence.rows if len(row.samples) >= DISTINCTIVE_SAMPLES)
-    found = Review(path, tuple(findings), evidence.tier, place_of(header), samples)
+    found = Review(path, tuple(findings), evidence.log.tier, place_of(header), samples)
     return found if found.is_rejected() else replace(found, entries=tuple(entries_of(log, path)))
 
 

@@ -46,7 +46,7 @@ def run(options: argparse.Namespace) -> int:
     require_files(options)
     given = [read_given(path) for path in options.rows]
     if options.ceiling is None:
-        options.command, options.kernel = ROOFLINE, None
+        options.kernel = None
         return measure(options, partial(RooflineSession, options, given))
     for option in ("resume", "output", "budget", "dtype", "dry_run"):
         if option in options.given:

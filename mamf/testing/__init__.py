@@ -13,7 +13,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from mamf.testing.landscapes import Physics
+from mamf.testing.physics import Physics
 from mamf.testing.simulated import SimulatedBackend
 from mamf.testing.simulated_kernels import (
     SimulatedAttention,

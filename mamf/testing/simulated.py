@@ -17,7 +17,7 @@ from mamf.dtypes import DTYPES
 from mamf.errors import UnavailableError
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.regime_traits import BurstTraits, SustainedTraits
-from mamf.testing.landscapes import Physics
+from mamf.testing.physics import Physics
 
 
 class SimulatedOutOfMemoryError(MemoryError):

@@ -38,8 +38,6 @@ from mamf.regime_names import asked_regimes
 from mamf.report.text import counted
 
 AnyOperation = Operation[Any, Any]
-#: Values by field of a problem.
-Asked = Mapping[str, Sequence[Any]]
 _WORDS = {"yes": True, "true": True, "1": True, "no": False, "false": False, "0": False}
 
 

@@ -19,7 +19,7 @@ from mamf.operations.model.shapes import ModelProblem, ModelShape
 from mamf.operations.tracing.events import Trace
 from mamf.plugins.discovery import kernel_of, open_backend, operation
 from mamf.profiling.scripts import model_step
-from mamf.testing.kernel_contracts import AnyKernelContract
+from mamf.testing.contracts import AnyKernelContract
 
 TINY = {"d_model": 32, "d_ff": 64, "layers": 2, "heads": 4, "kv_heads": 4, "vocabulary": 97, "dtype": "float32"}
 GPT2 = ModelProblem(**TINY)

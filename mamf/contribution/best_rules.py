@@ -29,7 +29,7 @@ _LOWEST_BURST_CLOCK = 0.97
 # How far above the ceiling later measurements of the same product may be; a CPU's speed varies with its load.
 _ABOVE_CEILING, _ABOVE_CEILING_OF_CPU = 1.05, 1.25
 # Ceilings are written with six digits.
-_CEILING_ROUNDING = 1e-5
+_same_figure = partial(same_number, relative=1e-5)
 #: A problem in a regime.
 Sought = tuple[Any, str]
 _NOT_RECOMPUTED = {"record", "time", "timer_overhead_after_seconds", "shared_after"}
@@ -97,7 +97,7 @@ def ceilings_recompute(evidence: Evidence) -> Iterator[Finding]:
         if is_of_old_calibration(record):
             record, expected = without_interval(record), without_interval(expected)
         # Logs of schema 4 lack fields of today.
-        wrong = [name for name in expected if name in record and not _same(record[name], expected[name])]
+        wrong = [name for name in expected if name in record and not agree(record[name], expected[name], _same_figure)]
         if wrong:
             message = ", ".join(f"{name} {record[name]} (the rounds give {expected[name]})" for name in wrong)
             yield Finding("ceiling-mismatch", f"{ceiling.regime}: {message}", line)
@@ -132,10 +132,6 @@ def _wanted(evidence: Evidence, again: Iterable[Sought]) -> set[Sought]:
     if evidence.plan.is_search:
         return wanted if evidence.log.tier == "complete" else set(again)
     return wanted & set(again) if evidence.log.tier == "complete" else set()
-
-
-def _same(written: object, again: object) -> bool:
-    return agree(written, again, partial(same_number, relative=_CEILING_ROUNDING))
 
 
 def ceilings_fit_attention(evidence: Evidence) -> Iterator[Finding]:

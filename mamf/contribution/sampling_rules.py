@@ -11,7 +11,7 @@ from mamf.ceilings.search_plan import SearchPlan
 from mamf.contribution.evidence import Evidence, Finding
 from mamf.contribution.row_rules import good_rows
 from mamf.logs.timer_correction import RELIABLE_SINCE, describe_shift
-from mamf.measurement import Measurement
+from mamf.measurement import Measurement, group_pairs
 from mamf.plans import GUARD, SWEEP, StepKey
 from mamf.regime_names import BURST, SUSTAINED
 from mamf.timers import find_timer, is_credible
@@ -214,10 +214,8 @@ def timer_is_credible(evidence: Evidence) -> Iterator[Finding]:
     recomputed when they are read.
     """
     backend, is_early = evidence.header["device"]["backend"], evidence.header["schema"] < RELIABLE_SINCE
-    timer, refused = find_timer(backend), dict[float, list[int]]()
-    for line, _, row in evidence.rows:
-        if row.timer_overhead and not is_credible(backend, row.timer_overhead):
-            refused.setdefault(row.timer_overhead, []).append(line)
+    timer, subtracted = find_timer(backend), ((row.timer_overhead, line) for line, _, row in evidence.rows)
+    refused = group_pairs(each for each in subtracted if each[0] and not is_credible(backend, each[0]))
     for overhead, lines in sorted(refused.items()):
         bounds = f"{timer.lowest * 1e6:.1f} to {timer.highest * 1e6:.1f}" if timer else "0 to 20"
         message = (

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist, linear_regression, median
 
+from mamf.measurement import group_pairs
 from mamf.node.figures import BURST, COPY, READ, SUSTAINED, TO_DEVICE, TO_HOST, TO_PEER, Device
 from mamf.statistics import CONFIDENCE, student_t
 
@@ -181,10 +182,7 @@ class Peers:
 
 def peers_of(devices: Sequence[Device]) -> dict[str, Peers]:
     """Devices that did not fail, by name, with the spreads that hold for them."""
-    by_name: dict[str, list[Device]] = {}
-    for device in devices:
-        if not device.failures:
-            by_name.setdefault(device.name, []).append(device)
+    by_name = group_pairs((device.name, device) for device in devices if not device.failures)
     return {name: _with_spreads(peers) for name, peers in by_name.items()}
 
 

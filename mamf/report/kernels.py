@@ -164,13 +164,13 @@ def kernels_document(
 ) -> Document:
     """A run of kernels. ``confirmed``: the ceilings that it found itself. ``baseline``: the kernel of speed-ups."""
     header, best = shares.header, winners(rows)
-    blocks: list[Block] = [Lines([*head(rows, header), *shares.lines(rows)])]
-    if confirmed:
-        blocks.append(ceiling_table(list(confirmed.values()), header))
-    blocks += tables_of(rows, shares, top, baseline)
-    if best:
-        blocks.append(winner_table(best, shares, top))
-    blocks.append(Answer([*answers(rows, shares, confirmed or {}), end_line(summary)]))
+    blocks: list[Block] = [
+        Lines([*head(rows, header), *shares.lines(rows)]),
+        *([ceiling_table(list(confirmed.values()), header)] if confirmed else []),
+        *tables_of(rows, shares, top, baseline),
+        *([winner_table(best, shares, top)] if best else []),
+        Answer([*answers(rows, shares, confirmed or {}), end_line(summary)]),
+    ]
     data = {"header": header, "summary": summary}
     return Document(f"{operation_name(rows, header)} on {header['device']['name']}", blocks, data, "measurements")
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from mamf.logs.recording import End
 from mamf.logs.records import significant_digits
-from mamf.measurement import Measurement
+from mamf.measurement import Measurement, group_pairs
 from mamf.operations.unknown import operation_called
 from mamf.report.devices import device_columns, device_remark, flat_device
 from mamf.report.document import Column, columns_from
@@ -162,10 +162,8 @@ def best_first(rows: Iterable[Measurement]) -> list[Measurement]:
 
 def grouped(rows: Iterable[Measurement], by_shape: bool = False) -> dict[Group, list[Measurement]]:
     """Rows by what they are ranked within, each group best first. References and rows of a search are left out."""
-    found: dict[Group, list[Measurement]] = {}
-    for row in rows:
-        if not row.is_reference and not row.phase:
-            found.setdefault((row.regime, row.problem, row.shape if by_shape else None), []).append(row)
+    kept = (row for row in rows if not row.is_reference and not row.phase)
+    found = group_pairs(((row.regime, row.problem, row.shape if by_shape else None), row) for row in kept)
     return {group: best_first(each) for group, each in found.items()}
 
 
@@ -235,10 +233,7 @@ def failure(row: Measurement) -> str:
 
 def failure_lines(rows: Iterable[Measurement]) -> list[str]:
     """How many rows of a kernel have no figure, by status, and why the first has none."""
-    found: dict[tuple[str, str], list[Measurement]] = {}
-    for row in rows:
-        if not row.ok:
-            found.setdefault((row.kernel, row.status), []).append(row)
+    found = group_pairs(((row.kernel, row.status), row) for row in rows if not row.ok)
     return [
         f"{label(first)}{f' and {len(others)} more' if others else ''}: {failure(first)}"
         for first, *others in found.values()
@@ -247,17 +242,18 @@ def failure_lines(rows: Iterable[Measurement]) -> list[str]:
 
 def remarks(row: Measurement, shares: Shares) -> list[str]:
     """What a reader must know about a row beside its figures."""
-    parts = [] if row.ok else [failure(row)]
-    if "ran" in row.details:
-        parts.append(f"ran {row.details['ran']}")
-    parts += [*shares.remarks(row), *row.conditions.throttle_reasons, *row.remarks]
-    if row.ok and row.timer_accuracy and row.seconds < SHORT_LAUNCH_SECONDS:
-        parts.append(f"accurate to {row.timer_accuracy * 1e6:.1f} us (timer)")
-    if row.ok and not row.interval.is_known:
-        parts.append(WHY_UNKNOWN)
-    if row.implausible_samples:
-        parts.append(f"{counted(len(row.implausible_samples), 'implausible sample')} left out")
-    return parts
+    is_short, aside = row.ok and row.seconds < SHORT_LAUNCH_SECONDS, len(row.implausible_samples)
+    parts = [
+        "" if row.ok else failure(row),
+        f"ran {row.details['ran']}" if "ran" in row.details else "",
+        *shares.remarks(row),
+        *row.conditions.throttle_reasons,
+        *row.remarks,
+        f"accurate to {row.timer_accuracy * 1e6:.1f} us (timer)" if is_short and row.timer_accuracy else "",
+        WHY_UNKNOWN if row.ok and not row.interval.is_known else "",
+        f"{counted(aside, 'implausible sample')} left out" if aside else "",
+    ]
+    return [part for part in parts if part]
 
 
 def best_lines(rows: Sequence[Measurement], shares: Shares) -> Iterator[str]:

@@ -5,6 +5,7 @@ kernels, backends and dtypes among the values.
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 from collections.abc import Callable, Iterable, Sequence
 from importlib.metadata import entry_points
@@ -32,22 +33,13 @@ _VALUES: dict[str, Callable[[], Iterable[str]]] = {
 def complete(parser_of: Callable[[Sequence[str]], argparse.ArgumentParser]) -> None:
     """Print what may follow the words that the shell passes, and end the process."""
     parser = parser_of(os.environ.get("COMP_LINE", "").split()[1:])
-    for command in _commands(parser):
-        for action in command._actions:
-            for option in action.option_strings:
-                if option in _VALUES:
-                    values = sorted(_VALUES[option]())
-                    action.completer = lambda values=values, **_: values  # type: ignore[attr-defined]
+    subparsers = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+    commands = itertools.chain.from_iterable(each.choices.values() for each in subparsers)
+    for action in itertools.chain.from_iterable(command._actions for command in commands):
+        for option in _VALUES.keys() & action.option_strings:
+            values = sorted(_VALUES[option]())
+            action.completer = lambda values=values, **_: values  # type: ignore[attr-defined]
     argcomplete.autocomplete(parser, always_complete_options="long")
-
-
-def _commands(parser: argparse.ArgumentParser) -> list[argparse.ArgumentParser]:
-    return [
-        command
-        for action in parser._actions
-        if isinstance(action, argparse._SubParsersAction)
-        for command in action.choices.values()
-    ]
 
 
 def _names(of: str) -> list[str]:

@@ -104,18 +104,14 @@ class Header:
 
     @property
     def evidence(self) -> list[Evidence]:
-        evidence = []
-        if self.has_bullets is not None:
-            evidence.append(("header", "bullets" if self.has_bullets else "plain"))
-        if self.has_notes:
-            evidence.append(("search", "mode" if self.mode else "none"))
-        if self.mode:
-            evidence.append(("mode", self.mode))
-        if self.command and "--dtype" in self.command:
-            evidence.append(("dtype", "chosen"))
-        if self.printed_version:
-            evidence.append(("printed", self.printed_version))
-        return evidence
+        seen = {
+            "header": {True: "bullets", False: "plain", None: None}[self.has_bullets],
+            "search": ("mode" if self.mode else "none") if self.has_notes else None,
+            "mode": self.mode,
+            "dtype": "chosen" if "--dtype" in (self.command or "") else None,
+            "printed": self.printed_version,
+        }
+        return [(trait, value) for trait, value in seen.items() if value]
 
 
 class HeaderReader:

@@ -8,14 +8,13 @@ from typing import Any
 
 from mamf.ceilings.ceiling import Ceiling
 from mamf.choices import Quantity
-from mamf.measurement import Measurement
+from mamf.measurement import Measurement, group_pairs
 from mamf.operations.unknown import operation_called
 from mamf.report.charts.chart import (
     Axis,
     Chart,
     Line,
     Panel,
-    Point,
     chosen_regimes,
     drawn_rows,
     even_ticks,
@@ -92,9 +91,8 @@ def find_chart(
     panels = []
     for name in regimes:
         measured = [row for row in rows if row.ok and row.regime == name]
-        phases: dict[str, list[Point]] = {}
-        for number, row in enumerate(measured, start=1):
-            phases.setdefault(row.phase, []).append(point(row, number, "tflops"))
+        numbered = enumerate(measured, start=1)
+        phases = group_pairs((row.phase, point(row, number, "tflops")) for number, row in numbered)
         lines = tuple(Line(phase, tuple(points)) for phase, points in phases.items())
         panels.append(Panel(name, "tflops", lines, found[name].tflops if name in found else None, peak=peak))
     answers = ", ".join(f"{each.tflops:.4g} TFLOPS {name}" for name, each in found.items())

@@ -11,7 +11,7 @@ from typing import Any
 from tqdm import tqdm
 
 from mamf.measurement import Measurement
-from mamf.report import significant
+from mamf.report.text import significant
 
 
 class Progress(AbstractContextManager["Progress"]):

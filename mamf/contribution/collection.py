@@ -22,8 +22,8 @@ from mamf.peaks import Peak, fastest_possible_flops, find_peak
 from mamf.plans import MATMUL, SWEEP
 from mamf.plugins.discovery import is_own_kernel
 from mamf.regime_names import NAMES
-from mamf.report import bests
 from mamf.report.kernels import title
+from mamf.report.rows import bests
 from mamf.report.text import label_kernel
 from mamf.statistics import CONFIDENCE, Interval
 

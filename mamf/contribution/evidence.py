@@ -14,7 +14,7 @@ from mamf.logs.run_log import RunLog
 from mamf.measurement import Measurement
 from mamf.operations.unknown import Unknown, operation_called
 from mamf.plans import FIND, MATMUL, SWEEP, Plan
-from mamf.report import bests
+from mamf.report.rows import bests
 
 TIERS = ("complete", "interrupted", "legacy")
 

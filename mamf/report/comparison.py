@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 from xml.etree import ElementTree
@@ -80,15 +80,13 @@ def label(pair: Pair) -> str:
     return f"{pair.fields.get('regime', '')} {shapes(pair)} by {pair.b.kernel}".strip()
 
 
-def remarks(pair: Pair) -> list[str]:
-    found = []
+def remarks(pair: Pair) -> Iterator[str]:
     if round(pair.interval.coverage, 9) < _USUAL_COVERAGE:
-        found.append(f"few samples: the interval covers at least {100 * pair.interval.coverage:.0f} %")
+        yield f"few samples: the interval covers at least {100 * pair.interval.coverage:.0f} %"
     if not pair.is_same_device:
         width = 100 * pair.correction * pair.correction_half_width
         corrected = f"corrected by {100 * (pair.correction - 1):+.2f} +-{width:.2f} %"
-        found.append(f"two devices, {corrected if pair.is_comparable else 'never compared'}")
-    return found
+        yield f"two devices, {corrected if pair.is_comparable else 'never compared'}"
 
 
 def head_lines(comparison: Comparison, tolerance: float) -> list[str]:
@@ -229,16 +227,16 @@ def verdict_line(found: Guarded) -> str:
 
 def row_lines(found: Guarded) -> list[str]:
     """A line for each row that is not ok."""
-    return [f"{row.outcome}: {name(row)}: {message(row)}" for row in found.rows if row.outcome != "ok"]
+    return [f"{row.outcome}: {describe_row(row)}: {describe_outcome(row)}" for row in found.rows if row.outcome != "ok"]
 
 
-def name(row: Judged) -> str:
+def describe_row(row: Judged) -> str:
     """A row in words: kernel, shape, and its other fields."""
     others = [f"{field} {value}" for field, value in row.entry.fields.items() if field not in ("shape", "kernel")]
     return f"{row.entry.kernel} {row.entry.shape} ({', '.join(others)})"
 
 
-def message(row: Judged) -> str:
+def describe_outcome(row: Judged) -> str:
     """What was found for a row."""
     if row.pair is None:
         return "not in the baseline" if row.outcome == "new" else f"{row.entry.status}: {row.entry.reason}"
@@ -278,9 +276,9 @@ def junit(found: Guarded, suite: str, seconds: float) -> str:
     )
     for row in found.rows:
         case = ElementTree.SubElement(top, "testcase", classname=visible(f"{suite}.{row.entry.kernel}"))
-        case.set("name", visible(name(row)))
+        case.set("name", visible(describe_row(row)))
         if row.outcome in _JUNIT:
-            ElementTree.SubElement(case, _JUNIT[row.outcome], message=visible(message(row)))
+            ElementTree.SubElement(case, _JUNIT[row.outcome], message=visible(describe_outcome(row)))
     ElementTree.SubElement(top, "system-out").text = visible(verdict_line(found))
     ElementTree.indent(top)
     return f'<?xml version="1.0" encoding="utf-8"?>\n{ElementTree.tostring(top, encoding="unicode")}\n'

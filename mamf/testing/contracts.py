@@ -1,6 +1,4 @@
-"""The contracts of backends, kernels and operations as pytest suites: derive, supply the fixtures, inherit all
-tests.
-"""
+"""The contracts as pytest suites: derive, supply the fixtures, inherit every test."""
 
 from __future__ import annotations
 

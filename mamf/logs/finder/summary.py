@@ -5,7 +5,7 @@ of mamf-finder-all-gpus a table by GPU, and the median GPU as the node's figure.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from mamf.logs.finder.grammars import FIGURE, SHAPE, STATISTIC, UNIT, Evidence
@@ -186,19 +186,17 @@ def node_run(lines: Sequence[str]) -> FinderRun | None:
     )
 
 
-def _of_gpu(gpu: re.Match[str]) -> list[Reported]:
-    rows = []
+def _of_gpu(gpu: re.Match[str]) -> Iterator[Reported]:
     label = f"GPU {int(gpu['gpu'])}"
     if gpu["MAMF"]:
-        rows.append(Reported({"MAMF": float(gpu["MAMF"])}, _shape(gpu["MAMF_shape"]), "confirm", label))
+        yield Reported({"MAMF": float(gpu["MAMF"])}, _shape(gpu["MAMF_shape"]), "confirm", label)
     if gpu["MSMF"]:
         idle = int(gpu["idle"])
         # Watts, clock and temperature of this table are the sustained ones.
         watts, mhz, celsius = (figure(gpu[name] or None) for name in ("watts", "mhz", "celsius"))
         remarks = (f"a sibling idle {idle}% of the time",) if idle >= _IDLE_PERCENT else ()
         shape = _shape(gpu["MSMF_shape"])
-        rows.append(Reported({"MSMF": float(gpu["MSMF"])}, shape, "confirm", label, watts, mhz, celsius, remarks))
-    return rows
+        yield Reported({"MSMF": float(gpu["MSMF"])}, shape, "confirm", label, watts, mhz, celsius, remarks)
 
 
 def _of_node(match: re.Match[str]) -> Reported:

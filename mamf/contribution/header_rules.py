@@ -172,6 +172,9 @@ def is_there(header: Mapping[str, Any], dotted: str) -> bool:
     return isinstance(holder, Mapping) and name in holder
 
 
+# -- imported runs -----------------------------------------------------------------------------------------------------
+
+
 # A headline is rounded to whole TFLOPS by some versions.
 _HEADLINE_ROUNDING = 0.6
 
@@ -212,6 +215,9 @@ def _best_of_rows(run: FinderRun) -> Iterator[Finding]:
         is_whole = run.tried is not None and len(run.rows) >= run.tried
         if seen and is_whole and best.tflops[name] > max(seen) + _HEADLINE_ROUNDING:
             yield Finding("best-mismatch", f"best {name} {best.tflops[name]:g}, the rows give {max(seen):g} at most")
+
+
+# -- the device --------------------------------------------------------------------------------------------------------
 
 
 # More than any machine has: the largest have 16 sockets of 128 cores.

@@ -214,7 +214,8 @@ def timer_is_credible(evidence: Evidence) -> Iterator[Finding]:
     recomputed when they are read.
     """
     backend, is_early = evidence.header["device"]["backend"], evidence.header["schema"] < RELIABLE_SINCE
-    timer, subtracted = find_timer(backend), ((row.timer_overhead, line) for line, _, row in evidence.rows)
+    timer = find_timer(backend)
+    subtracted = ((row.timer_overhead, line) for line, _, row in evidence.rows)
     refused = group_pairs(each for each in subtracted if each[0] and not is_credible(backend, each[0]))
     for overhead, lines in sorted(refused.items()):
         bounds = f"{timer.lowest * 1e6:.1f} to {timer.highest * 1e6:.1f}" if timer else "0 to 20"

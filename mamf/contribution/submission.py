@@ -91,6 +91,9 @@ def write(submission: Submission, target: Path) -> None:
     create_whole(target, submission.text)
 
 
+# -- as the body of an issue -------------------------------------------------------------------------------------------
+
+
 # Of the 65,536 characters that GitHub accepts in the body of an issue; the others are left for the fields of the form.
 _MOST_OF_LOG = 60_000
 #: A log that fits into the body of an issue has at most about 1 MB.

@@ -110,6 +110,9 @@ def _contradicts(own: Spread, figure: str, expected: float, count: int, share: i
     return own.value > expected * (1 + _CONTRADICTION.get(figure, math.inf) / math.sqrt(used))
 
 
+# -- comparisons -------------------------------------------------------------------------------------------------------
+
+
 _OF_MEDIAN = math.pi / 2
 _WIDTH = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
 #: Shares of the false alarms. The likeliest fault is slow in burst and sustained, and a card's own earlier

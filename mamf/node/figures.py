@@ -117,6 +117,9 @@ def first_host(nodes: str) -> str:
     return "" if found is None else found[1] + (found[2] or "") + (found[3] or "")
 
 
+# -- results -----------------------------------------------------------------------------------------------------------
+
+
 #: Figures of a device that are compared, by name: the unit that they are shown in, and the value of 1e12/s in it.
 BURST, SUSTAINED, COPY, READ = "burst", "sustained", "copy", "read"
 TO_DEVICE, TO_HOST, TO_PEER = "to_device", "to_host", "to_peer"

@@ -137,6 +137,9 @@ def _by_index(calls: Sequence[Callable[[object], AnswerT] | None]) -> Callable[[
     return (lambda index, result: known[index](result)) if known else None
 
 
+# -- checks ------------------------------------------------------------------------------------------------------------
+
+
 _POISON_BYTE = 0x7F  # NaN in all float8 dtypes of torch except fnuz, where 0x80 is NaN
 _POISON_INT = -(2**31) + 1
 # New tensors to poison, whose memory the allocator may reuse for the next returned output.

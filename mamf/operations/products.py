@@ -175,6 +175,9 @@ def on_host(tensor: torch.Tensor, dim: int, indices: torch.Tensor) -> torch.Tens
         return chosen.to(torch.float64)
 
 
+# -- scaled formats ----------------------------------------------------------------------------------------------------
+
+
 class ScaledProducts(TorchKernel[ProductProblemT, ProductShapeT]):
     """Products of quantized operands with scales. Derived kernels supply the launch."""
 

@@ -110,6 +110,9 @@ def _write(output: Path, texts: Mapping[str, str], old: set[str]) -> None:
     write_whole(output / LIST, "\n".join(sorted(texts)))
 
 
+# -- for programs ------------------------------------------------------------------------------------------------------
+
+
 #: Of the feed. It changes if a field is removed, renamed or gets another meaning; new fields leave it.
 SCHEMA = 1
 _TITLE = "Measured ceilings of matrix products by device, dtype and regime"

@@ -206,6 +206,9 @@ def flat_alone(entry: Entry, other: Entry | None) -> dict[str, Any]:
     return {**entry.fields, "tflops": entry.tflops, "status_in_other": other.status if other else "missing"}
 
 
+# -- guards ------------------------------------------------------------------------------------------------------------
+
+
 _JUNIT = {"regression": "failure", "failed": "error", "new": "skipped", "undecided": "skipped"}
 
 

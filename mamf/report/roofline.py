@@ -142,6 +142,9 @@ def conclusion(roofs: Roofs, best_first: Sequence[RoofPoint]) -> Iterable[str]:
             yield f"{dtype} in {regime} is bound by memory below {significant(balance)} FLOP/byte, by computing above"
 
 
+# -- the format of TraceLens -------------------------------------------------------------------------------------------
+
+
 _DIGITS = 4
 
 

@@ -226,6 +226,9 @@ def summary_record(rows: Sequence[Measurement], end: End) -> dict[str, Any]:
     }
 
 
+# -- beside the figures ------------------------------------------------------------------------------------------------
+
+
 def failure(row: Measurement) -> str:
     """Why a row has no figure, in short; the log has the full text."""
     return "out of memory" if row.status == "out_of_memory" else f"{row.status}: {shortened(row.reason)}"
@@ -242,7 +245,8 @@ def failure_lines(rows: Iterable[Measurement]) -> list[str]:
 
 def remarks(row: Measurement, shares: Shares) -> list[str]:
     """What a reader must know about a row beside its figures."""
-    is_short, aside = row.ok and row.seconds < SHORT_LAUNCH_SECONDS, len(row.implausible_samples)
+    is_short = row.ok and row.seconds < SHORT_LAUNCH_SECONDS
+    aside = len(row.implausible_samples)
     parts = [
         "" if row.ok else failure(row),
         f"ran {row.details['ran']}" if "ran" in row.details else "",

@@ -68,6 +68,9 @@ def _hosts(text: str) -> Iterator[str]:
             at = text.find(system, at + 1)
 
 
+# -- the head of a log -------------------------------------------------------------------------------------------------
+
+
 STARTED = re.compile(r"Benchmark started on (\d{4}-\d\d-\d\d) (\d\d:\d\d:\d\d)")
 _TITLE = re.compile(r"^\s*\*\* (?P<title>[A-Z][\w /]+):\s*(?P<value>.*)$")
 _DASHES = re.compile(r"^\s*-{20,}\s*$")

@@ -120,6 +120,9 @@ def _reading(rows: Sequence[Row], header: Header, mixture: str, scrubber: Scrubb
     return reading
 
 
+# -- from a text to its runs -------------------------------------------------------------------------------------------
+
+
 _NOTHING = (
     "holds nothing that mamf-finder prints: no row, no summary; give the file named by its --output_file, "
     "or paste its output whole"

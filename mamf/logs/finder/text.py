@@ -138,6 +138,9 @@ def lines_of(text: str, seen: Seen) -> Iterator[str]:
         start = end + 1
 
 
+# -- what consoles add -------------------------------------------------------------------------------------------------
+
+
 # Line beginnings of a log: the text before the first one found is the prefix of every line.
 _LANDMARKS = (
     "Benchmark started on ",

@@ -104,6 +104,9 @@ def find_chart(
     return Chart(title, machine(header), axis, (tuple(panels),), notes, is_connected=False, has_own_scales=True)
 
 
+# -- kernels of any operation ------------------------------------------------------------------------------------------
+
+
 Position = Callable[[Measurement], float]
 #: The axis label of work, which is counted in thousands and not in multiples of 1024.
 _FLOP = "FLOP"

@@ -16,10 +16,13 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_INCHES, _MOST_COLUMNS = 5.2, 4
-_HEADROOM = 1.12
+_INCHES, _WATERFALL_INCHES, _MOST_COLUMNS = 5.2, 6.5, 4
+_HEADROOM, _WATERFALL_HEADROOM = 1.12, 1.18
 # A part that is lower than this share of the highest bar has no room for its figure.
 _FIGURE_ROOM = 0.045
+#: Of a waterfall: measured, computed from the datasheet, lost to the bar before, and measured on other operands.
+_MEASURED, _COMPUTED, _LOST, _DATA = "#0072b2", "#b5b5b5", "#d55e00", "#009e73"
+_FAINT = 0.3
 # Characters that fit the width, of all titles and of all bars' labels in a row.
 _TITLES_LENGTH, _LABELS_LENGTH, _FEWEST_CHARACTERS = 132, 110, 8
 
@@ -104,15 +107,7 @@ def _prepare(axes: Axes) -> None:
     axes.tick_params(labelsize=SMALL, color="#999999")
 
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-_WATERFALL_INCHES = 6.5
-_WATERFALL_HEADROOM = 1.18
-#: Measured, computed from the datasheet, lost to the bar before, and measured on other operands.
-_MEASURED, _COMPUTED, _LOST, _DATA = "#0072b2", "#b5b5b5", "#d55e00", "#009e73"
-_FAINT = 0.3
+# -- steps down from the datasheet -------------------------------------------------------------------------------------
 
 
 def draw_waterfall(figure: Figure, chart: WaterfallChart) -> None:

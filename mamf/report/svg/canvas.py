@@ -75,6 +75,9 @@ def _log_ticks(low: float, high: float, most: int) -> list[float]:
     return within[:: -(-len(within) // most)]
 
 
+# -- the canvas --------------------------------------------------------------------------------------------------------
+
+
 #: Characters of labels are about this wide, and lines of text this high.
 LETTER, LINE = 7.0, 16.0
 # Outlines of the markers around (0, 0), by matplotlib's names.

@@ -18,6 +18,13 @@ from mamf.report.charts.waterfall import Bar, WaterfallChart
 from mamf.report.svg.canvas import LETTER, LINE, Canvas, Drawn, Frame, Scale, color_class, outline, scale_of
 from mamf.report.svg.panels import draw_chart
 
+_HEIGHT, _TOP, _LEFT = 320.0, 26.0, 56.0
+_LEAST_WIDTH, _WIDTH_OF_BAR, _SHARE_OF_BAR = 560.0, 100.0, 0.7
+_ROW, _RANGES_WIDTH = 20.0, 1120.0
+# A part that is lower than this has no room for its figure, in pixels.
+_LEAST_ROOM = 14.0
+_ROOFS_WIDTH, _ROOFS_HEIGHT, _ROOFS_LEFT, _ROOFS_TOP, _ROOFS_BOTTOM = 1120.0, 560.0, 60.0, 26.0, 44.0
+
 
 @dataclass(frozen=True)
 class Key:
@@ -64,11 +71,7 @@ def figure_parts(picture: Picture | RangeChart) -> FigureParts:
     return FigureParts(chart.title, chart.subtitle, pictures, legend, chart.notes)
 
 
-_HEIGHT, _TOP, _LEFT = 320.0, 26.0, 56.0
-_LEAST_WIDTH, _WIDTH_OF_BAR, _SHARE_OF_BAR = 560.0, 100.0, 0.7
-_ROW, _RANGES_WIDTH = 20.0, 1120.0
-# A part that is lower than this has no room for its figure, in pixels.
-_LEAST_ROOM = 14.0
+# -- bars, ranges and roofs --------------------------------------------------------------------------------------------
 
 
 def draw_stacked(chart: StackedChart, styles: Mapping[str, Style]) -> list[Drawn]:
@@ -176,9 +179,6 @@ def draw_ranges(chart: RangeChart, styles: Mapping[str, Style]) -> list[Drawn]:
                 canvas.line(x(point.low), middle, x(point.high), middle, f"{color_class(style.color)} interval")
                 canvas.marker(x(point.value), middle, style, f"{row.name}: {point.value:.4g} {chart.unit} {point.text}")
     return [Drawn("", canvas.text())]
-
-
-_ROOFS_WIDTH, _ROOFS_HEIGHT, _ROOFS_LEFT, _ROOFS_TOP, _ROOFS_BOTTOM = 1120.0, 560.0, 60.0, 26.0, 44.0
 
 
 def draw_roofline(chart: RooflineChart, styles: Mapping[str, Style]) -> list[Drawn]:

@@ -141,6 +141,9 @@ def on_host(tensor: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
     return tensor.index_select(0, indices).cpu()
 
 
+# -- torch's functions -------------------------------------------------------------------------------------------------
+
+
 class TorchFunctions(TorchArrays):
     """``copy_``, ``sum``, ``fill_`` and ``add`` with alpha; several passes are consecutive calls."""
 

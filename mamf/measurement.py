@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal, TypeGuard
+from typing import Any, Literal, TypeGuard, TypeVar
 
 from mamf.errors import CRASHED, GIVEN_UP, LOST
 from mamf.statistics import (
@@ -18,6 +18,9 @@ from mamf.statistics import (
     widen,
 )
 from mamf.work import Work
+
+KeyT = TypeVar("KeyT")
+ItemT = TypeVar("ItemT")
 
 
 class Tabular:
@@ -41,6 +44,14 @@ IDLE = "idle"
 #: The detail with the busy seconds of a launch under a profiler. In early logs, which lack it, idle time includes the
 #: profiler's overhead.
 BUSY_SECONDS = "busy_seconds"
+
+
+def group_pairs(pairs: Iterable[tuple[KeyT, ItemT]]) -> dict[KeyT, list[ItemT]]:
+    """The second of each pair, by the first; both in the order of the pairs."""
+    groups: dict[KeyT, list[ItemT]] = {}
+    for key, item in pairs:
+        groups.setdefault(key, []).append(item)
+    return groups
 
 
 def is_share(value: object) -> TypeGuard[float]:

@@ -1,7 +1,7 @@
 """How few measurements does the search need? Share of a landscape's best reached, against other searches.
 
     python tools/bench_search.py LANDSCAPE.csv                # columns m,n,k,tflops; absent shapes cannot be measured
-    python tools/bench_search.py LANDSCAPE.csv --made         # also on the simulated chips of mamf.testing.landscapes
+    python tools/bench_search.py LANDSCAPE.csv --made         # also on the simulated chips of tools/landscapes.py
     python tools/bench_search.py LANDSCAPE.csv --made --draws # with new noise per shape in each run
     python tools/bench_search.py LANDSCAPE.csv --noise 0.003  # each measurement 0.3 % off, as on a card
     python tools/bench_search.py LANDSCAPE.csv --several      # several kernels at once, and one that is best elsewhere
@@ -25,10 +25,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from landscapes import BEST_ELSEWHERE, CHIPS, Chip, Landscape, made, noisy, recorded
+
 from mamf.engine.search.search import FIRST_SHAPES, Search, find_best
 from mamf.operations.matmul.shapes import MatmulGrid, MatmulShape
 from mamf.report.text import table
-from mamf.testing.landscapes import BEST_ELSEWHERE, CHIPS, Chip, Landscape, made, noisy, recorded
 
 CHECKPOINTS = (50, 100, 150, 200)
 COLUMNS = ("landscape", "search", *(f"{kind} {count}" for count in CHECKPOINTS for kind in ("median", "worst")))

@@ -15,8 +15,8 @@ from mamf.logs.legacy import FinderRun
 from mamf.logs.run_log import RunLog
 from mamf.measurement import Measurement
 from mamf.operations.model.shapes import SIZES
-from mamf.report import bests
 from mamf.report.own_ceilings import share_of
+from mamf.report.rows import bests
 from mamf.report.text import DASH, significant, whole
 from mamf.statistics import Interval
 

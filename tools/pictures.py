@@ -28,8 +28,8 @@ from mamf.cli.roofline_files import Given, place_rows
 from mamf.errors import RunLogError
 from mamf.kinds.registry import chart_of
 from mamf.logs.comparability import roofs_of_logs
+from mamf.node.figures import Place
 from mamf.node.gathering import devices_of
-from mamf.node.places import Place
 from mamf.node.report import node_chart
 from mamf.node.verdict import judged
 from mamf.profiling.log import read_profile_or_none

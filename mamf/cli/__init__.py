@@ -71,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         warn("stdout is closed, so nothing can be printed: redirect it to a file or to /dev/null")
         return MamfError.exit_code
     if "_ARGCOMPLETE" in os.environ:  # a shell asks what may follow
-        importlib.import_module("mamf.cli.completion").complete(_parser)
+        importlib.import_module("mamf.cli.commands.completion").complete(_parser)
     typed = sys.argv[1:] if arguments is None else arguments
     if arguments is None and "profile" not in typed[:1]:  # its script has stdout
         keep_stdout()
@@ -191,8 +191,10 @@ def _parser(given: Sequence[str]) -> Parser:
         command = commands.add_parser(name, help=line, description=line)
         if name in given:
             module = module_of(name, given)
-            command.set_defaults(module=module, parser=command)
-            importlib.import_module(f"mamf.cli.options.{module}").configure(command)
+            command.set_defaults(command=name, module=module, parser=command)
+            options = importlib.import_module(f"mamf.cli.options.{module}")
+            command.epilog = getattr(options, "EXAMPLES", None)
+            options.configure(command)
             command.add_argument("--help-all", action=PrintHelpAll, help="show all options and exit")
     return parser
 

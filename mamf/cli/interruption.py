@@ -10,7 +10,7 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 from mamf.errors import ENDING, Interrupted
@@ -40,9 +40,7 @@ class Interruption:
         self._ended_by, ENDING[0] = ENDING[0], Interrupted
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         for number, handler in self._previous.items():
             # The same event may arrive again while the process ends, and must not kill it.
             if not (self.is_requested and handler == signal.SIG_DFL):

@@ -24,9 +24,9 @@ from mamf.engine.traits import fit_traits
 from mamf.errors import LogChangedWarning, LogMismatchError, MamfError, RunLogWriteError, UnavailableError, UsageError
 from mamf.node.children import ADDRESS, FAILURE, IN_FLIGHT, PHASE, WAITS, Children, Watch, watched
 from mamf.node.device import DeviceRun
+from mamf.node.figures import Launched, Place, launched, nowhere, place_of
 from mamf.node.gathering import Run, devices_of, read_run
 from mamf.node.group import Meeting
-from mamf.node.places import Launched, Place, launched, nowhere, place_of
 from mamf.node.ranks import COMPLETE, GO, Rank, arrive, gathered, joint_decision, received, visible_index
 from mamf.node.worker import in_flight
 from mamf.plans import NODE_BUDGET_SECONDS

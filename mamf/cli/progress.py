@@ -5,13 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from types import TracebackType
 from typing import Any
 
 from tqdm import tqdm
 
 from mamf.measurement import Measurement
-from mamf.report import significant
+from mamf.report.text import significant
 
 
 class Progress(AbstractContextManager["Progress"]):
@@ -37,9 +36,7 @@ class Progress(AbstractContextManager["Progress"]):
             )
         self._bar.update()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self._bar.close()
 
 

@@ -22,8 +22,7 @@ from mamf.profiling.profile import Profile
 from mamf.profiling.roofs import profile_points
 from mamf.report.charts.plotting import draw, exists, file_type, save
 from mamf.report.charts.roofline import roofline_chart
-from mamf.report.roofline import points_of
-from mamf.report.tracelens import tracelens_arch
+from mamf.report.roofline import points_of, tracelens_arch
 
 _PICTURES = (".png", ".svg")
 

@@ -29,7 +29,7 @@ _LOWEST_BURST_CLOCK = 0.97
 # How far above the ceiling later measurements of the same product may be; a CPU's speed varies with its load.
 _ABOVE_CEILING, _ABOVE_CEILING_OF_CPU = 1.05, 1.25
 # Ceilings are written with six digits.
-_CEILING_ROUNDING = 1e-5
+_same_figure = partial(same_number, relative=1e-5)
 #: A problem in a regime.
 Sought = tuple[Any, str]
 _NOT_RECOMPUTED = {"record", "time", "timer_overhead_after_seconds", "shared_after"}
@@ -41,7 +41,7 @@ def run_was_completed(evidence: Evidence) -> Iterator[Finding]:
     summary = evidence.log.summary
     if summary is None:
         yield Finding("interrupted", "the run has no summary: it was killed, or is not over", is_warning=True)
-    elif evidence.tier == "interrupted":
+    elif evidence.log.tier == "interrupted":
         message = f"the run was interrupted ({summary['reason'] or 'no reason given'}): the best shape may be untested"
         yield Finding("interrupted", message, is_warning=True)
 
@@ -60,7 +60,7 @@ def summary_recomputes(evidence: Evidence) -> Iterator[Finding]:
         if not agree(summary.get(name), again[name], same_rate):
             message = f"{name}: the rows give {again[name]}, the summary says {summary.get(name)}"
             yield Finding("best-mismatch", message, line)
-    if evidence.tier == "complete" and summary["left"]:
+    if evidence.log.tier == "complete" and summary["left"]:
         yield Finding("best-mismatch", f"complete, but {summary['left']} shapes are left", line)
 
 
@@ -97,7 +97,7 @@ def ceilings_recompute(evidence: Evidence) -> Iterator[Finding]:
         if is_of_old_calibration(record):
             record, expected = without_interval(record), without_interval(expected)
         # Logs of schema 4 lack fields of today.
-        wrong = [name for name in expected if name in record and not _same(record[name], expected[name])]
+        wrong = [name for name in expected if name in record and not agree(record[name], expected[name], _same_figure)]
         if wrong:
             message = ", ".join(f"{name} {record[name]} (the rounds give {expected[name]})" for name in wrong)
             yield Finding("ceiling-mismatch", f"{ceiling.regime}: {message}", line)
@@ -124,23 +124,19 @@ def _key(evidence: Evidence, record: Mapping[str, Any]) -> Sought:
 
 def _wanted(evidence: Evidence, again: Iterable[Sought]) -> set[Sought]:
     """Ceilings that must be there. Attention does not need one: there, only those that rounds confirm."""
-    if evidence.confirms_own:
+    if evidence.plan.confirms:
         measured = {row.problem for row in evidence.log.measurements if row.ok}
-        is_whole = evidence.tier == "complete"
+        is_whole = evidence.log.tier == "complete"
         return {(each, regime) for each, regime, _ in evidence.sought if each in measured} if is_whole else set(again)
-    wanted = {(search.problem, regime) for search in evidence.searches for regime in evidence.plan.regimes}
-    if evidence.is_search:
-        return wanted if evidence.tier == "complete" else set(again)
-    return wanted & set(again) if evidence.tier == "complete" else set()
-
-
-def _same(written: object, again: object) -> bool:
-    return agree(written, again, partial(same_number, relative=_CEILING_ROUNDING))
+    wanted = {(search.problem, regime) for search in evidence.plan.searches for regime in evidence.plan.regimes}
+    if evidence.plan.is_search:
+        return wanted if evidence.log.tier == "complete" else set(again)
+    return wanted & set(again) if evidence.log.tier == "complete" else set()
 
 
 def ceilings_fit_attention(evidence: Evidence) -> Iterator[Finding]:
     """Ceilings behind shares lie in their intervals, used normal data, and their products were never faster."""
-    if not evidence.is_attention or evidence.confirms_own:
+    if not evidence.is_attention or evidence.plan.confirms:
         return
     ceilings = evidence.log.all_ceilings
     if not ceilings:

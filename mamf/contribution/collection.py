@@ -15,15 +15,15 @@ from mamf.contribution.confirming import Claim, Entry
 from mamf.contribution.row_rules import is_exact
 from mamf.logs.legacy import FinderRun, read_legacy_or_none
 from mamf.logs.run_log import RunLog, read_run_log
-from mamf.measurement import Conditions, Measurement
+from mamf.measurement import Conditions, Measurement, group_pairs
 from mamf.operations.attention.operation import is_attention
 from mamf.operations.unknown import Unknown, operation_called
 from mamf.peaks import Peak, fastest_possible_flops, find_peak
 from mamf.plans import MATMUL, SWEEP
 from mamf.plugins.discovery import is_own_kernel
 from mamf.regime_names import NAMES
-from mamf.report import bests
 from mamf.report.kernels import title
+from mamf.report.rows import bests
 from mamf.report.text import label_kernel
 from mamf.statistics import CONFIDENCE, Interval
 
@@ -243,9 +243,7 @@ def leaders(entries: Iterable[CeilingEntry]) -> list[tuple[CeilingEntry, Sequenc
     A sweep's best was chosen by the samples that it is reported with; where a find confirmed a ceiling, sweeps do not
     count.
     """
-    groups: dict[tuple[str, str, str], list[CeilingEntry]] = {}
-    for entry in entries:
-        groups.setdefault((entry.dtype, entry.regime, entry.device), []).append(entry)
+    groups = group_pairs(((entry.dtype, entry.regime, entry.device), entry) for entry in entries)
     found = []
     for group in groups.values():
         kind = [entry for entry in group if entry.is_confirmed] or group

@@ -12,6 +12,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
+from mamf.measurement import group_pairs
+
 # How far above its own other logs a card may be: the widest half interval that an accelerator's log may claim.
 # Converted logs have narrower intervals than their repeats need.
 _OWN_REPEATS = 1.02
@@ -60,11 +62,7 @@ Known = Mapping[Key, Sequence[Claim]]
 
 def by_key(claims: Iterable[Claim]) -> Known:
     """The claims that can confirm one with a key."""
-    found: dict[Key, list[Claim]] = {}
-    for claim in claims:
-        for key in (claim.key, *claim.other_keys):
-            found.setdefault(key, []).append(claim)
-    return found
+    return group_pairs((key, claim) for claim in claims for key in (claim.key, *claim.other_keys))
 
 
 def why_unconfirmed(claim: Claim, known: Known) -> str | None:

@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from mamf.backend import DeviceInfo
-from mamf.ceilings.search_plan import SearchPlan
 from mamf.logs.lines import Seen, lines_of, parse_records
 from mamf.logs.run_log import RunLog
 from mamf.measurement import Measurement
 from mamf.operations.unknown import Unknown, operation_called
-from mamf.plans import EXPLAIN, FIND, GUARD, MATMUL, SWEEP, Plan
-from mamf.report import bests
+from mamf.plans import FIND, MATMUL, SWEEP, Plan
+from mamf.report.rows import bests
 
 TIERS = ("complete", "interrupted", "legacy")
 
@@ -47,10 +46,6 @@ class Evidence:
         return self.log.plan
 
     @property
-    def is_search(self) -> bool:
-        return self.plan.is_search
-
-    @property
     def is_of_kernels(self) -> bool:
         """Whether kernels of one operation were measured, so that every row is a result."""
         return self.plan.operation != MATMUL or self.plan.kind not in (SWEEP, FIND)
@@ -68,34 +63,15 @@ class Evidence:
         """Whether a row belongs to the run's operation and is not an auxiliary measurement."""
         return row.operation == self.plan.operation
 
-    @property
-    def searches(self) -> tuple[SearchPlan, ...]:
-        """The searches for ceilings whose rows the log holds: the run itself, or the searches before attention."""
-        return self.plan.searches
-
-    @property
-    def confirms_own(self) -> bool:
-        """Whether ceilings of the operation itself were sought."""
-        return self.plan.confirms
-
-    @property
-    def explains(self) -> bool:
-        """Whether the operands' data were varied on purpose, so that no figure is a claim."""
-        return self.plan.kind == EXPLAIN
-
-    @property
-    def is_guard(self) -> bool:
-        return self.plan.kind == GUARD
-
     @cached_property
     def sought(self) -> tuple[tuple[Any, str, str | None], ...]:
         """Problem, regime and the library's default kernel of each ceiling that was sought."""
         searched = tuple(
-            (search.problem, regime, self.header["kernel"] if self.is_search else search.kernels[0])
-            for search in self.searches
+            (search.problem, regime, self.header["kernel"] if self.plan.is_search else search.kernels[0])
+            for search in self.plan.searches
             for regime in search.regimes
         )
-        if not self.confirms_own:
+        if not self.plan.confirms:
             return searched
         default = next((row.kernel for _, _, row in self.rows if not row.phase), None)
         own = tuple((problem, regime, default) for problem in self.plan.problems for regime in self.plan.regimes)
@@ -105,10 +81,6 @@ class Evidence:
     def is_cpu(self) -> bool:
         """Whether the device is a CPU: no vendor sensors for clock and power, and figures vary with the host's load."""
         return not self.log.header["device"]["is_accelerator"]
-
-    @property
-    def tier(self) -> str:
-        return self.log.tier
 
     def of_kind(self, kind: str) -> Iterator[tuple[int, dict[str, Any]]]:
         return ((line, record) for line, record in self.records if record["record"] == kind)
@@ -130,7 +102,7 @@ class Evidence:
     @property
     def claims(self) -> dict[str, Measurement]:
         """By regime the row that a sweep is known by; a find is known by its ceilings, kernels by all rows."""
-        if self.is_search or self.is_of_kernels:
+        if self.plan.is_search or self.is_of_kernels:
             return {}
         return {regime: best.row for regime, best in bests(self.log.measurements).items()}
 

@@ -17,6 +17,7 @@ from mamf.contribution.evidence import problems_of
 from mamf.contribution.tables import software
 from mamf.logs.legacy import FinderRun
 from mamf.logs.records import significant_digits
+from mamf.measurement import group_pairs
 from mamf.plans import EXPLAIN, FIND, ROOFLINE
 from mamf.regime_names import CEILINGS
 
@@ -90,10 +91,8 @@ def contributed_csv(entries: Iterable[CeilingEntry]) -> str:
     """The highest ceiling of each kind of device, dtype and regime that a complete find with normal data confirmed,
     except those that need a second submitter.
     """
-    groups: dict[tuple[str, ...], list[CeilingEntry]] = {}
-    for entry in part_confirmed(entries)[0]:
-        if _counts(entry):
-            groups.setdefault((entry.device, *_build(entry), entry.dtype, entry.regime), []).append(entry)
+    kept = filter(_counts, part_confirmed(entries)[0])
+    groups = group_pairs(((entry.device, *_build(entry), entry.dtype, entry.regime), entry) for entry in kept)
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(_COLUMNS)

@@ -18,16 +18,19 @@ from mamf.contribution.best_rules import (
 )
 from mamf.contribution.collection import entries_of
 from mamf.contribution.confirming import Entry, part_confirmed, shortened
-from mamf.contribution.device_rules import known_device, shared_devices, simulated, whole_card
 from mamf.contribution.evidence import Evidence, Finding, records_of
 from mamf.contribution.header_rules import (
     circumstances,
+    known_device,
     legacy_findings,
     missing_fields,
     placeholders,
     plain_texts,
     sensors_were_read,
+    shared_devices,
+    simulated,
     structured_data,
+    whole_card,
 )
 from mamf.contribution.placing import folder_of, legacy_name_of, lies_at, place_of, why_above_contributed
 from mamf.contribution.privacy import private_findings
@@ -49,6 +52,7 @@ from mamf.errors import RunLogError
 from mamf.logs.legacy import TIER, legacy_run
 from mamf.logs.lines import Seen
 from mamf.logs.run_log import MALFORMED, describe_error, run_log_of, why_unreadable
+from mamf.measurement import group_pairs
 
 _RULES: tuple[Callable[[Evidence], Iterator[Finding]], ...] = (
     missing_fields,
@@ -112,7 +116,7 @@ def review(path: Path, seen: Seen | None = None) -> Review:
 def _review(path: Path, seen: Seen | None) -> Review:
     records = records_of(path, seen)
     first = next(records)
-    findings, header = _as_bytes(path), first[1]
+    findings, header = list(_as_bytes(path)), first[1]
     if why := why_unreadable(path, header.get("schema")):
         return Review(path, (Finding("schema", why, 1),))
     if header.get("tier") == TIER:
@@ -130,7 +134,7 @@ def _review(path: Path, seen: Seen | None) -> Review:
     for rule in _RULES:
         findings += _findings_of(rule, evidence)
     samples = frozenset(hash(row.samples) for _, _, row in evidence.rows if len(row.samples) >= DISTINCTIVE_SAMPLES)
-    found = Review(path, tuple(findings), evidence.tier, place_of(header), samples)
+    found = Review(path, tuple(findings), evidence.log.tier, place_of(header), samples)
     return found if found.is_rejected() else replace(found, entries=tuple(entries_of(log, path)))
 
 
@@ -162,14 +166,12 @@ def _findings_of(rule: Callable[[Evidence], Iterator[Finding]], evidence: Eviden
         return [Finding("unreadable", f"whether {judged} cannot be judged: {describe_error(error)}")]
 
 
-def _as_bytes(path: Path) -> list[Finding]:
+def _as_bytes(path: Path) -> Iterator[Finding]:
     data = path.read_bytes()
-    findings = []
     if data and not data.endswith(b"\n") and b"\n" in data:
-        findings.append(Finding("truncated", "the last line is incomplete: --resume the run, or cut the line off"))
+        yield Finding("truncated", "the last line is incomplete: --resume the run, or cut the line off")
     if b"\r" in data or data.startswith(b"\xef\xbb\xbf"):
-        findings.append(Finding("unreadable", "an editor changed its line ends or put a mark before it"))
-    return findings
+        yield Finding("unreadable", "an editor changed its line ends or put a mark before it")
 
 
 def review_results(root: Path, paths: Iterable[Path], seen: Seen | None = None) -> list[Review]:
@@ -184,7 +186,6 @@ def review_results(root: Path, paths: Iterable[Path], seen: Seen | None = None) 
         if copied := {holders.setdefault(each, place) for each in found.samples} - {place}:
             more.append(Finding("duplicate", f"holds samples of {min(copied)}"))
         reviews.append(replace(found, findings=(*found.findings, *more)))
-    reasons: dict[Path, list[str]] = {}
-    for entry, reason in part_confirmed(entry for found in reviews for entry in found.entries)[1]:
-        reasons.setdefault(entry.place, []).append(reason)
+    doubted = part_confirmed(entry for found in reviews for entry in found.entries)[1]
+    reasons = group_pairs((entry.place, reason) for entry, reason in doubted)
     return [replace(found, unconfirmed=shortened(reasons.get(found.path, []))) for found in reviews]

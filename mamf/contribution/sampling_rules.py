@@ -11,8 +11,8 @@ from mamf.ceilings.search_plan import SearchPlan
 from mamf.contribution.evidence import Evidence, Finding
 from mamf.contribution.row_rules import good_rows
 from mamf.logs.timer_correction import RELIABLE_SINCE, describe_shift
-from mamf.measurement import Measurement
-from mamf.plans import SWEEP, StepKey
+from mamf.measurement import Measurement, group_pairs
+from mamf.plans import GUARD, SWEEP, StepKey
 from mamf.regime_names import BURST, SUSTAINED
 from mamf.timers import find_timer, is_credible
 
@@ -48,7 +48,7 @@ def samples_whole(evidence: Evidence) -> Iterator[Finding]:
 
 def _is_too_short(evidence: Evidence, row: Measurement) -> bool:
     """Whether a visit is shorter than any that the end of a run did not cut short."""
-    if row.regime != SUSTAINED or row.summary is None or evidence.tier != "complete":
+    if row.regime != SUSTAINED or row.summary is None or evidence.log.tier != "complete":
         return False
     return row.launches * row.summary.mean < _SHORTEST_SUSTAINED_SECONDS
 
@@ -57,7 +57,7 @@ def rows_of_plan(evidence: Evidence) -> Iterator[Finding]:
     """Rows are steps of the plan, by its kernels, of its problem; a step that was measured is not measured again."""
     if not any(evidence.counts(row) for _, row in good_rows(evidence)):
         yield Finding("missing-row", "nothing was measured")
-    elif evidence.is_search and not evidence.log.all_ceilings:
+    elif evidence.plan.is_search and not evidence.log.all_ceilings:
         message = (
             "no ceiling was confirmed, and a find is known by nothing else: resume it with 'mamf find --resume LOG'"
         )
@@ -67,7 +67,7 @@ def rows_of_plan(evidence: Evidence) -> Iterator[Finding]:
     if not evidence.is_known:
         message = f"{evidence.plan.operation} is not installed here: whether rows are of the plan is not known"
         yield Finding("unknown-operation", message, 1)
-    elif not evidence.is_search:
+    elif not evidence.plan.is_search:
         yield from _rows_of_steps(evidence, evidence.plan.steps())
 
 
@@ -88,7 +88,7 @@ def _rows_of_steps(evidence: Evidence, steps: list[StepKey]) -> Iterator[Finding
         yield Finding("foreign-row", f"rows of {len(names)} kernels, in a run of {len(evidence.plan.kernels)}")
     held = {_step(evidence, row) for row in evidence.log.measurements if not row.is_reference}
     lost = [step for step in steps if step not in held]
-    if evidence.tier == "complete" and lost:
+    if evidence.log.tier == "complete" and lost:
         first = " ".join(map(str, lost[0][-2:]))
         yield Finding("missing-row", f"a complete run lacks {len(lost)} of its {len(steps)} steps, the first {first}")
     reference = _reference(evidence)
@@ -144,20 +144,20 @@ def _is_common(evidence: Evidence, row: Measurement) -> bool:
 
 def _rows_of_searches(evidence: Evidence) -> Iterator[Finding]:
     """Every row of a find, and of attention what has a phase."""
-    if evidence.confirms_own or evidence.is_guard:
+    if evidence.plan.confirms or evidence.plan.kind == GUARD:
         yield from _rows_of_rounds(evidence)
-    searched = [found for found in evidence.rows if evidence.is_search or _is_searched(evidence, found[2])]
-    problems = [plan.problem for plan in evidence.searches]
+    searched = [found for found in evidence.rows if evidence.plan.is_search or _is_searched(evidence, found[2])]
+    problems = [plan.problem for plan in evidence.plan.searches]
     for line, _, row in searched:
         if row.is_reference or row.problem not in problems:
             yield Finding("foreign-row", f"{row.shape} by {row.kernel} is not of this run's plan", line)
-    for plan in evidence.searches:
+    for plan in evidence.plan.searches:
         yield from _rows_of_search(plan, [found for found in searched if found[2].problem == plan.problem])
 
 
 def _is_searched(evidence: Evidence, row: Measurement) -> bool:
     """Whether a row is of a search beside what the run is for."""
-    return bool(row.phase) and not evidence.is_guard and not (evidence.confirms_own and evidence.counts(row))
+    return bool(row.phase) and evidence.plan.kind != GUARD and not (evidence.plan.confirms and evidence.counts(row))
 
 
 def _rows_of_rounds(evidence: Evidence) -> Iterator[Finding]:
@@ -175,7 +175,7 @@ def _rows_of_rounds(evidence: Evidence) -> Iterator[Finding]:
         if row.phase not in (CHOOSE, CONFIRM) or row.regime not in evidence.plan.regimes or what not in tried:
             yield Finding("foreign-row", f"{row.shape} by {row.kernel} in {row.regime} was never tried", line)
     # A guard takes a row into its rounds whenever there is a doubt.
-    for (regime, _, _), numbers in () if evidence.is_guard else rounds.items():
+    for (regime, _, _), numbers in () if evidence.plan.kind == GUARD else rounds.items():
         yield from _missing_rounds(regime, numbers)
 
 
@@ -214,10 +214,9 @@ def timer_is_credible(evidence: Evidence) -> Iterator[Finding]:
     recomputed when they are read.
     """
     backend, is_early = evidence.header["device"]["backend"], evidence.header["schema"] < RELIABLE_SINCE
-    timer, refused = find_timer(backend), dict[float, list[int]]()
-    for line, _, row in evidence.rows:
-        if row.timer_overhead and not is_credible(backend, row.timer_overhead):
-            refused.setdefault(row.timer_overhead, []).append(line)
+    timer = find_timer(backend)
+    subtracted = ((row.timer_overhead, line) for line, _, row in evidence.rows)
+    refused = group_pairs(each for each in subtracted if each[0] and not is_credible(backend, each[0]))
     for overhead, lines in sorted(refused.items()):
         bounds = f"{timer.lowest * 1e6:.1f} to {timer.highest * 1e6:.1f}" if timer else "0 to 20"
         message = (

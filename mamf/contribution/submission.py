@@ -1,10 +1,12 @@
-"""Submits a log to results/: scrubs it, reviews the result and writes it to its place."""
+"""Submits a log to results/: scrubs it, reviews the result, and writes it to its place or as the body of an issue."""
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import functools
 import json
+import lzma
 import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -87,3 +89,25 @@ def write(submission: Submission, target: Path) -> None:
     """Raises UsageError when it cannot be written, RunLogWriteError when the disk is full; then nothing is."""
     make_folder(target.parent)
     create_whole(target, submission.text)
+
+
+# -- as the body of an issue -------------------------------------------------------------------------------------------
+
+
+# Of the 65,536 characters that GitHub accepts in the body of an issue; the others are left for the fields of the form.
+_MOST_OF_LOG = 60_000
+#: A log that fits into the body of an issue has at most about 1 MB.
+MOST_BYTES = 4 << 20
+#: What surrounds the log in the body of an issue; ``tools/issue_log.py`` reads it.
+FENCE = "```"
+OPENING = f"{FENCE}mamf-log"
+
+
+def encode_issue(text: str, place: Path) -> str:
+    """The issue body with a scrubbed log. ``place``: of the log in results/. Raises UsageError if it is too long."""
+    content = text.encode()
+    packed = b"" if len(content) > MOST_BYTES else base64.encodebytes(lzma.compress(content))
+    if not 0 < len(packed) <= _MOST_OF_LOG:
+        raise UsageError("the log is too long for an issue: open a pull request with 'mamf results submit LOG'")
+    heading = f"`results/{place.as_posix()}`, scrubbed and compressed by `mamf results submit --issue`:"
+    return f"{heading}\n\n{OPENING}\n{packed.decode()}{FENCE}\n"

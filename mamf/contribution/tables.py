@@ -190,10 +190,6 @@ def _kernels(title: str, entries: Sequence[KernelEntry]) -> str:
     return _section(title, kernel_columns(), entries, f"{counts}\n\n")
 
 
-def _bold_rate(entry: KernelEntry) -> str:
-    return f"**{significant(entry.rate)}** {markdown_text(entry.row.work.unit)}"
-
-
 def kernel_columns() -> list[Column[KernelEntry]]:
     def share(entry: KernelEntry) -> float | None:
         return share_of(entry.rate, entry.row.problem, entry.header)
@@ -201,7 +197,7 @@ def kernel_columns() -> list[Column[KernelEntry]]:
     return [
         text_column("accelerator", lambda entry: entry.device),
         text_column("problem", lambda entry: problem_title(entry.row.regime, entry.row.problem)),
-        Column("", "rate", _bold_rate, Markup),
+        Column("", "rate", lambda entry: f"**{significant(entry.rate)}** {markdown_text(entry.row.work.unit)}", Markup),
         Column("", "interval", lambda entry: entry.interval, interval_cell),
         Column("", "of the peak", share, lambda share: f"{100 * share:.1f} %"),
         Column("", "shape", lambda entry: entry.row.shape),

@@ -19,7 +19,7 @@ from mamf.report.document import Block, Document, Lines, Table
 from mamf.report.formats.html import fragment
 from mamf.report.kernels import group_table
 from mamf.report.own_ceilings import ceiling_table
-from mamf.report.remarks import failure_lines
+from mamf.report.rows import failure_lines
 from mamf.report.shares import Shares
 
 #: Rows of a table, best first, and of all tables of a log.

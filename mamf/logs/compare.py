@@ -35,7 +35,7 @@ from mamf.logs.comparability import (
 from mamf.logs.decision import FALSE_ALARMS, SEPARATE, WIDEST, Change, Design, Together, design_of, pool_rows
 from mamf.logs.entries import Entry, Fields, entries, is_find, mean_entries
 from mamf.logs.run_log import RunLog
-from mamf.measurement import Tabular
+from mamf.measurement import Tabular, group_pairs
 from mamf.statistics import CONFIDENCE, Interval, geometric_mean, student_t, widen
 
 Verdict = Literal["SAME", "FASTER", "SLOWER", "AMBIGUOUS"]
@@ -251,9 +251,7 @@ def compare(a: RunLog | Sequence[RunLog], b: RunLog | Sequence[RunLog], anyway: 
 def judge_rows(comparison: Comparison, names: Sequence[str], design: Design) -> Comparison:
     """The comparison with the design of its runs, and the pooled test of its rows."""
     pairs = tuple(replace(pair, design=design, rows=len(comparison.pairs)) for pair in comparison.pairs)
-    regimes: dict[object, list[Pair]] = {}
-    for pair in pairs:
-        regimes.setdefault(pair.fields.get("regime", "all regimes"), []).append(pair)
+    regimes = group_pairs((pair.fields.get("regime", "all regimes"), pair) for pair in pairs)
     # With fewer than two rows of one device the pooled test adds nothing.
     of_one = {regime: [pair for pair in rows if pair.is_same_device] for regime, rows in regimes.items()}
     found = {regime: [pair.change for pair in rows] for regime, rows in of_one.items() if len(rows) > 1}

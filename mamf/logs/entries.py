@@ -23,7 +23,7 @@ from mamf.ceilings.ceiling import (
 from mamf.logs.decision import decision_error
 from mamf.logs.device_speeds import context_of, device_speeds
 from mamf.logs.run_log import RunLog
-from mamf.measurement import Measurement
+from mamf.measurement import Measurement, group_pairs
 from mamf.operations.attention.shapes import AttentionProblem
 from mamf.operations.unknown import operation_called
 from mamf.plans import FIND, GUARD, ROOFLINE, StepKey
@@ -140,10 +140,7 @@ def _of_devices(log: RunLog, rows: Sequence[Measurement]) -> list[Entry]:
 
 def by_step(rows: Iterable[Measurement]) -> dict[StepKey, list[Measurement]]:
     """The visits of each row of a guard."""
-    found: dict[StepKey, list[Measurement]] = {}
-    for row in rows:
-        found.setdefault((row.regime, row.problem, row.shape, row.kernel), []).append(row)
-    return found
+    return group_pairs(((row.regime, row.problem, row.shape, row.kernel), row) for row in rows)
 
 
 def visited_entry(visits: Sequence[Measurement]) -> Entry:
@@ -186,9 +183,7 @@ def mean_entries(runs: Sequence[Sequence[Entry]]) -> list[Entry]:
     """Rows averaged over several equal runs: the geometric mean of each row's figures."""
     if len(runs) == 1:
         return list(runs[0])
-    found: dict[object, list[Entry]] = {}
-    for row in itertools.chain(*runs):
-        found.setdefault(row.key, []).append(row)
+    found = group_pairs((row.key, row) for row in itertools.chain(*runs))
     return [_mean_entry(rows, len(runs)) for rows in found.values()]
 
 

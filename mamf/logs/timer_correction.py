@@ -13,7 +13,7 @@ from statistics import fmean
 from typing import Any
 
 from mamf.backend import Backend
-from mamf.measurement import Measurement
+from mamf.measurement import Measurement, group_pairs
 from mamf.regime_names import BURST
 from mamf.statistics import summarize
 from mamf.timers import LARGEST_SHIFT_SECONDS, Timer, corrected_window, is_credible, raw_window
@@ -26,10 +26,8 @@ _REFERENCE = "reference_tflops"
 def recompute_rows(rows: Sequence[Measurement], backend: str, timer: Timer) -> list[Measurement]:
     """The rows with the typical overhead subtracted. ``backend``: its name."""
     found = [_recompute_row(row, backend, timer) for row in rows]
-    ratios: dict[tuple[str, str], list[float]] = {}
-    for old, new in zip(rows, found, strict=True):
-        if old.is_reference and old.ok:
-            ratios.setdefault((old.problem.dtype, old.regime), []).append(new.seconds / old.seconds)
+    visits = ((old, new) for old, new in zip(rows, found, strict=True) if old.is_reference and old.ok)
+    ratios = group_pairs(((old.problem.dtype, old.regime), new.seconds / old.seconds) for old, new in visits)
     return [_recompute_reference(row, ratios.get((row.problem.dtype, row.regime), [1.0])) for row in found]
 
 

@@ -18,7 +18,6 @@ import tempfile
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any
 
 from mamf.errors import LogChangedWarning, LogMismatchError, MamfError, RunLogError, RunLogWriteError, UsageError
@@ -181,9 +180,7 @@ class RunLogWriter(contextlib.AbstractContextManager["RunLogWriter"]):
             os.close(self._descriptor)
             self._descriptor = -1
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.close()
 
 

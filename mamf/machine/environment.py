@@ -53,16 +53,12 @@ def scrub(text: str) -> str:
     host and user, and addresses of devices and hosts, are replaced.
     """
     if "/" in text or "\\" in text:  # every path has one
-        text = _PATH.sub(_last_part, _QUOTED_PATH.sub(_quoted_last_part, text))
+        text = _PATH.sub(lambda path: _cut(path[0]), _QUOTED_PATH.sub(_quoted_last_part, text))
     if ":" in text:  # every address has one
         text = _ADDRESS.sub("<address>", text)
     for pattern, substitute in _find_private_names():
         text = pattern.sub(substitute, text)
     return text
-
-
-def _last_part(path: re.Match[str]) -> str:
-    return _cut(path[0])
 
 
 def _quoted_last_part(found: re.Match[str]) -> str:

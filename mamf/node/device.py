@@ -22,8 +22,8 @@ from mamf.logs.records import ceiling_record
 from mamf.logs.run_log import RunLog, read_run_log
 from mamf.logs.writer import RunLogWriter
 from mamf.measurement import Measurement
+from mamf.node.figures import Place
 from mamf.node.gathering import ALONE, TOGETHER, has_begun
-from mamf.node.places import Place
 from mamf.operations.bandwidth.shapes import BandwidthShape
 from mamf.operations.collective.operation import COLLECTIVES
 from mamf.operations.copies.operation import CopyShape

@@ -15,9 +15,8 @@ from mamf.files import write_whole
 from mamf.limits import whole_number
 from mamf.logs.run_log import RunLog, read_run_log
 from mamf.machine.environment import scrub
-from mamf.measurement import Measurement
-from mamf.node.figures import BURST, SUSTAINED, UNITS, Device
-from mamf.node.places import Place, place_of, places_of_all
+from mamf.measurement import Measurement, group_pairs
+from mamf.node.figures import BURST, SUSTAINED, UNITS, Device, Place, place_of, places_of_all
 
 #: The parts of a device's run in order, one log each: alone, then together with all others.
 ALONE = ("find", "bandwidth", "copies", "repeated")
@@ -238,9 +237,7 @@ def _wrong(part: str, log: RunLog) -> Iterable[str]:
         if row.status == "wrong_result" and row.kernel == default:
             yield f"wrong results in {part}: {row.reason}"
             return
-    tried: dict[Any, list[Measurement]] = {}
-    for row in log.measurements:
-        tried.setdefault(None if part == "find" else (row.problem, row.shape), []).append(row)
+    tried = group_pairs((None if part == "find" else (row.problem, row.shape), row) for row in log.measurements)
     for rows in tried.values():
         if not any(row.ok for row in rows) and rows[0].status != "unsupported":
             what = figure_name(rows[0]) or part

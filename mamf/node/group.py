@@ -15,7 +15,7 @@ import torch.distributed
 
 from mamf.backend import Backend
 from mamf.errors import UnavailableError, first_line
-from mamf.node.places import Launched
+from mamf.node.figures import Launched
 
 _KEYS, _GROUP = "mamf/node", "mamf/group"
 # The time that a published value may take over a network.

@@ -11,10 +11,9 @@ from typing import Any
 
 from mamf.errors import LogChangedWarning, RunLogWriteError, UnsupportedError, UsageError, describe_error, plugin_errors
 from mamf.node.device import DeviceRun
-from mamf.node.figures import Device
+from mamf.node.figures import Device, Launched, Place, places_of_all
 from mamf.node.gathering import UNMEASURABLE, UNWRITTEN, Run, device_of, is_complete, logs_of
 from mamf.node.group import Meeting, agreed, met
-from mamf.node.places import Launched, Place, places_of_all
 from mamf.plugins.discovery import backend_class
 
 #: The leader's decisions; any other text is the reason why the ranks do not measure together.

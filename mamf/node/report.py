@@ -8,9 +8,8 @@ from typing import Any
 
 from mamf.errors import UsageError
 from mamf.measurement import TERA
-from mamf.node.figures import BURST, SUSTAINED, UNITS, Device, shown
+from mamf.node.figures import BURST, NOWHERE, SUSTAINED, UNITS, Device, shown
 from mamf.node.gathering import Run
-from mamf.node.places import NOWHERE
 from mamf.node.verdict import Verdict, distribution, lost, pace_figure, slowest_line
 from mamf.report import formats
 from mamf.report.charts.chart import Axis, Chart, Line, Panel, Point

@@ -1,6 +1,6 @@
 """Is a device slow, wrong or gone? Two tests of every figure: against its peers and against a baseline. Pure.
 
-Thresholds follow from a stated rate of false alarms, given how far healthy cards lie apart (``node.spreads``). For a
+Thresholds follow from a stated rate of false alarms, given how far healthy cards lie apart (``node.comparing``). For a
 figure with relative standard deviation s between healthy cards, a card's deviation from the median of n others has the
 standard deviation s * sqrt(1 + c/n), where c is pi/2 for a median of many (van der Vaart, Asymptotic Statistics, 1998,
 section 5.3) and 1 for one or two; the chance of a false alarm is divided among all comparisons by weight (Bonferroni).
@@ -14,9 +14,19 @@ from dataclasses import dataclass
 from statistics import NormalDist, fmean, median
 
 from mamf.choices import CRITICAL, OK, UNKNOWN, VERDICT_EXIT_CODES, WARN
-from mamf.node.comparing import Baseline, Compared, Peers, against_baseline, against_peers, peers_of
+from mamf.node.comparing import (
+    CRITICAL_AT_LEAST,
+    SHARED,
+    SPEED,
+    WIDEST,
+    Baseline,
+    Compared,
+    Peers,
+    against_baseline,
+    against_peers,
+    peers_of,
+)
 from mamf.node.figures import BURST, SUSTAINED, Device, shown
-from mamf.node.spreads import CRITICAL_AT_LEAST, SHARED, SPEED, WIDEST
 
 _SEVERITY = (OK, UNKNOWN, WARN, CRITICAL)
 #: The probability of any finding, and of a CRITICAL one, in a run whose devices are all healthy.

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from mamf.dtypes import DTYPES, Format, Scaling
-from mamf.operations.outputs import select
+from mamf.operations.operand_sets import select
 
 #: The magnitudes of e2m1, indexed by code; bit 3 is the sign.
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)

@@ -23,7 +23,7 @@ import torch
 from mamf.dtypes import slope_tolerance
 from mamf.kernel import Verdict
 from mamf.operations.matmul.kernel import ProductProblem
-from mamf.operations.outputs import one_thread
+from mamf.operations.operand_sets import one_thread
 from mamf.operations.quantization import Quantized
 from mamf.operations.variation import fresh_signs
 

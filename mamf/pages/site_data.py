@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from mamf.contribution.collection import AttentionEntry, CeilingEntry, KernelEntry, entries_of, leaders
 from mamf.contribution.confirming import Entry, part_confirmed
@@ -17,6 +17,7 @@ from mamf.dtypes import DTYPES
 from mamf.kinds.registry import kind_of
 from mamf.logs.legacy import FinderRun, read_legacy_or_none
 from mamf.logs.run_log import RunLog, read_run_log
+from mamf.measurement import group_pairs
 from mamf.peaks import Peak, find_peak
 from mamf.regime_names import NAMES
 from mamf.statistics import Interval
@@ -26,7 +27,6 @@ COMPLETE, INTERRUPTED, LEGACY = TIERS
 UNCONFIRMED = "unconfirmed"
 ALL_TIERS = (COMPLETE, UNCONFIRMED, INTERRUPTED, LEGACY)
 UNKNOWN = "unknown"
-ItemT = TypeVar("ItemT")
 
 
 @dataclass(frozen=True)
@@ -92,27 +92,19 @@ class SiteData:
         """The ceilings of complete logs, else those that are unconfirmed or interrupted; the dtype of most cards
         first.
         """
-        found = grouped((line.dtype, line) for line in self.lines if line.entry)
+        found = group_pairs((line.dtype, line) for line in self.lines if line.entry)
         kept = [(dtype, [line for line in each if line.tier == COMPLETE] or each) for dtype, each in found.items()]
         return dict(sorted(kept, key=lambda pair: (-sum(len(line.cards) for line in pair[1]), pair[0])))
 
     def by_device(self) -> dict[str, SiteData]:
         """The part of each device that has a log, by its name."""
         kinds = ("runs", "lines", "entries", "attention", "kernels")
-        parts = {kind: grouped((item.device, item) for item in getattr(self, kind)) for kind in kinds}
-        parts["unconfirmed"] = grouped((item[0].device, item) for item in self.unconfirmed)
+        parts = {kind: group_pairs((item.device, item) for item in getattr(self, kind)) for kind in kinds}
+        parts["unconfirmed"] = group_pairs((item[0].device, item) for item in self.unconfirmed)
         return {
             device: SiteData(**{kind: part.get(device, ()) for kind, part in parts.items()})
             for device in sorted(parts["runs"])
         }
-
-
-def grouped(pairs: Iterable[tuple[str, ItemT]]) -> dict[str, list[ItemT]]:
-    """The second of each pair, by the first."""
-    found: dict[str, list[ItemT]] = {}
-    for key, item in pairs:
-        found.setdefault(key, []).append(item)
-    return found
 
 
 def read_site_data(root: Path) -> SiteData:
@@ -205,7 +197,7 @@ def _best_of_cards(entries: Iterable[CeilingEntry]) -> list[CeilingEntry]:
     # Logs without a card's hash count as one card.
     ordered = sorted(entries, key=lambda entry: (-entry.tflops, entry.place))
     return [
-        each[0] for each in grouped((str(entry.header["device"]["uuid_hash"]), entry) for entry in ordered).values()
+        each[0] for each in group_pairs((str(entry.header["device"]["uuid_hash"]), entry) for entry in ordered).values()
     ]
 
 

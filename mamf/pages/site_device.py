@@ -7,8 +7,8 @@ from typing import Any
 from mamf.contribution.collection import AttentionEntry, CeilingEntry, best_attention, best_kernels, kernel_title
 from mamf.contribution.confirming import Entry
 from mamf.contribution.tables import mask_name, software
-from mamf.measurement import TERA
-from mamf.pages.site_data import COMPLETE, CeilingLine, Run, SiteData, ceiling_lines, grouped
+from mamf.measurement import TERA, group_pairs
+from mamf.pages.site_data import COMPLETE, CeilingLine, Run, SiteData, ceiling_lines
 from mamf.pages.site_index import (
     INDEX,
     MOST_FACTS,
@@ -39,7 +39,7 @@ def device_page(name: str, data: SiteData, logs: str) -> Page:
         fact_of(line, f"{line.dtype}, {line.regime}")
         for line in [each for each in best if each.regime in CEILINGS] or best
     ]
-    versions = grouped((software(each.header), each) for each in data.entries)
+    versions = group_pairs((software(each.header), each) for each in data.entries)
     sections = [
         Section("Ceilings", [_ceilings_table(data, logs)] if data.lines else []),
         *_card_sections(data, logs),
@@ -151,7 +151,7 @@ def _attention(data: SiteData, logs: str) -> list[Part]:
     text = "Each kernel's best shape, as a share of the device's measured matmul ceiling (MAMFU)"
     charts = [
         RangeChart(name, text, "% of the measured ceiling", tuple(rows))
-        for name, rows in grouped((_problem(entry)[0], _attention_row(entry)) for entry in best).items()
+        for name, rows in group_pairs((_problem(entry)[0], _attention_row(entry)) for entry in best).items()
     ]
     return [*charts, Table(columns, best)] if best else []
 

@@ -8,8 +8,8 @@ from typing import Any
 from urllib.parse import quote
 
 from mamf.contribution.collection import CeilingEntry
-from mamf.measurement import TERA
-from mamf.pages.site_data import COMPLETE, CeilingLine, ItemT, Run, SiteData, grouped
+from mamf.measurement import TERA, ItemT, group_pairs
+from mamf.pages.site_data import COMPLETE, CeilingLine, Run, SiteData
 from mamf.report.charts.ranges import RangeChart, RangePoint, RangeRow
 from mamf.report.columns import text_table
 from mamf.report.document import Column, Lines, Table
@@ -55,7 +55,7 @@ def index_page(data: SiteData, logs: str, pages: Mapping[str, str]) -> Page:
     charts = [_ceilings_chart(dtype, lines) for dtype, lines in data.by_dtype.items()]
     leading = next(iter(data.by_dtype.values()), [])
     fastest = [line for line in leading if line.regime == "sustained"] or leading
-    runs = grouped((run.device, run) for run in data.runs)
+    runs = group_pairs((run.device, run) for run in data.runs)
     cards = sum(map(count_cards, runs.values()))
     counts = f"{counted(len(runs), 'device')}, {counted(cards, 'card')}, {counted(len(data.runs), 'log')}."
     columns: list[Column[CeilingLine]] = [
@@ -129,7 +129,7 @@ def figure_columns() -> list[Column[CeilingLine]]:
 
 
 def _ceilings_chart(dtype: str, lines: Sequence[CeilingLine]) -> RangeChart:
-    devices = list(grouped((line.device, line) for line in lines).values())
+    devices = list(group_pairs((line.device, line) for line in lines).values())
     kept = [line for each in devices[:MOST_ROWS] for line in each]
     most = max(3, min(_MOST_POINTS, _MOST_IN_PICTURE // len(kept)))
     rows = [

@@ -24,8 +24,8 @@ from mamf.profiling.counters.report import counters_document
 from mamf.profiling.log import read_profile_or_none
 from mamf.profiling.profile import Profile
 from mamf.profiling.report import profile_chart, profile_document
-from mamf.report.charts.kernels import differing_fields
 from mamf.report.charts.plotting import Picture
+from mamf.report.charts.products import differing_fields
 from mamf.report.charts.ranges import RangePoint
 from mamf.report.columns import text_table
 from mamf.report.document import Block, Document, Table

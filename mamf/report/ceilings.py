@@ -15,8 +15,7 @@ from mamf.peaks import find_peak
 from mamf.report.document import Answer, Block, Document, Lines, Table
 from mamf.report.kernels import ceiling_line
 from mamf.report.own_ceilings import ceiling_table
-from mamf.report.remarks import failure_lines
-from mamf.report.rows import row_columns
+from mamf.report.rows import failure_lines, row_columns
 from mamf.report.shares import Shares
 from mamf.report.text import WHY_UNKNOWN, counted, end_line, machine_line, rate_text
 
@@ -45,25 +44,23 @@ def find_summary_record(rows: Sequence[Measurement], ceilings: Mapping[str, Ceil
 
 def notes(ceiling: Ceiling, rows: Iterable[Measurement], header: Mapping[str, Any]) -> list[str]:
     """What stands behind a ceiling, in lines."""
-    rows, device = list(rows), header["device"]
-    lines = [f"{ceiling.regime}: {_interval_note(ceiling)}"]
-    if ceiling.tied:
-        shown = ", ".join(f"{shape} ({kernel})" for shape, kernel in ceiling.tied[:_SHOWN_TIES])
-        more = len(ceiling.tied) - _SHOWN_TIES
-        lines.append(f"    tied with {shown}" + (f" and {more} more" if more > 0 else ""))
-    if ceiling.gain_over_default is not None:
-        lines.append(
-            f"    {ceiling.kernel} gains {100 * ceiling.gain_over_default:+.1f} % over the default kernel there"
-        )
-    lines += _default_note(ceiling, rows)
-    if peak := find_peak(device["name"], ceiling.problem.dtype, device["compute_units"]):
-        lines.append(f"    peak: {peak.flops / TERA:g}, dense {peak.dtype} of {peak.origin}")
-    if ceiling.conditions.throttle_reasons:
-        lines.append(f"    throttled by {', '.join(ceiling.conditions.throttle_reasons)}")
+    rows, device, gain = list(rows), header["device"], ceiling.gain_over_default
+    tied, more = ceiling.tied[:_SHOWN_TIES], len(ceiling.tied) - _SHOWN_TIES
+    shown = ", ".join(f"{shape} ({kernel})" for shape, kernel in tied) + (f" and {more} more" if more > 0 else "")
+    peak = find_peak(device["name"], ceiling.problem.dtype, device["compute_units"])
     phases = Counter(row.phase for row in rows if row.regime == ceiling.regime)
     counts = (counted(count, _PHASES.get(phase, phase or "other row")) for phase, count in phases.items())
-    lines.append(f"    found by {', '.join(counts)}")
-    return lines
+    throttled = ", ".join(ceiling.conditions.throttle_reasons)
+    lines = [
+        f"{ceiling.regime}: {_interval_note(ceiling)}",
+        f"    tied with {shown}" if tied else "",
+        "" if gain is None else f"    {ceiling.kernel} gains {100 * gain:+.1f} % over the default kernel there",
+        *_default_note(ceiling, rows),
+        f"    peak: {peak.flops / TERA:g}, dense {peak.dtype} of {peak.origin}" if peak else "",
+        f"    throttled by {throttled}" if throttled else "",
+        f"    found by {', '.join(counts)}",
+    ]
+    return [line for line in lines if line]
 
 
 def _default_note(ceiling: Ceiling, rows: Sequence[Measurement]) -> list[str]:

@@ -1,19 +1,22 @@
-"""A comparison of two runs."""
+"""A comparison of two runs, and what a guard found: its verdict, row by row, and junit XML for CI systems."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
+from xml.etree import ElementTree
 
 from mamf.logs.comparability import Difference
 from mamf.logs.compare import Comparison, Pair
 from mamf.logs.decision import FALSE_ALARMS, TOGETHER, Together
 from mamf.logs.entries import Entry
+from mamf.logs.guarding import Guarded, Judged, Outcome
 from mamf.report.document import Answer, Block, Column, Document, Lines, Table, columns_from
 from mamf.report.text import counted, scaled_unit, significant
 from mamf.statistics import Interval
+from mamf.text import visible
 
 # What two intervals of 95 % cover together; below, a reader should know.
 _USUAL_COVERAGE = 0.9
@@ -77,15 +80,13 @@ def label(pair: Pair) -> str:
     return f"{pair.fields.get('regime', '')} {shapes(pair)} by {pair.b.kernel}".strip()
 
 
-def remarks(pair: Pair) -> list[str]:
-    found = []
+def remarks(pair: Pair) -> Iterator[str]:
     if round(pair.interval.coverage, 9) < _USUAL_COVERAGE:
-        found.append(f"few samples: the interval covers at least {100 * pair.interval.coverage:.0f} %")
+        yield f"few samples: the interval covers at least {100 * pair.interval.coverage:.0f} %"
     if not pair.is_same_device:
         width = 100 * pair.correction * pair.correction_half_width
         corrected = f"corrected by {100 * (pair.correction - 1):+.2f} +-{width:.2f} %"
-        found.append(f"two devices, {corrected if pair.is_comparable else 'never compared'}")
-    return found
+        yield f"two devices, {corrected if pair.is_comparable else 'never compared'}"
 
 
 def head_lines(comparison: Comparison, tolerance: float) -> list[str]:
@@ -203,3 +204,84 @@ def comparison_data(comparison: Comparison, tolerance: float) -> dict[str, Any]:
 def flat_alone(entry: Entry, other: Entry | None) -> dict[str, Any]:
     """A row with a figure in one log alone; ``status_in_other``: what became of it in the other."""
     return {**entry.fields, "tflops": entry.tflops, "status_in_other": other.status if other else "missing"}
+
+
+# -- guards ------------------------------------------------------------------------------------------------------------
+
+
+_JUNIT = {"regression": "failure", "failed": "error", "new": "skipped", "undecided": "skipped"}
+
+
+def verdict_line(found: Guarded) -> str:
+    """The guard in a line."""
+    counts, rows = found.counts(), counted(len(found.rows), "row")
+    slower = f"slower by more than {percent_of(found.tolerance)}"
+    outcomes: dict[Outcome, str] = {
+        "regression": f"{slower}, confirmed by fresh visits",
+        "failed": "without a figure now",
+        "undecided": "undecided: they scatter too much, or too few visits were made",
+    }
+    reasons = [f"{counts[name]} of {rows} {text}" for name, text in outcomes.items() if counts[name]]
+    reasons += [f"not finished: {found.unfinished}"] if found.unfinished else []
+    good = f"none of {rows} is {slower}" if found.is_finished else "no row was compared with the baseline"
+    verdict = "FAILED" if found.is_failed else "PASSED" if found.is_finished else "UNDECIDED"
+    return f"guard {verdict}: {', '.join(reasons) or good}"
+
+
+def row_lines(found: Guarded) -> list[str]:
+    """A line for each row that is not ok."""
+    return [f"{row.outcome}: {describe_row(row)}: {describe_outcome(row)}" for row in found.rows if row.outcome != "ok"]
+
+
+def describe_row(row: Judged) -> str:
+    """A row in words: kernel, shape, and its other fields."""
+    others = [f"{field} {value}" for field, value in row.entry.fields.items() if field not in ("shape", "kernel")]
+    return f"{row.entry.kernel} {row.entry.shape} ({', '.join(others)})"
+
+
+def describe_outcome(row: Judged) -> str:
+    """What was found for a row."""
+    if row.pair is None:
+        return "not in the baseline" if row.outcome == "new" else f"{row.entry.status}: {row.entry.reason}"
+    a, b, interval = row.pair.a, row.pair.b, row.pair.interval
+    assert a.tflops is not None and b.tflops is not None, "only measured rows are paired"
+    visits = f", over {b.rounds} fresh visits" if b.rounds else ""
+    return (
+        f"{significant(b.tflops)} {b.unit}, was {significant(a.tflops)}: {100 * (row.pair.ratio - 1):+.2f} % "
+        f"({100 * (interval.low - 1):+.2f} to {100 * (interval.high - 1):+.2f}){visits}"
+    )
+
+
+def guard_document(found: Guarded) -> Document:
+    """The comparison with the baseline, and the verdict."""
+    answer = Answer([*row_lines(found), verdict_line(found)])
+    data = {"guard": {"verdict": verdict_line(found), "rows": found.counts()}}
+    if not found.comparison.pairs:
+        return Document("Guard", [answer], data)
+    compared = comparison_document(found.comparison, found.tolerance)
+    blocks = [Lines(each.texts) if isinstance(each, Answer) else each for each in compared.blocks]
+    return Document("Guard", [*blocks, answer], {**compared.data, **data})
+
+
+def junit(found: Guarded, suite: str, seconds: float) -> str:
+    """A suite with a test for each row: regressions fail, rows without a figure are errors, undecided and new rows are
+    skipped.
+    """
+    counts = found.counts()
+    top = ElementTree.Element(
+        "testsuite",
+        name=visible(suite),
+        tests=str(len(found.rows)),
+        failures=str(counts["regression"]),
+        errors=str(counts["failed"]),
+        skipped=str(counts["new"] + counts["undecided"]),
+        time=f"{seconds:.3f}",
+    )
+    for row in found.rows:
+        case = ElementTree.SubElement(top, "testcase", classname=visible(f"{suite}.{row.entry.kernel}"))
+        case.set("name", visible(describe_row(row)))
+        if row.outcome in _JUNIT:
+            ElementTree.SubElement(case, _JUNIT[row.outcome], message=visible(describe_outcome(row)))
+    ElementTree.SubElement(top, "system-out").text = visible(verdict_line(found))
+    ElementTree.indent(top)
+    return f'<?xml version="1.0" encoding="utf-8"?>\n{ElementTree.tostring(top, encoding="unicode")}\n'

@@ -11,10 +11,6 @@ from mamf.report.text import DASH, counted, list_once, plain, snake_case
 RowT = TypeVar("RowT")
 
 
-def no_remarks(row: object) -> Sequence[str]:
-    return ()
-
-
 @dataclass(frozen=True)
 class Column(Generic[RowT]):
     """A figure or a text of each row.
@@ -61,7 +57,7 @@ class Table(Generic[RowT]):
     key: str = "rows"
     shown: Sequence[RowT] | None = None
     top: int | None = None
-    remarks: Callable[[RowT], Iterable[str]] = no_remarks
+    remarks: Callable[[RowT], Iterable[str]] = lambda row: ()
     label: Callable[[RowT], str] = str
 
     @property

@@ -15,15 +15,17 @@ from mamf.operations.unknown import operation_called
 from mamf.report.devices import device_lines, drift_lines, flat_device
 from mamf.report.document import Answer, Block, Column, Document, Lines, Table
 from mamf.report.own_ceilings import brief, ceiling_table, ceiling_title, problem_title
-from mamf.report.remarks import best_lines, failure_lines, remarks
 from mamf.report.rows import (
     Group,
     SpeedUp,
     best_first,
+    best_lines,
+    failure_lines,
     group_title,
     grouped,
     half_width_percent,
     label,
+    remarks,
     row_columns,
     shape_title,
 )
@@ -162,13 +164,13 @@ def kernels_document(
 ) -> Document:
     """A run of kernels. ``confirmed``: the ceilings that it found itself. ``baseline``: the kernel of speed-ups."""
     header, best = shares.header, winners(rows)
-    blocks: list[Block] = [Lines([*head(rows, header), *shares.lines(rows)])]
-    if confirmed:
-        blocks.append(ceiling_table(list(confirmed.values()), header))
-    blocks += tables_of(rows, shares, top, baseline)
-    if best:
-        blocks.append(winner_table(best, shares, top))
-    blocks.append(Answer([*answers(rows, shares, confirmed or {}), end_line(summary)]))
+    blocks: list[Block] = [
+        Lines([*head(rows, header), *shares.lines(rows)]),
+        *([ceiling_table(list(confirmed.values()), header)] if confirmed else []),
+        *tables_of(rows, shares, top, baseline),
+        *([winner_table(best, shares, top)] if best else []),
+        Answer([*answers(rows, shares, confirmed or {}), end_line(summary)]),
+    ]
     data = {"header": header, "summary": summary}
     return Document(f"{operation_name(rows, header)} on {header['device']['name']}", blocks, data, "measurements")
 

@@ -1,21 +1,37 @@
-"""Measured rows: their columns, the same for every operation; their groups; the best of a sweep."""
+"""Measured rows: their columns, the same for every operation; their groups; the best of a sweep; and what a report says
+of them beside their figures: remarks, failures, and the best in words.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from mamf.logs.recording import End
 from mamf.logs.records import significant_digits
-from mamf.measurement import Measurement
+from mamf.measurement import Measurement, group_pairs
 from mamf.operations.unknown import operation_called
-from mamf.report.devices import device_columns, flat_device
+from mamf.report.devices import device_columns, device_remark, flat_device
 from mamf.report.document import Column, columns_from
 from mamf.report.own_ceilings import in_mhz
 from mamf.report.shares import Shares
-from mamf.report.text import label_kernel, plain, rate_name, scaled_unit, significant, whole
+from mamf.report.text import (
+    WHY_UNKNOWN,
+    counted,
+    interval_cell,
+    label_kernel,
+    percent,
+    plain,
+    rate_name,
+    rate_text,
+    scaled_unit,
+    shortened,
+    significant,
+    whole,
+)
 from mamf.statistics import arithmetic_mean, geometric_mean
+from mamf.timers import SHORT_LAUNCH_SECONDS
 
 #: How much faster a row is than its baseline, or None.
 SpeedUp = Callable[[Measurement], float | None]
@@ -146,10 +162,8 @@ def best_first(rows: Iterable[Measurement]) -> list[Measurement]:
 
 def grouped(rows: Iterable[Measurement], by_shape: bool = False) -> dict[Group, list[Measurement]]:
     """Rows by what they are ranked within, each group best first. References and rows of a search are left out."""
-    found: dict[Group, list[Measurement]] = {}
-    for row in rows:
-        if not row.is_reference and not row.phase:
-            found.setdefault((row.regime, row.problem, row.shape if by_shape else None), []).append(row)
+    kept = (row for row in rows if not row.is_reference and not row.phase)
+    found = group_pairs(((row.regime, row.problem, row.shape if by_shape else None), row) for row in kept)
     return {group: best_first(each) for group, each in found.items()}
 
 
@@ -210,3 +224,70 @@ def summary_record(rows: Sequence[Measurement], end: End) -> dict[str, Any]:
             for regime, best in bests(rows).items()
         },
     }
+
+
+# -- beside the figures ------------------------------------------------------------------------------------------------
+
+
+def failure(row: Measurement) -> str:
+    """Why a row has no figure, in short; the log has the full text."""
+    return "out of memory" if row.status == "out_of_memory" else f"{row.status}: {shortened(row.reason)}"
+
+
+def failure_lines(rows: Iterable[Measurement]) -> list[str]:
+    """How many rows of a kernel have no figure, by status, and why the first has none."""
+    found = group_pairs(((row.kernel, row.status), row) for row in rows if not row.ok)
+    return [
+        f"{label(first)}{f' and {len(others)} more' if others else ''}: {failure(first)}"
+        for first, *others in found.values()
+    ]
+
+
+def remarks(row: Measurement, shares: Shares) -> list[str]:
+    """What a reader must know about a row beside its figures."""
+    is_short = row.ok and row.seconds < SHORT_LAUNCH_SECONDS
+    aside = len(row.implausible_samples)
+    parts = [
+        "" if row.ok else failure(row),
+        f"ran {row.details['ran']}" if "ran" in row.details else "",
+        *shares.remarks(row),
+        *row.conditions.throttle_reasons,
+        *row.remarks,
+        f"accurate to {row.timer_accuracy * 1e6:.1f} us (timer)" if is_short and row.timer_accuracy else "",
+        WHY_UNKNOWN if row.ok and not row.interval.is_known else "",
+        f"{counted(aside, 'implausible sample')} left out" if aside else "",
+    ]
+    return [part for part in parts if part]
+
+
+def best_lines(rows: Sequence[Measurement], shares: Shares) -> Iterator[str]:
+    """The best of a group with what it was taken under, and the means over shapes."""
+    best, *_ = measured = [row for row in rows if row.ok]
+    rate = rate_text(best.best_rate, best.work.unit)
+    yield f"best {group_title(best)}: {rate} ({best.best_by}) @ {best.shape} by {best.kernel}, {interval_text(best)}"
+    conditions, share = best.conditions, shares.mamfu(best)
+    details = [
+        shares.peak_text(best),
+        "" if share is None else f"{percent(share)} % of the ceiling (MAMFU)",
+        f"{whole(in_mhz(conditions.clock_hz))} MHz" if conditions.clock_hz else "",
+        f"{whole(conditions.watts)} W" if conditions.watts else "",
+        f"{whole(conditions.celsius)} C" if conditions.celsius else "",
+        device_remark(best),
+        *(text for text in remarks(best, shares) if text != WHY_UNKNOWN),  # the line above says it
+    ]
+    if any(details):
+        yield f"    {'; '.join(filter(None, details))}"
+    if len(measured) > 1 and len({row.kernel for row in measured}) == 1:
+        rates = [row.comparable_rate for row in measured]
+        means = [rate_text(mean(rates), best.work.unit) for mean in (arithmetic_mean, geometric_mean)]
+        yield f"mean {group_title(best)} over {len(rates)} shapes: arithmetic {means[0]}, geometric {means[1]}"
+
+
+def interval_text(row: Measurement) -> str:
+    """The interval of a row's rate, and what it covers."""
+    interval = row.rate_interval
+    factor = scaled_unit(row.work.unit, [row.best_rate])[1]
+    bounds, coverage = interval_cell(interval, factor), f"{100 * interval.coverage:.0f} %"
+    if row.repeatability is None:
+        return f"{coverage} interval of the {row.figure} {bounds}, within this visit"
+    return f"{coverage} repeat interval: {bounds}" if interval.is_known else WHY_UNKNOWN

@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from mamf.logs.card_sharing import describe_sharing
+from mamf.measurement import group_pairs
 from mamf.statistics import Interval
 from mamf.text import csv_cell, markdown_text, visible
 
@@ -106,10 +107,7 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]], left_aligned: C
 
 def list_once(remarks: Iterable[tuple[str, str]]) -> list[str]:
     """A line for each remark, with the first row that it applies to and the number of others."""
-    labels: dict[str, list[str]] = {}
-    for text, label in remarks:
-        if text:
-            labels.setdefault(text, []).append(label)
+    labels = group_pairs(remark for remark in remarks if remark[0])
     return [
         f"{first}{f' and {len(others)} more' if others else ''}: {text}" for text, (first, *others) in labels.items()
     ]

@@ -24,13 +24,7 @@ from mamf.testing.simulated_kernels import (
     SimulatedModel,
 )
 
-_SUITES = {
-    "AnyKernelContract": "kernel_contracts",
-    "AttentionKernelContract": "kernel_contracts",
-    "BackendContract": "contracts",
-    "KernelContract": "kernel_contracts",
-    "OperationContract": "kernel_contracts",
-}
+_SUITES = ("AnyKernelContract", "AttentionKernelContract", "BackendContract", "KernelContract", "OperationContract")
 __all__ = [
     "Physics",
     "SimulatedAttention",
@@ -46,5 +40,5 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name in _SUITES:
-        return getattr(importlib.import_module(f"mamf.testing.{_SUITES[name]}"), name)
+        return getattr(importlib.import_module("mamf.testing.contracts"), name)
     raise AttributeError(f"module 'mamf.testing' has no attribute {name!r}")

@@ -24,7 +24,7 @@ def flush_cache():
 @pytest.fixture
 def one_thread():
     """Threads cost more than they save on shapes as small as those of tests."""
-    from mamf.operations.outputs import one_thread as limited
+    from mamf.operations.operand_sets import one_thread as limited
 
     with limited():
         yield

@@ -14,7 +14,7 @@ from mamf.backend import Unavailable
 from mamf.dtypes import DTYPES
 from mamf.engine.measure import classify_error
 from mamf.errors import UnsupportedError
-from mamf.operations.attention.kernels.structured_inputs import relevant_share
+from mamf.operations.attention.kernels.attention_reference import relevant_share
 from mamf.operations.attention.kernels.torch_attention import PreparedAttention
 from mamf.operations.attention.operation import attention_kernel
 from mamf.operations.attention.shapes import DIRECTIONS, AttentionProblem, AttentionShape

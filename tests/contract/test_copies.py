@@ -6,7 +6,7 @@ from mamf.errors import UnknownNameError
 from mamf.operations.copies.kernels.torch_copies import TorchCopies
 from mamf.operations.copies.operation import DIRECTIONS, CopyProblem, CopyShape
 from mamf.plugins.discovery import kernel_of, open_backend, operation
-from mamf.testing.kernel_contracts import AnyKernelContract
+from mamf.testing.contracts import AnyKernelContract
 
 
 @pytest.mark.parametrize("direction", ["to_device", "to_host"])

@@ -13,14 +13,13 @@ from mamf.operations.attention.kernels.sdpa import SdpaMath
 from mamf.operations.attention.kernels.torch_attention import TorchAttention
 from mamf.operations.attention.operation import attention_kernel
 from mamf.operations.model.kernels import torch_model
-from mamf.operations.model.kernels.reference import Reference
-from mamf.operations.model.kernels.step import Step, known_answers
+from mamf.operations.model.kernels.step import Reference, Step, known_answers
 from mamf.operations.model.kernels.torch_model import TorchModel, network_on
 from mamf.operations.model.shapes import ModelProblem, ModelShape
 from mamf.operations.tracing.events import Trace
 from mamf.plugins.discovery import kernel_of, open_backend, operation
 from mamf.profiling.scripts import model_step
-from mamf.testing.kernel_contracts import AnyKernelContract
+from mamf.testing.contracts import AnyKernelContract
 
 TINY = {"d_model": 32, "d_ff": 64, "layers": 2, "heads": 4, "kv_heads": 4, "vocabulary": 97, "dtype": "float32"}
 GPT2 = ModelProblem(**TINY)

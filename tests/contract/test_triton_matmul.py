@@ -11,8 +11,7 @@ import torch
 
 from mamf.errors import UsageError
 from mamf.operations.matmul.kernel import LAYOUTS, MatmulProblem
-from mamf.operations.matmul.kernels.triton_configurations import Configuration, configurations
-from mamf.operations.matmul.kernels.triton_matmul import TritonMatmul, has_descriptors
+from mamf.operations.matmul.kernels.triton_matmul import Configuration, TritonMatmul, configurations, has_descriptors
 from mamf.operations.matmul.selection import kernel, kernels_for
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.plugins.discovery import open_backend

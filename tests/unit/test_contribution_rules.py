@@ -132,7 +132,7 @@ def thin_out(records):
     """A best that rests on three samples, everything else as it follows from them."""
     from mamf.logs.recording import End
     from mamf.logs.records import measurement_from_record, measurement_record
-    from mamf.report import summary_record
+    from mamf.report.rows import summary_record
 
     row = best(records)
     row["samples_seconds"] = sorted(row["samples_seconds"])[:3]

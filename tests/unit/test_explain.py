@@ -12,7 +12,8 @@ from rendering import render_explanation
 import mamf
 from mamf.backend import DeviceInfo
 from mamf.ceilings.explanation import WaterfallStep, rank_bursts, waterfall_steps
-from mamf.cli import explain_session, main
+from mamf.cli import main
+from mamf.cli.commands import explain as explain_session
 from mamf.logs.run_log import read_run_log
 from mamf.measurement import Conditions, Measurement
 from mamf.operations.matmul.kernel import MatmulProblem

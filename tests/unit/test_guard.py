@@ -22,7 +22,7 @@ from mamf.logs.run_log import read_run_log
 from mamf.measurement import Measurement
 from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
 from mamf.regime_traits import BurstTraits
-from mamf.report.guard import verdict_line
+from mamf.report.comparison import verdict_line
 from mamf.statistics import FigureError, Repeatability, summarize
 from mamf.testing import Physics, SimulatedAttention, SimulatedBackend
 

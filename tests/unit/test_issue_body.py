@@ -7,12 +7,12 @@ import pytest
 from contribution_logs import best, write
 from hypothesis import given
 from hypothesis import strategies as st
-from issue_log import main
+from issue_log import MOST_CHARACTERS, decode_issue, main
 
-from mamf.contribution import issue_body
+from mamf.contribution import submission
 from mamf.contribution.evidence import records_of
-from mamf.contribution.issue_body import MOST_CHARACTERS, decode_issue, encode_issue
 from mamf.contribution.placing import place_of
+from mamf.contribution.submission import encode_issue
 from mamf.errors import RunLogError, UsageError
 
 LOG = '{"record": "header"}\n'
@@ -56,10 +56,10 @@ def test_a_rejected_log_has_no_body(run, sweep_records, tmp_path, monkeypatch):
 
 
 def test_a_log_that_does_not_fit_is_for_a_pull_request(monkeypatch, tmp_path):
-    monkeypatch.setattr(issue_body, "_MOST_OF_LOG", 100)
+    monkeypatch.setattr(submission, "_MOST_OF_LOG", 100)
     with pytest.raises(UsageError, match="open a pull request"):
         encode_issue(LOG, tmp_path)
-    monkeypatch.setattr(issue_body, "_MOST_BYTES", 10)
+    monkeypatch.setattr(submission, "MOST_BYTES", 10)
     with pytest.raises(UsageError, match="open a pull request"):
         encode_issue(LOG, tmp_path)
 

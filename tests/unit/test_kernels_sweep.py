@@ -11,7 +11,7 @@ from typing import Literal
 import pytest
 from rendering import render
 
-from mamf.cli.kernel_plans import asked_for
+from mamf.cli.commands.kernels_sweep import asked_for
 from mamf.cli.printing import terminal_width
 from mamf.errors import UsageError
 from mamf.logs.run_log import read_run_log

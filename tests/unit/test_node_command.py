@@ -27,10 +27,9 @@ from mamf.logs.run_log import read_run_log
 from mamf.logs.writer import RunLogWriter
 from mamf.node.children import FAILURE, PHASE, WAITS, Children, Event, Watch, parsed, watched
 from mamf.node.device import DeviceRun
-from mamf.node.figures import Device
+from mamf.node.figures import Device, Launched, Place, first_host, launched, nowhere, places_of_all
 from mamf.node.gathering import Run, devices_of
 from mamf.node.group import Meeting
-from mamf.node.places import Launched, Place, first_host, launched, nowhere, places_of_all
 from mamf.node.ranks import COMPLETE, GO, Rank, arrive, gathered, joint_decision
 from mamf.node.report import node_document
 from mamf.node.verdict import judged

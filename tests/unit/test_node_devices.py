@@ -20,9 +20,8 @@ from mamf.node import children
 from mamf.node.baselines import baseline_of, contributed_baselines
 from mamf.node.children import Children
 from mamf.node.device import DeviceRun
-from mamf.node.figures import BURST, SUSTAINED, UNITS, Device
+from mamf.node.figures import BURST, SUSTAINED, UNITS, Device, Place
 from mamf.node.gathering import ALONE, TOGETHER, Run, device_of, devices_of
-from mamf.node.places import Place
 from mamf.node.report import node_chart
 from mamf.node.verdict import CRITICAL, OK, UNKNOWN, judged
 from mamf.operations import unknown

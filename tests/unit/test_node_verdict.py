@@ -13,11 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mamf.logs.run_log import read_run_log
-from mamf.node.comparing import Baseline, others_medians
+from mamf.node.comparing import EXPECTED, Baseline, Spread, others_medians, own_spread
 from mamf.node.figures import BURST, COPY, READ, SUSTAINED, TO_DEVICE, TO_HOST, TO_PEER, Device, shown
 from mamf.node.gathering import Run, with_figures
 from mamf.node.report import render_node
-from mamf.node.spreads import EXPECTED, Spread, own_spread
 from mamf.node.verdict import CRITICAL, FALSE_WARNINGS, OK, UNKNOWN, WARN, judged, lost
 
 #: Of a healthy H200.

@@ -33,11 +33,10 @@ from mamf.report.charts.chart import (
     limits,
     merge_lines,
 )
-from mamf.report.charts.kernels import kernels_chart
 from mamf.report.charts.palette import CEILING as CEILING_STYLE
 from mamf.report.charts.palette import COLORS, MARKERS, styles_of
 from mamf.report.charts.plotting import draw, label_place, save
-from mamf.report.charts.products import find_chart, sweep_chart
+from mamf.report.charts.products import find_chart, kernels_chart, sweep_chart
 from mamf.statistics import Interval, summarize
 
 DEVICE = {"backend": "cuda", "index": 0, "name": "H100", "vendor": "NVIDIA", "uuid_hash": None, "driver": "580"}

@@ -26,7 +26,7 @@ from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.plugins.discovery import backend_class
 from mamf.report.kernels import group_table
-from mamf.report.remarks import interval_text
+from mamf.report.rows import interval_text
 from mamf.report.shares import Shares
 from mamf.report.text import WHY_UNKNOWN
 from mamf.statistics import (

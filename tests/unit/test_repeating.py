@@ -7,7 +7,7 @@ from mamf.engine.repeating import Repeating
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.selection import kernel
 from mamf.operations.matmul.shapes import MatmulShape
-from mamf.operations.outputs import queue_checksum
+from mamf.operations.operand_sets import queue_checksum
 from mamf.plugins.discovery import open_backend
 from mamf.testing import Physics, SimulatedBackend, SimulatedMatmul
 

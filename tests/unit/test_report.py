@@ -13,11 +13,11 @@ from mamf.logs.plan_records import plan_record
 from mamf.logs.recording import End
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape, matmul_grid
-from mamf.report import bests, ranked, significant, summary_record
 from mamf.report.document import Answer
 from mamf.report.kernels import baselines_of, kernels_document, speed_up, winners
-from mamf.report.remarks import remarks
+from mamf.report.rows import bests, ranked, remarks, summary_record
 from mamf.report.shares import Shares
+from mamf.report.text import significant
 from mamf.statistics import Interval
 from mamf.testing import SimulatedMatmul
 

@@ -21,8 +21,7 @@ from mamf.profiling.roofs import profile_points
 from mamf.report.charts.plotting import draw
 from mamf.report.charts.roofline import roofline_chart
 from mamf.report.charts.roofline_drawing import labelled, series_of
-from mamf.report.roofline import bound_cell, points_of
-from mamf.report.tracelens import tracelens_arch
+from mamf.report.roofline import bound_cell, points_of, tracelens_arch
 from mamf.statistics import Interval, summarize
 
 MIB, GIB = 2**20, 2**30

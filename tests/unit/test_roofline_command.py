@@ -8,7 +8,7 @@ import pytest
 from contribution_logs import found
 
 from mamf.cli import main
-from mamf.cli import roofline_session as session
+from mamf.cli.commands import roofline as session
 from mamf.logs.run_log import read_run_log
 from mamf.profiling.log import create_profile_log, write_profile
 from mamf.profiling.profile import ClassRow, Profile

@@ -19,7 +19,7 @@ from mamf.logs.writer import RunLogWriter
 from mamf.machine.environment import _find_private_names, command_line, scrub
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape, matmul_grid
-from mamf.report import bests, summary_record
+from mamf.report.rows import bests, summary_record
 from mamf.testing import SimulatedBackend, SimulatedMatmul
 
 PLAN = sweep_plan(

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from landscapes import BEST_ELSEWHERE, CHIPS, made, recorded
 
 from mamf.engine.search import surrogate as gaussian_process
 from mamf.engine.search.periods import likeliest_units
@@ -18,7 +19,6 @@ from mamf.engine.search.search import FIRST_SHAPES, Search, candidates_of, find_
 from mamf.engine.search.shape_features import features
 from mamf.engine.search.surrogate import Scales, Surrogate
 from mamf.operations.matmul.shapes import MatmulGrid, MatmulShape
-from mamf.testing.landscapes import BEST_ELSEWHERE, CHIPS, made, recorded
 
 SIZES = range(1024, 13312, 1024)
 GRID = MatmulGrid(SIZES, SIZES, SIZES)

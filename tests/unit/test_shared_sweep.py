@@ -40,8 +40,8 @@ from mamf.operations import unknown
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.plugins import discovery
-from mamf.report import ranked
 from mamf.report.devices import device_lines
+from mamf.report.rows import ranked
 from mamf.statistics import student_t
 from mamf.testing import Physics, SimulatedAttention, SimulatedMatmul
 

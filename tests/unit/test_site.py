@@ -15,8 +15,7 @@ from contribution_logs import legacy_run
 from mamf.cli import main
 from mamf.errors import RunLogError, UsageError
 from mamf.logs.legacy import write_legacy_log
-from mamf.pages.feed import FIELDS, feed_schema
-from mamf.pages.site import LIST, build_site, page_names
+from mamf.pages.site import FIELDS, LIST, build_site, feed_schema, page_names
 from mamf.pages.site_data import ALL_TIERS, read_site_data
 from mamf.pages.site_index import MOST_ROWS, spread
 from mamf.report.page import Page

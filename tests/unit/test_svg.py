@@ -5,8 +5,8 @@ import pytest
 from mamf.report.charts.chart import Axis, Chart, Line, Panel, Point
 from mamf.report.charts.palette import COLORS, styles_of
 from mamf.report.charts.ranges import RangeChart, RangePoint, RangeRow
+from mamf.report.svg.canvas import Scale, scale_of
 from mamf.report.svg.figure import figure_parts
-from mamf.report.svg.scale import Scale, scale_of
 
 
 @pytest.mark.parametrize(

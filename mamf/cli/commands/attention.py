@@ -22,9 +22,8 @@ from mamf.cli.attention_plans import (
     require_repeated_ceilings,
     shapes_from,
 )
-from mamf.cli.commands.kernels_sweep import KernelsSession
+from mamf.cli.commands.kernels_sweep import AnyOperation, KernelsSession, say_plan
 from mamf.cli.interruption import Interruption
-from mamf.cli.kernel_plans import AnyOperation, say_plan
 from mamf.cli.resuming import Resumed
 from mamf.cli.session import measure
 from mamf.cli.terminal import warn

@@ -10,9 +10,15 @@ from typing import Any
 
 from mamf.choices import DETERMINISM, SECTION_SETS
 from mamf.cli.attention_plans import given_ceilings
-from mamf.cli.commands.kernels_sweep import KernelsSession
+from mamf.cli.commands.kernels_sweep import (
+    AnyOperation,
+    KernelsSession,
+    asked_for,
+    operation_asked_for,
+    shapes_from,
+    with_shapes_of_sizes,
+)
 from mamf.cli.interruption import Interruption
-from mamf.cli.kernel_plans import AnyOperation, asked_for, operation_asked_for, shapes_from, with_shapes_of_sizes
 from mamf.cli.resuming import Resumed
 from mamf.cli.session import measure
 from mamf.cli.terminal import say, warn

@@ -11,9 +11,9 @@ from typing import Any
 from mamf.ceilings.ceiling import Ceiling, why_hopeless
 from mamf.ceilings.contributed import place_among_known
 from mamf.ceilings.search_plan import SearchPlan
+from mamf.cli.commands.sweep import problem_from
 from mamf.cli.interruption import EXIT_CODE, Interruption
 from mamf.cli.printing import note_stream
-from mamf.cli.product_plans import problem_from
 from mamf.cli.resuming import Resumed, asked_budget, contradiction, interruptible, require_same_kernels
 from mamf.cli.session import Session
 from mamf.cli.terminal import say, warn

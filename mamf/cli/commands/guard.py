@@ -8,10 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mamf.cli.commands.kernels_sweep import KernelsSession, run_session
+from mamf.cli.commands.kernels_sweep import AnyOperation, KernelsSession, run_session
 from mamf.cli.guard_file import GuardFile, read_guard_file
 from mamf.cli.interruption import Interruption
-from mamf.cli.kernel_plans import AnyOperation
 from mamf.cli.printing import is_for_people, note_stream
 from mamf.cli.reading import read_log
 from mamf.cli.resuming import Resumed
@@ -24,10 +23,9 @@ from mamf.logs.entries import entries, fields_of
 from mamf.logs.guarding import Guarded, judge_guard, too_wide_for_a_baseline
 from mamf.logs.run_log import RunLog
 from mamf.plans import GUARD, GuardOptions, Plan
-from mamf.report.comparison import percent_of
+from mamf.report.comparison import guard_document, junit, percent_of, verdict_line
 from mamf.report.document import Document
 from mamf.report.formats import markdown
-from mamf.report.guard import guard_document, junit, verdict_line
 
 _REGRESSION, _UNFINISHED = 3, 1
 

@@ -1,31 +1,186 @@
-"""``mamf sweep --operation NAME``: kernels of any operation over shapes; other commands build on it."""
+"""``mamf sweep --operation NAME``: kernels of any operation over shapes. Other commands build on its session
+and on its plan.
+"""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator, Sequence
+import dataclasses
+import itertools
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from mamf.backend import Backend
+from mamf.ceilings.search_plan import SearchPlan
+from mamf.cli import attention_plans
 from mamf.cli.interruption import Interruption
-from mamf.cli.kernel_plans import (
-    AnyOperation,
-    asked_for,
-    plan_from,
-    say_plan,
-    shapes_from,
-)
-from mamf.cli.resuming import Resumed, asked_budget, require_same_kernels
+from mamf.cli.resuming import Resumed, asked_budget, flag, require_same_kernels
 from mamf.cli.session import Session, measure
+from mamf.cli.sharing import say_devices
+from mamf.cli.terminal import say
+from mamf.engine.estimate import kernels_seconds
 from mamf.engine.strategies.kernels import KernelsSweep
 from mamf.engine.strategies.shapes import Sweep
 from mamf.errors import UsageError
 from mamf.kernel import AnyKernel
+from mamf.limits import require_known, require_steps
 from mamf.measurement import Measurement
 from mamf.node.sharing import SharedSweep
-from mamf.plans import SWEEP, Plan, StepKey
+from mamf.operation import Operation
+from mamf.operations.attention.operation import Attention
+from mamf.plans import KERNEL_REGIMES, SWEEP, Plan, StepKey
 from mamf.plugins.discovery import kernel_of, operation
-from mamf.plugins.selection import choose_kernels
+from mamf.plugins.selection import choose_kernels, find_operation
+from mamf.regime_names import asked_regimes
+from mamf.report.text import counted
+
+AnyOperation = Operation[Any, Any]
+_WORDS = {"yes": True, "true": True, "1": True, "no": False, "false": False, "0": False}
+
+
+def fields_of(of: AnyOperation) -> dict[str, Any]:
+    """The fields of an operation's problem that can be set, with their types."""
+    types = get_type_hints(of.problem_type)
+    return {field.name: types[field.name] for field in dataclasses.fields(of.problem_type) if field.init}
+
+
+def asked_for(of: AnyOperation, options: argparse.Namespace) -> dict[str, list[Any]]:
+    """The values of fields, converted to their types. Raises UsageError for unknown fields and values."""
+    known = fields_of(of)
+    found: dict[str, list[Any]] = {"dtype": list(options.dtype)} if options.dtype else {}
+    for text in set_fields(options):
+        name, equals, values = text.partition("=")
+        require_known((f"field of {of.name}", name, known))
+        if not equals or name in found:
+            raise UsageError(f"--set {text}: " + ("it is set twice" if equals else f"write {name}=VALUE"))
+        found[name] = [_convert(f"{of.name}'s {name}", known[name], value) for value in values.split(",")]
+    return found
+
+
+def set_fields(options: argparse.Namespace) -> list[str]:
+    """The fields from --set and --layout."""
+    layouts = getattr(options, "layout", None)
+    return [*(options.set or ()), *([f"layout={','.join(layouts)}"] if layouts else ())]
+
+
+def _convert(what: str, kind: Any, text: str) -> Any:
+    """A text as a value of the field's type: Literal, optional or plain."""
+    if get_origin(kind) in (Union, types.UnionType):
+        if text.lower() == "none" and type(None) in get_args(kind):
+            return None
+        kind = next(each for each in get_args(kind) if each is not type(None))
+    if get_origin(kind) is Literal:
+        by_text = {str(value): value for value in get_args(kind)}
+        require_known((what, text, by_text))
+        return by_text[text]
+    if kind is bool:
+        if text.lower() not in _WORDS:
+            raise UsageError(f"{what} is yes or no, not {text!r}")
+        return _WORDS[text.lower()]
+    if kind not in (str, int, float):
+        raise UsageError(f"{what} cannot be given as text")
+    try:
+        return kind(text)
+    except ValueError:
+        number = "a whole number" if kind is int else "a number"
+        raise UsageError(f"{what} is {number}, not {text!r}") from None
+
+
+def problems_from(of: AnyOperation, options: argparse.Namespace, backend: Backend) -> tuple[Any, ...]:
+    """Every combination of the values."""
+    asked = asked_for(of, options)
+    require_steps(*map(len, asked.values()))
+    combinations = (dict(zip(asked, values, strict=True)) for values in itertools.product(*asked.values()))
+    return tuple(dict.fromkeys(of.problem_for(backend, each) for each in combinations))
+
+
+def named_shapes(of: AnyOperation, options: argparse.Namespace) -> Mapping[Any, str]:
+    """The shapes of the preset, with their names. Raises UsageError."""
+    name = getattr(options, "preset", None)
+    if name is None:
+        return {}
+    if options.shapes:
+        raise UsageError("--preset names whole shapes: leave --shapes out")
+    presets = of.presets()
+    require_known((f"preset of {of.name}", name, presets))
+    return presets[name]
+
+
+def shapes_from(of: AnyOperation, options: argparse.Namespace) -> tuple[Any, ...]:
+    """The shapes to measure; empty for the operation's default shapes. Raises UsageError for invalid shapes."""
+    if named := named_shapes(of, options):
+        return tuple(named)
+    return tuple(dict.fromkeys(map(of.parse_shape, options.shapes or ())))
+
+
+def plan_from(
+    of: AnyOperation, options: argparse.Namespace, backend: Backend, kernels: Sequence[tuple[str, AnyKernel]]
+) -> Plan:
+    """``kernels``: with their names in the options. Without ``--regime``, those that refuse launches too long for a
+    burst are measured in sustained then.
+    """
+    falls_back = not options.regime and any(each.must_fit_a_train for _, each in kernels)
+    return Plan(
+        SWEEP,
+        of.name,
+        problems_from(of, options, backend),
+        tuple(name for name, _ in kernels),
+        shapes_from(of, options) or tuple(of.default_shapes(backend)),
+        asked_regimes(options.regime, KERNEL_REGIMES if falls_back else KERNEL_REGIMES[:1], KERNEL_REGIMES),
+        options.precision or Plan.precision,
+        options.time_limit,
+        options.budget,
+        not options.no_flush,
+        layers=tuple(named_shapes(of, options).values()),
+        falls_back=falls_back,
+    )
+
+
+def say_plan(
+    plan: Plan, steps: Sequence[StepKey], backend: Backend, devices: Sequence[int], searches: Sequence[SearchPlan] = ()
+) -> None:
+    """Print a plan, for a dry run. ``steps``, ``searches``: those that are not done."""
+    say(f"device: {backend.info.name} ({backend.name}:{backend.index})")
+    say(f"kernels: {', '.join(plan.kernels)}")
+    say(f"shapes: {len(plan.shapes)}, {counted(len(steps), 'row')} in {', '.join(plan.regimes)}")
+    say_devices(devices)
+    for search in searches:
+        names = " and ".join(search.regimes)
+        say(f"ceilings: {search.problem.dtype} {names}, found first in at most {search.budget_seconds:.0f} s")
+    seconds = kernels_seconds(plan, steps, backend) / max(len(devices), 1)
+    seconds += sum(search.budget_seconds for search in searches)
+    if plan.budget_seconds is not None and (plan.confirms or seconds >= plan.budget_seconds):
+        say(f"time: at most {plan.budget_seconds:.0f} s, the budget")
+    else:
+        say(f"time: about {seconds:.0f} s, and more to prepare and verify the rows")
+
+
+_SIZES = ("preset", "seq_lens", "query_lens", "head_dims", "heads", "kv_heads", "batch", "causal", "window")
+
+
+def operation_asked_for(options: argparse.Namespace, kernels: Sequence[str]) -> AnyOperation:
+    """The named operation, else the operation of the kernel. Raises UsageError for sizes of another operation."""
+    if options.direction:
+        options.set = [*(options.set or ()), f"direction={','.join(options.direction)}"]
+    sizes = [flag(name) for name in _SIZES if getattr(options, name) is not None]
+    of = operation(options.operation) if options.operation else find_operation(kernels[0])
+    if sizes and of.name != Attention.name:
+        raise UsageError(
+            f"{sizes[0]} belongs to attention: name a shape of {of.name}, such as --shape {of.shape_example}"
+        )
+    if sizes and options.shapes:
+        raise UsageError(f"--shape names whole shapes: leave {sizes[0]} out")
+    return of
+
+
+def with_shapes_of_sizes(of: AnyOperation, options: argparse.Namespace, backend: Backend) -> None:
+    """Replace sizes of attention with shapes."""
+    if of.name == Attention.name and any(getattr(options, name) is not None for name in _SIZES):
+        tokens = attention_plans.tokens_of(backend)
+        options.shapes = [str(shape) for shape in attention_plans.shapes_from(options, tokens)]
 
 
 def run(options: argparse.Namespace) -> int:

@@ -17,11 +17,10 @@ from mamf.cli.reading import reading
 from mamf.cli.terminal import say, say_lines, stdout, warn
 from mamf.contribution.collection import collect
 from mamf.contribution.evidence import TIERS, Finding
-from mamf.contribution.issue_body import encode_issue
 from mamf.contribution.placing import contributed_csv
 from mamf.contribution.published import FIGURES, NOTICE
 from mamf.contribution.rules import Review, review, review_results
-from mamf.contribution.submission import free_place, prepare, write
+from mamf.contribution.submission import encode_issue, free_place, prepare, write
 from mamf.contribution.tables import results_page
 from mamf.errors import MamfError, UsageError, first_line
 from mamf.files import write_whole

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Iterator
 from typing import Any
 
-from mamf.cli.kernel_plans import (
+from mamf.cli.commands.kernels_sweep import (
     AnyOperation,
     asked_for,
     operation_asked_for,

@@ -16,7 +16,7 @@ from mamf.cli.options.shared import (
 from mamf.cli.options.values import sparsity
 from mamf.operations.attention.shapes import BACKWARD_COUNTS
 
-_EXAMPLES = """examples:
+EXAMPLES = """examples:
   mamf attention                                        all installed kernels, bf16, 1k to 16k, head dimension 128
   mamf attention --preset fa3-paper --direction fwd bwd --ceiling LOG
   mamf attention --preset scaling --no-ceiling          eager and compiled kernels until memory is full
@@ -26,7 +26,6 @@ _EXAMPLES = """examples:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = _EXAMPLES
     add_shape_options(parser)
     _add_problem_options(parser)
     _add_ceiling_options(add_measuring_options(parser))
@@ -34,7 +33,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_devices_options(parser)
     add_run_options(parser)
     add_output_options(parser)
-    parser.set_defaults(command="attention")
 
 
 def _add_problem_options(parser: argparse.ArgumentParser) -> None:

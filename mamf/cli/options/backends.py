@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-_EXAMPLES = """examples:
+EXAMPLES = """examples:
   mamf backends     each backend with its devices, or the reason why it has none
   mamf doctor       what costs performance on the device that is found
   mamf kernels      what can be measured on it
@@ -12,4 +12,4 @@ _EXAMPLES = """examples:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = _EXAMPLES
+    """Add no option."""

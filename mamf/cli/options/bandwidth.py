@@ -8,7 +8,7 @@ from mamf.cli.options.operations import add_session_options
 from mamf.cli.options.shared import add
 from mamf.operations.bandwidth.shapes import PATTERNS
 
-_EXAMPLES = """examples:
+EXAMPLES = """examples:
   mamf bandwidth                                        every pattern, from the cache to half the memory
   mamf bandwidth --pattern copy read write triad --size 1GiB --regime burst sustained
   mamf bandwidth --resume LOG                           continue after Ctrl-C or kill
@@ -16,7 +16,6 @@ _EXAMPLES = """examples:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = _EXAMPLES
     group = parser.add_argument_group("what", "several dtypes and patterns are measured in every combination")
     group.add_argument("--pattern", nargs="+", help=f"{', '.join(PATTERNS)} (default: all)")
     group.add_argument(
@@ -28,4 +27,3 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add(group, "--dtype", default_text="float32")
     add(group, "--kernel")
     add_session_options(parser)
-    parser.set_defaults(command="bandwidth")

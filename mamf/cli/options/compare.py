@@ -9,7 +9,7 @@ from mamf.choices import DEFAULT_TOLERANCE
 from mamf.cli.options.shared import add
 from mamf.cli.options.values import share
 
-_EXAMPLES = """examples:
+EXAMPLES = """examples:
   mamf compare before.jsonl after.jsonl                 exit code 3 if anything is slower by more than 1 %
   mamf compare A B --tolerance 0.5% --format markdown
   mamf compare A1 A2 A3 --against B1 B2 B3              equal runs, measured in turns: detects a uniform loss of 0.5 %
@@ -20,7 +20,6 @@ _EXAMPLES = """examples:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = _EXAMPLES
     parser.add_argument("logs", type=Path, nargs="+", metavar="A B", help="two run logs of any kind; the report is B/A")
     parser.add_argument(
         "--against",

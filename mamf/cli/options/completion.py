@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-_EXAMPLES = """examples:
+EXAMPLES = """examples:
   eval "$(mamf completion bash)"                             in ~/.bashrc
   eval "$(mamf completion zsh)"                              in ~/.zshrc
   mamf completion fish > ~/.config/fish/completions/mamf.fish
@@ -12,5 +12,4 @@ _EXAMPLES = """examples:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = _EXAMPLES
     parser.add_argument("shell", choices=("bash", "zsh", "fish"), help="the shell")

@@ -9,7 +9,7 @@ from mamf.choices import COUNTER_COLUMNS, SECTION_SETS
 from mamf.cli.options.operations import add_launch_options
 from mamf.cli.options.shared import add, add_device_options, add_run_options
 
-_EXAMPLES = """examples:
+EXAMPLES = """examples:
   mamf counters torch.mm --shape 4096x4096x4096
   mamf counters sdpa-flash sdpa-cudnn --seq-lens 4096 --causal --ceiling LOG
   mamf counters cublaslt --variants --shape 8192x8192x8192        its algorithms, by cycles and in burst
@@ -19,7 +19,6 @@ _EXAMPLES = """examples:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = _EXAMPLES
     parser.add_argument("kernel", nargs="*", metavar="KERNEL", help="cycles are relative to those of the first kernel")
     add_launch_options(parser, "--shapes")
     group = parser.add_argument_group("counting")
@@ -48,4 +47,4 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_device_options(parser)
     add_run_options(parser)
     add(parser, "--format", "--wide")
-    parser.set_defaults(command="counters", regime=None, precision=None, no_flush=None)
+    parser.set_defaults(regime=None, precision=None, no_flush=None)

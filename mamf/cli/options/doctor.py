@@ -6,7 +6,7 @@ import argparse
 
 from mamf.cli.options.shared import add_device_options
 
-_EXAMPLES = """examples:
+EXAMPLES = """examples:
   mamf doctor                  checks the first accelerator and the machine; changes nothing
   mamf doctor --device 3       another device
   mamf doctor --backend cpu    the CPU
@@ -14,5 +14,4 @@ _EXAMPLES = """examples:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = _EXAMPLES
     add_device_options(parser)

@@ -6,9 +6,8 @@ import argparse
 from pathlib import Path
 
 from mamf.cli.options.shared import add, add_device_options, add_output_options, add_run_options
-from mamf.plans import EXPLAIN
 
-_EXAMPLES = """examples:
+EXAMPLES = """examples:
   mamf explain --ceiling find.jsonl                         the winner of that find
   mamf explain                                              the winner of the last find here, or of a short one
   mamf explain --shape 8192x8192x8192 --dtype float16 --picture waterfall.png
@@ -17,7 +16,6 @@ _EXAMPLES = """examples:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = _EXAMPLES
     parser.add_argument(
         "rows", type=Path, nargs="*", metavar="LOG", help="logs of runs and profiles: the best of each is the last step"
     )
@@ -32,4 +30,4 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_device_options(parser)
     add(parser, "--picture", "--overwrite")
     add_output_options(parser)
-    parser.set_defaults(command=EXPLAIN, export=None, export_file=None)
+    parser.set_defaults(export=None, export_file=None)

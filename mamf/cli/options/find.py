@@ -8,7 +8,7 @@ from mamf.cli.options.shared import add, add_device_options, add_output_options,
 from mamf.kernel import DATA
 from mamf.plans import DEFAULT_BUDGET_SECONDS
 
-_EXAMPLES = """examples:
+EXAMPLES = """examples:
   mamf find                                     burst and sustained ceilings of the first accelerator
   mamf find --dtype bfloat16 float16 fp8        one after the other, one log each
   mamf find --kernel torch.mm cublaslt          also search cuBLASLt's algorithms
@@ -18,7 +18,6 @@ _EXAMPLES = """examples:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = _EXAMPLES
     add(parser, "--operation", default_text="matmul; other operations have other options")
     group = parser.add_argument_group("product")
     add(group, "--dtype", "--out-dtype", "--layout")

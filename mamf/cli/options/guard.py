@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mamf.cli.options.shared import add_device_options, add_output_options, add_run_options
 
-_EXAMPLES = """examples:
+EXAMPLES = """examples:
   mamf guard kernels.toml --update                      measure the baseline of the file
   mamf guard kernels.toml                               exit code 3 if a kernel is slower, 0 if not
   mamf guard kernels.toml --strict                      exit code 3, not 1, if a row is undecided
@@ -17,7 +17,6 @@ docs/guard.md describes the file and has a workflow.
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = _EXAMPLES
     parser.add_argument(
         "file", type=Path, metavar="FILE", help="TOML file with the kernels and their baseline: docs/guard.md"
     )
@@ -29,4 +28,3 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_device_options(parser)
     add_run_options(parser, budget="none; an unfinished guard exits with 1, or 3 after a regression")
     add_output_options(parser)
-    parser.set_defaults(command="guard")

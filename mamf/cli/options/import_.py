@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mamf.cli.options.shared import add
 
-_EXAMPLES = """examples:
+EXAMPLES = """examples:
   mamf import out.txt                                   writes out.jsonl here
   mamf import logs/*.txt --output-folder imported
   mamf import out.txt.gz && mamf show out.jsonl         packed output too; every command that reads logs takes it
@@ -15,7 +15,6 @@ _EXAMPLES = """examples:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = _EXAMPLES
     parser.add_argument(
         "logs", type=Path, nargs="+", metavar="FILE", help="output or log of mamf-finder, packed (.gz) or not"
     )

@@ -6,7 +6,7 @@ import argparse
 
 from mamf.cli.options.shared import add, add_device_options
 
-_EXAMPLES = """examples:
+EXAMPLES = """examples:
   mamf kernels                          kernels by operation: available here, or why not
   mamf kernels --operation attention    of one operation
   mamf kernels --backend cpu            on another device
@@ -14,7 +14,6 @@ _EXAMPLES = """examples:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = _EXAMPLES
     add(parser, "--operation", default_text="all operations")
     add_device_options(parser)
     parser.set_defaults(format="table")

@@ -7,7 +7,7 @@ import argparse
 from mamf.cli.options.operations import add_operation_options, add_session_options
 from mamf.plans import DEFAULT_BUDGET_SECONDS
 
-_EXAMPLES = """examples:
+EXAMPLES = """examples:
   mamf find --operation bandwidth --set pattern=copy,read,write,triad
   mamf find --operation NAME --regime burst --budget 20s
   mamf find --operation NAME --resume LOG                   continue after Ctrl-C or kill
@@ -18,7 +18,5 @@ _BUDGET = f"{DEFAULT_BUDGET_SECONDS:.0f}s, and half of it for each problem beyon
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = _EXAMPLES
     add_operation_options(parser)
     add_session_options(parser, budget=_BUDGET, regimes="both")
-    parser.set_defaults(command="find")

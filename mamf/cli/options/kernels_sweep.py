@@ -7,7 +7,7 @@ import argparse
 from mamf.cli.options.operations import add_operation_options, add_session_options
 from mamf.cli.options.shared import add_devices_options
 
-_EXAMPLES = """examples:
+EXAMPLES = """examples:
   mamf sweep --operation NAME                               default shapes, every available kernel
   mamf sweep --operation NAME --shapes A B --set FIELD=X,Y  each shape, with each value of a field of its problem
   mamf sweep --operation NAME --resume LOG                  continue after Ctrl-C or kill
@@ -16,8 +16,6 @@ _EXAMPLES = """examples:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = _EXAMPLES
     add_operation_options(parser)
     add_session_options(parser)
     add_devices_options(parser)
-    parser.set_defaults(command="sweep")

@@ -9,7 +9,7 @@ from mamf.cli.options.shared import add
 from mamf.cli.options.values import size
 from mamf.operations.model.shapes import OPTIMIZERS, PHASES, SIZES, STYLES
 
-_EXAMPLES = """examples:
+EXAMPLES = """examples:
   mamf model --size small --phase forward forward-backward step --regime sustained
   mamf model --size 1b --batch 4 --context-lengths 2048 8192 --attention sdpa-flash flash-attn-4 --regime sustained
   mamf model --size xl --phase step --optimizer adamw-fused --compile --regime sustained
@@ -33,7 +33,6 @@ NUMBERS = {
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = _EXAMPLES
     group = parser.add_argument_group("model", "a named size, numbers, or a size with some of its numbers changed")
     group.add_argument("--size", choices=SIZES, help="small to 2.7b: GPT-2; 1b, 3b, 8b: Llama 3 (default: small)")
     group.add_argument("--style", choices=STYLES, help="blocks like those of this family (default: the size's)")
@@ -64,4 +63,3 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add(group, "--dtype")
     add(parser, "--ceiling", default_text="the ceilings that 'mamf peak' knows")
     add_session_options(parser, regimes="burst, and sustained for what outlasts a burst")
-    parser.set_defaults(command="model")

@@ -11,7 +11,7 @@ from mamf.cli.options.shared import add
 from mamf.cli.options.values import index
 from mamf.plans import NODE_BUDGET_SECONDS
 
-_EXAMPLES = """examples:
+EXAMPLES = """examples:
   mamf node                                     all devices here; exit code 0 OK, 1 WARN, 2 CRITICAL, 3 UNKNOWN
   mamf node --format json --baseline FIND_LOG   for a gate: compare with a card that is known to be good
   torchrun --nnodes 4 --nproc-per-node gpu -m mamf node
@@ -25,7 +25,6 @@ _PATIENCE_SECONDS = 120.0
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = _EXAMPLES
     group = parser.add_argument_group("what")
     add(group, "--backend")
     add(group, "--devices", default_text="all")

@@ -9,7 +9,7 @@ from mamf.choices import QUANTITIES
 from mamf.cli.options.shared import add
 from mamf.regime_names import NAMES
 
-_EXAMPLES = """examples:
+EXAMPLES = """examples:
   mamf plot attention.jsonl                                 attention.png: TFLOPS and time against sequence length
   mamf plot attention.jsonl --direction fwd --quantity tflops --output forward.svg
   mamf plot sweep.jsonl --regime burst
@@ -20,7 +20,6 @@ _EXAMPLES = """examples:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = _EXAMPLES
     parser.add_argument(
         "logs", type=Path, nargs="+", metavar="LOG", help="a run log, several profiles, or folders of 'mamf node'"
     )

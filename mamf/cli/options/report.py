@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mamf.cli.options.shared import add
 
-_EXAMPLES = """examples:
+EXAMPLES = """examples:
   mamf report find.jsonl                              report.html: ceilings, pictures, tables, conditions
   mamf report before.jsonl after.jsonl -o both.html   side by side, and compared
   mamf report FOLDER                                  a folder of 'mamf node', of 'mamf autoprofile', or of logs
@@ -15,7 +15,6 @@ _EXAMPLES = """examples:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = _EXAMPLES
     parser.add_argument("logs", type=Path, nargs="+", metavar="LOG_OR_FOLDER", help="run logs, profiles or folders")
     parser.add_argument(
         "-o",

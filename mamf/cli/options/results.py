@@ -9,7 +9,7 @@ from mamf.cli.options.parser import Parser
 from mamf.cli.options.shared import add
 from mamf.contribution.rule_names import RULES
 
-_EXAMPLES = """examples:
+EXAMPLES = """examples:
   mamf results check run.jsonl                          one line per finding; exit code 1 if the log is rejected
   mamf results check results                            a whole folder: each log in its place, and only once
   mamf results submit run.jsonl                         check, scrub, put into results/, print the git commands
@@ -21,7 +21,6 @@ _EXAMPLES = """examples:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = _EXAMPLES
     actions = parser.add_subparsers(
         title="actions", metavar="ACTION", dest="action", required=True, parser_class=Parser
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 from mamf.choices import EXPORTS
 from mamf.cli.options.shared import add, add_device_options, add_output_options, add_run_options
 
-_EXAMPLES = """examples:
+EXAMPLES = """examples:
   mamf roofline                                             measure the roofs and balance points of the device
   mamf roofline --dtype bfloat16 fp8 --budget 2m --picture roofline.png
   mamf roofline attention.jsonl decode.jsonl --ceiling roofline.jsonl --picture roofline.svg
@@ -17,7 +17,6 @@ _EXAMPLES = """examples:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = _EXAMPLES
     parser.add_argument("rows", type=Path, nargs="*", metavar="LOG", help="logs whose rows are placed under the roof")
     add(parser, "--ceiling", default_text="they are measured")
     add(parser, "--anyway")

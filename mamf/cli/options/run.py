@@ -7,7 +7,7 @@ import argparse
 from mamf.cli.options.operations import add_launch_options
 from mamf.cli.options.shared import add, add_device_options
 
-_EXAMPLES = """examples:
+EXAMPLES = """examples:
   mamf run torch.mm --shape 256x256x256                             launched once and verified; any kernel
   mamf run sdpa-flash --seq-lens 4096 --causal --direction bwd
   ncu --clock-control none --profile-from-start off mamf run torch.mm --shape 4096x4096x4096
@@ -18,7 +18,6 @@ _EXAMPLES = """examples:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = _EXAMPLES
     parser.add_argument("kernel", metavar="KERNEL", help="one of 'mamf kernels', or package.module:Class")
     add_launch_options(parser, "--shape")
     add(parser, "--launches", default=1, default_text="1")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mamf.cli.options.shared import add, add_output_options
 
-_EXAMPLES = """examples:
+EXAMPLES = """examples:
   mamf show LOG                         the report that the run printed
   mamf show LOG --format csv --top all  every row, for a program
   mamf show LOG --ceiling FIND_LOG      rows as shares of the ceilings in another log
@@ -15,7 +15,6 @@ _EXAMPLES = """examples:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = _EXAMPLES
     parser.add_argument("log", type=Path, metavar="LOG", help="a run log")
     add(parser, "--ceiling", default_text="rows have no share of the roof")
     add_output_options(parser)

@@ -17,7 +17,7 @@ from mamf.operations.matmul.shapes import LAYOUT_OF, PRESETS
 from mamf.plans import ORDERS
 from mamf.regime_names import NAMES
 
-_EXAMPLES = """examples:
+EXAMPLES = """examples:
   mamf sweep --m-range 0 20480 256                    79 shapes Mx4096x4096 in burst
   mamf sweep --m 8192 --n 8192 --k 8192 --regime burst sustained
   mamf sweep --m-range 0 20480 256 --regime classic   mamf-finder's protocol
@@ -29,7 +29,6 @@ _EXAMPLES = """examples:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = _EXAMPLES
     add(parser, "--operation", default_text="matmul; other operations have other options")
     _add_shape_options(parser)
     _add_product_options(parser)
@@ -46,7 +45,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_run_options(parser)
     add(parser, "--ceiling", default_text="rows have no share of the roof")
     add_output_options(parser)
-    parser.set_defaults(command="sweep")
 
 
 def _add_shape_options(parser: argparse.ArgumentParser) -> None:

@@ -1,10 +1,9 @@
 """Reads the logs of all versions of mamf-finder, the predecessor: one reader for a dozen grammars of one script.
 
 The script has no machine-readable output and no reliable version number: "2" stands for six grammars with two orders
-of dimensions, and "8" is older than "4". So console residue is removed first (text.py, consoles.py), the grammar is
-recognized by its features (grammars.py), lines are parsed one by one (header.py, rows.py, summary.py, node.py) and
-assembled into runs (reading.py, runs.py). Runs that wrote at the same time are separated in mixed.py. Facts missing
-from a log stay unknown.
+of dimensions, and "8" is older than "4". So console residue is removed first (text.py), the grammar is recognized by
+its features (grammars.py), lines are parsed one by one (header.py, rows.py, summary.py) and assembled into
+runs (reading.py, runs.py). Facts missing from a log stay unknown.
 """
 
 from __future__ import annotations

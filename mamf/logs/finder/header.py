@@ -1,14 +1,75 @@
-"""The head of a log: what ran where. Any part of it may be missing."""
+"""The head of a log: what ran where. Any part of it may be missing; names of people and machines are removed."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from mamf.dtypes import canonical_name
-from mamf.errors import UnknownNameError
+from mamf.errors import RunLogError, UnknownNameError
 from mamf.logs.finder.grammars import Evidence
-from mamf.logs.finder.scrubber import Scrubber, host_of
+from mamf.machine.environment import scrub
+
+_HOMES = {"/home": re.compile(r"/home[/\\]+([\w.@+-]+)"), "Users": re.compile(r"[/\\]Users[/\\]+([\w.@+-]+)")}
+_SYSTEMS = ("Linux", "Darwin", "Windows", "FreeBSD")
+_HOST = re.compile(rf"^(?:{'|'.join(_SYSTEMS)})\s+(\S+)(?=.*(?:#\d|x86_64|aarch64|arm64|AMD64))")
+_KERNEL_RELEASE = re.compile(r"\d+\.\d")
+# One with blanks in it, which the shell put in quotes.
+_QUOTED_PATH = re.compile(r"(['\"])(--\w+=)?(?:~|[A-Za-z]:)?[/\\](?:[^'\"/\\]*[/\\])*([^'\"/\\]*)\1")
+_UUID = re.compile(r"\b(?:GPU-|MIG-)?[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b", re.IGNORECASE)
+# Generic names, or words that logs contain for other reasons.
+_HARMLESS = {"linux", "darwin", "windows", "localhost", "root", "user", "admin", "ubuntu", "runner", "torch", "cuda"}
+_SHORTEST_NAME = 3
+# Each is sought in every text.
+_MOST_NAMES = 1000
+
+
+def host_of(uname: str) -> str | None:
+    """The second word of a uname line; None where it was cut out before."""
+    found = _HOST.match(uname)
+    return found[1] if found and not _KERNEL_RELEASE.match(found[1]) else None
+
+
+class Scrubber:
+    """Takes out of a string what the log itself shows to be private: its host's and users' names, and every path."""
+
+    def __init__(self, texts: Iterable[str]) -> None:
+        names: dict[str, str] = {}
+        for text in texts:
+            homes = [pattern for mark, pattern in _HOMES.items() if mark in text]
+            names |= dict.fromkeys((name for pattern in homes for name in pattern.findall(text)), "<user>")
+            for host in _hosts(text):
+                names |= {host: "<host>", host.split(".")[0]: "<host>"}
+        kept = {name: by for name, by in names.items() if len(name) >= _SHORTEST_NAME and name.lower() not in _HARMLESS}
+        if len(kept) > _MOST_NAMES:
+            raise RunLogError(f"names more than {_MOST_NAMES} hosts and users: not the log of one machine")
+        # Longest first: a short host name is a part of the long one.
+        self._names = [
+            (re.compile(rf"(?<!\w){re.escape(name)}(?!\w)"), kept[name]) for name in sorted(kept, key=len, reverse=True)
+        ]
+
+    def __call__(self, text: str) -> str:
+        text = scrub(_QUOTED_PATH.sub(r"'\2<path>/\3'", text))
+        for pattern, substitute in self._names:
+            text = pattern.sub(substitute, text)
+        return _UUID.sub("<uuid>", text)
+
+
+def _hosts(text: str) -> Iterator[str]:
+    """Of the lines that uname printed."""
+    for system in _SYSTEMS:
+        at = text.find(system)
+        while at >= 0:
+            start, end = text.rfind("\n", 0, at) + 1, text.find("\n", at)
+            is_first_word = not text[start:at].strip(" \t-")
+            if is_first_word and (host := host_of(text[at : len(text) if end < 0 else end])):
+                yield host
+            at = text.find(system, at + 1)
+
+
+# -- the head of a log -------------------------------------------------------------------------------------------------
+
 
 STARTED = re.compile(r"Benchmark started on (\d{4}-\d\d-\d\d) (\d\d:\d\d:\d\d)")
 _TITLE = re.compile(r"^\s*\*\* (?P<title>[A-Z][\w /]+):\s*(?P<value>.*)$")
@@ -46,18 +107,14 @@ class Header:
 
     @property
     def evidence(self) -> list[Evidence]:
-        evidence = []
-        if self.has_bullets is not None:
-            evidence.append(("header", "bullets" if self.has_bullets else "plain"))
-        if self.has_notes:
-            evidence.append(("search", "mode" if self.mode else "none"))
-        if self.mode:
-            evidence.append(("mode", self.mode))
-        if self.command and "--dtype" in self.command:
-            evidence.append(("dtype", "chosen"))
-        if self.printed_version:
-            evidence.append(("printed", self.printed_version))
-        return evidence
+        seen = {
+            "header": {True: "bullets", False: "plain", None: None}[self.has_bullets],
+            "search": ("mode" if self.mode else "none") if self.has_notes else None,
+            "mode": self.mode,
+            "dtype": "chosen" if "--dtype" in (self.command or "") else None,
+            "printed": self.printed_version,
+        }
+        return [(trait, value) for trait, value in seen.items() if value]
 
 
 class HeaderReader:

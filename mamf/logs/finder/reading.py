@@ -6,9 +6,8 @@ import re
 from collections.abc import Iterator, Sequence
 
 from mamf.logs.finder.grammars import Evidence, Grammar, consistent, reduction_of, version_of
-from mamf.logs.finder.header import BEGINS, Header, HeaderReader
+from mamf.logs.finder.header import BEGINS, Header, HeaderReader, Scrubber
 from mamf.logs.finder.rows import Row, Sizes
-from mamf.logs.finder.scrubber import Scrubber
 from mamf.logs.finder.summary import Best, Summary
 from mamf.logs.finder.tried import names_the_best, repaired, requested, requested_by
 from mamf.logs.legacy import FinderRun, Reported

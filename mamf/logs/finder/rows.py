@@ -7,8 +7,7 @@ import math
 import re
 from typing import NamedTuple
 
-from mamf.logs.finder.forms import FORMS, LOCK_IN, NAMED, STATISTIC, TELEMETRY, Form
-from mamf.logs.finder.grammars import Evidence
+from mamf.logs.finder.grammars import FORMS, LOCK_IN, NAMED, STATISTIC, TELEMETRY, Evidence, Form
 
 Sizes = tuple[int, int, int]
 
@@ -181,14 +180,8 @@ def _remarks(form: Form, groups: dict[str, str | None]) -> tuple[str, ...]:
 def _evidence(form: Form, groups: dict[str, str | None]) -> tuple[Evidence, ...]:
     if form.row == "stated":
         return _evidence_of_stated(groups)
-    evidence = [("row", form.row)]
-    if form.row == "tagged":
-        evidence.append(("search", "prefixed"))
-    if groups.get("drop"):
-        evidence.append(("msmf", "drop"))
-    if groups.get("runs"):
-        evidence.append(("msmf", "runs"))
-    return tuple(evidence)
+    seen = [("row", form.row), *(("msmf", name) for name in ("drop", "runs") if groups.get(name))]
+    return tuple(seen if form.row != "tagged" else [*seen, ("search", "prefixed")])
 
 
 def _evidence_of_stated(groups: dict[str, str | None]) -> tuple[Evidence, ...]:

@@ -21,9 +21,8 @@ from mamf.report.charts.palette import CEILING, PEAK, Style, styles_of
 from mamf.report.charts.roofline import RooflineChart
 from mamf.report.charts.roofline_drawing import draw_roofline
 from mamf.report.charts.stacked import StackedChart
-from mamf.report.charts.stacked_drawing import draw_stacked
+from mamf.report.charts.stacked_drawing import draw_stacked, draw_waterfall
 from mamf.report.charts.waterfall import WaterfallChart
-from mamf.report.charts.waterfall_drawing import draw_waterfall
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

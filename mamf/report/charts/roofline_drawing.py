@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from mamf.measurement import group_pairs
 from mamf.report.charts.figures import DPI, GREY, SMALL, TEXT, arrange
 from mamf.report.charts.palette import CEILING, Style, styles_of
 from mamf.report.charts.roofline import Mark, Place, RoofLine, RooflineChart
@@ -230,10 +231,7 @@ def _points(points: float) -> float:
 
 def series_of(marks: Iterable[Mark]) -> list[list[Mark]]:
     """Marks that are joined, from left to right: of one kernel and series."""
-    found: dict[tuple[str, str], list[Mark]] = {}
-    for mark in marks:
-        if mark.series:
-            found.setdefault((mark.name, mark.series), []).append(mark)
+    found = group_pairs(((mark.name, mark.series), mark) for mark in marks if mark.series)
     return [sorted(each, key=lambda mark: mark.place) for each in found.values()]
 
 

@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from mamf.report.charts.chart import Axis, Chart, Line, Panel, Point
 from mamf.report.charts.palette import Style
-from mamf.report.svg.canvas import LETTER, LINE, Canvas, Drawn, Frame, color_class
-from mamf.report.svg.scale import Scale, scale_of
+from mamf.report.svg.canvas import LETTER, LINE, Canvas, Drawn, Frame, Scale, color_class, scale_of
 
 _HEIGHT = 300.0
 #: A panel alone is as wide as the page; several stand side by side where there is room.

@@ -1,5 +1,6 @@
-"""The reference for attention: plain products and exponentials in float64 (float32 if a device has no float64), in
-blocks of rows.
+"""The reference for attention, and inputs with block structure for kernels that skip blocks of keys.
+
+The reference is plain products and exponentials in float64 (float32 if a device has no float64), in blocks of rows.
 
 For two heads, the first and the last, the whole output and all gradients are compared, so every row and tile of them is
 checked. For all heads one random row of every 64 of the output and of dQ is compared, so a zeroed tile of 128 rows
@@ -18,7 +19,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from mamf.operations.attention.shapes import AttentionShape
-from mamf.operations.outputs import float32_precision, one_thread
+from mamf.operations.operand_sets import float32_precision, one_thread
 from mamf.operations.variation import fresh_integers
 
 _ROWS = 1024
@@ -241,3 +242,45 @@ def row_blocks(
             masked |= keys < aligned - shape.window
             masked |= keys > aligned + shape.window
         yield block, masked
+
+
+# Structured inputs: tokens per block, the number of directions that distinguish blocks, and their strength: at 2.2, the
+# keys of a block are similar enough for kernels that skip only blocks of similar keys.
+_STRUCTURE_BLOCK = 128
+_GROUPS = 10
+_STRUCTURE = 2.2
+
+
+def block_structured(q: torch.Tensor, k: torch.Tensor, sparsity: float, sequence: int) -> dict[str, torch.Tensor]:
+    """q and k for which only a share of 1 - ``sparsity`` of the key blocks matters to each block of queries.
+
+    Random data has no such structure: every key matters a little. Here each block of keys points along one of _GROUPS
+    axes, in turn, and queries point along the axes that they attend to, so other scores vanish in the softmax.
+    """
+    width = q.shape[-1]
+    attended = _attended(sparsity)
+    strength = math.sqrt(_STRUCTURE * width)
+    axes = torch.eye(_GROUPS, width, device=q.device) * strength
+    spread = torch.stack([axes.roll(-group, 0)[:attended].sum(0) for group in range(_GROUPS)])
+
+    def along(tensor: torch.Tensor, directions: torch.Tensor) -> torch.Tensor:
+        group = torch.arange(tensor.shape[sequence], device=tensor.device) // _STRUCTURE_BLOCK % _GROUPS
+        pattern = directions[group]
+        return tensor + (pattern if sequence == 2 else pattern[:, None]).to(tensor.dtype)
+
+    return {"q": along(q, spread), "k": along(k, axes)}
+
+
+def _attended(sparsity: float) -> int:
+    """The number of groups of key blocks, out of _GROUPS, that a query attends to."""
+    return max(1, round((1 - sparsity) * _GROUPS))
+
+
+def relevant_share(sparsity: float, length: int) -> float:
+    """The largest share of the blocks of ``length`` keys that matters to a query, for inputs with this ``sparsity``."""
+    if not sparsity:
+        return 1.0
+    blocks = -(-length // _STRUCTURE_BLOCK)
+    sizes = [len(range(group, blocks, _GROUPS)) for group in range(_GROUPS)]
+    attended = range(_attended(sparsity))
+    return max(sum(sizes[(group + step) % _GROUPS] for step in attended) for group in range(_GROUPS)) / blocks

@@ -13,8 +13,8 @@ from typing import Any, ClassVar
 
 import torch
 
+from mamf.operations.attention.kernels.attention_reference import relevant_share
 from mamf.operations.attention.kernels.library_attention import Capability, QuantizedAttention, output_of
-from mamf.operations.attention.kernels.structured_inputs import relevant_share
 from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
 
 _SHORTEST = 128

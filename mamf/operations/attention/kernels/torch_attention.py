@@ -18,14 +18,23 @@ from mamf.kernel import Prepared, Verdict
 from mamf.operations.attention.kernels.attention_reference import (
     Distance,
     Reference,
+    block_structured,
     distance_of_rows,
     distance_on_host,
     error_of_key_sums,
 )
-from mamf.operations.attention.kernels.structured_inputs import block_structured
 from mamf.operations.attention.shapes import AttentionKernel, AttentionProblem, AttentionShape
-from mamf.operations.operand_sets import OperandSet, prepare_sets, split_sets, take_buffers, view_as
-from mamf.operations.outputs import Unchanged, check_torch, explain_wrong_type, tensors_of
+from mamf.operations.operand_sets import (
+    OperandSet,
+    Unchanged,
+    check_torch,
+    explain_wrong_type,
+    prepare_sets,
+    split_sets,
+    take_buffers,
+    tensors_of,
+    view_as,
+)
 from mamf.operations.variation import fresh_signs
 
 #: The command for devices that a kernel does not support: torch's own choice runs on all devices.

@@ -9,7 +9,7 @@ import torch
 
 from mamf.backend import Backend, OperandPool, Unavailable
 from mamf.kernel import Prepared
-from mamf.operations.bandwidth.kernels.arrays import SCALAR, TorchArrays
+from mamf.operations.bandwidth.kernels.torch_functions import SCALAR, TorchArrays
 from mamf.operations.bandwidth.shapes import BandwidthProblem, BandwidthShape
 from mamf.operations.compilation import check_triton
 

@@ -19,7 +19,7 @@ from mamf.backend import Backend, OperandPool, Unavailable
 from mamf.dtypes import DTYPES
 from mamf.kernel import Prepared, Verdict
 from mamf.operations.collective.operation import CollectiveKernel, CollectiveProblem, CollectiveShape
-from mamf.operations.outputs import Unchanged, as_words, check_torch, poison
+from mamf.operations.operand_sets import Unchanged, as_words, check_torch, poison
 
 _SAMPLED = 256
 # An error that is larger than any valid one.

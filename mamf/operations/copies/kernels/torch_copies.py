@@ -8,7 +8,7 @@ from mamf.backend import Backend, OperandPool, Unavailable
 from mamf.errors import UnsupportedError
 from mamf.kernel import Prepared, Verdict
 from mamf.operations.copies.operation import CopyKernel, CopyProblem, CopyShape
-from mamf.operations.outputs import Unchanged, as_words, check_torch, poison
+from mamf.operations.operand_sets import Unchanged, as_words, check_torch, poison
 
 
 class TorchCopies(CopyKernel):

@@ -12,9 +12,16 @@ import torch
 from mamf.backend import Backend, Unavailable
 from mamf.operations.grouped.operation import GroupedKernel, GroupedProblem, GroupedShape
 from mamf.operations.operand_sets import OperandSet, view_as
-from mamf.operations.products import TorchProducts, lay_out, product_set, smaller_operand
+from mamf.operations.products import (
+    ScaledProducts,
+    TorchProducts,
+    lay_out,
+    product_set,
+    quantized_operand,
+    rows_of,
+    smaller_operand,
+)
 from mamf.operations.quantization import Quantized
-from mamf.operations.scaled_products import ScaledProducts, quantized_operand, rows_of
 from mamf.operations.whole_products import Part
 
 #: Error messages of torch's checks in grouped_mm.

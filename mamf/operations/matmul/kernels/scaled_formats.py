@@ -14,11 +14,9 @@ from mamf.backend import Backend
 from mamf.operations.matmul.kernel import MatmulKernel, MatmulProblem
 from mamf.operations.matmul.kernels.torch_products import TorchMatmul
 from mamf.operations.matmul.shapes import MatmulShape
-from mamf.operations.operand_sets import OperandSet, view_as
-from mamf.operations.outputs import float32_precision
-from mamf.operations.products import product_set, smaller_operand
+from mamf.operations.operand_sets import OperandSet, float32_precision, view_as
+from mamf.operations.products import ScaledProducts, product_set, quantized_operand, rows_of, smaller_operand
 from mamf.operations.quantization import Quantized, swizzle
-from mamf.operations.scaled_products import ScaledProducts, quantized_operand, rows_of
 from mamf.operations.whole_products import Part
 from mamf.torch_backend import torch_dtype
 

@@ -17,7 +17,7 @@ from mamf.operations.attention.shapes import AttentionProblem
 from mamf.operations.model.kernels.network import Attend, Network, fill
 from mamf.operations.model.kernels.step import Step
 from mamf.operations.model.shapes import ModelKernel, ModelProblem, ModelShape
-from mamf.operations.outputs import check_torch
+from mamf.operations.operand_sets import check_torch
 from mamf.torch_backend import TorchBackend, require_memory, torch_dtype
 
 #: Batches to rotate: all launches share the parameters, so more batches would not evict anything.

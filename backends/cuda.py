@@ -43,6 +43,11 @@ class CudaBackend(AcceleratorBackend):
     def vendor(cls) -> Any:
         return torch.cuda
 
+    def setup(self) -> None:
+        super().setup()
+        # Drivers since CUDA 12.5 have it.
+        self.has_idle_marks = hasattr(_load_driver(), "cuCtxRecordEvent")
+
     @classmethod
     def unavailable(cls) -> Unavailable | None:
         if torch.version.hip is not None:
@@ -110,10 +115,8 @@ class CudaBackend(AcceleratorBackend):
         return None
 
     def idle_mark(self) -> Any | None:
-        """An event recorded in the context instead of a stream, for which drivers since CUDA 12.5 have a function."""
+        """An event that is recorded in the context, not in a stream."""
         driver, context = _load_driver(), ctypes.c_void_p()
-        if not hasattr(driver, "cuCtxRecordEvent"):
-            return None
         if driver.cuCtxGetCurrent(ctypes.byref(context)) or not context:
             return None
         before, event = self.mark(), self.mark()

@@ -125,6 +125,9 @@ class Backend(ABC):
     #: Environment variables that this vendor's libraries read and that change results.
     environment_variables: ClassVar[tuple[str, ...]] = ()
 
+    #: Whether ``idle_mark`` works with this device and driver.
+    has_idle_marks: bool = False
+
     index: int
     info: DeviceInfo
     #: The sensors, or why they cannot be read.
@@ -176,9 +179,8 @@ class Backend(ABC):
         """Device seconds between two marks that the device has reached."""
 
     def idle_mark(self) -> Any | None:
-        """A mark that the device reaches once it has finished all work of this process, whatever queue that is in.
-
-        None if the vendor has no such mark, or if the device had nothing left to do: its time would be the host's.
+        """A mark that the device reaches once it has finished all work of this process, in whatever queue. Called only if
+        ``has_idle_marks``. None if the device had nothing left to do: its time would be the host's.
         """
         return None
 

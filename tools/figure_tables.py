@@ -31,7 +31,6 @@ from mamf.cli import main as mamf_command
 from mamf.logs.run_log import RunLog
 from mamf.measurement import Measurement
 from mamf.report.own_ceilings import ceiling_table, share_of
-from mamf.report.rows import bests
 from mamf.report.text import DASH, markdown, significant
 from mamf.text import Markup
 

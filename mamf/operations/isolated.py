@@ -19,8 +19,7 @@ from mamf.backend import Backend, OperandPool
 from mamf.channel import Channel, ChannelError
 from mamf.errors import UnsupportedError, describe_error, plugin_errors
 from mamf.kernel import AnyKernel
-from mamf.operations.operand_sets import take_buffers
-from mamf.operations.outputs import tensors_of
+from mamf.operations.operand_sets import take_buffers, tensors_of
 from mamf.plugins.discovery import entry_points, kernel_of, open_backend, operation
 from mamf.torch_backend import TorchBackend
 

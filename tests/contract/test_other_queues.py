@@ -21,6 +21,7 @@ APART = 4e-6
 class TwoQueues(SimulatedBackend):
     """A device with a second queue, which is busy until ``aside_until``."""
 
+    has_idle_marks = True
     aside_until = 0.0
 
     def synchronize(self):
@@ -32,8 +33,7 @@ class TwoQueues(SimulatedBackend):
 
 
 class WithoutIdleMarks(TwoQueues):
-    def idle_mark(self):
-        return None
+    has_idle_marks = False
 
 
 class Aside(SimulatedMatmul):
@@ -83,13 +83,17 @@ def test_an_idle_mark_is_an_event_of_the_context(cuda, calls):
     assert ("record in context", cuda.driver.context, mark.cuda_event) in calls
 
 
-@pytest.mark.parametrize("fault", ["no driver", "an old driver", "no context", "refused", "host is late"])
-def test_without_an_event_of_the_context_there_is_no_idle_mark(cuda, monkeypatch, fault):
+@pytest.mark.parametrize("loaded", [None, object()], ids=["no driver", "an old driver"])
+def test_old_drivers_have_no_idle_marks(cuda, monkeypatch, loaded):
+    assert cuda.kind(0).has_idle_marks
+    monkeypatch.setattr(f"{cuda.kind.__module__}._load_driver", lambda: loaded)
+    assert not cuda.kind(0).has_idle_marks
+
+
+@pytest.mark.parametrize("fault", ["no context", "refused", "host is late"])
+def test_an_idle_mark_that_would_say_nothing_is_none(cuda, fault):
     device = cuda.kind(0)
-    if fault in ("no driver", "an old driver"):
-        loaded = None if fault == "no driver" else object()
-        monkeypatch.setattr(f"{cuda.kind.__module__}._load_driver", lambda: loaded)
-    elif fault == "host is late":
+    if fault == "host is late":
         cuda.module.reached = float("inf")
     else:
         cuda.driver.context, cuda.driver.answer = (None, 0) if fault == "no context" else (1, 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import ClassVar
 
 from mamf.backend import Backend, Reading, Unavailable
@@ -163,6 +164,33 @@ class Regime(ABC):
         launch()
         self.backend.submit()
         return start, self.backend.mark()
+
+    def idle_mark(self) -> object:
+        """An idle mark of the device, or None."""
+        return self.backend.idle_mark() if self.backend.has_idle_marks else None
+
+    def synchronize(self, checked: Checked, end: object, idle: object) -> None:
+        """Wait for the device. ``end``: the mark behind the last launch; ``idle``: the idle mark queued after it."""
+        self.backend.synchronize()
+        if idle is not None:
+            checked.note_unseen(self.backend.seconds_between(end, idle) - self._idle_mark_apart[0])
+
+    @cached_property
+    def _idle_mark_apart(self) -> tuple[float, float]:
+        """Device seconds from a mark to an idle mark if nothing is left to do, and host seconds of placing the latter.
+        Flushes keep the device busy meanwhile.
+        """
+        backend = self.backend
+        for flushes in (2, 16, 128):
+            for _ in range(flushes):
+                backend.flush_cache()
+            mark, begun = backend.mark(), backend.now()
+            idle = self.idle_mark()
+            placing = backend.now() - begun
+            backend.synchronize()
+            if idle is not None:
+                return backend.seconds_between(mark, idle), placing
+        return 0.0, 0.0
 
     def require_clock_advances(self, rounds: int) -> None:
         """Call before each round of launches in a loop over time, with the number of the round from 0. Raises

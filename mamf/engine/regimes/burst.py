@@ -44,6 +44,8 @@ class Burst(Regime):
         # Seconds of one flush, and of queueing flush, marks and launch: on the device and on the host.
         self._flush_seconds = self._flush_host_seconds = 0.0
         self._host_seconds = 100e-6
+        #: Host seconds of placing an idle mark, which must not be later than the launch before it.
+        self._placing_seconds = 0.0
 
     def repeatability_of(self, operation: str) -> Repeatability:
         return self.backend.burst_traits.repeatability or find_calibration(self.backend.name, self.name, operation)
@@ -63,6 +65,7 @@ class Burst(Regime):
         self._rested_at = self.backend.now() + self.backend.burst_traits.longest_rest_seconds
         self._is_cold = True
         self._time_flush()
+        self._placing_seconds = self._idle_mark_apart[1] if self.backend.has_idle_marks else 0.0
         self._overhead = credible_overhead(self.backend.name, self.backend.timer_overhead())
 
     def sample(self, checked: Checked, rule: StoppingRule, estimate: float) -> Samples:
@@ -184,15 +187,15 @@ class Burst(Regime):
             marks = [self._timed_launch(launch) for _ in range(size - 1)]
             paused = backend.now()
             checked.prepare_check()  # what the last launch leaves is verified, and nothing else may have left it
-            self._get_ahead(launch, self.agree(backend.now() - paused))
+            self._get_ahead(launch, self.agree(backend.now() - paused + self._placing_seconds))
             if not self.flush:
                 checked.poison()  # once more, since a launch filled the cache
             resumed = backend.now()
             marks.append(self._timed_launch(launch))
             self._host_seconds = (backend.now() - begun - (resumed - paused)) / size
-            idle = backend.idle_mark()
+            idle = self.idle_mark()
             reading = self.read_sensors()
-            checked.synchronize(backend, marks[-1][1], idle)
+            self.synchronize(checked, marks[-1][1], idle)
         seconds = [backend.seconds_between(start, end) for start, end in marks]
         # Flushes draw less than the power limit, so rest is owed for the launches alone.
         traits = backend.burst_traits

@@ -126,19 +126,9 @@ class Checked:
         backend.synchronize()
         return backend.now() - begun
 
-    def synchronize(self, backend: Backend, end: object, idle: object) -> None:
-        """Wait for the device, and note how long it worked after ``end``, the mark behind the last launch. ``idle``: an
-        idle mark queued right after it, or None.
-        """
-        backend.synchronize()
-        if idle is None:
-            return
-        # How far apart the marks are by themselves. The flush keeps the device busy while the host places them.
-        backend.flush_cache()
-        first, second = backend.mark(), backend.idle_mark()
-        backend.synchronize()
-        if second is not None:
-            self._unseen.append(backend.seconds_between(end, idle) - backend.seconds_between(first, second))
+    def note_unseen(self, seconds: float) -> None:
+        """Take down how long the device worked after the mark that ends a launch."""
+        self._unseen.append(seconds)
 
     def unseen_work(self, seconds: float) -> float:
         """Device seconds that a launch, which took ``seconds`` between its marks, works after them; 0 if negligible."""

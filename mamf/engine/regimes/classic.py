@@ -61,9 +61,9 @@ class Classic(Regime):
             late = rule.seconds is not None and now - begun >= rule.seconds and count >= rule.fewest
             if late or rule.is_over(now):
                 break
-        idle = backend.idle_mark()
+        idle = self.idle_mark()
         taken.add_reading(self.read_sensors())
-        checked.synchronize(backend, marks[-1][1], idle)
+        self.synchronize(checked, marks[-1][1], idle)
         checked.verify()
         if len(marks) < self.warmup_launches + self.timed_launches:
             taken.remarks.append(f"cut short after {len(marks)} launches")

@@ -139,7 +139,7 @@ class Sustained(Regime):
             if not self._settle(blocks, rule):
                 taken.remarks.append("clock and power had not settled")
             self._measure(blocks, rule, taken)
-            checked.synchronize(self.backend, self.backend.mark(), self.backend.idle_mark())
+            self.synchronize(checked, self.backend.mark(), self.idle_mark())
         checked.verify()
         self._loaded_until = self.backend.now()
         self._loaded_seconds += self._loaded_until - begun

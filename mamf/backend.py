@@ -179,8 +179,9 @@ class Backend(ABC):
         """Device seconds between two marks that the device has reached."""
 
     def idle_mark(self) -> Any | None:
-        """A mark that the device reaches once it has finished all work of this process, in whatever queue. Called only if
-        ``has_idle_marks``. None if the device had nothing left to do: its time would be the host's.
+        """A mark that the device reaches once it has finished all work of this process, in whatever queue.
+
+        Called only if ``has_idle_marks``. None if the device had nothing left to do: its time would be the host's.
         """
         return None
 

@@ -64,7 +64,11 @@ def open_resumed(options: argparse.Namespace) -> Iterator[Resumed | None]:
         return
     log, writer = RunLogWriter.resume(options.resume, watching.WATCH.copy if watching.WATCH else None)
     with writer:
-        yield Resumed(log, writer)
+        try:
+            yield Resumed(log, writer)
+        finally:
+            if writer.is_open:  # the run ended before its first row: another program may have deleted the log
+                writer.append()
 
 
 def interruptible(options: argparse.Namespace, work: Callable[[Interruption, Resumed | None], int]) -> int:

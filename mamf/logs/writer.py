@@ -105,6 +105,10 @@ class RunLogWriter(contextlib.AbstractContextManager["RunLogWriter"]):
             writer._open()
         return writer
 
+    @property
+    def is_open(self) -> bool:
+        return self._descriptor >= 0
+
     def write_resume(self, log: RunLog, fields: Mapping[str, Any]) -> None:
         """Cut off the line that a killed run did not finish, and write that the log is resumed."""
         line = as_line("resume", fields)
@@ -176,7 +180,7 @@ class RunLogWriter(contextlib.AbstractContextManager["RunLogWriter"]):
             self._place.unlink()
 
     def close(self) -> None:
-        if self._descriptor >= 0:
+        if self.is_open:
             os.close(self._descriptor)
             self._descriptor = -1
 

@@ -135,6 +135,21 @@ def test_every_change_costs_nothing(sweep, monkeypatch):
     assert steps("logs/run-2.jsonl") == [256, 512, 1024]
 
 
+def test_a_resumed_log_that_is_deleted_before_the_first_row_outlives_ctrl_c(sweep, monkeypatch):
+    sweep("--m", "256", *SHAPES[3:], "--output", str(LOG))
+    whole = LOG.read_bytes()
+
+    def interrupted(*arguments):
+        LOG.unlink()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("mamf.cli.session.fit_traits", interrupted)
+    monkeypatch.setattr("mamf.cli.session.apply_traits", interrupted)
+    code, _, err = sweep("--resume", str(LOG))
+    assert (code, "deleted or renamed by another program" in err) == (130, True)
+    assert LOG.read_bytes() == whole
+
+
 def test_the_log_of_a_resumed_run_is_written_again_with_what_it_held(sweep, before):
     before(1, lambda: signal.raise_signal(signal.SIGTERM))
     assert sweep(*SHAPES, "--output", str(LOG))[0] == 130

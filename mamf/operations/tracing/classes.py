@@ -76,7 +76,8 @@ def class_of(event: Event) -> str:
     callers = [each for each in event.lineage() if each.kind in ("operation", "annotation")]
     # The operations of an attention run outside of it in the backward pass.
     forward = [each for caller in callers if caller.forward for each in caller.forward.lineage()]
-    enclosing = {_class_by("caller", each.name) for each in (*callers, *forward)}
+    # An annotation of a collective lasts until that has completed: it did not call all that is within.
+    enclosing = {_class_by("caller", each.name) for each in (*callers, *forward) if not _is_in_flight(each, callers[0])}
     return (
         next((rule.class_name for rule in rules()["caller"] if rule.class_name in enclosing), None)
         or next(filter(None, (_operation(each.name) for each in callers if each.kind == "operation")), None)
@@ -85,6 +86,11 @@ def class_of(event: Event) -> str:
         or _class_by("framework", event.name)
         or UNCLASSIFIED
     )
+
+
+def _is_in_flight(caller: Event, innermost: Event) -> bool:
+    is_inner = caller.kind == "operation" or caller is innermost
+    return not is_inner and _class_by("caller", caller.name) == COMMUNICATION
 
 
 def class_of_name(kernel: str) -> str | None:

@@ -6,14 +6,15 @@
     python tools/trace_classes.py --folder DIR --write FILE.csv    # also the labeled names
 
 A row per trace: busy seconds (the union of all intervals), the share that is unclassified (the bar is 3 %), the share
-that would be if no operation were known (names alone, as in the replay of a graph), and the largest classes.
+of kernel time that names alone would leave unclassified, the share that they put into the class that the operation
+gives (by intent, products of a convolution and elementwise kernels of an optimizer differ), and the largest classes.
 
 Below them: how many kernel names are right. A label is the class of the operation that launched the kernel, in
 ``LABELS``; it does not depend on the rules for names. Left out, because such names cannot say the class: names that
 operations of several classes launch (a class needs 90 % of the launches), building blocks for any operation (CUB,
 rocPRIM), and convolutions by the kernels of products (families of names, by their first three words, that products
-launch in any of the traces). tests/unit/data/kernel_names.csv holds a part of the names; 100 of them, chosen by a hash
-before there were rules, were held out from writing the rules.
+launch in any of the traces). tests/unit/data/kernel_names.csv holds a part of the names. 100 of them, chosen by a hash,
+were held out while the rules were written.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mamf.errors import UsageError
-from mamf.operations.tracing.classes import UNCLASSIFIED, class_of_name
-from mamf.operations.tracing.events import ON_DEVICE, Event, Trace
-from mamf.operations.tracing.shares import class_seconds, shares
+from mamf.operations.tracing.classes import UNCLASSIFIED, class_of, class_of_name
+from mamf.operations.tracing.events import Event, Trace
+from mamf.operations.tracing.shares import class_seconds
 from mamf.operations.tracing.traces import read_chrome_trace
 
 _ROOT = Path(__file__).resolve().parents[1]
@@ -137,26 +138,29 @@ def _family(name: str) -> tuple[str, ...]:
     return tuple(re.sub(r"\d+", "#", word) for word in re.split(r"\W+|_", name) if word)[:3]
 
 
-def seconds_by_name(trace: Trace) -> dict[str, float]:
-    """The seconds of each class if operations were unknown."""
-    by_class: dict[str, list[tuple[float, float]]] = defaultdict(list)
+def names_alone(trace: Trace) -> tuple[float, float]:
+    """Of the seconds of all kernels: what their names alone leave unclassified, and what they put into the class that
+    the operation gives.
+    """
+    total = unknown = same = 0.0
     for event in trace.events:
-        if event.kind in ON_DEVICE:
-            name = "memory copies" if event.kind == "copy" else class_of_name(event.name) or UNCLASSIFIED
-            by_class[name].append((max(event.begun, trace.begun), min(event.ended, trace.ended)))
-    return {name: share.visible for name, share in shares(by_class).items()}
+        if event.kind == "kernel":
+            by_name = class_of_name(event.name)
+            total += event.seconds
+            unknown += event.seconds * (by_name is None)
+            same += event.seconds * (by_name == class_of(event))
+    return (unknown / total, same / total) if total else (0.0, 1.0)
 
 
 def print_row(name: str, trace: Trace) -> bool:
     """Print a trace's row, and return whether it is within the bar."""
     seconds = class_seconds(trace)
     busy = sum(seconds.values())
-    by_name = seconds_by_name(trace)
     unclassified = seconds.get(UNCLASSIFIED, 0.0) / busy
     largest = sorted(seconds, key=seconds.__getitem__, reverse=True)[:3]
     text = ", ".join(f"{each} {seconds[each] / busy:.0%}" for each in largest)
-    by_names = by_name.get(UNCLASSIFIED, 0.0) / max(sum(by_name.values()), 1e-12)
-    print(f"{busy:9.5f} s  {unclassified:7.2%} {by_names:7.2%}  {text:62}  {name}", flush=True)
+    unknown, same = names_alone(trace)
+    print(f"{busy:9.5f} s  {unclassified:7.2%} {unknown:7.2%} {same:7.1%}  {text:62}  {name}", flush=True)
     return unclassified < _BAR
 
 
@@ -212,7 +216,7 @@ def main(arguments: Iterable[str] | None = None) -> int:
     options = parser.parse_args(arguments if arguments is None else list(arguments))
     launches: dict[str, Launches] = {}
     within = []
-    print(f"{'busy':>9}    unclassified, by names alone")
+    print("     busy    unclassified, by names alone, same class by names")
     with tempfile.TemporaryDirectory() as folder:
         for name, path in traces(options, Path(folder)):
             try:

@@ -163,7 +163,7 @@ def written(path, *events, **head):
     return path
 
 
-def test_a_trace_of_torch_1_8_is_read(tmp_path):
+def test_an_early_trace_is_read(tmp_path):
     operation = raw("Operator", "aten::addmm", 0, 50, **{"External id": 7, "Input dims": [[7], [3, 5], [5, 7]]})
     launch = raw("Runtime", "cudaLaunchKernel", 9, 1, thread=2, **{"correlation": 3, "external id": 7})
     kernel = raw("Kernel", "volta_scudnn_128x64", 60, 10, device=0, stream=7, **{"external id": 7})

@@ -18,7 +18,7 @@ from mamf.operations.tracing.events import ON_DEVICE, Event, Kind, Trace
 STEP_MARK = "mamf: step"
 _STEP_OF_PROFILER = "ProfilerStep#"
 _ANNOTATION_OF_DEVICE = "gpu_user_annotation"
-#: Kinds by category, in the traces of today, of torch 1.8 to 1.11 (capitals), and of MTIA devices.
+#: Kinds by category, in traces of today, early ones (with capitals), and those of MTIA devices.
 _KINDS: Mapping[str, Kind] = {
     "kernel": "kernel",
     "Kernel": "kernel",
@@ -104,7 +104,7 @@ def _trace(trace: Mapping[str, Any]) -> Trace:
     used = sorted({_device_of(each) for each in device})
     replayed = sum(each.get("args", {}).get("correlation") in replays for each in device)
     name = names.get(used[0], "") if used else ""
-    rank = trace.get("distributedInfo", {}).get("rank")
+    rank = (trace.get("distributedInfo") or {}).get("rank")
     return Trace(within, begun, ended, steps, name, _notes(replayed, len(device)), None if rank is None else int(rank))
 
 
@@ -114,7 +114,7 @@ def _is_no_work(raw: _Raw) -> bool:
 
 def _device_of(raw: _Raw) -> str:
     """Its number; MTIA devices are processes."""
-    return str(raw.get("args", {}).get("device", raw["pid"]))
+    return str(raw.get("args", {}).get("device", raw.get("pid")))
 
 
 def _notes(replayed: int, kernels: int) -> tuple[str, ...]:

@@ -63,7 +63,7 @@ class Busy:
 class Trace:
     """The profiled training steps: their ``events``, when they ``begun`` and ``ended`` in seconds, and how many
     ``steps`` there are (None if the trace has no marks). ``device``: its name, empty if unknown. ``notes``: remarks for
-    readers of the figures.
+    readers of the figures. ``rank``: None if the trace is not from a distributed run.
     """
 
     events: tuple[Event, ...]
@@ -72,6 +72,7 @@ class Trace:
     steps: int | None = None
     device: str = ""
     notes: tuple[str, ...] = ()
+    rank: int | None = None
 
     @property
     def seconds(self) -> float:

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from mamf.operations.tracing.classes import CLASSES, class_of
 from mamf.operations.tracing.events import Busy, Event, Trace
 
+#: Annotations of libraries that communicate on the host, in separate threads: waiting for other ranks included.
+_COMMUNICATES_ON_HOST = "gloo:"
 #: Disjoint intervals in seconds, in order.
 Union = list[tuple[float, float]]
 
@@ -74,12 +76,14 @@ def gaps(covered: Union, begun: float, ended: float) -> Union:
 
 def busy(trace: Trace) -> list[Busy]:
     """The busy intervals of events within the training steps: events on the device if there is one, else the CPU's
-    operations, each without the operations that it calls.
+    operations, each without the operations that it calls; and communication on the host.
     """
     if trace.is_of_device:
         found = [Busy(event, event.begun, event.ended) for event in trace.events if event.is_on_device]
     else:
         found = list(_own_time([event for event in trace.events if event.kind == "operation"]))
+    on_host = (event for event in trace.events if event.name.startswith(_COMMUNICATES_ON_HOST))
+    found += [Busy(event, event.begun, event.ended) for event in on_host if event.kind == "annotation"]
     clipped = (Busy(each.event, max(each.begun, trace.begun), min(each.ended, trace.ended)) for each in found)
     return [each for each in clipped if each.ended > each.begun]
 

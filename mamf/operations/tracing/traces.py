@@ -4,28 +4,45 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from mamf.errors import UsageError
-from mamf.operations.tracing.events import Event, Kind, Trace
+from mamf.operations.tracing.events import ON_DEVICE, Event, Kind, Trace
 
 #: The mark in a trace with which ``mamf profile`` ends a training step.
 STEP_MARK = "mamf: step"
 _STEP_OF_PROFILER = "ProfilerStep#"
 _ANNOTATION_OF_DEVICE = "gpu_user_annotation"
+#: Kinds by category, in traces of today, early ones (with capitals), and those of MTIA devices.
 _KINDS: Mapping[str, Kind] = {
     "kernel": "kernel",
+    "Kernel": "kernel",
+    "mtia_ccp_events": "kernel",
     "gpu_memcpy": "copy",
+    "Memcpy": "copy",
     "gpu_memset": "copy",
+    "Memset": "copy",
     "cpu_op": "operation",
+    "Operator": "operation",
     "cuda_runtime": "runtime",
     "cuda_driver": "runtime",
     "xpu_runtime": "runtime",
+    "xpu_driver": "runtime",
+    "mtia_runtime": "runtime",
+    "privateuse1_runtime": "runtime",
+    "privateuse1_driver": "runtime",
+    "Runtime": "runtime",
     "user_annotation": "annotation",
 }
+#: Events of MTIA's queues that are no work: a stream waits for an event of another, or records one.
+_NO_WORK = frozenset({"event_wait", "event_record"})
+_COPY_OF_MTIA = "dma_request"
+_RANK = re.compile(r"(?:rank|worker)[-_]?(\d+)")
 _GRAPH_LAUNCH = "GraphLaunch"
 _BACKWARD_NODE = "autograd::engine::evaluate_function"
 # Times are rounded to the nanosecond, so a call may appear to end after its caller.
@@ -48,14 +65,34 @@ def read_chrome_trace(path: Path) -> Trace:
         raise UsageError(f"{path} is not a Chrome trace of torch.profiler") from None
 
 
+def read_ranks(folder: Path) -> Iterator[Trace]:
+    """Read the traces of a run's ranks (.json, .json.gz) in a folder one by one, each with its ``rank``: as the trace
+    says, else its file's name (rank3, worker-3). Raises UsageError for no trace, other files, two traces from one rank
+    and a trace from an unknown rank.
+    """
+    found: dict[int, Path] = {}
+    for path in sorted(each for each in folder.glob("*.json*") if each.name.endswith((".json", ".json.gz"))):
+        trace = read_chrome_trace(path)
+        number = _RANK.search(path.name)
+        rank = int(number[1]) if trace.rank is None and number else trace.rank
+        if rank is None:
+            raise UsageError(f"{path} does not say which rank it is from: name it rank0.json, for example")
+        if rank in found:
+            raise UsageError(f"{found[rank]} and {path} are both from rank {rank}: leave one trace per rank")
+        found[rank] = path
+        yield replace(trace, rank=rank)
+    if not found:
+        raise UsageError(f"{folder} holds no trace (.json, .json.gz)")
+
+
 def _trace(trace: Mapping[str, Any]) -> Trace:
     timed = [each for each in trace["traceEvents"] if each.get("ph") == "X"]
-    raw = [each for each in timed if each.get("cat") in _KINDS]
+    raw = [each for each in timed if each.get("cat") in _KINDS and not _is_no_work(each)]
     if not raw:
         raise ValueError("no events")
     origin = min(each["ts"] for each in raw)
-    host = _of_host([each for each in raw if _KINDS[each["cat"]] not in ("kernel", "copy")], origin)
-    device = [each for each in raw if _KINDS[each["cat"]] in ("kernel", "copy")]
+    host = _of_host([each for each in raw if _KINDS[each["cat"]] not in ON_DEVICE], origin)
+    device = [each for each in raw if _KINDS[each["cat"]] in ON_DEVICE]
     replays = {number for number, event in host.by_correlation.items() if _GRAPH_LAUNCH in event.name}
     events = [*host.events, *(_of_device(each, origin, host, replays) for each in device)]
     on_device = [_interval(each, origin) for each in timed if _is_step_on_device(each)]
@@ -64,9 +101,20 @@ def _trace(trace: Mapping[str, Any]) -> Trace:
         raise ValueError("no time")
     within = tuple(event for event in events if event.ended > begun and event.begun < ended)
     names = {str(each.get("id")): str(each.get("name", "")) for each in trace.get("deviceProperties", ())}
-    used = sorted({str(each.get("args", {}).get("device")) for each in device})
+    used = sorted({_device_of(each) for each in device})
     replayed = sum(each.get("args", {}).get("correlation") in replays for each in device)
-    return Trace(within, begun, ended, steps, names.get(used[0], "") if used else "", _notes(replayed, len(device)))
+    name = names.get(used[0], "") if used else ""
+    rank = (trace.get("distributedInfo") or {}).get("rank")
+    return Trace(within, begun, ended, steps, name, _notes(replayed, len(device)), None if rank is None else int(rank))
+
+
+def _is_no_work(raw: _Raw) -> bool:
+    return raw["cat"] == "mtia_ccp_events" and raw["name"] in _NO_WORK
+
+
+def _device_of(raw: _Raw) -> str:
+    """Its number; MTIA devices are processes."""
+    return str(raw.get("args", {}).get("device", raw.get("pid")))
 
 
 def _notes(replayed: int, kernels: int) -> tuple[str, ...]:
@@ -105,7 +153,7 @@ def _of_host(raw: Iterable[_Raw], origin: float) -> _Host:
             lane=lane,
             parent=stack[-1] if stack else None,
             forward=forward.get(sequence) if is_backward else None,
-            dimensions=arguments.get("Input Dims", ()),
+            dimensions=arguments.get("Input Dims", arguments.get("Input dims", ())),
             strides=arguments.get("Input Strides", ()),
             dtypes=arguments.get("Input type", ()),
             values=arguments.get("Concrete Inputs", ()),
@@ -114,10 +162,10 @@ def _of_host(raw: Iterable[_Raw], origin: float) -> _Host:
         if sequence is not None and not is_backward:
             forward[sequence] = event  # the last event with a sequence number created the node
         host.events.append(event)
-        if event.kind == "runtime":
-            host.by_correlation[arguments.get("correlation")] = event
-        elif event.kind == "operation":
-            host.by_external_id[arguments.get("External id")] = event
+        if event.kind == "runtime" and "correlation" in arguments:
+            host.by_correlation[arguments["correlation"]] = event
+        elif event.kind == "operation" and "External id" in arguments:
+            host.by_external_id[arguments["External id"]] = event
     return host
 
 
@@ -125,13 +173,14 @@ def _of_device(raw: _Raw, origin: float, host: _Host, replays: set[Any]) -> Even
     """A kernel or copy with the call that launched it; None for replayed ones, where a call launches a whole graph."""
     arguments = raw.get("args", {})
     correlation = arguments.get("correlation")
-    parent = host.by_correlation.get(correlation) or host.by_external_id.get(arguments.get("External id"))
+    external = arguments.get("External id", arguments.get("external id"))
+    parent = host.by_correlation.get(correlation) or host.by_external_id.get(external)
     return Event(
         name=str(raw["name"]),
-        kind=_KINDS[raw["cat"]],
+        kind="copy" if raw["name"] == _COPY_OF_MTIA else _KINDS[raw["cat"]],
         begun=_interval(raw, origin)[0],
         ended=_interval(raw, origin)[1],
-        lane=f"{arguments.get('device')}/{arguments.get('stream')}",
+        lane=f"{_device_of(raw)}/{arguments.get('stream')}",
         parent=None if correlation in replays else parent,
     )
 

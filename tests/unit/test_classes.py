@@ -1,0 +1,261 @@
+"""Classes of events: the rules of classes.csv, names of kernels, labeled names, other people's traces."""
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+import trace_classes
+
+from mamf.errors import UsageError
+from mamf.operations.tracing.classes import CLASSES, COMMUNICATION, class_of, class_of_name, rules
+from mamf.operations.tracing.events import Event, Trace
+from mamf.operations.tracing.names import read_name
+from mamf.operations.tracing.shares import class_seconds
+from mamf.operations.tracing.traces import read_chrome_trace, read_ranks
+
+DATA = Path(__file__).parent / "data"
+RULES = [rule for found in rules().values() for rule in found]
+
+
+def rows_of(name):
+    return list(csv.DictReader((DATA / name).read_text().splitlines()))
+
+
+# --- rules
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: f"{rule.by}-{rule.example[:40]}")
+def test_a_rule_decides_its_example(rule):
+    name = read_name(rule.example)
+    matched = {"word": list(name.words), "wrapper": [name.function], "kernel": [name.function]}
+    assert any(rule.pattern.fullmatch(each) for each in matched.get(rule.by, [rule.example]))
+    kinds = {"caller": "operation", "operation": "operation", "framework": "operation"}
+    if rule.by != "wrapper":
+        assert class_of(Event(rule.example, kinds.get(rule.by, "kernel"), 0, 1)) == rule.class_name
+    assert rule.class_name in CLASSES or rule.by == "wrapper"
+
+
+def test_every_way_to_match_has_rules():
+    assert set(rules()) == {"caller", "operation", "wrapper", "kernel", "word", "framework"}
+
+
+# --- names
+
+
+@pytest.mark.parametrize(
+    ("name", "function", "arguments"),
+    [
+        ("sage_fwd", "sage_fwd", ()),
+        ("void ns::f<int, g<a, b> >(int, h<c>)", "ns::f", ("int", "g<a, b>")),
+        ("std::enable_if<(((8)>(0)))&&x<y>::z, void>::type ns::f<8>(t)", "ns::f", ("8",)),
+        ("void (anonymous namespace)::f(int)", "anonymous::f", ()),
+        ("void at::f<decltype(nullptr)>(decltype(nullptr))", "at::f", ("decltype(nullptr)",)),
+        ("at::copy(at::It&)::{lambda()#3}::operator()() const::{lambda(float)#1}", "at::copy", ()),
+        ("void ns::f<g<(x)1, h", "ns::f", ("g<(x)1, h",)),
+        ("void f(int) [clone .kd]", "f", ()),
+        ("Cijk_Ailk.kd", "Cijk_Ailk", ()),
+        ("aten::mul.out-dtype_Float-extraKey_2", "aten::mul", ()),
+        (
+            "_ZN7ck_tile6kentryILi2ENS_12Rmsnorm2dFwdINS_4PipeIDF16bEEEEEvT_",
+            "ck_tile::kentry",
+            ("Rmsnorm2dFwd", "Pipe"),
+        ),
+        ("_ZN2ck12_GLOBAL__N_14gemmILi256ELb0EEEvPT0_", "ck::anonymous::gemm", ()),
+        ("_Z4gemmPf", "gemm", ()),
+        ("_ZN99short", "short", ()),
+        ("", "", ()),
+    ],
+)
+def test_a_name_is_read(name, function, arguments):
+    found = read_name(name)
+    assert (found.function, found.arguments) == (function, arguments)
+
+
+def test_words_are_those_of_the_function_then_of_its_namespaces():
+    assert list(read_name("void a_b::indexSelectLargeIndex<T>(int)").words) == ["_index_select_large_index_", "_a_b_"]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("void fbgemm_gpu::permute_indices_weights_kernel<false, int>(int)", "embedding"),
+        ("void fbgemm_gpu::something_new<int>(int)", None),
+        ("igemm_fwd_gtcx3_nhwc_bf16_bx0_ex1_bt128x128x32", "convolution"),
+        ("bmm_Bfloat16_MxE2m1MxE4m3_Fp32_t128x16x256u2_s3_sm100f", "matmul"),
+        ("void moe::dev::finalize::finalizeKernel<cutlass::bfloat16_t>(int)", "embedding"),
+        ("void mine::thing<cutlass::gemm::GemmShape<1, 2, 3>, flash::attention>(int)", None),
+        ("void cutlass::device_kernel<mine::Thing<cutlass::gemm::GemmShape<1, 2, 3> > >(int)", None),
+        ("void thing(cutlass::gemm::Params, ncclDevKernelArgs)", None),
+        ("premixed_softmaxing", None),
+        ("triton_poi_fused_addmm_gelu_view_15", "elementwise"),
+        ("triton__0d1d2d3d", None),
+    ],
+)
+def test_no_part_of_a_word_and_no_argument_of_a_template_decides(name, expected):
+    assert class_of_name(name) == expected
+
+
+@pytest.mark.parametrize("name", ["a_" * 50_000, "cutlass::Kernel<" * 5_000, "_ZN" + "1a" * 50_000, "(" * 100_000])
+def test_a_hostile_name_has_no_class(name):
+    assert class_of_name(name) is None
+
+
+# --- names of real kernels
+
+
+def test_99_percent_of_labeled_names_are_right():
+    """Labels are the operations that launched them in public traces (tools/trace_classes.py)."""
+    rows = rows_of("kernel_names.csv")
+    wrong = [row["name"] for row in rows if class_of_name(row["name"]) != row["class"]]
+    assert len(rows) == 400
+    assert sum(bool(row["held_out"]) for row in rows) == 100
+    assert len(wrong) <= 0.01 * len(rows), wrong
+    assert sum(row["name"] in wrong for row in rows if row["held_out"]) <= 1
+    assert {row["operation"] for row in rows} <= set(" ".join(trace_classes.LABELS.values()).split())
+
+
+@pytest.mark.parametrize("row", rows_of("kernel_names_from_sources.csv"), ids=lambda row: row["name"][:50])
+def test_a_name_from_the_sources_of_a_library_is_right(row):
+    assert class_of_name(row["name"]) == row["class"]
+
+
+# --- operations
+
+
+def under(kernel, *callers):
+    """A kernel below operations and, in brackets, annotations; the outermost first."""
+    parent = None
+    for name in callers:
+        kind, name = ("annotation", name[1:-1]) if name.startswith("[") else ("operation", name)
+        parent = Event(name, kind, 0, 1, parent=parent)
+    return Event(kernel, "kernel", 0, 1, parent=parent)
+
+
+@pytest.mark.parametrize(
+    ("event", "expected"),
+    [
+        (under("reduce", "fbgemm::permute_2D_sparse_data"), "embedding"),
+        (under("gemm", "vllm::moe_forward"), "matmul"),
+        (under("copy", "vllm::all_reduce", "aten::copy_"), COMMUNICATION),
+        (under("elementwise", "_C::rms_norm"), "normalization"),
+        (under("elementwise", "_C_cache_ops::reshape_and_cache_flash"), "memory copies"),
+        (under("gemm", "[my::attention]"), "matmul"),
+        # A collective in flight did not call what runs meanwhile.
+        (under("fc-dtype_Float", "[hccl:all_to_all]", "aten::addmm"), "matmul"),
+        (under("something", "[nccl:all_reduce]"), COMMUNICATION),
+    ],
+)
+def test_the_operation_decides(event, expected):
+    assert class_of(event) == expected
+
+
+# --- traces
+
+
+def raw(category, name, begun, duration, thread=1, **arguments):
+    ids = {"pid": 17, "tid": thread}
+    return {"ph": "X", "cat": category, "name": name, "ts": begun, "dur": duration, **ids, "args": arguments}
+
+
+def written(path, *events, **head):
+    path.write_text(json.dumps({**head, "traceEvents": events}))
+    return path
+
+
+def test_an_early_trace_is_read(tmp_path):
+    operation = raw("Operator", "aten::addmm", 0, 50, **{"External id": 7, "Input dims": [[7], [3, 5], [5, 7]]})
+    launch = raw("Runtime", "cudaLaunchKernel", 9, 1, thread=2, **{"correlation": 3, "external id": 7})
+    kernel = raw("Kernel", "volta_scudnn_128x64", 60, 10, device=0, stream=7, **{"external id": 7})
+    other = raw("Kernel", "volta_sgemm_32x32_nn", 70, 10, device=0, stream=7, correlation=3)
+    copy = raw("Memcpy", "Memcpy HtoD (Pageable -> Device)", 80, 10, device=0, stream=7)
+    trace = read_chrome_trace(written(tmp_path / "trace.json", operation, launch, kernel, other, copy))
+    by_name = {event.name: event for event in trace.events}
+    assert by_name["volta_scudnn_128x64"].parent.dimensions == [[7], [3, 5], [5, 7]]
+    assert by_name["volta_sgemm_32x32_nn"].parent.name == "cudaLaunchKernel"
+    assert by_name["Memcpy HtoD (Pageable -> Device)"].parent is None
+    assert class_seconds(trace) == pytest.approx({"matmul": 20e-6, "memory copies": 10e-6})
+
+
+def test_mtia_is_a_device(tmp_path):
+    events = (
+        raw("cpu_op", "aten::mm", 0, 50),
+        raw("mtia_runtime", "runFunction", 5, 10, correlation=1),
+        raw("mtia_ccp_events", "fc-dtype_Float", 60, 30, correlation=1, stream=1),
+        raw("mtia_ccp_events", "dma_request", 90, 10, direction="DEVICE_TO_HOST"),
+        raw("mtia_ccp_events", "event_wait", 100, 900, stream=2),
+        raw("mtia_ccp_events", "merge", 100, 20, stream=2),
+    )
+    properties = [{"id": 17, "name": "ARTEMIS"}]
+    trace = read_chrome_trace(written(tmp_path / "trace.json", *events, deviceProperties=properties))
+    assert trace.device == "ARTEMIS"
+    expected = {"matmul": 30e-6, "memory copies": 10e-6, "unclassified": 20e-6}
+    assert class_seconds(trace) == pytest.approx(expected)
+
+
+def test_waiting_by_gloo_is_communication():
+    product = Event("aten::mm", "operation", 0, 4, lane="main")
+    waiting = Event("gloo:all_reduce", "annotation", 3, 9, lane="gloo")
+    step = Event("train", "annotation", 0, 10, lane="main")
+    assert class_seconds(Trace((product, waiting, step), 0, 10)) == {"matmul": 4, COMMUNICATION: 5}
+    kernel = Event("nvjet_tst", "kernel", 8, 10)
+    assert class_seconds(Trace((product, waiting, kernel), 0, 10)) == {"matmul": 2, COMMUNICATION: 5}
+
+
+KERNEL = raw("kernel", "nvjet_tst", 0, 1, device=0, stream=7)
+
+
+def test_ranks_are_read_from_a_folder(tmp_path):
+    written(tmp_path / "b.json", KERNEL, distributedInfo={"backend": "nccl", "rank": 1})
+    written(tmp_path / "a.json", KERNEL, distributedInfo={"backend": "nccl", "rank": 3})
+    written(tmp_path / "node-rank_12.pt.trace.json", KERNEL)
+    (tmp_path / "notes.txt").write_text("")
+    assert [trace.rank for trace in read_ranks(tmp_path)] == [3, 1, 12]
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        ([], "holds no trace"),
+        (["a.json"], "does not say which rank"),
+        (["rank0.json", "worker-0.json"], "are both from rank 0"),
+    ],
+)
+def test_a_folder_that_does_not_hold_ranks_is_refused(tmp_path, names, expected):
+    for name in names:
+        written(tmp_path / name, KERNEL)
+    with pytest.raises(UsageError, match=expected):
+        list(read_ranks(tmp_path))
+
+
+# --- the tool
+
+
+def test_labels_leave_out_what_a_name_cannot_say():
+    launches = {
+        "a trace": {
+            "sgemm_1": trace_classes.Counter({("matmul", "aten::mm"): 9}),
+            "sgemm_2": trace_classes.Counter({("convolution", "aten::cudnn_convolution"): 9}),
+            "scudnn_1": trace_classes.Counter({("convolution", "aten::cudnn_convolution"): 9}),
+            "both": trace_classes.Counter({("matmul", "aten::mm"): 8, ("elementwise", "aten::add"): 2}),
+            "void cub::DeviceScan<int>(int)": trace_classes.Counter({("embedding", "aten::nonzero"): 9}),
+        }
+    }
+    labels = trace_classes.label_names(launches)
+    assert {name: label.class_name for name, label in labels.items()} == {
+        "sgemm_1": "matmul",
+        "scudnn_1": "convolution",
+    }
+
+
+def test_the_tool_reads_given_traces(tmp_path, capsys):
+    operation = raw("cpu_op", "aten::mm", 0, 50)
+    launch = raw("cuda_runtime", "cudaLaunchKernel", 5, 1, correlation=1)
+    kernel = raw("kernel", "nvjet_tst", 60, 10, correlation=1, device=0, stream=7)
+    trace = written(tmp_path / "trace.json", operation, launch, kernel)
+    labels = tmp_path / "labels.csv"
+    assert trace_classes.main([str(trace), "--write", str(labels)]) == 0
+    assert labels.read_text() == f"name,class_name,operation,trace\nnvjet_tst,matmul,aten::mm,{trace}\n"
+    written(trace, raw("kernel", "merge", 60, 10, device=0, stream=7))
+    assert trace_classes.main([str(trace)]) == 1
+    assert "0 of 1 traces have less than 3% unclassified" in capsys.readouterr().out

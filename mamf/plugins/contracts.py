@@ -241,8 +241,8 @@ def _require_valid(value: object, hint: Any, label: str, name: str, verb: str) -
     if wrong := _describe_violation(value, hint, name):
         shown = str(value) if value is None or isinstance(value, (bool, float)) else f"a {type(value).__name__}"
         raise PluginError(f"{label} is broken: {name} {verb} {shown}, not {wrong}")
-    for part in _PARTS:
-        if isinstance(value, part) and part in (hint, *get_args(hint)):
+    for part in filter((hint, *get_args(hint)).__contains__, _PARTS):
+        if isinstance(value, part):
             enforce_contract(value, part, f"{label}'s {name}")
 
 

@@ -228,15 +228,28 @@ def test_a_link_to_itself_is_no_log_to_import(folder):
 # -- resources and secrets ---------------------------------------------------------------------------------------------
 
 
+class Smallest(Random):
+    """Draws the first of what there is to choose from: the smallest size."""
+
+    def choice(self, values):
+        return values[0]
+
+
 @pytest.mark.parametrize("kind", resources.KINDS)
 def test_inputs_without_bound_are_read_or_refused_in_a_line(kind, logs, folder, monkeypatch):
-    monkeypatch.setattr(resources, "BOMB_BYTES", 160 << 20)
-    monkeypatch.setattr("mamf.cli.reading.MOST_BYTES", 32 << 20)
-    if kind.startswith("import of"):  # half the text, whose square takes a quarter of the time
-        monkeypatch.setattr(resources, "_MIB", resources._MIB // 2)
+    # What is longer is refused: a quarter of what a user may give.
+    monkeypatch.setattr("mamf.cli.reading.MOST_BYTES", 128 << 20)
+    monkeypatch.setattr("mamf.logs.finder.MOST_BYTES", 32 << 20)
+    monkeypatch.setattr("mamf.logs.finder.text.MOST_BYTES", 32 << 20)
+    monkeypatch.setattr("mamf.logs.lines.MOST_LINE_BYTES", 3 << 20)
+    monkeypatch.setattr(resources, "BOMB_BYTES", 40 << 20)
+    random = Random(0)
+    if kind.startswith("import of") or kind in ("many packed files in one", "equal samples"):
+        # Half of what is drawn: what takes time by the square of it would take a quarter.
+        random = Smallest()
         monkeypatch.setattr(calls, "HANG_SECONDS", calls.HANG_SECONDS / 4)
     counts = Counts(kind)
-    resources.KINDS[kind](logs, folder, Random(0), counts)
+    resources.KINDS[kind](logs, folder, random, counts)
     assert counts.of["calls"]
     assert_survived(counts)
 

@@ -27,7 +27,6 @@ from mamf.report.comparison import comparison_document
 from mamf.report.formats import FORMATS
 from mamf.statistics import Interval, summarize
 
-RESULTS = Path(__file__).resolve().parents[2] / "results"
 SHAPES = (MatmulShape(1024, 1024, 1024), MatmulShape(2048, 1024, 1024))
 ATTENTION = AttentionShape(1, 8, 8, 512, 512, 64, 64)
 PLAN = sweep_plan(SHAPES, MatmulProblem())

@@ -128,6 +128,8 @@ def _command(arguments, folder, printed, prepare):
     os.chdir(folder)
     prepare()
     faulthandler.disable()
+    # Of one Ctrl-C that arrives twice the second may come as the process ends, where Python's handler would raise.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     for number, file in enumerate([os.open(os.devnull, os.O_RDONLY), *printed]):
         os.dup2(file, number)

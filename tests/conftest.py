@@ -76,6 +76,14 @@ def looked_at_load():
 
 
 @pytest.fixture(scope="session", autouse=True)
+def unsynchronized():
+    """What tests write need not outlive a loss of power: no test waits for the disk."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda file: None)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def cache(tmp_path_factory):
     """No test leaves a ceiling for the user of this machine, nor finds his."""
     with pytest.MonkeyPatch.context() as patch:

@@ -191,7 +191,7 @@ class attribute_errors_to:
         pass
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if not isinstance(error, plugin_errors()) or isinstance(error, (MamfError, *self._passes)):
+        if error is None or not isinstance(error, plugin_errors()) or isinstance(error, (MamfError, *self._passes)):
             return
         if isinstance(error, self._refuses):
             raise UsageError(f"{self._plugin}: {first_line(error)}") from error
@@ -241,8 +241,8 @@ def _require_valid(value: object, hint: Any, label: str, name: str, verb: str) -
     if wrong := _describe_violation(value, hint, name):
         shown = str(value) if value is None or isinstance(value, (bool, float)) else f"a {type(value).__name__}"
         raise PluginError(f"{label} is broken: {name} {verb} {shown}, not {wrong}")
-    for part in _PARTS:
-        if part in (hint, *get_args(hint)) and isinstance(value, part):
+    for part in filter((hint, *get_args(hint)).__contains__, _PARTS):
+        if isinstance(value, part):
             enforce_contract(value, part, f"{label}'s {name}")
 
 

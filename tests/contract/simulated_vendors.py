@@ -23,7 +23,7 @@ MILLISECONDS_BETWEEN_EVENTS = 2.0
 
 
 class FlushRecorder(TorchDispatchMode):
-    """Records each write of zeros over a buffer: torch's own view of a flush."""
+    """Records each write of zeros over a buffer, which it leaves out: torch's own view of a flush."""
 
     def __init__(self, calls):
         super().__init__()
@@ -32,6 +32,7 @@ class FlushRecorder(TorchDispatchMode):
     def __torch_dispatch__(self, function, kinds, arguments=(), options=None):
         if function is torch.ops.aten.zero_.default:
             self.calls.append(("flush", arguments[0].nbytes))
+            return arguments[0]
         return function(*arguments, **(options or {}))
 
 

@@ -1,12 +1,16 @@
-"""Processes that import nothing anew: copies of the one that runs the tests, as ranks or as a command's children."""
+"""Processes that import nothing anew: copies of the one that runs the tests, as ranks, commands or their children."""
 
+import faulthandler
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
 import threading
+import time
 import traceback
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import redirect_stderr, redirect_stdout
 
 import numpy.random  # noqa: F401  (a search needs it: once for all of them)
@@ -62,7 +66,83 @@ def _fork(work, environment):
             os._exit(code)
 
 
-class Child:
+class _Process:
+    """A copy of this process, waited for and told as subprocess.Popen does."""
+
+    def __init__(self):
+        self.returncode, self._polling = None, threading.Lock()
+
+    def poll(self):
+        with self._polling:
+            if self.returncode is None:
+                process, status = os.waitpid(self.pid, os.WNOHANG)
+                self.returncode = os.waitstatus_to_exitcode(status) if process else None
+        return self.returncode
+
+    def wait(self, timeout=LONGEST_SECONDS):
+        last = time.monotonic() + timeout
+        while self.poll() is None:
+            if time.monotonic() > last:
+                raise subprocess.TimeoutExpired("mamf", timeout)
+            time.sleep(0.002)
+        return self.returncode
+
+    def kill(self):
+        self.send_signal(signal.SIGKILL)
+
+    def terminate(self):
+        self.send_signal(signal.SIGTERM)
+
+    def send_signal(self, number):
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+
+class Command(_Process):
+    """``python -m mamf`` with these arguments, in a session of its own, watched as such a process is."""
+
+    def __init__(self, arguments, folder=".", prepare=lambda: None, **environment):
+        self.args = [sys.executable, "-m", "mamf", *arguments]
+        pipes = os.pipe(), os.pipe()
+        self.pid = _fork(lambda: _command(arguments, folder, [writing for _, writing in pipes], prepare), environment)
+        for _, writing in pipes:
+            os.close(writing)
+        self._printed = [os.fdopen(reading, errors="replace") for reading, _ in pipes]
+        super().__init__()
+
+    def communicate(self, timeout=LONGEST_SECONDS):
+        """All that was printed, until this process and those that it started have closed what they print to."""
+        with ThreadPoolExecutor() as pool:
+            printed = tuple(pool.map(_read, self._printed))
+        self.wait(timeout)
+        return printed
+
+
+def _read(file):
+    with file:
+        return file.read()
+
+
+def _command(arguments, folder, printed, prepare):
+    os.setsid()
+    os.chdir(folder)
+    prepare()
+    faulthandler.disable()
+    # Of one Ctrl-C that arrives twice the second may come as the process ends, where Python's handler would raise.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    for number, file in enumerate([os.open(os.devnull, os.O_RDONLY), *printed]):
+        os.dup2(file, number)
+    sys.argv[1:] = arguments
+    with open(1, "w", closefd=False) as out, open(2, "w", 1, closefd=False) as err:
+        sys.stdin, sys.stdout, sys.stderr = open(0, closefd=False), out, err  # noqa: SIM115
+        try:
+            return main()
+        except SystemExit as stop:
+            return int(stop.code or 0)
+
+
+class Child(_Process):
     """A command of mamf as subprocess.Popen would start it."""
 
     def __init__(self, command, environment):
@@ -83,30 +163,4 @@ class Child:
         os.close(listening)
         self.stdin = os.fdopen(self._telling, "w")
         self.stdout, self.stderr = (os.fdopen(reading) for reading, _ in pipes)
-        self._code, self._polling = None, threading.Lock()
-
-    def poll(self):
-        with self._polling:
-            if self._code is None:
-                process, status = os.waitpid(self.pid, os.WNOHANG)
-                self._code = os.waitstatus_to_exitcode(status) if process else None
-        return self._code
-
-    def wait(self, timeout=LONGEST_SECONDS):
-        import time
-
-        for _ in range(int(timeout * 100) + 1):
-            if self.poll() is not None:
-                return self._code
-            time.sleep(0.01)
-        raise subprocess.TimeoutExpired("mamf", timeout)
-
-    def kill(self):
-        self._signal(signal.SIGKILL)
-
-    def terminate(self):
-        self._signal(signal.SIGTERM)
-
-    def _signal(self, number):
-        if self.poll() is None:
-            os.kill(self.pid, number)
+        super().__init__()

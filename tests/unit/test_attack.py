@@ -3,16 +3,29 @@
 import json
 import shutil
 import signal
+import subprocess
 import sys
 from random import Random
 from unittest import mock
 
 import pytest
-from attacks import bad_inputs, changed_files, damaged_logs, kills, plugin_faults, private_texts, real_kills, resources
+from attacks import (
+    bad_inputs,
+    calls,
+    changed_files,
+    damaged_logs,
+    faulty_kernel,
+    kills,
+    plugin_faults,
+    private_texts,
+    real_kills,
+    resources,
+)
 from attacks.calls import call
 from attacks.counts import Counts, table
 from attacks.damage import DAMAGES
 from attacks.honest import LEGACY, RUNS, little_work, make
+from forked import Command
 
 from mamf.contribution.rules import review
 
@@ -31,6 +44,22 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with little_work():
         yield tmp_path
+
+
+@pytest.fixture
+def copied(monkeypatch):
+    """Processes of mamf are copies of this one, which import nothing anew but a faulty kernel."""
+
+    def run(command, env, cwd, **streams):
+        process = Command(command[3:], cwd, lambda: sys.modules.pop(faulty_kernel.__name__), **env)
+        printed = [text.encode() for text in process.communicate()]
+        return subprocess.CompletedProcess(command, process.returncode, *printed)
+
+    def started(command, prepare=lambda: None):
+        return Command(command, prepare=prepare)
+
+    monkeypatch.setattr(plugin_faults, "subprocess", mock.Mock(wraps=subprocess, run=run))
+    monkeypatch.setattr(real_kills, "_started", started)
 
 
 def assert_survived(counts):
@@ -63,13 +92,13 @@ def test_a_log_that_other_programs_change_loses_nothing(folder):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="exits are recorded by the process that watches, on Linux")
-def test_kernels_that_exit_raise_or_print_cost_their_own_row(folder):
+def test_kernels_that_exit_raise_or_print_cost_their_own_row(folder, copied):
     counts = plugin_faults.attack(folder, Random(3), 6)
     assert counts.of["calls"] == 6
     assert_survived(counts)
 
 
-def test_processes_that_are_killed_lose_nothing(folder, monkeypatch):
+def test_processes_that_are_killed_lose_nothing(folder, copied, monkeypatch):
     sweep = real_kills.Run(
         "sweep", real_kills.RUNS[0].begin, ("--m-range", "0", "6400", "64", "--n", "64", "--k", "64")
     )
@@ -77,7 +106,7 @@ def test_processes_that_are_killed_lose_nothing(folder, monkeypatch):
     assert_survived(real_kills.attack(folder, Random(0), 2))
 
 
-def test_the_second_of_two_processes_is_refused(folder):
+def test_the_second_of_two_processes_is_refused(folder, copied):
     counts, path, run = Counts("two"), folder / "run.jsonl", real_kills.RUNS[0]
     short = ("--m-range", "0", "6400", "64", "--n", "64", "--k", "64")
     assert call([*run.begin, *short, "--output", str(path)], counts).code == 0
@@ -199,11 +228,28 @@ def test_a_link_to_itself_is_no_log_to_import(folder):
 # -- resources and secrets ---------------------------------------------------------------------------------------------
 
 
+class Smallest(Random):
+    """Draws the first of what there is to choose from: the smallest size."""
+
+    def choice(self, values):
+        return values[0]
+
+
 @pytest.mark.parametrize("kind", resources.KINDS)
 def test_inputs_without_bound_are_read_or_refused_in_a_line(kind, logs, folder, monkeypatch):
-    monkeypatch.setattr(resources, "BOMB_BYTES", 160 << 20)
+    # What is longer is refused: a quarter of what a user may give.
+    monkeypatch.setattr("mamf.cli.reading.MOST_BYTES", 128 << 20)
+    monkeypatch.setattr("mamf.logs.finder.MOST_BYTES", 32 << 20)
+    monkeypatch.setattr("mamf.logs.finder.text.MOST_BYTES", 32 << 20)
+    monkeypatch.setattr("mamf.logs.lines.MOST_LINE_BYTES", 3 << 20)
+    monkeypatch.setattr(resources, "BOMB_BYTES", 40 << 20)
+    random = Random(0)
+    if kind.startswith("import of") or kind in ("many packed files in one", "equal samples"):
+        # Half of what is drawn: what takes time by the square of it would take a quarter.
+        random = Smallest()
+        monkeypatch.setattr(calls, "HANG_SECONDS", calls.HANG_SECONDS / 4)
     counts = Counts(kind)
-    resources.KINDS[kind](logs, folder, Random(0), counts)
+    resources.KINDS[kind](logs, folder, random, counts)
     assert counts.of["calls"]
     assert_survived(counts)
 

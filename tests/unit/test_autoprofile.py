@@ -2,11 +2,13 @@
 
 import argparse
 import json
+import shutil
 import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
 
+import library
 import pytest
 from test_counters_command import printed
 
@@ -45,30 +47,51 @@ PROFILE = Profile(
 )
 
 
-@pytest.fixture
-def profiled(machine, monkeypatch):
-    """A machine on which the steps of a model are profiled at once."""
-
+def profile_at_once(patch):
     def run(options):
         with create_profile_log(options.output, "mamf profile", "model_step.py") as log:
             write_profile(log, PROFILE)
         return 0
 
-    monkeypatch.setattr("mamf.cli.commands.profile.run", run)
+    patch.setattr("mamf.cli.commands.profile.run", run)
 
 
-@pytest.fixture
-def undrawn(monkeypatch):
-    """Pictures take seconds: that they are asked for is seen."""
+def without_pictures(patch):
+    """The names of the pictures that are asked for: they take seconds."""
     asked = []
-    monkeypatch.setattr("mamf.cli.commands.plot.run", lambda options: asked.append(options.output.name) or 0)
+    patch.setattr("mamf.cli.commands.plot.run", lambda options: asked.append(options.output.name) or 0)
     return asked
 
 
 @pytest.fixture
-def folder(profiled, undrawn):
-    assert main(ASKED) == 0
-    return Path("out")
+def profiled(machine, monkeypatch):
+    """A machine on which the steps of a model are profiled at once."""
+    profile_at_once(monkeypatch)
+
+
+@pytest.fixture
+def undrawn(monkeypatch):
+    return without_pictures(monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def filled(library_logs, tmp_path_factory):
+    """A folder that the command filled, and the pictures that it asked for."""
+    place = tmp_path_factory.mktemp("filled")
+    shutil.copytree(library_logs, place, dirs_exist_ok=True)
+    with pytest.MonkeyPatch.context() as patch:
+        library.install(patch)
+        patch.chdir(place)
+        profile_at_once(patch)
+        asked = without_pictures(patch)
+        assert main(ASKED) == 0
+    return place / "out", asked
+
+
+@pytest.fixture
+def folder(profiled, undrawn, filled):
+    undrawn += filled[1]
+    return shutil.copytree(filled[0], Path("out"))
 
 
 def told(folder):

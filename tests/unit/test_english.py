@@ -47,6 +47,8 @@ def folder_of(path):
 
 def identifiers(text):
     """The lines on which the banned identifier stands, as a name and not in a comment or a string."""
+    if IDENTIFIER not in text:
+        return []
     tokens = tokenize.generate_tokens(io.StringIO(text).readline)
     return [token.start[0] for token in tokens if token.type == tokenize.NAME and token.string.strip("_") == IDENTIFIER]
 

@@ -2,11 +2,15 @@
 
 from pathlib import Path
 
+import pytest
+
 from mamf.ceilings.contributed import FILE
 from mamf.contribution import rules
 from mamf.contribution.collection import collect
 from mamf.contribution.placing import contributed_csv
 from mamf.contribution.tables import results_page
+from mamf.logs.entries import entries
+from mamf.logs.run_log import read_run_log
 
 RESULTS = Path(__file__).resolve().parents[2] / "results"
 LOGS = sorted(RESULTS.rglob("*.jsonl"))
@@ -25,9 +29,34 @@ def test_each_result_is_accepted_at_its_place_and_there_once():
     assert found == {path: [] for path in LOGS}
 
 
-def test_the_table_and_what_travels_with_the_package_are_fresh():
-    held = collect(RESULTS, LOGS)
+@pytest.fixture(scope="module")
+def collected():
+    """What is in all logs, and of each find its ceilings beside what 'mamf compare' compares: each log is read once."""
+    compared = {}
+
+    def read(path):
+        log = read_run_log(path)
+        if path.name.startswith("find-"):
+            compared[path] = log.ceilings, {each.fields["regime"]: each for each in entries(log, as_ceilings=True)}
+        return log
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("mamf.contribution.collection.read_run_log", read)
+        return collect(RESULTS, LOGS), compared
+
+
+def test_the_table_and_what_travels_with_the_package_are_fresh(collected):
+    held, _ = collected
     page = (RESULTS / "README.md").read_text(encoding="utf-8")
     assert page == results_page(held), "run 'mamf results table'"
     ceilings = (RESULTS.parent / "mamf" / FILE).read_text(encoding="utf-8")
     assert ceilings == contributed_csv(held.ceilings), "run 'mamf results table'"
+
+
+def test_what_is_compared_of_a_find_is_what_its_log_says(collected):
+    _, compared = collected
+    assert len(compared) == sum(path.name.startswith("find-") for path in LOGS) > 100
+    for path, (ceilings, figures) in compared.items():
+        for regime, ceiling in ceilings.items():
+            assert figures[regime].tflops == pytest.approx(ceiling.tflops, rel=1e-5, abs=1e-3), path
+            assert figures[regime].shape == str(ceiling.shape), path

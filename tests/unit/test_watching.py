@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from crashing import Lost
-from forked import LONGEST_SECONDS
+from forked import LONGEST_SECONDS, Command
 
 import mamf
 from mamf.cli import interruption, watching
@@ -39,11 +39,13 @@ STREAMS = {
 SHAPES = ("--n", "256", "--k", "256", "--time-limit", "0.1s", "--order", "given")
 
 
-def begun(folder, *arguments, kernel="Crashing", backend="mamf.testing:SimulatedBackend", prefix=(), **streams):
-    """A command of mamf in a session of its own."""
-    named = ("--backend", backend, "--kernel", f"crashing:{kernel}")
+def begun(folder, *arguments, kernel="Crashing", backend="mamf.testing:SimulatedBackend", prefix=None, **streams):
+    """A command of mamf in a session of its own: a copy of this process, or a new one that ``prefix`` starts."""
+    command = (*arguments, "--backend", backend, "--kernel", f"crashing:{kernel}")
+    if prefix is None:
+        return Command(command, folder)
     return subprocess.Popen(
-        [*prefix, sys.executable, "-m", "mamf", *arguments, *named],
+        [*prefix, sys.executable, "-m", "mamf", *command],
         cwd=folder,
         text=True,
         **{**STREAMS, **streams},
@@ -76,9 +78,12 @@ def launched(folder):
 # -- kernels that crash ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("m", "name"), [(512, "SIGSEGV"), (768, "SIGABRT"), (1280, "SIGSEGV")])
-def test_a_kernel_that_crashes_costs_its_own_row(tmp_path, m, name):
-    code, out, err = sweep(tmp_path, 256, m, 1024)
+@pytest.mark.parametrize(
+    ("m", "name", "prefix"),
+    [pytest.param(512, "SIGSEGV", (), id="anew"), (768, "SIGABRT", None), (1280, "SIGSEGV", None)],
+)
+def test_a_kernel_that_crashes_costs_its_own_row(tmp_path, m, name, prefix):
+    code, out, err = sweep(tmp_path, 256, m, 1024, prefix=prefix)
     assert (code, err) == (0, [crash(m, name)])
     assert out.count("best burst") == 1
     failed = ("failed", f"crashed the process ({name})")
@@ -308,7 +313,7 @@ def test_the_row_of_a_lost_device_is_logged_where_nobody_watches(run):
 def waiting(folder, *prefix, **streams):
     """A sweep with a finished row, in a launch that lasts until a signal comes."""
     command = ("sweep", "--m", "256", "512", "1024", *SHAPES, "--output", "log.jsonl")
-    process = begun(folder, *command, kernel="Waiting", prefix=prefix, **streams)
+    process = begun(folder, *command, kernel="Waiting", prefix=prefix or None, **streams)
     while not (folder / "waits").exists():
         assert process.poll() is None
         time.sleep(0.001)
@@ -317,6 +322,14 @@ def waiting(folder, *prefix, **streams):
 
 def child_of(process):
     return int(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text())
+
+
+def is_running(process):
+    """Not so for a process that has ended, even if nobody has asked for its exit code yet."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def test_the_same_signal_does_not_kill_a_process_that_ends(monkeypatch):
@@ -371,8 +384,8 @@ def test_kill_leaves_no_child_and_a_log_that_is_resumed(tmp_path):
     process = waiting(tmp_path)
     child = child_of(process)
     process.kill()
-    process.communicate(timeout=LONGEST_SECONDS)  # until the child too has closed its end
-    while Path(f"/proc/{child}").exists():
+    process.wait(LONGEST_SECONDS)
+    while is_running(child):
         time.sleep(0.001)
     assert rows(tmp_path) == {256: ("ok", "")}
     code, _, err = ended(begun(tmp_path, "sweep", "--resume", "log.jsonl", kernel="Waiting"))

@@ -43,8 +43,10 @@ class Interruption:
     def __exit__(self, *raised: object) -> None:
         for number, handler in self._previous.items():
             # The same event may arrive again while the process ends, and must not kill it.
-            if not (self.is_requested and handler == signal.SIG_DFL):
-                signal.signal(number, handler)
+            if self.is_requested and handler == signal.SIG_DFL:
+                continue
+            is_python = self.is_requested and handler == signal.default_int_handler
+            signal.signal(number, self._on_late_signal if is_python else handler)
         ENDING[0] = self._ended_by
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
@@ -59,6 +61,11 @@ class Interruption:
         self.is_requested, self._requested_at = True, time.monotonic()
         if not self._is_shielded:
             raise Interrupted
+
+    def _on_late_signal(self, number: int, frame: FrameType | None) -> None:
+        """After the run: as Python's own handler, but for the same event."""
+        if time.monotonic() > self._requested_at + _SAME_EVENT_SECONDS:
+            signal.default_int_handler(number, frame)
 
     @contextmanager
     def shielded(self) -> Iterator[None]:

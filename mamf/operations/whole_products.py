@@ -76,7 +76,9 @@ def _verdict(problem: ProductProblem, parts: Sequence[Part], scale: float, eleme
         return Verdict(error, tolerance, reference=_REFERENCE)
     sums = sum(part.c.shape[0] * part.c.shape[1] for part in oriented) * VECTORS
     worst, most = max(of_worst), math.sqrt(2 * (math.log(2 * sums) + _RARITY)) * max(tolerance / 2, error)
-    slope, steepest = _ratio(sum(along), sum(of_expected)), slope_tolerance(problem.dtype, problem.fast_accumulation)
+    # A (B x) of a small product may be short by chance; on average it is as long as C.
+    slope = _ratio(sum(along), max(sum(of_expected), VECTORS * sum(of_c)))
+    steepest = slope_tolerance(problem.dtype, problem.fast_accumulation)
     # With a short K the errors of rows are correlated, because they depend on few numbers.
     freedom = VECTORS * sum(part.c.shape[0] * min(part.c.shape[1], part.left.shape[-1]) for part in oriented)
     steepest += math.sqrt(2 * _RARITY / freedom) * max(tolerance / 2, error)

@@ -453,3 +453,17 @@ def test_three_ends_of_one_kernel_say_nothing_of_another():
     crashes.fatal = [*crashes.fatal, row("a", 3, "lost the device (no reason)")]
     assert crashes.reason_against(row("a", 4)) == "ended the process three times: not launched"
     assert crashes.reason_against(row("b", 4)) == ""
+
+
+def test_the_same_signal_that_arrives_again_after_the_run_is_no_traceback(monkeypatch):
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        with pytest.raises(KeyboardInterrupt), Interruption():
+            signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        monkeypatch.setattr("mamf.cli.interruption._SAME_EVENT_SECONDS", -1.0)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, before)

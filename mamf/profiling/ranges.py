@@ -1,25 +1,26 @@
-"""Ranges around modules, for the vendor's own profiler: which module launched a kernel."""
+"""Ranges around modules, for the trace and for the vendor's own profiler: which module launched a kernel."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from mamf.backend import Backend
 from mamf.errors import describe_error
+from mamf.profiling.breakdown import MODULE
 
 
 class ModuleRanges:
     """A range around the forward pass of every module, from ``start`` to ``finish``, within a window of the vendor's
     profiler. ``remark``: why ranges are missing, a line. Errors here never end the script.
 
-    ``start`` opens the device, not the constructor: the script may first choose its devices.
+    ``opened``: makes the backend, or InTrace for ranges in the trace; called by ``start``, because the script may first
+    choose its devices.
     """
 
-    def __init__(self, opened: Callable[[], Backend]) -> None:
+    def __init__(self, opened: Callable[[], Any]) -> None:
         self.remark = ""
         self._opened = opened
         self._backend: Any = None
@@ -94,6 +95,18 @@ class ModuleRanges:
                 kind = type(each).__name__
                 self._names.setdefault(each, f"{name}: {kind}" if name else kind)
         return self._names[module]
+
+
+class InTrace:
+    """In place of a backend: ranges in the trace of torch.profiler, from which times by module follow."""
+
+    def profiler_range(self, name: str) -> AbstractContextManager[object]:
+        from torch.profiler import record_function
+
+        return record_function(f"{MODULE}{name}")
+
+    def profiler_window(self, name: str) -> AbstractContextManager[None]:
+        return nullcontext()
 
 
 class _Open(threading.local):

@@ -12,8 +12,11 @@ _EXAMPLES = """examples:
   mamf profile train.py --lr 3e-4                       options after SCRIPT belong to the script
   mamf profile --steps 5 --ceiling find.jsonl --output step.jsonl train.py
   mamf profile --calls model:generate serve.py          without an optimizer: each call is a step
+  mamf profile --stop -m package.train --lr 3e-4        a module; end it after the last profiled step
+  mamf profile --measure-products --advise train.py     measure its products alone; what would save most
   mamf profile --from trace.json.gz                     an existing Chrome trace of torch.profiler
   torchrun --nproc-per-node 8 -m mamf profile train.py  profile the first rank
+  torchrun --nproc-per-node 8 -m mamf profile --ranks all --output ranks train.py
 The exit code is the script's; 1 if it ended well and nothing could be profiled.
 """
 
@@ -24,6 +27,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "script", nargs=argparse.PARSER, metavar="SCRIPT", help="a Python file, followed by its own arguments"
     )
     script.required = False  # --from needs none
+    parser.add_argument("-m", dest="is_module", action="store_true", help="SCRIPT is a module, as for python -m")
     parser.add_argument("--steps", type=size, default=3, metavar="N", help="steps to profile (default: 3)")
     parser.add_argument(
         "--warmup",
@@ -35,10 +39,23 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--calls", metavar="MODULE:FUNCTION", help="a step is a call of it (default: a step of the optimizer)"
     )
+    parser.add_argument("--stop", action="store_true", help="end the script after the last profiled step, with code 0")
+    parser.add_argument(
+        "--ranks",
+        choices=("first", "all"),
+        default="first",
+        help="under torchrun: profile the first rank, or all and compare them (--output is a folder, a log per rank)",
+    )
+    parser.add_argument(
+        "--measure-products", action="store_true", help="at the end, measure the longest products alone and padded"
+    )
+    parser.add_argument("--advise", action="store_true", help="list what to change, by the milliseconds to be gained")
     # An option with several values would take SCRIPT too.
     add(
         parser,
         "--ceiling",
+        help="a log of 'mamf find', 'mamf roofline' or 'mamf sweep' (rates of products), or a folder of 'mamf node' "
+        "or 'mamf autoprofile'",
         nargs=None,
         action="append",
         default=[],

@@ -15,15 +15,18 @@ from mamf.errors import UsageError
 from mamf.kinds.kind import View
 from mamf.kinds.registry import chart_of, kind_of
 from mamf.logs.legacy import FinderRun, read_legacy_or_none
+from mamf.logs.lines import lines_of, parse_record
 from mamf.logs.run_log import RunLog, read_run_log
-from mamf.measurement import Measurement
+from mamf.measurement import IDLE, Measurement
+from mamf.operations.tracing.classes import COMMUNICATION
 from mamf.plans import MATMUL
+from mamf.profiling.advice import gains
 from mamf.profiling.counters.chart import counters_chart
 from mamf.profiling.counters.log import counted_in
 from mamf.profiling.counters.report import counters_document
 from mamf.profiling.log import read_profile_or_none
 from mamf.profiling.profile import Profile
-from mamf.profiling.report import profile_chart, profile_document
+from mamf.profiling.report import conclusion, device_of, milliseconds, profile_chart, profile_document
 from mamf.report.charts.kernels import differing_fields
 from mamf.report.charts.plotting import Picture
 from mamf.report.charts.ranges import RangePoint
@@ -34,7 +37,7 @@ from mamf.report.own_ceilings import ceiling_title, share_of
 from mamf.report.page import Command, Fact, Part, Section
 from mamf.report.rows import ranked
 from mamf.report.shares import Shares
-from mamf.report.text import end_line, interval_cell, machine_line, percent, scaled_unit, significant
+from mamf.report.text import end_line, interval_cell, machine_line, percent, rate_text, scaled_unit, significant
 
 #: The most figures in large type, and the most rows that a page lists of one table.
 _MOST_FACTS, _MOST_ROWS = 6, 500
@@ -70,6 +73,7 @@ class Source:
     conditions: Sequence[Part] = ()
     command: str = ""
     log: RunLog | None = None
+    facts: Sequence[Fact] = ()
 
     @property
     def sections(self) -> list[Section]:
@@ -89,7 +93,7 @@ def read_source(path: Path) -> Source:
     if (imported := read_legacy_or_none(path)) is not None:
         return source_of_finder(path.name, imported)
     if (profiled := read_profile_or_none(path)) is not None:
-        return source_of_profile(path.name, *profiled)
+        return source_of_profile(path, *profiled)
     return source_of_log(read_run_log(path))
 
 
@@ -118,9 +122,35 @@ def source_of_finder(name: str, run: FinderRun) -> Source:
     )
 
 
-def source_of_profile(name: str, script: str, profile: Profile) -> Source:
-    document = profile_document(script, profile, _MOST_ROWS)
-    return Source(name, document.title, [], document, [profile_chart([(script, profile)])])
+def source_of_profile(path: Path, script: str, profile: Profile) -> Source:
+    """``path``: its log."""
+    header = parse_record(next(lines_of(path)))
+    document = profile_document(script, profile, _MOST_ROWS, gains(profile))
+    device = {"name": device_of(profile)}
+    return Source(
+        path.name,
+        f"{document.title} on {device['name']}",
+        [conclusion(profile), f"started {header['started'][:16].replace('T', ' ')}"],
+        document,
+        [profile_chart([(script, profile)])],
+        conditions=conditions_of({"device": device, "timer": None, **header}),
+        command=header["command"],
+        facts=list(_facts_of_profile(profile)),
+    )
+
+
+def _facts_of_profile(profile: Profile) -> Iterator[Fact]:
+    steps = profile.steps or 1
+    is_timed = profile.unprofiled_step_seconds is not None
+    took = milliseconds(profile.unprofiled_step_seconds or profile.step_seconds)
+    yield Fact("a step" if profile.steps else "all", took, "ms", [f"with{'out' if is_timed else ''} the profiler"])
+    if profile.mamfu is not None and profile.tflops is not None:
+        notes = [f"of a whole step: {rate_text(profile.tflops, 'TFLOPS')}"]
+        yield Fact("MAMFU", f"{100 * profile.mamfu:.1f}", "%", notes)
+    for row in profile.classes:
+        if row.name in (IDLE, COMMUNICATION):
+            note = f"{milliseconds(row.visible / steps)} ms" + ("" if row.name == IDLE else " that nothing hides")
+            yield Fact(row.name, f"{100 * row.share:.1f}", "%", [note])
 
 
 def source_of_log(log: RunLog) -> Source:

@@ -18,13 +18,13 @@ from mamf.profiling.report import device_of, milliseconds
 from mamf.report.document import Answer, Block, Column, Document, Lines, Table
 from mamf.report.text import counted
 
-_LOG = "rank-{}.jsonl"
+RANK_LOGS = "rank-*.jsonl"
 _POLL_SECONDS = 0.25
 #: The share of a step by which a rank's own time must exceed the least of all to make it a straggler.
 _NOTABLE = 0.02
 _NOTES = (
     "ms are per step; exposed: not hidden by computation, a rank may wait in it; own: the step without it",
-    f"one rank: mamf show FOLDER/{_LOG.format('N')}",
+    "one rank: mamf show FOLDER/rank-N.jsonl",
 )
 _UPPER = "on some ranks no step without the profiler was timed: there idle is an upper bound"
 #: The script and the profile of each rank.
@@ -33,19 +33,19 @@ _Row = tuple[int, Profile]
 
 
 def rank_log(folder: Path, rank: int) -> Path:
-    return folder / _LOG.format(rank)
+    return folder / RANK_LOGS.replace("*", str(rank))
 
 
-def read_ranks(folder: Path, ranks: Sequence[int] = ()) -> Ranks:
+def read_rank_logs(folder: Path, ranks: Sequence[int] = ()) -> Ranks:
     """Raises UsageError for a folder without such logs, RunLogError for one that cannot be read.
 
     ``ranks``: these alone, by default all.
     """
-    names = (path.stem.removeprefix("rank-") for path in folder.glob(_LOG.format("*")))
+    names = (path.stem.removeprefix("rank-") for path in folder.glob(RANK_LOGS))
     ranks = ranks or sorted(int(name) for name in names if name.isdecimal())
     read = {rank: found for rank in ranks if (found := read_profile_or_none(rank_log(folder, rank)))}
     if not read:
-        raise UsageError(f"{folder} holds no profiles of ranks ({_LOG.format('N')})")
+        raise UsageError(f"{folder} holds no profiles of ranks ({RANK_LOGS})")
     return read
 
 
@@ -55,7 +55,7 @@ def wait_for_ranks(folder: Path, count: int, seconds: float, sleep: Callable[[fl
     for _ in range(int(seconds / _POLL_SECONDS)):
         for rank in set(range(count)) - found.keys():
             try:
-                found |= read_ranks(folder, [rank])
+                found |= read_rank_logs(folder, [rank])
             except (RunLogError, UsageError):  # not there yet, or not whole
                 continue
         if len(found) == count:

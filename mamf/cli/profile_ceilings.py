@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import gc
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +23,7 @@ from mamf.profiling.folder import LOGS
 from mamf.profiling.profile import Profile
 from mamf.regime_names import BURST, SUSTAINED
 
-_MOST_PRODUCTS, _LEAST_SHARE, _BUDGET_SECONDS = 8, 0.01, 120.0
+_MOST_PRODUCTS, _LEAST_SHARE, _BUDGET_SECONDS = 8, 0.01, 60.0
 #: Rates (1e12 FLOP/s) of products alone by shape, dtype and layout.
 Rates = dict[tuple[str, str, str], float]
 
@@ -41,8 +40,8 @@ def given_logs(paths: Iterable[Path]) -> list[list[RunLog]]:
         if not logs:
             raise UsageError(f"{path} holds no ceilings: name a log, or a folder of 'mamf node' or 'mamf autoprofile'")
         if SUSTAINED not in logs[0].ceilings and (logs[0].ceilings or not rates_of(logs[0].measurements)):
-            held = ", ".join(logs[0].ceilings) or "none"
-            raise RunLogError(f"{path} holds no sustained ceiling (it holds: {held}); measure one with 'mamf find'")
+            held = f"it holds: {', '.join(logs[0].ceilings) or 'none'}"
+            raise RunLogError(f"{path} holds no sustained ceiling ({held}); measure one with 'mamf find'")
         sets.append(logs)
     return sets
 
@@ -56,8 +55,7 @@ def of_device(sets: Iterable[Sequence[RunLog]], name: str, uuid_hash: Callable[[
         cards = [(log.header["device"]["name"], log.header["device"]["uuid_hash"]) for log in logs]
         own = {card for card in cards if len(set(cards)) == 1 or name in ("", card[0])}
         if len(own) > 1:
-            uuid = uuid_hash()
-            own = {card for card in own if uuid and card[1] == uuid}
+            own = {card for card in own if card[1] and card[1] == uuid_hash()}
         if not own:
             warn(f"{logs[0].path.parent} has ceilings of several devices, none surely of this one: name its log")
         found += [log for log, card in zip(logs, cards, strict=True) if card in own]
@@ -81,11 +79,11 @@ def known_here(device: str | None, regime: str, dtype: str) -> KnownCeiling | No
 
 def rates_of(rows: Iterable[Measurement], dtype: str = "") -> Rates:
     """Those of products in burst, of the fastest kernel each. ``dtype``: what it is called in place of the rows'."""
-    rates: Rates = defaultdict(float)
+    rates: Rates = {}
     for row in rows:
         if row.operation == MATMUL and row.ok and row.regime == BURST and row.problem.data == "normal":
             key = (str(row.shape), dtype or row.problem.dtype, row.problem.layout)
-            rates[key] = max(row.best_rate, rates[key])
+            rates[key] = max(row.best_rate, rates.get(key, 0.0))
     return rates
 
 
@@ -115,18 +113,15 @@ def measure_products(profile: Profile, backend: Backend) -> Rates:
     # What the script lets torch do with float32.
     is_tf32 = backend.settings().get("float32_matmul_precision", "highest") != "highest"
     for dtype, layout in dict.fromkeys((row.dtype, row.layout) for row in rows):
-        of = [row for row in rows if (row.dtype, row.layout) == (dtype, layout)]
-        shapes = list(dict.fromkeys(shape for row in of for shape in (row.shape, row.padded)))
+        same = [row for row in rows if (row.dtype, row.layout) == (dtype, layout)]
+        shapes = list(dict.fromkeys(shape for row in same for shape in (row.shape, row.padded)))
         warn(f"measuring {len(shapes)} products of {dtype}, {layout}")
-        budget = _BUDGET_SECONDS * len(of) / len(rows)
         try:
             multiplied = "tf32" if dtype == "float32" and is_tf32 and not backend.unsupported_dtype("tf32") else dtype
             problem = Matmul().problem_for(backend, {"dtype": multiplied, "layout": layout})
-            measured = list(sweep(shapes, problem=problem, backend=backend, budget_seconds=budget))
+            measured = list(sweep(shapes, problem=problem, backend=backend, budget_seconds=_BUDGET_SECONDS))
         except MamfError as error:
             warn(f"products of {dtype}, {layout} were not measured: {error}")
             continue
         rates |= rates_of(measured, dtype)
-        for row in (row for row in measured if not row.ok):
-            warn(f"{row.shape} of {dtype}, {layout} was not measured: {row.reason or row.status}")
     return rates

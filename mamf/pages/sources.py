@@ -37,7 +37,7 @@ from mamf.report.own_ceilings import ceiling_title, share_of
 from mamf.report.page import Command, Fact, Part, Section
 from mamf.report.rows import ranked
 from mamf.report.shares import Shares
-from mamf.report.text import end_line, interval_cell, machine_line, percent, rate_text, scaled_unit, significant
+from mamf.report.text import end_line, interval_cell, machine_line, percent, scaled_unit, significant
 
 #: The most figures in large type, and the most rows that a page lists of one table.
 _MOST_FACTS, _MOST_ROWS = 6, 500
@@ -135,22 +135,21 @@ def source_of_profile(path: Path, script: str, profile: Profile) -> Source:
         [profile_chart([(script, profile)])],
         conditions=conditions_of({"device": device, "timer": None, **header}),
         command=header["command"],
-        facts=list(_facts_of_profile(profile)),
+        facts=_facts_of_profile(profile),
     )
 
 
-def _facts_of_profile(profile: Profile) -> Iterator[Fact]:
-    steps = profile.steps or 1
-    is_timed = profile.unprofiled_step_seconds is not None
+def _facts_of_profile(profile: Profile) -> list[Fact]:
+    is_timed, steps = profile.unprofiled_step_seconds is not None, profile.steps or 1
     took = milliseconds(profile.unprofiled_step_seconds or profile.step_seconds)
-    yield Fact("a step" if profile.steps else "all", took, "ms", [f"with{'out' if is_timed else ''} the profiler"])
-    if profile.mamfu is not None and profile.tflops is not None:
-        notes = [f"of a whole step: {rate_text(profile.tflops, 'TFLOPS')}"]
-        yield Fact("MAMFU", f"{100 * profile.mamfu:.1f}", "%", notes)
-    for row in profile.classes:
-        if row.name in (IDLE, COMMUNICATION):
-            note = f"{milliseconds(row.visible / steps)} ms" + ("" if row.name == IDLE else " that nothing hides")
-            yield Fact(row.name, f"{100 * row.share:.1f}", "%", [note])
+    step = Fact("a step" if profile.steps else "all", took, "ms", [f"with{'out' if is_timed else ''} the profiler"])
+    share = [] if profile.mamfu is None else [Fact("MAMFU of a step", f"{100 * profile.mamfu:.1f}", "%")]
+    costs = [
+        Fact(row.name, f"{100 * row.share:.1f}", "%", [f"{milliseconds(row.visible / steps)} ms"])
+        for row in profile.classes
+        if row.name in (IDLE, COMMUNICATION)
+    ]
+    return [step, *share, *costs]
 
 
 def source_of_log(log: RunLog) -> Source:

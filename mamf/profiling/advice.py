@@ -195,8 +195,8 @@ def gains(profile: Profile) -> list[Gain]:
 
     Each follows from the profile, or from what was measured beside it.
     """
-    found = [*_of_products(profile), *_of_classes(profile)]
-    return sorted((gain for gain in found if gain[0] >= _LEAST_GAIN * profile.whole_seconds), reverse=True)
+    least = _LEAST_GAIN * profile.whole_seconds
+    return sorted((gain for gain in (*_of_products(profile), *_of_classes(profile)) if gain[0] >= least), reverse=True)
 
 
 def _of_products(profile: Profile) -> Iterator[Gain]:
@@ -209,8 +209,8 @@ def _of_products(profile: Profile) -> Iterator[Gain]:
             yield row.seconds * (1 - share), f"at most: {name} reaches {share:.0%} of its rate alone, in burst"
 
 
+# Bounds: of idle time and communication all that is visible, of other classes what they lack to the ceiling.
 def _of_classes(profile: Profile) -> Iterator[Gain]:
-    """Bounds: of idle time and communication all that is visible, of other classes what they lack to the ceiling."""
     for row in profile.classes:
         if row.name == IDLE:
             during = f"; most gaps while the host was in {profile.gaps[0].during}" if profile.gaps else ""

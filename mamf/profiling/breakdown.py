@@ -14,7 +14,7 @@ from mamf.operations.matmul.shapes import MatmulShape
 from mamf.operations.tracing.classes import class_of
 from mamf.operations.tracing.events import Busy, Event
 from mamf.operations.tracing.shares import length, union
-from mamf.profiling.flops import FIRST_OPERAND, LINEAR, PRODUCTS, dtype_of, flop_of
+from mamf.profiling.flops import FIRST_OPERAND, PRODUCTS, dtype_of, flop_of
 
 #: The beginning of the name of a module's range in a trace.
 MODULE = "mamf: module "
@@ -22,8 +22,8 @@ OUTSIDE = "outside of any module"
 #: Share of a class's FLOP that may be of dtypes without a ceiling, and is left out: a rotary table of float32 beside
 #: all products of bfloat16.
 _MOST_UNKNOWN = 0.01
-_NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
-_WRAPPER = re.compile(r"(?<![^.])_(orig_mod|fsdp_wrapped_module|checkpoint_wrapped_module)(\.|$)")
+#: In the name of a module: its number among others, or what wraps it.
+_FOLDED = re.compile(r"(?<![^.])(?:\d+(?![^.])|(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)(?:\.|$))")
 #: The ceiling of a dtype (mamf's name), or None if it is unknown.
 CeilingOf = Callable[[str], KnownCeiling | None]
 
@@ -102,15 +102,14 @@ def module_rows(at_work: Sequence[Busy], ceiling_of: CeilingOf) -> list[ClassRow
     are_several = len({root for root, name in found if root != name}) > 1
     rows = []
     for (root, name), work in found.items():
-        flop, multiplying = counted_flop(work)
-        title = f"{root}.{name}" if are_several and root != name else name
-        seconds, mamfu = length(union(intervals(work))), share_of_ceilings(flop, multiplying, ceiling_of)
-        rows.append(ClassRow(title, 0.0, seconds, 0.0, len(work), flop, multiplying, mamfu))
+        title, flop = f"{root}.{name}" if are_several and root != name else name, counted_flop(work)
+        times = 0.0, length(union(intervals(work))), 0.0
+        rows.append(ClassRow(title, *times, len(work), *flop, share_of_ceilings(*flop, ceiling_of)))
     return sorted(rows, key=lambda row: -row.visible) if {root for root, _ in found} - {OUTSIDE} else []
 
 
+# The modules that an event is of, the outermost first: of the backward pass those of the forward pass.
 def _modules(event: Event) -> list[str]:
-    """The modules that an event is of, the outermost first: of the backward pass those of the forward pass."""
     lineage = list(event.lineage())
     forward = next((each.forward for each in lineage if each.forward), event)
     for events in (lineage, list(forward.lineage())):
@@ -119,29 +118,27 @@ def _modules(event: Event) -> list[str]:
     return []
 
 
+# ``model.layers.0.mlp: LlamaMLP`` as ``model.layers.*.mlp: LlamaMLP``.
 def _folded(name: str) -> str:
-    """``model.layers.0.mlp: LlamaMLP`` as ``model.layers.*.mlp: LlamaMLP``."""
     path, colon, kind = name.rpartition(": ")
-    return f"{_NUMBER.sub('*', _WRAPPER.sub('', path))}{colon}{kind}"
+    return f"{_FOLDED.sub(lambda part: '' if part[1] else '*', path)}{colon}{kind}"
 
 
 def product_rows(at_work: Iterable[Busy]) -> list[ProductRow]:
     """The longest first."""
     found: dict[tuple[str, int, str, str], dict[Busy, Event]] = defaultdict(dict)
     for each in at_work:
-        operation = next((one for one in each.event.lineage() if one.name in PRODUCTS | LINEAR and flop_of(one)), None)
+        operation = next((one for one in each.event.lineage() if one.name in PRODUCTS and flop_of(one)), None)
         if operation is not None and class_of(each.event) == "matmul":
             found[_product(operation)][each] = operation
     rows = [ProductRow(*key, len({*of.values()}), length(union(intervals(of)))) for key, of in found.items()]
     return sorted(rows, key=lambda row: (-row.seconds, row.shape))
 
 
+# Shape, number of products, dtype and layout.
 def _product(operation: Event) -> tuple[str, int, str, str]:
-    """Shape, number of products, dtype and layout."""
     dtype, first = dtype_of(operation), FIRST_OPERAND.get(operation.name, 0)
     a, b = operation.dimensions[first : first + 2]
-    if operation.name in LINEAR:
-        return f"{math.prod(a[:-1])}x{b[0]}x{a[-1]}", 1, dtype, "nt"
     layout = "".join("n" if each[-1] == 1 else "t" for each in operation.strides[first : first + 2])
     return f"{a[-2]}x{b[-1]}x{a[-1]}", math.prod(a[:-2]), dtype, layout if len(layout) == 2 else "nn"
 

@@ -127,10 +127,9 @@ def _attention(causal: int, first: int = 0, count: float = 1.0) -> Callable[[_Sh
 
 
 _BACKWARD = BACKWARD_COUNTS["hardware"]
-#: Products of matrices as libraries have them, of any dtype; those whose alignment decides on kernels; and layers.
+#: Products of matrices as libraries have them, of any dtype, and those whose alignment decides on kernels.
 ALIGNED = frozenset({"aten::mm", "aten::bmm", "aten::addmm", "aten::addmm_", "aten::baddbmm", "aten::baddbmm_"})
 PRODUCTS = ALIGNED | {"aten::_int_mm", "aten::_scaled_mm", "aten::_addmm_activation"}
-LINEAR = frozenset({"aten::linear", "aten::mkldnn_linear"})
 _FORMULAS: Mapping[str, Callable[[_Shapes, Sequence[str]], int]] = {
     "aten::mm": _product(0),
     "aten::bmm": _product(0),

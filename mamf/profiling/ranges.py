@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
+from types import SimpleNamespace
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -16,7 +17,7 @@ class ModuleRanges:
     """A range around the forward pass of every module, from ``start`` to ``finish``, within a window of the vendor's
     profiler. ``remark``: why ranges are missing, a line. Errors here never end the script.
 
-    ``opened``: makes the backend, or InTrace for ranges in the trace; called by ``start``, because the script may first
+    ``opened``: makes the backend, or in_trace for ranges in the trace. ``start`` calls it, because the script may first
     choose its devices.
     """
 
@@ -97,16 +98,11 @@ class ModuleRanges:
         return self._names[module]
 
 
-class InTrace:
+def in_trace() -> SimpleNamespace:
     """In place of a backend: ranges in the trace of torch.profiler, from which times by module follow."""
+    from torch.profiler import record_function
 
-    def profiler_range(self, name: str) -> AbstractContextManager[object]:
-        from torch.profiler import record_function
-
-        return record_function(f"{MODULE}{name}")
-
-    def profiler_window(self, name: str) -> AbstractContextManager[None]:
-        return nullcontext()
+    return SimpleNamespace(profiler_window=nullcontext, profiler_range=lambda name: record_function(f"{MODULE}{name}"))
 
 
 class _Open(threading.local):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -19,49 +20,38 @@ from mamf.report.document import Answer, Block, Column, Document, Lines, Table
 from mamf.report.text import counted
 
 RANK_LOGS = "rank-*.jsonl"
-_POLL_SECONDS = 0.25
 #: The share of a step by which a rank's own time must exceed the least of all to make it a straggler.
 _NOTABLE = 0.02
-_NOTES = (
-    "ms are per step; exposed: not hidden by computation, a rank may wait in it; own: the step without it",
-    "one rank: mamf show FOLDER/rank-N.jsonl",
-)
-_UPPER = "on some ranks no step without the profiler was timed: there idle is an upper bound"
 #: The script and the profile of each rank.
 Ranks = Mapping[int, tuple[str, Profile]]
-_Row = tuple[int, Profile]
 
 
 def rank_log(folder: Path, rank: int) -> Path:
     return folder / RANK_LOGS.replace("*", str(rank))
 
 
-def read_rank_logs(folder: Path, ranks: Sequence[int] = ()) -> Ranks:
-    """Raises UsageError for a folder without such logs, RunLogError for one that cannot be read.
-
-    ``ranks``: these alone, by default all.
-    """
-    names = (path.stem.removeprefix("rank-") for path in folder.glob(RANK_LOGS))
-    ranks = ranks or sorted(int(name) for name in names if name.isdecimal())
-    read = {rank: found for rank in ranks if (found := read_profile_or_none(rank_log(folder, rank)))}
-    if not read:
-        raise UsageError(f"{folder} holds no profiles of ranks ({RANK_LOGS})")
-    return read
-
-
-def wait_for_ranks(folder: Path, count: int, seconds: float, sleep: Callable[[float], object] = time.sleep) -> Ranks:
-    """All ranks' profiles once they are whole; after ``seconds`` those that are."""
+def read_rank_logs(folder: Path) -> Ranks:
+    """Without those that are not whole. Raises UsageError for a folder without any."""
     found: dict[int, tuple[str, Profile]] = {}
-    for _ in range(int(seconds / _POLL_SECONDS)):
-        for rank in set(range(count)) - found.keys():
-            try:
-                found |= read_rank_logs(folder, [rank])
-            except (RunLogError, UsageError):  # not there yet, or not whole
-                continue
-        if len(found) == count:
-            break
-        sleep(_POLL_SECONDS)
+    for path in folder.glob(RANK_LOGS):
+        name = path.stem.removeprefix("rank-")
+        with suppress(RunLogError):
+            if name.isdecimal() and len(name) < 6 and (read := read_profile_or_none(path)):
+                found[int(name)] = read
+    if not found:
+        raise UsageError(f"{folder} holds no profiles of ranks ({RANK_LOGS})")
     return dict(sorted(found.items()))
+
+
+def wait_for_ranks(
+    folder: Path, count: int, seconds: float = 60.0, sleep: Callable[[float], object] = time.sleep
+) -> Ranks:
+    """All ranks' profiles once they are whole; after ``seconds`` those that are."""
+    for _ in range(int(4 * seconds)):
+        if len(read_rank_logs(folder)) >= count:
+            break
+        sleep(0.25)
+    return read_rank_logs(folder)
 
 
 def ranks_document(ranks: Ranks, count: int = 0) -> Document:
@@ -71,28 +61,29 @@ def ranks_document(ranks: Ranks, count: int = 0) -> Document:
     missing = sorted(set(range(max(count, max(ranks) + 1))) - ranks.keys())
     devices = [device_of(profile) for profile in profiles.values()]
     names = ", ".join(f"{devices.count(name)} x {name}" for name in dict.fromkeys(devices))
-    title = [f"{script} on {counted(len(ranks), 'rank')}: {names}"]
-    if missing:
-        title.append(f"no profile of rank {', '.join(map(str, missing))}: is the folder shared by all machines?")
-    unknown = [rank for rank, profile in profiles.items() if profile.unprofiled_step_seconds is None]
+    lost = f"no profile of rank {', '.join(map(str, missing))}: is the folder shared by all machines?"
     blocks: list[Block] = [
-        Lines(title),
+        Lines([f"{script} on {counted(len(ranks), 'rank')}: {names}", *([lost] if missing else [])]),
         Table(_columns(min(map(_own, profiles.values()))), list(profiles.items()), key="ranks"),
         Table(_CLASSES, list(_spread(profiles)), key="classes"),
-        Lines([*_NOTES, *([_UPPER] if unknown else [])]),
+        Lines(
+            [
+                "ms are per step; exposed: not hidden by computation, a rank may wait in it; own: the step without it",
+                "one rank: mamf show FOLDER/rank-N.jsonl",
+            ]
+        ),
         Answer([_answer(profiles)]),
     ]
     return Document(f"Profile of {script} by rank", blocks, {"script": script, "missing": missing})
 
 
 def _per_step(profile: Profile, name: str, is_hidden: bool = False) -> float:
-    """Seconds of a class."""
     rows = [row for row in profile.classes if row.name == name]
     return sum(row.hidden if is_hidden else row.visible for row in rows) / (profile.steps or 1)
 
 
+# The seconds of a step without exposed communication, in which a rank also waits for others.
 def _own(profile: Profile) -> float:
-    """The seconds of a step without exposed communication, in which a rank also waits for others."""
     return profile.whole_seconds / (profile.steps or 1) - _per_step(profile, COMMUNICATION)
 
 
@@ -113,8 +104,10 @@ def _answer(profiles: Mapping[int, Profile]) -> str:
     return f"{verdict}; {by}"
 
 
-def _columns(least: float) -> list[Column[_Row]]:
-    def per_step(name: str, title: str, read: Callable[[Profile], float], importance: int = 0) -> Column[_Row]:
+def _columns(least: float) -> list[Column[Any]]:
+    def per_step(
+        name: str, title: str, read: Callable[[Profile], float], importance: int = 0
+    ) -> Column[tuple[int, Profile]]:
         return Column(f"{name}_seconds", f"{title} ms", lambda row: read(row[1]), milliseconds, importance)
 
     return [

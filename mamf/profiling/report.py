@@ -45,7 +45,16 @@ def profile_document(script: str, profile: Profile, top: int | None = 10, gains:
         Table(gap_columns(profile), profile.gaps, key="gaps", top=top),
         Table(memory_columns(profile.memory), with_peak(profile.memory), key="memory"),
         Lines(list(_end(profile))),
-        Table(_gain_columns(profile), gains, key="gains", top=top),
+        Table(
+            [
+                Column("", "ms to be gained", lambda row: row[0] / (profile.steps or 1), milliseconds),
+                Column("seconds", "", itemgetter(0)),
+                Column("what", "what to change", itemgetter(1), left=True),
+            ],
+            gains,
+            key="gains",
+            top=top,
+        ),
         Answer([conclusion(profile)]),
     ]
     data = {"script": script, **whole, **{name: getattr(profile, name) for name in _DERIVED}}
@@ -118,23 +127,13 @@ def product_columns(profile: Profile) -> list[Column[ProductRow]]:
         *step_columns(profile, "calls", lambda row: row.calls, lambda row: row.seconds),
         Column("share", "share", lambda row: row.seconds / profile.whole_seconds, "{:.1%}".format),
         rate_column("rate_tflops", "TFLOPS", lambda row: row.tflops, profile.products, importance=1),
-        Column("mamfu", "MAMFU", lambda row: _share(row.tflops, ceilings.get(row.dtype)), "{:.1%}".format),
-        Column("of_alone", "of it alone", lambda row: _share(row.tflops, row.alone), "{:.0%}".format),
-        Column("of_padded", "of it padded", lambda row: _share(row.tflops, row.alone_padded), "{:.0%}".format),
+        Column("mamfu", "MAMFU", lambda row: (it := ceilings.get(row.dtype)) and row.tflops / it, "{:.1%}".format),
+        Column("of_alone", "of it alone", lambda row: row.alone and row.tflops / row.alone, "{:.0%}".format),
+        Column(
+            "of_padded", "of it padded", lambda row: row.alone_padded and row.tflops / row.alone_padded, "{:.0%}".format
+        ),
         Column("alone_tflops", "", lambda row: row.alone),
         Column("alone_padded_tflops", "", lambda row: row.alone_padded),
-    ]
-
-
-def _share(rate: float, of: float | None) -> float | None:
-    return rate / of if of else None
-
-
-def _gain_columns(profile: Profile) -> list[Column[Gain]]:
-    return [
-        Column("", "ms to be gained", lambda row: row[0] / (profile.steps or 1), milliseconds),
-        Column("seconds", "", itemgetter(0)),
-        Column("what", "what to change", itemgetter(1), left=True),
     ]
 
 
@@ -231,11 +230,13 @@ def _end(profile: Profile) -> Iterator[str]:
             yield f"{row.share:.1%} is unclassified: neither its operation nor its kernel is known by name"
     if profile.modules:
         yield "modules: forward and backward, with those within; names that differ in numbers alone are summed up"
-    for product in profile.products:
-        if (saved := product.saved_by_padding) is not None and product.alone and product.alone_padded:
-            took = f"{milliseconds(abs(saved) / (profile.steps or 1))} ms {'less' if saved >= 0 else 'more'} per step"
-            share = f"{product.alone / product.alone_padded:.0%} of what {product.padded} would"
-            yield f"{product.shape} alone runs at {share}, both measured in burst: padded it takes {took}"
+    for each in profile.products:
+        if (saved := each.saved_by_padding) is not None and each.alone and each.alone_padded:
+            yield (
+                f"{each.shape} alone runs at {each.alone / each.alone_padded:.0%} of what {each.padded} would, both "
+                f"measured in burst: padded it takes {milliseconds(abs(saved) / (profile.steps or 1))} ms "
+                f"{'less' if saved >= 0 else 'more'} per step"
+            )
     yield from profile.notes
 
 

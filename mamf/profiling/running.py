@@ -23,9 +23,8 @@ from mamf.operations.tracing.torch_traces import mark_step, synchronize, torch_p
 from mamf.operations.tracing.traces import read_chrome_trace
 from mamf.profiling import listen, unlisten
 from mamf.profiling.memory import MemoryWatch
-from mamf.profiling.others import ScriptProfilers
-from mamf.profiling.program import Program
 from mamf.profiling.ranges import ModuleRanges
+from mamf.profiling.script import Program, ScriptProfilers
 
 _OF_SCRIPT = "these are the steps of the script's own torch.profiler: it left too few others"
 _ASIDE = "the script starts torch.profiler itself: mamf steps aside, and profiles other steps if there are enough"
@@ -52,16 +51,13 @@ class StepProfiler:
         self.failure = ""
         self.profiled_all: Callable[[], object] = lambda: None
         self.watches = watches
-        self.seen = 0
-        self.profiled = 0
+        self.seen = self.profiled = self._undisturbed = 0
         self.unprofiled_step_seconds: float | None = None
         self.others = ScriptProfilers(self._step_aside, folder / "script.json")
         self._steps, self._warmup, self.stop = steps, warmup, stop
         self._folder, self._say = folder, functools.cache(say)  # once
-        self._undisturbed = 0
-        self._began = 0.0
         self._profiler: Any = None
-        self._is_running = False
+        self._began, self._is_running = 0.0, False
 
     @property
     def is_complete(self) -> bool:
@@ -94,8 +90,8 @@ class StepProfiler:
             else:
                 mark_step()
 
+    # What was timed or profiled of incomplete steps is dropped; after the script's profiler they begin anew.
     def _step_aside(self) -> None:
-        """What was timed or profiled of incomplete steps is dropped; after the script's profiler they begin anew."""
         if self.is_complete:
             return
         self._say(_ASIDE)
@@ -170,7 +166,7 @@ def _following_steps(profiler: StepProfiler, function: str | None) -> Iterator[N
     with ExitStack() as stack:
         listen(profiler.step_ended)
         stack.callback(unlisten, profiler.step_ended)
-        stack.enter_context(profiler.others.watching())
+        profiler.others.watch(stack)
         stack.callback(profiler.finish)
         for watch in profiler.watches:
             if isinstance(watch, MemoryWatch):  # before what ends the step

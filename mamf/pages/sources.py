@@ -126,14 +126,13 @@ def source_of_profile(path: Path, script: str, profile: Profile) -> Source:
     """``path``: its log."""
     header = parse_record(next(lines_of(path)))
     document = profile_document(script, profile, _MOST_ROWS, gains(profile))
-    device = {"name": device_of(profile)}
     return Source(
         path.name,
-        f"{document.title} on {device['name']}",
+        f"{document.title} on {device_of(profile)}",
         [conclusion(profile), f"started {header['started'][:16].replace('T', ' ')}"],
         document,
         [profile_chart([(script, profile)])],
-        conditions=conditions_of({"device": device, "timer": None, **header}),
+        conditions=conditions_of({"device": {"name": device_of(profile)}, "timer": None, **header}),
         command=header["command"],
         facts=_facts_of_profile(profile),
     )

@@ -98,11 +98,10 @@ def module_rows(at_work: Sequence[Busy], ceiling_of: CeilingOf) -> list[ClassRow
         names = [_folded(name) for name in _modules(each.event)] or [OUTSIDE]
         for name in dict.fromkeys(names):
             found[names[0], name].append(each)
-    # Children of several models would otherwise have one name.
-    are_several = len({root for root, name in found if root != name}) > 1
-    rows = []
+    roots, rows = {root for root, name in found if root != name}, []
     for (root, name), work in found.items():
-        title, flop = f"{root}.{name}" if are_several and root != name else name, counted_flop(work)
+        # Modules within several models would otherwise have one name.
+        title, flop = f"{root}.{name}" if len(roots) > 1 and root != name else name, counted_flop(work)
         times = 0.0, length(union(intervals(work))), 0.0
         rows.append(ClassRow(title, *times, len(work), *flop, share_of_ceilings(*flop, ceiling_of)))
     return sorted(rows, key=lambda row: -row.visible) if {root for root, _ in found} - {OUTSIDE} else []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
@@ -37,18 +38,14 @@ class ModuleRanges:
             self._give_up(describe_error(error))
 
     def _start(self) -> None:
-        from torch.nn.modules import module
-
         self._backend = backend = self._opened()
         if backend.profiler_range("a module") is None:
             self._give_up(f"no profiler of {backend.info.name} ({backend.name}) reads them")
             return
         self._running.enter_context(backend.profiler_window("steps"))
-        for hook in (
-            module.register_module_forward_pre_hook(self._enter),
-            module.register_module_forward_hook(self._leave, always_call=True),
-        ):
-            self._running.callback(hook.remove)
+        for each in _eager_modules():
+            self._running.callback(each.register_forward_pre_hook(self._enter, prepend=True).remove)
+            self._running.callback(each.register_forward_hook(self._leave, always_call=True).remove)
 
     def finish(self) -> None:
         """Has no effect after the first call."""
@@ -103,6 +100,16 @@ def in_trace() -> SimpleNamespace:
     from torch.profiler import record_function
 
     return SimpleNamespace(profiler_window=nullcontext, profiler_range=lambda name: record_function(f"{MODULE}{name}"))
+
+
+# Hooks of what is compiled, or of all modules at once, would make torch compile in the middle of the profiled steps.
+def _eager_modules() -> list[Any]:
+    import torch
+
+    found = [each for each in gc.get_objects() if issubclass(type(each), torch.nn.Module)]
+    compiled = [each for each in found if hasattr(each, "_orig_mod") or getattr(each, "_compiled_call_impl", None)]
+    parts = {part for each in compiled for part in each.modules() if part is not each or not hasattr(each, "_orig_mod")}
+    return [each for each in found if each not in parts and not isinstance(each, torch.fx.GraphModule)]
 
 
 class _Open(threading.local):

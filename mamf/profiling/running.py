@@ -221,13 +221,13 @@ def _follow_function(profiler: StepProfiler, function: str) -> Callable[[], None
     return lambda: setattr(owner, attribute, followed)
 
 
+# The number of this process among those of torchrun.
 def rank() -> int:
-    """The number of this process among those of torchrun."""
     return int(os.environ.get("RANK", "0"))
 
 
+# Opening another device makes it torch's current one: afterwards that is again the one from before.
 def keeping_device() -> AbstractContextManager[object]:
-    """Opening another device makes it torch's current one: afterwards that is again the one from before."""
     import torch
 
     return torch.cuda.device(torch.cuda.current_device()) if torch.cuda.is_initialized() else nullcontext()

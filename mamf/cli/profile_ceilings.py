@@ -115,7 +115,7 @@ def measure_products(profile: Profile, backend: Backend) -> Rates:
     for dtype, layout in dict.fromkeys((row.dtype, row.layout) for row in rows):
         same = [row for row in rows if (row.dtype, row.layout) == (dtype, layout)]
         shapes = list(dict.fromkeys(shape for row in same for shape in (row.shape, row.padded)))
-        warn(f"measuring {len(shapes)} products of {dtype}, {layout}")
+        warn(f"measuring products of {dtype}, {layout}: {', '.join(shapes)}")
         try:
             multiplied = "tf32" if dtype == "float32" and is_tf32 and not backend.unsupported_dtype("tf32") else dtype
             problem = Matmul().problem_for(backend, {"dtype": multiplied, "layout": layout})

@@ -105,23 +105,24 @@ def measure_products(profile: Profile, backend: Backend) -> Rates:
     """The rates of the products that take most of a step, and of their padded shapes. Those that cannot be measured are
     left out, with a line.
     """
-    least = _LEAST_SHARE * profile.whole_seconds
-    rows = [row for row in profile.products if row.batch == 1 and row.seconds >= least][:_MOST_PRODUCTS]
+    single = [row for row in profile.products if row.batch == 1]
+    rows = [row for row in single if row.seconds >= _LEAST_SHARE * profile.whole_seconds][:_MOST_PRODUCTS]
     gc.collect()  # what the script left
     backend.release_memory()
     rates: Rates = {}
-    # What the script lets torch do with float32.
-    is_tf32 = backend.settings().get("float32_matmul_precision", "highest") != "highest"
     for dtype, layout in dict.fromkeys((row.dtype, row.layout) for row in rows):
         same = [row for row in rows if (row.dtype, row.layout) == (dtype, layout)]
         shapes = list(dict.fromkeys(shape for row in same for shape in (row.shape, row.padded)))
         warn(f"measuring products of {dtype}, {layout}: {', '.join(shapes)}")
+        # What the script lets torch do with float32.
+        is_exact = dtype != "float32" or backend.settings().get("float32_matmul_precision", "highest") == "highest"
         try:
-            multiplied = "tf32" if dtype == "float32" and is_tf32 and not backend.unsupported_dtype("tf32") else dtype
-            problem = Matmul().problem_for(backend, {"dtype": multiplied, "layout": layout})
+            problem = Matmul().problem_for(backend, {"dtype": dtype if is_exact else "tf32", "layout": layout})
             measured = list(sweep(shapes, problem=problem, backend=backend, budget_seconds=_BUDGET_SECONDS))
         except MamfError as error:
             warn(f"products of {dtype}, {layout} were not measured: {error}")
             continue
         rates |= rates_of(measured, dtype)
+        for row in (row for row in measured if not row.ok):
+            warn(f"no rate of {row.shape}, {dtype}, {layout}: {row.status}, {row.reason}")
     return rates

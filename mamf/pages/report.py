@@ -128,7 +128,7 @@ def _of_ranks(path: Path) -> Page:
     document = ranks_document(ranks)
     answer = next(text for block in document.blocks if isinstance(block, Answer) for text in block.texts)
     bars = profile_chart([(f"rank {rank}", profile) for rank, (_, profile) in ranks.items()])
-    sources = [source_of_profile(rank_log(path, rank), *read) for rank, read in ranks.items()]
+    sources = (source_of_profile(rank_log(path, rank), *read) for rank, read in ranks.items())
     sections = [_joined(f"{source.name}: {source.title}", source.sections) for source in sources]
     together = Section("", [bars, *document.visible_blocks[:-1]])
     return Page(document.title, verdict=answer, sections=[together, *sections])

@@ -195,8 +195,14 @@ def gains(profile: Profile) -> list[Gain]:
 
     Each follows from the profile, or from what was measured beside it.
     """
-    least = _LEAST_GAIN * profile.whole_seconds
-    return sorted((gain for gain in (*_of_products(profile), *_of_classes(profile)) if gain[0] >= least), reverse=True)
+    return sorted(
+        (
+            gain
+            for gain in (*_of_products(profile), *_of_classes(profile))
+            if gain[0] >= _LEAST_GAIN * profile.whole_seconds
+        ),
+        reverse=True,
+    )
 
 
 def _of_products(profile: Profile) -> Iterator[Gain]:

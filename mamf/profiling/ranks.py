@@ -61,9 +61,9 @@ def ranks_document(ranks: Ranks, count: int = 0) -> Document:
     missing = sorted(set(range(max(count, max(ranks) + 1))) - ranks.keys())
     devices = [device_of(profile) for profile in profiles.values()]
     names = ", ".join(f"{devices.count(name)} x {name}" for name in dict.fromkeys(devices))
-    lost = f"no profile of rank {', '.join(map(str, missing))}: is the folder shared by all machines?"
     blocks: list[Block] = [
-        Lines([f"{script} on {counted(len(ranks), 'rank')}: {names}", *([lost] if missing else [])]),
+        Lines([f"{script} on {counted(len(ranks), 'rank')}: {names}"]),
+        Lines([f"no profile of rank {rank}: is the folder shared by all machines?" for rank in missing]),
         Table(_columns(min(map(_own, profiles.values()))), list(profiles.items()), key="ranks"),
         Table(_CLASSES, list(_spread(profiles)), key="classes"),
         Lines(

@@ -222,13 +222,13 @@ def test_products_are_measured_alone_and_padded(machine):
 
 def test_a_script_is_asked_for_its_products_at_its_end(machine, tmp_path, capsys):
     script = tmp_path / "train.py"
-    script.write_text(TINY.replace("2, 2", "64, 64"))
+    script.write_text(TINY.replace("2, 2", "64, 64, dtype=torch.bfloat16"))
     log = tmp_path / "own.jsonl"
     arguments = ["--measure-products", "--advise", "--backend", "simulated", "--output", str(log), "--format", "json"]
     assert main([*SHORTLY, *arguments, str(script)]) == 0
     output = capsys.readouterr()
     told = json.loads(output.out)
-    assert "mamf: measuring products of float32, nn: 64x64x64\n" in output.err
+    assert "mamf: measuring products of bfloat16, nn: 64x64x64\n" in output.err
     rates = [row["alone_tflops"] for row in told["products"]]
     assert any(rates)
     assert [row.alone for row in read_profile_or_none(log)[1].products] == rates

@@ -4,7 +4,7 @@
     torchrun --nproc-per-node 2 -m mamf profile --stop --ranks all --output SLOW tools/profiled_fsdp.py --slow-rank 1
     mamf profile --stop --measure-products --advise --output STEP.jsonl tools/profiled_fsdp.py
 
-On CPUs add ``--small``. ``--slow-rank`` computes a product of its own in each step, for which the others wait.
+On CPUs add ``--small``. ``--slow-rank`` adds a product to each step of one rank, for which the others wait.
 ``--own-profiler`` profiles steps 2 to 4 by torch.profiler, beside mamf.
 """
 

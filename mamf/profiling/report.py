@@ -39,12 +39,6 @@ def profile_document(script: str, profile: Profile, top: int | None = 10, gains:
     blocks: list[Block] = [
         Lines([*_title(script, profile), *known_ceiling_lines(profile.ceilings)]),
         Table(class_columns(profile), profile.classes, key="classes"),
-        Table(class_columns(profile, "module"), profile.modules, key="modules", top=top),
-        Table(product_columns(profile), profile.products, key="products", top=top),
-        Table(kernel_columns(profile), profile.kernels, key="kernels", top=top),
-        Table(gap_columns(profile), profile.gaps, key="gaps", top=top),
-        Table(memory_columns(profile.memory), with_peak(profile.memory), key="memory"),
-        Lines(list(_end(profile))),
         Table(
             [
                 Column("", "ms to be gained", lambda row: row[0] / (profile.steps or 1), milliseconds),
@@ -55,6 +49,12 @@ def profile_document(script: str, profile: Profile, top: int | None = 10, gains:
             key="gains",
             top=top,
         ),
+        Table(class_columns(profile, "module"), profile.modules, key="modules", top=top),
+        Table(product_columns(profile), profile.products, key="products", top=top),
+        Table(kernel_columns(profile), profile.kernels, key="kernels", top=top),
+        Table(gap_columns(profile), profile.gaps, key="gaps", top=top),
+        Table(memory_columns(profile.memory), with_peak(profile.memory), key="memory"),
+        Lines(list(_end(profile))),
         Answer([conclusion(profile)]),
     ]
     data = {"script": script, **whole, **{name: getattr(profile, name) for name in _DERIVED}}

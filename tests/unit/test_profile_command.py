@@ -227,6 +227,7 @@ def test_the_device_whose_ceilings_are_known_can_be_named():
     named = [(None, None), (None, 1), ("cuda", None), ("cuda", 3)]
     found = [profile._device(Namespace(backend=backend, device=device)) for backend, device in named]
     assert found == [None, "auto:1", "cuda:0", "cuda:3"]
+    assert profile._device(Namespace(backend=None, device=None), is_of_device=False) == "cpu"
 
 
 def test_an_unknown_device_has_no_share(monkeypatch):

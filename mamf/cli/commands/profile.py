@@ -85,6 +85,7 @@ def _read(options: argparse.Namespace) -> int:
         (options.memory, "--memory"),
         (options.nvtx, "--nvtx"),
         (options.stop, "--stop"),
+        (options.measure_products, "--measure-products"),
         (options.ranks == "all", "--ranks"),
     ):
         if given:
@@ -137,7 +138,7 @@ class _Report:
     # ``step_seconds``: of a step without the profiler. MAMFU uses sustained ceilings, because a training step is not a
     # burst: the given ones, else those known for the device of the script.
     def keep(self, trace: Trace, step_seconds: float | None = None, parts: Sequence[MemoryRow] = ()) -> None:
-        options, device = self._options, _device(self._options)
+        options, device = self._options, _device(self._options, trace.is_of_device)
         logs = of_device(self._given, trace.device, lambda: None if options.source else opened(device).info.uuid_hash)
         is_given = options.source or options.ceiling
         known = functools.partial(ceiling_in, logs) if is_given else functools.partial(known_here, device)
@@ -147,7 +148,7 @@ class _Report:
 
     def measure(self) -> None:
         if self.profile is not None and self._options.measure_products:
-            rates = measure_products(self.profile, opened(_device(self._options)))
+            rates = measure_products(self.profile, opened(_device(self._options, self.profile.is_of_device)))
             self._add(self.profile, rates, is_last=True)
 
     def _add(self, profile: Profile, rates: Rates, is_last: bool) -> None:
@@ -183,8 +184,8 @@ def _reporting(options: argparse.Namespace, name: str) -> Iterator[_Report]:
             raise
 
 
-# The device of --backend and --device as ``peak`` names it; None without either.
-def _device(options: argparse.Namespace) -> str | None:
+# The device of --backend and --device as ``peak`` names it. Without either: None, or the CPU if no device worked.
+def _device(options: argparse.Namespace, is_of_device: bool = True) -> str | None:
     if options.backend is None and options.device is None:
-        return None
+        return None if is_of_device else "cpu"
     return f"{options.backend or 'auto'}:{options.device or 0}"

@@ -54,12 +54,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add(
         parser,
         "--ceiling",
-        help="a log of 'mamf find', 'mamf roofline' or 'mamf sweep' (rates of products), or a folder of 'mamf node' "
-        "or 'mamf autoprofile'",
         nargs=None,
         action="append",
         default=[],
-        default_text="the ceilings that 'mamf peak' knows; repeatable",
+        default_text="the ceilings that 'mamf peak' knows; repeatable; also a log of 'mamf sweep' with rates of products, or "
+        "a folder of 'mamf node' or 'mamf autoprofile'",
     )
     parser.add_argument("--trace", type=Path, metavar="FILE", help="keep the steps as a Chrome trace, for Perfetto")
     parser.add_argument(

@@ -57,8 +57,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         nargs=None,
         action="append",
         default=[],
-        default_text="the ceilings that 'mamf peak' knows; repeatable; also a log of 'mamf sweep' with rates of products, "
-        "or a folder of 'mamf node' or 'mamf autoprofile'",
+        default_text="the ceilings that 'mamf peak' knows; repeatable; also a log of 'mamf sweep' with rates of "
+        "products, or a folder of 'mamf node' or 'mamf autoprofile'",
     )
     parser.add_argument("--trace", type=Path, metavar="FILE", help="keep the steps as a Chrome trace, for Perfetto")
     parser.add_argument(

@@ -193,7 +193,7 @@ def _parser(given: Sequence[str]) -> Parser:
             module = module_of(name, given)
             command.set_defaults(command=name, module=module, parser=command)
             options = importlib.import_module(f"mamf.cli.options.{module}")
-            command.epilog = getattr(options, "EXAMPLES", None)
+            command.epilog = options.EXAMPLES
             options.configure(command)
             command.add_argument("--help-all", action=PrintHelpAll, help="show all options and exit")
     return parser

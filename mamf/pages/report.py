@@ -15,6 +15,8 @@ from mamf.node.report import node_chart, node_document
 from mamf.node.verdict import judged
 from mamf.pages.sources import Source, read_source, source_of_log, source_of_profile
 from mamf.profiling.folder import LOGS, read_folder
+from mamf.profiling.ranks import RANK_LOGS, rank_log, ranks_document, read_rank_logs
+from mamf.profiling.report import profile_chart
 from mamf.profiling.summary import summary_sections
 from mamf.report.charts.ranges import RangeChart, RangeRow
 from mamf.report.columns import text_table
@@ -35,7 +37,8 @@ def report_of(paths: Sequence[Path]) -> Page:
 
 
 def page_of_source(source: Source) -> Page:
-    return Page(source.title, source.lead, [each.fact for each in source.figures], sections=source.sections)
+    facts = [*(each.fact for each in source.figures), *source.facts]
+    return Page(source.title, source.lead, facts, sections=source.sections)
 
 
 def _of_several(sources: Sequence[Source], pages: Sequence[Page]) -> Page:
@@ -99,6 +102,8 @@ def _of_folder(path: Path) -> Page:
         return _of_autoprofile(path)
     if (path / RUN).exists() or list(path.glob("*-find.jsonl")):
         return _of_node(path)
+    if list(path.glob(RANK_LOGS)):
+        return _of_ranks(path)
     logs = sorted(path.rglob("*.jsonl"))
     if not logs:
         raise UsageError(f"{path} holds no log: name a folder of run logs, of 'mamf node' or of 'mamf autoprofile'")
@@ -118,12 +123,23 @@ def _of_node(path: Path) -> Page:
     )
 
 
+def _of_ranks(path: Path) -> Page:
+    ranks = read_rank_logs(path)
+    document = ranks_document(ranks)
+    answer = next(text for block in document.blocks if isinstance(block, Answer) for text in block.texts)
+    bars = profile_chart([(f"rank {rank}", profile) for rank, (_, profile) in ranks.items()])
+    sources = (source_of_profile(rank_log(path, rank), *read) for rank, read in ranks.items())
+    sections = [_joined(f"{source.name}: {source.title}", source.sections) for source in sources]
+    together = Section("", [bars, *document.visible_blocks[:-1]])
+    return Page(document.title, verdict=answer, sections=[together, *sections])
+
+
 def _of_autoprofile(path: Path) -> Page:
     folder = read_folder(path)
     logs = [log for log in (folder.ceilings, folder.bandwidth, folder.kernels, folder.counters) if log]
     sources = [source_of_log(log) for log in logs]
     if folder.step:
-        sources.append(source_of_profile(LOGS["step"], *folder.step))
+        sources.append(source_of_profile(path / LOGS["step"], *folder.step))
     figures = [figure for source in sources for figure in source.figures]
     sections = [Section(name, blocks) for name, blocks in summary_sections(folder).items() if blocks]
     pictures = [picture for source in sources for picture in source.pictures]

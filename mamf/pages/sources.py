@@ -15,15 +15,18 @@ from mamf.errors import UsageError
 from mamf.kinds.kind import View
 from mamf.kinds.registry import chart_of, kind_of
 from mamf.logs.legacy import FinderRun, read_legacy_or_none
+from mamf.logs.lines import lines_of, parse_record
 from mamf.logs.run_log import RunLog, read_run_log
-from mamf.measurement import Measurement
+from mamf.measurement import IDLE, Measurement
+from mamf.operations.tracing.classes import COMMUNICATION
 from mamf.plans import MATMUL
+from mamf.profiling.advice import gains
 from mamf.profiling.counters.chart import counters_chart
 from mamf.profiling.counters.log import counted_in
 from mamf.profiling.counters.report import counters_document
 from mamf.profiling.log import read_profile_or_none
 from mamf.profiling.profile import Profile
-from mamf.profiling.report import profile_chart, profile_document
+from mamf.profiling.report import conclusion, device_of, milliseconds, profile_chart, profile_document
 from mamf.report.charts.plotting import Picture
 from mamf.report.charts.products import differing_fields
 from mamf.report.charts.ranges import RangePoint
@@ -70,6 +73,7 @@ class Source:
     conditions: Sequence[Part] = ()
     command: str = ""
     log: RunLog | None = None
+    facts: Sequence[Fact] = ()
 
     @property
     def sections(self) -> list[Section]:
@@ -89,7 +93,7 @@ def read_source(path: Path) -> Source:
     if (imported := read_legacy_or_none(path)) is not None:
         return source_of_finder(path.name, imported)
     if (profiled := read_profile_or_none(path)) is not None:
-        return source_of_profile(path.name, *profiled)
+        return source_of_profile(path, *profiled)
     return source_of_log(read_run_log(path))
 
 
@@ -118,9 +122,33 @@ def source_of_finder(name: str, run: FinderRun) -> Source:
     )
 
 
-def source_of_profile(name: str, script: str, profile: Profile) -> Source:
-    document = profile_document(script, profile, _MOST_ROWS)
-    return Source(name, document.title, [], document, [profile_chart([(script, profile)])])
+def source_of_profile(path: Path, script: str, profile: Profile) -> Source:
+    """``path``: its log."""
+    header = parse_record(next(lines_of(path)))
+    document = profile_document(script, profile, _MOST_ROWS, gains(profile))
+    return Source(
+        path.name,
+        f"{document.title} on {device_of(profile)}",
+        [conclusion(profile), f"started {header['started'][:16].replace('T', ' ')}"],
+        document,
+        [profile_chart([(script, profile)])],
+        conditions=conditions_of({"device": {"name": device_of(profile)}, "timer": None, **header}),
+        command=header["command"],
+        facts=_facts_of_profile(profile),
+    )
+
+
+def _facts_of_profile(profile: Profile) -> list[Fact]:
+    is_timed, steps = profile.unprofiled_step_seconds is not None, profile.steps or 1
+    took = milliseconds(profile.unprofiled_step_seconds or profile.step_seconds)
+    step = Fact("a step" if profile.steps else "all", took, "ms", [f"with{'out' if is_timed else ''} the profiler"])
+    share = [] if profile.mamfu is None else [Fact("MAMFU of a step", f"{100 * profile.mamfu:.1f}", "%")]
+    costs = [
+        Fact(row.name, f"{100 * row.share:.1f}", "%", [f"{milliseconds(row.visible / steps)} ms"])
+        for row in profile.classes
+        if row.name in (IDLE, COMMUNICATION)
+    ]
+    return [step, *share, *costs]
 
 
 def source_of_log(log: RunLog) -> Source:

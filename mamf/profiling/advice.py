@@ -10,9 +10,10 @@ from mamf.ceilings.share import STATE_TOLERANCE, mamfu
 from mamf.logs.run_log import RunLog
 from mamf.measurement import IDLE, Measurement
 from mamf.operations.model.shapes import SIZES
+from mamf.operations.tracing.classes import COMMUNICATION
 from mamf.profiling.folder import Folder
 from mamf.profiling.profile import Profile
-from mamf.profiling.report import milliseconds
+from mamf.profiling.report import Gain, milliseconds
 from mamf.report.rows import shape_title
 
 #: Generations by the architectures that have their matrix instructions, and by what names of kernels say, the newest
@@ -183,3 +184,45 @@ def _classes(profile: Profile, is_explained: bool) -> Iterator[tuple[float, str]
             yield row.visible, f"the device is idle{during}: larger batches, or mamf model --compile"
         elif row.mamfu is not None and row.mamfu < _FAR_BELOW and not (is_explained and row.name == "matmul"):
             yield row.visible, f"{row.name} at {row.mamfu:.0%} of the ceiling"
+
+
+#: Shares of the time of the steps, and of a product's time, below which there is nothing to gain.
+_LEAST_GAIN, _FASTER = 0.005, 0.05
+
+
+def gains(profile: Profile) -> list[Gain]:
+    """What to change in a script, by the seconds to be gained in all profiled steps, the largest first.
+
+    Each follows from the profile, or from what was measured beside it.
+    """
+    return sorted(
+        (
+            gain
+            for gain in (*_of_products(profile), *_of_classes(profile))
+            if gain[0] >= _LEAST_GAIN * profile.whole_seconds
+        ),
+        reverse=True,
+    )
+
+
+def _of_products(profile: Profile) -> Iterator[Gain]:
+    for row in profile.products:
+        name, saved = f"{row.shape} ({row.dtype}, {row.layout})", row.saved_by_padding or 0.0
+        if saved >= _FASTER * row.seconds:
+            yield saved, f"pad {name} to {row.padded}: both were measured alone"
+        share = row.tflops / row.alone if row.alone else 1.0
+        if share < 1 - _FASTER:
+            yield row.seconds * (1 - share), f"at most: {name} reaches {share:.0%} of its rate alone, in burst"
+
+
+# Bounds: of idle time and communication all that is visible, of other classes what they lack to the ceiling.
+def _of_classes(profile: Profile) -> Iterator[Gain]:
+    for row in profile.classes:
+        if row.name == IDLE:
+            during = f"; most gaps while the host was in {profile.gaps[0].during}" if profile.gaps else ""
+            yield row.visible, f"at most: keep the device busy, it is idle{during}"
+        elif row.name == COMMUNICATION:
+            yield row.visible, "at most: overlap communication with computation, nothing hides this part"
+        elif row.mamfu is not None and row.mamfu < 1:
+            share = f"{row.name} runs at {row.mamfu:.0%} of the ceiling"
+            yield row.multiplying * (1 - row.mamfu), f"at most: {share}; see its products and kernels"

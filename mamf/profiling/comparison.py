@@ -9,8 +9,9 @@ from typing import Any
 from mamf.errors import IncomparableError
 from mamf.measurement import IDLE
 from mamf.operations.tracing.classes import ADDITIONS, CLASSES
-from mamf.profiling.profile import ClassRow, Profile
-from mamf.profiling.report import milliseconds
+from mamf.profiling.breakdown import ClassRow
+from mamf.profiling.profile import Profile
+from mamf.profiling.report import device_of, milliseconds
 from mamf.report.document import Answer, Block, Column, Document, Lines, Table
 from mamf.report.text import plain
 
@@ -23,7 +24,7 @@ def profiles_document(a: tuple[str, Profile], b: tuple[str, Profile], anyway: bo
 
     Raises IncomparableError for profiles of two devices, unless ``anyway``, and if the steps of one alone are known.
     """
-    devices = [_device(profile) for _, profile in (a, b)]
+    devices = [device_of(profile) for _, profile in (a, b)]
     if len(set(devices)) > 1 and not anyway:
         raise IncomparableError(f"profiles of two devices, {' and '.join(devices)}: --anyway compares them")
     if (a[1].steps is None) != (b[1].steps is None):
@@ -63,10 +64,6 @@ def _conclusion(rows: Sequence[Row]) -> str:
     changes = {row["class"]: 1e3 * (row["b_seconds"] - row["a_seconds"]) for row in classes}
     most = max(changes, key=lambda name: abs(changes[name]))
     return f"B takes {step['b_to_a']:.3f} times as long as A; the largest change: {most}, {changes[most]:+.4g} ms"
-
-
-def _device(profile: Profile) -> str:
-    return profile.device or ("an unknown device" if profile.is_of_device else "the CPU")
 
 
 def _rows(a: Profile, b: Profile) -> list[dict[str, Any]]:

@@ -42,7 +42,7 @@ def flop_of(event: Event) -> int | None:
 
 def dtype_of(event: Event) -> str:
     """mamf's name of the dtype that an operation multiplies; torch's if mamf has no name for it."""
-    operand = _FIRST_OPERAND.get(event.name, 0)
+    operand = FIRST_OPERAND.get(event.name, 0)
     recorded = event.dtypes[operand] if len(event.dtypes) > operand else ""
     return DTYPES.get(recorded, recorded or "unknown")
 
@@ -51,11 +51,11 @@ def unaligned_product(event: Event) -> str | None:
     """MxNxK of the product that launched a kernel, if rows of its operands or of its result do not begin at multiples
     of 16 bytes: matrix units then take slower kernels. None for other kernels, and for dtypes of 4 bytes and more.
     """
-    operation = next((each for each in event.lineage() if each.name in _PRODUCTS and flop_of(each)), None)
+    operation = next((each for each in event.lineage() if each.name in ALIGNED and flop_of(each)), None)
     dtype = MAMF_DTYPES.get(dtype_of(operation)) if operation and event.is_on_device else None
     if operation is None or dtype is None or dtype.itemsize > 2:
         return None
-    first = _FIRST_OPERAND.get(operation.name, 0)
+    first = FIRST_OPERAND.get(operation.name, 0)
     a, b = operation.dimensions[first : first + 2]
     # Without strides: as if both were stored row by row.
     rows = [size for each in operation.strides[first : first + 2] for size in each[-2:]] or [a[-1]]
@@ -127,7 +127,9 @@ def _attention(causal: int, first: int = 0, count: float = 1.0) -> Callable[[_Sh
 
 
 _BACKWARD = BACKWARD_COUNTS["hardware"]
-_PRODUCTS = frozenset({"aten::mm", "aten::bmm", "aten::addmm", "aten::addmm_", "aten::baddbmm", "aten::baddbmm_"})
+#: Products of matrices as libraries have them, of any dtype, and those whose alignment decides on kernels.
+ALIGNED = frozenset({"aten::mm", "aten::bmm", "aten::addmm", "aten::addmm_", "aten::baddbmm", "aten::baddbmm_"})
+PRODUCTS = ALIGNED | {"aten::_int_mm", "aten::_scaled_mm", "aten::_addmm_activation"}
 _FORMULAS: Mapping[str, Callable[[_Shapes, Sequence[str]], int]] = {
     "aten::mm": _product(0),
     "aten::bmm": _product(0),
@@ -162,4 +164,4 @@ _FORMULAS: Mapping[str, Callable[[_Shapes, Sequence[str]], int]] = {
     "aten::_scaled_dot_product_cudnn_attention_backward": _attention(14, 1, _BACKWARD),
 }
 #: Operations whose first operand is not the first argument.
-_FIRST_OPERAND = {name: 1 for name in _FORMULAS if "add" in name or name.endswith("attention_backward")}
+FIRST_OPERAND = {name: 1 for name in _FORMULAS if "add" in name or name.endswith("attention_backward")}

@@ -5,6 +5,7 @@ A profile has no samples, so it is not a measurement: rankings, comparisons and 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -19,7 +20,9 @@ from mamf.logs.schema import KNOWN_CEILING
 from mamf.logs.validator import ANY_NAME, Nullable, require
 from mamf.logs.writer import RunLogWriter
 from mamf.machine.environment import describe_environment, tool_version
-from mamf.profiling.profile import ClassRow, GapRow, KernelRow, MemoryRow, Profile
+from mamf.operations.matmul.shapes import MatmulShape
+from mamf.profiling.breakdown import ClassRow, ProductRow
+from mamf.profiling.profile import GapRow, KernelRow, MemoryRow, Profile
 
 TIER = "profile"
 _HEADER = {"schema": int, "tool": {}, "command": str, "started": str, "script": str, "environment": {}}
@@ -34,6 +37,16 @@ _CLASS = {
     "mamfu": Nullable(float),
 }
 _KERNEL = {"name": str, "class_name": str, "calls": int, "seconds": float, "unaligned?": str}
+_PRODUCT = {
+    "shape": str,
+    "batch": int,
+    "dtype": str,
+    "layout": str,
+    "calls": int,
+    "seconds": float,
+    "alone": Nullable(float),
+    "alone_padded": Nullable(float),
+}
 _GAP = {"during": str, "count": int, "seconds": float}
 _MEMORY = {"name": str, "nbytes": Nullable(int)}
 _SUMMARY = {
@@ -51,6 +64,8 @@ _RECORDS: Mapping[str, tuple[str, Any, type]] = {
     "gap": ("gaps", _GAP, GapRow),
     "memory": ("memory", _MEMORY, MemoryRow),
     "known_ceiling": ("ceilings", KNOWN_CEILING, KnownCeiling),
+    "module": ("modules", _CLASS, ClassRow),
+    "product": ("products", _PRODUCT, ProductRow),
 }
 
 
@@ -68,7 +83,7 @@ def create_profile_log(path: Path, command: str, script: str) -> RunLogWriter:
 
 
 def write_profile(writer: RunLogWriter, profile: Profile) -> None:
-    """Raises RunLogWriteError when it cannot be written."""
+    """Also in place of one that the log has, which knew less. Raises RunLogWriteError when it cannot be written."""
     for record, (field, _, _) in _RECORDS.items():
         for row in getattr(profile, field):
             writer.write(record, asdict(row))
@@ -89,13 +104,17 @@ def read_profile_or_none(path: Path) -> tuple[str, Profile] | None:
     number = 1
     try:
         require(header, _HEADER)
-        rows: dict[str, list[Any]] = {field: [] for field, _, _ in _RECORDS.values()}
-        *between, last = lines[1:]
-        for line in between:
+        profile, rows = None, defaultdict[str, list[Any]](list)
+        for line in lines[1:]:
             number += 1
-            _add(rows, parse_record(line))
-        number += 1
-        return header["script"], _profile(rows, parse_record(last))
+            record = parse_record(line)
+            if record["record"] == "summary":
+                profile, rows = _profile(rows, record), defaultdict(list)
+            else:
+                _add(rows, record)
+        if profile is None:
+            raise ValueError("the log has no summary: mamf was killed while it wrote it")
+        return header["script"], profile
     except MALFORMED as error:
         raise RunLogError(f"{path}, line {number}: {describe_error(error)}") from None
 
@@ -109,10 +128,10 @@ def _add(rows: dict[str, list[Any]], record: dict[str, Any]) -> None:
 
 
 def _profile(rows: Mapping[str, list[Any]], summary: dict[str, Any]) -> Profile:
-    if summary["record"] != "summary":
-        raise ValueError("the log has no summary: mamf was killed while it wrote it")
     require(summary, _SUMMARY)
     if not all(summary[name] is None or summary[name] > 0 for name in ("seconds", "steps", "unprofiled_step_seconds")):
         raise ValueError("a profile of no step")
+    if not all(MatmulShape.parse(row.shape) and row.seconds > 0 for row in rows.get("products", ())):
+        raise ValueError("a product that took no time")
     known: dict[str, Any] = {name: summary[name] for name in _SUMMARY} | {"notes": tuple(summary["notes"])}
-    return Profile(**known | {field: tuple(found) for field, found in rows.items()})
+    return Profile(**known | {field: tuple(rows.get(field, ())) for field, _, _ in _RECORDS.values()})

@@ -6,51 +6,31 @@ device worked in the trace, so what the profiler adds between two kernels is not
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from mamf.ceilings.share import KnownCeiling
-from mamf.measurement import IDLE, TERA
+from mamf.measurement import IDLE
 from mamf.operations.tracing.classes import class_of
 from mamf.operations.tracing.events import Busy, Event, Trace
 from mamf.operations.tracing.shares import Union, busy, gaps, length, shares, union
-from mamf.profiling.flops import dtype_of, flop_of, unaligned_product
+from mamf.profiling.breakdown import (
+    MODULE,
+    CeilingOf,
+    ClassRow,
+    ProductRow,
+    counted_flop,
+    intervals,
+    module_rows,
+    product_rows,
+    share_of_ceilings,
+)
+from mamf.profiling.flops import unaligned_product
 from mamf.regime_names import BURST
 
 _OUTSIDE = "Python, outside of any operation"
 _UNKNOWN = "unknown: there are no events of the host"
-#: Share of a class's FLOP that may be of dtypes without a ceiling, and is left out: a rotary table of float32 beside
-#: all products of bfloat16.
-_MOST_UNKNOWN = 0.01
-#: The ceiling of a dtype (mamf's name), or None if it is unknown.
-CeilingOf = Callable[[str], KnownCeiling | None]
-
-
-@dataclass(frozen=True)
-class ClassRow:
-    """A class in all profiled steps. ``visible`` and ``hidden``: seconds (tracing.shares.Share); ``share``: the visible
-    ones of Profile.whole_seconds. Calls of idle are the gaps in the trace. ``flop`` by dtype, and
-    ``multiplying``, the seconds in which they were computed. ``mamfu``: the share of the ceilings of these dtypes, None
-    if more than a hundredth of the FLOP has no known ceiling.
-    """
-
-    name: str
-    share: float
-    visible: float
-    hidden: float
-    calls: int
-    flop: Mapping[str, int]
-    multiplying: float
-    mamfu: float | None = None
-
-    @property
-    def total(self) -> float:
-        return self.visible + self.hidden
-
-    @property
-    def tflops(self) -> float | None:
-        return sum(self.flop.values()) / self.multiplying / 1e12 if self.flop and self.multiplying else None
 
 
 @dataclass(frozen=True)
@@ -105,11 +85,15 @@ class Profile:
     memory: tuple[MemoryRow, ...] = ()
     #: The ceilings that MAMFU refers to.
     ceilings: tuple[KnownCeiling, ...] = ()
+    #: Both are in the order of their seconds; calls of modules are the events that worked for them.
+    modules: tuple[ClassRow, ...] = ()
+    products: tuple[ProductRow, ...] = ()
 
     def __post_init__(self) -> None:
         whole, idle = self.whole_seconds, max(0.0, self.whole_seconds - self.busy_seconds)
         rows = [replace(row, visible=idle) if row.name == IDLE else row for row in self.classes]
-        object.__setattr__(self, "classes", tuple(replace(row, share=row.visible / whole) for row in rows))
+        for name, found in (("classes", rows), ("modules", self.modules)):
+            object.__setattr__(self, name, tuple(replace(row, share=row.visible / whole) for row in found))
 
     @property
     def busy_seconds(self) -> float:
@@ -188,13 +172,15 @@ def profile_of(
         unprofiled_step_seconds=unprofiled_step_seconds,
         notes=trace.notes,
         ceilings=tuple(filter(None, (ceiling_of(dtype) for ceiling_of in known for dtype in dtypes))),
+        modules=tuple(module_rows(at_work, ceiling_of)),
+        products=tuple(product_rows(at_work)),
     )
 
 
 def _class_rows(by_class: Mapping[str, Sequence[Busy]], ceiling_of: CeilingOf) -> Iterable[ClassRow]:
     """Their shares follow from the step (Profile)."""
-    for name, share in shares({name: _intervals(found) for name, found in by_class.items()}).items():
-        flop, multiplying = _flop(name, by_class[name])
+    for name, share in shares({name: intervals(found) for name, found in by_class.items()}).items():
+        flop, multiplying = counted_flop(by_class[name])
         yield ClassRow(
             name=name,
             share=0.0,
@@ -205,10 +191,6 @@ def _class_rows(by_class: Mapping[str, Sequence[Busy]], ceiling_of: CeilingOf) -
             multiplying=multiplying,
             mamfu=share_of_ceilings(flop, multiplying, ceiling_of),
         )
-
-
-def _intervals(found: Iterable[Busy]) -> list[tuple[float, float]]:
-    return [(each.begun, each.ended) for each in found]
 
 
 def _calls(found: Iterable[Busy]) -> int:
@@ -223,38 +205,12 @@ def _is_within(name: str, event: Event) -> bool:
     return is_called and caller is not None and class_of(caller) == name
 
 
-def _flop(name: str, found: Sequence[Busy]) -> tuple[dict[str, int], float]:
-    """FLOP by dtype, and the seconds of what they were computed by. An operation and those that it calls count once, in
-    the class of the operation: a copy that a product calls computes none of it.
-    """
-    counting = {each.event: operation for each in found if (operation := _counted(each.event))}
-    counting = {event: operation for event, operation in counting.items() if class_of(operation) == name}
-    flop: Counter[str] = Counter()
-    for operation in set(counting.values()):
-        flop[dtype_of(operation)] += flop_of(operation) or 0
-    return dict(flop), length(union(_intervals(each for each in found if each.event in counting)))
-
-
-def _counted(event: Event) -> Event | None:
-    """The outermost operation with a formula that an event belongs to: whose FLOP it computes."""
-    return next((each for each in reversed(list(event.lineage())) if flop_of(each) is not None), None)
-
-
-def share_of_ceilings(flop: Mapping[str, int], seconds: float, ceiling_of: CeilingOf) -> float | None:
-    """The time that the ceilings of the dtypes would take, as a share of the time that was taken."""
-    known = {dtype: ceiling.tflops * TERA for dtype in flop if (ceiling := ceiling_of(dtype))}
-    unknown = sum(count for dtype, count in flop.items() if dtype not in known)
-    if not seconds or not flop or unknown > _MOST_UNKNOWN * sum(flop.values()):
-        return None
-    return sum(flop[dtype] / rate for dtype, rate in known.items()) / seconds
-
-
 def _kernel_rows(at_work: Iterable[Busy]) -> list[KernelRow]:
     by_name: dict[tuple[str, str], list[Busy]] = defaultdict(list)
     for each in at_work:
         by_name[each.event.name, class_of(each.event)].append(each)
     rows = [
-        KernelRow(name, class_name, _calls(found), length(union(_intervals(found))), " ".join(sorted(shapes)))
+        KernelRow(name, class_name, _calls(found), length(union(intervals(found))), " ".join(sorted(shapes)))
         for (name, class_name), found in by_name.items()
         for shapes in [set(filter(None, (unaligned_product(each.event) for each in found)))]
     ]
@@ -271,7 +227,8 @@ def _gap_rows(idle: Union, trace: Trace) -> list[GapRow]:
 
 def _hosts(idle: Union, trace: Trace) -> Iterable[str]:
     """The host's activity in the middle of each gap: the innermost open call."""
-    events = sorted((event for event in trace.events if not event.is_on_device), key=lambda event: event.begun)
+    host = (event for event in trace.events if not event.is_on_device and not event.name.startswith(MODULE))
+    events = sorted(host, key=lambda event: event.begun)
     open_calls: list[Event] = []
     begun = 0
     for instant in ((low + high) / 2 for low, high in idle):

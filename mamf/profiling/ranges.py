@@ -1,25 +1,28 @@
-"""Ranges around modules, for the vendor's own profiler: which module launched a kernel."""
+"""Ranges around modules, for the trace and for the vendor's own profiler: which module launched a kernel."""
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from types import SimpleNamespace
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from mamf.backend import Backend
 from mamf.errors import describe_error
+from mamf.profiling.breakdown import MODULE
 
 
 class ModuleRanges:
     """A range around the forward pass of every module, from ``start`` to ``finish``, within a window of the vendor's
     profiler. ``remark``: why ranges are missing, a line. Errors here never end the script.
 
-    ``start`` opens the device, not the constructor: the script may first choose its devices.
+    ``opened``: makes the backend, or in_trace for ranges in the trace. ``start`` calls it, because the script may first
+    choose its devices.
     """
 
-    def __init__(self, opened: Callable[[], Backend]) -> None:
+    def __init__(self, opened: Callable[[], Any]) -> None:
         self.remark = ""
         self._opened = opened
         self._backend: Any = None
@@ -35,18 +38,14 @@ class ModuleRanges:
             self._give_up(describe_error(error))
 
     def _start(self) -> None:
-        from torch.nn.modules import module
-
         self._backend = backend = self._opened()
         if backend.profiler_range("a module") is None:
             self._give_up(f"no profiler of {backend.info.name} ({backend.name}) reads them")
             return
         self._running.enter_context(backend.profiler_window("steps"))
-        for hook in (
-            module.register_module_forward_pre_hook(self._enter),
-            module.register_module_forward_hook(self._leave, always_call=True),
-        ):
-            self._running.callback(hook.remove)
+        for each in _eager_modules():
+            self._running.callback(each.register_forward_pre_hook(self._enter, prepend=True).remove)
+            self._running.callback(each.register_forward_hook(self._leave, always_call=True).remove)
 
     def finish(self) -> None:
         """Has no effect after the first call."""
@@ -94,6 +93,23 @@ class ModuleRanges:
                 kind = type(each).__name__
                 self._names.setdefault(each, f"{name}: {kind}" if name else kind)
         return self._names[module]
+
+
+def in_trace() -> SimpleNamespace:
+    """In place of a backend: ranges in the trace of torch.profiler, from which times by module follow."""
+    from torch.profiler import record_function
+
+    return SimpleNamespace(profiler_window=nullcontext, profiler_range=lambda name: record_function(f"{MODULE}{name}"))
+
+
+# Hooks of what is compiled, or of all modules at once, would make torch compile in the middle of the profiled steps.
+def _eager_modules() -> list[Any]:
+    import torch
+
+    found = [each for each in gc.get_objects() if issubclass(type(each), torch.nn.Module)]
+    compiled = [each for each in found if hasattr(each, "_orig_mod") or getattr(each, "_compiled_call_impl", None)]
+    parts = {part for each in compiled for part in each.modules() if part is not each or not hasattr(each, "_orig_mod")}
+    return [each for each in found if each not in parts and not isinstance(each, torch.fx.GraphModule)]
 
 
 class _Open(threading.local):

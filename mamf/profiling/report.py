@@ -9,7 +9,8 @@ from typing import TypeVar
 
 from mamf.errors import IncomparableError
 from mamf.operations.tracing.classes import UNCLASSIFIED
-from mamf.profiling.profile import ClassRow, GapRow, KernelRow, MemoryRow, Profile
+from mamf.profiling.breakdown import ClassRow, ProductRow
+from mamf.profiling.profile import GapRow, KernelRow, MemoryRow, Profile
 from mamf.report.charts.stacked import LEAST_SHARE, Stack, StackedChart, StackedPanel
 from mamf.report.columns import rate_column
 from mamf.report.document import Answer, Block, Column, Document, Lines, Table
@@ -17,6 +18,8 @@ from mamf.report.shares import known_ceiling_lines
 from mamf.report.text import counted, rate_text, significant
 
 RowT = TypeVar("RowT")
+#: Seconds in all profiled steps, and what to change to gain them.
+Gain = tuple[float, str]
 
 # Kernels that are instances of templates have names of a thousand characters.
 _LONGEST_NAME, _SHORTEST_NAME = 70, 24
@@ -29,13 +32,25 @@ _NOTABLE = 0.01
 _DERIVED = ("flop", "tflops", "mamfu", "whole_seconds", "busy_seconds", "gap_seconds")
 
 
-def profile_document(script: str, profile: Profile, top: int | None = 10) -> Document:
-    """Csv holds the classes."""
-    tables = ("classes", "kernels", "gaps", "memory")
+def profile_document(script: str, profile: Profile, top: int | None = 10, gains: Sequence[Gain] = ()) -> Document:
+    """Csv holds the classes. ``gains``: what to change."""
+    tables = ("classes", "kernels", "gaps", "memory", "modules", "products")
     whole = {name: value for name, value in asdict(profile).items() if name not in tables}
     blocks: list[Block] = [
         Lines([*_title(script, profile), *known_ceiling_lines(profile.ceilings)]),
         Table(class_columns(profile), profile.classes, key="classes"),
+        Table(
+            [
+                Column("", "ms to be gained", lambda row: row[0] / (profile.steps or 1), milliseconds),
+                Column("seconds", "", itemgetter(0)),
+                Column("what", "what to change", itemgetter(1), left=True),
+            ],
+            gains,
+            key="gains",
+            top=top,
+        ),
+        Table(class_columns(profile, "module"), profile.modules, key="modules", top=top),
+        Table(product_columns(profile), profile.products, key="products", top=top),
         Table(kernel_columns(profile), profile.kernels, key="kernels", top=top),
         Table(gap_columns(profile), profile.gaps, key="gaps", top=top),
         Table(memory_columns(profile.memory), with_peak(profile.memory), key="memory"),
@@ -47,7 +62,7 @@ def profile_document(script: str, profile: Profile, top: int | None = 10) -> Doc
 
 
 def _title(script: str, profile: Profile) -> Iterator[str]:
-    where = profile.device or ("an unknown device" if profile.is_of_device else "the CPU")
+    where = device_of(profile)
     took = milliseconds(profile.step_seconds)
     if profile.steps is None:
         yield f"{script} on {where}: {milliseconds(profile.seconds)} ms in all; its steps are unknown"
@@ -66,16 +81,16 @@ def _title(script: str, profile: Profile) -> Iterator[str]:
         yield f"a step multiplies {work}: {rate_text(profile.tflops, 'TFLOPS')}{share}{time}"
 
 
-def class_columns(profile: Profile) -> list[Column[ClassRow]]:
-    """Times, calls and FLOP are per step for people, and of all steps in csv and json."""
+def class_columns(profile: Profile, what: str = "class") -> list[Column[ClassRow]]:
+    """Times, calls and FLOP are per step for people, and of all steps in csv and json. ``what``: class or module."""
     steps = profile.steps or 1
-    rows = profile.classes
+    rows = profile.classes if what == "class" else profile.modules
     return [
-        Column("class", "class", lambda row: row.name, left=True),
+        Column(what, what, lambda row: row.name, _SHORTENED, left=True, shortest=_SHORTEST_NAME),
         Column("share", "share", lambda row: row.share, "{:.1%}".format),
         Column("step_seconds", "ms", lambda row: row.visible / steps, milliseconds),
         Column("", "hidden ms", lambda row: row.hidden / steps if row.hidden > _NOTHING else None, milliseconds, 3),
-        Column("", "calls", lambda row: row.calls / steps, importance=3),
+        Column("", "calls" if what == "class" else "", lambda row: row.calls / steps, importance=3),
         Column("calls", "", lambda row: row.calls),
         Column("visible_seconds", "", lambda row: row.visible),
         Column("hidden_seconds", "", lambda row: row.hidden),
@@ -98,6 +113,27 @@ def kernel_columns(profile: Profile) -> list[Column[KernelRow]]:
         *step_columns(profile, "calls", lambda row: row.calls, lambda row: row.seconds),
         Column("share", "share", lambda row: row.seconds / profile.whole_seconds, "{:.1%}".format),
         Column("unaligned", "", lambda row: row.unaligned),
+    ]
+
+
+def product_columns(profile: Profile) -> list[Column[ProductRow]]:
+    """A product in the script, and as a share of its rate alone as far as that was measured."""
+    ceilings = {each.dtype: each.tflops for each in reversed(profile.ceilings)}
+    return [
+        Column("product", "product MxNxK", lambda row: row.shape, left=True),
+        Column("batch", "batch", lambda row: row.batch if row.batch > 1 else None, importance=4),
+        Column("dtype", "dtype", lambda row: row.dtype, importance=2, left=True),
+        Column("layout", "layout", lambda row: row.layout, importance=2, left=True),
+        *step_columns(profile, "calls", lambda row: row.calls, lambda row: row.seconds),
+        Column("share", "share", lambda row: row.seconds / profile.whole_seconds, "{:.1%}".format),
+        rate_column("rate_tflops", "TFLOPS", lambda row: row.tflops, profile.products, importance=1),
+        Column("mamfu", "MAMFU", lambda row: (it := ceilings.get(row.dtype)) and row.tflops / it, "{:.1%}".format),
+        Column("of_alone", "of it alone", lambda row: row.alone and row.tflops / row.alone, "{:.0%}".format),
+        Column(
+            "of_padded", "of it padded", lambda row: row.alone_padded and row.tflops / row.alone_padded, "{:.0%}".format
+        ),
+        Column("alone_tflops", "", lambda row: row.alone),
+        Column("alone_padded_tflops", "", lambda row: row.alone_padded),
     ]
 
 
@@ -192,6 +228,15 @@ def _end(profile: Profile) -> Iterator[str]:
             yield f"{row.name}: FLOP and TFLOPS are of {known:.0%} of its time; the rest has no known FLOP"
         if row.name == UNCLASSIFIED:
             yield f"{row.share:.1%} is unclassified: neither its operation nor its kernel is known by name"
+    if profile.modules:
+        yield "modules: forward and backward, with those within; names that differ in numbers alone are summed up"
+    for each in profile.products:
+        if (saved := each.saved_by_padding) is not None and each.alone and each.alone_padded:
+            yield (
+                f"{each.shape} alone runs at {each.alone / each.alone_padded:.0%} of what {each.padded} would, both "
+                f"measured in burst: padded it takes {milliseconds(abs(saved) / (profile.steps or 1))} ms "
+                f"{'less' if saved >= 0 else 'more'} per step"
+            )
     yield from profile.notes
 
 
@@ -199,9 +244,9 @@ def profile_chart(runs: Sequence[tuple[str, Profile]]) -> StackedChart:
     """Profiles with the labels of their bars. Raises IncomparableError if the steps of only some are known."""
     if len({profile.steps is None for _, profile in runs}) > 1:
         raise IncomparableError("the steps of some of the profiles are unknown: there is no step to compare")
-    devices = list(dict.fromkeys(_device(profile) for _, profile in runs))
+    devices = list(dict.fromkeys(device_of(profile) for _, profile in runs))
     bars = [
-        Stack(name if len(devices) == 1 else f"{name}, {_device(profile)}", tuple(_parts(profile)))
+        Stack(name if len(devices) == 1 else f"{name}, {device_of(profile)}", tuple(_parts(profile)))
         for name, profile in runs
     ]
     what = "all that was traced" if runs[0][1].steps is None else "a step"
@@ -224,7 +269,7 @@ def profile_chart(runs: Sequence[tuple[str, Profile]]) -> StackedChart:
     )
 
 
-def _device(profile: Profile) -> str:
+def device_of(profile: Profile) -> str:
     return profile.device or ("an unknown device" if profile.is_of_device else "the CPU")
 
 

@@ -9,77 +9,104 @@ from __future__ import annotations
 import functools
 import importlib
 import os
-import runpy
-import sys
+import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
-from mamf.errors import NothingProfiledError, UsageError, first_line
+from mamf.errors import UsageError, first_line
+from mamf.operations.tracing.events import Trace
 from mamf.operations.tracing.torch_traces import mark_step, synchronize, torch_profiler
+from mamf.operations.tracing.traces import read_chrome_trace
 from mamf.profiling import listen, unlisten
 from mamf.profiling.memory import MemoryWatch
 from mamf.profiling.ranges import ModuleRanges
+from mamf.profiling.script import Program, ScriptProfilers
 
-_INTERRUPTED = 130
+_OF_SCRIPT = "these are the steps of the script's own torch.profiler: it left too few others"
+_ASIDE = "the script starts torch.profiler itself: mamf steps aside, and profiles other steps if there are enough"
 
 
 class StepProfiler:
     """Profiles the steps that are due, called at each step's end. ``steps``: how many are timed, then profiled;
-    ``memory`` and ``ranges``: observe the same steps.
+    ``watches``: observe the same steps. ``profiled_all`` is called after the last of them. ``stop``: end the script
+    then. ``say`` prints a line; ``folder`` is for files in between.
 
     Errors never end the script: they are reported in ``failure``, one line.
     """
 
     def __init__(
-        self, steps: int, warmup: int, memory: MemoryWatch | None = None, ranges: ModuleRanges | None = None
+        self,
+        steps: int,
+        warmup: int,
+        folder: Path,
+        watches: Sequence[MemoryWatch | ModuleRanges] = (),
+        *,
+        stop: bool = False,
+        say: Callable[[str], object] = print,
     ) -> None:
         self.failure = ""
-        self.memory = memory
-        self._watches = [each for each in (memory, ranges) if each is not None]
-        self.seen = 0
-        self.profiled = 0
+        self.profiled_all: Callable[[], object] = lambda: None
+        self.watches = watches
+        self.seen = self.profiled = self._undisturbed = 0
         self.unprofiled_step_seconds: float | None = None
-        self._steps, self._warmup = steps, warmup
-        self._began = 0.0
+        self.others = ScriptProfilers(self._step_aside, folder / "script.json")
+        self._steps, self._warmup, self.stop = steps, warmup, stop
+        self._folder, self._say = folder, functools.cache(say)  # once
         self._profiler: Any = None
-        self._is_running = False
+        self._began, self._is_running = 0.0, False
 
     @property
-    def due(self) -> int:
-        """How many steps a script must take to be profiled."""
-        return self._warmup + 2 * self._steps
+    def is_complete(self) -> bool:
+        return self.profiled == self._steps
 
     def step_ended(self) -> None:
         self.seen += 1
-        try:
-            self._go_on()
-        except RuntimeError as error:  # such as another profiler at work
-            self.failure, self._is_running = first_line(error), False
+        if not self.is_complete and not self.others.active:
+            try:
+                self._go_on()
+            except Exception as error:  # such as a profiler that is not torch's at work
+                self.failure, self._is_running = first_line(error), False
+        if self.stop and self.is_complete:  # once more if the script goes on
+            raise SystemExit(0)
 
     def _go_on(self) -> None:
-        if self.seen == self._warmup:
+        self._undisturbed += 1
+        if self._undisturbed == self._warmup:
             synchronize()
             self._began = time.perf_counter()
-        elif self.seen == self._warmup + self._steps:
+        elif self._undisturbed == self._warmup + self._steps:
             synchronize()
             self.unprofiled_step_seconds = (time.perf_counter() - self._began) / self._steps
             self._start()
         elif self._is_running:
             self.profiled += 1
-            if self.profiled == self._steps:
+            if self.is_complete:
                 self.finish()
+                self.profiled_all()
             else:
                 mark_step()
 
+    # What was timed or profiled of incomplete steps is dropped; after the script's profiler they begin anew.
+    def _step_aside(self) -> None:
+        if self.is_complete:
+            return
+        self._say(_ASIDE)
+        with suppress(RuntimeError):
+            self.finish()
+        self.profiled, self.unprofiled_step_seconds = 0, None
+        self._undisturbed = min(self._undisturbed, self._warmup - 1)
+
     def _start(self) -> None:
         self._profiler = torch_profiler(record_shapes=True)
+        self.others.is_own = True
         self._profiler.start()
+        self.others.is_own = False
         self._is_running = True
-        for watch in self._watches:
+        for watch in self.watches:
             watch.start()
         synchronize()
         mark_step()
@@ -90,15 +117,26 @@ class StepProfiler:
             return
         self._is_running = False
         synchronize()
-        for watch in self._watches:
+        for watch in self.watches:
             watch.finish()
-        if self.profiled == self._steps:
+        if self.is_complete:
             mark_step()
         self._profiler.stop()
 
-    def write_trace(self, path: Path) -> None:
-        """The profiled steps as a Chrome trace."""
-        self._profiler.export_chrome_trace(str(path))
+    def read_trace(self, kept: Path | None) -> Trace | None:
+        """The profiled steps, or at the end of the script those that it traced itself; None without any.
+
+        ``kept``: where the trace stays.
+        """
+        path, own = kept or self._folder / "trace.json", None if self.profiled else self.others.trace()
+        if own:
+            shutil.copyfile(own, path)
+        elif not self.profiled:
+            return None
+        elif not path.exists():
+            self._profiler.export_chrome_trace(str(path))
+        trace = read_chrome_trace(path)
+        return replace(trace, notes=(*trace.notes, _OF_SCRIPT)) if own else trace
 
     def why_nothing(self, function: str | None) -> str:
         """Why there is no profiled step, in a line. ``function``: the function whose calls are the steps."""
@@ -108,65 +146,18 @@ class StepProfiler:
             return f"{function} was not called (what the script itself defines is another): call mamf.profiling.step()"
         if not self.seen:
             return "no optimizer of torch stepped; name a function by --calls, or call mamf.profiling.step()"
-        return f"the script took {self.seen} of {self.due} steps: lower --warmup or --steps"
+        return f"the script took {self.seen} of {self._warmup + 2 * self._steps} steps: lower --warmup or --steps"
 
 
-def profile_script(script: Path, arguments: Sequence[str], profiler: StepProfiler, function: str | None = None) -> int:
-    """Run a script under a profiler: a training step ends when ``function`` (``module:function``) returns, by
-    default when the script's first optimizer has stepped. Returns the script's exit code.
+def profile_program(program: Program, profiler: StepProfiler, function: str | None = None) -> int:
+    """Run a program under a profiler: a training step ends when ``function`` (``module:function``) returns, by
+    default when the script's first optimizer has stepped. Returns the program's exit code, 0 if it was stopped.
 
-    Raises UsageError for an unknown function, NothingProfiledError if no step was profiled.
+    Raises UsageError for an unknown function.
     """
-    with _as_program(script, arguments), _following_steps(profiler, function):
-        code = _run(script)
-    if not profiler.profiled:
-        raise NothingProfiledError(profiler.why_nothing(function), code)
-    return code
-
-
-def run_script(script: Path, arguments: Sequence[str]) -> int:
-    """Run a script with its arguments as Python would; returns its exit code."""
-    with _as_program(script, arguments):
-        return _run(script)
-
-
-@contextmanager
-def _as_program(script: Path, arguments: Sequence[str]) -> Iterator[None]:
-    argv, path = sys.argv, list(sys.path)
-    sys.argv = [str(script), *arguments]
-    sys.path.insert(0, str(script.resolve().parent))
-    try:
-        yield
-    finally:
-        sys.argv, sys.path[:] = argv, path
-
-
-def _run(script: Path) -> int:
-    try:
-        runpy.run_path(str(script), run_name="__main__")
-    except SystemExit as ended:
-        return _exit_code(ended.code)
-    except KeyboardInterrupt:
-        return _INTERRUPTED
-    except BaseException as error:
-        trace = _within(script, error.__traceback__)
-        sys.excepthook(type(error), error.with_traceback(trace), trace)
-        return 1
-    return 0
-
-
-def _exit_code(code: object) -> int:
-    if code is None or isinstance(code, int):
-        return code or 0
-    sys.stderr.write(f"{code}\n")
-    return 1
-
-
-def _within(script: Path, trace: TracebackType | None) -> TracebackType | None:
-    """A traceback from the script on, without the frames that ran it."""
-    while trace is not None and trace.tb_frame.f_code.co_filename != str(script):
-        trace = trace.tb_next
-    return trace
+    with program.in_place(), _following_steps(profiler, function):
+        code = program.run()
+    return 0 if profiler.stop and profiler.is_complete else code
 
 
 @contextmanager
@@ -175,9 +166,11 @@ def _following_steps(profiler: StepProfiler, function: str | None) -> Iterator[N
     with ExitStack() as stack:
         listen(profiler.step_ended)
         stack.callback(unlisten, profiler.step_ended)
+        profiler.others.watch(stack)
         stack.callback(profiler.finish)
-        if profiler.memory is not None:  # before what ends the step
-            stack.callback(_follow_memory(profiler.memory).remove)
+        for watch in profiler.watches:
+            if isinstance(watch, MemoryWatch):  # before what ends the step
+                stack.callback(_follow_memory(watch).remove)
         if function is None:
             stack.callback(_follow_optimizer(profiler).remove)
         else:
@@ -228,6 +221,13 @@ def _follow_function(profiler: StepProfiler, function: str) -> Callable[[], None
     return lambda: setattr(owner, attribute, followed)
 
 
-def is_reporting_rank() -> bool:
-    """Whether this process reports: of torchrun's processes only the first does."""
-    return os.environ.get("RANK", "0") == "0"
+# The number of this process among those of torchrun.
+def rank() -> int:
+    return int(os.environ.get("RANK", "0"))
+
+
+# Opening another device makes it torch's current one: afterwards that is again the one from before.
+def keeping_device() -> AbstractContextManager[object]:
+    import torch
+
+    return torch.cuda.device(torch.cuda.current_device()) if torch.cuda.is_initialized() else nullcontext()

@@ -8,6 +8,7 @@ import pytest
 from mamf.ceilings.share import KnownCeiling
 from mamf.cli import main
 from mamf.cli.commands import profile
+from mamf.cli.profile_ceilings import known_here
 from mamf.contribution import known_ceilings
 from mamf.contribution.known_ceilings import KnownPeak
 from mamf.errors import UnavailableError
@@ -217,25 +218,16 @@ def test_without_a_log_the_ceiling_is_what_is_known_of_the_device(monkeypatch, s
     """A datasheet's promise is no ceiling."""
     known = KnownPeak(2e12, None, None, source, "from somewhere", "float32", "x")
     monkeypatch.setattr(known_ceilings, "peak", lambda device, dtype, regime: known)
-    profile._known_here.cache_clear()
     for regime in ("sustained", "burst"):
         taken = KnownCeiling("float32", regime, 2.0, source, "from somewhere") if is_one else None
-        assert (
-            profile._ceilings(Namespace(source=None, ceiling=[], backend=None, device=None), regime)("float32") == taken
-        )
-        assert profile._ceilings(Namespace(source="trace.json", ceiling=[]), regime)("float32") is None
-    profile._known_here.cache_clear()
+        assert known_here.__wrapped__(None, regime, "float32") == taken
 
 
-def test_the_device_whose_ceilings_are_known_can_be_named(monkeypatch):
-    asked, known = [], KnownPeak(2e12, None, None, "measured", "measured here", "bfloat16", "x")
-    monkeypatch.setattr(profile, "measured_peak", lambda device, dtype, regime: asked.append(device) or known)
-    profile._known_here.cache_clear()
-    for backend, device in ((None, None), (None, 1), ("cuda", None), ("cuda", 3)):
-        options = Namespace(source=None, ceiling=[], backend=backend, device=device)
-        assert profile._ceilings(options, "burst")("bfloat16").tflops == 2.0
-    assert asked == [None, "auto:1", "cuda:0", "cuda:3"]
-    profile._known_here.cache_clear()
+def test_the_device_whose_ceilings_are_known_can_be_named():
+    named = [(None, None), (None, 1), ("cuda", None), ("cuda", 3)]
+    found = [profile._device(Namespace(backend=backend, device=device)) for backend, device in named]
+    assert found == [None, "auto:1", "cuda:0", "cuda:3"]
+    assert profile._device(Namespace(backend=None, device=None), is_of_device=False) == "cpu"
 
 
 def test_an_unknown_device_has_no_share(monkeypatch):
@@ -243,8 +235,19 @@ def test_an_unknown_device_has_no_share(monkeypatch):
         raise UnavailableError("nothing is known of it")
 
     monkeypatch.setattr(known_ceilings, "peak", unknown)
-    profile._known_here.cache_clear()
-    assert (
-        profile._ceilings(Namespace(source=None, ceiling=[], backend=None, device=None), "sustained")("float32") is None
-    )
-    profile._known_here.cache_clear()
+    assert known_here.__wrapped__(None, "sustained", "float32") is None
+
+
+def test_a_folder_of_traces_is_reported_by_rank(tmp_path, capsys):
+    for rank, microseconds in ((0, 1000), (1, 1300)):
+        there = {"ph": "X", "pid": 0, "tid": 7, "ts": 0, "dur": microseconds, "args": {"device": 0, "stream": 7}}
+        kernel = {**there, "cat": "kernel", "name": "Cijk_Ailk"}
+        step = {**there, "cat": "user_annotation", "name": "ProfilerStep#1", "tid": 1}
+        (tmp_path / f"rank{rank}.json").write_text(json.dumps({"traceEvents": [kernel, step]}))
+    assert main(["profile", "--from", str(tmp_path), "--format", "json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [row["rank"] for row in found["ranks"]] == [0, 1]
+    assert main(["profile", "--from", str(tmp_path)]) == 0
+    assert "stragglers: rank 1" in capsys.readouterr().out
+    assert main(["profile", "--from", str(tmp_path), "--output", "x.jsonl"]) == 2
+    assert "leave --output out" in capsys.readouterr().err

@@ -101,10 +101,10 @@ class Failing(nn.Module):
 
 
 def test_ranges_end_with_what_breaks_and_with_the_steps(device, model):
-    watch = ModuleRanges(lambda: device)
+    watch, failing = ModuleRanges(lambda: device), nn.Sequential(Failing())
     watch.start()
     with pytest.raises(ZeroDivisionError):
-        nn.Sequential(Failing())(1)
+        failing(1)
     assert device.told == ["window", "Sequential", "0: Failing", "/0: Failing", "/Sequential"]
     del device.told[:]
     model[0].register_forward_hook(lambda *_: watch.finish())

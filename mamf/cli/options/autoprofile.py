@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mamf.cli.options.shared import add, add_device_options
 
-_EXAMPLES = """examples:
+EXAMPLES = """examples:
   mamf autoprofile                                      ./autoprofile: ceilings, attention, a model step, SUMMARY.md
   mamf autoprofile --output-folder h200 --seq-lens 4096 16384 --head-dims 64 128 --budget 10m
   SEQLEN=8192 NHEADS=16 mamf autoprofile                sizes from the environment
@@ -22,7 +22,6 @@ VARIABLES = {"seq_lens": "SEQLEN", "batch": "BATCH", "heads": "NHEADS", "head_di
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = _EXAMPLES
     add(parser, "--output-folder", default=Path("autoprofile"), default_text="autoprofile")
     add(parser, "--from", dest="source")
     variables = ", ".join(VARIABLES.values())

@@ -7,7 +7,7 @@ import argparse
 from mamf.choices import PEAK_SOURCES
 from mamf.cli.options.shared import add, add_device_options
 
-_EXAMPLES = """examples:
+EXAMPLES = """examples:
   mamf peak                                     sustained, first accelerator, bfloat16
   mamf peak --dtype fp8 --regime burst
   mamf peak --format json                       FLOP/s, for a script
@@ -18,7 +18,6 @@ _EXAMPLES = """examples:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = _EXAMPLES
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--name", metavar="DEVICE", help="a device that need not be here: torch's name or a common one")
     which.add_argument(

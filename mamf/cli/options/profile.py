@@ -8,22 +8,25 @@ from pathlib import Path
 from mamf.cli.options.shared import add, add_device_options, add_output_options
 from mamf.cli.options.values import size
 
-_EXAMPLES = """examples:
+EXAMPLES = """examples:
   mamf profile train.py --lr 3e-4                       options after SCRIPT belong to the script
   mamf profile --steps 5 --ceiling find.jsonl --output step.jsonl train.py
   mamf profile --calls model:generate serve.py          without an optimizer: each call is a step
-  mamf profile --from trace.json.gz                     an existing Chrome trace of torch.profiler
+  mamf profile --stop -m package.train --lr 3e-4        a module; end it after the last profiled step
+  mamf profile --measure-products --advise train.py     measure its products alone; what would save most
+  mamf profile --from trace.json.gz                     an existing Chrome trace; of a folder: one per rank
   torchrun --nproc-per-node 8 -m mamf profile train.py  profile the first rank
+  torchrun --nproc-per-node 8 -m mamf profile --ranks all --output ranks train.py
 The exit code is the script's; 1 if it ended well and nothing could be profiled.
 """
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = _EXAMPLES
     script = parser.add_argument(
         "script", nargs=argparse.PARSER, metavar="SCRIPT", help="a Python file, followed by its own arguments"
     )
     script.required = False  # --from needs none
+    parser.add_argument("-m", dest="is_module", action="store_true", help="SCRIPT is a module, as for python -m")
     parser.add_argument("--steps", type=size, default=3, metavar="N", help="steps to profile (default: 3)")
     parser.add_argument(
         "--warmup",
@@ -35,6 +38,17 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--calls", metavar="MODULE:FUNCTION", help="a step is a call of it (default: a step of the optimizer)"
     )
+    parser.add_argument("--stop", action="store_true", help="end the script after the last profiled step, with code 0")
+    parser.add_argument(
+        "--ranks",
+        choices=("first", "all"),
+        default="first",
+        help="under torchrun: profile the first rank, or all and compare them (--output is a folder, a log per rank)",
+    )
+    parser.add_argument(
+        "--measure-products", action="store_true", help="at the end, measure the longest products alone and padded"
+    )
+    parser.add_argument("--advise", action="store_true", help="list what to change, by the milliseconds to be gained")
     # An option with several values would take SCRIPT too.
     add(
         parser,
@@ -42,7 +56,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         nargs=None,
         action="append",
         default=[],
-        default_text="the ceilings that 'mamf peak' knows; repeatable",
+        default_text="the ceilings that 'mamf peak' knows; repeatable; also a log of 'mamf sweep' with rates of "
+        "products, or a folder of 'mamf node' or 'mamf autoprofile'",
     )
     parser.add_argument("--trace", type=Path, metavar="FILE", help="keep the steps as a Chrome trace, for Perfetto")
     parser.add_argument(
@@ -54,7 +69,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         dest="source",
         type=Path,
         metavar="FILE",
-        help="read a Chrome trace (.json, .json.gz) or a table of nsys or rocprofv3 (.csv), and run nothing",
+        help="read a Chrome trace (.json, .json.gz), a folder of one per rank, or a table of nsys or rocprofv3 (.csv)",
     )
     add(parser, "--output", default_text="none")
     add_device_options(parser)

@@ -1,0 +1,172 @@
+"""A step by module and by product: the time of each, its FLOP, and what is reached. Pure."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from mamf.ceilings.share import KnownCeiling
+from mamf.measurement import TERA
+from mamf.operations.matmul.shapes import MatmulShape
+from mamf.operations.tracing.classes import class_of
+from mamf.operations.tracing.events import Busy, Event
+from mamf.operations.tracing.shares import length, union
+from mamf.profiling.flops import FIRST_OPERAND, PRODUCTS, dtype_of, flop_of
+
+#: The beginning of the name of a module's range in a trace.
+MODULE = "mamf: module "
+OUTSIDE = "outside of any module"
+#: Share of a class's FLOP that may be of dtypes without a ceiling, and is left out: a rotary table of float32 beside
+#: all products of bfloat16.
+_MOST_UNKNOWN = 0.01
+#: In the name of a module: its number among others, or what wraps it.
+_FOLDED = re.compile(r"(?<![^.])(?:\d+(?![^.])|(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)(?:\.|$))")
+#: The ceiling of a dtype (mamf's name), or None if it is unknown.
+CeilingOf = Callable[[str], KnownCeiling | None]
+
+
+@dataclass(frozen=True)
+class ClassRow:
+    """A class in all profiled steps, or modules whose names differ in numbers alone, forward and backward, with the
+    modules within them.
+
+    ``visible`` and ``hidden``: seconds (tracing.shares.Share); ``share``: the visible ones of Profile.whole_seconds.
+    Calls of idle are the gaps in the trace. ``flop`` by dtype, and ``multiplying``, the seconds in which they were
+    computed. ``mamfu``: the share of the ceilings of these dtypes, None if more than a hundredth of the FLOP has no
+    known ceiling.
+    """
+
+    name: str
+    share: float
+    visible: float
+    hidden: float
+    calls: int
+    flop: Mapping[str, int]
+    multiplying: float
+    mamfu: float | None = None
+
+    @property
+    def total(self) -> float:
+        return self.visible + self.hidden
+
+    @property
+    def tflops(self) -> float | None:
+        return sum(self.flop.values()) / self.multiplying / 1e12 if self.flop and self.multiplying else None
+
+
+@dataclass(frozen=True)
+class ProductRow:
+    """Products of one shape (MxNxK), dtype and layout (as MatmulProblem has it) in all profiled steps. ``batch``: of
+    how many products a call is. ``alone`` and ``alone_padded``: rates (1e12 FLOP/s) at which the device computes it and
+    its padded shape, as ``mamf sweep`` measures them in burst; None if they were not measured.
+    """
+
+    shape: str
+    batch: int
+    dtype: str
+    layout: str
+    calls: int
+    seconds: float
+    alone: float | None = None
+    alone_padded: float | None = None
+
+    @property
+    def tflops(self) -> float:
+        return MatmulShape.parse(self.shape).flop * self.batch * self.calls / self.seconds / TERA
+
+    @property
+    def padded(self) -> str:
+        """The shape with dimensions that are multiples of 64."""
+        return "x".join(str(-(-int(size) // 64) * 64) for size in self.shape.split("x"))
+
+    @property
+    def saved_by_padding(self) -> float | None:
+        """Seconds, as both rates were measured: below 0 if padding costs more than it brings. None without them."""
+        if self.padded == self.shape or not self.alone or not self.alone_padded:
+            return None
+        grown = MatmulShape.parse(self.padded).flop / MatmulShape.parse(self.shape).flop
+        return self.seconds * (1 - grown * self.alone / self.alone_padded)
+
+
+def module_rows(at_work: Sequence[Busy], ceiling_of: CeilingOf) -> list[ClassRow]:
+    """The longest first; none if the trace has no ranges of modules."""
+    found: dict[tuple[str, str], list[Busy]] = defaultdict(list)
+    for each in at_work:
+        names = [_folded(name) for name in _modules(each.event)] or [OUTSIDE]
+        for name in dict.fromkeys(names):
+            found[names[0], name].append(each)
+    roots, rows = {root for root, name in found if root != name}, []
+    for (root, name), work in found.items():
+        # Modules within several models would otherwise have one name.
+        title, flop = f"{root}.{name}" if len(roots) > 1 and root != name else name, counted_flop(work)
+        times = 0.0, length(union(intervals(work))), 0.0
+        rows.append(ClassRow(title, *times, len(work), *flop, share_of_ceilings(*flop, ceiling_of)))
+    return sorted(rows, key=lambda row: -row.visible) if {root for root, _ in found} - {OUTSIDE} else []
+
+
+# The modules that an event is of, the outermost first: of the backward pass those of the forward pass.
+def _modules(event: Event) -> list[str]:
+    lineage = list(event.lineage())
+    forward = next((each.forward for each in lineage if each.forward), event)
+    for events in (lineage, list(forward.lineage())):
+        if names := [each.name.removeprefix(MODULE) for each in reversed(events) if each.name.startswith(MODULE)]:
+            return names
+    return []
+
+
+# ``model.layers.0.mlp: LlamaMLP`` as ``model.layers.*.mlp: LlamaMLP``.
+def _folded(name: str) -> str:
+    path, colon, kind = name.rpartition(": ")
+    return f"{_FOLDED.sub(lambda part: '' if part[1] else '*', path)}{colon}{kind}"
+
+
+def product_rows(at_work: Iterable[Busy]) -> list[ProductRow]:
+    """The longest first."""
+    found: dict[tuple[str, int, str, str], dict[Busy, Event]] = defaultdict(dict)
+    for each in at_work:
+        operation = next((one for one in each.event.lineage() if one.name in PRODUCTS and flop_of(one)), None)
+        if operation is not None and class_of(each.event) == "matmul":
+            found[_product(operation)][each] = operation
+    rows = [ProductRow(*key, len({*of.values()}), length(union(intervals(of)))) for key, of in found.items()]
+    return sorted(rows, key=lambda row: (-row.seconds, row.shape))
+
+
+# Shape, number of products, dtype and layout.
+def _product(operation: Event) -> tuple[str, int, str, str]:
+    dtype, first = dtype_of(operation), FIRST_OPERAND.get(operation.name, 0)
+    a, b = operation.dimensions[first : first + 2]
+    layout = "".join("n" if each[-1] == 1 else "t" for each in operation.strides[first : first + 2])
+    return f"{a[-2]}x{b[-1]}x{a[-1]}", math.prod(a[:-2]), dtype, layout if len(layout) == 2 else "nn"
+
+
+def intervals(found: Iterable[Busy]) -> list[tuple[float, float]]:
+    return [(each.begun, each.ended) for each in found]
+
+
+def counted_flop(found: Sequence[Busy]) -> tuple[dict[str, int], float]:
+    """FLOP by dtype, and the seconds of what they were computed by. An operation and those that it calls count once, in
+    the class of the operation: a copy that a product calls computes none of it.
+    """
+    counting = {each.event: operation for each in found if (operation := _counted(each.event))}
+    counting = {event: operation for event, operation in counting.items() if class_of(operation) == class_of(event)}
+    flop: Counter[str] = Counter()
+    for operation in set(counting.values()):
+        flop[dtype_of(operation)] += flop_of(operation) or 0
+    return dict(flop), length(union(intervals(each for each in found if each.event in counting)))
+
+
+def _counted(event: Event) -> Event | None:
+    """The outermost operation with a formula that an event belongs to: whose FLOP it computes."""
+    return next((each for each in reversed(list(event.lineage())) if flop_of(each) is not None), None)
+
+
+def share_of_ceilings(flop: Mapping[str, int], seconds: float, ceiling_of: CeilingOf) -> float | None:
+    """The time that the ceilings of the dtypes would take, as a share of the time that was taken."""
+    known = {dtype: ceiling.tflops * TERA for dtype in flop if (ceiling := ceiling_of(dtype))}
+    unknown = sum(count for dtype, count in flop.items() if dtype not in known)
+    if not seconds or not flop or unknown > _MOST_UNKNOWN * sum(flop.values()):
+        return None
+    return sum(flop[dtype] / rate for dtype, rate in known.items()) / seconds

@@ -1,0 +1,68 @@
+"""What ``mamf profile`` keeps of processes that end without a word, and of two ranks: in processes of their own.
+
+``python -m pytest -m emulated`` runs these tests.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from mamf.profiling.log import read_profile_or_none
+
+pytestmark = pytest.mark.emulated
+
+TRAINING = """
+import os, signal, torch
+weight = torch.nn.Parameter(torch.zeros(64, 64))
+optimizer = torch.optim.SGD([weight])
+def steps(count):
+    for _ in range(count):
+        (weight @ weight).sum().backward()
+        optimizer.step()
+"""
+DISTRIBUTED = """
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64))
+optimizer = torch.optim.SGD(model.parameters())
+for _ in range(8):
+    model(torch.ones(8, 64)).sum().backward()
+    optimizer.step()
+"""
+
+
+@pytest.fixture
+def run(tmp_path):
+    def start(text, *arguments, ranks=0):
+        (tmp_path / "train.py").write_text(text)
+        torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks)] if ranks else []
+        command = [sys.executable, *torchrun, "-m", "mamf", "profile", "--warmup", "1", "--steps", "2", *arguments]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "MAMF_CACHE": str(tmp_path)}
+        return subprocess.run([*command, "train.py"], cwd=tmp_path, env=environment, capture_output=True, text=True)
+
+    return start
+
+
+@pytest.mark.parametrize(
+    ("end", "code"), [("os._exit(7)", 7), ("os.kill(os.getpid(), signal.SIGTERM)", -signal.SIGTERM)]
+)
+def test_a_process_that_ends_at_once_leaves_its_profile(run, tmp_path, end, code):
+    ended = run(f"{TRAINING}\nsteps(5)\n{end}", "--output", "step.jsonl", "--trace", "trace.json")
+    assert ended.returncode == code
+    assert ": 2 steps of" in ended.stdout
+    assert read_profile_or_none(tmp_path / "step.jsonl")[1].steps == 2
+    assert (tmp_path / "trace.json").exists()
+
+
+def test_all_ranks_are_profiled_and_stop_together(run, tmp_path):
+    ended = run(DISTRIBUTED, "--ranks", "all", "--stop", "--output", "ranks", ranks=2)
+    assert ended.returncode == 0, ended.stderr
+    assert "train.py on 2 ranks: 2 x the CPU" in ended.stdout
+    assert sorted(path.name for path in (tmp_path / "ranks").iterdir()) == ["rank-0.jsonl", "rank-1.jsonl"]
+    shown = subprocess.run(
+        [sys.executable, "-m", "mamf", "show", "ranks"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert shown.stdout.strip() == ended.stdout.strip()

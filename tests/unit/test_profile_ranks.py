@@ -1,0 +1,100 @@
+"""The profiles of all ranks of a job: spread, exposed communication, stragglers."""
+
+import json
+
+import pytest
+
+from mamf.cli import main
+from mamf.errors import UsageError
+from mamf.measurement import IDLE
+from mamf.operations.tracing.classes import COMMUNICATION
+from mamf.profiling.breakdown import ClassRow
+from mamf.profiling.log import create_profile_log, write_profile
+from mamf.profiling.profile import Profile
+from mamf.profiling.ranks import rank_log, ranks_document, read_rank_logs, wait_for_ranks
+from mamf.report.formats import FORMATS
+
+
+def row(name, visible, hidden=0.0):
+    return ClassRow(name, 0.0, visible, hidden, 1, {}, 0.0)
+
+
+def rank(matmul, exposed, idle, hidden=0.0):
+    """Two steps, of these ms each."""
+    rows = [row("matmul", 2e-3 * matmul), row(COMMUNICATION, 2e-3 * exposed, 2e-3 * hidden), row(IDLE, 0.0)]
+    step = 1e-3 * (matmul + exposed + idle)
+    return Profile(2 * step, 2, "NVIDIA H200", True, tuple(rows), (), (), unprofiled_step_seconds=step)
+
+
+#: Rank 1 computes for longest: the others wait for it in their communication.
+RANKS = {0: ("train.py", rank(80, 20, 0, 5)), 1: ("train.py", rank(95, 3, 2, 9)), 2: ("train.py", rank(79, 20.5, 0.5))}
+
+
+def written(folder, ranks=RANKS):
+    folder.mkdir(exist_ok=True)
+    for number, (script, profile) in ranks.items():
+        with create_profile_log(rank_log(folder, number), "mamf profile", script) as log:
+            write_profile(log, profile)
+    return folder
+
+
+def test_the_rank_with_most_time_of_its_own_is_the_straggler():
+    told = json.loads(FORMATS["json"](ranks_document(RANKS), None))
+    rows = {row["rank"]: row for row in told["ranks"]}
+    milliseconds = {name: [round(1e3 * row[f"{name}_seconds"], 6) for row in rows.values()] for name in
+        ("step", "own", "behind", "exposed", "hidden", "idle")}  # fmt: skip
+    assert milliseconds == {
+        "step": [100, 100, 100],
+        "own": [80, 97, 79.5],
+        "behind": [0.5, 17.5, 0],
+        "exposed": [20, 3, 20.5],
+        "hidden": [5, 9, 0],
+        "idle": [0, 2, 0.5],
+    }
+    matmul = told["classes"][0]
+    assert [round(1e3 * matmul[f"{name}_seconds"]) for name in ("least", "median", "most")] == [79, 80, 95]
+    assert matmul["slowest_rank"] == 1
+    text = FORMATS["table"](ranks_document(RANKS), None)
+    assert "stragglers: rank 1; rank 1 takes 17.50 ms more" in text
+    assert "3 x NVIDIA H200" in text
+
+
+def test_ranks_that_differ_by_little_have_no_straggler():
+    even = {0: RANKS[0], 2: ("train.py", rank(80.5, 19.5, 0))}
+    assert "no straggler; rank 2 takes 0.5000 ms more" in FORMATS["table"](ranks_document(even), None)
+
+
+def test_a_rank_without_a_profile_is_named(tmp_path):
+    folder = written(tmp_path, {0: RANKS[0], 2: RANKS[2]})
+    rank_log(folder, 1).write_text('{"record": "header"}\n')
+    (folder / "rank-x.jsonl").write_text("nonsense")
+    text = FORMATS["table"](ranks_document(read_rank_logs(folder), 5), None)
+    assert [rank for rank in range(5) if f"no profile of rank {rank}: is the folder shared" in text] == [1, 3, 4]
+
+
+def test_the_first_rank_waits_until_the_logs_of_all_are_whole(tmp_path):
+    folder, waits = written(tmp_path, {0: RANKS[0]}), []
+
+    def sleep(seconds):
+        waits.append(seconds)
+        if len(waits) == 2:
+            written(folder, {1: RANKS[1]})
+
+    assert list(wait_for_ranks(folder, 2, sleep=sleep)) == [0, 1]
+    assert len(waits) == 2
+    assert list(wait_for_ranks(folder, 3, seconds=1.0, sleep=waits.append)) == [0, 1]
+    assert len(waits) == 2 + 4
+
+
+def test_a_folder_of_ranks_is_shown_and_reported(tmp_path, capsys):
+    folder = written(tmp_path / "ranks")
+    assert main(["show", str(folder), "--format", "csv"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 1 + len(RANKS)
+    page = tmp_path / "ranks.html"
+    assert main(["report", str(folder), "--output", str(page)]) == 0
+    text = page.read_text()
+    assert "stragglers: rank 1" in text
+    assert "rank-2.jsonl: Profile of train.py on NVIDIA H200" in text
+    assert main(["show", str(tmp_path)]) == 2
+    with pytest.raises(UsageError, match="holds no profiles of ranks"):
+        read_rank_logs(tmp_path)

@@ -82,11 +82,13 @@ def peak(
     return known
 
 
-def measured_peak(device: int | str | Backend | None, dtype: str, regime: str = "sustained") -> KnownPeak:
+def measured_peak(
+    device: int | str | Backend | None, dtype: str, regime: str = "sustained", *, anyway: bool = False
+) -> KnownPeak:
     """As :func:`peak`, but measured, here or on a device of the same kind. Also raises UnavailableError if only a
     datasheet is known.
     """
-    known = peak(device, dtype, regime)
+    known = peak(device, dtype, regime, anyway=anyway)
     if known.source == "datasheet":
         raise UnavailableError(f"a datasheet's figure is no ceiling; measure it: {_command(dtype)}")
     return known

@@ -169,9 +169,9 @@ def test_nothing_told_is_nan_and_goes_on(card):
     assert last.seconds == pytest.approx(STEP, rel=1e-3)
 
 
-@pytest.mark.parametrize("flops", [-1, math.nan, math.inf, {"bf16": -1.0}])
+@pytest.mark.parametrize("flops", [-1, 0, math.nan, math.inf, {"bf16": -1.0}])
 def test_what_is_no_count_is_refused_at_the_beginning(card, flops):
-    with pytest.raises(UsageError, match=r"flops_per_step \S+: it must be a number of at least 0"):
+    with pytest.raises(UsageError, match=r"flops_per_step \S+: it must be a number above 0"):
         meter_of(card, flops_per_step=flops)
     with pytest.raises(UsageError, match="tokens_per_step -5"):
         meter_of(card, tokens_per_step=-5)

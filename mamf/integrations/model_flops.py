@@ -127,7 +127,7 @@ def model_flops(model: Any) -> ModelFlops:
     config = getattr(model, "config", model)
     kind = str(getattr(config, "model_type", type(config).__name__))
     sections = _sections()
-    if kind not in sections:
+    if kind not in sections or " " in kind:
         part = str(getattr(getattr(config, "text_config", None), "model_type", ""))
         hint = "; its text_config has one, without images and sound" if part in sections else ""
         known = ", ".join(sorted(each for each in sections if " " not in each))

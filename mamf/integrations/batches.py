@@ -45,9 +45,9 @@ def read_pass(batch: Any, tokens: Any = None, samples: Any = None) -> Pass:
         number = sum(each for each, _ in sequences) or (lengths.pop() if len(lengths) == 1 else None)
     if type(given) is int and number and given % number == 0:
         sequences = [(number, given // number)]
-    total = given if type(given) is int else sum(each * length for each, length in sequences)
     labels: list[Any] = [_fields(batch).get(name) for name in _TARGETS]
     targets = next((each.shape[-1] for each in labels if _is_tensor(each) and len(each.shape) > 1), None)
+    total = given if type(given) is int else sum(each * length for each, length in sequences)
     return Pass(total or math.nan, number or math.nan, sequences, targets)
 
 

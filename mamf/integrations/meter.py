@@ -114,8 +114,8 @@ class Meter:
         self.dtype, self.regime = self._name(dtype or self.backend.default_dtype), regime
         self.accumulation, self.warmup_steps, self.causal = accumulation, warmup_steps, causal
         self._copies, self._share, self._anyway = world_size // model_parallel, 1 / model_parallel, anyway
-        by_dtype = ceiling if isinstance(ceiling, Mapping) else {"": ceiling}
-        self._given = {each and self._name(each): by_dtype[each] for each in by_dtype}
+        ceilings = ceiling if isinstance(ceiling, Mapping) else {"": ceiling}
+        self._given = {name and self._name(name): each for name, each in ceilings.items()}
         self._tokens, self._samples = tokens_per_step, samples_per_step
         self._flops, self._per_token = flops_per_step, 0.0
         if model is not None:

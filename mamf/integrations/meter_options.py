@@ -39,10 +39,8 @@ def check_options(options: Mapping[str, Any]) -> None:
 
 def ceiling_flops(ceiling: Any) -> float:
     """FLOP/s of a number, KnownPeak or Ceiling. Raises UsageError for anything else, and for another unit."""
-    if isinstance(ceiling, Ceiling):
-        return ceiling.rate * TERA
-    if isinstance(ceiling, KnownPeak):
-        return ceiling.flops
+    if isinstance(ceiling, (Ceiling, KnownPeak)):
+        return ceiling.flops if isinstance(ceiling, KnownPeak) else ceiling.rate * TERA
     _require_amount("ceiling", ceiling)
     if not _LEAST_CEILING <= ceiling <= _MOST_CEILING:
         raise UsageError(f"ceiling {shorten(ceiling)}: it must be in FLOP/s; 700 TFLOPS are 700e12")

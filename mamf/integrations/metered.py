@@ -131,5 +131,4 @@ class MeteredTraining:
 
 def product_dtype(dtype: str) -> str:
     """Of the products of a training in that dtype: torch may multiply float32 in tf32."""
-    is_tf32 = dtype == "float32" and torch.get_float32_matmul_precision() != "highest"
-    return "tf32" if is_tf32 else dtype
+    return "tf32" if dtype == "float32" and torch.get_float32_matmul_precision() != "highest" else dtype

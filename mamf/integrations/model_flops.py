@@ -128,15 +128,15 @@ def model_flops(model: Any) -> ModelFlops:
     kind = str(getattr(config, "model_type", type(config).__name__))
     sections = _sections()
     if kind not in sections or " " in kind:
-        part = str(getattr(getattr(config, "text_config", None), "model_type", ""))
-        hint = "; its text_config has one, without images and sound" if part in sections else ""
+        is_part = getattr(getattr(config, "text_config", None), "model_type", None) in sections
+        hint = "; its text_config has one, without images and sound" if is_part else ""
         known = ", ".join(sorted(each for each in sections if " " not in each))
         raise UnsupportedError(
             f"no formula for {shorten(kind)!r}{hint}: count it (mamf.count_flops), or give its FLOP (flops_per_step=); "
             f"known: {known}"
         )
-    outputs = getattr(model, "get_output_embeddings", None)
-    return _Reading(config, kind).flops(has_head=outputs is None or outputs() is not None)
+    has_head = getattr(model, "get_output_embeddings", lambda: model)() is not None
+    return _Reading(config, kind).flops(has_head)
 
 
 @functools.cache
@@ -225,6 +225,5 @@ class _Reading:
             ]
         if self.section["windows"]:
             raise UnsupportedError("the model's configuration has no layer_types: the layers with a window are unknown")
-        reach = getattr(self.config, "sliding_window", None)
-        is_used = reach and self.section["mask"] == "causal" and getattr(self.config, "use_sliding_window", True)
+        is_used = getattr(self.config, "sliding_window", None) and getattr(self.config, "use_sliding_window", True)
         return [Window(layers, self._field("sliding_window"))] if is_used else []

@@ -92,4 +92,4 @@ class StepFlops:
                  "flops_per_step=")  # fmt: skip
             return
         self._must_count = True
-        warn(f"FLOP are those that torch counts in one step, computed anew included: {reason}")
+        warn(f"torch counts the FLOP of one step, recomputation included, and others have as many: {reason}")

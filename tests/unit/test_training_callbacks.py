@@ -84,7 +84,7 @@ def test_images_of_a_formula_that_knows_their_length_have_flop_and_no_tokens():
 
 def test_a_step_of_an_unknown_model_is_counted_and_those_after_it_are_as_many_flop():
     module = torch.nn.Linear(8, 16)
-    with pytest.warns(UserWarning, match="FLOP are those that torch counts in one step.*no formula for 'Linear'"):
+    with pytest.warns(UserWarning, match="torch counts the FLOP of one step.*no formula for 'Linear'"):
         found = trained(IMAGES, module=module, steps=3, work=lambda: module(torch.zeros(10**6, 8)).sum().backward())
     # Its input needs no gradient.
     assert found["tflops"] == 2 * 2 * 10**6 * 8 * 16 / 1e12

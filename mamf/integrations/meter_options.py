@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from numbers import Real
 from typing import Any
 
 from mamf.ceilings.ceiling import Ceiling
 from mamf.contribution.known_ceilings import KnownPeak
 from mamf.dtypes import canonical_name
 from mamf.errors import UsageError
-from mamf.limits import is_number, require_known, shorten, whole_number
+from mamf.limits import require_known, shorten, whole_number
 from mamf.measurement import TERA
 from mamf.regime_names import CEILINGS
 
@@ -57,5 +58,5 @@ def _values(name: str, value: Any) -> list[Any]:
 
 
 def _require_amount(name: str, value: Any) -> None:
-    if not is_number(value) or not 0 < value < math.inf:
+    if not isinstance(value, Real) or isinstance(value, bool) or not 0 < float(value) < math.inf:
         raise UsageError(f"{name} {shorten(value)}: it must be a number above 0")

@@ -128,12 +128,11 @@ def model_flops(model: Any) -> ModelFlops:
     kind = str(getattr(config, "model_type", type(config).__name__))
     sections = _sections()
     if kind not in sections or " " in kind:
-        is_part = getattr(getattr(config, "text_config", None), "model_type", None) in sections
-        hint = "; its text_config has one, without images and sound" if is_part else ""
+        part = getattr(getattr(config, "text_config", None), "model_type", None)
         known = ", ".join(sorted(each for each in sections if " " not in each))
         raise UnsupportedError(
-            f"no formula for {shorten(kind)!r}{hint}: count it (mamf.count_flops), or give its FLOP (flops_per_step=); "
-            f"known: {known}"
+            f"no formula for {shorten(kind)!r}{'; its text_config has one' * (part in sections)}: "
+            f"count it (mamf.count_flops), or give its FLOP (flops_per_step=); known: {known}"
         )
     has_head = getattr(model, "get_output_embeddings", lambda: model)() is not None
     return _Reading(config, kind).flops(has_head)

@@ -175,6 +175,12 @@ def test_a_ceiling_in_another_unit_is_refused(card, ceiling):
         meter_of(card, ceiling=ceiling)
 
 
+def test_any_real_number_is_a_count(card):
+    numpy = pytest.importorskip("numpy")
+    *_, last = train(card, meter_of(card, tokens_per_step=numpy.int64(1000), flops_per_step=numpy.float32(50e12)))
+    assert (last.tokens_per_second, last.tflops) == pytest.approx((10_000, 500), rel=1e-3)
+
+
 def test_a_ceiling_by_dtype_may_be_named_by_an_alias(card):
     *_, last = train(card, meter_of(card, ceiling={"bf16": 1000e12}))
     assert last.mamfu_percent == pytest.approx(50, rel=1e-3)

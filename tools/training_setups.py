@@ -6,9 +6,9 @@
     mamf profile tools/training_setups.py --one trainer-llama                # any script's options work
 
 Each set-up runs in a separate process, or in two ranks. Models have random weights and random data. Independent
-counts are of torch's own counter for one pass of the same model (attention as products), or of a hook on each layer for
-models without a formula. The stopwatch is the host's clock, between the same two steps as the meter's mean, with the device
-synchronized. Set-ups whose library is not installed are left out, and named.
+counts are of torch's own counter for one pass of the same model (attention as products), or of a hook on each layer
+for models without a formula. The stopwatch is the host's clock, between the same two steps as the meter's mean, with
+the device synchronized. Set-ups whose library is not installed are left out, and named.
 """
 
 from __future__ import annotations

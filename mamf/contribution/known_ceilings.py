@@ -88,7 +88,7 @@ def measured_peak(
     """As :func:`peak`, but measured, here or on a device of the same kind. Also raises UnavailableError if only a
     datasheet is known.
     """
-    known = peak(device, dtype, regime, anyway=anyway)
+    known = peak(device, dtype, regime, anyway=True) if anyway else peak(device, dtype, regime)
     if known.source == "datasheet":
         raise UnavailableError(f"a datasheet's figure is no ceiling; measure it: {_command(dtype)}")
     return known

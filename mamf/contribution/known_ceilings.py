@@ -147,11 +147,13 @@ def _unambiguous(name: str, devices: Sequence[NamedDevice], known: Sequence[list
     return known[0] if len(devices) == 1 else [replace(known[0][0], device=name)]
 
 
-def measured_peak(device: int | str | Backend | None, dtype: str, regime: str = "sustained") -> KnownPeak:
+def measured_peak(
+    device: int | str | Backend | None, dtype: str, regime: str = "sustained", *, anyway: bool = False
+) -> KnownPeak:
     """As :func:`peak`, but measured, here or on a device of the same kind. Also raises UnavailableError if only a
     datasheet is known.
     """
-    known = peak(device, dtype, regime)
+    known = peak(device, dtype, regime, anyway=True) if anyway else peak(device, dtype, regime)
     if known.source == "datasheet":
         raise UnavailableError(f"a datasheet's figure is no ceiling; measure it: {_command(dtype)}")
     return known

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -34,18 +35,60 @@ def count_flops(step: Callable[[], object]) -> float:
     >>> mamf.count_flops(lambda: a @ a.T)
     262144.0
     """
-    with _whole_layers_apart(), FlopCounterMode(display=False, custom_mapping=_formulas()) as counter:
+    with _as_written(), FlopCounterMode(display=False, custom_mapping=_formulas()) as counter:
         step()
     return float(counter.get_total_flops())
 
 
+class StepCounter(FlopCounterMode):  # type: ignore[misc]
+    """Counts what runs between ``start`` and ``stop`` in another program, into which it raises nothing. Of products
+    whose operands are shared out among devices (DTensor) only this rank's share counts.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(display=False, custom_mapping=_formulas())
+        self._flop, self._is_whole, self._stack = 0.0, True, ExitStack()
+
+    def start(self) -> None:
+        self._stack.enter_context(_as_written())
+        self._stack.enter_context(self)
+
+    def stop(self) -> float:
+        """FLOP; NaN if torch failed to count an operation."""
+        self._stack.close()
+        return self._flop if self._is_whole else math.nan
+
+    def _count_flops(self, func_packet: Any, out: Any, args: Any, kwargs: Any) -> Any:
+        try:
+            if func_packet in self.flop_registry:
+                flop = self.flop_registry[func_packet](*args, **kwargs, out_val=out)
+                self._flop += flop / _shards((*args, out))
+        except Exception:  # a formula that does not fit must not end what is counted
+            self._is_whole = False
+        return out
+
+
+def _shards(operands: Sequence[Any]) -> int:
+    """Among how many devices an operation is shared out: no rank of that mesh dimension computes all of it."""
+    tensors = [each for each in operands if hasattr(each, "placements")]
+    return math.prod(
+        tensors[0].device_mesh.size(dimension)
+        for dimension, placements in enumerate(zip(*(each.placements for each in tensors), strict=True))
+        if not all(each.is_replicate() for each in placements)
+    )
+
+
 @contextmanager
-def _whole_layers_apart() -> Iterator[None]:
-    """Without gradients torch runs attention and encoder layers as one operation each, unknown to the counter."""
+def _as_written() -> Iterator[None]:
+    """Without gradients torch runs attention and encoder layers as one operation each, unknown to the counter. A
+    compiled function that is first called under a counter would stay uncompiled.
+    """
+    stance = getattr(torch.compiler, "set_stance", None)  # from torch 2.6 on
     usual = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
-        yield
+        with nullcontext() if stance is None else stance("force_eager"):
+            yield
     finally:
         torch.backends.mha.set_fastpath_enabled(usual)
 
@@ -57,6 +100,7 @@ def _formulas() -> dict[Any, Callable[..., int]]:
     formulas: dict[str, Callable[..., int]] = {name: _product(first) for name, first in _PRODUCTS.items()}
     for name in _FUSED:
         formulas |= {name: _forward, f"{name}_backward": _backward}
+    formulas["convolution_backward"] = _convolution_backward
     return {getattr(torch.ops.aten, name): each for name, each in formulas.items() if hasattr(torch.ops.aten, name)}
 
 
@@ -75,6 +119,15 @@ def _backward(
 ) -> int:
     """Scores anew, and the gradients of scores, values, queries and keys."""
     return 2 * _pairs(query, key) * (3 * query[-1] + 2 * value[-1])
+
+
+def _convolution_backward(
+    gradient: Sequence[int], inputs: Sequence[int], weight: Sequence[int], *others: Any, **_: object
+) -> int:
+    """As much as forward for each gradient: torch's own formula takes grouped channels for dense ones."""
+    is_transposed, wanted = others[4], others[7]
+    positions = math.prod(inputs if is_transposed else gradient)
+    return 2 * positions * math.prod(weight[1:]) * int(sum(wanted[:2]))
 
 
 def _pairs(query: Sequence[int], key: Sequence[int]) -> int:

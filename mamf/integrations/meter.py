@@ -7,6 +7,7 @@ never waits for the meter. If a vendor has no reliable events, the host's clock 
 from __future__ import annotations
 
 import math
+import threading
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,8 +19,8 @@ from mamf.ceilings.ceiling import Ceiling
 from mamf.contribution.known_ceilings import KnownPeak, datasheet_peak, measured_peak, opened
 from mamf.dtypes import canonical_name
 from mamf.errors import MamfError, MamfWarning, UsageError
+from mamf.integrations.meter_options import ceiling_flops, check_options
 from mamf.integrations.model_flops import ModelFlops, model_flops
-from mamf.limits import shorten
 from mamf.measurement import TERA
 
 #: FLOP of one dtype, or of several by name.
@@ -34,9 +35,9 @@ class StepFigures:
     """A training step, or the mean of several.
 
     ``seconds``: from the end of the step before to its own; ``seconds_between``: of these, how long the device waited
-    for data and host before ``Meter.begin``, NaN if that is not called. ``tokens_per_second`` is of all ranks,
-    ``tflops`` (1e12 FLOP/s) of this device; so are the shares of its datasheet's dense peak and of its ceiling, NaN
-    if unknown.
+    for data and host before ``Meter.begin``, NaN if that is not called. ``tokens_per_second`` and
+    ``samples_per_second`` are of all ranks, ``tflops`` (1e12 FLOP/s) of this device; so are the shares of its
+    datasheet's dense peak and of its ceiling. What is unknown is NaN.
     """
 
     step: int
@@ -46,19 +47,17 @@ class StepFigures:
     tflops: float
     mfu_percent: float
     mamfu_percent: float
+    samples_per_second: float = _NAN
 
 
 class _Step(NamedTuple):
-    """A step whose marks are not read yet; its work would take so many seconds at the datasheet's peak, at the
-    ceiling.
+    """A step whose marks are not read yet. ``work``: tokens, samples, FLOP, and the seconds that these would take at
+    the datasheet's peak and at the ceiling.
     """
 
     number: int
     marks: tuple[Any, Any, Any]
-    tokens: float
-    flop: float
-    peak_seconds: float
-    ceiling_seconds: float
+    work: tuple[float, ...]
 
 
 class Meter:
@@ -66,18 +65,21 @@ class Meter:
 
     - ``model``: what ``mamf.model_flops`` takes or gives, with ``sequence_length``; or ``flops_per_step``, also by
       dtype: ``{"float8_e4m3fn": 8e12, "bfloat16": 2e12}``, each of which counts against its own ceiling.
-    - ``tokens_per_step``, ``flops_per_step``: of one forward and backward pass on this rank; an optimizer step has
-      ``accumulation`` of them.
+    - ``tokens_per_step``, ``samples_per_step``, ``flops_per_step``: of one forward and backward pass on this rank; an
+      optimizer step has ``accumulation`` of them.
     - ``dtype``: of the products, unless ``flops_per_step`` is by dtype; by default the device's own.
     - ``ceiling``: FLOP/s, a KnownPeak or a Ceiling, or these by dtype; by default what ``mamf.peak`` knows of
-      ``regime``. A datasheet is not a ceiling. Without one the shares are NaN, and one warning says so.
+      ``regime``; ``anyway``: also of another power limit or unit count. A datasheet is not a ceiling. Without one the
+      shares are NaN, and one warning says so.
+    - ``world_size``: of all ranks; ``model_parallel``: how many of them share one batch (tensor parallel): the FLOP of
+      ``model`` are divided by it. ``flops_per_step`` is this rank's share.
     - ``backend``: a device as ``mamf.peak`` takes it; by default the one that this process uses.
     - ``causal``: of attention only the half counts that a causal mask leaves, as in ``mamf model``; the convention of
       published MFU is the whole square.
     - ``warmup_steps``: left out.
 
-    Raises UsageError or UnsupportedError if the FLOP of a step are unknown or not a number. Later calls raise
-    nothing.
+    Raises UsageError for an option that is not possible, UnsupportedError if the FLOP of ``model`` are unknown. Later
+    calls raise nothing. A meter belongs to one loop; other threads may call it too, to read ``mean``.
 
     >>> meter = mamf.Meter(tokens_per_step=8192, flops_per_step=6e13, ceiling=700e12, warmup_steps=0)
     >>> meter.begin()
@@ -92,38 +94,43 @@ class Meter:
         self,
         *,
         tokens_per_step: float | None = None,
+        samples_per_step: float | None = None,
         flops_per_step: Flops | None = None,
         model: Any = None,
         sequence_length: int | None = None,
         dtype: str | None = None,
         regime: str = "sustained",
         ceiling: AnyCeiling | Mapping[str, AnyCeiling] | None = None,
+        anyway: bool = False,
         world_size: int = 1,
+        model_parallel: int = 1,
         accumulation: int = 1,
         causal: bool = False,
         warmup_steps: int = 3,
         backend: int | str | Backend | None = None,
     ) -> None:
-        _require_counts("tokens_per_step", tokens_per_step)
-        _require_counts("flops_per_step", flops_per_step)
+        check_options({name: value for name, value in locals().items() if name not in {"self", "model", "backend"}})
         self.backend = opened(backend)
         self.dtype, self.regime = self._name(dtype or self.backend.default_dtype), regime
-        self.world_size, self.accumulation, self.warmup_steps = world_size, accumulation, warmup_steps
-        self.causal = causal
-        self._given = ceiling
-        self._tokens, self._flops, self._per_token = tokens_per_step, flops_per_step, 0.0
+        self.accumulation, self.warmup_steps, self.causal = accumulation, warmup_steps, causal
+        self._copies, self._share, self._anyway = world_size // model_parallel, 1 / model_parallel, anyway
+        ceilings = ceiling if isinstance(ceiling, Mapping) else {"": ceiling}
+        self._given = {name and self._name(name): each for name, each in ceilings.items()}
+        self._tokens, self._samples = tokens_per_step, samples_per_step
+        self._flops, self._per_token = flops_per_step, 0.0
         if model is not None:
             if flops_per_step is not None or sequence_length is None:
                 raise UsageError("a meter takes either model= with sequence_length=, or flops_per_step=")
             flops = model if isinstance(model, ModelFlops) else model_flops(model)
-            self._per_token = flops.per_token(sequence_length, causal)
+            self._per_token = flops.per_token(sequence_length, causal) * self._share
+        self._lock = threading.RLock()
         self._speeds: dict[str, tuple[float, float]] = {}
         self._has_warned = False
         self._number = 0
         self._end: Any = None
         self._begun: Any = None
         self._unread: _Step | None = None
-        self._read, self._steps_read = [0.0] * 6, 0
+        self._read, self._steps_read = [0.0] * 7, 0
         if isinstance(flops_per_step, Mapping):
             for name in flops_per_step:
                 self._speed(self._name(name))
@@ -134,47 +141,54 @@ class Meter:
         """The data of a step are there: the time since the last step was the host's."""
         self._begun = self._mark()
 
-    def step(self, tokens: float | None = None, flops: Flops | None = None) -> StepFigures | None:
+    def step(
+        self, tokens: float | None = None, flops: Flops | None = None, samples: float | None = None
+    ) -> StepFigures | None:
         """A step ends. Returns the figures of the step before; None while that was of the warm-up.
 
-        ``tokens``, ``flops``: of this whole step on this rank, if they differ from the arguments of Meter; below 0
-        they are not known, and what follows from them is NaN.
+        ``tokens``, ``flops``, ``samples``: of this whole step on this rank, if they differ from the arguments of Meter;
+        below 0 they are not known, and what follows from them is NaN.
         """
-        end, start = self._mark(), self._begun if self._end is None else self._end
-        figures = self.finish()
-        self._number += 1
-        if start is not None and self._number > self.warmup_steps:
-            self._unread = self._work((start, self._begun, end), self._tokens_of(tokens), flops)
-        self._end, self._begun = end, None
-        return figures
+        with self._lock:
+            end, start = self._mark(), self._begun if self._end is None else self._end
+            figures = self.finish()
+            self._number += 1
+            if start is not None and self._number > self.warmup_steps:
+                work = self._work(self._of_step(tokens, self._tokens), self._of_step(samples, self._samples), flops)
+                self._unread = _Step(self._number, (start, self._begun, end), work)
+            self._end, self._begun = end, None
+            return figures
 
     def finish(self) -> StepFigures | None:
         """The figures of the last step, which this waits for; None if they were already returned."""
-        step, self._unread = self._unread, None
-        if step is None:
-            return None
-        start, begun, end = step.marks
-        if self._has_events:
-            self.backend.wait(end)
-        seconds = self._seconds(start, end)
-        between = _NAN if begun is None else self._seconds(start, begun)
-        sums = (seconds, between, step.tokens, step.flop, step.peak_seconds, step.ceiling_seconds)
-        self._read = [before + own for before, own in zip(self._read, sums, strict=True)]
-        self._steps_read += 1
-        return self._figures(step.number, 1, *sums)
+        with self._lock:
+            step, self._unread = self._unread, None
+            if step is None:
+                return None
+            start, begun, end = step.marks
+            if self._has_events:
+                self.backend.wait(end)
+            between = _NAN if begun is None else self._seconds(start, begun)
+            sums = (self._seconds(start, end), between, *step.work)
+            self._read = [before + own for before, own in zip(self._read, sums, strict=True)]
+            self._steps_read += 1
+            return self._figures(step.number, 1, *sums)
 
     def mean(self) -> StepFigures | None:
         """All steps since ``reset`` together: work over time. ``step`` is their number."""
-        return self._figures(self._steps_read, self._steps_read, *self._read) if self._steps_read else None
+        with self._lock:
+            return self._figures(self._steps_read, self._steps_read, *self._read) if self._steps_read else None
 
     def reset(self) -> None:
         """Begin a new ``mean``."""
-        self._read, self._steps_read = [0.0] * 6, 0
+        with self._lock:
+            self._read, self._steps_read = [0.0] * 7, 0
 
     def pause(self) -> None:
         """The time until the next ``begin`` belongs to no step: an evaluation, a checkpoint."""
-        self.finish()
-        self._end = self._begun = None
+        with self._lock:
+            self.finish()
+            self._end = self._begun = None
 
     def __enter__(self) -> Meter:
         return self
@@ -200,16 +214,16 @@ class Meter:
 
     # -- work --------------------------------------------------------------------------------------------------------
 
-    def _tokens_of(self, tokens: float | None) -> float:
-        if tokens is not None:
-            return _known(tokens)
-        return _NAN if self._tokens is None else float(self._tokens * self.accumulation)
+    def _of_step(self, given: float | None, per_pass: float | None) -> float:
+        if given is not None:
+            return _known(given)
+        return _NAN if per_pass is None else float(per_pass * self.accumulation)
 
-    def _work(self, marks: tuple[Any, Any, Any], tokens: float, flops: Flops | None) -> _Step:
+    def _work(self, tokens: float, samples: float, flops: Flops | None) -> tuple[float, ...]:
         by_dtype = self._flop_by_dtype(tokens, flops)
         speeds = {name: self._speed(name) for name in by_dtype}
         at_peak, at_ceiling = (sum(flop / speeds[name][which] for name, flop in by_dtype.items()) for which in (0, 1))
-        return _Step(self._number, marks, tokens, sum(by_dtype.values()), at_peak, at_ceiling)
+        return tokens, samples, sum(by_dtype.values()), at_peak, at_ceiling
 
     def _flop_by_dtype(self, tokens: float, flops: Flops | None) -> dict[str, float]:
         passes = 1
@@ -225,7 +239,7 @@ class Meter:
         return self.backend.resolve_dtype(canonical_name(dtype))
 
     def _figures(
-        self, number: int, steps: int, seconds: float, between: float, tokens: float, flop: float, *at: float
+        self, number: int, steps: int, seconds: float, between: float, tokens: float, samples: float, *flop: float
     ) -> StepFigures:
         if seconds <= 0:
             return StepFigures(number, seconds, between, _NAN, _NAN, _NAN, _NAN)
@@ -233,10 +247,11 @@ class Meter:
             step=number,
             seconds=seconds / steps,
             seconds_between=between / steps,
-            tokens_per_second=tokens * self.world_size / seconds,
-            tflops=flop / seconds / TERA,
-            mfu_percent=100 * at[0] / seconds,
-            mamfu_percent=100 * at[1] / seconds,
+            tokens_per_second=tokens * self._copies / seconds,
+            tflops=flop[0] / seconds / TERA,
+            mfu_percent=100 * flop[1] / seconds,
+            mamfu_percent=100 * flop[2] / seconds,
+            samples_per_second=samples * self._copies / seconds,
         )
 
     # -- what it is held against -------------------------------------------------------------------------------------
@@ -249,13 +264,11 @@ class Meter:
         return self._speeds[dtype]
 
     def _ceiling(self, dtype: str) -> float:
-        given = self._given.get(dtype) if isinstance(self._given, Mapping) else self._given
-        if isinstance(given, Ceiling):
-            return given.rate * TERA
+        given = self._given.get(dtype, self._given.get(""))
         if given is not None:
-            return given.flops if isinstance(given, KnownPeak) else float(given)
+            return ceiling_flops(given)
         try:
-            return measured_peak(self.backend, dtype, self.regime).flops
+            return measured_peak(self.backend, dtype, self.regime, anyway=self._anyway).flops
         except MamfError as error:
             self._warn(str(error))
             return _NAN
@@ -264,13 +277,6 @@ class Meter:
         if not self._has_warned:
             self._has_warned = True
             warnings.warn(f"MAMFU is NaN: {reason}", MamfWarning, stacklevel=4)
-
-
-def _require_counts(what: str, counts: Flops | None) -> None:
-    """Raises UsageError for anything but finite numbers of at least 0."""
-    for count in counts.values() if isinstance(counts, Mapping) else (counts,):
-        if count is not None and not 0 <= count < math.inf:
-            raise UsageError(f"{what} {shorten(count)}: it must be a number of at least 0")
 
 
 def _known(count: float) -> float:

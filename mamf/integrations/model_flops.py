@@ -1,54 +1,92 @@
-"""FLOP of a transformer's training step by formula: 6 N a token, and attention.
+"""FLOP of a training step by formula: 6 N a token, and attention.
 
 Each weight that a token is multiplied with costs it 2 FLOP forward and 4 backward: 6 N (Kaplan et al. 2020, arXiv
 2001.08361, section 2.1). Attention adds 12 L H Q T a token: layers, heads, head dimension, sequence length (Chowdhery
 et al. 2022, PaLM, arXiv 2204.02311, appendix B). That counts the whole square of scores; a causal mask needs half.
 What is computed anew (activation checkpointing, a flash kernel's scores) is not counted: it is not work of the model.
+What N is of an architecture is in architectures.ini.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+import configparser
+import functools
+import importlib.resources
+import math
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 from mamf.errors import UnsupportedError
+from mamf.limits import is_number, shorten
 
-_GATED = frozenset(
-    {
-        *("llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "gemma", "phi3"),
-        *("olmo", "olmo2", "olmoe", "granite"),
-    }
-)
-_TWO_LAYERS = frozenset({"gpt2", "gpt_neox", "gptj", "starcoder2", "phi"})
 _AGREEMENT = 0.01
 _MISSED = "the counter knows no custom kernels and no flex attention, and misses"
 _FORWARD, _RECOMPUTED_FORWARD = 1 / 3, 4 / 3
 # A flash kernel's backward multiplies five times where the forward pass does twice: 7 in place of 6.
 _FLASH_ATTENTION = 7 / 6
+#: Where a configuration says how many keys a layer of a type reaches.
+_WINDOWS = {"sliding_attention": "sliding_window", "chunked_attention": "attention_chunk_size"}
+
+
+class Window(NamedTuple):
+    """So many layers whose attention reaches at most so many keys: the last ones, or those of the same chunk."""
+
+    layers: int
+    keys: int
+    is_chunked: bool = False
 
 
 @dataclass(frozen=True)
 class ModelFlops:
     """``weights``: N, those that a token is multiplied with: linear layers, of experts the active ones, router, and the
     output layer; looking up an embedding is no product. ``expert_weights``: those of ``weights`` that are experts'.
-    ``attention_width``: heads times head dimension.
+    ``attention_width``: heads times head dimension. ``windows``: the layers that do not reach all keys.
+    ``is_causal``: whether the model has a causal mask. ``per_sequence``: FLOP of a sequence beside its tokens'.
+    ``positions``: the length of each sequence, if the model fixes it, else 0. ``encoder``: what each input token
+    meets; the rest is what each target token does.
     """
 
     weights: int
     layers: int
     attention_width: int
     expert_weights: int = 0
+    windows: tuple[Window, ...] = ()
+    is_causal: bool = True
+    per_sequence: int = 0
+    positions: int = 0
+    encoder: ModelFlops | None = None
 
     def per_token(self, sequence_length: int, causal: bool = False) -> float:
-        """FLOP of forward and backward; ``causal``: only the half of attention that a causal mask leaves."""
-        attention = 12 * self.layers * self.attention_width * sequence_length
-        return 6 * self.weights + (attention / 2 if causal else attention)
+        """FLOP of forward and backward; ``causal``: only the half of attention that a causal mask leaves. Of an
+        encoder and decoder: by input token, with as many target tokens.
+        """
+        if self.encoder is not None:
+            return self.flop(1, sequence_length, sequence_length, causal) / sequence_length
+        return 6 * self.weights + self._attention(sequence_length, causal) + self.per_sequence / sequence_length
+
+    def flop(self, sequences: int, length: int, targets: int | None = None, causal: bool = False) -> float:
+        """FLOP of forward and backward of sequences of such a length; ``targets``: how many tokens an encoder's decoder
+        takes, by default as many.
+        """
+        if self.encoder is None:
+            return sequences * length * self.per_token(length, causal)
+        targets, length = targets or length, self.encoder.positions or length
+        across = 12 * self.layers * self.attention_width * length
+        decoded = replace(self, encoder=None).per_token(targets, causal) + across
+        return sequences * (length * self.encoder.per_token(length) + targets * decoded)
+
+    def _attention(self, length: int, causal: bool) -> float:
+        """FLOP of a token."""
+        whole = Window(self.layers - sum(each.layers for each in self.windows), length)
+        halved = causal and self.is_causal
+        keys = sum(each.layers * _mean_keys(each, length, halved) for each in (whole, *self.windows))
+        return 12 * self.attention_width * keys
 
     def beside(self, counted: float, tokens: int, sequence_length: int) -> str:
         """A line on what ``mamf.count_flops`` says of a step of so many tokens, and why it differs."""
-        linear, experts = 6 * self.weights, 6 * self.expert_weights
         formula, causal = self.per_token(sequence_length), self.per_token(sequence_length, causal=True)
-        attention = formula - linear
+        attention, experts = self._attention(sequence_length, causal=False), 6 * self.expert_weights
+        linear = formula - attention
         both = (
             f"a token: {formula / 1e9:.4g} GFLOP by formula ({causal / 1e9:.4g} causal), "
             f"{counted / tokens / 1e9:.4g} counted"
@@ -60,6 +98,7 @@ class ModelFlops:
             (formula - experts, f"{_MISSED} the experts"),
             (linear - experts, f"{_MISSED} attention and the experts"),
             (linear + attention * _FLASH_ATTENTION, "the counter adds what a flash kernel's backward computes anew"),
+            (replace(self, windows=()).per_token(sequence_length), "the counter ignores the windows of attention"),
             (formula * _FORWARD, "the forward pass alone was counted"),
             (formula * _RECOMPUTED_FORWARD, "checkpointing computes the forward pass anew, which is no model FLOP"),
         )
@@ -74,8 +113,8 @@ def model_flops(model: Any) -> ModelFlops:
     """FLOP by formula of a transformer, from its configuration.
 
     ``model``: a configuration of transformers, or what has one as ``config``; any object with its attributes does
-    (``model_type``, ``hidden_size``, ``num_hidden_layers``, ``num_attention_heads``, ``vocab_size``, ...). Raises
-    UnsupportedError for an architecture that it does not know.
+    (``model_type``, ``hidden_size``, ``num_hidden_layers``, ``num_attention_heads``, ``vocab_size``, ...). A model
+    without an output layer counts without one. Raises UnsupportedError for an architecture that it does not know.
 
     >>> from types import SimpleNamespace
     >>> gpt2 = SimpleNamespace(
@@ -87,42 +126,103 @@ def model_flops(model: Any) -> ModelFlops:
     """
     config = getattr(model, "config", model)
     kind = str(getattr(config, "model_type", type(config).__name__))
-    if kind not in _GATED | _TWO_LAYERS:
-        known = ", ".join(sorted(_GATED | _TWO_LAYERS))
+    sections = _sections()
+    if kind not in sections or " " in kind:
+        part = getattr(getattr(config, "text_config", None), "model_type", None)
+        known = ", ".join(sorted(each for each in sections if " " not in each))
         raise UnsupportedError(
-            f"no formula for {kind!r}: count it (mamf.count_flops), or give its FLOP (flops_per_step=); known: {known}"
+            f"no formula for {shorten(kind)!r}{'; its text_config has one' * (part in sections)}: "
+            f"count it (mamf.count_flops), or give its FLOP (flops_per_step=); known: {known}"
         )
-    hidden, layers, heads = (
-        _number(config, name) for name in ("hidden_size", "num_hidden_layers", "num_attention_heads")
-    )
-    width = heads * (_number(config, "head_dim", 0) or hidden // heads)
-    of_keys = _number(config, "num_key_value_heads", heads) * width // heads
-    attention = 2 * hidden * width + 2 * hidden * of_keys
-    mlps, experts = _mlp_weights(config, hidden, layers, matrices=3 if kind in _GATED else 2)
-    weights = layers * attention + mlps + hidden * _number(config, "vocab_size")
-    return ModelFlops(weights, layers, width, experts)
+    has_head = getattr(model, "get_output_embeddings", lambda: model)() is not None
+    return _Reading(config, kind).flops(has_head)
 
 
-def _mlp_weights(config: Any, hidden: int, layers: int, matrices: int) -> tuple[int, int]:
-    """Of all layers, and of these the experts': where there are some, those that a token meets, and the router."""
-    inner = _number(config, "intermediate_size", 0) or _number(config, "n_inner", 0) or 4 * hidden
-    dense = matrices * hidden * inner
-    experts = next((found for name in ("num_local_experts", "num_experts") if (found := _number(config, name, 0))), 0)
-    if not experts:
-        return layers * dense, 0
-    each = matrices * hidden * (_number(config, "moe_intermediate_size", 0) or inner)
-    active = _number(config, "num_experts_per_tok") * each
-    shared = _number(config, "shared_expert_intermediate_size", 0)
-    sparse = active + hidden * experts + matrices * hidden * shared + (hidden if shared else 0)
-    every, without = _number(config, "decoder_sparse_step", 1), set(getattr(config, "mlp_only_layers", None) or ())
-    is_sparse = [number not in without and (number + 1) % every == 0 for number in range(layers)]
-    return sum(sparse if each else dense for each in is_sparse), active * sum(is_sparse)
+@functools.cache
+def _sections() -> dict[str, configparser.SectionProxy]:
+    """By architecture; the names of encoders have a blank."""
+    parser = configparser.ConfigParser(interpolation=None)
+    parser.read_string(importlib.resources.files("mamf.integrations").joinpath("architectures.ini").read_text("utf-8"))
+    names = {name: [name] if name.endswith(" encoder") else name.split() for name in parser.sections()}
+    return {each: parser[name] for name in names for each in names[name]}
 
 
-def _number(config: Any, name: str, otherwise: int | None = None) -> int:
-    found = getattr(config, name, None)
-    if found is None:
-        if otherwise is None:
+def _mean_keys(window: Window, length: int, causal: bool) -> float:
+    """That a token of a sequence meets."""
+    keys = min(window.keys, length)
+    if not causal:
+        return keys
+    return keys / 2 if window.is_chunked else keys - keys * keys / (2 * length)
+
+
+class _Reading:
+    """A section of architectures.ini, with the fields of a configuration."""
+
+    def __init__(self, config: Any, section: str) -> None:
+        self.config, self.section = config, _sections()[section]
+
+    def flops(self, has_head: bool = True) -> ModelFlops:
+        layers, experts = self.number("layers"), self.number("experts")
+        sparse = self._sparse_layers(layers) if experts else 0
+        mlps = (layers - sparse) * (self.number("mlp") if layers > sparse else 0)
+        mlps += sparse * (experts + (self.number("router") if sparse else 0))
+        encoder = self.section["encoder"]
+        return ModelFlops(
+            weights=layers * self.number("projections") + mlps + (self.number("head") if has_head else 0),
+            layers=layers,
+            attention_width=self.number("width"),
+            expert_weights=sparse * experts,
+            windows=tuple(self._windows(layers)),
+            is_causal=self.section["mask"] == "causal",
+            per_sequence=self.number("sequence"),
+            positions=self.number("positions"),
+            encoder=_Reading(self.config, encoder).flops() if encoder else None,
+        )
+
+    def number(self, name: str) -> int:
+        """The value of a key of the section, of a field, or of digits."""
+        name = name.strip()
+        if name not in self.section:
+            return int(name) if name.isdecimal() else self._field(name)
+        for sums in self.section[name].split("|"):
+            try:
+                return sum(map(self._product, sums.split("+")))
+            except UnsupportedError as error:
+                missing = error
+        raise missing
+
+    def _product(self, text: str) -> int:
+        """Of numbers, divided by those after a stroke."""
+        above, _, below = text.partition("/")
+        divisor = math.prod(map(self.number, below.split("/"))) if below else 1
+        return math.prod(map(self.number, above.split("*"))) // divisor
+
+    def _field(self, name: str) -> int:
+        found = getattr(self.config, name, None)
+        if not found:
             raise UnsupportedError(f"the model's configuration has no {name}: give its FLOP (flops_per_step=)")
-        return otherwise
-    return int(found)
+        if found is not True and not (is_number(found) and 0 < found < math.inf):
+            raise UnsupportedError(f"{name} {shorten(found)} of the model's configuration is not one number above 0")
+        return int(found)
+
+    def _sparse_layers(self, layers: int) -> int:
+        """How many have experts."""
+        config = self.config
+        every = getattr(config, "decoder_sparse_step", None) or getattr(config, "interleave_moe_layer_step", None) or 1
+        first, without = getattr(config, "first_k_dense_replace", 0), getattr(config, "mlp_only_layers", None) or ()
+        sparse = getattr(config, "moe_layers", None) or [each for each in range(layers) if (each + 1) % every == 0]
+        return sum(first <= each < layers and each not in without for each in sparse)
+
+    def _windows(self, layers: int) -> list[Window]:
+        types = getattr(self.config, "layer_types", None)
+        if types:
+            kinds = ((kind, types.count(kind)) for kind in _WINDOWS)
+            return [
+                Window(count, self._field(_WINDOWS[kind]), kind == "chunked_attention")
+                for kind, count in kinds
+                if count
+            ]
+        if self.section["windows"]:
+            raise UnsupportedError("the model's configuration has no layer_types: the layers with a window are unknown")
+        is_used = getattr(self.config, "sliding_window", None) and getattr(self.config, "use_sliding_window", True)
+        return [Window(layers, self._field("sliding_window"))] if is_used else []

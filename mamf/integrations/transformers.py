@@ -7,23 +7,25 @@ from typing import Any
 import torch
 from transformers import TrainerCallback
 
-from mamf.integrations.metered import MeteredTraining
+from mamf.errors import UnsupportedError
+from mamf.integrations.metered import MeteredCallback, never_raises, product_dtype
 
 
-class MamfuCallback(TrainerCallback):  # type: ignore[misc]
-    """Logs ``tflops``, ``mfu_percent``, ``mamfu_percent`` (of this rank's device) and ``tokens_per_second`` (of all).
+class MamfuCallback(MeteredCallback, TrainerCallback):  # type: ignore[misc]
+    """Logs ``tflops``, ``mfu_percent``, ``mamfu_percent`` (of this rank's device), ``tokens_per_second``,
+    ``samples_per_second`` (of all) and ``step_seconds``, as far as they are known.
 
         MamfuCallback().attach(trainer)
 
     A Trainer runs its users' callbacks after its reporters, and does not pass them the batch. So ``attach`` puts
-    this one first, and a hook on the model counts tokens. ``model``: what ``mamf.model_flops`` takes or
-    gives, by default the trainer's own; ``options``: those of ``mamf.Meter``, by default the trainer's dtype and ranks.
+    this one first, and a hook on the model reads its arguments. ``model``: what ``mamf.model_flops`` takes or gives, by
+    default the trainer's own. ``tokens``, ``samples``: of a batch on this rank, or a function of it, if they are not
+    found. Other options: those of ``mamf.Meter``, by default the trainer's dtype and ranks. Raises UsageError for one
+    that is unknown or not possible; later nothing.
     """
 
-    def __init__(self, model: Any = None, **options: Any) -> None:
-        self.model, self.options = model, options
-        self.training: MeteredTraining | None = None
-        self._hook: Any = None
+    starts = "on_train_begin"
+    _hook: Any = None
 
     def attach(self, trainer: Any) -> MamfuCallback:
         """Run before the reporters of a trainer; returns itself."""
@@ -31,49 +33,62 @@ class MamfuCallback(TrainerCallback):  # type: ignore[misc]
         callbacks[:] = [self, *(each for each in callbacks if each is not self)]
         return self
 
+    @never_raises
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **others: Any) -> None:
-        options = {"dtype": _dtype(args, model), "world_size": args.world_size} | self.options
-        self.training = MeteredTraining(model if self.model is None else self.model, options)
+        if getattr(args, "n_gpu", 1) > 1:
+            raise UnsupportedError("DataParallel uses several devices in one process; use torchrun")
+        defaults = {"dtype": _dtype(args, model), "world_size": args.world_size}
+        defaults["model_parallel"] = getattr(model, "tp_size", None) or 1
+        self.start(model, model, defaults, is_compiled=bool(args.torch_compile))
         self._hook = model.register_forward_pre_hook(self._count, with_kwargs=True)
 
+    @never_raises
     def on_step_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-        if self.training is not None:
-            self.training.begin()
+        self.training.begin()
 
+    @never_raises
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        self.training.flops.stop()
+
+    @never_raises
     def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-        if self.training is not None:
-            self.training.step()
+        self.training.step()
 
+    @never_raises
     def on_evaluate(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-        if self.training is not None:
-            self.training.pause()
+        self.training.meter.pause()
 
     on_save = on_evaluate
 
+    @never_raises
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **others: Any) -> None:
         # An evaluation and the end of a training are logged too.
-        if self.training is None or logs is None or "loss" not in logs:
+        if logs is None or "loss" not in logs:
             return
         figures = self.training.figures()
         logs.update(figures)
         if state.log_history:
             state.log_history[-1].update(figures)
 
+    @never_raises
     def on_train_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        self.close()
+
+    def close(self) -> None:
+        super().close()
         if self._hook is not None:
             self._hook.remove()
-        self.training = self._hook = None
+            self._hook = None
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @never_raises
     def _count(self, module: Any, positional: tuple[Any, ...], named: dict[str, Any]) -> None:
-        given = named.get("input_ids", named.get("inputs_embeds", positional[0] if positional else None))
-        if self.training is not None and module.training and given is not None:
-            self.training.add(*given.shape[:2])
+        if module.training:
+            self.training.add(named or positional)
 
 
 def _dtype(args: Any, model: Any) -> str:
     """The dtype of the training's products, from the trainer's arguments."""
     if args.bf16 or args.fp16:
         return "bfloat16" if args.bf16 else "float16"
-    name = str(model.dtype).removeprefix("torch.")
-    return "tf32" if name == "float32" and torch.get_float32_matmul_precision() != "highest" else name
+    return product_dtype(str(model.dtype).removeprefix("torch."))

@@ -1,12 +1,16 @@
 """The meter in virtual time: what a step took, what it is a share of, and that it never holds up nor stops a loop."""
 
+import inspect
 import math
+import re
+import threading
 import warnings
 from dataclasses import replace
 
 import pytest
 
 import mamf
+from mamf.ceilings.contributed import ContributedCeiling
 from mamf.contribution import known_ceilings
 from mamf.contribution.known_ceilings import KnownPeak
 from mamf.errors import UsageError
@@ -153,6 +157,62 @@ def test_a_device_that_nobody_knows_stops_nothing(card):
     assert last.tflops == pytest.approx(500, rel=1e-3)
 
 
+def test_a_warning_recommends_options_that_exist(card, monkeypatch):
+    row = ContributedCeiling(card.info.name, 66, 350.0, "bfloat16", "sustained", 700.0, 690.0, 710.0, "log", (), None)
+    monkeypatch.setattr(known_ceilings, "contributed_ceilings", lambda: [row])
+    with pytest.warns(UserWarning, match="take it anyway") as warned:
+        meter_of(card, ceiling=None)
+    recommended = set(re.findall(r"(\w+)=", str(warned[0].message)))
+    assert recommended == {"anyway"} <= inspect.signature(mamf.Meter).parameters.keys()
+    assert train(card, meter_of(card, ceiling=None, anyway=True))[-1].mamfu_percent == pytest.approx(
+        100 * 500 / 700, rel=1e-3
+    )
+
+
+@pytest.mark.parametrize("ceiling", [700, 0.7, 700e18, 0, -1, math.nan, math.inf, "700e12", {"bf16": 700}])
+def test_a_ceiling_in_another_unit_is_refused(card, ceiling):
+    with pytest.raises(UsageError, match=r"ceiling .*: it must be"):
+        meter_of(card, ceiling=ceiling)
+
+
+def test_any_real_number_is_a_count(card):
+    numpy = pytest.importorskip("numpy")
+    *_, last = train(card, meter_of(card, tokens_per_step=numpy.int64(1000), flops_per_step=numpy.float32(50e12)))
+    assert (last.tokens_per_second, last.tflops) == pytest.approx((10_000, 500), rel=1e-3)
+
+
+def test_a_ceiling_by_dtype_may_be_named_by_an_alias(card):
+    *_, last = train(card, meter_of(card, ceiling={"bf16": 1000e12}))
+    assert last.mamfu_percent == pytest.approx(50, rel=1e-3)
+
+
+def test_ranks_that_share_a_batch_share_the_flop_of_its_model(card):
+    flops = ModelFlops(weights=10**9, layers=8, attention_width=4096)
+    options = {"flops_per_step": None, "model": flops, "sequence_length": 4096, "samples_per_step": 4}
+    *_, last = train(card, meter_of(card, world_size=8, model_parallel=4, **options))
+    assert last.tokens_per_second == pytest.approx(2 * 10_000, rel=1e-3)
+    assert last.samples_per_second == pytest.approx(2 * 40, rel=1e-3)
+    assert last.tflops == pytest.approx(1000 * flops.per_token(4096) / 4 / STEP / 1e12, rel=1e-3)
+
+
+def test_another_thread_may_read_the_mean_while_steps_are_metered(card):
+    meter, seen, is_done = meter_of(card), [], threading.Event()
+
+    def read():
+        while not is_done.is_set():
+            seen.append(meter.mean())
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    train(card, meter, steps=200)
+    is_done.set()
+    reader.join()
+    seconds = [each.seconds for each in seen if each is not None]
+    # The sum and the number of the same steps, whichever were read.
+    assert seconds == pytest.approx([STEP] * len(seconds), rel=1e-3)
+    assert meter.mean().step == 200
+
+
 def test_a_known_peak_is_the_ceiling(card, monkeypatch):
     known = KnownPeak(700e12, None, "sustained", "measured", "", "bfloat16", card.info.name)
     monkeypatch.setattr(known_ceilings, "_measured", lambda *told: known)
@@ -169,9 +229,9 @@ def test_nothing_told_is_nan_and_goes_on(card):
     assert last.seconds == pytest.approx(STEP, rel=1e-3)
 
 
-@pytest.mark.parametrize("flops", [-1, math.nan, math.inf, {"bf16": -1.0}])
+@pytest.mark.parametrize("flops", [-1, 0, math.nan, math.inf, {"bf16": -1.0}])
 def test_what_is_no_count_is_refused_at_the_beginning(card, flops):
-    with pytest.raises(UsageError, match=r"flops_per_step \S+: it must be a number of at least 0"):
+    with pytest.raises(UsageError, match=r"flops_per_step \S+: it must be a number above 0"):
         meter_of(card, flops_per_step=flops)
     with pytest.raises(UsageError, match="tokens_per_step -5"):
         meter_of(card, tokens_per_step=-5)

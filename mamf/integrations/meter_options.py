@@ -1,0 +1,62 @@
+"""Checks of what a meter is given, before a device is opened: a callback reports a mistake where it is made."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from numbers import Real
+from typing import Any
+
+from mamf.ceilings.ceiling import Ceiling
+from mamf.contribution.known_ceilings import KnownPeak
+from mamf.dtypes import canonical_name
+from mamf.errors import UsageError
+from mamf.limits import require_known, shorten, whole_number
+from mamf.measurement import TERA
+from mamf.regime_names import CEILINGS
+
+#: Slower than any device by far, and faster: a ceiling in another unit.
+_LEAST_CEILING, _MOST_CEILING = 1e9, 1e18
+_LEAST = {"sequence_length": 1, "world_size": 1, "model_parallel": 1, "accumulation": 1, "warmup_steps": 0}
+
+
+def check_options(options: Mapping[str, Any]) -> None:
+    """Raises UsageError for a value that no meter can have. None stands for an option that is not given."""
+    given = {name: value for name, value in options.items() if value is not None}
+    for name in ("tokens_per_step", "samples_per_step"):
+        _require_amount(name, given.get(name, 1))
+    for each in _values("flops_per_step", given.get("flops_per_step", 1)):
+        _require_amount("flops_per_step", each)
+    for name in _LEAST.keys() & given.keys():
+        whole_number(name, given[name], _LEAST[name])
+    if whole_number("world_size", given.get("world_size", 1)) % given.get("model_parallel", 1):
+        raise UsageError(f"model_parallel {given['model_parallel']}: it must divide world_size")
+    require_known(("regime", given.get("regime", "sustained"), CEILINGS))
+    if "dtype" in given:
+        canonical_name(given["dtype"])
+    for each in _values("ceiling", given.get("ceiling", TERA)):
+        ceiling_flops(each)
+
+
+def ceiling_flops(ceiling: Any) -> float:
+    """FLOP/s of a number, KnownPeak or Ceiling. Raises UsageError for anything else, and for another unit."""
+    if isinstance(ceiling, (Ceiling, KnownPeak)):
+        return ceiling.flops if isinstance(ceiling, KnownPeak) else ceiling.rate * TERA
+    _require_amount("ceiling", ceiling)
+    if not _LEAST_CEILING <= ceiling <= _MOST_CEILING:
+        raise UsageError(f"ceiling {shorten(ceiling)}: it must be in FLOP/s; 700 TFLOPS are 700e12")
+    return float(ceiling)
+
+
+def _values(name: str, value: Any) -> list[Any]:
+    """One, or those by dtype."""
+    if not isinstance(value, Mapping):
+        return [value]
+    if not value:
+        raise UsageError(f"{name} {{}}: name at least one dtype")
+    return [value[each] for each in value if canonical_name(each)]
+
+
+def _require_amount(name: str, value: Any) -> None:
+    if not isinstance(value, Real) or isinstance(value, bool) or not 0 < float(value) < math.inf:
+        raise UsageError(f"{name} {shorten(value)}: it must be a number above 0")

@@ -1,0 +1,104 @@
+"""Tokens and samples of batches: found where they are, and unknown where they are not."""
+
+import math
+from collections import UserDict, namedtuple
+from dataclasses import dataclass
+
+import pytest
+
+from mamf.errors import UsageError
+from mamf.integrations.batches import read_pass
+
+
+class Tensor:
+    """All that a batch's tensors are asked for."""
+
+    def __init__(self, *shape, dtype="torch.int64"):
+        self.shape, self.dtype = shape, dtype
+
+
+IDS, LABELS, CLASSES = Tensor(4, 128), Tensor(4, 32), Tensor(4)
+IMAGES = Tensor(4, 3, 32, 32, dtype="torch.float32")
+Pair = namedtuple("Pair", "input_ids labels")
+
+
+@dataclass
+class Batch:
+    images: Tensor
+    tokens: Tensor
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        IDS,
+        {"input_ids": IDS, "labels": IDS},
+        UserDict(labels=CLASSES, input_ids=IDS),
+        {"inputs_embeds": Tensor(4, 128, 64, dtype="torch.bfloat16")},
+        {"input": IDS},
+        (IDS, IDS),
+        [IDS, IDS],
+        Pair(IDS, CLASSES),
+        Batch(IMAGES, IDS),
+        {"batch": {"inputs": {"input_ids": IDS}}},
+        ({"input_ids": IDS}, CLASSES),
+    ],
+)
+def test_tokens_are_found_whatever_holds_them(batch):
+    found = read_pass(batch)
+    assert (found.tokens, found.samples, found.sequences) == (4 * 128, 4, [(4, 128)])
+
+
+def test_batches_within_a_batch_are_added_up():
+    found = read_pass([{"input_ids": Tensor(2, 100)}, {"input_ids": Tensor(3, 50)}])
+    assert (found.tokens, found.samples, found.sequences) == (350, 5, [(2, 100), (3, 50)])
+
+
+def test_ids_of_other_dimensions_are_sequences_along_the_last():
+    assert read_pass({"input_ids": Tensor(2, 4, 64)}).sequences == [(8, 64)]
+    assert read_pass({"input_ids": Tensor(512)}).sequences == [(1, 512)]
+
+
+@pytest.mark.parametrize("batch", [IMAGES, (IMAGES, CLASSES), {"pixel_values": IMAGES, "labels": CLASSES}])
+def test_images_are_samples_and_no_tokens(batch):
+    found = read_pass(batch)
+    assert math.isnan(found.tokens)
+    assert (found.samples, found.sequences) == (4, [])
+
+
+@pytest.mark.parametrize(
+    "batch", [None, "text", 7, {}, [], ("a", {"b": None}), [Tensor(3, 8, 8), Tensor(5, 4)], Tensor()]
+)
+def test_what_is_not_there_is_unknown(batch):
+    found = read_pass(batch)
+    assert math.isnan(found.tokens) and math.isnan(found.samples) and found.sequences == []
+
+
+def test_the_targets_of_a_decoder_are_its_inputs_or_its_labels():
+    assert read_pass({"input_ids": IDS, "labels": LABELS}).targets == 32
+    assert read_pass({"input_ids": IDS, "labels": CLASSES, "decoder_input_ids": LABELS}).targets == 32
+    assert read_pass({"input_ids": IDS, "labels": CLASSES}).targets is None
+
+
+@pytest.mark.parametrize(
+    ("tokens", "samples", "found"),
+    [
+        (1024, None, (1024, 4, [(4, 256)])),
+        (1022, None, (1022, 4, [])),
+        ((8, 64), None, (512, 8, [(8, 64)])),
+        (lambda batch: batch[0].shape[0] * 10, None, (40, 4, [(4, 10)])),
+        (lambda batch: Tensor(2, 16), 6, (32, 6, [(2, 16)])),
+        (None, lambda batch: 5, (math.nan, 5, [])),
+        (lambda batch: None, None, (math.nan, 4, [])),
+    ],
+)
+def test_what_is_given_is_taken(tokens, samples, found):
+    *counts, sequences, _ = read_pass((IMAGES, CLASSES), tokens, samples)
+    assert counts == pytest.approx(found[:2], nan_ok=True)
+    assert sequences == found[2]
+
+
+@pytest.mark.parametrize("tokens", [0, -1, 2.5, "many", (1, 2, 3), (0, 8), True])
+def test_what_is_no_count_is_refused(tokens):
+    with pytest.raises(UsageError, match="give a number"):
+        read_pass(IDS, tokens)

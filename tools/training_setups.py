@@ -1,0 +1,332 @@
+"""FLOP and tokens/s by mamf beside an independent count and a stopwatch, for fifteen ways to train.
+
+    python tools/training_setups.py                     # all, on the first accelerators, else on the CPU; a table
+    python tools/training_setups.py --only ddp fsdp2    # set-ups whose name contains one of these
+    torchrun --nproc-per-node 2 tools/training_setups.py --one loop-fsdp2    # one set-up; prints a line of JSON
+    mamf profile tools/training_setups.py --one trainer-llama                # any script's options work
+
+Each set-up runs in a separate process, or in two ranks. Models have random weights and random data. Independent
+counts are of torch's own counter for one pass of the same model (attention as products), or of a hook on each layer
+for models without a formula. The stopwatch is the host's clock, between the same two steps as the meter's mean, with
+the device synchronized. Set-ups whose library is not installed are left out, and named.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import mamf
+
+sys.path.insert(0, str(Path(__file__).parent))
+from training_models import LARGE, SMALL, Decoder, Denoiser, conv_net, counted_by_hand, counted_by_torch
+from training_models import transformers_model as pretrained
+
+_WARM_UP = 3
+_HAS_ACCELERATOR = torch.accelerator.is_available()
+_DEVICE = torch.device(torch.accelerator.current_accelerator() if _HAS_ACCELERATOR else "cpu")
+_SIZES = LARGE if _HAS_ACCELERATOR else SMALL
+_METERED = {"ceiling": 1e15, "warmup_steps": _WARM_UP}
+
+
+class Stopwatch:
+    """The host's clock at the end of steps, with the device idle."""
+
+    def __init__(self, first: int, last: int) -> None:
+        self.first, self.last, self.times = first, last, {}
+
+    def step(self, number: int) -> None:
+        """After a step; only the two at the ends of the mean are stopped at."""
+        if number in (self.first, self.last):
+            if _HAS_ACCELERATOR:
+                torch.accelerator.synchronize()
+            self.times[number] = time.perf_counter()
+
+    @property
+    def seconds(self) -> float:
+        """Of a step."""
+        return (self.times[self.last] - self.times[self.first]) / (self.last - self.first)
+
+
+def result(
+    figures: dict[str, float], watch: Stopwatch, counted: float, amount: float, unit: str = "tokens"
+) -> dict[str, Any]:
+    """``counted``: FLOP of a step on this rank; ``amount``: tokens or samples of a step on all ranks."""
+    flop = figures["tflops"] * figures["step_seconds"] * 1e12
+    rate, tflops = figures[f"{unit}_per_second"], figures["tflops"]
+    watched = amount / watch.seconds
+    return {"flop": flop, "counted": counted, "rate": rate, "stopwatch": watched, "unit": unit, "tflops": tflops}
+
+
+# -- loops with mamf.Meter ---------------------------------------------------------------------------------------------
+
+
+def loop(steps: int, split: str = "", accumulation: int = 1, dtype: torch.dtype = torch.bfloat16) -> dict[str, Any]:
+    """A plain loop over a Llama-like model. ``split``: ddp, fsdp2, tp, or fsdp2-tp (2 x 2 ranks)."""
+    ranks, here = int(os.environ.get("WORLD_SIZE", 1)), _rank_device()
+    torch.manual_seed(0)
+    model: Any = Decoder(_SIZES).to(here, dtype)
+    batch = torch.randint(0, _SIZES["vocabulary"], (_SIZES["batch"], _SIZES["length"]), device=here)
+    counted = accumulation * counted_by_torch(lambda: model(batch).backward())
+    model.zero_grad()
+    shared = ranks if split == "tp" else 1
+    meter = mamf.Meter(
+        model=model, sequence_length=_SIZES["length"], tokens_per_step=batch.numel(), accumulation=accumulation,
+        world_size=ranks, model_parallel=shared, dtype=str(dtype).removeprefix("torch."), **_METERED,
+    )  # fmt: skip
+    model = parallel(model, split, ranks)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+
+    def step() -> None:
+        for _ in range(accumulation):
+            model(batch).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    figures, watch = metered(meter, step, steps)
+    return result(figures, watch, counted / shared, accumulation * batch.numel() * ranks / shared)
+
+
+def parallel(model: Any, split: str, ranks: int) -> Any:
+    """As torchtitan does: heads and MLP columns by DTensor, each block and the whole sharded by FSDP2."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    if not split:
+        return model
+    mesh = init_device_mesh(_DEVICE.type, (ranks,), mesh_dim_names=("ranks",))
+    if split == "ddp":
+        return torch.nn.parallel.DistributedDataParallel(model)
+    for block in model.blocks:
+        if split == "tp":
+            split_up = {f"attention.{each}": ColwiseParallel() for each in ("wq", "wk", "wv")}
+            split_up |= {"attention.wo": RowwiseParallel(), "w1": ColwiseParallel(), "w3": ColwiseParallel()}
+            parallelize_module(block, mesh, split_up | {"w2": RowwiseParallel()})
+        else:
+            fully_shard(block, mesh=mesh)
+    if split == "tp":
+        from torch.distributed.tensor import Replicate
+
+        return parallelize_module(model, mesh, {"head": ColwiseParallel(output_layouts=Replicate())})
+    return fully_shard(model, mesh=mesh)
+
+
+def metered(meter: mamf.Meter, step: Callable[[], None], steps: int) -> tuple[dict[str, float], Stopwatch]:
+    watch = Stopwatch(_WARM_UP, steps)
+    for number in range(1, steps + 1):
+        meter.begin()
+        step()
+        meter.step()
+        watch.step(number)
+    meter.finish()
+    mean = meter.mean()
+    assert mean is not None
+    return vars(mean) | {"step_seconds": mean.seconds}, watch
+
+
+def accelerated(steps: int) -> dict[str, Any]:
+    """accelerate with gradient accumulation and bf16 autocast."""
+    from accelerate import Accelerator
+
+    accelerator = Accelerator(gradient_accumulation_steps=2, mixed_precision="bf16", cpu=not _HAS_ACCELERATOR)
+    model = Decoder(_SIZES).to(accelerator.device)
+    batch = torch.randint(0, _SIZES["vocabulary"], (_SIZES["batch"], _SIZES["length"]), device=accelerator.device)
+    counted = 2 * counted_by_torch(lambda: model(batch).backward())
+    meter = mamf.Meter(
+        model=model, sequence_length=_SIZES["length"], tokens_per_step=batch.numel(), accumulation=2, dtype="bfloat16",
+        world_size=accelerator.num_processes, **_METERED,
+    )  # fmt: skip
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    model, optimizer = accelerator.prepare(model, optimizer)
+
+    def step() -> None:
+        for _ in range(2):
+            with accelerator.accumulate(model):
+                accelerator.backward(model(batch))
+                optimizer.step()
+                optimizer.zero_grad()
+
+    figures, watch = metered(meter, step, steps)
+    return result(figures, watch, counted, 2 * batch.numel() * accelerator.num_processes)
+
+
+# -- callbacks ---------------------------------------------------------------------------------------------------------
+
+
+def trainer(steps: int, kind: str, accumulation: int = 1, bf16: bool = True, **arguments: Any) -> dict[str, Any]:
+    """The Trainer of transformers."""
+    import transformers
+
+    from mamf.integrations.transformers import MamfuCallback
+
+    model, sample = pretrained(kind, _SIZES)
+    local, ranks = _SIZES["batch"], int(os.environ.get("WORLD_SIZE", 1))
+    batch = {name: each[None].expand(local, *each.shape).contiguous() for name, each in sample.items()}
+    twin = copy.deepcopy(model).to(_rank_device())
+    on_device = {name: each.to(_rank_device()) for name, each in batch.items()}
+    counted = accumulation * counted_by_torch(lambda: twin(**on_device).loss.backward())
+    twin = None
+    watch = Stopwatch(_WARM_UP, steps)
+
+    class Timer(transformers.TrainerCallback):  # type: ignore[misc]
+        def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+            watch.step(state.global_step)
+
+    with tempfile.TemporaryDirectory() as folder:
+        options = transformers.TrainingArguments(
+            output_dir=folder, max_steps=steps, per_device_train_batch_size=local, logging_steps=steps, report_to=[],
+            gradient_accumulation_steps=accumulation, save_strategy="no", disable_tqdm=True, bf16=bf16,
+            use_cpu=not _HAS_ACCELERATOR, dataloader_drop_last=True, **arguments,
+        )  # fmt: skip
+        data = [sample] * (local * accumulation * ranks * steps)
+        run = transformers.Trainer(model, options, train_dataset=data, callbacks=[Timer()])
+        MamfuCallback(**_METERED).attach(run)
+        run.train()
+    figures = next(each for each in run.state.log_history if "tflops" in each)
+    unit = "tokens" if "tokens_per_second" in figures else "samples"
+    amount = sample["input_ids"].numel() if unit == "tokens" else 1
+    return result(figures, watch, counted, amount * local * accumulation * ranks, unit)
+
+
+def lit(steps: int, kind: str, precision: str = "bf16-mixed", accumulation: int = 1, strategy: str = "auto") -> Any:
+    """Lightning's Trainer: a language model of transformers, images with labels, or a diffusion model."""
+    import lightning
+    from torch.nn import functional
+
+    from mamf.integrations.lightning import MamfuCallback
+
+    local, ranks, edge = _SIZES["batch"], int(os.environ.get("WORLD_SIZE", 1)), _SIZES["image"]
+    images, times = torch.ones(local, 3, edge, edge), torch.rand(local)
+    if kind == "images":
+        model, batch, counted_steps = conv_net(_SIZES), [images, torch.ones(local, dtype=torch.long)], 1
+        counted = counted_by_hand(model, images)
+    elif kind == "diffusion":
+        model, batch, counted_steps = Denoiser(_SIZES), [images, times], 1
+        counted = counted_by_hand(model, images, times)
+    else:
+        model, sample = pretrained(kind, _SIZES)
+        batch = {name: each[None].expand(local, *each.shape).contiguous() for name, each in sample.items()}
+        counted, counted_steps = counted_by_torch(lambda: copy.deepcopy(model)(**batch).loss.backward()), 0
+    watch = Stopwatch(_WARM_UP + counted_steps, steps)
+
+    class Module(lightning.LightningModule):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def training_step(self, batch: Any, number: int) -> Any:
+            if kind == "images":
+                return functional.cross_entropy(self.model(batch[0]), batch[1])
+            return self.model(*batch).square().mean() if kind == "diffusion" else self.model(**batch).loss
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.AdamW(self.parameters(), lr=1e-4)
+
+    class Timer(lightning.Callback):  # type: ignore[misc]
+        def on_train_batch_end(self, run: Any, *others: Any) -> None:
+            if (others[-1] + 1) % accumulation == 0:
+                watch.step(run.global_step)
+
+    run = lightning.Trainer(
+        accelerator="auto" if _HAS_ACCELERATOR else "cpu", devices=ranks, strategy=strategy, precision=precision,
+        max_steps=steps, accumulate_grad_batches=accumulation, log_every_n_steps=steps, logger=False,
+        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+        callbacks=[Timer(), MamfuCallback(**_METERED)],
+    )  # fmt: skip
+    run.fit(Module(), torch.utils.data.DataLoader([batch] * (accumulation * steps), batch_size=None))
+    figures = {name: float(each) for name, each in run.callback_metrics.items()}
+    unit = "tokens" if "tokens_per_second" in figures else "samples"
+    amount = batch["input_ids"].numel() if unit == "tokens" else local
+    return result(figures, watch, accumulation * counted, accumulation * amount * ranks, unit)
+
+
+#: By name: what runs it, its ranks, and the cells of its row.
+SETUPS: dict[str, tuple[Callable[[int], dict[str, Any]], int, str]] = {
+    "loop": (lambda n: loop(n), 1, "mamf.Meter | Llama-like | bf16 | 1 | none"),
+    "loop-float32": (lambda n: loop(n, "", 4, torch.float32), 1, "mamf.Meter | Llama-like | fp32 | 4 | none"),
+    "accelerate": (accelerated, 1, "accelerate | Llama-like | bf16 autocast | 2 | none"),
+    "trainer-llama": (lambda n: trainer(n, "Llama"), 1, "Trainer | Llama | bf16 autocast | 1 | none"),
+    "trainer-gemma2": (lambda n: trainer(n, "Gemma2", 4), 1, "Trainer | Gemma 2 | bf16 autocast | 4 | none"),
+    "trainer-mixtral": (lambda n: trainer(n, "Mixtral", bf16=False), 1, "Trainer | Mixtral | fp32 | 1 | none"),
+    "trainer-t5": (lambda n: trainer(n, "T5", 2), 1, "Trainer | T5 | bf16 autocast | 2 | none"),
+    "trainer-vit": (lambda n: trainer(n, "ViT", remove_unused_columns=False), 1,
+                    "Trainer | ViT | bf16 autocast | 1 | none"),
+    "trainer-whisper": (lambda n: trainer(n, "Whisper", bf16=False), 1, "Trainer | Whisper | fp32 | 1 | none"),
+    "lightning-gpt2": (lambda n: lit(n, "GPT2"), 1, "Lightning | GPT-2 | bf16-mixed | 1 | none"),
+    "lightning-images": (lambda n: lit(n, "images", "32-true", 2), 1, "Lightning | convolutions | fp32 | 2 | none"),
+    "lightning-diffusion": (lambda n: lit(n, "diffusion"), 1, "Lightning | diffusion | bf16-mixed | 1 | none"),
+    "lightning-ddp": (lambda n: lit(n, "Bert", strategy="ddp"), 2, "Lightning | BERT | bf16-mixed | 1 | DDP, 2 ranks"),
+    "trainer-ddp": (lambda n: trainer(n, "Llama", 2), 2, "Trainer | Llama | bf16 autocast | 2 | DDP, 2 ranks"),
+    "loop-fsdp2": (lambda n: loop(n, "fsdp2"), 2, "mamf.Meter | Llama-like | bf16 | 1 | FSDP2, 2 ranks"),
+    "loop-tp": (lambda n: loop(n, "tp"), 2, "mamf.Meter | Llama-like | bf16 | 1 | tensor parallel, 2 ranks"),
+}  # fmt: skip
+
+
+def _rank_device() -> torch.device:
+    """Of this rank, whose process group is made first."""
+    local, ranks = int(os.environ.get("LOCAL_RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    if _HAS_ACCELERATOR:
+        torch.accelerator.set_device_index(local)
+    if ranks > 1 and not dist.is_initialized():
+        dist.init_process_group()
+    return torch.device(_DEVICE.type, local) if _HAS_ACCELERATOR else _DEVICE
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--one", choices=SETUPS, help="run this set-up here; print a line of JSON")
+    parser.add_argument("--only", nargs="+", default=[""], help="set-ups whose name contains one of these")
+    parser.add_argument("--steps", type=int, default=20, help="optimizer steps (default: 20)")
+    options = parser.parse_args(arguments)
+    if options.one:
+        warnings.simplefilter("default")
+        found = SETUPS[options.one][0](options.steps)
+        print(json.dumps(found | {"rank": int(os.environ.get("RANK", 0))}), flush=True)
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        return 0
+    print("| tool | model | precision | accumulation | parallelism | FLOP by mamf | by an independent count | ratio | "
+          "rate by mamf | by a stopwatch | ratio | TFLOPS |")  # fmt: skip
+    print("|:--|:--|:--|--:|:--|--:|--:|--:|--:|--:|--:|--:|")
+    return max(_print_row(name, options.steps) for name in SETUPS if any(each in name for each in options.only))
+
+
+def _print_row(name: str, steps: int) -> int:
+    """One row per rank."""
+    _, ranks, cells = SETUPS[name]
+    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks)] if ranks > 1 else []
+    if _HAS_ACCELERATOR and torch.accelerator.device_count() < ranks:
+        print(f"{name}: left out, needs {ranks} devices", file=sys.stderr)
+        return 0
+    command = [sys.executable, *launcher, __file__, "--one", name, "--steps", str(steps)]
+    ran = subprocess.run(command, capture_output=True, text=True)
+    rows = [json.loads(line[line.index('{"flop"') :]) for line in ran.stdout.splitlines() if '{"flop"' in line]
+    if ran.returncode or not rows:
+        reason = (ran.stderr.strip() or "nothing was printed").splitlines()
+        error = next((line for line in reason if "Error" in line and "Module" in line), reason[-1])
+        print(f"{name}: left out, {error}", file=sys.stderr)
+        return 0 if "No module named" in error else 1
+    for row in sorted(rows, key=lambda each: each["rank"]):
+        rank = f", rank {row['rank']}" if ranks > 1 else ""
+        print(f"| {cells}{rank} | {row['flop']:.6g} | {row['counted']:.6g} | {row['flop'] / row['counted']:.4f} | "
+              f"{row['rate']:.1f} {row['unit']}/s | {row['stopwatch']:.1f} | {row['rate'] / row['stopwatch']:.4f} | "
+              f"{row['tflops']:.4g} |", flush=True)  # fmt: skip
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -10,7 +10,7 @@ from figure_logs import FigureError, percent, read_any, rows_of, split_words
 
 from mamf.logs.legacy import FinderRun
 from mamf.logs.run_log import RunLog
-from mamf.report import bests
+from mamf.report.rows import bests
 from mamf.report.text import DASH, markdown, significant
 
 

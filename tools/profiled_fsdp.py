@@ -4,7 +4,7 @@
     torchrun --nproc-per-node 2 -m mamf profile --stop --ranks all --output SLOW tools/profiled_fsdp.py --slow-rank 1
     mamf profile --stop --measure-products --advise --output STEP.jsonl tools/profiled_fsdp.py
 
-On CPUs add ``--small``. ``--slow-rank`` adds a product to each step of one rank, for which the others wait.
+On CPUs add ``--small``. ``--slow-rank`` adds ten products to each step of one rank, for which the others wait.
 ``--own-profiler`` profiles steps 2 to 4 by torch.profiler, beside mamf.
 """
 
@@ -87,7 +87,8 @@ def main() -> None:
     with profiled() if args.own_profiler else contextlib.nullcontext() as own:
         for _ in range(args.steps):
             if rank == args.slow_rank:
-                extra @ extra
+                for _ in range(10):
+                    extra @ extra
             optimizer.zero_grad()
             cross_entropy(model(tokens).flatten(0, 1), tokens.flatten()).backward()
             optimizer.step()

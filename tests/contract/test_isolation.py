@@ -148,6 +148,8 @@ HONEST = [(Own, "float32"), (Own, "bfloat16"), (OwnInt, "int8"), (OwnScaled, "fp
 def test_an_honest_kernel_by_path_passes(process, kind, dtype):
     problem = operation("matmul").problem_for(open_backend("cpu"), {"dtype": dtype})
     row = row_of(by_path(kind), problem)
+    if row.status == "unsupported":
+        pytest.skip(row.reason)
     assert (row.status, row.remarks) == ("ok", ())
     assert len(process) == 1
 

@@ -18,6 +18,8 @@ from mamf.statistics import Repeatability, figure_of, interval_of
 Launch = Callable[[], object]
 # No clock is so coarse that these pass within one of its ticks.
 _MANY_ROUNDS = 20
+#: Flushes that take the device longer than the host takes to place two marks.
+_FLUSHES_AHEAD = 16
 
 
 @dataclass(frozen=True)
@@ -169,6 +171,12 @@ class Regime(ABC):
         """An idle mark of the device, or None."""
         return self.backend.idle_mark() if self.backend.has_idle_marks else None
 
+    def marks_behind(self, flushes: int = _FLUSHES_AHEAD) -> tuple[object, object]:
+        """A mark, and an idle mark or None, behind flushes that keep the device busy while the host places them."""
+        for _ in range(flushes):
+            self.backend.flush_cache()
+        return self.backend.mark(), self.idle_mark()
+
     def synchronize(self, checked: Checked, end: object, idle: object) -> None:
         """Wait for the device. ``end``: the mark behind the last launch; ``idle``: the idle mark queued after it."""
         self.backend.synchronize()
@@ -177,15 +185,11 @@ class Regime(ABC):
 
     @cached_property
     def _idle_mark_apart(self) -> tuple[float, float]:
-        """Device seconds from a mark to an idle mark if nothing is left to do, and host seconds of placing the latter.
-        Flushes keep the device busy meanwhile.
-        """
+        """Device seconds from a mark to an idle mark if nothing else is to do, and host seconds of placing both."""
         backend = self.backend
-        for flushes in (2, 16, 128):
-            for _ in range(flushes):
-                backend.flush_cache()
-            mark, begun = backend.mark(), backend.now()
-            idle = self.idle_mark()
+        for flushes in (2, _FLUSHES_AHEAD, 128):
+            begun = backend.now()
+            mark, idle = self.marks_behind(flushes)
             placing = backend.now() - begun
             backend.synchronize()
             if idle is not None:

@@ -139,11 +139,16 @@ class Sustained(Regime):
             if not self._settle(blocks, rule):
                 taken.remarks.append("clock and power had not settled")
             self._measure(blocks, rule, taken)
-            self.synchronize(checked, self.backend.mark(), self.idle_mark())
+            self.synchronize(checked, *self._last_marks())
         checked.verify()
         self._loaded_until = self.backend.now()
         self._loaded_seconds += self._loaded_until - begun
         return taken
+
+    def _last_marks(self) -> tuple[object, object]:
+        """Behind the last launch; if nothing of it is left in this queue, behind flushes: another one may be busy."""
+        mark, idle = self.marks_behind(0)
+        return (mark, idle) if idle is not None or not self.backend.has_idle_marks else self.marks_behind()
 
     def _is_cold(self) -> bool:
         return self.backend.now() - self._loaded_until > self.backend.sustained_traits.cold_after_seconds

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -18,10 +19,12 @@ from mamf.limits import (
     whole_number,
 )
 from mamf.regime_names import BURST, CEILINGS, CLASSIC, CLASSIC_WARMUP_SECONDS, SUSTAINED, require_regime
+from mamf.statistics import FigureError, Interval
 
 #: Kinds of runs: rows for given shapes; confirmed ceilings; compute and bandwidth ceilings in one log; one product on
-#: several kinds of data; rows compared with a baseline.
+#: several kinds of data; rows compared with a baseline; figures from elsewhere measured again.
 SWEEP, FIND, ROOFLINE, EXPLAIN, GUARD = "sweep", "find", "roofline", "explain", "guard"
+REPRODUCE = "reproduce"
 #: The operation that measures compute ceilings.
 MATMUL = "matmul"
 SHUFFLED, GIVEN = ORDERS = ("shuffled", "given")
@@ -33,6 +36,11 @@ NODE_BUDGET_SECONDS = 24.0
 KERNEL_REGIMES = (BURST, SUSTAINED)
 #: The most repeated visits to a row of a guard.
 MOST_ROUNDS = 100
+
+#: Of the launches in a visit; empty: the one that a regime ranks rows by.
+STATISTICS = ("", "mean", "median", "fastest")
+# Of Student's t in a log: more would take long to compute, and change nothing.
+_MOST_DEGREES = 1000
 
 #: A step: regime, problem, shape and kernel, with the kernel's name as requested.
 StepKey = tuple[str, Any, Any, str]
@@ -68,6 +76,62 @@ class GuardOptions:
 
 
 @dataclass(frozen=True)
+class Claim:
+    """A figure from elsewhere, with the step that measures it again. ``kernel``: its own name.
+
+    ``rate`` and ``interval``: in 1e12 FLOP or bytes per second; the interval of a printed figure is its rounding.
+    ``statistic``: of the launches; empty: the regime's own. ``error``: of the figure between runs; None: unknown.
+    ``clock_hz``: read during the measurement.
+    """
+
+    regime: str
+    problem: Any
+    shape: Any
+    kernel: str
+    rate: float
+    interval: Interval
+    statistic: str = ""
+    error: FigureError | None = None
+    clock_hz: float | None = None
+
+    def __post_init__(self) -> None:
+        require_regime(self.regime)
+        require_known(("statistic", self.statistic, STATISTICS))
+        if not 0 < self.interval.low <= self.rate <= self.interval.high < math.inf:
+            raise UsageError(f"a claim of {self.rate:g} in {self.interval.low:g} to {self.interval.high:g}")
+        if self.error is not None:
+            whole_number("degrees", self.error.degrees, 1, _MOST_DEGREES)
+
+    @property
+    def step(self) -> StepKey:
+        return self.regime, self.problem, self.shape, self.kernel
+
+
+@dataclass(frozen=True)
+class ReproduceOptions:
+    """``source``: the log or table that the claims are from. ``recorded``: what it says of its device and software.
+    ``chosen_from``: of how many rows the claims are the best. ``explains``: whether a claim that is not reproduced is
+    measured in other settings too. ``warmup_launches`` and ``timed_launches``: for the classic regime.
+    """
+
+    claims: tuple[Claim, ...]
+    source: str
+    recorded: tuple[tuple[str, str], ...] = ()
+    chosen_from: int = 1
+    tolerance: float = 0.02
+    explains: bool = False
+    warmup_launches: int = SweepOptions.warmup_launches
+    timed_launches: int = SweepOptions.timed_launches
+
+    def __post_init__(self) -> None:
+        whole_number("warmup_launches", self.warmup_launches, 0)
+        whole_number("timed_launches", self.timed_launches)
+        require_some("claims", self.claims, Claim)
+        whole_number("chosen_from", self.chosen_from)
+        require_share("tolerance", self.tolerance)
+
+
+@dataclass(frozen=True)
 class Plan:
     """All parameters of a run, which are also what resuming it needs.
 
@@ -78,7 +142,7 @@ class Plan:
     - ``flush``: whether to evict the operands between launches of a burst.
     - ``layers``: the label of each shape of a preset.
     - ``searches``: SearchPlans for ceilings of products; a find of products has one search and no shapes.
-    - ``options``: SweepOptions or GuardOptions, depending on the kind.
+    - ``options``: SweepOptions, GuardOptions or ReproduceOptions, depending on the kind.
     """
 
     kind: str

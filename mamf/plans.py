@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from mamf.limits import (
     require_steps,
     whole_number,
 )
-from mamf.regime_names import BURST, CEILINGS, CLASSIC, CLASSIC_WARMUP_SECONDS, SUSTAINED, require_regime
+from mamf.regime_names import BURST, CEILINGS, CLASSIC, CLASSIC_WARMUP_SECONDS, NAMES, SUSTAINED, require_regime
 from mamf.statistics import FigureError, Interval
 
 #: Kinds of runs: rows for given shapes; confirmed ceilings; compute and bandwidth ceilings in one log; one product on
@@ -36,11 +35,6 @@ NODE_BUDGET_SECONDS = 24.0
 KERNEL_REGIMES = (BURST, SUSTAINED)
 #: The most repeated visits to a row of a guard.
 MOST_ROUNDS = 100
-
-#: Of the launches in a visit; empty: the one that a regime ranks rows by.
-STATISTICS = ("", "mean", "median", "fastest")
-# Of Student's t in a log: more would take long to compute, and change nothing.
-_MOST_DEGREES = 1000
 
 #: A step: regime, problem, shape and kernel, with the kernel's name as requested.
 StepKey = tuple[str, Any, Any, str]
@@ -77,17 +71,14 @@ class GuardOptions:
 
 @dataclass(frozen=True)
 class Claim:
-    """A figure from elsewhere, with the step that measures it again. ``kernel``: its own name.
+    """A figure from elsewhere, with the step that measures it again, by the kernel's own name.
 
     ``rate`` and ``interval``: in 1e12 FLOP or bytes per second; the interval of a printed figure is its rounding.
     ``statistic``: of the launches; empty: the regime's own. ``error``: of the figure between runs; None: unknown.
     ``clock_hz``: read during the measurement.
     """
 
-    regime: str
-    problem: Any
-    shape: Any
-    kernel: str
+    step: StepKey
     rate: float
     interval: Interval
     statistic: str = ""
@@ -95,23 +86,18 @@ class Claim:
     clock_hz: float | None = None
 
     def __post_init__(self) -> None:
-        require_regime(self.regime)
-        require_known(("statistic", self.statistic, STATISTICS))
-        if not 0 < self.interval.low <= self.rate <= self.interval.high < math.inf:
+        require_known(("regime", self.step[0], NAMES), ("statistic", self.statistic, ("", "mean", "median", "fastest")))
+        if not (self.rate > 0 and 0 < self.interval.low <= self.interval.high):
             raise UsageError(f"a claim of {self.rate:g} in {self.interval.low:g} to {self.interval.high:g}")
-        if self.error is not None:
-            whole_number("degrees", self.error.degrees, 1, _MOST_DEGREES)
-
-    @property
-    def step(self) -> StepKey:
-        return self.regime, self.problem, self.shape, self.kernel
+        # More degrees of freedom, which only a crafted log has, would take long to compute.
+        whole_number("degrees", self.error.degrees if self.error else 1, 1, 1000)
 
 
 @dataclass(frozen=True)
 class ReproduceOptions:
     """``source``: the log or table that the claims are from. ``recorded``: what it says of its device and software.
     ``chosen_from``: of how many rows the claims are the best. ``explains``: whether a claim that is not reproduced is
-    measured in other settings too. ``warmup_launches`` and ``timed_launches``: for the classic regime.
+    measured in other settings too.
     """
 
     claims: tuple[Claim, ...]
@@ -120,15 +106,6 @@ class ReproduceOptions:
     chosen_from: int = 1
     tolerance: float = 0.02
     explains: bool = False
-    warmup_launches: int = SweepOptions.warmup_launches
-    timed_launches: int = SweepOptions.timed_launches
-
-    def __post_init__(self) -> None:
-        whole_number("warmup_launches", self.warmup_launches, 0)
-        whole_number("timed_launches", self.timed_launches)
-        require_some("claims", self.claims, Claim)
-        whole_number("chosen_from", self.chosen_from)
-        require_share("tolerance", self.tolerance)
 
 
 @dataclass(frozen=True)

@@ -60,37 +60,40 @@ def plan_record(plan: Plan) -> dict[str, Any]:
 def _options_record(plan: Plan, of: AnyOperation) -> dict[str, Any]:
     if plan.kind != REPRODUCE:
         return asdict(plan.options) if plan.kind == GUARD else {}
-    options: ReproduceOptions = plan.options
-    return {
-        **vars(options),
-        "recorded": dict(options.recorded),
-        "claims": [
-            {
-                **vars(claim),
-                "problem": of.problem_record(claim.problem),
-                "shape": str(claim.shape),
-                "interval": [claim.interval.low, claim.interval.high],
-                "interval_coverage": claim.interval.coverage,
-                "error": claim.error and asdict(claim.error),
-            }
-            for claim in options.claims
-        ],
-    }
+    claims = [
+        {
+            **vars(claim),
+            "step": {"regime": regime, "problem": of.problem_record(problem), "shape": str(shape), "kernel": kernel},
+            "interval": list(vars(claim.interval).values()),
+            "error": claim.error and asdict(claim.error),
+        }
+        for claim in plan.options.claims
+        for regime, problem, shape, kernel in (claim.step,)
+    ]
+    return {**vars(plan.options), "recorded": dict(plan.options.recorded), "claims": claims}
 
 
 def _reproduce_options(fields: dict[str, Any], of: AnyOperation) -> ReproduceOptions:
-    """Takes the options out of the fields of a plan."""
+    # Takes the options out of the fields of a plan.
     own = {each.name: fields.pop(each.name) for each in dataclass_fields(ReproduceOptions)}
-    claims = tuple(_claim_from_record(each, of) for each in own["claims"])
-    return ReproduceOptions(**{**own, "claims": claims, "recorded": tuple(own["recorded"].items())})
-
-
-def _claim_from_record(record: Mapping[str, Any], of: AnyOperation) -> Claim:
-    fields, error = dict(record), record["error"]
-    low, high = fields.pop("interval")
-    fields["interval"] = Interval(low, high, fields.pop("interval_coverage"))
-    fields["problem"], fields["shape"] = of.problem_from_record(record["problem"]), of.parse_shape(record["shape"])
-    return Claim(**{**fields, "error": error and FigureError(**error)})
+    claims = [
+        Claim(
+            **{
+                **each,
+                "step": (
+                    step["regime"],
+                    of.problem_from_record(step["problem"]),
+                    of.parse_shape(step["shape"]),
+                    kernel,
+                ),
+                "interval": Interval(*each["interval"]),
+                "error": each["error"] and FigureError(**each["error"]),
+            }
+        )
+        for each in own["claims"]
+        for step, kernel in ((each["step"], each["step"]["kernel"]),)
+    ]
+    return ReproduceOptions(**{**own, "claims": tuple(claims), "recorded": tuple(own["recorded"].items())})
 
 
 def plan_from_record(record: Mapping[str, Any], kernel: str = "auto") -> Plan:

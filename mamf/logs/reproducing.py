@@ -1,196 +1,186 @@
-"""Whether claims hold here: the verdict on each, and the setting that explains it. Pure.
+"""Figures of logs as claims that can be measured again, and the verdict on each. Pure.
 
-A claim and its visits here are two runs. Both scatter as calibrated; a printed figure is taken as such a run too,
-because its own scatter is unknown. Visits of a claim have the phase ``confirm`` and are numbered. Those in another
-setting have its name as the phase and the number of the claim as the round.
+The ceilings of a find are claims as they are: fresh rounds gave their figures. The best rows of other logs were chosen
+for being fast, so verdicts count how many rows they were chosen from. A claim and its visits here are two runs, which
+scatter as calibrated; a printed figure is taken as a run like the one here. Visits of a claim have the phase
+``confirm`` and are numbered. Visits in another setting have its name as the phase, and as the round the claim's number.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from statistics import median
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 from mamf.ceilings.ceiling import CONFIRM, summarize_conditions
-from mamf.kernel import DATA
-from mamf.logs.claims import recorded_circumstances
-from mamf.logs.comparability import Difference, value_differences
+from mamf.errors import UsageError
+from mamf.logs.comparability import Difference, circumstances, value_differences
 from mamf.logs.compare import Pair
-from mamf.logs.compare import Verdict as Compared
-from mamf.logs.entries import Entry, visited_entry
+from mamf.logs.entries import Entry, entries, fields_of, is_find, visited_entry
+from mamf.logs.legacy import FinderRun
 from mamf.logs.run_log import RunLog
-from mamf.measurement import Measurement
-from mamf.plans import KERNEL_REGIMES, MATMUL, Claim, Plan, ReproduceOptions
-from mamf.regime_names import BURST, CLASSIC
-from mamf.statistics import FigureError
+from mamf.measurement import Measurement, group_pairs
+from mamf.plans import KERNEL_REGIMES, MATMUL, Claim, Plan, ReproduceOptions, StepKey
+from mamf.regime_names import BURST, CLASSIC, SUSTAINED
+from mamf.statistics import Interval
 
-#: The verdicts on a claim, by what ``mamf compare`` says of such a pair.
-Verdict = Literal["reproduced", "faster", "slower", "undecided", "not measured"]
-_VERDICTS: Mapping[Compared, Verdict] = {
-    "SAME": "reproduced",
-    "FASTER": "faster",
-    "SLOWER": "slower",
-    "AMBIGUOUS": "undecided",
+#: A step in which a claim may have been measured, whether caches are flushed, and whether classic warms up.
+Setting = tuple[StepKey, bool, bool]
+#: The kernel of a claim that names none: the library's own.
+DEFAULT_KERNEL = "auto"
+REPRODUCED, UNDECIDED, NOT_MEASURED = "reproduced", "cannot be decided", "not measured"
+#: By what ``mamf compare`` says of such a pair.
+_VERDICTS = {"SAME": REPRODUCED, "FASTER": "faster", "SLOWER": "slower", "AMBIGUOUS": UNDECIDED}
+#: How mamf-finder measured its figures, by their names. ``stated``: of versions that do not say which.
+_OF_FINDER = {
+    "mean": (CLASSIC, "mean"),
+    "median": (CLASSIC, "median"),
+    "fastest": (CLASSIC, "fastest"),
+    "stated": (CLASSIC, "mean"),
+    "MAMF": (BURST, ""),
+    "MSMF": (SUSTAINED, ""),
 }
-#: Visits to a claim until it is decided.
-MOST_VISITS = 5
 # Half the width of a 95 % interval in standard deviations; clocks that differ by less are equal.
 _NORMAL, _SAME_CLOCK = 1.96, 0.005
 
 
-class Setting(NamedTuple):
-    """Another way in which a claim may have been measured. ``is_warm``: whether classic warms up first."""
-
-    name: str
-    regime: str
-    problem: Any
-    kernel: str
-    flush: bool
-    is_warm: bool = True
-
-
-def settings_of(claim: Claim, plan: Plan) -> Iterator[Setting]:
-    """The settings that may explain why a claim is not reproduced: each differs in one thing."""
-    regime, problem, _, kernel = claim.step
-    usual = Setting("", regime, problem, kernel, plan.flush)
-    if regime == BURST:
-        yield usual._replace(name=f"caches {'warm' if plan.flush else 'flushed'}", flush=not plan.flush)
-    data = getattr(problem, "data", None)
-    for other in ("zeros", "normal") if data in DATA else ():
-        if other != data:
-            yield usual._replace(name=f"data {other}", problem=replace(problem, data=other))
-    for other in plan.kernels:
-        if other not in {each.kernel for each in plan.options.claims}:
-            yield usual._replace(name=f"kernel {other}", kernel=other)
-    for other in KERNEL_REGIMES:
-        if other != regime:
-            yield usual._replace(name=other, regime=other)
-    if plan.operation == MATMUL:
-        yield usual._replace(name="classic without warm-up", regime=CLASSIC, is_warm=False)
-        if regime != CLASSIC:
-            yield usual._replace(name=CLASSIC, regime=CLASSIC)
+def claims_of_log(log: RunLog, top: int | None = 1) -> ReproduceOptions:
+    """``top``: how many rows of each problem and regime, best first; None: all. Raises UsageError for a log without a
+    figure to measure again.
+    """
+    ceilings = entries(log, as_ceilings=True) if is_find(log) and top == 1 else []
+    rows = {frozenset(fields_of(row.step).items()): row for row in log.measurements if row.ok and not row.is_reference}
+    claims = [
+        Claim(row.step, entry.tflops, entry.interval, error=entry.error, clock_hz=row.conditions.clock_hz)
+        for entry in (ceilings or entries(log) if not log.counter_records else ())
+        if entry.tflops and entry.interval
+        if (row := rows.get(frozenset({**entry.fields, "shape": entry.shape, "kernel": entry.kernel}.items())))
+    ]
+    groups = group_pairs((claim.step[:2], claim) for claim in sorted(claims, key=lambda each: -each.rate))
+    if not claims:
+        raise UsageError(f"{log.path} holds no measured rate of {log.plan.operation}, so nothing can be reproduced")
+    best = tuple(claim for same in groups.values() for claim in same[:top])
+    known = recorded_circumstances(log.header).items()
+    return ReproduceOptions(best, log.path.name, tuple(known), 1 if ceilings else len(claims))
 
 
-@dataclass(frozen=True)
-class Explained:
-    """A claim in another setting. ``pair``: None without a figure, for the reason in ``here``."""
+def claims_of_finder(name: str, run: FinderRun, top: int | None = 1) -> ReproduceOptions:
+    """The best rows of a log of mamf-finder, by the statistic that most rows have. Their problems are fields that the
+    device completes.
+    """
+    rows = [row for row in (*run.rows, *run.best.values()) if row.shape is not None and row.stage in ("", "confirm")]
+    counts = Counter(each for row in rows for each in row.tflops if each in _OF_FINDER)
+    if not counts:
+        raise UsageError(f"{name} holds no rate with its shape, so nothing can be reproduced")
+    statistic = counts.most_common(1)[0][0]
+    rates = {row.shape: row.tflops[statistic] for row in rows if row.tflops.get(statistic, 0.0) > 0.05}
+    (regime, measured), problem = _OF_FINDER[statistic], {"dtype": run.dtype} if run.dtype else {}
+    claims = tuple(
+        Claim((regime, problem, shape, DEFAULT_KERNEL), rate, Interval(rate - 0.05, rate + 0.05, 1.0), measured)
+        for shape, rate in sorted(rates.items(), key=lambda each: -each[1])[:top]
+    )
+    recorded = {"device": run.device or "unknown", **run.software, **run.variables}
+    return ReproduceOptions(claims, name, tuple(recorded.items()), len(rows))
 
-    number: int
-    claim: Claim
-    name: str
-    here: Entry
-    pair: Pair | None
 
-    @property
-    def matches(self) -> bool:
-        """Whether the claim may have been measured like this: its ratio may be 1."""
-        return self.pair is not None and self.pair.interval.low <= 1 <= self.pair.interval.high
+def recorded_circumstances(header: Mapping[str, Any]) -> dict[str, str]:
+    """The device, its software, settings and limits, by name."""
+    device = header["device"]
+    limits = {"highest clock": f"{device['max_clock_hz'] / 1e6:.0f} MHz"} if device.get("max_clock_hz") else {}
+    return {"device": device["name"], "card": device.get("uuid_hash") or "unknown", **circumstances(header), **limits}
+
+
+def settings_of(claim: Claim, plan: Plan, kernels: Iterable[str]) -> dict[str, Setting]:
+    """What may explain that a claim is not reproduced, by name; each differs from the claim in one thing.
+
+    ``kernels``: all of the run, of which those without a claim are meant by an ambiguous name.
+    """
+    (regime, problem, shape, kernel), flush = claim.step, plan.flush
+    data, claimed = getattr(problem, "data", None), {each.step[3] for each in plan.options.claims}
+    others = [each for each in ("zeros", "normal") if data not in (None, each)]
+    caches, loop = f"caches {'warm' if flush else 'flushed'}", [CLASSIC] if plan.operation == MATMUL else []
+    return {
+        **({caches: (claim.step, not flush, True)} if regime == BURST else {}),
+        **{f"data {each}": ((regime, replace(problem, data=each), shape, kernel), flush, True) for each in others},
+        **{f"kernel {each}": ((regime, problem, shape, each), flush, True) for each in kernels if each not in claimed},
+        **{each: ((each, *claim.step[1:]), flush, True) for each in (*KERNEL_REGIMES, *loop) if each != regime},
+        **{f"{each} without warm-up": ((each, *claim.step[1:]), flush, False) for each in loop},
+    }
 
 
 @dataclass(frozen=True)
 class Judged:
-    """A claim, its figure here and the verdict. ``here``: None if it was never tried."""
+    """A claim and its figure here, as recorded or in another setting, by ``name``. ``here``: None if it was not tried;
+    ``pair``: None without a figure. ``settings``: those that were measured too.
+    """
 
     claim: Claim
-    here: Entry | None
-    pair: Pair | None
-    explained: tuple[Explained, ...]
     tolerance: float
+    name: str
+    settings: tuple[Judged, ...]
+    here: Entry | None
+    pair: Pair | None = None
     clock_hz: float | None = None
 
     @property
-    def verdict(self) -> Verdict:
-        return "not measured" if self.pair is None else _VERDICTS[self.pair.verdict(self.tolerance)]
+    def verdict(self) -> str:
+        return NOT_MEASURED if self.pair is None else _VERDICTS[self.pair.verdict(self.tolerance)]
 
     @property
     def is_slower(self) -> bool:
-        """Whether it is surely slower, and by more than the tolerance."""
+        # Surely, and by more than the tolerance.
         return self.pair is not None and self.pair.is_regression(self.tolerance)
 
     @property
-    def matching(self) -> list[Explained]:
-        """The settings that match, the closest first."""
-        found = [each for each in self.explained if each.matches and each.pair]
-        return sorted(found, key=lambda each: abs(math.log(each.pair.ratio)) if each.pair else 0.0)
+    def matching(self) -> list[str]:
+        # The settings in which the ratio may be 1, the closest first.
+        pairs = {each.name: each.pair for each in self.settings if each.pair}
+        found = {name: pair.ratio for name, pair in pairs.items() if pair.interval.low <= 1 <= pair.interval.high}
+        return sorted(found, key=lambda name: abs(math.log(found[name])))
 
 
-@dataclass(frozen=True)
-class Reproduction:
-    """All claims of a run. ``differences``: between what was recorded and this run; None: nothing was recorded."""
-
-    options: ReproduceOptions
-    judged: Sequence[Judged]
-    differences: Sequence[Difference] | None
-
-    @cached_property
-    def counts(self) -> dict[Verdict, int]:
-        """Claims by verdict, those that occur."""
-        found = [each.verdict for each in self.judged]
-        return {verdict: found.count(verdict) for verdict in dict.fromkeys(found)}
-
-    @property
-    def other_device(self) -> Difference | None:
-        """The device, if the claims are from another model."""
-        return next((each for each in self.differences or () if each.what == "device"), None)
-
-    @property
-    def is_slower(self) -> bool:
-        return any(each.is_slower for each in self.judged)
+def judge_claims(options: ReproduceOptions, rows: Sequence[Measurement]) -> list[Judged]:
+    """The verdict on each claim, in their order. ``rows``: of a reproduction, as far as it is."""
+    found = []
+    for number, claim in enumerate(options.claims, start=1):
+        visits = [row for row in rows if row.phase == CONFIRM and row.step == claim.step]
+        others = [row for row in rows if row.phase != CONFIRM and row.round == number]
+        settings = (_judge_visits(options, claim, [row], row.phase) for row in others)
+        found.append(_judge_visits(options, claim, visits, "", tuple(settings)))
+    return found
 
 
-def judge_reproduction(log: RunLog) -> Reproduction:
-    """The verdicts, from the log of a reproduction alone."""
-    options: ReproduceOptions = log.plan.options
-    judged = [judge_claim(options, number, log.measurements) for number in range(1, len(options.claims) + 1)]
-    recorded, here = dict(options.recorded), recorded_circumstances(log.header)
-    if "mamf" not in recorded:  # printed by another tool, which names some of it
+def _judge_visits(
+    options: ReproduceOptions, claim: Claim, visits: Sequence[Measurement], name: str, settings: tuple[Judged, ...] = ()
+) -> Judged:
+    here = visited_entry([replace(row, phase=CONFIRM) for row in visits]) if visits else None
+    judged = Judged(claim, options.tolerance, name, settings, here)
+    if here is None or here.tflops is None or here.interval is None or here.error is None:
+        return judged
+    ok = [row for row in visits if row.ok]
+    share = median(row.rate(claim.statistic or row.figure) / row.rate(row.figure) for row in ok)
+    interval = replace(here.interval, low=here.interval.low * share, high=here.interval.high * share)
+    own = math.hypot(here.error.own, claim.interval.half_width / claim.rate / _NORMAL)
+    error = claim.error or replace(here.error, own=own)
+    here = replace(here, tflops=here.tflops * share, interval=interval)
+    there = replace(here, kernel=claim.step[3], tflops=claim.rate, interval=claim.interval, error=error)
+    pair = Pair(here.fields, there, here, rows=max(options.chosen_from, len(options.claims)))
+    return replace(judged, here=here, pair=pair, clock_hz=summarize_conditions(ok).clock_hz)
+
+
+def differences_here(
+    options: ReproduceOptions, judged: Iterable[Judged], header: Mapping[str, Any]
+) -> list[Difference]:
+    """What the claims record of their run and is different in the run here."""
+    recorded, here = dict(options.recorded), recorded_circumstances(header)
+    if "mamf" not in recorded:  # printed by another tool
         here = {name: value for name, value in here.items() if name in recorded}
-    found = [*value_differences(recorded, here), *_clocks(judged)]
-    return Reproduction(options, judged, found if recorded else None)
-
-
-def judge_claim(options: ReproduceOptions, number: int, rows: Iterable[Measurement]) -> Judged:
-    """The verdict on the claim of this number, from 1. ``rows``: of all claims."""
-    claim, rows = options.claims[number - 1], list(rows)
-    visits = [row for row in rows if row.phase == CONFIRM and row.step == claim.step]
-    others = [row for row in rows if row.phase not in ("", CONFIRM) and row.round == number]
-    explained = [Explained(number, claim, row.phase, *_paired(options, claim, [row])) for row in others]
-    if not visits:
-        return Judged(claim, None, None, tuple(explained), options.tolerance)
-    clock = summarize_conditions(visits).clock_hz
-    return Judged(claim, *_paired(options, claim, visits), tuple(explained), options.tolerance, clock)
-
-
-def _paired(options: ReproduceOptions, claim: Claim, visits: Sequence[Measurement]) -> tuple[Entry, Pair | None]:
-    """The figure of these visits, and the claim beside it."""
-    here = visited_entry([replace(row, phase=CONFIRM) for row in visits])
-    if here.tflops is None or here.interval is None or here.error is None:
-        return here, None
-    if claim.statistic:
-        measured = [row for row in visits if row.ok]
-        factor = median(row.rate(claim.statistic) / row.rate(row.figure) for row in measured)
-        interval = replace(here.interval, low=here.interval.low * factor, high=here.interval.high * factor)
-        here = replace(here, tflops=here.tflops * factor, interval=interval)
-    error = claim.error or _as_a_run(here.error or FigureError(0.0, 0.0, 1), claim)
-    shape, unit = str(claim.shape), here.unit
-    there = Entry(here.fields, shape, claim.kernel, claim.rate, claim.interval, unit=unit, error=error)
-    there = replace(there, seconds=here.seconds)
-    return here, Pair(here.fields, there, here, rows=max(options.chosen_from, len(options.claims)))
-
-
-def _as_a_run(error: FigureError, claim: Claim) -> FigureError:
-    """The error of a printed figure: that of a run like the one here, and its rounding."""
-    rounding = claim.interval.half_width / claim.rate / _NORMAL
-    return replace(error, own=math.hypot(error.own, rounding))
-
-
-def _clocks(judged: Iterable[Judged]) -> Iterator[Difference]:
-    """Clocks that were read during the measurement and differ."""
-    for each in judged:
-        then, now = each.claim.clock_hz, each.clock_hz
-        if then and now and abs(now / then - 1) > _SAME_CLOCK:
-            name = f"clock in {each.claim.regime} at {each.claim.shape}"
-            yield Difference(name, f"{then / 1e6:.0f} MHz", f"{now / 1e6:.0f} MHz")
+    clocks = [
+        Difference(f"clock in {each.claim.step[0]}", f"{then / 1e6:.0f} MHz", f"{now / 1e6:.0f} MHz")
+        for each in judged
+        if (then := each.claim.clock_hz) and (now := each.clock_hz) and abs(now / then - 1) > _SAME_CLOCK
+    ]
+    return [*value_differences(recorded, here), *clocks]

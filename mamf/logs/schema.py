@@ -73,13 +73,9 @@ _KERNELS_PLAN = {
     "rounds?": int,
     "claims?": [
         {
-            "regime": str,
-            "problem": _PROBLEM,
-            "shape": str,
-            "kernel": str,
+            "step": {"regime": str, "problem": _PROBLEM, "shape": str, "kernel": str},
             "rate": float,
             "interval": [float],
-            "interval_coverage": float,
             "statistic": str,
             "error": Nullable({"common": float, "own": float, "degrees": int}),
             "clock_hz": _NUMBER,
@@ -89,8 +85,6 @@ _KERNELS_PLAN = {
     "recorded?": {ANY_NAME: str},
     "chosen_from?": int,
     "tolerance?": float,
-    "warmup_launches?": int,
-    "timed_launches?": int,
 }
 _SWEEP_PLAN = {
     "shapes": _TEXTS,

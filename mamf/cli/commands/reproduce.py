@@ -3,186 +3,194 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+import re
+from contextlib import suppress
 from dataclasses import replace
 
-from mamf.ceilings.ceiling import CONFIRM
-from mamf.cli.claims import matching_kernels, read_claims
-from mamf.cli.commands.kernels_sweep import KernelsSession
+from mamf.cli.commands.kernels_sweep import AnyOperation, KernelsSession, asked_for, say_plan
 from mamf.cli.interruption import Interruption
-from mamf.cli.resuming import Resumed, asked_budget
+from mamf.cli.reading import as_file, read_log
+from mamf.cli.resuming import Resumed
 from mamf.cli.session import measure
-from mamf.cli.terminal import say, warn
+from mamf.cli.terminal import warn
+from mamf.dtypes import ALIASES, OPERAND_DTYPES
 from mamf.engine.strategies.reproduce import ReproduceSweep
 from mamf.errors import UnavailableError, UnknownNameError, UsageError
 from mamf.kernel import AnyKernel
-from mamf.logs.claims import DEFAULT_KERNEL, Source, completed
-from mamf.logs.reproducing import Reproduction, judge_reproduction
-from mamf.logs.run_log import RunLog
-from mamf.measurement import Measurement
+from mamf.limits import shorten
+from mamf.logs.legacy import read_legacy_or_none
+from mamf.logs.reproducing import (
+    DEFAULT_KERNEL,
+    NOT_MEASURED,
+    claims_of_finder,
+    claims_of_log,
+    judge_claims,
+)
+from mamf.operations.attention.shapes import DIRECTIONS
 from mamf.operations.matmul.selection import kernel_for
 from mamf.plans import DEFAULT_BUDGET_SECONDS, MATMUL, REPRODUCE, Claim, Plan, ReproduceOptions
-from mamf.plugins.discovery import is_path, operation
+from mamf.plugins.discovery import OPERATIONS, find_registered, is_path, kernel_names, operation
 from mamf.plugins.selection import choose_kernels
-from mamf.regime_names import NAMES
-from mamf.report.document import Document
-from mamf.report.reproduction import reproduction_document
-from mamf.report.text import rate_text
+from mamf.regime_names import BURST, NAMES
+from mamf.statistics import Interval
 
 _SLOWER, _UNFINISHED = 3, 1
-#: With --explain: half a minute is the warm-up of classic.
-_EXPLAINING_SECONDS = 120.0
+#: Seconds with --explain, half a minute of them for the warm-up of classic; characters of a claim.
+_EXPLAINING_SECONDS, _MOST_CHARACTERS = 120.0, 500
+#: As papers write it: 1613 TFLOPS, 1.6 PFLOP/s, 3.9 TB/s.
+_RATE = re.compile(r"(?<![\w.])(\d{1,9}(?:\.(\d{1,9}))?)\s*([PTG])(FLOPS?|B)(?:/s)?(?![\w/])", re.ASCII | re.I)
+_DTYPES = {*ALIASES, *OPERAND_DTYPES, "fp8"}
 
 
 def run(options: argparse.Namespace) -> int:
-    source = read_claims(options)
-    if source is None and options.resume is None:
-        raise UsageError("nothing to reproduce: name a log, or a figure with --claim")
+    if bool(options.source) + bool(options.claim) != 1 and not options.resume:
+        raise UsageError("name one thing to reproduce: a log, or figures with --claim")
+    return measure(options, lambda interruption, resumed: ReproduceSession(options, interruption, resumed))
 
-    def opened(interruption: Interruption, resumed: Resumed | None) -> ReproduceSession:
-        return ReproduceSession(source, options, interruption, resumed)
 
-    return measure(options, opened)
+def read_claims(options: argparse.Namespace) -> tuple[str, ReproduceOptions, Plan | None]:
+    """The operation, its claims, and the plan of the run log that they are from. Problems that the device has yet to
+    complete are fields by name. Raises UsageError or RunLogError.
+    """
+    if options.claim:
+        found = [_claim_in_words(text) for text in options.claim]
+        if len({name for name, _ in found}) > 1:
+            raise UsageError("the claims are of several operations: reproduce those of one at a time")
+        return found[0][0], ReproduceOptions(tuple(claim for _, claim in found), "--claim"), None
+    with as_file(options.source) as file:
+        if imported := read_legacy_or_none(file):
+            return MATMUL, claims_of_finder(file.name, imported, options.top), None
+        log = read_log(file)
+        return log.plan.operation, claims_of_log(log, options.top), log.plan
+
+
+def _claim_in_words(text: str) -> tuple[str, Claim]:
+    # Such as 1613 TFLOPS flash-attn-4 b1h16q16384d128c fwd.
+    shown, rates = shorten(text), list(_RATE.finditer(text[:_MOST_CHARACTERS]))
+    if len(rates) != 1 or not float(rates[0][1]) or len(text) > _MOST_CHARACTERS:
+        raise UsageError(f"{shown!r} names {len(rates)} rates: write one, such as 1613 TFLOPS")
+    words = (text[: rates[0].start()] + text[rates[0].end() :]).split()
+    fields = [
+        f"direction={word}" if word in DIRECTIONS else word for word in words if "=" in word or word in DIRECTIONS
+    ]
+    dtypes, regimes = ([word for word in words if word.lower() in known] for known in (_DTYPES, NAMES))
+    shapes = {word: found for word in words if (found := _operations_of(word))}
+    kernels = [word for word in words if "=" not in word and word not in (*shapes, *dtypes, *regimes, *DIRECTIONS)]
+    named = {"kernel": kernels, "shape": [*shapes], "regime": regimes or [BURST], "dtype": dtypes or [""]}
+    if wrong := next(((what, given) for what, given in named.items() if len(given) != 1), None):
+        raise UsageError(f"{shown!r} names {len(wrong[1])} {wrong[0]}s: write one {wrong[0]}")
+    (kernel,), ((written, operations),) = kernels, shapes.items()
+    if not (having := [of for of in operations if is_path(kernel) or matching_kernels(of, kernel)]):
+        raise UnknownNameError("kernel", kernel, {name for of in operations for name in kernel_names(of)})
+    of = having[0]
+    asked = asked_for(of, argparse.Namespace(dtype=dtypes, set=fields))
+    (number, decimals, prefix, unit), shape = rates[0].groups(), of.parse_shape(written)
+    scale, counted = {"P": 1e3, "T": 1.0, "G": 1e-3}[prefix.upper()], of.problem_type().work(shape).unit
+    if (unit.upper() == "B") != (counted == "TB/s"):
+        raise UsageError(f"{shown!r}: the rate of {of.name} is in {counted}")
+    step = (named["regime"][0], {name: values[0] for name, values in asked.items()}, shape, kernel)
+    rate, half_digit = float(number) * scale, 0.5 * 10 ** -len(decimals or "") * scale
+    return of.name, Claim(step, rate, Interval(rate - half_digit, rate + half_digit, 1.0))
+
+
+def _operations_of(shape: str) -> list[AnyOperation]:
+    # Those that read a word as a shape.
+    found = []
+    for of in map(operation, find_registered(OPERATIONS)):
+        with suppress(UsageError):
+            found += [of] if of.parse_shape(shape) else []
+    return found
+
+
+def matching_kernels(of: AnyOperation, name: str) -> list[str]:
+    """The kernel of this name, else those whose names begin with it: ``flash-attn`` may be any of three."""
+    known = kernel_names(of)
+    return [name] if name.partition("[")[0] in known else [each for each in known if each.startswith(name)]
 
 
 class ReproduceSession(KernelsSession):
-    """Measures claims again and compares both figures. ``source``: None if the resumed log holds the claims."""
+    """Measures claims again, and compares both figures of each."""
 
     kind = REPRODUCE
 
-    def __init__(
-        self, source: Source | None, options: argparse.Namespace, interruption: Interruption, resumed: Resumed | None
-    ) -> None:
-        self.source = source
-        self.found: Reproduction | None = None
-        self._opened: dict[str, list[tuple[str, AnyKernel]]] = {}
-        name = resumed.log.plan.operation if resumed else source.operation if source else MATMUL
+    def __init__(self, options: argparse.Namespace, interruption: Interruption, resumed: Resumed | None) -> None:
+        if resumed:  # the log holds the claims
+            name = resumed.log.plan.operation
+        else:
+            name, self.asked, self.source_plan = read_claims(options)
         super().__init__(operation(name), options, interruption, resumed)
 
     def opened_kernels(self) -> list[tuple[str, AnyKernel]]:
         """The kernels of the claims that can run here, and those that an ambiguous name may mean too."""
-        if self.before is not None or self.source is None:
-            return choose_kernels(self.of, self.backend, self.plan_before.kernels)
+        if self.before:
+            return choose_kernels(self.of, self.backend, self.before.kernels)
         given = choose_kernels(self.of, self.backend, self.options.kernel) if self.options.kernel else []
-        for name in dict.fromkeys(claim.kernel for claim in self.source.claims):
-            try:
-                self._opened[name] = self._kernels_of(name, given)
-            except (UnavailableError, UnknownNameError) as error:
-                reason = str(error)
-                self._opened[name] = []
-                warn(f"{reason}: its claims are left out")
-        found = {kernel.name: (name, kernel) for each in self._opened.values() for name, kernel in each}
-        if unused := [name for name, kernel in given if kernel.name not in found]:
-            raise UsageError(f"no claim is by {unused[0]}: they are by {', '.join(self._opened)}")
-        if not found:
-            raise UnavailableError(f"no kernel of {self.source.name} can run here, so nothing is reproduced")
+        claims, found = list[Claim](), dict[str, tuple[str, AnyKernel]]()
+        for claim in self.asked.claims:
+            regime, problem, shape, name = claim.step
+            problem = self.of.problem_for(self.backend, problem) if isinstance(problem, dict) else problem
+            name = kernel_for(self.backend, problem).name if name == DEFAULT_KERNEL else name
+            meant = [each for each in given if name in (each[0], each[1].name)] or self._installed(name)
+            claims += [replace(claim, step=(regime, problem, shape, kernel.name)) for _, kernel in meant[:1]]
+            found |= {kernel.name: (asked, kernel) for asked, kernel in meant}
+        if not claims:
+            raise UnavailableError(f"no kernel of {self.asked.source} can run here, so nothing is reproduced")
+        self.asked = replace(self.asked, claims=tuple(claims))
         return list(found.values())
 
-    @property
-    def plan_before(self) -> Plan:
-        assert self.before is not None, "without a source, a log is resumed"
-        return self.before
-
-    def _kernels_of(self, name: str, given: Sequence[tuple[str, AnyKernel]]) -> list[tuple[str, AnyKernel]]:
-        """The kernels that a claim may mean. Nothing is imported because a log names it. Raises UnavailableError."""
-        if named := [each for each in given if name in (each[0], each[1].name)]:
-            return named
-        if is_path(name):
-            raise UnavailableError(f"kernel {name} is a path, so add --kernel {name} if you trust it")
-        if name == DEFAULT_KERNEL:
-            problem = self._completed()[0].problem
-            return choose_kernels(self.of, self.backend, [kernel_for(self.backend, problem).name])
-        meant = matching_kernels(self.of, name)
-        if not meant:
-            raise UnavailableError(f"kernel {name} is not installed; --kernel package.module:Class names its class")
-        if len(meant) > 1 and not self.options.explain:
-            raise UsageError(f"{name} may be {', '.join(meant)}: name one, or add --explain to measure each")
-        found, reason = [], None
-        for each in meant:
+    def _installed(self, name: str) -> list[tuple[str, AnyKernel]]:
+        # The kernels that a name may mean; none, with a warning, if it cannot run here. Nothing is imported because a
+        # log names it: paths are given by --kernel.
+        found, names = list[tuple[str, AnyKernel]](), [] if is_path(name) else matching_kernels(self.of, name)
+        if len(names) > 1 and not self.options.explain:
+            raise UsageError(f"{name} may be {', '.join(names)}: name one, or add --explain to measure each")
+        for each in names:
             try:
                 found += choose_kernels(self.of, self.backend, [each])
             except UnavailableError as error:
-                reason = error
-        if reason and not found:
-            raise reason
+                warn(f"{error}; its claims are left out")
+        if not names:
+            path = name if is_path(name) else "package.module:Class"
+            warn(f"kernel {name} is not installed, so its claims are left out: --kernel {path} names a class you trust")
         return found
 
-    def _completed(self) -> list[Claim]:
-        """The claims, with the defaults of the device."""
-        claims = self.source.claims if self.source else ()
-        return [replace(each, problem=completed(each.problem, self.of, self.backend)) for each in claims]
-
     def new_plan(self) -> Plan:
-        assert self.source is not None, "else the plan is the log's"
-        own = {name: each[0][1].name for name, each in self._opened.items() if each}
-        claims = tuple(replace(each, kernel=own[each.kernel]) for each in self._completed() if each.kernel in own)
-        source, before, launches = self.source, self.source.plan, self.source.sweep_options
-        options = ReproduceOptions(
-            claims,
-            source.name,
-            source.recorded,
-            source.chosen_from,
-            self.options.tolerance or ReproduceOptions.tolerance,
-            self.options.explain,
-            launches.warmup_launches,
-            launches.timed_launches,
-        )
-        usual = _EXPLAINING_SECONDS if self.options.explain else DEFAULT_BUDGET_SECONDS
+        asked, before, steps = self.options, self.source_plan, [claim.step for claim in self.asked.claims]
         return Plan(
             REPRODUCE,
             self.of.name,
-            tuple(dict.fromkeys(each.problem for each in claims)),
+            tuple(dict.fromkeys(step[1] for step in steps)),
             tuple(name for name, _ in self.kernels),
-            tuple(dict.fromkeys(each.shape for each in claims)),
-            tuple(name for name in NAMES if name in {each.regime for each in claims}),
+            tuple(dict.fromkeys(step[2] for step in steps)),
+            tuple(name for name in NAMES if name in {step[0] for step in steps}),
             before.precision if before else Plan.precision,
             before.seconds if before else None,
-            asked_budget(self.options) or usual,
+            asked.budget or (_EXPLAINING_SECONDS if asked.explain else DEFAULT_BUDGET_SECONDS),
             before.flush if before else Plan.flush,
-            options=options,
+            options=replace(self.asked, tolerance=asked.tolerance or self.asked.tolerance, explains=asked.explain),
         )
 
     def plan_to_compare(self, before: Plan) -> Plan:
-        """The claims are the log's; a source that is named again must be the same."""
-        asked = self.options
-        options = replace(
-            before.options,
-            source=self.source.name if self.source else before.options.source,
-            tolerance=asked.tolerance or before.options.tolerance,
-            explains=asked.explain or before.options.explains,
-        )
-        return replace(before, options=options)
+        asked = {"tolerance": self.options.tolerance or before.options.tolerance, "explains": self.options.explain}
+        return replace(before, options=replace(before.options, **asked))
 
     def strategy(self) -> ReproduceSweep:
         return ReproduceSweep(self.plan, [each for _, each in self.kernels], self.backend, rows=list(self.rows))
 
     def dry_run(self) -> int:
-        say(f"device: {self.backend.info.name} ({self.backend.name}:{self.backend.index})")
-        for claim in self.plan.options.claims:
-            rate = rate_text(claim.rate, claim.problem.work(claim.shape).unit)
-            say(f"claim: {rate} in {claim.regime} at {claim.shape} by {claim.kernel}")
-        say(f"time: at most {self.plan.budget_seconds or 0:.0f} s, the budget")
+        steps = [each.claim.step for each in judge_claims(self.plan.options, self.rows) if each.here is None]
+        say_plan(self.plan, steps, self.backend, self.devices)
         return 0
-
-    def is_of_step(self, row: Measurement) -> bool:
-        return row.phase == CONFIRM
 
     def count_due(self) -> int | None:
         return self.count_left() or None
 
     def count_left(self) -> int:
-        seen = {row.step for row in self.rows if self.is_of_step(row)}
-        return sum(claim.step not in seen for claim in self.plan.options.claims)
-
-    def document(self, log: RunLog) -> Document:
-        self.found = judge_reproduction(log)
-        return reproduction_document(self.found, log.header, log.summary)
+        return sum(each.here is None for each in judge_claims(self.plan.options, self.rows))
 
     def run(self) -> int:
-        code = super().run()
-        if code not in (0, _UNFINISHED) or self.found is None:
+        code, judged = super().run(), judge_claims(self.plan.options, self.rows)
+        if code not in (0, _UNFINISHED):
             return code
-        verdicts = self.found.counts
-        if self.found.is_slower or (self.options.strict and "undecided" in verdicts):
-            return _SLOWER
-        return _UNFINISHED if "not measured" in verdicts else code
+        is_slower = any(each.is_slower for each in judged)
+        return _SLOWER if is_slower else _UNFINISHED if any(each.verdict == NOT_MEASURED for each in judged) else code

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
 
@@ -32,18 +32,20 @@ class Reproduce(KernelRows):
             "source": options.source,
             "differences": [asdict(each) for each in found] if options.recorded else None,
         }
-        head = [
-            f"claims of {options.source}, measured on {machine_line(log.header)}",
-            *difference_lines("the claims were measured otherwise: ", found),
-            *([] if options.recorded else ["the claims name no device or software, so what differs is unknown"]),
-        ]
-        blocks: list[Block] = [
-            Lines(head),
+        unknown = [] if options.recorded else ["the claims name no device or software, so what differs is unknown"]
+        shown: list[Block] = [
+            Lines(
+                [
+                    f"claims of {options.source}, measured on {machine_line(log.header)}",
+                    *unknown,
+                    *difference_lines("the claims were measured otherwise: ", found),
+                ]
+            ),
             Table(_columns(judged), judged, key="claims", remarks=_remarks, label=_label),
-            Table(_columns(settings), settings, "in other settings", key="settings"),
+            *([Table(_columns(settings), settings, "in other settings", key="settings")] if settings else []),
             Answer([*(_verdict_line(each, found) for each in judged), end_line(log.summary)]),
         ]
-        return Document("Reproduction", blocks if settings else [*blocks[:2], blocks[3]], data)
+        return Document("Reproduction", shown, data)
 
 
 def _columns(judged: list[Judged]) -> list[Column[Judged]]:
@@ -85,19 +87,20 @@ def _label(each: Judged) -> str:
     return f"{_title(each)}, {each.claim.step[2]} by {each.claim.step[3]}"
 
 
-def _remarks(each: Judged) -> list[str]:
-    printed = "the claim has no samples: its interval is its rounding, it is assumed to scatter as the run here"
-    failed = [f"{each.here.status}: {each.here.reason}"] if each.here and each.here.reason else []
-    return failed if each.claim.error else [printed, *failed]
+def _remarks(each: Judged) -> Iterator[str]:
+    if each.claim.error is None:
+        yield "the claim has no samples: its interval is its rounding, it is assumed to scatter as the run here"
+    yield f"{each.here.status}: {each.here.reason}" if each.here and each.here.reason else ""
 
 
 def _verdict_line(each: Judged, found: Sequence[Difference]) -> str:
     unit, change = each.here.unit if each.here else "TFLOPS", ""
     if each.pair:
-        interval = each.pair.interval
-        here = f"{rate_text(each.pair.b.tflops or 0.0, unit)} here: {100 * (each.pair.ratio - 1):+.2f} %"
-        change = f", {here} ({100 * (interval.low - 1):+.2f} to {100 * (interval.high - 1):+.2f})"
-    verdict = f"{each.verdict} by more than {percent_of(each.tolerance)}" if each.is_slower else each.verdict
+        ratio, low, high = (100 * (it - 1) for it in (each.pair.ratio, each.pair.interval.low, each.pair.interval.high))
+        change = f", {rate_text(each.pair.b.tflops or 0.0, unit)} here: {ratio:+.2f} % ({low:+.2f} to {high:+.2f})"
+    beyond = f" by more than {percent_of(each.tolerance)}" if each.is_slower else ""
+    device = ", on another device" if any(one.what == "device" for one in found) else ""
     matches = f"; matches: {', or '.join(each.matching) or 'no other setting'}" if each.settings else ""
-    verdict += ", on another device" if any(one.what == "device" for one in found) else ""
-    return f"{verdict}: {_label(each)}: {rate_text(each.claim.rate, unit)} claimed{change}{matches}"
+    return (
+        f"{each.verdict}{beyond}{device}: {_label(each)}: {rate_text(each.claim.rate, unit)} claimed{change}{matches}"
+    )

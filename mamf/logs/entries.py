@@ -75,8 +75,7 @@ def entries(log: RunLog, as_ceilings: bool = False) -> list[Entry]:
     rows = [row for row in log.measurements if not row.is_reference]
     plan = log.plan
     if plan.kind in (GUARD, REPRODUCE):  # the latter has settings in other phases, which no figure of it counts
-        visits_of = by_step(row for row in rows if row.phase in ("", CONFIRM))
-        return [visited_entry(visits) for visits in visits_of.values()]
+        return [visited_entry(same) for same in by_step(row for row in rows if row.phase in ("", CONFIRM)).values()]
     if not is_find(log) or (plan.confirms and not as_ceilings):
         return _of_devices(log, [row for row in rows if not row.phase])
     if plan.confirms:

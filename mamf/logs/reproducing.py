@@ -63,8 +63,8 @@ def claims_of_log(log: RunLog, top: int | None = 1) -> ReproduceOptions:
     if not claims:
         raise UsageError(f"{log.path} holds no measured rate of {log.plan.operation}, so nothing can be reproduced")
     best = tuple(claim for same in groups.values() for claim in same[:top])
-    known = recorded_circumstances(log.header).items()
-    return ReproduceOptions(best, log.path.name, tuple(known), 1 if ceilings else len(claims))
+    known = tuple(recorded_circumstances(log.header).items())
+    return ReproduceOptions(best, log.path.name, known, 1 if ceilings else len(claims))
 
 
 def claims_of_finder(name: str, run: FinderRun, top: int | None = 1) -> ReproduceOptions:
@@ -88,9 +88,9 @@ def claims_of_finder(name: str, run: FinderRun, top: int | None = 1) -> Reproduc
 
 def recorded_circumstances(header: Mapping[str, Any]) -> dict[str, str]:
     """The device, its software, settings and limits, by name."""
-    device = header["device"]
-    limits = {"highest clock": f"{device['max_clock_hz'] / 1e6:.0f} MHz"} if device.get("max_clock_hz") else {}
-    return {"device": device["name"], "card": device.get("uuid_hash") or "unknown", **circumstances(header), **limits}
+    device, clock = header["device"], header["device"].get("max_clock_hz")
+    named = {"device": device["name"], "card": device.get("uuid_hash") or "unknown", **circumstances(header)}
+    return {**named, **({"highest clock": f"{clock / 1e6:.0f} MHz"} if clock else {})}
 
 
 def settings_of(claim: Claim, plan: Plan, kernels: Iterable[str]) -> dict[str, Setting]:
@@ -137,8 +137,11 @@ class Judged:
     @property
     def matching(self) -> list[str]:
         # The settings in which the ratio may be 1, the closest first.
-        pairs = {each.name: each.pair for each in self.settings if each.pair}
-        found = {name: pair.ratio for name, pair in pairs.items() if pair.interval.low <= 1 <= pair.interval.high}
+        found = {
+            each.name: each.pair.ratio
+            for each in self.settings
+            if each.pair and each.pair.interval.low <= 1 <= each.pair.interval.high
+        }
         return sorted(found, key=lambda name: abs(math.log(found[name])))
 
 
@@ -148,7 +151,7 @@ def judge_claims(options: ReproduceOptions, rows: Sequence[Measurement]) -> list
     for number, claim in enumerate(options.claims, start=1):
         visits = [row for row in rows if row.phase == CONFIRM and row.step == claim.step]
         others = [row for row in rows if row.phase != CONFIRM and row.round == number]
-        settings = (_judge_visits(options, claim, [row], row.phase) for row in others)
+        settings = [_judge_visits(options, claim, [row], row.phase) for row in others]
         found.append(_judge_visits(options, claim, visits, "", tuple(settings)))
     return found
 
@@ -163,8 +166,8 @@ def _judge_visits(
     ok = [row for row in visits if row.ok]
     share = median(row.rate(claim.statistic or row.figure) / row.rate(row.figure) for row in ok)
     interval = replace(here.interval, low=here.interval.low * share, high=here.interval.high * share)
-    own = math.hypot(here.error.own, claim.interval.half_width / claim.rate / _NORMAL)
-    error = claim.error or replace(here.error, own=own)
+    scatter = math.hypot(here.error.own, claim.interval.half_width / claim.rate / _NORMAL)
+    error = claim.error or replace(here.error, own=scatter)
     here = replace(here, tflops=here.tflops * share, interval=interval)
     there = replace(here, kernel=claim.step[3], tflops=claim.rate, interval=claim.interval, error=error)
     pair = Pair(here.fields, there, here, rows=max(options.chosen_from, len(options.claims)))
@@ -176,11 +179,11 @@ def differences_here(
 ) -> list[Difference]:
     """What the claims record of their run and is different in the run here."""
     recorded, here = dict(options.recorded), recorded_circumstances(header)
-    if "mamf" not in recorded:  # printed by another tool
-        here = {name: value for name, value in here.items() if name in recorded}
+    # Another tool prints some of it.
+    known = {name: value for name, value in here.items() if "mamf" in recorded or name in recorded}
     clocks = [
         Difference(f"clock in {each.claim.step[0]}", f"{then / 1e6:.0f} MHz", f"{now / 1e6:.0f} MHz")
         for each in judged
         if (then := each.claim.clock_hz) and (now := each.clock_hz) and abs(now / then - 1) > _SAME_CLOCK
     ]
-    return [*value_differences(recorded, here), *clocks]
+    return [*value_differences(recorded, known), *clocks]

@@ -39,7 +39,6 @@ _SLOWER, _UNFINISHED = 3, 1
 _EXPLAINING_SECONDS, _MOST_CHARACTERS = 120.0, 500
 #: As papers write it: 1613 TFLOPS, 1.6 PFLOP/s, 3.9 TB/s.
 _RATE = re.compile(r"(?<![\w.])(\d{1,9}(?:\.(\d{1,9}))?)\s*([PTG])(FLOPS?|B)(?:/s)?(?![\w/])", re.ASCII | re.I)
-_DTYPES = {*ALIASES, *OPERAND_DTYPES, "fp8"}
 
 
 def run(options: argparse.Namespace) -> int:
@@ -48,10 +47,9 @@ def run(options: argparse.Namespace) -> int:
     return measure(options, lambda interruption, resumed: ReproduceSession(options, interruption, resumed))
 
 
-def read_claims(options: argparse.Namespace) -> tuple[str, ReproduceOptions, Plan | None]:
-    """The operation, its claims, and the plan of the run log that they are from. Problems that the device has yet to
-    complete are fields by name. Raises UsageError or RunLogError.
-    """
+def _read_claims(options: argparse.Namespace) -> tuple[str, ReproduceOptions, Plan | None]:
+    # The operation, its claims, and the plan of the run log that they are from. Problems that the device has yet to
+    # complete are fields by name. Raises UsageError or RunLogError.
     if options.claim:
         found = [_claim_in_words(text) for text in options.claim]
         if len({name for name, _ in found}) > 1:
@@ -73,22 +71,24 @@ def _claim_in_words(text: str) -> tuple[str, Claim]:
     fields = [
         f"direction={word}" if word in DIRECTIONS else word for word in words if "=" in word or word in DIRECTIONS
     ]
-    dtypes, regimes = ([word for word in words if word.lower() in known] for known in (_DTYPES, NAMES))
+    dtypes, regimes = (
+        [word for word in words if word.lower() in known] for known in ((*ALIASES, *OPERAND_DTYPES, "fp8"), NAMES)
+    )
     shapes = {word: found for word in words if (found := _operations_of(word))}
     kernels = [word for word in words if "=" not in word and word not in (*shapes, *dtypes, *regimes, *DIRECTIONS)]
     named = {"kernel": kernels, "shape": [*shapes], "regime": regimes or [BURST], "dtype": dtypes or [""]}
     if wrong := next(((what, given) for what, given in named.items() if len(given) != 1), None):
         raise UsageError(f"{shown!r} names {len(wrong[1])} {wrong[0]}s: write one {wrong[0]}")
     (kernel,), ((written, operations),) = kernels, shapes.items()
-    if not (having := [of for of in operations if is_path(kernel) or matching_kernels(of, kernel)]):
+    if not (having := [of for of in operations if is_path(kernel) or _matching_kernels(of, kernel)]):
         raise UnknownNameError("kernel", kernel, {name for of in operations for name in kernel_names(of)})
     of = having[0]
-    asked = asked_for(of, argparse.Namespace(dtype=dtypes, set=fields))
+    problem = {name: each[0] for name, each in asked_for(of, argparse.Namespace(dtype=dtypes, set=fields)).items()}
     (number, decimals, prefix, unit), shape = rates[0].groups(), of.parse_shape(written)
     scale, counted = {"P": 1e3, "T": 1.0, "G": 1e-3}[prefix.upper()], of.problem_type().work(shape).unit
     if (unit.upper() == "B") != (counted == "TB/s"):
         raise UsageError(f"{shown!r}: the rate of {of.name} is in {counted}")
-    step = (named["regime"][0], {name: values[0] for name, values in asked.items()}, shape, kernel)
+    step = (named["regime"][0], problem, shape, kernel)
     rate, half_digit = float(number) * scale, 0.5 * 10 ** -len(decimals or "") * scale
     return of.name, Claim(step, rate, Interval(rate - half_digit, rate + half_digit, 1.0))
 
@@ -102,10 +102,10 @@ def _operations_of(shape: str) -> list[AnyOperation]:
     return found
 
 
-def matching_kernels(of: AnyOperation, name: str) -> list[str]:
-    """The kernel of this name, else those whose names begin with it: ``flash-attn`` may be any of three."""
-    known = kernel_names(of)
-    return [name] if name.partition("[")[0] in known else [each for each in known if each.startswith(name)]
+def _matching_kernels(of: AnyOperation, name: str) -> list[str]:
+    # The kernel of this name, else those whose names begin with it: flash-attn may be any of three.
+    names = [each for each in kernel_names(of) if each.startswith(name.partition("[")[0])]
+    return [name] if name.partition("[")[0] in names else names
 
 
 class ReproduceSession(KernelsSession):
@@ -117,7 +117,7 @@ class ReproduceSession(KernelsSession):
         if resumed:  # the log holds the claims
             name = resumed.log.plan.operation
         else:
-            name, self.asked, self.source_plan = read_claims(options)
+            name, self.asked, self.source_plan = _read_claims(options)
         super().__init__(operation(name), options, interruption, resumed)
 
     def opened_kernels(self) -> list[tuple[str, AnyKernel]]:
@@ -141,7 +141,7 @@ class ReproduceSession(KernelsSession):
     def _installed(self, name: str) -> list[tuple[str, AnyKernel]]:
         # The kernels that a name may mean; none, with a warning, if it cannot run here. Nothing is imported because a
         # log names it: paths are given by --kernel.
-        found, names = list[tuple[str, AnyKernel]](), [] if is_path(name) else matching_kernels(self.of, name)
+        found, names = list[tuple[str, AnyKernel]](), [] if is_path(name) else _matching_kernels(self.of, name)
         if len(names) > 1 and not self.options.explain:
             raise UsageError(f"{name} may be {', '.join(names)}: name one, or add --explain to measure each")
         for each in names:
@@ -190,7 +190,6 @@ class ReproduceSession(KernelsSession):
 
     def run(self) -> int:
         code, judged = super().run(), judge_claims(self.plan.options, self.rows)
-        if code not in (0, _UNFINISHED):
-            return code
-        is_slower = any(each.is_slower for each in judged)
-        return _SLOWER if is_slower else _UNFINISHED if any(each.verdict == NOT_MEASURED for each in judged) else code
+        if code not in (0, _UNFINISHED) or not any(each.is_slower for each in judged):
+            return code or any(each.verdict == NOT_MEASURED for each in judged)
+        return _SLOWER

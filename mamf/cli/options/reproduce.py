@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from mamf.cli.options.shared import add, add_device_options, add_run_options
-from mamf.cli.options.values import row_count, share
+from mamf.cli.options.values import share
 
 EXAMPLES = """examples:
   mamf reproduce results/nvidia-h200/LOG.jsonl                 the best row of each problem and regime
@@ -22,7 +22,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--claim", nargs="+", metavar="TEXT", help="claims in words: rate, kernel, shape, dtype, regime"
     )
-    add(parser, "--top", default=1, type=row_count, default_text="1")
+    add(parser, "--top", default=1, help="claims of a log: best rows of each problem and regime, or 'all' (default: 1)")
     parser.add_argument("--all", dest="top", action="store_const", const=None, help="claim all rows of the log")
     parser.add_argument("--explain", action="store_true", help="measure what is not reproduced in other settings too")
     parser.add_argument(

@@ -47,20 +47,19 @@ class ReproduceSweep(KernelsSweep):
     def _visits(self, regime: Regime) -> Steps:
         # By turns; visits after the first start anew where the device's state would stay.
         for visit in range(1, _MOST_VISITS + 1):
-            for each in judge_claims(self.plan.options, self._seen):
-                if each.claim.step[0] == regime.name and (visit == 1 or each.verdict == UNDECIDED):
-                    yield from self._measured(regime, each.claim.step, CONFIRM, visit)
+            judged = judge_claims(self.plan.options, self._seen)
+            for step in [each.claim.step for each in judged if visit == 1 or each.verdict == UNDECIDED]:
+                if step[0] == regime.name and (step, CONFIRM, visit) not in self._held:
+                    yield from self._measured(regime, step, CONFIRM, visit)
             seen = [row for row in self._seen if row.ok and row.regime == regime.name]
             regime = regime.confirming(summarize_conditions(seen), math.inf) if visit == 1 else regime
 
     def _measured(self, regime: Regime, step: StepKey, phase: str, number: int) -> Steps:
-        if (step, phase, number) in self._held:  # in the resumed log
-            return
         self.on_phase(f"{regime.name} {step[2]} {step[3]} {phase} {number}")
         row = yield Step(self._by_name[step[3]], step[1], step[2], regime, self._rule(regime), phase, number)
         self._seen += [row] if row is not None else []
 
     def _made(self, name: str, flush: bool, is_warm: bool) -> Regime:
-        if name == BURST:
-            return Burst(self.backend, flush)
-        return self._regime(name) if is_warm else Classic(self.backend, warmup_seconds=0.0)
+        if is_warm:
+            return Burst(self.backend, flush) if name == BURST else self._regime(name)
+        return Classic(self.backend, warmup_seconds=0.0)

@@ -79,8 +79,11 @@ def _columns(judged: list[Judged]) -> list[Column[Judged]]:
 
 
 def _title(each: Judged) -> str:
-    regime, problem = each.claim.step[:2]
-    return ", ".join([regime, problem.dtype, *operation_called(problem.operation).describe_problem(problem)])
+    return ", ".join(
+        text
+        for regime, problem, _, _ in (each.claim.step,)
+        for text in (regime, problem.dtype, *operation_called(problem.operation).describe_problem(problem))
+    )
 
 
 def _label(each: Judged) -> str:

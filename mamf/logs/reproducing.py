@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
@@ -56,15 +57,15 @@ def claims_of_log(log: RunLog, top: int | None = 1) -> ReproduceOptions:
     claims = [
         Claim(row.step, entry.tflops, entry.interval, error=entry.error, clock_hz=row.conditions.clock_hz)
         for entry in (ceilings or entries(log) if not log.counter_records else ())
-        if entry.tflops and entry.interval
+        if entry.tflops and entry.interval and entry.interval.low > 0
         if (row := rows.get(frozenset({**entry.fields, "shape": entry.shape, "kernel": entry.kernel}.items())))
     ]
     groups = group_pairs((claim.step[:2], claim) for claim in sorted(claims, key=lambda each: -each.rate))
     if not claims:
         raise UsageError(f"{log.path} holds no measured rate of {log.plan.operation}, so nothing can be reproduced")
     best = tuple(claim for same in groups.values() for claim in same[:top])
-    known = tuple(recorded_circumstances(log.header).items())
-    return ReproduceOptions(best, log.path.name, known, 1 if ceilings else len(claims))
+    recorded = tuple(_circumstances_of(log.header).items())
+    return ReproduceOptions(best, log.path.name, recorded, 1 if ceilings else len(claims))
 
 
 def claims_of_finder(name: str, run: FinderRun, top: int | None = 1) -> ReproduceOptions:
@@ -82,15 +83,19 @@ def claims_of_finder(name: str, run: FinderRun, top: int | None = 1) -> Reproduc
         Claim((regime, problem, shape, DEFAULT_KERNEL), rate, Interval(rate - 0.05, rate + 0.05, 1.0), measured)
         for shape, rate in sorted(rates.items(), key=lambda each: -each[1])[:top]
     )
-    recorded = {"device": run.device or "unknown", **run.software, **run.variables}
-    return ReproduceOptions(claims, name, tuple(recorded.items()), len(rows))
+    recorded = {"device": run.device or "unknown", **run.software, **run.variables}.items()
+    return ReproduceOptions(claims, name, tuple(recorded), len(rows))
 
 
-def recorded_circumstances(header: Mapping[str, Any]) -> dict[str, str]:
-    """The device, its software, settings and limits, by name."""
+def _circumstances_of(header: Mapping[str, Any]) -> dict[str, str]:
+    # The device, its software, settings and limits, by name.
     device, clock = header["device"], header["device"].get("max_clock_hz")
-    named = {"device": device["name"], "card": device.get("uuid_hash") or "unknown", **circumstances(header)}
-    return {**named, **({"highest clock": f"{clock / 1e6:.0f} MHz"} if clock else {})}
+    return {
+        "device": device["name"],
+        "card": device.get("uuid_hash") or "unknown",
+        **circumstances(header),
+        **({"highest clock": f"{clock / 1e6:.0f} MHz"} if clock else {}),
+    }
 
 
 def settings_of(claim: Claim, plan: Plan, kernels: Iterable[str]) -> dict[str, Setting]:
@@ -100,11 +105,14 @@ def settings_of(claim: Claim, plan: Plan, kernels: Iterable[str]) -> dict[str, S
     """
     (regime, problem, shape, kernel), flush = claim.step, plan.flush
     data, claimed = getattr(problem, "data", None), {each.step[3] for each in plan.options.claims}
-    others = [each for each in ("zeros", "normal") if data not in (None, each)]
+    operands: dict[str, Setting] = {}
+    for each in [each for each in ("zeros", "normal") if data not in (None, each)]:
+        with suppress(UsageError):  # an operation may have one kind of data
+            operands[f"data {each}"] = (regime, replace(problem, data=each), shape, kernel), flush, True
     caches, loop = f"caches {'warm' if flush else 'flushed'}", [CLASSIC] if plan.operation == MATMUL else []
     return {
         **({caches: (claim.step, not flush, True)} if regime == BURST else {}),
-        **{f"data {each}": ((regime, replace(problem, data=each), shape, kernel), flush, True) for each in others},
+        **operands,
         **{f"kernel {each}": ((regime, problem, shape, each), flush, True) for each in kernels if each not in claimed},
         **{each: ((each, *claim.step[1:]), flush, True) for each in (*KERNEL_REGIMES, *loop) if each != regime},
         **{f"{each} without warm-up": ((each, *claim.step[1:]), flush, False) for each in loop},
@@ -178,7 +186,7 @@ def differences_here(
     options: ReproduceOptions, judged: Iterable[Judged], header: Mapping[str, Any]
 ) -> list[Difference]:
     """What the claims record of their run and is different in the run here."""
-    recorded, here = dict(options.recorded), recorded_circumstances(header)
+    recorded, here = dict(options.recorded), _circumstances_of(header)
     # Another tool prints some of it.
     known = {name: value for name, value in here.items() if "mamf" in recorded or name in recorded}
     clocks = [

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from mamf.engine.regimes import Classic
 from mamf.errors import RunLogError
 from mamf.logs.reproducing import claims_of_log, judge_claims
 from mamf.logs.run_log import read_run_log
@@ -44,6 +45,12 @@ def installed(monkeypatch):
         return [*others(group=group), *(EntryPoint(*each, group) for each in own.get(group, {}).items())]
 
     monkeypatch.setattr(discovery, "entry_points", points)
+
+
+@pytest.fixture(autouse=True)
+def short_warm_up(monkeypatch):
+    """Half a minute of launches takes seconds in virtual time, too."""
+    monkeypatch.setattr(Classic.__init__, "__defaults__", (50, 100, 0.5))
 
 
 @pytest.fixture
@@ -155,6 +162,18 @@ def test_an_ambiguous_name_is_measured_as_each_kernel(run):
 def _rate_of(run, kernel):
     run("reproduce", "--claim", f"1 TFLOPS {kernel} b1h16q16384d128c", *DEVICE, "--output", "rate.jsonl")
     return read_run_log("rate.jsonl").measurements[0].best_rate
+
+
+def test_a_log_names_whole_kernels_and_one_without_this_kernel_is_not_measured_by_another(run, sweep):
+    path = Path(sweep())
+    path.write_text(path.read_text().replace('"kernel": "simulated.mm"', '"kernel": "simulated"'))
+    code, _, err = reproduced(run, "sweep.jsonl")
+    assert (code, "kernel simulated is not installed, so its claims are left out" in err) == (2, True)
+
+
+def test_a_dry_run_names_the_rows_and_measures_nothing(run, sweep):
+    code, out, _ = reproduced(run, sweep("--regime", "burst", "sustained"), "--dry-run")
+    assert (code, "2 rows in burst, sustained" in out, Path("here.jsonl").exists()) == (0, True, False)
 
 
 def test_another_device_is_named_first_and_in_the_verdict(run, sweep):

@@ -102,10 +102,10 @@ def _operations_of(shape: str) -> list[AnyOperation]:
     return found
 
 
-def _matching_kernels(of: AnyOperation, name: str) -> list[str]:
+def _matching_kernels(of: AnyOperation, name: str, is_whole: bool = False) -> list[str]:
     # The kernel of this name, else those whose names begin with it: flash-attn may be any of three.
-    names = [each for each in kernel_names(of) if each.startswith(name.partition("[")[0])]
-    return [name] if name.partition("[")[0] in names else names
+    names = [each for each in kernel_names(of) if each.startswith(name.partition("[")[0]) and not is_path(name)]
+    return [name] if name.partition("[")[0] in names else [] if is_whole else names
 
 
 class ReproduceSession(KernelsSession):
@@ -121,33 +121,33 @@ class ReproduceSession(KernelsSession):
         super().__init__(operation(name), options, interruption, resumed)
 
     def opened_kernels(self) -> list[tuple[str, AnyKernel]]:
-        """The kernels of the claims that can run here, and those that an ambiguous name may mean too."""
+        # Those of the claims that can run here, and those that an ambiguous name may mean too.
         if self.before:
             return choose_kernels(self.of, self.backend, self.before.kernels)
         given = choose_kernels(self.of, self.backend, self.options.kernel) if self.options.kernel else []
-        claims, found = list[Claim](), dict[str, tuple[str, AnyKernel]]()
+        claims, meant = list[Claim](), dict[str, list[tuple[str, AnyKernel]]]()
         for claim in self.asked.claims:
             regime, problem, shape, name = claim.step
             problem = self.of.problem_for(self.backend, problem) if isinstance(problem, dict) else problem
             name = kernel_for(self.backend, problem).name if name == DEFAULT_KERNEL else name
-            meant = [each for each in given if name in (each[0], each[1].name)] or self._installed(name)
-            claims += [replace(claim, step=(regime, problem, shape, kernel.name)) for _, kernel in meant[:1]]
-            found |= {kernel.name: (asked, kernel) for asked, kernel in meant}
+            if name not in meant:
+                meant[name] = [one for one in given if name in (one[0], one[1].name)] or self._installed(name)
+            claims += [replace(claim, step=(regime, problem, shape, kernel.name)) for _, kernel in meant[name][:1]]
         if not claims:
             raise UnavailableError(f"no kernel of {self.asked.source} can run here, so nothing is reproduced")
         self.asked = replace(self.asked, claims=tuple(claims))
-        return list(found.values())
+        return list({kernel.name: (name, kernel) for each in meant.values() for name, kernel in each}.values())
 
     def _installed(self, name: str) -> list[tuple[str, AnyKernel]]:
         # The kernels that a name may mean; none, with a warning, if it cannot run here. Nothing is imported because a
         # log names it: paths are given by --kernel.
-        found, names = list[tuple[str, AnyKernel]](), [] if is_path(name) else _matching_kernels(self.of, name)
+        found, names = list[tuple[str, AnyKernel]](), _matching_kernels(self.of, name, not self.options.claim)
         if len(names) > 1 and not self.options.explain:
             raise UsageError(f"{name} may be {', '.join(names)}: name one, or add --explain to measure each")
         for each in names:
             try:
                 found += choose_kernels(self.of, self.backend, [each])
-            except UnavailableError as error:
+            except (UnavailableError, UnknownNameError) as error:
                 warn(f"{error}; its claims are left out")
         if not names:
             path = name if is_path(name) else "package.module:Class"
@@ -171,8 +171,8 @@ class ReproduceSession(KernelsSession):
         )
 
     def plan_to_compare(self, before: Plan) -> Plan:
-        asked = {"tolerance": self.options.tolerance or before.options.tolerance, "explains": self.options.explain}
-        return replace(before, options=replace(before.options, **asked))
+        tolerance = self.options.tolerance or before.options.tolerance
+        return replace(before, options=replace(before.options, tolerance=tolerance, explains=self.options.explain))
 
     def strategy(self) -> ReproduceSweep:
         return ReproduceSweep(self.plan, [each for _, each in self.kernels], self.backend, rows=list(self.rows))

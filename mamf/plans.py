@@ -17,11 +17,13 @@ from mamf.limits import (
     require_steps,
     whole_number,
 )
-from mamf.regime_names import BURST, CEILINGS, CLASSIC, CLASSIC_WARMUP_SECONDS, SUSTAINED, require_regime
+from mamf.regime_names import BURST, CEILINGS, CLASSIC, CLASSIC_WARMUP_SECONDS, NAMES, SUSTAINED, require_regime
+from mamf.statistics import FigureError, Interval
 
 #: Kinds of runs: rows for given shapes; confirmed ceilings; compute and bandwidth ceilings in one log; one product on
-#: several kinds of data; rows compared with a baseline.
+#: several kinds of data; rows compared with a baseline; figures from elsewhere measured again.
 SWEEP, FIND, ROOFLINE, EXPLAIN, GUARD = "sweep", "find", "roofline", "explain", "guard"
+REPRODUCE = "reproduce"
 #: The operation that measures compute ceilings.
 MATMUL = "matmul"
 SHUFFLED, GIVEN = ORDERS = ("shuffled", "given")
@@ -68,6 +70,45 @@ class GuardOptions:
 
 
 @dataclass(frozen=True)
+class Claim:
+    """A figure from elsewhere, with the step that measures it again, by the kernel's own name.
+
+    ``rate`` and ``interval``: in 1e12 FLOP or bytes per second; the interval of a printed figure is its rounding.
+    ``statistic``: of the launches; empty: the regime's own. ``error``: of the figure between runs; None: unknown.
+    ``clock_hz``: read during the measurement.
+    """
+
+    step: StepKey
+    rate: float
+    interval: Interval
+    statistic: str = ""
+    error: FigureError | None = None
+    clock_hz: float | None = None
+
+    def __post_init__(self) -> None:
+        require_known(("regime", self.step[0], NAMES), ("statistic", self.statistic, ("", "mean", "median", "fastest")))
+        if not (self.rate > 0 and 0 < self.interval.low <= self.interval.high):
+            raise UsageError(f"a claim of {self.rate:g} in {self.interval.low:g} to {self.interval.high:g}")
+        # More degrees of freedom, which only a crafted log has, would take long to compute.
+        whole_number("degrees", self.error.degrees if self.error else 1, 1, 1000)
+
+
+@dataclass(frozen=True)
+class ReproduceOptions:
+    """``source``: the log or table that the claims are from. ``recorded``: what it says of its device and software.
+    ``chosen_from``: of how many rows the claims are the best. ``explains``: whether a claim that is not reproduced is
+    measured in other settings too.
+    """
+
+    claims: tuple[Claim, ...]
+    source: str
+    recorded: tuple[tuple[str, str], ...] = ()
+    chosen_from: int = 1
+    tolerance: float = 0.02
+    explains: bool = False
+
+
+@dataclass(frozen=True)
 class Plan:
     """All parameters of a run, which are also what resuming it needs.
 
@@ -78,7 +119,7 @@ class Plan:
     - ``flush``: whether to evict the operands between launches of a burst.
     - ``layers``: the label of each shape of a preset.
     - ``searches``: SearchPlans for ceilings of products; a find of products has one search and no shapes.
-    - ``options``: SweepOptions or GuardOptions, depending on the kind.
+    - ``options``: SweepOptions, GuardOptions or ReproduceOptions, depending on the kind.
     """
 
     kind: str

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import sys
+import urllib.request
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from http.client import HTTPException
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -19,6 +21,8 @@ from mamf.logs.comparability import roofs_of_logs
 from mamf.logs.lines import Seen
 from mamf.logs.run_log import RunLog, read_run_log
 from mamf.machine.garbage import no_garbage_collection
+
+_PATIENCE_SECONDS = 30.0
 
 
 def read_log(path: Path) -> RunLog:
@@ -46,15 +50,25 @@ def reading(paths: Iterable[Path]) -> Iterator[Seen]:
 
 
 @contextmanager
-def as_file(path: Path) -> Iterator[Path]:
-    """The file, or a copy of a pipe, which can be read only once. Raises RunLogError for one that does not end."""
-    if path.is_file() or not path.exists():
+def as_file(path: Path | str) -> Iterator[Path]:
+    """The file, or a copy of a pipe, which can be read only once, or of what an https address, as text, holds. Raises
+    RunLogError for one that does not end or cannot be fetched.
+    """
+    address, path = str(path), Path(path)
+    is_address = "://" in address
+    if not is_address and (path.is_file() or not path.exists()):
         yield path
         return
+    if is_address and not address.startswith("https://"):
+        raise RunLogError(f"cannot read {address}: only https addresses are read")
     with TemporaryDirectory() as folder:
-        copy = Path(folder, path.name)
-        with path.open("rb") as pipe, copy.open("wb") as file:
-            for piece in iter(lambda: pipe.read(1 << 20), b""):
-                if file.write(piece) and file.tell() > MOST_BYTES:
-                    raise RunLogError(f"{path} {TOO_LONG}")
+        copy = Path(folder, path.name.partition("?")[0])
+        try:
+            opened = urllib.request.urlopen(address, timeout=_PATIENCE_SECONDS) if is_address else path.open("rb")
+            with opened as pipe, copy.open("wb") as file:
+                for piece in iter(lambda: pipe.read(1 << 20), b""):
+                    if file.write(piece) and file.tell() > MOST_BYTES:
+                        raise RunLogError(f"{path} {TOO_LONG}")
+        except (ValueError, HTTPException, urllib.error.URLError, TimeoutError) as error:
+            raise RunLogError(f"cannot read {address}: {error}") from None
         yield copy

@@ -60,9 +60,13 @@ def cache_state(header: Mapping[str, Any]) -> str:
 
 def noted_differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Difference]:
     """Differences between two runs that may explain those of their figures, and are often the reason to compare."""
-    of_a, of_b = circumstances(a), circumstances(b)
-    names = dict.fromkeys([*of_a, *of_b])
-    found = (Difference(name, of_a.get(name, _UNKNOWN), of_b.get(name, _UNKNOWN)) for name in names)
+    return value_differences(circumstances(a), circumstances(b))
+
+
+def value_differences(a: Mapping[str, str], b: Mapping[str, str]) -> list[Difference]:
+    """Values that differ, by name."""
+    names = dict.fromkeys([*a, *b])
+    found = (Difference(name, a.get(name, _UNKNOWN), b.get(name, _UNKNOWN)) for name in names)
     return [each for each in found if each.a != each.b]
 
 

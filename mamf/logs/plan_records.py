@@ -12,8 +12,20 @@ from dataclasses import fields as dataclass_fields
 from typing import Any
 
 from mamf.ceilings.search_plan import search_from_record, search_record
-from mamf.operations.unknown import Unknown, operation_called
-from mamf.plans import FIND, GUARD, MATMUL, SWEEP, GuardOptions, Plan, SweepOptions
+from mamf.operations.unknown import AnyOperation, Unknown, operation_called
+from mamf.plans import (
+    FIND,
+    GUARD,
+    MATMUL,
+    REPRODUCE,
+    SWEEP,
+    Claim,
+    GuardOptions,
+    Plan,
+    ReproduceOptions,
+    SweepOptions,
+)
+from mamf.statistics import FigureError, Interval
 
 #: The command of that name measures sweeps of this operation.
 _ATTENTION = "attention"
@@ -42,7 +54,46 @@ def plan_record(plan: Plan) -> dict[str, Any]:
         own = {name: fields[name] for name in _OF_PRODUCTS}
         return {"command": SWEEP, "problem": fields["problems"][0], **own, **options}
     command = _ATTENTION if plan.kind == SWEEP and plan.operation == _ATTENTION else plan.kind
-    return {"command": command, **fields, **(asdict(plan.options) if plan.kind == GUARD else {})}
+    return {"command": command, **fields, **_options_record(plan, of)}
+
+
+def _options_record(plan: Plan, of: AnyOperation) -> dict[str, Any]:
+    if plan.kind != REPRODUCE:
+        return asdict(plan.options) if plan.kind == GUARD else {}
+    claims = [
+        {
+            **vars(claim),
+            "step": {"regime": regime, "problem": of.problem_record(problem), "shape": str(shape), "kernel": kernel},
+            "interval": list(vars(claim.interval).values()),
+            "error": claim.error and asdict(claim.error),
+        }
+        for claim in plan.options.claims
+        for regime, problem, shape, kernel in (claim.step,)
+    ]
+    return {**vars(plan.options), "recorded": dict(plan.options.recorded), "claims": claims}
+
+
+def _reproduce_options(fields: dict[str, Any], of: AnyOperation) -> ReproduceOptions:
+    # Takes the options out of the fields of a plan.
+    own = {each.name: fields.pop(each.name) for each in dataclass_fields(ReproduceOptions)}
+    claims = [
+        Claim(
+            **{
+                **each,
+                "step": (
+                    step["regime"],
+                    of.problem_from_record(step["problem"]),
+                    of.parse_shape(step["shape"]),
+                    kernel,
+                ),
+                "interval": Interval(*each["interval"]),
+                "error": each["error"] and FigureError(**each["error"]),
+            }
+        )
+        for each in own["claims"]
+        for step, kernel in ((each["step"], each["step"]["kernel"]),)
+    ]
+    return ReproduceOptions(**{**own, "claims": tuple(claims), "recorded": tuple(own["recorded"].items())})
 
 
 def plan_from_record(record: Mapping[str, Any], kernel: str = "auto") -> Plan:
@@ -56,8 +107,12 @@ def plan_from_record(record: Mapping[str, Any], kernel: str = "auto") -> Plan:
     parse = str if isinstance(of, Unknown) else of.parse_shape
     if "problem" in fields:
         fields |= {"problems": [fields.pop("problem")], "kernels": [kernel]}
+    options: GuardOptions | SweepOptions | ReproduceOptions | None = None
+    if kind == REPRODUCE:
+        options = _reproduce_options(fields, of)
     early = {name: fields.pop(name) for name in _REDUNDANT if name in fields}
-    options: GuardOptions | SweepOptions | None = GuardOptions(early["rounds"]) if kind == GUARD else None
+    if kind == GUARD:
+        options = GuardOptions(early["rounds"])
     if kind == SWEEP:
         given = {each.name: fields.pop(each.name) for each in dataclass_fields(SweepOptions) if each.name in fields}
         reference = given.get("reference")

@@ -71,6 +71,20 @@ _KERNELS_PLAN = {
     "explains?": bool,
     "layers?": _TEXTS,
     "rounds?": int,
+    "claims?": [
+        {
+            "step": {"regime": str, "problem": _PROBLEM, "shape": str, "kernel": str},
+            "rate": float,
+            "interval": [float],
+            "statistic": str,
+            "error": Nullable({"common": float, "own": float, "degrees": int}),
+            "clock_hz": _NUMBER,
+        }
+    ],
+    "source?": str,
+    "recorded?": {ANY_NAME: str},
+    "chosen_from?": int,
+    "tolerance?": float,
 }
 _SWEEP_PLAN = {
     "shapes": _TEXTS,

@@ -48,6 +48,8 @@ OTHER_MEANING = {
     ("--preset", "sweep"): "presets are the operation's",
     ("--size", "bandwidth"): "of an array",
     ("--strict", "results check"): "warnings, not rows in doubt",
+    ("--tolerance", "reproduce"): "of a claim, which is from another visit",
+    ("--top", "reproduce"): "rows that are measured again, not shown",
 }
 #: Options whose values have another type in a command, and why.
 OTHER_TYPE = {

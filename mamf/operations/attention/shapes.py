@@ -24,7 +24,7 @@ Direction = Literal["fwd", "bwd", "fwd+bwd"]
 DIRECTIONS: tuple[str, ...] = get_args(Direction)
 #: The FLOP of the backward pass as a multiple of the forward pass's.
 BACKWARD_COUNTS: Mapping[str, float] = {"hardware": 2.5, "model": 2.0}
-_PATTERN = re.compile(r"b(\d+)h(\d+)(?:kv(\d+))?q(\d+)k(\d+)d(\d+)(?:v(\d+))?(c?)(?:w(\d+))?", re.ASCII)
+_PATTERN = re.compile(r"b(\d+)h(\d+)(?:kv(\d+))?q(\d+)(?:k(\d+))?d(\d+)(?:v(\d+))?(c?)(?:w(\d+))?", re.ASCII)
 
 
 _SIZES = ("batch", "heads", "kv_heads", "seqlen_q", "seqlen_k", "head_dim", "head_dim_v")
@@ -82,12 +82,14 @@ class AttentionShape:
 
     @classmethod
     def parse(cls, text: str) -> AttentionShape:
-        """Read the text that ``str`` writes. Raises UsageError for any other text."""
+        """Read the text that ``str`` writes, also without the keys where they are as many as the queries
+        (``b1h16q4096d128c``). Raises UsageError for any other text.
+        """
         match = _PATTERN.fullmatch(text.strip())
         if match is None:
             raise UsageError(f"{text!r} is not an attention shape; for example b1h16q4096k4096d128c")
         batch, heads, kv, q, k, d, v, causal, window = match.groups()
-        sizes = dict(zip(_SIZES, map(parse_digits, (batch, heads, kv or heads, q, k, d, v or d)), strict=True))
+        sizes = dict(zip(_SIZES, map(parse_digits, (batch, heads, kv or heads, q, k or q, d, v or d)), strict=True))
         return cls(**sizes, causal=bool(causal), window=parse_digits(window) if window else None)
 
     @property

@@ -1,0 +1,109 @@
+"""Reproductions: claims beside what was measured here, what differs, and the settings that explain it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from functools import partial
+
+from mamf.kinds.kind import KernelRows, View
+from mamf.logs.comparability import Difference
+from mamf.logs.reproducing import Judged, differences_here, judge_claims
+from mamf.logs.run_log import RunLog
+from mamf.operations.unknown import operation_called
+from mamf.plans import REPRODUCE, ReproduceOptions
+from mamf.report.comparison import difference_lines, percent_of, ratio_interval_cell
+from mamf.report.document import Answer, Block, Column, Document, Lines, Table
+from mamf.report.text import end_line, interval_cell, machine_line, rate_text, scaled_unit, significant
+
+
+class Reproduce(KernelRows):
+    name = REPRODUCE
+    noun = "a reproduction"
+
+    def document(self, log: RunLog, view: View) -> Document:
+        options: ReproduceOptions = log.plan.options
+        judged = judge_claims(options, log.measurements)
+        settings = [setting for each in judged for setting in each.settings]
+        found = differences_here(options, judged, log.header)
+        data = {
+            "header": log.header,
+            "summary": log.summary,
+            "source": options.source,
+            "differences": [asdict(each) for each in found] if options.recorded else None,
+        }
+        unknown = [] if options.recorded else ["the claims name no device or software, so what differs is unknown"]
+        shown: list[Block] = [
+            Lines(
+                [
+                    f"claims of {options.source}, measured on {machine_line(log.header)}",
+                    *unknown,
+                    *difference_lines("the claims were measured otherwise: ", found),
+                ]
+            ),
+            Table(_columns(judged), judged, key="claims", remarks=_remarks, label=_label),
+            *([Table(_columns(settings), settings, "in other settings", key="settings")] if settings else []),
+            Answer([*(_verdict_line(each, found) for each in judged), end_line(log.summary)]),
+        ]
+        return Document("Reproduction", shown, data)
+
+
+def _columns(judged: list[Judged]) -> list[Column[Judged]]:
+    unit = next((each.here.unit for each in judged if each.here), "TFLOPS")
+    title, factor = scaled_unit(unit, [each.claim.rate for each in judged])
+    interval = partial(interval_cell, factor=factor)
+    return [
+        Column("setting", "setting", lambda each: each.name or None, left=True),
+        Column("regime", "", lambda each: each.claim.step[0]),
+        Column("problem", "problem", _title, importance=2, left=True),
+        Column("shape", "shape", lambda each: str(each.claim.step[2]), left=True),
+        Column("kernel", "kernel", lambda each: each.claim.step[3], importance=1, left=True),
+        Column("statistic", "statistic", lambda each: each.claim.statistic or None, importance=6, left=True),
+        Column("claimed", f"claimed {title}", lambda each: each.claim.rate, lambda rate: significant(rate * factor)),
+        Column("claimed_low", "", lambda each: each.claim.interval.low),
+        Column("claimed_high", "", lambda each: each.claim.interval.high),
+        Column("", "interval", lambda each: each.claim.interval, interval, 3, True),
+        Column("here", "here", lambda each: each.here and each.here.tflops, lambda rate: significant(rate * factor)),
+        Column("here_low", "", lambda each: each.pair and each.pair.b.interval and each.pair.b.interval.low),
+        Column("here_high", "", lambda each: each.pair and each.pair.b.interval and each.pair.b.interval.high),
+        Column("", "interval", lambda each: each.pair and each.pair.b.interval, interval, 3, True),
+        Column("unit", "", lambda each: unit),
+        Column("ratio", "here/claimed", lambda each: each.pair and each.pair.ratio, "{:.4f}".format),
+        Column("ratio_low", "", lambda each: each.pair and each.pair.interval.low),
+        Column("ratio_high", "", lambda each: each.pair and each.pair.interval.high),
+        Column("", "interval", lambda each: each.pair and each.pair.interval, ratio_interval_cell, 4, True),
+        Column("verdict", "verdict", lambda each: each.verdict, left=True),
+        Column("is_slower", "", lambda each: each.is_slower),
+        Column("matches", "matches", lambda each: ", ".join(each.matching) or None, left=True),
+    ]  # fmt: skip
+
+
+def _title(each: Judged) -> str:
+    return ", ".join(
+        text
+        for regime, problem, _, _ in (each.claim.step,)
+        for text in (regime, problem.dtype, *operation_called(problem.operation).describe_problem(problem))
+    )
+
+
+def _label(each: Judged) -> str:
+    return f"{_title(each)}, {each.claim.step[2]} by {each.claim.step[3]}"
+
+
+def _remarks(each: Judged) -> Iterator[str]:
+    if each.claim.error is None:
+        yield "the claim has no samples: its interval is its rounding, it is assumed to scatter as the run here"
+    yield f"{each.here.status}: {each.here.reason}" if each.here and each.here.reason else ""
+
+
+def _verdict_line(each: Judged, found: Sequence[Difference]) -> str:
+    unit, change = each.here.unit if each.here else "TFLOPS", ""
+    if each.pair:
+        ratio, low, high = (100 * (it - 1) for it in (each.pair.ratio, each.pair.interval.low, each.pair.interval.high))
+        change = f", {rate_text(each.pair.b.tflops or 0.0, unit)} here: {ratio:+.2f} % ({low:+.2f} to {high:+.2f})"
+    beyond = f" by more than {percent_of(each.tolerance)}" if each.is_slower else ""
+    device = ", on another device" if any(one.what == "device" for one in found) else ""
+    matches = f"; matches: {', or '.join(each.matching) or 'no other setting'}" if each.settings else ""
+    return (
+        f"{each.verdict}{beyond}{device}: {_label(each)}: {rate_text(each.claim.rate, unit)} claimed{change}{matches}"
+    )

@@ -1,0 +1,374 @@
+"""mamf reproduce: claims of logs and in words, verdicts with planted truth in virtual time, what explains them."""
+
+import io
+import json
+import signal
+import urllib.request
+from dataclasses import replace
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+
+from mamf.engine.regimes import Classic
+from mamf.errors import RunLogError
+from mamf.logs.reproducing import claims_of_log, judge_claims
+from mamf.logs.run_log import read_run_log
+from mamf.operations.attention.shapes import AttentionShape
+from mamf.plugins import discovery
+from mamf.statistics import Interval
+from mamf.testing import Physics, SimulatedAttention, SimulatedBackend, SimulatedMatmul
+
+DEVICE = ["--backend", "mamf.testing:SimulatedBackend"]
+SHAPE = "8192x8192x8192"
+
+
+class Mine(SimulatedAttention):
+    name = "mine-1"
+
+
+class MineToo(SimulatedAttention):
+    name = "mine-2"
+    share = 0.6
+
+
+@pytest.fixture(autouse=True)
+def installed(monkeypatch):
+    """Simulated kernels as installed packages declare them."""
+    own = {
+        discovery.KERNELS: {"simulated.mm": "mamf.testing:SimulatedMatmul"},
+        discovery.ATTENTION_KERNELS: {"mine-1": f"{__name__}:Mine", "mine-2": f"{__name__}:MineToo"},
+    }
+    others = discovery.entry_points
+
+    def points(group):
+        return [*others(group=group), *(EntryPoint(*each, group) for each in own.get(group, {}).items())]
+
+    monkeypatch.setattr(discovery, "entry_points", points)
+
+
+@pytest.fixture(autouse=True)
+def short_warm_up(monkeypatch):
+    """Half a minute of launches takes seconds in virtual time, too."""
+    monkeypatch.setattr(Classic.__init__, "__defaults__", (50, 100, 0.5))
+
+
+@pytest.fixture
+def world(monkeypatch):
+    """Sets properties of the simulated card."""
+
+    def plant(**properties):
+        monkeypatch.setattr(SimulatedBackend, "physics", replace(Physics(), **properties))
+
+    return plant
+
+
+@pytest.fixture
+def sweep(run):
+    """Measures products into a log."""
+
+    def measured(*options, name="sweep.jsonl", shapes=(SHAPE,)):
+        assert (
+            run("sweep", *DEVICE, "--kernel", "simulated.mm", "--shapes", *shapes, *options, "--output", name)[0] == 0
+        )
+        return name
+
+    return measured
+
+
+def reproduced(run, *options):
+    code, out, err = run("reproduce", *options, *DEVICE, "--output", "here.jsonl")
+    return code, out, err
+
+
+# -- planted truth -----------------------------------------------------------------------------------------------------
+
+
+def test_an_equal_card_reproduces_a_log_and_show_says_the_same(run, sweep):
+    code, out, _ = reproduced(run, sweep())
+    assert code == 0
+    assert "\nreproduced: burst, bfloat16, 8192x8192x8192 by simulated.mm: 806.0 TFLOPS claimed, " in out
+    verdicts = [line for line in run("show", "here.jsonl")[1].splitlines() if " claimed, " in line]
+    assert verdicts and verdicts[0] in out
+    plan = read_run_log("here.jsonl").plan
+    assert (plan.kind, plan.options.source) == ("reproduce", "sweep.jsonl")
+    assert plan.options.claims[0].step == read_run_log("sweep.jsonl").measurements[0].step
+
+
+@pytest.mark.parametrize(("share", "code", "verdict"), [(0.97, 3, "slower by more than 2 %"), (1.03, 0, "faster")])
+def test_a_card_that_is_3_percent_off_is_found(run, sweep, world, share, code, verdict):
+    sweep()
+    world(boost_hz=Physics.boost_hz * share)
+    found, out, _ = reproduced(run, "sweep.jsonl")
+    assert (found, f"\n{verdict}: burst" in out) == (code, True)
+    assert f"clock in burst 1980 MHz against {1980 * share:.0f} MHz" in out
+    assert f"highest clock 1980 MHz against {1980 * share:.0f} MHz" in out
+
+
+def test_a_loss_within_the_tolerance_is_called_slower_and_is_no_failure(run, sweep, world):
+    sweep()
+    world(boost_hz=Physics.boost_hz * 0.984)
+    code, out, _ = reproduced(run, "sweep.jsonl")
+    assert (code, "\nslower: burst" in out) == (0, True)
+    assert "\nslower by more than 1 %: burst" in run("reproduce", "sweep.jsonl", *DEVICE, "--tolerance", "1%")[1]
+
+
+def test_a_claim_that_was_rounded_too_far_cannot_be_decided(run):
+    code, out, _ = reproduced(run, "--claim", f"0.8 PFLOPS simulated.mm {SHAPE}")
+    assert (code, "\ncannot be decided: burst" in out) == (0, True)
+    assert "its interval is its rounding" in out
+    assert "the claims name no device or software" in out
+
+
+def test_a_claim_measured_with_zeros_is_explained(run, sweep, world):
+    world(data_cost=0.05)
+    sweep("--data", "zeros", name="zeros.jsonl")
+    rate = read_run_log("zeros.jsonl").measurements[0].best_rate
+    code, out, _ = reproduced(run, "--claim", f"{rate:.1f} TFLOPS simulated.mm {SHAPE}", "--explain")
+    assert (code, "; matches: data zeros\n" in out) == (3, True)
+
+
+def test_a_claim_measured_in_burst_without_flushes_is_explained(run, world):
+    world(cache_gain=0.05)
+    kernel = ["--kernel", "mine-1", "--shapes", "b4h16q2048k2048d128"]
+    assert run("sweep", "--operation", "attention", *DEVICE, *kernel, "--no-flush", "--output", "warm.jsonl")[0] == 0
+    rate = read_run_log("warm.jsonl").measurements[0].best_rate
+    claim = f"{rate:.1f} TFLOPS mine-1 b4h16q2048d128"
+    code, out, _ = reproduced(run, "--claim", claim, "--explain")
+    assert (code, "; matches: caches warm\n" in out) == (3, True)
+    assert "\nreproduced: burst" in run("reproduce", "warm.jsonl", *DEVICE)[1], "a log says that its caches were warm"
+
+
+def test_a_sustained_figure_called_a_burst_is_explained_and_another_figure_is_not(run, sweep):
+    sweep("--regime", "sustained")
+    rate = read_run_log("sweep.jsonl").measurements[0].best_rate
+    claims = [f"{rate:.1f} TFLOPS simulated.mm {SHAPE}", f"1234 TFLOPS simulated.mm {SHAPE}"]
+    _, out, _ = reproduced(run, "--claim", *claims, "--explain")
+    first, second = (line for line in out.splitlines() if " claimed, " in line)
+    assert "sustained" in first.partition("; matches: ")[2]
+    assert second.endswith("; matches: no other setting")
+
+
+def test_an_ambiguous_name_is_measured_as_each_kernel(run):
+    claim = ["--claim", "571 TFLOPS mine b1h16q16384d128c"]
+    code, _, err = reproduced(run, *claim)
+    assert (code, "mine may be mine-1, mine-2: name one, or add --explain" in err) == (2, True)
+    rate = 0.6 / 0.7 * _rate_of(run, "mine-1")
+    claim = ["--claim", f"{rate:.1f} TFLOPS mine b1h16q16384d128c"]
+    _, out, _ = reproduced(run, *claim, "--explain")
+    assert "; matches: kernel mine-2" in out, "the closest comes first"
+
+
+def _rate_of(run, kernel):
+    run("reproduce", "--claim", f"1 TFLOPS {kernel} b1h16q16384d128c", *DEVICE, "--output", "rate.jsonl")
+    return read_run_log("rate.jsonl").measurements[0].best_rate
+
+
+def test_a_log_names_whole_kernels_and_one_without_this_kernel_is_not_measured_by_another(run, sweep):
+    path = Path(sweep())
+    path.write_text(path.read_text().replace('"kernel": "simulated.mm"', '"kernel": "simulated"'))
+    code, _, err = reproduced(run, "sweep.jsonl")
+    assert (code, "kernel simulated is not installed, so its claims are left out" in err) == (2, True)
+
+
+def test_a_dry_run_names_the_rows_and_measures_nothing(run, sweep):
+    code, out, _ = reproduced(run, sweep("--regime", "burst", "sustained"), "--dry-run")
+    assert (code, "2 rows in burst, sustained" in out, Path("here.jsonl").exists()) == (0, True, False)
+
+
+def test_another_device_is_named_first_and_in_the_verdict(run, sweep):
+    path = Path(sweep())
+    path.write_text(path.read_text().replace("Simulated H100", "Imagined H900"))
+    code, out, _ = reproduced(run, "sweep.jsonl")
+    assert code == 0
+    assert "the claims were measured otherwise: device Imagined H900 against Simulated H100" in out
+    assert "\nreproduced, on another device: burst" in out
+
+
+def test_a_kernel_that_fails_now_is_no_pass(run, sweep, monkeypatch):
+    sweep()
+    monkeypatch.setattr(SimulatedMatmul, "unsupported", lambda *_: "it was removed")
+    code, out, _ = reproduced(run, "sweep.jsonl")
+    assert (code, "\nnot measured: burst" in out, "unsupported: it was removed" in out) == (1, True, True)
+
+
+# -- which rows --------------------------------------------------------------------------------------------------------
+
+
+def test_the_best_rows_of_each_regime_are_claimed(sweep):
+    shapes = ["4096x4096x4096", SHAPE, "8192x4096x4096"]
+    log = read_run_log(sweep("--regime", "burst", "sustained", shapes=shapes))
+    best = claims_of_log(log)
+    assert [(claim.step[0], str(claim.step[2])) for claim in best.claims] == [("burst", SHAPE), ("sustained", SHAPE)]
+    assert best.chosen_from == 6, "the best of six is more often lucky"
+    assert [len(claims_of_log(log, top).claims) for top in (2, None)] == [4, 6]
+
+
+def test_the_ceilings_of_a_find_are_claimed(find_records, tmp_path):
+    path = tmp_path / "find.jsonl"
+    path.write_text("".join(json.dumps(record) + "\n" for record in find_records))
+    log = read_run_log(path)
+    found = claims_of_log(log)
+    assert {claim.step[0]: claim.step[2] for claim in found.claims} == {
+        regime: ceiling.shape for regime, ceiling in log.ceilings.items()
+    }
+    assert found.chosen_from == 1, "fresh rounds gave these figures"
+
+
+def test_the_best_of_many_rows_needs_a_larger_loss_to_be_called_slower(run, sweep, world):
+    sweep()
+    world(boost_hz=Physics.boost_hz * 0.988)
+    reproduced(run, "sweep.jsonl")
+    log = read_run_log("here.jsonl")
+    verdicts = [
+        judge_claims(replace(log.plan.options, chosen_from=number, tolerance=0.001), log.measurements)[0].verdict
+        for number in (1, 1000)
+    ]
+    assert verdicts == ["slower", "cannot be decided"]
+
+
+def test_a_printed_figure_scatters_as_a_run_does_and_by_its_rounding(run):
+    reproduced(run, "--claim", f"806 TFLOPS simulated.mm {SHAPE}", f"0.81 PFLOPS simulated.mm {SHAPE}")
+    log = read_run_log("here.jsonl")
+    fine, coarse = judge_claims(log.plan.options, log.measurements)
+    assert (fine.claim.interval, coarse.claim.interval) == (Interval(805.5, 806.5, 1.0), Interval(805.0, 815.0, 1.0))
+    assert fine.pair.a.error.own > fine.pair.b.error.own
+    assert coarse.pair.interval.half_width > fine.pair.interval.half_width
+
+
+def test_a_shape_of_as_many_keys_as_queries_is_read_without_the_keys():
+    assert AttentionShape.parse("b1h16q4096d128c") == AttentionShape.parse("b1h16q4096k4096d128c")
+
+
+def test_a_log_of_mamf_finder_is_reproduced_in_classic(run, library_logs, monkeypatch):
+    monkeypatch.setattr(SimulatedMatmul, "is_default", True)
+    assert run("import", str(library_logs / "finder.txt"), "--output-folder", ".")[0] == 0
+    (path,) = Path().glob("*finder*.jsonl")
+    code, _, _ = reproduced(run, str(path), "--kernel", "simulated.mm")
+    assert code in (0, 3)
+    assert {row.regime for row in read_run_log("here.jsonl").measurements} == {"classic"}
+
+
+# -- interruptions -----------------------------------------------------------------------------------------------------
+
+
+def test_ctrl_c_gives_the_best_so_far_and_resume_does_the_rest(run, sweep, on_launch):
+    sweep("--regime", "burst", "sustained")
+    on_launch(lambda launches: signal.raise_signal(signal.SIGINT) if launches == 3000 else None)
+    code, out, _ = reproduced(run, "sweep.jsonl")
+    assert code == 130
+    held = [row.samples for row in read_run_log("here.jsonl").measurements]
+    assert "by the user" in out
+    on_launch(None)
+    code, out, _ = run("reproduce", "--resume", "here.jsonl", *DEVICE)
+    assert (code, out.count("\nreproduced: ")) == (0, 2)
+    assert [row.samples for row in read_run_log("here.jsonl").measurements][: len(held)] == held
+    assert run("reproduce", "--resume", "here.jsonl", *DEVICE)[1].count("\nreproduced: ") == 2
+
+
+def test_other_claims_than_the_log_has_are_refused(run, sweep):
+    reproduced(run, sweep())
+    code, _, err = run("reproduce", "--resume", "here.jsonl", "--explain", *DEVICE)
+    assert (code, "contradicts here.jsonl" in err) == (2, True)
+
+
+# -- bad claims --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("claim", "told"),
+    [
+        ("simulated.mm 8x8x8", "names 0 rates: write one, such as 1613 TFLOPS"),
+        ("1 TFLOPS 2 TFLOPS simulated.mm 8x8x8", "names 2 rates"),
+        ("0 TFLOPS simulated.mm 8x8x8", "write one, such as 1613 TFLOPS"),
+        ("1 TFLOPS simulated.mm", "names 0 shapes: write one shape"),
+        ("1 TFLOPS 8x8x8", "names 0 kernels: write one kernel"),
+        ("1 TFLOPS simulated.mm 8x8", "names 2 kernels: write one kernel"),
+        ("1 TFLOPS simulated.mm 8x8x8 burst sustained", "names 2 regimes"),
+        ("1 TFLOPS simulated.mn 8x8x8", "unknown kernel 'simulated.mn' (did you mean 'simulated.mm'?)"),
+        ("1 TFLOPS simulated.mm 8x8x8 layout=up", "unknown layout 'up'"),
+        ("1 TFLOPS simulated.mm 8x8x8 lay=nt", "unknown field of matmul 'lay'"),
+        ("1 GB/s simulated.mm 8x8x8", "the rate of matmul is in TFLOPS"),
+        ("1 TFLOPS os:system 8x8x8", "--kernel os:system names a class you trust"),
+        (f"1 TFLOPS simulated.mm 8x8x8 {'x' * 600}", "rates: write one"),
+        ("1 TFLOPS \x1b[31m\n 8x8x8", "unknown kernel '\\x1b[31m'"),
+    ],
+)
+def test_a_bad_claim_is_refused_in_a_line(run, claim, told):
+    code, out, err = reproduced(run, "--claim", claim)
+    assert (code, out) == (2, "")
+    assert told in err
+    assert "\x1b" not in err
+    assert not Path("here.jsonl").exists()
+
+
+def test_nothing_and_two_things_are_refused(run, sweep):
+    sweep()
+    for options in ([], ["sweep.jsonl", "--claim", "1 TFLOPS simulated.mm 8x8x8"]):
+        code, _, err = reproduced(run, *options)
+        assert (code, "name one thing to reproduce" in err) == (2, True)
+
+
+def test_nothing_is_imported_because_a_log_names_it(run, sweep):
+    path = Path(sweep())
+    path.write_text(path.read_text().replace('"kernel": "simulated.mm"', '"kernel": "evil.module:Kernel"'))
+    code, _, err = reproduced(run, "sweep.jsonl")
+    assert (code, "--kernel evil.module:Kernel names a class you trust" in err) == (2, True)
+
+
+def test_a_kernel_by_path_is_named_on_the_command_line(run):
+    by_path = ["--kernel", "mamf.testing:SimulatedAttention"]
+    shape = ["--shapes", "b4h16q2048k2048d128"]
+    assert run("sweep", "--operation", "attention", *DEVICE, *by_path, *shape, "--output", "path.jsonl")[0] == 0
+    assert reproduced(run, "path.jsonl")[0] == 2
+    assert reproduced(run, "path.jsonl", *by_path)[0] == 0
+    code, _, err = run("reproduce", "--resume", "here.jsonl", *DEVICE)
+    assert (code, "add --kernel mamf.testing:SimulatedAttention if you trust it" in err) == (2, True)
+    assert run("reproduce", "--resume", "here.jsonl", *DEVICE, *by_path)[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('"degrees": 8', '"degrees": 9223372036854775806'),
+        ('"statistic": ""', '"statistic": "interval"'),
+        ('"rate": 8', '"rate": -8'),
+        ('"source": "sweep.jsonl"', '"source": 7'),
+        ('"shape": "8192x8192x8192"', '"shape": "8192"'),
+    ],
+)
+def test_a_crafted_log_is_refused_in_a_line(run, sweep, old, new):
+    reproduced(run, sweep())
+    text = Path("here.jsonl").read_text()
+    assert old in text
+    Path("here.jsonl").write_text(text.replace(old, new))
+    with pytest.raises(RunLogError, match=r"here\.jsonl, line 1: "):
+        read_run_log("here.jsonl")
+
+
+def test_a_log_at_an_https_address_is_read_and_its_size_is_limited(run, sweep, monkeypatch):
+    held = Path(sweep()).read_bytes()
+    asked = []
+
+    def opened(address, timeout):
+        asked.append((address, timeout))
+        return io.BytesIO(held)
+
+    monkeypatch.setattr(urllib.request, "urlopen", opened)
+    assert reproduced(run, "https://example.org/logs/sweep.jsonl?raw=1")[0] == 0
+    assert asked == [("https://example.org/logs/sweep.jsonl?raw=1", 30.0)]
+    assert read_run_log("here.jsonl").plan.options.source == "sweep.jsonl"
+    monkeypatch.setattr("mamf.cli.reading.MOST_BYTES", 100)
+    code, _, err = run("reproduce", "https://example.org/sweep.jsonl", *DEVICE)
+    assert (code, "no run log is that long" in err) == (2, True)
+    code, _, err = run("reproduce", "http://example.org/sweep.jsonl", *DEVICE)
+    assert (code, "only https addresses are read" in err) == (2, True)
+
+
+def test_an_address_that_does_not_answer_is_one_line(run, monkeypatch):
+    def refused(address, timeout):
+        raise urllib.error.URLError("refused")
+
+    monkeypatch.setattr(urllib.request, "urlopen", refused)
+    code, _, err = run("reproduce", "https://example.org/sweep.jsonl", *DEVICE)
+    assert (code, err) == (2, "mamf: cannot read https://example.org/sweep.jsonl: <urlopen error refused>\n")

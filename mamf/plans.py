@@ -20,8 +20,8 @@ from mamf.limits import (
 from mamf.regime_names import BURST, CEILINGS, CLASSIC, CLASSIC_WARMUP_SECONDS, SUSTAINED, require_regime
 
 #: Kinds of runs: rows for given shapes; confirmed ceilings; compute and bandwidth ceilings in one log; one product on
-#: several kinds of data; rows compared with a baseline.
-SWEEP, FIND, ROOFLINE, EXPLAIN, GUARD = "sweep", "find", "roofline", "explain", "guard"
+#: several kinds of data; rows compared with a baseline; products beside other work.
+SWEEP, FIND, ROOFLINE, EXPLAIN, GUARD, OVERLAP = "sweep", "find", "roofline", "explain", "guard", "overlap"
 #: The operation that measures compute ceilings.
 MATMUL = "matmul"
 SHUFFLED, GIVEN = ORDERS = ("shuffled", "given")

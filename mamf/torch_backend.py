@@ -6,19 +6,21 @@ statistics: ``torch.cuda``, ``torch.xpu``, ``torch.hpu``) or from ``HostTimedBac
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import statistics
 import zlib
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, SupportsFloat
 
 import torch
 
 from mamf.backend import MIB, Backend, DeviceInfo, OperandPool, Telemetry, Unavailable, shared_name
 from mamf.dtypes import DTYPES
 from mamf.errors import UnavailableError
+from mamf.queues import Queue
 
 # Elements drawn at once for dtypes whose values are drawn in float32 first (8-bit dtypes).
 _FILL_CHUNK = 2**26
@@ -182,8 +184,29 @@ class HostTimedBackend(TorchBackend):
     def wait(self, mark: float) -> None:
         pass
 
-    def seconds_between(self, start: float, end: float) -> float:
-        return end - start
+    def seconds_between(self, start: SupportsFloat, end: SupportsFloat) -> float:
+        return float(end) - float(start)
+
+
+class StreamQueue(Queue):
+    """A second queue of an accelerator: a stream. ``mark``: the backend's."""
+
+    def __init__(self, vendor: Any, index: int, mark: Callable[[], Any]) -> None:
+        self._vendor, self._stream, self._mark = vendor, vendor.Stream(index), mark
+
+    def fork(self) -> None:
+        self._stream.wait_stream(self._vendor.current_stream())
+
+    def launch(self, call: Callable[[], object]) -> None:
+        with self._vendor.stream(self._stream):
+            call()
+
+    def mark(self) -> Any:
+        with self._vendor.stream(self._stream):
+            return self._mark()
+
+    def join(self) -> None:
+        self._vendor.current_stream().wait_stream(self._stream)
 
 
 class AcceleratorBackend(TorchBackend):
@@ -224,6 +247,13 @@ class AcceleratorBackend(TorchBackend):
         event = self.vendor().Event(enable_timing=True)
         event.record()
         return event
+
+    @functools.cached_property
+    def _stream_queue(self) -> StreamQueue:
+        return StreamQueue(self.vendor(), self.index, self.mark)
+
+    def second_queue(self) -> Queue | None:
+        return self._stream_queue if hasattr(self.vendor(), "Stream") else None
 
     def wait(self, mark: Any) -> None:
         mark.synchronize()

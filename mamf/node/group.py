@@ -118,6 +118,13 @@ def agreed(own: float) -> float:
     return decision.item()
 
 
+def worst(own: float) -> float:
+    """The largest of all ranks' numbers, in every rank."""
+    largest = torch.tensor([own], dtype=torch.float64)
+    torch.distributed.all_reduce(largest, torch.distributed.ReduceOp.MAX)
+    return largest.item()
+
+
 def met() -> None:
     """Returns when every rank has called it."""
     torch.distributed.all_reduce(torch.zeros(1))

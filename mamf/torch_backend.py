@@ -6,7 +6,6 @@ statistics: ``torch.cuda``, ``torch.xpu``, ``torch.hpu``) or from ``HostTimedBac
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import statistics
 import zlib
@@ -20,7 +19,6 @@ import torch
 from mamf.backend import MIB, Backend, DeviceInfo, OperandPool, Telemetry, Unavailable, shared_name
 from mamf.dtypes import DTYPES
 from mamf.errors import UnavailableError
-from mamf.queues import Queue
 
 # Elements drawn at once for dtypes whose values are drawn in float32 first (8-bit dtypes).
 _FILL_CHUNK = 2**26
@@ -188,27 +186,6 @@ class HostTimedBackend(TorchBackend):
         return float(end) - float(start)
 
 
-class StreamQueue(Queue):
-    """A second queue of an accelerator: a stream. ``mark``: the backend's."""
-
-    def __init__(self, vendor: Any, index: int, mark: Callable[[], Any]) -> None:
-        self._vendor, self._stream, self._mark = vendor, vendor.Stream(index), mark
-
-    def fork(self) -> None:
-        self._stream.wait_stream(self._vendor.current_stream())
-
-    def launch(self, call: Callable[[], object]) -> None:
-        with self._vendor.stream(self._stream):
-            call()
-
-    def mark(self) -> Any:
-        with self._vendor.stream(self._stream):
-            return self._mark()
-
-    def join(self) -> None:
-        self._vendor.current_stream().wait_stream(self._stream)
-
-
 class AcceleratorBackend(TorchBackend):
     """A device timed with events in its queue; ``vendor`` is the torch module of the device."""
 
@@ -247,13 +224,6 @@ class AcceleratorBackend(TorchBackend):
         event = self.vendor().Event(enable_timing=True)
         event.record()
         return event
-
-    @functools.cached_property
-    def _stream_queue(self) -> StreamQueue:
-        return StreamQueue(self.vendor(), self.index, self.mark)
-
-    def second_queue(self) -> Queue | None:
-        return self._stream_queue if hasattr(self.vendor(), "Stream") else None
 
     def wait(self, mark: Any) -> None:
         mark.synchronize()

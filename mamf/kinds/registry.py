@@ -10,6 +10,7 @@ from mamf.kinds.explain import Explain
 from mamf.kinds.find import Find
 from mamf.kinds.guard import Guard
 from mamf.kinds.kind import Drawing, Kind
+from mamf.kinds.overlap import Overlap
 from mamf.kinds.roofline import Roofline
 from mamf.kinds.sweep import Sweep
 from mamf.limits import require_known
@@ -18,7 +19,7 @@ from mamf.operations.attention.shapes import DIRECTIONS
 from mamf.plans import SWEEP, Plan
 from mamf.report.charts.plotting import Picture
 
-KINDS: dict[str, Kind] = {kind.name: kind for kind in (Sweep(), Find(), Roofline(), Explain(), Guard())}
+KINDS: dict[str, Kind] = {kind.name: kind for kind in (Sweep(), Find(), Roofline(), Explain(), Guard(), Overlap())}
 
 
 def kind_of(plan: Plan) -> Kind:

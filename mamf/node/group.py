@@ -118,6 +118,13 @@ def agreed(own: float) -> float:
     return decision.item()
 
 
+def shared(own: Any) -> Any:
+    """The value of rank 0, in every rank."""
+    values = [own]
+    torch.distributed.broadcast_object_list(values, 0)
+    return values[0]
+
+
 def worst(own: float) -> float:
     """The largest of all ranks' numbers, in every rank."""
     largest = torch.tensor([own], dtype=torch.float64)

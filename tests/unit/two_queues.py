@@ -110,4 +110,4 @@ class SimulatedPair(Pair):
         self.chosen = {**SIMULATED, **kernels}
 
     def of(self, backend, problem):
-        return self.chosen[problem.counted(SMALLEST).problem.operation]()
+        return self.chosen[problem.counted(SMALLEST)[0].operation]()

@@ -36,10 +36,8 @@ DEFAULT_SECONDS = 0.9
 _BLOCKS, _WINDOW_SECONDS = 16, 0.05
 #: Blocks by which the host queues the other work ahead of the products: a host's own queue is the host.
 _AHEAD = 4
-#: Flushes ahead of a window, while the host queues its blocks: at first, and at most.
-_FEWEST_FLUSHES, _MOST_FLUSHES = 16, 256
-#: Launches of a window of short ones, which the host can queue ahead.
-_MOST_SHORT = 320
+#: Flushes ahead of a window, while the host queues its first blocks, and launches of a window of short ones.
+_FLUSHES, _MOST_SHORT = 128, 320
 #: The host must be ahead by as much at each mark: else the device waited for it.
 _LEAST_AHEAD_SECONDS = 20e-6
 _FEWEST_MARKS = 2
@@ -151,7 +149,7 @@ class _Pair:
         self.queue = queue
         self.works: dict[str, _Work] = {}
         self.names: list[str] = []
-        self.flushes = 0 if backend.timer == "host clock" else _FEWEST_FLUSHES
+        self.flushes = 0 if backend.timer == "host clock" else _FLUSHES
         for row, calls in zip(ROWS, ((self._launch, backend.mark), (queue.launch, queue.mark)), strict=False):
             own = row_of(problem, row)
             if reason := run.kernel.unsupported(backend, own):
@@ -238,26 +236,20 @@ class _Pair:
         for _ in range(self.flushes):
             backend.flush_cache()
         self.queue.fork()
-        start, forked = backend.mark(), backend.now()
-        ahead = _AHEAD if len(works) > 1 else 0
+        ahead = 0 if self.flushes or len(works) < len(self.works) else _AHEAD
         for block in range(_BLOCKS + ahead):
             for work, count in zip(reversed(works), reversed(launches), strict=True):
                 delay = ahead if work is works[0] else 0
                 if delay <= block < _BLOCKS + delay:
                     work.block(count, backend.now)
-        queued = backend.now() - forked
         self.queue.join()
         end, idle = backend.mark(), self.regime.idle_mark()
         self.regime.synchronize(works[0].checked, end, idle)
-        times = [[backend.seconds_between(first, mark) for mark in work.marks] for work in works]
-        if self.flushes:  # the device has its own clock
-            lead = backend.seconds_between(first, start) / self.flushes
-            self.flushes = min(_MOST_FLUSHES, max(_FEWEST_FLUSHES, math.ceil(queued / max(lead, 1e-9))))
-            queued_at = (host - begun + _LEAST_AHEAD_SECONDS for work in works for host in work.queued)
-            if any(host > device for host, device in zip(queued_at, itertools.chain(*times), strict=True)):
-                return None
-        # In the first block ranks wait for one another.
-        return overlapping([each[1:] for each in times], launches)
+        # In the first block queues wait for the host, and ranks for one another.
+        times = [[backend.seconds_between(first, mark) for mark in work.marks[1:]] for work in works]
+        due = [host - begun + _LEAST_AHEAD_SECONDS for work in works for host in work.queued[1:]]
+        is_late = self.flushes and any(host > device for host, device in zip(due, itertools.chain(*times), strict=True))
+        return None if is_late else overlapping(times, launches)
 
     def row(self, row: Row) -> Measurement:
         run, taken, checked, problem = self.run, self.samples[row], self.works[row[0]].checked, self.problem

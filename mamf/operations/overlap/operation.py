@@ -9,7 +9,7 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 from mamf.backend import MIB, Backend, DeviceInfo, OperandPool, Unavailable
 from mamf.dtypes import DTYPES
@@ -21,7 +21,6 @@ from mamf.operations.bandwidth.shapes import PATTERNS, BandwidthProblem, Bandwid
 from mamf.operations.collective.operation import COLLECTIVES, CollectiveProblem, CollectiveShape
 from mamf.operations.copies.operation import DIRECTIONS, CopyProblem, CopyShape
 from mamf.operations.matmul.kernel import MatmulProblem
-from mamf.operations.matmul.operation import Matmul
 from mamf.operations.matmul.selection import kernel_for
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.plugins.discovery import operation
@@ -52,8 +51,8 @@ class OverlapShape:
         return f"{self.product}+{BandwidthShape(self.nbytes)}"
 
     @property
-    def product(self) -> MatmulShape:
-        return MatmulShape(self.m, self.n, self.k)
+    def product(self) -> str:
+        return f"{self.m}x{self.n}x{self.k}"
 
     @classmethod
     def parse(cls, text: str) -> OverlapShape:
@@ -66,13 +65,6 @@ class OverlapShape:
 
 
 SMALLEST = OverlapShape(1, 1, 1, 1)
-
-
-class Side(NamedTuple):
-    """One of the two works: its problem and its shape."""
-
-    problem: Any
-    shape: Any
 
 
 @dataclass(frozen=True)
@@ -95,33 +87,29 @@ class OverlapProblem:
     def __post_init__(self) -> None:
         require_known(("other work", self.other, OTHERS), ("timed", self.timed, TIMED))
         require_known(("dtype", self.dtype, DTYPES), ("data", self.data, DATA))
-        if not self.is_collective:
-            object.__setattr__(self, "ranks", 1)
-            object.__setattr__(self, "blocks", 0)
         whole_number("seed", self.seed, 0, LARGEST_SEED)
-        self.beside(SMALLEST)  # refuses ranks and blocks that are none
+        if self.is_collective:
+            CollectiveProblem(self.other, self.ranks, blocks=self.blocks)  # refuses wrong ones
+        else:
+            self.__dict__.update(ranks=1, blocks=0)
 
     @property
     def is_collective(self) -> bool:
         return self.other in COLLECTIVES
 
-    def products(self, shape: OverlapShape) -> Side:
-        out_dtype = DTYPES[self.dtype].default_output
-        return Side(MatmulProblem(self.dtype, out_dtype, data=self.data, seed=self.seed), shape.product)
-
-    def beside(self, shape: OverlapShape) -> Side:
-        common = {"data": self.data, "seed": self.seed}
+    def counted(self, shape: OverlapShape) -> tuple[Any, Any]:
+        """The problem and the shape of the work that the rate counts."""
+        common: dict[str, Any] = {"data": self.data, "seed": self.seed}
+        if self.timed == PRODUCTS:
+            product = MatmulShape(shape.m, shape.n, shape.k)
+            return MatmulProblem(self.dtype, DTYPES[self.dtype].default_output, **common), product
         if self.is_collective:
             dtype = self.dtype if self.dtype in _DTYPES_OF_COLLECTIVES else "bfloat16"
-            problem = CollectiveProblem(self.other, self.ranks, dtype, blocks=self.blocks, **common)  # type: ignore[arg-type]
-            return Side(problem, CollectiveShape(shape.nbytes))
+            problem = CollectiveProblem(self.other, self.ranks, dtype, blocks=self.blocks, **common)
+            return problem, CollectiveShape(shape.nbytes)
         if self.other in DIRECTIONS:
-            return Side(CopyProblem(self.other, **common), CopyShape(shape.nbytes))  # type: ignore[arg-type]
-        return Side(BandwidthProblem(self.other, **common), BandwidthShape(shape.nbytes))  # type: ignore[arg-type]
-
-    def counted(self, shape: OverlapShape) -> Side:
-        """The work that the rate counts."""
-        return self.beside(shape) if self.timed == OTHER else self.products(shape)
+            return CopyProblem(self.other, **common), CopyShape(shape.nbytes)
+        return BandwidthProblem(self.other, **common), BandwidthShape(shape.nbytes)
 
     def work(self, shape: OverlapShape) -> Work:
         problem, counted = self.counted(shape)
@@ -129,7 +117,6 @@ class OverlapProblem:
         return replace(own, convention=f"{own.convention}, {'alone' if self.alone else 'while both run'}")
 
     def buffers(self, shape: OverlapShape, sets: int = 1, rewrite: bool = False) -> dict[str, Buffer]:
-        """Of the work that is counted."""
         problem, counted = self.counted(shape)
         return dict(problem.buffers(counted, sets, rewrite))
 
@@ -154,7 +141,7 @@ class Pair(Kernel[OverlapProblem, OverlapShape]):
 
     def of(self, backend: Backend, problem: OverlapProblem) -> AnyKernel:
         """The kernel of the work that is counted. Raises UnavailableError."""
-        counted = problem.counted(SMALLEST).problem
+        counted, _ = problem.counted(SMALLEST)
         if problem.timed != OTHER:
             return kernel_for(backend, counted)
         available = choose_kernels(operation(counted.operation), backend)
@@ -163,10 +150,10 @@ class Pair(Kernel[OverlapProblem, OverlapShape]):
     def unsupported(self, backend: Backend, problem: OverlapProblem) -> str | None:
         if not problem.alone:
             return "rates while both works run are measured by 'mamf overlap'"
-        return self.of(backend, problem).unsupported(backend, problem.counted(SMALLEST).problem)
+        return self.of(backend, problem).unsupported(backend, problem.counted(SMALLEST)[0])
 
     def settings(self, backend: Backend, problem: OverlapProblem) -> AbstractContextManager[object]:
-        return self.of(backend, problem).settings(backend, problem.counted(SMALLEST).problem)
+        return self.of(backend, problem).settings(backend, problem.counted(SMALLEST)[0])
 
     def prepare(
         self,
@@ -183,8 +170,8 @@ class Pair(Kernel[OverlapProblem, OverlapShape]):
         return kernel.prepare(backend, *side, pool, sets, rewrite)
 
 
-_PRODUCTS = (MatmulShape(8192, 8192, 8192), MatmulShape(16, 8192, 8192))
-_SIZES = (64, 1024)
+_OF_ACCELERATORS = tuple(OverlapShape(m, 8192, 8192, size * MIB) for m in (8192, 16) for size in (64, 1024))
+_OF_HOSTS = (OverlapShape(256, 256, 256, MIB),)
 
 
 class Overlap(Operation[OverlapProblem, OverlapShape]):
@@ -198,9 +185,7 @@ class Overlap(Operation[OverlapProblem, OverlapShape]):
 
     def default_shapes(self, backend: Backend) -> Sequence[OverlapShape]:
         """A large product and a decode layer, each beside 64 MiB and 1 GiB; for CPUs one small pair."""
-        if not backend.is_accelerator:
-            return [OverlapShape(256, 256, 256, MIB)]
-        return [OverlapShape(each.m, each.n, each.k, size * MIB) for each in _PRODUCTS for size in _SIZES]
+        return _OF_ACCELERATORS if backend.is_accelerator else _OF_HOSTS
 
     def problem_for(self, backend: Backend, asked: Mapping[str, Any]) -> OverlapProblem:
         """As in Operation; ``ranks`` defaults to the size of this process's group."""
@@ -213,12 +198,6 @@ class Overlap(Operation[OverlapProblem, OverlapShape]):
             return None
         counted, size = problem.counted(shape)
         return operation(counted.operation).fastest_possible(info, counted, size)
-
-    def peak(self, info: DeviceInfo, problem: OverlapProblem) -> float | None:
-        """The datasheet's FLOP per second, where the rate counts FLOP."""
-        if problem.timed == OTHER:
-            return None
-        return Matmul().peak(info, problem.products(SMALLEST).problem)
 
     def axis(self, shape: OverlapShape) -> float:
         """Bytes of the other work."""

@@ -89,9 +89,10 @@ def group_with(blocks: int, device_type: str) -> Any:
     distributed: Any = torch.distributed
     library = distributed.Backend.default_device_backend_map.get(device_type, "gloo")
     own = distributed.group.WORLD._get_backend(torch.device(device_type))
-    options = getattr(type(own), "Options", object)()
-    if not hasattr(options, "config"):
+    kind = getattr(type(own), "Options", None)
+    if not hasattr(kind, "config"):
         raise UnsupportedError(f"{library} takes no number of blocks")
+    options = kind()
     options.config.min_ctas = options.config.max_ctas = blocks
     return distributed.new_group(backend=library, pg_options=options)
 

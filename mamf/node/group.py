@@ -118,18 +118,11 @@ def agreed(own: float) -> float:
     return decision.item()
 
 
-def shared(own: Any) -> Any:
-    """The value of rank 0, in every rank."""
-    values = [own]
-    torch.distributed.broadcast_object_list(values, 0)
-    return values[0]
-
-
-def worst(own: float) -> float:
-    """The largest of all ranks' numbers, in every rank."""
-    largest = torch.tensor([own], dtype=torch.float64)
-    torch.distributed.all_reduce(largest, torch.distributed.ReduceOp.MAX)
-    return largest.item()
+def of_all(own: Any) -> list[Any]:
+    """The values of all ranks, by rank."""
+    values: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(values, own)
+    return values
 
 
 def met() -> None:

@@ -11,11 +11,8 @@ from mamf.measurement import Measurement, group_pairs
 from mamf.operations.bandwidth.shapes import BandwidthShape
 from mamf.operations.overlap.operation import OTHER, PRODUCTS
 from mamf.report.document import Answer, Column, Document, Lines, Table
-from mamf.report.rows import failure_lines, row_columns
-from mamf.report.shares import Shares
+from mamf.report.rows import failure_lines
 from mamf.report.text import end_line, machine_line, percent, significant
-
-_GIGA = 1e3  # from 1e12
 
 
 @dataclass(frozen=True)
@@ -27,11 +24,6 @@ class Pair:
     @property
     def together(self) -> Measurement:
         return self.rows[PRODUCTS, False]
-
-    @property
-    def setting(self) -> str:
-        blocks = self.together.problem.blocks
-        return f"{self.together.shape}{f', {blocks} blocks' if blocks else ''}"
 
     def kept(self, timed: str) -> float:
         """The share of its rate alone that a work has while both run."""
@@ -49,10 +41,8 @@ class Pair:
         alone, both = (
             {timed: amounts[timed] * self.rows[timed, alone].seconds for timed in amounts} for alone in (True, False)
         )
-        first = min(both, key=lambda timed: both[timed])
-        last = OTHER if first == PRODUCTS else PRODUCTS
-        rest = 1 - both[first] / both[last] if both[last] else 0.0
-        return both[first] + rest * alone[last], sum(alone.values())
+        first = min(both.values())
+        return first + sum(alone[each] * (1 - first / both[each]) for each in both), sum(alone.values())
 
     @property
     def kind(self) -> tuple[str, str]:
@@ -71,10 +61,11 @@ def step_lines(pairs: Sequence[Pair], flop: float, nbytes: float) -> Iterator[st
     for other, same in group_pairs((pair.kind[1], pair) for pair in pairs).items():
         best = min(same, key=lambda pair: pair.step_seconds(flop, nbytes)[0])
         seconds, apart = best.step_seconds(flop, nbytes)[0], min(pair.step_seconds(flop, nbytes)[1] for pair in same)
-        doubt = percent(max(map(best.half_width, (PRODUCTS, OTHER))))
+        doubt, blocks = percent(max(map(best.half_width, (PRODUCTS, OTHER)))), best.together.problem.blocks
         yield (
             f"a step of {flop:.4g} FLOP and {nbytes:.4g} bytes of {other}: {significant(seconds * 1e3)} ms "
-            f"(+-{doubt} %) at best, as {best.setting}; {significant(apart * 1e3)} ms without overlap"
+            f"(+-{doubt} %) at best, as {best.together.shape}"
+            f"{f' with {blocks} blocks' if blocks else ''}; {significant(apart * 1e3)} ms without overlap"
         )
 
 
@@ -86,7 +77,7 @@ def _columns() -> Iterator[Column[Pair]]:
     yield Column("other", "beside", lambda pair: pair.kind[1], left=True)
     yield Column("size", "size", lambda pair: str(BandwidthShape(pair.together.shape.nbytes)), left=True)
     yield Column("blocks", "blocks", lambda pair: pair.together.problem.blocks or None)
-    for timed, unit, factor in ((PRODUCTS, "TFLOPS", 1.0), (OTHER, "GB/s", _GIGA)):
+    for timed, unit, factor in ((PRODUCTS, "TFLOPS", 1.0), (OTHER, "GB/s", 1e3)):
         name = unit.replace("/", "_per_").lower()
         yield Column(f"{timed}_alone_{name}", f"{unit} alone", rate(timed, True, factor), significant)
         yield Column(f"{timed}_together_{name}", "together", rate(timed, False, factor), significant)
@@ -103,15 +94,17 @@ def overlap_document(
 ) -> Document:
     """``step``: FLOP and bytes of a step to be made of the pairs."""
     pairs = pairs_of(rows)
-    raw = [replace(each, title="") for each in row_columns(rows, Shares(header, {}, {}, None), lambda row: None)]
-    conventions = dict.fromkeys(f"{row.work.unit}: {row.work.convention}" for row in rows if not row.problem.alone)
     return Document(
         f"products beside other work on {header['device']['name']}",
         [
-            Lines([f"products beside other work on {machine_line(header)}", *conventions]),
+            Lines(
+                [
+                    f"products beside other work on {machine_line(header)}",
+                    *dict.fromkeys(f"{row.work.unit}: {row.work.convention}" for row in rows if not row.problem.alone),
+                ]
+            ),
             Table(list(_columns()), pairs, "rates alone, and while both run", "pairs", top=top),
             Lines(failure_lines(rows)),
-            Table(raw, rows, key="measurements"),
             Answer([*(step_lines(pairs, *step) if step else ()), end_line(summary)]),
         ],
         {"header": header, "summary": summary},

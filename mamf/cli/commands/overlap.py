@@ -14,10 +14,10 @@ from typing import Any
 from mamf.cli.commands.kernels_sweep import KernelsSession, run_session
 from mamf.engine.strategies.overlap import DEFAULT_SECONDS, Overlapping, cells_of
 from mamf.errors import UsageError
-from mamf.logs.run_log import RunLog
+from mamf.logs.run_log import RunLog, read_run_log
 from mamf.measurement import Measurement
 from mamf.node.figures import Launched, launched
-from mamf.node.group import Meeting, agreed, shared, worst
+from mamf.node.group import Meeting, of_all
 from mamf.node.ranks import visible_index
 from mamf.operations.collective.operation import COLLECTIVES
 from mamf.operations.overlap.operation import TIMED, Pair
@@ -39,22 +39,22 @@ def run(options: argparse.Namespace) -> int:
     count = backend_class(name).device_count()
     beside = options.beside or (_OF_RANKS if own or count > 1 else _OF_ONE)
     collectives = [each for each in beside if each in COLLECTIVES]
-    if collectives and own is None:
+    is_over = options.dry_run or (options.resume and read_run_log(options.resume).tier == "complete")
+    if collectives and own is None and not is_over:
         if count < 2:
             raise UsageError(f"{collectives[0]} needs several devices, and {name} has {count}: --beside to_host copy")
-        if not options.dry_run:
-            ranks = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}", "-m", "mamf")
-            return subprocess.call([sys.executable, *ranks, *options.typed])
+        ranks = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}", "-m", "mamf")
+        return subprocess.call([sys.executable, *ranks, *options.typed])
     if own is not None:
         options.backend, options.device = name, visible_index(name, own.place.index)
-        if own.place.rank:
-            for _ in ranked(Overlapping(open_backend(name, options.device), Pair(), ()), own):
-                pass
-            return 0
+    if own is not None and own.place.rank:
+        return 0 if list(ranked(Overlapping(open_backend(name, options.device), Pair(), ()), own)) else 1
     options.operation = OVERLAP
     vars(options).update(dict.fromkeys(("kernel", "precision", "regime", "no_flush")))
-    asked = {"other": beside, "timed": TIMED, "alone": ("yes", "no"), "blocks": map(str, options.blocks or [0])}
-    options.set = [f"{name}={','.join(values)}" for name, values in asked.items()]
+    options.set = [
+        *(f"other={','.join(beside)}", f"timed={','.join(TIMED)}", "alone=yes,no"),
+        f"blocks={','.join(map(str, options.blocks or [0]))}",
+    ]
     return run_session(options, OverlapSession)
 
 
@@ -64,8 +64,8 @@ def ranked(run: Overlapping, own: Launched | None) -> Iterator[Measurement]:
         yield from run.results()
         return
     with Meeting.of(own, _PATIENCE_SECONDS).group(own, run.backend, _PATIENCE_SECONDS):
-        run.agree, run.worst = agreed, worst
-        run.cells, run.seconds, run.budget_seconds = shared((run.cells, run.seconds, run.budget_seconds))
+        run.of_all = of_all
+        run.cells, run.seconds, run.budget_seconds = of_all((run.cells, run.seconds, run.budget_seconds))[0]
         yield from run.results()
 
 
@@ -76,13 +76,12 @@ class OverlapSession(KernelsSession):
         return replace(super().new_plan(), kind=OVERLAP, regimes=(SUSTAINED,), options=None)
 
     def strategy(self) -> Any:
-        plan, (_, kernel) = self.plan, self.kernels[0]
-        seconds, budget = plan.seconds or DEFAULT_SECONDS, plan.budget_seconds or math.inf
-        return Overlapping(self.backend, kernel, cells_of(plan.steps(self.held)), seconds, budget)  # type: ignore[arg-type]
+        seconds, budget = self.plan.seconds or DEFAULT_SECONDS, self.plan.budget_seconds or math.inf
+        return Overlapping(self.backend, Pair(), cells_of(self.plan.steps(self.held)), seconds, budget)
 
     def measurements(self, on_phase: Callable[[str], None]) -> Iterator[Measurement]:
         self.alone.on_phase = on_phase
-        rows = ranked(self.alone, launched(os.environ))  # type: ignore[arg-type]
+        rows: Iterator[Measurement] = ranked(self.alone, launched(os.environ))  # type: ignore[arg-type]
         return (row for row in rows if self.step_of(row) not in self.held)
 
     def document(self, log: RunLog) -> Document:

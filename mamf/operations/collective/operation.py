@@ -130,8 +130,7 @@ class CollectiveOperation(Operation[CollectiveProblem, CollectiveShape]):
 
     def problem_record(self, problem: CollectiveProblem) -> dict[str, Any]:
         """As in Operation; logs of the library's own number of blocks do not name it."""
-        record = super().problem_record(problem)
-        return record if problem.blocks else {name: value for name, value in record.items() if name != "blocks"}
+        return {name: each for name, each in super().problem_record(problem).items() if each or name != "blocks"}
 
     def columns(self, row: Measurement, info: DeviceInfo | None = None) -> Mapping[str, object]:
         """The algorithm bandwidth, in TB/s."""

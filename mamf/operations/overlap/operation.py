@@ -18,7 +18,7 @@ from mamf.kernel import DATA, AnyKernel, Buffer, Kernel, Prepared
 from mamf.limits import LARGEST_SEED, require_known, whole_number
 from mamf.operation import Operation
 from mamf.operations.bandwidth.shapes import PATTERNS, BandwidthProblem, BandwidthShape
-from mamf.operations.collective.operation import COLLECTIVES, CollectiveProblem, CollectiveShape
+from mamf.operations.collective.operation import COLLECTIVES, CollectiveKernel, CollectiveProblem, CollectiveShape
 from mamf.operations.copies.operation import DIRECTIONS, CopyProblem, CopyShape
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.selection import kernel_for
@@ -31,7 +31,6 @@ from mamf.work import Work
 OTHERS = (*COLLECTIVES, *DIRECTIONS, *PATTERNS)
 #: What a rate counts.
 TIMED = PRODUCTS, OTHER = ("products", "other")
-_DTYPES_OF_COLLECTIVES = ("float32", "bfloat16", "float16")
 
 
 @dataclass(frozen=True, order=True)
@@ -85,8 +84,12 @@ class OverlapProblem:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        require_known(("other work", self.other, OTHERS), ("timed", self.timed, TIMED))
-        require_known(("dtype", self.dtype, DTYPES), ("data", self.data, DATA))
+        require_known(
+            ("other work", self.other, OTHERS),
+            ("timed", self.timed, TIMED),
+            ("dtype", self.dtype, DTYPES),
+            ("data", self.data, DATA),
+        )
         whole_number("seed", self.seed, 0, LARGEST_SEED)
         if self.is_collective:
             CollectiveProblem(self.other, self.ranks, blocks=self.blocks)  # refuses wrong ones
@@ -101,12 +104,13 @@ class OverlapProblem:
         """The problem and the shape of the work that the rate counts."""
         common: dict[str, Any] = {"data": self.data, "seed": self.seed}
         if self.timed == PRODUCTS:
-            product = MatmulShape(shape.m, shape.n, shape.k)
-            return MatmulProblem(self.dtype, DTYPES[self.dtype].default_output, **common), product
+            common |= {"dtype": self.dtype, "out_dtype": DTYPES[self.dtype].default_output}
+            return MatmulProblem(**common), MatmulShape(shape.m, shape.n, shape.k)
         if self.is_collective:
-            dtype = self.dtype if self.dtype in _DTYPES_OF_COLLECTIVES else "bfloat16"
-            problem = CollectiveProblem(self.other, self.ranks, dtype, blocks=self.blocks, **common)
-            return problem, CollectiveShape(shape.nbytes)
+            common["dtype"] = self.dtype if self.dtype in CollectiveKernel.dtypes else "bfloat16"
+            return CollectiveProblem(self.other, self.ranks, blocks=self.blocks, **common), CollectiveShape(
+                shape.nbytes
+            )
         if self.other in DIRECTIONS:
             return CopyProblem(self.other, **common), CopyShape(shape.nbytes)
         return BandwidthProblem(self.other, **common), BandwidthShape(shape.nbytes)
@@ -132,7 +136,6 @@ class Pair(Kernel[OverlapProblem, OverlapShape]):
 
     operation = "overlap"
     name = "pair"
-    is_default = True
 
     def unavailable(self, backend: Backend) -> Unavailable | None:
         if backend.second_queue() is not None:
@@ -170,6 +173,7 @@ class Pair(Kernel[OverlapProblem, OverlapShape]):
         return kernel.prepare(backend, *side, pool, sets, rewrite)
 
 
+# A large product and a decode layer, each beside little and much.
 _OF_ACCELERATORS = tuple(OverlapShape(m, 8192, 8192, size * MIB) for m in (8192, 16) for size in (64, 1024))
 _OF_HOSTS = (OverlapShape(256, 256, 256, MIB),)
 
@@ -184,21 +188,16 @@ class Overlap(Operation[OverlapProblem, OverlapShape]):
     is_of_links = True
 
     def default_shapes(self, backend: Backend) -> Sequence[OverlapShape]:
-        """A large product and a decode layer, each beside 64 MiB and 1 GiB; for CPUs one small pair."""
         return _OF_ACCELERATORS if backend.is_accelerator else _OF_HOSTS
 
     def problem_for(self, backend: Backend, asked: Mapping[str, Any]) -> OverlapProblem:
-        """As in Operation; ``ranks`` defaults to the size of this process's group."""
         return super().problem_for(backend, {"ranks": max(2, int(os.environ.get("WORLD_SIZE") or 0)), **asked})
 
     def fastest_possible(
         self, info: DeviceInfo, problem: OverlapProblem, shape: OverlapShape | None = None
     ) -> float | None:
-        if shape is None:
-            return None
-        counted, size = problem.counted(shape)
-        return operation(counted.operation).fastest_possible(info, counted, size)
+        counted, size = problem.counted(shape or SMALLEST)
+        return operation(counted.operation).fastest_possible(info, counted, size if shape else None)
 
     def axis(self, shape: OverlapShape) -> float:
-        """Bytes of the other work."""
         return float(shape.nbytes)

@@ -25,16 +25,12 @@ def overlap_chart(rows: Sequence[Measurement], header: Mapping[str, Any]) -> Cha
         lines = group_pairs((f"{pair.kind[1]} {BandwidthShape(pair.together.shape.nbytes)}", pair) for pair in same)
         panels.append(Panel(product, "tflops", tuple(Line(name, _points(own)) for name, own in lines.items())))
     notes = ("the ends of a line: each work alone", *failures(rows, {row.kernel for row in rows}))
-    axis = Axis("GB/s of the other work", is_shared=False)
-    return Chart("Products beside other work, while both run", machine(header), axis, (tuple(panels),), notes)
+    title, axis = "Products beside other work, while both run", Axis("GB/s of the other work", is_shared=False)
+    return Chart(title, machine(header), axis, (tuple(panels),), notes)
 
 
 def _points(pairs: Sequence[Pair]) -> tuple[Point, ...]:
-    products, other = (pairs[0].rows[timed, True] for timed in (PRODUCTS, OTHER))
-    together = [(pair.rows[OTHER, False].best_rate * 1e3, pair.together) for pair in pairs]
-    ends = Point(0.0, *_interval(products)), Point(other.best_rate * 1e3, 0.0, 0.0, 0.0)
-    return (ends[0], *(Point(x, *_interval(row)) for x, row in sorted(together, key=lambda each: each[0])), ends[1])
-
-
-def _interval(row: Measurement) -> tuple[float, float, float]:
-    return row.best_rate, row.rate_interval.low, row.rate_interval.high
+    alone = pairs[0].rows
+    places = [(0.0, alone[PRODUCTS, True]), *((pair.rows[OTHER, False].best_rate, pair.together) for pair in pairs)]
+    points = (Point(x * 1e3, row.best_rate, row.rate_interval.low, row.rate_interval.high) for x, row in places)
+    return (*sorted(points, key=lambda each: each.x), Point(alone[OTHER, True].best_rate * 1e3, 0.0, 0.0, 0.0))

@@ -88,8 +88,7 @@ def group_with(blocks: int, device_type: str) -> Any:
         return None
     distributed: Any = torch.distributed
     library = distributed.Backend.default_device_backend_map.get(device_type, "gloo")
-    own = distributed.group.WORLD._get_backend(torch.device(device_type))
-    kind = getattr(type(own), "Options", None)
+    kind: Any = getattr(type(distributed.group.WORLD._get_backend(torch.device(device_type))), "Options", None)
     if not hasattr(kind, "config"):
         raise UnsupportedError(f"{library} takes no number of blocks")
     options = kind()

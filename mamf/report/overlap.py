@@ -12,7 +12,7 @@ from mamf.operations.bandwidth.shapes import BandwidthShape
 from mamf.operations.overlap.operation import OTHER, PRODUCTS
 from mamf.report.document import Answer, Column, Document, Lines, Table
 from mamf.report.rows import failure_lines
-from mamf.report.text import end_line, machine_line, percent, significant
+from mamf.report.text import end_line, machine_line, percent, rate_name, significant
 
 
 @dataclass(frozen=True)
@@ -78,9 +78,8 @@ def _columns() -> Iterator[Column[Pair]]:
     yield Column("size", "size", lambda pair: str(BandwidthShape(pair.together.shape.nbytes)), left=True)
     yield Column("blocks", "blocks", lambda pair: pair.together.problem.blocks or None)
     for timed, unit, factor in ((PRODUCTS, "TFLOPS", 1.0), (OTHER, "GB/s", 1e3)):
-        name = unit.replace("/", "_per_").lower()
-        yield Column(f"{timed}_alone_{name}", f"{unit} alone", rate(timed, True, factor), significant)
-        yield Column(f"{timed}_together_{name}", "together", rate(timed, False, factor), significant)
+        yield Column(rate_name(f"{timed}_alone", unit), f"{unit} alone", rate(timed, True, factor), significant)
+        yield Column(rate_name(f"{timed}_together", unit), "together", rate(timed, False, factor), significant)
         yield Column(f"{timed}_kept", "kept %", lambda pair, timed=timed: pair.kept(timed), percent)  # type: ignore[misc]
         yield Column(f"{timed}_kept_half_width", "+-%", lambda pair, timed=timed: pair.half_width(timed), percent, 1)  # type: ignore[misc]
 

@@ -76,13 +76,18 @@ class OverlapSession(KernelsSession):
         return replace(super().new_plan(), kind=OVERLAP, regimes=(SUSTAINED,), options=None)
 
     def strategy(self) -> Any:
-        seconds, budget = self.plan.seconds or DEFAULT_SECONDS, self.plan.budget_seconds or math.inf
-        return Overlapping(self.backend, Pair(), cells_of(self.plan.steps(self.held)), seconds, budget)
+        return Overlapping(
+            self.backend,
+            Pair(),
+            cells_of(self.plan.steps(self.held)),
+            self.plan.seconds or DEFAULT_SECONDS,
+            self.plan.budget_seconds or math.inf,
+        )
 
     def measurements(self, on_phase: Callable[[str], None]) -> Iterator[Measurement]:
-        self.alone.on_phase = on_phase
-        rows: Iterator[Measurement] = ranked(self.alone, launched(os.environ))  # type: ignore[arg-type]
-        return (row for row in rows if self.step_of(row) not in self.held)
+        run: Any = self.alone
+        run.on_phase = on_phase
+        return (row for row in ranked(run, launched(os.environ)) if self.step_of(row) not in self.held)
 
     def document(self, log: RunLog) -> Document:
         step = self.options.flop and (self.options.flop, self.options.bytes)

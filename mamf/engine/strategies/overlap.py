@@ -37,7 +37,6 @@ _BLOCKS, _AHEAD, _WINDOW_SECONDS = 16, 4, 0.05
 _FLUSHES, _MOST_SHORT = 128, 320
 #: The host must be ahead by as much at each mark: else the device waited for it. A launch takes at least the second.
 _LEAST_AHEAD_SECONDS, _LEAST_SECONDS = 20e-6, 1e-9
-_WRONG: Status = "wrong_result"
 
 
 def row_of(problem: OverlapProblem, row: tuple[str, bool]) -> OverlapProblem:
@@ -87,17 +86,17 @@ class Overlapping:
             yield from self._rows(problem, shape)
 
     def _rows(self, problem: OverlapProblem, shape: OverlapShape) -> Sequence[Measurement]:
-        regime, status = Sustained(self.backend), _WRONG
+        regime = Sustained(self.backend)
         try:
             with self.kernel.settings(self.backend, problem):
                 return _Pair(self, problem, shape, regime).measured()
         except WrongResultError as error:
-            reason = str(error)
+            outcome: tuple[Status, str] = ("wrong_result", str(error))
         except plugin_errors() as error:
-            status, reason = classify_error(error, self.kernel, self.backend)
+            outcome = classify_error(error, self.kernel, self.backend)
         self.backend.release_memory()
         steps = [Step(self.kernel, row_of(problem, row), shape, regime, StoppingRule()) for row in ROWS]
-        return [replace(failed_row(step), status=status, reason=reason) for step in steps]
+        return [replace(failed_row(step), status=outcome[0], reason=outcome[1]) for step in steps]
 
 
 @dataclass
@@ -171,14 +170,14 @@ class _Pair:
 
     def _visit(self, works: Sequence[_Work]) -> None:
         """Settle, for no longer than is measured, then measure."""
-        begun, part, taken = self.backend.now(), self.run.seconds / _ROUNDS, 0
-        settling = min(part, self.backend.sustained_traits.settle_seconds)
+        part, taken = self.run.seconds / _ROUNDS, 0
+        settled_at = self.backend.now() + min(part, self.backend.sustained_traits.settle_seconds)
         for windows in itertools.count():
             self.regime.require_clock_advances(windows)
-            elapsed, seconds = self.run.of_all((self.backend.now() - begun, [work.seconds for work in works]))[0]
-            if taken and elapsed >= settling + part:
+            elapsed, seconds = self.run.of_all((self.backend.now() - settled_at, [work.seconds for work in works]))[0]
+            if taken and elapsed >= part:
                 return
-            is_settled = windows > 0 and elapsed >= settling
+            is_settled = windows > 0 and elapsed >= 0
             block = max(min(_WINDOW_SECONDS, _MOST_SHORT * min(seconds)) / _BLOCKS, *seconds, _LEAST_SECONDS)
             counts = [max(1, round(block / max(each, _LEAST_SECONDS))) for each in seconds]
             found = self._window(works, counts)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from mamf.errors import UsageError
@@ -20,17 +20,22 @@ def overlap_chart(rows: Sequence[Measurement], header: Mapping[str, Any]) -> Cha
     pairs = pairs_of(rows)
     if not pairs:
         raise UsageError("nothing to draw: no pair has figures of both works")
-    panels = []
-    for product, same in group_pairs((pair.kind[0], pair) for pair in pairs).items():
-        lines = group_pairs((f"{pair.kind[1]} {BandwidthShape(pair.together.shape.nbytes)}", pair) for pair in same)
-        panels.append(Panel(product, "tflops", tuple(Line(name, _points(own)) for name, own in lines.items())))
-    notes = ("the ends of a line: each work alone", *failures(rows, {row.kernel for row in rows}))
-    title, axis = "Products beside other work, while both run", Axis("GB/s of the other work", is_shared=False)
-    return Chart(title, machine(header), axis, (tuple(panels),), notes)
+    products = group_pairs((pair.kind[0], pair) for pair in pairs)
+    panels = tuple(Panel(product, "tflops", tuple(_lines(same))) for product, same in products.items())
+    return Chart(
+        "Products beside other work, while both run",
+        machine(header),
+        Axis("GB/s of the other work", is_shared=False),
+        (panels,),
+        ("the ends of a line: each work alone", *failures(rows, {row.kernel for row in rows})),
+    )
 
 
-def _points(pairs: Sequence[Pair]) -> tuple[Point, ...]:
-    alone = pairs[0].rows
-    places = [(0.0, alone[PRODUCTS, True]), *((pair.rows[OTHER, False].best_rate, pair.together) for pair in pairs)]
-    points = (Point(x * 1e3, row.best_rate, row.rate_interval.low, row.rate_interval.high) for x, row in places)
-    return (*sorted(points, key=lambda each: each.x), Point(alone[OTHER, True].best_rate * 1e3, 0.0, 0.0, 0.0))
+def _lines(pairs: Sequence[Pair]) -> Iterator[Line]:
+    named = group_pairs((f"{pair.kind[1]} {BandwidthShape(pair.together.shape.nbytes)}", pair) for pair in pairs)
+    for name, same in named.items():
+        places = [(pair.rows[OTHER, False].best_rate, pair.together) for pair in same]
+        places.append((0.0, same[0].rows[PRODUCTS, True]))
+        points = [Point(x * 1e3, row.best_rate, row.rate_interval.low, row.rate_interval.high) for x, row in places]
+        most = max(pair.rows[OTHER, True].best_rate for pair in same)
+        yield Line(name, (*sorted(points, key=lambda each: each.x), Point(most * 1e3, 0.0, 0.0, 0.0)))

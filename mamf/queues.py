@@ -1,4 +1,4 @@
-"""The contract of a second queue of a device, in which work runs beside that of its own."""
+"""The contract of a second queue of a device: what is launched there runs beside the work of the first."""
 
 from __future__ import annotations
 

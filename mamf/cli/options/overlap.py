@@ -6,7 +6,6 @@ import argparse
 
 from mamf.cli.options.shared import add, add_device_options, add_output_options, add_run_options
 from mamf.cli.options.values import index
-from mamf.operations.overlap.operation import OTHERS
 
 EXAMPLES = """examples:
   mamf overlap                                     every collective beside products, on all devices here
@@ -23,7 +22,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--beside",
         nargs="+",
         metavar="WORK",
-        help=f"{', '.join(OTHERS)} (default: collectives, on one device host copies and memory)",
+        help="collectives, copies, passes over arrays (default: all_reduce all_gather reduce_scatter; on one device "
+        "to_host to_device copy)",
     )
     add(group, "--shapes", default_text="8192x8192x8192 and 16x8192x8192, +64MiB and +1GiB")
     group.add_argument(

@@ -144,7 +144,7 @@ class _Pair:
         for works in (every[:1], every[1:], every) * _ROUNDS:
             self._visit(works)
             self._verify(works)
-        self._window(every, (1, 1))  # so few launches that even a sum of sums can be told from a wrong one
+        self._window(every, (1, 1))  # so few launches that a sum of sums stays finite, and a wrong one is seen
         self._verify(every, whole=True)
         if not all(self.run.of_all(all(taken.seconds for taken in self.samples.values()))):
             raise UnsupportedError("the host queues these launches too slowly: the two works never ran at once")

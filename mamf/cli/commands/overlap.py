@@ -63,7 +63,7 @@ def ranked(run: Overlapping, own: Launched | None) -> Iterator[Measurement]:
     if own is None:
         yield from run.results()
         return
-    with Meeting.of(own, _PATIENCE_SECONDS).group(own, run.backend, _PATIENCE_SECONDS):
+    with Meeting.of(own, _PATIENCE_SECONDS).group(own, run.backend, _PATIENCE_SECONDS, OVERLAP):
         run.of_all = of_all
         run.cells, run.seconds, run.budget_seconds = of_all((run.cells, run.seconds, run.budget_seconds))[0]
         yield from run.results()

@@ -12,13 +12,14 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
+from mamf_backends._streams import StreamedBackend
 
 from mamf.backend import MIB, Advice, DeviceInfo, OperandPool, Unavailable
 from mamf.dtypes import DTYPES
 from mamf.errors import UnavailableError, describe_error
 from mamf.machine.environment import package_version
 from mamf.plugins.discovery import BACKENDS, backend_class, find_registered
-from mamf.torch_backend import AcceleratorBackend, TorchOperandPool, hash_identifier, torch_dtype
+from mamf.torch_backend import TorchOperandPool, hash_identifier, torch_dtype
 
 Answer = TypeVar("Answer")
 _NAME = "accelerator"
@@ -78,7 +79,7 @@ class HostFilledPool(TorchOperandPool):
             part.copy_(own[: part.numel()])
 
 
-class AnyAcceleratorBackend(AcceleratorBackend):
+class AnyAcceleratorBackend(StreamedBackend):
     name = _NAME
     is_generic = True
 
@@ -220,13 +221,13 @@ class AnyAcceleratorBackend(AcceleratorBackend):
     def operand_pool(self, data: str, seed: int) -> OperandPool:
         return super().operand_pool(data, seed) if self._has_generator else HostFilledPool(self, data, seed)
 
-    free_memory = _forgiving(AcceleratorBackend.free_memory)
-    allocated_memory = _forgiving(AcceleratorBackend.allocated_memory)
-    peak_memory = _forgiving(AcceleratorBackend.peak_memory)
-    peak_reserved_memory = _forgiving(AcceleratorBackend.peak_reserved_memory)
-    reset_peak_memory = _forgiving(AcceleratorBackend.reset_peak_memory)
-    release_memory = _forgiving(AcceleratorBackend.release_memory)
-    bus_address = _forgiving(AcceleratorBackend.bus_address)
+    free_memory = _forgiving(StreamedBackend.free_memory)
+    allocated_memory = _forgiving(StreamedBackend.allocated_memory)
+    peak_memory = _forgiving(StreamedBackend.peak_memory)
+    peak_reserved_memory = _forgiving(StreamedBackend.peak_reserved_memory)
+    reset_peak_memory = _forgiving(StreamedBackend.reset_peak_memory)
+    release_memory = _forgiving(StreamedBackend.release_memory)
+    bus_address = _forgiving(StreamedBackend.bus_address)
 
     # -- what the vendor knows ---------------------------------------------------------------------------------------
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import platform
 import shutil
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -12,6 +15,7 @@ import psutil
 import torch
 
 from mamf.backend import MIB, Advice, DeviceInfo, Reading, Telemetry, Unavailable
+from mamf.queues import Queue
 from mamf.regime_traits import BurstTraits, SustainedTraits
 from mamf.torch_backend import HostTimedBackend
 
@@ -36,6 +40,39 @@ class CpuSensors:
 
 # Inductor generates C++ for CPUs.
 _COMPILERS = ("c++", "g++", "clang++")
+
+
+class Moment:
+    """A host time that a thread has yet to reach."""
+
+    def __init__(self, reached: Future[float]) -> None:
+        self._reached = reached
+
+    def __float__(self) -> float:
+        return self._reached.result()
+
+
+class ThreadQueue(Queue):
+    """A second queue of a host: a thread. ``now``: the backend's clock."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._thread = ThreadPoolExecutor(1)
+        self._queued: list[Future[object]] = []
+
+    def fork(self) -> None:
+        """The host has done all that came before."""
+
+    def launch(self, call: Callable[[], object]) -> None:
+        self._queued.append(self._thread.submit(call))
+
+    def mark(self) -> Moment:
+        return Moment(self._thread.submit(self._now))
+
+    def join(self) -> None:
+        queued, self._queued = self._queued, []
+        for each in queued:
+            each.result()
 
 
 class CpuBackend(HostTimedBackend):
@@ -103,6 +140,13 @@ class CpuBackend(HostTimedBackend):
                 "the operating system shows neither clock nor temperature", "as is usual in a virtual machine"
             )
         return CpuSensors()
+
+    @functools.cached_property
+    def _thread_queue(self) -> ThreadQueue:
+        return ThreadQueue(self.now)
+
+    def second_queue(self) -> Queue:
+        return self._thread_queue
 
     def synchronize(self) -> None:
         """CPU launches return when they are done."""

@@ -8,9 +8,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from mamf_backends._streams import StreamedBackend
 
 from mamf.backend import DeviceInfo, Reading, Telemetry, Unavailable
-from mamf.torch_backend import AcceleratorBackend, hash_identifier
+from mamf.torch_backend import hash_identifier
 
 _EXTENSION = "intel_extension_for_pytorch"
 
@@ -37,7 +38,7 @@ class XpuSensors:
         )
 
 
-class XpuBackend(AcceleratorBackend):
+class XpuBackend(StreamedBackend):
     name = "xpu"
     runtime = "sycl"
     device_type = "xpu"

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 from mamf.dtypes import DTYPES
+from mamf.queues import Queue
 from mamf.regime_traits import ASSUMED, BurstTraits, SustainedTraits
 
 #: The backend that computes times instead of measuring them, for tests.
@@ -183,6 +184,10 @@ class Backend(ABC):
 
         Called only if ``has_idle_marks``. None if the device had nothing left to do: its time would be the host's.
         """
+        return None
+
+    def second_queue(self) -> Queue | None:
+        """The device's second queue, the same at each call; None if it has none."""
         return None
 
     def timer_overhead(self) -> float | None:

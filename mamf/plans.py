@@ -21,9 +21,9 @@ from mamf.regime_names import BURST, CEILINGS, CLASSIC, CLASSIC_WARMUP_SECONDS, 
 from mamf.statistics import FigureError, Interval
 
 #: Kinds of runs: rows for given shapes; confirmed ceilings; compute and bandwidth ceilings in one log; one product on
-#: several kinds of data; rows compared with a baseline; figures from elsewhere measured again.
+#: several kinds of data; rows compared with a baseline; figures from elsewhere measured again; products beside others.
 SWEEP, FIND, ROOFLINE, EXPLAIN, GUARD = "sweep", "find", "roofline", "explain", "guard"
-REPRODUCE = "reproduce"
+REPRODUCE, OVERLAP = "reproduce", "overlap"
 #: The operation that measures compute ceilings.
 MATMUL = "matmul"
 SHUFFLED, GIVEN = ORDERS = ("shuffled", "given")

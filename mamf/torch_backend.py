@@ -12,7 +12,7 @@ import zlib
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, SupportsFloat
 
 import torch
 
@@ -182,8 +182,8 @@ class HostTimedBackend(TorchBackend):
     def wait(self, mark: float) -> None:
         pass
 
-    def seconds_between(self, start: float, end: float) -> float:
-        return end - start
+    def seconds_between(self, start: SupportsFloat, end: SupportsFloat) -> float:
+        return float(end) - float(start)
 
 
 class AcceleratorBackend(TorchBackend):

@@ -28,7 +28,7 @@ from mamf.text import wrapped
 
 _DESCRIPTION = "Finds the maximum achievable matmul FLOPS of an accelerator. Every number names its regime."
 GROUPS = {
-    "measure": ("find", "sweep", "attention", "bandwidth", "roofline", "explain", "run", "counters", "peak"),
+    "measure": ("find", "sweep", "attention", "bandwidth", "roofline", "explain", "overlap", "run", "counters", "peak"),
     "compare and report": ("show", "report", "plot", "compare", "guard", "reproduce"),
     "models": ("model", "profile", "autoprofile"),
     "machines": ("node", "doctor", "backends", "kernels"),
@@ -46,6 +46,7 @@ COMMANDS = {
     "profile": "run an unchanged script and report where its steps spend time, as shares of the ceiling",
     "roofline": "measure or read ceilings of compute and bandwidth, and place rows under the resulting roof",
     "explain": "explain the gap between the datasheet's FLOPS and yours: units, clock, kernel, data, power",
+    "overlap": "measure products beside a collective, a copy or memory traffic: what each loses while both run",
     "peak": "print the best known matmul rate of the device, or of any device by name, and where it is from",
     "model": "measure training steps of language models: forward, backward, optimizer, with any attention kernel",
     "autoprofile": "measure ceilings, kernels and a model step into one folder with a SUMMARY.md",

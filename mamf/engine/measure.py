@@ -71,7 +71,7 @@ class _Run:
     problem: Any
     shape: Any
     regime: Regime
-    pool: OperandPool
+    pool: OperandPool | None
     rule: StoppingRule
     fastest_possible: float | None
 
@@ -154,6 +154,14 @@ class _Run:
             reason,
             **fields,
         )
+
+
+def judged(
+    kernel: AnyKernel, problem: Any, shape: Any, regime: Regime, taken: Samples, verdict: Verdict
+) -> Measurement:
+    """The row of samples that were taken otherwise than by a visit of the regime."""
+    limit = limit_of(kernel, regime.backend.info, problem, shape)
+    return _Run(kernel, problem, shape, regime, None, StoppingRule(), limit).judge(taken, verdict, None, None)
 
 
 def limit_of(kernel: AnyKernel, info: DeviceInfo, problem: Any, shape: Any) -> float | None:

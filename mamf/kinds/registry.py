@@ -10,6 +10,7 @@ from mamf.kinds.explain import Explain
 from mamf.kinds.find import Find
 from mamf.kinds.guard import Guard
 from mamf.kinds.kind import Drawing, Kind
+from mamf.kinds.overlap import Overlap
 from mamf.kinds.reproduce import Reproduce
 from mamf.kinds.roofline import Roofline
 from mamf.kinds.sweep import Sweep
@@ -19,7 +20,9 @@ from mamf.operations.attention.shapes import DIRECTIONS
 from mamf.plans import SWEEP, Plan
 from mamf.report.charts.plotting import Picture
 
-KINDS: dict[str, Kind] = {kind.name: kind for kind in (Sweep(), Find(), Roofline(), Explain(), Guard(), Reproduce())}
+KINDS: dict[str, Kind] = {
+    kind.name: kind for kind in (Sweep(), Find(), Roofline(), Explain(), Guard(), Reproduce(), Overlap())
+}
 
 
 def kind_of(plan: Plan) -> Kind:

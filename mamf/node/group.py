@@ -68,11 +68,13 @@ class Meeting:
             return None
 
     @contextmanager
-    def group(self, launched: Launched, backend: Backend, seconds: float) -> Iterator[None]:
-        """torch's default group of all ranks, with the device's communication library, and Gloo on the host."""
+    def group(self, launched: Launched, backend: Backend, seconds: float, name: str = _GROUP) -> Iterator[None]:
+        """torch's default group of all ranks, with the device's communication library, and Gloo on the host. ``name``:
+        another for each group that meets at one place.
+        """
         torch.distributed.init_process_group(
             libraries(getattr(backend, "device_type", "cpu")),
-            store=self._torch.PrefixStore(_GROUP, self._store),
+            store=self._torch.PrefixStore(name, self._store),
             rank=launched.place.rank,
             world_size=launched.ranks,
             timeout=timedelta(seconds=seconds),
@@ -116,6 +118,13 @@ def agreed(own: float) -> float:
     decision = torch.tensor([own], dtype=torch.float64)
     torch.distributed.broadcast(decision, 0)
     return decision.item()
+
+
+def of_all(own: Any) -> list[Any]:
+    """The values of all ranks, by rank."""
+    values: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(values, own)
+    return values
 
 
 def met() -> None:

@@ -17,6 +17,7 @@ OF_CPU = {
     "copies": lambda: kernel_of(operation("copies"), "torch"),
     "matmul": lambda: kernel("torch.mm"),
     "model": lambda: kernel_of(operation("model"), "torch[sdpa-math]"),
+    "overlap": lambda: kernel_of(operation("overlap"), "pair"),
 }
 SMALL = {
     "attention": "b1h2q64k64d32c",
@@ -26,6 +27,7 @@ SMALL = {
     "grouped": "e4t96n40k32",
     "matmul": "96x80x64",
     "model": "b1s16",
+    "overlap": "96x80x64+64KiB",
 }
 #: Fields of a small problem, where the operation's own is large whatever the shape.
 FIELDS = {"model": {"d_model": 32, "d_ff": 64, "layers": 1, "heads": 2, "kv_heads": 2, "vocabulary": 97}}

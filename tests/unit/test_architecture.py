@@ -40,7 +40,7 @@ ORDER = list(LAYERS)
 GROUND = ORDER[0]
 MAY_IMPORT_TORCH = {"torch_backend.py"}
 #: Folders of adapters: reached through discovery alone, and free to import torch.
-OPERATIONS = ("matmul", "attention", "bandwidth", "batched", "collective", "copies", "grouped", "model")
+OPERATIONS = ("matmul", "attention", "bandwidth", "batched", "collective", "copies", "grouped", "model", "overlap")
 ADAPTERS = tuple(f"operations/{name}/kernels" for name in OPERATIONS)
 #: What imports a library of its own: torch's counter, transformers, lightning.
 INTEGRATIONS = "integrations/"

@@ -666,3 +666,13 @@ def test_a_dry_run_says_what_it_would_do(run, tmp_path):
     plan, _ = DeviceRun(simulated_node.Node(0), Place(0, 0, 0), tmp_path)._find_plan(None)
     assert f"each: find ({plan.budget_seconds:.0f} s)" in out
     assert not (run.folder / "logs").exists()
+
+
+@pytest.mark.parametrize(("option", "begun"), [((), 0), (("--overlap",), 1), (("--overlap", "--dry-run"), 0)])
+def test_overlap_follows_the_verdict(run, monkeypatch, option, begun):
+    faulty(monkeypatch, 1)
+    commands = []
+    monkeypatch.setattr("mamf.cli.commands.node.call", commands.append)
+    monkeypatch.setattr("mamf.cli.commands.node.node_measuring.run", lambda options: 1)
+    assert run("node", "--backend", "simulated", *option)[0] == 1
+    assert commands == [["overlap", "--backend", "simulated"]] * begun

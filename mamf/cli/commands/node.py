@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 
-from mamf.cli import node_measuring
+from mamf.cli import call, node_measuring
 from mamf.cli.commands.node_reading import exit_unknown
+from mamf.cli.interruption import EXIT_CODE
 from mamf.cli.options.values import ALL
 from mamf.errors import UsageError
 from mamf.node.baselines import baseline_of
@@ -24,4 +25,7 @@ def _run(options: argparse.Namespace) -> int:
         kernel(name)
     if ALL in (options.devices or ()):
         options.devices = None
-    return node_measuring.run(options)
+    code = node_measuring.run(options)
+    if options.overlap and not options.led and not options.dry_run and code != EXIT_CODE:
+        call(["overlap", "--backend", options.backend, *(["--dtype", options.dtype] if options.dtype else [])])
+    return code

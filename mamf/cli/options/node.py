@@ -32,6 +32,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add(group, "--kernel", default_text="all but those that compile for minutes; the first one searches")
     add(group, "--budget", default_text=f"{NODE_BUDGET_SECONDS:.0f}s for the find on each device")
     group.add_argument("--quick", action="store_true", help=argparse.SUPPRESS)
+    group.add_argument("--overlap", action="store_true", help="afterwards 'mamf overlap': products beside collectives")
     judging = parser.add_argument_group("verdict")
     judging.add_argument(
         "--baseline", nargs="+", type=Path, metavar="LOG", help="logs of a good device (default: contributed ceilings)"

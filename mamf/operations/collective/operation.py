@@ -18,6 +18,8 @@ from mamf.work import Work
 
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
 COLLECTIVES: tuple[str, ...] = get_args(Collective)
+#: More than any device runs at once.
+MOST_BLOCKS = 1024
 
 
 class CollectiveShape(BandwidthShape):
@@ -26,7 +28,9 @@ class CollectiveShape(BandwidthShape):
 
 @dataclass(frozen=True)
 class CollectiveProblem:
-    """All parameters of a collective except its size; ``ranks``: the number of ranks."""
+    """All parameters of a collective except its size; ``ranks``: the number of ranks. ``blocks``: those of the device
+    that a rank communicates with (CTAs, channels); 0: as many as the library chooses.
+    """
 
     operation: ClassVar[str] = "collective"
 
@@ -35,6 +39,7 @@ class CollectiveProblem:
     dtype: str = "bfloat16"
     data: str = "normal"
     seed: int = 0
+    blocks: int = 0
 
     def __post_init__(self) -> None:
         require_known(
@@ -43,6 +48,7 @@ class CollectiveProblem:
             ("data", self.data, DATA),
         )
         whole_number("ranks", self.ranks, 2)
+        whole_number("blocks", self.blocks, 0, MOST_BLOCKS)
         whole_number("seed", self.seed, 0, LARGEST_SEED)
 
     @property
@@ -121,6 +127,10 @@ class CollectiveOperation(Operation[CollectiveProblem, CollectiveShape]):
         """As in Operation; ``ranks`` defaults to the size of this process's group."""
         ranks = asked.get("ranks") or max(2, int(os.environ.get("WORLD_SIZE") or 0))
         return super().problem_for(backend, {**asked, "ranks": ranks})
+
+    def problem_record(self, problem: CollectiveProblem) -> dict[str, Any]:
+        """As in Operation; logs of the library's own number of blocks do not name it."""
+        return {name: each for name, each in super().problem_record(problem).items() if each or name != "blocks"}
 
     def columns(self, row: Measurement, info: DeviceInfo | None = None) -> Mapping[str, object]:
         """The algorithm bandwidth, in TB/s."""

@@ -6,6 +6,7 @@ the verdicts as objects over the group's host backend.
 
 from __future__ import annotations
 
+import functools
 import math
 import random
 from collections.abc import Callable, Sequence
@@ -17,6 +18,7 @@ import torch.distributed
 
 from mamf.backend import Backend, OperandPool, Unavailable
 from mamf.dtypes import DTYPES
+from mamf.errors import UnsupportedError
 from mamf.kernel import Prepared, Verdict
 from mamf.operations.collective.operation import CollectiveKernel, CollectiveProblem, CollectiveShape
 from mamf.operations.operand_sets import Unchanged, as_words, check_torch, poison
@@ -60,7 +62,7 @@ class TorchDistributed(CollectiveKernel):
         failures = [each for each in gather_objects(None if error is None else str(error)) if each is not None]
         if taken is None or failures:
             raise error or MemoryError(f"out of memory on another rank: {failures[0]}")
-        exchange = Exchange(problem, problem.part(shape), *taken)
+        exchange = Exchange(problem, problem.part(shape), *taken, group_with(problem.blocks, taken[0].device.type))
         return Prepared(
             launches=[exchange.launch] * sets,
             verify=lambda index, result: exchange.verify(),
@@ -77,6 +79,23 @@ def take(problem: CollectiveProblem, shape: CollectiveShape, pool: OperandPool) 
     return sent, pool.take("received", *buffers["received"])
 
 
+@functools.cache
+def group_with(blocks: int, device_type: str) -> Any:
+    """A group of all ranks that communicates with so many blocks; None, the default group, for 0. All ranks must call
+    it alike. Raises UnsupportedError if the library takes no such number.
+    """
+    if not blocks:
+        return None
+    distributed: Any = torch.distributed
+    library = distributed.Backend.default_device_backend_map.get(device_type, "gloo")
+    kind: Any = getattr(type(distributed.group.WORLD._get_backend(torch.device(device_type))), "Options", None)
+    if not hasattr(kind, "config"):
+        raise UnsupportedError(f"{library} takes no number of blocks")
+    options = kind()
+    options.config.min_ctas = options.config.max_ctas = blocks
+    return distributed.new_group(backend=library, pg_options=options)
+
+
 def gather_objects(own: object) -> list[Any]:
     """The objects of all ranks, by rank."""
     found: list[Any] = [None] * torch.distributed.get_world_size()
@@ -87,7 +106,9 @@ def gather_objects(own: object) -> list[Any]:
 class Exchange:
     """One collective: its launch and its expected result. Buffers are viewed as equal parts: one, or one per rank."""
 
-    def __init__(self, problem: CollectiveProblem, part: int, sent: torch.Tensor, received: torch.Tensor) -> None:
+    def __init__(
+        self, problem: CollectiveProblem, part: int, sent: torch.Tensor, received: torch.Tensor, group: Any = None
+    ) -> None:
         self._collective, self._ranks = problem.collective, problem.ranks
         self._sent, self._received, self._part = sent, received, part
         # A ring rounds the sum of i ranks of n, for each i: sqrt(n / 2) times one rounding.
@@ -97,7 +118,8 @@ class Exchange:
         places = sorted({0, part - 1, *(chooser.randrange(part) for _ in range(_SAMPLED))})
         self._places = torch.tensor(places, device=sent.device)
         self._launches = 0
-        self._call = calls(sent, received)[problem.collective]
+        call: Callable[..., object] = calls(sent, received)[problem.collective]
+        self._call = call if group is None else partial(call, group=group)
         self._expected = self._reduced(torch.stack(gather_objects(self._sampled(sent))))
         self._expected_sums = None if self._tolerance else self._reduced(torch.stack(gather_objects(self._sums(sent))))
         self._unchanged = Unchanged({"sent": sent})

@@ -1,0 +1,94 @@
+"""``mamf overlap``: products beside a collective of all devices, or beside copies and passes over memory on one."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+from mamf.cli.commands.kernels_sweep import KernelsSession, run_session
+from mamf.engine.strategies.overlap import DEFAULT_SECONDS, Overlapping, cells_of
+from mamf.errors import UsageError
+from mamf.logs.run_log import RunLog, read_run_log
+from mamf.measurement import Measurement
+from mamf.node.figures import Launched, launched
+from mamf.node.group import Meeting, of_all
+from mamf.node.ranks import visible_index
+from mamf.operations.collective.operation import COLLECTIVES
+from mamf.operations.overlap.operation import TIMED, Pair
+from mamf.plans import OVERLAP, Plan
+from mamf.plugins.discovery import backend_class, first_backend, open_backend
+from mamf.regime_names import SUSTAINED
+from mamf.report.document import Document
+from mamf.report.overlap import overlap_document
+
+_OF_RANKS, _OF_ONE = ("all_reduce", "all_gather", "reduce_scatter"), ("to_host", "to_device", "copy")
+_PATIENCE_SECONDS = 120.0
+
+
+def run(options: argparse.Namespace) -> int:
+    step = [each for each in (options.flop, options.bytes) if each is not None]
+    if len(step) == 1 or not all(0 < each < math.inf for each in step):
+        raise UsageError("a step has FLOP and bytes: give --flop and --bytes, each above 0")
+    own, name = launched(os.environ), options.backend or first_backend()
+    count = backend_class(name).device_count()
+    beside = options.beside or (_OF_RANKS if own or count > 1 else _OF_ONE)
+    collectives = [each for each in beside if each in COLLECTIVES]
+    is_over = options.dry_run or (options.resume and read_run_log(options.resume).tier == "complete")
+    if collectives and own is None and not is_over:
+        if count < 2:
+            raise UsageError(f"{collectives[0]} needs several devices, and {name} has {count}: --beside to_host copy")
+        ranks = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}", "-m", "mamf")
+        return subprocess.call([sys.executable, *ranks, *options.typed])
+    if own is not None:
+        options.backend, options.device = name, visible_index(name, own.place.index)
+    if own is not None and own.place.rank:
+        return 0 if list(ranked(Overlapping(open_backend(name, options.device), Pair(), ()), own)) else 1
+    options.operation = OVERLAP
+    vars(options).update(dict.fromkeys(("kernel", "precision", "regime", "no_flush")))
+    options.set = [
+        *(f"other={','.join(beside)}", f"timed={','.join(TIMED)}", "alone=yes,no"),
+        f"blocks={','.join(map(str, options.blocks or [0]))}",
+    ]
+    return run_session(options, OverlapSession)
+
+
+def ranked(run: Overlapping, own: Launched | None) -> Iterator[Measurement]:
+    """The rows of a run, as one rank of its group where there is one: all measure what rank 0 does."""
+    if own is None:
+        yield from run.results()
+        return
+    with Meeting.of(own, _PATIENCE_SECONDS).group(own, run.backend, _PATIENCE_SECONDS, OVERLAP):
+        run.of_all = of_all
+        run.cells, run.seconds, run.budget_seconds = of_all((run.cells, run.seconds, run.budget_seconds))[0]
+        yield from run.results()
+
+
+class OverlapSession(KernelsSession):
+    kind = OVERLAP
+
+    def new_plan(self) -> Plan:
+        return replace(super().new_plan(), kind=OVERLAP, regimes=(SUSTAINED,), options=None)
+
+    def strategy(self) -> Any:
+        return Overlapping(
+            self.backend,
+            Pair(),
+            cells_of(self.plan.steps(self.held)),
+            self.plan.seconds or DEFAULT_SECONDS,
+            self.plan.budget_seconds or math.inf,
+        )
+
+    def measurements(self, on_phase: Callable[[str], None]) -> Iterator[Measurement]:
+        run: Any = self.alone
+        run.on_phase = on_phase
+        return (row for row in ranked(run, launched(os.environ)) if self.step_of(row) not in self.held)
+
+    def document(self, log: RunLog) -> Document:
+        step = self.options.flop and (self.options.flop, self.options.bytes)
+        return overlap_document(log.measurements, log.header, log.summary, self.options.top, step)

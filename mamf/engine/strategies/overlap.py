@@ -1,0 +1,227 @@
+"""Products beside other work: the rate of each alone, and of each while both run.
+
+Both works are queued back to back, each in its own queue, in blocks that take equally long. Marks stand between the
+blocks. Only blocks that lie within the time in which both queues were at work count, so a rate is never a mean over a
+part in which one ran alone.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, TypeVar, cast
+
+from mamf.backend import Backend
+from mamf.engine.measure import classify_error, judged
+from mamf.engine.regimes import Samples, StoppingRule, Sustained
+from mamf.engine.regimes.checking import Checked, WrongResultError, refuse_unseen_work
+from mamf.engine.runner import Step, failed_row
+from mamf.errors import UnsupportedError, plugin_errors
+from mamf.kernel import Verdict
+from mamf.measurement import Measurement, Status
+from mamf.operations.overlap.operation import OTHER, PRODUCTS, OverlapProblem, OverlapShape, Pair
+from mamf.plans import StepKey
+
+AnswerT = TypeVar("AnswerT")
+#: The rows of a pair: what is timed, and whether it is alone.
+ROWS = ((PRODUCTS, True), (OTHER, True), (PRODUCTS, False), (OTHER, False))
+#: Visits alternate so many times between the two works and both, so that all three see the device drift alike. Seconds
+#: that are measured of each row in all rounds.
+_ROUNDS, DEFAULT_SECONDS = 3, 2.1
+#: Blocks of a window, and those by which a host queues the other work ahead.
+_BLOCKS, _AHEAD, _WINDOW_SECONDS = 16, 4, 0.05
+#: Flushes ahead of a window, while the host queues its first blocks, and launches of a window of short ones.
+_FLUSHES, _MOST_SHORT = 128, 320
+#: The host must be ahead by as much at each mark: else the device waited for it. A launch takes at least the second.
+_LEAST_AHEAD_SECONDS, _LEAST_SECONDS = 20e-6, 1e-9
+
+
+def row_of(problem: OverlapProblem, row: tuple[str, bool]) -> OverlapProblem:
+    return replace(problem, timed=row[0], alone=row[1])
+
+
+def cells_of(steps: Iterable[StepKey]) -> list[tuple[OverlapProblem, OverlapShape]]:
+    """The pairs that these steps are of."""
+    return list(dict.fromkeys((row_of(problem, ROWS[0]), shape) for _, problem, shape, _ in steps))
+
+
+def overlapping(marks: Sequence[Sequence[float]], launches: Sequence[int]) -> list[float] | None:
+    """Seconds a launch of each work, from the blocks that lie between the later start and the earlier end of all;
+    ``launches``: of a block. None if a work has no block there.
+    """
+    begin, end = max(each[0] for each in marks), min(each[-1] for each in marks)
+    within = [[mark for mark in each if begin <= mark <= end] for each in marks]
+    if not all(each[1:] for each in within):
+        return None
+    return [(each[-1] - each[0]) / ((len(each) - 1) * count) for each, count in zip(within, launches, strict=True)]
+
+
+@dataclass
+class Overlapping:
+    """``cells``: pairs, by the problem of any of their rows and their shape. ``seconds``: to measure of each row.
+    ``budget_seconds``: after which no pair begins. ``of_all``: the values of all ranks, by rank; they decide as rank 0
+    does, and fail together.
+    """
+
+    backend: Backend
+    kernel: Pair
+    cells: Sequence[tuple[OverlapProblem, OverlapShape]]
+    seconds: float = DEFAULT_SECONDS
+    budget_seconds: float = math.inf
+    on_phase: Callable[[str], None] = lambda text: None
+    of_all: Callable[[Any], list[Any]] = lambda own: [own]
+    left_out: int = field(default=0, init=False)
+
+    def results(self) -> Iterator[Measurement]:
+        """Four rows of each pair, in the order of ROWS."""
+        begun = self.backend.now()
+        for index, (problem, shape) in enumerate(self.cells):
+            if index and self.of_all(self.backend.now() - begun >= self.budget_seconds)[0]:
+                self.left_out = len(ROWS) * (len(self.cells) - index)
+                return
+            self.on_phase(f"{problem.other} {shape}")
+            yield from self._rows(problem, shape)
+
+    def _rows(self, problem: OverlapProblem, shape: OverlapShape) -> Sequence[Measurement]:
+        regime = Sustained(self.backend)
+        try:
+            with self.kernel.settings(self.backend, problem):
+                return _Pair(self, problem, shape, regime).measured()
+        except WrongResultError as error:
+            outcome: tuple[Status, str] = ("wrong_result", str(error))
+        except plugin_errors() as error:
+            outcome = classify_error(error, self.kernel, self.backend)
+        self.backend.release_memory()
+        steps = [Step(self.kernel, row_of(problem, row), shape, regime, StoppingRule()) for row in ROWS]
+        return [replace(failed_row(step), status=outcome[0], reason=outcome[1]) for step in steps]
+
+
+@dataclass
+class _Work:
+    """One of the two works, in its queue. ``marks``: around the blocks of a window, with the host's time.
+    ``seconds``: the latest of a launch, for the length of blocks.
+    """
+
+    name: str
+    checked: Checked
+    mark: Callable[[], Any]
+    put: Callable[[Callable[[], object]], object]
+    rotation: Iterator[Callable[[], object]]
+    seconds: float
+    marks: list[tuple[Any, float]] = field(default_factory=list)
+
+
+class _Pair:
+    """The two works of a pair, prepared. Raises what their kernels do."""
+
+    def __init__(self, run: Overlapping, problem: OverlapProblem, shape: OverlapShape, regime: Sustained) -> None:
+        self.run, self.problem, self.shape, self.regime = run, problem, shape, regime
+        self.backend, queue = run.backend, run.backend.second_queue()
+        if queue is None:
+            raise UnsupportedError(str(run.kernel.unavailable(run.backend)))
+        self.queue, self.flushes = queue, 0 if run.backend.timer == "host clock" else _FLUSHES
+        own = self._work(PRODUCTS, run.backend.mark, lambda launch: launch())
+        self.works = {PRODUCTS: own, OTHER: self._work(OTHER, queue.mark, queue.launch)}
+        self.samples = {row: Samples() for row in ROWS}
+
+    def _work(self, timed: str, mark: Callable[[], Any], put: Callable[..., object]) -> _Work:
+        kernel, backend, problem = self.run.kernel, self.backend, row_of(self.problem, (timed, True))
+        if reason := kernel.unsupported(backend, problem):
+            raise UnsupportedError(reason)
+        sets = self.regime.sets(problem, self.shape, backend.info.cache_bytes)
+        pool = backend.operand_pool(problem.data, problem.seed)
+        checked = Checked(self._agreed(partial(kernel.prepare, backend, problem, self.shape, pool, sets)))
+        seconds = self._agreed(partial(checked.rehearse, backend))
+        name, rotation = kernel.of(backend, problem).name, itertools.cycle(checked.launches)
+        return _Work(name, checked, mark, put, rotation, seconds)
+
+    def measured(self) -> list[Measurement]:
+        """The rows. Raises WrongResultError, or UnsupportedError if the host was late."""
+        every = list(self.works.values())
+        for works in (every[:1], every[1:], every) * _ROUNDS:
+            self._visit(works)
+            self._verify(works)
+        self._window(every, (1, 1))  # so few launches that a sum of sums stays finite, and a wrong one is seen
+        self._verify(every, whole=True)
+        if not all(self.run.of_all(all(taken.seconds for taken in self.samples.values()))):
+            raise UnsupportedError("the host queues these launches too slowly: the two works never ran at once")
+        return [self._row(row) for row in ROWS]
+
+    def _agreed(self, call: Callable[[], AnswerT]) -> AnswerT:
+        """The answer of a call that fails on all ranks if it fails on any. Raises what it raises."""
+        answer, error = None, None
+        try:
+            answer = call()
+        except Exception as failed:
+            error = failed
+        if any(self.run.of_all(error is not None)):
+            raise error or WrongResultError(Verdict(math.inf, 0.0, reason="another rank failed"))
+        return cast(AnswerT, answer)
+
+    def _verify(self, works: Sequence[_Work], whole: bool = False) -> None:
+        for work in works:
+            self._agreed(partial(refuse_unseen_work, work.checked.unseen_work(work.seconds)))
+            self._agreed(partial(work.checked.verify, whole))
+            if whole:
+                self._agreed(work.checked.require_unchanged_operands)
+
+    def _visit(self, works: Sequence[_Work]) -> None:
+        """Settle, for no longer than is measured, then measure."""
+        part, taken = self.run.seconds / _ROUNDS, 0
+        settled_at = self.backend.now() + min(part, self.backend.sustained_traits.settle_seconds)
+        for windows in itertools.count():
+            self.regime.require_clock_advances(windows)
+            elapsed, seconds = self.run.of_all((self.backend.now() - settled_at, [work.seconds for work in works]))[0]
+            if taken and elapsed >= part:
+                return
+            is_settled = windows > 0 and elapsed >= 0
+            block = max(min(_WINDOW_SECONDS, _MOST_SHORT * min(seconds)) / _BLOCKS, *seconds, _LEAST_SECONDS)
+            counts = [max(1, round(block / max(each, _LEAST_SECONDS))) for each in seconds]
+            found = self._window(works, counts)
+            for work, count, latest in zip(works, counts, found or (), strict=False):
+                work.seconds = latest
+                samples = self.samples[PRODUCTS if work is self.works[PRODUCTS] else OTHER, len(works) == 1]
+                samples.seconds += [latest] * is_settled
+                samples.launches += _BLOCKS * count * is_settled
+                samples.add_reading(self.regime.read_sensors() if is_settled else None)
+            taken += is_settled
+
+    def _window(self, works: Sequence[_Work], launches: Sequence[int]) -> list[float] | None:
+        """Seconds a launch of each work while all of them run; None if they never did, or waited for the host.
+        ``launches``: of a block.
+        """
+        backend = self.backend
+        for work in works:
+            work.marks = []
+            work.checked.prepare_check()
+        first = backend.mark()
+        backend.wait(first)
+        begun = backend.now()
+        for _ in range(self.flushes):
+            backend.flush_cache()
+        self.queue.fork()
+        # A host's own queue is the host: the other work is queued ahead of it.
+        ahead = 0 if self.flushes or len(works) == 1 else _AHEAD
+        for block in range(_BLOCKS + 1 + ahead):
+            for work, count in zip(reversed(works), reversed(launches), strict=True):
+                delay = ahead if work is works[0] else 0
+                for launch in itertools.islice(work.rotation, count if delay < block <= _BLOCKS + delay else 0):
+                    work.put(launch)
+                    backend.submit()
+                work.marks += [(work.mark(), backend.now())] if delay <= block <= _BLOCKS + delay else []
+        self.queue.join()
+        self.regime.synchronize(works[0].checked, backend.mark(), self.regime.idle_mark())
+        # In the first block queues wait for the host, and ranks for one another.
+        times = [[backend.seconds_between(first, mark) for mark, _ in work.marks[1:]] for work in works]
+        due = [host - begun + _LEAST_AHEAD_SECONDS for work in works for _, host in work.marks[1:]]
+        is_late = self.flushes and any(host > device for host, device in zip(due, itertools.chain(*times), strict=True))
+        return None if is_late else overlapping(times, launches)
+
+    def _row(self, row: tuple[str, bool]) -> Measurement:
+        checked, names = self.works[row[0]].checked, " + ".join(work.name for work in self.works.values())
+        verdict = replace(checked.verdict, details={**checked.verdict.details, "kernels": names})
+        problem, taken = row_of(self.problem, row), self.samples[row]
+        return judged(self.run.kernel, problem, self.shape, self.regime, taken, verdict)

@@ -1,0 +1,1 @@
+"""Products beside other work: two queues of one device at once."""

@@ -1,0 +1,110 @@
+"""Products beside other work: what each loses while both run, and how long a step of both takes at best."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from mamf.measurement import Measurement, group_pairs
+from mamf.operations.bandwidth.shapes import BandwidthShape
+from mamf.operations.overlap.operation import OTHER, PRODUCTS
+from mamf.report.document import Answer, Column, Document, Lines, Table
+from mamf.report.rows import failure_lines
+from mamf.report.text import end_line, machine_line, percent, rate_name, significant
+
+
+@dataclass(frozen=True)
+class Pair:
+    """``rows``: by what is timed and whether it is alone."""
+
+    rows: Mapping[tuple[str, bool], Measurement]
+
+    @property
+    def together(self) -> Measurement:
+        return self.rows[PRODUCTS, False]
+
+    def kept(self, timed: str) -> float:
+        """The share of its rate alone that a work has while both run."""
+        return self.rows[timed, False].best_rate / self.rows[timed, True].best_rate
+
+    def half_width(self, timed: str) -> float:
+        """Of the interval of ``kept``, as a share of it."""
+        return math.hypot(*(self.rows[timed, alone].relative_half_width for alone in (False, True)))
+
+    def step_seconds(self, flop: float, nbytes: float) -> tuple[float, float]:
+        """Seconds of a step of so many FLOP and bytes (of the other work's buffer): both at once until one is done,
+        then the rest of the other alone; and one after the other.
+        """
+        amounts = {PRODUCTS: flop / self.together.flop, OTHER: nbytes / self.together.shape.nbytes}
+        alone, both = (
+            {timed: amounts[timed] * self.rows[timed, alone].seconds for timed in amounts} for alone in (True, False)
+        )
+        first = min(both.values())
+        return first + sum(alone[each] * (1 - first / both[each]) for each in both), sum(alone.values())
+
+    @property
+    def kind(self) -> tuple[str, str]:
+        return self.together.shape.product, self.together.problem.other
+
+
+def pairs_of(rows: Iterable[Measurement]) -> list[Pair]:
+    """The pairs of which all rows have a figure."""
+    found = group_pairs(((replace(row.problem, timed=PRODUCTS, alone=True), row.shape), row) for row in rows if row.ok)
+    by_row = ({(row.problem.timed, row.problem.alone): row for row in same} for same in found.values())
+    return [Pair(each) for each in by_row if len(each) == 4]
+
+
+def step_lines(pairs: Sequence[Pair], flop: float, nbytes: float) -> Iterator[str]:
+    """By other work, the shortest step with its setting, and the shortest without overlap."""
+    for other, same in group_pairs((pair.kind[1], pair) for pair in pairs).items():
+        best = min(same, key=lambda pair: pair.step_seconds(flop, nbytes)[0])
+        seconds, apart = best.step_seconds(flop, nbytes)[0], min(pair.step_seconds(flop, nbytes)[1] for pair in same)
+        doubt, blocks = percent(max(map(best.half_width, (PRODUCTS, OTHER)))), best.together.problem.blocks
+        yield (
+            f"a step of {flop:.4g} FLOP and {nbytes:.4g} bytes of {other}: {significant(seconds * 1e3)} ms "
+            f"(+-{doubt} %) at best, as {best.together.shape}"
+            f"{f' with {blocks} blocks' if blocks else ''}; {significant(apart * 1e3)} ms without overlap"
+        )
+
+
+def _columns() -> Iterator[Column[Pair]]:
+    def rate(timed: str, alone: bool, factor: float) -> Callable[[Pair], float]:
+        return lambda pair: pair.rows[timed, alone].best_rate * factor
+
+    yield Column("product", "product", lambda pair: pair.kind[0], left=True)
+    yield Column("other", "beside", lambda pair: pair.kind[1], left=True)
+    yield Column("size", "size", lambda pair: str(BandwidthShape(pair.together.shape.nbytes)), left=True)
+    yield Column("blocks", "blocks", lambda pair: pair.together.problem.blocks or None)
+    for timed, unit, factor in ((PRODUCTS, "TFLOPS", 1.0), (OTHER, "GB/s", 1e3)):
+        yield Column(rate_name(f"{timed}_alone", unit), f"{unit} alone", rate(timed, True, factor), significant)
+        yield Column(rate_name(f"{timed}_together", unit), "together", rate(timed, False, factor), significant)
+        yield Column(f"{timed}_kept", "kept %", lambda pair, timed=timed: pair.kept(timed), percent)  # type: ignore[misc]
+        yield Column(f"{timed}_kept_half_width", "+-%", lambda pair, timed=timed: pair.half_width(timed), percent, 1)  # type: ignore[misc]
+
+
+def overlap_document(
+    rows: Sequence[Measurement],
+    header: Mapping[str, Any],
+    summary: Mapping[str, Any] | None,
+    top: int | None = None,
+    step: tuple[float, float] | None = None,
+) -> Document:
+    """``step``: FLOP and bytes of a step to be made of the pairs."""
+    pairs = pairs_of(rows)
+    return Document(
+        f"products beside other work on {header['device']['name']}",
+        [
+            Lines(
+                [
+                    f"products beside other work on {machine_line(header)}",
+                    *dict.fromkeys(f"{row.work.unit}: {row.work.convention}" for row in rows if not row.problem.alone),
+                ]
+            ),
+            Table(list(_columns()), pairs, "rates alone, and while both run", "pairs", top=top),
+            Lines(failure_lines(rows)),
+            Answer([*(step_lines(pairs, *step) if step else ()), end_line(summary)]),
+        ],
+        {"header": header, "summary": summary},
+    )

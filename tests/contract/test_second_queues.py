@@ -1,0 +1,78 @@
+"""The second queue of real devices: a stream, and a thread of a host."""
+
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+import pytest
+import torch.distributed
+
+from mamf.operations.collective.kernels import torch_distributed
+from mamf.plugins.discovery import backend_class, open_backend
+
+
+class Vendor:
+    """torch's module of a device, as far as streams go; ``calls``: what was called, with the stream it was in."""
+
+    def __init__(self):
+        self.calls, self.now = [], "own"
+
+    def Stream(self, index):
+        return SimpleNamespace(name="second", wait_stream=lambda other: self.calls.append(("second waits", other.name)))
+
+    def current_stream(self):
+        return SimpleNamespace(name="own", wait_stream=lambda other: self.calls.append(("own waits", other.name)))
+
+    @contextmanager
+    def stream(self, stream):
+        self.now = stream.name
+        yield
+        self.now = "own"
+
+
+def test_a_stream_begins_after_a_fork_and_is_waited_for_after_a_join():
+    vendor = Vendor()
+    module = __import__(backend_class("cuda").__mro__[1].__module__, fromlist=["StreamQueue"])
+    queue = module.StreamQueue(vendor, 0, lambda: vendor.calls.append(("mark", vendor.now)))
+    queue.fork()
+    queue.launch(lambda: vendor.calls.append(("launch", vendor.now)))
+    queue.mark()
+    queue.join()
+    inside = [("launch", "second"), ("mark", "second")]
+    assert vendor.calls == [("second waits", "own"), *inside, ("own waits", "second")]
+
+
+def test_a_host_runs_its_second_queue_in_order_and_join_raises_what_failed():
+    backend = open_backend("cpu")
+    queue, ran = backend.second_queue(), []
+    assert backend.second_queue() is queue
+    before = queue.mark()
+    queue.launch(lambda: ran.append(1))
+    queue.launch(lambda: ran.append(2))
+    after = queue.mark()
+    queue.join()
+    assert ran == [1, 2]
+    assert backend.seconds_between(before, after) >= 0
+    queue.launch(lambda: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        queue.join()
+    queue.join()  # once
+
+
+def test_blocks_are_options_of_a_fresh_group(monkeypatch):
+    class Library:
+        class Options:
+            config = None
+
+            def __init__(self):
+                self.config = SimpleNamespace()
+
+    made = []
+    world = SimpleNamespace(_get_backend=lambda device: Library())
+    monkeypatch.setattr(torch.distributed, "group", SimpleNamespace(WORLD=world))
+    monkeypatch.setattr(torch.distributed, "new_group", lambda **given: made.append(given) or "a group")
+    torch_distributed.group_with.cache_clear()
+    assert torch_distributed.group_with(0, "cpu") is None
+    assert [torch_distributed.group_with(8, "cpu") for _ in range(2)] == ["a group"] * 2
+    (given,) = made
+    assert vars(given["pg_options"].config) == {"min_ctas": 8, "max_ctas": 8}
+    torch_distributed.group_with.cache_clear()

@@ -1,0 +1,179 @@
+"""Products beside other work: what each loses while both run, against a device that slows them by planted shares."""
+
+import itertools
+import json
+import math
+import os
+import socket
+from dataclasses import replace
+
+import pytest
+import torch
+from forked import forked
+from two_queues import ASIDE, OWN, SimulatedPair, TwoQueues
+
+from mamf.cli import main
+from mamf.engine.strategies.overlap import Overlapping, overlapping
+from mamf.errors import UsageError
+from mamf.kernel import Verdict
+from mamf.kinds.registry import chart_of
+from mamf.logs.run_log import read_run_log
+from mamf.operations.overlap.operation import SMALLEST, OverlapProblem, OverlapShape
+from mamf.report.overlap import pairs_of
+from mamf.testing import SimulatedBackend, SimulatedMatmul
+
+LARGE, DECODE = "8192x8192x8192", "16x8192x8192"
+
+
+def rows_of(other, shape, device=None, pair=None, **options):
+    problem = OverlapProblem(other, ranks=2)
+    cells = [(problem, OverlapShape.parse(shape))]
+    run = Overlapping(device or TwoQueues(), pair or SimulatedPair(), cells, 0.3, **options)
+    return {(row.problem.timed, row.problem.alone): row for row in run.results()}
+
+
+def kept(rows, timed):
+    """The share of its rate that a work keeps, and half the width of its interval."""
+    alone, together = rows[timed, True], rows[timed, False]
+    share = together.best_rate / alone.best_rate
+    return share, share * math.hypot(alone.relative_half_width, together.relative_half_width)
+
+
+@pytest.mark.parametrize("shape", [f"{LARGE}+1GiB", f"{LARGE}+64MiB", f"{DECODE}+256MiB"])
+@pytest.mark.parametrize("other", ["all_reduce", "to_host", "copy"])
+def test_each_work_keeps_the_planted_share_of_its_rate(other, shape):
+    rows = rows_of(other, shape)
+    assert [row.status for row in rows.values()] == ["ok"] * 4
+    for timed, planted in (("products", TwoQueues.kept[OWN]), ("other", TwoQueues.kept[ASIDE])):
+        share, half_width = kept(rows, timed)
+        assert abs(share - planted) <= half_width < 0.02
+
+
+def test_a_host_that_is_late_gives_no_figure():
+    rows = rows_of("copy", f"{LARGE}+1MiB")
+    assert [row.status for row in rows.values()] == ["unsupported"] * 4
+    assert "the host queues these launches too slowly" in rows["products", False].reason
+
+
+def test_only_blocks_within_the_overlap_count():
+    """The first work runs alone from 6 on, at twice the rate; a mean over all of it would be 1.4."""
+    first, other = [0.0, 2.0, 4.0, 6.0, 7.0, 8.0], [1.0, 3.0, 6.5]
+    assert overlapping([first, other], [1, 2]) == [2.0, 1.375]
+    assert overlapping([[0.0, 1.0], [0.5, 3.0]], [1, 1]) is None
+    assert overlapping([[0.0, 2.0, 4.0]], [4]) == [0.5]
+
+
+class Wrong(SimulatedMatmul):
+    """Its results are wrong once it has run for a while, as in a fault that shows under load alone."""
+
+    def prepare(self, *given, **options):
+        ready = super().prepare(*given, **options)
+        checks = itertools.count()
+
+        def verify(index, result):
+            return Verdict(float(next(checks) > 10), 0.1)
+
+        return replace(ready, verify=verify)
+
+
+def test_a_product_that_is_wrong_beside_a_collective_gives_no_figure():
+    rows = rows_of("all_reduce", f"{LARGE}+1GiB", pair=SimulatedPair(matmul=Wrong))
+    assert {row.status for row in rows.values()} == {"wrong_result"}
+
+
+def test_a_device_with_one_queue_says_so():
+    rows = rows_of("to_host", f"{LARGE}+1GiB", SimulatedBackend())
+    assert {row.status for row in rows.values()} == {"unsupported"}
+    assert "no second queue" in rows["other", True].reason
+
+
+def test_a_failure_on_another_rank_counts_for_all():
+    rows = rows_of("all_reduce", f"{LARGE}+1GiB", of_all=lambda own: [own, own or own is False])
+    assert {row.reason for row in rows.values()} == {"another rank failed"}
+
+
+def test_the_budget_leaves_out_whole_pairs():
+    cells = [(OverlapProblem(each), OverlapShape.parse(f"{LARGE}+64MiB")) for each in ("to_host", "to_device")]
+    run = Overlapping(TwoQueues(), SimulatedPair(), cells, 0.3, budget_seconds=0.1)
+    assert len(list(run.results())) == run.left_out == 4
+
+
+def pair_of(rows):
+    (pair,) = pairs_of(rows.values())
+    return pair
+
+
+def test_a_step_ends_with_the_rest_of_what_takes_longer_alone():
+    pair = pair_of(rows_of("all_reduce", f"{LARGE}+1GiB"))
+    products, other = (pair.rows[timed, True].seconds for timed in ("products", "other"))
+    flop, nbytes = pair.together.flop, 2**30
+    best, apart = pair.step_seconds(10 * flop, 2 * nbytes)
+    both = 2 * other / TwoQueues.kept[ASIDE]
+    assert apart == pytest.approx(10 * products + 2 * other)
+    assert best == pytest.approx(both + 10 * products - both * TwoQueues.kept[OWN], rel=0.01)
+    assert pair.step_seconds(flop, 1e-9)[0] == pytest.approx(products, rel=0.01)
+
+
+def test_ranks_and_blocks_are_of_collectives():
+    assert OverlapProblem("to_host", ranks=4, blocks=8) == OverlapProblem("to_host")
+    assert OverlapProblem("all_gather", ranks=4, blocks=8).counted(SMALLEST)[0].dtype == "bfloat16"
+    for wrong in ({"other": "all_reduce", "ranks": 1}, {"other": "all_reduce", "ranks": 2, "blocks": -1}):
+        with pytest.raises(UsageError):
+            OverlapProblem(**wrong)
+    with pytest.raises(UsageError, match=r"8192x8192x8192\+1GiB"):
+        OverlapShape.parse("8192x8192x8192")
+
+
+ASKED = ("overlap", "--backend", "cpu", "--dtype", "float32", "--time-limit", "0.01s", "--shapes", "64x64x64+64KiB")
+
+
+def test_the_command_measures_shows_and_draws_a_pair(run, tmp_path):
+    """In one process, beside a copy; its log is read, continued and drawn."""
+    log = tmp_path / "log.jsonl"
+    code, out, err = run(*ASKED, "--beside", "to_host", "--output", str(log), "--flop", "1e9", "--bytes", "1e6")
+    assert code == 0, err
+    assert "64x64x64" in out
+    assert "a step of 1e+09 FLOP and 1e+06 bytes of to_host:" in out
+    read = read_run_log(log)
+    assert (read.plan.kind, read.tier, len(read.measurements)) == ("overlap", "complete", 4)
+    (pair,) = json.loads(run("show", str(log), "--format", "json")[1])["pairs"]
+    assert pair["products_together_tflops"] > 0
+    chart = chart_of(read)
+    (line,) = chart.panels[0].lines
+    assert (line.name, line.points[0].x, line.points[-1].y) == ("to_host 64KiB", 0.0, 0.0)
+    assert "ms without overlap" in run("overlap", "--resume", str(log), "--flop", "1e9", "--bytes", "1e6")[1]
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (("--beside", "all_reduce"), "all_reduce needs several devices, and cpu has 1: --beside to_host copy"),
+        (("--flop", "1e9"), "give --flop and --bytes"),
+        (("--flop", "nan", "--bytes", "1"), "each above 0"),
+        (("--beside", "all_reduces"), "did you mean 'all_reduce'"),
+        (("--shapes", "64x64x64"), "is not a pair"),
+    ],
+)
+def test_wrong_input_gets_a_line(run, options, told):
+    code, _, err = run(*ASKED, *options)
+    assert code == 2
+    assert told in err.splitlines()[-1]
+
+
+def of_rank(rank, store, log):
+    """The command as a rank of two, by Gloo."""
+    torch.set_num_threads(1)
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank), "GROUP_RANK": "0"}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store)}
+    return main([*ASKED, "--beside", "all_reduce", "--blocks", "4", "0", "--output", str(log)])
+
+
+def test_two_ranks_measure_products_beside_a_collective(tmp_path):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    log = tmp_path / "log.jsonl"
+    assert forked(lambda rank: of_rank(rank, port, log), [{}, {}]) == [0, 0]
+    rows = read_run_log(log).measurements
+    assert [row.status for row in rows] == ["unsupported"] * 4 + ["ok"] * 4
+    assert rows[0].reason == "gloo takes no number of blocks"

@@ -1,0 +1,113 @@
+"""A simulated device with two queues that slow each other by planted shares, for tests in virtual time."""
+
+from typing import ClassVar
+
+from mamf.operations.overlap.operation import SMALLEST, Pair
+from mamf.queues import Queue
+from mamf.testing import SimulatedBackend, SimulatedBandwidth, SimulatedCollective, SimulatedCopies, SimulatedMatmul
+
+OWN, ASIDE = "own", "aside"
+SIMULATED = {
+    "matmul": SimulatedMatmul,
+    "collective": SimulatedCollective,
+    "copies": SimulatedCopies,
+    "bandwidth": SimulatedBandwidth,
+}
+
+
+class Job:
+    """``ready``: when the host queued it. ``after``: what must have ended before it."""
+
+    def __init__(self, ready, seconds, after):
+        self.ready, self.left, self.after, self.end = ready, seconds, after, None
+
+    def may_start(self):
+        return all(each.end is not None for each in self.after)
+
+
+class Aside(Queue):
+    def __init__(self, device):
+        self.device = device
+
+    def fork(self):
+        self.device.add(ASIDE, 0.0, OWN)
+
+    def join(self):
+        self.device.add(OWN, 0.0, ASIDE)
+
+    def launch(self, call):
+        self.device.current = ASIDE
+        call()
+        self.device.current = OWN
+
+    def mark(self):
+        return self.device.add(ASIDE, 0.0)
+
+
+class TwoQueues(SimulatedBackend):
+    """``kept``: the share of its rate that each queue keeps while both run."""
+
+    kept: ClassVar = {OWN: 0.84, ASIDE: 0.71}
+
+    def __init__(self, index=0, **options):
+        super().__init__(index, **options)
+        self.queued = {OWN: [], ASIDE: []}
+        self.last = {OWN: [], ASIDE: []}
+        self.current, self.time = OWN, 0.0
+        self.aside = Aside(self)
+
+    def second_queue(self):
+        return self.aside
+
+    def add(self, queue, seconds, after=None):
+        job = Job(self.host_time, seconds, [*self.last[queue], *(self.last[after] if after else ())])
+        self.queued[queue].append(job)
+        self.last[queue] = [job]
+        return job
+
+    def _execute(self, seconds, watts):
+        self.host_time += self.world.launch_seconds
+        self.add(self.current, seconds)
+
+    def mark(self):
+        return self.add(self.current, 0.0)
+
+    def seconds_between(self, start, end):
+        self.resolve()
+        return end.end - start.end
+
+    def wait(self, mark):
+        self.resolve()
+        self.host_time = max(self.host_time, mark.end)
+
+    def synchronize(self):
+        self.resolve()
+        self.host_time = max(self.host_time, self.time)
+
+    def resolve(self):
+        """Run all that is queued."""
+        while any(self.queued.values()):
+            heads = {name: jobs[0] for name, jobs in self.queued.items() if jobs and jobs[0].may_start()}
+            running = {name: job for name, job in heads.items() if job.ready <= self.time}
+            later = [job.ready - self.time for job in heads.values() if job.ready > self.time]
+            rates = {name: self.kept[name] if len(running) == 2 else 1.0 for name in running}
+            if done := [name for name, job in running.items() if job.left <= 1e-15]:
+                for name in done:
+                    self.queued[name].pop(0).end = self.time
+                    heads[name].after = []
+                continue
+            step = min([*later, *(job.left / rates[name] for name, job in running.items())])
+            self.time += step
+            for name, job in running.items():
+                job.left -= step * rates[name]
+        self.device_time = self.time
+
+
+class SimulatedPair(Pair):
+    """``kernels``: by operation, those in place of the simulated ones."""
+
+    def __init__(self, **kernels):
+        self.chosen = {**SIMULATED, **kernels}
+
+    def of(self, backend, problem):
+        return self.chosen[problem.counted(SMALLEST)[0].operation]()

@@ -30,7 +30,7 @@ from mamf.node.group import Meeting
 from mamf.node.ranks import COMPLETE, GO, Rank, arrive, gathered, joint_decision, received, visible_index
 from mamf.node.worker import in_flight
 from mamf.plans import NODE_BUDGET_SECONDS
-from mamf.plugins.discovery import backend_class, backend_statuses, open_backend
+from mamf.plugins.discovery import backend_class, first_backend, open_backend
 
 # Time to reach rank 0, which imports torch from a file system that all ranks read at once.
 _MEETING_SECONDS = 300.0
@@ -38,19 +38,11 @@ _FAREWELL_SECONDS = 10.0
 
 
 def run(options: argparse.Namespace) -> int:
-    options.backend = options.backend or _first_backend()
+    options.backend = options.backend or first_backend()
     if options.led:
         return _run_child(options)
     one_of_many = launched(os.environ)
     return _run_children(options) if one_of_many is None else _run_rank(options, one_of_many)
-
-
-def _first_backend() -> str:
-    """The backend that 'auto' chooses."""
-    name = next((status.name for status in backend_statuses() if status.unavailable is None), None)
-    if name is None:
-        raise UnavailableError("no backend is available; 'mamf backends' says why")
-    return name
 
 
 def _make_folder(folder: Path, is_shared: bool = False) -> Path:

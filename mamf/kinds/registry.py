@@ -12,13 +12,14 @@ from mamf.kinds.guard import Guard
 from mamf.kinds.kind import Drawing, Kind
 from mamf.kinds.roofline import Roofline
 from mamf.kinds.sweep import Sweep
+from mamf.kinds.verify import Verify
 from mamf.limits import require_known
 from mamf.logs.run_log import RunLog
 from mamf.operations.attention.shapes import DIRECTIONS
 from mamf.plans import SWEEP, Plan
 from mamf.report.charts.plotting import Picture
 
-KINDS: dict[str, Kind] = {kind.name: kind for kind in (Sweep(), Find(), Roofline(), Explain(), Guard())}
+KINDS: dict[str, Kind] = {kind.name: kind for kind in (Sweep(), Find(), Roofline(), Explain(), Guard(), Verify())}
 
 
 def kind_of(plan: Plan) -> Kind:

@@ -13,7 +13,7 @@ from typing import Any
 
 from mamf.ceilings.search_plan import search_from_record, search_record
 from mamf.operations.unknown import Unknown, operation_called
-from mamf.plans import FIND, GUARD, MATMUL, SWEEP, GuardOptions, Plan, SweepOptions
+from mamf.plans import FIND, GUARD, MATMUL, SWEEP, VERIFY, GuardOptions, Plan, SweepOptions, VerifyOptions
 
 #: The command of that name measures sweeps of this operation.
 _ATTENTION = "attention"
@@ -42,7 +42,7 @@ def plan_record(plan: Plan) -> dict[str, Any]:
         own = {name: fields[name] for name in _OF_PRODUCTS}
         return {"command": SWEEP, "problem": fields["problems"][0], **own, **options}
     command = _ATTENTION if plan.kind == SWEEP and plan.operation == _ATTENTION else plan.kind
-    return {"command": command, **fields, **(asdict(plan.options) if plan.kind == GUARD else {})}
+    return {"command": command, **fields, **(asdict(plan.options) if plan.kind in (GUARD, VERIFY) else {})}
 
 
 def plan_from_record(record: Mapping[str, Any], kernel: str = "auto") -> Plan:
@@ -57,7 +57,11 @@ def plan_from_record(record: Mapping[str, Any], kernel: str = "auto") -> Plan:
     if "problem" in fields:
         fields |= {"problems": [fields.pop("problem")], "kernels": [kernel]}
     early = {name: fields.pop(name) for name in _REDUNDANT if name in fields}
-    options: GuardOptions | SweepOptions | None = GuardOptions(early["rounds"]) if kind == GUARD else None
+    options: GuardOptions | SweepOptions | VerifyOptions | None = (
+        GuardOptions(early["rounds"]) if kind == GUARD else None
+    )
+    if kind == VERIFY:
+        options = VerifyOptions(fields.pop("number"), tuple(fields.pop("operations")))
     if kind == SWEEP:
         given = {each.name: fields.pop(each.name) for each in dataclass_fields(SweepOptions) if each.name in fields}
         reference = given.get("reference")

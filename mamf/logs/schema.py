@@ -71,6 +71,8 @@ _KERNELS_PLAN = {
     "explains?": bool,
     "layers?": _TEXTS,
     "rounds?": int,
+    "number?": int,
+    "operations?": _TEXTS,
 }
 _SWEEP_PLAN = {
     "shapes": _TEXTS,
@@ -168,6 +170,10 @@ SUMMARY = {
     "elapsed_seconds": float,
     "best": {ANY_NAME: {}},
     "phases?": {ANY_NAME: int},
+    "problems?": int,
+    "launches?": int,
+    "values?": int,
+    "wrong?": int,
     "timer_overhead_after_seconds?": float,
     "shared_after?": _TEXTS,
     "time?": str,

@@ -232,6 +232,14 @@ def _status(name: str) -> BackendStatus:
         return BackendStatus(name, unavailable=Unavailable("it cannot be opened", str(error)))
 
 
+def first_backend() -> str:
+    """The backend that 'auto' chooses."""
+    name = next((status.name for status in backend_statuses() if status.unavailable is None), None)
+    if name is None:
+        raise UnavailableError("no backend is available; 'mamf backends' says why")
+    return name
+
+
 def open_backend(name: str = "auto", index: int | None = 0) -> Backend:
     """Open a device. ``auto`` takes the first available accelerator, else the CPU, and warns about broken backends. If
     ``index`` is None, the device that this process already uses is opened.

@@ -9,6 +9,9 @@ import pytest
 from mamf.cli import main
 from mamf.engine.strategies.verify import VerifySweep, draw, verify_plan
 from mamf.logs.run_log import read_run_log
+from mamf.node.device import DeviceRun
+from mamf.node.figures import Place
+from mamf.node.gathering import Run, device_of, logs_of
 from mamf.operation import random_sizes
 from mamf.report.verification import counts, most_wrong
 from mamf.testing import Physics, SimulatedBackend
@@ -87,6 +90,15 @@ def test_a_resumed_run_goes_on_with_the_next_problem(run):
     assert run("verify", *DEVICE[:4], "--resume", "log.jsonl", "--budget", "1s")[0] == 0
     after = read_run_log(run.folder / "log.jsonl").measurements
     assert after[len(before)].round == len(before) + 1
+
+
+def test_a_node_that_verifies_reports_a_wrong_device(tmp_path, monkeypatch):
+    kernels = {"mamf.testing:SimulatedMatmul": SimulatedMatmul()}
+    monkeypatch.setattr("mamf.node.device.kernels_to_verify", lambda backend, names: kernels)
+    place = Place(0, 0, 0)
+    DeviceRun(SimulatedBackend(physics=Physics(faulty_unit=0)), place, tmp_path, verify_seconds=0.1)._part("verify")
+    device = device_of(place, logs_of(tmp_path, place), Run(1))
+    assert device.failures[0].startswith("wrong results in verify: ")
 
 
 # -- pure --------------------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from mamf.node.device import DeviceRun
 from mamf.node.figures import Place
 from mamf.node.gathering import Run, device_of, logs_of
 from mamf.operation import random_sizes
+from mamf.plugins.discovery import operation
 from mamf.report.verification import counts, most_wrong
 from mamf.testing import Physics, SimulatedBackend
 from mamf.testing.simulated_kernels import SimulatedMatmul
@@ -127,6 +128,18 @@ def test_random_sizes_are_aligned_or_not_even_or_skinny_and_stay_within_bounds()
     assert any(all(size % 64 == 0 for size in each) for each in sizes)
     assert any(any(size % 2 for size in each) for each in sizes)
     assert any(min(each) < 8 for each in sizes) and any(max(each) > 4096 for each in sizes)
+
+
+@pytest.mark.parametrize("name", ["matmul", "batched", "grouped", "attention"])
+def test_each_operation_draws_problems_within_the_bound(name):
+    of, chooser, terms = operation(name), random.Random(1), range(1, 256**3 + 1)
+    cases = [of.random_case(chooser, terms) for _ in range(50)]
+    assert all(case["shape"].flop <= 2 * 256**3 for case in cases)
+    assert len({case["shape"] for case in cases}) > 40
+
+
+def test_a_range_without_such_sizes_gives_the_smallest():
+    assert random_sizes(random.Random(1), 3, range(1, 2), equal=32) == [1, 1, 1]
 
 
 @pytest.mark.parametrize(

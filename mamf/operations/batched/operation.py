@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import random
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from mamf.backend import Backend
 from mamf.kernel import Kernel
 from mamf.limits import Sizes
-from mamf.operation import random_sizes
 from mamf.operations.matmul.kernel import ProductProblem
 from mamf.operations.matmul.operation import ProductOperation
 
@@ -70,11 +68,7 @@ class Batched(ProductOperation[BatchedProblem, BatchedShape]):
     problem_type = BatchedProblem
     shape_example = "64x1024x1024x128"
     axis_label = "FLOP"
-
-    def random_case(self, chooser: random.Random, terms: range) -> dict[str, Any]:
-        batch = chooser.choice((1, 2, 3, 8, 32))
-        shape = BatchedShape(batch, *random_sizes(chooser, 3, terms, batch))
-        return {**super().random_case(chooser, terms), "shape": shape}
+    random_counts = (1, 2, 3, 8, 32)
 
     def default_shapes(self, backend: Backend) -> Sequence[BatchedShape]:
         """The scores of attention heads, short and long, and square products."""

@@ -12,7 +12,6 @@ from mamf.backend import Backend, DeviceInfo
 from mamf.kernel import Kernel
 from mamf.limits import Sizes, require_known
 from mamf.measurement import Measurement
-from mamf.operation import random_sizes
 from mamf.operations.matmul.kernel import ProductProblem
 from mamf.operations.matmul.operation import ProductOperation
 from mamf.work import Work
@@ -151,10 +150,10 @@ class Grouped(ProductOperation[GroupedProblem, GroupedShape]):
     problem_type = GroupedProblem
     shape_example = "e8t16384n14336k4096"
     axis_label = "FLOP"
+    random_counts = (1, 2, 4, 8, 32)
 
     def random_case(self, chooser: random.Random, terms: range) -> dict[str, Any]:
-        shape = GroupedShape(chooser.choice((1, 2, 4, 8, 32)), *random_sizes(chooser, 3, terms))
-        return {**super().random_case(chooser, terms), "routing": chooser.choice(ROUTINGS), "shape": shape}
+        return {**super().random_case(chooser, terms), "routing": chooser.choice(ROUTINGS)}
 
     def default_shapes(self, backend: Backend) -> Sequence[GroupedShape]:
         """Few large experts (Mixtral 8x7B), more (DeepSeek-V2-Lite) and many small ones (Qwen3-30B-A3B)."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, ClassVar
 
 from mamf.backend import Backend, DeviceInfo
 from mamf.dtypes import DTYPES, canonical_name
@@ -41,9 +41,14 @@ class ProductOperation(FlopOperation[ProductProblemT, ProductShapeT]):
         usual = {**asdict(self.problem_type(problem.dtype)), "out_dtype": DTYPES[problem.dtype].default_output}
         return [f"{name} {value}" for name, value in asdict(problem).items() if value != usual[name]]
 
+    #: The numbers of products in random problems, if a shape begins with one.
+    random_counts: ClassVar[tuple[int, ...]] = ()
+
     def random_case(self, chooser: random.Random, terms: range) -> dict[str, Any]:
         layout, data = chooser.choice(LAYOUTS), chooser.choice(("normal", "uniform", "integers", "wide"))
-        return {"layout": layout, "data": data, "shape": self.shape_type(*random_sizes(chooser, 3, terms))}
+        counts = [chooser.choice(self.random_counts)] if self.random_counts else []
+        shape = self.shape_type(*counts, *random_sizes(chooser, 3, terms, *counts))
+        return {"layout": layout, "data": data, "shape": shape}
 
     def axis(self, shape: ProductShapeT) -> float:
         return float(shape.flop)

@@ -16,8 +16,11 @@ from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 from mamf.backend import Backend, OperandPool, Unavailable
 from mamf.dtypes import DTYPES
 from mamf.work import Work
+from mamf.wrong_tiles import WrongCells
 
 DATA = ("normal", "uniform", "zeros", "integers")
+#: ``wide``: normal times powers of two from 2^-10 to 2^2, so that sums mix small and large terms.
+ALL_DATA = (*DATA, "wide")
 # More sets would not help: operands this small do not limit a launch.
 MOST_OPERAND_SETS = 64
 ALIGNMENT = 256  # elements
@@ -93,6 +96,10 @@ class Verdict:
         return not self.reason and math.isfinite(self.error) and self.error <= self.tolerance
 
 
+#: Of ``Prepared.remember``.
+Compare = Callable[[object], Callable[[], WrongCells]]
+
+
 @dataclass(frozen=True)
 class Prepared:
     """A kernel ready to run on one shape.
@@ -116,6 +123,13 @@ class Prepared:
       after the last timed launch. None: only ``verify`` is available.
     - ``change_operands``: queues a random change of the operands of all sets that invalidates all earlier results;
       ``verify`` expects it, and ``changed_operands`` undoes it. None: operands never change.
+    - ``remember``: keeps the output of the last launch of a set, given the set's index and its result. What it returns
+      takes the result of a later launch, queues a comparison bit by bit, and returns a function that waits for the
+      cells that differ. None: unknown.
+    - ``repeats_bits``: whether launches on unchanged operands give equal bits.
+    - ``locate``: where the output of a set is wrong, given the set's index and the result. None: unknown.
+    - ``verify_special``: launches the first set with infinities, NaN and subnormal numbers among its operands, and
+      restores these. None: there is nothing to expect.
     """
 
     launches: Sequence[Callable[[], object]]
@@ -128,6 +142,10 @@ class Prepared:
     class_seconds: Callable[[], Mapping[str, float]] | None = None
     verify_whole: Callable[[int, object], Verdict] | None = None
     change_operands: Callable[[], object] | None = None
+    remember: Callable[[int, object], Compare] | None = None
+    repeats_bits: bool = False
+    locate: Callable[[int, object], WrongCells] | None = None
+    verify_special: Callable[[], Verdict] | None = None
 
 
 class Kernel(ABC, Generic[ProblemT, ShapeT]):

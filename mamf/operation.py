@@ -6,6 +6,8 @@ what the engine, logs and reports need; its problems define the work of a launch
 
 from __future__ import annotations
 
+import math
+import random
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
@@ -39,6 +41,8 @@ class Operation(ABC, Generic[ProblemT, ShapeT]):
     ranks_by_shape: ClassVar[bool] = False
     #: Whether it measures links that the devices of a machine share, so two devices must not measure at once.
     is_of_links: ClassVar[bool] = False
+    #: What verification compares outputs with, for the report of ``mamf verify``.
+    reference: ClassVar[str] = "the kernel's own check"
 
     @abstractmethod
     def default_shapes(self, backend: Backend) -> Sequence[ShapeT]:
@@ -52,6 +56,12 @@ class Operation(ABC, Generic[ProblemT, ShapeT]):
         """A problem with the fields in ``asked`` and the device's defaults. Raises UsageError for invalid fields."""
         dtype = backend.resolve_dtype(canonical_name(asked.get("dtype") or backend.default_dtype))
         return self.problem_type(**{**asked, "dtype": dtype})  # type: ignore[no-any-return]
+
+    def random_case(self, chooser: random.Random, terms: range) -> dict[str, Any] | None:
+        """A random problem for ``mamf verify``, with so many multiply-adds in a launch: its shape under ``shape``, and
+        fields of the problem. None: the operation has none.
+        """
+        return None
 
     def fastest_possible(self, info: DeviceInfo, problem: ProblemT, shape: ShapeT | None = None) -> float | None:
         """The device's physical limit on the rate, in FLOP or bytes per second; None if unknown.
@@ -110,6 +120,23 @@ class Operation(ABC, Generic[ProblemT, ShapeT]):
 
     def problem_from_record(self, record: Mapping[str, Any]) -> ProblemT:
         return self.problem_type(**record)  # type: ignore[no-any-return]
+
+
+# The largest size of a random shape, as a multiple of equal sizes, and what random sizes are multiples of.
+_MOST_UNEQUAL, _MULTIPLES, _TRIES = 4, (1, 1, 8, 16, 64, 128), 1000
+
+
+def random_sizes(chooser: random.Random, count: int, terms: range, equal: int = 1) -> list[int]:
+    """Sizes, aligned or not, even, skinny and huge, whose product times ``equal`` is in the range; ones if it is too
+    small for that.
+    """
+    most = math.log2(max(2.0, _MOST_UNEQUAL * (terms[-1] / equal) ** (1 / count)))
+    for _ in range(_TRIES):
+        multiples = [chooser.choice(_MULTIPLES) for _ in range(count)]
+        sizes = [max(each, round(2 ** chooser.uniform(0, most)) // each * each) for each in multiples]
+        if math.prod(sizes) * equal in terms:
+            return sizes
+    return [1] * count
 
 
 class FlopOperation(Operation[ProblemT, ShapeT]):

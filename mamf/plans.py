@@ -21,9 +21,10 @@ from mamf.regime_names import BURST, CEILINGS, CLASSIC, CLASSIC_WARMUP_SECONDS, 
 from mamf.statistics import FigureError, Interval
 
 #: Kinds of runs: rows for given shapes; confirmed ceilings; compute and bandwidth ceilings in one log; one product on
-#: several kinds of data; rows compared with a baseline; figures from elsewhere measured again; products beside others.
+#: several kinds of data; rows compared with a baseline; figures from elsewhere measured again; products beside others;
+#: random problems whose results are verified.
 SWEEP, FIND, ROOFLINE, EXPLAIN, GUARD = "sweep", "find", "roofline", "explain", "guard"
-REPRODUCE, OVERLAP = "reproduce", "overlap"
+REPRODUCE, OVERLAP, VERIFY = "reproduce", "overlap", "verify"
 #: The operation that measures compute ceilings.
 MATMUL = "matmul"
 SHUFFLED, GIVEN = ORDERS = ("shuffled", "given")
@@ -31,6 +32,8 @@ DEFAULT_BUDGET_SECONDS = 57.0
 QUICK_BUDGET_SECONDS = 16.5
 #: For all devices of a node at once: they share the host, so this is a little more than one device needs.
 NODE_BUDGET_SECONDS = 24.0
+#: A minute, with what it takes to open the device.
+VERIFY_BUDGET_SECONDS = 57.0
 #: Regimes that every operation supports; classic is for products only.
 KERNEL_REGIMES = (BURST, SUSTAINED)
 #: The most repeated visits to a row of a guard.
@@ -109,6 +112,19 @@ class ReproduceOptions:
 
 
 @dataclass(frozen=True)
+class VerifyOptions:
+    """``number``: the only random problem to verify, from 1; 0 for one after the other. The plan's shape bounds their
+    FLOP, and its problems name the dtypes and the seed. ``operations``: of the kernels.
+    """
+
+    number: int = 0
+    operations: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        whole_number("number", self.number, 0)
+
+
+@dataclass(frozen=True)
 class Plan:
     """All parameters of a run, which are also what resuming it needs.
 
@@ -119,7 +135,7 @@ class Plan:
     - ``flush``: whether to evict the operands between launches of a burst.
     - ``layers``: the label of each shape of a preset.
     - ``searches``: SearchPlans for ceilings of products; a find of products has one search and no shapes.
-    - ``options``: SweepOptions, GuardOptions or ReproduceOptions, depending on the kind.
+    - ``options``: SweepOptions, GuardOptions, ReproduceOptions or VerifyOptions, depending on the kind.
     """
 
     kind: str

@@ -9,9 +9,11 @@ from mamf.limits import require_known
 BURST, SUSTAINED, CLASSIC = "burst", "sustained", "classic"
 #: The warm-up of mamf-finder.
 CLASSIC_WARMUP_SECONDS = 30.0
-NAMES = (BURST, SUSTAINED, CLASSIC)
+#: How results are checked, not measured: launches apart at boost, or back to back at the power limit.
+SPACED, LOADED = CHECKING = ("spaced", "loaded")
+NAMES = (BURST, SUSTAINED, CLASSIC, *CHECKING)
 #: The statistic that ranks rows.
-BEST_BY = {BURST: "median", SUSTAINED: "mean", CLASSIC: "fastest"}
+BEST_BY = {BURST: "median", SUSTAINED: "mean", CLASSIC: "fastest", SPACED: "median", LOADED: "median"}
 #: The regimes in which a find confirms ceilings: burst gives MAMF, sustained gives MSMF.
 CEILINGS = (BURST, SUSTAINED)
 

@@ -89,9 +89,14 @@ def require_memory(backend: Backend, nbytes: int) -> None:
 
 
 def draw(values: torch.Tensor, data: str, generator: torch.Generator) -> None:
-    """Fill ``values`` in place: standard normal, uniform(-1, 1), zeros, or the integers -2..2."""
+    """Fill ``values`` in place: standard normal, wide (normal, times powers of two), uniform(-1, 1), zeros, or the
+    integers -2..2.
+    """
     if data == "normal":
         values.normal_(generator=generator)
+    elif data == "wide":
+        exponents = torch.empty_like(values).random_(-10, 3, generator=generator)
+        values.normal_(generator=generator).mul_(exponents.exp2_())
     elif data == "uniform":
         values.uniform_(-1, 1, generator=generator)
     elif data == "integers":

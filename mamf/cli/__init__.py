@@ -31,7 +31,7 @@ GROUPS = {
     "measure": ("find", "sweep", "attention", "bandwidth", "roofline", "explain", "overlap", "run", "counters", "peak"),
     "compare and report": ("show", "report", "plot", "compare", "guard", "reproduce"),
     "models": ("model", "profile", "autoprofile"),
-    "machines": ("node", "doctor", "backends", "kernels"),
+    "machines": ("node", "verify", "doctor", "backends", "kernels"),
     "contribute": ("results", "import"),
     "shell": ("completion",),
 }
@@ -41,6 +41,7 @@ COMMANDS = {
     "attention": "measure attention kernels as shares of the device's matmul ceiling",
     "bandwidth": "measure how fast memory is copied, read and written",
     "node": "measure all devices of one or more machines at once: is one slow, wrong or missing?",
+    "verify": "check whole outputs of random problems by every kernel, for a minute or a night: is the card right?",
     "run": "launch one kernel once, verified, for a profiler, sanitizer or debugger",
     "counters": "read hardware counters of kernels with ncu: cycles and what bounds them, beside unprofiled rates",
     "profile": "run an unchanged script and report where its steps spend time, as shares of the ceiling",

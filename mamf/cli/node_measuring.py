@@ -108,7 +108,8 @@ def _write_run(run: Run, folder: Path) -> None:
 
 def _dry_run(options: argparse.Namespace, devices: str, are_several: bool) -> int:
     say(f"devices: {devices}")
-    say(f"each: find ({options.budget or NODE_BUDGET_SECONDS:.0f} s), bandwidth, copies, 5000 equal launches")
+    verify = f", verify ({options.verify:.0f} s)" if options.verify else ""
+    say(f"each: find ({options.budget or NODE_BUDGET_SECONDS:.0f} s), bandwidth, copies, 5000 equal launches{verify}")
     say("together: peer copies, collectives" if are_several else "together: nothing, there is only one device")
     return 0
 
@@ -158,6 +159,7 @@ def _command(options: argparse.Namespace, folder: Path, place: Place, ranks: int
     command += ["--output-folder", str(folder), "--patience", f"{options.patience:g}s", "--backend", options.backend]
     command += ["--dtype", options.dtype] if options.dtype else []
     command += ["--budget", f"{options.budget:g}s"] if options.budget else []
+    command += ["--verify", f"{options.verify:g}s"] if options.verify else []
     return [*command, *(["--kernel", *options.kernel] if options.kernel else [])]
 
 
@@ -201,7 +203,8 @@ def _device_run(options: argparse.Namespace, own: Launched, folder: Path, device
     warnings.simplefilter("error", LogChangedWarning)  # the verdict needs each log at its place
     backend = open_backend(options.backend, device)
     fit_traits(backend)
-    return DeviceRun(backend, own.place, folder, own.ranks, options.dtype, options.kernel, options.budget)
+    asked = (options.dtype, options.kernel, options.budget, options.verify)
+    return DeviceRun(backend, own.place, folder, own.ranks, *asked)
 
 
 # -- one rank of many --------------------------------------------------------------------------------------------------

@@ -35,6 +35,7 @@ _COMMANDS = {
     "model",
     "roofline",
     "sweep",
+    "verify",
 }
 #: Nothing is launched, or another process of mamf watches.
 _UNWATCHED = {"--dry-run", "--help", "-h", "--led"}

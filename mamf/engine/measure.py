@@ -105,7 +105,7 @@ class _Run:
                 samples.remarks,
             )
             self.regime.bridge(checked.launches, samples.seconds[-1])
-        details = {} if peak is None else {"held_bytes": checked.held_bytes}
+        details = samples.details | ({} if peak is None else {"held_bytes": checked.held_bytes})
         verdict = replace(checked.verdict, details={**checked.verdict.details, **details, **shares})
         return self.judge(samples, verdict, peak, reserved)
 

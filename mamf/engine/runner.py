@@ -124,8 +124,7 @@ class Runner:
             return
         finally:
             steps.close()
-            for pool in self._pools.values():
-                pool.release()
+            self.release_pools()
 
     # -- for strategies ----------------------------------------------------------------------------------------------
 
@@ -207,6 +206,12 @@ class Runner:
         if key not in self._pools:
             self._pools[key] = self.backend.operand_pool(problem.data, problem.seed)
         return self._pools[key]
+
+    def release_pools(self) -> None:
+        """Release all operands."""
+        for pool in self._pools.values():
+            pool.release()
+        self._pools.clear()
 
     @property
     def _device(self) -> str:

@@ -14,6 +14,7 @@ from mamf.kinds.overlap import Overlap
 from mamf.kinds.reproduce import Reproduce
 from mamf.kinds.roofline import Roofline
 from mamf.kinds.sweep import Sweep
+from mamf.kinds.verify import Verify
 from mamf.limits import require_known
 from mamf.logs.run_log import RunLog
 from mamf.operations.attention.shapes import DIRECTIONS
@@ -21,7 +22,7 @@ from mamf.plans import SWEEP, Plan
 from mamf.report.charts.plotting import Picture
 
 KINDS: dict[str, Kind] = {
-    kind.name: kind for kind in (Sweep(), Find(), Roofline(), Explain(), Guard(), Reproduce(), Overlap())
+    kind.name: kind for kind in (Sweep(), Find(), Roofline(), Explain(), Guard(), Reproduce(), Overlap(), Verify())
 }
 
 

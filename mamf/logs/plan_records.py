@@ -19,11 +19,13 @@ from mamf.plans import (
     MATMUL,
     REPRODUCE,
     SWEEP,
+    VERIFY,
     Claim,
     GuardOptions,
     Plan,
     ReproduceOptions,
     SweepOptions,
+    VerifyOptions,
 )
 from mamf.statistics import FigureError, Interval
 
@@ -59,7 +61,7 @@ def plan_record(plan: Plan) -> dict[str, Any]:
 
 def _options_record(plan: Plan, of: AnyOperation) -> dict[str, Any]:
     if plan.kind != REPRODUCE:
-        return asdict(plan.options) if plan.kind == GUARD else {}
+        return asdict(plan.options) if plan.kind in (GUARD, VERIFY) else {}
     claims = [
         {
             **vars(claim),
@@ -107,12 +109,14 @@ def plan_from_record(record: Mapping[str, Any], kernel: str = "auto") -> Plan:
     parse = str if isinstance(of, Unknown) else of.parse_shape
     if "problem" in fields:
         fields |= {"problems": [fields.pop("problem")], "kernels": [kernel]}
-    options: GuardOptions | SweepOptions | ReproduceOptions | None = None
+    options: GuardOptions | SweepOptions | ReproduceOptions | VerifyOptions | None = None
     if kind == REPRODUCE:
         options = _reproduce_options(fields, of)
     early = {name: fields.pop(name) for name in _REDUNDANT if name in fields}
     if kind == GUARD:
         options = GuardOptions(early["rounds"])
+    if kind == VERIFY:
+        options = VerifyOptions(fields.pop("number"), tuple(fields.pop("operations")))
     if kind == SWEEP:
         given = {each.name: fields.pop(each.name) for each in dataclass_fields(SweepOptions) if each.name in fields}
         reference = given.get("reference")

@@ -225,8 +225,9 @@ def _add_record(log: RunLog, record: dict[str, Any]) -> None:
         raise ValueError(f"unknown record {kind!r}")
     require(record, record_schema(record))
     if kind == "measurement":
-        of = operation_of_plan(log.header["plan"])
-        if record["operation"] not in (MATMUL, of):
+        plan = log.header["plan"]
+        of = operation_of_plan(plan)
+        if record["operation"] not in (MATMUL, of, *plan.get("operations", ())):
             raise ValueError(f"a row of {record['operation']} in a log of {of}")
         log.measurements.append(measurement_from_record(record, log.header))
         log.summary = None

@@ -85,6 +85,8 @@ _KERNELS_PLAN = {
     "recorded?": {ANY_NAME: str},
     "chosen_from?": int,
     "tolerance?": float,
+    "number?": int,
+    "operations?": _TEXTS,
 }
 _SWEEP_PLAN = {
     "shapes": _TEXTS,
@@ -182,6 +184,10 @@ SUMMARY = {
     "elapsed_seconds": float,
     "best": {ANY_NAME: {}},
     "phases?": {ANY_NAME: int},
+    "problems?": int,
+    "launches?": int,
+    "values?": int,
+    "wrong?": int,
     "timer_overhead_after_seconds?": float,
     "shared_after?": _TEXTS,
     "time?": str,

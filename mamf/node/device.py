@@ -14,6 +14,7 @@ from mamf.engine.repeating import Repeating
 from mamf.engine.search.finding import Find
 from mamf.engine.search.grid import plan_for
 from mamf.engine.strategies.kernels import KernelsSweep
+from mamf.engine.strategies.verify import VerifySweep, kernels_to_verify, verify_plan
 from mamf.errors import UnavailableError
 from mamf.kinds.registry import kind_of
 from mamf.logs.comparability import require_device_of_log
@@ -23,7 +24,7 @@ from mamf.logs.run_log import RunLog, read_run_log
 from mamf.logs.writer import RunLogWriter
 from mamf.measurement import Measurement
 from mamf.node.figures import Place
-from mamf.node.gathering import ALONE, TOGETHER, has_begun
+from mamf.node.gathering import ALONE, TOGETHER, VERIFIED, has_begun
 from mamf.operations.bandwidth.shapes import BandwidthShape
 from mamf.operations.collective.operation import COLLECTIVES
 from mamf.operations.copies.operation import CopyShape
@@ -72,6 +73,7 @@ class DeviceRun:
     dtype: str | None = None
     kernels: Sequence[str] | None = None
     find_seconds: float | None = None
+    verify_seconds: float | None = None
     on_progress: OnProgress = lambda text: None
     agree: Callable[[float], float] = lambda own: own
     #: Returns when all ranks have called it.
@@ -79,7 +81,7 @@ class DeviceRun:
 
     def alone(self) -> None:
         """Measure the parts that need no other rank."""
-        for part in ALONE:
+        for part in (*ALONE, VERIFIED) if self.verify_seconds else ALONE:
             path = self.place.log(self.folder, part)
             log = read_run_log(path) if path.is_file() and has_begun(path) else None
             if log is None or log.tier != "complete":
@@ -132,6 +134,8 @@ class DeviceRun:
             return self._find(path, before)
         if part == "repeated":
             return self._repeated(path, before)
+        if part == VERIFIED:
+            return self._verify(path, before)
         of = {"bandwidth": "bandwidth", "collective": "collective"}.get(part, "copies")
         return self._kernels(of, part, path, before)
 
@@ -177,6 +181,14 @@ class DeviceRun:
 
         recording = Recording(path, self.backend, kernel.name, plan, before)
         return recording.record(rows(), lambda taken, end: kind_of(plan).summary(plan, taken, {}, end))
+
+    def _verify(self, path: Path, before: Before) -> Iterator[Measurement]:
+        log = before and before[0]
+        kernels = kernels_to_verify(self.backend, log.plan.kernels if log else None)
+        plan = log.plan if log else verify_plan(self.backend, kernels, self.verify_seconds)
+        sweep = VerifySweep(plan, [*kernels.values()], self.backend, log.lasting if log else (), self._phase)
+        recording = Recording(path, self.backend, " ".join(plan.kernels), plan, before)
+        return recording.record(sweep.results(), lambda rows, end: kind_of(plan).summary(plan, rows, {}, end))
 
     def _kernels(self, of: str, part: str, path: Path, before: Before) -> Iterator[Measurement]:
         kernels, plan = self._kernels_plan(of, part)

@@ -21,6 +21,8 @@ from mamf.node.figures import BURST, SUSTAINED, UNITS, Device, Place, place_of, 
 #: The parts of a device's run in order, one log each: alone, then together with all others.
 ALONE = ("find", "bandwidth", "copies", "repeated")
 TOGETHER = ("peers", "collective")
+#: The last part alone, on request.
+VERIFIED = "verify"
 RUN = "run.json"
 # More than any cluster has: a file that claims more is not from mamf, and all ranks would be listed.
 _MOST_RANKS = 250_000
@@ -103,7 +105,7 @@ def devices_of(folders: Sequence[Path], known: Run | None = None) -> tuple[Run, 
 
 def logs_of(folder: Path, place: Place) -> dict[str, RunLog | str]:
     """A rank's logs by part; for an unreadable log the reason."""
-    return {part: read(log) for part in (*ALONE, *TOGETHER) if has_begun(log := place.log(folder, part))}
+    return {part: read(log) for part in (*ALONE, VERIFIED, *TOGETHER) if has_begun(log := place.log(folder, part))}
 
 
 def is_complete(folder: Path, place: Place) -> bool:
@@ -151,7 +153,8 @@ def device_of(place: Place, logs: Mapping[str, RunLog | str], run: Run) -> Devic
     failures, lacks = list[str](), list[str]()
     if reason:
         (lacks if is_no_fault else failures).append(reason)
-    for part in ALONE + (TOGETHER if run.ranks > 1 and not run.apart else ()):
+    on_request = (VERIFIED,) if VERIFIED in logs else ()
+    for part in ALONE + on_request + (TOGETHER if run.ranks > 1 and not run.apart else ()):
         log = logs.get(part)
         if isinstance(log, str):
             (lacks if is_no_fault else failures).append(log)
@@ -234,10 +237,12 @@ def _wrong(part: str, log: RunLog) -> Iterable[str]:
     """
     default = log.header["kernel"].split()[0]
     for row in log.measurements:
-        if row.status == "wrong_result" and row.kernel == default:
+        if row.status == "wrong_result" and (row.kernel == default or part == VERIFIED):
             yield f"wrong results in {part}: {row.reason}"
             return
-    tried = group_pairs((None if part == "find" else (row.problem, row.shape), row) for row in log.measurements)
+    tried = group_pairs(
+        (None if part in ("find", VERIFIED) else (row.problem, row.shape), row) for row in log.measurements
+    )
     for rows in tried.values():
         if not any(row.ok for row in rows) and rows[0].status != "unsupported":
             what = figure_name(rows[0]) or part

@@ -19,7 +19,9 @@ import torch
 
 from mamf.backend import Backend, OperandPool, Unavailable
 from mamf.kernel import Buffer, Kernel, Prepared, ProblemT, ShapeT, Verdict
+from mamf.operations.repeats import remember_outputs
 from mamf.torch_backend import TorchBackend
+from mamf.wrong_tiles import WrongCells
 
 AnswerT = TypeVar("AnswerT")
 #: The buffer from which the classic regime overwrites the output of the first set; without it the output is zeroed.
@@ -31,7 +33,8 @@ class OperandSet:
     """One set of operands. ``launch``, ``verify``, ``verify_whole`` and ``checksum`` as in Prepared, for this set.
 
     ``outputs``: the tensors that a launch writes. ``change``: queues a random change of the operands, which ``verify``
-    expects from then on; ``restore`` undoes all changes. None: operands never change.
+    expects from then on; ``restore`` undoes all changes. None: operands never change. ``repeats_bits``, ``locate`` and
+    ``verify_special`` as in Prepared.
     """
 
     launch: Callable[[], object]
@@ -41,6 +44,9 @@ class OperandSet:
     checksum: Callable[[object], Callable[[], int]] | None = None
     change: Callable[[], object] | None = None
     restore: Callable[[], object] = lambda: None
+    repeats_bits: bool = False
+    locate: Callable[[object], WrongCells] | None = None
+    verify_special: Callable[[], Verdict] | None = None
 
 
 class TorchKernel(Kernel[ProblemT, ShapeT]):
@@ -128,6 +134,12 @@ def prepare_sets(
         changed_operands=changed_operands,
         held_bytes=held_bytes,
         checksum=_by_index([each.checksum for each in sets]),
+        remember=lambda index, result: remember_outputs(
+            lambda returned: tensors_of(returned) or sets[index].outputs, result
+        ),
+        repeats_bits=all(each.repeats_bits for each in sets),
+        locate=_by_index([each.locate for each in sets]),
+        verify_special=sets[0].verify_special,
     )
 
 

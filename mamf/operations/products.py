@@ -30,8 +30,9 @@ from mamf.operations.operand_sets import (
     view_as,
 )
 from mamf.operations.quantization import Quantized, quantize
+from mamf.operations.special_values import verify_special_product
 from mamf.operations.variation import Signs
-from mamf.operations.whole_products import Operand, Part, whole_verdict
+from mamf.operations.whole_products import Operand, Part, locate_wrong, whole_verdict
 from mamf.torch_backend import torch_dtype
 
 #: Errors of cuBLAS and hipBLAS for a shape or layout without an algorithm, and of oneDNN for a missing dtype.
@@ -93,6 +94,9 @@ def product_set(
         checksum=lambda result: queue_checksum(output(result)),
         change=signs.change,
         restore=signs.restore,
+        repeats_bits=True,
+        locate=lambda result: locate_wrong(problem, parts(output(result)), scale),
+        verify_special=lambda: verify_special_product(problem, parts, lambda: output(launch()), scale),
     )
 
 

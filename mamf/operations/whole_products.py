@@ -26,6 +26,7 @@ from mamf.operations.matmul.kernel import ProductProblem
 from mamf.operations.operand_sets import one_thread
 from mamf.operations.quantization import Quantized
 from mamf.operations.variation import fresh_signs
+from mamf.wrong_tiles import CELL, WrongCells
 
 #: The number of random vectors in a test.
 VECTORS = 2
@@ -91,6 +92,33 @@ def _verdict(problem: ProductProblem, parts: Sequence[Part], scale: float, eleme
 
 
 _REFERENCE = "A (B x) for random x"
+
+
+def locate_wrong(problem: ProductProblem, parts: Sequence[Part], scale: float = 1.0) -> WrongCells:
+    """Where products are wrong: the same test for CELL columns of C at a time, or all that share a scale."""
+    found, products = set[tuple[int, int, int]](), 0
+    for part in parts:
+        right, n = part.right, part.c.shape[2]
+        step = max(CELL, right.scaling.rows) if isinstance(right, Quantized) else CELL
+        for start in range(0, n, step):
+            stop = min(start + step, n)
+            rows = right.part(start, stop) if isinstance(right, Quantized) else right[:, start:stop]
+            flags = _wrong_rows(problem, Part(part.left, rows, part.c[:, :, start:stop]), scale)
+            columns = range(start // CELL, -(-stop // CELL))
+            found |= {(products + b, row // CELL, column) for b, row in flags.nonzero().tolist() for column in columns}
+        products += len(part.c)
+    return WrongCells(frozenset(found), *parts[0].c.shape[1:])
+
+
+def _wrong_rows(problem: ProductProblem, part: Part, scale: float) -> torch.Tensor:
+    """Whether each row of each product is further off than rounding explains."""
+    wide, c, elements = _wide_dtype(problem.dtype, part.c.device), part.c, _CHUNKS[1]
+    x = fresh_signs((c.shape[0], c.shape[2], VECTORS), c.device)
+    products = _multiply(part.left, _multiply_transposed(part.right, x, wide, elements), wide, elements)
+    off = (_multiply(c, x, wide, elements) - products * (1 if scale == 1 else scale)).abs()
+    squares = c.to(torch.float32 if wide == torch.int32 else wide).square().sum(-1).nan_to_num()
+    most = math.sqrt(2 * (math.log(2 * off.numel()) + _RARITY)) * problem.tolerance / 2
+    return (~(off <= most * torch.maximum(squares, squares.mean()).sqrt()[..., None])).any(2)
 
 
 def _ratio(part: float, whole: float) -> float:

@@ -87,6 +87,7 @@ class SimulatedBackend(Backend):
         self.index = index
         self.world = physics or self.physics
         self.random = random.Random(seed)
+        self.fault_seed = seed
         self.faults: dict[object, Exception | str] = {}
         self.launches = 0
         self.host_time = self.device_time = 0.0

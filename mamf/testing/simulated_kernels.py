@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from typing import ClassVar
 
 from mamf.backend import Backend, OperandPool, Unavailable
-from mamf.kernel import Kernel, Prepared, ProblemT, ShapeT, Verdict
+from mamf.kernel import Compare, Kernel, Prepared, ProblemT, ShapeT, Verdict
 from mamf.operations.attention.shapes import AttentionKernel, AttentionProblem, AttentionShape
 from mamf.operations.bandwidth.shapes import BandwidthKernel, BandwidthProblem, BandwidthShape
 from mamf.operations.collective.operation import CollectiveKernel, CollectiveProblem, CollectiveShape
@@ -16,7 +18,9 @@ from mamf.operations.copies.operation import CopyKernel, CopyProblem, CopyShape
 from mamf.operations.matmul.kernel import MatmulKernel, MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.operations.model.shapes import ModelKernel, ModelProblem, ModelShape
+from mamf.testing.physics import Physics
 from mamf.testing.simulated import SimulatedBackend
+from mamf.wrong_tiles import CELL, WrongCells
 
 #: Relative error up to which a result is correct, if the problem has no tolerance.
 _TOLERANCE = 1e-2
@@ -144,6 +148,9 @@ def prepared(
     """
     device.begin_visit()
     written: set[int] = set()
+    # A separate generator: what else is random stays as it is without it.
+    wrong, flipped = random.Random(f"{device.fault_seed} {device.launches}"), [False]
+    spoiled = _tiles_of_unit(device.world, shape)
 
     def launch_of(index: int) -> Callable[[], None]:
         run = run_of(index)
@@ -151,6 +158,7 @@ def prepared(
         def launch() -> None:
             run()
             written.add(index)
+            flipped[0] = wrong.random() < device.world.flips
 
         return launch
 
@@ -159,7 +167,7 @@ def prepared(
         if isinstance(fault, Exception):
             raise fault
         device.synchronize()
-        is_wrong = fault == "wrong_result" or index not in written
+        is_wrong = fault == "wrong_result" or index not in written or bool(spoiled.cells)
         return Verdict(1.0 if is_wrong else 1e-3, tolerance)
 
     def checksum(index: int, result: object) -> Callable[[], int]:
@@ -168,4 +176,35 @@ def prepared(
         return lambda: int(is_wrong)
 
     launches = [launch_of(index) for index in range(sets)]
-    return Prepared(launches, verify, lambda returned: written.clear(), checksum=checksum)
+
+    def remember(index: int, result: object) -> Compare:
+        before = flipped[0]
+
+        def compare(later: object) -> Callable[[], WrongCells]:
+            places = frozenset({(0, 0, 0)}) if flipped[0] != before else frozenset()
+            return lambda: replace(spoiled, cells=places)
+
+        return compare
+
+    return Prepared(
+        launches,
+        verify,
+        lambda returned: written.clear(),
+        checksum=checksum,
+        remember=remember,
+        repeats_bits=True,
+        locate=lambda index, result: spoiled,
+    )
+
+
+def _tiles_of_unit(world: Physics, shape: object) -> WrongCells:
+    # The cells that the faulty unit computes; none without one.
+    if not isinstance(shape, MatmulShape):
+        return WrongCells(frozenset(), 1, 1, 1)
+    down, across = -(-shape.m // CELL), -(-shape.n // CELL)
+    own = {
+        (0, row, column)
+        for row, column in product(range(down), range(across))
+        if (row // 2 * -(-across // 4) + column // 4) % world.compute_units == world.faulty_unit
+    }
+    return WrongCells(frozenset(own), shape.m, shape.n, shape.m * shape.n)

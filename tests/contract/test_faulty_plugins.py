@@ -157,7 +157,16 @@ BACKEND_METHODS = [
         "wait",
         "seconds_between",
     ),
-    *("idle_mark", "timer_overhead", "flush_cache", "operand_pool", "free_memory", "allocated_memory", "peak_memory"),
+    *(
+        "idle_mark",
+        "second_queue",
+        "timer_overhead",
+        "flush_cache",
+        "operand_pool",
+        "free_memory",
+        "allocated_memory",
+        "peak_memory",
+    ),
     "peak_reserved_memory",
     *("profiler_window", "profiler_range", "without_counters", "digest"),
     *("reset_peak_memory", "is_out_of_memory", "release_memory", "resolve_dtype", "unsupported_dtype"),
@@ -168,7 +177,7 @@ KERNEL_METHODS.append("__init__")
 OPERATION_METHODS = [
     *("default_shapes", "problem_for", "fastest_possible", "peak", "may_be_ceiling", "columns", "axis", "parse_shape"),
     *("shape_record", "shape_from_record", "problem_record", "problem_from_record", "words", "presets", "__init__"),
-    *("describe_problem", "describe_shape"),
+    *("describe_problem", "describe_shape", "random_case"),
 ]
 TABLE = [
     *((FaultyBackend, method, [SWEEP, ["doctor", "--backend", "faulty"], ["backends"]]) for method in BACKEND_METHODS),

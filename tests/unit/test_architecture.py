@@ -50,6 +50,8 @@ SHARED_BY_ADAPTERS = (
     "operations/operand_sets.py",
     "operations/products.py",
     "operations/quantization.py",
+    "operations/repeats.py",
+    "operations/special_values.py",
     "operations/tracing/torch_traces.py",
     "operations/variation.py",
     "operations/whole_products.py",

@@ -46,6 +46,7 @@ OTHER_MEANING = {
     ("--preset", "kernels_find"): "presets are the operation's",
     ("--preset", "kernels_sweep"): "presets are the operation's",
     ("--preset", "sweep"): "presets are the operation's",
+    ("--regime", "verify"): "how launches are checked",
     ("--size", "bandwidth"): "of an array",
     ("--strict", "results check"): "warnings, not rows in doubt",
     ("--tolerance", "reproduce"): "of a claim, which is from another visit",

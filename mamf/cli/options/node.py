@@ -8,8 +8,8 @@ from pathlib import Path
 from mamf.choices import NODE_FORMATS, UNKNOWN, VERDICT_EXIT_CODES
 from mamf.cli.options.parser import Parser
 from mamf.cli.options.shared import add
-from mamf.cli.options.values import index
-from mamf.plans import NODE_BUDGET_SECONDS
+from mamf.cli.options.values import duration, index
+from mamf.plans import NODE_BUDGET_SECONDS, VERIFY_BUDGET_SECONDS
 
 EXAMPLES = """examples:
   mamf node                                     all devices here; exit code 0 OK, 1 WARN, 2 CRITICAL, 3 UNKNOWN
@@ -31,6 +31,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add(group, "--dtype", nargs=None)
     add(group, "--kernel", default_text="all but those that compile for minutes; the first one searches")
     add(group, "--budget", default_text=f"{NODE_BUDGET_SECONDS:.0f}s for the find on each device")
+    group.add_argument(
+        "--verify",
+        type=duration,
+        nargs="?",
+        const=VERIFY_BUDGET_SECONDS,
+        metavar="TIME",
+        help=f"check whole outputs as 'mamf verify' (default time: {VERIFY_BUDGET_SECONDS:.0f}s)",
+    )
     group.add_argument("--quick", action="store_true", help=argparse.SUPPRESS)
     group.add_argument("--overlap", action="store_true", help="afterwards 'mamf overlap': products beside collectives")
     judging = parser.add_argument_group("verdict")

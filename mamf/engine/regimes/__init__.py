@@ -7,6 +7,7 @@ An accelerator at its power limit has two repeatable states, and a plain loop me
   reaction.
 - **sustained**: back to back over rotating operands until clock and power have settled, then at least 2 s.
 - **classic**: mamf-finder's published loop, for figures that line up with its tables.
+- **spaced** and **loaded** verify: each launch's whole output is checked, and no figure is a rate.
 
 A regime object lives for a whole run, because what ran before a shape decides how long to rest or soak.
 """
@@ -30,6 +31,7 @@ _HOMES = {
     "Burst": BURST,
     "Sustained": SUSTAINED,
     "Classic": CLASSIC,
+    **dict.fromkeys(("Spaced", "Loaded"), "verifying"),
 }
 
 

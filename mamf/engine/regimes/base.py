@@ -69,7 +69,7 @@ class StoppingRule:
 class Samples:
     """The samples of a visit in seconds per launch, and the sensor readings taken meanwhile.
 
-    ``timer_overhead``: seconds of the timer itself, already subtracted from each sample.
+    ``timer_overhead``: seconds of the timer itself, already subtracted from each sample. ``details``: further findings.
     """
 
     seconds: list[float] = field(default_factory=list)
@@ -78,6 +78,7 @@ class Samples:
     watts: float | None = None
     timer_overhead: float = 0.0
     remarks: list[str] = field(default_factory=list)
+    details: dict[str, float | str] = field(default_factory=dict)
 
     def add_reading(self, reading: Reading | None) -> None:
         if reading is not None:

@@ -11,10 +11,13 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from mamf.backend import Backend
-from mamf.errors import MamfError
+from mamf.errors import MamfError, plugin_errors
 from mamf.kernel import Prepared, Verdict
+from mamf.measurement import WRONG_TILES
+from mamf.wrong_tiles import describe
 
 #: A launch that is checked takes as long as others; one that took so many times as long found other work to do.
 _EQUAL_WORK = 2.0
@@ -76,7 +79,7 @@ class Checked:
     """
 
     def __init__(self, prepared: Prepared) -> None:
-        self._prepared = prepared
+        self.prepared = prepared
         self._returned: list[object] = [None] * len(prepared.launches)
         self._launched: set[int] = set()
         self._unseen: list[float] = []
@@ -85,19 +88,19 @@ class Checked:
 
     @property
     def rewrite_output(self) -> Callable[[], object] | None:
-        return self._prepared.rewrite_output
+        return self.prepared.rewrite_output
 
     @property
     def held_bytes(self) -> int:
-        return self._prepared.held_bytes
+        return self.prepared.held_bytes
 
     def class_seconds(self) -> Mapping[str, float]:
         """Of one more launch, by what was running; empty where the kernel does not measure it."""
-        measure = self._prepared.class_seconds
+        measure = self.prepared.class_seconds
         return {} if measure is None else measure()
 
     def _remembering(self, index: int) -> Callable[[], object]:
-        launch, returned, launched = self._prepared.launches[index], self._returned, self._launched
+        launch, returned, launched = self.prepared.launches[index], self._returned, self._launched
 
         def remembering() -> object:
             returned[index] = None  # its memory is free for this launch
@@ -137,13 +140,13 @@ class Checked:
 
     def prepare_check(self) -> None:
         """Queue other operands, if the kernel can change them, and poison: only a launch from now on can be right."""
-        if self._prepared.change_operands is not None:
-            self._prepared.change_operands()
+        if self.prepared.change_operands is not None:
+            self.prepared.change_operands()
         self.poison()
 
     def poison(self) -> None:
         """Make every output unlike the answer; nothing launched before counts as verified any more."""
-        self._prepared.poison(tuple(self._returned))
+        self.prepared.poison(tuple(self._returned))
         self._returned[:] = [None] * len(self._returned)
         self._launched.clear()
 
@@ -152,22 +155,31 @@ class Checked:
 
         Raises WrongResultError.
         """
-        checks = [self._prepared.verify]
-        if whole and self._prepared.verify_whole is not None:
-            checks.append(self._prepared.verify_whole)
+        checks = [self.prepared.verify]
+        if whole and self.prepared.verify_whole is not None:
+            checks.append(self.prepared.verify_whole)
         for index in sorted(self._launched):
             for check in checks:
-                self._take(check(index, self._returned[index]))
+                self._take(check(index, self._returned[index]), index)
 
-    def _take(self, verdict: Verdict) -> None:
+    def _take(self, verdict: Verdict, index: int) -> None:
         if not verdict.ok:
+            located = self._located(index)  # while operands are as they were
             self.require_unchanged_operands()  # the more telling reason
-            raise WrongResultError(verdict)
+            raise WrongResultError(replace(verdict, details={**verdict.details, **located}))
         if verdict.error >= self.verdict.error:
             self.verdict = Verdict(verdict.error, verdict.tolerance, {**self.verdict.details, **verdict.details})
 
+    def _located(self, index: int) -> Mapping[str, str]:
+        """Where the output of a set is wrong, if the kernel knows."""
+        try:
+            wrong = self.prepared.locate and self.prepared.locate(index, self._returned[index])
+        except plugin_errors():  # the result is wrong in any case
+            wrong = None
+        return {WRONG_TILES: describe(wrong)} if wrong and wrong.cells else {}
+
     def require_unchanged_operands(self) -> None:
         """Raises WrongResultError naming the operands that launches changed."""
-        changed = self._prepared.changed_operands()
+        changed = self.prepared.changed_operands()
         if changed:
             raise WrongResultError(Verdict(math.inf, 0.0, {"changed operands": " ".join(changed)}))

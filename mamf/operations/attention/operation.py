@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from mamf.backend import Backend, DeviceInfo
 from mamf.measurement import TERA, Measurement
-from mamf.operation import FlopOperation
-from mamf.operations.attention.shapes import AttentionKernel, AttentionProblem, AttentionShape
+from mamf.operation import FlopOperation, random_sizes
+from mamf.operations.attention.shapes import DIRECTIONS, AttentionKernel, AttentionProblem, AttentionShape
 from mamf.plugins.discovery import kernel_of
 
 _LENGTHS = (1024, 4096, 16384)
@@ -22,6 +24,7 @@ class Attention(FlopOperation[AttentionProblem, AttentionShape]):
     problem_type = AttentionProblem
     shape_example = "b1h16q4096k4096d128c"
     ranks_by_shape = True
+    reference = "softmax in float64 over products by the device's library; four rows by the host in float64"
 
     def default_shapes(self, backend: Backend) -> Sequence[AttentionShape]:
         return [AttentionShape(_TOKENS // length, 16, 16, length, length, 128, 128) for length in _LENGTHS]
@@ -38,6 +41,16 @@ class Attention(FlopOperation[AttentionProblem, AttentionShape]):
             **({"effective TFLOPS": row.best_rate * dense} if "sparsity" in details and row.ok else {}),
             **{title: float(details[name]) for title, name in names.items() if name in details},
         }
+
+    def random_case(self, chooser: random.Random, terms: range) -> dict[str, Any]:
+        """At most two kv heads, whose whole output and gradients the reference computes."""
+        batch, kv_heads = chooser.choice(((1, 1), (1, 2), (2, 1)))
+        heads, width = kv_heads * chooser.choice((1, 2, 4, 8)), chooser.choice((32, 64, 80, 96, 128, 256))
+        queries, keys = sorted(random_sizes(chooser, 2, terms, 2 * batch * heads * width))
+        masks = chooser.choice((False, True)), chooser.choice((None, None, None, 128))
+        shape = AttentionShape(batch, heads, kv_heads, queries, keys, width, width, *masks)
+        direction, data = chooser.choice(DIRECTIONS), chooser.choice(("normal", "uniform"))
+        return {"direction": direction, "data": data, "shape": shape}
 
     def describe_problem(self, problem: AttentionProblem) -> Sequence[str]:
         """The direction, and the fields that differ from the defaults."""

@@ -16,7 +16,7 @@ from typing import ClassVar, Literal, NamedTuple, get_args
 from mamf.backend import Backend, Unavailable
 from mamf.dtypes import DTYPES
 from mamf.errors import UsageError
-from mamf.kernel import DATA, Buffer, Kernel, aligned
+from mamf.kernel import ALL_DATA, Buffer, Kernel, aligned
 from mamf.limits import LARGEST_SEED, parse_digits, require_known, require_share, whole_number
 from mamf.work import Work
 
@@ -155,7 +155,7 @@ class AttentionProblem:
         require_known(
             ("dtype", self.dtype, DTYPES),
             ("direction", self.direction, DIRECTIONS),
-            ("data", self.data, DATA),
+            ("data", self.data, ALL_DATA),
             ("backward count", self.backward_count, BACKWARD_COUNTS),
         )
         whole_number("seed", self.seed, 0, LARGEST_SEED)

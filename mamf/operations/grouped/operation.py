@@ -6,7 +6,7 @@ import random
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 from mamf.backend import Backend, DeviceInfo
 from mamf.kernel import Kernel
@@ -150,6 +150,10 @@ class Grouped(ProductOperation[GroupedProblem, GroupedShape]):
     problem_type = GroupedProblem
     shape_example = "e8t16384n14336k4096"
     axis_label = "FLOP"
+    random_counts = (1, 2, 4, 8, 32)
+
+    def random_case(self, chooser: random.Random, terms: range) -> dict[str, Any]:
+        return {**super().random_case(chooser, terms), "routing": chooser.choice(ROUTINGS)}
 
     def default_shapes(self, backend: Backend) -> Sequence[GroupedShape]:
         """Few large experts (Mixtral 8x7B), more (DeepSeek-V2-Lite) and many small ones (Qwen3-30B-A3B)."""

@@ -8,7 +8,7 @@ from typing import ClassVar, Protocol, TypeVar
 
 from mamf.backend import Backend
 from mamf.dtypes import DTYPES, tolerance
-from mamf.kernel import DATA, Buffer, Kernel, aligned
+from mamf.kernel import ALL_DATA, Buffer, Kernel, aligned
 from mamf.limits import LARGEST_SEED, require_known, whole_number
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.work import Work
@@ -55,7 +55,7 @@ class ProductProblem:
             ("dtype", self.dtype, DTYPES),
             ("output dtype", self.out_dtype, DTYPES),
             ("layout", self.layout, LAYOUTS),
-            ("data", self.data, DATA),
+            ("data", self.data, ALL_DATA),
         )
         whole_number("seed", self.seed, 0, LARGEST_SEED)
 

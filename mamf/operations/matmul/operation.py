@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, ClassVar
 
 from mamf.backend import Backend, DeviceInfo
 from mamf.dtypes import DTYPES, canonical_name
 from mamf.measurement import Measurement
-from mamf.operation import FlopOperation
-from mamf.operations.matmul.kernel import MatmulKernel, MatmulProblem, ProductProblemT, ProductShapeT
+from mamf.operation import FlopOperation, random_sizes
+from mamf.operations.matmul.kernel import LAYOUTS, MatmulKernel, MatmulProblem, ProductProblemT, ProductShapeT
 from mamf.operations.matmul.shapes import MatmulShape
 
 
 class ProductOperation(FlopOperation[ProductProblemT, ProductShapeT]):
     """Base class of single, batched and grouped matrix products."""
+
+    reference = (
+        "A (B x) for random x without a library of products, int8 in int32, float32 and float64 in float64, all others "
+        "in float32; 256 entries by the host in float64"
+    )
 
     def problem_for(self, backend: Backend, asked: Mapping[str, Any]) -> ProductProblemT:
         """As in Operation; the output dtype defaults to the one for the operand dtype."""
@@ -34,6 +40,15 @@ class ProductOperation(FlopOperation[ProductProblemT, ProductShapeT]):
         """The fields that differ from the defaults."""
         usual = {**asdict(self.problem_type(problem.dtype)), "out_dtype": DTYPES[problem.dtype].default_output}
         return [f"{name} {value}" for name, value in asdict(problem).items() if value != usual[name]]
+
+    #: The numbers of products in random problems, if a shape begins with one.
+    random_counts: ClassVar[tuple[int, ...]] = ()
+
+    def random_case(self, chooser: random.Random, terms: range) -> dict[str, Any]:
+        layout, data = chooser.choice(LAYOUTS), chooser.choice(("normal", "uniform", "integers", "wide"))
+        counts = [chooser.choice(self.random_counts)] if self.random_counts else []
+        shape = self.shape_type(*counts, *random_sizes(chooser, 3, terms, *counts))
+        return {"layout": layout, "data": data, "shape": shape}
 
     def axis(self, shape: ProductShapeT) -> float:
         return float(shape.flop)

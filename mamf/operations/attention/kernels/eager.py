@@ -64,6 +64,7 @@ class CompiledEager(Eager):
     """The same under torch.compile, without the rewrite into SDPA, which is a separate kernel."""
 
     name = "compiled-eager"
+    is_tried_unasked = False
 
     def unavailable(self, backend: Backend) -> Unavailable | None:
         return backend.without_compiler() or super().unavailable(backend)

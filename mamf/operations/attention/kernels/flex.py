@@ -23,6 +23,7 @@ class Flex(TorchAttention):
     """Compiled and its block mask built before anything is timed; uncompiled it would hold every score in memory."""
 
     name = "flex"
+    is_tried_unasked = False
     dtypes = ("bfloat16", "float16", "float32")
     head_dims = range(16, 257, 8)
     has_window = True

@@ -173,9 +173,9 @@ class PreparedAttention:
         self._of_v = self._of_do = torch.ones((*self._heads, 1), dtype=torch.int8, device=operands["v"].device)
 
     def operand_set(self, launch: Callable[[], object]) -> OperandSet:
-        return OperandSet(
-            launch, self.verify, verify_whole=self.verify_whole, change=self.change_signs, restore=self.restore_signs
-        )
+        repeats = self._problem.direction == "fwd" and self._kernel.is_exact
+        changes = (self.change_signs, self.restore_signs, repeats)
+        return OperandSet(launch, self.verify, (), self.verify_whole, None, *changes)
 
     def forward(self, call: Callable[..., torch.Tensor]) -> torch.Tensor:
         with torch.no_grad():

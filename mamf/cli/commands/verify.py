@@ -1,0 +1,94 @@
+"""``mamf verify``: random problems by every kernel, each whole output checked, on all devices at once."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+
+from mamf.cli.interruption import Interruption
+from mamf.cli.options.values import ALL
+from mamf.cli.resuming import Resumed, asked_budget
+from mamf.cli.session import Session, measure
+from mamf.cli.terminal import say
+from mamf.engine.strategies.verify import VerifySweep, kernels_to_verify, verify_plan
+from mamf.errors import UsageError
+from mamf.measurement import Measurement
+from mamf.plans import MATMUL, VERIFY, VERIFY_BUDGET_SECONDS, Plan
+from mamf.plugins.discovery import backend_class, first_backend
+from mamf.regime_names import CHECKING, asked_regimes
+from mamf.report.verification import counts
+
+_WRONG = 3
+
+
+def run(options: argparse.Namespace) -> int:
+    if options.device is None and options.resume is None and not options.dry_run:
+        options.backend = options.backend or first_backend()
+        asked = sorted(set(options.devices or [ALL]))
+        devices = list(range(backend_class(options.backend).device_count())) if ALL in asked else asked
+        if len(devices) > 1:
+            return _verify_all(options, devices)
+        options.device = devices[0]
+    options.devices = None
+    return measure(options, lambda interruption, resumed: _VerifySession(options, interruption, resumed))
+
+
+def _verify_all(options: argparse.Namespace, devices: Sequence[int]) -> int:
+    # One process, log and report per device.
+    if options.output:
+        raise UsageError("--output names one log, and each device has its own: name one --device, or leave it out")
+    command = [sys.executable, "-m", "mamf", *options.typed, "--device"]
+    running = [subprocess.Popen([*command, str(device)]) for device in devices]
+    for process in running:
+        with suppress(KeyboardInterrupt):  # the processes got it too, and report what they found
+            process.wait()
+    codes = [process.wait() for process in running]
+    return _WRONG if _WRONG in codes else max(codes, key=abs)
+
+
+class _VerifySession(Session):
+    command = kind = VERIFY
+    operation = MATMUL
+
+    def __init__(self, options: argparse.Namespace, interruption: Interruption, resumed: Resumed | None) -> None:
+        super().__init__(options, interruption, resumed)
+        self.kernels = kernels_to_verify(self.backend, self.before.kernels if self.before else options.kernel)
+        # A resumed run gets the whole budget once more.
+        budget = asked_budget(options) or (self.before and self.before.budget_seconds) or VERIFY_BUDGET_SECONDS
+        self.plan = replace(self.make_plan(), budget_seconds=budget)
+        self.rows = list(self.log.lasting) if self.log else []
+        self.sweep = VerifySweep(self.plan, list(self.kernels.values()), self.backend, tuple(self.rows))
+
+    def new_plan(self) -> Plan:
+        asked, regimes = self.options, asked_regimes(self.options.regime, CHECKING)
+        given = (asked.budget, asked.dtype, regimes, asked.largest, asked.seed or 0, asked.number)
+        return verify_plan(self.backend, self.kernels, *given)
+
+    def dry_run(self) -> int:
+        plan = self.plan
+        say(f"kernels: {', '.join(plan.kernels)}; {' and '.join(plan.regimes)} for {plan.budget_seconds:.0f} s")
+        return 0
+
+    def kernel_name(self) -> str:
+        return " ".join(self.plan.kernels)
+
+    def label(self) -> str:
+        return f"device{self.backend.index}"
+
+    def has_all(self) -> bool:
+        return self.options.budget is None
+
+    def measurements(self, on_phase: Callable[[str], None]) -> Iterator[Measurement]:
+        self.sweep.on_phase = on_phase
+        return self.sweep.results()
+
+    def left_out(self) -> bool:
+        return False
+
+    def run(self) -> int:
+        code = super().run()
+        return _WRONG if counts(self.rows)["wrong"] else code

@@ -1,0 +1,113 @@
+"""spaced and loaded: launches whose whole outputs are checked, apart at boost or back to back at the power limit.
+
+The first output is verified like that of any measurement. Where a kernel repeats its bits, later outputs are compared
+with it bit by bit, on the device and without waiting for it. The outputs of other kernels are verified one by one. In
+the end there are infinities, NaN and subnormal numbers among the operands.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar
+
+from mamf.engine.regimes.base import Regime, Samples, StoppingRule
+from mamf.engine.regimes.checking import Checked, WrongResultError
+from mamf.kernel import Compare, Verdict
+from mamf.measurement import BOUND, CHECKED_LAUNCHES, CHECKED_VALUES, OTHER_BITS, WRONG_TILES
+from mamf.wrong_tiles import describe
+
+# Launches between two looks at what the comparisons found.
+_AT_ONCE = 8
+
+
+class Spaced(Regime):
+    """One launch at a time, each after a rest of three times its length, but of not more than ``most_rest`` seconds."""
+
+    name = "spaced"
+    most_rest: ClassVar[float] = 0.05
+
+    def sample(self, checked: Checked, rule: StoppingRule, estimate: float) -> Samples:
+        begun, taken = self.backend.now(), Samples(details={CHECKED_LAUNCHES: 1, CHECKED_VALUES: 0})
+        self.load(checked)
+        checked.prepare_check()
+        result = checked.launches[0]()
+        self.backend.submit()
+        checked.verify(whole=True)
+        compare = checked.prepared.remember and checked.prepared.remember(0, result)
+        while not taken.seconds or not rule.enough(
+            taken.seconds, self.backend.now() - begun, self.backend.now(), False
+        ):
+            self._repeat(checked, taken, compare, rule, estimate)
+        if checked.prepared.verify_special is not None:
+            verdict = checked.prepared.verify_special()
+            if not verdict.ok:
+                raise WrongResultError(verdict)
+            taken.details |= verdict.details
+            checked.poison()
+        taken.details[BOUND] = checked.verdict.tolerance
+        return taken
+
+    def load(self, checked: Checked) -> None:
+        """Bring the device to the state in which launches are checked."""
+
+    def wait(self, checked: Checked, estimate: float) -> None:
+        """Called before each checked launch, of about so many seconds."""
+        self.backend.synchronize()
+        self.backend.sleep(min(3 * estimate, self.most_rest))
+
+    def _repeat(
+        self, checked: Checked, taken: Samples, compare: Compare | None, rule: StoppingRule, estimate: float
+    ) -> None:
+        """Launch and compare a few times."""
+        marks, found = [], []
+        for _ in range(_AT_ONCE):
+            self.wait(checked, estimate)
+            checked.poison()
+            start, result = self.backend.mark(), checked.launches[0]()
+            self.backend.submit()
+            marks.append((start, self.backend.mark()))
+            found += [compare(result)] if compare else []
+            if not compare or not checked.prepared.repeats_bits:
+                checked.verify(whole=True)
+        taken.add_reading(self.read_sensors())  # while the device is busy
+        self.backend.synchronize()
+        taken.seconds = [*taken.seconds, *(self.backend.seconds_between(*each) for each in marks)][-_AT_ONCE:]
+        wrong = [each() for each in found]
+        differing = [each for each in wrong if each.cells]
+        taken.launches += len(marks)
+        launches = int(taken.details[CHECKED_LAUNCHES]) + len(marks)
+        values = launches * wrong[0].values if wrong else 0
+        taken.details |= {CHECKED_LAUNCHES: launches, CHECKED_VALUES: values}
+        if differing and checked.prepared.repeats_bits:
+            reason = f"{len(differing)} of {len(marks)} launches gave other bits than the first one"
+            details = {**taken.details, WRONG_TILES: describe(differing[0])}
+            raise WrongResultError(Verdict(math.inf, 0.0, details, reason=reason))
+        if differing:
+            taken.details[OTHER_BITS] = int(taken.details.get(OTHER_BITS, 0)) + len(differing)
+
+
+class Loaded(Spaced):
+    """Back to back. Most launches are not checked: the checks between others would let the device cool."""
+
+    name = "loaded"
+    #: Seconds under load before the first checked launch of the run, and of each later problem.
+    soak_seconds: ClassVar[float] = 2.0
+    warm_seconds: ClassVar[float] = 0.1
+    unchecked: ClassVar[int] = 8
+
+    def start(self) -> None:
+        self._owed = self.soak_seconds
+
+    def load(self, checked: Checked) -> None:
+        begun, rounds = self.backend.now(), 0
+        while self.backend.now() - begun < self._owed:
+            self.require_clock_advances(rounds)
+            self.wait(checked, 0.0)
+            self.backend.synchronize()
+            rounds += 1
+        self._owed = self.warm_seconds
+
+    def wait(self, checked: Checked, estimate: float) -> None:
+        for _ in range(self.unchecked):
+            checked.launches[0]()
+        self.backend.submit()

@@ -1,0 +1,121 @@
+"""Verifies random problems until the budget ends: the kernel that had the least time so far is next."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from mamf.backend import Backend
+from mamf.dtypes import OPERAND_DTYPES, canonical_name
+from mamf.engine.regimes import StoppingRule, regime_class
+from mamf.engine.runner import Runner, Step, Steps
+from mamf.errors import UnavailableError, UsageError
+from mamf.kernel import AnyKernel
+from mamf.measurement import Measurement
+from mamf.operations.matmul.operation import problem_for
+from mamf.operations.matmul.shapes import MatmulShape
+from mamf.plans import MATMUL, VERIFY, VERIFY_BUDGET_SECONDS, Plan, VerifyOptions
+from mamf.plugins.discovery import OPERATIONS, find_registered, operation
+from mamf.plugins.selection import choose_kernels, find_operation
+from mamf.regime_names import CHECKING, LOADED
+
+# Attempts to draw what a kernel supports. A longer budget makes visits longer, so that a log has at most so many rows.
+_TRIES, _MOST_ROWS = 200, 5000
+# The fewest multiply-adds of a problem, as a share of the most, if it is to load the device.
+_LOADING_SHARE = 0.25
+
+
+def draw(backend: Backend, plan: Plan, kernel: AnyKernel, number: int, regime: str) -> tuple[Any, Any] | None:
+    """Random problem ``number`` of a kernel and its shape; None if the kernel supports none that the plan allows.
+
+    It depends on the plan's seed and largest shape and on the regime, and on nothing that happened before.
+    """
+    of, seed = operation(kernel.operation), plan.problem.seed + number
+    chooser = random.Random(f"{seed} {kernel.name}")
+    most, allowed = plan.shapes[0].flop // 2, {problem.dtype for problem in plan.problems}
+    terms = range(int(most * _LOADING_SHARE) if regime == LOADED else 1, most + 1)
+    for _ in range(_TRIES):
+        dtype, case = chooser.choice(kernel.dtypes or OPERAND_DTYPES), of.random_case(chooser, terms)
+        if case is None or dtype not in allowed:
+            continue
+        shape = case.pop("shape")
+        problem = of.problem_for(backend, {**case, "dtype": dtype, "seed": seed})
+        if not (kernel.unsupported(backend, problem) or kernel.unsupported_shape(problem, shape)):
+            return problem, shape
+    return None
+
+
+def kernels_to_verify(backend: Backend, names: Sequence[str] | None) -> dict[str, AnyKernel]:
+    """The named kernels of any operations, or all available ones that do not compile for minutes."""
+    groups: dict[str, list[str] | None] = {}
+    for name in names or ():
+        groups.setdefault(find_operation(name).name, []).append(name)  # type: ignore[union-attr]
+    found = dict[str, AnyKernel]()
+    for of, own in (groups or dict.fromkeys(find_registered(OPERATIONS))).items():
+        with suppress(*(() if names else (UnavailableError,))):
+            found |= choose_kernels(operation(of), backend, own)
+    return {name: each for name, each in found.items() if names or (each.is_tried_unasked and _has_problems(each))}
+
+
+def _has_problems(kernel: AnyKernel) -> bool:
+    return operation(kernel.operation).random_case(random.Random(0), range(1, 2)) is not None
+
+
+def verify_plan(
+    backend: Backend,
+    kernels: Mapping[str, AnyKernel],
+    budget_seconds: float | None = None,
+    dtypes: Sequence[str] | None = None,
+    regimes: Sequence[str] = CHECKING,
+    largest: MatmulShape | None = None,
+    seed: int = 0,
+    number: int = 0,
+) -> Plan:
+    """The plan of a verification. ``largest``: no random problem has more FLOP."""
+    names = dict.fromkeys(map(canonical_name, dtypes or OPERAND_DTYPES))
+    problems = tuple(problem_for(backend, name, seed=seed) for name in names)
+    size, budget = 4096 if backend.is_accelerator else 256, budget_seconds or VERIFY_BUDGET_SECONDS
+    shape, own = largest or MatmulShape(size, size, size), sorted({each.operation for each in kernels.values()})
+    options = VerifyOptions(number, tuple(own))
+    given = (VERIFY, MATMUL, problems, tuple(kernels), (shape,), tuple(regimes))
+    return Plan(*given, budget_seconds=budget, options=options)
+
+
+@dataclass
+class VerifySweep:
+    """One run of a plan. ``kernels``: of any operations. ``rows``: of an interrupted run."""
+
+    plan: Plan
+    kernels: Sequence[AnyKernel]
+    backend: Backend
+    rows: Sequence[Measurement] = ()
+    on_phase: Callable[[str], None] = lambda text: None
+
+    def results(self) -> Iterator[Measurement]:
+        """Raises UsageError if no kernel has a problem to verify."""
+        run = Runner(self.backend, self.plan.budget_seconds, on_phase=self.on_phase)
+        yield from run.results(self._steps(run))
+
+    def _steps(self, run: Runner) -> Steps:
+        number = self.plan.options.number or 1 + max((row.round for row in self.rows), default=0)
+        budget = self.plan.budget_seconds or VERIFY_BUDGET_SECONDS
+        rule = StoppingRule(seconds=budget / _MOST_ROWS)
+        for index, name in enumerate(self.plan.regimes, 1):
+            regime, spent = run.start(regime_class(name)(self.backend)), dict.fromkeys(self.kernels, 0.0)
+            while spent and run.now() < run.begun + budget * index / len(self.plan.regimes):
+                kernel, begun = min(spent, key=lambda each: spent[each]), run.now()
+                drawn = draw(self.backend, self.plan, kernel, number, name)
+                if drawn is None:
+                    del spent[kernel]
+                    continue
+                self.on_phase(f"{name} {number} {kernel.name} {drawn[1]}")
+                row = yield Step(kernel, *drawn, regime, rule, round=number)
+                run.release_pools()  # each problem has its own seed
+                # What refuses at once would always be next.
+                spent[kernel] = spent[kernel] + run.now() - begun if row and row.ok else max(spent.values())
+                number += not self.plan.options.number
+            if not spent:
+                raise UsageError("no kernel has a random problem with these dtypes: name others, or a larger --largest")

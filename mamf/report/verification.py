@@ -1,0 +1,140 @@
+"""The report of a verification: counts, errors and bounds by kernel and dtype, failures, and what a clean run excludes.
+
+Pure: the counts are also what its log and ``mamf node`` say.
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from mamf.logs.run_log import RunLog
+from mamf.measurement import (
+    BOUND,
+    CHECKED_LAUNCHES,
+    CHECKED_VALUES,
+    OTHER_BITS,
+    WRONG_TILES,
+    Conditions,
+    Measurement,
+    group_pairs,
+)
+from mamf.operations.unknown import operation_called
+from mamf.report.document import Answer, Block, Column, Document, Lines, Table
+from mamf.report.rows import failure_lines
+from mamf.report.text import end_line, label_kernel, machine_line, plain
+from mamf.statistics import known_median
+
+Rows = Sequence[Measurement]
+WRONG = "wrong_result"
+
+
+def counts(rows: Rows) -> dict[str, int]:
+    """Problems with a verdict, launches and output values that were checked, and wrong problems."""
+    judged = [row for row in rows if row.ok or row.status == WRONG]
+    return {
+        "problems": len(judged),
+        "launches": sum(int(row.details.get(CHECKED_LAUNCHES, 1)) for row in judged),
+        "values": sum(int(row.details.get(CHECKED_VALUES, 0)) for row in judged),
+        "wrong": sum(row.status == WRONG for row in judged),
+    }
+
+
+def most_wrong(checked: int) -> float:
+    """The largest share of wrong ones that leaves so many without any in one of 20 cases: about 3 / checked."""
+    return -math.expm1(math.log(0.05) / checked) if checked else 1.0
+
+
+def verdict_lines(rows: Rows) -> Iterator[str]:
+    """The verdict, with what was checked and what a clean run excludes."""
+    found = counts(rows)
+    wrong, problems = found.pop("wrong"), found["problems"]
+    verdict = f"FAILED: {wrong} of {problems} problems wrong" if wrong else "PASSED" if problems else "UNFINISHED"
+    yield f"verify {verdict}; checked: {', '.join(f'{number:.4g} {name}' for name, number in found.items())}"
+    if not wrong:
+        most = ", ".join(f"{most_wrong(number):.1e} of {name}" for name, number in found.items())
+        yield f"with 95 % confidence at most these shares are wrong, if errors are independent: {most}"
+
+
+def reproduction(log: RunLog, row: Measurement) -> str:
+    """The command that verifies the problem of a row again."""
+    plan, device = log.plan, log.header["device"]
+    kernels = [row.kernel] if row.kernel in plan.kernels else [name for name in plan.kernels if ":" in name]
+    words = ["mamf", "verify", "--backend", device["backend"], "--device", str(device["index"])]
+    words += ["--kernel", *kernels, "--dtype", row.problem.dtype, "--regime", row.regime]
+    words += ["--largest", str(plan.shapes[0]), "--seed", str(plan.problem.seed), "--number", str(row.round)]
+    return shlex.join(words)
+
+
+def verification_document(log: RunLog) -> Document:
+    rows = log.measurements
+    groups = group_pairs(((row.operation, row.kernel, row.problem.dtype), row) for row in rows)
+    states = group_pairs((row.regime, row) for row in rows if row.ok)
+    used = group_pairs((operation_called(row.operation).reference, row.operation) for row in rows)
+    references = [f"{', '.join(dict.fromkeys(names))}: {text}" for text, names in used.items()]
+    blocks: list[Block] = [
+        Lines([machine_line(log.header)]),
+        Table(_columns(log.header), [groups[key] for key in sorted(groups)], key="checks"),
+        Table(_STATES, list(states.values()), key="states"),
+        Lines(references, "compared with"),
+        Lines(failure_lines(row for row in rows if row.status != WRONG), "without a verdict"),
+        Lines([end_line(log.summary)]),
+        Answer([*_wrong_lines(log), *verdict_lines(rows)]),
+    ]
+    return Document("Verification", blocks, {"header": log.header, "summary": log.summary})
+
+
+def _wrong_lines(log: RunLog) -> Iterator[str]:
+    for row in (row for row in log.measurements if row.status == WRONG):
+        words = ", ".join([row.problem.dtype, *operation_called(row.operation).words(row.problem)])
+        where = f"; {row.details[WRONG_TILES]}" if WRONG_TILES in row.details else ""
+        yield f"wrong: {row.kernel} {words} {row.shape} ({row.regime}): {row.reason}{where}"
+        yield f"  again: {reproduction(log, row)}"
+
+
+def _throttling(rows: Rows) -> str:
+    reasons = Counter(reason for row in rows for reason in row.conditions.throttle_reasons)
+    return ", ".join(f"{reason} in {count}" for reason, count in reasons.most_common())
+
+
+def _of_bound(row: Measurement) -> float:
+    return (row.error or 0.0) / (float(row.details.get(BOUND, 0.0)) or 1.0)
+
+
+def _worst(rows: Rows) -> Measurement | None:
+    """The right row whose error is the largest share of its bound."""
+    return max((row for row in rows if row.ok), key=_of_bound, default=None)
+
+
+def _columns(header: Mapping[str, Any]) -> list[Column[Rows]]:
+    return [
+        Column("operation", "operation", lambda rows: rows[0].operation, plain, 3, True),
+        Column("kernel", "kernel", lambda rows: rows[0].kernel, lambda name: label_kernel(name, header), left=True),
+        Column("dtype", "dtype", lambda rows: rows[0].problem.dtype, left=True),
+        Column("problems", "problems", lambda rows: counts(rows)["problems"]),
+        Column("launches", "launches", lambda rows: counts(rows)["launches"], importance=2),
+        Column("values", "values", lambda rows: counts(rows)["values"], "{:.3g}".format, importance=1),
+        Column("largest_error", "largest error", lambda rows: (it := _worst(rows)) and it.error, "{:.2g}".format),
+        Column("bound", "bound", lambda rows: (it := _worst(rows)) and it.details.get(BOUND), "{:.2g}".format, 1),
+        Column("share_of_bound", "of bound", lambda rows: (it := _worst(rows)) and _of_bound(it), "{:.0%}".format, 4),
+        Column("other_bits", "other bits", lambda rows: sum(OTHER_BITS in row.details for row in rows) or None),
+        Column("wrong", "wrong", lambda rows: counts(rows)["wrong"]),
+        Column("no_verdict", "no verdict", lambda rows: len(rows) - counts(rows)["problems"] or None, importance=6),
+    ]
+
+
+def _median(read: Callable[[Conditions], float | None]) -> Callable[[Rows], float | None]:
+    return lambda rows: known_median([read(row.conditions) for row in rows])
+
+
+#: In which states of the device launches were checked.
+_STATES: list[Column[Rows]] = [
+    Column("regime", "regime", lambda rows: rows[0].regime, left=True),
+    Column("problems", "problems", len),
+    Column("clock_hz", "median Hz", _median(lambda conditions: conditions.clock_hz), "{:.4g}".format),
+    Column("power_watts", "median W", _median(lambda conditions: conditions.watts), "{:.0f}".format),
+    Column("throttled", "throttled in problems", _throttling, left=True),
+]

@@ -1,0 +1,63 @@
+"""What mamf verify knows of a kernel's output: repeated bits, wrong tiles, and special values among the operands."""
+
+import pytest
+import torch
+
+from mamf.engine.regimes.checking import Checked, WrongResultError
+from mamf.operations.matmul.kernels.torch_products import TorchMm
+from mamf.operations.matmul.operation import problem_for
+from mamf.operations.matmul.shapes import MatmulShape
+from mamf.plugins.discovery import open_backend
+
+SHAPE = MatmulShape(200, 330, 70)
+
+
+class Spoiled(TorchMm):
+    """torch.mm, after which ``spoil`` changes C."""
+
+    name = "spoiled"
+
+    def __init__(self, spoil):
+        self.spoil = spoil
+
+    def bind(self, problem, a, b, c):
+        return lambda: (torch.mm(a, b, out=c), self.spoil(c))[0], 1.0
+
+
+def checked(spoil, dtype="float32", layout="nt", data="normal"):
+    backend = open_backend("cpu")
+    problem = problem_for(backend, dtype, layout=layout, data=data)
+    return backend, Checked(Spoiled(spoil).prepare(backend, problem, SHAPE, backend.operand_pool(data, 0)))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "float64"])
+@pytest.mark.parametrize("data", ["normal", "wide"])
+def test_a_right_kernel_keeps_its_bits_and_special_values(dtype, data):
+    backend, right = checked(lambda c: None, dtype, "tn", data)
+    compare = right.prepared.remember(0, right.launches[0]())
+    right.poison()
+    assert not compare(right.launches[0]())().cells
+    assert right.prepared.verify_special().ok
+    right.rehearse(backend)
+
+
+def test_one_flipped_bit_is_found_and_located():
+    flips = iter([False, True])
+    _, wrong = checked(lambda c: c.view(torch.int32)[130, 70].bitwise_xor_(1) if next(flips) else None)
+    found = wrong.prepared.remember(0, wrong.launches[0]())(wrong.launches[0]())()
+    assert (found.cells, found.values) == ({(0, 2, 1)}, 200 * 330)
+
+
+@pytest.mark.parametrize("spoil", [torch.Tensor.zero_, lambda tile: tile.mul_(2), lambda tile: tile.fill_(torch.nan)])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
+def test_wrong_tiles_are_located_without_a_right_output(spoil, dtype):
+    backend, wrong = checked(lambda c: spoil(c[64:128, 256:320]), dtype)
+    with pytest.raises(WrongResultError) as raised:
+        wrong.rehearse(backend)
+    assert raised.value.verdict.details["wrong tiles"] == "1 wrong tile of 64x64: row 1 column 4 of product 0"
+
+
+@pytest.mark.parametrize("spoil", [lambda c: c.nan_to_num_(0.0), lambda c: c.clamp_(-1e4, 1e4)])
+def test_lost_infinities_and_nan_are_found(spoil):
+    _, wrong = checked(spoil, "float16")
+    assert "beside an infinity" in wrong.prepared.verify_special().reason

@@ -1,0 +1,155 @@
+"""mamf verify: what it finds in virtual time, where it says that a fault is, and what it says of a clean run."""
+
+import math
+import random
+import shlex
+
+import pytest
+
+from mamf.cli import main
+from mamf.engine.strategies.verify import VerifySweep, draw, verify_plan
+from mamf.logs.run_log import read_run_log
+from mamf.node.device import DeviceRun
+from mamf.node.figures import Place
+from mamf.node.gathering import Run, device_of, logs_of
+from mamf.operation import random_sizes
+from mamf.plugins.discovery import operation
+from mamf.report.verification import counts, most_wrong
+from mamf.testing import Physics, SimulatedBackend
+from mamf.testing.simulated_kernels import SimulatedMatmul
+from mamf.wrong_tiles import CELL, WrongCells, describe
+
+DEVICE = ["--backend", "mamf.testing:SimulatedBackend", "--kernel", "mamf.testing:SimulatedMatmul", "--no-isolate"]
+PLAN = [*DEVICE, "--dtype", "bfloat16"]
+
+
+def verified(physics, seed=0, budget=0.2):
+    device = SimulatedBackend(physics=physics, seed=seed)
+    kernel = SimulatedMatmul()
+    plan = verify_plan(device, {"mamf.testing:SimulatedMatmul": kernel}, budget, ["bfloat16"])
+    return list(VerifySweep(plan, [kernel], device).results())
+
+
+# -- in virtual time ---------------------------------------------------------------------------------------------------
+
+
+def test_a_rare_flip_is_found_as_often_as_its_rate_says():
+    launches = counts(verified(Physics()))["launches"]
+    rate = 1 / launches
+    found = sum(counts(verified(Physics(flips=rate), seed))["wrong"] > 0 for seed in range(60))
+    expected = 1 - (1 - rate) ** launches
+    assert abs(found / 60 - expected) < 3 * math.sqrt(expected * (1 - expected) / 60)
+
+
+def test_a_right_device_is_never_called_wrong():
+    assert all(counts(verified(Physics(), seed))["wrong"] == 0 for seed in range(5))
+
+
+def test_a_faulty_unit_is_located_by_its_tiles():
+    rows = verified(Physics(faulty_unit=17), budget=1.0)
+    where = [row.details["wrong tiles"] for row in rows if row.status == "wrong_result"]
+    assert any("of 128x256" in each and "every 132th tile by rows, from number 17" in each for each in where)
+
+
+def test_both_states_of_the_device_are_checked():
+    rows = verified(Physics(), budget=20.0)
+    spaced, loaded = (
+        [bool(row.conditions.throttle_reasons) for row in rows if row.regime == name] for name in ("spaced", "loaded")
+    )
+    assert not any(spaced)
+    assert sum(loaded) > len(loaded) / 2
+
+
+# -- the command -------------------------------------------------------------------------------------------------------
+
+
+def test_a_clean_run_says_what_it_excludes(run):
+    code, out, _ = run("verify", *PLAN, "--budget", "1s", "--output", "clean.jsonl")
+    summary = read_run_log(run.folder / "clean.jsonl").summary
+    assert (code, summary["wrong"], summary["status"]) == (0, 0, "complete")
+    assert f"{most_wrong(summary['values']):.1e} of values" in out
+    assert summary["values"] > 1e6 * summary["launches"]
+    code, shown, _ = run("show", "clean.jsonl")
+    assert (code, shown.splitlines()[-1]) == (0, out.splitlines()[-2])
+
+
+def test_a_wrong_card_exits_with_3_and_names_the_command_that_repeats_it(run, monkeypatch):
+    monkeypatch.setattr(SimulatedBackend, "physics", Physics(faulty_unit=0))
+    code, out, _ = run("verify", *PLAN, "--budget", "1s", "--output", "wrong.jsonl")
+    assert (code, "verify FAILED" in out) == (3, True)
+    again = next(line for line in out.splitlines() if "again: mamf" in line).partition("mamf ")[2]
+    first = next(row for row in read_run_log(run.folder / "wrong.jsonl").measurements if row.status == "wrong_result")
+    words = shlex.split(again)
+    words[words.index("--backend") + 1] = DEVICE[1]
+    assert main([*words, "--no-isolate", "--budget", "1s", "--output", "again.jsonl"]) == 3
+    assert {row.shape for row in read_run_log(run.folder / "again.jsonl").measurements} == {first.shape}
+
+
+def test_a_resumed_run_goes_on_with_the_next_problem(run):
+    run("verify", *PLAN, "--budget", "1s", "--output", "log.jsonl")
+    before = read_run_log(run.folder / "log.jsonl").measurements
+    assert run("verify", *DEVICE[:4], "--resume", "log.jsonl", "--budget", "1s")[0] == 0
+    after = read_run_log(run.folder / "log.jsonl").measurements
+    assert after[len(before)].round == len(before) + 1
+
+
+def test_a_node_that_verifies_reports_a_wrong_device(tmp_path, monkeypatch):
+    kernels = {"mamf.testing:SimulatedMatmul": SimulatedMatmul()}
+    monkeypatch.setattr("mamf.node.device.kernels_to_verify", lambda backend, names: kernels)
+    place = Place(0, 0, 0)
+    DeviceRun(SimulatedBackend(physics=Physics(faulty_unit=0)), place, tmp_path, verify_seconds=0.1)._part("verify")
+    device = device_of(place, logs_of(tmp_path, place), Run(1))
+    assert device.failures[0].startswith("wrong results in verify: ")
+
+
+# -- pure --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("checked", [1, 100, 10**12])
+def test_nothing_wrong_among_so_many_leaves_one_chance_in_twenty(checked):
+    assert checked * math.log1p(-most_wrong(checked)) == pytest.approx(math.log(0.05))
+
+
+def test_the_same_number_is_the_same_problem():
+    device, kernel = SimulatedBackend(), SimulatedMatmul()
+    plan = verify_plan(device, {"a": kernel}, dtypes=["bfloat16", "float16"])
+    fewer = verify_plan(device, {"a": kernel}, dtypes=["float16"])
+    problems = [draw(device, plan, kernel, number, "spaced") for number in range(1, 30)]
+    assert problems == [draw(device, plan, kernel, number, "spaced") for number in range(1, 30)]
+    for number, (problem, shape) in enumerate(problems, 1):
+        if problem.dtype == "float16":  # what a failure's command names
+            assert draw(device, fewer, kernel, number, "spaced") == (problem, shape)
+
+
+def test_random_sizes_are_aligned_or_not_even_or_skinny_and_stay_within_bounds():
+    chooser, terms = random.Random(1), range(1, 4096**3 + 1)
+    sizes = [random_sizes(chooser, 3, terms) for _ in range(400)]
+    assert all(math.prod(each) in terms for each in sizes)
+    assert any(all(size % 64 == 0 for size in each) for each in sizes)
+    assert any(any(size % 2 for size in each) for each in sizes)
+    assert any(min(each) < 8 for each in sizes) and any(max(each) > 4096 for each in sizes)
+
+
+@pytest.mark.parametrize("name", ["matmul", "batched", "grouped", "attention"])
+def test_each_operation_draws_problems_within_the_bound(name):
+    of, chooser, terms = operation(name), random.Random(1), range(1, 256**3 + 1)
+    cases = [of.random_case(chooser, terms) for _ in range(50)]
+    assert all(case["shape"].flop <= 2 * 256**3 for case in cases)
+    assert len({case["shape"] for case in cases}) > 40
+
+
+def test_a_range_without_such_sizes_gives_the_smallest():
+    assert random_sizes(random.Random(1), 3, range(1, 2), equal=32) == [1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("cells", "text"),
+    [
+        ({(0, 3, 2)}, "1 wrong tile of 64x64: row 3 column 2 of product 0"),
+        ({(0, row, column) for row in (2, 3) for column in (4, 5)}, "1 wrong tile of 128x128: row 1 column 2"),
+        ({(0, 0, 0), (0, 0, 7), (0, 1, 6)}, "every 7th tile by rows, from number 0"),
+        ({(0, 0, 0), (0, 5, 0), (0, 2, 1)}, "every 5th tile by columns, from number 0"),
+    ],
+)
+def test_wrong_tiles_are_named_by_size_place_and_period(cells, text):
+    assert text in describe(WrongCells(frozenset(cells), 8 * CELL, 8 * CELL))

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
-from mamf_backends._streams import StreamedBackend
 
 from mamf.backend import MIB, Advice, DeviceInfo, OperandPool, Unavailable
 from mamf.dtypes import DTYPES
@@ -20,6 +19,7 @@ from mamf.errors import UnavailableError, describe_error
 from mamf.machine.environment import package_version
 from mamf.plugins.discovery import BACKENDS, backend_class, find_registered
 from mamf.torch_backend import TorchOperandPool, hash_identifier, torch_dtype
+from mamf.torch_streams import StreamedBackend
 
 Answer = TypeVar("Answer")
 _NAME = "accelerator"

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from mamf_backends._card_sharing import card_sharing
 from mamf_backends._nvml import NvmlSensors, device_advice, open_nvml
-from mamf_backends._streams import StreamedBackend
 
 from mamf.backend import Advice, DeviceInfo, Unavailable
 from mamf.regime_traits import BurstTraits, SustainedTraits
 from mamf.torch_backend import hash_identifier
+from mamf.torch_streams import StreamedBackend
 
 _MAJOR_WITH_TF32 = 8
 _CAPABILITY_WITH_FP8 = (8, 9)

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from mamf_backends._streams import StreamedBackend
 
 from mamf.backend import DeviceInfo, Reading, Telemetry, Unavailable
 from mamf.torch_backend import hash_identifier
+from mamf.torch_streams import StreamedBackend
 
 _EXTENSION = "intel_extension_for_pytorch"
 

@@ -46,7 +46,7 @@ def test_a_right_device_is_never_called_wrong():
 
 
 def test_a_faulty_unit_is_located_by_its_tiles():
-    rows = verified(Physics(faulty_unit=17), budget=1.0)
+    rows = verified(Physics(faulty_unit=17), budget=0.3)
     where = [row.details["wrong tiles"] for row in rows if row.status == "wrong_result"]
     assert any("of 128x256" in each and "every 132th tile by rows, from number 17" in each for each in where)
 
@@ -75,13 +75,13 @@ def test_a_clean_run_says_what_it_excludes(run):
 
 def test_a_wrong_card_exits_with_3_and_names_the_command_that_repeats_it(run, monkeypatch):
     monkeypatch.setattr(SimulatedBackend, "physics", Physics(faulty_unit=0))
-    code, out, _ = run("verify", *PLAN, "--budget", "1s", "--output", "wrong.jsonl")
+    code, out, _ = run("verify", *PLAN, "--budget", "0.2s", "--output", "wrong.jsonl")
     assert (code, "verify FAILED" in out) == (3, True)
     again = next(line for line in out.splitlines() if "again: mamf" in line).partition("mamf ")[2]
     first = next(row for row in read_run_log(run.folder / "wrong.jsonl").measurements if row.status == "wrong_result")
     words = shlex.split(again)
     words[words.index("--backend") + 1] = DEVICE[1]
-    assert main([*words, "--no-isolate", "--budget", "1s", "--output", "again.jsonl"]) == 3
+    assert main([*words, "--no-isolate", "--budget", "0.1s", "--output", "again.jsonl"]) == 3
     assert {row.shape for row in read_run_log(run.folder / "again.jsonl").measurements} == {first.shape}
 
 

@@ -37,9 +37,10 @@ def draw(backend: Backend, plan: Plan, kernel: AnyKernel, number: int, regime: s
     chooser = random.Random(f"{seed} {kernel.name}")
     most, allowed = plan.shapes[0].flop // 2, {problem.dtype for problem in plan.problems}
     terms = range(int(most * _LOADING_SHARE) if regime == LOADED else 1, most + 1)
-    for _ in range(_TRIES):
-        dtype, case = chooser.choice(kernel.dtypes or OPERAND_DTYPES), of.random_case(chooser, terms)
-        if case is None or dtype not in allowed:
+    dtypes = [each for each in kernel.dtypes or OPERAND_DTYPES if each in allowed]
+    for _ in range(_TRIES if dtypes else 0):
+        dtype, case = chooser.choice(dtypes), of.random_case(chooser, terms)
+        if case is None:
             continue
         shape = case.pop("shape")
         problem = of.problem_for(backend, {**case, "dtype": dtype, "seed": seed})

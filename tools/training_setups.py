@@ -76,7 +76,7 @@ def result(
 
 def loop(steps: int, split: str = "", accumulation: int = 1, dtype: torch.dtype = torch.bfloat16) -> dict[str, Any]:
     """A plain loop over a Llama-like model. ``split``: ddp, fsdp2, tp, or fsdp2-tp (2 x 2 ranks)."""
-    ranks, here = int(os.environ.get("WORLD_SIZE", 1)), _rank_device()
+    ranks, here = int(os.environ.get("WORLD_SIZE", 1)), _joined_device()
     torch.manual_seed(0)
     model: Any = Decoder(_SIZES).to(here, dtype)
     batch = torch.randint(0, _SIZES["vocabulary"], (_SIZES["batch"], _SIZES["length"]), device=here)
@@ -176,8 +176,8 @@ def trainer(steps: int, kind: str, accumulation: int = 1, bf16: bool = True, **a
     model, sample = pretrained(kind, _SIZES)
     local, ranks = _SIZES["batch"], int(os.environ.get("WORLD_SIZE", 1))
     batch = {name: each[None].expand(local, *each.shape).contiguous() for name, each in sample.items()}
-    twin = copy.deepcopy(model).to(_rank_device())
-    on_device = {name: each.to(_rank_device()) for name, each in batch.items()}
+    twin = copy.deepcopy(model).to(_joined_device())
+    on_device = {name: each.to(_joined_device()) for name, each in batch.items()}
     counted = accumulation * counted_by_torch(lambda: twin(**on_device).loss.backward())
     twin = None
     watch = Stopwatch(_WARM_UP, steps)
@@ -210,17 +210,20 @@ def lit(steps: int, kind: str, precision: str = "bf16-mixed", accumulation: int 
     from mamf.integrations.lightning import MamfuCallback
 
     local, ranks, edge = _SIZES["batch"], int(os.environ.get("WORLD_SIZE", 1)), _SIZES["image"]
+    here = _device_of_rank()
     images, times = torch.ones(local, 3, edge, edge), torch.rand(local)
     if kind == "images":
         model, batch, counted_steps = conv_net(_SIZES), [images, torch.ones(local, dtype=torch.long)], 1
-        counted = counted_by_hand(model, images)
+        counted = counted_by_hand(copy.deepcopy(model).to(here), images.to(here))
     elif kind == "diffusion":
         model, batch, counted_steps = Denoiser(_SIZES), [images, times], 1
-        counted = counted_by_hand(model, images, times)
+        counted = counted_by_hand(copy.deepcopy(model).to(here), images.to(here), times.to(here))
     else:
         model, sample = pretrained(kind, _SIZES)
         batch = {name: each[None].expand(local, *each.shape).contiguous() for name, each in sample.items()}
-        counted, counted_steps = counted_by_torch(lambda: copy.deepcopy(model)(**batch).loss.backward()), 0
+        twin, on_device = copy.deepcopy(model).to(here), {name: each.to(here) for name, each in batch.items()}
+        counted, counted_steps = counted_by_torch(lambda: twin(**on_device).loss.backward()), 0
+        twin = None
     watch = Stopwatch(_WARM_UP + counted_steps, steps)
 
     class Module(lightning.LightningModule):  # type: ignore[misc]
@@ -276,14 +279,19 @@ SETUPS: dict[str, tuple[Callable[[int], dict[str, Any]], int, str]] = {
 }  # fmt: skip
 
 
-def _rank_device() -> torch.device:
-    """Of this rank, whose process group is made first."""
-    local, ranks = int(os.environ.get("LOCAL_RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-    if _HAS_ACCELERATOR:
-        torch.accelerator.set_device_index(local)
-    if ranks > 1 and not dist.is_initialized():
-        dist.init_process_group()
+def _device_of_rank() -> torch.device:
+    local = int(os.environ.get("LOCAL_RANK", 0))
     return torch.device(_DEVICE.type, local) if _HAS_ACCELERATOR else _DEVICE
+
+
+def _joined_device() -> torch.device:
+    """Of this rank, whose process group is made first."""
+    device = _device_of_rank()
+    if _HAS_ACCELERATOR:
+        torch.accelerator.set_device_index(device.index)
+    if int(os.environ.get("WORLD_SIZE", 1)) > 1 and not dist.is_initialized():
+        dist.init_process_group()
+    return device
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -295,7 +303,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.one:
         warnings.simplefilter("default")
         found = SETUPS[options.one][0](options.steps)
-        print(json.dumps(found | {"rank": int(os.environ.get("RANK", 0))}), flush=True)
+        line = json.dumps(found | {"rank": int(os.environ.get("RANK", 0))})
+        os.write(1, f"{line}\n".encode())  # at once: two ranks share the pipe
         if dist.is_initialized():
             dist.destroy_process_group()
         return 0

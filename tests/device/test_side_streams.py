@@ -1,4 +1,4 @@
-"""Work on a side stream of a card: ``python -m pytest tests/device/test_other_queues.py``."""
+"""Work on a side stream of a card: ``python -m pytest tests/device/test_side_streams.py``."""
 
 import pytest
 import torch

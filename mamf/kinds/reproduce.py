@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -96,6 +97,11 @@ def _remarks(each: Judged) -> Iterator[str]:
     yield f"{each.here.status}: {each.here.reason}" if each.here and each.here.reason else ""
 
 
+def _distance(each: Judged) -> float:
+    """Between claim and figure here, in percent."""
+    return 100 * abs(each.pair.ratio - 1) if each.pair else math.inf
+
+
 def _verdict_line(each: Judged, found: Sequence[Difference]) -> str:
     unit, change = each.here.unit if each.here else "TFLOPS", ""
     if each.pair:
@@ -103,7 +109,9 @@ def _verdict_line(each: Judged, found: Sequence[Difference]) -> str:
         change = f", {rate_text(each.pair.b.tflops or 0.0, unit)} here: {ratio:+.2f} % ({low:+.2f} to {high:+.2f})"
     beyond = f" by more than {percent_of(each.tolerance)}" if each.is_slower else ""
     device = ", on another device" if any(one.what == "device" for one in found) else ""
-    matches = f"; matches: {', or '.join(each.matching) or 'no other setting'}" if each.settings else ""
+    matches = f"; matches: {', or '.join(each.matching)}" if each.matching else ""
+    if nearest := min((other for other in each.settings if other.pair), key=_distance, default=None):
+        matches = matches or f"; no other setting matches, nearest is {nearest.name} ({_distance(nearest):.1f} % off)"
     return (
         f"{each.verdict}{beyond}{device}: {_label(each)}: {rate_text(each.claim.rate, unit)} claimed{change}{matches}"
     )

@@ -103,7 +103,11 @@ def product_set(
 class TorchProducts(TorchKernel[ProductProblemT, ProductShapeT]):
     """Products computed by one torch function. Derived kernels supply their dtypes and the launch."""
 
+    has_padding: ClassVar[bool] = False
+
     def unsupported(self, backend: Backend, problem: ProductProblemT) -> str | None:
+        if problem.padding and not self.has_padding:
+            return f"kernel {self.name} takes no rows with padding"
         unsupported = self._unsupported_dtype(problem) or backend.unsupported_dtype(problem.dtype)
         return unsupported or self.unsupported_problem(backend, problem)
 
@@ -127,9 +131,13 @@ class TorchProducts(TorchKernel[ProductProblemT, ProductShapeT]):
         return isinstance(error, RuntimeError) and any(text in str(error) for text in _REFUSALS)
 
 
-def lay_out(flat: torch.Tensor, rows: int, columns: int, layout: str, *leading: int) -> torch.Tensor:
-    """An operand of rows x columns as a view of flat memory, stored transposed if ``layout`` is ``t``."""
-    return view_as(flat, *leading, columns, rows).mT if layout == "t" else view_as(flat, *leading, rows, columns)
+def lay_out(flat: torch.Tensor, rows: int, columns: int, layout: str, *leading: int, padding: int = 0) -> torch.Tensor:
+    """An operand of rows x columns as a view of flat memory, stored transposed if ``layout`` is ``t``, with ``padding``
+    unused elements after each stored row.
+    """
+    if layout == "t":
+        return lay_out(flat, columns, rows, "n", *leading, padding=padding).mT
+    return view_as(flat, *leading, rows, columns + padding)[..., :columns]
 
 
 def sample_places(parts: Sequence[Part]) -> list[_Place]:

@@ -1,19 +1,21 @@
 """Infinities, NaN and subnormal numbers among the operands: what the output must be follows from a launch without them.
 
-A NaN in column k of a row of B makes a column of C NaN. An infinity in A makes a row of C infinite, with the signs of a
-column of B. A row of A with one subnormal number gives products that the host rounds alone. All other values of C must
-have the bits that they had.
+Products: a NaN in column k of a row of B makes a column of C NaN. An infinity in A makes a row of C infinite, with the signs of a
+column of B. A row of A with one subnormal number gives products that the host rounds alone. Attention: an
+infinity in V leaves no value of its column finite, a NaN in a query makes its row of O NaN (some kernels lose it, which
+is no error but a detail). All other values must have the bits that they had.
 """
 
 from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
 from mamf.kernel import Verdict
+from mamf.measurement import LOST_NAN
 from mamf.operations.matmul.kernel import ProductProblem
 from mamf.operations.quantization import Quantized
 from mamf.operations.whole_products import Part
@@ -50,7 +52,7 @@ def verify_special_product(
     finally:
         for memory, values in reversed(saved):
             memory.copy_(values)
-    details: dict[str, str] = {}
+    details: dict[str, str | float] = {}
     if small != row:
         own, exact = parts(found)[product].c[-1][small], factors.cpu().double() * (tiny * scale)
         spacing = torch.finfo(own.dtype).tiny * torch.finfo(own.dtype).eps
@@ -59,6 +61,31 @@ def verify_special_product(
         c[small] = torch.where(near | (own == 0), own, math.nan)
         details[_DETAIL] = "kept" if (own[own == own] != 0).any() else "flushed to zero"
     c[:, column] = math.nan
+    return _verdict(found, expected, "an infinity, a NaN and a subnormal number", details)
+
+
+def verify_special_attention(q: torch.Tensor, v: torch.Tensor, key: int, launch: Callable[[], torch.Tensor]) -> Verdict:
+    """``q``, ``v`` and what ``launch`` returns: batch, heads, sequence, width. All queries see ``key``."""
+    expected = launch().clone()
+    batch, head, row, _ = (secrets.randbelow(size) for size in q.shape)
+    group, column = q.shape[1] // v.shape[1], secrets.randbelow(v.shape[-1])
+    shared = head // group
+    saved = [(each, each.clone()) for each in (q[batch, head, row], v[batch, shared, key])]
+    try:
+        q[batch, head, row, 0] = math.nan
+        v[batch, shared, key, column] = math.inf
+        found = launch()
+    finally:
+        for memory, values in saved:
+            memory.copy_(values)
+    own = (batch, slice(shared * group, (shared + 1) * group), slice(None), column)
+    expected[own] = torch.where(found[own].isfinite(), math.nan, found[own])
+    lost = int(found[batch, head, row].isfinite().sum().item())
+    expected[batch, head, row] = found[batch, head, row]
+    return _verdict(found, expected, "an infinity and a NaN", {LOST_NAN: lost} if lost else {})
+
+
+def _verdict(found: torch.Tensor, expected: torch.Tensor, special: str, details: Mapping[str, str | float]) -> Verdict:
     differing = int((~((found == expected) | (found.isnan() & expected.isnan()))).sum().item())
-    reason = f"{differing} values are wrong beside an infinity, a NaN and a subnormal number among the operands"
+    reason = f"{differing} values are wrong beside {special} among the operands"
     return Verdict(math.inf, 0.0, details, reason=reason) if differing else Verdict(0.0, 0.0, details)

@@ -61,7 +61,7 @@ def shown_log(log: RunLog) -> Shown:
 
 def beside_document(a: Shown, b: Shown) -> Document:
     """The shapes of both, without a verdict: figures of mamf-finder have no samples. Raises UsageError without any."""
-    shapes = [shape for shape in a.figures if shape in b.figures]
+    shapes = [shape for shape, rate in a.figures.items() if rate and b.figures.get(shape)]
     if not shapes:
         raise UsageError("the two logs have no shape in common")
     ratios = {shape: b.figures[shape] / a.figures[shape] for shape in shapes}

@@ -16,6 +16,7 @@ from mamf.measurement import (
     BOUND,
     CHECKED_LAUNCHES,
     CHECKED_VALUES,
+    LOST_NAN,
     OTHER_BITS,
     WRONG_TILES,
     Conditions,
@@ -89,7 +90,7 @@ def verification_document(log: RunLog) -> Document:
 
 def _wrong_lines(log: RunLog) -> Iterator[str]:
     for row in (row for row in log.measurements if row.status == WRONG):
-        words = ", ".join([row.problem.dtype, *operation_called(row.operation).words(row.problem)])
+        words = ", ".join([row.problem.dtype, *operation_called(row.operation).describe_problem(row.problem)])
         where = f"; {row.details[WRONG_TILES]}" if WRONG_TILES in row.details else ""
         yield f"wrong: {row.kernel} {words} {row.shape} ({row.regime}): {row.reason}{where}"
         yield f"  again: {reproduction(log, row)}"
@@ -121,6 +122,7 @@ def _columns(header: Mapping[str, Any]) -> list[Column[Rows]]:
         Column("bound", "bound", lambda rows: (it := _worst(rows)) and it.details.get(BOUND), "{:.2g}".format, 1),
         Column("share_of_bound", "of bound", lambda rows: (it := _worst(rows)) and _of_bound(it), "{:.0%}".format, 4),
         Column("other_bits", "other bits", lambda rows: sum(OTHER_BITS in row.details for row in rows) or None),
+        Column("lost_nan", "lost NaN", lambda rows: sum(LOST_NAN in row.details for row in rows) or None),
         Column("wrong", "wrong", lambda rows: counts(rows)["wrong"]),
         Column("no_verdict", "no verdict", lambda rows: len(rows) - counts(rows)["problems"] or None, importance=6),
     ]

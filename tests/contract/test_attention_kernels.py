@@ -14,7 +14,7 @@ from mamf.backend import Unavailable
 from mamf.dtypes import DTYPES
 from mamf.engine.measure import classify_error
 from mamf.errors import UnsupportedError
-from mamf.operations.attention.kernels.attention_reference import relevant_share
+from mamf.operations.attention.kernels.attention_reference import error_of_key_sums, relevant_share
 from mamf.operations.attention.kernels.torch_attention import PreparedAttention
 from mamf.operations.attention.operation import attention_kernel
 from mamf.operations.attention.shapes import DIRECTIONS, AttentionProblem, AttentionShape
@@ -809,3 +809,14 @@ def test_a_library_that_forgets_the_mask_is_refused(library, monkeypatch, name):
     monkeypatch.setattr(fakes, "attention", lambda q, k, v, *args, **options: real(q, k, v))
     assert not verdict_of(kernel, backend, causal(kernel)).ok
     assert verdict_of(kernel, backend, full(kernel)).ok
+
+
+@pytest.mark.parametrize(("zeroed", "least", "most"), [(0, 0.0, 0.02), (128, 0.2, 1.0)])
+def test_products_of_short_numbers_may_be_rounded_alike_for_all_keys(zeroed, least, most):
+    """dV of a single query: a bfloat16 of few digits, times each probability, rounded to bfloat16."""
+    torch.manual_seed(0)
+    shape, short = AttentionShape(1, 1, 1, 1, 16384, 8, 8, False, None), 1 + 2.0**-7
+    do = torch.full((1, 1, 1, 8), short, dtype=torch.bfloat16)
+    dv = torch.softmax(torch.randn(1, 1, 16384, 1), 2).bfloat16() * do
+    dv[:, :, 512 : 512 + zeroed] = 0
+    assert least <= error_of_key_sums(shape, {"do": do}, {"dk": torch.zeros_like(dv), "dv": dv}) <= most

@@ -45,9 +45,11 @@ def row_of(kernel, size, regime):
 
 @pytest.mark.parametrize("regime", REGIMES)
 @pytest.mark.parametrize(("size", "share"), [(1024, 1.0), (4096, 0.25), (4096, 0.5), (8192, 0.5), (8192, 1.0)])
-def test_work_on_a_side_stream_is_refused(size, share, regime):
+def test_work_on_a_side_stream_gains_nothing(size, share, regime):
+    """A host that queues both streams too slowly for the device leaves nothing to hide: an honest figure is allowed."""
     row = row_of(Aside(share), size, regime)
-    assert row.status in ("wrong_result", "implausible"), (row.summary, row.reason)
+    honest = row_of(TorchMm(), size, regime)
+    assert row.status in ("wrong_result", "implausible") or row.best_rate < 1.02 * honest.best_rate, row.reason
 
 
 @pytest.mark.parametrize("regime", REGIMES)

@@ -72,7 +72,7 @@ CHANGES: dict[str, Callable[[Path, Random], None]] = {
     "replace by a folder": lambda path, random: _replace_by_folder(path),
     "replace by a link": lambda path, random: _replace_by_link(path),
     "empty": lambda path, random: _truncate(path, 0),
-    "truncate": lambda path, random: _truncate(path, random.randrange(path.stat().st_size)),
+    "truncate": lambda path, random: _truncate(path, int(random.random() * path.stat().st_size)),
     "extend": lambda path, random: _extend(path),
     "delete the folder": lambda path, random: shutil.rmtree(path.parent),
     "rename the folder": lambda path, random: _rename_folder(path),

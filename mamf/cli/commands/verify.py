@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -34,6 +35,8 @@ def run(options: argparse.Namespace) -> int:
             return _verify_all(options, devices)
         options.device = devices[0]
     options.devices = None
+    # What scaled_dot_product_attention says, line by line, of a problem that it refuses.
+    warnings.filterwarnings("ignore", ".*(kernel not used because|runtime disabled|fused kernels require)")
     return measure(options, lambda interruption, resumed: _VerifySession(options, interruption, resumed))
 
 

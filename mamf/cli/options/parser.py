@@ -41,8 +41,11 @@ class Parser(argparse.ArgumentParser):
 
     def parse_args(self, args: Sequence[str] | None = None, namespace: object = None) -> argparse.Namespace:  # type: ignore[override]
         options, unknown = self.parse_known_args(args)
+        parser: Parser = getattr(options, "parser", self)
+        for action in parser._actions:  # until Python 3.13 the value of --option=-- is an empty list
+            if action.nargs in (None, "+") and getattr(options, action.dest, None) == [] != action.default:
+                parser.error(f"argument {action.option_strings[0]}: expected a value")
         if unknown:
-            parser: Parser = getattr(options, "parser", self)
             parser.error(f"unknown option {unknown[0]!r}{parser.nearest(unknown[0])}")
         return options
 

@@ -14,6 +14,8 @@ from mamf.operations.matmul.shapes import MatmulShape
 from mamf.work import Work
 
 LAYOUTS = ("nt", "nn", "tn", "tt")
+#: What may follow a layout: unused elements after each stored row of A and B.
+PADDINGS = ("", "+1", "+8", "+24")
 #: The dtype of the values that operands of a scaled format are quantized from.
 UNQUANTIZED = "bfloat16"
 
@@ -54,7 +56,7 @@ class ProductProblem:
         require_known(
             ("dtype", self.dtype, DTYPES),
             ("output dtype", self.out_dtype, DTYPES),
-            ("layout", self.layout, LAYOUTS),
+            ("layout", self.layout, [layout + padding for padding in PADDINGS for layout in LAYOUTS]),
             ("data", self.data, ALL_DATA),
         )
         whole_number("seed", self.seed, 0, LARGEST_SEED)
@@ -62,6 +64,17 @@ class ProductProblem:
     @property
     def tolerance(self) -> float:
         return tolerance(self.dtype, self.out_dtype, self.fast_accumulation)
+
+    @property
+    def padding(self) -> int:
+        """Unused elements after each stored row of A and B."""
+        return int(self.layout[2:] or 0)
+
+    def stored_elements(self, shape: ProductShape, operand: str) -> int:
+        """Elements of ``a`` or ``b`` with the unused ones."""
+        is_by_k = self.layout[0] == "n" if operand == "a" else self.layout[1] == "t"
+        rows = shape.rows[operand] if is_by_k else shape.elements["b"] // shape.n
+        return shape.elements[operand] + rows * self.padding
 
     @property
     def b_dtype(self) -> str:
@@ -77,8 +90,8 @@ class ProductProblem:
         """
         elements, format = shape.elements, DTYPES[self.dtype].format
         needed = {
-            "a": Buffer(aligned(elements["a"]) * sets, UNQUANTIZED if format else self.dtype),
-            "b": Buffer(aligned(elements["b"]) * sets, UNQUANTIZED if format else self.b_dtype),
+            "a": Buffer(aligned(self.stored_elements(shape, "a")) * sets, UNQUANTIZED if format else self.dtype),
+            "b": Buffer(aligned(self.stored_elements(shape, "b")) * sets, UNQUANTIZED if format else self.b_dtype),
             "c": Buffer(aligned(elements["c"]) * sets, self.out_dtype, fill=False),
         }
         if format:
@@ -119,7 +132,8 @@ class MatmulProblem(ProductProblem):
     """All parameters of a matrix product except its shape.
 
     ``layout``: how A and B are stored, in BLAS terms for row-major storage: ``n`` as multiplied, ``t`` transposed.
-    ``nt`` (B stored as N x K) is the layout of a linear layer and of mamf-finder.
+    ``nt`` (B stored as N x K) is the layout of a linear layer and of mamf-finder. ``nt+8``: 8 unused elements follow
+    each stored row.
     """
 
     operation: ClassVar[str] = "matmul"

@@ -11,7 +11,7 @@ from mamf.backend import Backend, DeviceInfo
 from mamf.dtypes import DTYPES, canonical_name
 from mamf.measurement import Measurement
 from mamf.operation import FlopOperation, random_sizes
-from mamf.operations.matmul.kernel import LAYOUTS, MatmulKernel, MatmulProblem, ProductProblemT, ProductShapeT
+from mamf.operations.matmul.kernel import LAYOUTS, PADDINGS, MatmulKernel, MatmulProblem, ProductProblemT, ProductShapeT
 from mamf.operations.matmul.shapes import MatmulShape
 
 
@@ -45,7 +45,10 @@ class ProductOperation(FlopOperation[ProductProblemT, ProductShapeT]):
     random_counts: ClassVar[tuple[int, ...]] = ()
 
     def random_case(self, chooser: random.Random, terms: range) -> dict[str, Any]:
-        layout, data = chooser.choice(LAYOUTS), chooser.choice(("normal", "uniform", "integers", "wide"))
+        layout, data = (
+            chooser.choice(LAYOUTS) + chooser.choice(PADDINGS),
+            chooser.choice(("normal", "uniform", "integers", "wide")),
+        )
         counts = [chooser.choice(self.random_counts)] if self.random_counts else []
         shape = self.shape_type(*counts, *random_sizes(chooser, 3, terms, *counts))
         return {"layout": layout, "data": data, "shape": shape}

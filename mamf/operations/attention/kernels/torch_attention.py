@@ -9,6 +9,7 @@ import math
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -35,6 +36,7 @@ from mamf.operations.operand_sets import (
     tensors_of,
     view_as,
 )
+from mamf.operations.special_values import verify_special_attention
 from mamf.operations.variation import fresh_signs
 
 #: The command for devices that a kernel does not support: torch's own choice runs on all devices.
@@ -175,7 +177,10 @@ class PreparedAttention:
     def operand_set(self, launch: Callable[[], object]) -> OperandSet:
         repeats = self._problem.direction == "fwd" and self._kernel.is_exact
         changes = (self.change_signs, self.restore_signs, repeats)
-        return OperandSet(launch, self.verify, (), self.verify_whole, None, *changes)
+        queries_see_a_key = not self._shape.causal or self._shape.seqlen_q <= self._shape.seqlen_k
+        has_special = repeats and queries_see_a_key and self._shape.window is None
+        special = partial(self._verify_special, launch) if has_special else None
+        return OperandSet(launch, self.verify, (), self.verify_whole, None, *changes, verify_special=special)
 
     def forward(self, call: Callable[..., torch.Tensor]) -> torch.Tensor:
         with torch.no_grad():
@@ -253,6 +258,12 @@ class PreparedAttention:
                 f"sums of dK or dV are off by {sums:.2g}; rounding explains at most {most:.2g}" if sums > most else ""
             )
         return replace(worst, details={}, reason=reason)
+
+    def _verify_special(self, launch: Callable[[], object]) -> Verdict:
+        operands, key = self._canonical(self._operands), 0 if self._shape.causal else self._shape.seqlen_k - 1
+        return verify_special_attention(
+            operands["q"], operands["v"], key, lambda: self._canonical(self._named(launch()))["o"]
+        )
 
     def _verdict(self, found: Distance) -> Verdict:
         kernel, problem = self._kernel, self._problem

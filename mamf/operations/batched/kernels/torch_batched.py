@@ -22,6 +22,7 @@ from mamf.operations.whole_products import Part
 class TorchBatched(TorchProducts[BatchedProblem, BatchedShape], BatchedKernel):
     """A batch computed by one torch function. Derived kernels supply the launch."""
 
+    has_padding = True
     dtypes = ("bfloat16", "float16", "float32", "tf32", "float64")
 
     @abstractmethod
@@ -31,8 +32,8 @@ class TorchBatched(TorchProducts[BatchedProblem, BatchedShape], BatchedKernel):
     def operand_set(
         self, backend: Backend, problem: BatchedProblem, shape: BatchedShape, flat: Mapping[str, torch.Tensor]
     ) -> OperandSet:
-        a = lay_out(flat["a"], shape.m, shape.k, problem.layout[0], shape.batch)
-        b = lay_out(flat["b"], shape.k, shape.n, problem.layout[1], shape.batch)
+        a = lay_out(flat["a"], shape.m, shape.k, problem.layout[0], shape.batch, padding=problem.padding)
+        b = lay_out(flat["b"], shape.k, shape.n, problem.layout[1], shape.batch, padding=problem.padding)
         c = view_as(flat["c"], shape.batch, shape.m, shape.n)
         return product_set(
             problem, self.bind(a, b, c), c, lambda output: [Part(a, b.mT, output)], smaller_operand(a, b.mT)

@@ -41,8 +41,8 @@ class TorchMatmul(TorchProducts[MatmulProblem, MatmulShape], MatmulKernel):
     def operand_set(
         self, backend: Backend, problem: MatmulProblem, shape: MatmulShape, flat: Mapping[str, torch.Tensor]
     ) -> OperandSet:
-        a = lay_out(flat["a"], shape.m, shape.k, problem.layout[0])
-        b = lay_out(flat["b"], shape.k, shape.n, problem.layout[1])
+        a = lay_out(flat["a"], shape.m, shape.k, problem.layout[0], padding=problem.padding)
+        b = lay_out(flat["b"], shape.k, shape.n, problem.layout[1], padding=problem.padding)
         c = view_as(flat["c"], shape.m, shape.n)
         launch, scale = self.bind(problem, a, b, c)
         return product_set(
@@ -59,6 +59,7 @@ class TorchMatmul(TorchProducts[MatmulProblem, MatmulShape], MatmulKernel):
 class TorchMm(TorchMatmul):
     name = "torch.mm"
     is_default = True
+    has_padding = True
     dtypes = ("bfloat16", "float16", "float32", "tf32", "float64")
 
     def bind(

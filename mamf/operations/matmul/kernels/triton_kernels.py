@@ -63,8 +63,8 @@ def multiply_by_pointers(  # type: ignore[no-untyped-def]
                 left, right = tl.load(a_at), tl.load(b_at)
             else:
                 is_within = along_k < k - step * BLOCK_K
-                left = tl.load(a_at, mask=is_within[None, :], other=0)
-                right = tl.load(b_at, mask=is_within[:, None], other=0)
+                left = tl.load(a_at, mask=is_within[None, :], other=0.0)
+                right = tl.load(b_at, mask=is_within[:, None], other=0.0)
             sums = tl.dot(left, right, sums, input_precision=PRECISION, max_num_imprecise_acc=IMPRECISE, out_dtype=SUMS)
             a_at += BLOCK_K * a_column
             b_at += BLOCK_K * b_row

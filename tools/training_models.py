@@ -129,7 +129,7 @@ def transformers_model(kind: str, sizes: dict[str, int]) -> tuple[Any, dict[str,
     elif kind == "T5":
         sample["labels"] = ids[: length // 2]
     elif kind == "Whisper":
-        sample = {"input_features": torch.ones(80, 2 * length), "labels": ids[: length // 4]}
+        sample = {"input_features": torch.ones(80, 2 * length), "labels": ids[: min(length // 4, 448)]}  # max_target_positions
     return model.train(), sample
 
 

@@ -88,6 +88,11 @@ class SdpaEfficient(_Forced):
     dtypes = ("bfloat16", "float16", "float32")
     forced = SDPBackend.EFFICIENT_ATTENTION
 
+    def unsupported_shape(self, problem: AttentionProblem, shape: AttentionShape) -> str | None:
+        if shape.heads != shape.kv_heads:
+            return f"{self.name} has no heads that share keys"
+        return super().unsupported_shape(problem, shape)
+
 
 class SdpaMath(_Forced):
     name = "sdpa-math"

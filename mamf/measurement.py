@@ -40,7 +40,7 @@ TERA = 1e12
 #: The suffix of details that give the share of a launch's time that a class of work takes.
 TIME = " time"
 #: Details of verified rows: where the output is wrong; launches and output values that were checked; the bound of the
-#: error; launches with other bits, of kernels that do not promise equal ones; and outputs without the NaN of an operand.
+#: error; launches with other bits, of kernels that do not promise equal ones; outputs that lost the NaN of an operand.
 WRONG_TILES, CHECKED_LAUNCHES, CHECKED_VALUES = "wrong tiles", "checked launches", "checked values"
 BOUND, OTHER_BITS, LOST_NAN = "bound", "other bits", "lost NaN"
 #: The time of a launch in which nothing runs.

@@ -129,7 +129,8 @@ def transformers_model(kind: str, sizes: dict[str, int]) -> tuple[Any, dict[str,
     elif kind == "T5":
         sample["labels"] = ids[: length // 2]
     elif kind == "Whisper":
-        sample = {"input_features": torch.ones(80, 2 * length), "labels": ids[: min(length // 4, 448)]}  # max_target_positions
+        longest = min(length // 4, config.max_target_positions)
+        sample = {"input_features": torch.ones(80, 2 * length), "labels": ids[:longest]}
     return model.train(), sample
 
 

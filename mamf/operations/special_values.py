@@ -1,7 +1,7 @@
 """Infinities, NaN and subnormal numbers among the operands: what the output must be follows from a launch without them.
 
-Products: a NaN in column k of a row of B makes a column of C NaN. An infinity in A makes a row of C infinite, with the signs of a
-column of B. A row of A with one subnormal number gives products that the host rounds alone. Attention: an
+Products: a NaN in column k of a row of B makes a column of C NaN. An infinity in A makes a row of C infinite, with the
+signs of a column of B. A row of A with one subnormal number gives products that the host rounds alone. Attention: an
 infinity in V leaves no value of its column finite, a NaN in a query makes its row of O NaN (some kernels lose it, which
 is no error but a detail). All other values must have the bits that they had.
 """
@@ -16,6 +16,7 @@ import torch
 
 from mamf.kernel import Verdict
 from mamf.measurement import LOST_NAN
+from mamf.operations.attention.shapes import AttentionShape
 from mamf.operations.matmul.kernel import ProductProblem
 from mamf.operations.quantization import Quantized
 from mamf.operations.whole_products import Part
@@ -64,8 +65,13 @@ def verify_special_product(
     return _verdict(found, expected, "an infinity, a NaN and a subnormal number", details)
 
 
-def verify_special_attention(q: torch.Tensor, v: torch.Tensor, key: int, launch: Callable[[], torch.Tensor]) -> Verdict:
-    """``q``, ``v`` and what ``launch`` returns: batch, heads, sequence, width. All queries see ``key``."""
+def verify_special_attention(
+    shape: AttentionShape, operands: Mapping[str, torch.Tensor], launch: Callable[[], torch.Tensor]
+) -> Verdict:
+    """Operands and what ``launch`` returns: batch, heads, sequence, width. Needs a key that all queries see."""
+    if shape.window is not None or (shape.causal and shape.seqlen_q > shape.seqlen_k):
+        return Verdict(0.0, 0.0)
+    q, v, key = operands["q"], operands["v"], 0 if shape.causal else shape.seqlen_k - 1
     expected = launch().clone()
     batch, head, row, _ = (secrets.randbelow(size) for size in q.shape)
     group, column = q.shape[1] // v.shape[1], secrets.randbelow(v.shape[-1])

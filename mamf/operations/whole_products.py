@@ -76,13 +76,13 @@ def _verdict(problem: ProductProblem, parts: Sequence[Part], scale: float, eleme
     if not tolerance or not math.isfinite(error):
         return Verdict(error, tolerance, reference=_REFERENCE)
     sums = sum(part.c.shape[0] * part.c.shape[1] for part in oriented) * VECTORS
-    worst, most = max(of_worst), math.sqrt(2 * (math.log(2 * sums) + _RARITY)) * max(tolerance / 2, error)
+    worst, most = max(of_worst), math.sqrt(2 * (math.log(2 * sums) + _RARITY)) * max(problem.rounding, error)
     # A (B x) of a small product may be short by chance; on average it is as long as C.
     slope = _ratio(sum(along), max(sum(of_expected), VECTORS * sum(of_c)))
     steepest = slope_tolerance(problem.dtype, problem.fast_accumulation)
     # With a short K the errors of rows are correlated, because they depend on few numbers.
     freedom = VECTORS * sum(part.c.shape[0] * min(part.c.shape[1], part.left.shape[-1]) for part in oriented)
-    steepest += math.sqrt(2 * _RARITY / freedom) * max(tolerance / 2, error)
+    steepest += math.sqrt(2 * _RARITY / freedom) * max(problem.rounding, error)
     reason = ""
     if worst > most:
         reason = f"part of the output is wrong: row sums are off by {worst:.2g}; rounding explains at most {most:.2g}"
@@ -117,7 +117,7 @@ def _wrong_rows(problem: ProductProblem, part: Part, scale: float) -> torch.Tens
     products = _multiply(part.left, _multiply_transposed(part.right, x, wide, elements), wide, elements)
     off = (_multiply(c, x, wide, elements) - products * (1 if scale == 1 else scale)).abs()
     squares = c.to(torch.float32 if wide == torch.int32 else wide).square().sum(-1).nan_to_num()
-    most = math.sqrt(2 * (math.log(2 * off.numel()) + _RARITY)) * problem.tolerance / 2
+    most = math.sqrt(2 * (math.log(2 * off.numel()) + _RARITY)) * problem.rounding
     return (~(off <= most * torch.maximum(squares, squares.mean()).sqrt()[..., None])).any(2)
 
 

@@ -7,6 +7,7 @@ the forward (five products instead of two, including the recomputed scores), or 
 
 from __future__ import annotations
 
+import math
 import re
 from abc import abstractmethod
 from collections.abc import Mapping
@@ -113,14 +114,19 @@ class AttentionShape:
         return 2 * self.batch * self.heads * self.pairs * (self.head_dim + self.head_dim_v)
 
     @property
+    def dimensions(self) -> dict[str, tuple[int, int, int]]:
+        """Heads, length and width of ``q``, ``k``, ``v`` and the output ``o``."""
+        return {
+            "q": (self.heads, self.seqlen_q, self.head_dim),
+            "k": (self.kv_heads, self.seqlen_k, self.head_dim),
+            "v": (self.kv_heads, self.seqlen_k, self.head_dim_v),
+            "o": (self.heads, self.seqlen_q, self.head_dim_v),
+        }
+
+    @property
     def elements(self) -> dict[str, int]:
         """Elements of ``q``, ``k``, ``v`` and the output ``o``."""
-        return {
-            "q": self.batch * self.heads * self.seqlen_q * self.head_dim,
-            "k": self.batch * self.kv_heads * self.seqlen_k * self.head_dim,
-            "v": self.batch * self.kv_heads * self.seqlen_k * self.head_dim_v,
-            "o": self.batch * self.heads * self.seqlen_q * self.head_dim_v,
-        }
+        return {name: self.batch * math.prod(sizes) for name, sizes in self.dimensions.items()}
 
 
 def _clamped_sum(start: int, count: int, high: int) -> int:

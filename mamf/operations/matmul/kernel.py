@@ -66,6 +66,11 @@ class ProductProblem:
         return tolerance(self.dtype, self.out_dtype, self.fast_accumulation)
 
     @property
+    def rounding(self) -> float:
+        """The relative error that rounding leaves, at most, without partial sums of bfloat16."""
+        return self.tolerance / (4 if self.dtype == "bfloat16" else 2)
+
+    @property
     def padding(self) -> int:
         """Unused elements after each stored row of A and B."""
         return int(self.layout[2:] or 0)

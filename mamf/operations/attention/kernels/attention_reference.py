@@ -148,8 +148,8 @@ def error_of_key_sums(
     """The largest error of the sums of ``dk`` and ``dv`` along the keys, in units of the norm of the summed elements.
 
     Rows of P sum to 1 and rows of dS to 0, so dV = P^T dO sums to the sum of dO over the queries that see a key, and
-    dK = dS^T Q / sqrt(d) sums to 0. A single query leaves dV as products of two short numbers, whose rounding errors may
-    agree for all keys: half an eps of each element is taken off.
+    dK = dS^T Q / sqrt(d) sums to 0. A single query leaves dV as products of two short numbers, whose
+    rounding errors may agree for all keys: half an eps of each element is taken off.
     """
     unseen = shape.seqlen_q - shape.seqlen_k - (0 if shape.causal else shape.window or shape.seqlen_q)
     worst = 0.0

@@ -136,7 +136,7 @@ class TorchAttention(AttentionKernel):
         """q, k, v and, for a backward pass, do: views of flat memory in the kernel's layout."""
         views = {}
         for name, tensor in flat.items():
-            heads, length, width = dimensions(shape)[name]
+            heads, length, width = shape.dimensions[name.replace("do", "o")]
             order = (heads, length) if self.layout == "bhsd" else (length, heads)
             views[name] = view_as(tensor, shape.batch, *order, width)
         if problem.sparsity:
@@ -175,12 +175,10 @@ class PreparedAttention:
         self._of_v = self._of_do = torch.ones((*self._heads, 1), dtype=torch.int8, device=operands["v"].device)
 
     def operand_set(self, launch: Callable[[], object]) -> OperandSet:
-        repeats = self._problem.direction == "fwd" and self._kernel.is_exact
-        changes = (self.change_signs, self.restore_signs, repeats)
-        queries_see_a_key = not self._shape.causal or self._shape.seqlen_q <= self._shape.seqlen_k
-        has_special = repeats and queries_see_a_key and self._shape.window is None
-        special = partial(self._verify_special, launch) if has_special else None
-        return OperandSet(launch, self.verify, (), self.verify_whole, None, *changes, verify_special=special)
+        change, given = (self.change_signs, self.restore_signs), (launch, self.verify, (), self.verify_whole, None)
+        if self._problem.direction != "fwd" or not self._kernel.is_exact:
+            return OperandSet(*given, *change)
+        return OperandSet(*given, *change, repeats_bits=True, verify_special=partial(self._verify_special, launch))
 
     def forward(self, call: Callable[..., torch.Tensor]) -> torch.Tensor:
         with torch.no_grad():
@@ -260,10 +258,8 @@ class PreparedAttention:
         return replace(worst, details={}, reason=reason)
 
     def _verify_special(self, launch: Callable[[], object]) -> Verdict:
-        operands, key = self._canonical(self._operands), 0 if self._shape.causal else self._shape.seqlen_k - 1
-        return verify_special_attention(
-            operands["q"], operands["v"], key, lambda: self._canonical(self._named(launch()))["o"]
-        )
+        operands = self._canonical(self._operands)
+        return verify_special_attention(self._shape, operands, lambda: self._canonical(self._named(launch()))["o"])
 
     def _verdict(self, found: Distance) -> Verdict:
         kernel, problem = self._kernel, self._problem
@@ -309,16 +305,6 @@ def _worst(errors: Iterable[float]) -> float:
     """The largest error, or NaN if any is NaN: ``max`` ignores a NaN that does not come first."""
     found = list(errors)
     return math.nan if any(map(math.isnan, found)) else max(found, default=0.0)
-
-
-def dimensions(shape: AttentionShape) -> dict[str, tuple[int, int, int]]:
-    """Heads, length and width of each operand."""
-    return {
-        "q": (shape.heads, shape.seqlen_q, shape.head_dim),
-        "k": (shape.kv_heads, shape.seqlen_k, shape.head_dim),
-        "v": (shape.kv_heads, shape.seqlen_k, shape.head_dim_v),
-        "do": (shape.heads, shape.seqlen_q, shape.head_dim_v),
-    }
 
 
 def _in_words(sizes: range | tuple[int, ...]) -> str:

@@ -26,7 +26,7 @@ from mamf.peaks import Peak
 from mamf.report.columns import sensor_columns
 from mamf.report.document import Column, Table
 from mamf.report.formats.markdown import table_text
-from mamf.report.own_ceilings import problem_title, share_of
+from mamf.report.own_ceilings import described_title, share_of
 from mamf.report.text import interval_cell, significant
 from mamf.text import Markup, markdown_line, markdown_text
 
@@ -196,7 +196,7 @@ def kernel_columns() -> list[Column[KernelEntry]]:
 
     return [
         text_column("accelerator", lambda entry: entry.device),
-        text_column("problem", lambda entry: problem_title(entry.row.regime, entry.row.problem)),
+        text_column("problem", lambda entry: described_title(entry.row.regime, entry.row.problem)),
         Column("", "rate", lambda entry: f"**{significant(entry.rate)}** {markdown_text(entry.row.work.unit)}", Markup),
         Column("", "interval", lambda entry: entry.interval, interval_cell),
         Column("", "of the peak", share, lambda share: f"{100 * share:.1f} %"),

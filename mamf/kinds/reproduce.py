@@ -11,10 +11,10 @@ from mamf.kinds.kind import KernelRows, View
 from mamf.logs.comparability import Difference
 from mamf.logs.reproducing import Judged, differences_here, judge_claims
 from mamf.logs.run_log import RunLog
-from mamf.operations.unknown import operation_called
 from mamf.plans import REPRODUCE, ReproduceOptions
 from mamf.report.comparison import difference_lines, percent_of, ratio_interval_cell
 from mamf.report.document import Answer, Block, Column, Document, Lines, Table
+from mamf.report.own_ceilings import described_title
 from mamf.report.text import end_line, interval_cell, machine_line, rate_text, scaled_unit, significant
 
 
@@ -80,11 +80,7 @@ def _columns(judged: list[Judged]) -> list[Column[Judged]]:
 
 
 def _title(each: Judged) -> str:
-    return ", ".join(
-        text
-        for regime, problem, _, _ in (each.claim.step,)
-        for text in (regime, problem.dtype, *operation_called(problem.operation).describe_problem(problem))
-    )
+    return described_title(*each.claim.step[:2])
 
 
 def _label(each: Judged) -> str:

@@ -22,6 +22,11 @@ def problem_title(regime: str, problem: Any) -> str:
     return ", ".join([regime, problem.dtype, *operation_called(problem.operation).words(problem)])
 
 
+def described_title(regime: str, problem: Any) -> str:
+    """The same, phrased for reports."""
+    return ", ".join([regime, problem.dtype, *operation_called(problem.operation).describe_problem(problem)])
+
+
 def ceiling_title(ceiling: Ceiling) -> str:
     """``burst (MAMF), bfloat16``."""
     name = _NAMES.get((ceiling.problem.operation, ceiling.regime), "")

@@ -118,7 +118,7 @@ class OverlapProblem:
     def work(self, shape: OverlapShape) -> Work:
         problem, counted = self.counted(shape)
         own: Work = problem.work(counted)
-        return replace(own, convention=f"{own.convention}, {'alone' if self.alone else 'while both run'}")
+        return replace(own, convention=f"{self.other if self.timed == OTHER else PRODUCTS}: {own.convention}")
 
     def buffers(self, shape: OverlapShape, sets: int = 1, rewrite: bool = False) -> dict[str, Buffer]:
         problem, counted = self.counted(shape)
@@ -198,6 +198,13 @@ class Overlap(Operation[OverlapProblem, OverlapShape]):
     ) -> float | None:
         counted, size = problem.counted(shape or SMALLEST)
         return operation(counted.operation).fastest_possible(info, counted, size if shape else None)
+
+    def describe_problem(self, problem: OverlapProblem) -> Sequence[str]:
+        timed, beside = (PRODUCTS, problem.other) if problem.timed == PRODUCTS else (problem.other, PRODUCTS)
+        ranks = f"{problem.ranks} ranks" if problem.is_collective else ""
+        blocks = f"{problem.blocks} blocks" if problem.blocks else ""
+        company = f"beside {beside}" if not problem.alone else f"alone (for {beside})" if timed == PRODUCTS else "alone"
+        return [f"{timed} {company}", *filter(None, (ranks, blocks))]
 
     def axis(self, shape: OverlapShape) -> float:
         return float(shape.nbytes)

@@ -11,13 +11,11 @@ from dataclasses import dataclass
 from mamf.ceilings.share import KnownCeiling
 from mamf.measurement import TERA
 from mamf.operations.matmul.shapes import MatmulShape
-from mamf.operations.tracing.classes import class_of
+from mamf.operations.tracing.classes import MODULE, class_of
 from mamf.operations.tracing.events import Busy, Event
 from mamf.operations.tracing.shares import length, union
 from mamf.profiling.flops import FIRST_OPERAND, PRODUCTS, dtype_of, flop_of
 
-#: The beginning of the name of a module's range in a trace.
-MODULE = "mamf: module "
 OUTSIDE = "outside of any module"
 #: Share of a class's FLOP that may be of dtypes without a ceiling, and is left out: a rotary table of float32 beside
 #: all products of bfloat16.

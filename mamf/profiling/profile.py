@@ -12,11 +12,10 @@ from dataclasses import dataclass, replace
 
 from mamf.ceilings.share import KnownCeiling
 from mamf.measurement import IDLE
-from mamf.operations.tracing.classes import class_of
+from mamf.operations.tracing.classes import MODULE, class_of
 from mamf.operations.tracing.events import Busy, Event, Trace
 from mamf.operations.tracing.shares import Union, busy, gaps, length, shares, union
 from mamf.profiling.breakdown import (
-    MODULE,
     CeilingOf,
     ClassRow,
     ProductRow,

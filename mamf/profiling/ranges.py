@@ -11,7 +11,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from mamf.errors import describe_error
-from mamf.profiling.breakdown import MODULE
+from mamf.operations.tracing.classes import MODULE
 
 
 class ModuleRanges:

@@ -150,6 +150,8 @@ def test_the_operation_counts_before_the_kernels_name():
 def test_what_an_attention_an_optimizer_or_a_collective_calls_is_theirs():
     assert class_of(launched("nvjet", "aten::scaled_dot_product_attention", "aten::bmm")) == "attention"
     assert class_of(launched("elementwise", "Optimizer.step#AdamW.step", "aten::add_")) == "optimizer"
+    in_closure = ("Optimizer.step#AdamW.step", "mamf: module model.mlp", "aten::linear", "aten::addmm")
+    assert class_of(launched("nvjet", *in_closure)) == "matmul"
     assert class_of(launched("ncclDevKernel", "Optimizer.step#Z.step", "c10d::allreduce_")) == COMMUNICATION
 
 
@@ -158,6 +160,13 @@ def test_the_backward_of_what_an_attention_calls_is_attention():
     product = Event("aten::bmm", "operation", 0, 1, parent=attention)
     node = Event("autograd::engine::evaluate_function: BmmBackward0", "operation", 3, 4, forward=product)
     assert class_of(Event("aten::bmm", "operation", 3, 4, parent=node)) == "attention"
+
+
+def test_the_backward_of_a_forward_within_an_optimizer_is_not_the_optimizers():
+    """As of Lightning, whose optimizers call a closure."""
+    product = Event("aten::mm", "operation", 0, 1, parent=Event("Optimizer.step#AdamW.step", "annotation", 0, 9))
+    node = Event("autograd::engine::evaluate_function: MmBackward0", "operation", 3, 4, forward=product)
+    assert class_of(Event("aten::mm", "operation", 3, 4, parent=node)) == "matmul"
 
 
 # --- FLOP

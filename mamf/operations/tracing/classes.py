@@ -18,7 +18,9 @@ from mamf.operations.tracing.names import read_name
 
 UNCLASSIFIED = "unclassified"
 COMMUNICATION = "communication"
-COPIES = "memory copies"
+COPIES, OPTIMIZER = "memory copies", "optimizer"
+#: What the names of mamf's ranges of modules begin with.
+MODULE = "mamf: module "
 #: Classes in report order, which is also the priority of classes that are at work at the same time: communication last.
 CLASSES = (
     "attention",
@@ -28,7 +30,7 @@ CLASSES = (
     "elementwise",
     "reduction and softmax",
     "embedding",
-    "optimizer",
+    OPTIMIZER,
     COPIES,
     "other",
     UNCLASSIFIED,
@@ -78,6 +80,8 @@ def class_of(event: Event) -> str:
     forward = [each for caller in callers if caller.forward for each in caller.forward.lineage()]
     # An annotation of a collective lasts until that has completed: it did not call all that is within.
     enclosing = {_class_by("caller", each.name) for each in (*callers, *forward) if not _is_in_flight(each, callers[0])}
+    if forward or any(each.name.startswith((MODULE, "nn.Module: ")) for each in callers):
+        enclosing.discard(OPTIMIZER)  # of Lightning, whose optimizers call the forward and the backward pass
     return (
         next((rule.class_name for rule in rules()["caller"] if rule.class_name in enclosing), None)
         or next(filter(None, (_operation(each.name) for each in callers if each.kind == "operation")), None)

@@ -27,7 +27,7 @@ from mamf.pages.site_index import (
 from mamf.regime_names import CEILINGS
 from mamf.report.charts.ranges import RangeChart, RangePoint, RangeRow
 from mamf.report.document import Column, Table
-from mamf.report.own_ceilings import problem_title, share_of
+from mamf.report.own_ceilings import described_title, share_of
 from mamf.report.page import Page, Part, Section
 from mamf.report.text import counted, interval_cell, percent, rate_text, significant, whole
 
@@ -174,7 +174,7 @@ def _kernels_table(data: SiteData, logs: str) -> Table[Any]:
     columns: list[Column[Any]] = [
         Column("", "operation", lambda entry: entry.row.operation, left=True),
         Column("", "rate", lambda entry: rate_text(entry.rate, entry.row.work.unit)),
-        Column("", "problem", lambda entry: problem_title(entry.row.regime, entry.row.problem), left=True),
+        Column("", "problem", lambda entry: described_title(entry.row.regime, entry.row.problem), left=True),
         Column("", "% of peak", lambda entry: share_of(entry.rate, entry.row.problem, entry.header), percent),
         Column("", "kernel", kernel_title, left=True),
         Column("", "shape", lambda entry: entry.row.shape),

@@ -30,7 +30,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--blocks", nargs="+", type=index, metavar="N", help="communication blocks of a collective; 0: the library's"
     )
     add(group, "--dtype")
-    add(group, "--time-limit", default_text="2.1s for each of the four rows of a pair, and 1.5s to settle")
+    add(group, "--time-limit", default_text="3s for each of the four rows of a pair, and 3s to settle")
     group.add_argument("--flop", type=float, metavar="X", help="the shortest step of so many FLOP, such as 4e15")
     group.add_argument("--bytes", type=float, metavar="Y", help="with so many bytes of the other work's buffers")
     add_device_options(parser)

@@ -30,7 +30,7 @@ AnswerT = TypeVar("AnswerT")
 ROWS = ((PRODUCTS, True), (OTHER, True), (PRODUCTS, False), (OTHER, False))
 #: Visits alternate so many times between the two works and both, so that all three see the device drift alike. Seconds
 #: that are measured of each row in all rounds.
-_ROUNDS, DEFAULT_SECONDS = 3, 2.1
+_ROUNDS, DEFAULT_SECONDS = 3, 3.0
 #: Blocks of a window, and those by which a host queues the other work ahead.
 _BLOCKS, _AHEAD, _WINDOW_SECONDS = 16, 4, 0.05
 #: Flushes ahead of a window, while the host queues its first blocks, and launches of a window of short ones.
@@ -169,9 +169,9 @@ class _Pair:
                 self._agreed(work.checked.require_unchanged_operands)
 
     def _visit(self, works: Sequence[_Work]) -> None:
-        """Settle, for no longer than is measured, then measure."""
+        """Let a swing of the power controller pass, for no longer than is measured, then measure."""
         part, taken = self.run.seconds / _ROUNDS, 0
-        settled_at = self.backend.now() + min(part, self.backend.sustained_traits.settle_seconds)
+        settled_at = self.backend.now() + min(part, self.backend.sustained_traits.swing_seconds)
         for windows in itertools.count():
             self.regime.require_clock_advances(windows)
             elapsed, seconds = self.run.of_all((self.backend.now() - settled_at, [work.seconds for work in works]))[0]

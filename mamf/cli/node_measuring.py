@@ -184,10 +184,9 @@ def _run_child(options: argparse.Namespace) -> int:
 
     with Interruption():
         try:
-            meeting = Meeting.of(own, _MEETING_SECONDS) if ranks > 1 else None
             Rank(
                 own,
-                meeting,
+                Meeting.of(own, _MEETING_SECONDS) if ranks > 1 else None,
                 options.output_folder,
                 options.patience,
                 opens,

@@ -196,8 +196,7 @@ def _is_registered_as_exact(operation: str, kernel: str) -> bool:
 def verified(evidence: Evidence) -> Iterator[Finding]:
     """Every good row's result was checked, and its rounding error shows that its operands were not zeros."""
     for line, row in good_rows(evidence):
-        is_product = row.operation == MATMUL
-        bound = row.problem.tolerance if is_product else _WORST[is_exact(row)]
+        bound = row.problem.tolerance if row.operation == MATMUL else _WORST[is_exact(row)]
         if row.error is None:
             yield Finding("unverified", f"{row.shape} by {row.kernel}: its result was not checked", line)
         elif not 0 <= row.error <= bound:

@@ -65,8 +65,7 @@ def launch_in_window(kernel: AnyKernel, problem: Any, shape: Any, backend: Backe
 
 def _launched(kernel: AnyKernel, problem: Any, shape: Any, backend: Backend, asked: Launching) -> Launched:
     begun = backend.now()
-    pool = backend.operand_pool(problem.data, problem.seed)
-    ready = kernel.prepare(backend, problem, shape, pool)
+    ready = kernel.prepare(backend, problem, shape, backend.operand_pool(problem.data, problem.seed))
     checked = Checked(ready)
     if asked.verifies:
         checked.rehearse(backend)

@@ -23,8 +23,7 @@ class Explain(KernelRows):
         if not rows:
             return super().document(log, view)
         head, foot = [machine_line(log.header), title(rows[0])], [end_line(log.summary)]
-        steps = waterfall_steps(rows, DeviceInfo(**log.header["device"]))
-        return explanation_document(steps, rows, head, foot)
+        return explanation_document(waterfall_steps(rows, DeviceInfo(**log.header["device"])), rows, head, foot)
 
     def chart(self, log: RunLog, drawing: Drawing) -> Picture:
         drawing.require_no_direction(log)

@@ -173,8 +173,7 @@ class Recording:
             finally:
                 for kind, record in after():
                     writer.write(kind, record)
-                elapsed = max(0.0, host_seconds(self.backend) - begun)
-                end = End(status, reason, elapsed, left())
+                end = End(status, reason, max(0.0, host_seconds(self.backend) - begun), left())
                 writer.write("summary", {**summary(taken, end), **after_rows, "time": utc_now()})
 
 

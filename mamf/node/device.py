@@ -144,8 +144,7 @@ class DeviceRun:
     def _find(self, path: Path, before: Before) -> Iterator[Measurement]:
         plan, kernels = self._find_plan(before and before[0])
         find = Find(plan, kernels, self.backend, before[0].lasting if before else (), self._phase)
-        recording = Recording(path, self.backend, kernels[0].name, plan.as_plan(), before)
-        return recording.record(
+        return Recording(path, self.backend, kernels[0].name, plan.as_plan(), before).record(
             find.results(),
             lambda rows, end: find_summary_record(rows, find.confirmed_by(rows), end),
             lambda: [("ceiling", ceiling_record(each)) for each in find.ceilings.values()],
@@ -168,15 +167,14 @@ class DeviceRun:
 
         def rows() -> Iterator[Measurement]:
             pool = self.backend.operand_pool(problem.data, problem.seed)
-            heard = Repeating(
+            yield Repeating(
                 kernel,
                 problem,
                 shape,
                 self.backend,
                 on_progress=lambda _: self._phase("repeated"),
                 most_seconds=self.find_seconds or NODE_BUDGET_SECONDS,
-            )
-            yield heard.row(pool)
+            ).row(pool)
             pool.release()
 
         recording = Recording(path, self.backend, kernel.name, plan, before)
@@ -196,8 +194,7 @@ class DeviceRun:
         held = {(row.regime, row.problem, row.shape, row.kernel) for row in kept}
         agree = self.agree if part == "collective" else lambda own: own
         sweep = KernelsSweep(plan, kernels, self.backend, held=held, on_phase=self._phase, agree=agree)
-        recording = Recording(path, self.backend, " ".join(plan.kernels), plan, before)
-        return recording.record(
+        return Recording(path, self.backend, " ".join(plan.kernels), plan, before).record(
             sweep.results(),
             lambda rows, end: kind_of(plan).summary(plan, rows, {}, end),
             left=lambda: sweep.left_out,
@@ -215,9 +212,8 @@ class DeviceRun:
             shapes = found.default_shapes(self.backend)
         names, kernels = zip(*chosen, strict=True)
         # Ranks begin together, and NCCL's own tests flush no cache.
-        flush = part == "bandwidth"
         return list(kernels), Plan(
-            SWEEP, of, tuple(problems), tuple(names), tuple(shapes), seconds=_ROW_SECONDS, flush=flush
+            SWEEP, of, tuple(problems), tuple(names), tuple(shapes), seconds=_ROW_SECONDS, flush=part == "bandwidth"
         )
 
     @property

@@ -78,10 +78,9 @@ class Source:
     @property
     def sections(self) -> list[Section]:
         """Pictures, tables, conditions and the command that makes such a log."""
-        blocks = [_limited(block) for block in self.document.visible_blocks]
         found = [
             Section("Pictures", self.pictures),
-            Section("Figures", blocks),
+            Section("Figures", [_limited(block) for block in self.document.visible_blocks]),
             Section("Conditions", self.conditions),
             Section("Reproduce it", [Command(self.command)] if self.command else []),
         ]
@@ -216,8 +215,7 @@ def _of_ceiling(ceiling: Ceiling, header: Mapping[str, Any]) -> Figure:
     is_normal = getattr(ceiling.problem, "data", NORMAL) == NORMAL
     # Without the seed: finds with others stand side by side.
     of = label_dtype(ceiling.problem) if ceiling.problem.operation == MATMUL and is_normal else ceiling_title(ceiling)
-    label = f"{ceiling.regime} ceiling, {of}"
-    return Figure(label, ceiling.unit, point, [note for note in notes if note])
+    return Figure(f"{ceiling.regime} ceiling, {of}", ceiling.unit, point, [note for note in notes if note])
 
 
 def _of_row(row: Measurement, label: str, shares: Shares) -> Figure:

@@ -169,8 +169,7 @@ def grouped(rows: Iterable[Measurement], by_shape: bool = False) -> dict[Group, 
 
 def group_title(row: Measurement) -> str:
     """What rows of a regime and a problem have in common."""
-    described = operation_called(row.operation).describe_problem(row.problem)
-    return ", ".join([row.regime, row.problem.dtype, *described])
+    return ", ".join([row.regime, row.problem.dtype, *operation_called(row.operation).describe_problem(row.problem)])
 
 
 def shape_title(row: Measurement) -> str:

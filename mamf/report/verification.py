@@ -75,12 +75,11 @@ def verification_document(log: RunLog) -> Document:
     groups = group_pairs(((row.operation, row.kernel, row.problem.dtype), row) for row in rows)
     states = group_pairs((row.regime, row) for row in rows if row.ok)
     used = group_pairs((operation_called(row.operation).reference, row.operation) for row in rows)
-    references = [f"{', '.join(dict.fromkeys(names))}: {text}" for text, names in used.items()]
     blocks: list[Block] = [
         Lines([machine_line(log.header)]),
         Table(_columns(log.header), [groups[key] for key in sorted(groups)], key="checks"),
         Table(_STATES, list(states.values()), key="states"),
-        Lines(references, "compared with"),
+        Lines([f"{', '.join(dict.fromkeys(names))}: {text}" for text, names in used.items()], "compared with"),
         Lines(failure_lines(row for row in rows if row.status != WRONG), "without a verdict"),
         Lines([end_line(log.summary)]),
         Answer([*_wrong_lines(log), *verdict_lines(rows)]),

@@ -253,8 +253,7 @@ class SimulatedBackend(Backend):
         self.mean_watts += (watts - self.mean_watts) * -math.expm1(-seconds / world.reaction_seconds)
         warmth = (watts - idle_watts) / (cap_watts - idle_watts) if watts < cap_watts else 1.0
         self.heat += (warmth - self.heat) * -math.expm1(-seconds / world.thermal_seconds)
-        threshold = 0.97 if self.is_capped else 0.995
-        self.is_capped = self.mean_watts >= threshold * cap_watts
+        self.is_capped = self.mean_watts >= (0.97 if self.is_capped else 0.995) * cap_watts
 
     # -- memory ------------------------------------------------------------------------------------------------------
 

@@ -179,8 +179,7 @@ class RooflineSession(KernelsFindSession):
         problem, held = search.problem, self._rows_of(search.problem)
         plan = replace(search, budget_seconds=self._part)
         kernels = kernels_for(self.backend, problem, search.kernels)
-        find = Find(plan, kernels, self.backend, held, lambda text: on_phase(f"{problem.dtype}, {text}"))
-        yield from find.results()
+        yield from Find(plan, kernels, self.backend, held, lambda text: on_phase(f"{problem.dtype}, {text}")).results()
 
     # -- the result --------------------------------------------------------------------------------------------------
 

@@ -156,8 +156,7 @@ class Search:
     @single_threaded
     def propose(self) -> Candidate | None:
         """The next candidate to measure, or None if none is promising."""
-        untried = (each for each in self._first if each in self._position and each not in self.measured)
-        first = next(untried, None)
+        first = next((each for each in self._first if each in self._position and each not in self.measured), None)
         if first is not None:
             return first
         # From a few figures nothing can be told: neither what varies, nor that nothing is left.

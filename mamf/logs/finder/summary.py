@@ -175,10 +175,9 @@ def node_run(lines: Sequence[str]) -> FinderRun | None:
     if missing or not best:
         remarks.append("the summary is cut: the node's own figures are not all there")
     measured = sum("MSMF" in row.tflops for row in rows)
-    title = next(match["how"] for line in lines if (match := TITLE.match(line)))
     return FinderRun(
         version="v4-node",
-        notes=(title,),
+        notes=(next(match["how"] for line in lines if (match := TITLE.match(line))),),
         rows=tuple(rows),
         best=best,
         is_complete=not missing and bool(best) and measured == len(gpus),

@@ -27,5 +27,6 @@ class Explain(KernelRows):
 
     def chart(self, log: RunLog, drawing: Drawing) -> Picture:
         drawing.require_no_direction(log)
-        steps = waterfall_steps(log.measurements, DeviceInfo(**log.header["device"]))
-        return waterfall_chart(steps, log.measurements, log.header)
+        return waterfall_chart(
+            waterfall_steps(log.measurements, DeviceInfo(**log.header["device"])), log.measurements, log.header
+        )

@@ -138,8 +138,9 @@ class Recording:
             )
             return writer
         findings = [format_finding(finding).strip() for finding in diagnose(self.backend)]
-        header = header_of(self.backend, "from Python", self.kernel, plan_record(self.plan), findings)
-        return RunLogWriter.create(path, header)
+        return RunLogWriter.create(
+            path, header_of(self.backend, "from Python", self.kernel, plan_record(self.plan), findings)
+        )
 
     def _written(
         self,

@@ -37,8 +37,9 @@ def report_of(paths: Sequence[Path]) -> Page:
 
 
 def page_of_source(source: Source) -> Page:
-    facts = [*(each.fact for each in source.figures), *source.facts]
-    return Page(source.title, source.lead, facts, sections=source.sections)
+    return Page(
+        source.title, source.lead, [*(each.fact for each in source.figures), *source.facts], sections=source.sections
+    )
 
 
 def _of_several(sources: Sequence[Source], pages: Sequence[Page]) -> Page:
@@ -130,8 +131,9 @@ def _of_ranks(path: Path) -> Page:
     bars = profile_chart([(f"rank {rank}", profile) for rank, (_, profile) in ranks.items()])
     sources = (source_of_profile(rank_log(path, rank), *read) for rank, read in ranks.items())
     sections = [_joined(f"{source.name}: {source.title}", source.sections) for source in sources]
-    together = Section("", [bars, *document.visible_blocks[:-1]])
-    return Page(document.title, verdict=answer, sections=[together, *sections])
+    return Page(
+        document.title, verdict=answer, sections=[Section("", [bars, *document.visible_blocks[:-1]]), *sections]
+    )
 
 
 def _of_autoprofile(path: Path) -> Page:

@@ -91,8 +91,9 @@ class _AttentionSession(KernelsSession):
 
     def _missing_searches(self) -> list[SearchPlan]:
         dtypes = {key[0] for key in self.wanted_ceilings() if key not in self.ceilings}
-        searches = [search for search in self.plan.searches if search.problem.dtype in dtypes]
-        return limit_budgets(self.plan.budget_seconds, searches)
+        return limit_budgets(
+            self.plan.budget_seconds, [search for search in self.plan.searches if search.problem.dtype in dtypes]
+        )
 
     def _search(self, plan: SearchPlan, on_phase: Callable[[str], None]) -> Iterator[Measurement]:
         """Search for the ceilings of a dtype; rows of a resumed log are not measured again."""
@@ -110,8 +111,9 @@ class _AttentionSession(KernelsSession):
 
     def _references(self, warn: Callable[[str], object] = lambda remark: None) -> Mapping[str, AnyKernel]:
         """The kernels of the ceilings."""
-        names = {ceiling.kernel for ceiling in self.ceilings.values()}
-        return reference_kernels(names, self.options.ceiling_kernel, warn)
+        return reference_kernels(
+            {ceiling.kernel for ceiling in self.ceilings.values()}, self.options.ceiling_kernel, warn
+        )
 
     def dry_run(self) -> int:
         say_plan(self.plan, self.plan.steps(self.held), self.backend, self.devices, self._missing_searches())

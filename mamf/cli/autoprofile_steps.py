@@ -84,9 +84,7 @@ class Step:
         if not self.has_budget:
             return ("complete", "") if not code else ("failed", f"exit code {code}")
         summary = read_run_log(self.log).summary
-        if summary is None:
-            return "interrupted", "killed"
-        return summary["status"], summary["reason"]
+        return ("interrupted", "killed") if summary is None else (summary["status"], summary["reason"])
 
 
 @dataclass(frozen=True)

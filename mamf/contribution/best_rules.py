@@ -144,8 +144,12 @@ def ceilings_fit_attention(evidence: Evidence) -> Iterator[Finding]:
         return
     ceilings = evidence.log.all_ceilings
     if not ceilings:
-        message = "the log holds no ceiling: its rows have no share and stand in no table (--ceiling LOG)"
-        yield Finding("missing-field", message, 1, is_warning=True)
+        yield Finding(
+            "missing-field",
+            "the log holds no ceiling: its rows have no share and stand in no table (--ceiling LOG)",
+            1,
+            is_warning=True,
+        )
     for ceiling in ceilings.values():
         name = f"the {ceiling.regime} ceiling of {ceiling.problem.dtype}"
         if not ceiling.interval.low <= ceiling.tflops <= ceiling.interval.high:
@@ -159,11 +163,15 @@ def ceilings_fit_attention(evidence: Evidence) -> Iterator[Finding]:
             continue
         seen = max(row.best_rate, float(row.details.get("reference_tflops", 0.0))) / (row.device_speed or 1.0)
         if seen > most * own.tflops:
-            message = f"{row.shape}: {seen:.4g} TFLOPS were seen, the ceiling is {own.tflops:.4g}: find it anew"
-            yield Finding("ceiling-mismatch", message, line)
+            yield Finding(
+                "ceiling-mismatch",
+                f"{row.shape}: {seen:.4g} TFLOPS were seen, the ceiling is {own.tflops:.4g}: find it anew",
+                line,
+            )
         elif evidence.counts(row) and row.rate_interval.low / (row.device_speed or 1.0) > own.interval.high:
-            message = f"{row.shape} by {row.kernel}: above the ceiling by more than both intervals"
-            yield Finding("ceiling-mismatch", message, line)
+            yield Finding(
+                "ceiling-mismatch", f"{row.shape} by {row.kernel}: above the ceiling by more than both intervals", line
+            )
 
 
 def claims_are_firm(evidence: Evidence) -> Iterator[Finding]:
@@ -193,9 +201,12 @@ def kernels_are_firm(evidence: Evidence) -> Iterator[Finding]:
     rows = [row for _, _, row in evidence.rows if row.ok and evidence.counts(row)]
     if rough := [row for row in rows if _half_width(row) > _widest(evidence)]:
         worst = max(rough, key=_half_width)
-        message = f"{len(rough)} of {len(rows)} rows are known to worse than {_widest(evidence):.0%}"
-        message += f", {worst.shape} by {worst.kernel} to +-{_half_width(worst):.0%}"
-        yield Finding("wide-interval", message, is_warning=True)
+        yield Finding(
+            "wide-interval",
+            f"{len(rough)} of {len(rows)} rows are known to worse than {_widest(evidence):.0%}, "
+            f"{worst.shape} by {worst.kernel} to +-{_half_width(worst):.0%}",
+            is_warning=True,
+        )
 
 
 def _half_width(row: Measurement) -> float:
@@ -221,7 +232,8 @@ def _throttled(evidence: Evidence, name: str, regime: str, conditions: Condition
     if regime != "burst" or not conditions.throttle_reasons or not highest or not clock:
         return
     if clock < _LOWEST_BURST_CLOCK * highest:
-        message = (
-            f"{name} ran at {clock / 1e6:.0f} of {highest / 1e6:.0f} MHz ({', '.join(conditions.throttle_reasons)})"
+        yield Finding(
+            "throttled",
+            f"{name} ran at {clock / 1e6:.0f} of {highest / 1e6:.0f} MHz ({', '.join(conditions.throttle_reasons)}): "
+            "burst is measured unthrottled; see 'mamf doctor'",
         )
-        yield Finding("throttled", f"{message}: burst is measured unthrottled; see 'mamf doctor'")

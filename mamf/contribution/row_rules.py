@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import operator
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime, timedelta, timezone
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from mamf.backend import SIMULATED
@@ -187,7 +186,7 @@ def is_exact(row: Measurement) -> bool:
     return _is_registered_as_exact(row.operation, row.kernel)
 
 
-@functools.cache
+@cache
 def _is_registered_as_exact(operation: str, kernel: str) -> bool:
     of = operation_called(operation)
     if isinstance(of, Unknown) or is_path(kernel):

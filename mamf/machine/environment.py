@@ -79,9 +79,7 @@ def scrub_record(value: Any) -> Any:
         return scrub(value)
     if isinstance(value, dict):
         return {scrub(str(key)): scrub_record(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [scrub_record(item) for item in value]
-    return value
+    return [scrub_record(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 @functools.cache

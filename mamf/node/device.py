@@ -130,14 +130,10 @@ class DeviceRun:
                 self.on_progress(f"{part} {row.phase or row.shape}")
 
     def _rows_of(self, part: str, path: Path, before: Before) -> Any:
-        if part == "find":
-            return self._find(path, before)
-        if part == "repeated":
-            return self._repeated(path, before)
-        if part == VERIFIED:
-            return self._verify(path, before)
-        of = {"bandwidth": "bandwidth", "collective": "collective"}.get(part, "copies")
-        return self._kernels(of, part, path, before)
+        products = {"find": self._find, "repeated": self._repeated, VERIFIED: self._verify}
+        if part in products:
+            return products[part](path, before)
+        return self._kernels(part if part in ("bandwidth", "collective") else "copies", part, path, before)
 
     # -- the parts ---------------------------------------------------------------------------------------------------
 

@@ -259,9 +259,7 @@ def _ended(part: str, log: RunLog) -> Iterable[str]:
 def _lacks(part: str, log: RunLog) -> Iterable[str]:
     summary: Mapping[str, Any] = log.summary or {}
     if part == "find":
-        missing = [name for name in (BURST, SUSTAINED) if name not in log.ceilings]
-        ceilings = " and ".join(missing)
-        if missing:
+        if ceilings := " and ".join(name for name in (BURST, SUSTAINED) if name not in log.ceilings):
             reason = str(summary.get("reason") or "it was not confirmed")
             yield f"no {ceilings} ceiling: {'interrupted ' if reason.startswith('by ') else ''}{reason}"
     elif part == "collective" and all(row.status == "unsupported" for row in log.measurements):

@@ -31,9 +31,7 @@ def report_of(paths: Sequence[Path]) -> Page:
         return _of_folder(paths[0])
     sources = [read_source(path) for path in paths if not path.is_dir()]
     pages = [_of_folder(path) for path in paths if path.is_dir()]
-    if not pages and len(sources) == 1:
-        return page_of_source(sources[0])
-    return _of_several(sources, pages)
+    return page_of_source(sources[0]) if not pages and len(sources) == 1 else _of_several(sources, pages)
 
 
 def page_of_source(source: Source) -> Page:

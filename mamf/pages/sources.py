@@ -153,10 +153,11 @@ def _facts_of_profile(profile: Profile) -> list[Fact]:
 def source_of_log(log: RunLog) -> Source:
     header, kind = log.header, kind_of(log.plan)
     counted = counted_in(log) if log.counter_records else None
-    if counted:
-        document = counters_document(log.measurements, counted, header, log.summary)
-    else:
-        document = kind.document(log, View(top=_MOST_ROWS))
+    document = (
+        counters_document(log.measurements, counted, header, log.summary)
+        if counted
+        else kind.document(log, View(top=_MOST_ROWS))
+    )
     dtypes = ", ".join(dict.fromkeys(str(getattr(each, "dtype", "")) for each in log.plan.problems if each)) or ""
     what = " ".join(filter(None, [kind.noun, "of", log.plan.operation, f"({dtypes})" if dtypes else ""]))
     return Source(

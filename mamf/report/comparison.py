@@ -228,11 +228,6 @@ def verdict_line(found: Guarded) -> str:
     return f"guard {verdict}: {', '.join(reasons) or good}"
 
 
-def row_lines(found: Guarded) -> list[str]:
-    """A line for each row that is not ok."""
-    return [f"{row.outcome}: {describe_row(row)}: {describe_outcome(row)}" for row in found.rows if row.outcome != "ok"]
-
-
 def describe_row(row: Judged) -> str:
     """A row in words: kernel, shape, and its other fields."""
     others = [f"{field} {value}" for field, value in row.entry.fields.items() if field not in ("shape", "kernel")]
@@ -254,7 +249,9 @@ def describe_outcome(row: Judged) -> str:
 
 def guard_document(found: Guarded) -> Document:
     """The comparison with the baseline, and the verdict."""
-    answer = Answer([*row_lines(found), verdict_line(found)])
+    rows = [row for row in found.rows if row.outcome != "ok"]
+    lines = [f"{row.outcome}: {describe_row(row)}: {describe_outcome(row)}" for row in rows]
+    answer = Answer([*lines, verdict_line(found)])
     data = {"guard": {"verdict": verdict_line(found), "rows": found.counts()}}
     if not found.comparison.pairs:
         return Document("Guard", [answer], data)

@@ -173,9 +173,7 @@ class SimulatedBackend(Backend):
 
     def seconds_between(self, start: float, end: float) -> float:
         self.intervals_read += 1
-        if self.world.glitch_every and self.intervals_read % self.world.glitch_every == 0:
-            return 1e-9
-        return end - start
+        return 1e-9 if self.world.glitch_every and self.intervals_read % self.world.glitch_every == 0 else end - start
 
     def flush_cache(self, size: int | None = None) -> None:
         self.cached = None

@@ -137,8 +137,7 @@ class _AttentionSession(KernelsSession):
         for search in self._missing_searches():
             yield from self._search(search, on_phase)
         if plan.budget_seconds is not None:  # minus the time of the searches
-            left = plan.budget_seconds - (self.backend.now() - begun)
-            plan = replace(plan, budget_seconds=max(left, _A_MOMENT))
+            plan = replace(plan, budget_seconds=max(plan.budget_seconds - (self.backend.now() - begun), _A_MOMENT))
         kernels = [each for _, each in self.kernels]
         self.alone = KernelsSweep(plan, kernels, self.backend, self.ceilings, self._references(), self.held)
         yield from super().measurements(on_phase)

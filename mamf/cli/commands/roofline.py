@@ -224,8 +224,9 @@ class RooflineSession(KernelsFindSession):
             return Document(
                 head, [Lines([head]), Answer([advice, foot])], {"header": log.header, "summary": log.summary}
             )
-        points = place_rows(self.given, roofs, self.options.anyway)
-        return roofline_document(roofs, points, [head], [foot], self.options.top)
+        return roofline_document(
+            roofs, place_rows(self.given, roofs, self.options.anyway), [head], [foot], self.options.top
+        )
 
     def _report(self, log: RunLog) -> int:
         code = super()._report(log)

@@ -165,9 +165,7 @@ def _figures(groups: dict[str, str | None]) -> dict[str, float]:
 
 
 def _sizes(groups: dict[str, str | None]) -> Sizes | None:
-    if groups.get("m"):
-        return sizes_of(f"{groups['m']}x{groups['n']}x{groups['k']}")
-    return sizes_of(groups.get("shape"))
+    return sizes_of(f"{groups['m']}x{groups['n']}x{groups['k']}") if groups.get("m") else sizes_of(groups.get("shape"))
 
 
 def _remarks(form: Form, groups: dict[str, str | None]) -> tuple[str, ...]:

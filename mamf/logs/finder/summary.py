@@ -194,8 +194,9 @@ def _of_gpu(gpu: re.Match[str]) -> Iterator[Reported]:
         # Watts, clock and temperature of this table are the sustained ones.
         watts, mhz, celsius = (figure(gpu[name] or None) for name in ("watts", "mhz", "celsius"))
         remarks = (f"a sibling idle {idle}% of the time",) if idle >= _IDLE_PERCENT else ()
-        shape = _shape(gpu["MSMF_shape"])
-        yield Reported({"MSMF": float(gpu["MSMF"])}, shape, "confirm", label, watts, mhz, celsius, remarks)
+        yield Reported(
+            {"MSMF": float(gpu["MSMF"])}, _shape(gpu["MSMF_shape"]), "confirm", label, watts, mhz, celsius, remarks
+        )
 
 
 def _of_node(match: re.Match[str]) -> Reported:

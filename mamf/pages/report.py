@@ -47,9 +47,12 @@ def _of_several(sources: Sequence[Source], pages: Sequence[Page]) -> Page:
     if chart := _side_by_side(sources):
         parts.insert(0, chart)
     compared = _compared(sources)
-    sections = [Section("Side by side", parts), Section("Compared", compared)]
-    sections += [_joined(f"{source.name}: {source.title}", source.sections) for source in sources]
-    sections += [_joined(page.title, page.sections) for page in pages]
+    sections = [
+        Section("Side by side", parts),
+        Section("Compared", compared),
+        *(_joined(f"{source.name}: {source.title}", source.sections) for source in sources),
+        *(_joined(page.title, page.sections) for page in pages),
+    ]
     answers = [text for block in compared if isinstance(block, Answer) for text in block.texts]
     count = len(sources) + len(pages)
     return Page(

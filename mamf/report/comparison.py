@@ -101,15 +101,15 @@ def head_lines(comparison: Comparison, tolerance: float) -> list[str]:
     ]
     if "shape" not in first.fields:
         shared.append("the ceilings of two finds")
-    lines += difference_lines("not comparable, compared anyway: ", comparison.forced)
-    lines += difference_lines("rows are paired without the kernel, which differs: ", kernels)
-    lines += difference_lines("the runs differ in ", comparison.noted)
-    if crossed := sum(not pair.is_same_device for pair in comparison.pairs):
-        of_one = len(comparison.pairs) - crossed
-        lines.append(f"rows: {of_one} of one device, {crossed} of two, corrected by the reference that both measured")
+    crossed = sum(not pair.is_same_device for pair in comparison.pairs)
+    devices = f"rows: {len(comparison.pairs) - crossed} of one device, {crossed} of two"
     unit, _ = unit_of(comparison.pairs)
     return [
         *lines,
+        *difference_lines("not comparable, compared anyway: ", comparison.forced),
+        *difference_lines("rows are paired without the kernel, which differs: ", kernels),
+        *difference_lines("the runs differ in ", comparison.noted),
+        *([f"{devices}, corrected by the reference that both measured"] if crossed else []),
         f"all rows: {', '.join(shared)}",
         f"medians in {unit}; B/A above 1: B is faster; SAME: 95 % interval within 1 +- {percent_of(tolerance)}",
     ]

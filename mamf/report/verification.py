@@ -64,10 +64,13 @@ def reproduction(log: RunLog, row: Measurement) -> str:
     """The command that verifies the problem of a row again."""
     plan, device = log.plan, log.header["device"]
     kernels = [row.kernel] if row.kernel in plan.kernels else [name for name in plan.kernels if ":" in name]
-    words = ["mamf", "verify", "--backend", device["backend"], "--device", str(device["index"])]
-    words += ["--kernel", *kernels, "--dtype", row.problem.dtype, "--regime", row.regime]
-    words += ["--largest", str(plan.shapes[0]), "--seed", str(plan.problem.seed), "--number", str(row.round)]
-    return shlex.join(words)
+    return shlex.join(
+        [
+            *("mamf", "verify", "--backend", device["backend"], "--device", str(device["index"])),
+            *("--kernel", *kernels, "--dtype", row.problem.dtype, "--regime", row.regime),
+            *("--largest", str(plan.shapes[0]), "--seed", str(plan.problem.seed), "--number", str(row.round)),
+        ]
+    )
 
 
 def verification_document(log: RunLog) -> Document:

@@ -65,7 +65,8 @@ def launch_in_window(kernel: AnyKernel, problem: Any, shape: Any, backend: Backe
 
 def _launched(kernel: AnyKernel, problem: Any, shape: Any, backend: Backend, asked: Launching) -> Launched:
     begun = backend.now()
-    ready = kernel.prepare(backend, problem, shape, backend.operand_pool(problem.data, problem.seed))
+    pool = backend.operand_pool(problem.data, problem.seed)
+    ready = kernel.prepare(backend, problem, shape, pool)
     checked = Checked(ready)
     if asked.verifies:
         checked.rehearse(backend)

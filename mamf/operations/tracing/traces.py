@@ -40,7 +40,7 @@ _KINDS: Mapping[str, Kind] = {
     "user_annotation": "annotation",
 }
 #: Events of MTIA's queues that are no work: a stream waits for an event of another, or records one.
-_NO_WORK = {("mtia_ccp_events", "event_wait"), ("mtia_ccp_events", "event_record")}
+_NO_WORK = frozenset({"event_wait", "event_record"})
 _COPY_OF_MTIA = "dma_request"
 _RANK = re.compile(r"(?:rank|worker)[-_]?(\d+)")
 _GRAPH_LAUNCH = "GraphLaunch"
@@ -86,7 +86,11 @@ def read_ranks(folder: Path) -> Iterator[Trace]:
 
 def _trace(trace: Mapping[str, Any]) -> Trace:
     timed = [each for each in trace["traceEvents"] if each.get("ph") == "X"]
-    raw = [each for each in timed if each.get("cat") in _KINDS and (each["cat"], each["name"]) not in _NO_WORK]
+    raw = [
+        each
+        for each in timed
+        if each.get("cat") in _KINDS and not (each["cat"] == "mtia_ccp_events" and each["name"] in _NO_WORK)
+    ]
     if not raw:
         raise ValueError("no events")
     origin = min(each["ts"] for each in raw)

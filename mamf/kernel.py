@@ -235,6 +235,4 @@ def operand_sets(problem: Problem, shape: object, cache_bytes: int | None) -> in
 
     ``cache_bytes``: the size of the last-level cache, if known.
     """
-    if not cache_bytes:
-        return 3
-    return min(MOST_OPERAND_SETS, max(3, math.ceil(2 * cache_bytes / problem.nbytes(shape))))
+    return 3 if not cache_bytes else min(MOST_OPERAND_SETS, max(3, math.ceil(2 * cache_bytes / problem.nbytes(shape))))

@@ -90,9 +90,7 @@ def require_steps(*counts: int) -> None:
 
 def count_values(values: Collection[object]) -> int:
     """The number of values. ``len`` fails for a range whose length exceeds a machine word."""
-    if isinstance(values, range):
-        return max(0, -((values.start - values.stop) // values.step))
-    return len(values)
+    return max(0, -((values.start - values.stop) // values.step)) if isinstance(values, range) else len(values)
 
 
 def is_number(value: object) -> bool:

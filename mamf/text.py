@@ -103,6 +103,4 @@ def markdown_text(text: str) -> str:
 
 def markdown_line(text: str) -> str:
     """``text`` escaped as a whole line of markdown that starts no block."""
-    if isinstance(text, Markup):
-        return text
-    return _BEGINS_BLOCK.sub(lambda found: f"{found[0]}\\", markdown_text(text))
+    return text if isinstance(text, Markup) else _BEGINS_BLOCK.sub(lambda found: f"{found[0]}\\", markdown_text(text))

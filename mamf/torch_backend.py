@@ -158,8 +158,7 @@ class TorchBackend(Backend):
         return TorchOperandPool(self, data, seed)
 
     def is_out_of_memory(self, error: BaseException) -> bool:
-        out_of_memory = (MemoryError, torch.OutOfMemoryError)
-        return isinstance(error, out_of_memory) or "out of memory" in str(error).lower()
+        return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "out of memory" in str(error).lower()
 
     def digest(self, result: object) -> str | None:
         parts = result if isinstance(result, (tuple, list)) else (result,)

@@ -212,14 +212,13 @@ def measure_kernels(
     chosen = choose_kernels(found, opened, several("kernel", kernel))
     names = tuple(name for name, _ in chosen)
     falls_back = regime is None and any(each.must_fit_a_train for _, each in chosen)
-    regimes = several("regime", regime) or (KERNEL_REGIMES if falls_back else (BURST,))
     plan = Plan(
         SWEEP,
         of,
         problems,
         names,
         wanted,
-        regimes,
+        several("regime", regime) or (KERNEL_REGIMES if falls_back else (BURST,)),
         precision,
         budget_seconds=budget_seconds,
         falls_back=falls_back,

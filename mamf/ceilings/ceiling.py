@@ -85,9 +85,7 @@ class Ceiling(Tabular):
     @property
     def joules_per_tflop(self) -> float | None:
         """Joules per 1e12 FLOP; None in burst, where power is averaged over idle times."""
-        if self.regime != "sustained" or not self.conditions.watts:
-            return None
-        return self.conditions.watts / self.rate
+        return None if self.regime != "sustained" or not self.conditions.watts else self.conditions.watts / self.rate
 
     def utilization(self, *, flop: float, seconds: float, regime: str) -> float:
         """MAMFU: the rate of ``flop`` in ``seconds`` as a share of this ceiling.
@@ -127,9 +125,7 @@ def confirm_ceilings(
 
 def why_hopeless(rows: Sequence[Measurement]) -> str | None:
     """Why no ceiling can be found: the reason of the first row if all rows failed, else None."""
-    if not rows or any(row.ok for row in rows):
-        return None
-    return f"{rows[0].status}, {rows[0].reason}"
+    return None if not rows or any(row.ok for row in rows) else f"{rows[0].status}, {rows[0].reason}"
 
 
 def confirm_ceiling(
@@ -178,9 +174,7 @@ def _find_winner(
     """The best candidate of the choosing rounds that never failed, if it was confirmed often enough."""
     failed = {(row.shape, row.kernel) for row in rows if not row.ok}
     best_first = [candidate for candidate in rank_candidates(choosing) if candidate not in failed]
-    if not best_first or len(fresh.get(best_first[0], ())) < FEWEST_ROUNDS:
-        return None
-    return best_first[0]
+    return None if not best_first or len(fresh.get(best_first[0], ())) < FEWEST_ROUNDS else best_first[0]
 
 
 def _find_finalists(fresh: Mapping[Candidate, Mapping[int, Measurement]]) -> list[Candidate]:

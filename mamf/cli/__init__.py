@@ -21,7 +21,6 @@ from mamf.cli import watching
 from mamf.cli.interruption import EXIT_CODE
 from mamf.cli.options.parser import Parser, PrintHelpAll, with_dashes
 from mamf.cli.terminal import keep_stdout, say_lines, stdout, terminal_columns, warn
-from mamf.cli.watching import Restart
 from mamf.errors import LogChangedWarning, MamfError, MamfWarning, UsageError
 from mamf.limits import shorten
 from mamf.text import wrapped
@@ -115,7 +114,7 @@ def _run(typed: Sequence[str], is_watched: bool) -> int:
             watching.WATCH.end()
 
 
-def call(typed: Sequence[str], restart: Restart | None = None) -> int:
+def call(typed: Sequence[str], restart: watching.Restart | None = None) -> int:
     """Run a command, also from within another; returns its exit code. Raises its errors.
 
     ``restart``: the run that it continues after a crash.

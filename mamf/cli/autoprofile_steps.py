@@ -84,9 +84,7 @@ class Step:
         if not self.has_budget:
             return ("complete", "") if not code else ("failed", f"exit code {code}")
         summary = read_run_log(self.log).summary
-        if summary is None:
-            return "interrupted", "killed"
-        return summary["status"], summary["reason"]
+        return ("interrupted", "killed") if summary is None else (summary["status"], summary["reason"])
 
 
 @dataclass(frozen=True)
@@ -123,8 +121,7 @@ def steps_of(options: argparse.Namespace, folder: Path, backend: Backend) -> lis
     find = Step(
         "ceilings", folder, ("find", *_device_and_dtype(options), "--regime", *regimes), share=_SHARES["ceilings"]
     )
-    size = "4GiB" if backend.is_accelerator else "128MiB"
-    memory = ("bandwidth", *device, "--pattern", "copy", "--size", size)
+    memory = ("bandwidth", *device, "--pattern", "copy", "--size", "4GiB" if backend.is_accelerator else "128MiB")
     counted = CountersStep("counters", folder, ("counters", *device), (), _SHARES["counters"], of_ceiling=BURST)
     return [
         *([] if options.ceiling else [find]),
@@ -168,13 +165,12 @@ def _model_step(options: argparse.Namespace, folder: Path, backend: Backend) -> 
     script = importlib.util.find_spec("mamf.profiling.scripts.model_step")
     where = script.origin if script and script.origin else ""
     count = _PROFILED if backend.is_accelerator else _PROFILED_OF_CPU
-    layers_and_shape = ("12", "8", "1024") if backend.is_accelerator else ("2", "1", "64")
     operands = (
         where,
         options.backend or backend.name,
         str(backend.index),
         "small",
-        *layers_and_shape,
+        *(("12", "8", "1024") if backend.is_accelerator else ("2", "1", "64")),
         "sdpa",
         str(3 * count),
         *([options.dtype] if options.dtype else ()),

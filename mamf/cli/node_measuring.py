@@ -155,12 +155,14 @@ def names(run: Run) -> dict[int, str]:
 
 
 def _command(options: argparse.Namespace, folder: Path, place: Place, ranks: int, port: int) -> list[str]:
-    command = [sys.executable, "-m", "mamf", "node", "--led", *map(str, (place.rank, ranks, place.index, port))]
-    command += ["--output-folder", str(folder), "--patience", f"{options.patience:g}s", "--backend", options.backend]
-    command += ["--dtype", options.dtype] if options.dtype else []
-    command += ["--budget", f"{options.budget:g}s"] if options.budget else []
-    command += ["--verify", f"{options.verify:g}s"] if options.verify else []
-    return [*command, *(["--kernel", *options.kernel] if options.kernel else [])]
+    return [
+        *(sys.executable, "-m", "mamf", "node", "--led", *map(str, (place.rank, ranks, place.index, port))),
+        *("--output-folder", str(folder), "--patience", f"{options.patience:g}s", "--backend", options.backend),
+        *(("--dtype", options.dtype) if options.dtype else ()),
+        *(("--budget", f"{options.budget:g}s") if options.budget else ()),
+        *(("--verify", f"{options.verify:g}s") if options.verify else ()),
+        *(("--kernel", *options.kernel) if options.kernel else ()),
+    ]
 
 
 def _run_child(options: argparse.Namespace) -> int:
@@ -184,10 +186,9 @@ def _run_child(options: argparse.Namespace) -> int:
 
     with Interruption():
         try:
-            meeting = Meeting.of(own, _MEETING_SECONDS) if ranks > 1 else None
             Rank(
                 own,
-                meeting,
+                Meeting.of(own, _MEETING_SECONDS) if ranks > 1 else None,
                 options.output_folder,
                 options.patience,
                 opens,

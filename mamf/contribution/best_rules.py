@@ -42,8 +42,11 @@ def run_was_completed(evidence: Evidence) -> Iterator[Finding]:
     if summary is None:
         yield Finding("interrupted", "the run has no summary: it was killed, or is not over", is_warning=True)
     elif evidence.log.tier == "interrupted":
-        message = f"the run was interrupted ({summary['reason'] or 'no reason given'}): the best shape may be untested"
-        yield Finding("interrupted", message, is_warning=True)
+        yield Finding(
+            "interrupted",
+            f"the run was interrupted ({summary['reason'] or 'no reason given'}): the best shape may be untested",
+            is_warning=True,
+        )
 
 
 def summary_recomputes(evidence: Evidence) -> Iterator[Finding]:
@@ -58,8 +61,9 @@ def summary_recomputes(evidence: Evidence) -> Iterator[Finding]:
     # Converted logs counted no phases.
     for name in sorted((again.keys() & summary.keys() | {"best", "measured"}) - _NOT_FROM_ROWS):
         if not agree(summary.get(name), again[name], same_rate):
-            message = f"{name}: the rows give {again[name]}, the summary says {summary.get(name)}"
-            yield Finding("best-mismatch", message, line)
+            yield Finding(
+                "best-mismatch", f"{name}: the rows give {again[name]}, the summary says {summary.get(name)}", line
+            )
     if evidence.log.tier == "complete" and summary["left"]:
         yield Finding("best-mismatch", f"complete, but {summary['left']} shapes are left", line)
 
@@ -140,8 +144,12 @@ def ceilings_fit_attention(evidence: Evidence) -> Iterator[Finding]:
         return
     ceilings = evidence.log.all_ceilings
     if not ceilings:
-        message = "the log holds no ceiling: its rows have no share and stand in no table (--ceiling LOG)"
-        yield Finding("missing-field", message, 1, is_warning=True)
+        yield Finding(
+            "missing-field",
+            "the log holds no ceiling: its rows have no share and stand in no table (--ceiling LOG)",
+            1,
+            is_warning=True,
+        )
     for ceiling in ceilings.values():
         name = f"the {ceiling.regime} ceiling of {ceiling.problem.dtype}"
         if not ceiling.interval.low <= ceiling.tflops <= ceiling.interval.high:
@@ -155,11 +163,15 @@ def ceilings_fit_attention(evidence: Evidence) -> Iterator[Finding]:
             continue
         seen = max(row.best_rate, float(row.details.get("reference_tflops", 0.0))) / (row.device_speed or 1.0)
         if seen > most * own.tflops:
-            message = f"{row.shape}: {seen:.4g} TFLOPS were seen, the ceiling is {own.tflops:.4g}: find it anew"
-            yield Finding("ceiling-mismatch", message, line)
+            yield Finding(
+                "ceiling-mismatch",
+                f"{row.shape}: {seen:.4g} TFLOPS were seen, the ceiling is {own.tflops:.4g}: find it anew",
+                line,
+            )
         elif evidence.counts(row) and row.rate_interval.low / (row.device_speed or 1.0) > own.interval.high:
-            message = f"{row.shape} by {row.kernel}: above the ceiling by more than both intervals"
-            yield Finding("ceiling-mismatch", message, line)
+            yield Finding(
+                "ceiling-mismatch", f"{row.shape} by {row.kernel}: above the ceiling by more than both intervals", line
+            )
 
 
 def claims_are_firm(evidence: Evidence) -> Iterator[Finding]:
@@ -167,8 +179,10 @@ def claims_are_firm(evidence: Evidence) -> Iterator[Finding]:
     for regime, row in evidence.claims.items():
         name = f"the best of {regime}, {row.shape},"
         if len(row.samples) < _FEWEST_SAMPLES:
-            message = f"{name} has {len(row.samples)} samples, fewer than {_FEWEST_SAMPLES}: raise --time-limit"
-            yield Finding("few-samples", message)
+            yield Finding(
+                "few-samples",
+                f"{name} has {len(row.samples)} samples, fewer than {_FEWEST_SAMPLES}: raise --time-limit",
+            )
         yield from _too_wide(evidence, name, _half_width(row), "--time-limit")
         yield from _throttled(evidence, name, regime, row.conditions)
     for ceiling in (*evidence.log.all_ceilings.values(), *evidence.log.own_ceilings.values()):
@@ -187,9 +201,12 @@ def kernels_are_firm(evidence: Evidence) -> Iterator[Finding]:
     rows = [row for _, _, row in evidence.rows if row.ok and evidence.counts(row)]
     if rough := [row for row in rows if _half_width(row) > _widest(evidence)]:
         worst = max(rough, key=_half_width)
-        message = f"{len(rough)} of {len(rows)} rows are known to worse than {_widest(evidence):.0%}"
-        message += f", {worst.shape} by {worst.kernel} to +-{_half_width(worst):.0%}"
-        yield Finding("wide-interval", message, is_warning=True)
+        yield Finding(
+            "wide-interval",
+            f"{len(rough)} of {len(rows)} rows are known to worse than {_widest(evidence):.0%}, "
+            f"{worst.shape} by {worst.kernel} to +-{_half_width(worst):.0%}",
+            is_warning=True,
+        )
 
 
 def _half_width(row: Measurement) -> float:
@@ -204,8 +221,10 @@ def _too_wide(evidence: Evidence, name: str, half_width: float, option: str) -> 
     """``option``: the option that allows more time."""
     widest = _widest(evidence)
     if half_width > widest:
-        message = f"{name} is known to +-{half_width:.1%}, not {widest:.0%}: leave the machine alone, raise {option}"
-        yield Finding("wide-interval", message)
+        yield Finding(
+            "wide-interval",
+            f"{name} is known to +-{half_width:.1%}, not {widest:.0%}: leave the machine alone, raise {option}",
+        )
 
 
 def _throttled(evidence: Evidence, name: str, regime: str, conditions: Conditions) -> Iterator[Finding]:
@@ -213,7 +232,8 @@ def _throttled(evidence: Evidence, name: str, regime: str, conditions: Condition
     if regime != "burst" or not conditions.throttle_reasons or not highest or not clock:
         return
     if clock < _LOWEST_BURST_CLOCK * highest:
-        message = (
-            f"{name} ran at {clock / 1e6:.0f} of {highest / 1e6:.0f} MHz ({', '.join(conditions.throttle_reasons)})"
+        yield Finding(
+            "throttled",
+            f"{name} ran at {clock / 1e6:.0f} of {highest / 1e6:.0f} MHz ({', '.join(conditions.throttle_reasons)}): "
+            "burst is measured unthrottled; see 'mamf doctor'",
         )
-        yield Finding("throttled", f"{message}: burst is measured unthrottled; see 'mamf doctor'")

@@ -277,16 +277,12 @@ def _beyond_known(info: DeviceInfo) -> Iterator[Finding]:
     known = [each for each in contributed_ceilings() if each.device == info.name]
     units = {each.compute_units for each in known}
     if units and info.compute_units not in units:
-        yield Finding("device", f"{info.compute_units} compute units, but {info.name} has {_listed(units)}", 1)
-    limits = (
+        listed = " or ".join(map(str, sorted(each or 0 for each in units)))
+        yield Finding("device", f"{info.compute_units} compute units, but {info.name} has {listed}", 1)
+    for unit, own, theirs in (
         ("MHz at most", (info.max_clock_hz or 0) / 1e6, [each.clock_mhz for each in known]),
         ("W at most", info.power_limit_watts or 0, [each.power_limit_watts for each in known]),
-    )
-    for unit, own, theirs in limits:
+    ):
         most = max(filter(None, theirs), default=own)
         if own > most:
             yield Finding("device", f"{own:g} {unit}, but {info.name} has {most:g}", 1)
-
-
-def _listed(units: set[int | None]) -> str:
-    return " or ".join(f"{each}" for each in sorted(each or 0 for each in units))

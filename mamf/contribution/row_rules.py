@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import operator
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime, timedelta, timezone
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from mamf.backend import SIMULATED
@@ -135,10 +134,11 @@ def possible(evidence: Evidence) -> Iterator[Finding]:
             )
         fastest, unit = row.amount / min(row.samples), row.work.unit
         if limit is not None and split_impossible(row.samples, row.amount, limit, row.timer_accuracy)[1]:
-            message = (
-                f"{row.shape}: {fastest / TERA:.4g} {unit}, more than the {limit / TERA:.4g} that {info.name} can do"
+            yield Finding(
+                "implausible",
+                f"{row.shape}: {fastest / TERA:.4g} {unit}, more than the {limit / TERA:.4g} that {info.name} can do",
+                line,
             )
-            yield Finding("implausible", message, line)
         elif reason := why_implausible(row, info, limit):
             yield Finding("implausible", f"{row.shape}: {reason}", line)
 
@@ -149,8 +149,12 @@ def _unbounded(evidence: Evidence) -> Iterator[Finding]:
     for dtype, count in sorted(unbounded.items()):
         of = sum(row.problem.dtype == dtype for row in rows)
         name = evidence.log.device(None).name
-        message = f"nothing bounds {count} of its {of} rows in {dtype}: no known peak of {name} does"
-        yield Finding("implausible", message, 1, is_warning=True)
+        yield Finding(
+            "implausible",
+            f"nothing bounds {count} of its {of} rows in {dtype}: no known peak of {name} does",
+            1,
+            is_warning=True,
+        )
 
 
 def _limit(evidence: Evidence, row: Measurement) -> float | None:
@@ -182,7 +186,7 @@ def is_exact(row: Measurement) -> bool:
     return _is_registered_as_exact(row.operation, row.kernel)
 
 
-@functools.cache
+@cache
 def _is_registered_as_exact(operation: str, kernel: str) -> bool:
     of = operation_called(operation)
     if isinstance(of, Unknown) or is_path(kernel):
@@ -196,15 +200,17 @@ def _is_registered_as_exact(operation: str, kernel: str) -> bool:
 def verified(evidence: Evidence) -> Iterator[Finding]:
     """Every good row's result was checked, and its rounding error shows that its operands were not zeros."""
     for line, row in good_rows(evidence):
-        is_product = row.operation == MATMUL
-        bound = row.problem.tolerance if is_product else _WORST[is_exact(row)]
+        bound = row.problem.tolerance if row.operation == MATMUL else _WORST[is_exact(row)]
         if row.error is None:
             yield Finding("unverified", f"{row.shape} by {row.kernel}: its result was not checked", line)
         elif not 0 <= row.error <= bound:
             yield Finding("unverified", f"{row.shape}: relative error {row.error:.2g}, beyond {bound:.2g}", line)
         elif is_rounded(row) and row.error < _least_error(row.problem):
-            message = f"{row.shape}: a relative error of {row.error:.2g}, less than rounding leaves of normal data"
-            yield Finding("data", message, line)
+            yield Finding(
+                "data",
+                f"{row.shape}: a relative error of {row.error:.2g}, less than rounding leaves of normal data",
+                line,
+            )
 
 
 def _least_error(problem: Any) -> float:
@@ -259,10 +265,11 @@ def times_in_order(evidence: Evidence) -> Iterator[Finding]:
             yield Finding("time-order", f"written at {text}, before what stands above it ({before.isoformat()})", line)
         before = max(now, before)
         if max(measured.values(), default=0.0) > (before - started).total_seconds() + _WHOLE_SECONDS:
-            message = (
-                f"written {(before - started).total_seconds():.0f} s after the start, sooner than its samples took"
+            yield Finding(
+                "time-order",
+                f"written {(before - started).total_seconds():.0f} s after the start, sooner than its samples took",
+                line,
             )
-            yield Finding("time-order", message, line)
             break
     if before > datetime.now(timezone.utc) + _CLOCKS_APART:
         yield Finding("time-order", f"written on {before:%Y-%m-%d}, which is to come")

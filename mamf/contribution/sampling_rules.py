@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 from mamf.ceilings.ceiling import CHOOSE, CONFIRM
@@ -32,8 +32,9 @@ def samples_whole(evidence: Evidence) -> Iterator[Finding]:
             continue
         aside = row.implausible_samples
         if row.regime == BURST and row.launches != len(row.samples) + len(aside):
-            message = f"{row.shape}: {row.launches} launches, {len(row.samples) + len(aside)} samples"
-            yield Finding("lost-samples", message, line)
+            yield Finding(
+                "lost-samples", f"{row.shape}: {row.launches} launches, {len(row.samples) + len(aside)} samples", line
+            )
         if aside and (max(aside) >= min(row.samples) or len(aside) > len(row.samples)):
             yield Finding("lost-samples", f"{row.shape}: its implausible samples are plausible", line)
         if _is_too_short(evidence, row):
@@ -58,15 +59,18 @@ def rows_of_plan(evidence: Evidence) -> Iterator[Finding]:
     if not any(evidence.counts(row) for _, row in good_rows(evidence)):
         yield Finding("missing-row", "nothing was measured")
     elif evidence.plan.is_search and not evidence.log.all_ceilings:
-        message = (
-            "no ceiling was confirmed, and a find is known by nothing else: resume it with 'mamf find --resume LOG'"
+        yield Finding(
+            "missing-row",
+            "no ceiling was confirmed, and a find is known by nothing else: resume it with 'mamf find --resume LOG'",
         )
-        yield Finding("missing-row", message)
     yield from _rows_of_searches(evidence)
     yield from _rows_of_devices(evidence)
     if not evidence.is_known:
-        message = f"{evidence.plan.operation} is not installed here: whether rows are of the plan is not known"
-        yield Finding("unknown-operation", message, 1)
+        yield Finding(
+            "unknown-operation",
+            f"{evidence.plan.operation} is not installed here: whether rows are of the plan is not known",
+            1,
+        )
     elif not evidence.plan.is_search:
         yield from _rows_of_steps(evidence, evidence.plan.steps())
 
@@ -189,24 +193,20 @@ def _rows_of_search(plan: SearchPlan, found: Iterable[tuple[int, dict[str, Any],
     tried: set[tuple[int, int, int]] = set()
     rounds: dict[tuple[str, str], set[int]] = {}
     for line, record, row in found:
-        shape = record["shape"]
+        m, n, k = (record["shape"][axis] for axis in "mnk")
         if _planned_kernel(plan.kernels, row.kernel) not in plan.kernels:
             yield Finding("foreign-row", f"{row.shape} by {row.kernel} is not of this run's plan", line)
-        is_of_grid = row.shape in plan.priors or all(shape[axis] in on_grid[axis] for axis in "mnk")
+        is_of_grid = row.shape in plan.priors or all(record["shape"][axis] in on_grid[axis] for axis in "mnk")
         if row.phase == "scout" and not is_of_grid:
             yield Finding("foreign-row", f"the scout {row.shape} is not of the grid", line)
         if row.phase in (CHOOSE, CONFIRM):
             rounds.setdefault((row.regime, row.phase), set()).add(row.round)
-            if row.regime == BURST and not tried & _turned(shape):
+            # A search visits the other orientation of its leaders too.
+            if row.regime == BURST and not tried & {(m, n, k), (n, m, k)}:
                 yield Finding("foreign-row", f"{row.shape} is confirmed, but was never tried", line)
-        tried.add((shape["m"], shape["n"], shape["k"]))
+        tried.add((m, n, k))
     for (regime, _), numbers in rounds.items():
         yield from _missing_rounds(regime, numbers)
-
-
-def _turned(shape: Mapping[str, int]) -> set[tuple[int, int, int]]:
-    """A shape and its transpose: a search visits the other orientation of its leaders too."""
-    return {(shape["m"], shape["n"], shape["k"]), (shape["n"], shape["m"], shape["k"])}
 
 
 def timer_is_credible(evidence: Evidence) -> Iterator[Finding]:
@@ -219,11 +219,14 @@ def timer_is_credible(evidence: Evidence) -> Iterator[Finding]:
     refused = group_pairs(each for each in subtracted if each[0] and not is_credible(backend, each[0]))
     for overhead, lines in sorted(refused.items()):
         bounds = f"{timer.lowest * 1e6:.1f} to {timer.highest * 1e6:.1f}" if timer else "0 to 20"
-        message = (
-            f"{overhead * 1e6:.1f} us subtracted from {len(lines)} rows, but the timer of {backend} adds {bounds} us"
-        )
         used = f"; read with {timer.typical * 1e6:.1f} us" if timer and is_early else ""
-        yield Finding("timer", message + used, lines[0], is_warning=is_early)
+        yield Finding(
+            "timer",
+            f"{overhead * 1e6:.1f} us subtracted from {len(lines)} rows, but the timer of {backend} adds {bounds} us"
+            f"{used}",
+            lines[0],
+            is_warning=is_early,
+        )
 
 
 def timer_stayed(evidence: Evidence) -> Iterator[Finding]:

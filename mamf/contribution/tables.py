@@ -21,7 +21,6 @@ from mamf.contribution.collection import (
 )
 from mamf.contribution.confirming import Entry, part_confirmed, shortened
 from mamf.measurement import TERA
-from mamf.operations.attention.shapes import AttentionShape
 from mamf.peaks import Peak
 from mamf.report.columns import sensor_columns
 from mamf.report.document import Column, Table
@@ -72,27 +71,31 @@ class Footnotes:
 def results_page(collection: Collection) -> str:
     """The whole of results/README.md."""
     notes = Footnotes()
-    parts = [_INTRODUCTION]
     ceilings, doubted_ceilings = part_confirmed(collection.ceilings)
     attention, doubted_attention = part_confirmed(collection.attention)
     kernels, doubted_kernels = part_confirmed(collection.kernels)
     complete = [entry for entry in ceilings if entry.tier == "complete"]
-    for dtype in sorted({entry.dtype for entry in complete}):
-        parts.append(_ceilings(markdown_text(dtype), [entry for entry in complete if entry.dtype == dtype], notes))
+    parts = [
+        _ceilings(markdown_text(dtype), [entry for entry in complete if entry.dtype == dtype], notes)
+        for dtype in sorted({entry.dtype for entry in complete})
+    ]
     for tier, more in (("complete", ": the best kernel by share of the measured ceiling (MAMFU)"), _CUT):
         best = best_attention(entry for entry in attention if entry.tier == tier)
         parts.append(_section(f"Attention{more}", attention_columns(), best))
     for tier, more in (("complete", ""), _CUT):
         kept = best_kernels(entry for entry in kernels if entry.tier == tier)
-        for name in dict.fromkeys(entry.row.operation for entry in kept):
-            parts.append(
-                _kernels(f"{markdown_text(name)}{more}", [each for each in kept if each.row.operation == name])
-            )
+        parts += [
+            _kernels(f"{markdown_text(name)}{more}", [each for each in kept if each.row.operation == name])
+            for name in dict.fromkeys(entry.row.operation for entry in kept)
+        ]
     cut = [entry for entry in ceilings if entry.tier == "interrupted"]
-    parts.append(_ceilings("Tier interrupted: the best shape may never have been tried", cut, notes, with_dtype=True))
-    parts.append(_unconfirmed([*doubted_ceilings, *doubted_attention, *doubted_kernels]))
-    parts.append(_legacy(collection.legacy))
-    return "\n".join(filter(None, [*parts, notes.lines()]))
+    parts += [
+        _ceilings("Tier interrupted: the best shape may never have been tried", cut, notes, with_dtype=True),
+        _unconfirmed([*doubted_ceilings, *doubted_attention, *doubted_kernels]),
+        _legacy(collection.legacy),
+        notes.lines(),
+    ]
+    return "\n".join(filter(None, [_INTRODUCTION, *parts]))
 
 
 def _section(title: str, columns: Sequence[Column[RowT]], rows: Sequence[RowT], above: str = "") -> str:
@@ -171,17 +174,13 @@ def attention_columns() -> list[Column[AttentionEntry]]:
         text_column("regime", lambda entry: entry.row.regime),
         text_column("pass", lambda entry: entry.row.problem.direction),
         Column("", "d", lambda entry: entry.row.shape.head_dims),
-        text_column("mask", lambda entry: mask_name(entry.row.shape)),
+        text_column("mask", lambda entry: entry.row.shape.mask),
         text_column("kernel", kernel_title),
         Column("", "MAMFU", lambda entry: entry.share, lambda share: Markup(f"**{100 * share:.1f} %**")),
         Column("", "TFLOPS", lambda entry: entry.row.tflops(entry.row.figure), significant),
         Column("", "shape", lambda entry: entry.row.shape),
         *origin_columns(),
     ]
-
-
-def mask_name(shape: AttentionShape) -> str:
-    return ("causal" if shape.causal else "full") + ("" if shape.window is None else f", window {shape.window}")
 
 
 def _kernels(title: str, entries: Sequence[KernelEntry]) -> str:

@@ -149,8 +149,8 @@ def _regime_seconds(regime: str, launches: Sequence[float], plan: Plan, backend:
     overhead = shapes * _OVERHEAD_SECONDS + once
     if regime == Sustained.name:
         visit = backend.sustained_traits.settle_seconds + Sustained.shortest_seconds
-        longest = [max(visit, 4 * launch) for launch in launches]
-        return overhead + backend.sustained_traits.soak_seconds + sum(longest)
+        longest = sum(max(visit, 4 * launch) for launch in launches)
+        return overhead + backend.sustained_traits.soak_seconds + longest
     if regime == Classic.name:
         options: SweepOptions = plan.options
         return overhead + Classic.warmup_seconds + once * (options.warmup_launches + options.timed_launches)

@@ -57,8 +57,9 @@ class Repeating:
         (_, usual), *others = Counter(self._sums).most_common()
         different = sum(count for _, count in others)
         if different:
-            reason = f"{different} of {usual + different} equal launches gave different bits than the rest"
-            return self._result("wrong_result", reason)
+            return self._result(
+                "wrong_result", f"{different} of {usual + different} equal launches gave different bits than the rest"
+            )
         return self._result("ok")
 
     def _prepared(self, pool: OperandPool) -> Prepared:

@@ -114,7 +114,9 @@ class Runner:
                     yield asked
                     asked = steps.send(None)
                     continue
-                row = self._replayed(asked)
+                # A held row that answered this step decides what was measured then.
+                is_replayed = bool(self._left) and self._left[0].phase == asked.phase
+                row = self._left.popleft() if is_replayed else None
                 if row is None:
                     row = self._measured(asked)
                     if row is not None and asked.is_reported:
@@ -218,10 +220,6 @@ class Runner:
         return f"the device of backend {self.backend.name}"
 
     # -- answering ---------------------------------------------------------------------------------------------------
-
-    def _replayed(self, step: Step) -> Measurement | None:
-        """The held row that answered this step; it decides what was measured then."""
-        return self._left.popleft() if self._left and self._left[0].phase == step.phase else None
 
     def _measured(self, step: Step) -> Measurement | None:
         """None if the budget ended before there was a figure."""

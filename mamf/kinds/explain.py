@@ -23,10 +23,10 @@ class Explain(KernelRows):
         if not rows:
             return super().document(log, view)
         head, foot = [machine_line(log.header), title(rows[0])], [end_line(log.summary)]
-        steps = waterfall_steps(rows, DeviceInfo(**log.header["device"]))
-        return explanation_document(steps, rows, head, foot)
+        return explanation_document(waterfall_steps(rows, DeviceInfo(**log.header["device"])), rows, head, foot)
 
     def chart(self, log: RunLog, drawing: Drawing) -> Picture:
         drawing.require_no_direction(log)
-        steps = waterfall_steps(log.measurements, DeviceInfo(**log.header["device"]))
-        return waterfall_chart(steps, log.measurements, log.header)
+        return waterfall_chart(
+            waterfall_steps(log.measurements, DeviceInfo(**log.header["device"])), log.measurements, log.header
+        )

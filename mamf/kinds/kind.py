@@ -95,5 +95,4 @@ class KernelRows(Kind):
         return kernels_chart(log.measurements, log.header, drawing.regime, drawing.rates_first)
 
     def summary(self, plan: Plan, rows: Sequence[Measurement], ceilings: AnyCeilings, end: End) -> dict[str, Any]:
-        own = dict(ceilings) if self.has_ceilings else {}
-        return kernels_summary_record(rows, end, own)
+        return kernels_summary_record(rows, end, dict(ceilings) if self.has_ceilings else {})

@@ -42,8 +42,7 @@ def _html(*blocks: Block) -> str:
 
 @html_of.register
 def _(row: Measurement) -> str:
-    table = group_table([row], Shares(_header("unknown")), lambda row: None)
-    return _html(table, Lines(failure_lines([row])))
+    return _html(group_table([row], Shares(_header("unknown")), lambda row: None), Lines(failure_lines([row])))
 
 
 @html_of.register

@@ -229,10 +229,15 @@ def compare(a: RunLog | Sequence[RunLog], b: RunLog | Sequence[RunLog], anyway: 
     first, other = side_a[0], side_b[0]
     both_finds = all(map(is_find, (*side_a, *side_b)))
     rows_a, rows_b = (mean_entries([entries(log, both_finds) for log in side]) for side in (side_a, side_b))
-    forced = [each for log in (*side_a[1:], *side_b) for each in blocking_differences(first.header, log.header)]
-    forced += field_differences(rows_a, rows_b)
-    forced += [
-        each for side in (side_a, side_b) for log in side[1:] for each in noted_differences(side[0].header, log.header)
+    forced = [
+        *(each for log in (*side_a[1:], *side_b) for each in blocking_differences(first.header, log.header)),
+        *field_differences(rows_a, rows_b),
+        *(
+            each
+            for side in (side_a, side_b)
+            for log in side[1:]
+            for each in noted_differences(side[0].header, log.header)
+        ),
     ]
     if forced and not anyway:
         reasons = ", ".join(map(str, dict.fromkeys(forced)))

@@ -162,8 +162,7 @@ def visited_entry(visits: Sequence[Measurement]) -> Entry:
 
 def _candidates(rows: Sequence[Measurement]) -> Iterable[Entry]:
     """Confirmed candidates of one regime; each round is a sample."""
-    fresh = (row for row in rows if row.phase == CONFIRM)
-    for rounds in group_rounds(fresh).values():
+    for rounds in group_rounds(row for row in rows if row.phase == CONFIRM).values():
         if len(rounds) >= FEWEST_ROUNDS:
             rate, interval = combine_rounds(list(rounds.values()))
             entry = _row_entry(next(iter(rounds.values())))

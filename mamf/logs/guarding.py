@@ -78,9 +78,11 @@ class Guarded:
 def judge_guard(baseline: RunLog, log: RunLog, tolerance: float) -> Guarded:
     """Compare a guard's log with its baseline."""
     comparison = pair_rows(baseline, log, entries(baseline), entries(log))
-    found = [Judged(pair.b, outcome_of(pair, tolerance), pair) for pair in comparison.pairs]
-    found += [Judged(now, "failed") for _, now in comparison.only_a if now is not None]
-    found += [Judged(now, "new") for now, _ in comparison.only_b]
+    found = [
+        *(Judged(pair.b, outcome_of(pair, tolerance), pair) for pair in comparison.pairs),
+        *(Judged(now, "failed") for _, now in comparison.only_a if now is not None),
+        *(Judged(now, "new") for now, _ in comparison.only_b),
+    ]
     worst_first = sorted(found, key=lambda row: OUTCOMES.index(row.outcome))
     ended = "" if log.tier == "complete" else (log.summary or {}).get("reason") or "it was killed"
     return Guarded(comparison, tuple(worst_first), tolerance, ended)

@@ -44,8 +44,8 @@ def plan_record(plan: Plan) -> dict[str, Any]:
         return {"command": FIND, **search_record(plan.searches[0])}
     of = operation_called(plan.operation)
     fields = {name: value for name, value in vars(plan).items() if name not in ("kind", "options")}
-    fields |= {name: list(fields[name]) for name in _LISTS}
     fields |= {
+        **{name: list(fields[name]) for name in _LISTS},
         "shapes": list(map(str, plan.shapes)),
         "problems": list(map(of.problem_record, plan.problems)),
         "searches": list(map(search_record, plan.searches)),

@@ -138,8 +138,9 @@ class Recording:
             )
             return writer
         findings = [format_finding(finding).strip() for finding in diagnose(self.backend)]
-        header = header_of(self.backend, "from Python", self.kernel, plan_record(self.plan), findings)
-        return RunLogWriter.create(path, header)
+        return RunLogWriter.create(
+            path, header_of(self.backend, "from Python", self.kernel, plan_record(self.plan), findings)
+        )
 
     def _written(
         self,
@@ -173,8 +174,7 @@ class Recording:
             finally:
                 for kind, record in after():
                     writer.write(kind, record)
-                elapsed = max(0.0, host_seconds(self.backend) - begun)
-                end = End(status, reason, elapsed, left())
+                end = End(status, reason, max(0.0, host_seconds(self.backend) - begun), left())
                 writer.write("summary", {**summary(taken, end), **after_rows, "time": utc_now()})
 
 

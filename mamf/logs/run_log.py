@@ -96,8 +96,7 @@ class RunLog(Tabular):
 
     def device(self, index: int | None) -> DeviceInfo:
         """The one of this index of those that shared the run; else the run's own."""
-        shared = (device for device in self.devices if device.index == index)
-        return next(shared, DeviceInfo(**self.header["device"]))
+        return next((device for device in self.devices if device.index == index), DeviceInfo(**self.header["device"]))
 
     @property
     def ceilings(self) -> dict[str, Ceiling]:
@@ -232,8 +231,7 @@ def _add_record(log: RunLog, record: dict[str, Any]) -> None:
         log.measurements.append(measurement_from_record(record, log.header))
         log.summary = None
     elif kind == "ceiling":
-        ceiling = ceiling_from_record(record, log.header)
-        log.add_ceiling(ceiling)
+        log.add_ceiling(ceiling_from_record(record, log.header))
     elif kind == "known_ceiling":
         known = known_ceiling_from_record(record)
         log.known_ceilings[known.dtype, known.regime] = known

@@ -79,9 +79,7 @@ def scrub_record(value: Any) -> Any:
         return scrub(value)
     if isinstance(value, dict):
         return {scrub(str(key)): scrub_record(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [scrub_record(item) for item in value]
-    return value
+    return [scrub_record(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 @functools.cache
@@ -134,8 +132,9 @@ def _commit() -> str | None:
         return None
 
     def git(*arguments: str) -> str:
-        command = ["git", "-C", str(checkout), *arguments]
-        return subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout.strip()
+        return subprocess.run(
+            ["git", "-C", str(checkout), *arguments], capture_output=True, text=True, timeout=5, check=True
+        ).stdout.strip()
 
     try:
         dirty = git("status", "--porcelain", "--untracked-files=no", "--", "mamf", "backends")

@@ -130,22 +130,17 @@ class DeviceRun:
                 self.on_progress(f"{part} {row.phase or row.shape}")
 
     def _rows_of(self, part: str, path: Path, before: Before) -> Any:
-        if part == "find":
-            return self._find(path, before)
-        if part == "repeated":
-            return self._repeated(path, before)
-        if part == VERIFIED:
-            return self._verify(path, before)
-        of = {"bandwidth": "bandwidth", "collective": "collective"}.get(part, "copies")
-        return self._kernels(of, part, path, before)
+        products = {"find": self._find, "repeated": self._repeated, VERIFIED: self._verify}
+        if part in products:
+            return products[part](path, before)
+        return self._kernels(part if part in ("bandwidth", "collective") else "copies", part, path, before)
 
     # -- the parts ---------------------------------------------------------------------------------------------------
 
     def _find(self, path: Path, before: Before) -> Iterator[Measurement]:
         plan, kernels = self._find_plan(before and before[0])
         find = Find(plan, kernels, self.backend, before[0].lasting if before else (), self._phase)
-        recording = Recording(path, self.backend, kernels[0].name, plan.as_plan(), before)
-        return recording.record(
+        return Recording(path, self.backend, kernels[0].name, plan.as_plan(), before).record(
             find.results(),
             lambda rows, end: find_summary_record(rows, find.confirmed_by(rows), end),
             lambda: [("ceiling", ceiling_record(each)) for each in find.ceilings.values()],
@@ -157,8 +152,9 @@ class DeviceRun:
             search = log.plan.searches[0]
             return search, kernels_for(self.backend, search.problem, search.kernels)
         problem = problem_for(self.backend, self.dtype)
-        seconds = self.find_seconds or NODE_BUDGET_SECONDS
-        return plan_for(self.backend, problem, self.kernels, budget_seconds=seconds, is_quick=True)
+        return plan_for(
+            self.backend, problem, self.kernels, budget_seconds=self.find_seconds or NODE_BUDGET_SECONDS, is_quick=True
+        )
 
     def _repeated(self, path: Path, before: Before) -> Iterator[Measurement]:
         problem = problem_for(self.backend, self.dtype)
@@ -168,15 +164,14 @@ class DeviceRun:
 
         def rows() -> Iterator[Measurement]:
             pool = self.backend.operand_pool(problem.data, problem.seed)
-            heard = Repeating(
+            yield Repeating(
                 kernel,
                 problem,
                 shape,
                 self.backend,
                 on_progress=lambda _: self._phase("repeated"),
                 most_seconds=self.find_seconds or NODE_BUDGET_SECONDS,
-            )
-            yield heard.row(pool)
+            ).row(pool)
             pool.release()
 
         recording = Recording(path, self.backend, kernel.name, plan, before)
@@ -196,8 +191,7 @@ class DeviceRun:
         held = {(row.regime, row.problem, row.shape, row.kernel) for row in kept}
         agree = self.agree if part == "collective" else lambda own: own
         sweep = KernelsSweep(plan, kernels, self.backend, held=held, on_phase=self._phase, agree=agree)
-        recording = Recording(path, self.backend, " ".join(plan.kernels), plan, before)
-        return recording.record(
+        return Recording(path, self.backend, " ".join(plan.kernels), plan, before).record(
             sweep.results(),
             lambda rows, end: kind_of(plan).summary(plan, rows, {}, end),
             left=lambda: sweep.left_out,
@@ -215,9 +209,8 @@ class DeviceRun:
             shapes = found.default_shapes(self.backend)
         names, kernels = zip(*chosen, strict=True)
         # Ranks begin together, and NCCL's own tests flush no cache.
-        flush = part == "bandwidth"
         return list(kernels), Plan(
-            SWEEP, of, tuple(problems), tuple(names), tuple(shapes), seconds=_ROW_SECONDS, flush=flush
+            SWEEP, of, tuple(problems), tuple(names), tuple(shapes), seconds=_ROW_SECONDS, flush=part == "bandwidth"
         )
 
     @property

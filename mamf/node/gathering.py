@@ -208,14 +208,13 @@ def figure_name(row: Measurement) -> str:
 def _with_ceilings(device: Device, log: RunLog) -> Device:
     found: dict[str, Ceiling] = {name: log.ceilings[name] for name in (BURST, SUSTAINED) if name in log.ceilings}
     hottest = found.get(SUSTAINED) or found.get(BURST)
-    confirmed = [row for row in log.measurements if row.phase == CONFIRM]
     return replace(
         device,
         figures={**device.figures, **{name: each.rate for name, each in found.items()}},
         half_widths={name: each.interval.half_width / each.rate for name, each in found.items()},
         shapes={name: str(each.shape) for name, each in found.items()},
         conditions=hottest.conditions if hottest else device.conditions,
-        throttled=throttled(confirmed),
+        throttled=throttled([row for row in log.measurements if row.phase == CONFIRM]),
     )
 
 
@@ -240,10 +239,9 @@ def _wrong(part: str, log: RunLog) -> Iterable[str]:
         if row.status == "wrong_result" and (row.kernel == default or part == VERIFIED):
             yield f"wrong results in {part}: {row.reason}"
             return
-    tried = group_pairs(
+    for rows in group_pairs(
         (None if part in ("find", VERIFIED) else (row.problem, row.shape), row) for row in log.measurements
-    )
-    for rows in tried.values():
+    ).values():
         if not any(row.ok for row in rows) and rows[0].status != "unsupported":
             what = figure_name(rows[0]) or part
             yield f"{what}: {rows[0].status.replace('_', ' ')}, {rows[0].reason}"
@@ -261,9 +259,7 @@ def _ended(part: str, log: RunLog) -> Iterable[str]:
 def _lacks(part: str, log: RunLog) -> Iterable[str]:
     summary: Mapping[str, Any] = log.summary or {}
     if part == "find":
-        missing = [name for name in (BURST, SUSTAINED) if name not in log.ceilings]
-        ceilings = " and ".join(missing)
-        if missing:
+        if ceilings := " and ".join(name for name in (BURST, SUSTAINED) if name not in log.ceilings):
             reason = str(summary.get("reason") or "it was not confirmed")
             yield f"no {ceilings} ceiling: {'interrupted ' if reason.startswith('by ') else ''}{reason}"
     elif part == "collective" and all(row.status == "unsupported" for row in log.measurements):

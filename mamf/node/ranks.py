@@ -80,8 +80,7 @@ class Rank:
             self.missing = frozenset(rank for rank, report in came.items() if report is None)
             self.meeting.publish("together", joint_decision(came))
         self.on_wait()
-        decision = self.meeting.receive("together", 2 * self.patience)
-        return str(decision or "nothing was heard of the leader")
+        return str(self.meeting.receive("together", 2 * self.patience) or "nothing was heard of the leader")
 
     def _together(self, run: DeviceRun) -> str | None:
         assert self.meeting is not None

@@ -74,16 +74,14 @@ def node_document(run: Run, devices: Sequence[Device], verdict: Verdict) -> Docu
     nodes = [[each for each in devices if each.node == node] for node in sorted({each.node for each in devices})]
     spreads = [name for name in UNITS if len(values_of(name, devices)) > 1]
     buses = list(dict.fromkeys(name.partition(" ")[0] for name in slowest_collectives(devices)))
-    notes = [*verdict.notes]
-    notes += [f"not measured together: {run.apart}"] if run.apart else []
-    notes += [_NCCL_TESTS] if buses else []
+    apart = [f"not measured together: {run.apart}"] if run.apart else []
     blocks: list[Block] = [
         Lines([verdict.reason, *others]),
         Table(device_columns(devices), devices, key="figures"),
         Table(node_columns(pace_figure(devices)), nodes if len(nodes) > 1 else [], key="nodes"),
         Table(spread_columns(devices), spreads, key="spread"),
         Table(collective_columns(devices), buses, key="collectives"),
-        Lines(notes),
+        Lines([*verdict.notes, *apart, *([_NCCL_TESTS] if buses else [])]),
         Answer([f"{verdict.level}, exit code {verdict.exit_code}: {slowest_line(devices)}"]),
     ]
     return Document("Node", blocks, node_data(run, devices, verdict))

@@ -196,8 +196,7 @@ def select(tensor: torch.Tensor, dim: int, indices: torch.Tensor) -> torch.Tenso
 
 def sample_indices(size: int, count: int, chooser: random.Random) -> torch.Tensor:
     """The first, the last and random other indices: bugs at edges show in the first and the last."""
-    others = chooser.sample(range(size), min(count - 2, size))
-    return torch.tensor(sorted({0, size - 1, *others}))
+    return torch.tensor(sorted({0, size - 1, *chooser.sample(range(size), min(count - 2, size))}))
 
 
 @contextmanager

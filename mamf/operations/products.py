@@ -223,9 +223,7 @@ class ScaledProducts(TorchKernel[ProductProblemT, ProductShapeT]):
     def unsupported_shape(self, problem: ProductProblemT, shape: ProductShapeT) -> str | None:
         format = DTYPES[problem.dtype].format
         n, k = format.multiples if format else (1, 1)
-        if shape.n % n or shape.k % k:
-            return f"{problem.dtype} needs N to be a multiple of {n} and K of {k}"
-        return None
+        return f"{problem.dtype} needs N to be a multiple of {n} and K of {k}" if shape.n % n or shape.k % k else None
 
     def refuses(self, error: Exception) -> bool:
         # The library has no algorithm, or torch knows that it has none.

@@ -71,13 +71,15 @@ class Unknown(Operation[Any, Any]):
 
     def parse_shape(self, text: str) -> UnknownShape:
         """The shape of a ceiling, whose work is unknown."""
-        unit = str(self._record.get("unit", "TFLOPS"))
-        return UnknownShape((("shape", text),), Work(0.0, 0, "as its log says", unit))
+        return UnknownShape(
+            (("shape", text),), Work(0.0, 0, "as its log says", str(self._record.get("unit", "TFLOPS")))
+        )
 
     def shape_from_record(self, record: Mapping[str, Any]) -> UnknownShape:
         row = self._record
-        work = Work(float(row["flop"]), int(row["bytes"]), "as its log says", str(row["unit"]))
-        return UnknownShape(freeze(record), work)
+        return UnknownShape(
+            freeze(record), Work(float(row["flop"]), int(row["bytes"]), "as its log says", str(row["unit"]))
+        )
 
     def shape_record(self, shape: UnknownShape) -> dict[str, Any]:
         return thaw(shape.fields)

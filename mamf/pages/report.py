@@ -31,14 +31,13 @@ def report_of(paths: Sequence[Path]) -> Page:
         return _of_folder(paths[0])
     sources = [read_source(path) for path in paths if not path.is_dir()]
     pages = [_of_folder(path) for path in paths if path.is_dir()]
-    if not pages and len(sources) == 1:
-        return page_of_source(sources[0])
-    return _of_several(sources, pages)
+    return page_of_source(sources[0]) if not pages and len(sources) == 1 else _of_several(sources, pages)
 
 
 def page_of_source(source: Source) -> Page:
-    facts = [*(each.fact for each in source.figures), *source.facts]
-    return Page(source.title, source.lead, facts, sections=source.sections)
+    return Page(
+        source.title, source.lead, [*(each.fact for each in source.figures), *source.facts], sections=source.sections
+    )
 
 
 def _of_several(sources: Sequence[Source], pages: Sequence[Page]) -> Page:
@@ -48,9 +47,12 @@ def _of_several(sources: Sequence[Source], pages: Sequence[Page]) -> Page:
     if chart := _side_by_side(sources):
         parts.insert(0, chart)
     compared = _compared(sources)
-    sections = [Section("Side by side", parts), Section("Compared", compared)]
-    sections += [_joined(f"{source.name}: {source.title}", source.sections) for source in sources]
-    sections += [_joined(page.title, page.sections) for page in pages]
+    sections = [
+        Section("Side by side", parts),
+        Section("Compared", compared),
+        *(_joined(f"{source.name}: {source.title}", source.sections) for source in sources),
+        *(_joined(page.title, page.sections) for page in pages),
+    ]
     answers = [text for block in compared if isinstance(block, Answer) for text in block.texts]
     count = len(sources) + len(pages)
     return Page(
@@ -130,8 +132,9 @@ def _of_ranks(path: Path) -> Page:
     bars = profile_chart([(f"rank {rank}", profile) for rank, (_, profile) in ranks.items()])
     sources = (source_of_profile(rank_log(path, rank), *read) for rank, read in ranks.items())
     sections = [_joined(f"{source.name}: {source.title}", source.sections) for source in sources]
-    together = Section("", [bars, *document.visible_blocks[:-1]])
-    return Page(document.title, verdict=answer, sections=[together, *sections])
+    return Page(
+        document.title, verdict=answer, sections=[Section("", [bars, *document.visible_blocks[:-1]]), *sections]
+    )
 
 
 def _of_autoprofile(path: Path) -> Page:

@@ -6,7 +6,7 @@ from typing import Any
 
 from mamf.contribution.collection import AttentionEntry, CeilingEntry, best_attention, best_kernels, kernel_title
 from mamf.contribution.confirming import Entry
-from mamf.contribution.tables import mask_name, software
+from mamf.contribution.tables import software
 from mamf.measurement import TERA, group_pairs
 from mamf.pages.site_data import COMPLETE, CeilingLine, Run, SiteData, ceiling_lines
 from mamf.pages.site_index import (
@@ -142,7 +142,7 @@ def _attention(data: SiteData, logs: str) -> list[Part]:
         Column("", "TFLOPS", lambda entry: entry.row.tflops(entry.row.figure), significant),
         Column("", "pass", lambda entry: entry.row.problem.direction, left=True),
         Column("", "d", lambda entry: entry.row.shape.head_dims),
-        Column("", "mask", lambda entry: mask_name(entry.row.shape), left=True),
+        Column("", "mask", lambda entry: entry.row.shape.mask, left=True),
         Column("", "regime", lambda entry: entry.row.regime, left=True),
         Column("", "dtype", lambda entry: entry.row.problem.dtype, left=True),
         Column("", "shape", lambda entry: entry.row.shape),
@@ -159,7 +159,7 @@ def _attention(data: SiteData, logs: str) -> list[Part]:
 def _problem(entry: AttentionEntry) -> tuple[str, str]:
     """Dtype and regime; direction, head dimension and mask."""
     row = entry.row
-    problem = f"{row.problem.direction}, d {row.shape.head_dims}, {mask_name(row.shape)}"
+    problem = f"{row.problem.direction}, d {row.shape.head_dims}, {row.shape.mask}"
     return f"{row.problem.dtype}, {row.regime}", problem
 
 

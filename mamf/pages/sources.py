@@ -78,10 +78,9 @@ class Source:
     @property
     def sections(self) -> list[Section]:
         """Pictures, tables, conditions and the command that makes such a log."""
-        blocks = [_limited(block) for block in self.document.visible_blocks]
         found = [
             Section("Pictures", self.pictures),
-            Section("Figures", blocks),
+            Section("Figures", [_limited(block) for block in self.document.visible_blocks]),
             Section("Conditions", self.conditions),
             Section("Reproduce it", [Command(self.command)] if self.command else []),
         ]
@@ -154,10 +153,11 @@ def _facts_of_profile(profile: Profile) -> list[Fact]:
 def source_of_log(log: RunLog) -> Source:
     header, kind = log.header, kind_of(log.plan)
     counted = counted_in(log) if log.counter_records else None
-    if counted:
-        document = counters_document(log.measurements, counted, header, log.summary)
-    else:
-        document = kind.document(log, View(top=_MOST_ROWS))
+    document = (
+        counters_document(log.measurements, counted, header, log.summary)
+        if counted
+        else kind.document(log, View(top=_MOST_ROWS))
+    )
     dtypes = ", ".join(dict.fromkeys(str(getattr(each, "dtype", "")) for each in log.plan.problems if each)) or ""
     what = " ".join(filter(None, [kind.noun, "of", log.plan.operation, f"({dtypes})" if dtypes else ""]))
     return Source(
@@ -216,8 +216,7 @@ def _of_ceiling(ceiling: Ceiling, header: Mapping[str, Any]) -> Figure:
     is_normal = getattr(ceiling.problem, "data", NORMAL) == NORMAL
     # Without the seed: finds with others stand side by side.
     of = label_dtype(ceiling.problem) if ceiling.problem.operation == MATMUL and is_normal else ceiling_title(ceiling)
-    label = f"{ceiling.regime} ceiling, {of}"
-    return Figure(label, ceiling.unit, point, [note for note in notes if note])
+    return Figure(f"{ceiling.regime} ceiling, {of}", ceiling.unit, point, [note for note in notes if note])
 
 
 def _of_row(row: Measurement, label: str, shares: Shares) -> Figure:

@@ -8,7 +8,6 @@ uses one without installing it. All errors while loading or creating a plugin ar
 from __future__ import annotations
 
 import functools
-import importlib.metadata
 import inspect
 import re
 import sys
@@ -17,7 +16,7 @@ import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint
+from importlib import metadata
 from typing import Any, TypeVar
 
 from mamf.backend import Backend, Unavailable
@@ -59,19 +58,19 @@ class BackendStatus:
     fault: PluginError | None = None
 
 
-def entry_points(group: str) -> Sequence[EntryPoint]:
+def entry_points(group: str) -> Sequence[metadata.EntryPoint]:
     """The entry points that installed distributions declare in a group."""
     return _read_entry_points(group, tuple(sys.path))
 
 
 @functools.lru_cache  # read from a file per distribution, and needed many times in a command
-def _read_entry_points(group: str, path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
-    return tuple(importlib.metadata.entry_points(group=group))
+def _read_entry_points(group: str, path: tuple[str, ...]) -> tuple[metadata.EntryPoint, ...]:
+    return tuple(metadata.entry_points(group=group))
 
 
-def find_registered(group: str) -> dict[str, EntryPoint]:
+def find_registered(group: str) -> dict[str, metadata.EntryPoint]:
     """Entry points of a group by name. Raises UsageError if there are none, or if two distributions claim a name."""
-    found: dict[str, EntryPoint] = {}
+    found: dict[str, metadata.EntryPoint] = {}
     for point in entry_points(group=group):
         known = found.setdefault(point.name, point)
         if known.value != point.value:
@@ -83,7 +82,7 @@ def find_registered(group: str) -> dict[str, EntryPoint]:
     return found
 
 
-def _origin(point: EntryPoint) -> str:
+def _origin(point: metadata.EntryPoint) -> str:
     distribution = point.dist.name if point.dist else "an unknown distribution"
     return f"{distribution} ({point.value})"
 
@@ -98,7 +97,7 @@ def is_path(name: str) -> bool:
     return ":" in name
 
 
-def _load(what: str, point: EntryPoint, contract: type[Contract]) -> type[Contract]:
+def _load(what: str, point: metadata.EntryPoint, contract: type[Contract]) -> type[Contract]:
     try:
         loaded = point.load()
     except MamfError:
@@ -120,7 +119,7 @@ def _import(what: str, path: str, contract: type[Contract]) -> type[Contract]:
     if not _PATH.fullmatch(path):
         listed = "backends" if contract is Backend else "kernels"
         raise UsageError(f"{path!r} is not a {what}: write package.module:Class, or a name from 'mamf {listed}'")
-    return _load(what, EntryPoint(path, path, group=""), contract)
+    return _load(what, metadata.EntryPoint(path, path, group=""), contract)
 
 
 def _load_by_name(group: str, what: str, name: str, contract: type[Contract]) -> type[Contract]:

@@ -89,8 +89,9 @@ def read_folder(path: Path) -> Folder:
 
 
 def write_ends(path: Path, ends: Sequence[StepEnd], remarks: Sequence[str]) -> None:
-    record = {"steps": [asdict(end) for end in ends], "remarks": list(remarks)}
-    write_whole(path / _STEPS, json.dumps(record, indent=1) + "\n")
+    write_whole(
+        path / _STEPS, json.dumps({"steps": [asdict(end) for end in ends], "remarks": list(remarks)}, indent=1) + "\n"
+    )
 
 
 def _read_ends(path: Path) -> tuple[list[StepEnd], tuple[str, ...]]:

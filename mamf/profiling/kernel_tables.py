@@ -46,8 +46,7 @@ def read_kernel_table(path: Path) -> Trace:
     Raises UsageError for any other file.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-        columns, rows = _table(lines)
+        columns, rows = _table(path.read_text(encoding="utf-8").splitlines())
         events = tuple(_launches(columns, rows) if columns.begun else _sums(columns, rows))
         return _trace(events, () if columns.begun else (_SUMMED,))
     except OSError as error:

@@ -77,13 +77,10 @@ def held_by(optimizer: Any) -> Counter[tuple[str, str]]:
     }
     found: Counter[tuple[str, str]] = Counter()
     for kind, tensors in by_kind.items():
-        for tensor in _here({id(each): each for each in tensors}.values()):
+        for each in {id(each): each for each in tensors}.values():
+            tensor = each.to_local() if hasattr(each, "to_local") else each
             found[str(tensor.device), kind] += tensor.numel() * tensor.element_size()
     return found
-
-
-def _here(tensors: Iterable[Any]) -> Iterable[Any]:
-    return (each.to_local() if hasattr(each, "to_local") else each for each in tensors)
 
 
 def _peak() -> tuple[str, int | None]:

@@ -155,8 +155,7 @@ def profile_of(
     by_class: dict[str, list[Busy]] = defaultdict(list)
     for each in at_work:
         by_class[class_of(each.event)].append(each)
-    covered = union((each.begun, each.ended) for each in at_work)
-    idle = gaps(covered, trace.begun, trace.ended)
+    idle = gaps(union((each.begun, each.ended) for each in at_work), trace.begun, trace.ended)
     rows = list(_class_rows(by_class, ceiling_of))
     dtypes = dict.fromkeys(dtype for row in rows for dtype in row.flop)
     known = (ceiling_of, burst_ceiling_of) if any((row.mamfu or 0) > 1 for row in rows) else (ceiling_of,)

@@ -47,8 +47,7 @@ def roofs(row: Measurement, ceilings: Ceilings, bandwidth: float | None) -> Roof
     """``bandwidth``: TB/s, as measured."""
     ceiling = ceilings.get((row.problem.dtype, row.regime))
     compute = None if ceiling is None else row.work.flop / (ceiling.tflops * TERA) / row.seconds
-    memory = None if bandwidth is None else row.work.nbytes / (bandwidth * TERA) / row.seconds
-    return RoofShares(compute, memory)
+    return RoofShares(compute, None if bandwidth is None else row.work.nbytes / (bandwidth * TERA) / row.seconds)
 
 
 def best_bandwidth(log: RunLog | None) -> Measurement | None:

@@ -101,15 +101,15 @@ def head_lines(comparison: Comparison, tolerance: float) -> list[str]:
     ]
     if "shape" not in first.fields:
         shared.append("the ceilings of two finds")
-    lines += difference_lines("not comparable, compared anyway: ", comparison.forced)
-    lines += difference_lines("rows are paired without the kernel, which differs: ", kernels)
-    lines += difference_lines("the runs differ in ", comparison.noted)
-    if crossed := sum(not pair.is_same_device for pair in comparison.pairs):
-        of_one = len(comparison.pairs) - crossed
-        lines.append(f"rows: {of_one} of one device, {crossed} of two, corrected by the reference that both measured")
+    crossed = sum(not pair.is_same_device for pair in comparison.pairs)
+    devices = f"rows: {len(comparison.pairs) - crossed} of one device, {crossed} of two"
     unit, _ = unit_of(comparison.pairs)
     return [
         *lines,
+        *difference_lines("not comparable, compared anyway: ", comparison.forced),
+        *difference_lines("rows are paired without the kernel, which differs: ", kernels),
+        *difference_lines("the runs differ in ", comparison.noted),
+        *([f"{devices}, corrected by the reference that both measured"] if crossed else []),
         f"all rows: {', '.join(shared)}",
         f"medians in {unit}; B/A above 1: B is faster; SAME: 95 % interval within 1 +- {percent_of(tolerance)}",
     ]
@@ -228,11 +228,6 @@ def verdict_line(found: Guarded) -> str:
     return f"guard {verdict}: {', '.join(reasons) or good}"
 
 
-def row_lines(found: Guarded) -> list[str]:
-    """A line for each row that is not ok."""
-    return [f"{row.outcome}: {describe_row(row)}: {describe_outcome(row)}" for row in found.rows if row.outcome != "ok"]
-
-
 def describe_row(row: Judged) -> str:
     """A row in words: kernel, shape, and its other fields."""
     others = [f"{field} {value}" for field, value in row.entry.fields.items() if field not in ("shape", "kernel")]
@@ -254,7 +249,9 @@ def describe_outcome(row: Judged) -> str:
 
 def guard_document(found: Guarded) -> Document:
     """The comparison with the baseline, and the verdict."""
-    answer = Answer([*row_lines(found), verdict_line(found)])
+    rows = [row for row in found.rows if row.outcome != "ok"]
+    lines = [f"{row.outcome}: {describe_row(row)}: {describe_outcome(row)}" for row in rows]
+    answer = Answer([*lines, verdict_line(found)])
     data = {"guard": {"verdict": verdict_line(found), "rows": found.counts()}}
     if not found.comparison.pairs:
         return Document("Guard", [answer], data)

@@ -65,7 +65,7 @@ def row_columns(
         Column("speed_up", "speed-up" if of_one_shape else "", speed_up, lambda gain: f"{gain:.2f}x", 2),
         *time_columns(),
         *statistics,
-        *columns_from(rows, own_columns, 4),
+        *columns_from(rows, lambda row: operation_called(row.operation).columns(row) if row.ok else {}, 4),
         *shares.drift_columns(),
         *condition_columns(),
     ]
@@ -77,11 +77,6 @@ def problem_record(row: Measurement) -> Mapping[str, object]:
 
 def shape_record(row: Measurement) -> Mapping[str, object]:
     return operation_called(row.operation).shape_record(row.shape)
-
-
-def own_columns(row: Measurement) -> Mapping[str, object]:
-    """The columns that the operation adds."""
-    return operation_called(row.operation).columns(row) if row.ok else {}
 
 
 def rate_columns(rows: Sequence[Measurement]) -> tuple[list[Column[Measurement]], list[Column[Measurement]]]:
@@ -169,8 +164,7 @@ def grouped(rows: Iterable[Measurement], by_shape: bool = False) -> dict[Group, 
 
 def group_title(row: Measurement) -> str:
     """What rows of a regime and a problem have in common."""
-    described = operation_called(row.operation).describe_problem(row.problem)
-    return ", ".join([row.regime, row.problem.dtype, *described])
+    return ", ".join([row.regime, row.problem.dtype, *operation_called(row.operation).describe_problem(row.problem)])
 
 
 def shape_title(row: Measurement) -> str:

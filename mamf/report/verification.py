@@ -64,10 +64,13 @@ def reproduction(log: RunLog, row: Measurement) -> str:
     """The command that verifies the problem of a row again."""
     plan, device = log.plan, log.header["device"]
     kernels = [row.kernel] if row.kernel in plan.kernels else [name for name in plan.kernels if ":" in name]
-    words = ["mamf", "verify", "--backend", device["backend"], "--device", str(device["index"])]
-    words += ["--kernel", *kernels, "--dtype", row.problem.dtype, "--regime", row.regime]
-    words += ["--largest", str(plan.shapes[0]), "--seed", str(plan.problem.seed), "--number", str(row.round)]
-    return shlex.join(words)
+    return shlex.join(
+        [
+            *("mamf", "verify", "--backend", device["backend"], "--device", str(device["index"])),
+            *("--kernel", *kernels, "--dtype", row.problem.dtype, "--regime", row.regime),
+            *("--largest", str(plan.shapes[0]), "--seed", str(plan.problem.seed), "--number", str(row.round)),
+        ]
+    )
 
 
 def verification_document(log: RunLog) -> Document:
@@ -75,12 +78,11 @@ def verification_document(log: RunLog) -> Document:
     groups = group_pairs(((row.operation, row.kernel, row.problem.dtype), row) for row in rows)
     states = group_pairs((row.regime, row) for row in rows if row.ok)
     used = group_pairs((operation_called(row.operation).reference, row.operation) for row in rows)
-    references = [f"{', '.join(dict.fromkeys(names))}: {text}" for text, names in used.items()]
     blocks: list[Block] = [
         Lines([machine_line(log.header)]),
         Table(_columns(log.header), [groups[key] for key in sorted(groups)], key="checks"),
         Table(_STATES, list(states.values()), key="states"),
-        Lines(references, "compared with"),
+        Lines([f"{', '.join(dict.fromkeys(names))}: {text}" for text, names in used.items()], "compared with"),
         Lines(failure_lines(row for row in rows if row.status != WRONG), "without a verdict"),
         Lines([end_line(log.summary)]),
         Answer([*_wrong_lines(log), *verdict_lines(rows)]),

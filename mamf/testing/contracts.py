@@ -238,8 +238,7 @@ class KernelContract(AnyKernelContract):
 
     def test_says_in_a_line_what_it_does_not_support(self, backend: Backend, kernel: MatmulKernel) -> None:
         reason = kernel.unsupported(backend, MatmulProblem("bfloat16", "int32"))
-        assert reason
-        assert "\n" not in reason
+        assert reason and "\n" not in reason
 
 
 class AttentionKernelContract(AnyKernelContract):
@@ -255,8 +254,7 @@ class AttentionKernelContract(AnyKernelContract):
 
     def test_says_in_a_line_what_it_does_not_support(self, backend: Backend, kernel: AnyKernel) -> None:
         reason = kernel.unsupported(backend, AttentionProblem("int8"))
-        assert reason
-        assert "\n" not in reason
+        assert reason and "\n" not in reason
 
 
 class OperationContract(_OfKernel):

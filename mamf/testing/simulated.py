@@ -173,9 +173,7 @@ class SimulatedBackend(Backend):
 
     def seconds_between(self, start: float, end: float) -> float:
         self.intervals_read += 1
-        if self.world.glitch_every and self.intervals_read % self.world.glitch_every == 0:
-            return 1e-9
-        return end - start
+        return 1e-9 if self.world.glitch_every and self.intervals_read % self.world.glitch_every == 0 else end - start
 
     def flush_cache(self, size: int | None = None) -> None:
         self.cached = None
@@ -191,8 +189,9 @@ class SimulatedBackend(Backend):
 
     def compute(self, cycles: float, operands: object) -> None:
         """Launch a kernel of so many cycles."""
-        watts = self.world.cap_watts if self.is_capped else self.world.boost_watts
-        self._launch(cycles, self.clock_hz, watts, operands)
+        self._launch(
+            cycles, self.clock_hz, self.world.cap_watts if self.is_capped else self.world.boost_watts, operands
+        )
 
     def move(self, nbytes: float, operands: object) -> None:
         """Launch a kernel that reads and writes so many bytes of memory; independent of the clock."""
@@ -253,8 +252,7 @@ class SimulatedBackend(Backend):
         self.mean_watts += (watts - self.mean_watts) * -math.expm1(-seconds / world.reaction_seconds)
         warmth = (watts - idle_watts) / (cap_watts - idle_watts) if watts < cap_watts else 1.0
         self.heat += (warmth - self.heat) * -math.expm1(-seconds / world.thermal_seconds)
-        threshold = 0.97 if self.is_capped else 0.995
-        self.is_capped = self.mean_watts >= threshold * cap_watts
+        self.is_capped = self.mean_watts >= (0.97 if self.is_capped else 0.995) * cap_watts
 
     # -- memory ------------------------------------------------------------------------------------------------------
 

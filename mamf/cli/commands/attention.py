@@ -91,8 +91,9 @@ class _AttentionSession(KernelsSession):
 
     def _missing_searches(self) -> list[SearchPlan]:
         dtypes = {key[0] for key in self.wanted_ceilings() if key not in self.ceilings}
-        searches = [search for search in self.plan.searches if search.problem.dtype in dtypes]
-        return limit_budgets(self.plan.budget_seconds, searches)
+        return limit_budgets(
+            self.plan.budget_seconds, [search for search in self.plan.searches if search.problem.dtype in dtypes]
+        )
 
     def _search(self, plan: SearchPlan, on_phase: Callable[[str], None]) -> Iterator[Measurement]:
         """Search for the ceilings of a dtype; rows of a resumed log are not measured again."""
@@ -110,8 +111,9 @@ class _AttentionSession(KernelsSession):
 
     def _references(self, warn: Callable[[str], object] = lambda remark: None) -> Mapping[str, AnyKernel]:
         """The kernels of the ceilings."""
-        names = {ceiling.kernel for ceiling in self.ceilings.values()}
-        return reference_kernels(names, self.options.ceiling_kernel, warn)
+        return reference_kernels(
+            {ceiling.kernel for ceiling in self.ceilings.values()}, self.options.ceiling_kernel, warn
+        )
 
     def dry_run(self) -> int:
         say_plan(self.plan, self.plan.steps(self.held), self.backend, self.devices, self._missing_searches())
@@ -135,8 +137,7 @@ class _AttentionSession(KernelsSession):
         for search in self._missing_searches():
             yield from self._search(search, on_phase)
         if plan.budget_seconds is not None:  # minus the time of the searches
-            left = plan.budget_seconds - (self.backend.now() - begun)
-            plan = replace(plan, budget_seconds=max(left, _A_MOMENT))
+            plan = replace(plan, budget_seconds=max(plan.budget_seconds - (self.backend.now() - begun), _A_MOMENT))
         kernels = [each for _, each in self.kernels]
         self.alone = KernelsSweep(plan, kernels, self.backend, self.ceilings, self._references(), self.held)
         yield from super().measurements(on_phase)

@@ -90,10 +90,9 @@ class CountersSession(KernelsSession):
         before = counted_in(self.log) if self.log else Counted()
         self.counted = {step_of(each): each for each in before.counts if each.ok}
         self.roofs = before.roofs or tuple(self._roofs())
-        backend = options.backend or self.backend.name
         self.counter = Counter(
             options.ncu,
-            backend,
+            options.backend or self.backend.name,
             self.backend.index,
             options.launches,
             tuple(options.metrics),
@@ -139,8 +138,7 @@ class CountersSession(KernelsSession):
 
     def run(self) -> int:
         self._require_no_reports()
-        code = super().run()
-        return code or (0 if any(each.ok for each in self.counted.values()) else _NOTHING_COUNTED)
+        return super().run() or (0 if any(each.ok for each in self.counted.values()) else _NOTHING_COUNTED)
 
     def dry_run(self) -> int:
         super().dry_run()

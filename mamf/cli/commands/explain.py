@@ -156,8 +156,9 @@ def _ceiling_of(path: Path, dtype: str | None, backend: Backend) -> Ceiling:
 
 
 def _winner(ceiling: Ceiling, asked: str | None) -> Product:
-    name = asked or installed_kernel(ceiling.kernel).name
-    return Product(replace(ceiling.problem, data=DATA[0]), ceiling.shape, name)
+    return Product(
+        replace(ceiling.problem, data=DATA[0]), ceiling.shape, asked or installed_kernel(ceiling.kernel).name
+    )
 
 
 def _found(backend: Backend, problem: Any, asked: str | None) -> Product:

@@ -23,7 +23,6 @@ from mamf.errors import UsageError
 from mamf.logs.found import cache_ceiling
 from mamf.logs.run_log import RunLog
 from mamf.measurement import Measurement
-from mamf.operations.matmul.kernel import MatmulKernel
 from mamf.operations.matmul.operation import problem_for
 from mamf.operations.matmul.selection import kernel_for, kernels_for
 from mamf.plans import FIND, MATMUL, Plan
@@ -73,7 +72,15 @@ class _FindSession(Session):
     def __init__(self, options: argparse.Namespace, interruption: Interruption, resumed: Resumed | None) -> None:
         super().__init__(options, interruption, resumed)
         if self.before is None:
-            self.search, self.kernels = self._new_search()
+            self.search, self.kernels = plan_for(
+                self.backend,
+                problem_from(options, self.backend),
+                options.kernel,
+                regimes=asked_regimes(options.regime, CEILINGS),
+                budget_seconds=options.budget,
+                precision=options.precision or SearchPlan.precision,
+                is_quick=bool(options.quick),
+            )
         else:
             self.search = self._search_of(self.before)
             self.kernels = kernels_for(self.backend, self.search.problem, self.search.kernels)
@@ -82,18 +89,6 @@ class _FindSession(Session):
         self.rows = list(held)
         self.find = Find(self.search, self.kernels, self.backend, held)
         interruption.check()
-
-    def _new_search(self) -> tuple[SearchPlan, list[MatmulKernel]]:
-        options, backend = self.options, self.backend
-        return plan_for(
-            backend,
-            problem_from(options, backend),
-            options.kernel,
-            regimes=asked_regimes(self.options.regime, CEILINGS),
-            budget_seconds=options.budget,
-            precision=options.precision or SearchPlan.precision,
-            is_quick=bool(options.quick),
-        )
 
     def _search_of(self, before: Plan) -> SearchPlan:
         """The search of the log with the budget of this run. Raises LogMismatchError for other kernels."""

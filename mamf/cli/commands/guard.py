@@ -72,13 +72,12 @@ class _GuardSession(KernelsSession):
 
     def strategy(self) -> GuardSweep:
         kernels = [each for _, each in self.kernels]
-        known = None if self.baseline is None else {entry.key: entry for entry in entries(self.baseline)}
         return GuardSweep(
             self.plan,
             kernels,
             self.backend,
             held=self.held,
-            baseline=known,
+            baseline=None if self.baseline is None else {entry.key: entry for entry in entries(self.baseline)},
             tolerance=self.guarded.tolerance,
             rows=list(self.rows),
         )

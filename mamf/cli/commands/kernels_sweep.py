@@ -5,11 +5,10 @@ and on its plan.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import itertools
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -44,7 +43,7 @@ _WORDS = {"yes": True, "true": True, "1": True, "no": False, "false": False, "0"
 def fields_of(of: AnyOperation) -> dict[str, Any]:
     """The fields of an operation's problem that can be set, with their types."""
     types = get_type_hints(of.problem_type)
-    return {field.name: types[field.name] for field in dataclasses.fields(of.problem_type) if field.init}
+    return {field.name: types[field.name] for field in fields(of.problem_type) if field.init}
 
 
 def asked_for(of: AnyOperation, options: argparse.Namespace) -> dict[str, list[Any]]:

@@ -179,8 +179,7 @@ class RooflineSession(KernelsFindSession):
         problem, held = search.problem, self._rows_of(search.problem)
         plan = replace(search, budget_seconds=self._part)
         kernels = kernels_for(self.backend, problem, search.kernels)
-        find = Find(plan, kernels, self.backend, held, lambda text: on_phase(f"{problem.dtype}, {text}"))
-        yield from find.results()
+        yield from Find(plan, kernels, self.backend, held, lambda text: on_phase(f"{problem.dtype}, {text}")).results()
 
     # -- the result --------------------------------------------------------------------------------------------------
 
@@ -225,8 +224,9 @@ class RooflineSession(KernelsFindSession):
             return Document(
                 head, [Lines([head]), Answer([advice, foot])], {"header": log.header, "summary": log.summary}
             )
-        points = place_rows(self.given, roofs, self.options.anyway)
-        return roofline_document(roofs, points, [head], [foot], self.options.top)
+        return roofline_document(
+            roofs, place_rows(self.given, roofs, self.options.anyway), [head], [foot], self.options.top
+        )
 
     def _report(self, log: RunLog) -> int:
         code = super()._report(log)

@@ -82,8 +82,7 @@ class Parser(argparse.ArgumentParser):
 
     def nearest(self, option: str) -> str:
         """A suggestion for a misspelled option, or a pointer to --help."""
-        name = option.partition("=")[0]
-        close = difflib.get_close_matches(name, self._option_string_actions, n=1)
+        close = difflib.get_close_matches(option.partition("=")[0], self._option_string_actions, n=1)
         return f" (did you mean {close[0]}?)" if close else "; --help lists them"
 
     def error(self, message: str) -> NoReturn:

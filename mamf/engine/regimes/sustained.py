@@ -122,8 +122,7 @@ class Sustained(Regime):
         loaded = min(seconds - self._anew_takes(self.backend, 0.0), traits.restart_seconds + self.shortest_seconds)
         swings = max(_FEWEST_SWINGS, int(loaded / swing + 1e-9))
         measured = min(swings - 1, max(1, int(self.shortest_seconds / swing + 1e-9)))
-        settling = (swings - measured) * swing
-        regime = Sustained(self.backend, measured * swing, anew=Anew(traits.rest_seconds, settling))
+        regime = Sustained(self.backend, measured * swing, anew=Anew(traits.rest_seconds, (swings - measured) * swing))
         regime.agree = self.agree
         return regime
 

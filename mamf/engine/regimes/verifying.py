@@ -76,8 +76,7 @@ class Spaced(Regime):
         differing = [each for each in wrong if each.cells]
         taken.launches += len(marks)
         launches = int(taken.details[CHECKED_LAUNCHES]) + len(marks)
-        values = launches * wrong[0].values if wrong else 0
-        taken.details |= {CHECKED_LAUNCHES: launches, CHECKED_VALUES: values}
+        taken.details |= {CHECKED_LAUNCHES: launches, CHECKED_VALUES: launches * wrong[0].values if wrong else 0}
         if differing and checked.prepared.repeats_bits:
             reason = f"{len(differing)} of {len(marks)} launches gave other bits than the first one"
             details = {**taken.details, WRONG_TILES: describe(differing[0])}

@@ -104,9 +104,8 @@ class KernelsFind(KernelsSweep):
         if problem not in self._confirmations:
             deadline = math.inf if run.deadline is None else run.deadline
             kernels = {kernel.name: kernel for kernel in self.kernels}
-            chooser = random.Random(problem.seed)
             self._confirmations[problem] = Confirmation(
-                run, problem, kernels, self.plan.precision, chooser, _VISIT_SECONDS, deadline
+                run, problem, kernels, self.plan.precision, random.Random(problem.seed), _VISIT_SECONDS, deadline
             )
         return self._confirmations[problem]
 

@@ -156,8 +156,7 @@ class Search:
     @single_threaded
     def propose(self) -> Candidate | None:
         """The next candidate to measure, or None if none is promising."""
-        untried = (each for each in self._first if each in self._position and each not in self.measured)
-        first = next(untried, None)
+        first = next((each for each in self._first if each in self._position and each not in self.measured), None)
         if first is not None:
             return first
         # From a few figures nothing can be told: neither what varies, nor that nothing is left.
@@ -219,8 +218,9 @@ class Search:
         leaders = self.leaders(1)
         if not leaders:
             raise ValueError("no shape of the grid could be measured")
-        measured = {shape: tflops for (shape, _), tflops in self.measured.items()}
-        return SearchResult(leaders[0][0], measured, self._exhausted)
+        return SearchResult(
+            leaders[0][0], {shape: tflops for (shape, _), tflops in self.measured.items()}, self._exhausted
+        )
 
     def _any_left(self) -> Candidate | None:
         """A random candidate that may be measurable."""

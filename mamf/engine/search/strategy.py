@@ -88,11 +88,10 @@ class FindStrategy:
         problem = self.plan.problem
         self.run.reserve(problem, (problem.buffers(shape) for shape in self.plan.grid.shapes()))
         regime = self.run.start(Burst(self.backend))
-        units = self.backend.info.compute_units
         search = Search(
             self.plan.grid.shapes(),
             self.kernels[0].name,
-            compute_units=units,
+            compute_units=self.backend.info.compute_units,
             seed=problem.seed,
             first=self.plan.priors,
         )
@@ -219,8 +218,7 @@ class FindStrategy:
         self, regime: Regime, burst: Sequence[Measurement]
     ) -> Generator[Step | Measurement, Measurement | None, list[Candidate]]:
         """The best by short visits."""
-        fastest = best_of_their_kind(burst)[: self.sustained_candidates]
-        candidates = list(dict.fromkeys((*fastest, *self._fat)))
+        candidates = list(dict.fromkeys((*best_of_their_kind(burst)[: self.sustained_candidates], *self._fat)))
         longest = [replace(shape, k=max(self.plan.grid.k)) for shape, _ in candidates[: self.sustained_candidates]]
         self._start(regime, [*longest, *(shape for shape, _ in candidates)])
         self.run.on_phase("sustained: soaking, then visiting")

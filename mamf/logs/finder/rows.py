@@ -80,10 +80,13 @@ def _beside(printed: tuple[str | None, ...], tag: str | None, rest: str) -> _Bes
     tag, telemetry = (tag or "").strip(), TELEMETRY.search(rest)
     evidence = [("row", "pair")]
     if "mean" in names:
-        evidence = [("row", "three"), ("order", names[0])]
-        evidence += [("end", "tight" if ")TFLOPS" in rest else "spaced")] if "TFLOPS" in rest else []
-        evidence += [("row", "tagged")] if telemetry or tag else []
-        evidence += [("tag", "printed" if tag else "none")]
+        evidence = [
+            ("row", "three"),
+            ("order", names[0]),
+            *([("end", "tight" if ")TFLOPS" in rest else "spaced")] if "TFLOPS" in rest else []),
+            *([("row", "tagged")] if telemetry or tag else []),
+            ("tag", "printed" if tag else "none"),
+        ]
     return _Beside(
         tuple(STATISTIC[name] for name in names),
         tuple(evidence),
@@ -165,15 +168,15 @@ def _figures(groups: dict[str, str | None]) -> dict[str, float]:
 
 
 def _sizes(groups: dict[str, str | None]) -> Sizes | None:
-    if groups.get("m"):
-        return sizes_of(f"{groups['m']}x{groups['n']}x{groups['k']}")
-    return sizes_of(groups.get("shape"))
+    return sizes_of(f"{groups['m']}x{groups['n']}x{groups['k']}") if groups.get("m") else sizes_of(groups.get("shape"))
 
 
 def _remarks(form: Form, groups: dict[str, str | None]) -> tuple[str, ...]:
-    remarks = [groups.get("flag")]
-    remarks += [f"{name} {groups[name]}" for name in ("drop", "spread") if groups.get(name)]
-    remarks += ["lock-in"] if form.stage == "lock-in" else []
+    remarks = [
+        groups.get("flag"),
+        *(f"{name} {groups[name]}" for name in ("drop", "spread") if groups.get(name)),
+        "lock-in" if form.stage == "lock-in" else None,
+    ]
     return tuple(remark.strip() for remark in remarks if remark)
 
 

@@ -175,10 +175,9 @@ def node_run(lines: Sequence[str]) -> FinderRun | None:
     if missing or not best:
         remarks.append("the summary is cut: the node's own figures are not all there")
     measured = sum("MSMF" in row.tflops for row in rows)
-    title = next(match["how"] for line in lines if (match := TITLE.match(line)))
     return FinderRun(
         version="v4-node",
-        notes=(title,),
+        notes=(next(match["how"] for line in lines if (match := TITLE.match(line))),),
         rows=tuple(rows),
         best=best,
         is_complete=not missing and bool(best) and measured == len(gpus),
@@ -195,8 +194,9 @@ def _of_gpu(gpu: re.Match[str]) -> Iterator[Reported]:
         # Watts, clock and temperature of this table are the sustained ones.
         watts, mhz, celsius = (figure(gpu[name] or None) for name in ("watts", "mhz", "celsius"))
         remarks = (f"a sibling idle {idle}% of the time",) if idle >= _IDLE_PERCENT else ()
-        shape = _shape(gpu["MSMF_shape"])
-        yield Reported({"MSMF": float(gpu["MSMF"])}, shape, "confirm", label, watts, mhz, celsius, remarks)
+        yield Reported(
+            {"MSMF": float(gpu["MSMF"])}, _shape(gpu["MSMF_shape"]), "confirm", label, watts, mhz, celsius, remarks
+        )
 
 
 def _of_node(match: re.Match[str]) -> Reported:

@@ -98,6 +98,11 @@ class AttentionShape:
         return HeadDims(self.head_dim, self.head_dim_v)
 
     @property
+    def mask(self) -> str:
+        """``causal`` or ``full``, with its window."""
+        return ("causal" if self.causal else "full") + ("" if self.window is None else f", window {self.window}")
+
+    @property
     def pairs(self) -> int:
         """Query-key pairs of one head that are not masked."""
         offset = self.seqlen_k - self.seqlen_q

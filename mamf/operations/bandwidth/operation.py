@@ -58,9 +58,7 @@ class Bandwidth(Operation[BandwidthProblem, BandwidthShape]):
         if peak is None or shape is None or problem.warm > 1 or not info.cache_bytes:
             return None
         nbytes = problem.work(shape).nbytes
-        if nbytes < _CACHES * info.cache_bytes:
-            return None
-        return _HEADROOM * peak * nbytes / (nbytes - info.cache_bytes)
+        return None if nbytes < _CACHES * info.cache_bytes else _HEADROOM * peak * nbytes / (nbytes - info.cache_bytes)
 
     def peak(self, info: DeviceInfo, problem: BandwidthProblem) -> float | None:
         """The datasheet's bytes per second, reads plus writes."""

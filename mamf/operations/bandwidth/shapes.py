@@ -114,8 +114,7 @@ class BandwidthProblem:
 
     def is_of_memory(self, shape: BandwidthShape, cache_bytes: int | None) -> bool:
         """Whether memory and not a cache serves passes over such arrays. ``cache_bytes``: the last-level cache."""
-        a_pass = len(self.arrays) * shape.nbytes
-        return a_pass >= CACHES_OF_MEMORY * (cache_bytes or UNTOLD_CACHE_BYTES)
+        return len(self.arrays) * shape.nbytes >= CACHES_OF_MEMORY * (cache_bytes or UNTOLD_CACHE_BYTES)
 
     def unsupported_shape(self, shape: BandwidthShape) -> str | None:
         """Why arrays of this size are invalid, or None."""

@@ -15,7 +15,7 @@ from mamf.backend import MIB, Backend, DeviceInfo, OperandPool, Unavailable
 from mamf.dtypes import DTYPES
 from mamf.errors import UnsupportedError, UsageError
 from mamf.kernel import DATA, AnyKernel, Buffer, Kernel, Prepared
-from mamf.limits import LARGEST_SEED, require_known, whole_number
+from mamf.limits import LARGEST_SEED, Sizes, require_known, whole_number
 from mamf.operation import Operation
 from mamf.operations.bandwidth.shapes import PATTERNS, BandwidthProblem, BandwidthShape
 from mamf.operations.collective.operation import COLLECTIVES, CollectiveKernel, CollectiveProblem, CollectiveShape
@@ -34,17 +34,13 @@ TIMED = PRODUCTS, OTHER = ("products", "other")
 
 
 @dataclass(frozen=True, order=True)
-class OverlapShape:
+class OverlapShape(Sizes):
     """A product, and the bytes of the other work as its own operation counts them. Written as ``MxNxK+SIZE``."""
 
     m: int
     n: int
     k: int
     nbytes: int
-
-    def __post_init__(self) -> None:
-        for name in ("m", "n", "k", "nbytes"):
-            object.__setattr__(self, name, whole_number(name, getattr(self, name)))
 
     def __str__(self) -> str:
         return f"{self.product}+{BandwidthShape(self.nbytes)}"

@@ -57,8 +57,7 @@ def read_chrome_trace(path: Path) -> Trace:
     """
     try:
         data = path.read_bytes()
-        trace = json.loads(gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data)
-        return _trace(trace)
+        return _trace(json.loads(gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data))
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror or error}") from None
     except (ValueError, KeyError, TypeError, AttributeError, EOFError, RecursionError):
@@ -87,7 +86,11 @@ def read_ranks(folder: Path) -> Iterator[Trace]:
 
 def _trace(trace: Mapping[str, Any]) -> Trace:
     timed = [each for each in trace["traceEvents"] if each.get("ph") == "X"]
-    raw = [each for each in timed if each.get("cat") in _KINDS and not _is_no_work(each)]
+    raw = [
+        each
+        for each in timed
+        if each.get("cat") in _KINDS and not (each["cat"] == "mtia_ccp_events" and each["name"] in _NO_WORK)
+    ]
     if not raw:
         raise ValueError("no events")
     origin = min(each["ts"] for each in raw)
@@ -95,8 +98,7 @@ def _trace(trace: Mapping[str, Any]) -> Trace:
     device = [each for each in raw if _KINDS[each["cat"]] in ON_DEVICE]
     replays = {number for number, event in host.by_correlation.items() if _GRAPH_LAUNCH in event.name}
     events = [*host.events, *(_of_device(each, origin, host, replays) for each in device)]
-    on_device = [_interval(each, origin) for each in timed if _is_step_on_device(each)]
-    begun, ended, steps = _steps(events, on_device)
+    begun, ended, steps = _steps(events, [_interval(each, origin) for each in timed if _is_step_on_device(each)])
     if not ended > begun:
         raise ValueError("no time")
     within = tuple(event for event in events if event.ended > begun and event.begun < ended)
@@ -106,10 +108,6 @@ def _trace(trace: Mapping[str, Any]) -> Trace:
     name = names.get(used[0], "") if used else ""
     rank = (trace.get("distributedInfo") or {}).get("rank")
     return Trace(within, begun, ended, steps, name, _notes(replayed, len(device)), None if rank is None else int(rank))
-
-
-def _is_no_work(raw: _Raw) -> bool:
-    return raw["cat"] == "mtia_ccp_events" and raw["name"] in _NO_WORK
 
 
 def _device_of(raw: _Raw) -> str:

@@ -33,8 +33,7 @@ class Counted:
         """A burst as a share of the measured ceiling of its dtype, or None."""
         if row is None or not row.ok or row.work.unit != "TFLOPS":
             return None
-        compute = (roof for roof in self.roofs if (roof.of, roof.dtype) == (COMPUTE, row.problem.dtype))
-        roof = next(compute, None)
+        roof = next((roof for roof in self.roofs if (roof.of, roof.dtype) == (COMPUTE, row.problem.dtype)), None)
         return None if roof is None else row.flop / row.seconds / roof.rate
 
 

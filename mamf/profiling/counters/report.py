@@ -149,7 +149,13 @@ def line_columns(lines: Sequence[Line], counted: Counted, asked: Collection[str]
     return [
         Column("", "kernel", _name, left=True, shortest=28),
         Column("", "cycles", lambda line: line.cycles, "{:,.0f}".format),
-        Column("", "relative", _relative, "{:.3f}".format, importance=1),
+        Column(
+            "",
+            "relative",
+            lambda line: line.cycles / line.first if line.cycles and line.first else None,
+            "{:.3f}".format,
+            1,
+        ),
         Column("operation", "", attrgetter("row.operation")),
         *columns_from(lines, lambda line: operation.problem_record(line.row.problem), titled=False),
         Column("shape", "", lambda line: str(line.row.shape)),
@@ -159,10 +165,6 @@ def line_columns(lines: Sequence[Line], counted: Counted, asked: Collection[str]
         *kernel_columns(lines, counted),
         Column("", "ran", _ran, importance=9, left=True),
     ]
-
-
-def _relative(line: Line) -> float | None:
-    return line.cycles / line.first if line.cycles and line.first else None
 
 
 def _name(line: Line) -> str:

@@ -42,18 +42,13 @@ class Facet:
     text: Callable[[Measurement], str]
 
 
-def _mask(row: Measurement) -> str:
-    window = "" if row.shape.window is None else f", window {row.shape.window}"
-    return ("causal" if row.shape.causal else "full") + window
-
-
 def _heads(row: Measurement) -> str:
     kv = "" if row.shape.kv_heads == row.shape.heads else f" ({row.shape.kv_heads} kv)"
     return f"{row.shape.heads} heads{kv}"
 
 
 HEAD_DIM = Facet(lambda row: row.shape.head_dims, lambda row: f"head dim {row.shape.head_dims}")
-MASK = Facet(lambda row: (row.shape.window or 0, row.shape.causal), _mask)
+MASK = Facet(lambda row: (row.shape.window or 0, row.shape.causal), lambda row: row.shape.mask)
 DIRECTION = Facet(
     lambda row: DIRECTIONS.index(row.problem.direction), lambda row: _DIRECTION_NAMES[row.problem.direction]
 )

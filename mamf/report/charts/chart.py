@@ -239,8 +239,7 @@ def merge_lines(grid: Sequence[Sequence[Panel | None]]) -> tuple[tuple[Panel | N
     an entry point and the kernel that it chose, in the color of the kernel.
     """
     heights: dict[str, dict[tuple[Any, ...], float]] = {}
-    panels = [panel for row in grid for panel in row if panel is not None]
-    for number, panel in enumerate(panels):
+    for number, panel in enumerate([panel for row in grid for panel in row if panel is not None]):
         top = max(point.y for line in panel.lines for point in line.points)
         for line in panel.lines:
             for each in line.points:
@@ -248,8 +247,7 @@ def merge_lines(grid: Sequence[Sequence[Panel | None]]) -> tuple[tuple[Panel | N
                 heights.setdefault(line.name, {})[number, each.x, line.is_companion] = height
     drawn: dict[str, list[str]] = {}
     for name, own in sorted(heights.items(), key=lambda item: place_of(item[0])):
-        same = (each for each in drawn if _coincide(heights[each], own))
-        drawn.setdefault(next(same, name), []).append(name)
+        drawn.setdefault(next((each for each in drawn if _coincide(heights[each], own)), name), []).append(name)
 
     def merged(lines: Iterable[Line]) -> tuple[Line, ...]:
         return tuple(replace(line, also=tuple(drawn[line.name][1:])) for line in lines if line.name in drawn)

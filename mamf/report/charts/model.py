@@ -44,8 +44,7 @@ def model_chart(
     steps: dict[_Key, dict[int, dict[str, Measurement]]] = {}
     for row in rows:
         if row.ok and row.regime in regimes:
-            by_context = steps.setdefault(_key(row), {})
-            by_context.setdefault(row.shape.context, {})[row.problem.phase] = row
+            steps.setdefault(_key(row), {}).setdefault(row.shape.context, {})[row.problem.phase] = row
     first = next(iter(steps))
     common = set(_words(first)).intersection(*map(_words, steps))
     titles = {key: ", ".join(word for word in _words(key) if word not in common) or first[2] for key in steps}

@@ -90,8 +90,7 @@ def find_chart(
     peak = peak_of(rows[0].problem, header)
     panels = []
     for name in regimes:
-        measured = [row for row in rows if row.ok and row.regime == name]
-        numbered = enumerate(measured, start=1)
+        numbered = enumerate([row for row in rows if row.ok and row.regime == name], start=1)
         phases = group_pairs((row.phase, point(row, number, "tflops")) for number, row in numbered)
         lines = tuple(Line(phase, tuple(points)) for phase, points in phases.items())
         panels.append(Panel(name, "tflops", lines, found[name].tflops if name in found else None, peak=peak))

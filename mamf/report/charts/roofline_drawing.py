@@ -107,8 +107,9 @@ class _Labels:
         for mark in others if len(others) <= _MOST_LABELED else ():
             left_out += not self._placed(mark.label, _LABEL, self._beside(mark, _AROUND))
         if left_out:
-            message = f"labels that do not fit: {left_out} (the table has all)"
-            self.axes.set_title(message, loc="right", fontsize=SMALL, color=GREY)
+            self.axes.set_title(
+                f"labels that do not fit: {left_out} (the table has all)", loc="right", fontsize=SMALL, color=GREY
+            )
 
     def _pixels(self, place: Place) -> Place:
         x, y = self.axes.transData.transform(place)

@@ -31,8 +31,7 @@ def draw_stacked(figure: Figure, chart: StackedChart) -> None:
     columns = min(len(chart.panels), _MOST_COLUMNS)
     rows = -(-len(chart.panels) // columns)
     grid = figure.add_gridspec(rows + (chart.lines is not None), columns)
-    lines = [line.name for line in chart.lines.lines] if chart.lines else []
-    styles = styles_of([*chart.names, *lines])
+    styles = styles_of([*chart.names, *([line.name for line in chart.lines.lines] if chart.lines else [])])
     top = _HEADROOM * max(bar.height for panel in chart.panels for bar in panel.bars)
     for number, panel in enumerate(chart.panels):
         axes = figure.add_subplot(grid[divmod(number, columns)])
@@ -62,8 +61,9 @@ def _draw_bars(axes: Axes, panel: StackedPanel, styles: Mapping[str, Style], top
                 place, height, bottom=bottom, color=styles[name].color, width=0.7, edgecolor="white", linewidth=0.7
             )
             if height > _FIGURE_ROOM * top:
-                middle = bottom + height / 2
-                axes.text(place, middle, f"{height:.3g}", fontsize=SMALL, color="white", ha="center", va="center")
+                axes.text(
+                    place, bottom + height / 2, f"{height:.3g}", fontsize=SMALL, color="white", ha="center", va="center"
+                )
             bottom += height
         axes.text(place, bottom + 0.01 * top, f"{bottom:.4g}", fontsize=SMALL, ha="center", va="bottom")
     letters = max(_FEWEST_CHARACTERS, _LABELS_LENGTH // columns // len(panel.bars))
@@ -148,9 +148,8 @@ def _draw_steps(axes: Axes, bars: Sequence[Bar], color: str, letters: int, top: 
         if bar.interval is not None:
             low, end = bar.interval
             axes.plot([place, place], [low, end], color="black", linewidth=1.5)
-        figure = f"{bar.tflops:.4g}" + (f"\n{bar.note}" if bar.note else "")
         axes.annotate(
-            figure,
+            f"{bar.tflops:.4g}" + (f"\n{bar.note}" if bar.note else ""),
             (place, min(max(bar.tflops + lost, end), top / _WATERFALL_HEADROOM)),
             xytext=(0, 4),
             textcoords="offset points",

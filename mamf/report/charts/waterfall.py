@@ -58,8 +58,7 @@ def _bars(steps: Iterable[WaterfallStep]) -> Iterable[Bar]:
         assert step.tflops is not None, "those without are left out"
         lost = max(0.0, step.before - step.tflops) if step.before is not None else 0.0
         note = "" if step.change is None else f"{100 * step.change:+.1f} %"
-        interval = _interval(step.row) if step.row is not None else None
-        yield Bar(step.name, step.tflops, lost, note, interval)
+        yield Bar(step.name, step.tflops, lost, note, _interval(step.row) if step.row is not None else None)
 
 
 def _interval(row: Measurement) -> tuple[float, float]:

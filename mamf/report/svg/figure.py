@@ -130,8 +130,7 @@ def _bar_axes(labels: Sequence[str], top: float, unit: str, below: str, describe
     letters = int(room / LETTER) - 1
     texts = [textwrap.wrap(label, letters)[:4] for label in labels]
     lines = max((len(text) for text in texts), default=1)
-    x = Scale(-0.5, max(len(labels), 3) - 0.5, _LEFT, width)
-    frame = Frame(x, Scale(0.0, 1.15 * top or 1.0, _HEIGHT, _TOP))
+    frame = Frame(Scale(-0.5, max(len(labels), 3) - 0.5, _LEFT, width), Scale(0.0, 1.15 * top or 1.0, _HEIGHT, _TOP))
     canvas = Canvas(width, _HEIGHT + (lines + 1.5) * LINE, described)
     canvas.axes(frame, "", unit, [(float(place), "") for place in range(len(labels))])
     for place, text in enumerate(texts):

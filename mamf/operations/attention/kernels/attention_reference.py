@@ -170,8 +170,7 @@ def worst_relative_row(result: torch.Tensor, expected: torch.Tensor) -> float:
     """The largest relative error of a row; infinite if a row contains NaN."""
     difference = torch.linalg.vector_norm(result - expected, dim=-1)
     size = torch.linalg.vector_norm(expected, dim=-1)
-    ratio = torch.where(size > 0, difference / size, difference)
-    return ratio.nan_to_num(nan=math.inf).max().item()
+    return torch.where(size > 0, difference / size, difference).nan_to_num(nan=math.inf).max().item()
 
 
 def relative(difference: float, size: float) -> float:
@@ -262,8 +261,7 @@ def block_structured(q: torch.Tensor, k: torch.Tensor, sparsity: float, sequence
     """
     width = q.shape[-1]
     attended = _attended(sparsity)
-    strength = math.sqrt(_STRUCTURE * width)
-    axes = torch.eye(_GROUPS, width, device=q.device) * strength
+    axes = torch.eye(_GROUPS, width, device=q.device) * math.sqrt(_STRUCTURE * width)
     spread = torch.stack([axes.roll(-group, 0)[:attended].sum(0) for group in range(_GROUPS)])
 
     def along(tensor: torch.Tensor, directions: torch.Tensor) -> torch.Tensor:

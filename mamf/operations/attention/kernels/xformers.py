@@ -76,8 +76,7 @@ class XFormers(LibraryAttention):
         try:
             ops, fmha = self.loaded(), importlib.import_module("xformers.ops.fmha")
             q, k, v = group_heads(shape, *operands)
-            bias = ops.LowerTriangularMask() if shape.causal else None
-            inputs = fmha.Inputs(query=q, key=k, value=v, attn_bias=bias)
+            inputs = fmha.Inputs(query=q, key=k, value=v, attn_bias=ops.LowerTriangularMask() if shape.causal else None)
             return str(fmha.dispatch._dispatch_fw(inputs, problem.has_backward).NAME)
         except Exception:  # not part of its public interface: a missing name must not fail the row
             return None

@@ -82,7 +82,10 @@ def verify_sum(
     """
     tolerance = 2 * DTYPES[str(sums.dtype).removeprefix("torch.")].tolerance
     total, norm = (times * each for each in sum_and_norm(array, device))
-    require_range(norm, sums.dtype)
+    if _SURELY * norm > torch.finfo(sums.dtype).max:
+        raise UnsupportedError(
+            f"the sum of an array this long may exceed the range of {sums.dtype}".replace("torch.", "")
+        )
 
     def verify(result: object) -> Verdict:
         difference = abs(sums.cpu().to(torch.float64).sum().item() - total)
@@ -129,12 +132,6 @@ def sum_and_norm(array: torch.Tensor, device: torch.device | str) -> tuple[float
         total += wide.sum().item()
         squares += wide.square().sum().item()
     return total, math.sqrt(squares)
-
-
-def require_range(norm: float, dtype: torch.dtype) -> None:
-    """Raises UnsupportedError if a sum of elements with this norm may exceed the range of its dtype."""
-    if _SURELY * norm > torch.finfo(dtype).max:
-        raise UnsupportedError(f"the sum of an array this long may exceed the range of {dtype}".replace("torch.", ""))
 
 
 def on_host(tensor: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:

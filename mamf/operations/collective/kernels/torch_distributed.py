@@ -6,11 +6,10 @@ the verdicts as objects over the group's host backend.
 
 from __future__ import annotations
 
-import functools
 import math
 import random
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -79,7 +78,7 @@ def take(problem: CollectiveProblem, shape: CollectiveShape, pool: OperandPool) 
     return sent, pool.take("received", *buffers["received"])
 
 
-@functools.cache
+@cache
 def group_with(blocks: int, device_type: str) -> Any:
     """A group of all ranks that communicates with so many blocks; None, the default group, for 0. All ranks must call
     it alike. Raises UnsupportedError if the library takes no such number.

@@ -67,7 +67,8 @@ class GroupedMm(TorchGrouped):
         return super().unsupported_problem(backend, problem)
 
     def refuses(self, error: Exception) -> bool:
-        return super().refuses(error) or is_refusal(error)
+        is_known = isinstance(error, (RuntimeError, ValueError)) and any(text in str(error) for text in _REFUSALS)
+        return super().refuses(error) or is_known
 
     def bind(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, tokens: Sequence[int]) -> Callable[[], object]:
         product: Any = grouped_mm()
@@ -82,11 +83,6 @@ def ends_of(tokens: Sequence[int], device: torch.device) -> torch.Tensor:
 
 def grouped_mm() -> Callable[..., torch.Tensor] | None:
     return getattr(torch.nn.functional, "grouped_mm", None) or getattr(torch, "_grouped_mm", None)
-
-
-def is_refusal(error: Exception) -> bool:
-    """Whether torch reports that it does not support this product, for its dtype or its strides."""
-    return isinstance(error, (RuntimeError, ValueError)) and any(text in str(error) for text in _REFUSALS)
 
 
 class Loop(TorchGrouped):

@@ -70,6 +70,4 @@ def _precision(problem: MatmulProblem) -> dict[str, Any]:
 
     if problem.dtype == "tf32":
         return {"compute_type": MatmulComputeType.COMPUTE_32F_FAST_TF32}
-    if problem.dtype == "float64":
-        return {}
-    return {"compute_type": MatmulComputeType.COMPUTE_32F}
+    return {} if problem.dtype == "float64" else {"compute_type": MatmulComputeType.COMPUTE_32F}

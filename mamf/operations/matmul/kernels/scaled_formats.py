@@ -104,9 +104,7 @@ class Dequantized(FormatMatmul):
     is_tried_unasked = False
 
     def unsupported_problem(self, backend: Backend, problem: MatmulProblem) -> str | None:
-        if problem.fast_accumulation:
-            return f"kernel {self.name} has no fast accumulation"
-        return None
+        return f"kernel {self.name} has no fast accumulation" if problem.fast_accumulation else None
 
     def settings(self, backend: Backend, problem: MatmulProblem) -> AbstractContextManager[object]:
         return float32_precision("highest")
@@ -132,9 +130,7 @@ class ScaledMm(TorchMatmul):
         return None
 
     def unsupported_shape(self, problem: MatmulProblem, shape: MatmulShape) -> str | None:
-        if shape.n % 16 or shape.k % 16:
-            return f"{self.name} needs N and K to be multiples of 16"
-        return None
+        return f"{self.name} needs N and K to be multiples of 16" if shape.n % 16 or shape.k % 16 else None
 
     def bind(
         self, problem: MatmulProblem, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor

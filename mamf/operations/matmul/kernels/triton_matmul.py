@@ -248,9 +248,7 @@ def has_descriptors(backend: Backend) -> bool:
 
 
 def _outputs(dtype: str) -> tuple[str, ...]:
-    if dtype in _FLOAT8:
-        return ("bfloat16", "float16", "float32")
-    return (DTYPES[dtype].default_output,)
+    return ("bfloat16", "float16", "float32") if dtype in _FLOAT8 else (DTYPES[dtype].default_output,)
 
 
 def _arithmetic(problem: MatmulProblem, chosen: Configuration) -> dict[str, Any]:

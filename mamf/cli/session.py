@@ -27,7 +27,7 @@ from mamf.engine.runner import crashes_of
 from mamf.engine.strategies.kernels import KernelsSweep
 from mamf.engine.strategies.shapes import Sweep
 from mamf.engine.traits import fit_traits
-from mamf.errors import DeviceLostError, MamfError, PluginError, RunLogError, RunLogWriteError
+from mamf.errors import DeviceLostError, MamfError, RunLogError, RunLogWriteError
 from mamf.kinds.kind import AnyCeilings, View
 from mamf.kinds.registry import kind_of
 from mamf.logs.card_sharing import describe_sharing, sharing_after, with_sharing
@@ -309,7 +309,7 @@ class Session(ABC):
         code = 0
         try:
             print_document(self.options, self.document(log))
-        except PluginError as error:  # in the columns of an operation: the measurements are in the log
+        except MamfError as error:  # in the columns of an operation, or no jinja2: the measurements are in the log
             warn(str(error))
             code = error.exit_code
         for finding in warnings(self.findings):  # once more, beside the figures that it costs

@@ -6,7 +6,7 @@ from __future__ import annotations
 RULES = {
     "unreadable": "the file is a run log, every line of it a record of the right fields",
     "schema": "its schema is known",
-    "counters": "it is of what kernels reach, and not of what they count",
+    "kind": "it is of what kernels reach: not of what they count, of a claim or of a verification",
     "truncated": "its last line is whole",
     "missing-field": "the header says what a reader needs to judge a figure",
     "unknown-field": "records hold what mamf writes, and nothing else",

@@ -49,6 +49,7 @@ from mamf.contribution.sampling_rules import (
     timer_stayed,
 )
 from mamf.errors import RunLogError
+from mamf.kinds.registry import kind_of
 from mamf.logs.legacy import TIER, legacy_run
 from mamf.logs.lines import Seen
 from mamf.logs.run_log import MALFORMED, describe_error, run_log_of, why_unreadable
@@ -128,8 +129,9 @@ def _review(path: Path, seen: Seen | None) -> Review:
         log = run_log_of(path, whole, as_written=True)
     except RunLogError as error:
         return Review(path, (*findings, _unreadable(path, error)))
-    if log.counter_records:
-        return Review(path, (*findings, Finding("counters", "a log of 'mamf counters': results/ does not collect it")))
+    if log.counter_records or not kind_of(log.plan).is_collected:
+        what = f"a log of 'mamf {'counters' if log.counter_records else log.plan.kind}'"
+        return Review(path, (*findings, Finding("kind", f"{what}: results/ does not collect it")))
     evidence = Evidence(whole, log)
     for rule in _RULES:
         findings += _findings_of(rule, evidence)

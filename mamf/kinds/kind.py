@@ -60,11 +60,14 @@ class Drawing:
 
 
 class Kind(ABC):
-    """``noun``: what a run of this kind is called. ``has_ceilings``: whether it confirms ceilings of its operation."""
+    """``noun``: what a run of this kind is called. ``has_ceilings``: whether it confirms ceilings of its operation.
+    ``is_collected``: whether results/ takes its logs.
+    """
 
     name: ClassVar[str]
     noun: ClassVar[str]
     has_ceilings: ClassVar[bool] = False
+    is_collected: ClassVar[bool] = True
 
     def command(self, plan: Plan) -> str:
         """The mamf command that makes such a run."""

@@ -21,6 +21,7 @@ from mamf.report.text import end_line, interval_cell, machine_line, rate_text, s
 class Reproduce(KernelRows):
     name = REPRODUCE
     noun = "a reproduction"
+    is_collected = False  # its rows were chosen by a claim, and some are of settings that no plan has
 
     def document(self, log: RunLog, view: View) -> Document:
         options: ReproduceOptions = log.plan.options

@@ -19,6 +19,7 @@ from mamf.report.verification import counts, verification_document
 class Verify(Kind):
     name = VERIFY
     noun = "a verification"
+    is_collected = False  # it has no rates
 
     def document(self, log: RunLog, view: View) -> Document:
         return verification_document(log)

@@ -20,13 +20,14 @@ from mamf.ceilings.ceiling import (
     group_rounds,
     usual_repeatability,
 )
+from mamf.errors import UsageError
 from mamf.logs.decision import decision_error
 from mamf.logs.device_speeds import context_of, device_speeds
 from mamf.logs.run_log import RunLog
 from mamf.measurement import Measurement, group_pairs
 from mamf.operations.attention.shapes import AttentionProblem
 from mamf.operations.unknown import operation_called
-from mamf.plans import FIND, GUARD, REPRODUCE, ROOFLINE, StepKey
+from mamf.plans import FIND, GUARD, REPRODUCE, ROOFLINE, VERIFY, StepKey
 from mamf.regime_names import BURST
 from mamf.statistics import FigureError, Interval, figure_error, geometric_mean, standard_deviation
 
@@ -74,6 +75,8 @@ def entries(log: RunLog, as_ceilings: bool = False) -> list[Entry]:
     """The entries of a log. ``as_ceilings``: those of a find are its ceilings (see compare.py)."""
     rows = [row for row in log.measurements if not row.is_reference]
     plan = log.plan
+    if plan.kind == VERIFY:
+        raise UsageError(f"{log.path} is a verification, which has no rates: 'mamf show' prints it")
     if plan.kind in (GUARD, REPRODUCE):  # the latter has settings in other phases, which no figure of it counts
         return [visited_entry(same) for same in by_step(row for row in rows if row.phase in ("", CONFIRM)).values()]
     if not is_find(log) or (plan.confirms and not as_ceilings):

@@ -65,7 +65,7 @@ def step_lines(pairs: Sequence[Pair], flop: float, nbytes: float) -> Iterator[st
         doubt, blocks = percent(max(map(best.half_width, (PRODUCTS, OTHER)))), best.together.problem.blocks
         yield (
             f"a step of {flop:.4g} FLOP and {nbytes:.4g} bytes of {other}: {significant(seconds * 1e3)} ms "
-            f"(+-{doubt} %) at best, as {best.together.shape}"
+            f"(+-{doubt} %) with overlap at best, as {best.together.shape}"
             f"{f' with {blocks} blocks' if blocks else ''}; {significant(apart * 1e3)} ms without overlap"
         )
 

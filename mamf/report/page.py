@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from mamf.errors import UnavailableError
 from mamf.report.charts.palette import COLORS
 from mamf.report.charts.plotting import Picture
 from mamf.report.charts.ranges import RangeChart
@@ -121,8 +122,10 @@ def _source(text: str) -> str:
 
 @functools.cache
 def _environment() -> Environment:
-    from jinja2 import Environment, FunctionLoader, StrictUndefined
-
+    try:
+        from jinja2 import Environment, FunctionLoader, StrictUndefined
+    except ImportError:
+        raise UnavailableError("pages need jinja2: pip install jinja2") from None
     environment = Environment(
         loader=FunctionLoader(_file),
         autoescape=True,

@@ -141,7 +141,9 @@ def test_the_command_measures_shows_and_draws_a_pair(run, tmp_path):
     chart = chart_of(read)
     (line,) = chart.panels[0].lines
     assert (line.name, line.points[0].x, line.points[-1].y) == ("to_host 64KiB", 0.0, 0.0)
-    assert "ms without overlap" in run("overlap", "--resume", str(log), "--flop", "1e9", "--bytes", "1e6")[1]
+    step = run("overlap", "--resume", str(log), "--flop", "1e9", "--bytes", "1e6")[1]
+    assert " with overlap at best, as " in step
+    assert " ms without overlap" in step
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import sys
 import threading
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from mamf.logs.legacy import read_legacy_or_none
 from mamf.logs.run_log import read_run_log
 from mamf.pages.report import report_of
 from mamf.report.imported import beside_chart, shown_log, shown_run
-from mamf.report.page import Page, Section, render_page, safe_address
+from mamf.report.page import Page, Section, _environment, render_page, safe_address
 
 ROOT = Path(__file__).parents[2]
 H200 = ROOT / "results" / "nvidia-h200"
@@ -239,3 +240,28 @@ def test_old_and_new_share_a_picture(tmp_path, capsys):
     assert [point.x for point in chart.panels[0].lines[0].points] == [256.0 * number for number in range(1, 80)]
     assert main(["plot", str(old), str(new), "--regime", "burst", "--output", str(tmp_path / "a.png")]) == 2
     assert "a log of mamf-finder has no regime" in capsys.readouterr().err
+
+
+def test_without_jinja2_one_line_says_what_to_install(monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    _environment.cache_clear()
+    for command in (
+        ["peak", "--list", "--format", "html"],
+        ["show", str(FIND), "--format", "html"],
+        ["report", str(FIND)],
+    ):
+        assert main(command) == 2
+        out, err = capsys.readouterr()
+        assert (out, err) == ("", "mamf: pages need jinja2: pip install jinja2\n")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_run_whose_page_cannot_be_written_keeps_its_log_and_says_where(monkeypatch, capsys, tmp_path):
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    _environment.cache_clear()
+    device = ["--backend", "mamf.testing:SimulatedBackend", "--kernel", "mamf.testing:SimulatedMatmul"]
+    log = tmp_path / "log.jsonl"
+    assert main(["sweep", *device, "--shapes", "512x512x512", "--format", "html", "--output", str(log)]) == 2
+    assert f"log: {log}" in capsys.readouterr().err
+    assert read_run_log(log).tier == "complete"

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from mamf.cli.commands.reproduce import _claim_in_words
 from mamf.engine.regimes import Classic
 from mamf.errors import RunLogError
 from mamf.logs.reproducing import claims_of_log, judge_claims
@@ -270,6 +271,20 @@ def test_other_claims_than_the_log_has_are_refused(run, sweep):
     reproduced(run, sweep())
     code, _, err = run("reproduce", "--resume", "here.jsonl", "--explain", *DEVICE)
     assert (code, "contradicts here.jsonl" in err) == (2, True)
+    assert run("reproduce", "--resume", "here.jsonl", "sweep.jsonl", *DEVICE)[0] == 0
+    Path("folder").mkdir()
+    sweep(shapes=("4096x4096x4096",), name="folder/sweep.jsonl")
+    for other in (["--claim", "1 TFLOPS simulated.mm 8x8x8"], ["folder/sweep.jsonl"]):
+        code, _, err = run("reproduce", "--resume", "here.jsonl", *other, *DEVICE)
+        assert (code, "here.jsonl holds other claims, of sweep.jsonl" in err) == (2, True)
+
+
+def test_results_say_in_a_line_that_reproductions_are_not_collected(run, sweep):
+    reproduced(run, sweep())
+    for command in (["check", "here.jsonl"], ["submit", "here.jsonl", "--issue"]):
+        code, out, err = run("results", *command)
+        told = "error: kind: a log of 'mamf reproduce': results/ does not collect it"
+        assert (code, (out + err).count("error: "), told in out + err) == (1, 1, True)
 
 
 # -- bad claims --------------------------------------------------------------------------------------------------------
@@ -278,12 +293,15 @@ def test_other_claims_than_the_log_has_are_refused(run, sweep):
 @pytest.mark.parametrize(
     ("claim", "told"),
     [
-        ("simulated.mm 8x8x8", "names 0 rates: write one, such as 1613 TFLOPS"),
+        ("simulated.mm 8x8x8", "names 0 rates: write one above 0, such as 1613 TFLOPS"),
         ("1 TFLOPS 2 TFLOPS simulated.mm 8x8x8", "names 2 rates"),
-        ("0 TFLOPS simulated.mm 8x8x8", "write one, such as 1613 TFLOPS"),
+        ("0 TFLOPS simulated.mm 8x8x8", "names 0 rates: write one above 0"),
+        ("-5 TFLOPS simulated.mm 8x8x8", "names 0 rates"),
+        ("5±1 TFLOPS simulated.mm 8x8x8", "names 0 rates"),
+        ("1,6 PFLOPS simulated.mm 8x8x8", "names 0 rates"),
         ("1 TFLOPS simulated.mm", "names 0 shapes: write one shape"),
         ("1 TFLOPS 8x8x8", "names 0 kernels: write one kernel"),
-        ("1 TFLOPS simulated.mm 8x8", "names 2 kernels: write one kernel"),
+        ("1 TFLOPS simulated.mm 8x8", "names 2 kernels: write one kernel, not simulated.mm and 8x8"),
         ("1 TFLOPS simulated.mm 8x8x8 burst sustained", "names 2 regimes"),
         ("1 TFLOPS simulated.mn 8x8x8", "unknown kernel 'simulated.mn' (did you mean 'simulated.mm'?)"),
         ("1 TFLOPS simulated.mm 8x8x8 layout=up", "unknown layout 'up'"),
@@ -302,9 +320,15 @@ def test_a_bad_claim_is_refused_in_a_line(run, claim, told):
     assert not Path("here.jsonl").exists()
 
 
+@pytest.mark.parametrize("rate", ["1613.5 TFLOPS", "1,613.5 TFLOPS", "1.6135 PFLOP/s", "1,613,500 gflops"])
+def test_a_rate_is_read_as_papers_write_it(rate):
+    claim = _claim_in_words(f"{rate} torch.mm 8x8x8")[1]
+    assert claim.rate == pytest.approx(1613.5)
+
+
 def test_nothing_and_two_things_are_refused(run, sweep):
     sweep()
-    for options in ([], ["sweep.jsonl", "--claim", "1 TFLOPS simulated.mm 8x8x8"]):
+    for options in ([], ["sweep.jsonl", "--top", "0"], ["sweep.jsonl", "--claim", "1 TFLOPS simulated.mm 8x8x8"]):
         code, _, err = reproduced(run, *options)
         assert (code, "name one thing to reproduce" in err) == (2, True)
 

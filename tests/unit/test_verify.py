@@ -3,10 +3,14 @@
 import math
 import random
 import shlex
+import signal
+import subprocess
+import sys
 
 import pytest
 
 from mamf.cli import main
+from mamf.cli.commands import verify
 from mamf.engine.strategies.verify import VerifySweep, draw, verify_plan
 from mamf.logs.run_log import read_run_log
 from mamf.node.device import DeviceRun
@@ -91,6 +95,55 @@ def test_a_resumed_run_goes_on_with_the_next_problem(run):
     assert run("verify", *DEVICE[:4], "--resume", "log.jsonl", "--budget", "1s")[0] == 0
     after = read_run_log(run.folder / "log.jsonl").measurements
     assert after[len(before)].round == len(before) + 1
+
+
+@pytest.mark.parametrize(
+    ("codes", "code"), [([0, 0], 0), ([130, 130], 130), ([130, 3], 3), ([3, -9], 3), ([0, -9], 1), ([-9, 130], 130)]
+)
+def test_each_device_gets_a_signal_once_and_the_worst_of_their_codes_counts(monkeypatch, codes, code):
+    told = []
+
+    class Process(subprocess.Popen):
+        def __init__(self, command, stdout, start_new_session):
+            assert stdout is sys.stdout, "what plugins print goes to stderr, reports do not"
+            assert start_new_session, "the terminal's signal would reach it as well"
+            self.device = int(command[-1])
+
+        def send_signal(self, number):
+            told.append((self.device, number))
+
+        def wait(self):
+            if not told:
+                signal.raise_signal(signal.SIGTERM)
+            return codes[self.device]
+
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(verify.subprocess, "Popen", Process)
+    assert main(["verify", *PLAN, "--devices", "0", "1"]) == code
+    assert told == [(0, signal.SIGTERM), (1, signal.SIGTERM)]
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_ctrl_c_exits_with_130_or_with_3_if_a_result_was_wrong(run, monkeypatch, on_launch):
+    for physics, code in ((Physics(), 130), (Physics(faulty_unit=0), 3)):
+        monkeypatch.setattr(SimulatedBackend, "physics", physics)
+        on_launch(lambda launches: signal.raise_signal(signal.SIGINT) if launches == 50 else None)
+        found, out, _ = run("verify", *PLAN, "--output", f"{code}.jsonl")
+        assert (found, "interrupted: by the user" in out) == (code, True)
+
+
+def test_one_device_and_several_contradict_each_other(run):
+    code, _, err = run("verify", *PLAN, "--device", "0", "--devices", "0", "1")
+    assert (code, "leave one of them out" in err) == (2, True)
+
+
+def test_a_verification_has_no_rates_to_compare_reproduce_or_collect(run):
+    run("verify", *PLAN, "--budget", "0.1s", "--output", "log.jsonl")
+    for command in (["compare", "log.jsonl", "log.jsonl"], ["reproduce", *DEVICE, "log.jsonl"]):
+        code, out, err = run(*command)
+        assert (code, out, "log.jsonl is a verification, which has no rates" in err) == (2, "", True)
+    code, out, _ = run("results", "check", "log.jsonl")
+    assert (code, out.count("error: "), "a log of 'mamf verify': results/ does not collect it" in out) == (1, 1, True)
 
 
 def test_a_node_that_verifies_reports_a_wrong_device(tmp_path, monkeypatch):

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from mamf.cli.commands.kernels_sweep import KernelsSession, run_session
+from mamf.cli.terminal import stdout
 from mamf.engine.strategies.overlap import DEFAULT_SECONDS, Overlapping, cells_of
 from mamf.errors import UsageError
 from mamf.logs.run_log import RunLog, read_run_log
@@ -44,7 +45,7 @@ def run(options: argparse.Namespace) -> int:
         if count < 2:
             raise UsageError(f"{collectives[0]} needs several devices, and {name} has {count}: --beside to_host copy")
         ranks = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}", "-m", "mamf")
-        return subprocess.call([sys.executable, *ranks, *options.typed])
+        return subprocess.call([sys.executable, *ranks, *options.typed], stdout=stdout())
     if own is not None:
         options.backend, options.device = name, visible_index(name, own.place.index)
     if own is not None and own.place.rank:

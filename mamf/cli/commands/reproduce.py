@@ -15,7 +15,7 @@ from mamf.cli.session import measure
 from mamf.cli.terminal import warn
 from mamf.dtypes import ALIASES, OPERAND_DTYPES
 from mamf.engine.strategies.reproduce import ReproduceSweep
-from mamf.errors import UnavailableError, UnknownNameError, UsageError
+from mamf.errors import LogMismatchError, UnavailableError, UnknownNameError, UsageError
 from mamf.kernel import AnyKernel
 from mamf.limits import shorten
 from mamf.logs.legacy import read_legacy_or_none
@@ -37,13 +37,14 @@ from mamf.statistics import Interval
 _SLOWER, _UNFINISHED = 3, 1
 #: Seconds with --explain, half a minute of them for the warm-up of classic; characters of a claim.
 _EXPLAINING_SECONDS, _MOST_CHARACTERS = 120.0, 500
-#: As papers write it: 1613 TFLOPS, 1.6 PFLOP/s, 3.9 TB/s.
-_RATE = re.compile(r"(?<![\w.])(\d{1,9}(?:\.(\d{1,9}))?)\s*([PTG])(FLOPS?|B)(?:/s)?(?![\w/])", re.ASCII | re.I)
+#: As papers write it: 1613 TFLOPS, 1,613.5 TFLOPS, 1.6 PFLOP/s, 3.9 TB/s. A separate word: neither -5 nor 5+-1.
+_RATE = re.compile(r"(?<!\S)(\d{1,9}(?:\.(\d{1,9}))?)\s*([PTG])(FLOPS?|B)(?:/s)?(?![\w/])", re.ASCII | re.I)
+_THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}\b)", re.ASCII)
 
 
 def run(options: argparse.Namespace) -> int:
-    if bool(options.source) + bool(options.claim) != 1 and not options.resume:
-        raise UsageError("name one thing to reproduce: a log, or figures with --claim")
+    if (bool(options.source) + bool(options.claim) != 1 and not options.resume) or options.top == 0:
+        raise UsageError("name one thing to reproduce: a log, with a --top from 1, or figures with --claim")
     return measure(options, lambda interruption, resumed: ReproduceSession(options, interruption, resumed))
 
 
@@ -64,9 +65,10 @@ def _read_claims(options: argparse.Namespace) -> tuple[str, ReproduceOptions, Pl
 
 def _claim_in_words(text: str) -> tuple[str, Claim]:
     # Such as 1613 TFLOPS flash-attn-4 b1h16q16384d128c fwd.
-    shown, rates = shorten(text), list(_RATE.finditer(text[:_MOST_CHARACTERS]))
-    if len(rates) != 1 or not float(rates[0][1]) or len(text) > _MOST_CHARACTERS:
-        raise UsageError(f"{shown!r} names {len(rates)} rates: write one, such as 1613 TFLOPS")
+    shown, text = shorten(text), _THOUSANDS.sub("", text)
+    rates = [each for each in _RATE.finditer(text[:_MOST_CHARACTERS]) if float(each[1])]
+    if len(rates) != 1 or len(text) > _MOST_CHARACTERS:
+        raise UsageError(f"{shown!r} names {len(rates)} rates: write one above 0, such as 1613 TFLOPS")
     words = (text[: rates[0].start()] + text[rates[0].end() :]).split()
     fields = [
         f"direction={word}" if word in DIRECTIONS else word for word in words if "=" in word or word in DIRECTIONS
@@ -78,7 +80,9 @@ def _claim_in_words(text: str) -> tuple[str, Claim]:
     kernels = [word for word in words if "=" not in word and word not in (*shapes, *dtypes, *regimes, *DIRECTIONS)]
     named = {"kernel": kernels, "shape": [*shapes], "regime": regimes or [BURST], "dtype": dtypes or [""]}
     if wrong := next(((what, given) for what, given in named.items() if len(given) != 1), None):
-        raise UsageError(f"{shown!r} names {len(wrong[1])} {wrong[0]}s: write one {wrong[0]}")
+        what, given = wrong
+        others = f", not {' and '.join(map(shorten, given))}" if given else ""
+        raise UsageError(f"{shown!r} names {len(given)} {what}s: write one {what}{others}")
     (kernel,), ((written, operations),) = kernels, shapes.items()
     if not (having := [of for of in operations if is_path(kernel) or _matching_kernels(of, kernel)]):
         raise UnknownNameError("kernel", kernel, {name for of in operations for name in kernel_names(of)})
@@ -171,8 +175,14 @@ class ReproduceSession(KernelsSession):
         )
 
     def plan_to_compare(self, before: Plan) -> Plan:
-        tolerance = self.options.tolerance or before.options.tolerance
-        return replace(before, options=replace(before.options, tolerance=tolerance, explains=self.options.explain))
+        given, held = self.options, before.options
+        asked = _read_claims(given)[1] if given.source or given.claim else held
+        # A log lacks claims that could not run.
+        if asked.source != held.source or {each.rate for each in held.claims} - {each.rate for each in asked.claims}:
+            remedy = "leave LOG and --claim out, or start a new log"
+            raise LogMismatchError(f"{given.resume} holds other claims, of {held.source}: {remedy}")
+        tolerance = given.tolerance or held.tolerance
+        return replace(before, options=replace(held, tolerance=tolerance, explains=given.explain))
 
     def strategy(self) -> ReproduceSweep:
         return ReproduceSweep(self.plan, [each for _, each in self.kernels], self.backend, rows=list(self.rows))

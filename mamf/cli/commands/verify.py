@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import replace
 
-from mamf.cli.interruption import Interruption
+from mamf.cli.interruption import ENDING_SIGNALS, Interruption
 from mamf.cli.options.values import ALL
 from mamf.cli.resuming import Resumed, asked_budget
 from mamf.cli.session import Session, measure
-from mamf.cli.terminal import say
+from mamf.cli.terminal import say, stdout
 from mamf.engine.strategies.verify import VerifySweep, kernels_to_verify, verify_plan
 from mamf.errors import UsageError
 from mamf.measurement import Measurement
@@ -23,10 +23,12 @@ from mamf.plugins.discovery import backend_class, first_backend
 from mamf.regime_names import CHECKING, asked_regimes
 from mamf.report.verification import counts
 
-_WRONG = 3
+_WRONG, _UNCHECKED = 3, 1
 
 
 def run(options: argparse.Namespace) -> int:
+    if options.device is not None and options.devices:
+        raise UsageError("--device names one device, --devices several: leave one of them out")
     if options.device is None and options.resume is None and not options.dry_run:
         options.backend = options.backend or first_backend()
         asked = sorted(set(options.devices or [ALL]))
@@ -44,13 +46,20 @@ def _verify_all(options: argparse.Namespace, devices: Sequence[int]) -> int:
     # One process, log and report per device.
     if options.output:
         raise UsageError("--output names one log, and each device has its own: name one --device, or leave it out")
-    command = [sys.executable, "-m", "mamf", *options.typed, "--device"]
-    running = [subprocess.Popen([*command, str(device)]) for device in devices]
-    for process in running:
-        with suppress(KeyboardInterrupt):  # the processes got it too, and report what they found
-            process.wait()
-    codes = [process.wait() for process in running]
-    return _WRONG if _WRONG in codes else max(codes, key=abs)
+    command, running = [sys.executable, "-m", "mamf", *options.typed, "--devices"], list[subprocess.Popen[bytes]]()
+    # In separate sessions: each signal reaches them once, from here, and they report what they found.
+    before = {
+        each: signal.signal(each, lambda number, _: [one.send_signal(number) for one in running])  # type: ignore[func-returns-value]
+        for each in ENDING_SIGNALS
+    }
+    try:
+        for device in devices:
+            running.append(subprocess.Popen([*command, str(device)], stdout=stdout(), start_new_session=True))
+        codes = [code if (code := process.wait()) >= 0 else _UNCHECKED for process in running]
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+    return _WRONG if _WRONG in codes else max(codes)
 
 
 class _VerifySession(Session):

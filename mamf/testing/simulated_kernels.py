@@ -201,10 +201,11 @@ def _tiles_of_unit(world: Physics, shape: object) -> WrongCells:
     # The cells that the faulty unit computes; none without one.
     if not isinstance(shape, MatmulShape):
         return WrongCells(frozenset(), 1, 1, 1)
-    down, across = -(-shape.m // CELL), -(-shape.n // CELL)
+    down, across, wide = -(-shape.m // CELL), -(-shape.n // CELL), -(-shape.n // (4 * CELL))
+    tiles = () if world.faulty_unit is None else range(world.faulty_unit, -(-down // 2) * wide, world.compute_units)
     own = {
         (0, row, column)
-        for row, column in product(range(down), range(across))
-        if (row // 2 * -(-across // 4) + column // 4) % world.compute_units == world.faulty_unit
+        for above, left in ((tile // wide * 2, tile % wide * 4) for tile in tiles)
+        for row, column in product(range(above, min(above + 2, down)), range(left, min(left + 4, across)))
     }
     return WrongCells(frozenset(own), shape.m, shape.n, shape.m * shape.n)

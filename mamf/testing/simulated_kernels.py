@@ -6,7 +6,6 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from itertools import product
 from typing import ClassVar
 
 from mamf.backend import Backend, OperandPool, Unavailable
@@ -202,10 +201,10 @@ def _tiles_of_unit(world: Physics, shape: object) -> WrongCells:
     if not isinstance(shape, MatmulShape):
         return WrongCells(frozenset(), 1, 1, 1)
     down, across, wide = -(-shape.m // CELL), -(-shape.n // CELL), -(-shape.n // (4 * CELL))
-    tiles = () if world.faulty_unit is None else range(world.faulty_unit, -(-down // 2) * wide, world.compute_units)
-    own = {
+    own = (
         (0, row, column)
-        for above, left in ((tile // wide * 2, tile % wide * 4) for tile in tiles)
-        for row, column in product(range(above, min(above + 2, down)), range(left, min(left + 4, across)))
-    }
-    return WrongCells(frozenset(own), shape.m, shape.n, shape.m * shape.n)
+        for tile in range(-(-down // 2) * wide)[world.faulty_unit :: world.compute_units]
+        for row in range(tile // wide * 2, min(tile // wide * 2 + 2, down))
+        for column in range(tile % wide * 4, min(tile % wide * 4 + 4, across))
+    )
+    return WrongCells(frozenset() if world.faulty_unit is None else frozenset(own), shape.m, shape.n, shape.m * shape.n)

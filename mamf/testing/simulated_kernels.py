@@ -6,7 +6,6 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from itertools import product
 from typing import ClassVar
 
 from mamf.backend import Backend, OperandPool, Unavailable
@@ -201,10 +200,11 @@ def _tiles_of_unit(world: Physics, shape: object) -> WrongCells:
     # The cells that the faulty unit computes; none without one.
     if not isinstance(shape, MatmulShape):
         return WrongCells(frozenset(), 1, 1, 1)
-    down, across = -(-shape.m // CELL), -(-shape.n // CELL)
-    own = {
+    down, across, wide = -(-shape.m // CELL), -(-shape.n // CELL), -(-shape.n // (4 * CELL))
+    own = (
         (0, row, column)
-        for row, column in product(range(down), range(across))
-        if (row // 2 * -(-across // 4) + column // 4) % world.compute_units == world.faulty_unit
-    }
-    return WrongCells(frozenset(own), shape.m, shape.n, shape.m * shape.n)
+        for tile in range(-(-down // 2) * wide)[world.faulty_unit :: world.compute_units]
+        for row in range(tile // wide * 2, min(tile // wide * 2 + 2, down))
+        for column in range(tile % wide * 4, min(tile % wide * 4 + 4, across))
+    )
+    return WrongCells(frozenset() if world.faulty_unit is None else frozenset(own), shape.m, shape.n, shape.m * shape.n)

@@ -38,9 +38,9 @@ def verified(physics, seed=0, budget=0.2):
 
 
 def test_a_rare_flip_is_found_as_often_as_its_rate_says():
-    launches = counts(verified(Physics()))["launches"]
+    launches = counts(verified(Physics(), budget=0.05))["launches"]
     rate = 1 / launches
-    found = sum(counts(verified(Physics(flips=rate), seed))["wrong"] > 0 for seed in range(60))
+    found = sum(counts(verified(Physics(flips=rate), seed, budget=0.05))["wrong"] > 0 for seed in range(60))
     expected = 1 - (1 - rate) ** launches
     assert abs(found / 60 - expected) < 3 * math.sqrt(expected * (1 - expected) / 60)
 
@@ -56,7 +56,7 @@ def test_a_faulty_unit_is_located_by_its_tiles():
 
 
 def test_both_states_of_the_device_are_checked():
-    rows = verified(Physics(), budget=20.0)
+    rows = verified(Physics(), budget=10.0)
     spaced, loaded = (
         [bool(row.conditions.throttle_reasons) for row in rows if row.regime == name] for name in ("spaced", "loaded")
     )
@@ -79,20 +79,20 @@ def test_a_clean_run_says_what_it_excludes(run):
 
 def test_a_wrong_card_exits_with_3_and_names_the_command_that_repeats_it(run, monkeypatch):
     monkeypatch.setattr(SimulatedBackend, "physics", Physics(faulty_unit=0))
-    code, out, _ = run("verify", *PLAN, "--budget", "0.2s", "--output", "wrong.jsonl")
+    code, out, _ = run("verify", *PLAN, "--budget", "0.02s", "--output", "wrong.jsonl")
     assert (code, "verify FAILED" in out) == (3, True)
     again = next(line for line in out.splitlines() if "again: mamf" in line).partition("mamf ")[2]
     first = next(row for row in read_run_log(run.folder / "wrong.jsonl").measurements if row.status == "wrong_result")
     words = shlex.split(again)
     words[words.index("--backend") + 1] = DEVICE[1]
-    assert main([*words, "--no-isolate", "--budget", "0.1s", "--output", "again.jsonl"]) == 3
+    assert main([*words, "--no-isolate", "--budget", "0.01s", "--output", "again.jsonl"]) == 3
     assert {row.shape for row in read_run_log(run.folder / "again.jsonl").measurements} == {first.shape}
 
 
 def test_a_resumed_run_goes_on_with_the_next_problem(run):
-    run("verify", *PLAN, "--budget", "1s", "--output", "log.jsonl")
+    run("verify", *PLAN, "--budget", "0.1s", "--output", "log.jsonl")
     before = read_run_log(run.folder / "log.jsonl").measurements
-    assert run("verify", *DEVICE[:4], "--resume", "log.jsonl", "--budget", "1s")[0] == 0
+    assert run("verify", *DEVICE[:4], "--resume", "log.jsonl", "--budget", "0.1s")[0] == 0
     after = read_run_log(run.folder / "log.jsonl").measurements
     assert after[len(before)].round == len(before) + 1
 
@@ -150,7 +150,7 @@ def test_a_node_that_verifies_reports_a_wrong_device(tmp_path, monkeypatch):
     kernels = {"mamf.testing:SimulatedMatmul": SimulatedMatmul()}
     monkeypatch.setattr("mamf.node.device.kernels_to_verify", lambda backend, names: kernels)
     place = Place(0, 0, 0)
-    DeviceRun(SimulatedBackend(physics=Physics(faulty_unit=0)), place, tmp_path, verify_seconds=0.1)._part("verify")
+    DeviceRun(SimulatedBackend(physics=Physics(faulty_unit=0)), place, tmp_path, verify_seconds=0.02)._part("verify")
     device = device_of(place, logs_of(tmp_path, place), Run(1))
     assert device.failures[0].startswith("wrong results in verify: ")
 

@@ -17,6 +17,7 @@ from mamf.kernel import AnyKernel
 from mamf.measurement import Measurement
 from mamf.operations.matmul.operation import problem_for
 from mamf.operations.matmul.shapes import MatmulShape
+from mamf.operations.unknown import operation_called
 from mamf.plans import MATMUL, VERIFY, VERIFY_BUDGET_SECONDS, Plan, VerifyOptions
 from mamf.plugins.discovery import OPERATIONS, find_registered, operation
 from mamf.plugins.selection import choose_kernels, find_operation
@@ -33,7 +34,7 @@ def draw(backend: Backend, plan: Plan, kernel: AnyKernel, number: int, regime: s
 
     It depends on the plan's seed and largest shape and on the regime, and on nothing that happened before.
     """
-    of, seed = operation(kernel.operation), plan.problem.seed + number
+    of, seed = operation_called(kernel.operation), plan.problem.seed + number
     chooser = random.Random(f"{seed} {kernel.name}")
     most, allowed = plan.shapes[0].flop // 2, {problem.dtype for problem in plan.problems}
     terms = range(int(most * _LOADING_SHARE) if regime == LOADED else 1, most + 1)

@@ -30,9 +30,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rate", type=float, default=1e-6, help="wrong launches of all (default: 1e-6)")
     parser.add_argument("--cards", type=int, default=40)
+    parser.add_argument("--seed", type=int, default=0, help="of the first card (default: 0)")
     parser.add_argument("--budget", type=duration, default=280.0, help="virtual time for each card (default: 280s)")
     options = parser.parse_args(arguments)
-    found = [verified(options.rate, seed, options.budget) for seed in range(options.cards)]
+    found = [verified(options.rate, seed, options.budget) for seed in range(options.seed, options.seed + options.cards)]
     stated = [1 - (1 - options.rate) ** each["launches"] for each in found]
     expected, caught = math.fsum(stated), sum(each["wrong"] > 0 for each in found)
     error = math.sqrt(math.fsum(each * (1 - each) for each in stated))

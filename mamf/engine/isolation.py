@@ -18,7 +18,8 @@ from mamf.channel import Channel, ChannelError
 from mamf.errors import describe_error, plugin_errors
 from mamf.kernel import AnyKernel
 from mamf.measurement import Measurement
-from mamf.plugins.discovery import is_loaded_by_path, operation
+from mamf.operations.unknown import operation_called
+from mamf.plugins.discovery import is_loaded_by_path
 
 
 @dataclass
@@ -45,7 +46,7 @@ class Isolation:
         return row
 
     def _ask(self, row: Measurement, kernel: AnyKernel, backend: Backend) -> dict[str, str]:
-        of, tensors = operation(row.operation), importlib.import_module("mamf.operations.isolated")
+        of, tensors = operation_called(row.operation), importlib.import_module("mamf.operations.isolated")
         if not tensors.has_tensors(backend):
             return {}
         if of.name not in tensors.OPERATIONS:

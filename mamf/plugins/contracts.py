@@ -99,7 +99,7 @@ def describe_misfit(value: object, hint: Any) -> str:
     """The valid values for the annotation ``hint``, in words; empty if ``value`` is valid."""
     if type(value) is hint and hint in _PLAIN:  # nearly always
         return ""
-    origin, parameters = get_origin(hint) or hint, get_args(hint)
+    origin, parameters = _taken_apart(hint)
     if origin is ClassVar:
         return describe_misfit(value, parameters[0])
     if origin in (Union, UnionType):
@@ -117,6 +117,11 @@ def describe_misfit(value: object, hint: Any) -> str:
     else:
         fits = origin is Any or isinstance(value, origin)
     return "" if fits else _description(hint)
+
+
+@functools.cache
+def _taken_apart(hint: Any) -> tuple[Any, tuple[Any, ...]]:
+    return get_origin(hint) or hint, get_args(hint)
 
 
 def _misfit_of_fields(value: object, kind: type) -> str:
@@ -241,7 +246,7 @@ def _require_valid(value: object, hint: Any, label: str, name: str, verb: str) -
     if wrong := _describe_violation(value, hint, name):
         shown = str(value) if value is None or isinstance(value, (bool, float)) else f"a {type(value).__name__}"
         raise PluginError(f"{label} is broken: {name} {verb} {shown}, not {wrong}")
-    for part in filter((hint, *get_args(hint)).__contains__, _PARTS):
+    for part in filter((hint, *_taken_apart(hint)[1]).__contains__, _PARTS):
         if isinstance(value, part):
             enforce_contract(value, part, f"{label}'s {name}")
 

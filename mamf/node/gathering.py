@@ -44,7 +44,7 @@ class Run:
     apart: str = ""
     failures: dict[int, str] = field(default_factory=dict)
     places: dict[int, Place] = field(default_factory=dict)
-    #: Whether the whole run was killed: none of its logs has a summary.
+    #: Whether the whole run was killed (none of its logs has a summary) or interrupted (one of them says so).
     is_cut: bool = False
 
     def write(self, folder: Path) -> None:
@@ -98,7 +98,12 @@ def devices_of(folders: Sequence[Path], known: Run | None = None) -> tuple[Run, 
     open_ended = [
         any(isinstance(log, RunLog) and log.summary is None for log in each.values()) for each in logs.values()
     ]
-    run.is_cut = not run.is_over and bool(open_ended) and all(open_ended)
+    by_user = any(
+        isinstance(log, RunLog) and (log.summary or {}).get("reason") == "by the user"
+        for each in logs.values()
+        for log in each.values()
+    )
+    run.is_cut = not run.is_over and (by_user or (bool(open_ended) and all(open_ended)))
     places = [run.places[rank] for rank in sorted(run.places)]
     return run, [device_of(place, logs.get(place, {}), run) for place in places]
 

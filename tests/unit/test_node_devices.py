@@ -163,6 +163,19 @@ def test_a_run_that_was_killed_whole_blames_no_device_and_one_that_died_in_it_is
     assert judged(devices).level == UNKNOWN
 
 
+def test_an_interrupted_run_blames_no_device_that_had_no_time_to_end_its_log(healthy, tmp_path):
+    first, second = (Place(rank, 0, rank).log(healthy, "find") for rank in (0, 1))
+    (tmp_path / first.name).write_bytes(first.read_bytes().splitlines(keepends=True)[0])
+    *lines, summary = second.read_text().splitlines()
+    ended = json.loads(summary) | {"status": "interrupted", "reason": "by the user"}
+    (tmp_path / second.name).write_text("\n".join([*lines, json.dumps(ended)]) + "\n")
+    Run(2).write(tmp_path)
+    assert [device.failures for device in devices_of([tmp_path])[1]] == [(), ()]
+    Run(2, is_over=True).write(tmp_path)
+    cut = "it was gone or killed while find was measured"
+    assert [device.failures for device in devices_of([tmp_path])[1]] == [(cut,), ()]
+
+
 def test_what_stands_beside_the_logs_names_no_machine(tmp_path):
     told = "connection to 10.0.0.7:29500 lost, /home/alice/run, card 0000:3b:00.0"
     Run(2, apart=told, failures={0: told}).write(tmp_path)

@@ -191,6 +191,16 @@ def test_each_operation_draws_problems_within_the_bound(name):
     assert len({case["shape"] for case in cases}) > 40
 
 
+@pytest.mark.parametrize("name", ["matmul", "batched"])
+def test_a_share_of_products_is_deep_enough_to_be_divided_along_k(name):
+    of, chooser, terms = operation(name), random.Random(1), range(1, 4096**3 + 1)
+    shapes = [of.random_case(chooser, terms)["shape"] for _ in range(400)]
+    deep = [shape.k for shape in shapes if shape.k >= 8192 and max(shape.m, shape.n) <= 512]
+    assert 60 < len(deep) < 140
+    assert {12680, 16648, 20488, 24584} < set(deep), "cuBLAS 13.1.0 leaves out terms at each of these"
+    assert any(k > 32768 for k in deep)
+
+
 def test_a_range_without_such_sizes_gives_the_smallest():
     assert random_sizes(random.Random(1), 3, range(1, 2), equal=32) == [1, 1, 1]
 

@@ -57,10 +57,11 @@ def test_a_host_that_is_late_gives_no_figure():
 
 def test_only_blocks_within_the_overlap_count():
     """The first work runs alone from 6 on, at twice the rate; a mean over all of it would be 1.4."""
-    first, other = [0.0, 2.0, 4.0, 6.0, 7.0, 8.0], [1.0, 3.0, 6.5]
-    assert overlapping([first, other], [1, 2]) == [2.0, 1.375]
-    assert overlapping([[0.0, 1.0], [0.5, 3.0]], [1, 1]) is None
-    assert overlapping([[0.0, 2.0, 4.0]], [4]) == [0.5]
+    first = [(0.0, 1), (2.0, 2), (4.0, 3), (6.0, 4), (7.0, 5), (8.0, 6)]
+    other = [(1.0, 2), (3.0, 3), (6.5, 6)]
+    assert overlapping([first, other]) == [2.0, 1.375]
+    assert overlapping([[(0.0, 1), (1.0, 2)], [(0.5, 1), (3.0, 2)]]) is None
+    assert overlapping([[(0.0, 4), (2.0, 8), (4.0, 12)]]) == [0.5]
 
 
 class Wrong(SimulatedMatmul):
@@ -79,6 +80,14 @@ class Wrong(SimulatedMatmul):
 def test_a_product_that_is_wrong_beside_a_collective_gives_no_figure():
     rows = rows_of("all_reduce", f"{LARGE}+1GiB", pair=SimulatedPair(matmul=Wrong))
     assert {row.status for row in rows.values()} == {"wrong_result"}
+
+
+@pytest.mark.parametrize("size", ["24MiB", "64MiB", "100MiB", "1GiB"])
+def test_both_works_are_queued_for_equally_long(size):
+    """Else the device rests while one runs alone, and the other gains from its cooler clock."""
+    rows = rows_of("to_host", f"{LARGE}+{size}")
+    busy = [rows[timed, False].launches * rows[timed, False].seconds for timed in ("products", "other")]
+    assert busy[0] == pytest.approx(busy[1], rel=0.03)
 
 
 def test_a_device_with_one_queue_says_so():

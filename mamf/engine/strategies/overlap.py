@@ -31,8 +31,8 @@ ROWS = ((PRODUCTS, True), (OTHER, True), (PRODUCTS, False), (OTHER, False))
 #: Visits alternate so many times between the two works and both, so that all three see the device drift alike. Seconds
 #: that are measured of each row in all rounds.
 _ROUNDS, DEFAULT_SECONDS = 3, 3.0
-#: Blocks of a window, and those by which a host queues the other work ahead.
-_BLOCKS, _AHEAD, _WINDOW_SECONDS = 16, 4, 0.05
+#: Blocks of a window, those by which a host queues the other work ahead, and the fewest windows of a visit.
+_BLOCKS, _AHEAD, _WINDOW_SECONDS, _LEAST_WINDOWS = 16, 4, 0.05, 3
 #: Flushes ahead of a window, while the host queues its first blocks, and launches of a window of short ones.
 _FLUSHES, _MOST_SHORT = 128, 320
 #: The host must be ahead by as much at each mark: else the device waited for it. A launch takes at least the second.
@@ -48,15 +48,15 @@ def cells_of(steps: Iterable[StepKey]) -> list[tuple[OverlapProblem, OverlapShap
     return list(dict.fromkeys((row_of(problem, ROWS[0]), shape) for _, problem, shape, _ in steps))
 
 
-def overlapping(marks: Sequence[Sequence[float]], launches: Sequence[int]) -> list[float] | None:
-    """Seconds a launch of each work, from the blocks that lie between the later start and the earlier end of all;
-    ``launches``: of a block. None if a work has no block there.
+def overlapping(marks: Sequence[Sequence[tuple[float, int]]]) -> list[float] | None:
+    """Seconds a launch of each work, from the blocks that lie between the later start and the earlier end of all.
+    ``marks``: of each work, seconds and its launches so far. None if a work has no block there.
     """
-    begin, end = max(each[0] for each in marks), min(each[-1] for each in marks)
-    within = [[mark for mark in each if begin <= mark <= end] for each in marks]
+    begin, end = max(each[0][0] for each in marks), min(each[-1][0] for each in marks)
+    within = [[mark for mark in each if begin <= mark[0] <= end] for each in marks]
     if not all(each[1:] for each in within):
         return None
-    return [(each[-1] - each[0]) / ((len(each) - 1) * count) for each, count in zip(within, launches, strict=True)]
+    return [(each[-1][0] - each[0][0]) / (each[-1][1] - each[0][1]) for each in within]
 
 
 @dataclass
@@ -101,8 +101,8 @@ class Overlapping:
 
 @dataclass
 class _Work:
-    """One of the two works, in its queue. ``marks``: around the blocks of a window, with the host's time.
-    ``seconds``: the latest of a launch, for the length of blocks.
+    """One of the two works, in its queue. ``marks``: around the blocks of a window, with the host's time and the
+    launches so far. ``seconds``: the latest of a launch, for the length of blocks.
     """
 
     name: str
@@ -111,7 +111,7 @@ class _Work:
     put: Callable[[Callable[[], object]], object]
     rotation: Iterator[Callable[[], object]]
     seconds: float
-    marks: list[tuple[Any, float]] = field(default_factory=list)
+    marks: list[tuple[Any, float, int]] = field(default_factory=list)
 
 
 class _Pair:
@@ -175,23 +175,23 @@ class _Pair:
         for windows in itertools.count():
             self.regime.require_clock_advances(windows)
             elapsed, seconds = self.run.of_all((self.backend.now() - settled_at, [work.seconds for work in works]))[0]
-            if taken and elapsed >= part:
+            if taken >= _LEAST_WINDOWS and elapsed >= part:
                 return
             is_settled = windows > 0 and elapsed >= 0
             block = max(min(_WINDOW_SECONDS, _MOST_SHORT * min(seconds)) / _BLOCKS, *seconds, _LEAST_SECONDS)
-            counts = [max(1, round(block / max(each, _LEAST_SECONDS))) for each in seconds]
+            counts = [block / max(each, _LEAST_SECONDS) for each in seconds]
             found = self._window(works, counts)
             for work, count, latest in zip(works, counts, found or (), strict=False):
                 work.seconds = latest
                 samples = self.samples[PRODUCTS if work is self.works[PRODUCTS] else OTHER, len(works) == 1]
                 samples.seconds += [latest] * is_settled
-                samples.launches += _BLOCKS * count * is_settled
+                samples.launches += round(_BLOCKS * count) * is_settled
                 samples.add_reading(self.regime.read_sensors() if is_settled else None)
             taken += is_settled
 
-    def _window(self, works: Sequence[_Work], launches: Sequence[int]) -> list[float] | None:
+    def _window(self, works: Sequence[_Work], launches: Sequence[float]) -> list[float] | None:
         """Seconds a launch of each work while all of them run; None if they never did, or waited for the host.
-        ``launches``: of a block.
+        ``launches``: of a block, on average, so that the works end together: else the device rests while one runs.
         """
         backend = self.backend
         for work in works:
@@ -207,18 +207,22 @@ class _Pair:
         ahead = 0 if self.flushes or len(works) == 1 else _AHEAD
         for block in range(_BLOCKS + 1 + ahead):
             for work, count in zip(reversed(works), reversed(launches), strict=True):
-                delay = ahead if work is works[0] else 0
-                for launch in itertools.islice(work.rotation, count if delay < block <= _BLOCKS + delay else 0):
+                own = block - ahead if work is works[0] else block
+                if not 0 <= own <= _BLOCKS:
+                    continue
+                done = round(own * count)
+                for launch in itertools.islice(work.rotation, done - work.marks[-1][2] if own else 0):
                     work.put(launch)
                     backend.submit()
-                work.marks += [(work.mark(), backend.now())] if delay <= block <= _BLOCKS + delay else []
+                work.marks.append((work.mark(), backend.now(), done))
         self.queue.join()
         self.regime.synchronize(works[0].checked, backend.mark(), self.regime.idle_mark())
         # In the first block queues wait for the host, and ranks for one another.
-        times = [[backend.seconds_between(first, mark) for mark, _ in work.marks[1:]] for work in works]
-        due = [host - begun + _LEAST_AHEAD_SECONDS for work in works for _, host in work.marks[1:]]
-        is_late = self.flushes and any(host > device for host, device in zip(due, itertools.chain(*times), strict=True))
-        return None if is_late else overlapping(times, launches)
+        times = [[(backend.seconds_between(first, mark), done) for mark, _, done in work.marks[1:]] for work in works]
+        due = [host - begun + _LEAST_AHEAD_SECONDS for work in works for _, host, _ in work.marks[1:]]
+        reached = [seconds for each in times for seconds, _ in each]
+        is_late = self.flushes and any(host > device for host, device in zip(due, reached, strict=True))
+        return None if is_late else overlapping(times)
 
     def _row(self, row: tuple[str, bool]) -> Measurement:
         checked, names = self.works[row[0]].checked, " + ".join(work.name for work in self.works.values())

@@ -2,6 +2,7 @@
 
 import math
 import sys
+from functools import partial
 from types import SimpleNamespace
 
 import attention_fakes as fakes
@@ -63,7 +64,9 @@ def prepared(kernel, backend, shape, problem=None, **options):
 
 def verdict_on_call(kernel, backend, problem, shape, call):
     """The verdict on a call in place of the kernel's own."""
-    operands = kernel.operands(problem, shape, take_buffers(backend.operand_pool("normal", 0), problem.buffers(shape)))
+    operands = kernel.operands(
+        problem, shape, take_buffers(backend.operand_pool(problem.data, 0), problem.buffers(shape))
+    )
     attention = PreparedAttention(kernel, problem, shape, operands)
     return attention.verify(attention.launch_of(call)())
 
@@ -820,3 +823,33 @@ def test_products_of_short_numbers_may_be_rounded_alike_for_all_keys(zeroed, lea
     dv = torch.softmax(torch.randn(1, 1, 16384, 1), 2).bfloat16() * do
     dv[:, :, 512 : 512 + zeroed] = 0
     assert least <= error_of_key_sums(shape, {"do": do}, {"dk": torch.zeros_like(dv), "dv": dv}) <= most
+
+
+class RoundedScores(torch.autograd.Function):
+    """Attention that rounds gradients of scaled scores to a dtype, as the memory-efficient kernel does."""
+
+    @staticmethod
+    def forward(context, dtype, q, k, v):
+        probabilities = torch.softmax(q.double() @ k.double().mT / math.sqrt(q.shape[-1]), -1)
+        context.dtype = dtype
+        context.save_for_backward(q, k, v, probabilities)
+        return (probabilities @ v.double()).to(v.dtype)
+
+    @staticmethod
+    def backward(context, do):
+        q, k, v, probabilities = (each.double() for each in context.saved_tensors)
+        through = do.double() @ v.mT
+        of_scores = probabilities * (through - (through * probabilities).sum(-1, keepdim=True))
+        of_scores = (of_scores / math.sqrt(q.shape[-1])).to(context.dtype).double()
+        dv = probabilities.mT @ do.double()
+        return None, *(each.to(do.dtype) for each in (of_scores @ k, of_scores.mT @ q, dv))
+
+
+@pytest.mark.parametrize(("rounded_to", "is_right"), [(torch.float16, True), (torch.float8_e5m2, False)])
+def test_float16_gradients_of_scores_may_be_subnormal(cpu, rounded_to, is_right):
+    """Over 60000 keys they are 1e-6, and float16 rounds them to multiples of 6e-8."""
+    kernel, problem = attention_kernel("sdpa-math"), AttentionProblem("float16", "bwd", "uniform")
+    call = partial(RoundedScores.apply, rounded_to)
+    verdict = verdict_on_call(kernel, cpu, problem, shape_of("b1h1q8k60000d16"), call)
+    assert verdict.ok is is_right
+    assert verdict.details["gradient_error"] > 2 * verdict.tolerance

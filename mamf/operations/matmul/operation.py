@@ -15,11 +15,11 @@ from mamf.operation import FlopOperation, random_sizes
 from mamf.operations.matmul.kernel import LAYOUTS, PADDINGS, MatmulKernel, MatmulProblem, ProductProblemT, ProductShapeT
 from mamf.operations.matmul.shapes import MatmulShape
 
-# A share of random products is deep: few outputs and a long K, which libraries divide among compute units. Every second
-# of them has a K of which cuBLAS 13.1.0 leaves out the last 8 terms on an H100 or H200. Other versions do so at other
-# lengths: https://github.com/facebookexperimental/triton/pull/2767
+# A share of random products is deep: few outputs and a long K, which libraries divide among compute units. Two of three
+# have a K of which cuBLAS 13.1.0 leaves out the last 8 terms on an H100 or H200. Other versions do so at other lengths:
+# https://github.com/facebookexperimental/triton/pull/2767
 _DEEP_SHARE, _KNOWN_DEPTHS, _DEPTHS = 0.25, (12680, 16648, 20488, 24584), range(8192, 65536 + 1, 8)
-_DEEP_SIZES = (16, 32, 64, 128, 256, 512)
+_DEEP_SIZES = (16, 32, 64, 128, 512)
 
 
 class ProductOperation(FlopOperation[ProductProblemT, ProductShapeT]):
@@ -57,7 +57,10 @@ class ProductOperation(FlopOperation[ProductProblemT, ProductShapeT]):
             chooser.choice(("normal", "uniform", "integers", "wide")),
         )
         counts = [chooser.choice(self.random_counts)] if self.random_counts else []
-        sizes = [*chooser.choices(_DEEP_SIZES, k=2), chooser.choice(chooser.choice((_KNOWN_DEPTHS, _DEPTHS)))]
+        sizes = [
+            *chooser.choices(_DEEP_SIZES, k=2),
+            chooser.choice(chooser.choice((_KNOWN_DEPTHS, _KNOWN_DEPTHS, _DEPTHS))),
+        ]
         if chooser.random() > _DEEP_SHARE or math.prod(counts + sizes) not in terms:
             sizes = random_sizes(chooser, 3, terms, *counts)
         return {"layout": layout, "data": data, "shape": self.shape_type(*counts, *sizes)}

@@ -163,6 +163,15 @@ def test_nothing_wrong_among_so_many_leaves_one_chance_in_twenty(checked):
     assert checked * math.log1p(-most_wrong(checked)) == pytest.approx(math.log(0.05))
 
 
+def test_a_problem_that_is_asked_for_is_launched_until_the_budget_ends():
+    device, kernel = SimulatedBackend(), SimulatedMatmul()
+    plan = verify_plan(device, {kernel.name: kernel}, 2.0, ["bfloat16"], number=7)
+    begun = device.now()
+    rows = [(row.regime, row.round) for row in VerifySweep(plan, [kernel], device).results()]
+    assert rows == [("spaced", 7), ("loaded", 7)]
+    assert device.now() - begun > 1.9
+
+
 def test_the_same_number_is_the_same_problem():
     device, kernel = SimulatedBackend(), SimulatedMatmul()
     plan = verify_plan(device, {"a": kernel}, dtypes=["bfloat16", "float16"])

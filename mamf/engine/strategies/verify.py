@@ -102,22 +102,25 @@ class VerifySweep:
         yield from run.results(self._steps(run))
 
     def _steps(self, run: Runner) -> Steps:
-        number = self.plan.options.number or 1 + max((row.round for row in self.rows), default=0)
-        budget = self.plan.budget_seconds or VERIFY_BUDGET_SECONDS
-        rule = StoppingRule(seconds=budget / _MOST_ROWS)
+        asked, budget = self.plan.options.number, self.plan.budget_seconds or VERIFY_BUDGET_SECONDS
+        number, drawn = asked or 1 + max((row.round for row in self.rows), default=0), None
+        rule = StoppingRule(seconds=budget / (len(self.plan.regimes) if asked else _MOST_ROWS))
         for index, name in enumerate(self.plan.regimes, 1):
             regime, spent = run.start(regime_class(name)(self.backend)), dict.fromkeys(self.kernels, 0.0)
             while spent and run.now() < run.begun + budget * index / len(self.plan.regimes):
                 kernel, begun = min(spent, key=lambda each: spent[each]), run.now()
-                drawn = draw(self.backend, self.plan, kernel, number, name)
-                if drawn is None:
+                found = draw(self.backend, self.plan, kernel, number, name)
+                if found is None:
                     del spent[kernel]
                     continue
+                drawn = found
                 self.on_phase(f"{name} {number} {kernel.name} {drawn[1]}")
                 row = yield Step(kernel, *drawn, regime, rule, round=number)
                 run.release_pools()  # each problem has its own seed
                 # What refuses at once would always be next.
                 spent[kernel] = spent[kernel] + run.now() - begun if row and row.ok else max(spent.values())
-                number += not self.plan.options.number
-            if not spent:
+                if asked:  # a problem that is right in its first launch may be wrong in a later one
+                    del spent[kernel]
+                number += not asked
+            if not (spent or drawn):
                 raise UsageError("no kernel has a random problem with these dtypes: name others, or a larger --largest")

@@ -40,6 +40,7 @@ def pytest_xdist_auto_num_workers(config):
 
 # Marked tests that a plain run skips, with the reason.
 APART = {
+    "docs": "half a minute: python -m pytest -m docs",
     "emulated": "half a minute: python -m pytest -m emulated",
     "browser": "needs a browser, and a minute: python -m pytest -m browser",
 }

@@ -150,7 +150,7 @@ def watch(typed: Sequence[str]) -> None:
         child = os.fork()
         if not child:
             WATCH = shared
-            _end_with(parent)
+            end_with(parent)
             return
         code = shared.judge(_wait(child, shared))
         if code is not None:
@@ -193,9 +193,9 @@ def _end_as(code: int) -> NoReturn:
     os._exit(code if code >= 0 else 128 - code)  # the first process of a container survives its own signals
 
 
-def _end_with(parent: int) -> None:
-    """Have the system kill this process if its parent dies."""
-    with contextlib.suppress(ImportError, OSError):
+def end_with(parent: int) -> None:
+    """Have the system kill this process if its parent dies, where it can."""
+    with contextlib.suppress(ImportError, OSError, AttributeError):
         import ctypes
 
         ctypes.CDLL(None).prctl(_DIES_WITH_PARENT, signal.SIGKILL)

@@ -74,6 +74,7 @@ def findings():
             yield folder_of(path), f"{path.relative_to(ROOT).as_posix()}:{line}: {message}"
 
 
+@pytest.mark.docs
 def test_code_and_docs_have_no_banned_phrases():
     found = list(findings())
     counts = Counter(folder for folder, _ in found)

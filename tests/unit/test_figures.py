@@ -52,6 +52,7 @@ def cells(shown, row):
 # -- the pages ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.docs
 @pytest.mark.parametrize("path", figures.PAGES, ids=lambda path: path.stem)
 def test_no_figure_of_a_page_is_stale_and_each_has_a_source(path, capsys):
     assert figures.main(["--check", str(path)]) == 0, capsys.readouterr().err

@@ -30,6 +30,7 @@ def root(tmp_path):
     return tmp_path
 
 
+@pytest.mark.docs
 def test_no_picture_of_a_page_is_stale_and_each_is_drawn_by_the_tool(capsys):
     assert pictures.main(["--check"]) == 0, capsys.readouterr().err
 

@@ -15,6 +15,8 @@ from mamf.logs.run_log import read_run_log
 RESULTS = Path(__file__).resolve().parents[2] / "results"
 LOGS = sorted(RESULTS.rglob("*.jsonl"))
 
+pytestmark = pytest.mark.docs
+
 
 def errors(findings):
     return [finding for finding in findings if not finding.is_warning]

@@ -1,11 +1,15 @@
 """mamf verify: what it finds in virtual time, where it says that a fault is, and what it says of a clean run."""
 
 import math
+import os
 import random
 import shlex
 import signal
 import subprocess
 import sys
+import time
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -104,7 +108,7 @@ def test_each_device_gets_a_signal_once_and_the_worst_of_their_codes_counts(monk
     told = []
 
     class Process(subprocess.Popen):
-        def __init__(self, command, stdout, start_new_session):
+        def __init__(self, command, stdout, start_new_session, preexec_fn):
             assert stdout is sys.stdout, "what plugins print goes to stderr, reports do not"
             assert start_new_session, "the terminal's signal would reach it as well"
             self.device = int(command[-1])
@@ -122,6 +126,36 @@ def test_each_device_gets_a_signal_once_and_the_worst_of_their_codes_counts(monk
     assert main(["verify", *PLAN, "--devices", "0", "1"]) == code
     assert told == [(0, signal.SIGTERM), (1, signal.SIGTERM)]
     assert signal.getsignal(signal.SIGTERM) == before
+
+
+@pytest.mark.emulated
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are watched on Linux only")
+def test_a_killed_parent_takes_the_processes_of_its_devices_along(tmp_path):
+    (tmp_path / "two.py").write_text(
+        "from mamf.testing import SimulatedBackend\n"
+        "class Two(SimulatedBackend):\n"
+        "    device_count = classmethod(lambda cls: 2)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "MAMF_CACHE": str(tmp_path)}
+    command = [sys.executable, "-m", "mamf", "verify", "--backend", "two:Two", *DEVICE[2:], "--budget", "8h"]
+    with subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL) as parent:
+        await_that(lambda: len(list(tmp_path.glob("*.jsonl"))) == 2)
+        parent.kill()
+    await_that(lambda: not any(str(tmp_path) in each for each in command_lines()))
+
+
+def await_that(holds):
+    ends = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < ends
+        time.sleep(0.05)
+
+
+def command_lines():
+    """The environment of each process, which names its folder."""
+    for each in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):
+            yield each.read_text(errors="replace")
 
 
 def test_ctrl_c_exits_with_130_or_with_3_if_a_result_was_wrong(run, monkeypatch, on_launch):

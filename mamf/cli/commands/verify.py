@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 from mamf.cli.interruption import ENDING_SIGNALS, Interruption
 from mamf.cli.options.values import ALL
 from mamf.cli.resuming import Resumed, asked_budget
 from mamf.cli.session import Session, measure
 from mamf.cli.terminal import say, stdout
+from mamf.cli.watching import end_with
 from mamf.engine.strategies.verify import VerifySweep, kernels_to_verify, verify_plan
 from mamf.errors import UsageError
 from mamf.measurement import Measurement
@@ -47,6 +50,7 @@ def _verify_all(options: argparse.Namespace, devices: Sequence[int]) -> int:
     if options.output:
         raise UsageError("--output names one log, and each device has its own: name one --device, or leave it out")
     command, running = [sys.executable, "-m", "mamf", *options.typed, "--devices"], list[subprocess.Popen[bytes]]()
+    die_too = partial(end_with, os.getpid()) if os.name == "posix" else None
     # In separate sessions: each signal reaches them once, from here, and they report what they found.
     before = {
         each: signal.signal(each, lambda number, _: [one.send_signal(number) for one in running])  # type: ignore[func-returns-value]
@@ -54,7 +58,8 @@ def _verify_all(options: argparse.Namespace, devices: Sequence[int]) -> int:
     }
     try:
         for device in devices:
-            running.append(subprocess.Popen([*command, str(device)], stdout=stdout(), start_new_session=True))
+            one = subprocess.Popen([*command, str(device)], stdout=stdout(), start_new_session=True, preexec_fn=die_too)
+            running.append(one)
         codes = [code if (code := process.wait()) >= 0 else _UNCHECKED for process in running]
     finally:
         for each, handler in before.items():

@@ -159,6 +159,7 @@ def test_the_command_measures_shows_and_draws_a_pair(run, tmp_path):
     ("options", "told"),
     [
         (("--beside", "all_reduce"), "all_reduce needs several devices, and cpu has 1: --beside to_host copy"),
+        (("--beside", "all_reduce", "--dry-run"), "all_reduce needs several devices, and cpu has 1"),
         (("--flop", "1e9"), "give --flop and --bytes"),
         (("--flop", "nan", "--bytes", "1"), "each above 0"),
         (("--beside", "all_reduces"), "did you mean 'all_reduce'"),

@@ -40,10 +40,10 @@ def run(options: argparse.Namespace) -> int:
     count = backend_class(name).device_count()
     beside = options.beside or (_OF_RANKS if own or count > 1 else _OF_ONE)
     collectives = [each for each in beside if each in COLLECTIVES]
-    is_over = options.dry_run or (options.resume and read_run_log(options.resume).tier == "complete")
-    if collectives and own is None and not is_over:
-        if count < 2:
-            raise UsageError(f"{collectives[0]} needs several devices, and {name} has {count}: --beside to_host copy")
+    is_over = options.resume and read_run_log(options.resume).tier == "complete"
+    if collectives and own is None and count < 2 and not is_over:
+        raise UsageError(f"{collectives[0]} needs several devices, and {name} has {count}: --beside to_host copy")
+    if collectives and own is None and not (is_over or options.dry_run):
         ranks = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}", "-m", "mamf")
         return subprocess.call([sys.executable, *ranks, *options.typed], stdout=stdout())
     if own is not None:

@@ -12,7 +12,7 @@ from mamf.logs.comparability import Difference
 from mamf.logs.reproducing import Judged, differences_here, judge_claims
 from mamf.logs.run_log import RunLog
 from mamf.plans import REPRODUCE, ReproduceOptions
-from mamf.report.comparison import difference_lines, percent_of, ratio_interval_cell
+from mamf.report.comparison import change_interval, difference_lines, percent_of, ratio_interval_cell
 from mamf.report.document import Answer, Block, Column, Document, Lines, Table
 from mamf.report.own_ceilings import described_title
 from mamf.report.text import end_line, interval_cell, machine_line, rate_text, scaled_unit, significant
@@ -102,8 +102,8 @@ def _distance(each: Judged) -> float:
 def _verdict_line(each: Judged, found: Sequence[Difference]) -> str:
     unit, change = each.here.unit if each.here else "TFLOPS", ""
     if each.pair:
-        ratio, low, high = (100 * (it - 1) for it in (each.pair.ratio, each.pair.interval.low, each.pair.interval.high))
-        change = f", {rate_text(each.pair.b.tflops or 0.0, unit)} here: {ratio:+.2f} % ({low:+.2f} to {high:+.2f})"
+        change = f"{100 * (each.pair.ratio - 1):+.2f} % ({change_interval(each.pair.interval)})"
+        change = f", {rate_text(each.pair.b.tflops or 0.0, unit)} here: {change}"
     beyond = f" by more than {percent_of(each.tolerance)}" if each.is_slower else ""
     device = ", on another device" if any(one.what == "device" for one in found) else ""
     matches = f"; matches: {', or '.join(each.matching)}" if each.matching else ""

@@ -21,6 +21,8 @@ from mamf.text import visible
 # What two intervals of 95 % cover together; below, a reader should know.
 _USUAL_COVERAGE = 0.9
 _HOST_CLOCK = "host clock"
+# An interval of a ratio that reaches further says nothing.
+_MOST_RATIO = 100.0
 
 
 def comparison_document(comparison: Comparison, tolerance: float) -> Document:
@@ -68,7 +70,14 @@ def shapes(pair: Pair) -> str:
 
 
 def ratio_interval_cell(interval: Interval) -> str:
-    return f"{interval.low:.4f} to {interval.high:.4f}"
+    return f"{interval.low:.4f} to {interval.high:.4f}" if interval.high < _MOST_RATIO else "unknown"
+
+
+def change_interval(interval: Interval) -> str:
+    """The interval of a ratio as changes in percent."""
+    if interval.high >= _MOST_RATIO:
+        return "of unknown accuracy"
+    return f"{100 * (interval.low - 1):+.2f} to {100 * (interval.high - 1):+.2f}"
 
 
 def unit_of(pairs: Sequence[Pair]) -> tuple[str, float]:
@@ -243,7 +252,7 @@ def describe_outcome(row: Judged) -> str:
     visits = f", over {b.rounds} fresh visits" if b.rounds else ""
     return (
         f"{significant(b.tflops)} {b.unit}, was {significant(a.tflops)}: {100 * (row.pair.ratio - 1):+.2f} % "
-        f"({100 * (interval.low - 1):+.2f} to {100 * (interval.high - 1):+.2f}){visits}"
+        f"({change_interval(interval)}){visits}"
     )
 
 

@@ -23,7 +23,7 @@ from mamf.measurement import Measurement
 from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulGrid, MatmulShape
-from mamf.report.comparison import comparison_document
+from mamf.report.comparison import change_interval, comparison_document, ratio_interval_cell
 from mamf.report.formats import FORMATS
 from mamf.statistics import Interval, summarize
 
@@ -98,6 +98,12 @@ def test_a_verdict_follows_from_the_interval(seconds, spread, verdict):
     (pair,) = compare(log(row(spread=spread)), log(row(seconds, spread=spread))).pairs
     assert pair.verdict(0.01) == verdict
     assert pair.ratio == pytest.approx(1 / seconds)
+
+
+def test_an_interval_that_says_nothing_is_not_printed():
+    wide, usual = Interval(1e-3, 5.6e11, 0.95), Interval(0.99, 1.02, 0.95)
+    assert [ratio_interval_cell(wide), ratio_interval_cell(usual)] == ["unknown", "0.9900 to 1.0200"]
+    assert [change_interval(wide), change_interval(usual)] == ["of unknown accuracy", "-1.00 to +2.00"]
 
 
 def test_the_interval_of_what_has_no_error_spans_the_extremes_of_both():

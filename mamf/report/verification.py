@@ -55,7 +55,9 @@ def verdict_lines(rows: Rows) -> Iterator[str]:
     wrong, problems = found.pop("wrong"), found["problems"]
     verdict = f"FAILED: {wrong} of {problems} problems wrong" if wrong else "PASSED" if problems else "UNFINISHED"
     yield f"verify {verdict}; checked: {', '.join(f'{number:.4g} {name}' for name, number in found.items())}"
-    if not wrong:
+    if wrong:
+        yield "a faulty card errs alone, a faulty library on every card: run the command after 'again:' on another one"
+    else:
         most = ", ".join(f"{most_wrong(number):.1e} of {name}" for name, number in found.items())
         yield f"with 95 % confidence at most these shares are wrong, if errors are independent: {most}"
 

@@ -21,6 +21,9 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 if signal.getsignal(getattr(signal, "SIGHUP", signal.SIGINT)) == signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
+# What is imported and collected stays: few collections of garbage go through it.
+gc.set_threshold(50_000)
+
 OF_A_DEVICE = Path(__file__).parent / "device"
 
 # No test asserts on the wall clock, hypothesis's included; a run can be repeated, and tools/attack.py searches anew.
@@ -56,9 +59,8 @@ def pytest_collection_modifyitems(config, items):
 
 
 def pytest_collection_finish():
-    """What was imported and collected stays, and few collections of garbage go through what tests make."""
+    """What made the tests is gone, and the rest stays."""
     gc.collect()
-    gc.set_threshold(50_000)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -92,12 +92,14 @@ def test_a_log_that_other_programs_change_loses_nothing(folder):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="exits are recorded by the process that watches, on Linux")
+@pytest.mark.emulated
 def test_kernels_that_exit_raise_or_print_cost_their_own_row(folder, copied):
     counts = plugin_faults.attack(folder, Random(3), 6)
     assert counts.of["calls"] == 6
     assert_survived(counts)
 
 
+@pytest.mark.emulated
 def test_processes_that_are_killed_lose_nothing(folder, copied, monkeypatch):
     sweep = real_kills.Run(
         "sweep", real_kills.RUNS[0].begin, ("--m-range", "0", "6400", "64", "--n", "64", "--k", "64")
@@ -106,6 +108,7 @@ def test_processes_that_are_killed_lose_nothing(folder, copied, monkeypatch):
     assert_survived(real_kills.attack(folder, Random(0), 2))
 
 
+@pytest.mark.emulated
 def test_the_second_of_two_processes_is_refused(folder, copied):
     counts, path, run = Counts("two"), folder / "run.jsonl", real_kills.RUNS[0]
     short = ("--m-range", "0", "6400", "64", "--n", "64", "--k", "64")

@@ -390,6 +390,7 @@ def test_every_command_explains_itself_without_torch():
         assert f"mamf {command}" in found.stdout
 
 
+@pytest.mark.emulated
 def test_a_killed_process_leaves_a_log_that_resumes(tmp_path):
     """kill -9 in the 900th launch: nothing runs after it, so the log is what the operating system had by then."""
     (tmp_path / "killed.py").write_text(

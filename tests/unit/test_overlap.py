@@ -180,6 +180,7 @@ def of_rank(rank, store, log):
     return main([*ASKED, "--beside", "all_reduce", "--blocks", "4", "0", "--output", str(log)])
 
 
+@pytest.mark.emulated
 def test_two_ranks_measure_products_beside_a_collective(tmp_path):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

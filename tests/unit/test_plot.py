@@ -451,6 +451,7 @@ def test_a_panel_that_lacks_lengths_keeps_the_scale_of_the_others():
     assert limits([7], False) == (6, 8)
 
 
+@pytest.mark.emulated
 def test_drawing_leaves_pyplot_alone(tmp_path):
     pytest.importorskip("matplotlib")
     code = (

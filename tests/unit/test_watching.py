@@ -80,7 +80,11 @@ def launched(folder):
 
 @pytest.mark.parametrize(
     ("m", "name", "prefix"),
-    [pytest.param(512, "SIGSEGV", (), id="anew"), (768, "SIGABRT", None), (1280, "SIGSEGV", None)],
+    [
+        pytest.param(512, "SIGSEGV", (), id="anew", marks=pytest.mark.emulated),
+        (768, "SIGABRT", None),
+        (1280, "SIGSEGV", None),
+    ],
 )
 def test_a_kernel_that_crashes_costs_its_own_row(tmp_path, m, name, prefix):
     code, out, err = sweep(tmp_path, 256, m, 1024, prefix=prefix)
@@ -360,6 +364,7 @@ def mask(process, name):
     return int(status.partition(f"{name}:")[2].split()[0], 16)
 
 
+@pytest.mark.emulated
 def test_a_run_under_nohup_ignores_that_its_terminal_hangs_up(tmp_path):
     hangup, process = 1 << signal.SIGHUP - 1, waiting(tmp_path, "nohup")
     child = child_of(process)
@@ -369,6 +374,7 @@ def test_a_run_under_nohup_ignores_that_its_terminal_hangs_up(tmp_path):
     assert ended(process)[0] == 130
 
 
+@pytest.mark.emulated
 def test_a_terminal_that_hangs_up_ends_the_run_with_its_summary(tmp_path):
     """The first process of a session is told alone, and nothing can be printed any more."""
     ours, its = os.openpty()

@@ -169,7 +169,7 @@ def test_a_script_that_ends_early_leaves_no_log(script, tmp_path, capsys):
     assert "the script took 3 of 11 steps: lower --warmup or --steps" in capsys.readouterr().err
     assert not log.exists()
     assert main(["profile", script("pass")]) == 1
-    assert "name a function by --calls, or call mamf.profiling.step()" in capsys.readouterr().err
+    assert "name a function, as --calls torch:Tensor.backward, or call mamf.profiling.step()" in capsys.readouterr().err
 
 
 def test_steps_before_the_end_are_kept(script, capsys):

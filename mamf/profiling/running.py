@@ -145,7 +145,8 @@ class StepProfiler:
         if not self.seen and function is not None:
             return f"{function} was not called (what the script itself defines is another): call mamf.profiling.step()"
         if not self.seen:
-            return "no optimizer of torch stepped; name a function, as --calls torch:Tensor.backward, or call mamf.profiling.step()"
+            named = "name a function, as --calls torch:Tensor.backward, or call mamf.profiling.step()"
+            return f"no optimizer of torch stepped; {named}"
         return f"the script took {self.seen} of {self._warmup + 2 * self._steps} steps: lower --warmup or --steps"
 
 

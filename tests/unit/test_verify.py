@@ -206,6 +206,21 @@ def test_a_problem_that_is_asked_for_is_launched_until_the_budget_ends():
     assert device.now() - begun > 1.9
 
 
+def test_kernels_that_are_asked_for_one_problem_share_the_budget():
+    device, kernels = SimulatedBackend(), [SimulatedMatmul(), Other()]
+    plan = verify_plan(device, {each.name: each for each in kernels}, 6.0, ["bfloat16"], number=7)
+    rows, begun = [], device.now()
+    for row in VerifySweep(plan, kernels, device).results():
+        rows.append((row.regime, row.kernel, round(device.now() - begun, 1)))
+    first, second = (each.name for each in kernels)
+    assert rows[:2] == [("spaced", first, 1.5), ("spaced", second, 3.0)]
+    assert [(regime, name) for regime, name, _ in rows[2:]] == [("loaded", first), ("loaded", second)]
+
+
+class Other(SimulatedMatmul):
+    name = "another"
+
+
 def test_the_same_number_is_the_same_problem():
     device, kernel = SimulatedBackend(), SimulatedMatmul()
     plan = verify_plan(device, {"a": kernel}, dtypes=["bfloat16", "float16"])

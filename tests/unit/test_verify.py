@@ -221,6 +221,15 @@ class Other(SimulatedMatmul):
     name = "another"
 
 
+def test_a_problem_that_was_wrong_stays_wrong_when_its_run_is_resumed(run, monkeypatch):
+    monkeypatch.setattr(SimulatedBackend, "physics", Physics(faulty_unit=0))
+    asked = ("--budget", "0.1s", "--regime", "spaced")
+    assert run("verify", *PLAN, *asked, "--number", "3", "--output", "log.jsonl")[0] == 3
+    monkeypatch.setattr(SimulatedBackend, "physics", Physics())
+    code, out, _ = run("verify", *DEVICE[:4], "--resume", "log.jsonl", "--budget", "0.1s")
+    assert (code, "verify FAILED: 1 of 1 problems wrong" in out) == (3, True)
+
+
 def test_the_same_number_is_the_same_problem():
     device, kernel = SimulatedBackend(), SimulatedMatmul()
     plan = verify_plan(device, {"a": kernel}, dtypes=["bfloat16", "float16"])

@@ -104,8 +104,11 @@ class VerifySweep:
     def _steps(self, run: Runner) -> Steps:
         asked, budget = self.plan.options.number, self.plan.budget_seconds or VERIFY_BUDGET_SECONDS
         number, drawn = asked or 1 + max((row.round for row in self.rows), default=0), None
+        # A later row of the same problem would replace them in the log.
+        wrong = {(row.regime, row.kernel, row.round) for row in self.rows if row.status == "wrong_result"}
         for index, name in enumerate(self.plan.regimes, 1):
-            regime, spent = run.start(regime_class(name)(self.backend)), dict.fromkeys(self.kernels, 0.0)
+            regime = run.start(regime_class(name)(self.backend))
+            spent = {each: 0.0 for each in self.kernels if (name, each.name, asked) not in wrong}
             ends = run.begun + budget * index / len(self.plan.regimes)
             while spent and run.now() < ends:
                 kernel, begun = min(spent, key=lambda each: spent[each]), run.now()
@@ -124,5 +127,5 @@ class VerifySweep:
                 if asked:  # a problem that is right in its first launch may be wrong in a later one
                     del spent[kernel]
                 number += not asked
-            if not (spent or drawn):
+            if not (spent or drawn or wrong):
                 raise UsageError("no kernel has a random problem with these dtypes: name others, or a larger --largest")

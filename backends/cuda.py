@@ -14,6 +14,7 @@ from mamf_backends._card_sharing import card_sharing
 from mamf_backends._nvml import NvmlSensors, device_advice, open_nvml
 
 from mamf.backend import Advice, DeviceInfo, Unavailable
+from mamf.machine.environment import version_in_use
 from mamf.regime_traits import BurstTraits, SustainedTraits
 from mamf.torch_backend import hash_identifier
 from mamf.torch_streams import StreamedBackend
@@ -86,7 +87,7 @@ class CudaBackend(StreamedBackend):
             power_limit_watts=sensors.power_limit_watts() if sensors else None,
             driver=sensors.ask_system(sensors.nvml.nvmlSystemGetDriverVersion) if sensors else None,
             uuid_hash=hash_identifier(str(uuid)) if uuid else None,
-            versions={"cuda": str(torch.version.cuda), "cudnn": str(cudnn)},
+            versions={"cuda": str(torch.version.cuda), "cudnn": str(cudnn), **_cublas()},
         )
 
     def unsupported_dtype(self, dtype: str) -> str | None:
@@ -162,6 +163,13 @@ class CudaBackend(StreamedBackend):
 
 
 @cache
+def _cublas() -> dict[str, str]:
+    """The version of cuBLAS, if it is a package: the same torch runs with several."""
+    major = str(torch.version.cuda).split(".")[0]
+    found = version_in_use("nvidia-cublas") or version_in_use(f"nvidia-cublas-cu{major}")
+    return {"cublas": found} if found else {}
+
+
 def _load_driver() -> Any:
     """The driver's library, or None without a driver."""
     try:

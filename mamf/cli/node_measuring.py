@@ -86,7 +86,7 @@ def _run_children(options: argparse.Namespace) -> int:
             _measured_by_children(options, folder, run, watch)
         except KeyboardInterrupt:
             is_interrupted = True
-    run.failures, run.is_over = watch.failures, not is_interrupted
+    run.failures, run.is_over, run.is_cut = watch.failures, not is_interrupted, is_interrupted
     if watch.was_left:
         failed = ", ".join(names(run)[rank] for rank in watch.failures)
         run.apart = f"{failed} failed during the measurements of all devices together"

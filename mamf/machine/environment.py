@@ -96,20 +96,13 @@ def _find_private_names() -> tuple[tuple[re.Pattern[str], str], ...]:
     )
 
 
-# The same torch runs with several versions of the libraries of a CUDA build.
-_PACKAGES = (
-    *("torch", "numpy", "triton"),
-    *("nvidia-cublas", "nvidia-cublas-cu12", "nvidia-cudnn-cu13", "nvidia-cudnn-cu12"),
-)
-
-
 def describe_environment(backend_variables: Iterable[str] = ()) -> dict[str, Any]:
     """The software and operating system of this process, as JSON values."""
     names = [*_ENVIRONMENT_VARIABLES, *backend_variables]
     return {
         "python": platform.python_version(),
         "os": f"{platform.system()} {platform.release()} {platform.machine()}",
-        "packages": {name: found for name in _PACKAGES if (found := version_in_use(name))},
+        "packages": {name: found for name in ("torch", "numpy", "triton") if (found := version_in_use(name))},
         "variables": {name: os.environ[name] for name in sorted(set(names)) if name in os.environ},
     }
 

@@ -44,14 +44,16 @@ class Run:
     apart: str = ""
     failures: dict[int, str] = field(default_factory=dict)
     places: dict[int, Place] = field(default_factory=dict)
-    #: Whether the whole run was killed (none of its logs has a summary) or interrupted (one of them says so).
+    #: Whether the whole run was killed (none of its logs has a summary), or interrupted while its leader watched each
+    #: device. A launcher that ends all ranks because one died interrupts them as well.
     is_cut: bool = False
 
     def write(self, folder: Path) -> None:
         ends = {str(rank): scrub(reason) for rank, reason in self.failures.items()}
         places = [[each.rank, each.node, each.index] for each in self.places.values()]
-        record = {"schema": _SCHEMA, "ranks": self.ranks, "is_over": self.is_over, "apart": scrub(self.apart)}
-        write_whole(folder / RUN, json.dumps({**record, "failures": ends, "places": places}, indent=1) + "\n")
+        record = {"schema": _SCHEMA, "ranks": self.ranks, "is_over": self.is_over, "is_interrupted": self.is_cut}
+        rest = {"apart": scrub(self.apart), "failures": ends, "places": places}
+        write_whole(folder / RUN, json.dumps({**record, **rest}, indent=1) + "\n")
 
 
 def read_run(folder: Path) -> Run | None:
@@ -65,7 +67,14 @@ def read_run(folder: Path) -> Run | None:
         failures = {int(rank): str(reason) for rank, reason in record["failures"].items()}
         by_rank = {place.rank: place for place in places}
         ranks = whole_number("ranks", record["ranks"], 0, _MOST_RANKS)
-        return Run(ranks, bool(record["is_over"]), str(record["apart"]), failures, by_rank)
+        return Run(
+            ranks,
+            bool(record["is_over"]),
+            str(record["apart"]),
+            failures,
+            by_rank,
+            bool(record.get("is_interrupted")),  # absent in older files
+        )
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         reason = f"{path} is not what 'mamf node' writes ({describe_error(error)}): without it the logs alone are read"
         raise RunLogError(reason) from None
@@ -98,12 +107,7 @@ def devices_of(folders: Sequence[Path], known: Run | None = None) -> tuple[Run, 
     open_ended = [
         any(isinstance(log, RunLog) and log.summary is None for log in each.values()) for each in logs.values()
     ]
-    by_user = any(
-        isinstance(log, RunLog) and (log.summary or {}).get("reason") == "by the user"
-        for each in logs.values()
-        for log in each.values()
-    )
-    run.is_cut = not run.is_over and (by_user or (bool(open_ended) and all(open_ended)))
+    run.is_cut = not run.is_over and (run.is_cut or (bool(open_ended) and all(open_ended)))
     places = [run.places[rank] for rank in sorted(run.places)]
     return run, [device_of(place, logs.get(place, {}), run) for place in places]
 
@@ -126,6 +130,7 @@ def _joined(one: Run, other: Run) -> Run:
         one.apart or other.apart,
         one.failures | other.failures,
         one.places | other.places,
+        one.is_cut or other.is_cut,
     )
 
 

@@ -21,8 +21,8 @@ from mamf.text import visible
 # What two intervals of 95 % cover together; below, a reader should know.
 _USUAL_COVERAGE = 0.9
 _HOST_CLOCK = "host clock"
-# An interval of a ratio that reaches further says nothing.
-_MOST_RATIO = 100.0
+# An interval of a ratio whose ends lie further apart, one over the other, says nothing.
+_WIDEST_RATIO = 100.0
 
 
 def comparison_document(comparison: Comparison, tolerance: float) -> Document:
@@ -70,14 +70,14 @@ def shapes(pair: Pair) -> str:
 
 
 def ratio_interval_cell(interval: Interval) -> str:
-    return f"{interval.low:.4f} to {interval.high:.4f}" if interval.high < _MOST_RATIO else "unknown"
+    return f"{interval.low:.4f} to {interval.high:.4f}" if interval.high < _WIDEST_RATIO * interval.low else "unknown"
 
 
 def change_interval(interval: Interval) -> str:
     """The interval of a ratio as changes in percent."""
-    if interval.high >= _MOST_RATIO:
-        return "of unknown accuracy"
-    return f"{100 * (interval.low - 1):+.2f} to {100 * (interval.high - 1):+.2f}"
+    if interval.high < _WIDEST_RATIO * interval.low:
+        return f"{100 * (interval.low - 1):+.2f} to {100 * (interval.high - 1):+.2f}"
+    return "of unknown accuracy"
 
 
 def unit_of(pairs: Sequence[Pair]) -> tuple[str, float]:

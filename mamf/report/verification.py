@@ -56,7 +56,7 @@ def verdict_lines(rows: Rows) -> Iterator[str]:
     verdict = f"FAILED: {wrong} of {problems} problems wrong" if wrong else "PASSED" if problems else "UNFINISHED"
     yield f"verify {verdict}; checked: {', '.join(f'{number:.4g} {name}' for name, number in found.items())}"
     if wrong:
-        yield "a faulty card errs alone, a faulty library on every card: run the command after 'again:' on another one"
+        yield "a faulty library errs on every card, a faulty card alone: run the command after 'again:' on another card"
     else:
         most = ", ".join(f"{most_wrong(number):.1e} of {name}" for name, number in found.items())
         yield f"with 95 % confidence at most these shares are wrong, if errors are independent: {most}"

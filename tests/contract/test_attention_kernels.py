@@ -853,3 +853,18 @@ def test_float16_gradients_of_scores_may_be_subnormal(cpu, rounded_to, is_right)
     verdict = verdict_on_call(kernel, cpu, problem, shape_of("b1h1q8k60000d16"), call)
     assert verdict.ok is is_right
     assert verdict.details["gradient_error"] > 2 * verdict.tolerance
+
+
+@pytest.mark.parametrize(("shape", "factor"), [("b1h1q8k40000d16", 2.83), ("b1h1q8k40000d16w64", 2.0)])
+def test_only_keys_that_a_query_sees_widen_the_bound_of_gradients(cpu, shape, factor):
+    kernel, problem = attention_kernel("eager"), AttentionProblem("float16", "bwd", "uniform")
+    attend = kernel.bind(cpu, problem, shape_of(shape))
+
+    def noisy(q, k, v):
+        output = attend(q, k, v)
+        output.register_hook(lambda do: (do * (1 + 4e-3 * torch.randn(do.shape))).half())
+        return output
+
+    verdict = verdict_on_call(kernel, cpu, problem, shape_of(shape), noisy)
+    assert verdict.ok
+    assert verdict.details["gradient_error"] / verdict.error == pytest.approx(factor, rel=0.01)

@@ -4,6 +4,7 @@ import copy
 import csv
 import io
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -101,9 +102,12 @@ def test_a_verdict_follows_from_the_interval(seconds, spread, verdict):
 
 
 def test_an_interval_that_says_nothing_is_not_printed():
-    wide, usual = Interval(1e-3, 5.6e11, 0.95), Interval(0.99, 1.02, 0.95)
-    assert [ratio_interval_cell(wide), ratio_interval_cell(usual)] == ["unknown", "0.9900 to 1.0200"]
+    wide, usual, of_others = Interval(1e-3, 5.6e11, 0.95), Interval(0.99, 1.02, 0.95), Interval(199.0, 201.0, 0.95)
+    assert [ratio_interval_cell(each) for each in (wide, Interval(math.nan, math.nan, 0.95))] == ["unknown"] * 2
     assert [change_interval(wide), change_interval(usual)] == ["of unknown accuracy", "-1.00 to +2.00"]
+    # Of a card and a processor.
+    assert [ratio_interval_cell(usual), ratio_interval_cell(of_others)] == ["0.9900 to 1.0200", "199.0000 to 201.0000"]
+    assert change_interval(of_others) == "+19800.00 to +20000.00"
 
 
 def test_the_interval_of_what_has_no_error_spans_the_extremes_of_both():

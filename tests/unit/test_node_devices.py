@@ -169,11 +169,14 @@ def test_an_interrupted_run_blames_no_device_that_had_no_time_to_end_its_log(hea
     *lines, summary = second.read_text().splitlines()
     ended = json.loads(summary) | {"status": "interrupted", "reason": "by the user"}
     (tmp_path / second.name).write_text("\n".join([*lines, json.dumps(ended)]) + "\n")
-    Run(2).write(tmp_path)
+    Run(2, is_cut=True).write(tmp_path)
     assert [device.failures for device in devices_of([tmp_path])[1]] == [(), ()]
-    Run(2, is_over=True).write(tmp_path)
     cut = "it was gone or killed while find was measured"
-    assert [device.failures for device in devices_of([tmp_path])[1]] == [(cut,), ()]
+    for run in (Run(2, is_over=True), Run(2)):  # torchrun ends all ranks by a signal because one died
+        run.write(tmp_path)
+        assert [device.failures for device in devices_of([tmp_path])[1]] == [(cut,), ()]
+    Run(2, failures={0: "it ended while it measured (find): killed by signal 11"}, is_cut=True).write(tmp_path)
+    assert [len(device.failures) for device in devices_of([tmp_path])[1]] == [1, 0]
 
 
 def test_what_stands_beside_the_logs_names_no_machine(tmp_path):

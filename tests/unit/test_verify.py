@@ -206,6 +206,30 @@ def test_a_problem_that_is_asked_for_is_launched_until_the_budget_ends():
     assert device.now() - begun > 1.9
 
 
+def test_kernels_that_are_asked_for_one_problem_share_the_budget():
+    device, kernels = SimulatedBackend(), [SimulatedMatmul(), Other()]
+    plan = verify_plan(device, {each.name: each for each in kernels}, 6.0, ["bfloat16"], number=7)
+    rows, begun = [], device.now()
+    for row in VerifySweep(plan, kernels, device).results():
+        rows.append((row.regime, row.kernel, round(device.now() - begun, 1)))
+    first, second = (each.name for each in kernels)
+    assert rows[:2] == [("spaced", first, 1.5), ("spaced", second, 3.0)]
+    assert [(regime, name) for regime, name, _ in rows[2:]] == [("loaded", first), ("loaded", second)]
+
+
+class Other(SimulatedMatmul):
+    name = "another"
+
+
+def test_a_problem_that_was_wrong_stays_wrong_when_its_run_is_resumed(run, monkeypatch):
+    monkeypatch.setattr(SimulatedBackend, "physics", Physics(faulty_unit=0))
+    asked = ("--budget", "0.1s", "--regime", "spaced")
+    assert run("verify", *PLAN, *asked, "--number", "3", "--output", "log.jsonl")[0] == 3
+    monkeypatch.setattr(SimulatedBackend, "physics", Physics())
+    code, out, _ = run("verify", *DEVICE[:4], "--resume", "log.jsonl", "--budget", "0.1s")
+    assert (code, "verify FAILED: 1 of 1 problems wrong" in out) == (3, True)
+
+
 def test_the_same_number_is_the_same_problem():
     device, kernel = SimulatedBackend(), SimulatedMatmul()
     plan = verify_plan(device, {"a": kernel}, dtypes=["bfloat16", "float16"])

@@ -31,8 +31,8 @@ ROWS = ((PRODUCTS, True), (OTHER, True), (PRODUCTS, False), (OTHER, False))
 #: Visits alternate so many times between the two works and both, so that all three see the device drift alike. Seconds
 #: that are measured of each row in all rounds.
 _ROUNDS, DEFAULT_SECONDS = 3, 3.0
-#: Blocks of a window, those by which a host queues the other work ahead, and the fewest windows of a visit.
-_BLOCKS, _AHEAD, _WINDOW_SECONDS, _LEAST_WINDOWS = 16, 4, 0.05, 3
+#: Blocks of a window, those by which a host queues the other work ahead, and the most windows for a first figure.
+_BLOCKS, _AHEAD, _WINDOW_SECONDS, _MOST_TRIED = 16, 4, 0.05, 4
 #: Flushes ahead of a window, while the host queues its first blocks, and launches of a window of short ones.
 _FLUSHES, _MOST_SHORT = 128, 320
 #: The host must be ahead by as much at each mark: else the device waited for it. A launch takes at least the second.
@@ -170,12 +170,13 @@ class _Pair:
 
     def _visit(self, works: Sequence[_Work]) -> None:
         """Let a swing of the power controller pass, for no longer than is measured, then measure."""
-        part, taken = self.run.seconds / _ROUNDS, 0
+        part, tried, taken = self.run.seconds / _ROUNDS, 0, 0
         settled_at = self.backend.now() + min(part, self.backend.sustained_traits.swing_seconds)
         for windows in itertools.count():
             self.regime.require_clock_advances(windows)
-            elapsed, seconds = self.run.of_all((self.backend.now() - settled_at, [work.seconds for work in works]))[0]
-            if taken >= _LEAST_WINDOWS and elapsed >= part:
+            own = (self.backend.now() - settled_at, [work.seconds for work in works], taken)
+            elapsed, seconds, of_first = self.run.of_all(own)[0]
+            if elapsed >= part and (of_first or tried >= _MOST_TRIED):
                 return
             is_settled = windows > 0 and elapsed >= 0
             block = max(min(_WINDOW_SECONDS, _MOST_SHORT * min(seconds)) / _BLOCKS, *seconds, _LEAST_SECONDS)
@@ -187,7 +188,7 @@ class _Pair:
                 samples.seconds += [latest] * is_settled
                 samples.launches += round(_BLOCKS * count) * is_settled
                 samples.add_reading(self.regime.read_sensors() if is_settled else None)
-            taken += is_settled
+            tried, taken = tried + is_settled, taken + (is_settled and found is not None)
 
     def _window(self, works: Sequence[_Work], launches: Sequence[float]) -> list[float] | None:
         """Seconds a launch of each work while all of them run; None if they never did, or waited for the host.

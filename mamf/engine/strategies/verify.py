@@ -104,10 +104,13 @@ class VerifySweep:
     def _steps(self, run: Runner) -> Steps:
         asked, budget = self.plan.options.number, self.plan.budget_seconds or VERIFY_BUDGET_SECONDS
         number, drawn = asked or 1 + max((row.round for row in self.rows), default=0), None
-        rule = StoppingRule(seconds=budget / (len(self.plan.regimes) if asked else _MOST_ROWS))
+        # A later row of the same problem would replace them in the log.
+        wrong = {(row.regime, row.kernel, row.round) for row in self.rows if row.status == "wrong_result"}
         for index, name in enumerate(self.plan.regimes, 1):
-            regime, spent = run.start(regime_class(name)(self.backend)), dict.fromkeys(self.kernels, 0.0)
-            while spent and run.now() < run.begun + budget * index / len(self.plan.regimes):
+            regime = run.start(regime_class(name)(self.backend))
+            spent = {each: 0.0 for each in self.kernels if (name, each.name, asked) not in wrong}
+            ends = run.begun + budget * index / len(self.plan.regimes)
+            while spent and run.now() < ends:
                 kernel, begun = min(spent, key=lambda each: spent[each]), run.now()
                 found = draw(self.backend, self.plan, kernel, number, name)
                 if found is None:
@@ -115,6 +118,8 @@ class VerifySweep:
                     continue
                 drawn = found
                 self.on_phase(f"{name} {number} {kernel.name} {drawn[1]}")
+                # A problem that is asked for gets one row of each kernel; they share the time that is left.
+                rule = StoppingRule(seconds=(ends - begun) / len(spent) if asked else budget / _MOST_ROWS)
                 row = yield Step(kernel, *drawn, regime, rule, round=number)
                 run.release_pools()  # each problem has its own seed
                 # What refuses at once would always be next.
@@ -122,5 +127,5 @@ class VerifySweep:
                 if asked:  # a problem that is right in its first launch may be wrong in a later one
                     del spent[kernel]
                 number += not asked
-            if not (spent or drawn):
+            if not (spent or drawn or wrong):
                 raise UsageError("no kernel has a random problem with these dtypes: name others, or a larger --largest")

@@ -49,8 +49,9 @@ _NOTHING_FITS = ("No available kernel", "No viable backend")
 _TOLERANCE = {"bfloat16": 5e-3, "float16": 1.2e-3, "float32": 2e-5, "float64": 1e-12}
 # Gradients are rounded more often: the largest error in results/ is 3.3e-3.
 _GRADIENT_FACTOR = 2.0
-# Gradients of scores are about the data's variance (1/3 or more) over the number of keys. In float16 they may be
-# subnormal numbers, multiples of this. Rounding to them gives an error of at most 0.87 of this times the keys.
+# Gradients of scores are about the data's variance (1/3 or more) over the number of keys that a query sees. In float16
+# they may be subnormal numbers, multiples of this. Rounding to them gives an error of at most 0.87 of this times those
+# keys.
 _SUBNORMAL = {"float16": 2.0**-24}
 # The largest deviation from 1 of the slope of a result against the reference, and the deviations, in standard ones,
 # that are rare by chance.
@@ -275,7 +276,8 @@ class PreparedAttention:
         bound = kernel.bound(problem)
         # A missing row vanishes in the norm of a long output, so the worst row counts too, in units of its bound.
         row = found.worst_row / (_ROW_TOLERANCE if kernel.is_exact else _ROW_TOLERANCE_APPROXIMATE) * bound
-        factor = _GRADIENT_FACTOR + self._shape.seqlen_k * _SUBNORMAL.get(problem.dtype, 0.0) / bound
+        keys = self._shape.pairs / self._shape.seqlen_q
+        factor = _GRADIENT_FACTOR + keys * _SUBNORMAL.get(problem.dtype, 0.0) / bound
         worst = _worst((found.errors["o"], gradients / factor, row if row > bound else 0.0))
         reason = ""
         for name, slope in found.slopes.items() if kernel.is_exact and worst <= bound else ():

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from mamf.logs.run_log import RunLog
@@ -37,11 +37,16 @@ def counts(rows: Rows) -> dict[str, int]:
     """Problems with a verdict, launches and output values that were checked, and wrong problems."""
     judged = [row for row in rows if row.ok or row.status == WRONG]
     return {
-        "problems": len(judged),
+        "problems": len(_problems(judged)),
         "launches": sum(int(row.details.get(CHECKED_LAUNCHES, 1)) for row in judged),
         "values": sum(int(row.details.get(CHECKED_VALUES, 0)) for row in judged),
-        "wrong": sum(row.status == WRONG for row in judged),
+        "wrong": len(_problems(row for row in judged if row.status == WRONG)),
     }
+
+
+def _problems(rows: Iterable[Measurement]) -> set[tuple[str, str, int]]:
+    """One that was asked for has many rows."""
+    return {(row.regime, row.kernel, row.round) for row in rows}
 
 
 def most_wrong(checked: int) -> float:
@@ -114,6 +119,10 @@ def _worst(rows: Rows) -> Measurement | None:
     return max((row for row in rows if row.ok), key=_of_bound, default=None)
 
 
+def _without_verdict(rows: Rows) -> int | None:
+    return len(_problems(row for row in rows if not row.ok and row.status != WRONG)) or None
+
+
 def _columns(header: Mapping[str, Any]) -> list[Column[Rows]]:
     return [
         Column("operation", "operation", lambda rows: rows[0].operation, plain, 3, True),
@@ -128,7 +137,7 @@ def _columns(header: Mapping[str, Any]) -> list[Column[Rows]]:
         Column("other_bits", "other bits", lambda rows: sum(OTHER_BITS in row.details for row in rows) or None),
         Column("lost_nan", "lost NaN", lambda rows: sum(LOST_NAN in row.details for row in rows) or None),
         Column("wrong", "wrong", lambda rows: counts(rows)["wrong"]),
-        Column("no_verdict", "no verdict", lambda rows: len(rows) - counts(rows)["problems"] or None, importance=6),
+        Column("no_verdict", "no verdict", _without_verdict, importance=6),
     ]
 
 
@@ -139,7 +148,7 @@ def _median(read: Callable[[Conditions], float | None]) -> Callable[[Rows], floa
 #: In which states of the device launches were checked.
 _STATES: list[Column[Rows]] = [
     Column("regime", "regime", lambda rows: rows[0].regime, left=True),
-    Column("problems", "problems", len),
+    Column("problems", "problems", lambda rows: counts(rows)["problems"]),
     Column("clock_hz", "median Hz", _median(lambda conditions: conditions.clock_hz), "{:.4g}".format),
     Column("power_watts", "median W", _median(lambda conditions: conditions.watts), "{:.0f}".format),
     Column("throttled", "throttled in problems", _throttling, left=True),

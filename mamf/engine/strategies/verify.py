@@ -104,28 +104,24 @@ class VerifySweep:
     def _steps(self, run: Runner) -> Steps:
         asked, budget = self.plan.options.number, self.plan.budget_seconds or VERIFY_BUDGET_SECONDS
         number, drawn = asked or 1 + max((row.round for row in self.rows), default=0), None
-        # A later row of the same problem would replace them in the log.
-        wrong = {(row.regime, row.kernel, row.round) for row in self.rows if row.status == "wrong_result"}
+        rule, repeats = StoppingRule(seconds=max(budget / _MOST_ROWS, bool(asked))), len(self.rows)
         for index, name in enumerate(self.plan.regimes, 1):
-            regime = run.start(regime_class(name)(self.backend))
-            spent = {each: 0.0 for each in self.kernels if (name, each.name, asked) not in wrong}
-            ends = run.begun + budget * index / len(self.plan.regimes)
-            while spent and run.now() < ends:
+            regime, spent = run.start(regime_class(name)(self.backend)), dict.fromkeys(self.kernels, 0.0)
+            while spent and run.now() < run.begun + budget * index / len(self.plan.regimes):
                 kernel, begun = min(spent, key=lambda each: spent[each]), run.now()
                 found = draw(self.backend, self.plan, kernel, number, name)
                 if found is None:
                     del spent[kernel]
                     continue
-                drawn = found
+                drawn, repeats = found, repeats + 1
                 self.on_phase(f"{name} {number} {kernel.name} {drawn[1]}")
-                # A problem that is asked for gets one row of each kernel; they share the time that is left.
-                rule = StoppingRule(seconds=(ends - begun) / len(spent) if asked else budget / _MOST_ROWS)
-                row = yield Step(kernel, *drawn, regime, rule, round=number)
+                # A problem that is asked for is verified again and again, a second each time, until it is wrong.
+                row = yield Step(kernel, *drawn, regime, rule, str(repeats) if asked else "", number)
                 run.release_pools()  # each problem has its own seed
                 # What refuses at once would always be next.
                 spent[kernel] = spent[kernel] + run.now() - begun if row and row.ok else max(spent.values())
-                if asked:  # a problem that is right in its first launch may be wrong in a later one
+                if asked and row and not row.ok:
                     del spent[kernel]
                 number += not asked
-            if not (spent or drawn or wrong):
+            if not (spent or drawn):
                 raise UsageError("no kernel has a random problem with these dtypes: name others, or a larger --largest")

@@ -26,9 +26,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add(group, "--regime", choices=CHECKING, help="launches apart at boost, or under load", default_text="both")
     group.add_argument("--largest", type=shape, help="matmul shape whose FLOP no problem exceeds (default: by device)")
     add(group, "--seed")
-    group.add_argument(
-        "--number", type=index, default=0, metavar="N", help="only this random problem, launched until the budget ends"
-    )
+    group.add_argument("--number", type=index, default=0, metavar="N", help="only this random problem, again and again")
     group = parser.add_argument_group("device")
     add(group, "--backend", "--device")
     add(group, "--devices", default_text="all, one process and log each")

@@ -52,16 +52,15 @@ def waterfall_steps(
     normal, zeros = find_row(rows, NORMAL, BURST), find_row(rows, ZEROS, BURST)
     last = find_row(rows, NORMAL, SUSTAINED)
     first = rows[0]
-    return compare_steps(
-        [
-            _datasheet(info, first.problem.dtype),
-            _units(info, first.problem.dtype, normal or zeros),
-            _measured("burst, zeros", zeros, "the kernel's rate when data cost no power" + _timer(zeros)),
-            _measured("burst, normal data", normal, _cost_of_data(zeros, normal)),
-            _measured("sustained, normal data", last, _cost_of_power(last, info)),
-            *given,
-        ]
-    )
+    steps = [
+        _datasheet(info, first.problem.dtype),
+        _units(info, first.problem.dtype, normal or zeros),
+        _measured("burst, zeros", zeros, "the kernel's rate when data cost no power" + _timer(zeros)),
+        _measured("burst, normal data", normal, _cost_of_data(zeros, normal)),
+        _measured("sustained, normal data", last, _cost_of_power(last, info)),
+        *given,
+    ]
+    return compare_steps(steps)
 
 
 def compare_steps(steps: Iterable[WaterfallStep]) -> list[WaterfallStep]:

@@ -42,11 +42,8 @@ def run_was_completed(evidence: Evidence) -> Iterator[Finding]:
     if summary is None:
         yield Finding("interrupted", "the run has no summary: it was killed, or is not over", is_warning=True)
     elif evidence.log.tier == "interrupted":
-        yield Finding(
-            "interrupted",
-            f"the run was interrupted ({summary['reason'] or 'no reason given'}): the best shape may be untested",
-            is_warning=True,
-        )
+        message = f"the run was interrupted ({summary['reason'] or 'no reason given'}): the best shape may be untested"
+        yield Finding("interrupted", message, is_warning=True)
 
 
 def summary_recomputes(evidence: Evidence) -> Iterator[Finding]:
@@ -61,9 +58,8 @@ def summary_recomputes(evidence: Evidence) -> Iterator[Finding]:
     # Converted logs counted no phases.
     for name in sorted((again.keys() & summary.keys() | {"best", "measured"}) - _NOT_FROM_ROWS):
         if not agree(summary.get(name), again[name], same_rate):
-            yield Finding(
-                "best-mismatch", f"{name}: the rows give {again[name]}, the summary says {summary.get(name)}", line
-            )
+            message = f"{name}: the rows give {again[name]}, the summary says {summary.get(name)}"
+            yield Finding("best-mismatch", message, line)
     if evidence.log.tier == "complete" and summary["left"]:
         yield Finding("best-mismatch", f"complete, but {summary['left']} shapes are left", line)
 
@@ -179,10 +175,8 @@ def claims_are_firm(evidence: Evidence) -> Iterator[Finding]:
     for regime, row in evidence.claims.items():
         name = f"the best of {regime}, {row.shape},"
         if len(row.samples) < _FEWEST_SAMPLES:
-            yield Finding(
-                "few-samples",
-                f"{name} has {len(row.samples)} samples, fewer than {_FEWEST_SAMPLES}: raise --time-limit",
-            )
+            message = f"{name} has {len(row.samples)} samples, fewer than {_FEWEST_SAMPLES}: raise --time-limit"
+            yield Finding("few-samples", message)
         yield from _too_wide(evidence, name, _half_width(row), "--time-limit")
         yield from _throttled(evidence, name, regime, row.conditions)
     for ceiling in (*evidence.log.all_ceilings.values(), *evidence.log.own_ceilings.values()):
@@ -221,10 +215,8 @@ def _too_wide(evidence: Evidence, name: str, half_width: float, option: str) -> 
     """``option``: the option that allows more time."""
     widest = _widest(evidence)
     if half_width > widest:
-        yield Finding(
-            "wide-interval",
-            f"{name} is known to +-{half_width:.1%}, not {widest:.0%}: leave the machine alone, raise {option}",
-        )
+        message = f"{name} is known to +-{half_width:.1%}, not {widest:.0%}: leave the machine alone, raise {option}"
+        yield Finding("wide-interval", message)
 
 
 def _throttled(evidence: Evidence, name: str, regime: str, conditions: Conditions) -> Iterator[Finding]:

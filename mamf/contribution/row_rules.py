@@ -134,11 +134,10 @@ def possible(evidence: Evidence) -> Iterator[Finding]:
             )
         fastest, unit = row.amount / min(row.samples), row.work.unit
         if limit is not None and split_impossible(row.samples, row.amount, limit, row.timer_accuracy)[1]:
-            yield Finding(
-                "implausible",
-                f"{row.shape}: {fastest / TERA:.4g} {unit}, more than the {limit / TERA:.4g} that {info.name} can do",
-                line,
+            message = (
+                f"{row.shape}: {fastest / TERA:.4g} {unit}, more than the {limit / TERA:.4g} that {info.name} can do"
             )
+            yield Finding("implausible", message, line)
         elif reason := why_implausible(row, info, limit):
             yield Finding("implausible", f"{row.shape}: {reason}", line)
 
@@ -149,12 +148,8 @@ def _unbounded(evidence: Evidence) -> Iterator[Finding]:
     for dtype, count in sorted(unbounded.items()):
         of = sum(row.problem.dtype == dtype for row in rows)
         name = evidence.log.device(None).name
-        yield Finding(
-            "implausible",
-            f"nothing bounds {count} of its {of} rows in {dtype}: no known peak of {name} does",
-            1,
-            is_warning=True,
-        )
+        message = f"nothing bounds {count} of its {of} rows in {dtype}: no known peak of {name} does"
+        yield Finding("implausible", message, 1, is_warning=True)
 
 
 def _limit(evidence: Evidence, row: Measurement) -> float | None:
@@ -206,11 +201,8 @@ def verified(evidence: Evidence) -> Iterator[Finding]:
         elif not 0 <= row.error <= bound:
             yield Finding("unverified", f"{row.shape}: relative error {row.error:.2g}, beyond {bound:.2g}", line)
         elif is_rounded(row) and row.error < _least_error(row.problem):
-            yield Finding(
-                "data",
-                f"{row.shape}: a relative error of {row.error:.2g}, less than rounding leaves of normal data",
-                line,
-            )
+            message = f"{row.shape}: a relative error of {row.error:.2g}, less than rounding leaves of normal data"
+            yield Finding("data", message, line)
 
 
 def _least_error(problem: Any) -> float:
@@ -265,11 +257,10 @@ def times_in_order(evidence: Evidence) -> Iterator[Finding]:
             yield Finding("time-order", f"written at {text}, before what stands above it ({before.isoformat()})", line)
         before = max(now, before)
         if max(measured.values(), default=0.0) > (before - started).total_seconds() + _WHOLE_SECONDS:
-            yield Finding(
-                "time-order",
-                f"written {(before - started).total_seconds():.0f} s after the start, sooner than its samples took",
-                line,
+            message = (
+                f"written {(before - started).total_seconds():.0f} s after the start, sooner than its samples took"
             )
+            yield Finding("time-order", message, line)
             break
     if before > datetime.now(timezone.utc) + _CLOCKS_APART:
         yield Finding("time-order", f"written on {before:%Y-%m-%d}, which is to come")

@@ -32,9 +32,8 @@ def samples_whole(evidence: Evidence) -> Iterator[Finding]:
             continue
         aside = row.implausible_samples
         if row.regime == BURST and row.launches != len(row.samples) + len(aside):
-            yield Finding(
-                "lost-samples", f"{row.shape}: {row.launches} launches, {len(row.samples) + len(aside)} samples", line
-            )
+            message = f"{row.shape}: {row.launches} launches, {len(row.samples) + len(aside)} samples"
+            yield Finding("lost-samples", message, line)
         if aside and (max(aside) >= min(row.samples) or len(aside) > len(row.samples)):
             yield Finding("lost-samples", f"{row.shape}: its implausible samples are plausible", line)
         if _is_too_short(evidence, row):

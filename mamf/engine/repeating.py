@@ -57,9 +57,8 @@ class Repeating:
         (_, usual), *others = Counter(self._sums).most_common()
         different = sum(count for _, count in others)
         if different:
-            return self._result(
-                "wrong_result", f"{different} of {usual + different} equal launches gave different bits than the rest"
-            )
+            reason = f"{different} of {usual + different} equal launches gave different bits than the rest"
+            return self._result("wrong_result", reason)
         return self._result("ok")
 
     def _prepared(self, pool: OperandPool) -> Prepared:

@@ -27,6 +27,5 @@ class Explain(KernelRows):
 
     def chart(self, log: RunLog, drawing: Drawing) -> Picture:
         drawing.require_no_direction(log)
-        return waterfall_chart(
-            waterfall_steps(log.measurements, DeviceInfo(**log.header["device"])), log.measurements, log.header
-        )
+        steps = waterfall_steps(log.measurements, DeviceInfo(**log.header["device"]))
+        return waterfall_chart(steps, log.measurements, log.header)

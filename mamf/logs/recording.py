@@ -138,9 +138,8 @@ class Recording:
             )
             return writer
         findings = [format_finding(finding).strip() for finding in diagnose(self.backend)]
-        return RunLogWriter.create(
-            path, header_of(self.backend, "from Python", self.kernel, plan_record(self.plan), findings)
-        )
+        header = header_of(self.backend, "from Python", self.kernel, plan_record(self.plan), findings)
+        return RunLogWriter.create(path, header)
 
     def _written(
         self,

@@ -132,9 +132,8 @@ def _commit() -> str | None:
         return None
 
     def git(*arguments: str) -> str:
-        return subprocess.run(
-            ["git", "-C", str(checkout), *arguments], capture_output=True, text=True, timeout=5, check=True
-        ).stdout.strip()
+        command = ["git", "-C", str(checkout), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout.strip()
 
     try:
         dirty = git("status", "--porcelain", "--untracked-files=no", "--", "mamf", "backends")

@@ -104,9 +104,8 @@ class Watch:
         found = [rank for rank in sorted(self.running) if self._heard[rank] < late and self.phases.get(rank) != WAITS]
         or_waits = ", or waits for one that does" if len(found) > 1 and self.phases.get(found[0]) == TOGETHER else ""
         for rank in found:
-            self.failures.setdefault(
-                rank, f"it hangs{or_waits}: silent for {self.patience:.0f} s ({self.phases.get(rank, 'start')})"
-            )
+            reason = f"it hangs{or_waits}: silent for {self.patience:.0f} s ({self.phases.get(rank, 'start')})"
+            self.failures.setdefault(rank, reason)
             self._without_a_word.add(rank)
         return found
 

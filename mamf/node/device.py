@@ -152,9 +152,8 @@ class DeviceRun:
             search = log.plan.searches[0]
             return search, kernels_for(self.backend, search.problem, search.kernels)
         problem = problem_for(self.backend, self.dtype)
-        return plan_for(
-            self.backend, problem, self.kernels, budget_seconds=self.find_seconds or NODE_BUDGET_SECONDS, is_quick=True
-        )
+        seconds = self.find_seconds or NODE_BUDGET_SECONDS
+        return plan_for(self.backend, problem, self.kernels, budget_seconds=seconds, is_quick=True)
 
     def _repeated(self, path: Path, before: Before) -> Iterator[Measurement]:
         problem = problem_for(self.backend, self.dtype)

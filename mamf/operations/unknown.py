@@ -71,15 +71,13 @@ class Unknown(Operation[Any, Any]):
 
     def parse_shape(self, text: str) -> UnknownShape:
         """The shape of a ceiling, whose work is unknown."""
-        return UnknownShape(
-            (("shape", text),), Work(0.0, 0, "as its log says", str(self._record.get("unit", "TFLOPS")))
-        )
+        unit = str(self._record.get("unit", "TFLOPS"))
+        return UnknownShape((("shape", text),), Work(0.0, 0, "as its log says", unit))
 
     def shape_from_record(self, record: Mapping[str, Any]) -> UnknownShape:
         row = self._record
-        return UnknownShape(
-            freeze(record), Work(float(row["flop"]), int(row["bytes"]), "as its log says", str(row["unit"]))
-        )
+        work = Work(float(row["flop"]), int(row["bytes"]), "as its log says", str(row["unit"]))
+        return UnknownShape(freeze(record), work)
 
     def shape_record(self, shape: UnknownShape) -> dict[str, Any]:
         return thaw(shape.fields)

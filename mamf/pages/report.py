@@ -35,9 +35,8 @@ def report_of(paths: Sequence[Path]) -> Page:
 
 
 def page_of_source(source: Source) -> Page:
-    return Page(
-        source.title, source.lead, [*(each.fact for each in source.figures), *source.facts], sections=source.sections
-    )
+    facts = [*(each.fact for each in source.figures), *source.facts]
+    return Page(source.title, source.lead, facts, sections=source.sections)
 
 
 def _of_several(sources: Sequence[Source], pages: Sequence[Page]) -> Page:
@@ -132,9 +131,8 @@ def _of_ranks(path: Path) -> Page:
     bars = profile_chart([(f"rank {rank}", profile) for rank, (_, profile) in ranks.items()])
     sources = (source_of_profile(rank_log(path, rank), *read) for rank, read in ranks.items())
     sections = [_joined(f"{source.name}: {source.title}", source.sections) for source in sources]
-    return Page(
-        document.title, verdict=answer, sections=[Section("", [bars, *document.visible_blocks[:-1]]), *sections]
-    )
+    together = Section("", [bars, *document.visible_blocks[:-1]])
+    return Page(document.title, verdict=answer, sections=[together, *sections])
 
 
 def _of_autoprofile(path: Path) -> Page:

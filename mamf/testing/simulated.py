@@ -189,9 +189,8 @@ class SimulatedBackend(Backend):
 
     def compute(self, cycles: float, operands: object) -> None:
         """Launch a kernel of so many cycles."""
-        self._launch(
-            cycles, self.clock_hz, self.world.cap_watts if self.is_capped else self.world.boost_watts, operands
-        )
+        watts = self.world.cap_watts if self.is_capped else self.world.boost_watts
+        self._launch(cycles, self.clock_hz, watts, operands)
 
     def move(self, nbytes: float, operands: object) -> None:
         """Launch a kernel that reads and writes so many bytes of memory; independent of the clock."""

@@ -91,9 +91,8 @@ class _AttentionSession(KernelsSession):
 
     def _missing_searches(self) -> list[SearchPlan]:
         dtypes = {key[0] for key in self.wanted_ceilings() if key not in self.ceilings}
-        return limit_budgets(
-            self.plan.budget_seconds, [search for search in self.plan.searches if search.problem.dtype in dtypes]
-        )
+        searches = [search for search in self.plan.searches if search.problem.dtype in dtypes]
+        return limit_budgets(self.plan.budget_seconds, searches)
 
     def _search(self, plan: SearchPlan, on_phase: Callable[[str], None]) -> Iterator[Measurement]:
         """Search for the ceilings of a dtype; rows of a resumed log are not measured again."""
@@ -111,9 +110,8 @@ class _AttentionSession(KernelsSession):
 
     def _references(self, warn: Callable[[str], object] = lambda remark: None) -> Mapping[str, AnyKernel]:
         """The kernels of the ceilings."""
-        return reference_kernels(
-            {ceiling.kernel for ceiling in self.ceilings.values()}, self.options.ceiling_kernel, warn
-        )
+        names = {ceiling.kernel for ceiling in self.ceilings.values()}
+        return reference_kernels(names, self.options.ceiling_kernel, warn)
 
     def dry_run(self) -> int:
         say_plan(self.plan, self.plan.steps(self.held), self.backend, self.devices, self._missing_searches())

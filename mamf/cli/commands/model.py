@@ -37,9 +37,8 @@ def require_repeated(options: argparse.Namespace, held: KnownCeilings, asked: Kn
     """Raises LogMismatchError for a ceiling that differs from the log's."""
     for key in held.keys() & asked.keys():
         if held[key] != asked[key]:
-            raise contradiction(
-                options, "ceiling", f"a {' '.join(key)} ceiling of {held[key].tflops:.6g} TFLOPS", options.ceiling
-            )
+            then = f"a {' '.join(key)} ceiling of {held[key].tflops:.6g} TFLOPS"
+            raise contradiction(options, "ceiling", then, options.ceiling)
 
 
 def known_here(backend: Backend, needed: Collection[tuple[str, str]]) -> Iterator[KnownCeiling]:

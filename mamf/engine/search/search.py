@@ -218,9 +218,8 @@ class Search:
         leaders = self.leaders(1)
         if not leaders:
             raise ValueError("no shape of the grid could be measured")
-        return SearchResult(
-            leaders[0][0], {shape: tflops for (shape, _), tflops in self.measured.items()}, self._exhausted
-        )
+        measured = {shape: tflops for (shape, _), tflops in self.measured.items()}
+        return SearchResult(leaders[0][0], measured, self._exhausted)
 
     def _any_left(self) -> Candidate | None:
         """A random candidate that may be measurable."""

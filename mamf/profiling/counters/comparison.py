@@ -83,9 +83,8 @@ def compare_counters(a: RunLog, b: RunLog, anyway: bool = False) -> CounterCompa
     if not keys:
         raise IncomparableError(f"no kernel was counted on the same shape in {a.path} and {b.path}")
     pairs = sorted((CounterPair(of_a[key], of_b[key]) for key in keys), key=lambda pair: -pair.ratio)
-    return CounterComparison(
-        a, b, tuple(pairs), len(of_a) + len(of_b) - 2 * len(keys), forced, noted_differences(a.header, b.header)
-    )
+    alone = len(of_a) + len(of_b) - 2 * len(keys)
+    return CounterComparison(a, b, tuple(pairs), alone, forced, noted_differences(a.header, b.header))
 
 
 def _key(counts: Counts) -> tuple[str, Any, str]:

@@ -35,9 +35,8 @@ class Roof:
 def given_compute_roof(ceiling: Ceiling) -> Roof:
     """The roof from the log of --ceiling."""
     dtype = ceiling.problem.dtype
-    return Roof(
-        COMPUTE, ceiling.rate * TERA, "measured", f"measured: {dtype} at {ceiling.shape} by {ceiling.kernel}", dtype
-    )
+    description = f"measured: {dtype} at {ceiling.shape} by {ceiling.kernel}"
+    return Roof(COMPUTE, ceiling.rate * TERA, "measured", description, dtype)
 
 
 def known_compute_roof(backend: Backend, dtype: str) -> Roof | None:

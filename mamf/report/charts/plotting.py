@@ -132,9 +132,8 @@ def _draw_panel(axes: Axes, panel: Panel, chart: Chart, styles: Mapping[str, Sty
     for side in axes.spines.values():
         side.set_color("#999999")
     if panel.title:
-        axes.set_title(
-            textwrap.fill(panel.title, _PANEL_TITLES_LENGTH // len(chart.grid[0])), fontsize=TEXT, loc="left"
-        )
+        title = textwrap.fill(panel.title, _PANEL_TITLES_LENGTH // len(chart.grid[0]))
+        axes.set_title(title, fontsize=TEXT, loc="left")
     for line in panel.lines:
         _draw_line(axes, line, panel, chart, styles[line.name])
     aside = (chart.bar_width or 0.0) / 2

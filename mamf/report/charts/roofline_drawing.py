@@ -107,9 +107,8 @@ class _Labels:
         for mark in others if len(others) <= _MOST_LABELED else ():
             left_out += not self._placed(mark.label, _LABEL, self._beside(mark, _AROUND))
         if left_out:
-            self.axes.set_title(
-                f"labels that do not fit: {left_out} (the table has all)", loc="right", fontsize=SMALL, color=GREY
-            )
+            message = f"labels that do not fit: {left_out} (the table has all)"
+            self.axes.set_title(message, loc="right", fontsize=SMALL, color=GREY)
 
     def _pixels(self, place: Place) -> Place:
         x, y = self.axes.transData.transform(place)

@@ -61,9 +61,8 @@ def _draw_bars(axes: Axes, panel: StackedPanel, styles: Mapping[str, Style], top
                 place, height, bottom=bottom, color=styles[name].color, width=0.7, edgecolor="white", linewidth=0.7
             )
             if height > _FIGURE_ROOM * top:
-                axes.text(
-                    place, bottom + height / 2, f"{height:.3g}", fontsize=SMALL, color="white", ha="center", va="center"
-                )
+                middle = bottom + height / 2
+                axes.text(place, middle, f"{height:.3g}", fontsize=SMALL, color="white", ha="center", va="center")
             bottom += height
         axes.text(place, bottom + 0.01 * top, f"{bottom:.4g}", fontsize=SMALL, ha="center", va="bottom")
     letters = max(_FEWEST_CHARACTERS, _LABELS_LENGTH // columns // len(panel.bars))

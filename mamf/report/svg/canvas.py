@@ -159,9 +159,8 @@ class Canvas:
 
     def marker(self, x: float, y: float, style: Style, hint: str, is_hollow: bool = False) -> None:
         kind = f"{color_class(style.color)}{' hollow' if is_hollow else ''} mark"
-        self.add(
-            "path", {"d": outline(style.marker), "transform": f"translate({x:.1f} {y:.1f})", "class": kind}, hint=hint
-        )
+        place = f"translate({x:.1f} {y:.1f})"
+        self.add("path", {"d": outline(style.marker), "transform": place, "class": kind}, hint=hint)
 
     def axes(self, frame: Frame, x_label: str, y_label: str, x_ticks: list[tuple[float, str]] | None = None) -> None:
         """Grid, ticks and labels. Labels of ticks that would touch the one before are left out."""

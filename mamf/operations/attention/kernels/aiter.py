@@ -48,16 +48,15 @@ class Aiter(LibraryAttention):
         k: torch.Tensor,
         v: torch.Tensor,
     ) -> torch.Tensor:
-        return output_of(
-            function(
-                q,
-                k,
-                v,
-                causal=shape.causal,
-                window_size=window_of(shape, -1),
-                # AITER's default, unlike that of other FlashAttentions; on gfx950 it excludes the fast backward pass.
-                deterministic=False,
-                # AITER asserts this if a gradient is needed.
-                return_lse=problem.has_backward,
-            )
+        result = function(
+            q,
+            k,
+            v,
+            causal=shape.causal,
+            window_size=window_of(shape, -1),
+            # AITER's default, unlike that of other FlashAttentions; on gfx950 it excludes the fast backward pass.
+            deterministic=False,
+            # AITER asserts this if a gradient is needed.
+            return_lse=problem.has_backward,
         )
+        return output_of(result)

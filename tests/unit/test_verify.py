@@ -102,6 +102,13 @@ def test_a_resumed_run_goes_on_with_the_next_problem(run):
     assert after[len(before)].round == len(before) + 1
 
 
+def test_a_resumed_run_takes_no_other_kernels(run):
+    run("verify", *PLAN, "--budget", "0.1s", "--output", "log.jsonl")
+    code, _, err = run("verify", *DEVICE[:4], "test_verify:Other", "--resume", "log.jsonl")
+    assert (code, " contradicts log.jsonl, which was measured with mamf.testing:SimulatedMatmul" in err) == (2, True), err
+    assert run("verify", *DEVICE[:4], "--resume", "log.jsonl", "--budget", "0.1s")[0] == 0
+
+
 @pytest.mark.parametrize(
     ("codes", "code"), [([0, 0], 0), ([130, 130], 130), ([130, 3], 3), ([3, -9], 3), ([0, -9], 1), ([-9, 130], 130)]
 )

@@ -14,7 +14,7 @@ from functools import partial
 
 from mamf.cli.interruption import ENDING_SIGNALS, Interruption
 from mamf.cli.options.values import ALL
-from mamf.cli.resuming import Resumed, asked_budget
+from mamf.cli.resuming import Resumed, asked_budget, require_same_kernels
 from mamf.cli.session import Session, measure
 from mamf.cli.terminal import say, stdout
 from mamf.cli.watching import end_with
@@ -73,6 +73,8 @@ class _VerifySession(Session):
 
     def __init__(self, options: argparse.Namespace, interruption: Interruption, resumed: Resumed | None) -> None:
         super().__init__(options, interruption, resumed)
+        if self.before and options.kernel:
+            require_same_kernels(options, self.before.kernels, kernels_to_verify(self.backend, options.kernel))
         self.kernels = kernels_to_verify(self.backend, self.before.kernels if self.before else options.kernel)
         # A resumed run gets the whole budget once more.
         budget = asked_budget(options) or (self.before and self.before.budget_seconds) or VERIFY_BUDGET_SECONDS

@@ -55,10 +55,11 @@ def _picture(options: argparse.Namespace) -> Picture:
     if len(options.logs) > 1:
         raise UsageError("only profiles, and logs of mamf-finder with others, share a picture: draw them one by one")
     log = read_log(options.logs[0])
-    _warn_of_other_regimes(log, options.regime)
     if log.counter_records:
         return counters_chart(log.measurements, counted_in(log), log.header)
-    return chart_of(log, options.regime, options.direction, options.quantity)
+    picture = chart_of(log, options.regime, options.direction, options.quantity)
+    _warn_of_other_regimes(log, options.regime)
+    return picture
 
 
 def _of_profiles(options: argparse.Namespace, found: Sequence[tuple[str, Profile] | None]) -> StackedChart:

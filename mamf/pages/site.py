@@ -81,12 +81,10 @@ def _site_files(data: SiteData, root: Path, logs: str) -> Iterator[tuple[str, st
     if data.published:
         yield PUBLISHED, render_page(published_page(data))
         yield NOTICE_COPY, (root / NOTICE).read_text(encoding="utf-8")
-    yield from (
-        (CSV, feed_csv(data.lines)),
-        (FEED, feed_json(data.lines)),
-        (FEED_SCHEMA, feed_schema()),
-        (INDEX, render_page(index_page(data, logs, pages))),
-    )
+    yield CSV, feed_csv(data.lines)
+    yield FEED, feed_json(data.lines)
+    yield FEED_SCHEMA, feed_schema()
+    yield INDEX, render_page(index_page(data, logs, pages))
 
 
 def page_names(devices: Iterable[str]) -> dict[str, str]:

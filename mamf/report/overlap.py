@@ -74,19 +74,15 @@ def _columns() -> Iterator[Column[Pair]]:
     def rate(timed: str, alone: bool, factor: float) -> Callable[[Pair], float]:
         return lambda pair: pair.rows[timed, alone].best_rate * factor
 
-    yield from (
-        Column("product", "product", lambda pair: pair.kind[0], left=True),
-        Column("other", "beside", lambda pair: pair.kind[1], left=True),
-        Column("size", "size", lambda pair: str(BandwidthShape(pair.together.shape.nbytes)), left=True),
-        Column("blocks", "blocks", lambda pair: pair.together.problem.blocks or None),
-    )
+    yield Column("product", "product", lambda pair: pair.kind[0], left=True)
+    yield Column("other", "beside", lambda pair: pair.kind[1], left=True)
+    yield Column("size", "size", lambda pair: str(BandwidthShape(pair.together.shape.nbytes)), left=True)
+    yield Column("blocks", "blocks", lambda pair: pair.together.problem.blocks or None)
     for timed, unit, factor in ((PRODUCTS, "TFLOPS", 1.0), (OTHER, "GB/s", 1e3)):
-        yield from (
-            Column(rate_name(f"{timed}_alone", unit), f"{unit} alone", rate(timed, True, factor), significant),
-            Column(rate_name(f"{timed}_together", unit), "together", rate(timed, False, factor), significant),
-            Column(f"{timed}_kept", "kept %", partial(Pair.kept, timed=timed), percent),
-            Column(f"{timed}_kept_half_width", "+-%", partial(Pair.half_width, timed=timed), percent, 1),
-        )
+        yield Column(rate_name(f"{timed}_alone", unit), f"{unit} alone", rate(timed, True, factor), significant)
+        yield Column(rate_name(f"{timed}_together", unit), "together", rate(timed, False, factor), significant)
+        yield Column(f"{timed}_kept", "kept %", partial(Pair.kept, timed=timed), percent)
+        yield Column(f"{timed}_kept_half_width", "+-%", partial(Pair.half_width, timed=timed), percent, 1)
 
 
 def overlap_document(

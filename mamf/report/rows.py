@@ -14,7 +14,7 @@ from mamf.measurement import Measurement, group_pairs
 from mamf.operations.unknown import operation_called
 from mamf.report.devices import device_columns, device_remark, flat_device
 from mamf.report.document import Column, columns_from
-from mamf.report.own_ceilings import in_mhz
+from mamf.report.own_ceilings import described_title, in_mhz
 from mamf.report.shares import Shares
 from mamf.report.text import (
     WHY_UNKNOWN,
@@ -164,7 +164,7 @@ def grouped(rows: Iterable[Measurement], by_shape: bool = False) -> dict[Group, 
 
 def group_title(row: Measurement) -> str:
     """What rows of a regime and a problem have in common."""
-    return ", ".join([row.regime, row.problem.dtype, *operation_called(row.operation).describe_problem(row.problem)])
+    return described_title(row.regime, row.problem)
 
 
 def shape_title(row: Measurement) -> str:

@@ -25,6 +25,8 @@ from mamf.regime_names import CHECKING, LOADED
 
 # Attempts to draw what a kernel supports. A longer budget makes visits longer, so that a log has at most so many rows.
 _TRIES, _MOST_ROWS = 200, 5000
+# The shortest visit of a problem that is asked for.
+_REPEAT_SECONDS = 1.0
 # The fewest multiply-adds of a problem, as a share of the most, if it is to load the device.
 _LOADING_SHARE = 0.25
 
@@ -104,7 +106,8 @@ class VerifySweep:
     def _steps(self, run: Runner) -> Steps:
         asked, budget = self.plan.options.number, self.plan.budget_seconds or VERIFY_BUDGET_SECONDS
         number, drawn = asked or 1 + max((row.round for row in self.rows), default=0), None
-        rule, repeats = StoppingRule(seconds=max(budget / _MOST_ROWS, bool(asked))), len(self.rows)
+        seconds, repeats = max(budget / _MOST_ROWS, _REPEAT_SECONDS if asked else 0.0), len(self.rows)
+        rule = StoppingRule(seconds=seconds)
         for index, name in enumerate(self.plan.regimes, 1):
             regime, spent = run.start(regime_class(name)(self.backend)), dict.fromkeys(self.kernels, 0.0)
             while spent and run.now() < run.begun + budget * index / len(self.plan.regimes):
@@ -115,7 +118,7 @@ class VerifySweep:
                     continue
                 drawn, repeats = found, repeats + 1
                 self.on_phase(f"{name} {number} {kernel.name} {drawn[1]}")
-                # A problem that is asked for is verified again and again, a second each time, until it is wrong.
+                # A problem that is asked for is verified again and again until it is wrong, each time with a row.
                 row = yield Step(kernel, *drawn, regime, rule, str(repeats) if asked else "", number)
                 run.release_pools()  # each problem has its own seed
                 # What refuses at once would always be next.

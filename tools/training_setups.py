@@ -88,7 +88,8 @@ def loop(steps: int, split: str = "", accumulation: int = 1, dtype: torch.dtype 
         world_size=ranks, model_parallel=shared, dtype=str(dtype).removeprefix("torch."), **_METERED,
     )  # fmt: skip
     model = parallel(model, split, ranks)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    foreach = False if split == "tp" else None  # it does not mix tensors and DTensors
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, foreach=foreach)
 
     def step() -> None:
         for _ in range(accumulation):

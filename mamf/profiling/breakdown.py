@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from mamf.ceilings.share import KnownCeiling
@@ -14,7 +14,7 @@ from mamf.operations.matmul.shapes import MatmulShape
 from mamf.operations.tracing.classes import MODULE, class_of
 from mamf.operations.tracing.events import Busy, Event
 from mamf.operations.tracing.shares import length, union
-from mamf.profiling.flops import FIRST_OPERAND, PRODUCTS, dtype_of, flop_of
+from mamf.profiling.flops import FIRST_OPERAND, PRODUCTS, TF32_KERNEL, dtype_of, flop_of
 
 OUTSIDE = "outside of any module"
 #: Share of a class's FLOP that may be of dtypes without a ceiling, and is left out: a rotary table of float32 beside
@@ -121,23 +121,35 @@ def _folded(name: str) -> str:
     return f"{_FOLDED.sub(lambda part: '' if part[1] else '*', path)}{colon}{kind}"
 
 
-def product_rows(at_work: Iterable[Busy]) -> list[ProductRow]:
+def product_rows(at_work: Sequence[Busy]) -> list[ProductRow]:
     """The longest first."""
     found: dict[tuple[str, int, str, str], dict[Busy, Event]] = defaultdict(dict)
+    tf32 = _in_tf32(at_work)
     for each in at_work:
         operation = next((one for one in each.event.lineage() if one.name in PRODUCTS and flop_of(one)), None)
         if operation is not None and class_of(each.event) == "matmul":
-            found[_product(operation)][each] = operation
+            found[_product(operation, tf32)][each] = operation
     rows = [ProductRow(*key, len({*of.values()}), length(union(intervals(of)))) for key, of in found.items()]
     return sorted(rows, key=lambda row: (-row.seconds, row.shape))
 
 
 # Shape, number of products, dtype and layout.
-def _product(operation: Event) -> tuple[str, int, str, str]:
-    dtype, first = dtype_of(operation), FIRST_OPERAND.get(operation.name, 0)
+def _product(operation: Event, tf32: Container[Event]) -> tuple[str, int, str, str]:
+    dtype, first = _multiplied_dtype(operation, tf32), FIRST_OPERAND.get(operation.name, 0)
     a, b = operation.dimensions[first : first + 2]
     layout = "".join("n" if each[-1] == 1 else "t" for each in operation.strides[first : first + 2])
     return f"{a[-2]}x{b[-1]}x{a[-1]}", math.prod(a[:-2]), dtype, layout if len(layout) == 2 else "nn"
+
+
+# The operations that kernels computed in TF32: torch records float32.
+def _in_tf32(found: Iterable[Busy]) -> set[Event]:
+    kernels = (each.event for each in found if each.event.is_on_device and TF32_KERNEL.search(each.event.name))
+    return {operation for kernel in kernels for operation in kernel.lineage()}
+
+
+def _multiplied_dtype(operation: Event, tf32: Container[Event]) -> str:
+    dtype = dtype_of(operation)
+    return "tf32" if dtype == "float32" and operation in tf32 else dtype
 
 
 def intervals(found: Iterable[Busy]) -> list[tuple[float, float]]:
@@ -146,19 +158,22 @@ def intervals(found: Iterable[Busy]) -> list[tuple[float, float]]:
 
 def counted_flop(found: Sequence[Busy]) -> tuple[dict[str, int], float]:
     """FLOP by dtype, and the seconds of what they were computed by. An operation and those that it calls count once, in
-    the class of the operation: a copy that a product calls computes none of it.
+    the class of the operation: a copy that a product calls computes none of it. The dtype is that of the innermost one,
+    to which autocast has converted the operands.
     """
-    counting = {each.event: operation for each in found if (operation := _counted(each.event))}
-    counting = {event: operation for event, operation in counting.items() if class_of(operation) == class_of(event)}
+    counting = {each.event: operations for each in found if (operations := _counted(each.event))}
+    counting = {event: each for event, each in counting.items() if class_of(each[-1]) == class_of(event)}
+    innermost = {each[-1]: each[0] for each in sorted(counting.values(), key=len)}
     flop: Counter[str] = Counter()
-    for operation in set(counting.values()):
-        flop[dtype_of(operation)] += flop_of(operation) or 0
+    tf32 = _in_tf32(found)
+    for operation, multiplying in innermost.items():
+        flop[_multiplied_dtype(multiplying, tf32)] += flop_of(operation) or 0
     return dict(flop), length(union(intervals(each for each in found if each.event in counting)))
 
 
-def _counted(event: Event) -> Event | None:
-    """The outermost operation with a formula that an event belongs to: whose FLOP it computes."""
-    return next((each for each in reversed(list(event.lineage())) if flop_of(each) is not None), None)
+def _counted(event: Event) -> list[Event]:
+    """The operations with a formula that an event belongs to, innermost first: it computes the FLOP of the last."""
+    return [each for each in event.lineage() if flop_of(each) is not None]
 
 
 def share_of_ceilings(flop: Mapping[str, int], seconds: float, ceiling_of: CeilingOf) -> float | None:

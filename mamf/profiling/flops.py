@@ -28,6 +28,9 @@ DTYPES = {
     "c10::Float8_e5m2": "float8_e5m2",
 }
 
+#: Kernels of NVIDIA's libraries that multiply float32 in TF32: s1688 is the shape of that instruction.
+TF32_KERNEL = re.compile(r"tf32|tfloat32|s1688gemm")
+
 
 def flop_of(event: Event) -> int | None:
     """None for an operation without a formula, or whose shapes were not recorded."""

@@ -101,6 +101,36 @@ def test_products_are_told_by_shape_dtype_and_layout():
     assert rows[1].tflops == pytest.approx(8 * FLOP / 1e12)
 
 
+def test_flop_under_autocast_are_of_the_dtype_that_is_multiplied():
+    operation, kernel = product(0)
+    cast = {"dimensions": [(64, 32), (50, 32)], "dtypes": ["float"] * 2}
+    linear = Event("aten::linear", "operation", 0, 1, **cast)
+    copy = Event("copy", "kernel", 0, 1, parent=Event("aten::to", "operation", 0, 1, parent=linear))
+    for of_float32 in (linear, Event("aten::linear", "operation", 0, 1, parent=linear, **cast)):
+        inner = replace(operation, parent=of_float32)
+        profile = profiled([linear, inner, copy, replace(kernel, parent=inner)])
+        assert {row.name: row.flop for row in profile.classes if row.flop} == {"matmul": {"bfloat16": FLOP}}
+        assert [row.dtype for row in profile.products] == ["bfloat16"]
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        ("sm90_xmma_gemm_f32f32_tf32f32_f32_nn_n_tilesize128x256x32_warpgroupsize2x1x1__5x_cublas", "tf32"),
+        ("void cutlass::Kernel2<cutlass_80_tensorop_s1688gemm_64x64_32x6_nt_align4>(Params)", "tf32"),
+        ("sm80_xmma_gemm_f32f32_f32f32_f32_nn_n_tilesize256x128x8_stage3_warpsize4x2x1_ffma__5x_cublas", "float32"),
+        ("void cutlass::Kernel2<cutlass_80_simt_sgemm_64x128_8x5_nt_align1>(Params)", "float32"),
+    ],
+)
+def test_kernels_say_whether_float32_is_multiplied_in_tf32(name, dtype):
+    operation, kernel = product(0)
+    operation = replace(operation, dtypes=["float"] * 2)
+    split = Event("void cublasLt::splitKreduce_kernel<32>", "kernel", 0, 1, parent=operation)
+    profile = profiled([operation, replace(kernel, name=name, parent=operation), split])
+    assert {row.name: row.flop for row in profile.classes if row.flop} == {"matmul": {dtype: FLOP}}
+    assert [(row.dtype, row.calls) for row in profile.products] == [(dtype, 1)]
+
+
 ODD = ProductRow("8192x50257x768", 1, "bfloat16", "nt", 1, 0.01)
 RATES = {("8192x50257x768", "bfloat16", "nt"): 200.0, ("8192x50304x768", "bfloat16", "nt"): 600.0}
 

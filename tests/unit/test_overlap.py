@@ -6,6 +6,7 @@ import math
 import os
 import socket
 from dataclasses import replace
+from typing import ClassVar
 
 import pytest
 import torch
@@ -53,6 +54,28 @@ def test_a_host_that_is_late_gives_no_figure():
     rows = rows_of("copy", f"{LARGE}+1MiB")
     assert [row.status for row in rows.values()] == ["unsupported"] * 4
     assert "the host queues these launches too slowly" in rows["products", False].reason
+
+
+def test_a_window_in_which_the_host_of_another_rank_is_late_does_not_count():
+    late = itertools.chain([-1e-3] * 3, itertools.repeat(1e-3))
+    rows = rows_of(
+        "all_reduce", f"{LARGE}+1GiB", of_all=lambda own: [own, next(late)] if own.__class__ is float else [own]
+    )
+    assert {row.status for row in rows.values()} == {"ok"}
+    rows = rows_of("all_reduce", f"{LARGE}+1GiB", of_all=lambda own: [own, -1e-3] if own.__class__ is float else [own])
+    assert "the host queues these launches too slowly" in rows["other", True].reason
+
+
+class Starving(TwoQueues):
+    """Blocks of the other work wait for those of the products."""
+
+    kept: ClassVar = {OWN: 0.9, ASIDE: 0.02}
+
+
+@pytest.mark.parametrize("other", ["all_reduce", "copy"])
+def test_work_that_the_products_starve_is_measured_by_fewer_launches(other):
+    share, half_width = kept(rows_of(other, f"{LARGE}+24MiB", Starving()), "other")
+    assert abs(share - 0.02) <= half_width < 0.001
 
 
 def test_only_blocks_within_the_overlap_count():

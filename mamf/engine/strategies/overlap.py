@@ -33,8 +33,9 @@ ROWS = ((PRODUCTS, True), (OTHER, True), (PRODUCTS, False), (OTHER, False))
 _ROUNDS, DEFAULT_SECONDS = 3, 3.0
 #: Blocks of a window, those by which a host queues the other work ahead, and the most windows for a first figure.
 _BLOCKS, _AHEAD, _WINDOW_SECONDS, _MOST_TRIED = 16, 4, 0.05, 4
-#: Flushes ahead of a window, while the host queues its first blocks, and launches of a window of short ones.
-_FLUSHES, _MOST_SHORT = 128, 320
+#: Flushes ahead of a window, while the host queues its first blocks, and launches of a window of short ones: at first,
+#: and after windows in which the host was late.
+_FLUSHES, _MOST_FLUSHES, _MOST_SHORT, _LEAST_SHORT = 128, 512, 320, 80
 #: The host must be ahead by as much at each mark: else the device waited for it. A launch takes at least the second.
 _LEAST_AHEAD_SECONDS, _LEAST_SECONDS = 20e-6, 1e-9
 
@@ -123,6 +124,7 @@ class _Pair:
         if queue is None:
             raise UnsupportedError(str(run.kernel.unavailable(run.backend)))
         self.queue, self.flushes = queue, 0 if run.backend.timer == "host clock" else _FLUSHES
+        self.most_short, self.was_late = _MOST_SHORT, False
         own = self._work(PRODUCTS, run.backend.mark, lambda launch: launch())
         self.works = {PRODUCTS: own, OTHER: self._work(OTHER, queue.mark, queue.launch)}
         self.samples = {row: Samples() for row in ROWS}
@@ -147,7 +149,8 @@ class _Pair:
         self._window(every, (1, 1))  # so few launches that a sum of sums stays finite, and a wrong one is seen
         self._verify(every, whole=True)
         if not all(self.run.of_all(all(taken.seconds for taken in self.samples.values()))):
-            raise UnsupportedError("the host queues these launches too slowly: the two works never ran at once")
+            slow = "the host queues these launches too slowly"
+            raise UnsupportedError(slow if self.was_late else "the device runs one of the two works after the other")
         return [self._row(row) for row in ROWS]
 
     def _agreed(self, call: Callable[[], AnswerT]) -> AnswerT:
@@ -179,7 +182,7 @@ class _Pair:
             if elapsed >= part and (of_first or tried >= _MOST_TRIED):
                 return
             is_settled = windows > 0 and elapsed >= 0
-            block = max(min(_WINDOW_SECONDS, _MOST_SHORT * min(seconds)) / _BLOCKS, *seconds, _LEAST_SECONDS)
+            block = max(min(_WINDOW_SECONDS, self.most_short * min(seconds)) / _BLOCKS, *seconds, _LEAST_SECONDS)
             counts = [block / max(each, _LEAST_SECONDS) for each in seconds]
             found = self._window(works, counts)
             for work, count, latest in zip(works, counts, found or (), strict=False):
@@ -222,8 +225,18 @@ class _Pair:
         times = [[(backend.seconds_between(first, mark), done) for mark, _, done in work.marks[1:]] for work in works]
         due = [host - begun + _LEAST_AHEAD_SECONDS for work in works for _, host, _ in work.marks[1:]]
         reached = [seconds for each in times for seconds, _ in each]
-        is_late = self.flushes and any(host > device for host, device in zip(due, reached, strict=True))
-        return None if is_late else overlapping(times)
+        headway = min(device - host for host, device in zip(due, reached, strict=True)) if self.flushes else 0.0
+        if min(self.run.of_all(headway)) < 0:  # a collective waits for the host of any rank
+            self.flushes, self.most_short = (
+                min(2 * self.flushes, _MOST_FLUSHES),
+                max(self.most_short // 2, _LEAST_SHORT),
+            )
+            self.was_late = True
+            return None
+        found = overlapping(times)
+        if found is None:  # the other ended before it had done two blocks: fewer launches of it next time
+            max(zip(times, works, strict=True), key=lambda each: each[0][-1][0])[1].seconds *= 2
+        return found
 
     def _row(self, row: tuple[str, bool]) -> Measurement:
         checked, names = self.works[row[0]].checked, " + ".join(work.name for work in self.works.values())

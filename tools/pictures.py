@@ -100,7 +100,8 @@ PICTURES: Mapping[str, Callable[[], Picture]] = {
         f"{_H200}/attention-bfloat16-fwd-burst-20261122-000405.jsonl",
     ),
     "docs/explain-h200.png": _log(f"{_H200}/matmul-explain-bfloat16-burst-sustained-20261121-213135.jsonl"),
-    "docs/overlap-h200.png": _log(f"{_H200}/overlap-bfloat16-sustained-20261123-112910.jsonl"),
+    "docs/overlap-h200.png": _log(f"{_H200}/overlap-bfloat16-sustained-20261124-023955.jsonl"),
+    "docs/overlap-2-h200.png": _log(f"{_H200}/overlap-bfloat16-sustained-20261124-023603.jsonl"),
     "docs/model-1b-h200.png": _log(f"{_H200}/model-bfloat16-sustained-20261122-022917.jsonl"),
     "docs/node-h200.png": _node(
         *(f"{_H200}/find-bfloat16-burst-sustained-20261122-094417{card}.jsonl" for card in ("", "-2", "-3", "-4"))

@@ -12,7 +12,7 @@ from mamf.contribution.evidence import Evidence, Finding
 from mamf.contribution.row_rules import good_rows
 from mamf.logs.timer_correction import RELIABLE_SINCE, describe_shift
 from mamf.measurement import Measurement, group_pairs
-from mamf.plans import GUARD, SWEEP, StepKey
+from mamf.plans import GUARD, OVERLAP, SWEEP, StepKey
 from mamf.regime_names import BURST, SUSTAINED
 from mamf.timers import find_timer, is_credible
 
@@ -47,8 +47,9 @@ def samples_whole(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _is_too_short(evidence: Evidence, row: Measurement) -> bool:
-    """Whether a visit is shorter than any that the end of a run did not cut short."""
-    if row.regime != SUSTAINED or row.summary is None or evidence.log.tier != "complete":
+    """Whether a visit is shorter than any that the end of a run did not cut short. An overlap has short windows."""
+    is_visit = row.regime == SUSTAINED and evidence.plan.kind != OVERLAP
+    if not is_visit or row.summary is None or evidence.log.tier != "complete":
         return False
     return row.launches * row.summary.mean < _SHORTEST_SUSTAINED_SECONDS
 

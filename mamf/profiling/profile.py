@@ -104,7 +104,7 @@ class Profile:
         """What shares are of: the steps without the profiler, or ``busy_seconds`` if that is longer, because the
         profiler slows what works. The steps with the profiler if nothing else was timed: then idle is an upper bound.
         """
-        return max(self._usual_seconds, self.busy_seconds)
+        return max(self.usual_seconds, self.busy_seconds)
 
     @property
     def gap_seconds(self) -> float:
@@ -123,7 +123,7 @@ class Profile:
     @property
     def tflops(self) -> float | None:
         """Of whole steps, in their time without the profiler where that was measured."""
-        return self.flop / self._usual_seconds / 1e12 if self.flop else None
+        return self.flop / self.usual_seconds / 1e12 if self.flop else None
 
     @property
     def mamfu(self) -> float | None:
@@ -131,7 +131,7 @@ class Profile:
         at_ceilings = [None if row.mamfu is None else row.mamfu * row.multiplying for row in self.classes if row.flop]
         if not at_ceilings or None in at_ceilings:
             return None
-        return sum(filter(None, at_ceilings)) / self._usual_seconds
+        return sum(filter(None, at_ceilings)) / self.usual_seconds
 
     def burst_mamfu(self, row: ClassRow) -> float | None:
         """A class as a share of the burst ceilings of its dtypes; None if they are unknown."""
@@ -139,7 +139,7 @@ class Profile:
         return share_of_ceilings(row.flop, row.multiplying, burst)
 
     @property
-    def _usual_seconds(self) -> float:
+    def usual_seconds(self) -> float:
         """Of as many steps as were profiled, without the profiler where that was timed."""
         return (self.unprofiled_step_seconds or self.step_seconds) * (self.steps or 1)
 

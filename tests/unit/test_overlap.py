@@ -51,7 +51,7 @@ def test_each_work_keeps_the_planted_share_of_its_rate(other, shape):
 
 
 def test_a_host_that_is_late_gives_no_figure():
-    rows = rows_of("copy", f"{LARGE}+1MiB")
+    rows = rows_of("copy", f"{DECODE}+1MiB")
     assert [row.status for row in rows.values()] == ["unsupported"] * 4
     assert "the host queues these launches too slowly" in rows["products", False].reason
 
@@ -76,6 +76,19 @@ class Starving(TwoQueues):
 def test_work_that_the_products_starve_is_measured_by_fewer_launches(other):
     share, half_width = kept(rows_of(other, f"{LARGE}+24MiB", Starving()), "other")
     assert abs(share - 0.02) <= half_width < 0.001
+
+
+class Exclusive(TwoQueues):
+    """Runs the other work once the products are done."""
+
+    kept: ClassVar = {OWN: 1.0, ASIDE: 1e-9}
+
+
+def test_works_that_never_overlap_give_no_figure():
+    device = Exclusive()
+    rows = rows_of("copy", f"{LARGE}+24MiB", device)
+    assert {row.reason for row in rows.values()} == {"the device runs one of the two works after the other"}
+    assert device.now() < 10
 
 
 def test_only_blocks_within_the_overlap_count():

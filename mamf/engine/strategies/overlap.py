@@ -234,8 +234,9 @@ class _Pair:
             self.was_late = True
             return None
         found = overlapping(times)
-        if found is None:  # the other ended before it had done two blocks: fewer launches of it next time
-            max(zip(times, works, strict=True), key=lambda each: each[0][-1][0])[1].seconds *= 2
+        if found is None:  # fewer launches of the work that ends last, down to one a block
+            _, work, count = max(zip(times, works, launches, strict=True), key=lambda each: each[0][-1][0])
+            work.seconds *= min(2.0, count)
         return found
 
     def _row(self, row: tuple[str, bool]) -> Measurement:

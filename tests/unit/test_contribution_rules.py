@@ -42,6 +42,17 @@ def test_an_honest_log_is_accepted(sweep_records, find_records, tmp_path):
         assert str(judged.place.parent) == "nvidia-h100-80gb-hbm3"
 
 
+def test_windows_of_an_overlap_may_be_short_but_not_empty(spoiled):
+    path = RESULTS / "nvidia-h200/overlap-bfloat16-sustained-20261124-023603.jsonl"
+    records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+    def cut(records):
+        min(rows(records), key=lambda row: row["launches"] * row["samples_seconds"][0])["launches"] //= 10
+
+    assert spoiled(records, lambda records: None) == set()
+    assert "lost-samples" in spoiled(records, cut)
+
+
 # -- ways of spoiling a log --------------------------------------------------------------------------------------------
 
 

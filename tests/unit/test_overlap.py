@@ -56,14 +56,31 @@ def test_a_host_that_is_late_gives_no_figure():
     assert "the host queues these launches too slowly" in rows["products", False].reason
 
 
+def told_by_another_rank(of_window):
+    """What all ranks tell, of which the second tells ``of_window`` of each window, and else nothing."""
+    return lambda own: [own, of_window()] if isinstance(own, tuple) and len(own) == 2 else [own]
+
+
 def test_a_window_in_which_the_host_of_another_rank_is_late_does_not_count():
-    late = itertools.chain([-1e-3] * 3, itertools.repeat(1e-3))
-    rows = rows_of(
-        "all_reduce", f"{LARGE}+1GiB", of_all=lambda own: [own, next(late)] if own.__class__ is float else [own]
-    )
+    pair = "all_reduce", f"{LARGE}+1GiB"
+    late = itertools.chain([(-1e-3, None)], itertools.repeat((1e-3, None)))
+    once = rows_of(*pair, of_all=told_by_another_rank(late.__next__))
+    assert {row.status for row in once.values()} == {"ok"}
+    assert sum(len(row.samples) for row in once.values()) <= sum(len(row.samples) for row in rows_of(*pair).values())
+    always = rows_of(*pair, of_all=told_by_another_rank(lambda: (-1e-3, None)))
+    assert "the host queues these launches too slowly" in always["other", True].reason
+
+
+def test_a_host_that_is_late_often_gets_more_time_and_all_is_measured_so():
+    rows = rows_of("all_reduce", f"{DECODE}+4MiB")
     assert {row.status for row in rows.values()} == {"ok"}
-    rows = rows_of("all_reduce", f"{LARGE}+1GiB", of_all=lambda own: [own, -1e-3] if own.__class__ is float else [own])
-    assert "the host queues these launches too slowly" in rows["other", True].reason
+    short = [row.launches / len(row.samples) for row in rows.values() if row.problem.alone]
+    assert max(short) <= 160
+
+
+def test_ranks_agree_on_what_is_starved():
+    rows = rows_of("copy", f"{LARGE}+64MiB", of_all=told_by_another_rank(lambda: (1e-3, 0)))
+    assert {row.reason for row in rows.values()} == {"the device runs one of the two works after the other"}
 
 
 class Starving(TwoQueues):
@@ -85,10 +102,11 @@ class Exclusive(TwoQueues):
 
 
 def test_works_that_never_overlap_give_no_figure():
+    """Blocks do not grow meanwhile."""
     device = Exclusive()
-    rows = rows_of("copy", f"{LARGE}+24MiB", device)
-    assert {row.reason for row in rows.values()} == {"the device runs one of the two works after the other"}
-    assert device.now() < 10
+    run = Overlapping(device, SimulatedPair(), [(OverlapProblem("copy"), OverlapShape.parse(f"{LARGE}+24MiB"))], 1.0)
+    assert {row.reason for row in run.results()} == {"the device runs one of the two works after the other"}
+    assert device.now() < 8
 
 
 def test_only_blocks_within_the_overlap_count():

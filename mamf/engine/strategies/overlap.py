@@ -33,9 +33,9 @@ ROWS = ((PRODUCTS, True), (OTHER, True), (PRODUCTS, False), (OTHER, False))
 _ROUNDS, DEFAULT_SECONDS = 3, 3.0
 #: Blocks of a window, those by which a host queues the other work ahead, and the most windows for a first figure.
 _BLOCKS, _AHEAD, _WINDOW_SECONDS, _MOST_TRIED = 16, 4, 0.05, 4
-#: Flushes ahead of a window, while the host queues its first blocks, and launches of a window of short ones: at first,
-#: and after windows in which the host was late.
-_FLUSHES, _MOST_FLUSHES, _MOST_SHORT, _LEAST_SHORT = 128, 512, 320, 80
+#: Flushes ahead of a window, while the host queues its first blocks, and launches of a window of short ones: the next
+#: where the host is late in more than this share of a visit's windows.
+_PACES, _MOST_LATE = ((128, 320), (256, 160), (512, 80)), 0.25
 #: The host must be ahead by as much at each mark: else the device waited for it. A launch takes at least the second.
 _LEAST_AHEAD_SECONDS, _LEAST_SECONDS = 20e-6, 1e-9
 
@@ -123,11 +123,11 @@ class _Pair:
         self.backend, queue = run.backend, run.backend.second_queue()
         if queue is None:
             raise UnsupportedError(str(run.kernel.unavailable(run.backend)))
-        self.queue, self.flushes = queue, 0 if run.backend.timer == "host clock" else _FLUSHES
-        self.most_short, self.was_late = _MOST_SHORT, False
+        self.queue, self.is_late = queue, False
+        self.flushes, self.most_short = _PACES[0]
         own = self._work(PRODUCTS, run.backend.mark, lambda launch: launch())
         self.works = {PRODUCTS: own, OTHER: self._work(OTHER, queue.mark, queue.launch)}
-        self.samples = {row: Samples() for row in ROWS}
+        self.samples: dict[tuple[str, bool], Samples] = {}
 
     def _work(self, timed: str, mark: Callable[[], Any], put: Callable[..., object]) -> _Work:
         kernel, backend, problem = self.run.kernel, self.backend, row_of(self.problem, (timed, True))
@@ -143,15 +143,27 @@ class _Pair:
     def measured(self) -> list[Measurement]:
         """The rows. Raises WrongResultError, or UnsupportedError if the host was late."""
         every = list(self.works.values())
-        for works in (every[:1], every[1:], every) * _ROUNDS:
-            self._visit(works)
-            self._verify(works)
+        for flushes, self.most_short in _PACES:
+            self.flushes = 0 if self.backend.timer == "host clock" else flushes
+            if self._keeps_up(every, flushes == _PACES[-1][0]):
+                break
+        is_slow = self.is_late
         self._window(every, (1, 1))  # so few launches that a sum of sums stays finite, and a wrong one is seen
         self._verify(every, whole=True)
         if not all(self.run.of_all(all(taken.seconds for taken in self.samples.values()))):
             slow = "the host queues these launches too slowly"
-            raise UnsupportedError(slow if self.was_late else "the device runs one of the two works after the other")
+            raise UnsupportedError(slow if is_slow else "the device runs one of the two works after the other")
         return [self._row(row) for row in ROWS]
+
+    def _keeps_up(self, every: Sequence[_Work], is_last: bool) -> bool:
+        """Take all samples, unless the host is late in too many windows and this pace is not the last."""
+        self.samples = {row: Samples() for row in ROWS}
+        for works in (every[:1], every[1:], every) * _ROUNDS:
+            late = self._visit(works)
+            self._verify(works)
+            if late > _MOST_LATE and not is_last:
+                return False
+        return True
 
     def _agreed(self, call: Callable[[], AnswerT]) -> AnswerT:
         """The answer of a call that fails on all ranks if it fails on any. Raises what it raises."""
@@ -171,20 +183,23 @@ class _Pair:
             if whole:
                 self._agreed(work.checked.require_unchanged_operands)
 
-    def _visit(self, works: Sequence[_Work]) -> None:
-        """Let a swing of the power controller pass, for no longer than is measured, then measure."""
-        part, tried, taken = self.run.seconds / _ROUNDS, 0, 0
+    def _visit(self, works: Sequence[_Work]) -> float:
+        """Let a swing of the power controller pass, for no longer than is measured, then measure. Returns the share of
+        windows in which a host was late.
+        """
+        part, windows, late, tried, taken = self.run.seconds / _ROUNDS, 0, 0, 0, 0
         settled_at = self.backend.now() + min(part, self.backend.sustained_traits.swing_seconds)
-        for windows in itertools.count():
+        while True:
             self.regime.require_clock_advances(windows)
             own = (self.backend.now() - settled_at, [work.seconds for work in works], taken)
             elapsed, seconds, of_first = self.run.of_all(own)[0]
             if elapsed >= part and (of_first or tried >= _MOST_TRIED):
-                return
+                return late / windows
             is_settled = windows > 0 and elapsed >= 0
             block = max(min(_WINDOW_SECONDS, self.most_short * min(seconds)) / _BLOCKS, *seconds, _LEAST_SECONDS)
             counts = [block / max(each, _LEAST_SECONDS) for each in seconds]
             found = self._window(works, counts)
+            windows, late = windows + 1, late + self.is_late
             for work, count, latest in zip(works, counts, found or (), strict=False):
                 work.seconds = latest
                 samples = self.samples[PRODUCTS if work is self.works[PRODUCTS] else OTHER, len(works) == 1]
@@ -226,18 +241,14 @@ class _Pair:
         due = [host - begun + _LEAST_AHEAD_SECONDS for work in works for _, host, _ in work.marks[1:]]
         reached = [seconds for each in times for seconds, _ in each]
         headway = min(device - host for host, device in zip(due, reached, strict=True)) if self.flushes else 0.0
-        if min(self.run.of_all(headway)) < 0:  # a collective waits for the host of any rank
-            self.flushes, self.most_short = (
-                min(2 * self.flushes, _MOST_FLUSHES),
-                max(self.most_short // 2, _LEAST_SHORT),
-            )
-            self.was_late = True
-            return None
-        found = overlapping(times)
-        if found is None:  # fewer launches of the work that ends last, down to one a block
-            _, work, count = max(zip(times, works, launches, strict=True), key=lambda each: each[0][-1][0])
-            work.seconds *= min(2.0, count)
-        return found
+        found, last = overlapping(times), max(range(len(works)), key=lambda each: times[each][-1][0])
+        # A collective waits for the host of any rank; and all ranks change the works alike.
+        answers = self.run.of_all((headway, last if found is None else None))
+        self.is_late = min(each for each, _ in answers) < 0
+        starved = next((each for _, each in answers if each is not None), None)
+        if starved is not None and not self.is_late:  # fewer launches of what ends last, down to one a block
+            works[starved].seconds *= min(2.0, launches[starved])
+        return found if starved is None and not self.is_late else None
 
     def _row(self, row: tuple[str, bool]) -> Measurement:
         checked, names = self.works[row[0]].checked, " + ".join(work.name for work in self.works.values())

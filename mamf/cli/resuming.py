@@ -20,7 +20,7 @@ from mamf.cli.interruption import EXIT_CODE, Interruption
 from mamf.cli.terminal import warn
 from mamf.engine.runner import crashes_of
 from mamf.errors import LogMismatchError, UsageError
-from mamf.kinds.registry import kind_of
+from mamf.kinds.registry import kind_of, run_title
 from mamf.logs.comparability import require_device_of_log
 from mamf.logs.records import measurement_record
 from mamf.logs.run_log import RunLog
@@ -122,8 +122,7 @@ def require_kind(log: RunLog, kind: str, operation: str, command: str) -> Plan:
     if (plan.kind, plan.operation) == (kind, operation) and (command == _COUNTERS or not is_counted):
         return plan
     resumption = f"mamf {command_of(log)} --resume {shlex.quote(str(log.path))}"
-    run = f"{kind_of(plan).noun} of {plan.operation}"
-    raise LogMismatchError(f"{log.path} is the log of {run}: resume it with '{resumption}'")
+    raise LogMismatchError(f"{log.path} is the log of {run_title(plan)}: resume it with '{resumption}'")
 
 
 def command_of(log: RunLog) -> str:

@@ -31,6 +31,12 @@ def kind_of(plan: Plan) -> Kind:
     return KINDS.get(plan.kind, KINDS[SWEEP])
 
 
+def run_title(plan: Plan) -> str:
+    """Such as ``a sweep of matmul``."""
+    noun = kind_of(plan).noun
+    return noun if noun.endswith(plan.operation) else f"{noun} of {plan.operation}"
+
+
 def chart_of(
     log: RunLog,
     regime: str | None = None,

@@ -14,7 +14,7 @@ from mamf.contribution.evidence import TIERS
 from mamf.contribution.published import PublishedFigure, read_published
 from mamf.contribution.tables import software_versions
 from mamf.dtypes import DTYPES
-from mamf.kinds.registry import kind_of
+from mamf.kinds.registry import run_title
 from mamf.logs.legacy import FinderRun, read_legacy_or_none
 from mamf.logs.run_log import RunLog, read_run_log
 from mamf.measurement import group_pairs
@@ -139,8 +139,8 @@ def read_site_data(root: Path) -> SiteData:
 def _run_of_log(log: RunLog, place: Path) -> Run:
     header, plan, device = log.header, log.plan, log.header["device"]
     dtypes = dict.fromkeys(str(getattr(each, "dtype", "")) for each in plan.problems if each)
-    of = "" if plan.operation == "matmul" else f" of {plan.operation}"
-    what = ", ".join([kind_of(plan).noun.split()[-1] + of, *filter(None, dtypes)])
+    title = run_title(plan).partition(" ")[2].removesuffix(" of matmul")
+    what = ", ".join([title, *filter(None, dtypes)])
     return Run(
         *(place, log.tier, device["name"], what, header["started"], software_versions(header)),
         *(device["vendor"] or UNKNOWN, device["uuid_hash"], device),

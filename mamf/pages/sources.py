@@ -13,7 +13,7 @@ from mamf.ceilings.contributed import place_among_known
 from mamf.ceilings.share import label_dtype
 from mamf.errors import UsageError
 from mamf.kinds.kind import View
-from mamf.kinds.registry import chart_of, kind_of
+from mamf.kinds.registry import chart_of, kind_of, run_title
 from mamf.logs.legacy import FinderRun, read_legacy_or_none
 from mamf.logs.lines import lines_of, parse_record
 from mamf.logs.run_log import RunLog, read_run_log
@@ -28,12 +28,11 @@ from mamf.profiling.log import read_profile_or_none
 from mamf.profiling.profile import Profile
 from mamf.profiling.report import conclusion, device_of, milliseconds, profile_chart, profile_document
 from mamf.report.charts.plotting import Picture
-from mamf.report.charts.products import differing_fields
 from mamf.report.charts.ranges import RangePoint
 from mamf.report.columns import text_table
 from mamf.report.document import Block, Document, Table
 from mamf.report.imported import beside_chart, finder_document, shown_run
-from mamf.report.own_ceilings import ceiling_title, share_of
+from mamf.report.own_ceilings import ceiling_title, described_title, share_of
 from mamf.report.page import Command, Fact, Part, Section
 from mamf.report.rows import ranked
 from mamf.report.shares import Shares
@@ -159,7 +158,7 @@ def source_of_log(log: RunLog) -> Source:
         else kind.document(log, View(top=_MOST_ROWS))
     )
     dtypes = ", ".join(dict.fromkeys(str(getattr(each, "dtype", "")) for each in log.plan.problems if each)) or ""
-    what = " ".join(filter(None, [kind.noun, "of", log.plan.operation, f"({dtypes})" if dtypes else ""]))
+    what = " ".join(filter(None, [run_title(log.plan), f"({dtypes})" if dtypes else ""]))
     return Source(
         log.path.name,
         f"{header['device']['name']}: {what}",
@@ -196,9 +195,8 @@ def _figures(log: RunLog) -> Iterable[Figure]:
     for row in normal or rows:
         best.setdefault((row.problem, row.regime), row)
     shares = Shares(log.header, log.all_ceilings, log.known_ceilings)
-    problems = list(dict.fromkeys(problem for problem, _ in best))
     return [
-        _of_row(row, f"best {regime}, {differing_fields(problem, problems) or problem.dtype}", shares)
+        _of_row(row, f"best {described_title(regime, problem)}", shares)
         for (problem, regime), row in list(best.items())[:_MOST_FACTS]
     ]
 

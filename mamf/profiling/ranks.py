@@ -6,6 +6,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -55,10 +56,22 @@ def wait_for_ranks(
     return read_rank_logs(folder)
 
 
+def without_added_waiting(profile: Profile) -> Profile:
+    """The profiler slows hosts, so ranks wait longer for one another. By how much a device is busy for longer in the
+    trace than the steps take without the profiler is left out of exposed communication.
+    """
+    added = profile.whole_seconds - profile.usual_seconds if profile.is_of_device else 0.0
+    rows = [
+        replace(row, visible=max(0.0, row.visible - added)) if row.name == COMMUNICATION else row
+        for row in profile.classes
+    ]
+    return replace(profile, classes=tuple(rows))
+
+
 def ranks_document(ranks: Ranks, count: int = 0) -> Document:
     """Csv holds the ranks. ``count``: how many there are at least."""
     script = next(script for script, _ in ranks.values())
-    profiles = {rank: profile for rank, (_, profile) in ranks.items()}
+    profiles = {rank: without_added_waiting(profile) for rank, (_, profile) in ranks.items()}
     missing = sorted(set(range(max(count, max(ranks) + 1))) - ranks.keys())
     devices = [device_of(profile) for profile in profiles.values()]
     names = ", ".join(f"{devices.count(name)} x {name}" for name in dict.fromkeys(devices))
@@ -88,18 +101,9 @@ def _own(profile: Profile) -> float:
     return profile.whole_seconds / (profile.steps or 1) - _per_step(profile, COMMUNICATION)
 
 
-# Of a step, without the waiting that the profiler adds: it slows hosts, and ranks on devices wait longer for others.
-def _exposed(profile: Profile) -> float:
-    added = profile.whole_seconds - profile.usual_seconds if profile.is_of_device else 0.0
-    return max(0.0, _per_step(profile, COMMUNICATION) - added / (profile.steps or 1))
-
-
 def _spread(profiles: Mapping[int, Profile]) -> Iterator[tuple[str, float, float, float, int]]:
     for name in (*CLASSES, IDLE):
-        took = {
-            rank: _exposed(profile) if name == COMMUNICATION else _per_step(profile, name)
-            for rank, profile in profiles.items()
-        }
+        took = {rank: _per_step(profile, name) for rank, profile in profiles.items()}
         least, median, most = min(took.values()), statistics.median(took.values()), max(took.values())
         if most:
             yield name, least, median, most, max(took, key=lambda rank: took[rank])
@@ -122,10 +126,10 @@ def _columns(least: float) -> list[Column[Any]]:
 
     return [
         Column("rank", "rank", itemgetter(0)),
-        per_step("step", "step", lambda profile: _own(profile) + _exposed(profile)),
+        per_step("step", "step", lambda profile: profile.whole_seconds / (profile.steps or 1)),
         per_step("own", "own", _own),
         per_step("behind", "behind", lambda profile: _own(profile) - least),
-        per_step("exposed", "exposed communication", _exposed),
+        per_step("exposed", "exposed communication", lambda profile: _per_step(profile, COMMUNICATION)),
         per_step("hidden", "hidden communication", lambda profile: _per_step(profile, COMMUNICATION, True), 2),
         per_step("idle", "idle", lambda profile: _per_step(profile, IDLE), 1),
         Column("mamfu", "MAMFU", lambda row: row[1].mamfu, "{:.1%}".format, 1),

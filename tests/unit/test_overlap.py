@@ -26,10 +26,10 @@ from mamf.testing import SimulatedBackend, SimulatedMatmul
 LARGE, DECODE = "8192x8192x8192", "16x8192x8192"
 
 
-def rows_of(other, shape, device=None, pair=None, **options):
+def rows_of(other, shape, device=None, pair=None, seconds=0.3, **options):
     problem = OverlapProblem(other, ranks=2)
     cells = [(problem, OverlapShape.parse(shape))]
-    run = Overlapping(device or TwoQueues(), pair or SimulatedPair(), cells, 0.3, **options)
+    run = Overlapping(device or TwoQueues(), pair or SimulatedPair(), cells, seconds, **options)
     return {(row.problem.timed, row.problem.alone): row for row in run.results()}
 
 
@@ -51,7 +51,7 @@ def test_each_work_keeps_the_planted_share_of_its_rate(other, shape):
 
 
 def test_a_host_that_is_late_gives_no_figure():
-    rows = rows_of("copy", f"{DECODE}+1MiB")
+    rows = rows_of("copy", f"{DECODE}+1MiB", seconds=0.06)
     assert [row.status for row in rows.values()] == ["unsupported"] * 4
     assert "the host queues these launches too slowly" in rows["products", False].reason
 
@@ -72,7 +72,7 @@ def test_a_window_in_which_the_host_of_another_rank_is_late_does_not_count():
 
 
 def test_a_host_that_is_late_often_gets_more_time_and_all_is_measured_so():
-    rows = rows_of("all_reduce", f"{DECODE}+4MiB")
+    rows = rows_of("all_reduce", f"{DECODE}+4MiB", seconds=0.06)
     assert {row.status for row in rows.values()} == {"ok"}
     short = [row.launches / len(row.samples) for row in rows.values() if row.problem.alone]
     assert max(short) <= 160
@@ -104,9 +104,9 @@ class Exclusive(TwoQueues):
 def test_works_that_never_overlap_give_no_figure():
     """Blocks do not grow meanwhile."""
     device = Exclusive()
-    run = Overlapping(device, SimulatedPair(), [(OverlapProblem("copy"), OverlapShape.parse(f"{LARGE}+24MiB"))], 1.0)
+    run = Overlapping(device, SimulatedPair(), [(OverlapProblem("copy"), OverlapShape.parse(f"{LARGE}+24MiB"))], 0.6)
     assert {row.reason for row in run.results()} == {"the device runs one of the two works after the other"}
-    assert device.now() < 8
+    assert device.now() < 4
 
 
 def test_only_blocks_within_the_overlap_count():

@@ -34,7 +34,7 @@ def kind_of(plan: Plan) -> Kind:
 def run_title(plan: Plan) -> str:
     """Such as ``a sweep of matmul``."""
     noun = kind_of(plan).noun
-    return noun if noun.endswith(plan.operation) else f"{noun} of {plan.operation}"
+    return noun if noun.split()[-1] == plan.operation else f"{noun} of {plan.operation}"
 
 
 def chart_of(

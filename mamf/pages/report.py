@@ -15,7 +15,7 @@ from mamf.node.report import node_chart, node_document
 from mamf.node.verdict import judged
 from mamf.pages.sources import Source, read_source, source_of_log, source_of_profile
 from mamf.profiling.folder import LOGS, read_folder
-from mamf.profiling.ranks import RANK_LOGS, rank_log, ranks_document, read_rank_logs, without_added_waiting
+from mamf.profiling.ranks import rank_log, rank_logs, ranks_document, read_rank_logs
 from mamf.profiling.report import profile_chart
 from mamf.profiling.summary import summary_sections
 from mamf.report.charts.ranges import RangeChart, RangeRow
@@ -103,7 +103,7 @@ def _of_folder(path: Path) -> Page:
         return _of_autoprofile(path)
     if (path / RUN).exists() or list(path.glob("*-find.jsonl")):
         return _of_node(path)
-    if list(path.glob(RANK_LOGS)):
+    if rank_logs(path):
         return _of_ranks(path)
     logs = sorted(path.rglob("*.jsonl"))
     if not logs:
@@ -126,9 +126,9 @@ def _of_node(path: Path) -> Page:
 
 def _of_ranks(path: Path) -> Page:
     ranks = read_rank_logs(path)
-    document = ranks_document(ranks)
+    document = ranks_document(ranks, len(rank_logs(path)))
     answer = next(text for block in document.blocks if isinstance(block, Answer) for text in block.texts)
-    bars = profile_chart([(f"rank {rank}", without_added_waiting(profile)) for rank, (_, profile) in ranks.items()])
+    bars = profile_chart([(f"rank {rank}", profile.without_added_waiting()) for rank, (_, profile) in ranks.items()])
     sources = (source_of_profile(rank_log(path, rank), *read) for rank, read in ranks.items())
     sections = [_joined(f"{source.name}: {source.title}", source.sections) for source in sources]
     together = Section("", [bars, *document.visible_blocks[:-1]])

@@ -29,7 +29,7 @@ def profiles_document(a: tuple[str, Profile], b: tuple[str, Profile], anyway: bo
         raise IncomparableError(f"profiles of two devices, {' and '.join(devices)}: --anyway compares them")
     if (a[1].steps is None) != (b[1].steps is None):
         raise IncomparableError("the steps of one of the profiles are unknown: there is no step to compare")
-    rows = _rows(a[1], b[1])
+    rows = _rows(a[1].without_added_waiting(), b[1].without_added_waiting())
     titles = [f"{name}: {script} on {device}" for name, (script, _), device in zip("AB", (a, b), devices, strict=True)]
     notes = ["a profile has no samples: differences may be chance"] + [
         f"{name}: no step without the profiler was timed, so idle is an upper bound"

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from mamf.ceilings.share import KnownCeiling
 from mamf.measurement import IDLE
-from mamf.operations.tracing.classes import MODULE, class_of
+from mamf.operations.tracing.classes import COMMUNICATION, MODULE, class_of
 from mamf.operations.tracing.events import Busy, Event, Trace
 from mamf.operations.tracing.shares import Union, busy, gaps, length, shares, union
 from mamf.profiling.breakdown import (
@@ -137,6 +137,17 @@ class Profile:
         """A class as a share of the burst ceilings of its dtypes; None if they are unknown."""
         burst = {each.dtype: each for each in self.ceilings if each.regime == BURST}.get
         return share_of_ceilings(row.flop, row.multiplying, burst)
+
+    def without_added_waiting(self) -> Profile:
+        """To compare ranks or runs. The profiler slows hosts, so ranks wait longer for one another: the time by which a
+        device is busy for longer in the trace than the steps take without the profiler is left out of communication.
+        """
+        added = self.whole_seconds - self.usual_seconds if self.is_of_device else 0.0
+        rows = (
+            replace(row, visible=max(0.0, row.visible - added)) if row.name == COMMUNICATION else row
+            for row in self.classes
+        )
+        return replace(self, classes=tuple(rows))
 
     @property
     def usual_seconds(self) -> float:

@@ -6,7 +6,6 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -32,17 +31,22 @@ def rank_log(folder: Path, rank: int) -> Path:
     return folder / RANK_LOGS.replace("*", str(rank))
 
 
+def rank_logs(folder: Path) -> dict[int, Path]:
+    """Whole or not, by rank."""
+    names = {path: path.stem.removeprefix("rank-") for path in folder.glob(RANK_LOGS)}
+    return {int(name): path for path, name in names.items() if name.isdecimal() and len(name) < 6}
+
+
 def read_rank_logs(folder: Path) -> Ranks:
     """Without those that are not whole. Raises UsageError for a folder without any."""
     found: dict[int, tuple[str, Profile]] = {}
-    for path in folder.glob(RANK_LOGS):
-        name = path.stem.removeprefix("rank-")
+    for rank, path in sorted(rank_logs(folder).items()):
         with suppress(RunLogError):
-            if name.isdecimal() and len(name) < 6 and (read := read_profile_or_none(path)):
-                found[int(name)] = read
+            if read := read_profile_or_none(path):
+                found[rank] = read
     if not found:
         raise UsageError(f"{folder} holds no profiles of ranks ({RANK_LOGS})")
-    return dict(sorted(found.items()))
+    return found
 
 
 def wait_for_ranks(
@@ -56,22 +60,10 @@ def wait_for_ranks(
     return read_rank_logs(folder)
 
 
-def without_added_waiting(profile: Profile) -> Profile:
-    """The profiler slows hosts, so ranks wait longer for one another. By how much a device is busy for longer in the
-    trace than the steps take without the profiler is left out of exposed communication.
-    """
-    added = profile.whole_seconds - profile.usual_seconds if profile.is_of_device else 0.0
-    rows = [
-        replace(row, visible=max(0.0, row.visible - added)) if row.name == COMMUNICATION else row
-        for row in profile.classes
-    ]
-    return replace(profile, classes=tuple(rows))
-
-
 def ranks_document(ranks: Ranks, count: int = 0) -> Document:
     """Csv holds the ranks. ``count``: how many there are at least."""
     script = next(script for script, _ in ranks.values())
-    profiles = {rank: without_added_waiting(profile) for rank, (_, profile) in ranks.items()}
+    profiles = {rank: profile.without_added_waiting() for rank, (_, profile) in ranks.items()}
     missing = sorted(set(range(max(count, max(ranks) + 1))) - ranks.keys())
     devices = [device_of(profile) for profile in profiles.values()]
     names = ", ".join(f"{devices.count(name)} x {name}" for name in dict.fromkeys(devices))

@@ -69,6 +69,9 @@ def test_a_window_in_which_the_host_of_another_rank_is_late_does_not_count():
     assert sum(len(row.samples) for row in once.values()) <= sum(len(row.samples) for row in rows_of(*pair).values())
     always = rows_of(*pair, of_all=told_by_another_rank(lambda: (-1e-3, None)))
     assert "the host queues these launches too slowly" in always["other", True].reason
+    mostly = itertools.cycle([(-1e-3, None)] * 4 + [(1e-3, 0)])
+    refused = rows_of(*pair, of_all=told_by_another_rank(mostly.__next__))
+    assert "the host queues these launches too slowly" in refused["other", True].reason
 
 
 def test_a_host_that_is_late_often_gets_more_time_and_all_is_measured_so():

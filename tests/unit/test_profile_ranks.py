@@ -10,6 +10,7 @@ from mamf.errors import UsageError
 from mamf.measurement import IDLE
 from mamf.operations.tracing.classes import COMMUNICATION
 from mamf.profiling.breakdown import ClassRow
+from mamf.profiling.comparison import profiles_document
 from mamf.profiling.log import create_profile_log, write_profile
 from mamf.profiling.profile import Profile
 from mamf.profiling.ranks import rank_log, ranks_document, read_rank_logs, wait_for_ranks
@@ -66,6 +67,8 @@ def test_waiting_that_the_profiler_adds_is_no_part_of_the_step():
     told = json.loads(FORMATS["json"](ranks_document({**RANKS, 0: ("train.py", waited)}), None))
     assert [round(1e3 * told["ranks"][0][f"{name}_seconds"]) for name in ("step", "own", "exposed")] == [100, 80, 20]
     assert round(1e3 * told["classes"][1]["most_seconds"], 1) == 20.5
+    compared = json.loads(FORMATS["json"](profiles_document(("a", waited), RANKS[1]), None))
+    assert round(1e3 * next(iter(compared["rows"]))["a_seconds"]) == 100
 
 
 def test_ranks_that_differ_by_little_have_no_straggler():
@@ -79,6 +82,16 @@ def test_a_rank_without_a_profile_is_named(tmp_path):
     (folder / "rank-x.jsonl").write_text("nonsense")
     text = FORMATS["table"](ranks_document(read_rank_logs(folder), 5), None)
     assert [rank for rank in range(5) if f"no profile of rank {rank}: is the folder shared" in text] == [1, 3, 4]
+
+
+def test_a_log_that_is_not_whole_is_named_as_missing(tmp_path, capsys):
+    folder = written(tmp_path, {0: RANKS[0], 1: RANKS[1]})
+    rank_log(folder, 1).write_text('{"record": "header"}\n')
+    assert main(["show", str(folder)]) == 0
+    assert "no profile of rank 1" in capsys.readouterr().out
+    page = tmp_path / "ranks.html"
+    assert main(["report", str(folder), "--output", str(page)]) == 0
+    assert "no profile of rank 1" in page.read_text()
 
 
 def test_the_first_rank_waits_until_the_logs_of_all_are_whole(tmp_path):

@@ -69,7 +69,7 @@ def _of_profiles(options: argparse.Namespace, found: Sequence[tuple[str, Profile
     for path, read in zip(options.logs, found, strict=True):
         if read is None:
             raise UsageError(f"{path} is not a profile: draw it separately")
-        runs.append((path.stem, read[1]))
+        runs.append((path.stem, read[1].without_added_waiting()))
     return profile_chart(runs)
 
 

@@ -17,7 +17,7 @@ from mamf.plans import SWEEP
 from mamf.profiling.counters.log import counted_in
 from mamf.profiling.counters.report import counters_document
 from mamf.profiling.log import read_profile_or_none
-from mamf.profiling.ranks import ranks_document, read_rank_logs
+from mamf.profiling.ranks import rank_logs, ranks_document, read_rank_logs
 from mamf.profiling.report import profile_document
 from mamf.report.document import Document
 from mamf.report.imported import finder_document
@@ -25,7 +25,7 @@ from mamf.report.imported import finder_document
 
 def run(options: argparse.Namespace) -> int:
     if options.log.is_dir():
-        print_document(options, ranks_document(read_rank_logs(options.log)))
+        print_document(options, ranks_document(read_rank_logs(options.log), len(rank_logs(options.log))))
         return 0
     with as_file(options.log) as path:
         return _shown(path, options)

@@ -123,7 +123,7 @@ class _Pair:
         self.backend, queue = run.backend, run.backend.second_queue()
         if queue is None:
             raise UnsupportedError(str(run.kernel.unavailable(run.backend)))
-        self.queue, self.is_late = queue, False
+        self.queue, self.is_late, self.is_slow = queue, False, False
         self.flushes, self.most_short = _PACES[0]
         own = self._work(PRODUCTS, run.backend.mark, lambda launch: launch())
         self.works = {PRODUCTS: own, OTHER: self._work(OTHER, queue.mark, queue.launch)}
@@ -147,21 +147,20 @@ class _Pair:
             self.flushes = 0 if self.backend.timer == "host clock" else flushes
             if self._keeps_up(every, flushes == _PACES[-1][0]):
                 break
-        is_slow = self.is_late
         self._window(every, (1, 1))  # so few launches that a sum of sums stays finite, and a wrong one is seen
         self._verify(every, whole=True)
         if not all(self.run.of_all(all(taken.seconds for taken in self.samples.values()))):
             slow = "the host queues these launches too slowly"
-            raise UnsupportedError(slow if is_slow else "the device runs one of the two works after the other")
+            raise UnsupportedError(slow if self.is_slow else "the device runs one of the two works after the other")
         return [self._row(row) for row in ROWS]
 
     def _keeps_up(self, every: Sequence[_Work], is_last: bool) -> bool:
         """Take all samples, unless the host is late in too many windows and this pace is not the last."""
         self.samples = {row: Samples() for row in ROWS}
         for works in (every[:1], every[1:], every) * _ROUNDS:
-            late = self._visit(works)
+            self.is_slow = self._visit(works) > _MOST_LATE
             self._verify(works)
-            if late > _MOST_LATE and not is_last:
+            if self.is_slow and not is_last:
                 return False
         return True
 

@@ -1,0 +1,111 @@
+"""How large is the package? Statements per folder of mamf/, and whether they stay within .ci/size.
+
+    python tools/house.py                 the table: files, statements (ast.stmt) and logical lines of each folder
+    python tools/house.py --check         exit with 1 if the total exceeds .ci/size; print each folder that changed
+    python tools/house.py --write         write today's numbers to .ci/size: the total may only fall
+
+Logical lines are counted as tinygrad does: lines with code, without blank lines, comments and docstrings.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import io
+import sys
+import tokenize
+from collections import Counter
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[1]
+SIZES = ROOT / ".ci" / "size"
+TOTAL = "total"
+_NO_CODE = {
+    tokenize.COMMENT,
+    tokenize.NL,
+    tokenize.NEWLINE,
+    tokenize.INDENT,
+    tokenize.DEDENT,
+    tokenize.ENCODING,
+    tokenize.ENDMARKER,
+}
+
+
+class Size(NamedTuple):
+    files: int
+    statements: int
+    lines: int
+
+    def plus(self, other: Size) -> Size:
+        return Size(*(one + another for one, another in zip(self, other, strict=True)))
+
+
+def size_of(text: str) -> Size:
+    """The size of one module from its source text."""
+    tree = ast.parse(text)
+    statements = sum(isinstance(node, ast.stmt) for node in ast.walk(tree))
+    docstrings: set[int] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            docstrings |= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    lines: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type not in _NO_CODE:
+            lines |= set(range(token.start[0], token.end[0] + 1))
+    return Size(1, statements, len(lines - docstrings))
+
+
+def measure_package(package: Path) -> dict[str, Size]:
+    """The size of each folder of a package, and of its own modules together, by name."""
+    sizes: dict[str, Size] = {}
+    for path in sorted(package.rglob("*.py")):
+        inside = path.relative_to(package).parts
+        folder = f"{package.name}/{inside[0]}" if len(inside) > 1 else f"{package.name}/*.py"
+        sizes[folder] = sizes.get(folder, Size(0, 0, 0)).plus(size_of(path.read_text(encoding="utf-8")))
+    return sizes
+
+
+def read_limits(path: Path = SIZES) -> Counter[str]:
+    """Statements by folder, as .ci/size holds them: a name and a number per line."""
+    pairs = (line.split() for line in path.read_text(encoding="utf-8").splitlines() if not line.startswith("#"))
+    return Counter({name: int(count) for name, count in pairs})
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    action = parser.add_mutually_exclusive_group()
+    action.add_argument("--check", action="store_true", help="compare with .ci/size")
+    action.add_argument("--write", action="store_true", help="write .ci/size")
+    options = parser.parse_args()
+    sizes = measure_package(ROOT / "mamf")
+    total = Size(0, 0, 0)
+    for size in sizes.values():
+        total = total.plus(size)
+    counts = Counter({name: size.statements for name, size in sizes.items()} | {TOTAL: total.statements})
+    if not options.check:
+        print(f"{'folder':<20} {'files':>6} {'statements':>11} {'lines':>7}")
+        for name, size in [*sizes.items(), (TOTAL, total)]:
+            print(f"{name:<20} {size.files:>6} {size.statements:>11} {size.lines:>7}")
+    limits = read_limits() if SIZES.exists() else Counter[str]()
+    if options.check:
+        for name in sorted(counts | limits):
+            if counts[name] != limits[name]:
+                print(f"{name}: {limits[name]} -> {counts[name]} statements ({counts[name] - limits[name]:+d})")
+        if counts[TOTAL] > limits[TOTAL]:
+            print(
+                f"mamf/ has {counts[TOTAL]} statements and .ci/size allows {limits[TOTAL]}: delete as much as you add"
+            )
+            return 1
+    if options.write:
+        if limits and counts[TOTAL] > limits[TOTAL]:
+            print(f"not written: {counts[TOTAL]} statements are more than the {limits[TOTAL]} in .ci/size")
+            return 1
+        names = [*sorted(sizes), TOTAL]
+        text = "".join(f"{name} {counts[name]}\n" for name in names)
+        SIZES.write_text("# Statements in mamf/, by folder: python tools/house.py --write\n" + text, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

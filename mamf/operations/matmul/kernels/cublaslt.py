@@ -83,7 +83,9 @@ class _Proposals(MatmulKernel):
     def launch_of(
         self, problem: MatmulProblem, a: Matrix, b: Matrix, c: torch.Tensor, alpha: float, kept: object
     ) -> Callable[[], object]:
-        """The launch of C = alpha * A @ B; A and B are described transposed. ``kept``: what it needs in memory."""
+        """The launch of C = alpha * A @ B, of which ``a`` and ``b`` are the transposes. ``kept``: their memory, which
+        lives as long as the launch.
+        """
         library = cublaslt_library.load()
         if isinstance(library, Unavailable):
             raise UnsupportedError(str(library))
@@ -109,7 +111,7 @@ class _Proposals(MatmulKernel):
         def launch() -> None:
             multiply(*arguments, raw_stream(device))
 
-        weakref.finalize(launch, _release, product, (workspace, kept)).atexit = False
+        weakref.finalize(launch, _release, product, (c, workspace, kept)).atexit = False
         return launch
 
 
@@ -135,7 +137,7 @@ class CublasLt(_Proposals, TorchMatmul):
     ) -> tuple[Callable[[], object], float]:
         alpha = problem.output_scale(a.shape[1])
         left, right = _transposed(a, problem.dtype), _transposed(b, problem.b_dtype)
-        return self.launch_of(problem, left, right, c, alpha, None), alpha
+        return self.launch_of(problem, left, right, c, alpha, (a, b)), alpha
 
 
 class ScaledCublasLt(_Proposals, FormatMatmul):
@@ -149,7 +151,7 @@ class ScaledCublasLt(_Proposals, FormatMatmul):
     ) -> Callable[[], object]:
         scales = [laid_out_scales(each, has_swizzle=True) for each in (a, b)]
         left, right = (_quantized(each, scale) for each, scale in zip((a, b), scales, strict=True))
-        return self.launch_of(problem, left, replace(right, is_transposed=True), c, 1.0, scales)
+        return self.launch_of(problem, left, replace(right, is_transposed=True), c, 1.0, (a, b, scales))
 
 
 def _transposed(operand: torch.Tensor, dtype: str) -> Matrix:

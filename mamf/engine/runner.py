@@ -29,7 +29,6 @@ from mamf.errors import (
 )
 from mamf.kernel import AnyKernel, Buffer, Problem
 from mamf.measurement import Measurement
-from mamf.plans import ALGORITHM
 from mamf.plugins.contracts import attribute_errors_to
 
 _MOST_ENDS = 3
@@ -247,8 +246,7 @@ class Runner:
         if cut_short(row, deadline, self.now()):
             self.left_out += 1
             return None
-        is_figure = row.ok and not step.is_reference and step.phase != ALGORITHM
-        self._has_figure = self._has_figure or is_figure
+        self._has_figure = self._has_figure or (row.ok and not step.is_reference)
         return replace(row, phase=step.phase, round=step.round, is_reference=step.is_reference)
 
     def _require_device(self, lost: Measurement) -> None:

@@ -25,6 +25,8 @@ from mamf.statistics import FigureError, Interval
 #: random problems whose results are verified.
 SWEEP, FIND, ROOFLINE, EXPLAIN, GUARD = "sweep", "find", "roofline", "explain", "guard"
 REPRODUCE, OVERLAP, VERIFY = "reproduce", "overlap", "verify"
+#: The phase of rows that rank the algorithms of a kernel.
+ALGORITHM = "algorithm"
 #: The operation that measures compute ceilings.
 MATMUL = "matmul"
 SHUFFLED, GIVEN = ORDERS = ("shuffled", "given")

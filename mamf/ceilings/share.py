@@ -9,6 +9,7 @@ from typing import Any
 
 from mamf.backend import Backend
 from mamf.ceilings.ceiling import Ceiling
+from mamf.dtypes import DTYPES
 from mamf.errors import IncomparableError
 from mamf.measurement import Measurement
 
@@ -100,5 +101,12 @@ def known_share(row: Measurement, known: KnownCeilings) -> float | None:
 
 
 def label_dtype(problem: Any) -> str:
-    """A label such as ``float8_e4m3fn, fast accumulation``: products with different rounding are ranked separately."""
-    return str(problem.dtype) + (", fast accumulation" if getattr(problem, "fast_accumulation", False) else "")
+    """A label such as ``float8_e4m3fn, fast accumulation``: products with other rounding or an unusual output are
+    ranked separately.
+    """
+    dtype, known = str(problem.dtype), DTYPES.get(problem.dtype)
+    output = getattr(problem, "out_dtype", None)
+    is_usual = output is None or known is None or output == known.default_output
+    others = ["" if is_usual else f"{output} output"]
+    others += ["fast accumulation"] if getattr(problem, "fast_accumulation", False) else []
+    return ", ".join(filter(None, (dtype, *others)))

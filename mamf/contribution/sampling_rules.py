@@ -12,7 +12,7 @@ from mamf.contribution.evidence import Evidence, Finding
 from mamf.contribution.row_rules import good_rows
 from mamf.logs.timer_correction import RELIABLE_SINCE, describe_shift
 from mamf.measurement import Measurement, group_pairs
-from mamf.plans import GUARD, OVERLAP, SWEEP, StepKey
+from mamf.plans import ALGORITHM, GUARD, MATMUL, OVERLAP, SWEEP, StepKey
 from mamf.regime_names import BURST, SUSTAINED
 from mamf.timers import find_timer, is_credible
 
@@ -80,19 +80,19 @@ def rows_of_plan(evidence: Evidence) -> Iterator[Finding]:
 def _rows_of_steps(evidence: Evidence, steps: list[StepKey]) -> Iterator[Finding]:
     planned, measured = set(steps), Counter[StepKey]()
     for line, _, row in evidence.rows:
-        if row.phase:
+        if row.phase and not _ranks_algorithms(evidence, row):
             continue
         step = _step(evidence, row)
         if not _is_own(evidence, row) or (not row.is_reference and step not in planned):
             yield Finding("foreign-row", f"{row.shape} by {row.kernel} in {row.regime} is not of this run's plan", line)
-        if row.ok and not row.is_reference:
+        if row.ok and not row.is_reference and not row.phase:
             measured[step] += 1
             if measured[step] > 1:
                 yield Finding("duplicate-row", f"{row.shape} by {row.kernel} was measured already", line)
     names = {row.kernel.partition("[")[0] for _, _, row in evidence.rows if not (row.phase or row.is_reference)}
     if len(names) > len(evidence.plan.kernels):  # of kernels that the plan names by path
         yield Finding("foreign-row", f"rows of {len(names)} kernels, in a run of {len(evidence.plan.kernels)}")
-    held = {_step(evidence, row) for row in evidence.log.measurements if not row.is_reference}
+    held = {_step(evidence, row) for row in evidence.log.measurements if not (row.is_reference or row.phase)}
     lost = [step for step in steps if step not in held]
     if evidence.log.tier == "complete" and lost:
         first = " ".join(map(str, lost[0][-2:]))
@@ -163,7 +163,14 @@ def _rows_of_searches(evidence: Evidence) -> Iterator[Finding]:
 
 def _is_searched(evidence: Evidence, row: Measurement) -> bool:
     """Whether a row is of a search beside what the run is for."""
+    if _ranks_algorithms(evidence, row):
+        return False
     return bool(row.phase) and evidence.plan.kind != GUARD and not (evidence.plan.confirms and evidence.counts(row))
+
+
+def _ranks_algorithms(evidence: Evidence, row: Measurement) -> bool:
+    """Whether a row of a sweep ranks the algorithms of its kernel."""
+    return row.phase == ALGORITHM and (evidence.plan.kind, evidence.plan.operation) == (SWEEP, MATMUL)
 
 
 def _rows_of_rounds(evidence: Evidence) -> Iterator[Finding]:

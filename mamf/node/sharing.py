@@ -220,7 +220,7 @@ class SharedSweep:
         if row.is_reference:
             self._visits.append(row)
             self._speeds = device_speeds(self._visits)
-        else:
+        elif record[STEP] is not None:
             self._shares.answer(device, record[STEP])
         return with_speed(row, self._speeds)
 

@@ -21,7 +21,7 @@ from mamf.logs.records import ceiling_from_record, ceiling_record, measurement_f
 from mamf.measurement import Measurement
 from mamf.node.children import IN_FLIGHT, LABEL, PHASE, WAITS
 from mamf.operations.matmul.selection import kernel_for, reference_kernels
-from mamf.plans import MATMUL, Plan
+from mamf.plans import ALGORITHM, MATMUL, Plan
 from mamf.plugins.discovery import operation
 from mamf.plugins.selection import choose_kernels
 
@@ -74,7 +74,8 @@ class Worker:
         crashes_of(self.backend).keep = lambda row: self.send(in_flight(row))
         try:
             for row in self._strategy(json.loads(self.receive())).results():
-                self.send({ROW: measurement_record(row), STEP: None if row.is_reference else self._current})
+                is_answer = not row.is_reference and row.phase != ALGORITHM
+                self.send({ROW: measurement_record(row), STEP: self._current if is_answer else None})
         except DeviceLostError as error:  # another device takes the step
             self.send(in_flight(error.row))
             raise

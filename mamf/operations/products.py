@@ -32,7 +32,7 @@ from mamf.operations.operand_sets import (
 from mamf.operations.quantization import Quantized, quantize
 from mamf.operations.special_values import verify_special_product
 from mamf.operations.variation import Signs
-from mamf.operations.whole_products import Operand, Part, locate_wrong, whole_verdict
+from mamf.operations.whole_products import Operand, Part, locate_wrong, rounded_like, whole_verdict
 from mamf.torch_backend import torch_dtype
 
 #: Errors of cuBLAS and hipBLAS for a shape or layout without an algorithm, and of oneDNN for a missing dtype.
@@ -73,14 +73,16 @@ def product_set(
 
     def verify(result: object) -> Verdict:
         """||C - scale * A @ B|| / ||scale * A @ B|| in float64 over sampled rows and columns, including the edges.
-        Scaled operands are dequantized.
+        Scaled operands are dequantized; what an int8 output should be is rounded.
         """
         if reason := explain_wrong_type(result, c):
             return Verdict(math.inf, 0.0, reason=reason)
         own = parts(output(result))
         places = sample_places(own)
         found = torch.cat([on_host(select(own[p].c[i], 0, m), 1, n).flatten() for p, i, m, n in places])
-        return Verdict(relative_error(found, scale * multiply_sampled(own, places)), problem.tolerance, known)
+        expected = scale * multiply_sampled(own, places)
+        expected = rounded_like(found, expected) if problem.is_rounded else expected
+        return Verdict(relative_error(found, expected), problem.tolerance, known)
 
     def verify_whole(result: object) -> Verdict:
         """The same for all entries. ``verify`` has already checked the output's type."""

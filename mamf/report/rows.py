@@ -12,6 +12,7 @@ from mamf.logs.recording import End
 from mamf.logs.records import significant_digits
 from mamf.measurement import Measurement, group_pairs
 from mamf.operations.unknown import operation_called
+from mamf.plans import ALGORITHM
 from mamf.report.devices import device_columns, device_remark, flat_device
 from mamf.report.document import Column, columns_from
 from mamf.report.own_ceilings import described_title, in_mhz
@@ -187,8 +188,9 @@ class Best:
 
 
 def ranked(rows: Iterable[Measurement]) -> list[Measurement]:
-    """Measured rows, best first, without visits of a reference."""
-    return sorted((row for row in rows if row.ok and not row.is_reference), key=lambda row: row.rank, reverse=True)
+    """Measured rows, best first, without visits of a reference and rows that rank algorithms."""
+    kept = (row for row in rows if row.ok and not row.is_reference and row.phase != ALGORITHM)
+    return sorted(kept, key=lambda row: row.rank, reverse=True)
 
 
 def bests(rows: Sequence[Measurement]) -> dict[str, Best]:
@@ -204,7 +206,7 @@ def bests(rows: Sequence[Measurement]) -> dict[str, Best]:
 def summary_record(rows: Sequence[Measurement], end: End) -> dict[str, Any]:
     """The last record of a run log: everything in it can be recomputed from the measurements before it."""
     return {
-        **end.summary(sum(row.ok and not row.is_reference for row in rows)),
+        **end.summary(len(ranked(rows))),
         "best": {
             regime: {
                 "shape": str(best.row.shape),

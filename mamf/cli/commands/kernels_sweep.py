@@ -266,7 +266,9 @@ class KernelsSession(Session):
     def step_of(self, row: Measurement) -> StepKey:
         """The step of the plan of a row; the plan names kernels as in the options."""
         asked = {each.name: name for name, each in self.kernels}
-        return self.plan.step(row.regime, row.problem, row.shape, asked.get(row.kernel, row.kernel))
+        library = row.kernel.partition("[")[0]  # of an algorithm
+        name = asked.get(row.kernel) or asked.get(library, row.kernel)
+        return self.plan.step(row.regime, row.problem, row.shape, name)
 
     def dry_run(self) -> int:
         say_plan(self.plan, self.plan.steps(self.held), self.backend, self.devices)

@@ -23,6 +23,7 @@ from mamf.errors import UnsupportedError, UsageError
 from mamf.kernel import AnyKernel
 from mamf.kinds.kind import View
 from mamf.limits import count_values, require_known, require_steps
+from mamf.measurement import Measurement
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.operation import problem_for
 from mamf.operations.matmul.selection import kernel_for
@@ -142,6 +143,9 @@ class _SweepSession(KernelsSession):
     def strategy(self) -> Sweep:
         (_, kernel), *_ = self.kernels
         return Sweep(self.plan, kernel, self.backend, self.held)  # type: ignore[arg-type]
+
+    def counts(self, row: Measurement) -> bool:
+        return self.is_of_step(row)
 
     def dry_run(self) -> int:
         plan, backend, ((_, kernel),) = self.plan, self.backend, self.kernels

@@ -31,6 +31,7 @@ from mamf.engine.search.search import FIRST_SHAPES, Search
 from mamf.measurement import Measurement
 from mamf.operations.matmul.kernel import MatmulKernel
 from mamf.operations.matmul.shapes import MatmulShape
+from mamf.plans import ALGORITHM
 
 
 class FindStrategy:
@@ -177,9 +178,9 @@ class FindStrategy:
                     self._by_name[variant.name] = variant
                     if any((row.shape, row.kernel) == (shape, variant.name) for row in self._algorithms):
                         continue
-                    if not self.run.has_next_step(regime, "algorithm", self._deadline):
+                    if not self.run.has_next_step(regime, ALGORITHM, self._deadline):
                         return
-                    row = yield self._step(variant, shape, regime, rule, "algorithm", 0)
+                    row = yield self._step(variant, shape, regime, rule, ALGORITHM, 0)
                     if row is None:
                         return
                     self._algorithms.append(row)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import statistics as stdlib_statistics
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mamf.backend import Backend
@@ -14,10 +14,12 @@ from mamf.engine.runner import Runner, Step, Steps
 from mamf.errors import UnsupportedError
 from mamf.kernel import AnyKernel, Buffer
 from mamf.measurement import Measurement
-from mamf.plans import Plan, StepKey
+from mamf.plans import ALGORITHM, Plan, StepKey
 
 # What operands may take of the free memory: the flush buffer and the libraries' workspaces need the rest.
 _SHARE_OF_MEMORY = 0.9
+# Time for ranking one of a kernel's algorithms to the time for a row.
+_RANKING_SHARE = 0.25
 # Whose speed foretells the next shape's.
 _RECENT_SHAPES = 32
 
@@ -57,6 +59,10 @@ def largest_buffers(plan: Plan, cache_bytes: int | None, free_memory: int | None
 class Sweep:
     """One run of a plan on an opened backend. ``results`` yields as it measures; breaking off loses only the shape in
     flight. ``queue``: steps in place of all that are not held, as they come: of a run that several devices share.
+
+    A kernel with several algorithms is ranked on each shape in the regime itself: each has a row of the phase
+    ALGORITHM. The row of the step is a fresh measurement of the fastest, because the fastest of several rows is also
+    the luckiest.
     """
 
     plan: Plan
@@ -99,7 +105,10 @@ class Sweep:
                 continue
             if options.reference is not None and done % options.reference_every == 0:
                 yield self._step(options.reference, regime)._replace(is_reference=True)
-            row = yield self._step(shape, regime)
+            kernel = yield from self._fastest_algorithm(shape, regime)
+            if kernel is None:
+                continue
+            row = yield self._step(shape, regime)._replace(kernel=kernel)
             if row is not None:
                 done += 1
                 speeds += [] if row.summary is None else [row.amount / row.seconds]
@@ -107,6 +116,24 @@ class Sweep:
     def _step(self, shape: Any, regime: Regime) -> Step:
         rule = StoppingRule(self.plan.precision, self.plan.seconds or regime.default_seconds)
         return Step(self.kernel, self.plan.problem, shape, regime, rule)
+
+    def _fastest_algorithm(
+        self, shape: Any, regime: Regime
+    ) -> Generator[Step | Measurement, Measurement | None, AnyKernel | None]:
+        """The kernel's fastest algorithm for a shape; the kernel itself if it has only one or none works. None if the
+        budget ended.
+        """
+        found = list(self.kernel.variants(self.backend, self.plan.problem, shape))
+        fastest, best_rate = self.kernel, 0.0
+        for variant in found if len(found) > 1 else ():
+            step = self._step(shape, regime)
+            brief = replace(step.rule, seconds=step.rule.seconds and step.rule.seconds * _RANKING_SHARE)
+            row = yield step._replace(kernel=variant, rule=brief, phase=ALGORITHM)
+            if row is None:
+                return None
+            if row.ok and row.best_rate > best_rate:
+                fastest, best_rate = variant, row.best_rate
+        return fastest
 
     def _regime(self, name: str) -> Regime:
         kind = regime_class(name)

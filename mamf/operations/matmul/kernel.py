@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol, TypeVar
@@ -16,6 +17,9 @@ from mamf.work import Work
 LAYOUTS = ("nt", "nn", "tn", "tt")
 #: What may follow a layout: unused elements after each stored row of A and B.
 PADDINGS = ("", "+1", "+8", "+24")
+# Standard deviations of int8 values by data, and how many of those of a sum an int8 output has room for.
+_INT8_DEVIATIONS = {"normal": 31.7, "uniform": 73.3, "integers": 1.41, "wide": 1.3, "zeros": 0.0}
+_INT8_MAX, _DEVIATIONS_IN_INT8 = 127, 6
 #: The dtype of the values that operands of a scaled format are quantized from.
 UNQUANTIZED = "bfloat16"
 
@@ -69,6 +73,18 @@ class ProductProblem:
     def rounding(self) -> float:
         """The relative error that rounding leaves, at most, without partial sums of bfloat16."""
         return self.tolerance / (4 if self.dtype == "bfloat16" else 2)
+
+    @property
+    def is_rounded(self) -> bool:
+        """Whether C is rounded to int8 and saturated."""
+        return self.dtype == self.out_dtype == "int8"
+
+    def output_scale(self, k: int) -> float:
+        """The factor from A @ B to C for an int8 output, a power of two with which few values saturate; otherwise 1."""
+        if not self.is_rounded:
+            return 1.0
+        deviation = _INT8_DEVIATIONS[self.data] ** 2 * math.sqrt(k)
+        return 2.0 ** -max(0, math.ceil(math.log2(max(1.0, _DEVIATIONS_IN_INT8 * deviation / _INT8_MAX))))
 
     @property
     def padding(self) -> int:

@@ -39,8 +39,9 @@ def kernels_for(backend: Backend, problem: MatmulProblem, names: Sequence[str] |
     """
     if names is None:
         usable = _find_usable(backend, problem, lambda each: each.is_default or each.is_tried_unasked)
-        default = _choose_default(backend, usable)
-        others = (each for each, reason in usable if reason is None and each.is_tried_unasked)
+        others = [each for each, reason in usable if reason is None and each.is_tried_unasked]
+        has_default = any(each.is_default and reason is None for each, reason in usable)
+        default = others[0] if others and not has_default else _choose_default(backend, usable)
         return [default, *(other for other in others if other.name != default.name)]
     require_some("kernels", names, str)
     chosen = [kernel_for(backend, problem, name) for name in dict.fromkeys(names)]

@@ -16,6 +16,7 @@ from mamf.choices import Quantity
 from mamf.errors import UsageError
 from mamf.measurement import TERA, Measurement
 from mamf.operations.unknown import operation_called
+from mamf.plans import ALGORITHM
 from mamf.report.charts.palette import place_of
 from mamf.text import visible
 
@@ -204,9 +205,12 @@ def chosen_regimes(rows: Sequence[Measurement], wanted: str | None) -> list[str]
 
 
 def drawn_rows(rows: Sequence[Measurement], wanted: str | None) -> tuple[list[str], list[Measurement]]:
-    """Regimes to draw, and their measured rows without visits of a reference. Raises UsageError likewise."""
+    """Regimes to draw, and their measured rows without visits of a reference and rows that rank algorithms. Raises
+    UsageError likewise.
+    """
     regimes = chosen_regimes(rows, wanted)
-    return regimes, [row for row in rows if row.ok and not row.is_reference and row.regime in regimes]
+    kept = (row for row in rows if row.ok and not row.is_reference and row.phase != ALGORITHM)
+    return regimes, [row for row in kept if row.regime in regimes]
 
 
 def machine(header: Mapping[str, Any]) -> str:

@@ -1,0 +1,382 @@
+"""cuBLASLt's proposals, on a simulated H100 with a libcublasLt that computes on the host."""
+
+import ctypes
+import gc
+from types import SimpleNamespace
+
+import pytest
+import torch
+from fake_cublaslt import EXECUTION_FAILED, INVALID_VALUE, NOT_SUPPORTED, FakeCublasLt, install
+from verdicts import verified
+
+from mamf.backend import Unavailable
+from mamf.engine.measure import measure
+from mamf.engine.regimes import Burst, StoppingRule
+from mamf.engine.strategies.shapes import Sweep
+from mamf.errors import UnavailableError, UnsupportedError, UsageError
+from mamf.operations.matmul.kernel import LAYOUTS, MatmulProblem
+from mamf.operations.matmul.kernels import cublaslt_library
+from mamf.operations.matmul.selection import kernel, kernels_for
+from mamf.operations.matmul.shapes import MatmulShape
+from mamf.plans import ALGORITHM, MATMUL, SWEEP, Plan
+from mamf.plugins.discovery import open_backend
+from mamf.testing import KernelContract
+
+SHAPE = MatmulShape(96, 80, 64)
+PROBLEM = MatmulProblem()
+INT8 = MatmulProblem("int8", "int8")
+WIDE = [
+    ("bfloat16", "bfloat16"),
+    ("bfloat16", "float32"),
+    ("float16", "float16"),
+    ("float16", "float32"),
+    ("tf32", "float32"),
+    ("float32", "float32"),
+    ("float64", "float64"),
+]
+NARROW = [
+    ("int8", "int32"),
+    ("int8", "int8"),
+    *((dtype, out) for dtype in ("float8_e4m3fn", "float8_e5m2") for out in ("bfloat16", "float16", "float32")),
+]
+#: Searches anew, whatever was found before.
+load = cublaslt_library.load.__wrapped__
+FORMATS = ("fp8_rowwise", "fp8_1x128_128x128", "fp8_1x128_1x128", "mxfp8", "nvfp4")
+
+
+@pytest.fixture
+def library(monkeypatch):
+    return install(monkeypatch, FakeCublasLt())
+
+
+@pytest.fixture
+def h100(cuda, library):
+    return cuda.kind(0)
+
+
+def prepared(backend, name="cublaslt", problem=PROBLEM, shape=SHAPE, **options):
+    return kernel(name).prepare(backend, problem, shape, backend.operand_pool(problem.data, problem.seed), **options)
+
+
+def row_of(backend, name="cublaslt", problem=PROBLEM, shape=SHAPE):
+    pool = backend.operand_pool(problem.data, problem.seed)
+    return measure(kernel(name), problem, shape, Burst(backend), pool, StoppingRule(seconds=0.0))
+
+
+class TestCublasLt(KernelContract):
+    @pytest.fixture(params=["cublaslt", "cublaslt[4]"])
+    def kernel(self, request):
+        return kernel(request.param)
+
+    @pytest.fixture
+    def backend(self, h100):
+        return h100
+
+    @pytest.fixture(params=[("bfloat16", "bfloat16"), ("int8", "int32"), ("int8", "int8")], ids=" ".join)
+    def problem(self, request):
+        return MatmulProblem(*request.param)
+
+
+# -- results ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("padding", ["", "+8", "+1"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("dtype", "out_dtype"), WIDE)
+def test_every_layout_and_padding_is_right(h100, dtype, out_dtype, layout, padding):
+    problem = MatmulProblem(dtype, out_dtype, layout + padding)
+    assert verified(prepared(h100, problem=problem, sets=2)).ok
+
+
+@pytest.mark.parametrize("shape", [(1, 80, 64), (96, 1, 64), (96, 80, 1), (1, 1, 1), (33, 7, 130)], ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_sizes_of_one_are_right(h100, shape, layout):
+    problem = MatmulProblem("float64", "float64", layout)
+    assert verified(prepared(h100, problem=problem, shape=MatmulShape(*shape))).ok
+
+
+@pytest.mark.parametrize("layout", ["nt", "nt+24"])
+@pytest.mark.parametrize(("dtype", "out_dtype"), NARROW)
+def test_operands_of_8_bits_are_right(h100, dtype, out_dtype, layout):
+    assert row_of(h100, problem=MatmulProblem(dtype, out_dtype, layout)).ok
+
+
+@pytest.mark.parametrize("dtype", FORMATS)
+def test_scaled_formats_are_right(h100, dtype):
+    row = row_of(h100, "cublaslt-scaled[1]", MatmulProblem(dtype), MatmulShape(192, 256, 384))
+    assert row.ok, row.reason
+
+
+@pytest.mark.parametrize(
+    ("dtype", "out_dtype", "compute_type"),
+    [
+        ("float16", "float16", 68),
+        ("float32", "float32", 68),
+        ("tf32", "float32", 77),
+        ("float64", "float64", 70),
+        ("int8", "int8", 72),
+    ],
+)
+def test_it_computes_as_the_dtype_says(h100, library, dtype, out_dtype, compute_type):
+    prepared(h100, problem=MatmulProblem(dtype, out_dtype))
+    ((count, workspace, asked, attributes),) = library.asked
+    assert (count, asked, 25 in attributes) == (8, compute_type, False)
+    assert workspace >= 32 * 2**20
+
+
+@pytest.mark.parametrize("name", ["cublaslt", "cublaslt-scaled"])
+def test_fast_accumulation_is_asked_for(h100, library, name):
+    problem = MatmulProblem("float8_e4m3fn" if name == "cublaslt" else "fp8_rowwise", fast_accumulation=True)
+    prepared(h100, name, problem)
+    assert library.asked[0][3][25] == 1
+
+
+# -- int8 outputs ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("data", ["normal", "uniform", "integers", "wide"])
+@pytest.mark.parametrize("k", [16, 512, 3000])
+def test_int8_outputs_are_spread_and_hardly_saturate(h100, data, k):
+    problem = MatmulProblem("int8", "int8", data=data)
+    flat = h100.operand_pool(data, 0)
+    ready = kernel("cublaslt").prepare(h100, problem, MatmulShape(256, 128, k), flat)
+    ready.launches[0]()
+    output = flat.take("c", 256 * 128, "int8").double()
+    assert (output.abs() >= 127).double().mean() < 1e-3
+    assert output.std() > 8 or problem.output_scale(k) == 1
+    assert verified(ready).ok
+
+
+@pytest.mark.parametrize("data", ["normal", "uniform"])
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda output: output[5, 7].add_(2),
+        lambda output: output[:16, :16].zero_(),
+        lambda output: output[:16, :16].copy_(output[16:32, 16:32].clone()),
+        lambda output: output.copy_(output.roll(1, 0)),
+        lambda output: output.neg_(),
+    ],
+    ids=["entry", "unwritten tile", "wrong tile", "rows moved", "sign"],
+)
+def test_wrong_int8_outputs_are_found(h100, library, data, spoil):
+    ready = prepared(h100, problem=MatmulProblem("int8", "int8", data=data), shape=MatmulShape(256, 512, 2048))
+    library.spoil = spoil
+    result = ready.launches[0]()
+    verdict = ready.verify_whole(0, result)
+    assert not verdict.ok
+    assert verdict.error > 0
+    assert ready.locate(0, result).cells
+
+
+def test_wrong_int8_outputs_are_located(h100, library):
+    ready = prepared(h100, problem=INT8, shape=MatmulShape(256, 384, 512))
+    library.spoil = lambda output: output[300, 200].add_(2)  # by columns: the entry of row 200 and column 300
+    result = ready.launches[0]()
+    assert ready.locate(0, result).cells == {(0, 200 // 64, 300 // 64)}
+
+
+def test_int8_outputs_may_round_to_either_side_only_halfway(h100, library):
+    """Integers of -2 to 2 have exact sums, half of them odd: with this K their scale is 1/2."""
+    problem = MatmulProblem("int8", "int8", data="integers")
+    shape = MatmulShape(64, 64, 256)
+    assert problem.output_scale(shape.k) == 0.5
+    flat = h100.operand_pool("integers", 0)
+    ready = kernel("cublaslt").prepare(h100, problem, shape, flat)
+    a = flat.take("a", 64 * 256, "int8").view(64, 256).double()
+    b = flat.take("b", 64 * 256, "int8").view(64, 256).double()
+    halves = (a @ b.t()) / 2
+    library.spoil = lambda output: output.copy_(torch.floor(halves + 0.5).t().to(torch.int8))  # halves up, not to even
+    result = ready.launches[0]()
+    assert ready.verify_whole(0, result).ok
+    assert ready.verify(0, result).ok
+    library.spoil = lambda output: output.copy_(torch.floor(halves).t().sub(1).to(torch.int8))
+    result = ready.launches[0]()
+    assert not ready.verify_whole(0, result).ok
+    assert not ready.verify(0, result).ok
+
+
+def test_the_scale_of_int8_outputs_is_a_power_of_two_and_1_for_others():
+    scale = INT8.output_scale(8192)
+    assert scale == 2.0 ** round(torch.tensor(scale).log2().item())
+    assert MatmulProblem("int8", "int32").output_scale(8192) == MatmulProblem().output_scale(8192) == 1
+
+
+# -- proposals -------------------------------------------------------------------------------------------------------
+
+
+def test_a_proposal_is_bound_once_and_launched(h100, library):
+    ready = prepared(h100, "cublaslt[3]")
+    assert len(library.asked) == 1
+    for _ in range(2):
+        ready.launches[0]()
+    assert library.launched == [3, 3]
+
+
+def test_without_a_rank_the_first_proposal_runs(h100, library):
+    prepared(h100).launches[0]()
+    assert library.launched == [0]
+
+
+def test_a_rank_beyond_what_is_proposed_is_unsupported_and_frees_its_descriptors(h100, library):
+    with pytest.raises(UnsupportedError, match="proposes only 5 algorithms"):
+        prepared(h100, "cublaslt[5]")
+    assert library.descriptors == []
+
+
+def test_a_search_tries_as_many_algorithms_as_are_asked_of_the_heuristic(h100):
+    variants = kernel("cublaslt").variants(h100, PROBLEM, SHAPE)
+    assert [variant.name for variant in variants] == [f"cublaslt[{rank}]" for rank in range(8)]
+    rows = [row_of(h100, variant.name) for variant in variants[3:6]]
+    assert [row.status for row in rows] == ["ok", "ok", "unsupported"]
+    assert [each.name for each in kernel("cublaslt[2]").variants(h100, PROBLEM, SHAPE)] == ["cublaslt[2]"]
+
+
+def test_descriptors_are_destroyed_with_the_launch(h100, library):
+    ready = prepared(h100, sets=2)
+    gc.collect()
+    assert library.descriptors
+    del ready
+    gc.collect()
+    assert library.descriptors == []
+
+
+def test_a_launch_keeps_its_operands_and_scales_in_memory(h100, library):
+    launches = [prepared(h100).launches[0], prepared(h100, "cublaslt-scaled", MatmulProblem("fp8_rowwise")).launches[0]]
+    gc.collect()
+    for launch in launches:
+        launch()
+    assert len(library.launched) == 2
+
+
+def test_a_sweep_ranks_the_proposals_and_measures_the_fastest_again(h100, library, monkeypatch):
+    plan = Plan(SWEEP, MATMUL, (PROBLEM,), ("cublaslt",), (SHAPE,), seconds=0.01)
+    rows = list(Sweep(plan, kernel("cublaslt"), h100).results())
+    tried, kept = [row for row in rows if row.phase == ALGORITHM], [row for row in rows if not row.phase]
+    assert [row.kernel for row in tried] == [f"cublaslt[{rank}]" for rank in range(8)]
+    assert [row.status for row in tried] == ["ok"] * 5 + ["unsupported"] * 3
+    (row,) = kept
+    best = max((row for row in tried if row.ok), key=lambda row: row.best_rate)
+    assert (row.status, row.kernel) == ("ok", best.kernel)
+
+
+def test_a_sweep_of_a_named_proposal_measures_it_alone(h100):
+    plan = Plan(SWEEP, MATMUL, (PROBLEM,), ("cublaslt[3]",), (SHAPE,), seconds=0.01)
+    (row,) = Sweep(plan, kernel("cublaslt[3]"), h100).results()
+    assert (row.kernel, row.phase, row.status) == ("cublaslt[3]", "", "ok")
+
+
+def test_what_a_search_tries(h100):
+    def names(*problem, asked=None):
+        return [each.name for each in kernels_for(h100, MatmulProblem(*problem), asked)]
+
+    assert names("bfloat16", asked=["cublaslt[2]", "torch.mm", "cublaslt[2]"]) == ["cublaslt[2]", "torch.mm"]
+    assert names("bfloat16") == ["torch.mm", "cublaslt"]
+    assert names("int8", "int32") == ["int_mm", "cublaslt"]
+    assert names("float8_e4m3fn") == ["scaled_mm", "cublaslt"]
+    assert names("mxfp8") == ["F.scaled_mm", "cublaslt-scaled"]
+    # No function that models call writes int8.
+    assert names("int8", "int8") == ["cublaslt"]
+
+
+def test_a_proposal_is_named_by_its_rank():
+    assert (kernel("cublaslt[3]").name, kernel("cublaslt[3]").rank) == ("cublaslt[3]", 3)
+    assert (kernel("cublaslt").name, kernel("cublaslt").rank) == ("cublaslt", 0)
+    with pytest.raises(UsageError, match=r"torch.mm has no algorithms to choose from: leave \[3\] out"):
+        kernel("torch.mm[3]")
+
+
+# -- refusals --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("function", "status", "expected"),
+    [
+        ("cublasLtMatmulAlgoGetHeuristic", NOT_SUPPORTED, "unsupported"),
+        ("cublasLtMatmulDescSetAttribute", INVALID_VALUE, "unsupported"),
+        ("cublasLtMatmul", NOT_SUPPORTED, "unsupported"),
+        ("cublasLtMatmul", INVALID_VALUE, "failed"),
+        ("cublasLtMatmul", EXECUTION_FAILED, "failed"),
+        ("cublasLtMatrixLayoutCreate", EXECUTION_FAILED, "failed"),
+    ],
+)
+def test_a_status_is_a_reason(cuda, monkeypatch, function, status, expected):
+    library = install(monkeypatch, FakeCublasLt(fails={function: status}))
+    row = row_of(cuda.kind(0))
+    assert row.status == expected
+    assert f"{function} returned CUBLAS_STATUS_" in row.reason
+    gc.collect()
+    assert library.descriptors == []
+
+
+@pytest.mark.parametrize(
+    ("name", "problem", "reason"),
+    [
+        ("cublaslt", MatmulProblem("bfloat16", "float16"), "writes bfloat16, float32 for bfloat16, not float16"),
+        ("cublaslt", MatmulProblem(fast_accumulation=True), "no fast accumulation for bfloat16"),
+        ("cublaslt", MatmulProblem("int8", "int32", "nn"), "int8 only in layout nt"),
+        ("cublaslt", MatmulProblem("mxfp8"), "no dtype mxfp8"),
+        ("cublaslt-scaled", MatmulProblem("mxfp4"), "no dtype mxfp4"),
+    ],
+)
+def test_what_it_does_not_support_is_said_in_a_line(h100, name, problem, reason):
+    assert reason in kernel(name).unsupported(h100, problem)
+
+
+def test_it_is_for_nvidia():
+    reason = kernel("cublaslt[2]").unavailable(open_backend("cpu"))
+    assert "NVIDIA" in reason.reason
+    assert "--backend cuda" in reason.remedy
+
+
+# -- finding the library ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def files(monkeypatch):
+    """Libraries by the path that opens them, in place of those of this machine."""
+    found = {}
+
+    def open_library(path, mode=ctypes.DEFAULT_MODE):
+        if path not in found or (found[path][1] and mode == ctypes.DEFAULT_MODE):
+            raise OSError(f"{path}: cannot open shared object file")
+        return found[path][0]
+
+    fake = SimpleNamespace(CDLL=open_library, DEFAULT_MODE=ctypes.DEFAULT_MODE)
+    monkeypatch.setattr(cublaslt_library, "ctypes", fake)
+    monkeypatch.setattr(cublaslt_library, "sys", SimpleNamespace(platform="linux", path=["/site"]))
+    return found
+
+
+def test_what_torch_has_loaded_comes_first(files):
+    loaded, of_wheel = FakeCublasLt(120901), FakeCublasLt(130100)
+    files["libcublasLt.so.12"] = loaded, True
+    files["/site/nvidia/cu13/lib/libcublasLt.so.13"] = of_wheel, False
+    assert load().version == (12, 9, 1)
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/site/nvidia/cu13/lib/libcublasLt.so.13", "/site/nvidia/cublas/lib/libcublasLt.so.12", "libcublasLt.so.13"],
+)
+def test_a_wheel_or_the_system_has_it(files, path):
+    files[path] = FakeCublasLt(), False
+    assert load().version == (13, 1, 0)
+
+
+def test_an_unknown_release_is_unavailable(cuda, files, monkeypatch):
+    files["libcublasLt.so.13"] = FakeCublasLt(140002), False
+    monkeypatch.setattr(cublaslt_library, "load", load)
+    reason = kernel("cublaslt").unavailable(cuda.kind(0))
+    assert reason.reason == "cuBLASLt 14.0.2 is unknown; known are 12 and 13"
+    assert reason.remedy
+
+
+def test_without_the_library_it_says_how_to_get_it(cuda, files, monkeypatch):
+    monkeypatch.setattr(cublaslt_library, "load", load)
+    reason = kernel("cublaslt-scaled").unavailable(cuda.kind(0))
+    assert isinstance(reason, Unavailable)
+    assert "libcublasLt" in reason.reason
+    assert "torch" in reason.remedy
+    with pytest.raises(UnavailableError):
+        kernels_for(cuda.kind(0), PROBLEM, ["cublaslt"])

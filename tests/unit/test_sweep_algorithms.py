@@ -1,0 +1,113 @@
+"""A sweep of a kernel with algorithms: it ranks them on each shape and measures the fastest once more."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from mamf.ceilings.share import label_dtype
+from mamf.cli import main
+from mamf.contribution.rules import review
+from mamf.logs.run_log import read_run_log
+from mamf.operations.matmul.kernel import MatmulProblem
+from mamf.plans import ALGORITHM
+from mamf.testing import SimulatedMatmul
+
+PATH = "test_sweep_algorithms:Algorithm"
+DEVICE = ["sweep", "--backend", "mamf.testing:SimulatedBackend"]
+SWEEP = [*DEVICE, "--shapes", "4096x4096x4096", "8192x8192x8192", "--output", "log.jsonl"]
+
+
+class Algorithm(SimulatedMatmul):
+    """One of three: the second is the fastest at 4096, the third elsewhere."""
+
+    def __init__(self, rank=None):
+        self.rank, self.name = rank or 0, "ranked" if rank is None else f"ranked[{rank}]"
+
+    def variants(self, backend, problem, shape):
+        return [Algorithm(rank) for rank in range(3)] if self.name == "ranked" else (self,)
+
+    def prepare(self, backend, problem, shape, *arguments, **options):
+        self.slowness = 1.0 if self.rank == (1 if shape.m == 4096 else 2) else 1.2
+        return super().prepare(backend, problem, shape, *arguments, **options)
+
+    def run_of(self, device, problem, shape):
+        cycles = device.cycles(shape) * self.slowness
+        return lambda result: device.compute(cycles, result)
+
+
+@pytest.fixture
+def swept(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    def sweep(*options):
+        code = main([*SWEEP, *options])
+        return code, read_run_log("log.jsonl")
+
+    return sweep
+
+
+def own(log):
+    return {str(row.shape): row.kernel for row in log.measurements if not row.phase}
+
+
+def test_the_fastest_of_each_shape_is_measured_again_and_all_are_in_the_log(swept, capsys):
+    code, log = swept("--kernel", PATH)
+    assert code == 0
+    assert own(log) == {"4096x4096x4096": "ranked[1]", "8192x8192x8192": "ranked[2]"}
+    tried = [row for row in log.measurements if row.phase == ALGORITHM]
+    assert len(tried) == 2 * 3
+    assert log.summary["best"]["burst"]["shapes"] == 2
+    assert log.tier == "complete"
+    assert "ranked[2]" in capsys.readouterr().out
+
+
+def test_rows_that_rank_algorithms_are_of_the_plan(swept):
+    swept("--kernel", PATH)
+    rules = {finding.rule for finding in review(Path("log.jsonl")).findings}
+    assert not rules & {"foreign-row", "missing-row", "duplicate-row", "best-mismatch", "row-mismatch"}
+    records = [json.loads(line) for line in Path("log.jsonl").read_text().splitlines()]
+    next(record for record in records if record.get("phase") == ALGORITHM)["shape"]["m"] = 2048
+    Path("log.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in records))
+    assert "foreign-row" in {finding.rule for finding in review(Path("log.jsonl")).findings}
+
+
+def test_a_named_one_is_measured_alone(swept):
+    _, log = swept("--kernel", f"{PATH}[0]")
+    assert [row.kernel for row in log.measurements] == ["ranked[0]"] * 2
+
+
+def test_a_complete_run_is_resumed_without_measuring(swept, capsys):
+    _, before = swept("--kernel", PATH)
+    assert main([*DEVICE, "--kernel", PATH, "--resume", "log.jsonl"]) == 0
+    assert read_run_log("log.jsonl").measurements == before.measurements
+
+
+def test_an_interrupted_run_goes_on_with_the_shape_in_flight(swept):
+    swept("--kernel", PATH)
+    lines = Path("log.jsonl").read_text().splitlines(keepends=True)
+    first = next(number for number, line in enumerate(lines) if json.loads(line).get("phase") == "")
+    Path("log.jsonl").write_text("".join(lines[: first + 2]))  # and one algorithm of the second shape
+    assert main([*DEVICE, "--kernel", PATH, "--resume", "log.jsonl"]) == 0
+    log = read_run_log("log.jsonl")
+    assert own(log) == {"4096x4096x4096": "ranked[1]", "8192x8192x8192": "ranked[2]"}
+    assert len([row for row in log.measurements if not row.phase]) == 2
+    assert len([row for row in log.measurements if row.phase]) == 6
+
+
+@pytest.mark.parametrize(
+    ("problem", "label"),
+    [
+        (MatmulProblem("int8", "int32"), "int8"),
+        (MatmulProblem("int8", "int8"), "int8, int8 output"),
+        (MatmulProblem("bfloat16"), "bfloat16"),
+        (MatmulProblem("bfloat16", "float32"), "bfloat16, float32 output"),
+        (MatmulProblem("float8_e4m3fn", fast_accumulation=True), "float8_e4m3fn, fast accumulation"),
+        (
+            MatmulProblem("float8_e4m3fn", "float16", fast_accumulation=True),
+            "float8_e4m3fn, float16 output, fast accumulation",
+        ),
+    ],
+)
+def test_an_unusual_output_has_a_ceiling_of_its_own(problem, label):
+    assert label_dtype(problem) == label

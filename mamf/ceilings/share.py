@@ -19,11 +19,11 @@ STATE_TOLERANCE = 0.01
 
 
 def mamfu(row: Measurement, ceilings: Ceilings) -> float | None:
-    """MAMFU: a row as a share of the ceiling of its dtype and regime; None if there is no such ceiling. Rows are
-    normalized to the run's first device, which the ceiling belongs to.
+    """MAMFU: a row as a share of the ceiling of its dtype and regime; None if there is no such ceiling or its interval
+    is unknown. Rows are normalized to the run's first device, which the ceiling belongs to.
     """
     ceiling = ceilings.get((row.problem.dtype, row.regime))
-    if ceiling is None or row.summary is None:
+    if ceiling is None or row.summary is None or not ceiling.interval.is_known:
         return None
     return ceiling.utilization(flop=row.flop, seconds=row.comparable_seconds, regime=row.regime)
 
@@ -59,8 +59,14 @@ def compute_drift(row: Measurement, ceilings: Ceilings) -> float | None:
     return None if ceiling is None or seen is None else float(seen) / (row.device_speed or 1.0) / ceiling.tflops - 1
 
 
-def require_same_card(ceiling: Ceiling, backend: Backend) -> None:
-    """Raises IncomparableError if a ceiling is from another device: cards of one model differ by percents."""
+def require_usable_ceiling(ceiling: Ceiling, backend: Backend) -> None:
+    """Raises IncomparableError if the interval of a ceiling is unknown, or if it is from another device: cards of one
+    model differ by percents.
+    """
+    if not ceiling.interval.is_known:
+        raise IncomparableError(
+            f"the {ceiling.regime} ceiling is too noisy to take a share of it: find it again with 'mamf find'"
+        )
     info = backend.info
     same = ceiling.device == info.name and (
         ceiling.uuid_hash is None or info.uuid_hash is None or ceiling.uuid_hash == info.uuid_hash

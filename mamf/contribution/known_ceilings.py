@@ -14,6 +14,7 @@ from functools import partial
 
 from mamf.backend import Backend, DeviceInfo
 from mamf.ceilings.contributed import ContributedCeiling, contributed_ceilings
+from mamf.ceilings.share import label_dtype
 from mamf.choices import PEAK_SOURCES, PeakSource
 from mamf.contribution.published import published_peaks
 from mamf.device_names import NamedDevice, find_devices
@@ -22,6 +23,7 @@ from mamf.errors import IncomparableError, MamfWarning, RunLogError, Unavailable
 from mamf.limits import require_known, shorten
 from mamf.logs.found import cached_ceiling
 from mamf.measurement import TERA
+from mamf.operations.matmul.operation import problem_for
 from mamf.peaks import Peak, find_peak, listed_peak
 from mamf.plugins.discovery import open_backend
 from mamf.regime_names import CEILINGS
@@ -151,11 +153,13 @@ def measured_peak(
     device: int | str | Backend | None, dtype: str, regime: str = "sustained", *, anyway: bool = False
 ) -> KnownPeak:
     """As :func:`peak`, but measured, here or on a device of the same kind. Also raises UnavailableError if only a
-    datasheet is known.
+    datasheet is known, or if the interval of what was measured is unknown.
     """
     known = peak(device, dtype, regime, anyway=True) if anyway else peak(device, dtype, regime)
     if known.source == "datasheet":
         raise UnavailableError(f"a datasheet's figure is no ceiling; measure it: {_command(dtype)}")
+    if known.interval is not None and not known.interval.is_known:
+        raise UnavailableError(f"the ceiling of {known.device} is too noisy for shares of it: {_command(dtype)}")
     return known
 
 
@@ -179,9 +183,10 @@ def _command(dtype: str) -> str:
 
 
 def _measured(backend: Backend, dtype: str, regime: str) -> KnownPeak | None:
-    for label in _labels(dtype):
+    problem = problem_for(backend, dtype)
+    for each in (problem, replace(problem, fast_accumulation=True)):
         try:
-            before = cached_ceiling(backend.info, label, regime)
+            before = cached_ceiling(backend.info, each, regime)
         except RunLogError as error:
             warnings.warn(f"not used: {error}", MamfWarning, stacklevel=3)
             continue
@@ -190,7 +195,9 @@ def _measured(backend: Backend, dtype: str, regime: str) -> KnownPeak | None:
         is_this = backend.info.uuid_hash is not None or not backend.is_accelerator
         which = "this very device" if is_this else "a device of this name in this machine"
         ceiling = before.ceiling
-        description = f"measured on {which}, {before.started[:10]}: {label} at {ceiling.shape} by {ceiling.kernel}"
+        tier = "" if before.tier == "complete" else f", {before.tier}"
+        what = f"{label_dtype(ceiling.problem)} at {ceiling.shape} by {ceiling.kernel}"
+        description = f"measured on {which}, {before.started[:10]}{tier}: {what}"
         interval = _flops(ceiling.interval.low, ceiling.interval.high, ceiling.interval.coverage)
         return KnownPeak(
             *(ceiling.rate * TERA, interval, regime, "measured", description, dtype, ceiling.device, before.tier),

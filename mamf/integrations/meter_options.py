@@ -39,8 +39,12 @@ def check_options(options: Mapping[str, Any]) -> None:
 
 
 def ceiling_flops(ceiling: Any) -> float:
-    """FLOP/s of a number, KnownPeak or Ceiling. Raises UsageError for anything else, and for another unit."""
+    """FLOP/s of a number, KnownPeak or Ceiling. Raises UsageError for anything else, for another unit, and for a
+    ceiling whose interval is unknown.
+    """
     if isinstance(ceiling, (Ceiling, KnownPeak)):
+        if ceiling.interval is not None and not ceiling.interval.is_known:
+            raise UsageError("ceiling: it is too noisy to take a share of it; find it again with 'mamf find'")
         return ceiling.flops if isinstance(ceiling, KnownPeak) else ceiling.rate * TERA
     _require_amount("ceiling", ceiling)
     if not _LEAST_CEILING <= ceiling <= _MOST_CEILING:

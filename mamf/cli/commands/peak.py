@@ -35,7 +35,9 @@ def _answer(options: argparse.Namespace) -> Document:
         backend = open_backend(options.backend or "auto", options.device or 0)
         known = [peak(backend, options.dtype, options.regime, anyway=options.anyway, source=options.source)]
     table = Table(_COLUMNS, known, key="known", shown=known if len(known) > 1 else [])
-    return Document("Peak", [table, Answer([_line(known[0]), known[0].description])], asdict(known[0]))
+    best = known[0]
+    origin = [] if best.reference in best.description else [f"from: {best.reference}"]
+    return Document("Peak", [table, Answer([_line(best), best.description, *origin])], asdict(best))
 
 
 def _line(known: KnownPeak) -> str:

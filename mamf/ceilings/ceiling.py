@@ -230,7 +230,7 @@ def _combine_visits(rounds: Sequence[Measurement]) -> tuple[list[float], float, 
 
 def recompute(ceiling: Ceiling, rows: Iterable[Measurement]) -> Ceiling:
     """The ceiling recomputed from the rounds among ``rows``, because early logs are read with today's calibration.
-    Unchanged if the rounds are in another log.
+    The conditions of the same winner stay as recorded. Unchanged if the rounds are in another log.
     """
     own = [
         row
@@ -238,7 +238,11 @@ def recompute(ceiling: Ceiling, rows: Iterable[Measurement]) -> Ceiling:
         if row.phase in (CHOOSE, CONFIRM) and (row.problem, row.regime) == (ceiling.problem, ceiling.regime)
     ]
     again = confirm_ceiling(own, ceiling.device, ceiling.uuid_hash)
-    return ceiling if again is None else replace(again, gain_over_default=ceiling.gain_over_default)
+    if again is None:
+        return ceiling
+    is_same = (again.shape, again.kernel, again.rounds) == (ceiling.shape, ceiling.kernel, ceiling.rounds)
+    conditions = ceiling.conditions if is_same else again.conditions
+    return replace(again, gain_over_default=ceiling.gain_over_default, conditions=conditions)
 
 
 def repeatability_of(rounds: Iterable[Measurement]) -> Repeatability | None:

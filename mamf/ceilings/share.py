@@ -11,6 +11,7 @@ from mamf.backend import Backend
 from mamf.ceilings.ceiling import Ceiling
 from mamf.errors import IncomparableError
 from mamf.measurement import Measurement
+from mamf.timers import relative_accuracy
 
 #: Ceilings by dtype and regime.
 Ceilings = Mapping[tuple[str, str], Ceiling]
@@ -35,7 +36,7 @@ def share_accuracy(row: Measurement, ceilings: Ceilings) -> float:
     ceiling = ceilings.get((row.problem.dtype, row.regime))
     if ceiling is None or row.summary is None or not row.timer_accuracy:
         return 0.0
-    return math.hypot(row.accuracy, row.timer_accuracy / ceiling.seconds)
+    return math.hypot(row.accuracy, relative_accuracy(row.timer_accuracy, ceiling.seconds))
 
 
 def is_beyond(share: float, row: Measurement, ceilings: Ceilings) -> bool:
@@ -50,7 +51,7 @@ def has_drifted(row: Measurement, ceilings: Ceilings) -> bool:
     drift, ceiling = compute_drift(row, ceilings), ceilings.get((row.problem.dtype, row.regime))
     if drift is None or ceiling is None:
         return False
-    return abs(drift) > STATE_TOLERANCE + row.timer_accuracy / ceiling.seconds
+    return abs(drift) > STATE_TOLERANCE + relative_accuracy(row.timer_accuracy, ceiling.seconds)
 
 
 def compute_drift(row: Measurement, ceilings: Ceilings) -> float | None:

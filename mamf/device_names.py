@@ -63,7 +63,7 @@ def find_devices(name: str) -> list[NamedDevice]:
     listed = {each.casefold(): each for device in devices for each in device.names}
     near = ", ".join(listed[each] for each in difflib.get_close_matches(name[:99].casefold(), listed, cutoff=0.5))
     hint = f" (near: {near})" if near else ""
-    raise UsageError(f"unknown device {shorten(name)!r}{hint}; 'mamf peak --list' lists all")
+    raise UsageError(f"unknown device {shorten(name)!r}{hint}")
 
 
 def _letters(name: str) -> str:

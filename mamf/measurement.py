@@ -17,6 +17,7 @@ from mamf.statistics import (
     standard_error,
     widen,
 )
+from mamf.timers import relative_accuracy
 from mamf.work import Work
 
 KeyT = TypeVar("KeyT")
@@ -92,7 +93,7 @@ class Measurement(Tabular):
     - ``device``: the index of the device that measured the row, if several devices share the run. ``device_speed``: its
       speed relative to the run's first device, from their common reference; None if unknown (mamf.logs.device_speeds).
       ``device_speed_half_width``: half the width of its interval, as a share of it.
-    - ``timer_accuracy``: seconds by which the timer may be off in all repeats alike (mamf.timers); 0 if unknown.
+    - ``timer_accuracy``: seconds by which a short launch may be off in all repeats alike (mamf.timers); 0 if unknown.
     """
 
     shape: Any
@@ -243,7 +244,7 @@ class Measurement(Tabular):
         """The relative error that the timer may cause in all repeats alike. Repeat intervals do not include it;
         comparisons with another instrument, or with a launch of another length, must.
         """
-        return self.timer_accuracy / self.seconds
+        return relative_accuracy(self.timer_accuracy, self.seconds)
 
     @property
     def relative_half_width(self) -> float:

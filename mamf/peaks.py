@@ -38,16 +38,29 @@ _CORE_HZ = 7e9
 
 @dataclass(frozen=True)
 class Peak:
-    """A theoretical peak without sparsity: ``flops`` in FLOP/s at ``clock_hz``, if the source names the clock.
-    ``is_verified``: whether the figure was checked against its source.
+    """A row of peaks.csv, without sparsity: ``tflops`` at ``clock_hz``, if the source names the clock. ``match`` finds
+    the device by its name. ``verified``: as the module says.
     """
 
     device: str
+    match: re.Pattern[str]
     dtype: str
-    flops: float
+    tflops: float | None
+    bandwidth_tb: float | None
     clock_hz: float | None
+    compute_units: frozenset[int]
+    verified: str
     source: str
-    is_verified: bool = True
+
+    @property
+    def flops(self) -> float:
+        """FLOP/s; 0 in a row that has a bandwidth only."""
+        return (self.tflops or 0.0) * 1e12
+
+    @property
+    def is_verified(self) -> bool:
+        """Whether the FLOP/s were checked against their source."""
+        return self.verified != "no"
 
     @property
     def origin(self) -> str:
@@ -55,30 +68,17 @@ class Peak:
         return self.device if self.is_verified else f"{self.device} (unverified)"
 
 
-@dataclass(frozen=True)
-class _Row:
-    device: str
-    pattern: re.Pattern[str]
-    dtype: str
-    tflops: float | None
-    bandwidth_tb: float | None
-    clock_mhz: float | None
-    compute_units: frozenset[int]
-    verified: str
-    source: str
-
-
 @functools.cache
-def _rows() -> tuple[_Row, ...]:
+def _rows() -> tuple[Peak, ...]:
     text = importlib.resources.files("mamf").joinpath("peaks.csv").read_text(encoding="utf-8")
     return tuple(
-        _Row(
+        Peak(
             device=row["name"],
-            pattern=re.compile(row["match"]),
+            match=re.compile(row["match"]),
             dtype=row["dtype"],
             tflops=float(row["dense_tflops"]) if row["dense_tflops"] else None,
             bandwidth_tb=float(row["bandwidth_tb_s"]) if row["bandwidth_tb_s"] else None,
-            clock_mhz=float(row["clock_mhz"]) if row["clock_mhz"] else None,
+            clock_hz=float(row["clock_mhz"]) * 1e6 if row["clock_mhz"] else None,
             compute_units=frozenset(map(int, row["compute_units"].split())),
             verified=row["verified"],
             source=row["source"],
@@ -111,22 +111,12 @@ def listed_peak(device: str, dtype: str) -> Peak | None:
     return _peak_among((row for row in _rows() if row.device == device), DTYPES[dtype].peak_name)
 
 
-def listed_dtypes(device: str) -> list[str]:
-    """The dtypes with a peak of a device by its name in peaks.csv, as that file names them, without other formats."""
-    known = {each.peak_name for each in DTYPES.values()}
-    return [row.dtype for row in _rows() if row.device == device and row.tflops and row.dtype in known]
-
-
 def _find(device_name: str, peak_name: str, compute_units: int | None) -> Peak | None:
     return _peak_among(_rows_of(device_name, compute_units), peak_name)
 
 
-def _peak_among(rows: Iterable[_Row], peak_name: str) -> Peak | None:
-    for row in rows:
-        if row.dtype == peak_name and row.tflops:
-            clock_hz = row.clock_mhz * 1e6 if row.clock_mhz else None
-            return Peak(row.device, peak_name, row.tflops * 1e12, clock_hz, row.source, row.verified != "no")
-    return None
+def _peak_among(rows: Iterable[Peak], peak_name: str) -> Peak | None:
+    return next((row for row in rows if row.dtype == peak_name and row.tflops), None)
 
 
 def find_bandwidth(
@@ -140,14 +130,14 @@ def find_bandwidth(
 
 
 @functools.lru_cache(64)  # all rows of a log usually share one device
-def _rows_of(device_name: str, compute_units: int | None) -> tuple[_Row, ...]:
+def _rows_of(device_name: str, compute_units: int | None) -> tuple[Peak, ...]:
     """The rows of one device: the first device whose pattern and units match. None for a shared card: the figures are
     those of a whole card.
     """
     if shared_ways(device_name):
         return ()
     of_units = (row for row in _rows() if not row.compute_units or compute_units in row.compute_units)
-    matching = [row for row in of_units if row.pattern.search(device_name)]
+    matching = [row for row in of_units if row.match.search(device_name)]
     return tuple(row for row in matching if row.device == matching[0].device)
 
 
@@ -185,7 +175,7 @@ def listed_as(device_name: str) -> str | None:
     """The device of peaks.csv that a name means which is written in another case or with other blanks; None if the name
     matches as it is, or none.
     """
-    return None if any(row.pattern.search(device_name) for row in _rows()) else matching_device(device_name)
+    return None if any(row.match.search(device_name) for row in _rows()) else matching_device(device_name)
 
 
 def matching_device(device_name: str, *, by_name_alone: bool = False) -> str | None:
@@ -195,7 +185,7 @@ def matching_device(device_name: str, *, by_name_alone: bool = False) -> str | N
     usual = " ".join(device_name.split())
     rows = () if shared_ways(device_name) else _rows()
     possible = (row for row in rows if not (by_name_alone and row.compute_units))
-    return next((row.device for row in possible if re.search(row.pattern.pattern, usual, re.IGNORECASE)), None)
+    return next((row.device for row in possible if re.search(row.match.pattern, usual, re.IGNORECASE)), None)
 
 
 def _bounding_peak(info: DeviceInfo, dtype: str) -> Peak | None:

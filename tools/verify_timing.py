@@ -4,8 +4,8 @@
     python tools/verify_timing.py --processes 20    # the overhead in 20 processes, cold and after load; 5 s each
 
 The first form measures kernels from 4 us to 0.5 ms in burst, then queues the same launches in the same way under
-torch.profiler, whose durations (CUPTI) hold no timer. A figure must agree within 1 % or the timer's accuracy, whichever
-is larger. Then: half the cycles of a spinning kernel, half the time.
+torch.profiler, whose durations (CUPTI) hold no timer. A figure must agree within the timer's accuracy, or 0.5 %,
+whichever is larger. Then: half the cycles of a spinning kernel, half the time.
 
 The second form must agree within 0.3 us over all processes.
 """
@@ -25,9 +25,8 @@ from mamf.engine.measure import measure
 from mamf.engine.regimes import Burst, StoppingRule
 from mamf.measurement import Measurement
 from mamf.plugins.discovery import kernel_of, open_backend, operation
-from mamf.timers import find_timer
+from mamf.timers import find_timer, relative_accuracy
 
-AGREEMENT = 0.01
 PROCESS_AGREEMENT_SECONDS = 0.3e-6
 # What a train queues beside the launch: the flush of the cache.
 NOT_THE_LAUNCH = ("memset", "fill")
@@ -127,7 +126,7 @@ def compare_with_profiler(backend: Backend) -> bool:
     is_right = True
     for one, row in zip(cases, rows, strict=True):
         theirs = profiled_seconds(backend, one)
-        allowed = max(AGREEMENT * theirs, timer.accuracy)
+        allowed = theirs * relative_accuracy(timer.accuracy, theirs)
         difference = row.seconds - theirs
         is_right &= abs(difference) <= allowed
         figures = (theirs, row.seconds + row.timer_overhead, row.seconds)

@@ -91,7 +91,7 @@ class Ceiling(Tabular):
         """MAMFU: the rate of ``flop`` in ``seconds`` as a share of this ceiling.
 
         Raises IncomparableError if ``regime`` is not the ceiling's, because a share across regimes compares two clocks,
-        and UsageError for invalid seconds or FLOP.
+        and if the interval of the ceiling is unknown; UsageError for invalid seconds or FLOP.
         """
         require_seconds("seconds", seconds)
         if not is_number(flop) or not 0 <= flop < math.inf:
@@ -100,6 +100,8 @@ class Ceiling(Tabular):
             raise IncomparableError(
                 f"a {regime} figure is not a share of a {self.regime} ceiling: measure both in one regime"
             )
+        if not self.interval.is_known:
+            raise IncomparableError("this ceiling is too noisy to take a share of it: find it again with 'mamf find'")
         return flop / seconds / (self.rate * TERA)
 
 
@@ -228,7 +230,7 @@ def _combine_visits(rounds: Sequence[Measurement]) -> tuple[list[float], float, 
 
 def recompute(ceiling: Ceiling, rows: Iterable[Measurement]) -> Ceiling:
     """The ceiling recomputed from the rounds among ``rows``, because early logs are read with today's calibration.
-    Unchanged if the rounds are in another log.
+    The conditions of the same winner stay as recorded. Unchanged if the rounds are in another log.
     """
     own = [
         row
@@ -236,7 +238,11 @@ def recompute(ceiling: Ceiling, rows: Iterable[Measurement]) -> Ceiling:
         if row.phase in (CHOOSE, CONFIRM) and (row.problem, row.regime) == (ceiling.problem, ceiling.regime)
     ]
     again = confirm_ceiling(own, ceiling.device, ceiling.uuid_hash)
-    return ceiling if again is None else replace(again, gain_over_default=ceiling.gain_over_default)
+    if again is None:
+        return ceiling
+    is_same = (again.shape, again.kernel, again.rounds) == (ceiling.shape, ceiling.kernel, ceiling.rounds)
+    conditions = ceiling.conditions if is_same else again.conditions
+    return replace(again, gain_over_default=ceiling.gain_over_default, conditions=conditions)
 
 
 def repeatability_of(rounds: Iterable[Measurement]) -> Repeatability | None:
@@ -274,14 +280,24 @@ def is_tied(own: Mapping[int, Measurement], other: Mapping[int, Measurement]) ->
 
 
 def summarize_conditions(rows: Iterable[Measurement]) -> Conditions:
-    """Medians of the sensor readings over rounds, and the throttle reasons seen in at least half of the rounds."""
+    """Medians of the sensor readings over rounds, and the throttle reasons seen in at least half of the rounds.
+
+    The power of sustained rounds is total energy divided by total time.
+    """
+    rows = list(rows)
     seen = [row.conditions for row in rows]
     reasons = sorted({reason for each in seen for reason in each.throttle_reasons})
     return Conditions(
         clock_hz=known_median(each.clock_hz for each in seen),
-        watts=known_median(each.watts for each in seen),
+        watts=_mean_watts(rows) if rows and rows[0].regime == SUSTAINED else known_median(each.watts for each in seen),
         celsius=known_median(each.celsius for each in seen),
         throttle_reasons=tuple(
             reason for reason in reasons if 2 * sum(reason in each.throttle_reasons for each in seen) >= len(seen)
         ),
     )
+
+
+def _mean_watts(rows: Iterable[Measurement]) -> float | None:
+    metered = [(row.seconds * row.launches, row.conditions.watts) for row in rows if row.conditions.watts is not None]
+    seconds = sum(lasted for lasted, _ in metered)
+    return round(sum(lasted * watts for lasted, watts in metered) / seconds, 1) if seconds else None

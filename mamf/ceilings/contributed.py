@@ -48,27 +48,18 @@ class ContributedCeiling:
 def contributed_ceilings() -> tuple[ContributedCeiling, ...]:
     """All contributed ceilings of this package."""
     text = importlib.resources.files("mamf").joinpath(FILE).read_text(encoding="utf-8")
-    return tuple(
-        ContributedCeiling(
-            device=row["device"],
-            compute_units=int(row["compute_units"]) if row["compute_units"] else None,
-            power_limit_watts=float(row["power_limit_watts"]) if row["power_limit_watts"] else None,
-            dtype=row["dtype"],
-            regime=row["regime"],
-            tflops=float(row["tflops"]),
-            low=float(row["low"]),
-            high=float(row["high"]),
-            log=row["log"],
-            shapes=tuple(row["shapes"].split()),
-            kernel=row["kernel"],
-            cards=int(row["cards"]),
-            lowest=float(row["lowest"]),
-            clock_mhz=float(row["clock_mhz"]) if row["clock_mhz"] else None,
-            date=row["date"],
-            software=row["software"],
-        )
-        for row in csv.DictReader(text.splitlines())
-    )
+    return tuple(ContributedCeiling(**_values(row)) for row in csv.DictReader(text.splitlines()))
+
+
+def _values(row: Mapping[str, str]) -> dict[str, Any]:
+    numbers = ("power_limit_watts", "clock_mhz", "tflops", "low", "high", "lowest")
+    return {
+        **row,
+        **{name: float(row[name]) if row[name] else None for name in numbers},
+        "compute_units": int(row["compute_units"]) if row["compute_units"] else None,
+        "cards": int(row["cards"]),
+        "shapes": tuple(row["shapes"].split()),
+    }
 
 
 def contributed_by(device: str, compute_units: int | None, dtype: str) -> list[ContributedCeiling]:

@@ -12,6 +12,7 @@ from mamf.ceilings.ceiling import Ceiling
 from mamf.dtypes import DTYPES
 from mamf.errors import IncomparableError
 from mamf.measurement import Measurement
+from mamf.timers import relative_accuracy
 
 #: Ceilings by dtype and regime.
 Ceilings = Mapping[tuple[str, str], Ceiling]
@@ -20,11 +21,11 @@ STATE_TOLERANCE = 0.01
 
 
 def mamfu(row: Measurement, ceilings: Ceilings) -> float | None:
-    """MAMFU: a row as a share of the ceiling of its dtype and regime; None if there is no such ceiling. Rows are
-    normalized to the run's first device, which the ceiling belongs to.
+    """MAMFU: a row as a share of the ceiling of its dtype and regime; None if there is no such ceiling or its interval
+    is unknown. Rows are normalized to the run's first device, which the ceiling belongs to.
     """
     ceiling = ceilings.get((row.problem.dtype, row.regime))
-    if ceiling is None or row.summary is None:
+    if ceiling is None or row.summary is None or not ceiling.interval.is_known:
         return None
     return ceiling.utilization(flop=row.flop, seconds=row.comparable_seconds, regime=row.regime)
 
@@ -36,7 +37,7 @@ def share_accuracy(row: Measurement, ceilings: Ceilings) -> float:
     ceiling = ceilings.get((row.problem.dtype, row.regime))
     if ceiling is None or row.summary is None or not row.timer_accuracy:
         return 0.0
-    return math.hypot(row.accuracy, row.timer_accuracy / ceiling.seconds)
+    return math.hypot(row.accuracy, relative_accuracy(row.timer_accuracy, ceiling.seconds))
 
 
 def is_beyond(share: float, row: Measurement, ceilings: Ceilings) -> bool:
@@ -51,7 +52,7 @@ def has_drifted(row: Measurement, ceilings: Ceilings) -> bool:
     drift, ceiling = compute_drift(row, ceilings), ceilings.get((row.problem.dtype, row.regime))
     if drift is None or ceiling is None:
         return False
-    return abs(drift) > STATE_TOLERANCE + row.timer_accuracy / ceiling.seconds
+    return abs(drift) > STATE_TOLERANCE + relative_accuracy(row.timer_accuracy, ceiling.seconds)
 
 
 def compute_drift(row: Measurement, ceilings: Ceilings) -> float | None:
@@ -60,8 +61,14 @@ def compute_drift(row: Measurement, ceilings: Ceilings) -> float | None:
     return None if ceiling is None or seen is None else float(seen) / (row.device_speed or 1.0) / ceiling.tflops - 1
 
 
-def require_same_card(ceiling: Ceiling, backend: Backend) -> None:
-    """Raises IncomparableError if a ceiling is from another device: cards of one model differ by percents."""
+def require_usable_ceiling(ceiling: Ceiling, backend: Backend) -> None:
+    """Raises IncomparableError if the interval of a ceiling is unknown, or if it is from another device: cards of one
+    model differ by percents.
+    """
+    if not ceiling.interval.is_known:
+        raise IncomparableError(
+            f"the {ceiling.regime} ceiling is too noisy to take a share of it: find it again with 'mamf find'"
+        )
     info = backend.info
     same = ceiling.device == info.name and (
         ceiling.uuid_hash is None or info.uuid_hash is None or ceiling.uuid_hash == info.uuid_hash

@@ -11,7 +11,7 @@ from typing import Any
 from mamf.backend import Backend
 from mamf.ceilings.ceiling import Ceiling
 from mamf.ceilings.search_plan import SearchPlan
-from mamf.ceilings.share import Ceilings, require_same_card
+from mamf.ceilings.share import Ceilings, require_usable_ceiling
 from mamf.cli.options.operations import MASKS
 from mamf.cli.resuming import contradiction
 from mamf.cli.terminal import warn
@@ -124,7 +124,7 @@ def given_ceilings(
         if not log.all_ceilings:
             raise UsageError(f"{path} holds no ceiling: give a log of 'mamf find'")
         for ceiling in log.all_ceilings.values():
-            require_same_card(ceiling, backend)
+            require_usable_ceiling(ceiling, backend)
         found |= log.all_ceilings
     for dtype, regime in needed if options.ceiling else ():
         if (dtype, regime) not in found:

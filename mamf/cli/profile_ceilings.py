@@ -63,8 +63,9 @@ def of_device(sets: Iterable[Sequence[RunLog]], name: str, uuid_hash: Callable[[
 
 
 def ceiling_in(logs: Iterable[RunLog], regime: str, dtype: str) -> KnownCeiling | None:
-    found = [ceiling for log in logs if (ceiling := log.all_ceilings.get((dtype, regime)))]
-    return given_ceiling(found[-1]) if found else None
+    found = [log.all_ceilings.get((dtype, regime)) for log in logs]
+    known = [ceiling for ceiling in found if ceiling is not None and ceiling.interval.is_known]
+    return given_ceiling(known[-1]) if known else None
 
 
 @functools.cache

@@ -30,6 +30,9 @@ _LOWEST_BURST_CLOCK = 0.97
 _ABOVE_CEILING, _ABOVE_CEILING_OF_CPU = 1.05, 1.25
 # Ceilings are written with six digits.
 _same_figure = partial(same_number, relative=1e-5)
+# Earlier logs have the median power of the rounds, later ones their energy divided by their time.
+_same_power = partial(same_number, relative=0.03)
+_POWER = {"watts", "joules_per_tflop"}
 #: A problem in a regime.
 Sought = tuple[Any, str]
 _NOT_RECOMPUTED = {"record", "time", "timer_overhead_after_seconds", "shared_after"}
@@ -97,7 +100,12 @@ def ceilings_recompute(evidence: Evidence) -> Iterator[Finding]:
         if is_of_old_calibration(record):
             record, expected = without_interval(record), without_interval(expected)
         # Logs of schema 4 lack fields of today.
-        wrong = [name for name in expected if name in record and not agree(record[name], expected[name], _same_figure)]
+        wrong = [
+            name
+            for name in expected
+            if name in record
+            and not agree(record[name], expected[name], _same_power if name in _POWER else _same_figure)
+        ]
         if wrong:
             message = ", ".join(f"{name} {record[name]} (the rounds give {expected[name]})" for name in wrong)
             yield Finding("ceiling-mismatch", f"{ceiling.regime}: {message}", line)

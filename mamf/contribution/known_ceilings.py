@@ -8,20 +8,21 @@ other people, else the datasheet's. Never another device's.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 from mamf.backend import Backend, DeviceInfo
 from mamf.ceilings.contributed import ContributedCeiling, contributed_ceilings
+from mamf.ceilings.share import label_dtype
 from mamf.choices import PEAK_SOURCES, PeakSource
 from mamf.contribution.published import published_peaks
 from mamf.device_names import NamedDevice, find_devices
 from mamf.dtypes import canonical_name
 from mamf.errors import IncomparableError, MamfWarning, RunLogError, UnavailableError, UsageError
 from mamf.limits import require_known, shorten
-from mamf.logs.found import cached_ceiling
+from mamf.logs.found import FoundCeiling, cached_ceiling
 from mamf.measurement import TERA
+from mamf.operations.matmul.operation import problem_for
 from mamf.peaks import Peak, find_peak, listed_peak
 from mamf.plugins.discovery import open_backend
 from mamf.regime_names import CEILINGS
@@ -96,11 +97,11 @@ def peak(
     backend = opened(device)
     info, dtype = backend.info, backend.resolve_dtype(canonical_name(dtype or backend.default_dtype))
     finders = {
-        "measured": partial(_measured, backend, dtype, regime),
-        "contributed": partial(_contributed, info, dtype, regime, anyway),
-        "datasheet": partial(datasheet_peak, info, dtype),
+        "measured": lambda: _measured(backend, dtype, regime),
+        "contributed": lambda: _contributed(info, dtype, regime, anyway),
+        "datasheet": lambda: datasheet_peak(info, dtype),
     }
-    known = next(filter(None, (find() for kind, find in finders.items() if source in (None, kind))), None)
+    known = _first(find() for kind, find in finders.items() if source in (None, kind))
     if known is None:
         raise UnavailableError(
             f"nothing is known of {dtype} on {info.name}: nobody contributed its ceiling and no datasheet of it is "
@@ -125,21 +126,25 @@ def peaks_by_name(
 
 def _known_of(device: NamedDevice, dtype: str, regime: str, source: PeakSource | None) -> list[KnownPeak]:
     """The best first; empty without a figure of this regime and source."""
-    finders: list[Callable[[str], KnownPeak | None]] = [
-        partial(_highest_contributed, device, regime),
-        partial(_published, device),
-        lambda dtype: _promise(listed_peak(device.device, dtype), device.name, dtype),
-        *(partial(_highest_contributed, device, each) for each in CEILINGS if each != regime),
-    ]
-    # Which of them a device supports, its adapter knows.
+    # Its adapter knows which format of fp8 a device supports.
     dtypes = ("float8_e4m3fn", "float8_e4m3fnuz") if dtype == "fp8" else (dtype,)
-    found = [next(filter(None, map(find, dtypes)), None) for find in finders]
+    other = next(each for each in CEILINGS if each != regime)
+    found = [
+        _first(_highest_contributed(device, regime, each) for each in dtypes),
+        _first(_published(device, each) for each in dtypes),
+        _first(_promise(listed_peak(device.device, each), device.name, each) for each in dtypes),
+        _first(_highest_contributed(device, other, each) for each in dtypes),
+    ]
     known = [replace(each, dtype=dtype) for each in found if each and source in (None, each.source)]
     return known if known and known[0].regime in (None, regime) else []
 
 
+def _first(found: Iterable[KnownPeak | None]) -> KnownPeak | None:
+    return next(filter(None, found), None)
+
+
 def _unambiguous(name: str, devices: Sequence[NamedDevice], known: Sequence[list[KnownPeak]]) -> list[KnownPeak]:
-    """What all these devices have in common. A guess among cards that differ would be wrong without a sign of it."""
+    """What all these devices have in common. Choosing one of several cards that differ would often be wrong."""
     figures = [f"{each[0].tflops:g}" if each else "none" for each in known]
     if len(set(figures)) > 1:
         listed = ", ".join(f"{device.name} ({figure})" for device, figure in zip(devices, figures, strict=True))
@@ -151,11 +156,13 @@ def measured_peak(
     device: int | str | Backend | None, dtype: str, regime: str = "sustained", *, anyway: bool = False
 ) -> KnownPeak:
     """As :func:`peak`, but measured, here or on a device of the same kind. Also raises UnavailableError if only a
-    datasheet is known.
+    datasheet is known, or if the interval of what was measured is unknown.
     """
     known = peak(device, dtype, regime, anyway=True) if anyway else peak(device, dtype, regime)
     if known.source == "datasheet":
         raise UnavailableError(f"a datasheet's figure is no ceiling; measure it: {_command(dtype)}")
+    if known.interval is not None and not known.interval.is_known:
+        raise UnavailableError(f"the ceiling of {known.device} is too noisy for shares of it: {_command(dtype)}")
     return known
 
 
@@ -169,76 +176,80 @@ def opened(device: int | str | Backend | None) -> Backend:
     return open_backend(name, int(index)) if colon and index.isdecimal() else open_backend(device, None)
 
 
-def _labels(dtype: str) -> tuple[str, str]:
-    """8-bit floats may be multiplied with fewer bits in partial sums: used if nothing else is known."""
-    return dtype, f"{dtype}, fast accumulation"
-
-
 def _command(dtype: str) -> str:
     return f"mamf find --dtype {dtype}"
 
 
 def _measured(backend: Backend, dtype: str, regime: str) -> KnownPeak | None:
-    for label in _labels(dtype):
+    problem = problem_for(backend, dtype)
+    for each in (problem, replace(problem, fast_accumulation=True)):
         try:
-            before = cached_ceiling(backend.info, label, regime)
+            cached = cached_ceiling(backend.info, each, regime)
         except RunLogError as error:
             warnings.warn(f"not used: {error}", MamfWarning, stacklevel=3)
             continue
-        if before is None:
-            continue
-        is_this = backend.info.uuid_hash is not None or not backend.is_accelerator
-        which = "this very device" if is_this else "a device of this name in this machine"
-        ceiling = before.ceiling
-        description = f"measured on {which}, {before.started[:10]}: {label} at {ceiling.shape} by {ceiling.kernel}"
-        interval = _flops(ceiling.interval.low, ceiling.interval.high, ceiling.interval.coverage)
-        return KnownPeak(
-            *(ceiling.rate * TERA, interval, regime, "measured", description, dtype, ceiling.device, before.tier),
-            reference=str(before.path),
-        )
+        if cached is not None:
+            return _of_cache(cached, backend, dtype)
     return None
+
+
+def _of_cache(cached: FoundCeiling, backend: Backend, dtype: str) -> KnownPeak:
+    ceiling, interval = cached.ceiling, cached.ceiling.interval
+    is_this = backend.info.uuid_hash is not None or not backend.is_accelerator
+    which = "this very device" if is_this else "a device of this name in this machine"
+    when = cached.started[:10] + ("" if cached.tier == "complete" else f", {cached.tier}")
+    what = f"{label_dtype(ceiling.problem)} at {ceiling.shape} by {ceiling.kernel}"
+    return KnownPeak(
+        flops=ceiling.rate * TERA,
+        interval=Interval(interval.low * TERA, interval.high * TERA, interval.coverage),
+        regime=ceiling.regime,
+        source="measured",
+        description=f"measured on {which}, {when}: {what}",
+        dtype=dtype,
+        device=ceiling.device,
+        tier=cached.tier,
+        reference=str(cached.path),
+    )
+
+
+def _contributed_for(names: Collection[str], dtype: str, regime: str) -> list[ContributedCeiling]:
+    """The rows for devices of these names; those with fast accumulation only if there are no others."""
+    rows = [row for row in contributed_ceilings() if row.device in names and row.regime == regime]
+    exact = [row for row in rows if row.dtype == dtype]
+    return exact or [row for row in rows if row.dtype == f"{dtype}, fast accumulation"]
 
 
 def _contributed(info: DeviceInfo, dtype: str, regime: str, anyway: bool) -> KnownPeak | None:
-    for label in _labels(dtype):
-        kind = (info.name, label, regime)
-        rows = [row for row in contributed_ceilings() if (row.device, row.dtype, row.regime) == kind]
-        if not rows:
-            continue
-        row = min(rows, key=lambda each: bool(_differences(each, info)))
-        differences = _differences(row, info)
-        if differences and not anyway:
-            raise IncomparableError(
-                f"the ceiling contributed for {info.name} is of {differences}: measure this one ({_command(dtype)}), "
-                "or take it anyway (--anyway, anyway=True)"
-            )
-        return _contribution(row, dtype, f", although of {differences}" if differences else "")
-    return None
+    rows = _contributed_for([info.name], dtype, regime)
+    if not rows:
+        return None
+    row = min(rows, key=lambda each: bool(_differences(each, info)))
+    differences = _differences(row, info)
+    if differences and not anyway:
+        raise IncomparableError(
+            f"the ceiling contributed for {info.name} is of {differences}: measure this one ({_command(dtype)}), "
+            "or take it anyway (--anyway, anyway=True)"
+        )
+    return _contribution(row, dtype, f", although of {differences}" if differences else "")
 
 
 def _highest_contributed(device: NamedDevice, regime: str, dtype: str) -> KnownPeak | None:
-    rows = [row for row in contributed_ceilings() if row.device in device.names and row.regime == regime]
-    own = [row for row in rows if row.dtype in _labels(dtype)]
-    return _contribution(max(own, key=lambda row: (row.dtype == dtype, row.tflops)), dtype) if own else None
+    rows = _contributed_for(device.names, dtype, regime)
+    return _contribution(max(rows, key=lambda row: row.tflops), dtype) if rows else None
 
 
 def _contribution(row: ContributedCeiling, dtype: str, remark: str = "") -> KnownPeak:
     limit = f"{row.power_limit_watts:g} W" if row.power_limit_watts else ""
     conditions = ", ".join(filter(None, (row.date, limit, row.software)))
-    description = (
-        f"contributed for {row.device}{remark}: {row.dtype}, results/{row.log} ({conditions}); cards differ: "
-        f"{_command(dtype)}"
-    )
+    what = f"{row.dtype}, results/{row.log} ({conditions}); cards differ: {_command(dtype)}"
     return KnownPeak(
-        *(
-            row.tflops * TERA,
-            _flops(row.low, row.high, CONFIDENCE),
-            row.regime,
-            "contributed",
-            description,
-            dtype,
-            row.device,
-        ),
+        flops=row.tflops * TERA,
+        interval=Interval(row.low * TERA, row.high * TERA, CONFIDENCE),
+        regime=row.regime,
+        source="contributed",
+        description=f"contributed for {row.device}{remark}: {what}",
+        dtype=dtype,
+        device=row.device,
         reference=f"results/{row.log}",
     )
 
@@ -247,16 +258,16 @@ def _differences(row: ContributedCeiling, info: DeviceInfo) -> str:
     """How the build and settings of the measured device differ from this one. Unknown values count only for CPUs:
     virtual machines give many CPUs one name, and the clock distinguishes them.
     """
-    compared = (
+    compared: list[tuple[str, float | None, float | None]] = [
         ("{} compute units, here {}", row.compute_units, info.compute_units),
         ("{} W, here {} W", row.power_limit_watts, info.power_limit_watts)
         if info.is_accelerator
         else ("a clock of {} MHz, here {} MHz", row.clock_mhz, (info.max_clock_hz or 0) / 1e6),
-    )
+    ]
     return ", ".join(
-        text.format(*(f"{each:g}" if each else "unknown" for each in (of, own)))
-        for text, of, own in compared
-        if (of != own if of and own else not info.is_accelerator)
+        text.format(*(f"{each:g}" if each else "unknown" for each in (theirs, ours)))
+        for text, theirs, ours in compared
+        if (theirs != ours if theirs and ours else not info.is_accelerator)
     )
 
 
@@ -279,10 +290,5 @@ def _published(device: NamedDevice, dtype: str) -> KnownPeak | None:
         return None
     said = "; ".join(filter(None, (figure.source, figure.statistic)))
     description = f"{PUBLISHED}, for {figure.accelerator}: {dtype}, {said}; measure it: {_command(dtype)}"
-    return KnownPeak(
-        *(figure.tflops * TERA, None, None, "published", description, dtype, device.name, PUBLISHED, figure.source)
-    )
-
-
-def _flops(low: float, high: float, coverage: float) -> Interval:
-    return Interval(low * TERA, high * TERA, coverage)
+    flops = figure.tflops * TERA
+    return KnownPeak(flops, None, None, "published", description, dtype, device.name, PUBLISHED, figure.source)

@@ -11,6 +11,7 @@ import csv
 import functools
 import importlib.resources
 import io
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -21,16 +22,7 @@ from mamf.errors import UsageError
 
 FIGURES, NOTICE = Path("published", "figures.csv"), Path("published", "NOTICE.md")
 SHIPPED = "published.csv"
-_NUMBER = r"(?=.*[1-9])\d{1,9}(\.\d{1,9})?"
-_ADDRESS = r"https?://[\w.-]+(:\d{1,5})?([/?#][!#-&(-;=?-\[\]_a-z~]*)?"
-#: What a cell must be, as pattern and in words. Cells without an entry hold any text.
-_CELLS = {
-    **dict.fromkeys(("accelerator", "vendor", "dtype"), (r".+", "a name")),
-    "tflops": (_NUMBER, "a positive number"),
-    **dict.fromkeys(("m", "n", "k"), (r"([1-9]\d{0,8})?", "a positive integer or empty")),
-    "power_limit_watts": (f"({_NUMBER})?", "a positive number or empty"),
-    "source": (_ADDRESS, "an http or https address"),
-}
+_ADDRESS = re.compile(r"https?://[\w.-]+(:\d{1,5})?([/?#][!#-&(-;=?-\[\]_a-z~]*)?", re.ASCII)
 _NUMBERS = {"tflops": float, "m": int, "n": int, "k": int, "power_limit_watts": float}
 
 
@@ -88,11 +80,14 @@ def _figure(row: Mapping[str, Any]) -> PublishedFigure:
     """Raises ValueError."""
     if None in row or None in row.values():
         raise ValueError(f"it does not have {len(COLUMNS)} cells")
-    for name, (pattern, meaning) in _CELLS.items():
-        if not re.fullmatch(pattern, row[name], re.ASCII | re.DOTALL):
-            raise ValueError(f"{name}: {row[name]!r} is not {meaning}")
-    numbers = {name: kind(row[name]) if row[name] else None for name, kind in _NUMBERS.items()}
-    return PublishedFigure(**{**row, **numbers})
+    if missing := [name for name in ("accelerator", "vendor", "dtype", "tflops") if not row[name]]:
+        raise ValueError(f"{missing[0]} is missing")
+    numbers = {name: kind(row[name]) for name, kind in _NUMBERS.items() if row[name]}
+    if not all(0 < number < math.inf for number in numbers.values()):
+        raise ValueError("a number is not above 0")
+    if not _ADDRESS.fullmatch(row["source"]):
+        raise ValueError(f"source: {row['source']!r} is not an http or https address")
+    return PublishedFigure(**{**row, **dict.fromkeys(_NUMBERS), **numbers})
 
 
 @functools.cache

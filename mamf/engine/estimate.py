@@ -39,6 +39,8 @@ _PROBE_LAUNCHES = 3
 # Preparing and verifying a shape, on an accelerator.
 _OVERHEAD_SECONDS = 0.01
 _BURST_LAUNCHES = 12
+# A row of classic on an accelerator: 150 launches and flushes, usually less.
+_CLASSIC_SECONDS = 1.0
 
 
 def probe_flops(kernel: MatmulKernel, problem: MatmulProblem, backend: Backend, largest: int = _LARGEST_PROBE) -> float:
@@ -140,8 +142,13 @@ def estimate_seconds(plan: Plan, steps: Sequence[StepKey], backend: Backend, flo
 def kernels_seconds(plan: Plan, steps: Sequence[StepKey], backend: Backend) -> float:
     """Seconds of sampling these rows for as long as each may take; what prepares and verifies them comes on top."""
     visit = backend.sustained_traits.settle_seconds + Sustained.shortest_seconds
-    a_row = {Burst.name: plan.seconds or Burst.default_seconds, Sustained.name: visit}
-    return sum(a_row[regime] for regime, *_ in steps)
+    a_row = {
+        Burst.name: plan.seconds or Burst.default_seconds,
+        Sustained.name: visit,
+        Classic.name: plan.seconds or _CLASSIC_SECONDS,
+    }
+    warmup = Classic.warmup_seconds if any(regime == Classic.name for regime, *_ in steps) else 0.0
+    return warmup + sum(a_row[regime] for regime, *_ in steps)
 
 
 def _regime_seconds(regime: str, launches: Sequence[float], plan: Plan, backend: Backend) -> float:

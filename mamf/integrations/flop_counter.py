@@ -28,7 +28,7 @@ def count_flops(step: Callable[[], object]) -> float:
 
     torch.utils.flop_counter counts by operation, and misses operations that are not torch's: custom kernels (Triton,
     flash-attn's own), flex attention, graph replays; and recurrent layers and matrix-vector products. It counts the
-    whole square of causal attention, and all recomputation. ``ModelFlops.beside`` explains a difference.
+    whole square of causal attention, and all recomputation.
 
     >>> import torch
     >>> a = torch.ones(64, 32)

@@ -11,7 +11,6 @@ import threading
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, NamedTuple
 
 from mamf.backend import Backend
@@ -68,9 +67,9 @@ class Meter:
     - ``tokens_per_step``, ``samples_per_step``, ``flops_per_step``: of one forward and backward pass on this rank; an
       optimizer step has ``accumulation`` of them.
     - ``dtype``: of the products, unless ``flops_per_step`` is by dtype; by default the device's own.
-    - ``ceiling``: FLOP/s, a KnownPeak or a Ceiling, or these by dtype; by default what ``mamf.peak`` knows of
-      ``regime``; ``anyway``: also of another power limit or unit count. A datasheet is not a ceiling. Without one the
-      shares are NaN, and one warning says so.
+    - ``ceiling``: FLOP/s, a KnownPeak or a Ceiling, unless ``flops_per_step`` is by dtype; by default what
+      ``mamf.peak`` knows of ``regime``; ``anyway``: also of another power limit or unit count. A datasheet is not a
+      ceiling. Without one the shares are NaN, and one warning says so.
     - ``world_size``: of all ranks; ``model_parallel``: how many of them share one batch (tensor parallel): the FLOP of
       ``model`` are divided by it. ``flops_per_step`` is this rank's share.
     - ``backend``: a device as ``mamf.peak`` takes it; by default the one that this process uses.
@@ -100,7 +99,7 @@ class Meter:
         sequence_length: int | None = None,
         dtype: str | None = None,
         regime: str = "sustained",
-        ceiling: AnyCeiling | Mapping[str, AnyCeiling] | None = None,
+        ceiling: AnyCeiling | None = None,
         anyway: bool = False,
         world_size: int = 1,
         model_parallel: int = 1,
@@ -114,8 +113,7 @@ class Meter:
         self.dtype, self.regime = self._name(dtype or self.backend.default_dtype), regime
         self.accumulation, self.warmup_steps, self.causal = accumulation, warmup_steps, causal
         self._copies, self._share, self._anyway = world_size // model_parallel, 1 / model_parallel, anyway
-        ceilings = ceiling if isinstance(ceiling, Mapping) else {"": ceiling}
-        self._given = {name and self._name(name): each for name, each in ceilings.items()}
+        self._given = None if ceiling is None else ceiling_flops(ceiling)
         self._tokens, self._samples = tokens_per_step, samples_per_step
         self._flops, self._per_token = flops_per_step, 0.0
         if model is not None:
@@ -190,15 +188,6 @@ class Meter:
             self.finish()
             self._end = self._begun = None
 
-    def __enter__(self) -> Meter:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is None:
-            self.finish()
-
     # -- time --------------------------------------------------------------------------------------------------------
 
     @property
@@ -264,9 +253,8 @@ class Meter:
         return self._speeds[dtype]
 
     def _ceiling(self, dtype: str) -> float:
-        given = self._given.get(dtype, self._given.get(""))
-        if given is not None:
-            return ceiling_flops(given)
+        if self._given is not None:
+            return self._given
         try:
             return measured_peak(self.backend, dtype, self.regime, anyway=self._anyway).flops
         except MamfError as error:
@@ -280,4 +268,8 @@ class Meter:
 
 
 def _known(count: float) -> float:
-    return float(count) if count >= 0 else _NAN
+    try:
+        number = float(count)
+    except (TypeError, ValueError):
+        return _NAN
+    return number if number >= 0 else _NAN

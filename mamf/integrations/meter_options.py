@@ -25,8 +25,13 @@ def check_options(options: Mapping[str, Any]) -> None:
     given = {name: value for name, value in options.items() if value is not None}
     for name in ("tokens_per_step", "samples_per_step"):
         _require_amount(name, given.get(name, 1))
-    for each in _values("flops_per_step", given.get("flops_per_step", 1)):
+    flops = given.get("flops_per_step", 1)
+    if isinstance(flops, Mapping) and "ceiling" in given:
+        raise UsageError("ceiling: it is of one dtype; leave it out where flops_per_step is by dtype")
+    for each in (flops.values() or [0]) if isinstance(flops, Mapping) else [flops]:
         _require_amount("flops_per_step", each)
+    for name in flops if isinstance(flops, Mapping) else ():
+        canonical_name(name)
     for name in _LEAST.keys() & given.keys():
         whole_number(name, given[name], _LEAST[name])
     if whole_number("world_size", given.get("world_size", 1)) % given.get("model_parallel", 1):
@@ -34,27 +39,21 @@ def check_options(options: Mapping[str, Any]) -> None:
     require_known(("regime", given.get("regime", "sustained"), CEILINGS))
     if "dtype" in given:
         canonical_name(given["dtype"])
-    for each in _values("ceiling", given.get("ceiling", TERA)):
-        ceiling_flops(each)
+    ceiling_flops(given.get("ceiling", TERA))
 
 
 def ceiling_flops(ceiling: Any) -> float:
-    """FLOP/s of a number, KnownPeak or Ceiling. Raises UsageError for anything else, and for another unit."""
+    """FLOP/s of a number, KnownPeak or Ceiling. Raises UsageError for anything else, for another unit, and for a
+    ceiling whose interval is unknown.
+    """
     if isinstance(ceiling, (Ceiling, KnownPeak)):
+        if ceiling.interval is not None and not ceiling.interval.is_known:
+            raise UsageError("ceiling: it is too noisy to take a share of it; find it again with 'mamf find'")
         return ceiling.flops if isinstance(ceiling, KnownPeak) else ceiling.rate * TERA
     _require_amount("ceiling", ceiling)
     if not _LEAST_CEILING <= ceiling <= _MOST_CEILING:
         raise UsageError(f"ceiling {shorten(ceiling)}: it must be in FLOP/s; 700 TFLOPS are 700e12")
     return float(ceiling)
-
-
-def _values(name: str, value: Any) -> list[Any]:
-    """One, or those by dtype."""
-    if not isinstance(value, Mapping):
-        return [value]
-    if not value:
-        raise UsageError(f"{name} {{}}: name at least one dtype")
-    return [value[each] for each in value if canonical_name(each)]
 
 
 def _require_amount(name: str, value: Any) -> None:

@@ -19,11 +19,6 @@ from typing import Any, NamedTuple
 from mamf.errors import UnsupportedError
 from mamf.limits import is_number, shorten
 
-_AGREEMENT = 0.01
-_MISSED = "the counter knows no custom kernels and no flex attention, and misses"
-_FORWARD, _RECOMPUTED_FORWARD = 1 / 3, 4 / 3
-# A flash kernel's backward multiplies five times where the forward pass does twice: 7 in place of 6.
-_FLASH_ATTENTION = 7 / 6
 #: Where a configuration says how many keys a layer of a type reaches.
 _WINDOWS = {"sliding_attention": "sliding_window", "chunked_attention": "attention_chunk_size"}
 
@@ -39,7 +34,7 @@ class Window(NamedTuple):
 @dataclass(frozen=True)
 class ModelFlops:
     """``weights``: N, those that a token is multiplied with: linear layers, of experts the active ones, router, and the
-    output layer; looking up an embedding is no product. ``expert_weights``: those of ``weights`` that are experts'.
+    output layer; looking up an embedding is not a product.
     ``attention_width``: heads times head dimension. ``windows``: the layers that do not reach all keys.
     ``is_causal``: whether the model has a causal mask. ``per_sequence``: FLOP of a sequence beside its tokens'.
     ``positions``: the length of each sequence, if the model fixes it, else 0. ``encoder``: what each input token
@@ -49,7 +44,6 @@ class ModelFlops:
     weights: int
     layers: int
     attention_width: int
-    expert_weights: int = 0
     windows: tuple[Window, ...] = ()
     is_causal: bool = True
     per_sequence: int = 0
@@ -81,32 +75,6 @@ class ModelFlops:
         halved = causal and self.is_causal
         keys = sum(each.layers * _mean_keys(each, length, halved) for each in (whole, *self.windows))
         return 12 * self.attention_width * keys
-
-    def beside(self, counted: float, tokens: int, sequence_length: int) -> str:
-        """A line on what ``mamf.count_flops`` says of a step of so many tokens, and why it differs."""
-        formula, causal = self.per_token(sequence_length), self.per_token(sequence_length, causal=True)
-        attention, experts = self._attention(sequence_length, causal=False), 6 * self.expert_weights
-        linear = formula - attention
-        both = (
-            f"a token: {formula / 1e9:.4g} GFLOP by formula ({causal / 1e9:.4g} causal), "
-            f"{counted / tokens / 1e9:.4g} counted"
-        )
-        reasons = (
-            (formula, "they agree"),
-            (causal, "the attention kernel counts as causal"),
-            (linear, f"{_MISSED} attention"),
-            (formula - experts, f"{_MISSED} the experts"),
-            (linear - experts, f"{_MISSED} attention and the experts"),
-            (linear + attention * _FLASH_ATTENTION, "the counter adds what a flash kernel's backward computes anew"),
-            (replace(self, windows=()).per_token(sequence_length), "the counter ignores the windows of attention"),
-            (formula * _FORWARD, "the forward pass alone was counted"),
-            (formula * _RECOMPUTED_FORWARD, "checkpointing computes the forward pass anew, which is no model FLOP"),
-        )
-        # The nearest counts: a model of short sequences has attention of less than the tolerance.
-        expected, reason = min(reasons, key=lambda each: abs(counted / tokens - each[0]))
-        if abs(counted / tokens / expected - 1) > _AGREEMENT:
-            reason = "layers that the formula does not know, or kernels that the counter does not"
-        return f"{both}: {reason}"
 
 
 def model_flops(model: Any) -> ModelFlops:
@@ -171,7 +139,6 @@ class _Reading:
             weights=layers * self.number("projections") + mlps + (self.number("head") if has_head else 0),
             layers=layers,
             attention_width=self.number("width"),
-            expert_weights=sparse * experts,
             windows=tuple(self._windows(layers)),
             is_causal=self.section["mask"] == "causal",
             per_sequence=self.number("sequence"),

@@ -1,7 +1,7 @@
 """The user's cache of ceilings: ``mamf find`` writes its logs there and ``mamf.peak`` reads them.
 
-File names hash the uuid, unit count, power limit, driver, torch version and dtype, so a change of any of these
-invalidates the cached ceiling.
+File names hash the uuid, unit count, power limit, driver, torch version, operand dtype and output dtype: a ceiling
+counts only where all of them are the same. Of two finds of one regime the better one is kept, by ``_value``.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from mamf.backend import SIMULATED, DeviceInfo
 from mamf.ceilings.ceiling import Ceiling
@@ -24,6 +25,8 @@ from mamf.logs.run_log import read_run_log
 from mamf.machine.environment import version_in_use
 
 VARIABLE = "MAMF_CACHE"
+#: Whether the interval of the ceiling is known, whether the find is complete, and when it started.
+_Value = tuple[bool, bool, str]
 
 
 @dataclass(frozen=True)
@@ -51,37 +54,60 @@ def _caches() -> Path:
 
 
 def cache_ceiling(path: Path, warn: Callable[[str], object]) -> None:
-    """Copy the log of a find to where ``cached_ceiling`` looks, once for each of its ceilings. Errors become warnings.
-
-    Interrupted finds, simulated devices and data other than normally distributed values are not cached.
+    """Copy the log of a find to where ``cached_ceiling`` looks, once for each of its ceilings. Warns of each ceiling
+    that is not kept. Ceilings of simulated devices never are.
     """
     try:
-        _copy_to_cache(path)
+        for reason in _copy_to_cache(path):
+            warn(f"not kept for mamf peak: {reason}")
     except (MamfError, OSError) as error:
-        warn(f"mamf peak cannot use this ceiling: {first_line(error)}")
+        warn(f"not kept for mamf peak: {first_line(error)}")
 
 
-def _copy_to_cache(path: Path) -> None:
+def _copy_to_cache(path: Path) -> Iterator[str]:
+    """Yields why a ceiling is not kept."""
     log = read_run_log(path)
     info = DeviceInfo(**log.header["device"])
-    plan = log.plan
-    if not plan.is_search or info.backend == SIMULATED:
+    if not log.plan.is_search or info.backend == SIMULATED:
         return
-    if plan.problem.data != "normal":
+    if log.plan.problem.data != "normal":
+        yield f"the operands are {log.plan.problem.data}, and a ceiling is of normally distributed values"
         return
     torch = log.header["environment"]["packages"].get("torch")
     make_folder(folder(), f"; name another folder by {VARIABLE}")
     content = path.read_bytes()
     for regime, ceiling in log.ceilings.items():
-        path = _file(info, torch, label_dtype(ceiling.problem), regime)
-        # A thorough find is replaced by no quick one, and by none that its budget ended.
-        if (log.tier == "complete" and not plan.searches[0].is_quick) or not path.exists():
-            write_whole(path, content)
+        target = _file(info, torch, ceiling.problem, regime)
+        own, kept = FoundCeiling(ceiling, str(log.header["started"]), target, log.tier), _read_or_none(target, regime)
+        if kept is None or _value(own) >= _value(kept):
+            write_whole(target, content)
+        else:
+            yield f"the {regime} ceiling, because {_why_kept(kept, own)}"
 
 
-def cached_ceiling(info: DeviceInfo, dtype: str, regime: str) -> FoundCeiling | None:
-    """The cached ceiling of this device. ``dtype``: from ``label_dtype``. Raises RunLogError for a damaged log."""
-    path = _file(info, version_in_use("torch"), dtype, regime)
+def _value(found: FoundCeiling) -> _Value:
+    """The rule of the cache: a known interval beats an unknown one, then a complete find an interrupted one, then a
+    newer one an older one.
+    """
+    return found.ceiling.interval.is_known, found.tier == "complete", found.started
+
+
+def _why_kept(kept: FoundCeiling, own: FoundCeiling) -> str:
+    reasons = ("the interval of this one is unknown", "this find was interrupted", "that one is newer")
+    differs = [ours != theirs for ours, theirs in zip(_value(own), _value(kept), strict=True)]
+    rate = f"{kept.ceiling.rate:.4g} {kept.ceiling.unit}"
+    return f"the one of {kept.started[:10]} ({rate}) is there and {reasons[differs.index(True)]}"
+
+
+def _read_or_none(path: Path, regime: str) -> FoundCeiling | None:
+    """What a file of the cache holds; None for a missing or damaged one, which may be replaced."""
+    try:
+        return _read(path, regime)
+    except (MamfError, OSError):
+        return None
+
+
+def _read(path: Path, regime: str) -> FoundCeiling | None:
     if not path.exists():
         return None
     log = read_run_log(path)
@@ -89,9 +115,15 @@ def cached_ceiling(info: DeviceInfo, dtype: str, regime: str) -> FoundCeiling | 
     return None if ceiling is None else FoundCeiling(ceiling, str(log.header["started"]), path, log.tier)
 
 
-def _file(info: DeviceInfo, torch: str | None, dtype: str, regime: str) -> Path:
+def cached_ceiling(info: DeviceInfo, problem: Any, regime: str) -> FoundCeiling | None:
+    """The cached ceiling of this device for the dtypes of a problem. Raises RunLogError for a damaged log."""
+    return _read(_file(info, version_in_use("torch"), problem, regime), regime)
+
+
+def _file(info: DeviceInfo, torch: str | None, problem: Any, regime: str) -> Path:
     # A device without a uuid is identified by host and index: machines may share a home folder.
     card = info.uuid_hash or [platform.node(), info.index]
-    key = [info.backend, info.name, card, info.compute_units, info.power_limit_watts, info.driver, torch, dtype]
+    key = [info.backend, info.name, card, info.compute_units, info.power_limit_watts, info.driver, torch]
+    key += [label_dtype(problem), problem.out_dtype]
     digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]
     return folder() / f"{digest}-{regime}.jsonl"

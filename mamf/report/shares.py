@@ -101,7 +101,7 @@ class Shares:
         """What a reader must know about the shares of a row."""
         for dtype in str(row.details.get("product_dtypes", "")).split():
             other = self.ceilings.get((dtype, row.regime))
-            if other is not None and row.ok:
+            if other is not None and other.interval.is_known and row.ok:
                 share = other.utilization(flop=row.flop, seconds=row.comparable_seconds, regime=row.regime)
                 yield f"{100 * share:.0f} % of the {dtype} ceiling"
         if has_drifted(row, self.ceilings):

@@ -26,7 +26,7 @@ from mamf.measurement import (
 from mamf.operations.unknown import operation_called
 from mamf.report.document import Answer, Block, Column, Document, Lines, Table
 from mamf.report.rows import failure_lines
-from mamf.report.text import end_line, label_kernel, machine_line, plain
+from mamf.report.text import counted, end_line, label_kernel, machine_line, plain
 from mamf.statistics import known_median
 
 Rows = Sequence[Measurement]
@@ -49,22 +49,74 @@ def _problems(rows: Iterable[Measurement]) -> set[tuple[str, str, int]]:
     return {(row.regime, row.kernel, row.round) for row in rows}
 
 
-def most_wrong(checked: int) -> float:
-    """The largest share of wrong ones that leaves so many without any in one of 20 cases: about 3 / checked."""
+def max_wrong_share(checked: int) -> float:
+    """The largest share of wrong ones with which so many are all right in one of 20 cases: about 3 / checked."""
     return -math.expm1(math.log(0.05) / checked) if checked else 1.0
 
 
+def wrong_share_range(wrong: int, checked: int) -> tuple[float, float]:
+    """The 95 % interval of the share of wrong ones (Clopper & Pearson, Biometrika 26, 1934)."""
+
+    def share_at(chance: float, count: int) -> float:
+        """The share with which at most ``count`` are wrong with this chance."""
+        low, high = 0.0, 1.0
+        while high - low > 1e-9:
+            middle = (low + high) / 2
+            low, high = (middle, high) if _chance_of_at_most(count, checked, middle) > chance else (low, middle)
+        return low
+
+    return share_at(0.975, wrong - 1) if wrong else 0.0, share_at(0.025, wrong) if wrong < checked else 1.0
+
+
+def _chance_of_at_most(count: int, checked: int, share: float) -> float:
+    """The binomial distribution."""
+    log_all, log_right, log_wrong = math.lgamma(checked + 1), math.log1p(-share), math.log(share)
+    return math.fsum(
+        math.exp(
+            log_all
+            - math.lgamma(each + 1)
+            - math.lgamma(checked - each + 1)
+            + each * log_wrong
+            + (checked - each) * log_right
+        )
+        for each in range(count + 1)
+    )
+
+
+def _share_wrong(wrong: int, checked: int) -> str:
+    """Which share of such problems is wrong, with 95 % confidence."""
+    if not wrong:
+        return f"at most {_percent(max_wrong_share(checked))} %"
+    return f"{' to '.join(map(_percent, wrong_share_range(wrong, checked)))} %"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.2g}" if share < 0.995 else "100"
+
+
 def verdict_lines(rows: Rows) -> Iterator[str]:
-    """The verdict, with what was checked and what a clean run excludes."""
+    """The verdict, what was checked, and which share of such problems is wrong: of all kernels and dtypes, and of the
+    least tested.
+    """
     found = counts(rows)
     wrong, problems = found.pop("wrong"), found["problems"]
     verdict = f"FAILED: {wrong} of {problems} problems wrong" if wrong else "PASSED" if problems else "UNFINISHED"
     yield f"verify {verdict}; checked: {', '.join(f'{number:.4g} {name}' for name, number in found.items())}"
     if wrong:
         yield "a faulty library errs on every card, a faulty card alone: run the command after 'again:' on another card"
-    else:
-        most = ", ".join(f"{most_wrong(number):.1e} of {name}" for name, number in found.items())
-        yield f"with 95 % confidence at most these shares are wrong, if errors are independent: {most}"
+    if not problems:
+        return
+    share = f"with 95 % confidence {_share_wrong(wrong, problems)} of such problems"
+    if not wrong:
+        launches, values = (f"{max_wrong_share(found[name]):.1e} of {name}" for name in ("launches", "values"))
+        share += f", {launches} and {values}"
+    yield f"{share} are wrong, if errors are independent"
+    groups = group_pairs(((row.kernel, row.problem.dtype), row) for row in rows)
+    tested = {key: each for key, same in groups.items() if (each := counts(same))["problems"]}
+    if len(tested) > 1:
+        (kernel, dtype), least = min(tested.items(), key=lambda item: item[1]["problems"])
+        bound = _share_wrong(least["wrong"], least["problems"])
+        yield f"least tested: {kernel} in {dtype}, {counted(least['problems'], 'problem')}: {bound} of its problems"
 
 
 def reproduction(log: RunLog, row: Measurement) -> str:

@@ -26,6 +26,7 @@ class Physics:
     reason. ``link``: bytes per second between devices. ``waking_times``: how many times as long launches take for
     ``waking_seconds`` once the device was idle for ``asleep_after_seconds``. ``cache_bandwidth``: bytes per second of
     passes over arrays that fit in the cache and were used by the launch before; None: as memory.
+    ``counter_seconds``: between two ticks of the energy counter; 0: it is continuous.
     """
 
     compute_units: int = 132
@@ -65,3 +66,4 @@ class Physics:
     waking_seconds: float = 0.0
     asleep_after_seconds: float = 0.005
     cache_bandwidth: float | None = None
+    counter_seconds: float = 0.0

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections import deque
 from collections.abc import Callable
 from typing import ClassVar
 
@@ -18,6 +19,8 @@ from mamf.errors import UnavailableError
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.regime_traits import BurstTraits, SustainedTraits
 from mamf.testing.physics import Physics
+
+_ENERGY_STEP_SECONDS = 1e-3
 
 
 class SimulatedOutOfMemoryError(MemoryError):
@@ -50,7 +53,7 @@ class SimulatedSensors:
         return Reading(
             clock_hz=device.clock_hz,
             watts=device.mean_watts,
-            joules=device.joules if energy else None,
+            joules=device.joules() if energy else None,
             celsius=35 + 30 * device.heat,
             throttle_reasons=(
                 *(("power cap",) if device.is_capped else ()),
@@ -92,7 +95,9 @@ class SimulatedBackend(Backend):
         self.launches = 0
         self.host_time = self.device_time = 0.0
         self.mean_watts = self.world.idle_watts
-        self.joules = self.heat = 0.0
+        self.heat = 0.0
+        # When the device had spent how many joules, in steps of a millisecond.
+        self._spent = deque([(0.0, 0.0), (0.0, 0.0)], maxlen=10_000)
         self.is_capped = False
         self.cached: object = None
         self.is_marked = False
@@ -126,6 +131,17 @@ class SimulatedBackend(Backend):
     def is_throttled(self) -> bool:
         """By turns, a tenth of a second long together."""
         return (10 * self.device_time) % 1.0 < self.world.throttled
+
+    def joules(self) -> float:
+        """What the energy counter reads now: joules until its last tick."""
+        tick = self.world.counter_seconds
+        moment = self.host_time // tick * tick if tick else self.host_time
+        while len(self._spent) > 2 and self._spent[1][0] <= moment:
+            self._spent.popleft()
+        (start, before), (end, after) = self._spent[0], self._spent[1]
+        if moment >= end:
+            return after + self.world.idle_watts * (moment - end)
+        return before + (after - before) * max(0.0, moment - start) / (end - start)
 
     def now(self) -> float:
         return self.host_time
@@ -247,7 +263,10 @@ class SimulatedBackend(Backend):
 
     def _spend(self, seconds: float, watts: float) -> None:
         world, cap_watts, idle_watts = self.world, self.world.cap_watts, self.world.idle_watts
-        self.joules += watts * seconds
+        moment, spent = self._spent[-1]
+        if moment - self._spent[-2][0] < _ENERGY_STEP_SECONDS:
+            self._spent.pop()
+        self._spent.append((moment + seconds, spent + watts * seconds))
         self.mean_watts += (watts - self.mean_watts) * -math.expm1(-seconds / world.reaction_seconds)
         warmth = (watts - idle_watts) / (cap_watts - idle_watts) if watts < cap_watts else 1.0
         self.heat += (warmth - self.heat) * -math.expm1(-seconds / world.thermal_seconds)

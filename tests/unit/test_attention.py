@@ -15,7 +15,7 @@ from made_plans import kernels_plan
 
 from mamf.backend import Unavailable
 from mamf.ceilings.ceiling import Ceiling
-from mamf.ceilings.share import compute_drift, mamfu, require_same_card
+from mamf.ceilings.share import compute_drift, mamfu, require_usable_ceiling
 from mamf.cli.attention_plans import shapes_from
 from mamf.cli.options.operations import add_shape_options
 from mamf.engine.strategies.kernels import KernelsSweep
@@ -153,7 +153,7 @@ def test_a_ratio_across_regimes_devices_or_dtypes_is_refused_or_absent():
     with pytest.raises(IncomparableError, match="sustained"):
         burst.utilization(flop=1e12, seconds=1e-3, regime="sustained")
     with pytest.raises(IncomparableError, match="find"):
-        require_same_card(dataclasses.replace(burst, device="NVIDIA H200"), backend)
+        require_usable_ceiling(dataclasses.replace(burst, device="NVIDIA H200"), backend)
     half = plan_of(problems=(AttentionProblem("float16"),))
     rows = list(swept(backend, half, {("bfloat16", "burst"): burst}).results())
     assert all(mamfu(row, {("bfloat16", "burst"): burst}) is None for row in rows)

@@ -42,7 +42,6 @@ def test_of_experts_the_active_count():
     # Mixtral 8x7B: 12.9e9 active parameters of 46.7e9, embeddings included.
     moe = flops_of(model_type="mixtral", num_local_experts=8, num_experts_per_tok=2, vocab_size=32000)
     assert moe.weights + 32000 * 4096 == pytest.approx(12.88e9, rel=0.001)
-    assert moe.expert_weights == 32 * 2 * 3 * 4096 * 14336
 
 
 def test_a_model_is_known_by_its_configuration():
@@ -58,30 +57,6 @@ def test_an_unknown_architecture_is_told_and_gets_no_number():
 def test_a_missing_number_is_named():
     with pytest.raises(UnsupportedError, match="no vocab_size"):
         flops_of(vocab_size=None)
-
-
-FLOPS = ModelFlops(weights=10**6, layers=2, attention_width=512, expert_weights=4 * 10**5)
-ATTENTION = 12 * 2 * 512 * 1000
-
-
-@pytest.mark.parametrize(
-    ("counted", "told"),
-    [
-        (6e6 + ATTENTION, "they agree"),
-        (6e6 + ATTENTION / 2, "causal"),
-        (6e6, "misses attention"),
-        (3.6e6 + ATTENTION, "misses the experts"),
-        (3.6e6, "misses attention and the experts"),
-        (6e6 + ATTENTION * 7 / 6, "flash kernel"),
-        ((6e6 + ATTENTION) / 3, "forward pass alone"),
-        ((6e6 + ATTENTION) * 4 / 3, "checkpointing"),
-        ((6e6 + ATTENTION) * 5, "does not know"),
-    ],
-)
-def test_a_disagreement_is_explained_in_a_line(counted, told):
-    line = FLOPS.beside(counted * 64, tokens=64, sequence_length=1000)
-    assert told in line
-    assert "\n" not in line
 
 
 def test_formula_and_counter_agree_for_every_architecture():

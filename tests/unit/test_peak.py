@@ -10,7 +10,7 @@ import mamf
 from mamf.ceilings.contributed import ContributedCeiling, contributed_ceilings
 from mamf.contribution import known_ceilings, placing
 from mamf.contribution.collection import collect
-from mamf.errors import IncomparableError, UnavailableError, UnknownNameError
+from mamf.errors import IncomparableError, UnavailableError, UnknownNameError, UsageError
 from mamf.logs import found
 from mamf.logs.run_log import read_run_log
 from mamf.testing import SimulatedBackend
@@ -73,22 +73,71 @@ def test_a_device_without_uuid_is_not_called_this_very_one(same_torch, tmp_path)
     assert "a device of this name in this machine" in mamf.peak(device(uuid_hash=None)).description
 
 
-def test_an_interrupted_find_leaves_what_it_confirmed_where_no_whole_one_is(cache, same_torch, tmp_path):
-    log = tmp_path / "log.jsonl"
-    log.write_text("".join(H200.read_text().splitlines(keepends=True)[:-1]))
-    found.cache_ceiling(log, pytest.fail)
-    left = {path.name: path.read_bytes() for path in cache.iterdir()}
-    assert set(left.values()) == {log.read_bytes()}
-    found.cache_ceiling(H200, pytest.fail)
-    found.cache_ceiling(log, pytest.fail)
-    assert {path.read_bytes() for path in cache.iterdir()} == {H200.read_bytes()}
+def log_like(path, *, is_whole=True, day="2026-11-21", is_known=True, output="bfloat16"):
+    """The log of the H200, changed in what the rule of the cache compares."""
+    header, *records = H200.read_text().replace('"out_dtype": "bfloat16"', f'"out_dtype": "{output}"').splitlines()
+    first = json.loads(header)
+    first["started"] = day + first["started"][10:]
+    records = [json.loads(record) for record in (records if is_whole else records[:-1])]
+    for record in records:
+        if record.get("phase") == "confirm" and not is_known:  # rounds from a third to three times the figure
+            factor = 3.0 ** ((record["round"] % 3) - 1)
+            record["samples_seconds"] = [each * factor for each in record["samples_seconds"]]
+    path.write_text("".join(json.dumps(record) + "\n" for record in (first, *records)))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("better", "worse", "reason"),
+    [
+        ({}, {"day": "2026-11-20"}, "that one is newer"),
+        ({}, {"is_whole": False, "day": "2026-11-22"}, "this find was interrupted"),
+        ({"is_whole": False}, {"is_known": False, "day": "2026-11-22"}, "the interval of this one is unknown"),
+    ],
+)
+def test_the_better_find_is_kept_whichever_comes_first(cache, same_torch, tmp_path, better, worse, reason):
+    good, bad = log_like(tmp_path / "good.jsonl", **better), log_like(tmp_path / "bad.jsonl", **worse)
+    found.cache_ceiling(bad, pytest.fail)
+    found.cache_ceiling(good, pytest.fail)
+    assert {path.read_bytes() for path in cache.iterdir()} == {good.read_bytes()}
+    said = []
+    found.cache_ceiling(bad, said.append)
+    assert {path.read_bytes() for path in cache.iterdir()} == {good.read_bytes()}
+    assert len(said) == 2
+    assert all(line.startswith("not kept for mamf peak: ") and line.endswith(f"is there and {reason}") for line in said)
+
+
+def test_a_ceiling_with_an_unknown_interval_makes_no_share(same_torch, tmp_path):
+    found.cache_ceiling(log_like(tmp_path / "log.jsonl", is_known=False), pytest.fail)
+    known = mamf.peak(device())
+    assert (known.source, known.interval.is_known) == ("measured", False)
+    with pytest.raises(UnavailableError, match="too noisy"):
+        known_ceilings.measured_peak(device(), "bfloat16")
+    with pytest.raises(UsageError, match="too noisy"):
+        mamf.Meter(flops_per_step=1e12, ceiling=known, backend=device())
+    with pytest.warns(UserWarning, match="MAMFU is NaN: .* too noisy"):
+        mamf.Meter(flops_per_step=1e12, backend=device())
+    ceiling = read_run_log(tmp_path / "log.jsonl").ceilings["burst"]
+    with pytest.raises(IncomparableError, match="too noisy"):
+        ceiling.utilization(flop=1e12, seconds=1.0, regime="burst")
+
+
+def test_an_interrupted_find_is_called_so(same_torch, tmp_path):
+    found.cache_ceiling(log_like(tmp_path / "log.jsonl", is_whole=False), pytest.fail)
+    assert "2026-11-21, interrupted: bfloat16 at" in mamf.peak(device()).description
+
+
+def test_a_find_with_another_output_is_another_ceiling(same_torch, tmp_path):
+    found.cache_ceiling(log_like(tmp_path / "log.jsonl", output="float32"), pytest.fail)
+    assert mamf.peak(device()).source == "contributed"
 
 
 def test_zeros_are_no_ceiling_of_a_model(cache, tmp_path):
-    log = tmp_path / "log.jsonl"
+    log, said = tmp_path / "log.jsonl", []
     log.write_text(H200.read_text().replace('"data": "normal"', '"data": "zeros"'))
-    found.cache_ceiling(log, pytest.fail)
+    found.cache_ceiling(log, said.append)
     assert not cache.exists()
+    assert "the operands are zeros" in said[0]
 
 
 def test_a_broken_file_is_warned_of_and_not_used(cache, same_torch):
@@ -243,12 +292,13 @@ def test_a_find_of_the_library_is_known_afterwards(machine, real):
     assert mamf.peak(regime="burst").tflops == pytest.approx(ceiling.tflops, rel=1e-5)
 
 
-def test_a_find_of_the_command_line_is_known_afterwards(machine, real, run):
+def test_a_find_of_the_command_line_is_known_afterwards(machine, real, run, cache):
     assert run("find", "--regime", "burst", "--output", "new.jsonl")[0] == 0
     code, out, _ = run("peak", "--regime", "burst")
     assert code == 0
     assert "Card, bfloat16, burst:" in out
     assert "measured on this very device" in out
+    assert f"from: {cache}" in out
 
 
 def test_a_cache_that_cannot_be_written_is_a_warning(machine, real, run, tmp_path, monkeypatch):
@@ -258,7 +308,7 @@ def test_a_cache_that_cannot_be_written_is_a_warning(machine, real, run, tmp_pat
         assert mamf.find("bfloat16").tflops > 1
     code, _, err = run("find", "--regime", "burst", "--output", "new.jsonl")
     assert code == 0
-    assert "mamf peak cannot use this ceiling" in err
+    assert "not kept for mamf peak: " in err
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mamf.ceilings.ceiling import summarize_conditions
 from mamf.engine.measure import measure
 from mamf.engine.regimes import Burst, Classic, StoppingRule, Sustained, regime_class
 from mamf.errors import UnknownNameError
@@ -198,6 +199,41 @@ def test_operand_sets_exceed_twice_the_cache(m, k, cache):
     sets = operand_sets(MatmulProblem(), shape, cache)
     assert 3 <= sets <= 64
     assert sets == 64 or sets * MatmulProblem().nbytes(shape) >= 2 * cache
+
+
+@pytest.mark.parametrize("shape", [FAT, HUGE, MatmulShape(32768, 32768, 22800)])  # the last: blocks of 0.07 s
+@pytest.mark.parametrize("phase", [0.0, 0.01, 0.035, 0.05, 0.066, 0.09])
+def test_power_is_right_where_the_energy_counter_ticks_every_tenth_of_a_second(phase, shape):
+    """One-second visits: from any other moments than ticks, the counter would be up to 10 % off."""
+    backend = SimulatedBackend(physics=dataclasses.replace(QUIET, counter_seconds=0.1))
+    backend.sleep(phase)
+    regime = started(Sustained, backend, visit_seconds=1.0)
+    rows = [take(regime, shape, seconds=1.0) for _ in range(3)]
+    assert [row.conditions.watts for row in rows] == pytest.approx([backend.world.cap_watts] * 3, rel=0.005)
+
+
+@pytest.mark.parametrize("shape", [FAT, MatmulShape(32768, 32768, 22800)])
+def test_looking_for_a_tick_leaves_no_gap_between_launches(shape):
+    def seconds(**physics):
+        backend = SimulatedBackend(physics=dataclasses.replace(QUIET, **physics))
+        return take(started(Sustained, backend), shape).samples
+
+    assert max(seconds(counter_seconds=0.1)) == pytest.approx(max(seconds()), rel=1e-4)
+    assert max(seconds(counter_seconds=60.0)) == pytest.approx(max(seconds()), rel=1e-4), "a counter that stands still"
+
+
+def test_power_without_ticks_is_that_of_the_sensor():
+    backend = SimulatedBackend(physics=dataclasses.replace(QUIET, counter_seconds=60.0))
+    assert take(started(Sustained, backend)).conditions.watts == pytest.approx(backend.mean_watts, rel=0.01)
+
+
+def test_the_power_of_a_ceiling_is_energy_over_time():
+    row = take(started(Sustained, SimulatedBackend()))
+    rounds = [
+        dataclasses.replace(row, launches=launches, conditions=dataclasses.replace(row.conditions, watts=watts))
+        for launches, watts in ((100, 640.0), (100, 700.0), (200, 720.0))
+    ]
+    assert summarize_conditions(rounds).watts == pytest.approx(695.0)
 
 
 def test_sustained_soaks_once_and_then_only_settles():

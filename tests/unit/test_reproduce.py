@@ -172,6 +172,19 @@ def test_a_log_names_whole_kernels_and_one_without_this_kernel_is_not_measured_b
     assert (code, "kernel simulated is not installed, so its claims are left out" in err) == (2, True)
 
 
+def test_a_classic_log_is_reproduced_and_its_dry_run_counts_the_warm_up(run, sweep):
+    log = sweep("--regime", "classic", "--num-iterations", "5")
+    code, out, _ = reproduced(run, log, "--dry-run")
+    assert (code, "time: about 31 s" in out) == (0, True)
+    code, out, _ = reproduced(run, log)
+    assert (code, "\nreproduced: classic, bfloat16" in out) == (0, True)
+
+
+def test_a_way_of_checking_is_no_regime_of_a_claim(run):
+    code, _, err = run("reproduce", "--claim", f"806 TFLOPS simulated.mm {SHAPE} spaced", *DEVICE)
+    assert (code, "names 2 kernels" in err) == (2, True)
+
+
 def test_a_dry_run_names_the_rows_and_measures_nothing(run, sweep):
     code, out, _ = reproduced(run, sweep("--regime", "burst", "sustained"), "--dry-run")
     assert (code, "2 rows in burst, sustained" in out, Path("here.jsonl").exists()) == (0, True, False)

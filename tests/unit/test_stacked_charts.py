@@ -99,21 +99,6 @@ def test_steps_of_one_context_length_stand_side_by_side_with_their_shares():
     assert chart.lines is None and "500" in chart.notes[0] and "context length 1k" in chart.title
 
 
-def test_bars_of_one_phase_are_what_its_time_goes_to():
-    told = {"attention time": 0.25, "matmul time": 0.5, "idle time": 0.2495, "other time": 0.0005, "held_bytes": 7}
-    step = replace(row("step"), details=told)
-    assert [dict(found) for found in parts([step])] == [
-        pytest.approx({"attention": 8.5, "matmul": 17.0, "idle": 34 * 0.2495})
-    ]
-    assert step.idle_is_bound, "a log of before the profiler's time was taken off"
-    chart = model_chart([step], KNOWN, HEADER)
-    assert "by what it does" in chart.title and any("it is at most what is drawn" in note for note in chart.notes)
-    timed = replace(step, details={**told, "busy_seconds": 0.02})
-    assert any("of the time measured without" in note for note in model_chart([timed], KNOWN, HEADER).notes)
-    for silent in ([step, row("step", kernel="silent")], [step, row("forward")]):
-        assert "attention" not in model_chart(silent, KNOWN, HEADER).names
-
-
 @pytest.mark.parametrize(
     ("details", "expected"),
     [
@@ -133,7 +118,6 @@ def test_shares_of_a_launch_with_the_profiler_are_bounds(details, expected):
 def test_what_can_be_no_share_of_a_time_is_left_out(share):
     step = replace(row("step"), details={"attention time": share, "idle time": 0.5})
     assert step.time_shares == {"idle": 0.5}
-    assert [dict(found) for found in parts([step])] == [pytest.approx({"idle": 17.0})]
     assert Model().columns(step)["attention time"] is None
 
 

@@ -16,7 +16,7 @@ from mamf.logs.timer_correction import describe_shift, recompute_rows
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.testing import Physics, SimulatedBackend, SimulatedMatmul
-from mamf.timers import corrected_window, credible_overhead, find_timer, raw_window
+from mamf.timers import corrected_window, credible_overhead, find_timer, raw_window, relative_accuracy
 
 RESULTS = Path(__file__).resolve().parents[2] / "results"
 CUDA = find_timer("cuda")
@@ -66,7 +66,7 @@ def test_a_burst_says_that_it_assumed_the_overhead(monkeypatch):
     row = measured(backend)
     assert row.timer_overhead == pytest.approx(CUDA.typical)
     assert "implausible" in " ".join(row.remarks)
-    assert row.accuracy == pytest.approx(CUDA.accuracy / row.seconds)
+    assert row.accuracy == pytest.approx(max(CUDA.accuracy / row.seconds, 0.005))
 
 
 def measured(backend):
@@ -179,3 +179,9 @@ def test_an_early_log_that_was_edited_is_refused_in_a_line(change, tmp_path):
     edited.write_text("".join(f"{json.dumps(record)}\n" for record in records))
     with pytest.raises(RunLogError, match=r"edited\.jsonl"):
         read_run_log(edited)
+
+
+@pytest.mark.parametrize(("seconds", "expected"), [(4e-6, 0.25), (100e-6, 0.01), (200e-6, 0.005), (0.05, 0.005)])
+def test_accuracy_is_a_microsecond_or_half_a_percent(seconds, expected):
+    assert relative_accuracy(CUDA.accuracy, seconds) == pytest.approx(expected)
+    assert relative_accuracy(0.0, seconds) == 0.0

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,12 +19,13 @@ from mamf.cli import main
 from mamf.cli.commands import verify
 from mamf.engine.strategies.verify import VerifySweep, draw, verify_plan
 from mamf.logs.run_log import read_run_log
+from mamf.measurement import CHECKED_LAUNCHES, CHECKED_VALUES
 from mamf.node.device import DeviceRun
 from mamf.node.figures import Place
 from mamf.node.gathering import Run, device_of, logs_of
 from mamf.operation import random_sizes
 from mamf.plugins.discovery import operation
-from mamf.report.verification import counts, most_wrong
+from mamf.report.verification import counts, max_wrong_share, verdict_lines, wrong_share_range
 from mamf.testing import Physics, SimulatedBackend
 from mamf.testing.simulated_kernels import SimulatedMatmul
 from mamf.wrong_tiles import CELL, WrongCells, describe
@@ -76,7 +78,9 @@ def test_a_clean_run_says_what_it_excludes(run):
     code, out, _ = run("verify", *PLAN, "--budget", "1s", "--output", "clean.jsonl")
     summary = read_run_log(run.folder / "clean.jsonl").summary
     assert (code, summary["wrong"], summary["status"]) == (0, 0, "complete")
-    assert f"{most_wrong(summary['values']):.1e} of values" in out
+    (share,) = (line for line in out.splitlines() if "confidence" in line)
+    assert share.startswith(f"with 95 % confidence at most {100 * max_wrong_share(summary['problems']):.2g} % of such")
+    assert f"{max_wrong_share(summary['values']):.1e} of values are wrong" in share
     assert summary["values"] > 1e6 * summary["launches"]
     code, shown, _ = run("show", "clean.jsonl")
     assert (code, shown.splitlines()[-1]) == (0, out.splitlines()[-2])
@@ -201,9 +205,37 @@ def test_a_node_that_verifies_reports_a_wrong_device(tmp_path, monkeypatch):
 # -- pure --------------------------------------------------------------------------------------------------------------
 
 
+def test_the_least_tested_kernel_and_dtype_has_a_bound_of_its_own():
+    row = verified(Physics())[0]
+    many = [replace(row, round=number) for number in range(300)]
+    few = [replace(row, problem=replace(row.problem, dtype="float16"), round=number) for number in range(300, 305)]
+    assert list(verdict_lines([*many, *few]))[1:] == [
+        "with 95 % confidence at most 0.98 % of such problems, "
+        f"{max_wrong_share(305 * row.details[CHECKED_LAUNCHES]):.1e} of launches and "
+        f"{max_wrong_share(305 * row.details[CHECKED_VALUES]):.1e} of values are wrong, if errors are independent",
+        f"least tested: {row.kernel} in float16, 5 problems: at most 45 % of its problems",
+    ]
+
+
+def test_after_failures_the_share_of_wrong_problems_is_a_range():
+    row = verified(Physics())[0]
+    rows = [replace(row, round=number, status="ok" if number else "wrong_result") for number in range(292)]
+    assert list(verdict_lines(rows))[2:] == [
+        "with 95 % confidence 0.0087 to 1.9 % of such problems are wrong, if errors are independent"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "checked", "expected"), [(0, 5, (0, 0.5218)), (3, 10, (0.0667, 0.6525)), (5, 5, (0.4782, 1))]
+)
+def test_the_range_of_wrong_shares_is_that_of_clopper_and_pearson(wrong, checked, expected):
+    """Figures of R's binom.test."""
+    assert wrong_share_range(wrong, checked) == pytest.approx(expected, abs=1e-4)
+
+
 @pytest.mark.parametrize("checked", [1, 100, 10**12])
 def test_nothing_wrong_among_so_many_leaves_one_chance_in_twenty(checked):
-    assert checked * math.log1p(-most_wrong(checked)) == pytest.approx(math.log(0.05))
+    assert checked * math.log1p(-max_wrong_share(checked)) == pytest.approx(math.log(0.05))
 
 
 def test_a_problem_that_is_asked_for_is_verified_again_until_the_budget_ends():

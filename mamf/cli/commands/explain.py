@@ -15,7 +15,7 @@ from mamf.backend import Backend
 from mamf.ceilings.ceiling import Ceiling
 from mamf.ceilings.explanation import WaterfallStep, waterfall_steps
 from mamf.ceilings.roof import require_same_device
-from mamf.ceilings.share import label_dtype, require_same_card
+from mamf.ceilings.share import require_usable_ceiling
 from mamf.cli.commands.kernels_sweep import KernelsSession
 from mamf.cli.interruption import Interruption
 from mamf.cli.printing import note_stream
@@ -133,7 +133,7 @@ def product_of(options: argparse.Namespace, backend: Backend) -> Product:
     problem = problem_for(backend, options.dtype)
     if options.shape:
         return Product(problem, options.shape, asked or kernel_for(backend, problem).name)
-    before = cached_ceiling(backend.info, label_dtype(problem), BURST)
+    before = cached_ceiling(backend.info, problem, BURST)
     if before is not None:
         warn(
             f"the product is from the find of {before.started[:10]}: {before.ceiling.shape} by {before.ceiling.kernel}"
@@ -151,7 +151,7 @@ def _ceiling_of(path: Path, dtype: str | None, backend: Backend) -> Ceiling:
     if wanted not in held:
         remedy = f"it holds {', '.join(held)}" if held else "give a log of 'mamf find'"
         raise UsageError(f"{path} holds no burst ceiling{f' of {wanted}' if wanted else ''}: {remedy}")
-    require_same_card(held[wanted], backend)
+    require_usable_ceiling(held[wanted], backend)
     return held[wanted]
 
 

@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from operator import attrgetter
 
-from mamf.ceilings.contributed import contributed_ceilings
 from mamf.cli.printing import print_document
-from mamf.contribution.known_ceilings import PUBLISHED, KnownPeak, peak, peaks_by_name
-from mamf.contribution.published import published_peaks
-from mamf.device_names import NamedDevice, named_devices
-from mamf.dtypes import DTYPES
+from mamf.contribution.known_ceilings import KnownPeak, peak, peaks_by_name
 from mamf.errors import UsageError
 from mamf.measurement import TERA
-from mamf.peaks import listed_dtypes
 from mamf.plugins.discovery import open_backend
 from mamf.report.document import Answer, Column, Document, Table
 from mamf.report.text import WHY_UNKNOWN, interval_cell, rate_text, significant
 
 
 def run(options: argparse.Namespace) -> int:
-    if (options.list or options.name is not None) and (options.backend or options.device is not None):
-        raise UsageError("--list and --name look devices up: leave out --backend and --device")
-    print_document(options, _list() if options.list else _answer(options))
+    if options.name is not None and (options.backend or options.device is not None):
+        raise UsageError("--name looks a device up: leave out --backend and --device")
+    print_document(options, _answer(options))
     return 0
 
 
@@ -35,7 +30,9 @@ def _answer(options: argparse.Namespace) -> Document:
         backend = open_backend(options.backend or "auto", options.device or 0)
         known = [peak(backend, options.dtype, options.regime, anyway=options.anyway, source=options.source)]
     table = Table(_COLUMNS, known, key="known", shown=known if len(known) > 1 else [])
-    return Document("Peak", [table, Answer([_line(known[0]), known[0].description])], asdict(known[0]))
+    best = known[0]
+    origin = [] if best.reference in best.description else [f"from: {best.reference}"]
+    return Document("Peak", [table, Answer([_line(best), best.description, *origin])], asdict(best))
 
 
 def _line(known: KnownPeak) -> str:
@@ -55,29 +52,3 @@ _COLUMNS: Sequence[Column[KnownPeak]] = (
     Column("", "interval", attrgetter("interval"), lambda interval: interval_cell(interval, 1 / TERA)),
     Column("reference", "from", attrgetter("reference"), left=True, importance=1),
 )
-
-
-def _list() -> Document:
-    """The listed devices with the dtypes for which each source has a figure."""
-    known = contributed_ceilings()
-    columns: Sequence[Column[NamedDevice]] = (
-        Column("name", "name", attrgetter("name"), left=True),
-        Column(
-            *("contributed", "contributed"),
-            lambda device: _short(row.dtype.partition(",")[0] for row in known if row.device in device.names),
-            left=True,
-        ),
-        Column(
-            *("published", PUBLISHED),
-            lambda device: _short(dtype for name, dtype in published_peaks() if name == device.device),
-            left=True,
-        ),
-        Column("datasheet", "datasheet", lambda device: " ".join(listed_dtypes(device.device)), left=True),
-        Column("device", "listed as", attrgetter("device"), left=True, importance=1),
-        Column("names", "", lambda device: "; ".join(device.names)),
-    )
-    return Document("Peaks", [Table(columns, named_devices(), key="devices")])
-
-
-def _short(dtypes: Iterable[str]) -> str:
-    return " ".join(dict.fromkeys(DTYPES[dtype].peak_name for dtype in dtypes))

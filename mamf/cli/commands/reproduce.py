@@ -31,12 +31,13 @@ from mamf.operations.matmul.selection import kernel_for
 from mamf.plans import DEFAULT_BUDGET_SECONDS, MATMUL, REPRODUCE, Claim, Plan, ReproduceOptions
 from mamf.plugins.discovery import OPERATIONS, find_registered, is_path, kernel_names, operation
 from mamf.plugins.selection import choose_kernels
-from mamf.regime_names import BURST, NAMES
+from mamf.regime_names import BURST, CLASSIC, NAMES, SUSTAINED
 from mamf.statistics import Interval
 
 _SLOWER, _UNFINISHED = 3, 1
 #: Seconds with --explain, half a minute of them for the warm-up of classic; characters of a claim.
 _EXPLAINING_SECONDS, _MOST_CHARACTERS = 120.0, 500
+_MEASURED = (BURST, SUSTAINED, CLASSIC)
 #: As papers write it: 1613 TFLOPS, 1,613.5 TFLOPS, 1.6 PFLOP/s, 3.9 TB/s. A separate word: neither -5 nor 5+-1.
 _RATE = re.compile(r"(?<!\S)(\d{1,9}(?:\.(\d{1,9}))?)\s*([PTG])(FLOPS?|B)(?:/s)?(?![\w/])", re.ASCII | re.I)
 _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}\b)", re.ASCII)
@@ -74,7 +75,7 @@ def _claim_in_words(text: str) -> tuple[str, Claim]:
         f"direction={word}" if word in DIRECTIONS else word for word in words if "=" in word or word in DIRECTIONS
     ]
     dtypes, regimes = (
-        [word for word in words if word.lower() in known] for known in ((*ALIASES, *OPERAND_DTYPES, "fp8"), NAMES)
+        [word for word in words if word.lower() in known] for known in ((*ALIASES, *OPERAND_DTYPES, "fp8"), _MEASURED)
     )
     shapes = {word: found for word in words if (found := _operations_of(word))}
     kernels = [word for word in words if "=" not in word and word not in (*shapes, *dtypes, *regimes, *DIRECTIONS)]

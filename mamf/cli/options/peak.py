@@ -13,16 +13,11 @@ EXAMPLES = """examples:
   mamf peak --format json                       FLOP/s, for a script
   mamf peak --name "NVIDIA B200"                any listed device, here or not
   mamf peak --name "h100 sxm" --source datasheet
-  mamf peak --list                              all listed devices
 """
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    which = parser.add_mutually_exclusive_group()
-    which.add_argument("--name", metavar="DEVICE", help="a device that need not be here: torch's name or a common one")
-    which.add_argument(
-        "--list", action="store_true", help="list all devices, and for which dtypes they have which figures"
-    )
+    parser.add_argument("--name", metavar="DEVICE", help="a device that need not be here: torch's name or a common one")
     add(parser, "--dtype", nargs=None)
     add(parser, "--regime", nargs=None, default="sustained", default_text="sustained")
     parser.add_argument("--source", choices=PEAK_SOURCES, help="take figures of this source alone (default: the best)")

@@ -18,18 +18,30 @@ from mamf.statistics import Repeatability, relative_slope
 
 #: Share of the maximum clock from which the device counts as not throttled.
 _AT_BOOST = 0.98
+#: Between two readings of the energy counter, and between two of its ticks.
+_POLL_SECONDS, _LONGEST_TICK_SECONDS = 0.001, 0.12
+#: How long to wait for a tick at most.
+_BLOCKS_TO_WAIT = 1.6
 #: Of a visit that starts anew, at least: one to settle, one to measure.
 _FEWEST_SWINGS = 2
 
 
+class Tick(NamedTuple):
+    """A moment at which the energy counter changed, and its value since then."""
+
+    seconds: float
+    joules: float
+
+
 class Block(NamedTuple):
-    """Consecutive launches timed as one: mean seconds a launch, how many, the sensors meanwhile, and whether the
-    outputs had been poisoned before it.
+    """Consecutive launches timed as one: mean seconds a launch, how many, the sensors meanwhile, a tick of the energy
+    counter if one was asked for and seen, and whether the outputs had been poisoned before it.
     """
 
     seconds: float
     launches: int
     reading: Reading | None
+    tick: Tick | None
     is_of_visit: bool
 
 
@@ -176,19 +188,36 @@ class Sustained(Regime):
 
     def _measure(self, blocks: _Blocks, rule: StoppingRule, taken: Samples) -> None:
         blocks.begin_visit()
-        begun, before = self.backend.now(), self.read_sensors(energy=True)
+        begun, ticks = self.backend.now(), list[Tick]()
         for block in blocks:
+            now = self.backend.now()
+            ticks += [block.tick] if block.tick is not None else []
+            # The first tick, and any that may be the last of the visit. In every other block only: meanwhile the host
+            # may fall behind.
+            is_near_end = now - begun + 3 * block.seconds * block.launches >= self.visit_seconds
+            blocks.must_find_tick = not blocks.must_find_tick and (not ticks or is_near_end)
             if not block.is_of_visit:  # queued before the visit began
-                begun, before = self.backend.now(), self.read_sensors(energy=True)
+                begun = now
                 continue
             taken.seconds.append(block.seconds)
             taken.launches += block.launches
             taken.add_reading(block.reading)
-            now = self.backend.now()
             is_long_enough = self.agree(now - begun >= self.visit_seconds)
             if rule.is_over(now) or (is_long_enough and rule.enough(taken.seconds, now - begun, now, figure="mean")):
                 break
-        taken.watts = mean_watts(before, self.read_sensors(energy=True), self.backend.now() - begun)
+        taken.watts = mean_watts(ticks)
+
+    def next_tick(self, longest: float) -> Tick | None:
+        """Wait until the energy counter changes; None if there is no counter, or if it does not change within
+        ``longest`` seconds.
+        """
+        begun, before = self.backend.now(), self.read_sensors(energy=True)
+        while before is not None and before.joules is not None and self.backend.now() - begun < longest:
+            self.backend.sleep(_POLL_SECONDS)
+            after = self.read_sensors(energy=True)
+            if after is not None and after.joules is not None and after.joules != before.joules:
+                return Tick(self.backend.now(), after.joules)
+        return None
 
 
 class _Blocks:
@@ -199,6 +228,8 @@ class _Blocks:
         self._size = 1
         self._is_visit = False
         self._must_poison = True
+        #: Whether to find a tick of the energy counter while the next block runs.
+        self.must_find_tick = False
         self._queued = self._run()
 
     def begin_visit(self) -> None:
@@ -211,7 +242,7 @@ class _Blocks:
     def _run(self) -> Iterator[Block]:
         backend, rotation = self._regime.backend, itertools.cycle(self._checked.launches)
         queued: deque[tuple[object, object, int, bool]] = deque()
-        reached = backend.mark()
+        reached, lasted = backend.mark(), 0.0
         for blocks in itertools.count():
             self._regime.require_clock_advances(blocks)
             if self._must_poison:
@@ -226,17 +257,24 @@ class _Blocks:
             if len(queued) < 2:
                 continue
             reading = self._regime.read_sensors()
+            # One block runs and another is queued, so the device stays loaded.
+            longest = min(_LONGEST_TICK_SECONDS, _BLOCKS_TO_WAIT * lasted)
+            tick = self._regime.next_tick(longest) if self.must_find_tick else None
             start, end, launched, is_of_visit = queued.popleft()
             backend.wait(end)
-            seconds = backend.seconds_between(start, end) / launched
-            yield Block(seconds, launched, reading, is_of_visit)
+            lasted = backend.seconds_between(start, end)
+            seconds = lasted / launched
+            yield Block(seconds, launched, reading, tick, is_of_visit)
             if not self._is_visit:
                 fitting = round(self._regime.block_seconds / seconds) if seconds > 0 else self._size
                 self._size = int(self._regime.agree(min(max(1, fitting), 4 * self._size)))
 
 
-def mean_watts(before: Reading | None, after: Reading | None, seconds: float) -> float | None:
-    """Mean power from the energy counter, or None where there is no counter."""
-    if before is None or after is None or before.joules is None or after.joules is None:
+def mean_watts(ticks: Sequence[Tick]) -> float | None:
+    """Mean power from the first tick of the energy counter to the last, or None without two.
+
+    NVIDIA's counters tick every 0.1 s: between other moments one-second visits would be up to 10 % off.
+    """
+    if len(ticks) < 2:
         return None
-    return (after.joules - before.joules) / seconds
+    return (ticks[-1].joules - ticks[0].joules) / (ticks[-1].seconds - ticks[0].seconds)

@@ -25,16 +25,16 @@ from mamf.regime_names import CEILINGS
 def priors(info: DeviceInfo, problem: MatmulProblem) -> list[MatmulShape]:
     """Of a find on this very device, then of contributed ones of its kind; both ceilings' shapes, each once."""
     dtype = label_dtype(problem)
-    shapes = [shape for regime in CEILINGS for shape in _found_here(info, dtype, regime)]
+    shapes = [shape for regime in CEILINGS for shape in _found_here(info, problem, regime)]
     for ceiling in contributed_by(info.name, info.compute_units, dtype):
         shapes += map(MatmulShape.parse, ceiling.shapes)
     return list(dict.fromkeys(shapes))
 
 
-def _found_here(info: DeviceInfo, dtype: str, regime: str) -> list[MatmulShape]:
+def _found_here(info: DeviceInfo, problem: MatmulProblem, regime: str) -> list[MatmulShape]:
     """A log that cannot be read is no hint."""
     try:
-        left = cached_ceiling(info, dtype, regime)
+        left = cached_ceiling(info, problem, regime)
     except (MamfError, OSError):
         return []
     return [] if left is None else [left.ceiling.shape]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mamf.backend import Backend
 from mamf.ceilings.ceiling import Ceiling
-from mamf.ceilings.share import require_same_card
+from mamf.ceilings.share import require_usable_ceiling
 from mamf.contribution.known_ceilings import measured_peak
 from mamf.errors import MamfError, UsageError
 from mamf.logs.run_log import read_run_log
@@ -58,7 +58,7 @@ def given_bandwidth_roof(path: Path, backend: Backend) -> Roof:
     if not confirmed:
         raise UsageError(f"{path} holds no bandwidth in burst: give a log of 'mamf find --operation bandwidth'")
     highest = max(confirmed, key=lambda each: each.rate)
-    require_same_card(highest, backend)
+    require_usable_ceiling(highest, backend)
     description = f"measured: {highest.problem.pattern} of {highest.shape} by {highest.kernel}"
     return Roof(BANDWIDTH, highest.rate * TERA, "measured", description)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +11,7 @@ from mamf.measurement import Measurement
 from mamf.operations.model.operation import Model
 from mamf.operations.model.shapes import PHASES, ModelProblem
 from mamf.report.charts.chart import Axis, Line, chosen_regimes, failures, in_kibi, labelled, machine, point
-from mamf.report.charts.stacked import LEAST_SHARE, LinesPanel, Stack, StackedChart, StackedPanel
+from mamf.report.charts.stacked import LinesPanel, Stack, StackedChart, StackedPanel
 
 #: What a phase holds, in the order that it runs.
 _CONTENT: Mapping[str, tuple[str, ...]] = {
@@ -25,11 +25,6 @@ _Phases = Mapping[str, Measurement]
 _Steps = Mapping[_Key, Mapping[int, _Phases]]
 #: Of a bar, in milliseconds.
 _Parts = tuple[tuple[str, float], ...]
-#: By whether idle holds what the profiler adds.
-_SHARES = {
-    False: "shares of one more launch, under torch's profiler, of the time measured without",
-    True: "shares of one more launch under torch's profiler, which adds to idle: it is at most what is drawn",
-}
 _DIFFERENCES = "parts above the lowest are differences: of a phase and the one that it holds, each measured separately"
 
 
@@ -50,19 +45,16 @@ def model_chart(
     titles = {key: ", ".join(word for word in _words(key) if word not in common) or first[2] for key in steps}
     lines = _shares(steps, titles, known)
     contexts = {context for found in steps.values() for context in found}
-    parts_of = by_work if _have_time_shares(steps) else stacked
     panels = tuple(
-        StackedPanel(titles[key], tuple(Stack(in_kibi(context), parts_of(found[context])) for context in sorted(found)))
+        StackedPanel(titles[key], tuple(Stack(in_kibi(context), stacked(found[context])) for context in sorted(found)))
         for key, found in steps.items()
     )
     if len(contexts) == 1:
-        panels = (StackedPanel("", tuple(_bars(steps, titles, lines, parts_of))),)
-    note = _SHARES[any(row.idle_is_bound for row in rows)] if parts_of is by_work else _DIFFERENCES
-    notes = [note] if any(len(bar.parts) > 1 for panel in panels for bar in panel.bars) else []
+        panels = (StackedPanel("", tuple(_bars(steps, titles, lines))),)
+    notes = [_DIFFERENCES] if any(len(bar.parts) > 1 for panel in panels for bar in panel.bars) else []
     if faster := [title for key, found in steps.items() for title in _faster(titles[key], found)]:
         notes.append(f"a phase took no longer than the one that it holds: {'; '.join(faster)}")
-    by = "what it does" if parts_of is by_work else "phase"
-    title = f"A model's step by {by}: {', '.join(word for word in _words(first) if word in common)}"
+    title = f"A model's step by phase: {', '.join(word for word in _words(first) if word in common)}"
     notes += failures(rows, dict.fromkeys(row.kernel for row in rows))
     if len(contexts) == 1:
         title += f", context length {in_kibi(*contexts)}"
@@ -70,24 +62,15 @@ def model_chart(
     return StackedChart(title, machine(header), "milliseconds", "context length", panels, lines, tuple(notes))
 
 
-def _bars(
-    steps: _Steps, titles: Mapping[_Key, str], shares: LinesPanel, parts_of: Callable[[_Phases], _Parts]
-) -> Iterator[Stack]:
+def _bars(steps: _Steps, titles: Mapping[_Key, str], shares: LinesPanel) -> Iterator[Stack]:
     """A bar a step of the one context length, the longest first, with the share of the longest phase."""
     share_of = {line.name: f"{line.points[0].y:.1f} {shares.unit}" for line in shares.lines}
     bars = []
     for key, found in steps.items():
         (by_phase,) = found.values()
         longest = [phase for phase in PHASES if phase in by_phase][-1]
-        bars.append(Stack(f"{titles[key]} {share_of[f'{titles[key]}, {longest}']}", parts_of(by_phase)))
+        bars.append(Stack(f"{titles[key]} {share_of[f'{titles[key]}, {longest}']}", stacked(by_phase)))
     return iter(sorted(bars, key=lambda bar: -bar.height))
-
-
-def _have_time_shares(steps: _Steps) -> bool:
-    """Whether all are of one phase, and each says what its time goes to: else parts are phases."""
-    found = [by_phase for by_context in steps.values() for by_phase in by_context.values()]
-    phases = {phase for by_phase in found for phase in by_phase}
-    return len(phases) == 1 and all(row.time_shares for by_phase in found for row in by_phase.values())
 
 
 def _key(row: Measurement) -> _Key:
@@ -110,12 +93,6 @@ def stacked(by_phase: _Phases) -> _Parts:
         parts.append((" and ".join(content[held:]), max(0.0, milliseconds - before)))
         held, before = len(content), max(before, milliseconds)
     return tuple(parts)
-
-
-def by_work(by_phase: _Phases) -> _Parts:
-    """What the time of the one phase goes to, in milliseconds."""
-    (row,) = by_phase.values()
-    return tuple((name, share * row.seconds * 1e3) for name, share in row.time_shares.items() if share >= LEAST_SHARE)
 
 
 def _faster(title: str, found: Mapping[int, _Phases]) -> Iterator[str]:

@@ -1,0 +1,28 @@
+"""The tests of tests/device need an accelerator and are skipped without one, so their imports are checked here."""
+
+import ast
+import importlib
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).resolve().parents[1] / "device"
+
+
+def imported_names(path):
+    """The imported modules with the names that are taken from them; modules of the folder itself are left out."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, None) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and not (FOLDER / f"{node.module}.py").exists():
+            yield from ((node.module, alias.name) for alias in node.names)
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.py")), ids=lambda path: path.stem)
+def test_every_name_that_a_device_test_imports_exists(path):
+    names = list(imported_names(path))
+    missing = [
+        f"{module}: {name}" for module, name in names if name and not hasattr(importlib.import_module(module), name)
+    ]
+    assert names
+    assert missing == []

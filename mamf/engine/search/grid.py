@@ -41,6 +41,8 @@ def _found_here(info: DeviceInfo, dtype: str, regime: str) -> list[MatmulShape]:
 
 
 _STEPS = 20
+#: Longer sizes of K, as multiples of the longest M: C of one wave of tiles may be fastest there.
+_LONGER = (1.2, 1.6, 2.0, 2.4, 3.2)
 _LARGEST_STEP = 1024
 _SHARE_OF_MEMORY = 0.6
 _SUSTAINED_SETS = 3
@@ -62,7 +64,13 @@ def grid_for(backend: Backend, problem: MatmulProblem, flops: float, budget_seco
         side = min(side, (free * _SHARE_OF_MEMORY / _SUSTAINED_SETS / 3 / itemsize) ** 0.5)
     step = min(_LARGEST_STEP, max(64, int(side / _STEPS) // 64 * 64))
     sizes = tuple(step * count for count in range(1, _STEPS + 1))
-    return MatmulGrid(sizes, sizes, sizes, most_flop)
+    longer = (step * round(_STEPS * times) for times in _LONGER)
+    return MatmulGrid(sizes, sizes, (*sizes, *longer), most_flop)
+
+
+def shapes_of(grid: MatmulGrid) -> list[MatmulShape]:
+    """The shapes of a grid for which there is memory."""
+    return [shape for shape in grid.shapes() if fits(grid, shape)]
 
 
 @dataclass(frozen=True)
@@ -164,11 +172,12 @@ def plan_for(
 
 
 def fits(grid: MatmulGrid, shape: MatmulShape) -> bool:
-    """Whether a shape lies within the grid's bounds, on one of its steps or between them."""
-    within = all(
-        size <= max(axis) for size, axis in zip((shape.m, shape.n, shape.k), (grid.m, grid.n, grid.k), strict=True)
-    )
-    return within and shape.flop <= grid.most_flop
+    """Whether a shape lies within the grid's bounds, on one of its steps or between them. No operand is larger than the
+    square of the largest M or N, for which the device has memory: at a long K outputs are small.
+    """
+    widest = max(*grid.m, *grid.n)
+    within = shape.m <= max(grid.m) and shape.n <= max(grid.n) and shape.k <= max(grid.k)
+    return within and grid.accepts(shape) and shape.k * max(shape.m, shape.n) <= widest**2
 
 
 def refinement_steps(grid: MatmulGrid) -> list[int]:
@@ -178,14 +187,16 @@ def refinement_steps(grid: MatmulGrid) -> list[int]:
 
 
 def along_k(grid: MatmulGrid) -> list[int]:
-    """Long reductions: the longest of the grid, and nine tenths of it."""
-    return list(dict.fromkeys(grid.k[len(grid.k) * tenths // 10 - 1] for tenths in (10, 9)))
+    """Long reductions: as long as the largest M, and the middle of those that are longer."""
+    longer = [k for k in grid.k if k >= max(grid.m)] or [max(grid.k)]
+    return list(dict.fromkeys((longer[0], longer[(len(longer) - 1) // 2])))
 
 
-def anywhere(grid: MatmulGrid, step: int, count: int, chooser: random.Random) -> list[MatmulShape]:
-    """A shape for every pair of M and N in multiples of ``step``, or for ``count`` of the pairs; K is random and long.
-
-    Waves depend on M and N alone, and a long K hides a kernel's start.
+def anywhere(
+    leaders: Sequence[MatmulShape], step: int, grid: MatmulGrid, count: int, chooser: random.Random
+) -> list[MatmulShape]:
+    """A shape for every pair of M and N in multiples of ``step``, or for ``count`` of the pairs. How full the waves are
+    depends on M and N alone; K is about as long as that of a leader.
     """
     sizes = range(step, max(*grid.m, *grid.n) + 1, step)
     pairs = list(itertools.combinations_with_replacement(sizes, 2))
@@ -194,20 +205,21 @@ def anywhere(grid: MatmulGrid, step: int, count: int, chooser: random.Random) ->
     found = []
     for pair in pairs:
         m, n = chooser.sample(pair, 2)
-        longest = min(max(grid.k), grid.most_flop / (2 * m * n))
-        k = int(longest * chooser.uniform(0.5, 1.0)) // step * step
-        if k >= step:
-            found.append(MatmulShape(m, n, k))
-    return found
+        k = round(chooser.choice(leaders).k * chooser.uniform(0.75, 1.25)) // step * step
+        found.append(MatmulShape(m, n, max(k, step)))
+    return [shape for shape in found if fits(grid, shape)]
 
 
 def around(leaders: Iterable[MatmulShape], step: int, grid: MatmulGrid, reach: int) -> list[MatmulShape]:
-    """Shapes up to ``reach`` steps from the leaders in M and N, and half of that in K, within the grid's bounds."""
+    """Shapes up to ``reach`` steps from the leaders in M and N and half of that in K, and the leaders with every K of
+    the grid; within its bounds.
+    """
     found: dict[MatmulShape, None] = {}
     for leader in leaders:
-        axes = []
-        for size, bounds, far in ((leader.m, grid.m, reach), (leader.n, grid.n, reach), (leader.k, grid.k, reach // 2)):
-            sizes = (size + offset * step for offset in range(-far, far + 1))
-            axes.append([each for each in sizes if 16 <= each <= max(bounds)])
-        found |= dict.fromkeys(MatmulGrid(axes[0], axes[1], axes[2], grid.most_flop).shapes())
-    return list(found)
+        near = [
+            [size + offset * step for offset in range(-far, far + 1) if size + offset * step >= 16]
+            for size, far in ((leader.m, reach), (leader.n, reach), (leader.k, reach // 2))
+        ]
+        found |= dict.fromkeys(itertools.starmap(MatmulShape, itertools.product(*near)))
+        found |= dict.fromkeys(MatmulShape(leader.m, leader.n, k) for k in grid.k)
+    return [shape for shape in found if fits(grid, shape)]

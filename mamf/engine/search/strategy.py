@@ -17,7 +17,16 @@ from mamf.ceilings.ceiling import CHOOSE, FEWEST_ROUNDS, Candidate, rank_candida
 from mamf.ceilings.search_plan import SearchPlan
 from mamf.engine.regimes import Burst, Regime, StoppingRule, Sustained
 from mamf.engine.runner import Runner, Step, Steps
-from mamf.engine.search.grid import along_k, anywhere, around, fits, pace_of, refinement_steps, shapes_of
+from mamf.engine.search.grid import (
+    along_k,
+    anywhere,
+    around,
+    fits,
+    pace_of,
+    refinement_steps,
+    shapes_of,
+    short_and_wide,
+)
 from mamf.engine.search.rounds import (
     Answering,
     Confirmation,
@@ -40,6 +49,8 @@ class FindStrategy:
     visit_seconds: ClassVar[float] = 1.0
     sustained_candidates: ClassVar[int] = 3
     fat_candidates: ClassVar[int] = 1
+    #: Shapes of short K and many waves to begin with.
+    short_shapes: ClassVar[int] = 2
     #: Shapes of a finer step that a refinement considers beside the leaders' neighbours.
     fine_shapes: ClassVar[int] = 5000
     #: Finer steps from a leader to its farthest neighbour in M and N.
@@ -96,19 +107,22 @@ class FindStrategy:
         problem, shapes = self.plan.problem, shapes_of(self.plan.grid)
         self.run.reserve(problem, (problem.buffers(shape) for shape in shapes))
         regime = self.run.start(Burst(self.backend))
+        units = self.backend.info.compute_units
+        short = short_and_wide(shapes, units)
+        first = [*self.plan.priors, *self._chooser.sample(short, min(self.short_shapes, len(short)))]
         search = Search(
             shapes,
             self._default,
-            compute_units=self.backend.info.compute_units,
+            compute_units=units,
             seed=problem.seed,
-            first=self.plan.priors,
+            first=first,
         )
         self.run.on_phase("burst: scouting")
         seconds = self.pace.scout * self.plan.budget_seconds / self.plan.scouts
         rule = StoppingRule(max(self.plan.precision, 0.005), min(seconds, 1.0))
         if self._ranked:
-            first = min(self.plan.scouts, FIRST_SHAPES + len(self.plan.priors))
-            yield from self._search(search, regime, "scout", first, self._until(self.pace.scout), rule)
+            count = min(self.plan.scouts, FIRST_SHAPES + len(first))
+            yield from self._search(search, regime, "scout", count, self._until(self.pace.scout), rule)
             yield from self._join(search, regime, rule, self._ranked)
         yield from self._search(search, regime, "scout", self.plan.scouts, self._until(self.pace.scout), rule)
         yield from self._join(search, regime, rule, [each for each in self._ranked if each.has_cheap_variants])

@@ -133,6 +133,42 @@ def test_conditions_are_typical_of_the_rounds():
     assert confirm_ceiling(rows, "card").conditions == Conditions(1970e6, 650.0, None, ("power cap",))
 
 
+class Shared(SimulatedMatmul):
+    """A product on a device that something else uses at times: it takes ``times`` as long."""
+
+    times = 1.0
+
+    def run_of(self, device, problem, shape):
+        return lambda key: device.compute(device.cycles(shape) * self.times, key)
+
+
+@pytest.mark.parametrize(
+    ("phase", "before", "after", "is_known"),
+    [
+        ("burst: confirming", 1.0, 14.0, False),
+        ("burst: confirming", 1.0, 1.3, False),
+        ("burst: confirming", 1.0, 1.03, True),
+        ("burst: choosing", 3.0, 1.0, True),
+        ("burst: choosing", 1.0, 3.0, False),
+    ],
+)
+def test_a_ceiling_that_was_confirmed_on_a_busy_device_has_an_unknown_interval(phase, before, after, is_known):
+    kernel = Shared()
+    kernel.times = before
+    find = find_of(kernels=[kernel])
+
+    def on_phase(text):
+        kernel.times = after if text == phase else kernel.times
+
+    find.on_phase = on_phase
+    rows = found(find)
+    ceiling = find.ceilings["burst"]
+    assert ceiling.interval.is_known == is_known
+    header = {"device": {"name": "card", "compute_units": None}}
+    assert any("so the device was busy later" in line for line in notes(ceiling, rows, header)) != is_known
+    assert logged(ceiling).interval.is_known == is_known
+
+
 def ceiling_of(regime, tflops=800.0, watts=640.0):
     interval, conditions = Interval(tflops * 0.99, tflops * 1.01, 0.96), Conditions(watts=watts)
     tied = ((B, KERNEL), (A, "lib[3]"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mamf.backend import Backend, DeviceInfo
 from mamf.ceilings.contributed import contributed_by
@@ -49,6 +49,10 @@ _SHORT_K, _MANY_WAVES, _TILE, _COMPUTE_UNITS = 1536, 8, 128 * 256, 128
 _SHARE_OF_MEMORY = 0.6
 _SUSTAINED_SETS = 3
 _QUICK_SCOUTS, _QUICK_REFINEMENTS = 40, 48
+#: What a quick search takes longer for each kernel that compiles.
+_COMPILING_SECONDS = 4.0
+#: The largest shape of a quick search, as a share of the largest of a thorough one: a large one takes the time of ten.
+_QUICK_SHARE = 0.25
 
 
 def grid_for(backend: Backend, problem: MatmulProblem, flops: float, budget_seconds: float, scouts: int) -> MatmulGrid:
@@ -112,10 +116,10 @@ THOROUGH = Pace(
     chosen=0.51,
 )
 QUICK = Pace(
-    scout=0.13,
-    refine=0.23,
-    choose=0.28,
-    burst=0.36,
+    scout=0.15,
+    refine=0.205,
+    choose=0.245,
+    burst=0.295,
     burst_rounds=Rounds(choose=4, confirm=12),
     candidates=5,
     # The best of burst lie within 0.2 % of one another in sustained: time is better spent on whole swings.
@@ -146,13 +150,17 @@ def plan_for(
     """
     kernels = working_kernels(backend, problem, names, is_quick)
     if budget_seconds is None:
-        budget_seconds = QUICK_BUDGET_SECONDS if is_quick else DEFAULT_BUDGET_SECONDS
+        compiling = sum(not kernel.has_cheap_variants for kernel in kernels[1:])
+        quick = QUICK_BUDGET_SECONDS + _COMPILING_SECONDS * compiling
+        budget_seconds = quick if is_quick else DEFAULT_BUDGET_SECONDS
     scouts = scouts or (_QUICK_SCOUTS if is_quick else SearchPlan.scouts)
     require_seconds("budget_seconds", budget_seconds)
     refinements = _QUICK_REFINEMENTS if is_quick else SearchPlan.refinements
     try:
         flops = probe_flops(kernels[0], problem, backend)
         grid = grid_for(backend, problem, flops, budget_seconds, scouts)
+        if is_quick:
+            grid = replace(grid, most_flop=_QUICK_SHARE * grid.most_flop)
     except UnsupportedError:  # a row will say why
         grid, scouts, refinements = MatmulGrid(*((SMALLEST_PROBE,),) * 3), 1, 0
     if not grid.accepts(MatmulShape(grid.m[0], grid.n[0], grid.k[0])):

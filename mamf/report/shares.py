@@ -54,8 +54,9 @@ class Shares:
     def mamfu_text(self, row: Measurement) -> str:
         """The same in words. The products of another dtype may be far above the ceiling of the row's dtype."""
         share = self.mamfu(row)
-        is_other = share is not None and "product_dtypes" in row.details
-        return f"{percent(share)} % of the {row.problem.dtype} ceiling" if is_other else share_text(share)
+        if share is not None and "product_dtypes" in row.details:
+            return f"{percent(share)} % of the {row.problem.dtype} ceiling"
+        return share_text(share)
 
     def ceiling_tflops(self, row: Measurement) -> float | None:
         key = row.problem.dtype, row.regime

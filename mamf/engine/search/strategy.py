@@ -2,7 +2,7 @@
 
 Burst: scouts on a coarse grid, finer steps around the leaders, then rounds interleaved over the candidates. Shapes and
 kernels are chosen together, within one budget: a kernel may be best where the library's default is not. Sustained:
-candidates from burst and fat shapes, short visits ranked by energy per FLOP (at its power limit a device is as fast as
+candidates from burst, short visits ranked by energy per FLOP (at its power limit a device is as fast as
 it is frugal), then rounds of visits. Some rounds choose, fresh ones confirm: what chose a candidate never confirms it.
 """
 
@@ -48,7 +48,6 @@ class FindStrategy:
     #: Of a visit of sustained that chooses.
     visit_seconds: ClassVar[float] = 1.0
     sustained_candidates: ClassVar[int] = 3
-    fat_candidates: ClassVar[int] = 1
     #: Shapes of short K and many waves to begin with.
     short_shapes: ClassVar[int] = 2
     #: Shapes of a finer step that a refinement considers beside the leaders' neighbours.
@@ -126,14 +125,13 @@ class FindStrategy:
             yield from self._join(search, regime, rule, self._ranked)
         yield from self._search(search, regime, "scout", self.plan.scouts, self._until(self.pace.scout), rule)
         yield from self._join(search, regime, rule, [each for each in self._ranked if each.has_cheap_variants])
-        self._fat = search.promising(self.fat_candidates, self._is_fat)
         self.run.on_phase("burst: refining")
         steps = refinement_steps(self.plan.grid)
         for number, step in enumerate(steps, start=1):
-            leaders = [shape for shape, _ in search.leaders(self.pace.candidates)] or shapes[:1]
-            near = around(leaders, step, self.plan.grid, self.reach)
+            best = [shape for shape, _ in search.leaders(self.pace.candidates)] or shapes[:1]
+            near = around(best, step, self.plan.grid, self.reach)
             # The best may be far from all leaders: a size of no multiple of the coarse step can fill waves exactly.
-            search.consider([*near, *anywhere(leaders, step, self.plan.grid, self.fine_shapes, self._chooser)])
+            search.consider([*near, *anywhere(best, step, self.plan.grid, self.fine_shapes, self._chooser)])
             share = self.pace.scout + (self.pace.refine - self.pace.scout) * number / len(steps)
             most = len(search.measured) + self.plan.refinements // len(steps)
             yield from self._search(search, regime, "refine", most, self._until(share), rule)
@@ -265,7 +263,7 @@ class FindStrategy:
         self, regime: Regime, burst: Sequence[Measurement]
     ) -> Generator[Step | Measurement, Measurement | None, list[Candidate]]:
         """The best by short visits."""
-        candidates = list(dict.fromkeys((*best_of_their_kind(burst)[: self.sustained_candidates], *self._fat)))
+        candidates = best_of_their_kind(burst)[: self.sustained_candidates]
         shapes = [shape for shape, _ in candidates]
         longer = [replace(shape, k=k) for shape in shapes for k in along_k(self.plan.grid)]
         self._start(regime, [*shapes, *(shape for shape in longer if fits(self.plan.grid, shape))])
@@ -293,10 +291,6 @@ class FindStrategy:
             for other in (exchanged, *(replace(shape, k=k) for k in along_k(self.plan.grid))):
                 if fits(self.plan.grid, other) and (other, kernel) not in candidates:
                     yield other, kernel
-
-    def _is_fat(self, shape: MatmulShape) -> bool:
-        """Large in every dimension: such shapes do most work per byte, and so per joule."""
-        return min(shape.m, shape.n, shape.k) >= 0.35 * max(self.plan.grid.m)
 
     def _rounds(
         self, regime: Regime, candidates: Sequence[Candidate], most: Rounds, chosen_by: float, confirmed_by: float

@@ -162,6 +162,8 @@ class Kernel(ABC, Generic[ProblemT, ShapeT]):
     is_default: ClassVar[bool] = False
     #: Whether a search for a ceiling tries it by default; kernels that compile for minutes per shape are not tried.
     is_tried_unasked: ClassVar[bool] = True
+    #: Whether its ``variants`` need no compilation: all of them are tried, in quick searches too.
+    has_cheap_variants: ClassVar[bool] = False
     #: Whether its rows report the memory that a launch needs.
     reports_memory: ClassVar[bool] = False
     #: Whether its rows also report the memory that the process reserved. Cached blocks are released first, so launches

@@ -31,7 +31,7 @@ ALGORITHM = "algorithm"
 MATMUL = "matmul"
 SHUFFLED, GIVEN = ORDERS = ("shuffled", "given")
 DEFAULT_BUDGET_SECONDS = 57.0
-QUICK_BUDGET_SECONDS = 16.5
+QUICK_BUDGET_SECONDS = 15.0
 #: For all devices of a node at once: they share the host, so this is a little more than one device needs.
 NODE_BUDGET_SECONDS = 24.0
 #: A minute, with what it takes to open the device.

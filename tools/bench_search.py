@@ -1,7 +1,8 @@
 """How few measurements does the search need? Share of a landscape's best reached, against other searches.
 
     python tools/bench_search.py LANDSCAPE.csv                # columns m,n,k,tflops; absent shapes cannot be measured
-    python tools/bench_search.py LANDSCAPE.csv --made         # also on the simulated chips of tools/landscapes.py
+    python tools/bench_search.py LANDSCAPE.csv --made         # also on the simulated chips of tools/landscapes.py, two
+                                                              # of them with their best at the edges of the grid
     python tools/bench_search.py LANDSCAPE.csv --made --draws # with new noise per shape in each run
     python tools/bench_search.py LANDSCAPE.csv --noise 0.003  # each measurement 0.3 % off, as on a card
     python tools/bench_search.py LANDSCAPE.csv --several      # several kernels at once, and one that is best elsewhere
@@ -25,7 +26,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from landscapes import BEST_ELSEWHERE, CHIPS, Chip, Landscape, made, noisy, recorded
+from landscapes import BEST_ELSEWHERE, CHIPS, EDGES, Chip, Landscape, made, noisy, recorded
 
 from mamf.engine.search.search import FIRST_SHAPES, Search, find_best
 from mamf.operations.matmul.shapes import MatmulGrid, MatmulShape
@@ -35,6 +36,8 @@ CHECKPOINTS = (50, 100, 150, 200)
 COLUMNS = ("landscape", "search", *(f"{kind} {count}" for count in CHECKPOINTS for kind in ("median", "worst")))
 TIMES = ("ms a step", "longest")
 MADE_SIZES = range(1024, 21504, 1024)
+# The sizes of M and N, and those of K, where the best lies at an edge.
+EDGE_SIZES = (range(1024, 17408, 1024), (*range(1024, 21504, 1024), 24576, 32768, 40960, 49152, 65536))
 
 
 @dataclass
@@ -64,8 +67,8 @@ class Task:
 
 
 def made_task(name: str, chip: Chip, seed: int = 0) -> Task:
-    shapes = MatmulGrid(MADE_SIZES, MADE_SIZES, MADE_SIZES).shapes()
-    return Task(name, made(chip, shapes, seed), chip.compute_units, chip=chip)
+    sizes, lengths = EDGE_SIZES if name in EDGES else (MADE_SIZES, MADE_SIZES)
+    return Task(name, made(chip, MatmulGrid(sizes, sizes, lengths).shapes(), seed), chip.compute_units, chip=chip)
 
 
 class SpentError(Exception):
@@ -212,7 +215,7 @@ def run(task: Task, search: Contender, noise: float, seeds: range, draws: bool) 
 def tasks_from(options: argparse.Namespace) -> list[Task]:
     tasks = [Task(options.landscape.stem, recorded(options.landscape), options.compute_units)]
     if options.made:
-        tasks += [made_task(name, chip) for name, chip in CHIPS.items()]
+        tasks += [made_task(name, chip) for name, chip in (CHIPS | EDGES).items()]
     if options.several:
         truth = tasks[0].truth
         alike, slower, far_slower = (

@@ -34,6 +34,7 @@ Candidate = tuple[Any, str]
 CHOOSE, CONFIRM = "choose", "confirm"
 # The fewest rounds in which a candidate must have been measured to count as confirmed.
 FEWEST_ROUNDS = 3
+_CLEARLY_FASTER = 1.1
 
 
 @dataclass(frozen=True)
@@ -115,14 +116,30 @@ def confirm_ceilings(
 
     ``sought``: triples of problem, regime and default kernel.
     """
-    rounds = [row for row in rows if row.phase in (CHOOSE, CONFIRM)]
-    found = {
-        (problem, regime): confirm_ceiling(
-            [row for row in rounds if (row.problem, row.regime) == (problem, regime)], device, uuid_hash, default
-        )
-        for problem, regime, default in sought
-    }
-    return {key: ceiling for key, ceiling in found.items() if ceiling is not None}
+    rows = list(rows)
+    found: dict[tuple[Problem, str], Ceiling] = {}
+    for problem, regime, default in sought:
+        same = [row for row in rows if (row.problem, row.regime) == (problem, regime)]
+        of_rounds = [row for row in same if row.phase in (CHOOSE, CONFIRM)]
+        ceiling = confirm_ceiling(of_rounds, device, uuid_hash, default)
+        if ceiling is not None:
+            found[problem, regime] = _doubt(ceiling) if fell_behind(ceiling, same) else ceiling
+    return found
+
+
+def fell_behind(ceiling: Ceiling, rows: Iterable[Measurement]) -> bool:
+    """Whether another visit of the run measured the winner clearly faster than its confirming rounds allow: something
+    else used the device during these rounds. A slower visit says nothing, because it may have been disturbed itself. In
+    the logs in results/ no visit reaches this limit.
+    """
+    winner = (ceiling.problem, ceiling.regime, ceiling.shape, ceiling.kernel)
+    own = (row.best_rate for row in rows if row.ok and (row.problem, row.regime, row.shape, row.kernel) == winner)
+    return max(own, default=0.0) > _CLEARLY_FASTER * max(ceiling.interval.high, ceiling.rate)
+
+
+def _doubt(ceiling: Ceiling) -> Ceiling:
+    """The same ceiling with an unknown interval."""
+    return replace(ceiling, interval=replace(ceiling.interval, low=0.0))
 
 
 def why_hopeless(rows: Sequence[Measurement]) -> str | None:

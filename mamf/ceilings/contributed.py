@@ -20,8 +20,8 @@ FILE = "contributed.csv"
 class ContributedCeiling:
     """A contributed ceiling: ``tflops``, with the 95 % repeat interval ``low`` to ``high``. ``log``: the path in
     results/. Units, limit and clock are None if the vendor's libraries did not report them; ``clock_mhz`` is the
-    highest clock. ``shapes``: the winning shapes in finds on such devices, fastest first. ``kernel``: the one
-    that reached ``tflops``, if it gains more than 1 % over the default kernel.
+    highest clock. ``shapes``: the winning shapes in finds on such devices, fastest first. ``kernel``: the
+    winner of the fastest find that compared several kernels; empty if none did.
     ``cards``: how many such cards were measured; ``lowest``: the ceiling of the slowest of them.
     ``date``: the day of the log (UTC); ``software``: torch, the vendor's libraries and the driver.
     """

@@ -16,6 +16,8 @@ from mamf.timers import relative_accuracy
 
 #: Ceilings by dtype and regime.
 Ceilings = Mapping[tuple[str, str], Ceiling]
+#: The largest share of a ceiling that measuring it later can explain.
+MAX_SHARE = 1.1
 #: The largest drift of the card's speed, as a share, that reports do not mention.
 STATE_TOLERANCE = 0.01
 

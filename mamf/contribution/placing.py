@@ -83,8 +83,6 @@ _COLUMNS = (
     *("date", "software"),
 )
 _MOST_SHAPES = 6
-#: A kernel that gains more over the default one is worth the seconds that it compiles.
-_CLEAR_GAIN = 0.01
 
 
 def contributed_csv(entries: Iterable[CeilingEntry]) -> str:
@@ -100,7 +98,7 @@ def contributed_csv(entries: Iterable[CeilingEntry]) -> str:
         fastest = sorted(found, key=lambda entry: entry.tflops, reverse=True)
         best, shapes = fastest[0], list(dict.fromkeys(entry.shape for entry in fastest))[:_MOST_SHAPES]
         figures = [value and significant_digits(value) for value in (best.tflops, best.low, best.high)]
-        kernel = best.kernel if best.gain > _CLEAR_GAIN else ""
+        kernel = next((each.kernel for each in fastest if len(each.header["plan"]["kernels"]) > 1), "")
         cards: dict[object, float] = {}
         for entry in reversed(fastest):
             cards[entry.header["device"]["uuid_hash"]] = entry.tflops

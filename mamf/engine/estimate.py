@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import statistics as stdlib_statistics
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 
 from mamf.backend import Backend
 from mamf.ceilings.contributed import contributed_by
@@ -24,7 +23,7 @@ from mamf.errors import (
 )
 from mamf.kernel import Prepared
 from mamf.operations.matmul.kernel import MatmulKernel, MatmulProblem
-from mamf.operations.matmul.selection import installed_kernel, kernels_for
+from mamf.operations.matmul.selection import kernels_for
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.plans import Plan, StepKey, SweepOptions
 from mamf.regime_names import BURST
@@ -83,16 +82,17 @@ def working_kernels(
     backend: Backend, problem: MatmulProblem, names: Sequence[str] | None = None, is_quick: bool = False
 ) -> list[MatmulKernel]:
     """The kernels of a search, as ``kernels_for`` chooses them. Where none is named, those before the first that works
-    are left out with a warning. A quick search has the time for one: the kernel by which such devices reached clearly
-    more, or else the default. Raises as ``kernels_for`` does, and DeviceError where no product works; one that refuses
-    the problem is left for a row to say.
+    are left out with a warning, and in a quick search those that such cards have shown to be slower.
+
+    Raises as ``kernels_for`` does, and DeviceError where no product works; one that refuses the problem is left for a
+    row to say.
     """
     if names is not None:
         return kernels_for(backend, problem, names)
     kernels, faults = kernels_for(backend, problem), list[MamfError]()
-    default = kernels[0]
     if is_quick:
-        kernels = [*_contributed_winner(backend, problem), *kernels]
+        kernels = _contenders(kernels, backend, problem)
+    default = kernels[0]
     while kernels:
         try:
             probe_flops(kernels[0], problem, backend, SMALLEST_PROBE)
@@ -102,18 +102,21 @@ def working_kernels(
             continue
         for each in faults:
             warnings.warn(f"{each}; it is skipped", PluginWarning, stacklevel=2)
-        return kernels[:1] if is_quick else kernels
+        return kernels
     if isinstance(faults[0], UnsupportedError):
         return [default]
     raise faults[0]
 
 
-def _contributed_winner(backend: Backend, problem: MatmulProblem) -> Iterator[MatmulKernel]:
-    """The kernel by which such devices reached more in burst than by the default one, if it can be used here."""
-    for ceiling in contributed_by(backend.info.name, backend.info.compute_units, label_dtype(problem)):
-        with suppress(MamfError):
-            if ceiling.kernel and ceiling.regime == BURST:
-                yield from kernels_for(backend, problem, [installed_kernel(ceiling.kernel).name])
+def _contenders(kernels: Sequence[MatmulKernel], backend: Backend, problem: MatmulProblem) -> list[MatmulKernel]:
+    """The kernels that a quick search compares: all of them, unless one of them won a find of several kernels on such a
+    card. Then only the default, the winner, and those that take no time to compile.
+    """
+    known = contributed_by(backend.info.name, backend.info.compute_units, label_dtype(problem))
+    winners = {ceiling.kernel.partition("[")[0] for ceiling in known if ceiling.regime == BURST}
+    if not any(each.name in winners for each in kernels):
+        return list(kernels)
+    return [each for each in kernels if each is kernels[0] or each.name in winners or each.has_cheap_variants]
 
 
 def _launch_seconds(prepared: Prepared, backend: Backend) -> float:

@@ -10,7 +10,7 @@ from typing import Any
 
 from mamf.ceilings.ceiling import Ceiling
 from mamf.ceilings.contributed import place_among_known
-from mamf.ceilings.share import label_dtype
+from mamf.ceilings.share import MAX_SHARE, label_dtype
 from mamf.errors import UsageError
 from mamf.kinds.kind import View
 from mamf.kinds.registry import chart_of, kind_of, run_title
@@ -35,8 +35,8 @@ from mamf.report.imported import beside_chart, finder_document, shown_run
 from mamf.report.own_ceilings import ceiling_title, described_title, share_of
 from mamf.report.page import Command, Fact, Part, Section
 from mamf.report.rows import ranked
-from mamf.report.shares import Shares
-from mamf.report.text import end_line, interval_cell, machine_line, percent, scaled_unit, significant
+from mamf.report.shares import WRONG_CEILING, Shares
+from mamf.report.text import UNKNOWN, end_line, interval_cell, machine_line, percent, scaled_unit, significant
 
 #: The most figures in large type, and the most rows that a page lists of one table.
 _MOST_FACTS, _MOST_ROWS = 6, 500
@@ -140,13 +140,19 @@ def _facts_of_profile(profile: Profile) -> list[Fact]:
     is_timed, steps = profile.unprofiled_step_seconds is not None, profile.steps or 1
     took = milliseconds(profile.unprofiled_step_seconds or profile.step_seconds)
     step = Fact("a step" if profile.steps else "all", took, "ms", [f"with{'out' if is_timed else ''} the profiler"])
-    share = [] if profile.mamfu is None else [Fact("MAMFU of a step", f"{100 * profile.mamfu:.1f}", "%")]
+    share = [_share_fact(profile.mamfu)] if profile.mamfu else []
     costs = [
         Fact(row.name, f"{100 * row.share:.1f}", "%", [f"{milliseconds(row.visible / steps)} ms"])
         for row in profile.classes
         if row.name in (IDLE, COMMUNICATION)
     ]
     return [step, *share, *costs]
+
+
+def _share_fact(share: float) -> Fact:
+    if share > MAX_SHARE:
+        return Fact("MAMFU of a step", UNKNOWN, notes=[WRONG_CEILING])
+    return Fact("MAMFU of a step", f"{100 * share:.1f}", "%")
 
 
 def source_of_log(log: RunLog) -> Source:
@@ -220,11 +226,11 @@ def _of_ceiling(ceiling: Ceiling, header: Mapping[str, Any]) -> Figure:
 def _of_row(row: Measurement, label: str, shares: Shares) -> Figure:
     interval = row.rate_interval
     unit, factor = scaled_unit(row.work.unit, [row.best_rate])
-    mamfu, of_peak = shares.mamfu(row), shares.of_peak(row)
+    of_peak = shares.of_peak(row)
     is_median = row.best_by == row.figure
     notes = [
         f"{interval_cell(interval, factor)} {unit} (95 % repeat interval)" if is_median else f"by {row.best_by}",
-        f"{percent(mamfu)} % of the ceiling (MAMFU)" if mamfu else "",
+        shares.mamfu_text(row),
         f"{percent(of_peak)} % of the datasheet" if of_peak else "",
         f"at {row.shape} by {row.kernel}",
     ]

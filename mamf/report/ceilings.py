@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from mamf.ceilings.ceiling import CHOOSE, Ceiling, group_rounds, median_rate, why_hopeless
+from mamf.ceilings.ceiling import CHOOSE, Ceiling, fell_behind, group_rounds, median_rate, why_hopeless
 from mamf.logs.recording import End
 from mamf.logs.records import significant_digits
 from mamf.measurement import TERA, Measurement
@@ -52,7 +52,7 @@ def notes(ceiling: Ceiling, rows: Iterable[Measurement], header: Mapping[str, An
     counts = (counted(count, _PHASES.get(phase, phase or "other row")) for phase, count in phases.items())
     throttled = ", ".join(ceiling.conditions.throttle_reasons)
     lines = [
-        f"{ceiling.regime}: {_interval_note(ceiling)}",
+        f"{ceiling.regime}: {_interval_note(ceiling, rows)}",
         f"    tied with {shown}" if tied else "",
         "" if gain is None else f"    {ceiling.kernel} gains {100 * gain:+.1f} % over the default kernel there",
         *_default_note(ceiling, rows),
@@ -74,7 +74,9 @@ def _default_note(ceiling: Ceiling, rows: Sequence[Measurement]) -> list[str]:
     return [f"    the default kernel, {default}, reaches {rate_text(rates[best], ceiling.unit)} at best, @ {best}"]
 
 
-def _interval_note(ceiling: Ceiling) -> str:
+def _interval_note(ceiling: Ceiling, rows: Iterable[Measurement]) -> str:
+    if fell_behind(ceiling, rows):
+        return "interval unknown: this shape was faster earlier in the run, so the device was busy later; find it again"
     coverage, known = f"{100 * ceiling.interval.coverage:.0f} %", ceiling.repeatability
     if known is None:
         return f"the interval covers the median of {ceiling.rounds} rounds with {coverage}"

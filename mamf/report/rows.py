@@ -22,7 +22,6 @@ from mamf.report.text import (
     counted,
     interval_cell,
     label_kernel,
-    percent,
     plain,
     rate_name,
     rate_text,
@@ -261,10 +260,10 @@ def best_lines(rows: Sequence[Measurement], shares: Shares) -> Iterator[str]:
     best, *_ = measured = [row for row in rows if row.ok]
     rate = rate_text(best.best_rate, best.work.unit)
     yield f"best {group_title(best)}: {rate} ({best.best_by}) @ {best.shape} by {best.kernel}, {interval_text(best)}"
-    conditions, share = best.conditions, shares.mamfu(best)
+    conditions = best.conditions
     details = [
         shares.peak_text(best),
-        "" if share is None else f"{percent(share)} % of the ceiling (MAMFU)",
+        shares.mamfu_text(best),
         f"{whole(in_mhz(conditions.clock_hz))} MHz" if conditions.clock_hz else "",
         f"{whole(conditions.watts)} W" if conditions.watts else "",
         f"{whole(conditions.celsius)} C" if conditions.celsius else "",

@@ -8,6 +8,7 @@ from typing import Any
 
 from mamf.ceilings.roof import NEAR, RoofPoint, Roofs, make_roof_point
 from mamf.ceilings.share import (
+    MAX_SHARE,
     STATE_TOLERANCE,
     Ceilings,
     KnownCeiling,
@@ -25,6 +26,8 @@ from mamf.peaks import find_peak
 from mamf.report.document import Column
 from mamf.report.own_ceilings import share_of
 from mamf.report.text import percent, rate_name, rate_text
+
+WRONG_CEILING = f"above {100 * MAX_SHARE:.0f} % of the ceiling, so the ceiling is wrong: measure it again"
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,13 @@ class Shares:
             return None
         share = mamfu(row, self.ceilings)
         return known_share(row, self.known) if share is None else share
+
+    def mamfu_text(self, row: Measurement) -> str:
+        """The same in words. The products of another dtype may be far above the ceiling of the row's dtype."""
+        share = self.mamfu(row)
+        if share is not None and "product_dtypes" in row.details:
+            return f"{percent(share)} % of the {row.problem.dtype} ceiling"
+        return share_text(share)
 
     def ceiling_tflops(self, row: Measurement) -> float | None:
         key = row.problem.dtype, row.regime
@@ -130,6 +140,13 @@ class Shares:
             return ""
         share = percent(row.best_rate * TERA / peak.flops)
         return f"{share} % of {peak.flops / TERA:g}, the dense {peak.dtype} peak of {peak.origin}"
+
+
+def share_text(share: float | None) -> str:
+    """A share of a ceiling in the answer of a report. Above MAX_SHARE it says instead that the ceiling is wrong."""
+    if share is None:
+        return ""
+    return f"{percent(share)} % of the ceiling (MAMFU)" if share <= MAX_SHARE else WRONG_CEILING
 
 
 def known_ceiling_lines(known: Iterable[KnownCeiling]) -> list[str]:

@@ -1,6 +1,7 @@
 """Report pages: what each kind of log shows, and that a hostile log stays text."""
 
 import base64
+import dataclasses
 import hashlib
 import html.parser
 import json
@@ -18,6 +19,8 @@ from mamf.errors import UsageError
 from mamf.logs.legacy import read_legacy_or_none
 from mamf.logs.run_log import read_run_log
 from mamf.pages.report import report_of
+from mamf.pages.sources import source_of_log
+from mamf.report.document import Answer
 from mamf.report.imported import beside_chart, shown_log, shown_run
 from mamf.report.page import Page, Section, _environment, render_page, safe_address
 
@@ -52,6 +55,19 @@ class Parsed(html.parser.HTMLParser):
     def handle_endtag(self, tag):
         if not self.stack or self.stack.pop() != tag:
             self.errors.append(tag)
+
+
+@pytest.mark.parametrize(("times", "is_credible"), [(1.0, True), (0.2, False)])
+def test_a_share_that_no_card_can_reach_is_not_in_large_type(times, is_credible):
+    log = read_run_log(H200 / "attention-bfloat16-fwd-bwd-burst-20261122-221110.jsonl")
+    log.all_ceilings = {
+        key: dataclasses.replace(ceiling, rate=times * ceiling.rate) for key, ceiling in log.all_ceilings.items()
+    }
+    source = source_of_log(log)
+    answer = [text for block in source.document.blocks if isinstance(block, Answer) for text in block.texts]
+    for texts in ([note for figure in source.figures for note in figure.notes], answer):
+        assert any("% of the ceiling (MAMFU)" in text for text in texts) == is_credible
+        assert any("so the ceiling is wrong" in text for text in texts) != is_credible
 
 
 def kind_logs():

@@ -30,7 +30,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--quick",
         action=argparse.BooleanOptionalAction,
         default=None,
-        help="both ceilings in 15s, in fewer rounds, with one kernel: the one that won on such devices, or the default",
+        help="both ceilings in 15s, in fewer rounds, with the kernel that is fastest in a short trial",
     )
     add(search, "--precision")
     add_device_options(parser)

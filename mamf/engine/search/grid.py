@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mamf.backend import Backend, DeviceInfo
 from mamf.ceilings.contributed import contributed_by
@@ -41,10 +41,18 @@ def _found_here(info: DeviceInfo, problem: MatmulProblem, regime: str) -> list[M
 
 
 _STEPS = 20
+#: Longer sizes of K, as multiples of the longest M: C of one wave of tiles may be fastest there.
+_LONGER = (1.2, 1.6, 2.0, 2.4, 3.2)
 _LARGEST_STEP = 1024
+#: A short K, many waves, the elements of a tile that libraries commonly use, and compute units where unknown.
+_SHORT_K, _MANY_WAVES, _TILE, _COMPUTE_UNITS = 1536, 8, 128 * 256, 128
 _SHARE_OF_MEMORY = 0.6
 _SUSTAINED_SETS = 3
 _QUICK_SCOUTS, _QUICK_REFINEMENTS = 40, 48
+#: What a quick search takes longer for each kernel that compiles.
+_COMPILING_SECONDS = 4.0
+#: The largest shape of a quick search, as a share of the largest of a thorough one: a large one takes the time of ten.
+_QUICK_SHARE = 0.25
 
 
 def grid_for(backend: Backend, problem: MatmulProblem, flops: float, budget_seconds: float, scouts: int) -> MatmulGrid:
@@ -62,7 +70,13 @@ def grid_for(backend: Backend, problem: MatmulProblem, flops: float, budget_seco
         side = min(side, (free * _SHARE_OF_MEMORY / _SUSTAINED_SETS / 3 / itemsize) ** 0.5)
     step = min(_LARGEST_STEP, max(64, int(side / _STEPS) // 64 * 64))
     sizes = tuple(step * count for count in range(1, _STEPS + 1))
-    return MatmulGrid(sizes, sizes, sizes, most_flop)
+    longer = (step * round(_STEPS * times) for times in _LONGER)
+    return MatmulGrid(sizes, sizes, (*sizes, *longer), most_flop)
+
+
+def shapes_of(grid: MatmulGrid) -> list[MatmulShape]:
+    """The shapes of a grid for which there is memory."""
+    return [shape for shape in grid.shapes() if fits(grid, shape)]
 
 
 @dataclass(frozen=True)
@@ -102,10 +116,10 @@ THOROUGH = Pace(
     chosen=0.51,
 )
 QUICK = Pace(
-    scout=0.13,
-    refine=0.23,
-    choose=0.28,
-    burst=0.36,
+    scout=0.15,
+    refine=0.205,
+    choose=0.245,
+    burst=0.295,
     burst_rounds=Rounds(choose=4, confirm=12),
     candidates=5,
     # The best of burst lie within 0.2 % of one another in sustained: time is better spent on whole swings.
@@ -136,13 +150,17 @@ def plan_for(
     """
     kernels = working_kernels(backend, problem, names, is_quick)
     if budget_seconds is None:
-        budget_seconds = QUICK_BUDGET_SECONDS if is_quick else DEFAULT_BUDGET_SECONDS
+        compiling = sum(not kernel.has_cheap_variants for kernel in kernels[1:])
+        quick = QUICK_BUDGET_SECONDS + _COMPILING_SECONDS * compiling
+        budget_seconds = quick if is_quick else DEFAULT_BUDGET_SECONDS
     scouts = scouts or (_QUICK_SCOUTS if is_quick else SearchPlan.scouts)
     require_seconds("budget_seconds", budget_seconds)
     refinements = _QUICK_REFINEMENTS if is_quick else SearchPlan.refinements
     try:
         flops = probe_flops(kernels[0], problem, backend)
         grid = grid_for(backend, problem, flops, budget_seconds, scouts)
+        if is_quick:
+            grid = replace(grid, most_flop=_QUICK_SHARE * grid.most_flop)
     except UnsupportedError:  # a row will say why
         grid, scouts, refinements = MatmulGrid(*((SMALLEST_PROBE,),) * 3), 1, 0
     if not grid.accepts(MatmulShape(grid.m[0], grid.n[0], grid.k[0])):
@@ -164,11 +182,20 @@ def plan_for(
 
 
 def fits(grid: MatmulGrid, shape: MatmulShape) -> bool:
-    """Whether a shape lies within the grid's bounds, on one of its steps or between them."""
-    within = all(
-        size <= max(axis) for size, axis in zip((shape.m, shape.n, shape.k), (grid.m, grid.n, grid.k), strict=True)
-    )
-    return within and shape.flop <= grid.most_flop
+    """Whether a shape lies within the grid's bounds, on one of its steps or between them. No operand is larger than the
+    square of the largest M or N, for which the device has memory: at a long K outputs are small.
+    """
+    widest = max(*grid.m, *grid.n)
+    within = shape.m <= max(grid.m) and shape.n <= max(grid.n) and shape.k <= max(grid.k)
+    return within and grid.accepts(shape) and shape.k * max(shape.m, shape.n) <= widest**2
+
+
+def short_and_wide(shapes: Iterable[MatmulShape], compute_units: int | None) -> list[MatmulShape]:
+    """The shapes of short K whose C takes many waves of tiles: the best may be among them, but they are few, so that
+    random shapes may miss them.
+    """
+    least = _MANY_WAVES * _TILE * (compute_units or _COMPUTE_UNITS)
+    return [shape for shape in shapes if shape.k <= _SHORT_K and shape.m * shape.n >= least]
 
 
 def refinement_steps(grid: MatmulGrid) -> list[int]:
@@ -178,14 +205,16 @@ def refinement_steps(grid: MatmulGrid) -> list[int]:
 
 
 def along_k(grid: MatmulGrid) -> list[int]:
-    """Long reductions: the longest of the grid, and nine tenths of it."""
-    return list(dict.fromkeys(grid.k[len(grid.k) * tenths // 10 - 1] for tenths in (10, 9)))
+    """Long reductions: as long as the largest M, and the middle of those that are longer."""
+    longer = [k for k in grid.k if k >= max(grid.m)] or [max(grid.k)]
+    return list(dict.fromkeys((longer[0], longer[(len(longer) - 1) // 2])))
 
 
-def anywhere(grid: MatmulGrid, step: int, count: int, chooser: random.Random) -> list[MatmulShape]:
-    """A shape for every pair of M and N in multiples of ``step``, or for ``count`` of the pairs; K is random and long.
-
-    Waves depend on M and N alone, and a long K hides a kernel's start.
+def anywhere(
+    leaders: Sequence[MatmulShape], step: int, grid: MatmulGrid, count: int, chooser: random.Random
+) -> list[MatmulShape]:
+    """A shape for every pair of M and N in multiples of ``step``, or for ``count`` of the pairs. How full the waves are
+    depends on M and N alone; K is about as long as that of a leader.
     """
     sizes = range(step, max(*grid.m, *grid.n) + 1, step)
     pairs = list(itertools.combinations_with_replacement(sizes, 2))
@@ -194,20 +223,21 @@ def anywhere(grid: MatmulGrid, step: int, count: int, chooser: random.Random) ->
     found = []
     for pair in pairs:
         m, n = chooser.sample(pair, 2)
-        longest = min(max(grid.k), grid.most_flop / (2 * m * n))
-        k = int(longest * chooser.uniform(0.5, 1.0)) // step * step
-        if k >= step:
-            found.append(MatmulShape(m, n, k))
-    return found
+        k = round(chooser.choice(leaders).k * chooser.uniform(0.75, 1.25)) // step * step
+        found.append(MatmulShape(m, n, max(k, step)))
+    return [shape for shape in found if fits(grid, shape)]
 
 
 def around(leaders: Iterable[MatmulShape], step: int, grid: MatmulGrid, reach: int) -> list[MatmulShape]:
-    """Shapes up to ``reach`` steps from the leaders in M and N, and half of that in K, within the grid's bounds."""
+    """Shapes up to ``reach`` steps from the leaders in M and N and half of that in K, and the leaders with every K of
+    the grid; within its bounds.
+    """
     found: dict[MatmulShape, None] = {}
     for leader in leaders:
-        axes = []
-        for size, bounds, far in ((leader.m, grid.m, reach), (leader.n, grid.n, reach), (leader.k, grid.k, reach // 2)):
-            sizes = (size + offset * step for offset in range(-far, far + 1))
-            axes.append([each for each in sizes if 16 <= each <= max(bounds)])
-        found |= dict.fromkeys(MatmulGrid(axes[0], axes[1], axes[2], grid.most_flop).shapes())
-    return list(found)
+        near = [
+            [size + offset * step for offset in range(-far, far + 1) if size + offset * step >= 16]
+            for size, far in ((leader.m, reach), (leader.n, reach), (leader.k, reach // 2))
+        ]
+        found |= dict.fromkeys(itertools.starmap(MatmulShape, itertools.product(*near)))
+        found |= dict.fromkeys(MatmulShape(leader.m, leader.n, k) for k in grid.k)
+    return [shape for shape in found if fits(grid, shape)]

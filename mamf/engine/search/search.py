@@ -205,14 +205,6 @@ class Search:
             best.setdefault(candidate[0], candidate)
         return list(best.values())[:count]
 
-    def promising(self, count: int, accept: Callable[[MatmulShape], bool]) -> list[Candidate]:
-        """Candidates, measured or not, of the highest predicted figure among the shapes accepted, best first."""
-        if not self._surrogate.is_fitted:
-            return []
-        order = np.argsort(-self._surrogate.mean)
-        best_first = (self._candidates[row] for row in order if not self._hopeless[row])
-        return list(itertools.islice((each for each in best_first if accept(each[0])), count))
-
     def result(self) -> SearchResult:
         """Of one kernel. Raises ValueError when no shape could be measured."""
         leaders = self.leaders(1)

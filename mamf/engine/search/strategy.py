@@ -2,7 +2,7 @@
 
 Burst: scouts on a coarse grid, finer steps around the leaders, then rounds interleaved over the candidates. Shapes and
 kernels are chosen together, within one budget: a kernel may be best where the library's default is not. Sustained:
-candidates from burst and fat shapes, short visits ranked by energy per FLOP (at its power limit a device is as fast as
+candidates from burst, short visits ranked by energy per FLOP (at its power limit a device is as fast as
 it is frugal), then rounds of visits. Some rounds choose, fresh ones confirm: what chose a candidate never confirms it.
 """
 
@@ -17,7 +17,16 @@ from mamf.ceilings.ceiling import CHOOSE, FEWEST_ROUNDS, Candidate, rank_candida
 from mamf.ceilings.search_plan import SearchPlan
 from mamf.engine.regimes import Burst, Regime, StoppingRule, Sustained
 from mamf.engine.runner import Runner, Step, Steps
-from mamf.engine.search.grid import along_k, anywhere, around, pace_of, refinement_steps
+from mamf.engine.search.grid import (
+    along_k,
+    anywhere,
+    around,
+    fits,
+    pace_of,
+    refinement_steps,
+    shapes_of,
+    short_and_wide,
+)
 from mamf.engine.search.rounds import (
     Answering,
     Confirmation,
@@ -40,20 +49,27 @@ class FindStrategy:
     #: Of a visit of sustained that chooses.
     visit_seconds: ClassVar[float] = 1.0
     sustained_candidates: ClassVar[int] = 3
-    fat_candidates: ClassVar[int] = 1
+    #: Shapes of short K and many waves to begin with.
+    short_shapes: ClassVar[int] = 2
     #: Shapes of a finer step that a refinement considers beside the leaders' neighbours.
     fine_shapes: ClassVar[int] = 5000
     #: Finer steps from a leader to its farthest neighbour in M and N.
     reach: ClassVar[int] = 4
     sustained_finalists: ClassVar[int] = 2
     algorithm_shapes: ClassVar[int] = 3
-    #: How much faster than a kernel's first algorithm another must be to stand for it in the search.
+    #: Shapes on which kernels are compared before they join the search.
+    trial_shapes: ClassVar[int] = 2
+    #: How much faster than a kernel's first algorithm another must be to stand for it in the search; and in a quick
+    #: one, how much faster than the default another kernel must be to take part.
     clearly: ClassVar[float] = 0.005
-    #: Algorithms of a kernel, the likeliest first, that a quick search has the time to compile.
+    #: Algorithms of a kernel that compiles them, the likeliest first, that a quick search has the time for.
     quick_algorithms: ClassVar[int] = 2
 
     def __init__(self, plan: SearchPlan, kernels: Sequence[MatmulKernel], run: Runner) -> None:
-        self.plan, self.kernels, self.run, self.backend = plan, kernels, run, run.backend
+        self.plan, self.run, self.backend = plan, run, run.backend
+        self._default = kernels[0].name
+        #: Those with algorithms to rank: the default has only one, unless all of them are cheap.
+        self._ranked = [*kernels[1:], *(kernel for kernel in kernels[:1] if kernel.has_cheap_variants)]
         self.pace = pace_of(plan)
         self._chooser = random.Random(plan.problem.seed)
         self._by_name = {kernel.name: kernel for kernel in kernels}
@@ -63,6 +79,8 @@ class FindStrategy:
         )
         self._scouted: list[Measurement] = []
         self._algorithms: list[Measurement] = []
+        #: Of the algorithms of each kernel that were tried.
+        self._names: dict[str, set[str]] = {}
         self._compiled = 0.0
 
     def _until(self, share: float) -> float:
@@ -86,32 +104,35 @@ class FindStrategy:
     # -- burst -------------------------------------------------------------------------------------------------------
 
     def _burst(self, seen: list[Measurement]) -> Steps:
-        problem = self.plan.problem
-        self.run.reserve(problem, (problem.buffers(shape) for shape in self.plan.grid.shapes()))
+        problem, shapes = self.plan.problem, shapes_of(self.plan.grid)
+        self.run.reserve(problem, (problem.buffers(shape) for shape in shapes))
         regime = self.run.start(Burst(self.backend))
+        units = self.backend.info.compute_units
+        short = short_and_wide(shapes, units)
+        first = [*self.plan.priors, *self._chooser.sample(short, min(self.short_shapes, len(short)))]
         search = Search(
-            self.plan.grid.shapes(),
-            self.kernels[0].name,
-            compute_units=self.backend.info.compute_units,
+            shapes,
+            self._default,
+            compute_units=units,
             seed=problem.seed,
-            first=self.plan.priors,
+            first=first,
         )
         self.run.on_phase("burst: scouting")
         seconds = self.pace.scout * self.plan.budget_seconds / self.plan.scouts
         rule = StoppingRule(max(self.plan.precision, 0.005), min(seconds, 1.0))
-        if len(self.kernels) > 1:
-            first = min(self.plan.scouts, FIRST_SHAPES + len(self.plan.priors))
-            yield from self._search(search, regime, "scout", first, self._until(self.pace.scout), rule)
-            yield from self._add_kernels(search, regime, rule)
+        if self._ranked:
+            count = min(self.plan.scouts, FIRST_SHAPES + len(first))
+            yield from self._search(search, regime, "scout", count, self._until(self.pace.scout), rule)
+            yield from self._join(search, regime, rule, self._ranked)
         yield from self._search(search, regime, "scout", self.plan.scouts, self._until(self.pace.scout), rule)
-        self._fat = search.promising(self.fat_candidates, self._is_fat)
+        yield from self._join(search, regime, rule, [each for each in self._ranked if each.has_cheap_variants])
         self.run.on_phase("burst: refining")
         steps = refinement_steps(self.plan.grid)
         for number, step in enumerate(steps, start=1):
-            leaders = search.leaders(self.pace.candidates)
-            near = around((shape for shape, _ in leaders), step, self.plan.grid, self.reach)
+            best = [shape for shape, _ in search.leaders(self.pace.candidates)] or shapes[:1]
+            near = around(best, step, self.plan.grid, self.reach)
             # The best may be far from all leaders: a size of no multiple of the coarse step can fill waves exactly.
-            search.consider([*near, *anywhere(self.plan.grid, step, self.fine_shapes, self._chooser)])
+            search.consider([*near, *anywhere(best, step, self.plan.grid, self.fine_shapes, self._chooser)])
             share = self.pace.scout + (self.pace.refine - self.pace.scout) * number / len(steps)
             most = len(search.measured) + self.plan.refinements // len(steps)
             yield from self._search(search, regime, "refine", most, self._until(share), rule)
@@ -121,10 +142,10 @@ class FindStrategy:
         candidates = list(dict.fromkeys((*kinds, *leaders)))[: self.pace.candidates]
         self.run.on_phase("burst: choosing algorithms")
         shapes = list(dict.fromkeys(shape for shape, _ in candidates[: self.algorithm_shapes]))
-        yield from self._try_algorithms(regime, shapes, rule)
+        yield from self._try_algorithms(regime, shapes, rule, self._ranked)
         candidates += best_by_shape(row for row in self._algorithms if row.shape in shapes)
         measured = [*self._scouted, *self._algorithms]
-        candidates += of_the_default(candidates, measured, self.kernels[0].name)
+        candidates += of_the_default(candidates, measured, self._default)
         confirming = yield from self._rounds(
             regime, list(dict.fromkeys(candidates)), self.pace.burst_rounds, self.pace.choose, self.pace.burst
         )
@@ -144,38 +165,61 @@ class FindStrategy:
             search.record((row.shape, row.kernel), row.best_rate if row.ok else float("nan"))
             self._scouted.append(row)
 
-    def _add_kernels(self, search: Search, regime: Regime, rule: StoppingRule) -> Steps:
-        """Every other kernel joins the search, by the algorithm that is best on the leader's shape."""
-        for shape, _ in search.leaders(1):
-            for kernel in self.kernels[1:]:
-                begun = len(self._algorithms)
-                yield from self._try_algorithms(regime, [shape], rule, [kernel])
-                if tried := [row for row in self._algorithms[begun:] if row.ok]:
-                    chosen = max(tried, key=lambda row: row.best_rate)
-                    if chosen.best_rate < (1 + self.clearly) * tried[0].best_rate:
-                        chosen = tried[0]
-                    search.add_kernel(chosen.kernel)
-                    search.record((shape, chosen.kernel), chosen.best_rate)
+    def _join(self, search: Search, regime: Regime, rule: StoppingRule, kernels: Sequence[MatmulKernel]) -> Steps:
+        """Compare kernels on the best shapes so far. They join the search by the algorithms that were best there, or by
+        one where algorithms compile. A quick search continues with the best kernel only.
+        """
+        if not kernels:
+            return
+        shapes = [shape for shape, _ in best_of_their_kind(self._scouted)[: self.trial_shapes]]
+        yield from self._try_algorithms(regime, shapes, rule, kernels)
+        tried = [row for row in self._algorithms if row.ok and row.shape in shapes]
+        if self.plan.is_quick:
+            self._ranked = kernels = self._best_kernel(tried, shapes)
+        for kernel in kernels:
+            best = self._best_algorithms(kernel, tried)
+            for name in best if kernel.has_cheap_variants else best[:1]:
+                if name not in search.kernels:
+                    search.add_kernel(name)
+        for row in tried:
+            if row.kernel in search.kernels and (row.shape, row.kernel) not in search.measured:
+                search.record((row.shape, row.kernel), row.best_rate)
+
+    def _best_kernel(self, tried: Sequence[Measurement], shapes: Sequence[MatmulShape]) -> list[MatmulKernel]:
+        """The kernel that is fastest on one of these shapes; none if the default is as fast."""
+        default = (row for row in self._scouted if row.ok and row.kernel == self._default and row.shape in shapes)
+        to_beat = (1 + self.clearly) * max((row.best_rate for row in default), default=0.0)
+        best = max(tried, key=lambda row: row.best_rate, default=None)
+        if best is None or best.best_rate < to_beat:
+            return []
+        return [kernel for kernel in self._ranked if best.kernel in self._names[kernel.name]]
+
+    def _best_algorithms(self, kernel: MatmulKernel, tried: Sequence[Measurement]) -> list[str]:
+        """A kernel's best algorithm on each shape, fastest first; its first one unless another is clearly faster."""
+        best: list[Measurement] = []
+        for shape in dict.fromkeys(row.shape for row in tried):
+            if rows := [row for row in tried if row.shape == shape and row.kernel in self._names[kernel.name]]:
+                fastest = max(rows, key=lambda row: row.best_rate)
+                best.append(fastest if fastest.best_rate >= (1 + self.clearly) * rows[0].best_rate else rows[0])
+        return list(dict.fromkeys(row.kernel for row in sorted(best, key=lambda row: row.best_rate, reverse=True)))
 
     def _try_algorithms(
-        self,
-        regime: Regime,
-        shapes: Iterable[MatmulShape],
-        rule: StoppingRule,
-        kernels: Sequence[MatmulKernel] | None = None,
+        self, regime: Regime, shapes: Iterable[MatmulShape], rule: StoppingRule, kernels: Sequence[MatmulKernel]
     ) -> Steps:
-        """Every other kernel, or these, in each of its algorithms, on these shapes."""
+        """Each of these kernels, in each of its algorithms, on these shapes."""
         begun = self.run.now()
-        yield from self._every_algorithm(regime, shapes, rule, self.kernels[1:] if kernels is None else kernels)
+        yield from self._every_algorithm(regime, shapes, rule, kernels)
         self._compiled += self.run.now() - begun
 
     def _every_algorithm(
         self, regime: Regime, shapes: Iterable[MatmulShape], rule: StoppingRule, kernels: Sequence[MatmulKernel]
     ) -> Steps:
         for kernel in kernels:
+            names = self._names.setdefault(kernel.name, set())
             for shape in shapes:
                 for variant in self._variants(kernel, shape):
                     self._by_name[variant.name] = variant
+                    names.add(variant.name)
                     if any((row.shape, row.kernel) == (shape, variant.name) for row in self._algorithms):
                         continue
                     if not self.run.has_next_step(regime, ALGORITHM, self._deadline):
@@ -188,7 +232,8 @@ class FindStrategy:
     def _variants(self, kernel: MatmulKernel, shape: MatmulShape) -> Sequence[MatmulKernel]:
         try:
             found = kernel.variants(self.backend, self.plan.problem, shape)
-            return found[: self.quick_algorithms] if self.plan.is_quick else found
+            compiles = self.plan.is_quick and not kernel.has_cheap_variants
+            return found[: self.quick_algorithms] if compiles else found
         except Exception:  # the library's own trouble with a shape: measuring the kernel will say what it is
             return (kernel,)
 
@@ -219,9 +264,10 @@ class FindStrategy:
         self, regime: Regime, burst: Sequence[Measurement]
     ) -> Generator[Step | Measurement, Measurement | None, list[Candidate]]:
         """The best by short visits."""
-        candidates = list(dict.fromkeys((*best_of_their_kind(burst)[: self.sustained_candidates], *self._fat)))
-        longest = [replace(shape, k=max(self.plan.grid.k)) for shape, _ in candidates[: self.sustained_candidates]]
-        self._start(regime, [*longest, *(shape for shape, _ in candidates)])
+        candidates = best_of_their_kind(burst)[: self.sustained_candidates]
+        shapes = [shape for shape, _ in candidates]
+        longer = [replace(shape, k=k) for shape in shapes for k in along_k(self.plan.grid)]
+        self._start(regime, [*shapes, *(shape for shape in longer if fits(self.plan.grid, shape))])
         self.run.on_phase("sustained: soaking, then visiting")
         rule, until = StoppingRule(self.plan.precision, self.visit_seconds), self._until(self.pace.visit)
         visits: list[Measurement] = []
@@ -234,7 +280,7 @@ class FindStrategy:
                 break
             visits.append(row)
         finalists = frugal_and_fast(visits, self.sustained_finalists)
-        return list(dict.fromkeys((*finalists, *of_the_default(finalists[:1], (), self.kernels[0].name))))
+        return list(dict.fromkeys((*finalists, *of_the_default(finalists[:1], (), self._default))))
 
     def _visited(self, candidates: Sequence[Candidate], visits: Sequence[Measurement]) -> Iterator[Candidate]:
         """The candidates, then the best of them with M and N exchanged and at other lengths of K: ties in burst, but
@@ -244,12 +290,8 @@ class FindStrategy:
         for shape, kernel in frugal_and_fast(visits, 1):
             exchanged = MatmulShape(shape.n, shape.m, shape.k)
             for other in (exchanged, *(replace(shape, k=k) for k in along_k(self.plan.grid))):
-                if self.plan.grid.accepts(other) and (other, kernel) not in candidates:
+                if fits(self.plan.grid, other) and (other, kernel) not in candidates:
                     yield other, kernel
-
-    def _is_fat(self, shape: MatmulShape) -> bool:
-        """Large in every dimension: such shapes do most work per byte, and so per joule."""
-        return min(shape.m, shape.n, shape.k) >= 0.35 * max(self.plan.grid.m)
 
     def _rounds(
         self, regime: Regime, candidates: Sequence[Candidate], most: Rounds, chosen_by: float, confirmed_by: float

@@ -77,7 +77,7 @@ class Watch:
             if IN_FLIGHT in event.said:
                 self.in_flight[rank] = event.said[IN_FLIGHT]
             if event.said.get(FAILURE) and rank in self.running:
-                self.failures[rank] = str(event.said[FAILURE])
+                self.failures.setdefault(rank, str(event.said[FAILURE]))
         elif rank in self.running:
             self.running.discard(rank)
             row = self.in_flight[rank] = why_ended(self.in_flight.get(rank), event.code)

@@ -23,8 +23,7 @@ from mamf.logs.records import ceiling_record
 from mamf.logs.run_log import RunLog, read_run_log
 from mamf.logs.writer import RunLogWriter
 from mamf.measurement import Measurement
-from mamf.node.figures import Place
-from mamf.node.gathering import ALONE, TOGETHER, VERIFIED, has_begun
+from mamf.node.logs import ALONE, TOGETHER, VERIFIED, has_begun, log_path
 from mamf.operations.bandwidth.shapes import BandwidthShape
 from mamf.operations.collective.operation import COLLECTIVES
 from mamf.operations.copies.operation import CopyShape
@@ -62,27 +61,26 @@ _OF_HOSTS = Sizes(MatmulShape(256, 256, 256), BandwidthShape(64 * MIB), CopyShap
 
 @dataclass
 class DeviceRun:
-    """One rank's device. ``agree``: makes a decision common to all ranks. Raises MamfError if the
-    device cannot continue.
+    """One device of a node. ``devices``: how many measure together. ``agree``: makes a decision common to all of them.
+    Raises MamfError if the device cannot continue.
     """
 
     backend: Backend
-    place: Place
     folder: Path
-    ranks: int = 1
+    devices: int = 1
     dtype: str | None = None
     kernels: Sequence[str] | None = None
     find_seconds: float | None = None
     verify_seconds: float | None = None
     on_progress: OnProgress = lambda text: None
     agree: Callable[[float], float] = lambda own: own
-    #: Returns when all ranks have called it.
+    #: Returns when all devices have called it.
     meet: Callable[[], None] = lambda: None
 
     def alone(self) -> None:
-        """Measure the parts that need no other rank."""
+        """Measure the parts that need no other device."""
         for part in (*ALONE, VERIFIED) if self.verify_seconds else ALONE:
-            path = self.place.log(self.folder, part)
+            path = log_path(self.folder, self.backend.index, part)
             log = read_run_log(path) if path.is_file() and has_begun(path) else None
             if log is None or log.tier != "complete":
                 self._part(part)
@@ -90,7 +88,7 @@ class DeviceRun:
                 self._require_own(log)
 
     def together(self) -> None:
-        """Measure the parts that all ranks run at the same time; always anew, since the ranks' logs may differ."""
+        """Measure the parts that all devices run at the same time; always anew, since their logs may differ."""
         for turn in range(_TURNS):
             if turn == self._turn:
                 self._part("peers")
@@ -102,12 +100,12 @@ class DeviceRun:
         """Copies of two neighbours in a ring hold each other back, unevenly: even devices copy, then odd ones, then the
         last of an odd number, whose neighbours are one of each.
         """
-        index, count = self.place.index, self.backend.device_count()
+        index, count = self.backend.index, self.backend.device_count()
         return 2 if count % 2 and index == count - 1 else index % 2
 
     def _part(self, part: str) -> None:
         self.on_progress(part)
-        path = self.place.log(self.folder, part)
+        path = log_path(self.folder, self.backend.index, part)
         try:
             if not has_begun(path):
                 path.unlink(missing_ok=True)
@@ -220,7 +218,7 @@ class DeviceRun:
         if part == "bandwidth":
             return [{"pattern": name} for name in ("copy", "read")]
         if part == "collective":
-            return [{"collective": name, "ranks": self.ranks} for name in COLLECTIVES]
+            return [{"collective": name, "ranks": self.devices} for name in COLLECTIVES]
         return [{"direction": name} for name in (("to_peer",) if part == "peers" else ("to_device", "to_host"))]
 
     def _phase(self, text: str) -> None:

@@ -1,6 +1,6 @@
 """How often the verdict of ``mamf node`` is wrong: false alarms and slow cards found, by the spread between cards.
 
-    python tools/node_rates.py                                   # the tables of docs/cluster.md: about 2 minutes
+    python tools/node_rates.py                                   # the tables of docs/cluster.md: about 4 minutes
     python tools/node_rates.py --picture docs/node-rates.png     # and both curves, for 4 and 8 cards
     python tools/node_rates.py --nodes 500 --cards 8
 

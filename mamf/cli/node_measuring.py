@@ -21,7 +21,6 @@ from mamf.engine.runner import crashes_of
 from mamf.engine.traits import fit_traits
 from mamf.errors import (
     LogChangedWarning,
-    LogMismatchError,
     RunLogWriteError,
     UnavailableError,
     UnsupportedError,
@@ -33,9 +32,10 @@ from mamf.node.children import ADDRESS, FAILURE, IN_FLIGHT, PHASE, WAITS, Childr
 from mamf.node.device import DeviceRun
 from mamf.node.devices import Device
 from mamf.node.group import agreed, group, launched, met, open_store
-from mamf.node.logs import UNMEASURABLE, UNWRITTEN, Run, is_complete, read_node
+from mamf.node.logs import UNMEASURABLE, UNWRITTEN, Run, read_node
 from mamf.node.worker import in_flight
 from mamf.operations.matmul.selection import kernel
+from mamf.plans import NODE_BUDGET_SECONDS
 from mamf.plugins.discovery import backend_class, first_backend, open_backend
 
 _HOST, _STORE_SECONDS = "127.0.0.1", 300.0
@@ -58,26 +58,17 @@ def choose_devices(options: argparse.Namespace) -> list[int]:
         if own.index > 0:
             return []
         options.output_folder /= f"node{own.node}"
-        options.resume = options.resume and options.resume / f"node{own.node}"
     count = backend_class(options.backend).device_count()
-    held = _held_devices(options.resume) if options.resume else []
     asked = [] if ALL in (options.devices or ()) else list(dict.fromkeys(options.devices or ()))
-    indices = asked or held or list(range(count))
-    if held and indices != held:
-        names = " ".join(map(str, held))
-        raise LogMismatchError(f"{options.resume} was measured by devices {names}: resume it without --devices")
+    indices = asked or list(range(count))
     if missing := [each for each in indices if each >= count]:
         raise UnavailableError(f"{options.backend} has no device {missing[0]}; it has {count}")
     return indices
 
 
-def _held_devices(folder: Path) -> list[int]:
-    return [device.index for device in read_node(folder)[1]]
-
-
 def measure_devices(options: argparse.Namespace, indices: list[int]) -> tuple[Path, Run, list[Device]]:
     """Measure in a process per device: the folder of their logs, how the run ended, and the devices."""
-    folder: Path = options.resume or _make_folder(options.output_folder)
+    folder = _make_folder(options.output_folder)
     run, watch = Run(indices), Watch(indices, options.patience)
     run.write(folder)
     with Interruption():
@@ -102,7 +93,7 @@ def _make_folder(folder: Path) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if any(folder.iterdir()):
-            raise UsageError(f"{folder} is not empty: name another --output-folder, or --resume it")
+            raise UsageError(f"{folder} is not empty: name another --output-folder")
     except OSError as error:
         raise UsageError(f"cannot write {folder}: {error.strerror}; name another --output-folder") from None
     return folder
@@ -119,9 +110,8 @@ def _watch_children(options: argparse.Namespace, folder: Path, run: Run, watch: 
         if watch.failures:
             missing = ", ".join(f"device {index}" for index in sorted(watch.failures))
             run.not_together = f"{missing} failed before"
-        is_done = store is None or run.not_together or all(is_complete(folder, index) for index in run.devices)
         for index in watch.running:
-            children.send(index, _END if is_done else _GO)
+            children.send(index, _END if store is None or run.not_together else _GO)
 
     environment = {**os.environ, "PYTHONUNBUFFERED": "1", LEADER: str(os.getpid())}
     names = {index: f"device {index}" for index in run.devices}
@@ -163,9 +153,8 @@ def _measure_device(options: argparse.Namespace) -> None:
     fit_traits(backend)
     crashes_of(backend).keep = lambda row: _send(IN_FLIGHT, in_flight(row)[IN_FLIGHT])
     _send(ADDRESS, backend.bus_address())
-    run = DeviceRun(
-        backend, options.output_folder, ranks, options.dtype, options.kernel, options.budget, options.verify
-    )
+    budget = options.budget or NODE_BUDGET_SECONDS
+    run = DeviceRun(backend, options.output_folder, ranks, options.dtype, options.kernel, budget, options.verify)
     run.on_progress = lambda text: _send(PHASE, text)
     run.alone()
     _send(PHASE, WAITS)

@@ -120,34 +120,20 @@ def _has_open_log(logs: Mapping[str, RunLog | str]) -> bool:
 
 def logs_of(folder: Path, index: int) -> dict[str, RunLog | str]:
     """A device's logs by part; for an unreadable log the reason."""
-    paths = {part: log_path(folder, index, part) for part in (*ALONE, VERIFIED, *TOGETHER)}
-    return {part: read(path) for part, path in paths.items() if has_begun(path)}
+    found = {part: _read(log_path(folder, index, part)) for part in (*ALONE, VERIFIED, *TOGETHER)}
+    return {part: log for part, log in found.items() if log is not None}
 
 
-def is_complete(folder: Path, index: int) -> bool:
-    """Whether the joint measurements of a device are complete."""
-    logs = logs_of(folder, index)
-    return all(isinstance(log := logs.get(part), RunLog) and log.tier == "complete" for part in TOGETHER)
-
-
-def has_begun(path: Path) -> bool:
-    """Whether a log has content; a log without a whole line was killed before it began and counts as missing."""
-    if not path.is_file():
-        return path.exists()
+def _read(path: Path) -> RunLog | str | None:
+    """A log, or why it cannot be read; None if there is none or its process was killed before it wrote a whole line."""
+    if not path.exists():
+        return None
+    if not path.is_file():  # reading a pipe would wait for ever
+        return f"cannot read {path}: it is not a regular file"
     try:
         with path.open("rb") as file:
-            return file.readline().endswith(b"\n")
-    except OSError:
-        return True  # reading it reports the error
-
-
-def read(path: Path) -> RunLog | str:
-    """A log, or why it cannot be read. A pipe with a log's name is refused, not waited for."""
-    if not path.is_file():
-        return f"cannot read {path}: it is no regular file"
-    try:
-        return read_run_log(path)
-    except RunLogError as error:
+            return read_run_log(path) if file.readline().endswith(b"\n") else None
+    except (OSError, RunLogError) as error:
         return str(error)
 
 
@@ -274,8 +260,8 @@ def _lacks(part: str, log: RunLog) -> Iterable[str]:
             yield f"no {ceilings} ceiling: {'interrupted ' if reason.startswith('by ') else ''}{reason}"
     elif part == "collective" and all(row.status == "unsupported" for row in log.measurements):
         yield f"no collectives: {log.measurements[0].reason if log.measurements else 'none was measured'}"
-    elif str(summary.get("reason", "")).startswith("by "):
-        yield f"{part} was interrupted {summary['reason']}"
+    elif (reason := str(summary.get("reason", ""))).startswith(_NO_FAULTS):
+        yield f"{part} was cut short: {reason}"
 
 
 # -- baselines ---------------------------------------------------------------------------------------------------------

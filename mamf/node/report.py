@@ -1,71 +1,24 @@
-"""The verdict of one or more nodes, with the figures of every device: as a document, as a chart and for Prometheus."""
+"""The verdict of one or more nodes, with the figures of every device: as a document and as a chart."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
 from statistics import median
 
 from mamf.errors import UsageError
-from mamf.measurement import TERA
 from mamf.node.devices import BURST, SUSTAINED, UNITS, Device, shown
 from mamf.node.verdict import Verdict, lost, pace_figure, slowest_line
-from mamf.report import formats
 from mamf.report.charts.chart import Axis, Chart, Line, Panel, Point
 from mamf.report.columns import sensor_columns
 from mamf.report.document import Answer, Block, Column, Document, Lines, Table
 from mamf.report.text import list_once, significant, snake_case, whole
-from mamf.text import visible
 
-Sample = tuple[dict[str, object], float]
 Choice = Callable[[list[float]], float]
-
-
-def exposition(devices: Sequence[Device], verdict: Verdict) -> str:
-    """https://prometheus.io/docs/instrumenting/exposition_formats. The reason is a comment in the first line."""
-    lines = [f"# {visible(verdict.reason)}"]
-    for name, description, samples in _families(devices, verdict):
-        lines += [f"# HELP {name} {description}", f"# TYPE {name} gauge"]
-        lines += [f"{name}{_labels(labels)} {value:.10g}" for labels, value in samples]
-    return "\n".join(lines) + "\n"
-
-
-def _families(devices: Sequence[Device], verdict: Verdict) -> Iterator[tuple[str, str, list[Sample]]]:
-    yield "mamf_node_verdict", "0 OK, 1 WARN, 2 CRITICAL, 3 UNKNOWN", [({}, verdict.exit_code)]
-    yield "mamf_node_lost_share", "What a synchronous job loses to the slowest device", [({}, lost(devices))]
-    failed = [(_of(device), float(bool(device.failures))) for device in devices]
-    yield "mamf_device_failed", "1 if the device failed", failed
-    rates = [({**_of(each), "figure": name}, rate * TERA) for each in devices for name, rate in each.figures.items()]
-    yield "mamf_device_rate", "FLOP or bytes a second", rates
-    throttled = [({**_of(each), "reason": why}, share) for each in devices for why, share in each.throttled.items()]
-    yield "mamf_device_throttled_share", "Share of the time", throttled
-    for name, unit in (("clock_hz", "hertz"), ("watts", "watts"), ("celsius", "celsius")):
-        readings = [(_of(each), getattr(each.conditions, name)) for each in devices]
-        yield f"mamf_device_{unit}", "At the sustained ceiling", [each for each in readings if each[1] is not None]
-
-
-def _of(device: Device) -> dict[str, object]:
-    return {"node": device.node, "device": device.index, "uuid": device.uuid_hash or ""}
-
-
-def _labels(labels: Mapping[str, object]) -> str:
-    def quoted(value: object) -> str:
-        return visible(str(value)).replace("\\", "\\\\").replace('"', '\\"')
-
-    return "{" + ",".join(f'{name}="{quoted(value)}"' for name, value in labels.items()) + "}" if labels else ""
 
 
 _NCCL_TESTS = "collectives: bus bandwidth in GB/s by nccl-tests' formulas, by the size of a rank's larger buffer"
 _TEXTS = ("node", "index", "name", "uuid_hash", "address")
-
-
-def render_node(
-    format: str, devices: Sequence[Device], verdict: Verdict, not_together: str = "", width: int | None = None
-) -> str:
-    """``width``: of the terminal, None for all columns."""
-    if format == "prometheus":
-        return exposition(devices, verdict)
-    return formats.FORMATS[format](node_document(devices, verdict, not_together), width)
 
 
 def node_document(devices: Sequence[Device], verdict: Verdict, not_together: str = "") -> Document:

@@ -19,8 +19,9 @@ from mamf.logs.guarding import judge_guard
 from mamf.logs.run_log import read_run_log
 from mamf.measurement import Conditions
 from mamf.node.devices import Device
-from mamf.node.report import render_node
+from mamf.node.report import node_document
 from mamf.node.verdict import judge
+from mamf.report.formats import FORMATS
 
 ROOT = Path(__file__).parents[2]
 RECORDED = Path(__file__).parent / "data" / "figures_of_reports.json"
@@ -63,7 +64,7 @@ def of_node(form):
         )
         for rank in range(4)
     ]
-    return render_node(form, devices, judge(devices))
+    return FORMATS[form](node_document(devices, judge(devices)), None)
 
 
 def of_guard(form):

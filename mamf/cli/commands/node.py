@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from mamf.choices import UNKNOWN, VERDICT_EXIT_CODES
 from mamf.cli import call
 from mamf.cli.interruption import EXIT_CODE
-from mamf.cli.printing import terminal_width
-from mamf.cli.terminal import say, say_lines, warn
-from mamf.errors import MamfError, UsageError
+from mamf.cli.printing import print_document
+from mamf.cli.terminal import say, warn
+from mamf.errors import MamfError
 from mamf.node.devices import Device
 from mamf.node.logs import contributed_baseline, read_baseline, read_nodes
-from mamf.node.report import render_node
+from mamf.node.report import node_document
 from mamf.node.verdict import Baseline, judge
 from mamf.plans import NODE_BUDGET_SECONDS
 from mamf.report.formats import TABLE_ALONE
@@ -33,8 +33,6 @@ def _run(options: argparse.Namespace) -> int:
     baseline = read_baseline(options.baseline) if options.baseline else None
     if options.logs:
         return _print_verdict(options, *read_nodes(options.logs), baseline)
-    if options.resume and options.output_folder:
-        raise UsageError("--resume continues its own folder: leave --output-folder out")
     from mamf.cli import node_measuring  # imports torch
 
     if options.led:
@@ -58,7 +56,8 @@ def _print_plan(options: argparse.Namespace, indices: Sequence[int]) -> int:
         return 0
     say(f"devices: {len(indices)} of {options.backend} ({', '.join(map(str, indices))}), one process each")
     verify = f", verify ({options.verify:.0f} s)" if options.verify else ""
-    say(f"each: find ({options.budget or NODE_BUDGET_SECONDS:.0f} s), bandwidth, copies, 5000 equal launches{verify}")
+    budget = f"in {options.budget or NODE_BUDGET_SECONDS:.0f} s"
+    say(f"each: find, bandwidth, copies and 5000 equal launches {budget}{verify}")
     say("together: " + ("peer copies, collectives" if len(indices) > 1 else "nothing, there is only one device"))
     return 0
 
@@ -67,7 +66,7 @@ def _print_verdict(
     options: argparse.Namespace, not_together: str, devices: Sequence[Device], baseline: Baseline | None
 ) -> int:
     verdict = judge(devices, baseline or contributed_baseline(devices), must_fit=baseline is not None)
-    say_lines(render_node(options.format, devices, verdict, not_together, terminal_width(options)))
+    print_document(options, node_document(devices, verdict, not_together))
     if options.format in TABLE_ALONE:
         say(verdict.reason, sys.stderr)
     return verdict.exit_code

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from mamf.choices import NODE_FORMATS, UNKNOWN, VERDICT_EXIT_CODES
+from mamf.choices import UNKNOWN, VERDICT_EXIT_CODES
 from mamf.cli.options.parser import Parser
 from mamf.cli.options.shared import add
 from mamf.cli.options.values import duration, index
@@ -15,7 +15,6 @@ EXAMPLES = """examples:
   mamf node                                     all devices here; exit code 0 OK, 1 WARN, 2 CRITICAL, 3 UNKNOWN
   mamf node --format json --baseline FIND_LOG   for a gate: compare with a card that is known to be good
   srun --ntasks-per-node 1 mamf node --output-folder FOLDER   on several machines, each in a folder of its own
-  mamf node --resume FOLDER                     measure only what is missing
   mamf node --from FOLDER [FOLDER...]           one verdict over one or more machines, from logs alone
 """
 
@@ -29,7 +28,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add(group, "--devices", default_text="all")
     add(group, "--dtype", nargs=None)
     add(group, "--kernel", default_text="all but those that compile for minutes; the first one searches")
-    add(group, "--budget", default_text=f"{NODE_BUDGET_SECONDS:.0f}s for the find on each device")
+    add(group, "--budget", default_text=f"{NODE_BUDGET_SECONDS:.0f}s for what each device measures alone")
     group.add_argument(
         "--verify",
         type=duration,
@@ -47,11 +46,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add(judging, "--patience", default=_PATIENCE_SECONDS, default_text="2m")
     group = parser.add_argument_group("run")
     add(group, "--output-folder", default_text="a name with the date")
-    add(group, "--resume", metavar="FOLDER")
     add(group, "--from", dest="logs", nargs="+")
     add(group, "--dry-run")
     group.add_argument("--led", nargs=4, type=index, help=argparse.SUPPRESS)
-    add(parser, "--format", choices=NODE_FORMATS)
-    add(parser, "--wide")
+    add(parser, "--format", "--wide")
     if isinstance(parser, Parser):
         parser.usage_exit_code = VERDICT_EXIT_CODES[UNKNOWN]  # 2 is a bad device

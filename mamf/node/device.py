@@ -38,8 +38,8 @@ _ROW_SECONDS = 0.3
 _TURNS = 3
 #: Called with the current activity, at least once per row: a silent device counts as hanging.
 OnProgress = Callable[[str], None]
-#: The share of the budget for the search, and for each of the other parts that a device measures alone.
-_FIND_SHARE, _OTHER_SHARE = 1 / 2, 1 / 8
+#: The share of the budget for the search. Each part after it gets the time that is left, or at least this share.
+_FIND_SHARE, _MIN_SHARE = 1 / 2, 1 / 16
 
 
 class Sizes(NamedTuple):
@@ -75,6 +75,7 @@ class DeviceRun:
 
     def alone(self) -> None:
         """Measure the parts that need no other device."""
+        self._end = self.backend.now() + self.seconds
         for part in (*ALONE, VERIFIED) if self.verify_seconds else ALONE:
             self._part(part)
 
@@ -103,6 +104,10 @@ class DeviceRun:
                     self.on_progress(f"{part} {row.phase or row.shape}")
         except UnavailableError as error:  # no kernel for this part: the verdict reports it as missing
             self.on_progress(f"{part}: {error}")
+
+    @property
+    def _seconds_left(self) -> float:
+        return max(self._end - self.backend.now(), self.seconds * _MIN_SHARE)
 
     def _path(self, part: str) -> Path:
         return log_path(self.folder, self.backend.index, part)
@@ -140,7 +145,7 @@ class DeviceRun:
                 shape,
                 self.backend,
                 on_progress=lambda _: self.on_progress(part),
-                most_seconds=self.seconds * _OTHER_SHARE,
+                most_seconds=self._seconds_left,
             ).row(pool)
             pool.release()
 
@@ -176,7 +181,7 @@ class DeviceRun:
             tuple(names),
             tuple(shapes),
             seconds=_ROW_SECONDS,
-            budget_seconds=self.seconds * _OTHER_SHARE if part in ALONE else None,
+            budget_seconds=self._seconds_left if part in ALONE else None,
             flush=part == "bandwidth",  # ranks begin together, and NCCL's own tests flush no cache
         )
 

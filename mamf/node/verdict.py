@@ -209,8 +209,10 @@ def slowest_line(devices: Sequence[Device]) -> str:
     """The device that sets the pace, and what a synchronous job loses to it."""
     figure = pace_figure(devices)
     measured = [device for device in devices if figure in device.figures]
-    if len(measured) < 2:
-        return f"{figure} {shown(figure, measured[0].figures[figure])}" if measured else "nothing was measured"
+    if not measured:
+        return "neither burst nor sustained was measured"
+    if len(measured) == 1:
+        return f"{figure} {shown(figure, measured[0].figures[figure])}"
     slowest = min(measured, key=lambda device: device.figures[figure])
     rate = f"{shown(figure, slowest.figures[figure])} {figure}"
     return f"the slowest is {slowest.place} with {rate}: a synchronous job loses {lost(devices):.1%} to it"

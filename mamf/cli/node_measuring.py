@@ -7,6 +7,7 @@ import json
 import os
 import sys
 import warnings
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -28,7 +29,7 @@ from mamf.errors import (
     describe_error,
     plugin_errors,
 )
-from mamf.node.children import ADDRESS, FAILURE, IN_FLIGHT, PHASE, WAITS, Children, Watch, watched
+from mamf.node.children import ADDRESS, FAILURE, PHASE, WAITS, Children, Watch, watched
 from mamf.node.device import DeviceRun
 from mamf.node.devices import Device
 from mamf.node.group import agreed, group, launched, met, open_store
@@ -55,6 +56,8 @@ def choose_devices(options: argparse.Namespace) -> list[int]:
     options.backend = options.backend or first_backend()
     options.output_folder = options.output_folder or Path(f"mamf-node-{datetime.now():%Y%m%d-%H%M%S}")
     if (own := launched(os.environ)) is not None:
+        if options.overlap:
+            raise UsageError("--overlap is for one machine: start 'mamf overlap' with the launcher instead")
         if own.index > 0:
             return []
         options.output_folder /= f"node{own.node}"
@@ -141,23 +144,23 @@ def run_child(options: argparse.Namespace) -> int:
         except KeyboardInterrupt:
             return EXIT_CODE
         except plugin_errors() as error:  # any of a vendor's library
-            _send(FAILURE, _describe_failure(error))
+            _send({FAILURE: _describe_failure(error)})
     return 0
 
 
 def _measure_device(options: argparse.Namespace) -> None:
     rank, ranks, index, port = options.led
     warnings.simplefilter("error", LogChangedWarning)  # the verdict needs each log at its place
-    _send(PHASE, "opening the device")
+    _send({PHASE: "opening the device"})
     backend = open_backend(options.backend, index)
     fit_traits(backend)
-    crashes_of(backend).keep = lambda row: _send(IN_FLIGHT, in_flight(row)[IN_FLIGHT])
-    _send(ADDRESS, backend.bus_address())
+    crashes_of(backend).keep = lambda row: _send(in_flight(row))
+    _send({ADDRESS: backend.bus_address()})
     budget = options.budget or NODE_BUDGET_SECONDS
     run = DeviceRun(backend, options.output_folder, ranks, options.dtype, options.kernel, budget, options.verify)
-    run.on_progress = lambda text: _send(PHASE, text)
+    run.on_progress = lambda text: _send({PHASE: text})
     run.alone()
-    _send(PHASE, WAITS)
+    _send({PHASE: WAITS})
     if sys.stdin.readline().strip() != _GO:
         return
     store = open_store(_HOST, port, False, _STORE_SECONDS)
@@ -166,13 +169,13 @@ def _measure_device(options: argparse.Namespace) -> None:
         try:
             run.together()
         except plugin_errors() as error:  # reported before the group ends, which makes the others fail too
-            _send(FAILURE, _describe_failure(error))
+            _send({FAILURE: _describe_failure(error)})
             raise
 
 
-def _send(kind: str, value: Any) -> None:
+def _send(record: Mapping[str, Any]) -> None:
     try:
-        say(json.dumps({kind: value}))
+        say(json.dumps(record))
     except BrokenPipeError:  # the parent is gone: an interruption, not a fault of the device
         raise KeyboardInterrupt from None
 

@@ -289,6 +289,10 @@ def test_other_tasks_on_a_machine_measure_nothing(run, monkeypatch):
     faulty(monkeypatch, 2)
     place(monkeypatch, 0, 1, nodes=4)
     assert run(*NODE) == (0, "", "the first process on this machine measures all of its devices\n")
+    assert run(*NODE, "--overlap")[::2] == (
+        3,
+        "mamf: --overlap is for one machine: start 'mamf overlap' with the launcher instead\n",
+    )
     assert not (run.folder / "logs").exists()
 
 

@@ -6,8 +6,6 @@ from typing import Literal, get_args
 
 #: The formats of reports; mamf.report.formats has a renderer for each.
 FORMATS = ("table", "csv", "json", "markdown", "html")
-#: The formats of a verdict on a node.
-NODE_FORMATS = (*FORMATS, "prometheus")
 #: Where ``mamf peak`` knows a figure from, the best first.
 PeakSource = Literal["measured", "contributed", "published", "datasheet"]
 PEAK_SOURCES: tuple[PeakSource, ...] = get_args(PeakSource)

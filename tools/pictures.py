@@ -28,10 +28,9 @@ from mamf.cli.roofline_files import Given, place_rows
 from mamf.errors import RunLogError
 from mamf.kinds.registry import chart_of
 from mamf.logs.comparability import roofs_of_logs
-from mamf.node.figures import Place
-from mamf.node.gathering import devices_of
+from mamf.node.logs import log_path, read_nodes
 from mamf.node.report import node_chart
-from mamf.node.verdict import judged
+from mamf.node.verdict import judge
 from mamf.profiling.log import read_profile_or_none
 from mamf.profiling.report import profile_chart
 from mamf.report.charts.plotting import Picture, draw
@@ -68,9 +67,9 @@ def _node(*finds: str) -> Callable[[], Picture]:
     def chart() -> Picture:
         with tempfile.TemporaryDirectory() as folder:
             for number, path in enumerate(finds):
-                shutil.copy(ROOT / path, Place(number, 0, number).log(Path(folder), "find"))
-            _, devices = devices_of([Path(folder)])
-        found = node_chart(devices, judged(devices))
+                shutil.copy(ROOT / path, log_path(Path(folder), number, "find"))
+            _, devices = read_nodes([Path(folder)])
+        found = node_chart(devices, judge(devices))
         # Only the finds of the run were contributed, so what is said of its other parts would be wrong.
         return replace(found, title=f"{len(devices)} devices side by side", notes=(found.notes[0], found.notes[-1]))
 

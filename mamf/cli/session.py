@@ -201,9 +201,9 @@ class Session(ABC):
             with self.interruption.shielded():
                 return self._finish(header, writer, end, max(0.0, host_seconds(self.backend) - begun))
 
-    def _record_failure(self, message: str, are_others: bool) -> None:
+    def _record_failure(self, message: str) -> None:
         self.failures.append(message)
-        warn(f"{message}; the other devices take over" if are_others else message)
+        warn(message)
 
     def share(self, strategy: Shareable, kernel: str = "") -> Shareable | SharedSweep:
         """The strategy, or the same on all devices that share the run. ``kernel``: for products, as in the options."""

@@ -69,7 +69,7 @@ def open_first(opens: Callable[[int], Backend], devices: Sequence[int]) -> Backe
 
 
 def open_pool(
-    options: argparse.Namespace, backend: Backend, devices: Sequence[int], on_failure: Callable[[str, bool], None]
+    options: argparse.Namespace, backend: Backend, devices: Sequence[int], on_failure: Callable[[str], None]
 ) -> AbstractContextManager[DevicePool | None]:
     """The pool of devices that share a run; None if one measures alone."""
     if not devices:

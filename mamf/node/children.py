@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from mamf.errors import CRASH_SIGNALS, CRASHED
 
@@ -25,7 +25,7 @@ WAITS, TOGETHER = "waits for the others", "together"
 _TICK_SECONDS = 0.5
 #: Waiting time after the first failure of a joint measurement: the cause may be reported after its consequences.
 _AFTERMATH_SECONDS = 2.0
-_LONGEST_END_SECONDS = 15.0
+_MAX_END_SECONDS = 15.0
 # Exit code of a child whose run was interrupted.
 _INTERRUPTED = 130
 
@@ -37,13 +37,6 @@ class Event(NamedTuple):
     said: Mapping[str, Any] | None
     code: int = 0
     words: str = ""
-
-
-class Process(Protocol):
-    """The methods of a child's process that are used here."""
-
-    def kill(self) -> None: ...
-    def terminate(self) -> None: ...
 
 
 @dataclass
@@ -77,7 +70,7 @@ class Watch:
             if IN_FLIGHT in event.said:
                 self.in_flight[rank] = event.said[IN_FLIGHT]
             if event.said.get(FAILURE) and rank in self.running:
-                self.failures[rank] = str(event.said[FAILURE])
+                self.failures.setdefault(rank, str(event.said[FAILURE]))
         elif rank in self.running:
             self.running.discard(rank)
             row = self.in_flight[rank] = why_ended(self.in_flight.get(rank), event.code)
@@ -137,7 +130,7 @@ def parsed(line: str) -> dict[str, Any]:
 
 def watched(
     watch: Watch,
-    processes: Mapping[int, Process],
+    processes: Mapping[int, Any],
     events: Callable[[float], Event | None],
     together: Callable[[], None],
     on_event: Callable[[], None] = lambda: None,
@@ -243,7 +236,7 @@ class Children(contextlib.AbstractContextManager["Children"]):
         """Ask all to end and to close their logs; then kill the rest."""
         for process in self.processes.values():
             process.terminate()
-        deadline = time.monotonic() + _LONGEST_END_SECONDS
+        deadline = time.monotonic() + _MAX_END_SECONDS
         for process in self.processes.values():
             try:
                 process.wait(timeout=max(0.0, deadline - time.monotonic()))

@@ -1,12 +1,11 @@
-"""The group of ranks, by torch.distributed: how they meet, agree and exchange messages."""
+"""The group of ranks, by torch.distributed: where a launcher placed this process, how ranks meet and agree."""
 
 from __future__ import annotations
 
-import json
-import queue
-import threading
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -14,97 +13,100 @@ import torch
 import torch.distributed
 
 from mamf.backend import Backend
-from mamf.errors import UnavailableError, first_line
-from mamf.node.figures import Launched
+from mamf.errors import UnavailableError, UsageError, first_line
 
-_KEYS, _GROUP = "mamf/node", "mamf/group"
-# The time that a published value may take over a network.
-_LEAST_SECONDS = 0.05
-# Longer than any store takes that honors its timeouts.
-_ANSWER_SECONDS = 10.0
-
-
-class Meeting:
-    """A store that every rank reaches, for messages to all ranks. Every wait has a limit."""
-
-    _torch: Any = torch.distributed  # torch's annotations leave out stores
-
-    def __init__(self, host: str, port: int, is_host: bool, seconds: float) -> None:
-        """``port`` 0: any free port. Raises UnavailableError if rank 0 is not reached within so many seconds."""
-        try:
-            self._store = _interruptible(
-                lambda: self._torch.TCPStore(
-                    host, port, is_master=is_host, timeout=timedelta(seconds=seconds), wait_for_workers=False
-                ),
-                seconds + _ANSWER_SECONDS,
-            )
-        except Exception as error:
-            raise UnavailableError(f"rank 0 is not met at {host}:{port}: {first_line(error)}") from None
-        self.port = int(self._store.port)
-        self._values = self._torch.PrefixStore(_KEYS, self._store)
-
-    @classmethod
-    def of(cls, launched: Launched, seconds: float) -> Meeting:
-        is_host = launched.leads and not launched.meets_agent
-        return cls(launched.host, launched.port, is_host, seconds)
-
-    def publish(self, key: str, value: object) -> None:
-        """Raises UnavailableError if the host of the store is gone or hangs."""
-        try:
-            _interruptible(lambda: self._values.set(key, json.dumps(value)), _ANSWER_SECONDS)
-        except Exception as error:
-            raise UnavailableError(f"the meeting place of the ranks is gone: {first_line(error)}") from None
-
-    def receive(self, key: str, seconds: float) -> Any:
-        """The value of a key, or None if it was not published within so many seconds."""
-
-        def value() -> Any:
-            self._values.wait([key], timedelta(seconds=max(seconds, _LEAST_SECONDS)))
-            return self._values.get(key)
-
-        try:
-            return json.loads(_interruptible(value, seconds + _ANSWER_SECONDS))
-        except Exception:  # late, or gone
-            return None
-
-    @contextmanager
-    def group(self, launched: Launched, backend: Backend, seconds: float, name: str = _GROUP) -> Iterator[None]:
-        """torch's default group of all ranks, with the device's communication library, and Gloo on the host. ``name``:
-        another for each group that meets at one place.
-        """
-        torch.distributed.init_process_group(
-            libraries(getattr(backend, "device_type", "cpu")),
-            store=self._torch.PrefixStore(name, self._store),
-            rank=launched.place.rank,
-            world_size=launched.ranks,
-            timeout=timedelta(seconds=seconds),
-        )
-        try:
-            yield
-        finally:
-            torch.distributed.destroy_process_group()
+#: Each launcher's variables for rank, number of ranks, the rank within the node and the node.
+_TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "GROUP_RANK")
+_SRUN = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_NODEID")
+_FIRST_HOST = re.compile(r"([^\[,]+)(?:\[(\d+)[^\]]*\]([^,]*))?")
+_DEFAULT_PORT, _PORTS = 29400, 1000
+_distributed: Any = torch.distributed  # torch's annotations leave out stores
 
 
-def _interruptible(call: Callable[[], Any], seconds: float) -> Any:
-    """Run a call into torch in a thread, so that Ctrl-C ends the wait, which the call itself would ignore.
-    Raises TimeoutError after so many seconds: a store's own timeouts fail if its host hangs.
+@dataclass(frozen=True)
+class Launched:
+    """This process as one rank. ``index``: the rank within its node. ``host``, ``port``: where the ranks meet.
+    ``is_agent_host``: torchrun's agent keeps that place, not rank 0.
     """
-    answers: queue.SimpleQueue[tuple[Any, Exception | None]] = queue.SimpleQueue()
 
-    def answered() -> None:
-        try:
-            answers.put((call(), None))
-        except Exception as error:
-            answers.put((None, error))
+    rank: int
+    ranks: int
+    index: int
+    node: int
+    host: str
+    port: int
+    is_agent_host: bool = False
 
-    threading.Thread(target=answered, daemon=True).start()
+
+def launched(environment: Mapping[str, str]) -> Launched | None:
+    """This process as a launcher started it; None if it is the only one. Raises UsageError for incomplete variables."""
+    for names in (_TORCHRUN, _SRUN):
+        ranks = environment.get(names[1], "")
+        if names[0] in environment and ranks.isdecimal() and int(ranks) > 1:
+            rank, _, index, node = (_number(name, environment.get(name, "0")) for name in names)
+            is_agent_host = environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+            return Launched(rank, int(ranks), index, node, _host(environment), _port(environment), is_agent_host)
+    return None
+
+
+def _number(name: str, text: str) -> int:
+    if not text.isdecimal():
+        raise UsageError(f"{name}={text!r} in the environment: it must be a number from 0")
+    return int(text)
+
+
+def _host(environment: Mapping[str, str]) -> str:
+    host = environment.get("MASTER_ADDR") or first_host(environment.get("SLURM_STEP_NODELIST", ""))
+    if not host:
+        raise UsageError("several ranks, but no host where they meet: set MASTER_ADDR to the host of rank 0")
+    return host
+
+
+def _port(environment: Mapping[str, str]) -> int:
+    if port := environment.get("MASTER_PORT"):
+        return _number("MASTER_PORT", port)
+    # Jobs on one host must not share a port.
+    return _DEFAULT_PORT + _number("SLURM_JOB_ID", environment.get("SLURM_JOB_ID") or "0") % _PORTS
+
+
+def first_host(nodes: str) -> str:
+    """The first host of a Slurm node list: ``gpu01`` of ``gpu[01-03,07],cpu1``."""
+    found = _FIRST_HOST.match(nodes)
+    return "" if found is None else found[1] + (found[2] or "") + (found[3] or "")
+
+
+def open_store(host: str, port: int, is_host: bool, seconds: float) -> Any:
+    """Open the store through which ranks meet. ``port`` 0: any free port. Raises UnavailableError if the host is not
+    reached within ``seconds``.
+    """
     try:
-        answer, error = answers.get(timeout=seconds)
-    except queue.Empty:
-        raise TimeoutError(f"no answer for {seconds:.0f} s") from None
-    if error is not None:
-        raise error
-    return answer
+        return _distributed.TCPStore(
+            host, port, is_master=is_host, timeout=timedelta(seconds=seconds), wait_for_workers=False
+        )
+    except Exception as error:
+        raise UnavailableError(f"rank 0 is not met at {host}:{port}: {first_line(error)}") from None
+
+
+@contextmanager
+def group(store: Any, rank: int, ranks: int, backend: Backend, seconds: float) -> Iterator[None]:
+    """Make all ranks torch's default group, with the device's communication library, and Gloo on the host."""
+    torch.distributed.init_process_group(
+        libraries(getattr(backend, "device_type", "cpu")),
+        store=_distributed.PrefixStore("mamf", store),
+        rank=rank,
+        world_size=ranks,
+        timeout=timedelta(seconds=seconds),
+    )
+    try:
+        yield
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def launched_group(own: Launched, backend: Backend, seconds: float) -> Any:
+    """The group of all ranks that a launcher started."""
+    store = open_store(own.host, own.port, own.rank == 0 and not own.is_agent_host, seconds)
+    return group(store, own.rank, own.ranks, backend, seconds)
 
 
 def libraries(device_type: str) -> str:

@@ -1,10 +1,10 @@
-"""A device's part of a shared run: it requests steps whenever it is free, and sends its rows."""
+"""A device's part of a shared run: it measures the steps that were dealt to it, and sends its rows."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -21,12 +21,12 @@ from mamf.logs.records import ceiling_from_record, ceiling_record, measurement_f
 from mamf.measurement import Measurement
 from mamf.node.children import IN_FLIGHT, LABEL, PHASE, WAITS
 from mamf.operations.matmul.selection import kernel_for, reference_kernels
-from mamf.plans import ALGORITHM, MATMUL, Plan
+from mamf.plans import MATMUL, Plan
 from mamf.plugins.discovery import operation
 from mamf.plugins.selection import choose_kernels
 
-#: Keys of a worker's message in addition to its phase: the opened device, a row and its step, and a request for more.
-DEVICE, ROW, STEP, ASKS = "device", "row", "step", "asks"
+#: Keys of a worker's message in addition to its phase: the opened device, and a row.
+DEVICE, ROW = "device", "row"
 
 
 def in_flight(row: Measurement | None) -> dict[str, Any]:
@@ -37,13 +37,14 @@ def in_flight(row: Measurement | None) -> dict[str, Any]:
 def assignment(
     plan: Plan,
     kernel: str,
+    steps: Sequence[int],
     ceilings: Ceilings,
     ceiling_kernels: Sequence[str] = (),
     fatal: Iterable[Measurement] = (),
     traits: Mapping[str, Any] = MappingProxyType({}),
     isolates: bool | None = None,
 ) -> dict[str, Any]:
-    """The first message to all workers of a run, as JSON values. ``kernel``: of products, as it is asked for;
+    """The message to a worker, as JSON values. ``kernel``: of products, as it is asked for; ``steps``: by number;
     ``ceiling_kernels``: those of ceilings, likewise. ``fatal``: rows whose launches ended a process. ``traits``: as a
     log holds them. ``isolates``: as Isolation's ``everything``.
     """
@@ -51,6 +52,7 @@ def assignment(
     return {
         "plan": plan_record(plan),
         "kernel": kernel,
+        "steps": list(steps),
         "ceilings": ceiling_records,
         "ceiling_kernels": list(ceiling_kernels),
         "fatal": list(map(measurement_record, fatal)),
@@ -66,41 +68,30 @@ class Worker:
     backend: Backend
     send: Callable[[Mapping[str, Any]], None]
     receive: Callable[[], str]
-    _current: int = field(default=0, init=False)
 
     def work(self) -> None:
-        """Measure until the leader ends the process. Raises the errors of a failed device."""
+        """Measure what the leader deals out. Raises the errors of a failed device."""
         self.send({PHASE: WAITS, DEVICE: asdict(self.backend.info)})
         crashes_of(self.backend).keep = lambda row: self.send(in_flight(row))
         try:
             for row in self._strategy(json.loads(self.receive())).results():
-                is_answer = not row.is_reference and row.phase != ALGORITHM
-                self.send({ROW: measurement_record(row), STEP: self._current if is_answer else None})
-        except DeviceLostError as error:  # another device takes the step
+                self.send({ROW: measurement_record(row)})
+        except DeviceLostError as error:
             self.send(in_flight(error.row))
             raise
 
     def _strategy(self, message: Mapping[str, Any]) -> Sweep | KernelsSweep:
         plan, backend = plan_from_record(message["plan"]), self.backend
+        steps = list(plan.steps())
+        queue = [steps[number] for number in message["steps"]]
         crashes_of(backend).fatal = [measurement_from_record(record, {}) for record in message["fatal"]]
         isolation_of(backend).everything = message["isolates"]
         apply_traits(backend, message["traits"])
         if plan.operation == MATMUL:
-            return Sweep(
-                plan, kernel_for(backend, plan.problem, message["kernel"]), backend, queue=self._steps(plan.steps())
-            )
+            return Sweep(plan, kernel_for(backend, plan.problem, message["kernel"]), backend, queue=queue)
         kernels = [kernel for _, kernel in choose_kernels(operation(plan.operation), backend, plan.kernels)]
         header = {DEVICE: asdict(backend.info)}
         found = [ceiling_from_record(record, header) for record in message["ceilings"]]
         ceilings = {(ceiling.problem.dtype, ceiling.regime): ceiling for ceiling in found}
         references = reference_kernels({ceiling.kernel for ceiling in found}, message["ceiling_kernels"])
-        return KernelsSweep(plan, kernels, backend, ceilings, references, queue=self._steps(plan.steps()))
-
-    def _steps(self, steps: Collection[Any]) -> Iterator[Any]:
-        """The steps whose numbers the leader sends."""
-        steps = list(steps)
-        while True:
-            self.send({PHASE: WAITS, ASKS: True})
-            part = json.loads(self.receive())
-            for self._current in part:
-                yield steps[self._current]
+        return KernelsSweep(plan, kernels, backend, ceilings, references, queue=queue)

@@ -9,10 +9,9 @@ from pathlib import Path
 from mamf.choices import DEFAULT_TOLERANCE, OK
 from mamf.errors import MamfError, UsageError
 from mamf.logs.compare import compare
-from mamf.node.baselines import contributed_baselines, headers_of
-from mamf.node.gathering import RUN, devices_of
+from mamf.node.logs import contributed_baseline, is_node_folder, read_nodes
 from mamf.node.report import node_chart, node_document
-from mamf.node.verdict import judged
+from mamf.node.verdict import judge
 from mamf.pages.sources import Source, read_source, source_of_log, source_of_profile
 from mamf.profiling.folder import LOGS, read_folder
 from mamf.profiling.ranks import rank_log, rank_logs, ranks_document, read_rank_logs
@@ -101,7 +100,7 @@ def _compared(sources: Sequence[Source]) -> Sequence[Block]:
 def _of_folder(path: Path) -> Page:
     if any((path / log).exists() for log in LOGS.values()):
         return _of_autoprofile(path)
-    if (path / RUN).exists() or list(path.glob("*-find.jsonl")):
+    if is_node_folder(path):
         return _of_node(path)
     if rank_logs(path):
         return _of_ranks(path)
@@ -112,15 +111,15 @@ def _of_folder(path: Path) -> Page:
 
 
 def _of_node(path: Path) -> Page:
-    run, devices = devices_of([path])
-    verdict = judged(devices, contributed_baselines(devices, headers_of([path])))
+    not_together, devices = read_nodes([path])
+    verdict = judge(devices, contributed_baseline(devices))
     parts: list[Part] = [node_chart(devices, verdict)] if any(device.figures for device in devices) else []
     names = ", ".join(dict.fromkeys(device.name for device in devices if device.name))
     return Page(
         f"Node of {len(devices)} x {names or 'unknown devices'}",
         verdict=verdict.reason,
         level="good" if verdict.level == OK else "bad",
-        sections=[Section("Devices", [*parts, *node_document(run, devices, verdict).visible_blocks])],
+        sections=[Section("Devices", [*parts, *node_document(devices, verdict, not_together).visible_blocks])],
     )
 
 

@@ -6,7 +6,6 @@ import time
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import EntryPoint
-from pathlib import Path
 
 from mamf.backend import Advice
 from mamf.engine.repeating import Repeating
@@ -35,9 +34,7 @@ class Matmul(SimulatedMatmul):
 
 
 class Node(SimulatedBackend):
-    """``FAULTS``: by index, ``{"physics": {...}}``, or what happens when the device is opened: closed,
-    gone, hangs, or late, which is after the verdict.
-    """
+    """``FAULTS``: by index, ``{"physics": {...}}``, or what happens when the device is opened: closed, gone, hangs."""
 
     @classmethod
     def device_count(cls):
@@ -51,8 +48,6 @@ class Node(SimulatedBackend):
             os._exit(9)
         while fault == "hangs":
             time.sleep(60)
-        while fault == "late" and not json.loads(Path("logs/run.json").read_text())["is_over"]:
-            time.sleep(0.01)
         told = fault.get("physics") if isinstance(fault, dict) else None
         super().__init__(index, Physics(**told) if told else None, seed=index)
 

@@ -18,10 +18,10 @@ from mamf.cli import main
 from mamf.logs.guarding import judge_guard
 from mamf.logs.run_log import read_run_log
 from mamf.measurement import Conditions
-from mamf.node.figures import Device
-from mamf.node.gathering import Run
-from mamf.node.report import render_node
-from mamf.node.verdict import judged
+from mamf.node.devices import Device
+from mamf.node.report import node_document
+from mamf.node.verdict import judge
+from mamf.report.formats import FORMATS
 
 ROOT = Path(__file__).parents[2]
 RECORDED = Path(__file__).parent / "data" / "figures_of_reports.json"
@@ -55,7 +55,7 @@ def of_node(form):
     conditions = Conditions(clock_hz=1.455e9, watts=698.0, celsius=61.0)
     devices = [
         Device(
-            *(rank, rank // 2, rank % 2, "NVIDIA H200", f"uuid{rank}"),
+            *(rank % 2, rank // 2, "NVIDIA H200", f"uuid{rank}"),
             figures={name: value * (1 - 0.001 * rank) for name, value in figures.items()},
             half_widths={"burst": 0.004, "sustained": 0.0062},
             conditions=conditions,
@@ -64,7 +64,7 @@ def of_node(form):
         )
         for rank in range(4)
     ]
-    return render_node(form, Run(4), devices, judged(devices))
+    return FORMATS[form](node_document(devices, judge(devices)), None)
 
 
 def of_guard(form):

@@ -1,391 +1,236 @@
-"""Whether a device is slow, wrong or gone: false alarms at the stated rate, made faults found."""
+"""The verdict on a node: fixed limits, their rates of false alarms and of slow devices found, and other findings."""
 
-import json
-import math
 import random
-import re
 from dataclasses import replace
 from pathlib import Path
-from statistics import fmean, median
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from mamf.logs.run_log import read_run_log
-from mamf.node.comparing import EXPECTED, Baseline, Spread, others_medians, own_spread
-from mamf.node.figures import BURST, COPY, READ, SUSTAINED, TO_DEVICE, TO_HOST, TO_PEER, Device, shown
-from mamf.node.gathering import Run, with_figures
-from mamf.node.report import render_node
-from mamf.node.verdict import CRITICAL, FALSE_WARNINGS, OK, UNKNOWN, WARN, judged, lost
+from mamf.node.devices import BURST, COPY, READ, SUSTAINED, TO_DEVICE, TO_HOST, TO_PEER, Device, shown
+from mamf.node.logs import read_baseline, with_figures
+from mamf.node.verdict import CRITICAL, OK, UNKNOWN, WARN, Baseline, judge, lost
 
-#: Of a healthy H200.
+#: Figures of a healthy H200.
 FIGURES = {BURST: 845.0, SUSTAINED: 698.0, COPY: 4.26, READ: 4.29, TO_DEVICE: 0.0555, TO_HOST: 0.0554, TO_PEER: 0.39}
-APART = {COPY: 0.003, READ: 0.003, TO_PEER: 0.003, TO_DEVICE: 0.05, TO_HOST: 0.05}
-REPEATS = {BURST: 0.003, SUSTAINED: 0.0035}
+SPREADS = {COPY: 0.003, READ: 0.003, TO_PEER: 0.003, TO_DEVICE: 0.05, TO_HOST: 0.05}
 RESULTS = Path(__file__).parents[2] / "results" / "nvidia-h200"
 
 
-def healthy(chance, nodes=1, devices=8, burst=0.012, sustained=0.010):
-    """Cards as far apart as 18 H200 are, burst and sustained with their correlation."""
+def healthy(chance, devices=8, spread=0.012, nodes=1):
+    """Cards that differ as H200 do: burst and sustained have a correlation of 0.83."""
     found = []
     for rank in range(nodes * devices):
         own, other = chance.gauss(0, 1), chance.gauss(0, 1)
-        factors = {name: chance.gauss(1, spread) for name, spread in APART.items()}
-        factors |= {BURST: 1 + burst * own, SUSTAINED: 1 + sustained * (0.83 * own + 0.558 * other)}
+        factors = {name: chance.gauss(1, each) for name, each in SPREADS.items()}
+        factors |= {BURST: 1 + spread * own, SUSTAINED: 1 + spread * (0.83 * own + 0.558 * other)}
         figures = {name: value * factors[name] for name, value in FIGURES.items()}
-        found.append(Device(rank, rank // devices, rank % devices, "H200", f"uuid{rank}", figures=figures))
+        found.append(Device(rank % devices, rank // devices, "H200", f"uuid{rank}", figures=figures))
     return found
 
 
-def wide(spread, chance, devices=8):
-    """Cards that are faster or slower in all that they do."""
-    found = []
-    for rank in range(devices):
-        card = chance.gauss(1, spread)
-        figures = {name: value * card * chance.gauss(1, 0.002) for name, value in FIGURES.items()}
-        found.append(Device(rank, 0, rank, "H200", f"uuid{rank}", figures=figures))
-    return found
+def equal(devices):
+    return [Device(index, 0, "H200", f"uuid{index}", figures=FIGURES) for index in range(devices)]
 
 
-def again(chance, devices):
-    """Another run of the same cards."""
+def slowed(devices, place, **factors):
+    figures = {name: value * factors.get(name, 1.0) for name, value in devices[place].figures.items()}
+    return [*devices[:place], replace(devices[place], figures=figures), *devices[place + 1 :]]
+
+
+def names(verdict):
+    return {finding.place for finding in verdict.findings}
+
+
+def shares(cards, spread, slower, nodes=1000):
+    """The share of nodes with a finding, with a CRITICAL one, and with one about the slow device."""
+    chance, verdicts = random.Random(cards), []
+    for _ in range(nodes):
+        verdicts.append(judge(slowed(healthy(chance, cards, spread), 0, burst=1 - slower, sustained=1 - slower)))
     return [
-        replace(
-            each,
-            figures={name: rate * chance.gauss(1, REPEATS.get(name, 0.002)) for name, rate in each.figures.items()},
+        sum(test(verdict) for verdict in verdicts) / nodes
+        for test in (
+            lambda each: each.level != OK,
+            lambda each: each.level == CRITICAL,
+            lambda each: "device 0" in names(each),
         )
-        for each in devices
     ]
 
 
-def spoilt(devices, rank, **factors):
-    figures = {name: value * factors.get(name, 1.0) for name, value in devices[rank].figures.items()}
-    return [replace(device, figures=figures) if device.rank == rank else device for device in devices]
+@pytest.mark.parametrize("cards", [4, 8])
+def test_the_limits_keep_their_promises(cards):
+    alarms, critical, _ = shares(cards, 0.012, 0.0, 2000)
+    assert alarms <= 0.012  # 1 %, and what 2000 nodes may add by chance
+    assert critical == 0.0
+    assert shares(cards, 0.012, 0.06)[2] >= 0.9
+    for spread in (0.012, 0.02, 0.025):
+        assert shares(cards, spread, 0.1)[2] >= 0.98 - 0.009  # two standard errors
+    assert shares(cards, 0.03, 0.0)[1] <= 0.03, "cards that differ this much are seldom CRITICAL"
 
 
-def named(verdict):
-    return {finding.rank for finding in verdict.findings}
+@pytest.mark.parametrize(
+    ("factors", "figure"),
+    [
+        ({BURST: 0.959, SUSTAINED: 0.959}, "burst and sustained"),
+        ({BURST: 0.949}, "burst"),
+        ({SUSTAINED: 0.949}, "sustained"),
+        ({COPY: 0.979}, "copy"),
+        ({READ: 0.979}, "read"),
+        ({TO_PEER: 0.949}, "to_peer"),
+        ({TO_HOST: 0.599}, "to_host"),
+        ({TO_DEVICE: 0.599}, "to_device"),
+    ],
+)
+def test_each_limit_is_a_share_of_the_median_of_the_others(factors, figure):
+    (finding,) = judge(slowed(equal(4), 2, **factors)).findings
+    assert (finding.level, finding.place) == (WARN, "device 2")
+    assert finding.text.startswith(f"device 2 (uuid uuid2): {figure}")
+    assert f"{1 - min(factors.values()):.1%} below the median of 3 others (limit " in finding.text
+    within = {name: factor + 0.002 for name, factor in factors.items()}
+    assert judge(slowed(equal(4), 2, **within)).level == OK
+    faster = {name: 2 - factor for name, factor in factors.items()}
+    assert judge(slowed(equal(4), 2, **faster)).level == OK
 
 
-def improbable(rate, count):
-    """The number of hits that so many trials exceed in one case of a thousand."""
-    left, hits = 1.0, -1
-    while left > 1e-3:
-        hits += 1
-        left -= math.comb(count, hits) * rate**hits * (1 - rate) ** (count - hits)
-    return hits
+@pytest.mark.parametrize(("factor", "level"), [(0.921, WARN), (0.919, CRITICAL), (0.33, CRITICAL)])
+def test_twice_the_limit_is_critical(factor, level):
+    verdict = judge(slowed(equal(8), 5, burst=factor, sustained=factor))
+    assert verdict.level == level
+    assert verdict.reason.startswith(f"{level}: device 5 (uuid uuid5): ")
 
 
-@pytest.mark.parametrize(("devices", "count"), [(2, 150), (4, 150), (8, 200), (16, 60)])
-def test_healthy_nodes_are_warned_of_at_the_stated_rate(devices, count):
-    chance = random.Random(0)
-    levels = [judged(healthy(chance, devices=devices)).level for _ in range(count)]
-    assert count - levels.count(OK) <= improbable(FALSE_WARNINGS, count)
-    assert CRITICAL not in levels
+def test_two_slow_devices_of_eight_do_not_hide_each_other():
+    devices = slowed(slowed(equal(8), 1, burst=0.85, sustained=0.85), 6, burst=0.88, sustained=0.88)
+    verdict = judge(devices)
+    assert (verdict.level, names(verdict)) == (CRITICAL, {"device 1", "device 6"})
+    assert verdict.reason.endswith("; and 1 more device")
 
 
-def test_a_baseline_of_a_healthy_card_raises_no_more_alarms():
-    chance, count = random.Random(1), 100
-    levels = []
-    for _ in range(count):
-        baseline = Baseline(healthy(chance)[0].figures, "a log")
-        levels.append(judged(healthy(chance), {"H200": baseline}).level)
-    assert count - levels.count(OK) <= improbable(FALSE_WARNINGS, count)
+def test_devices_that_differ_by_more_than_expected_are_never_critical_and_their_spread_is_printed():
+    devices = equal(6)
+    for place, factor in enumerate((1.02, 1.0, 0.98, 1.02, 0.98)):
+        devices = slowed(devices, place, burst=factor, sustained=factor)
+    verdict = judge(slowed(devices, 5, burst=0.7, sustained=0.7))
+    assert (verdict.level, names(verdict)) == (WARN, {"device 5"})
+    assert verdict.reason.endswith("(limit 4.0%); the other devices differ by 2.0% (standard deviation)")
 
 
-@pytest.mark.parametrize("slow", [{BURST: 0.94, SUSTAINED: 0.94}, {COPY: 0.97, READ: 0.97}])
-def test_six_percent_in_products_and_three_in_memory_are_found(slow):
-    chance, count, promised = random.Random(2), 120, 0.95 if BURST in slow else 0.99
-    missed = sum(0 not in named(judged(spoilt(healthy(chance), 0, **slow))) for _ in range(count))
-    assert missed <= improbable(1 - promised, count)
+def test_of_two_devices_the_slower_one_is_named_but_not_critical():
+    verdict = judge(slowed(equal(2), 1, burst=0.6, sustained=0.6))
+    assert (verdict.level, names(verdict)) == (WARN, {"device 1"})
+    assert verdict.reason.endswith("; too few others to tell how far healthy devices differ")
 
 
-@pytest.mark.parametrize("spread", [0.02, 0.03, 0.04])
-def test_cards_farther_apart_than_expected_raise_no_more_alarms_and_it_is_said(spread):
-    chance, count = random.Random(3), 100
-    verdicts = [judged(wide(spread, chance)) for _ in range(count)]
-    assert sum(each.level != OK for each in verdicts) <= improbable(FALSE_WARNINGS, count)
-    assert sum(bool(each.notes) for each in verdicts) >= 0.9 * count
+def test_a_device_is_compared_with_its_own_earlier_run_at_half_the_limit():
+    before = Baseline("a log", equal(4))
+    devices = slowed(equal(4), 3, burst=0.979, sustained=0.979)
+    assert judge(devices).level == OK
+    verdict = judge(devices, before)
+    assert (verdict.level, names(verdict)) == (WARN, {"device 3"})
+    assert "2.1% below the same card in a log (limit 2.0%)" in verdict.reason
+    assert judge(slowed(equal(4), 3, burst=0.95, sustained=0.95), before).level == CRITICAL
+    stranger = replace(devices[3], uuid_hash="another")
+    assert judge([stranger], before).level == OK
 
 
-def test_products_alone_farther_apart_than_expected_raise_the_alarms_that_the_docs_say():
-    chance, count = random.Random(20), 100
-    for spread in (0.02, 0.04):
-        levels = [judged(healthy(chance, burst=spread, sustained=spread)).level for _ in range(count)]
-        assert count - levels.count(OK) <= improbable(0.12, count)
+def test_another_card_of_a_baseline_is_compared_with_the_median_of_its_cards():
+    cards = [Device(0, name="H200", uuid_hash=str(rate), figures={BURST: rate}) for rate in (800, 845, 850)]
+    device = Device(0, name="H200", uuid_hash="new", figures={BURST: 745.0})
+    verdict = judge([device], Baseline("a log", cards))
+    assert f"{1 - 745 / 845:.1%} below a log (limit 7.5%)" in verdict.reason
+    assert judge([replace(device, figures={BURST: 790.0})], Baseline("a log", cards)).level == OK
 
 
-def test_what_could_go_unnoticed_among_cards_far_apart_is_printed_and_more_is_found():
-    chance, found = random.Random(4), []
-    for _ in range(60):
-        devices = wide(0.03, chance)
-        (note,) = judged(devices).notes or ("",)
-        told = re.fullmatch(
-            r"H200: the cards lie .*burst \d\.\d% \(expected 1\.2%\).*; "
-            r"a card up to (\d+)% slow in burst and sustained could go unnoticed",
-            note,
-        )
-        if told:
-            middle = {name: median(each.figures[name] for each in devices) for name in FIGURES}
-            slow = replace(devices[0], figures=middle)
-            factor = 1 - int(told[1]) / 100
-            found.append(0 in named(judged(spoilt([slow, *devices[1:]], 0, burst=factor, sustained=factor))))
-    assert len(found) > 20
-    assert fmean(found) > 0.9
+@pytest.mark.parametrize("changes", [{"name": "another card"}, {"dtype": "float16"}])
+def test_a_baseline_of_other_devices_says_nothing_of_these(changes):
+    devices = [replace(device, dtype="bfloat16") for device in equal(2)]
+    baseline = Baseline("the baseline x", [replace(devices[0], **changes, figures={BURST: 1e6})])
+    assert judge(devices, baseline).level == OK
+    verdict = judge(devices, baseline, must_fit=True)
+    assert (verdict.level, verdict.reason) == (UNKNOWN, "UNKNOWN: the baseline x has no figures of H200 in bfloat16")
 
 
-def test_slow_cards_do_not_widen_the_limits_that_they_are_held_to():
-    chance, found = random.Random(19), []
-    for _ in range(50):
-        devices = healthy(chance)
-        for slow in ({1}, {1, 6}):
-            devices = spoilt(devices, max(slow), burst=0.88, sustained=0.88)
-            verdict = judged(devices)
-            found.append(named(verdict) == slow and not verdict.notes)
-    assert found.count(False) <= improbable(0.05, len(found))
-
-
-def test_the_spread_of_drawn_cards_is_estimated_without_bias_whatever_the_slowest_does():
-    chance = random.Random(5)
-    for count in (3, 4, 8, 16):
-        drawn = [[math.exp(chance.gauss(0, 0.02)) for _ in range(count)] for _ in range(600)]
-        assert fmean(own_spread(values).value for values in drawn) == pytest.approx(0.02, rel=0.08)
-    values = sorted(drawn[0])
-    assert own_spread([values[0] / 2, *values[1:]]) == own_spread(values)
-    assert own_spread(values[:2]) is None
-
-
-def test_a_device_is_held_to_its_own_earlier_run_if_the_baseline_has_it():
-    chance, counts = random.Random(6), {0.0: 0, 0.02: 0}
-    for _ in range(60):
-        before = healthy(chance)
-        baseline = {"H200": Baseline({}, "a log", cards=again(chance, before))}
-        for slower in counts:
-            factor = 1 - slower
-            verdict = judged(spoilt(again(chance, before), 3, burst=factor, sustained=factor), baseline)
-            counts[slower] += 3 in named(verdict)
-    assert counts[0.0] <= 1
-    assert 60 - counts[0.02] <= improbable(0.05, 60)
-    (device,) = spoilt(before[:1], 0, burst=0.98, sustained=0.98)
-    verdict = judged([device], {"H200": Baseline({}, "a log", cards=before)})
-    assert verdict.level == WARN
-    assert "2.0% below the same card in a log" in verdict.reason
-    stranger = replace(device, uuid_hash="another")
-    assert judged([stranger], {"H200": Baseline({}, "a log", cards=before)}).level == OK
-
-
-def test_a_device_that_is_not_in_a_baseline_is_held_to_the_median_of_its_cards():
-    cards = [
-        Device(0, 0, 0, "H200", f"known{each}", figures={BURST: rate}) for each, rate in enumerate((800, 845, 850))
-    ]
-    device = Device(0, 0, 0, "H200", "new", figures={BURST: 700.0})
-    assert f"{1 - 700 / 845:.1%} below a log" in judged([device], {"H200": Baseline({}, "a log", cards=cards)}).reason
-
-
-def test_the_fastest_card_of_many_is_no_typical_one():
-    device = Device(0, 0, 0, "H200", figures={BURST: 845.0 * 0.945})
-    baseline = Baseline({BURST: 845.0}, "the fastest")
-    assert judged([device], {"H200": baseline}).level == WARN
-    assert judged([device], {"H200": replace(baseline, is_fastest=True)}).level == OK
+def test_devices_that_are_all_slow_are_found_by_the_baseline_only():
+    devices = equal(8)
+    for place in range(8):
+        devices = slowed(devices, place, burst=0.5, sustained=0.5)
+    assert judge(devices).level == OK
+    verdict = judge(devices, Baseline("results/x.jsonl", [replace(equal(1)[0], uuid_hash=None)]))
+    assert verdict.level == CRITICAL
+    assert "below results/x.jsonl" in verdict.reason and verdict.reason.endswith("; and 7 more devices")
 
 
 @pytest.mark.parametrize("stamp", ["20261122-094417", "20261122-101153", "20261122-101216"])
 def test_four_cards_of_a_recorded_node_are_ok(stamp):
-    logs = [read_run_log(path) for path in sorted(RESULTS.glob(f"find-bfloat16-burst-sustained-{stamp}*.jsonl"))]
-    devices = [with_figures(Device(rank, 0, rank), "find", log) for rank, log in enumerate(logs)]
+    paths = sorted(RESULTS.glob(f"find-bfloat16-burst-sustained-{stamp}*.jsonl"))
+    devices = [with_figures(Device(index), "find", read_run_log(path)) for index, path in enumerate(paths)]
     assert len(devices) == 4
-    assert judged(devices).level == OK
-    assert judged(devices, {devices[0].name: Baseline({}, "a log", cards=devices[1:])}).level == OK
+    assert judge(devices, read_baseline(paths[1:]), must_fit=True).level == OK
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_a_third_of_the_speed_is_critical_and_named(seed):
-    devices = spoilt(healthy(random.Random(seed)), 5, burst=1 / 3, sustained=1 / 3)
-    verdict = judged(devices)
-    assert (verdict.level, verdict.exit_code) == (CRITICAL, 2)
-    assert verdict.reason.startswith("CRITICAL: device 5 (uuid uuid5): ")
-    assert named(verdict) == {5}
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_ten_percent_slow_only_when_sustained_is_found(seed):
-    verdict = judged(spoilt(healthy(random.Random(seed)), 2, sustained=0.9))
-    assert verdict.level in (WARN, CRITICAL)
-    assert "sustained" in verdict.findings[0].text
-    assert named(verdict) == {2}
+def test_one_device_without_a_baseline_is_unknown():
+    assert (judge(equal(1)).level, judge(equal(1)).exit_code) == (UNKNOWN, 3)
+    assert judge(equal(1), Baseline("a log", equal(1))).level == OK
+    assert judge([]).level == UNKNOWN
 
 
 @pytest.mark.parametrize("share", [0.1, 0.5])
-def test_a_tenth_of_the_time_throttled_is_found_and_the_power_limit_is_none(share):
-    devices = healthy(random.Random(3))
+def test_a_tenth_of_the_time_throttled_is_found_but_not_the_power_limit(share):
+    devices = equal(8)
     devices[1] = replace(devices[1], throttled={"power cap": 1.0, "hardware thermal slowdown": 0.09})
-    assert judged(devices).level == OK
+    assert judge(devices).level == OK
     devices[6] = replace(devices[6], throttled={"power cap": 1.0, "hardware thermal slowdown": share})
-    verdict = judged(devices)
+    verdict = judge(devices)
     assert verdict.level == WARN
     assert f"throttled {share:.0%} of the time by hardware thermal slowdown" in verdict.reason
 
 
-def test_a_failure_is_critical_whatever_the_figures():
-    devices = healthy(random.Random(4))
-    devices[3] = replace(devices[3], failures=("5 of 5000 launches gave another output than the first",))
-    verdict = judged(devices)
-    assert verdict.level == CRITICAL
-    assert verdict.reason == "CRITICAL: device 3 (uuid uuid3): 5 of 5000 launches gave another output than the first"
-
-
-def test_all_devices_slow_alike_are_found_by_the_baseline_alone():
-    devices = healthy(random.Random(5))
-    for rank in range(8):
-        devices = spoilt(devices, rank, burst=0.5, sustained=0.5)
-    assert judged(devices).level == OK
-    verdict = judged(devices, {"H200": Baseline(FIGURES, "results/x.jsonl")})
-    assert verdict.level == CRITICAL
-    assert "below results/x.jsonl" in verdict.reason
-    assert verdict.reason.endswith("; and 7 more devices")
-
-
-def test_one_device_without_a_baseline_is_unknown_and_with_one_is_judged():
-    devices = healthy(random.Random(6), devices=1)
-    assert (judged(devices).level, judged(devices).exit_code) == (UNKNOWN, 3)
-    assert judged(devices, {"H200": Baseline(FIGURES, "a log")}).level == OK
-
-
-def test_of_two_devices_the_slower_one_is_blamed():
-    verdict = judged(spoilt(healthy(random.Random(7), devices=2), 1, burst=0.6, sustained=0.6))
-    assert named(verdict) == {1}
-
-
-def test_devices_of_another_model_are_no_peers():
-    devices = healthy(random.Random(8))
-    half = {name: value / 2 for name, value in FIGURES.items()}
-    others = [Device(8 + each, 1, each, "H100 PCIe", figures=half) for each in range(2)]
-    assert judged([*devices, *others]).level == OK
-
-
-def test_what_was_not_measured_is_unknown_but_never_hides_what_is_worse():
-    devices = healthy(random.Random(9))
+def test_a_failure_is_critical_and_hides_what_is_not_as_bad():
+    devices = equal(8)
     devices[0] = replace(devices[0], lacks=("no sustained ceiling: the budget ended",))
-    assert judged(devices).level == UNKNOWN
-    assert judged(spoilt(devices, 1, burst=0.3)).level == CRITICAL
-    assert judged([]).level == UNKNOWN
+    assert judge(devices).level == UNKNOWN
+    devices[3] = replace(devices[3], figures={}, failures=("5 of 5000 launches gave another output than the first",))
+    verdict = judge(devices)
+    assert verdict.level == CRITICAL
+    assert verdict.reason.startswith("CRITICAL: device 3 (uuid uuid3): 5 of 5000 launches gave another output")
 
 
-def test_among_64_nodes_of_8_the_slow_devices_are_named():
+def test_devices_of_another_model_are_not_compared():
+    half = {name: value / 2 for name, value in FIGURES.items()}
+    assert judge([*equal(8), *(Device(index, 1, "H100 PCIe", figures=half) for index in range(2))]).level == OK
+
+
+def test_slow_devices_among_64_nodes_are_named():
     devices = healthy(random.Random(10), nodes=64)
-    assert judged(devices).level == OK
-    for rank in (100, 333):
-        devices = spoilt(devices, rank, burst=0.85, sustained=0.85)
-    verdict = judged(devices)
-    assert named(verdict) == {100, 333}
-    assert "node 12 device 4" in " ".join(finding.text for finding in verdict.findings)
+    for place in (100, 333):
+        devices = slowed(devices, place, burst=0.85, sustained=0.85)
+    assert {"node 12 device 4", "node 41 device 5"} <= names(judge(devices))
 
 
-def test_64_healthy_nodes_raise_no_more_alarms_than_one():
-    chance = random.Random(11)
-    assert [judged(healthy(chance, nodes=64)).level for _ in range(10)].count(OK) == 10
+def test_a_figure_that_is_too_noisy_is_a_warning_and_is_not_compared():
+    """Seen on two H200, one of them loaded by another process: 726 and 846 TFLOPS, the first known to 412 %."""
+    devices = slowed(equal(3), 1, burst=0.6)
+    noisy = [replace(device, half_widths={BURST: 4.12 if device.index == 1 else 0.003}) for device in devices]
+    (finding,) = judge(noisy).findings
+    assert (finding.level, finding.place) == (WARN, "device 1")
+    assert "is too noisy to compare (+-412%): something else runs on the device" in finding.text
+
+
+def test_copies_to_the_host_are_compared_even_if_they_disturb_one_another():
+    """Seen on four H200 that copied at once: each rate was known to a fifth."""
+    devices = [replace(device, half_widths={TO_HOST: 0.2}) for device in equal(4)]
+    assert judge(devices).level == OK
+    assert names(judge(slowed(devices, 2, to_host=0.25))) == {"device 2"}
 
 
 def test_a_synchronous_job_loses_what_the_slowest_lacks_to_the_mean():
-    devices = [Device(rank, 0, rank, figures={SUSTAINED: value}) for rank, value in enumerate([700.0, 700.0, 640.0])]
+    devices = [Device(index, figures={SUSTAINED: value}) for index, value in enumerate([700.0, 700.0, 640.0])]
     assert lost(devices) == pytest.approx(1 - 640 / 680)
 
 
-def test_a_figure_that_nobody_knows_well_blames_nobody():
-    devices = spoilt(healthy(random.Random(14)), 3, burst=0.8)
-    assert judged(devices).level == CRITICAL
-    unsure = [replace(device, half_widths={BURST: 0.5}) for device in devices]
-    found = judged(unsure)
-    assert found.level == WARN
-    assert all("is known to +-50% only: something else runs on it" in finding.text for finding in found.findings)
-
-
-def test_a_card_that_something_else_runs_on_is_named():
-    """As seen on two H200, one of them loaded by another process: 726 against 846 TFLOPS, known to 412 %."""
-    devices = spoilt(healthy(random.Random(11), devices=2), 1, burst=0.86)
-    loaded = [replace(device, half_widths={BURST: 4.12 if device.rank == 1 else 0.003}) for device in devices]
-    found = judged(loaded)
-    assert found.level == WARN
-    assert [finding.rank for finding in found.findings] == [1]
-
-
-@pytest.mark.parametrize("figure", [TO_DEVICE, TO_HOST])
-def test_devices_that_hold_each_other_back_on_the_way_to_the_host_are_healthy(figure):
-    """As seen on four H200 whose copies of the same moment scattered by a fifth."""
-    devices = healthy(random.Random(17), devices=4)
-    scattered = [replace(device, half_widths={**device.half_widths, figure: 0.2}) for device in devices]
-    assert judged(scattered).level == OK
-    slow = judged(spoilt(scattered, 2, **{figure: 0.25}))
-    assert [finding.rank for finding in slow.findings] == [2]
-
-
-@pytest.mark.parametrize("degrees", [0, 3])
-def test_a_limit_is_what_the_rate_says(degrees):
-    chance, count = random.Random(12), 20_000
-    most = Spread(1.0, degrees).quantile(0.05)
-
-    def drawn():
-        scale = math.sqrt(fmean(chance.gauss(0, 1) ** 2 for _ in range(degrees))) if degrees else 1.0
-        return chance.gauss(0, 1) / scale
-
-    assert sum(drawn() > most for _ in range(count)) / count == pytest.approx(0.05, abs=0.005)
-
-
-def test_the_median_of_the_others_is_known_to_scatter_itself():
-    devices = [Device(rank, 0, rank, "H200", figures={BURST: 845.0}) for rank in range(4)]
-    most = Spread(1.0).quantile(FALSE_WARNINGS / 4) * EXPECTED[BURST] * math.sqrt(1 + math.pi / 2 / 3)
-    assert judged(spoilt(devices, 2, burst=1 - most + 0.001)).level == OK
-    assert judged(spoilt(devices, 2, burst=1 - most - 0.001)).level == WARN
-
-
-def test_what_is_slow_in_burst_and_sustained_is_found_though_neither_would_be():
-    devices = [Device(rank, 0, rank, "H200", figures=FIGURES) for rank in range(8)]
-    for slow in ({BURST: 0.958}, {SUSTAINED: 0.958}):
-        assert judged(spoilt(devices, 3, **slow)).level == OK
-    (finding,) = judged(spoilt(devices, 3, burst=0.958, sustained=0.958)).findings
-    assert finding.text.startswith("device 3: burst and sustained, 4.2% below the median of 7 others")
-
-
-def test_what_too_few_cards_to_tell_their_spread_say_is_critical_only_if_it_is_far_slower():
-    for count, level in ((2, WARN), (4, CRITICAL)):
-        devices = [Device(rank, 0, rank, "H200", figures=FIGURES) for rank in range(count)]
-        assert judged(spoilt(devices, 1, burst=0.85, sustained=0.85)).level == level
-        assert judged(spoilt(devices, 1, burst=0.6, sustained=0.6)).level == CRITICAL
-
-
-def test_cards_far_apart_are_mentioned_in_what_is_printed():
-    devices = wide(0.04, random.Random(3))
-    verdict = judged(devices)
-    (note,) = verdict.notes
-    assert note in render_node("table", Run(8), devices, verdict)
-    assert json.loads(render_node("json", Run(8), devices, verdict))["notes"] == [note]
-
-
-def test_a_card_that_is_slow_under_load_alone_is_found_among_cards_far_apart():
-    devices = spoilt(wide(0.03, random.Random(18)), 4, sustained=0.9)
-    assert named(judged(devices)) == {4}
-
-
-@settings(max_examples=30)
-@given(st.lists(st.floats(0.1, 1e3), min_size=2, max_size=9))
-def test_the_median_of_the_others_leaves_one_out(values):
-    expected = [median(values[:each] + values[each + 1 :]) for each in range(len(values))]
-    assert others_medians(values) == pytest.approx(expected)
-
-
-def test_a_device_survives_the_way_from_rank_to_rank():
-    device = replace(healthy(random.Random(13))[0], failures=("a",), throttled={"power cap": 0.5})
-    assert Device.from_record(device.record()) == device
-
-
 @pytest.mark.parametrize(
-    ("figure", "value", "told"),
-    [
-        *((BURST, 845.0, "845.0 TFLOPS"), (SUSTAINED, 698.0, "698.0 TFLOPS"), (COPY, 4.26, "4.260 TB/s")),
-        *((READ, 4.29, "4.290 TB/s"), (TO_DEVICE, 0.0555, "55.50 GB/s"), (TO_HOST, 0.0554, "55.40 GB/s")),
-        (TO_PEER, 0.3914, "391.4 GB/s"),
-    ],
+    ("figure", "value", "text"),
+    [(BURST, 845.0, "845.0 TFLOPS"), (COPY, 4.26, "4.260 TB/s"), (TO_DEVICE, 0.0555, "55.50 GB/s")],
 )
-def test_a_figure_is_shown_in_its_unit(figure, value, told):
-    assert shown(figure, value) == told
+def test_a_figure_is_shown_in_its_unit(figure, value, text):
+    assert shown(figure, value) == text

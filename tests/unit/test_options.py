@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import pytest
 
-from mamf.choices import FORMATS, NODE_FORMATS
+from mamf.choices import FORMATS
 from mamf.cli import COMMANDS, main, module_of
 from mamf.cli.options.parser import Parser
 from mamf.cli.options.shared import OPTIONS
@@ -169,7 +169,6 @@ def test_help_is_printed(name, capsys):
 
 def test_formats_are_those_that_can_be_rendered():
     assert tuple(formats.FORMATS) == FORMATS
-    assert NODE_FORMATS[:-1] == FORMATS
 
 
 @pytest.mark.parametrize("command", ["roofline", "explain"])

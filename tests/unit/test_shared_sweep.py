@@ -34,8 +34,8 @@ from mamf.logs.records import ceiling_record
 from mamf.logs.run_log import read_run_log
 from mamf.logs.writer import RunLogWriter
 from mamf.node.children import PHASE, WAITS, Event
-from mamf.node.sharing import DevicePool, SharedSweep, Shares
-from mamf.node.worker import ASKS, DEVICE, assignment
+from mamf.node.sharing import DevicePool, SharedSweep
+from mamf.node.worker import DEVICE, assignment
 from mamf.operations import unknown
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape
@@ -73,9 +73,9 @@ class Card(simulated_node.Node):
 def shared(run):
     """Run a command on simulated devices that share it in virtual time; returns what it said, and its log."""
 
-    def command(*arguments, backends=Card, ends=None, hangs=(), on_row=None):
+    def command(*arguments, backends=Card, gone=(), hangs=(), on_row=None):
         with pytest.MonkeyPatch.context() as patch:
-            virtual_pool.install(patch, backends, ends, hangs)
+            virtual_pool.install(patch, backends, gone, hangs)
             if on_row:
                 patch.setattr(Progress, "add", on_row)
             said = run(*arguments)
@@ -101,12 +101,12 @@ def test_two_processes_share_a_sweep_and_its_log_is_one(run, monkeypatch):
     assert "burst bfloat16: device 1 " in out
 
 
-def test_each_takes_the_next_shape_when_it_is_free_and_the_best_is_chosen_as_of_the_first(shared):
+def test_shapes_are_dealt_out_and_the_best_is_chosen_as_of_the_first(shared):
     (code, out, err), log = shared(*SWEEP, *GRID)
     assert (code, err) == (0, "")
     assert {row.shape for row in own(log)} == set(log.plan.shapes)
     assert len(own(log)) == len(log.plan.shapes)
-    assert len({row.device for row in own(log)}) == 4
+    assert [sum(row.device == device for row in own(log)) for device in range(4)] == [3, 3, 3, 3]
     for row in log.measurements:
         assert row.device_speed == pytest.approx(SPEEDS[row.device], rel=0.002)
     best = max(own(log), key=lambda row: row.comparable_rate)
@@ -139,26 +139,20 @@ def test_four_devices_measure_at_least_3_7_times_as_many_shapes_a_second(monkeyp
 # -- devices that fail -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("hangs", [(), (1,)], ids=["gone", "hangs"])
-def test_what_a_device_that_fails_had_taken_is_done_by_the_others(shared, hangs):
-    (code, _, err), log = shared(*SWEEP, *GRID, ends={1: 3}, hangs=hangs)
-    assert code == 0
-    assert {row.shape for row in own(log)} == set(log.plan.shapes)
-    assert sum(row.device == 1 for row in own(log)) == 2
-    told = "it hangs: silent for 300 s (burst)" if hangs else "it ended while it measured (burst): killed by signal 9"
-    assert err == f"mamf: device 1 failed: {told}; the other devices take over\n"
-    assert log.summary["reason"] == f"device 1 failed: {told}"
-    assert log.tier == "complete"
-
-
-def test_a_device_that_hangs_is_ended_while_the_others_go_on(monkeypatch):
-    pools = virtual_pool.install(monkeypatch, Card, {1: 3}, hangs=(1,))
-    plan = sweep_plan(tuple(GRID_SHAPES), MatmulProblem(), precision=0.2)
-    with DevicePool("simulated", range(4)) as pool:
-        list(SharedSweep(with_common(plan), pool, "simulated.mm").results())
-        hanging = pools[0].processes[1].thread
-        hanging.join(5)
-        assert not hanging.is_alive()
+@pytest.mark.parametrize("hangs", [False, True], ids=["gone", "hangs"])
+def test_a_device_that_fails_leaves_its_shapes_to_a_resumed_run(shared, hangs):
+    (code, _, err), log = shared(*SWEEP, *GRID, **({"hangs": (1,)} if hangs else {"gone": (1,)}))
+    assert code == 1
+    assert len(own(log)) == 9 and 1 not in {row.device for row in own(log)}
+    reason = (
+        "it hangs: silent for 300 s (measuring)"
+        if hangs
+        else "it ended while it measured (measuring): killed by signal 9"
+    )
+    assert err.startswith(f"mamf: device 1 failed: {reason}\n")
+    assert log.summary["reason"] == "device 1 failed; --resume measures the rest"
+    (code, _, _), log = shared("sweep", "--resume", "log.jsonl", "--devices", "0", "2")
+    assert (code, log.tier, len(own(log))) == (0, "complete", 12)
 
 
 def test_a_device_that_cannot_be_opened_is_named_and_the_rest_share(run, monkeypatch):
@@ -168,7 +162,7 @@ def test_a_device_that_cannot_be_opened_is_named_and_the_rest_share(run, monkeyp
     code, _, err = run(*SWEEP, *GRID)
     log = read_run_log(run.folder / "log.jsonl")
     assert (code, len(own(log)), [device.index for device in log.devices]) == (0, 12, [0])
-    assert err == "mamf: device 1 failed: the device cannot be opened; the other devices take over\n"
+    assert err == "mamf: device 1 failed: the device cannot be opened\n"
 
 
 class Lost(Card):
@@ -178,12 +172,6 @@ class Lost(Card):
         if self.launches > 20:
             raise RuntimeError("CUDA error: device lost")
         super().synchronize()
-
-
-def test_no_others_are_told_of_where_the_last_device_fails(shared):
-    (_, _, err), _ = shared(*SWEEP, *GRID, ends={0: 4, 1: 3, 2: 3, 3: 2})
-    assert err.count("; the other devices take over") == 3
-    assert err.endswith("killed by signal 9\n")
 
 
 def test_every_device_that_can_be_is_opened_before_any_measures(monkeypatch):
@@ -217,7 +205,7 @@ def test_a_log_whose_first_device_cannot_be_opened_is_gone_on_with_by_the_others
     code, _, err = run("sweep", "--resume", "log.jsonl")
     log = read_run_log(run.folder / "log.jsonl")
     assert (code, log.tier, len(own(log))) == (0, "complete", 12)
-    assert err == "mamf: device 0 failed: the device cannot be opened; the other devices take over\n"
+    assert err == "mamf: device 0 failed: the device cannot be opened\n"
 
 
 class Stuck(Card):
@@ -233,78 +221,28 @@ def test_a_device_in_a_launch_that_never_ends_is_let_go_when_the_one_is_gone_who
     monkeypatch.setitem(simulated_node.POINTS[discovery.BACKENDS], "simulated", "test_shared_sweep:Stuck")
     plan = sweep_plan((MatmulShape(8192, 8192, 8192),), MatmulProblem())
     with DevicePool("simulated", [0]) as pool:
-        pool.send(0, assignment(plan, "simulated.mm", {}))
-        while ASKS not in pool.next()[1]:
-            pass
-        pool.send(0, [0])
+        pool.send(0, assignment(plan, "simulated.mm", [0], {}))
         while not (run.folder / "stuck").exists():
             time.sleep(0.001)
         pool._children.dismiss()  # as where the leader is killed
         assert pool._children.processes[0].wait(10) == EXIT_CODE
 
 
-def test_a_device_that_fails_in_a_row_gives_the_step_back(shared):
+def test_a_device_that_is_lost_in_a_row_costs_that_row(shared):
     (code, _, err), log = shared(*SWEEP, *GRID, backends=lambda index: (Lost if index == 2 else Card)(index))
-    assert code == 0
-    assert len(own(log)) == 12
-    assert all(row.ok for row in own(log))
-    assert err.startswith("mamf: device 2 failed: simulated.mm at ")
-    assert err.endswith(
-        " lost the device (RuntimeError: CUDA error: device lost); --resume continues in a new process; "
-        "the other devices take over\n"
-    )
-
-
-def test_where_every_device_fails_the_log_says_so_and_is_gone_on_with(shared):
-    (code, _, err), log = shared(*SWEEP, *GRID, ends={0: 4, 1: 3, 2: 3, 3: 2})
     assert code == 1
-    assert log.summary["reason"] == "every device failed; --resume continues with those that can be opened"
-    assert err.count(" failed: ") == 4
-    assert 0 < len(own(log)) < 12
-    before = len(log.measurements)
-    (code, _, _), log = shared("sweep", "--resume", "log.jsonl", "--devices", "0", "2")
+    (lost,) = (row for row in own(log) if not row.ok)
+    assert lost.device == 2
+    assert err.startswith(f"mamf: device 2 failed: simulated.mm at {lost.shape} lost the device (RuntimeError: CUDA")
+
+
+def test_if_every_device_fails_the_log_says_so_and_can_be_resumed(shared):
+    (code, _, err), log = shared(*SWEEP, *GRID, "--devices", "0", "1", gone=(0, 1))
+    assert code == 1
+    assert log.summary["reason"] == "device 0, device 1 failed; --resume measures the rest"
+    assert err.count(" failed: ") == 2
+    (code, _, _), log = shared("sweep", "--resume", "log.jsonl")
     assert (code, log.tier, len(own(log))) == (0, "complete", 12)
-    assert {row.device for row in log.measurements[before:]} == {0, 2}
-
-
-def test_devices_take_several_parts_while_many_wait_and_one_by_one_in_the_end():
-    shares = Shares([[step] for step in range(40)], devices=2)
-    taken = []
-    while shares.waiting:
-        taken.append(shares.take(0))
-        shares.finish(0)
-    assert [step for part in taken for step in part] == list(range(40))
-    assert [len(part) for part in taken] == [4, 4, 4, 3, 3, 2, 2, 2, 2, *[1] * 14]
-
-
-def test_a_step_that_more_than_one_device_ends_on_is_left():
-    shares = Shares([[0, 1], [2]], devices=3)
-    assert shares.take(0) == [0, 1]
-    shares.answer(0, 0)
-    assert shares.give_back(0) is None
-    assert shares.take(1) == [1]
-    assert shares.give_back(1) == 1
-    assert shares.take(2) == [2]
-    assert not shares.are_done
-    shares.finish(2)
-    assert (shares.left, shares.are_done) == ([2], True)
-
-
-class Frail(Card):
-    """Whose process one shape ends."""
-
-    def compute(self, cycles, operands):
-        if operands[0] == GRID_SHAPES[3]:
-            raise virtual_pool.Ended
-        super().compute(cycles, operands)
-
-
-def test_the_step_that_took_two_devices_is_named(shared):
-    (code, _, _), log = shared(*SWEEP, *GRID, backends=Frail)
-    assert code == 1
-    told = f"1 step is left that more than one device ended on, the first burst {GRID_SHAPES[3]}"
-    assert log.summary["reason"] == told
-    assert len(own(log)) == 11
 
 
 class Crashes(Card):
@@ -322,24 +260,19 @@ class CrashesOften(Crashes):
     most = 10**6
 
 
-def test_a_step_that_crashes_two_processes_is_a_row_and_the_others_measure_the_rest(shared):
+def test_a_crash_costs_its_row_and_a_resumed_run_measures_the_rest(shared):
     (code, _, err), log = shared(*SWEEP, *GRID, backends=Crashes)
-    assert (code, log.tier, len(own(log))) == (0, "complete", 12)
+    assert code == 1
     (row,) = (row for row in own(log) if not row.ok)
     assert (row.shape, row.reason) == (GRID_SHAPES[3], "crashed the process (SIGSEGV)")
-    assert err.count(f"simulated.mm at {row.shape} crashed the process (SIGSEGV); the other devices take over") == 2
-    before = len(log.measurements)
-    (code, _, _), log = shared("sweep", "--resume", "log.jsonl")
-    assert (code, len(log.measurements)) == (0, before)
+    assert err.count(f"simulated.mm at {row.shape} crashed the process (SIGSEGV)") == 1
+    (code, _, _), log = shared("sweep", "--resume", "log.jsonl", backends=Crashes)
+    assert (code, log.tier, len(own(log))) == (0, "complete", 12)
 
 
-def test_where_a_kernel_crashes_every_process_its_rows_say_so_and_a_resumed_run_leaves_it_out(shared):
-    (code, _, _), log = shared(*SWEEP, *GRID, backends=CrashesOften)
-    assert code == 1
-    assert log.summary["reason"] == "every device failed; --resume continues with those that can be opened"
-    assert any(row.is_fatal for row in log.measurements)
-    for _ in range(2):
-        (code, _, _), log = shared("sweep", "--resume", "log.jsonl", backends=CrashesOften)
+def test_a_kernel_that_crashes_every_process_is_left_out_after_three_times(shared):
+    for arguments in ([*SWEEP, *GRID], *[["sweep", "--resume", "log.jsonl"]] * 3):
+        (code, _, _), log = shared(*arguments, backends=CrashesOften)
     assert (code, log.tier, len(own(log))) == (0, "complete", 12)
     assert {row.shape for row in own(log) if row.ok} <= set(GRID_SHAPES[:3])
     assert sum(row.reason == "ended the process three times: not launched" for row in own(log)) > 5

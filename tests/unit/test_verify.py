@@ -21,8 +21,8 @@ from mamf.engine.strategies.verify import VerifySweep, draw, verify_plan
 from mamf.logs.run_log import read_run_log
 from mamf.measurement import CHECKED_LAUNCHES, CHECKED_VALUES
 from mamf.node.device import DeviceRun
-from mamf.node.figures import Place
-from mamf.node.gathering import Run, device_of, logs_of
+from mamf.node.devices import Device
+from mamf.node.logs import Run, device_of, logs_of
 from mamf.operation import random_sizes
 from mamf.plugins.discovery import operation
 from mamf.report.verification import counts, max_wrong_share, verdict_lines, wrong_share_range
@@ -196,9 +196,8 @@ def test_a_verification_has_no_rates_to_compare_reproduce_or_collect(run):
 def test_a_node_that_verifies_reports_a_wrong_device(tmp_path, monkeypatch):
     kernels = {"mamf.testing:SimulatedMatmul": SimulatedMatmul()}
     monkeypatch.setattr("mamf.node.device.kernels_to_verify", lambda backend, names: kernels)
-    place = Place(0, 0, 0)
-    DeviceRun(SimulatedBackend(physics=Physics(faulty_unit=0)), place, tmp_path, verify_seconds=0.02)._part("verify")
-    device = device_of(place, logs_of(tmp_path, place), Run(1))
+    DeviceRun(SimulatedBackend(physics=Physics(faulty_unit=0)), tmp_path, verify_seconds=0.02)._part("verify")
+    device = device_of(Device(0), logs_of(tmp_path, 0), Run([0]))
     assert device.failures[0].startswith("wrong results in verify: ")
 
 

@@ -26,15 +26,13 @@ ENDING.append(Ended)
 
 
 class Device:
-    """A worker of its own thread, which runs only between what it is told and what it asks next.
-
-    ``ends``: after so many lines (the first is the plan) it is gone without a word, or hangs where ``hangs``.
+    """A worker in a thread, which runs from its steps to its end. ``is_gone``: it ends without a word once it has its
+    steps; ``hangs``: it never reads them.
     """
 
-    def __init__(self, rank, backend, ends, hangs):
-        self.rank, self.backend, self.ends, self.hangs = rank, backend, ends, hangs
+    def __init__(self, rank, backend, is_gone, hangs):
+        self.rank, self.backend, self.is_gone, self.hangs = rank, backend, is_gone, hangs
         self.lines, self.events, self.is_idle = Queue(), [], threading.Event()
-        self.heard = 0
         self.thread = threading.Thread(target=self.run, daemon=True)
         self.thread.start()
 
@@ -57,9 +55,8 @@ class Device:
     def receive(self):
         self.is_idle.set()
         line = self.lines.get()
-        if line is GONE or (self.heard == self.ends and not self.hangs):
+        if line is GONE or self.is_gone:
             raise Ended
-        self.heard += 1
         return line
 
     def end(self, code):
@@ -74,9 +71,9 @@ class Device:
 class VirtualChildren:
     """As Children: the next event is the earliest of all, once every device waits or has ended."""
 
-    def __init__(self, backends, ends, hangs=()):
+    def __init__(self, backends, gone, hangs):
         self.processes = {
-            rank: Device(rank, backend, ends.get(rank, -1), rank in hangs) for rank, backend in backends.items()
+            rank: Device(rank, backend, rank in gone, rank in hangs) for rank, backend in backends.items()
         }
         self.time, self._due, self._number = 0.0, [], 0
 
@@ -96,7 +93,7 @@ class VirtualChildren:
 
     def send(self, rank, line):
         device = self.processes[rank]
-        if device.hangs and device.heard == device.ends:
+        if device.hangs:
             return
         device.backend.host_time = max(device.backend.host_time, self.time)
         device.is_idle.clear()
@@ -111,12 +108,12 @@ class VirtualChildren:
             device.thread.join(10)
 
 
-def install(patch, backends, ends=None, hangs=()):
+def install(patch, backends, gone=(), hangs=()):
     """Pools are of these simulated devices, by index; returns a list that the children of each are added to."""
     made = []
 
     def started(pool):
-        made.append(VirtualChildren({rank: backends(rank) for rank in pool.devices}, ends or {}, hangs))
+        made.append(VirtualChildren({rank: backends(rank) for rank in pool.devices}, gone, hangs))
         pool.watch.now = lambda: made[-1].time
         pool.watch.go_on(pool.devices, "")
         return made[-1]

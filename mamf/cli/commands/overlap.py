@@ -17,9 +17,7 @@ from mamf.engine.strategies.overlap import DEFAULT_SECONDS, Overlapping, cells_o
 from mamf.errors import UsageError
 from mamf.logs.run_log import RunLog, read_run_log
 from mamf.measurement import Measurement
-from mamf.node.figures import Launched, launched
-from mamf.node.group import Meeting, of_all
-from mamf.node.ranks import visible_index
+from mamf.node.group import Launched, launched, launched_group, of_all
 from mamf.operations.collective.operation import COLLECTIVES
 from mamf.operations.overlap.operation import TIMED, Pair
 from mamf.plans import OVERLAP, Plan
@@ -47,8 +45,9 @@ def run(options: argparse.Namespace) -> int:
         ranks = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}", "-m", "mamf")
         return subprocess.call([sys.executable, *ranks, *options.typed], stdout=stdout())
     if own is not None:
-        options.backend, options.device = name, visible_index(name, own.place.index)
-    if own is not None and own.place.rank:
+        # A launcher may hide the devices of the other ranks.
+        options.backend, options.device = name, own.index % max(count, 1)
+    if own is not None and own.rank:
         return 0 if list(ranked(Overlapping(open_backend(name, options.device), Pair(), ()), own)) else 1
     options.operation = OVERLAP
     vars(options).update(dict.fromkeys(("kernel", "precision", "regime", "no_flush")))
@@ -64,7 +63,7 @@ def ranked(run: Overlapping, own: Launched | None) -> Iterator[Measurement]:
     if own is None:
         yield from run.results()
         return
-    with Meeting.of(own, _PATIENCE_SECONDS).group(own, run.backend, _PATIENCE_SECONDS, OVERLAP):
+    with launched_group(own, run.backend, _PATIENCE_SECONDS):
         run.of_all = of_all
         run.cells, run.seconds, run.budget_seconds = of_all((run.cells, run.seconds, run.budget_seconds))[0]
         yield from run.results()

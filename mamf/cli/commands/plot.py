@@ -12,10 +12,9 @@ from mamf.errors import UsageError
 from mamf.kinds.registry import chart_of
 from mamf.logs.legacy import read_legacy_or_none
 from mamf.logs.run_log import RunLog
-from mamf.node.baselines import contributed_baselines, headers_of
-from mamf.node.gathering import devices_of
+from mamf.node.logs import contributed_baseline, read_nodes
 from mamf.node.report import node_chart
-from mamf.node.verdict import judged
+from mamf.node.verdict import judge
 from mamf.operations.attention.operation import is_attention
 from mamf.profiling.counters.chart import counters_chart
 from mamf.profiling.counters.log import counted_in
@@ -75,8 +74,8 @@ def _of_profiles(options: argparse.Namespace, found: Sequence[tuple[str, Profile
 
 def _of_nodes(options: argparse.Namespace) -> Chart:
     _require_no_choice(options, "a node")
-    _, devices = devices_of(options.logs)
-    return node_chart(devices, judged(devices, contributed_baselines(devices, headers_of(options.logs))))
+    _, devices = read_nodes(options.logs)
+    return node_chart(devices, judge(devices, contributed_baseline(devices)))
 
 
 def _require_no_choice(options: argparse.Namespace, what: str) -> None:

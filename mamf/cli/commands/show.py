@@ -13,6 +13,9 @@ from mamf.kinds.registry import kind_of
 from mamf.logs.comparability import require_same_card
 from mamf.logs.legacy import read_legacy_or_none
 from mamf.logs.run_log import RunLog
+from mamf.node.logs import contributed_baseline, is_node_folder, read_nodes
+from mamf.node.report import node_document
+from mamf.node.verdict import judge
 from mamf.plans import SWEEP
 from mamf.profiling.counters.log import counted_in
 from mamf.profiling.counters.report import counters_document
@@ -24,6 +27,11 @@ from mamf.report.imported import finder_document
 
 
 def run(options: argparse.Namespace) -> int:
+    if is_node_folder(options.log):
+        not_together, devices = read_nodes([options.log])
+        verdict = judge(devices, contributed_baseline(devices))
+        print_document(options, node_document(devices, verdict, not_together))
+        return 0
     if options.log.is_dir():
         print_document(options, ranks_document(read_rank_logs(options.log), len(rank_logs(options.log))))
         return 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from mamf.choices import NODE_FORMATS, UNKNOWN, VERDICT_EXIT_CODES
+from mamf.choices import UNKNOWN, VERDICT_EXIT_CODES
 from mamf.cli.options.parser import Parser
 from mamf.cli.options.shared import add
 from mamf.cli.options.values import duration, index
@@ -14,10 +14,8 @@ from mamf.plans import NODE_BUDGET_SECONDS, VERIFY_BUDGET_SECONDS
 EXAMPLES = """examples:
   mamf node                                     all devices here; exit code 0 OK, 1 WARN, 2 CRITICAL, 3 UNKNOWN
   mamf node --format json --baseline FIND_LOG   for a gate: compare with a card that is known to be good
-  torchrun --nnodes 4 --nproc-per-node gpu -m mamf node
-  srun --ntasks-per-node 8 python -m mamf node  one rank per device; see docs/cluster.md
-  mamf node --resume FOLDER                     measure only what is missing
-  mamf node --from FOLDER [FOLDER...]           the verdict again, from logs alone
+  srun --ntasks-per-node 1 mamf node --output-folder FOLDER   on several machines, each in a folder of its own
+  mamf node --from FOLDER [FOLDER...]           one verdict over one or more machines, from logs alone
 """
 
 
@@ -30,7 +28,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add(group, "--devices", default_text="all")
     add(group, "--dtype", nargs=None)
     add(group, "--kernel", default_text="all but those that compile for minutes; the first one searches")
-    add(group, "--budget", default_text=f"{NODE_BUDGET_SECONDS:.0f}s for the find on each device")
+    add(group, "--budget", default_text=f"{NODE_BUDGET_SECONDS:.0f}s for what each device measures alone")
     group.add_argument(
         "--verify",
         type=duration,
@@ -48,20 +46,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add(judging, "--patience", default=_PATIENCE_SECONDS, default_text="2m")
     group = parser.add_argument_group("run")
     add(group, "--output-folder", default_text="a name with the date")
-    add(group, "--resume", metavar="FOLDER")
-    add(group, "--from", dest="logs", action=_Reading, nargs="+")
+    add(group, "--from", dest="logs", nargs="+")
     add(group, "--dry-run")
     group.add_argument("--led", nargs=4, type=index, help=argparse.SUPPRESS)
-    add(parser, "--format", choices=NODE_FORMATS)
-    add(parser, "--wide")
+    add(parser, "--format", "--wide")
     if isinstance(parser, Parser):
         parser.usage_exit_code = VERDICT_EXIT_CODES[UNKNOWN]  # 2 is a bad device
-
-
-class _Reading(argparse.Action):
-    """Another module reads logs, without torch."""
-
-    def __call__(
-        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: object, option: object = None
-    ) -> None:
-        namespace.logs, namespace.module = values, "node_reading"

@@ -135,7 +135,7 @@ def add_run_options(parser: argparse.ArgumentParser, budget: str = OPTIONS["--bu
 
 
 def add_devices_options(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("several devices", "share a run: each takes the next shape when it is free")
+    group = parser.add_argument_group("several devices", "share a run: shapes are dealt out to them in turn")
     add(group, "--devices", "--patience")
 
 

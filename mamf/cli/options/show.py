@@ -15,6 +15,6 @@ EXAMPLES = """examples:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("log", type=Path, metavar="LOG", help="a run log")
+    parser.add_argument("log", type=Path, metavar="LOG", help="a run log, or a folder of 'mamf node' or of ranks")
     add(parser, "--ceiling", default_text="rows have no share of the roof")
     add_output_options(parser)

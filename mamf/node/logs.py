@@ -1,22 +1,25 @@
-"""Builds devices from the logs of ranks. Reports use only these logs, so they can be printed again later."""
+"""Reads what ``mamf node`` writes into a folder: a log per device and part, and ``run.json``, which has what no log can
+say. Reports use only these files, so they can be printed again later.
+"""
 
 from __future__ import annotations
 
-import itertools
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from mamf.ceilings.ceiling import CONFIRM, Ceiling
+from mamf.ceilings.contributed import contributed_ceilings
 from mamf.errors import RunLogError, UsageError, describe_error
 from mamf.files import write_whole
-from mamf.limits import whole_number
 from mamf.logs.run_log import RunLog, read_run_log
 from mamf.machine.environment import scrub
 from mamf.measurement import Measurement, group_pairs
-from mamf.node.figures import BURST, SUSTAINED, UNITS, Device, Place, place_of, places_of_all
+from mamf.node.devices import BURST, SUSTAINED, UNITS, Device
+from mamf.node.verdict import Baseline
 
 #: The parts of a device's run in order, one log each: alone, then together with all others.
 ALONE = ("find", "bandwidth", "copies", "repeated")
@@ -24,147 +27,125 @@ TOGETHER = ("peers", "collective")
 #: The last part alone, on request.
 VERIFIED = "verify"
 RUN = "run.json"
-# More than any cluster has: a file that claims more is not from mamf, and all ranks would be listed.
-_MOST_RANKS = 250_000
-_SCHEMA = 1
+_SCHEMA = 2
+_LOG = re.compile(r"device(\d{1,6})-([a-z]+)\.jsonl")
 #: Beginnings of reasons for an early end that are not a fault of the device.
 UNWRITTEN, UNMEASURABLE = "its log could not be written", "what was asked for cannot be measured"
-# Reasons for an early end that are not a fault of the device.
+# Reasons in a log for an early end that are not a fault of the device.
 _NO_FAULTS = ("by the user", "the budget ended", "by the caller")
 
 
 @dataclass
 class Run:
-    """What the leader knows in addition to the logs: the number of ranks, why they did not measure together, and why
-    some failed.
+    """What the parent process knows: which devices it started, why some failed, and why they did not measure together.
+
+    ``is_over``: the parent came to its end. ``is_interrupted``: by the user, while it watched each device.
     """
 
-    ranks: int = 0
+    devices: Sequence[int] = ()
     is_over: bool = False
-    apart: str = ""
+    is_interrupted: bool = False
+    not_together: str = ""
     failures: dict[int, str] = field(default_factory=dict)
-    places: dict[int, Place] = field(default_factory=dict)
-    #: Whether the whole run was killed (none of its logs has a summary), or interrupted while its leader watched each
-    #: device. A launcher that ends all ranks because one died interrupts them as well.
-    is_cut: bool = False
 
     def write(self, folder: Path) -> None:
-        ends = {str(rank): scrub(reason) for rank, reason in self.failures.items()}
-        places = [[each.rank, each.node, each.index] for each in self.places.values()]
-        record = {"schema": _SCHEMA, "ranks": self.ranks, "is_over": self.is_over, "is_interrupted": self.is_cut}
-        rest = {"apart": scrub(self.apart), "failures": ends, "places": places}
-        write_whole(folder / RUN, json.dumps({**record, **rest}, indent=1) + "\n")
+        record = {
+            "schema": _SCHEMA,
+            "devices": list(self.devices),
+            "is_over": self.is_over,
+            "is_interrupted": self.is_interrupted,
+            "not_together": scrub(self.not_together),
+            "failures": {str(index): scrub(reason) for index, reason in self.failures.items()},
+        }
+        write_whole(folder / RUN, json.dumps(record, indent=1) + "\n")
 
 
 def read_run(folder: Path) -> Run | None:
-    """None if no leader wrote one. Raises RunLogError for any other file."""
+    """None if the folder has no run.json. Raises RunLogError for a file that ``mamf node`` did not write."""
     path = folder / RUN
     if not path.is_file():
         return None
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
-        places = [Place(*map(int, each)) for each in record["places"]]
-        failures = {int(rank): str(reason) for rank, reason in record["failures"].items()}
-        by_rank = {place.rank: place for place in places}
-        ranks = whole_number("ranks", record["ranks"], 0, _MOST_RANKS)
         return Run(
-            ranks,
+            [int(index) for index in record["devices"]],
             bool(record["is_over"]),
-            str(record["apart"]),
-            failures,
-            by_rank,
-            bool(record.get("is_interrupted")),  # absent in older files
+            bool(record["is_interrupted"]),
+            str(record["not_together"]),
+            {int(index): str(reason) for index, reason in record["failures"].items()},
         )
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         reason = f"{path} is not what 'mamf node' writes ({describe_error(error)}): without it the logs alone are read"
         raise RunLogError(reason) from None
 
 
-def devices_of(folders: Sequence[Path], known: Run | None = None) -> tuple[Run, list[Device]]:
-    """The run and its devices, by rank, from the logs in these folders. ``known``: used instead of the leader's
-    file. Raises UsageError if the folders hold no logs.
+def log_path(folder: Path, index: int, part: str) -> Path:
+    return folder / f"device{index}-{part}.jsonl"
+
+
+def is_node_folder(path: Path) -> bool:
+    """Whether ``mamf node`` wrote into a folder."""
+    return path.is_dir() and ((path / RUN).exists() or any(_LOG.fullmatch(each.name) for each in path.iterdir()))
+
+
+def read_nodes(folders: Sequence[Path]) -> tuple[str, list[Device]]:
+    """Why devices did not measure together, empty if they did, and the devices of one or more nodes."""
+    reasons, devices = list[str](), list[Device]()
+    for node, folder in enumerate(folders):
+        run, found = read_node(folder, node)
+        reasons += [run.not_together] if run.not_together else []
+        devices += found
+    return "; ".join(reasons), devices
+
+
+def read_node(folder: Path, node: int = 0, known: Run | None = None) -> tuple[Run, list[Device]]:
+    """The run and its devices, from the files in a folder. ``known``: used instead of run.json. Raises UsageError if
+    the folder has none.
     """
-    run, logs = known or Run(), dict[Place, dict[str, RunLog | str]]()
-    for folder in folders:
-        for path in sorted(folder.glob("*.jsonl")):
-            if (found := place_of(path)) is not None:
-                place, part = found
-                of_place = logs.setdefault(place, {})
-                if has_begun(path):
-                    of_place[part] = read(path)
-        if known is None and (written := read_run(folder)) is not None:
-            run = _joined(run, written)
-    if not logs and not run.places:
-        raise UsageError(f"no logs of 'mamf node' in {', '.join(map(str, folders))}")
-    for place, beside in itertools.pairwise(sorted(logs)):
-        if place.rank == beside.rank:
-            two = f"rank {place.rank} is device {place.index} and device {beside.index}"
-            raise UsageError(f"{', '.join(map(str, folders))}: {two}: give the folders of one run")
-    for place in logs:
-        run.places[place.rank] = place
-    run.ranks = max(run.ranks, len(run.places))
-    run.places = places_of_all(run.places, run.ranks) | run.places
-    open_ended = [
-        any(isinstance(log, RunLog) and log.summary is None for log in each.values()) for each in logs.values()
-    ]
-    run.is_cut = not run.is_over and (run.is_cut or (bool(open_ended) and all(open_ended)))
-    places = [run.places[rank] for rank in sorted(run.places)]
-    return run, [device_of(place, logs.get(place, {}), run) for place in places]
+    if not is_node_folder(folder):
+        raise UsageError(f"no logs of 'mamf node' in {folder}")
+    run = known or read_run(folder) or Run()
+    found = (_LOG.fullmatch(path.name) for path in folder.iterdir())
+    indices = dict.fromkeys([*run.devices, *sorted(int(each[1]) for each in found if each)])
+    logs = {index: logs_of(folder, index) for index in indices}
+    if not run.is_over and not run.is_interrupted:
+        # A run that was killed as a whole has an open log of each device.
+        run = replace(run, is_interrupted=bool(logs) and all(map(_has_open_log, logs.values())))
+    return run, [device_of(Device(index, node), logs[index], run, len(indices)) for index in indices]
 
 
-def logs_of(folder: Path, place: Place) -> dict[str, RunLog | str]:
-    """A rank's logs by part; for an unreadable log the reason."""
-    return {part: read(log) for part in (*ALONE, VERIFIED, *TOGETHER) if has_begun(log := place.log(folder, part))}
+def _has_open_log(logs: Mapping[str, RunLog | str]) -> bool:
+    return any(isinstance(log, RunLog) and log.summary is None for log in logs.values())
 
 
-def is_complete(folder: Path, place: Place) -> bool:
-    """Whether the joint measurements are complete."""
-    logs = logs_of(folder, place)
-    return all(isinstance(log := logs.get(part), RunLog) and log.tier == "complete" for part in TOGETHER)
+def logs_of(folder: Path, index: int) -> dict[str, RunLog | str]:
+    """A device's logs by part; for an unreadable log the reason."""
+    found = {part: _read(log_path(folder, index, part)) for part in (*ALONE, VERIFIED, *TOGETHER)}
+    return {part: log for part, log in found.items() if log is not None}
 
 
-def _joined(one: Run, other: Run) -> Run:
-    return Run(
-        max(one.ranks, other.ranks),
-        one.is_over or other.is_over,
-        one.apart or other.apart,
-        one.failures | other.failures,
-        one.places | other.places,
-        one.is_cut or other.is_cut,
-    )
-
-
-def has_begun(path: Path) -> bool:
-    """Whether a log has content; a log without a whole line was killed before it began and counts as missing."""
-    if not path.is_file():
-        return path.exists()
+def _read(path: Path) -> RunLog | str | None:
+    """A log, or why it cannot be read; None if there is none or its process was killed before it wrote a whole line."""
+    if not path.exists():
+        return None
+    if not path.is_file():  # reading a pipe would wait for ever
+        return f"cannot read {path}: it is not a regular file"
     try:
         with path.open("rb") as file:
-            return file.readline().endswith(b"\n")
-    except OSError:
-        return True  # reading it reports the error
-
-
-def read(path: Path) -> RunLog | str:
-    """A log, or why it cannot be read. A pipe with a log's name is refused, not waited for."""
-    if not path.is_file():
-        return f"cannot read {path}: it is no regular file"
-    try:
-        return read_run_log(path)
-    except RunLogError as error:
+            return read_run_log(path) if file.readline().endswith(b"\n") else None
+    except (OSError, RunLogError) as error:
         return str(error)
 
 
-def device_of(place: Place, logs: Mapping[str, RunLog | str], run: Run) -> Device:
-    """One device from its logs, by part."""
-    device = Device(place.rank, place.node, place.index)
-    reason = run.failures.get(place.rank, "")
+def device_of(device: Device, logs: Mapping[str, RunLog | str], run: Run, count: int = 1) -> Device:
+    """The device with what its logs say, by part. ``count``: of the devices that measure together."""
+    reason = run.failures.get(device.index, "")
     is_no_fault = reason.startswith((UNWRITTEN, UNMEASURABLE))
     failures, lacks = list[str](), list[str]()
     if reason:
         (lacks if is_no_fault else failures).append(reason)
     on_request = (VERIFIED,) if VERIFIED in logs else ()
-    for part in ALONE + on_request + (TOGETHER if run.ranks > 1 and not run.apart else ()):
+    for part in ALONE + on_request + (TOGETHER if count > 1 and not run.not_together else ()):
         log = logs.get(part)
         if isinstance(log, str):
             (lacks if is_no_fault else failures).append(log)
@@ -172,7 +153,7 @@ def device_of(place: Place, logs: Mapping[str, RunLog | str], run: Run) -> Devic
             device = with_figures(device, part, log)
             failures += _wrong(part, log)
             if not is_no_fault:
-                (lacks if run.is_cut and log.summary is None else failures).extend(_ended(part, log))
+                (lacks if run.is_interrupted and log.summary is None else failures).extend(_ended(part, log))
             lacks += _lacks(part, log)
         elif not reason:
             lacks.append(f"{part} was not measured")
@@ -218,11 +199,16 @@ def figure_name(row: Measurement) -> str:
 def _with_ceilings(device: Device, log: RunLog) -> Device:
     found: dict[str, Ceiling] = {name: log.ceilings[name] for name in (BURST, SUSTAINED) if name in log.ceilings}
     hottest = found.get(SUSTAINED) or found.get(BURST)
+    info = log.header["device"]
     return replace(
         device,
+        dtype=log.header["plan"]["problem"]["dtype"],
+        build=(info["compute_units"], info["power_limit_watts"]),
         figures={**device.figures, **{name: each.rate for name, each in found.items()}},
-        half_widths={name: each.interval.half_width / each.rate for name, each in found.items()},
-        shapes={name: str(each.shape) for name, each in found.items()},
+        half_widths={
+            **device.half_widths,
+            **{name: each.interval.half_width / each.rate for name, each in found.items()},
+        },
         conditions=hottest.conditions if hottest else device.conditions,
         throttled=throttled([row for row in log.measurements if row.phase == CONFIRM]),
     )
@@ -274,5 +260,34 @@ def _lacks(part: str, log: RunLog) -> Iterable[str]:
             yield f"no {ceilings} ceiling: {'interrupted ' if reason.startswith('by ') else ''}{reason}"
     elif part == "collective" and all(row.status == "unsupported" for row in log.measurements):
         yield f"no collectives: {log.measurements[0].reason if log.measurements else 'none was measured'}"
-    elif str(summary.get("reason", "")).startswith("by "):
-        yield f"{part} was interrupted {summary['reason']}"
+    elif (reason := str(summary.get("reason", ""))).startswith(_NO_FAULTS):
+        yield f"{part} was cut short: {reason}"
+
+
+# -- baselines ---------------------------------------------------------------------------------------------------------
+
+
+def read_baseline(paths: Sequence[Path]) -> Baseline:
+    """A baseline from logs of find, bandwidth or copies: one card per uuid, or per log without a uuid. A later log of a
+    card replaces the figures of an earlier one.
+    """
+    cards = dict[tuple[str, str], Device]()
+    for path in paths:
+        log = read_run_log(path)
+        info = log.header["device"]
+        key = str(info["name"]), str(info["uuid_hash"] or path)
+        part = "find" if log.header["plan"].get("command") == "find" else "other"
+        if not any(figure in UNITS for figure in with_figures(Device(0), part, log).figures):
+            raise UsageError(f"{path} has no figure that devices are compared by: give the log of a find")
+        cards[key] = with_figures(cards.get(key, Device(0)), part, log)
+    return Baseline(f"the baseline {', '.join(path.name for path in paths)}", [*cards.values()])
+
+
+def contributed_baseline(devices: Iterable[Device]) -> Baseline:
+    """The contributed ceilings for devices with these names, builds and dtypes."""
+    cards = []
+    for name, build, dtype in {(device.name, device.build, device.dtype) for device in devices}:
+        rows = [row for row in contributed_ceilings() if (row.device, row.dtype) == (name, dtype)]
+        figures = {row.regime: row.tflops for row in rows if (row.compute_units, row.power_limit_watts) == build}
+        cards += [Device(0, name=name, dtype=dtype, figures=figures)] if figures else []
+    return Baseline("the contributed ceilings of this model", cards)

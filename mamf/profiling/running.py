@@ -1,6 +1,7 @@
 """Runs a script in this process as Python would, and some of its steps under torch.profiler.
 
-A training step ends when its optimizer has stepped, a named function returns, or the script marks its end. Steps
+A training step ends when its optimizer has stepped, a named function returns, or the script marks its end. An end
+within a backward pass waits until the pass has returned: torch.profiler crashes if it is stopped within it. Steps
 without the profiler are timed right before those with it, so that the profiler's own cost is seen.
 """
 
@@ -58,12 +59,18 @@ class StepProfiler:
         self._folder, self._say = folder, functools.cache(say)  # once
         self._profiler: Any = None
         self._began, self._is_running = 0.0, False
+        self._has_step_to_end = False
 
     @property
     def is_complete(self) -> bool:
         return self.profiled == self._steps
 
     def step_ended(self) -> None:
+        """Several ends within a backward pass, of optimizers that step in hooks, are one."""
+        if is_in_backward():
+            self._has_step_to_end = True
+            return
+        self._has_step_to_end = False
         self.seen += 1
         if not self.is_complete and not self.others.active:
             try:
@@ -72,6 +79,10 @@ class StepProfiler:
                 self.failure, self._is_running = first_line(error), False
         if self.stop and self.is_complete:  # once more if the script goes on
             raise SystemExit(0)
+
+    def backward_returned(self) -> None:
+        if self._has_step_to_end:
+            self.step_ended()
 
     def _go_on(self) -> None:
         self._undisturbed += 1
@@ -167,6 +178,7 @@ def _following_steps(profiler: StepProfiler, function: str | None) -> Iterator[N
     with ExitStack() as stack:
         listen(profiler.step_ended)
         stack.callback(unlisten, profiler.step_ended)
+        stack.callback(_follow_backward(profiler))
         profiler.others.watch(stack)
         stack.callback(profiler.finish)
         for watch in profiler.watches:
@@ -191,13 +203,47 @@ def _follow_optimizer(profiler: StepProfiler) -> Any:
     first: list[object] = []
 
     def stepped(optimizer: object, *_: object) -> None:
-        """With several optimizers (a GAN), the first of them ends the step."""
+        """With several optimizers (a GAN), the first of them ends the step. Those that step in hooks of the backward
+        pass end it together.
+        """
+        by = "backward" if is_in_backward() else optimizer
         if not first:
-            first.append(optimizer)
-        if first[0] is optimizer:
+            first.append(by)
+        if first[0] is by:
             profiler.step_ended()
 
     return register_optimizer_step_post_hook(stepped)
+
+
+def is_in_backward() -> bool:
+    """Whether autograd is running a backward pass in this thread."""
+    import torch
+
+    return torch._C._current_graph_task_id() != -1
+
+
+def _follow_backward(profiler: StepProfiler) -> Callable[[], None]:
+    """Tell the profiler when a backward pass has returned; returns a call that restores torch."""
+    import torch
+
+    usual = {name: getattr(torch.autograd, name) for name in ("backward", "grad")}
+
+    def following(run: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(run)
+        def call(*arguments: Any, **keywords: Any) -> Any:
+            returned = run(*arguments, **keywords)
+            profiler.backward_returned()
+            return returned
+
+        return call
+
+    def restore() -> None:
+        for name, run in usual.items():
+            setattr(torch.autograd, name, run)
+
+    for name, run in usual.items():
+        setattr(torch.autograd, name, following(run))
+    return restore
 
 
 def _follow_function(profiler: StepProfiler, function: str) -> Callable[[], None]:

@@ -17,8 +17,6 @@ from mamf.node.gathering import devices_of
 from mamf.node.report import node_chart
 from mamf.node.verdict import judged
 from mamf.operations.attention.operation import is_attention
-from mamf.profiling.counters.chart import counters_chart
-from mamf.profiling.counters.log import counted_in
 from mamf.profiling.log import read_profile_or_none
 from mamf.profiling.profile import Profile
 from mamf.profiling.report import profile_chart
@@ -55,8 +53,6 @@ def _picture(options: argparse.Namespace) -> Picture:
     if len(options.logs) > 1:
         raise UsageError("only profiles, and logs of mamf-finder with others, share a picture: draw them one by one")
     log = read_log(options.logs[0])
-    if log.counter_records:
-        return counters_chart(log.measurements, counted_in(log), log.header)
     picture = chart_of(log, options.regime, options.direction, options.quantity)
     _warn_of_other_regimes(log, options.regime)
     return picture

@@ -14,7 +14,6 @@ from mamf.logs.comparability import require_same_card
 from mamf.logs.legacy import read_legacy_or_none
 from mamf.logs.run_log import RunLog
 from mamf.plans import SWEEP
-from mamf.profiling.counters.log import counted_in
 from mamf.profiling.counters.report import counters_document
 from mamf.profiling.log import read_profile_or_none
 from mamf.profiling.ranks import rank_logs, ranks_document, read_rank_logs
@@ -46,7 +45,7 @@ def _document(path: Path, options: argparse.Namespace) -> Document:
         require_rows(log)
         require_same_card(log, roofs)
     if log.counter_records:
-        return counters_document(log.measurements, counted_in(log), log.header, log.summary)
+        return counters_document(log)
     return kind_of(log.plan).document(log, View(options.top, roofs))
 
 

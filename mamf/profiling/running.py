@@ -268,13 +268,13 @@ def _found(function: str) -> tuple[Any, str]:
     return owner, attribute
 
 
-# The number of this process among those of torchrun.
 def rank() -> int:
+    """The number of this process among those of torchrun."""
     return int(os.environ.get("RANK", "0"))
 
 
-# Opening another device makes it torch's current one: afterwards that is again the one from before.
 def keeping_device() -> AbstractContextManager[object]:
+    """Restore torch's current device afterwards: opening another one makes that the current one."""
     import torch
 
     return torch.cuda.device(torch.cuda.current_device()) if torch.cuda.is_initialized() else nullcontext()

@@ -19,25 +19,13 @@ from mamf.operations.tracing.events import ON_DEVICE, Event, Kind, Trace
 STEP_MARK = "mamf: step"
 _STEP_OF_PROFILER = "ProfilerStep#"
 _ANNOTATION_OF_DEVICE = "gpu_user_annotation"
-#: Kinds by category, in traces of today, early ones (with capitals), and those of MTIA devices.
+#: Kinds by category, in traces of today, early ones, and those of MTIA devices.
 _KINDS: Mapping[str, Kind] = {
-    "kernel": "kernel",
-    "Kernel": "kernel",
-    "mtia_ccp_events": "kernel",
-    "gpu_memcpy": "copy",
-    "Memcpy": "copy",
-    "gpu_memset": "copy",
-    "Memset": "copy",
-    "cpu_op": "operation",
-    "Operator": "operation",
-    "cuda_runtime": "runtime",
-    "cuda_driver": "runtime",
-    "xpu_runtime": "runtime",
-    "xpu_driver": "runtime",
-    "mtia_runtime": "runtime",
-    "privateuse1_runtime": "runtime",
-    "privateuse1_driver": "runtime",
-    "Runtime": "runtime",
+    **dict.fromkeys(("kernel", "Kernel", "mtia_ccp_events"), "kernel"),
+    **dict.fromkeys(("gpu_memcpy", "Memcpy", "gpu_memset", "Memset"), "copy"),
+    **dict.fromkeys(("cpu_op", "Operator"), "operation"),
+    **dict.fromkeys((f"{vendor}_runtime" for vendor in ("cuda", "xpu", "mtia", "privateuse1")), "runtime"),
+    **dict.fromkeys(("cuda_driver", "xpu_driver", "privateuse1_driver", "Runtime"), "runtime"),
     "user_annotation": "annotation",
 }
 #: Events of MTIA's queues that are no work: a stream waits for an event of another, or records one.

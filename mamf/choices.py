@@ -12,11 +12,6 @@ PEAK_SOURCES: tuple[PeakSource, ...] = get_args(PeakSource)
 Quantity = Literal["tflops", "ms"]
 #: What a figure of attention shows.
 QUANTITIES: tuple[Quantity, ...] = get_args(Quantity)
-PREPARING, DETERMINISM, CONFIGURATION = "preparing", "determinism", "configuration"
-#: Columns that tables of hardware counters have on request; csv and json always have them.
-COUNTER_COLUMNS = (PREPARING, DETERMINISM, CONFIGURATION)
-#: Values of ncu's ``--set``: what its viewer shows, read beside the metrics.
-SECTION_SETS = ("basic", "detailed", "full", "roofline")
 #: Other tools that measured roofs are written for.
 EXPORTS = ("tracelens",)
 #: A row that is slower by more than this share is a regression.

@@ -16,7 +16,7 @@ A **figure in running text** is a link by reference, whose definition names the 
 
     [best]: ../results/sweep.jsonl "burst best"
 
-The pages of docs/autoprofile-h200 are written whole, from the logs beside them.
+docs/autoprofile-h200/SUMMARY.md is written whole, from the logs beside them.
 
 Any other table or console output with measured figures, and any paragraph with a rate, carries a comment above it that
 says why:
@@ -39,14 +39,12 @@ from pathlib import Path
 from figure_logs import ROOT, FigureError, single_figure
 from figure_tables import table
 
-from mamf.profiling.folder import read_folder
 from mamf.profiling.summary import summary
 
 _AUTOPROFILE = ROOT / "docs" / "autoprofile-h200"
 #: Pages that are written whole.
 WHOLE = {
-    _AUTOPROFILE / "SUMMARY.md": lambda: summary(read_folder(_AUTOPROFILE)),
-    _AUTOPROFILE / "kernels.md": lambda: table(f"mamf show {_AUTOPROFILE / 'kernels.jsonl'} --format markdown"),
+    _AUTOPROFILE / "SUMMARY.md": lambda: summary(_AUTOPROFILE, {}),
 }
 PAGES = [
     ROOT / "README.md",

@@ -2,7 +2,7 @@
 
     torchrun --nproc-per-node 2 -m mamf profile --stop --ranks all --output RANKS tools/profiled_fsdp.py
     torchrun --nproc-per-node 2 -m mamf profile --stop --ranks all --output SLOW tools/profiled_fsdp.py --slow-rank 1
-    mamf profile --stop --measure-products --advise --output STEP.jsonl tools/profiled_fsdp.py
+    mamf profile --stop --output STEP.jsonl tools/profiled_fsdp.py
 
 On CPUs add ``--small``. ``--slow-rank`` adds ten products to each step of one rank, for which the others wait.
 ``--own-profiler`` profiles steps 2 to 4 by torch.profiler, beside mamf.

@@ -221,7 +221,7 @@ LEGACY_SUMMARY = {
     "best": {ANY_NAME: REPORTED},
 }
 RESUME = {"tool?": _TOOL, "command?": str, "started?": str, "notes?": str}
-#: What the kernels of a device counted beside a measurement (mamf.profiling.counters), and what no kernel exceeds.
+#: What the kernels of a device counted beside a measurement (mamf.profiling.counters).
 COUNTERS = {
     "operation": str,
     "shape": {ANY_NAME: PLAIN},
@@ -230,12 +230,13 @@ COUNTERS = {
     "kernels": [{"name": str, "grid": str, "block": str, "metrics": {ANY_NAME: _NUMBER}}],
     "cycles": [float],
     "reason": str,
-    "preparing_seconds": _NUMBER,
-    "is_deterministic": Nullable(bool),
+    "preparing_seconds?": _NUMBER,
+    "is_deterministic?": Nullable(bool),
     "time?": str,
 }
 #: What the shares of rows are of, where the run did not measure it (mamf.ceilings.share).
 KNOWN_CEILING = {"dtype": str, "regime": str, "tflops": float, "source": str, "told": str}
+#: What logs of counters held them to until release 0.2; nothing reads it.
 ROOF = {"of": str, "rate": float, "source": str, "told": str, "dtype": str}
 _SCHEMAS: Mapping[str, dict[str, Any]] = {
     "measurement": MEASUREMENT,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from mamf.choices import DEFAULT_TOLERANCE, OK
@@ -12,11 +11,9 @@ from mamf.logs.compare import compare
 from mamf.node.logs import contributed_baseline, is_node_folder, read_nodes
 from mamf.node.report import node_chart, node_document
 from mamf.node.verdict import judge
-from mamf.pages.sources import Source, read_source, source_of_log, source_of_profile
-from mamf.profiling.folder import LOGS, read_folder
+from mamf.pages.sources import Source, read_source, source_of_profile
 from mamf.profiling.ranks import rank_log, rank_logs, ranks_document, read_rank_logs
 from mamf.profiling.report import profile_chart
-from mamf.profiling.summary import summary_sections
 from mamf.report.charts.ranges import RangeChart, RangeRow
 from mamf.report.columns import text_table
 from mamf.report.comparison import comparison_document
@@ -98,8 +95,6 @@ def _compared(sources: Sequence[Source]) -> Sequence[Block]:
 
 
 def _of_folder(path: Path) -> Page:
-    if any((path / log).exists() for log in LOGS.values()):
-        return _of_autoprofile(path)
     if is_node_folder(path):
         return _of_node(path)
     if rank_logs(path):
@@ -132,21 +127,3 @@ def _of_ranks(path: Path) -> Page:
     sections = [_joined(f"{source.name}: {source.title}", source.sections) for source in sources]
     together = Section("", [bars, *document.visible_blocks[:-1]])
     return Page(document.title, verdict=answer, sections=[together, *sections])
-
-
-def _of_autoprofile(path: Path) -> Page:
-    folder = read_folder(path)
-    logs = [log for log in (folder.ceilings, folder.bandwidth, folder.kernels, folder.counters) if log]
-    sources = [source_of_log(log) for log in logs]
-    if folder.step:
-        sources.append(source_of_profile(path / LOGS["step"], *folder.step))
-    figures = [figure for source in sources for figure in source.figures]
-    sections = [Section(name, blocks) for name, blocks in summary_sections(folder).items() if blocks]
-    pictures = [picture for source in sources for picture in source.pictures]
-    sections += [_joined(source.name, replace(source, pictures=()).sections) for source in sources]
-    return Page(
-        f"{sources[0].title.partition(':')[0]}: what it can do, and what is reached",
-        [*sources[0].lead[:1], *folder.remarks],
-        [figure.fact for figure in figures[:4]],
-        sections=[Section("Pictures", pictures), *sections],
-    )

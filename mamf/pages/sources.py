@@ -20,9 +20,6 @@ from mamf.logs.run_log import RunLog, read_run_log
 from mamf.measurement import IDLE, Measurement
 from mamf.operations.tracing.classes import COMMUNICATION
 from mamf.plans import MATMUL
-from mamf.profiling.advice import gains
-from mamf.profiling.counters.chart import counters_chart
-from mamf.profiling.counters.log import counted_in
 from mamf.profiling.counters.report import counters_document
 from mamf.profiling.log import read_profile_or_none
 from mamf.profiling.profile import Profile
@@ -123,7 +120,7 @@ def source_of_finder(name: str, run: FinderRun) -> Source:
 def source_of_profile(path: Path, script: str, profile: Profile) -> Source:
     """``path``: its log."""
     header = parse_record(next(lines_of(path)))
-    document = profile_document(script, profile, _MOST_ROWS, gains(profile))
+    document = profile_document(script, profile, _MOST_ROWS)
     return Source(
         path.name,
         f"{document.title} on {device_of(profile)}",
@@ -157,12 +154,7 @@ def _share_fact(share: float) -> Fact:
 
 def source_of_log(log: RunLog) -> Source:
     header, kind = log.header, kind_of(log.plan)
-    counted = counted_in(log) if log.counter_records else None
-    document = (
-        counters_document(log.measurements, counted, header, log.summary)
-        if counted
-        else kind.document(log, View(top=_MOST_ROWS))
-    )
+    document = counters_document(log) if log.counter_records else kind.document(log, View(top=_MOST_ROWS))
     dtypes = ", ".join(dict.fromkeys(str(getattr(each, "dtype", "")) for each in log.plan.problems if each)) or ""
     what = " ".join(filter(None, [run_title(log.plan), f"({dtypes})" if dtypes else ""]))
     return Source(
@@ -174,7 +166,7 @@ def source_of_log(log: RunLog) -> Source:
             *(["the last line of the log is incomplete and ignored"] if log.is_truncated else []),
         ],
         document,
-        [counters_chart(log.measurements, counted, header)] if counted else list(_pictures(log)),
+        [] if log.counter_records else list(_pictures(log)),
         list(_figures(log)),
         conditions_of(header),
         header["command"],

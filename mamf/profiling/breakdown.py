@@ -57,9 +57,8 @@ class ClassRow:
 
 @dataclass(frozen=True)
 class ProductRow:
-    """Products of one shape (MxNxK), dtype and layout (as MatmulProblem has it) in all profiled steps. ``batch``: of
-    how many products a call is. ``alone`` and ``alone_padded``: rates (1e12 FLOP/s) at which the device computes it and
-    its padded shape, as ``mamf sweep`` measures them in burst; None if they were not measured.
+    """Products of one shape (MxNxK), dtype and layout (as MatmulProblem has it) in all profiled steps. ``batch``: how
+    many products a call computes.
     """
 
     shape: str
@@ -68,25 +67,10 @@ class ProductRow:
     layout: str
     calls: int
     seconds: float
-    alone: float | None = None
-    alone_padded: float | None = None
 
     @property
     def tflops(self) -> float:
         return MatmulShape.parse(self.shape).flop * self.batch * self.calls / self.seconds / TERA
-
-    @property
-    def padded(self) -> str:
-        """The shape with dimensions that are multiples of 64."""
-        return "x".join(str(-(-int(size) // 64) * 64) for size in self.shape.split("x"))
-
-    @property
-    def saved_by_padding(self) -> float | None:
-        """Seconds, as both rates were measured: below 0 if padding costs more than it brings. None without them."""
-        if self.padded == self.shape or not self.alone or not self.alone_padded:
-            return None
-        grown = MatmulShape.parse(self.padded).flop / MatmulShape.parse(self.shape).flop
-        return self.seconds * (1 - grown * self.alone / self.alone_padded)
 
 
 def module_rows(at_work: Sequence[Busy], ceiling_of: CeilingOf) -> list[ClassRow]:

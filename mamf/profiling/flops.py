@@ -10,7 +10,6 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 
-from mamf.dtypes import DTYPES as MAMF_DTYPES
 from mamf.errors import UsageError
 from mamf.operations.attention.shapes import BACKWARD_COUNTS, AttentionShape
 from mamf.operations.tracing.events import Event
@@ -48,22 +47,6 @@ def dtype_of(event: Event) -> str:
     operand = FIRST_OPERAND.get(event.name, 0)
     recorded = event.dtypes[operand] if len(event.dtypes) > operand else ""
     return DTYPES.get(recorded, recorded or "unknown")
-
-
-def unaligned_product(event: Event) -> str | None:
-    """MxNxK of the product that launched a kernel, if rows of its operands or of its result do not begin at multiples
-    of 16 bytes: matrix units then take slower kernels. None for other kernels, and for dtypes of 4 bytes and more.
-    """
-    operation = next((each for each in event.lineage() if each.name in ALIGNED and flop_of(each)), None)
-    dtype = MAMF_DTYPES.get(dtype_of(operation)) if operation and event.is_on_device else None
-    if operation is None or dtype is None or dtype.itemsize > 2:
-        return None
-    first = FIRST_OPERAND.get(operation.name, 0)
-    a, b = operation.dimensions[first : first + 2]
-    # Without strides: as if both were stored row by row.
-    rows = [size for each in operation.strides[first : first + 2] for size in each[-2:]] or [a[-1]]
-    is_aligned = all(size * dtype.itemsize % 16 == 0 for size in (*rows, b[-1]) if size > 1)
-    return None if is_aligned else f"{a[-2]}x{b[-1]}x{a[-1]}"
 
 
 def product_flop(a: Sequence[int], b: Sequence[int]) -> int:
@@ -130,9 +113,11 @@ def _attention(causal: int, first: int = 0, count: float = 1.0) -> Callable[[_Sh
 
 
 _BACKWARD = BACKWARD_COUNTS["hardware"]
-#: Products of matrices as libraries have them, of any dtype, and those whose alignment decides on kernels.
-ALIGNED = frozenset({"aten::mm", "aten::bmm", "aten::addmm", "aten::addmm_", "aten::baddbmm", "aten::baddbmm_"})
-PRODUCTS = ALIGNED | {"aten::_int_mm", "aten::_scaled_mm", "aten::_addmm_activation"}
+#: Products of matrices as libraries compute them.
+PRODUCTS = frozenset(
+    f"aten::{name}"
+    for name in ("mm", "bmm", "addmm", "addmm_", "baddbmm", "baddbmm_", "_int_mm", "_scaled_mm", "_addmm_activation")
+)
 _FORMULAS: Mapping[str, Callable[[_Shapes, Sequence[str]], int]] = {
     "aten::mm": _product(0),
     "aten::bmm": _product(0),

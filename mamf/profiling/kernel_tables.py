@@ -9,6 +9,7 @@ from pathlib import Path
 
 from mamf.errors import UsageError
 from mamf.operations.tracing.events import Event, Trace
+from mamf.operations.tracing.traces import content_of
 
 _NANOSECOND = 1e-9
 _SUMMED = "sums over launches: what ran at once counts twice, and idle is not known"
@@ -45,12 +46,11 @@ def read_kernel_table(path: Path) -> Trace:
 
     Raises UsageError for any other file.
     """
+    content = content_of(path)
     try:
-        columns, rows = _table(path.read_text(encoding="utf-8").splitlines())
+        columns, rows = _table(content.decode().splitlines())
         events = tuple(_launches(columns, rows) if columns.begun else _sums(columns, rows))
         return _trace(events, () if columns.begun else (_SUMMED,))
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}") from None
     except (ValueError, KeyError, AttributeError, csv.Error):
         raise UsageError(f"{path} is not a table of kernels from nsys stats or rocprofv3") from None
 

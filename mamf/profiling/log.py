@@ -5,18 +5,18 @@ A profile has no samples, so it is not a measurement: rankings, comparisons and 
 
 from __future__ import annotations
 
+import functools
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from mamf.ceilings.share import KnownCeiling
 from mamf.errors import RunLogError
 from mamf.logs.lines import lines_of, parse_record
 from mamf.logs.records import utc_now
 from mamf.logs.run_log import MALFORMED, describe_error, why_unreadable
-from mamf.logs.schema import KNOWN_CEILING
 from mamf.logs.validator import ANY_NAME, Nullable, require
 from mamf.logs.writer import RunLogWriter
 from mamf.machine.environment import describe_environment, tool_version
@@ -26,47 +26,31 @@ from mamf.profiling.profile import GapRow, KernelRow, MemoryRow, Profile
 
 TIER = "profile"
 _HEADER = {"schema": int, "tool": {}, "command": str, "started": str, "script": str, "environment": {}}
-_CLASS = {
-    "name": str,
-    "share": float,
-    "visible": float,
-    "hidden": float,
-    "calls": int,
-    "flop": {ANY_NAME: int},
-    "multiplying": float,
-    "mamfu": Nullable(float),
+#: The records of rows, by the field of a Profile that has them.
+_RECORDS: Mapping[str, tuple[str, type]] = {
+    "profile": ("classes", ClassRow),
+    "kernel": ("kernels", KernelRow),
+    "gap": ("gaps", GapRow),
+    "memory": ("memory", MemoryRow),
+    "known_ceiling": ("ceilings", KnownCeiling),
+    "module": ("modules", ClassRow),
+    "product": ("products", ProductRow),
 }
-_KERNEL = {"name": str, "class_name": str, "calls": int, "seconds": float, "unaligned?": str}
-_PRODUCT = {
-    "shape": str,
-    "batch": int,
-    "dtype": str,
-    "layout": str,
-    "calls": int,
-    "seconds": float,
-    "alone": Nullable(float),
-    "alone_padded": Nullable(float),
+_FIELDS: Mapping[object, Any] = {
+    float | None: Nullable(float),
+    int | None: Nullable(int),
+    Mapping[str, int]: {ANY_NAME: int},
+    tuple[str, ...]: [str],
 }
-_GAP = {"during": str, "count": int, "seconds": float}
-_MEMORY = {"name": str, "nbytes": Nullable(int)}
-_SUMMARY = {
-    "seconds": float,
-    "steps": Nullable(int),
-    "device": str,
-    "is_of_device": bool,
-    "unprofiled_step_seconds": Nullable(float),
-    "notes": [str],
-}
-#: Records of rows by the field of a Profile that holds them.
-_RECORDS: Mapping[str, tuple[str, Any, type]] = {
-    "profile": ("classes", _CLASS, ClassRow),
-    "kernel": ("kernels", _KERNEL, KernelRow),
-    "gap": ("gaps", _GAP, GapRow),
-    "memory": ("memory", _MEMORY, MemoryRow),
-    "known_ceiling": ("ceilings", KNOWN_CEILING, KnownCeiling),
-    "module": ("modules", _CLASS, ClassRow),
-    "product": ("products", _PRODUCT, ProductRow),
-}
+_SUMMARY_FIELDS = ("seconds", "steps", "device", "is_of_device", "unprofiled_step_seconds", "notes")
+
+
+@functools.cache
+def _schema(kind: type) -> dict[str, Any]:
+    """The fields of a row, or of the summary of a Profile."""
+    types = get_type_hints(kind)
+    names = _SUMMARY_FIELDS if kind is Profile else types
+    return {name: _FIELDS.get(types[name], types[name]) for name in names}
 
 
 def create_profile_log(path: Path, command: str, script: str) -> RunLogWriter:
@@ -84,10 +68,10 @@ def create_profile_log(path: Path, command: str, script: str) -> RunLogWriter:
 
 def write_profile(writer: RunLogWriter, profile: Profile) -> None:
     """Also in place of one that the log has, which knew less. Raises RunLogWriteError when it cannot be written."""
-    for record, (field, _, _) in _RECORDS.items():
+    for record, (field, _) in _RECORDS.items():
         for row in getattr(profile, field):
             writer.write(record, asdict(row))
-    writer.write("summary", {name: getattr(profile, name) for name in _SUMMARY})
+    writer.write("summary", {name: getattr(profile, name) for name in _SUMMARY_FIELDS})
 
 
 def read_profile_or_none(path: Path) -> tuple[str, Profile] | None:
@@ -122,16 +106,16 @@ def read_profile_or_none(path: Path) -> tuple[str, Profile] | None:
 def _add(rows: dict[str, list[Any]], record: dict[str, Any]) -> None:
     if record["record"] not in _RECORDS:
         raise ValueError(f"a record {record['record']!r} in a profile")
-    field, schema, kind = _RECORDS[record["record"]]
-    require(record, schema)
-    rows[field].append(kind(**{each.name: record[each.name] for each in fields(kind) if each.name in record}))
+    field, kind = _RECORDS[record["record"]]
+    require(record, _schema(kind))
+    rows[field].append(kind(**{name: record[name] for name in _schema(kind)}))
 
 
 def _profile(rows: Mapping[str, list[Any]], summary: dict[str, Any]) -> Profile:
-    require(summary, _SUMMARY)
+    require(summary, _schema(Profile))
     if not all(summary[name] is None or summary[name] > 0 for name in ("seconds", "steps", "unprofiled_step_seconds")):
         raise ValueError("a profile of no step")
     if not all(MatmulShape.parse(row.shape) and row.seconds > 0 for row in rows.get("products", ())):
         raise ValueError("a product that took no time")
-    known: dict[str, Any] = {name: summary[name] for name in _SUMMARY} | {"notes": tuple(summary["notes"])}
-    return Profile(**known | {field: tuple(rows.get(field, ())) for field, _, _ in _RECORDS.values()})
+    known: dict[str, Any] = {name: summary[name] for name in _SUMMARY_FIELDS} | {"notes": tuple(summary["notes"])}
+    return Profile(**known | {field: tuple(rows.get(field, ())) for field, _ in _RECORDS.values()})

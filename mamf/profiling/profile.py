@@ -25,8 +25,6 @@ from mamf.profiling.breakdown import (
     product_rows,
     share_of_ceilings,
 )
-from mamf.profiling.flops import unaligned_product
-from mamf.regime_names import BURST
 
 _OUTSIDE = "Python, outside of any operation"
 _UNKNOWN = "unknown: there are no events of the host"
@@ -34,15 +32,12 @@ _UNKNOWN = "unknown: there are no events of the host"
 
 @dataclass(frozen=True)
 class KernelRow:
-    """A kernel, or an operation of a CPU: ``seconds`` in all profiled steps, by the union of its intervals.
-    ``unaligned``: products (MxNxK) that a kernel computed whose rows do not begin at multiples of 16 bytes.
-    """
+    """A kernel, or an operation of a CPU: ``seconds`` in all profiled steps, by the union of its intervals."""
 
     name: str
     class_name: str
     calls: int
     seconds: float
-    unaligned: str = ""
 
 
 @dataclass(frozen=True)
@@ -133,11 +128,6 @@ class Profile:
             return None
         return sum(filter(None, at_ceilings)) / self.usual_seconds
 
-    def burst_mamfu(self, row: ClassRow) -> float | None:
-        """A class as a share of the burst ceilings of its dtypes; None if they are unknown."""
-        burst = {each.dtype: each for each in self.ceilings if each.regime == BURST}.get
-        return share_of_ceilings(row.flop, row.multiplying, burst)
-
     def without_added_waiting(self) -> Profile:
         """To compare ranks or runs. The profiler slows hosts, so ranks wait longer for one another: the time by which a
         device is busy for longer in the trace than the steps take without the profiler is left out of communication.
@@ -156,12 +146,9 @@ class Profile:
 
 
 def profile_of(
-    trace: Trace,
-    ceiling_of: CeilingOf,
-    burst_ceiling_of: CeilingOf = lambda dtype: None,
-    unprofiled_step_seconds: float | None = None,
+    trace: Trace, ceiling_of: CeilingOf = lambda dtype: None, unprofiled_step_seconds: float | None = None
 ) -> Profile:
-    """``ceiling_of``: the ceilings for MAMFU; ``burst_ceiling_of``: shown in addition above the sustained ceiling."""
+    """``ceiling_of``: the ceilings for MAMFU."""
     at_work = busy(trace)
     by_class: dict[str, list[Busy]] = defaultdict(list)
     for each in at_work:
@@ -169,7 +156,6 @@ def profile_of(
     idle = gaps(union((each.begun, each.ended) for each in at_work), trace.begun, trace.ended)
     rows = list(_class_rows(by_class, ceiling_of))
     dtypes = dict.fromkeys(dtype for row in rows for dtype in row.flop)
-    known = (ceiling_of, burst_ceiling_of) if any((row.mamfu or 0) > 1 for row in rows) else (ceiling_of,)
     return Profile(
         seconds=trace.seconds,
         steps=trace.steps,
@@ -180,7 +166,7 @@ def profile_of(
         gaps=tuple(_gap_rows(idle, trace)),
         unprofiled_step_seconds=unprofiled_step_seconds,
         notes=trace.notes,
-        ceilings=tuple(filter(None, (ceiling_of(dtype) for ceiling_of in known for dtype in dtypes))),
+        ceilings=tuple(filter(None, map(ceiling_of, dtypes))),
         modules=tuple(module_rows(at_work, ceiling_of)),
         products=tuple(product_rows(at_work)),
     )
@@ -219,9 +205,8 @@ def _kernel_rows(at_work: Iterable[Busy]) -> list[KernelRow]:
     for each in at_work:
         by_name[each.event.name, class_of(each.event)].append(each)
     rows = [
-        KernelRow(name, class_name, _calls(found), length(union(intervals(found))), " ".join(sorted(shapes)))
+        KernelRow(name, class_name, _calls(found), length(union(intervals(found))))
         for (name, class_name), found in by_name.items()
-        for shapes in [set(filter(None, (unaligned_product(each.event) for each in found)))]
     ]
     return sorted(rows, key=lambda row: (-row.seconds, row.name))
 

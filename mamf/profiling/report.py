@@ -18,8 +18,6 @@ from mamf.report.shares import known_ceiling_lines
 from mamf.report.text import counted, rate_text, significant
 
 RowT = TypeVar("RowT")
-#: Seconds in all profiled steps, and what to change to gain them.
-Gain = tuple[float, str]
 
 # Kernels that are instances of templates have names of a thousand characters.
 _LONGEST_NAME, _SHORTEST_NAME = 70, 24
@@ -32,23 +30,13 @@ _NOTABLE = 0.01
 _DERIVED = ("flop", "tflops", "mamfu", "whole_seconds", "busy_seconds", "gap_seconds")
 
 
-def profile_document(script: str, profile: Profile, top: int | None = 10, gains: Sequence[Gain] = ()) -> Document:
-    """Csv holds the classes. ``gains``: what to change."""
+def profile_document(script: str, profile: Profile, top: int | None = 10) -> Document:
+    """Csv holds the classes."""
     tables = ("classes", "kernels", "gaps", "memory", "modules", "products")
     whole = {name: value for name, value in asdict(profile).items() if name not in tables}
     blocks: list[Block] = [
         Lines([*_title(script, profile), *known_ceiling_lines(profile.ceilings)]),
         Table(class_columns(profile), profile.classes, key="classes"),
-        Table(
-            [
-                Column("", "ms to be gained", lambda row: row[0] / (profile.steps or 1), milliseconds),
-                Column("seconds", "", itemgetter(0)),
-                Column("what", "what to change", itemgetter(1), left=True),
-            ],
-            gains,
-            key="gains",
-            top=top,
-        ),
         Table(class_columns(profile, "module"), profile.modules, key="modules", top=top),
         Table(product_columns(profile), profile.products, key="products", top=top),
         Table(kernel_columns(profile), profile.kernels, key="kernels", top=top),
@@ -99,9 +87,7 @@ def class_columns(profile: Profile, what: str = "class") -> list[Column[ClassRow
         Column("multiplying_seconds", "", lambda row: row.multiplying),
         rate_column("", "TFLOP", lambda row: sum(row.flop.values()) / steps / 1e12 or None, rows, importance=4),
         rate_column("rate_tflops", "TFLOPS", lambda row: row.tflops, rows, importance=2),
-        Column("", "MAMFU", lambda row: mamfu_cell(row, profile), importance=1),
-        Column("mamfu", "", lambda row: row.mamfu),
-        Column("burst_mamfu", "", profile.burst_mamfu),
+        Column("mamfu", "MAMFU", lambda row: row.mamfu, "{:.1%}".format, 1),
     ]
 
 
@@ -112,12 +98,10 @@ def kernel_columns(profile: Profile) -> list[Column[KernelRow]]:
         Column("class", "class", lambda row: row.class_name, importance=2, left=True),
         *step_columns(profile, "calls", lambda row: row.calls, lambda row: row.seconds),
         Column("share", "share", lambda row: row.seconds / profile.whole_seconds, "{:.1%}".format),
-        Column("unaligned", "", lambda row: row.unaligned),
     ]
 
 
 def product_columns(profile: Profile) -> list[Column[ProductRow]]:
-    """A product in the script, and as a share of its rate alone as far as that was measured."""
     ceilings = {each.dtype: each.tflops for each in reversed(profile.ceilings)}
     return [
         Column("product", "product MxNxK", lambda row: row.shape, left=True),
@@ -128,12 +112,6 @@ def product_columns(profile: Profile) -> list[Column[ProductRow]]:
         Column("share", "share", lambda row: row.seconds / profile.whole_seconds, "{:.1%}".format),
         rate_column("rate_tflops", "TFLOPS", lambda row: row.tflops, profile.products, importance=1),
         Column("mamfu", "MAMFU", lambda row: (it := ceilings.get(row.dtype)) and row.tflops / it, "{:.1%}".format),
-        Column("of_alone", "of it alone", lambda row: row.alone and row.tflops / row.alone, "{:.0%}".format),
-        Column(
-            "of_padded", "of it padded", lambda row: row.alone_padded and row.tflops / row.alone_padded, "{:.0%}".format
-        ),
-        Column("alone_tflops", "", lambda row: row.alone),
-        Column("alone_padded_tflops", "", lambda row: row.alone_padded),
     ]
 
 
@@ -178,18 +156,10 @@ def milliseconds(seconds: float) -> str:
     return significant(seconds * 1e3) if seconds else "0"
 
 
-def mamfu_cell(row: ClassRow, profile: Profile) -> str | None:
-    """The share of the sustained ceiling; above it also that of the burst ceiling, if that is known."""
-    burst = profile.burst_mamfu(row) if row.mamfu is not None and row.mamfu > 1 else None
-    return None if row.mamfu is None else f"{row.mamfu:.1%}" + (f" ({burst:.1%} of burst)" if burst else "")
-
-
 def conclusion(profile: Profile) -> str:
     """The classes that take most of a step."""
     most = sorted(profile.classes, key=lambda row: -row.share)[:_MOST_CLASSES]
-    shares = [
-        f"{row.name} {row.share:.1%}" + (f" (MAMFU {mamfu_cell(row, profile)})" if row.mamfu else "") for row in most
-    ]
+    shares = [f"{row.name} {row.share:.1%}" + (f" (MAMFU {row.mamfu:.1%})" if row.mamfu else "") for row in most]
     return f"most of {'a step' if profile.steps else 'the time'}: {', '.join(shares)}"
 
 
@@ -230,13 +200,6 @@ def _end(profile: Profile) -> Iterator[str]:
             yield f"{row.share:.1%} is unclassified: neither its operation nor its kernel is known by name"
     if profile.modules:
         yield "modules: forward and backward, with those within; names that differ in numbers alone are summed up"
-    for each in profile.products:
-        if (saved := each.saved_by_padding) is not None and each.alone and each.alone_padded:
-            yield (
-                f"{each.shape} alone runs at {each.alone / each.alone_padded:.0%} of what {each.padded} would, both "
-                f"measured in burst: padded it takes {milliseconds(abs(saved) / (profile.steps or 1))} ms "
-                f"{'less' if saved >= 0 else 'more'} per step"
-            )
     yield from profile.notes
 
 

@@ -1,19 +1,20 @@
 """Runs a script in this process as Python would, and some of its steps under torch.profiler.
 
-A training step ends when its optimizer has stepped, a named function returns, or the script marks its end. Steps
+A training step ends when its optimizer has stepped, a named function returns, or the script marks its end. An end
+within a backward pass waits until the pass has returned: torch.profiler crashes if it is stopped within it. Steps
 without the profiler are timed right before those with it, so that the profiler's own cost is seen.
 """
 
 from __future__ import annotations
 
+import atexit
 import functools
 import importlib
 import os
-import shutil
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +25,15 @@ from mamf.operations.tracing.traces import read_chrome_trace
 from mamf.profiling import listen, unlisten
 from mamf.profiling.memory import MemoryWatch
 from mamf.profiling.ranges import ModuleRanges
-from mamf.profiling.script import Program, ScriptProfilers
+from mamf.profiling.script import Program
 
-_OF_SCRIPT = "these are the steps of the script's own torch.profiler: it left too few others"
 _ASIDE = "the script starts torch.profiler itself: mamf steps aside, and profiles other steps if there are enough"
 
 
 class StepProfiler:
     """Profiles the steps that are due, called at each step's end. ``steps``: how many are timed, then profiled;
     ``watches``: observe the same steps. ``profiled_all`` is called after the last of them. ``stop``: end the script
-    then. ``say`` prints a line; ``folder`` is for files in between.
+    then. ``say`` prints a line.
 
     Errors never end the script: they are reported in ``failure``, one line.
     """
@@ -42,7 +42,6 @@ class StepProfiler:
         self,
         steps: int,
         warmup: int,
-        folder: Path,
         watches: Sequence[MemoryWatch | ModuleRanges] = (),
         *,
         stop: bool = False,
@@ -53,25 +52,42 @@ class StepProfiler:
         self.watches = watches
         self.seen = self.profiled = self._undisturbed = 0
         self.unprofiled_step_seconds: float | None = None
-        self.others = ScriptProfilers(self._step_aside, folder / "script.json")
+        #: Profilers of the script that are at work: torch has one at a time.
+        self.others: set[object] = set()
         self._steps, self._warmup, self.stop = steps, warmup, stop
-        self._folder, self._say = folder, functools.cache(say)  # once
+        self._say, self._process = functools.cache(say), os.getpid()  # each line once
         self._profiler: Any = None
-        self._began, self._is_running = 0.0, False
+        self._began, self._has_step_to_end, self._stepped_aside = 0.0, False, False
+        self._is_starting = self._is_running = False
 
     @property
     def is_complete(self) -> bool:
         return self.profiled == self._steps
 
+    @property
+    def is_in_fork(self) -> bool:
+        """Whether this is a process that the script forked, which is not profiled."""
+        return os.getpid() != self._process
+
     def step_ended(self) -> None:
+        """Several ends within a backward pass, of optimizers that step in hooks, are one."""
+        if self.is_in_fork:
+            return
+        self._has_step_to_end = is_in_backward()
+        if self._has_step_to_end:
+            return
         self.seen += 1
-        if not self.is_complete and not self.others.active:
+        if not self.is_complete and not self.others:
             try:
                 self._go_on()
             except Exception as error:  # such as a profiler that is not torch's at work
                 self.failure, self._is_running = first_line(error), False
         if self.stop and self.is_complete:  # once more if the script goes on
             raise SystemExit(0)
+
+    def backward_returned(self) -> None:
+        if self._has_step_to_end:
+            self.step_ended()
 
     def _go_on(self) -> None:
         self._undisturbed += 1
@@ -90,10 +106,14 @@ class StepProfiler:
             else:
                 mark_step()
 
-    # What was timed or profiled of incomplete steps is dropped; after the script's profiler they begin anew.
-    def _step_aside(self) -> None:
-        if self.is_complete:
+    def other_began(self, other: object) -> None:
+        """Step aside for a profiler of the script: what was timed or profiled of incomplete steps is dropped."""
+        if self._is_starting:  # it is this one's
             return
+        self.others.add(other)
+        if self.is_complete or self.is_in_fork:
+            return
+        self._stepped_aside = True
         self._say(_ASIDE)
         with suppress(RuntimeError):
             self.finish()
@@ -102,10 +122,9 @@ class StepProfiler:
 
     def _start(self) -> None:
         self._profiler = torch_profiler(record_shapes=True)
-        self.others.is_own = True
+        self._is_starting = True
         self._profiler.start()
-        self.others.is_own = False
-        self._is_running = True
+        self._is_starting, self._is_running = False, True
         for watch in self.watches:
             watch.start()
         synchronize()
@@ -113,7 +132,7 @@ class StepProfiler:
 
     def finish(self) -> None:
         """Stop after the device has finished its queue. Has no effect after the first call."""
-        if not self._is_running:
+        if not self._is_running or self.is_in_fork:
             return
         self._is_running = False
         synchronize()
@@ -123,20 +142,13 @@ class StepProfiler:
             mark_step()
         self._profiler.stop()
 
-    def read_trace(self, kept: Path | None) -> Trace | None:
-        """The profiled steps, or at the end of the script those that it traced itself; None without any.
-
-        ``kept``: where the trace stays.
-        """
-        path, own = kept or self._folder / "trace.json", None if self.profiled else self.others.trace()
-        if own:
-            shutil.copyfile(own, path)
-        elif not self.profiled:
+    def read_trace(self, path: Path) -> Trace | None:
+        """The profiled steps, None without any. ``path``: where their trace is written."""
+        if not self.profiled:
             return None
-        elif not path.exists():
+        if not path.exists():
             self._profiler.export_chrome_trace(str(path))
-        trace = read_chrome_trace(path)
-        return replace(trace, notes=(*trace.notes, _OF_SCRIPT)) if own else trace
+        return read_chrome_trace(path)
 
     def why_nothing(self, function: str | None) -> str:
         """Why there is no profiled step, in a line. ``function``: the function whose calls are the steps."""
@@ -146,7 +158,9 @@ class StepProfiler:
             return f"{function} was not called (what the script itself defines is another): call mamf.profiling.step()"
         if not self.seen:
             named = "name a function, as --calls torch:Tensor.backward, or call mamf.profiling.step()"
-            return f"no optimizer of torch stepped; {named}"
+            return f"no optimizer of torch stepped in this process; {named}"
+        if self._stepped_aside:
+            return "the script's own torch.profiler leaves too few steps: read its trace with 'mamf profile --from'"
         return f"the script took {self.seen} of {self._warmup + 2 * self._steps} steps: lower --warmup or --steps"
 
 
@@ -158,77 +172,109 @@ def profile_program(program: Program, profiler: StepProfiler, function: str | No
     """
     with program.in_place(), _following_steps(profiler, function):
         code = program.run()
+    if profiler.is_in_fork:  # what follows is the business of the process that was started
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        os._exit(code)
     return 0 if profiler.stop and profiler.is_complete else code
 
 
 @contextmanager
 def _following_steps(profiler: StepProfiler, function: str | None) -> Iterator[None]:
     """``mamf.profiling.step()`` ends a step in any case."""
+    import torch
+    from torch.autograd.profiler import profile  # torch.profiler uses it too
+
     with ExitStack() as stack:
         listen(profiler.step_ended)
         stack.callback(unlisten, profiler.step_ended)
-        profiler.others.watch(stack)
+        for name in ("backward", "grad"):
+            _wrap(stack, torch.autograd, name, after=lambda *_: profiler.backward_returned())
+        _wrap(stack, profile, "_prepare_trace", before=lambda other, *_: profiler.other_began(other))
+        _wrap(stack, profile, "__exit__", after=lambda other, *_: profiler.others.discard(other))
         stack.callback(profiler.finish)
         for watch in profiler.watches:
             if isinstance(watch, MemoryWatch):  # before what ends the step
-                stack.callback(_follow_memory(watch).remove)
+                stack.callback(_after_optimizers(watch.stepped).remove)
         if function is None:
-            stack.callback(_follow_optimizer(profiler).remove)
+            stack.callback(_after_optimizers(_ending_steps(profiler)).remove)
         else:
-            stack.callback(_follow_function(profiler, function))
+            owner, name = _found(function)
+            _wrap(stack, owner, name, after=lambda *_: profiler.step_ended())
         yield
 
 
-def _follow_memory(memory: MemoryWatch) -> Any:
+def _wrap(
+    stack: ExitStack,
+    owner: Any,
+    name: str,
+    before: Callable[..., object] = lambda *_: None,
+    after: Callable[..., object] = lambda *_: None,
+) -> None:
+    """Call others before and after a function, with its arguments, until the stack is closed."""
+    usual = getattr(owner, name)
+
+    @functools.wraps(usual)
+    def wrapped(*arguments: Any, **keywords: Any) -> Any:
+        before(*arguments)
+        returned = usual(*arguments, **keywords)
+        after(*arguments)
+        return returned
+
+    setattr(owner, name, wrapped)
+    stack.callback(setattr, owner, name, usual)
+
+
+def _after_optimizers(call: Callable[[Any], None]) -> Any:
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
-    return register_optimizer_step_post_hook(lambda optimizer, *_: memory.stepped(optimizer))
+    return register_optimizer_step_post_hook(lambda optimizer, *_: call(optimizer))
 
 
-def _follow_optimizer(profiler: StepProfiler) -> Any:
-    from torch.optim.optimizer import register_optimizer_step_post_hook
-
+def _ending_steps(profiler: StepProfiler) -> Callable[[object], None]:
+    """With several optimizers (a GAN), the first of them ends the step; those that step in hooks of the backward pass
+    end it together.
+    """
     first: list[object] = []
 
-    def stepped(optimizer: object, *_: object) -> None:
-        """With several optimizers (a GAN), the first of them ends the step."""
+    def stepped(optimizer: object) -> None:
+        by = "backward" if is_in_backward() else optimizer
         if not first:
-            first.append(optimizer)
-        if first[0] is optimizer:
+            first.append(by)
+        if first[0] is by:
             profiler.step_ended()
 
-    return register_optimizer_step_post_hook(stepped)
+    return stepped
 
 
-def _follow_function(profiler: StepProfiler, function: str) -> Callable[[], None]:
-    """Wrap a function to mark steps; returns a call that restores it."""
+def is_in_backward() -> bool:
+    """Whether autograd is running a backward pass in this thread."""
+    import torch
+
+    return torch._C._current_graph_task_id() != -1
+
+
+def _found(function: str) -> tuple[Any, str]:
+    """The module or class that has a function (``module:function``), and its name there. Raises UsageError."""
     module_name, colon, name = function.partition(":")
     *owners, attribute = name.split(".")
     try:
         if not colon:
             raise ValueError("write module:function")
         owner: Any = functools.reduce(getattr, owners, importlib.import_module(module_name))
-        followed = getattr(owner, attribute)
+        getattr(owner, attribute)
     except (ImportError, AttributeError, ValueError) as error:
         raise UsageError(f"--calls {function}: {first_line(error)}") from None
-
-    @functools.wraps(followed)
-    def following(*arguments: Any, **keywords: Any) -> Any:
-        returned = followed(*arguments, **keywords)
-        profiler.step_ended()
-        return returned
-
-    setattr(owner, attribute, following)
-    return lambda: setattr(owner, attribute, followed)
+    return owner, attribute
 
 
-# The number of this process among those of torchrun.
 def rank() -> int:
+    """The number of this process among those of torchrun."""
     return int(os.environ.get("RANK", "0"))
 
 
-# Opening another device makes it torch's current one: afterwards that is again the one from before.
 def keeping_device() -> AbstractContextManager[object]:
+    """Restore torch's current device afterwards: opening another one makes that the current one."""
     import torch
 
     return torch.cuda.device(torch.cuda.current_device()) if torch.cuda.is_initialized() else nullcontext()

@@ -32,6 +32,19 @@ for _ in range(8):
     model(torch.ones(8, 64)).sum().backward()
     optimizer.step()
 """
+HOOKS = """
+import torch
+model = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(4)))
+optimizers = {each: torch.optim.SGD([each]) for each in model.parameters()}
+def step(parameter):
+    optimizers[parameter].step()
+    optimizers[parameter].zero_grad()
+for each in model.parameters():
+    each.register_post_accumulate_grad_hook(step)
+for number in range(12):
+    model(torch.ones(8, 64)).sum().backward()
+    print("pass", number, flush=True)
+"""
 
 
 @pytest.fixture
@@ -55,6 +68,17 @@ def test_a_process_that_ends_at_once_leaves_its_profile(run, tmp_path, end, code
     assert ": 2 steps of" in ended.stdout
     assert read_profile_or_none(tmp_path / "step.jsonl")[1].steps == 2
     assert (tmp_path / "trace.json").exists()
+
+
+@pytest.mark.parametrize(("option", "passes"), [("--nvtx", 12), ("--stop", 4)])
+def test_optimizers_that_step_within_backward_end_one_step(run, tmp_path, option, passes):
+    ended = run(HOOKS, option, "--output", "step.jsonl")
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.count("pass ") == passes
+    _, profile = read_profile_or_none(tmp_path / "step.jsonl")
+    assert profile.steps == 2
+    # Forward, gradients of weights, and gradients of inputs but for the first layer.
+    assert profile.flop == profile.steps * (4 + 4 + 3) * 2 * 8 * 64 * 64
 
 
 def test_all_ranks_are_profiled_and_stop_together(run, tmp_path):

@@ -1,6 +1,5 @@
 """Reports as text, as tests ask for them."""
 
-from mamf.profiling.counters.report import counters_document
 from mamf.profiling.report import profile_document
 from mamf.report.ceilings import find_document
 from mamf.report.comparison import guard_document
@@ -39,7 +38,3 @@ def render_legacy(form, run, top=10, width=None):
 
 def render_profile(form, script, profile, top=10, width=None):
     return FORMATS[form](profile_document(script, profile, top), width)
-
-
-def render_counters(form, rows, counted, header, summary, width=None, columns=()):
-    return FORMATS[form](counters_document(rows, counted, header, summary, columns), width)

@@ -57,7 +57,7 @@ SHARED_BY_ADAPTERS = (
     "operations/whole_products.py",
 )
 #: Runs a script's steps under torch's profiler.
-PROFILER = ("profiling/running.py", "profiling/memory.py", "profiling/ranges.py", "profiling/script.py")
+PROFILER = ("profiling/running.py", "profiling/memory.py", "profiling/ranges.py")
 #: Where ranks meet, by torch.distributed.
 GROUP = ("node/group.py",)
 PURE = ("operations/matmul/shapes.py", "statistics.py", "dtypes.py", "errors.py", "limits.py", "work.py", "text.py")

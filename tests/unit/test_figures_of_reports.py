@@ -44,8 +44,6 @@ COMMANDS = {
         *(f"{H200}/attention-bfloat16-fwd-burst-20261122-{each}.jsonl" for each in ("165450", "023859")),
         "--anyway",
     ],
-    "profiles": ["compare", *2 * [f"{AUTOPROFILE}/step.jsonl"]],
-    "two logs of counters": ["compare", *2 * [f"{AUTOPROFILE}/counters.jsonl"]],
 }
 _NUMBER = re.compile(r"(?<![\w.])\d[\d,]*(?:\.\d+)?(?:e[+-]\d+)?")
 

@@ -1,24 +1,15 @@
-"""A step by module and by product, what a product does alone, and what is worth changing."""
+"""A step by module and by product."""
 
-import json
 from dataclasses import replace
 
 import pytest
-from test_profile_command import SHORTLY, TINY
 
 from mamf.cli import main
-from mamf.cli.profile_ceilings import given_logs, measure_products, of_device, rates_of, with_rates
-from mamf.errors import RunLogError, UsageError
-from mamf.logs.run_log import read_run_log
+from mamf.errors import RunLogError
 from mamf.operations.tracing.events import Event, Trace
-from mamf.profiling.advice import gains
 from mamf.profiling.breakdown import MODULE, OUTSIDE, ProductRow
-from mamf.profiling.folder import LOGS
 from mamf.profiling.log import create_profile_log, read_profile_or_none, write_profile
 from mamf.profiling.profile import profile_of
-from mamf.profiling.report import profile_document
-from mamf.report.formats import FORMATS
-from mamf.testing import SimulatedBackend
 
 BFLOAT16 = ["c10::BFloat16"] * 2
 
@@ -131,45 +122,9 @@ def test_kernels_say_whether_float32_is_multiplied_in_tf32(name, dtype):
     assert [(row.dtype, row.calls) for row in profile.products] == [(dtype, 1)]
 
 
-ODD = ProductRow("8192x50257x768", 1, "bfloat16", "nt", 1, 0.01)
-RATES = {("8192x50257x768", "bfloat16", "nt"): 200.0, ("8192x50304x768", "bfloat16", "nt"): 600.0}
-
-
-def test_a_padded_size_is_named_only_where_both_were_measured():
-    assert ODD.padded == "8192x50304x768"
-    assert ODD.saved_by_padding is None
-    assert with_rates([ODD], dict([*RATES.items()][:1]))[0].saved_by_padding is None
-    (row,) = with_rates([ODD, ODD][:1], RATES)
-    assert row.saved_by_padding == pytest.approx(0.01 * (1 - 50304 / 50257 / 3))
-    assert with_rates([replace(ODD, batch=2)], RATES)[0].alone is None
-    profile = replace(profiled(product(0)), products=(row,))
-    text = FORMATS["table"](profile_document("train.py", profile), None)
-    assert "8192x50257x768 alone runs at 33% of what 8192x50304x768 would, both measured in burst" in text
-    assert "6.664 ms less per step" in text
-    assert "alone runs" not in FORMATS["table"](profile_document("train.py", profiled(product(0))), None)
-
-
-def test_gains_are_ranked_by_what_they_save():
-    idle = Event("cudaDeviceSynchronize", "runtime", 0, 4)
-    trace = Trace((*product(0), *product(1), idle), 0, 4, 1, "NVIDIA H200")
-    profile = profile_of(trace, unknown)
-    (row,) = profile.products
-    rates = {(row.shape, "bfloat16", "nt"): row.tflops * 2, (row.padded, "bfloat16", "nt"): row.tflops * 8}
-    advised = gains(replace(profile, products=with_rates(profile.products, rates)))
-    assert [round(seconds, 2) for seconds, _ in advised] == [2.0, 1.0, 0.72]
-    assert [text.split(",")[0] for _, text in advised] == [
-        "at most: keep the device busy",
-        "at most: 64x50x32 (bfloat16",
-        "pad 64x50x32 (bfloat16",
-    ]
-    text = FORMATS["table"](profile_document("x", profile, 10, advised), None)
-    assert "ms to be gained" in text
-    assert "ms to be gained" not in FORMATS["table"](profile_document("x", profile), None)
-
-
 def test_a_log_holds_modules_and_products_and_the_last_profile_counts(tmp_path):
     profile = profiled(product(0, "GPT"), product(1))
-    measured = replace(profile, products=with_rates(profile.products, {("64x50x32", "bfloat16", "nt"): 1.5}))
+    measured = replace(profile, notes=("measured again",))
     path = tmp_path / "step.jsonl"
     with create_profile_log(path, "mamf profile", "train.py") as log:
         write_profile(log, profile)
@@ -179,7 +134,7 @@ def test_a_log_holds_modules_and_products_and_the_last_profile_counts(tmp_path):
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join(lines[:-1]))  # killed while it wrote the second one
     assert read_profile_or_none(path) == ("train.py", profile)
-    for valid, invalid in (('"64x50x32"', '"64x50"'), ('"seconds": 2, "alone": null', '"seconds": 0, "alone": null')):
+    for valid, invalid in (('"64x50x32"', '"64x50"'), ('"calls": 2, "seconds": 2}', '"calls": 2, "seconds": 0}')):
         path.write_text("".join(lines).replace(valid, invalid))
         with pytest.raises(RunLogError):
             read_profile_or_none(path)
@@ -201,64 +156,3 @@ def test_a_page_of_a_profile_has_its_figures_and_how_it_was_made(tmp_path):
         assert part in text
     assert "<b>GPT" not in text
     assert "&lt;b&gt;GPT" in text
-
-
-# --- ceilings and rates
-
-
-def test_rates_of_a_given_log_are_the_fastest_in_burst(library_logs):
-    rates = rates_of(read_run_log(library_logs / "sweep.jsonl").measurements)
-    best = max(read_run_log(library_logs / "sweep.jsonl").measurements, key=lambda row: row.best_rate)
-    assert rates[str(best.shape), best.problem.dtype, "nt"] == pytest.approx(best.best_rate)
-    assert given_logs([library_logs / "sweep.jsonl"])
-    with pytest.raises(RunLogError, match="holds no sustained ceiling"):
-        given_logs([library_logs / "find.jsonl"])
-
-
-@pytest.fixture
-def found(library_logs):
-    return read_run_log(library_logs / "find.jsonl")
-
-
-def card(log, name, uuid_hash):
-    return replace(log, header={**log.header, "device": {**log.header["device"], "name": name, "uuid_hash": uuid_hash}})
-
-
-def test_a_folder_of_ceilings_is_taken_for_this_device(found, capsys):
-    first, second, other = (card(found, *each) for each in (("H200", "a"), ("H200", "b"), ("H100", "c")))
-    assert of_device([[first]], "B200", pytest.fail) == [first]
-    assert of_device([[first, second, other]], "H100", pytest.fail) == [other]
-    assert of_device([[first, second, other]], "H200", lambda: "b") == [second]
-    assert capsys.readouterr().err == ""
-    assert of_device([[first, second]], "H200", lambda: None) == []
-    assert "none surely of this one: name its log" in capsys.readouterr().err
-
-
-def test_a_folder_without_ceilings_is_refused(tmp_path):
-    with pytest.raises(UsageError, match="holds no ceilings"):
-        given_logs([tmp_path])
-    with pytest.raises(RunLogError, match="cannot read"):
-        given_logs([tmp_path / LOGS["ceilings"]])
-
-
-def test_products_are_measured_alone_and_padded(machine):
-    profile = replace(
-        profiled(product(0)), products=(ODD, replace(ODD, shape="64x64x64", dtype="complex", seconds=1.0))
-    )
-    rates = measure_products(profile, SimulatedBackend())
-    assert {shape for shape, _, _ in rates} == {"8192x50257x768", "8192x50304x768"}
-    assert all(rate > 0 for rate in rates.values())
-
-
-def test_a_script_is_asked_for_its_products_at_its_end(machine, tmp_path, capsys):
-    script = tmp_path / "train.py"
-    script.write_text(TINY.replace("2, 2", "64, 64, dtype=torch.bfloat16"))
-    log = tmp_path / "own.jsonl"
-    arguments = ["--measure-products", "--advise", "--backend", "simulated", "--output", str(log), "--format", "json"]
-    assert main([*SHORTLY, *arguments, str(script)]) == 0
-    output = capsys.readouterr()
-    told = json.loads(output.out)
-    assert "mamf: measuring products of bfloat16, nn: 64x64x64\n" in output.err
-    rates = [row["alone_tflops"] for row in told["products"]]
-    assert any(rates)
-    assert [row.alone for row in read_profile_or_none(log)[1].products] == rates

@@ -1,6 +1,8 @@
 """``mamf profile``: a script runs as without mamf, and its steps are told."""
 
 import json
+import subprocess
+import sys
 from argparse import Namespace
 
 import pytest
@@ -8,13 +10,14 @@ import pytest
 from mamf.ceilings.share import KnownCeiling
 from mamf.cli import main
 from mamf.cli.commands import profile
-from mamf.cli.profile_ceilings import known_here
+from mamf.cli.commands.profile import known_here
 from mamf.contribution import known_ceilings
 from mamf.contribution.known_ceilings import KnownPeak
 from mamf.errors import UnavailableError
 from mamf.measurement import IDLE
 from mamf.operations.tracing.classes import UNCLASSIFIED
 from mamf.operations.tracing.shares import length, union
+from mamf.profiling.log import read_profile_or_none
 
 TRAINING = """
 import sys, torch
@@ -188,6 +191,8 @@ def test_another_rank_runs_the_script_alone(script, capsys, monkeypatch):
     [
         ([], "nothing to profile: name a SCRIPT, or a trace by --from"),
         (["nowhere.py"], "cannot run nowhere.py: there is no such file"),
+        (["step.jsonl"], "step.jsonl is not a script: read it with 'mamf show step.jsonl'"),
+        (["trace.json.gz"], "trace.json.gz is not a script: read it with 'mamf profile --from trace.json.gz'"),
         (["--stepz", "3", "train.py"], "unknown option '--stepz' (did you mean --steps?)"),
         (["--calls", "json:nothing", "train.py"], "--calls json:nothing: module 'json' has no attribute 'nothing'"),
         (["--calls", "json", "train.py"], "--calls json: write module:function"),
@@ -208,6 +213,17 @@ def test_bad_input_is_told_in_a_line(script, tmp_path, monkeypatch, capsys, argu
     assert told in capsys.readouterr().err
 
 
+def test_a_forked_child_has_its_own_exit_code_and_leaves_the_files_of_its_parent(script, tmp_path):
+    child = TINY.replace("import torch", "import os, sys, torch\nchild = os.fork()")
+    text = f"{child}\nif not child: sys.exit(3)\nprint('child:', os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))"
+    command = [sys.executable, "-m", "mamf", *SHORTLY, "--output", "step.jsonl", script(text)]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert "child: 3\n" in ended.stdout
+    assert ended.stdout.count("1 step of") == 1
+    assert read_profile_or_none(tmp_path / "step.jsonl") is not None
+
+
 def test_a_ceiling_is_of_the_sustained_regime(script, library_logs, capsys):
     assert main(["profile", "--ceiling", str(library_logs / "find.jsonl"), script(TINY)]) == 2
     assert "holds no sustained ceiling (it holds: burst)" in capsys.readouterr().err
@@ -218,9 +234,8 @@ def test_without_a_log_the_ceiling_is_what_is_known_of_the_device(monkeypatch, s
     """A datasheet's promise is no ceiling."""
     known = KnownPeak(2e12, None, None, source, "from somewhere", "float32", "x")
     monkeypatch.setattr(known_ceilings, "peak", lambda device, dtype, regime: known)
-    for regime in ("sustained", "burst"):
-        taken = KnownCeiling("float32", regime, 2.0, source, "from somewhere") if is_one else None
-        assert known_here.__wrapped__(None, regime, "float32") == taken
+    taken = KnownCeiling("float32", "sustained", 2.0, source, "from somewhere") if is_one else None
+    assert known_here.__wrapped__(None, "float32") == taken
 
 
 def test_the_device_whose_ceilings_are_known_can_be_named():
@@ -235,7 +250,7 @@ def test_an_unknown_device_has_no_share(monkeypatch):
         raise UnavailableError("nothing is known of it")
 
     monkeypatch.setattr(known_ceilings, "peak", unknown)
-    assert known_here.__wrapped__(None, "sustained", "float32") is None
+    assert known_here.__wrapped__(None, "float32") is None
 
 
 def test_a_folder_of_traces_is_reported_by_rank(tmp_path, capsys):

@@ -1,157 +1,151 @@
-"""``mamf autoprofile``: one command, one folder, one SUMMARY.md. Each step is a command of mamf."""
+"""``mamf autoprofile``: a list of commands of mamf, one folder, one SUMMARY.md."""
 
 from __future__ import annotations
 
 import argparse
-import os
+import importlib.util
 import shlex
-import time
-from collections.abc import Mapping
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
-from mamf.cli import call, watching
-from mamf.cli.autoprofile_steps import BY_USER, Step, no_counters, steps_of
+from mamf.backend import Backend
+from mamf.cli import call
 from mamf.cli.interruption import EXIT_CODE
-from mamf.cli.options.autoprofile import VARIABLES
-from mamf.cli.options.shared import OPTIONS
 from mamf.cli.terminal import say, warn
-from mamf.errors import MamfError, UsageError
-from mamf.files import create_whole, make_folder, write_whole
-from mamf.kinds.kind import View
-from mamf.kinds.registry import kind_of
+from mamf.errors import MamfError, UnavailableError, UsageError
+from mamf.files import make_folder, write_whole
 from mamf.logs.run_log import read_run_log
-from mamf.plugins.discovery import open_backend, operation
-from mamf.plugins.selection import choose_kernels
-from mamf.profiling.folder import LOGS, SUMMARY, TABLE, StepEnd, read_folder, require_own, write_ends
-from mamf.profiling.summary import summary
-from mamf.report.formats import markdown
+from mamf.plugins.discovery import open_backend
+from mamf.profiling.counters.ncu import find_ncu, options_of
+from mamf.profiling.summary import LOGS, SUMMARY, summary
+from mamf.regime_names import BURST, SUSTAINED
 
-_UNFINISHED = 1
-_BUDGET, _BUDGET_OF_CPU = 270.0, 150.0
+_FAILED = 1
+_BUDGET, _BUDGET_ON_CPU = 270.0, 150.0
+#: Shares of the budget; the model's step takes the rest.
+_SHARES = {"ceilings": 0.22, "bandwidth": 0.06, "kernels": 0.4, "counters": 0.2}
+# A CPU compiles an attention kernel for as long as everything may take.
+_CPU_ATTENTION = [
+    *("--kernel", "eager", "sdpa", "sdpa-math"),
+    *("--seq-lens", "256", "512", "--head-dims", "64", "--heads", "8", "--batch", "1"),
+]
+#: Kernels whose counters are read: the fastest on the shape with the most work.
+_MAX_COUNTED = 2
 
 
 def run(options: argparse.Namespace) -> int:
-    if options.source:
-        _write_summary(options.source)
-        return 0
-    if options.operation in ("matmul", "model"):
-        raise UsageError(f"{options.operation} is always measured: name another --operation, or leave it out")
-    remarks = _fill_sizes(options, os.environ)
     folder: Path = options.output_folder
-    require_own(folder)
-    backend = open_backend(options.backend or "auto", options.device or 0)
-    # Reports unavailable kernels before anything is measured.
-    choose_kernels(operation(options.operation), backend, options.kernel)
-    if options.ceiling and not read_run_log(options.ceiling).all_ceilings:
-        raise UsageError(f"{options.ceiling} holds no ceiling: give a log of 'mamf find'")
-    budget = options.budget or (_BUDGET if backend.is_accelerator else _BUDGET_OF_CPU)
+    if (folder / SUMMARY).exists() and not any((folder / name).exists() for name in LOGS):
+        raise UsageError(f"{folder / SUMMARY} is not from autoprofile: name another --output-folder")
     make_folder(folder, "; name another --output-folder")
-    if options.ceiling:
-        _copy_ceiling(options.ceiling, folder / LOGS["ceilings"])
-    return _Run(folder, remarks, budget, no_counters(backend)).run(steps_of(options, folder, backend))
+    commands = Commands(options, folder, open_backend(options.backend or "auto", options.device or 0))
+    code, left_out = 0, dict[str, str]()
+    try:
+        for name, command in commands.all():
+            say(f"-- mamf {shlex.join(command)}")
+            try:
+                if call(command) == EXIT_CODE:
+                    raise KeyboardInterrupt
+            except MamfError as error:
+                if error.exit_code == EXIT_CODE:
+                    raise KeyboardInterrupt from None
+                warn(str(error))
+                left_out[name] = str(error)
+                code = _FAILED if name in LOGS else code  # not for a picture
+        commands.trace_step()
+    except KeyboardInterrupt:
+        code = EXIT_CODE
+    write_whole(folder / SUMMARY, summary(folder, commands.left_out | left_out))
+    say(f"summary: {folder / SUMMARY}")
+    return code
 
 
-def _copy_ceiling(ceiling: Path, own: Path) -> None:
-    """Copy the log with the ceilings into the folder. Raises UsageError if the folder holds another one."""
-    if not own.exists():
-        create_whole(own, ceiling.read_bytes())
-    elif own.read_bytes() != ceiling.read_bytes():
-        raise UsageError(f"{own} differs from {ceiling}: leave --ceiling out, or name another folder")
+class Commands:
+    """The commands that fill a folder. A command resumes its log, or begins it; some depend on logs before them.
 
+    ``left_out``: why a log is not measured, by its name.
+    """
 
-def _fill_sizes(options: argparse.Namespace, environment: Mapping[str, str]) -> list[str]:
-    """Fill in sizes that are not given; returns a remark for each. Raises UsageError for an invalid size."""
-    remarks = []
-    for name, variable in VARIABLES.items():
-        text = environment.get(variable, "").replace(",", " ")
-        if getattr(options, name) or not text.strip():
-            continue
-        option = f"--{name.replace('_', '-')}"
-        try:
-            setattr(options, name, [OPTIONS[option].keywords["type"](each) for each in text.split()])
-        except argparse.ArgumentTypeError as error:
-            raise UsageError(f"the environment variable {variable}: {error}") from None
-        remarks.append(f"{option} {text} comes from the environment variable {variable}.")
-    for remark in remarks:
-        say(remark)
-    return remarks
+    def __init__(self, options: argparse.Namespace, folder: Path, backend: Backend) -> None:
+        self.folder, self.backend, self.dtype = folder, backend, options.dtype
+        self.left_out: dict[str, str] = {}
+        self._budget = options.budget or (_BUDGET if backend.is_accelerator else _BUDGET_ON_CPU)
+        self._backend = options.backend or backend.name
+        self._device = [
+            *(["--backend", options.backend] if options.backend else []),
+            *([] if options.device is None else ["--device", str(options.device)]),
+        ]
 
+    def all(self) -> Iterator[tuple[str, list[str]]]:
+        """Each with the name of the log that it writes."""
+        is_accelerator = self.backend.is_accelerator
+        dtype = ["--dtype", self.dtype] if self.dtype else []
+        yield self._resumed("ceilings", "find", *dtype, "--regime", BURST, *([SUSTAINED] if is_accelerator else []))
+        size = "4GiB" if is_accelerator else "128MiB"
+        yield self._resumed("bandwidth", "bandwidth", "--pattern", "copy", "--size", size)
+        sizes = [] if is_accelerator else _CPU_ATTENTION
+        ceiling = self._ceiling(BURST) or ["--no-ceiling"]
+        attention = ["attention", *dtype, "--direction", "fwd", "bwd", *sizes, "--time-limit", "0.3s"]
+        yield self._resumed("kernels", *attention, *([] if self._has("kernels") else ceiling))
+        if kernels := self._kernels_to_count():
+            yield self._resumed("counters", "counters", *kernels)
+        if not self._has("step"):
+            count = ["--steps", "1", "--warmup", "1"] if not is_accelerator else ["--steps", "3", "--warmup", "3"]
+            log = ["--output", str(self.folder / "step.jsonl")]
+            yield "step.jsonl", ["profile", *count, *self._ceiling(SUSTAINED), *log, *self._device, *self._model_step()]
+        for name in ("ceilings", "kernels"):
+            if self._has(name):
+                picture = str(self.folder / f"{name}.png")
+                yield picture, ["plot", str(self.folder / f"{name}.jsonl"), "--output", picture, "--overwrite"]
 
-class _Run:
-    """Runs steps within the budget, and records in the folder how each ended."""
-
-    def __init__(self, folder: Path, remarks: list[str], budget: float, no_counters: str | None) -> None:
-        self.folder, self.remarks, self.budget, self.no_counters = folder, remarks, budget, no_counters
-        self.ends: list[StepEnd] = []
-        watch = watching.WATCH
-        # After a crash, when the first process began.
-        self.begun = watch.begun if watch and watch.restart else time.monotonic()
-
-    def run(self, steps: list[Step]) -> int:
-        code = 0
-        try:
-            for step in steps:
-                self._run_step(step)
-        except KeyboardInterrupt:
-            code = EXIT_CODE
-        if any(end.status == "failed" for end in self.ends):
-            code = code or _UNFINISHED
-        reasons = {step.name: "interrupted before it" for step in steps}
-        if self.no_counters:
-            reasons["counters"] = self.no_counters
-        taken = {end.name for end in self.ends}
-        self.ends += [StepEnd(name, "", "left out", why) for name, why in reasons.items() if name not in taken]
-        write_ends(self.folder, self.ends, self.remarks)
-        if not any((self.folder / log).exists() for log in LOGS.values()):
-            warn("nothing was measured")
-            return code or _UNFINISHED
-        _write_summary(self.folder)
-        return code
-
-    def _run_step(self, step: Step) -> None:
-        left = self.budget - (time.monotonic() - self.begun)
-        if left <= 0 and not step.is_complete:
-            self.ends.append(StepEnd(step.name, "", "left out", "the budget ended before it"))
+    def trace_step(self) -> None:
+        """The model's step in a report of nsys, if nsys is installed."""
+        nsys, report = shutil.which("nsys"), self.folder / "step.nsys-rep"
+        if nsys is None or not self.backend.is_accelerator or report.exists():
             return
-        try:
-            arguments = step.arguments(min(step.share * self.budget, left))
-        except MamfError as error:  # an earlier step left nothing to use
-            self.ends.append(StepEnd(step.name, "", "left out", str(error)))
-            return
-        say(f"-- {step.name}: mamf {shlex.join(arguments)}")
-        self.ends.append(self._call_step(step, arguments))
-        if self.ends[-1].reason == BY_USER:
-            raise KeyboardInterrupt
+        profile = [sys.executable, "-m", "mamf", "profile", "--nvtx", *self._device, *self._model_step()]
+        command = [nsys, "profile", "--capture-range=cudaProfilerApi", "--output", str(report), *profile]
+        say(f"-- {shlex.join(command)}")
+        if code := subprocess.run(command, check=False).returncode:
+            warn(f"nsys ended with code {code}")
 
-    def _call_step(self, step: Step, arguments: list[str]) -> StepEnd:
-        # As one would type it in the folder.
-        command = f"mamf {shlex.join(Path(each).name if os.sep in each else each for each in arguments)}"
+    def _has(self, name: str) -> bool:
+        return (self.folder / f"{name}.jsonl").exists()
+
+    def _resumed(self, name: str, *command: str) -> tuple[str, list[str]]:
+        budget = f"{self._budget * _SHARES[name]:.0f}s"
+        log = f"{name}.jsonl"
+        return log, [*command, *self._device, "--budget", budget, "--resume", str(self.folder / log)]
+
+    def _ceiling(self, regime: str) -> list[str]:
+        """The option for the ceilings of the folder."""
+        log = self.folder / "ceilings.jsonl"
+        return ["--ceiling", str(log)] if log.exists() and regime in read_run_log(log).ceilings else []
+
+    def _kernels_to_count(self) -> list[str]:
+        """The fastest kernels on the shape with the most work, as operands and options of ``mamf counters``."""
         try:
-            status, reason = step.read_end(call(arguments))
+            if unavailable := self.backend.without_counters():
+                raise UnavailableError(str(unavailable))
+            find_ncu(None)
+            log = read_run_log(self.folder / "kernels.jsonl")
+            rows = [row for row in log.measurements if row.ok and row.operation == log.plan.operation and not row.phase]
+            if not rows:
+                raise UnavailableError("no kernel was measured")
         except MamfError as error:
-            warn(str(error))
-            if error.exit_code == EXIT_CODE:
-                return StepEnd(step.name, command, "interrupted", BY_USER)
-            return StepEnd(step.name, command, "failed", str(error))
-        except KeyboardInterrupt:
-            return StepEnd(step.name, command, "interrupted", BY_USER)
-        return StepEnd(step.name, command, status, reason)
+            self.left_out["counters.jsonl"] = str(error)
+            return []
+        most = max(rows, key=lambda row: row.amount)
+        same = [row for row in rows if (row.problem, row.shape) == (most.problem, most.shape)]
+        names = [row.kernel for row in sorted(same, key=lambda row: row.seconds)[:_MAX_COUNTED]]
+        return [*names, *options_of(most.problem, most.shape)]
 
-
-def _write_summary(path: Path) -> None:
-    folder = read_folder(path)
-    if folder.kernels:
-        log = folder.kernels
-        write_whole(path / TABLE, markdown.render(kind_of(log.plan).document(log, View())))
-    for name in ("ceilings", "kernels"):
-        _draw(path, name)
-    write_whole(path / SUMMARY, summary(read_folder(path)))
-    say(f"summary: {path / SUMMARY}")
-
-
-def _draw(path: Path, name: str) -> None:
-    if (path / LOGS[name]).exists():
-        try:
-            call(["plot", str(path / LOGS[name]), "--output", str(path / f"{name}.png"), "--overwrite"])
-        except MamfError as error:
-            warn(f"no picture of the {name}: {error}")
+    def _model_step(self) -> list[str]:
+        """A script of training steps of GPT-2 small, on a CPU of two of its layers, with its arguments."""
+        spec = importlib.util.find_spec("mamf.profiling.scripts.model_step")
+        sizes = "12 8 1024 sdpa 11" if self.backend.is_accelerator else "2 1 64 sdpa 3"  # the last: steps
+        script = [spec.origin or "" if spec else "", self._backend, str(self.backend.index), "small", *sizes.split()]
+        return [*script, *([self.dtype] if self.dtype else [])]

@@ -12,8 +12,6 @@ from mamf.cli.reading import as_file, read_log
 from mamf.errors import UsageError
 from mamf.logs.compare import compare
 from mamf.logs.legacy import FinderRun, read_legacy_or_none
-from mamf.profiling.comparison import profiles_document
-from mamf.profiling.counters.comparison import compare_counters, counters_comparison_document
 from mamf.profiling.log import read_profile_or_none
 from mamf.report.comparison import comparison_document
 from mamf.report.imported import beside_document, shown_log, shown_run
@@ -29,23 +27,13 @@ def run(options: argparse.Namespace) -> int:
     sides = (options.logs[:1], options.logs[1:]) if options.against is None else (options.logs, options.against)
     with ExitStack() as opened:
         files = [[opened.enter_context(as_file(path)) for path in side] for side in sides]
-        found = [read_profile_or_none(path) for side in files for path in side]
-        profiles = [each for each in found if each]
-        if len(profiles) == len(found) == 2:
-            print_document(options, profiles_document(profiles[0], profiles[1], options.anyway))
-            return 0
-        if profiles:
-            raise UsageError("one of the logs is a profile: compare it with another profile")
+        for path in (path for side in files for path in side):
+            if read_profile_or_none(path):
+                raise UsageError(f"{path} is a profile, which has no samples to compare: read it with 'mamf show'")
         imported = [read_legacy_or_none(path) for side in files for path in side]
         if any(imported):
             return _print_beside(options, [path for side in files for path in side], imported)
         logs_a, logs_b = ([read_log(path) for path in side] for side in files)
-    if logs_a[0].counter_records and logs_b[0].counter_records:
-        if options.against:
-            raise UsageError("two logs of counters are compared at a time: leave --against out")
-        compared = compare_counters(logs_a[0], logs_b[0], options.anyway)
-        print_document(options, counters_comparison_document(compared, options.tolerance))
-        return _REGRESSION if compared.regressions(options.tolerance) else 0
     comparison = compare(logs_a, logs_b, options.anyway)
     print_document(options, comparison_document(comparison, options.tolerance))
     return _REGRESSION if comparison.is_slower(options.tolerance) else 0

@@ -16,8 +16,6 @@ from mamf.node.logs import contributed_baseline, read_nodes
 from mamf.node.report import node_chart
 from mamf.node.verdict import judge
 from mamf.operations.attention.operation import is_attention
-from mamf.profiling.counters.chart import counters_chart
-from mamf.profiling.counters.log import counted_in
 from mamf.profiling.log import read_profile_or_none
 from mamf.profiling.profile import Profile
 from mamf.profiling.report import profile_chart
@@ -54,8 +52,6 @@ def _picture(options: argparse.Namespace) -> Picture:
     if len(options.logs) > 1:
         raise UsageError("only profiles, and logs of mamf-finder with others, share a picture: draw them one by one")
     log = read_log(options.logs[0])
-    if log.counter_records:
-        return counters_chart(log.measurements, counted_in(log), log.header)
     picture = chart_of(log, options.regime, options.direction, options.quantity)
     _warn_of_other_regimes(log, options.regime)
     return picture

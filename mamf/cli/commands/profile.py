@@ -13,32 +13,25 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from mamf.ceilings.share import KnownCeiling, given_ceiling
 from mamf.cli.printing import print_document
-from mamf.cli.profile_ceilings import (
-    Rates,
-    ceiling_in,
-    given_logs,
-    known_here,
-    measure_products,
-    of_device,
-    rates_of,
-    with_rates,
-)
 from mamf.cli.terminal import stdout, warn
-from mamf.contribution.known_ceilings import opened
-from mamf.errors import NothingProfiledError, UsageError
+from mamf.contribution.known_ceilings import measured_peak, opened
+from mamf.errors import MamfError, NothingProfiledError, RunLogError, UsageError
 from mamf.files import make_folder
+from mamf.logs.run_log import read_run_log
 from mamf.logs.writer import RunLogWriter
 from mamf.machine.environment import command_line
 from mamf.operations.tracing.events import Trace
 from mamf.operations.tracing.traces import read_chrome_trace, read_ranks
-from mamf.profiling import advice, kernel_tables, ranks, running, script
+from mamf.profiling import kernel_tables, ranks, running, script
+from mamf.profiling.breakdown import CeilingOf
 from mamf.profiling.log import create_profile_log, write_profile
 from mamf.profiling.memory import MemoryWatch
 from mamf.profiling.profile import MemoryRow, Profile, profile_of
 from mamf.profiling.ranges import ModuleRanges, in_trace
 from mamf.profiling.report import profile_document
-from mamf.regime_names import BURST, SUSTAINED
+from mamf.regime_names import SUSTAINED
 
 
 def run(options: argparse.Namespace) -> int:
@@ -51,18 +44,21 @@ def run(options: argparse.Namespace) -> int:
     program = script.Program(name, arguments, options.is_module)
     program.require()
     options.output = options.output and options.output.absolute()
-    if options.ranks == "all" and (options.output is None or options.measure_products):
-        raise UsageError("--ranks all needs --output FOLDER, and cannot --measure-products")
+    if options.ranks == "all" and options.output is None:
+        raise UsageError("--ranks all needs --output FOLDER")
     if running.rank() and options.ranks == "first" and not options.stop:
         with program.in_place():
             return program.run()
     options.trace, options.memory = _place(options, "trace"), _place(options, "memory")
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        return _profile(options, program, Path(folder))
+    folder = Path(tempfile.mkdtemp())  # not a TemporaryDirectory, which a forked child would remove at its exit
+    try:
+        return _profile(options, program, folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
-# Where a file of this rank goes, checked before the script runs for hours, and may change its folder.
 def _place(options: argparse.Namespace, option: str) -> Path | None:
+    """Where a file of this rank goes: checked before the script runs for hours, and may change its folder."""
     path: Path | None = getattr(options, option)
     if path is None or (running.rank() and options.ranks == "first"):
         return None
@@ -78,35 +74,23 @@ def _place(options: argparse.Namespace, option: str) -> Path | None:
 
 
 def _read(options: argparse.Namespace) -> int:
-    for given, name in (
-        (options.script, "a SCRIPT"),
-        (options.calls, "--calls"),
-        (options.trace, "--trace"),
-        (options.memory, "--memory"),
-        (options.nvtx, "--nvtx"),
-        (options.stop, "--stop"),
-        (options.measure_products, "--measure-products"),
-        (options.ranks == "all", "--ranks"),
-    ):
-        if given:
-            raise UsageError(f"--from reads an existing trace: leave {name} out")
+    given = {
+        "a SCRIPT": options.script,
+        **{f"--{name}": getattr(options, name) for name in ("calls", "trace", "memory", "nvtx", "stop")},
+        "--ranks": options.ranks == "all",
+    }
+    for name in filter(given.get, given):
+        raise UsageError(f"--from reads an existing trace: leave {name} out")
     if options.source.is_dir():
-        return _read_ranks(options)
+        if options.output:
+            raise UsageError("--from a folder reads one trace per rank: leave --output out")
+        name, ceiling_of = options.source.name, _ceilings(options, is_of_device=True)
+        found = {trace.rank or 0: (name, profile_of(trace, ceiling_of)) for trace in read_ranks(options.source)}
+        print_document(options, ranks.ranks_document(found))
+        return 0
     read = kernel_tables.read_kernel_table if options.source.suffix == ".csv" else read_chrome_trace
     with _reporting(options, options.source.name) as report:
         report.keep(read(options.source))
-    return 0
-
-
-def _read_ranks(options: argparse.Namespace) -> int:
-    if options.output:
-        raise UsageError("--from a folder reads one trace per rank: leave --output out")
-    given, found = given_logs(options.ceiling), {}
-    for trace in read_ranks(options.source):
-        known = functools.partial(ceiling_in, of_device(given, trace.device, lambda: None))
-        profile = profile_of(trace, functools.partial(known, SUSTAINED), functools.partial(known, BURST))
-        found[trace.rank or 0] = options.source.name, profile
-    print_document(options, ranks.ranks_document(found))
     return 0
 
 
@@ -115,13 +99,13 @@ def _profile(options: argparse.Namespace, program: script.Program, folder: Path)
     ranges = ModuleRanges(lambda: opened(_device(options))) if options.nvtx else None
     watches = [each for each in (memory, ranges, ModuleRanges(in_trace)) if each is not None]
     say = str if running.rank() else warn  # a line, not one per rank
-    profiler = running.StepProfiler(options.steps, options.warmup, folder, watches, stop=options.stop, say=say)
+    profiler = running.StepProfiler(options.steps, options.warmup, watches, stop=options.stop, say=say)
     if running.rank() and options.ranks == "first":  # it ends with the first
         return running.profile_program(program, profiler, options.calls)
     with _reporting(options, Path(program.name).name) as report:
 
         def read(code: int = 0) -> None:
-            trace = profiler.read_trace(options.trace)
+            trace = profiler.read_trace(options.trace or folder / "trace.json")
             if trace is None:
                 raise NothingProfiledError(profiler.why_nothing(options.calls), code)
             with running.keeping_device():
@@ -130,7 +114,7 @@ def _profile(options: argparse.Namespace, program: script.Program, folder: Path)
 
         profiler.profiled_all = read
         code = running.profile_program(program, profiler, options.calls)
-        if report.profile is None:
+        if not report.is_kept:
             read(code)
     for watch in watches:
         if watch.remark:
@@ -139,67 +123,87 @@ def _profile(options: argparse.Namespace, program: script.Program, folder: Path)
 
 
 class _Report:
-    """Keeps a profile in the log as soon as there is one, and prints it: at once, unless products are yet to be
-    measured. ``name``: of the script.
-    """
+    """Keeps a profile in the log and prints it, as soon as there is one. ``name``: of the script."""
 
     def __init__(self, options: argparse.Namespace, name: str) -> None:
-        self.profile: Profile | None = None
+        self.is_kept = False
         self.log: RunLogWriter | None = None
         self._options, self._name = options, name
-        self._given, self._stdout = given_logs(options.ceiling), sys.stdout
+        self._stdout = sys.stdout
+        if options.ceiling:  # wrong ones are reported before the script runs
+            _given(options.ceiling)
 
-    # ``step_seconds``: of a step without the profiler. MAMFU uses sustained ceilings, because a training step is not a
-    # burst: the given ones, else those known for the device of the script.
     def keep(self, trace: Trace, step_seconds: float | None = None, parts: Sequence[MemoryRow] = ()) -> None:
-        options, device = self._options, _device(self._options, trace.is_of_device)
-        logs = of_device(self._given, trace.device, lambda: None if options.source else opened(device).info.uuid_hash)
-        is_given = options.source or options.ceiling
-        known = functools.partial(ceiling_in, logs) if is_given else functools.partial(known_here, device)
-        sustained, burst = (functools.partial(known, regime) for regime in (SUSTAINED, BURST))
-        profile = replace(profile_of(trace, sustained, burst, step_seconds), memory=tuple(parts))
-        self._add(profile, rates_of(row for log in logs for row in log.measurements), not options.measure_products)
-
-    def measure(self) -> None:
-        if self.profile is not None and self._options.measure_products:
-            rates = measure_products(self.profile, opened(_device(self._options, self.profile.is_of_device)))
-            self._add(self.profile, rates, is_last=True)
-
-    def _add(self, profile: Profile, rates: Rates, is_last: bool) -> None:
-        self.profile = profile = replace(profile, products=with_rates(profile.products, rates))
+        """``step_seconds``: of a step without the profiler."""
+        ceiling_of = _ceilings(self._options, trace.is_of_device)
+        profile = replace(profile_of(trace, ceiling_of, step_seconds), memory=tuple(parts))
+        self.is_kept = True
         if self.log is not None:
             write_profile(self.log, profile)
-        options, is_of_all = self._options, self._options.ranks == "all"
-        if not is_last or (is_of_all and running.rank()):
-            return
-        if is_of_all:
+        if running.rank() == 0 or self._options.ranks == "first":
+            with contextlib.redirect_stdout(self._stdout):  # a script may have its own
+                self._print(profile)
+
+    def _print(self, profile: Profile) -> None:
+        options = self._options
+        if options.ranks == "all":
             count = int(os.environ.get("WORLD_SIZE", "1"))
             document = ranks.ranks_document(ranks.wait_for_ranks(options.output, count), count)
         else:
-            document = profile_document(
-                self._name, profile, options.top, advice.gains(profile) if options.advise else ()
-            )
-        with contextlib.redirect_stdout(self._stdout):  # a script may have its own
-            print_document(options, document)
-            stdout().flush()
+            document = profile_document(self._name, profile, options.top)
+        print_document(options, document)
+        stdout().flush()
 
 
-# With the log of --output, which is removed if there is no profile.
 @contextlib.contextmanager
 def _reporting(options: argparse.Namespace, name: str) -> Iterator[_Report]:
+    """With the log of --output, which is removed if there is no profile."""
     path, report = _place(options, "output"), _Report(options, name)
     with create_profile_log(path, command_line(), name) if path else contextlib.nullcontext() as report.log:
         try:
             yield report
-            report.measure()
         except BaseException:
-            if report.log is not None and report.profile is None:
+            if report.log is not None and not report.is_kept:
                 report.log.discard()
             raise
 
 
-# The device of --backend and --device as ``peak`` names it. Without either: None, or the CPU if no device worked.
+def _ceilings(options: argparse.Namespace, is_of_device: bool) -> CeilingOf:
+    """The sustained ceilings for MAMFU, because a step is not a burst: the given ones, else for a script those that are
+    known for its device.
+    """
+    if options.ceiling:
+        return _given(options.ceiling).get
+    if options.source:
+        return lambda dtype: None
+    return functools.partial(known_here, _device(options, is_of_device))
+
+
+def _given(paths: Sequence[Path]) -> dict[str, KnownCeiling]:
+    """The sustained ceilings of logs by dtype. Raises RunLogError for a log without any."""
+    given: dict[str, KnownCeiling] = {}
+    for path in paths:
+        log = read_run_log(path)
+        if SUSTAINED not in log.ceilings:
+            known = f"it holds: {', '.join(log.ceilings) or 'none'}"
+            raise RunLogError(f"{path} holds no sustained ceiling ({known}); measure one with 'mamf find'")
+        ceilings = (each for each in log.all_ceilings.values() if each.regime == SUSTAINED)
+        given |= {each.problem.dtype: given_ceiling(each) for each in ceilings}
+    return given
+
+
+@functools.cache
+def known_here(device: str | None, dtype: str) -> KnownCeiling | None:
+    """The sustained ceiling measured here or contributed; a theoretical peak is not a ceiling."""
+    try:
+        known = measured_peak(device, dtype, SUSTAINED)
+    except MamfError:
+        return None
+    return KnownCeiling(dtype, SUSTAINED, known.tflops, known.source, known.description)
+
+
 def _device(options: argparse.Namespace, is_of_device: bool = True) -> str | None:
+    """The device of --backend and --device as ``peak`` names it. Without either: None, or the CPU if none worked."""
     if options.backend is None and options.device is None:
         return None if is_of_device else "cpu"
     return f"{options.backend or 'auto'}:{options.device or 0}"

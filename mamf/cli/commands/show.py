@@ -17,7 +17,6 @@ from mamf.node.logs import contributed_baseline, is_node_folder, read_nodes
 from mamf.node.report import node_document
 from mamf.node.verdict import judge
 from mamf.plans import SWEEP
-from mamf.profiling.counters.log import counted_in
 from mamf.profiling.counters.report import counters_document
 from mamf.profiling.log import read_profile_or_none
 from mamf.profiling.ranks import rank_logs, ranks_document, read_rank_logs
@@ -54,7 +53,7 @@ def _document(path: Path, options: argparse.Namespace) -> Document:
         require_rows(log)
         require_same_card(log, roofs)
     if log.counter_records:
-        return counters_document(log.measurements, counted_in(log), log.header, log.summary)
+        return counters_document(log)
     return kind_of(log.plan).document(log, View(options.top, roofs))
 
 

@@ -13,8 +13,6 @@ EXAMPLES = """examples:
   mamf compare before.jsonl after.jsonl                 exit code 3 if anything is slower by more than 1 %
   mamf compare A B --tolerance 0.5% --format markdown
   mamf compare A1 A2 A3 --against B1 B2 B3              equal runs, measured in turns: detects a uniform loss of 0.5 %
-  mamf compare flash.jsonl eager.jsonl                  two profiles: steps by class, side by side
-  mamf compare mm-before.jsonl mm-after.jsonl           two logs of counters: their cycles
   mamf compare h100.jsonl h200.jsonl --anyway           two devices: the title says so
 """
 

@@ -13,7 +13,6 @@ EXAMPLES = """examples:
   mamf profile --steps 5 --ceiling find.jsonl --output step.jsonl train.py
   mamf profile --calls model:generate serve.py          without an optimizer: each call is a step
   mamf profile --stop -m package.train --lr 3e-4        a module; end it after the last profiled step
-  mamf profile --measure-products --advise train.py     measure its products alone; what would save most
   mamf profile --from trace.json.gz                     an existing Chrome trace; of a folder: one per rank
   torchrun --nproc-per-node 8 -m mamf profile train.py  profile the first rank
   torchrun --nproc-per-node 8 -m mamf profile --ranks all --output ranks train.py
@@ -45,10 +44,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
         default="first",
         help="under torchrun: profile the first rank, or all and compare them (--output is a folder, a log per rank)",
     )
-    parser.add_argument(
-        "--measure-products", action="store_true", help="at the end, measure the longest products alone and padded"
-    )
-    parser.add_argument("--advise", action="store_true", help="list what to change, by the milliseconds to be gained")
     # An option with several values would take SCRIPT too.
     add(
         parser,
@@ -56,8 +51,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         nargs=None,
         action="append",
         default=[],
-        default_text="the ceilings that 'mamf peak' knows; repeatable; also a log of 'mamf sweep' with rates of "
-        "products, or a folder of 'mamf node' or 'mamf autoprofile'",
+        default_text="the ceilings that 'mamf peak' knows; repeatable",
     )
     parser.add_argument("--trace", type=Path, metavar="FILE", help="keep the steps as a Chrome trace, for Perfetto")
     parser.add_argument(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import re
+import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -18,25 +19,13 @@ from mamf.operations.tracing.events import ON_DEVICE, Event, Kind, Trace
 STEP_MARK = "mamf: step"
 _STEP_OF_PROFILER = "ProfilerStep#"
 _ANNOTATION_OF_DEVICE = "gpu_user_annotation"
-#: Kinds by category, in traces of today, early ones (with capitals), and those of MTIA devices.
+#: Kinds by category, in traces of today, early ones, and those of MTIA devices.
 _KINDS: Mapping[str, Kind] = {
-    "kernel": "kernel",
-    "Kernel": "kernel",
-    "mtia_ccp_events": "kernel",
-    "gpu_memcpy": "copy",
-    "Memcpy": "copy",
-    "gpu_memset": "copy",
-    "Memset": "copy",
-    "cpu_op": "operation",
-    "Operator": "operation",
-    "cuda_runtime": "runtime",
-    "cuda_driver": "runtime",
-    "xpu_runtime": "runtime",
-    "xpu_driver": "runtime",
-    "mtia_runtime": "runtime",
-    "privateuse1_runtime": "runtime",
-    "privateuse1_driver": "runtime",
-    "Runtime": "runtime",
+    **dict.fromkeys(("kernel", "Kernel", "mtia_ccp_events"), "kernel"),
+    **dict.fromkeys(("gpu_memcpy", "Memcpy", "gpu_memset", "Memset"), "copy"),
+    **dict.fromkeys(("cpu_op", "Operator"), "operation"),
+    **dict.fromkeys((f"{vendor}_runtime" for vendor in ("cuda", "xpu", "mtia", "privateuse1")), "runtime"),
+    **dict.fromkeys(("cuda_driver", "xpu_driver", "privateuse1_driver", "Runtime"), "runtime"),
     "user_annotation": "annotation",
 }
 #: Events of MTIA's queues that are no work: a stream waits for an event of another, or records one.
@@ -48,6 +37,8 @@ _BACKWARD_NODE = "autograd::engine::evaluate_function"
 # Times are rounded to the nanosecond, so a call may appear to end after its caller.
 _ROUNDING = 2e-9
 _MICROSECOND = 1e-6
+#: The largest trace that is read, unpacked: Python's objects take some ten times as much.
+_MAX_BYTES = 1 << 30
 _Raw = Mapping[str, Any]
 
 
@@ -55,13 +46,24 @@ def read_chrome_trace(path: Path) -> Trace:
     """Read the training steps in a Chrome trace (.json or .json.gz) of torch.profiler. Raises UsageError for any other
     file.
     """
+    content = content_of(path)
     try:
-        data = path.read_bytes()
-        return _trace(json.loads(gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data))
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror or error}") from None
+        return _trace(json.loads(content))
     except (ValueError, KeyError, TypeError, AttributeError, EOFError, RecursionError):
         raise UsageError(f"{path} is not a Chrome trace of torch.profiler") from None
+
+
+def content_of(path: Path) -> bytes:
+    """A file of a profiler, unpacked. Raises UsageError for one that cannot be read or is too large."""
+    try:
+        with path.open("rb") as file, gzip.GzipFile(fileobj=file) as unpacked:
+            is_packed = file.peek(2)[:2] == b"\x1f\x8b"
+            data = (unpacked if is_packed else file).read(_MAX_BYTES + 1)
+    except (OSError, EOFError, zlib.error) as error:
+        raise UsageError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
+    if len(data) > _MAX_BYTES:
+        raise UsageError(f"{path} is larger than {_MAX_BYTES >> 20} MiB unpacked: trace fewer steps")
+    return data
 
 
 def read_ranks(folder: Path) -> Iterator[Trace]:

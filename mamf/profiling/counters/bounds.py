@@ -1,8 +1,7 @@
-"""What bounds a kernel, from its counters and the measured roofs; each verdict comes with its figures. Pure.
+"""What bounds a kernel, from its counters; each verdict comes with its figures. Pure.
 
 Above ``BUSY`` of its peak a part of the device is what the kernel waits for: the share below which NVIDIA's own rules
-(Nsight Compute, Speed Of Light) call neither computing nor memory well used. Memory is held to the measured ceiling of
-bandwidth, which no kernel exceeds, if it is known, else to ncu's peak.
+(Nsight Compute, Speed Of Light) call neither computing nor memory well used.
 """
 
 from __future__ import annotations
@@ -13,8 +12,8 @@ from mamf.profiling.counters.counts import (
     BLOCKS,
     DRAM,
     L2,
+    MAX_WARPS,
     MEMORY_PIPES,
-    MOST_WARPS,
     TENSOR,
     UNITS_BUSY,
     WARPS,
@@ -22,7 +21,6 @@ from mamf.profiling.counters.counts import (
     Counts,
     DeviceKernel,
 )
-from mamf.profiling.counters.roofs import Roof
 
 #: Percent.
 BUSY = 60.0
@@ -32,11 +30,9 @@ _SHORT_SECONDS = 5e-6
 _FEW_WAVES = 0.5
 # Of a launch's time in burst, the share that its kernels are at work: below, the device waits between them.
 _GAPS = 0.7
-_WHOLE = 100.0
 # Of a launch's cycles, what its longest kernel must take for its bound to be reported without naming the others.
 _ALL = 0.98
-# Characters of a kernel's name.
-_LONGEST_NAME = 48
+_MAX_NAME_LENGTH = 48
 
 TENSOR_PIPE, OTHER_PIPES, MEMORY, L2_CACHE, ON_CHIP = "tensor pipe", "other pipes", "memory", "L2", "L1 and shared"
 LATENCY, LAUNCH, UNKNOWN = "latency", "launch", "unknown"
@@ -50,7 +46,7 @@ class Bound:
     why: str
 
 
-def bound(counts: Counts, bandwidth: Roof | None = None, burst_seconds: float | None = None) -> Bound:
+def bound(counts: Counts, burst_seconds: float | None = None) -> Bound:
     """What bounds a launch: the gaps between its kernels, else what bounds the longest of them. ``burst_seconds``: of a
     launch without the profiler.
     """
@@ -59,35 +55,42 @@ def bound(counts: Counts, bandwidth: Roof | None = None, burst_seconds: float | 
         busy, kernels = total.seconds / burst_seconds, len(counts.kernels)
         what = "its kernel is" if kernels == 1 else f"its {kernels} kernels are"
         return Bound(LAUNCH, f"{what} at work for {busy:.0%} of the {burst_seconds * 1e6:.4g} us that a launch takes")
-    found = bound_of_kernel(longest, bandwidth)
+    found = bound_of_kernel(longest)
     share = longest.cycles / total.cycles if longest.cycles and total.cycles else 1.0
     if share >= _ALL:
         return found
     return Bound(found.by, f"{found.why}; this is {short_name(longest.name)}, {share:.0%} of the launch's cycles")
 
 
-def bound_of_kernel(kernel: DeviceKernel, bandwidth: Roof | None = None) -> Bound:
+def bound_of_kernel(kernel: DeviceKernel) -> Bound:
     """What bounds one kernel of the device."""
-    known = {name: percent for name, percent in busy_parts(kernel, bandwidth).items() if percent is not None}
+    known = {name: percent for name, percent in busy_parts(kernel).items() if percent is not None}
     if not known:
         return Bound(UNKNOWN, "no counter of its pipes and memory has a figure")
-    most = max(known, key=lambda name: known[name])
-    if known[most] >= BUSY:
-        return Bound(most, f"{known[most]:.3g} % of {_peak(most, bandwidth)}")
-    busiest = f"no part is busy, the most {most} {known[most]:.3g} %"
-    return _too_little(kernel, busiest) or Bound(LATENCY, f"{busiest}{_occupancy(kernel)}")
+    busiest = max(known, key=lambda name: known[name])
+    if known[busiest] >= BUSY:
+        return Bound(busiest, f"{known[busiest]:.3g} % of its peak")
+    text, metrics = f"no part is busy, the most {busiest} {known[busiest]:.3g} %", kernel.metrics
+    waves, blocks, seconds = metrics.get(WAVES), metrics.get(BLOCKS), kernel.seconds
+    if waves is not None and waves < _FEW_WAVES:
+        size = "" if blocks is None else f", {blocks:.0f} blocks"
+        return Bound(LAUNCH, f"too little to do: {waves:.2g} waves{size}; {text}")
+    if seconds is not None and seconds < _SHORT_SECONDS:
+        return Bound(LAUNCH, f"too little to do: {seconds * 1e6:.3g} us, about what starting it takes; {text}")
+    active, possible = metrics.get(WARPS), metrics.get(MAX_WARPS)
+    if active is not None and possible is not None:
+        by = f" by its {' and '.join(kernel.limiters)}" if possible < 100 else ""
+        text += f"; warps {active:.3g} % of {possible:.3g} % possible{by}"
+    return Bound(LATENCY, text)
 
 
-def busy_parts(kernel: DeviceKernel, bandwidth: Roof | None) -> dict[str, float | None]:
+def busy_parts(kernel: DeviceKernel) -> dict[str, float | None]:
     """Percent of the peak of each part of the device. Work in several counters is listed once, where most specific."""
-    metrics = kernel.metrics
-    tensor, units = metrics.get(TENSOR), metrics.get(UNITS_BUSY)
-    dram, l2, pipes = metrics.get(DRAM), metrics.get(L2), metrics.get(MEMORY_PIPES)
-    if bandwidth is not None and kernel.dram_rate is not None:
-        dram = 100 * kernel.dram_rate / bandwidth.rate
+    get = kernel.metrics.get
+    tensor, units, dram, l2, pipes = get(TENSOR), get(UNITS_BUSY), get(DRAM), get(L2), get(MEMORY_PIPES)
     # Traffic that fills the memory also fills the L2.
     is_of_memory = dram is not None and dram >= BUSY
-    is_of_others = {each for each in (tensor, metrics.get(DRAM), l2) if each is not None}
+    is_of_others = {each for each in (tensor, dram, l2) if each is not None}
     return {
         TENSOR_PIPE: tensor,
         OTHER_PIPES: None if units in is_of_others else units,
@@ -97,35 +100,9 @@ def busy_parts(kernel: DeviceKernel, bandwidth: Roof | None) -> dict[str, float 
     }
 
 
-def _peak(part: str, bandwidth: Roof | None) -> str:
-    if part == MEMORY and bandwidth is not None:
-        return f"{bandwidth.rate / 1e12:.4g} TB/s ({bandwidth.source})"
-    return "its peak"
-
-
-def _too_little(kernel: DeviceKernel, busiest: str) -> Bound | None:
-    """The bound of a kernel that is too small for the device, else None."""
-    waves, blocks, seconds = kernel.metrics.get(WAVES), kernel.metrics.get(BLOCKS), kernel.seconds
-    if waves is not None and waves < _FEW_WAVES:
-        size = "" if blocks is None else f", {blocks:.0f} blocks"
-        return Bound(LAUNCH, f"too little to do: {waves:.2g} waves{size}; {busiest}")
-    if seconds is not None and seconds < _SHORT_SECONDS:
-        return Bound(LAUNCH, f"too little to do: {seconds * 1e6:.3g} us, about what starting it takes; {busiest}")
-    return None
-
-
-def _occupancy(kernel: DeviceKernel) -> str:
-    active, most = kernel.metrics.get(WARPS), kernel.metrics.get(MOST_WARPS)
-    if active is None:
-        return ""
-    possible = "" if most is None else f" of {most:.3g} % possible"
-    by = f" by its {' and '.join(kernel.limiters)}" if most is not None and most < _WHOLE else ""
-    return f"; warps {active:.3g} %{possible}{by}"
-
-
 def short_name(name: str) -> str:
     """The beginning of a kernel's name without template arguments, parameters and namespaces: some have a thousand
     characters.
     """
     bare = name.replace("(anonymous namespace)::", "").removeprefix("void ").partition("<")[0].partition("(")[0]
-    return (bare.rpartition("::")[2] or name)[:_LONGEST_NAME]
+    return (bare.rpartition("::")[2] or name)[:_MAX_NAME_LENGTH]

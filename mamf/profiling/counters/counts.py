@@ -1,12 +1,17 @@
-"""Counters of a kernel on a shape: the metrics read, the device kernels of a launch, and their sum. Pure."""
+"""Counters of a kernel on a shape: the metrics read, the device kernels of a launch, their sum, and their record."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
+from mamf.errors import RunLogError
+from mamf.logs.records import utc_now
+from mamf.logs.run_log import MALFORMED, RunLog, describe_error
+from mamf.measurement import Measurement
+from mamf.operations.unknown import operation_called
 from mamf.statistics import Interval, median_interval
 
 CYCLES = "gpc__cycles_elapsed.max"
@@ -21,40 +26,39 @@ L2_HIT, L1_HIT = "lts__t_sector_hit_rate.pct", "l1tex__t_sector_hit_rate.pct"
 REGISTERS, SHARED_MEMORY = "launch__registers_per_thread", "launch__shared_mem_per_block"
 BLOCKS, THREADS_OF_BLOCK = "launch__grid_size", "launch__block_size"
 WAVES = "launch__waves_per_multiprocessor"
-WARPS, MOST_WARPS = "sm__warps_active.avg.pct_of_peak_sustained_active", "sm__maximum_warps_per_active_cycle_pct"
+WARPS, MAX_WARPS = "sm__warps_active.avg.pct_of_peak_sustained_active", "sm__maximum_warps_per_active_cycle_pct"
 INSTRUCTIONS = "smsp__inst_executed.sum"
-#: Blocks of a kernel that a unit has room for, by what they take; the least limits its occupancy.
+#: How many blocks of a kernel fit on a unit, by resource; the smallest number limits the occupancy.
 OCCUPANCY_LIMITS = {
     "registers": "launch__occupancy_limit_registers",
     "shared memory": "launch__occupancy_limit_shared_mem",
     "warps": "launch__occupancy_limit_warps",
     "blocks": "launch__occupancy_limit_blocks",
 }
-
 #: Metrics that add up over the kernels of a launch.
 SUMMED = (CYCLES, NANOSECONDS, DRAM_READ, DRAM_WRITTEN, INSTRUCTIONS)
-#: Shares of the elapsed cycles: their mean over the kernels of a launch is weighted by these.
+#: Shares of the elapsed cycles: their mean over the kernels of a launch is weighted by cycles.
 SHARES_OF_CYCLES = (TENSOR, UNITS_BUSY, MEMORY_PIPES, L2, DRAM)
 DEFAULT = (
     *SUMMED,
     *SHARES_OF_CYCLES,
-    *(L2_HIT, L1_HIT, REGISTERS, SHARED_MEMORY, BLOCKS, THREADS_OF_BLOCK, WAVES, WARPS, MOST_WARPS),
+    *(L2_HIT, L1_HIT, REGISTERS, SHARED_MEMORY, BLOCKS, THREADS_OF_BLOCK, WAVES, WARPS, MAX_WARPS),
     *OCCUPANCY_LIMITS.values(),
 )
-
-
-#: By ncu's name, in its base units; None if the device has no figure.
-Metrics = Mapping[str, float | None]
+#: A kernel on a shape of a problem.
+Step = tuple[str, Any, Any]
 
 
 @dataclass(frozen=True)
 class DeviceKernel:
-    """One kernel of the device. ``grid``, ``block``: as ncu writes them, ``(2, 66, 1)``."""
+    """One kernel of the device. ``grid``, ``block``: as ncu writes them, ``(2, 66, 1)``. ``metrics``: by ncu's names,
+    in its base units; None if the device has no figure.
+    """
 
     name: str
     grid: str
     block: str
-    metrics: Metrics
+    metrics: Mapping[str, float | None]
 
     @property
     def cycles(self) -> float | None:
@@ -67,18 +71,12 @@ class DeviceKernel:
 
     @property
     def dram_bytes(self) -> float | None:
-        """Read and written."""
-        read, written = self.metrics.get(DRAM_READ), self.metrics.get(DRAM_WRITTEN)
-        return None if read is None or written is None else read + written
-
-    @property
-    def dram_rate(self) -> float | None:
-        """Bytes a second."""
-        return self.dram_bytes / self.seconds if self.dram_bytes is not None and self.seconds else None
+        """Bytes read and written."""
+        return _sum([self.metrics.get(DRAM_READ), self.metrics.get(DRAM_WRITTEN)])
 
     @property
     def limiters(self) -> tuple[str, ...]:
-        """The resources that limit the number of its blocks on a unit."""
+        """The resources that limit how many of its blocks fit on a unit."""
         room = {name: self.metrics.get(metric) for name, metric in OCCUPANCY_LIMITS.items()}
         known = {name: blocks for name, blocks in room.items() if blocks is not None}
         return tuple(name for name, blocks in known.items() if blocks == min(known.values()))
@@ -86,10 +84,8 @@ class DeviceKernel:
 
 @dataclass(frozen=True)
 class Counts:
-    """Of a kernel on a shape. ``kernels``: what a launch runs on the device, each metric the median over launches;
-    ``cycles``: of each launch, all its kernels in sum. Without kernels there are no counts: ``reason`` says why.
-    ``preparing_seconds``: operands, compilation, tuning and first launch of the profiled process;
-    ``is_deterministic``: whether further launches gave the same to the last bit, None if that was not requested.
+    """Counters of a kernel on a shape. ``kernels``: what a launch runs on the device, each metric the median over
+    launches; ``cycles``: of each launch, summed over its kernels. Without kernels, ``reason`` says why.
     """
 
     kernel: str
@@ -98,8 +94,6 @@ class Counts:
     kernels: tuple[DeviceKernel, ...] = ()
     cycles: tuple[float, ...] = ()
     reason: str = ""
-    preparing_seconds: float | None = None
-    is_deterministic: bool | None = None
 
     @property
     def ok(self) -> bool:
@@ -116,55 +110,92 @@ class Counts:
 
     @property
     def total(self) -> DeviceKernel:
-        """All kernels of a launch as one; what has no sum, such as a hit rate, is missing."""
+        """All kernels of a launch as one; metrics that have no sum, such as a hit rate, are missing."""
         if len(self.kernels) == 1:
             return self.kernels[0]
-        summed = {name: _sum(each.metrics.get(name) for each in self.kernels) for name in SUMMED}
+        summed = {name: _sum([each.metrics.get(name) for each in self.kernels]) for name in SUMMED}
         shares = {name: self._share(name) for name in SHARES_OF_CYCLES}
         return DeviceKernel(f"{len(self.kernels)} kernels", "", "", summed | shares)
 
     @property
     def longest(self) -> DeviceKernel:
-        """The kernel that most of the cycles go to."""
+        """The kernel with the most cycles."""
         return max(self.kernels, key=lambda each: each.cycles or 0.0)
 
     def _share(self, name: str) -> float | None:
         """A share of elapsed cycles over all kernels."""
-        cycles = _sum(each.cycles for each in self.kernels)
-        active = _sum(_product(each.metrics.get(name), each.cycles) for each in self.kernels)
+        pairs = [(each.metrics.get(name), each.cycles) for each in self.kernels]
+        active = _sum([None if share is None or cycles is None else share * cycles for share, cycles in pairs])
+        cycles = _sum([cycles for _, cycles in pairs])
         return active / cycles if active is not None and cycles else None
 
 
-def _product(a: float | None, b: float | None) -> float | None:
-    return None if a is None or b is None else a * b
+def _sum(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if len(known) == len(values) else None
 
 
-def _sum(values: Iterable[float | None]) -> float | None:
-    found = list(values)
-    known = [value for value in found if value is not None]
-    return sum(known) if len(known) == len(found) else None
+def counts_of(kernel: str, problem: Any, shape: Any, kernels: Sequence[DeviceKernel], launches: int) -> Counts:
+    """Counts from the kernels of several launches in the order they ran."""
+    per_launch, rest = divmod(len(kernels), launches)
+    found = [kernels[start : start + per_launch] for start in range(0, len(kernels) - rest, per_launch or 1)]
+    if rest or len({tuple(each.name for each in launch) for launch in found}) != 1:
+        reason = f"{len(kernels)} kernels of {launches} launches are not the same in each of them"
+        return Counts(kernel, problem, shape, reason=reason)
+    cycles = [_sum([each.cycles for each in launch]) for launch in found]
+    known = tuple(each for each in cycles if each)
+    medians = tuple(_median(same) for same in zip(*found, strict=True))
+    return Counts(kernel, problem, shape, medians, known if len(known) == launches else ())
 
 
-def launches_of(kernels: Sequence[DeviceKernel], count: int) -> list[Sequence[DeviceKernel]]:
-    """Kernels in the order they ran, by launch. Raises ValueError if the launches ran different kernels."""
-    each, rest = divmod(len(kernels), count)
-    found = [kernels[start : start + each] for start in range(0, len(kernels) - rest, each)] if each else []
-    names = {tuple(kernel.name for kernel in launch) for launch in found}
-    if rest or len(names) != 1:
-        raise ValueError(f"{len(kernels)} kernels of {count} launches are not the same in each of them")
-    return found
-
-
-def median_launch(launches: Sequence[Sequence[DeviceKernel]]) -> tuple[DeviceKernel, ...]:
-    """A launch whose metrics are medians over all."""
-    return tuple(map(_median_kernel, zip(*launches, strict=True)))
-
-
-def _median_kernel(same: Sequence[DeviceKernel]) -> DeviceKernel:
+def _median(same: Sequence[DeviceKernel]) -> DeviceKernel:
     first = same[0]
     values = {name: [each.metrics.get(name) for each in same] for name in first.metrics}
-    medians = {
-        name: statistics.median(known) if (known := [value for value in found if value is not None]) else None
-        for name, found in values.items()
-    }
+    known = {name: [value for value in found if value is not None] for name, found in values.items()}
+    medians = {name: statistics.median(found) if found else None for name, found in known.items()}
     return DeviceKernel(first.name, first.grid, first.block, medians)
+
+
+def step_of(of: Counts | Measurement) -> Step:
+    return of.kernel, of.problem, of.shape
+
+
+def counts_record(counts: Counts) -> dict[str, Any]:
+    of = operation_called(counts.problem.operation)
+    return {
+        "operation": of.name,
+        "shape": of.shape_record(counts.shape),
+        "problem": of.problem_record(counts.problem),
+        "kernel": counts.kernel,
+        "kernels": [asdict(each) for each in counts.kernels],
+        "cycles": list(counts.cycles),
+        "reason": counts.reason,
+        "time": utc_now(),
+    }
+
+
+def counted_in(log: RunLog) -> dict[Step, Counts]:
+    """The last counts of each step. Raises RunLogError for invalid records of counters."""
+    try:
+        return counted(log.counter_records)
+    except MALFORMED as error:
+        raise RunLogError(f"{log.path}: its counters: {describe_error(error)}") from None
+
+
+def counted(records: Iterable[Mapping[str, Any]]) -> dict[Step, Counts]:
+    found = (_counts(record) for record in records if record["record"] == "counters")
+    return {step_of(counts): counts for counts in found}
+
+
+def _counts(record: Mapping[str, Any]) -> Counts:
+    of = operation_called(record["operation"], record)
+    if any(cycles <= 0 for cycles in record["cycles"]):
+        raise ValueError("cycles of a launch that are not a positive number")
+    return Counts(
+        record["kernel"],
+        of.problem_from_record(record["problem"]),
+        of.shape_from_record(record["shape"]),
+        tuple(DeviceKernel(**each) for each in record["kernels"]),
+        tuple(map(float, record["cycles"])),
+        record["reason"],
+    )

@@ -1,57 +1,97 @@
-"""NVIDIA's ncu: its command line, and a reader of its CSV. Pure.
+"""Runs ``mamf run`` under NVIDIA's ncu, and reads its CSV.
 
-Its CSV stands among its own messages (``==PROF==``) and what the profiled program prints. It is long (one
-line per metric) for ``--metrics``, and wide (a line per kernel, units in the second) as page ``raw``, which
-``--set`` needs. Figures have thousands separators even in base units; a metric that the device lacks is ``n/a``.
+The CSV stands among ncu's own messages (``==PROF==``) and what the profiled program prints, one line per metric.
+Figures have thousands separators even in base units; a metric that the device lacks is ``n/a``.
 """
 
 from __future__ import annotations
 
+import contextlib
 import csv
-from collections.abc import Iterable, Sequence
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from mamf.backend import Unavailable
-from mamf.profiling.counters.counts import DeviceKernel
+from mamf.errors import MamfWarning, UnavailableError
+from mamf.measurement import Measurement
+from mamf.operations.unknown import operation_called
+from mamf.profiling.counters.counts import DEFAULT, Counts, DeviceKernel, counts_of
 
 #: By default ncu locks the clock: nothing here changes the machine, and counts are of the clock that kernels run at.
-_ALWAYS = ("--clock-control", "none", "--profile-from-start", "off")
-_PRINTED = ("--csv", "--print-units", "base")
-_RAW = ("--page", "raw")
+_ALWAYS = ("--clock-control", "none", "--profile-from-start", "off", "--csv", "--print-units", "base")
 _NO_PERMISSION = "ERR_NVGPUCTRPERM"
 _MESSAGE, _ERROR = "==", "==ERROR=="
-_NAME, _GRID, _BLOCK = "Kernel Name", "Grid Size", "Block Size"
-_METRIC, _VALUE = "Metric Name", "Metric Value"
-#: Columns before the metrics of the wide form.
-_OF_KERNEL = (
-    "ID",
-    "Process ID",
-    "Process Name",
-    "Host Name",
-    _NAME,
-    "Context",
-    "Stream",
-    _BLOCK,
-    _GRID,
-    "Device",
-    "CC",
-)
-#: What to use instead of hardware counters.
-WITHOUT_COUNTERS = "rates need none ('mamf sweep', 'mamf attention'), nor does a trace ('mamf profile', nsys)"
+# How long a profiler may take to end once it is asked to.
+_SECONDS_TO_END = 5.0
+_ALTERNATIVES = "rates need none ('mamf sweep', 'mamf attention'), nor does a trace ('mamf profile', nsys)"
 
 
-def collecting(
-    ncu: str, metrics: Sequence[str], sections: str | None, report: str | None, program: Sequence[str]
-) -> list[str]:
-    """The command that counts a program. ``sections``: of ncu's ``--set``; ``report``: the file for ncu's report."""
-    asked = ["--metrics", ",".join(metrics), *(["--set", sections] if sections else [])]
-    if report is not None:  # printed by ``reading``: with a report ncu prints nothing
-        return [ncu, *_ALWAYS, *asked, "--export", report, *program]
-    return [ncu, *_ALWAYS, *_PRINTED, *(_RAW if sections else ()), *asked, *program]
+class Output(NamedTuple):
+    stdout: str
+    stderr: str
 
 
-def reading(ncu: str, report: str) -> list[str]:
-    """The command that prints a report."""
-    return [ncu, "--import", report, *_PRINTED, *_RAW]
+@dataclass(frozen=True)
+class Ncu:
+    """``path``: of ncu; ``backend``, ``device``: as requested; ``launches``: counted of each kernel; ``metrics``: in
+    addition to the default metrics.
+    """
+
+    path: str
+    backend: str
+    device: int
+    launches: int
+    metrics: tuple[str, ...] = ()
+
+    def command(self, kernel: str, problem: Any, shape: Any) -> list[str]:
+        """The command line for a kernel by the name that it is asked for."""
+        metrics = ",".join(dict.fromkeys((*DEFAULT, *self.metrics)))
+        device = ["--backend", self.backend, "--device", str(self.device), "--launches", str(self.launches)]
+        program = [sys.executable, "-m", "mamf", "run", kernel, *options_of(problem, shape), *device]
+        return [self.path, *_ALWAYS, "--metrics", metrics, *program]
+
+    def count(self, kernel: str, row: Measurement) -> Counts:
+        """Count the kernel of a row; an error becomes the reason of its counts.
+
+        Raises UnavailableError if no kernel can be counted on this machine.
+        """
+        output = output_of(self.command(kernel, row.problem, row.shape))
+        if reason := unavailable(output.stdout + output.stderr):
+            raise UnavailableError(str(reason))
+        kernels = kernels_in(output.stdout)
+        if not kernels or any(line.startswith(_ERROR) for line in "\n".join(output).splitlines()):
+            return Counts(row.kernel, row.problem, row.shape, reason=fault(*output))
+        for name in self.metrics:
+            if all(each.metrics.get(name) is None for each in kernels):  # ncu accepts unknown names
+                warnings.warn(f"ncu has no figure of {name} on this device", MamfWarning, stacklevel=2)
+        return counts_of(row.kernel, row.problem, row.shape, kernels, self.launches)
+
+
+def options_of(problem: Any, shape: Any) -> list[str]:
+    """The options of ``mamf run`` and ``mamf counters`` for a problem of any operation."""
+    of = operation_called(problem.operation)
+    fields = {name: value for name, value in of.problem_record(problem).items() if name != "dtype"}
+    texts = [f"{name}={'none' if value is None else value}" for name, value in fields.items()]
+    return ["--operation", of.name, "--shape", str(shape), "--dtype", problem.dtype, "--set", *texts]
+
+
+def find_ncu(name: str | None) -> str:
+    """The path of ncu. Raises UnavailableError if there is no ncu."""
+    path = shutil.which(name or "ncu")
+    if path is None:
+        what = f"{name} is not an executable program" if name else "ncu, which reads the counters, is not on PATH"
+        raise UnavailableError(
+            f"{what}: install NVIDIA Nsight Compute (it comes with the CUDA toolkit), or name it by --ncu; "
+            f"{_ALTERNATIVES}"
+        )
+    return path
 
 
 def unavailable(output: str) -> Unavailable | None:
@@ -61,7 +101,7 @@ def unavailable(output: str) -> Unavailable | None:
     return Unavailable(
         f"the driver lets this user read no counters ({_NO_PERMISSION})",
         "run as root, or have the module loaded with NVreg_RestrictProfilingToAdminUsers=0, in a container with "
-        f"--cap-add SYS_ADMIN; {WITHOUT_COUNTERS}",
+        f"--cap-add SYS_ADMIN; {_ALTERNATIVES}",
     )
 
 
@@ -77,28 +117,13 @@ def kernels_in(output: str) -> list[DeviceKernel]:
     lines = [line for line in output.splitlines() if line.startswith('"')]
     begun = next((number for number, line in enumerate(lines) if line.startswith('"ID"')), len(lines))
     head, *rows = [*csv.reader(lines[begun:])] or [[]]
-    rows = [row for row in rows if len(row) == len(head)]
-    return _of_long(head, rows) if _METRIC in head else _of_wide(head, rows)
-
-
-def _of_long(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[DeviceKernel]:
     found: dict[str, DeviceKernel] = {}
     metrics: dict[str, dict[str, float | None]] = {}
-    for row in rows:
-        cell = dict(zip(head, row, strict=True))
+    for cell in (dict(zip(head, row, strict=True)) for row in rows if len(row) == len(head)):
         values = metrics.setdefault(cell["ID"], {})
-        values[cell[_METRIC]] = number(cell[_VALUE])
-        found.setdefault(cell["ID"], DeviceKernel(cell[_NAME], cell[_GRID], cell[_BLOCK], values))
+        values[cell["Metric Name"]] = number(cell["Metric Value"])
+        found.setdefault(cell["ID"], DeviceKernel(cell["Kernel Name"], cell["Grid Size"], cell["Block Size"], values))
     return list(found.values())
-
-
-def _of_wide(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[DeviceKernel]:
-    found = []
-    for row in rows[1:]:  # the first is of units
-        cell = dict(zip(head, row, strict=True))
-        metrics = {name: number(value) for name, value in cell.items() if name not in _OF_KERNEL}
-        found.append(DeviceKernel(cell[_NAME], cell[_GRID], cell[_BLOCK], metrics))
-    return found
 
 
 def number(text: str) -> float | None:
@@ -110,7 +135,34 @@ def number(text: str) -> float | None:
     return value if abs(value) < float("inf") else None
 
 
-def missing(kernels: Iterable[DeviceKernel], metrics: Iterable[str]) -> list[str]:
-    """Metrics without a figure in any kernel: ncu accepts unknown names."""
-    kernels = list(kernels)
-    return [name for name in metrics if all(each.metrics.get(name) is None for each in kernels)]
+def output_of(command: Sequence[str]) -> Output:
+    """What a program and those that it started print; an interrupt ends them.
+
+    Raises UnavailableError if it cannot be started.
+    """
+    try:
+        # In a new session: Ctrl-C reaches this process only, which ends them all.
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace", start_new_session=True
+        )
+    except OSError as error:
+        raise UnavailableError(f"cannot run {command[0]}: {error.strerror}") from None
+    with process:
+        try:
+            return Output(*process.communicate())
+        except BaseException:
+            _end(process)
+            raise
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """End the process and its session."""
+    for number in (signal.SIGTERM, getattr(signal, "SIGKILL", signal.SIGTERM)):
+        with contextlib.suppress(OSError):
+            if hasattr(os, "killpg"):
+                os.killpg(process.pid, number)
+            else:
+                process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_SECONDS_TO_END)
+            return

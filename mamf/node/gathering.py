@@ -14,7 +14,7 @@ from mamf.errors import RunLogError, UsageError, describe_error
 from mamf.files import write_whole
 from mamf.limits import whole_number
 from mamf.logs.run_log import RunLog, read_run_log
-from mamf.machine.environment import scrub
+from mamf.machine.privacy import scrub
 from mamf.measurement import Measurement, group_pairs
 from mamf.node.figures import BURST, SUSTAINED, UNITS, Device, Place, place_of, places_of_all
 

@@ -12,6 +12,7 @@ from mamf.errors import RunLogError, UsageError
 from mamf.files import write_whole
 from mamf.logs.run_log import RunLog, read_run_log
 from mamf.logs.validator import require
+from mamf.machine.privacy import scrub_record
 from mamf.profiling.log import read_profile_or_none
 from mamf.profiling.profile import Profile
 
@@ -89,9 +90,8 @@ def read_folder(path: Path) -> Folder:
 
 
 def write_ends(path: Path, ends: Sequence[StepEnd], remarks: Sequence[str]) -> None:
-    write_whole(
-        path / _STEPS, json.dumps({"steps": [asdict(end) for end in ends], "remarks": list(remarks)}, indent=1) + "\n"
-    )
+    record = scrub_record({"steps": [asdict(end) for end in ends], "remarks": list(remarks)})
+    write_whole(path / _STEPS, json.dumps(record, indent=1) + "\n")
 
 
 def _read_ends(path: Path) -> tuple[list[StepEnd], tuple[str, ...]]:

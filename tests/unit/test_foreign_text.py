@@ -6,6 +6,7 @@ import dataclasses
 import io
 import json
 import re
+from pathlib import Path
 
 import pytest
 from browsing.hostile import READ, rewritten
@@ -13,6 +14,7 @@ from contribution_logs import SIMULATED, legacy_run, measured, write
 
 from mamf.cli.terminal import say, warn
 from mamf.contribution.collection import collect
+from mamf.contribution.confirming import Submitters
 from mamf.contribution.tables import results_pages
 from mamf.logs.legacy import Reported, write_legacy_log
 from mamf.operations.matmul.shapes import MatmulShape
@@ -145,9 +147,9 @@ def test_a_name_is_one_line_of_any_message(run):
 
 def test_the_table_of_results_holds_no_markup_of_a_log(logs):
     paths = [logs[kind] for kind in KINDS if kind not in ("attention", "failed")]
-    (logs["sweep"].parent / "maintainers.txt").write_text("me\n")
-    (logs["sweep"].parent / "submitters.txt").write_text("".join(f"{path.name} me\n" for path in paths))
-    page = "".join(results_pages(collect(logs["sweep"].parent, paths)).values())
+    submitters = Submitters(dict.fromkeys((Path(path.name) for path in paths), "me"), frozenset(["me"]))
+    collection = dataclasses.replace(collect(logs["sweep"].parent, paths), submitters=submitters)
+    page = "".join(results_pages(collection).values())
     assert "owned" in page
     assert_harmless(page)
     assert "<b>" not in page

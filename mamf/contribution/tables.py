@@ -103,7 +103,7 @@ def _matrix_page(parts: Mapping[str, Collection]) -> str:
             rates.setdefault((folder, best.dtype), {})[best.regime] = best.tflops
 
     def column(dtype: str) -> Column[str]:
-        return Column("", dtype, lambda folder: _cell(rates.get((folder, dtype), {})), Markup)
+        return Column("", markdown_text(dtype), lambda folder: _cell(rates.get((folder, dtype), {})), Markup)
 
     dtypes = sorted(counts, key=lambda dtype: (-counts[dtype], dtype))
     ranked = sorted(
@@ -250,7 +250,7 @@ def attention_columns() -> list[Column[AttentionEntry]]:
 def _kernels(title: str, entries: Sequence[KernelEntry]) -> str:
     works = dict.fromkeys((entry.row.work.unit, entry.row.work.convention) for entry in entries)
     counts = " ".join(markdown_line(f"{unit}: {convention}.") for unit, convention in works)
-    return _section(title[:1].upper() + title[1:], kernel_columns(), entries, f"{counts}\n\n")
+    return _section(markdown_text(title[:1].upper() + title[1:]), kernel_columns(), entries, f"{counts}\n\n")
 
 
 def kernel_columns() -> list[Column[KernelEntry]]:

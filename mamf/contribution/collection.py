@@ -24,14 +24,14 @@ from mamf.regime_names import NAMES
 from mamf.report.kernels import title
 from mamf.report.rows import bests
 from mamf.report.text import label_kernel
-from mamf.statistics import CONFIDENCE, Interval
+from mamf.statistics import Interval
 
 
 @dataclass(frozen=True)
 class CeilingEntry(Entry):
     """A device's best for a dtype and regime: confirmed by a find, or the best row of a sweep.
 
-    ``tflops`` and ``low`` to ``high`` by the statistic of the regime (classic: the fastest launch, without interval).
+    ``tflops`` and ``interval`` by the statistic of the regime (classic: the fastest launch, without interval).
     """
 
     dtype: str
@@ -39,8 +39,7 @@ class CeilingEntry(Entry):
     shape: str
     kernel: str
     tflops: float
-    low: float | None
-    high: float | None
+    interval: Interval | None
     conditions: Conditions
     is_confirmed: bool
     #: Of the kernel over the default one on the same shape, minus 1; 0 if it is the default or unknown.
@@ -57,10 +56,6 @@ class CeilingEntry(Entry):
     @property
     def label(self) -> str:
         return f"{self.dtype}, {self.regime}, {self.shape} by {self.kernel}"
-
-    @property
-    def interval(self) -> Interval | None:
-        return None if self.low is None or self.high is None else Interval(self.low, self.high, CONFIDENCE)
 
     @property
     def datasheet(self) -> Peak | None:
@@ -192,8 +187,7 @@ def _of_ceiling(log: RunLog, place: Path, ceiling: Ceiling) -> CeilingEntry:
         shape=str(ceiling.shape),
         kernel=ceiling.kernel,
         tflops=ceiling.tflops,
-        low=ceiling.interval.low,
-        high=ceiling.interval.high,
+        interval=ceiling.interval,
         conditions=ceiling.conditions,
         is_confirmed=True,
         gain=ceiling.gain_over_default or 0.0,
@@ -201,7 +195,6 @@ def _of_ceiling(log: RunLog, place: Path, ceiling: Ceiling) -> CeilingEntry:
 
 
 def _of_row(log: RunLog, place: Path, row: Measurement) -> CeilingEntry:
-    interval = row.rate_interval if row.best_by == row.figure else None
     return CeilingEntry(
         header=log.header,
         place=place,
@@ -211,8 +204,7 @@ def _of_row(log: RunLog, place: Path, row: Measurement) -> CeilingEntry:
         shape=str(row.shape),
         kernel=row.kernel,
         tflops=row.best_rate,
-        low=interval.low if interval else None,
-        high=interval.high if interval else None,
+        interval=row.rate_interval if row.best_by == row.figure else None,
         conditions=row.conditions,
         is_confirmed=False,
     )

@@ -97,7 +97,8 @@ def contributed_csv(entries: Iterable[CeilingEntry], submitters: Submitters) -> 
     for key, found in sorted(groups.items()):
         fastest = sorted(found, key=lambda entry: entry.tflops, reverse=True)
         best, shapes = fastest[0], list(dict.fromkeys(entry.shape for entry in fastest))[:_MOST_SHAPES]
-        figures = [value and significant_digits(value) for value in (best.tflops, best.low, best.high)]
+        ends = (best.interval.low, best.interval.high) if best.interval else ()
+        figures = [significant_digits(rate) for rate in (best.tflops, *ends)]
         kernel = best.kernel if best.gain > _CLEAR_GAIN else ""
         cards: dict[object, float] = {}
         for entry in reversed(fastest):
@@ -113,7 +114,9 @@ def contributed_csv(entries: Iterable[CeilingEntry], submitters: Submitters) -> 
 def _counts(entry: CeilingEntry) -> bool:
     """Virtual machines give CPUs of all speeds one name, so that their figures are of no use elsewhere."""
     is_accelerator, data = entry.header["device"]["is_accelerator"], entry.header["plan"]["problem"]["data"]
-    is_found = entry.is_confirmed and entry.tier == "complete" and entry.regime in CEILINGS
+    is_found = (
+        entry.is_confirmed and entry.interval is not None and entry.tier == "complete" and entry.regime in CEILINGS
+    )
     return is_found and is_accelerator and data == "normal"
 
 

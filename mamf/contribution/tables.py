@@ -24,7 +24,6 @@ from mamf.contribution.collection import (
 from mamf.contribution.confirming import Entry, EntryT, part_confirmed
 from mamf.contribution.placing import folder_of
 from mamf.measurement import TERA, group_pairs
-from mamf.peaks import Peak
 from mamf.regime_names import CEILINGS
 from mamf.report.columns import sensor_columns
 from mamf.report.document import Column, Table
@@ -45,7 +44,7 @@ here: a maintainer measured them, or two contributors did.
 """
 _WORDS = """`by`: a `find` confirmed the figure with fresh samples; the best row of a `sweep` was chosen by the
 samples that it is shown with, and counts only without a find. `all`: how many logs, and their range, since cards of
-one model differ.
+one model differ. Dense peaks are from datasheets; [peaks.csv](../../mamf/peaks.csv) has their sources.
 """
 _UNCONFIRMED = "Unconfirmed: not ranked until a second contributor measures the same"
 _LEGACY = "Legacy: figures that mamf-finder printed, without samples and of unchecked products"
@@ -56,19 +55,6 @@ them, and never ranks them with measured figures.
 RowT = TypeVar("RowT")
 #: The best ceiling, with those that it leads.
 Leader = tuple[CeilingEntry, Sequence[CeilingEntry]]
-
-
-@dataclass
-class Footnotes:
-    """Numbered texts; the same text has one number."""
-
-    numbers: dict[str, int] = field(default_factory=dict)
-
-    def mark(self, text: str) -> str:
-        return f"[^{self.numbers.setdefault(text, len(self.numbers) + 1)}]"
-
-    def lines(self) -> str:
-        return "".join(f"[^{number}]: {text}\n" for text, number in self.numbers.items())
 
 
 def results_pages(collection: Collection) -> dict[Path, str]:
@@ -131,7 +117,7 @@ def _cell(rates: Mapping[str, float]) -> str | None:
 
 
 def _device_page(part: Collection) -> str:
-    notes, unranked = Footnotes(), Unranked()
+    unranked = Unranked()
     ceilings = unranked.without(part_confirmed(part.ceilings, part.submitters))
     attention = unranked.without(part_confirmed(part.attention, part.submitters))
     kernels = unranked.without(part_confirmed(part.kernels, part.submitters))
@@ -140,13 +126,12 @@ def _device_page(part: Collection) -> str:
     attention_title = "Attention: the best kernel by share of the measured ceiling (MAMFU)"
     sections = [
         f"# {markdown_text(_device_name(part))}\n\n{_NOTE} [All accelerators](../README.md)\n",
-        _section("Ceilings", ceiling_columns(notes), leaders(ceilings), f"{_WORDS}\n"),
+        _section("Ceilings", ceiling_columns(), leaders(ceilings), f"{_WORDS}\n"),
         _section(attention_title, attention_columns(), best_attention(attention)),
         *(_kernels(name, [each for each in best if each.row.operation == name]) for name in operations),
         _section(_CUT, entry_columns(), _best_of_logs(unranked.interrupted)),
         _section(_UNCONFIRMED, entry_columns(), _best_of_logs(unranked.unconfirmed)),
         _legacy(part.legacy),
-        notes.lines(),
     ]
     return "\n".join(filter(None, sections))
 
@@ -198,13 +183,12 @@ def origin_columns(read: Callable[[Any], Entry] = lambda entry: entry) -> list[C
     ]
 
 
-def ceiling_columns(notes: Footnotes) -> list[Column[Leader]]:
+def ceiling_columns() -> list[Column[Leader]]:
     """Of the best ceiling of an accelerator, with those of its other logs."""
 
-    def share(peak: tuple[CeilingEntry, Peak]) -> str:
-        entry, its = peak
-        note = notes.mark(f"{its.origin}, {its.dtype}, dense {its.flops / TERA:g} TFLOPS: {its.source}")
-        return Markup(f"{100 * entry.tflops * TERA / its.flops:.1f} % of {its.flops / TERA:g}{note}")
+    def share(row: Leader) -> str | None:
+        peak = row[0].datasheet
+        return f"{100 * row[0].tflops * TERA / peak.flops:.1f} % of {peak.flops / TERA:g}" if peak else None
 
     return [
         text_column("dtype", lambda row: row[0].dtype),
@@ -213,7 +197,7 @@ def ceiling_columns(notes: Footnotes) -> list[Column[Leader]]:
         Column("", "interval", lambda row: row[0].interval, interval_cell),
         Column("", "MxNxK", lambda row: row[0].shape),
         text_column("kernel", lambda row: kernel_title(row[0])),
-        Column("", "of the dense peak", lambda row: _peak(row[0]), share),
+        Column("", "of the dense peak", share),
         *sensor_columns(lambda row: row[0].conditions),
         Column("", "J/TFLOP", lambda row: row[0].joules_per_tflop, "{:#.3g}".format),
         text_column("by", lambda row: "find" if row[0].is_confirmed else "sweep"),
@@ -225,11 +209,6 @@ def ceiling_columns(notes: Footnotes) -> list[Column[Leader]]:
 
 def _span(rates: Sequence[float]) -> str:
     return f"{len(rates)}: {significant(min(rates))} to {significant(max(rates))}" if len(rates) > 1 else "1"
-
-
-def _peak(entry: CeilingEntry) -> tuple[CeilingEntry, Peak] | None:
-    peak = entry.datasheet
-    return None if peak is None else (entry, peak)
 
 
 def attention_columns() -> list[Column[AttentionEntry]]:

@@ -5,19 +5,17 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Iterator, Mapping
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 from mamf.contribution.evidence import Evidence, Finding
 from mamf.contribution.header_rules import has_sensors
-from mamf.errors import MamfError
 from mamf.logs.records import is_of_old_calibration, measurement_record
 from mamf.measurement import TERA, Measurement
-from mamf.operations.unknown import Unknown, operation_called
+from mamf.operations.unknown import operation_called
 from mamf.peaks import fastest_possible_flops
 from mamf.plans import MATMUL
 from mamf.plausibility import split_impossible, why_implausible
-from mamf.plugins.discovery import is_own_kernel, kernel_of
 from mamf.regime_names import BEST_BY
 from mamf.timers import find_timer, is_credible
 
@@ -111,7 +109,7 @@ def rows_are_possible(evidence: Evidence) -> Iterator[Finding]:
         info, limit = evidence.device_of(row), _limit(evidence, row)
         claimed = [name for name in _OF_APPROXIMATION if name in row.details]
         if claimed and is_exact(row):
-            message = f"{row.kernel} is not registered as approximate: its rows have no {claimed[0]}"
+            message = f"{row.kernel} is not known to approximate: its rows have no {claimed[0]}"
             yield Finding("unknown-field", message, line)
         if limit is not None and split_impossible(row.samples, row.amount, limit, row.timer_accuracy)[1]:
             fastest, most = row.amount / min(row.samples) / TERA, limit / TERA
@@ -142,23 +140,12 @@ def skipped_share(row: Measurement) -> float:
 
 
 def is_exact(row: Measurement) -> bool:
-    """Whether all FLOP were computed in the row's dtype. Only mamf's own kernels may approximate, whatever a row says:
-    to ask a third-party kernel would import it because a log names it.
+    """Whether all FLOP were computed in the row's dtype. Only a kernel that its operation lists may approximate,
+    whatever a row says; no kernel is imported for it.
     """
     if not any(name in row.details for name in _OF_APPROXIMATION):
         return True
-    return _is_registered_as_exact(row.operation, row.kernel)
-
-
-@cache
-def _is_registered_as_exact(operation: str, kernel: str) -> bool:
-    of = operation_called(operation)
-    if isinstance(of, Unknown) or not is_own_kernel(of, kernel):
-        return True
-    try:
-        return kernel_of(of, kernel).is_exact
-    except MamfError:
-        return True
+    return row.kernel.partition("[")[0] not in operation_called(row.operation).approximate_kernels
 
 
 def rows_are_verified(evidence: Evidence) -> Iterator[Finding]:

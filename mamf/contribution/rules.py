@@ -137,8 +137,7 @@ def _findings_of(rule: Callable[[Evidence], Iterator[Finding]], evidence: Eviden
     try:
         return list(rule(evidence))
     except MALFORMED as error:
-        judged = rule.__name__.replace("_", " ")
-        return [Finding("unreadable", f"whether {judged} cannot be judged: {describe_error(error)}")]
+        return [Finding("unreadable", f"{rule.__name__} cannot judge this log: {describe_error(error)}")]
 
 
 def _as_bytes(path: Path) -> Iterator[Finding]:

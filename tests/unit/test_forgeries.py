@@ -1,5 +1,7 @@
 """Logs that were made up, with every figure recomputed: each kind of tools/attacks/forgeries.py, once."""
 
+import subprocess
+import sys
 from random import Random
 
 import pytest
@@ -7,9 +9,10 @@ from attacks import forgeries
 from contribution_logs import RESULTS
 
 from mamf.contribution.collection import collect
-from mamf.contribution.row_rules import _is_registered_as_exact
 from mamf.contribution.rules import review, review_results
 from mamf.contribution.tables import results_pages
+from mamf.operations.unknown import operation_called
+from mamf.plugins.discovery import is_own_kernel, kernel_names, kernel_of
 
 FIND = RESULTS / "nvidia-h200" / "find-bfloat16-burst-sustained-20261122-181803.jsonl"
 HONEST = {"find": FIND, "attention": RESULTS / "nvidia-h200" / "attention-bfloat16-fwd-burst-20261122-165450.jsonl"}
@@ -56,7 +59,23 @@ def test_a_kernel_that_nobody_knows_is_called_third_party(tmp_path):
     assert "fast.mm (third-party)" in "".join(results_pages(collect(tmp_path, [path])).values())
 
 
-def test_a_row_that_names_a_plugin_does_not_import_it(monkeypatch):
-    monkeypatch.setattr("mamf.contribution.row_rules.kernel_of", lambda *arguments: pytest.fail("it was imported"))
-    monkeypatch.setattr("mamf.contribution.row_rules.is_own_kernel", lambda *arguments: False)
-    assert _is_registered_as_exact.__wrapped__("attention", "somebodys-kernel")
+def test_no_kernel_is_imported_for_a_review():
+    """The workflow that reviews logs has no torch."""
+    log = RESULTS / "nvidia-h100-80gb-hbm3" / "attention-bfloat16-fwd-bwd-burst-20261121-071029.jsonl"
+    assert '"kernel": "sage-1"' in log.read_text()
+    program = f"""
+import sys
+sys.modules["torch"] = None
+from pathlib import Path
+from mamf.contribution.rules import review
+errors = [finding for finding in review(Path({str(log)!r})).findings if not finding.is_warning]
+print(errors, [name for name in sys.modules if ".kernels." in name])
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert ended.stdout == "[] []\n"
+
+
+def test_an_operation_lists_the_kernels_that_approximate():
+    attention = operation_called("attention")
+    names = [name for name in kernel_names(attention) if is_own_kernel(attention, name)]
+    assert attention.approximate_kernels == {name for name in names if not kernel_of(attention, name).is_exact}

@@ -43,6 +43,8 @@ class Operation(ABC, Generic[ProblemT, ShapeT]):
     is_of_links: ClassVar[bool] = False
     #: What verification compares outputs with, for the report of ``mamf verify``.
     reference: ClassVar[str] = "the kernel's own check"
+    #: Its kernels that approximate. Reading a log must not import a kernel to learn it.
+    approximate_kernels: ClassVar[frozenset[str]] = frozenset()
 
     @abstractmethod
     def default_shapes(self, backend: Backend) -> Sequence[ShapeT]:

@@ -29,7 +29,6 @@ from attacks import (
     forgeries,
     kills,
     plugin_faults,
-    private_texts,
     real_kills,
     resources,
 )
@@ -46,7 +45,6 @@ ATTACKS: dict[str, tuple[Callable[..., Counts], int]] = {
     "files": (changed_files.attack, 200),
     "plugins": (plugin_faults.attack, 200),
     "resources": (resources.attack, 50),
-    "secrets": (private_texts.attack, 500),
 }
 _MOST_BYTES = 2 * 10**9
 #: A process that wants more fails with an error before the machine runs out.

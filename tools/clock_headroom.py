@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from mamf.contribution.evidence import Evidence, records_of
-from mamf.contribution.row_rules import good_rows, is_exact
+from mamf.contribution.row_rules import is_exact
 from mamf.logs.legacy import read_legacy_or_none
 from mamf.logs.run_log import run_log_of
 from mamf.measurement import TERA
@@ -31,7 +31,7 @@ def clock_ratios(path: Path) -> Iterator[tuple[Group, float, int]]:
         return
     records = tuple(records_of(path))
     evidence = Evidence(records, run_log_of(path, records))
-    for line, row in good_rows(evidence):
+    for line, row in evidence.good_rows:
         info, clock = evidence.device_of(row), row.conditions.clock_hz
         is_steady = row.regime != CLASSIC and set(row.conditions.throttle_reasons) <= {"power cap"}
         if row.work.unit != "TFLOPS" or not is_steady or not clock or not is_exact(row):

@@ -34,8 +34,10 @@ MOST_LOGS = 50
 MOST_BYTES = 16 << 20
 # A folder of an accelerator and a file, of the characters that 'mamf results submit' writes.
 PLACE = re.compile(r"results/[a-z0-9][a-z0-9_-]{0,99}/[a-z0-9][a-z0-9_-]{0,199}\.jsonl")
-# 'mamf results table' writes them anew.
-GENERATED = {"results/README.md", "mamf/contributed.csv"}
+# 'mamf results table' writes them again.
+GENERATED = re.compile(r"results/(?:[a-z0-9][a-z0-9_-]{0,99}/)?README\.md|mamf/contributed\.csv")
+# Who submitted what is what GitHub says, never what a pull request says.
+TRUSTED = {"results/submitters.txt", "results/maintainers.txt"}
 _SHA = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _SECONDS = 60
 #: The content of a blob by its hash.
@@ -58,16 +60,20 @@ def main(arguments: Sequence[str] | None = None, download: Download | None = Non
 
 
 def take_logs(files: Sequence[Mapping[str, Any]], root: Path, download: Download) -> Iterator[str]:
-    """Write the added logs below ``root``; yields a line for each other file. Raises UsageError for too many files, and
-    for a log that cannot be downloaded.
+    """Write the added logs below ``root``; yields a line for each other file. Raises UsageError for too many files, for
+    a change of who submitted what, and for a log that cannot be downloaded.
     """
     if len(files) >= MOST_FILES:
         raise UsageError(f"{MOST_FILES} files or more change: open a pull request with fewer logs")
+    if trusted := sorted(
+        TRUSTED & {name for file in files for name in (file["filename"], file.get("previous_filename"))}
+    ):
+        raise UsageError(f"{trusted[0]} changes: a workflow writes it, so take it out of the pull request")
     logs = [file for file in files if PLACE.fullmatch(file["filename"]) and file["status"] == "added"]
     if len(logs) > MOST_LOGS:
         raise UsageError(f"{len(logs)} logs are added: open a pull request with at most {MOST_LOGS}")
     for file in files:
-        if file not in logs and file["filename"] not in GENERATED:
+        if file not in logs and not GENERATED.fullmatch(file["filename"]):
             yield f"not looked at: {shorten(file['filename'])} ({shorten(file['status'])})"
     for file in logs:
         path = root / file["filename"]

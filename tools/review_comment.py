@@ -2,10 +2,10 @@
 
     python tools/review_comment.py FOLDER [--commit SHA]
 
-FOLDER holds ``added.txt`` (paths of the logs, a line each), ``notes.txt`` (lines for the reader), ``check.json``
-(``mamf results check results --format json``) and, once the table is written, ``before.md`` and ``after.md``. Exit code
-1 if a log is rejected or none is added. Text of logs cannot become markup: findings are indented code, and table rows
-were escaped when they were written.
+FOLDER holds ``added.txt`` (paths of the logs, a line each), ``notes.txt`` (a line for each other file that changes),
+``check.json`` (``mamf results check results --format json``) and, once the tables are written, ``before.md`` and
+``after.md``. Exit code 1 if a log is rejected, none is added, or other files change. Text of logs cannot become markup:
+findings are indented code, and table rows were escaped when they were written.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MOST_LINES = 100
 MOST_ROWS = 60
 MOST_CHARACTERS = 60_000
 _LONGEST_LINE = 300
-# Footnotes and links of results/README.md lead nowhere in a comment.
+# Footnotes and links of the tables lead nowhere in a comment.
 _FOOTNOTE = re.compile(r"\[\^\d+\]")
 _LINK = re.compile(r"\[log\]\([^)]*\)")
 
@@ -35,9 +35,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--commit", default="", metavar="SHA")
     options = parser.parse_args(arguments)
     reviews = added_reviews(options.folder)
-    is_accepted = bool(reviews) and all(each["accepted"] for each in reviews)
-    print(comment(options.folder, reviews, is_accepted, options.commit)[:MOST_CHARACTERS])
-    return 0 if is_accepted else 1
+    notes = _text(options.folder / "notes.txt").splitlines()
+    verdict = "no log to check"
+    if reviews:
+        verdict = "accepted" if all(each["accepted"] for each in reviews) else "not accepted"
+    if verdict == "accepted" and notes:
+        verdict = f"logs accepted, but {len(notes)} other files change"
+    print(comment(options.folder, reviews, verdict, options.commit)[:MOST_CHARACTERS])
+    return 0 if verdict == "accepted" else 1
 
 
 def added_reviews(folder: Path) -> list[dict[str, Any]]:
@@ -47,15 +52,14 @@ def added_reviews(folder: Path) -> list[dict[str, Any]]:
     return [each for each in logs if each["path"] in added]
 
 
-def comment(folder: Path, reviews: Sequence[dict[str, Any]], is_accepted: bool, commit: str) -> str:
-    """The whole comment."""
-    verdict = "accepted" if is_accepted else "not accepted" if reviews else "no log to check"
-    lines = [*_text(folder / "notes.txt").splitlines(), *(line for each in reviews for line in finding_lines(each))]
-    rows = changed_rows(_text(folder / "before.md"), _text(folder / "after.md")) if is_accepted else []
+def comment(folder: Path, reviews: Sequence[dict[str, Any]], verdict: str, commit: str) -> str:
+    """The whole comment: the verdict with its commit, the findings, then what was not looked at."""
+    lines = [line for each in reviews for line in finding_lines(each)]
+    rows = changed_rows(_text(folder / "before.md"), _text(folder / "after.md"))
     parts = [
         f"**mamf results check: {verdict}**" + (f" at {commit}" if commit else ""),
-        code_block(lines),
-        "Rows of results/README.md that change:\n" if rows else "",
+        code_block([*lines, *_text(folder / "notes.txt").splitlines()]),
+        "Rows of the tables that change:\n" if rows else "",
         "\n".join(rows[:MOST_ROWS]),
     ]
     return "\n".join(filter(None, parts))
@@ -66,8 +70,6 @@ def finding_lines(found: dict[str, Any]) -> Iterator[str]:
     yield f"{found['path']}: tier {found['tier'] or 'unreadable'}, {'accepted' if found['accepted'] else 'rejected'}"
     for finding in found["findings"]:
         yield "  {level}: {rule}: {message}".format(**finding)
-    if found["unconfirmed"]:
-        yield f"  unconfirmed: {found['unconfirmed']}"
 
 
 def code_block(lines: Sequence[str]) -> str:

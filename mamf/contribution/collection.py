@@ -3,36 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mamf.backend import DeviceInfo, shared_ways
+from mamf.backend import shared_ways
 from mamf.ceilings.ceiling import CONFIRM, Ceiling
 from mamf.ceilings.share import label_dtype, mamfu
-from mamf.contribution.confirming import Claim, Entry
+from mamf.contribution.confirming import Entry, Submitters, read_submitters
 from mamf.contribution.row_rules import is_exact
 from mamf.logs.legacy import FinderRun, read_legacy_or_none
 from mamf.logs.run_log import RunLog, read_run_log
 from mamf.measurement import Conditions, Measurement, group_pairs
 from mamf.operations.attention.operation import is_attention
 from mamf.operations.unknown import Unknown, operation_called
-from mamf.peaks import Peak, fastest_possible_flops, find_peak
+from mamf.peaks import Peak, find_peak
 from mamf.plans import MATMUL, SWEEP
 from mamf.plugins.discovery import is_own_kernel
 from mamf.regime_names import NAMES
 from mamf.report.kernels import title
 from mamf.report.rows import bests
 from mamf.report.text import label_kernel
-from mamf.statistics import CONFIDENCE, Interval
+from mamf.statistics import Interval
 
 
 @dataclass(frozen=True)
 class CeilingEntry(Entry):
     """A device's best for a dtype and regime: confirmed by a find, or the best row of a sweep.
 
-    ``tflops`` and ``low`` to ``high`` by the statistic of the regime (classic: the fastest launch, without interval).
+    ``tflops`` and ``interval`` by the statistic of the regime (classic: the fastest launch, without interval).
     """
 
     dtype: str
@@ -40,32 +39,23 @@ class CeilingEntry(Entry):
     shape: str
     kernel: str
     tflops: float
-    low: float | None
-    high: float | None
+    interval: Interval | None
     conditions: Conditions
     is_confirmed: bool
     #: Of the kernel over the default one on the same shape, minus 1; 0 if it is the default or unknown.
     gain: float = 0.0
 
-    @cached_property
-    def claim(self) -> Claim:
-        info = DeviceInfo(**self.header["device"])
-        of_find, of_sweep = ((kind, self.device, self.dtype, self.regime) for kind in ("find", "sweep"))
-        return Claim(
-            # The shapes of a sweep need not hold the best: it confirms no find.
-            key=of_find if self.is_confirmed else of_sweep,
-            other_keys=(of_sweep,) if self.is_confirmed else (),
-            card=info.uuid_hash,
-            place=self.place,
-            figure=self.tflops,
-            high=self.tflops if self.high is None else self.high,
-            is_bounded=info.is_accelerator and bool(fastest_possible_flops(info, self.dtype.partition(",")[0])),
-            label=f"{self.dtype}, {self.regime}",
-        )
+    @property
+    def key(self) -> tuple[Any, ...]:
+        return self.device, self.dtype, self.regime
 
     @property
-    def interval(self) -> Interval | None:
-        return None if self.low is None or self.high is None else Interval(self.low, self.high, CONFIDENCE)
+    def figure(self) -> float:
+        return self.tflops
+
+    @property
+    def label(self) -> str:
+        return f"{self.dtype}, {self.regime}, {self.shape} by {self.kernel}"
 
     @property
     def datasheet(self) -> Peak | None:
@@ -80,52 +70,48 @@ class CeilingEntry(Entry):
 
 
 @dataclass(frozen=True)
-class AttentionEntry(Entry):
-    row: Measurement
-    share: float
+class RowEntry(Entry):
+    """A row of an operation other than matmul."""
 
-    @cached_property
-    def claim(self) -> Claim:
-        return _claim_of_row(self.header, self.place, self.row, self.row.best_rate, self.row.rate_interval)
+    row: Measurement
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        return self.row.operation, title(self.row), self.device, self.row.shape, self.row.kernel
+
+    @property
+    def figure(self) -> float:
+        return self.row.best_rate
+
+    @property
+    def label(self) -> str:
+        return f"{self.row.operation} {self.row.shape} by {self.row.kernel}, {self.row.regime}"
 
 
 @dataclass(frozen=True)
-class KernelEntry(Entry):
+class AttentionEntry(RowEntry):
+    share: float
+
+
+@dataclass(frozen=True)
+class KernelEntry(RowEntry):
     """A row of an operation without a separate table. ``ceiling``: what a find confirmed for that shape and kernel
     in fresh rounds; it then replaces the row's rate.
     """
 
-    row: Measurement
     ceiling: Ceiling | None = None
 
     @property
-    def rate(self) -> float:
+    def key(self) -> tuple[Any, ...]:
+        return super().key if self.ceiling is None else (self.row.operation, title(self.row), self.device)
+
+    @property
+    def figure(self) -> float:
         return self.row.best_rate if self.ceiling is None else self.ceiling.rate
 
     @property
     def interval(self) -> Interval:
         return self.row.rate_interval if self.ceiling is None else self.ceiling.interval
-
-    @cached_property
-    def claim(self) -> Claim:
-        return _claim_of_row(self.header, self.place, self.row, self.rate, self.interval, self.ceiling is not None)
-
-
-def _claim_of_row(
-    header: Mapping[str, Any], place: Path, row: Measurement, rate: float, interval: Interval, is_ceiling: bool = False
-) -> Claim:
-    """A row is compared with the same row on other cards; a ceiling of kernels with that of the same problem."""
-    info, step = DeviceInfo(**header["device"]), () if is_ceiling else (row.shape, row.kernel)
-    limit = operation_called(row.operation).fastest_possible(info, row.problem, row.shape)
-    return Claim(
-        key=(row.operation, title(row), info.name, *step),
-        card=info.uuid_hash,
-        place=place,
-        figure=rate,
-        high=interval.high,
-        is_bounded=info.is_accelerator and limit is not None,
-        label=f"{row.operation} {row.shape} by {row.kernel}, {row.regime}",
-    )
 
 
 def kernel_title(entry: CeilingEntry | AttentionEntry | KernelEntry) -> str:
@@ -144,13 +130,20 @@ class LegacyEntry:
     run: FinderRun
     place: Path
 
+    @property
+    def device(self) -> str:
+        return self.run.device or ""
+
 
 @dataclass(frozen=True)
 class Collection:
+    """All entries of a results folder, and who submitted them."""
+
     ceilings: tuple[CeilingEntry, ...] = ()
     attention: tuple[AttentionEntry, ...] = ()
     kernels: tuple[KernelEntry, ...] = ()
     legacy: tuple[LegacyEntry, ...] = ()
+    submitters: Submitters = field(default_factory=lambda: Submitters({}))
 
 
 def collect(root: Path, paths: Iterable[Path]) -> Collection:
@@ -163,10 +156,13 @@ def collect(root: Path, paths: Iterable[Path]) -> Collection:
             legacy.append(LegacyEntry(run, place))
         else:
             entries += entries_of(read_run_log(path), place)
-    ceilings = (entry for entry in entries if isinstance(entry, CeilingEntry))
-    attention = (entry for entry in entries if isinstance(entry, AttentionEntry))
-    kernels = (entry for entry in entries if isinstance(entry, KernelEntry))
-    return Collection(tuple(ceilings), tuple(attention), tuple(kernels), tuple(legacy))
+    return Collection(
+        tuple(entry for entry in entries if isinstance(entry, CeilingEntry)),
+        tuple(entry for entry in entries if isinstance(entry, AttentionEntry)),
+        tuple(entry for entry in entries if isinstance(entry, KernelEntry)),
+        tuple(legacy),
+        read_submitters(root),
+    )
 
 
 def entries_of(log: RunLog, place: Path) -> Sequence[Entry]:
@@ -191,8 +187,7 @@ def _of_ceiling(log: RunLog, place: Path, ceiling: Ceiling) -> CeilingEntry:
         shape=str(ceiling.shape),
         kernel=ceiling.kernel,
         tflops=ceiling.tflops,
-        low=ceiling.interval.low,
-        high=ceiling.interval.high,
+        interval=ceiling.interval,
         conditions=ceiling.conditions,
         is_confirmed=True,
         gain=ceiling.gain_over_default or 0.0,
@@ -200,7 +195,6 @@ def _of_ceiling(log: RunLog, place: Path, ceiling: Ceiling) -> CeilingEntry:
 
 
 def _of_row(log: RunLog, place: Path, row: Measurement) -> CeilingEntry:
-    interval = row.rate_interval if row.best_by == row.figure else None
     return CeilingEntry(
         header=log.header,
         place=place,
@@ -210,8 +204,7 @@ def _of_row(log: RunLog, place: Path, row: Measurement) -> CeilingEntry:
         shape=str(row.shape),
         kernel=row.kernel,
         tflops=row.best_rate,
-        low=interval.low if interval else None,
-        high=interval.high if interval else None,
+        interval=row.rate_interval if row.best_by == row.figure else None,
         conditions=row.conditions,
         is_confirmed=False,
     )
@@ -278,7 +271,19 @@ def best_kernels(entries: Iterable[KernelEntry]) -> list[KernelEntry]:
     found: dict[tuple[str, ...], KernelEntry] = {}
     for entry in entries:
         key = (entry.row.operation, title(entry.row), entry.device)
-        rank = entry.ceiling is not None, entry.rate
-        if key not in found or rank > (found[key].ceiling is not None, found[key].rate):
+        rank = entry.ceiling is not None, entry.figure
+        if key not in found or rank > (found[key].ceiling is not None, found[key].figure):
             found[key] = entry
     return [found[key] for key in sorted(found)]
+
+
+def software(header: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {version}" for name, version in software_versions(header).items())
+
+
+def software_versions(header: Mapping[str, Any]) -> dict[str, str]:
+    """torch, the vendor's libraries and the driver."""
+    device = header["device"]
+    named = {"torch": header["environment"]["packages"].get("torch"), **(device.get("versions") or {})}
+    named |= {"driver": device.get("driver")}
+    return {name: str(version) for name, version in named.items() if version and version != "True"}

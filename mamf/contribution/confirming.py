@@ -1,42 +1,43 @@
-"""Which figures of results/ a second submitter confirms. The others are listed separately, without a rank.
+"""Which figures of results/ are confirmed. The others stand apart: they are not ranked, and not packaged.
 
-A second submitter is another card (``uuid_hash``) in a separate log: a log does not say who sent it. The rule reads the
-logs alone, never their dates, so it gives the same answer in whatever order they came.
+A figure is confirmed if a maintainer measured it, or if two submitters did within the spread of cards of one model. A
+submitter is the account that opened the pull request: a log cannot say who sent it. The workflow that merges a pull
+request writes the account into submitters.txt.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
+from mamf.contribution.evidence import Finding
 from mamf.measurement import group_pairs
 
-# How far above its own other logs a card may be: the widest half interval that an accelerator's log may claim.
-# Converted logs have narrower intervals than their repeats need.
-_OWN_REPEATS = 1.02
-
-Key = tuple[Any, ...]
+#: In results/: a line per log, its path and the account that submitted it; and the accounts of maintainers.
+SUBMITTERS, MAINTAINERS = "submitters.txt", "maintainers.txt"
+# Ceilings of 26 cards of one model differ by up to 4.4 %.
+_SPREAD = 0.05
 
 
 @dataclass(frozen=True)
-class Claim:
-    """A figure and what it is compared with. ``key``: equal for figures of one kind on one model of device;
-    ``other_keys``: of other kinds that it confirms too. ``card``: the hash of the device's identifier, None if unknown.
-    ``high``: the upper end of the figure's interval. ``is_bounded``: whether the verified datasheet of an accelerator
-    bounds it too. Figures in the operation's unit, 1e12 a second.
-    """
+class Submitters:
+    """``accounts``: by the place of a log in results/."""
 
-    key: Key
-    card: str | None
-    place: Path
-    figure: float
-    high: float
-    is_bounded: bool
-    label: str
-    other_keys: tuple[Key, ...] = ()
+    accounts: Mapping[Path, str]
+    maintainers: frozenset[str] = frozenset()
+
+    def confirm(self, entry: Entry, others: Iterable[Entry]) -> bool:
+        """Whether a figure is confirmed; ``others``: complete ones of its kind."""
+        account = self.accounts.get(entry.place)
+        if account is None or account in self.maintainers:
+            return account is not None
+        return any(
+            self.accounts.get(other.place, account) != account
+            and abs(other.figure - entry.figure) <= _SPREAD * max(other.figure, entry.figure)
+            for other in others
+        )
 
 
 @dataclass(frozen=True)
@@ -51,42 +52,62 @@ class Entry:
     def device(self) -> str:
         return str(self.header["device"]["name"])
 
-    @cached_property
-    def claim(self) -> Claim:
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """Equal for figures that confirm each other."""
+        raise NotImplementedError
+
+    @property
+    def figure(self) -> float:
+        """In the operation's unit, 1e12 a second."""
+        raise NotImplementedError
+
+    @property
+    def label(self) -> str:
+        """What the figure is of."""
         raise NotImplementedError
 
 
 EntryT = TypeVar("EntryT", bound=Entry)
-Known = Mapping[Key, Sequence[Claim]]
 
 
-def by_key(claims: Iterable[Claim]) -> Known:
-    """The claims that can confirm one with a key."""
-    return group_pairs((key, claim) for claim in claims for key in (claim.key, *claim.other_keys))
-
-
-def why_unconfirmed(claim: Claim, known: Known) -> str | None:
-    """Why a figure is unconfirmed, or None. Another card of its model confirms it if its interval reaches the figure.
-    As long as no other card is known by its hash, a verified datasheet and the other logs bound it.
-    """
-    others = [other for other in known.get(claim.key, ()) if other.place != claim.place]
-    cards = [other for other in others if other.card != claim.card and None not in (other.card, claim.card)]
-    if not cards and not claim.is_bounded:
-        return f"{claim.label}: no other card of its model is known, and no verified datasheet bounds it"
-    highest = max(cards or others, key=lambda other: other.high, default=None)
-    if highest is None or claim.figure <= highest.high * (1 if cards else _OWN_REPEATS):
-        return None
-    return f"{claim.label}: {claim.figure:.4g} is above the {highest.high:.4g} of {highest.place}"
-
-
-def part_confirmed(entries: Iterable[EntryT]) -> tuple[list[EntryT], list[tuple[EntryT, str]]]:
-    """Entries that are confirmed, and those that are not, with the reason. Only complete runs confirm."""
+def part_confirmed(entries: Iterable[EntryT], submitters: Submitters) -> tuple[list[EntryT], list[EntryT]]:
+    """The entries that are confirmed, and those that are not. Only complete runs confirm others."""
+    parts: tuple[list[EntryT], list[EntryT]] = ([], [])
     listed = list(entries)
-    known = by_key(entry.claim for entry in listed if entry.tier == "complete")
-    judged = [(entry, why_unconfirmed(entry.claim, known)) for entry in listed]
-    return [entry for entry, reason in judged if not reason], [(entry, reason) for entry, reason in judged if reason]
+    complete = group_pairs((entry.key, entry) for entry in listed if entry.tier == "complete")
+    for entry in listed:
+        parts[not submitters.confirm(entry, complete.get(entry.key, ()))].append(entry)
+    return parts
 
 
-def shortened(reasons: Sequence[str]) -> str:
-    """The first of several reasons, and how many more there are; empty without reasons."""
-    return "".join(reasons[:1]) + (f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else "")
+def read_submitters(root: Path) -> Submitters:
+    """Who submitted the logs of a results folder. GitHub ignores the case of accounts."""
+    accounts = {Path(place): account for place, _, account in map(_parts, _lines(root / SUBMITTERS))}
+    return Submitters(accounts, frozenset(line.casefold() for line in _lines(root / MAINTAINERS)))
+
+
+def _parts(line: str) -> tuple[str, str, str]:
+    return line.casefold().rpartition(" ")
+
+
+def _lines(path: Path) -> list[str]:
+    """The lines of a file, without comments; none if there is no such file."""
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    return [line for line in lines if line and not line.startswith("#")]
+
+
+def submitter_findings(root: Path, places: Sequence[Path]) -> list[tuple[Path, Finding]]:
+    """What is wrong with submitters.txt, and which logs it does not name."""
+    path, named = root / SUBMITTERS, [_parts(line) for line in _lines(root / SUBMITTERS)]
+    findings = [
+        (path, Finding("submitter", f"{place}: a line is the path of a log of {root.name}/ and one account"))
+        for place, _, account in named
+        if not account or Path(place) not in places
+    ]
+    listed = [Path(place) for place, _, _ in named]
+    twice = sorted({place for place in listed if listed.count(place) > 1})
+    findings += [(path, Finding("submitter", f"{place} is named twice")) for place in twice]
+    unnamed = "nobody is named as its submitter: the workflow that merges the pull request does that"
+    missing = sorted(set(places) - set(listed))
+    return findings + [(root / place, Finding("submitter", unnamed, is_warning=True)) for place in missing]

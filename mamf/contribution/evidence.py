@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mamf.backend import DeviceInfo
+from mamf.dtypes import DTYPES
 from mamf.logs.lines import Seen, lines_of, parse_records
 from mamf.logs.run_log import RunLog
 from mamf.measurement import Measurement
@@ -51,10 +52,6 @@ class Evidence:
         return self.plan.operation != MATMUL or self.plan.kind not in (SWEEP, FIND)
 
     @property
-    def is_attention(self) -> bool:
-        return self.plan.operation == "attention"
-
-    @property
     def is_known(self) -> bool:
         """Whether the operation of the rows is installed here."""
         return not isinstance(operation_called(self.plan.operation), Unknown)
@@ -74,8 +71,8 @@ class Evidence:
         if not self.plan.confirms:
             return searched
         default = next((row.kernel for _, _, row in self.rows if not row.phase), None)
-        own = tuple((problem, regime, default) for problem in self.plan.problems for regime in self.plan.regimes)
-        return (*searched, *own)
+        confirmed = tuple((problem, regime, default) for problem in self.plan.problems for regime in self.plan.regimes)
+        return (*searched, *confirmed)
 
     @property
     def is_cpu(self) -> bool:
@@ -91,8 +88,12 @@ class Evidence:
         written = zip(self.of_kind("measurement"), self.log.every_row, strict=True)
         return tuple((line, record, row) for (line, record), row in written)
 
+    @property
+    def good_rows(self) -> Iterator[tuple[int, Measurement]]:
+        return ((line, row) for line, _, row in self.rows if row.ok and row.problem.dtype in DTYPES)
+
     def device_of(self, row: Measurement) -> DeviceInfo:
-        """The one that measured a row."""
+        """The device that measured a row."""
         return self._devices.get(row.device, self._devices[None])
 
     @cached_property

@@ -10,11 +10,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from mamf.ceilings.contributed import contributed_ceilings
-from mamf.contribution.collection import CeilingEntry
-from mamf.contribution.confirming import Claim, Entry, by_key, part_confirmed, shortened, why_unconfirmed
+from mamf.contribution.collection import CeilingEntry, software
+from mamf.contribution.confirming import Submitters, part_confirmed
 from mamf.contribution.evidence import problems_of
-from mamf.contribution.tables import software
 from mamf.logs.legacy import FinderRun
 from mamf.logs.records import significant_digits
 from mamf.measurement import group_pairs
@@ -85,11 +83,11 @@ _COLUMNS = (
 _MOST_SHAPES = 6
 
 
-def contributed_csv(entries: Iterable[CeilingEntry]) -> str:
-    """The highest ceiling of each kind of device, dtype and regime that a complete find with normal data confirmed,
-    except those that need a second submitter.
+def contributed_csv(entries: Iterable[CeilingEntry], submitters: Submitters) -> str:
+    """The highest confirmed ceiling of each kind of device, dtype and regime that a complete find with normal data
+    measured.
     """
-    kept = filter(_counts, part_confirmed(entries)[0])
+    kept = filter(_counts, part_confirmed(entries, submitters)[0])
     groups = group_pairs(((entry.device, *_build(entry), entry.dtype, entry.regime), entry) for entry in kept)
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
@@ -97,7 +95,8 @@ def contributed_csv(entries: Iterable[CeilingEntry]) -> str:
     for key, found in sorted(groups.items()):
         fastest = sorted(found, key=lambda entry: entry.tflops, reverse=True)
         best, shapes = fastest[0], list(dict.fromkeys(entry.shape for entry in fastest))[:_MOST_SHAPES]
-        figures = [value and significant_digits(value) for value in (best.tflops, best.low, best.high)]
+        ends = (best.interval.low, best.interval.high) if best.interval else ()
+        figures = [significant_digits(rate) for rate in (best.tflops, *ends)]
         kernel = next((each.kernel for each in fastest if len(each.header["plan"]["kernels"]) > 1), "")
         cards: dict[object, float] = {}
         for entry in reversed(fastest):
@@ -106,36 +105,26 @@ def contributed_csv(entries: Iterable[CeilingEntry]) -> str:
         clock = max(map(_clock, found), key=lambda text: float(text or 0))
         known = (best.place.as_posix(), " ".join(shapes), kernel, len(cards), lowest)
         of_run = (best.header["started"][:10], software(best.header))
-        writer.writerow([*key[:3], clock, *key[4:], *figures, *known, *of_run])
+        writer.writerow([*key[:3], clock, *key[3:], *figures, *known, *of_run])
     return buffer.getvalue()
 
 
 def _counts(entry: CeilingEntry) -> bool:
-    data = entry.header["plan"]["problem"]["data"]
-    return entry.is_confirmed and entry.tier == "complete" and entry.regime in CEILINGS and data == "normal"
+    """Virtual machines give CPUs of all speeds one name, so that their figures are of no use elsewhere."""
+    is_accelerator, data = entry.header["device"]["is_accelerator"], entry.header["plan"]["problem"]["data"]
+    is_found = (
+        entry.is_confirmed and entry.interval is not None and entry.tier == "complete" and entry.regime in CEILINGS
+    )
+    return is_found and is_accelerator and data == "normal"
 
 
 def _build(entry: CeilingEntry) -> tuple[str, ...]:
-    """Unit count and power limit, and a CPU's clock: devices with one name exist in several builds."""
+    """Unit count and power limit: devices with one name exist in several builds."""
     device: dict[str, Any] = entry.header["device"]
-    figures = (device["compute_units"], device["power_limit_watts"])
-    clock = "" if device.get("is_accelerator", True) else _clock(entry)
-    return (*("" if each is None else f"{each:g}" for each in figures), clock)
+    return tuple("" if each is None else f"{each:g}" for each in (device["compute_units"], device["power_limit_watts"]))
 
 
 def _clock(entry: CeilingEntry) -> str:
     """The highest clock in MHz, if known."""
     clock_hz = entry.header["device"]["max_clock_hz"]
     return f"{clock_hz / 1e6:g}" if clock_hz else ""
-
-
-def why_above_contributed(entries: Iterable[Entry]) -> str:
-    """Why a log's figures are unconfirmed beside the ceilings that came with this package, or an empty
-    text. For logs outside of results/.
-    """
-    known = by_key(
-        Claim((kind, row.device, row.dtype, row.regime), "", Path(row.log), row.tflops, row.high, True, "")
-        for row in contributed_ceilings()
-        for kind in ("find", "sweep")
-    )
-    return shortened([reason for entry in entries if (reason := why_unconfirmed(entry.claim, known))])

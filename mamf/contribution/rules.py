@@ -8,79 +8,57 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from mamf.contribution.best_rules import (
+from mamf.contribution.confirming import submitter_findings
+from mamf.contribution.evidence import Evidence, Finding, records_of
+from mamf.contribution.header_rules import (
+    has_all_fields,
+    is_of_normal_data,
+    is_of_the_past,
+    is_one_device,
+    is_real_device,
+    legacy_findings,
+    private_findings,
+)
+from mamf.contribution.placing import folder_of, legacy_name_of, lies_at, place_of
+from mamf.contribution.row_rules import (
+    DISTINCTIVE_SAMPLES,
+    rows_are_possible,
+    rows_are_verified,
+    rows_recompute,
+    samples_differ,
+    sensors_are_plausible,
+    timer_is_credible,
+)
+from mamf.contribution.summary_rules import (
     ceilings_fit_attention,
     ceilings_recompute,
     claims_are_firm,
-    kernels_are_firm,
     run_was_completed,
     summary_recomputes,
-)
-from mamf.contribution.collection import entries_of
-from mamf.contribution.confirming import Entry, part_confirmed, shortened
-from mamf.contribution.evidence import Evidence, Finding, records_of
-from mamf.contribution.header_rules import (
-    circumstances,
-    known_device,
-    legacy_findings,
-    missing_fields,
-    placeholders,
-    plain_texts,
-    sensors_were_read,
-    shared_devices,
-    simulated,
-    structured_data,
-    whole_card,
-)
-from mamf.contribution.placing import folder_of, legacy_name_of, lies_at, place_of, why_above_contributed
-from mamf.contribution.privacy import private_findings
-from mamf.contribution.row_rules import (
-    possible,
-    rows_recompute,
-    sensors_plausible,
-    times_in_order,
-    verified,
-)
-from mamf.contribution.sampling_rules import (
-    DISTINCTIVE_SAMPLES,
-    rows_of_plan,
-    samples_whole,
-    timer_is_credible,
-    timer_stayed,
 )
 from mamf.errors import RunLogError
 from mamf.kinds.registry import kind_of
 from mamf.logs.legacy import TIER, legacy_run
 from mamf.logs.lines import Seen
 from mamf.logs.run_log import MALFORMED, describe_error, run_log_of, why_unreadable
-from mamf.measurement import group_pairs
 
 _RULES: tuple[Callable[[Evidence], Iterator[Finding]], ...] = (
-    missing_fields,
-    placeholders,
-    plain_texts,
-    sensors_were_read,
-    simulated,
-    structured_data,
-    shared_devices,
-    whole_card,
-    known_device,
+    has_all_fields,
+    is_real_device,
+    is_one_device,
+    is_of_normal_data,
+    is_of_the_past,
     rows_recompute,
-    possible,
-    verified,
-    sensors_plausible,
+    rows_are_possible,
+    rows_are_verified,
+    sensors_are_plausible,
+    samples_differ,
     timer_is_credible,
-    timer_stayed,
-    samples_whole,
-    rows_of_plan,
-    times_in_order,
     summary_recomputes,
     ceilings_recompute,
     ceilings_fit_attention,
     claims_are_firm,
-    kernels_are_firm,
     run_was_completed,
-    circumstances,
 )
 
 
@@ -88,7 +66,6 @@ _RULES: tuple[Callable[[Evidence], Iterator[Finding]], ...] = (
 class Review:
     """What the rules say of a log. ``tier``: complete, interrupted or legacy; None when it cannot be read. ``place``:
     where it belongs within results/. ``samples``: what identifies the samples of its rows, within this process.
-    ``entries``: the table entries of an accepted log. ``unconfirmed``: which of them no second submitter confirms.
     """
 
     path: Path
@@ -96,8 +73,6 @@ class Review:
     tier: str | None = None
     place: Path | None = None
     samples: frozenset[int] = field(default=frozenset(), repr=False)
-    entries: tuple[Entry, ...] = field(default=(), repr=False)
-    unconfirmed: str = ""
 
     def is_rejected(self, strict: bool = False) -> bool:
         return any(strict or not finding.is_warning for finding in self.findings)
@@ -108,8 +83,7 @@ def review(path: Path, seen: Seen | None = None) -> Review:
     called with the number of bytes read.
     """
     try:
-        found = _review(path, seen)
-        return replace(found, unconfirmed=why_above_contributed(found.entries))
+        return _review(path, seen)
     except (*MALFORMED, RecursionError) as error:
         return Review(path, (_unreadable(path, error),))
 
@@ -136,8 +110,7 @@ def _review(path: Path, seen: Seen | None) -> Review:
     for rule in _RULES:
         findings += _findings_of(rule, evidence)
     samples = frozenset(hash(row.samples) for _, _, row in evidence.rows if len(row.samples) >= DISTINCTIVE_SAMPLES)
-    found = Review(path, tuple(findings), evidence.log.tier, place_of(header), samples)
-    return found if found.is_rejected() else replace(found, entries=tuple(entries_of(log, path)))
+    return Review(path, tuple(findings), log.tier, place_of(header), samples)
 
 
 def _legacy_review(path: Path, records: Iterator[tuple[int, dict[str, Any]]], findings: list[Finding]) -> Review:
@@ -164,8 +137,7 @@ def _findings_of(rule: Callable[[Evidence], Iterator[Finding]], evidence: Eviden
     try:
         return list(rule(evidence))
     except MALFORMED as error:
-        judged = rule.__name__.replace("_", " ")
-        return [Finding("unreadable", f"whether {judged} cannot be judged: {describe_error(error)}")]
+        return [Finding("unreadable", f"{rule.__name__} cannot judge this log: {describe_error(error)}")]
 
 
 def _as_bytes(path: Path) -> Iterator[Finding]:
@@ -177,17 +149,20 @@ def _as_bytes(path: Path) -> Iterator[Finding]:
 
 
 def review_results(root: Path, paths: Iterable[Path], seen: Seen | None = None) -> list[Review]:
-    """Reviews of logs that lie in a results folder: each at its place, each once, each beside the others."""
-    reviews: list[Review] = []
-    holders: dict[int, Path] = {}
+    """Reviews of logs in a results folder: each in its place, each once, each with its submitter. The last review is of
+    submitters.txt, if something is wrong with it.
+    """
+    reviews: dict[Path, Review] = {}
+    owners: dict[int, Path] = {}
     for path in paths:
         found = review(path, seen)
         place, more = path.relative_to(root), []
         if found.place is not None and not lies_at(place, found.place):
             more.append(Finding("misplaced", f"belongs to {root.name}/{found.place}"))
-        if copied := {holders.setdefault(each, place) for each in found.samples} - {place}:
-            more.append(Finding("duplicate", f"holds samples of {min(copied)}"))
-        reviews.append(replace(found, findings=(*found.findings, *more)))
-    doubted = part_confirmed(entry for found in reviews for entry in found.entries)[1]
-    reasons = group_pairs((entry.place, reason) for entry, reason in doubted)
-    return [replace(found, unconfirmed=shortened(reasons.get(found.path, []))) for found in reviews]
+        if copied := {owners.setdefault(each, place) for each in found.samples} - {place}:
+            more.append(Finding("duplicate", f"has samples of {min(copied)}"))
+        reviews[path] = replace(found, findings=(*found.findings, *more))
+    for path, finding in submitter_findings(root, [path.relative_to(root) for path in reviews]):
+        found = reviews.get(path, Review(path, ()))
+        reviews[path] = replace(found, findings=(*found.findings, finding))
+    return list(reviews.values())

@@ -1,9 +1,10 @@
-"""results/README.md: the collection as GitHub tables."""
+"""The pages of results/: README.md, the matrix of all accelerators, and a README.md in the folder of each."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -18,10 +19,12 @@ from mamf.contribution.collection import (
     best_kernels,
     kernel_title,
     leaders,
+    software,
 )
-from mamf.contribution.confirming import Entry, part_confirmed, shortened
-from mamf.measurement import TERA
-from mamf.peaks import Peak
+from mamf.contribution.confirming import Entry, EntryT, part_confirmed
+from mamf.contribution.placing import folder_of
+from mamf.measurement import TERA, group_pairs
+from mamf.regime_names import CEILINGS
 from mamf.report.columns import sensor_columns
 from mamf.report.document import Column, Table
 from mamf.report.formats.markdown import table_text
@@ -29,83 +32,143 @@ from mamf.report.own_ceilings import described_title, share_of
 from mamf.report.text import interval_cell, significant
 from mamf.text import Markup, markdown_line, markdown_text
 
-_INTRODUCTION = """# Results
+_NOTE = "Written by `mamf results table` from the logs; a change by hand is lost."
+_INTRODUCTION = f"""# Results
 
-Written by `mamf results table` from the logs in this folder; a change by hand is lost.
-[CONTRIBUTING.md](../CONTRIBUTING.md) says how yours gets here.
+{_NOTE} [CONTRIBUTING.md](../CONTRIBUTING.md) says how yours gets here.
 
-A figure is in TFLOPS (1e12 FLOP/s) and belongs to its regime: **burst** at the boost clock (its ceiling is the MAMF),
-**sustained** at the power limit (MSMF), **classic** by mamf-finder's loop ([measuring](../docs/measuring.md)). `by`
-says what stands behind it: `find` confirmed it by fresh samples; the best row of a `sweep` was chosen by the samples
-that it is shown with, and counts only where no find is there. `all` is the range over the logs of that accelerator:
-cards of one model differ. A figure above what every other card of its model reaches is **unconfirmed**, and so is the
-first of a model that no verified datasheet bounds: it stands apart until another card confirms it. Logs are of three
-tiers that are never ranked together: complete (what is not labelled), interrupted, and legacy (mamf-finder's own, which
-hold no samples and no checks).
-
-[published/](published/NOTICE.md) holds figures that other people published. This project did not check them, and never
-ranks them with measured figures.
+The highest matmul rate of each accelerator in TFLOPS (1e12 FLOP/s): **burst** / sustained. Burst is the rate at the
+boost clock (its ceiling is the MAMF), sustained the rate at the power limit (MSMF): [measuring](../docs/measuring.md).
+Each accelerator has a page with intervals, kernels, software, logs and other operations. Only confirmed figures are
+here: a maintainer measured them, or two contributors did.
 """
-
-_UNCONFIRMED = "Unconfirmed: ranked with none until a second submitter confirms it"
-_LEGACY = "Legacy: mamf-finder's own figures, as it printed them, of unchecked products"
-_CUT = ("interrupted", ", tier interrupted")
+_WORDS = """`by`: a `find` confirmed the figure with fresh samples; the best row of a `sweep` was chosen by the
+samples that it is shown with, and counts only without a find. `all`: how many logs, and their range, since cards of
+one model differ. Dense peaks are from datasheets; [peaks.csv](../../mamf/peaks.csv) has their sources.
+"""
+_UNCONFIRMED = "Unconfirmed: not ranked until a second contributor measures the same"
+_LEGACY = "Legacy: figures that mamf-finder printed, without samples and of unchecked products"
+_CUT = "Interrupted: the best shape may never have been tried"
+_PUBLISHED = """[published/](published/NOTICE.md) has figures that other people published. This project did not check
+them, and never ranks them with measured figures.
+"""
 RowT = TypeVar("RowT")
 #: The best ceiling, with those that it leads.
 Leader = tuple[CeilingEntry, Sequence[CeilingEntry]]
 
 
+def results_pages(collection: Collection) -> dict[Path, str]:
+    """Every page by its path in results/."""
+    parts = _parts_of_devices(collection)
+    pages = {Path(folder, "README.md"): _device_page(part) for folder, part in sorted(parts.items())}
+    return {Path("README.md"): _matrix_page(parts), **pages}
+
+
+def _parts_of_devices(collection: Collection) -> dict[str, Collection]:
+    """The part of each accelerator, by its folder."""
+    kinds = ("ceilings", "attention", "kernels", "legacy")
+    groups: Any = {
+        kind: group_pairs((folder_of(each.device), each) for each in getattr(collection, kind)) for kind in kinds
+    }
+    folders = {folder for group in groups.values() for folder in group}
+    parts: dict[str, Any] = {
+        folder: {kind: tuple(group.get(folder, ())) for kind, group in groups.items()} for folder in folders
+    }
+    return {folder: replace(collection, **part) for folder, part in parts.items()}
+
+
+def _matrix_page(parts: Mapping[str, Collection]) -> str:
+    """The dtypes of most logs come first."""
+    rates: dict[tuple[str, str], dict[str, float]] = {}
+    counts: Counter[str] = Counter()
+    for folder, part in parts.items():
+        confirmed = part_confirmed(part.ceilings, part.submitters)[0]
+        kept = [each for each in confirmed if each.tier == "complete" and each.regime in CEILINGS]
+        counts.update(each.dtype for each in kept)
+        for best, _ in leaders(kept):
+            rates.setdefault((folder, best.dtype), {})[best.regime] = best.tflops
+
+    def column(dtype: str) -> Column[str]:
+        return Column("", markdown_text(dtype), lambda folder: _cell(rates.get((folder, dtype), {})), Markup)
+
+    dtypes = sorted(counts, key=lambda dtype: (-counts[dtype], dtype))
+    ranked = sorted(
+        parts, key=lambda folder: [-max(rates.get((folder, dtype), {"": 0.0}).values()) for dtype in dtypes]
+    )
+    link: Column[str] = Column("", "accelerator", lambda folder: _device_link(folder, parts[folder]), Markup, left=True)
+    table: Table[str] = Table([link, *map(column, dtypes)], ranked)
+    return "\n".join([_INTRODUCTION, table_text(table), _PUBLISHED])
+
+
+def _device_link(folder: str, part: Collection) -> str:
+    return f"[{markdown_text(_device_name(part))}]({quote(folder)}/README.md)"
+
+
+def _device_name(part: Collection) -> str:
+    entries: Iterable[Entry | LegacyEntry] = (*part.ceilings, *part.attention, *part.kernels, *part.legacy)
+    return next((each.device for each in entries), "") or "unknown"
+
+
+def _cell(rates: Mapping[str, float]) -> str | None:
+    if not rates:
+        return None
+    burst, sustained = (significant(rates[regime]) if regime in rates else "-" for regime in CEILINGS)
+    return f"**{burst}** / {sustained}"
+
+
+def _device_page(part: Collection) -> str:
+    unranked = Unranked()
+    ceilings = unranked.without(part_confirmed(part.ceilings, part.submitters))
+    attention = unranked.without(part_confirmed(part.attention, part.submitters))
+    kernels = unranked.without(part_confirmed(part.kernels, part.submitters))
+    best = best_kernels(kernels)
+    operations = dict.fromkeys(each.row.operation for each in best)
+    attention_title = "Attention: the best kernel by share of the measured ceiling (MAMFU)"
+    sections = [
+        f"# {markdown_text(_device_name(part))}\n\n{_NOTE} [All accelerators](../README.md)\n",
+        _section("Ceilings", ceiling_columns(), leaders(ceilings), f"{_WORDS}\n"),
+        _section(attention_title, attention_columns(), best_attention(attention)),
+        *(_kernels(name, [each for each in best if each.row.operation == name]) for name in operations),
+        _section(_CUT, entry_columns(), _best_of_logs(unranked.interrupted)),
+        _section(_UNCONFIRMED, entry_columns(), _best_of_logs(unranked.unconfirmed)),
+        _legacy(part.legacy),
+    ]
+    return "\n".join(filter(None, sections))
+
+
 @dataclass
-class Footnotes:
-    """Numbered texts; the same text has one number."""
+class Unranked:
+    """Entries that are shown apart."""
 
-    numbers: dict[str, int] = field(default_factory=dict)
+    interrupted: list[Entry] = field(default_factory=list)
+    unconfirmed: list[Entry] = field(default_factory=list)
 
-    def mark(self, text: str) -> str:
-        return f"[^{self.numbers.setdefault(text, len(self.numbers) + 1)}]"
+    def without(self, parts: tuple[list[EntryT], list[EntryT]]) -> list[EntryT]:
+        """The confirmed entries of complete runs; keep the others."""
+        confirmed, others = parts
+        self.unconfirmed += others
+        self.interrupted += [entry for entry in confirmed if entry.tier != "complete"]
+        return [entry for entry in confirmed if entry.tier == "complete"]
 
-    def lines(self) -> str:
-        return "".join(f"[^{number}]: {text}\n" for text, number in self.numbers.items())
+
+def _best_of_logs(entries: Iterable[Entry]) -> list[Entry]:
+    """The highest entry of each log, in the order of the logs."""
+    groups = group_pairs((entry.place, entry) for entry in entries)
+    return [max(groups[place], key=lambda entry: entry.figure) for place in sorted(groups)]
 
 
-def results_page(collection: Collection) -> str:
-    """The whole of results/README.md."""
-    notes = Footnotes()
-    ceilings, doubted_ceilings = part_confirmed(collection.ceilings)
-    attention, doubted_attention = part_confirmed(collection.attention)
-    kernels, doubted_kernels = part_confirmed(collection.kernels)
-    complete = [entry for entry in ceilings if entry.tier == "complete"]
-    parts = [
-        _ceilings(markdown_text(dtype), [entry for entry in complete if entry.dtype == dtype], notes)
-        for dtype in sorted({entry.dtype for entry in complete})
+def entry_columns() -> list[Column[Entry]]:
+    """Of a log whose figures are not ranked: the highest of them."""
+    return [
+        text_column("what", lambda entry: entry.label),
+        Column("", "rate", lambda entry: entry.figure, significant),
+        *origin_columns(),
     ]
-    for tier, more in (("complete", ": the best kernel by share of the measured ceiling (MAMFU)"), _CUT):
-        best = best_attention(entry for entry in attention if entry.tier == tier)
-        parts.append(_section(f"Attention{more}", attention_columns(), best))
-    for tier, more in (("complete", ""), _CUT):
-        kept = best_kernels(entry for entry in kernels if entry.tier == tier)
-        parts += [
-            _kernels(f"{markdown_text(name)}{more}", [each for each in kept if each.row.operation == name])
-            for name in dict.fromkeys(entry.row.operation for entry in kept)
-        ]
-    cut = [entry for entry in ceilings if entry.tier == "interrupted"]
-    parts += [
-        _ceilings("Tier interrupted: the best shape may never have been tried", cut, notes, with_dtype=True),
-        _unconfirmed([*doubted_ceilings, *doubted_attention, *doubted_kernels]),
-        _legacy(collection.legacy),
-        notes.lines(),
-    ]
-    return "\n".join(filter(None, [_INTRODUCTION, *parts]))
 
 
 def _section(title: str, columns: Sequence[Column[RowT]], rows: Sequence[RowT], above: str = "") -> str:
     """A table below its title; nothing without rows."""
     return f"## {title}\n\n{above}{table_text(Table(columns, rows))}" if rows else ""
-
-
-def _ceilings(title: str, entries: Sequence[CeilingEntry], notes: Footnotes, with_dtype: bool = False) -> str:
-    columns = ceiling_columns(notes)
-    return _section(title, columns if with_dtype else columns[1:], leaders(entries) if entries else [])
 
 
 def text_column(title: str, read: Callable[[RowT], object]) -> Column[RowT]:
@@ -120,23 +183,21 @@ def origin_columns(read: Callable[[Any], Entry] = lambda entry: entry) -> list[C
     ]
 
 
-def ceiling_columns(notes: Footnotes) -> list[Column[Leader]]:
+def ceiling_columns() -> list[Column[Leader]]:
     """Of the best ceiling of an accelerator, with those of its other logs."""
 
-    def share(peak: tuple[CeilingEntry, Peak]) -> str:
-        entry, its = peak
-        note = notes.mark(f"{its.origin}, {its.dtype}, dense {its.flops / TERA:g} TFLOPS: {its.source}")
-        return Markup(f"{100 * entry.tflops * TERA / its.flops:.1f} % of {its.flops / TERA:g}{note}")
+    def share(row: Leader) -> str | None:
+        peak = row[0].datasheet
+        return f"{100 * row[0].tflops * TERA / peak.flops:.1f} % of {peak.flops / TERA:g}" if peak else None
 
     return [
         text_column("dtype", lambda row: row[0].dtype),
         text_column("regime", lambda row: row[0].regime),
-        text_column("accelerator", lambda row: row[0].device),
         Column("", "TFLOPS", lambda row: row[0].tflops, lambda rate: Markup(f"**{significant(rate)}**")),
         Column("", "interval", lambda row: row[0].interval, interval_cell),
         Column("", "MxNxK", lambda row: row[0].shape),
         text_column("kernel", lambda row: kernel_title(row[0])),
-        Column("", "of the dense peak", lambda row: _peak(row[0]), share),
+        Column("", "of the dense peak", share),
         *sensor_columns(lambda row: row[0].conditions),
         Column("", "J/TFLOP", lambda row: row[0].joules_per_tflop, "{:#.3g}".format),
         text_column("by", lambda row: "find" if row[0].is_confirmed else "sweep"),
@@ -150,26 +211,8 @@ def _span(rates: Sequence[float]) -> str:
     return f"{len(rates)}: {significant(min(rates))} to {significant(max(rates))}" if len(rates) > 1 else "1"
 
 
-def _peak(entry: CeilingEntry) -> tuple[CeilingEntry, Peak] | None:
-    peak = entry.datasheet
-    return None if peak is None else (entry, peak)
-
-
-def software(header: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} {version}" for name, version in software_versions(header).items())
-
-
-def software_versions(header: Mapping[str, Any]) -> dict[str, str]:
-    """torch, the vendor's libraries and the driver."""
-    device = header["device"]
-    named = {"torch": header["environment"]["packages"].get("torch"), **(device.get("versions") or {})}
-    named |= {"driver": device.get("driver")}
-    return {name: str(version) for name, version in named.items() if version and version != "True"}
-
-
 def attention_columns() -> list[Column[AttentionEntry]]:
     return [
-        text_column("accelerator", lambda entry: entry.device),
         text_column("dtype", lambda entry: entry.row.problem.dtype),
         text_column("regime", lambda entry: entry.row.regime),
         text_column("pass", lambda entry: entry.row.problem.direction),
@@ -186,17 +229,18 @@ def attention_columns() -> list[Column[AttentionEntry]]:
 def _kernels(title: str, entries: Sequence[KernelEntry]) -> str:
     works = dict.fromkeys((entry.row.work.unit, entry.row.work.convention) for entry in entries)
     counts = " ".join(markdown_line(f"{unit}: {convention}.") for unit, convention in works)
-    return _section(title, kernel_columns(), entries, f"{counts}\n\n")
+    return _section(markdown_text(title[:1].upper() + title[1:]), kernel_columns(), entries, f"{counts}\n\n")
 
 
 def kernel_columns() -> list[Column[KernelEntry]]:
     def share(entry: KernelEntry) -> float | None:
-        return share_of(entry.rate, entry.row.problem, entry.header)
+        return share_of(entry.figure, entry.row.problem, entry.header)
 
     return [
-        text_column("accelerator", lambda entry: entry.device),
         text_column("problem", lambda entry: described_title(entry.row.regime, entry.row.problem)),
-        Column("", "rate", lambda entry: f"**{significant(entry.rate)}** {markdown_text(entry.row.work.unit)}", Markup),
+        Column(
+            "", "rate", lambda entry: f"**{significant(entry.figure)}** {markdown_text(entry.row.work.unit)}", Markup
+        ),
         Column("", "interval", lambda entry: entry.interval, interval_cell),
         Column("", "of the peak", share, lambda share: f"{100 * share:.1f} %"),
         Column("", "shape", lambda entry: entry.row.shape),
@@ -205,23 +249,9 @@ def kernel_columns() -> list[Column[KernelEntry]]:
     ]
 
 
-def _unconfirmed(entries: Iterable[tuple[Entry, str]]) -> str:
-    """A line for each log with figures that are not ranked."""
-    reasons: dict[Path, tuple[Entry, list[str]]] = {}
-    for entry, reason in entries:
-        reasons.setdefault(entry.place, (entry, []))[1].append(reason)
-    columns: list[Column[tuple[Entry, list[str]]]] = [
-        text_column("accelerator", lambda row: row[0].header["device"]["name"]),
-        text_column("why it is unconfirmed", lambda row: shortened(row[1])),
-        *origin_columns(lambda row: row[0]),
-    ]
-    return _section(_UNCONFIRMED, columns, [reasons[place] for place in sorted(reasons)])
-
-
 def _legacy(entries: Iterable[LegacyEntry]) -> str:
     ordered = sorted(entries, key=lambda entry: (entry.run.device or "", entry.run.dtype or "", str(entry.place)))
     columns: list[Column[tuple[LegacyEntry, str]]] = [
-        text_column("accelerator", lambda row: row[0].run.device or "unknown"),
         text_column("dtype", lambda row: row[0].run.dtype or "unknown"),
         text_column("version", lambda row: f"mamf-finder {row[0].run.version or 'of unknown version'}"),
         text_column("figure", lambda row: row[1] if row[0].run.is_complete else f"{row[1]} (of scouts)"),
@@ -236,4 +266,4 @@ def _legacy(entries: Iterable[LegacyEntry]) -> str:
 
 
 def link(place: Path) -> Markup:
-    return Markup(f"[log]({quote(place.as_posix())})")
+    return Markup(f"[log]({quote(place.name)})")

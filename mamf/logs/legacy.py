@@ -20,7 +20,8 @@ from mamf.logs.lines import Seen, lines_of, parse_record
 from mamf.logs.run_log import MALFORMED, SCHEMA, describe_error, why_unreadable
 from mamf.logs.schema import LEGACY_HEADER, LEGACY_SUMMARY, REPORTED
 from mamf.logs.validator import require
-from mamf.machine.environment import scrub, scrub_record, tool_version
+from mamf.machine.environment import tool_version
+from mamf.machine.privacy import scrub, scrub_record
 from mamf.operations.matmul.shapes import MatmulShape
 
 TIER = "legacy"

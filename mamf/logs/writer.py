@@ -23,7 +23,7 @@ from typing import IO, Any
 from mamf.errors import LogChangedWarning, LogMismatchError, MamfError, RunLogError, RunLogWriteError, UsageError
 from mamf.files import create_whole, make_folder
 from mamf.logs.run_log import SCHEMA, RunLog, read_run_log
-from mamf.machine.environment import scrub_record
+from mamf.machine.privacy import scrub_record
 
 # O_NONBLOCK: a pipe is refused, not waited for. O_BINARY: Windows writes the bytes as they are.
 _FLAGS = os.O_RDWR | os.O_APPEND | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)

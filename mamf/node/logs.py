@@ -16,7 +16,7 @@ from mamf.ceilings.contributed import contributed_ceilings
 from mamf.errors import RunLogError, UsageError, describe_error
 from mamf.files import write_whole
 from mamf.logs.run_log import RunLog, read_run_log
-from mamf.machine.environment import scrub
+from mamf.machine.privacy import scrub
 from mamf.measurement import Measurement, group_pairs
 from mamf.node.devices import BURST, SUSTAINED, UNITS, Device
 from mamf.node.verdict import Baseline

@@ -147,7 +147,7 @@ FIELDS: dict[str, tuple[Any, str, Callable[[CeilingLine], Any]]] = {
     ),
     "tier": (
         "string",
-        "complete; unconfirmed (no second card reaches it yet); interrupted; legacy (not checked). Use complete",
+        "complete; unconfirmed (only one contributor measured it); interrupted; legacy (not checked). Use complete",
         lambda line: line.tier,
     ),
     "cards": ("integer", "How many cards were measured; 0 if unknown", lambda line: len(line.cards)),

@@ -8,11 +8,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mamf.contribution.collection import AttentionEntry, CeilingEntry, KernelEntry, entries_of, leaders
-from mamf.contribution.confirming import Entry, part_confirmed
+from mamf.contribution.collection import (
+    AttentionEntry,
+    CeilingEntry,
+    KernelEntry,
+    entries_of,
+    leaders,
+    software_versions,
+)
+from mamf.contribution.confirming import Entry, Submitters, part_confirmed, read_submitters
 from mamf.contribution.evidence import TIERS
 from mamf.contribution.published import PublishedFigure, read_published
-from mamf.contribution.tables import software_versions
 from mamf.dtypes import DTYPES
 from mamf.kinds.registry import run_title
 from mamf.logs.legacy import FinderRun, read_legacy_or_none
@@ -23,7 +29,7 @@ from mamf.regime_names import NAMES
 from mamf.statistics import Interval
 
 COMPLETE, INTERRUPTED, LEGACY = TIERS
-#: The tier of figures that no second submitter confirms yet, whether their run is complete or not.
+#: The tier of figures that neither a maintainer nor two submitters measured, whether their run is complete or not.
 UNCONFIRMED = "unconfirmed"
 ALL_TIERS = (COMPLETE, UNCONFIRMED, INTERRUPTED, LEGACY)
 UNKNOWN = "unknown"
@@ -75,16 +81,14 @@ class CeilingLine:
 
 @dataclass(frozen=True)
 class SiteData:
-    """``entries``: confirmed ceilings of complete logs, oldest first. ``attention``, ``kernels``: likewise.
-    ``unconfirmed``: with the reasons.
-    """
+    """``entries``: confirmed ceilings of complete logs, oldest first. ``attention``, ``kernels``: likewise."""
 
     runs: Sequence[Run] = ()
     lines: Sequence[CeilingLine] = ()
     entries: Sequence[CeilingEntry] = ()
     attention: Sequence[AttentionEntry] = ()
     kernels: Sequence[KernelEntry] = ()
-    unconfirmed: Sequence[tuple[Entry, str]] = ()
+    unconfirmed: Sequence[Entry] = ()
     published: Sequence[PublishedFigure] = ()
 
     @property
@@ -98,9 +102,8 @@ class SiteData:
 
     def by_device(self) -> dict[str, SiteData]:
         """The part of each device that has a log, by its name."""
-        kinds = ("runs", "lines", "entries", "attention", "kernels")
+        kinds = ("runs", "lines", "entries", "attention", "kernels", "unconfirmed")
         parts = {kind: group_pairs((item.device, item) for item in getattr(self, kind)) for kind in kinds}
-        parts["unconfirmed"] = group_pairs((item[0].device, item) for item in self.unconfirmed)
         return {
             device: SiteData(**{kind: part.get(device, ()) for kind, part in parts.items()})
             for device in sorted(parts["runs"])
@@ -129,7 +132,7 @@ def read_site_data(root: Path) -> SiteData:
         runs.append(run)
     vendors = {run.device: run.vendor for run in runs if run.info}
     runs = [replace(run, vendor=vendors.get(run.device, UNKNOWN)) for run in runs]
-    data = _ranked(entries)
+    data = _ranked(entries, read_submitters(root))
     lines = [*data.lines, *_legacy_lines(finders, vendors)]
     order = {name: place for names in (ALL_TIERS, data.by_dtype, NAMES) for place, name in enumerate(names)}
     lines.sort(key=lambda line: (*(order.get(each, 99) for each in (line.tier, line.dtype, line.regime)), -line.tflops))
@@ -164,13 +167,13 @@ def _digest(log: RunLog | FinderRun) -> str:
     return hashlib.sha256(repr(samples).encode(errors="replace")).hexdigest()
 
 
-def _ranked(entries: Sequence[Entry]) -> SiteData:
+def _ranked(entries: Sequence[Entry], submitters: Submitters) -> SiteData:
     kinds = (CeilingEntry, AttentionEntry, KernelEntry)
-    parts: Any = [part_confirmed(each for each in entries if isinstance(each, kind)) for kind in kinds]
+    parts: Any = [part_confirmed((each for each in entries if isinstance(each, kind)), submitters) for kind in kinds]
     complete = [[entry for entry in confirmed if entry.tier == COMPLETE] for confirmed, _ in parts]
     tiers = {
         COMPLETE: complete[0],
-        UNCONFIRMED: [entry for entry, _ in parts[0][1]],
+        UNCONFIRMED: parts[0][1],
         INTERRUPTED: [entry for entry in parts[0][0] if entry.tier == INTERRUPTED],
     }
     return SiteData(

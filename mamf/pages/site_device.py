@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from mamf.contribution.collection import AttentionEntry, CeilingEntry, best_attention, best_kernels, kernel_title
+from mamf.contribution.collection import (
+    AttentionEntry,
+    CeilingEntry,
+    best_attention,
+    best_kernels,
+    kernel_title,
+    software,
+)
 from mamf.contribution.confirming import Entry
-from mamf.contribution.tables import software
 from mamf.measurement import TERA, group_pairs
 from mamf.pages.site_data import COMPLETE, CeilingLine, Run, SiteData, ceiling_lines
 from mamf.pages.site_index import (
@@ -173,9 +179,9 @@ def _attention_row(entry: AttentionEntry) -> RangeRow:
 def _kernels_table(data: SiteData, logs: str) -> Table[Any]:
     columns: list[Column[Any]] = [
         Column("", "operation", lambda entry: entry.row.operation, left=True),
-        Column("", "rate", lambda entry: rate_text(entry.rate, entry.row.work.unit)),
+        Column("", "rate", lambda entry: rate_text(entry.figure, entry.row.work.unit)),
         Column("", "problem", lambda entry: described_title(entry.row.regime, entry.row.problem), left=True),
-        Column("", "% of peak", lambda entry: share_of(entry.rate, entry.row.problem, entry.header), percent),
+        Column("", "% of peak", lambda entry: share_of(entry.figure, entry.row.problem, entry.header), percent),
         Column("", "kernel", kernel_title, left=True),
         Column("", "shape", lambda entry: entry.row.shape),
         Column("", "log", lambda entry: log_link(logs, entry.place)),
@@ -184,12 +190,13 @@ def _kernels_table(data: SiteData, logs: str) -> Table[Any]:
 
 
 def _unconfirmed_table(data: SiteData, logs: str) -> Table[Any]:
-    columns: list[Column[tuple[Entry, str]]] = [
-        Column("", "date", lambda row: row[0].header["started"][:10]),
-        Column("", "why it is unconfirmed", lambda row: row[1], left=True),
-        Column("", "log", lambda row: log_link(logs, row[0].place)),
+    columns: list[Column[Entry]] = [
+        Column("", "what", lambda entry: entry.label, left=True),
+        Column("", "rate", lambda entry: entry.figure, significant),
+        Column("", "date", lambda entry: entry.header["started"][:10]),
+        Column("", "log", lambda entry: log_link(logs, entry.place)),
     ]
-    return Table(columns, data.unconfirmed, "Ranked with none until another card confirms them")
+    return Table(columns, data.unconfirmed, "Not ranked until a second contributor measures the same")
 
 
 def _logs_table(data: SiteData, logs: str) -> Table[Any]:

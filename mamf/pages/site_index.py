@@ -28,8 +28,8 @@ _WORDS = (
     "(MSMF). classic: the loop of mamf-finder.",
     "% of peak: of the datasheet's dense peak. interval: where 95 % of repeats lie. cards: how many cards of the model "
     "were measured; over cards: from the slowest to the fastest.",
-    "tier complete: measured, every result checked, and confirmed by a second card or bounded by a verified datasheet.",
-    "tier unconfirmed: above every other card of the model, or the first of a model without a verified datasheet.",
+    "tier complete: a maintainer measured it, or two contributors did; every result was checked.",
+    "tier unconfirmed: one contributor measured it.",
     "tier interrupted: the run ended early; the best shape may never have been tried.",
     "tier legacy: mamf-finder's figures as printed, of unchecked results.",
     "Figures of different tiers are not comparable.",

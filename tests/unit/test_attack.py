@@ -17,7 +17,6 @@ from attacks import (
     faulty_kernel,
     kills,
     plugin_faults,
-    private_texts,
     real_kills,
     resources,
 )
@@ -228,7 +227,7 @@ def test_a_link_to_itself_is_no_log_to_import(folder):
     assert_survived(counts)
 
 
-# -- resources and secrets ---------------------------------------------------------------------------------------------
+# -- resources ---------------------------------------------------------------------------------------------------------
 
 
 class Smallest(Random):
@@ -254,12 +253,4 @@ def test_inputs_without_bound_are_read_or_refused_in_a_line(kind, logs, folder, 
     counts = Counts(kind)
     resources.KINDS[kind](logs, folder, random, counts)
     assert counts.of["calls"]
-    assert_survived(counts)
-
-
-def test_every_made_up_secret_is_found_and_removed(logs, folder):
-    known = sum(map(len, private_texts.TEXTS.values())) + len(private_texts.NAMES)
-    assert known >= 59
-    counts = private_texts.attack(logs, folder, Random(0), known)
-    assert counts.of["inputs"] == known
     assert_survived(counts)

@@ -7,19 +7,16 @@ import re
 from pathlib import Path
 
 import pytest
-from contribution_logs import NORMAL, RESULTS, ZEROS, best, found, legacy_run, rows, write
+from contribution_logs import RESULTS, best, found, legacy_run, rows, write
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mamf import contribution
 from mamf.cli import main
 from mamf.contribution.evidence import records_of
-from mamf.contribution.privacy import private_findings
 from mamf.contribution.rule_names import RULES
 from mamf.contribution.rules import review
-from mamf.contribution.submission import prepare
 from mamf.logs.legacy import Reported, write_legacy_log
-from mamf.operations.matmul.shapes import MatmulShape
 
 
 @pytest.fixture
@@ -42,17 +39,6 @@ def test_an_honest_log_is_accepted(sweep_records, find_records, tmp_path):
         assert str(judged.place.parent) == "nvidia-h100-80gb-hbm3"
 
 
-def test_windows_of_an_overlap_may_be_short_but_not_empty(spoiled):
-    path = RESULTS / "nvidia-h200/overlap-bfloat16-sustained-20261124-023603.jsonl"
-    records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-
-    def cut(records):
-        min(rows(records), key=lambda row: row["launches"] * row["samples_seconds"][0])["launches"] //= 10
-
-    assert spoiled(records, lambda records: None) == set()
-    assert "lost-samples" in spoiled(records, cut)
-
-
 # -- ways of spoiling a log --------------------------------------------------------------------------------------------
 
 
@@ -71,25 +57,6 @@ def edit_best(records):
 
 def edit_flop(records):
     best(records)["flop"] *= 2
-
-
-def lose_row(records):
-    records.remove(rows(records)[1])
-
-
-def lose_row_and_count(records):
-    lose_row(records)
-    records[-1]["measured"] -= 1
-
-
-def swap_shape(records):
-    row = next(row for row in rows(records) if row["shape"] == {"m": 4096, "n": 16384, "k": 16384})
-    row["shape"] = {"m": 16384, "n": 16384, "k": 4096}
-
-
-def swap_for_another_step(records):
-    row = next(row for row in rows(records) if row["shape"] == {"m": 4096, "n": 8192, "k": 16384})
-    row["shape"] = {"m": 16384, "n": 8192, "k": 4096}
 
 
 def outrun_physics(records):
@@ -130,11 +97,6 @@ def fail_verification(records):
     best(records)["relative_error"] = 0.5
 
 
-def pose_zeros_as_normal(records):
-    for row in rows(records):
-        row["relative_error"] = 0.0
-
-
 def throttle(records):
     best(records).update(throttle_reasons=["power cap"], clock_mhz=1500.0)
 
@@ -154,47 +116,9 @@ def thin_out(records):
     records[-1]["best"] = summary_record(parsed, End("complete"))["best"]
 
 
-def drop_slow_samples(records):
-    row = best(records)
-    row["samples_seconds"] = sorted(row["samples_seconds"])[: len(row["samples_seconds"]) // 2]
-
-
-def move_slow_samples_aside(records):
-    row = best(records)
-    ordered = sorted(row["samples_seconds"])
-    row["samples_seconds"], row["implausible_samples_seconds"] = ordered[:-2], ordered[-2:]
-
-
-def call_most_samples_implausible(records):
-    row = best(records)
-    aside = [min(row["samples_seconds"]) / 4] * (len(row["samples_seconds"]) + 1)
-    row.update(implausible_samples_seconds=aside, launches=row["launches"] + len(aside))
-
-
-def miss_a_fifth_of_the_launches(records):
-    row = best(records)
-    aside = [1e-9] * (len(row["samples_seconds"]) // 4)
-    row.update(implausible_samples_seconds=aside, launches=row["launches"] + len(aside))
-
-
-def shorten_visit(records):
-    """To a third of a second."""
-    next(row for row in rows(records) if row["regime"] == "sustained")["launches"] //= 6
-
-
 def copy_samples(records):
     first, second = rows(records)[:2]
     second["samples_seconds"] = first["samples_seconds"]
-
-
-def measure_again(records):
-    again = copy.deepcopy(best(records))
-    again["samples_seconds"] = [sample * 0.99 for sample in again["samples_seconds"]]
-    records.insert(-1, again)
-
-
-def hide_failure(records):
-    best(records).update(status="out_of_memory", reason="honest")
 
 
 def choose_by_fastest(records):
@@ -205,18 +129,13 @@ def change_row(**fields):
     return lambda records: best(records).update(fields)
 
 
-def call_it_sustained(records):
-    for row in rows(records):
-        if row["regime"] == "burst":
-            row["regime"] = "sustained"
+def date_in_the_future(records):
+    rows(records)[-1]["time"] = "2101-01-01T00:00:00+00:00"
 
 
-def go_back_in_time(records):
-    rows(records)[-1]["time"] = "2001-01-01T00:00:00+00:00"
-
-
-def leave_some(records):
-    records[-1]["left"] = 3
+def equal_samples(records):
+    row = best(records)
+    row["samples_seconds"] = row["samples_seconds"][:1] * len(row["samples_seconds"])
 
 
 def blind_sensors(records):
@@ -234,82 +153,52 @@ def add_note(text):
         (edit_figure, "row-mismatch"),
         (edit_samples, "row-mismatch"),
         (edit_best, "best-mismatch"),
-        (edit_flop, "flop-count"),
-        (lose_row, "missing-row"),
-        (lose_row, "best-mismatch"),
-        (lose_row_and_count, "missing-row"),
-        (swap_shape, "foreign-row"),
-        (swap_for_another_step, "missing-row"),
+        (edit_flop, "row-mismatch"),
         (outrun_physics, "implausible"),
         (unverify, "unverified"),
         (fail_verification, "unverified"),
-        (pose_zeros_as_normal, "data"),
         (set_header("zeros", "plan", "problem", "data"), "data"),
         (throttle, "throttled"),
         (thin_out, "few-samples"),
-        (drop_slow_samples, "lost-samples"),
-        (move_slow_samples_aside, "lost-samples"),
-        (call_most_samples_implausible, "lost-samples"),
-        (miss_a_fifth_of_the_launches, "implausible"),
-        (shorten_visit, "lost-samples"),
-        (copy_samples, "lost-samples"),
-        (hide_failure, "lost-samples"),
-        (call_it_sustained, "lost-samples"),
-        (measure_again, "duplicate-row"),
+        (copy_samples, "equal-samples"),
         (choose_by_fastest, "row-mismatch"),
-        (change_row(kernel="magic"), "foreign-row"),
-        (change_row(problem={**ZEROS}), "foreign-row"),
-        (change_row(is_reference=True, problem={**NORMAL}), "foreign-row"),
         (change_row(essay="the best card"), "unknown-field"),
-        (change_row(watts=5000.0), "implausible"),
-        (change_row(clock_mhz=9000.0), "implausible"),
+        (change_row(watts=5000.0), "sensors"),
+        (change_row(watts=1.0), "sensors"),
+        (change_row(clock_mhz=9000.0), "sensors"),
         (change_row(clock_mhz=300.0), "implausible"),
         (change_row(timer_overhead_seconds=-1e-6), "unreadable"),
         (change_row(timer_accuracy_seconds=1.0), "unreadable"),
-        (change_row(timer_overhead_seconds=1.0), "implausible"),
+        (change_row(timer_overhead_seconds=1.0), "timer"),
         (change_row(timer_overhead_seconds=17.3e-6), "timer"),
-        (change_row(details={"attention time": 1e308}), "implausible"),
-        (change_row(details={"attention time": "most"}), "implausible"),
-        (change_row(details={"attention time": 0.6, "matmul time": 0.6}), "implausible"),
         (change_row(relative_error=-1.0), "unverified"),
         (change_row(samples_seconds=["1"]), "unreadable"),
         (change_row(clock_mhz="fast"), "unreadable"),
         (blind_sensors, "sensors"),
-        (go_back_in_time, "time-order"),
-        (leave_some, "best-mismatch"),
-        (set_header("NVIDIA H100\n\n# Hacked", "device", "name"), "plain-text"),
-        (set_header("![x](https://evil/x.png)", "kernel"), "plain-text"),
-        (set_header("H\u0410100", "device", "name"), "plain-text"),
+        (set_header("NVIDIA H100\n\n# Hacked", "device", "name"), "device"),
+        (set_header("![x](https://evil/x.png)", "kernel"), "device"),
+        (set_header("H\u0410100", "device", "name"), "device"),
         (set_header(5, "device", "name"), "unreadable"),
         (set_header({"jane@lab.example.com": "1"}, "environment", "variables"), "private"),
-        (set_header({"hostname": {"a": "gpu17"}}, "environment", "variables"), "private"),
-        (add_note("x" * 20_000), "private"),
         (add_note("a." * 4_000), None),
-        (add_note("00:1b:44:11:3a:b7"), "private"),
-        (add_note("S/N 1650223012345"), "private"),
-        (add_note("file:///srv/jane"), "private"),
         (set_header("complete", "tier"), "unknown-field"),
+        (set_header("x", "tool", "color"), "unknown-field"),
+        (set_header("nvidia h100 80gb hbm3", "device", "name"), "device"),
+        (set_header("NVIDIA H100 PCIe", "device", "name"), None),
+        (set_header("NVIDIA H200", "device", "name"), "device"),  # has the memory of an H100
+        (set_header("AMD", "device", "vendor"), "device"),
+        (set_header("rocm", "device", "backend"), "device"),
+        (date_in_the_future, "future"),
+        (equal_samples, "equal-samples"),
         (set_header(True, "schema"), "schema"),
         (set_header(6, "schema"), "schema"),
         (remove("command"), "missing-field"),
-        (remove("findings"), "missing-field"),
-        (remove("device", "power_limit_watts"), "missing-field"),
-        (remove("device", "compute_units"), "missing-field"),
         (remove("environment", "packages", "torch"), "missing-field"),
-        (remove("plan", "problem", "seed"), "missing-field"),
         (remove("tool"), "unreadable"),
         (set_header(None, "device", "max_clock_hz"), "missing-field"),
-        (set_header("unknown", "device", "driver"), "placeholder"),
-        (set_header("TODO", "device", "name"), "placeholder"),
         (set_header("simulated", "device", "backend"), "simulated"),
-        (set_header("gpu-node-17", "hostname"), "private"),
-        (set_header("gpu-node-17", "environment", "hostname"), "private"),
         (set_header("I was here", "greeting"), "unknown-field"),
-        (add_note("run on node17.cluster.local"), "private"),
-        (add_note("ask jane.doe@example.com"), "private"),
         (add_note("see /home/jane/logs/out.txt"), "private"),
-        (add_note("from 10.12.0.7"), "private"),
-        (add_note("GPU-12345678-1234-1234-1234-123456789abc"), "private"),
     ],
     ids=lambda value: getattr(value, "__name__", value),
 )
@@ -320,16 +209,6 @@ def test_spoiling_is_caught(spoil, rule, sweep_records, spoiled):
 
 def edit_ceiling(records):
     next(record for record in records if record["record"] == "ceiling")["tflops"] *= 1.01
-
-
-def move_scout(records):
-    rows(records)[0]["shape"]["m"] += 8
-
-
-def confirm_what_was_never_tried(records):
-    for row in rows(records):
-        if row["phase"] == "confirm" and row["regime"] == "burst":
-            row["shape"] = {"m": row["shape"]["k"], "n": row["shape"]["n"], "k": row["shape"]["m"]}
 
 
 def relabel_ceiling(records):
@@ -346,21 +225,12 @@ def untie(records):
     next(record for record in records if record["record"] == "ceiling")["tied"] = [{"shape": "1x1x1", "kernel": "k"}]
 
 
-def lose_a_round(records):
-    return [record for record in records if (record.get("regime"), record.get("round")) != ("burst", 2)]
-
-
 def lose_a_regime(records):
     return [record for record in records if record.get("regime") != "sustained"]
 
 
 def lose_scouts(records):
     return [record for record in records if record.get("phase") != "scout"]
-
-
-def repeat_ceiling(records):
-    ceiling = next(record for record in records if record["record"] == "ceiling")
-    records.insert(-1, copy.deepcopy(ceiling))
 
 
 def forget_rounds(records):
@@ -371,16 +241,12 @@ def forget_rounds(records):
     ("spoil", "rule"),
     [
         (edit_ceiling, "ceiling-mismatch"),
-        (move_scout, "foreign-row"),
-        (confirm_what_was_never_tried, "foreign-row"),
         (forget_rounds, "ceiling-mismatch"),
         (relabel_ceiling, "ceiling-mismatch"),
         (cool_ceiling, "ceiling-mismatch"),
         (untie, "ceiling-mismatch"),
-        (lose_a_round, "missing-row"),
-        (lose_a_regime, "ceiling-mismatch"),
+        (lose_a_regime, "best-mismatch"),
         (lose_scouts, "best-mismatch"),
-        (repeat_ceiling, "ceiling-mismatch"),
     ],
 )
 def test_spoiling_a_find_is_caught(spoil, rule, find_records, spoiled):
@@ -445,21 +311,15 @@ def change_attention(**fields):
     return lambda records: attention_rows(records)[0].update(fields)
 
 
-def stretch_attention(records):
-    attention_rows(records)[0]["shape"]["seqlen_k"] *= 2
-
-
 @pytest.mark.parametrize(
     ("spoil", "rule"),
     [
         (scale_ceiling(0.4), "ceiling-mismatch"),
         *((scale_ceiling(factor, "interval"), "ceiling-mismatch") for factor in (0.4, 0.9)),
         (change_attention(relative_error=3.0), "unverified"),
-        (change_attention(flop=1), "flop-count"),
-        (change_attention(kernel="magic"), "foreign-row"),
+        (change_attention(flop=1), "row-mismatch"),
         (change_attention(peak_memory_bytes=10**15), "implausible"),
-        (stretch_attention, "foreign-row"),
-        (lambda records: records.remove(attention_rows(records)[0]), "missing-row"),
+        (lambda records: records.remove(attention_rows(records)[0]), "best-mismatch"),
     ],
 )
 def test_spoiling_attention_is_caught(spoil, rule, spoiled):
@@ -487,20 +347,6 @@ def test_spoiling_bandwidth_is_caught(spoil, rule, spoiled):
     records = [record for _, record in records_of(log)]
     assert spoiled(records, lambda same: None) == set()
     assert rule in spoiled(records, spoil)
-
-
-def test_a_timer_that_moved_during_the_run_is_a_warning(sweep_records, tmp_path):
-    records = copy.deepcopy(sweep_records)
-    records[-1]["timer_overhead_after_seconds"] = 9e-6
-    (found,) = [each for each in review(write(tmp_path / "log.jsonl", records)).findings if each.rule == "timer"]
-    assert found.is_warning
-    assert "to 9.0 us during the run" in found.message
-
-
-def test_rows_that_no_peak_bounds_are_counted():
-    (log,) = RESULTS.rglob("bandwidth-roofline-float32-burst-sustained-20261122-000415.jsonl")
-    told = [finding.message for finding in review(log).findings if finding.rule == "implausible"]
-    assert told == ["nothing bounds 36 of its 64 rows in float32: no known peak of NVIDIA H200 does"]
 
 
 def test_a_median_of_sustained_needs_a_log_without_calibration(tmp_path):
@@ -571,10 +417,8 @@ def test_an_interrupted_run_is_accepted_as_such(sweep_records, tmp_path):
 @pytest.mark.parametrize(
     ("fields", "rule"),
     [
-        ({"best": {"MAMF": Reported({"MAMF": 1e6}, MatmulShape(1, 2, 3))}, "tried": 1}, "best-mismatch"),
         ({"device": "NVIDIA H100 80GB HBM3", "rows": (Reported({"mean": 1e5}),)}, "implausible"),
         ({"rows": (), "best": {}}, "missing-row"),
-        ({"notes": ("ask jane@lab.example.com",)}, "private"),
         ({"best": {"mean": Reported({"mean": "fast"})}}, "unreadable"),
         ({"best": {"mean": Reported({})}}, "unreadable"),
         ({"started": "yesterday"}, "unreadable"),
@@ -597,15 +441,12 @@ def test_a_resumed_find_supersedes_its_ceilings(tmp_path):
     assert not found(path) & {"ceiling-mismatch", "best-mismatch"}
     records[burst[0]]["tflops"] *= 1.01
     assert "ceiling-mismatch" in found(write(path, records))
-    records[burst[0]] = records[burst[1]]
-    assert "ceiling-mismatch" in found(write(path, [*records[: burst[1]], *records[burst[1] :], records[burst[1]]]))
 
 
 def test_the_grammars_of_a_legacy_log_are_no_path(tmp_path):
     write_legacy_log(dataclasses.replace(legacy_run(), version="v1b/v1c/v1c+/F1"), tmp_path / "old.jsonl")
     assert json.loads((tmp_path / "old.jsonl").read_text().split("\n")[0])["tool"]["version"] == "v1b/v1c/v1c+/F1"
     assert "private" not in found(tmp_path / "old.jsonl")
-    assert prepare(tmp_path / "old.jsonl").changes == ()
 
 
 def test_each_line_of_a_legacy_log_is_parsed_once(tmp_path, monkeypatch):
@@ -615,9 +456,3 @@ def test_each_line_of_a_legacy_log_is_parsed_once(tmp_path, monkeypatch):
         monkeypatch.setattr(f"mamf.logs.{room}.parse_record", lambda line: parsed.append(line) or json.loads(line))
     assert not review(tmp_path / "old.jsonl").is_rejected()
     assert len(parsed) == 3
-
-
-def test_copies_to_the_host_name_no_host():
-    direction, name = "burst, int8, direction to_host", "burst, int8, direction_host"
-    assert not list(private_findings(1, {"best": {direction: {"kernel": "torch"}}}))
-    assert list(private_findings(1, {"best": {name: "gpu17"}}))

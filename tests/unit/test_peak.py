@@ -8,8 +8,7 @@ import pytest
 
 import mamf
 from mamf.ceilings.contributed import ContributedCeiling, contributed_ceilings
-from mamf.contribution import known_ceilings, placing
-from mamf.contribution.collection import collect
+from mamf.contribution import known_ceilings
 from mamf.errors import IncomparableError, UnavailableError, UnknownNameError, UsageError
 from mamf.logs import found
 from mamf.logs.run_log import read_run_log
@@ -150,8 +149,8 @@ def test_a_broken_file_is_warned_of_and_not_used(cache, same_torch):
 
 def test_the_contributed_figure_is_that_of_the_table():
     known = mamf.peak(device(), "bfloat16", "burst")
-    lines = (RESULTS / "README.md").read_text().splitlines()
-    line = next(line for line in lines if line.startswith("| burst | NVIDIA H200 "))
+    lines = (RESULTS / "nvidia-h200" / "README.md").read_text().splitlines()
+    line = next(line for line in lines if line.startswith("| bfloat16 | burst |"))
     assert known.source == "contributed"
     assert f"**{known.tflops:.4g}**" in line
     assert "results/nvidia-h200/find-bfloat16" in known.description
@@ -205,25 +204,8 @@ def test_a_cpu_inherits_nothing_from_another_of_its_name(monkeypatch, known_cloc
     assert told in mamf.peak(cpu(**change), regime="burst", anyway=True).description
 
 
-@pytest.mark.parametrize(("is_accelerator", "clocks"), [(False, [2900.0, 3100.0]), (True, [3100.0])])
-def test_the_highest_clock_travels(monkeypatch, tmp_path, is_accelerator, clocks):
-    """It parts CPUs of one name, and no accelerators."""
-    (log,) = (RESULTS / "amd-epyc").glob("find-float32-burst-sustained-20261122-010619.jsonl")
-    held = [entry for _ in clocks * 2 for entry in collect(RESULTS, [log]).ceilings if entry.regime == "burst"]
-    for entry, clock_hz in zip(held, (3.1e9, 2.9e9), strict=False):
-        entry.header["device"] |= {"max_clock_hz": clock_hz, "is_accelerator": is_accelerator}
-    # Nothing bounds a CPU's figures, so that they stand apart; here they travel.
-    monkeypatch.setattr(placing, "part_confirmed", lambda entries: (list(entries), []))
-    (tmp_path / "contributed.csv").write_text(placing.contributed_csv(held[:2]))
-    monkeypatch.setattr("mamf.ceilings.contributed.FILE", str(tmp_path / "contributed.csv"))
-    contributed_ceilings.cache_clear()
-    read = contributed_ceilings()
-    contributed_ceilings.cache_clear()
-    assert [row.clock_mhz for row in read] == clocks
-
-
 def test_no_virtual_cpu_inherits_the_figure_of_another():
-    """Of CPUs no figure travels: nothing bounds them."""
+    """Ceilings of CPUs are not packaged."""
     with pytest.raises(UnavailableError, match="nothing is known of float32 on AMD EPYC"):
         mamf.peak(cpu(), regime="burst")
 
@@ -345,6 +327,6 @@ def test_an_unknown_device_is_one_line(run):
 
 
 def test_what_travels_is_readable():
-    rows = placing.contributed_ceilings()
+    rows = contributed_ceilings()
     assert all(row.low <= row.tflops <= row.high for row in rows)
     assert all((RESULTS / row.log).exists() for row in rows)

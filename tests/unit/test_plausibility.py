@@ -9,7 +9,7 @@ from contribution_logs import RESULTS
 
 from mamf.backend import DeviceInfo
 from mamf.contribution.evidence import Evidence, records_of
-from mamf.contribution.row_rules import good_rows, is_exact
+from mamf.contribution.row_rules import is_exact
 from mamf.logs.run_log import run_log_of
 from mamf.measurement import Conditions, Measurement
 from mamf.operations.matmul.kernel import MatmulProblem
@@ -139,7 +139,7 @@ def test_the_headroom_holds_for_every_row_in_results():
 def clock_ratios(path: Path):
     records = tuple(records_of(path))
     evidence = Evidence(records, run_log_of(path, records))
-    for _, row in good_rows(evidence):
+    for _, row in evidence.good_rows:
         clock = row.conditions.clock_hz
         bound = fastest_at_clock(evidence.device_of(row), row.problem.dtype, clock) if clock else None
         if bound and is_exact(row):

@@ -29,7 +29,8 @@ def taken(files, folder):
 
 def test_added_logs_are_written_and_generated_files_passed_over(tmp_path):
     log = "results/nvidia-h200/find-bfloat16-burst-20261122-020751-2.jsonl"
-    files = [changed(log), changed("results/README.md", "modified"), changed("mamf/contributed.csv", "modified")]
+    files = [changed(log), changed("mamf/contributed.csv", "modified")]
+    files += [changed(f"results/{name}README.md", "modified") for name in ("", "nvidia-h200/")]
     assert taken(files, tmp_path) == ([], [log])
     assert (tmp_path / log).read_text() == SHA
 
@@ -70,6 +71,15 @@ def test_a_log_of_the_base_branch_stays(tmp_path):
         "not looked at: results/a/b.jsonl (the base branch has such a file)"
     ]
     assert (tmp_path / "results" / "a" / "b.jsonl").read_text() == "theirs"
+
+
+@pytest.mark.parametrize("name", ["submitters.txt", "maintainers.txt"])
+@pytest.mark.parametrize("field", ["filename", "previous_filename"])
+def test_a_pull_request_does_not_say_who_submitted_what(name, field, tmp_path):
+    files = [changed("results/a/b.jsonl"), changed("results/x.txt", "renamed") | {field: f"results/{name}"}]
+    with pytest.raises(UsageError, match="a workflow writes it"):
+        taken(files, tmp_path)
+    assert not (tmp_path / "results").exists()
 
 
 @pytest.mark.parametrize("count", [MOST_LOGS + 1, MOST_FILES])
@@ -143,7 +153,8 @@ def reviewed(run, sweep_records, tmp_path, capsys):
         (folder / "added.txt").write_text(f"{path.relative_to(tmp_path).as_posix()}\n")
         (folder / "check.json").write_text(run("results", "check", "results", "--format", "json")[1])
         run("results", "table")
-        (folder / "after.md").write_text((tmp_path / "results" / "README.md").read_text())
+        pages = sorted((tmp_path / "results").rglob("README.md"))
+        (folder / "after.md").write_text("".join(page.read_text() for page in pages))
         capsys.readouterr()
         return comment([str(folder), "--commit", SHA]), capsys.readouterr().out
 
@@ -154,9 +165,9 @@ def test_an_accepted_log_is_shown_with_its_rows(reviewed, sweep_records):
     code, text = reviewed(sweep_records)
     assert code == 0
     assert text.startswith(f"**mamf results check: accepted** at {SHA}\n\n    results/nvidia-h100-80gb-hbm3/")
-    assert "\n## bfloat16\n\n| regime | accelerator |" in text
-    assert "\n| burst | NVIDIA H100 80GB HBM3 |" in text
-    assert "](" not in text
+    assert "\n## Unconfirmed" in text
+    assert "\n| bfloat16, burst, " in text
+    assert "[log](" not in text
 
 
 def test_a_rejected_log_is_shown_with_its_errors_and_no_rows(reviewed, sweep_records):
@@ -173,6 +184,18 @@ def test_without_a_log_nothing_is_accepted(tmp_path, capsys):
     (tmp_path / "notes.txt").write_text("not looked at: a.py (added)\n")
     assert comment([str(tmp_path)]) == 1
     assert capsys.readouterr().out == ("**mamf results check: no log to check**\n\n    not looked at: a.py (added)\n\n")
+
+
+def test_findings_come_before_any_number_of_other_files(tmp_path, capsys):
+    finding = {"level": "error", "rule": "implausible", "message": "too fast"}
+    log = {"path": "a.jsonl", "tier": "complete", "accepted": True, "findings": [finding]}
+    (tmp_path / "added.txt").write_text("a.jsonl\n")
+    (tmp_path / "check.json").write_text(json.dumps({"logs": [log]}))
+    (tmp_path / "notes.txt").write_text("not looked at: junk (added)\n" * 120)
+    assert comment([str(tmp_path)]) == 1
+    heading, _, first, second, *_ = capsys.readouterr().out.splitlines()
+    assert heading == "**mamf results check: logs accepted, but 120 other files change**"
+    assert (first, second) == ("    a.jsonl: tier complete, accepted", "      error: implausible: too fast")
 
 
 @pytest.mark.parametrize("text", ["```\n# x", "\r\n# x", "~~~", "</code></pre><img src=x>", "\u2028# x", "a\x0b# x"])

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from mamf.calibration import ANEW, find_calibration
 from mamf.ceilings.ceiling import combine_rounds, confirm_ceiling
-from mamf.contribution.best_rules import _WIDEST, _WIDEST_OF_CPU
+from mamf.contribution.summary_rules import WIDEST, WIDEST_OF_CPU
 from mamf.engine.measure import measure
 from mamf.engine.regimes import Burst, StoppingRule, Sustained
 from mamf.logs.records import measurement_from_record, measurement_record
@@ -125,7 +125,7 @@ def test_a_calibration_alone_keeps_no_log_out(name):
     """What a single visit of a quiet device must be known to for results/."""
     for regime in ("burst", "sustained"):
         half_width = repeat_interval([1.0], 1.0, [0.001], find_calibration(backend_class(name).name, regime)).half_width
-        assert half_width < 0.8 * (_WIDEST_OF_CPU if name == "cpu" else _WIDEST)
+        assert half_width < 0.8 * (WIDEST_OF_CPU if name == "cpu" else WIDEST)
 
 
 def test_what_lies_between_runs_does_not_shrink_with_the_number_of_visits():

@@ -7,8 +7,9 @@ import pytest
 from mamf.ceilings.contributed import FILE
 from mamf.contribution import rules
 from mamf.contribution.collection import collect
+from mamf.contribution.confirming import submitter_findings
 from mamf.contribution.placing import contributed_csv
-from mamf.contribution.tables import results_page
+from mamf.contribution.tables import results_pages
 from mamf.logs.entries import entries
 from mamf.logs.run_log import read_run_log
 
@@ -49,10 +50,14 @@ def collected():
 
 def test_the_table_and_what_travels_with_the_package_are_fresh(collected):
     held, _ = collected
-    page = (RESULTS / "README.md").read_text(encoding="utf-8")
-    assert page == results_page(held), "run 'mamf results table'"
+    for path, page in results_pages(held).items():
+        assert (RESULTS / path).read_text(encoding="utf-8") == page, "run 'mamf results table'"
     ceilings = (RESULTS.parent / "mamf" / FILE).read_text(encoding="utf-8")
-    assert ceilings == contributed_csv(held.ceilings), "run 'mamf results table'"
+    assert ceilings == contributed_csv(held.ceilings, held.submitters), "run 'mamf results table'"
+
+
+def test_each_log_has_a_submitter_once():
+    assert submitter_findings(RESULTS, [path.relative_to(RESULTS) for path in LOGS]) == []
 
 
 def test_what_is_compared_of_a_find_is_what_its_log_says(collected):

@@ -16,7 +16,8 @@ from mamf.logs.recording import End
 from mamf.logs.records import measurement_record
 from mamf.logs.run_log import SCHEMA, read_run_log
 from mamf.logs.writer import RunLogWriter
-from mamf.machine.environment import _find_private_names, command_line, scrub
+from mamf.machine.environment import command_line
+from mamf.machine.privacy import _find_private_names, scrub
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape, matmul_grid
 from mamf.report.rows import bests, summary_record

@@ -1,64 +1,149 @@
-"""Forged run logs given to the review of results/: what is impossible must be refused, and nothing forged be ranked."""
+"""Run logs that somebody made up: samples change, and every figure that follows from them. None may be accepted."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import copy
+import json
+from collections.abc import Callable
+from datetime import datetime, timedelta
 from pathlib import Path
 from random import Random
+from typing import Any
 
 from attacks.counts import Counts
-from attacks.forging import POSSIBLE, REFUSED, Records, kinds, possible, read, recompute, write
+from mamf.contribution.evidence import Evidence, records_of
 from mamf.contribution.rules import review
+from mamf.contribution.summary_rules import recomputed_ceilings, summary_of
+from mamf.logs.records import ceiling_record, measurement_record
+from mamf.logs.run_log import run_log_of
 
 RESULTS = Path(__file__).resolve().parents[2] / "results"
+Records = list[dict[str, Any]]
+#: Changes the records of a log; ``random`` chooses how far.
+Forgery = Callable[[Random, Records], object]
+
+
+def read(path: Path) -> Records:
+    """The records of a log, to be changed."""
+    return copy.deepcopy([record for _, record in records_of(path)])
+
+
+def write(path: Path, records: Records) -> Path:
+    path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
+    return path
+
+
+def rows_of(records: Records) -> Records:
+    return [record for record in records if record["record"] == "measurement"]
+
+
+def scale(records: Records, times: float) -> None:
+    """Every sample so many times as fast."""
+    for record in rows_of(records):
+        record["samples_seconds"] = [round(sample / times, 9) for sample in record["samples_seconds"]]
+
+
+def recompute(path: Path, records: Records) -> Records:
+    """Every figure that follows from the samples, as mamf writes it."""
+    evidence = _evidence(path, records)
+    for _, record, row in evidence.rows:
+        again = measurement_record(row)
+        record.update({name: again[name] for name in record if name in again and name != "time"})
+    evidence = _evidence(path, records)
+    ceilings = recomputed_ceilings(evidence)
+    for _, record in evidence.of_kind("ceiling"):
+        again = next((ceiling_record(each) for each in ceilings.values() if each.regime == record["regime"]), {})
+        record.update({name: again[name] for name in record if name in again})
+    evidence = _evidence(path, records)
+    if records[-1]["record"] == "summary":
+        records[-1].update({"best": summary_of(evidence, records[-1])["best"]} if "best" in records[-1] else {})
+    return records
+
+
+def _evidence(path: Path, records: Records) -> Evidence:
+    numbered = tuple(enumerate(records, start=1))
+    return Evidence(numbered, run_log_of(path, numbered))
+
+
+# -- forgeries ---------------------------------------------------------------------------------------------------------
+
+
+def _of_name(rename: Callable[[str], str]) -> Forgery:
+    def forge(random: Random, records: Records) -> None:
+        scale(records, random.uniform(1.0, 1.3))
+        records[0]["device"]["name"] = rename(records[0]["device"]["name"])
+
+    return forge
+
+
+def _without_clocks(random: Random, records: Records) -> None:
+    for record in random.sample(rows := rows_of(records), max(1, len(rows) // 2)):
+        scale([record], random.uniform(1.0, 1.2))
+        record["clock_mhz"] = None
+
+
+def _of_equal_samples(random: Random, records: Records) -> None:
+    row = random.choice([record for record in rows_of(records) if len(record["samples_seconds"]) >= 5])
+    row["samples_seconds"] = row["samples_seconds"][:1] * len(row["samples_seconds"])
+
+
+def _from_the_future(random: Random, records: Records) -> None:
+    by = timedelta(days=random.uniform(365, 36500))
+    for record in records:
+        for name in {"time", "started"} & record.keys():
+            record[name] = (datetime.fromisoformat(record[name]) + by).isoformat()
+
+
+def _of_watts(random: Random, records: Records) -> None:
+    for record in rows_of(records):
+        record["watts"] = random.choice([1.0, 5000.0])
+
+
+def _of_sparsity(random: Random, records: Records) -> None:
+    for record in rows_of(records):
+        if record["operation"] == "attention":
+            scale([record], random.uniform(1.5, 10))
+            record["details"]["sparsity"] = random.uniform(0.5, 0.99)
+
+
+def _of_memory(random: Random, records: Records) -> None:
+    records[0]["device"]["memory_bytes"] *= random.randint(2, 4)
+
+
+#: Forgeries that no review may accept, with the kind of log that they are of.
+REFUSED: dict[str, tuple[str, Forgery]] = {
+    "faster than physics": ("find", lambda random, records: scale(records, random.uniform(1.4, 20))),
+    "name in lower case": ("find", _of_name(str.lower)),
+    "name without blanks": ("find", _of_name(lambda name: name.replace(" ", ""))),
+    "memory": ("find", _of_memory),
+    "rows without a clock": ("find", _without_clocks),
+    "equal samples": ("find", _of_equal_samples),
+    "from the future": ("find", _from_the_future),
+    "watts": ("find", _of_watts),
+    "sparsity": ("attention", _of_sparsity),
+}
 
 
 def attack(folder: Path, random: Random, count: int) -> Counts:
     """Forge ``count`` logs of results/, every kind in turn."""
-    counts, logs = Counts("forged logs"), honest_logs()
-    names = list(kinds())
+    counts, logs = Counts("forged logs"), _honest_logs()
     for number in range(count):
-        kind = names[number % len(names)]
-        group, forge = REFUSED.get(kind, ("find", possible))
+        kind = list(REFUSED)[number % len(REFUSED)]
+        group, forge = REFUSED[kind]
         honest = random.choice(logs[group])
         counts.of["inputs"] += 1
         counts.of["calls"] += 1
-        if fault := _judged(kind, write(folder / honest.name, _forged(honest, forge, random))):
-            counts.fault("other", f"{honest.name}, {kind}", fault)
-        (folder / honest.name).unlink()
+        records = read(honest)
+        forge(random, records)
+        path = write(folder / honest.name, recompute(honest, records))
+        if not review(path).is_rejected():
+            counts.fault("other", f"{honest.name}, {kind}", "was accepted")
+        path.unlink()
     return counts
 
 
-def honest_logs() -> dict[str, list[Path]]:
+def _honest_logs() -> dict[str, list[Path]]:
     """Complete logs by what is forged in them; small ones, since each is read again and again."""
-    logs = sorted((path for path in RESULTS.glob("*/*.jsonl") if path.stat().st_size < 2_000_000), key=str)
-    found = {
-        "find": [path for path in logs if path.name.startswith("find-") and path.parent.name.startswith("nvidia")],
-        "bfloat16": [path for path in logs if path.name.startswith("find-bfloat16-")],
-        "attention": [path for path in logs if path.name.startswith("attention-")],
-        "cpu": [path for path in logs if path.parent.name == "amd-epyc"],
-    }
-    return {group: list(_accepted(paths, is_ranked=group == "find")) for group, paths in found.items()}
-
-
-def _accepted(paths: list[Path], is_ranked: bool) -> Iterator[Path]:
-    for path in paths:
-        found = review(path)
-        if found.tier == "complete" and not found.is_rejected() and not (is_ranked and found.unconfirmed):
-            yield path
-
-
-def _forged(honest: Path, forge: object, random: Random) -> Records:
-    records = read(honest)
-    forge(random, records)  # type: ignore[operator]
-    return recompute(honest, records)
-
-
-def _judged(kind: str, path: Path) -> str:
-    """What is wrong with the judgment of a forgery; empty if nothing is."""
-    found = review(path)
-    if found.is_rejected():
-        return ""
-    if kind != POSSIBLE:
-        return "was accepted"
-    return "" if found.unconfirmed else "was accepted, and would be ranked"
+    logs = sorted(path for path in RESULTS.glob("nvidia-*/*.jsonl") if path.stat().st_size < 2_000_000)
+    complete = [path for path in logs if review(path).tier == "complete"]
+    return {group: [path for path in complete if path.name.startswith(group)] for group in ("find", "attention")}

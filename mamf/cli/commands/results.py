@@ -16,14 +16,15 @@ from mamf.cli.printing import print_document
 from mamf.cli.reading import reading
 from mamf.cli.terminal import say, say_lines, stdout, warn
 from mamf.contribution.collection import collect
+from mamf.contribution.confirming import MAINTAINERS, SUBMITTERS
 from mamf.contribution.evidence import TIERS, Finding
 from mamf.contribution.placing import contributed_csv
 from mamf.contribution.published import FIGURES, NOTICE
 from mamf.contribution.rules import Review, review, review_results
-from mamf.contribution.submission import encode_issue, free_place, prepare, write
-from mamf.contribution.tables import results_page
+from mamf.contribution.submission import encode_issue, find_free_place, place_of_review
+from mamf.contribution.tables import results_pages
 from mamf.errors import MamfError, UsageError, first_line
-from mamf.files import write_whole
+from mamf.files import create_whole, make_folder, write_whole
 from mamf.logs.conversion import convert
 from mamf.machine.garbage import no_garbage_collection
 from mamf.pages.site import build_site
@@ -33,7 +34,7 @@ from mamf.report.text import counted
 
 _REJECTED = 1
 _MOST_FILES = 100_000
-_LOOK = "read what is left, the notes and the command above all: only private texts of known formats are removed"
+_LOOK = "look for private texts, in the notes and the command above all: mamf removes those of known formats"
 
 
 def run(options: argparse.Namespace) -> int:
@@ -66,9 +67,9 @@ def _reviews_of_folder(folder: Path) -> list[Review]:
     logs = _logs_among(files, folder)
     if not (folder / "README.md").exists():
         return _reviews(logs)
-    written = {folder / "README.md", folder / FIGURES, folder / NOTICE}
-    strays = [path for path in files if path not in written.union(logs)]
-    stray = Finding("misplaced", f"results/ may hold only run logs (*.jsonl), README.md and {FIGURES.parent}/")
+    written = {folder / each for each in (FIGURES, NOTICE, SUBMITTERS, MAINTAINERS)}
+    strays = [path for path in files if path not in written.union(logs) and path.name != "README.md"]
+    stray = Finding("misplaced", "results/ has only run logs (*.jsonl) and what mamf and its workflows write")
     with reading(logs) as seen:
         reviews = review_results(folder, logs, seen)
     return [
@@ -128,7 +129,6 @@ def _columns(strict: bool) -> list[Column[Review]]:
         Column("tier", "", lambda review: review.tier),
         Column("place", "", lambda review: review.place and review.place.as_posix()),
         Column("accepted", "", lambda review: not review.is_rejected(strict)),
-        Column("unconfirmed", "", lambda review: review.unconfirmed or None),
         Column("findings", "", lambda review: [_finding_record(each, strict) for each in review.findings]),
     ]
 
@@ -139,24 +139,22 @@ def _finding_record(finding: Finding, strict: bool) -> dict[str, object]:
 
 
 def _finding_lines(review: Review, strict: bool = False, with_warnings: bool = True) -> list[str]:
-    """A line for each finding, and for figures that another card must confirm."""
+    """A line for each finding."""
     lines = []
     for finding in review.findings:
         if with_warnings or not finding.is_warning:
             place = f"{review.path}" if finding.line is None else f"{review.path}:{finding.line}"
             lines.append("{place}: {level}: {rule}: {message}".format(place=place, **_finding_record(finding, strict)))
-    return lines + ([f"{review.path}: unconfirmed: {review.unconfirmed}"] if review.unconfirmed else [])
+    return lines
 
 
 def _count_line(reviews: Sequence[Review], strict: bool) -> str:
     tiers = Counter(found.tier or "unreadable" for found in reviews)
     by_tier = ", ".join(f"{tiers[tier]} {tier}" for tier in (*TIERS, "unreadable") if tiers[tier])
     rejected = sum(found.is_rejected(strict) for found in reviews)
-    unconfirmed = sum(bool(found.unconfirmed) for found in reviews)
     warnings = sum(finding.is_warning for found in reviews for finding in found.findings)
     counts = (
         f"{len(reviews)} checked ({by_tier}): " + (f"{rejected} rejected" if rejected else "all accepted"),
-        f"{unconfirmed} with unconfirmed figures" if unconfirmed else "",
         counted(warnings, "warning") if warnings else "",
     )
     return ", ".join(filter(None, counts))
@@ -167,37 +165,36 @@ def run_submit(options: argparse.Namespace) -> int:
     if not options.issue:
         _folder(root, ", name it with --results, or use --issue, which needs no clone")
     _require_file(options.log)
-    with reading([options.log]):
-        submission = prepare(options.log)
-    notes = sys.stderr if options.issue else stdout()  # of --issue, stdout is the issue's body
-    for line in (*_finding_lines(submission.review), *(f"scrubbed: {change}" for change in submission.changes)):
-        say(line, notes)
-    if submission.review.is_rejected():
+    (found,) = _reviews([options.log])
+    for line in _finding_lines(found):
+        say(line, sys.stderr if options.issue else stdout())  # of --issue, stdout is the issue's body
+    if found.is_rejected():
         warn(f"{options.log} is not submitted: fix the errors, or measure again")
         return _REJECTED
+    content = options.log.read_bytes()
     if options.issue:
-        say_lines(encode_issue(submission.text, submission.place))
+        say_lines(encode_issue(content, place_of_review(found)))
         warn(f"{_LOOK}, then paste this into the form 'Submit a result' of a new issue")
         return 0
-    target = free_place(submission, root)
-    say(f"tier {submission.review.tier}; {len(submission.text.encode()) / 1e3:.0f} kB -> {target}")
+    target = find_free_place(found, root)
+    say(f"tier {found.tier}; {len(content) / 1e3:.0f} kB -> {target}")
     if options.dry_run:
         say("dry run: nothing is written")
         return 0
-    write(submission, target)
+    make_folder(target.parent)
+    create_whole(target, content)
     say_lines(_git_commands(target, root))
     return 0
 
 
 def _git_commands(target: Path, root: Path) -> str:
-    paths = (target, root / "README.md", _contributed_file(root), root)
-    log, table, ceilings, folder = (shlex.quote(str(path)) for path in paths)
+    log, ceilings, folder = (shlex.quote(str(path)) for path in (target, _contributed_file(root), root))
     return f"""
 {_LOOK}: {log}
 then, in a clone of your fork:
     git switch -c results-{target.stem}
     mamf results table --results {folder}
-    git add {log} {table} {ceilings}
+    git add {folder} {ceilings}
     git commit -m "Results: {target.parent.name}, {target.stem}"
     git push -u origin HEAD
 and open a pull request
@@ -206,16 +203,16 @@ and open a pull request
 
 def run_table(options: argparse.Namespace) -> int:
     root = _folder(options.results)
-    logs, path = _logs_of_results(root), root / "README.md"
+    logs = _logs_of_results(root)
     for found in review_results(root, logs):
         if found.is_rejected():
             for line in _finding_lines(found, with_warnings=False):
                 say(line)
             raise UsageError(f"{found.path} cannot be in the table: fix or remove it")
-    held = collect(root, logs)
-    pages = {path: results_page(held)}
+    collection = collect(root, logs)
+    pages = {root / path: page for path, page in results_pages(collection).items()}
     if (ceilings := _contributed_file(root)).exists():
-        pages[ceilings] = contributed_csv(held.ceilings)
+        pages[ceilings] = contributed_csv(collection.ceilings, collection.submitters)
     if options.check:
         return max(_check_page(path, page) for path, page in pages.items())
     for path, page in pages.items():

@@ -12,9 +12,9 @@ from mamf.contribution.rule_names import RULES
 EXAMPLES = """examples:
   mamf results check run.jsonl                          one line per finding; exit code 1 if the log is rejected
   mamf results check results                            a whole folder: each log in its place, and only once
-  mamf results submit run.jsonl                         check, scrub, put into results/, print the git commands
+  mamf results submit run.jsonl                         check, copy into results/, print the git commands
   mamf results submit run.jsonl --issue                 without a clone: print what to paste into an issue
-  mamf results table                                    write results/README.md
+  mamf results table                                    write results/README.md and the page of each accelerator
   mamf results site --output site                       write pages of all figures: open site/index.html
   mamf results convert run.jsonl                        convert a log of an early version
 """
@@ -30,12 +30,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     check.add_argument("--strict", action="store_true", help="treat warnings as errors")
     add(check, "--format", choices=("table", "json"))
-    submit = actions.add_parser("submit", help="check and scrub a log, and put it into results/")
+    submit = actions.add_parser("submit", help="check a log, and copy it into results/")
     submit.add_argument("log", type=Path, metavar="LOG", help="a run log")
     submit.add_argument("--issue", action="store_true", help="print the body of a GitHub issue; needs no clone")
     add(submit, "--dry-run")
-    table = actions.add_parser("table", help="write README.md of results/ from its logs")
-    table.add_argument("--check", action="store_true", help="write nothing; exit code 1 if the table is out of date")
+    table = actions.add_parser("table", help="write the tables of results/ from its logs")
+    table.add_argument("--check", action="store_true", help="write nothing; exit code 1 if a table is out of date")
     site = actions.add_parser("site", help="write static pages and downloads of results/ from its logs")
     site.add_argument("--output", type=Path, required=True, metavar="FOLDER", help="new, empty, or of an earlier site")
     site.add_argument("--logs", metavar="URL", help="where the logs are published (default: relative links to them)")
@@ -60,4 +60,4 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def _rules() -> str:
     width = max(map(len, RULES))
     listed = "".join(f"  {name.ljust(width)}  {text}\n" for name, text in RULES.items())
-    return f"rules:\n{listed}\nunconfirmed figures are accepted, but not ranked until another card confirms them\n"
+    return f"rules:\n{listed}\nA figure is ranked once a maintainer or two submitters have measured it.\n"

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from mamf.dtypes import canonical_name
 from mamf.errors import RunLogError, UnknownNameError
 from mamf.logs.finder.grammars import Evidence
-from mamf.machine.environment import scrub
+from mamf.machine.privacy import scrub
 
 _HOMES = {"/home": re.compile(r"/home[/\\]+([\w.@+-]+)"), "Users": re.compile(r"[/\\]Users[/\\]+([\w.@+-]+)")}
 _SYSTEMS = ("Linux", "Darwin", "Windows", "FreeBSD")

@@ -24,6 +24,9 @@ class Attention(FlopOperation[AttentionProblem, AttentionShape]):
     problem_type = AttentionProblem
     shape_example = "b1h16q4096k4096d128c"
     ranks_by_shape = True
+    approximate_kernels = frozenset(
+        {"sage-1", "sage-2", *(f"sparge-{dtype}-{by}" for dtype in ("fp16", "fp8") for by in ("threshold", "topk"))}
+    )
     reference = "softmax in float64 over products by the device's library; four rows by the host in float64"
 
     def default_shapes(self, backend: Backend) -> Sequence[AttentionShape]:

@@ -1,10 +1,9 @@
-"""Rules about a log's claims: its summary, its ceilings, and the rows behind them."""
+"""Rules about what a log claims: its summary, its ceilings, and the rows behind them."""
 
 from __future__ import annotations
 
 import math
-from bisect import bisect
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -21,9 +20,9 @@ from mamf.report.own_ceilings import problem_title
 
 # With fewer samples the interval of a median is meaningless.
 _FEWEST_SAMPLES = 5
-# The largest half-width of an interval, as a share, on an accelerator and on a CPU (timed by the host clock).
-# On a CPU, the calibration alone contributes 31 % for a single visit.
-_WIDEST, _WIDEST_OF_CPU = 0.03, 0.4
+#: The widest half of an interval, as a share, on an accelerator and on a CPU (timed by the host clock).
+#: On a CPU, the calibration alone contributes 31 % for a single visit.
+WIDEST, WIDEST_OF_CPU = 0.03, 0.4
 # Burst is measured at the boost clock; sensors also flag power caps without effect, so the clock decides.
 _LOWEST_BURST_CLOCK = 0.97
 # How far above the ceiling later measurements of the same product may be; a CPU's speed varies with its load.
@@ -33,14 +32,22 @@ _same_figure = partial(same_number, relative=1e-5)
 # Earlier logs have the median power of the rounds, later ones their energy divided by their time.
 _same_power = partial(same_number, relative=0.03)
 _POWER = {"watts", "joules_per_tflop"}
-#: A problem in a regime.
-Sought = tuple[Any, str]
 _NOT_RECOMPUTED = {"record", "time", "timer_overhead_after_seconds", "shared_after"}
 _NOT_FROM_ROWS = {"elapsed_seconds", "left", "status", "reason"}
 
 
 def run_was_completed(evidence: Evidence) -> Iterator[Finding]:
-    """The run was completed (a warning if not)."""
+    """Something was measured, and the run was completed (a warning if not)."""
+    if not any(evidence.counts(row) for _, row in evidence.good_rows):
+        yield Finding("missing-row", "nothing was measured")
+    elif evidence.plan.is_search and not evidence.log.all_ceilings:
+        message = (
+            "no ceiling was confirmed, and a find is known by nothing else: resume it with 'mamf find --resume LOG'"
+        )
+        yield Finding("missing-row", message)
+    if not evidence.is_known:
+        message = f"{evidence.plan.operation} is not installed here: its rows cannot be checked"
+        yield Finding("unknown-operation", message, 1)
     summary = evidence.log.summary
     if summary is None:
         yield Finding("interrupted", "the run has no summary: it was killed, or is not over", is_warning=True)
@@ -63,8 +70,6 @@ def summary_recomputes(evidence: Evidence) -> Iterator[Finding]:
         if not agree(summary.get(name), again[name], same_rate):
             message = f"{name}: the rows give {again[name]}, the summary says {summary.get(name)}"
             yield Finding("best-mismatch", message, line)
-    if evidence.log.tier == "complete" and summary["left"]:
-        yield Finding("best-mismatch", f"complete, but {summary['left']} shapes are left", line)
 
 
 def summary_of(evidence: Evidence, summary: dict[str, object]) -> dict[str, object]:
@@ -82,9 +87,8 @@ def recomputed_ceilings(evidence: Evidence, before_line: float = math.inf) -> Ow
 
 
 def ceilings_recompute(evidence: Evidence) -> Iterator[Finding]:
-    """Ceilings that were searched for follow from the rounds that confirmed them, one for each regime of the plan.
-
-    A resumed search also has the ceilings from before its interruption: those follow from the earlier rounds.
+    """Ceilings that were searched for follow from the rounds that confirmed them. A resumed search also has the
+    ceilings from before its interruption: those follow from the earlier rounds.
     """
     if not evidence.sought:
         return
@@ -112,48 +116,24 @@ def ceilings_recompute(evidence: Evidence) -> Iterator[Finding]:
         known = {"record", "time", *(("dtype",) if record.get("dtype") == ceiling.problem.dtype else ())}
         for name in sorted(record.keys() - expected.keys() - known):
             yield Finding("unknown-field", f"mamf writes no field {name!r} of a ceiling: remove it", line)
-    if _repeats(evidence, logged):
-        yield Finding("ceiling-mismatch", "a regime has two ceilings, and was not resumed between them")
-    for title in sorted(problem_title(regime, problem) for problem, regime in _wanted(evidence, again) - last.keys()):
-        yield Finding("ceiling-mismatch", f"the ceiling of {title} is not there")
+    if evidence.plan.is_search and evidence.log.tier == "complete":
+        for problem, regime in again.keys() - last.keys():
+            yield Finding("ceiling-mismatch", f"the ceiling of {problem_title(regime, problem)} is missing")
 
 
-def _repeats(evidence: Evidence, logged: Iterable[tuple[int, object, Sought]]) -> bool:
-    """Whether one process wrote the same ceiling twice."""
-    begun = [line for line, _ in evidence.of_kind("resume")]
-    written = [(bisect(begun, line), key) for line, _, key in logged]
-    return len(written) != len(set(written))
-
-
-def _key(evidence: Evidence, record: Mapping[str, Any]) -> Sought:
+def _key(evidence: Evidence, record: Mapping[str, Any]) -> tuple[Any, str]:
     ceiling = ceiling_from_record(record, evidence.log.header)
     return ceiling.problem, ceiling.regime
 
 
-def _wanted(evidence: Evidence, again: Iterable[Sought]) -> set[Sought]:
-    """Ceilings that must be there. Attention does not need one: there, only those that rounds confirm."""
-    if evidence.plan.confirms:
-        measured = {row.problem for row in evidence.log.measurements if row.ok}
-        is_whole = evidence.log.tier == "complete"
-        return {(each, regime) for each, regime, _ in evidence.sought if each in measured} if is_whole else set(again)
-    wanted = {(search.problem, regime) for search in evidence.plan.searches for regime in evidence.plan.regimes}
-    if evidence.plan.is_search:
-        return wanted if evidence.log.tier == "complete" else set(again)
-    return wanted & set(again) if evidence.log.tier == "complete" else set()
-
-
 def ceilings_fit_attention(evidence: Evidence) -> Iterator[Finding]:
-    """Ceilings behind shares lie in their intervals, used normal data, and their products were never faster."""
-    if not evidence.is_attention or evidence.plan.confirms:
+    """Ceilings behind the shares of attention lie in their intervals, and no row is above its ceiling."""
+    if evidence.plan.operation != "attention" or evidence.plan.confirms:
         return
     ceilings = evidence.log.all_ceilings
     if not ceilings:
-        yield Finding(
-            "missing-field",
-            "the log holds no ceiling: its rows have no share and stand in no table (--ceiling LOG)",
-            1,
-            is_warning=True,
-        )
+        message = "the log holds no ceiling: its rows have no share and stand in no table (--ceiling LOG)"
+        yield Finding("missing-field", message, 1, is_warning=True)
     for ceiling in ceilings.values():
         name = f"the {ceiling.regime} ceiling of {ceiling.problem.dtype}"
         if not ceiling.interval.low <= ceiling.tflops <= ceiling.interval.high:
@@ -165,17 +145,10 @@ def ceilings_fit_attention(evidence: Evidence) -> Iterator[Finding]:
         own = ceilings.get((row.problem.dtype, row.regime))
         if own is None or not row.ok or row.phase or not is_exact(row):
             continue
-        seen = max(row.best_rate, float(row.details.get("reference_tflops", 0.0))) / (row.device_speed or 1.0)
-        if seen > most * own.tflops:
-            yield Finding(
-                "ceiling-mismatch",
-                f"{row.shape}: {seen:.4g} TFLOPS were seen, the ceiling is {own.tflops:.4g}: find it anew",
-                line,
-            )
-        elif evidence.counts(row) and row.rate_interval.low / (row.device_speed or 1.0) > own.interval.high:
-            yield Finding(
-                "ceiling-mismatch", f"{row.shape} by {row.kernel}: above the ceiling by more than both intervals", line
-            )
+        rate = max(row.best_rate, float(row.details.get("reference_tflops", 0.0))) / (row.device_speed or 1.0)
+        if rate > most * own.tflops:
+            message = f"{row.shape}: {rate:.4g} TFLOPS were measured, the ceiling is {own.tflops:.4g}: find it again"
+            yield Finding("ceiling-mismatch", message, line)
 
 
 def claims_are_firm(evidence: Evidence) -> Iterator[Finding]:
@@ -185,30 +158,18 @@ def claims_are_firm(evidence: Evidence) -> Iterator[Finding]:
         if len(row.samples) < _FEWEST_SAMPLES:
             message = f"{name} has {len(row.samples)} samples, fewer than {_FEWEST_SAMPLES}: raise --time-limit"
             yield Finding("few-samples", message)
-        yield from _too_wide(evidence, name, _half_width(row), "--time-limit")
-        yield from _throttled(evidence, name, regime, row.conditions)
+        yield from _is_firm(evidence, name, _half_width(row), "--time-limit", regime, row.conditions)
     for ceiling in (*evidence.log.all_ceilings.values(), *evidence.log.own_ceilings.values()):
         name = f"the ceiling of {problem_title(ceiling.regime, ceiling.problem)}"
         if ceiling.rounds < FEWEST_ROUNDS:
             yield Finding("few-samples", f"{name} was confirmed in {ceiling.rounds} rounds, not {FEWEST_ROUNDS}")
         half = (ceiling.interval.high - ceiling.interval.low) / 2 / ceiling.rate
-        yield from _too_wide(evidence, name, half, "--budget")
-        yield from _throttled(evidence, name, ceiling.regime, ceiling.conditions)
-
-
-def kernels_are_firm(evidence: Evidence) -> Iterator[Finding]:
-    """In a log of kernels every row is a result: warns how many have wide intervals."""
-    if not evidence.is_of_kernels:
-        return
-    rows = [row for _, _, row in evidence.rows if row.ok and evidence.counts(row)]
-    if rough := [row for row in rows if _half_width(row) > _widest(evidence)]:
-        worst = max(rough, key=_half_width)
-        yield Finding(
-            "wide-interval",
-            f"{len(rough)} of {len(rows)} rows are known to worse than {_widest(evidence):.0%}, "
-            f"{worst.shape} by {worst.kernel} to +-{_half_width(worst):.0%}",
-            is_warning=True,
-        )
+        yield from _is_firm(evidence, name, half, "--budget", ceiling.regime, ceiling.conditions)
+    if evidence.is_of_kernels:
+        widths = [_half_width(row) for _, _, row in evidence.rows if row.ok and evidence.counts(row)]
+        if rough := [width for width in widths if width > _widest(evidence)]:
+            message = f"{len(rough)} of {len(widths)} rows are known to worse than {_widest(evidence):.0%}"
+            yield Finding("wide-interval", f"{message}, one to +-{max(rough):.0%}", is_warning=True)
 
 
 def _half_width(row: Measurement) -> float:
@@ -216,24 +177,18 @@ def _half_width(row: Measurement) -> float:
 
 
 def _widest(evidence: Evidence) -> float:
-    return _WIDEST_OF_CPU if evidence.is_cpu else _WIDEST
+    return WIDEST_OF_CPU if evidence.is_cpu else WIDEST
 
 
-def _too_wide(evidence: Evidence, name: str, half_width: float, option: str) -> Iterator[Finding]:
+def _is_firm(
+    evidence: Evidence, name: str, half_width: float, option: str, regime: str, conditions: Conditions
+) -> Iterator[Finding]:
     """``option``: the option that allows more time."""
-    widest = _widest(evidence)
-    if half_width > widest:
-        message = f"{name} is known to +-{half_width:.1%}, not {widest:.0%}: leave the machine alone, raise {option}"
-        yield Finding("wide-interval", message)
-
-
-def _throttled(evidence: Evidence, name: str, regime: str, conditions: Conditions) -> Iterator[Finding]:
-    highest, clock = evidence.header["device"]["max_clock_hz"], conditions.clock_hz
-    if regime != "burst" or not conditions.throttle_reasons or not highest or not clock:
-        return
-    if clock < _LOWEST_BURST_CLOCK * highest:
-        yield Finding(
-            "throttled",
-            f"{name} ran at {clock / 1e6:.0f} of {highest / 1e6:.0f} MHz ({', '.join(conditions.throttle_reasons)}): "
-            "burst is measured unthrottled; see 'mamf doctor'",
-        )
+    if half_width > _widest(evidence):
+        message = f"{name} is known to +-{half_width:.1%}, not {_widest(evidence):.0%}"
+        yield Finding("wide-interval", f"{message}: leave the machine alone, raise {option}")
+    highest, clock = evidence.header["device"]["max_clock_hz"] or 0.0, conditions.clock_hz
+    if regime == "burst" and conditions.throttle_reasons and clock and clock < _LOWEST_BURST_CLOCK * highest:
+        reasons = ", ".join(conditions.throttle_reasons)
+        message = f"{name} ran at {clock / 1e6:.0f} of {highest / 1e6:.0f} MHz ({reasons}); see 'mamf doctor'"
+        yield Finding("throttled", message)

@@ -1,0 +1,107 @@
+"""What is private never reaches a log: it is removed when a record is written."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mamf.logs.writer import RunLogWriter
+from mamf.machine.privacy import scrub, scrub_record
+
+WORD = "Zq7x9Kd2Lm4" * 5
+HEX = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b"
+
+
+def private_texts():
+    """Texts, each with the part that must not be left of it. No secret is real, and no line of the file holds one
+    whole, so that scanners of this repository find nothing: ``~`` stands where its two halves meet.
+    """
+    for line in (Path(__file__).parent / "data" / "private_texts.txt").read_text().splitlines():
+        whole = line.replace("~", "").replace("{WORD}", WORD).replace("{HEX}", HEX).replace("\\n", "\n")
+        yield tuple(whole.split("\t"))
+
+
+PRIVATE = list(private_texts())
+
+
+@pytest.mark.parametrize("write", ["{}", "see {} ,x", "mamf profile {} --output <path>/x"])
+@pytest.mark.parametrize(("text", "private"), PRIVATE, ids=range(len(PRIVATE)))
+def test_a_private_text_is_removed(text, private, write):
+    clean = scrub(write.format(text))
+    assert private not in clean
+    assert scrub(clean) == clean
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("torch 2.11.0+cu130", "580.159.04", "Linux 6.18.44-fc-v595 x86_64", "float8_e4m3fn", "1024x2048x512", "a/b"),
+        *("top -o %CPU   # see what runs", "https://github.com/stas00/ml-engineering", "--nodes 2 --node-rank 0"),
+        *(
+            "mamf sweep --output <path>/run.jsonl",
+            "torchrun --nproc-per-node 8 train.py --lr 3e-4",
+            "--max-tokens 4096",
+        ),
+        *("1.2.3", "12:34:56", "2026-11-21T16:36:00+00:00", "9f86d081884c7d65", "cuda:0", "x[1::2]", "c10::Error"),
+        *("std::bad::face", "serial execution took 3 s", "ran in serial, 4 times", "ratio 1:2:3", "keys=8 values=8"),
+        *("4096 tokens: 8 experts", "tokens=4096", "cuBLAS 12.9.0.13 to 13.1.0.3", "cublaslt[3]", "the key figure"),
+        *(
+            "passed 3 of 4",
+            "token_dim x 2",
+            "a secretary",
+            "sk-learn",
+            "eyJ",
+            "10-11-12-13",
+            "user time 3 s",
+            "token=12",
+        ),
+        *(
+            "FLOP per token: 6.2e9",
+            "forward pass: 3 ms",
+            "backward pass is slow",
+            "bypass=1",
+            "global-memory-bandwidth",
+        ),
+        *("b1h16q4096k4096d128", "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64_warpgroupsize1x1x1"),
+        *("--include-node all", "burst, int8, direction to_host", "hf_attention", "on host memory", "to one node"),
+    ],
+)
+def test_what_is_not_private_stays(text):
+    assert scrub(text) == text
+
+
+def test_fields_and_arguments_are_judged_by_their_names():
+    record = {
+        "variables": {"HF_TOKEN": "abc", "apiKey": "abc", "SLURM_JOB_USER": "abc", "OMP_NUM_THREADS": "4"},
+        "argv": ["train.py", "--password", "abc", "--lr", "3"],
+        "best": {"burst, int8, direction to_host": "torch"},
+    }
+    clean = scrub_record(record)
+    assert "abc" not in json.dumps(clean)
+    assert clean["variables"]["OMP_NUM_THREADS"] == "4"
+    assert clean["argv"] == ["train.py", "--password", "<secret>", "--lr", "3"]
+    assert clean["best"] == record["best"]
+
+
+def test_a_log_never_holds_a_secret(tmp_path):
+    path = tmp_path / "run.jsonl"
+    fields = {"command": "mamf profile train.py --password hunter2", "notes": ["see g" + f"hp_{WORD[:36]}"]}
+    with RunLogWriter.create(path, fields) as log:
+        log.write("resume", {"notes": "postgres://jane:hunter2@db"})
+    assert "hunter2" not in path.read_text() and WORD[:9] not in path.read_text()
+
+
+def test_a_long_text_is_cut_and_the_search_takes_no_time():
+    assert len(scrub("x y " * 10_000)) < 10_000
+    for text in ("2001::" + "a" * 9000 + "g", "2001:" * 2000, "/a b" * 2500, "\\ " * 5000, "'/" * 5000, "sn:" * 3000):
+        scrub(text)
+    for text in ("a-" * 4900, "--" * 4900, "a_key" * 1900, "token " * 1600, "a.b@" * 2400, "curl -x" * 1300):
+        scrub(text)
+
+
+@given(st.lists(st.sampled_from(["--token", "key=", "a@b", "/x/y", "'", "<", "pass", "http://", ":", "1", "-"])))
+def test_scrubbing_twice_changes_nothing_more(parts):
+    once = scrub(" ".join(parts))
+    assert scrub(once) == once

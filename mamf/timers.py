@@ -22,15 +22,13 @@ SHORT_LAUNCH_SECONDS = 100e-6
 
 class Timer(NamedTuple):
     """The timer of a backend, in seconds: the overhead from ``lowest`` to ``highest``, and the ``accuracy`` of
-    corrected figures. Logs before schema 5 are read with the ``typical`` overhead and have ``early_accuracy``, because
-    hosts differ by a microsecond.
+    corrected figures.
     """
 
     lowest: float
     typical: float
     highest: float
     accuracy: float
-    early_accuracy: float
 
 
 class Overhead(NamedTuple):
@@ -87,8 +85,3 @@ def timer_accuracy(backend: str, overhead: float) -> float:
 def corrected_window(window: float, overhead: float) -> float:
     """The seconds of a launch, given its window; at least half the window, because shorter launches cannot be timed."""
     return max(window - overhead, window / 2)
-
-
-def raw_window(sample: float, overhead: float) -> float:
-    """The inverse of ``corrected_window``: the window, given the sample."""
-    return sample + overhead if sample > overhead else 2 * sample

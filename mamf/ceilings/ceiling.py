@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import statistics as stdlib_statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from mamf.calibration import find_calibration
@@ -224,19 +224,6 @@ def _combine_visits(rounds: Sequence[Measurement]) -> tuple[list[float], float, 
         return seconds, stdlib_statistics.median(seconds), errors, True
     launches = sum(row.launches for row in rounds)
     return seconds, sum(row.seconds * row.launches for row in rounds) / launches, errors, False
-
-
-def recompute(ceiling: Ceiling, rows: Iterable[Measurement]) -> Ceiling:
-    """The ceiling recomputed from the rounds among ``rows``, because early logs are read with today's calibration.
-    Unchanged if the rounds are in another log.
-    """
-    own = [
-        row
-        for row in rows
-        if row.phase in (CHOOSE, CONFIRM) and (row.problem, row.regime) == (ceiling.problem, ceiling.regime)
-    ]
-    again = confirm_ceiling(own, ceiling.device, ceiling.uuid_hash)
-    return ceiling if again is None else replace(again, gain_over_default=ceiling.gain_over_default)
 
 
 def repeatability_of(rounds: Iterable[Measurement]) -> Repeatability | None:

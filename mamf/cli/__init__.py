@@ -56,7 +56,7 @@ COMMANDS = {
     "reproduce": "measure a figure of a log, a table or a paper again: is it true here, and if not, what explains it?",
     "report": "write logs or a folder as one html page: the answer, pictures, tables, conditions",
     "plot": "draw a run log: TFLOPS and time, with the ceiling",
-    "results": "check run logs, submit one to results/, write the table of all, convert old ones",
+    "results": "check run logs, submit one to results/, write the table of all",
     "import": "convert logs of any version of mamf-finder into run logs (tier legacy)",
     "kernels": "list the kernels, and why some are not available here",
     "backends": "list the backends and their devices, and why some have none",

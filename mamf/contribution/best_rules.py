@@ -96,7 +96,7 @@ def ceilings_recompute(evidence: Evidence) -> Iterator[Finding]:
         expected = ceiling_record(ceiling)
         if is_of_old_calibration(record):
             record, expected = without_interval(record), without_interval(expected)
-        # Logs of schema 4 lack fields of today.
+        # Earlier logs lack fields of today.
         wrong = [name for name in expected if name in record and not agree(record[name], expected[name], _same_figure)]
         if wrong:
             message = ", ".join(f"{name} {record[name]} (the rounds give {expected[name]})" for name in wrong)

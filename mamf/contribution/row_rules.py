@@ -14,7 +14,7 @@ from mamf.backend import SIMULATED
 from mamf.contribution.evidence import Evidence, Finding
 from mamf.dtypes import DTYPES
 from mamf.errors import MamfError
-from mamf.logs.records import is_of_old_calibration, measurement_record
+from mamf.logs.records import measurement_record
 from mamf.measurement import TERA, TIME, Measurement
 from mamf.operations.attention.operation import is_attention
 from mamf.operations.unknown import Unknown, operation_called
@@ -61,8 +61,6 @@ def rows_recompute(evidence: Evidence) -> Iterator[Finding]:
     """A row holds what mamf writes for its shape, problem and samples, and nothing else."""
     for line, record, row in evidence.rows:
         again = measurement_record(row)
-        if is_of_old_calibration(record):
-            record, again = without_interval(record), without_interval(again)
         if record["flop"] != again["flop"]:
             formula = "the unmasked pairs" if is_attention(row) else row.work.convention.partition(";")[0]
             yield Finding(
@@ -71,7 +69,7 @@ def rows_recompute(evidence: Evidence) -> Iterator[Finding]:
         for name in sorted(record.keys() - again.keys() - {"record"}):
             yield Finding("unknown-field", f"mamf writes no field {name!r} of a row: remove it", line)
         for name in again.keys() - {"flop", "time"}:
-            # Logs of schema 4 lack fields of today; what belongs to samples they all have.
+            # Earlier logs lack fields of today; what belongs to samples they all have.
             is_due = name in record or name in _FROM_SAMPLES
             if is_due and not agree(record.get(name), again[name], _FROM_SAMPLES.get(name, same_number)):
                 yield Finding(

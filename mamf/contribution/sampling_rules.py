@@ -10,7 +10,7 @@ from mamf.ceilings.ceiling import CHOOSE, CONFIRM
 from mamf.ceilings.search_plan import SearchPlan
 from mamf.contribution.evidence import Evidence, Finding
 from mamf.contribution.row_rules import good_rows
-from mamf.logs.timer_correction import RELIABLE_SINCE, describe_shift
+from mamf.logs.recording import describe_shift
 from mamf.measurement import Measurement, group_pairs
 from mamf.plans import GUARD, OVERLAP, SWEEP, StepKey
 from mamf.regime_names import BURST, SUSTAINED
@@ -212,22 +212,17 @@ def _rows_of_search(plan: SearchPlan, found: Iterable[tuple[int, dict[str, Any],
 
 
 def timer_is_credible(evidence: Evidence) -> Iterator[Finding]:
-    """The overhead subtracted lies within the bounds of its backend. Earlier logs get a warning: their figures are
-    recomputed when they are read.
-    """
-    backend, is_early = evidence.header["device"]["backend"], evidence.header["schema"] < RELIABLE_SINCE
+    """The overhead subtracted lies within the bounds of its backend."""
+    backend = evidence.header["device"]["backend"]
     timer = find_timer(backend)
     subtracted = ((row.timer_overhead, line) for line, _, row in evidence.rows)
     refused = group_pairs(each for each in subtracted if each[0] and not is_credible(backend, each[0]))
     for overhead, lines in sorted(refused.items()):
         bounds = f"{timer.lowest * 1e6:.1f} to {timer.highest * 1e6:.1f}" if timer else "0 to 20"
-        used = f"; read with {timer.typical * 1e6:.1f} us" if timer and is_early else ""
         yield Finding(
             "timer",
-            f"{overhead * 1e6:.1f} us subtracted from {len(lines)} rows, but the timer of {backend} adds {bounds} us"
-            f"{used}",
+            f"{overhead * 1e6:.1f} us subtracted from {len(lines)} rows, but the timer of {backend} adds {bounds} us",
             lines[0],
-            is_warning=is_early,
         )
 
 

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from mamf.errors import LogChangedWarning, LogMismatchError, MamfError, RunLogError, RunLogWriteError, UsageError
+from mamf.errors import LogChangedWarning, MamfError, RunLogError, RunLogWriteError, UsageError
 from mamf.files import create_whole, make_folder
 from mamf.logs.run_log import SCHEMA, RunLog, read_run_log
 from mamf.machine.environment import scrub_record
@@ -70,8 +70,7 @@ class RunLogWriter(contextlib.AbstractContextManager["RunLogWriter"]):
         wrote meanwhile cut off. Nothing is changed before the first record. ``copy``: replaced.
 
         Raises UsageError when it cannot be written or another process holds it, RunLogError when it cannot be read,
-        which says what can be saved, and LogMismatchError for a log of an earlier schema: its rounds and figures would
-        be mixed with others.
+        which says what can be saved.
         """
         writer = cls(path, copy)
         try:
@@ -80,11 +79,6 @@ class RunLogWriter(contextlib.AbstractContextManager["RunLogWriter"]):
                 raise UsageError(f"cannot resume {path}: it is no regular file")
             log = read_run_log(path)
             writer._keep(path.read_bytes())
-            if (schema := log.header["schema"]) != SCHEMA:
-                raise LogMismatchError(
-                    f"{path} has schema {schema}, whose figures are measured differently: start a new log, "
-                    f"or resume with the version of mamf that wrote it"
-                )
             return log, writer
         except BaseException as error:
             writer.close()

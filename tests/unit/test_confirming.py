@@ -152,10 +152,10 @@ def test_an_unconfirmed_figure_stands_apart_until_a_second_card_confirms_it(fold
     new = write(folder / "nvidia-h200" / name, records)
     reviews = {each.path: each for each in rules.review_results(folder, sorted(folder.rglob("*.jsonl")))}
     assert not any(each.is_rejected() for each in reviews.values())
-    assert reviews[new].unconfirmed.startswith("bfloat16, burst: 913.7")
+    assert reviews[new].unconfirmed.startswith("bfloat16, burst: 913.9")
     code, out, _ = run("results", "check", str(folder))
     assert code == 0
-    assert f"{new}: unconfirmed: bfloat16, burst: 913.7" in out
+    assert f"{new}: unconfirmed: bfloat16, burst: 913.9" in out
     assert "with unconfirmed figures" in out.splitlines()[-1]
     listed = json.loads(run("results", "check", str(folder), "--format", "json")[1])["logs"]
     assert [each["accepted"] for each in listed if each["unconfirmed"] and each["path"] == str(new)] == [True]

@@ -57,7 +57,7 @@ COMMANDS = {
     "report": "write logs or a folder as one html page: the answer, pictures, tables, conditions",
     "plot": "draw a run log: TFLOPS and time, with the ceiling",
     "results": "check run logs, submit one to results/, write the table of all",
-    "import": "convert logs of any version of mamf-finder into run logs (tier legacy)",
+    "import": "convert logs of mamf-finder 2 to 4 into run logs (tier legacy)",
     "kernels": "list the kernels, and why some are not available here",
     "backends": "list the backends and their devices, and why some have none",
     "doctor": "check the machine: what costs performance, and the command that fixes it",

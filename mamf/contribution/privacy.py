@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from mamf.contribution.evidence import Finding
-from mamf.logs.finder.grammars import GRAMMARS
 from mamf.machine.environment import scrub
 
 Field = tuple[tuple[str, ...], Any]
@@ -27,9 +26,8 @@ _PRIVATE_KEY = re.compile(
     rf"|serial|serial_?(?:number|no)|sn|asset_?tag|key|key_?id|{_PRIVATE}|{_SECRET})$|(?i:PASSWORD)$"
 )
 _SEARCHED = frozenset((dict, list, str))
-_GRAMMAR = "|".join(re.escape(one) for one in sorted({grammar.version for grammar in GRAMMARS}))
-# Written by mamf in every row: shapes, and names of log grammars, of which v1c+/F1 looks like a path.
-_OURS = re.compile(rf"\d+x\d+x\d+|(?:{_GRAMMAR})(?:/(?:{_GRAMMAR}))*")
+# Shapes, which mamf writes in every row.
+_OURS = re.compile(r"\d+x\d+x\d+")
 # Longer texts are not searched: that would take too long, and no note is that long.
 _LONGEST_TEXT, _LONG = 10_000, "<long text>"
 _LABEL = r"[a-z0-9][a-z0-9-]{0,62}"

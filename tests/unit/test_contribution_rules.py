@@ -17,7 +17,6 @@ from mamf.contribution.evidence import records_of
 from mamf.contribution.privacy import private_findings
 from mamf.contribution.rule_names import RULES
 from mamf.contribution.rules import review
-from mamf.contribution.submission import prepare
 from mamf.logs.legacy import Reported, write_legacy_log
 from mamf.operations.matmul.shapes import MatmulShape
 
@@ -599,13 +598,6 @@ def test_a_resumed_find_supersedes_its_ceilings(tmp_path):
     assert "ceiling-mismatch" in found(write(path, records))
     records[burst[0]] = records[burst[1]]
     assert "ceiling-mismatch" in found(write(path, [*records[: burst[1]], *records[burst[1] :], records[burst[1]]]))
-
-
-def test_the_grammars_of_a_legacy_log_are_no_path(tmp_path):
-    write_legacy_log(dataclasses.replace(legacy_run(), version="v1b/v1c/v1c+/F1"), tmp_path / "old.jsonl")
-    assert json.loads((tmp_path / "old.jsonl").read_text().split("\n")[0])["tool"]["version"] == "v1b/v1c/v1c+/F1"
-    assert "private" not in found(tmp_path / "old.jsonl")
-    assert prepare(tmp_path / "old.jsonl").changes == ()
 
 
 def test_each_line_of_a_legacy_log_is_parsed_once(tmp_path, monkeypatch):

@@ -47,10 +47,15 @@ class Headline(NamedTuple):
 class Shown(NamedTuple):
     """A run beside another. ``figures``: TFLOPS by shape. ``headlines``: by name. ``regime``: empty for mamf-finder."""
 
-    label: str
+    name: str
+    statistic: str
     figures: Mapping[str, float]
     headlines: Mapping[str, Headline]
     regime: str = ""
+
+    @property
+    def label(self) -> str:
+        return f"{self.name}, {self.statistic}"
 
 
 def shown_run(name: str, run: FinderRun) -> Shown:
@@ -64,8 +69,8 @@ def shown_run(name: str, run: FinderRun) -> Shown:
     headlines = {
         name: Headline(row.tflops[name], str(row.shape)) for name, row in run.best.items() if name in _HEADLINES
     }
-    label = f"{name}: mamf-finder {run.version or ''} on {run.device or 'unknown device'}, {statistic}"
-    return Shown(label, figures, headlines)
+    label = f"{name}: mamf-finder {run.version or ''} on {run.device or 'unknown device'}"
+    return Shown(label, statistic, figures, headlines)
 
 
 def shown_log(log: RunLog) -> Shown:
@@ -80,7 +85,7 @@ def shown_log(log: RunLog) -> Shown:
     headlines = {
         name: Headline(ceilings[of].rate, str(ceilings[of].shape)) for name, of in _HEADLINES.items() if of in ceilings
     }
-    return Shown(f"{log.path.name}: mamf on {log.header['device']['name']}, {regime}", figures, headlines, regime)
+    return Shown(f"{log.path.name}: mamf on {log.header['device']['name']}", regime, figures, headlines, regime)
 
 
 def beside_document(a: Shown, b: Shown) -> Document:
@@ -108,7 +113,7 @@ def beside_document(a: Shown, b: Shown) -> Document:
     what = ", ".join(f"{name} B/A {ratios[name]:.4f}" for name in names) if is_headline else ""
     answer = what or f"{counted(len(names), 'shape')} of both; median B/A {median(ratios.values()):.4f}"
     blocks: list[Block] = [
-        Lines([f"A: {a.label}", f"B: {b.label}"]),
+        Lines([f"A: {a.label}", f"B: {b.label}"] if not is_headline else [f"A: {a.name}", f"B: {b.name}"]),
         Table(columns, names),
         Lines([f"no verdict: {_difference([a, b], is_headline)} (docs/from-mamf-finder.md)"]),
         Answer([answer]),

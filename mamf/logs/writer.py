@@ -2,7 +2,7 @@
 
 Each line is written by one system call and reaches the operating system before the next shape starts: a killed process
 loses at most the shape in flight. If another program changes the file, the whole log is written again from a copy in
-memory, at its path or under a free name beside it, and continues there.
+memory, at its path or under a free name beside it, else in the folder for temporary files, and continues there.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ import json
 import os
 import shlex
 import stat
+import tempfile
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from mamf.errors import LogChangedWarning, RunLogError, RunLogWriteError, UsageError
+from mamf.errors import LogChangedWarning, MamfError, RunLogError, RunLogWriteError, UsageError
 from mamf.files import create_whole, make_folder
 from mamf.logs.run_log import SCHEMA, RunLog, read_run_log
 from mamf.machine.environment import scrub_record
@@ -143,13 +144,16 @@ class RunLogWriter(contextlib.AbstractContextManager["RunLogWriter"]):
         """Write the whole log again; returns what happened, in a line. Raises RunLogWriteError if that fails."""
         change = f"{self.path} was changed by another program"
         self._copy.seek(0)
-        try:
-            make_folder(self._place.parent)
-            self.path = self._place = create_whole(self._place, self._copy.read(), is_numbered=True)
-            self._open()
-        except (UsageError, OSError) as error:
-            raise RunLogWriteError(f"{change}; {error}") from None
-        return f"{change}: the whole log is now {self.path}"
+        whole = self._copy.read()
+        for folder in (self._place.parent, Path(tempfile.gettempdir())):
+            try:
+                make_folder(folder)
+                self.path = self._place = create_whole(folder / self._place.name, whole, is_numbered=True)
+                self._open()
+                return f"{change}: the whole log is now {self.path}"
+            except (MamfError, OSError) as error:
+                change = f"{change}; {error}"
+        raise RunLogWriteError(change)
 
     def _open(self) -> None:
         self.close()

@@ -148,7 +148,8 @@ def test_an_interrupt_keeps_its_exit_code(sweep, before):
     assert steps(LOG) == [256, 512]
 
 
-def test_a_log_that_cannot_be_written_again_ends_the_run_and_is_not_named(sweep, before):
+def test_a_log_that_cannot_be_written_again_ends_the_run_and_is_not_named(sweep, before, run, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(run.folder / "logs"))
     before(1, lambda: (shutil.rmtree("logs"), Path("logs").write_text("mine")))
     code, out, err = sweep(*SHAPES, "--output", str(LOG))
     assert (code, "log: " in out, "was changed by another program; cannot write" in err) == (1, False, True)

@@ -15,6 +15,8 @@ from typing import NamedTuple
 
 #: No figure is more accurate than this, as a share: in long launches more than the overhead is off.
 LEAST_RELATIVE_ACCURACY = 0.005
+#: No timer has been shown to be more accurate than this, in seconds.
+LEAST_ACCURACY_SECONDS = 1e-6
 #: The largest plausible overhead of a timer that has not been compared with a profiler, in seconds.
 MOST_OVERHEAD_SECONDS = 20e-6
 #: The largest acceptable difference between the overhead after a run and the one subtracted in it, in seconds.
@@ -25,15 +27,13 @@ SHORT_LAUNCH_SECONDS = 100e-6
 
 class Timer(NamedTuple):
     """The timer of a backend, in seconds: the overhead from ``lowest`` to ``highest``, and the ``accuracy`` of
-    corrected figures. Logs before schema 5 are read with the ``typical`` overhead and have ``early_accuracy``, because
-    hosts differ by a microsecond.
+    corrected figures.
     """
 
     lowest: float
     typical: float
     highest: float
     accuracy: float
-    early_accuracy: float
 
 
 class Overhead(NamedTuple):
@@ -95,8 +95,3 @@ def relative_accuracy(accuracy: float, seconds: float) -> float:
 def corrected_window(window: float, overhead: float) -> float:
     """The seconds of a launch, given its window; at least half the window, because shorter launches cannot be timed."""
     return max(window - overhead, window / 2)
-
-
-def raw_window(sample: float, overhead: float) -> float:
-    """The inverse of ``corrected_window``: the window, given the sample."""
-    return sample + overhead if sample > overhead else 2 * sample

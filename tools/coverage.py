@@ -2,7 +2,6 @@
 
     python tools/coverage.py results                    # docs/verification.md shows groups of 50 pairs or more
     python tools/coverage.py results --fit              # calibration constants for mamf/repeatability.csv
-    python tools/coverage.py results --as-logged        # with the timer overhead that early logs hold
 
 A pair is the same figure from two runs (separate processes) on the same card, with the same driver, kernel libraries,
 torch, kernel, problem (except its seed), shape and regime: the first row of a run for each, or the ceilings of two
@@ -30,9 +29,8 @@ import numpy as np
 from mamf.calibration import ANEW, find_calibration
 from mamf.ceilings.ceiling import CHOOSE, CONFIRM, combine_rounds, error_of
 from mamf.logs.legacy import read_legacy_or_none
-from mamf.logs.lines import lines_of, parse_records
 from mamf.logs.records import operation_of_plan
-from mamf.logs.run_log import RunLog, run_log_of
+from mamf.logs.run_log import RunLog, read_run_log
 from mamf.measurement import Measurement
 from mamf.regime_names import BURST, SUSTAINED
 from mamf.statistics import CONFIDENCE, Repeatability, summarize
@@ -66,12 +64,12 @@ class Pair:
     b: Figure
 
 
-def logs_below(paths: Iterable[Path], as_logged: bool = False) -> Iterator[RunLog]:
+def logs_below(paths: Iterable[Path]) -> Iterator[RunLog]:
     """The logs of mamf's own among these files and below these folders."""
     for path in paths:
         for file in sorted(path.rglob("*.jsonl")) if path.is_dir() else [path]:
             if read_legacy_or_none(file) is None:
-                yield run_log_of(file, parse_records(file, lines_of(file)), as_written=as_logged)
+                yield read_run_log(file)
 
 
 def as_today(row: Measurement, log: RunLog) -> Measurement:
@@ -317,9 +315,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("paths", type=Path, nargs="+", metavar="LOG or FOLDER")
     parser.add_argument("--fit", action="store_true", help="print calibration constants instead of the table")
-    parser.add_argument("--as-logged", action="store_true", help="keep the timer correction that old logs made")
     options = parser.parse_args()
-    logs = list(logs_below(options.paths, options.as_logged))
+    logs = list(logs_below(options.paths))
     pairs = pairs_of(figure for log in logs for figure in figures(log))
     if not pairs:
         raise SystemExit("no two of these runs measured the same on one card: name logs of repeated runs")

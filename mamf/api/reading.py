@@ -111,13 +111,13 @@ def plot(
 
 
 def import_logs(path: str | Path) -> list[FinderRun]:
-    """Every run of mamf-finder, the ancestor, in a file of what it printed; usually one. Figures are in TFLOPS.
+    """Every run of mamf-finder 2 to 4, the ancestor, in a file of what it printed; usually one. Figures are in TFLOPS.
 
     ``write_imported`` keeps one. Raises RunLogError for a file that holds none.
 
     >>> run = mamf.import_logs("finder.txt")[0]
     >>> run.version, run.dtype, run.is_complete
-    ('v1a', 'bfloat16', True)
+    ('v2', 'bfloat16', True)
     """
     return read_finder_logs(Path(path))
 

@@ -245,23 +245,6 @@ def _combine_visits(rounds: Sequence[Measurement]) -> tuple[list[float], float, 
     return seconds, sum(row.seconds * row.launches for row in rounds) / launches, errors, False
 
 
-def recompute(ceiling: Ceiling, rows: Iterable[Measurement]) -> Ceiling:
-    """The ceiling recomputed from the rounds among ``rows``, because early logs are read with today's calibration.
-    The conditions of the same winner stay as recorded. Unchanged if the rounds are in another log.
-    """
-    own = [
-        row
-        for row in rows
-        if row.phase in (CHOOSE, CONFIRM) and (row.problem, row.regime) == (ceiling.problem, ceiling.regime)
-    ]
-    again = confirm_ceiling(own, ceiling.device, ceiling.uuid_hash)
-    if again is None:
-        return ceiling
-    is_same = (again.shape, again.kernel, again.rounds) == (ceiling.shape, ceiling.kernel, ceiling.rounds)
-    conditions = ceiling.conditions if is_same else again.conditions
-    return replace(again, gain_over_default=ceiling.gain_over_default, conditions=conditions)
-
-
 def repeatability_of(rounds: Iterable[Measurement]) -> Repeatability | None:
     """The median calibration of the rounds, because a kernel that scatters does so in most rounds. None if there is
     no calibration.

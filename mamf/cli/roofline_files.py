@@ -24,8 +24,6 @@ from mamf.report.charts.plotting import draw, exists, file_type, save
 from mamf.report.charts.roofline import roofline_chart
 from mamf.report.roofline import points_of, tracelens_arch
 
-_PICTURES = (".png", ".svg")
-
 
 class Given(NamedTuple):
     """A log whose rows are placed: a run, or a profile with the name of its script."""
@@ -60,12 +58,7 @@ def place_rows(given: Iterable[Given], roofs: Roofs, anyway: bool) -> list[RoofP
 
 
 def require_files(options: argparse.Namespace) -> None:
-    """Check the files to write before anything is measured. Raises UsageError.
-
-    Earlier versions called the log --log and the picture --output: both still work.
-    """
-    if options.log or (options.output and options.output.suffix in _PICTURES):
-        options.picture, options.output = options.picture or options.output, options.log
+    """Check the files to write before anything is measured. Raises UsageError."""
     if options.picture:
         file_type(options.picture)
     if options.export_file and not options.export:

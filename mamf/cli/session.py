@@ -33,10 +33,9 @@ from mamf.kinds.registry import kind_of
 from mamf.logs.card_sharing import describe_sharing, sharing_after, with_sharing
 from mamf.logs.device_speeds import with_device_speeds
 from mamf.logs.plan_records import plan_record
-from mamf.logs.recording import End, apply_traits, header_of, host_seconds
+from mamf.logs.recording import End, apply_traits, describe_shift, header_of, host_seconds, overhead_after
 from mamf.logs.records import ceiling_record, measurement_record, utc_now
 from mamf.logs.run_log import RunLog, read_run_log
-from mamf.logs.timer_correction import describe_shift, overhead_after
 from mamf.logs.writer import RunLogWriter
 from mamf.machine.doctor import diagnose, format_finding, warnings
 from mamf.machine.environment import command_line, tool_version

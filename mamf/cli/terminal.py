@@ -9,6 +9,7 @@ import contextlib
 import os
 import re
 import sys
+from collections.abc import Iterator
 from typing import TextIO
 
 from mamf.text import visible, visible_lines
@@ -37,6 +38,16 @@ def keep_stdout() -> None:
     _KEPT.append(open(os.dup(sys.stdout.fileno()), "w", 1, sys.stdout.encoding))  # noqa: PTH123, SIM115
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+
+
+@contextlib.contextmanager
+def reports_to_stderr() -> Iterator[None]:
+    """Print reports to stderr meanwhile: those of commands whose result another command reports."""
+    _KEPT.insert(0, sys.stderr)
+    try:
+        yield
+    finally:
+        _KEPT.pop(0)
 
 
 def say(line: str, to: TextIO | None = None) -> None:

@@ -100,7 +100,7 @@ def _review(path: Path, seen: Seen | None) -> Review:
     for line, record in whole:
         findings += private_findings(line, record)
     try:
-        log = run_log_of(path, whole, as_written=True)
+        log = run_log_of(path, whole)
     except RunLogError as error:
         return Review(path, (*findings, _unreadable(path, error)))
     if log.counter_records or not kind_of(log.plan).is_collected:

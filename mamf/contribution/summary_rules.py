@@ -103,7 +103,7 @@ def ceilings_recompute(evidence: Evidence) -> Iterator[Finding]:
         expected = ceiling_record(ceiling)
         if is_of_old_calibration(record):
             record, expected = without_interval(record), without_interval(expected)
-        # Logs of schema 4 lack fields of today.
+        # Earlier logs lack fields of today.
         wrong = [
             name
             for name in expected

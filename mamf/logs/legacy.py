@@ -7,7 +7,6 @@ Its figures have no samples, intervals or verification, so they are never ranked
 from __future__ import annotations
 
 import functools
-import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -25,7 +24,7 @@ from mamf.machine.privacy import scrub, scrub_record
 from mamf.operations.matmul.shapes import MatmulShape
 
 TIER = "legacy"
-#: What mamf-finder calls its figures: of a loop (``stated``: by versions that do not say which), and its two ceilings.
+#: What mamf-finder calls its figures: of a loop (``stated``: by version 1, which does not say which), and its ceilings.
 STATISTICS = ("stated", "mean", "median", "fastest", "MAMF", "MSMF")
 
 
@@ -51,7 +50,7 @@ class Reported(NamedTuple):
 class FinderRun:
     """One run of mamf-finder. None, or empty: the log does not say.
 
-    ``version``: the grammar of the log, as in ``v2g``. ``started``: local time of that machine, without a zone.
+    ``version``: as printed, such as ``v4``. ``started``: local time of that machine, without a zone.
     ``dtype``: mamf's name. ``device_properties``: as printed. ``best``: by name in STATISTICS, as the log sums it up.
     ``tried``: how many shapes by the summary. ``means``: ``arithmetic`` and ``geometric`` in TFLOPS. ``is_complete``:
     False when it was interrupted; its best are scouts then, and no ceilings.
@@ -80,7 +79,6 @@ class FinderRun:
 #: Fields of a run that stand in its rows and its summary; the others make its header.
 _OF_ROWS = ("rows", "best", "tried", "means", "elapsed_seconds", "is_complete")
 _ENCODER = json.JSONEncoder(allow_nan=False)
-_AT_ONCE = 1000
 # The same remark stands in thousands of rows.
 _scrubbed = functools.lru_cache(4096)(scrub)
 _NOT_WHOLE = "not a whole imported log"
@@ -90,15 +88,7 @@ def write_legacy_log(run: FinderRun, path: Path) -> None:
     """Raises UsageError when the file exists or cannot be created, RunLogWriteError when the disk is full; then nothing
     is left.
     """
-    records = _records(run)
-    create_whole(path, map(_as_lines, iter(lambda: list(itertools.islice(records, _AT_ONCE)), [])))
-
-
-def _as_lines(records: list[dict[str, Any]]) -> str:
-    """In JSON. Many records are encoded together, which takes half of the time; no text in them looks like what parts
-    them, for its quotes are escaped.
-    """
-    return _ENCODER.encode(records)[1:-1].replace('}, {"record": ', '}\n{"record": ') + "\n"
+    create_whole(path, (f"{_ENCODER.encode(record)}\n" for record in _records(run)))
 
 
 def _records(run: FinderRun) -> Iterator[dict[str, Any]]:
@@ -116,7 +106,7 @@ def _records(run: FinderRun) -> Iterator[dict[str, Any]]:
 
 
 def _header_record(run: FinderRun) -> dict[str, Any]:
-    """What the log printed is scrubbed; what mamf says of it is not: the version ``v1c+/F1`` is no path."""
+    """What the log printed is scrubbed."""
     names = [name for name in FinderRun.__dataclass_fields__ if name not in (*_OF_ROWS, "version")]
     return {
         "record": "header",

@@ -13,13 +13,13 @@ from mamf.logs.card_sharing import sharing_after
 from mamf.logs.plan_records import plan_record
 from mamf.logs.records import measurement_record, utc_now
 from mamf.logs.run_log import RunLog
-from mamf.logs.timer_correction import overhead_after
 from mamf.logs.writer import RunLogWriter
 from mamf.machine.doctor import diagnose, format_finding
 from mamf.machine.environment import describe_environment, tool_version
 from mamf.measurement import Measurement
 from mamf.plans import Plan
 from mamf.regime_traits import BurstTraits, SustainedTraits
+from mamf.timers import LARGEST_SHIFT_SECONDS
 
 
 def traits_record(backend: Backend) -> dict[str, Any]:
@@ -175,6 +175,31 @@ class Recording:
                     writer.write(kind, record)
                 end = End(status, reason, max(0.0, host_seconds(self.backend) - begun), left())
                 writer.write("summary", {**summary(taken, end), **after_rows, "time": utc_now()})
+
+
+def overhead_after(backend: Backend, rows: Iterable[Measurement]) -> dict[str, Any]:
+    """A field of the summary: the timer's overhead estimated again after the last row; empty if no row used it."""
+    if not any(row.timer_overhead for row in rows):
+        return {}
+    try:
+        after = backend.timer_overhead()
+    except Exception:  # a device that failed has ended the run already, with a reason
+        return {}
+    return {} if after is None else {"timer_overhead_after_seconds": round(after, 9)}
+
+
+def describe_shift(summary: dict[str, Any], rows: Sequence[Measurement]) -> str:
+    """A warning if the overhead after the run is not the one subtracted in it, else an empty text."""
+    timed = [row for row in rows if row.ok and row.timer_overhead]
+    after = summary.get("timer_overhead_after_seconds")
+    if after is None or not timed or abs(after - timed[-1].timer_overhead) <= LARGEST_SHIFT_SECONDS:
+        return ""
+    before = timed[-1].timer_overhead
+    share = abs(after - before) / min(row.seconds for row in timed)
+    return (
+        f"the timer's overhead moved from {before * 1e6:.1f} to {after * 1e6:.1f} us during the run: "
+        f"the shortest launches may be off by {share:.1%}; measure them again"
+    )
 
 
 def host_seconds(backend: Backend) -> float:

@@ -8,14 +8,13 @@ from dataclasses import fields, replace
 from datetime import datetime, timezone
 from typing import Any
 
-from mamf.calibration import ANEW, find_calibration
 from mamf.ceilings.ceiling import Ceiling
 from mamf.ceilings.share import KnownCeiling
 from mamf.measurement import STATUSES, Conditions, Measurement
 from mamf.operations.unknown import operation_called
 from mamf.plans import MATMUL
 from mamf.statistics import Interval, Repeatability, standard_deviation, summarize
-from mamf.timers import MOST_OVERHEAD_SECONDS, timer_accuracy
+from mamf.timers import LEAST_ACCURACY_SECONDS, MOST_OVERHEAD_SECONDS
 
 # An attosecond and thirty years: beyond them rates, or squares of samples, leave what a float holds.
 _SHORTEST_SECONDS, _LONGEST_SECONDS = 1e-18, 1e9
@@ -93,9 +92,8 @@ def measurement_from_record(record: Mapping[str, Any], header: Mapping[str, Any]
     if not all(abs(sample) < _LONGEST_SECONDS for sample in aside):
         raise ValueError("a sample that was set aside is no number of seconds that a timer reads")
     error, overhead = record["relative_error"], record["timer_overhead_seconds"]
-    known = timer_accuracy(header["device"]["backend"], overhead)
-    # Logs before schema 5 name no accuracy, and early logs of schema 5 a better one than the timer has.
-    accuracy = max(record.get("timer_accuracy_seconds") or 0.0, known)
+    # Early logs of schema 5 name a better accuracy than the timer has.
+    accuracy = record["timer_accuracy_seconds"] and max(record["timer_accuracy_seconds"], LEAST_ACCURACY_SECONDS)
     if not (0 <= overhead < _LONGEST_SECONDS and 0 <= accuracy <= MOST_OVERHEAD_SECONDS):
         raise ValueError(f"a timer that adds {overhead:g} s, accurate to {accuracy:g} s")
     return Measurement(
@@ -119,7 +117,7 @@ def measurement_from_record(record: Mapping[str, Any], header: Mapping[str, Any]
         details=record["details"],
         peak_memory_bytes=record["peak_memory_bytes"],
         peak_reserved_bytes=record.get("peak_reserved_bytes"),
-        repeatability=_repeatability_of_row(record, header, of.name),
+        repeatability=repeatability_from_record(record),
         phase=record["phase"],
         round=record["round"],
         device=record.get("device"),
@@ -222,18 +220,8 @@ def repeatability_from_record(record: Mapping[str, Any]) -> Repeatability | None
 
 
 def is_of_old_calibration(record: Mapping[str, Any]) -> bool:
-    """Whether a row or a ceiling was written before intervals were prediction intervals: its interval and its
-    calibration are too narrow.
-    """
+    """Whether a ceiling was written before intervals were prediction intervals: its interval is too narrow."""
     return record["repeatability"] is not None and "launch_seconds" not in record["repeatability"]
-
-
-def _repeatability_of_row(record: Mapping[str, Any], header: Mapping[str, Any], operation: str) -> Repeatability | None:
-    """As the row holds it; instead of an old calibration, today's."""
-    stored = repeatability_from_record(record)
-    if stored is None or not is_of_old_calibration(record):
-        return stored
-    return find_calibration(header["device"]["backend"], ANEW if stored.is_whole else record["regime"], operation)
 
 
 def conditions_record(conditions: Conditions) -> dict[str, Any]:

@@ -1,8 +1,5 @@
 """The versioned run log: JSON Lines, ``record`` first. It survives a killed run, and users contribute it.
 
-Burst figures of schema 4 are recomputed on reading (timer_correction.py); ``mamf results convert`` converts logs of
-schemas 1 to 3, and readers refuse them in one line that names it.
-
 ``header`` names tool, command, device, software, settings and the plan: all that is needed to resume. writer.py writes
 the log. A last line without a newline was cut by a kill and is ignored. Records are validated with schema.py, so a log
 as read is well-typed.
@@ -10,14 +7,13 @@ as read is well-typed.
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from mamf.backend import DeviceInfo
-from mamf.ceilings.ceiling import Ceiling, recompute
+from mamf.ceilings.ceiling import Ceiling
 from mamf.ceilings.share import KnownCeiling
 from mamf.errors import MamfError, RunLogError
 from mamf.logs.card_sharing import with_sharing
@@ -33,16 +29,11 @@ from mamf.logs.records import (
     operation_of_plan,
 )
 from mamf.logs.schema import HEADER, KINDS, plan_schema, record_schema
-from mamf.logs.timer_correction import RELIABLE_SINCE, recompute_rows
 from mamf.logs.validator import require
 from mamf.measurement import Measurement, Tabular
 from mamf.plans import MATMUL, Plan
-from mamf.timers import find_timer
 
 SCHEMA = 5
-READABLE = (4, 5)
-#: What only ``mamf results convert`` reads.
-CONVERTIBLE = (1, 2, 3)
 TRANSIENT_STATUSES = ("failed", "out_of_memory")
 #: Errors from reading values of the wrong type in logs edited by hand.
 MALFORMED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, MamfError)
@@ -136,11 +127,8 @@ def read_run_log(path: str | Path) -> RunLog:
     return log
 
 
-def run_log_of(path: Path, records: Iterable[tuple[int, dict[str, Any]]], as_written: bool = False) -> RunLog:
-    """The log of the records in a file, each with its line, and each left as it is. Raises RunLogError likewise.
-
-    ``as_written``: early burst figures are not recomputed with the overhead that their timer is known to have.
-    """
+def run_log_of(path: Path, records: Iterable[tuple[int, dict[str, Any]]]) -> RunLog:
+    """The log of the records in a file, each with its line, and each left as it is. Raises RunLogError likewise."""
     numbered = iter(records)
     header = _header(path, next(numbered)[1])
     log = RunLog(path, header)
@@ -148,29 +136,12 @@ def run_log_of(path: Path, records: Iterable[tuple[int, dict[str, Any]]], as_wri
         try:
             _add_record(log, record)
         except MALFORMED as error:
-            raise RunLogError(
-                f"{path}, line {number}: {describe_error(error)}{_advice(error, header)}", number - 1
-            ) from None
-    if not as_written and log.header["schema"] < RELIABLE_SINCE:
-        try:
-            _recompute(log)
-        except MALFORMED as error:
-            raise RunLogError(f"{path}: {describe_error(error)}") from None
+            raise RunLogError(f"{path}, line {number}: {describe_error(error)}", number - 1) from None
     log.header = with_sharing(log.header, log.summary)
     every_row = log.measurements
     log.every_row = with_device_speeds(every_row)
     log.measurements = with_device_speeds(latest_rows(every_row))
     return log
-
-
-def _recompute(log: RunLog) -> None:
-    """Read an early log's burst figures with its timer's known overhead, and its ceilings with today's calibration."""
-    backend = log.header["device"]["backend"]
-    if timer := find_timer(backend):
-        log.measurements = recompute_rows(log.measurements, backend, timer)
-    rows = latest_rows(log.measurements)
-    log.all_ceilings = {key: recompute(ceiling, rows) for key, ceiling in log.all_ceilings.items()}
-    log.own_ceilings = {key: recompute(ceiling, rows) for key, ceiling in log.own_ceilings.items()}
 
 
 def describe_error(error: Exception) -> str:
@@ -182,12 +153,11 @@ def describe_error(error: Exception) -> str:
 
 def why_unreadable(path: Path, schema: object) -> str:
     """Why no reader takes a log with this schema in its header, in one line; empty if readers do."""
-    if type(schema) is int and schema in READABLE:
+    if type(schema) is int and schema == SCHEMA:
         return ""
-    if type(schema) is int and schema in CONVERTIBLE:
-        return f"{path} has schema {schema}: convert it with 'mamf results convert {shlex.quote(str(path))}'"
-    known = " and ".join(map(str, READABLE))
-    return f"{path}, line 1: schema {schema} is not known to this mamf (it reads {known}); upgrade mamf"
+    if type(schema) is int and 0 < schema < SCHEMA:
+        return f"{path} has schema {schema}; the last release that reads or converts it is mamf 0.2"
+    return f"{path}, line 1: schema {schema} is not known to this mamf (it reads {SCHEMA}); upgrade mamf"
 
 
 def _header(path: Path, record: dict[str, Any]) -> dict[str, Any]:
@@ -201,21 +171,13 @@ def _header(path: Path, record: dict[str, Any]) -> dict[str, Any]:
             raise ValueError(_WITHOUT_SAMPLES[tier])
         require(header, HEADER)
         require(header["plan"], plan_schema(header["plan"]), "plan")
-        # Some logs of schema 4 say it by the backend's name alone.
-        is_accelerator = header["device"]["backend"] != "cpu"
-        header["device"] = asdict(DeviceInfo(**{"is_accelerator": is_accelerator} | header["device"]))
+        header["device"] = asdict(DeviceInfo(**header["device"]))
         if "devices" in header:
             header["devices"] = [asdict(DeviceInfo(**device)) for device in header["devices"]]
         plan_from_record(header["plan"], header["kernel"])
     except MALFORMED as error:
-        raise RunLogError(f"{path}, line 1: {describe_error(error)}{_advice(error, header)}") from None
+        raise RunLogError(f"{path}, line 1: {describe_error(error)}") from None
     return header
-
-
-def _advice(error: Exception, header: Mapping[str, Any]) -> str:
-    """How to add the fields that the first logs of schema 4 lack."""
-    is_early = header["schema"] < SCHEMA and describe_error(error).endswith(" is missing")
-    return "; 'mamf results convert' completes early logs" if is_early else ""
 
 
 def _add_record(log: RunLog, record: dict[str, Any]) -> None:

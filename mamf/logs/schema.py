@@ -136,7 +136,7 @@ MEASUREMENT = {
     "reason": str,
     "launches": int,
     "timer_overhead_seconds": float,
-    "timer_accuracy_seconds?": float,
+    "timer_accuracy_seconds": float,
     "samples_seconds": [float],
     "implausible_samples_seconds": [float],
     "relative_error": _NUMBER,

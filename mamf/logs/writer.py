@@ -1,9 +1,8 @@
 """Writes run logs record by record, for one process at a time, and never overwrites a file.
 
 Each line is written by one system call and reaches the operating system before the next shape starts: a killed process
-loses at most the shape in flight. Before each line the file must be as the last one left it. If another program
-deleted, renamed, replaced, truncated or extended it, the whole log is written again from a copy in memory: at its path,
-under a free name beside it, or in the folder for temporary files.
+loses at most the shape in flight. If another program changes the file, the whole log is written again from a copy in
+memory, at its path or under a free name beside it, else in the folder for temporary files, and continues there.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from mamf.errors import LogChangedWarning, LogMismatchError, MamfError, RunLogError, RunLogWriteError, UsageError
+from mamf.errors import LogChangedWarning, MamfError, RunLogError, RunLogWriteError, UsageError
 from mamf.files import create_whole, make_folder
 from mamf.logs.run_log import SCHEMA, RunLog, read_run_log
 from mamf.machine.privacy import scrub_record
@@ -32,7 +31,7 @@ _FLAGS = os.O_RDWR | os.O_APPEND | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O
 class RunLogWriter(contextlib.AbstractContextManager["RunLogWriter"]):
     """Appends records to a log that is locked until ``close``. Use as a context manager.
 
-    ``path``: where the log is now. If another program changes the file, each change is a LogChangedWarning.
+    ``path``: where the log is now. Each change by another program is a LogChangedWarning.
     ``copy``: an unbuffered file that holds the copy of the log, by default in memory.
     """
 
@@ -70,8 +69,7 @@ class RunLogWriter(contextlib.AbstractContextManager["RunLogWriter"]):
         wrote meanwhile cut off. Nothing is changed before the first record. ``copy``: replaced.
 
         Raises UsageError when it cannot be written or another process holds it, RunLogError when it cannot be read,
-        which says what can be saved, and LogMismatchError for a log of an earlier schema: its rounds and figures would
-        be mixed with others.
+        which says what can be saved.
         """
         writer = cls(path, copy)
         try:
@@ -80,11 +78,6 @@ class RunLogWriter(contextlib.AbstractContextManager["RunLogWriter"]):
                 raise UsageError(f"cannot resume {path}: it is no regular file")
             log = read_run_log(path)
             writer._keep(path.read_bytes())
-            if (schema := log.header["schema"]) != SCHEMA:
-                raise LogMismatchError(
-                    f"{path} has schema {schema}, whose figures are measured differently: start a new log, "
-                    f"or resume with the version of mamf that wrote it"
-                )
             return log, writer
         except BaseException as error:
             writer.close()
@@ -123,7 +116,7 @@ class RunLogWriter(contextlib.AbstractContextManager["RunLogWriter"]):
 
     def append(self, line: bytes = b"") -> None:
         """Append a whole line; without one, only make sure that the file is whole. Raises as ``write`` does."""
-        change = self._restore()
+        change = self._save_beside() if self._is_changed() else ""
         size = self._copy.seek(0, os.SEEK_END)
         self._copy.write(line)  # first: after an interrupt the file lacks what the copy holds
         try:
@@ -139,19 +132,17 @@ class RunLogWriter(contextlib.AbstractContextManager["RunLogWriter"]):
         if change:  # last: a filter may turn it into an error, which must cost no row
             warnings.warn(change, LogChangedWarning, stacklevel=3)
 
-    def _damage(self) -> str:
-        """What another program did to the file since the last line; empty if nothing."""
-        with contextlib.suppress(OSError):
-            if os.path.samestat(os.fstat(self._descriptor), self._place.stat()):
-                more = os.fstat(self._descriptor).st_size - self._copy.seek(0, os.SEEK_END)
-                return "extended" if more > 0 else "truncated" if more else ""
-        return "replaced" if os.path.lexists(self._place) else "deleted or renamed"
+    def _is_changed(self) -> bool:
+        """Whether another program changed the file since the last line."""
+        try:
+            state, is_same = self._place.stat(), os.path.samestat(os.fstat(self._descriptor), self._place.stat())
+        except OSError:
+            return True
+        return not is_same or state.st_size != self._copy.seek(0, os.SEEK_END)
 
-    def _restore(self) -> str:
-        """Write a damaged log again; returns what happened, in a line. Raises RunLogWriteError if that fails."""
-        if not (damage := self._damage()):
-            return ""
-        change = f"{self.path} was {damage} by another program"
+    def _save_beside(self) -> str:
+        """Write the whole log again; returns what happened, in a line. Raises RunLogWriteError if that fails."""
+        change = f"{self.path} was changed by another program"
         self._copy.seek(0)
         whole = self._copy.read()
         for folder in (self._place.parent, Path(tempfile.gettempdir())):
@@ -176,7 +167,7 @@ class RunLogWriter(contextlib.AbstractContextManager["RunLogWriter"]):
 
     def discard(self) -> None:
         """Remove the file, unless another program changed it."""
-        if not self._damage():
+        if not self._is_changed():
             self._place.unlink()
 
     def close(self) -> None:

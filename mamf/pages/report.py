@@ -74,9 +74,10 @@ def _side_by_side(sources: Sequence[Source]) -> RangeChart | None:
         for source, figure in found
         if figure.label == label
     ]
-    return (
-        RangeChart("The figures of each log", "with their 95 % repeat intervals", unit, tuple(rows)) if rows else None
-    )
+    has_interval = [point.low < point.high for row in rows for point in row.points]
+    intervals = "with their 95 % repeat intervals" if all(has_interval) else "lines: 95 % repeat intervals, if known"
+    subtitle = intervals if any(has_interval) else ""
+    return RangeChart("The figures of each log", subtitle, unit, tuple(rows)) if rows else None
 
 
 def _compared(sources: Sequence[Source]) -> Sequence[Block]:

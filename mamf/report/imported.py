@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from typing import NamedTuple
@@ -12,76 +13,125 @@ from mamf.logs.legacy import STATISTICS, TIER, FinderRun, Reported
 from mamf.logs.run_log import RunLog
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.plans import MATMUL
-from mamf.regime_names import CLASSIC
-from mamf.report.charts.chart import Axis, Chart, Line, Panel, Point, even_ticks
+from mamf.regime_names import BURST, CLASSIC, SUSTAINED
+from mamf.report.charts.chart import Axis, Chart, Line, Panel, Point, even_ticks, in_giga
 from mamf.report.document import Answer, Block, Column, Document, Lines, Table
 from mamf.report.text import counted, plain, significant, whole
 
+_HEADLINES = {"MAMF": BURST, "MSMF": SUSTAINED}
+_LOOP = ("median", "mean", "stated", "fastest")
+
 
 def finder_document(run: FinderRun, top: int | None = None) -> Document:
-    best = sorted(run.rows, key=lambda row: max(row.tflops.values(), default=0.0), reverse=True)
+    """Confirmed rows come first, because scouts read higher, and each row is sorted by its first figure."""
     rest = {name: getattr(run, name) for name in FinderRun.__dataclass_fields__ if name not in ("rows", "best")}
     columns = _columns()
     records = {name: {each.name: each.read(row) for each in columns} for name, row in run.best.items()}
+    rows = sorted(
+        run.rows, key=lambda row: (row.stage == "confirm", next(iter(row.tflops.values()), 0.0)), reverse=True
+    )
     table = Table(
-        columns, best, top=top, remarks=lambda row: row.remarks, label=lambda row: str(row.shape or "unknown")
+        columns, rows, top=top, remarks=lambda row: row.remarks, label=lambda row: str(row.shape or "unknown")
     )
     blocks: list[Block] = [Lines(list(_title(run))), table, Answer(list(_end(run)))]
     return Document(f"mamf-finder on {run.device}", blocks, {"tier": TIER, **rest, "best": records})
 
 
-class Shown(NamedTuple):
-    """A run beside another: ``figures`` in TFLOPS by shape."""
+class Headline(NamedTuple):
+    """MAMF or MSMF, in TFLOPS."""
 
-    label: str
+    tflops: float
+    shape: str
+
+
+class Shown(NamedTuple):
+    """A run beside another. ``figures``: TFLOPS by shape. ``headlines``: by name. ``regime``: empty for mamf-finder."""
+
+    name: str
+    statistic: str
     figures: Mapping[str, float]
+    headlines: Mapping[str, Headline]
+    regime: str = ""
+
+    @property
+    def label(self) -> str:
+        return f"{self.name}, {self.statistic}"
 
 
 def shown_run(name: str, run: FinderRun) -> Shown:
     """The statistic that most rows have; of a shape with several rows the best."""
-    counts = {each: sum(each in row.tflops for row in run.rows) for each in ("median", "mean", "stated", "fastest")}
+    counts = {each: sum(each in row.tflops for row in run.rows) for each in _LOOP}
     statistic = max(counts, key=lambda each: counts[each])
     figures: dict[str, float] = {}
     for row in run.rows:
         if row.shape is not None and statistic in row.tflops:
             figures[str(row.shape)] = max(row.tflops[statistic], figures.get(str(row.shape), 0.0))
-    return Shown(f"{name}: mamf-finder {run.version or ''} on {run.device or 'unknown device'}, {statistic}", figures)
+    headlines = {
+        name: Headline(row.tflops[name], str(row.shape)) for name, row in run.best.items() if name in _HEADLINES
+    }
+    label = f"{name}: mamf-finder {run.version or ''} on {run.device or 'unknown device'}"
+    return Shown(label, statistic, figures, headlines)
 
 
 def shown_log(log: RunLog) -> Shown:
-    """Products in classic, which is mamf-finder's loop, or in the first regime of the log."""
+    """Matmuls in classic, which is mamf-finder's loop, or in the first regime of the log; and its ceilings."""
     rows = [row for row in log.measurements if row.ok and not row.is_reference and row.operation == MATMUL]
     regimes = list(dict.fromkeys(row.regime for row in rows))
     if not regimes:
-        raise UsageError(f"{log.path} holds no products: a log of mamf-finder is compared with a sweep of them")
+        raise UsageError(f"{log.path} holds no matmuls: a log of mamf-finder is compared with a sweep or a find")
     regime = CLASSIC if CLASSIC in regimes else regimes[0]
     figures = {str(row.shape): row.best_rate for row in rows if row.regime == regime}
-    return Shown(f"{log.path.name}: mamf on {log.header['device']['name']}, {regime}", figures)
+    ceilings = log.ceilings if log.plan.is_search else {}
+    headlines = {
+        name: Headline(ceilings[of].rate, str(ceilings[of].shape)) for name, of in _HEADLINES.items() if of in ceilings
+    }
+    return Shown(f"{log.path.name}: mamf on {log.header['device']['name']}", regime, figures, headlines, regime)
 
 
 def beside_document(a: Shown, b: Shown) -> Document:
-    """The shapes of both, without a verdict: figures of mamf-finder have no samples. Raises UsageError without any."""
-    shapes = [shape for shape, rate in a.figures.items() if rate and b.figures.get(shape)]
-    if not shapes:
+    """MAMF and MSMF of both if both have them, else the shapes of both; without a verdict. Raises UsageError if they
+    have nothing in common.
+    """
+    names = [name for name in a.headlines if name in b.headlines]
+    if names:
+        figures = [{name: each.headlines[name].tflops for name in names} for each in (a, b)]
+    else:
+        figures = [dict(a.figures), dict(b.figures)]
+        names = [shape for shape, rate in a.figures.items() if rate and b.figures.get(shape)]
+    if not names:
         raise UsageError("the two logs have no shape in common")
-    ratios = {shape: b.figures[shape] / a.figures[shape] for shape in shapes}
+    is_headline = names[0] in _HEADLINES
+    ratios = {name: figures[1][name] / figures[0][name] for name in names}
     columns: list[Column[str]] = [
-        Column("shape", "shape", str, left=True),
-        Column("a_tflops", "A", a.figures.__getitem__, significant),
-        Column("b_tflops", "B", b.figures.__getitem__, significant),
+        Column("figure" if is_headline else "shape", "figure" if is_headline else "shape", str, left=True),
+        Column("a_tflops", "A", figures[0].__getitem__, significant),
+        *([Column("a_shape", "A at", lambda name: a.headlines[name].shape, left=True)] if is_headline else []),
+        Column("b_tflops", "B", figures[1].__getitem__, significant),
+        *([Column("b_shape", "B at", lambda name: b.headlines[name].shape, left=True)] if is_headline else []),
         Column("ratio", "B/A", ratios.__getitem__, "{:.4f}".format),
     ]
+    what = ", ".join(f"{name} B/A {ratios[name]:.4f}" for name in names) if is_headline else ""
+    answer = what or f"{counted(len(names), 'shape')} of both; median B/A {median(ratios.values()):.4f}"
     blocks: list[Block] = [
-        Lines([f"A: {a.label}", f"B: {b.label}"]),
-        Table(columns, shapes),
-        Lines(["no verdict: a log of mamf-finder has no samples, and its loop is another regime (docs/measuring.md)"]),
-        Answer([f"{counted(len(shapes), 'shape')} of both; median B/A {median(ratios.values()):.4f}"]),
+        Lines([f"A: {a.label}", f"B: {b.label}"] if not is_headline else [f"A: {a.name}", f"B: {b.name}"]),
+        Table(columns, names),
+        Lines([f"no verdict: {_difference([a, b], is_headline)} (docs/from-mamf-finder.md)"]),
+        Answer([answer]),
     ]
     return Document("mamf-finder and mamf side by side", blocks)
 
 
+def _difference(runs: Sequence[Shown], is_headline: bool = False) -> str:
+    """Why figures of mamf-finder are not compared like others."""
+    regimes = [run.regime for run in runs if run.regime]
+    if is_headline and regimes:
+        return "figures of mamf-finder have no samples, and it confirms its ceilings in another way"
+    is_other_loop = any(regime != CLASSIC for regime in regimes)
+    return "figures of mamf-finder have no samples" + (", and its loop is another regime" if is_other_loop else "")
+
+
 def beside_chart(runs: Sequence[Shown]) -> Chart:
-    """Runs as lines: against M where only M differs, else by work. Raises UsageError without a figure."""
+    """Runs as lines against M if only M differs, else as points against the work. Raises UsageError without any."""
     shapes = {text: MatmulShape.parse(text) for run in runs for text in run.figures}
     if not shapes:
         raise UsageError("nothing to draw: no log has a figure of a known shape")
@@ -93,9 +143,13 @@ def beside_chart(runs: Sequence[Shown]) -> Chart:
         held = [(place[text], run.figures[text]) for text in by_place if text in run.figures]
         if held:
             lines.append(Line(run.label, tuple(Point(x, rate, rate, rate) for x, rate in held)))
-    axis = Axis("M", ticks=even_ticks([shape.m for shape in shapes.values()])) if is_m else Axis("FLOP", is_log=True)
-    notes = ("figures of mamf-finder have no samples and no intervals; its loop is another regime",)
-    return Chart("mamf-finder beside mamf", "", axis, ((Panel("", "tflops", tuple(lines)),),), notes)
+    axis = Axis("M", ticks=even_ticks([shape.m for shape in shapes.values()]))
+    if not is_m:
+        first, last = (math.log10(place[text]) for text in (by_place[0], by_place[-1]))
+        ticks = [10.0**power for power in range(math.floor(first), math.ceil(last) + 1)]
+        axis = Axis("FLOP", is_log=True, ticks=tuple((tick, in_giga(tick)) for tick in ticks))
+    panel = Panel("", "tflops", tuple(lines))
+    return Chart("mamf-finder beside mamf", "", axis, ((panel,),), (_difference(runs),), is_connected=is_m)
 
 
 def _columns() -> list[Column[Reported]]:
@@ -132,6 +186,5 @@ def _end(run: FinderRun) -> Iterator[str]:
         elapsed = "" if seconds is None else f" in {datetime.timedelta(seconds=round(seconds))}"
         yield f"tried {counted(run.tried, 'shape')}{elapsed}"
     if not run.is_complete:
-        are_scouts = any(best.stage == "scout" for best in run.best.values())
-        yield "interrupted: these are scouts, and no ceilings" if are_scouts else "interrupted: no ceilings"
+        yield "interrupted: no ceilings"
     yield from (f"remark: {remark}" for remark in run.remarks)

@@ -195,8 +195,7 @@ def head(rows: Sequence[Measurement], header: Mapping[str, Any]) -> list[str]:
     """What was measured on what, and what the rate counts."""
     shown = [row for same in grouped(rows).values() for row in same]
     counts = dict.fromkeys(f"{row.work.unit}: {row.work.convention}" for row in shown)
-    is_early = "converted_from" in header or header.get("schema", 4) < 4
-    memory = is_early and any(row.peak_memory_bytes is not None for row in shown)
+    memory = "converted_from" in header and any(row.peak_memory_bytes is not None for row in shown)
     return [
         f"{operation_name(rows, header)} on {machine_line(header)}",
         *counts,

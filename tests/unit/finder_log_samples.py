@@ -1,4 +1,4 @@
-"""Small logs in every grammar that mamf-finder printed. Hosts, users and paths in them are invented."""
+"""Small logs of mamf-finder 2 to 4. Hosts, users and paths in them are invented."""
 
 from __future__ import annotations
 
@@ -63,53 +63,6 @@ WARM_UP = "Warming up the accelerator for 30 secs ... accelerator warmup finishe
 # Three numbers that differ: which one is the reduction must show.
 FIRST, SECOND, THIRD = "256x1024x4096", "512x1024x4096", "768x1024x4096"
 
-V1A = f"""{head("--m_range 256 769 256 -n 1024 -k 4096")}
- 100.0 TFLOPS @ {FIRST}
- 300.5 TFLOPS @ {SECOND}
- 200.0 TFLOPS @ {THIRD}
-Elapsed time: 0:00:09
-The best outcome was 300TFLOPS @ MxNxK: {SECOND}
-"""
-
-# Carriage returns and an escape in the file.
-V1B = (
-    head("--m_range 256 769 256 -n 1024 -k 4096", notes="None")
-    + f"    1 |  100.0 TFLOPS @ {FIRST} | best:  100.0 TFLOPS @ {FIRST} (MxNxK)\r"
-    + f"    2 |  300.5 TFLOPS @ {SECOND} | best:  300.5 TFLOPS @ {SECOND} (MxNxK)\r"
-    + f"    3 |  200.0 TFLOPS @ {THIRD} | best:  300.5 TFLOPS @ {SECOND} (MxNxK)\r"
-    + f"\x1b[KThe best outcome was 300.5TFLOPS @ {SECOND} (MxNxK) (tried 3 shapes)\nElapsed time: 0:00:09\n"
-)
-
-
-def stated_row(number: int, tflops: float, shape: str, best: float, best_shape: str) -> str:
-    return f"{number:>6} | {tflops:6.1f} TFLOPS @ {shape:<20} | best: {best:6.1f} TFLOPS @ {best_shape} (MxNxK)\n"
-
-
-def v1c(header: str, of_third: str) -> str:
-    """``of_third``: the shape that the third row prints, which is no new best."""
-    return (
-        header
-        + stated_row(1, 100.0, FIRST, 100.0, FIRST)
-        + stated_row(2, 300.5, SECOND, 300.5, SECOND)
-        + stated_row(3, 200.0, of_third, 300.5, SECOND)
-        + f"\n\nThe best outcome was 300.5TFLOPS @ {SECOND} (MxNxK) (tried 3 shapes)\nElapsed time: 0:00:09\n"
-    )
-
-
-V1C_BROKEN = v1c(head(), of_third=SECOND)
-V1C = v1c(head(), of_third=THIRD)
-V1C_PLUS = v1c(head(f"--dtype float8_e4m3fn {RANGES}", dtype="torch.float8_e4m3fn"), of_third=THIRD)
-
-V1D = f"""{head()}Detected a situation with too few shapes, forcing an additional warmup
-accelerator warmup finished
-     1 |  110.0(max) /  100.0(median) TFLOPS @ {FIRST:<20} | best:  110.0(max)/ 100.0(median) TFLOPS @ {FIRST} (MxNxK)
-     2 |  310.5(max) /  300.5(median) TFLOPS @ {SECOND:<20} | best:  310.5(max)/ 300.5(median) TFLOPS @ {SECOND} (MxNxK)
-     3 |  210.0(max) /  200.0(median) TFLOPS @ {THIRD:<20} | best:  310.5(max)/ 300.5(median) TFLOPS @ {SECOND} (MxNxK)
-
-The best outcome was 310.5(max)/300.5(median) TFLOPS @ {SECOND} (MxNxK) (tried 3 shapes)
-Elapsed time: 0:00:09
-"""
-
 ROWS = ((1, 100.0, FIRST), (2, 300.5, SECOND), (3, 200.0, THIRD))
 
 
@@ -155,12 +108,8 @@ BULLETS = head(bullet="- ", notes=NEW_NOTES)
 
 V2A = v2(order="max median mean")
 V2B = v2(order="max median mean", label="MxKxN")
-V2B_LATE = v2(label="MxKxN", end="")
-V2C_EARLY = v2(end="")
 V2C = v2()
 V2D = v2(means=GEOMEAN)
-V2E = v2(means=GEOMEAN, legend=True)
-V2F = v2(means=GEOMEAN, legend=True, header=BULLETS)
 V2G = v2(means=BOTH_MEANS, legend=True, header=BULLETS, tried="Tried 3")
 
 WARMUP_INTERRUPTED = (
@@ -369,41 +318,14 @@ warning: GPU(s) 1 saw idle siblings during their MSMF measurement - the matmul o
          must have stopped; see the note in their logs
 """
 
-F1 = f"""{head("", device="_NPUDeviceProperties(name='Ascend910B2C', total_memory=62432MB)", compute="cuda=None")}
-[I 2024-11-01 02:59:08,294] Using an existing study with name 'mamf_study' instead of creating a new one.
-[I 2024-11-01 02:59:09,018] Trial 1000 finished with value: {{'TFLOPS': 291.57958890075423}} and parameters: \
-{{'M': 6912, 'N': 16384, 'K': 2048}}. Best is trial 1000 with value: 291.57958890075423.
-[I 2024-11-01 02:59:09,110] Trial 1001 finished with value: {{'TFLOPS': 272.5}} and parameters: \
-{{'M': 2304, 'N': 5120, 'K': 1536}}. Best is trial 1000 with value: 291.57958890075423.
-The best outcome was 291.6TFLOPS @ 6912x16384x2048 (MxNxK) (tried 2 shapes)
-Elapsed time: 0:00:09
-Do you want to upload the results? [Y/n]: n
-"""
-F1_PIPES = (
-    head("")
-    + "Trial "
-    + stated_row(1, 100.0, FIRST, 100.0, FIRST)
-    + "Trial "
-    + stated_row(2, 90.0, SECOND, 100.0, FIRST)
-)
-
 ALL = {
-    "v1a": V1A,
-    "v1b": V1B,
-    "v1c": V1C_BROKEN,
-    "v1c/v1c+": V1C,
-    "v1c+": V1C_PLUS,
-    "v1d": V1D,
     "v2a": V2A,
     "v2b": V2B,
     "v2c": V2C,
     "v2d": V2D,
-    "v2e": V2E,
-    "v2f": V2F,
     "v2g": V2G,
     "v3-dev": V3_DEV,
     "v3": V3,
     "v4": V4,
     "v4-node": V4_NODE,
-    "F1": F1,
 }

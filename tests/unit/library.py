@@ -6,7 +6,7 @@ import shutil
 from dataclasses import replace
 from importlib.metadata import EntryPoint
 
-from finder_log_samples import V1A
+from finder_log_samples import V2G
 
 import mamf
 from mamf.backend import Advice
@@ -57,4 +57,4 @@ def write_logs(folder):
     mamf.find("bfloat16", log=folder / "find.jsonl")
     list(mamf.attention(["b1h16q4096k4096d128"], log=folder / "attention.jsonl"))
     list(mamf.bandwidth(["1GiB"], log=folder / "bandwidth.jsonl"))
-    (folder / "finder.txt").write_text(V1A)
+    (folder / "finder.txt").write_text(V2G)

@@ -188,9 +188,9 @@ def changed(path, number, value, *way):
         (0, "text", ("software",), "field software: an object is due"),
         (1, "1e5", ("watts",), "field watts: a finite number is due"),
         (1, None, ("tflops",), "field tflops: an object is due"),
-        (1, [], ("tflops", "stated"), "field tflops.stated: a finite number is due"),
+        (1, [], ("tflops", "mean"), "field tflops.mean: a finite number is due"),
         (-1, None, ("best",), "field best: an object is due"),
-        (-1, {}, ("best", "stated", "tflops"), "field best.stated.tflops.stated is missing"),
+        (-1, {}, ("best", "mean", "tflops"), "field best.mean.tflops.mean is missing"),
         (-1, {"a": {}}, ("means",), "field means.a: a finite number is due"),
     ],
 )
@@ -241,8 +241,7 @@ class Smallest(Random):
 def test_inputs_without_bound_are_read_or_refused_in_a_line(kind, logs, folder, monkeypatch):
     # What is longer is refused: a quarter of what a user may give.
     monkeypatch.setattr("mamf.cli.reading.MOST_BYTES", 128 << 20)
-    monkeypatch.setattr("mamf.logs.finder.MOST_BYTES", 32 << 20)
-    monkeypatch.setattr("mamf.logs.finder.text.MOST_BYTES", 32 << 20)
+    monkeypatch.setattr("mamf.logs.finder.MAX_BYTES", 32 << 20)
     monkeypatch.setattr("mamf.logs.lines.MOST_LINE_BYTES", 3 << 20)
     monkeypatch.setattr(resources, "BOMB_BYTES", 40 << 20)
     random = Random(0)

@@ -37,7 +37,7 @@ ATTENTION_PLAN = kernels_plan("attention", (ATTENTION,), (AttentionProblem(),), 
 
 def header(plan=PLAN, device_name="H100", uuid_hash="aa"):
     return {
-        "schema": 4,
+        "schema": 5,
         "tool": {"name": "mamf", "version": "0", "commit": None},
         "device": {"backend": "cuda", "index": 0, "name": device_name, "vendor": "NVIDIA", "uuid_hash": uuid_hash},
         "timer": "device events",

@@ -443,12 +443,6 @@ def test_a_resumed_find_supersedes_its_ceilings(tmp_path):
     assert "ceiling-mismatch" in found(write(path, records))
 
 
-def test_the_grammars_of_a_legacy_log_are_no_path(tmp_path):
-    write_legacy_log(dataclasses.replace(legacy_run(), version="v1b/v1c/v1c+/F1"), tmp_path / "old.jsonl")
-    assert json.loads((tmp_path / "old.jsonl").read_text().split("\n")[0])["tool"]["version"] == "v1b/v1c/v1c+/F1"
-    assert "private" not in found(tmp_path / "old.jsonl")
-
-
 def test_each_line_of_a_legacy_log_is_parsed_once(tmp_path, monkeypatch):
     write_legacy_log(legacy_run(), tmp_path / "old.jsonl")
     parsed = []

@@ -169,18 +169,3 @@ def test_help_is_printed(name, capsys):
 
 def test_formats_are_those_that_can_be_rendered():
     assert tuple(formats.FORMATS) == FORMATS
-
-
-@pytest.mark.parametrize("command", ["roofline", "explain"])
-@pytest.mark.parametrize(
-    "typed", [("--output", "a.png"), ("--picture", "a.png"), ("--log", "b.jsonl", "--output", "a.png")]
-)
-def test_earlier_names_of_log_and_picture_still_work(command, typed):
-    from mamf.cli.roofline_files import require_files
-
-    parser = Parser()
-    importlib.import_module(f"mamf.cli.options.{command}").configure(parser)
-    parsed = parser.parse_args(typed)
-    require_files(parsed)
-    assert str(parsed.picture) == "a.png"
-    assert str(parsed.output) == ("b.jsonl" if "--log" in typed else "None")

@@ -72,7 +72,7 @@ def test_a_share_that_no_card_can_reach_is_not_in_large_type(times, is_credible)
 
 def kind_logs():
     yield from KINDS.items()
-    for pattern in ("model-bfloat16-burst", "matmul-explain", "collective", "grouped", "mamf-finder-v3", "batched"):
+    for pattern in ("model-bfloat16-burst", "matmul-explain", "collective", "grouped", "mamf-finder-v4", "batched"):
         yield next(iter(sorted(H200.glob(f"{pattern}*.jsonl")))), ""
 
 
@@ -118,6 +118,7 @@ def test_a_log_of_mamf_finder_stands_beside_a_new_one():
     old, new = H200 / "mamf-finder-v2g-bfloat16-20261122-022832.jsonl", FIND
     page = render_page(report_of([old, new, old]))
     assert "mamf-finder, best mean" in page
+    assert "with their 95 % repeat intervals" not in page
     assert "burst ceiling, bfloat16" in page
     alone = render_page(report_of([old]))
     assert "as printed: no samples, no checks" in alone
@@ -243,9 +244,43 @@ def test_old_and_new_are_compared_without_a_verdict(capsys):
     assert "no verdict" in capsys.readouterr().out
     attention = next(iter(sorted(H200.glob("attention-*.jsonl"))))
     assert main(["compare", str(old), str(attention)]) == 2
-    assert "holds no products" in capsys.readouterr().err
+    assert "holds no matmuls" in capsys.readouterr().err
     assert main(["compare", str(old), str(old), "--against", str(new), str(new)]) == 2
     assert "one other log" in capsys.readouterr().err
+
+
+def test_headlines_of_old_and_new_are_compared_with_each_other(capsys):
+    old = H200 / "mamf-finder-v4-bfloat16-20261121-003514.jsonl"
+    assert main(["compare", str(old), str(FIND), "--format", "json"]) == 0
+    shown = json.loads(capsys.readouterr().out)["rows"]
+    ceilings = read_run_log(FIND).ceilings
+    assert [(row["figure"], row["a_tflops"]) for row in shown] == [("MAMF", 802.3), ("MSMF", 697.7)]
+    assert [row["b_tflops"] for row in shown] == [ceilings["burst"].rate, ceilings["sustained"].rate]
+
+
+@pytest.mark.parametrize(("regime", "is_other"), [("classic", False), ("burst", True)])
+def test_only_a_sweep_in_another_regime_is_called_so(regime, is_other, capsys):
+    old = H200 / "mamf-finder-v2g-bfloat16-20261122-022832.jsonl"
+    new = next(
+        path
+        for path in sorted(H200.glob("sweep-torch-mm-bfloat16-*.jsonl"))
+        if [row.regime for row in read_run_log(path).measurements[:1]] == [regime] and regime in path.name
+    )
+    assert main(["compare", str(old), str(new)]) == 0
+    assert ("another regime" in capsys.readouterr().out) is is_other
+
+
+def test_shapes_of_a_search_are_points_over_decades_of_work():
+    chart = beside_chart(
+        [shown_run("old", read_legacy_or_none(H200 / "mamf-finder-v4-bfloat16-20261121-003514.jsonl"))]
+    )
+    assert not chart.is_connected
+    assert [label for _, label in chart.axis.ticks] == ["1G", "10G", "100G", "1T", "10T"]
+
+
+def test_confirmed_rows_of_an_old_log_come_first(capsys):
+    main(["show", str(H200 / "mamf-finder-v4-bfloat16-20261121-003514.jsonl"), "--top", "1", "--format", "csv"])
+    assert "2304x2048x19456,confirm" in capsys.readouterr().out.splitlines()[1]
 
 
 def test_old_and_new_share_a_picture(tmp_path, capsys):

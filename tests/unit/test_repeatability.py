@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mamf.calibration import ANEW, find_calibration
-from mamf.ceilings.ceiling import combine_rounds, confirm_ceiling
+from mamf.ceilings.ceiling import confirm_ceiling
 from mamf.contribution.summary_rules import WIDEST, WIDEST_OF_CPU
 from mamf.engine.measure import measure
 from mamf.engine.regimes import Burst, StoppingRule, Sustained
@@ -256,19 +256,8 @@ def test_visits_that_scatter_more_than_calibrated_are_not_held_to_the_calibratio
     assert quiet.half_width < 0.01
 
 
-# -- logs from before intervals were prediction intervals ------------------------------------------------------------
-
-
 def log_of_a_find():
     return next(RESULTS.rglob("find-bfloat16-burst-sustained-20261121-213216.jsonl"))
-
-
-def test_rows_of_an_old_log_get_the_calibration_of_today():
-    log = read_run_log(log_of_a_find())
-    visits = {row.phase: row for row in log.measurements if row.regime == "sustained"}
-    assert next(row for row in log.measurements if row.regime == "burst").repeatability == BOOST
-    assert visits["visit"].repeatability == CAPPED
-    assert visits["confirm"].repeatability == find_calibration("cuda", ANEW, "matmul")
 
 
 def test_visits_that_start_anew_are_known_as_such_when_their_constants_change(monkeypatch):
@@ -283,28 +272,12 @@ def test_visits_that_start_anew_are_known_as_such_when_their_constants_change(mo
     assert tool.as_today(replace(row, repeatability=CAPPED), log).repeatability == CAPPED
 
 
-def test_a_ceiling_of_an_old_log_gets_the_interval_of_today():
-    log = read_run_log(log_of_a_find())
-    for regime, ceiling in log.ceilings.items():
-        what = (ceiling.shape, ceiling.kernel, regime, "confirm")
-        rounds = [row for row in log.measurements if (row.shape, row.kernel, row.regime, row.phase) == what]
-        assert (ceiling.rate, ceiling.interval) == combine_rounds(rounds)
-        assert ceiling.repeatability == rounds[0].repeatability
-        assert ceiling.interval.half_width < 0.01 * ceiling.rate
-    line = next(text for text in log_of_a_find().read_text().splitlines() if '"record": "ceiling"' in text)
-    low, high = json.loads(line)["interval_tflops"]
-    burst = log.ceilings["burst"].interval
-    assert burst.low < low < high < burst.high, "the stored one was too narrow"
-
-
-def test_a_new_log_keeps_the_calibration_that_it_holds():
+def test_a_log_keeps_the_calibration_that_it_holds():
     row = row_of(Burst)
     kept = replace(row, repeatability=replace(row.repeatability, run=0.1))
     record = json.loads(json.dumps(measurement_record(kept)))
     header = {"device": {"backend": "cuda"}}
     assert measurement_from_record(record, header).repeatability == kept.repeatability
-    del record["repeatability"]["launch_seconds"]
-    assert measurement_from_record(record, header).repeatability == find_calibration("cuda", "burst", "matmul")
 
 
 def test_operations_have_calibrations_of_their_own():

@@ -312,4 +312,4 @@ def test_a_log_of_an_earlier_schema_is_not_gone_on_with(command, logs, tmp_path,
     path = tmp_path / "old.jsonl"
     path.write_bytes(logs[command].replace(b'"schema": 5', b'"schema": 3', 1))
     assert main([command, *BACKEND, "--resume", str(path)]) == 2
-    assert "has schema 3: convert it with 'mamf results convert" in capsys.readouterr().err
+    assert "has schema 3; the last release that reads or converts it is mamf 0.2" in capsys.readouterr().err

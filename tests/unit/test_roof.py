@@ -246,14 +246,6 @@ def test_labels_touch_neither_one_another_nor_a_mark():
     assert {line.label for line in chart.lines} <= {each.get_text() for each in axes.texts}
 
 
-def test_labels_that_find_no_room_are_counted():
-    rows = [
-        row(MatmulProblem(), MatmulShape(m, n, SIDE), 780.0) for m in (512, 520) for n in range(SIDE, SIDE + 800, 8)
-    ]
-    axes = draw(roofline_chart(ROOFS, points_of(rows, ROOFS), HEADER)).axes[0]
-    assert "labels that do not fit: " in axes.get_title("right")
-
-
 def test_many_shapes_have_a_legend_and_no_labels():
     rows = [row(MatmulProblem(), MatmulShape(SIDE, n, SIDE), 780.0 - n / 64) for n in range(512, 8192, 512)]
     chart = roofline_chart(ROOFS, points_of(rows, ROOFS), HEADER)

@@ -1,18 +1,20 @@
-"""``mamf roofline`` as a command: measured in virtual time, resumed, shown, drawn, checked."""
+"""``mamf roofline`` as a command: its finds in virtual time, continued, shown, drawn; rows under given ceilings."""
 
 import json
 import shutil
 
 import library
 import pytest
-from contribution_logs import found
 
 from mamf.cli import main
-from mamf.cli.commands import roofline as session
+from mamf.cli.commands import find, roofline
+from mamf.engine.search import grid
 from mamf.logs.run_log import read_run_log
 from mamf.profiling.log import create_profile_log, write_profile
 from mamf.profiling.profile import ClassRow, Profile
 
+LOGS = ("bfloat16.jsonl", "memory.jsonl", "cache.jsonl")
+CEILINGS = tuple(f"roofs/{name}" for name in LOGS)
 ROOFS = ("bfloat16", "cache", "memory")
 
 
@@ -22,16 +24,16 @@ def measured(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         little(patch)
         patch.chdir(folder)
-        assert main(["roofline", "--output", "roofline.jsonl", "--picture", "roof.png", "--export", "tracelens"]) == 0
+        assert main(["roofline", "--output-folder", "roofs", "--picture", "roof.png", "--export", "tracelens"]) == 0
     return folder
 
 
 def little(patch):
     """The simulated device, and a search of few shapes."""
     library.install(patch)
-    patch.setattr(session, "plan_for", library.short(session.plan_for, (8192, 16384)))
-    patch.setattr(session, "_PASSES", 256)  # long launches are few
-    patch.setattr(session, "_CACHES", (64, 128))
+    patch.setattr(find, "plan_for", library.short(grid.plan_for, (8192, 16384)))
+    patch.setattr(roofline, "_PASSES", 256)  # long launches are few
+    patch.setattr(roofline, "_CACHES", (64, 128))
 
 
 @pytest.fixture
@@ -41,56 +43,51 @@ def here(run, measured, monkeypatch):
     return run.folder
 
 
-def test_it_measures_every_roof_and_keeps_one_log_of_them(here):
-    log = read_run_log(here / "roofline.jsonl")
-    assert log.summary["status"] == "complete" and log.header["plan"]["command"] == "roofline"
-    assert set(log.all_ceilings) == {("bfloat16", "burst"), ("bfloat16", "sustained")}
-    assert {(problem.warm > 1, regime) for problem, regime in log.own_ceilings} == {
-        (warm, regime) for warm in (False, True) for regime in ("burst", "sustained")
-    }
+def test_each_roof_is_measured_by_a_find_with_its_own_log(here):
+    logs = [read_run_log(here / path) for path in CEILINGS]
+    assert [log.plan.kind for log in logs] == ["find"] * 3
+    assert all(log.summary["status"] == "complete" for log in logs)
+    found = [{(getattr(problem, "warm", 0) > 1, regime) for problem, regime in log.own_ceilings} for log in logs[1:]]
+    assert found == [{(is_warm, regime) for regime in ("burst", "sustained")} for is_warm in (False, True)]
+    assert set(logs[0].ceilings) == {"burst", "sustained"}
     assert (here / "roof.png").stat().st_size > 10_000
     arch = json.loads((here / "tracelens.json").read_text())
     assert arch["name"] == "Simulated H100" and set(arch["max_achievable_tflops"]) == {"matrix_bf16"}
 
 
-def test_its_log_is_accepted_but_for_virtual_time(here):
-    rules = found(here / "roofline.jsonl")
-    assert rules <= {"simulated", "missing-field", "sensors", "implausible", "changed-code"}
-
-
-def test_a_figure_that_is_edited_is_caught(here):
-    path = here / "roofline.jsonl"
-    lines = path.read_text().splitlines()
-    for number, line in enumerate(lines):
-        if '"record": "ceiling"' in line:
-            record = json.loads(line)
-            name = "tflops" if "tflops" in record else "rate"
-            edited = [*lines[:number], json.dumps(record | {name: 1.01 * record[name]}), *lines[number + 1 :]]
-            path.write_text("\n".join(edited) + "\n")
-            assert "ceiling-mismatch" in found(path)
+def test_finds_that_are_there_are_continued_and_print_to_stderr(run, here):
+    whole = {path: (here / path).read_text().splitlines(keepends=True) for path in CEILINGS}
+    (here / CEILINGS[1]).write_text("".join(whole[CEILINGS[1]][:4]))
+    (here / CEILINGS[2]).unlink()
+    code, out, err = run("roofline", "--output-folder", "roofs", "--format", "json")
+    assert code == 0 and json.loads(out)["device"] == "Simulated H100" and "-- mamf find --dtype bfloat16" in err
+    for path in CEILINGS:
+        log = read_run_log(here / path)
+        assert log.summary["status"] == "complete"
+        steps = [(row.problem, row.regime, row.shape, row.kernel, row.phase, row.round) for row in log.measurements]
+        assert len(steps) == len(set(steps)) == (here / path).read_text().count('"record": "measurement"')
+    assert (here / CEILINGS[0]).read_text().startswith("".join(whole[CEILINGS[0]]))
 
 
 @pytest.mark.parametrize("form", ["table", "csv", "json", "markdown"])
-def test_it_is_shown_and_taken_as_ceilings(run, here, form):
-    code, shown, _ = run("show", "roofline.jsonl", "--format", form)
-    assert code == 0 and all(name in shown for name in ROOFS)
-    code, taken, _ = run("roofline", "--ceiling", "roofline.jsonl", "--format", form)
+def test_its_logs_are_taken_as_ceilings(run, here, form):
+    code, taken, _ = run("roofline", "--ceiling", *CEILINGS, "--format", form)
     assert code == 0 and all(name in taken for name in ROOFS)
 
 
 def test_rows_are_placed_under_it(run, here):
     shape = "64x8192x8192"
     assert run("sweep", "--shapes", shape, "8192x8192x8192", "--output", "decode.jsonl")[0] == 0
-    code, out, _ = run("roofline", "decode.jsonl", "--ceiling", "roofline.jsonl", "--picture", "rows.svg")
+    code, out, _ = run("roofline", "decode.jsonl", "--ceiling", *CEILINGS, "--picture", "rows.svg")
     assert code == 0
-    code, _, err = run("roofline", "--ceiling", "roofline.jsonl", "decode.jsonl")
+    code, _, err = run("roofline", "--ceiling", *CEILINGS, "decode.jsonl")
     assert code == 2 and "decode.jsonl holds no ceiling" in err and "stand before --ceiling" in err
     line = next(line for line in out.splitlines() if line.startswith(shape))
     assert line.endswith(("  compute", "  bandwidth"))
     assert "Mx8192x8192" in (here / "rows.svg").read_text()
-    code, out, _ = run("show", "decode.jsonl", "--ceiling", "roofline.jsonl")
+    code, out, _ = run("show", "decode.jsonl", "--ceiling", *CEILINGS)
     assert code == 0 and "% of roof" in out
-    code, out, _ = run("sweep", "--shapes", shape, "--ceiling", "roofline.jsonl")
+    code, out, _ = run("sweep", "--shapes", shape, "--ceiling", *CEILINGS)
     assert code == 0 and "bound by" in out
 
 
@@ -100,61 +97,47 @@ def test_attention_and_a_profile_are_placed_too(run, here):
     with create_profile_log(here / "profile.jsonl", "mamf profile", "train.py") as writer:
         matmul = ClassRow("matmul", 0.7, 0.7, 0.0, 9, {"bfloat16": 3 * 10**14}, 0.7)
         write_profile(writer, Profile(1.0, 1, "Simulated H100", True, (matmul,), (), ()))
-    code, out, _ = run("roofline", "attention.jsonl", "profile.jsonl", "--ceiling", "roofline.jsonl")
+    code, out, _ = run("roofline", "attention.jsonl", "profile.jsonl", "--ceiling", *CEILINGS)
     assert code == 0 and "simulated-attention" in out
     line = next(line for line in out.splitlines() if "train.py" in line)
     assert line.startswith("matmul") and line.endswith("  compute")
-    code, _, err = run("show", "attention.jsonl", "--ceiling", "roofline.jsonl")
+    code, _, err = run("show", "attention.jsonl", "--ceiling", *CEILINGS)
     assert code == 2 and "mamf roofline LOG --ceiling LOG" in err
 
 
 def test_what_programs_read_holds_no_line_about_files(run, here):
-    code, out, err = run("roofline", "--ceiling", "roofline.jsonl", "--format", "json", "--picture", "new.png")
+    code, out, err = run("roofline", "--ceiling", *CEILINGS, "--format", "json", "--picture", "new.png")
     assert code == 0 and json.loads(out)["device"] == "Simulated H100" and "figure: new.png" in err
 
 
-def test_what_was_cut_off_goes_on_and_measures_nothing_twice(run, here):
-    whole = (here / "roofline.jsonl").read_text().splitlines()
-    rows = [number for number, line in enumerate(whole) if '"record": "measurement"' in line]
-    of_bandwidth = next(number for number in rows if '"operation": "bandwidth"' in whole[number])
-    for cut in (rows[3], of_bandwidth, rows[-1]):
-        path = here / f"cut{cut}.jsonl"
-        path.write_text("\n".join(whole[: cut + 1]) + "\n")
-        assert run("roofline", "--resume", path.name)[0] == 0
-        again = read_run_log(path)
-        steps = [(row.problem, row.regime, row.shape, row.kernel, row.phase, row.round) for row in again.measurements]
-        assert len(steps) == len(set(steps)) == path.read_text().count('"record": "measurement"')
-        assert (len(again.all_ceilings), len(again.own_ceilings)) == (2, 4)
-        assert not found(path) & {"ceiling-mismatch", "best-mismatch", "duplicate-row", "foreign-row", "missing-row"}
+def test_ctrl_c_ends_all_finds_and_shows_what_is_known(run, here, monkeypatch):
+    began = []
+    monkeypatch.setattr(roofline, "call", lambda typed: began.append(typed) or 130)
+    code, out, _ = run("roofline", "--output-folder", "roofs")
+    assert (code, len(began)) == (130, 1) and "bfloat16" in out
 
 
-def test_a_budget_is_kept_and_says_what_is_lacking(run, here):
-    code, out, _ = run("roofline", "--budget", "1s", "--output", "short.jsonl")
-    log = read_run_log(here / "short.jsonl")
-    assert code == 0 and (log.summary["status"], log.summary["reason"]) == ("interrupted", "the budget ended")
-    assert log.summary["left"] == 6 - len(log.all_ceilings) - len(log.own_ceilings) > 0
-    assert "left, --resume continues" in out
+def test_a_budget_that_ends_too_soon_says_how_to_continue(run, here):
+    code, _, err = run("roofline", "--budget", "0.01s", "--output-folder", "short")
+    assert code == 2 and "'mamf roofline --output-folder short' continues" in err
 
 
-def test_it_is_drawn_compared_and_planned(run, here):
-    assert run("plot", "roofline.jsonl", "--output", "again.png")[0] == 0
-    assert run("compare", "roofline.jsonl", "roofline.jsonl")[0] == 0
-    code, out, _ = run("roofline", "--dry-run", "--dtype", "bfloat16", "float16")
-    assert code == 0 and "float16: burst and sustained by simulated.mm" in out and "arrays of" in out
+def test_a_dry_run_names_each_find(run, here):
+    code, _, err = run("roofline", "--dry-run", "--dtype", "bfloat16", "float16", "--output-folder", "none")
+    assert code == 0 and not (here / "none").exists()
+    assert [err.count(text) for text in ("--dtype float16", "warm=1 ", "warm=256 ")] == [1, 1, 1]
 
 
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        (["--ceiling", "roofline.jsonl", "--budget", "5s"], "--ceiling measures nothing: leave --budget out"),
-        (["--ceiling", "roofline.jsonl", "--output", "x"], "--ceiling measures nothing: leave --output out"),
+        (["--ceiling", *CEILINGS, "--budget", "5s"], "--ceiling measures nothing: leave --budget out"),
+        (["--ceiling", *CEILINGS, "--output-folder", "x"], "--ceiling measures nothing: leave --output-folder out"),
         (["--ceiling", "missing.jsonl"], "missing.jsonl"),
-        (["--ceiling", "roofline.jsonl", "--picture", "roof.png"], "roof.png exists"),
-        (["--ceiling", "roofline.jsonl", "--picture", "roof.pdf"], "must end with .png or .svg"),
-        (["--ceiling", "roofline.jsonl", "--export", "tracelens"], "tracelens.json exists"),
+        (["--ceiling", *CEILINGS, "--picture", "roof.png"], "roof.png exists"),
+        (["--ceiling", *CEILINGS, "--picture", "roof.pdf"], "must end with .png or .svg"),
+        (["--ceiling", *CEILINGS, "--export", "tracelens"], "tracelens.json exists"),
         (["--export-file", "x.json"], "--export tracelens"),
-        (["--resume", "roofline.jsonl", "--dtype", "float16"], "--dtype float16 contradicts"),
-        (["--resume", "roofline.jsonl", "--output", "x"], "leave --output out"),
     ],
 )
 def test_bad_input_is_a_line(run, here, given, told):
@@ -162,21 +145,12 @@ def test_bad_input_is_a_line(run, here, given, told):
     assert code == 2 and told in err and err.count("\n") == 1
 
 
-def test_other_commands_do_not_go_on_with_it(run, here):
-    code, _, err = run("find", "--operation", "bandwidth", "--resume", "roofline.jsonl")
-    assert code == 2 and "resume it with 'mamf roofline --resume roofline.jsonl'" in err
-    assert run("find", "--operation", "bandwidth", "--shapes", "1GiB", "--output", "find.jsonl")[0] == 0
-    code, _, err = run("roofline", "--resume", "find.jsonl")
-    assert code == 2 and "mamf find --operation bandwidth --resume find.jsonl" in err
-
-
 def test_another_card_is_refused_unless_asked_for(run, here):
-    path = here / "other.jsonl"
-    header, *rest = (here / "roofline.jsonl").read_text().splitlines()
+    header, *rest = (here / CEILINGS[0]).read_text().splitlines()
     record = json.loads(header)
     record["device"]["name"] = "Simulated H200"
-    path.write_text("\n".join([json.dumps(record), *rest]) + "\n")
-    code, _, err = run("roofline", "--ceiling", "roofline.jsonl", "other.jsonl")
+    (here / "other.jsonl").write_text("\n".join([json.dumps(record), *rest]) + "\n")
+    code, _, err = run("roofline", "--ceiling", *CEILINGS, "other.jsonl")
     assert code == 2 and "Simulated H100 and Simulated H200" in err
-    code, out, _ = run("roofline", "--ceiling", "roofline.jsonl", "other.jsonl", "--anyway")
+    code, out, _ = run("roofline", "--ceiling", *CEILINGS, "other.jsonl", "--anyway")
     assert code == 0 and "accepted with --anyway: logs of Simulated H100, Simulated H200" in out

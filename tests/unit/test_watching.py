@@ -116,7 +116,7 @@ def test_a_log_without_its_summary_skips_what_crashed(tmp_path):
 def test_a_log_that_is_gone_when_its_writer_crashes_is_written_again_with_the_row_that_crashed(tmp_path):
     log = tmp_path / "log.jsonl"
     code, out, err = sweep(tmp_path, 256, 1536, 1024)
-    moved = f"mamf: log.jsonl was deleted or renamed by another program: the whole log is now {log}"
+    moved = f"mamf: log.jsonl was changed by another program: the whole log is now {log}"
     assert (code, err) == (1, [moved, crash(1536, "SIGSEGV")])
     assert f"log: {log}" in out
     assert rows(tmp_path) == {256: ("ok", ""), 1536: ("failed", "crashed the process (SIGSEGV)"), 1024: ("ok", "")}
@@ -125,7 +125,7 @@ def test_a_log_that_is_gone_when_its_writer_crashes_is_written_again_with_the_ro
 def test_a_crash_after_the_log_was_replaced_finds_it_at_its_new_name(tmp_path):
     code, _, err = sweep(tmp_path, 1792, 256, 512, 1024)
     assert (code, err[1:]) == (1, [crash(512, "SIGSEGV")])
-    assert err[0].startswith("mamf: log.jsonl was replaced by another program")
+    assert err[0].startswith("mamf: log.jsonl was changed by another program")
     assert (tmp_path / "log.jsonl").read_text() == "mine"
     assert rows(tmp_path, "log-2.jsonl").keys() == {1792, 256, 512, 1024}
     assert len(list(tmp_path.glob("*.jsonl"))) == 2

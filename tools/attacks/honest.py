@@ -40,15 +40,20 @@ torch=2.5.1+cu124
 cuda=12.4
 
 ** Additional notes:
+benchmark version: 2
 a rack
 
 --------------------------------------------------------------------------------
 
- 100.0 TFLOPS @ 256x1024x4096
- 300.5 TFLOPS @ 512x1024x4096
- 200.0 TFLOPS @ 768x1024x4096
+     1 |  100.0(mean)  101.0(median)  110.0(max) @ 256x1024x4096 | best:  100.0(mean)  101.0(median)  110.0(max) TFLOPS
+     2 |  300.5(mean)  301.5(median)  310.5(max) @ 512x1024x4096 | best:  300.5(mean)  301.5(median)  310.5(max) TFLOPS
+     3 |  200.0(mean)  201.0(median)  210.0(max) @ 768x1024x4096 | best:  300.5(mean)  301.5(median)  310.5(max) TFLOPS
+
+Tried  3 shapes => the best outcomes were:
+mean:   300.5 TFLOPS @ 512x1024x4096 (MxNxK)
+median: 301.5 TFLOPS @ 512x1024x4096 (MxNxK)
+max:    310.5 TFLOPS @ 512x1024x4096 (MxNxK)
 Elapsed time: 0:00:09
-The best outcome was 300TFLOPS @ MxNxK: 512x1024x4096
 """
 
 

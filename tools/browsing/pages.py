@@ -19,7 +19,7 @@ ATTENTION = H200 / "attention-bfloat16-fwd-bwd-burst-20261122-165751.jsonl"
 SWEEP = H200 / "sweep-torch-mm-bfloat16-burst-20261122-023716.jsonl"
 EXPLANATION = H200 / "matmul-explain-bfloat16-burst-sustained-20261121-213135.jsonl"
 MODEL = H200 / "model-bfloat16-sustained-20261122-022917.jsonl"
-IMPORTED = H200 / "mamf-finder-v3-dev-bfloat16-20261121-003514.jsonl"
+IMPORTED = H200 / "mamf-finder-v4-bfloat16-20261121-003514.jsonl"
 PROFILED = ROOT / "docs" / "autoprofile-h200"
 #: The shortest there are.
 FEW_ROWS = H200 / "sweep-torch-mm-bfloat16-burst-sustained-20261121-143850.jsonl"

@@ -11,7 +11,6 @@ from collections.abc import Container, Sequence
 from pathlib import Path
 
 from mamf.ceilings.contributed import FILE
-from mamf.cli.guard_file import read_guard_file
 from mamf.cli.printing import print_document
 from mamf.cli.reading import reading
 from mamf.cli.terminal import say, say_lines, stdout, warn
@@ -23,9 +22,8 @@ from mamf.contribution.published import FIGURES, NOTICE
 from mamf.contribution.rules import Review, review, review_results
 from mamf.contribution.submission import encode_issue, find_free_place, place_of_review
 from mamf.contribution.tables import results_pages
-from mamf.errors import MamfError, UsageError, first_line
+from mamf.errors import UsageError
 from mamf.files import create_whole, make_folder, write_whole
-from mamf.logs.conversion import convert
 from mamf.machine.garbage import no_garbage_collection
 from mamf.pages.site import build_site
 from mamf.pages.site_index import INDEX
@@ -43,7 +41,6 @@ def run(options: argparse.Namespace) -> int:
         "submit": run_submit,
         "table": run_table,
         "site": run_site,
-        "convert": run_convert,
     }
     return actions[options.action](options)
 
@@ -227,25 +224,6 @@ def run_site(options: argparse.Namespace) -> int:
     devices = len({run.device for run in data.runs})
     say(f"written: {options.output / INDEX} ({counted(len(data.runs), 'log')} of {counted(devices, 'device')})")
     return 0
-
-
-def run_convert(options: argparse.Namespace) -> int:
-    code = 0
-    for path in itertools.chain.from_iterable(map(_logs_of, options.files)):
-        try:
-            _require_file(path)
-            say(convert(path, options.output_folder))
-        except (MamfError, OSError) as error:
-            warn(first_line(error))
-            code = _REJECTED
-    return code
-
-
-def _logs_of(named: Path) -> list[Path]:
-    """The logs in a folder, the baseline of a guard's file, or the file itself."""
-    if named.is_dir():
-        return _logs_among(_files_in(named), named)
-    return [read_guard_file(named).baseline] if named.suffix == ".toml" else [named]
 
 
 def _contributed_file(root: Path) -> Path:

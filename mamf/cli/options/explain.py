@@ -26,7 +26,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add(product, "--kernel", nargs=1, default_text="the winner's, or the library's")
     add(product, "--anyway")
     add_run_options(parser, budget="30s, without a find")
-    parser.add_argument("--log", type=Path, help=argparse.SUPPRESS)
     add_device_options(parser)
     add(parser, "--picture", "--overwrite")
     add_output_options(parser)

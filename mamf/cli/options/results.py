@@ -16,7 +16,6 @@ EXAMPLES = """examples:
   mamf results submit run.jsonl --issue                 without a clone: print what to paste into an issue
   mamf results table                                    write results/README.md and the page of each accelerator
   mamf results site --output site                       write pages of all figures: open site/index.html
-  mamf results convert run.jsonl                        convert a log of an early version
 """
 
 
@@ -39,21 +38,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     site = actions.add_parser("site", help="write static pages and downloads of results/ from its logs")
     site.add_argument("--output", type=Path, required=True, metavar="FOLDER", help="new, empty, or of an earlier site")
     site.add_argument("--logs", metavar="URL", help="where the logs are published (default: relative links to them)")
-    convert = actions.add_parser("convert", help="convert logs of early versions, which other commands cannot read")
-    convert.add_argument(
-        "files",
-        type=Path,
-        nargs="+",
-        metavar="FILE",
-        help="run logs; a guard's TOML file, for its baseline; a folder of logs, such as the cache of mamf peak",
-    )
-    add(convert, "--output-folder", default_text="in place; the original is kept beside the new file")
-    convert.add_argument("--output", dest="output_folder", type=Path, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     for action in (submit, table, site):
         action.add_argument(
             "--results", type=Path, default=Path("results"), metavar="FOLDER", help="the folder (default: results)"
         )
-    for action in (check, submit, table, site, convert):
+    for action in (check, submit, table, site):
         action.set_defaults(parser=action)
 
 

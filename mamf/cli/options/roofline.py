@@ -6,12 +6,12 @@ import argparse
 from pathlib import Path
 
 from mamf.choices import EXPORTS
-from mamf.cli.options.shared import add, add_device_options, add_output_options, add_run_options
+from mamf.cli.options.shared import add, add_device_options, add_output_options
 
 EXAMPLES = """examples:
   mamf roofline                                             measure the roofs and balance points of the device
-  mamf roofline --dtype bfloat16 fp8 --budget 2m --picture roofline.png
-  mamf roofline attention.jsonl decode.jsonl --ceiling roofline.jsonl --picture roofline.svg
+  mamf roofline --dtype bfloat16 fp8 --output-folder roofs --picture roofline.png
+  mamf roofline attention.jsonl decode.jsonl --ceiling roofs/*.jsonl --picture roofline.svg
   mamf roofline --ceiling find.jsonl bandwidth.jsonl --export tracelens --export-file h200.json
 """
 
@@ -23,8 +23,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("measuring")
     add(group, "--dtype")
     add(group, "--regime", default_text="both")
-    add_run_options(parser, budget="57s per dtype and 86s for bandwidth")
-    parser.add_argument("--log", type=Path, help=argparse.SUPPRESS)
+    add(group, "--budget", default_text="57s per dtype and 86s for bandwidth")
+    add(group, "--dry-run", "--notes")
+    add(group, "--output-folder", default_text="roofline and the date; finds in it are continued")
     add_device_options(parser)
     group = parser.add_argument_group("files")
     add(group, "--picture")

@@ -18,7 +18,6 @@ from mamf.errors import IncomparableError, UsageError
 from mamf.kernel import Problem
 from mamf.limits import is_number, require_seconds
 from mamf.measurement import TERA, Conditions, Measurement, Tabular
-from mamf.regime_names import BURST, SUSTAINED
 from mamf.statistics import (
     FigureError,
     Interval,
@@ -34,6 +33,8 @@ Candidate = tuple[Any, str]
 CHOOSE, CONFIRM = "choose", "confirm"
 # The fewest rounds in which a candidate must have been measured to count as confirmed.
 FEWEST_ROUNDS = 3
+# Visits of one run that are further apart show a disturbed machine; a card that warms up stays within 2 %.
+_FAR = 0.1
 
 
 @dataclass(frozen=True)
@@ -113,10 +114,10 @@ def confirm_ceilings(
 
     ``sought``: triples of problem, regime and default kernel.
     """
-    rounds = [row for row in rows if row.phase in (CHOOSE, CONFIRM)]
+    rows = list(rows)
     found = {
         (problem, regime): confirm_ceiling(
-            [row for row in rounds if (row.problem, row.regime) == (problem, regime)], device, uuid_hash, default
+            [row for row in rows if (row.problem, row.regime) == (problem, regime)], device, uuid_hash, default
         )
         for problem, regime, default in sought
     }
@@ -133,10 +134,11 @@ def confirm_ceiling(
 ) -> Ceiling | None:
     """The ceiling from rounds of new measurements, or None if there are fewer than FEWEST_ROUNDS.
 
-    ``rows``: rows of one problem and regime, in the phases ``choose`` and ``confirm``. Every round measures each
-    remaining candidate once, so comparisons within rounds cancel the drift between rounds.
+    ``rows``: rows of one problem and regime; those in the phases ``choose`` and ``confirm`` decide. Every round measures
+    each remaining candidate once, so comparisons within rounds cancel the drift between rounds.
     """
-    rows = list(rows)
+    seen = list(rows)
+    rows = [row for row in seen if row.phase in (CHOOSE, CONFIRM)]
     choosing = [row for row in rows if row.phase == CHOOSE]
     fresh = group_rounds(row for row in rows if row.phase != CHOOSE)
     # Converted logs have one phase, whose rounds choose a winner and give its figure, which is biased upward.
@@ -146,6 +148,7 @@ def confirm_ceiling(
     own = fresh[winner]
     shape, kernel = winner
     rate, interval = combine_rounds(list(own.values()))
+    visits = [each.best_rate for each in seen if each.ok and (each.shape, each.kernel) == winner]
     gain = None
     compared = group_rounds(choosing) or fresh
     if default_kernel is not None and kernel != default_kernel and (shape, default_kernel) in compared:
@@ -159,13 +162,22 @@ def confirm_ceiling(
         kernel=kernel,
         shape=shape,
         rate=rate,
-        interval=interval,
+        interval=_include_visits(rate, interval, visits),
         rounds=len(own),
         tied=tuple(other for other in _find_finalists(fresh) if other != winner and is_tied(own, fresh[other])),
         conditions=summarize_conditions(own.values()),
         gain_over_default=gain,
         repeatability=repeatability_of(list(own.values())),
     )
+
+
+def _include_visits(rate: float, interval: Interval, visits: Sequence[float]) -> Interval:
+    """The interval, extended to visits that differ from the figure by far more than it says: on a busy machine a whole
+    phase may be slow.
+    """
+    limit = max(_FAR, 3 * interval.half_width / rate)
+    far = [visit for visit in visits if abs(visit / rate - 1) > limit]
+    return replace(interval, low=min(interval.low, *far), high=max(interval.high, *far)) if far else interval
 
 
 def _find_winner(
@@ -200,41 +212,34 @@ def combine_rounds(rounds: Sequence[Measurement]) -> tuple[float, Interval]:
     if known is None:
         rates = [row.best_rate for row in rounds]
         return stdlib_statistics.median(rates), median_interval(rates)
-    seconds, middle, errors, of_median = _combine_visits(rounds)
-    interval, scale = repeat_interval(seconds, middle, errors, known, of_median), rounds[0].amount / TERA
+    seconds, middle, errors = _combine_visits(rounds)
+    celsius = known_median(row.conditions.celsius for row in rounds)
+    interval, scale = repeat_interval(seconds, middle, errors, known, celsius), rounds[0].amount / TERA
     return scale / middle, Interval(scale / interval.high, scale / interval.low, interval.coverage)
 
 
 def error_of(rounds: Sequence[Measurement]) -> FigureError:
     """The error of the figure of ``combine_rounds``, relative to the mean of all runs."""
-    known = repeatability_of(rounds) or usual_repeatability(rounds[0].regime, rounds[0].operation)
-    seconds, middle, errors, of_median = _combine_visits(rounds)
-    return figure_error(seconds, middle, errors, known, of_median)
+    return figure_error(*_combine_visits(rounds), known_repeatability(rounds))
 
 
-def usual_repeatability(regime: str, operation: str) -> Repeatability:
-    """The calibration for converted logs, which name none. The loop of mamf-finder scatters like sustained."""
-    return find_calibration("", BURST if regime == BURST else SUSTAINED, operation)
+def known_repeatability(rounds: Sequence[Measurement]) -> Repeatability:
+    """The calibration of these rounds, or that of their regime, for logs that name none."""
+    return repeatability_of(rounds) or find_calibration("", rounds[0].regime, rounds[0].problem)
 
 
-def _combine_visits(rounds: Sequence[Measurement]) -> tuple[list[float], float, list[float], bool]:
-    """The seconds of each round and of all together, their relative standard errors, whether the figure is a median."""
+def _combine_visits(rounds: Sequence[Measurement]) -> tuple[list[float], float, list[float]]:
+    """The seconds of each round and of all together, and the relative standard error of each."""
     seconds, errors = [row.seconds for row in rounds], [row.standard_error for row in rounds]
     if rounds[0].figure != "mean":
-        return seconds, stdlib_statistics.median(seconds), errors, True
+        return seconds, stdlib_statistics.median(seconds), errors
     launches = sum(row.launches for row in rounds)
-    return seconds, sum(row.seconds * row.launches for row in rounds) / launches, errors, False
+    return seconds, sum(row.seconds * row.launches for row in rounds) / launches, errors
 
 
 def recompute(ceiling: Ceiling, rows: Iterable[Measurement]) -> Ceiling:
-    """The ceiling recomputed from the rounds among ``rows``, because early logs are read with today's calibration.
-    Unchanged if the rounds are in another log.
-    """
-    own = [
-        row
-        for row in rows
-        if row.phase in (CHOOSE, CONFIRM) and (row.problem, row.regime) == (ceiling.problem, ceiling.regime)
-    ]
+    """The ceiling recomputed from the rounds among ``rows``. Unchanged if the rounds are in another log."""
+    own = [row for row in rows if (row.problem, row.regime) == (ceiling.problem, ceiling.regime)]
     again = confirm_ceiling(own, ceiling.device, ceiling.uuid_hash)
     return ceiling if again is None else replace(again, gain_over_default=ceiling.gain_over_default)
 

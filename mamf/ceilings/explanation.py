@@ -12,6 +12,8 @@ from mamf.regime_names import BURST, SUSTAINED
 from mamf.statistics import Interval
 
 NORMAL, ZEROS = "normal", "zeros"
+NO_COST = "no significant cost of real data"
+TOO_NOISY = "too noisy to tell what real data cost"
 #: Clock readings within this share are equal.
 _SAME_CLOCK = 0.005
 #: From this share of the power limit on, a device counts as being at its limit.
@@ -128,7 +130,7 @@ def _cost_of_data(zeros: Measurement | None, normal: Measurement | None) -> str:
     if zeros is None or normal is None or not zeros.ok or not normal.ok:
         return ""
     if zeros.rate_interval.overlaps(normal.rate_interval):
-        return "no significant cost of real data"
+        return TOO_NOISY if not (zeros.interval.is_known and normal.interval.is_known) else NO_COST
     if normal.best_rate > zeros.best_rate:
         return "faster than on zeros: the device was not at rest (measure again)"
     before, after = zeros.conditions.clock_hz, normal.conditions.clock_hz

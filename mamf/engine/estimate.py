@@ -140,8 +140,10 @@ def estimate_seconds(plan: Plan, steps: Sequence[StepKey], backend: Backend, flo
 def kernels_seconds(plan: Plan, steps: Sequence[StepKey], backend: Backend) -> float:
     """Seconds of sampling these rows for as long as each may take; what prepares and verifies them comes on top."""
     visit = backend.sustained_traits.settle_seconds + Sustained.shortest_seconds
-    a_row = {Burst.name: plan.seconds or Burst.default_seconds, Sustained.name: visit}
-    return sum(a_row[regime] for regime, *_ in steps)
+    burst = plan.seconds or Burst.default_seconds
+    a_row = {Burst.name: burst, Sustained.name: visit, Classic.name: burst}
+    warm_up = Classic.warmup_seconds if Classic.name in plan.regimes else 0.0
+    return warm_up + sum(a_row[regime] for regime, *_ in steps)
 
 
 def _regime_seconds(regime: str, launches: Sequence[float], plan: Plan, backend: Backend) -> float:

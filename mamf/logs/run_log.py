@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from mamf.logs.device_speeds import with_device_speeds
 from mamf.logs.lines import lines_of, parse_records
 from mamf.logs.plan_records import plan_from_record
 from mamf.logs.records import (
+    as_logged,
     ceiling_from_record,
     flat,
     known_ceiling_from_record,
@@ -151,7 +152,7 @@ def run_log_of(path: Path, records: Iterable[tuple[int, dict[str, Any]]], as_wri
             raise RunLogError(
                 f"{path}, line {number}: {describe_error(error)}{_advice(error, header)}", number - 1
             ) from None
-    if not as_written and log.header["schema"] < RELIABLE_SINCE:
+    if not as_written:
         try:
             _recompute(log)
         except MALFORMED as error:
@@ -164,13 +165,21 @@ def run_log_of(path: Path, records: Iterable[tuple[int, dict[str, Any]]], as_wri
 
 
 def _recompute(log: RunLog) -> None:
-    """Read an early log's burst figures with its timer's known overhead, and its ceilings with today's calibration."""
-    backend = log.header["device"]["backend"]
-    if timer := find_timer(backend):
+    """Read an early log's burst figures with its timer's known overhead, and old intervals with today's calibration."""
+    backend, is_early = log.header["device"]["backend"], log.header["schema"] < RELIABLE_SINCE
+    if is_early and (timer := find_timer(backend)):
         log.measurements = recompute_rows(log.measurements, backend, timer)
     rows = latest_rows(log.measurements)
-    log.all_ceilings = {key: recompute(ceiling, rows) for key, ceiling in log.all_ceilings.items()}
-    log.own_ceilings = {key: recompute(ceiling, rows) for key, ceiling in log.own_ceilings.items()}
+
+    def today(ceiling: Ceiling) -> Ceiling:
+        again = recompute(ceiling, rows)
+        if is_early:
+            return again
+        is_same = ceiling.repeatability and (again.shape, again.kernel) == (ceiling.shape, ceiling.kernel)
+        return replace(ceiling, interval=as_logged(again).interval) if is_same else ceiling
+
+    log.all_ceilings = {key: today(ceiling) for key, ceiling in log.all_ceilings.items()}
+    log.own_ceilings = {key: today(ceiling) for key, ceiling in log.own_ceilings.items()}
 
 
 def describe_error(error: Exception) -> str:

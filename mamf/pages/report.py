@@ -78,9 +78,7 @@ def _side_by_side(sources: Sequence[Source]) -> RangeChart | None:
         for source, figure in found
         if figure.label == label
     ]
-    return (
-        RangeChart("The figures of each log", "with their 95 % repeat intervals", unit, tuple(rows)) if rows else None
-    )
+    return RangeChart("The figures of each log", "with their intervals", unit, tuple(rows)) if rows else None
 
 
 def _compared(sources: Sequence[Source]) -> Sequence[Block]:

@@ -74,7 +74,7 @@ def beside_document(a: Shown, b: Shown) -> Document:
     blocks: list[Block] = [
         Lines([f"A: {a.label}", f"B: {b.label}"]),
         Table(columns, shapes),
-        Lines(["no verdict: a log of mamf-finder has no samples, and its loop is another regime (docs/measuring.md)"]),
+        Lines(["no verdict: a log of mamf-finder has no samples; its loop is the regime classic (docs/measuring.md)"]),
         Answer([f"{counted(len(shapes), 'shape')} of both; median B/A {median(ratios.values()):.4f}"]),
     ]
     return Document("mamf-finder and mamf side by side", blocks)
@@ -94,7 +94,7 @@ def beside_chart(runs: Sequence[Shown]) -> Chart:
         if held:
             lines.append(Line(run.label, tuple(Point(x, rate, rate, rate) for x, rate in held)))
     axis = Axis("M", ticks=even_ticks([shape.m for shape in shapes.values()])) if is_m else Axis("FLOP", is_log=True)
-    notes = ("figures of mamf-finder have no samples and no intervals; its loop is another regime",)
+    notes = ("figures of mamf-finder have no samples and no intervals; its loop is the regime classic",)
     return Chart("mamf-finder beside mamf", "", axis, ((Panel("", "tflops", tuple(lines)),),), notes)
 
 

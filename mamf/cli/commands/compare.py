@@ -47,7 +47,7 @@ def run(options: argparse.Namespace) -> int:
         print_document(options, counters_comparison_document(compared, options.tolerance))
         return _REGRESSION if compared.regressions(options.tolerance) else 0
     comparison = compare(logs_a, logs_b, options.anyway)
-    print_document(options, comparison_document(comparison, options.tolerance))
+    print_document(options, comparison_document(comparison, options.tolerance, options.top))
     return _REGRESSION if comparison.is_slower(options.tolerance) else 0
 
 

@@ -146,8 +146,8 @@ def _key(log: RunLog, row: Measurement) -> tuple[Any, ...]:
 
 def _state(row: Measurement) -> tuple[str, str]:
     """The state of the device and the kind of operation."""
-    anew = find_calibration("", ANEW, row.problem)
-    is_anew = row.regime == SUSTAINED and row.repeatability == anew
+    # Of sustained rows, only those of visits that start anew depend on the temperature.
+    is_anew = row.regime == SUSTAINED and row.repeatability is not None and row.repeatability.per_degree > 0
     operation = f"{row.operation} backward" if getattr(row.problem, "has_backward", False) else row.operation
     return ANEW if is_anew else row.regime, operation
 
@@ -202,9 +202,7 @@ def wilson(share: float, count: int) -> tuple[float, float]:
 
 def half_widths(pairs: Sequence[Pair], run: float, launch: float) -> np.ndarray:
     """As mamf.statistics.repeat_interval computes them."""
-    scatter, seconds, cold = (
-        np.array(each) for each in zip(*((a.scatter, a.seconds, a.known.cold_gain(a.celsius)) for a, _ in pairs))
-    )
+    scatter, seconds, cold = np.array([(a.scatter, a.seconds, a.known.cold_gain(a.celsius)) for a, _ in pairs]).T
     return _NORMAL * math.sqrt(2) * np.sqrt(run**2 + (launch / seconds) ** 2 + scatter**2) + cold
 
 

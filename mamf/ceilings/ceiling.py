@@ -134,8 +134,8 @@ def confirm_ceiling(
 ) -> Ceiling | None:
     """The ceiling from rounds of new measurements, or None if there are fewer than FEWEST_ROUNDS.
 
-    ``rows``: rows of one problem and regime; those in the phases ``choose`` and ``confirm`` decide. Every round measures
-    each remaining candidate once, so comparisons within rounds cancel the drift between rounds.
+    ``rows``: rows of one problem and regime, of which the phases ``choose`` and ``confirm`` decide. Every round
+    measures each remaining candidate once, so comparisons within rounds cancel the drift between rounds.
     """
     seen = list(rows)
     rows = [row for row in seen if row.phase in (CHOOSE, CONFIRM)]

@@ -80,8 +80,8 @@ def _span(log: RunLog) -> tuple[datetime, datetime]:
 
 
 class Together(NamedTuple):
-    """All rows of a regime pooled: the weighted geometric mean of B/A. ``chance``: of a false alarm. ``by_temperature``:
-    the share that the temperatures of both sides may explain.
+    """All rows of a regime pooled: the weighted geometric mean of B/A. ``chance``: of a false alarm.
+    ``by_temperature``: the share that the temperatures of both sides may explain.
     """
 
     regime: str

@@ -23,14 +23,13 @@ _AT_LIMIT = 0.95
 @dataclass(frozen=True)
 class WaterfallStep:
     """One step of the waterfall. ``tflops``: None if unknown, with the reason in ``cause``. ``row``: the measured row,
-    if any. ``regime``: the regime of the row or of the figure. ``before``: TFLOPS of the step it is compared with.
+    if any. ``before``: TFLOPS of the last step that is known.
     """
 
     name: str
     tflops: float | None
     cause: str
     row: Measurement | None = None
-    regime: str | None = None
     before: float | None = None
 
     @property
@@ -44,13 +43,8 @@ class WaterfallStep:
         return None if self.row is None or not self.row.ok else self.row.rate_interval
 
 
-def waterfall_steps(
-    rows: Sequence[Measurement], info: DeviceInfo, given: Iterable[WaterfallStep] = ()
-) -> list[WaterfallStep]:
-    """The waterfall from the datasheet's peak down to the ``given`` steps.
-
-    ``rows``: at least one row of one product, measured on several kinds of data.
-    """
+def waterfall_steps(rows: Sequence[Measurement], info: DeviceInfo) -> list[WaterfallStep]:
+    """The waterfall down from the datasheet's peak. ``rows``: at least one of one product, on several kinds of data."""
     normal, zeros = find_row(rows, NORMAL, BURST), find_row(rows, ZEROS, BURST)
     last = find_row(rows, NORMAL, SUSTAINED)
     first = rows[0]
@@ -60,24 +54,11 @@ def waterfall_steps(
         _measured("burst, zeros", zeros, "the kernel's rate when data cost no power" + _timer(zeros)),
         _measured("burst, normal data", normal, _cost_of_data(zeros, normal)),
         _measured("sustained, normal data", last, _cost_of_power(last, info)),
-        *given,
     ]
-    return compare_steps(steps)
-
-
-def compare_steps(steps: Iterable[WaterfallStep]) -> list[WaterfallStep]:
-    """The same steps, each with the last known figure of its regime as ``before``, or the last of any regime if there
-    is none: a burst figure is not a share of a sustained figure.
-    """
-    found: list[WaterfallStep] = []
-    last: float | None = None
-    of_regime: dict[str | None, float] = {}
+    known: list[float | None] = [None]
     for step in steps:
-        regime = step.row.regime if step.row is not None else step.regime
-        found.append(replace(step, regime=regime, before=of_regime.get(regime, last) if regime else last))
-        if step.tflops is not None:
-            last = of_regime[regime] = step.tflops
-    return found
+        known.append(known[-1] if step.tflops is None else step.tflops)
+    return [replace(step, before=before) for step, before in zip(steps, known, strict=False)]
 
 
 def rank_bursts(rows: Iterable[Measurement]) -> list[Measurement]:

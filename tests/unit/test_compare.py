@@ -134,7 +134,9 @@ def test_a_row_whose_interval_is_wider_than_the_tolerance_is_too_short_to_decide
     assert (pair.verdict(0.01), pair.is_too_short(0.01)) == ("UNDECIDED", True)
     assert "too short to decide: the interval is wider than +-1 %" in printed_table(compare(*short))
     assert compare(*short).rows()[0]["is_too_short"] is True
-    (longer,) = compare(log(row(1.006)), log(row(1.0))).pairs
+    many = [MatmulShape(1024 * number, 1024, 1024) for number in range(1, 99)]
+    a, b = (log(*(row(seconds, shape) for shape in many)) for seconds in (1.0075, 1.0))
+    longer = compare(a, b).pairs[0]
     assert (longer.verdict(0.01), longer.is_too_short(0.01)) == ("UNDECIDED", False)
 
 

@@ -40,7 +40,7 @@ direction = ["fwd", "bwd"]
 #: What visits and runs of a card scatter by: burst as calibrated, sustained too.
 RESTLESS = replace(Physics(), at_boost=Scatter(0.0008, 0.0008), capped=Scatter(0.0025, 0.0040))
 SHAPE = AttentionShape(1, 8, 8, 512, 512, 64, 64)
-KNOWN = Repeatability(0.0008, 0.0008)
+KNOWN = Repeatability(0.0011)
 
 
 @pytest.fixture(scope="module")

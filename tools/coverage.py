@@ -146,8 +146,10 @@ def _key(log: RunLog, row: Measurement) -> tuple[Any, ...]:
 
 def _state(row: Measurement) -> tuple[str, str]:
     """The state of the device and the kind of operation."""
-    # Of sustained rows, only those of visits that start anew depend on the temperature.
-    is_anew = row.regime == SUSTAINED and row.repeatability is not None and row.repeatability.per_degree > 0
+    # Of sustained rows of products, only those of visits that start anew depend on the temperature.
+    known = row.repeatability
+    is_anew = row.regime == SUSTAINED and known is not None
+    is_anew = is_anew and (known.per_degree > 0 or known == find_calibration("", ANEW, row.problem))
     operation = f"{row.operation} backward" if getattr(row.problem, "has_backward", False) else row.operation
     return ANEW if is_anew else row.regime, operation
 

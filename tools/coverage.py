@@ -202,9 +202,14 @@ def wilson(share: float, count: int) -> tuple[float, float]:
     return max(0.0, low), min(1.0, high)
 
 
-def half_widths(pairs: Sequence[Pair], run: float, launch: float) -> np.ndarray:
+def terms_of(pairs: Sequence[Pair]) -> np.ndarray:
+    """What the half-width of each first figure depends on: scatter, seconds, and what a cold card gains."""
+    return np.array([(a.scatter, a.seconds, a.known.cold_gain(a.celsius)) for a, _ in pairs]).T
+
+
+def half_widths(terms: np.ndarray, run: float, launch: float) -> np.ndarray:
     """As mamf.statistics.repeat_interval computes them."""
-    scatter, seconds, cold = np.array([(a.scatter, a.seconds, a.known.cold_gain(a.celsius)) for a, _ in pairs]).T
+    scatter, seconds, cold = terms
     return _NORMAL * math.sqrt(2) * np.sqrt(run**2 + (launch / seconds) ** 2 + scatter**2) + cold
 
 
@@ -212,10 +217,10 @@ def fit(pairs: Sequence[Pair]) -> tuple[float, float]:
     """``run`` and ``launch_seconds`` of the intervals that are as narrow as possible and contain 95 % of the repeats:
     quantile regression (Koenker & Bassett, Econometrica 46, 1978).
     """
-    apart, weight = differences(pairs), weights(pairs)
+    apart, weight, terms = differences(pairs), weights(pairs), terms_of(pairs)
 
     def loss(run: float, launch: float) -> float:
-        beyond = apart - half_widths(pairs, run, launch)
+        beyond = apart - half_widths(terms, run, launch)
         return float(weight @ np.maximum(CONFIDENCE * beyond, (CONFIDENCE - 1) * beyond))
 
     launches = _LAUNCHES if pairs[0][0].known.launch_seconds else _LAUNCHES[:1]
@@ -247,7 +252,7 @@ def left_out(pairs: Sequence[Pair], group: Sequence[Pair], fits: dict[Any, tuple
         if others:
             constants = fits.setdefault((state, card), None) or fit(others)  # type: ignore[arg-type]
             fits[state, card] = constants
-            shares[card] = float(np.mean(differences(own) <= half_widths(own, *constants)))
+            shares[card] = float(np.mean(differences(own) <= half_widths(terms_of(own), *constants)))
     known = repeats(group)
     return (
         sum(known[card] * share for card, share in shares.items()) / sum(known[card] for card in shares)

@@ -506,7 +506,10 @@ def test_what_the_reference_does_not_tell_is_in_every_corrected_interval(run, sh
     run("sweep", "--backend", "simulated", *GRID, "--output", "alone.jsonl")
     for pair in compare(log, read_run_log(run.folder / "alone.jsonl")).pairs:
         error = math.hypot(pair.a.error.own, pair.b.error.own, pair.a.device_speed_half_width / 1.96)
-        expected = student_t(pair.a.error.degrees) * math.hypot(error, pair.design.factor * pair.a.error.common) + pair.by_temperature
+        expected = (
+            student_t(pair.a.error.degrees) * math.hypot(error, pair.design.factor * pair.a.error.common)
+            + pair.by_temperature
+        )
         assert math.log(pair.interval.high / pair.ratio) == pytest.approx(expected)
         assert (pair.a.device_speed_half_width > 0) == (not pair.is_same_device)
 

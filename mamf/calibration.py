@@ -10,6 +10,7 @@ import csv
 import functools
 import importlib.resources
 import itertools
+from typing import Any
 
 from mamf.statistics import Repeatability
 
@@ -23,21 +24,21 @@ def _calibrations() -> dict[tuple[str, str, str], Repeatability]:
     text = importlib.resources.files("mamf").joinpath("repeatability.csv").read_text(encoding="utf-8")
     return {
         (row["backend"], row["state"], row["operation"]): Repeatability(
-            visit=float(row["visit"]),
             run=float(row["run"]),
-            degrees=int(row["degrees"]),
-            is_whole=bool(row["is_whole"]),
             launch_seconds=float(row["launch_seconds"]),
-            common=float(row["common"]),
+            ignores_within=bool(row["ignores_within"]),
+            usual_celsius=float(row["usual_celsius"] or 0),
+            per_degree=float(row["per_degree"] or 0),
         )
         for row in csv.DictReader(text.splitlines())
     }
 
 
-def find_calibration(backend: str, state: str, operation: str = "") -> Repeatability:
-    """The calibration for a backend (by name), a state (a regime, or ANEW) and an operation. Raises KeyError for a
-    state without a calibration.
+def find_calibration(backend: str, state: str, problem: Any = None) -> Repeatability:
+    """The calibration for a backend (by name), a state (a regime, or ANEW) and a problem. Raises KeyError for a state
+    without a calibration.
     """
-    found = _calibrations()
-    keys = itertools.product((backend, ""), (state,), (operation, ""))
-    return found[next((key for key in keys if key in found), ("", state, ""))]
+    known, operation = _calibrations(), "" if problem is None else problem.operation
+    backward = [f"{operation} backward"] if getattr(problem, "has_backward", False) else []
+    keys = itertools.product((backend, ""), (state,), (*backward, operation, ""))
+    return known[next((key for key in keys if key in known), ("", state, ""))]

@@ -224,7 +224,8 @@ class Measurement(Tabular):
         within = self.summary.interval
         if self.repeatability is None:
             return within
-        return repeat_interval([self.seconds], self.seconds, [self.standard_error], self.repeatability)
+        own, celsius = self.seconds, self.conditions.celsius
+        return repeat_interval([own], own, [self.standard_error], self.repeatability, celsius)
 
     @property
     def standard_error(self) -> float:

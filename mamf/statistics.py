@@ -7,9 +7,9 @@ work. Successive blocks are not independent, so the interval uses batch means (L
 2015, section 9.5.3).
 
 Both describe a single visit; repeats differ by more. ``repeat_interval`` gives the interval that mamf prints: a 95 %
-prediction interval for one more run. It adds the variance between visits and between runs from ``Repeatability``, which
-is calibrated on pairs of runs (tools/coverage.py) and corrected by the visits of this run. The maximum of noisy samples
-is biased upward, and more samples bias it more: it is reported, but never used as a ceiling.
+prediction interval for one more run. It adds the variance between runs from ``Repeatability``, which is calibrated on
+pairs of runs (tools/coverage.py). The maximum of noisy samples is biased upward, and more samples bias it more: it is
+reported, but never used as a ceiling.
 """
 
 from __future__ import annotations
@@ -23,9 +23,11 @@ from dataclasses import dataclass
 CONFIDENCE = 0.95
 _BATCHES = 5
 _WIDEST_LOGARITHM = 700.0  # its exponential is still finite: a crafted log may claim any width
-# The standard error of the median of normal samples, relative to that of their mean.
-_MEDIAN_TO_MEAN = math.sqrt(math.pi / 2)
-_MOST_DEGREES = 10**5
+# The half-width of a 95 % interval of the difference of two figures, in standard deviations of one: 2.77.
+_REPEAT = math.sqrt(2) * _stdlib.NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
+_MAX_CELSIUS = 200
+# Runs in results/ colder than the usual one by more are the coldest 5 % in burst (2 % of sustained ceilings).
+_COLD_DEGREES = 5.0
 # With more degrees of freedom, Student's t differs from the normal distribution by at most 0.6 %.
 _MANY_DEGREES = 200
 # Two levels need this many samples, at most this share of the variance within levels, and this relative distance.
@@ -59,31 +61,38 @@ class Interval:
 
 @dataclass(frozen=True)
 class Repeatability:
-    """Relative standard deviations of a figure: between visits of one run (``visit``) and between runs (``run``).
+    """How far the figures of separate runs lie apart.
 
-    ``launch_seconds``: a difference between runs that is independent of the launch's length, in seconds. ``common``:
-    the part of ``run`` that all rows of a run share. ``degrees``: degrees of freedom of the calibration of ``visit``.
-    ``is_whole``: ``visit`` includes the scatter within a visit, because that scatter does not predict how visits
-    differ: a power controller oscillates regularly, and stays in one of its states for a whole visit.
+    - ``run``: relative standard deviation between runs. ``launch_seconds``: seconds per launch by which runs differ in
+      addition, so short launches repeat less well.
+    - ``ignores_within``: the scatter within a visit predicts nothing, because a power controller oscillates regularly.
+    - ``usual_celsius``, ``per_degree``: the temperature of such runs, and the relative loss of speed per degree.
 
-    Measured for NVIDIA GPUs and a CPU (repeatability.csv). Other devices use the GPUs' values, which may be too narrow
-    or too wide for them. Raises ValueError for values outside their range.
+    Measured for NVIDIA GPUs and a CPU (repeatability.csv); other devices borrow the GPUs' values. Raises ValueError for
+    values outside their range.
     """
 
-    visit: float
     run: float
-    degrees: int = 16
-    is_whole: bool = False
     launch_seconds: float = 0.0
-    common: float = 0.0
+    ignores_within: bool = False
+    usual_celsius: float = 0.0
+    per_degree: float = 0.0
 
     def __post_init__(self) -> None:
-        are_shares = 0 <= self.visit < 1 and 0 <= self.common <= self.run < 1
-        if not (are_shares and 0 <= self.launch_seconds < 1 and 1 <= self.degrees <= _MOST_DEGREES):
+        are_small = all(0 <= each < 1 for each in (self.run, self.launch_seconds, self.per_degree))
+        if not (are_small and 0 <= self.usual_celsius < _MAX_CELSIUS):
             raise ValueError(
-                f"repeatability of {self.visit:g}, {self.run:g} ({self.common:g} in common), {self.launch_seconds:g} s "
-                f"with {self.degrees} degrees of freedom: shares of 1, under a second, and 1 to {_MOST_DEGREES} degrees"
+                f"repeatability of {self.run:g}, {self.launch_seconds:g} s and {self.per_degree:g} per degree below "
+                f"{self.usual_celsius:g} C: shares of 1, under a second, and a temperature below {_MAX_CELSIUS} C"
             )
+
+    def is_cold(self, celsius: float | None) -> bool:
+        """Whether a run at this temperature was colder than 95 % of such runs."""
+        return bool(self.per_degree) and celsius is not None and celsius < self.usual_celsius - _COLD_DEGREES
+
+    def cold_gain(self, celsius: float | None) -> float:
+        """The share by which a run at this temperature is faster than at the usual one; 0 if it is not colder."""
+        return 0.0 if celsius is None else self.per_degree * max(0.0, self.usual_celsius - celsius)
 
 
 @dataclass(frozen=True)
@@ -193,53 +202,44 @@ def standard_error(interval: Interval, figure: float) -> float:
     """The relative standard error that corresponds to an interval of this coverage for a normal figure.
 
     For a mean it is 42 % too large (more with fewer batches), because Student's t with 5 batches makes the interval
-    2.776 standard errors wide and not 1.960. The calibration and the repeat intervals in logs depend on it, so it
-    stays.
+    2.776 standard errors wide and not 1.960. The calibration depends on it, so it stays.
     """
     coverage = min(max(interval.coverage, 0.5), 0.999)
     return interval.half_width / _stdlib.NormalDist().inv_cdf((1 + coverage) / 2) / figure
 
 
-def figure_error(
-    figures: Sequence[float], middle: float, within: Sequence[float], known: Repeatability, of_median: bool = False
-) -> FigureError:
-    """The error of ``middle`` seconds, computed from the ``figures`` of the visits of one run, relative to the mean of
-    all runs.
+def figure_error(figures: Sequence[float], middle: float, within: Sequence[float], known: Repeatability) -> FigureError:
+    """The error of ``middle`` seconds, which combines the ``figures`` of the visits of one run, relative to the mean of
+    all runs. ``within``: the relative standard error of each visit.
 
-    ``within``: the relative standard error of each visit. ``of_median``: whether ``middle`` is the median of the
-    figures. The variance between visits combines the calibration, weighted by its degrees of freedom, with these visits
-    (a scaled inverse chi-squared prior: Gelman et al., Bayesian Data Analysis, 2013, section 2.6). The variance between
-    runs does not shrink with the number of visits and counts as known; the degrees of freedom of the sum follow Welch
-    and Satterthwaite (Biometrics 2, 1946).
+    Three terms: the deviation between runs, the same in seconds, and the standard error from these visits. All rows of
+    a run share half of the variance between runs.
     """
     count = len(figures)
-    expected = known.visit**2
-    if not known.is_whole:
-        expected += _stdlib.fmean(error**2 for error in within)
-    mean = _stdlib.fmean(figures)
-    seen = sum((figure / mean - 1) ** 2 for figure in figures)
-    between = (known.degrees * expected + seen) / (known.degrees + count - 1)
-    if known.is_whole and count > 1:  # the visits are the only measure of this device's noise
-        between = max(between, seen / (count - 1))
-    factor = _MEDIAN_TO_MEAN if of_median and count > 2 else 1.0
-    of_visits, of_runs = factor**2 * between / count, known.run**2 + (known.launch_seconds / middle) ** 2
-    degrees = (known.degrees + count - 1) * (1 + of_runs / of_visits) ** 2 if of_visits else _MANY_DEGREES
-    own = math.sqrt(of_runs - known.common**2 + of_visits)
-    return FigureError(known.common, own, int(min(degrees, _MANY_DEGREES)))
+    inside = 0.0 if known.ignores_within else _stdlib.fmean(error**2 for error in within)
+    of_visits = max(inside, (standard_deviation(figures) / middle) ** 2) / count
+    shared = known.run**2 / 2
+    own = math.sqrt(shared + (known.launch_seconds / middle) ** 2 + of_visits)
+    return FigureError(math.sqrt(shared), own, _MANY_DEGREES)
 
 
 def repeat_interval(
-    figures: Sequence[float], middle: float, within: Sequence[float], known: Repeatability, of_median: bool = False
+    figures: Sequence[float],
+    middle: float,
+    within: Sequence[float],
+    known: Repeatability,
+    celsius: float | None = None,
 ) -> Interval:
     """The 95 % repeat interval, in seconds: it contains the figure of one more run of the same measurement, in a new
     process, on the same card with the same software, with a probability of 95 %.
 
     Parameters as in ``figure_error``. This is a prediction interval (Hahn & Meeker, Statistical Intervals, 2017,
-    section 4.8): the repeat has the same error as the figure itself, so the variance counts twice. It excludes errors
-    that both runs share, such as the bias of the timer (see Measurement.accuracy).
+    section 4.8): the repeat has the same error as the figure itself, so the variance counts twice. A figure from a cold
+    card (``celsius``) is wider by what a warm card loses. It excludes errors that both runs share, such as the bias of
+    the timer (see Measurement.accuracy).
     """
-    error = figure_error(figures, middle, within, known, of_median)
-    half = student_t(error.degrees) * math.sqrt(2) * error.total
+    error = figure_error(figures, middle, within, known)
+    half = _REPEAT * error.total + known.cold_gain(celsius)
     # Nearly symmetric if the scatter is small; the lower end stays positive if it is large.
     return Interval(middle * max(1 - half, (1 + half) ** -2), middle * (1 + half), CONFIDENCE)
 

@@ -28,7 +28,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from mamf.ceilings.ceiling import usual_repeatability
+from mamf.calibration import find_calibration
 from mamf.errors import IncomparableError
 from mamf.logs.comparability import noted_differences
 from mamf.logs.compare import Comparison, compare, judge_rows, pair_rows
@@ -167,7 +167,7 @@ class Card:
         fields = {"regime": self.regime, "shape": number}
         if self.regime == BURST or of.error is None:
             return replace(of, fields=fields)
-        known = usual_repeatability(SUSTAINED, MatmulProblem.operation)
+        known = find_calibration("", SUSTAINED, MatmulProblem())
         error = figure_error([of.seconds], of.seconds, [0.0], known)
         return replace(of, fields=fields, error=decision_error(error, SUSTAINED, 1))
 

@@ -32,6 +32,7 @@ from mamf.logs.entries import Entry, by_step, visited_entry
 from mamf.logs.guarding import DEFAULT_ROUNDS, DEFAULT_TOLERANCE, outcome_of
 from mamf.measurement import Measurement
 from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
+from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.plans import GUARD, GuardOptions, Plan
 from mamf.regime_names import BEST_BY, BURST, SUSTAINED
 from mamf.statistics import Interval, Summary
@@ -59,7 +60,7 @@ CARDS = {
     "sustained": Card(SUSTAINED, states=0.011),
     "stuck": Card(SUSTAINED, states=0.011, is_stuck=True),
 }
-_REPEATABILITY = {regime: find_calibration("", regime, "matmul") for regime in (BURST, SUSTAINED)}
+_REPEATABILITY = {regime: find_calibration("", regime, MatmulProblem()) for regime in (BURST, SUSTAINED)}
 
 
 class Seen(NamedTuple):

@@ -18,7 +18,7 @@ from mamf.errors import IncomparableError, UsageError
 from mamf.kernel import Problem
 from mamf.limits import is_number, require_seconds
 from mamf.measurement import TERA, Conditions, Measurement, Tabular
-from mamf.regime_names import BURST, SUSTAINED
+from mamf.regime_names import SUSTAINED
 from mamf.statistics import (
     FigureError,
     Interval,
@@ -34,6 +34,7 @@ Candidate = tuple[Any, str]
 CHOOSE, CONFIRM = "choose", "confirm"
 # The fewest rounds in which a candidate must have been measured to count as confirmed.
 FEWEST_ROUNDS = 3
+# A card that warms up stays within 2 %.
 _CLEARLY_FASTER = 1.1
 
 
@@ -120,8 +121,7 @@ def confirm_ceilings(
     found: dict[tuple[Problem, str], Ceiling] = {}
     for problem, regime, default in sought:
         same = [row for row in rows if (row.problem, row.regime) == (problem, regime)]
-        of_rounds = [row for row in same if row.phase in (CHOOSE, CONFIRM)]
-        ceiling = confirm_ceiling(of_rounds, device, uuid_hash, default)
+        ceiling = confirm_ceiling(same, device, uuid_hash, default)
         if ceiling is not None:
             found[problem, regime] = _doubt(ceiling) if fell_behind(ceiling, same) else ceiling
     return found
@@ -152,10 +152,10 @@ def confirm_ceiling(
 ) -> Ceiling | None:
     """The ceiling from rounds of new measurements, or None if there are fewer than FEWEST_ROUNDS.
 
-    ``rows``: rows of one problem and regime, in the phases ``choose`` and ``confirm``. Every round measures each
-    remaining candidate once, so comparisons within rounds cancel the drift between rounds.
+    ``rows``: rows of one problem and regime, of which the phases ``choose`` and ``confirm`` decide. Every round
+    measures each remaining candidate once, so comparisons within rounds cancel the drift between rounds.
     """
-    rows = list(rows)
+    rows = [row for row in rows if row.phase in (CHOOSE, CONFIRM)]
     choosing = [row for row in rows if row.phase == CHOOSE]
     fresh = group_rounds(row for row in rows if row.phase != CHOOSE)
     # Converted logs have one phase, whose rounds choose a winner and give its figure, which is biased upward.
@@ -219,30 +219,29 @@ def combine_rounds(rounds: Sequence[Measurement]) -> tuple[float, Interval]:
     if known is None:
         rates = [row.best_rate for row in rounds]
         return stdlib_statistics.median(rates), median_interval(rates)
-    seconds, middle, errors, of_median = _combine_visits(rounds)
-    interval, scale = repeat_interval(seconds, middle, errors, known, of_median), rounds[0].amount / TERA
+    seconds, middle, errors = _combine_visits(rounds)
+    celsius = known_median(row.conditions.celsius for row in rounds)
+    interval, scale = repeat_interval(seconds, middle, errors, known, celsius), rounds[0].amount / TERA
     return scale / middle, Interval(scale / interval.high, scale / interval.low, interval.coverage)
 
 
 def error_of(rounds: Sequence[Measurement]) -> FigureError:
     """The error of the figure of ``combine_rounds``, relative to the mean of all runs."""
-    known = repeatability_of(rounds) or usual_repeatability(rounds[0].regime, rounds[0].operation)
-    seconds, middle, errors, of_median = _combine_visits(rounds)
-    return figure_error(seconds, middle, errors, known, of_median)
+    return figure_error(*_combine_visits(rounds), known_repeatability(rounds))
 
 
-def usual_repeatability(regime: str, operation: str) -> Repeatability:
-    """The calibration for converted logs, which name none. The loop of mamf-finder scatters like sustained."""
-    return find_calibration("", BURST if regime == BURST else SUSTAINED, operation)
+def known_repeatability(rounds: Sequence[Measurement]) -> Repeatability:
+    """The calibration of these rounds, or that of their regime, for logs that name none."""
+    return repeatability_of(rounds) or find_calibration("", rounds[0].regime, rounds[0].problem)
 
 
-def _combine_visits(rounds: Sequence[Measurement]) -> tuple[list[float], float, list[float], bool]:
-    """The seconds of each round and of all together, their relative standard errors, whether the figure is a median."""
+def _combine_visits(rounds: Sequence[Measurement]) -> tuple[list[float], float, list[float]]:
+    """The seconds of each round and of all together, and the relative standard error of each."""
     seconds, errors = [row.seconds for row in rounds], [row.standard_error for row in rounds]
     if rounds[0].figure != "mean":
-        return seconds, stdlib_statistics.median(seconds), errors, True
+        return seconds, stdlib_statistics.median(seconds), errors
     launches = sum(row.launches for row in rounds)
-    return seconds, sum(row.seconds * row.launches for row in rounds) / launches, errors, False
+    return seconds, sum(row.seconds * row.launches for row in rounds) / launches, errors
 
 
 def repeatability_of(rounds: Iterable[Measurement]) -> Repeatability | None:

@@ -12,6 +12,8 @@ from mamf.regime_names import BURST, SUSTAINED
 from mamf.statistics import Interval
 
 NORMAL, ZEROS = "normal", "zeros"
+NO_COST = "no significant cost of real data"
+TOO_NOISY = "too noisy to tell what real data cost"
 #: Clock readings within this share are equal.
 _SAME_CLOCK = 0.005
 #: From this share of the power limit on, a device counts as being at its limit.
@@ -21,14 +23,13 @@ _AT_LIMIT = 0.95
 @dataclass(frozen=True)
 class WaterfallStep:
     """One step of the waterfall. ``tflops``: None if unknown, with the reason in ``cause``. ``row``: the measured row,
-    if any. ``regime``: the regime of the row or of the figure. ``before``: TFLOPS of the step it is compared with.
+    if any. ``before``: TFLOPS of the last step that is known.
     """
 
     name: str
     tflops: float | None
     cause: str
     row: Measurement | None = None
-    regime: str | None = None
     before: float | None = None
 
     @property
@@ -42,13 +43,8 @@ class WaterfallStep:
         return None if self.row is None or not self.row.ok else self.row.rate_interval
 
 
-def waterfall_steps(
-    rows: Sequence[Measurement], info: DeviceInfo, given: Iterable[WaterfallStep] = ()
-) -> list[WaterfallStep]:
-    """The waterfall from the datasheet's peak down to the ``given`` steps.
-
-    ``rows``: at least one row of one product, measured on several kinds of data.
-    """
+def waterfall_steps(rows: Sequence[Measurement], info: DeviceInfo) -> list[WaterfallStep]:
+    """The waterfall down from the datasheet's peak. ``rows``: at least one of one product, on several kinds of data."""
     normal, zeros = find_row(rows, NORMAL, BURST), find_row(rows, ZEROS, BURST)
     last = find_row(rows, NORMAL, SUSTAINED)
     first = rows[0]
@@ -58,24 +54,11 @@ def waterfall_steps(
         _measured("burst, zeros", zeros, "the kernel's rate when data cost no power" + _timer(zeros)),
         _measured("burst, normal data", normal, _cost_of_data(zeros, normal)),
         _measured("sustained, normal data", last, _cost_of_power(last, info)),
-        *given,
     ]
-    return compare_steps(steps)
-
-
-def compare_steps(steps: Iterable[WaterfallStep]) -> list[WaterfallStep]:
-    """The same steps, each with the last known figure of its regime as ``before``, or the last of any regime if there
-    is none: a burst figure is not a share of a sustained figure.
-    """
-    found: list[WaterfallStep] = []
-    last: float | None = None
-    of_regime: dict[str | None, float] = {}
+    known: list[float | None] = [None]
     for step in steps:
-        regime = step.row.regime if step.row is not None else step.regime
-        found.append(replace(step, regime=regime, before=of_regime.get(regime, last) if regime else last))
-        if step.tflops is not None:
-            last = of_regime[regime] = step.tflops
-    return found
+        known.append(known[-1] if step.tflops is None else step.tflops)
+    return [replace(step, before=before) for step, before in zip(steps, known, strict=False)]
 
 
 def rank_bursts(rows: Iterable[Measurement]) -> list[Measurement]:
@@ -128,7 +111,7 @@ def _cost_of_data(zeros: Measurement | None, normal: Measurement | None) -> str:
     if zeros is None or normal is None or not zeros.ok or not normal.ok:
         return ""
     if zeros.rate_interval.overlaps(normal.rate_interval):
-        return "no significant cost of real data"
+        return TOO_NOISY if not (zeros.interval.is_known and normal.interval.is_known) else NO_COST
     if normal.best_rate > zeros.best_rate:
         return "faster than on zeros: the device was not at rest (measure again)"
     before, after = zeros.conditions.clock_hz, normal.conditions.clock_hz

@@ -64,34 +64,35 @@ def read_guard_file(path: Path) -> GuardFile:
         raise UsageError(f"cannot read {path}: {error.strerror}") from None
     except ValueError as error:  # no TOML, or no UTF-8
         raise UsageError(f"{path} is not TOML: {error}") from None
-    try:
-        found = {name: _read(name, value) for name, value in given.items()}
-        if missing := [name for name in _REQUIRED if name not in found]:
-            raise UsageError(f"{' and '.join(missing)} missing: name the kernels to guard, and their baseline")
-    except UsageError as error:
-        raise UsageError(f"{path}: {error}") from None
-    return GuardFile(**{"problem": {}, **found, "baseline": path.parent / found["baseline"]})
+    values: dict[str, Any] = {}
+    for name, value in given.items():
+        try:
+            require_known(("key", name, _READERS))
+            values[name] = _READERS[name](value)
+        except (UsageError, argparse.ArgumentTypeError) as error:
+            what = "" if name not in _READERS else f"{name}: "
+            raise UsageError(f"{path}: {what}{error}") from None
+    if missing := [name for name in _REQUIRED if name not in values]:
+        raise UsageError(f"{path}: {' and '.join(missing)} missing: name the kernels to guard, and their baseline")
+    return GuardFile(**{"problem": {}, **values, "baseline": path.parent / values["baseline"]})
 
 
-def _read(name: str, value: Any) -> Any:
-    require_known(("key", name, _READERS))
-    try:
-        return _READERS[name](value)
-    except (UsageError, argparse.ArgumentTypeError) as error:
-        raise UsageError(f"{name}: {error}") from None
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str) or not value.strip():
-        raise UsageError(f"expected a text, not {value!r}")
+def _typed(value: Any, kind: Any, what: str) -> Any:
+    if not isinstance(value, kind) or not str(value).strip():
+        raise UsageError(f"expected {what}, not {value!r}")
     return value
 
 
-def _texts(value: Any) -> tuple[str, ...]:
-    texts = tuple(map(_text, value if isinstance(value, list) else [value]))
-    if not texts:
+def _listed(value: Any) -> list[Any]:
+    """A value, or the values of a list."""
+    values = value if isinstance(value, list) else [value]
+    if not values:
         raise UsageError("the list is empty: name at least one")
-    return texts
+    return values
+
+
+def _texts(value: Any) -> tuple[str, ...]:
+    return tuple(_typed(each, str, "a text") for each in _listed(value))
 
 
 def _regimes(value: Any) -> tuple[str, ...]:
@@ -100,38 +101,29 @@ def _regimes(value: Any) -> tuple[str, ...]:
     return _texts(value)
 
 
-def _yes_or_no(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise UsageError(f"expected true or false, not {value!r}")
-    return value
-
-
 def _problem(value: Any) -> dict[str, tuple[str, ...]]:
-    if not isinstance(value, dict):
-        raise UsageError(f"expected a table [problem], not {value!r}")
-    return {name: tuple(map(_plain, each if isinstance(each, list) else [each])) for name, each in value.items()}
+    """The values of each field as options name them."""
+    fields = _typed(value, dict, "a table [problem]").items()
+    return {name: tuple(map(_plain, _listed(values))) for name, values in fields}
 
 
 def _plain(value: Any) -> str:
-    """A value of a field as in an option."""
     if isinstance(value, bool):
         return "yes" if value else "no"
-    if not isinstance(value, (str, int, float)):
-        raise UsageError(f"expected texts, numbers, true or false, not {value!r}")
-    return str(value)
+    return str(_typed(value, (str, int, float), "texts, numbers, true or false"))
 
 
 _REQUIRED = ("operation", "kernels", "shapes", "baseline")
 _READERS: dict[str, Reader] = {
-    "operation": _text,
+    "operation": lambda value: _typed(value, str, "a text"),
     "kernels": _texts,
     "shapes": _texts,
     "problem": _problem,
     "regimes": _regimes,
     "tolerance": lambda value: share(str(value)),
-    "baseline": _text,
+    "baseline": lambda value: _typed(value, str, "a text"),
     "rounds": lambda value: whole_number("rounds", value, 3, MOST_ROUNDS),
     "precision": lambda value: share(str(value)),
     "time_limit": lambda value: duration(str(value)),
-    "flush": _yes_or_no,
+    "flush": lambda value: _typed(value, bool, "true or false"),
 }

@@ -1,4 +1,4 @@
-"""Shared by roofline and explain: logs whose rows are placed under roofs, pictures and exports."""
+"""Logs whose rows are placed under roofs, pictures and exports."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from mamf.text import visible, visible_lines
 #: What stands out on a terminal: answers, and words that judge, by the number of their color (ECMA-48).
 _JUDGED = re.compile(
     r"^(?P<b1>(?:best|ceiling) (?!  ).*)$"
-    r"|\b(?:(?P<b31>CRITICAL|SLOWER|FAIL|wrong_result|implausible)|(?P<b33>WARN|AMBIGUOUS)|(?P<b32>OK|FASTER))\b",
+    r"|\b(?:(?P<b31>CRITICAL|SLOWER|FAIL|wrong_result|implausible)|(?P<b33>WARN|UNDECIDED)|(?P<b32>OK|FASTER))\b",
     re.MULTILINE,
 )
 

@@ -132,7 +132,7 @@ class _Run:
         )
         if reason := why_implausible(row, self.regime.backend.info, self.fastest_possible):
             return replace(row, status="implausible", reason=reason, summary=None)
-        return replace(row, repeatability=self.regime.repeatability_of(self.problem.operation))
+        return replace(row, repeatability=self.regime.repeatability_of(self.problem))
 
     def alternation(self, samples: Sequence[float]) -> Sequence[str]:
         """A remark if the power controller alternates between two levels. The figure is the mean over time."""

@@ -12,6 +12,7 @@ from mamf.logs.comparability import Difference
 from mamf.logs.reproducing import Judged, differences_here, judge_claims
 from mamf.logs.run_log import RunLog
 from mamf.plans import REPRODUCE, ReproduceOptions
+from mamf.report.columns import interval_columns
 from mamf.report.comparison import change_interval, difference_lines, percent_of, ratio_interval_cell
 from mamf.report.document import Answer, Block, Column, Document, Lines, Table
 from mamf.report.own_ceilings import described_title
@@ -62,18 +63,12 @@ def _columns(judged: list[Judged]) -> list[Column[Judged]]:
         Column("kernel", "kernel", lambda each: each.claim.step[3], importance=1, left=True),
         Column("statistic", "statistic", lambda each: each.claim.statistic or None, importance=6, left=True),
         Column("claimed", f"claimed {title}", lambda each: each.claim.rate, lambda rate: significant(rate * factor)),
-        Column("claimed_low", "", lambda each: each.claim.interval.low),
-        Column("claimed_high", "", lambda each: each.claim.interval.high),
-        Column("", "interval", lambda each: each.claim.interval, interval, 3, True),
+        *interval_columns(lambda each: each.claim.interval, "claimed_{}", interval),
         Column("here", "here", lambda each: each.here and each.here.tflops, lambda rate: significant(rate * factor)),
-        Column("here_low", "", lambda each: each.pair and each.pair.b.interval and each.pair.b.interval.low),
-        Column("here_high", "", lambda each: each.pair and each.pair.b.interval and each.pair.b.interval.high),
-        Column("", "interval", lambda each: each.pair and each.pair.b.interval, interval, 3, True),
+        *interval_columns(lambda each: each.pair and each.pair.b.interval, "here_{}", interval),
         Column("unit", "", lambda each: unit),
         Column("ratio", "here/claimed", lambda each: each.pair and each.pair.ratio, "{:.4f}".format),
-        Column("ratio_low", "", lambda each: each.pair and each.pair.interval.low),
-        Column("ratio_high", "", lambda each: each.pair and each.pair.interval.high),
-        Column("", "interval", lambda each: each.pair and each.pair.interval, ratio_interval_cell, 4, True),
+        *interval_columns(lambda each: each.pair and each.pair.interval, "ratio_{}", ratio_interval_cell),
         Column("verdict", "verdict", lambda each: each.verdict, left=True),
         Column("is_slower", "", lambda each: each.is_slower),
         Column("matches", "matches", lambda each: ", ".join(each.matching) or None, left=True),

@@ -7,9 +7,10 @@ upwards (the winner's curse), while confirming rounds are fresh samples. Guards:
 doubt, only its fresh visits count.
 
 Confidence. B/A scatters by the error of each run: a shift shared by all rows of the run, and a part for each row
-(mamf.logs.decision). The interval of a row has 95 % confidence. SLOWER, FASTER and regressions need more: by
-Bonferroni, if nothing changed, the chance that any row is called slower is at most 0.5 %, and so is the chance for the
-pooled rows; 1 % in total.
+(mamf.logs.decision); if both temperatures are known, it is wider by what they may explain. The interval of a row has
+95 % confidence. SAME is an equivalence test: two one-sided tests at 5 %, so the 90 % interval is within the tolerance.
+SLOWER, FASTER and regressions need more: by Bonferroni, if nothing changed, the chance that any row is called slower is
+at most 0.5 %, and so is the chance for the pooled rows; 1 % in total.
 """
 
 from __future__ import annotations
@@ -38,12 +39,13 @@ from mamf.logs.run_log import RunLog
 from mamf.measurement import Tabular, group_pairs
 from mamf.statistics import CONFIDENCE, Interval, geometric_mean, student_t, widen
 
-Verdict = Literal["SAME", "FASTER", "SLOWER", "AMBIGUOUS"]
+Verdict = Literal["SAME", "FASTER", "SLOWER", "UNDECIDED"]
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 # Three samples on each side. Fewer give no usable interval: that of a single sample has no width.
 LEAST_COVERAGE = 0.5
 # Joint coverage of two 95 % intervals, less rounding; and the half width of one in standard deviations.
 _USUAL, _NORMAL = 0.9 - 1e-9, 1.96
+_EQUIVALENCE = 0.90
 
 
 @dataclass(frozen=True)
@@ -92,12 +94,25 @@ class Pair:
         own = math.hypot(*(error.own for error in errors), self.correction_half_width / _NORMAL)
         common, degrees = max(error.common for error in errors), min(error.degrees for error in errors)
         ratio = min(max(self.ratio, 1e-300), 1e300)  # of crafted logs, too
-        return Change(math.log(ratio), common, own, degrees, self.a.seconds, (self.a.rates, self.b.rates))
+        rates = self.a.rates, self.b.rates
+        return Change(math.log(ratio), common, own, degrees, self.a.seconds, rates, self.by_temperature)
+
+    @property
+    def by_temperature(self) -> float:
+        """The share that the temperatures of both sides may explain; 0 if one is unknown."""
+        if self.a.celsius is None or self.b.celsius is None:
+            return 0.0
+        return max(self.a.per_degree, self.b.per_degree) * abs(self.a.celsius - self.b.celsius)
 
     @property
     def interval(self) -> Interval:
         """95 % interval of the ratio."""
         return self._around(CONFIDENCE)
+
+    @property
+    def equivalence_interval(self) -> Interval:
+        """90 % interval of the ratio, for two one-sided tests at 5 %."""
+        return self._around(_EQUIVALENCE)
 
     @property
     def sure_interval(self) -> Interval:
@@ -114,19 +129,23 @@ class Pair:
             return widen(interval, self.ratio, self.correction_half_width)
         change = self.change
         deviation = math.hypot(self.design.factor * change.common, change.own)
-        factor = math.exp(min(student_t(change.degrees, confidence) * deviation, WIDEST))
+        factor = math.exp(min(student_t(change.degrees, confidence) * deviation + change.by_temperature, WIDEST))
         return Interval(self.ratio / factor, self.ratio * factor, confidence if coverage >= _USUAL else coverage)
 
     def verdict(self, tolerance: float = DEFAULT_TOLERANCE) -> Verdict:
-        """SAME: within the tolerance at 95 %. FASTER, SLOWER: by any amount, beyond doubt. AMBIGUOUS otherwise."""
-        interval, sure = self.interval, self.sure_interval
+        """SAME: within the tolerance. FASTER, SLOWER: by any amount, beyond doubt. UNDECIDED otherwise."""
+        interval, sure = self.equivalence_interval, self.sure_interval
         if interval.coverage < LEAST_COVERAGE or not self.is_comparable:
-            return "AMBIGUOUS"
+            return "UNDECIDED"
         if 1 - tolerance <= interval.low and interval.high <= 1 + tolerance:
             return "SAME"
         if sure.low > 1:
             return "FASTER"
-        return "SLOWER" if sure.high < 1 else "AMBIGUOUS"
+        return "SLOWER" if sure.high < 1 else "UNDECIDED"
+
+    def is_too_short(self, tolerance: float = DEFAULT_TOLERANCE) -> bool:
+        """Whether no ratio of this row can be SAME, because its interval is wider than the tolerance."""
+        return self.equivalence_interval.half_width > tolerance * self.ratio
 
     def is_regression(self, tolerance: float = DEFAULT_TOLERANCE) -> bool:
         """Whether the row is SLOWER and its median by more than the tolerance."""
@@ -157,6 +176,7 @@ class Pair:
             "sure_interval_low": sure.low,
             "sure_interval_high": sure.high,
             "verdict": self.verdict(tolerance),
+            "is_too_short": self.is_too_short(tolerance),
             "is_regression": self.is_regression(tolerance),
         }
 

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 from mamf.logs.run_log import RunLog
-from mamf.regime_names import BURST
+from mamf.regime_names import SUSTAINED
 from mamf.statistics import FigureError, Interval, geometric_mean, student_t
 
 #: Chance of a false alarm in a whole comparison: half of it for single rows, half for the pooled rows.
@@ -32,20 +31,21 @@ _APART, _VISIT_GAP = 1.5, timedelta(minutes=10)
 _COMMON_DEGREES, _CONTRADICTION = 20, 2.0
 # Run-to-run deviation of the timer correction in seconds, in logs with device events.
 _TIMER_SECONDS = 2.8e-7
-# Degrees of freedom of the Student's t that matches the tails of rows in burst (True) and sustained (False).
-_DEGREES = {True: 8, False: 16}
+# Degrees of freedom of the Student's t that matches the tails of rows in sustained (True) and elsewhere (False).
+_DEGREES = {True: 16, False: 8}
 # In sustained a visit falls into one of two states of the power controller, 1.1 % apart: at most half of that.
 _STATES = 0.0055
+# The shift that all rows of a sustained run share.
+_SUSTAINED_SHIFT = 0.0012
 
 
-def decision_error(known: FigureError, regime: str, visits: int, spread: float = 0.0) -> FigureError:
-    """The error of a figure over ``visits`` visits for decisions: its tails are as heavy as those of measured pairs.
-    ``spread``: relative standard deviation of these visits, in case the kernel scatters more than calibrated.
-    """
-    is_burst = regime == BURST
-    own = max(known.own, max(spread, 0.0 if is_burst else _STATES) / math.sqrt(visits))
-    own = min(max(own, 1e-6), 10.0)  # whatever a crafted log claims
-    return replace(known, own=own, degrees=min(known.degrees, _DEGREES[is_burst]))
+def decision_error(known: FigureError, regime: str, visits: int) -> FigureError:
+    """The error of a figure over ``visits`` visits for decisions: its tails are as heavy as those of measured pairs."""
+    is_sustained = regime == SUSTAINED
+    own = max(known.own, _STATES / math.sqrt(visits) if is_sustained else 1e-6)
+    own = min(own, 10.0)  # whatever a crafted log claims
+    common = max(known.common, _SUSTAINED_SHIFT) if is_sustained else known.common
+    return FigureError(common, own, _DEGREES[is_sustained])
 
 
 class Design(NamedTuple):
@@ -83,7 +83,9 @@ def _span(log: RunLog) -> tuple[datetime, datetime]:
 
 
 class Together(NamedTuple):
-    """All rows of a regime pooled: the weighted geometric mean of B/A. ``chance``: of a false alarm."""
+    """All rows of a regime pooled: the weighted geometric mean of B/A. ``chance``: of a false alarm.
+    ``by_temperature``: the share that the temperatures of both sides may explain.
+    """
 
     regime: str
     rows: int
@@ -91,11 +93,13 @@ class Together(NamedTuple):
     deviation: float
     degrees: int
     chance: float
+    by_temperature: float = 0.0
 
     @property
     def interval(self) -> Interval:
         """Interval of B/A; each end misses the true value with probability ``chance``."""
-        factor = math.exp(min(student_t(self.degrees, 1 - 2 * self.chance) * self.deviation, WIDEST))
+        half_width = student_t(self.degrees, 1 - 2 * self.chance) * self.deviation + self.by_temperature
+        factor = math.exp(min(half_width, WIDEST))
         return Interval(self.ratio / factor, self.ratio * factor, 1 - 2 * self.chance)
 
     def is_regression(self, tolerance: float) -> bool:
@@ -120,7 +124,7 @@ class Together(NamedTuple):
 
 class Change(NamedTuple):
     """A row's B/A: its logarithm, the shift of a run, the row's own error with its degrees of freedom, seconds per
-    launch, and the rates of each side's runs.
+    launch, the rates of each side's runs, and what the temperatures may explain.
     """
 
     logarithm: float
@@ -129,6 +133,7 @@ class Change(NamedTuple):
     degrees: int
     seconds: float
     rates: tuple[Sequence[float], Sequence[float]]
+    by_temperature: float = 0.0
 
 
 def pool_rows(regime: str, changes: Sequence[Change], design: Design, chance: float) -> Together:
@@ -151,4 +156,5 @@ def pool_rows(regime: str, changes: Sequence[Change], design: Design, chance: fl
     prior = 0 if seen > design.spare * (_CONTRADICTION * common) ** 2 else _COMMON_DEGREES
     shift = design.factor * math.sqrt((prior * common**2 + seen) / (prior + design.spare))
     deviation = math.hypot(shift, total**-0.5)
-    return Together(regime, len(changes), math.exp(mean), deviation, prior + design.spare, chance)
+    by_temperature = max(each.by_temperature for each in changes)
+    return Together(regime, len(changes), math.exp(mean), deviation, prior + design.spare, chance, by_temperature)

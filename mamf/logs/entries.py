@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from mamf.calibration import find_calibration
 from mamf.ceilings.ceiling import (
     CHOOSE,
     CONFIRM,
@@ -18,7 +19,7 @@ from mamf.ceilings.ceiling import (
     confirm_ceiling,
     error_of,
     group_rounds,
-    usual_repeatability,
+    known_repeatability,
 )
 from mamf.errors import UsageError
 from mamf.logs.decision import decision_error
@@ -28,8 +29,7 @@ from mamf.measurement import Measurement, group_pairs
 from mamf.operations.attention.shapes import AttentionProblem
 from mamf.operations.unknown import operation_called
 from mamf.plans import FIND, GUARD, REPRODUCE, ROOFLINE, VERIFY, StepKey
-from mamf.regime_names import BURST
-from mamf.statistics import FigureError, Interval, figure_error, geometric_mean, standard_deviation
+from mamf.statistics import FigureError, Interval, figure_error, geometric_mean, known_median
 
 #: The fields that rows are paired by: regime, problem, shape and kernel, by name.
 Fields = dict[str, object]
@@ -40,6 +40,7 @@ class Entry:
     """A row of one log: the fields it is paired by, and its rate. Without a figure it is None; ``status`` says why.
 
     ``rounds``: the number of fresh visits behind a guard's figure. ``error``: of the figure between runs, if known.
+    ``celsius``, ``per_degree``: the temperature, if known, and the relative loss of speed per degree.
     ``seconds``: per launch. ``rates``: one per run, if several. ``device``: uuid or else index, if it is not the run's
     first device. ``device_speed``: relative to the run's first device, None if unknown, with the half width of its
     interval as a share.
@@ -60,6 +61,8 @@ class Entry:
     error: FigureError | None = None
     seconds: float = math.inf
     rates: tuple[float, ...] = ()
+    celsius: float | None = None
+    per_degree: float = 0.0
 
     @property
     def key(self) -> object:
@@ -112,14 +115,18 @@ def _row_entry(row: Measurement) -> Entry:
     if row.summary is None:
         return Entry(fields, str(row.shape), row.kernel, status=row.status, reason=row.reason)
     entry = Entry(fields, str(row.shape), row.kernel, row.rate(row.figure), row.rate_interval, unit=row.work.unit)
-    return replace(entry, error=_error([row]), seconds=row.seconds)
+    return _with_error(entry, [row])
 
 
-def _error(visits: Sequence[Measurement]) -> FigureError:
-    """The error of the combined figure of these visits of one run."""
-    first = visits[0]
-    spread = standard_deviation([row.seconds for row in visits]) / first.seconds
-    return decision_error(error_of(visits), first.regime, len(visits), spread)
+def _with_error(entry: Entry, visits: Sequence[Measurement]) -> Entry:
+    """The entry with the error of the combined figure of these visits of one run, and their temperature."""
+    return replace(
+        entry,
+        error=decision_error(error_of(visits), visits[0].regime, len(visits)),
+        seconds=visits[0].seconds,
+        celsius=known_median(row.conditions.celsius for row in visits),
+        per_degree=known_repeatability(visits).per_degree,
+    )
 
 
 def _of_devices(log: RunLog, rows: Sequence[Measurement]) -> list[Entry]:
@@ -160,25 +167,25 @@ def visited_entry(visits: Sequence[Measurement]) -> Entry:
     if not fresh:
         return entry
     rate, interval = combine_rounds(measured)
-    return replace(entry, tflops=rate, interval=interval, rounds=len(measured), error=_error(measured))
+    return _with_error(replace(entry, tflops=rate, interval=interval, rounds=len(measured)), measured)
 
 
 def _candidates(rows: Sequence[Measurement]) -> Iterable[Entry]:
     """Confirmed candidates of one regime; each round is a sample."""
     for rounds in group_rounds(row for row in rows if row.phase == CONFIRM).values():
         if len(rounds) >= FEWEST_ROUNDS:
-            rate, interval = combine_rounds(list(rounds.values()))
-            entry = _row_entry(next(iter(rounds.values())))
-            yield replace(entry, tflops=rate, interval=interval, error=_error(list(rounds.values())))
+            visits = list(rounds.values())
+            rate, interval = combine_rounds(visits)
+            yield _with_error(replace(_row_entry(visits[0]), tflops=rate, interval=interval), visits)
 
 
 def _ceiling_entry(ceiling: Ceiling) -> Entry:
     fields = {"regime": ceiling.regime, **problem_fields(ceiling.problem)}
     entry = Entry(fields, str(ceiling.shape), ceiling.kernel, ceiling.rate, ceiling.interval, unit=ceiling.unit)
-    known = ceiling.repeatability or usual_repeatability(ceiling.regime, ceiling.problem.operation)
-    rounds, seconds = ceiling.rounds, ceiling.seconds
-    error = figure_error([seconds] * rounds, seconds, [0.0] * rounds, known, of_median=ceiling.regime == BURST)
-    return replace(entry, error=decision_error(error, ceiling.regime, rounds), seconds=seconds)
+    known = ceiling.repeatability or find_calibration("", ceiling.regime, ceiling.problem)
+    seconds, celsius = ceiling.seconds, ceiling.conditions.celsius
+    error = decision_error(figure_error([seconds], seconds, [0.0], known), ceiling.regime, ceiling.rounds)
+    return replace(entry, error=error, seconds=seconds, celsius=celsius, per_degree=known.per_degree)
 
 
 def mean_entries(runs: Sequence[Sequence[Entry]]) -> list[Entry]:
@@ -199,4 +206,5 @@ def _mean_entry(rows: Sequence[Entry], count: int) -> Entry:
     low, high = geometric_mean([each.low for each in intervals]), geometric_mean([each.high for each in intervals])
     interval = Interval(low, high, min(each.coverage for each in intervals))
     error = replace(errors[0], own=math.hypot(*(error.own for error in errors)) / count)
-    return replace(rows[0], tflops=geometric_mean(rates), interval=interval, error=error, rates=rates)
+    celsius = known_median(row.celsius for row in rows)
+    return replace(rows[0], tflops=geometric_mean(rates), interval=interval, error=error, rates=rates, celsius=celsius)

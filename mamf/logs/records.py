@@ -8,6 +8,7 @@ from dataclasses import fields, replace
 from datetime import datetime, timezone
 from typing import Any
 
+from mamf.calibration import ANEW, find_calibration
 from mamf.ceilings.ceiling import Ceiling
 from mamf.ceilings.share import KnownCeiling
 from mamf.measurement import STATUSES, Conditions, Measurement
@@ -18,6 +19,7 @@ from mamf.timers import LEAST_ACCURACY_SECONDS, MOST_OVERHEAD_SECONDS
 
 # An attosecond and thirty years: beyond them rates, or squares of samples, leave what a float holds.
 _SHORTEST_SECONDS, _LONGEST_SECONDS = 1e-18, 1e9
+_OLD_ANEW_DEGREES = 6
 _STATISTICS = ("mean", "median", "fastest", "slowest")
 
 
@@ -82,7 +84,7 @@ def measurement_from_record(record: Mapping[str, Any], header: Mapping[str, Any]
     if record["status"] not in STATUSES:
         raise ValueError(f"unknown status {record['status']!r}")
     of = operation_called(record["operation"], record)
-    shape = of.shape_from_record(record["shape"])
+    shape, problem = of.shape_from_record(record["shape"]), of.problem_from_record(record["problem"])
     if record["best_by"] not in _STATISTICS:
         raise ValueError(f"unknown statistic {record['best_by']!r}")
     samples, aside = tuple(map(float, record["samples_seconds"])), tuple(record["implausible_samples_seconds"])
@@ -99,7 +101,7 @@ def measurement_from_record(record: Mapping[str, Any], header: Mapping[str, Any]
     return Measurement(
         shape=shape,
         kernel=record["kernel"],
-        problem=of.problem_from_record(record["problem"]),
+        problem=problem,
         regime=record["regime"],
         best_by=record["best_by"],
         status=record["status"],
@@ -117,7 +119,7 @@ def measurement_from_record(record: Mapping[str, Any], header: Mapping[str, Any]
         details=record["details"],
         peak_memory_bytes=record["peak_memory_bytes"],
         peak_reserved_bytes=record.get("peak_reserved_bytes"),
-        repeatability=repeatability_from_record(record),
+        repeatability=_repeatability_from_record(record, header, problem),
         phase=record["phase"],
         round=record["round"],
         device=record.get("device"),
@@ -183,10 +185,11 @@ def ceiling_from_record(record: Mapping[str, Any], header: Mapping[str, Any]) ->
     is_matmul = "operation" not in record
     of = operation_called(record.get("operation", MATMUL), record)
     low, high = map(float, record["interval_tflops" if is_matmul else "interval"])
+    problem = of.problem_from_record(record["problem"])
     return Ceiling(
         device=header["device"]["name"],
         uuid_hash=header["device"]["uuid_hash"],
-        problem=of.problem_from_record(record["problem"]),
+        problem=problem,
         regime=record["regime"],
         kernel=record["kernel"],
         shape=of.parse_shape(record["shape"]),
@@ -196,7 +199,7 @@ def ceiling_from_record(record: Mapping[str, Any], header: Mapping[str, Any]) ->
         tied=tuple((of.parse_shape(each["shape"]), each["kernel"]) for each in record["tied"]),
         conditions=conditions_from_record(record),
         gain_over_default=record["gain_over_default"],
-        repeatability=repeatability_from_record(record),
+        repeatability=_repeatability_from_record(record, header, problem),
     )
 
 
@@ -208,20 +211,27 @@ def known_ceiling_from_record(record: Mapping[str, Any]) -> KnownCeiling:
 
 
 def repeatability_record(known: Repeatability | None) -> dict[str, Any] | None:
-    """A repeatability as JSON values; fields with their default value are left out."""
-    if known is None:
-        return None
-    return {name: value for name, value in vars(known).items() if known.is_whole or name != "is_whole"}
-
-
-def repeatability_from_record(record: Mapping[str, Any]) -> Repeatability | None:
-    """None in a row without a figure, and in converted logs, whose intervals are of the visit or the rounds alone."""
-    return None if record["repeatability"] is None else Repeatability(**record["repeatability"])
+    """A repeatability as JSON values."""
+    return None if known is None else dict(vars(known))
 
 
 def is_of_old_calibration(record: Mapping[str, Any]) -> bool:
-    """Whether a ceiling was written before intervals were prediction intervals: its interval is too narrow."""
-    return record["repeatability"] is not None and "launch_seconds" not in record["repeatability"]
+    """Whether a row or a ceiling holds a calibration of another form, which readers replace by today's."""
+    return record["repeatability"] is not None and "per_degree" not in record["repeatability"]
+
+
+def _repeatability_from_record(
+    record: Mapping[str, Any], header: Mapping[str, Any], problem: Any
+) -> Repeatability | None:
+    """As the record holds it, or today's instead of an old calibration. None in a row without a figure, and in
+    converted logs, whose intervals are of the visit or the rounds alone.
+    """
+    stored = record["repeatability"]
+    if stored is None or not is_of_old_calibration(record):
+        return None if stored is None else Repeatability(**stored)
+    # What marked visits that start anew: first the flag alone, then the degrees of freedom too.
+    is_anew = stored.get("is_whole") and ("launch_seconds" not in stored or stored["degrees"] == _OLD_ANEW_DEGREES)
+    return find_calibration(header["device"]["backend"], ANEW if is_anew else record["regime"], problem)
 
 
 def conditions_record(conditions: Conditions) -> dict[str, Any]:

@@ -32,9 +32,9 @@ from mamf.statistics import Interval
 Setting = tuple[StepKey, bool, bool]
 #: The kernel of a claim that names none: the library's own.
 DEFAULT_KERNEL = "auto"
-REPRODUCED, UNDECIDED, NOT_MEASURED = "reproduced", "cannot be decided", "not measured"
+REPRODUCED, UNDECIDED, NOT_MEASURED = "reproduced", "undecided", "not measured"
 #: By what ``mamf compare`` says of such a pair.
-_VERDICTS = {"SAME": REPRODUCED, "FASTER": "faster", "SLOWER": "slower", "AMBIGUOUS": UNDECIDED}
+_VERDICTS = {"SAME": REPRODUCED, "FASTER": "faster", "SLOWER": "slower", "UNDECIDED": UNDECIDED}
 #: How mamf-finder measured its figures, by their names. ``stated``: of versions that do not say which.
 _OF_FINDER = {
     "mean": (CLASSIC, "mean"),

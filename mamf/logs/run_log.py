@@ -7,13 +7,13 @@ as read is well-typed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from mamf.backend import DeviceInfo
-from mamf.ceilings.ceiling import Ceiling
+from mamf.ceilings.ceiling import Ceiling, confirm_ceiling
 from mamf.ceilings.share import KnownCeiling
 from mamf.errors import MamfError, RunLogError
 from mamf.logs.card_sharing import with_sharing
@@ -21,6 +21,7 @@ from mamf.logs.device_speeds import with_device_speeds
 from mamf.logs.lines import lines_of, parse_records
 from mamf.logs.plan_records import plan_from_record
 from mamf.logs.records import (
+    as_logged,
     ceiling_from_record,
     flat,
     known_ceiling_from_record,
@@ -137,11 +138,30 @@ def run_log_of(path: Path, records: Iterable[tuple[int, dict[str, Any]]]) -> Run
             _add_record(log, record)
         except MALFORMED as error:
             raise RunLogError(f"{path}, line {number}: {describe_error(error)}", number - 1) from None
+    log.all_ceilings = _calibrated_today(log.all_ceilings, log.measurements)
+    log.own_ceilings = _calibrated_today(log.own_ceilings, log.measurements)
     log.header = with_sharing(log.header, log.summary)
     every_row = log.measurements
     log.every_row = with_device_speeds(every_row)
     log.measurements = with_device_speeds(latest_rows(every_row))
     return log
+
+
+def _calibrated_today(ceilings: Mapping[Any, Ceiling], rows: Iterable[Measurement]) -> dict[Any, Ceiling]:
+    """Ceilings with the intervals of today's calibration, computed from their rounds among ``rows``. As recorded if the
+    rounds are in another log, or the interval is unknown.
+    """
+    latest = latest_rows(rows)
+
+    def calibrated(ceiling: Ceiling) -> Ceiling:
+        own = [row for row in latest if (row.problem, row.regime) == (ceiling.problem, ceiling.regime)]
+        again = confirm_ceiling(own, ceiling.device, ceiling.uuid_hash)
+        is_same = again and (again.shape, again.kernel) == (ceiling.shape, ceiling.kernel)
+        if again is None or not is_same or ceiling.repeatability is None or not ceiling.interval.is_known:
+            return ceiling
+        return replace(ceiling, interval=as_logged(again).interval)
+
+    return {key: calibrated(ceiling) for key, ceiling in ceilings.items()}
 
 
 def describe_error(error: Exception) -> str:

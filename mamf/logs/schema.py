@@ -14,7 +14,18 @@ from mamf.regime_traits import BurstTraits, SustainedTraits
 _NUMBER, _TEXTS = Nullable(float), [str]
 _CONDITIONS = {"clock_mhz": _NUMBER, "watts": _NUMBER, "celsius": _NUMBER, "throttle_reasons": _TEXTS}
 _REPEATABILITY = Nullable(
-    {"visit": float, "run": float, "degrees": int, "is_whole?": bool, "launch_seconds?": float, "common?": float}
+    {
+        "run": float,
+        "launch_seconds?": float,
+        "ignores_within?": bool,
+        "usual_celsius?": float,
+        "per_degree?": float,
+        # Earlier logs.
+        "visit?": float,
+        "degrees?": int,
+        "is_whole?": bool,
+        "common?": float,
+    }
 )
 _TOOL = {"name": str, "version": Nullable(str), "commit?": Nullable(str)}
 _DEVICE = {

@@ -57,6 +57,7 @@ def notes(ceiling: Ceiling, rows: Iterable[Measurement], header: Mapping[str, An
         "" if gain is None else f"    {ceiling.kernel} gains {100 * gain:+.1f} % over the default kernel there",
         *_default_note(ceiling, rows),
         f"    peak: {peak.flops / TERA:g}, dense {peak.dtype} of {peak.origin}" if peak else "",
+        *_temperature_note(ceiling),
         f"    throttled by {throttled}" if throttled else "",
         f"    found by {', '.join(counts)}",
     ]
@@ -72,6 +73,19 @@ def _default_note(ceiling: Ceiling, rows: Sequence[Measurement]) -> list[str]:
         return []
     best = max(rates, key=rates.__getitem__)
     return [f"    the default kernel, {default}, reaches {rate_text(rates[best], ceiling.unit)} at best, @ {best}"]
+
+
+def _temperature_note(ceiling: Ceiling) -> Iterator[str]:
+    celsius, known = ceiling.conditions.celsius, ceiling.repeatability
+    if celsius is None:
+        return
+    if known is None or not known.is_cold(celsius):
+        yield f"    at {celsius:.0f} C"
+    else:
+        yield (
+            f"    at {celsius:.0f} C the card was cold: at the usual {known.usual_celsius:.0f} C it may be "
+            f"{100 * known.cold_gain(celsius):.1f} % slower, and the interval is wider by that"
+        )
 
 
 def _interval_note(ceiling: Ceiling, rows: Iterable[Measurement]) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 from mamf.logs.comparability import Difference
-from mamf.logs.compare import Comparison, Pair
+from mamf.logs.compare import Comparison, Pair, Verdict
 from mamf.logs.decision import FALSE_ALARMS, TOGETHER, Together
 from mamf.logs.entries import Entry
 from mamf.logs.guarding import Guarded, Judged, Outcome
@@ -23,11 +23,28 @@ _USUAL_COVERAGE = 0.9
 _HOST_CLOCK = "host clock"
 # An interval of a ratio whose ends lie further apart, one over the other, says nothing.
 _WIDEST_RATIO = 100.0
+# Tables of at most so many rows are printed whole, even if all are SAME.
+_FEW_ROWS = 3
+_SHOWN_FIRST: tuple[Verdict, ...] = ("SLOWER", "FASTER", "UNDECIDED", "SAME")
+# From this share on, a difference in temperature is worth a remark.
+_WARMTH = 0.001
 
 
-def comparison_document(comparison: Comparison, tolerance: float) -> Document:
-    """``tolerance``: the share by which a row may be slower. ``comparison`` has at least one pair."""
-    table: Table[Pair] = Table(pair_columns(comparison, tolerance), comparison.pairs, remarks=remarks, label=label)
+def comparison_document(comparison: Comparison, tolerance: float, top: int | None = 0) -> Document:
+    """``tolerance``: the share by which a row may be slower. ``comparison`` has at least one pair. People see what
+    changed, then what is undecided, and of the rest as many rows as make ``top``; None: all.
+    """
+    verdicts = {id(pair): pair.verdict(tolerance) for pair in comparison.pairs}
+    shown = sorted(comparison.pairs, key=lambda pair: _SHOWN_FIRST.index(verdicts[id(pair)]))
+    different = sum(verdict != "SAME" for verdict in verdicts.values())
+    table: Table[Pair] = Table(
+        pair_columns(comparison, tolerance),
+        comparison.pairs,
+        shown=shown,
+        top=None if top is None else max(top, different, _FEW_ROWS),
+        remarks=lambda pair: remarks(pair, tolerance),
+        label=label,
+    )
     together = [together_line(each, comparison, tolerance) for each in comparison.together]
     blocks: list[Block] = [
         Lines(head_lines(comparison, tolerance)),
@@ -89,7 +106,11 @@ def label(pair: Pair) -> str:
     return f"{pair.fields.get('regime', '')} {shapes(pair)} by {pair.b.kernel}".strip()
 
 
-def remarks(pair: Pair) -> Iterator[str]:
+def remarks(pair: Pair, tolerance: float) -> Iterator[str]:
+    if pair.verdict(tolerance) == "UNDECIDED" and pair.is_too_short(tolerance):
+        yield f"too short to decide: the interval is wider than +-{percent_of(tolerance)}"
+    if pair.by_temperature >= _WARMTH and pair.a.celsius and pair.b.celsius:
+        yield f"{pair.a.celsius:.0f} C against {pair.b.celsius:.0f} C: the interval is wider for it"
     if round(pair.interval.coverage, 9) < _USUAL_COVERAGE:
         yield f"few samples: the interval covers at least {100 * pair.interval.coverage:.0f} %"
     if not pair.is_same_device:
@@ -120,7 +141,7 @@ def head_lines(comparison: Comparison, tolerance: float) -> list[str]:
         *difference_lines("the runs differ in ", comparison.noted),
         *([f"{devices}, corrected by the reference that both measured"] if crossed else []),
         f"all rows: {', '.join(shared)}",
-        f"medians in {unit}; B/A above 1: B is faster; SAME: 95 % interval within 1 +- {percent_of(tolerance)}",
+        f"medians in {unit}; B/A above 1: B is faster; SAME: 90 % interval within 1 +- {percent_of(tolerance)}",
     ]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mamf.ceilings.explanation import NORMAL, WaterfallStep, find_row, rank_bursts
+from mamf.ceilings.explanation import NO_COST, NORMAL, TOO_NOISY, WaterfallStep, find_row, rank_bursts
 from mamf.measurement import Measurement
 from mamf.regime_names import BURST
 from mamf.report.columns import interval_columns, sensor_columns
@@ -65,12 +65,14 @@ def change_cell(change: float) -> str:
 
 def conclusion(steps: Sequence[WaterfallStep]) -> list[str]:
     """What is left of the datasheet's peak, and the step that costs most."""
-    known = [(step.name, step.tflops, step.change or 0.0) for step in steps if step.tflops is not None]
+    known = [(step.name, step.tflops) for step in steps if step.tflops is not None]
     if not known:
         return []
-    (last, rate, _), (most, _, change) = known[-1], min(known, key=lambda step: step[2])
-    share = f", {percent(rate / steps[0].tflops)} % of the datasheet" if steps[0].tflops else ""
-    loss = f"; the largest loss: {most}, {change_cell(change)}" if change < 0 else ""
+    (last, rate), datasheet = known[-1], steps[0].tflops
+    share = f", {percent(rate / datasheet)} % of the datasheet" if datasheet else ""
+    losses = {step.name: step.change for step in steps if step.change and step.cause not in (NO_COST, TOO_NOISY)}
+    largest = min(losses, key=losses.__getitem__, default="")
+    loss = f"; the largest loss: {largest}, {change_cell(losses[largest])}" if largest and losses[largest] < 0 else ""
     return [f"{last}: {significant(rate)} TFLOPS{share}{loss}"]
 
 

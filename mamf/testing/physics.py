@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from mamf.backend import MIB
-from mamf.statistics import Repeatability
+
+
+class Scatter(NamedTuple):
+    """Standard deviations between visits and between runs, as shares of a launch's time."""
+
+    visit: float
+    run: float
 
 
 @dataclass(frozen=True)
@@ -18,7 +25,7 @@ class Physics:
     ``timer_overhead``: what two marks add to a launch between them. ``data_cost``: share of its time that a product of
     other data than zeros takes longer. ``rested_gain``: share of a launch's time saved
     for ``rested_gain_seconds`` once the device was idle for ``rested_after_seconds``. ``at_boost`` and ``capped``: how
-    far visits and runs lie apart, as shares of a launch's time. ``hunting``: share by which two levels of the clock lie
+    far visits and runs lie apart. ``hunting``: share by which two levels of the clock lie
     apart that a capped device alternates between, every ``hunting_seconds``. ``wrong_every``: every so many launches
     leave wrong bits that no sampled entry shows. ``flips``: the probability that a launch flips a bit of its output.
     ``faulty_unit``: the compute unit whose tiles are wrong; tiles of 128x256 go to the units in turn.
@@ -52,8 +59,8 @@ class Physics:
     rested_gain: float = 0.01
     rested_after_seconds: float = 0.15
     rested_gain_seconds: float = 0.3
-    at_boost: Repeatability | None = None
-    capped: Repeatability | None = None
+    at_boost: Scatter | None = None
+    capped: Scatter | None = None
     data_cost: float = 0.0
     hunting: float = 0.0
     hunting_seconds: float = 0.15

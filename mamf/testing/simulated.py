@@ -54,7 +54,7 @@ class SimulatedSensors:
             clock_hz=device.clock_hz,
             watts=device.mean_watts,
             joules=device.joules() if energy else None,
-            celsius=35 + 30 * device.heat,
+            celsius=45 + 20 * device.heat,
             throttle_reasons=(
                 *(("power cap",) if device.is_capped else ()),
                 *(("hardware thermal slowdown",) if device.is_throttled else ()),

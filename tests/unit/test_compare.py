@@ -90,8 +90,8 @@ def write(tmp_path):
         (1.005, 0.001, "SAME"),  # surely slower, but by less than anyone minds
         (1.02, 0.001, "SLOWER"),
         (0.98, 0.001, "FASTER"),
-        (1.0, 0.02, "AMBIGUOUS"),  # too noisy to call it the same
-        (1.02, 0.02, "AMBIGUOUS"),
+        (1.0, 0.02, "UNDECIDED"),  # too noisy to call it the same
+        (1.02, 0.02, "UNDECIDED"),
         (1.009, 0.003, "SLOWER"),  # surely so, and perhaps by more than the tolerance
     ],
 )
@@ -118,10 +118,44 @@ def test_the_interval_of_what_has_no_error_spans_the_extremes_of_both():
     assert pair.interval.coverage == pytest.approx(a.coverage + b.coverage - 1)
 
 
-@pytest.mark.parametrize(("count", "verdict"), [(1, "AMBIGUOUS"), (2, "AMBIGUOUS"), (3, "SLOWER")])
+@pytest.mark.parametrize(("count", "verdict"), [(1, "UNDECIDED"), (2, "UNDECIDED"), (3, "SLOWER")])
 def test_fewer_than_three_samples_prove_nothing(count, verdict):
     (pair,) = compare(log(row(count=count)), log(row(2.0, count=count))).pairs
     assert pair.verdict(0.01) == verdict
+
+
+def printed_table(comparison, top=0):
+    return FORMATS["table"](comparison_document(comparison, 0.01, top), None)
+
+
+def test_a_row_whose_interval_is_wider_than_the_tolerance_is_too_short_to_decide():
+    short = log(row(20e-6, spread=0.001)), log(row(20e-6, spread=0.001))
+    (pair,) = compare(*short).pairs
+    assert (pair.verdict(0.01), pair.is_too_short(0.01)) == ("UNDECIDED", True)
+    assert "too short to decide: the interval is wider than +-1 %" in printed_table(compare(*short))
+    assert compare(*short).rows()[0]["is_too_short"] is True
+    many = [MatmulShape(1024 * number, 1024, 1024) for number in range(1, 99)]
+    a, b = (log(*(row(seconds, shape) for shape in many)) for seconds in (1.0075, 1.0))
+    longer = compare(a, b).pairs[0]
+    assert (longer.verdict(0.01), longer.is_too_short(0.01)) == ("UNDECIDED", False)
+
+
+def test_same_is_a_test_of_equivalence_at_5_percent():
+    (pair,) = compare(log(row(1.0)), log(row(1.0))).pairs
+    assert pair.equivalence_interval.half_width < pair.interval.half_width
+    tolerance = pair.equivalence_interval.half_width * 1.01
+    assert pair.interval.half_width > tolerance and pair.verdict(tolerance) == "SAME"
+
+
+def test_the_table_shows_what_differs_first_and_counts_the_same():
+    many = [MatmulShape(1024 * number, 1024, 1024) for number in range(1, 9)]
+    slow = {many[6]: 1.5, many[7]: 0.5}
+    a, b = (log(*(row(factor.get(shape, 1.0), shape) for shape in many)) for factor in ({}, slow))
+    table = printed_table(compare(a, b))
+    assert [line.split()[-1] for line in table.splitlines() if "x1024x1024 " in line][:2] == ["SLOWER", "FASTER"]
+    assert "5 more rows (--top all shows all)" in table
+    assert "8 rows: 6 SAME, 1 FASTER, 1 SLOWER, 0 UNDECIDED" in table
+    assert "more rows" not in printed_table(compare(a, b), top=None)
 
 
 @pytest.mark.parametrize(("ratio", "regression"), [(0.985, True), (0.993, False), (1.02, False)])
@@ -294,7 +328,7 @@ def test_every_format_holds_every_row(write, capsys):
         assert main(["compare", a, b, "--format", form]) == 3
         return capsys.readouterr().out
 
-    assert "2 rows: 1 SAME, 0 FASTER, 1 SLOWER, 0 AMBIGUOUS; geometric mean B/A 0.8165" in printed("table")
+    assert "2 rows: 1 SAME, 0 FASTER, 1 SLOWER, 0 UNDECIDED; geometric mean B/A 0.8165" in printed("table")
     content = json.loads(printed("json"))
     assert content["summary"]["SLOWER"] == content["summary"]["regressions"] == 1
     assert [each["verdict"] for each in content["rows"]] == ["SLOWER", "SAME"]

@@ -10,7 +10,7 @@ import decision_rates
 import pytest
 from test_compare import SHAPES, failed, log, row
 
-from mamf.ceilings.ceiling import usual_repeatability
+from mamf.calibration import find_calibration
 from mamf.cli import main
 from mamf.errors import IncomparableError
 from mamf.logs.compare import Pair, compare
@@ -19,13 +19,15 @@ from mamf.logs.entries import Entry, mean_entries, visited_entry
 from mamf.logs.records import measurement_record
 from mamf.logs.run_log import read_run_log
 from mamf.logs.writer import RunLogWriter
+from mamf.measurement import Conditions
+from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.report.comparison import comparison_document
 from mamf.report.formats import FORMATS
 from mamf.statistics import FigureError, Interval, Repeatability
 
 RESULTS = Path(__file__).resolve().parents[2] / "results" / "nvidia-h200"
-KNOWN = Repeatability(visit=0.0008, run=0.0012, common=0.0011)
+KNOWN = Repeatability(run=0.0014)
 ONE_VISIT = Design("1 + 1 runs in turns", math.sqrt(2), 0)
 SUMMARY = {"status": "complete", "reason": "", "measured": 20, "elapsed_seconds": 30.0, "best": {}}
 MANY = tuple(MatmulShape(1024 * number, 1024, 1024) for number in range(1, 21))
@@ -83,8 +85,7 @@ def test_the_time_between_runs_counts_from_the_end_of_the_first():
 def test_an_error_has_heavy_tails():
     known = FigureError(0.001, 0.002, 200)
     assert decision_error(known, "burst", 1) == replace(known, degrees=8)
-    assert decision_error(known, "sustained", 9) == replace(known, degrees=16)
-    assert decision_error(replace(known, degrees=3), "burst", 1).degrees == 3
+    assert decision_error(known, "sustained", 9) == FigureError(0.0012, 0.002, 16)
 
 
 def test_the_error_of_sustained_holds_the_states_of_the_controller_and_shrinks_with_visits():
@@ -94,17 +95,42 @@ def test_the_error_of_sustained_holds_the_states_of_the_controller_and_shrinks_w
     assert decision_error(known, "sustained", 100).own == pytest.approx(0.001)
 
 
-def test_the_error_holds_what_the_visits_show_and_stays_a_number():
+def test_an_error_stays_a_number():
     known = FigureError(0.001, 0.001, 200)
-    assert decision_error(known, "burst", 4, spread=0.01).own == pytest.approx(0.005)
     assert decision_error(replace(known, own=0.0), "burst", 1).own > 0
     assert decision_error(replace(known, own=math.inf), "burst", 1).own == 10
 
 
 def test_a_log_that_names_no_calibration_is_judged_by_the_usual_one():
     (pair,) = compare(log(row()), log(row())).pairs
-    assert pair.a.error.common == usual_repeatability("burst", "matmul").common > 0
-    assert usual_repeatability("classic", "matmul") == usual_repeatability("sustained", "matmul")
+    assert pair.a.error.common == pytest.approx(find_calibration("", "burst").run / math.sqrt(2))
+
+
+@pytest.mark.parametrize("apart", [-0.03, 0.0, 0.03])
+def test_equal_runs_in_classic_are_no_regression(apart):
+    """Rows of mamf-finder's loop scatter by 2.5 % from run to run."""
+    drawn = random.Random(1)
+    a, b = (
+        timed(*(row(1 + drawn.gauss(shift, 0.025), shape, spread=0.002, regime="classic") for shape in MANY))
+        for shift in (0.0, apart)
+    )
+    assert not compare(a, b).is_slower()
+
+
+def test_temperatures_that_differ_widen_a_row_and_all_rows_together():
+    known = find_calibration("cuda", "burst", MatmulProblem())
+
+    def at(celsius, factor, minute):
+        conditions = Conditions(celsius=celsius)
+        rows = (row(factor, shape, spread=0.0002, repeatability=known, conditions=conditions) for shape in MANY)
+        return timed(*rows, minute=minute, name=f"{celsius}.jsonl")
+
+    warm, cold = (compare(at(celsius, 1.0, 0), at(46.0, 1.006, 1)) for celsius in (46.0, 34.0))
+    assert (warm.is_slower(), cold.is_slower()) == (True, False)
+    assert cold.together[0].by_temperature == pytest.approx(12 * known.per_degree)
+    assert cold.pairs[0].interval.half_width > warm.pairs[0].interval.half_width + 0.004
+    assert "34 C against 46 C: the interval is wider for it" in "\n".join(lines_of(cold))
+    assert compare(at(None, 1.0, 0), at(46.0, 1.006, 1)).pairs[0].by_temperature == 0.0
 
 
 def pair_of(ratio, **fields):
@@ -116,7 +142,7 @@ def pair_of(ratio, **fields):
 def test_more_is_asked_of_a_row_among_many():
     alone, among_many = (pair_of(0.985, design=ONE_VISIT, rows=rows) for rows in (1, 1279))
     assert (alone.verdict(), alone.is_regression()) == ("SLOWER", True)
-    assert (among_many.verdict(), among_many.is_regression()) == ("AMBIGUOUS", False)
+    assert (among_many.verdict(), among_many.is_regression()) == ("UNDECIDED", False)
     assert pair_of(0.9, design=ONE_VISIT, rows=1279).is_regression()
 
 
@@ -244,7 +270,7 @@ def test_the_chance_of_a_false_alarm_is_printed():
 @pytest.mark.parametrize(
     ("slow", "told"),
     [
-        (1.0, "no common change; a uniform loss below 1.0"),
+        (1.0, "no common change; a uniform loss below 0.97 %"),
         (1.02, "slower by more than 0.25 %"),
         (0.98, "faster"),
     ],
@@ -321,7 +347,7 @@ def test_a_run_whose_rows_all_scatter_alike_is_no_proof(finds):
 
 
 def replace_deviation(each):
-    return each._replace(deviation=0.0009 * math.sqrt(2 / each.rows))
+    return each._replace(deviation=0.0009 * math.sqrt(2 / each.rows), by_temperature=0.0)
 
 
 def test_visits_of_a_run_that_lie_apart_make_its_row_less_sure():

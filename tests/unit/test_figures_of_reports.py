@@ -37,12 +37,12 @@ COMMANDS = {
     ],
     "a profile": ["show", f"{AUTOPROFILE}/step.jsonl", "--top", "all"],
     "counters": ["show", f"{AUTOPROFILE}/counters.jsonl"],
-    "sweeps": ["compare", *SWEEPS],
+    "sweeps": ["compare", *SWEEPS, "--top", "all"],
     "finds": ["compare", *(f"{H200}/find-bfloat16-burst-sustained-20261121-05{each}.jsonl" for each in (4134, 4335))],
     "two devices": [
         "compare",
         *(f"{H200}/attention-bfloat16-fwd-burst-20261122-{each}.jsonl" for each in ("165450", "023859")),
-        "--anyway",
+        *("--anyway", "--top", "all"),
     ],
 }
 _NUMBER = re.compile(r"(?<![\w.])\d[\d,]*(?:\.\d+)?(?:e[+-]\d+)?")

@@ -25,6 +25,7 @@ from mamf.regime_traits import BurstTraits
 from mamf.report.comparison import verdict_line
 from mamf.statistics import FigureError, Repeatability, summarize
 from mamf.testing import Physics, SimulatedAttention, SimulatedBackend
+from mamf.testing.physics import Scatter
 
 DEVICE = ["--backend", "mamf.testing:SimulatedBackend"]
 FILE = """
@@ -37,9 +38,9 @@ baseline = "baseline.jsonl"
 direction = ["fwd", "bwd"]
 """
 #: What visits and runs of a card scatter by: burst as calibrated, sustained too.
-RESTLESS = replace(Physics(), at_boost=Repeatability(0.0008, 0.0008), capped=Repeatability(0.0025, 0.0040))
+RESTLESS = replace(Physics(), at_boost=Scatter(0.0008, 0.0008), capped=Scatter(0.0025, 0.0040))
 SHAPE = AttentionShape(1, 8, 8, 512, 512, 64, 64)
-KNOWN = Repeatability(0.0008, 0.0008)
+KNOWN = Repeatability(0.0011)
 
 
 @pytest.fixture(scope="module")
@@ -277,7 +278,7 @@ BASELINE = visited_entry(fresh(1.0, 1.0, 1.0))
         ([visit(1.0)], False),
         ([visit(1.012)], True),  # half of the tolerance is enough to look again
         ([visit(0.8)], False),
-        ([replace(visit(1.0), repeatability=Repeatability(0.07, 0.02))], True),  # more visits may make it narrow enough
+        ([replace(visit(1.0), repeatability=Repeatability(0.073))], True),  # more visits may make it narrow enough
         ([visit(1.05), *fresh(1.0)], True),  # too few to tell
         ([visit(1.05), *fresh(1.0, 1.0, 1.0)], False),
         ([visit(1.05), *fresh(1.05, 1.05, 1.05)], False),
@@ -344,7 +345,7 @@ def test_a_guard_passes_only_what_it_compared(outcomes, verdict):
     assert found.is_finished == verdict.startswith("guard PASSED")
 
 
-NOISY = replace(BurstTraits(), repeatability=Repeatability(0.07, 0.02))
+NOISY = replace(BurstTraits(), repeatability=Repeatability(0.073))
 
 
 def test_what_scatters_too_much_is_undecided_and_skipped(guard, monkeypatch):

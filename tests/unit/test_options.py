@@ -73,6 +73,7 @@ OTHER_DEFAULT = {
     "--regime": "finds confirm both, a peak is sustained, a plot draws what is there",
     "--shape": "explain takes a winner",
     "--shapes": "each operation has its own",
+    "--top": "compare shows what changed",
     "--time-limit": "a pair of works is visited many times",
 }
 

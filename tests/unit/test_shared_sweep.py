@@ -114,7 +114,7 @@ def test_shapes_are_dealt_out_and_the_best_is_chosen_as_of_the_first(shared):
     assert log.summary["best"]["burst"]["device"] == best.device
     assert [device.uuid_hash for device in log.devices] == ["card0", "card1", "card2", "card3"]
     assert "device 2: Simulated H100, 132 compute units, 700 W limit, uuid card2" in out
-    assert f"1980 MHz; {best.conditions.watts:.0f} W; 36 C; device {best.device}" in out
+    assert f"1980 MHz; {best.conditions.watts:.0f} W; {best.conditions.celsius:.0f} C; device {best.device}" in out
 
 
 def with_common(plan):
@@ -352,7 +352,7 @@ def test_rows_are_compared_with_the_device_that_the_header_names(shared):
     assert speeds == pytest.approx({"": 1.0, **of_own}, rel=0.003)
 
 
-def test_what_was_never_compared_is_ranked_last_and_ambiguous(run, shared):
+def test_what_was_never_compared_is_ranked_last_and_undecided(run, shared):
     _, log = shared(*SWEEP, *GRID)
     visits = [row for row in log.measurements if row.is_reference and row.device != 1]
     rows = with_device_speeds([*visits, *own(log)])
@@ -362,8 +362,8 @@ def test_what_was_never_compared_is_ranked_last_and_ambiguous(run, shared):
     assert "not compared, and ranked after the others: device 1" in device_lines(rows, log.header)
     run("sweep", "--backend", "simulated", *GRID, "--output", "alone.jsonl")
     pairs = compare(replace(log, measurements=rows), read_run_log(run.folder / "alone.jsonl")).pairs
-    assert {pair.verdict() for pair in pairs if pair.a.device_speed is None} == {"AMBIGUOUS"}
-    assert {pair.verdict() for pair in pairs if pair.a.device_speed is not None} != {"AMBIGUOUS"}
+    assert {pair.verdict() for pair in pairs if pair.a.device_speed is None} == {"UNDECIDED"}
+    assert {pair.verdict() for pair in pairs if pair.a.device_speed is not None} != {"UNDECIDED"}
 
 
 def test_rows_of_a_device_that_the_header_does_not_know_are_foreign(run, shared):
@@ -439,7 +439,10 @@ def test_what_the_reference_does_not_tell_is_in_every_corrected_interval(run, sh
     run("sweep", "--backend", "simulated", *GRID, "--output", "alone.jsonl")
     for pair in compare(log, read_run_log(run.folder / "alone.jsonl")).pairs:
         error = math.hypot(pair.a.error.own, pair.b.error.own, pair.a.device_speed_half_width / 1.96)
-        expected = student_t(pair.a.error.degrees) * math.hypot(error, pair.design.factor * pair.a.error.common)
+        expected = (
+            student_t(pair.a.error.degrees) * math.hypot(error, pair.design.factor * pair.a.error.common)
+            + pair.by_temperature
+        )
         assert math.log(pair.interval.high / pair.ratio) == pytest.approx(expected)
         assert (pair.a.device_speed_half_width > 0) == (not pair.is_same_device)
 

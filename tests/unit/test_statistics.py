@@ -108,15 +108,13 @@ def test_geometric_mean():
     assert geometric_mean([1, 100]) == pytest.approx(10)
 
 
-@given(
-    st.lists(st.floats(1e-9, 1e3), min_size=1, max_size=8), st.floats(0, 0.9), st.floats(0, 0.9), st.integers(1, 10**5)
-)
-def test_where_a_repeat_lies_is_a_time(figures, visit, run, degrees):
-    interval = repeat_interval(figures, figures[0], [0.5] * len(figures), Repeatability(visit, run, degrees))
+@given(st.lists(st.floats(1e-9, 1e3), min_size=1, max_size=8), st.floats(0, 0.9), st.floats(0, 0.9))
+def test_where_a_repeat_lies_is_a_time(figures, run, launch_seconds):
+    interval = repeat_interval(figures, figures[0], [0.5] * len(figures), Repeatability(run, launch_seconds))
     assert 0 < interval.low <= figures[0] <= interval.high
 
 
-@pytest.mark.parametrize("wrong", [(-0.1, 0.0, 1), (0.0, 1.0, 1), (0.0, math.nan, 1), (0.0, 0.0, 0), (0.0, 0.0, 10**9)])
+@pytest.mark.parametrize("wrong", [(-0.1,), (1.0,), (0.0, math.nan), (0.0, 0.0, True, 1e9), (0.0, 0.0, True, 4.0, 1.0)])
 def test_a_repeatability_that_nothing_has_is_refused(wrong):
     with pytest.raises(ValueError, match="repeatability"):
         Repeatability(*wrong)

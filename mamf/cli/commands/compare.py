@@ -35,7 +35,7 @@ def run(options: argparse.Namespace) -> int:
             return _print_beside(options, [path for side in files for path in side], imported)
         logs_a, logs_b = ([read_log(path) for path in side] for side in files)
     comparison = compare(logs_a, logs_b, options.anyway)
-    print_document(options, comparison_document(comparison, options.tolerance))
+    print_document(options, comparison_document(comparison, options.tolerance, options.top))
     return _REGRESSION if comparison.is_slower(options.tolerance) else 0
 
 

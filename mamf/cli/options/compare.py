@@ -33,4 +33,5 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="SHARE",
         help="exit code 3 if a row is slower by more, or all rows together by more than a quarter of it (default: 1%%)",
     )
+    add(parser, "--top", default=0, default_text="what changed or is undecided")
     add(parser, "--anyway", "--format", "--wide")

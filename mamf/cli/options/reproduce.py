@@ -23,7 +23,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--claim", nargs="+", metavar="TEXT", help="claims in words: rate, kernel, shape, dtype, regime"
     )
     add(parser, "--top", default=1, help="claims of a log: best rows of each problem and regime, or 'all' (default: 1)")
-    parser.add_argument("--all", dest="top", action="store_const", const=None, help="claim all rows of the log")
     parser.add_argument("--explain", action="store_true", help="measure what is not reproduced in other settings too")
     parser.add_argument(
         "--tolerance", type=share, metavar="SHARE", help="share that counts as reproduced (default: 2%%)"

@@ -114,8 +114,8 @@ class Regime(ABC):
     def start(self) -> None:
         """Called once before the first shape."""
 
-    def repeatability_of(self, operation: str) -> Repeatability | None:
-        """How far visits and runs of an operation lie apart on this device; None: unknown."""
+    def repeatability_of(self, problem: Problem) -> Repeatability | None:
+        """How far runs of a problem lie apart on this device; None: unknown."""
         return None
 
     @property

@@ -10,6 +10,7 @@ from mamf.calibration import find_calibration
 from mamf.engine.regimes.base import Launch, Regime, Samples, StoppingRule
 from mamf.engine.regimes.checking import Checked, refuse_skipped_work, skipped_work
 from mamf.errors import OUTLASTS
+from mamf.kernel import Problem
 from mamf.machine.garbage import no_garbage_collection
 from mamf.statistics import Repeatability
 from mamf.timers import Overhead, corrected_window, credible_overhead
@@ -47,8 +48,8 @@ class Burst(Regime):
         #: Host seconds of placing an idle mark, which must not be later than the launch before it.
         self._placing_seconds = 0.0
 
-    def repeatability_of(self, operation: str) -> Repeatability:
-        return self.backend.burst_traits.repeatability or find_calibration(self.backend.name, self.name, operation)
+    def repeatability_of(self, problem: Problem) -> Repeatability:
+        return self.backend.burst_traits.repeatability or find_calibration(self.backend.name, self.name, problem)
 
     @property
     def caveat(self) -> str:

@@ -12,6 +12,7 @@ from mamf.backend import Backend, Reading
 from mamf.calibration import ANEW, find_calibration
 from mamf.engine.regimes.base import Launch, Regime, Samples, StoppingRule
 from mamf.engine.regimes.checking import Checked
+from mamf.kernel import Problem
 from mamf.machine.garbage import no_garbage_collection
 from mamf.measurement import Conditions
 from mamf.statistics import Repeatability, relative_slope
@@ -82,10 +83,10 @@ class Sustained(Regime):
         self._loaded_seconds = 0.0
         self._loaded_until = float("-inf")
 
-    def repeatability_of(self, operation: str) -> Repeatability:
+    def repeatability_of(self, problem: Problem) -> Repeatability:
         traits = self.backend.sustained_traits
         known = traits.anew_repeatability if self.anew else traits.repeatability
-        return known or find_calibration(self.backend.name, ANEW if self.anew else self.name, operation)
+        return known or find_calibration(self.backend.name, ANEW if self.anew else self.name, problem)
 
     @property
     def caveat(self) -> str:

@@ -93,8 +93,9 @@ def measurement_from_record(record: Mapping[str, Any], header: Mapping[str, Any]
     if not all(abs(sample) < _LONGEST_SECONDS for sample in aside):
         raise ValueError("a sample that was set aside is no number of seconds that a timer reads")
     error, overhead = record["relative_error"], record["timer_overhead_seconds"]
-    known = timer_accuracy(header["device"]["backend"], overhead)
-    # Logs before schema 5 name no accuracy, and early logs of schema 5 a better one than the timer has.
+    # Logs before schema 5 name no accuracy, and early logs of schema 5 a better one than the timer has. Rows that
+    # processes of a run exchange have no header.
+    known = timer_accuracy(header["device"]["backend"], overhead) if header else 0.0
     accuracy = max(record.get("timer_accuracy_seconds") or 0.0, known)
     if not (0 <= overhead < _LONGEST_SECONDS and 0 <= accuracy <= MOST_OVERHEAD_SECONDS):
         raise ValueError(f"a timer that adds {overhead:g} s, accurate to {accuracy:g} s")

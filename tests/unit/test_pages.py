@@ -298,7 +298,7 @@ def test_without_jinja2_one_line_says_what_to_install(monkeypatch, capsys, tmp_p
     monkeypatch.setitem(sys.modules, "jinja2", None)
     _environment.cache_clear()
     for command in (
-        ["peak", "--list", "--format", "html"],
+        ["peak", "--name", "B200", "--format", "html"],
         ["show", str(FIND), "--format", "html"],
         ["report", str(FIND)],
     ):

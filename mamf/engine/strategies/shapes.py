@@ -60,8 +60,8 @@ class Sweep:
     """One run of a plan on an opened backend. ``results`` yields as it measures; breaking off loses only the shape in
     flight. ``queue``: steps in place of all that are not held, as they come: of a run that several devices share.
 
-    A kernel with several algorithms is ranked on each shape in the regime itself: each has a row of the phase
-    ALGORITHM. The row of the step is a fresh measurement of the fastest, because the fastest of several rows is also
+    The algorithms of a kernel with cheap variants are ranked on each shape in the regime itself: each has a row of the
+    phase ALGORITHM. The row of the step is a fresh measurement of the fastest, because the fastest of several rows is also
     the luckiest.
     """
 
@@ -120,9 +120,11 @@ class Sweep:
     def _fastest_algorithm(
         self, shape: Any, regime: Regime
     ) -> Generator[Step | Measurement, Measurement | None, AnyKernel | None]:
-        """The kernel's fastest algorithm for a shape; the kernel itself if it has only one or none works. None if the
-        budget ended.
+        """The kernel's fastest algorithm for a shape; the kernel itself if it has only one, if trying others would mean to
+        compile them, or if none works. None if the budget ended.
         """
+        if not self.kernel.has_cheap_variants:
+            return self.kernel
         found = list(self.kernel.variants(self.backend, self.plan.problem, shape))
         fastest, best_rate = self.kernel, 0.0
         for variant in found if len(found) > 1 else ():

@@ -63,6 +63,7 @@ class _Proposals(MatmulKernel):
     """A kernel of which each proposal of the heuristic is a variant. ``rank``: its index, the first by default."""
 
     base_name: str
+    has_cheap_variants = True
 
     def __init__(self, rank: int | None = None) -> None:
         self.rank, self._is_named = rank or 0, rank is not None

@@ -10,7 +10,7 @@ from typing import Any
 
 from mamf.contribution.evidence import Evidence, Finding
 from mamf.contribution.header_rules import has_sensors
-from mamf.logs.records import measurement_record
+from mamf.logs.records import is_of_old_calibration, measurement_record
 from mamf.measurement import TERA, Measurement
 from mamf.operations.unknown import operation_called
 from mamf.peaks import fastest_possible_flops
@@ -49,6 +49,8 @@ def rows_recompute(evidence: Evidence) -> Iterator[Finding]:
     """A row holds what mamf writes for its shape, problem and samples, and nothing else."""
     for line, record, row in evidence.rows:
         again = measurement_record(row)
+        if is_of_old_calibration(record):
+            record, again = without_interval(record), without_interval(again)
         for name in sorted(record.keys() - again.keys() - {"record"}):
             yield Finding("unknown-field", f"mamf writes no field {name!r} of a row: remove it", line)
         # The accuracy of a timer is what was known of it when the log was written.

@@ -30,7 +30,7 @@ _ABOVE_CEILING, _ABOVE_CEILING_OF_CPU = 1.05, 1.25
 # Ceilings are written with six digits.
 _same_figure = partial(same_number, relative=1e-5)
 # Earlier logs have the median power of the rounds, later ones their energy divided by their time.
-_same_power = partial(same_number, relative=0.03)
+_same_power = partial(same_number, relative=0.05)
 _POWER = {"watts", "joules_per_tflop"}
 _NOT_RECOMPUTED = {"record", "time", "timer_overhead_after_seconds", "shared_after"}
 _NOT_FROM_ROWS = {"elapsed_seconds", "left", "status", "reason"}

@@ -24,6 +24,7 @@ from mamf.logs.records import (
     as_logged,
     ceiling_from_record,
     flat,
+    is_of_old_calibration,
     known_ceiling_from_record,
     measurement_from_record,
     measurement_record,
@@ -132,14 +133,16 @@ def run_log_of(path: Path, records: Iterable[tuple[int, dict[str, Any]]]) -> Run
     """The log of the records in a file, each with its line, and each left as it is. Raises RunLogError likewise."""
     numbered = iter(records)
     header = _header(path, next(numbered)[1])
-    log = RunLog(path, header)
+    log, has_old_ceilings = RunLog(path, header), False
     for number, record in numbered:
         try:
             _add_record(log, record)
+            has_old_ceilings |= record["record"] == "ceiling" and is_of_old_calibration(record)
         except MALFORMED as error:
             raise RunLogError(f"{path}, line {number}: {describe_error(error)}", number - 1) from None
-    log.all_ceilings = _calibrated_today(log.all_ceilings, log.measurements)
-    log.own_ceilings = _calibrated_today(log.own_ceilings, log.measurements)
+    if has_old_ceilings:
+        log.all_ceilings = _calibrated_today(log.all_ceilings, log.measurements)
+        log.own_ceilings = _calibrated_today(log.own_ceilings, log.measurements)
     log.header = with_sharing(log.header, log.summary)
     every_row = log.measurements
     log.every_row = with_device_speeds(every_row)

@@ -185,7 +185,7 @@ def test_a_classic_log_is_reproduced_and_its_dry_run_counts_the_warm_up(run, swe
     code, out, _ = reproduced(run, log, "--dry-run")
     assert (code, "time: about 31 s" in out) == (0, True)
     code, out, _ = reproduced(run, log)
-    assert (code, "\nreproduced: classic, bfloat16" in out) == (0, True)
+    assert (code, "\nundecided: classic, bfloat16" in out) == (0, True), "runs in classic differ by several percent"
 
 
 def test_a_way_of_checking_is_no_regime_of_a_claim(run):

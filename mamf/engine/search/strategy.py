@@ -59,6 +59,8 @@ class FindStrategy:
     algorithm_shapes: ClassVar[int] = 3
     #: Shapes on which kernels are compared before they join the search.
     trial_shapes: ClassVar[int] = 2
+    #: The FLOP of a short shape, as a share of the longest that the search may measure.
+    short_trial: ClassVar[float] = 0.25
     #: How much faster than a kernel's first algorithm another must be to stand for it in the search; and in a quick
     #: one, how much faster than the default another kernel must be to take part.
     clearly: ClassVar[float] = 0.005
@@ -125,7 +127,8 @@ class FindStrategy:
             yield from self._search(search, regime, "scout", count, self._until(self.pace.scout), rule)
             yield from self._join(search, regime, rule, self._ranked)
         yield from self._search(search, regime, "scout", self.plan.scouts, self._until(self.pace.scout), rule)
-        yield from self._join(search, regime, rule, [each for each in self._ranked if each.has_cheap_variants])
+        if not self.plan.is_quick:
+            yield from self._join(search, regime, rule, [each for each in self._ranked if each.has_cheap_variants])
         self.run.on_phase("burst: refining")
         steps = refinement_steps(self.plan.grid)
         for number, step in enumerate(steps, start=1):
@@ -167,11 +170,15 @@ class FindStrategy:
 
     def _join(self, search: Search, regime: Regime, rule: StoppingRule, kernels: Sequence[MatmulKernel]) -> Steps:
         """Compare kernels on the best shapes so far. They join the search by the algorithms that were best there, or by
-        one where algorithms compile. A quick search continues with the best kernel only.
+        one where algorithms compile. A quick search compares on short shapes, and continues with the best kernel only.
         """
         if not kernels:
             return
-        shapes = [shape for shape, _ in best_of_their_kind(self._scouted)[: self.trial_shapes]]
+        best_first = [shape for shape, _ in best_of_their_kind(self._scouted)]
+        if self.plan.is_quick:
+            limit = self.short_trial * self.plan.grid.most_flop
+            best_first.sort(key=lambda shape: shape.flop > limit)
+        shapes = best_first[: self.trial_shapes]
         yield from self._try_algorithms(regime, shapes, rule, kernels)
         tried = [row for row in self._algorithms if row.ok and row.shape in shapes]
         if self.plan.is_quick:
@@ -195,13 +202,18 @@ class FindStrategy:
         return [kernel for kernel in self._ranked if best.kernel in self._names[kernel.name]]
 
     def _best_algorithms(self, kernel: MatmulKernel, tried: Sequence[Measurement]) -> list[str]:
-        """A kernel's best algorithm on each shape, fastest first; its first one unless another is clearly faster."""
+        """A kernel's best algorithm on each shape, fastest first; its first one unless another is clearly faster. In a
+        quick search also the first one: what is best on other shapes is rarely best on these.
+        """
         best: list[Measurement] = []
         for shape in dict.fromkeys(row.shape for row in tried):
             if rows := [row for row in tried if row.shape == shape and row.kernel in self._names[kernel.name]]:
                 fastest = max(rows, key=lambda row: row.best_rate)
                 best.append(fastest if fastest.best_rate >= (1 + self.clearly) * rows[0].best_rate else rows[0])
-        return list(dict.fromkeys(row.kernel for row in sorted(best, key=lambda row: row.best_rate, reverse=True)))
+        found = [row.kernel for row in sorted(best, key=lambda row: row.best_rate, reverse=True)]
+        if self.plan.is_quick and best:
+            found.append(next(row.kernel for row in tried if row.kernel in self._names[kernel.name]))
+        return list(dict.fromkeys(found))
 
     def _try_algorithms(
         self, regime: Regime, shapes: Iterable[MatmulShape], rule: StoppingRule, kernels: Sequence[MatmulKernel]

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 
 from mamf.backend import Backend, DeviceInfo
-from mamf.measurement import IDLE, Measurement
+from mamf.measurement import Measurement
 from mamf.operation import FlopOperation
 from mamf.operations.model.shapes import ModelKernel, ModelProblem, ModelShape
 
@@ -40,20 +40,18 @@ class Model(FlopOperation[ModelProblem, ModelShape]):
         return [ModelShape(_BATCH, context) for context in _CONTEXTS]
 
     def columns(self, row: Measurement, info: DeviceInfo | None = None) -> Mapping[str, object]:
-        """Tokens per second; the shares of attention and of products in the time of a training step; parameters; GB of
-        memory that a launch needs, and GB reserved; the shares of attention and of products in the FLOP.
+        """Tokens per second; parameters; GB of memory that a launch needs, and GB reserved; the shares of attention and
+        of products in the FLOP.
         """
         problem, shape = row.problem, row.shape
         forward = problem.attention_flop(shape) + problem.matmul_flop(shape)
         return {
             "tokens/s": round(shape.tokens / row.seconds) if row.ok else None,
-            "attention time": _time_share(row, "attention"),
-            "matmul time": _time_share(row, "matmul"),
             "parameters": problem.parameters(shape),
             "GB": None if row.peak_memory_bytes is None else row.peak_memory_bytes / 1e9,
             "GB reserved": None if row.peak_reserved_bytes is None else row.peak_reserved_bytes / 1e9,
-            "attention FLOP": _percent(problem.attention_flop(shape) / forward),
-            "matmul FLOP": _percent(problem.matmul_flop(shape) / forward),
+            "attention FLOP": f"{problem.attention_flop(shape) / forward:.1%}",
+            "matmul FLOP": f"{problem.matmul_flop(shape) / forward:.1%}",
         }
 
     def words(self, problem: ModelProblem) -> Sequence[str]:
@@ -69,16 +67,3 @@ class Model(FlopOperation[ModelProblem, ModelShape]):
     def axis(self, shape: ModelShape) -> float:
         """Tokens per sequence."""
         return float(shape.context)
-
-
-def _time_share(row: Measurement, name: str) -> str | None:
-    """A share of a launch's time. If a log has only the time under a profiler: the range from the share of that time to
-    the share of the busy time.
-    """
-    share, added = row.time_shares.get(name), row.time_shares.get(IDLE, 0.0) if row.idle_is_bound else 0.0
-    bounds = () if share is None else (f"{share:.1%}", f"{share / max(1 - added, share, 1e-9):.1%}")
-    return " to ".join(dict.fromkeys(bounds)) or None
-
-
-def _percent(share: float | None) -> str | None:
-    return None if share is None else f"{share:.1%}"

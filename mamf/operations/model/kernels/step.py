@@ -19,13 +19,10 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
-from mamf.errors import UnavailableError
 from mamf.kernel import Prepared, Verdict
 from mamf.operations.model.kernels.network import Network
 from mamf.operations.model.shapes import ModelProblem, ModelShape, Phase
 from mamf.operations.operand_sets import Unchanged, poison, tensors_of
-from mamf.operations.tracing.shares import class_seconds
-from mamf.operations.tracing.torch_traces import trace_launch
 
 
 class Reference:
@@ -158,17 +155,7 @@ class Step:
             poison=self.poison,
             changed_operands=self.changed_operands,
             held_bytes=self._held_bytes(),
-            class_seconds=self.class_seconds,
         )
-
-    def class_seconds(self) -> dict[str, float]:
-        """By class of what ran in one launch. Raises UnavailableError where only the host's operations were seen, and a
-        device did the work.
-        """
-        trace = trace_launch(self._launch_of(0))
-        if self._device.type != "cpu" and not trace.is_of_device:
-            raise UnavailableError("torch.profiler sees no kernels on this device, or lacks permission")
-        return class_seconds(trace)
 
     def _held_bytes(self) -> int:
         """Bytes of the parameters and of the optimizer's state."""

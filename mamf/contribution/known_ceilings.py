@@ -152,13 +152,11 @@ def _unambiguous(name: str, devices: Sequence[NamedDevice], known: Sequence[list
     return known[0] if len(devices) == 1 else [replace(known[0][0], device=name)]
 
 
-def measured_peak(
-    device: int | str | Backend | None, dtype: str, regime: str = "sustained", *, anyway: bool = False
-) -> KnownPeak:
+def measured_peak(device: int | str | Backend | None, dtype: str, regime: str = "sustained") -> KnownPeak:
     """As :func:`peak`, but measured, here or on a device of the same kind. Also raises UnavailableError if only a
     datasheet is known, or if the interval of what was measured is unknown.
     """
-    known = peak(device, dtype, regime, anyway=True) if anyway else peak(device, dtype, regime)
+    known = peak(device, dtype, regime)
     if known.source == "datasheet":
         raise UnavailableError(f"a datasheet's figure is no ceiling; measure it: {_command(dtype)}")
     if known.interval is not None and not known.interval.is_known:
@@ -228,7 +226,7 @@ def _contributed(info: DeviceInfo, dtype: str, regime: str, anyway: bool) -> Kno
     if differences and not anyway:
         raise IncomparableError(
             f"the ceiling contributed for {info.name} is of {differences}: measure this one ({_command(dtype)}), "
-            "or take it anyway (--anyway, anyway=True)"
+            "or take it anyway (--anyway, mamf.peak(anyway=True))"
         )
     return _contribution(row, dtype, f", although of {differences}" if differences else "")
 

@@ -36,7 +36,7 @@ class Callback(MeteredCallback):
             self.training.add(batch)
             work()
             self.training.meter.backend.sleep(1 / passes)
-        self.training.flops.stop()
+        self.training.stop()
         self.training.step()
 
     def figures(self):
@@ -117,6 +117,12 @@ def test_a_compiled_model_is_not_counted():
     assert set(found) == {"samples_per_second", "step_seconds"}
 
 
+def test_a_model_that_ranks_share_is_not_counted():
+    with pytest.warns(UserWarning, match="share of this rank.*give flops_per_step="):
+        found = trained(IMAGES, module=torch.nn.Linear(8, 16), world_size=2, model_parallel=2)
+    assert set(found) == {"samples_per_second", "step_seconds"}
+
+
 def test_a_step_without_products_has_no_flop():
     with pytest.warns(UserWarning, match="saw no products"):
         assert set(trained(IMAGES, module=torch.nn.ReLU())) == {"samples_per_second", "step_seconds"}
@@ -157,7 +163,6 @@ def test_a_device_that_cannot_be_opened_is_one_warning_even_if_warnings_are_erro
         ({"world_size": 2.5}, "world_size 2.5"),
         ({"world_size": 4, "model_parallel": 3}, "must divide world_size"),
         ({"warmup_steps": -1}, "warmup_steps -1"),
-        ({"regime": "fast"}, "unknown regime"),
         ({"dtype": "bfloat"}, "unknown dtype"),
         ({"tokens": "many"}, "tokens many"),
         ({"samples": 0}, "samples 0"),

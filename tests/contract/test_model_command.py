@@ -11,7 +11,7 @@ from mamf.plugins.discovery import open_backend
 
 ON_CPU = ["model", "--backend", "cpu"]
 TINY = ["--dtype", "fp32", "--set", "d_model=32", "d_ff=64", "layers=1", "heads=2", "kv_heads=2", "vocabulary=97"]
-QUICK = ["--time-limit", "0.01s", "--precision", "20%"]
+QUICK = ["--time-limit", "0.01s", "--precision", "20%", "--regime", "burst"]
 WHAT = ["--batch", "1", "--context-lengths", "8", "--phase", "forward", "forward-backward"]
 
 

@@ -58,9 +58,7 @@ class ModelSession(KernelsSession):
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         held, wanted = self.known_ceilings, self.wanted_ceilings()
-        # A regime that only some rows may fall back to may have no ceiling.
-        needed = [key for key in wanted if key[1] == self.plan.regimes[0] or not self.plan.falls_back]
-        for key, each in given_ceilings(self.options, needed, self.backend).items():
+        for key, each in given_ceilings(self.options, wanted, self.backend).items():
             ceiling = given_ceiling(each)
             if held.get(key, ceiling) != ceiling:
                 then = f"a {' '.join(key)} ceiling of {held[key].tflops:.6g} TFLOPS"

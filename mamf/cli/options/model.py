@@ -10,9 +10,9 @@ from mamf.cli.options.values import size
 from mamf.operations.model.shapes import PHASES, SIZES
 
 EXAMPLES = """examples:
-  mamf model --size small --phase forward forward-backward step --regime sustained
-  mamf model --size 1b --batch 4 --context-lengths 2048 8192 --attention sdpa-flash flash-attn-4 --regime sustained
-  mamf model --size xl --phase step --set optimizer=adamw-fused --compile --regime sustained
+  mamf model --size small --phase forward forward-backward step
+  mamf model --size 1b --batch 4 --context-lengths 2048 8192 --attention sdpa-flash flash-attn-4
+  mamf model --size xl --phase step --set optimizer=adamw-fused --compile
   mamf model --set d_model=1024 d_ff=4096 layers=8 heads=8 kv_heads=8 --context-lengths 512
   mamf model --resume LOG                               continue after Ctrl-C or kill
 """
@@ -36,4 +36,4 @@ def configure(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--compile", action="store_true", default=None, help="also under torch.compile")
     add(group, "--dtype")
     add(parser, "--ceiling", default_text="the ceilings that 'mamf peak' knows")
-    add_session_options(parser, regimes="burst, and sustained for what outlasts a burst")
+    add_session_options(parser, regimes="sustained")

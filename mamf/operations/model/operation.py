@@ -9,6 +9,7 @@ from mamf.backend import Backend, DeviceInfo
 from mamf.measurement import Measurement
 from mamf.operation import FlopOperation
 from mamf.operations.model.shapes import ModelKernel, ModelProblem, ModelShape
+from mamf.regime_names import SUSTAINED
 
 _BATCH, _CONTEXTS = 8, (256, 512, 1024)
 #: Fields that ``architecture``, the phase or the title already contain.
@@ -34,6 +35,7 @@ class Model(FlopOperation[ModelProblem, ModelShape]):
     problem_type = ModelProblem
     shape_example = "b8s1024"
     axis_label = "context length"
+    default_regime = SUSTAINED
     counts_model_flop = True
 
     def default_shapes(self, backend: Backend) -> Sequence[ModelShape]:

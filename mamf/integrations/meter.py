@@ -46,8 +46,7 @@ def check_options(options: Mapping[str, Any]) -> None:
     for dtype, each in by_dtype.items():
         canonical_name(dtype)
         _require_amount("flops_per_step", each)
-    for name in ("tokens_per_step", "samples_per_step"):
-        _require_amount(name, given.get(name, 1))
+    _require_amount("tokens_per_step", given.get("tokens_per_step", 1))
     for name in _LEAST.keys() & given.keys():
         whole_number(name, given[name], _LEAST[name])
     if given.get("world_size", 1) % given.get("model_parallel", 1):
@@ -109,8 +108,8 @@ class Meter:
 
     - ``model``: what ``mamf.model_flops`` takes or gives, with ``sequence_length``; or ``flops_per_step``, also by
       dtype: ``{"float8_e4m3fn": 8e12, "bfloat16": 2e12}``, each of which counts against its own ceiling.
-    - ``tokens_per_step``, ``samples_per_step``, ``flops_per_step``: of one forward and backward pass on this rank; an
-      optimizer step has ``accumulation`` of them.
+    - ``tokens_per_step``, ``flops_per_step``: of one forward and backward pass on this rank; an optimizer step has
+      ``accumulation`` of them.
     - ``dtype``: of the products, unless ``flops_per_step`` is by dtype; by default the device's own.
     - ``ceiling``: FLOP/s, a KnownPeak or a Ceiling, unless ``flops_per_step`` is by dtype; by default the sustained
       ceiling that ``mamf.peak`` knows. A datasheet is not a ceiling. Without one the shares are NaN, and one warning
@@ -138,7 +137,6 @@ class Meter:
         self,
         *,
         tokens_per_step: float | None = None,
-        samples_per_step: float | None = None,
         flops_per_step: Flops | None = None,
         model: Any = None,
         sequence_length: int | None = None,
@@ -157,7 +155,7 @@ class Meter:
         self.accumulation, self.warmup_steps, self.causal = accumulation, warmup_steps, causal
         self._copies, self._share = world_size // model_parallel, 1 / model_parallel
         self._given = None if ceiling is None else ceiling_flops(ceiling)
-        self._tokens, self._samples = tokens_per_step, samples_per_step
+        self._tokens = tokens_per_step
         self._flops, self._per_token = flops_per_step, 0.0
         if model is not None:
             if flops_per_step is not None or sequence_length is None:
@@ -184,16 +182,17 @@ class Meter:
     ) -> StepFigures | None:
         """A step ends. Returns the figures of the step before; None while that was of the warm-up.
 
-        ``tokens``, ``flops``, ``samples``: of this whole step on this rank, if they differ from the arguments of Meter;
-        below 0 they are not known, and what follows from them is NaN.
+        ``tokens``, ``flops``, ``samples``: of this whole step on this rank; tokens and FLOP are by default those of the
+        arguments of Meter. What is below 0 or no number is not known, and what follows from it is NaN.
         """
         with self._lock:
             end, start = self._mark(), self._begun if self._end is None else self._end
             figures = self.finish()
             self._number += 1
             if start is not None and self._number > self.warmup_steps:
-                work = self._work(self._of_step(tokens, self._tokens), self._of_step(samples, self._samples), flops)
-                self._unread = _Step(self._number, (start, self._begun, end), work)
+                if tokens is None and self._tokens is not None:
+                    tokens = self._tokens * self.accumulation
+                self._unread = _Step(self._number, (start, self._begun, end), self._work(tokens, samples, flops))
             self._end, self._begun = end, None
             return figures
 
@@ -243,23 +242,16 @@ class Meter:
 
     # -- work --------------------------------------------------------------------------------------------------------
 
-    def _of_step(self, given: float | None, per_pass: float | None) -> float:
-        if given is not None:
-            return _known(given)
-        return _NAN if per_pass is None else float(per_pass * self.accumulation)
-
-    def _work(self, tokens: float, samples: float, flops: Flops | None) -> tuple[float, ...]:
-        by_dtype = self._flop_by_dtype(tokens, flops)
+    def _work(self, tokens: float | None, samples: float | None, flops: Flops | None) -> tuple[float, ...]:
+        by_dtype = self._flop_by_dtype(_known(tokens), flops)
         speeds = {name: self._speed(name) for name in by_dtype}
         at_peak, at_ceiling = (sum(flop / speeds[name][which] for name, flop in by_dtype.items()) for which in (0, 1))
-        return tokens, samples, sum(by_dtype.values()), at_peak, at_ceiling
+        return _known(tokens), _known(samples), sum(by_dtype.values()), at_peak, at_ceiling
 
     def _flop_by_dtype(self, tokens: float, flops: Flops | None) -> dict[str, float]:
-        passes = 1
-        if flops is None and self._flops is not None:
-            flops, passes = self._flops, self.accumulation
+        passes = self.accumulation if flops is None and self._flops is not None else 1
         if flops is None:
-            flops = tokens * self._per_token if self._per_token else _NAN
+            flops = tokens * self._per_token if self._flops is None and self._per_token else self._flops
         if isinstance(flops, Mapping):
             return {self._name(name): _known(flop) * passes for name, flop in flops.items()}
         return {self.dtype: _known(flops) * passes}
@@ -307,7 +299,7 @@ class Meter:
             warnings.warn(f"MAMFU is NaN: {reason}", MamfWarning, stacklevel=4)
 
 
-def _known(count: float) -> float:
+def _known(count: Any) -> float:
     try:
         number = float(count)
     except (TypeError, ValueError):

@@ -23,8 +23,8 @@ from mamf.text import visible
 _FIGURES = ("tflops", "mfu_percent", "mamfu_percent", "tokens_per_second", "samples_per_second")
 #: What is logged, as far as it is known.
 LOGGED = (*_FIGURES, "step_seconds")
-#: Options of Meter for one pass: given ones replace what a callback finds.
-_PER_STEP = ("tokens_per_step", "samples_per_step", "flops_per_step")
+#: Options of Meter that a callback finds itself, or takes as ``tokens``.
+_FOUND = {"model", "sequence_length", "tokens_per_step", "accumulation"}
 
 
 def warn(line: str) -> None:
@@ -61,7 +61,7 @@ class MeteredCallback:
     starts = ""
 
     def __init__(self, model: Any = None, tokens: Any = None, samples: Any = None, **options: Any) -> None:
-        known = inspect.signature(Meter).parameters.keys() - {"model", "sequence_length"}
+        known = inspect.signature(Meter).parameters.keys() - _FOUND
         for name in options.keys() - known:
             raise UnknownNameError("option", name, known | {"model", "tokens", "samples"})
         check_options(options)
@@ -168,7 +168,7 @@ class MeteredTraining:
         self.stop()
         amounts = (self._tokens, self._samples, self._passes) if self._passes else (math.nan, math.nan, 0)
         counter, self._counter = self._counter, None
-        self.meter.accumulation = self.options.get("accumulation") or max(self._passes, 1)
+        self.meter.accumulation = max(self._passes, 1)
         if counter is not None:
             self._first = amounts
             if math.isnan(self._counted):
@@ -177,9 +177,7 @@ class MeteredTraining:
         else:
             ratios = (now / first for now, first in zip(amounts, self._first, strict=True) if now > 0 and first > 0)
             flop = self._counted * next(ratios, math.nan) if self._formula is None else self._flop
-            found = zip(_PER_STEP, (*amounts[:2], flop), strict=True)
-            tokens, samples, flops = (None if name in self.options else each for name, each in found)
-            self.meter.step(tokens, flops, samples)
+            self.meter.step(amounts[0], None if "flops_per_step" in self.options else flop, amounts[1])
         self._clear()
 
     def figures(self) -> dict[str, float]:

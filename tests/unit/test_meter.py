@@ -190,8 +190,8 @@ def test_one_ceiling_is_not_that_of_several_dtypes(card):
 
 def test_ranks_that_share_a_batch_share_the_flop_of_its_model(card):
     flops = ModelFlops(weights=10**9, layers=8, attention_width=4096)
-    options = {"flops_per_step": None, "model": flops, "sequence_length": 4096, "samples_per_step": 4}
-    *_, last = train(card, meter_of(card, world_size=8, model_parallel=4, **options))
+    options = {"flops_per_step": None, "model": flops, "sequence_length": 4096}
+    *_, last = train(card, meter_of(card, world_size=8, model_parallel=4, **options), samples=4)
     assert last.tokens_per_second == pytest.approx(2 * 10_000, rel=1e-3)
     assert last.samples_per_second == pytest.approx(2 * 40, rel=1e-3)
     assert last.tflops == pytest.approx(1000 * flops.per_token(4096) / 4 / STEP / 1e12, rel=1e-3)

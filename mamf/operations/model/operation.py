@@ -12,19 +12,8 @@ from mamf.operations.model.shapes import ModelKernel, ModelProblem, ModelShape
 from mamf.regime_names import SUSTAINED
 
 _BATCH, _CONTEXTS = 8, (256, 512, 1024)
-#: Fields that ``architecture``, the phase or the title already contain.
-_NAMED_ALREADY = (
-    "style",
-    "d_model",
-    "d_ff",
-    "layers",
-    "heads",
-    "kv_heads",
-    "experts",
-    "active_experts",
-    "phase",
-    "dtype",
-)
+#: Fields that a title shows where they differ from the defaults.
+_RARE = ("vocabulary", "tied", "autocast", "checkpointing", "optimizer", "data", "seed")
 
 
 class Model(FlopOperation[ModelProblem, ModelShape]):
@@ -42,29 +31,21 @@ class Model(FlopOperation[ModelProblem, ModelShape]):
         return [ModelShape(_BATCH, context) for context in _CONTEXTS]
 
     def columns(self, row: Measurement, info: DeviceInfo | None = None) -> Mapping[str, object]:
-        """Tokens per second; parameters; GB of memory that a launch needs, and GB reserved; the shares of attention and
-        of products in the FLOP.
-        """
-        problem, shape = row.problem, row.shape
-        forward = problem.attention_flop(shape) + problem.matmul_flop(shape)
+        """Tokens per second; parameters; GB of memory that a launch needs, and GB reserved."""
+        shape = row.shape
         return {
             "tokens/s": round(shape.tokens / row.seconds) if row.ok else None,
-            "parameters": problem.parameters(shape),
+            "parameters": row.problem.parameters(shape),
             "GB": None if row.peak_memory_bytes is None else row.peak_memory_bytes / 1e9,
             "GB reserved": None if row.peak_reserved_bytes is None else row.peak_reserved_bytes / 1e9,
-            "attention FLOP": f"{problem.attention_flop(shape) / forward:.1%}",
-            "matmul FLOP": f"{problem.matmul_flop(shape) / forward:.1%}",
         }
 
     def words(self, problem: ModelProblem) -> Sequence[str]:
         """The architecture and the phase, then the fields that differ from the defaults."""
         usual = {field.name: field.default for field in fields(problem)}
-        others = [(name, getattr(problem, name)) for name in usual if name not in _NAMED_ALREADY]
-        return [
-            problem.architecture,
-            problem.phase,
-            *(f"{name} {value}" for name, value in others if value != usual[name]),
-        ]
+        values = {name: getattr(problem, name) for name in _RARE}
+        others = [f"{name} {value}" for name, value in values.items() if value != usual[name]]
+        return [problem.architecture, problem.phase, *others]
 
     def axis(self, shape: ModelShape) -> float:
         """Tokens per sequence."""

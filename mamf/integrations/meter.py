@@ -152,7 +152,7 @@ class Meter:
         check_options({name: value for name, value in locals().items() if name not in {"self", "model", "backend"}})
         self.backend = opened(backend)
         self.dtype = self._name(dtype or self.backend.default_dtype)
-        self.accumulation, self.warmup_steps, self.causal = accumulation, warmup_steps, causal
+        self.accumulation, self.warmup_steps = accumulation, warmup_steps
         self._copies, self._share = world_size // model_parallel, 1 / model_parallel
         self._given = None if ceiling is None else ceiling_flops(ceiling)
         self._tokens = tokens_per_step

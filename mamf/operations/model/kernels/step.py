@@ -155,7 +155,7 @@ class Step:
             moment.zero_()
 
     def changed_operands(self) -> Sequence[str]:
-        """The changed operands. Only if there are none, the reference results are shared with other kernels."""
+        """The changed operands. If no operand changed, other kernels share the reference results."""
         changed = self._unchanged()
         if not changed:
             self._known |= self._answers

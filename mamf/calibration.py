@@ -6,12 +6,11 @@ row whose field is empty.
 
 from __future__ import annotations
 
-import csv
 import functools
-import importlib.resources
 import itertools
 from typing import Any
 
+from mamf.files import packaged_rows
 from mamf.statistics import Repeatability
 
 #: A state of the device in addition to the regimes: a sustained visit after a rest, in which the device settles again.
@@ -21,7 +20,6 @@ ANEW = "anew"
 @functools.cache
 def _calibrations() -> dict[tuple[str, str, str], Repeatability]:
     """Calibrations by backend, state and operation; an empty string matches any."""
-    text = importlib.resources.files("mamf").joinpath("repeatability.csv").read_text(encoding="utf-8")
     return {
         (row["backend"], row["state"], row["operation"]): Repeatability(
             run=float(row["run"]),
@@ -30,7 +28,7 @@ def _calibrations() -> dict[tuple[str, str, str], Repeatability]:
             usual_celsius=float(row["usual_celsius"] or 0),
             per_degree=float(row["per_degree"] or 0),
         )
-        for row in csv.DictReader(text.splitlines())
+        for row in packaged_rows("repeatability.csv")
     }
 
 

@@ -5,15 +5,14 @@ The first name of a device is torch's, if torch has one for it alone; it means t
 
 from __future__ import annotations
 
-import csv
 import difflib
 import functools
-import importlib.resources
 import re
 from dataclasses import dataclass
 
 from mamf.backend import shared_ways
 from mamf.errors import UsageError
+from mamf.files import packaged_rows
 from mamf.limits import shorten
 from mamf.peaks import matching_device
 
@@ -37,9 +36,8 @@ class NamedDevice:
 @functools.cache
 def named_devices() -> tuple[NamedDevice, ...]:
     """All devices with a figure, in the order of peaks.csv."""
-    text = importlib.resources.files("mamf").joinpath("device_names.csv").read_text(encoding="utf-8")
     return tuple(
-        NamedDevice(row["device"], tuple(row["names"].split("; "))) for row in csv.DictReader(text.splitlines())
+        NamedDevice(row["device"], tuple(row["names"].split("; "))) for row in packaged_rows("device_names.csv")
     )
 
 

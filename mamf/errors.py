@@ -28,8 +28,6 @@ from typing import Any
 #: How the reason of a failed row begins whose launch ended its process, or lost the device for it.
 CRASHED, LOST, GIVEN_UP = "crashed the process", "lost the device", "ended the process three times"
 _LONGEST_LINE = 1000
-#: What the reason of a row says whose launch is too long for a burst.
-OUTLASTS = "outlasts a burst"
 #: The signals that end a process which went wrong, by exit code.
 CRASH_SIGNALS = {-each: each.name for each in signal.Signals if each.name in "SIGSEGV SIGBUS SIGABRT SIGILL SIGFPE"}
 

@@ -6,7 +6,9 @@ The log of a running measurement grows instead: logs/writer.py appends to it.
 from __future__ import annotations
 
 import contextlib
+import csv
 import errno
+import importlib.resources
 import itertools
 import os
 import secrets
@@ -20,6 +22,12 @@ _BUFFER_BYTES = 1 << 20
 _DISK_ERRORS = {errno.ENOSPC, errno.EFBIG, errno.EIO, getattr(errno, "EDQUOT", errno.ENOSPC)}
 
 Content = str | bytes | Iterable[str]
+
+
+def packaged_rows(name: str) -> list[dict[str, str]]:
+    """The rows of a CSV file that ships with this package."""
+    text = importlib.resources.files("mamf").joinpath(name).read_text(encoding="utf-8")
+    return list(csv.DictReader(text.splitlines()))
 
 
 def make_folder(folder: Path, advice: str = "") -> None:

@@ -116,9 +116,6 @@ class Prepared:
     - ``held_bytes``: device memory that a set holds in addition to its operands, such as a saved forward pass.
     - ``checksum``: queues a checksum of the output of a set, given the result of its last launch, and returns a
       function that waits for the number. Equal outputs have equal checksums. None: the kernel has no checksum.
-    - ``class_seconds``: launches once more under a profiler and returns the seconds in which each class of work (such
-      as attention) ran; each instant counts for one class, and idle time is left out. Called after the timing, so the
-      profiler's overhead is in no share. None: a launch has no separate parts.
     - ``verify_whole``: like ``verify``, for all entries of the output; called after the first launch of each set and
       after the last timed launch. None: only ``verify`` is available.
     - ``change_operands``: queues a random change of the operands of all sets that invalidates all earlier results;
@@ -139,7 +136,6 @@ class Prepared:
     rewrite_output: Callable[[], object] | None = None
     held_bytes: int = 0
     checksum: Callable[[int, object], Callable[[], int]] | None = None
-    class_seconds: Callable[[], Mapping[str, float]] | None = None
     verify_whole: Callable[[int, object], Verdict] | None = None
     change_operands: Callable[[], object] | None = None
     remember: Callable[[int, object], Compare] | None = None

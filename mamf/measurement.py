@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal, TypeGuard, TypeVar
+from typing import Any, Literal, TypeVar
 
 from mamf.errors import CRASHED, GIVEN_UP, LOST
 from mamf.statistics import (
@@ -38,17 +38,12 @@ class Tabular:
 Status = Literal["ok", "out_of_memory", "unsupported", "wrong_result", "implausible", "failed"]
 STATUSES: tuple[Status, ...] = ("ok", "out_of_memory", "unsupported", "wrong_result", "implausible", "failed")
 TERA = 1e12
-#: The suffix of details that give the share of a launch's time that a class of work takes.
-TIME = " time"
 #: Details of verified rows: where the output is wrong; launches and output values that were checked; the bound of the
 #: error; launches with other bits, of kernels that do not promise equal ones; outputs that lost the NaN of an operand.
 WRONG_TILES, CHECKED_LAUNCHES, CHECKED_VALUES = "wrong tiles", "checked launches", "checked values"
 BOUND, OTHER_BITS, LOST_NAN = "bound", "other bits", "lost NaN"
 #: The time of a launch in which nothing runs.
 IDLE = "idle"
-#: The detail with the busy seconds of a launch under a profiler. In early logs, which lack it, idle time includes the
-#: profiler's overhead.
-BUSY_SECONDS = "busy_seconds"
 
 
 def group_pairs(pairs: Iterable[tuple[KeyT, ItemT]]) -> dict[KeyT, list[ItemT]]:
@@ -57,11 +52,6 @@ def group_pairs(pairs: Iterable[tuple[KeyT, ItemT]]) -> dict[KeyT, list[ItemT]]:
     for key, item in pairs:
         groups.setdefault(key, []).append(item)
     return groups
-
-
-def is_share(value: object) -> TypeGuard[float]:
-    """Whether a detail can be a share of a launch's time: a number from 0 to 1."""
-    return isinstance(value, (int, float)) and 0 <= value <= 1
 
 
 @dataclass(frozen=True)
@@ -251,19 +241,6 @@ class Measurement(Tabular):
     def relative_half_width(self) -> float:
         """Half the width of the interval, as a share of ``seconds``."""
         return self.interval.half_width / self.seconds
-
-    @property
-    def time_shares(self) -> dict[str, float]:
-        """The share of a launch's time by class of work (such as attention, or idle); empty if it was not measured.
-        Invalid shares in a log are left out.
-        """
-        shares = {name.removesuffix(TIME): share for name, share in self.details.items() if name.endswith(TIME)}
-        return {name: share for name, share in shares.items() if is_share(share)}
-
-    @property
-    def idle_is_bound(self) -> bool:
-        """Whether ``time_shares`` include the profiler's overhead: idle is an upper bound, others are lower bounds."""
-        return bool(self.time_shares) and BUSY_SECONDS not in self.details
 
     def _measured(self, statistic: str) -> float:
         if self.summary is None:

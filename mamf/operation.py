@@ -18,6 +18,7 @@ from mamf.dtypes import canonical_name
 from mamf.kernel import AnyKernel, ProblemT, ShapeT
 from mamf.measurement import Measurement
 from mamf.peaks import fastest_possible_flops, find_peak
+from mamf.regime_names import BURST
 
 
 class Operation(ABC, Generic[ProblemT, ShapeT]):
@@ -35,6 +36,8 @@ class Operation(ABC, Generic[ProblemT, ShapeT]):
     shape_example: ClassVar[str]
     #: The label of ``axis`` in charts.
     axis_label: ClassVar[str] = "size"
+    #: The regime that its rows are measured in by default.
+    default_regime: ClassVar[str] = BURST
     #: Whether its work is a model's FLOP, so that shares of the datasheet and the ceiling are called MFU and MAMFU.
     counts_model_flop: ClassVar[bool] = False
     #: Whether reports rank its kernels per shape, and not over all shapes of a problem.

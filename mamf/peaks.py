@@ -7,15 +7,14 @@ The first row whose pattern matches a name decides which device it is; a device 
 
 from __future__ import annotations
 
-import csv
 import functools
-import importlib.resources
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from mamf.backend import DeviceInfo, shared_ways
 from mamf.dtypes import DTYPES
+from mamf.files import packaged_rows
 
 # Headroom above the datasheet's peak if its clock is not recorded: boards boost past it (an RTX 4090 reaches 178.8 of
 # 165.2 TFLOPS), but not by 25 %.
@@ -70,7 +69,6 @@ class Peak:
 
 @functools.cache
 def _rows() -> tuple[Peak, ...]:
-    text = importlib.resources.files("mamf").joinpath("peaks.csv").read_text(encoding="utf-8")
     return tuple(
         Peak(
             device=row["name"],
@@ -83,7 +81,7 @@ def _rows() -> tuple[Peak, ...]:
             verified=row["verified"],
             source=row["source"],
         )
-        for row in csv.DictReader(text.splitlines())
+        for row in packaged_rows("peaks.csv")
     )
 
 
@@ -91,7 +89,7 @@ def find_peak(device_name: str, dtype: str, compute_units: int | None = None) ->
     """The peak of a device for a dtype (mamf's name), or None. ``compute_units`` distinguishes devices with the same
     name.
     """
-    return _find(device_name, DTYPES[dtype].peak_name, compute_units)
+    return _peak_among(_rows_of(device_name, compute_units), DTYPES[dtype].peak_name)
 
 
 def flop_per_cycle(peak: Peak | None, compute_units: int | None) -> float | None:
@@ -109,10 +107,6 @@ def flop_per_cycle(peak: Peak | None, compute_units: int | None) -> float | None
 def listed_peak(device: str, dtype: str) -> Peak | None:
     """The peak of a device by its name in peaks.csv for a dtype (mamf's name), or None."""
     return _peak_among((row for row in _rows() if row.device == device), DTYPES[dtype].peak_name)
-
-
-def _find(device_name: str, peak_name: str, compute_units: int | None) -> Peak | None:
-    return _peak_among(_rows_of(device_name, compute_units), peak_name)
 
 
 def _peak_among(rows: Iterable[Peak], peak_name: str) -> Peak | None:
@@ -145,9 +139,12 @@ def fastest_possible_flops(info: DeviceInfo, dtype: str) -> float | None:
     """FLOP/s that no launch on the device can exceed at its maximum clock; None if no verified peak is listed. For a
     CPU, a bound that no current core exceeds.
     """
+    if not info.is_accelerator:
+        per_core = _CORE_FLOP_PER_CYCLE.get(dtype, _CORE_FLOP_PER_CYCLE_ELSE) * _CORE_HZ
+        return info.compute_units * per_core if info.compute_units else None
     peak = _bounding_peak(info, dtype)
-    if peak is None or not info.is_accelerator:
-        return None if info.is_accelerator else _fastest_possible_cpu_flops(info, dtype)
+    if peak is None:
+        return None
     if peak.clock_hz and info.max_clock_hz:
         # No board is clocked 25 % above its model's clock.
         ratio = min(info.max_clock_hz / peak.clock_hz, HEADROOM_UNKNOWN_CLOCK)
@@ -194,14 +191,9 @@ def _bounding_peak(info: DeviceInfo, dtype: str) -> Peak | None:
     Consumer boards are twice as fast in fp16 and fp8 with 16-bit accumulation, which a global flag enables, so the
     larger peak is the bound.
     """
-    own = DTYPES[dtype].peak_name
+    own, rows = DTYPES[dtype].peak_name, _rows_of(info.name, info.compute_units)
     for name in (own, _BOUNDED_BY.get(own, own)):
-        listed = (_find(info.name, each, info.compute_units) for each in (name, f"{name}_acc16"))
+        listed = (_peak_among(rows, each) for each in (name, f"{name}_acc16"))
         if verified := [peak for peak in listed if peak is not None and peak.is_verified]:
             return max(verified, key=lambda peak: peak.flops)
     return None
-
-
-def _fastest_possible_cpu_flops(info: DeviceInfo, dtype: str) -> float | None:
-    per_core = _CORE_FLOP_PER_CYCLE.get(dtype, _CORE_FLOP_PER_CYCLE_ELSE) * _CORE_HZ
-    return info.compute_units * per_core if info.compute_units else None

@@ -133,8 +133,6 @@ class Plan:
 
     - ``kernels``: names as requested, ``package.module:Class`` for a kernel that is not installed.
     - ``seconds``: the time limit per row (None: the regime's default). ``budget_seconds``: the time limit of the run.
-    - ``falls_back``: whether a launch that is too long for the first regime is measured in the second one instead, and
-      no other is.
     - ``flush``: whether to evict the operands between launches of a burst.
     - ``layers``: the label of each shape of a preset.
     - ``searches``: SearchPlans for ceilings of products; a find of products has one search and no shapes.
@@ -154,7 +152,6 @@ class Plan:
     layers: tuple[str, ...] = ()
     searches: tuple[Any, ...] = ()
     options: Any = None
-    falls_back: bool = False
 
     def __post_init__(self) -> None:
         if self.options is None and self.kind == SWEEP:
@@ -205,8 +202,7 @@ class Plan:
 
     def step(self, regime: str, problem: Any, shape: Any, kernel: str) -> StepKey:
         """The step that a row of these answers."""
-        first = self.falls_back and regime in self.regimes
-        return (self.regimes[0] if first else regime), problem, shape, kernel
+        return regime, problem, shape, kernel
 
     def steps(self, held: Collection[StepKey] = ()) -> list[StepKey]:
         """The steps left to measure, without those in ``held``; kernels of one shape follow one another.
@@ -217,7 +213,7 @@ class Plan:
         done = frozenset(held)
         everything = (
             (regime, problem, shape, kernel)
-            for regime in (self.regimes[:1] if self.confirms or self.falls_back else self.regimes)
+            for regime in (self.regimes[:1] if self.confirms else self.regimes)
             for problem in (self.problems[:1] if self.kind == EXPLAIN and regime == SUSTAINED else self.problems)
             for shape in self._ordered_shapes()
             for kernel in self.kernels

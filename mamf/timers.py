@@ -8,10 +8,10 @@ intervals do not contain it.
 
 from __future__ import annotations
 
-import csv
 import functools
-import importlib.resources
 from typing import NamedTuple
+
+from mamf.files import packaged_rows
 
 #: No figure is more accurate than this, as a share: in long launches more than the overhead is off.
 LEAST_RELATIVE_ACCURACY = 0.005
@@ -45,9 +45,8 @@ class Overhead(NamedTuple):
 
 @functools.cache
 def _timers() -> dict[str, Timer]:
-    text = importlib.resources.files("mamf").joinpath("timers.csv").read_text(encoding="utf-8")
     columns = [f"{name}_us" for name in Timer._fields]
-    rows = csv.DictReader(text.splitlines())
+    rows = packaged_rows("timers.csv")
     return {row["backend"]: Timer(*(float(row[column]) * 1e-6 for column in columns)) for row in rows}
 
 

@@ -120,9 +120,6 @@ CELLS: Mapping[str, Callable[[Measurement, RunLog], str]] = {
     "ms": lambda row, log: f"{1e3 * row.seconds:#.4g}",
     "MHz": lambda row, log: whole(row.conditions.clock_hz and row.conditions.clock_hz / 1e6),
     "W": lambda row, log: whole(row.conditions.watts),
-    "attention": lambda row, log: percent(row.time_shares["attention"]),
-    "matmul": lambda row, log: percent(row.time_shares["matmul"]),
-    "idle": lambda row, log: percent(row.time_shares["idle"]),
     "quantization": lambda row, log: percent(float(row.details["quantization_error"])),
     "fastest": lambda row, log: significant(row.rate("fastest")),
 }

@@ -46,7 +46,7 @@ from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.operation import Matmul
 from mamf.operations.matmul.selection import kernel_for, reference_kernels
 from mamf.operations.matmul.shapes import MatmulShape
-from mamf.plans import KERNEL_REGIMES, MATMUL, SHUFFLED, SWEEP, Plan, SweepOptions
+from mamf.plans import MATMUL, SHUFFLED, SWEEP, Plan, SweepOptions
 from mamf.plugins.discovery import open_backend, operation
 from mamf.plugins.selection import choose_kernels
 from mamf.regime_names import BURST
@@ -196,7 +196,7 @@ def measure_kernels(
 
     - ``shapes``, ``problem``: the operation's own, shapes also as text; by default those that it proposes.
     - ``kernel``: by default all that are available.
-    - ``regime``: by default burst, and sustained for steps of a model that outlast a burst.
+    - ``regime``: by default burst, but sustained for models.
     - ``ceilings``: by dtype and regime, as ``log.all_ceilings`` of a find; they make shares, and the product of each is
       measured beside its rows. A MamfWarning says if its kernel is not installed; then it is not measured.
     - ``ceiling_kernel``: those of the ceilings that are not installed, as ``package.module:Class``.
@@ -212,17 +212,15 @@ def measure_kernels(
     wanted = shapes_of(shapes, found, opened)
     chosen = choose_kernels(found, opened, several("kernel", kernel))
     names = tuple(name for name, _ in chosen)
-    falls_back = regime is None and any(each.must_fit_a_train for _, each in chosen)
     plan = Plan(
         SWEEP,
         of,
         problems,
         names,
         wanted,
-        several("regime", regime) or (KERNEL_REGIMES if falls_back else (BURST,)),
+        several("regime", regime) or (found.default_regime,),
         precision,
         budget_seconds=budget_seconds,
-        falls_back=falls_back,
     )
     known = dict(ceilings or {})
     warn = functools.partial(warnings.warn, category=MamfWarning)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import csv
 import functools
-import importlib.resources
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from mamf.ceilings.ceiling import Ceiling
 from mamf.ceilings.share import label_dtype
+from mamf.files import packaged_rows
 from mamf.plans import MATMUL
 
 FILE = "contributed.csv"
@@ -47,8 +46,7 @@ class ContributedCeiling:
 @functools.cache
 def contributed_ceilings() -> tuple[ContributedCeiling, ...]:
     """All contributed ceilings of this package."""
-    text = importlib.resources.files("mamf").joinpath(FILE).read_text(encoding="utf-8")
-    return tuple(ContributedCeiling(**_values(row)) for row in csv.DictReader(text.splitlines()))
+    return tuple(ContributedCeiling(**_values(row)) for row in packaged_rows(FILE))
 
 
 def _values(row: Mapping[str, str]) -> dict[str, Any]:

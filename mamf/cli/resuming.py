@@ -41,7 +41,6 @@ _FREE = _COMPARED_ELSEWHERE | _HOW_TO_COUNT | _WHAT_TO_WRITE | _WHAT_TO_PRINT | 
 _OPTIONS = {"regimes": "regime", "seconds": "time-limit", "flush": "no-flush"}
 #: Fields that may differ, follow from others, or are compared elsewhere.
 _NOT_COMPARED = {"kind", "operation", "problems", "kernels", "budget_seconds", "searches", "layers", "options"}
-_NOT_COMPARED |= {"falls_back"}
 _MOST_VALUES = 5
 _A_MOMENT = 1e-9
 _COUNTERS = "counters"

@@ -1,7 +1,7 @@
 """``mamf.peak``: how fast a device multiplies, from the best source there is, which is always named.
 
-Of a device at hand: measured on it, else contributed for devices of its name, build and power limit (a CPU: name, core
-count and clock), else its datasheet's dense figure. By name, on a machine without it: contributed, else published by
+Of a device at hand: measured on it, else contributed for accelerators of its name, build and power limit, else its
+datasheet's dense figure. By name, on a machine without it: contributed, else published by
 other people, else the datasheet's. Never another device's.
 """
 
@@ -152,13 +152,11 @@ def _unambiguous(name: str, devices: Sequence[NamedDevice], known: Sequence[list
     return known[0] if len(devices) == 1 else [replace(known[0][0], device=name)]
 
 
-def measured_peak(
-    device: int | str | Backend | None, dtype: str, regime: str = "sustained", *, anyway: bool = False
-) -> KnownPeak:
+def measured_peak(device: int | str | Backend | None, dtype: str, regime: str = "sustained") -> KnownPeak:
     """As :func:`peak`, but measured, here or on a device of the same kind. Also raises UnavailableError if only a
     datasheet is known, or if the interval of what was measured is unknown.
     """
-    known = peak(device, dtype, regime, anyway=True) if anyway else peak(device, dtype, regime)
+    known = peak(device, dtype, regime)
     if known.source == "datasheet":
         raise UnavailableError(f"a datasheet's figure is no ceiling; measure it: {_command(dtype)}")
     if known.interval is not None and not known.interval.is_known:
@@ -212,15 +210,9 @@ def _of_cache(cached: FoundCeiling, backend: Backend, dtype: str) -> KnownPeak:
     )
 
 
-def _contributed_for(names: Collection[str], dtype: str, regime: str) -> list[ContributedCeiling]:
-    """The rows for devices of these names; those with fast accumulation only if there are no others."""
-    rows = [row for row in contributed_ceilings() if row.device in names and row.regime == regime]
-    exact = [row for row in rows if row.dtype == dtype]
-    return exact or [row for row in rows if row.dtype == f"{dtype}, fast accumulation"]
-
-
 def _contributed(info: DeviceInfo, dtype: str, regime: str, anyway: bool) -> KnownPeak | None:
-    rows = _contributed_for([info.name], dtype, regime)
+    # Virtual machines give many CPUs one name.
+    rows = _contributed_for([info.name], dtype, regime) if info.is_accelerator else []
     if not rows:
         return None
     row = min(rows, key=lambda each: bool(_differences(each, info)))
@@ -228,9 +220,16 @@ def _contributed(info: DeviceInfo, dtype: str, regime: str, anyway: bool) -> Kno
     if differences and not anyway:
         raise IncomparableError(
             f"the ceiling contributed for {info.name} is of {differences}: measure this one ({_command(dtype)}), "
-            "or take it anyway (--anyway, anyway=True)"
+            "or take it anyway (--anyway, mamf.peak(anyway=True))"
         )
     return _contribution(row, dtype, f", although of {differences}" if differences else "")
+
+
+def _contributed_for(names: Collection[str], dtype: str, regime: str) -> list[ContributedCeiling]:
+    """The rows for devices of these names; those with fast accumulation only if there are no others."""
+    rows = [row for row in contributed_ceilings() if row.device in names and row.regime == regime]
+    exact = [row for row in rows if row.dtype == dtype]
+    return exact or [row for row in rows if row.dtype == f"{dtype}, fast accumulation"]
 
 
 def _highest_contributed(device: NamedDevice, regime: str, dtype: str) -> KnownPeak | None:
@@ -241,7 +240,8 @@ def _highest_contributed(device: NamedDevice, regime: str, dtype: str) -> KnownP
 def _contribution(row: ContributedCeiling, dtype: str, remark: str = "") -> KnownPeak:
     limit = f"{row.power_limit_watts:g} W" if row.power_limit_watts else ""
     conditions = ", ".join(filter(None, (row.date, limit, row.software)))
-    what = f"{row.dtype}, results/{row.log} ({conditions}); cards differ: {_command(dtype)}"
+    reference = f"results/{row.log}"
+    what = f"{row.dtype}, {reference} ({conditions}); cards differ: {_command(dtype)}"
     return KnownPeak(
         flops=row.tflops * TERA,
         interval=Interval(row.low * TERA, row.high * TERA, CONFIDENCE),
@@ -250,24 +250,18 @@ def _contribution(row: ContributedCeiling, dtype: str, remark: str = "") -> Know
         description=f"contributed for {row.device}{remark}: {what}",
         dtype=dtype,
         device=row.device,
-        reference=f"results/{row.log}",
+        reference=reference,
     )
 
 
 def _differences(row: ContributedCeiling, info: DeviceInfo) -> str:
-    """How the build and settings of the measured device differ from this one. Unknown values count only for CPUs:
-    virtual machines give many CPUs one name, and the clock distinguishes them.
-    """
-    compared: list[tuple[str, float | None, float | None]] = [
-        ("{} compute units, here {}", row.compute_units, info.compute_units),
-        ("{} W, here {} W", row.power_limit_watts, info.power_limit_watts)
-        if info.is_accelerator
-        else ("a clock of {} MHz, here {} MHz", row.clock_mhz, (info.max_clock_hz or 0) / 1e6),
-    ]
+    """How the build and power limit of the measured device differ from this one, as far as they are known."""
+    units = ("compute units", row.compute_units, info.compute_units)
+    limits = ("W", row.power_limit_watts, info.power_limit_watts)
     return ", ".join(
-        text.format(*(f"{each:g}" if each else "unknown" for each in (theirs, ours)))
-        for text, theirs, ours in compared
-        if (theirs != ours if theirs and ours else not info.is_accelerator)
+        f"{theirs:g} {unit}, here {ours:g} {unit}"
+        for unit, theirs, ours in (units, limits)
+        if theirs and ours and theirs != ours
     )
 
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import csv
 import functools
-import importlib.resources
-import io
 import math
 import re
 from collections.abc import Mapping
@@ -19,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from mamf.errors import UsageError
+from mamf.files import packaged_rows
 
 FIGURES, NOTICE = Path("published", "figures.csv"), Path("published", "NOTICE.md")
 SHIPPED = "published.csv"
@@ -57,37 +56,27 @@ COLUMNS = tuple(field.name for field in fields(PublishedFigure))
 def read_published(results: Path) -> list[PublishedFigure]:
     """The figures in ``published/figures.csv`` of a results folder, in their order; none without that file.
 
-    Raises UsageError for a file that cannot be read, and for a malformed row: it names the line.
+    Raises UsageError for a file that cannot be read, and for a malformed row.
     """
     path = results / FIGURES
     try:
-        text = path.read_text(encoding="utf-8")
+        with path.open(encoding="utf-8", newline="") as file:
+            return [_figure(row) for row in csv.DictReader(file, strict=True)]
     except FileNotFoundError:
         return []
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, csv.Error, TypeError, ValueError, KeyError) as error:
         raise UsageError(f"cannot read {path}: {error}") from None
-    rows = csv.DictReader(io.StringIO(text), strict=True)
-    try:
-        if (found := tuple(rows.fieldnames or ())) != COLUMNS:
-            wrong = ", ".join(map(repr, sorted({*found} ^ {*COLUMNS})))
-            raise ValueError(f"unknown or missing columns: {wrong}; the columns are {', '.join(COLUMNS)}")
-        return [_figure(row) for row in rows]
-    except (csv.Error, ValueError) as error:
-        raise UsageError(f"{path}:{rows.reader.line_num}: {error}") from None
 
 
 def _figure(row: Mapping[str, Any]) -> PublishedFigure:
-    """Raises ValueError."""
-    if None in row or None in row.values():
-        raise ValueError(f"it does not have {len(COLUMNS)} cells")
-    if missing := [name for name in ("accelerator", "vendor", "dtype", "tflops") if not row[name]]:
-        raise ValueError(f"{missing[0]} is missing")
-    numbers = {name: kind(row[name]) for name, kind in _NUMBERS.items() if row[name]}
-    if not all(0 < number < math.inf for number in numbers.values()):
-        raise ValueError("a number is not above 0")
+    """Raises TypeError, KeyError or ValueError."""
+    numbers = {name: kind(row[name]) if row[name] else None for name, kind in _NUMBERS.items()}
+    is_whole = all(row[name] for name in ("accelerator", "vendor", "dtype", "tflops"))
+    if not is_whole or not all(0 < number < math.inf for number in numbers.values() if number is not None):
+        raise ValueError(f"a cell is missing or a number is not above 0: {row}")
     if not _ADDRESS.fullmatch(row["source"]):
         raise ValueError(f"source: {row['source']!r} is not an http or https address")
-    return PublishedFigure(**{**row, **dict.fromkeys(_NUMBERS), **numbers})
+    return PublishedFigure(**{**row, **numbers})
 
 
 @functools.cache
@@ -95,5 +84,4 @@ def published_peaks() -> dict[tuple[str, str], PublishedFigure]:
     """The published figures that ship with this package: the highest by device, as peaks.csv names it, and dtype.
     ``statistic``: of how many.
     """
-    text = importlib.resources.files("mamf").joinpath(SHIPPED).read_text(encoding="utf-8")
-    return {(each.device, each.dtype): each for each in map(_figure, csv.DictReader(text.splitlines()))}
+    return {(each.device, each.dtype): each for each in map(_figure, packaged_rows(SHIPPED))}

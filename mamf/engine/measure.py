@@ -4,9 +4,8 @@ run.
 
 from __future__ import annotations
 
-import statistics as stdlib_statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,7 +14,7 @@ from mamf.engine.regimes import Regime, Samples, StoppingRule, Sustained
 from mamf.engine.regimes.checking import Checked, WrongResultError
 from mamf.errors import UnsupportedError, describe_error, plugin_errors
 from mamf.kernel import AnyKernel, Verdict
-from mamf.measurement import BUSY_SECONDS, IDLE, TERA, TIME, Conditions, Measurement, Status, is_share
+from mamf.measurement import TERA, Conditions, Measurement, Status
 from mamf.operations.unknown import operation_called
 from mamf.plausibility import split_impossible, why_implausible
 from mamf.statistics import known_median, summarize, two_levels
@@ -97,16 +96,9 @@ class _Run:
             reserved = backend.peak_reserved_memory() if kernel.reports_reserved and peak is not None else None
             samples = self.regime.visit(checked, self.rule, estimate)
             checked.require_unchanged_operands()
-            shares = time_shares(
-                checked,
-                (stdlib_statistics.fmean if self.regime.best_by == "mean" else stdlib_statistics.median)(
-                    samples.seconds
-                ),
-                samples.remarks,
-            )
             self.regime.bridge(checked.launches, samples.seconds[-1])
         details = samples.details | ({} if peak is None else {"held_bytes": checked.held_bytes})
-        verdict = replace(checked.verdict, details={**checked.verdict.details, **details, **shares})
+        verdict = replace(checked.verdict, details={**checked.verdict.details, **details})
         return self.judge(samples, verdict, peak, reserved)
 
     def judge(self, taken: Samples, verdict: Verdict, peak: int | None, reserved: int | None) -> Measurement:
@@ -196,23 +188,6 @@ def needed_memory(backend: Backend, checked: Checked, problem: Any, shape: Any) 
         return None
     operands = sum(buffer.nbytes for buffer in problem.buffers(shape).values())
     return int(operands + checked.held_bytes + peak - before)
-
-
-def time_shares(checked: Checked, seconds: float, remarks: list[str]) -> Mapping[str, float]:
-    """Shares of a launch's ``seconds`` (measured without a profiler) by class of work; the rest is idle. If the
-    profiled work takes longer than ``seconds``, shares are of the work. Errors become remarks.
-    """
-    try:
-        found = checked.class_seconds()
-        busy = sum(found.values())
-        times = {**found, IDLE: max(0.0, seconds - busy)} if found else {}
-        shares = {f"{name}{TIME}": round(float(each) / max(seconds, busy), 4) for name, each in times.items()}
-        if not all(map(is_share, shares.values())):
-            raise ValueError(f"{found} are no seconds")
-    except plugin_errors() as error:
-        remarks.append(f"the parts of its time could not be measured: {describe_error(error)}")
-        return {}
-    return {**shares, BUSY_SECONDS: round(busy, 9)} if shares else {}
 
 
 def conditions(readings: Sequence[Reading], watts: float | None) -> Conditions:

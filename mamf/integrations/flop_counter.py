@@ -41,9 +41,7 @@ def count_flops(step: Callable[[], object]) -> float:
 
 
 class StepCounter(FlopCounterMode):  # type: ignore[misc]
-    """Counts what runs between ``start`` and ``stop`` in another program, into which it raises nothing. Of products
-    whose operands are shared out among devices (DTensor) only this rank's share counts.
-    """
+    """Counts what runs between ``start`` and ``stop`` in another program, into which it raises nothing."""
 
     def __init__(self) -> None:
         super().__init__(display=False, custom_mapping=_formulas())
@@ -61,21 +59,10 @@ class StepCounter(FlopCounterMode):  # type: ignore[misc]
     def _count_flops(self, func_packet: Any, out: Any, args: Any, kwargs: Any) -> Any:
         try:
             if func_packet in self.flop_registry:
-                flop = self.flop_registry[func_packet](*args, **kwargs, out_val=out)
-                self._flop += flop / _shards((*args, out))
+                self._flop += self.flop_registry[func_packet](*args, **kwargs, out_val=out)
         except Exception:  # a formula that does not fit must not end what is counted
             self._is_whole = False
         return out
-
-
-def _shards(operands: Sequence[Any]) -> int:
-    """Among how many devices an operation is shared out: no rank of that mesh dimension computes all of it."""
-    tensors = [each for each in operands if hasattr(each, "placements")]
-    return math.prod(
-        tensors[0].device_mesh.size(dimension)
-        for dimension, placements in enumerate(zip(*(each.placements for each in tensors), strict=True))
-        if not all(each.is_replicate() for each in placements)
-    )
 
 
 @contextmanager

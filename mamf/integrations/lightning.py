@@ -48,7 +48,7 @@ class MamfuCallback(MeteredCallback, Callback):  # type: ignore[misc]
     @never_raises
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
         if pl_module.automatic_optimization:
-            self.training.flops.stop()
+            self.training.stop()
 
     @never_raises
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:

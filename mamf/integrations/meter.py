@@ -11,6 +11,7 @@ import threading
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any, NamedTuple
 
 from mamf.backend import Backend
@@ -18,8 +19,8 @@ from mamf.ceilings.ceiling import Ceiling
 from mamf.contribution.known_ceilings import KnownPeak, datasheet_peak, measured_peak, opened
 from mamf.dtypes import canonical_name
 from mamf.errors import MamfError, MamfWarning, UsageError
-from mamf.integrations.meter_options import ceiling_flops, check_options
 from mamf.integrations.model_flops import ModelFlops, model_flops
+from mamf.limits import shorten, whole_number
 from mamf.measurement import TERA
 
 #: FLOP of one dtype, or of several by name.
@@ -27,6 +28,49 @@ Flops = float | Mapping[str, float]
 #: FLOP/s, or what holds it.
 AnyCeiling = float | KnownPeak | Ceiling
 _NAN = math.nan
+#: Slower than any device by far, and faster: a ceiling in another unit.
+_LEAST_CEILING, _MOST_CEILING = 1e9, 1e18
+_LEAST = {"sequence_length": 1, "world_size": 1, "model_parallel": 1, "accumulation": 1, "warmup_steps": 0}
+
+
+def check_options(options: Mapping[str, Any]) -> None:
+    """Raises UsageError for a value that no meter can have. None stands for an option that is not given.
+
+    A callback calls this before a device is opened, to report a mistake where it is made.
+    """
+    given = {name: value for name, value in options.items() if value is not None}
+    flops = given.get("flops_per_step", 1)
+    by_dtype = flops if isinstance(flops, Mapping) else {given.get("dtype", "bfloat16"): flops}
+    if by_dtype is flops and "ceiling" in given:
+        raise UsageError("ceiling: it is of one dtype; leave it out where flops_per_step is by dtype")
+    for dtype, each in by_dtype.items():
+        canonical_name(dtype)
+        _require_amount("flops_per_step", each)
+    _require_amount("tokens_per_step", given.get("tokens_per_step", 1))
+    for name in _LEAST.keys() & given.keys():
+        whole_number(name, given[name], _LEAST[name])
+    if given.get("world_size", 1) % given.get("model_parallel", 1):
+        raise UsageError(f"model_parallel {given['model_parallel']}: it must divide world_size")
+    ceiling_flops(given.get("ceiling", TERA))
+
+
+def ceiling_flops(ceiling: Any) -> float:
+    """FLOP/s of a number, KnownPeak or Ceiling. Raises UsageError for anything else, for another unit, and for a
+    ceiling whose interval is unknown.
+    """
+    if isinstance(ceiling, (Ceiling, KnownPeak)):
+        if ceiling.interval is not None and not ceiling.interval.is_known:
+            raise UsageError("ceiling: it is too noisy to take a share of it; find it again with 'mamf find'")
+        return ceiling.tflops * TERA
+    _require_amount("ceiling", ceiling)
+    if not _LEAST_CEILING <= ceiling <= _MOST_CEILING:
+        raise UsageError(f"ceiling {shorten(ceiling)}: it must be in FLOP/s; 700 TFLOPS are 700e12")
+    return float(ceiling)
+
+
+def _require_amount(name: str, value: Any) -> None:
+    if not isinstance(value, Real) or isinstance(value, bool) or not 0 < float(value) < math.inf:
+        raise UsageError(f"{name} {shorten(value)}: it must be a number above 0")
 
 
 @dataclass(frozen=True)
@@ -64,12 +108,12 @@ class Meter:
 
     - ``model``: what ``mamf.model_flops`` takes or gives, with ``sequence_length``; or ``flops_per_step``, also by
       dtype: ``{"float8_e4m3fn": 8e12, "bfloat16": 2e12}``, each of which counts against its own ceiling.
-    - ``tokens_per_step``, ``samples_per_step``, ``flops_per_step``: of one forward and backward pass on this rank; an
-      optimizer step has ``accumulation`` of them.
+    - ``tokens_per_step``, ``flops_per_step``: of one forward and backward pass on this rank; an optimizer step has
+      ``accumulation`` of them.
     - ``dtype``: of the products, unless ``flops_per_step`` is by dtype; by default the device's own.
-    - ``ceiling``: FLOP/s, a KnownPeak or a Ceiling, unless ``flops_per_step`` is by dtype; by default what
-      ``mamf.peak`` knows of ``regime``; ``anyway``: also of another power limit or unit count. A datasheet is not a
-      ceiling. Without one the shares are NaN, and one warning says so.
+    - ``ceiling``: FLOP/s, a KnownPeak or a Ceiling, unless ``flops_per_step`` is by dtype; by default the sustained
+      ceiling that ``mamf.peak`` knows. A datasheet is not a ceiling. Without one the shares are NaN, and one warning
+      says so.
     - ``world_size``: of all ranks; ``model_parallel``: how many of them share one batch (tensor parallel): the FLOP of
       ``model`` are divided by it. ``flops_per_step`` is this rank's share.
     - ``backend``: a device as ``mamf.peak`` takes it; by default the one that this process uses.
@@ -93,14 +137,11 @@ class Meter:
         self,
         *,
         tokens_per_step: float | None = None,
-        samples_per_step: float | None = None,
         flops_per_step: Flops | None = None,
         model: Any = None,
         sequence_length: int | None = None,
         dtype: str | None = None,
-        regime: str = "sustained",
         ceiling: AnyCeiling | None = None,
-        anyway: bool = False,
         world_size: int = 1,
         model_parallel: int = 1,
         accumulation: int = 1,
@@ -110,11 +151,11 @@ class Meter:
     ) -> None:
         check_options({name: value for name, value in locals().items() if name not in {"self", "model", "backend"}})
         self.backend = opened(backend)
-        self.dtype, self.regime = self._name(dtype or self.backend.default_dtype), regime
-        self.accumulation, self.warmup_steps, self.causal = accumulation, warmup_steps, causal
-        self._copies, self._share, self._anyway = world_size // model_parallel, 1 / model_parallel, anyway
+        self.dtype = self._name(dtype or self.backend.default_dtype)
+        self.accumulation, self.warmup_steps = accumulation, warmup_steps
+        self._copies, self._share = world_size // model_parallel, 1 / model_parallel
         self._given = None if ceiling is None else ceiling_flops(ceiling)
-        self._tokens, self._samples = tokens_per_step, samples_per_step
+        self._tokens = tokens_per_step
         self._flops, self._per_token = flops_per_step, 0.0
         if model is not None:
             if flops_per_step is not None or sequence_length is None:
@@ -129,11 +170,8 @@ class Meter:
         self._begun: Any = None
         self._unread: _Step | None = None
         self._read, self._steps_read = [0.0] * 7, 0
-        if isinstance(flops_per_step, Mapping):
-            for name in flops_per_step:
-                self._speed(self._name(name))
-        else:
-            self._speed(self.dtype)
+        for name in flops_per_step if isinstance(flops_per_step, Mapping) else (self.dtype,):
+            self._speed(self._name(name))
 
     def begin(self) -> None:
         """The data of a step are there: the time since the last step was the host's."""
@@ -144,16 +182,17 @@ class Meter:
     ) -> StepFigures | None:
         """A step ends. Returns the figures of the step before; None while that was of the warm-up.
 
-        ``tokens``, ``flops``, ``samples``: of this whole step on this rank, if they differ from the arguments of Meter;
-        below 0 they are not known, and what follows from them is NaN.
+        ``tokens``, ``flops``, ``samples``: of this whole step on this rank; tokens and FLOP are by default those of the
+        arguments of Meter. What is below 0 or no number is not known, and what follows from it is NaN.
         """
         with self._lock:
             end, start = self._mark(), self._begun if self._end is None else self._end
             figures = self.finish()
             self._number += 1
             if start is not None and self._number > self.warmup_steps:
-                work = self._work(self._of_step(tokens, self._tokens), self._of_step(samples, self._samples), flops)
-                self._unread = _Step(self._number, (start, self._begun, end), work)
+                if tokens is None and self._tokens is not None:
+                    tokens = self._tokens * self.accumulation
+                self._unread = _Step(self._number, (start, self._begun, end), self._work(tokens, samples, flops))
             self._end, self._begun = end, None
             return figures
 
@@ -203,23 +242,16 @@ class Meter:
 
     # -- work --------------------------------------------------------------------------------------------------------
 
-    def _of_step(self, given: float | None, per_pass: float | None) -> float:
-        if given is not None:
-            return _known(given)
-        return _NAN if per_pass is None else float(per_pass * self.accumulation)
-
-    def _work(self, tokens: float, samples: float, flops: Flops | None) -> tuple[float, ...]:
-        by_dtype = self._flop_by_dtype(tokens, flops)
+    def _work(self, tokens: float | None, samples: float | None, flops: Flops | None) -> tuple[float, ...]:
+        by_dtype = self._flop_by_dtype(_known(tokens), flops)
         speeds = {name: self._speed(name) for name in by_dtype}
         at_peak, at_ceiling = (sum(flop / speeds[name][which] for name, flop in by_dtype.items()) for which in (0, 1))
-        return tokens, samples, sum(by_dtype.values()), at_peak, at_ceiling
+        return _known(tokens), _known(samples), sum(by_dtype.values()), at_peak, at_ceiling
 
     def _flop_by_dtype(self, tokens: float, flops: Flops | None) -> dict[str, float]:
-        passes = 1
-        if flops is None and self._flops is not None:
-            flops, passes = self._flops, self.accumulation
+        passes = self.accumulation if flops is None and self._flops is not None else 1
         if flops is None:
-            flops = tokens * self._per_token if self._per_token else _NAN
+            flops = tokens * self._per_token if self._flops is None and self._per_token else self._flops
         if isinstance(flops, Mapping):
             return {self._name(name): _known(flop) * passes for name, flop in flops.items()}
         return {self.dtype: _known(flops) * passes}
@@ -256,7 +288,7 @@ class Meter:
         if self._given is not None:
             return self._given
         try:
-            return measured_peak(self.backend, dtype, self.regime, anyway=self._anyway).flops
+            return measured_peak(self.backend, dtype).flops
         except MamfError as error:
             self._warn(str(error))
             return _NAN
@@ -267,7 +299,7 @@ class Meter:
             warnings.warn(f"MAMFU is NaN: {reason}", MamfWarning, stacklevel=4)
 
 
-def _known(count: float) -> float:
+def _known(count: Any) -> float:
     try:
         number = float(count)
     except (TypeError, ValueError):

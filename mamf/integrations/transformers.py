@@ -48,7 +48,7 @@ class MamfuCallback(MeteredCallback, TrainerCallback):  # type: ignore[misc]
 
     @never_raises
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-        self.training.flops.stop()
+        self.training.stop()
 
     @never_raises
     def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:

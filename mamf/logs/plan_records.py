@@ -34,8 +34,8 @@ _ATTENTION = "attention"
 _LISTS = ("kernels", "regimes", "layers")
 #: Fields of the plan of a sweep of products beside its options.
 _OF_PRODUCTS = ("shapes", "regimes", "precision", "seconds", "budget_seconds", "layers")
-#: What earlier logs say of their kind beside its name.
-_REDUNDANT = ("confirms", "explains", "rounds")
+#: What earlier logs say beside the name of their kind.
+_REDUNDANT = ("confirms", "explains", "falls_back", "rounds")
 
 
 def plan_record(plan: Plan) -> dict[str, Any]:

@@ -8,15 +8,14 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mamf.engine.regimes.checking import Checked, WrongResultError
-from mamf.errors import UnavailableError
 from mamf.operations.attention.kernels.sdpa import SdpaMath
 from mamf.operations.attention.kernels.torch_attention import TorchAttention
 from mamf.operations.attention.operation import attention_kernel
+from mamf.operations.model.kernels import step as model_step_kernels
 from mamf.operations.model.kernels import torch_model
-from mamf.operations.model.kernels.step import Reference, Step, known_answers
+from mamf.operations.model.kernels.step import known_answers
 from mamf.operations.model.kernels.torch_model import TorchModel, network_on
 from mamf.operations.model.shapes import ModelProblem, ModelShape
-from mamf.operations.tracing.events import Trace
 from mamf.plugins.discovery import kernel_of, open_backend, operation
 from mamf.profiling.scripts import model_step
 from mamf.testing.contracts import AnyKernelContract
@@ -97,21 +96,6 @@ def test_a_step_runs_its_optimizer_and_keeps_its_parameters(optimizer, monkeypat
         step.verify()
 
 
-def test_a_launch_tells_what_its_time_goes_to():
-    seconds = checked(replace(LLAMA, phase="step")).class_seconds()
-    assert {"attention", "matmul", "normalization", "optimizer"} <= set(seconds)
-    assert "idle" not in seconds, "with the profiler it is not that of a launch"
-    assert min(seconds.values()) > 0
-
-
-def test_time_that_only_the_host_was_seen_to_spend_is_no_share_of_a_device(monkeypatch):
-    step = checked(GPT2)
-    monkeypatch.setattr(Step, "_device", torch.device("cuda"))
-    monkeypatch.setattr("mamf.operations.model.kernels.step.trace_launch", lambda launch: Trace((), 0.0, 1.0))
-    with pytest.raises(UnavailableError, match="no kernels on this device"):
-        step.class_seconds()
-
-
 def test_checkpointing_changes_no_answer():
     problem = replace(GPT2, phase="forward-backward")
     plain, again = checked(problem), checked(replace(problem, checkpointing=True))
@@ -153,7 +137,7 @@ def test_autocast_to_what_parameters_are_is_unsupported():
 def test_kernels_and_phases_share_what_the_reference_gave(monkeypatch):
     problem = replace(GPT2, phase="forward-backward", seed=12)
     checked(problem).rehearse(cpu())
-    monkeypatch.setattr(Reference, "gradients", None)
+    monkeypatch.setattr(model_step_kernels, "reference", None)
     checked(replace(problem, phase="step", checkpointing=True), TorchModel("eager")).rehearse(cpu())
 
 

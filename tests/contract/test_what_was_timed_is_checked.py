@@ -2,16 +2,13 @@
 
 import gc
 import weakref
-from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
 from verdicts import verified
 
-from mamf.engine.measure import measure, time_shares
+from mamf.engine.measure import measure
 from mamf.engine.regimes import Burst, Classic, StoppingRule, Sustained
-from mamf.engine.regimes.base import Samples
 from mamf.kernel import Prepared, Verdict
 from mamf.operations.attention.kernels.sdpa import SdpaMath
 from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
@@ -216,61 +213,3 @@ def test_a_row_that_ran_out_of_memory_holds_none_of_it(backend, direction):
         assert Exhausting.held() is None
     finally:
         gc.enable()
-
-
-class Telling(TorchMm):
-    """A product that tells what its time goes to, by ``tell``."""
-
-    name = "telling"
-
-    def __init__(self, tell):
-        self.tell = tell
-
-    def prepare(self, *arguments, **options):
-        return replace(super().prepare(*arguments, **options), class_seconds=self.tell)
-
-
-@pytest.mark.parametrize(
-    ("tell", "details", "remark"),
-    [
-        (
-            lambda: {"matmul": 9.0, "x": 3.0},
-            {"matmul time": 0.75, "x time": 0.25, "idle time": 0, "busy_seconds": 12},
-            (),
-        ),
-        (dict, {}, ()),
-        (lambda: 1 / 0, {}, ("the parts of its time could not be measured: ZeroDivisionError: division by zero",)),
-        (lambda: {"matmul": -5e-6}, {}, ("the parts of its time could not be measured: ValueError: ",)),
-        (lambda: {"matmul": float("nan")}, {}, ("the parts of its time could not be measured: ValueError: ",)),
-        (lambda: {"matmul": "most"}, {}, ("the parts of its time could not be measured: TypeError: ",)),
-    ],
-)
-def test_what_cannot_tell_its_time_is_measured_all_the_same(backend, tell, details, remark):
-    row = row_of(Telling(tell), backend, "burst")
-    assert row.ok
-    told = {name: value for name, value in row.details.items() if name.endswith(("time", "busy_seconds"))}
-    assert told == pytest.approx(details)
-    assert len(row.remarks) == len(remark)
-    assert all(map(str.startswith, row.remarks, remark))
-
-
-@pytest.mark.parametrize(("regime", "share"), [(Burst, 0.5), (Sustained, 0.25)])
-def test_shares_are_of_the_figure_of_the_row(backend, monkeypatch, regime, share):
-    def visit(self, checked, rule, estimate):
-        checked.launches[0]()
-        return Samples([1e-3, 1e-3, 4e-3], 3)
-
-    monkeypatch.setattr(regime, "visit", visit)
-    row = row_of(Telling(lambda: {"matmul": 5e-4}), backend, regime.name)
-    assert row.time_shares == {"matmul": share, "idle": 1 - share}
-    assert share * row.seconds == pytest.approx(5e-4)
-
-
-@pytest.mark.parametrize(
-    ("seconds", "matmul", "other", "idle"), [(100e-6, 0.6, 0.2, 0.2), (80e-6, 0.75, 0.25, 0), (40e-6, 0.75, 0.25, 0)]
-)
-def test_idle_is_what_the_work_leaves_of_a_launch_without_the_profiler(seconds, matmul, other, idle):
-    """Work that the profiler slows beyond a launch's time leaves none."""
-    details = time_shares(SimpleNamespace(class_seconds=lambda: {"matmul": 60e-6, "other": 20e-6}), seconds, [])
-    shares = {"matmul time": matmul, "other time": other, "idle time": idle}
-    assert details == pytest.approx({**shares, "busy_seconds": 80e-6})

@@ -105,7 +105,7 @@ def test_values_are_given_alone_or_as_several(backend):
     assert str(row.shape) == "4096x4096x4096"
 
 
-def test_steps_of_a_model_that_outlast_a_burst_fall_back(backend):
+def test_steps_of_a_model_are_measured_in_sustained_by_default(backend):
     problem = mamf.ModelProblem(**SIZES["xl"], phase="step")
     rows = mamf.measure_kernels(
         "model", "b1s1024", problem=problem, kernel="mamf.testing:SimulatedModel", backend=backend

@@ -297,14 +297,3 @@ def test_a_counter_in_another_program_raises_nothing_and_knows_what_it_missed(mo
         counter.stop()
     assert whole.stop() == 2 * 4 * 8 * 2
     assert missed.stop() != missed.stop()
-
-
-def test_of_a_product_that_ranks_share_a_rank_has_its_part():
-    pytest.importorskip("torch")
-    from mamf.integrations.flop_counter import _shards
-
-    whole, part = (SimpleNamespace(is_replicate=lambda each=each: each) for each in (True, False))
-    mesh = SimpleNamespace(size=lambda dimension: (4, 2)[dimension])
-    operands = [SimpleNamespace(placements=each, device_mesh=mesh) for each in ((whole, whole), (whole, part))]
-    assert _shards([*operands, 1.0]) == 2
-    assert _shards(operands[:1]) == _shards([]) == 1

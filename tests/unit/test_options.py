@@ -39,8 +39,6 @@ OTHER_MEANING = {
     ("--baseline", "guard"): "a log in place of the file's",
     ("--batch", "model"): "of a model",
     ("--from", "profile"): "a trace, which no other command reads",
-    ("--heads", "model"): "one number of an architecture",
-    ("--kv-heads", "model"): "one number of an architecture",
     ("--output", "plot"): "a picture",
     ("--output", "results site"): "a folder of pages",
     ("--preset", "kernels_find"): "presets are the operation's",

@@ -11,7 +11,6 @@ from mamf.contribution import known_ceilings
 from mamf.errors import IncomparableError, UnavailableError, UsageError
 from mamf.logs.run_log import read_run_log
 from mamf.measurement import Measurement
-from mamf.operations.model.operation import Model
 from mamf.operations.model.shapes import PHASES, ModelProblem, ModelShape
 from mamf.profiling.log import create_profile_log, write_profile
 from mamf.profiling.profile import ClassRow, Profile
@@ -97,28 +96,6 @@ def test_steps_of_one_context_length_stand_side_by_side_with_their_shares():
         f"compiled {shares[1]:.1f} % MAMFU",
     ]
     assert chart.lines is None and "500" in chart.notes[0] and "context length 1k" in chart.title
-
-
-@pytest.mark.parametrize(
-    ("details", "expected"),
-    [
-        ({"busy_seconds": 0.02}, ("30.0%", "40.0%")),
-        ({}, ("30.0% to 40.0%", "40.0% to 53.3%")),
-        ({"idle time": 0.0}, ("30.0%", "40.0%")),
-        ({"idle time": 1.0}, ("30.0% to 100.0%", "40.0% to 100.0%")),
-    ],
-)
-def test_shares_of_a_launch_with_the_profiler_are_bounds(details, expected):
-    told = {"attention time": 0.3, "matmul time": 0.4, "idle time": 0.25, **details}
-    columns = Model().columns(replace(row("step"), details=told))
-    assert (columns["attention time"], columns["matmul time"]) == expected
-
-
-@pytest.mark.parametrize("share", [1e308, -0.1, 10**400, float("nan"), "most"])
-def test_what_can_be_no_share_of_a_time_is_left_out(share):
-    step = replace(row("step"), details={"attention time": share, "idle time": 0.5})
-    assert step.time_shares == {"idle": 0.5}
-    assert Model().columns(step)["attention time"] is None
 
 
 def test_rows_without_a_figure_are_told():

@@ -36,7 +36,7 @@ class Callback(MeteredCallback):
             self.training.add(batch)
             work()
             self.training.meter.backend.sleep(1 / passes)
-        self.training.flops.stop()
+        self.training.stop()
         self.training.step()
 
     def figures(self):
@@ -68,11 +68,8 @@ def test_ranks_that_share_a_batch_share_its_flop():
 
 
 def test_what_is_given_replaces_what_is_found():
-    options = {"tokens_per_step": 1000, "flops_per_step": 5e12, "samples_per_step": 3}
-    found = trained(BATCH, passes=2, **options)
+    found = trained(BATCH, passes=2, tokens=1000, flops_per_step=5e12, samples=3)
     assert (found["tokens_per_second"], found["tflops"], found["samples_per_second"]) == (2000, 10, 6)
-    found = trained(BATCH, passes=2, accumulation=4, **options)
-    assert (found["tokens_per_second"], found["tflops"], found["samples_per_second"]) == (4000, 20, 12)
 
 
 def test_images_of_a_formula_that_knows_their_length_have_flop_and_no_tokens():
@@ -117,6 +114,12 @@ def test_a_compiled_model_is_not_counted():
     assert set(found) == {"samples_per_second", "step_seconds"}
 
 
+def test_a_model_that_ranks_share_is_not_counted():
+    with pytest.warns(UserWarning, match="share of this rank.*give flops_per_step="):
+        found = trained(IMAGES, module=torch.nn.Linear(8, 16), world_size=2, model_parallel=2)
+    assert set(found) == {"samples_per_second", "step_seconds"}
+
+
 def test_a_step_without_products_has_no_flop():
     with pytest.warns(UserWarning, match="saw no products"):
         assert set(trained(IMAGES, module=torch.nn.ReLU())) == {"samples_per_second", "step_seconds"}
@@ -151,13 +154,12 @@ def test_a_device_that_cannot_be_opened_is_one_warning_even_if_warnings_are_erro
         ({"ceiling": float("nan")}, "ceiling nan"),
         ({"ceiling": "fast"}, "ceiling fast"),
         ({"flops_per_step": 0}, "flops_per_step 0"),
-        ({"tokens_per_step": -1}, "tokens_per_step -1"),
-        ({"samples_per_step": float("inf")}, "samples_per_step inf"),
-        ({"accumulation": 0}, "accumulation 0"),
+        ({"tokens_per_step": 8}, "unknown option"),
+        ({"accumulation": 2}, "unknown option"),
+        ({"flops_per_step": float("inf")}, "flops_per_step inf"),
         ({"world_size": 2.5}, "world_size 2.5"),
         ({"world_size": 4, "model_parallel": 3}, "must divide world_size"),
         ({"warmup_steps": -1}, "warmup_steps -1"),
-        ({"regime": "fast"}, "unknown regime"),
         ({"dtype": "bfloat"}, "unknown dtype"),
         ({"tokens": "many"}, "tokens many"),
         ({"samples": 0}, "samples 0"),

@@ -118,23 +118,19 @@ def shapes_from(of: AnyOperation, options: argparse.Namespace) -> tuple[Any, ...
 def plan_from(
     of: AnyOperation, options: argparse.Namespace, backend: Backend, kernels: Sequence[tuple[str, AnyKernel]]
 ) -> Plan:
-    """``kernels``: with their names in the options. Without ``--regime``, those that refuse launches too long for a
-    burst are measured in sustained then.
-    """
-    falls_back = not options.regime and any(each.must_fit_a_train for _, each in kernels)
+    """``kernels``: with their names in the options."""
     return Plan(
         SWEEP,
         of.name,
         problems_from(of, options, backend),
         tuple(name for name, _ in kernels),
         shapes_from(of, options) or tuple(of.default_shapes(backend)),
-        asked_regimes(options.regime, KERNEL_REGIMES if falls_back else KERNEL_REGIMES[:1], KERNEL_REGIMES),
+        asked_regimes(options.regime, (of.default_regime,), KERNEL_REGIMES),
         options.precision or Plan.precision,
         options.time_limit,
         options.budget,
         not options.no_flush,
         layers=tuple(named_shapes(of, options).values()),
-        falls_back=falls_back,
     )
 
 

@@ -9,7 +9,6 @@ from mamf.backend import Backend, Reading
 from mamf.calibration import find_calibration
 from mamf.engine.regimes.base import Launch, Regime, Samples, StoppingRule
 from mamf.engine.regimes.checking import Checked, refuse_skipped_work, skipped_work
-from mamf.errors import OUTLASTS
 from mamf.kernel import Problem
 from mamf.machine.garbage import no_garbage_collection
 from mamf.statistics import Repeatability
@@ -59,7 +58,7 @@ class Burst(Regime):
         longest = self.backend.burst_traits.train_seconds
         if self.agree(seconds) <= longest:
             return None
-        return f"a launch of {seconds * 1e3:.3g} ms {OUTLASTS} of {longest * 1e3:.3g} ms: measure it in sustained"
+        return f"a launch of {seconds * 1e3:.3g} ms outlasts a burst of {longest * 1e3:.3g} ms: measure it in sustained"
 
     def start(self) -> None:
         # Whatever ran before this regime may have left the device throttled.

@@ -94,11 +94,6 @@ class Checked:
     def held_bytes(self) -> int:
         return self.prepared.held_bytes
 
-    def class_seconds(self) -> Mapping[str, float]:
-        """Of one more launch, by what was running; empty where the kernel does not measure it."""
-        measure = self.prepared.class_seconds
-        return {} if measure is None else measure()
-
     def _remembering(self, index: int) -> Callable[[], object]:
         launch, returned, launched = self.prepared.launches[index], self._returned, self._launched
 

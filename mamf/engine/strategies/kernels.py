@@ -5,13 +5,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from mamf.backend import Backend
 from mamf.ceilings.share import Ceilings
 from mamf.engine.regimes import Burst, Regime, StoppingRule, Sustained, regime_class
 from mamf.engine.runner import Runner, Step, Steps
-from mamf.errors import OUTLASTS
 from mamf.kernel import AnyKernel, Problem
 from mamf.measurement import Measurement
 from mamf.plans import Plan, StepKey
@@ -73,23 +71,11 @@ class KernelsSweep:
                 if self.queue is not None and self._reference_kernel(context, name) is None:
                     yield from self._common(regime, problem.dtype)
             row = yield Step(kernel, problem, shape, regime, self._rule(regime), is_reported=False)
-            if row is not None and self.plan.falls_back and OUTLASTS in row.reason:
-                row = yield from self._fall_back(run, kernel, problem, shape, row)
-                run.start(regime)  # the device was loaded
             if row is None:
                 continue
             after = (yield from self._reference(regime, problem)) if row.ok else None
             yield with_state(with_products(row, kernel), before, after)
             before = after or before
-
-    def _fall_back(
-        self, run: Runner, kernel: AnyKernel, problem: Problem, shape: Any, refused: Measurement
-    ) -> Generator[Step | Measurement, Measurement | None, Measurement | None]:
-        """Measure in the plan's second regime what outlasts a burst; its row says so."""
-        regime = run.start(self._regime(self.plan.regimes[1]))
-        row = yield Step(kernel, problem, shape, regime, self._rule(regime), is_reported=False)
-        why, _, _ = refused.reason.partition(":")
-        return row and replace(row, remarks=(*row.remarks, why))
 
     def _reference(
         self, regime: Regime, problem: Problem

@@ -6,24 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 
 from mamf.backend import Backend, DeviceInfo
-from mamf.measurement import IDLE, Measurement
+from mamf.measurement import Measurement
 from mamf.operation import FlopOperation
 from mamf.operations.model.shapes import ModelKernel, ModelProblem, ModelShape
+from mamf.regime_names import SUSTAINED
 
 _BATCH, _CONTEXTS = 8, (256, 512, 1024)
-#: Fields that ``architecture``, the phase or the title already contain.
-_NAMED_ALREADY = (
-    "style",
-    "d_model",
-    "d_ff",
-    "layers",
-    "heads",
-    "kv_heads",
-    "experts",
-    "active_experts",
-    "phase",
-    "dtype",
-)
+#: Fields that a title shows where they differ from the defaults.
+_RARE = ("vocabulary", "tied", "autocast", "checkpointing", "optimizer", "data", "seed")
 
 
 class Model(FlopOperation[ModelProblem, ModelShape]):
@@ -34,51 +24,29 @@ class Model(FlopOperation[ModelProblem, ModelShape]):
     problem_type = ModelProblem
     shape_example = "b8s1024"
     axis_label = "context length"
+    default_regime = SUSTAINED
     counts_model_flop = True
 
     def default_shapes(self, backend: Backend) -> Sequence[ModelShape]:
         return [ModelShape(_BATCH, context) for context in _CONTEXTS]
 
     def columns(self, row: Measurement, info: DeviceInfo | None = None) -> Mapping[str, object]:
-        """Tokens per second; the shares of attention and of products in the time of a training step; parameters; GB of
-        memory that a launch needs, and GB reserved; the shares of attention and of products in the FLOP.
-        """
-        problem, shape = row.problem, row.shape
-        forward = problem.attention_flop(shape) + problem.matmul_flop(shape)
+        """Tokens per second; parameters; GB of memory that a launch needs, and GB reserved."""
+        shape = row.shape
         return {
             "tokens/s": round(shape.tokens / row.seconds) if row.ok else None,
-            "attention time": _time_share(row, "attention"),
-            "matmul time": _time_share(row, "matmul"),
-            "parameters": problem.parameters(shape),
+            "parameters": row.problem.parameters(shape),
             "GB": None if row.peak_memory_bytes is None else row.peak_memory_bytes / 1e9,
             "GB reserved": None if row.peak_reserved_bytes is None else row.peak_reserved_bytes / 1e9,
-            "attention FLOP": _percent(problem.attention_flop(shape) / forward),
-            "matmul FLOP": _percent(problem.matmul_flop(shape) / forward),
         }
 
     def words(self, problem: ModelProblem) -> Sequence[str]:
         """The architecture and the phase, then the fields that differ from the defaults."""
         usual = {field.name: field.default for field in fields(problem)}
-        others = [(name, getattr(problem, name)) for name in usual if name not in _NAMED_ALREADY]
-        return [
-            problem.architecture,
-            problem.phase,
-            *(f"{name} {value}" for name, value in others if value != usual[name]),
-        ]
+        values = {name: getattr(problem, name) for name in _RARE}
+        others = [f"{name} {value}" for name, value in values.items() if value != usual[name]]
+        return [problem.architecture, problem.phase, *others]
 
     def axis(self, shape: ModelShape) -> float:
         """Tokens per sequence."""
         return float(shape.context)
-
-
-def _time_share(row: Measurement, name: str) -> str | None:
-    """A share of a launch's time. If a log has only the time under a profiler: the range from the share of that time to
-    the share of the busy time.
-    """
-    share, added = row.time_shares.get(name), row.time_shares.get(IDLE, 0.0) if row.idle_is_bound else 0.0
-    bounds = () if share is None else (f"{share:.1%}", f"{share / max(1 - added, share, 1e-9):.1%}")
-    return " to ".join(dict.fromkeys(bounds)) or None
-
-
-def _percent(share: float | None) -> str | None:
-    return None if share is None else f"{share:.1%}"

@@ -18,53 +18,32 @@ from dataclasses import replace
 import torch
 from torch import nn
 from torch.func import functional_call
+from torch.utils.checkpoint import checkpoint
 
-from mamf.errors import UnavailableError
 from mamf.kernel import Prepared, Verdict
 from mamf.operations.model.kernels.network import Network
 from mamf.operations.model.shapes import ModelProblem, ModelShape, Phase
 from mamf.operations.operand_sets import Unchanged, poison, tensors_of
-from mamf.operations.tracing.shares import class_seconds
-from mamf.operations.tracing.torch_traces import trace_launch
 
 
-class Reference:
-    """Losses and gradients with a network's current parameters. Holds at most one block of them in float32."""
-
-    def __init__(self, network: Network) -> None:
-        self._network = network
-
-    def losses(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """The loss of each token."""
-        head, pairs = self._network.head, zip(tokens.split(1), targets.split(1), strict=True)
-        with torch.no_grad(), use_eager_attention(self._network):
-            return torch.cat([in_float32(head, self._inputs(own)[-1], follow) for own, follow in pairs])
-
-    def gradients(
-        self, tokens: torch.Tensor, targets: torch.Tensor, of: Sequence[nn.Parameter]
-    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """The loss of each token, and the gradients of the mean loss."""
-        sums = {each: torch.zeros_like(each, dtype=torch.float32) for each in of}
-        losses = []
-        with use_eager_attention(self._network):
-            for own, follow in zip(tokens.split(1), targets.split(1), strict=True):
-                with torch.no_grad():
-                    inputs = self._inputs(own)
-                x = inputs.pop().requires_grad_()
-                loss = in_float32(self._network.head, x, follow)
-                losses.append(loss.detach())
-                gradient = add_gradients(sums, self._network.head, x, loss.sum() / targets.numel())
-                for block in reversed(self._network.stack):
-                    x = inputs.pop().requires_grad_()
-                    gradient = add_gradients(sums, block, x, in_float32(block, x), gradient)
-        return torch.cat(losses), list(sums.values())
-
-    def _inputs(self, tokens: torch.Tensor) -> list[torch.Tensor]:
-        """The inputs of each block and of the head."""
-        inputs = [in_float32(self._network.embedding, tokens)]
-        for block in self._network.stack:
-            inputs.append(in_float32(block, inputs[-1]))
-        return inputs
+def reference(
+    network: Network, tokens: torch.Tensor, targets: torch.Tensor, of: Sequence[nn.Parameter]
+) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """The loss of each token, and the gradients of the mean loss for parameters ``of``, with the network's current
+    parameters. Holds at most one block of them in float32.
+    """
+    losses, sums = [], [torch.zeros_like(each, dtype=torch.float32) for each in of]
+    with use_eager_attention(network), torch.set_grad_enabled(bool(of)):
+        for own, follow in zip(tokens.split(1), targets.split(1), strict=True):
+            x = in_float32(network.embedding, own)
+            for block in network.stack:
+                x = checkpoint(in_float32, block, x, use_reentrant=False)
+            loss = checkpoint(in_float32, network.head, x, follow, use_reentrant=False)
+            losses.append(loss.detach())
+            if of:
+                found = torch.autograd.grad(loss.sum() / targets.numel(), of)
+                sums = [before + own for before, own in zip(sums, found, strict=True)]
+    return torch.cat(losses), sums
 
 
 @contextmanager
@@ -79,21 +58,6 @@ def use_eager_attention(network: Network) -> Iterator[None]:
     finally:
         for each, attend in zip(attentions, own, strict=True):
             each.attend = attend
-
-
-def add_gradients(
-    sums: dict[nn.Parameter, torch.Tensor],
-    module: nn.Module,
-    x: torch.Tensor,
-    output: torch.Tensor,
-    gradient: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """Add the gradients of a module's parameters to the existing sums; returns the gradient of its input."""
-    wanted = [each for each in module.parameters() if each in sums]
-    of_input, *found = torch.autograd.grad(output, [x, *wanted], gradient)
-    for parameter, own in zip(wanted, found, strict=True):
-        sums[parameter] += own
-    return of_input
 
 
 def in_float32(module: nn.Module, *inputs: torch.Tensor) -> torch.Tensor:
@@ -137,7 +101,6 @@ class Step:
     ) -> None:
         self._problem, self._shape, self._network, self._run = problem, shape, network, run
         self._batches = [draw_batch(problem, shape, index, self._device) for index in range(batches)]
-        self._reference = Reference(network)
         self._known = known_answers(normalize_problem(problem), shape, self._device)
         self._answers = dict(self._known)
         self._optimizer = optimizer_of(problem, network)
@@ -158,17 +121,7 @@ class Step:
             poison=self.poison,
             changed_operands=self.changed_operands,
             held_bytes=self._held_bytes(),
-            class_seconds=self.class_seconds,
         )
-
-    def class_seconds(self) -> dict[str, float]:
-        """By class of what ran in one launch. Raises UnavailableError where only the host's operations were seen, and a
-        device did the work.
-        """
-        trace = trace_launch(self._launch_of(0))
-        if self._device.type != "cpu" and not trace.is_of_device:
-            raise UnavailableError("torch.profiler sees no kernels on this device, or lacks permission")
-        return class_seconds(trace)
 
     def _held_bytes(self) -> int:
         """Bytes of the parameters and of the optimizer's state."""
@@ -202,7 +155,7 @@ class Step:
             moment.zero_()
 
     def changed_operands(self) -> Sequence[str]:
-        """The changed operands. Only if there are none, the reference results are shared with other kernels."""
+        """The changed operands. If no operand changed, other kernels share the reference results."""
         changed = self._unchanged()
         if not changed:
             self._known |= self._answers
@@ -231,11 +184,8 @@ class Step:
     def _answer(self, index: int) -> _Answer:
         if index not in self._answers:
             tokens, targets = self._batches[index]
-            losses, gradients = (
-                self._reference.gradients(tokens, targets, self._sampled)
-                if self._problem.has_backward
-                else (self._reference.losses(tokens, targets), [])
-            )
+            sampled = self._sampled if self._problem.has_backward else []
+            losses, gradients = reference(self._network, tokens, targets, sampled)
             self._answers[index] = losses.cpu(), [each.cpu() for each in gradients]
         return self._answers[index]
 

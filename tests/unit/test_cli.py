@@ -475,3 +475,11 @@ def test_verdicts_have_colors_on_a_terminal_that_has_them(monkeypatch, variables
     stream = io.StringIO()
     say("OK", stream)
     assert stream.getvalue() == "OK\n"
+
+
+@pytest.mark.parametrize(("typed", "follows"), [("mamf fi", "find "), ("mamf find --dtype bfl", "bfloat16 ")])
+def test_a_shell_completes_commands_and_names(typed, follows, tmp_path):
+    shell = {"_ARGCOMPLETE": "1", "COMP_LINE": typed, "COMP_POINT": str(len(typed))}
+    shell["_ARGCOMPLETE_STDOUT_FILENAME"] = str(tmp_path / "words")
+    subprocess.run([sys.executable, "-m", "mamf"], env=os.environ | shell, check=True)
+    assert (tmp_path / "words").read_text() == follows

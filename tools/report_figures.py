@@ -1,6 +1,6 @@
 """Compare the figures in the reports of all logs in results/ with recorded checksums, one per log.
 
-    python tools/report_figures.py            print each log whose report shows other figures; exit code 1 if there is one
+    python tools/report_figures.py            exit with 1 if reports show other figures; print their logs
     python tools/report_figures.py LOG...     print the figures, a line per column: compare two checkouts with diff
     python tools/report_figures.py --write    record the checksums of today's reports
 

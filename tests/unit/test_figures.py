@@ -3,7 +3,6 @@
 import json
 import statistics
 
-import figure_logs
 import figures
 import pytest
 from figure_logs import ROOT, FigureError, single_figure
@@ -225,7 +224,3 @@ def test_a_figure_is_of_one_row():
         single_figure(REPEATS[0], "rate regime=sustained")
     with pytest.raises(FigureError, match="a row of matmul has no field 'pattern'"):
         single_figure(REPEATS[0], "rate pattern=copy")
-
-
-def test_logs_are_read_once():
-    assert figure_logs.read_any(FIND) is figure_logs.read_any(FIND)

@@ -171,11 +171,11 @@ def coverage(rows):
     return sum(held) / len(held)
 
 
-def test_burst_intervals_contain_the_next_of_2000_runs():
+def test_burst_intervals_contain_the_next_of_1000_runs():
     """Launches that hardly scatter: of few samples the error within a visit is taken as too large."""
     seconds = SHAPE.flop / rate(Physics().boost_hz) / 1e12
     of_runs = Scatter(0.0, math.hypot(BOOST.run, BOOST.launch_seconds / seconds))
-    rows = list(rows_of_runs(Burst, 2001, replace(RESTLESS, at_boost=of_runs, noise=0.0001)))
+    rows = list(rows_of_runs(Burst, 1001, replace(RESTLESS, at_boost=of_runs, noise=0.0001)))
     assert 0.94 <= coverage(rows) <= 0.965
     assert statistics.median(row.relative_half_width for row in rows) <= 0.006
 
@@ -226,7 +226,7 @@ def test_held_out_rounds_take_the_winners_curse_off():
     chooser = random.Random(0)
     shapes = [MatmulShape(4096, 4096, 128 * number) for number in range(1, 9)]
     of_choice, of_ceiling = [], []
-    for _ in range(200):
+    for _ in range(80):
         choosing = [row for shape in shapes for row in rounds_of("choose", 800.0, 6, chooser, shape)]
         fresh = [row for shape in shapes for row in rounds_of("confirm", 800.0, 9, chooser, shape)]
         ceiling = confirm_ceiling([*choosing, *fresh], "card")

@@ -1,6 +1,7 @@
 """Reports show the figures that they showed before, whatever the layout. All logs: tools/report_figures.py."""
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -12,10 +13,10 @@ CHECKSUMS = json.loads(RECORDED.read_text())
 
 
 def sample():
-    """Return the smallest log of each command, dtype and regime."""
+    """Return the smallest log of each command and dtype."""
     smallest = {}
     for path in sorted(CHECKSUMS, key=lambda path: (ROOT / path).stat().st_size):
-        smallest.setdefault((ROOT / path).name.partition("-202")[0], path)
+        smallest.setdefault(re.split("-burst|-sustained|-202", (ROOT / path).name)[0], path)
     return sorted(path for name, path in smallest.items() if not name.startswith("sweep-cublaslt"))
 
 

@@ -317,7 +317,7 @@ def leaves(value, path=()):
 ODD = [None, True, "text", -1, 0, 1.5, 1e308, 10**30, [], {}, ["a"], {"a": 1}]
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(st.data())
 def test_a_log_as_read_is_well_typed_or_names_its_line(log_path, data):
     """A value of any kind in place of any other: refused with its line, or a log that every reader understands."""

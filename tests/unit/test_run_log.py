@@ -177,6 +177,12 @@ def test_a_broken_line_is_named(tmp_path, line, complaint):
         read_run_log(path)
 
 
+def test_a_row_of_an_unknown_regime_is_named(log_path):
+    log_path.write_text(log_path.read_text().replace('"regime": "burst"', '"regime": "bursd"', 1))
+    with pytest.raises(RunLogError, match="line 2: unknown regime 'bursd'"):
+        read_run_log(log_path)
+
+
 @pytest.mark.parametrize("depth", [33, 300, 900])
 @pytest.mark.parametrize("begin", ["[", '{"a": '])
 def test_a_record_nested_deeply_is_refused(tmp_path, depth, begin):

@@ -574,11 +574,6 @@ def test_the_grid_suits_memory_and_speed(changed):
     assert backend.now() < 60
 
 
-def test_a_plan_of_an_unknown_regime_is_refused():
-    with pytest.raises(UnknownNameError, match="burst, sustained"):
-        SearchPlan(MatmulProblem(), (KERNEL,), GRID, ("classic",))
-
-
 # -- the command line ------------------------------------------------------------------------------------------------
 
 

@@ -184,7 +184,6 @@ def ceiling_record(ceiling: Ceiling) -> dict[str, Any]:
 
 def ceiling_from_record(record: Mapping[str, Any], header: Mapping[str, Any]) -> Ceiling:
     """Raises KeyError or ValueError for a record that cannot be a ceiling; UsageError for an invalid shape."""
-    require_regime(record["regime"])
     is_matmul = "operation" not in record
     of = operation_called(record.get("operation", MATMUL), record)
     low, high = map(float, record["interval_tflops" if is_matmul else "interval"])

@@ -41,10 +41,25 @@ _TEXTS += [
     "½",
     "١٢",
 ]
-_TEXTS += [f"{FORBIDDEN}:Kernel", f"{FORBIDDEN}:Backend"]
 #: Values of a field in a log.
 _VALUES: tuple[Any, ...] = (
-    *(None, True, False, -1, 0, 1.5, 5e-324, 1e308, -1e308, 2**53 + 1, 2**63, 10**30, 10**300, *_TEXTS),
+    *(
+        None,
+        True,
+        False,
+        -1,
+        0,
+        1.5,
+        5e-324,
+        1e308,
+        -1e308,
+        2**53 + 1,
+        2**63,
+        10**30,
+        10**300,
+        *_TEXTS,
+        f"{FORBIDDEN}:Kernel",
+    ),
     *([], {}, [[]], ["a"], [1e308] * 3, {"a": 1}, {"m": 10**300, "n": 1, "k": 1}, *(raw.strip('"') for raw in _RAW)),
 )
 #: Words on a command line.

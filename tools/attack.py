@@ -1,4 +1,4 @@
-"""Attacks mamf in every way that tools/attacks has, and prints a table of counts.
+"""Attack mamf in every way that tools/attacks has, and print a table of counts.
 
     python tools/attack.py                                  # all of it: hours
     python tools/attack.py --share 0.02                     # a fiftieth of each

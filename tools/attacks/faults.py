@@ -266,11 +266,17 @@ PROCESSES = (
 )
 
 
-def start(command: Sequence[str], **environment: str) -> subprocess.Popen[str]:
-    streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
-    command = [sys.executable, "-m", "mamf", *command]
-    return subprocess.Popen(command, **streams, errors="replace", start_new_session=True, env=environment)
+def start(command: Sequence[str]) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "mamf", *command],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
 
 
 def finish(process: subprocess.Popen[str], where: str, counts: Counts) -> Ended:

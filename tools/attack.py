@@ -1,8 +1,8 @@
-"""Attacks mamf in every way that tools/attacks has, and prints a table of counts.
+"""Attack mamf in every way that tools/attacks has, and print a table of counts.
 
     python tools/attack.py                                  # all of it: hours
     python tools/attack.py --share 0.02                     # a fiftieth of each
-    python tools/attack.py forged=500 files=200 --seed 7    # these only, so often
+    python tools/attack.py forged=500 runs=200 --seed 7     # these only, so often
 
 Everything is measured on the simulated device of mamf.testing, in a temporary folder; nothing touches an accelerator.
 A seed and a count repeat an attack exactly, except for the times of real kills. Exit code 1: a row was lost or measured
@@ -22,29 +22,18 @@ from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
-from attacks import (
-    bad_inputs,
-    changed_files,
-    damaged_logs,
-    forgeries,
-    kills,
-    plugin_faults,
-    real_kills,
-    resources,
-)
-from attacks.counts import Counts, table
+from attacks import faults, forgeries, inputs
+from attacks.calls import Counts, table
 from attacks.honest import little_work, make
 
 #: What each does, and how often by default. Those that take logs are given honest ones.
 ATTACKS: dict[str, tuple[Callable[..., Counts], int]] = {
-    "logs": (damaged_logs.attack, 20_000),
+    "logs": (inputs.attack_logs, 20_000),
+    "command-lines": (inputs.attack_command_lines, 2_000),
+    "resources": (inputs.attack_resources, 50),
     "forged": (forgeries.attack, 500),
-    "inputs": (bad_inputs.attack, 2_000),
-    "virtual-kills": (kills.attack, 2_000),
-    "real-kills": (real_kills.attack, 300),
-    "files": (changed_files.attack, 200),
-    "plugins": (plugin_faults.attack, 200),
-    "resources": (resources.attack, 50),
+    "runs": (faults.attack_runs, 2_000),
+    "processes": (faults.attack_processes, 300),
 }
 _MOST_BYTES = 2 * 10**9
 #: A process that wants more fails with an error before the machine runs out.

@@ -1,23 +1,21 @@
-"""How few measurements does the search need? Share of a landscape's best reached, against other searches.
+"""How few measurements does the search need? Share of a landscape's best reached, beside random shapes.
 
     python tools/bench_search.py LANDSCAPE.csv                # columns m,n,k,tflops; absent shapes cannot be measured
     python tools/bench_search.py LANDSCAPE.csv --made         # also on the simulated chips of tools/landscapes.py, two
                                                               # of them with their best at the edges of the grid
-    python tools/bench_search.py LANDSCAPE.csv --made --draws # with new noise per shape in each run
     python tools/bench_search.py LANDSCAPE.csv --noise 0.003  # each measurement 0.3 % off, as on a card
     python tools/bench_search.py LANDSCAPE.csv --several      # several kernels at once, and one that is best elsewhere
     python tools/bench_search.py LANDSCAPE.csv --only mamf    # only searches whose names begin with this
 
 "reached" is the true figure of the best shape among those measured, as a share of the landscape's best, without
-the noise that the search saw. A shape counts once, even if it is measured again. Optuna's samplers run if
-optuna is installed (GP needs scipy too). "ms a step" is a search's own time between two measurements, mean and longest.
+the noise that the search saw. A shape counts once, even if it is measured again. "ms a step" is a search's own time
+between two measurements, mean and longest.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib.util
 import math
 import random
 import statistics
@@ -42,15 +40,12 @@ EDGE_SIZES = (range(1024, 17408, 1024), (*range(1024, 21504, 1024), 24576, 32768
 
 @dataclass
 class Task:
-    """A landscape to be searched: absent shapes of its grid read as NaN. ``others``: those of further kernels;
-    ``chip``: what it was made of.
-    """
+    """A landscape to be searched: absent shapes of its grid read as NaN. ``others``: those of further kernels."""
 
     name: str
     truth: Landscape
     compute_units: int
     others: Sequence[Landscape] = ()
-    chip: Chip | None = None
     grid: MatmulGrid = field(init=False)
     best: float = field(init=False)
 
@@ -61,14 +56,10 @@ class Task:
         if len(self.truth) < CHECKPOINTS[-1]:
             raise SystemExit(f"{self.name} has {len(self.truth)} shapes: a search may measure {CHECKPOINTS[-1]}")
 
-    def drawn(self, seed: int) -> Task:
-        """The same chip with another luck of each shape; a recorded one has but its own."""
-        return self if self.chip is None else made_task(self.name, self.chip, seed)
 
-
-def made_task(name: str, chip: Chip, seed: int = 0) -> Task:
+def made_task(name: str, chip: Chip) -> Task:
     sizes, lengths = EDGE_SIZES if name in EDGES else (MADE_SIZES, MADE_SIZES)
-    return Task(name, made(chip, MatmulGrid(sizes, sizes, lengths).shapes(), seed), chip.compute_units, chip=chip)
+    return Task(name, made(chip, MatmulGrid(sizes, sizes, lengths).shapes()), chip.compute_units)
 
 
 class SpentError(Exception):
@@ -133,73 +124,19 @@ def at_random(meter: Meter, seed: int) -> None:
         meter(shape)
 
 
-def hill_climbing(meter: Meter, seed: int) -> None:
-    """Steepest ascent over the six neighbours, from random starts until nothing is left to spend."""
-    chooser, axes = random.Random(f"climb {seed}"), axes_of(meter.task.grid)
-
-    def height(place: tuple[int, ...]) -> float:
-        figure = meter(shape_at(axes, place))
-        return -math.inf if math.isnan(figure) else figure
-
-    while True:
-        place = tuple(chooser.randrange(len(axis)) for axis in axes)
-        while True:
-            higher = max((place, *beside(place, axes)), key=height)
-            if higher == place:
-                break
-            place = higher
-
-
-def beside(place: tuple[int, ...], axes: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
-    """One step up or down in one dimension."""
-    moved = [(*place[:axis], place[axis] + step, *place[axis + 1 :]) for axis in range(len(place)) for step in (-1, 1)]
-    return [each for each in moved if all(0 <= index < len(axis) for index, axis in zip(each, axes, strict=True))]
-
-
-def axes_of(grid: MatmulGrid) -> tuple[Sequence[int], ...]:
-    return grid.m, grid.n, grid.k
-
-
-def shape_at(axes: Sequence[Sequence[int]], place: Sequence[int]) -> MatmulShape:
-    return MatmulShape(*(axis[index] for axis, index in zip(axes, place, strict=True)))
-
-
-def by_optuna(sampler_name: str) -> Contender:
-    def search(meter: Meter, seed: int) -> None:
-        import optuna
-
-        optuna.logging.set_verbosity(optuna.logging.ERROR)
-        sampler = getattr(optuna.samplers, sampler_name)(seed=seed)
-        study = optuna.create_study(direction="maximize", sampler=sampler)
-        axes = axes_of(meter.task.grid)
-
-        def objective(trial: optuna.Trial) -> float:
-            place = [trial.suggest_int(name, 0, len(axis) - 1) for name, axis in zip("mnk", axes, strict=True)]
-            figure = meter(shape_at(axes, place))
-            # A failed trial teaches a sampler nothing, and GP would ask for it for ever: it counts as the worst.
-            return figure if figure > 0 else min((known for known in meter.seen.values() if known > 0), default=0.0)
-
-        # Repeated shapes cost nothing, so trials outnumber measurements; but not without end.
-        study.optimize(objective, n_trials=2 * CHECKPOINTS[-1])
-
-    return search
-
-
 SEARCHES: dict[str, Contender] = {
     "mamf": ours,
     "mamf, compute units unknown": ours_blind,
     "mamf, several kernels": ours_with_several_kernels,
     "random": at_random,
-    "hill climbing": hill_climbing,
 }
-OPTUNA = {"Optuna TPE": by_optuna("TPESampler"), "Optuna GP": by_optuna("GPSampler")}
 
 
-def run(task: Task, search: Contender, noise: float, seeds: range, draws: bool) -> list[str]:
+def run(task: Task, search: Contender, noise: float, seeds: range) -> list[str]:
     """The cells of a line: what a search reached over the seeds, and its own time."""
     meters = []
     for seed in seeds:
-        meter = Meter(task.drawn(seed) if draws else task, noise, seed)
+        meter = Meter(task, noise, seed)
         with contextlib.suppress(SpentError):
             search(meter, seed)
         meters.append(meter)
@@ -246,7 +183,6 @@ def parsed() -> argparse.Namespace:
     )
     parser.add_argument("--noise", type=float, default=0.0, help="standard deviation of a measurement (default: 0)")
     parser.add_argument("--made", action="store_true", help="search made landscapes of other chips too")
-    parser.add_argument("--draws", action="store_true", help="a separate draw of a simulated chip for each run")
     parser.add_argument("--several", action="store_true", help="landscapes of several kernels too")
     parser.add_argument("--only", default="", metavar="NAME", help="of the searches whose names begin so")
     return parser.parse_args()
@@ -255,20 +191,15 @@ def parsed() -> argparse.Namespace:
 def main() -> None:
     options = parsed()
     tasks = tasks_from(options)
-    searches = dict(SEARCHES)
-    if importlib.util.find_spec("optuna"):
-        searches |= OPTUNA
-    else:
-        print("optuna is not installed: its samplers are left out (pip install optuna scipy)")
     print(
         f"best reached, % of the landscape's, after so many measurements; {options.seeds} seeds from "
         f"{options.first_seed}, noise {options.noise}"
     )
     seeds = range(options.first_seed, options.first_seed + options.seeds)
     lines = [
-        [task.name, name, *run(task, search, options.noise, seeds, options.draws)]
+        [task.name, name, *run(task, search, options.noise, seeds)]
         for task in tasks
-        for name, search in searches.items()
+        for name, search in SEARCHES.items()
         if name.startswith(options.only) and bool(task.others) == (search is ours_with_several_kernels)
     ]
     print(table((*COLUMNS, *TIMES), lines, COLUMNS[:2]), end="")

@@ -8,17 +8,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import mamf
-from mamf.ceilings.ceiling import Ceiling
 from mamf.ceilings.share import known_share, mamfu
 from mamf.errors import MamfError
 from mamf.logs.legacy import FinderRun
 from mamf.logs.run_log import RunLog
 from mamf.measurement import Measurement
 from mamf.operations.model.shapes import SIZES
-from mamf.report.own_ceilings import share_of
 from mamf.report.rows import bests
-from mamf.report.text import DASH, significant, whole
-from mamf.statistics import Interval
+from mamf.report.text import DASH, significant
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -100,10 +97,6 @@ def percent(share: float | None, digits: int = 1) -> str:
     return DASH if share is None else f"{100 * share:.{digits}f} %"
 
 
-def interval_text(interval: Interval) -> str:
-    return f"{significant(interval.low)} to {significant(interval.high)}"
-
-
 def share_of_ceiling(row: Measurement, log: RunLog) -> float | None:
     """MAMFU by the ceiling in the log, else by the one that the log names."""
     share = mamfu(row, log.all_ceilings)
@@ -115,13 +108,9 @@ CELLS: Mapping[str, Callable[[Measurement, RunLog], str]] = {
     "rate": lambda row, log: significant(row.best_rate),
     "GB/s": lambda row, log: significant(1000 * row.best_rate),
     "half-width": lambda row, log: f"+-{percent(row.relative_half_width)}",
-    "interval": lambda row, log: interval_text(row.rate_interval),
     "share": lambda row, log: percent(share_of_ceiling(row, log)),
     "ms": lambda row, log: f"{1e3 * row.seconds:#.4g}",
-    "MHz": lambda row, log: whole(row.conditions.clock_hz and row.conditions.clock_hz / 1e6),
-    "W": lambda row, log: whole(row.conditions.watts),
     "quantization": lambda row, log: percent(float(row.details["quantization_error"])),
-    "fastest": lambda row, log: significant(row.rate("fastest")),
 }
 
 
@@ -132,8 +121,8 @@ def single_figure(path: str, expression: str) -> str:
     """The figure of a log that an expression names:
 
     - ``rows``, ``seconds``: how many rows were measured, and how long that took;
-    - ``burst ceiling``, ``burst ceiling interval``, ``burst ceiling share``: of a find, the share being the peak's;
-    - ``burst best``, ``burst mean``: of a sweep, over its rows;
+    - ``burst ceiling``: of a find;
+    - ``burst best``: of a sweep, over its rows;
     - one of ``CELLS`` and ``name=value`` for each field of the row: ``rate shape=8192x8192x8192 regime=burst``. Of rows
       of a search (``phase=choose``) the best;
     - of a log of mamf-finder ``seconds``, or the name of its figure: ``fastest``.
@@ -149,10 +138,9 @@ def single_figure(path: str, expression: str) -> str:
             summary = log.summary or {}
             return str(summary["measured"]) if expression == "rows" else f"{summary['elapsed_seconds']:.3g}"
         if words[1:2] == ["ceiling"]:
-            return _of_ceiling(log.ceilings[words[0]], log)[" ".join(words[2:])]
-        if words[1:] in (["best"], ["mean"]):
-            best = bests(log.measurements)[words[0]]
-            return significant(best.row.best_rate if words[1] == "best" else best.arithmetic_mean)
+            return significant(log.ceilings[words[0]].rate)
+        if words[1:] == ["best"]:
+            return significant(bests(log.measurements)[words[0]].row.best_rate)
         show = CELLS[words[0]]
     except KeyError as error:
         raise FigureError(f"{path} has no {expression!r}: {error} is unknown") from None
@@ -161,11 +149,3 @@ def single_figure(path: str, expression: str) -> str:
     if not rows or (len(rows) > 1 and "phase" not in filters):
         raise FigureError(f"{path}: {len(rows)} rows match {expression!r}, not one")
     return show(max(rows, key=lambda row: row.best_rate), log)
-
-
-def _of_ceiling(ceiling: Ceiling, log: RunLog) -> Mapping[str, str]:
-    return {
-        "": significant(ceiling.rate),
-        "interval": interval_text(ceiling.interval),
-        "share": percent(share_of(ceiling.rate, ceiling.problem, log.header)),
-    }

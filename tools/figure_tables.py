@@ -9,8 +9,6 @@ from __future__ import annotations
 import contextlib
 import io
 import statistics
-import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
 
 from figure_logs import (
@@ -26,11 +24,10 @@ from figure_logs import (
 )
 from finder_tables import finder_repeats_table, finder_table
 
-from mamf.ceilings.ceiling import CHOOSE, CONFIRM, Ceiling
+from mamf.ceilings.ceiling import Ceiling
 from mamf.cli import main as mamf_command
 from mamf.logs.run_log import RunLog
 from mamf.measurement import Measurement
-from mamf.report.own_ceilings import ceiling_table, share_of
 from mamf.report.text import DASH, markdown, significant
 from mamf.text import Markup
 
@@ -88,34 +85,6 @@ def label(log: RunLog) -> str:
     problem = next(iter(log.ceilings.values())).problem
     fast = ", fast accumulation" if getattr(problem, "fast_accumulation", False) else ""
     return f"{problem.dtype}{fast}"
-
-
-def ceiling_cells(ceiling: Ceiling | None, log: RunLog) -> list[str]:
-    if ceiling is None:
-        return [DASH, DASH, DASH]
-    figure = f"{significant(ceiling.rate)} +-{percent(ceiling.interval.half_width / ceiling.rate)}"
-    return [figure, f"{ceiling.shape}", percent(share_of(ceiling.rate, ceiling.problem, log.header))]
-
-
-def ceilings_table(words: Sequence[str]) -> str:
-    """A find a line: both ceilings, where they are reached and by what."""
-    lines = []
-    for path in split_words(words)[0]:
-        log = read(path)
-        burst, sustained = (log.ceilings.get(regime) for regime in ("burst", "sustained"))
-        joules = None if sustained is None else sustained.joules_per_tflop
-        kernels = dict.fromkeys(each.kernel for each in (burst, sustained) if each is not None)
-        lines.append(
-            [
-                label(log),
-                *ceiling_cells(burst, log),
-                *ceiling_cells(sustained, log),
-                DASH if joules is None else f"{joules:#.3g}",
-                ", ".join(kernels),
-            ]
-        )
-    heads = ["dtype", "burst (MAMF)", "at", "of the peak", "sustained (MSMF)", "at", "of the peak", "J/TFLOP", "kernel"]
-    return markdown(heads, lines, {"dtype", "at", "kernel"})
 
 
 def winners_table(words: Sequence[str]) -> str:
@@ -203,38 +172,6 @@ def _key(row: Measurement) -> tuple[object, ...]:
     return row.regime, row.kernel, row.shape, row.problem
 
 
-def kernels_table(words: Sequence[str]) -> str:
-    """A find a group: the best that each kernel reached in it, and its share of the library's default."""
-    paths, options = split_words(words)
-    lines = []
-    for path in paths:
-        log = read(path)
-        best: dict[str, Measurement] = {}
-        for row in rows_of(log, {"phase": ["scout", "refine", "algorithm", CHOOSE, CONFIRM], "regime": ["burst"]}):
-            family = row.kernel.partition("[")[0]
-            if family not in best or row.best_rate > best[family].best_rate:
-                best[family] = row
-        default = next(row.kernel.partition("[")[0] for row in log.measurements if row.phase == "scout")
-        for family, row in best.items():
-            share = DASH if family == default else percent(row.best_rate / best[default].best_rate)
-            lines.append([label(log), row.kernel, significant(row.best_rate), str(row.shape), share])
-    heads = ["dtype", "kernel", "TFLOPS", "at", f"of {options.get('default', ['the library'])[0]}"]
-    return markdown(heads, lines, {"dtype", "kernel", "at"})
-
-
-def confirmed_table(words: Sequence[str]) -> str:
-    """The ceilings that a find of any operation confirmed."""
-    logs = map(read, split_words(words)[0])
-    tables = [ceiling_table(list(log.own_ceilings.values()), log.header) for log in logs]
-    columns = {column.title: column for column in tables[0].top_columns}
-    lines = [
-        [column.cell(row) for column in table.columns if column.title in columns]
-        for table in tables
-        for row in table.rows
-    ]
-    return markdown(list(columns), lines, {title for title, column in columns.items() if column.left})
-
-
 # -- tables that commands print ----------------------------------------------------------------------------------------
 
 
@@ -249,27 +186,15 @@ def mamf_table(words: Sequence[str]) -> str:
     return shown if "markdown" in words else f"{FENCE}\n{shown}{FENCE}\n"
 
 
-def run_table(words: Sequence[str]) -> str:
-    """What a script of this repository prints: ``run tools/coverage.py results``."""
-    ended = subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True, encoding="utf-8")
-    if ended.returncode or not ended.stdout:
-        raise FigureError(f"'python {' '.join(words)}' prints nothing: {ended.stderr.strip()[-200:]}")
-    return f"{FENCE}\n{ended.stdout}{FENCE}\n"
-
-
 TABLES: Mapping[str, Callable[[Sequence[str]], str]] = {
     "matrix": matrix_table,
-    "ceilings": ceilings_table,
     "winners": winners_table,
     "cards": cards_table,
     "repeats": repeats_table,
     "pairs": pairs_table,
-    "kernels": kernels_table,
     "finder": finder_table,
     "finder-repeats": finder_repeats_table,
-    "confirmed": confirmed_table,
     "mamf": mamf_table,
-    "run": run_table,
 }
 
 

@@ -1,10 +1,11 @@
-"""Figures that the reports of run logs show, as digests: they change if a figure does, and not with the layout.
+"""Compare the figures in the reports of all logs in results/ with recorded checksums, one per log.
 
-    python tools/report_figures.py            compare all logs in results/ with the expected figures
-    python tools/report_figures.py --write    write the figures of today's reports as the expected ones
+    python tools/report_figures.py            exit with 1 if reports show other figures; print their logs
+    python tools/report_figures.py LOG...     print the figures, a line per column: compare two checkouts with diff
+    python tools/report_figures.py --write    record the checksums of today's reports
 
-A digest is over the rows of a log: the number of values of a column, and a hash of the values by regime, shape, kernel
-and device. Values of csv and json count with five digits, those of tables as they are printed.
+Figures are the values of each column in every row, with five digits, those of tables as printed, and the numbers in the
+lines around tables. The order of rows and columns does not count.
 """
 
 from __future__ import annotations
@@ -14,9 +15,8 @@ import hashlib
 import json
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 import mamf
 from mamf.kinds.kind import View
@@ -27,14 +27,12 @@ from mamf.report.document import Document, Lines, Table
 from mamf.report.imported import finder_document
 
 ROOT = Path(__file__).resolve().parents[1]
-EXPECTED = ROOT / "tests" / "unit" / "data" / "report_figures.json"
-#: By log and part (rows, ceilings, shown rows, shown ceilings, lines).
-Figures = dict[str, Any]
-_PARTS = {"measurements": "rows", "rows": "rows", "ceilings": "ceilings"}
+RECORDED = ROOT / "tests" / "unit" / "data" / "report_figures.json"
+_LABELS = ("regime", "shape", "kernel", "device", "direction", "pattern")
 
 
 def document_of(path: Path) -> Document | None:
-    """The report of a log; None for a kind whose figures other tests compare."""
+    """Return the report of a log; None for a kind whose figures test_figures_of_reports.py compares."""
     log = mamf.read_log(path)
     if isinstance(log, FinderRun):
         return finder_document(log)
@@ -43,68 +41,54 @@ def document_of(path: Path) -> Document | None:
     return kind_of(log.plan).document(log, View())
 
 
-def figures_of(document: Document) -> Figures:
-    """The figures of a report by part and column."""
-    found: dict[str, dict[str, list[str]]] = {}
+def figures_of(document: Document) -> list[str]:
+    """Return the figures of a report, a line per column and per number in text."""
+    columns: dict[str, list[str]] = {}
     for table in document.blocks:
-        if isinstance(table, Table) and table.key in _PARTS:
-            part = _PARTS[table.key]
-            for record in table.records():
-                if not record.get("is_reference"):
-                    _add(found.setdefault(part, {}), record, record.items())
-            for record, shown in _shown(table):
-                _add(found.setdefault(f"shown {part}", {}), record, shown.items())
-    digests = {part: {name: _digest(values) for name, values in by.items()} for part, by in found.items()}
+        if isinstance(table, Table):
+            for name, label, figure in _figures_of(table):
+                columns.setdefault(name, []).append(f"{label}: {figure}")
+    found = [f"{name}: {'; '.join(sorted(values))}" for name, values in columns.items()]
     lines = (text for each in document.blocks for text in (each.texts if isinstance(each, Lines) else each.notes))
-    return {**digests, "lines": sorted({number for text in lines for number in re.findall(r"\d+\.\d+", text)})}
+    return sorted([*found, *{f"line: {number}" for text in lines for number in re.findall(r"\d+\.\d+", text)}])
 
 
-def _shown(table: Table[Any]) -> Iterator[tuple[Mapping[str, object], Mapping[str, object]]]:
+def _figures_of(table: Table) -> Iterator[tuple[str, str, str]]:
+    """Yield the name of a column, the label of a row and the figure there."""
+    for record in table.records():
+        label = " ".join(str(record.get(name, "")) for name in _LABELS)
+        for name, value in record.items():
+            if value not in (None, ""):
+                yield f"{table.key} {name}", label, f"{value:.5g}" if isinstance(value, (int, float)) else str(value)
     for row in table.top_rows:
-        record = {column.name: column.read(row) for column in table.columns}
-        titled = ((column.name or column.title, column) for column in table.columns if column.title)
-        yield record, {name: column.cell(row) for name, column in titled if column.read(row) is not None}
+        values = {column.name: column.read(row) for column in table.columns}
+        label = " ".join(str(values.get(name, "")) for name in _LABELS)
+        for column in table.columns:
+            if column.title and values[column.name] is not None:
+                yield f"{table.key} shown {column.name or column.title}", label, column.cell(row)
 
 
-def _add(to: dict[str, list[str]], record: Mapping[str, object], values: Iterable[tuple[str, object]]) -> None:
-    known = (record.get(name) for name in ("regime", "shape", "kernel", "device", "direction", "pattern"))
-    label = " ".join("" if value is None else str(value) for value in known)
-    for name, value in values:
-        if value not in (None, ""):
-            text = f"{value:.5g}" if isinstance(value, (int, float)) else str(value)
-            to.setdefault(name, []).append(f"{label}: {text}")
-
-
-def _digest(values: Iterable[str]) -> str:
-    values = sorted(values)
-    return f"{len(values)} {hashlib.sha256(chr(10).join(values).encode()).hexdigest()[:8]}"
-
-
-def differences(expected: Figures, found: Figures) -> Iterator[str]:
-    """What of the expected figures a report does not show, or shows with other values."""
-    for part, columns in expected.items():
-        if part == "lines":
-            if missing := sorted(set(columns) - set(found["lines"])):
-                yield f"numbers without a line: {', '.join(missing)}"
-            continue
-        for name, digest in columns.items():
-            if (now := found.get(part, {}).get(name)) != digest:
-                yield f"{part}, {name}: {now or 'missing'}, expected {digest}"
+def checksum(figures: Iterable[str]) -> str:
+    return hashlib.sha256("\n".join(figures).encode()).hexdigest()[:12]
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", action="store_true", help="write the expected figures")
-    write = parser.parse_args(arguments).write
-    documents = ((path, document_of(path)) for path in sorted((ROOT / "results").rglob("*.jsonl")))
-    found = {path.relative_to(ROOT).as_posix(): figures_of(each) for path, each in documents if each}
-    if write:
-        EXPECTED.write_text(json.dumps(found, separators=(",", ":")).replace('},"results', '},\n"results') + "\n")
+    parser.add_argument("logs", nargs="*", type=Path, metavar="LOG", help="print the figures of these logs")
+    parser.add_argument("--write", action="store_true", help="record the checksums")
+    options = parser.parse_args(arguments)
+    paths = options.logs or sorted((ROOT / "results").rglob("*.jsonl"))
+    figures = {path: figures_of(document) for path in paths if (document := document_of(path))}
+    if options.logs:
+        print("\n".join(line for lines in figures.values() for line in lines))
         return 0
-    expected = json.loads(EXPECTED.read_text())
-    nothing: Figures = {"lines": []}
-    wrong = [f"{path}: {each}" for path in expected for each in differences(expected[path], found.get(path, nothing))]
-    print("\n".join(wrong) or f"the figures of {len(expected)} logs are as expected")
+    found = {path.relative_to(ROOT).as_posix(): checksum(lines) for path, lines in figures.items()}
+    if options.write:
+        RECORDED.write_text(json.dumps(found, indent=0) + "\n")
+        return 0
+    recorded = json.loads(RECORDED.read_text())
+    wrong = [path for path in sorted(found.keys() | recorded) if found.get(path) != recorded.get(path)]
+    print("\n".join(wrong) or f"the figures of {len(found)} logs are as recorded")
     return 1 if wrong else 0
 
 

@@ -1,4 +1,4 @@
-"""FLOP and tokens/s by mamf beside an independent count and a stopwatch, for fifteen ways to train.
+"""FLOP and tokens/s by mamf beside an independent count and a stopwatch, for nine ways to train.
 
     python tools/training_setups.py                     # all, on the first accelerators, else on the CPU; a table
     python tools/training_setups.py --only ddp fsdp2    # set-ups whose name contains one of these
@@ -6,9 +6,9 @@
     mamf profile tools/training_setups.py --one trainer-llama                # any script's options work
 
 Each set-up runs in a separate process, or in two ranks. Models have random weights and random data. Independent
-counts are of torch's own counter for one pass of the same model (attention as products), or of a hook on each layer
-for models without a formula. The stopwatch is the host's clock, between the same two steps as the meter's mean, with
-the device synchronized. Set-ups whose library is not installed are left out, and named.
+counts are of torch's own counter for one pass of the same model (attention as products). The stopwatch is the host's
+clock, between the same two steps as the meter's mean, with the device synchronized. Set-ups whose library is not
+installed are left out, and named.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ import torch.distributed as dist
 import mamf
 
 sys.path.insert(0, str(Path(__file__).parent))
-from training_models import LARGE, SMALL, Decoder, Denoiser, conv_net, counted_by_hand, counted_by_torch
+from training_models import LARGE, SMALL, Decoder, counted_by_torch
 from training_models import transformers_model as pretrained
 
 _WARM_UP = 3
@@ -61,14 +61,11 @@ class Stopwatch:
         return (self.times[self.last] - self.times[self.first]) / (self.last - self.first)
 
 
-def result(
-    figures: dict[str, float], watch: Stopwatch, counted: float, amount: float, unit: str = "tokens"
-) -> dict[str, Any]:
-    """``counted``: FLOP of a step on this rank; ``amount``: tokens or samples of a step on all ranks."""
+def result(figures: dict[str, float], watch: Stopwatch, counted: float, tokens: float) -> dict[str, Any]:
+    """Return the cells of a row. ``counted``: FLOP of a step on this rank; ``tokens``: of a step on all ranks."""
     flop = figures["tflops"] * figures["step_seconds"] * 1e12
-    rate, tflops = figures[f"{unit}_per_second"], figures["tflops"]
-    watched = amount / watch.seconds
-    return {"flop": flop, "counted": counted, "rate": rate, "stopwatch": watched, "unit": unit, "tflops": tflops}
+    rate, watched = figures["tokens_per_second"], tokens / watch.seconds
+    return {"flop": flop, "counted": counted, "rate": rate, "stopwatch": watched, "tflops": figures["tflops"]}
 
 
 # -- loops with mamf.Meter ---------------------------------------------------------------------------------------------
@@ -168,7 +165,7 @@ def accelerated(steps: int) -> dict[str, Any]:
 # -- callbacks ---------------------------------------------------------------------------------------------------------
 
 
-def trainer(steps: int, kind: str, accumulation: int = 1, bf16: bool = True, **arguments: Any) -> dict[str, Any]:
+def trainer(steps: int, kind: str, accumulation: int = 1) -> dict[str, Any]:
     """The Trainer of transformers."""
     import transformers
 
@@ -190,42 +187,30 @@ def trainer(steps: int, kind: str, accumulation: int = 1, bf16: bool = True, **a
     with tempfile.TemporaryDirectory() as folder:
         options = transformers.TrainingArguments(
             output_dir=folder, max_steps=steps, per_device_train_batch_size=local, logging_steps=steps, report_to=[],
-            gradient_accumulation_steps=accumulation, save_strategy="no", disable_tqdm=True, bf16=bf16,
-            use_cpu=not _HAS_ACCELERATOR, dataloader_drop_last=True, **arguments,
+            gradient_accumulation_steps=accumulation, save_strategy="no", disable_tqdm=True, bf16=True,
+            use_cpu=not _HAS_ACCELERATOR, dataloader_drop_last=True,
         )  # fmt: skip
         data = [sample] * (local * accumulation * ranks * steps)
         run = transformers.Trainer(model, options, train_dataset=data, callbacks=[Timer()])
         MamfuCallback(**_METERED).attach(run)
         run.train()
     figures = next(each for each in run.state.log_history if "tflops" in each)
-    unit = "tokens" if "tokens_per_second" in figures else "samples"
-    amount = sample["input_ids"].numel() if unit == "tokens" else 1
-    return result(figures, watch, counted, amount * local * accumulation * ranks, unit)
+    return result(figures, watch, counted, sample["input_ids"].numel() * local * accumulation * ranks)
 
 
-def lit(steps: int, kind: str, precision: str = "bf16-mixed", accumulation: int = 1, strategy: str = "auto") -> Any:
-    """Lightning's Trainer: a language model of transformers, images with labels, or a diffusion model."""
+def lit(steps: int, kind: str, strategy: str = "auto") -> dict[str, Any]:
+    """Lightning's Trainer with a language model of transformers."""
     import lightning
-    from torch.nn import functional
 
     from mamf.integrations.lightning import MamfuCallback
 
-    local, ranks, edge = _SIZES["batch"], int(os.environ.get("WORLD_SIZE", 1)), _SIZES["image"]
-    here = _device_of_rank()
-    images, times = torch.ones(local, 3, edge, edge), torch.rand(local)
-    if kind == "images":
-        model, batch, counted_steps = conv_net(_SIZES), [images, torch.ones(local, dtype=torch.long)], 1
-        counted = counted_by_hand(copy.deepcopy(model).to(here), images.to(here))
-    elif kind == "diffusion":
-        model, batch, counted_steps = Denoiser(_SIZES), [images, times], 1
-        counted = counted_by_hand(copy.deepcopy(model).to(here), images.to(here), times.to(here))
-    else:
-        model, sample = pretrained(kind, _SIZES)
-        batch = {name: each[None].expand(local, *each.shape).contiguous() for name, each in sample.items()}
-        twin, on_device = copy.deepcopy(model).to(here), {name: each.to(here) for name, each in batch.items()}
-        counted, counted_steps = counted_by_torch(lambda: twin(**on_device).loss.backward()), 0
-        twin = None
-    watch = Stopwatch(_WARM_UP + counted_steps, steps)
+    ranks, here = int(os.environ.get("WORLD_SIZE", 1)), _device_of_rank()
+    model, sample = pretrained(kind, _SIZES)
+    batch = {name: each[None].expand(_SIZES["batch"], *each.shape).contiguous() for name, each in sample.items()}
+    twin, on_device = copy.deepcopy(model).to(here), {name: each.to(here) for name, each in batch.items()}
+    counted = counted_by_torch(lambda: twin(**on_device).loss.backward())
+    twin = None
+    watch = Stopwatch(_WARM_UP, steps)
 
     class Module(lightning.LightningModule):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -233,29 +218,24 @@ def lit(steps: int, kind: str, precision: str = "bf16-mixed", accumulation: int 
             self.model = model
 
         def training_step(self, batch: Any, number: int) -> Any:
-            if kind == "images":
-                return functional.cross_entropy(self.model(batch[0]), batch[1])
-            return self.model(*batch).square().mean() if kind == "diffusion" else self.model(**batch).loss
+            return self.model(**batch).loss
 
         def configure_optimizers(self) -> Any:
             return torch.optim.AdamW(self.parameters(), lr=1e-4)
 
     class Timer(lightning.Callback):  # type: ignore[misc]
         def on_train_batch_end(self, run: Any, *others: Any) -> None:
-            if (others[-1] + 1) % accumulation == 0:
-                watch.step(run.global_step)
+            watch.step(run.global_step)
 
     run = lightning.Trainer(
-        accelerator="auto" if _HAS_ACCELERATOR else "cpu", devices=ranks, strategy=strategy, precision=precision,
-        max_steps=steps, accumulate_grad_batches=accumulation, log_every_n_steps=steps, logger=False,
+        accelerator="auto" if _HAS_ACCELERATOR else "cpu", devices=ranks, strategy=strategy,
+        precision="bf16-mixed", max_steps=steps, log_every_n_steps=steps, logger=False,
         enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
         callbacks=[Timer(), MamfuCallback(**_METERED)],
     )  # fmt: skip
-    run.fit(Module(), torch.utils.data.DataLoader([batch] * (accumulation * steps), batch_size=None))
+    run.fit(Module(), torch.utils.data.DataLoader([batch] * steps, batch_size=None))
     figures = {name: float(each) for name, each in run.callback_metrics.items()}
-    unit = "tokens" if "tokens_per_second" in figures else "samples"
-    amount = batch["input_ids"].numel() if unit == "tokens" else local
-    return result(figures, watch, accumulation * counted, accumulation * amount * ranks, unit)
+    return result(figures, watch, counted, batch["input_ids"].numel() * ranks)
 
 
 #: By name: what runs it, its ranks, and the cells of its row.
@@ -264,15 +244,7 @@ SETUPS: dict[str, tuple[Callable[[int], dict[str, Any]], int, str]] = {
     "loop-float32": (lambda n: loop(n, "", 4, torch.float32), 1, "mamf.Meter | Llama-like | fp32 | 4 | none"),
     "accelerate": (accelerated, 1, "accelerate | Llama-like | bf16 autocast | 2 | none"),
     "trainer-llama": (lambda n: trainer(n, "Llama"), 1, "Trainer | Llama | bf16 autocast | 1 | none"),
-    "trainer-gemma2": (lambda n: trainer(n, "Gemma2", 4), 1, "Trainer | Gemma 2 | bf16 autocast | 4 | none"),
-    "trainer-mixtral": (lambda n: trainer(n, "Mixtral", bf16=False), 1, "Trainer | Mixtral | fp32 | 1 | none"),
-    "trainer-t5": (lambda n: trainer(n, "T5", 2), 1, "Trainer | T5 | bf16 autocast | 2 | none"),
-    "trainer-vit": (lambda n: trainer(n, "ViT", remove_unused_columns=False), 1,
-                    "Trainer | ViT | bf16 autocast | 1 | none"),
-    "trainer-whisper": (lambda n: trainer(n, "Whisper", bf16=False), 1, "Trainer | Whisper | fp32 | 1 | none"),
     "lightning-gpt2": (lambda n: lit(n, "GPT2"), 1, "Lightning | GPT-2 | bf16-mixed | 1 | none"),
-    "lightning-images": (lambda n: lit(n, "images", "32-true", 2), 1, "Lightning | convolutions | fp32 | 2 | none"),
-    "lightning-diffusion": (lambda n: lit(n, "diffusion"), 1, "Lightning | diffusion | bf16-mixed | 1 | none"),
     "lightning-ddp": (lambda n: lit(n, "Bert", strategy="ddp"), 2, "Lightning | BERT | bf16-mixed | 1 | DDP, 2 ranks"),
     "trainer-ddp": (lambda n: trainer(n, "Llama", 2), 2, "Trainer | Llama | bf16 autocast | 2 | DDP, 2 ranks"),
     "loop-fsdp2": (lambda n: loop(n, "fsdp2"), 2, "mamf.Meter | Llama-like | bf16 | 1 | FSDP2, 2 ranks"),
@@ -333,7 +305,7 @@ def _print_row(name: str, steps: int) -> int:
     for row in sorted(rows, key=lambda each: each["rank"]):
         rank = f", rank {row['rank']}" if ranks > 1 else ""
         print(f"| {cells}{rank} | {row['flop']:.6g} | {row['counted']:.6g} | {row['flop'] / row['counted']:.4f} | "
-              f"{row['rate']:.1f} {row['unit']}/s | {row['stopwatch']:.1f} | {row['rate'] / row['stopwatch']:.4f} | "
+              f"{row['rate']:.1f} tokens/s | {row['stopwatch']:.1f} | {row['rate'] / row['stopwatch']:.4f} | "
               f"{row['tflops']:.4g} |", flush=True)  # fmt: skip
     return 0
 

@@ -1,11 +1,10 @@
-"""The cost of verification in a mamf command: seconds spent in checks, or the command before and after a change.
+"""The cost of verification in a mamf command: seconds spent in checks, or the command with and without whole checks.
 
     python tools/verification_cost.py sweep --m-range 0 20480 256       # seconds by check, in one run
     python tools/verification_cost.py --without find --quick            # as often without the full checks
-    python tools/verification_cost.py --before CHECKOUT --pairs 3 sweep --m-range 0 20480 256
 
-``--before``: another checkout of mamf, whose runs take turns with this one's. Each run is a process with a separate
-log; a run that ends by its budget shows in its rows, so seconds a row are what is compared.
+Runs with and without take turns. Each is a process with a separate log; a run that ends by its budget shows in its
+rows, so seconds a row are what is compared.
 """
 
 from __future__ import annotations
@@ -29,47 +28,36 @@ _WITHOUT = "MAMF_COST_WITHOUT"
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--before", type=Path, help="checkout of mamf to compare with")
     parser.add_argument("--without", action="store_true", help="compare with whole checks and changes left out")
     parser.add_argument("--pairs", type=int, default=3, help="runs of each (default: 3)")
     parser.add_argument("command", nargs=argparse.REMAINDER, help="of mamf, with its options")
     options = parser.parse_args(arguments)
     if not options.command:
         parser.error("name a command of mamf, such as: find --quick")
-    if not (options.before or options.without):
+    if not options.without:
         return _run_here(options.command)
-    ratios, environment = [], {_WITHOUT: "1"} if options.without else {}
+    ratios = []
     for pair in range(options.pairs):
-        other = _seconds_of_row(options.before or ROOT, options.command, environment)
-        own = _seconds_of_row(ROOT, options.command, {})
-        ratios.append(own / other)
-        print(f"pair {pair + 1}: {other:.4f} s a row, now {own:.4f} s: {ratios[-1]:.3f} times")
+        without, whole = (_seconds_of_row(options.command, each) for each in ({_WITHOUT: "1"}, {}))
+        ratios.append(whole / without)
+        print(f"pair {pair + 1}: {without:.4f} s a row without, {whole:.4f} s with: {ratios[-1]:.3f} times")
     print(f"median {statistics.median(ratios):.3f}, {min(ratios):.3f} to {max(ratios):.3f}")
     return 0
 
 
-def _seconds_of_row(checkout: Path, command: Sequence[str], environment: dict[str, str]) -> float:
-    """Seconds from the first row to the last in a run's log, a row."""
+def _seconds_of_row(command: Sequence[str], environment: dict[str, str]) -> float:
+    """Seconds of a run, without opening the device, per row of its log."""
+    inside = {**os.environ, **environment, "PYTHONPATH": str(ROOT)}
+    opening = ["-c", "from mamf.plugins.discovery import open_backend; open_backend().synchronize()"]
+    running = [str(Path(__file__).resolve()), *command, "--output", "run.jsonl"]
+    seconds = []
     with tempfile.TemporaryDirectory() as folder:
-        inside = {**os.environ, **environment, "PYTHONPATH": str(checkout.resolve())}
-        own = [str(Path(__file__).resolve()), *command, "--output", "run.jsonl"]
-        # A checkout before this tool has no wrappers to run under.
-        call = own if checkout == ROOT else ["-m", "mamf", *command, "--output", "run.jsonl"]
-        begun = time.perf_counter()
-        done = subprocess.run([sys.executable, *call], cwd=folder, env=inside, capture_output=True, text=True)
-        seconds = time.perf_counter() - begun
-        if done.returncode:
-            raise SystemExit(f"{checkout}: exit code {done.returncode}\n{done.stderr[-2000:]}")
+        for call in (opening, running):
+            begun = time.perf_counter()
+            subprocess.run([sys.executable, *call], cwd=folder, env=inside, capture_output=True, check=True)
+            seconds.append(time.perf_counter() - begun)
         rows = (Path(folder) / "run.jsonl").read_text().count('"record": "measurement"')
-        return (seconds - _seconds_to_start(checkout, inside, folder)) / max(rows, 1)
-
-
-def _seconds_to_start(checkout: Path, environment: dict[str, str], folder: str) -> float:
-    """Seconds that a process takes to open the device: not of any row."""
-    begun = time.perf_counter()
-    code = "from mamf.plugins.discovery import open_backend; open_backend().synchronize()"
-    subprocess.run([sys.executable, "-c", code], cwd=folder, env=environment, check=True)
-    return time.perf_counter() - begun
+    return (seconds[1] - seconds[0]) / max(rows, 1)
 
 
 def _run_here(command: Sequence[str]) -> int:

@@ -32,7 +32,6 @@ GROUPS = {
     "models": ("model", "profile", "autoprofile"),
     "machines": ("node", "verify", "doctor", "backends", "kernels"),
     "contribute": ("results", "import"),
-    "shell": ("completion",),
 }
 COMMANDS = {
     "find": "find the ceilings of the device, burst and sustained, for matmul or any --operation, in about a minute",
@@ -61,7 +60,6 @@ COMMANDS = {
     "kernels": "list the kernels, and why some are not available here",
     "backends": "list the backends and their devices, and why some have none",
     "doctor": "check the machine: what costs performance, and the command that fixes it",
-    "completion": "print what makes bash, zsh or fish complete commands, options, kernels and dtypes",
 }
 
 
@@ -73,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         warn("stdout is closed, so nothing can be printed: redirect it to a file or to /dev/null")
         return MamfError.exit_code
     if "_ARGCOMPLETE" in os.environ:  # a shell asks what may follow
-        importlib.import_module("mamf.cli.commands.completion").complete(_parser)
+        importlib.import_module("mamf.cli.completing").complete(_parser)
     typed = sys.argv[1:] if arguments is None else arguments
     if arguments is None and "profile" not in typed[:1]:  # its script has stdout
         keep_stdout()

@@ -1,8 +1,7 @@
 """``results/published``: figures that other people published. This project checked none of them.
 
-Their tier is "published, not checked": they are never ranked with measured figures. ``tools/published.py`` writes the
-files. The package ships published.csv, the highest figure of each listed device and dtype, written by
-``tools/published_peaks.py``.
+Their tier is "published, not checked": they are never ranked with measured figures. The package ships published.csv,
+the highest figure of each listed device and dtype, written by ``tools/published_peaks.py``.
 """
 
 from __future__ import annotations

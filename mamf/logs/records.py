@@ -14,6 +14,7 @@ from mamf.ceilings.share import KnownCeiling
 from mamf.measurement import STATUSES, Conditions, Measurement
 from mamf.operations.unknown import operation_called
 from mamf.plans import MATMUL
+from mamf.regime_names import require_regime
 from mamf.statistics import Interval, Repeatability, standard_deviation, summarize
 from mamf.timers import LEAST_ACCURACY_SECONDS, MOST_OVERHEAD_SECONDS
 
@@ -83,6 +84,7 @@ def measurement_from_record(record: Mapping[str, Any], header: Mapping[str, Any]
     """Raises KeyError or ValueError for a record that cannot be a measurement of this run."""
     if record["status"] not in STATUSES:
         raise ValueError(f"unknown status {record['status']!r}")
+    require_regime(record["regime"])
     of = operation_called(record["operation"], record)
     shape, problem = of.shape_from_record(record["shape"]), of.problem_from_record(record["problem"])
     if record["best_by"] not in _STATISTICS:

@@ -213,11 +213,6 @@ def test_a_proposal_is_bound_once_and_launched(h100, library):
     assert library.launched == [3, 3]
 
 
-def test_without_a_rank_the_first_proposal_runs(h100, library):
-    prepared(h100).launches[0]()
-    assert library.launched == [0]
-
-
 def test_a_rank_beyond_what_is_proposed_is_unsupported_and_frees_its_descriptors(h100, library):
     with pytest.raises(UnsupportedError, match="proposes only 5 algorithms"):
         prepared(h100, "cublaslt[5]")

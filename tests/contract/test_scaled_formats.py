@@ -16,7 +16,6 @@ from mamf.operations.matmul.operation import Matmul
 from mamf.operations.matmul.selection import kernel, kernel_for
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.operations.quantization import E2M1
-from mamf.peaks import find_peak
 from mamf.plugins.discovery import KERNELS, find_registered, open_backend
 from mamf.testing import KernelContract
 
@@ -237,34 +236,7 @@ def test_bytes_are_those_of_values_and_scales():
         assert MatmulProblem(dtype).work(shape).nbytes == read + 128 * 256 * 2
 
 
-def test_formats_have_peaks_of_their_own():
-    assert find_peak("NVIDIA H200", "fp8_rowwise").flops == find_peak("NVIDIA H200", "float8_e4m3fn").flops
-    assert find_peak("NVIDIA H200", "mxfp8") is None
-
-
 def test_the_simulated_library_is_called_as_torchs_own():
     own = inspect.signature(torch.nn.functional.scaled_mm).parameters
     assert set(inspect.signature(simulated_scaled_mm).parameters) - {"a", "b", "recipe_a", "recipe_b"} <= set(own)
     assert list(own)[:6] == ["mat_a", "mat_b", "scale_a", "scale_recipe_a", "scale_b", "scale_recipe_b"]
-
-
-@pytest.mark.parametrize(
-    ("device", "dtype", "tflops"),
-    [
-        ("NVIDIA B200", "mxfp8", 4500),
-        ("NVIDIA B200", "nvfp4", 9000),
-        ("NVIDIA GB200", "mxfp4", 10000),
-        ("NVIDIA GB300", "nvfp4", 15000),
-        ("AMD Instinct MI355X", "mxfp4", 10066.3),
-    ],
-)
-def test_devices_that_have_a_format_have_its_dense_peak(device, dtype, tflops):
-    assert find_peak(device, dtype).flops == tflops * 1e12
-
-
-@pytest.mark.parametrize(
-    ("device", "dtype"),
-    [("AMD Instinct MI355X", "nvfp4"), ("NVIDIA GB300", "mxfp4"), ("NVIDIA H100 80GB HBM3", "nvfp4")],
-)
-def test_what_no_source_tells_has_no_peak(device, dtype):
-    assert find_peak(device, dtype) is None

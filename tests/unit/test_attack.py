@@ -3,26 +3,12 @@
 import json
 import shutil
 import signal
-import subprocess
-import sys
 from random import Random
 from unittest import mock
 
 import pytest
-from attacks import (
-    bad_inputs,
-    calls,
-    changed_files,
-    damaged_logs,
-    faulty_kernel,
-    kills,
-    plugin_faults,
-    real_kills,
-    resources,
-)
-from attacks.calls import call
-from attacks.counts import Counts, table
-from attacks.damage import DAMAGES
+from attacks import calls, faults, inputs
+from attacks.calls import Counts, call, table
 from attacks.honest import LEGACY, RUNS, little_work, make
 from forked import Command
 
@@ -45,76 +31,32 @@ def folder(tmp_path, monkeypatch):
         yield tmp_path
 
 
-@pytest.fixture
-def copied(monkeypatch):
-    """Processes of mamf are copies of this one, which import nothing anew but a faulty kernel."""
-
-    def run(command, env, cwd, **streams):
-        process = Command(command[3:], cwd, lambda: sys.modules.pop(faulty_kernel.__name__), **env)
-        printed = [text.encode() for text in process.communicate()]
-        return subprocess.CompletedProcess(command, process.returncode, *printed)
-
-    def started(command, prepare=lambda: None):
-        return Command(command, prepare=prepare)
-
-    monkeypatch.setattr(plugin_faults, "subprocess", mock.Mock(wraps=subprocess, run=run))
-    monkeypatch.setattr(real_kills, "_started", started)
-
-
 def assert_survived(counts):
     assert counts.is_clean, list(counts.examples.values())
 
 
 def test_damaged_logs_are_read_or_refused_in_a_line(logs, folder, monkeypatch):
-    monkeypatch.setattr(damaged_logs, "DRAWN_EVERY", 10**6)  # drawing is slow, and tested in test_plot.py
-    counts = damaged_logs.attack(logs, folder, Random(0), 60)
-    assert counts.of["inputs"] == 60
-    assert_survived(counts)
+    monkeypatch.setattr(inputs, "DRAWN_EVERY", 10**6)  # drawing is slow, and tested in test_plot.py
+    assert_survived(inputs.attack_logs(logs, folder, Random(0), 40))
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_bad_command_lines_are_refused_in_a_line(seed, logs, folder):
-    assert_survived(bad_inputs.attack(logs, folder, Random(seed), 15))
+def test_odd_command_lines_are_refused_in_a_line(logs, folder):
+    assert_survived(inputs.attack_command_lines(logs, folder, Random(0), 60))
 
 
-def test_a_run_that_is_ended_anywhere_is_resumed_without_a_row_lost_or_measured_twice(folder):
-    counts = kills.attack(folder, Random(0), 20)
-    assert counts.of["kills"] >= 20
-    assert_survived(counts)
-
-
-def test_a_log_that_other_programs_change_loses_nothing(folder):
-    counts = changed_files.attack(folder, Random(0), 20)
-    assert counts.of["inputs"] == 20
-    assert counts.codes[1]
-    assert_survived(counts)
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="exits are recorded by the process that watches, on Linux")
-@pytest.mark.emulated
-def test_kernels_that_exit_raise_or_print_cost_their_own_row(folder, copied):
-    counts = plugin_faults.attack(folder, Random(3), 6)
-    assert counts.of["calls"] == 6
+def test_a_run_that_meets_any_fault_is_resumed_without_a_row_lost_or_measured_twice(folder):
+    counts = faults.attack_runs(folder, Random(0), 30)
+    assert counts.of["kills"] >= 30
+    assert counts.codes[1] and counts.codes[130]
     assert_survived(counts)
 
 
 @pytest.mark.emulated
-def test_processes_that_are_killed_lose_nothing(folder, copied, monkeypatch):
-    sweep = real_kills.Run(
-        "sweep", real_kills.RUNS[0].begin, ("--m-range", "0", "6400", "64", "--n", "64", "--k", "64")
-    )
-    monkeypatch.setattr(real_kills, "RUNS", (sweep,))
-    assert_survived(real_kills.attack(folder, Random(0), 2))
-
-
-@pytest.mark.emulated
-def test_the_second_of_two_processes_is_refused(folder, copied):
-    counts, path, run = Counts("two"), folder / "run.jsonl", real_kills.RUNS[0]
-    short = ("--m-range", "0", "6400", "64", "--n", "64", "--k", "64")
-    assert call([*run.begin, *short, "--output", str(path)], counts).code == 0
-    path.write_bytes(b"".join(kills.whole_lines(path)[:3]))
-    real_kills.two_at_once(run.resumed(path), path, counts)
-    assert_survived(counts)
+def test_processes_that_are_killed_lose_nothing(folder, monkeypatch):
+    sizes = ("--m-range", "0", "6400", "64", "--n", "64", "--k", "64")
+    monkeypatch.setattr(faults, "PROCESSES", (faults.Run("sweep", faults.PROCESSES[0].begin, sizes),))
+    monkeypatch.setattr(faults, "start", Command)
+    assert_survived(faults.attack_processes(folder, Random(0), 2))
 
 
 def test_a_fault_is_counted_and_told_once(folder):
@@ -127,12 +69,6 @@ def test_a_fault_is_counted_and_told_once(folder):
     assert "| faults | 0 | 2 | 0 | 0 | 0 | 2 | 0 | 0 |" in table([counts])
 
 
-def test_every_damage_changes_a_log(logs):
-    data = logs["sweep"].read_bytes()
-    for damage in DAMAGES:
-        assert any(damage(Random(seed), data) != data for seed in range(5)), damage
-
-
 # -- what they found ---------------------------------------------------------------------------------------------------
 
 
@@ -143,7 +79,7 @@ def test_a_signal_within_a_record_leaves_ceilings_that_follow_from_the_rows(run,
     confirming = [number for number, record in enumerate(records) if record.get("phase") == "confirm"]
     for number in confirming[-3:]:
         path = folder / f"{number}.jsonl"
-        with kills.at_a_write(number, Random(0), lambda: signal.raise_signal(signal.SIGINT)):
+        with faults.at_a_write(number, Random(0), lambda: signal.raise_signal(signal.SIGINT)):
             assert call(run.new(path), Counts("interrupted")).code == 130
         assert "ceiling-mismatch" not in {finding.rule for finding in review(path).findings}
         assert '"record": "ceiling"' in path.read_text()
@@ -151,7 +87,7 @@ def test_a_signal_within_a_record_leaves_ceilings_that_follow_from_the_rows(run,
 
 def test_a_log_is_let_go_of_when_a_signal_falls_into_its_header(folder):
     path, run = folder / "run.jsonl", RUNS[0]
-    with kills.at_a_write(0, Random(0), lambda: signal.raise_signal(signal.SIGINT)):
+    with faults.at_a_write(0, Random(0), lambda: signal.raise_signal(signal.SIGINT)):
         assert call(run.new(path), Counts("interrupted")).code == 130
     assert call(run.resumed(path), Counts("resumed")).code == 0
 
@@ -159,12 +95,12 @@ def test_a_log_is_let_go_of_when_a_signal_falls_into_its_header(folder):
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: run.name)
 def test_a_run_that_is_killed_after_its_last_row_is_resumed_to_its_summary(run, folder, logs):
     path = folder / "killed.jsonl"
-    whole = kills.whole_lines(logs[run.name])
+    whole = faults.whole_lines(logs[run.name])
     path.write_bytes(b"".join(line for line in whole if b'"record": "summary"' not in line))
     assert call(run.resumed(path), Counts("resumed")).code == 0
-    assert kills.is_complete(path)
+    assert faults.is_complete(path)
     counts = Counts("judged")
-    kills.judge(run, path, logs[run.name], counts)
+    faults.judge(run, path, logs[run.name], counts)
     assert_survived(counts)
 
 
@@ -227,7 +163,7 @@ def test_a_link_to_itself_is_no_log_to_import(folder):
     assert_survived(counts)
 
 
-# -- resources ---------------------------------------------------------------------------------------------------------
+# -- files without bound ---------------------------------------------------------------------------------------------
 
 
 class Smallest(Random):
@@ -237,19 +173,16 @@ class Smallest(Random):
         return values[0]
 
 
-@pytest.mark.parametrize("kind", resources.KINDS)
+@pytest.mark.parametrize("kind", inputs.UNBOUNDED)
 def test_inputs_without_bound_are_read_or_refused_in_a_line(kind, logs, folder, monkeypatch):
     # What is longer is refused: a quarter of what a user may give.
-    monkeypatch.setattr("mamf.cli.reading.MOST_BYTES", 128 << 20)
+    monkeypatch.setattr("mamf.cli.reading.MOST_BYTES", 64 << 20)
     monkeypatch.setattr("mamf.logs.finder.MAX_BYTES", 32 << 20)
-    monkeypatch.setattr("mamf.logs.lines.MOST_LINE_BYTES", 3 << 20)
-    monkeypatch.setattr(resources, "BOMB_BYTES", 40 << 20)
-    random = Random(0)
-    if kind.startswith("import of") or kind in ("many packed files in one", "equal samples"):
-        # Half of what is drawn: what takes time by the square of it would take a quarter.
-        random = Smallest()
-        monkeypatch.setattr(calls, "HANG_SECONDS", calls.HANG_SECONDS / 4)
+    monkeypatch.setattr("mamf.logs.lines.MOST_LINE_BYTES", 2 << 20)
+    monkeypatch.setattr(inputs, "BOMB_BYTES", 40 << 20)
+    # Half of what is drawn: what takes time by the square of it would take a quarter.
+    monkeypatch.setattr(calls, "HANG_SECONDS", calls.HANG_SECONDS / 4)
     counts = Counts(kind)
-    resources.KINDS[kind](logs, folder, random, counts)
+    inputs.UNBOUNDED[kind](logs, folder, Smallest(0), counts)
     assert counts.of["calls"]
     assert_survived(counts)

@@ -14,12 +14,10 @@ from mamf.ceilings.search_plan import SearchPlan
 from mamf.contribution.collection import collect
 from mamf.contribution.rules import review
 from mamf.engine.search.strategy import FindStrategy
-from mamf.errors import UsageError
 from mamf.logs.compare import compare
 from mamf.logs.records import ceiling_record
 from mamf.logs.run_log import read_run_log
 from mamf.operations.attention.operation import is_attention
-from mamf.report.charts.attention import attention_chart
 from mamf.testing import SimulatedAttention, SimulatedMatmul
 
 SIMULATED = ["--backend", "mamf.testing:SimulatedBackend"]
@@ -104,11 +102,6 @@ def test_rows_of_the_search_are_not_counted_as_attention(whole, run, tmp_path):
 
 def test_show_prints_what_the_run_printed(whole, run):
     assert run("show", "run.jsonl", "--format", "csv")[1] == whole[1]
-
-
-def test_resuming_a_complete_log_shows_it_and_leaves_it(whole, resume, tmp_path):
-    assert resume("--format", "csv")[:2] == (0, whole[1])
-    assert (tmp_path / "run.jsonl").read_bytes() == whole[2]
 
 
 @pytest.mark.parametrize("option", [["--no-ceiling"], ["--ceiling", "run.jsonl"]])
@@ -330,22 +323,6 @@ def test_rows_of_the_search_are_no_entries_of_the_collection(whole, tmp_path):
 def test_rows_of_the_search_are_not_compared(whole, tmp_path):
     log = read(tmp_path)
     assert len(compare(log, log).pairs) == STEPS
-
-
-def test_the_search_is_not_drawn(attention, run, tmp_path):
-    """A sustained ceiling is searched in burst first; the figure is of sustained alone."""
-    assert attention("--regime", "sustained", "--seq-lens", "8192", "16384")[0] == 0
-    log = read(tmp_path)
-    assert {row.regime for row in searched(log)} == {"burst", "sustained"}
-    assert set(log.all_ceilings) == {("bfloat16", "sustained")}
-    chart = attention_chart(log.measurements, log.all_ceilings, log.header)
-    assert chart.title.startswith("Attention, sustained")
-    assert sum(len(line.points) for panel in chart.panels for line in panel.lines) == 2 * STEPS
-    with pytest.raises(UsageError, match="the log holds sustained"):
-        attention_chart(log.measurements, log.all_ceilings, log.header, "burst")
-    _, _, err = run("plot", "run.jsonl")
-    assert err == ""
-    assert found(tmp_path / "run.jsonl") <= {"simulated", "missing-field"}
 
 
 def test_progress_counts_attention_alone(attention, monkeypatch):

@@ -11,7 +11,7 @@ from mamf.backend import DeviceInfo
 from mamf.dtypes import DTYPES
 from mamf.engine.measure import measure
 from mamf.engine.regimes import Burst, StoppingRule, Sustained
-from mamf.errors import UnknownNameError, UsageError
+from mamf.errors import UsageError
 from mamf.kernel import operand_sets
 from mamf.operations.bandwidth.shapes import PATTERNS, BandwidthProblem, BandwidthShape
 from mamf.peaks import find_bandwidth
@@ -71,10 +71,6 @@ def test_anything_else_is_refused(text):
         BandwidthShape.parse(text)
 
 
-def test_sizes_are_ordered():
-    assert BandwidthShape.parse("512KiB") < BandwidthShape.parse("1MiB") < BandwidthShape.parse("1GiB")
-
-
 # -- problems ----------------------------------------------------------------------------------------------------------
 
 
@@ -107,17 +103,6 @@ def test_an_array_beyond_every_cache_is_one_set():
     assert operand_sets(problem, BandwidthShape(GIB), 60 * MIB) == 3
     assert problem.nbytes(BandwidthShape(GIB), sets=3) == 6 * GIB
     assert problem.nbytes(BandwidthShape(2 * GIB), sets=3) == 4 * GIB
-
-
-@pytest.mark.parametrize("fields", [{"pattern": "scale"}, {"dtype": "float31"}, {"data": "ones"}])
-def test_unknown_names_are_refused(fields):
-    with pytest.raises(UnknownNameError):
-        BandwidthProblem(**fields)
-
-
-def test_a_launch_passes_at_least_once():
-    with pytest.raises(UsageError):
-        BandwidthProblem(warm=0)
 
 
 # -- the operation -----------------------------------------------------------------------------------------------------
@@ -222,10 +207,3 @@ def test_what_is_faster_than_memory_is_implausible(bandwidth):
     row = measured(backend, problem, shape, fastest_possible=limit)
     assert row.status == "implausible"
     assert "TB/s" in row.reason
-
-
-def test_a_simulated_fault_is_a_status(backend):
-    shape = BandwidthShape(GIB)
-    backend.faults[shape] = "wrong_result"
-    assert measured(backend, BandwidthProblem(), shape).status == "wrong_result"
-    assert measured(backend, BandwidthProblem("triad"), BandwidthShape(64 * GIB)).status == "out_of_memory"

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 import mamf
-from mamf.cli.interruption import ENDING_SIGNALS
 from mamf.errors import LogChangedWarning, RunLogError, RunLogWriteError
 from mamf.logs.run_log import read_run_log
 from mamf.logs.writer import RunLogWriter
@@ -133,15 +132,6 @@ def test_a_resumed_log_that_is_deleted_before_the_first_row_outlives_ctrl_c(swee
     assert LOG.read_bytes() == whole
 
 
-def test_the_log_of_a_resumed_run_is_written_again_with_what_it_held(sweep, before):
-    before(1, lambda: signal.raise_signal(signal.SIGTERM))
-    assert sweep(*SHAPES, "--output", str(LOG))[0] == 130
-    assert steps(LOG) == [256, 512]
-    before(0, LOG.unlink)
-    assert sweep("--resume", str(LOG))[0] == 1
-    assert steps(LOG) == [256, 512, 1024]
-
-
 def test_an_interrupt_keeps_its_exit_code(sweep, before):
     before(1, lambda: (LOG.unlink(), signal.raise_signal(signal.SIGINT)))
     assert sweep(*SHAPES, "--output", str(LOG))[0] == 130
@@ -193,13 +183,6 @@ def test_a_program_gets_a_warning_and_loses_no_row_if_it_makes_an_error_of_it(tm
 def whole(sweep):
     assert sweep(*SHAPES, "--output", str(LOG))[0] == 0
     return LOG.read_bytes().splitlines(keepends=True)
-
-
-def test_a_log_cut_within_a_line_is_resumed(sweep, whole):
-    cut(sum(map(len, whole[:3])) - 9)
-    assert sweep("--resume", str(LOG))[0] == 0
-    assert LOG.read_bytes().startswith(b"".join(whole[:2]))
-    assert steps(LOG) == [256, 512, 1024]
 
 
 def test_the_lines_before_what_another_program_wrote_are_saved(sweep, whole):
@@ -295,12 +278,3 @@ def test_a_profile_of_nothing_removes_no_file_of_another_program(run, change):
 
 
 # -- hangups -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.skipif(getattr(signal, "SIGHUP", None) not in ENDING_SIGNALS, reason="the tests run under nohup")
-def test_a_hangup_ends_a_run_as_a_termination_does(sweep, before):
-    before(1, lambda: signal.raise_signal(signal.SIGHUP))
-    code, out, _ = sweep(*SHAPES, "--output", str(LOG))
-    assert (code, "interrupted: by the user" in out) == (130, True)
-    assert read_run_log(LOG).summary["status"] == "interrupted"
-    assert steps(LOG) == [256, 512]

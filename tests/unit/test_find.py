@@ -20,11 +20,9 @@ import mamf
 from mamf.ceilings.ceiling import FEWEST_ROUNDS, Ceiling, confirm_ceiling
 from mamf.ceilings.contributed import ContributedCeiling
 from mamf.ceilings.search_plan import SearchPlan
-from mamf.engine.estimate import probe_flops
 from mamf.engine.regimes import Sustained
 from mamf.engine.search.finding import Find
 from mamf.engine.search.grid import THOROUGH, plan_for
-from mamf.engine.search.rounds import best_of_their_kind
 from mamf.errors import DeviceError, IncomparableError, RunLogError, UnknownNameError, UnsupportedError, UsageError
 from mamf.logs.records import ceiling_from_record, ceiling_record
 from mamf.logs.run_log import read_run_log
@@ -247,14 +245,6 @@ def test_the_burst_ceiling_is_within_half_a_percent_of_the_best_there_is(seed):
     assert (ceiling.device, ceiling.kernel, ceiling.gain_over_default) == ("Simulated H100", KERNEL, None)
 
 
-def test_another_process_measures_the_same_at_the_shape_found():
-    find = find_of()
-    found(find)
-    ceiling = find.ceilings["burst"]
-    (again,) = mamf.sweep([ceiling.shape], backend=SimulatedBackend(seed=9), kernel="mamf.testing:SimulatedMatmul")
-    assert again.tflops("median") == pytest.approx(ceiling.tflops, rel=0.005)
-
-
 @pytest.fixture(scope="module")
 def both(few_shapes):
     """A find of both ceilings that nothing cut short, and its rows."""
@@ -328,13 +318,6 @@ def test_a_budget_that_ends_within_the_first_round_confirms_nothing(left):
     assert {"scout", "refine"} <= {row.phase for row in rows}
 
 
-def test_a_budget_that_ends_within_the_first_sustained_visit_leaves_burst():
-    find = find_of(regimes=("burst", "sustained"))
-    Late(find, "sustained: confirming", 1.0, 0.5)
-    found(find)
-    assert set(find.ceilings) == {"burst"}
-
-
 class Slow(SimulatedMatmul):
     """What rotates operands, as sustained does, takes it long to prepare."""
 
@@ -377,25 +360,6 @@ def test_what_a_visit_left_queued_is_not_taken_from_those_that_confirm(few_shape
     assert find.ceilings["sustained"].rounds == 3
 
 
-def test_a_candidate_that_fails_at_once_does_not_tell_what_preparing_takes(few_shapes):
-    class FailsFirst(Slow):
-        """Has no memory for the operand sets of the shape that is visited first."""
-
-        refused = None
-
-        def prepare(self, backend, problem, shape, pool, sets=1, rewrite=False):
-            if sets > 1 and self.refused in (None, shape):
-                self.refused = shape
-                raise UnsupportedError("not with so many operand sets")
-            return super().prepare(backend, problem, shape, pool, sets, rewrite)
-
-    find = find_of(kernels=[FailsFirst(1.2)], regimes=("burst", "sustained"), budget_seconds=57.0)
-    Late(find, "sustained: soaking, then visiting", 1.0, 29.0)
-    rows = found(find)
-    assert "unsupported" in {row.status for row in rows if row.phase == "visit"}
-    assert find.ceilings["sustained"].rounds >= 3
-
-
 def test_scouts_that_run_out_of_time_are_refined_all_the_same():
     find = find_of()
     Late(find, "burst: scouting", THOROUGH.scout / THOROUGH.burst, 0.3)
@@ -420,16 +384,6 @@ def test_a_find_that_is_resumed_for_a_few_seconds_measures_what_is_left(both, ph
     held = rows[: last + 1] if phase == "choose" else rows[: last - 3]
     again = find_of(regimes=("burst", "sustained"), held=held, budget_seconds=8.4)
     assert {row.phase for row in found(again)} == {"confirm"}
-
-
-@pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
-def test_a_find_goes_on_where_it_was_interrupted(both, share):
-    held = both[1][: int(share * len(both[1]))]
-    again = find_of(regimes=("burst", "sustained"), held=held)
-    rows = held + found(again)
-    assert max(Counter((r.regime, r.phase, r.round, r.kernel, r.shape) for r in rows).values()) == 1
-    for regime, ceiling in both[0].ceilings.items():
-        assert again.ceilings[regime].tflops == pytest.approx(ceiling.tflops, rel=0.005)
 
 
 @pytest.mark.parametrize("lacking", [1, 10, 24])
@@ -541,24 +495,6 @@ def test_the_report_says_what_the_default_gives():
     assert not any("default" in line for line in notes(own, [*scouts, *default], header))
 
 
-def test_a_kernel_that_takes_long_to_compile_takes_nobodys_time():
-    def rows_when(compiling):
-        class Slow(Library):
-            def prepare(self, backend, *arguments, **options):
-                backend.sleep(compiling if self.name not in seen else 0.0)
-                seen.add(self.name)
-                return super().prepare(backend, *arguments, **options)
-
-            def variants(self, backend, problem, shape):
-                return [Slow(name) for name in self.shares]
-
-        seen = set()
-        rows = found(find_of(kernels=[SimulatedMatmul(), Slow()]))
-        return Counter(row.phase for row in rows)
-
-    assert rows_when(2.0)["scout"] == rows_when(0.0)["scout"]
-
-
 def test_candidates_that_are_clearly_beaten_drop_out():
     find = find_of(kernels=[SimulatedMatmul(), Library()])
     rows = found(find)
@@ -638,11 +574,6 @@ def test_the_grid_suits_memory_and_speed(changed):
     assert backend.now() < 60
 
 
-def test_a_plan_of_an_unknown_regime_is_refused():
-    with pytest.raises(UnknownNameError, match="burst, sustained"):
-        SearchPlan(MatmulProblem(), (KERNEL,), GRID, ("classic",))
-
-
 # -- the command line ------------------------------------------------------------------------------------------------
 
 
@@ -718,16 +649,6 @@ def test_every_format_has_both_ceilings(whole, run, form, tmp_path):
         assert 0.9 * 4096 * 0.795 < float(line["flop_per_cycle_per_unit"]) < 4096 * 0.795
 
 
-def test_a_find_and_its_log_print_the_same_ceilings(find, run):
-    _, live, _ = find("--quick", "--format", "json", "--output", "live.jsonl")
-    _, shown, _ = run("show", "live.jsonl", "--format", "json")
-    live = json.loads(live[: live.rindex("}") + 1])["ceilings"]
-    names = ["rate_tflops", "rate_low_tflops", "rate_high_tflops", "interval_coverage", "share_of_peak"]
-    assert [[each[name] for name in names] for each in json.loads(shown)["ceilings"]] == [
-        [each[name] for name in names] for each in live
-    ]
-
-
 def test_several_dtypes_are_found_one_after_the_other_a_log_each(find, tmp_path):
     options = ["--regime", "burst", "--format", "json", "--budget", "10s"]
     code, out, err = find("--dtype", "bfloat16", "float16", "bfloat16", *options, "--output", "run.jsonl")
@@ -752,22 +673,6 @@ def test_a_dtype_that_cannot_be_searched_costs_no_other(find, tmp_path, monkeypa
     assert "mamf: 20 s are too few for a search in float16\n" in err
     assert [path.name for path in tmp_path.iterdir()] == ["run-bfloat16.jsonl"]
     assert find("--dtype", "float16", *options)[::2] == (2, "mamf: 20 s are too few for a search in float16\n")
-
-
-@pytest.mark.parametrize(("seconds_of_1024", "products"), [(30.0, 1), (1.0, 3), (2e-3, 4)])
-def test_a_cpu_is_probed_with_small_products_first(monkeypatch, seconds_of_1024, products):
-    """One that emulates a dtype would take a minute for a product of 1024."""
-    backend, seen = SimulatedBackend(), []
-    backend.info = dataclasses.replace(backend.info, is_accelerator=False)
-
-    def seconds(prepared, backend):
-        seen.append(prepared)
-        return seconds_of_1024 * (128 * 2 ** (len(seen) - 1) / 1024) ** 3
-
-    monkeypatch.setattr("mamf.engine.estimate._launch_seconds", seconds)
-    flops = probe_flops(SimulatedMatmul(), MatmulProblem(), backend)
-    assert flops == pytest.approx(2 * 1024**3 / seconds_of_1024)
-    assert len(seen) == products
 
 
 def test_a_dry_run_says_what_would_be_done_and_writes_nothing(find, tmp_path):
@@ -820,12 +725,6 @@ def test_the_budget_ends_it_and_what_is_only_scouted_is_named_so(find, on_launch
     assert "sustained: not confirmed; scouted so far 7" in out
     assert "interrupted: the budget ended" in out
     assert set(read_run_log(tmp_path / "run.jsonl").ceilings) == {"burst"}
-
-
-def test_a_budget_for_nothing_but_a_few_scouts_is_said_too(find):
-    code, out, _ = find("--budget", "1.2s", "--output", "run.jsonl")
-    assert code == 0
-    assert "burst: not confirmed; scouted so far" in out
 
 
 REFUSAL = "CUBLAS_STATUS_NOT_SUPPORTED when calling cublasLtMatmulAlgoGetHeuristic"
@@ -901,13 +800,6 @@ def resume(run, *arguments):
     return run("find", *SIMULATED, "--resume", "run.jsonl", *arguments)
 
 
-def test_resuming_a_complete_log_shows_it_and_leaves_it(whole, run, registered, tmp_path):
-    code, out, _ = resume(run)
-    assert code == 0
-    assert out == whole[1]
-    assert (tmp_path / "run.jsonl").read_bytes() == whole[2]
-
-
 @pytest.mark.parametrize("share", [0.2, 0.8])
 def test_a_killed_log_resumes_and_comes_to_the_same_ceilings(whole, run, registered, tmp_path, share):
     """Cut off in the middle of a line, as by kill -9."""
@@ -923,10 +815,6 @@ def test_a_killed_log_resumes_and_comes_to_the_same_ceilings(whole, run, registe
     for regime, ceiling in before.ceilings.items():
         assert after.ceilings[regime].tflops == pytest.approx(ceiling.tflops, rel=0.005)
     assert abs(len(after.measurements) - len(before.measurements)) < 0.25 * len(before.measurements)
-
-
-def test_a_log_of_a_kernel_tried_without_installing_it_resumes(whole, run):
-    assert resume(run)[0] == 0
 
 
 def test_a_budget_given_when_resuming_counts(whole, run, registered, tmp_path):
@@ -1006,27 +894,6 @@ def test_a_quick_find_has_both_ceilings_within_its_budget(quick):
 def test_a_quick_find_confirms_in_sustained_what_burst_has_chosen(quick):
     of_burst, of_sustained = (quick[0].ceilings[regime] for regime in ("burst", "sustained"))
     assert (of_burst.shape, of_burst.kernel) == (of_sustained.shape, of_sustained.kernel)
-
-
-@pytest.mark.parametrize("confirmed_before", [0, 1])
-def test_a_quick_find_that_had_visits_choose_is_gone_on_with(quick, confirmed_before):
-    """As those before visits were of whole swings: two of the best of their kind were visited, and one confirmed."""
-    find, rows, _ = quick
-    burst, visits = [row for row in rows if row.regime == "burst"], confirmations(rows, "sustained")
-    candidates = best_of_their_kind(burst)[:2]
-    chose = [
-        dataclasses.replace(visits[0], phase="choose", round=1, shape=shape, kernel=kernel)
-        for shape, kernel in candidates
-    ]
-    begun = [
-        dataclasses.replace(row, shape=candidates[0][0], kernel=candidates[0][1]) for row in visits[:confirmed_before]
-    ]
-    held = [*burst, *chose, *begun]
-    again = Find(find.plan, find.kernels, SimulatedBackend(), held)
-    measured = found(again)
-    assert {(row.regime, row.phase) for row in measured} == {("sustained", "confirm")}
-    assert max(Counter(map(key_of, held + measured)).values()) == 1
-    assert set(again.ceilings) == {"burst", "sustained"}
 
 
 def test_a_quick_find_is_as_high_as_a_thorough_one(quick, both):

@@ -15,7 +15,6 @@ from mamf.cli.commands.kernels_sweep import asked_for
 from mamf.cli.printing import terminal_width
 from mamf.errors import UsageError
 from mamf.logs.run_log import read_run_log
-from mamf.plugins.discovery import operation
 from mamf.report.text import label_kernel
 
 DEVICE = ["--backend", "mamf.testing:SimulatedBackend"]
@@ -55,14 +54,6 @@ def test_a_budget_ends_it_and_the_rest_is_resumed(run, tmp_path):
 def test_a_dry_run_says_how_long_the_rows_take(run, asked, told):
     code, out, _ = run(*ATTENTION, *KERNEL, "--shapes", "b8h16q4096k4096d128", *asked, "--dry-run")
     assert (code, f"time: {told}" in out) == (0, True), out
-
-
-def test_matmul_is_what_is_swept_where_nothing_is_named(run):
-    small = ["--m", "256", "--n", "256", "--k", "256", *DEVICE, "--kernel", "mamf.testing:SimulatedMatmul", "--dry-run"]
-    code, told, _ = run("sweep", *small)
-    assert code == 0
-    assert run("sweep", "--operation", "matmul", *small) == (0, told, "")
-    assert run("sweep", "--operation=matmul", *small) == (0, told, "")
 
 
 @pytest.mark.parametrize(
@@ -201,9 +192,3 @@ def test_rows_without_a_figure_are_named_below(log):
     assert "killed" in alone
     flat = json.loads(render("json", [failed], log.header, None))["measurements"]
     assert (flat[0]["status"], flat[0]["rate_mean_tflops"]) == ("failed", None)
-
-
-def test_operations_have_what_the_report_asks():
-    for name in ("matmul", "attention"):
-        of = operation(name)
-        assert of.parse_shape(of.shape_example) is not None

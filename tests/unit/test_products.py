@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mamf.errors import UnknownNameError, UsageError
+from mamf.errors import UsageError
 from mamf.operations.batched.operation import BatchedProblem, BatchedShape
 from mamf.operations.grouped.operation import GroupedProblem, GroupedShape
 from mamf.operations.matmul.kernel import MatmulProblem
@@ -66,11 +66,6 @@ def test_skewed_experts_follow_zipfs_law_and_the_seed():
     by_seed = [GroupedProblem(routing="skewed", seed=seed).tokens_of_experts(shape) for seed in range(3)]
     assert {tuple(sorted(each, reverse=True)) for each in by_seed} == {(12, 6, 4, 3)}
     assert len(set(by_seed)) == 3
-
-
-def test_an_unknown_routing_is_refused():
-    with pytest.raises(UnknownNameError, match="routing"):
-        GroupedProblem(routing="random")
 
 
 def test_weights_of_experts_without_tokens_are_not_read():

@@ -207,12 +207,6 @@ def test_means_over_shapes_are_of_one_kernel(rows, both):
     assert "over 2 shapes" not in render("table", both, HEADER, None)
 
 
-def test_remarks_follow_the_number(rows):
-    (row, *_) = ranked(rows)
-    for number, text in ((1, "1 implausible sample left out"), (2, "2 implausible samples left out")):
-        assert text in remarks(replace(row, implausible_samples=(1.0,) * number), Shares(HEADER))
-
-
 def test_remarks_name_the_kernel_that_ran_and_a_card_that_drifted(rows):
     (row, *_) = ranked(rows)
     assert "ran cudnn" in remarks(replace(row, details={"ran": "cudnn"}), Shares(HEADER))

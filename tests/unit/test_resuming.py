@@ -205,7 +205,7 @@ def test_a_preset_is_repeated(run):
 
 
 def test_a_missing_log_is_begun_so_that_one_command_line_can_be_queued_again(run, tmp_path):
-    options = ["sweep", *BACKEND, *MADE["sweep"], "--resume", "run.jsonl"]
+    options = ["sweep", *BACKEND, *MATMUL, "--m", "256", "512", "--resume", "run.jsonl"]
     code, _, err = run(*options)
     assert (code, "run.jsonl does not exist: a new run starts there" in err) == (0, True)
     before = (tmp_path / "run.jsonl").read_bytes()

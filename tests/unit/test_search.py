@@ -7,17 +7,14 @@ import random
 import statistics
 from collections import Counter
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from landscapes import BEST_ELSEWHERE, CHIPS, made, recorded
+from landscapes import BEST_ELSEWHERE, CHIPS, made
 
-from mamf.engine.search import surrogate as gaussian_process
 from mamf.engine.search.periods import likeliest_units
-from mamf.engine.search.search import FIRST_SHAPES, Search, candidates_of, find_best
-from mamf.engine.search.shape_features import features
-from mamf.engine.search.surrogate import Scales, Surrogate
+from mamf.engine.search.search import FIRST_SHAPES, Search, find_best
+from mamf.engine.search.surrogate import Scales
 from mamf.operations.matmul.shapes import MatmulGrid, MatmulShape
 
 SIZES = range(1024, 13312, 1024)
@@ -77,10 +74,6 @@ def test_the_best_is_found_on_chips_it_was_not_tuned_on_in_spite_of_noise(chip, 
     assert max(close) <= 200
 
 
-def test_it_does_not_give_up_on_its_first_fits():
-    assert needed("304 units", 4, 0.0)[0] <= 200
-
-
 def test_the_shape_named_is_the_best_measured_or_as_good_as_noise_lets_it_be():
     truth = landscape()
     assert truth[searched(truth, measurements=50).best] == max(truth.values())
@@ -128,11 +121,6 @@ def test_regions_that_cannot_be_measured_are_left_behind(region):
         assert result.best in truth
 
 
-def test_one_success_among_failures_does_not_end_the_search():
-    truth = {shape: tflops for shape, tflops in landscape().items() if max(shape.m, shape.n, shape.k) <= 4096}
-    assert statistics.median(reached(searched(truth, seed=seed), truth) for seed in range(5)) >= 0.98
-
-
 def test_where_nothing_can_be_measured_it_says_so():
     with pytest.raises(ValueError, match="no shape of the grid could be measured"):
         searched({}, measurements=30)
@@ -176,18 +164,6 @@ def test_a_grid_larger_than_the_candidates_is_searched_by_samples_of_it():
     result = searched(truth, grid, measurements=50)
     assert reached(result, truth) >= 0.995
     assert all(grid.accepts(shape) for shape in result.measured)
-
-
-def test_candidates_of_a_large_grid_hold_the_leaders_neighbours():
-    sizes = range(256, 20480, 256)
-    grid = MatmulGrid(sizes, sizes, sizes, most_flop=3e12)
-    leader = MatmulShape(2048, 4096, 8192)
-    candidates = candidates_of(grid, random.Random(0), [leader])
-    assert len(candidates) == len(set(candidates)) <= 8192
-    assert {MatmulShape(2048, 4096, 8448), MatmulShape(2304, 3840, 8192), MatmulShape(4096, 2048, 8192)} <= {
-        *candidates
-    }
-    assert all(grid.accepts(shape) for shape in candidates)
 
 
 # -- when it ends ----------------------------------------------------------------------------------------------------
@@ -279,16 +255,6 @@ def test_other_candidates_are_searched_with_what_was_learned():
     assert search.leaders(1)[0] in before
 
 
-def test_candidates_replaced_while_exploring_are_not_proposed_any_more():
-    search = told(3)
-    other = [shape for shape in GRID.shapes() if (shape, "") not in search._first]
-    search.consider(other)
-    for _ in range(12):
-        proposed = search.propose()
-        assert proposed[0] in other
-        search.record(proposed, landscape()[proposed[0]])
-
-
 # -- shapes and kernels together -------------------------------------------------------------------------------------
 
 
@@ -332,52 +298,3 @@ def test_kernels_that_are_no_better_cost_little():
 def test_a_kernel_that_can_do_nothing_is_left_alone():
     kernels = needed_by_several({"default": landscape(), "broken": {}}, most=40)
     assert 1 <= Counter(kernels)["broken"] <= 4
-
-
-# -- the surrogate ---------------------------------------------------------------------------------------------------
-
-
-def test_m_and_n_change_places_in_the_features():
-    shapes = [MatmulShape(1024, 8192, 4096), MatmulShape(8192, 1024, 4096), MatmulShape(2048, 2048, 512)]
-    found = features(shapes, 132)
-    assert np.allclose(found.sizes[0], found.sizes[1])
-    one, exchanged = found.pairs[:2]
-    assert one != exchanged
-    assert np.allclose(found.waves[one], found.waves[exchanged])
-    assert not np.allclose(found.lean[one], found.lean[exchanged])
-    assert not np.allclose(found.sizes[0], found.sizes[2])
-
-
-def test_a_shape_predicts_its_like_with_m_and_n_exchanged():
-    shapes = GRID.shapes()
-    position = {shape: row for row, shape in enumerate(shapes)}
-    observed = random.Random(0).sample([shape for shape in shapes if shape.m > shape.n], 60)
-    surrogate = Surrogate(features(shapes, 132))
-    surrogate.fit([position[shape] for shape in observed], [math.log(landscape()[shape]) for shape in observed])
-    exchanged = [position[MatmulShape(shape.n, shape.m, shape.k)] for shape in observed]
-    truth = np.array([surrogate.warped(math.log(landscape()[shapes[row]])) for row in exchanged])
-    assert np.abs(surrogate.mean[exchanged] - truth).max() < 0.05
-    assert np.ptp(truth) > 0.15
-
-
-def test_one_more_observation_is_as_good_as_starting_over(monkeypatch):
-    monkeypatch.setattr(gaussian_process, "likeliest", lambda apart, values, scales: scales)
-    shapes = random.Random(1).sample(GRID.shapes(), 200)
-    values = [math.log(landscape()[shape]) for shape in shapes]
-    grown, anew = Surrogate(features(shapes, 132)), Surrogate(features(shapes, 132))
-    grown.fit(range(20), values[:20])
-    for row in range(20, 40):
-        grown.add(row, values[row])
-    anew.fit(range(40), values[:40])
-    assert np.allclose(grown.mean, anew.mean, atol=1e-6)
-    assert np.allclose(grown.deviation, anew.deviation, rtol=1e-3)
-    assert grown.highest == anew.highest == max(values[:40])
-
-
-# -- landscapes ------------------------------------------------------------------------------------------------------
-
-
-def test_a_recorded_landscape_is_read(tmp_path):
-    (tmp_path / "landscape.csv").write_text("m,n,k,tflops\n1024,2048,512,123.5\n1024.0,2048.0,1024.0,200\n")
-    shapes = (MatmulShape(1024, 2048, 512), MatmulShape(1024, 2048, 1024))
-    assert recorded(tmp_path / "landscape.csv") == dict(zip(shapes, (123.5, 200.0), strict=True))

@@ -8,7 +8,6 @@ import pytest
 from mamf.cli.session import RunEnd, Session
 from mamf.engine.measure import measure
 from mamf.engine.regimes import Burst, StoppingRule
-from mamf.logs.recording import describe_shift
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.testing import Physics, SimulatedBackend, SimulatedMatmul
@@ -97,11 +96,6 @@ def test_a_device_is_not_asked_again_after_an_interruption(run, tmp_path, monkey
     assert run(*SWEEP, "--output", str(log))[0] == 130
     assert len(asked) == 1  # before the first row
     assert "timer_overhead_after_seconds" not in json.loads(log.read_text().splitlines()[-1])
-
-
-def test_a_run_without_a_figure_has_no_shortest_launch():
-    row = dataclasses.replace(measured(SimulatedBackend()), status="implausible", summary=None)
-    assert describe_shift({"timer_overhead_after_seconds": 9e-6}, [row]) == ""
 
 
 @pytest.mark.parametrize(("seconds", "expected"), [(4e-6, 0.25), (100e-6, 0.01), (200e-6, 0.005), (0.05, 0.005)])

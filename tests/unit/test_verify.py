@@ -302,10 +302,6 @@ def test_a_share_of_products_is_deep_enough_to_be_divided_along_k(name):
     assert any(k > 32768 for k in deep)
 
 
-def test_a_range_without_such_sizes_gives_the_smallest():
-    assert random_sizes(random.Random(1), 3, range(1, 2), equal=32) == [1, 1, 1]
-
-
 @pytest.mark.parametrize(
     ("cells", "text"),
     [

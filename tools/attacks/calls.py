@@ -1,4 +1,4 @@
-"""The command line in this process, watched: what escapes it, what hangs, what it prints."""
+"""Run a command of mamf in this process, and count exceptions that escape, hangs and faults in what it prints."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ import shlex
 import signal
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
 
-from attacks.counts import Counts
 from mamf.cli import main
 from mamf.errors import ENDING
 
@@ -28,6 +29,40 @@ FORBIDDEN = "attacks.never_imported"
 #: Said of every log that a kill cut off, before whatever else there is to say.
 _NOTICE = "is incomplete and ignored"
 _CONTROL = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+
+
+#: Columns of the table that must be 0.
+FAULTS = ("lost", "twice", "tracebacks", "hangs", "other")
+_COLUMNS = ("inputs", "calls", "kills", *FAULTS)
+_MOST_EXAMPLES = 40
+_NAME = re.compile(r"'[^']*'|\S*\d\S*|\S+\.jsonl\S*")
+
+
+@dataclass
+class Counts:
+    """Of one attack. ``other``: faults that are no row lost or repeated, no traceback and no hang."""
+
+    name: str
+    of: Counter[str] = field(default_factory=Counter)
+    codes: Counter[int | None] = field(default_factory=Counter)
+    #: By what is wrong, names and numbers left out: one of each says more than many of the first.
+    examples: dict[str, str] = field(default_factory=dict)
+
+    def fault(self, kind: str, where: str, what: str, number: int = 1) -> None:
+        self.of[kind] += number
+        if len(self.examples) < _MOST_EXAMPLES:
+            self.examples.setdefault(_NAME.sub("", what), f"{where}: {what}")
+
+    @property
+    def is_clean(self) -> bool:
+        return not any(self.of[kind] for kind in FAULTS)
+
+
+def table(attacks: Iterable[Counts]) -> str:
+    """A row an attack, as markdown."""
+    rows = [("attack", *_COLUMNS), ("-", *["-:"] * len(_COLUMNS))]
+    rows += [(counts.name, *(f"{counts.of[column]:,}" for column in _COLUMNS)) for counts in attacks]
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
 
 
 class Killed(BaseException):
@@ -91,21 +126,19 @@ def call(arguments: Sequence[str], counts: Counts) -> Ended:
     counts.of["calls"] += 1
     counts.codes[code] += 1
     if code is not None:
-        is_of_many = list(arguments[:2]) == ["results", "convert"]  # a line for each log that it refuses
-        most_lines = len(arguments) if is_of_many else 1
-        for fault in _faults(ended, most_lines):
+        for fault in _faults(ended):
             counts.fault("other", command, fault)
     return ended
 
 
-def _faults(ended: Ended, most_lines: int) -> Iterator[str]:
+def _faults(ended: Ended) -> Iterator[str]:
     """What is wrong with the output of a command that was not killed."""
     if ended.code not in EXIT_CODES:
         yield f"exit code {ended.code}"
     if found := _CONTROL.search(ended.out + ended.err):
         yield f"{found[0]!r} on the terminal"
     lines = [line for line in ended.err.splitlines() if not line.endswith(_NOTICE)]
-    if ended.code == 2 and not 1 <= len(lines) <= most_lines:
+    if ended.code == 2 and len(lines) != 1:
         yield f"{len(lines)} lines for exit code 2: {' / '.join(lines)[:300]}"
     if "cannot write the output" in ended.err:
         yield ended.err.strip()

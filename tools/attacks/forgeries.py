@@ -10,7 +10,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from attacks.counts import Counts
+from attacks.calls import Counts
 from mamf.contribution.evidence import Evidence, records_of
 from mamf.contribution.rules import review
 from mamf.contribution.summary_rules import recomputed_ceilings, summary_of

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from attacks.calls import call
-from attacks.counts import Counts
+from attacks.calls import Counts, call
 from mamf.engine.regimes.classic import Classic
 from mamf.engine.search.grid import THOROUGH, plan_for
 from mamf.engine.search.strategy import FindStrategy

@@ -1,6 +1,4 @@
-"""``mamf completion SHELL``: what a shell runs to complete command lines of mamf; and the answer, with the names of
-kernels, backends and dtypes among the values.
-"""
+"""What a shell asks while a command line is typed: the words that may follow, with kernels, backends and dtypes."""
 
 from __future__ import annotations
 
@@ -11,16 +9,8 @@ from collections.abc import Callable, Iterable, Sequence
 from importlib.metadata import entry_points
 
 import argcomplete
-from argcomplete.shell_integration import shellcode
 
-from mamf.cli.terminal import say_lines
 from mamf.dtypes import DTYPES
-
-
-def run(options: argparse.Namespace) -> int:
-    say_lines(shellcode(["mamf"], shell=options.shell) + "\n")
-    return 0
-
 
 #: The values of options whose names are open to plugins.
 _VALUES: dict[str, Callable[[], Iterable[str]]] = {
@@ -43,7 +33,7 @@ def complete(parser_of: Callable[[Sequence[str]], argparse.ArgumentParser]) -> N
 
 
 def _names(of: str) -> list[str]:
-    """What is registered in the groups of mamf that end so."""
+    """Return the names that are registered in the groups of mamf that end so."""
     points = entry_points()
     groups = (group for group in points.groups if group.startswith("mamf.") and group.endswith(of))
     return sorted({point.name for group in groups for point in points.select(group=group)})

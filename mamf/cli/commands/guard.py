@@ -32,7 +32,7 @@ _REGRESSION, _UNFINISHED = 3, 1
 
 def run(options: argparse.Namespace) -> int:
     options.guarded = file = read_guard_file(options.file)
-    vars(options).update(file.as_options())
+    vars(options).update(file.options)
     options.given.add("problem")  # the file names a whole plan
     options.baseline = options.baseline or file.baseline
     if options.update and (options.junit or options.markdown):

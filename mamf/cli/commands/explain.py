@@ -5,8 +5,9 @@ kind of data, and in sustained on normal data.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,7 +19,7 @@ from mamf.cli.printing import note_stream
 from mamf.cli.session import measure
 from mamf.cli.terminal import say, warn
 from mamf.errors import UsageError
-from mamf.kernel import DATA, AnyKernel
+from mamf.kernel import DATA
 from mamf.kinds.kind import Drawing
 from mamf.kinds.registry import kind_of
 from mamf.logs.found import cached_ceiling
@@ -27,7 +28,6 @@ from mamf.operations.matmul.operation import problem_for
 from mamf.operations.matmul.selection import installed_kernel, kernel_for
 from mamf.plans import EXPLAIN, MATMUL, Plan
 from mamf.plugins.discovery import operation
-from mamf.plugins.selection import choose_kernels
 from mamf.regime_names import BURST, CEILINGS
 from mamf.report.charts.plotting import draw, exists, file_type, save
 
@@ -57,14 +57,12 @@ class ExplainSession(KernelsSession):
 
     kind = EXPLAIN
 
-    def opened_kernels(self) -> list[tuple[str, AnyKernel]]:
-        before, options = self.before, self.options
-        if before is None:
-            self.product = product_of(options, self.backend)
-            return choose_kernels(self.of, self.backend, [self.product.kernel])
-        problem = problem_for(self.backend, options.dtype) if options.dtype else before.problem
-        self.product = Product(problem, options.shape or before.shapes[0], before.kernels[0])
-        return super().opened_kernels()
+    @cached_property
+    def product(self) -> Product:
+        return product_of(self.options, self.backend)
+
+    def asked_kernels(self) -> Sequence[str]:
+        return [self.product.kernel]
 
     def new_plan(self) -> Plan:
         problem, shape, kernel = self.product

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -68,6 +68,10 @@ class Entry:
     def key(self) -> object:
         """The fields as a hashable key."""
         return frozenset(self.fields.items())
+
+    def without(self, names: Collection[str]) -> Entry:
+        """The row, paired without these fields."""
+        return replace(self, fields={name: value for name, value in self.fields.items() if name not in names})
 
 
 def is_find(log: RunLog) -> bool:

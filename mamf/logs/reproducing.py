@@ -91,8 +91,9 @@ def judge_claims(options: ReproduceOptions, rows: Sequence[Measurement]) -> list
 def _judge_visits(options: ReproduceOptions, claim: Claim, visits: Sequence[Measurement]) -> Judged:
     here = visited_entry(visits) if visits else None
     judged = Judged(claim, options.tolerance, here)
-    if here is None or here.tflops is None or here.interval is None or here.error is None:
+    if here is None or here.tflops is None:
         return judged
+    assert here.error is not None, "a figure has an error"
     scatter = math.hypot(here.error.own, claim.interval.half_width / claim.rate / _NORMAL)
     error = claim.error or replace(here.error, own=scatter)
     there = replace(here, kernel=claim.step[3], tflops=claim.rate, interval=claim.interval, error=error)

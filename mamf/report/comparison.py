@@ -125,9 +125,9 @@ def head_lines(comparison: Comparison, tolerance: float) -> list[str]:
     shared = [f"{name} {value}" for name, value in first.fields.items() if name not in varied]
     kernels = [each for each in comparison.dropped if each.what == "kernel"]
     lines = [
-        f"{letter}: {side.name}, {side.header['device']['name']}, {side.header.get('started', 'of unknown date')}"
+        f"{letter}: {name}, {side.header['device']['name']}, {side.header.get('started', 'of unknown date')}"
         + (", interrupted" if side.tier == "interrupted" else "")
-        for letter, side in (("A", comparison.a), ("B", comparison.b))
+        for letter, name, side in zip("AB", comparison.names, (comparison.a, comparison.b), strict=True)
     ]
     if "shape" not in first.fields:
         shared.append("the ceilings of two finds")
@@ -212,8 +212,8 @@ def _what_became(rows: Sequence[tuple[Entry, Entry | None]], other: str) -> str:
 def comparison_data(comparison: Comparison, tolerance: float) -> dict[str, Any]:
     """What json holds beside the rows."""
     return {
-        "a": {"log": comparison.a.name, "tier": comparison.a.tier, "header": comparison.a.header},
-        "b": {"log": comparison.b.name, "tier": comparison.b.tier, "header": comparison.b.header},
+        "a": {"log": comparison.names[0], "tier": comparison.a.tier, "header": comparison.a.header},
+        "b": {"log": comparison.names[1], "tier": comparison.b.tier, "header": comparison.b.header},
         "tolerance": tolerance,
         "compared_anyway": [asdict(each) for each in comparison.forced],
         "paired_without": [asdict(each) for each in comparison.dropped],

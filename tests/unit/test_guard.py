@@ -15,10 +15,10 @@ from mamf.cli import main
 from mamf.cli.guard_file import read_guard_file
 from mamf.errors import UsageError
 from mamf.kinds.registry import chart_of
-from mamf.logs.compare import Comparison, Pair, Side
+from mamf.logs.compare import Comparison, Pair
 from mamf.logs.entries import Entry, visited_entry
 from mamf.logs.guarding import Guarded, Judged, is_in_doubt, is_too_wide, outcome_of
-from mamf.logs.run_log import read_run_log
+from mamf.logs.run_log import RunLog, read_run_log
 from mamf.measurement import Measurement
 from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
 from mamf.regime_traits import BurstTraits
@@ -322,7 +322,8 @@ def test_a_row_of_two_samples_is_undecided():
 
 
 def guarded_rows(*outcomes):
-    comparison = Comparison(*[Side("a.jsonl", {}, "complete")] * 2, (), (), ())
+    log = RunLog(Path("a.jsonl"), {})
+    comparison = Comparison(log, log, ("a.jsonl", "a.jsonl"), (), (), ())
     pair = Pair({}, BASELINE, BASELINE)
     rows = (Judged(BASELINE, outcome, None if outcome == "new" else pair) for outcome in outcomes)
     return Guarded(comparison, tuple(rows), 0.02, "")

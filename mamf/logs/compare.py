@@ -40,8 +40,8 @@ Verdict = Literal["SAME", "FASTER", "SLOWER", "UNDECIDED"]
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 # Three samples on each side. Fewer give no usable interval: that of a single sample has no width.
 LEAST_COVERAGE = 0.5
-# Joint coverage of two 95 % intervals, less rounding; and the half width of one in standard deviations.
-_USUAL, _NORMAL = 0.9 - 1e-9, 1.96
+# Joint coverage of two 95 % intervals, less rounding.
+_USUAL = 0.9 - 1e-9
 _EQUIVALENCE = 0.90
 
 
@@ -63,34 +63,16 @@ class Pair:
         return self.a.device == self.b.device
 
     @property
-    def correction(self) -> float:
-        """The factor that corrects the ratio for the speeds of two devices; 1 for the same device."""
-        return 1.0 if self.is_same_device else (self.a.device_speed or 1.0) / (self.b.device_speed or 1.0)
-
-    @property
-    def correction_half_width(self) -> float:
-        """Half width of the correction's interval, as a share of the correction."""
-        if self.is_same_device:
-            return 0.0
-        return math.hypot(self.a.device_speed_half_width, self.b.device_speed_half_width)
-
-    @property
-    def is_comparable(self) -> bool:
-        """Whether both rows were measured on one device, or on two that were compared."""
-        return self.is_same_device or None not in (self.a.device_speed, self.b.device_speed)
-
-    @property
     def ratio(self) -> float:
         assert self.a.tflops is not None and self.b.tflops is not None, "only measured rows are paired"
-        return self.b.tflops / self.a.tflops * self.correction
+        return self.b.tflops / self.a.tflops
 
     @property
     def change(self) -> Change:
         """The row as input to the pooled test of all rows."""
         a, b = self.a.error, self.b.error
         assert a is not None and b is not None, "only measured rows are paired"
-        own = math.hypot(a.own, b.own, self.correction_half_width / _NORMAL)
-        common, degrees = max(a.common, b.common), min(a.degrees, b.degrees)
+        common, own, degrees = max(a.common, b.common), math.hypot(a.own, b.own), min(a.degrees, b.degrees)
         ratio = min(max(self.ratio, 1e-300), 1e300)  # of crafted logs, too
         rates = self.a.rates, self.b.rates
         return Change(math.log(ratio), common, own, degrees, self.a.seconds, rates, self.by_temperature)
@@ -129,7 +111,7 @@ class Pair:
     def verdict(self, tolerance: float = DEFAULT_TOLERANCE) -> Verdict:
         """SAME: within the tolerance. FASTER, SLOWER: by any amount, beyond doubt. UNDECIDED otherwise."""
         interval, sure = self.equivalence_interval, self.sure_interval
-        if interval.coverage < LEAST_COVERAGE or not self.is_comparable:
+        if interval.coverage < LEAST_COVERAGE:
             return "UNDECIDED"
         if 1 - tolerance <= interval.low and interval.high <= 1 + tolerance:
             return "SAME"
@@ -202,9 +184,7 @@ class Comparison(Tabular):
 
     def rows(self, tolerance: float = DEFAULT_TOLERANCE) -> list[dict[str, Any]]:
         """Each pair as one flat mapping: ``pandas.DataFrame(comparison.rows())``."""
-        is_crossed = any(not pair.is_same_device for pair in self.pairs)
-        corrections = [{"device_correction": pair.correction} if is_crossed else {} for pair in self.pairs]
-        return [pair.flat(tolerance) | more for pair, more in zip(self.pairs, corrections, strict=True)]
+        return [pair.flat(tolerance) for pair in self.pairs]
 
     def counts(self, tolerance: float = DEFAULT_TOLERANCE) -> dict[str, int]:
         """Rows by verdict, every verdict named."""
@@ -277,6 +257,7 @@ def pair_rows(a: RunLog, b: RunLog, rows_a: Sequence[Entry], rows_b: Sequence[En
     dropped = droppable_fields(rows_a, rows_b)
     ignored = {difference.what for difference in dropped}
     by_a, by_b = ({row.key: row for row in (row.without(ignored) for row in rows)} for rows in (rows_a, rows_b))
+    by_b = {key: row.as_on(by_a[key]) if key in by_a else row for key, row in by_b.items()}
     of_a, of_b = ({key: row for key, row in rows.items() if row.tflops is not None} for rows in (by_a, by_b))
     pairs = [Pair(row.fields, row, of_b[key]) for key, row in of_a.items() if key in of_b]
     return Comparison(

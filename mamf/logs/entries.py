@@ -31,6 +31,8 @@ from mamf.operations.unknown import operation_called
 from mamf.plans import FIND, GUARD, REPRODUCE, ROOFLINE, VERIFY, StepKey
 from mamf.statistics import FigureError, Interval, figure_error, geometric_mean, known_median
 
+# Half the width of a 95 % interval in standard deviations.
+_NORMAL = 1.96
 #: The fields that rows are paired by: regime, problem, shape and kernel, by name.
 Fields = dict[str, object]
 
@@ -72,6 +74,21 @@ class Entry:
     def without(self, names: Collection[str]) -> Entry:
         """The row, paired without these fields."""
         return replace(self, fields={name: value for name, value in self.fields.items() if name not in names})
+
+    def as_on(self, other: Entry) -> Entry:
+        """The row at the speed of another row's device, by the reference that both devices measured. It has no figure
+        if one of them did not measure it.
+        """
+        if self.device == other.device or self.tflops is None:
+            return self
+        if not (self.device_speed and other.device_speed):
+            return replace(self, tflops=None, status="of a device that was never compared")
+        assert self.interval is not None and self.error is not None, "a figure has both"
+        factor = other.device_speed / self.device_speed
+        interval = replace(self.interval, low=self.interval.low * factor, high=self.interval.high * factor)
+        half_width = math.hypot(self.device_speed_half_width, other.device_speed_half_width)
+        error = replace(self.error, own=math.hypot(self.error.own, half_width / _NORMAL))
+        return replace(self, tflops=self.tflops * factor, interval=interval, error=error)
 
 
 def is_find(log: RunLog) -> bool:

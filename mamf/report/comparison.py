@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 from xml.etree import ElementTree
 
@@ -60,12 +61,8 @@ def pair_columns(comparison: Comparison, tolerance: float) -> list[Column[Pair]]
     pairs = comparison.pairs
     flat = {id(pair): row for pair, row in zip(pairs, comparison.rows(tolerance), strict=True)}
     _, factor = unit_of(pairs)
-
-    def field(name: str) -> Callable[[Pair], object]:
-        return lambda pair: pair.fields[name]
-
     return [
-        *(Column("", name, field(name), str, importance=1, left=True) for name in varying(pairs)),
+        *(Column("", name, partial(_field, name), str, importance=1, left=True) for name in varying(pairs)),
         Column("", "shape", shapes, left=True),
         Column("", "A", lambda pair: (pair.a.tflops or 0.0) * factor, significant, importance=2),
         Column("", "B", lambda pair: (pair.b.tflops or 0.0) * factor, significant, importance=2),
@@ -74,6 +71,10 @@ def pair_columns(comparison: Comparison, tolerance: float) -> list[Column[Pair]]
         Column("", "verdict", lambda pair: pair.verdict(tolerance), left=True),
         *columns_from(pairs, lambda pair: flat[id(pair)], titled=False),
     ]
+
+
+def _field(name: str, pair: Pair) -> object:
+    return pair.fields[name]
 
 
 def varying(pairs: Sequence[Pair]) -> list[str]:
@@ -114,9 +115,7 @@ def remarks(pair: Pair, tolerance: float) -> Iterator[str]:
     if round(pair.interval.coverage, 9) < _USUAL_COVERAGE:
         yield f"few samples: the interval covers at least {100 * pair.interval.coverage:.0f} %"
     if not pair.is_same_device:
-        width = 100 * pair.correction * pair.correction_half_width
-        corrected = f"corrected by {100 * (pair.correction - 1):+.2f} +-{width:.2f} %"
-        yield f"two devices, {corrected if pair.is_comparable else 'never compared'}"
+        yield "two devices: B is corrected by the reference that both measured"
 
 
 def head_lines(comparison: Comparison, tolerance: float) -> list[str]:
@@ -131,15 +130,12 @@ def head_lines(comparison: Comparison, tolerance: float) -> list[str]:
     ]
     if "shape" not in first.fields:
         shared.append("the ceilings of two finds")
-    crossed = sum(not pair.is_same_device for pair in comparison.pairs)
-    devices = f"rows: {len(comparison.pairs) - crossed} of one device, {crossed} of two"
     unit, _ = unit_of(comparison.pairs)
     return [
         *lines,
         *difference_lines("not comparable, compared anyway: ", comparison.forced),
         *difference_lines("rows are paired without the kernel, which differs: ", kernels),
         *difference_lines("the runs differ in ", comparison.noted),
-        *([f"{devices}, corrected by the reference that both measured"] if crossed else []),
         f"all rows: {', '.join(shared)}",
         f"medians in {unit}; B/A above 1: B is faster; SAME: 90 % interval within 1 +- {percent_of(tolerance)}",
     ]

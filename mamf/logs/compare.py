@@ -94,11 +94,6 @@ class Pair:
         """90 % interval of the ratio, for two one-sided tests at 5 %."""
         return self._around(_EQUIVALENCE)
 
-    @property
-    def sure_interval(self) -> Interval:
-        """Interval of the ratio with a confidence at which the intervals of all rows hold at once."""
-        return self._around(1 - FALSE_ALARMS / self.rows)
-
     def _around(self, confidence: float) -> Interval:
         a, b = self.a.interval, self.b.interval
         assert a is not None and b is not None, "only measured rows are paired"
@@ -110,7 +105,9 @@ class Pair:
 
     def verdict(self, tolerance: float = DEFAULT_TOLERANCE) -> Verdict:
         """SAME: within the tolerance. FASTER, SLOWER: by any amount, beyond doubt. UNDECIDED otherwise."""
-        interval, sure = self.equivalence_interval, self.sure_interval
+        interval = self.equivalence_interval
+        # With this confidence the intervals of all rows contain their ratios at once.
+        sure = self._around(1 - FALSE_ALARMS / self.rows)
         if interval.coverage < LEAST_COVERAGE:
             return "UNDECIDED"
         if 1 - tolerance <= interval.low and interval.high <= 1 + tolerance:

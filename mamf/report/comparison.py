@@ -16,11 +16,9 @@ from mamf.logs.entries import Entry
 from mamf.logs.guarding import Guarded, Judged, Outcome
 from mamf.report.document import Answer, Block, Column, Document, Lines, Table, columns_from
 from mamf.report.text import counted, scaled_unit, significant
-from mamf.statistics import Interval
+from mamf.statistics import CONFIDENCE, Interval
 from mamf.text import visible
 
-# What two intervals of 95 % cover together; below, a reader should know.
-_USUAL_COVERAGE = 0.9
 _HOST_CLOCK = "host clock"
 # An interval of a ratio whose ends lie further apart, one over the other, says nothing.
 _WIDEST_RATIO = 100.0
@@ -112,7 +110,7 @@ def remarks(pair: Pair, tolerance: float) -> Iterator[str]:
         yield f"too short to decide: the interval is wider than +-{percent_of(tolerance)}"
     if pair.by_temperature >= _WARMTH and pair.a.celsius and pair.b.celsius:
         yield f"{pair.a.celsius:.0f} C against {pair.b.celsius:.0f} C: the interval is wider for it"
-    if round(pair.interval.coverage, 9) < _USUAL_COVERAGE:
+    if pair.interval.coverage < CONFIDENCE:
         yield f"few samples: the interval covers at least {100 * pair.interval.coverage:.0f} %"
     if not pair.is_same_device:
         yield "two devices: B is corrected by the reference that both measured"
@@ -154,10 +152,8 @@ def together_line(each: Together, comparison: Comparison, tolerance: float) -> s
     """What all rows of a regime say together, and the smallest loss of all that would have been found."""
     interval, threshold = each.interval, f"more than {percent_of(TOGETHER * tolerance)}"
     figures = f"{each.ratio:.4f}, {percent_of(round(interval.coverage, 4))} interval {ratio_interval_cell(interval)}"
-    if each.is_regression(tolerance):
-        found = f"slower by {threshold}"
-    elif interval.high < 1:
-        found = f"slower, and not by {threshold}"
+    if interval.high < 1:
+        found = f"slower{'' if each.is_regression(tolerance) else ', and not'} by {threshold}"
     elif interval.low > 1:
         found = "faster"
     else:

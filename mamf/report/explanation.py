@@ -17,8 +17,6 @@ from mamf.statistics import Interval
 NORMAL, ZEROS = "normal", "zeros"
 NO_COST = "no significant cost of real data"
 TOO_NOISY = "too noisy to tell what real data cost"
-#: Clock readings within this share are equal.
-_SAME_CLOCK = 0.005
 #: From this share of the power limit on, a device counts as being at its limit.
 _AT_LIMIT = 0.95
 
@@ -112,9 +110,7 @@ def _cost_of_data(zeros: Measurement | None, normal: Measurement | None) -> str:
     before, after = zeros.conditions.clock_hz, normal.conditions.clock_hz
     if not before or not after:
         return "the cost of real data; no sensor reads the clock"
-    if abs(after / before - 1) > _SAME_CLOCK:
-        return f"real data: the clock goes from {before / 1e6:.0f} to {after / 1e6:.0f} MHz"
-    return f"real data draw more current; slower although the clock reads {after / 1e6:.0f} MHz as on zeros"
+    return f"real data draw more current: the clock reads {after / 1e6:.0f} MHz, {before / 1e6:.0f} MHz on zeros"
 
 
 def _cost_of_power(row: Measurement | None, info: DeviceInfo) -> str:

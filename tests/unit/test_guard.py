@@ -12,7 +12,7 @@ from contribution_logs import found
 
 from mamf.ceilings.ceiling import CONFIRM
 from mamf.cli import main
-from mamf.cli.guard_file import read_guard_file
+from mamf.cli.commands.guard import read_guard_file
 from mamf.errors import UsageError
 from mamf.kinds.registry import chart_of
 from mamf.logs.compare import Comparison, Pair

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from mamf.backend import Backend
 from mamf.ceilings.ceiling import Ceiling
@@ -32,6 +32,8 @@ from mamf.regime_names import BURST, CEILINGS
 from mamf.report.charts.plotting import draw, exists, file_type, save
 
 _SECONDS = 30.0
+#: Problem, shape and kernel of the product to explain, the kernel by its name on the command line.
+Product = tuple[Any, Any, str]
 
 
 def run(options: argparse.Namespace) -> int:
@@ -44,14 +46,6 @@ def run(options: argparse.Namespace) -> int:
     return measure(options, partial(ExplainSession, operation(MATMUL), options))
 
 
-class Product(NamedTuple):
-    """The product to explain; ``kernel``: by the name on the command line."""
-
-    problem: Any
-    shape: Any
-    kernel: str
-
-
 class ExplainSession(KernelsSession):
     """Measures a few rows of one product and explains its gap to the datasheet."""
 
@@ -62,7 +56,7 @@ class ExplainSession(KernelsSession):
         return product_of(self.options, self.backend)
 
     def asked_kernels(self) -> Sequence[str]:
-        return [self.product.kernel]
+        return [self.product[2]]
 
     def new_plan(self) -> Plan:
         problem, shape, kernel = self.product
@@ -89,7 +83,7 @@ def product_of(options: argparse.Namespace, backend: Backend) -> Product:
         return _winner(_ceiling_of(options.ceiling, options.dtype, backend), asked)
     problem = problem_for(backend, options.dtype)
     if options.shape:
-        return Product(problem, options.shape, asked or kernel_for(backend, problem).name)
+        return problem, options.shape, asked or kernel_for(backend, problem).name
     before = cached_ceiling(backend.info, problem, BURST)
     if before is None:
         raise UsageError(f"no find of {problem.dtype} on this device is known: run 'mamf find', or name a --shape")
@@ -109,6 +103,4 @@ def _ceiling_of(path: Path, dtype: str | None, backend: Backend) -> Ceiling:
 
 
 def _winner(ceiling: Ceiling, asked: str | None) -> Product:
-    return Product(
-        replace(ceiling.problem, data=DATA[0]), ceiling.shape, asked or installed_kernel(ceiling.kernel).name
-    )
+    return replace(ceiling.problem, data=DATA[0]), ceiling.shape, asked or installed_kernel(ceiling.kernel).name

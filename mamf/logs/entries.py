@@ -11,14 +11,12 @@ from typing import Any
 
 from mamf.calibration import find_calibration
 from mamf.ceilings.ceiling import (
-    CHOOSE,
     CONFIRM,
     FEWEST_ROUNDS,
     Ceiling,
     combine_rounds,
     confirm_ceiling,
     error_of,
-    group_rounds,
     known_repeatability,
 )
 from mamf.errors import UsageError
@@ -101,17 +99,15 @@ def entries(log: RunLog, as_ceilings: bool = False) -> list[Entry]:
     plan = log.plan
     if plan.kind == VERIFY:
         raise UsageError(f"{log.path} is a verification, which has no rates: 'mamf show' prints it")
-    if plan.kind in (GUARD, REPRODUCE):  # the latter has settings in other phases, which no figure of it counts
-        return [visited_entry(same) for same in by_step(row for row in rows if row.phase in ("", CONFIRM)).values()]
+    if plan.kind in (GUARD, REPRODUCE):
+        return [visited_entry(same) for same in by_step(rows).values()]
     if not is_find(log) or (plan.confirms and not as_ceilings):
         return _of_devices(log, [row for row in rows if not row.phase])
     if plan.confirms:
         return [_ceiling_entry(ceiling) for ceiling in log.own_ceilings.values()]
-    fresh = [row for row in rows if row.phase in (CHOOSE, CONFIRM)]
-    by_regime = {name: [row for row in fresh if row.regime == name] for name in {row.regime: None for row in fresh}}
     if not as_ceilings:
-        return [entry for same in by_regime.values() for entry in _candidates(same)]
-    device = log.header["device"]["name"]
+        return list(_candidates(rows))
+    by_regime, device = group_pairs((row.regime, row) for row in rows), log.header["device"]["name"]
     ceilings = (confirm_ceiling(same, device) for same in by_regime.values())
     return [_ceiling_entry(ceiling) for ceiling in ceilings if ceiling is not None]
 
@@ -170,7 +166,7 @@ def _of_devices(log: RunLog, rows: Sequence[Measurement]) -> list[Entry]:
 
 
 def by_step(rows: Iterable[Measurement]) -> dict[StepKey, list[Measurement]]:
-    """The visits of each row of a guard."""
+    """The visits of each step."""
     return group_pairs(((row.regime, row.problem, row.shape, row.kernel), row) for row in rows)
 
 
@@ -192,10 +188,9 @@ def visited_entry(visits: Sequence[Measurement]) -> Entry:
 
 
 def _candidates(rows: Sequence[Measurement]) -> Iterable[Entry]:
-    """Confirmed candidates of one regime; each round is a sample."""
-    for rounds in group_rounds(row for row in rows if row.phase == CONFIRM).values():
-        if len(rounds) >= FEWEST_ROUNDS:
-            visits = list(rounds.values())
+    """Confirmed candidates; each round is a sample."""
+    for visits in by_step(row for row in rows if row.phase == CONFIRM and row.ok).values():
+        if len(visits) >= FEWEST_ROUNDS:
             rate, interval = combine_rounds(visits)
             yield _with_error(replace(_row_entry(visits[0]), tflops=rate, interval=interval), visits)
 

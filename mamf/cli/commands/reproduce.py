@@ -14,7 +14,7 @@ from mamf.cli.resuming import Resumed
 from mamf.cli.session import measure
 from mamf.cli.terminal import warn
 from mamf.engine.strategies.reproduce import ReproduceSweep
-from mamf.errors import LogMismatchError, UnavailableError, UnknownNameError, UsageError
+from mamf.errors import UnavailableError, UnknownNameError, UsageError
 from mamf.kernel import AnyKernel
 from mamf.limits import shorten
 from mamf.logs.reproducing import NOT_MEASURED, claims_of_log, judge_claims
@@ -35,8 +35,9 @@ _WORDS = {**dict.fromkeys(DIRECTIONS, "direction"), **dict.fromkeys(_REGIMES, "r
 
 
 def run(options: argparse.Namespace) -> int:
-    if (bool(options.source) + bool(options.claim) != 1 and not options.resume) or options.top == 0:
-        raise UsageError("name one thing to reproduce: a log, with a --top from 1, or figures with --claim")
+    is_named = bool(options.source) + bool(options.claim) == (options.resume is None)
+    if not (is_named or options.restart) or options.top == 0:
+        raise UsageError("name one thing to reproduce: a log, with a --top from 1, figures with --claim, or --resume")
     return measure(options, lambda interruption, resumed: ReproduceSession(options, interruption, resumed))
 
 
@@ -151,14 +152,8 @@ class ReproduceSession(KernelsSession):
         )
 
     def plan_to_compare(self, before: Plan) -> Plan:
-        given, held = self.options, before.options
-        asked = _read_claims(given)[1] if given.source or given.claim else held
-        # A log lacks claims that could not run.
-        if asked.source != held.source or {each.rate for each in held.claims} - {each.rate for each in asked.claims}:
-            remedy = "leave LOG and --claim out, or start a new log"
-            raise LogMismatchError(f"{given.resume} holds other claims, of {held.source}: {remedy}")
-        tolerance = given.tolerance or held.tolerance
-        return replace(before, options=replace(held, tolerance=tolerance))
+        tolerance = self.options.tolerance or before.options.tolerance
+        return replace(before, options=replace(before.options, tolerance=tolerance))
 
     def strategy(self) -> ReproduceSweep:
         return ReproduceSweep(self.plan, [each for _, each in self.kernels], self.backend, rows=list(self.rows))

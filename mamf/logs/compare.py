@@ -254,7 +254,7 @@ def pair_rows(a: RunLog, b: RunLog, rows_a: Sequence[Entry], rows_b: Sequence[En
     dropped = droppable_fields(rows_a, rows_b)
     ignored = {difference.what for difference in dropped}
     by_a, by_b = ({row.key: row for row in (row.without(ignored) for row in rows)} for rows in (rows_a, rows_b))
-    by_b = {key: row.as_on(by_a[key]) if key in by_a else row for key, row in by_b.items()}
+    by_a = {key: row.as_on(by_b[key]) if key in by_b else row for key, row in by_a.items()}
     of_a, of_b = ({key: row for key, row in rows.items() if row.tflops is not None} for rows in (by_a, by_b))
     pairs = [Pair(row.fields, row, of_b[key]) for key, row in of_a.items() if key in of_b]
     return Comparison(

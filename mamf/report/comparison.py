@@ -113,7 +113,7 @@ def remarks(pair: Pair, tolerance: float) -> Iterator[str]:
     if pair.interval.coverage < CONFIDENCE:
         yield f"few samples: the interval covers at least {100 * pair.interval.coverage:.0f} %"
     if not pair.is_same_device:
-        yield "two devices: B is corrected by the reference that both measured"
+        yield "two devices: A is corrected by the reference that both measured"
 
 
 def head_lines(comparison: Comparison, tolerance: float) -> list[str]:

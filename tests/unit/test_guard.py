@@ -293,6 +293,12 @@ def test_a_row_is_doubted_until_fresh_visits_settle_it(visits, doubted):
     assert is_in_doubt(BASELINE, visits, 0.02) == doubted
 
 
+@pytest.mark.parametrize(("speed", "doubted"), [(0.95, True), (1.0, False), (1.05, False), (None, False)])
+def test_a_baseline_of_another_device_is_corrected_by_the_reference_that_both_measured(speed, doubted):
+    elsewhere = replace(BASELINE, device="card1", device_speed=speed)
+    assert is_in_doubt(elsewhere, [visit(1.0)], 0.02) == doubted
+
+
 def test_what_raised_the_doubt_does_not_confirm_it():
     now = visited_entry([visit(1.3), *fresh(1.0, 1.0, 1.0)])
     assert (now.rounds, now.tflops) == (3, pytest.approx(BASELINE.tflops))

@@ -329,7 +329,7 @@ def test_rows_of_two_devices_are_compared_after_the_correction_and_it_is_said(ru
     assert all(pair.ratio == pytest.approx(1.0, abs=0.004) for pair in compared.pairs)
     code, out, _ = run("compare", "log.jsonl", "alone.jsonl")
     assert code == 0
-    assert "two devices: B is corrected by the reference that both measured" in out
+    assert "two devices: A is corrected by the reference that both measured" in out
     one_and_the_same = compare(shared_log, shared_log)
     assert all(pair.is_same_device and pair.ratio == 1 for pair in one_and_the_same.pairs)
 
@@ -352,8 +352,8 @@ def test_what_was_never_compared_is_ranked_last_and_not_paired(run, shared):
     assert "not compared, and ranked after the others: device 1" in device_lines(rows, log.header)
     run("sweep", "--backend", "simulated", *GRID, "--output", "alone.jsonl")
     compared = compare(replace(log, measurements=rows), read_run_log(run.folder / "alone.jsonl"))
-    assert {there.status for _, there in compared.only_a} == {"of a device that was never compared"}
-    assert len(compared.only_a) == last.count(True) and compared.pairs
+    assert {there.status for _, there in compared.only_b} == {"of a device that was never compared"}
+    assert len(compared.only_b) == last.count(True) and compared.pairs
 
 
 def test_rows_of_a_device_that_the_header_does_not_know_are_foreign(run, shared):
@@ -428,9 +428,9 @@ def test_what_the_reference_does_not_tell_is_in_every_corrected_interval(run, sh
         assert width == pytest.approx(math.hypot(row.relative_half_width, of_speed), rel=0.01)
     run("sweep", "--backend", "simulated", *GRID, "--output", "alone.jsonl")
     alone = read_run_log(run.folder / "alone.jsonl")
-    uncorrected = {entry.key: entry.error.own for entry in entries(alone)}
+    uncorrected = {entry.key: entry.error.own for entry in entries(log)}
     for pair in compare(log, alone).pairs:
-        error = math.hypot(pair.a.error.own, uncorrected[pair.b.key], pair.a.device_speed_half_width / 1.96)
+        error = math.hypot(uncorrected[pair.a.key], pair.b.error.own, pair.a.device_speed_half_width / 1.96)
         expected = (
             student_t(pair.a.error.degrees) * math.hypot(error, pair.design.factor * pair.a.error.common)
             + pair.by_temperature

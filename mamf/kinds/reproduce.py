@@ -8,7 +8,7 @@ from functools import partial
 
 from mamf.kinds.kind import KernelRows, View
 from mamf.logs.comparability import Difference
-from mamf.logs.reproducing import Judged, differences_here, judge_claims
+from mamf.logs.reproducing import JudgedClaim, differences_here, judge_claims
 from mamf.logs.run_log import RunLog
 from mamf.plans import REPRODUCE, ReproduceOptions
 from mamf.report.columns import interval_columns
@@ -48,7 +48,7 @@ class Reproduce(KernelRows):
         return Document("Reproduction", shown, data)
 
 
-def _columns(judged: list[Judged]) -> list[Column[Judged]]:
+def _columns(judged: list[JudgedClaim]) -> list[Column[JudgedClaim]]:
     unit = next((each.here.unit for each in judged if each.here), "TFLOPS")
     title, factor = scaled_unit(unit, [each.claim.rate for each in judged])
     interval = partial(interval_cell, factor=factor)
@@ -69,21 +69,21 @@ def _columns(judged: list[Judged]) -> list[Column[Judged]]:
     ]  # fmt: skip
 
 
-def _title(each: Judged) -> str:
+def _title(each: JudgedClaim) -> str:
     return described_title(*each.claim.step[:2])
 
 
-def _label(each: Judged) -> str:
+def _label(each: JudgedClaim) -> str:
     return f"{_title(each)}, {each.claim.step[2]} by {each.claim.step[3]}"
 
 
-def _remarks(each: Judged) -> Iterator[str]:
+def _remarks(each: JudgedClaim) -> Iterator[str]:
     if each.claim.error is None:
         yield "the claim has no samples: its interval is its rounding, it is assumed to scatter as the run here"
     yield f"{each.here.status}: {each.here.reason}" if each.here and each.here.reason else ""
 
 
-def _verdict_line(each: Judged, found: Sequence[Difference]) -> str:
+def _verdict_line(each: JudgedClaim, found: Sequence[Difference]) -> str:
     unit, change = each.here.unit if each.here else "TFLOPS", ""
     if each.pair:
         change = f"{100 * (each.pair.ratio - 1):+.2f} % ({change_interval(each.pair.interval)})"

@@ -61,7 +61,7 @@ def _circumstances_of(header: Mapping[str, Any]) -> dict[str, str]:
 
 
 @dataclass(frozen=True)
-class Judged:
+class JudgedClaim:
     """A claim and its figure here. ``here``: None if it was not tried; ``pair``: None without a figure."""
 
     claim: Claim
@@ -80,7 +80,7 @@ class Judged:
         return self.pair is not None and self.pair.is_regression(self.tolerance)
 
 
-def judge_claims(options: ReproduceOptions, rows: Sequence[Measurement]) -> list[Judged]:
+def judge_claims(options: ReproduceOptions, rows: Sequence[Measurement]) -> list[JudgedClaim]:
     """The verdict on each claim, in their order. ``rows``: of a reproduction, as far as it is."""
     return [
         _judge_visits(options, claim, [row for row in rows if row.phase == CONFIRM and row.step == claim.step])
@@ -88,9 +88,9 @@ def judge_claims(options: ReproduceOptions, rows: Sequence[Measurement]) -> list
     ]
 
 
-def _judge_visits(options: ReproduceOptions, claim: Claim, visits: Sequence[Measurement]) -> Judged:
+def _judge_visits(options: ReproduceOptions, claim: Claim, visits: Sequence[Measurement]) -> JudgedClaim:
     here = visited_entry(visits) if visits else None
-    judged = Judged(claim, options.tolerance, here)
+    judged = JudgedClaim(claim, options.tolerance, here)
     if here is None or here.tflops is None:
         return judged
     assert here.error is not None, "a figure has an error"
@@ -103,7 +103,7 @@ def _judge_visits(options: ReproduceOptions, claim: Claim, visits: Sequence[Meas
 
 
 def differences_here(
-    options: ReproduceOptions, judged: Iterable[Judged], header: Mapping[str, Any]
+    options: ReproduceOptions, judged: Iterable[JudgedClaim], header: Mapping[str, Any]
 ) -> list[Difference]:
     """What the claims record of their run and is different in the run here."""
     clocks = [

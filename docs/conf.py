@@ -34,7 +34,6 @@ nitpick_ignore = [
     ("py:class", "mamf.engine.search.finding.Find"),
     ("py:class", "mamf.kernel.ProblemT"),
     ("py:class", "mamf.kernel.ShapeT"),
-    ("py:class", "mamf.logs.compare.Side"),
     ("py:class", "mamf.logs.decision.Change"),
     ("py:class", "mamf.logs.decision.Design"),
     ("py:class", "mamf.logs.decision.Together"),

@@ -80,19 +80,17 @@ class Claim:
     """A figure from elsewhere, with the step that measures it again, by the kernel's own name.
 
     ``rate`` and ``interval``: in 1e12 FLOP or bytes per second; the interval of a printed figure is its rounding.
-    ``statistic``: of the launches; empty: the regime's own. ``error``: of the figure between runs; None: unknown.
-    ``clock_hz``: read during the measurement.
+    ``error``: of the figure between runs; None: unknown. ``clock_hz``: read during the measurement.
     """
 
     step: StepKey
     rate: float
     interval: Interval
-    statistic: str = ""
     error: FigureError | None = None
     clock_hz: float | None = None
 
     def __post_init__(self) -> None:
-        require_known(("regime", self.step[0], NAMES), ("statistic", self.statistic, ("", "mean", "median", "fastest")))
+        require_known(("regime", self.step[0], NAMES))
         if not (self.rate > 0 and 0 < self.interval.low <= self.interval.high):
             raise UsageError(f"a claim of {self.rate:g} in {self.interval.low:g} to {self.interval.high:g}")
         # More degrees of freedom, which only a crafted log has, would take long to compute.
@@ -102,8 +100,7 @@ class Claim:
 @dataclass(frozen=True)
 class ReproduceOptions:
     """``source``: the log or table that the claims are from. ``recorded``: what it says of its device and software.
-    ``chosen_from``: of how many rows the claims are the best. ``explains``: whether a claim that is not reproduced is
-    measured in other settings too.
+    ``chosen_from``: of how many rows the claims are the best.
     """
 
     claims: tuple[Claim, ...]
@@ -111,7 +108,6 @@ class ReproduceOptions:
     recorded: tuple[tuple[str, str], ...] = ()
     chosen_from: int = 1
     tolerance: float = 0.02
-    explains: bool = False
 
 
 @dataclass(frozen=True)

@@ -117,7 +117,7 @@ def with_loss(comparison: Comparison, loss: float) -> Comparison:
         for pair in comparison.pairs
         if pair.b.tflops is not None
     ]
-    return judge_rows(replace(comparison, pairs=tuple(pairs)), ("A", "B"), comparison.design)
+    return judge_rows(replace(comparison, pairs=tuple(pairs)), comparison.design)
 
 
 class Scatter(NamedTuple):
@@ -160,7 +160,7 @@ class Card:
             mean_entries([self._run(chooser, known, odds, apart, lost) for _ in range(runs)]) for lost in (0.0, loss)
         ]
         log = RunLog(Path("drawn"), self.header)
-        return judge_rows(pair_rows(log, log, *sides), ("A", "B"), design)
+        return judge_rows(pair_rows(log, log, *sides), design)
 
     def _row(self, number: int) -> Entry:
         of = self.template[number % len(self.template)]

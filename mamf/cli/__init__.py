@@ -52,7 +52,7 @@ COMMANDS = {
     "show": "print a run log again, in any format",
     "compare": "compare two run logs: what became faster, slower, or remains undecided",
     "guard": "measure the kernels in a file and fail if one is slower than its baseline, for CI",
-    "reproduce": "measure a figure of a log, a table or a paper again: is it true here, and if not, what explains it?",
+    "reproduce": "measure a figure of a log, a table or a paper again: is it true here?",
     "report": "write logs or a folder as one html page: the answer, pictures, tables, conditions",
     "plot": "draw a run log: TFLOPS and time, with the ceiling",
     "results": "check run logs, submit one to results/, write the table of all",

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from mamf.backend import DeviceInfo
-from mamf.ceilings.explanation import waterfall_steps
 from mamf.kinds.kind import Drawing, KernelRows, View
 from mamf.logs.run_log import RunLog
 from mamf.plans import EXPLAIN
 from mamf.report.charts.plotting import Picture
 from mamf.report.charts.waterfall import waterfall_chart
 from mamf.report.document import Document
-from mamf.report.explanation import explanation_document, title
+from mamf.report.explanation import explanation_document, waterfall_steps
 from mamf.report.text import end_line, machine_line
 
 
@@ -22,8 +21,11 @@ class Explain(KernelRows):
         rows = log.measurements
         if not rows:
             return super().document(log, view)
-        head, foot = [machine_line(log.header), title(rows[0])], [end_line(log.summary)]
-        return explanation_document(waterfall_steps(rows, DeviceInfo(**log.header["device"])), rows, head, foot)
+        first = rows[0]
+        head = [machine_line(log.header), f"{first.problem.dtype}, {first.shape} by {first.kernel}"]
+        return explanation_document(
+            waterfall_steps(rows, DeviceInfo(**log.header["device"])), rows, head, [end_line(log.summary)]
+        )
 
     def chart(self, log: RunLog, drawing: Drawing) -> Picture:
         drawing.require_no_direction(log)

@@ -1,15 +1,14 @@
-"""Reproductions: claims beside what was measured here, what differs, and the settings that explain it."""
+"""Reproductions: claims beside what was measured here, and what differs."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
 
 from mamf.kinds.kind import KernelRows, View
 from mamf.logs.comparability import Difference
-from mamf.logs.reproducing import Judged, differences_here, judge_claims
+from mamf.logs.reproducing import JudgedClaim, differences_here, judge_claims
 from mamf.logs.run_log import RunLog
 from mamf.plans import REPRODUCE, ReproduceOptions
 from mamf.report.columns import interval_columns
@@ -22,12 +21,11 @@ from mamf.report.text import end_line, interval_cell, machine_line, rate_text, s
 class Reproduce(KernelRows):
     name = REPRODUCE
     noun = "a reproduction"
-    is_collected = False  # its rows were chosen by a claim, and some are of settings that no plan has
+    is_collected = False  # its rows were chosen by a claim
 
     def document(self, log: RunLog, view: View) -> Document:
         options: ReproduceOptions = log.plan.options
         judged = judge_claims(options, log.measurements)
-        settings = [setting for each in judged for setting in each.settings]
         found = differences_here(options, judged, log.header)
         data = {
             "header": log.header,
@@ -45,23 +43,20 @@ class Reproduce(KernelRows):
                 ]
             ),
             Table(_columns(judged), judged, key="claims", remarks=_remarks, label=_label),
-            *([Table(_columns(settings), settings, "in other settings", key="settings")] if settings else []),
             Answer([*(_verdict_line(each, found) for each in judged), end_line(log.summary)]),
         ]
         return Document("Reproduction", shown, data)
 
 
-def _columns(judged: list[Judged]) -> list[Column[Judged]]:
+def _columns(judged: list[JudgedClaim]) -> list[Column[JudgedClaim]]:
     unit = next((each.here.unit for each in judged if each.here), "TFLOPS")
     title, factor = scaled_unit(unit, [each.claim.rate for each in judged])
     interval = partial(interval_cell, factor=factor)
     return [
-        Column("setting", "setting", lambda each: each.name or None, left=True),
         Column("regime", "", lambda each: each.claim.step[0]),
         Column("problem", "problem", _title, importance=2, left=True),
         Column("shape", "shape", lambda each: str(each.claim.step[2]), left=True),
         Column("kernel", "kernel", lambda each: each.claim.step[3], importance=1, left=True),
-        Column("statistic", "statistic", lambda each: each.claim.statistic or None, importance=6, left=True),
         Column("claimed", f"claimed {title}", lambda each: each.claim.rate, lambda rate: significant(rate * factor)),
         *interval_columns(lambda each: each.claim.interval, "claimed_{}", interval),
         Column("here", "here", lambda each: each.here and each.here.tflops, lambda rate: significant(rate * factor)),
@@ -71,39 +66,28 @@ def _columns(judged: list[Judged]) -> list[Column[Judged]]:
         *interval_columns(lambda each: each.pair and each.pair.interval, "ratio_{}", ratio_interval_cell),
         Column("verdict", "verdict", lambda each: each.verdict, left=True),
         Column("is_slower", "", lambda each: each.is_slower),
-        Column("matches", "matches", lambda each: ", ".join(each.matching) or None, left=True),
     ]  # fmt: skip
 
 
-def _title(each: Judged) -> str:
+def _title(each: JudgedClaim) -> str:
     return described_title(*each.claim.step[:2])
 
 
-def _label(each: Judged) -> str:
+def _label(each: JudgedClaim) -> str:
     return f"{_title(each)}, {each.claim.step[2]} by {each.claim.step[3]}"
 
 
-def _remarks(each: Judged) -> Iterator[str]:
+def _remarks(each: JudgedClaim) -> Iterator[str]:
     if each.claim.error is None:
         yield "the claim has no samples: its interval is its rounding, it is assumed to scatter as the run here"
     yield f"{each.here.status}: {each.here.reason}" if each.here and each.here.reason else ""
 
 
-def _distance(each: Judged) -> float:
-    """Between claim and figure here, in percent."""
-    return 100 * abs(each.pair.ratio - 1) if each.pair else math.inf
-
-
-def _verdict_line(each: Judged, found: Sequence[Difference]) -> str:
+def _verdict_line(each: JudgedClaim, found: Sequence[Difference]) -> str:
     unit, change = each.here.unit if each.here else "TFLOPS", ""
     if each.pair:
         change = f"{100 * (each.pair.ratio - 1):+.2f} % ({change_interval(each.pair.interval)})"
         change = f", {rate_text(each.pair.b.tflops or 0.0, unit)} here: {change}"
     beyond = f" by more than {percent_of(each.tolerance)}" if each.is_slower else ""
     device = ", on another device" if any(one.what == "device" for one in found) else ""
-    matches = f"; matches: {', or '.join(each.matching)}" if each.matching else ""
-    if nearest := min((other for other in each.settings if other.pair), key=_distance, default=None):
-        matches = matches or f"; no other setting matches, nearest is {nearest.name} ({_distance(nearest):.1f} % off)"
-    return (
-        f"{each.verdict}{beyond}{device}: {_label(each)}: {rate_text(each.claim.rate, unit)} claimed{change}{matches}"
-    )
+    return f"{each.verdict}{beyond}{device}: {_label(each)}: {rate_text(each.claim.rate, unit)} claimed{change}"

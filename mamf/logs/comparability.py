@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from mamf.backend import DeviceInfo
@@ -49,13 +49,10 @@ def blocking_differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Dif
         # Cards of the same model differ by several percent.
         found.append(Difference(f"card {found[0].a}", *map(str, cards)))
     if kinds[0] != "matmul":
-        found.append(Difference("caches", cache_state(a), cache_state(b)))
+        # Without flushes in burst, the rate of a kernel can be several times as high.
+        caches = ("flushed" if plan_from_record(header["plan"]).flush else "warm" for header in (a, b))
+        found.append(Difference("caches", *caches))
     return [each for each in found if each.a != each.b]
-
-
-def cache_state(header: Mapping[str, Any]) -> str:
-    """Whether burst evicts operands between launches, which can change a kernel's rate several times over."""
-    return "flushed" if plan_from_record(header["plan"]).flush else "warm"
 
 
 def noted_differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Difference]:
@@ -113,26 +110,6 @@ def droppable_fields(a: Sequence[Entry], b: Sequence[Entry]) -> list[Difference]
     return apart
 
 
-def by_fields(rows: Iterable[Entry], left_out: Iterable[str]) -> dict[object, Entry]:
-    """Rows by the fields that they are paired by, without the fields in ``left_out``."""
-    found: dict[object, Entry] = {}
-    for row in rows:
-        fields = {name: value for name, value in row.fields.items() if name not in set(left_out)}
-        found[frozenset(fields.items())] = replace(row, fields=fields)
-    return found
-
-
-def is_paired(a: Entry, b: Entry | None) -> bool:
-    return a.tflops is not None and b is not None and b.tflops is not None
-
-
-def unpaired_rows(own: Mapping[object, Entry], other: Mapping[object, Entry]) -> Iterable[tuple[Entry, Entry | None]]:
-    """Rows with a figure in ``own`` alone, each with its counterpart in ``other``, if any."""
-    for key, entry in own.items():
-        if entry.tflops is not None and not is_paired(entry, other.get(key)):
-            yield entry, other.get(key)
-
-
 def roofs_of_logs(logs: Iterable[RunLog], anyway: bool = False) -> Roofs:
     """The roofs given by the ceilings in logs of finds and rooflines.
 
@@ -158,13 +135,9 @@ def require_same_card(log: RunLog, roofs: Roofs) -> None:
 
 def require_device_of_log(log: RunLog, then: DeviceInfo, now: DeviceInfo) -> None:
     """Figures of two devices or two software stacks do not belong in one log. Raises LogMismatchError."""
-    before, after = asdict(then), asdict(now)
-    for name in ("backend", "name", "uuid_hash", "compute_units", "driver", "versions"):
-        require_same(log, f"device {name}", before[name], after[name])
-    packages = log.header["environment"].get("packages", {})
-    require_same(log, "torch", packages.get("torch"), describe_environment()["packages"].get("torch"))
-
-
-def require_same(log: RunLog, what: str, then: object, now: object) -> None:
-    if then != now:
-        raise LogMismatchError(f"{log.path} was measured with {what} {then}, not {now}; start a new log")
+    names = ("backend", "name", "uuid_hash", "compute_units", "driver", "versions")
+    values = [(f"device {name}", getattr(then, name), getattr(now, name)) for name in names]
+    torch = log.header["environment"].get("packages", {}).get("torch")
+    for what, before, after in [*values, ("torch", torch, describe_environment()["packages"].get("torch"))]:
+        if before != after:
+            raise LogMismatchError(f"{log.path} was measured with {what} {before}, not {after}; start a new log")

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
@@ -26,25 +26,22 @@ from mamf.errors import IncomparableError
 from mamf.logs.comparability import (
     Difference,
     blocking_differences,
-    by_fields,
     droppable_fields,
     field_differences,
-    is_paired,
     noted_differences,
-    unpaired_rows,
 )
 from mamf.logs.decision import FALSE_ALARMS, SEPARATE, WIDEST, Change, Design, Together, design_of, pool_rows
 from mamf.logs.entries import Entry, Fields, entries, is_find, mean_entries
 from mamf.logs.run_log import RunLog
 from mamf.measurement import Tabular, group_pairs
-from mamf.statistics import CONFIDENCE, Interval, geometric_mean, student_t, widen
+from mamf.statistics import CONFIDENCE, Interval, geometric_mean, student_t
 
 Verdict = Literal["SAME", "FASTER", "SLOWER", "UNDECIDED"]
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 # Three samples on each side. Fewer give no usable interval: that of a single sample has no width.
 LEAST_COVERAGE = 0.5
-# Joint coverage of two 95 % intervals, less rounding; and the half width of one in standard deviations.
-_USUAL, _NORMAL = 0.9 - 1e-9, 1.96
+# Joint coverage of two 95 % intervals, less rounding.
+_USUAL = 0.9 - 1e-9
 _EQUIVALENCE = 0.90
 
 
@@ -66,33 +63,16 @@ class Pair:
         return self.a.device == self.b.device
 
     @property
-    def correction(self) -> float:
-        """The factor that corrects the ratio for the speeds of two devices; 1 for the same device."""
-        return 1.0 if self.is_same_device else (self.a.device_speed or 1.0) / (self.b.device_speed or 1.0)
-
-    @property
-    def correction_half_width(self) -> float:
-        """Half width of the correction's interval, as a share of the correction."""
-        if self.is_same_device:
-            return 0.0
-        return math.hypot(self.a.device_speed_half_width, self.b.device_speed_half_width)
-
-    @property
-    def is_comparable(self) -> bool:
-        """Whether both rows were measured on one device, or on two that were compared."""
-        return self.is_same_device or None not in (self.a.device_speed, self.b.device_speed)
-
-    @property
     def ratio(self) -> float:
         assert self.a.tflops is not None and self.b.tflops is not None, "only measured rows are paired"
-        return self.b.tflops / self.a.tflops * self.correction
+        return self.b.tflops / self.a.tflops
 
     @property
     def change(self) -> Change:
         """The row as input to the pooled test of all rows."""
-        errors = [entry.error for entry in (self.a, self.b) if entry.error]
-        own = math.hypot(*(error.own for error in errors), self.correction_half_width / _NORMAL)
-        common, degrees = max(error.common for error in errors), min(error.degrees for error in errors)
+        a, b = self.a.error, self.b.error
+        assert a is not None and b is not None, "only measured rows are paired"
+        common, own, degrees = max(a.common, b.common), math.hypot(a.own, b.own), min(a.degrees, b.degrees)
         ratio = min(max(self.ratio, 1e-300), 1e300)  # of crafted logs, too
         rates = self.a.rates, self.b.rates
         return Change(math.log(ratio), common, own, degrees, self.a.seconds, rates, self.by_temperature)
@@ -114,19 +94,10 @@ class Pair:
         """90 % interval of the ratio, for two one-sided tests at 5 %."""
         return self._around(_EQUIVALENCE)
 
-    @property
-    def sure_interval(self) -> Interval:
-        """Interval of the ratio with a confidence at which the intervals of all rows hold at once."""
-        return self._around(1 - FALSE_ALARMS / self.rows)
-
     def _around(self, confidence: float) -> Interval:
-        """From the errors of both runs; without errors (counters), from the ends of both intervals."""
         a, b = self.a.interval, self.b.interval
         assert a is not None and b is not None, "only measured rows are paired"
         coverage = max(0.0, a.coverage + b.coverage - 1)
-        if self.a.error is None or self.b.error is None:
-            interval = Interval(b.low / a.high * self.correction, b.high / a.low * self.correction, coverage)
-            return widen(interval, self.ratio, self.correction_half_width)
         change = self.change
         deviation = math.hypot(self.design.factor * change.common, change.own)
         factor = math.exp(min(student_t(change.degrees, confidence) * deviation + change.by_temperature, WIDEST))
@@ -134,8 +105,10 @@ class Pair:
 
     def verdict(self, tolerance: float = DEFAULT_TOLERANCE) -> Verdict:
         """SAME: within the tolerance. FASTER, SLOWER: by any amount, beyond doubt. UNDECIDED otherwise."""
-        interval, sure = self.equivalence_interval, self.sure_interval
-        if interval.coverage < LEAST_COVERAGE or not self.is_comparable:
+        interval = self.equivalence_interval
+        # With this confidence the intervals of all rows contain their ratios at once.
+        sure = self._around(1 - FALSE_ALARMS / self.rows)
+        if interval.coverage < LEAST_COVERAGE:
             return "UNDECIDED"
         if 1 - tolerance <= interval.low and interval.high <= 1 + tolerance:
             return "SAME"
@@ -153,7 +126,7 @@ class Pair:
 
     def flat(self, tolerance: float = DEFAULT_TOLERANCE) -> dict[str, Any]:
         """The pair as named columns; rates in TFLOPS, or in the unit that a column names."""
-        a, b, interval, sure = self.a, self.b, self.interval, self.sure_interval
+        a, b, interval = self.a, self.b, self.interval
         assert a.interval is not None and b.interval is not None, "only measured rows are paired"
         rate = "tflops" if a.unit == "TFLOPS" else "rate"
         return {
@@ -173,8 +146,6 @@ class Pair:
             "ratio_interval_low": interval.low,
             "ratio_interval_high": interval.high,
             "coverage_at_least": interval.coverage,
-            "sure_interval_low": sure.low,
-            "sure_interval_high": sure.high,
             "verdict": self.verdict(tolerance),
             "is_too_short": self.is_too_short(tolerance),
             "is_regression": self.is_regression(tolerance),
@@ -182,25 +153,19 @@ class Pair:
 
 
 @dataclass(frozen=True)
-class Side:
-    """One of the two runs. ``name``: its path as given, because logs in different folders often share a file name."""
-
-    name: str
-    header: Mapping[str, Any]
-    tier: str
-
-
-@dataclass(frozen=True)
 class Comparison(Tabular):
-    """Two sides, row by row. ``pairs``: slowest first. ``together``: all rows of a regime as one figure.
+    """Two sides, row by row. ``a``, ``b``: the first run of each side. ``names``: the paths of all, as given, because
+    logs in different folders often share a file name. ``pairs``: slowest first. ``together``: all rows of a regime as
+    one figure.
 
     ``only_a`` (``only_b``): rows with a figure in A (B) alone, each with its counterpart, if any. ``dropped``: fields
     in which the logs differ and which pairing ignored. ``noted``: other differences. ``forced``: differences that made
     the logs incomparable.
     """
 
-    a: Side
-    b: Side
+    a: RunLog
+    b: RunLog
+    names: tuple[str, str]
     pairs: tuple[Pair, ...]
     only_a: tuple[tuple[Entry, Entry | None], ...]
     only_b: tuple[tuple[Entry, Entry | None], ...]
@@ -212,13 +177,11 @@ class Comparison(Tabular):
 
     def __repr__(self) -> str:
         counts = ", ".join(f"{count} {verdict}" for verdict, count in self.counts().items() if count)
-        return f"Comparison({self.a.name} against {self.b.name}: {counts})"
+        return f"Comparison({self.names[0]} against {self.names[1]}: {counts})"
 
     def rows(self, tolerance: float = DEFAULT_TOLERANCE) -> list[dict[str, Any]]:
         """Each pair as one flat mapping: ``pandas.DataFrame(comparison.rows())``."""
-        is_crossed = any(not pair.is_same_device for pair in self.pairs)
-        corrections = [{"device_correction": pair.correction} if is_crossed else {} for pair in self.pairs]
-        return [pair.flat(tolerance) | more for pair, more in zip(self.pairs, corrections, strict=True)]
+        return [pair.flat(tolerance) for pair in self.pairs]
 
     def counts(self, tolerance: float = DEFAULT_TOLERANCE) -> dict[str, int]:
         """Rows by verdict, every verdict named."""
@@ -264,16 +227,17 @@ def compare(a: RunLog | Sequence[RunLog], b: RunLog | Sequence[RunLog], anyway: 
         raise IncomparableError(
             f"{first.path} and {other.path} are not comparable: {reasons}; use --anyway to compare them"
         )
-    comparison = pair_rows(first, other, rows_a, rows_b, dict.fromkeys(forced))
+    comparison = pair_rows(first, other, rows_a, rows_b)
     if not comparison.pairs:
         raise IncomparableError(
             f"no measured row is in both: {_describe_rows(first, rows_a)}; {_describe_rows(other, rows_b)}"
         )
-    names = [", ".join(str(log.path) for log in side) for side in (side_a, side_b)]
-    return judge_rows(comparison, names, design_of(side_a, side_b))
+    name_a, name_b = (", ".join(str(log.path) for log in side) for side in (side_a, side_b))
+    comparison = replace(comparison, names=(name_a, name_b), forced=tuple(dict.fromkeys(forced)))
+    return judge_rows(comparison, design_of(side_a, side_b))
 
 
-def judge_rows(comparison: Comparison, names: Sequence[str], design: Design) -> Comparison:
+def judge_rows(comparison: Comparison, design: Design) -> Comparison:
     """The comparison with the design of its runs, and the pooled test of its rows."""
     pairs = tuple(replace(pair, design=design, rows=len(comparison.pairs)) for pair in comparison.pairs)
     regimes = group_pairs((pair.fields.get("regime", "all regimes"), pair) for pair in pairs)
@@ -282,27 +246,26 @@ def judge_rows(comparison: Comparison, names: Sequence[str], design: Design) -> 
     found = {regime: [pair.change for pair in rows] for regime, rows in of_one.items() if len(rows) > 1}
     chance = FALSE_ALARMS / 2 / max(1, len(found))
     together = tuple(pool_rows(str(regime), rows, design, chance) for regime, rows in found.items())
-    a, b = (replace(side, name=name) for side, name in zip((comparison.a, comparison.b), names, strict=True))
-    return replace(comparison, a=a, b=b, pairs=pairs, design=design, together=together)
+    return replace(comparison, pairs=pairs, design=design, together=together)
 
 
-def pair_rows(
-    a: RunLog, b: RunLog, rows_a: Sequence[Entry], rows_b: Sequence[Entry], forced: Iterable[Difference] = ()
-) -> Comparison:
+def pair_rows(a: RunLog, b: RunLog, rows_a: Sequence[Entry], rows_b: Sequence[Entry]) -> Comparison:
     """Pair the rows of two logs that may be compared. There may be no pair."""
     dropped = droppable_fields(rows_a, rows_b)
-    names = {difference.what for difference in dropped}
-    by_a, by_b = by_fields(rows_a, names), by_fields(rows_b, names)
-    pairs = [Pair(each.fields, each, by_b[key]) for key, each in by_a.items() if is_paired(each, by_b.get(key))]
+    ignored = {difference.what for difference in dropped}
+    by_a, by_b = ({row.key: row for row in (row.without(ignored) for row in rows)} for rows in (rows_a, rows_b))
+    by_a = {key: row.as_on(by_b[key]) if key in by_b else row for key, row in by_a.items()}
+    of_a, of_b = ({key: row for key, row in rows.items() if row.tflops is not None} for rows in (by_a, by_b))
+    pairs = [Pair(row.fields, row, of_b[key]) for key, row in of_a.items() if key in of_b]
     return Comparison(
-        Side(str(a.path), a.header, a.tier),
-        Side(str(b.path), b.header, b.tier),
+        a,
+        b,
+        (str(a.path), str(b.path)),
         tuple(sorted(pairs, key=lambda pair: pair.ratio)),
-        tuple(unpaired_rows(by_a, by_b)),
-        tuple(unpaired_rows(by_b, by_a)),
+        tuple((row, by_b.get(key)) for key, row in of_a.items() if key not in of_b),
+        tuple((row, by_a.get(key)) for key, row in of_b.items() if key not in of_a),
         tuple(dropped),
         tuple(noted_differences(a.header, b.header)),
-        tuple(forced),
     )
 
 

@@ -5,20 +5,18 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from mamf.calibration import find_calibration
 from mamf.ceilings.ceiling import (
-    CHOOSE,
     CONFIRM,
     FEWEST_ROUNDS,
     Ceiling,
     combine_rounds,
     confirm_ceiling,
     error_of,
-    group_rounds,
     known_repeatability,
 )
 from mamf.errors import UsageError
@@ -31,6 +29,8 @@ from mamf.operations.unknown import operation_called
 from mamf.plans import FIND, GUARD, REPRODUCE, ROOFLINE, VERIFY, StepKey
 from mamf.statistics import FigureError, Interval, figure_error, geometric_mean, known_median
 
+# Half the width of a 95 % interval in standard deviations.
+_NORMAL = 1.96
 #: The fields that rows are paired by: regime, problem, shape and kernel, by name.
 Fields = dict[str, object]
 
@@ -69,6 +69,25 @@ class Entry:
         """The fields as a hashable key."""
         return frozenset(self.fields.items())
 
+    def without(self, names: Collection[str]) -> Entry:
+        """The row, paired without these fields."""
+        return replace(self, fields={name: value for name, value in self.fields.items() if name not in names})
+
+    def as_on(self, other: Entry) -> Entry:
+        """The row at the speed of another row's device, by the reference that both devices measured. It has no figure
+        if one of them did not measure it.
+        """
+        if self.device == other.device or self.tflops is None:
+            return self
+        if not (self.device_speed and other.device_speed):
+            return replace(self, tflops=None, status="of a device that was never compared")
+        assert self.interval is not None and self.error is not None, "a figure has both"
+        factor = other.device_speed / self.device_speed
+        interval = replace(self.interval, low=self.interval.low * factor, high=self.interval.high * factor)
+        half_width = math.hypot(self.device_speed_half_width, other.device_speed_half_width)
+        error = replace(self.error, own=math.hypot(self.error.own, half_width / _NORMAL))
+        return replace(self, tflops=self.tflops * factor, interval=interval, error=error)
+
 
 def is_find(log: RunLog) -> bool:
     return log.plan.kind in (FIND, ROOFLINE)
@@ -80,17 +99,15 @@ def entries(log: RunLog, as_ceilings: bool = False) -> list[Entry]:
     plan = log.plan
     if plan.kind == VERIFY:
         raise UsageError(f"{log.path} is a verification, which has no rates: 'mamf show' prints it")
-    if plan.kind in (GUARD, REPRODUCE):  # the latter has settings in other phases, which no figure of it counts
-        return [visited_entry(same) for same in by_step(row for row in rows if row.phase in ("", CONFIRM)).values()]
+    if plan.kind in (GUARD, REPRODUCE):
+        return [visited_entry(same) for same in by_step(rows).values()]
     if not is_find(log) or (plan.confirms and not as_ceilings):
         return _of_devices(log, [row for row in rows if not row.phase])
     if plan.confirms:
         return [_ceiling_entry(ceiling) for ceiling in log.own_ceilings.values()]
-    fresh = [row for row in rows if row.phase in (CHOOSE, CONFIRM)]
-    by_regime = {name: [row for row in fresh if row.regime == name] for name in {row.regime: None for row in fresh}}
     if not as_ceilings:
-        return [entry for same in by_regime.values() for entry in _candidates(same)]
-    device = log.header["device"]["name"]
+        return list(_candidates(rows))
+    by_regime, device = group_pairs((row.regime, row) for row in rows), log.header["device"]["name"]
     ceilings = (confirm_ceiling(same, device) for same in by_regime.values())
     return [_ceiling_entry(ceiling) for ceiling in ceilings if ceiling is not None]
 
@@ -149,7 +166,7 @@ def _of_devices(log: RunLog, rows: Sequence[Measurement]) -> list[Entry]:
 
 
 def by_step(rows: Iterable[Measurement]) -> dict[StepKey, list[Measurement]]:
-    """The visits of each row of a guard."""
+    """The visits of each step."""
     return group_pairs(((row.regime, row.problem, row.shape, row.kernel), row) for row in rows)
 
 
@@ -171,10 +188,9 @@ def visited_entry(visits: Sequence[Measurement]) -> Entry:
 
 
 def _candidates(rows: Sequence[Measurement]) -> Iterable[Entry]:
-    """Confirmed candidates of one regime; each round is a sample."""
-    for rounds in group_rounds(row for row in rows if row.phase == CONFIRM).values():
-        if len(rounds) >= FEWEST_ROUNDS:
-            visits = list(rounds.values())
+    """Confirmed candidates; each round is a sample."""
+    for visits in by_step(row for row in rows if row.phase == CONFIRM and row.ok).values():
+        if len(visits) >= FEWEST_ROUNDS:
             rate, interval = combine_rounds(visits)
             yield _with_error(replace(_row_entry(visits[0]), tflops=rate, interval=interval), visits)
 

@@ -32,11 +32,13 @@ OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 
 def is_in_doubt(baseline: Entry, visits: Sequence[Measurement], tolerance: float) -> bool:
     """Whether a row with these visits needs another, given its baseline."""
-    if baseline.tflops is None or any(row.status == "wrong_result" for row in visits):
+    now = visited_entry(visits)
+    before = baseline.as_on(now)
+    if before.tflops is None or any(row.status == "wrong_result" for row in visits):
         return False
     if not visits[-1].ok:
         return sum(not row.ok for row in visits) < _FAILURES
-    seen = Pair(baseline.fields, baseline, visited_entry(visits))
+    seen = Pair(before.fields, before, now)
     if not any(row.phase == CONFIRM for row in visits):
         return seen.ratio < 1 - _DOUBT * tolerance or is_too_wide(seen, tolerance)
     return seen.b.rounds < FEWEST_ROUNDS or seen.interval.low <= 1 - tolerance <= seen.interval.high

@@ -49,8 +49,7 @@ _WITHOUT_SAMPLES = {
         "read it"
     ),
     "profile": (
-        "a profile of a script; only 'mamf show', 'compare', 'plot' and 'roofline' read it, and results/ does not "
-        "collect it"
+        "a profile of a script; only 'mamf show', 'plot' and 'roofline' read it, and results/ does not collect it"
     ),
 }
 

@@ -87,7 +87,6 @@ _KERNELS_PLAN = {
             "step": {"regime": str, "problem": _PROBLEM, "shape": str, "kernel": str},
             "rate": float,
             "interval": [float],
-            "statistic": str,
             "error": Nullable({"common": float, "own": float, "degrees": int}),
             "clock_hz": _NUMBER,
         }

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 from xml.etree import ElementTree
 
@@ -15,11 +16,9 @@ from mamf.logs.entries import Entry
 from mamf.logs.guarding import Guarded, Judged, Outcome
 from mamf.report.document import Answer, Block, Column, Document, Lines, Table, columns_from
 from mamf.report.text import counted, scaled_unit, significant
-from mamf.statistics import Interval
+from mamf.statistics import CONFIDENCE, Interval
 from mamf.text import visible
 
-# What two intervals of 95 % cover together; below, a reader should know.
-_USUAL_COVERAGE = 0.9
 _HOST_CLOCK = "host clock"
 # An interval of a ratio whose ends lie further apart, one over the other, says nothing.
 _WIDEST_RATIO = 100.0
@@ -60,12 +59,8 @@ def pair_columns(comparison: Comparison, tolerance: float) -> list[Column[Pair]]
     pairs = comparison.pairs
     flat = {id(pair): row for pair, row in zip(pairs, comparison.rows(tolerance), strict=True)}
     _, factor = unit_of(pairs)
-
-    def field(name: str) -> Callable[[Pair], object]:
-        return lambda pair: pair.fields[name]
-
     return [
-        *(Column("", name, field(name), str, importance=1, left=True) for name in varying(pairs)),
+        *(Column("", name, partial(_field, name), str, importance=1, left=True) for name in varying(pairs)),
         Column("", "shape", shapes, left=True),
         Column("", "A", lambda pair: (pair.a.tflops or 0.0) * factor, significant, importance=2),
         Column("", "B", lambda pair: (pair.b.tflops or 0.0) * factor, significant, importance=2),
@@ -74,6 +69,10 @@ def pair_columns(comparison: Comparison, tolerance: float) -> list[Column[Pair]]
         Column("", "verdict", lambda pair: pair.verdict(tolerance), left=True),
         *columns_from(pairs, lambda pair: flat[id(pair)], titled=False),
     ]
+
+
+def _field(name: str, pair: Pair) -> object:
+    return pair.fields[name]
 
 
 def varying(pairs: Sequence[Pair]) -> list[str]:
@@ -111,12 +110,10 @@ def remarks(pair: Pair, tolerance: float) -> Iterator[str]:
         yield f"too short to decide: the interval is wider than +-{percent_of(tolerance)}"
     if pair.by_temperature >= _WARMTH and pair.a.celsius and pair.b.celsius:
         yield f"{pair.a.celsius:.0f} C against {pair.b.celsius:.0f} C: the interval is wider for it"
-    if round(pair.interval.coverage, 9) < _USUAL_COVERAGE:
+    if pair.interval.coverage < CONFIDENCE:
         yield f"few samples: the interval covers at least {100 * pair.interval.coverage:.0f} %"
     if not pair.is_same_device:
-        width = 100 * pair.correction * pair.correction_half_width
-        corrected = f"corrected by {100 * (pair.correction - 1):+.2f} +-{width:.2f} %"
-        yield f"two devices, {corrected if pair.is_comparable else 'never compared'}"
+        yield "two devices: A is corrected by the reference that both measured"
 
 
 def head_lines(comparison: Comparison, tolerance: float) -> list[str]:
@@ -125,21 +122,18 @@ def head_lines(comparison: Comparison, tolerance: float) -> list[str]:
     shared = [f"{name} {value}" for name, value in first.fields.items() if name not in varied]
     kernels = [each for each in comparison.dropped if each.what == "kernel"]
     lines = [
-        f"{letter}: {side.name}, {side.header['device']['name']}, {side.header.get('started', 'of unknown date')}"
+        f"{letter}: {name}, {side.header['device']['name']}, {side.header.get('started', 'of unknown date')}"
         + (", interrupted" if side.tier == "interrupted" else "")
-        for letter, side in (("A", comparison.a), ("B", comparison.b))
+        for letter, name, side in zip("AB", comparison.names, (comparison.a, comparison.b), strict=True)
     ]
     if "shape" not in first.fields:
         shared.append("the ceilings of two finds")
-    crossed = sum(not pair.is_same_device for pair in comparison.pairs)
-    devices = f"rows: {len(comparison.pairs) - crossed} of one device, {crossed} of two"
     unit, _ = unit_of(comparison.pairs)
     return [
         *lines,
         *difference_lines("not comparable, compared anyway: ", comparison.forced),
         *difference_lines("rows are paired without the kernel, which differs: ", kernels),
         *difference_lines("the runs differ in ", comparison.noted),
-        *([f"{devices}, corrected by the reference that both measured"] if crossed else []),
         f"all rows: {', '.join(shared)}",
         f"medians in {unit}; B/A above 1: B is faster; SAME: 90 % interval within 1 +- {percent_of(tolerance)}",
     ]
@@ -158,10 +152,8 @@ def together_line(each: Together, comparison: Comparison, tolerance: float) -> s
     """What all rows of a regime say together, and the smallest loss of all that would have been found."""
     interval, threshold = each.interval, f"more than {percent_of(TOGETHER * tolerance)}"
     figures = f"{each.ratio:.4f}, {percent_of(round(interval.coverage, 4))} interval {ratio_interval_cell(interval)}"
-    if each.is_regression(tolerance):
-        found = f"slower by {threshold}"
-    elif interval.high < 1:
-        found = f"slower, and not by {threshold}"
+    if interval.high < 1:
+        found = f"slower{'' if each.is_regression(tolerance) else ', and not'} by {threshold}"
     elif interval.low > 1:
         found = "faster"
     else:
@@ -212,8 +204,8 @@ def _what_became(rows: Sequence[tuple[Entry, Entry | None]], other: str) -> str:
 def comparison_data(comparison: Comparison, tolerance: float) -> dict[str, Any]:
     """What json holds beside the rows."""
     return {
-        "a": {"log": comparison.a.name, "tier": comparison.a.tier, "header": comparison.a.header},
-        "b": {"log": comparison.b.name, "tier": comparison.b.tier, "header": comparison.b.header},
+        "a": {"log": comparison.names[0], "tier": comparison.a.tier, "header": comparison.a.header},
+        "b": {"log": comparison.names[1], "tier": comparison.b.tier, "header": comparison.b.header},
         "tolerance": tolerance,
         "compared_anyway": [asdict(each) for each in comparison.forced],
         "paired_without": [asdict(each) for each in comparison.dropped],

@@ -1,15 +1,132 @@
-"""Where the datasheet's FLOPS went: the steps down from the datasheet, and the effect of the data."""
+"""Where the datasheet's FLOPS of a product went: a waterfall from the datasheet to the sustained rate. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
-from mamf.ceilings.explanation import NO_COST, NORMAL, TOO_NOISY, WaterfallStep, find_row, rank_bursts
-from mamf.measurement import Measurement
-from mamf.regime_names import BURST
+from mamf.backend import DeviceInfo
+from mamf.measurement import TERA, Measurement
+from mamf.peaks import find_peak, flop_per_cycle
+from mamf.regime_names import BURST, SUSTAINED
 from mamf.report.columns import interval_columns, sensor_columns
 from mamf.report.document import Answer, Column, Document, Lines, Table
 from mamf.report.text import percent, significant
+from mamf.statistics import Interval
+
+NORMAL, ZEROS = "normal", "zeros"
+NO_COST = "no significant cost of real data"
+TOO_NOISY = "too noisy to tell what real data cost"
+#: From this share of the power limit on, a device counts as being at its limit.
+_AT_LIMIT = 0.95
+
+
+@dataclass(frozen=True)
+class WaterfallStep:
+    """One step of the waterfall. ``tflops``: None if unknown, with the reason in ``cause``. ``row``: the measured row,
+    if any. ``before``: TFLOPS of the last step that is known.
+    """
+
+    name: str
+    tflops: float | None
+    cause: str
+    row: Measurement | None = None
+    before: float | None = None
+
+    @property
+    def change(self) -> float | None:
+        """The change from the step before, as a share of it."""
+        return self.tflops / self.before - 1 if self.tflops is not None and self.before else None
+
+    @property
+    def interval(self) -> Interval | None:
+        """The 95 % repeat interval in TFLOPS."""
+        return None if self.row is None or not self.row.ok else self.row.rate_interval
+
+
+def waterfall_steps(rows: Sequence[Measurement], info: DeviceInfo) -> list[WaterfallStep]:
+    """The waterfall down from the datasheet's peak. ``rows``: at least one of one product, on several kinds of data."""
+    normal, zeros = find_row(rows, NORMAL, BURST), find_row(rows, ZEROS, BURST)
+    last = find_row(rows, NORMAL, SUSTAINED)
+    steps = [
+        *_from_datasheet(info, rows[0].problem.dtype, normal or zeros),
+        _measured("burst, zeros", zeros, "the kernel's rate when data cost no power" + _timer(zeros)),
+        _measured("burst, normal data", normal, _cost_of_data(zeros, normal)),
+        _measured("sustained, normal data", last, _cost_of_power(last, info)),
+    ]
+    known: list[float | None] = [None]
+    for step in steps:
+        known.append(known[-1] if step.tflops is None else step.tflops)
+    return [replace(step, before=before) for step, before in zip(steps, known, strict=False)]
+
+
+def rank_bursts(rows: Iterable[Measurement]) -> list[Measurement]:
+    """The valid burst rows on all kinds of data, fastest first."""
+    return sorted((row for row in rows if row.regime == BURST and row.ok), key=lambda row: -row.best_rate)
+
+
+def find_row(rows: Iterable[Measurement], data: str, regime: str) -> Measurement | None:
+    return next((row for row in rows if (row.problem.data, row.regime) == (data, regime)), None)
+
+
+def _from_datasheet(info: DeviceInfo, dtype: str, row: Measurement | None) -> Iterator[WaterfallStep]:
+    """The datasheet's peak, and the rate of the compute units at the clock that was read."""
+    peak = find_peak(info.name, dtype, info.compute_units)
+    if peak is None:
+        yield WaterfallStep("datasheet", None, f"no datasheet figure of {info.name} is listed for {dtype}")
+    else:
+        clock = f", at {peak.clock_hz / 1e6:.0f} MHz" if peak.clock_hz else ""
+        yield WaterfallStep("datasheet", peak.flops / TERA, f"dense {peak.dtype} of {peak.origin}{clock}")
+    units, per_cycle = info.compute_units, flop_per_cycle(peak, info.compute_units)
+    clock_hz = row.conditions.clock_hz if row is not None else None
+    if not (units and per_cycle and clock_hz):
+        missing = "no sensor reads the clock" if units and per_cycle else "their FLOP per cycle are unknown"
+        yield WaterfallStep("units at their clock", None, missing)
+        return
+    product = f"{units} units x {per_cycle:.0f} FLOP x {clock_hz / 1e6:.0f} MHz"
+    yield WaterfallStep("units at their clock", units * per_cycle * clock_hz / TERA, f"{product}, as read in burst")
+
+
+def _measured(name: str, row: Measurement | None, cause: str) -> WaterfallStep:
+    if row is None:
+        return WaterfallStep(name, None, "not measured")
+    if not row.ok:
+        return WaterfallStep(name, None, f"{row.status}: {row.reason}", row)
+    return WaterfallStep(name, row.best_rate, cause, row)
+
+
+def _timer(row: Measurement | None) -> str:
+    """The accuracy of a measured step, which is compared with figures from the datasheet."""
+    return f"; accurate to {100 * row.accuracy:.1f} % (timer)" if row is not None and row.ok and row.accuracy else ""
+
+
+def _cost_of_data(zeros: Measurement | None, normal: Measurement | None) -> str:
+    if zeros is None or normal is None or not zeros.ok or not normal.ok:
+        return ""
+    if zeros.rate_interval.overlaps(normal.rate_interval):
+        return TOO_NOISY if not (zeros.interval.is_known and normal.interval.is_known) else NO_COST
+    if normal.best_rate > zeros.best_rate:
+        return "faster than on zeros: the device was not at rest (measure again)"
+    before, after = zeros.conditions.clock_hz, normal.conditions.clock_hz
+    if not before or not after:
+        return "the cost of real data; no sensor reads the clock"
+    return f"real data draw more current: the clock reads {after / 1e6:.0f} MHz, {before / 1e6:.0f} MHz on zeros"
+
+
+def _cost_of_power(row: Measurement | None, info: DeviceInfo) -> str:
+    """The sensor readings of a settled device, in words."""
+    if row is None or not row.ok:
+        return ""
+    seen, limit = row.conditions, info.power_limit_watts
+    parts = [*seen.throttle_reasons]
+    if seen.watts is not None:
+        is_at_limit = limit is not None and seen.watts >= _AT_LIMIT * limit
+        of = f" of {limit:.0f}" if limit else ""
+        parts.insert(0, f"{'power limit: ' if is_at_limit else ''}{seen.watts:.0f}{of} W")
+        parts.append(f"{seen.watts / row.best_rate:.3f} J/TFLOP")
+    if seen.clock_hz:
+        parts.append(f"{seen.clock_hz / 1e6:.0f} MHz")
+    return ", ".join(parts) or "no sensor reads power or clock"
 
 
 def explanation_document(
@@ -74,8 +191,3 @@ def conclusion(steps: Sequence[WaterfallStep]) -> list[str]:
     largest = min(losses, key=losses.__getitem__, default="")
     loss = f"; the largest loss: {largest}, {change_cell(losses[largest])}" if largest and losses[largest] < 0 else ""
     return [f"{last}: {significant(rate)} TFLOPS{share}{loss}"]
-
-
-def title(row: Measurement) -> str:
-    """What is explained."""
-    return f"{row.problem.dtype}, {row.shape} by {row.kernel}"

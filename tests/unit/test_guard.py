@@ -12,13 +12,13 @@ from contribution_logs import found
 
 from mamf.ceilings.ceiling import CONFIRM
 from mamf.cli import main
-from mamf.cli.guard_file import read_guard_file
+from mamf.cli.commands.guard import read_guard_file
 from mamf.errors import UsageError
 from mamf.kinds.registry import chart_of
-from mamf.logs.compare import Comparison, Pair, Side
+from mamf.logs.compare import Comparison, Pair
 from mamf.logs.entries import Entry, visited_entry
 from mamf.logs.guarding import Guarded, Judged, is_in_doubt, is_too_wide, outcome_of
-from mamf.logs.run_log import read_run_log
+from mamf.logs.run_log import RunLog, read_run_log
 from mamf.measurement import Measurement
 from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
 from mamf.regime_traits import BurstTraits
@@ -177,13 +177,14 @@ def test_products_are_guarded_too(run):
     ("line", "told"),
     [
         ('kernel = ["eager"]', "unknown key 'kernel' (did you mean 'kernels'?)"),
-        ("tolerance = 2", "tolerance: '2' is not a share between 0 and 1; write 0.3% or 0.003"),
-        ("rounds = 2", "rounds: rounds 2: it must be at least 3"),
+        ("tolerance = 2", "'2' is not a share between 0 and 1; write 0.3% or 0.003"),
+        ("rounds = 2", "rounds 2: it must be at least 3"),
         ('regimes = ["bursts"]', "unknown regime 'bursts' (did you mean 'burst'?)"),
-        ('flush = "no"', "flush: expected true or false, not 'no'"),
-        ("time_limit = 'soon'", "time_limit: 'soon' is not a duration"),
-        ("problem = 3", "problem: expected a table [problem], not 3"),
-        ("nonsense", "is not TOML: "),
+        ('flush = "no"', "field flush: true or false is due, not 'no'"),
+        ('regimes = "burst"', "field regimes: a list is due, not 'burst'"),
+        ("time_limit = 'soon'", "'soon' is not a duration"),
+        ("problem = 3", "field problem: an object is due, not 3"),
+        ("nonsense", "Expected '=' after a key"),
     ],
 )
 def test_what_is_wrong_with_a_file_is_said_in_a_line(tmp_path, line, told):
@@ -200,7 +201,7 @@ def test_what_is_wrong_with_a_file_is_said_in_a_line(tmp_path, line, told):
 def test_what_a_file_lacks_is_named(tmp_path, key):
     path = tmp_path / "guard.toml"
     path.write_text("\n".join(line for line in FILE.splitlines() if not line.startswith(key)))
-    with pytest.raises(UsageError, match=f"{key} missing"):
+    with pytest.raises(UsageError, match=f"field {key} is missing"):
         read_guard_file(path)
 
 
@@ -292,6 +293,12 @@ def test_a_row_is_doubted_until_fresh_visits_settle_it(visits, doubted):
     assert is_in_doubt(BASELINE, visits, 0.02) == doubted
 
 
+@pytest.mark.parametrize(("speed", "doubted"), [(0.95, True), (1.0, False), (1.05, False), (None, False)])
+def test_a_baseline_of_another_device_is_corrected_by_the_reference_that_both_measured(speed, doubted):
+    elsewhere = replace(BASELINE, device="card1", device_speed=speed)
+    assert is_in_doubt(elsewhere, [visit(1.0)], 0.02) == doubted
+
+
 def test_what_raised_the_doubt_does_not_confirm_it():
     now = visited_entry([visit(1.3), *fresh(1.0, 1.0, 1.0)])
     assert (now.rounds, now.tflops) == (3, pytest.approx(BASELINE.tflops))
@@ -321,7 +328,8 @@ def test_a_row_of_two_samples_is_undecided():
 
 
 def guarded_rows(*outcomes):
-    comparison = Comparison(*[Side("a.jsonl", {}, "complete")] * 2, (), (), ())
+    log = RunLog(Path("a.jsonl"), {})
+    comparison = Comparison(log, log, ("a.jsonl", "a.jsonl"), (), (), ())
     pair = Pair({}, BASELINE, BASELINE)
     rows = (Judged(BASELINE, outcome, None if outcome == "new" else pair) for outcome in outcomes)
     return Guarded(comparison, tuple(rows), 0.02, "")
@@ -408,15 +416,15 @@ def test_the_file_that_the_docs_show_is_one(tmp_path):
     docs = Path(__file__).resolve().parents[2] / "docs" / "guard.md"
     (tmp_path / "guard.toml").write_text(docs.read_text().partition("```toml\n")[2].partition("```")[0])
     file = read_guard_file(tmp_path / "guard.toml")
-    assert (file.tolerance, file.rounds, file.regimes) == (0.02, 9, ("burst",))
-    assert file.as_options()["set"] == ["direction=fwd,bwd"]
+    assert (file.tolerance, file.rounds, file.options["regime"]) == (0.02, 9, ["burst"])
+    assert file.options["set"] == ["direction=fwd,bwd"]
 
 
 def test_sustained_is_confirmed_by_visits_that_start_anew(guard):
     """A power controller stays in one of its states for as long as the card is loaded."""
     large = FILE.partition("[problem]")[0].replace("b4h16q2048k2048", "b16h16q16384k16384")
     large = large.replace("b4h16q4096k4096", "b16h16q8192k8192")
-    (guard.folder / "guard.toml").write_text(f'{large}regimes = "sustained"\nrounds = 3\n')
+    (guard.folder / "guard.toml").write_text(f'{large}regimes = ["sustained"]\nrounds = 3\n')
     rested = []
     usual = SimulatedBackend.sleep
     with pytest.MonkeyPatch.context() as patch:

@@ -587,4 +587,4 @@ def test_a_profile_is_not_compared(profile, tmp_path, capsys):
     with create_profile_log(path, "mamf profile train.py", "train.py") as log:
         write_profile(log, profile)
     assert main(["compare", str(path), str(path)]) == 2
-    assert "is a profile, which has no samples to compare" in capsys.readouterr().err
+    assert "a profile of a script; only 'mamf show'" in capsys.readouterr().err

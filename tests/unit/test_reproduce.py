@@ -1,4 +1,4 @@
-"""mamf reproduce: claims of logs and in words, verdicts with planted truth in virtual time, what explains them."""
+"""mamf reproduce: claims of logs and in words, and verdicts with planted truth in virtual time."""
 
 import io
 import json
@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from mamf.cli.commands.reproduce import _claim_in_words
 from mamf.engine.regimes import Classic
 from mamf.errors import RunLogError
 from mamf.logs.reproducing import claims_of_log, judge_claims
@@ -96,14 +95,6 @@ def test_an_equal_card_reproduces_a_log_and_show_says_the_same(run, sweep):
     assert plan.options.claims[0].step == read_run_log("sweep.jsonl").measurements[0].step
 
 
-def test_a_log_in_classic_is_reproduced_and_planned(run, sweep):
-    log = sweep("--regime", "classic")
-    code, out, _ = reproduced(run, log, "--dry-run")
-    assert (code, "time: about " in out or "time: at most " in out) == (0, True)
-    code, out, _ = reproduced(run, log)
-    assert (code, "\nreproduced: classic" in out or "\nundecided: classic" in out) == (0, True)
-
-
 @pytest.mark.parametrize(("share", "code", "verdict"), [(0.97, 3, "slower by more than 2 %"), (1.03, 0, "faster")])
 def test_a_card_that_is_3_percent_off_is_found(run, sweep, world, share, code, verdict):
     sweep()
@@ -123,54 +114,10 @@ def test_a_loss_within_the_tolerance_is_called_slower_and_is_no_failure(run, swe
 
 
 def test_a_claim_that_was_rounded_too_far_cannot_be_decided(run):
-    code, out, _ = reproduced(run, "--claim", f"0.8 PFLOPS simulated.mm {SHAPE}")
+    code, out, _ = reproduced(run, "--claim", f"806 TFLOPS simulated.mm {SHAPE}", "--tolerance", "0.1%")
     assert (code, "\nundecided: burst" in out) == (0, True)
     assert "its interval is its rounding" in out
     assert "the claims name no device or software" in out
-
-
-def test_a_claim_measured_with_zeros_is_explained(run, sweep, world):
-    world(data_cost=0.05)
-    sweep("--data", "zeros", name="zeros.jsonl")
-    rate = read_run_log("zeros.jsonl").measurements[0].best_rate
-    code, out, _ = reproduced(run, "--claim", f"{rate:.1f} TFLOPS simulated.mm {SHAPE}", "--explain")
-    assert (code, "; matches: data zeros\n" in out) == (3, True)
-
-
-def test_a_claim_measured_in_burst_without_flushes_is_explained(run, world):
-    world(cache_gain=0.05)
-    kernel = ["--kernel", "mine-1", "--shapes", "b4h16q2048k2048d128"]
-    assert run("sweep", "--operation", "attention", *DEVICE, *kernel, "--no-flush", "--output", "warm.jsonl")[0] == 0
-    rate = read_run_log("warm.jsonl").measurements[0].best_rate
-    claim = f"{rate:.1f} TFLOPS mine-1 b4h16q2048d128"
-    code, out, _ = reproduced(run, "--claim", claim, "--explain")
-    assert (code, "; matches: caches warm\n" in out) == (3, True)
-    assert "\nreproduced: burst" in run("reproduce", "warm.jsonl", *DEVICE)[1], "a log says that its caches were warm"
-
-
-def test_a_sustained_figure_called_a_burst_is_explained_and_another_figure_is_not(run, sweep):
-    sweep("--regime", "sustained")
-    rate = read_run_log("sweep.jsonl").measurements[0].best_rate
-    claims = [f"{rate:.1f} TFLOPS simulated.mm {SHAPE}", f"1234 TFLOPS simulated.mm {SHAPE}"]
-    _, out, _ = reproduced(run, "--claim", *claims, "--explain")
-    first, second = (line for line in out.splitlines() if " claimed, " in line)
-    assert "sustained" in first.partition("; matches: ")[2]
-    assert "; no other setting matches, nearest is " in second
-
-
-def test_an_ambiguous_name_is_measured_as_each_kernel(run):
-    claim = ["--claim", "571 TFLOPS mine b1h16q16384d128c"]
-    code, _, err = reproduced(run, *claim)
-    assert (code, "mine may be mine-1, mine-2: name one, or add --explain" in err) == (2, True)
-    rate = 0.6 / 0.7 * _rate_of(run, "mine-1")
-    claim = ["--claim", f"{rate:.1f} TFLOPS mine b1h16q16384d128c"]
-    _, out, _ = reproduced(run, *claim, "--explain")
-    assert "; matches: kernel mine-2" in out, "the closest comes first"
-
-
-def _rate_of(run, kernel):
-    run("reproduce", "--claim", f"1 TFLOPS {kernel} b1h16q16384d128c", *DEVICE, "--output", "rate.jsonl")
-    return read_run_log("rate.jsonl").measurements[0].best_rate
 
 
 def test_a_log_names_whole_kernels_and_one_without_this_kernel_is_not_measured_by_another(run, sweep):
@@ -185,12 +132,7 @@ def test_a_classic_log_is_reproduced_and_its_dry_run_counts_the_warm_up(run, swe
     code, out, _ = reproduced(run, log, "--dry-run")
     assert (code, "time: about 31 s" in out) == (0, True)
     code, out, _ = reproduced(run, log)
-    assert (code, "\nundecided: classic, bfloat16" in out) == (0, True), "runs in classic differ by several percent"
-
-
-def test_a_way_of_checking_is_no_regime_of_a_claim(run):
-    code, _, err = run("reproduce", "--claim", f"806 TFLOPS simulated.mm {SHAPE} spaced", *DEVICE)
-    assert (code, "names 2 kernels" in err) == (2, True)
+    assert (code, "\nundecided: classic, bfloat16" in out) == (0, True), "classic scatters by more than the tolerance"
 
 
 def test_a_dry_run_names_the_rows_and_measures_nothing(run, sweep):
@@ -250,25 +192,16 @@ def test_the_best_of_many_rows_needs_a_larger_loss_to_be_called_slower(run, swee
 
 
 def test_a_printed_figure_scatters_as_a_run_does_and_by_its_rounding(run):
-    reproduced(run, "--claim", f"806 TFLOPS simulated.mm {SHAPE}", f"0.81 PFLOPS simulated.mm {SHAPE}")
+    reproduced(run, "--claim", f"806 TFLOPS simulated.mm {SHAPE}", f"806.0 TFLOPS simulated.mm {SHAPE}")
     log = read_run_log("here.jsonl")
-    fine, coarse = judge_claims(log.plan.options, log.measurements)
-    assert (fine.claim.interval, coarse.claim.interval) == (Interval(805.5, 806.5, 1.0), Interval(805.0, 815.0, 1.0))
+    coarse, fine = judge_claims(log.plan.options, log.measurements)
+    assert (fine.claim.interval, coarse.claim.interval) == (Interval(805.95, 806.05, 1.0), Interval(805.5, 806.5, 1.0))
     assert fine.pair.a.error.own > fine.pair.b.error.own
     assert coarse.pair.interval.half_width > fine.pair.interval.half_width
 
 
 def test_a_shape_of_as_many_keys_as_queries_is_read_without_the_keys():
     assert AttentionShape.parse("b1h16q4096d128c") == AttentionShape.parse("b1h16q4096k4096d128c")
-
-
-def test_a_log_of_mamf_finder_is_reproduced_in_classic(run, library_logs, monkeypatch):
-    monkeypatch.setattr(SimulatedMatmul, "is_default", True)
-    assert run("import", str(library_logs / "finder.txt"), "--output-folder", ".")[0] == 0
-    (path,) = Path().glob("*finder*.jsonl")
-    code, _, _ = reproduced(run, str(path), "--kernel", "simulated.mm")
-    assert code in (0, 3)
-    assert {row.regime for row in read_run_log("here.jsonl").measurements} == {"classic"}
 
 
 # -- interruptions -----------------------------------------------------------------------------------------------------
@@ -288,16 +221,13 @@ def test_ctrl_c_gives_the_best_so_far_and_resume_does_the_rest(run, sweep, on_la
     assert run("reproduce", "--resume", "here.jsonl", *DEVICE)[1].count("\nreproduced: ") == 2
 
 
-def test_other_claims_than_the_log_has_are_refused(run, sweep):
+def test_a_resumed_run_has_the_claims_and_the_tolerance_of_its_log(run, sweep):
     reproduced(run, sweep())
-    code, _, err = run("reproduce", "--resume", "here.jsonl", "--explain", *DEVICE)
+    code, _, err = run("reproduce", "--resume", "here.jsonl", "--tolerance", "1%", *DEVICE)
     assert (code, "contradicts here.jsonl" in err) == (2, True)
-    assert run("reproduce", "--resume", "here.jsonl", "sweep.jsonl", *DEVICE)[0] == 0
-    Path("folder").mkdir()
-    sweep(shapes=("4096x4096x4096",), name="folder/sweep.jsonl")
-    for other in (["--claim", "1 TFLOPS simulated.mm 8x8x8"], ["folder/sweep.jsonl"]):
+    for other in (["--claim", "1 TFLOPS simulated.mm 8x8x8"], ["sweep.jsonl"]):
         code, _, err = run("reproduce", "--resume", "here.jsonl", *other, *DEVICE)
-        assert (code, "here.jsonl holds other claims, of sweep.jsonl" in err) == (2, True)
+        assert (code, "name one thing to reproduce" in err) == (2, True)
 
 
 def test_results_say_in_a_line_that_reproductions_are_not_collected(run, sweep):
@@ -314,23 +244,21 @@ def test_results_say_in_a_line_that_reproductions_are_not_collected(run, sweep):
 @pytest.mark.parametrize(
     ("claim", "told"),
     [
-        ("simulated.mm 8x8x8", "names 0 rates: write one above 0, such as 1613 TFLOPS"),
-        ("1 TFLOPS 2 TFLOPS simulated.mm 8x8x8", "names 2 rates"),
-        ("0 TFLOPS simulated.mm 8x8x8", "names 0 rates: write one above 0"),
-        ("-5 TFLOPS simulated.mm 8x8x8", "names 0 rates"),
-        ("5±1 TFLOPS simulated.mm 8x8x8", "names 0 rates"),
-        ("1,6 PFLOPS simulated.mm 8x8x8", "names 0 rates"),
-        ("1 TFLOPS simulated.mm", "names 0 shapes: write one shape"),
-        ("1 TFLOPS 8x8x8", "names 0 kernels: write one kernel"),
-        ("1 TFLOPS simulated.mm 8x8", "names 2 kernels: write one kernel, not simulated.mm and 8x8"),
-        ("1 TFLOPS simulated.mm 8x8x8 burst sustained", "names 2 regimes"),
+        ("simulated.mm 8x8x8", "is no claim: write RATE TFLOPS KERNEL SHAPE FIELDS, such as 1613 TFLOPS"),
+        ("0 TFLOPS simulated.mm 8x8x8", "is no claim"),
+        ("-5 TFLOPS simulated.mm 8x8x8", "is no claim"),
+        ("5±1 TFLOPS simulated.mm 8x8x8", "is no claim"),
+        ("1 TFLOPS simulated.mm", "is no claim"),
+        ("1 TFLOPS simulated.mm 8x8", "no operation has a shape '8x8'"),
+        ("1 TFLOPS simulated.mm 8x8x8 burst sustained", "unknown field of matmul 'regime'"),
+        ("1 TFLOPS simulated.mm 8x8x8 spaced", "unknown dtype 'spaced'"),
         ("1 TFLOPS simulated.mn 8x8x8", "unknown kernel 'simulated.mn' (did you mean 'simulated.mm'?)"),
         ("1 TFLOPS simulated.mm 8x8x8 layout=up", "unknown layout 'up'"),
         ("1 TFLOPS simulated.mm 8x8x8 lay=nt", "unknown field of matmul 'lay'"),
-        ("1 GB/s simulated.mm 8x8x8", "the rate of matmul is in TFLOPS"),
+        ("1 TB/s simulated.mm 8x8x8", "the rate of matmul is in TFLOPS"),
         ("1 TFLOPS os:system 8x8x8", "--kernel os:system names a class you trust"),
-        (f"1 TFLOPS simulated.mm 8x8x8 {'x' * 600}", "rates: write one"),
-        ("1 TFLOPS \x1b[31m\n 8x8x8", "unknown kernel '\\x1b[31m'"),
+        (f"1 TFLOPS simulated.mm 8x8x8 {'x' * 600}", "is no claim"),
+        ("1 TFLOPS \x1b[31m 8x8x8", "unknown kernel '\\x1b[31m'"),
     ],
 )
 def test_a_bad_claim_is_refused_in_a_line(run, claim, told):
@@ -339,12 +267,6 @@ def test_a_bad_claim_is_refused_in_a_line(run, claim, told):
     assert told in err
     assert "\x1b" not in err
     assert not Path("here.jsonl").exists()
-
-
-@pytest.mark.parametrize("rate", ["1613.5 TFLOPS", "1,613.5 TFLOPS", "1.6135 PFLOP/s", "1,613,500 gflops"])
-def test_a_rate_is_read_as_papers_write_it(rate):
-    claim = _claim_in_words(f"{rate} torch.mm 8x8x8")[1]
-    assert claim.rate == pytest.approx(1613.5)
 
 
 def test_nothing_and_two_things_are_refused(run, sweep):
@@ -376,7 +298,6 @@ def test_a_kernel_by_path_is_named_on_the_command_line(run):
     ("old", "new"),
     [
         ('"degrees": 8', '"degrees": 9223372036854775806'),
-        ('"statistic": ""', '"statistic": "interval"'),
         ('"rate": 8', '"rate": -8'),
         ('"source": "sweep.jsonl"', '"source": 7'),
         ('"shape": "8192x8192x8192"', '"shape": "8192"'),

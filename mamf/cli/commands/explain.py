@@ -5,10 +5,11 @@ kind of data, and in sustained on normal data.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from mamf.backend import Backend
 from mamf.ceilings.ceiling import Ceiling
@@ -18,7 +19,7 @@ from mamf.cli.printing import note_stream
 from mamf.cli.session import measure
 from mamf.cli.terminal import say, warn
 from mamf.errors import UsageError
-from mamf.kernel import DATA, AnyKernel
+from mamf.kernel import DATA
 from mamf.kinds.kind import Drawing
 from mamf.kinds.registry import kind_of
 from mamf.logs.found import cached_ceiling
@@ -27,11 +28,12 @@ from mamf.operations.matmul.operation import problem_for
 from mamf.operations.matmul.selection import installed_kernel, kernel_for
 from mamf.plans import EXPLAIN, MATMUL, Plan
 from mamf.plugins.discovery import operation
-from mamf.plugins.selection import choose_kernels
 from mamf.regime_names import BURST, CEILINGS
 from mamf.report.charts.plotting import draw, exists, file_type, save
 
 _SECONDS = 30.0
+#: Problem, shape and kernel of the product to explain, the kernel by its name on the command line.
+Product = tuple[Any, Any, str]
 
 
 def run(options: argparse.Namespace) -> int:
@@ -44,27 +46,17 @@ def run(options: argparse.Namespace) -> int:
     return measure(options, partial(ExplainSession, operation(MATMUL), options))
 
 
-class Product(NamedTuple):
-    """The product to explain; ``kernel``: by the name on the command line."""
-
-    problem: Any
-    shape: Any
-    kernel: str
-
-
 class ExplainSession(KernelsSession):
     """Measures a few rows of one product and explains its gap to the datasheet."""
 
     kind = EXPLAIN
 
-    def opened_kernels(self) -> list[tuple[str, AnyKernel]]:
-        before, options = self.before, self.options
-        if before is None:
-            self.product = product_of(options, self.backend)
-            return choose_kernels(self.of, self.backend, [self.product.kernel])
-        problem = problem_for(self.backend, options.dtype) if options.dtype else before.problem
-        self.product = Product(problem, options.shape or before.shapes[0], before.kernels[0])
-        return super().opened_kernels()
+    @cached_property
+    def product(self) -> Product:
+        return product_of(self.options, self.backend)
+
+    def asked_kernels(self) -> Sequence[str]:
+        return [self.product[2]]
 
     def new_plan(self) -> Plan:
         problem, shape, kernel = self.product
@@ -91,7 +83,7 @@ def product_of(options: argparse.Namespace, backend: Backend) -> Product:
         return _winner(_ceiling_of(options.ceiling, options.dtype, backend), asked)
     problem = problem_for(backend, options.dtype)
     if options.shape:
-        return Product(problem, options.shape, asked or kernel_for(backend, problem).name)
+        return problem, options.shape, asked or kernel_for(backend, problem).name
     before = cached_ceiling(backend.info, problem, BURST)
     if before is None:
         raise UsageError(f"no find of {problem.dtype} on this device is known: run 'mamf find', or name a --shape")
@@ -111,6 +103,4 @@ def _ceiling_of(path: Path, dtype: str | None, backend: Backend) -> Ceiling:
 
 
 def _winner(ceiling: Ceiling, asked: str | None) -> Product:
-    return Product(
-        replace(ceiling.problem, data=DATA[0]), ceiling.shape, asked or installed_kernel(ceiling.kernel).name
-    )
+    return replace(ceiling.problem, data=DATA[0]), ceiling.shape, asked or installed_kernel(ceiling.kernel).name

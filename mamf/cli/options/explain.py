@@ -19,7 +19,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add(product, "--shape", default_text="the winner of the find")
     add(product, "--dtype", nargs=None)
     add(product, "--kernel", nargs=1, default_text="the winner's, or the library's")
-    add(product, "--anyway")
     add_run_options(parser, budget="30s")
     add_device_options(parser)
     add(parser, "--picture", "--overwrite")

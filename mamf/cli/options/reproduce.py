@@ -9,7 +9,6 @@ from mamf.cli.options.values import share
 
 EXAMPLES = """examples:
   mamf reproduce results/nvidia-h200/LOG.jsonl                 the best row of each problem and regime
-  mamf reproduce LOG.jsonl --explain                           and the setting that explains a difference
   mamf reproduce --claim "1613 TFLOPS flash-attn-4 b1h16q16384d128c fwd"
   mamf reproduce https://example.org/LOG.jsonl --top 5         a log on the web, five rows of each
   mamf reproduce LOG.jsonl --kernel my_package.kernels:Mine    a kernel by path must be named here
@@ -18,16 +17,13 @@ docs/reproducing.md says how it decides.
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("source", nargs="?", metavar="LOG", help="run log, also of mamf-finder, or its https address")
-    parser.add_argument(
-        "--claim", nargs="+", metavar="TEXT", help="claims in words: rate, kernel, shape, dtype, regime"
-    )
+    parser.add_argument("source", nargs="?", metavar="LOG", help="run log, or its https address")
+    parser.add_argument("--claim", nargs="+", metavar="TEXT", help="claims in words: rate, kernel, shape, then fields")
     add(parser, "--top", default=1, help="claims of a log: best rows of each problem and regime, or 'all' (default: 1)")
-    parser.add_argument("--explain", action="store_true", help="measure what is not reproduced in other settings too")
     parser.add_argument(
         "--tolerance", type=share, metavar="SHARE", help="share that counts as reproduced (default: 2%%)"
     )
     add(parser, "--kernel", default_text="those of the log that are installed")
     add_device_options(parser)
-    add_run_options(parser, budget="57s, 2m with --explain")
+    add_run_options(parser, budget="57s")
     add(parser, "--format", "--wide")

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mamf.ceilings.explanation import WaterfallStep, rank_bursts
 from mamf.errors import UsageError
 from mamf.measurement import Measurement
 from mamf.report.charts.chart import machine
+from mamf.report.explanation import WaterfallStep, rank_bursts
 
 
 @dataclass(frozen=True)

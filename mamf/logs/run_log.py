@@ -47,10 +47,7 @@ _WITHOUT_SAMPLES = {
         "an imported log of mamf-finder, without samples; only 'mamf show', 'compare', 'plot', 'report' and 'results' "
         "read it"
     ),
-    "profile": (
-        "a profile of a script; only 'mamf show', 'compare', 'plot' and 'roofline' read it, and results/ does not "
-        "collect it"
-    ),
+    "profile": "a profile of a script; only 'mamf show' and 'mamf report' read it, and results/ does not collect it",
 }
 
 

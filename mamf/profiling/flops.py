@@ -44,7 +44,7 @@ def flop_of(event: Event) -> int | None:
 
 def dtype_of(event: Event) -> str:
     """mamf's name of the dtype that an operation multiplies; torch's if mamf has no name for it."""
-    operand = FIRST_OPERAND.get(event.name, 0)
+    operand = _FIRST_OPERAND.get(event.name, 0)
     recorded = event.dtypes[operand] if len(event.dtypes) > operand else ""
     return DTYPES.get(recorded, recorded or "unknown")
 
@@ -113,11 +113,6 @@ def _attention(causal: int, first: int = 0, count: float = 1.0) -> Callable[[_Sh
 
 
 _BACKWARD = BACKWARD_COUNTS["hardware"]
-#: Products of matrices as libraries compute them.
-PRODUCTS = frozenset(
-    f"aten::{name}"
-    for name in ("mm", "bmm", "addmm", "addmm_", "baddbmm", "baddbmm_", "_int_mm", "_scaled_mm", "_addmm_activation")
-)
 _FORMULAS: Mapping[str, Callable[[_Shapes, Sequence[str]], int]] = {
     "aten::mm": _product(0),
     "aten::bmm": _product(0),
@@ -152,4 +147,4 @@ _FORMULAS: Mapping[str, Callable[[_Shapes, Sequence[str]], int]] = {
     "aten::_scaled_dot_product_cudnn_attention_backward": _attention(14, 1, _BACKWARD),
 }
 #: Operations whose first operand is not the first argument.
-FIRST_OPERAND = {name: 1 for name in _FORMULAS if "add" in name or name.endswith("attention_backward")}
+_FIRST_OPERAND = {name: 1 for name in _FORMULAS if "add" in name or name.endswith("attention_backward")}

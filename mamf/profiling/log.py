@@ -1,4 +1,4 @@
-"""A profile as a run log of tier ``profile``: a record for each class, kernel, gap, part of memory, ceiling; a summary.
+"""A profile as a run log of tier ``profile``: a record for each class, module, kernel, part of memory; a summary.
 
 A profile has no samples, so it is not a measurement: rankings, comparisons and result tables ignore it.
 """
@@ -20,9 +20,8 @@ from mamf.logs.run_log import MALFORMED, describe_error, why_unreadable
 from mamf.logs.validator import ANY_NAME, Nullable, require
 from mamf.logs.writer import RunLogWriter
 from mamf.machine.environment import describe_environment, tool_version
-from mamf.operations.matmul.shapes import MatmulShape
-from mamf.profiling.breakdown import ClassRow, ProductRow
-from mamf.profiling.profile import GapRow, KernelRow, MemoryRow, Profile
+from mamf.profiling.breakdown import ClassRow
+from mamf.profiling.profile import KernelRow, MemoryRow, Profile
 
 TIER = "profile"
 _HEADER = {"schema": int, "tool": {}, "command": str, "started": str, "script": str, "environment": {}}
@@ -30,11 +29,9 @@ _HEADER = {"schema": int, "tool": {}, "command": str, "started": str, "script": 
 _RECORDS: Mapping[str, tuple[str, type]] = {
     "profile": ("classes", ClassRow),
     "kernel": ("kernels", KernelRow),
-    "gap": ("gaps", GapRow),
     "memory": ("memory", MemoryRow),
     "known_ceiling": ("ceilings", KnownCeiling),
     "module": ("modules", ClassRow),
-    "product": ("products", ProductRow),
 }
 _FIELDS: Mapping[object, Any] = {
     float | None: Nullable(float),
@@ -94,7 +91,7 @@ def read_profile_or_none(path: Path) -> tuple[str, Profile] | None:
             record = parse_record(line)
             if record["record"] == "summary":
                 profile, rows = _profile(rows, record), defaultdict(list)
-            else:
+            elif record["record"] in _RECORDS:
                 _add(rows, record)
         if profile is None:
             raise ValueError("the log has no summary: mamf was killed while it wrote it")
@@ -104,8 +101,6 @@ def read_profile_or_none(path: Path) -> tuple[str, Profile] | None:
 
 
 def _add(rows: dict[str, list[Any]], record: dict[str, Any]) -> None:
-    if record["record"] not in _RECORDS:
-        raise ValueError(f"a record {record['record']!r} in a profile")
     field, kind = _RECORDS[record["record"]]
     require(record, _schema(kind))
     rows[field].append(kind(**{name: record[name] for name in _schema(kind)}))
@@ -115,7 +110,5 @@ def _profile(rows: Mapping[str, list[Any]], summary: dict[str, Any]) -> Profile:
     require(summary, _schema(Profile))
     if not all(summary[name] is None or summary[name] > 0 for name in ("seconds", "steps", "unprofiled_step_seconds")):
         raise ValueError("a profile of no step")
-    if not all(MatmulShape.parse(row.shape) and row.seconds > 0 for row in rows.get("products", ())):
-        raise ValueError("a product that took no time")
     known: dict[str, Any] = {name: summary[name] for name in _SUMMARY_FIELDS} | {"notes": tuple(summary["notes"])}
     return Profile(**known | {field: tuple(rows.get(field, ())) for field, _ in _RECORDS.values()})

@@ -17,14 +17,14 @@ from mamf.report.formats import FORMATS
 
 
 def row(name, visible, hidden=0.0):
-    return ClassRow(name, 0.0, visible, hidden, 1, {}, 0.0)
+    return ClassRow(name, visible, hidden, 1)
 
 
 def rank(matmul, exposed, idle, hidden=0.0):
     """Two steps, of these ms each."""
     rows = [row("matmul", 2e-3 * matmul), row(COMMUNICATION, 2e-3 * exposed, 2e-3 * hidden), row(IDLE, 0.0)]
     step = 1e-3 * (matmul + exposed + idle)
-    return Profile(2 * step, 2, "NVIDIA H200", True, tuple(rows), (), (), unprofiled_step_seconds=step)
+    return Profile(2 * step, 2, "NVIDIA H200", True, tuple(rows), unprofiled_step_seconds=step)
 
 
 #: Rank 1 computes for longest: the others wait for it in their communication.
@@ -52,9 +52,6 @@ def test_the_rank_with_most_time_of_its_own_is_the_straggler():
         "hidden": [5, 9, 0],
         "idle": [0, 2, 0.5],
     }
-    matmul = told["classes"][0]
-    assert [round(1e3 * matmul[f"{name}_seconds"]) for name in ("least", "median", "most")] == [79, 80, 95]
-    assert matmul["slowest_rank"] == 1
     text = FORMATS["table"](ranks_document(RANKS), None)
     assert "stragglers: rank 1; rank 1 takes 17.50 ms more" in text
     assert "3 x NVIDIA H200" in text
@@ -65,7 +62,6 @@ def test_waiting_that_the_profiler_adds_is_no_part_of_the_step():
     waited = replace(rank(80, 60, 0), unprofiled_step_seconds=0.1)
     told = json.loads(FORMATS["json"](ranks_document({**RANKS, 0: ("train.py", waited)}), None))
     assert [round(1e3 * told["ranks"][0][f"{name}_seconds"]) for name in ("step", "own", "exposed")] == [100, 80, 20]
-    assert round(1e3 * told["classes"][1]["most_seconds"], 1) == 20.5
 
 
 def test_ranks_that_differ_by_little_have_no_straggler():

@@ -12,7 +12,6 @@ from mamf.cli.reading import as_file, read_log
 from mamf.errors import UsageError
 from mamf.logs.compare import compare
 from mamf.logs.legacy import FinderRun, read_legacy_or_none
-from mamf.profiling.log import read_profile_or_none
 from mamf.report.comparison import comparison_document
 from mamf.report.imported import beside_document, shown_log, shown_run
 
@@ -27,9 +26,6 @@ def run(options: argparse.Namespace) -> int:
     sides = (options.logs[:1], options.logs[1:]) if options.against is None else (options.logs, options.against)
     with ExitStack() as opened:
         files = [[opened.enter_context(as_file(path)) for path in side] for side in sides]
-        for path in (path for side in files for path in side):
-            if read_profile_or_none(path):
-                raise UsageError(f"{path} is a profile, which has no samples to compare: read it with 'mamf show'")
         imported = [read_legacy_or_none(path) for side in files for path in side]
         if any(imported):
             return _print_beside(options, [path for side in files for path in side], imported)

@@ -98,8 +98,7 @@ def _profile(options: argparse.Namespace, program: script.Program, folder: Path)
     memory = None if options.memory is None else MemoryWatch(options.memory)
     ranges = ModuleRanges(lambda: opened(_device(options))) if options.nvtx else None
     watches = [each for each in (memory, ranges, ModuleRanges(in_trace)) if each is not None]
-    say = str if running.rank() else warn  # a line, not one per rank
-    profiler = running.StepProfiler(options.steps, options.warmup, watches, stop=options.stop, say=say)
+    profiler = running.StepProfiler(options.steps, options.warmup, watches, stop=options.stop)
     if running.rank() and options.ranks == "first":  # it ends with the first
         return running.profile_program(program, profiler, options.calls)
     with _reporting(options, Path(program.name).name) as report:

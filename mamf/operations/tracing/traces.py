@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import gzip
 import json
-import re
 import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,19 +17,14 @@ from mamf.operations.tracing.events import ON_DEVICE, Event, Kind, Trace
 STEP_MARK = "mamf: step"
 _STEP_OF_PROFILER = "ProfilerStep#"
 _ANNOTATION_OF_DEVICE = "gpu_user_annotation"
-#: Kinds by category, in traces of today, early ones, and those of MTIA devices.
 _KINDS: Mapping[str, Kind] = {
-    **dict.fromkeys(("kernel", "Kernel", "mtia_ccp_events"), "kernel"),
-    **dict.fromkeys(("gpu_memcpy", "Memcpy", "gpu_memset", "Memset"), "copy"),
-    **dict.fromkeys(("cpu_op", "Operator"), "operation"),
-    **dict.fromkeys((f"{vendor}_runtime" for vendor in ("cuda", "xpu", "mtia", "privateuse1")), "runtime"),
-    **dict.fromkeys(("cuda_driver", "xpu_driver", "privateuse1_driver", "Runtime"), "runtime"),
+    "kernel": "kernel",
+    **dict.fromkeys(("gpu_memcpy", "gpu_memset"), "copy"),
+    "cpu_op": "operation",
+    **dict.fromkeys((f"{vendor}_runtime" for vendor in ("cuda", "xpu", "privateuse1")), "runtime"),
+    **dict.fromkeys((f"{vendor}_driver" for vendor in ("cuda", "xpu", "privateuse1")), "runtime"),
     "user_annotation": "annotation",
 }
-#: Events of MTIA's queues that are no work: a stream waits for an event of another, or records one.
-_NO_WORK = frozenset({"event_wait", "event_record"})
-_COPY_OF_MTIA = "dma_request"
-_RANK = re.compile(r"(?:rank|worker)[-_]?(\d+)")
 _GRAPH_LAUNCH = "GraphLaunch"
 _BACKWARD_NODE = "autograd::engine::evaluate_function"
 # Times are rounded to the nanosecond, so a call may appear to end after its caller.
@@ -67,32 +60,25 @@ def content_of(path: Path) -> bytes:
 
 
 def read_ranks(folder: Path) -> Iterator[Trace]:
-    """Read the traces of a run's ranks (.json, .json.gz) in a folder one by one, each with its ``rank``: as the trace
-    says, else its file's name (rank3, worker-3). Raises UsageError for no trace, other files, two traces from one rank
-    and a trace from an unknown rank.
+    """Read the traces of a run's ranks (.json, .json.gz) in a folder one by one. Raises UsageError for no trace, other
+    files, two traces from one rank and a trace that does not say its rank.
     """
     found: dict[int, Path] = {}
     for path in sorted(each for each in folder.glob("*.json*") if each.name.endswith((".json", ".json.gz"))):
         trace = read_chrome_trace(path)
-        number = _RANK.search(path.name)
-        rank = int(number[1]) if trace.rank is None and number else trace.rank
-        if rank is None:
-            raise UsageError(f"{path} does not say which rank it is from: name it rank0.json, for example")
-        if rank in found:
-            raise UsageError(f"{found[rank]} and {path} are both from rank {rank}: leave one trace per rank")
-        found[rank] = path
-        yield replace(trace, rank=rank)
+        if trace.rank is None:
+            raise UsageError(f"{path} does not say which rank it is from: profile a script that uses torch.distributed")
+        if trace.rank in found:
+            raise UsageError(f"{found[trace.rank]} and {path} are both from rank {trace.rank}: leave one of them out")
+        found[trace.rank] = path
+        yield trace
     if not found:
         raise UsageError(f"{folder} holds no trace (.json, .json.gz)")
 
 
 def _trace(trace: Mapping[str, Any]) -> Trace:
     timed = [each for each in trace["traceEvents"] if each.get("ph") == "X"]
-    raw = [
-        each
-        for each in timed
-        if each.get("cat") in _KINDS and not (each["cat"] == "mtia_ccp_events" and each["name"] in _NO_WORK)
-    ]
+    raw = [each for each in timed if each.get("cat") in _KINDS]
     if not raw:
         raise ValueError("no events")
     origin = min(each["ts"] for each in raw)
@@ -113,8 +99,7 @@ def _trace(trace: Mapping[str, Any]) -> Trace:
 
 
 def _device_of(raw: _Raw) -> str:
-    """Its number; MTIA devices are processes."""
-    return str(raw.get("args", {}).get("device", raw.get("pid")))
+    return str(raw.get("args", {}).get("device"))
 
 
 def _notes(replayed: int, kernels: int) -> tuple[str, ...]:
@@ -135,13 +120,12 @@ class _Host:
 def _of_host(raw: Iterable[_Raw], origin: float) -> _Host:
     """Derive callers from nesting: an event within another on the same thread was called by it."""
     host = _Host()
-    open_calls: dict[str, list[Event]] = defaultdict(list)
+    open_calls: dict[Any, list[Event]] = defaultdict(list)
     forward: dict[int, Event] = {}
     for each in sorted(raw, key=lambda each: (each["ts"], -each["dur"])):
         arguments = each.get("args", {})
-        lane = f"{each['pid']}/{each['tid']}"
         begun, ended = _interval(each, origin)
-        stack = open_calls[lane]
+        stack = open_calls[each["pid"], each["tid"]]
         while stack and stack[-1].ended < ended - _ROUNDING:
             stack.pop()
         sequence, is_backward = arguments.get("Sequence number"), each["name"].startswith(_BACKWARD_NODE)
@@ -150,11 +134,9 @@ def _of_host(raw: Iterable[_Raw], origin: float) -> _Host:
             kind=_KINDS[each["cat"]],
             begun=begun,
             ended=ended,
-            lane=lane,
             parent=stack[-1] if stack else None,
             forward=forward.get(sequence) if is_backward else None,
-            dimensions=arguments.get("Input Dims", arguments.get("Input dims", ())),
-            strides=arguments.get("Input Strides", ()),
+            dimensions=arguments.get("Input Dims", ()),
             dtypes=arguments.get("Input type", ()),
             values=arguments.get("Concrete Inputs", ()),
         )
@@ -173,14 +155,13 @@ def _of_device(raw: _Raw, origin: float, host: _Host, replays: set[Any]) -> Even
     """A kernel or copy with the call that launched it; None for replayed ones, where a call launches a whole graph."""
     arguments = raw.get("args", {})
     correlation = arguments.get("correlation")
-    external = arguments.get("External id", arguments.get("external id"))
-    parent = host.by_correlation.get(correlation) or host.by_external_id.get(external)
+    begun, ended = _interval(raw, origin)
+    parent = host.by_correlation.get(correlation) or host.by_external_id.get(arguments.get("External id"))
     return Event(
         name=str(raw["name"]),
-        kind="copy" if raw["name"] == _COPY_OF_MTIA else _KINDS[raw["cat"]],
-        begun=_interval(raw, origin)[0],
-        ended=_interval(raw, origin)[1],
-        lane=f"{_device_of(raw)}/{arguments.get('stream')}",
+        kind=_KINDS[raw["cat"]],
+        begun=begun,
+        ended=ended,
         parent=None if correlation in replays else parent,
     )
 

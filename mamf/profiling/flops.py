@@ -59,10 +59,6 @@ def _product(first: int) -> Callable[[_Shapes, Sequence[str]], int]:
     return lambda shapes, values: product_flop(shapes[first], shapes[first + 1])
 
 
-def _matrix_vector(first: int) -> Callable[[_Shapes, Sequence[str]], int]:
-    return lambda shapes, values: 2 * math.prod(shapes[first])
-
-
 def _linear(shapes: _Shapes, values: Sequence[str]) -> int:
     """(..., K) by a weight (N, K)."""
     weight = shapes[1]
@@ -126,10 +122,6 @@ _FORMULAS: Mapping[str, Callable[[_Shapes, Sequence[str]], int]] = {
     "aten::baddbmm": _product(1),
     "aten::baddbmm_": _product(1),
     "aten::addbmm": _product(1),
-    "aten::mv": _matrix_vector(0),
-    "aten::addmv": _matrix_vector(1),
-    "aten::addmv_": _matrix_vector(1),
-    "aten::dot": _matrix_vector(0),
     "aten::linear": _linear,
     "aten::mkldnn_linear": _linear,
     "mkldnn::_linear_pointwise": _linear,

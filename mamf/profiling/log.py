@@ -50,8 +50,8 @@ def _schema(kind: type) -> dict[str, Any]:
     return {name: _FIELDS.get(types[name], types[name]) for name in names}
 
 
-def create_profile_log(path: Path, command: str, script: str) -> RunLogWriter:
-    """Start a log, before the script runs. Raises UsageError when the file exists or cannot be made."""
+def write_profile(path: Path, command: str, script: str, profile: Profile) -> None:
+    """Raises UsageError when the file exists or cannot be made."""
     header = {
         "tier": TIER,
         "tool": tool_version(),
@@ -60,15 +60,11 @@ def create_profile_log(path: Path, command: str, script: str) -> RunLogWriter:
         "script": script,
         "environment": describe_environment(),
     }
-    return RunLogWriter.create(path, header)
-
-
-def write_profile(writer: RunLogWriter, profile: Profile) -> None:
-    """Also in place of one that the log has, which knew less. Raises RunLogWriteError when it cannot be written."""
-    for record, (field, _) in _RECORDS.items():
-        for row in getattr(profile, field):
-            writer.write(record, asdict(row))
-    writer.write("summary", {name: getattr(profile, name) for name in _SUMMARY_FIELDS})
+    with RunLogWriter.create(path, header) as writer:
+        for record, (field, _) in _RECORDS.items():
+            for row in getattr(profile, field):
+                writer.write(record, asdict(row))
+        writer.write("summary", {name: getattr(profile, name) for name in _SUMMARY_FIELDS})
 
 
 def read_profile_or_none(path: Path) -> tuple[str, Profile] | None:
@@ -82,28 +78,20 @@ def read_profile_or_none(path: Path) -> tuple[str, Profile] | None:
         return None
     if why := why_unreadable(path, header.get("schema")):
         raise RunLogError(why)
-    number = 1
+    number, rows = 1, defaultdict[str, list[Any]](list)
     try:
         require(header, _HEADER)
-        profile, rows = None, defaultdict[str, list[Any]](list)
-        for line in lines[1:]:
-            number += 1
+        for number, line in enumerate(lines[1:], start=2):  # noqa: B007 (an error names it)
             record = parse_record(line)
             if record["record"] == "summary":
-                profile, rows = _profile(rows, record), defaultdict(list)
-            elif record["record"] in _RECORDS:
-                _add(rows, record)
-        if profile is None:
-            raise ValueError("the log has no summary: mamf was killed while it wrote it")
-        return header["script"], profile
+                return header["script"], _profile(rows, record)
+            if record["record"] in _RECORDS:
+                field, kind = _RECORDS[record["record"]]
+                require(record, _schema(kind))
+                rows[field].append(kind(**{name: record[name] for name in _schema(kind)}))
+        raise ValueError("the log has no summary: mamf was killed while it wrote it")
     except MALFORMED as error:
         raise RunLogError(f"{path}, line {number}: {describe_error(error)}") from None
-
-
-def _add(rows: dict[str, list[Any]], record: dict[str, Any]) -> None:
-    field, kind = _RECORDS[record["record"]]
-    require(record, _schema(kind))
-    rows[field].append(kind(**{name: record[name] for name in _schema(kind)}))
 
 
 def _profile(rows: Mapping[str, list[Any]], summary: dict[str, Any]) -> Profile:
@@ -111,4 +99,4 @@ def _profile(rows: Mapping[str, list[Any]], summary: dict[str, Any]) -> Profile:
     if not all(summary[name] is None or summary[name] > 0 for name in ("seconds", "steps", "unprofiled_step_seconds")):
         raise ValueError("a profile of no step")
     known: dict[str, Any] = {name: summary[name] for name in _SUMMARY_FIELDS} | {"notes": tuple(summary["notes"])}
-    return Profile(**known | {field: tuple(rows.get(field, ())) for field, _ in _RECORDS.values()})
+    return Profile(**known | {field: tuple(found) for field, found in rows.items()})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from operator import itemgetter
@@ -46,17 +45,6 @@ def read_rank_logs(folder: Path) -> Ranks:
     if not found:
         raise UsageError(f"{folder} holds no profiles of ranks ({RANK_LOGS})")
     return found
-
-
-def wait_for_ranks(
-    folder: Path, count: int, seconds: float = 60.0, sleep: Callable[[float], object] = time.sleep
-) -> Ranks:
-    """All ranks' profiles once they are whole; after ``seconds`` those that are."""
-    for _ in range(int(4 * seconds)):
-        if len(read_rank_logs(folder)) >= count:
-            break
-        sleep(0.25)
-    return read_rank_logs(folder)
 
 
 def ranks_document(ranks: Ranks, count: int = 0) -> Document:

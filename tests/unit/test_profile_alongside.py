@@ -135,6 +135,5 @@ def test_files_of_ranks_have_their_numbers(tmp_path, monkeypatch):
     monkeypatch.setenv("RANK", "3")
     options = Namespace(ranks="all", output=tmp_path / "ranks", trace=tmp_path / "t.json.gz", memory=None)
     placed = [profile._place(options, name) for name in ("output", "trace", "memory")]
-    assert placed == [tmp_path / "ranks" / "rank-3.jsonl", tmp_path / "rank-3-t.json.gz", None]
-    assert (tmp_path / "ranks").is_dir()
+    assert placed == [tmp_path / "ranks" / "rank-3.jsonl", None, None], "the trace is the first rank's"
     assert main(["profile", "--ranks", "all", __file__]) == 2

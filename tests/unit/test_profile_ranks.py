@@ -10,9 +10,9 @@ from mamf.errors import UsageError
 from mamf.measurement import IDLE
 from mamf.operations.tracing.classes import COMMUNICATION
 from mamf.profiling.breakdown import ClassRow
-from mamf.profiling.log import create_profile_log, write_profile
+from mamf.profiling.log import write_profile
 from mamf.profiling.profile import Profile
-from mamf.profiling.ranks import rank_log, ranks_document, read_rank_logs, wait_for_ranks
+from mamf.profiling.ranks import rank_log, ranks_document, read_rank_logs
 from mamf.report.formats import FORMATS
 
 
@@ -34,8 +34,7 @@ RANKS = {0: ("train.py", rank(80, 20, 0, 5)), 1: ("train.py", rank(95, 3, 2, 9))
 def written(folder, ranks=RANKS):
     folder.mkdir(exist_ok=True)
     for number, (script, profile) in ranks.items():
-        with create_profile_log(rank_log(folder, number), "mamf profile", script) as log:
-            write_profile(log, profile)
+        write_profile(rank_log(folder, number), "mamf profile", script, profile)
     return folder
 
 
@@ -85,20 +84,6 @@ def test_a_log_that_is_not_whole_is_named_as_missing(tmp_path, capsys):
     page = tmp_path / "ranks.html"
     assert main(["report", str(folder), "--output", str(page)]) == 0
     assert "no profile of rank 1" in page.read_text()
-
-
-def test_the_first_rank_waits_until_the_logs_of_all_are_whole(tmp_path):
-    folder, waits = written(tmp_path, {0: RANKS[0]}), []
-
-    def sleep(seconds):
-        waits.append(seconds)
-        if len(waits) == 2:
-            written(folder, {1: RANKS[1]})
-
-    assert list(wait_for_ranks(folder, 2, sleep=sleep)) == [0, 1]
-    assert len(waits) == 2
-    assert list(wait_for_ranks(folder, 3, seconds=1.0, sleep=waits.append)) == [0, 1]
-    assert len(waits) == 2 + 4
 
 
 def test_a_folder_of_ranks_is_shown_and_reported(tmp_path, capsys):

@@ -24,7 +24,7 @@ from mamf.operations.tracing.torch_traces import trace_launch
 from mamf.operations.tracing.traces import read_chrome_trace
 from mamf.profiling.flops import dtype_of, flop_of
 from mamf.profiling.kernel_tables import read_kernel_table
-from mamf.profiling.log import create_profile_log, read_profile_or_none, write_profile
+from mamf.profiling.log import read_profile_or_none, write_profile
 from mamf.profiling.profile import profile_of
 from mamf.report.formats import FORMATS
 
@@ -449,8 +449,7 @@ def profile(tmp_path):
 
 def test_a_log_gives_back_what_was_written(tmp_path, profile):
     path = tmp_path / "step.jsonl"
-    with create_profile_log(path, "mamf profile train.py", "train.py") as log:
-        write_profile(log, profile)
+    write_profile(path, "mamf profile train.py", "train.py", profile)
     assert read_profile_or_none(path) == ("train.py", profile)
     with pytest.raises(RunLogError, match="a profile of a script"):
         read_run_log(path)
@@ -458,8 +457,7 @@ def test_a_log_gives_back_what_was_written(tmp_path, profile):
 
 def test_a_log_that_is_damaged_names_the_line(tmp_path, profile):
     path = tmp_path / "step.jsonl"
-    with create_profile_log(path, "mamf profile train.py", "train.py") as log:
-        write_profile(log, profile)
+    write_profile(path, "mamf profile train.py", "train.py", profile)
     lines = path.read_text().splitlines()
     path.write_text("\n".join([*lines[:2], lines[2].replace('"calls": 1', '"calls": "one"'), *lines[3:], ""]))
     with pytest.raises(RunLogError, match=r"line 3: field calls: a whole number is due, not 'one'"):
@@ -549,7 +547,6 @@ def test_every_format_holds_the_classes(profile, form):
 @pytest.mark.parametrize("command", ["compare", "plot", "roofline"])
 def test_a_profile_has_no_samples_for_other_commands(profile, tmp_path, capsys, command):
     path = tmp_path / "step.jsonl"
-    with create_profile_log(path, "mamf profile train.py", "train.py") as log:
-        write_profile(log, profile)
+    write_profile(path, "mamf profile train.py", "train.py", profile)
     assert main([command, *[str(path)] * (1 + (command == "compare"))]) == 2
     assert "only 'mamf show' and 'mamf report' read it" in capsys.readouterr().err

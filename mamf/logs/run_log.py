@@ -214,7 +214,7 @@ def _add_record(log: RunLog, record: dict[str, Any]) -> None:
     elif kind == "known_ceiling":
         known = known_ceiling_from_record(record)
         log.known_ceilings[known.dtype, known.regime] = known
-    elif kind in ("counters", "roof"):
+    elif kind == "counters":
         log.counter_records.append(record)
     elif kind == "summary":
         log.summary = record

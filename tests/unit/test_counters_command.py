@@ -199,11 +199,8 @@ def test_how_it_counts_is_no_part_of_the_plan(run, counted):
     counted.answers[MM] = CRASH
     run("counters", MM, *DEVICE, *SHAPE, *LOG)
     counted.answers[MM] = printed([0], launches=7)
-    how = ["--launches", "7", "--metrics", "no_such__metric.sum"]
-    code, _, err = run("counters", MM, *DEVICE, *how, "--resume", "counters.jsonl")
-    assert code == 0
-    assert "ncu has no figure of no_such__metric.sum on this device" in err
-    assert "no_such__metric.sum" in " ".join(counted.commands[-1]).replace(",", " ").split()
+    assert run("counters", MM, *DEVICE, "--launches", "7", "--resume", "counters.jsonl")[0] == 0
+    assert "7" in counted.commands[-1]
 
 
 def test_a_missing_log_begins_when_queued(run, counted, tmp_path):

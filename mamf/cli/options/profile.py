@@ -63,7 +63,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         dest="source",
         type=Path,
         metavar="FILE",
-        help="read a Chrome trace (.json, .json.gz), a folder of one per rank, or launches listed by nsys or rocprofv3 (.csv)",
+        help="read a Chrome trace (.json, .json.gz), a folder of one per rank, or a list of launches (.csv)",
     )
     add(parser, "--output", default_text="none")
     add_device_options(parser)

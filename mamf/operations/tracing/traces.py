@@ -6,7 +6,7 @@ import gzip
 import json
 import zlib
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -82,17 +82,17 @@ def _trace(trace: Mapping[str, Any]) -> Trace:
     if not raw:
         raise ValueError("no events")
     origin = min(each["ts"] for each in raw)
-    host = _of_host([each for each in raw if _KINDS[each["cat"]] not in ON_DEVICE], origin)
+    host, launches = _of_host([each for each in raw if _KINDS[each["cat"]] not in ON_DEVICE], origin)
     device = [each for each in raw if _KINDS[each["cat"]] in ON_DEVICE]
-    replays = {number for number, event in host.by_correlation.items() if _GRAPH_LAUNCH in event.name}
-    events = [*host.events, *(_of_device(each, origin, host, replays) for each in device)]
+    replays = {key for key, event in launches.items() if _GRAPH_LAUNCH in event.name}
+    events = [*host, *(_of_device(each, origin, launches, replays) for each in device)]
     begun, ended, steps = _steps(events, [_interval(each, origin) for each in timed if _is_step_on_device(each)])
     if not ended > begun:
         raise ValueError("no time")
     within = tuple(event for event in events if event.ended > begun and event.begun < ended)
     names = {str(each.get("id")): str(each.get("name", "")) for each in trace.get("deviceProperties", ())}
     used = sorted({_device_of(each) for each in device})
-    replayed = sum(each.get("args", {}).get("correlation") in replays for each in device)
+    replayed = sum(("correlation", each.get("args", {}).get("correlation")) in replays for each in device)
     name = names.get(used[0], "") if used else ""
     rank = (trace.get("distributedInfo") or {}).get("rank")
     return Trace(within, begun, ended, steps, name, _notes(replayed, len(device)), None if rank is None else int(rank))
@@ -108,18 +108,13 @@ def _notes(replayed: int, kernels: int) -> tuple[str, ...]:
     return (f"{replayed} of {kernels} kernels and copies were replayed from graphs: known by their names alone",)
 
 
-class _Host:
-    """Events of the host, with indices to find them."""
+def _of_host(raw: Iterable[_Raw], origin: float) -> tuple[list[Event], dict[tuple[str, Any], Event]]:
+    """Events of the host, and those that launch work on the device by the field and number that its events have too.
 
-    def __init__(self) -> None:
-        self.events: list[Event] = []
-        self.by_correlation: dict[Any, Event] = {}
-        self.by_external_id: dict[Any, Event] = {}
-
-
-def _of_host(raw: Iterable[_Raw], origin: float) -> _Host:
-    """Derive callers from nesting: an event within another on the same thread was called by it."""
-    host = _Host()
+    Derive callers from nesting: an event within another on the same thread was called by it.
+    """
+    events: list[Event] = []
+    launches: dict[tuple[str, Any], Event] = {}
     open_calls: dict[Any, list[Event]] = defaultdict(list)
     forward: dict[int, Event] = {}
     for each in sorted(raw, key=lambda each: (each["ts"], -each["dur"])):
@@ -143,27 +138,21 @@ def _of_host(raw: Iterable[_Raw], origin: float) -> _Host:
         stack.append(event)
         if sequence is not None and not is_backward:
             forward[sequence] = event  # the last event with a sequence number created the node
-        host.events.append(event)
-        if event.kind == "runtime" and "correlation" in arguments:
-            host.by_correlation[arguments["correlation"]] = event
-        elif event.kind == "operation" and "External id" in arguments:
-            host.by_external_id[arguments["External id"]] = event
-    return host
+        events.append(event)
+        field = {"runtime": "correlation", "operation": "External id"}.get(event.kind)
+        if field and field in arguments:
+            launches[field, arguments[field]] = event
+    return events, launches
 
 
-def _of_device(raw: _Raw, origin: float, host: _Host, replays: set[Any]) -> Event:
+def _of_device(
+    raw: _Raw, origin: float, launches: Mapping[tuple[str, Any], Event], replays: Container[tuple[str, Any]]
+) -> Event:
     """A kernel or copy with the call that launched it; None for replayed ones, where a call launches a whole graph."""
     arguments = raw.get("args", {})
-    correlation = arguments.get("correlation")
-    begun, ended = _interval(raw, origin)
-    parent = host.by_correlation.get(correlation) or host.by_external_id.get(arguments.get("External id"))
-    return Event(
-        name=str(raw["name"]),
-        kind=_KINDS[raw["cat"]],
-        begun=begun,
-        ended=ended,
-        parent=None if correlation in replays else parent,
-    )
+    keys = [(field, arguments.get(field)) for field in ("correlation", "External id")]
+    parent = None if keys[0] in replays else launches.get(keys[0]) or launches.get(keys[1])
+    return Event(str(raw["name"]), _KINDS[raw["cat"]], *_interval(raw, origin), parent=parent)
 
 
 def _interval(raw: _Raw, origin: float) -> tuple[float, float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -39,7 +39,7 @@ OCCUPANCY_LIMITS = {
 SUMMED = (CYCLES, NANOSECONDS, DRAM_READ, DRAM_WRITTEN, INSTRUCTIONS)
 #: Shares of the elapsed cycles: their mean over the kernels of a launch is weighted by cycles.
 SHARES_OF_CYCLES = (TENSOR, UNITS_BUSY, MEMORY_PIPES, L2, DRAM)
-DEFAULT = (
+METRICS = (
     *SUMMED,
     *SHARES_OF_CYCLES,
     *(L2_HIT, L1_HIT, REGISTERS, SHARED_MEMORY, BLOCKS, THREADS_OF_BLOCK, WAVES, WARPS, MAX_WARPS),
@@ -177,14 +177,9 @@ def counts_record(counts: Counts) -> dict[str, Any]:
 def counted_in(log: RunLog) -> dict[Step, Counts]:
     """The last counts of each step. Raises RunLogError for invalid records of counters."""
     try:
-        return counted(log.counter_records)
+        return {step_of(counts): counts for counts in map(_counts, log.counter_records)}
     except MALFORMED as error:
         raise RunLogError(f"{log.path}: its counters: {describe_error(error)}") from None
-
-
-def counted(records: Iterable[Mapping[str, Any]]) -> dict[Step, Counts]:
-    found = (_counts(record) for record in records if record["record"] == "counters")
-    return {step_of(counts): counts for counts in found}
 
 
 def _counts(record: Mapping[str, Any]) -> Counts:

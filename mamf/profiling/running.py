@@ -18,7 +18,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from pathlib import Path
 from typing import Any
 
-from mamf.errors import UsageError, first_line
+from mamf.errors import UsageError, describe_error, first_line
 from mamf.operations.tracing.events import Trace
 from mamf.operations.tracing.torch_traces import mark_step, synchronize, torch_profiler
 from mamf.operations.tracing.traces import read_chrome_trace
@@ -73,7 +73,7 @@ class StepProfiler:
             try:
                 self._go_on()
             except Exception as error:  # such as a profiler that is not torch's at work
-                self.failure, self._is_running = f"torch.profiler says: {first_line(error)}", False
+                self.failure, self._is_running = describe_error(error), False
         if self.stop and self.is_complete:  # once more if the script goes on
             raise SystemExit(0)
 

@@ -102,10 +102,10 @@ def _profile(options: argparse.Namespace, program: script.Program, folder: Path)
         trace = profiler.read_trace(options.trace or folder / "trace.json")
         if trace is None:
             raise NothingProfiledError(profiler.why_nothing(options.calls), code)
-        is_kept = True
         with running.keeping_device(), contextlib.redirect_stdout(terminal):
             parts = memory.rows if memory else ()
             _keep(options, Path(program.name).name, trace, profiler.unprofiled_step_seconds, parts)
+        is_kept = True
         shutil.rmtree(folder, ignore_errors=True)  # a script may end in a way that leaves it
 
     profiler.profiled_all = keep

@@ -12,7 +12,6 @@ from mamf.logs.records import utc_now
 from mamf.logs.run_log import MALFORMED, RunLog, describe_error
 from mamf.measurement import Measurement
 from mamf.operations.unknown import operation_called
-from mamf.statistics import Interval, median_interval
 
 CYCLES = "gpc__cycles_elapsed.max"
 NANOSECONDS = "gpu__time_duration.sum"
@@ -75,6 +74,11 @@ class DeviceKernel:
         return _sum([self.metrics.get(DRAM_READ), self.metrics.get(DRAM_WRITTEN)])
 
     @property
+    def dram_rate(self) -> float | None:
+        """Bytes per second."""
+        return self.dram_bytes / self.seconds if self.dram_bytes is not None and self.seconds else None
+
+    @property
     def limiters(self) -> tuple[str, ...]:
         """The resources that limit how many of its blocks fit on a unit."""
         room = {name: self.metrics.get(metric) for name, metric in OCCUPANCY_LIMITS.items()}
@@ -102,11 +106,6 @@ class Counts:
     @property
     def median_cycles(self) -> float | None:
         return statistics.median(self.cycles) if self.cycles else None
-
-    @property
-    def interval(self) -> Interval | None:
-        """Confidence interval of the median of the cycles."""
-        return median_interval(self.cycles) if self.cycles else None
 
     @property
     def total(self) -> DeviceKernel:

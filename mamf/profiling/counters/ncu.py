@@ -27,8 +27,6 @@ from mamf.profiling.counters.counts import METRICS, Counts, DeviceKernel, counts
 _ALWAYS = ("--clock-control", "none", "--profile-from-start", "off", "--csv", "--print-units", "base")
 _NO_PERMISSION = "ERR_NVGPUCTRPERM"
 _MESSAGE, _ERROR = "==", "==ERROR=="
-# How long a profiler may take to end once it is asked to.
-_SECONDS_TO_END = 5.0
 _ALTERNATIVES = "rates need none ('mamf sweep', 'mamf attention'), nor does a trace ('mamf profile', nsys)"
 
 
@@ -148,13 +146,9 @@ def output_of(command: Sequence[str]) -> Output:
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """End the process and its session."""
-    for number in (signal.SIGTERM, getattr(signal, "SIGKILL", signal.SIGTERM)):
-        with contextlib.suppress(OSError):
-            if hasattr(os, "killpg"):
-                os.killpg(process.pid, number)
-            else:
-                process.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(_SECONDS_TO_END)
-            return
+    """Kill the process and what it started."""
+    with contextlib.suppress(OSError):
+        if hasattr(os, "killpg"):
+            os.killpg(process.pid, signal.SIGKILL)
+        else:
+            process.kill()

@@ -116,9 +116,7 @@ def test_a_launch_of_several_kernels_is_their_sum():
     assert total.cycles == sum(each.cycles for each in BACKWARD) == 1_442_759
     assert total.seconds == pytest.approx(794.784e-6)
     assert total.dram_bytes == 202_002_432 + 61_282_048
-    # Shares by cycles: the loop takes 89 % of them, at 38.34 %.
-    assert total.metrics[TENSOR] == pytest.approx(34.42, abs=0.01)
-    assert L2_HIT not in total.metrics
+    assert TENSOR not in total.metrics
     assert counts(MM).total is MM
 
 

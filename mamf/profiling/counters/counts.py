@@ -36,11 +36,9 @@ OCCUPANCY_LIMITS = {
 }
 #: Metrics that add up over the kernels of a launch.
 SUMMED = (CYCLES, NANOSECONDS, DRAM_READ, DRAM_WRITTEN, INSTRUCTIONS)
-#: Shares of the elapsed cycles: their mean over the kernels of a launch is weighted by cycles.
-SHARES_OF_CYCLES = (TENSOR, UNITS_BUSY, MEMORY_PIPES, L2, DRAM)
 METRICS = (
     *SUMMED,
-    *SHARES_OF_CYCLES,
+    *(TENSOR, UNITS_BUSY, MEMORY_PIPES, L2, DRAM),
     *(L2_HIT, L1_HIT, REGISTERS, SHARED_MEMORY, BLOCKS, THREADS_OF_BLOCK, WAVES, WARPS, MAX_WARPS),
     *OCCUPANCY_LIMITS.values(),
 )
@@ -109,24 +107,16 @@ class Counts:
 
     @property
     def total(self) -> DeviceKernel:
-        """All kernels of a launch as one; metrics that have no sum, such as a hit rate, are missing."""
+        """All kernels of a launch as one; metrics that have no sum, such as a share of cycles, are missing."""
         if len(self.kernels) == 1:
             return self.kernels[0]
         summed = {name: _sum([each.metrics.get(name) for each in self.kernels]) for name in SUMMED}
-        shares = {name: self._share(name) for name in SHARES_OF_CYCLES}
-        return DeviceKernel(f"{len(self.kernels)} kernels", "", "", summed | shares)
+        return DeviceKernel(f"{len(self.kernels)} kernels", "", "", summed)
 
     @property
     def longest(self) -> DeviceKernel:
         """The kernel with the most cycles."""
         return max(self.kernels, key=lambda each: each.cycles or 0.0)
-
-    def _share(self, name: str) -> float | None:
-        """A share of elapsed cycles over all kernels."""
-        pairs = [(each.metrics.get(name), each.cycles) for each in self.kernels]
-        active = _sum([None if share is None or cycles is None else share * cycles for share, cycles in pairs])
-        cycles = _sum([cycles for _, cycles in pairs])
-        return active / cycles if active is not None and cycles else None
 
 
 def _sum(values: Sequence[float | None]) -> float | None:

@@ -50,8 +50,11 @@ def _schema(kind: type) -> dict[str, Any]:
     return {name: _FIELDS.get(types[name], types[name]) for name in names}
 
 
-def write_profile(path: Path, command: str, script: str, profile: Profile) -> None:
-    """Raises UsageError when the file exists or cannot be made."""
+def write_profile(path: Path, command: str, script: str, profile: Profile) -> Path:
+    """Returns where the log is: a path with a number if another program made this file meanwhile.
+
+    Raises UsageError when it cannot be made.
+    """
     header = {
         "tier": TIER,
         "tool": tool_version(),
@@ -60,11 +63,12 @@ def write_profile(path: Path, command: str, script: str, profile: Profile) -> No
         "script": script,
         "environment": describe_environment(),
     }
-    with RunLogWriter.create(path, header) as writer:
+    with RunLogWriter.create(path, header, is_numbered=True) as writer:
         for record, (field, _) in _RECORDS.items():
             for row in getattr(profile, field):
                 writer.write(record, asdict(row))
         writer.write("summary", {name: getattr(profile, name) for name in _SUMMARY_FIELDS})
+        return writer.path
 
 
 def read_profile_or_none(path: Path) -> tuple[str, Profile] | None:

@@ -131,7 +131,9 @@ def _keep(
     profile = profile_of(trace, _ceilings(options, trace.is_of_device), step_seconds)
     profile = replace(profile, memory=tuple(parts))
     if options.output:
-        write_profile(options.output, command_line(), name, profile)
+        path = write_profile(options.output, command_line(), name, profile)
+        if path != options.output:
+            warn(f"{options.output} was made by another program meanwhile: the profile is in {path}")
     if not running.rank():
         print_document(options, profile_document(name, profile, options.top))
         if options.ranks == "all":

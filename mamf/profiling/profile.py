@@ -12,13 +12,10 @@ from dataclasses import dataclass, replace
 
 from mamf.ceilings.share import KnownCeiling
 from mamf.measurement import IDLE
-from mamf.operations.tracing.classes import COMMUNICATION, class_of
+from mamf.operations.tracing.classes import class_of
 from mamf.operations.tracing.events import Busy, Event, Trace
 from mamf.operations.tracing.shares import busy, gaps, length, shares, union
 from mamf.profiling.breakdown import CeilingOf, ClassRow, counted_flop, intervals, module_rows, share_of_ceilings
-
-# In seconds, what rounding leaves.
-_ROUNDING = 1e-12
 
 
 @dataclass(frozen=True)
@@ -45,9 +42,6 @@ class Profile:
     ``unprofiled_step_seconds``: the time of a step without it, if that was measured. ``device``: empty if
     unknown; ``is_of_device``: whether it worked at all, else these are a CPU's operations. Classes are in the order of
     CLASSES, idle last; kernels and modules are in the order of their seconds.
-
-    The profiler slows hosts, so ranks wait longer for one another: the time by which a device is busy for longer in
-    the trace than the steps take without the profiler is left out of visible communication.
     """
 
     seconds: float
@@ -66,13 +60,8 @@ class Profile:
     modules: tuple[ClassRow, ...] = ()
 
     def __post_init__(self) -> None:
-        added = self.busy_seconds - self.usual_seconds
-        if self.is_of_device and added > _ROUNDING:
-            self._set_visible(COMMUNICATION, max(0.0, self.seconds_of(COMMUNICATION) - added))
-        self._set_visible(IDLE, self.whole_seconds - self.busy_seconds)
-
-    def _set_visible(self, name: str, seconds: float) -> None:
-        rows = tuple(replace(row, visible=seconds) if row.name == name else row for row in self.classes)
+        idle = self.whole_seconds - self.busy_seconds
+        rows = tuple(replace(row, visible=idle) if row.name == IDLE else row for row in self.classes)
         object.__setattr__(self, "classes", rows)
 
     def seconds_of(self, name: str) -> float:

@@ -500,25 +500,15 @@ def idle_of(profile):
 def test_what_the_profiler_adds_is_no_idle_time(profile):
     """For any time without it, shares add up, and idle is at most what the work leaves of that time."""
     busy = profile.busy_seconds
-    for took in (busy, 1.1 * busy, profile.seconds, 2 * profile.seconds):
+    for took in (0.9 * busy, busy, 1.1 * busy, profile.seconds, 2 * profile.seconds):
         timed = replace(profile, unprofiled_step_seconds=took)
-        assert idle_of(timed).visible == pytest.approx(took - busy, abs=1e-18)
+        assert idle_of(timed).visible == pytest.approx(max(0.0, took - busy), abs=1e-18)
         assert sum(row.visible for row in timed.classes) == pytest.approx(timed.whole_seconds)
 
 
-def test_waiting_that_the_profiler_adds_is_no_communication(profile):
-    """130 us of work and 100 of communication are in the trace."""
-    for took, left in ((180e-6, 50e-6), (100e-6, 0)):
-        timed = replace(profile, unprofiled_step_seconds=took)
-        assert timed.seconds_of(COMMUNICATION) == pytest.approx(left, abs=1e-12)
-        assert timed.seconds_of("matmul") == pytest.approx(100e-6)
-        assert idle_of(timed).visible == pytest.approx(0, abs=1e-12)
-        assert replace(timed, notes=("again",)).classes == timed.classes
-
-
 def test_work_that_the_profiler_slows_beyond_the_step_leaves_idle_unknown(profile):
-    text = render_profile("table", "x", replace(profile, unprofiled_step_seconds=1e-4))
-    told = "0.1300 ms of work in the trace, slowed by the profiler, exceed the step without it: shares are of this work"
+    text = render_profile("table", "x", replace(profile, unprofiled_step_seconds=2e-4))
+    told = "0.2300 ms of work in the trace, slowed by the profiler, exceed the step without it: shares are of this work"
     assert told in text
 
 

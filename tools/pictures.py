@@ -24,15 +24,12 @@ from typing import Any
 
 from figure_logs import ROOT, read
 
-from mamf.cli.roofline_files import Given, place_rows
-from mamf.errors import RunLogError
+from mamf.cli.roofline_files import place_rows
 from mamf.kinds.registry import chart_of
 from mamf.logs.comparability import roofs_of_logs
 from mamf.node.logs import log_path, read_nodes
 from mamf.node.report import node_chart
 from mamf.node.verdict import judge
-from mamf.profiling.log import read_profile_or_none
-from mamf.profiling.report import profile_chart
 from mamf.report.charts.plotting import Picture, draw
 from mamf.report.charts.roofline import roofline_chart
 
@@ -55,7 +52,7 @@ def _roofline(ceiling: str, *rows: str) -> Callable[[], Picture]:
 
     def chart() -> Picture:
         roofs = roofs_of_logs([read(ceiling)])
-        points = place_rows([Given(read(path), None) for path in rows], roofs, anyway=False)
+        points = place_rows(map(read, rows), roofs, anyway=False)
         return roofline_chart(roofs, points, read(ceiling).header)
 
     return chart
@@ -72,16 +69,6 @@ def _node(*finds: str) -> Callable[[], Picture]:
         found = node_chart(devices, judge(devices))
         # Only the finds of the run were contributed, so what is said of its other parts would be wrong.
         return replace(found, title=f"{len(devices)} devices side by side", notes=(found.notes[0], found.notes[-1]))
-
-    return chart
-
-
-def _profile(name: str, path: str) -> Callable[[], Picture]:
-    def chart() -> Picture:
-        found = read_profile_or_none(ROOT / path)
-        if found is None:
-            raise RunLogError(f"{path} is not a profile")
-        return profile_chart([(name, found[1])])
 
     return chart
 

@@ -57,7 +57,6 @@ RECORDS: Mapping[str, tuple[str, dict[str, Any]]] = {
     "resume": ("resume", schema.RESUME),
     "known_ceiling": ("known_ceiling", schema.KNOWN_CEILING),
     "counters": ("counters", schema.COUNTERS),
-    "roof": ("roof", schema.ROOF),
     "header of an imported log": ("header", schema.LEGACY_HEADER),
     "reported": ("reported", schema.REPORTED),
     "summary of an imported log": ("summary", schema.LEGACY_SUMMARY),

@@ -6,54 +6,31 @@ import argparse
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from mamf.ceilings.roof import RoofPoint, Roofs, require_same_device
+from mamf.ceilings.roof import RoofPoint, Roofs
 from mamf.choices import EXPORTS
 from mamf.cli.printing import note_stream
-from mamf.cli.reading import read_log
 from mamf.cli.terminal import say, warn
 from mamf.errors import UsageError
 from mamf.files import create_whole, write_whole
 from mamf.logs.comparability import require_same_card
 from mamf.logs.run_log import RunLog
-from mamf.profiling.log import read_profile_or_none
-from mamf.profiling.profile import Profile
-from mamf.profiling.roofs import profile_points
 from mamf.report.charts.plotting import draw, exists, file_type, save
 from mamf.report.charts.roofline import roofline_chart
 from mamf.report.roofline import points_of, tracelens_arch
 
 
-class Given(NamedTuple):
-    """A log whose rows are placed: a run, or a profile with the name of its script."""
-
-    log: RunLog | None
-    profile: tuple[str, Profile] | None
-
-
-def read_given(path: Path) -> Given:
-    """Raises RunLogError."""
-    profile = read_profile_or_none(path)
-    return Given(None if profile else read_log(path), profile)
-
-
-def place_rows(given: Iterable[Given], roofs: Roofs, anyway: bool) -> list[RoofPoint]:
+def place_rows(logs: Iterable[RunLog], roofs: Roofs, anyway: bool) -> list[RoofPoint]:
     """A point for each row of the logs. Raises IncomparableError for a log from another card."""
     points: list[RoofPoint] = []
-    for log, profiled in given:
-        if log is not None:
-            if not anyway:
-                require_same_card(log, roofs)
-            found = points_of(log.measurements, roofs)
-            if not found:
-                warn(f"{log.path} holds no row to place: rows of a search are not drawn")
-            points += found
-        elif profiled is not None:
-            script, profile = profiled
-            if profile.device and not anyway:
-                require_same_device((roofs.device, None), (profile.device, None))
-            points += profile_points(profile, roofs, script)
+    for log in logs:
+        if not anyway:
+            require_same_card(log, roofs)
+        found = points_of(log.measurements, roofs)
+        if not found:
+            warn(f"{log.path} holds no row to place: rows of a search are not drawn")
+        points += found
     return points
 
 

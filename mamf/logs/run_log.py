@@ -48,9 +48,7 @@ _WITHOUT_SAMPLES = {
         "an imported log of mamf-finder, without samples; only 'mamf show', 'compare', 'plot', 'report' and 'results' "
         "read it"
     ),
-    "profile": (
-        "a profile of a script; only 'mamf show', 'plot' and 'roofline' read it, and results/ does not collect it"
-    ),
+    "profile": "a profile of a script; only 'mamf show' and 'mamf report' read it, and results/ does not collect it",
 }
 
 
@@ -219,7 +217,7 @@ def _add_record(log: RunLog, record: dict[str, Any]) -> None:
     elif kind == "known_ceiling":
         known = known_ceiling_from_record(record)
         log.known_ceilings[known.dtype, known.regime] = known
-    elif kind in ("counters", "roof"):
+    elif kind == "counters":
         log.counter_records.append(record)
     elif kind == "summary":
         log.summary = record

@@ -240,20 +240,15 @@ COUNTERS = {
     "kernels": [{"name": str, "grid": str, "block": str, "metrics": {ANY_NAME: _NUMBER}}],
     "cycles": [float],
     "reason": str,
-    "preparing_seconds?": _NUMBER,
-    "is_deterministic?": Nullable(bool),
     "time?": str,
 }
 #: What the shares of rows are of, where the run did not measure it (mamf.ceilings.share).
 KNOWN_CEILING = {"dtype": str, "regime": str, "tflops": float, "source": str, "told": str}
-#: What logs of counters held them to until release 0.2; nothing reads it.
-ROOF = {"of": str, "rate": float, "source": str, "told": str, "dtype": str}
 _SCHEMAS: Mapping[str, dict[str, Any]] = {
     "measurement": MEASUREMENT,
     "summary": SUMMARY,
     "resume": RESUME,
     "counters": COUNTERS,
-    "roof": ROOF,
     "known_ceiling": KNOWN_CEILING,
 }
 KINDS = (*_SCHEMAS, "ceiling")

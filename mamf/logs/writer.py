@@ -165,11 +165,6 @@ class RunLogWriter(contextlib.AbstractContextManager["RunLogWriter"]):
         self._copy.seek(0)
         self._copy.write(data)
 
-    def discard(self) -> None:
-        """Remove the file, unless another program changed it."""
-        if not self._is_changed():
-            self._place.unlink()
-
     def close(self) -> None:
         if self.is_open:
             os.close(self._descriptor)

@@ -13,7 +13,6 @@ from mamf.node.report import node_chart, node_document
 from mamf.node.verdict import judge
 from mamf.pages.sources import Source, read_source, source_of_profile
 from mamf.profiling.ranks import rank_log, rank_logs, ranks_document, read_rank_logs
-from mamf.profiling.report import profile_chart
 from mamf.report.charts.ranges import RangeChart, RangeRow
 from mamf.report.columns import text_table
 from mamf.report.comparison import comparison_document
@@ -123,8 +122,7 @@ def _of_ranks(path: Path) -> Page:
     ranks = read_rank_logs(path)
     document = ranks_document(ranks, len(rank_logs(path)))
     answer = next(text for block in document.blocks if isinstance(block, Answer) for text in block.texts)
-    bars = profile_chart([(f"rank {rank}", profile.without_added_waiting()) for rank, (_, profile) in ranks.items()])
     sources = (source_of_profile(rank_log(path, rank), *read) for rank, read in ranks.items())
     sections = [_joined(f"{source.name}: {source.title}", source.sections) for source in sources]
-    together = Section("", [bars, *document.visible_blocks[:-1]])
+    together = Section("", document.visible_blocks[:-1])
     return Page(document.title, verdict=answer, sections=[together, *sections])

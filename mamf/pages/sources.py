@@ -23,7 +23,7 @@ from mamf.plans import MATMUL
 from mamf.profiling.counters.report import counters_document
 from mamf.profiling.log import read_profile_or_none
 from mamf.profiling.profile import Profile
-from mamf.profiling.report import conclusion, device_of, milliseconds, profile_chart, profile_document
+from mamf.profiling.report import conclusion, device_of, milliseconds, profile_document
 from mamf.report.charts.plotting import Picture
 from mamf.report.charts.ranges import RangePoint
 from mamf.report.columns import text_table
@@ -126,7 +126,6 @@ def source_of_profile(path: Path, script: str, profile: Profile) -> Source:
         f"{document.title} on {device_of(profile)}",
         [conclusion(profile), f"started {header['started'][:16].replace('T', ' ')}"],
         document,
-        [profile_chart([(script, profile)])],
         conditions=conditions_of({"device": {"name": device_of(profile)}, "timer": None, **header}),
         command=header["command"],
         facts=_facts_of_profile(profile),
@@ -134,16 +133,12 @@ def source_of_profile(path: Path, script: str, profile: Profile) -> Source:
 
 
 def _facts_of_profile(profile: Profile) -> list[Fact]:
-    is_timed, steps = profile.unprofiled_step_seconds is not None, profile.steps or 1
+    is_timed, whole = profile.unprofiled_step_seconds is not None, profile.whole_seconds
     took = milliseconds(profile.unprofiled_step_seconds or profile.step_seconds)
     step = Fact("a step" if profile.steps else "all", took, "ms", [f"with{'out' if is_timed else ''} the profiler"])
     share = [_share_fact(profile.mamfu)] if profile.mamfu else []
-    costs = [
-        Fact(row.name, f"{100 * row.share:.1f}", "%", [f"{milliseconds(row.visible / steps)} ms"])
-        for row in profile.classes
-        if row.name in (IDLE, COMMUNICATION)
-    ]
-    return [step, *share, *costs]
+    costs = [row for row in profile.classes if row.name in (IDLE, COMMUNICATION)]
+    return [step, *share, *(Fact(row.name, f"{100 * row.visible / whole:.1f}", "%") for row in costs)]
 
 
 def _share_fact(share: float) -> Fact:

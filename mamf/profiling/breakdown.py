@@ -1,20 +1,18 @@
-"""A step by module and by product: the time of each, its FLOP, and what is reached. Pure."""
+"""A step by class and by module: the time of each, its FLOP, and what is reached. Pure."""
 
 from __future__ import annotations
 
-import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from mamf.ceilings.share import KnownCeiling
 from mamf.measurement import TERA
-from mamf.operations.matmul.shapes import MatmulShape
 from mamf.operations.tracing.classes import MODULE, class_of
 from mamf.operations.tracing.events import Busy, Event
 from mamf.operations.tracing.shares import length, union
-from mamf.profiling.flops import FIRST_OPERAND, PRODUCTS, TF32_KERNEL, dtype_of, flop_of
+from mamf.profiling.flops import TF32_KERNEL, dtype_of, flop_of
 
 OUTSIDE = "outside of any module"
 #: Share of a class's FLOP that may be of dtypes without a ceiling, and is left out: a rotary table of float32 beside
@@ -31,46 +29,26 @@ class ClassRow:
     """A class in all profiled steps, or modules whose names differ in numbers alone, forward and backward, with the
     modules within them.
 
-    ``visible`` and ``hidden``: seconds (tracing.shares.Share); ``share``: the visible ones of Profile.whole_seconds.
-    Calls of idle are the gaps in the trace. ``flop`` by dtype, and ``multiplying``, the seconds in which they were
-    computed. ``mamfu``: the share of the ceilings of these dtypes, None if more than a hundredth of the FLOP has no
-    known ceiling.
+    ``visible`` and ``hidden``: seconds (tracing.shares.Share). Calls of idle are the gaps in the trace. ``flop`` by
+    dtype, and ``multiplying``, the seconds in which they were computed. ``mamfu``: the share of the ceilings of these
+    dtypes, None if more than a hundredth of the FLOP has no known ceiling.
     """
 
     name: str
-    share: float
     visible: float
     hidden: float
     calls: int
-    flop: Mapping[str, int]
-    multiplying: float
+    flop: Mapping[str, int] = field(default_factory=dict)
+    multiplying: float = 0.0
     mamfu: float | None = None
 
     @property
-    def total(self) -> float:
-        return self.visible + self.hidden
+    def total_flop(self) -> int:
+        return sum(self.flop.values())
 
     @property
     def tflops(self) -> float | None:
-        return sum(self.flop.values()) / self.multiplying / 1e12 if self.flop and self.multiplying else None
-
-
-@dataclass(frozen=True)
-class ProductRow:
-    """Products of one shape (MxNxK), dtype and layout (as MatmulProblem has it) in all profiled steps. ``batch``: how
-    many products a call computes.
-    """
-
-    shape: str
-    batch: int
-    dtype: str
-    layout: str
-    calls: int
-    seconds: float
-
-    @property
-    def tflops(self) -> float:
-        return MatmulShape.parse(self.shape).flop * self.batch * self.calls / self.seconds / TERA
+        return self.total_flop / self.multiplying / TERA if self.flop and self.multiplying else None
 
 
 def module_rows(at_work: Sequence[Busy], ceiling_of: CeilingOf) -> list[ClassRow]:
@@ -84,8 +62,8 @@ def module_rows(at_work: Sequence[Busy], ceiling_of: CeilingOf) -> list[ClassRow
     for (root, name), work in found.items():
         # Modules within several models would otherwise have one name.
         title, flop = f"{root}.{name}" if len(roots) > 1 and root != name else name, counted_flop(work)
-        times = 0.0, length(union(intervals(work))), 0.0
-        rows.append(ClassRow(title, *times, len(work), *flop, share_of_ceilings(*flop, ceiling_of)))
+        seconds = length(union(intervals(work)))
+        rows.append(ClassRow(title, seconds, 0.0, len(work), *flop, share_of_ceilings(*flop, ceiling_of)))
     return sorted(rows, key=lambda row: -row.visible) if {root for root, _ in found} - {OUTSIDE} else []
 
 
@@ -105,35 +83,10 @@ def _folded(name: str) -> str:
     return f"{_FOLDED.sub(lambda part: '' if part[1] else '*', path)}{colon}{kind}"
 
 
-def product_rows(at_work: Sequence[Busy]) -> list[ProductRow]:
-    """The longest first."""
-    found: dict[tuple[str, int, str, str], dict[Busy, Event]] = defaultdict(dict)
-    tf32 = _in_tf32(at_work)
-    for each in at_work:
-        operation = next((one for one in each.event.lineage() if one.name in PRODUCTS and flop_of(one)), None)
-        if operation is not None and class_of(each.event) == "matmul":
-            found[_product(operation, tf32)][each] = operation
-    rows = [ProductRow(*key, len({*of.values()}), length(union(intervals(of)))) for key, of in found.items()]
-    return sorted(rows, key=lambda row: (-row.seconds, row.shape))
-
-
-# Shape, number of products, dtype and layout.
-def _product(operation: Event, tf32: Container[Event]) -> tuple[str, int, str, str]:
-    dtype, first = _multiplied_dtype(operation, tf32), FIRST_OPERAND.get(operation.name, 0)
-    a, b = operation.dimensions[first : first + 2]
-    layout = "".join("n" if each[-1] == 1 else "t" for each in operation.strides[first : first + 2])
-    return f"{a[-2]}x{b[-1]}x{a[-1]}", math.prod(a[:-2]), dtype, layout if len(layout) == 2 else "nn"
-
-
 # The operations that kernels computed in TF32: torch records float32.
 def _in_tf32(found: Iterable[Busy]) -> set[Event]:
     kernels = (each.event for each in found if each.event.is_on_device and TF32_KERNEL.search(each.event.name))
     return {operation for kernel in kernels for operation in kernel.lineage()}
-
-
-def _multiplied_dtype(operation: Event, tf32: Container[Event]) -> str:
-    dtype = dtype_of(operation)
-    return "tf32" if dtype == "float32" and operation in tf32 else dtype
 
 
 def intervals(found: Iterable[Busy]) -> list[tuple[float, float]]:
@@ -151,7 +104,8 @@ def counted_flop(found: Sequence[Busy]) -> tuple[dict[str, int], float]:
     flop: Counter[str] = Counter()
     tf32 = _in_tf32(found)
     for operation, multiplying in innermost.items():
-        flop[_multiplied_dtype(multiplying, tf32)] += flop_of(operation) or 0
+        dtype = dtype_of(multiplying)
+        flop["tf32" if dtype == "float32" and multiplying in tf32 else dtype] += flop_of(operation) or 0
     return dict(flop), length(union(intervals(each for each in found if each.event in counting)))
 
 

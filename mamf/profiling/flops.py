@@ -44,7 +44,7 @@ def flop_of(event: Event) -> int | None:
 
 def dtype_of(event: Event) -> str:
     """mamf's name of the dtype that an operation multiplies; torch's if mamf has no name for it."""
-    operand = FIRST_OPERAND.get(event.name, 0)
+    operand = _FIRST_OPERAND.get(event.name, 0)
     recorded = event.dtypes[operand] if len(event.dtypes) > operand else ""
     return DTYPES.get(recorded, recorded or "unknown")
 
@@ -57,10 +57,6 @@ def product_flop(a: Sequence[int], b: Sequence[int]) -> int:
 def _product(first: int) -> Callable[[_Shapes, Sequence[str]], int]:
     """The operands from the argument ``first`` on."""
     return lambda shapes, values: product_flop(shapes[first], shapes[first + 1])
-
-
-def _matrix_vector(first: int) -> Callable[[_Shapes, Sequence[str]], int]:
-    return lambda shapes, values: 2 * math.prod(shapes[first])
 
 
 def _linear(shapes: _Shapes, values: Sequence[str]) -> int:
@@ -113,11 +109,6 @@ def _attention(causal: int, first: int = 0, count: float = 1.0) -> Callable[[_Sh
 
 
 _BACKWARD = BACKWARD_COUNTS["hardware"]
-#: Products of matrices as libraries compute them.
-PRODUCTS = frozenset(
-    f"aten::{name}"
-    for name in ("mm", "bmm", "addmm", "addmm_", "baddbmm", "baddbmm_", "_int_mm", "_scaled_mm", "_addmm_activation")
-)
 _FORMULAS: Mapping[str, Callable[[_Shapes, Sequence[str]], int]] = {
     "aten::mm": _product(0),
     "aten::bmm": _product(0),
@@ -131,10 +122,6 @@ _FORMULAS: Mapping[str, Callable[[_Shapes, Sequence[str]], int]] = {
     "aten::baddbmm": _product(1),
     "aten::baddbmm_": _product(1),
     "aten::addbmm": _product(1),
-    "aten::mv": _matrix_vector(0),
-    "aten::addmv": _matrix_vector(1),
-    "aten::addmv_": _matrix_vector(1),
-    "aten::dot": _matrix_vector(0),
     "aten::linear": _linear,
     "aten::mkldnn_linear": _linear,
     "mkldnn::_linear_pointwise": _linear,
@@ -152,4 +139,4 @@ _FORMULAS: Mapping[str, Callable[[_Shapes, Sequence[str]], int]] = {
     "aten::_scaled_dot_product_cudnn_attention_backward": _attention(14, 1, _BACKWARD),
 }
 #: Operations whose first operand is not the first argument.
-FIRST_OPERAND = {name: 1 for name in _FORMULAS if "add" in name or name.endswith("attention_backward")}
+_FIRST_OPERAND = {name: 1 for name in _FORMULAS if "add" in name or name.endswith("attention_backward")}

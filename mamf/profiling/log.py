@@ -1,4 +1,4 @@
-"""A profile as a run log of tier ``profile``: a record for each class, kernel, gap, part of memory, ceiling; a summary.
+"""A profile as a run log of tier ``profile``: a record for each class, module, kernel, part of memory; a summary.
 
 A profile has no samples, so it is not a measurement: rankings, comparisons and result tables ignore it.
 """
@@ -20,9 +20,8 @@ from mamf.logs.run_log import MALFORMED, describe_error, why_unreadable
 from mamf.logs.validator import ANY_NAME, Nullable, require
 from mamf.logs.writer import RunLogWriter
 from mamf.machine.environment import describe_environment, tool_version
-from mamf.operations.matmul.shapes import MatmulShape
-from mamf.profiling.breakdown import ClassRow, ProductRow
-from mamf.profiling.profile import GapRow, KernelRow, MemoryRow, Profile
+from mamf.profiling.breakdown import ClassRow
+from mamf.profiling.profile import KernelRow, MemoryRow, Profile
 
 TIER = "profile"
 _HEADER = {"schema": int, "tool": {}, "command": str, "started": str, "script": str, "environment": {}}
@@ -30,11 +29,9 @@ _HEADER = {"schema": int, "tool": {}, "command": str, "started": str, "script": 
 _RECORDS: Mapping[str, tuple[str, type]] = {
     "profile": ("classes", ClassRow),
     "kernel": ("kernels", KernelRow),
-    "gap": ("gaps", GapRow),
     "memory": ("memory", MemoryRow),
     "known_ceiling": ("ceilings", KnownCeiling),
     "module": ("modules", ClassRow),
-    "product": ("products", ProductRow),
 }
 _FIELDS: Mapping[object, Any] = {
     float | None: Nullable(float),
@@ -53,8 +50,11 @@ def _schema(kind: type) -> dict[str, Any]:
     return {name: _FIELDS.get(types[name], types[name]) for name in names}
 
 
-def create_profile_log(path: Path, command: str, script: str) -> RunLogWriter:
-    """Start a log, before the script runs. Raises UsageError when the file exists or cannot be made."""
+def write_profile(path: Path, command: str, script: str, profile: Profile) -> Path:
+    """Returns where the log is: a path with a number if another program made this file meanwhile.
+
+    Raises UsageError when it cannot be made.
+    """
     header = {
         "tier": TIER,
         "tool": tool_version(),
@@ -63,15 +63,12 @@ def create_profile_log(path: Path, command: str, script: str) -> RunLogWriter:
         "script": script,
         "environment": describe_environment(),
     }
-    return RunLogWriter.create(path, header)
-
-
-def write_profile(writer: RunLogWriter, profile: Profile) -> None:
-    """Also in place of one that the log has, which knew less. Raises RunLogWriteError when it cannot be written."""
-    for record, (field, _) in _RECORDS.items():
-        for row in getattr(profile, field):
-            writer.write(record, asdict(row))
-    writer.write("summary", {name: getattr(profile, name) for name in _SUMMARY_FIELDS})
+    with RunLogWriter.create(path, header, is_numbered=True) as writer:
+        for record, (field, _) in _RECORDS.items():
+            for row in getattr(profile, field):
+                writer.write(record, asdict(row))
+        writer.write("summary", {name: getattr(profile, name) for name in _SUMMARY_FIELDS})
+        return writer.path
 
 
 def read_profile_or_none(path: Path) -> tuple[str, Profile] | None:
@@ -85,37 +82,25 @@ def read_profile_or_none(path: Path) -> tuple[str, Profile] | None:
         return None
     if why := why_unreadable(path, header.get("schema")):
         raise RunLogError(why)
-    number = 1
+    number, rows = 1, defaultdict[str, list[Any]](list)
     try:
         require(header, _HEADER)
-        profile, rows = None, defaultdict[str, list[Any]](list)
-        for line in lines[1:]:
-            number += 1
+        for number, line in enumerate(lines[1:], start=2):  # noqa: B007 (an error names it)
             record = parse_record(line)
             if record["record"] == "summary":
-                profile, rows = _profile(rows, record), defaultdict(list)
-            else:
-                _add(rows, record)
-        if profile is None:
-            raise ValueError("the log has no summary: mamf was killed while it wrote it")
-        return header["script"], profile
+                return header["script"], _profile(rows, record)
+            if record["record"] in _RECORDS:
+                field, kind = _RECORDS[record["record"]]
+                require(record, _schema(kind))
+                rows[field].append(kind(**{name: record[name] for name in _schema(kind)}))
+        raise ValueError("the log has no summary: mamf was killed while it wrote it")
     except MALFORMED as error:
         raise RunLogError(f"{path}, line {number}: {describe_error(error)}") from None
-
-
-def _add(rows: dict[str, list[Any]], record: dict[str, Any]) -> None:
-    if record["record"] not in _RECORDS:
-        raise ValueError(f"a record {record['record']!r} in a profile")
-    field, kind = _RECORDS[record["record"]]
-    require(record, _schema(kind))
-    rows[field].append(kind(**{name: record[name] for name in _schema(kind)}))
 
 
 def _profile(rows: Mapping[str, list[Any]], summary: dict[str, Any]) -> Profile:
     require(summary, _schema(Profile))
     if not all(summary[name] is None or summary[name] > 0 for name in ("seconds", "steps", "unprofiled_step_seconds")):
         raise ValueError("a profile of no step")
-    if not all(MatmulShape.parse(row.shape) and row.seconds > 0 for row in rows.get("products", ())):
-        raise ValueError("a product that took no time")
     known: dict[str, Any] = {name: summary[name] for name in _SUMMARY_FIELDS} | {"notes": tuple(summary["notes"])}
-    return Profile(**known | {field: tuple(rows.get(field, ())) for field, _ in _RECORDS.values()})
+    return Profile(**known | {field: tuple(found) for field, found in rows.items()})

@@ -51,8 +51,7 @@ class MemoryWatch:
         if not self._is_running:
             return
         self._is_running = False
-        device, peak = _peak()
-        self.rows = tuple(_rows(sum(self._held.values(), Counter()), device, peak))
+        self.rows = tuple(_rows(sum(self._held.values(), Counter())))
         if not self.remark:
             self._keep_snapshot()
 
@@ -83,17 +82,12 @@ def held_by(optimizer: Any) -> Counter[tuple[str, str]]:
     return found
 
 
-def _peak() -> tuple[str, int | None]:
-    """The device whose peak is reported, and its bytes; None if no device that reports its peak was used."""
+def _rows(held: Counter[tuple[str, str]]) -> Iterable[MemoryRow]:
+    """The parts of the peak on the device that reports one; without such a device those on the CPU."""
     import torch
 
-    if not torch.cuda.is_available():
-        return "cpu", None
-    peak = int(torch.cuda.max_memory_allocated())
-    return (f"cuda:{torch.cuda.current_device()}", peak) if peak else ("cpu", None)
-
-
-def _rows(held: Counter[tuple[str, str]], device: str, peak: int | None) -> Iterable[MemoryRow]:
+    peak = int(torch.cuda.max_memory_allocated()) if torch.cuda.is_available() else 0
+    device = f"cuda:{torch.cuda.current_device()}" if peak else "cpu"
     known = {kind: held[device, kind] for kind in (PARAMETERS, GRADIENTS, STATE)}
     yield from (MemoryRow(name, nbytes) for name, nbytes in known.items())
-    yield MemoryRow(REST, None if peak is None else max(0, peak - sum(known.values())))
+    yield MemoryRow(REST, max(0, peak - sum(known.values())) if peak else None)

@@ -1,4 +1,4 @@
-"""A profile: the share of each class in a training step, its FLOP, the top kernels and the gaps. Pure.
+"""A profile: the seconds of each class and module in a training step, its FLOP and the top kernels. Pure.
 
 Shares and idle are of a step without the profiler, if that was timed. Idle is that time less the time in which the
 device worked in the trace, so what the profiler adds between two kernels is not idle time.
@@ -12,22 +12,10 @@ from dataclasses import dataclass, replace
 
 from mamf.ceilings.share import KnownCeiling
 from mamf.measurement import IDLE
-from mamf.operations.tracing.classes import COMMUNICATION, MODULE, class_of
+from mamf.operations.tracing.classes import class_of
 from mamf.operations.tracing.events import Busy, Event, Trace
-from mamf.operations.tracing.shares import Union, busy, gaps, length, shares, union
-from mamf.profiling.breakdown import (
-    CeilingOf,
-    ClassRow,
-    ProductRow,
-    counted_flop,
-    intervals,
-    module_rows,
-    product_rows,
-    share_of_ceilings,
-)
-
-_OUTSIDE = "Python, outside of any operation"
-_UNKNOWN = "unknown: there are no events of the host"
+from mamf.operations.tracing.shares import busy, gaps, length, shares, union
+from mamf.profiling.breakdown import CeilingOf, ClassRow, counted_flop, intervals, module_rows, share_of_ceilings
 
 
 @dataclass(frozen=True)
@@ -37,15 +25,6 @@ class KernelRow:
     name: str
     class_name: str
     calls: int
-    seconds: float
-
-
-@dataclass(frozen=True)
-class GapRow:
-    """Stretches in which nothing ran, by the host's activity, in all profiled steps."""
-
-    during: str
-    count: int
     seconds: float
 
 
@@ -61,9 +40,8 @@ class MemoryRow:
 class Profile:
     """``steps``: None if the trace does not mark them; ``seconds``: of all of them, with the profiler.
     ``unprofiled_step_seconds``: the time of a step without it, if that was measured. ``device``: empty if
-    unknown; ``is_of_device``: whether it worked at all, else these are a CPU's operations. Rows are in the order of
-    CLASSES, idle last, and their shares and idle follow from ``whole_seconds``; kernels and gaps are in the order of
-    their seconds, gaps as they are in the trace.
+    unknown; ``is_of_device``: whether it worked at all, else these are a CPU's operations. Classes are in the order of
+    CLASSES, idle last; kernels and modules are in the order of their seconds.
     """
 
     seconds: float
@@ -71,28 +49,34 @@ class Profile:
     device: str
     is_of_device: bool
     classes: tuple[ClassRow, ...]
-    kernels: tuple[KernelRow, ...]
-    gaps: tuple[GapRow, ...]
+    kernels: tuple[KernelRow, ...] = ()
     unprofiled_step_seconds: float | None = None
     notes: tuple[str, ...] = ()
     #: Empty unless requested.
     memory: tuple[MemoryRow, ...] = ()
     #: The ceilings that MAMFU refers to.
     ceilings: tuple[KnownCeiling, ...] = ()
-    #: Both are in the order of their seconds; calls of modules are the events that worked for them.
+    #: Calls of modules are the events that worked for them.
     modules: tuple[ClassRow, ...] = ()
-    products: tuple[ProductRow, ...] = ()
 
     def __post_init__(self) -> None:
-        whole, idle = self.whole_seconds, max(0.0, self.whole_seconds - self.busy_seconds)
-        rows = [replace(row, visible=idle) if row.name == IDLE else row for row in self.classes]
-        for name, found in (("classes", rows), ("modules", self.modules)):
-            object.__setattr__(self, name, tuple(replace(row, share=row.visible / whole) for row in found))
+        idle = self.whole_seconds - self.busy_seconds
+        rows = tuple(replace(row, visible=idle) if row.name == IDLE else row for row in self.classes)
+        object.__setattr__(self, "classes", rows)
+
+    def seconds_of(self, name: str) -> float:
+        """The visible seconds of a class in all profiled steps."""
+        return sum(row.visible for row in self.classes if row.name == name)
 
     @property
     def busy_seconds(self) -> float:
         """In which something worked, in all profiled steps: the union of all intervals in the trace."""
         return sum(row.visible for row in self.classes if row.name != IDLE)
+
+    @property
+    def usual_seconds(self) -> float:
+        """Of as many steps as were profiled, without the profiler where that was timed."""
+        return (self.unprofiled_step_seconds or self.step_seconds) * (self.steps or 1)
 
     @property
     def whole_seconds(self) -> float:
@@ -102,18 +86,13 @@ class Profile:
         return max(self.usual_seconds, self.busy_seconds)
 
     @property
-    def gap_seconds(self) -> float:
-        """Of the trace, in which nothing worked: idle time, and what the profiler adds to it."""
-        return max(0.0, self.seconds - self.busy_seconds)
-
-    @property
     def step_seconds(self) -> float:
         return self.seconds / (self.steps or 1)
 
     @property
     def flop(self) -> int:
         """Of all profiled steps."""
-        return sum(count for row in self.classes for count in row.flop.values())
+        return sum(row.total_flop for row in self.classes)
 
     @property
     def tflops(self) -> float | None:
@@ -128,22 +107,6 @@ class Profile:
             return None
         return sum(filter(None, at_ceilings)) / self.usual_seconds
 
-    def without_added_waiting(self) -> Profile:
-        """To compare ranks or runs. The profiler slows hosts, so ranks wait longer for one another: the time by which a
-        device is busy for longer in the trace than the steps take without the profiler is left out of communication.
-        """
-        added = self.whole_seconds - self.usual_seconds if self.is_of_device else 0.0
-        rows = (
-            replace(row, visible=max(0.0, row.visible - added)) if row.name == COMMUNICATION else row
-            for row in self.classes
-        )
-        return replace(self, classes=tuple(rows))
-
-    @property
-    def usual_seconds(self) -> float:
-        """Of as many steps as were profiled, without the profiler where that was timed."""
-        return (self.unprofiled_step_seconds or self.step_seconds) * (self.steps or 1)
-
 
 def profile_of(
     trace: Trace, ceiling_of: CeilingOf = lambda dtype: None, unprofiled_step_seconds: float | None = None
@@ -153,7 +116,7 @@ def profile_of(
     by_class: dict[str, list[Busy]] = defaultdict(list)
     for each in at_work:
         by_class[class_of(each.event)].append(each)
-    idle = gaps(union((each.begun, each.ended) for each in at_work), trace.begun, trace.ended)
+    idle = gaps(union(intervals(at_work)), trace.begun, trace.ended)
     rows = list(_class_rows(by_class, ceiling_of))
     dtypes = dict.fromkeys(dtype for row in rows for dtype in row.flop)
     return Profile(
@@ -161,43 +124,33 @@ def profile_of(
         steps=trace.steps,
         device=trace.device,
         is_of_device=trace.is_of_device,
-        classes=(*rows, ClassRow(IDLE, 0.0, length(idle), 0.0, len(idle), {}, 0.0)),
+        classes=(*rows, ClassRow(IDLE, length(idle), 0.0, len(idle))),
         kernels=tuple(_kernel_rows(at_work)),
-        gaps=tuple(_gap_rows(idle, trace)),
         unprofiled_step_seconds=unprofiled_step_seconds,
         notes=trace.notes,
         ceilings=tuple(filter(None, map(ceiling_of, dtypes))),
         modules=tuple(module_rows(at_work, ceiling_of)),
-        products=tuple(product_rows(at_work)),
     )
 
 
 def _class_rows(by_class: Mapping[str, Sequence[Busy]], ceiling_of: CeilingOf) -> Iterable[ClassRow]:
-    """Their shares follow from the step (Profile)."""
     for name, share in shares({name: intervals(found) for name, found in by_class.items()}).items():
         flop, multiplying = counted_flop(by_class[name])
         yield ClassRow(
-            name=name,
-            share=0.0,
-            visible=share.visible,
-            hidden=share.hidden,
-            calls=_calls(each for each in by_class[name] if not _is_within(name, each.event)),
+            name,
+            share.visible,
+            share.hidden,
+            calls=len({each.event for each in by_class[name] if not _is_within(name, each.event)}),
             flop=flop,
             multiplying=multiplying,
             mamfu=share_of_ceilings(flop, multiplying, ceiling_of),
         )
 
 
-def _calls(found: Iterable[Busy]) -> int:
-    """Each event once, in however many stretches it was at work."""
-    return sum(event.calls for event in {each.event for each in found})
-
-
 def _is_within(name: str, event: Event) -> bool:
     """Whether an operation of the CPU was called by another of its class: one call, not two. Every kernel is one."""
     caller = event.parent
-    is_called = not event.is_on_device and caller is not None and caller.kind == "operation"
-    return is_called and caller is not None and class_of(caller) == name
+    return caller is not None and event.kind == caller.kind == "operation" and class_of(caller) == name
 
 
 def _kernel_rows(at_work: Iterable[Busy]) -> list[KernelRow]:
@@ -205,32 +158,7 @@ def _kernel_rows(at_work: Iterable[Busy]) -> list[KernelRow]:
     for each in at_work:
         by_name[each.event.name, class_of(each.event)].append(each)
     rows = [
-        KernelRow(name, class_name, _calls(found), length(union(intervals(found))))
-        for (name, class_name), found in by_name.items()
+        KernelRow(*names, len({each.event for each in found}), length(union(intervals(found))))
+        for names, found in by_name.items()
     ]
     return sorted(rows, key=lambda row: (-row.seconds, row.name))
-
-
-def _gap_rows(idle: Union, trace: Trace) -> list[GapRow]:
-    by_host: dict[str, list[float]] = defaultdict(list)
-    for (begun, ended), host in zip(idle, _hosts(idle, trace), strict=True):
-        by_host[host].append(ended - begun)
-    rows = [GapRow(host, len(found), sum(found)) for host, found in by_host.items()]
-    return sorted(rows, key=lambda row: (-row.seconds, row.during))
-
-
-def _hosts(idle: Union, trace: Trace) -> Iterable[str]:
-    """The host's activity in the middle of each gap: the innermost open call."""
-    host = (event for event in trace.events if not event.is_on_device and not event.name.startswith(MODULE))
-    events = sorted(host, key=lambda event: event.begun)
-    open_calls: list[Event] = []
-    begun = 0
-    for instant in ((low + high) / 2 for low, high in idle):
-        while begun < len(events) and events[begun].begun <= instant:
-            open_calls.append(events[begun])
-            begun += 1
-        open_calls = [event for event in open_calls if event.ended > instant]
-        if open_calls:
-            yield open_calls[-1].name
-        else:
-            yield _OUTSIDE if events else _UNKNOWN

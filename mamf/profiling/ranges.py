@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import gc
 import threading
-from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from mamf.errors import describe_error
+from mamf.errors import UnavailableError, describe_error
 from mamf.operations.tracing.classes import MODULE
 
 
@@ -32,27 +32,26 @@ class ModuleRanges:
         self._names: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
 
     def start(self) -> None:
-        try:
-            self._start()
-        except Exception as error:
-            self._give_up(describe_error(error))
-
-    def _start(self) -> None:
-        self._backend = backend = self._opened()
-        if backend.profiler_range("a module") is None:
-            self._give_up(f"no profiler of {backend.info.name} ({backend.name}) reads them")
-            return
-        self._running.enter_context(backend.profiler_window("steps"))
-        for each in _eager_modules():
-            self._running.callback(each.register_forward_pre_hook(self._enter, prepend=True).remove)
-            self._running.callback(each.register_forward_hook(self._leave, always_call=True).remove)
+        with self._giving_up():
+            self._backend = backend = self._opened()
+            if backend.profiler_range("a module") is None:
+                raise UnavailableError(f"no profiler of {backend.info.name} ({backend.name}) reads them")
+            self._running.enter_context(backend.profiler_window("steps"))
+            for each in _eager_modules():
+                self._running.callback(each.register_forward_pre_hook(self._enter, prepend=True).remove)
+                self._running.callback(each.register_forward_hook(self._leave, always_call=True).remove)
 
     def finish(self) -> None:
         """Has no effect after the first call."""
-        try:
+        with self._giving_up():
             while self._open.ranges:
                 self._open.ranges.pop()[1].__exit__(None, None, None)
             self._running.close()
+
+    @contextmanager
+    def _giving_up(self) -> Iterator[None]:
+        try:
+            yield
         except Exception as error:
             self._give_up(describe_error(error))
 
@@ -66,12 +65,9 @@ class ModuleRanges:
 
         if torch.compiler.is_compiling():  # compiled code stays unchanged
             return
-        try:
+        with self._giving_up():
             own = self._backend.profiler_range(self._name(module))
             own.__enter__()
-        except Exception as error:
-            self._give_up(describe_error(error))
-        else:
             self._open.ranges.append((module, own))
 
     def _leave(self, module: Any, *_: object) -> None:
@@ -81,10 +77,8 @@ class ModuleRanges:
             return
         ranges = self._open.ranges
         if ranges and ranges[-1][0] is module:
-            try:
+            with self._giving_up():
                 ranges.pop()[1].__exit__(None, None, None)
-            except Exception as error:
-                self._give_up(describe_error(error))
 
     def _name(self, module: Any) -> str:
         """Such as ``model.layers.0.mlp: LlamaMLP``."""

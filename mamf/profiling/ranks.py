@@ -1,10 +1,8 @@
-"""The profiles of all ranks of a job, one log each in a folder: their spread, and which rank the others wait for."""
+"""The profiles of all ranks of a job, one log each in a folder: which rank the others wait for."""
 
 from __future__ import annotations
 
-import statistics
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from operator import itemgetter
 from pathlib import Path
@@ -12,7 +10,7 @@ from typing import Any
 
 from mamf.errors import RunLogError, UsageError
 from mamf.measurement import IDLE
-from mamf.operations.tracing.classes import CLASSES, COMMUNICATION
+from mamf.operations.tracing.classes import COMMUNICATION
 from mamf.profiling.log import read_profile_or_none
 from mamf.profiling.profile import Profile
 from mamf.profiling.report import device_of, milliseconds
@@ -49,60 +47,34 @@ def read_rank_logs(folder: Path) -> Ranks:
     return found
 
 
-def wait_for_ranks(
-    folder: Path, count: int, seconds: float = 60.0, sleep: Callable[[float], object] = time.sleep
-) -> Ranks:
-    """All ranks' profiles once they are whole; after ``seconds`` those that are."""
-    for _ in range(int(4 * seconds)):
-        if len(read_rank_logs(folder)) >= count:
-            break
-        sleep(0.25)
-    return read_rank_logs(folder)
-
-
 def ranks_document(ranks: Ranks, count: int = 0) -> Document:
-    """Csv holds the ranks. ``count``: how many there are at least."""
+    """``count``: how many ranks there are at least."""
     script = next(script for script, _ in ranks.values())
-    profiles = {rank: profile.without_added_waiting() for rank, (_, profile) in ranks.items()}
     missing = sorted(set(range(max(count, max(ranks) + 1))) - ranks.keys())
-    devices = [device_of(profile) for profile in profiles.values()]
+    devices = [device_of(profile) for _, profile in ranks.values()]
     names = ", ".join(f"{devices.count(name)} x {name}" for name in dict.fromkeys(devices))
+    own = {rank: _own(profile) for rank, (_, profile) in ranks.items()}
     blocks: list[Block] = [
         Lines([f"{script} on {counted(len(ranks), 'rank')}: {names}"]),
         Lines([f"no profile of rank {rank}: is the folder shared by all machines?" for rank in missing]),
-        Table(_columns(min(map(_own, profiles.values()))), list(profiles.items()), key="ranks"),
-        Table(_CLASSES, list(_spread(profiles)), key="classes"),
+        Table(_columns(min(own.values())), [(rank, profile) for rank, (_, profile) in ranks.items()], key="ranks"),
         Lines(
             [
                 "ms are per step; exposed: not hidden by computation, a rank may wait in it; own: the step without it",
                 "one rank: mamf show FOLDER/rank-N.jsonl",
             ]
         ),
-        Answer([_answer(profiles)]),
+        Answer([_answer(own)]),
     ]
     return Document(f"Profile of {script} by rank", blocks, {"script": script, "missing": missing})
 
 
-def _per_step(profile: Profile, name: str, is_hidden: bool = False) -> float:
-    rows = [row for row in profile.classes if row.name == name]
-    return sum(row.hidden if is_hidden else row.visible for row in rows) / (profile.steps or 1)
-
-
 # The seconds of a step without exposed communication, in which a rank also waits for others.
 def _own(profile: Profile) -> float:
-    return profile.whole_seconds / (profile.steps or 1) - _per_step(profile, COMMUNICATION)
+    return (profile.whole_seconds - profile.seconds_of(COMMUNICATION)) / (profile.steps or 1)
 
 
-def _spread(profiles: Mapping[int, Profile]) -> Iterator[tuple[str, float, float, float, int]]:
-    for name in (*CLASSES, IDLE):
-        took = {rank: _per_step(profile, name) for rank, profile in profiles.items()}
-        least, median, most = min(took.values()), statistics.median(took.values()), max(took.values())
-        if most:
-            yield name, least, median, most, max(took, key=lambda rank: took[rank])
-
-
-def _answer(profiles: Mapping[int, Profile]) -> str:
-    own = {rank: _own(profile) for rank, profile in profiles.items()}
+def _answer(own: Mapping[int, float]) -> str:
     slow, least = max(own, key=lambda rank: own[rank]), min(own.values())
     late = [str(rank) for rank, seconds in own.items() if seconds - least >= _NOTABLE * seconds]
     verdict = f"stragglers: rank {', '.join(late)}" if late else "no straggler"
@@ -111,27 +83,31 @@ def _answer(profiles: Mapping[int, Profile]) -> str:
 
 
 def _columns(least: float) -> list[Column[Any]]:
-    def per_step(
-        name: str, title: str, read: Callable[[Profile], float], importance: int = 0
-    ) -> Column[tuple[int, Profile]]:
-        return Column(f"{name}_seconds", f"{title} ms", lambda row: read(row[1]), milliseconds, importance)
+    def of_step(name: str, title: str, read: Callable[[Profile], float], importance: int = 0) -> Column[Any]:
+        def per_step(row: tuple[int, Profile]) -> float:
+            return read(row[1]) / (row[1].steps or 1)
+
+        return Column(f"{name}_seconds", f"{title} ms", per_step, milliseconds, importance)
 
     return [
         Column("rank", "rank", itemgetter(0)),
-        per_step("step", "step", lambda profile: profile.whole_seconds / (profile.steps or 1)),
-        per_step("own", "own", _own),
-        per_step("behind", "behind", lambda profile: _own(profile) - least),
-        per_step("exposed", "exposed communication", lambda profile: _per_step(profile, COMMUNICATION)),
-        per_step("hidden", "hidden communication", lambda profile: _per_step(profile, COMMUNICATION, True), 2),
-        per_step("idle", "idle", lambda profile: _per_step(profile, IDLE), 1),
+        of_step("step", "step", lambda profile: _exposed(profile) + _own(profile) * (profile.steps or 1)),
+        Column("own_seconds", "own ms", lambda row: _own(row[1]), milliseconds),
+        Column("behind_seconds", "behind ms", lambda row: _own(row[1]) - least, milliseconds),
+        of_step("exposed", "exposed communication", _exposed),
+        of_step("hidden", "hidden communication", _hidden_communication, 2),
+        of_step("idle", "idle", lambda profile: profile.seconds_of(IDLE), 1),
         Column("mamfu", "MAMFU", lambda row: row[1].mamfu, "{:.1%}".format, 1),
     ]
 
 
-_CLASSES: list[Column[Any]] = [
-    Column("class", "class", itemgetter(0), left=True),
-    Column("least_seconds", "least ms", itemgetter(1), milliseconds),
-    Column("median_seconds", "median ms", itemgetter(2), milliseconds),
-    Column("most_seconds", "most ms", itemgetter(3), milliseconds),
-    Column("slowest_rank", "most on rank", itemgetter(4)),
-]
+def _exposed(profile: Profile) -> float:
+    """Visible communication. The profiler slows hosts, so ranks wait longer for one another: the time by which a device
+    is busy for longer in the trace than the steps take without the profiler is left out.
+    """
+    added = profile.whole_seconds - profile.usual_seconds if profile.is_of_device else 0.0
+    return max(0.0, profile.seconds_of(COMMUNICATION) - added)
+
+
+def _hidden_communication(profile: Profile) -> float:
+    return sum(row.hidden for row in profile.classes if row.name == COMMUNICATION)

@@ -18,7 +18,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from pathlib import Path
 from typing import Any
 
-from mamf.errors import UsageError, first_line
+from mamf.errors import UsageError, describe_error, first_line
 from mamf.operations.tracing.events import Trace
 from mamf.operations.tracing.torch_traces import mark_step, synchronize, torch_profiler
 from mamf.operations.tracing.traces import read_chrome_trace
@@ -27,37 +27,29 @@ from mamf.profiling.memory import MemoryWatch
 from mamf.profiling.ranges import ModuleRanges
 from mamf.profiling.script import Program
 
-_ASIDE = "the script starts torch.profiler itself: mamf steps aside, and profiles other steps if there are enough"
+_OTHER = "the script starts torch.profiler itself: read its trace with 'mamf profile --from'"
 
 
 class StepProfiler:
     """Profiles the steps that are due, called at each step's end. ``steps``: how many are timed, then profiled;
     ``watches``: observe the same steps. ``profiled_all`` is called after the last of them. ``stop``: end the script
-    then. ``say`` prints a line.
+    then.
 
-    Errors never end the script: they are reported in ``failure``, one line.
+    Errors never end the script: they are reported in ``failure``, one line, and nothing is profiled after them.
     """
 
     def __init__(
-        self,
-        steps: int,
-        warmup: int,
-        watches: Sequence[MemoryWatch | ModuleRanges] = (),
-        *,
-        stop: bool = False,
-        say: Callable[[str], object] = print,
+        self, steps: int, warmup: int, watches: Sequence[MemoryWatch | ModuleRanges] = (), *, stop: bool = False
     ) -> None:
         self.failure = ""
         self.profiled_all: Callable[[], object] = lambda: None
         self.watches = watches
-        self.seen = self.profiled = self._undisturbed = 0
+        self.seen = self.profiled = 0
         self.unprofiled_step_seconds: float | None = None
-        #: Profilers of the script that are at work: torch has one at a time.
-        self.others: set[object] = set()
         self._steps, self._warmup, self.stop = steps, warmup, stop
-        self._say, self._process = functools.cache(say), os.getpid()  # each line once
+        self._process = os.getpid()
         self._profiler: Any = None
-        self._began, self._has_step_to_end, self._stepped_aside = 0.0, False, False
+        self._began, self._has_step_to_end = 0.0, False
         self._is_starting = self._is_running = False
 
     @property
@@ -77,11 +69,11 @@ class StepProfiler:
         if self._has_step_to_end:
             return
         self.seen += 1
-        if not self.is_complete and not self.others:
+        if not self.is_complete and not self.failure:
             try:
                 self._go_on()
             except Exception as error:  # such as a profiler that is not torch's at work
-                self.failure, self._is_running = first_line(error), False
+                self.failure, self._is_running = describe_error(error), False
         if self.stop and self.is_complete:  # once more if the script goes on
             raise SystemExit(0)
 
@@ -90,11 +82,10 @@ class StepProfiler:
             self.step_ended()
 
     def _go_on(self) -> None:
-        self._undisturbed += 1
-        if self._undisturbed == self._warmup:
+        if self.seen == self._warmup:
             synchronize()
             self._began = time.perf_counter()
-        elif self._undisturbed == self._warmup + self._steps:
+        elif self.seen == self._warmup + self._steps:
             synchronize()
             self.unprofiled_step_seconds = (time.perf_counter() - self._began) / self._steps
             self._start()
@@ -106,19 +97,13 @@ class StepProfiler:
             else:
                 mark_step()
 
-    def other_began(self, other: object) -> None:
-        """Step aside for a profiler of the script: what was timed or profiled of incomplete steps is dropped."""
-        if self._is_starting:  # it is this one's
+    def other_began(self) -> None:
+        """Give way to a profiler of the script: torch runs one at a time."""
+        if self._is_starting or self.is_complete or self.is_in_fork:
             return
-        self.others.add(other)
-        if self.is_complete or self.is_in_fork:
-            return
-        self._stepped_aside = True
-        self._say(_ASIDE)
+        self.failure = _OTHER
         with suppress(RuntimeError):
             self.finish()
-        self.profiled, self.unprofiled_step_seconds = 0, None
-        self._undisturbed = min(self._undisturbed, self._warmup - 1)
 
     def _start(self) -> None:
         self._profiler = torch_profiler(record_shapes=True)
@@ -144,7 +129,7 @@ class StepProfiler:
 
     def read_trace(self, path: Path) -> Trace | None:
         """The profiled steps, None without any. ``path``: where their trace is written."""
-        if not self.profiled:
+        if not self.profiled or self.failure:
             return None
         if not path.exists():
             self._profiler.export_chrome_trace(str(path))
@@ -153,14 +138,12 @@ class StepProfiler:
     def why_nothing(self, function: str | None) -> str:
         """Why there is no profiled step, in a line. ``function``: the function whose calls are the steps."""
         if self.failure:
-            return f"torch.profiler says: {self.failure}"
+            return self.failure
         if not self.seen and function is not None:
             return f"{function} was not called (what the script itself defines is another): call mamf.profiling.step()"
         if not self.seen:
             named = "name a function, as --calls torch:Tensor.backward, or call mamf.profiling.step()"
             return f"no optimizer of torch stepped in this process; {named}"
-        if self._stepped_aside:
-            return "the script's own torch.profiler leaves too few steps: read its trace with 'mamf profile --from'"
         return f"the script took {self.seen} of {self._warmup + 2 * self._steps} steps: lower --warmup or --steps"
 
 
@@ -189,9 +172,8 @@ def _following_steps(profiler: StepProfiler, function: str | None) -> Iterator[N
         listen(profiler.step_ended)
         stack.callback(unlisten, profiler.step_ended)
         for name in ("backward", "grad"):
-            _wrap(stack, torch.autograd, name, after=lambda *_: profiler.backward_returned())
-        _wrap(stack, profile, "_prepare_trace", before=lambda other, *_: profiler.other_began(other))
-        _wrap(stack, profile, "__exit__", after=lambda other, *_: profiler.others.discard(other))
+            _wrap(stack, torch.autograd, name, after=profiler.backward_returned)
+        _wrap(stack, profile, "_prepare_trace", before=profiler.other_began)
         stack.callback(profiler.finish)
         for watch in profiler.watches:
             if isinstance(watch, MemoryWatch):  # before what ends the step
@@ -200,25 +182,21 @@ def _following_steps(profiler: StepProfiler, function: str | None) -> Iterator[N
             stack.callback(_after_optimizers(_ending_steps(profiler)).remove)
         else:
             owner, name = _found(function)
-            _wrap(stack, owner, name, after=lambda *_: profiler.step_ended())
+            _wrap(stack, owner, name, after=profiler.step_ended)
         yield
 
 
 def _wrap(
-    stack: ExitStack,
-    owner: Any,
-    name: str,
-    before: Callable[..., object] = lambda *_: None,
-    after: Callable[..., object] = lambda *_: None,
+    stack: ExitStack, owner: Any, name: str, before: Callable[[], object] = bool, after: Callable[[], object] = bool
 ) -> None:
-    """Call others before and after a function, with its arguments, until the stack is closed."""
+    """Call others before and after a function, until the stack is closed."""
     usual = getattr(owner, name)
 
     @functools.wraps(usual)
     def wrapped(*arguments: Any, **keywords: Any) -> Any:
-        before(*arguments)
+        before()
         returned = usual(*arguments, **keywords)
-        after(*arguments)
+        after()
         return returned
 
     setattr(owner, name, wrapped)

@@ -15,7 +15,7 @@ from mamf.errors import NothingProfiledError
 from mamf.logs.run_log import read_run_log
 from mamf.profiling.breakdown import ClassRow
 from mamf.profiling.counters import ncu
-from mamf.profiling.log import create_profile_log, write_profile
+from mamf.profiling.log import write_profile
 from mamf.profiling.profile import Profile
 from mamf.profiling.summary import LOGS, SUMMARY, summary
 from mamf.testing import SimulatedBackend
@@ -26,9 +26,8 @@ PROFILE = Profile(
     steps=2,
     device="Simulated H100",
     is_of_device=True,
-    classes=(ClassRow("matmul", 0.5, 0.05, 0.0, 10, {"bfloat16": 10**13}, 0.05, 0.3),),
+    classes=(ClassRow("matmul", 0.05, 0.0, 10, {"bfloat16": 10**13}, 0.05, 0.3),),
     kernels=(),
-    gaps=(),
     unprofiled_step_seconds=0.04,
 )
 
@@ -38,8 +37,7 @@ def stub(patch, asked):
 
     def profile(options):
         asked.append(options)
-        with create_profile_log(options.output, "mamf profile", "model_step.py") as log:
-            write_profile(log, PROFILE)
+        write_profile(options.output, "mamf profile", "model_step.py", PROFILE)
         return 0
 
     patch.setattr("mamf.cli.commands.profile.run", profile)

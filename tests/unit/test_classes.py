@@ -12,7 +12,7 @@ from mamf.operations.tracing.classes import CLASSES, COMMUNICATION, class_of, cl
 from mamf.operations.tracing.events import Event, Trace
 from mamf.operations.tracing.names import read_name
 from mamf.operations.tracing.shares import class_seconds
-from mamf.operations.tracing.traces import read_chrome_trace, read_ranks
+from mamf.operations.tracing.traces import read_ranks
 
 DATA = Path(__file__).parent / "data"
 RULES = [rule for found in rules().values() for rule in found]
@@ -55,7 +55,6 @@ def test_every_way_to_match_has_rules():
         ("void ns::f<g<(x)1, h", "ns::f", ("g<(x)1, h",)),
         ("void f(int) [clone .kd]", "f", ()),
         ("Cijk_Ailk.kd", "Cijk_Ailk", ()),
-        ("aten::mul.out-dtype_Float-extraKey_2", "aten::mul", ()),
         (
             "_ZN7ck_tile6kentryILi2ENS_12Rmsnorm2dFwdINS_4PipeIDF16bEEEEEvT_",
             "ck_tile::kentry",
@@ -108,8 +107,8 @@ def test_99_percent_of_labeled_names_are_right():
     """Labels are the classes of the operations that launched them in public traces."""
     rows = rows_of("kernel_names.csv")
     wrong = [row["name"] for row in rows if class_of_name(row["name"]) != row["class"]]
-    assert len(rows) == 400
-    assert sum(bool(row["held_out"]) for row in rows) == 100
+    assert len(rows) == 358
+    assert sum(bool(row["held_out"]) for row in rows) == 98
     assert len(wrong) <= 0.01 * len(rows), wrong
     assert sum(row["name"] in wrong for row in rows if row["held_out"]) <= 1
 
@@ -162,40 +161,10 @@ def written(path, *events, **head):
     return path
 
 
-def test_an_early_trace_is_read(tmp_path):
-    operation = raw("Operator", "aten::addmm", 0, 50, **{"External id": 7, "Input dims": [[7], [3, 5], [5, 7]]})
-    launch = raw("Runtime", "cudaLaunchKernel", 9, 1, thread=2, **{"correlation": 3, "external id": 7})
-    kernel = raw("Kernel", "volta_scudnn_128x64", 60, 10, device=0, stream=7, **{"external id": 7})
-    other = raw("Kernel", "volta_sgemm_32x32_nn", 70, 10, device=0, stream=7, correlation=3)
-    copy = raw("Memcpy", "Memcpy HtoD (Pageable -> Device)", 80, 10, device=0, stream=7)
-    trace = read_chrome_trace(written(tmp_path / "trace.json", operation, launch, kernel, other, copy))
-    by_name = {event.name: event for event in trace.events}
-    assert by_name["volta_scudnn_128x64"].parent.dimensions == [[7], [3, 5], [5, 7]]
-    assert by_name["volta_sgemm_32x32_nn"].parent.name == "cudaLaunchKernel"
-    assert by_name["Memcpy HtoD (Pageable -> Device)"].parent is None
-    assert class_seconds(trace) == pytest.approx({"matmul": 20e-6, "memory copies": 10e-6})
-
-
-def test_mtia_is_a_device(tmp_path):
-    events = (
-        raw("cpu_op", "aten::mm", 0, 50),
-        raw("mtia_runtime", "runFunction", 5, 10, correlation=1),
-        raw("mtia_ccp_events", "fc-dtype_Float", 60, 30, correlation=1, stream=1),
-        raw("mtia_ccp_events", "dma_request", 90, 10, direction="DEVICE_TO_HOST"),
-        raw("mtia_ccp_events", "event_wait", 100, 900, stream=2),
-        raw("mtia_ccp_events", "merge", 100, 20, stream=2),
-    )
-    properties = [{"id": 17, "name": "ARTEMIS"}]
-    trace = read_chrome_trace(written(tmp_path / "trace.json", *events, deviceProperties=properties))
-    assert trace.device == "ARTEMIS"
-    expected = {"matmul": 30e-6, "memory copies": 10e-6, "unclassified": 20e-6}
-    assert class_seconds(trace) == pytest.approx(expected)
-
-
 def test_waiting_by_gloo_is_communication():
-    product = Event("aten::mm", "operation", 0, 4, lane="main")
-    waiting = Event("gloo:all_reduce", "annotation", 3, 9, lane="gloo")
-    step = Event("train", "annotation", 0, 10, lane="main")
+    product = Event("aten::mm", "operation", 0, 4)
+    waiting = Event("gloo:all_reduce", "annotation", 3, 9)
+    step = Event("train", "annotation", 0, 10)
     assert class_seconds(Trace((product, waiting, step), 0, 10)) == {"matmul": 4, COMMUNICATION: 5}
     kernel = Event("nvjet_tst", "kernel", 8, 10)
     assert class_seconds(Trace((product, waiting, kernel), 0, 10)) == {"matmul": 2, COMMUNICATION: 5}
@@ -207,22 +176,17 @@ KERNEL = raw("kernel", "nvjet_tst", 0, 1, device=0, stream=7)
 def test_ranks_are_read_from_a_folder(tmp_path):
     written(tmp_path / "b.json", KERNEL, distributedInfo={"backend": "nccl", "rank": 1})
     written(tmp_path / "a.json", KERNEL, distributedInfo={"backend": "nccl", "rank": 3})
-    written(tmp_path / "node-rank_12.pt.trace.json", KERNEL)
     (tmp_path / "notes.txt").write_text("")
-    assert [trace.rank for trace in read_ranks(tmp_path)] == [3, 1, 12]
+    assert [trace.rank for trace in read_ranks(tmp_path)] == [3, 1]
 
 
 @pytest.mark.parametrize(
-    ("names", "expected"),
-    [
-        ([], "holds no trace"),
-        (["a.json"], "does not say which rank"),
-        (["rank0.json", "worker-0.json"], "are both from rank 0"),
-    ],
+    ("ranks", "expected"),
+    [([], "holds no trace"), ([None], "does not say which rank"), ([0, 0], "are both from rank 0")],
 )
-def test_a_folder_that_does_not_hold_ranks_is_refused(tmp_path, names, expected):
-    for name in names:
-        written(tmp_path / name, KERNEL)
+def test_a_folder_that_does_not_hold_ranks_is_refused(tmp_path, ranks, expected):
+    for name, rank in zip("ab", ranks, strict=False):
+        written(tmp_path / f"{name}.json", KERNEL, distributedInfo={} if rank is None else {"rank": rank})
     with pytest.raises(UsageError, match=expected):
         list(read_ranks(tmp_path))
 

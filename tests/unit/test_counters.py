@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,19 +14,19 @@ from mamf.profiling.counters import ncu
 from mamf.profiling.counters.bounds import bound, bound_of_kernel, short_name
 from mamf.profiling.counters.counts import (
     CYCLES,
-    DEFAULT,
     DRAM,
     DRAM_READ,
     L2,
     L2_HIT,
     MEMORY_PIPES,
+    METRICS,
     NANOSECONDS,
     TENSOR,
     UNITS_BUSY,
     WAVES,
     Counts,
     DeviceKernel,
-    counted,
+    counted_in,
     counts_of,
     counts_record,
     step_of,
@@ -60,7 +61,7 @@ def test_figures_are_read_from_among_messages():
     assert (MM.cycles, MM.seconds, MM.metrics[TENSOR]) == (285342.0, pytest.approx(175.168e-6), 90.30)
     assert MM.dram_bytes == 149_646_080 + 28_192_512
     assert MM.limiters == ("registers", "shared memory")
-    assert not [name for each in KERNELS for name in DEFAULT if each.metrics[name] is None]
+    assert not [name for each in KERNELS for name in METRICS if each.metrics[name] is None]
 
 
 def test_what_the_program_prints_is_no_figure():
@@ -68,11 +69,6 @@ def test_what_the_program_prints_is_no_figure():
     assert ncu.kernels_in(printed) == KERNELS
     assert ncu.kernels_in("") == ncu.kernels_in("no csv\n") == ncu.kernels_in('"a"\n') == []
     assert ncu.kernels_in(RECORDED[: len(RECORDED) // 2])[:4] == KERNELS[:4]
-
-
-def test_a_metric_that_ncu_does_not_know_has_no_figure():
-    kernels = ncu.kernels_in((DATA / "ncu_unknown_metric.csv").read_text())
-    assert kernels[0].metrics["no_such__metric.sum"] is None
 
 
 @pytest.mark.parametrize(
@@ -120,9 +116,7 @@ def test_a_launch_of_several_kernels_is_their_sum():
     assert total.cycles == sum(each.cycles for each in BACKWARD) == 1_442_759
     assert total.seconds == pytest.approx(794.784e-6)
     assert total.dram_bytes == 202_002_432 + 61_282_048
-    # Shares by cycles: the loop takes 89 % of them, at 38.34 %.
-    assert total.metrics[TENSOR] == pytest.approx(34.42, abs=0.01)
-    assert L2_HIT not in total.metrics
+    assert TENSOR not in total.metrics
     assert counts(MM).total is MM
 
 
@@ -214,11 +208,10 @@ def test_a_record_holds_what_was_counted():
     before = counts(*BACKWARD, cycles=(1.0, 2.0))
     record = {"record": "counters", **counts_record(before)}
     require(record, record_schema(record))
-    roof = {"record": "roof", "of": "bandwidth", "rate": 1.0, "source": "", "told": "", "dtype": ""}
-    assert counted([roof, record]) == {step_of(before): before}
+    assert counted_in(SimpleNamespace(counter_records=[record])) == {step_of(before): before}
 
 
 def test_the_last_counts_of_a_step_are_its_counts():
     failed = replace(counts(MM), kernels=(), cycles=(), reason="it broke")
     records = [{"record": "counters", **counts_record(each)} for each in (failed, counts(MM))]
-    assert counted(records) == {step_of(failed): counts(MM)}
+    assert counted_in(SimpleNamespace(counter_records=records)) == {step_of(failed): counts(MM)}

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from mamf.cli import main
+from mamf.engine.launching import launch_in_window
 from mamf.errors import UnavailableError
 from mamf.logs.run_log import read_run_log
 from mamf.plugins import discovery
@@ -96,15 +97,21 @@ def test_a_launch_its_cycles_its_burst_and_what_bounds_it(run, counted):
         ("model", "mamf.testing:SimulatedModel"),
     ],
 )
-def test_what_it_asks_for_is_understood_by_mamf_run(backend, capsys, operation, kernel):
+def test_what_it_asks_for_is_understood_by_mamf_run(backend, monkeypatch, operation, kernel):
     """Every field of a problem, of every operation."""
     of = discovery.operation(operation)
     problem, shape = of.problem_for(backend, {}), of.default_shapes(backend)[0]
     command = Ncu("ncu", DEVICE[1], 0, launches=2).command(kernel, problem, shape)
-    assert main([*command[command.index("run") :], "--format", "json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["operation"], told["shape"], len(told["seconds"])) == (operation, str(shape), 2)
-    assert told["problem"] == of.problem_record(problem)
+    launched = []
+
+    def launch(kernel, *asked):
+        launched.append(asked)
+        return launch_in_window(kernel, *asked)
+
+    monkeypatch.setattr("mamf.cli.commands.run.launch_in_window", launch)
+    assert main(command[command.index("run") :]) == 0
+    assert launched[0][:2] == (problem, shape)
+    assert launched[0][-1].launches == 2
 
 
 def test_attention_is_asked_for_by_its_sizes(run, counted):
@@ -199,11 +206,8 @@ def test_how_it_counts_is_no_part_of_the_plan(run, counted):
     counted.answers[MM] = CRASH
     run("counters", MM, *DEVICE, *SHAPE, *LOG)
     counted.answers[MM] = printed([0], launches=7)
-    how = ["--launches", "7", "--metrics", "no_such__metric.sum"]
-    code, _, err = run("counters", MM, *DEVICE, *how, "--resume", "counters.jsonl")
-    assert code == 0
-    assert "ncu has no figure of no_such__metric.sum on this device" in err
-    assert "no_such__metric.sum" in " ".join(counted.commands[-1]).replace(",", " ").split()
+    assert run("counters", MM, *DEVICE, "--launches", "7", "--resume", "counters.jsonl")[0] == 0
+    assert "7" in counted.commands[-1]
 
 
 def test_a_missing_log_begins_when_queued(run, counted, tmp_path):

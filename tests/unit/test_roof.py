@@ -16,8 +16,6 @@ from mamf.operations.bandwidth.operation import Bandwidth
 from mamf.operations.bandwidth.shapes import BandwidthProblem, BandwidthShape
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import PRESETS, MatmulShape, name_layers
-from mamf.profiling.profile import ClassRow, Profile
-from mamf.profiling.roofs import profile_points
 from mamf.report.charts.plotting import draw
 from mamf.report.charts.roofline import roofline_chart
 from mamf.report.charts.roofline_drawing import labelled, series_of
@@ -210,21 +208,6 @@ def test_what_does_no_flop_is_told_and_not_drawn():
     chart = roofline_chart(ROOFS, points_of(rows, ROOFS), HEADER)
     assert not chart.marks
     assert "1 of the rows, the highest 4.26 TB/s (torch 1GiB, pattern copy, warm 1)" in " ".join(chart.notes)
-
-
-def test_classes_of_a_profile_are_held_to_the_compute_roof():
-    matmul = ClassRow("matmul", 0.5, 1.0, 0.0, 10, {"bfloat16": 500 * 10**12}, 1.0)
-    other = ClassRow("norm", 0.5, 1.0, 0.0, 10, {}, 0.0)
-    unknown = ClassRow("attention", 0.5, 1.0, 0.0, 10, {"float16": 10**12}, 1.0)
-    profile = Profile(2.0, 1, "H200", True, (matmul, other, unknown), (), ())
-    found = list(profile_points(profile, ROOFS, "train.py"))
-    assert [(point.name, point.roof and round(point.roof), point.bound) for point in found] == [
-        ("matmul", 707, "compute"),
-        ("attention", None, None),
-    ]
-    chart = roofline_chart(ROOFS, found, HEADER)
-    assert not any(mark.is_placed for mark in chart.marks)
-    assert any("hollow" in note for note in chart.notes)
 
 
 def test_labels_touch_neither_one_another_nor_a_mark():

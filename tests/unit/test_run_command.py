@@ -1,7 +1,6 @@
 """``mamf run``: one kernel, launched in a profiler's window and nowhere else, in virtual time."""
 
 import dataclasses
-import json
 from contextlib import contextmanager
 
 import pytest
@@ -53,15 +52,6 @@ def test_it_says_that_a_launch_is_no_measurement(run):
     _, out, _ = run(*PRODUCT, "--launches", "3")
     assert "launched 3 times" in out
     assert "which without rests is not a measurement" in out
-
-
-def test_a_script_reads_it_as_json(run):
-    code, out, _ = run(*PRODUCT, "--launches", "2", "--format", "json", "--kernel-names")
-    told = json.loads(out)
-    assert code == 0
-    assert (told["operation"], told["kernel"], told["shape"]) == ("matmul", "simulated.mm", "4096x4096x4096")
-    assert len(told["seconds"]) == 2
-    assert (told["relative_error"], told["device_kernels"]) == (1e-3, [])
 
 
 def test_attention_is_asked_for_by_its_sizes(run):

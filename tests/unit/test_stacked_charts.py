@@ -1,4 +1,4 @@
-"""Stacked bars: the phases of a model's step with its MAMFU beneath, and the classes of profiles."""
+"""Stacked bars: the phases of a model's step with its MAMFU beneath."""
 
 import itertools
 from dataclasses import replace
@@ -8,13 +8,10 @@ import pytest
 from mamf.ceilings.share import KnownCeiling
 from mamf.cli.commands import model
 from mamf.contribution import known_ceilings
-from mamf.errors import IncomparableError, UnavailableError, UsageError
+from mamf.errors import UnavailableError, UsageError
 from mamf.logs.run_log import read_run_log
 from mamf.measurement import Measurement
 from mamf.operations.model.shapes import PHASES, ModelProblem, ModelShape
-from mamf.profiling.log import create_profile_log, write_profile
-from mamf.profiling.profile import ClassRow, Profile
-from mamf.profiling.report import profile_chart
 from mamf.report.charts.model import model_chart
 from mamf.report.charts.plotting import draw
 from mamf.statistics import summarize
@@ -106,34 +103,6 @@ def test_rows_without_a_figure_are_told():
         model_chart([gone], KNOWN, HEADER)
 
 
-def profile(seconds=0.1, took=0.04, steps=2, device="GPU", **shares):
-    rows = tuple(ClassRow(name, share, share * seconds, 0.0, 1, {}, 0.0) for name, share in shares.items())
-    return Profile(seconds, steps, device, True, rows, (), (), took)
-
-
-def test_a_profile_is_a_bar_as_high_as_its_step():
-    runs = [
-        ("eager", profile(attention=0.5, idle=0.5)),
-        ("flash", profile(0.06, attention=0.2, idle=0.7999, other=0.0001)),
-        ("trace", profile(0.06, None, attention=0.2, idle=0.8)),
-    ]
-    chart = profile_chart(runs)
-    (panel,) = chart.panels
-    assert [(bar.label, dict(bar.parts)) for bar in panel.bars] == [
-        ("eager", pytest.approx({"attention": 25, "idle": 15})),
-        ("flash", pytest.approx({"attention": 6, "idle": 33.997})),
-        ("trace", pytest.approx({"attention": 6, "idle": 24})),
-    ]
-    assert chart.names == ["attention", "idle"]
-    assert "eager: without the profiler, which makes it 50.00 ms" in chart.notes
-    assert "trace: with the profiler, which adds to its idle time" in chart.notes
-    assert profile_chart([("a", profile(idle=1)), ("b", profile(device="", idle=1))]).panels[0].bars[1].label == (
-        "b, an unknown device"
-    )
-    with pytest.raises(IncomparableError, match="no step to compare"):
-        profile_chart([runs[0], ("trace", profile(steps=None, idle=1))])
-
-
 CHARTS = {
     "a step": model_chart(STEP, KNOWN, HEADER),
     "kernels and contexts": model_chart(
@@ -152,9 +121,6 @@ CHARTS = {
         KNOWN,
         HEADER,
     ),
-    "profiles": profile_chart(
-        [(f"a-run-of-some-name-{number}", profile(0.1 + number / 99, attention=0.5, idle=0.5)) for number in range(5)]
-    ),
 }
 
 
@@ -170,7 +136,7 @@ def test_figures_are_drawn_as_wide_as_a_readme(chart):
     assert not [one for one, other in itertools.combinations(titles, 2) if one.width and one.overlaps(other)]
 
 
-def test_the_command_draws_steps_and_profiles(run, monkeypatch, tmp_path):
+def test_the_command_draws_steps(run, monkeypatch, tmp_path):
     pytest.importorskip("matplotlib")
 
     def unknown(*asked):
@@ -181,18 +147,8 @@ def test_the_command_draws_steps_and_profiles(run, monkeypatch, tmp_path):
     command = ["model", "--backend", "mamf.testing:SimulatedBackend", "--phase", *PHASES, "--regime", "sustained"]
     assert run(*command, "--output", "run.jsonl")[0] == 0
     assert len(read_run_log(tmp_path / "run.jsonl").measurements) == 3
-    for name in ("a", "b"):
-        with create_profile_log(tmp_path / f"{name}.jsonl", "mamf profile", "train.py") as log:
-            write_profile(log, profile(idle=1.0))
     assert run("plot", "run.jsonl")[:2] == (0, "figure: run.png\n")
     assert run("plot", "run.jsonl", "--quantity", "ms", "--output", "ms.png")[0] == 0
-    assert run("plot", "a.jsonl", "b.jsonl", "--output", "step.svg")[:2] == (0, "figure: step.svg\n")
-    assert "optimizer" not in (tmp_path / "step.svg").read_text()
-    for arguments, told in (
-        (["run.jsonl", "run.jsonl"], "only profiles, and logs of mamf-finder with others, share a picture"),
-        (["a.jsonl", "run.jsonl"], "run.jsonl is not a profile"),
-        (["a.jsonl", "--regime", "burst"], "a profile has no regime: leave --regime out"),
-    ):
-        code, out, err = run("plot", *arguments, "--output", "other.png")
-        assert (code, out, len(err.splitlines())) == (2, "", 1)
-        assert told in err
+    code, out, err = run("plot", "run.jsonl", "run.jsonl", "--output", "other.png")
+    assert (code, out) == (2, "")
+    assert "only logs of mamf-finder share a picture" in err

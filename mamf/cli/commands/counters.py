@@ -64,7 +64,7 @@ class CountersSession(KernelsSession):
         before = counted_in(self.log) if self.log else {}
         self.counted = {step: counts for step, counts in before.items() if counts.ok}
         backend = options.backend or self.backend.name
-        self.ncu = Ncu(options.ncu, backend, self.backend.index, options.launches, tuple(options.metrics))
+        self.ncu = Ncu(options.ncu, backend, self.backend.index, options.launches)
 
     def read_options(self) -> None:
         with_shapes_of_sizes(self.of, self.options, self.backend)

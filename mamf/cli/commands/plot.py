@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from pathlib import Path
 
 from mamf.cli.reading import read_log
@@ -16,12 +15,8 @@ from mamf.node.logs import contributed_baseline, read_nodes
 from mamf.node.report import node_chart
 from mamf.node.verdict import judge
 from mamf.operations.attention.operation import is_attention
-from mamf.profiling.log import read_profile_or_none
-from mamf.profiling.profile import Profile
-from mamf.profiling.report import profile_chart
 from mamf.report.charts.chart import Chart
 from mamf.report.charts.plotting import Picture, draw, exists, file_type, save
-from mamf.report.charts.stacked import StackedChart
 from mamf.report.imported import beside_chart, shown_log, shown_run
 
 
@@ -41,31 +36,17 @@ def _picture(options: argparse.Namespace) -> Picture:
         return _of_nodes(options)
     if folders:
         raise UsageError(f"{folders[0]} is a folder of 'mamf node': draw folders and logs separately")
-    profiles = [read_profile_or_none(path) for path in options.logs]
-    if any(profiles):
-        return _of_profiles(options, profiles)
     imported = [read_legacy_or_none(path) for path in options.logs]
     if any(imported):
         _require_no_choice(options, "a log of mamf-finder")
         named = zip(options.logs, imported, strict=True)
         return beside_chart([shown_run(path.stem, run) if run else shown_log(read_log(path)) for path, run in named])
     if len(options.logs) > 1:
-        raise UsageError("only profiles, and logs of mamf-finder with others, share a picture: draw them one by one")
+        raise UsageError("only logs of mamf-finder share a picture: draw them one by one")
     log = read_log(options.logs[0])
     picture = chart_of(log, options.regime, options.direction, options.quantity)
     _warn_of_other_regimes(log, options.regime)
     return picture
-
-
-def _of_profiles(options: argparse.Namespace, found: Sequence[tuple[str, Profile] | None]) -> StackedChart:
-    """Bars are named like their logs."""
-    _require_no_choice(options, "a profile")
-    runs = []
-    for path, read in zip(options.logs, found, strict=True):
-        if read is None:
-            raise UsageError(f"{path} is not a profile: draw it separately")
-        runs.append((path.stem, read[1].without_added_waiting()))
-    return profile_chart(runs)
 
 
 def _of_nodes(options: argparse.Namespace) -> Chart:

@@ -5,30 +5,28 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
-import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from mamf.ceilings.share import KnownCeiling, given_ceiling
-from mamf.cli.printing import print_document
-from mamf.cli.terminal import stdout, warn
+from mamf.cli.printing import note_stream, print_document
+from mamf.cli.terminal import say, stdout, warn
 from mamf.contribution.known_ceilings import measured_peak, opened
 from mamf.errors import MamfError, NothingProfiledError, RunLogError, UsageError
 from mamf.files import make_folder
 from mamf.logs.run_log import read_run_log
-from mamf.logs.writer import RunLogWriter
 from mamf.machine.environment import command_line
 from mamf.operations.tracing.events import Trace
 from mamf.operations.tracing.traces import read_chrome_trace, read_ranks
 from mamf.profiling import kernel_tables, ranks, running, script
 from mamf.profiling.breakdown import CeilingOf
-from mamf.profiling.log import create_profile_log, write_profile
+from mamf.profiling.log import write_profile
 from mamf.profiling.memory import MemoryWatch
-from mamf.profiling.profile import MemoryRow, Profile, profile_of
+from mamf.profiling.profile import MemoryRow, profile_of
 from mamf.profiling.ranges import ModuleRanges, in_trace
 from mamf.profiling.report import profile_document
 from mamf.regime_names import SUSTAINED
@@ -43,13 +41,12 @@ def run(options: argparse.Namespace) -> int:
     name, *arguments = options.typed[-len(options.script) :]
     program = script.Program(name, arguments, options.is_module)
     program.require()
-    options.output = options.output and options.output.absolute()
     if options.ranks == "all" and options.output is None:
         raise UsageError("--ranks all needs --output FOLDER")
     if running.rank() and options.ranks == "first" and not options.stop:
         with program.in_place():
             return program.run()
-    options.trace, options.memory = _place(options, "trace"), _place(options, "memory")
+    options.output, options.trace, options.memory = (_place(options, name) for name in ("output", "trace", "memory"))
     folder = Path(tempfile.mkdtemp())  # not a TemporaryDirectory, which a forked child would remove at its exit
     try:
         return _profile(options, program, folder)
@@ -60,12 +57,11 @@ def run(options: argparse.Namespace) -> int:
 def _place(options: argparse.Namespace, option: str) -> Path | None:
     """Where a file of this rank goes: checked before the script runs for hours, and may change its folder."""
     path: Path | None = getattr(options, option)
-    if path is None or (running.rank() and options.ranks == "first"):
+    if path is not None and option == "output" and options.ranks == "all":
+        make_folder(path, "; name another --output")
+        path = ranks.rank_log(path, running.rank())
+    elif path is None or running.rank():
         return None
-    if options.ranks == "all":
-        number = running.rank()
-        path = ranks.rank_log(path, number) if option == "output" else path.with_name(f"rank-{number}-{path.name}")
-        make_folder(path.parent, f"; name another --{option}")
     if path.exists():
         raise UsageError(f"{path} exists and is not overwritten: name another --{option}")
     if not path.parent.is_dir():
@@ -74,23 +70,19 @@ def _place(options: argparse.Namespace, option: str) -> Path | None:
 
 
 def _read(options: argparse.Namespace) -> int:
-    given = {
-        "a SCRIPT": options.script,
-        **{f"--{name}": getattr(options, name) for name in ("calls", "trace", "memory", "nvtx", "stop")},
-        "--ranks": options.ranks == "all",
-    }
-    for name in filter(given.get, given):
-        raise UsageError(f"--from reads an existing trace: leave {name} out")
+    not_read = ("script", "calls", "trace", "memory", "nvtx", "stop", *(["output"] if options.source.is_dir() else ()))
+    for name in not_read:
+        if getattr(options, name):
+            what = "a SCRIPT" if name == "script" else f"--{name}"
+            raise UsageError(f"--from reads an existing trace: leave {what} out")
     if options.source.is_dir():
-        if options.output:
-            raise UsageError("--from a folder reads one trace per rank: leave --output out")
         name, ceiling_of = options.source.name, _ceilings(options, is_of_device=True)
         found = {trace.rank or 0: (name, profile_of(trace, ceiling_of)) for trace in read_ranks(options.source)}
         print_document(options, ranks.ranks_document(found))
         return 0
+    options.output = _place(options, "output")
     read = kernel_tables.read_kernel_table if options.source.suffix == ".csv" else read_chrome_trace
-    with _reporting(options, options.source.name) as report:
-        report.keep(read(options.source))
+    _keep(options, options.source.name, read(options.source))
     return 0
 
 
@@ -98,74 +90,55 @@ def _profile(options: argparse.Namespace, program: script.Program, folder: Path)
     memory = None if options.memory is None else MemoryWatch(options.memory)
     ranges = ModuleRanges(lambda: opened(_device(options))) if options.nvtx else None
     watches = [each for each in (memory, ranges, ModuleRanges(in_trace)) if each is not None]
-    say = str if running.rank() else warn  # a line, not one per rank
-    profiler = running.StepProfiler(options.steps, options.warmup, watches, stop=options.stop, say=say)
+    profiler = running.StepProfiler(options.steps, options.warmup, watches, stop=options.stop)
     if running.rank() and options.ranks == "first":  # it ends with the first
         return running.profile_program(program, profiler, options.calls)
-    with _reporting(options, Path(program.name).name) as report:
+    if options.ceiling:  # wrong ones are reported before the script runs
+        _given(options.ceiling)
+    terminal, is_kept = sys.stdout, False  # a script may have its own stdout
 
-        def read(code: int = 0) -> None:
-            trace = profiler.read_trace(options.trace or folder / "trace.json")
-            if trace is None:
-                raise NothingProfiledError(profiler.why_nothing(options.calls), code)
-            with running.keeping_device():
-                report.keep(trace, profiler.unprofiled_step_seconds, memory.rows if memory else ())
-            shutil.rmtree(folder, ignore_errors=True)  # a script may end in a way that leaves it
+    def keep(code: int = 0) -> None:
+        nonlocal is_kept
+        trace = profiler.read_trace(options.trace or folder / "trace.json")
+        if trace is None:
+            raise NothingProfiledError(profiler.why_nothing(options.calls), code)
+        with running.keeping_device(), contextlib.redirect_stdout(terminal):
+            parts = memory.rows if memory else ()
+            _keep(options, Path(program.name).name, trace, profiler.unprofiled_step_seconds, parts)
+        is_kept = True
+        shutil.rmtree(folder, ignore_errors=True)  # a script may end in a way that leaves it
 
-        profiler.profiled_all = read
-        code = running.profile_program(program, profiler, options.calls)
-        if not report.is_kept:
-            read(code)
+    profiler.profiled_all = keep
+    code = running.profile_program(program, profiler, options.calls)
+    if not is_kept:
+        keep(code)
     for watch in watches:
         if watch.remark:
             warn(watch.remark)
     return code
 
 
-class _Report:
-    """Keeps a profile in the log and prints it, as soon as there is one. ``name``: of the script."""
-
-    def __init__(self, options: argparse.Namespace, name: str) -> None:
-        self.is_kept = False
-        self.log: RunLogWriter | None = None
-        self._options, self._name = options, name
-        self._stdout = sys.stdout
-        if options.ceiling:  # wrong ones are reported before the script runs
-            _given(options.ceiling)
-
-    def keep(self, trace: Trace, step_seconds: float | None = None, parts: Sequence[MemoryRow] = ()) -> None:
-        """``step_seconds``: of a step without the profiler."""
-        ceiling_of = _ceilings(self._options, trace.is_of_device)
-        profile = replace(profile_of(trace, ceiling_of, step_seconds), memory=tuple(parts))
-        self.is_kept = True
-        if self.log is not None:
-            write_profile(self.log, profile)
-        if running.rank() == 0 or self._options.ranks == "first":
-            with contextlib.redirect_stdout(self._stdout):  # a script may have its own
-                self._print(profile)
-
-    def _print(self, profile: Profile) -> None:
-        options = self._options
+def _keep(
+    options: argparse.Namespace,
+    name: str,
+    trace: Trace,
+    step_seconds: float | None = None,
+    parts: Sequence[MemoryRow] = (),
+) -> None:
+    """Write the log and print the report of the first rank. ``name``: of the script; ``step_seconds``: of a step
+    without the profiler.
+    """
+    profile = profile_of(trace, _ceilings(options, trace.is_of_device), step_seconds)
+    profile = replace(profile, memory=tuple(parts))
+    if options.output:
+        path = write_profile(options.output, command_line(), name, profile)
+        if path != options.output:
+            warn(f"{options.output} was made by another program meanwhile: the profile is in {path}")
+    if not running.rank():
+        print_document(options, profile_document(name, profile, options.top))
         if options.ranks == "all":
-            count = int(os.environ.get("WORLD_SIZE", "1"))
-            document = ranks.ranks_document(ranks.wait_for_ranks(options.output, count), count)
-        else:
-            document = profile_document(self._name, profile, options.top)
-        print_document(options, document)
+            say(f"all ranks: mamf show {options.output.parent}", note_stream(options))
         stdout().flush()
-
-
-@contextlib.contextmanager
-def _reporting(options: argparse.Namespace, name: str) -> Iterator[_Report]:
-    """With the log of --output, which is removed if there is no profile."""
-    path, report = _place(options, "output"), _Report(options, name)
-    with create_profile_log(path, command_line(), name) if path else contextlib.nullcontext() as report.log:
-        try:
-            yield report
-        except BaseException:
-            if report.log is not None and not report.is_kept:
-                report.log.discard()
-            raise
 
 
 def _ceilings(options: argparse.Namespace, is_of_device: bool) -> CeilingOf:

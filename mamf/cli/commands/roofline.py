@@ -14,7 +14,7 @@ from mamf.cli.interruption import EXIT_CODE
 from mamf.cli.printing import print_document
 from mamf.cli.reading import read_log
 from mamf.cli.resuming import flag
-from mamf.cli.roofline_files import place_rows, read_given, require_files, write_files
+from mamf.cli.roofline_files import place_rows, require_files, write_files
 from mamf.cli.terminal import reports_to_stderr, say
 from mamf.errors import UsageError
 from mamf.files import make_folder
@@ -43,7 +43,7 @@ _PART_OF_MEMORY, _MEMORY_BYTES = 4, 8 * 1024 * MIB
 
 def run(options: argparse.Namespace) -> int:
     require_files(options)
-    given, code = [read_given(path) for path in options.rows], 0
+    placed, code = [read_log(path) for path in options.rows], 0
     for option in ("output_folder", "budget", "dtype", "dry_run", "notes") if options.ceiling else ():
         if option in options.given:
             raise UsageError(f"--ceiling measures nothing: leave {flag(option)} out")
@@ -55,8 +55,8 @@ def run(options: argparse.Namespace) -> int:
     roofs = roofs_of_logs(logs, options.anyway)
     if options.regime:
         roofs = roofs.only(options.regime)
-    points = place_rows(given, roofs, options.anyway)
-    head = [machine_line(logs[0].header), *_other_cards([*logs, *(each.log for each in given if each.log)])]
+    points = place_rows(placed, roofs, options.anyway)
+    head = [machine_line(logs[0].header), *_other_cards([*logs, *placed])]
     print_document(options, roofline_document(roofs, points, head, top=options.top))
     write_files(options, roofs, points, logs[0].header)
     return code

@@ -15,15 +15,13 @@ from mamf.cli.commands.kernels_sweep import (
     shapes_from,
     with_shapes_of_sizes,
 )
-from mamf.cli.printing import print_document
+from mamf.cli.terminal import say
 from mamf.engine.launching import Launched, Launching, launch_in_window
 from mamf.errors import UsageError
-from mamf.kernel import AnyKernel
 from mamf.measurement import TERA
 from mamf.operations.tracing.torch_traces import list_device_kernels
 from mamf.plugins.discovery import open_backend
 from mamf.plugins.selection import choose_kernels
-from mamf.report.document import Answer, Document
 from mamf.report.text import rate_text, significant
 from mamf.work import Work
 
@@ -53,7 +51,8 @@ def run(options: argparse.Namespace) -> int:
     title = f"{kernel.name} {shape} on {backend.info.name} ({backend.name}:{backend.index}): {_words(of, problem)}"
     lines = [title, *_lines(launched, problem.work(shape))]
     lines += [_DETERMINISM[launched.is_deterministic]] if options.determinism else []
-    print_document(options, Document(title, [Answer(lines)], _record(of, kernel, problem, shape, launched)))
+    for line in lines:
+        say(line)
     return 0
 
 
@@ -84,17 +83,3 @@ def _lines(launched: Launched, work: Work) -> Iterator[str]:
     if launched.device_kernels is not None:
         names = ", ".join(dict.fromkeys(launched.device_kernels))
         yield f"GPU kernels of a launch: {names or 'none that torch.profiler sees'}"
-
-
-def _record(of: AnyOperation, kernel: AnyKernel, problem: Any, shape: Any, launched: Launched) -> dict[str, Any]:
-    return {
-        "operation": of.name,
-        "kernel": kernel.name,
-        "problem": of.problem_record(problem),
-        "shape": str(shape),
-        "seconds": launched.seconds,
-        "preparing_seconds": launched.preparing_seconds,
-        "relative_error": launched.verdict and launched.verdict.error,
-        "device_kernels": launched.device_kernels,
-        "is_deterministic": launched.is_deterministic,
-    }

@@ -19,7 +19,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_launch_options(parser, "--shapes")
     group = parser.add_argument_group("counting")
     add(group, "--launches", default=5, default_text="5")
-    group.add_argument("--metrics", nargs="+", default=[], metavar="METRIC", help="additional metrics, by ncu's names")
     group.add_argument("--ncu", metavar="PATH", help="path to ncu (default: the first on PATH)")
     add(group, "--time-limit")
     add_device_options(parser)

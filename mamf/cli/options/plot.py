@@ -14,14 +14,17 @@ EXAMPLES = """examples:
   mamf plot attention.jsonl --direction fwd --quantity tflops --output forward.svg
   mamf plot sweep.jsonl --regime burst
   mamf plot model.jsonl                                     training steps by phase, and their MAMFU
-  mamf plot eager.jsonl flash.jsonl --output step.png       profiles: one bar per run, stacked by class
   mamf plot FOLDER                                          devices side by side, from a folder of 'mamf node'
 """
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "logs", type=Path, nargs="+", metavar="LOG", help="a run log, several profiles, or folders of 'mamf node'"
+        "logs",
+        type=Path,
+        nargs="+",
+        metavar="LOG",
+        help="a run log, logs of mamf-finder, or folders of 'mamf node'",
     )
     parser.add_argument(
         "--output", type=Path, metavar="FILE", help="picture to write: .png or .svg (default: the log's name with .png)"

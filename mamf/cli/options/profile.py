@@ -42,7 +42,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--ranks",
         choices=("first", "all"),
         default="first",
-        help="under torchrun: profile the first rank, or all and compare them (--output is a folder, a log per rank)",
+        help="under torchrun: profile the first rank, or all: a log per rank in the folder --output, for 'mamf show'",
     )
     # An option with several values would take SCRIPT too.
     add(
@@ -63,7 +63,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         dest="source",
         type=Path,
         metavar="FILE",
-        help="read a Chrome trace (.json, .json.gz), a folder of one per rank, or a table of nsys or rocprofv3 (.csv)",
+        help="read a Chrome trace (.json, .json.gz), a folder of one per rank, or a list of launches (.csv)",
     )
     add(parser, "--output", default_text="none")
     add_device_options(parser)

@@ -29,4 +29,3 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--determinism", action="store_true", help="launch again, and report whether all results are equal bit by bit"
     )
     add_device_options(parser)
-    add(parser, "--format", choices=("table", "json"))

@@ -36,10 +36,6 @@ CLASSES = (
     UNCLASSIFIED,
     COMMUNICATION,
 )
-
-
-#: Kernels and operations of the class elementwise that only add.
-ADDITIONS = r"CUDAFunctor_add\b|CUDAFunctorOnSelf_add\b|aten::_?(foreach_)?add_?$"
 #: A kernel may be an argument of the template of another, which only launches it.
 _MOST_WRAPPERS = 4
 

@@ -13,26 +13,23 @@ ON_DEVICE = ("kernel", "copy")
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Event:
-    """``begun``, ``ended``: seconds from the beginning of the trace. ``lane``: the stream or the thread.
+    """``begun``, ``ended``: seconds from the beginning of the trace.
 
     ``parent``: the event that called or launched it; None if there is none or it is unknown. ``forward``: for a node of
-    autograd, the operation that it differentiates. ``dimensions``, ``strides``, ``dtypes`` and ``values``: the
-    arguments of an operation, in order, empty if they were not recorded; ``dtypes`` as torch prints them, ``values`` of
-    arguments that are not tensors. ``calls``: more than 1 for a sum over a kernel's launches.
+    autograd, the operation that it differentiates. ``dimensions``, ``dtypes`` and ``values``: the arguments of an
+    operation, in order, empty if they were not recorded; ``dtypes`` as torch prints them, ``values`` of arguments that
+    are not tensors.
     """
 
     name: str
     kind: Kind
     begun: float
     ended: float
-    lane: str = ""
     parent: Event | None = None
     forward: Event | None = None
     dimensions: Sequence[Sequence[int]] = ()
     dtypes: Sequence[str] = ()
     values: Sequence[str] = ()
-    calls: int = 1
-    strides: Sequence[Sequence[int]] = ()
 
     @property
     def seconds(self) -> float:

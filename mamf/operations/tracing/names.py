@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 _CLOSES = {")": "(", "]": "[", "}": "{", ">": "<"}
-#: MTIA: operation, overload, dtype and a key (aten::mul.out-dtype_Float-extraKey_2). ROCm: a descriptor (name.kd).
-_SUFFIX = re.compile(r"(\.\w+)?-dtype_\w+(-\w+)*$|\.kd$")
+#: ROCm's descriptors end with it.
+_DESCRIPTOR = ".kd"
 _MANGLED = re.compile(r"_Z(TS)?(?=[NL\d])")
 #: Tokens of a mangled name: literals, types and substitutions hold digits that are no lengths of identifiers.
 _TOKEN = re.compile(r"L[a-z]n?\d+E|DF\d+[b_x]?|[ST][0-9A-Z]*_|A\d+_|(?P<length>\d+)(?=[A-Za-z_])|.", re.DOTALL)
@@ -38,7 +38,7 @@ def read_name(name: str) -> KernelName:
     if mangled := _MANGLED.match(name):
         function, *arguments = _identifiers(name[mangled.end() :]) or [name]
         return KernelName(function, tuple(arguments))
-    function, inner = _split(_SUFFIX.sub("", name))
+    function, inner = _split(name.removesuffix(_DESCRIPTOR))
     return KernelName(function, tuple(each.strip() for each in inner if each.strip()))
 
 

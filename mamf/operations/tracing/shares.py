@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from mamf.operations.tracing.classes import CLASSES, class_of
 from mamf.operations.tracing.events import Busy, Event, Trace
@@ -19,16 +19,11 @@ _COMMUNICATES_ON_HOST = "gloo:"
 Union = list[tuple[float, float]]
 
 
-@dataclass(frozen=True)
-class Share:
+class Share(NamedTuple):
     """The seconds of one class: ``visible``, those that count for it, and ``hidden``, those that count for another."""
 
     visible: float
     hidden: float
-
-    @property
-    def total(self) -> float:
-        return self.visible + self.hidden
 
 
 def union(intervals: Iterable[tuple[float, float]]) -> Union:

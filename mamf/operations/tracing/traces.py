@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import gzip
 import json
-import re
 import zlib
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,19 +17,14 @@ from mamf.operations.tracing.events import ON_DEVICE, Event, Kind, Trace
 STEP_MARK = "mamf: step"
 _STEP_OF_PROFILER = "ProfilerStep#"
 _ANNOTATION_OF_DEVICE = "gpu_user_annotation"
-#: Kinds by category, in traces of today, early ones, and those of MTIA devices.
 _KINDS: Mapping[str, Kind] = {
-    **dict.fromkeys(("kernel", "Kernel", "mtia_ccp_events"), "kernel"),
-    **dict.fromkeys(("gpu_memcpy", "Memcpy", "gpu_memset", "Memset"), "copy"),
-    **dict.fromkeys(("cpu_op", "Operator"), "operation"),
-    **dict.fromkeys((f"{vendor}_runtime" for vendor in ("cuda", "xpu", "mtia", "privateuse1")), "runtime"),
-    **dict.fromkeys(("cuda_driver", "xpu_driver", "privateuse1_driver", "Runtime"), "runtime"),
+    "kernel": "kernel",
+    **dict.fromkeys(("gpu_memcpy", "gpu_memset"), "copy"),
+    "cpu_op": "operation",
+    **dict.fromkeys((f"{vendor}_runtime" for vendor in ("cuda", "xpu", "privateuse1")), "runtime"),
+    **dict.fromkeys((f"{vendor}_driver" for vendor in ("cuda", "xpu", "privateuse1")), "runtime"),
     "user_annotation": "annotation",
 }
-#: Events of MTIA's queues that are no work: a stream waits for an event of another, or records one.
-_NO_WORK = frozenset({"event_wait", "event_record"})
-_COPY_OF_MTIA = "dma_request"
-_RANK = re.compile(r"(?:rank|worker)[-_]?(\d+)")
 _GRAPH_LAUNCH = "GraphLaunch"
 _BACKWARD_NODE = "autograd::engine::evaluate_function"
 # Times are rounded to the nanosecond, so a call may appear to end after its caller.
@@ -67,54 +60,46 @@ def content_of(path: Path) -> bytes:
 
 
 def read_ranks(folder: Path) -> Iterator[Trace]:
-    """Read the traces of a run's ranks (.json, .json.gz) in a folder one by one, each with its ``rank``: as the trace
-    says, else its file's name (rank3, worker-3). Raises UsageError for no trace, other files, two traces from one rank
-    and a trace from an unknown rank.
+    """Read the traces of a run's ranks (.json, .json.gz) in a folder one by one. Raises UsageError for no trace, other
+    files, two traces from one rank and a trace that does not say its rank.
     """
     found: dict[int, Path] = {}
     for path in sorted(each for each in folder.glob("*.json*") if each.name.endswith((".json", ".json.gz"))):
         trace = read_chrome_trace(path)
-        number = _RANK.search(path.name)
-        rank = int(number[1]) if trace.rank is None and number else trace.rank
-        if rank is None:
-            raise UsageError(f"{path} does not say which rank it is from: name it rank0.json, for example")
-        if rank in found:
-            raise UsageError(f"{found[rank]} and {path} are both from rank {rank}: leave one trace per rank")
-        found[rank] = path
-        yield replace(trace, rank=rank)
+        if trace.rank is None:
+            raise UsageError(f"{path} does not say which rank it is from: profile a script that uses torch.distributed")
+        if trace.rank in found:
+            raise UsageError(f"{found[trace.rank]} and {path} are both from rank {trace.rank}: leave one of them out")
+        found[trace.rank] = path
+        yield trace
     if not found:
         raise UsageError(f"{folder} holds no trace (.json, .json.gz)")
 
 
 def _trace(trace: Mapping[str, Any]) -> Trace:
     timed = [each for each in trace["traceEvents"] if each.get("ph") == "X"]
-    raw = [
-        each
-        for each in timed
-        if each.get("cat") in _KINDS and not (each["cat"] == "mtia_ccp_events" and each["name"] in _NO_WORK)
-    ]
+    raw = [each for each in timed if each.get("cat") in _KINDS]
     if not raw:
         raise ValueError("no events")
     origin = min(each["ts"] for each in raw)
-    host = _of_host([each for each in raw if _KINDS[each["cat"]] not in ON_DEVICE], origin)
+    host, launches = _of_host([each for each in raw if _KINDS[each["cat"]] not in ON_DEVICE], origin)
     device = [each for each in raw if _KINDS[each["cat"]] in ON_DEVICE]
-    replays = {number for number, event in host.by_correlation.items() if _GRAPH_LAUNCH in event.name}
-    events = [*host.events, *(_of_device(each, origin, host, replays) for each in device)]
+    replays = {key for key, event in launches.items() if _GRAPH_LAUNCH in event.name}
+    events = [*host, *(_of_device(each, origin, launches, replays) for each in device)]
     begun, ended, steps = _steps(events, [_interval(each, origin) for each in timed if _is_step_on_device(each)])
     if not ended > begun:
         raise ValueError("no time")
     within = tuple(event for event in events if event.ended > begun and event.begun < ended)
     names = {str(each.get("id")): str(each.get("name", "")) for each in trace.get("deviceProperties", ())}
     used = sorted({_device_of(each) for each in device})
-    replayed = sum(each.get("args", {}).get("correlation") in replays for each in device)
+    replayed = sum(("correlation", each.get("args", {}).get("correlation")) in replays for each in device)
     name = names.get(used[0], "") if used else ""
     rank = (trace.get("distributedInfo") or {}).get("rank")
     return Trace(within, begun, ended, steps, name, _notes(replayed, len(device)), None if rank is None else int(rank))
 
 
 def _device_of(raw: _Raw) -> str:
-    """Its number; MTIA devices are processes."""
-    return str(raw.get("args", {}).get("device", raw.get("pid")))
+    return str(raw.get("args", {}).get("device"))
 
 
 def _notes(replayed: int, kernels: int) -> tuple[str, ...]:
@@ -123,25 +108,19 @@ def _notes(replayed: int, kernels: int) -> tuple[str, ...]:
     return (f"{replayed} of {kernels} kernels and copies were replayed from graphs: known by their names alone",)
 
 
-class _Host:
-    """Events of the host, with indices to find them."""
+def _of_host(raw: Iterable[_Raw], origin: float) -> tuple[list[Event], dict[tuple[str, Any], Event]]:
+    """Events of the host, and those that launch work on the device by the field and number that its events have too.
 
-    def __init__(self) -> None:
-        self.events: list[Event] = []
-        self.by_correlation: dict[Any, Event] = {}
-        self.by_external_id: dict[Any, Event] = {}
-
-
-def _of_host(raw: Iterable[_Raw], origin: float) -> _Host:
-    """Derive callers from nesting: an event within another on the same thread was called by it."""
-    host = _Host()
-    open_calls: dict[str, list[Event]] = defaultdict(list)
+    Derive callers from nesting: an event within another on the same thread was called by it.
+    """
+    events: list[Event] = []
+    launches: dict[tuple[str, Any], Event] = {}
+    open_calls: dict[Any, list[Event]] = defaultdict(list)
     forward: dict[int, Event] = {}
     for each in sorted(raw, key=lambda each: (each["ts"], -each["dur"])):
         arguments = each.get("args", {})
-        lane = f"{each['pid']}/{each['tid']}"
         begun, ended = _interval(each, origin)
-        stack = open_calls[lane]
+        stack = open_calls[each["pid"], each["tid"]]
         while stack and stack[-1].ended < ended - _ROUNDING:
             stack.pop()
         sequence, is_backward = arguments.get("Sequence number"), each["name"].startswith(_BACKWARD_NODE)
@@ -150,39 +129,30 @@ def _of_host(raw: Iterable[_Raw], origin: float) -> _Host:
             kind=_KINDS[each["cat"]],
             begun=begun,
             ended=ended,
-            lane=lane,
             parent=stack[-1] if stack else None,
             forward=forward.get(sequence) if is_backward else None,
-            dimensions=arguments.get("Input Dims", arguments.get("Input dims", ())),
-            strides=arguments.get("Input Strides", ()),
+            dimensions=arguments.get("Input Dims", ()),
             dtypes=arguments.get("Input type", ()),
             values=arguments.get("Concrete Inputs", ()),
         )
         stack.append(event)
         if sequence is not None and not is_backward:
             forward[sequence] = event  # the last event with a sequence number created the node
-        host.events.append(event)
-        if event.kind == "runtime" and "correlation" in arguments:
-            host.by_correlation[arguments["correlation"]] = event
-        elif event.kind == "operation" and "External id" in arguments:
-            host.by_external_id[arguments["External id"]] = event
-    return host
+        events.append(event)
+        field = {"runtime": "correlation", "operation": "External id"}.get(event.kind)
+        if field and field in arguments:
+            launches[field, arguments[field]] = event
+    return events, launches
 
 
-def _of_device(raw: _Raw, origin: float, host: _Host, replays: set[Any]) -> Event:
+def _of_device(
+    raw: _Raw, origin: float, launches: Mapping[tuple[str, Any], Event], replays: Container[tuple[str, Any]]
+) -> Event:
     """A kernel or copy with the call that launched it; None for replayed ones, where a call launches a whole graph."""
     arguments = raw.get("args", {})
-    correlation = arguments.get("correlation")
-    external = arguments.get("External id", arguments.get("external id"))
-    parent = host.by_correlation.get(correlation) or host.by_external_id.get(external)
-    return Event(
-        name=str(raw["name"]),
-        kind="copy" if raw["name"] == _COPY_OF_MTIA else _KINDS[raw["cat"]],
-        begun=_interval(raw, origin)[0],
-        ended=_interval(raw, origin)[1],
-        lane=f"{_device_of(raw)}/{arguments.get('stream')}",
-        parent=None if correlation in replays else parent,
-    )
+    keys = [(field, arguments.get(field)) for field in ("correlation", "External id")]
+    parent = None if keys[0] in replays else launches.get(keys[0]) or launches.get(keys[1])
+    return Event(str(raw["name"]), _KINDS[raw["cat"]], *_interval(raw, origin), parent=parent)
 
 
 def _interval(raw: _Raw, origin: float) -> tuple[float, float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -12,7 +12,6 @@ from mamf.logs.records import utc_now
 from mamf.logs.run_log import MALFORMED, RunLog, describe_error
 from mamf.measurement import Measurement
 from mamf.operations.unknown import operation_called
-from mamf.statistics import Interval, median_interval
 
 CYCLES = "gpc__cycles_elapsed.max"
 NANOSECONDS = "gpu__time_duration.sum"
@@ -37,11 +36,9 @@ OCCUPANCY_LIMITS = {
 }
 #: Metrics that add up over the kernels of a launch.
 SUMMED = (CYCLES, NANOSECONDS, DRAM_READ, DRAM_WRITTEN, INSTRUCTIONS)
-#: Shares of the elapsed cycles: their mean over the kernels of a launch is weighted by cycles.
-SHARES_OF_CYCLES = (TENSOR, UNITS_BUSY, MEMORY_PIPES, L2, DRAM)
-DEFAULT = (
+METRICS = (
     *SUMMED,
-    *SHARES_OF_CYCLES,
+    *(TENSOR, UNITS_BUSY, MEMORY_PIPES, L2, DRAM),
     *(L2_HIT, L1_HIT, REGISTERS, SHARED_MEMORY, BLOCKS, THREADS_OF_BLOCK, WAVES, WARPS, MAX_WARPS),
     *OCCUPANCY_LIMITS.values(),
 )
@@ -75,6 +72,11 @@ class DeviceKernel:
         return _sum([self.metrics.get(DRAM_READ), self.metrics.get(DRAM_WRITTEN)])
 
     @property
+    def dram_rate(self) -> float | None:
+        """Bytes per second."""
+        return self.dram_bytes / self.seconds if self.dram_bytes is not None and self.seconds else None
+
+    @property
     def limiters(self) -> tuple[str, ...]:
         """The resources that limit how many of its blocks fit on a unit."""
         room = {name: self.metrics.get(metric) for name, metric in OCCUPANCY_LIMITS.items()}
@@ -104,30 +106,17 @@ class Counts:
         return statistics.median(self.cycles) if self.cycles else None
 
     @property
-    def interval(self) -> Interval | None:
-        """Confidence interval of the median of the cycles."""
-        return median_interval(self.cycles) if self.cycles else None
-
-    @property
     def total(self) -> DeviceKernel:
-        """All kernels of a launch as one; metrics that have no sum, such as a hit rate, are missing."""
+        """All kernels of a launch as one; metrics that have no sum, such as a share of cycles, are missing."""
         if len(self.kernels) == 1:
             return self.kernels[0]
         summed = {name: _sum([each.metrics.get(name) for each in self.kernels]) for name in SUMMED}
-        shares = {name: self._share(name) for name in SHARES_OF_CYCLES}
-        return DeviceKernel(f"{len(self.kernels)} kernels", "", "", summed | shares)
+        return DeviceKernel(f"{len(self.kernels)} kernels", "", "", summed)
 
     @property
     def longest(self) -> DeviceKernel:
         """The kernel with the most cycles."""
         return max(self.kernels, key=lambda each: each.cycles or 0.0)
-
-    def _share(self, name: str) -> float | None:
-        """A share of elapsed cycles over all kernels."""
-        pairs = [(each.metrics.get(name), each.cycles) for each in self.kernels]
-        active = _sum([None if share is None or cycles is None else share * cycles for share, cycles in pairs])
-        cycles = _sum([cycles for _, cycles in pairs])
-        return active / cycles if active is not None and cycles else None
 
 
 def _sum(values: Sequence[float | None]) -> float | None:
@@ -177,14 +166,9 @@ def counts_record(counts: Counts) -> dict[str, Any]:
 def counted_in(log: RunLog) -> dict[Step, Counts]:
     """The last counts of each step. Raises RunLogError for invalid records of counters."""
     try:
-        return counted(log.counter_records)
+        return {step_of(counts): counts for counts in map(_counts, log.counter_records)}
     except MALFORMED as error:
         raise RunLogError(f"{log.path}: its counters: {describe_error(error)}") from None
-
-
-def counted(records: Iterable[Mapping[str, Any]]) -> dict[Step, Counts]:
-    found = (_counts(record) for record in records if record["record"] == "counters")
-    return {step_of(counts): counts for counts in found}
 
 
 def _counts(record: Mapping[str, Any]) -> Counts:

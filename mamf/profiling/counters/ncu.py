@@ -13,23 +13,20 @@ import shutil
 import signal
 import subprocess
 import sys
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from mamf.backend import Unavailable
-from mamf.errors import MamfWarning, UnavailableError
+from mamf.errors import UnavailableError
 from mamf.measurement import Measurement
 from mamf.operations.unknown import operation_called
-from mamf.profiling.counters.counts import DEFAULT, Counts, DeviceKernel, counts_of
+from mamf.profiling.counters.counts import METRICS, Counts, DeviceKernel, counts_of
 
 #: By default ncu locks the clock: nothing here changes the machine, and counts are of the clock that kernels run at.
 _ALWAYS = ("--clock-control", "none", "--profile-from-start", "off", "--csv", "--print-units", "base")
 _NO_PERMISSION = "ERR_NVGPUCTRPERM"
 _MESSAGE, _ERROR = "==", "==ERROR=="
-# How long a profiler may take to end once it is asked to.
-_SECONDS_TO_END = 5.0
 _ALTERNATIVES = "rates need none ('mamf sweep', 'mamf attention'), nor does a trace ('mamf profile', nsys)"
 
 
@@ -40,22 +37,18 @@ class Output(NamedTuple):
 
 @dataclass(frozen=True)
 class Ncu:
-    """``path``: of ncu; ``backend``, ``device``: as requested; ``launches``: counted of each kernel; ``metrics``: in
-    addition to the default metrics.
-    """
+    """``path``: of ncu; ``backend``, ``device``: as requested; ``launches``: counted of each kernel."""
 
     path: str
     backend: str
     device: int
     launches: int
-    metrics: tuple[str, ...] = ()
 
     def command(self, kernel: str, problem: Any, shape: Any) -> list[str]:
         """The command line for a kernel by the name that it is asked for."""
-        metrics = ",".join(dict.fromkeys((*DEFAULT, *self.metrics)))
         device = ["--backend", self.backend, "--device", str(self.device), "--launches", str(self.launches)]
         program = [sys.executable, "-m", "mamf", "run", kernel, *options_of(problem, shape), *device]
-        return [self.path, *_ALWAYS, "--metrics", metrics, *program]
+        return [self.path, *_ALWAYS, "--metrics", ",".join(METRICS), *program]
 
     def count(self, kernel: str, row: Measurement) -> Counts:
         """Count the kernel of a row; an error becomes the reason of its counts.
@@ -68,9 +61,6 @@ class Ncu:
         kernels = kernels_in(output.stdout)
         if not kernels or any(line.startswith(_ERROR) for line in "\n".join(output).splitlines()):
             return Counts(row.kernel, row.problem, row.shape, reason=fault(*output))
-        for name in self.metrics:
-            if all(each.metrics.get(name) is None for each in kernels):  # ncu accepts unknown names
-                warnings.warn(f"ncu has no figure of {name} on this device", MamfWarning, stacklevel=2)
         return counts_of(row.kernel, row.problem, row.shape, kernels, self.launches)
 
 
@@ -156,13 +146,9 @@ def output_of(command: Sequence[str]) -> Output:
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """End the process and its session."""
-    for number in (signal.SIGTERM, getattr(signal, "SIGKILL", signal.SIGTERM)):
-        with contextlib.suppress(OSError):
-            if hasattr(os, "killpg"):
-                os.killpg(process.pid, number)
-            else:
-                process.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(_SECONDS_TO_END)
-            return
+    """Kill the process and what it started."""
+    with contextlib.suppress(OSError):
+        if hasattr(os, "killpg"):
+            os.killpg(process.pid, signal.SIGKILL)
+        else:
+            process.kill()

@@ -25,7 +25,7 @@ from mamf.profiling.counters.counts import (
     counted_in,
     step_of,
 )
-from mamf.report.columns import interval_columns, rate_column
+from mamf.report.columns import rate_column
 from mamf.report.document import Answer, Column, Document, Lines, Table, columns_from
 from mamf.report.own_ceilings import problem_title
 from mamf.report.text import end_line, machine_line
@@ -110,18 +110,16 @@ def _columns(lines: Sequence[Line]) -> list[Column[Line]]:
         Column("kernel", "", attrgetter("row.kernel")),
         Column("device_kernel", "", lambda line: "total" if line.is_launch else line.kernel.name),
         rate_column("", lines[0].row.work.unit, rate, lines, importance=1),
-        Column("status", "", lambda line: line.row.status if line.is_launch else None),
         Column("reason", "", attrgetter("reason")),
         Column("unit", "", lambda line: line.row.work.unit if line.is_launch else None),
         Column("rate", "", rate),
-        *interval_columns(lambda line: line.launch and line.launch.interval, "cycles_{}")[1:],
         Column("launches", "", lambda line: line.launch and len(line.launch.cycles)),
         Column("bound_by", "", lambda line: line.bound and line.bound.by),
         Column("bound_why", "", lambda line: line.bound and line.bound.why),
         Column("grid", "", attrgetter("kernel.grid")),
         Column("block", "", attrgetter("kernel.block")),
         Column("seconds", "us", attrgetter("kernel.seconds"), lambda seconds: f"{seconds * 1e6:.4g}", 3),
-        Column("dram_bytes_per_second", "DRAM TB/s", _dram_rate, lambda value: f"{value / TERA:.3g}", 4),
+        Column("dram_bytes_per_second", "DRAM TB/s", attrgetter("kernel.dram_rate"), lambda it: f"{it / TERA:.3g}", 4),
         *(Column(name, title, _metric(name), form, rank) for name, (title, form, rank) in _METRICS.items()),
         Column("dram_bytes", "DRAM MB", attrgetter("kernel.dram_bytes"), lambda nbytes: f"{nbytes / 1e6:.4g}", 7),
         Column("limited_by", "limited by", lambda line: ", ".join(line.kernel.limiters) or None, str, 6, left=True),
@@ -160,11 +158,6 @@ def _ran(line: Line) -> str | None:
 
 def _relative(line: Line) -> float | None:
     return line.cycles / line.base if line.cycles and line.base else None
-
-
-def _dram_rate(line: Line) -> float | None:
-    nbytes, seconds = line.kernel.dram_bytes, line.kernel.seconds
-    return nbytes / seconds if nbytes is not None and seconds else None
 
 
 def _answers(table: Table[Line]) -> Iterator[str]:

@@ -19,7 +19,7 @@ CORE = sorted(path for path in (ROOT / "mamf").rglob("*.py"))
 #: The packages from the ground up, each with what belongs there. A package imports from those above it in this table.
 LAYERS = {
     "mamf/*.py": "contracts of backends, kernels and operations; plans, rows, statistics: data and pure code",
-    "machine": "what a log says about machine and software; checks of the machine",
+    "machine": "what a log says about machine and software, without private texts; checks of the machine",
     "plugins": "third-party code: found by entry point, guarded by its contract, chosen by name",
     "operations": "one folder per operation: shapes, exact work, kernels, columns; traces of what ran on a device",
     "ceilings": "what a ceiling, a share and a roof are; contributed ceilings; what a search sets out to do",
@@ -27,7 +27,7 @@ LAYERS = {
     "engine": "measuring: regimes, verification, the runner; strategies and the search choose the next step",
     "report": "documents and their formats; charts as data, then drawn",
     "kinds": "one file per kind of run: its report, chart and summary; what a notebook shows",
-    "contribution": "rules for results/, its tables, and what ceiling is known for a device",
+    "contribution": "rules for results/, its tables, who confirmed what; what ceiling is known for a device",
     "profiling": "a script under torch's profiler; hardware counters of kernels",
     "node": "all devices of a machine: processes, shared runs, verdict",
     "pages": "pages that people look at: reports of logs, and the site of results/",

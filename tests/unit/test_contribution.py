@@ -101,7 +101,7 @@ def test_a_folder_is_checked_for_places_and_copies(run, sweep_records, tmp_path)
     ("arguments", "said"),
     [
         (["check", "nothing.jsonl"], "cannot read nothing.jsonl"),
-        (["check", "results"], "holds no run log"),
+        (["check", "results"], "has no run log"),
         (["table", "--results", "nowhere"], "there is no folder nowhere"),
         (["submit", "nothing.jsonl"], "cannot read nothing.jsonl"),
         (["sumbit", "x"], "did you mean submit"),
@@ -200,7 +200,7 @@ def test_what_a_legacy_log_leaves_open_stays_open(tmp_path):
     page = device_page(tmp_path, [tmp_path / "old.jsonl"])
     open_cells = "unknown | unknown | interrupted | unknown"
     assert f"| unknown | mamf-finder v4 | stated (of scouts) | 100.0 | {open_cells} |" in page
-    assert "missing-field" in found(tmp_path / "old.jsonl")
+    assert "device" in found(tmp_path / "old.jsonl")
 
 
 def test_one_bad_log_is_named_and_the_table_left_as_it_is(run, sweep_records, tmp_path):
@@ -270,7 +270,7 @@ def test_a_folder_of_more_files_than_any_collection_is_refused(run, tmp_path, mo
     for number in range(4):
         (tmp_path / f"{number}.jsonl").touch()
     code, _, err = run("results", "check", str(tmp_path))
-    assert (code, err) == (2, f"mamf: {tmp_path} holds more than 3 files: name the folder of the logs\n")
+    assert (code, err) == (2, f"mamf: {tmp_path} has more than 3 files: name the folder of the logs\n")
 
 
 def renamed_phase(records):

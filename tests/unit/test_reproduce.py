@@ -302,7 +302,7 @@ def test_other_claims_than_the_log_has_are_refused(run, sweep):
 
 def test_results_say_in_a_line_that_reproductions_are_not_collected(run, sweep):
     reproduced(run, sweep())
-    for command in (["check", "here.jsonl"], ["submit", "here.jsonl", "--issue"]):
+    for command in (["check", "here.jsonl"], ["submit", "here.jsonl", "--dry-run"]):
         code, out, err = run("results", *command)
         told = "error: kind: a log of 'mamf reproduce': results/ does not collect it"
         assert (code, (out + err).count("error: "), told in out + err) == (1, 1, True)

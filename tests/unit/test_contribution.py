@@ -10,7 +10,8 @@ import pytest
 from contribution_logs import SIMULATED, best, found, legacy_run, rows, write
 from test_compare import attention_row
 
-from mamf.contribution.collection import AttentionEntry, best_attention, collect
+from mamf.contribution.collection import best_attention, collect
+from mamf.contribution.entries import ATTENTION, Entry
 from mamf.contribution.placing import folder_of, legacy_name_of, slug
 from mamf.contribution.tables import results_pages
 from mamf.errors import RunLogWriteError
@@ -172,7 +173,7 @@ def test_a_backward_pass_that_is_counted_otherwise_is_ranked_with_none(direction
     row = attention_row(problem=AttentionProblem(direction=direction))
     other = attention_row(problem=AttentionProblem(direction=direction, backward_count="model"))
     entries = [
-        AttentionEntry({"device": {"name": "H100"}}, Path("log.jsonl"), "complete", each, share)
+        Entry({"device": {"name": "H100"}}, Path("log.jsonl"), "complete", ATTENTION, each, None, share)
         for each, share in ((row, 0.5), (other, 0.6))
     ]
     assert [entry.row for entry in best_attention(entries)] == [(row, other)[best]]
@@ -180,7 +181,8 @@ def test_a_backward_pass_that_is_counted_otherwise_is_ranked_with_none(direction
 
 def test_values_of_another_width_are_ranked_apart():
     rows = [attention_row(shape=AttentionShape.parse(f"b1h10q4096k4096{dims}")) for dims in ("d192", "d192v128")]
-    entries = [AttentionEntry({"device": {"name": "H100"}}, Path("log.jsonl"), "complete", row, 0.5) for row in rows]
+    header, place = {"device": {"name": "H100"}}, Path("log.jsonl")
+    entries = [Entry(header, place, "complete", ATTENTION, row, None, 0.5) for row in rows]
     assert [str(entry.row.shape.head_dims) for entry in best_attention(entries)] == ["192/128", "192"]
 
 

@@ -162,7 +162,7 @@ def run_table(options: argparse.Namespace) -> int:
     collection = collect(root, logs)
     pages = {root / path: page for path, page in results_pages(collection).items()}
     if (ceilings := _contributed_file(root)).exists():
-        pages[ceilings] = contributed_csv(collection.ceilings, collection.submitters)
+        pages[ceilings] = contributed_csv(collection)
     if options.check:
         return max(_check_page(path, page) for path, page in pages.items())
     for path, page in pages.items():

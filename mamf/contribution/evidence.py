@@ -44,20 +44,6 @@ class Evidence:
     def plan(self) -> Plan:
         return self.log.plan
 
-    @cached_property
-    def sought(self) -> tuple[tuple[Any, str, str | None], ...]:
-        """Problem, regime and the library's default kernel of each ceiling that was sought."""
-        searched = tuple(
-            (search.problem, regime, self.header["kernel"] if self.plan.is_search else search.kernels[0])
-            for search in self.plan.searches
-            for regime in search.regimes
-        )
-        if not self.plan.confirms:
-            return searched
-        default = next((row.kernel for _, _, row in self.rows if not row.phase), None)
-        confirmed = tuple((problem, regime, default) for problem in self.plan.problems for regime in self.plan.regimes)
-        return (*searched, *confirmed)
-
     @property
     def has_sensors(self) -> bool:
         """Whether clock and power should be in each row. CPUs have no vendor's sensors."""
@@ -78,11 +64,7 @@ class Evidence:
 
     def device_of(self, row: Measurement) -> DeviceInfo:
         """The device that measured a row."""
-        return self._devices.get(row.device, self._devices[None])
-
-    @cached_property
-    def _devices(self) -> dict[int | None, DeviceInfo]:
-        return {None: self.log.device(None), **{device.index: device for device in self.log.devices}}
+        return self.log.device(row.device)
 
 
 def problems_of(plan: Mapping[str, Any]) -> list[dict[str, Any]]:

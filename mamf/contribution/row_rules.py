@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from mamf.ceilings.ceiling import confirm_ceilings
+from mamf.ceilings.ceiling import CONFIRM, confirm_ceilings
 from mamf.contribution.evidence import Evidence, Finding
 from mamf.kinds.registry import kind_of
 from mamf.logs.recording import End
@@ -14,11 +14,9 @@ from mamf.logs.records import ceiling_from_record, ceiling_record, is_of_old_cal
 from mamf.logs.run_log import OwnCeilings, latest_rows
 from mamf.measurement import TERA, Measurement
 from mamf.operations.unknown import Unknown, operation_called
-from mamf.peaks import fastest_possible_flops
 from mamf.plans import FIND, MATMUL, ROOFLINE
 from mamf.plausibility import split_impossible, why_implausible
 from mamf.regime_names import BEST_BY
-from mamf.report.own_ceilings import problem_title
 from mamf.timers import find_timer, is_credible
 
 # Rates are rounded to six digits, in converted logs to three decimals.
@@ -33,11 +31,8 @@ _MIN_POWER, _MAX_POWER = 0.1, 1.2
 _MAX_CLOCK = 1.02
 # Fewer samples may agree by chance: they are written in whole nanoseconds.
 DISTINCTIVE_SAMPLES = 5
-# How far above the ceiling later measurements of the same product may be; a CPU's speed varies with its load.
-_ABOVE_CEILING, _ABOVE_CEILING_OF_CPU = 1.05, 1.25
-# What only kernels say that approximate: they skip work, or multiply in another dtype. The fastest of these bound them.
+# What only kernels say that approximate: they skip work, or multiply in another dtype.
 _OF_APPROXIMATION = ("product_dtypes", "sparsity", "cosine_similarity", "relative_l1")
-_APPROXIMATE_DTYPES = ("int8", "float8_e4m3fn")
 
 
 # -- figures follow from samples ---------------------------------------------------------------------------------------
@@ -75,51 +70,32 @@ def agree(written: Any, again: Any, relative: float = _ROUNDING) -> bool:
 
 
 def recomputed_ceilings(evidence: Evidence) -> OwnCeilings:
-    """The ceilings by problem and regime, recomputed from the last rounds of the log."""
+    """The ceilings of the log by problem and regime, recomputed from the rounds that it has."""
     device = evidence.header["device"]
     rows = latest_rows(row for _, _, row in evidence.rows)
-    return confirm_ceilings(rows, evidence.sought, device["name"], device["uuid_hash"])
+    sought = dict.fromkeys((row.problem, row.regime, None) for row in rows if row.phase == CONFIRM)
+    return confirm_ceilings(rows, sought, device["name"], device["uuid_hash"])
 
 
 def ceilings_recompute(evidence: Evidence) -> Iterator[Finding]:
-    """The ceilings that were searched for follow from the rounds that confirmed them. Of a resumed search, the last
-    ceiling of a problem and regime counts.
+    """Ceilings follow from the rounds that confirmed them; of a resumed search, the last of a problem and regime. Those
+    that attention takes its shares of may have their rounds in another log.
     """
-    if not evidence.sought:
-        return
     again, last = recomputed_ceilings(evidence), {}
     for line, record in evidence.of_kind("ceiling"):
         ceiling = ceiling_from_record(record, evidence.log.header)
         last[ceiling.problem, ceiling.regime] = line, record
     for key, (line, record) in last.items():
         if key not in again:
-            yield Finding("ceiling-mismatch", f"{record['regime']}: no rounds confirm the ceiling", line)
+            if evidence.plan.searches or evidence.plan.confirms:
+                yield Finding("ceiling-mismatch", f"{record['regime']}: no rounds confirm the ceiling", line)
             continue
         expected = ceiling_record(again[key])
-        skipped = _OF_INTERVAL if is_of_old_calibration(record) else set()
+        skipped = {"gain_over_default", *(_OF_INTERVAL if is_of_old_calibration(record) else ())}
         for name in sorted(expected.keys() & record.keys() - skipped):
             if not agree(record[name], expected[name], _POWER_ROUNDING if name in _OF_POWER else _ROUNDING):
                 message = f"{record['regime']}: {name} {record[name]} (the rounds give {expected[name]})"
                 yield Finding("ceiling-mismatch", message, line)
-    if evidence.plan.is_search and evidence.log.tier == "complete":
-        for problem, regime in again.keys() - last.keys():
-            yield Finding("ceiling-mismatch", f"the ceiling of {problem_title(regime, problem)} is missing")
-
-
-def attention_is_below_its_ceiling(evidence: Evidence) -> Iterator[Finding]:
-    """No row of attention is above the ceiling that its share is of. Such a ceiling may be of another log."""
-    is_cpu = not evidence.log.header["device"]["is_accelerator"]
-    most = _ABOVE_CEILING_OF_CPU if is_cpu else _ABOVE_CEILING
-    for line, _, row in evidence.rows if evidence.plan.operation == "attention" else ():
-        ceiling = evidence.log.all_ceilings.get((row.problem.dtype, row.regime))
-        if ceiling is None or not row.ok or row.phase or not is_exact(row):
-            continue
-        rate = max(row.best_rate, float(row.details.get("reference_tflops", 0.0))) / (row.device_speed or 1.0)
-        if rate > most * ceiling.tflops:
-            message = (
-                f"{row.shape}: {rate:.4g} TFLOPS were measured, the ceiling is {ceiling.tflops:.4g}: find it again"
-            )
-            yield Finding("ceiling-mismatch", message, line)
 
 
 def run_was_completed(evidence: Evidence) -> Iterator[Finding]:
@@ -152,32 +128,15 @@ def run_was_completed(evidence: Evidence) -> Iterator[Finding]:
 def rows_are_possible(evidence: Evidence) -> Iterator[Finding]:
     """No sample is faster than the device or its memory allows, and no figure faster than the clock that was read."""
     for line, row in evidence.good_rows:
-        info, limit = evidence.device_of(row), _limit(evidence, row)
-        claimed = [name for name in _OF_APPROXIMATION if name in row.details]
-        if claimed and is_exact(row):
-            message = f"{row.kernel} is not known to approximate: its rows have no {claimed[0]}"
-            yield Finding("unknown-field", message, line)
+        info, of = evidence.device_of(row), operation_called(row.operation)
+        # The work of a kernel that approximates is not known.
+        limit = of.fastest_possible(info, row.problem, row.shape) if is_exact(row) else None
         if limit is not None and split_impossible(row.samples, row.amount, limit, row.timer_accuracy)[1]:
             fastest, most = row.amount / min(row.samples) / TERA, limit / TERA
             message = f"{row.shape}: {fastest:.4g} {row.work.unit}, more than the {most:.4g} that {info.name} can do"
             yield Finding("implausible", message, line)
         elif reason := why_implausible(row, info, limit):
             yield Finding("implausible", f"{row.shape}: {reason}", line)
-
-
-def _limit(evidence: Evidence, row: Measurement) -> float | None:
-    """The most that a row's rate can be: of a kernel that approximates, all the work in the fastest of its dtypes,
-    without the share that it says to have skipped. Raises ValueError for what is not a share.
-    """
-    info = evidence.device_of(row)
-    limit = operation_called(row.operation).fastest_possible(info, row.problem, row.shape)
-    if limit is None or is_exact(row):
-        return limit
-    skipped = float(row.details.get("sparsity", 0.0))
-    if not 0 <= skipped < 1:
-        raise ValueError(f"a sparsity of {skipped:g} is not at least 0 and below 1")
-    faster = (fastest_possible_flops(info, dtype) for dtype in _APPROXIMATE_DTYPES)
-    return max(limit, *filter(None, faster)) / (1 - skipped)
 
 
 def is_exact(row: Measurement) -> bool:
@@ -219,8 +178,6 @@ def sensors_are_plausible(evidence: Evidence) -> Iterator[Finding]:
             yield Finding("sensors", f"{row.shape}: {seen.watts:.0f} W, with a limit of {limit:.0f} W", line)
         if seen.clock_hz is not None and not 0 < seen.clock_hz <= _MAX_CLOCK * highest:
             yield Finding("sensors", f"{row.shape}: {seen.clock_hz / 1e6:.0f} MHz, above the highest clock", line)
-        if not 0 <= (row.peak_memory_bytes or 0) <= (info.memory_bytes or math.inf):
-            yield Finding("implausible", f"{row.shape}: {row.peak_memory_bytes} bytes, more than the device has", line)
 
 
 def samples_differ(evidence: Evidence) -> Iterator[Finding]:

@@ -27,7 +27,6 @@ _RULES: tuple[Callable[[Evidence], Iterator[Finding]], ...] = (
     header_rules.is_of_the_past,
     row_rules.rows_recompute,
     row_rules.ceilings_recompute,
-    row_rules.attention_is_below_its_ceiling,
     row_rules.run_was_completed,
     row_rules.rows_are_possible,
     row_rules.rows_are_verified,

@@ -24,6 +24,7 @@ _ROUNDING, _EARLY_ROUNDING = 1.1e-5, 5.5e-4
 # Logs with an old calibration have the median power of the rounds, later ones their energy divided by their time.
 _POWER_ROUNDING = 0.05
 _OF_POWER, _OF_INTERVAL = {"watts", "joules_per_tflop"}, {"interval", "interval_tflops", "repeatability"}
+_OF_SAMPLES, _OF_PLAN = ("flop", "tflops", "rate", "seconds"), ("bytes", "unit", "dtype", "out_dtype")
 # Verification decides by kernel; no result that passed it has a larger error.
 _MAX_ERROR, _MAX_ERROR_OF_APPROXIMATION = 0.05, 0.5
 # Power as a share of the limit: logs of cards under load have 0.2 to 1.1.
@@ -42,12 +43,10 @@ def rows_recompute(evidence: Evidence) -> Iterator[Finding]:
     """Work and rates of a row are what its shape, problem and samples give. Readers compute intervals again."""
     for line, record, row in evidence.rows:
         again = measurement_record(row)
-        for name in ("flop", "bytes", "unit", "dtype", "out_dtype", "tflops", "rate", "seconds"):
-            if (
-                name in again
-                and (name in record or name == "flop" or row.ok)
-                and not agree(record.get(name), again[name])
-            ):
+        # Converted logs lack what follows from the plan.
+        due = [name for name in _OF_SAMPLES if name in again] + [name for name in _OF_PLAN if name in record]
+        for name in due:
+            if not agree(record.get(name), again.get(name)):
                 message = f"{row.shape}: {name} does not follow from the row's samples and plan"
                 yield Finding("row-mismatch", message, line)
         # Converted logs judge sustained by its median.

@@ -82,7 +82,7 @@ def _review(path: Path, seen: Seen | None) -> Review:
         return Review(path, (*findings, Finding("kind", f"{what}: results/ does not collect it")))
     evidence = Evidence(whole, log)
     for rule in _RULES:
-        findings += _findings_of(rule, evidence)
+        findings += rule(evidence)
     samples = frozenset(
         hash(row.samples) for _, _, row in evidence.rows if len(row.samples) >= row_rules.DISTINCTIVE_SAMPLES
     )
@@ -106,14 +106,6 @@ def _legacy_review(path: Path, records: Iterator[tuple[int, dict[str, Any]]], fi
 
 def _unreadable(path: Path, error: Exception) -> Finding:
     return Finding("unreadable", describe_error(error).removeprefix(f"{path}").lstrip(",: "))
-
-
-def _findings_of(rule: Callable[[Evidence], Iterator[Finding]], evidence: Evidence) -> list[Finding]:
-    """A log that breaks a rule's own assumptions (a header edited by hand) yields a finding instead of a crash."""
-    try:
-        return list(rule(evidence))
-    except MALFORMED as error:
-        return [Finding("unreadable", f"{rule.__name__} cannot judge this log: {describe_error(error)}")]
 
 
 def _as_bytes(path: Path) -> Iterator[Finding]:

@@ -13,7 +13,7 @@ from mamf.ceilings.share import label_dtype, mamfu
 from mamf.logs.run_log import RunLog
 from mamf.measurement import Conditions, Measurement
 from mamf.operations.attention.operation import is_attention
-from mamf.operations.unknown import Unknown, operation_called
+from mamf.operations.unknown import operation_called
 from mamf.peaks import Peak, find_peak
 from mamf.plans import MATMUL, SWEEP
 from mamf.plugins.discovery import is_own_kernel
@@ -117,7 +117,7 @@ class Entry:
 def kernel_title(entry: Entry) -> str:
     """The name of an entry's kernel for tables, labeled if it was loaded by path or is not one of mamf's."""
     labeled, of = label_kernel(entry.kernel, entry.header), operation_called(entry.row.operation)
-    is_known = labeled != entry.kernel or isinstance(of, Unknown) or is_own_kernel(of, entry.kernel)
+    is_known = labeled != entry.kernel or is_own_kernel(of, entry.kernel)
     return labeled if is_known else f"{entry.kernel} (third-party)"
 
 

@@ -15,9 +15,12 @@ from mamf.contribution.placing import folder_of, legacy_name_of, lies_at, place_
 from mamf.errors import RunLogError, UsageError
 from mamf.files import numbered
 from mamf.kinds.registry import kind_of
+from mamf.limits import shorten
 from mamf.logs.legacy import TIER, legacy_run
 from mamf.logs.lines import Seen
 from mamf.logs.run_log import MALFORMED, describe_error, run_log_of, why_unreadable
+from mamf.plans import MATMUL
+from mamf.plugins.discovery import own_operations
 
 _RULES: tuple[Callable[[Evidence], Iterator[Finding]], ...] = (
     header_rules.has_known_fields,
@@ -73,6 +76,12 @@ def _review(path: Path, seen: Seen | None) -> Review:
     whole = (first, *records)
     for line, record in whole:
         findings += header_rules.private_findings(line, record)
+    plan = header["plan"]
+    named = {plan.get("operation", MATMUL), *plan.get("operations", ())}
+    named |= {record["operation"] for _, record in whole if "operation" in record}
+    if foreign := sorted(named - own_operations()):
+        message = f"{shorten(', '.join(foreign))}: results/ collects mamf's own operations, and no other is imported"
+        return Review(path, (*findings, Finding("unknown-operation", message, 1)))
     try:
         log = run_log_of(path, whole)
     except RunLogError as error:

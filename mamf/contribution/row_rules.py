@@ -19,8 +19,8 @@ from mamf.plausibility import split_impossible, why_implausible
 from mamf.regime_names import BEST_BY
 from mamf.timers import find_timer, is_credible
 
-# Rates are rounded to six digits, in converted logs to three decimals.
-_ROUNDING, _EARLY_ROUNDING = 1.1e-5, 5.5e-4
+# Rates are rounded to six digits.
+_ROUNDING = 1.1e-5
 # Logs with an old calibration have the median power of the rounds, later ones their energy divided by their time.
 _POWER_ROUNDING = 0.05
 _OF_POWER, _OF_INTERVAL = {"watts", "joules_per_tflop"}, {"interval", "interval_tflops", "repeatability"}
@@ -57,8 +57,7 @@ def rows_recompute(evidence: Evidence) -> Iterator[Finding]:
 def agree(written: Any, again: Any, relative: float = _ROUNDING) -> bool:
     """Whether two JSON values are equal, numbers up to rounding, without the interval of a rate."""
     if isinstance(again, float) and isinstance(written, (int, float)) and not isinstance(written, bool):
-        is_early = written == round(written, 3) and abs(written - again) <= _EARLY_ROUNDING
-        return is_early or math.isclose(written, again, rel_tol=relative, abs_tol=2e-12)
+        return math.isclose(written, again, rel_tol=relative, abs_tol=2e-12)
     if isinstance(again, dict):
         is_alike = isinstance(written, dict) and written.keys() == again.keys()
         return is_alike and all(agree(written[key], again[key], relative) for key in again.keys() - _OF_INTERVAL)

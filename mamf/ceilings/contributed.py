@@ -75,6 +75,6 @@ def place_among_known(ceiling: Ceiling, device: Mapping[str, Any]) -> str:
         return ""
     for known in contributed_by(device["name"], device["compute_units"], label_dtype(ceiling.problem)):
         if known.regime == ceiling.regime and known.power_limit_watts == device["power_limit_watts"]:
-            cards = f"{known.cards} card{'s' if known.cards > 1 else ''} measured"
-            return f"{known.device}: {cards}, {known.lowest:.4g} to {known.tflops:.4g}; this one {ceiling.rate:.4g}"
+            cards = f"{known.cards} cards from {known.lowest:.4g} to" if known.cards > 1 else "one card at"
+            return f"{known.device} in results/: {cards} {known.tflops:.4g}; this one {ceiling.rate:.4g}"
     return ""

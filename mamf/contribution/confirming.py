@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
 
+from mamf.contribution.entries import Entry
 from mamf.contribution.evidence import Finding
 from mamf.measurement import group_pairs
 
@@ -40,40 +40,9 @@ class Submitters:
         )
 
 
-@dataclass(frozen=True)
-class Entry:
-    """A figure in a table of results/, from the log at ``place``."""
-
-    header: dict[str, Any]
-    place: Path
-    tier: str
-
-    @property
-    def device(self) -> str:
-        return str(self.header["device"]["name"])
-
-    @property
-    def key(self) -> tuple[Any, ...]:
-        """Equal for figures that confirm each other."""
-        raise NotImplementedError
-
-    @property
-    def figure(self) -> float:
-        """In the operation's unit, 1e12 a second."""
-        raise NotImplementedError
-
-    @property
-    def label(self) -> str:
-        """What the figure is of."""
-        raise NotImplementedError
-
-
-EntryT = TypeVar("EntryT", bound=Entry)
-
-
-def part_confirmed(entries: Iterable[EntryT], submitters: Submitters) -> tuple[list[EntryT], list[EntryT]]:
+def part_confirmed(entries: Iterable[Entry], submitters: Submitters) -> tuple[list[Entry], list[Entry]]:
     """The entries that are confirmed, and those that are not. Only complete runs confirm others."""
-    parts: tuple[list[EntryT], list[EntryT]] = ([], [])
+    parts: tuple[list[Entry], list[Entry]] = ([], [])
     listed = list(entries)
     complete = group_pairs((entry.key, entry) for entry in listed if entry.tier == "complete")
     for entry in listed:

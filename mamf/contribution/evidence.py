@@ -13,16 +13,14 @@ from mamf.dtypes import DTYPES
 from mamf.logs.lines import Seen, lines_of, parse_records
 from mamf.logs.run_log import RunLog
 from mamf.measurement import Measurement
-from mamf.operations.unknown import Unknown, operation_called
-from mamf.plans import FIND, MATMUL, SWEEP, Plan
-from mamf.report.rows import bests
+from mamf.plans import Plan
 
 TIERS = ("complete", "interrupted", "legacy")
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What a rule found. ``line``: of the log, counted from 1. A warning does not keep a log out unless --strict."""
+    """What a rule found. ``line``: of the log, counted from 1. A warning does not keep a log out."""
 
     rule: str
     message: str
@@ -42,42 +40,14 @@ class Evidence:
         """As written, without defaults for missing fields."""
         return self.records[0][1]
 
-    @cached_property
+    @property
     def plan(self) -> Plan:
         return self.log.plan
 
     @property
-    def is_of_kernels(self) -> bool:
-        """Whether kernels of one operation were measured, so that every row is a result."""
-        return self.plan.operation != MATMUL or self.plan.kind not in (SWEEP, FIND)
-
-    @property
-    def is_known(self) -> bool:
-        """Whether the operation of the rows is installed here."""
-        return not isinstance(operation_called(self.plan.operation), Unknown)
-
-    def counts(self, row: Measurement) -> bool:
-        """Whether a row belongs to the run's operation and is not an auxiliary measurement."""
-        return row.operation == self.plan.operation
-
-    @cached_property
-    def sought(self) -> tuple[tuple[Any, str, str | None], ...]:
-        """Problem, regime and the library's default kernel of each ceiling that was sought."""
-        searched = tuple(
-            (search.problem, regime, self.header["kernel"] if self.plan.is_search else search.kernels[0])
-            for search in self.plan.searches
-            for regime in search.regimes
-        )
-        if not self.plan.confirms:
-            return searched
-        default = next((row.kernel for _, _, row in self.rows if not row.phase), None)
-        confirmed = tuple((problem, regime, default) for problem in self.plan.problems for regime in self.plan.regimes)
-        return (*searched, *confirmed)
-
-    @property
-    def is_cpu(self) -> bool:
-        """Whether the device is a CPU: no vendor sensors for clock and power, and figures vary with the host's load."""
-        return not self.log.header["device"]["is_accelerator"]
+    def has_sensors(self) -> bool:
+        """Whether clock and power should be in each row. CPUs have no vendor's sensors."""
+        return self.log.header["device"]["is_accelerator"] and self.header.get("sensors") == "available"
 
     def of_kind(self, kind: str) -> Iterator[tuple[int, dict[str, Any]]]:
         return ((line, record) for line, record in self.records if record["record"] == kind)
@@ -94,18 +64,7 @@ class Evidence:
 
     def device_of(self, row: Measurement) -> DeviceInfo:
         """The device that measured a row."""
-        return self._devices.get(row.device, self._devices[None])
-
-    @cached_property
-    def _devices(self) -> dict[int | None, DeviceInfo]:
-        return {None: self.log.device(None), **{device.index: device for device in self.log.devices}}
-
-    @property
-    def claims(self) -> dict[str, Measurement]:
-        """By regime the row that a sweep is known by; a find is known by its ceilings, kernels by all rows."""
-        if self.plan.is_search or self.is_of_kernels:
-            return {}
-        return {regime: best.row for regime, best in bests(self.log.measurements).items()}
+        return self.log.device(row.device)
 
 
 def problems_of(plan: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Rules about a log's header and its device, for our own logs and for imported runs of mamf-finder."""
+"""Rules about the fields of a log and its device, for our own logs and for imported runs of mamf-finder."""
 
 from __future__ import annotations
 
@@ -16,17 +16,16 @@ from mamf.ceilings.contributed import contributed_ceilings
 from mamf.contribution.evidence import Evidence, Finding, problems_of
 from mamf.dtypes import DTYPES
 from mamf.logs.card_sharing import describe_sharing
-from mamf.logs.legacy import STATISTICS, FinderRun, Reported
-from mamf.logs.schema import HEADER
+from mamf.logs.legacy import STATISTICS, FinderRun
+from mamf.logs.schema import HEADER, record_schema
 from mamf.logs.validator import ANY_NAME
 from mamf.machine.privacy import scrub_record
 from mamf.measurement import TERA
 from mamf.peaks import fastest_possible_flops, listed_as, matching_device
 from mamf.plans import EXPLAIN
 
-# What a reader needs to judge a figure; the schema leaves some of it open.
-_REQUIRED = ("command", "started", "sensors", "kernel", "device.name", "device.vendor", "environment.packages.torch")
-_WITH_SENSORS = ("device.max_clock_hz", "device.power_limit_watts", "device.driver")
+# What the schema of rows leaves out, because readers compute it.
+_DERIVED = {"flop", "bytes", "unit", "dtype", "out_dtype", "tflops", "rate", "interval_coverage", "seconds"}
 # No markup, and no bracket that begins a picture or a link.
 _PLAIN = re.compile(r"(?:(?!!\[|\]\()[!-~](?: (?! ))?)*(?<! )")
 # How much of the memory on the box a device reports: drivers reserve some, and a GB may be a GiB.
@@ -35,34 +34,25 @@ _MIN_MEMORY, _MAX_MEMORY = 0.86, 1.10
 _CLOCKS_APART = timedelta(days=2)
 
 
-def has_all_fields(evidence: Evidence) -> Iterator[Finding]:
-    """Reports fields that are missing or empty, and fields that mamf does not write."""
-    header = evidence.header
-    required = (*_REQUIRED, *(_WITH_SENSORS if has_sensors(evidence) else ()))
-    for name in required:
-        if not _value_at(header, name):
-            yield Finding("missing-field", f"the header says nothing of {name}: run it again with this mamf", 1)
-    for name in _unknown_fields(header, HEADER):
-        yield Finding("unknown-field", f"mamf writes no header field {name!r}: remove it", 1)
-
-
-def has_sensors(evidence: Evidence) -> bool:
-    return not evidence.is_cpu and bool(evidence.header.get("sensors") == "available")
-
-
-def _value_at(header: Any, dotted: str) -> Any:
-    for name in dotted.split("."):
-        header = header.get(name) if isinstance(header, Mapping) else None
-    return header
+def has_known_fields(evidence: Evidence) -> Iterator[Finding]:
+    """Records have only fields that mamf writes."""
+    for line, record in evidence.records:
+        schema = HEADER if line == 1 else record_schema(record)
+        known = {"record", "time", *(_DERIVED if record["record"] in ("measurement", "ceiling") else ())}
+        for name in _unknown_fields(record, schema):
+            if name not in known:
+                yield Finding("unknown-field", f"mamf writes no field {name!r} of such a record: remove it", line)
 
 
 def _unknown_fields(value: Mapping[str, Any], schema: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
     """Fields that a schema does not name. A plan is checked as it is read, and its kind decides its fields."""
     known = {name.removesuffix("?"): each for name, each in schema.items()}
     for name in value:
-        if name not in known and name != "record":
+        if name not in known:
             yield prefix + name
-        elif isinstance(each := known.get(name), dict) and each and ANY_NAME not in each and name != "plan":
+        elif (
+            isinstance(each := known[name], dict) and each and ANY_NAME not in each and name not in ("plan", "problem")
+        ):
             yield from _unknown_fields(value[name], each, f"{prefix}{name}.")
 
 
@@ -81,18 +71,11 @@ def is_real_device(evidence: Evidence) -> Iterator[Finding]:
 
 def is_one_device(evidence: Evidence) -> Iterator[Finding]:
     """Name, vendor, backend and memory belong together, and names are plain text as they are usually spelled."""
-    header = evidence.header
-    versions = {**(header["device"].get("versions") or {}), **header["environment"]["packages"]}
-    texts = [
-        header["kernel"],
-        *header["device"].values(),
-        *versions.values(),
-        *(row.kernel for _, _, row in evidence.rows),
-    ]
-    for text in dict.fromkeys(text for text in texts if isinstance(text, str)):
+    devices = {device.name: device for device in (*evidence.log.devices, evidence.log.device(None))}
+    for text in {*devices, evidence.header["kernel"], *(row.kernel for _, _, row in evidence.rows)}:
         if not _PLAIN.fullmatch(text):
             yield Finding("device", f"{text!r} is not plain text: letters, digits, punctuation and single blanks", 1)
-    for info in {device.name: device for device in (*evidence.log.devices, evidence.log.device(None))}.values():
+    for info in devices.values():
         if usual := _usual_spelling(info.name):
             yield Finding("device", f"{info.name} is written {usual} elsewhere: leave the name as torch gives it", 1)
         facts = _facts().get(matching_device(info.name) or "")
@@ -151,24 +134,18 @@ def private_findings(line: int, record: dict[str, Any]) -> Iterator[Finding]:
         yield Finding("private", f"a secret, an account, a host, an address or a path in {scrub_record(names)}", line)
 
 
-# -- imported runs -----------------------------------------------------------------------------------------------------
-
-
 def legacy_findings(run: FinderRun) -> Iterator[Finding]:
+    """Rules about an imported run: it names its accelerator, and its figures are possible."""
     if not run.device:
-        yield Finding("missing-field", "the log names no accelerator", 1)
+        yield Finding("device", "the log names no accelerator", 1)
     if not run.rows and not run.best:
-        yield Finding("missing-row", "the log holds no figure")
+        yield Finding("missing-row", "the log has no figure")
     limit = None
     if run.dtype in DTYPES and run.device:
         limit = fastest_possible_flops(DeviceInfo("legacy", 0, run.device, ""), run.dtype)
-    for number, row in enumerate((*run.rows, *run.best.values()), start=2):
-        yield from _reported_figures(run, row, limit, number)
-
-
-def _reported_figures(run: FinderRun, row: Reported, limit: float | None, line: int) -> Iterator[Finding]:
-    for name, tflops in row.tflops.items():
-        if name not in STATISTICS or not isinstance(tflops, (int, float)) or not 0 < tflops < math.inf:
-            yield Finding("unreadable", f"{name} {tflops!r} is not a figure of mamf-finder", line)
-        elif limit is not None and tflops * TERA > limit:
-            yield Finding("implausible", f"{tflops:g} TFLOPS are more than {run.device} can do", line)
+    for line, row in enumerate((*run.rows, *run.best.values()), start=2):
+        for name, tflops in row.tflops.items():
+            if name not in STATISTICS or not 0 < tflops < math.inf:
+                yield Finding("unreadable", f"{name} {tflops!r} is not a figure of mamf-finder", line)
+            elif limit is not None and tflops * TERA > limit:
+                yield Finding("implausible", f"{tflops:g} TFLOPS are more than {run.device} can do", line)

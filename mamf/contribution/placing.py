@@ -10,13 +10,14 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from mamf.contribution.collection import CeilingEntry, software
-from mamf.contribution.confirming import Submitters, part_confirmed
+from mamf.contribution.collection import Collection
+from mamf.contribution.confirming import part_confirmed
+from mamf.contribution.entries import Entry, software
 from mamf.contribution.evidence import problems_of
 from mamf.logs.legacy import FinderRun
 from mamf.logs.records import significant_digits
 from mamf.measurement import group_pairs
-from mamf.plans import EXPLAIN, FIND, ROOFLINE
+from mamf.plans import EXPLAIN, FIND, MATMUL, ROOFLINE
 from mamf.regime_names import CEILINGS
 
 # Names of devices on Windows, which cannot be names of folders.
@@ -83,24 +84,24 @@ _COLUMNS = (
 _MOST_SHAPES = 6
 
 
-def contributed_csv(entries: Iterable[CeilingEntry], submitters: Submitters) -> str:
+def contributed_csv(collection: Collection) -> str:
     """The highest confirmed ceiling of each kind of device, dtype and regime that a complete find with normal data
     measured.
     """
-    kept = filter(_counts, part_confirmed(entries, submitters)[0])
+    kept = filter(_counts, part_confirmed(collection.of(MATMUL), collection.submitters)[0])
     groups = group_pairs(((entry.device, *_build(entry), entry.dtype, entry.regime), entry) for entry in kept)
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(_COLUMNS)
     for key, found in sorted(groups.items()):
-        fastest = sorted(found, key=lambda entry: entry.tflops, reverse=True)
+        fastest = sorted(found, key=lambda entry: entry.figure, reverse=True)
         best, shapes = fastest[0], list(dict.fromkeys(entry.shape for entry in fastest))[:_MOST_SHAPES]
         ends = (best.interval.low, best.interval.high) if best.interval else ()
-        figures = [significant_digits(rate) for rate in (best.tflops, *ends)]
+        figures = [significant_digits(rate) for rate in (best.figure, *ends)]
         kernel = next((each.kernel for each in fastest if len(each.header["plan"]["kernels"]) > 1), "")
         cards: dict[object, float] = {}
         for entry in reversed(fastest):
-            cards[entry.header["device"]["uuid_hash"]] = entry.tflops
+            cards[entry.header["device"]["uuid_hash"]] = entry.figure
         lowest = significant_digits(min(cards.values()))
         clock = max(map(_clock, found), key=lambda text: float(text or 0))
         known = (best.place.as_posix(), " ".join(shapes), kernel, len(cards), lowest)
@@ -109,7 +110,7 @@ def contributed_csv(entries: Iterable[CeilingEntry], submitters: Submitters) -> 
     return buffer.getvalue()
 
 
-def _counts(entry: CeilingEntry) -> bool:
+def _counts(entry: Entry) -> bool:
     """Virtual machines give CPUs of all speeds one name, so that their figures are of no use elsewhere."""
     is_accelerator, data = entry.header["device"]["is_accelerator"], entry.header["plan"]["problem"]["data"]
     is_found = (
@@ -118,13 +119,13 @@ def _counts(entry: CeilingEntry) -> bool:
     return is_found and is_accelerator and data == "normal"
 
 
-def _build(entry: CeilingEntry) -> tuple[str, ...]:
+def _build(entry: Entry) -> tuple[str, ...]:
     """Unit count and power limit: devices with one name exist in several builds."""
     device: dict[str, Any] = entry.header["device"]
     return tuple("" if each is None else f"{each:g}" for each in (device["compute_units"], device["power_limit_watts"]))
 
 
-def _clock(entry: CeilingEntry) -> str:
+def _clock(entry: Entry) -> str:
     """The highest clock in MHz, if known."""
     clock_hz = entry.header["device"]["max_clock_hz"]
     return f"{clock_hz / 1e6:g}" if clock_hz else ""

@@ -1,27 +1,30 @@
-"""Rules about rows: figures follow from their samples, and samples are physically possible."""
+"""Rules about rows, ceilings and the summary: they follow from the samples, and samples are physically possible."""
 
 from __future__ import annotations
 
 import math
-import operator
-from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from collections.abc import Iterator
 from typing import Any
 
+from mamf.ceilings.ceiling import CONFIRM, confirm_ceilings
 from mamf.contribution.evidence import Evidence, Finding
-from mamf.contribution.header_rules import has_sensors
-from mamf.logs.records import is_of_old_calibration, measurement_record
+from mamf.kinds.registry import kind_of
+from mamf.logs.recording import End
+from mamf.logs.records import ceiling_from_record, ceiling_record, is_of_old_calibration, measurement_record
+from mamf.logs.run_log import OwnCeilings, latest_rows
 from mamf.measurement import TERA, Measurement
 from mamf.operations.unknown import operation_called
-from mamf.peaks import fastest_possible_flops
-from mamf.plans import MATMUL
+from mamf.plans import FIND, MATMUL, ROOFLINE
 from mamf.plausibility import split_impossible, why_implausible
 from mamf.regime_names import BEST_BY
 from mamf.timers import find_timer, is_credible
 
-# A step of the sixth digit, which rates are rounded to; half a step of the third decimal, which converted logs round
-# them to, and of the sixth digit of what is computed anew.
-_RATE_ROUNDING, _EARLY_RATE_ROUNDING = 1.1e-5, 5.5e-4
+# Rates are rounded to six digits.
+_ROUNDING = 1.1e-5
+# Logs with an old calibration have the median power of the rounds, later ones their energy divided by their time.
+_POWER_ROUNDING = 0.05
+_OF_POWER, _OF_INTERVAL = {"watts", "joules_per_tflop"}, {"interval", "interval_tflops", "repeatability"}
+_OF_SAMPLES, _OF_PLAN = ("flop", "tflops", "rate", "seconds"), ("bytes", "unit", "dtype", "out_dtype")
 # Verification decides by kernel; no result that passed it has a larger error.
 _MAX_ERROR, _MAX_ERROR_OF_APPROXIMATION = 0.05, 0.5
 # Power as a share of the limit: logs of cards under load have 0.2 to 1.1.
@@ -29,115 +32,106 @@ _MIN_POWER, _MAX_POWER = 0.1, 1.2
 _MAX_CLOCK = 1.02
 # Fewer samples may agree by chance: they are written in whole nanoseconds.
 DISTINCTIVE_SAMPLES = 5
-_OF_INTERVAL = {"interval", "interval_tflops", "interval_coverage", "repeatability"}
-# What only kernels say that approximate: they skip work, or multiply in another dtype. The fastest of these bound them.
+# What only kernels say that approximate: they skip work, or multiply in another dtype.
 _OF_APPROXIMATION = ("product_dtypes", "sparsity", "cosine_similarity", "relative_l1")
-_APPROXIMATE_DTYPES = ("int8", "float8_e4m3fn")
 
 
-def without_interval(record: Mapping[str, Any]) -> dict[str, Any]:
-    """A row or a ceiling without the interval and the calibration behind it, which readers replace in old logs."""
-    kept = {name: value for name, value in record.items() if name not in _OF_INTERVAL}
-    rates = {name: value for name, value in kept.items() if isinstance(value, Mapping) and "interval" in value}
-    return kept | {
-        name: {statistic: rate for statistic, rate in value.items() if statistic != "interval"}
-        for name, value in rates.items()
-    }
+# -- figures follow from samples ---------------------------------------------------------------------------------------
 
 
 def rows_recompute(evidence: Evidence) -> Iterator[Finding]:
-    """A row holds what mamf writes for its shape, problem and samples, and nothing else."""
+    """Work and rates of a row are what its shape, problem and samples give. Readers compute intervals again."""
     for line, record, row in evidence.rows:
         again = measurement_record(row)
-        if is_of_old_calibration(record):
-            record, again = without_interval(record), without_interval(again)
-        for name in sorted(record.keys() - again.keys() - {"record"}):
-            yield Finding("unknown-field", f"mamf writes no field {name!r} of a row: remove it", line)
-        # The accuracy of a timer is what was known of it when the log was written.
-        for name in sorted(again.keys() - {"time", "timer_accuracy_seconds"}):
-            # Earlier logs lack fields of today; what belongs to samples they all have.
-            is_due = name in record or name in _FROM_SAMPLES
-            if is_due and not agree(record.get(name), again[name], _FROM_SAMPLES.get(name, same_number)):
+        # Converted logs lack what follows from the plan.
+        due = [name for name in _OF_SAMPLES if name in again] + [name for name in _OF_PLAN if name in record]
+        for name in due:
+            if not agree(record.get(name), again.get(name)):
                 message = f"{row.shape}: {name} does not follow from the row's samples and plan"
                 yield Finding("row-mismatch", message, line)
-        # Without a calibration, as in converted logs, sustained is judged by its median.
-        if row.best_by != BEST_BY[row.regime] and (row.repeatability or row.best_by != "median"):
+        # Converted logs judge sustained by its median.
+        if row.best_by not in (BEST_BY[row.regime], "median"):
             yield Finding("row-mismatch", f"{row.shape}: a best of {row.regime} is not chosen by {row.best_by}", line)
 
 
-def same_number(written: float, again: float, tolerance: float = 0.0, relative: float = 6e-6) -> bool:
-    """Up to rounding to six digits, or to so many decimals as ``tolerance`` has."""
-    return math.isclose(written, again, rel_tol=relative, abs_tol=tolerance)
-
-
-def same_rate(written: float, again: float) -> bool:
-    """Up to rounding to six digits, or to three decimals."""
-    is_early = written == round(written, 3) and abs(written - again) <= _EARLY_RATE_ROUNDING
-    return is_early or same_number(written, again, relative=_RATE_ROUNDING)
-
-
-def agree(written: Any, again: Any, same: Callable[[float, float], bool] = same_number) -> bool:
-    """Whether two JSON values are equal, numbers up to rounding."""
-    if written is again:  # copied as written: nearly all fields of a row
-        return True
+def agree(written: Any, again: Any, relative: float = _ROUNDING) -> bool:
+    """Whether two JSON values are equal, numbers up to rounding, without the interval of a rate."""
     if isinstance(again, float) and isinstance(written, (int, float)) and not isinstance(written, bool):
-        return same(written, again)
+        return math.isclose(written, again, rel_tol=relative, abs_tol=2e-12)
     if isinstance(again, dict):
         is_alike = isinstance(written, dict) and written.keys() == again.keys()
-        return is_alike and all(agree(written[key], again[key], same) for key in again)
+        return is_alike and all(agree(written[key], again[key], relative) for key in again.keys() - _OF_INTERVAL)
     if isinstance(again, (list, tuple)):
-        if not isinstance(written, list) or len(written) != len(again):
-            return False
-        if all(map(operator.is_, written, again)):
-            return True
-        return all(agree(one, other, same) for one, other in zip(written, again, strict=True))
+        is_alike = isinstance(written, list) and len(written) == len(again)
+        return is_alike and all(agree(one, other, relative) for one, other in zip(written, again, strict=True))
     return type(written) is type(again) and bool(written == again)
 
 
-# What follows from the samples. Coverage is written with four decimals, seconds with twelve.
-_FROM_SAMPLES: Mapping[str, Callable[[float, float], bool]] = {
-    "tflops": same_rate,
-    "rate": same_rate,
-    "flop": same_number,
-    "seconds": partial(same_number, tolerance=2e-12),
-    "interval_coverage": partial(same_number, tolerance=2e-4),
-}
+def recomputed_ceilings(evidence: Evidence) -> OwnCeilings:
+    """The ceilings of the log by problem and regime, recomputed from the rounds that it has."""
+    device = evidence.header["device"]
+    rows = latest_rows(row for _, _, row in evidence.rows)
+    sought = dict.fromkeys((row.problem, row.regime, None) for row in rows if row.phase == CONFIRM)
+    return confirm_ceilings(rows, sought, device["name"], device["uuid_hash"])
+
+
+def ceilings_recompute(evidence: Evidence) -> Iterator[Finding]:
+    """Ceilings follow from the rounds that confirmed them; of a resumed search, the last of a problem and regime. Those
+    that attention takes its shares of may have their rounds in another log.
+    """
+    again, last = recomputed_ceilings(evidence), {}
+    for line, record in evidence.of_kind("ceiling"):
+        ceiling = ceiling_from_record(record, evidence.log.header)
+        last[ceiling.problem, ceiling.regime] = line, record
+    for key, (line, record) in last.items():
+        if key not in again:
+            if evidence.plan.searches or evidence.plan.confirms:
+                yield Finding("ceiling-mismatch", f"{record['regime']}: no rounds confirm the ceiling", line)
+            continue
+        expected = ceiling_record(again[key])
+        skipped = {"gain_over_default", *(_OF_INTERVAL if is_of_old_calibration(record) else ())}
+        for name in sorted(expected.keys() & record.keys() - skipped):
+            if not agree(record[name], expected[name], _POWER_ROUNDING if name in _OF_POWER else _ROUNDING):
+                message = f"{record['regime']}: {name} {record[name]} (the rounds give {expected[name]})"
+                yield Finding("ceiling-mismatch", message, line)
+
+
+def run_was_completed(evidence: Evidence) -> Iterator[Finding]:
+    """Something was measured, the summary follows from the rows, and the run was completed (a warning if not)."""
+    log, plan = evidence.log, evidence.plan
+    if not any(row.operation == plan.operation for _, row in evidence.good_rows):
+        yield Finding("missing-row", "nothing was measured")
+    elif plan.is_search and not log.all_ceilings:
+        message = "no ceiling was confirmed, and a find is known by nothing else: resume it with 'mamf find --resume"
+        yield Finding("missing-row", f"{message} LOG'")
+    if log.tier == "interrupted":
+        reason = log.summary["reason"] or "no reason given" if log.summary else "no summary"
+        message = f"the run was interrupted ({reason}): the best shape may be untested"
+        yield Finding("interrupted", message, is_warning=True)
+    if log.summary is not None:
+        ceilings = recomputed_ceilings(evidence) if plan.kind in (FIND, ROOFLINE) else log.all_ceilings
+        again = kind_of(plan).summary(plan, log.measurements, ceilings, End("complete"))
+        for name in ("measured", "best"):
+            if not agree(log.summary.get(name), again[name]):
+                message = f"{name}: the rows give {again[name]}, the summary says {log.summary.get(name)}"
+                yield Finding("best-mismatch", message)
+
+
+# -- samples are possible ----------------------------------------------------------------------------------------------
 
 
 def rows_are_possible(evidence: Evidence) -> Iterator[Finding]:
     """No sample is faster than the device or its memory allows, and no figure faster than the clock that was read."""
     for line, row in evidence.good_rows:
-        info, limit = evidence.device_of(row), _limit(evidence, row)
-        claimed = [name for name in _OF_APPROXIMATION if name in row.details]
-        if claimed and is_exact(row):
-            message = f"{row.kernel} is not known to approximate: its rows have no {claimed[0]}"
-            yield Finding("unknown-field", message, line)
+        info, of = evidence.device_of(row), operation_called(row.operation)
+        # The work of a kernel that approximates is not known.
+        limit = of.fastest_possible(info, row.problem, row.shape) if is_exact(row) else None
         if limit is not None and split_impossible(row.samples, row.amount, limit, row.timer_accuracy)[1]:
             fastest, most = row.amount / min(row.samples) / TERA, limit / TERA
             message = f"{row.shape}: {fastest:.4g} {row.work.unit}, more than the {most:.4g} that {info.name} can do"
             yield Finding("implausible", message, line)
         elif reason := why_implausible(row, info, limit):
             yield Finding("implausible", f"{row.shape}: {reason}", line)
-
-
-def _limit(evidence: Evidence, row: Measurement) -> float | None:
-    """The most that a row's rate can be: of a kernel that approximates, all the work in the fastest of its dtypes,
-    without what it skipped.
-    """
-    info = evidence.device_of(row)
-    limit = operation_called(row.operation).fastest_possible(info, row.problem, row.shape)
-    if limit is None or is_exact(row):
-        return limit
-    faster = (fastest_possible_flops(info, dtype) for dtype in _APPROXIMATE_DTYPES)
-    return max(limit, *filter(None, faster)) / (1 - skipped_share(row))
-
-
-def skipped_share(row: Measurement) -> float:
-    """The share of the work that a kernel says to have skipped. Raises ValueError for what is not a share."""
-    share = float(row.details.get("sparsity", 0.0))
-    if not 0 <= share < 1:
-        raise ValueError(f"a sparsity of {share:g} is not at least 0 and below 1")
-    return share
 
 
 def is_exact(row: Measurement) -> bool:
@@ -164,21 +158,21 @@ def sensors_are_plausible(evidence: Evidence) -> Iterator[Finding]:
     """If the device has sensors, each good row has a clock and a power within the device's limits."""
     if (sensors := evidence.header.get("sensors")) != "available":
         yield Finding("sensors", f"clock, power and temperature: {sensors}", 1, is_warning=True)
-    rows = [row.conditions for _, _, row in evidence.rows if row.ok]
-    for what, values in (("clock", [row.clock_hz for row in rows]), ("power", [row.watts for row in rows])):
-        missing = sum(value is None for value in values)
-        if has_sensors(evidence) and missing > 0 and (what == "clock" or missing == len(values)):
-            yield Finding("sensors", f"{missing} of {len(rows)} rows have no {what}, but there are sensors")
+    elif evidence.has_sensors:
+        device, rows = evidence.header["device"], [row for _, _, row in evidence.rows if row.ok]
+        if not (device.get("max_clock_hz") and device.get("power_limit_watts")):
+            yield Finding("sensors", "there are sensors, but no highest clock or no power limit", 1)
+        without_clock = sum(row.conditions.clock_hz is None for row in rows)
+        if without_clock or (rows and all(row.conditions.watts is None for row in rows)):
+            yield Finding("sensors", f"there are sensors, but {without_clock or len(rows)} rows lack clock or power")
     for line, _, row in evidence.rows:
-        seen, device = row.conditions, evidence.device_of(row)
-        limit, highest = device.power_limit_watts or math.inf, device.max_clock_hz or math.inf
+        seen, info = row.conditions, evidence.device_of(row)
+        limit, highest = info.power_limit_watts or math.inf, info.max_clock_hz or math.inf
         least = _MIN_POWER * limit if row.ok and limit < math.inf else 0
         if seen.watts is not None and not least <= seen.watts <= _MAX_POWER * limit:
             yield Finding("sensors", f"{row.shape}: {seen.watts:.0f} W, with a limit of {limit:.0f} W", line)
         if seen.clock_hz is not None and not 0 < seen.clock_hz <= _MAX_CLOCK * highest:
             yield Finding("sensors", f"{row.shape}: {seen.clock_hz / 1e6:.0f} MHz, above the highest clock", line)
-        if not 0 <= (row.peak_memory_bytes or 0) <= (device.memory_bytes or math.inf):
-            yield Finding("implausible", f"{row.shape}: {row.peak_memory_bytes} bytes, more than the device has", line)
 
 
 def samples_differ(evidence: Evidence) -> Iterator[Finding]:
@@ -194,13 +188,12 @@ def samples_differ(evidence: Evidence) -> Iterator[Finding]:
 
 
 def timer_is_credible(evidence: Evidence) -> Iterator[Finding]:
-    """The overhead subtracted lies within the bounds of its backend. Figures of schema 4 are corrected when read."""
-    backend, is_early = evidence.header["device"]["backend"], evidence.header["schema"] < 5
-    if timer := find_timer(backend):
-        bounds = f"{timer.lowest * 1e6:.1f} to {timer.highest * 1e6:.1f}"
+    """The overhead subtracted is one that the timer of its backend can have."""
+    backend = evidence.header["device"]["backend"]
+    timer = find_timer(backend)
+    bounds = f"{timer.lowest * 1e6:.1f} to {timer.highest * 1e6:.1f}" if timer else "0 to 20"
     for line, _, row in evidence.rows:
-        overhead = row.timer_overhead
-        if overhead < 0 or (overhead and not is_credible(backend, overhead)):
-            adds = f"the timer of {backend} adds {bounds if timer else '0 to 20'} us"
-            yield Finding("timer", f"{overhead * 1e6:.1f} us subtracted, but {adds}", line, is_warning=is_early)
+        if row.timer_overhead and not is_credible(backend, row.timer_overhead):
+            subtracted = f"{row.timer_overhead * 1e6:.1f} us subtracted"
+            yield Finding("timer", f"{subtracted}, but the timer of {backend} adds {bounds} us", line)
             return

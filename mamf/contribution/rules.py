@@ -8,57 +8,34 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from mamf.contribution import header_rules, row_rules
 from mamf.contribution.confirming import submitter_findings
 from mamf.contribution.evidence import Evidence, Finding, records_of
-from mamf.contribution.header_rules import (
-    has_all_fields,
-    is_of_normal_data,
-    is_of_the_past,
-    is_one_device,
-    is_real_device,
-    legacy_findings,
-    private_findings,
-)
 from mamf.contribution.placing import folder_of, legacy_name_of, lies_at, place_of
-from mamf.contribution.row_rules import (
-    DISTINCTIVE_SAMPLES,
-    rows_are_possible,
-    rows_are_verified,
-    rows_recompute,
-    samples_differ,
-    sensors_are_plausible,
-    timer_is_credible,
-)
-from mamf.contribution.summary_rules import (
-    ceilings_fit_attention,
-    ceilings_recompute,
-    claims_are_firm,
-    run_was_completed,
-    summary_recomputes,
-)
-from mamf.errors import RunLogError
+from mamf.errors import RunLogError, UsageError
+from mamf.files import numbered
 from mamf.kinds.registry import kind_of
+from mamf.limits import shorten
 from mamf.logs.legacy import TIER, legacy_run
 from mamf.logs.lines import Seen
 from mamf.logs.run_log import MALFORMED, describe_error, run_log_of, why_unreadable
+from mamf.plans import MATMUL
+from mamf.plugins.discovery import own_operations
 
 _RULES: tuple[Callable[[Evidence], Iterator[Finding]], ...] = (
-    has_all_fields,
-    is_real_device,
-    is_one_device,
-    is_of_normal_data,
-    is_of_the_past,
-    rows_recompute,
-    rows_are_possible,
-    rows_are_verified,
-    sensors_are_plausible,
-    samples_differ,
-    timer_is_credible,
-    summary_recomputes,
-    ceilings_recompute,
-    ceilings_fit_attention,
-    claims_are_firm,
-    run_was_completed,
+    header_rules.has_known_fields,
+    header_rules.is_real_device,
+    header_rules.is_one_device,
+    header_rules.is_of_normal_data,
+    header_rules.is_of_the_past,
+    row_rules.rows_recompute,
+    row_rules.ceilings_recompute,
+    row_rules.run_was_completed,
+    row_rules.rows_are_possible,
+    row_rules.rows_are_verified,
+    row_rules.sensors_are_plausible,
+    row_rules.samples_differ,
+    row_rules.timer_is_credible,
 )
 
 
@@ -74,8 +51,8 @@ class Review:
     place: Path | None = None
     samples: frozenset[int] = field(default=frozenset(), repr=False)
 
-    def is_rejected(self, strict: bool = False) -> bool:
-        return any(strict or not finding.is_warning for finding in self.findings)
+    def is_rejected(self) -> bool:
+        return any(not finding.is_warning for finding in self.findings)
 
 
 def review(path: Path, seen: Seen | None = None) -> Review:
@@ -98,7 +75,13 @@ def _review(path: Path, seen: Seen | None) -> Review:
         return _legacy_review(path, itertools.chain([first], records), findings)
     whole = (first, *records)
     for line, record in whole:
-        findings += private_findings(line, record)
+        findings += header_rules.private_findings(line, record)
+    plan = header["plan"]
+    named = {plan.get("operation", MATMUL), *plan.get("operations", ())}
+    named |= {record["operation"] for _, record in whole if "operation" in record}
+    if foreign := sorted(named - own_operations()):
+        message = f"{shorten(', '.join(foreign))}: results/ collects mamf's own operations, and no other is imported"
+        return Review(path, (*findings, Finding("unknown-operation", message, 1)))
     try:
         log = run_log_of(path, whole)
     except RunLogError as error:
@@ -108,8 +91,10 @@ def _review(path: Path, seen: Seen | None) -> Review:
         return Review(path, (*findings, Finding("kind", f"{what}: results/ does not collect it")))
     evidence = Evidence(whole, log)
     for rule in _RULES:
-        findings += _findings_of(rule, evidence)
-    samples = frozenset(hash(row.samples) for _, _, row in evidence.rows if len(row.samples) >= DISTINCTIVE_SAMPLES)
+        findings += rule(evidence)
+    samples = frozenset(
+        hash(row.samples) for _, _, row in evidence.rows if len(row.samples) >= row_rules.DISTINCTIVE_SAMPLES
+    )
     return Review(path, tuple(findings), log.tier, place_of(header), samples)
 
 
@@ -118,11 +103,11 @@ def _legacy_review(path: Path, records: Iterator[tuple[int, dict[str, Any]]], fi
 
     def judged() -> Iterator[dict[str, Any]]:
         for line, record in records:
-            findings.extend(private_findings(line, record))
+            findings.extend(header_rules.private_findings(line, record))
             yield record
 
     run = legacy_run(path, judged())
-    findings += legacy_findings(run)
+    findings += header_rules.legacy_findings(run)
     figures = hash((run.started, *(f"{row.shape} {row.tflops}" for row in run.rows)))
     place = Path(folder_of(run.device or ""), legacy_name_of(run))
     return Review(path, tuple(findings), TIER, place, frozenset([figures]))
@@ -130,14 +115,6 @@ def _legacy_review(path: Path, records: Iterator[tuple[int, dict[str, Any]]], fi
 
 def _unreadable(path: Path, error: Exception) -> Finding:
     return Finding("unreadable", describe_error(error).removeprefix(f"{path}").lstrip(",: "))
-
-
-def _findings_of(rule: Callable[[Evidence], Iterator[Finding]], evidence: Evidence) -> list[Finding]:
-    """A log that breaks a rule's own assumptions (a header edited by hand) yields a finding instead of a crash."""
-    try:
-        return list(rule(evidence))
-    except MALFORMED as error:
-        return [Finding("unreadable", f"{rule.__name__} cannot judge this log: {describe_error(error)}")]
 
 
 def _as_bytes(path: Path) -> Iterator[Finding]:
@@ -166,3 +143,17 @@ def review_results(root: Path, paths: Iterable[Path], seen: Seen | None = None) 
         found = reviews.get(path, Review(path, ()))
         reviews[path] = replace(found, findings=(*found.findings, finding))
     return list(reviews.values())
+
+
+def find_free_place(found: Review, root: Path) -> Path:
+    """The first free place for a log in the results folder. Raises UsageError if this run is already there, or if the
+    log does not say where it belongs.
+    """
+    if found.place is None:
+        raise UsageError(f"{found.path} cannot be placed: 'mamf results check' says why")
+    for target in (root / place for place in numbered(found.place)):
+        if not target.exists():
+            break
+        if review(target).samples & found.samples:
+            raise UsageError(f"{target} is there already: a run is submitted once")
+    return target

@@ -4,26 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
 
-from mamf.contribution.collection import (
-    AttentionEntry,
-    CeilingEntry,
-    Collection,
-    KernelEntry,
-    LegacyEntry,
-    best_attention,
-    best_kernels,
-    kernel_title,
-    leaders,
-    software,
-)
-from mamf.contribution.confirming import Entry, EntryT, part_confirmed
+from mamf.contribution.collection import Collection, Leader, LegacyEntry, best_attention, best_kernels, leaders
+from mamf.contribution.confirming import part_confirmed
+from mamf.contribution.entries import ATTENTION, OTHERS, TABLES, Entry, kernel_title, software
 from mamf.contribution.placing import folder_of
 from mamf.measurement import TERA, group_pairs
+from mamf.plans import MATMUL
 from mamf.regime_names import CEILINGS
 from mamf.report.columns import sensor_columns
 from mamf.report.document import Column, Table
@@ -53,28 +43,18 @@ _PUBLISHED = """[published/](published/NOTICE.md) has figures that other people 
 them, and never ranks them with measured figures.
 """
 RowT = TypeVar("RowT")
-#: The best ceiling, with those that it leads.
-Leader = tuple[CeilingEntry, Sequence[CeilingEntry]]
 
 
 def results_pages(collection: Collection) -> dict[Path, str]:
     """Every page by its path in results/."""
-    parts = _parts_of_devices(collection)
-    pages = {Path(folder, "README.md"): _device_page(part) for folder, part in sorted(parts.items())}
+    entries = group_pairs((folder_of(each.device), each) for each in collection.entries)
+    legacy = group_pairs((folder_of(each.device), each) for each in collection.legacy)
+    parts = {
+        folder: Collection(entries.get(folder, ()), legacy.get(folder, ()), collection.submitters)
+        for folder in sorted({*entries, *legacy})
+    }
+    pages = {Path(folder, "README.md"): _device_page(part) for folder, part in parts.items()}
     return {Path("README.md"): _matrix_page(parts), **pages}
-
-
-def _parts_of_devices(collection: Collection) -> dict[str, Collection]:
-    """The part of each accelerator, by its folder."""
-    kinds = ("ceilings", "attention", "kernels", "legacy")
-    groups: Any = {
-        kind: group_pairs((folder_of(each.device), each) for each in getattr(collection, kind)) for kind in kinds
-    }
-    folders = {folder for group in groups.values() for folder in group}
-    parts: dict[str, Any] = {
-        folder: {kind: tuple(group.get(folder, ())) for kind, group in groups.items()} for folder in folders
-    }
-    return {folder: replace(collection, **part) for folder, part in parts.items()}
 
 
 def _matrix_page(parts: Mapping[str, Collection]) -> str:
@@ -82,11 +62,11 @@ def _matrix_page(parts: Mapping[str, Collection]) -> str:
     rates: dict[tuple[str, str], dict[str, float]] = {}
     counts: Counter[str] = Counter()
     for folder, part in parts.items():
-        confirmed = part_confirmed(part.ceilings, part.submitters)[0]
+        confirmed = part_confirmed(part.of(MATMUL), part.submitters)[0]
         kept = [each for each in confirmed if each.tier == "complete" and each.regime in CEILINGS]
         counts.update(each.dtype for each in kept)
         for best, _ in leaders(kept):
-            rates.setdefault((folder, best.dtype), {})[best.regime] = best.tflops
+            rates.setdefault((folder, best.dtype), {})[best.regime] = best.figure
 
     def column(dtype: str) -> Column[str]:
         return Column("", markdown_text(dtype), lambda folder: _cell(rates.get((folder, dtype), {})), Markup)
@@ -105,8 +85,8 @@ def _device_link(folder: str, part: Collection) -> str:
 
 
 def _device_name(part: Collection) -> str:
-    entries: Iterable[Entry | LegacyEntry] = (*part.ceilings, *part.attention, *part.kernels, *part.legacy)
-    return next((each.device for each in entries), "") or "unknown"
+    names = [each.device for each in part.entries] or [each.device for each in part.legacy]
+    return names[0] or "unknown"
 
 
 def _cell(rates: Mapping[str, float]) -> str | None:
@@ -117,38 +97,25 @@ def _cell(rates: Mapping[str, float]) -> str | None:
 
 
 def _device_page(part: Collection) -> str:
-    unranked = Unranked()
-    ceilings = unranked.without(part_confirmed(part.ceilings, part.submitters))
-    attention = unranked.without(part_confirmed(part.attention, part.submitters))
-    kernels = unranked.without(part_confirmed(part.kernels, part.submitters))
-    best = best_kernels(kernels)
-    operations = dict.fromkeys(each.row.operation for each in best)
+    ranked: dict[str, list[Entry]] = {}
+    unconfirmed, interrupted = [], []
+    for table in TABLES:
+        confirmed, others = part_confirmed(part.of(table), part.submitters)
+        ranked[table] = [entry for entry in confirmed if entry.tier == "complete"]
+        interrupted += [entry for entry in confirmed if entry.tier != "complete"]
+        unconfirmed += others
+    best = group_pairs((entry.row.operation, entry) for entry in best_kernels(ranked[OTHERS]))
     attention_title = "Attention: the best kernel by share of the measured ceiling (MAMFU)"
     sections = [
         f"# {markdown_text(_device_name(part))}\n\n{_NOTE} [All accelerators](../README.md)\n",
-        _section("Ceilings", ceiling_columns(), leaders(ceilings), f"{_WORDS}\n"),
-        _section(attention_title, attention_columns(), best_attention(attention)),
-        *(_kernels(name, [each for each in best if each.row.operation == name]) for name in operations),
-        _section(_CUT, entry_columns(), _best_of_logs(unranked.interrupted)),
-        _section(_UNCONFIRMED, entry_columns(), _best_of_logs(unranked.unconfirmed)),
+        _section("Ceilings", ceiling_columns(), leaders(ranked[MATMUL]), f"{_WORDS}\n"),
+        _section(attention_title, attention_columns(), best_attention(ranked[ATTENTION])),
+        *(_kernels(operation, entries) for operation, entries in best.items()),
+        _section(_CUT, entry_columns(), _best_of_logs(interrupted)),
+        _section(_UNCONFIRMED, entry_columns(), _best_of_logs(unconfirmed)),
         _legacy(part.legacy),
     ]
     return "\n".join(filter(None, sections))
-
-
-@dataclass
-class Unranked:
-    """Entries that are shown apart."""
-
-    interrupted: list[Entry] = field(default_factory=list)
-    unconfirmed: list[Entry] = field(default_factory=list)
-
-    def without(self, parts: tuple[list[EntryT], list[EntryT]]) -> list[EntryT]:
-        """The confirmed entries of complete runs; keep the others."""
-        confirmed, others = parts
-        self.unconfirmed += others
-        self.interrupted += [entry for entry in confirmed if entry.tier != "complete"]
-        return [entry for entry in confirmed if entry.tier == "complete"]
 
 
 def _best_of_logs(entries: Iterable[Entry]) -> list[Entry]:
@@ -188,12 +155,12 @@ def ceiling_columns() -> list[Column[Leader]]:
 
     def share(row: Leader) -> str | None:
         peak = row[0].datasheet
-        return f"{100 * row[0].tflops * TERA / peak.flops:.1f} % of {peak.flops / TERA:g}" if peak else None
+        return f"{100 * row[0].figure * TERA / peak.flops:.1f} % of {peak.flops / TERA:g}" if peak else None
 
     return [
         text_column("dtype", lambda row: row[0].dtype),
         text_column("regime", lambda row: row[0].regime),
-        Column("", "TFLOPS", lambda row: row[0].tflops, lambda rate: Markup(f"**{significant(rate)}**")),
+        Column("", "TFLOPS", lambda row: row[0].figure, lambda rate: Markup(f"**{significant(rate)}**")),
         Column("", "interval", lambda row: row[0].interval, interval_cell),
         Column("", "MxNxK", lambda row: row[0].shape),
         text_column("kernel", lambda row: kernel_title(row[0])),
@@ -201,7 +168,7 @@ def ceiling_columns() -> list[Column[Leader]]:
         *sensor_columns(lambda row: row[0].conditions),
         Column("", "J/TFLOP", lambda row: row[0].joules_per_tflop, "{:#.3g}".format),
         text_column("by", lambda row: "find" if row[0].is_confirmed else "sweep"),
-        Column("", "all", lambda row: _span([each.tflops for each in row[1]])),
+        Column("", "all", lambda row: _span([each.figure for each in row[1]])),
         text_column("software", lambda row: software(row[0].header)),
         *origin_columns(lambda row: row[0]),
     ]
@@ -211,7 +178,7 @@ def _span(rates: Sequence[float]) -> str:
     return f"{len(rates)}: {significant(min(rates))} to {significant(max(rates))}" if len(rates) > 1 else "1"
 
 
-def attention_columns() -> list[Column[AttentionEntry]]:
+def attention_columns() -> list[Column[Entry]]:
     return [
         text_column("dtype", lambda entry: entry.row.problem.dtype),
         text_column("regime", lambda entry: entry.row.regime),
@@ -220,20 +187,20 @@ def attention_columns() -> list[Column[AttentionEntry]]:
         text_column("mask", lambda entry: entry.row.shape.mask),
         text_column("kernel", kernel_title),
         Column("", "MAMFU", lambda entry: entry.share, lambda share: Markup(f"**{100 * share:.1f} %**")),
-        Column("", "TFLOPS", lambda entry: entry.row.tflops(entry.row.figure), significant),
+        Column("", "TFLOPS", lambda entry: entry.row.rate(entry.row.figure), significant),
         Column("", "shape", lambda entry: entry.row.shape),
         *origin_columns(),
     ]
 
 
-def _kernels(title: str, entries: Sequence[KernelEntry]) -> str:
+def _kernels(title: str, entries: Sequence[Entry]) -> str:
     works = dict.fromkeys((entry.row.work.unit, entry.row.work.convention) for entry in entries)
     counts = " ".join(markdown_line(f"{unit}: {convention}.") for unit, convention in works)
     return _section(markdown_text(title[:1].upper() + title[1:]), kernel_columns(), entries, f"{counts}\n\n")
 
 
-def kernel_columns() -> list[Column[KernelEntry]]:
-    def share(entry: KernelEntry) -> float | None:
+def kernel_columns() -> list[Column[Entry]]:
+    def share(entry: Entry) -> float | None:
         return share_of(entry.figure, entry.row.problem, entry.header)
 
     return [

@@ -193,6 +193,7 @@ SUMMARY = {
     "left?": int,
     "elapsed_seconds": float,
     "best": {ANY_NAME: {}},
+    "ceilings?": {ANY_NAME: {}},
     "phases?": {ANY_NAME: int},
     "problems?": int,
     "launches?": int,

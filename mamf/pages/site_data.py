@@ -8,15 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mamf.contribution.collection import (
-    AttentionEntry,
-    CeilingEntry,
-    KernelEntry,
-    entries_of,
-    leaders,
-    software_versions,
-)
-from mamf.contribution.confirming import Entry, Submitters, part_confirmed, read_submitters
+from mamf.contribution.collection import leaders
+from mamf.contribution.confirming import Submitters, part_confirmed, read_submitters
+from mamf.contribution.entries import TABLES, Entry, entries_of, software_versions
 from mamf.contribution.evidence import TIERS
 from mamf.contribution.published import PublishedFigure, read_published
 from mamf.dtypes import DTYPES
@@ -70,8 +64,8 @@ class CeilingLine:
     software: Mapping[str, str]
     interval: Interval | None
     peak: Peak | None
-    entry: CeilingEntry | None = None
-    cards: Sequence[CeilingEntry] = ()
+    entry: Entry | None = None
+    cards: Sequence[Entry] = ()
 
     @property
     def share(self) -> float | None:
@@ -85,9 +79,9 @@ class SiteData:
 
     runs: Sequence[Run] = ()
     lines: Sequence[CeilingLine] = ()
-    entries: Sequence[CeilingEntry] = ()
-    attention: Sequence[AttentionEntry] = ()
-    kernels: Sequence[KernelEntry] = ()
+    entries: Sequence[Entry] = ()
+    attention: Sequence[Entry] = ()
+    kernels: Sequence[Entry] = ()
     unconfirmed: Sequence[Entry] = ()
     published: Sequence[PublishedFigure] = ()
 
@@ -168,8 +162,7 @@ def _digest(log: RunLog | FinderRun) -> str:
 
 
 def _ranked(entries: Sequence[Entry], submitters: Submitters) -> SiteData:
-    kinds = (CeilingEntry, AttentionEntry, KernelEntry)
-    parts: Any = [part_confirmed((each for each in entries if isinstance(each, kind)), submitters) for kind in kinds]
+    parts = [part_confirmed((each for each in entries if each.table == table), submitters) for table in TABLES]
     complete = [[entry for entry in confirmed if entry.tier == COMPLETE] for confirmed, _ in parts]
     tiers = {
         COMPLETE: complete[0],
@@ -185,7 +178,7 @@ def _ranked(entries: Sequence[Entry], submitters: Submitters) -> SiteData:
     )
 
 
-def ceiling_lines(tier: str, entries: Iterable[CeilingEntry]) -> list[CeilingLine]:
+def ceiling_lines(tier: str, entries: Iterable[Entry]) -> list[CeilingLine]:
     """A line for each device, dtype and regime."""
     return [
         CeilingLine(
@@ -196,7 +189,7 @@ def ceiling_lines(tier: str, entries: Iterable[CeilingEntry]) -> list[CeilingLin
     ]
 
 
-def _best_of_cards(entries: Iterable[CeilingEntry]) -> list[CeilingEntry]:
+def _best_of_cards(entries: Iterable[Entry]) -> list[Entry]:
     # Logs without a card's hash count as one card.
     ordered = sorted(entries, key=lambda entry: (-entry.tflops, entry.place))
     return [

@@ -4,15 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from mamf.contribution.collection import (
-    AttentionEntry,
-    CeilingEntry,
-    best_attention,
-    best_kernels,
-    kernel_title,
-    software,
-)
-from mamf.contribution.confirming import Entry
+from mamf.contribution.collection import best_attention, best_kernels
+from mamf.contribution.entries import Entry, kernel_title, software
 from mamf.measurement import TERA, group_pairs
 from mamf.pages.site_data import COMPLETE, CeilingLine, Run, SiteData, ceiling_lines
 from mamf.pages.site_index import (
@@ -90,7 +83,7 @@ def _card_sections(data: SiteData, logs: str) -> list[Section]:
     complete = [line for line in data.lines if line.tier == COMPLETE]
     several = [line for line in complete if len(line.cards) > 1]
     leading = [line for line in several if line.dtype == several[0].dtype]
-    columns: list[Column[tuple[CeilingLine, CeilingEntry]]] = [
+    columns: list[Column[tuple[CeilingLine, Entry]]] = [
         Column("", "card", lambda row: card_name(row[1]), left=True),
         Column("", "TFLOPS", lambda row: row[1].tflops, significant),
         Column("", "dtype", lambda row: row[0].dtype, left=True),
@@ -122,7 +115,7 @@ def _cards_chart(line: CeilingLine) -> RangeChart:
     )
 
 
-def _history_table(versions: dict[str, list[CeilingEntry]]) -> Table[Any]:
+def _history_table(versions: dict[str, list[Entry]]) -> Table[Any]:
     columns: list[Column[tuple[str, CeilingLine]]] = [
         Column("", "software", lambda row: row[0], left=True),
         Column("", "TFLOPS", lambda row: row[1].tflops, significant),
@@ -142,7 +135,7 @@ def _attention(data: SiteData, logs: str) -> list[Part]:
     best = best_attention(data.attention, per_kernel=True)
     problems = list(dict.fromkeys(map(_problem, best)))
     best.sort(key=lambda entry: (problems.index(_problem(entry)), -entry.share))
-    columns: list[Column[AttentionEntry]] = [
+    columns: list[Column[Entry]] = [
         Column("", "kernel", kernel_title, left=True),
         Column("", "MAMFU %", lambda entry: entry.share, percent),
         Column("", "TFLOPS", lambda entry: entry.row.tflops(entry.row.figure), significant),
@@ -162,14 +155,14 @@ def _attention(data: SiteData, logs: str) -> list[Part]:
     return [*charts, Table(columns, best)] if best else []
 
 
-def _problem(entry: AttentionEntry) -> tuple[str, str]:
+def _problem(entry: Entry) -> tuple[str, str]:
     """Dtype and regime; direction, head dimension and mask."""
     row = entry.row
     problem = f"{row.problem.direction}, d {row.shape.head_dims}, {row.shape.mask}"
     return f"{row.problem.dtype}, {row.regime}", problem
 
 
-def _attention_row(entry: AttentionEntry) -> RangeRow:
+def _attention_row(entry: Entry) -> RangeRow:
     row, share, interval = entry.row, 100 * entry.share, entry.row.rate_interval
     has_interval = row.best_by == row.figure and interval.is_known
     ends = [share * end / row.best_rate for end in (interval.low, interval.high)] if has_interval else [share, share]

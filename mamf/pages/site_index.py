@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from mamf.contribution.collection import CeilingEntry
+from mamf.contribution.entries import Entry
 from mamf.measurement import TERA, ItemT, group_pairs
 from mamf.pages.site_data import COMPLETE, CeilingLine, Run, SiteData
 from mamf.report.charts.ranges import RangeChart, RangePoint, RangeRow
@@ -150,11 +150,11 @@ def _ceilings_chart(dtype: str, lines: Sequence[CeilingLine]) -> RangeChart:
     )
 
 
-def card_name(entry: CeilingEntry) -> str:
+def card_name(entry: Entry) -> str:
     return f"card {entry.header['device']['uuid_hash'] or 'unknown'}"
 
 
-def point_of(entry: CeilingEntry) -> RangePoint:
+def point_of(entry: Entry) -> RangePoint:
     interval = entry.interval if entry.interval and entry.interval.is_known else None
     low, high = (interval.low, interval.high) if interval else (entry.tflops, entry.tflops)
     return RangePoint(entry.tflops, low, high, f"{card_name(entry)}, {entry.header['started'][:10]}")

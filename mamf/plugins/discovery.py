@@ -183,6 +183,11 @@ def operation(name: str) -> Operation[Any, Any]:
     return enforce_contract(made, Operation, label)
 
 
+def own_operations() -> set[str]:
+    """The names of mamf's own operations. Nothing is imported."""
+    return {point.name for point in entry_points(OPERATIONS) if point.module.partition(".")[0] == "mamf"}
+
+
 def kernel_of(of: Operation[Any, Any], name: str) -> AnyKernel:
     """A kernel of an operation by name or ``package.module:Class``, with an argument in brackets if it takes one
     (``torch[sdpa-flash]``), or one of its algorithms (``cublaslt[3]``).

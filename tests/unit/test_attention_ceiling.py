@@ -316,8 +316,7 @@ def test_an_honest_log_without_a_confirmed_ceiling_is_accepted(attention, monkey
 
 def test_rows_of_the_search_are_no_entries_of_the_collection(whole, tmp_path):
     collection = collect(tmp_path, [tmp_path / "run.jsonl"])
-    assert len(collection.attention) == STEPS
-    assert collection.ceilings == ()
+    assert [entry.table for entry in collection.entries] == ["attention"] * STEPS
 
 
 def test_rows_of_the_search_are_not_compared(whole, tmp_path):

@@ -8,7 +8,7 @@ from contribution_logs import found, write
 
 import mamf
 from mamf.backend import DeviceInfo, shared_name, shared_ways
-from mamf.contribution.collection import entries_of
+from mamf.contribution.entries import entries_of
 from mamf.contribution.rules import review
 from mamf.errors import IncomparableError, LogMismatchError
 from mamf.logs.comparability import require_device_of_log

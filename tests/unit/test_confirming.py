@@ -46,7 +46,7 @@ def pages_of(root):
     collection = collect(root, sorted(root.rglob("*.jsonl")))
     pages = results_pages(collection)
     ranked, _, apart = pages[Path(FOLDER, "README.md")].partition("## Unconfirmed")
-    return pages[Path("README.md")], ranked, apart, contributed_csv(collection.ceilings, collection.submitters)
+    return pages[Path("README.md")], ranked, apart, contributed_csv(collection)
 
 
 def is_ranked(root, name):

@@ -10,7 +10,8 @@ import pytest
 from contribution_logs import SIMULATED, best, found, legacy_run, rows, write
 from test_compare import attention_row
 
-from mamf.contribution.collection import AttentionEntry, best_attention, collect
+from mamf.contribution.collection import best_attention, collect
+from mamf.contribution.entries import ATTENTION, Entry
 from mamf.contribution.placing import folder_of, legacy_name_of, slug
 from mamf.contribution.tables import results_pages
 from mamf.errors import RunLogWriteError
@@ -101,7 +102,7 @@ def test_a_folder_is_checked_for_places_and_copies(run, sweep_records, tmp_path)
     ("arguments", "said"),
     [
         (["check", "nothing.jsonl"], "cannot read nothing.jsonl"),
-        (["check", "results"], "holds no run log"),
+        (["check", "results"], "has no run log"),
         (["table", "--results", "nowhere"], "there is no folder nowhere"),
         (["submit", "nothing.jsonl"], "cannot read nothing.jsonl"),
         (["sumbit", "x"], "did you mean submit"),
@@ -172,7 +173,7 @@ def test_a_backward_pass_that_is_counted_otherwise_is_ranked_with_none(direction
     row = attention_row(problem=AttentionProblem(direction=direction))
     other = attention_row(problem=AttentionProblem(direction=direction, backward_count="model"))
     entries = [
-        AttentionEntry({"device": {"name": "H100"}}, Path("log.jsonl"), "complete", each, share)
+        Entry({"device": {"name": "H100"}}, Path("log.jsonl"), "complete", ATTENTION, each, None, share)
         for each, share in ((row, 0.5), (other, 0.6))
     ]
     assert [entry.row for entry in best_attention(entries)] == [(row, other)[best]]
@@ -180,7 +181,8 @@ def test_a_backward_pass_that_is_counted_otherwise_is_ranked_with_none(direction
 
 def test_values_of_another_width_are_ranked_apart():
     rows = [attention_row(shape=AttentionShape.parse(f"b1h10q4096k4096{dims}")) for dims in ("d192", "d192v128")]
-    entries = [AttentionEntry({"device": {"name": "H100"}}, Path("log.jsonl"), "complete", row, 0.5) for row in rows]
+    header, place = {"device": {"name": "H100"}}, Path("log.jsonl")
+    entries = [Entry(header, place, "complete", ATTENTION, row, None, 0.5) for row in rows]
     assert [str(entry.row.shape.head_dims) for entry in best_attention(entries)] == ["192/128", "192"]
 
 
@@ -200,7 +202,7 @@ def test_what_a_legacy_log_leaves_open_stays_open(tmp_path):
     page = device_page(tmp_path, [tmp_path / "old.jsonl"])
     open_cells = "unknown | unknown | interrupted | unknown"
     assert f"| unknown | mamf-finder v4 | stated (of scouts) | 100.0 | {open_cells} |" in page
-    assert "missing-field" in found(tmp_path / "old.jsonl")
+    assert "device" in found(tmp_path / "old.jsonl")
 
 
 def test_one_bad_log_is_named_and_the_table_left_as_it_is(run, sweep_records, tmp_path):
@@ -270,7 +272,7 @@ def test_a_folder_of_more_files_than_any_collection_is_refused(run, tmp_path, mo
     for number in range(4):
         (tmp_path / f"{number}.jsonl").touch()
     code, _, err = run("results", "check", str(tmp_path))
-    assert (code, err) == (2, f"mamf: {tmp_path} holds more than 3 files: name the folder of the logs\n")
+    assert (code, err) == (2, f"mamf: {tmp_path} has more than 3 files: name the folder of the logs\n")
 
 
 def renamed_phase(records):

@@ -3,18 +3,14 @@
 import copy
 import dataclasses
 import json
-import re
-from pathlib import Path
 
 import pytest
 from contribution_logs import RESULTS, best, found, legacy_run, rows, write
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mamf import contribution
 from mamf.cli import main
 from mamf.contribution.evidence import records_of
-from mamf.contribution.rule_names import RULES
 from mamf.contribution.rules import review
 from mamf.logs.legacy import Reported, write_legacy_log
 
@@ -97,25 +93,6 @@ def fail_verification(records):
     best(records)["relative_error"] = 0.5
 
 
-def throttle(records):
-    best(records).update(throttle_reasons=["power cap"], clock_mhz=1500.0)
-
-
-def thin_out(records):
-    """A best that rests on three samples, everything else as it follows from them."""
-    from mamf.logs.recording import End
-    from mamf.logs.records import measurement_from_record, measurement_record
-    from mamf.report.rows import summary_record
-
-    row = best(records)
-    row["samples_seconds"] = sorted(row["samples_seconds"])[:3]
-    parsed = [measurement_from_record(each, records[0]) for each in rows(records)]
-    again = {id(each): measurement_record(new) for each, new in zip(rows(records), parsed, strict=True)}
-    for each in rows(records):
-        each.update({name: again[id(each)][name] for name in ("tflops", "seconds", "interval_coverage")})
-    records[-1]["best"] = summary_record(parsed, End("complete"))["best"]
-
-
 def copy_samples(records):
     first, second = rows(records)[:2]
     second["samples_seconds"] = first["samples_seconds"]
@@ -158,8 +135,6 @@ def add_note(text):
         (unverify, "unverified"),
         (fail_verification, "unverified"),
         (set_header("zeros", "plan", "problem", "data"), "data"),
-        (throttle, "throttled"),
-        (thin_out, "few-samples"),
         (copy_samples, "equal-samples"),
         (choose_by_fastest, "row-mismatch"),
         (change_row(essay="the best card"), "unknown-field"),
@@ -192,10 +167,8 @@ def add_note(text):
         (equal_samples, "equal-samples"),
         (set_header(True, "schema"), "schema"),
         (set_header(6, "schema"), "schema"),
-        (remove("command"), "missing-field"),
-        (remove("environment", "packages", "torch"), "missing-field"),
         (remove("tool"), "unreadable"),
-        (set_header(None, "device", "max_clock_hz"), "missing-field"),
+        (set_header(None, "device", "max_clock_hz"), "sensors"),
         (set_header("simulated", "device", "backend"), "simulated"),
         (set_header("I was here", "greeting"), "unknown-field"),
         (add_note("see /home/jane/logs/out.txt"), "private"),
@@ -261,21 +234,6 @@ def test_a_find_that_confirmed_no_ceiling_is_to_be_gone_on_with(find_records, tm
     assert "resume it with 'mamf find --resume LOG'" in errors[0].message
 
 
-def test_a_ceiling_that_is_known_too_roughly_needs_a_larger_budget(find_records, tmp_path):
-    records = copy.deepcopy(find_records)
-    ceiling = next(record for record in records if record["record"] == "ceiling")
-    ceiling["interval_tflops"] = [0.9 * ceiling["tflops"], 1.1 * ceiling["tflops"]]
-    (told,) = [each for each in review(write(tmp_path / "log.jsonl", records)).findings if each.rule == "wide-interval"]
-    assert told.message.endswith("raise --budget")
-
-
-def test_every_finding_names_a_rule_that_is_explained():
-    named = set()
-    for source in Path(contribution.__file__).parent.glob("*.py"):
-        named |= set(re.findall(r'Finding\(\s*"([a-z-]+)"', source.read_text()))
-    assert named == set(RULES)
-
-
 @pytest.mark.parametrize("cut", [1, 40, 400])
 def test_a_cut_line_is_caught(cut, sweep_records, tmp_path):
     path = write(tmp_path / "cut.jsonl", sweep_records)
@@ -297,16 +255,6 @@ def attention_rows(records):
     return [row for row in rows(records) if "seqlen_q" in row["shape"]]
 
 
-def scale_ceiling(factor, *names):
-    def spoil(records):
-        for record in records:
-            if record["record"] == "ceiling":
-                record["tflops"] *= factor
-                record["interval_tflops"] = [factor * each if names else each for each in record["interval_tflops"]]
-
-    return spoil
-
-
 def change_attention(**fields):
     return lambda records: attention_rows(records)[0].update(fields)
 
@@ -314,11 +262,8 @@ def change_attention(**fields):
 @pytest.mark.parametrize(
     ("spoil", "rule"),
     [
-        (scale_ceiling(0.4), "ceiling-mismatch"),
-        *((scale_ceiling(factor, "interval"), "ceiling-mismatch") for factor in (0.4, 0.9)),
         (change_attention(relative_error=3.0), "unverified"),
         (change_attention(flop=1), "row-mismatch"),
-        (change_attention(peak_memory_bytes=10**15), "implausible"),
         (lambda records: records.remove(attention_rows(records)[0]), "best-mismatch"),
     ],
 )
@@ -347,24 +292,6 @@ def test_spoiling_bandwidth_is_caught(spoil, rule, spoiled):
     records = [record for _, record in records_of(log)]
     assert spoiled(records, lambda same: None) == set()
     assert rule in spoiled(records, spoil)
-
-
-def test_a_median_of_sustained_needs_a_log_without_calibration(tmp_path):
-    """Converted logs judge sustained by its median, and have no calibration; logs of today by the mean."""
-    (log,) = RESULTS.rglob("attention-bfloat16-fwd-sustained-20261121-084423.jsonl")
-    records = [record for _, record in records_of(log)]
-    assert not found(log)
-    row = next(row for row in attention_rows(records) if row["status"] == "ok")
-    row["repeatability"] = {"visit": 0.001, "run": 0.001, "degrees": 10, "launch_seconds": 0.0}
-    judged = review(write(tmp_path / "log.jsonl", records)).findings
-    assert [each.message for each in judged if "not chosen by median" in each.message]
-
-
-def test_shares_of_no_ceiling_are_told(tmp_path):
-    (log,) = RESULTS.rglob("attention-bfloat16-fwd-sustained-20261121-084423.jsonl")
-    records = [record for _, record in records_of(log)]
-    judged = review(write(tmp_path / "log.jsonl", [each for each in records if each["record"] != "ceiling"]))
-    assert "holds no ceiling" in " ".join(finding.message for finding in judged.findings)
 
 
 @pytest.mark.parametrize(
@@ -411,7 +338,7 @@ def test_an_interrupted_run_is_accepted_as_such(sweep_records, tmp_path):
     judged = review(write(tmp_path / "log.jsonl", sweep_records[:-2]))
     assert judged.tier == "interrupted"
     assert not judged.is_rejected()
-    assert judged.is_rejected(strict=True)
+    assert [finding.rule for finding in judged.findings] == ["interrupted"]
 
 
 @pytest.mark.parametrize(
@@ -439,7 +366,7 @@ def test_a_resumed_find_supersedes_its_ceilings(tmp_path):
     burst = [number for number, each in enumerate(records) if each["record"] == "ceiling" and each["regime"] == "burst"]
     assert len(burst) == 2
     assert not found(path) & {"ceiling-mismatch", "best-mismatch"}
-    records[burst[0]]["tflops"] *= 1.01
+    records[burst[1]]["tflops"] *= 1.01
     assert "ceiling-mismatch" in found(write(path, records))
 
 

@@ -81,7 +81,7 @@ def test_the_readmes_example_runs(machine, monkeypatch, capsys):
 # -- commands ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("command", "options"), [("find", "--quick --set"), ("results", "--strict --results")])
+@pytest.mark.parametrize(("command", "options"), [("find", "--quick --set"), ("results", "--dry-run --results")])
 def test_the_page_of_a_command_has_the_options_of_each_operation_and_action(command, options):
     pytest.importorskip("sphinx")
     lines = importlib.import_module("command_pages").page(command).splitlines()

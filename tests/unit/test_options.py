@@ -46,7 +46,6 @@ OTHER_MEANING = {
     ("--preset", "sweep"): "presets are the operation's",
     ("--regime", "verify"): "how launches are checked",
     ("--size", "bandwidth"): "of an array",
-    ("--strict", "results check"): "warnings, not rows in doubt",
     ("--tolerance", "reproduce"): "of a claim, which is from another visit",
     ("--top", "reproduce"): "rows that are measured again, not shown",
 }

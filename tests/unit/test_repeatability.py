@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from mamf.calibration import ANEW, find_calibration
 from mamf.ceilings.ceiling import confirm_ceiling
-from mamf.contribution.summary_rules import WIDEST, WIDEST_OF_CPU
 from mamf.engine.measure import measure
 from mamf.engine.regimes import Burst, StoppingRule, Sustained
 from mamf.logs.records import measurement_from_record, measurement_record
@@ -23,7 +22,6 @@ from mamf.logs.run_log import read_run_log
 from mamf.measurement import Measurement
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape
-from mamf.plugins.discovery import backend_class
 from mamf.report.kernels import group_table
 from mamf.report.rows import interval_text
 from mamf.report.shares import Shares
@@ -129,14 +127,6 @@ def test_an_interval_wider_than_half_of_its_figure_is_unknown():
         low, high = max(1 - half, (1 + half) ** -2), 1 + half
         assert Interval(low, high, 0.95).is_known == Interval(1 / high, 1 / low, 0.95).is_known == is_known
     assert not Interval(0.0, 1.0, 0.95).is_known
-
-
-@pytest.mark.parametrize("name", ["cpu", "cuda", "rocm", "xpu", "hpu", "mps"])
-def test_a_calibration_alone_keeps_no_log_out(name):
-    """What a single visit of a quiet device must be known to for results/."""
-    for regime in ("burst", "sustained"):
-        half_width = repeat_interval([1.0], 1.0, [0.001], find_calibration(backend_class(name).name, regime)).half_width
-        assert half_width < 0.8 * (WIDEST_OF_CPU if name == "cpu" else WIDEST)
 
 
 def test_what_lies_between_runs_does_not_shrink_with_the_number_of_visits():

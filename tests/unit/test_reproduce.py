@@ -232,7 +232,7 @@ def test_a_resumed_run_has_the_claims_and_the_tolerance_of_its_log(run, sweep):
 
 def test_results_say_in_a_line_that_reproductions_are_not_collected(run, sweep):
     reproduced(run, sweep())
-    for command in (["check", "here.jsonl"], ["submit", "here.jsonl", "--issue"]):
+    for command in (["check", "here.jsonl"], ["submit", "here.jsonl", "--dry-run"]):
         code, out, err = run("results", *command)
         told = "error: kind: a log of 'mamf reproduce': results/ does not collect it"
         assert (code, (out + err).count("error: "), told in out + err) == (1, 1, True)

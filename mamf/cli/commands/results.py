@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import shlex
-import sys
 from collections import Counter
 from collections.abc import Container, Sequence
 from pathlib import Path
@@ -13,14 +12,13 @@ from pathlib import Path
 from mamf.ceilings.contributed import FILE
 from mamf.cli.printing import print_document
 from mamf.cli.reading import reading
-from mamf.cli.terminal import say, say_lines, stdout, warn
+from mamf.cli.terminal import say, say_lines, warn
 from mamf.contribution.collection import collect
 from mamf.contribution.confirming import MAINTAINERS, SUBMITTERS
 from mamf.contribution.evidence import TIERS, Finding
 from mamf.contribution.placing import contributed_csv
 from mamf.contribution.published import FIGURES, NOTICE
-from mamf.contribution.rules import Review, review, review_results
-from mamf.contribution.submission import encode_issue, find_free_place, place_of_review
+from mamf.contribution.rules import Review, find_free_place, review, review_results
 from mamf.contribution.tables import results_pages
 from mamf.errors import UsageError
 from mamf.files import create_whole, make_folder, write_whole
@@ -32,16 +30,10 @@ from mamf.report.text import counted
 
 _REJECTED = 1
 _MOST_FILES = 100_000
-_LOOK = "look for private texts, in the notes and the command above all: mamf removes those of known formats"
 
 
 def run(options: argparse.Namespace) -> int:
-    actions = {
-        "check": run_check,
-        "submit": run_submit,
-        "table": run_table,
-        "site": run_site,
-    }
+    actions = {"check": run_check, "submit": run_submit, "table": run_table, "site": run_site}
     return actions[options.action](options)
 
 
@@ -54,56 +46,31 @@ def run_check(options: argparse.Namespace) -> int:
             _require_file(path)
             named.add(path)
             reviews += _reviews([path])
-    print_document(options, _document(reviews, options.strict, named))
-    return _REJECTED if any(found.is_rejected(options.strict) for found in reviews) else 0
+    print_document(options, _document(reviews, named))
+    return _REJECTED if any(found.is_rejected() for found in reviews) else 0
 
 
 def _reviews_of_folder(folder: Path) -> list[Review]:
     """Review the logs of a folder; in results/ also places, copies and files that are not logs."""
-    files = _files_in(folder)
-    logs = _logs_among(files, folder)
+    files = list(itertools.islice(folder.rglob("*"), _MOST_FILES + 1))
+    if len(files) > _MOST_FILES:
+        raise UsageError(f"{folder} has more than {_MOST_FILES} files: name the folder of the logs")
+    files = sorted(path for path in files if path.is_file())
+    logs = [path for path in files if path.suffix == ".jsonl"]
+    if not logs:
+        raise UsageError(f"{folder} has no run log (*.jsonl): name a file, or a folder with logs")
     if not (folder / "README.md").exists():
         return _reviews(logs)
     written = {folder / each for each in (FIGURES, NOTICE, SUBMITTERS, MAINTAINERS)}
     strays = [path for path in files if path not in written.union(logs) and path.name != "README.md"]
     stray = Finding("misplaced", "results/ has only run logs (*.jsonl) and what mamf and its workflows write")
     with reading(logs) as seen:
-        reviews = review_results(folder, logs, seen)
-    return [
-        *reviews,
-        *(Review(path, (stray,)) for path in strays),
-    ]
+        return [*review_results(folder, logs, seen), *(Review(path, (stray,)) for path in strays)]
 
 
 def _reviews(paths: Sequence[Path]) -> list[Review]:
     with reading(paths) as seen:
         return [review(path, seen) for path in paths]
-
-
-def _files_in(folder: Path) -> list[Path]:
-    """Raises UsageError for too many files, such as those of a whole disk."""
-    found = list(itertools.islice(folder.rglob("*"), _MOST_FILES + 1))
-    if len(found) > _MOST_FILES:
-        raise UsageError(f"{folder} holds more than {_MOST_FILES} files: name the folder of the logs")
-    return sorted(path for path in found if path.is_file())
-
-
-def _logs_among(files: Sequence[Path], folder: Path) -> list[Path]:
-    """Raises UsageError for a folder without logs."""
-    found = [path for path in files if path.suffix == ".jsonl"]
-    if not found:
-        raise UsageError(f"{folder} holds no run log (*.jsonl): name a file, or a folder that does")
-    return found
-
-
-def _logs_of_results(root: Path) -> list[Path]:
-    """The logs in folders of accelerators, no deeper, so that another root is not searched."""
-    found = sorted(root.glob("*/*.jsonl"))
-    if not found:
-        raise UsageError(
-            f"{root} holds no folder of an accelerator with run logs: name the folder results/ of the project"
-        )
-    return found
 
 
 def _require_file(path: Path) -> None:
@@ -112,67 +79,55 @@ def _require_file(path: Path) -> None:
         raise UsageError(f"cannot read {path}: {problem}")
 
 
-def _document(reviews: Sequence[Review], strict: bool, named: Container[Path]) -> Document:
+def _document(reviews: Sequence[Review], named: Container[Path]) -> Document:
     """``named``: logs whose warnings are printed too; the warnings of a whole folder would hide its errors."""
-    lines = [line for each in reviews for line in _finding_lines(each, strict, strict or each.path in named)]
-    logs: Table[Review] = Table(_columns(strict), reviews, key="logs")
-    return Document("Logs", [Lines(lines), logs, Answer([_count_line(reviews, strict)])])
-
-
-def _columns(strict: bool) -> list[Column[Review]]:
-    """The columns for json; people read lines."""
-    return [
+    lines = [line for each in reviews for line in _finding_lines(each, each.path in named)]
+    columns: list[Column[Review]] = [  # for json; people read lines
         Column("path", "", lambda review: str(review.path)),
         Column("tier", "", lambda review: review.tier),
         Column("place", "", lambda review: review.place and review.place.as_posix()),
-        Column("accepted", "", lambda review: not review.is_rejected(strict)),
-        Column("findings", "", lambda review: [_finding_record(each, strict) for each in review.findings]),
+        Column("accepted", "", lambda review: not review.is_rejected()),
+        Column("findings", "", lambda review: [_finding_record(each) for each in review.findings]),
     ]
+    return Document("Logs", [Lines(lines), Table(columns, reviews, key="logs"), Answer([_count_line(reviews)])])
 
 
-def _finding_record(finding: Finding, strict: bool) -> dict[str, object]:
-    level = "warning" if finding.is_warning and not strict else "error"
+def _finding_record(finding: Finding) -> dict[str, object]:
+    level = "warning" if finding.is_warning else "error"
     return {"rule": finding.rule, "level": level, "line": finding.line, "message": finding.message}
 
 
-def _finding_lines(review: Review, strict: bool = False, with_warnings: bool = True) -> list[str]:
+def _finding_lines(review: Review, with_warnings: bool = True) -> list[str]:
     """A line for each finding."""
     lines = []
     for finding in review.findings:
         if with_warnings or not finding.is_warning:
             place = f"{review.path}" if finding.line is None else f"{review.path}:{finding.line}"
-            lines.append("{place}: {level}: {rule}: {message}".format(place=place, **_finding_record(finding, strict)))
+            lines.append("{place}: {level}: {rule}: {message}".format(place=place, **_finding_record(finding)))
     return lines
 
 
-def _count_line(reviews: Sequence[Review], strict: bool) -> str:
+def _count_line(reviews: Sequence[Review]) -> str:
     tiers = Counter(found.tier or "unreadable" for found in reviews)
     by_tier = ", ".join(f"{tiers[tier]} {tier}" for tier in (*TIERS, "unreadable") if tiers[tier])
-    rejected = sum(found.is_rejected(strict) for found in reviews)
+    rejected = sum(found.is_rejected() for found in reviews)
     warnings = sum(finding.is_warning for found in reviews for finding in found.findings)
-    counts = (
-        f"{len(reviews)} checked ({by_tier}): " + (f"{rejected} rejected" if rejected else "all accepted"),
-        counted(warnings, "warning") if warnings else "",
-    )
-    return ", ".join(filter(None, counts))
+    verdict = f"{rejected} rejected" if rejected else "all accepted"
+    return f"{len(reviews)} checked ({by_tier}): {verdict}" + (f", {counted(warnings, 'warning')}" if warnings else "")
 
 
 def run_submit(options: argparse.Namespace) -> int:
     root = options.results
-    if not options.issue:
-        _folder(root, ", name it with --results, or use --issue, which needs no clone")
+    if not options.dry_run:
+        _folder(root, ", name it with --results, or use --dry-run, which needs no clone")
     _require_file(options.log)
     (found,) = _reviews([options.log])
     for line in _finding_lines(found):
-        say(line, sys.stderr if options.issue else stdout())  # of --issue, stdout is the issue's body
+        say(line)
     if found.is_rejected():
         warn(f"{options.log} is not submitted: fix the errors, or measure again")
         return _REJECTED
     content = options.log.read_bytes()
-    if options.issue:
-        say_lines(encode_issue(content, place_of_review(found)))
-        warn(f"{_LOOK}, then paste this into the form 'Submit a result' of a new issue")
-        return 0
     target = find_free_place(found, root)
     say(f"tier {found.tier}; {len(content) / 1e3:.0f} kB -> {target}")
     if options.dry_run:
@@ -180,14 +135,9 @@ def run_submit(options: argparse.Namespace) -> int:
         return 0
     make_folder(target.parent)
     create_whole(target, content)
-    say_lines(_git_commands(target, root))
-    return 0
-
-
-def _git_commands(target: Path, root: Path) -> str:
     log, ceilings, folder = (shlex.quote(str(path)) for path in (target, _contributed_file(root), root))
-    return f"""
-{_LOOK}: {log}
+    say_lines(f"""
+look for private texts, in the notes and the command above all: mamf removes those of known formats: {log}
 then, in a clone of your fork:
     git switch -c results-{target.stem}
     mamf results table --results {folder}
@@ -195,12 +145,15 @@ then, in a clone of your fork:
     git commit -m "Results: {target.parent.name}, {target.stem}"
     git push -u origin HEAD
 and open a pull request
-"""
+""")
+    return 0
 
 
 def run_table(options: argparse.Namespace) -> int:
     root = _folder(options.results)
-    logs = _logs_of_results(root)
+    logs = sorted(root.glob("*/*.jsonl"))  # no deeper, so that another root is not searched
+    if not logs:
+        raise UsageError(f"{root} has no accelerator's folder with run logs: name the folder results/ of the project")
     for found in review_results(root, logs):
         if found.is_rejected():
             for line in _finding_lines(found, with_warnings=False):
@@ -209,7 +162,7 @@ def run_table(options: argparse.Namespace) -> int:
     collection = collect(root, logs)
     pages = {root / path: page for path, page in results_pages(collection).items()}
     if (ceilings := _contributed_file(root)).exists():
-        pages[ceilings] = contributed_csv(collection.ceilings, collection.submitters)
+        pages[ceilings] = contributed_csv(collection)
     if options.check:
         return max(_check_page(path, page) for path, page in pages.items())
     for path, page in pages.items():

@@ -7,13 +7,12 @@ from pathlib import Path
 
 from mamf.cli.options.parser import Parser
 from mamf.cli.options.shared import add
-from mamf.contribution.rule_names import RULES
 
 EXAMPLES = """examples:
   mamf results check run.jsonl                          one line per finding; exit code 1 if the log is rejected
   mamf results check results                            a whole folder: each log in its place, and only once
   mamf results submit run.jsonl                         check, copy into results/, print the git commands
-  mamf results submit run.jsonl --issue                 without a clone: print what to paste into an issue
+  mamf results submit run.jsonl --dry-run               without a clone: print where in results/ the log belongs
   mamf results table                                    write results/README.md and the page of each accelerator
   mamf results site --output site                       write pages of all figures: open site/index.html
 """
@@ -23,15 +22,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(
         title="actions", metavar="ACTION", dest="action", required=True, parser_class=Parser
     )
-    check = actions.add_parser("check", help="check logs against the rules of results/", epilog=_rules())
+    check = actions.add_parser("check", help="check logs against the rules of results/")
     check.add_argument(
         "paths", type=Path, nargs="+", metavar="FILE", help="run logs, or folders of them (warnings are only counted)"
     )
-    check.add_argument("--strict", action="store_true", help="treat warnings as errors")
     add(check, "--format", choices=("table", "json"))
     submit = actions.add_parser("submit", help="check a log, and copy it into results/")
     submit.add_argument("log", type=Path, metavar="LOG", help="a run log")
-    submit.add_argument("--issue", action="store_true", help="print the body of a GitHub issue; needs no clone")
     add(submit, "--dry-run")
     table = actions.add_parser("table", help="write the tables of results/ from its logs")
     table.add_argument("--check", action="store_true", help="write nothing; exit code 1 if a table is out of date")
@@ -44,9 +41,3 @@ def configure(parser: argparse.ArgumentParser) -> None:
         )
     for action in (check, submit, table, site):
         action.set_defaults(parser=action)
-
-
-def _rules() -> str:
-    width = max(map(len, RULES))
-    listed = "".join(f"  {name.ljust(width)}  {text}\n" for name, text in RULES.items())
-    return f"rules:\n{listed}\nA figure is ranked once a maintainer or two submitters have measured it.\n"

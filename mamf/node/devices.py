@@ -32,7 +32,6 @@ class Device:
     the names of UNITS. ``half_widths``: of their intervals, as a share. ``failures``: why the device failed, a line
     each. ``lacks``: what was not measured, and why. ``conditions``: of the sustained ceiling, else of burst.
     ``throttled``: the largest share of time by reason. ``address``: on the bus, known only in the measuring process.
-    ``collectives``: bus bandwidth in TB/s by ``collective size``.
     """
 
     index: int
@@ -46,7 +45,6 @@ class Device:
     half_widths: Mapping[str, float] = field(default_factory=dict)
     conditions: Conditions = field(default_factory=Conditions)
     throttled: Mapping[str, float] = field(default_factory=dict)
-    collectives: Mapping[str, float] = field(default_factory=dict)
     failures: tuple[str, ...] = ()
     lacks: tuple[str, ...] = ()
 

@@ -23,7 +23,7 @@ from mamf.node.verdict import Baseline
 
 #: The parts of a device's run in order, one log each: alone, then together with all others.
 ALONE = ("find", "bandwidth", "copies", "repeated")
-TOGETHER = ("peers", "collective")
+TOGETHER = ("peers",)
 #: The last part alone, on request.
 VERIFIED = "verify"
 RUN = "run.json"
@@ -174,8 +174,6 @@ def with_figures(device: Device, part: str, log: RunLog) -> Device:
         if name and (name not in fastest or row.best_rate > fastest[name].best_rate):
             fastest[name] = row
     best = {name: row.best_rate for name, row in fastest.items()}
-    if part == "collective":
-        return replace(device, collectives=best)
     half_widths = {name: row.relative_half_width for name, row in fastest.items()}
     shares = throttled(log.measurements)
     merged = {reason: max(share, device.throttled.get(reason, 0.0)) for reason, share in shares.items()}
@@ -188,11 +186,8 @@ def with_figures(device: Device, part: str, log: RunLog) -> Device:
 
 
 def figure_name(row: Measurement) -> str:
-    """The name of a row's figure; collectives include the size."""
-    problem = row.problem
-    name = getattr(problem, "pattern", None) or getattr(problem, "direction", None)
-    if name is None and hasattr(problem, "collective"):
-        return f"{problem.collective} {row.shape}"
+    """The name of a row's figure; empty for other rows."""
+    name = getattr(row.problem, "pattern", None) or getattr(row.problem, "direction", None)
     return str(name) if name in UNITS else ""
 
 
@@ -258,8 +253,6 @@ def _lacks(part: str, log: RunLog) -> Iterable[str]:
         if ceilings := " and ".join(name for name in (BURST, SUSTAINED) if name not in log.ceilings):
             reason = str(summary.get("reason") or "it was not confirmed")
             yield f"no {ceilings} ceiling: {'interrupted ' if reason.startswith('by ') else ''}{reason}"
-    elif part == "collective" and all(row.status == "unsupported" for row in log.measurements):
-        yield f"no collectives: {log.measurements[0].reason if log.measurements else 'none was measured'}"
     elif (reason := str(summary.get("reason", ""))).startswith(_NO_FAULTS):
         yield f"{part} was cut short: {reason}"
 

@@ -17,7 +17,6 @@ from mamf.report.text import list_once, significant, snake_case, whole
 Choice = Callable[[list[float]], float]
 
 
-_NCCL_TESTS = "collectives: bus bandwidth in GB/s by nccl-tests' formulas, by the size of a rank's larger buffer"
 _TEXTS = ("node", "index", "name", "uuid_hash", "address")
 
 
@@ -27,14 +26,12 @@ def node_document(devices: Sequence[Device], verdict: Verdict, not_together: str
     """
     others = list_once((finding.text, finding.level) for finding in verdict.findings[1:])
     figures = [name for name in UNITS if len(values_of(name, devices)) > 1]
-    collectives = list(dict.fromkeys(name.partition(" ")[0] for name in slowest_collectives(devices)))
     remarks = [f"not measured together: {not_together}"] if not_together else []
     blocks: list[Block] = [
         Lines([verdict.reason, *others]),
         Table(device_columns(devices), devices, key="figures"),
         Table(spread_columns(devices), figures, key="spread"),
-        Table(collective_columns(devices), collectives, key="collectives"),
-        Lines([*remarks, *([_NCCL_TESTS] if collectives else [])]),
+        Lines(remarks),
         Answer([f"{verdict.level}, exit code {verdict.exit_code}: {slowest_line(devices)}"]),
     ]
     data = {
@@ -120,29 +117,6 @@ def spread_columns(devices: Sequence[Device]) -> list[Column[str]]:
 def range_of(values: Sequence[float]) -> float:
     """How far the highest is above the lowest, as a share."""
     return max(values) / min(values) - 1
-
-
-def collective_columns(devices: Sequence[Device]) -> list[Column[str]]:
-    """A row for each collective, a column for each size: what the slowest rank saw, in GB/s."""
-    rates = slowest_collectives(devices)
-
-    def rate(size: str) -> Callable[[str], float | None]:
-        return lambda bus: rates[f"{bus} {size}"] * 1e3 if f"{bus} {size}" in rates else None
-
-    sizes = dict.fromkeys(name.partition(" ")[2] for name in rates)
-    return [
-        Column("collective", "collective", str, left=True),
-        *(Column(f"bus_{snake_case(size)}_gb_per_s", size, rate(size), significant) for size in sizes),
-    ]
-
-
-def slowest_collectives(devices: Iterable[Device]) -> dict[str, float]:
-    """Bus bandwidth in TB/s by collective and size: ranks end together, so their figures differ only by timing."""
-    found: dict[str, float] = {}
-    for device in devices:
-        for name, rate in device.collectives.items():
-            found[name] = min(rate, found.get(name, rate))
-    return found
 
 
 _MAX_NAMED = 12

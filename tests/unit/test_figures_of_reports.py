@@ -58,7 +58,6 @@ def of_node(form):
             half_widths={"burst": 0.004, "sustained": 0.0062},
             conditions=conditions,
             throttled={"power cap": 0.9},
-            collectives={"all_reduce 64MiB": 0.2345 + rank / 1e3, "all_reduce 1GiB": 0.3456},
         )
         for rank in range(4)
     ]

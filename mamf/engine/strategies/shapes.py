@@ -61,8 +61,8 @@ class Sweep:
     flight. ``queue``: steps in place of all that are not held, as they come: of a run that several devices share.
 
     The algorithms of a kernel with cheap variants are ranked on each shape in the regime itself: each has a row of the
-    phase ALGORITHM. The row of the step is a fresh measurement of the fastest, because the fastest of several rows is also
-    the luckiest.
+    phase ALGORITHM. The row of the step is a fresh measurement of the fastest, because the fastest of several rows is
+    also the luckiest.
     """
 
     plan: Plan
@@ -120,8 +120,8 @@ class Sweep:
     def _fastest_algorithm(
         self, shape: Any, regime: Regime
     ) -> Generator[Step | Measurement, Measurement | None, AnyKernel | None]:
-        """The kernel's fastest algorithm for a shape; the kernel itself if it has only one, if trying others would mean to
-        compile them, or if none works. None if the budget ended.
+        """The kernel's fastest algorithm for a shape; the kernel itself if it has only one, if trying others would mean
+        to compile them, or if none works. None if the budget ended.
         """
         if not self.kernel.has_cheap_variants:
             return self.kernel
@@ -148,4 +148,4 @@ class Sweep:
         if run.deadline is None or not speeds:
             return run.is_over()
         fewest = 1 + StoppingRule.fewest
-        return bool(run.agree(fewest * shape.flop / stdlib_statistics.median(speeds) > run.deadline - run.now()))
+        return bool(fewest * shape.flop / stdlib_statistics.median(speeds) > run.deadline - run.now())

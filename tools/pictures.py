@@ -24,7 +24,7 @@ from typing import Any
 
 from figure_logs import ROOT, read
 
-from mamf.cli.roofline_files import Given, place_rows
+from mamf.cli.commands.roofline import place_rows
 from mamf.errors import RunLogError
 from mamf.kinds.registry import chart_of
 from mamf.logs.comparability import roofs_of_logs
@@ -55,7 +55,7 @@ def _roofline(ceiling: str, *rows: str) -> Callable[[], Picture]:
 
     def chart() -> Picture:
         roofs = roofs_of_logs([read(ceiling)])
-        points = place_rows([Given(read(path), None) for path in rows], roofs, anyway=False)
+        points = place_rows(map(read, rows), roofs, anyway=False)
         return roofline_chart(roofs, points, read(ceiling).header)
 
     return chart

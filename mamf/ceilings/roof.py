@@ -94,8 +94,8 @@ class Roofs:
 
 @dataclass(frozen=True)
 class RoofPoint:
-    """A rate and its roof. ``tflops``: 1e12 FLOP/s, None if the work has no FLOP; ``intensity``: FLOP per byte, None if
-    the bytes were not counted; ``roof``: in the unit of the rate; ``bound``: the ceiling that limits the work.
+    """A rate and its roof. ``tflops``: 1e12 FLOP/s, and ``intensity``, FLOP per byte: None if the work
+    has no FLOP or no bytes; ``roof``: in the unit of the rate; ``bound``: the ceiling that limits the work.
     ``layer``: what other rows share with this one, such as the layer of a model.
     """
 
@@ -115,6 +115,12 @@ class RoofPoint:
     def share(self) -> float | None:
         """Achieved / roof; this is MAMFU if the roof is the compute ceiling."""
         return None if self.roof is None else self.rate / self.roof
+
+    @property
+    def bound_text(self) -> str | None:
+        """What limits the work, and whether it is near that limit."""
+        near = ", near its limit" if self.share is not None and self.share >= NEAR else ""
+        return self.bound and f"{self.bound}{near}"
 
 
 def make_roof_point(row: Measurement, roofs: Roofs, name: str, layer: str = "") -> RoofPoint:

@@ -10,8 +10,6 @@ from mamf.cli import main
 from mamf.cli.commands import find, roofline
 from mamf.engine.search import grid
 from mamf.logs.run_log import read_run_log
-from mamf.profiling.log import create_profile_log, write_profile
-from mamf.profiling.profile import ClassRow, Profile
 
 LOGS = ("bfloat16.jsonl", "memory.jsonl", "cache.jsonl")
 CEILINGS = tuple(f"roofs/{name}" for name in LOGS)
@@ -91,16 +89,11 @@ def test_rows_are_placed_under_it(run, here):
     assert code == 0 and "bound by" in out
 
 
-def test_attention_and_a_profile_are_placed_too(run, here):
+def test_attention_is_placed_too(run, here):
     heads = ["--head-dims", "128", "--seq-lens", "4096", "--no-ceiling"]
     assert run("attention", *heads, "--output", "attention.jsonl")[0] == 0
-    with create_profile_log(here / "profile.jsonl", "mamf profile", "train.py") as writer:
-        matmul = ClassRow("matmul", 0.7, 0.7, 0.0, 9, {"bfloat16": 3 * 10**14}, 0.7)
-        write_profile(writer, Profile(1.0, 1, "Simulated H100", True, (matmul,), (), ()))
-    code, out, _ = run("roofline", "attention.jsonl", "profile.jsonl", "--ceiling", *CEILINGS)
+    code, out, _ = run("roofline", "attention.jsonl", "--ceiling", *CEILINGS)
     assert code == 0 and "simulated-attention" in out
-    line = next(line for line in out.splitlines() if "train.py" in line)
-    assert line.startswith("matmul") and line.endswith("  compute")
     code, _, err = run("show", "attention.jsonl", "--ceiling", *CEILINGS)
     assert code == 2 and "mamf roofline LOG --ceiling LOG" in err
 
@@ -152,5 +145,4 @@ def test_another_card_is_refused_unless_asked_for(run, here):
     (here / "other.jsonl").write_text("\n".join([json.dumps(record), *rest]) + "\n")
     code, _, err = run("roofline", "--ceiling", *CEILINGS, "other.jsonl")
     assert code == 2 and "Simulated H100 and Simulated H200" in err
-    code, out, _ = run("roofline", "--ceiling", *CEILINGS, "other.jsonl", "--anyway")
-    assert code == 0 and "accepted with --anyway: logs of Simulated H100, Simulated H200" in out
+    assert run("roofline", "--ceiling", *CEILINGS, "other.jsonl", "--anyway")[0] == 0

@@ -83,7 +83,7 @@ def claims_of_finder(name: str, run: FinderRun, top: int | None = 1) -> Reproduc
         Claim((regime, problem, shape, DEFAULT_KERNEL), rate, Interval(rate - 0.05, rate + 0.05, 1.0), measured)
         for shape, rate in sorted(rates.items(), key=lambda each: -each[1])[:top]
     )
-    recorded = {"device": run.device or "unknown", **run.software, **run.variables}.items()
+    recorded = {"device": run.device or "unknown", **run.software}.items()
     return ReproduceOptions(claims, name, tuple(recorded), len(rows))
 
 

@@ -76,9 +76,10 @@ def measure_devices(options: argparse.Namespace, indices: list[int]) -> tuple[Pa
     with Interruption():
         try:
             _watch_children(options, folder, run, watch)
+            run.is_over = True
         except KeyboardInterrupt:
-            run.is_interrupted = True
-    run.failures, run.is_over = watch.failures, not run.is_interrupted
+            pass
+    run.failures = watch.failures
     try:
         run.write(folder)
     except (RunLogWriteError, UsageError) as error:  # the verdict is still printed

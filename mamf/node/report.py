@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from operator import attrgetter
-from statistics import median
 
 from mamf.errors import UsageError
-from mamf.node.devices import BURST, SUSTAINED, UNITS, Device, shown
+from mamf.node.devices import BURST, SUSTAINED, UNITS, Device
 from mamf.node.verdict import Verdict, lost, pace_figure, slowest_line
 from mamf.report.charts.chart import Axis, Chart, Line, Panel, Point
 from mamf.report.columns import sensor_columns
 from mamf.report.document import Answer, Block, Column, Document, Lines, Table
 from mamf.report.text import list_once, significant, snake_case, whole
-
-Choice = Callable[[list[float]], float]
-
 
 _TEXTS = ("node", "index", "name", "uuid_hash", "address")
 
@@ -25,12 +21,10 @@ def node_document(devices: Sequence[Device], verdict: Verdict, not_together: str
     ``not_together``: why the devices did not measure together.
     """
     others = list_once((finding.text, finding.level) for finding in verdict.findings[1:])
-    figures = [name for name in UNITS if len(values_of(name, devices)) > 1]
     remarks = [f"not measured together: {not_together}"] if not_together else []
     blocks: list[Block] = [
         Lines([verdict.reason, *others]),
         Table(device_columns(devices), devices, key="figures"),
-        Table(spread_columns(devices), figures, key="spread"),
         Lines(remarks),
         Answer([f"{verdict.level}, exit code {verdict.exit_code}: {slowest_line(devices)}"]),
     ]
@@ -94,24 +88,6 @@ def throttled(device: Device) -> str:
 def values_of(figure: str, devices: Iterable[Device]) -> list[float]:
     """In 1e12 FLOP or bytes a second."""
     return [device.figures[figure] for device in devices if figure in device.figures]
-
-
-def spread_columns(devices: Sequence[Device]) -> list[Column[str]]:
-    """A row for each figure: how it spreads over all devices. Json holds 1e12 FLOP or bytes a second."""
-
-    def read(choose: Choice) -> Callable[[str], float]:
-        return lambda figure: choose(values_of(figure, devices))
-
-    def text(choose: Choice) -> Callable[[str], str]:
-        return lambda figure: shown(figure, choose(values_of(figure, devices)))
-
-    choices: dict[str, Choice] = {"lowest": min, "median": median, "highest": max}
-    return [
-        Column("figure", "figure", str, left=True),
-        *(Column("", name, text(choose)) for name, choose in choices.items()),
-        *(Column(f"{name}_tera_per_s", "", read(choose)) for name, choose in choices.items()),
-        Column("spread", "spread", lambda figure: range_of(values_of(figure, devices)), "{:.1%}".format),
-    ]
 
 
 def range_of(values: Sequence[float]) -> float:

@@ -43,7 +43,7 @@ def _run(options: argparse.Namespace) -> int:
     folder, run, devices = node_measuring.measure_devices(options, indices)
     code = _print_verdict(options, run.not_together, devices, baseline)
     say(f"logs: {folder}", sys.stderr)
-    if run.is_interrupted:
+    if not run.is_over:
         return EXIT_CODE
     if options.overlap:
         call(["overlap", "--backend", options.backend, *(["--dtype", options.dtype] if options.dtype else [])])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,20 +17,16 @@ from mamf.errors import UnavailableError, UsageError, first_line
 #: Each launcher's variables for rank, number of ranks, the rank within the node and the node.
 _TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "GROUP_RANK")
 _SRUN = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_NODEID")
-_FIRST_HOST = re.compile(r"([^\[,]+)(?:\[(\d+)[^\]]*\]([^,]*))?")
-_DEFAULT_PORT, _PORTS = 29400, 1000
 
 
 @dataclass(frozen=True)
 class Launched:
-    """This process as one rank. ``index``: the rank within its node. ``host``, ``port``: where the ranks meet."""
+    """This process as one rank. ``index``: the rank within its node."""
 
     rank: int
     ranks: int
     index: int
     node: int
-    host: str
-    port: int
 
 
 def launched(environment: Mapping[str, str]) -> Launched | None:
@@ -40,8 +34,7 @@ def launched(environment: Mapping[str, str]) -> Launched | None:
     for names in (_TORCHRUN, _SRUN):
         ranks = environment.get(names[1], "")
         if names[0] in environment and ranks.isdecimal() and int(ranks) > 1:
-            rank, _, index, node = (_number(name, environment.get(name, "0")) for name in names)
-            return Launched(rank, int(ranks), index, node, _host(environment), _port(environment))
+            return Launched(*(_number(name, environment.get(name, "0")) for name in names))
     return None
 
 
@@ -51,32 +44,12 @@ def _number(name: str, text: str) -> int:
     return int(text)
 
 
-def _host(environment: Mapping[str, str]) -> str:
-    host = environment.get("MASTER_ADDR") or first_host(environment.get("SLURM_STEP_NODELIST", ""))
-    if not host:
-        raise UsageError("several ranks, but no host where they meet: set MASTER_ADDR to the host of rank 0")
-    return host
-
-
-def _port(environment: Mapping[str, str]) -> int:
-    if port := environment.get("MASTER_PORT"):
-        return _number("MASTER_PORT", port)
-    # Jobs on one host must not share a port.
-    return _DEFAULT_PORT + _number("SLURM_JOB_ID", environment.get("SLURM_JOB_ID") or "0") % _PORTS
-
-
-def first_host(nodes: str) -> str:
-    """The first host of a Slurm node list: ``gpu01`` of ``gpu[01-03,07],cpu1``."""
-    found = _FIRST_HOST.match(nodes)
-    return "" if found is None else found[1] + (found[2] or "") + (found[3] or "")
-
-
 @contextmanager
 def launched_group(own: Launched, backend: Backend, seconds: float) -> Iterator[None]:
     """Make all ranks that a launcher started torch's default group, with the device's communication library, and Gloo
-    on the host. Raises UnavailableError if they do not meet within ``seconds``.
+    on the host. They meet where MASTER_ADDR and MASTER_PORT say, which torchrun sets. Raises UnavailableError if they
+    do not meet within ``seconds``.
     """
-    os.environ.update(MASTER_ADDR=own.host, MASTER_PORT=str(own.port))
     try:
         torch.distributed.init_process_group(
             libraries(getattr(backend, "device_type", "cpu")),
@@ -85,7 +58,7 @@ def launched_group(own: Launched, backend: Backend, seconds: float) -> Iterator[
             timeout=timedelta(seconds=seconds),
         )
     except Exception as error:
-        raise UnavailableError(f"rank 0 is not met at {own.host}:{own.port}: {first_line(error)}") from None
+        raise UnavailableError(f"the ranks did not meet (start them with torchrun): {first_line(error)}") from None
     try:
         yield
     finally:

@@ -15,7 +15,7 @@ from mamf.errors import RunLogWriteError, UsageError
 from mamf.logs.run_log import read_run_log
 from mamf.logs.writer import RunLogWriter
 from mamf.node.children import FAILURE, PHASE, WAITS, Children, Event, Watch, parsed, watched
-from mamf.node.group import Launched, first_host, launched
+from mamf.node.group import Launched, launched
 from mamf.node.logs import Run
 from mamf.operations import unknown
 from mamf.plans import NODE_BUDGET_SECONDS
@@ -250,7 +250,6 @@ def place(monkeypatch, node, index, nodes=2):
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", str(nodes))
     monkeypatch.setenv("SLURM_NODEID", str(node))
     monkeypatch.setenv("SLURM_LOCALID", str(index))
-    monkeypatch.setenv("SLURM_STEP_NODELIST", "gpu[1-2]")
 
 
 def test_machines_of_one_job_have_a_folder_each_and_are_judged_together(run, monkeypatch):
@@ -278,32 +277,15 @@ def test_other_tasks_on_a_machine_measure_nothing(run, monkeypatch):
 
 
 def test_launchers_tell_a_rank_its_place():
-    by_torchrun = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "GROUP_RANK": "1", "MASTER_ADDR": "h"}
-    by_torchrun |= {"MASTER_PORT": "1234"}
-    assert launched(by_torchrun) == Launched(5, 8, 1, 1, "h", 1234)
+    by_torchrun = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "GROUP_RANK": "1"}
+    assert launched(by_torchrun) == Launched(5, 8, 1, 1)
     by_srun = {"SLURM_PROCID": "9", "SLURM_STEP_NUM_TASKS": "16", "SLURM_LOCALID": "1", "SLURM_NODEID": "1"}
-    by_srun |= {"SLURM_STEP_NODELIST": "gpu[07-08]", "SLURM_JOB_ID": "4711"}
-    assert launched(by_srun) == Launched(9, 16, 1, 1, "gpu07", 29400 + 711)
-    told = by_srun | {"MASTER_ADDR": "gpu08", "MASTER_PORT": "1234"}
-    assert launched(told) == Launched(9, 16, 1, 1, "gpu08", 1234)
+    assert launched(by_srun) == Launched(9, 16, 1, 1)
     assert launched({}) is None
     assert launched(by_torchrun | {"WORLD_SIZE": "1"}) is None
     assert launched(by_srun | {"SLURM_STEP_NUM_TASKS": "1"}) is None
-
-
-@pytest.mark.parametrize("name", ["SLURM_PROCID", "SLURM_JOB_ID", "MASTER_PORT"])
-def test_a_launcher_that_tells_no_number_is_quoted(name):
-    told = {"SLURM_PROCID": "9", "SLURM_STEP_NUM_TASKS": "16", "SLURM_STEP_NODELIST": "gpu07", name: "12x"}
-    with pytest.raises(UsageError, match=f"{name}='12x' in the environment"):
-        launched(told)
-
-
-@pytest.mark.parametrize(
-    ("nodes", "first"),
-    [("gpu01", "gpu01"), ("gpu[01-03,07],cpu1", "gpu01"), ("a,b", "a"), ("rack[2,5]-n1", "rack2-n1"), ("", "")],
-)
-def test_the_first_host_of_a_list(nodes, first):
-    assert first_host(nodes) == first
+    with pytest.raises(UsageError, match="SLURM_PROCID='12x' in the environment"):
+        launched(by_srun | {"SLURM_PROCID": "12x"})
 
 
 # -- bad input ---------------------------------------------------------------------------------------------------------

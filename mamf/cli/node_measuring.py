@@ -31,10 +31,10 @@ from mamf.errors import (
 )
 from mamf.node.children import ADDRESS, FAILURE, PHASE, WAITS, Children, Watch, watched
 from mamf.node.device import DeviceRun
-from mamf.node.devices import Device
 from mamf.node.group import launched
 from mamf.node.logs import UNMEASURABLE, UNWRITTEN, Run, read_node
-from mamf.node.worker import in_flight
+from mamf.node.sharing import in_flight
+from mamf.node.verdict import Device
 from mamf.operations.matmul.selection import kernel
 from mamf.plans import NODE_BUDGET_SECONDS
 from mamf.plugins.discovery import backend_class, first_backend, open_backend

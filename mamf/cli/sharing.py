@@ -22,8 +22,7 @@ from mamf.logs.comparability import require_device_of_log
 from mamf.logs.recording import traits_record
 from mamf.logs.run_log import RunLog
 from mamf.node.children import FAILURE
-from mamf.node.sharing import DevicePool
-from mamf.node.worker import Worker
+from mamf.node.sharing import DevicePool, Worker
 from mamf.plugins.discovery import is_path, open_backend
 
 

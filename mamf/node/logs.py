@@ -18,8 +18,7 @@ from mamf.files import write_whole
 from mamf.logs.run_log import RunLog, read_run_log
 from mamf.machine.privacy import scrub
 from mamf.measurement import Measurement, group_pairs
-from mamf.node.devices import BURST, SUSTAINED, UNITS, Device
-from mamf.node.verdict import Baseline
+from mamf.node.verdict import BURST, SUSTAINED, UNITS, Baseline, Device
 
 #: The parts of a device's run in order, one log each: alone, then together with all others.
 ALONE = ("find", "bandwidth", "copies", "repeated")

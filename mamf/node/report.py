@@ -6,8 +6,7 @@ from collections.abc import Iterable, Sequence
 from operator import attrgetter
 
 from mamf.errors import UsageError
-from mamf.node.devices import BURST, SUSTAINED, UNITS, Device
-from mamf.node.verdict import Verdict, lost, pace_figure, slowest_line
+from mamf.node.verdict import BURST, SUSTAINED, UNITS, Device, Verdict, lost, pace_figure, slowest_line
 from mamf.report.charts.chart import Axis, Chart, Line, Panel, Point
 from mamf.report.columns import sensor_columns
 from mamf.report.document import Answer, Block, Column, Document, Lines, Table

@@ -18,9 +18,8 @@ from mamf.cli import main
 from mamf.logs.guarding import judge_guard
 from mamf.logs.run_log import read_run_log
 from mamf.measurement import Conditions
-from mamf.node.devices import Device
 from mamf.node.report import node_document
-from mamf.node.verdict import judge
+from mamf.node.verdict import Device, judge
 from mamf.report.formats import FORMATS
 
 ROOT = Path(__file__).parents[2]

@@ -336,7 +336,7 @@ def test_a_disk_that_is_full_in_the_end_costs_no_verdict(run, monkeypatch):
 
 
 def test_a_dry_run_says_what_it_would_do(run):
-    code, out, _ = run("node", "--backend", "simulated", "--output-folder", "logs", "--dry-run", "--quick")
+    code, out, _ = run("node", "--backend", "simulated", "--output-folder", "logs", "--dry-run")
     assert code == 0
     assert "devices: 4 of simulated (0, 1, 2, 3), one process each" in out
     assert f"each: find, bandwidth, copies and 5000 equal launches in {NODE_BUDGET_SECONDS:.0f} s" in out

@@ -19,7 +19,6 @@ from mamf.measurement import Conditions
 from mamf.node import children
 from mamf.node.children import Children
 from mamf.node.device import DeviceRun
-from mamf.node.devices import BURST, SUSTAINED, UNITS, Device
 from mamf.node.logs import (
     ALONE,
     TOGETHER,
@@ -32,7 +31,7 @@ from mamf.node.logs import (
     read_nodes,
 )
 from mamf.node.report import node_chart
-from mamf.node.verdict import CRITICAL, OK, UNKNOWN, judge
+from mamf.node.verdict import BURST, CRITICAL, OK, SUSTAINED, UNITS, UNKNOWN, Device, judge
 from mamf.operations import unknown
 from mamf.statistics import summarize
 from mamf.testing import Physics

@@ -12,10 +12,9 @@ from mamf.cli.interruption import EXIT_CODE
 from mamf.cli.printing import print_document
 from mamf.cli.terminal import say, warn
 from mamf.errors import MamfError
-from mamf.node.devices import Device
 from mamf.node.logs import contributed_baseline, read_baseline, read_nodes
 from mamf.node.report import node_document
-from mamf.node.verdict import Baseline, judge
+from mamf.node.verdict import Baseline, Device, judge
 from mamf.plans import NODE_BUDGET_SECONDS
 from mamf.report.formats import TABLE_ALONE
 

@@ -38,7 +38,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="TIME",
         help=f"check whole outputs as 'mamf verify' (default time: {VERIFY_BUDGET_SECONDS:.0f}s)",
     )
-    group.add_argument("--quick", action="store_true", help=argparse.SUPPRESS)
     group.add_argument("--overlap", action="store_true", help="afterwards 'mamf overlap': products beside collectives")
     judging = parser.add_argument_group("verdict")
     judging.add_argument(

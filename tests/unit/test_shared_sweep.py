@@ -365,13 +365,6 @@ def test_what_was_never_compared_is_ranked_last_and_undecided(run, shared):
     assert {pair.verdict() for pair in pairs if pair.a.device_speed is not None} != {"UNDECIDED"}
 
 
-def test_rows_of_a_device_that_the_header_does_not_know_are_foreign(run, shared):
-    shared(*SWEEP, *GRID)
-    path = run.folder / "log.jsonl"
-    path.write_text(path.read_text().replace('"device": 2, "time"', '"device": 7, "time"'))
-    assert "foreign-row" in found(path)
-
-
 def edited(path, change):
     """The log after a change of its records."""
     records = [json.loads(line) for line in path.read_text().splitlines()]
@@ -397,29 +390,6 @@ def test_rows_that_lost_their_device_are_shown_all_the_same(run, shared, change)
         code, out, err = run("show", "log.jsonl", "--top", "all", "--format", form)
         assert (code, err.partition("log: ")[0]) == (0, "")
         assert "8192" in out
-    assert "foreign-row" in found(run.folder / "log.jsonl")
-
-
-def of_another_model(records):
-    records[0]["devices"][1]["name"] = "Simulated H200"
-
-
-def named_twice(records):
-    records[0]["devices"].append(records[0]["devices"][0])
-
-
-def of_no_plain_name(records):
-    records[0]["devices"][0]["driver"] = "580  1"
-
-
-@pytest.mark.parametrize(
-    ("change", "rule"),
-    [(of_another_model, "shared-devices"), (named_twice, "shared-devices"), (of_no_plain_name, "plain-text")],
-)
-def test_devices_of_a_header_are_judged(run, shared, change, rule):
-    shared(*SWEEP, *GRID)
-    edited(run.folder / "log.jsonl", change)
-    assert found(run.folder / "log.jsonl") == {"simulated", rule}
 
 
 def test_what_the_reference_does_not_tell_is_in_every_corrected_interval(run, shared):

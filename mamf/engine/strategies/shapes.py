@@ -120,8 +120,8 @@ class Sweep:
     def _fastest_algorithm(
         self, shape: Any, regime: Regime
     ) -> Generator[Step | Measurement, Measurement | None, AnyKernel | None]:
-        """The kernel's fastest algorithm for a shape; the kernel itself if it has only one, if trying others would mean
-        to compile them, or if none works. None if the budget ended.
+        """The fastest algorithm for a shape; the kernel itself if it has only one, if the others would have to be
+        compiled, or if none works. None if the budget ended.
         """
         if not self.kernel.has_cheap_variants:
             return self.kernel

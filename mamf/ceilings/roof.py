@@ -50,14 +50,10 @@ class Roof:
 
 @dataclass(frozen=True)
 class Roofs:
-    """All known ceilings of one device. ``compute``: by dtype and regime; ``bandwidth``: by level and regime.
-
-    ``cache_bytes``: the size of the last-level cache.
-    """
+    """All known ceilings of one device. ``compute``: by dtype and regime; ``bandwidth``: by level and regime."""
 
     device: str
     uuid_hash: str | None
-    cache_bytes: int | None
     compute: Mapping[tuple[str, str], Ceiling] = field(default_factory=dict)
     bandwidth: Mapping[tuple[str, str], Ceiling] = field(default_factory=dict)
 
@@ -184,7 +180,7 @@ def build_roofs(ceilings: Iterable[Ceiling], cache_bytes: int | None, anyway: bo
             "no ceiling for a roof is known: give logs of 'mamf find' and of 'mamf find --operation bandwidth', or of "
             "'mamf roofline'"
         )
-    return Roofs(found[0].device, found[0].uuid_hash, cache_bytes, compute, bandwidth)
+    return Roofs(found[0].device, found[0].uuid_hash, compute, bandwidth)
 
 
 def _keep_higher(kept: dict[tuple[str, str], Ceiling], key: tuple[str, str], ceiling: Ceiling) -> None:

@@ -19,8 +19,21 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from mamf.node.devices import BURST, COPY, READ, SUSTAINED, TO_DEVICE, TO_HOST, TO_PEER, Device
-from mamf.node.verdict import CRITICAL, OK, Baseline, Verdict, judge
+from mamf.node.verdict import (
+    BURST,
+    COPY,
+    CRITICAL,
+    OK,
+    READ,
+    SUSTAINED,
+    TO_DEVICE,
+    TO_HOST,
+    TO_PEER,
+    Baseline,
+    Device,
+    Verdict,
+    judge,
+)
 
 CARDS, DRAWN_CARDS = (2, 4, 8, 16), (4, 8)
 SPREADS = (0.005, 0.012, 0.015, 0.02, 0.025, 0.03, 0.04)

@@ -24,7 +24,7 @@ from typing import Any
 
 from figure_logs import ROOT, read
 
-from mamf.cli.roofline_files import place_rows
+from mamf.cli.commands.roofline import place_rows
 from mamf.kinds.registry import chart_of
 from mamf.logs.comparability import roofs_of_logs
 from mamf.node.logs import log_path, read_nodes

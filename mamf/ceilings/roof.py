@@ -50,14 +50,10 @@ class Roof:
 
 @dataclass(frozen=True)
 class Roofs:
-    """All known ceilings of one device. ``compute``: by dtype and regime; ``bandwidth``: by level and regime.
-
-    ``cache_bytes``: the size of the last-level cache.
-    """
+    """All known ceilings of one device. ``compute``: by dtype and regime; ``bandwidth``: by level and regime."""
 
     device: str
     uuid_hash: str | None
-    cache_bytes: int | None
     compute: Mapping[tuple[str, str], Ceiling] = field(default_factory=dict)
     bandwidth: Mapping[tuple[str, str], Ceiling] = field(default_factory=dict)
 
@@ -94,8 +90,8 @@ class Roofs:
 
 @dataclass(frozen=True)
 class RoofPoint:
-    """A rate and its roof. ``tflops``: 1e12 FLOP/s, None if the work has no FLOP; ``intensity``: FLOP per byte, None if
-    the bytes were not counted; ``roof``: in the unit of the rate; ``bound``: the ceiling that limits the work.
+    """A rate and its roof. ``tflops``: 1e12 FLOP/s, and ``intensity``, FLOP per byte: None if the work
+    has no FLOP or no bytes; ``roof``: in the unit of the rate; ``bound``: the ceiling that limits the work.
     ``layer``: what other rows share with this one, such as the layer of a model.
     """
 
@@ -115,6 +111,12 @@ class RoofPoint:
     def share(self) -> float | None:
         """Achieved / roof; this is MAMFU if the roof is the compute ceiling."""
         return None if self.roof is None else self.rate / self.roof
+
+    @property
+    def bound_text(self) -> str | None:
+        """What limits the work, and whether it is near that limit."""
+        near = ", near its limit" if self.share is not None and self.share >= NEAR else ""
+        return self.bound and f"{self.bound}{near}"
 
 
 def make_roof_point(row: Measurement, roofs: Roofs, name: str, layer: str = "") -> RoofPoint:
@@ -178,7 +180,7 @@ def build_roofs(ceilings: Iterable[Ceiling], cache_bytes: int | None, anyway: bo
             "no ceiling for a roof is known: give logs of 'mamf find' and of 'mamf find --operation bandwidth', or of "
             "'mamf roofline'"
         )
-    return Roofs(found[0].device, found[0].uuid_hash, cache_bytes, compute, bandwidth)
+    return Roofs(found[0].device, found[0].uuid_hash, compute, bandwidth)
 
 
 def _keep_higher(kept: dict[tuple[str, str], Ceiling], key: tuple[str, str], ceiling: Ceiling) -> None:

@@ -31,15 +31,14 @@ from mamf.errors import (
 )
 from mamf.node.children import ADDRESS, FAILURE, PHASE, WAITS, Children, Watch, watched
 from mamf.node.device import DeviceRun
-from mamf.node.devices import Device
-from mamf.node.group import agreed, group, launched, met, open_store
+from mamf.node.group import launched
 from mamf.node.logs import UNMEASURABLE, UNWRITTEN, Run, read_node
-from mamf.node.worker import in_flight
+from mamf.node.sharing import in_flight
+from mamf.node.verdict import Device
 from mamf.operations.matmul.selection import kernel
 from mamf.plans import NODE_BUDGET_SECONDS
 from mamf.plugins.discovery import backend_class, first_backend, open_backend
 
-_HOST, _STORE_SECONDS = "127.0.0.1", 300.0
 #: What the parent tells a child that waits: to measure with the others, or to end.
 _GO, _END = "go", "end"
 
@@ -77,12 +76,10 @@ def measure_devices(options: argparse.Namespace, indices: list[int]) -> tuple[Pa
     with Interruption():
         try:
             _watch_children(options, folder, run, watch)
+            run.is_over = True
         except KeyboardInterrupt:
-            run.is_interrupted = True
-    run.failures, run.is_over = watch.failures, not run.is_interrupted
-    if watch.was_left:
-        failed = ", ".join(f"device {index}" for index in watch.failures)
-        run.not_together = f"{failed} failed during the measurements of all devices together"
+            pass
+    run.failures = watch.failures
     try:
         run.write(folder)
     except (RunLogWriteError, UsageError) as error:  # the verdict is still printed
@@ -103,18 +100,13 @@ def _make_folder(folder: Path) -> Path:
 
 
 def _watch_children(options: argparse.Namespace, folder: Path, run: Run, watch: Watch) -> None:
-    store = open_store(_HOST, 0, True, _STORE_SECONDS) if len(run.devices) > 1 else None
-    port = store.port if store else 0
-    commands = {
-        index: _command(options, folder, rank, len(run.devices), index, port) for rank, index in enumerate(run.devices)
-    }
+    commands = {index: _command(options, folder, len(run.devices), index) for index in run.devices}
 
     def let_waiting_go() -> None:
         if watch.failures:
-            missing = ", ".join(f"device {index}" for index in sorted(watch.failures))
-            run.not_together = f"{missing} failed before"
+            run.not_together = f"{', '.join(f'device {index}' for index in sorted(watch.failures))} failed"
         for index in watch.running:
-            children.send(index, _END if store is None or run.not_together else _GO)
+            children.send(index, _END if run.not_together else _GO)
 
     environment = {**os.environ, "PYTHONUNBUFFERED": "1", LEADER: str(os.getpid())}
     names = {index: f"device {index}" for index in run.devices}
@@ -122,10 +114,10 @@ def _watch_children(options: argparse.Namespace, folder: Path, run: Run, watch: 
         watched(watch, children.processes, children.next, let_waiting_go, lambda: phases.show(watch.phases))
 
 
-def _command(options: argparse.Namespace, folder: Path, rank: int, ranks: int, index: int, port: int) -> list[str]:
+def _command(options: argparse.Namespace, folder: Path, devices: int, index: int) -> list[str]:
     return [
-        *(sys.executable, "-m", "mamf", "node", "--led", *map(str, (rank, ranks, index, port))),
-        *("--output-folder", str(folder), "--patience", f"{options.patience:g}s", "--backend", options.backend),
+        *(sys.executable, "-m", "mamf", "node", "--led", str(index), str(devices)),
+        *("--output-folder", str(folder), "--backend", options.backend),
         *(("--dtype", options.dtype) if options.dtype else ()),
         *(("--budget", f"{options.budget:g}s") if options.budget else ()),
         *(("--verify", f"{options.verify:g}s") if options.verify else ()),
@@ -149,7 +141,7 @@ def run_child(options: argparse.Namespace) -> int:
 
 
 def _measure_device(options: argparse.Namespace) -> None:
-    rank, ranks, index, port = options.led
+    index, devices = options.led
     warnings.simplefilter("error", LogChangedWarning)  # the verdict needs each log at its place
     _send({PHASE: "opening the device"})
     backend = open_backend(options.backend, index)
@@ -157,20 +149,18 @@ def _measure_device(options: argparse.Namespace) -> None:
     crashes_of(backend).keep = lambda row: _send(in_flight(row))
     _send({ADDRESS: backend.bus_address()})
     budget = options.budget or NODE_BUDGET_SECONDS
-    run = DeviceRun(backend, options.output_folder, ranks, options.dtype, options.kernel, budget, options.verify)
+    run = DeviceRun(backend, options.output_folder, options.dtype, options.kernel, budget, options.verify)
     run.on_progress = lambda text: _send({PHASE: text})
+    run.meet = _meet
     run.alone()
+    if devices > 1:
+        run.together()
+
+
+def _meet() -> bool:
+    """Wait for the other devices; False if one of them has failed."""
     _send({PHASE: WAITS})
-    if sys.stdin.readline().strip() != _GO:
-        return
-    store = open_store(_HOST, port, False, _STORE_SECONDS)
-    with group(store, rank, ranks, backend, options.patience):
-        run.agree, run.meet = agreed, met
-        try:
-            run.together()
-        except plugin_errors() as error:  # reported before the group ends, which makes the others fail too
-            _send({FAILURE: _describe_failure(error)})
-            raise
+    return sys.stdin.readline().strip() == _GO
 
 
 def _send(record: Mapping[str, Any]) -> None:

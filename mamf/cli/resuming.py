@@ -61,7 +61,7 @@ def open_resumed(options: argparse.Namespace) -> Iterator[Resumed | None]:
     if options.resume is None:
         yield None
         return
-    log, writer = RunLogWriter.resume(options.resume, watching.WATCH.copy if watching.WATCH else None)
+    log, writer = RunLogWriter.resume(options.resume)
     with writer:
         try:
             yield Resumed(log, writer)

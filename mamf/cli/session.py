@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from mamf.backend import Advice, Backend
 from mamf.ceilings.share import KnownCeiling
-from mamf.cli import resuming, watching
+from mamf.cli import resuming
 from mamf.cli.interruption import EXIT_CODE, Interruption
 from mamf.cli.options.values import ALL
 from mamf.cli.printing import note_stream, print_document
@@ -234,9 +234,9 @@ class Session(ABC):
                 },
             )
             return writer
-        given, copy = self.options.output, watching.WATCH.copy if watching.WATCH else None
+        given = self.options.output
         # A default name is numbered: another run may start in the same second.
-        writer = RunLogWriter.create(given or self._default_path(), header, not given, copy)
+        writer = RunLogWriter.create(given or self._default_path(), header, not given)
         if self.options.begins:
             say(f"{given} does not exist: a new run starts there", sys.stderr)
         return writer

@@ -9,7 +9,6 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from queue import SimpleQueue
 from typing import Any
 
 from mamf.backend import Backend
@@ -22,8 +21,7 @@ from mamf.logs.comparability import require_device_of_log
 from mamf.logs.recording import traits_record
 from mamf.logs.run_log import RunLog
 from mamf.node.children import FAILURE
-from mamf.node.sharing import DevicePool
-from mamf.node.worker import Worker
+from mamf.node.sharing import DevicePool, Worker
 from mamf.plugins.discovery import is_path, open_backend
 
 
@@ -94,20 +92,21 @@ def say_devices(devices: Sequence[int]) -> None:
 def run_device_process(backend: str, device: str) -> int:
     """Run as a process of a pool, which exchanges records as lines on stdin and stdout."""
 
-    heard: SimpleQueue[str] = SimpleQueue()
+    def receive() -> str:
+        line = sys.stdin.readline()
+        threading.Thread(target=end_with_parent, daemon=True).start()
+        return line
 
-    def listen() -> None:
-        for line in sys.stdin:
-            heard.put(line)
+    def end_with_parent() -> None:
+        sys.stdin.read()
         os._exit(EXIT_CODE)  # the parent has finished or died: a row in progress is not needed
 
     def send(record: Mapping[str, Any]) -> None:
         say(json.dumps(record))
 
-    threading.Thread(target=listen, daemon=True).start()
     with Interruption():
         try:
-            Worker(open_backend(backend, index(device)), send, heard.get).work()
+            Worker(open_backend(backend, index(device)), send, receive).work()
         except (KeyboardInterrupt, BrokenPipeError):
             return EXIT_CODE
         except plugin_errors() as error:  # any of a vendor's library

@@ -1,9 +1,9 @@
 """Watches the process that measures: a kernel that crashes it costs its own row, the rest is measured in a new process.
 
-The parent forks before anything heavy is imported, and waits. The child measures; memory that both share holds a copy
-of the log and the row of the step in flight. If a signal such as SIGSEGV ends the child, the parent appends that row to
-the log and forks again, to resume the log. It does the same if a library ends the child by exit(), and names a step
-that seems to hang. Linux only; elsewhere a crash ends the run, and --resume continues it.
+The parent forks before anything heavy is imported, and waits. The child measures; memory that both share holds the
+row of the step in flight. If a signal such as SIGSEGV ends the child, the parent appends that row to the log and forks
+again, to resume the log. It does the same if a library ends the child by exit(). Linux only; elsewhere a crash ends the
+run, and --resume continues it.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, NamedTuple, NoReturn
+from typing import NamedTuple
 
 from mamf.cli.interruption import ENDING_SIGNALS, EXIT_CODE
 from mamf.cli.terminal import say, warn
-from mamf.errors import CRASH_SIGNALS, CRASHED, LOST
+from mamf.errors import CRASH_SIGNALS, CRASHED, LOST, RunLogWriteError
 
 _COMMANDS = {
     "attention",
@@ -43,9 +43,7 @@ _HEARD = ENDING_SIGNALS | {each for each in signal.Signals if each.name in ("SIG
 _PAGE_BYTES, _END = 1 << 20, b"\0"
 #: The label of no step, once the command has ended: whatever exits before that is a plugin.
 OVER = "over"
-_NOTHING, _UNTRACED = b'["", 0, [], "", "", 0]', "TracerPid:\t0\n"
-#: A step that takes longer is named; compilers and tuners take minutes.
-HANG_SECONDS, _LOOK_SECONDS = 600.0, 30.0
+_NOTHING = b'["", 0, [], "", ""]'
 _DIES_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 
 
@@ -61,54 +59,33 @@ class Restart(NamedTuple):
 
 
 class Watch:
-    """What the two processes share. ``begun``: when the first of them began, in seconds of time.monotonic. ``copy``:
-    of the log, in memory.
-    """
+    """What the two processes share."""
 
     def __init__(self) -> None:
-        import ctypes
-
         self._page = mmap.mmap(-1, _PAGE_BYTES)
-        self.begun = time.monotonic()
-        # From the C library: many builds of Python lack os.memfd_create.
-        self.copy: IO[bytes] = os.fdopen(ctypes.CDLL(None).memfd_create(b"mamf", 0), "w+b", buffering=0)
         self.restart: Restart | None = None
-        self._named = 0.0
 
     def note(self, log: Path | str, begun: float, codes: list[int], line: str = "", label: str = "") -> None:
         """If the child dies now, this log gets this line, without its end; none by default. ``begun``: when the log was
         opened; ``codes``: as in Restart.
         """
-        data = json.dumps([str(log), begun, codes, line, label, time.monotonic()]).encode() + _END
+        data = json.dumps([str(log), begun, codes, line, label]).encode() + _END
         self._page[: len(data)] = data
 
-    def _noted(self) -> tuple[str, float, list[int], str, str, float]:
-        log, begun, codes, line, label, since = json.loads(self._page[: self._page.find(_END)] or _NOTHING)
-        return log, begun, codes, line, label, since
+    def _noted(self) -> tuple[str, float, list[int], str, str]:
+        log, begun, codes, line, label = json.loads(self._page[: self._page.find(_END)] or _NOTHING)
+        return log, begun, codes, line, label
 
     def end(self) -> None:
         """The command has ended: its exit code is meant."""
         log, begun, codes, *_ = self._noted()
         self.note(log, begun, codes, label=OVER)
 
-    def name_hang(self, child: int) -> None:
-        """Warn once of a step that takes longer than HANG_SECONDS, unless a debugger holds the child or this process,
-        from which it was forked.
-        """
-        *_, line, label, since = self._noted()
-        is_long = line and since != self._named and time.monotonic() > since + HANG_SECONDS
-        if is_long and sys.gettrace() is None and _UNTRACED in Path(f"/proc/{child}/status").read_text():
-            self._named = since
-            warn(
-                f"{label} in {json.loads(line)['regime']} has not ended for {HANG_SECONDS / 60:.0f} minutes; "
-                f"'kill -ABRT {child}' gives up its row and measures the rest"
-            )
-
     def judge(self, code: int) -> int | None:
         """The command's exit code after the child ended with ``code``; None if another process is to measure the rest.
         Logs the row in flight. Raises RunLogWriteError if the log cannot be written.
         """
-        log, begun, codes, line, label, _ = self._noted()
+        log, begun, codes, line, label = self._noted()
         is_lost = bool(line) and f'"reason": "{CRASHED}"' not in line
         if code not in CRASH_SIGNALS and (code < 0 or code == EXIT_CODE or label == OVER):
             return code
@@ -118,13 +95,10 @@ class Watch:
         if not line or not log:
             warn(f"something outside of a measurement {what}; finished rows are in {log or 'no log yet'}")
             return min(code, 1) or 1
-        from mamf.logs.writer import RunLogWriter
-
-        with RunLogWriter.reopen(Path(log), self.copy) as writer:
-            writer.append(line.replace(f'"{CRASHED}"', f'"{what}"').encode() + b"\n")
+        _append(Path(log), line.replace(f'"{CRASHED}"', f'"{what}"'))
         warn(f"{label} {what}; a new process measures the rest")
-        self.note(writer.path, begun, codes)
-        self.restart = Restart(writer.path, time.monotonic() - begun, codes)
+        self.note(log, begun, codes)
+        self.restart = Restart(Path(log), time.monotonic() - begun, codes)
         return None
 
 
@@ -140,10 +114,7 @@ def watch(typed: Sequence[str]) -> None:
     if sys.platform != "linux" or not _COMMANDS.intersection(typed[:1]) or _UNWATCHED.intersection(typed):
         return
     global WATCH
-    try:
-        shared, parent = Watch(), os.getpid()
-    except (AttributeError, ImportError, OSError):  # no memory to share: a crash ends the run, as elsewhere
-        return
+    shared, parent = Watch(), os.getpid()
     gc.freeze()  # a collection in the child would copy every page
     signal.pthread_sigmask(signal.SIG_BLOCK, _HEARD)
     while True:
@@ -152,9 +123,9 @@ def watch(typed: Sequence[str]) -> None:
             WATCH = shared
             end_with(parent)
             return
-        code = shared.judge(_wait(child, shared))
+        code = shared.judge(_wait(child))
         if code is not None:
-            _end_as(code)
+            os._exit(code if code >= 0 else 128 - code)
         if signal.sigpending() & ENDING_SIGNALS:
             os._exit(EXIT_CODE)
 
@@ -165,32 +136,30 @@ def listen() -> None:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _HEARD)
 
 
-def _wait(child: int, shared: Watch) -> int:
+def _wait(child: int) -> int:
     """The exit code of the child. A signal to the parent alone is forwarded; the terminal's reach both, except that a
     terminal which hangs up may tell only the first process of its session.
     """
     while True:
-        received = signal.sigtimedwait(_HEARD, _LOOK_SECONDS)
-        if received is None:
-            shared.name_hang(child)
-        elif received.si_signo != signal.SIGCHLD:
+        received = signal.sigwaitinfo(_HEARD)
+        if received.si_signo != signal.SIGCHLD:
             if received.si_code <= 0 or received.si_signo == signal.SIGHUP:  # from a process, not from the terminal
                 os.kill(child, received.si_signo)
         elif (ended := os.waitpid(child, os.WNOHANG))[0]:
             return os.waitstatus_to_exitcode(ended[1])
 
 
-def _end_as(code: int) -> NoReturn:
-    """End as the child did: with its exit code, or by its signal and without a second core dump."""
-    if code < 0:
-        import resource
-
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        with contextlib.suppress(OSError):  # SIGKILL has no handler
-            signal.signal(-code, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {-code})
-        os.kill(os.getpid(), -code)
-    os._exit(code if code >= 0 else 128 - code)  # the first process of a container survives its own signals
+def _append(log: Path, line: str) -> None:
+    """Append a line to the log of a process that ended, in place of one that it did not finish. Raises
+    RunLogWriteError.
+    """
+    try:
+        with log.open("r+b") as file:
+            file.seek(file.read().rfind(b"\n") + 1)
+            file.truncate()
+            file.write(f"{line}\n".encode())
+    except OSError as error:
+        raise RunLogWriteError(f"cannot write {log}: {error.strerror}") from None
 
 
 def end_with(parent: int) -> None:

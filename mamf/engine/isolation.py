@@ -14,7 +14,6 @@ import weakref
 from dataclasses import dataclass, field, replace
 
 from mamf.backend import Backend
-from mamf.channel import Channel, ChannelError
 from mamf.errors import describe_error, plugin_errors
 from mamf.kernel import AnyKernel
 from mamf.measurement import Measurement
@@ -52,26 +51,28 @@ class Isolation:
         if of.name not in tensors.OPERATIONS:
             return {"unknown": f"results of {of.name} stay on the device"}
         pool = backend.operand_pool(row.problem.data, row.problem.seed)
-        # Kept only if the last message was whole.
-        process, self._process = self._process or _start(), None
+        process, is_whole = self._process or _start(), False
         assert process.stdin and process.stdout
         try:
-            channel = Channel(process.stdout, process.stdin)
+            channel = tensors.Channel(process.stdout, process.stdin)
             problem, shape = of.problem_record(row.problem), of.shape_record(row.shape)
             channel.send(operation=of.name, problem=problem, shape=shape, seconds=row.seconds)
             with kernel.settings(backend, row.problem):
-                answer = tensors.serve(channel, kernel, backend, row.problem, row.shape, pool)
+                answer = dict(tensors.serve(channel, kernel, backend, row.problem, row.shape, pool))
+            is_whole = True
+            return answer
         except plugin_errors() as error:
-            is_here = isinstance(error, (ChannelError, OSError)) or backend.is_out_of_memory(error)
+            is_here = isinstance(error, (tensors.ChannelError, OSError)) or backend.is_out_of_memory(error)
             return {"unknown" if is_here else "wrong": describe_error(error)}
         finally:
             pool.release()
-        self._process = process
-        return dict(answer)
+            if not is_whole:  # a message may have been cut, by Ctrl-C too
+                process.kill()
+            self._process = process if is_whole else None
 
 
 def _start() -> subprocess.Popen[bytes]:
-    """A process that checks. It ends with its input, not with Ctrl-C."""
+    """Start a process that checks. It ends with its input, not with Ctrl-C."""
     command = [sys.executable, "-c", "from mamf.operations.isolated import check; check()"]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
 

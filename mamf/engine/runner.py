@@ -87,15 +87,13 @@ class Runner:
     """One run on an opened backend.
 
     ``budget_seconds``: a measurement in flight at the end is cut short, except the first row that is not a reference.
-    ``held``: rows of an interrupted run in order, used in place of measuring again. ``agree``: applied to every
-    decision to stop or continue and to the number of launches to queue, so that several ranks decide alike.
+    ``held``: rows of an interrupted run in order, used in place of measuring again.
     """
 
     backend: Backend
     budget_seconds: float | None = None
     held: Collection[Measurement] = ()
     on_phase: Callable[[str], None] = lambda text: None
-    agree: Callable[[float], float] = lambda own: own
     #: Steps that the end of the budget left out.
     left_out: int = field(default=0, init=False)
 
@@ -144,7 +142,7 @@ class Runner:
 
     def is_over(self) -> bool:
         """Whether the budget has ended."""
-        return bool(self.agree(self.deadline is not None and self.now() >= self.deadline))
+        return self.deadline is not None and self.now() >= self.deadline
 
     def has_next_step(
         self,
@@ -164,7 +162,7 @@ class Runner:
             return self.holds_next(regime, phase, problem) and (not number or self._left[0].round <= number)
         if self.is_over():
             self.left_out += 1
-        return not self.left_out and bool(self.agree(is_due or self.now() < until))
+        return not self.left_out and (is_due or self.now() < until)
 
     def holds_next(self, regime: Regime, phase: str, problem: Problem | None = None) -> bool:
         """Whether the next held row belongs to a phase."""
@@ -175,7 +173,6 @@ class Runner:
 
     def start(self, regime: Regime) -> Regime:
         """Start a regime and return it. Raises DeviceError if the device fails."""
-        regime.agree = self.agree
         try:
             regime.start()
         except plugin_errors() as error:
@@ -231,7 +228,7 @@ class Runner:
         limit = limit_of(kernel, self.backend.info, problem, step.shape)
         # The first figure is waited for: a budget shorter than that would pay for it again with each resumption.
         deadline = self.deadline if self._has_figure else None
-        rule = replace(step.rule, deadline=deadline, agree=self.agree)
+        rule = replace(step.rule, deadline=deadline)
         failed, crashes = failed_row(step), crashes_of(self.backend)
         if reason := crashes.reason_against(failed):
             return replace(failed, reason=reason)

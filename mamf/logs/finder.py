@@ -106,15 +106,12 @@ def _scrubber(text: str) -> Callable[[str], str]:
 
 # -- the summary of mamf-finder-all-gpus -------------------------------------------------------------------------------
 
-_HOW = re.compile(r"\*\* Node results \((.*)\):")
 _GPU = re.compile(
     r"^\s*(?P<gpu>\d+)\s+(?:(?P<MAMF>\d+)\s+(?P<MAMF_shape>\d+x\d+x\d+)|n/a)"
     r"\s+(?:(?P<MSMF>\d+)\s+(?P<MSMF_shape>\d+x\d+x\d+)|n/a)"
-    r"\s*(?P<watts>\d+|-)?\s*(?P<mhz>\d+|-)?\s*(?P<celsius>\d+|-)?\s+(?P<idle>\d+)%\s*$"
+    r"\s*(?P<watts>\d+|-)?\s*(?P<mhz>\d+|-)?\s*(?P<celsius>\d+|-)?\s+\d+%\s*$"
 )
 _NODE = re.compile(rf"^\s*(?P<name>MAMF|MSMF) \(node(?: = (?P<which>[^)]*))?\):\s+(?P<value>{FIGURE}) TFLOPS @ {SHAPE}")
-_OF_NODE = re.compile(r"^\s*(?:(?:MAMF|MSMF) slowest / spread:\s.*\d+ GPUs|(?:warning|note): .*)$")
-_IDLE_PERCENT = 10
 
 
 def _node_run(text: str, scrubber: Callable[[str], str]) -> FinderRun:
@@ -130,19 +127,16 @@ def _node_run(text: str, scrubber: Callable[[str], str]) -> FinderRun:
         for line in lines
         if (found := _NODE.match(line))
     }
-    how = _HOW.search(text)
     return FinderRun(
         version="v4-node",
-        notes=(how[1],) if how else (),
         rows=tuple(row for gpu in gpus for row in _rows_of_gpu(gpu)),
         best=best,
         is_complete=len(best) == 2 and all(gpu["MSMF"] for gpu in gpus),
-        remarks=tuple(" ".join(line.split()) for line in lines if _OF_NODE.match(line)),
     )
 
 
 def _rows_of_gpu(gpu: re.Match[str]) -> Iterator[Reported]:
-    label, idle = f"GPU {int(gpu['gpu'])}", int(gpu["idle"])
+    label = f"GPU {int(gpu['gpu'])}"
     if gpu["MAMF"]:
         yield Reported({"MAMF": float(gpu["MAMF"])}, MatmulShape.parse(gpu["MAMF_shape"]), "confirm", label)
     if gpu["MSMF"]:
@@ -153,5 +147,4 @@ def _rows_of_gpu(gpu: re.Match[str]) -> Iterator[Reported]:
             "confirm",
             label,
             **telemetry_of(gpu),
-            remarks=(f"a sibling idle {idle}% of the time",) if idle >= _IDLE_PERCENT else (),
         )

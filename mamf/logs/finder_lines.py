@@ -23,15 +23,13 @@ _STATISTIC = {"mean": "mean", "median": "median", "max": "fastest"}
 _TELEMETRY = re.compile(
     r"(?<![\w.])(?=\d+(?:W|MHz)\b)(?:(?P<watts>\d+)W)?\s*(?:(?P<mhz>\d+)MHz)?(?:\s+(?P<celsius>\d+)C)?"
 )
-_ROW = re.compile(
-    rf"(?<![\w.])(?P<number>\d+) \|\s*(?P<tag>[a-z][\w-]*\s)?(?P<figures>[^@|]*)@ {SHAPE}\s*\|(?P<rest>.*)"
-)
+_ROW = re.compile(rf"(?<![\w.])\d+ \|\s*(?P<tag>[a-z][\w-]*\s)?(?P<figures>[^@|]*)@ {SHAPE}\s*\|(?P<rest>.*)")
 #: Rows of tables, each with the stage that it belongs to.
 _TABLES = (
     (
         "scout",
         re.compile(
-            rf"^\s*(?P<number>\d+)\s+{SHAPE}\s+(?P<mean>{FIGURE})\s+(?P<median>{FIGURE})\s+(?P<fastest>{FIGURE})"
+            rf"^\s*\d+\s+{SHAPE}\s+(?P<mean>{FIGURE})\s+(?P<median>{FIGURE})\s+(?P<fastest>{FIGURE})"
             rf"\s+{FIGURE}(?:\s+(?P<watts>\d+)(?:\s+(?P<mhz>\d+))?)?(?P<rest>\s+<-.*)?$"
         ),
     ),
@@ -47,14 +45,12 @@ _LOCK_IN = re.compile(rf"MSMF lock-in: re-measuring {SHAPE}")
 _PHASE = re.compile(r"^(?P<name>MSMF|MAMF) \(\w+\) confirm:|^(?P<other>Same-shape cross-check)")
 _CROSS_CHECK = "Same-shape cross-check"
 _CELSIUS = re.compile(r"^\s+(\d+)\s+drop")
-_DROP, _SPREAD = re.compile(r"drop\s+(-?[\d.]+%)"), re.compile(r"(?:spread[\s=]+|^\s+)([\d.]+%)")
 _FLAG = re.compile(r"\((base-clock[^)]*|best available[^)]*)\)|(?<=[\d%]\s)\s*([a-z][a-z ,-]*)$")
 _BEST = re.compile(
     rf"^\s*(?:(?P<statistic>mean|median|max):|(?P<name>MAMF|MSMF) \(max [^)]*\):)\s*(?:n/a|(?P<value>{FIGURE})"
     rf"\s*TFLOPS\w* @ ?(?:{SHAPE})?(?: \((?P<label>M\w+)\))?(?P<rest>.*))$"
 )
 _TRIED = re.compile(r"Tried\s+(\d{1,18}) shapes => the best outcomes were")
-_RANGES = re.compile(r"(?:Across|geomean:.* for) \d+ shapes in range:\s*(.*?)(?: in this run:)?$")
 _MEAN = re.compile(rf"(?P<name>arithmetic mean|geometric mean|geomean):\s*(?P<value>{FIGURE})\s*TFLOPS")
 _ELAPSED = re.compile(r"Elapsed time:\s*(?:(\d{1,9}) days?, )?(\d{1,9}):(\d\d):(\d\d)")
 _REMARK = re.compile(r"WARNING: (.*(?:MAMF|MSMF).*)|(note: \d+ same-board sibling GPU\(s\) sat idle.*)")
@@ -91,13 +87,12 @@ class RunReader:
         self._headline = ""  # of the table of confirms that is being read
         self._locked_shape = ""
         self._is_reduction_second = False
-        self._known: dict[str, Any] = {"device_properties": {}, "software": {}, "variables": {}, "notes": []}
+        self._is_platform_known = False
+        self._known: dict[str, Any] = {"device_properties": {}, "software": {}}
         self._rows: list[tuple[str, Reported]] = []
         self._best: dict[str, tuple[str, Reported]] = {}
         self._means: dict[str, float] = {}
         self._remarks: list[str] = []
-        self._last_number = 0
-        self._are_mixed = False
         self._not_understood = 0
 
     def read(self, text: str) -> FinderRun:
@@ -114,11 +109,8 @@ class RunReader:
         if self._not_understood:
             self._remarks.append(f"imported: lines with figures that were not understood: {self._not_understood}")
         stage = "confirm" if has_headline else "scout" if is_staged else ""
-        known = {name: value for name, value in self._known.items() if name != "notes"}
         return FinderRun(
-            version=known.pop("version", None),
-            **known,
-            notes=tuple(self._known["notes"]),
+            **{"version": None, **self._known},
             rows=tuple(row._replace(shape=self._shape(printed)) for printed, row in self._rows),
             best={
                 name: row._replace(shape=self._shape(printed), stage=stage)
@@ -131,8 +123,6 @@ class RunReader:
 
     def _interruption(self, is_staged: bool, has_headline: bool) -> str:
         """Why the run is not complete; empty if it is."""
-        if self._are_mixed:
-            return "its row numbers do not rise: rows are missing, or of several runs"
         if self._known.get("tried") == 0:
             return "interrupted before the first shape was measured"
         if not self._best:
@@ -173,7 +163,7 @@ class RunReader:
         remarks = tuple(remark for remark in (tag, "SUSPECT" if "SUSPECT" in found["rest"] else "") if remark)
         telemetry = _TELEMETRY.search(found["rest"])
         row = Reported(figures, stage="scout" if tag or telemetry else "", remarks=remarks, **telemetry_of(telemetry))
-        self._add(found["shape"], row, int(found["number"]))
+        self._rows.append((found["shape"], row))
         return True
 
     def _take_table(self, stage: str, found: re.Match[str]) -> None:
@@ -182,18 +172,14 @@ class RunReader:
             return
         if stage != "confirm":
             figures = {name: value for name in _STATISTIC.values() if (value := _number(groups.get(name))) is not None}
-            self._add(
-                found["shape"], Reported(figures, stage=stage, **telemetry_of(found)), int(groups.get("number") or 0)
-            )
+            self._rows.append((found["shape"], Reported(figures, stage=stage, **telemetry_of(found))))
             return
         name = groups.get("name") or self._headline
         if not name:
             self._not_understood += 1
             return
         flag = next(filter(None, (match[1] or match[2] for match in _FLAG.finditer(rest))), "")
-        marks = [(word, pattern.search(rest)) for word, pattern in (("drop", _DROP), ("spread", _SPREAD))]
         is_lock_in = "shape" not in groups
-        remarks = [flag, *(f"{word} {match[1]}" for word, match in marks if match), "lock-in" if is_lock_in else ""]
         telemetry = telemetry_of(found if "watts" in groups else _TELEMETRY.search(rest.partition("(")[0]))
         if celsius := _CELSIUS.search(rest):
             telemetry["celsius"] = float(celsius[1])
@@ -202,16 +188,10 @@ class RunReader:
             {} if figure is None else {name: figure},
             # A rank is a second long and only chooses who is measured properly.
             stage="screen" if flag == "rank" else "confirm",
-            remarks=tuple(filter(None, remarks)),
+            remarks=tuple(filter(None, (flag, "lock-in" if is_lock_in else ""))),
             **telemetry,
         )
-        self._add(self._locked_shape if is_lock_in else found["shape"], row)
-
-    def _add(self, printed: str, row: Reported, number: int = 0) -> None:
-        if number and row.stage in ("", "scout"):
-            self._are_mixed |= number <= self._last_number
-            self._last_number = number
-        self._rows.append((printed, row))
+        self._rows.append((self._locked_shape if is_lock_in else found["shape"], row))
 
     def _take_summary(self, line: str) -> bool:
         if phase := _PHASE.match(line):
@@ -223,8 +203,6 @@ class RunReader:
         if (best := _BEST.match(line)) and "tried" in self._known:
             self._take_best(best)
             return True
-        if ranges := _RANGES.search(line):
-            self._known["ranges"] = self._scrub(ranges[1])
         if mean := _MEAN.search(line):
             value = _number(mean["value"])
             self._means |= {} if value is None else {mean["name"].split()[0].replace("geomean", "geometric"): value}
@@ -233,7 +211,7 @@ class RunReader:
             self._known["elapsed_seconds"] = float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
         if remark := _REMARK.search(line):
             self._remarks.append(self._scrub(remark[1] or remark[2]))
-        return bool(phase or locked or tried or ranges or mean or elapsed or remark)
+        return bool(phase or locked or tried or mean or elapsed or remark)
 
     def _take_best(self, found: re.Match[str]) -> None:
         self._is_reduction_second |= found["label"] == "MxKxN"
@@ -262,18 +240,14 @@ class RunReader:
         value, known = line.removeprefix("- "), self._known
         if self._section == "Command line":
             known.setdefault("command", self._scrub(line))
-        elif self._section == "Platform/Device info" and "platform" not in known:
-            known["platform"] = self._scrub(" ".join(UNAME.sub(lambda found: found[0].split()[0], value).split()))
-        elif self._section == "Platform/Device info":
+        elif self._section == "Platform/Device info" and self._is_platform_known:
             self._take_device(value)
+        elif self._section == "Platform/Device info":
+            self._is_platform_known = True
         elif self._section == "Critical software versions":
-            known["software"] |= self._pairs(value)
-        elif self._section == "Critical environment variables":
-            known["variables"] |= self._pairs(value)
+            known["software"] |= {name: self._scrub(text) for name, text in _PAIR.findall(value) if text != "None"}
         elif self._section == "Additional notes" and (version := _VERSION.search(value)):
             known["version"] = f"v{version[1]}"
-        elif self._section == "Additional notes" and value != "None":
-            known["notes"].append(self._scrub(value))
 
     def _take_device(self, text: str) -> None:
         values: Mapping[str, str] = {name: value.strip().strip("'") for name, value in _PROPERTY.findall(text)}
@@ -283,9 +257,6 @@ class RunReader:
             self._known["device_properties"] |= kept
         else:
             self._known.setdefault("device", self._scrub(text))
-
-    def _pairs(self, text: str) -> dict[str, str]:
-        return {name: self._scrub(value) for name, value in _PAIR.findall(text) if value != "None"}
 
 
 def _dtype_name(text: str) -> str:

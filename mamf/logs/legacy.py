@@ -60,16 +60,12 @@ class FinderRun:
     started: str | None = None
     command: str | None = None
     dtype: str | None = None
-    platform: str | None = None
     device: str | None = None
     device_properties: Mapping[str, str] = field(default_factory=dict)
     software: Mapping[str, str] = field(default_factory=dict)
-    variables: Mapping[str, str] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
     rows: tuple[Reported, ...] = ()
     best: Mapping[str, Reported] = field(default_factory=dict)
     tried: int | None = None
-    ranges: str | None = None
     means: Mapping[str, float] = field(default_factory=dict)
     elapsed_seconds: float | None = None
     is_complete: bool = True
@@ -119,14 +115,11 @@ def _header_record(run: FinderRun) -> dict[str, Any]:
 
 
 def _reported_record(row: Reported) -> dict[str, Any]:
+    shape = None if row.shape is None else str(row.shape)
     return {
-        "tflops": row.tflops,
-        "shape": None if row.shape is None else str(row.shape),
-        "stage": row.stage,
+        **row._asdict(),
+        "shape": shape,
         "label": _scrubbed(row.label),
-        "watts": row.watts,
-        "clock_mhz": row.clock_mhz,
-        "celsius": row.celsius,
         "remarks": list(map(_scrubbed, row.remarks)),
     }
 
@@ -181,7 +174,6 @@ def _run(header: dict[str, Any], rows: tuple[Reported, ...], summary: dict[str, 
         **known
         | {
             "version": header["tool"]["version"],
-            "notes": tuple(header["notes"]),
             "remarks": tuple(header["remarks"]),
             "rows": rows,
             "best": {name: _reported(best) for name, best in summary["best"].items()},
@@ -195,14 +187,6 @@ def _run(header: dict[str, Any], rows: tuple[Reported, ...], summary: dict[str, 
 
 def _reported(record: Mapping[str, Any]) -> Reported:
     require(record, REPORTED)
-    shape = record["shape"]
-    return Reported(
-        tflops=record["tflops"],
-        shape=MatmulShape.parse(shape) if shape else None,
-        stage=record["stage"],
-        label=record["label"],
-        watts=record["watts"],
-        clock_mhz=record["clock_mhz"],
-        celsius=record["celsius"],
-        remarks=tuple(record["remarks"]),
-    )
+    shape = MatmulShape.parse(record["shape"]) if record["shape"] else None
+    known = {name: record[name] for name in Reported._fields}
+    return Reported(**{**known, "shape": shape, "remarks": tuple(record["remarks"])})

@@ -220,7 +220,7 @@ LEGACY_HEADER = {
     "device_properties?": {ANY_NAME: str},
     "software?": {ANY_NAME: str},
     "variables?": {ANY_NAME: str},
-    "notes": _TEXTS,
+    "notes?": _TEXTS,
     "remarks": _TEXTS,
     **{f"{name}?": Nullable(str) for name in ("started", "command", "dtype", "platform", "device", "ranges")},
 }

@@ -17,7 +17,7 @@ import tempfile
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from mamf.errors import LogChangedWarning, MamfError, RunLogError, RunLogWriteError, UsageError
 from mamf.files import create_whole, make_folder
@@ -32,21 +32,18 @@ class RunLogWriter(contextlib.AbstractContextManager["RunLogWriter"]):
     """Appends records to a log that is locked until ``close``. Use as a context manager.
 
     ``path``: where the log is now. Each change by another program is a LogChangedWarning.
-    ``copy``: an unbuffered file that holds the copy of the log, by default in memory.
     """
 
-    def __init__(self, path: Path, copy: IO[bytes] | None = None) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
         self._place = path.absolute()  # a script may change the working directory
         self._descriptor = -1
-        self._copy = copy or io.BytesIO()
+        self._copy = io.BytesIO()
 
     @classmethod
-    def create(
-        cls, path: Path, header: Mapping[str, Any], is_numbered: bool = False, copy: IO[bytes] | None = None
-    ) -> RunLogWriter:
+    def create(cls, path: Path, header: Mapping[str, Any], is_numbered: bool = False) -> RunLogWriter:
         """Start a new log, which has its header from the first moment on, whatever ends the process. ``is_numbered``:
-        under a free name beside the path if that is taken. ``copy``: replaced.
+        under a free name beside the path if that is taken.
 
         Raises UsageError when the file exists or cannot be created, as a log is never overwritten, and RunLogWriteError
         when the disk is full.
@@ -54,7 +51,7 @@ class RunLogWriter(contextlib.AbstractContextManager["RunLogWriter"]):
         line = as_line("header", {"schema": SCHEMA, **header})
         if not is_numbered and os.path.lexists(path):
             raise UsageError(f"{path} exists and is not overwritten: name another, or --resume it")
-        writer = cls(create_whole(path, line, is_numbered), copy)
+        writer = cls(create_whole(path, line, is_numbered))
         writer._keep(line)
         try:
             writer._open()
@@ -64,14 +61,14 @@ class RunLogWriter(contextlib.AbstractContextManager["RunLogWriter"]):
         return writer
 
     @classmethod
-    def resume(cls, path: Path, copy: IO[bytes] | None = None) -> tuple[RunLog, RunLogWriter]:
+    def resume(cls, path: Path) -> tuple[RunLog, RunLogWriter]:
         """Lock a log, then read it: what was read before another process ended would be out of date, and what that one
-        wrote meanwhile cut off. Nothing is changed before the first record. ``copy``: replaced.
+        wrote meanwhile cut off. Nothing is changed before the first record.
 
         Raises UsageError when it cannot be written or another process holds it, RunLogError when it cannot be read,
         which says what can be saved.
         """
-        writer = cls(path, copy)
+        writer = cls(path)
         try:
             writer._open()
             if not stat.S_ISREG(os.fstat(writer._descriptor).st_mode):
@@ -89,14 +86,6 @@ class RunLogWriter(contextlib.AbstractContextManager["RunLogWriter"]):
                     f"head -n {error.whole_lines} {shlex.quote(str(path))} > NEW.jsonl"
                 ) from None
             raise
-
-    @classmethod
-    def reopen(cls, path: Path, copy: IO[bytes]) -> RunLogWriter:
-        """Continue the log of a process that ended, with the copy that it kept."""
-        writer = cls(path, copy)
-        with contextlib.suppress(OSError):  # gone: the first record writes it again
-            writer._open()
-        return writer
 
     @property
     def is_open(self) -> bool:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import queue
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -23,8 +22,6 @@ IN_FLIGHT, LABEL = "in_flight", "label"
 #: The phase of a child that waits for the others.
 WAITS, TOGETHER = "waits for the others", "together"
 _TICK_SECONDS = 0.5
-#: Waiting time after the first failure of a joint measurement: the cause may be reported after its consequences.
-_AFTERMATH_SECONDS = 2.0
 _MAX_END_SECONDS = 15.0
 # Exit code of a child whose run was interrupted.
 _INTERRUPTED = 130
@@ -51,14 +48,10 @@ class Watch:
     addresses: dict[int, str | None] = field(default_factory=dict)
     #: The rows in flight; of a child that has ended, the row that ended it.
     in_flight: dict[int, dict[str, Any] | None] = field(default_factory=dict)
-    #: Whether a child failed while the others measured with it.
-    was_left: bool = False
 
     def __post_init__(self) -> None:
         self.running = set(self.ranks)
         self._heard = dict.fromkeys(self.ranks, self.now())
-        #: Ranks that ended or fell silent without a reason.
-        self._without_a_word: set[int] = set()
 
     def take(self, event: Event) -> None:
         rank = event.rank
@@ -80,7 +73,6 @@ class Watch:
                 self.failures[rank] = (
                     f"it ended while it measured ({self.phases.get(rank, 'start')}): {event.words or reason}"
                 )
-                self._without_a_word.add(rank)
 
     def all_wait(self) -> bool:
         """Whether every child that runs waits for the others."""
@@ -95,21 +87,10 @@ class Watch:
         """Children that run, do not wait, and were silent for too long; each counts as failed from now on."""
         late = self.now() - self.patience
         found = [rank for rank in sorted(self.running) if self._heard[rank] < late and self.phases.get(rank) != WAITS]
-        or_waits = ", or waits for one that does" if len(found) > 1 and self.phases.get(found[0]) == TOGETHER else ""
         for rank in found:
-            reason = f"it hangs{or_waits}: silent for {self.patience:.0f} s ({self.phases.get(rank, 'start')})"
+            reason = f"it hangs: silent for {self.patience:.0f} s ({self.phases.get(rank, 'start')})"
             self.failures.setdefault(rank, reason)
-            self._without_a_word.add(rank)
         return found
-
-    def acquit(self, before: Collection[int]) -> None:
-        """Clear ranks that failed after ``before`` only because another did: the cause is a rank that ended without a
-        reason, else the first that reported one.
-        """
-        failed = [rank for rank in self.failures if rank not in before]
-        to_blame = self._without_a_word.intersection(failed) or failed[:1]
-        for rank in set(failed).difference(to_blame):
-            del self.failures[rank]
 
 
 def why_ended(row: dict[str, Any] | None, code: int) -> dict[str, Any] | None:
@@ -132,32 +113,23 @@ def watched(
     watch: Watch,
     processes: Mapping[int, Any],
     events: Callable[[float], Event | None],
-    together: Callable[[], None],
+    let_go: Callable[[], None],
     on_event: Callable[[], None] = lambda: None,
 ) -> None:
-    """Watch until all children have ended: kill those that hang, call ``together`` once when all wait, and end all
-    if one fails after that, since the others wait for it. ``events``: the next, or None after so many seconds.
+    """Watch until all children have ended: kill those that hang, and call ``let_go`` whenever all others wait.
+    ``events``: the next, or None after so many seconds.
     """
-    is_together, before, failed_at = False, frozenset[int](), math.inf
-    while watch.running and watch.now() < failed_at + _AFTERMATH_SECONDS:
+    while watch.running:
         event = events(_TICK_SECONDS)
         if event is not None:
             watch.take(event)
             on_event()
-        for rank in watch.hanging() if failed_at == math.inf else ():
+        for rank in watch.hanging():
             processes[rank].kill()
             watch.running.discard(rank)  # a process blocked in a driver survives the kill
-        if watch.running and not is_together and watch.all_wait():
-            is_together, before = True, frozenset(watch.failures)
+        if watch.running and watch.all_wait():
             watch.go_on(watch.running)
-            together()
-        elif is_together and len(watch.failures) > len(before):
-            failed_at = min(failed_at, watch.now())
-    if failed_at < math.inf:
-        watch.was_left = True
-        watch.acquit(before)
-        for rank in sorted(watch.running):
-            processes[rank].kill()
+            let_go()
 
 
 def started(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[str]:

@@ -21,7 +21,6 @@ from mamf.logs.records import ceiling_record
 from mamf.measurement import Measurement
 from mamf.node.logs import ALONE, VERIFIED, log_path
 from mamf.operations.bandwidth.shapes import BandwidthShape
-from mamf.operations.collective.operation import COLLECTIVES
 from mamf.operations.copies.operation import CopyShape
 from mamf.operations.matmul.kernel import MatmulKernel
 from mamf.operations.matmul.operation import problem_for
@@ -32,7 +31,7 @@ from mamf.plugins.discovery import operation
 from mamf.plugins.selection import choose_kernels
 from mamf.report.ceilings import find_summary_record
 
-# Seconds per row of bandwidth, copies and collectives.
+# Seconds per row of bandwidth and copies.
 _ROW_SECONDS = 0.3
 # Peer copies are measured in so many turns.
 _TURNS = 3
@@ -57,21 +56,17 @@ _OF_HOSTS = Sizes(MatmulShape(256, 256, 256), BandwidthShape(64 * MIB), CopyShap
 
 @dataclass
 class DeviceRun:
-    """One device of a node. ``devices``: how many measure together. ``agree``: makes a decision common to all of them.
-    Raises MamfError if the device cannot continue.
-    """
+    """One device of a node. Raises MamfError if the device cannot continue."""
 
     backend: Backend
     folder: Path
-    devices: int = 1
     dtype: str | None = None
     kernels: Sequence[str] | None = None
     seconds: float = NODE_BUDGET_SECONDS
     verify_seconds: float | None = None
     on_progress: OnProgress = lambda text: None
-    agree: Callable[[float], float] = lambda own: own
-    #: Returns when all devices have called it.
-    meet: Callable[[], None] = lambda: None
+    #: Waits until all devices have called it. Returns whether to continue.
+    meet: Callable[[], bool] = lambda: True
 
     def alone(self) -> None:
         """Measure the parts that need no other device."""
@@ -80,12 +75,12 @@ class DeviceRun:
             self._part(part)
 
     def together(self) -> None:
-        """Measure the parts that all devices run at the same time."""
+        """Copy to the next device, in turns."""
         for turn in range(_TURNS):
+            if not self.meet():
+                return
             if turn == self._turn:
                 self._part("peers")
-            self.meet()
-        self._part("collective")
 
     @property
     def _turn(self) -> int:
@@ -159,20 +154,17 @@ class DeviceRun:
 
     def _kernels(self, part: str) -> Iterator[Measurement]:
         kernels, plan = self._kernels_plan(part)
-        agree = self.agree if part == "collective" else lambda own: own
-        sweep = KernelsSweep(plan, kernels, self.backend, on_phase=self.on_progress, agree=agree)
+        sweep = KernelsSweep(plan, kernels, self.backend, on_phase=self.on_progress)
         return self._record(part, plan, sweep.results(), lambda: sweep.left_out)
 
     def _kernels_plan(self, part: str) -> tuple[list[MatmulKernel], Plan]:
-        of = operation(part if part in ("bandwidth", "collective") else "copies")
+        of = operation("bandwidth" if part == "bandwidth" else "copies")
         available = choose_kernels(of, self.backend)
         chosen = [(name, kernel) for name, kernel in available if kernel.is_default] or available
         problems = [of.problem_for(self.backend, asked) for asked in self._asked(part)]
         shapes: Iterable[Any] = [self._sizes.copied]
         if part == "bandwidth":
             shapes = [min(self._sizes.array, max(of.default_shapes(self.backend)))]
-        elif part == "collective":
-            shapes = of.default_shapes(self.backend)
         names, kernels = zip(*chosen, strict=True)
         return list(kernels), Plan(
             SWEEP,
@@ -182,7 +174,7 @@ class DeviceRun:
             tuple(shapes),
             seconds=_ROW_SECONDS,
             budget_seconds=self._seconds_left if part in ALONE else None,
-            flush=part == "bandwidth",  # ranks begin together, and NCCL's own tests flush no cache
+            flush=part == "bandwidth",
         )
 
     @property
@@ -192,6 +184,4 @@ class DeviceRun:
     def _asked(self, part: str) -> list[dict[str, Any]]:
         if part == "bandwidth":
             return [{"pattern": name} for name in ("copy", "read")]
-        if part == "collective":
-            return [{"collective": name, "ranks": self.devices} for name in COLLECTIVES]
         return [{"direction": name} for name in (("to_peer",) if part == "peers" else ("to_device", "to_host"))]

@@ -18,12 +18,11 @@ from mamf.files import write_whole
 from mamf.logs.run_log import RunLog, read_run_log
 from mamf.machine.privacy import scrub
 from mamf.measurement import Measurement, group_pairs
-from mamf.node.devices import BURST, SUSTAINED, UNITS, Device
-from mamf.node.verdict import Baseline
+from mamf.node.verdict import BURST, SUSTAINED, UNITS, Baseline, Device
 
 #: The parts of a device's run in order, one log each: alone, then together with all others.
 ALONE = ("find", "bandwidth", "copies", "repeated")
-TOGETHER = ("peers", "collective")
+TOGETHER = ("peers",)
 #: The last part alone, on request.
 VERIFIED = "verify"
 RUN = "run.json"
@@ -39,12 +38,11 @@ _NO_FAULTS = ("by the user", "the budget ended", "by the caller")
 class Run:
     """What the parent process knows: which devices it started, why some failed, and why they did not measure together.
 
-    ``is_over``: the parent came to its end. ``is_interrupted``: by the user, while it watched each device.
+    ``is_over``: the parent watched each device to its end. If not, a log without an end is nobody's fault.
     """
 
     devices: Sequence[int] = ()
     is_over: bool = False
-    is_interrupted: bool = False
     not_together: str = ""
     failures: dict[int, str] = field(default_factory=dict)
 
@@ -53,7 +51,6 @@ class Run:
             "schema": _SCHEMA,
             "devices": list(self.devices),
             "is_over": self.is_over,
-            "is_interrupted": self.is_interrupted,
             "not_together": scrub(self.not_together),
             "failures": {str(index): scrub(reason) for index, reason in self.failures.items()},
         }
@@ -70,7 +67,6 @@ def read_run(folder: Path) -> Run | None:
         return Run(
             [int(index) for index in record["devices"]],
             bool(record["is_over"]),
-            bool(record["is_interrupted"]),
             str(record["not_together"]),
             {int(index): str(reason) for index, reason in record["failures"].items()},
         )
@@ -107,15 +103,7 @@ def read_node(folder: Path, node: int = 0, known: Run | None = None) -> tuple[Ru
     run = known or read_run(folder) or Run()
     found = (_LOG.fullmatch(path.name) for path in folder.iterdir())
     indices = dict.fromkeys([*run.devices, *sorted(int(each[1]) for each in found if each)])
-    logs = {index: logs_of(folder, index) for index in indices}
-    if not run.is_over and not run.is_interrupted:
-        # A run that was killed as a whole has an open log of each device.
-        run = replace(run, is_interrupted=bool(logs) and all(map(_has_open_log, logs.values())))
-    return run, [device_of(Device(index, node), logs[index], run, len(indices)) for index in indices]
-
-
-def _has_open_log(logs: Mapping[str, RunLog | str]) -> bool:
-    return any(isinstance(log, RunLog) and log.summary is None for log in logs.values())
+    return run, [device_of(Device(index, node), logs_of(folder, index), run, len(indices)) for index in indices]
 
 
 def logs_of(folder: Path, index: int) -> dict[str, RunLog | str]:
@@ -153,7 +141,7 @@ def device_of(device: Device, logs: Mapping[str, RunLog | str], run: Run, count:
             device = with_figures(device, part, log)
             failures += _wrong(part, log)
             if not is_no_fault:
-                (lacks if run.is_interrupted and log.summary is None else failures).extend(_ended(part, log))
+                (failures if run.is_over or log.summary else lacks).extend(_ended(part, log))
             lacks += _lacks(part, log)
         elif not reason:
             lacks.append(f"{part} was not measured")
@@ -174,8 +162,6 @@ def with_figures(device: Device, part: str, log: RunLog) -> Device:
         if name and (name not in fastest or row.best_rate > fastest[name].best_rate):
             fastest[name] = row
     best = {name: row.best_rate for name, row in fastest.items()}
-    if part == "collective":
-        return replace(device, collectives=best)
     half_widths = {name: row.relative_half_width for name, row in fastest.items()}
     shares = throttled(log.measurements)
     merged = {reason: max(share, device.throttled.get(reason, 0.0)) for reason, share in shares.items()}
@@ -188,11 +174,8 @@ def with_figures(device: Device, part: str, log: RunLog) -> Device:
 
 
 def figure_name(row: Measurement) -> str:
-    """The name of a row's figure; collectives include the size."""
-    problem = row.problem
-    name = getattr(problem, "pattern", None) or getattr(problem, "direction", None)
-    if name is None and hasattr(problem, "collective"):
-        return f"{problem.collective} {row.shape}"
+    """The name of a row's figure; empty for other rows."""
+    name = getattr(row.problem, "pattern", None) or getattr(row.problem, "direction", None)
     return str(name) if name in UNITS else ""
 
 
@@ -258,8 +241,6 @@ def _lacks(part: str, log: RunLog) -> Iterable[str]:
         if ceilings := " and ".join(name for name in (BURST, SUSTAINED) if name not in log.ceilings):
             reason = str(summary.get("reason") or "it was not confirmed")
             yield f"no {ceilings} ceiling: {'interrupted ' if reason.startswith('by ') else ''}{reason}"
-    elif part == "collective" and all(row.status == "unsupported" for row in log.measurements):
-        yield f"no collectives: {log.measurements[0].reason if log.measurements else 'none was measured'}"
     elif (reason := str(summary.get("reason", ""))).startswith(_NO_FAULTS):
         yield f"{part} was cut short: {reason}"
 

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from operator import attrgetter
-from statistics import median
 
 from mamf.errors import UsageError
-from mamf.node.devices import BURST, SUSTAINED, UNITS, Device, shown
-from mamf.node.verdict import Verdict, lost, pace_figure, slowest_line
+from mamf.node.verdict import BURST, SUSTAINED, UNITS, Device, Verdict, lost, pace_figure, slowest_line
 from mamf.report.charts.chart import Axis, Chart, Line, Panel, Point
 from mamf.report.columns import sensor_columns
 from mamf.report.document import Answer, Block, Column, Document, Lines, Table
 from mamf.report.text import list_once, significant, snake_case, whole
 
-Choice = Callable[[list[float]], float]
-
-
-_NCCL_TESTS = "collectives: bus bandwidth in GB/s by nccl-tests' formulas, by the size of a rank's larger buffer"
 _TEXTS = ("node", "index", "name", "uuid_hash", "address")
 
 
@@ -26,15 +20,11 @@ def node_document(devices: Sequence[Device], verdict: Verdict, not_together: str
     ``not_together``: why the devices did not measure together.
     """
     others = list_once((finding.text, finding.level) for finding in verdict.findings[1:])
-    figures = [name for name in UNITS if len(values_of(name, devices)) > 1]
-    collectives = list(dict.fromkeys(name.partition(" ")[0] for name in slowest_collectives(devices)))
     remarks = [f"not measured together: {not_together}"] if not_together else []
     blocks: list[Block] = [
         Lines([verdict.reason, *others]),
         Table(device_columns(devices), devices, key="figures"),
-        Table(spread_columns(devices), figures, key="spread"),
-        Table(collective_columns(devices), collectives, key="collectives"),
-        Lines([*remarks, *([_NCCL_TESTS] if collectives else [])]),
+        Lines(remarks),
         Answer([f"{verdict.level}, exit code {verdict.exit_code}: {slowest_line(devices)}"]),
     ]
     data = {
@@ -99,50 +89,9 @@ def values_of(figure: str, devices: Iterable[Device]) -> list[float]:
     return [device.figures[figure] for device in devices if figure in device.figures]
 
 
-def spread_columns(devices: Sequence[Device]) -> list[Column[str]]:
-    """A row for each figure: how it spreads over all devices. Json holds 1e12 FLOP or bytes a second."""
-
-    def read(choose: Choice) -> Callable[[str], float]:
-        return lambda figure: choose(values_of(figure, devices))
-
-    def text(choose: Choice) -> Callable[[str], str]:
-        return lambda figure: shown(figure, choose(values_of(figure, devices)))
-
-    choices: dict[str, Choice] = {"lowest": min, "median": median, "highest": max}
-    return [
-        Column("figure", "figure", str, left=True),
-        *(Column("", name, text(choose)) for name, choose in choices.items()),
-        *(Column(f"{name}_tera_per_s", "", read(choose)) for name, choose in choices.items()),
-        Column("spread", "spread", lambda figure: range_of(values_of(figure, devices)), "{:.1%}".format),
-    ]
-
-
 def range_of(values: Sequence[float]) -> float:
     """How far the highest is above the lowest, as a share."""
     return max(values) / min(values) - 1
-
-
-def collective_columns(devices: Sequence[Device]) -> list[Column[str]]:
-    """A row for each collective, a column for each size: what the slowest rank saw, in GB/s."""
-    rates = slowest_collectives(devices)
-
-    def rate(size: str) -> Callable[[str], float | None]:
-        return lambda bus: rates[f"{bus} {size}"] * 1e3 if f"{bus} {size}" in rates else None
-
-    sizes = dict.fromkeys(name.partition(" ")[2] for name in rates)
-    return [
-        Column("collective", "collective", str, left=True),
-        *(Column(f"bus_{snake_case(size)}_gb_per_s", size, rate(size), significant) for size in sizes),
-    ]
-
-
-def slowest_collectives(devices: Iterable[Device]) -> dict[str, float]:
-    """Bus bandwidth in TB/s by collective and size: ranks end together, so their figures differ only by timing."""
-    found: dict[str, float] = {}
-    for device in devices:
-        for name, rate in device.collectives.items():
-            found[name] = min(rate, found.get(name, rate))
-    return found
 
 
 _MAX_NAMED = 12

@@ -6,18 +6,20 @@ runs in the fresh process: it draws operands, and compares what comes back as it
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import IO, Any
 
 import torch
 
 from mamf.backend import Backend, OperandPool
-from mamf.channel import Channel, ChannelError
-from mamf.errors import UnsupportedError, describe_error, plugin_errors
+from mamf.errors import MamfError, UnsupportedError, describe_error, plugin_errors
 from mamf.kernel import AnyKernel
 from mamf.operations.operand_sets import take_buffers, tensors_of
 from mamf.plugins.discovery import entry_points, kernel_of, open_backend, operation
@@ -29,6 +31,35 @@ OPERATIONS = ("matmul", "batched", "grouped", "attention")
 # clock of a device at its power limit is lower than in a burst.
 _TIMED_SECONDS, _TRIALS, _MOST_LAUNCHES = 0.5, 3, 2000
 _HOST_SECONDS, _ONCE_SECONDS, _SLOWER = 100e-6, 0.1, 2.0
+
+
+class ChannelError(MamfError):
+    """The other process has ended, or sent something else than a message."""
+
+
+@dataclass(frozen=True)
+class Channel:
+    """Messages over a pair of pipes: a line of JSON, then bytes. Writing has no buffer, so an interrupt leaves nothing
+    to be written at exit.
+    """
+
+    reading: IO[bytes]
+    writing: IO[bytes]
+
+    def send(self, *parts: bytes, **fields: Any) -> None:
+        """Send fields that JSON can hold, and bytes. Raises OSError if the other process has ended."""
+        for part in (json.dumps({**fields, "sizes": list(map(len, parts))}).encode() + b"\n", *parts):
+            left = memoryview(part)
+            while left:
+                left = left[os.write(self.writing.fileno(), left) :]
+
+    def receive(self) -> tuple[dict[str, Any], Sequence[bytes]]:
+        """The fields and the bytes of the next message. Raises ChannelError."""
+        try:
+            fields = json.loads(self.reading.readline())
+            return fields, [self.reading.read(size) for size in fields.pop("sizes")]
+        except (AttributeError, KeyError, TypeError, ValueError):
+            raise ChannelError("the process that checks has ended") from None
 
 
 def has_tensors(backend: Backend) -> bool:
@@ -79,15 +110,16 @@ def check() -> None:
 
 def answer(channel: Channel) -> None:
     """Check what is asked for until the other process ends."""
-    while True:
-        try:
+    with suppress(ChannelError, BrokenPipeError):
+        while True:
             asked, _ = channel.receive()
-            found = _checked(channel, asked)
-        except ChannelError:
-            return
-        except plugin_errors() as error:
-            found = {"unknown": describe_error(error)}
-        channel.send(**found)
+            try:
+                found = _checked(channel, asked)
+            except (ChannelError, BrokenPipeError):
+                return
+            except plugin_errors() as error:
+                found = {"unknown": describe_error(error)}
+            channel.send(**found)
 
 
 def _checked(channel: Channel, asked: Mapping[str, Any]) -> dict[str, str]:

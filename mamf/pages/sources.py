@@ -94,7 +94,7 @@ def read_source(path: Path) -> Source:
 
 def source_of_finder(name: str, run: FinderRun) -> Source:
     document = finder_document(run, _MOST_ROWS)
-    known = {**run.software, **run.device_properties, **run.variables}
+    known = {**run.software, **run.device_properties}
     conditions = [text_table(("what", "value"), [(key, str(value)) for key, value in known.items()])]
     figures = [
         Figure(

@@ -14,18 +14,12 @@ from mamf.ceilings.ceiling import Ceiling
 from mamf.ceilings.roof import LEVELS, MEMORY, NEAR, RoofPoint, Roofs, make_roof_point
 from mamf.dtypes import DTYPES
 from mamf.measurement import Measurement
-from mamf.operations.bandwidth.shapes import CACHES_OF_MEMORY
 from mamf.operations.matmul.shapes import MatmulShape, name_layers
 from mamf.operations.unknown import operation_called
 from mamf.regime_names import BURST, SUSTAINED
 from mamf.report.columns import interval_columns
 from mamf.report.document import Answer, Block, Column, Document, Lines, Table
 from mamf.report.text import counted, percent, rate_text, significant
-
-_REASONS = {
-    "cache": "no ceiling is of arrays that fit the cache, in several passes ('mamf roofline' measures them)",
-    "memory": f"no ceiling is of passes that move {CACHES_OF_MEMORY} times the cache, by a pattern that reads",
-}
 
 
 class Named(NamedTuple):
@@ -47,19 +41,16 @@ def named(row: Measurement | Ceiling) -> str:
     return ", ".join([str(row.shape), *operation_called(row.problem.operation).words(row.problem)])
 
 
-def roofline_document(
-    roofs: Roofs, points: Sequence[RoofPoint], head: Sequence[str], foot: Sequence[str] = (), top: int | None = None
-) -> Document:
-    """``head`` and ``foot``: lines around the tables. ``top``: how many rows people see, those nearest to their roof
-    first; None for all. Csv holds the rows, or the roofs if there are no rows.
+def roofline_document(roofs: Roofs, points: Sequence[RoofPoint], head: str, top: int | None = None) -> Document:
+    """``top``: how many rows people see, those nearest to their roof first; None for all. Csv holds the rows, or the
+    roofs if there are no rows.
     """
     best_first = sorted(points, key=lambda point: -1.0 if point.share is None else point.share, reverse=True)
     ceilings = [Named(name, each) for kind in (roofs.compute, roofs.bandwidth) for (name, _), each in kind.items()]
     blocks: list[Block] = [
-        Lines(head),
+        Lines([head]),
         Table(roof_columns(roofs), ceilings, key="roofs"),
         Table(POINT_COLUMNS, best_first, top=top),
-        Lines([*missing(roofs, points), *foot]),
         Answer(list(conclusion(roofs, best_first))),
     ]
     return Document(f"Roofs of {roofs.device}", blocks, {"device": roofs.device}, main="rows" if points else "roofs")
@@ -92,11 +83,6 @@ def balance_point(roofs: Roofs, ceiling: Ceiling, level: str) -> float | None:
     return ceiling.rate / bandwidth.rate if bandwidth and ceiling.unit == "TFLOPS" else None
 
 
-def bound_cell(point: RoofPoint) -> str | None:
-    near = ", near its limit" if point.share is not None and point.share >= NEAR else ""
-    return point.bound and f"{point.bound}{near}"
-
-
 POINT_COLUMNS: list[Column[RoofPoint]] = [
     Column("row", "row", lambda point: point.name, left=True, shortest=40),
     Column("kernel", "kernel", lambda point: point.kernel, left=True),
@@ -110,21 +96,9 @@ POINT_COLUMNS: list[Column[RoofPoint]] = [
     Column("", "roof", lambda point: point.roof and rate_text(point.roof, point.unit), importance=2),
     Column("roof", "", lambda point: point.roof),
     Column("share_of_roof", "% of roof", lambda point: point.share, percent),
-    Column("", "bound by", bound_cell, importance=1, left=True),
+    Column("", "bound by", lambda point: point.bound_text, importance=1, left=True),
     Column("bound_by", "", lambda point: point.bound),
 ]
-
-
-def missing(roofs: Roofs, points: Iterable[RoofPoint]) -> list[str]:
-    """Why some roofs are missing, a line each."""
-    lines = [
-        f"no bandwidth of {level} is known in {regime}: {_REASONS[level]}"
-        for regime in roofs.regimes
-        for level in LEVELS
-        if (level, regime) not in roofs.bandwidth
-    ]
-    without = sorted({(point.dtype, point.regime) for point in points if point.roof is None and point.unit == "TFLOPS"})
-    return lines + [f"no roof over {dtype} in {regime}: one of its ceilings is not known" for dtype, regime in without]
 
 
 def conclusion(roofs: Roofs, best_first: Sequence[RoofPoint]) -> Iterable[str]:
@@ -143,9 +117,6 @@ def conclusion(roofs: Roofs, best_first: Sequence[RoofPoint]) -> Iterable[str]:
 
 
 # -- the format of TraceLens -------------------------------------------------------------------------------------------
-
-
-_DIGITS = 4
 
 
 def tracelens_arch(roofs: Roofs, memory_bytes: int | None) -> dict[str, Any]:
@@ -171,4 +142,4 @@ def tracelens_arch(roofs: Roofs, memory_bytes: int | None) -> dict[str, Any]:
 
 
 def _rounded(rate: float) -> float:
-    return float(f"{rate:.{_DIGITS}g}")
+    return float(f"{rate:.4g}")

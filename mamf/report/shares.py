@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from mamf.ceilings.roof import NEAR, RoofPoint, Roofs, make_roof_point
+from mamf.ceilings.roof import RoofPoint, Roofs, make_roof_point
 from mamf.ceilings.share import (
     MAX_SHARE,
     STATE_TOLERANCE,
@@ -81,17 +81,11 @@ class Shares:
         def read(name: str) -> Callable[[Measurement], object]:
             return lambda row: getattr(self.point(row), name, None)
 
-        def bound(row: Measurement) -> str:
-            point = self.point(row)
-            if point is None or point.share is None or point.bound is None:
-                return ""
-            return f"{point.bound}, near its limit" if point.share >= NEAR else point.bound
-
         return [
             Column(rate_name("roof", rows[0].work.unit if rows else "TFLOPS"), "", read("roof")),
             Column("share_of_roof", "% of roof", read("share"), percent, 1),
             Column("bound_by", "", read("bound")),
-            Column("", "bound by", bound, importance=3, left=True),
+            Column("", "bound by", read("bound_text"), importance=3, left=True),
         ]
 
     def drift_columns(self) -> list[Column[Measurement]]:

@@ -12,7 +12,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from mamf.channel import Channel, ChannelError
 from mamf.engine import isolation
 from mamf.engine.isolation import Isolation
 from mamf.engine.regimes import Burst, StoppingRule
@@ -22,6 +21,7 @@ from mamf.kernel import Verdict
 from mamf.operations import isolated
 from mamf.operations.attention.kernels.sdpa import SdpaMath
 from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
+from mamf.operations.isolated import Channel, ChannelError
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.kernels.int_mm import IntMm
 from mamf.operations.matmul.kernels.scaled_formats import Dequantized, ScaledMm
@@ -106,7 +106,7 @@ def process(monkeypatch):
         thread = threading.Thread(target=isolated.answer, args=(Channel(asked, answer),), daemon=True)
         thread.start()
         started.append(thread)
-        return SimpleNamespace(stdin=ask, stdout=answered)
+        return SimpleNamespace(stdin=ask, stdout=answered, kill=ask.close)
 
     monkeypatch.setattr(isolation, "_start", start)
     yield started
@@ -234,6 +234,29 @@ def test_a_cut_message_is_an_error():
         sink.flush()
         with pytest.raises(ChannelError):
             Channel(source, sink).receive()
+
+
+def test_the_process_that_checks_ends_quietly_if_the_other_process_is_gone():
+    (asked, ask), (answered, answer) = os.pipe(), os.pipe()
+    of = operation("matmul")
+    problem = of.problem_record(MatmulProblem("float32", "float32"))
+    with os.fdopen(asked, "rb") as source, os.fdopen(ask, "wb") as sink, os.fdopen(answer, "wb") as gone:
+        Channel(source, sink).send(operation="matmul", problem=problem, shape=of.shape_record(SHAPE), seconds=1.0)
+        os.close(answered)
+        isolated.answer(Channel(source, gone))
+
+
+def test_an_interrupt_ends_the_process_that_checks(process, monkeypatch):
+    def serve(*arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(isolated, "serve", serve)
+    cpu = open_backend("cpu")
+    with pytest.raises(KeyboardInterrupt):
+        row_of(by_path(Own), backend=cpu)
+    process[0].join(timeout=10)
+    assert not process[0].is_alive()
+    assert isolation_of(cpu)._process is None
 
 
 def test_isolation_reads_no_clock_of_ours():

@@ -24,8 +24,8 @@ def render_explanation(form, steps, rows, head, foot=(), width=None):
     return FORMATS[form](explanation_document(steps, rows, head, foot), width)
 
 
-def render_roofline(form, roofs, points, head, foot=(), top=None, width=None):
-    return FORMATS[form](roofline_document(roofs, points, head, foot, top), width)
+def render_roofline(form, roofs, points, head="head"):
+    return FORMATS[form](roofline_document(roofs, points, head), None)
 
 
 def render_guard(form, found, width=None):

@@ -14,7 +14,6 @@ from mamf.engine.search.grid import plan_for
 from mamf.engine.search.rounds import Rounds
 from mamf.engine.search.strategy import FindStrategy
 from mamf.errors import UnavailableError
-from mamf.operations.collective.operation import CollectiveOperation, CollectiveShape
 from mamf.operations.matmul.shapes import MatmulGrid
 from mamf.plugins import discovery
 from mamf.testing import Physics, SimulatedBackend, SimulatedMatmul
@@ -25,7 +24,6 @@ POINTS = {
     discovery.KERNELS: {"simulated.mm": "simulated_node:Matmul"},
     "mamf.bandwidth_kernels": {"simulated-bandwidth": "mamf.testing:SimulatedBandwidth"},
     "mamf.copy_kernels": {"simulated-copies": "mamf.testing:SimulatedCopies"},
-    "mamf.collective_kernels": {"simulated-collective": "mamf.testing:SimulatedCollective"},
 }
 
 
@@ -76,6 +74,5 @@ def install(patch, launches=5000):
     patch.setattr(grid, "QUICK", replace(grid.QUICK, sustained_rounds=Rounds(choose=0, confirm=3)))
     patch.setattr(FindStrategy, "sustained_candidates", 1)
     patch.setattr("mamf.node.device._ROW_SECONDS", 0.01)
-    patch.setattr(CollectiveOperation, "default_shapes", lambda *given: [CollectiveShape(2**30)])
     patch.setattr("mamf.machine.environment._commit", lambda: None)
     patch.setattr("mamf.machine.doctor._host_load", lambda: Advice("host load", "ok", "idle"))

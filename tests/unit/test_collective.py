@@ -1,18 +1,13 @@
 """Collectives: their sizes and bandwidth as nccl-tests has them, and results that every rank is held to."""
 
-from dataclasses import replace
-from functools import partial
-
 import pytest
 import torch
 import torch.distributed
 from forked import forked
 
 from mamf.dtypes import DTYPES
-from mamf.engine.measure import measure
-from mamf.engine.regimes import Burst, StoppingRule, Sustained
+from mamf.engine.regimes.checking import Checked, WrongResultError
 from mamf.errors import UnknownNameError, UsageError
-from mamf.node.group import agreed
 from mamf.operations.collective.kernels import torch_distributed
 from mamf.operations.collective.kernels.torch_distributed import TorchDistributed
 from mamf.operations.collective.operation import COLLECTIVES, CollectiveProblem, CollectiveShape
@@ -64,24 +59,26 @@ def test_the_ranks_are_those_that_this_process_is_one_of(monkeypatch):
     assert operation("collective").problem_for(open_backend("cpu"), {}).ranks == 16
 
 
-def test_a_process_that_is_no_rank_is_told_how_to_be_one(run):
+def test_a_process_that_is_no_rank_is_told_what_to_run(run):
     assert TorchDistributed().unavailable(open_backend("cpu")) is not None
     code, _, told = run("sweep", "--operation", "collective", "--backend", "cpu")
     assert code == 2
-    assert "run 'mamf node', or it under torchrun or srun" in told
+    assert "run 'mamf overlap'" in told
 
 
-def measured(of, collective, regime=Burst, seconds=0.0):
-    """Status and launches of a row, by a rank of two."""
+def status(kernel, collective):
+    """How the check of a collective ends on a rank."""
     backend = open_backend("cpu")
-    still = {"soak_seconds": 0.0, "settle_seconds": 0.0}
-    backend.sustained_traits = replace(backend.sustained_traits, **still)
-    started = regime(backend)
-    started.agree = agreed
-    rule = StoppingRule(seconds=seconds, agree=agreed)
     problem, shape = CollectiveProblem(collective, 2, "float32"), CollectiveShape(4096)
-    row = measure(of, problem, shape, started, backend.operand_pool("normal", 0), rule)
-    return row.status.replace("implausible", "ok"), row.launches
+    checked = Checked(kernel.prepare(backend, problem, shape, backend.operand_pool("normal", 0)))
+    try:
+        checked.rehearse(backend)
+        checked.prepare_check()
+        checked.launches[0]()
+        checked.verify()
+    except WrongResultError:
+        return "wrong_result"
+    return "ok"
 
 
 def all_but_the_last(sent, received):
@@ -101,19 +98,17 @@ def spoilt_by_one(sent, received):
 
 
 def of_rank(rank, store):
-    """Every collective measured; then kernels that skip an element, spoil one on one rank, and do nothing."""
+    """Every collective checked; then kernels that skip an element, spoil one on one rank, and do nothing."""
     torch.set_num_threads(1)
     store = torch.distributed.FileStore(str(store), 2)
     torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=2)
-    Sustained.block_seconds, Sustained.longest_settling_seconds = 0.005, 0.0
     kernel = TorchDistributed()
-    found = {collective: measured(kernel, collective) for collective in COLLECTIVES}
-    found["sustained"] = measured(kernel, "all_reduce", partial(Sustained, visit_seconds=0.01), 0.01)
+    found = {collective: status(kernel, collective) for collective in COLLECTIVES}
     torch_distributed.calls = all_but_the_last
-    found["all but the last"] = measured(kernel, "all_to_all")[0]
+    found["all but the last"] = status(kernel, "all_to_all")
     torch_distributed.calls = spoilt_by_one
-    found["one rank spoils"] = measured(kernel, "all_gather")[0]
-    found["does nothing"] = measured(kernel, "all_reduce")[0]
+    found["one rank spoils"] = status(kernel, "all_gather")
+    found["does nothing"] = status(kernel, "all_reduce")
     return found
 
 
@@ -123,11 +118,9 @@ def two_ranks(tmp_path_factory):
     return forked(lambda rank: of_rank(rank, store), [{}, {}])
 
 
-def test_two_ranks_measure_every_collective_with_as_many_launches(two_ranks):
-    first, second = two_ranks
-    for name in (*COLLECTIVES, "sustained"):
-        assert first[name][0] == "ok", name
-        assert first[name] == second[name]
+def test_two_ranks_verify_every_collective(two_ranks):
+    for found in two_ranks:
+        assert {name: found[name] for name in COLLECTIVES} == dict.fromkeys(COLLECTIVES, "ok")
 
 
 def test_what_one_rank_finds_wrong_is_wrong_for_all(two_ranks):

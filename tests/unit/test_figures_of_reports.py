@@ -18,9 +18,8 @@ from mamf.cli import main
 from mamf.logs.guarding import judge_guard
 from mamf.logs.run_log import read_run_log
 from mamf.measurement import Conditions
-from mamf.node.devices import Device
 from mamf.node.report import node_document
-from mamf.node.verdict import judge
+from mamf.node.verdict import Device, judge
 from mamf.report.formats import FORMATS
 
 ROOT = Path(__file__).parents[2]
@@ -58,7 +57,6 @@ def of_node(form):
             half_widths={"burst": 0.004, "sustained": 0.0062},
             conditions=conditions,
             throttled={"power cap": 0.9},
-            collectives={"all_reduce 64MiB": 0.2345 + rank / 1e3, "all_reduce 1GiB": 0.3456},
         )
         for rank in range(4)
     ]

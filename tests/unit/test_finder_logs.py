@@ -54,7 +54,7 @@ def test_version_2_rows_and_summary():
     assert [dict(row.tflops) for row in run.rows][1] == {"mean": 300.5, "median": 301.5, "fastest": 310.5}
     assert {name: best.tflops[name] for name, best in run.best.items()} == dict(run.rows[1].tflops)
     assert run.means == {"arithmetic": 200.2, "geometric": 181.8}
-    assert (run.ranges, run.tried, run.elapsed_seconds) == ("m=[0, 769, 256] | n=[1024] | k=[4096]", 3, 39)
+    assert (run.tried, run.elapsed_seconds) == (3, 39)
     assert run_of(samples.V2D).means == {"geometric": 181.8}
 
 
@@ -72,7 +72,6 @@ class TestHead:
             "<path>/python ./mamf-finder.py --m_range 0 769 256 --n 1024 --k 4096 --output_file=<path>/mm.txt"
         )
         assert run.dtype == "bfloat16"
-        assert run.platform.startswith("Linux 5.15.0-113-generic #123-Ubuntu")
         assert run.device == "NVIDIA H100 80GB HBM3"
         assert run.device_properties == {
             "major": "9",
@@ -82,8 +81,6 @@ class TestHead:
             "L2_cache_size": "50MB",
         }
         assert run.software == {"torch": "2.5.1+cu124", "cuda": "12.4"}
-        assert run.variables == {"PYTORCH_TUNABLEOP_ENABLED": "1"}
-        assert run.notes == ("node of <user>, see <path>/readme, <uuid>",)
 
     @pytest.mark.parametrize(
         ("device", "name", "key", "value"),
@@ -123,10 +120,6 @@ class TestHead:
         assert "grace_h" not in run.command
         assert "a b.txt" in run.command
 
-    def test_a_host_that_was_taken_out_already_costs_no_word(self):
-        text = samples.V2G.replace(f"{samples.HOST} ", "")
-        assert run_of(text).platform.startswith("Linux 5.15.0-113-generic")
-
 
 def test_damage_by_terminals_markdown_and_libraries():
     run = run_of(samples.DAMAGED)
@@ -151,13 +144,6 @@ class TestInterrupted:
         run = run_of(samples.V2G.split("Tried 3")[0])
         assert (len(run.rows), run.is_complete, "no summary" in remarks(run)) == (3, False, True)
 
-    def test_rows_of_several_runs_on_one_console(self):
-        first, second, third = (samples.three_row(*row, best=300.5) for row in samples.ROWS)
-        run = run_of(
-            "\n".join([first, first, second, second, third, third, "Tried 3 shapes => the best outcomes were:\n"])
-        )
-        assert (run.is_complete, "do not rise" in remarks(run)) == (False, True)
-
 
 class TestStaged:
     def test_v3_dev(self):
@@ -172,7 +158,7 @@ class TestStaged:
             ({"MAMF": 800.0}, "2816x1536x1024"),
             ({"MAMF": 700.0}, "8192x8448x20480"),
         ]
-        assert run.rows[3].remarks == ("best available; still jittery", "spread 2.8%", "lock-in")
+        assert run.rows[3].remarks == ("best available; still jittery", "lock-in")
         assert run.rows[5].remarks == ("base-clock, not boost",)
         assert run.best["MSMF"].tflops == {"MSMF": 724.9}
         assert run.best["MAMF"].clock_mhz == 1980
@@ -189,17 +175,16 @@ class TestStaged:
             ("confirm", {"MAMF": 810.1}, 1500),
             ("confirm", {"MAMF": 842.3}, 1980),
         ]
-        assert run.rows[4].remarks == ("spread 1.6%",)
         assert run.best["MAMF"].shape == MatmulShape(3072, 2816, 20480)
 
     def test_rows_of_v4(self):
         run = run_of(samples.V4)
         sustained = [row for row in run.rows if "MSMF" in row.tflops]
         assert [(row.stage, row.tflops["MSMF"], row.remarks) for row in sustained] == [
-            ("screen", 730.0, ("rank", "drop 0.1%", "spread 0.2%")),
-            ("confirm", 727.0, ("not steady", "drop 1.7%", "spread 4.2%")),
-            ("confirm", 723.5, ("drop -0.1%", "spread 4.0%")),
-            ("confirm", 722.5, ("locked in", "drop 0.7%", "spread 4.2%")),
+            ("screen", 730.0, ("rank",)),
+            ("confirm", 727.0, ("not steady",)),
+            ("confirm", 723.5, ()),
+            ("confirm", 722.5, ("locked in",)),
         ]
         assert (sustained[2].watts, sustained[2].celsius) == (None, None)
         assert (sustained[3].watts, sustained[3].celsius) == (681, 63)
@@ -208,8 +193,6 @@ class TestStaged:
         assert run.best["MSMF"].stage == "confirm"
         assert run.dtype == "mxfp8"
         assert run.tried == 2
-        assert run.ranges == "exact shapes from <path>/shapes.txt (2 shapes)"
-        assert run.notes == ("search mode: grid",)
 
     def test_doubts_of_v4_itself_are_remarks(self):
         said = remarks(run_of(samples.V4))
@@ -238,10 +221,8 @@ class TestNode:
             ("GPU 1", {"MSMF": 755}, 699, None),
             ("GPU 2", {"MSMF": 741}, 698, 1838),
         ]
-        assert run.rows[3].remarks == ("a sibling idle 12% of the time",)
         assert run.best["MAMF"].tflops == {"MAMF": 850}
         assert run.best["MSMF"].label == "node, median GPU"
-        assert "MSMF slowest / spread: 741 TFLOPS (GPU2) / 1.9% across 3 GPUs" in run.remarks
 
     def test_behind_the_log_of_the_first_gpu(self):
         assert [run.version for run in parse(samples.V4 + samples.V4_NODE)] == ["v4", "v4-node"]

@@ -19,7 +19,6 @@ from mamf.measurement import Conditions
 from mamf.node import children
 from mamf.node.children import Children
 from mamf.node.device import DeviceRun
-from mamf.node.devices import BURST, SUSTAINED, UNITS, Device
 from mamf.node.logs import (
     ALONE,
     TOGETHER,
@@ -32,7 +31,7 @@ from mamf.node.logs import (
     read_nodes,
 )
 from mamf.node.report import node_chart
-from mamf.node.verdict import CRITICAL, OK, UNKNOWN, judge
+from mamf.node.verdict import BURST, CRITICAL, OK, SUSTAINED, UNITS, UNKNOWN, Device, judge
 from mamf.operations import unknown
 from mamf.statistics import summarize
 from mamf.testing import Physics
@@ -56,9 +55,9 @@ def installed():
     unknown._installed.cache_clear()
 
 
-def measured(folder, index, physics, together=True, devices=4):
+def measured(folder, index, physics, together=True):
     backend = type("Made", (Node,), {"physics": Physics(**physics)})(index)
-    run = DeviceRun(backend, folder, devices, seconds=120.0)
+    run = DeviceRun(backend, folder, seconds=120.0)
     run.alone()
     if together:
         run.together()
@@ -82,7 +81,6 @@ def test_healthy_devices_are_ok_and_each_part_has_its_log(healthy):
     assert len(devices) == len(run.devices) == len(HEALTHY)
     for device in devices:
         assert {BURST, SUSTAINED, "copy", "read", "to_device", "to_host", "to_peer"} <= set(device.figures)
-        assert device.collectives["all_reduce 1GiB"] == pytest.approx(0.4, rel=0.05)
         assert device.conditions.clock_hz == pytest.approx(Physics().capped_hz, rel=0.01), "of sustained, not of burst"
         logs = [log_path(healthy, device.index, part) for part in (*ALONE, *TOGETHER)]
         assert all(read_run_log(log).tier == "complete" for log in logs)
@@ -149,7 +147,7 @@ def spoilt(log, folder, spoil):
     ("part", "spoil", "told"),
     [
         ("bandwidth", lambda row: row["problem"]["pattern"] == "copy", "copy: out of memory, 2 GiB are free"),
-        ("collective", lambda row: row["problem"]["collective"] == "all_to_all", "all_to_all 1GiB: out of memory"),
+        ("peers", lambda row: True, "to_peer: out of memory"),
     ],
 )
 def test_what_a_device_has_no_memory_for_is_its_fault_though_all_else_was_measured(
@@ -162,17 +160,15 @@ def test_what_a_device_has_no_memory_for_is_its_fault_though_all_else_was_measur
     assert [failure.startswith(told) for failure in device.failures] == [True]
 
 
-def test_a_run_that_was_killed_whole_blames_no_device_and_one_that_died_in_it_is_named(healthy, tmp_path):
+def test_a_run_that_was_killed_whole_blames_no_device(healthy, tmp_path):
     for log in (path for rank in (0, 1) for path in healthy.glob(f"device{rank}-*")):
         (tmp_path / log.name).write_bytes(log.read_bytes())
-    for rank in (0, 1):
-        log = log_path(tmp_path, rank, "collective")
-        log.write_bytes(b"".join(log.read_bytes().splitlines(keepends=True)[:-1]))
-        Run([0, 1]).write(tmp_path)
-        devices = read_node(tmp_path)[1]
-        died = "it was gone or killed while collective was measured"
-        assert [device.failures for device in devices] == [() if rank else (died,), ()]
-    assert [device.lacks for device in devices] == [(died,), (died,)]
+    log = log_path(tmp_path, 0, "peers")
+    log.write_bytes(b"".join(log.read_bytes().splitlines(keepends=True)[:-1]))
+    Run([0, 1]).write(tmp_path)
+    devices = read_node(tmp_path)[1]
+    died = "it was gone or killed while peers was measured"
+    assert [(device.failures, device.lacks) for device in devices] == [((), (died,)), ((), ())]
     assert judge(devices).level == UNKNOWN
 
 
@@ -182,14 +178,12 @@ def test_an_interrupted_run_blames_no_device_that_had_no_time_to_end_its_log(hea
     *lines, summary = second.read_text().splitlines()
     ended = json.loads(summary) | {"status": "interrupted", "reason": "by the user"}
     (tmp_path / second.name).write_text("\n".join([*lines, json.dumps(ended)]) + "\n")
-    Run([0, 1], is_interrupted=True).write(tmp_path)
+    Run([0, 1]).write(tmp_path)
     assert [device.failures for device in read_node(tmp_path)[1]] == [(), ()]
     cut = "it was gone or killed while find was measured"
     Run([0, 1], is_over=True).write(tmp_path)
     assert [device.failures for device in read_node(tmp_path)[1]] == [(cut,), ()]
-    Run([0, 1], failures={0: "it ended while it measured (find): killed by signal 11"}, is_interrupted=True).write(
-        tmp_path
-    )
+    Run([0, 1], failures={0: "it ended while it measured (find): killed by signal 11"}).write(tmp_path)
     assert [len(device.failures) for device in read_node(tmp_path)[1]] == [1, 0]
 
 
@@ -237,12 +231,6 @@ def test_contributed_ceilings_are_a_baseline_of_devices_of_their_build():
     verdict = judge([device], contributed_baseline([device]))
     assert "below the contributed ceilings of this model (limit 7.5%)" in verdict.reason
     assert not contributed_baseline([replace(device, build=(132, 350.0))]).cards
-
-
-def test_a_log_without_a_figure_of_a_device_is_no_baseline(healthy, capsys):
-    collective = str(log_path(healthy, 0, "collective"))
-    assert main(["node", "--from", str(healthy), "--baseline", collective]) == 3
-    assert "has no figure that devices are compared by" in capsys.readouterr().err
 
 
 def test_devices_are_drawn_side_by_side_with_a_panel_and_a_scale_per_figure(healthy):
@@ -328,10 +316,10 @@ def test_copies_to_the_next_device_are_measured_while_neither_neighbour_copies(t
     turns = []
     for index in range(count):
         told = []
-        run = DeviceRun(ring(index), tmp_path, count, meet=lambda told=told: told.append("meet"))
+        run = DeviceRun(ring(index), tmp_path, meet=lambda told=told: told.append("meet") or True)
         run._part = told.append
         run.together()
-        assert told.count("peers") == told.count("collective") == 1
+        assert told.count("peers") == 1
         turns.append(told.index("peers"))
     assert all(turns[index] != turns[(index + 1) % count] for index in range(count))
 

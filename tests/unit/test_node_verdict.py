@@ -7,9 +7,25 @@ from pathlib import Path
 import pytest
 
 from mamf.logs.run_log import read_run_log
-from mamf.node.devices import BURST, COPY, READ, SUSTAINED, TO_DEVICE, TO_HOST, TO_PEER, Device, shown
 from mamf.node.logs import read_baseline, with_figures
-from mamf.node.verdict import CRITICAL, OK, UNKNOWN, WARN, Baseline, judge, lost
+from mamf.node.verdict import (
+    BURST,
+    COPY,
+    CRITICAL,
+    OK,
+    READ,
+    SUSTAINED,
+    TO_DEVICE,
+    TO_HOST,
+    TO_PEER,
+    UNKNOWN,
+    WARN,
+    Baseline,
+    Device,
+    judge,
+    lost,
+    shown,
+)
 
 #: Figures of a healthy H200.
 FIGURES = {BURST: 845.0, SUSTAINED: 698.0, COPY: 4.26, READ: 4.29, TO_DEVICE: 0.0555, TO_HOST: 0.0554, TO_PEER: 0.39}

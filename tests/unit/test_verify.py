@@ -21,8 +21,8 @@ from mamf.engine.strategies.verify import VerifySweep, draw, verify_plan
 from mamf.logs.run_log import read_run_log
 from mamf.measurement import CHECKED_LAUNCHES, CHECKED_VALUES
 from mamf.node.device import DeviceRun
-from mamf.node.devices import Device
 from mamf.node.logs import Run, device_of, logs_of
+from mamf.node.verdict import Device
 from mamf.operation import random_sizes
 from mamf.plugins.discovery import operation
 from mamf.report.verification import counts, max_wrong_share, verdict_lines, wrong_share_range

@@ -8,8 +8,7 @@ from queue import Queue
 
 from mamf.errors import ENDING, describe_error
 from mamf.node.children import FAILURE, Event
-from mamf.node.sharing import DevicePool
-from mamf.node.worker import Worker
+from mamf.node.sharing import DevicePool, Worker
 
 GONE = None
 

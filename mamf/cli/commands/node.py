@@ -12,10 +12,9 @@ from mamf.cli.interruption import EXIT_CODE
 from mamf.cli.printing import print_document
 from mamf.cli.terminal import say, warn
 from mamf.errors import MamfError
-from mamf.node.devices import Device
 from mamf.node.logs import contributed_baseline, read_baseline, read_nodes
 from mamf.node.report import node_document
-from mamf.node.verdict import Baseline, judge
+from mamf.node.verdict import Baseline, Device, judge
 from mamf.plans import NODE_BUDGET_SECONDS
 from mamf.report.formats import TABLE_ALONE
 
@@ -43,7 +42,7 @@ def _run(options: argparse.Namespace) -> int:
     folder, run, devices = node_measuring.measure_devices(options, indices)
     code = _print_verdict(options, run.not_together, devices, baseline)
     say(f"logs: {folder}", sys.stderr)
-    if run.is_interrupted:
+    if not run.is_over:
         return EXIT_CODE
     if options.overlap:
         call(["overlap", "--backend", options.backend, *(["--dtype", options.dtype] if options.dtype else [])])
@@ -58,7 +57,7 @@ def _print_plan(options: argparse.Namespace, indices: Sequence[int]) -> int:
     verify = f", verify ({options.verify:.0f} s)" if options.verify else ""
     budget = f"in {options.budget or NODE_BUDGET_SECONDS:.0f} s"
     say(f"each: find, bandwidth, copies and 5000 equal launches {budget}{verify}")
-    say("together: " + ("peer copies, collectives" if len(indices) > 1 else "nothing, there is only one device"))
+    say("together: " + ("peer copies" if len(indices) > 1 else "nothing, there is only one device"))
     return 0
 
 

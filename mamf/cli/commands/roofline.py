@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import argparse
+import json
 import shlex
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from mamf.backend import MIB, Backend
+from mamf.ceilings.roof import RoofPoint, Roofs
+from mamf.choices import EXPORTS
 from mamf.cli import call
 from mamf.cli.interruption import EXIT_CODE
-from mamf.cli.printing import print_document
+from mamf.cli.printing import note_stream, print_document
 from mamf.cli.reading import read_log
 from mamf.cli.resuming import flag
-from mamf.cli.roofline_files import place_rows, require_files, write_files
-from mamf.cli.terminal import reports_to_stderr, say
+from mamf.cli.terminal import reports_to_stderr, say, warn
 from mamf.errors import UsageError
-from mamf.files import make_folder
-from mamf.logs.comparability import roofs_of_logs
+from mamf.files import create_whole, make_folder, write_whole
+from mamf.logs.comparability import require_same_card, roofs_of_logs
 from mamf.logs.run_log import RunLog
 from mamf.operations.bandwidth.operation import power_of_two
 from mamf.operations.bandwidth.shapes import UNTOLD_CACHE_BYTES, BandwidthShape
@@ -26,7 +29,9 @@ from mamf.operations.matmul.operation import problem_for
 from mamf.plans import DEFAULT_BUDGET_SECONDS
 from mamf.plugins.discovery import open_backend
 from mamf.regime_names import CEILINGS
-from mamf.report.roofline import roofline_document
+from mamf.report.charts.plotting import draw, exists, file_type, save
+from mamf.report.charts.roofline import roofline_chart
+from mamf.report.roofline import points_of, roofline_document, tracelens_arch
 from mamf.report.text import machine_line
 
 #: Passes of a launch over arrays that fit in the cache: the first reads memory, and is a few percent of them.
@@ -42,8 +47,8 @@ _PART_OF_MEMORY, _MEMORY_BYTES = 4, 8 * 1024 * MIB
 
 
 def run(options: argparse.Namespace) -> int:
-    require_files(options)
-    placed, code = [read_log(path) for path in options.rows], 0
+    _require_files(options)
+    rows, code = list(map(read_log, options.rows)), 0
     for option in ("output_folder", "budget", "dtype", "dry_run", "notes") if options.ceiling else ():
         if option in options.given:
             raise UsageError(f"--ceiling measures nothing: leave {flag(option)} out")
@@ -55,23 +60,54 @@ def run(options: argparse.Namespace) -> int:
     roofs = roofs_of_logs(logs, options.anyway)
     if options.regime:
         roofs = roofs.only(options.regime)
-    points = place_rows(placed, roofs, options.anyway)
-    head = [machine_line(logs[0].header), *_other_cards([*logs, *placed])]
-    print_document(options, roofline_document(roofs, points, head, top=options.top))
-    write_files(options, roofs, points, logs[0].header)
+    points = place_rows(rows, roofs, options.anyway)
+    print_document(options, roofline_document(roofs, points, machine_line(logs[0].header), options.top))
+    _write_files(options, roofs, points, logs[0].header)
     return code
 
 
-def _other_cards(logs: Iterable[RunLog]) -> list[str]:
-    """A line for logs that --anyway accepted."""
-    devices = [(log.header["device"]["name"], log.header["device"]["uuid_hash"]) for log in logs]
-    names = list(dict.fromkeys(name for name, _ in devices))
-    if len(names) > 1:
-        return [f"accepted with --anyway: logs of {', '.join(names)}"]
-    cards = len({uuid for _, uuid in devices if uuid})
-    return (
-        [f"accepted with --anyway: logs of {cards} cards of this model, which differ by percents"] if cards > 1 else []
-    )
+def place_rows(logs: Iterable[RunLog], roofs: Roofs, anyway: bool) -> list[RoofPoint]:
+    """A point for each row of the logs. Raises IncomparableError for a log from another card unless ``anyway``."""
+    points: list[RoofPoint] = []
+    for log in logs:
+        if not anyway:
+            require_same_card(log, roofs)
+        found = points_of(log.measurements, roofs)
+        if not found:
+            warn(f"{log.path} holds no row to place: rows of a search are not drawn")
+        points += found
+    return points
+
+
+# -- files -------------------------------------------------------------------------------------------------------------
+
+
+def _export_path(options: argparse.Namespace) -> Path | None:
+    return (options.export_file or Path(f"{options.export}.json")) if options.export else None
+
+
+def _require_files(options: argparse.Namespace) -> None:
+    """Check the files to write before anything is measured. Raises UsageError."""
+    if options.picture:
+        file_type(options.picture)
+    if options.export_file and not options.export:
+        raise UsageError(f"--export-file {options.export_file}: name the format too (--export {EXPORTS[0]})")
+    for path in filter(None, (options.picture, _export_path(options))):
+        if path.exists() and not options.overwrite:
+            raise exists(path)
+
+
+def _write_files(
+    options: argparse.Namespace, roofs: Roofs, points: Sequence[RoofPoint], header: Mapping[str, Any]
+) -> None:
+    """Write the picture and the export, if any."""
+    if path := _export_path(options):
+        content = json.dumps(tracelens_arch(roofs, header["device"]["memory_bytes"]), indent=4) + "\n"
+        (write_whole if options.overwrite else create_whole)(path, content.encode())
+        say(f"{options.export}: {path}", note_stream(options))
+    if options.picture:
+        save(draw(roofline_chart(roofs, points, header)), options.picture, options.overwrite)
+        say(f"figure: {options.picture}", note_stream(options))
 
 
 # -- measuring ---------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
-from mamf.cli.interruption import ENDING_SIGNALS, Interruption
+from mamf.cli.interruption import ENDING_SIGNALS, EXIT_CODE, Interruption
 from mamf.cli.options.values import ALL
 from mamf.cli.resuming import Resumed, asked_budget, require_same_kernels
 from mamf.cli.session import Session, measure
@@ -60,7 +60,7 @@ def _verify_all(options: argparse.Namespace, devices: Sequence[int]) -> int:
         for device in devices:
             one = subprocess.Popen([*command, str(device)], stdout=stdout(), start_new_session=True, preexec_fn=die_too)
             running.append(one)
-        codes = [code if (code := process.wait()) >= 0 else _UNCHECKED for process in running]
+        codes = [code if 0 <= (code := process.wait()) <= EXIT_CODE else _UNCHECKED for process in running]
     finally:
         for each, handler in before.items():
             signal.signal(each, handler)

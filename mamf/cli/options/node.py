@@ -28,7 +28,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add(group, "--devices", default_text="all")
     add(group, "--dtype", nargs=None)
     add(group, "--kernel", default_text="all but those that compile for minutes; the first one searches")
-    add(group, "--budget", default_text=f"{NODE_BUDGET_SECONDS:.0f}s for what each device measures alone")
+    alone = "for what each device measures alone; --verify, copies between devices and the start come on top"
+    add(group, "--budget", default_text=f"{NODE_BUDGET_SECONDS:.0f}s {alone}")
     group.add_argument(
         "--verify",
         type=duration,
@@ -37,7 +38,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="TIME",
         help=f"check whole outputs as 'mamf verify' (default time: {VERIFY_BUDGET_SECONDS:.0f}s)",
     )
-    group.add_argument("--quick", action="store_true", help=argparse.SUPPRESS)
     group.add_argument("--overlap", action="store_true", help="afterwards 'mamf overlap': products beside collectives")
     judging = parser.add_argument_group("verdict")
     judging.add_argument(
@@ -48,7 +48,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add(group, "--output-folder", default_text="a name with the date")
     add(group, "--from", dest="logs", nargs="+")
     add(group, "--dry-run")
-    group.add_argument("--led", nargs=4, type=index, help=argparse.SUPPRESS)
+    group.add_argument("--led", nargs=2, type=index, help=argparse.SUPPRESS)
     add(parser, "--format", "--wide")
     if isinstance(parser, Parser):
         parser.usage_exit_code = VERDICT_EXIT_CODES[UNKNOWN]  # 2 is a bad device

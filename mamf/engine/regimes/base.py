@@ -29,7 +29,7 @@ class StoppingRule:
     ``precision``: half-width of the figure's 95 % interval within the visit to reach, as a share of the figure.
     ``seconds``: host time after which ``fewest`` samples suffice, so that a slow device finishes too; None is the
     regime's own. ``most``: samples after which more would not help. ``deadline``: the moment (backend time) at which
-    the run's budget ends. ``agree``: what each decision passes, for ranks that must decide alike.
+    the run's budget ends.
     """
 
     precision: float = 0.003
@@ -37,11 +37,10 @@ class StoppingRule:
     fewest: int = 3
     most: int = 1000
     deadline: float | None = None
-    agree: Callable[[float], float] = lambda own: own
 
     def is_over(self, now: float) -> bool:
         """Whether the run's budget has ended."""
-        return bool(self.agree(self.deadline is not None and now >= self.deadline))
+        return self.deadline is not None and now >= self.deadline
 
     def enough(
         self,
@@ -57,8 +56,7 @@ class StoppingRule:
         if len(samples) < self.fewest:
             return False
         late = self.seconds is not None and elapsed >= self.seconds
-        enough = late or len(samples) >= self.most or (is_representative and self.is_precise(samples, figure))
-        return bool(self.agree(enough))
+        return late or len(samples) >= self.most or (is_representative and self.is_precise(samples, figure))
 
     def is_precise(self, samples: Sequence[float], figure: str = "median") -> bool:
         interval = interval_of(samples, figure)
@@ -104,7 +102,6 @@ class Regime(ABC):
         #: Host seconds of the latest visit, including rest and settling.
         self.visit_took = 0.0
         #: Applied to each number of launches to queue, for ranks that must queue the same number.
-        self.agree: Callable[[float], float] = lambda own: own
 
     @classmethod
     def sets(cls, problem: Problem, shape: object, cache_bytes: int | None) -> int:
@@ -149,7 +146,7 @@ class Regime(ABC):
         begun = self.backend.now()
         taken = self.sample(checked, rule, estimate)
         taken.remarks += [self.caveat] if self.caveat else []
-        refuse_unseen_work(self.agree(checked.unseen_work(min(taken.seconds, default=0.0))))
+        refuse_unseen_work(checked.unseen_work(min(taken.seconds, default=0.0)))
         checked.verify(whole=True)
         self.visit_took = self.backend.now() - begun
         return taken

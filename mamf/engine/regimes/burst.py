@@ -56,7 +56,7 @@ class Burst(Regime):
 
     def outlasted_by(self, seconds: float) -> str | None:
         longest = self.backend.burst_traits.train_seconds
-        if self.agree(seconds) <= longest:
+        if seconds <= longest:
             return None
         return f"a launch of {seconds * 1e3:.3g} ms outlasts a burst of {longest * 1e3:.3g} ms: measure it in sustained"
 
@@ -71,7 +71,7 @@ class Burst(Regime):
     def sample(self, checked: Checked, rule: StoppingRule, estimate: float) -> Samples:
         taken = Samples(timer_overhead=self._overhead.seconds)
         taken.remarks += [self._overhead.remark] if self._overhead.remark else []
-        size = self._shortest_train(self.agree(estimate))
+        size = self._shortest_train(estimate)
         lead, trains = self.shortest_lead_seconds, 0
         verified: list[float] = []
         others: list[float] = []
@@ -82,7 +82,7 @@ class Burst(Regime):
             seconds, reading = self._train(checked, size, lead)
             now = self.backend.now()
             # Every rank asks whether it is over, whatever its own sensors say: else one waits for the others forever.
-            if not trains and self.agree(not rule.is_over(now) and self._is_held_back(reading)):
+            if not trains and not rule.is_over(now) and self._is_held_back(reading):
                 self._rest()
                 continue
             taken.seconds += seconds
@@ -94,20 +94,20 @@ class Burst(Regime):
             is_representative = trains >= self.fewest_short_trains or median >= self.short_launch_seconds
             if rule.enough(taken.seconds, now - begun, now, is_representative):
                 taken.launches = len(taken.seconds)
-                refuse_skipped_work(self.agree(skipped_work(verified, others)))
+                refuse_skipped_work(skipped_work(verified, others))
                 return taken
             period = median + self._flush_seconds
-            size = int(self.agree(self._train_size(period, len(taken.seconds))))
+            size = self._train_size(period, len(taken.seconds))
             lead = self.shortest_lead_seconds + size * self._lag(period)
             self._rest()
 
     def _warm_in(self, checked: Checked, size: int, rule: StoppingRule) -> None:
         """Run uncounted trains until an idle device reaches its steady speed."""
         traits, begun = self.backend.burst_traits, self.backend.now()
-        if self.agree(not self._is_cold and begun - self._rested_at <= traits.cold_after_seconds):
+        if not self._is_cold and begun - self._rested_at <= traits.cold_after_seconds:
             return
         trains = 0
-        while not rule.is_over(now := self.backend.now()) and self.agree(now - begun < traits.warm_in_seconds):
+        while not rule.is_over(now := self.backend.now()) and now - begun < traits.warm_in_seconds:
             self.require_clock_advances(trains)
             self._train(checked, size, self.shortest_lead_seconds)
             self._rest()
@@ -187,7 +187,7 @@ class Burst(Regime):
             marks = [self._timed_launch(launch) for _ in range(size - 1)]
             paused = backend.now()
             checked.prepare_check()  # what the last launch leaves is verified, and nothing else may have left it
-            self._get_ahead(launch, self.agree(backend.now() - paused + self._placing_seconds))
+            self._get_ahead(launch, backend.now() - paused + self._placing_seconds)
             if not self.flush:
                 checked.poison()  # once more, since a launch filled the cache
             resumed = backend.now()

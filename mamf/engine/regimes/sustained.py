@@ -118,8 +118,7 @@ class Sustained(Regime):
         if self.anew or self.backend.timer == "host clock":
             return
         count = math.ceil(self.backend.sustained_traits.bridge_seconds / max(seconds, 1e-9))
-        agreed = int(self.agree(min(self.most_in_bridge, count)))
-        for launch in itertools.islice(itertools.cycle(launches), agreed):
+        for launch in itertools.islice(itertools.cycle(launches), min(self.most_in_bridge, count)):
             launch()
             self.backend.submit()
 
@@ -135,9 +134,7 @@ class Sustained(Regime):
         loaded = min(seconds - self._anew_takes(self.backend, 0.0), traits.restart_seconds + self.shortest_seconds)
         swings = max(_FEWEST_SWINGS, int(loaded / swing + 1e-9))
         measured = min(swings - 1, max(1, int(self.shortest_seconds / swing + 1e-9)))
-        regime = Sustained(self.backend, measured * swing, anew=Anew(traits.rest_seconds, (swings - measured) * swing))
-        regime.agree = self.agree
-        return regime
+        return Sustained(self.backend, measured * swing, anew=Anew(traits.rest_seconds, (swings - measured) * swing))
 
     def sample(self, checked: Checked, rule: StoppingRule, estimate: float) -> Samples:
         if self.anew:
@@ -180,9 +177,9 @@ class Sustained(Regime):
             elapsed = self.backend.now() - begun
             is_flat = len(recent) >= self.fewest_blocks and abs(relative_slope(recent)) <= self.settled_slope
             # An alternating controller is never flat over so few blocks, but the mean of a visit covers whole periods.
-            if self.agree(elapsed >= shortest and (is_flat or self.anew is not None)):
+            if elapsed >= shortest and (is_flat or self.anew is not None):
                 return True
-            is_too_long = self.agree(elapsed >= shortest + self.longest_settling_seconds)
+            is_too_long = elapsed >= shortest + self.longest_settling_seconds
             if is_too_long or rule.is_over(self.backend.now()):
                 break
         return False
@@ -203,7 +200,7 @@ class Sustained(Regime):
             taken.seconds.append(block.seconds)
             taken.launches += block.launches
             taken.add_reading(block.reading)
-            is_long_enough = self.agree(now - begun >= self.visit_seconds)
+            is_long_enough = now - begun >= self.visit_seconds
             if rule.is_over(now) or (is_long_enough and rule.enough(taken.seconds, now - begun, now, figure="mean")):
                 break
         taken.watts = mean_watts(ticks)
@@ -268,7 +265,7 @@ class _Blocks:
             yield Block(seconds, launched, reading, tick, is_of_visit)
             if not self._is_visit:
                 fitting = round(self._regime.block_seconds / seconds) if seconds > 0 else self._size
-                self._size = int(self._regime.agree(min(max(1, fitting), 4 * self._size)))
+                self._size = min(max(1, fitting), 4 * self._size)
 
 
 def mean_watts(ticks: Sequence[Tick]) -> float | None:

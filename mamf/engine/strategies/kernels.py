@@ -24,7 +24,6 @@ class KernelsSweep:
 
     ``ceilings`` may be empty: then there is no share and no reference. ``references`` are the kernels that the ceilings
     were measured with; a ceiling whose kernel is missing has no reference. ``kernels`` are the plan's, in its order.
-    ``agree``: the runner's, where several ranks measure.
     ``queue``: steps in place of all that are not held, as they come: of a run that several devices share. They are
     compared by the reference, or where no ceiling has one by the plan's ``common`` row, which is visited first.
     """
@@ -36,12 +35,11 @@ class KernelsSweep:
     references: Mapping[str, AnyKernel] = field(default_factory=dict)
     held: Collection[StepKey] = ()
     on_phase: Callable[[str], None] = lambda text: None
-    agree: Callable[[float], float] = lambda own: own
     queue: Iterable[StepKey] | None = None
 
     def results(self) -> Iterator[Measurement]:
         """Measure every step that is not held, or of the queue."""
-        self._run = Runner(self.backend, self.plan.budget_seconds, on_phase=self.on_phase, agree=self.agree)
+        self._run = Runner(self.backend, self.plan.budget_seconds, on_phase=self.on_phase)
         yield from self._run.results(self._steps(self._run))
 
     @property

@@ -148,4 +148,4 @@ class Sweep:
         if run.deadline is None or not speeds:
             return run.is_over()
         fewest = 1 + StoppingRule.fewest
-        return bool(run.agree(fewest * shape.flop / stdlib_statistics.median(speeds) > run.deadline - run.now()))
+        return bool(fewest * shape.flop / stdlib_statistics.median(speeds) > run.deadline - run.now())

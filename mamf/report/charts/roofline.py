@@ -15,8 +15,6 @@ from mamf.report.charts.chart import machine
 Place = tuple[float, float]
 #: How far the axes go on beyond what they show: to the left, the right, down and up.
 _LEFT, _RIGHT, _DOWN, _UP = 3.0, 20.0, 2.0, 2.0
-#: Where a point of unknown intensity stands: at the right end, less this factor.
-_BESIDE_RIGHT = 1.25
 # Steps of a decade by which marks differ visibly.
 _SEEN = 200
 
@@ -34,14 +32,13 @@ class RoofLine:
 
 @dataclass(frozen=True)
 class Mark:
-    """A row: ``name`` decides color and marker, ``label`` says which it is. Its place is a guess along the axis if
-    ``is_placed`` is False: its bytes were not counted. ``series``: what the marks joined with it share.
+    """A row: ``name`` decides color and marker, ``label`` says which it is. ``series``: what the marks joined with it
+    share.
     """
 
     label: str
     name: str
     place: Place
-    is_placed: bool = True
     series: str = ""
 
 
@@ -62,10 +59,10 @@ class RooflineChart:
 
 def roofline_chart(roofs: Roofs, points: Sequence[RoofPoint], header: Mapping[str, Any]) -> RooflineChart:
     """``header``: of a log of the device. Points that do no FLOP have no place; a note says so."""
-    shown = [point for point in points if point.tflops is not None]
+    shown = [point for point in points if point.tflops is not None and point.intensity is not None]
     x_limits = _x_limits(roofs, shown)
     lines = tuple(_lines(roofs, x_limits))
-    marks = _merged(_mark(point, x_limits[1] / _BESIDE_RIGHT, _common_words(shown)) for point in shown)
+    marks = _merged(_mark(point, _common_words(shown)) for point in shown)
     heights = [y for line in lines for _, y in (line.start, line.end)] + [mark.place[1] for mark in marks]
     return RooflineChart(
         f"Roofline, {', '.join(dict.fromkeys(dtype for dtype, _ in roofs.compute)) or 'bandwidth alone'}",
@@ -109,14 +106,14 @@ def _common_words(points: Sequence[RoofPoint]) -> set[str]:
     return set.intersection(*words) if words else set()
 
 
-def _mark(point: RoofPoint, unknown: float, common: set[str]) -> Mark:
-    assert point.tflops is not None, "those without are left out"
-    place = (unknown if point.intensity is None else point.intensity, point.tflops)
+def _mark(point: RoofPoint, common: set[str]) -> Mark:
+    assert point.tflops is not None and point.intensity is not None, "those without are left out"
+    place = point.intensity, point.tflops
     regime = ", sustained" if point.regime == SUSTAINED else ""
     first, *rest = point.name.split(", ")
     label = ", ".join((first, *(word for word in rest if word not in common)))
     series = f"{point.layer}{regime}" if point.layer else ""
-    return Mark(f"{label}{regime}", point.kernel, place, point.intensity is not None, series)
+    return Mark(f"{label}{regime}", point.kernel, place, series)
 
 
 def _merged(marks: Iterable[Mark]) -> tuple[Mark, ...]:
@@ -138,5 +135,3 @@ def _notes(points: Sequence[RoofPoint], marks: Sequence[Mark]) -> Iterable[str]:
             f"not drawn, for lack of FLOP: {len(without)} of the rows, the highest {best.rate:.4g} {best.unit} "
             f"({best.kernel} {best.name})"
         )
-    if not all(mark.is_placed for mark in marks):
-        yield "hollow, at the right end: kernels of a profile, whose bytes are unknown"

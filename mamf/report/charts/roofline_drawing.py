@@ -56,8 +56,7 @@ def _draw_marks(axes: Axes, chart: RooflineChart, styles: Mapping[str, Style]) -
         axes.plot(xs, ys, color=styles[marks[0].name].color, linewidth=1, alpha=0.6, zorder=3)
     for mark in chart.marks:
         style = styles[mark.name]
-        face, edge = (style.color, "white") if mark.is_placed else ("white", style.color)
-        look: dict[str, Any] = {"marker": style.marker, "markerfacecolor": face, "markeredgecolor": edge}
+        look: dict[str, Any] = {"marker": style.marker, "markerfacecolor": style.color, "markeredgecolor": "white"}
         axes.plot(*mark.place, linestyle="none", markersize=_MARKER, markeredgewidth=1.0, zorder=4, **look)
 
 

@@ -201,5 +201,5 @@ def draw_roofline(chart: RooflineChart, styles: Mapping[str, Style]) -> list[Dra
         canvas.label(place[0], y, line.label, anchor=place[1])
     for mark in dict.fromkeys(chart.marks):
         hint = f"{mark.name}, {mark.label}: {mark.place[1]:.4g} TFLOPS at {mark.place[0]:.3g} FLOP per byte"
-        canvas.marker(frame.x(mark.place[0]), frame.y(mark.place[1]), styles[mark.name], hint, not mark.is_placed)
+        canvas.marker(frame.x(mark.place[0]), frame.y(mark.place[1]), styles[mark.name], hint)
     return [Drawn("", canvas.text())]

@@ -25,7 +25,7 @@ from mamf.operations.operand_sets import Unchanged, as_words, check_torch, poiso
 _SAMPLED = 256
 # An error that is larger than any valid one.
 _MOST_GROWTH = 500
-_NO_GROUP = Unavailable("this process is no rank of a group", "run 'mamf node', or it under torchrun or srun")
+_NO_GROUP = Unavailable("this process is no rank of a group", "run 'mamf overlap'")
 
 
 class TorchDistributed(CollectiveKernel):

@@ -33,9 +33,10 @@ from mamf.report.charts.chart import (
     limits,
     merge_lines,
 )
+from mamf.report.charts.drawing import label_place
 from mamf.report.charts.palette import CEILING as CEILING_STYLE
 from mamf.report.charts.palette import COLORS, MARKERS, styles_of
-from mamf.report.charts.plotting import draw, label_place, save
+from mamf.report.charts.plotting import draw, save
 from mamf.report.charts.products import find_chart, kernels_chart, sweep_chart
 from mamf.statistics import Interval, summarize
 
@@ -579,7 +580,7 @@ def test_an_axis_scales_to_the_values_and_not_to_their_intervals():
     from matplotlib.figure import Figure
 
     from mamf.report.charts.chart import Line, Panel, Point
-    from mamf.report.charts.plotting import _scale_y
+    from mamf.report.charts.drawing import _scale_y
 
     panel = Panel("", "tflops", (Line("k", (Point(0, 100.0, 1.0, 900.0), Point(1, 110.0, 1.0, 900.0))),))
     axes = Figure().subplots()

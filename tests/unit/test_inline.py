@@ -11,7 +11,7 @@ from mamf.report.charts.inline import figure_parts
 from mamf.report.charts.palette import COLORS, styles_of
 from mamf.report.charts.ranges import RangeChart, RangePoint, RangeRow
 from mamf.report.charts.roofline import Mark, RoofLine, RooflineChart
-from mamf.report.charts.stacked import LinesPanel, Stack, StackedChart, StackedPanel
+from mamf.report.charts.stacked import Stack, StackedChart, StackedPanel
 from mamf.report.charts.waterfall import Bar, WaterfallChart
 
 
@@ -47,7 +47,7 @@ BARS = StackedChart(
     "ms",
     "context",
     (StackedPanel("mm", (Stack("4k", (("forward", 3.0), ("backward", 1.0))),)),),
-    LinesPanel("MAMFU", "%", Axis("context", True, ((1, "1k"), (2, "4k"))), (LINE,)),
+    Chart("MAMFU", "", Axis("context", True, ((1, "1k"), (2, "4k"))), ((Panel("", "tflops", (LINE,), unit="%"),),)),
 )
 STEPS = WaterfallChart("t", "", (Bar("datasheet", 989.0), Bar("measured", 850.0, 139.0, "-14 %", (840.0, 860.0))))
 ROOFS = RooflineChart(

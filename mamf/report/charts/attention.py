@@ -94,7 +94,7 @@ def attention_chart(
     return Chart(
         f"Attention, {regime}" + (f", {common}" if common else ""),
         f"{machine(header)}{_sizes(measured)}",
-        _ticked(label, measured, position, len(grid[0])),
+        _ticked(label, measured, position),
         grid,
         (*_conventions(measured, ceilings), *failures(kept, {row.kernel for row in measured})),
         companion="effective (solid: dense-equivalent)" if companions else "",
@@ -120,11 +120,11 @@ def count(facet: Facet, rows: Iterable[Measurement]) -> int:
     return len({facet.of(row) for row in rows})
 
 
-def _ticked(label: str, rows: Sequence[Measurement], position: Callable[[Measurement], float], columns: int) -> Axis:
+def _ticked(label: str, rows: Sequence[Measurement], position: Callable[[Measurement], float]) -> Axis:
     places = [position(row) for row in rows]
     if sweeps_sparsity(rows):
-        return Axis(label, False, labelled(places, lambda share: f"{share:.3g}", columns, is_log=False))
-    return Axis(label, True, labelled(places, in_kibi, columns))
+        return Axis(label, False, labelled(places, lambda share: f"{share:.3g}"))
+    return Axis(label, True, labelled(places, in_kibi))
 
 
 def needed(rows: Sequence[Measurement], position: Callable[[Measurement], float]) -> list[Facet]:

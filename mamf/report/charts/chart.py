@@ -20,8 +20,6 @@ from mamf.plans import ALGORITHM
 from mamf.report.charts.palette import place_of
 from mamf.text import visible
 
-# Labels nearer than this share of an axis would touch, where so many panels share the width.
-_LABEL_DISTANCE, _LABEL_DISTANCE_PER_COLUMN = 0.01, 0.03
 _MARGIN_SHARE = 0.045
 _MOST_TICKS = 10
 _MOST_FAILURES = 4
@@ -81,7 +79,7 @@ class Axis:
 @dataclass(frozen=True)
 class Chart:
     """``grid``: rows of panels, None where nothing was measured. ``is_connected``: points are joined by lines.
-    ``bar_width``: on the axis, where points are drawn as bars. ``has_intervals``: of points that are not joined.
+    ``has_intervals``: of points that are not joined.
     ``companion``: what a dotted line means. ``palette``: all names of the run, so that a name has one color in
     every picture of it. ``has_own_scales``: each panel has its own vertical scale.
     """
@@ -92,7 +90,6 @@ class Chart:
     grid: tuple[tuple[Panel | None, ...], ...]
     notes: tuple[str, ...] = ()
     is_connected: bool = True
-    bar_width: float | None = None
     has_intervals: bool = False
     companion: str = ""
     palette: tuple[str, ...] = ()
@@ -157,20 +154,9 @@ def limits(positions: Sequence[float], is_log: bool) -> tuple[float, float]:
     return low - margin, high + margin
 
 
-def labelled(
-    sizes: Iterable[float], text: Callable[[float], str], columns: int = 1, is_log: bool = True
-) -> tuple[tuple[float, str], ...]:
-    """Every size as a tick; those whose labels would touch the one before have none."""
-    ordered = sorted(set(sizes))
-    at = [math.log2(size) if is_log else size for size in ordered]
-    nearest = (_LABEL_DISTANCE + _LABEL_DISTANCE_PER_COLUMN * columns) * (at[-1] - at[0])
-    ticks: list[tuple[float, str]] = []
-    last = -math.inf
-    for size, position in zip(ordered, at, strict=True):
-        is_free = position - last >= nearest
-        ticks.append((size, text(size) if is_free else ""))
-        last = position if is_free else last
-    return tuple(ticks)
+def labelled(sizes: Iterable[float], text: Callable[[float], str]) -> tuple[tuple[float, str], ...]:
+    """Every size as a tick."""
+    return tuple((size, text(size)) for size in sorted(set(sizes)))
 
 
 def even_ticks(sizes: Sequence[int]) -> tuple[tuple[float, str], ...]:

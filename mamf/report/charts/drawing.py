@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -19,8 +18,6 @@ if TYPE_CHECKING:
 
 # Characters of all panels' titles in a row that fit the width.
 _PANEL_TITLES_LENGTH = 132
-# Height of a line of text as a share of a panel.
-_LABEL_ROOM = 0.12
 # A line through more points than this is thin, with small markers.
 _MOST_MARKED = 100
 # A datasheet that is this many times what was measured is not drawn: the figures would be a line at the bottom.
@@ -79,9 +76,7 @@ def _draw_panel(axes: Axes, panel: Panel, chart: Chart, styles: Mapping[str, Sty
         axes.set_title(title, fontsize=TEXT, loc="left")
     for line in panel.lines:
         _draw_line(axes, line, panel, chart, styles[line.name])
-    aside = (chart.bar_width or 0.0) / 2
-    places = [point.x for each in chart.panels for line in each.lines for point in line.points]
-    _scale_x(axes, chart.axis, [place + side for place in places for side in (-aside, aside)])
+    _scale_x(axes, chart.axis, [point.x for each in chart.panels for line in each.lines for point in line.points])
     _scale_y(axes, panel, chart)
     if panel.best is not None:
         _mark_best(axes, panel, panel.best)
@@ -91,10 +86,6 @@ def _draw_panel(axes: Axes, panel: Panel, chart: Chart, styles: Mapping[str, Sty
 def _draw_line(axes: Axes, line: Line, panel: Panel, chart: Chart, style: Style) -> None:
     x, y = [point.x for point in line.points], [point.y for point in line.points]
     hints = [_hint(line, point, panel, chart.axis) for point in line.points]
-    if chart.bar_width is not None:
-        bars = axes.bar(x, y, chart.bar_width, color=style.color, edgecolor="white", linewidth=0.7)
-        HINTS.update((bar, [hint]) for bar, hint in zip(bars, hints, strict=True))
-        return
     is_few = (len(x) if chart.is_connected else sum(len(each.points) for each in panel.lines)) <= _MOST_MARKED
     if chart.is_connected and not is_few:
         (drawn,) = axes.plot(x, y, color=style.color, linewidth=0.8, marker=".", markersize=4, markeredgewidth=0)
@@ -145,7 +136,7 @@ def _scale_x(axes: Axes, axis: Axis, positions: Sequence[float]) -> None:
 
 def _scale_y(axes: Axes, panel: Panel, chart: Chart) -> None:
     """One scale for all panels of a quantity, so that they compare at a glance, unless each has its own: time by its
-    logarithm, rates from 0 where a ceiling is drawn, for bars, or where they spread that far.
+    logarithm, rates from 0 where a ceiling is drawn or where they spread that far.
     """
     alike = [panel] if chart.has_own_scales else [each for each in chart.panels if each.quantity == panel.quantity]
     points = [point for each in alike for line in each.lines for point in line.points]
@@ -156,10 +147,7 @@ def _scale_y(axes: Axes, panel: Panel, chart: Chart) -> None:
     lowest = min(point.low if chart.has_intervals else point.y for point in points)
     highest = max(*(point.high if chart.has_intervals else point.y for point in points), *ceilings, 0.0)
     highest = max(highest, *(each.peak for each in alike if each.peak and each.peak < _FAR_ABOVE * highest), 0.0)
-    if chart.bar_width:
-        axes.yaxis.set_major_formatter("{x:,.0f}")
-    is_from_zero = ceilings or chart.bar_width or lowest < highest / 2
-    if is_from_zero and not chart.has_own_scales:
+    if (ceilings or lowest < highest / 2) and not chart.has_own_scales:
         axes.set_ylim(0, highest * 1.14)
         return
     margin = max(0.12 * (highest - lowest), _LEAST_SPAN * highest / 2)
@@ -193,16 +181,12 @@ def _draw_references(axes: Axes, panel: Panel) -> None:
     if panel.ceiling is not None:
         axes.axhline(panel.ceiling, **CEILING)
         share = f", {panel.ceiling / panel.peak:.0%} of the datasheet" if has_peak and panel.peak else ""
-        is_left, is_above = (True, True) if has_peak else label_place(panel, panel.ceiling, top)
-        _write_along(axes, f"ceiling {panel.ceiling:.4g}{share}", panel.ceiling, is_left=is_left, is_above=is_above)
+        _write_along(axes, f"ceiling {panel.ceiling:.4g}{share}", panel.ceiling, is_left=True)
 
 
-def _write_along(axes: Axes, text: str, height: float, *, is_left: bool, is_above: bool = True) -> None:
-    """Beside a horizontal line, at one of its ends."""
-    low, high = axes.get_xlim()
-    _write(
-        axes, text, (low if is_left else high, height), (5 if is_left else -5, 4 if is_above else -4), is_left=is_left
-    )
+def _write_along(axes: Axes, text: str, height: float, *, is_left: bool) -> None:
+    """Above a horizontal line, at one of its ends."""
+    _write(axes, text, (axes.get_xlim()[0 if is_left else 1], height), (5 if is_left else -5, 4), is_left=is_left)
 
 
 def _write(axes: Axes, text: str, at: tuple[float, float], offset: tuple[int, int], *, is_left: bool) -> None:
@@ -214,24 +198,10 @@ def _write(axes: Axes, text: str, at: tuple[float, float], offset: tuple[int, in
         textcoords="offset points",
         fontsize=SMALL,
         ha="left" if is_left else "right",
-        va="bottom" if offset[1] > 0 else "top",
+        va="bottom",
         zorder=5,
         bbox={"boxstyle": "round,pad=0.15", "facecolor": "white", "edgecolor": "none", "alpha": 0.7},
     )
-
-
-def label_place(panel: Panel, ceiling: float, top: float) -> tuple[bool, bool]:
-    """Where along its line the ceiling's label hides least, (left, above): the first place that is free, else the
-    freest.
-    """
-
-    def room(place: tuple[bool, bool]) -> float:
-        is_left, is_above = place
-        middle = ceiling + (_LABEL_ROOM if is_above else -_LABEL_ROOM) * top / 2
-        ends = (line.points[0 if is_left else -1].y for line in panel.lines)
-        return min(_LABEL_ROOM, *(abs(end - middle) / top for end in ends), 1.0)
-
-    return max(itertools.product((True, False), (True, False)), key=room)
 
 
 def _label(axes: Axes, panel: Panel, chart: Chart, line: int, column: int) -> None:

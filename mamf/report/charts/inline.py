@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import re
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -79,7 +80,9 @@ def _picture(panel: PagePanel, salt: str) -> str:
 
     figure = new_figure(*panel.size)
     figure.set_facecolor("none")
-    with texts_as_they_are(), rc_context({"svg.fonttype": "none", "svg.hashsalt": salt}):
+    settings: Any = {"svg.fonttype": "none", "svg.hashsalt": salt}
+    with texts_as_they_are(), rc_context(settings), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph")  # the browser has other fonts
         axes = figure.subplots()
         panel.draw(axes)
         axes.set_facecolor("none")

@@ -58,10 +58,12 @@ def draw(chart: Picture) -> Figure:
             return figure
         panels = list(drawing.panels(chart))
         shares = [panel.share for panel in panels]
-        for panel, axes in zip(
-            panels, figure.subplots(1, len(panels), squeeze=False, width_ratios=shares)[0], strict=True
-        ):
-            panel.draw(axes)
+        axes = figure.subplots(1, len(panels), squeeze=False, width_ratios=shares)[0]
+        for panel, place in zip(panels, axes, strict=True):
+            panel.draw(place)
+        for place in axes[1:]:
+            place.tick_params(labelleft=False)
+            place.set_ylabel("")
         arrange(figure, chart, drawing.inches, drawing.named(chart))
     return figure
 

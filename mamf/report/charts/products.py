@@ -159,11 +159,11 @@ def _axis(rows: Sequence[Measurement]) -> tuple[Axis, Position]:
     except NotImplementedError:
         at = {shape: float(number) for number, shape in enumerate(dict.fromkeys(row.shape for row in rows), start=1)}
         by_number = {number: str(shape) for shape, number in at.items()}
-        ticks = labelled(by_number, lambda number: by_number[number], is_log=False)
+        ticks = labelled(by_number, lambda number: by_number[number])
         return Axis("shape", ticks=ticks), lambda row: at[row.shape]
     is_log = min(at.values()) > 0
     text = in_giga if of.axis_label == _FLOP else in_kibi
-    return Axis(of.axis_label, is_log, labelled(at.values(), text, is_log=is_log)), lambda row: at[row.shape]
+    return Axis(of.axis_label, is_log, labelled(at.values(), text)), lambda row: at[row.shape]
 
 
 def differing_fields(problem: Any, problems: Sequence[Any]) -> str:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 import textwrap
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from mamf.report.charts.chart import Chart, Panel
 from mamf.report.charts.drawing import chart_panels
 from mamf.report.charts.figures import (
     HINTS,
@@ -59,20 +59,18 @@ def stacked_panels(chart: StackedChart) -> Iterator[PagePanel]:
     for panel in chart.panels:
         described = "; ".join(f"{bar.label}: {bar.height:.4g} {chart.unit}" for bar in panel.bars)
         yield PagePanel(described, functools.partial(_draw_bars, panel=panel, chart=chart))
-    if (lines := chart.lines) is not None:
-        below = Panel(lines.title, "tflops", lines.lines, unit=lines.unit)
-        yield from chart_panels(Chart("", "", lines.axis, ((below,),), palette=tuple(_styles(chart))))
+    if chart.lines is not None:
+        yield from chart_panels(replace(chart.lines, palette=tuple(_styles(chart))))
 
 
 def named_of_stacked(chart: StackedChart) -> Named:
     styles = _styles(chart)
     named = [(name, {**_SQUARE, "color": styles[name].color}) for name in chart.names]
-    lines = chart.lines.lines if chart.lines else ()
-    return [*named, *((line.name, {**_LINE, **vars(styles[line.name])}) for line in lines)]
+    return [*named, *((name, {**_LINE, **vars(styles[name])}) for name in (chart.lines.names if chart.lines else ()))]
 
 
 def _styles(chart: StackedChart) -> dict[str, Style]:
-    return styles_of([*chart.names, *(line.name for line in (chart.lines.lines if chart.lines else ()))])
+    return styles_of([*chart.names, *(chart.lines.names if chart.lines else ())])
 
 
 def _draw_bars(axes: Axes, panel: StackedPanel, chart: StackedChart) -> None:

@@ -179,12 +179,11 @@ def source_of_log(log: RunLog) -> Source:
 
 
 def _pictures(log: RunLog) -> Iterator[Picture]:
-    """All regimes in one picture; attention has one for each, without milliseconds."""
+    """All regimes in one picture; attention has one for each."""
     regimes = list(dict.fromkeys(row.regime for row in log.measurements if row.ok and not row.is_reference))
-    is_attention = log.plan.operation == "attention"
-    for regime in regimes if is_attention else [None]:
+    for regime in regimes if log.plan.operation == "attention" else [None]:
         with suppress(UsageError):  # the log lacks what would be drawn
-            yield chart_of(log, regime, quantities=["tflops"] if is_attention else None)
+            yield chart_of(log, regime)
 
 
 def _figures(log: RunLog) -> Iterable[Figure]:

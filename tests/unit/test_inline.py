@@ -29,9 +29,7 @@ def test_every_name_of_a_small_picture_has_its_own_color():
 
 
 LINE = Line("torch.mm", (Point(1, 800, 790, 810), Point(2, 850, 840, 860)))
-LINES = Chart(
-    "t", "s", Axis("size"), ((Panel("burst", "tflops", (LINE,), ceiling=853.0, peak=989.0, best=LINE.points[1]),),)
-)
+LINES = Chart("t", "s", Axis("size"), ((Panel("burst", (LINE,), ceiling=853.0, peak=989.0, best=LINE.points[1]),),))
 RANGES = RangeChart(
     "t",
     "",
@@ -47,7 +45,7 @@ BARS = StackedChart(
     "ms",
     "context",
     (StackedPanel("mm", (Stack("4k", (("forward", 3.0), ("backward", 1.0))),)),),
-    Chart("MAMFU", "", Axis("context", True, ((1, "1k"), (2, "4k"))), ((Panel("", "tflops", (LINE,), unit="%"),),)),
+    Chart("MAMFU", "", Axis("context", True, ((1, "1k"), (2, "4k"))), ((Panel("", (LINE,), unit="%"),),)),
 )
 STEPS = WaterfallChart("t", "", (Bar("datasheet", 989.0), Bar("measured", 850.0, 139.0, "-14 %", (840.0, 860.0))))
 ROOFS = RooflineChart(
@@ -114,7 +112,7 @@ def test_a_panel_says_ceiling_datasheet_and_best():
 def test_foreign_text_is_escaped():
     pytest.importorskip("matplotlib")
     line = Line("<script>&\x1b", (Point(1, 1, 1, 1),))
-    parts = figure_parts(Chart("<b>", "", Axis("<i>$x$"), ((Panel("$\\frac", "tflops", (line,)),),)))
+    parts = figure_parts(Chart("<b>", "", Axis("<i>$x$"), ((Panel("$\\frac", (line,)),),)))
     assert "<script>" not in parts.pictures[0]
     assert "&lt;script&gt;&amp;\\x1b" in parts.pictures[0]
     assert "&lt;i&gt;$x$" in parts.pictures[0]

@@ -209,7 +209,6 @@ def test_the_command_draws_steps_and_profiles(run, monkeypatch, tmp_path):
         with create_profile_log(tmp_path / f"{name}.jsonl", "mamf profile", "train.py") as log:
             write_profile(log, profile(idle=1.0))
     assert run("plot", "run.jsonl")[:2] == (0, "figure: run.png\n")
-    assert run("plot", "run.jsonl", "--quantity", "ms", "--output", "ms.png")[0] == 0
     assert run("plot", "a.jsonl", "b.jsonl", "--output", "step.svg")[:2] == (0, "figure: step.svg\n")
     assert "optimizer" not in (tmp_path / "step.svg").read_text()
     for arguments, told in (

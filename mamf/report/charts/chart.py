@@ -5,14 +5,12 @@ What a log shows is decided beside: products in mamf.report.charts.products, att
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
 from mamf.backend import DeviceInfo
-from mamf.choices import Quantity
 from mamf.errors import UsageError
 from mamf.measurement import TERA, Measurement
 from mamf.operations.unknown import operation_called
@@ -58,7 +56,6 @@ class Panel:
     """
 
     title: str
-    quantity: Quantity
     lines: tuple[Line, ...]
     ceiling: float | None = None
     unit: str = "TFLOPS"
@@ -111,11 +108,7 @@ class Chart:
         best: dict[str, float] = {}
         for panel in self.panels:
             for line in panel.lines:
-                highest = max(point.y for point in line.points)
-                lowest = min(point.y for point in line.points)
-                best[line.name] = max(
-                    best.get(line.name, -math.inf), highest if panel.quantity == "tflops" else -lowest
-                )
+                best[line.name] = max(best.get(line.name, 0.0), *(point.y for point in line.points))
         return sorted(best, key=lambda name: -best[name]) if self.is_connected else list(best)
 
 
@@ -130,7 +123,7 @@ def with_visible_texts(part: Any) -> Any:
     return part
 
 
-def point(row: Measurement, x: float, quantity: Quantity, share: float = 1.0) -> Point:
+def point(row: Measurement, x: float, share: float = 1.0) -> Point:
     """A measured row's figure: the statistic that its regime is judged by, with its interval if it has one; of several
     devices as the run's first gives it. ``share`` scales it.
     """
@@ -138,8 +131,6 @@ def point(row: Measurement, x: float, quantity: Quantity, share: float = 1.0) ->
     has_interval = row.best_by == row.figure
     interval = row.comparable_interval
     fast, slow = (interval.low, interval.high) if has_interval else (seconds, seconds)
-    if quantity == "ms":
-        return Point(x, seconds * 1e3, fast * 1e3, slow * 1e3)
     scale = share * row.amount / 1e12
     return Point(x, scale / seconds, scale / slow, scale / fast)
 
@@ -233,8 +224,7 @@ def merge_lines(grid: Sequence[Sequence[Panel | None]]) -> tuple[tuple[Panel | N
         top = max(point.y for line in panel.lines for point in line.points)
         for line in panel.lines:
             for each in line.points:
-                height = each.y / top if panel.quantity == "tflops" else math.log(each.y)
-                heights.setdefault(line.name, {})[number, each.x, line.is_companion] = height
+                heights.setdefault(line.name, {})[number, each.x, line.is_companion] = each.y / top
     drawn: dict[str, list[str]] = {}
     for name, own in sorted(heights.items(), key=lambda item: place_of(item[0])):
         drawn.setdefault(next((each for each in drawn if _coincide(heights[each], own)), name), []).append(name)

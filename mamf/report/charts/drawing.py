@@ -24,7 +24,6 @@ _MOST_MARKED = 100
 _FAR_ABOVE = 2.5
 # An axis that follows its figures spans at least this share of them: less is no difference.
 _LEAST_SPAN = 0.02
-_MILLISECONDS = "milliseconds"
 
 
 def draw_chart(figure: Figure, chart: Chart) -> None:
@@ -52,7 +51,7 @@ def chart_panels(chart: Chart) -> Iterator[PagePanel]:
         highest = (f"{line.name} up to {max(point.y for point in line.points):.4g}" for line in panel.lines)
         limits_of = {"datasheet": panel.peak, "ceiling": panel.ceiling}
         known = (f"{name} {value:.4g}" for name, value in limits_of.items() if value is not None)
-        described = f"{panel.title or chart.title}, {_unit(panel)}: {'; '.join([*highest, *known])}"
+        described = f"{panel.title or chart.title}, {panel.unit}: {'; '.join([*highest, *known])}"
         yield PagePanel(described, functools.partial(draw_alone, panel=panel))
 
 
@@ -113,11 +112,7 @@ def _draw_line(axes: Axes, line: Line, panel: Panel, chart: Chart, style: Style)
 def _hint(line: Line, point: Point, panel: Panel, axis: Axis) -> str:
     place = {value: text for value, text in axis.ticks if text}.get(point.x, f"{point.x:g}")
     interval = f", {point.low:.4g} to {point.high:.4g}" if point.high > point.low else ""
-    return f"{line.name}: {point.y:.4g} {_unit(panel)}{interval} ({axis.label} {place})"
-
-
-def _unit(panel: Panel) -> str:
-    return _MILLISECONDS if panel.quantity == "ms" else panel.unit
+    return f"{line.name}: {point.y:.4g} {panel.unit}{interval} ({axis.label} {place})"
 
 
 def _scale_x(axes: Axes, axis: Axis, positions: Sequence[float]) -> None:
@@ -135,14 +130,11 @@ def _scale_x(axes: Axes, axis: Axis, positions: Sequence[float]) -> None:
 
 
 def _scale_y(axes: Axes, panel: Panel, chart: Chart) -> None:
-    """One scale for all panels of a quantity, so that they compare at a glance, unless each has its own: time by its
-    logarithm, rates from 0 where a ceiling is drawn or where they spread that far.
+    """One scale for all panels, so that they compare at a glance, unless each has its own: from 0 where a ceiling is
+    drawn or where rates spread that far.
     """
-    alike = [panel] if chart.has_own_scales else [each for each in chart.panels if each.quantity == panel.quantity]
+    alike = [panel] if chart.has_own_scales else chart.panels
     points = [point for each in alike for line in each.lines for point in line.points]
-    if panel.quantity == "ms":
-        _scale_time(axes, min(point.y for point in points), max(point.y for point in points))
-        return
     ceilings = [each.ceiling for each in alike if each.ceiling is not None]
     lowest = min(point.low if chart.has_intervals else point.y for point in points)
     highest = max(*(point.high if chart.has_intervals else point.y for point in points), *ceilings, 0.0)
@@ -152,16 +144,6 @@ def _scale_y(axes: Axes, panel: Panel, chart: Chart) -> None:
         return
     margin = max(0.12 * (highest - lowest), _LEAST_SPAN * highest / 2)
     axes.set_ylim(max(0.0, lowest - margin), highest + margin)
-
-
-def _scale_time(axes: Axes, lowest: float, highest: float) -> None:
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
-
-    axes.set_yscale("log")
-    axes.set_ylim(lowest / 1.3, highest * 1.3)
-    axes.yaxis.set_major_locator(LogLocator(10, subs=(1.0, 2.0, 5.0) if highest / lowest < 100 else (1.0,)))
-    axes.yaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
 
 
 def _mark_best(axes: Axes, panel: Panel, best: Point) -> None:
@@ -208,8 +190,8 @@ def _label(axes: Axes, panel: Panel, chart: Chart, line: int, column: int) -> No
     """Labels where they are needed: on the outer panels."""
     axes.tick_params(labelsize=SMALL, color="#999999")
     left = chart.grid[line][column - 1] if column else None
-    if left is None or (left.quantity, left.unit) != (panel.quantity, panel.unit):
-        axes.set_ylabel(_unit(panel), fontsize=TEXT)
+    if left is None or left.unit != panel.unit:
+        axes.set_ylabel(panel.unit, fontsize=TEXT)
     elif not chart.has_own_scales:
         axes.tick_params(labelleft=False)
     if all(row[column] is None for row in chart.grid[line + 1 :]):
@@ -218,7 +200,7 @@ def _label(axes: Axes, panel: Panel, chart: Chart, line: int, column: int) -> No
         axes.tick_params(labelbottom=False)
     beside = [each for each in chart.grid[line][column + 1 :] if each is not None]
     whole = panel.peak or panel.ceiling
-    if whole is None or whole > axes.get_ylim()[1] or panel.quantity == "ms":
+    if whole is None or whole > axes.get_ylim()[1]:
         return
     if chart.has_own_scales or all((each.peak or each.ceiling) != whole for each in beside):
         _add_shares(axes, whole, "% of the datasheet" if panel.peak else "% MAMFU")

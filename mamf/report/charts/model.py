@@ -122,7 +122,7 @@ def _shares(steps: _Steps, titles: Mapping[_Key, str], known: KnownCeilings) -> 
         regime, problem, _, _ = key
         scale = 100 / known[problem.dtype, regime].tflops if has_all else 1.0
         for phase in PHASES:
-            points = [point(found[x][phase], x, "tflops", scale) for x in sorted(found) if phase in found[x]]
+            points = [point(found[x][phase], x, scale) for x in sorted(found) if phase in found[x]]
             if points:
                 lines.append(Line(f"{titles[key]}, {phase}", tuple(points)))
     contexts = sorted({context for found in steps.values() for context in found})
@@ -130,5 +130,5 @@ def _shares(steps: _Steps, titles: Mapping[_Key, str], known: KnownCeilings) -> 
     of = "; ".join(f"of {each.tflops:.4g} TFLOPS, {each.dtype} {each.regime}: {each.told}" for each in ceilings)
     title = f"MAMFU: {of}" if has_all else "TFLOPS: the log names no ceiling, so there is no MAMFU"
     axis = Axis("context length", True, labelled(contexts, in_kibi))
-    panel = Panel(title, "tflops", tuple(lines), unit="% MAMFU" if has_all else "TFLOPS")
+    panel = Panel(title, tuple(lines), unit="% MAMFU" if has_all else "TFLOPS")
     return Chart(title, "", axis, ((panel,),))

@@ -62,7 +62,7 @@ class RangeChart:
 
 
 def range_panels(chart: RangeChart) -> Iterator[PagePanel]:
-    lines = len(chart.rows) + len({row.group for row in chart.rows})
+    lines = len(chart.rows) + len({row.group for row in chart.rows if row.group})
     size = PAGE_WIDTH, _ROW_INCHES * lines + _INCHES_BESIDE
     yield PagePanel(f"{chart.title}, {chart.unit}", functools.partial(_draw_ranges, chart=chart), size)
 
@@ -73,8 +73,9 @@ def named_of_ranges(chart: RangeChart) -> Named:
 
 def _draw_ranges(axes: Axes, chart: RangeChart) -> None:
     """A line for each row, under the name of its group."""
-    styles, names, y = styles_of(chart.names), {}, 0
+    styles, names, y = styles_of(chart.names), {}, -1
     for group, rows in group_pairs((row.group, row) for row in chart.rows).items():
+        y += bool(group)
         axes.text(0.005, y, group, fontsize=SMALL, weight="bold", va="center", transform=axes.get_yaxis_transform())
         for row in rows:
             y += 1
@@ -89,9 +90,9 @@ def _draw_ranges(axes: Axes, chart: RangeChart) -> None:
             HINTS[drawn] = [f"{row.name}: {point.value:.4g} {chart.unit} {point.text}" for point in row.points]
             if row.peak is not None:
                 axes.plot([row.peak] * 2, [y - 0.4, y + 0.4], **PEAK)
-        y += 1
     axes.set_yticks(list(names), labels=list(names.values()))
-    axes.set_ylim(y - 0.4, -0.6)
+    axes.set_ylim(y + 0.6, -0.6)
+    axes.locator_params(axis="x", nbins=7)
     axes.set_xlabel(chart.unit, fontsize=TEXT)
     axes.tick_params(labelsize=SMALL, color=GREY)
     axes.set_axisbelow(True)

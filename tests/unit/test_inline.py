@@ -51,7 +51,7 @@ STEPS = WaterfallChart("t", "", (Bar("datasheet", 989.0), Bar("measured", 850.0,
 ROOFS = RooflineChart(
     "t",
     "",
-    (RoofLine("bfloat16 800 TFLOPS", "bfloat16", (100, 800), (1000, 800), False),),
+    (RoofLine("bfloat16 800 TFLOPS", (100, 800), (1000, 800), False),),
     (Mark("8x8x8", "torch.mm", (200, 700)), Mark("k", "flex", (900, 90), is_placed=False)),
     (10, 1000),
     (1, 1000),

@@ -9,9 +9,6 @@ FORMATS = ("table", "csv", "json", "markdown", "html")
 #: Where ``mamf peak`` knows a figure from, the best first.
 PeakSource = Literal["measured", "contributed", "published", "datasheet"]
 PEAK_SOURCES: tuple[PeakSource, ...] = get_args(PeakSource)
-Quantity = Literal["tflops", "ms"]
-#: What a figure of attention shows.
-QUANTITIES: tuple[Quantity, ...] = get_args(Quantity)
 #: Other tools that measured roofs are written for.
 EXPORTS = ("tracelens",)
 #: A row that is slower by more than this share is a regression.

@@ -78,8 +78,8 @@ _ATTENTION = f"{_H200}/attention-bfloat16-fwd-bwd-burst-20261122-221110.jsonl"
 PICTURES: Mapping[str, Callable[[], Picture]] = {
     "docs/sweep-h200.png": _log(f"{_H200}/sweep-torch-mm-bfloat16-burst-20261122-181526.jsonl"),
     "docs/find-h200.png": _log(f"{_H200}/find-bfloat16-burst-sustained-20261121-143537.jsonl"),
-    "docs/attention-h200-fwd.png": _log(_ATTENTION, directions=["fwd"], quantities=["tflops"]),
-    "docs/attention-h200-bwd.png": _log(_ATTENTION, directions=["bwd"], quantities=["tflops"]),
+    "docs/attention-h200-fwd.png": _log(_ATTENTION, directions=["fwd"]),
+    "docs/attention-h200-bwd.png": _log(_ATTENTION, directions=["bwd"]),
     "docs/roofline-h200.png": _roofline(
         f"{_H200}/bandwidth-roofline-float32-burst-sustained-20261122-000415.jsonl",
         f"{_H200}/sweep-torch-mm-bfloat16-burst-20261122-000343.jsonl",

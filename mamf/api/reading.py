@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mamf.ceilings.ceiling import Ceiling
-from mamf.choices import Quantity
 from mamf.contribution.rules import Review, review
 from mamf.errors import RunLogError
 from mamf.kinds.registry import chart_of
@@ -88,7 +87,6 @@ def plot(
     *,
     regime: str | None = None,
     directions: Sequence[str] | None = None,
-    quantities: Sequence[Quantity] | None = None,
     overwrite: bool = False,
 ) -> Figure:
     """A log as a figure of matplotlib's, chosen by what the log is of; also as a file, where ``path`` names one.
@@ -96,7 +94,6 @@ def plot(
     - ``path``: ``.png`` or ``.svg``, replaced only with ``overwrite``.
     - ``regime``: one of the log's; by default of attention its first, else all.
     - ``directions``: of attention, ``fwd``, ``bwd`` or ``fwd+bwd``; by default all.
-    - ``quantities``: ``tflops`` and ``ms``; by default of attention both, else tflops.
 
     Raises UnavailableError without matplotlib, UsageError for what the log does not have and for a file that is there.
 
@@ -104,7 +101,7 @@ def plot(
     >>> figure.texts[0].get_text()
     'matmul MxNxK by simulated.mm, bfloat16'
     """
-    figure = draw(chart_of(_opened(log), regime, directions, quantities))
+    figure = draw(chart_of(_opened(log), regime, directions))
     if path is not None:
         save(figure, Path(path), overwrite)
     return figure

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from mamf.errors import UsageError
 from mamf.kinds.kind import AnyCeilings, Drawing, KernelRows, View
 from mamf.logs.recording import End
 from mamf.logs.run_log import RunLog
@@ -34,8 +33,6 @@ class Find(KernelRows):
         if not log.plan.is_search:
             return super().chart(log, drawing)
         drawing.require_no_direction(log)
-        if drawing.quantities and drawing.drawn != ("tflops",):
-            raise UsageError(f"{log.path} is a find: its shapes take incomparable times, so draw tflops alone")
         return find_chart(log.measurements, log.ceilings, log.header, drawing.regime)
 
     def summary(self, plan: Plan, rows: Sequence[Measurement], ceilings: AnyCeilings, end: End) -> dict[str, Any]:

@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 
 from mamf.ceilings.ceiling import Ceiling
 from mamf.ceilings.roof import Roofs
-from mamf.choices import QUANTITIES, Quantity
 from mamf.errors import UsageError
 from mamf.logs.recording import End
 from mamf.logs.run_log import RunLog
@@ -42,17 +41,6 @@ class Drawing:
 
     regime: str | None = None
     directions: Sequence[str] | None = None
-    quantities: Sequence[Quantity] | None = None
-
-    @property
-    def drawn(self) -> tuple[Quantity, ...]:
-        """The requested quantities, or all, in their usual order."""
-        return tuple(name for name in QUANTITIES if name in (self.quantities or QUANTITIES))
-
-    @property
-    def rates_first(self) -> tuple[Quantity, ...]:
-        """The requested quantities, by default the rate alone."""
-        return self.drawn if self.quantities else ("tflops",)
 
     def require_no_direction(self, log: RunLog) -> None:
         if self.directions:
@@ -95,7 +83,7 @@ class KernelRows(Kind):
 
     def chart(self, log: RunLog, drawing: Drawing) -> Picture:
         drawing.require_no_direction(log)
-        return kernels_chart(log.measurements, log.header, drawing.regime, drawing.rates_first)
+        return kernels_chart(log.measurements, log.header, drawing.regime)
 
     def summary(self, plan: Plan, rows: Sequence[Measurement], ceilings: AnyCeilings, end: End) -> dict[str, Any]:
         return kernels_summary_record(rows, end, dict(ceilings) if self.has_ceilings else {})

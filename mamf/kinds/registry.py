@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from mamf.choices import QUANTITIES, Quantity
 from mamf.kinds.explain import Explain
 from mamf.kinds.find import Find
 from mamf.kinds.guard import Guard
@@ -41,15 +40,13 @@ def chart_of(
     log: RunLog,
     regime: str | None = None,
     directions: Sequence[str] | None = None,
-    quantities: Sequence[Quantity] | None = None,
 ) -> Picture:
-    """A log as a chart. None: the first regime of attention, else all; all directions; both quantities of attention,
-    else tflops. Raises UsageError if the log lacks what is to be drawn.
+    """A log as a chart. None: the first regime of attention, else all; all directions. Raises UsageError if the log
+    lacks what is to be drawn.
     """
-    for what, asked, known in (("direction", directions, DIRECTIONS), ("quantity", quantities, QUANTITIES)):
-        for name in asked or ():
-            require_known((what, name, known))
-    chart = kind_of(log.plan).chart(log, Drawing(regime, directions, quantities))
+    for name in directions or ():
+        require_known(("direction", name, DIRECTIONS))
+    chart = kind_of(log.plan).chart(log, Drawing(regime, directions))
     if log.tier == "interrupted":
         return replace(chart, notes=(*chart.notes, "the run was interrupted: the best shape may be missing"))
     return chart

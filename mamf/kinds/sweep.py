@@ -36,12 +36,12 @@ class Sweep(KernelRows):
         rows, header, of = log.measurements, log.header, log.plan.operation
         if of == "attention":
             ceilings, directions = log.all_ceilings, drawing.directions
-            return attention_chart(rows, ceilings, header, drawing.regime, directions, drawing.drawn)
+            return attention_chart(rows, ceilings, header, drawing.regime, directions)
         drawing.require_no_direction(log)
-        if of == "model" and not drawing.quantities:
+        if of == "model":
             return model_chart(rows, log.known_ceilings, header, drawing.regime)
         if of == MATMUL:
-            return sweep_chart(rows, header, drawing.regime, drawing.rates_first)
+            return sweep_chart(rows, header, drawing.regime)
         return super().chart(log, drawing)
 
     def summary(self, plan: Plan, rows: Sequence[Measurement], ceilings: AnyCeilings, end: End) -> dict[str, Any]:

@@ -132,7 +132,7 @@ def _figure_panel(name: str, devices: Sequence[Device]) -> Panel:
             half = rate * device.half_widths.get(name, 0.0)
             lines.setdefault(line, []).append(Point(float(place), rate, rate - half, rate + half))
     title = f"{name}, spread {range_of(values_of(name, devices)):.1%}" if len(devices) > 1 else name
-    return Panel(title, "tflops", tuple(Line(line, tuple(points)) for line, points in lines.items()), unit=unit)
+    return Panel(title, tuple(Line(line, tuple(points)) for line, points in lines.items()), unit=unit)
 
 
 def _names(devices: Sequence[Device]) -> list[str]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from mamf.contribution.collection import best_attention, best_kernels
-from mamf.contribution.entries import Entry, kernel_title, software
+from mamf.contribution.entries import Entry, kernel_title
 from mamf.measurement import TERA, group_pairs
-from mamf.pages.site_data import COMPLETE, CeilingLine, Run, SiteData, ceiling_lines
+from mamf.pages.site_data import COMPLETE, CeilingLine, Run, SiteData
 from mamf.pages.site_index import (
     INDEX,
     MOST_FACTS,
@@ -20,7 +20,6 @@ from mamf.pages.site_index import (
     joules,
     log_link,
     point_of,
-    range_over_cards,
     spread,
 )
 from mamf.regime_names import CEILINGS
@@ -38,13 +37,11 @@ def device_page(name: str, data: SiteData, logs: str) -> Page:
         fact_of(line, f"{line.dtype}, {line.regime}")
         for line in [each for each in best if each.regime in CEILINGS] or best
     ]
-    versions = group_pairs((software(each.header), each) for each in data.entries)
     sections = [
         Section("Ceilings", [_ceilings_table(data, logs)] if data.lines else []),
         *_card_sections(data, logs),
         Section("Attention kernels", _attention(data, logs)),
         Section("Other operations", [_kernels_table(data, logs)] if data.kernels else [], is_open=False),
-        Section("By software version", [_history_table(versions)] if versions else [], is_open=len(versions) > 1),
         Section("Unconfirmed figures", [_unconfirmed_table(data, logs)] if data.unconfirmed else [], is_open=False),
         Section("Logs", [_logs_table(data, logs)]),
     ]
@@ -113,21 +110,6 @@ def _cards_chart(line: CeilingLine) -> RangeChart:
         f"The fastest of {len(line.cards)} cards is {gain} % above the slowest.",
         *("TFLOPS", tuple(rows)),
     )
-
-
-def _history_table(versions: dict[str, list[Entry]]) -> Table[Any]:
-    columns: list[Column[tuple[str, CeilingLine]]] = [
-        Column("", "software", lambda row: row[0], left=True),
-        Column("", "TFLOPS", lambda row: row[1].tflops, significant),
-        Column("", "dtype", lambda row: row[1].dtype, left=True),
-        Column("", "regime", lambda row: row[1].regime, left=True),
-        Column("", "interval", lambda row: row[1].interval, interval_cell),
-        Column("", "cards", lambda row: len(row[1].cards)),
-        Column("", "over cards", lambda row: range_over_cards(row[1])),
-        Column("", "first log", lambda row: versions[row[0]][0].header["started"][:10]),
-        Column("", "last log", lambda row: versions[row[0]][-1].header["started"][:10]),
-    ]
-    return Table(columns, [(name, line) for name, group in versions.items() for line in ceiling_lines(COMPLETE, group)])
 
 
 def _attention(data: SiteData, logs: str) -> list[Part]:

@@ -37,6 +37,8 @@ from mamf.report.text import UNKNOWN, end_line, interval_cell, machine_line, per
 
 #: The most figures in large type, and the most rows that a page lists of one table.
 _MOST_FACTS, _MOST_ROWS = 6, 500
+#: More tables than this open on a click.
+_MAX_OPEN_TABLES = 8
 #: Operands whose figures count; others show what data cost.
 NORMAL = "normal"
 
@@ -74,9 +76,11 @@ class Source:
     @property
     def sections(self) -> list[Section]:
         """Pictures, tables, conditions and the command that makes such a log."""
+        figures = [_limited(block) for block in self.document.visible_blocks]
+        is_short = sum(isinstance(block, Table) for block in figures) <= _MAX_OPEN_TABLES
         found = [
             Section("Pictures", self.pictures),
-            Section("Figures", [_limited(block) for block in self.document.visible_blocks]),
+            Section("Figures", figures, is_open=is_short),
             Section("Conditions", self.conditions),
             Section("Reproduce it", [Command(self.command)] if self.command else []),
         ]

@@ -148,7 +148,7 @@ def beside_chart(runs: Sequence[Shown]) -> Chart:
         first, last = (math.log10(place[text]) for text in (by_place[0], by_place[-1]))
         ticks = [10.0**power for power in range(math.floor(first), math.ceil(last) + 1)]
         axis = Axis("FLOP", is_log=True, ticks=tuple((tick, in_giga(tick)) for tick in ticks))
-    panel = Panel("", "tflops", tuple(lines))
+    panel = Panel("", tuple(lines))
     return Chart("mamf-finder beside mamf", "", axis, ((panel,),), (_difference(runs),), is_connected=is_m)
 
 

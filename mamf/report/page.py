@@ -15,11 +15,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mamf.errors import UnavailableError
+from mamf.report.charts.inline import figure_parts
 from mamf.report.charts.palette import COLORS
 from mamf.report.charts.plotting import Picture
-from mamf.report.charts.ranges import RangeChart
 from mamf.report.document import Answer, Block, Document, Lines, Table
-from mamf.report.svg.figure import figure_parts
 from mamf.text import visible, without_markup
 
 if TYPE_CHECKING:
@@ -43,7 +42,7 @@ class Command:
     text: str
 
 
-Part = Block | Picture | RangeChart | Command
+Part = Block | Picture | Command
 
 
 @dataclass(frozen=True)
@@ -107,12 +106,10 @@ def _file(name: str) -> str:
 
 @functools.cache
 def _colors() -> str:
-    """A class for each color of the palette, lighter on a dark page."""
-    light = "".join(f".c{number} {{ --c: {color}; }}\n" for number, color in enumerate(COLORS))
-    dark = "".join(
-        f".c{number} {{ --c: color-mix(in srgb, {color} 60%, white); }}\n" for number, color in enumerate(COLORS)
-    )
-    return f"{light}@media screen and (prefers-color-scheme: dark) {{\n{dark}}}\n"
+    """A variable for each color of the palette, lighter on a dark page."""
+    light = " ".join(f"--c{number}: {color};" for number, color in enumerate(COLORS))
+    dark = " ".join(f"--c{number}: color-mix(in srgb, {color} 60%, white);" for number, color in enumerate(COLORS))
+    return f":root {{ {light} }}\n@media screen and (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}\n"
 
 
 def _source(text: str) -> str:

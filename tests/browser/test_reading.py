@@ -13,7 +13,7 @@ def test_a_point_shows_its_figures_under_the_pointer(browser, page):
     browser.open(page("attention"))
     hint = browser.driver.find_element("id", "hint")
     assert not hint.is_displayed()
-    point = browser.driver.find_element("css selector", "figure .pictures path.mark")
+    point = browser.driver.find_element("css selector", "figure .pictures use:has(> title)")
     ActionChains(browser.driver).scroll_to_element(point).move_to_element(point).perform()
     assert hint.is_displayed()
     assert hint.text == browser.evaluate("return arguments[0].querySelector('title').textContent", point)

@@ -238,7 +238,7 @@ def test_an_imported_run_is_kept_and_read(machine):
         mamf.plot("finder.jsonl")
 
 
-@pytest.mark.parametrize("asked", [{"quantities": ["seconds"]}, {"directions": ["up"]}, {"regime": "sustained"}])
+@pytest.mark.parametrize("asked", [{"directions": ["up"]}, {"regime": "sustained"}])
 def test_a_figure_of_what_is_not_there_is_refused(machine, asked):
     with pytest.raises(UsageError):
         mamf.plot("attention.jsonl", **asked)

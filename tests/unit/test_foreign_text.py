@@ -161,7 +161,7 @@ def test_a_dollar_in_a_figure_is_a_dollar():
     text = r"$\frac{$ \$x$"
     points = (Point(1, 1, 1, 1), Point(2, 2, 2, 2))
     axis = Axis(text, ticks=((1, text), (2, "$b$")))
-    panel = Panel(text, "tflops", (Line(f"{text}\x1b", points),), unit=text)
+    panel = Panel(text, (Line(f"{text}\x1b", points),), unit=text)
     figure = draw(Chart(text, text, axis, ((panel,),), (text,), companion=text))
     figure.draw_without_rendering()
     drawn = {each.get_text() for each in figure.findobj(lambda each: hasattr(each, "get_text"))}

@@ -35,7 +35,7 @@ from mamf.report.charts.chart import (
 )
 from mamf.report.charts.palette import CEILING as CEILING_STYLE
 from mamf.report.charts.palette import COLORS, MARKERS, styles_of
-from mamf.report.charts.plotting import draw, label_place, save
+from mamf.report.charts.plotting import draw, save
 from mamf.report.charts.products import find_chart, kernels_chart, sweep_chart
 from mamf.statistics import Interval, summarize
 
@@ -82,7 +82,7 @@ PRESET = [
 
 
 def test_panels_are_by_head_dimension_mask_and_direction():
-    chart = attention_chart(PRESET, CEILINGS, HEADER, quantities=("tflops",))
+    chart = attention_chart(PRESET, CEILINGS, HEADER)
     assert [len(line) for line in chart.grid] == [3] * 4
     assert [panel.title for panel in chart.grid[1]] == [
         "head dim 64, full, backward",
@@ -94,11 +94,9 @@ def test_panels_are_by_head_dimension_mask_and_direction():
     assert "batch x length = 16384; heads x head dimension = 2048" in chart.subtitle
 
 
-def test_time_follows_tflops_down_the_figure():
+def test_a_direction_has_a_panel_for_each_head_dimension_and_mask():
     chart = attention_chart(PRESET, CEILINGS, HEADER, directions=["fwd"])
-    assert [line[0].quantity for line in chart.grid] == ["tflops", "tflops", "ms", "ms"]
-    assert [panel.ceiling for panel in chart.grid[0]] == [800.0] * 3
-    assert [panel.ceiling for panel in chart.grid[2]] == [None] * 3
+    assert [[panel.ceiling for panel in line] for line in chart.grid] == [[800.0] * 3] * 2
     assert {panel.title for panel in chart.panels} == {
         f"head dim {dim}, {mask}" for dim in (64, 128, 256) for mask in ("full", "causal")
     }
@@ -113,12 +111,11 @@ def test_a_kernel_has_one_color_in_the_pictures_of_both_directions():
 
 def test_points_are_figures_with_their_intervals_by_length():
     rows = [row(shape(2048), 500.0), row(shape(512), 250.0)]
-    tflops, time = attention_chart(rows, {}, HEADER).panels
+    (tflops,) = attention_chart(rows, {}, HEADER).panels
     first, second = tflops.lines[0].points
     assert (first.x, second.x) == (512, 2048)
     assert first.y == pytest.approx(250.0)
     assert first.low < first.y < first.high
-    assert time.lines[0].points[0].y == pytest.approx(1e3 * rows[1].summary.median)
     assert tflops.ceiling is None
 
 
@@ -131,20 +128,20 @@ def test_sizes_that_would_lie_on_one_another_part_panels():
     rows = [row(shape(length, batch=batch)) for length in LENGTHS for batch in (1, 64)]
     facets = needed(rows, lambda row: row.shape.seqlen_k)
     assert BATCH in facets and HEADS not in facets
-    chart = attention_chart(rows, {}, HEADER, quantities=("tflops",))
+    chart = attention_chart(rows, {}, HEADER)
     assert [panel.title for panel in chart.panels] == ["batch 1", "batch 64"]
 
 
 def test_many_head_dimensions_go_down_and_leave_the_panels_wide():
     rows = [row(shape(length, dim)) for length in LENGTHS for dim in (16, 32, 64, 96, 128)]
     chart = attention_chart(rows, {}, HEADER)
-    assert [[panel.quantity for panel in line] for line in chart.grid] == [["tflops", "ms"]] * 5
+    assert [len(line) for line in chart.grid] == [1] * 5
 
 
 def test_what_was_not_measured_is_an_empty_place():
     rows = [row(shape(dim=64)), row(shape(dim=64), direction="bwd"), row(shape(dim=128))]
     rows += [row(shape(dim=dim), direction="fwd+bwd") for dim in (64, 128, 256)]
-    chart = attention_chart(rows, {}, HEADER, quantities=("tflops",))
+    chart = attention_chart(rows, {}, HEADER)
     assert [[panel is not None for panel in line] for line in chart.grid] == [
         [True, True, False],
         [True, False, False],
@@ -154,7 +151,7 @@ def test_what_was_not_measured_is_an_empty_place():
 
 def test_queries_are_the_axis_where_keys_stay():
     rows = [row(shape(8192, queries=queries)) for queries in (1, 16, 128)]
-    chart = attention_chart(rows, {}, HEADER, quantities=("tflops",))
+    chart = attention_chart(rows, {}, HEADER)
     assert chart.axis.label == "queries"
     assert [tick for tick, _ in chart.axis.ticks] == [1, 16, 128]
 
@@ -172,12 +169,11 @@ def test_sparsity_is_the_axis_where_it_is_swept():
     assert [point.y for point in effective.points] == pytest.approx([400.0, 480.0])
     assert "length 8k" in chart.title
     assert chart.companion
-    assert not any(line.is_companion for line in chart.panels[1].lines)
 
 
 def test_lengths_part_panels_beside_sparsity():
     rows = [row(shape(length), sparsity=share) for length in (4096, 8192) for share in (0.0, 0.5)]
-    chart = attention_chart(rows, {}, HEADER, quantities=("tflops",))
+    chart = attention_chart(rows, {}, HEADER)
     assert [panel.title for panel in chart.panels] == ["length 4k", "length 8k"]
     assert LENGTH in needed(rows, lambda row: row.problem.sparsity)
 
@@ -187,7 +183,7 @@ def test_references_and_other_regimes_are_left_out_and_gaps_are_told():
     rows += [row(MatmulShape(8, 8, 8), 800.0), failed(shape(512), "sage-1", "unsupported")]
     rows[3] = Measurement(**{**vars(rows[3]), "is_reference": True})
     chart = attention_chart(rows, CEILINGS, HEADER)
-    assert [len(line.points) for panel in chart.panels for line in panel.lines] == [1, 1]
+    assert [len(line.points) for panel in chart.panels for line in panel.lines] == [1]
     assert chart.notes[-1] == "no figure: 1 x eager (out_of_memory)"
     assert attention_chart(rows, {}, HEADER, "sustained").panels[0].lines[0].points[0].y == pytest.approx(90.0)
 
@@ -264,8 +260,14 @@ def test_lengths_are_spoken_of_in_kibi(size, text):
 
 
 def test_labels_that_would_touch_are_left_out_and_their_ticks_stay():
-    ticks = labelled([512, 1000, 1024, 2048, 16384], in_kibi, columns=3)
-    assert ticks == ((512, "512"), (1000, "1000"), (1024, ""), (2048, "2k"), (16384, "16k"))
+    pytest.importorskip("matplotlib")
+    points = tuple(Point(x, 100.0, 100.0, 100.0) for x in (512, 990, 999))
+    panel = Panel("", (Line("eager", points),))
+    ticks = labelled([512, 990, 999], in_kibi)
+    assert ticks == ((512, "512"), (990, "990"), (999, "999"))
+    (axes,) = draw(Chart("", "", Axis("n", ticks=ticks), ((panel,),))).axes
+    assert list(axes.get_xticks()) == [512, 990, 999]
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["512", "990", ""]
 
 
 def test_even_ticks_are_few_multiples_of_a_power_of_two():
@@ -298,16 +300,14 @@ def _line(name, *heights):
 
 
 def test_lines_that_coincide_in_all_panels_are_one_with_both_names():
-    one = Panel(
-        "", "tflops", (_line("sdpa", 600.0, 700.0), _line("eager", 60.0, 70.0), _line("sdpa-cudnn", 601.0, 703.0))
-    )
-    other = Panel("", "ms", (_line("sdpa", 1.0, 2.0), _line("sdpa-cudnn", 1.001, 2.001)))
+    one = Panel("", (_line("sdpa", 600.0, 700.0), _line("eager", 60.0, 70.0), _line("sdpa-cudnn", 601.0, 703.0)))
+    other = Panel("", (_line("sdpa", 1.0, 2.0), _line("sdpa-cudnn", 1.001, 2.001)))
     merged = Chart("", "", Axis("x"), merge_lines([[one, other], [None, None]]))
     assert [[line.name for line in panel.lines] for panel in merged.panels] == [["eager", "sdpa-cudnn"], ["sdpa-cudnn"]]
     assert merged.labels["sdpa-cudnn"] == "sdpa-cudnn = sdpa"
-    far = Panel("", "ms", (_line("sdpa", 1.0, 2.0), _line("sdpa-cudnn", 1.05, 2.0)))
+    far = Panel("", (_line("sdpa", 1.0, 2.0), _line("sdpa-cudnn", 1.05, 2.0)))
     assert merge_lines([[one, far]]) == ((one, far),)
-    shorter = Panel("", "tflops", (_line("sdpa", 600.0), _line("sdpa-cudnn", 600.0, 700.0)))
+    shorter = Panel("", (_line("sdpa", 600.0), _line("sdpa-cudnn", 600.0, 700.0)))
     assert merge_lines([[shorter]]) == ((shorter,),)
 
 
@@ -321,15 +321,6 @@ def test_kernels_have_a_panel_per_regime_and_one_name_in_all():
     chart = kernels_chart(rows, HEADER)
     assert [[panel.title for panel in line] for line in chart.grid] == [["burst", "sustained"]]
     assert chart.names == ["flex", "eager"]
-
-
-@pytest.mark.parametrize(
-    ("left", "right", "place"),
-    [(10, 90, (True, True)), (106, 106, (True, False)), (94, 94, (True, True)), (100, 50, (False, True))],
-)
-def test_the_ceilings_label_goes_where_it_hides_least(left, right, place):
-    lines = (Line("eager", (Point(1, left, left, left), Point(2, right, right, right))),)
-    assert label_place(Panel("", "tflops", lines, 100.0), 100.0, 120.0) == place
 
 
 # -- drawn -------------------------------------------------------------------------------------------------------------
@@ -359,7 +350,7 @@ def texts(monkeypatch):
 MANY = [f"kernel-number-{number}" for number in range(21)]
 CHARTS = {
     "preset": attention_chart(PRESET, CEILINGS, HEADER, directions=["bwd"]),
-    "one panel": attention_chart([row(shape())], CEILINGS, HEADER, quantities=("tflops",)),
+    "one panel": attention_chart([row(shape())], CEILINGS, HEADER),
     "slower than its ceiling never": attention_chart(
         [row(shape(length), 900.0) for length in LENGTHS], CEILINGS, HEADER
     ),
@@ -396,7 +387,7 @@ def test_figures_are_as_wide_as_a_readme_and_no_texts_overlap(texts, chart):
 
 def test_a_panel_draws_a_line_a_kernel_and_the_ceiling():
     pytest.importorskip("matplotlib")
-    figure = draw(attention_chart(PRESET, CEILINGS, HEADER, directions=["fwd"], quantities=("tflops",)))
+    figure = draw(attention_chart(PRESET, CEILINGS, HEADER, directions=["fwd"]))
     panels = [axes for axes in figure.axes if axes.get_title(loc="left")]
     assert len(panels) == 6
     colours = {tuple(line.get_color() for line in axes.get_lines()) for axes in panels}
@@ -458,7 +449,7 @@ def test_drawing_leaves_pyplot_alone(tmp_path):
         "import sys; from mamf.report.charts.plotting import draw; from mamf.report.charts.chart import *;"
         "assert 'matplotlib' not in sys.modules;"
         "line = Line('a', (Point(1, 1, 1, 1),));"
-        "draw(Chart('t', 's', Axis('x'), ((Panel('p', 'tflops', (line,)),),)));"
+        "draw(Chart('t', 's', Axis('x'), ((Panel('p', (line,)),),)));"
         "assert 'matplotlib.pyplot' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path)
@@ -466,7 +457,7 @@ def test_drawing_leaves_pyplot_alone(tmp_path):
 
 def test_a_file_that_came_meanwhile_is_not_overwritten(tmp_path):
     pytest.importorskip("matplotlib")
-    figure = draw(Chart("", "", Axis("x"), ((Panel("", "ms", (Line("a", (Point(1, 1, 1, 1),)),)),),)))
+    figure = draw(Chart("", "", Axis("x"), ((Panel("", (Line("a", (Point(1, 1, 1, 1),)),)),),)))
     path = tmp_path / "mine.svg"
     path.write_text("precious")
     with pytest.raises(UsageError, match="exists"):
@@ -478,7 +469,7 @@ def test_a_file_that_came_meanwhile_is_not_overwritten(tmp_path):
 
 def test_a_full_disk_keeps_the_picture_that_was_to_be_replaced(tmp_path, monkeypatch):
     pytest.importorskip("matplotlib")
-    figure = draw(Chart("", "", Axis("x"), ((Panel("", "ms", (Line("a", (Point(1, 1, 1, 1),)),)),),)))
+    figure = draw(Chart("", "", Axis("x"), ((Panel("", (Line("a", (Point(1, 1, 1, 1),)),)),),)))
     path = tmp_path / "mine.svg"
     path.write_text("precious")
     monkeypatch.setattr(os, "fsync", lambda file: (_ for _ in ()).throw(OSError(errno.ENOSPC, "No space left")))
@@ -513,7 +504,7 @@ def plot(run):
     return lambda *arguments: run("plot", *arguments)
 
 
-@pytest.mark.parametrize("arguments", [["attention.jsonl"], ["sweep.jsonl"], ["sweep.jsonl", "--quantity", "ms"]])
+@pytest.mark.parametrize("arguments", [["attention.jsonl"], ["sweep.jsonl"]])
 def test_a_log_becomes_a_png_of_its_name(plot, tmp_path, arguments):
     pytest.importorskip("matplotlib")
     code, out, _ = plot(*arguments)
@@ -562,7 +553,6 @@ def test_without_matplotlib_one_line_says_what_to_install(plot, tmp_path, monkey
         (["sweep.jsonl", "--direction", "fwd"], "no direction"),
         (["sweep.jsonl", "--regime", "sustained"], "the log holds burst"),
         (["sweep.jsonl", "--regime", "brust"], "did you mean burst?"),
-        (["attention.jsonl", "--quantity", "tflop"], "did you mean tflops?"),
         (["attention.jsonl", "--direction", "fwd+bwd", "--regime", "burst"], "the log holds fwd"),
     ],
 )
@@ -578,10 +568,9 @@ def test_an_axis_scales_to_the_values_and_not_to_their_intervals():
     pytest.importorskip("matplotlib")
     from matplotlib.figure import Figure
 
-    from mamf.report.charts.chart import Line, Panel, Point
-    from mamf.report.charts.plotting import _scale_y
+    from mamf.report.charts.drawing import _scale_y
 
-    panel = Panel("", "tflops", (Line("k", (Point(0, 100.0, 1.0, 900.0), Point(1, 110.0, 1.0, 900.0))),))
+    panel = Panel("", (Line("k", (Point(0, 100.0, 1.0, 900.0), Point(1, 110.0, 1.0, 900.0))),))
     axes = Figure().subplots()
     _scale_y(axes, panel, Chart("", "", Axis("x"), ((panel,),)))
     low, high = axes.get_ylim()

@@ -103,10 +103,10 @@ def test_the_front_page_has_the_figure_interval_share_and_tier_of_each_ceiling(w
     assert page.count("<figure") >= 2  # a picture per dtype
 
 
-def test_a_device_page_has_cards_attention_energy_software_and_every_log(whole):
+def test_a_device_page_has_cards_attention_energy_and_every_log(whole):
     root, files = whole
     page = files["devices/nvidia-h200.html"]
-    for text in ("Cards side by side", "Attention kernels", "MAMFU", "J/TFLOP", "By software version", "driver 580"):
+    for text in ("Cards side by side", "Attention kernels", "MAMFU", "J/TFLOP", "driver 580"):
         assert text in page
     for log in (root / H200).iterdir():
         assert f"../../results/{H200}/{log.name}" in links(page)
@@ -129,14 +129,6 @@ def test_logs_can_be_elsewhere(root):
     assert all(address in links(files[name]) for name in ("index.html", "devices/amd-epyc.html"))
     with pytest.raises(UsageError, match="begins with https"):
         build_site(root, root.parent / "other", "javascript:alert(1)//")
-
-
-def test_software_versions_are_apart(root):
-    put(root, FIND)
-    put(root, FIND, "newer.jsonl", slowed=1.01, torch="2.12.0")
-    page = built(root)["devices/nvidia-h200.html"]
-    assert page.count("torch 2.11.0, cuda") >= 2 and page.count("torch 2.12.0, cuda") >= 2
-    assert "<details>\n<summary><h2>By software version" not in page  # shown at once
 
 
 def test_an_empty_folder_has_a_page_that_asks_for_logs(root):

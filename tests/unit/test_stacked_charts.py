@@ -69,18 +69,19 @@ def test_a_panel_is_a_kernel_and_its_bars_are_contexts():
         ("a", ["512", "2k"]),
         ("b", ["512", "2k"]),
     ]
-    assert chart.lines.unit == "% MAMFU"
-    assert [line.name for line in chart.lines.lines] == [f"{name}, {phase}" for name in "ab" for phase in PHASES]
-    point = chart.lines.lines[0].points[1]
+    (below,) = chart.lines.panels
+    assert below.unit == "% MAMFU"
+    assert [line.name for line in below.lines] == [f"{name}, {phase}" for name in "ab" for phase in PHASES]
+    point = below.lines[0].points[1]
     forward = next(each for each in rows if each.problem.phase == "forward" and each.shape.context == 2048)
     assert (point.x, point.y) == (2048, pytest.approx(100 * forward.best_rate / 500))
-    assert "500" in chart.lines.title and "of a log" in chart.lines.title
+    assert "500" in below.title and "of a log" in below.title
 
 
 def test_without_a_ceiling_the_lines_are_tflops_and_say_so():
-    lines = model_chart([*STEP, row("step", 2048)], {}, HEADER).lines
-    assert lines.unit == "TFLOPS" and "no MAMFU" in lines.title
-    assert lines.lines[0].points[0].y == pytest.approx(STEP[0].best_rate)
+    (below,) = model_chart([*STEP, row("step", 2048)], {}, HEADER).lines.panels
+    assert below.unit == "TFLOPS" and "no MAMFU" in below.title
+    assert below.lines[0].points[0].y == pytest.approx(STEP[0].best_rate)
 
 
 def test_steps_of_one_context_length_stand_side_by_side_with_their_shares():
@@ -148,7 +149,6 @@ def test_the_command_draws_steps(run, monkeypatch, tmp_path):
     assert run(*command, "--output", "run.jsonl")[0] == 0
     assert len(read_run_log(tmp_path / "run.jsonl").measurements) == 3
     assert run("plot", "run.jsonl")[:2] == (0, "figure: run.png\n")
-    assert run("plot", "run.jsonl", "--quantity", "ms", "--output", "ms.png")[0] == 0
     code, out, err = run("plot", "run.jsonl", "run.jsonl", "--output", "other.png")
     assert (code, out) == (2, "")
     assert "only logs of mamf-finder share a picture" in err

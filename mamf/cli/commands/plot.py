@@ -44,7 +44,7 @@ def _picture(options: argparse.Namespace) -> Picture:
     if len(options.logs) > 1:
         raise UsageError("only logs of mamf-finder share a picture: draw them one by one")
     log = read_log(options.logs[0])
-    picture = chart_of(log, options.regime, options.direction, options.quantity)
+    picture = chart_of(log, options.regime, options.direction)
     _warn_of_other_regimes(log, options.regime)
     return picture
 
@@ -56,7 +56,7 @@ def _of_nodes(options: argparse.Namespace) -> Chart:
 
 
 def _require_no_choice(options: argparse.Namespace, what: str) -> None:
-    for given in ("regime", "direction", "quantity"):
+    for given in ("regime", "direction"):
         if getattr(options, given):
             raise UsageError(f"{what} has no {given}: leave --{given} out")
 

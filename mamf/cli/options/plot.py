@@ -5,13 +5,12 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from mamf.choices import QUANTITIES
 from mamf.cli.options.shared import add
 from mamf.regime_names import NAMES
 
 EXAMPLES = """examples:
-  mamf plot attention.jsonl                                 attention.png: TFLOPS and time against sequence length
-  mamf plot attention.jsonl --direction fwd --quantity tflops --output forward.svg
+  mamf plot attention.jsonl                                 attention.png: TFLOPS against sequence length
+  mamf plot attention.jsonl --direction fwd --output forward.svg
   mamf plot sweep.jsonl --regime burst
   mamf plot model.jsonl                                     training steps by phase, and their MAMFU
   mamf plot FOLDER                                          devices side by side, from a folder of 'mamf node'
@@ -32,6 +31,3 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add(parser, "--overwrite")
     add(parser, "--regime", nargs=None, choices=NAMES, default_text="all, for attention the log's first")
     add(parser, "--direction", default_text="all")
-    parser.add_argument(
-        "--quantity", choices=QUANTITIES, nargs="+", help="quantity to draw (default: tflops, for attention both)"
-    )

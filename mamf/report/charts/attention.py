@@ -6,13 +6,11 @@ number of tokens, heads from a constant width) do not: a facet is added only whe
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from mamf.ceilings.share import Ceilings
-from mamf.choices import QUANTITIES, Quantity
 from mamf.errors import UsageError
 from mamf.measurement import Measurement
 from mamf.operations.attention.operation import is_attention
@@ -71,7 +69,6 @@ def attention_chart(
     header: Mapping[str, Any],
     regime: str | None = None,
     directions: Sequence[str] | None = None,
-    quantities: Sequence[Quantity] = QUANTITIES,
 ) -> Chart:
     """One regime (the log's first unless said) of a run of attention kernels.
 
@@ -88,13 +85,13 @@ def attention_chart(
     label, position = _axis(measured)
     facets = needed(measured, position)
     varying = [facet for facet in facets if count(facet, measured) > 1]
-    grid = merge_lines(_grid(measured, varying, position, ceilings, quantities))
+    grid = merge_lines(_grid(measured, varying, position, ceilings))
     common = ", ".join(facet.text(measured[0]) for facet in facets if facet not in varying)
     companions = any(line.is_companion for panels in grid for panel in panels if panel for line in panel.lines)
     return Chart(
         f"Attention, {regime}" + (f", {common}" if common else ""),
         f"{machine(header)}{_sizes(measured)}",
-        _ticked(label, measured, position, len(grid[0])),
+        _ticked(label, measured, position),
         grid,
         (*_conventions(measured, ceilings), *failures(kept, {row.kernel for row in measured})),
         companion="effective (solid: dense-equivalent)" if companions else "",
@@ -120,11 +117,11 @@ def count(facet: Facet, rows: Iterable[Measurement]) -> int:
     return len({facet.of(row) for row in rows})
 
 
-def _ticked(label: str, rows: Sequence[Measurement], position: Callable[[Measurement], float], columns: int) -> Axis:
+def _ticked(label: str, rows: Sequence[Measurement], position: Callable[[Measurement], float]) -> Axis:
     places = [position(row) for row in rows]
     if sweeps_sparsity(rows):
-        return Axis(label, False, labelled(places, lambda share: f"{share:.3g}", columns, is_log=False))
-    return Axis(label, True, labelled(places, in_kibi, columns))
+        return Axis(label, False, labelled(places, lambda share: f"{share:.3g}"))
+    return Axis(label, True, labelled(places, in_kibi))
 
 
 def needed(rows: Sequence[Measurement], position: Callable[[Measurement], float]) -> list[Facet]:
@@ -146,29 +143,21 @@ def _grid(
     varying: Sequence[Facet],
     position: Callable[[Measurement], float],
     ceilings: Ceilings,
-    quantities: Sequence[Quantity],
 ) -> tuple[tuple[Panel | None, ...], ...]:
-    """Panels: across go the first facets that there is room for, down the others and the quantities; those go across
-    where nothing else does.
-    """
+    """Panels: across go the first facets that there is room for, down the others."""
     across: tuple[Facet, ...] = ()
     for facet in varying:
         if len({values((*across, facet), row) for row in rows}) <= _MOST_ACROSS:
             across = (*across, facet)
     down = tuple(facet for facet in varying if facet not in across)
 
-    def panel(quantity: Quantity, column: Any, line: Any) -> Panel | None:
+    def panel(column: Any, line: Any) -> Panel | None:
         inside = [row for row in rows if values(across, row) == column and values(down, row) == line]
-        return _panel(inside, quantity, varying, position, ceilings) if inside else None
+        return _panel(inside, varying, position, ceilings) if inside else None
 
     columns = sorted({values(across, row) for row in rows})
     lines = sorted({values(down, row) for row in rows})
-    if not across:
-        return tuple(tuple(panel(quantity, (), line) for quantity in quantities) for line in lines)
-    return tuple(
-        tuple(panel(quantity, column, line) for column in columns)
-        for quantity, line in itertools.product(quantities, lines)
-    )
+    return tuple(tuple(panel(column, line) for column in columns) for line in lines)
 
 
 def values(facets: Iterable[Facet], row: Measurement) -> tuple[Any, ...]:
@@ -177,7 +166,6 @@ def values(facets: Iterable[Facet], row: Measurement) -> tuple[Any, ...]:
 
 def _panel(
     rows: Sequence[Measurement],
-    quantity: Quantity,
     varying: Sequence[Facet],
     position: Callable[[Measurement], float],
     ceilings: Ceilings,
@@ -185,14 +173,14 @@ def _panel(
     lines = []
     for kernel in dict.fromkeys(row.kernel for row in rows):
         own = sorted((row for row in rows if row.kernel == kernel), key=position)
-        lines.append(Line(kernel, tuple(point(row, position(row), quantity) for row in own)))
+        lines.append(Line(kernel, tuple(point(row, position(row)) for row in own)))
         sparse = [(row, float(row.details.get("sparsity", 0.0))) for row in own]
-        if quantity == "tflops" and any(share for _, share in sparse):
-            effective = tuple(point(row, position(row), quantity, 1 - share) for row, share in sparse)
+        if any(share for _, share in sparse):
+            effective = tuple(point(row, position(row), 1 - share) for row, share in sparse)
             lines.append(Line(kernel, effective, is_companion=True))
-    ceiling = ceilings.get((rows[0].problem.dtype, rows[0].regime)) if quantity == "tflops" else None
+    ceiling = ceilings.get((rows[0].problem.dtype, rows[0].regime))
     title = ", ".join(facet.text(rows[0]) for facet in varying)
-    return Panel(title, quantity, tuple(lines), None if ceiling is None else ceiling.tflops)
+    return Panel(title, tuple(lines), None if ceiling is None else ceiling.tflops)
 
 
 def _sizes(rows: Sequence[Measurement]) -> str:

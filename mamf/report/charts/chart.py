@@ -5,14 +5,12 @@ What a log shows is decided beside: products in mamf.report.charts.products, att
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
 from mamf.backend import DeviceInfo
-from mamf.choices import Quantity
 from mamf.errors import UsageError
 from mamf.measurement import TERA, Measurement
 from mamf.operations.unknown import operation_called
@@ -20,8 +18,6 @@ from mamf.plans import ALGORITHM
 from mamf.report.charts.palette import place_of
 from mamf.text import visible
 
-# Labels nearer than this share of an axis would touch, where so many panels share the width.
-_LABEL_DISTANCE, _LABEL_DISTANCE_PER_COLUMN = 0.01, 0.03
 _MARGIN_SHARE = 0.045
 _MOST_TICKS = 10
 _MOST_FAILURES = 4
@@ -60,7 +56,6 @@ class Panel:
     """
 
     title: str
-    quantity: Quantity
     lines: tuple[Line, ...]
     ceiling: float | None = None
     unit: str = "TFLOPS"
@@ -81,7 +76,7 @@ class Axis:
 @dataclass(frozen=True)
 class Chart:
     """``grid``: rows of panels, None where nothing was measured. ``is_connected``: points are joined by lines.
-    ``bar_width``: on the axis, where points are drawn as bars. ``has_intervals``: of points that are not joined.
+    ``has_intervals``: of points that are not joined.
     ``companion``: what a dotted line means. ``palette``: all names of the run, so that a name has one color in
     every picture of it. ``has_own_scales``: each panel has its own vertical scale.
     """
@@ -92,7 +87,6 @@ class Chart:
     grid: tuple[tuple[Panel | None, ...], ...]
     notes: tuple[str, ...] = ()
     is_connected: bool = True
-    bar_width: float | None = None
     has_intervals: bool = False
     companion: str = ""
     palette: tuple[str, ...] = ()
@@ -114,11 +108,7 @@ class Chart:
         best: dict[str, float] = {}
         for panel in self.panels:
             for line in panel.lines:
-                highest = max(point.y for point in line.points)
-                lowest = min(point.y for point in line.points)
-                best[line.name] = max(
-                    best.get(line.name, -math.inf), highest if panel.quantity == "tflops" else -lowest
-                )
+                best[line.name] = max(best.get(line.name, 0.0), *(point.y for point in line.points))
         return sorted(best, key=lambda name: -best[name]) if self.is_connected else list(best)
 
 
@@ -133,7 +123,7 @@ def with_visible_texts(part: Any) -> Any:
     return part
 
 
-def point(row: Measurement, x: float, quantity: Quantity, share: float = 1.0) -> Point:
+def point(row: Measurement, x: float, share: float = 1.0) -> Point:
     """A measured row's figure: the statistic that its regime is judged by, with its interval if it has one; of several
     devices as the run's first gives it. ``share`` scales it.
     """
@@ -141,8 +131,6 @@ def point(row: Measurement, x: float, quantity: Quantity, share: float = 1.0) ->
     has_interval = row.best_by == row.figure
     interval = row.comparable_interval
     fast, slow = (interval.low, interval.high) if has_interval else (seconds, seconds)
-    if quantity == "ms":
-        return Point(x, seconds * 1e3, fast * 1e3, slow * 1e3)
     scale = share * row.amount / 1e12
     return Point(x, scale / seconds, scale / slow, scale / fast)
 
@@ -157,20 +145,9 @@ def limits(positions: Sequence[float], is_log: bool) -> tuple[float, float]:
     return low - margin, high + margin
 
 
-def labelled(
-    sizes: Iterable[float], text: Callable[[float], str], columns: int = 1, is_log: bool = True
-) -> tuple[tuple[float, str], ...]:
-    """Every size as a tick; those whose labels would touch the one before have none."""
-    ordered = sorted(set(sizes))
-    at = [math.log2(size) if is_log else size for size in ordered]
-    nearest = (_LABEL_DISTANCE + _LABEL_DISTANCE_PER_COLUMN * columns) * (at[-1] - at[0])
-    ticks: list[tuple[float, str]] = []
-    last = -math.inf
-    for size, position in zip(ordered, at, strict=True):
-        is_free = position - last >= nearest
-        ticks.append((size, text(size) if is_free else ""))
-        last = position if is_free else last
-    return tuple(ticks)
+def labelled(sizes: Iterable[float], text: Callable[[float], str]) -> tuple[tuple[float, str], ...]:
+    """Every size as a tick."""
+    return tuple((size, text(size)) for size in sorted(set(sizes)))
 
 
 def even_ticks(sizes: Sequence[int]) -> tuple[tuple[float, str], ...]:
@@ -247,8 +224,7 @@ def merge_lines(grid: Sequence[Sequence[Panel | None]]) -> tuple[tuple[Panel | N
         top = max(point.y for line in panel.lines for point in line.points)
         for line in panel.lines:
             for each in line.points:
-                height = each.y / top if panel.quantity == "tflops" else math.log(each.y)
-                heights.setdefault(line.name, {})[number, each.x, line.is_companion] = height
+                heights.setdefault(line.name, {})[number, each.x, line.is_companion] = each.y / top
     drawn: dict[str, list[str]] = {}
     for name, own in sorted(heights.items(), key=lambda item: place_of(item[0])):
         drawn.setdefault(next((each for each in drawn if _coincide(heights[each], own)), name), []).append(name)

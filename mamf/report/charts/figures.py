@@ -1,19 +1,26 @@
-"""The parts around the panels of every picture: title, legend and notes.
+"""What all pictures share: the parts around their panels (title, legend and notes), panels of pages, hints of points.
 
-Their size is measured and the panels get the remaining space, so nothing overlaps.
+The size of title, legend and notes is measured and the panels get the remaining space, so nothing overlaps.
 """
 
 from __future__ import annotations
 
+import math
 import textwrap
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
+from weakref import WeakKeyDictionary
 
 if TYPE_CHECKING:
+    from matplotlib.artist import Artist
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from matplotlib.text import Text
 
 DPI = 100
 WIDTH = 16.0  # inches: 1600 pixels, which GitHub shows at about 60 %
+PAGE_WIDTH = 6.4  # of a panel on a page, in inches: narrow enough for a phone
 _GAP = 0.12  # inches between the parts of the figure
 _MARGIN = 0.2
 _TITLE, _SUBTITLE, TEXT, SMALL = 20, 14, 14, 12  # points
@@ -21,8 +28,24 @@ GREY = "#555555"
 # Characters that fit the width at these sizes.
 _TITLE_LENGTH, _SUBTITLE_LENGTH, _NOTE_LENGTH = 90, 145, 170
 _MOST_COLUMNS = 8
+# Characters of labels that fit a horizontal axis as wide as a file.
+_AXIS_LETTERS = 140
 #: Entries of a legend: what they say, and how the line beside it is drawn.
 Named = list[tuple[str, dict[str, Any]]]
+#: What pages show while the pointer is on a bar, or on the points of a line: by what is drawn, a text for each.
+HINTS: WeakKeyDictionary[Artist, Sequence[str]] = WeakKeyDictionary()
+
+
+@dataclass(frozen=True)
+class PagePanel:
+    """A panel that a page shows as a picture of its own. ``described``: for a screen reader; ``size``: on a page, in
+    inches; ``share``: of the width of a file that has all panels side by side.
+    """
+
+    described: str
+    draw: Callable[[Axes], None]
+    size: tuple[float, float] = (PAGE_WIDTH, 3.8)
+    share: float = 1.0
 
 
 class Described(Protocol):
@@ -84,3 +107,23 @@ def _legend(figure: Figure, named: Named) -> Any:
 def _height(part: Text | Any) -> float:
     """Inches."""
     return float(part.get_window_extent().height) / DPI
+
+
+def width_share(axes: Axes) -> float:
+    """How much of a file's width the axes have."""
+    spec, figure = axes.get_subplotspec(), axes.figure
+    assert spec is not None, "every panel is a subplot"
+    ratios: Any = spec.get_gridspec().get_width_ratios()
+    return float(sum(ratios[spec.colspan.start : spec.colspan.stop]) / sum(ratios) * figure.bbox.width / (WIDTH * DPI))
+
+
+def spaced_labels(axes: Axes, ticks: Sequence[tuple[float, str]], is_log: bool) -> list[str]:
+    """The labels of a horizontal axis; those that would touch the one before are empty."""
+    places = [math.log(place) if is_log else place for place, _ in ticks]
+    letter = (places[-1] - places[0]) / (_AXIS_LETTERS * width_share(axes))
+    labels, end = [], -math.inf
+    for place, (_, text) in zip(places, ticks, strict=True):
+        half = letter * (len(text) + 1) / 2
+        labels.append(text if place - half >= end else "")
+        end = place + half if labels[-1] else end
+    return labels

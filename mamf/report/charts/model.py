@@ -10,8 +10,19 @@ from mamf.ceilings.share import KnownCeilings
 from mamf.measurement import Measurement
 from mamf.operations.model.operation import Model
 from mamf.operations.model.shapes import PHASES, ModelProblem
-from mamf.report.charts.chart import Axis, Line, chosen_regimes, failures, in_kibi, labelled, machine, point
-from mamf.report.charts.stacked import LinesPanel, Stack, StackedChart, StackedPanel
+from mamf.report.charts.chart import (
+    Axis,
+    Chart,
+    Line,
+    Panel,
+    chosen_regimes,
+    failures,
+    in_kibi,
+    labelled,
+    machine,
+    point,
+)
+from mamf.report.charts.stacked import Stack, StackedChart, StackedPanel
 
 #: What a phase holds, in the order that it runs.
 _CONTENT: Mapping[str, tuple[str, ...]] = {
@@ -62,9 +73,10 @@ def model_chart(
     return StackedChart(title, machine(header), "milliseconds", "context length", panels, lines, tuple(notes))
 
 
-def _bars(steps: _Steps, titles: Mapping[_Key, str], shares: LinesPanel) -> Iterator[Stack]:
+def _bars(steps: _Steps, titles: Mapping[_Key, str], shares: Chart) -> Iterator[Stack]:
     """A bar a step of the one context length, the longest first, with the share of the longest phase."""
-    share_of = {line.name: f"{line.points[0].y:.1f} {shares.unit}" for line in shares.lines}
+    (panel,) = shares.panels
+    share_of = {line.name: f"{line.points[0].y:.1f} {panel.unit}" for line in panel.lines}
     bars = []
     for key, found in steps.items():
         (by_phase,) = found.values()
@@ -102,7 +114,7 @@ def _faster(title: str, found: Mapping[int, _Phases]) -> Iterator[str]:
             yield f"{title}, {in_kibi(context)}"
 
 
-def _shares(steps: _Steps, titles: Mapping[_Key, str], known: KnownCeilings) -> LinesPanel:
+def _shares(steps: _Steps, titles: Mapping[_Key, str], known: KnownCeilings) -> Chart:
     """MAMFU of every phase, or TFLOPS where a row has no ceiling to be a share of."""
     has_all = all((problem.dtype, regime) in known for regime, problem, _, _ in steps)
     lines = []
@@ -110,7 +122,7 @@ def _shares(steps: _Steps, titles: Mapping[_Key, str], known: KnownCeilings) -> 
         regime, problem, _, _ = key
         scale = 100 / known[problem.dtype, regime].tflops if has_all else 1.0
         for phase in PHASES:
-            points = [point(found[x][phase], x, "tflops", scale) for x in sorted(found) if phase in found[x]]
+            points = [point(found[x][phase], x, scale) for x in sorted(found) if phase in found[x]]
             if points:
                 lines.append(Line(f"{titles[key]}, {phase}", tuple(points)))
     contexts = sorted({context for found in steps.values() for context in found})
@@ -118,4 +130,5 @@ def _shares(steps: _Steps, titles: Mapping[_Key, str], known: KnownCeilings) -> 
     of = "; ".join(f"of {each.tflops:.4g} TFLOPS, {each.dtype} {each.regime}: {each.told}" for each in ceilings)
     title = f"MAMFU: {of}" if has_all else "TFLOPS: the log names no ceiling, so there is no MAMFU"
     axis = Axis("context length", True, labelled(contexts, in_kibi))
-    return LinesPanel(title, "% MAMFU" if has_all else "TFLOPS", axis, tuple(lines))
+    panel = Panel(title, tuple(lines), unit="% MAMFU" if has_all else "TFLOPS")
+    return Chart(title, "", axis, ((panel,),))

@@ -21,7 +21,7 @@ def overlap_chart(rows: Sequence[Measurement], header: Mapping[str, Any]) -> Cha
     if not pairs:
         raise UsageError("nothing to draw: no pair has figures of both works")
     products = group_pairs((pair.kind[0], pair) for pair in pairs)
-    panels = tuple(Panel(product, "tflops", tuple(_lines(same))) for product, same in products.items())
+    panels = tuple(Panel(product, tuple(_lines(same))) for product, same in products.items())
     return Chart(
         "Products beside other work, while both run",
         machine(header),

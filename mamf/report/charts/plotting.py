@@ -6,85 +6,97 @@ matplotlib is imported when something is drawn, and pyplot never: a Figure of it
 from __future__ import annotations
 
 import io
-import itertools
-import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mamf.errors import UnavailableError, UsageError
 from mamf.files import create_whole, write_whole
-from mamf.report.charts.chart import Axis, Chart, Line, Panel, Point, limits, with_visible_texts
-from mamf.report.charts.figures import DPI, GREY, SMALL, TEXT, WIDTH, Named, arrange
-from mamf.report.charts.palette import CEILING, PEAK, Style, styles_of
+from mamf.report.charts.chart import Chart, with_visible_texts
+from mamf.report.charts.drawing import chart_panels, draw_chart, named_of_chart
+from mamf.report.charts.figures import DPI, WIDTH, Named, PagePanel, arrange
+from mamf.report.charts.ranges import RangeChart, named_of_ranges, range_panels
 from mamf.report.charts.roofline import RooflineChart
-from mamf.report.charts.roofline_drawing import draw_roofline
+from mamf.report.charts.roofline_drawing import named_of_roofline, roofline_panels
 from mamf.report.charts.stacked import StackedChart
-from mamf.report.charts.stacked_drawing import draw_stacked, draw_waterfall
+from mamf.report.charts.stacked_drawing import (
+    draw_stacked,
+    named_of_stacked,
+    named_of_waterfall,
+    stacked_panels,
+    waterfall_panels,
+)
 from mamf.report.charts.waterfall import WaterfallChart
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-Picture = Chart | RooflineChart | StackedChart | WaterfallChart
+Picture = Chart | RangeChart | RooflineChart | StackedChart | WaterfallChart
 FILE_TYPES = ("png", "svg")
-# Characters of all panels' titles in a row that fit the width.
-_PANEL_TITLES_LENGTH = 132
-# Height of a line of text as a share of a panel.
-_LABEL_ROOM = 0.12
-# A line through more points than this is thin, with small markers.
-_MOST_MARKED = 100
-# A datasheet that is this many times what was measured is not drawn: the figures would be a line at the bottom.
-_FAR_ABOVE = 2.5
-# An axis that follows its figures spans at least this share of them: less is no difference.
-_LEAST_SPAN = 0.02
-_MILLISECONDS = "milliseconds"
+
+
+@dataclass(frozen=True)
+class _Drawing:
+    """``panels``: for pages. ``named``: entries of the legend. A file is drawn by ``draw``, else it has the panels side
+    by side, ``inches`` high.
+    """
+
+    panels: Callable[[Any], Iterable[PagePanel]]
+    named: Callable[[Any], Named]
+    draw: Callable[[Figure, Any], None] | None = None
+    inches: float = 0.0
 
 
 def draw(chart: Picture) -> Figure:
     """The picture as a Figure. Raises UnavailableError without matplotlib."""
-    try:
-        from matplotlib import rc_context
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise UnavailableError("drawing needs matplotlib: pip install 'mamf[plot]'") from None
-    figure = Figure(figsize=(WIDTH, 9), dpi=DPI, facecolor="white", layout="constrained")
-    with rc_context({"text.parse_math": False}):  # a dollar in a name begins no formula
-        _DRAWINGS[type(chart)](figure, with_visible_texts(chart))
+    figure, chart, drawing = new_figure(WIDTH, 9), with_visible_texts(chart), _DRAWINGS[type(chart)]
+    with texts_as_they_are():
+        if drawing.draw is not None:
+            drawing.draw(figure, chart)
+            return figure
+        panels = list(drawing.panels(chart))
+        shares = [panel.share for panel in panels]
+        axes = figure.subplots(1, len(panels), squeeze=False, width_ratios=shares)[0]
+        for panel, place in zip(panels, axes, strict=True):
+            panel.draw(place)
+        for place in axes[1:]:
+            place.tick_params(labelleft=False)
+            place.set_ylabel("")
+        arrange(figure, chart, drawing.inches, drawing.named(chart))
     return figure
 
 
-def _draw(figure: Figure, chart: Chart) -> None:
-    axes = figure.subplots(len(chart.grid), len(chart.grid[0]), squeeze=False)
-    styles = styles_of([*chart.palette, *chart.names])
-    for line, panels in enumerate(chart.grid):
-        for column, panel in enumerate(panels):
-            if panel is None:
-                axes[line][column].set_visible(False)
-            else:
-                _draw_panel(axes[line][column], panel, chart, styles)
-                _label(axes[line][column], panel, chart, line, column)
-    rows = len(chart.grid)
-    arrange(figure, chart, {1: 6.0, 2: 6.9}.get(rows, 2.9 * rows), _named(chart, styles))
+def new_figure(width: float, height: float) -> Figure:
+    """A white figure of so many inches. Raises UnavailableError without matplotlib."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise UnavailableError("drawing needs matplotlib: pip install 'mamf[plot]'") from None
+    return Figure(figsize=(width, height), dpi=DPI, facecolor="white", layout="constrained")
 
 
-_DRAWINGS: Mapping[type, Callable[[Figure, Any], None]] = {
-    Chart: _draw,
-    RooflineChart: draw_roofline,
-    StackedChart: draw_stacked,
-    WaterfallChart: draw_waterfall,
+def texts_as_they_are() -> AbstractContextManager[None]:
+    """In which a dollar in a name begins no formula."""
+    from matplotlib import rc_context
+
+    return rc_context({"text.parse_math": False})
+
+
+_DRAWINGS: Mapping[type, _Drawing] = {
+    Chart: _Drawing(chart_panels, named_of_chart, draw_chart),
+    RangeChart: _Drawing(range_panels, named_of_ranges, inches=8.0),
+    RooflineChart: _Drawing(roofline_panels, named_of_roofline, inches=8.0),
+    StackedChart: _Drawing(stacked_panels, named_of_stacked, draw_stacked),
+    WaterfallChart: _Drawing(waterfall_panels, named_of_waterfall, inches=6.5),
 }
 
 
-def _named(chart: Chart, styles: Mapping[str, Style]) -> Named:
-    """What the legend says: the lines, and what a dotted one means."""
-    common = {"linewidth": 2 if chart.is_connected else 0, "markersize": 7}
-    named: Named = [(label, {**common, **vars(styles[name])}) for name, label in chart.labels.items()]
-    if chart.companion:
-        named.append((chart.companion, {"linewidth": 2, "linestyle": ":", "color": GREY}))
-    return named
+def page_panels(chart: Picture) -> tuple[list[PagePanel], Named]:
+    """The panels of a picture that a page shows, and its legend."""
+    drawing = _DRAWINGS[type(chart)]
+    return list(drawing.panels(chart)), drawing.named(chart)
 
 
 def save(figure: Figure, path: Path, overwrite: bool = False) -> None:
@@ -95,14 +107,14 @@ def save(figure: Figure, path: Path, overwrite: bool = False) -> None:
     kind = file_type(path)
     if path.exists() and not overwrite:
         raise exists(path)
-    with _laid_out(figure):
+    with laid_out(figure):
         figure.savefig(image, format=kind)
     write = write_whole if overwrite else create_whole
     write(path, image.getvalue())
 
 
 @contextmanager
-def _laid_out(figure: Figure) -> Iterator[None]:
+def laid_out(figure: Figure) -> Iterator[None]:
     """Laid out once: matplotlib would do so again, and draw everything for it, before it draws."""
     engine = figure.get_layout_engine()
     if engine is not None:
@@ -124,184 +136,3 @@ def file_type(path: Path) -> str:
     if kind not in FILE_TYPES:
         raise UsageError(f"cannot draw {path.name}: its name must end with .{' or .'.join(FILE_TYPES)}")
     return kind
-
-
-def _draw_panel(axes: Axes, panel: Panel, chart: Chart, styles: Mapping[str, Style]) -> None:
-    axes.set_axisbelow(True)
-    axes.grid(True, color="#dddddd", linewidth=0.8)
-    for side in axes.spines.values():
-        side.set_color("#999999")
-    if panel.title:
-        title = textwrap.fill(panel.title, _PANEL_TITLES_LENGTH // len(chart.grid[0]))
-        axes.set_title(title, fontsize=TEXT, loc="left")
-    for line in panel.lines:
-        _draw_line(axes, line, panel, chart, styles[line.name])
-    aside = (chart.bar_width or 0.0) / 2
-    places = [point.x for each in chart.panels for line in each.lines for point in line.points]
-    _scale_x(axes, chart.axis, [place + side for place in places for side in (-aside, aside)])
-    _scale_y(axes, panel, chart)
-    if panel.best is not None:
-        _mark_best(axes, panel, panel.best)
-    _draw_references(axes, panel)
-
-
-def _draw_line(axes: Axes, line: Line, panel: Panel, chart: Chart, style: Style) -> None:
-    x, y = [point.x for point in line.points], [point.y for point in line.points]
-    if chart.bar_width is not None:
-        axes.bar(x, y, chart.bar_width, color=style.color, edgecolor="white", linewidth=0.7)
-        return
-    is_few = (len(x) if chart.is_connected else sum(len(each.points) for each in panel.lines)) <= _MOST_MARKED
-    if chart.is_connected and not is_few:
-        axes.plot(x, y, color=style.color, linewidth=0.8, marker=".", markersize=4, markeredgewidth=0)
-        return
-    axes.plot(
-        x,
-        y,
-        color=style.color,
-        linestyle="none" if not chart.is_connected else ":" if line.is_companion else "-",
-        linewidth=2,
-        marker=style.marker,
-        markersize=7 if is_few else 5,
-        markeredgecolor="white",
-        markeredgewidth=0.7 if is_few else 0.3,
-    )
-    lows, highs = [point.low for point in line.points], [point.high for point in line.points]
-    if chart.has_intervals:
-        axes.vlines(x, lows, highs, style.color)
-    if chart.is_connected and not line.is_companion:
-        axes.fill_between(x, lows, highs, color=style.color, alpha=0.15, linewidth=0)
-
-
-def _scale_x(axes: Axes, axis: Axis, positions: Sequence[float]) -> None:
-    from matplotlib.ticker import MaxNLocator, NullLocator
-
-    if axis.is_log:
-        axes.set_xscale("log", base=2)
-        axes.xaxis.set_minor_locator(NullLocator())
-    if axis.ticks:
-        axes.set_xticks([tick for tick, _ in axis.ticks], labels=[text for _, text in axis.ticks])
-    else:
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    if axis.is_shared:
-        axes.set_xlim(*limits(positions, axis.is_log))
-
-
-def _scale_y(axes: Axes, panel: Panel, chart: Chart) -> None:
-    """One scale for all panels of a quantity, so that they compare at a glance, unless each has its own: time by its
-    logarithm, rates from 0 where a ceiling is drawn, for bars, or where they spread that far.
-    """
-    alike = [panel] if chart.has_own_scales else [each for each in chart.panels if each.quantity == panel.quantity]
-    points = [point for each in alike for line in each.lines for point in line.points]
-    if panel.quantity == "ms":
-        _scale_time(axes, min(point.y for point in points), max(point.y for point in points))
-        return
-    ceilings = [each.ceiling for each in alike if each.ceiling is not None]
-    lowest = min(point.low if chart.has_intervals else point.y for point in points)
-    highest = max(*(point.high if chart.has_intervals else point.y for point in points), *ceilings, 0.0)
-    highest = max(highest, *(each.peak for each in alike if each.peak and each.peak < _FAR_ABOVE * highest), 0.0)
-    if chart.bar_width:
-        axes.yaxis.set_major_formatter("{x:,.0f}")
-    is_from_zero = ceilings or chart.bar_width or lowest < highest / 2
-    if is_from_zero and not chart.has_own_scales:
-        axes.set_ylim(0, highest * 1.14)
-        return
-    margin = max(0.12 * (highest - lowest), _LEAST_SPAN * highest / 2)
-    axes.set_ylim(max(0.0, lowest - margin), highest + margin)
-
-
-def _scale_time(axes: Axes, lowest: float, highest: float) -> None:
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
-
-    axes.set_yscale("log")
-    axes.set_ylim(lowest / 1.3, highest * 1.3)
-    axes.yaxis.set_major_locator(LogLocator(10, subs=(1.0, 2.0, 5.0) if highest / lowest < 100 else (1.0,)))
-    axes.yaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-
-
-def _mark_best(axes: Axes, panel: Panel, best: Point) -> None:
-    share = f", {best.y / panel.peak:.0%} of the datasheet" if panel.peak else ""
-    axes.plot(best.x, best.y, marker="*", markersize=17, color="#222222", markeredgecolor="white", zorder=6)
-    is_right = axes.transAxes.inverted().transform(axes.transData.transform((best.x, best.y)))[0] > 1 / 2
-    _write(axes, f"best {best.y:.4g}{share}", (best.x, best.y), (-9 if is_right else 9, 5), is_left=not is_right)
-
-
-def _draw_references(axes: Axes, panel: Panel) -> None:
-    """The datasheet's peak and the ceiling, with their figures and the share."""
-    top = axes.get_ylim()[1]
-    has_peak = panel.peak is not None and panel.peak < top
-    if has_peak and panel.peak is not None:
-        axes.axhline(panel.peak, **PEAK)
-        _write_along(axes, f"datasheet {panel.peak:.4g}", panel.peak, is_left=False)
-    if panel.ceiling is not None:
-        axes.axhline(panel.ceiling, **CEILING)
-        share = f", {panel.ceiling / panel.peak:.0%} of the datasheet" if has_peak and panel.peak else ""
-        is_left, is_above = (True, True) if has_peak else label_place(panel, panel.ceiling, top)
-        _write_along(axes, f"ceiling {panel.ceiling:.4g}{share}", panel.ceiling, is_left=is_left, is_above=is_above)
-
-
-def _write_along(axes: Axes, text: str, height: float, *, is_left: bool, is_above: bool = True) -> None:
-    """Beside a horizontal line, at one of its ends."""
-    low, high = axes.get_xlim()
-    _write(
-        axes, text, (low if is_left else high, height), (5 if is_left else -5, 4 if is_above else -4), is_left=is_left
-    )
-
-
-def _write(axes: Axes, text: str, at: tuple[float, float], offset: tuple[int, int], *, is_left: bool) -> None:
-    """``is_left``: the text begins there, else it ends there. ``offset``: in points."""
-    axes.annotate(
-        text,
-        at,
-        xytext=offset,
-        textcoords="offset points",
-        fontsize=SMALL,
-        ha="left" if is_left else "right",
-        va="bottom" if offset[1] > 0 else "top",
-        zorder=5,
-        bbox={"boxstyle": "round,pad=0.15", "facecolor": "white", "edgecolor": "none", "alpha": 0.7},
-    )
-
-
-def label_place(panel: Panel, ceiling: float, top: float) -> tuple[bool, bool]:
-    """Where along its line the ceiling's label hides least, (left, above): the first place that is free, else the
-    freest.
-    """
-
-    def room(place: tuple[bool, bool]) -> float:
-        is_left, is_above = place
-        middle = ceiling + (_LABEL_ROOM if is_above else -_LABEL_ROOM) * top / 2
-        ends = (line.points[0 if is_left else -1].y for line in panel.lines)
-        return min(_LABEL_ROOM, *(abs(end - middle) / top for end in ends), 1.0)
-
-    return max(itertools.product((True, False), (True, False)), key=room)
-
-
-def _label(axes: Axes, panel: Panel, chart: Chart, line: int, column: int) -> None:
-    """Labels where they are needed: on the outer panels."""
-    axes.tick_params(labelsize=SMALL, color="#999999")
-    left = chart.grid[line][column - 1] if column else None
-    if left is None or (left.quantity, left.unit) != (panel.quantity, panel.unit):
-        axes.set_ylabel(_MILLISECONDS if panel.quantity == "ms" else panel.unit, fontsize=TEXT)
-    elif not chart.has_own_scales:
-        axes.tick_params(labelleft=False)
-    if all(row[column] is None for row in chart.grid[line + 1 :]):
-        axes.set_xlabel(chart.axis.label, fontsize=TEXT)
-    else:
-        axes.tick_params(labelbottom=False)
-    beside = [each for each in chart.grid[line][column + 1 :] if each is not None]
-    whole = panel.peak or panel.ceiling
-    if whole is None or whole > axes.get_ylim()[1] or panel.quantity == "ms":
-        return
-    if chart.has_own_scales or all((each.peak or each.ceiling) != whole for each in beside):
-        _add_shares(axes, whole, "% of the datasheet" if panel.peak else "% MAMFU")
-
-
-def _add_shares(axes: Axes, whole: float, label: str) -> None:
-    from matplotlib.ticker import MaxNLocator
-
-    functions = (lambda rate: 100 * rate / whole, lambda share: share * whole / 100)
-    shares = axes.secondary_yaxis("right", functions=functions)
-    shares.set_ylabel(label, fontsize=TEXT)
-    shares.tick_params(labelsize=SMALL, color="#999999")
-    shares.yaxis.set_major_locator(MaxNLocator(8, steps=[1, 2, 5, 10]))

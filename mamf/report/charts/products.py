@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mamf.ceilings.ceiling import Ceiling
-from mamf.choices import Quantity
 from mamf.measurement import Measurement, group_pairs
 from mamf.operations.unknown import operation_called
 from mamf.report.charts.chart import (
@@ -33,7 +32,6 @@ def sweep_chart(
     rows: Sequence[Measurement],
     header: Mapping[str, Any],
     regime: str | None = None,
-    quantities: Sequence[Quantity] = ("tflops",),
 ) -> Chart:
     """A sweep against the dimension that varies, or by rank where several do; a line a regime."""
     regimes, measured = drawn_rows(rows, regime)
@@ -45,18 +43,18 @@ def sweep_chart(
         notes.append(f"{name}: best {best.comparable_rate:.4g} TFLOPS ({best.best_by}) at {best.shape}")
         lines[name] = [(position(rank, row), row) for rank, row in enumerate(best_first, start=1)]
 
-    def panel(quantity: Quantity) -> Panel:
-        points = {name: [point(row, x, quantity) for x, row in lines[name]] for name in regimes}
-        best = max((each[0] for each in points.values()), key=lambda each: each.y)
-        drawn = tuple(Line(name, tuple(sorted(points[name], key=lambda each: each.x))) for name in regimes)
-        is_rate = quantity == "tflops"
-        peak = peak_of(measured[0].problem, header) if is_rate else None
-        return Panel("", quantity, drawn, peak=peak, best=best if is_rate else None)
-
-    grid = tuple((panel(quantity),) for quantity in quantities)
+    points = {name: [point(row, x) for x, row in lines[name]] for name in regimes}
+    best_point = max((each[0] for each in points.values()), key=lambda each: each.y)
+    drawn = tuple(Line(name, tuple(sorted(points[name], key=lambda each: each.x))) for name in regimes)
+    panel = Panel("", drawn, peak=peak_of(measured[0].problem, header), best=best_point)
     title = f"matmul {shape} by {measured[0].kernel}, {measured[0].problem.dtype}"
     return Chart(
-        title, machine(header), axis, grid, notes=(*notes, *failures(rows, [measured[0].kernel])), has_own_scales=True
+        title,
+        machine(header),
+        axis,
+        ((panel,),),
+        notes=(*notes, *failures(rows, [measured[0].kernel])),
+        has_own_scales=True,
     )
 
 
@@ -91,9 +89,9 @@ def find_chart(
     panels = []
     for name in regimes:
         numbered = enumerate([row for row in rows if row.ok and row.regime == name], start=1)
-        phases = group_pairs((row.phase, point(row, number, "tflops")) for number, row in numbered)
+        phases = group_pairs((row.phase, point(row, number)) for number, row in numbered)
         lines = tuple(Line(phase, tuple(points)) for phase, points in phases.items())
-        panels.append(Panel(name, "tflops", lines, found[name].tflops if name in found else None, peak=peak))
+        panels.append(Panel(name, lines, found[name].tflops if name in found else None, peak=peak))
     answers = ", ".join(f"{each.tflops:.4g} TFLOPS {name}" for name, each in found.items())
     notes = tuple(
         f"{name} ceiling: {each.tflops:.4g} TFLOPS at {each.shape} by {each.kernel}" for name, each in found.items()
@@ -115,7 +113,6 @@ def kernels_chart(
     rows: Sequence[Measurement],
     header: Mapping[str, Any],
     regime: str | None = None,
-    quantities: Sequence[Quantity] = ("tflops",),
 ) -> Chart:
     """A run of kernels; where several shapes lie at one place of the axis, the best of them."""
     regimes, measured = drawn_rows(rows, regime)
@@ -123,13 +120,12 @@ def kernels_chart(
     axis, position = _axis(measured)
     peaks = {problem: peak_of(problem, header) for problem in problems}
 
-    def panel(problem: Any, of: str, quantity: Quantity) -> Panel | None:
+    def panel(problem: Any, of: str) -> Panel | None:
         shown = [row for row in measured if (row.problem, row.regime) == (problem, of)]
         title = ", ".join(filter(None, (differing_fields(problem, problems), of if len(regimes) > 1 else "")))
-        return _panel(shown, title, position, quantity, peaks[problem]) if shown else None
+        return _panel(shown, title, position, peaks[problem]) if shown else None
 
-    columns = list(itertools.product(quantities, regimes))
-    grid = [[panel(problem, of, quantity) for quantity, of in columns] for problem in problems]
+    grid = [[panel(problem, of) for of in regimes] for problem in problems]
     name, kernels = measured[0].operation, dict.fromkeys(row.kernel for row in rows)
     return Chart(
         f"{name}, {', '.join(regimes)}",
@@ -140,15 +136,13 @@ def kernels_chart(
     )
 
 
-def _panel(
-    rows: Sequence[Measurement], title: str, position: Position, quantity: Quantity, peak: float | None
-) -> Panel:
+def _panel(rows: Sequence[Measurement], title: str, position: Position, peak: float | None) -> Panel:
     lines: dict[str, dict[float, Measurement]] = {}
     for row in sorted(rows, key=lambda row: row.rank):
         lines.setdefault(row.kernel, {})[position(row)] = row
 
-    drawn = tuple(Line(name, tuple(point(best[x], x, quantity) for x in sorted(best))) for name, best in lines.items())
-    return Panel(title, quantity, drawn, unit=rows[0].work.unit, peak=peak if quantity == "tflops" else None)
+    drawn = tuple(Line(name, tuple(point(best[x], x) for x in sorted(best))) for name, best in lines.items())
+    return Panel(title, drawn, unit=rows[0].work.unit, peak=peak)
 
 
 def _axis(rows: Sequence[Measurement]) -> tuple[Axis, Position]:
@@ -159,11 +153,11 @@ def _axis(rows: Sequence[Measurement]) -> tuple[Axis, Position]:
     except NotImplementedError:
         at = {shape: float(number) for number, shape in enumerate(dict.fromkeys(row.shape for row in rows), start=1)}
         by_number = {number: str(shape) for shape, number in at.items()}
-        ticks = labelled(by_number, lambda number: by_number[number], is_log=False)
+        ticks = labelled(by_number, lambda number: by_number[number])
         return Axis("shape", ticks=ticks), lambda row: at[row.shape]
     is_log = min(at.values()) > 0
     text = in_giga if of.axis_label == _FLOP else in_kibi
-    return Axis(of.axis_label, is_log, labelled(at.values(), text, is_log=is_log)), lambda row: at[row.shape]
+    return Axis(of.axis_label, is_log, labelled(at.values(), text)), lambda row: at[row.shape]
 
 
 def differing_fields(problem: Any, problems: Sequence[Any]) -> str:

@@ -21,10 +21,9 @@ _SEEN = 200
 
 @dataclass(frozen=True)
 class RoofLine:
-    """A ceiling: flat, of a dtype, or rising, of a level. ``of``: the dtype or the level."""
+    """A ceiling: flat, of a dtype, or rising, of a memory level."""
 
     label: str
-    of: str
     start: Place
     end: Place
     is_sustained: bool
@@ -93,11 +92,11 @@ def _lines(roofs: Roofs, x_limits: Place) -> Iterable[RoofLine]:
             ends_at = right if top is None else top / each.rate
             label = f"{level} {each.rate:.3g} TB/s, {regime}"
             start, end = (left, left * each.rate), (ends_at, ends_at * each.rate)
-            yield RoofLine(label, level, start, end, regime == SUSTAINED)
+            yield RoofLine(label, start, end, regime == SUSTAINED)
         for dtype, each in compute.items():
             begins_at = left if steepest is None else each.rate / steepest
             label = f"{dtype} {each.rate:.4g} TFLOPS, {regime}"
-            yield RoofLine(label, dtype, (begins_at, each.rate), (right, each.rate), regime == SUSTAINED)
+            yield RoofLine(label, (begins_at, each.rate), (right, each.rate), regime == SUSTAINED)
 
 
 def _common_words(points: Sequence[RoofPoint]) -> set[str]:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from mamf.measurement import group_pairs
-from mamf.report.charts.figures import SMALL, TEXT, arrange
+from mamf.report.charts.figures import HINTS, SMALL, TEXT, WIDTH, Named, PagePanel
 from mamf.report.charts.palette import CEILING, Style, styles_of
 from mamf.report.charts.roofline import Mark, RooflineChart
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 _INCHES = 8.0
 _MARKER = 9  # points
@@ -28,8 +28,17 @@ _ALONG_BURST, _ALONG_SUSTAINED, _LEFT_OF_BURST = 0.55, 0.16, 0.27
 _Label = tuple[float, float, float]
 
 
-def draw_roofline(figure: Figure, chart: RooflineChart) -> None:
-    axes = figure.subplots()
+def roofline_panels(chart: RooflineChart) -> Iterator[PagePanel]:
+    described = "; ".join([chart.title, *(line.label for line in chart.lines)])
+    yield PagePanel(described, functools.partial(_draw_roofs, chart=chart), (WIDTH, _INCHES))
+
+
+def named_of_roofline(chart: RooflineChart) -> Named:
+    styles = styles_of(chart.names)
+    return [(name, {"linewidth": 0, "markersize": _MARKER, **vars(styles[name])}) for name in chart.names]
+
+
+def _draw_roofs(axes: Axes, chart: RooflineChart) -> None:
     axes.set_axisbelow(True)
     axes.grid(True, which="major", color="#dddddd", linewidth=0.8)
     axes.set_xscale("log")
@@ -46,8 +55,6 @@ def draw_roofline(figure: Figure, chart: RooflineChart) -> None:
         axes.plot(*ends, **{**CEILING, "linewidth": _SUSTAINED if line.is_sustained else _BURST})
     _draw_marks(axes, chart, styles)
     _draw_labels(axes, chart)
-    common = {"linewidth": 0, "markersize": _MARKER}
-    arrange(figure, chart, _INCHES, [(name, {**common, **vars(styles[name])}) for name in chart.names])
 
 
 def _draw_marks(axes: Axes, chart: RooflineChart, styles: Mapping[str, Style]) -> None:
@@ -57,7 +64,9 @@ def _draw_marks(axes: Axes, chart: RooflineChart, styles: Mapping[str, Style]) -
     for mark in chart.marks:
         style = styles[mark.name]
         look: dict[str, Any] = {"marker": style.marker, "markerfacecolor": style.color, "markeredgecolor": "white"}
-        axes.plot(*mark.place, linestyle="none", markersize=_MARKER, markeredgewidth=1.0, zorder=4, **look)
+        (drawn,) = axes.plot(*mark.place, linestyle="none", markersize=_MARKER, markeredgewidth=1.0, zorder=4, **look)
+        x, y = mark.place
+        HINTS[drawn] = [f"{mark.name}, {mark.label}: {y:.4g} TFLOPS at {x:.3g} FLOP per byte"]
 
 
 def _draw_labels(axes: Axes, chart: RooflineChart) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mamf.report.charts.chart import Axis, Line
+from mamf.report.charts.chart import Chart
 
 #: Of a bar by what its time goes to; what is less stands in tables alone.
 LEAST_SHARE = 0.001
@@ -29,24 +29,15 @@ class StackedPanel:
 
 
 @dataclass(frozen=True)
-class LinesPanel:
-    title: str
-    #: What its values are.
-    unit: str
-    axis: Axis
-    lines: tuple[Line, ...]
-
-
-@dataclass(frozen=True)
 class StackedChart:
-    """``unit``: of the bars' heights; ``below``: what their labels are; ``lines``: a panel of its own beneath."""
+    """``unit``: of the bars' heights; ``below``: what their labels are; ``lines``: a chart of one panel beneath."""
 
     title: str
     subtitle: str
     unit: str
     below: str
     panels: tuple[StackedPanel, ...]
-    lines: LinesPanel | None = None
+    lines: Chart | None = None
     notes: tuple[str, ...] = ()
 
     @property

@@ -2,27 +2,40 @@
 
 from __future__ import annotations
 
+import functools
 import textwrap
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from mamf.report.charts.chart import limits
-from mamf.report.charts.figures import SMALL, TEXT, Named, arrange
+from mamf.report.charts.drawing import chart_panels
+from mamf.report.charts.figures import (
+    HINTS,
+    PAGE_WIDTH,
+    SMALL,
+    TEXT,
+    Named,
+    PagePanel,
+    arrange,
+    width_share,
+)
 from mamf.report.charts.palette import Style, styles_of
-from mamf.report.charts.stacked import LinesPanel, StackedChart, StackedPanel
+from mamf.report.charts.stacked import StackedChart, StackedPanel
 from mamf.report.charts.waterfall import Bar, WaterfallChart
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_INCHES, _WATERFALL_INCHES, _MOST_COLUMNS = 5.2, 6.5, 4
+_INCHES, _INCHES_PER_BAR, _MOST_COLUMNS = 5.2, 1.4, 4
 _HEADROOM, _WATERFALL_HEADROOM = 1.12, 1.18
 # A part that is lower than this share of the highest bar has no room for its figure.
 _FIGURE_ROOM = 0.045
 #: Of a waterfall: measured, computed from the datasheet, lost to the bar before, and measured on other operands.
 _MEASURED, _COMPUTED, _LOST, _DATA = "#0072b2", "#b5b5b5", "#d55e00", "#009e73"
 _FAINT = 0.3
+_SQUARE = {"linewidth": 0, "marker": "s", "markersize": 9}
+_LINE = {"linewidth": 2, "markersize": 7}
 # Characters that fit the width, of all titles and of all bars' labels in a row.
 _TITLES_LENGTH, _LABELS_LENGTH, _FEWEST_CHARACTERS = 132, 110, 8
 
@@ -31,73 +44,62 @@ def draw_stacked(figure: Figure, chart: StackedChart) -> None:
     columns = min(len(chart.panels), _MOST_COLUMNS)
     rows = -(-len(chart.panels) // columns)
     grid = figure.add_gridspec(rows + (chart.lines is not None), columns)
-    styles = styles_of([*chart.names, *([line.name for line in chart.lines.lines] if chart.lines else [])])
-    top = _HEADROOM * max(bar.height for panel in chart.panels for bar in panel.bars)
-    for number, panel in enumerate(chart.panels):
-        axes = figure.add_subplot(grid[divmod(number, columns)])
-        _draw_bars(axes, panel, styles, top, columns)
-        axes.set_xlabel(chart.below, fontsize=TEXT)
-        if number % columns:
+    for number, panel in enumerate(stacked_panels(chart)):
+        is_lines = number == len(chart.panels)
+        axes = figure.add_subplot(grid[rows, :] if is_lines else grid[divmod(number, columns)])
+        panel.draw(axes)
+        if number % columns and not is_lines:
             axes.tick_params(labelleft=False)
-        else:
-            axes.set_ylabel(chart.unit, fontsize=TEXT)
-    named: Named = [
-        (name, {"linewidth": 0, "marker": "s", "markersize": 9, "color": styles[name].color}) for name in chart.names
-    ]
+            axes.set_ylabel("")
+    arrange(figure, chart, _INCHES * (rows + (chart.lines is not None)), named_of_stacked(chart))
+
+
+def stacked_panels(chart: StackedChart) -> Iterator[PagePanel]:
+    """A panel of bars after the other, then that of the lines."""
+    for panel in chart.panels:
+        described = "; ".join(f"{bar.label}: {bar.height:.4g} {chart.unit}" for bar in panel.bars)
+        yield PagePanel(described, functools.partial(_draw_bars, panel=panel, chart=chart))
     if chart.lines is not None:
-        named += _draw_lines(figure.add_subplot(grid[rows, :]), chart.lines, styles)
-    arrange(figure, chart, _INCHES * (rows + (chart.lines is not None)), named)
+        yield from chart_panels(replace(chart.lines, palette=tuple(_styles(chart))))
 
 
-def _draw_bars(axes: Axes, panel: StackedPanel, styles: Mapping[str, Style], top: float, columns: int) -> None:
+def named_of_stacked(chart: StackedChart) -> Named:
+    styles = _styles(chart)
+    named = [(name, {**_SQUARE, "color": styles[name].color}) for name in chart.names]
+    return [*named, *((name, {**_LINE, **vars(styles[name])}) for name in (chart.lines.names if chart.lines else ()))]
+
+
+def _styles(chart: StackedChart) -> dict[str, Style]:
+    return styles_of([*chart.names, *(chart.lines.names if chart.lines else ())])
+
+
+def _draw_bars(axes: Axes, panel: StackedPanel, chart: StackedChart) -> None:
     _prepare(axes)
+    styles = _styles(chart)
+    top = _HEADROOM * max(bar.height for each in chart.panels for bar in each.bars)
     axes.set_ylim(0, top)
     axes.set_xlim(-0.6, max(len(panel.bars), 2) - 0.4)
-    axes.set_title(textwrap.fill(panel.title, _TITLES_LENGTH // columns), fontsize=TEXT, loc="left")
+    axes.set_title(textwrap.fill(panel.title, int(_TITLES_LENGTH * width_share(axes))), fontsize=TEXT, loc="left")
+    axes.set_xlabel(chart.below, fontsize=TEXT)
+    axes.set_ylabel(chart.unit, fontsize=TEXT)
     for place, bar in enumerate(panel.bars):
         bottom = 0.0
         for name, height in bar.parts:
-            axes.bar(
-                place, height, bottom=bottom, color=styles[name].color, width=0.7, edgecolor="white", linewidth=0.7
-            )
+            color = styles[name].color
+            (drawn,) = axes.bar(place, height, bottom=bottom, color=color, width=0.7, edgecolor="white", linewidth=0.7)
+            share = f" ({height / bar.height:.1%})" if bar.height else ""
+            HINTS[drawn] = [f"{bar.label}, {name}: {height:.4g} {chart.unit}{share}"]
             if height > _FIGURE_ROOM * top:
                 middle = bottom + height / 2
                 axes.text(place, middle, f"{height:.3g}", fontsize=SMALL, color="white", ha="center", va="center")
             bottom += height
         axes.text(place, bottom + 0.01 * top, f"{bottom:.4g}", fontsize=SMALL, ha="center", va="bottom")
-    letters = max(_FEWEST_CHARACTERS, _LABELS_LENGTH // columns // len(panel.bars))
-    axes.set_xticks(range(len(panel.bars)), labels=[textwrap.fill(bar.label, letters) for bar in panel.bars])
+    _label_bars(axes, [bar.label for bar in panel.bars])
 
 
-def _draw_lines(axes: Axes, panel: LinesPanel, styles: Mapping[str, Style]) -> Named:
-    """Returns what the legend says of them."""
-    from matplotlib.ticker import NullLocator
-
-    _prepare(axes)
-    axes.set_title(textwrap.fill(panel.title, _TITLES_LENGTH), fontsize=TEXT, loc="left")
-    named: Named = []
-    for line in panel.lines:
-        style: dict[str, Any] = {"linewidth": 2, "markersize": 7, **vars(styles[line.name])}
-        x = [point.x for point in line.points]
-        axes.plot(x, [point.y for point in line.points], markeredgecolor="white", **style)
-        axes.fill_between(
-            x,
-            [point.low for point in line.points],
-            [point.high for point in line.points],
-            color=style["color"],
-            alpha=0.15,
-            linewidth=0,
-        )
-        named.append((line.name, style))
-    if panel.axis.is_log:
-        axes.set_xscale("log", base=2)
-        axes.xaxis.set_minor_locator(NullLocator())
-    axes.set_xticks([tick for tick, _ in panel.axis.ticks], labels=[text for _, text in panel.axis.ticks])
-    axes.set_xlim(*limits([point.x for line in panel.lines for point in line.points], panel.axis.is_log))
-    axes.set_ylim(0, _HEADROOM * max(point.high for line in panel.lines for point in line.points))
-    axes.set_xlabel(panel.axis.label, fontsize=TEXT)
-    axes.set_ylabel(panel.unit, fontsize=TEXT)
-    return named
+def _label_bars(axes: Axes, labels: Sequence[str]) -> None:
+    letters = max(_FEWEST_CHARACTERS, int(_LABELS_LENGTH * width_share(axes)) // len(labels))
+    axes.set_xticks(range(len(labels)), labels=[textwrap.fill(label, letters) for label in labels])
 
 
 def _prepare(axes: Axes) -> None:
@@ -109,41 +111,44 @@ def _prepare(axes: Axes) -> None:
 # -- steps down from the datasheet -------------------------------------------------------------------------------------
 
 
-def draw_waterfall(figure: Figure, chart: WaterfallChart) -> None:
-    bars = len(chart.steps) + len(chart.data)
-    letters = max(_FEWEST_CHARACTERS, _LABELS_LENGTH // bars)
+def waterfall_panels(chart: WaterfallChart) -> Iterator[PagePanel]:
+    """The steps, then the same product on other operands."""
     top = _WATERFALL_HEADROOM * max(bar.tflops + max(bar.lost, 0.0) for bar in (*chart.steps, *chart.data))
-    if chart.data:
-        parts = figure.subplots(1, 2, width_ratios=[len(chart.steps), len(chart.data)])
-        _draw_steps(parts[1], chart.data, _DATA, letters, top)
-        parts[1].set_title("burst, by what the operands hold", fontsize=TEXT, loc="left")
-        parts[1].tick_params(labelleft=False)
-        steps = parts[0]
-    else:
-        steps = figure.subplots()
-    _draw_steps(steps, chart.steps, _MEASURED, letters, top)
-    steps.set_ylabel("TFLOPS", fontsize=TEXT)
-    named: Named = [
-        (name, {"linewidth": 0, "marker": "s", "markersize": 9, "color": color, "alpha": alpha})
+    for bars, color, title in ((chart.steps, _MEASURED, ""), (chart.data, _DATA, "burst, by what the operands hold")):
+        if bars:
+            described = "; ".join(f"{bar.label}: {bar.tflops:.4g} TFLOPS {bar.note}" for bar in bars)
+            draw = functools.partial(_draw_steps, bars=bars, color=color, title=title, top=top)
+            size = max(PAGE_WIDTH, _INCHES_PER_BAR * len(bars)), 5.0
+            yield PagePanel(described, draw, size, len(bars))
+
+
+def named_of_waterfall(_: WaterfallChart) -> Named:
+    return [
+        (name, {**_SQUARE, "color": color, "alpha": alpha})
         for name, color, alpha in (
             ("from the datasheet", _COMPUTED, 1.0),
             ("measured", _MEASURED, 1.0),
             ("lost since the step before", _LOST, _FAINT),
         )
     ]
-    arrange(figure, chart, _WATERFALL_INCHES, named)
 
 
-def _draw_steps(axes: Axes, bars: Sequence[Bar], color: str, letters: int, top: float) -> None:
+def _draw_steps(axes: Axes, bars: Sequence[Bar], color: str, title: str, top: float) -> None:
     _prepare(axes)
+    axes.set_title(title, fontsize=TEXT, loc="left")
+    axes.set_ylabel("TFLOPS", fontsize=TEXT)
     axes.set_ylim(0, top)
     places = range(len(bars))
     colors = [_COMPUTED if bar.interval is None else color for bar in bars]
-    axes.bar(places, [bar.tflops for bar in bars], color=colors, width=0.7)
+    drawn = axes.bar(places, [bar.tflops for bar in bars], color=colors, width=0.7)
+    HINTS.update(
+        (each, [f"{bar.label}: {bar.tflops:.4g} TFLOPS {bar.note}"]) for each, bar in zip(drawn, bars, strict=True)
+    )
     for place, bar in zip(places, bars, strict=True):
         lost, end = max(bar.lost, 0.0), bar.tflops
         if lost:
-            axes.bar(place, lost, bottom=bar.tflops, color=_LOST, alpha=_FAINT, width=0.7)
+            (part,) = axes.bar(place, lost, bottom=bar.tflops, color=_LOST, alpha=_FAINT, width=0.7)
+            HINTS[part] = [f"lost: {lost:.4g} TFLOPS"]
         if bar.interval is not None:
             low, end = bar.interval
             axes.plot([place, place], [low, end], color="black", linewidth=1.5)
@@ -156,4 +161,4 @@ def _draw_steps(axes: Axes, bars: Sequence[Bar], color: str, letters: int, top: 
             ha="center",
             va="bottom",
         )
-    axes.set_xticks(list(places), labels=[textwrap.fill(bar.label, letters) for bar in bars])
+    _label_bars(axes, [bar.label for bar in bars])

@@ -76,7 +76,7 @@ def _review(path: Path, seen: Seen | None) -> Review:
     whole = (first, *records)
     for line, record in whole:
         findings += header_rules.private_findings(line, record)
-    plan = header["plan"]
+    plan = header.get("plan", {})  # a profile has none
     named = {plan.get("operation", MATMUL), *plan.get("operations", ())}
     named |= {record["operation"] for _, record in whole if "operation" in record}
     if foreign := sorted(named - own_operations()):

@@ -66,8 +66,8 @@ def logs(sweep_records, find_records, kernel_records, tmp_path_factory):
     folder = tmp_path_factory.mktemp("logs")
     found = {kind: write(folder / f"{kind}\x1b[2J\n.jsonl", records) for kind, records in kinds.items()}
     told = Reported({"MAMF": 815.5}, MatmulShape(3072, 2816, 16384), HOSTILE, HOSTILE, remarks=(HOSTILE,))
-    texts = dict.fromkeys(("version", "command", "platform", "device", "dtype", "ranges"), HOSTILE)
-    more = {"best": {"MAMF": told}, "notes": (HOSTILE,), "remarks": (HOSTILE,), "software": {HOSTILE: HOSTILE}}
+    texts = dict.fromkeys(("version", "command", "device", "dtype"), HOSTILE)
+    more = {"best": {"MAMF": told}, "remarks": (HOSTILE,), "software": {HOSTILE: HOSTILE}}
     found["legacy"] = folder / "legacy\x1b.jsonl"
     write_legacy_log(dataclasses.replace(legacy_run(), rows=(told,), **texts | more), found["legacy"])
     return found

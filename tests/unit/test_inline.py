@@ -52,7 +52,7 @@ ROOFS = RooflineChart(
     "t",
     "",
     (RoofLine("bfloat16 800 TFLOPS", (100, 800), (1000, 800), False),),
-    (Mark("8x8x8", "torch.mm", (200, 700)), Mark("k", "flex", (900, 90), is_placed=False)),
+    (Mark("8x8x8", "torch.mm", (200, 700)), Mark("k", "flex", (900, 90))),
     (10, 1000),
     (1, 1000),
 )

@@ -57,7 +57,7 @@ def size_of(text: str) -> Size:
 
 
 def measure_package(package: Path) -> dict[str, Size]:
-    """The size of each folder of a package, and of its own modules together, by name."""
+    """The size of each folder of a package, and of the modules beside them together, by name."""
     sizes: dict[str, Size] = {}
     for path in sorted(package.rglob("*.py")):
         inside = path.relative_to(package).parts

@@ -113,7 +113,7 @@ def logs_of(folder: Path, index: int) -> dict[str, RunLog | str]:
 
 
 def _read(path: Path) -> RunLog | str | None:
-    """A log, or why it cannot be read; None if there is none or its process was killed before it wrote a whole line."""
+    """A log, or why it cannot be read; None if it is missing or its process was killed before it wrote a whole line."""
     if not path.exists():
         return None
     if not path.is_file():  # reading a pipe would wait for ever

@@ -52,7 +52,7 @@ def check_triton(backend: Backend, instead: str) -> Unavailable | None:
 
 
 def driven_device() -> str:
-    """The type of device that Triton's driver runs kernels on. Raises the driver's errors if there is none."""
+    """The type of device that Triton's driver runs kernels on. Raises the driver's errors if it finds no device."""
     from triton.runtime import driver
 
     return str(driver.active.get_active_torch_device().type)

@@ -31,11 +31,7 @@ ALLOWED = {
     "mamf": 1,
     "mamf/ceilings": 5,
     "mamf/engine": 4,
-    "mamf/logs": 1,
-    "mamf/operations": 5,
     "mamf/plugins": 4,
-    "mamf/profiling": 1,  # Roof.told, a field of run logs
-    "mamf/report": 2,
 }
 
 

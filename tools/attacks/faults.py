@@ -69,8 +69,8 @@ def judge(run: Run, path: Path, whole: Path, counts: Counts, allowed: Collection
     usual = {*allowed, *(finding.rule for finding in review(whole).findings)}
     for finding in review(path).findings:
         if not finding.is_warning and finding.rule not in usual:
-            told = f"'results check' says {finding.rule} in line {finding.line}: {finding.message}"
-            counts.fault("other", run.name, told)
+            message = f"'results check' says {finding.rule} in line {finding.line}: {finding.message}"
+            counts.fault("other", run.name, message)
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:

@@ -214,7 +214,7 @@ _FILES = "folder folder/x.jsonl empty binary loop missing missing/x.png new.png 
 
 
 def attack_command_lines(logs: dict[str, Path], folder: Path, random: Random, count: int) -> Counts:
-    """Give commands odd values of their own options. They end in a dry run, or in a budget of virtual time."""
+    """Give the options of each command odd values. They end in a dry run, or in a budget of virtual time."""
     counts = Counts("odd command lines")
     files = [*_files(folder), *map(str, logs.values())]
     parsers = {name: list(_parsers(name)) for name in _COMMANDS}

@@ -115,7 +115,7 @@ def _write_files(
 
 def _measure(options: argparse.Namespace) -> tuple[list[Path], int]:
     """Run the finds, each with its log in the folder, and continue those that are there. Returns the logs with a
-    ceiling and the exit code. Raises UsageError if there is none.
+    ceiling and the exit code. Raises UsageError if it has no ceiling.
     """
     folder: Path = options.output_folder or Path(f"roofline-{datetime.now():%Y%m%d-%H%M%S}")
     if options.restart:

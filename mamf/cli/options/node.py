@@ -14,7 +14,7 @@ from mamf.plans import NODE_BUDGET_SECONDS, VERIFY_BUDGET_SECONDS
 EXAMPLES = """examples:
   mamf node                                     all devices here; exit code 0 OK, 1 WARN, 2 CRITICAL, 3 UNKNOWN
   mamf node --format json --baseline FIND_LOG   for a gate: compare with a card that is known to be good
-  srun --ntasks-per-node 1 mamf node --output-folder FOLDER   on several machines, each in a folder of its own
+  srun --ntasks-per-node 1 mamf node --output-folder FOLDER   on several machines, one folder each
   mamf node --from FOLDER [FOLDER...]           one verdict over one or more machines, from logs alone
 """
 

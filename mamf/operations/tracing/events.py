@@ -15,7 +15,7 @@ ON_DEVICE = ("kernel", "copy")
 class Event:
     """``begun``, ``ended``: seconds from the beginning of the trace.
 
-    ``parent``: the event that called or launched it; None if there is none or it is unknown. ``forward``: for a node of
+    ``parent``: the event that called or launched it; None if nothing did or it is unknown. ``forward``: for a node of
     autograd, the operation that it differentiates. ``dimensions``, ``dtypes`` and ``values``: the arguments of an
     operation, in order, empty if they were not recorded; ``dtypes`` as torch prints them, ``values`` of arguments that
     are not tensors.

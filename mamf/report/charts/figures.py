@@ -38,7 +38,7 @@ HINTS: WeakKeyDictionary[Artist, Sequence[str]] = WeakKeyDictionary()
 
 @dataclass(frozen=True)
 class PagePanel:
-    """A panel that a page shows as a picture of its own. ``described``: for a screen reader; ``size``: on a page, in
+    """A panel that a page shows as a separate picture. ``described``: for a screen reader; ``size``: on a page, in
     inches; ``share``: of the width of a file that has all panels side by side.
     """
 

@@ -50,7 +50,7 @@ class Key:
 
 @dataclass(frozen=True)
 class FigureParts:
-    """``pictures``: SVG elements; ``notes`` say why there is none."""
+    """``pictures``: SVG elements; ``notes`` say why a picture is missing."""
 
     title: str
     subtitle: str

@@ -1,6 +1,6 @@
 """Draws a chart with matplotlib: as wide as a README, however many panels and lines it has.
 
-matplotlib is imported when something is drawn, and pyplot never: a Figure of its own leaves the caller's alone.
+matplotlib is imported when something is drawn, and pyplot never: a separate Figure leaves the caller's figures alone.
 """
 
 from __future__ import annotations

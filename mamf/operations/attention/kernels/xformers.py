@@ -31,7 +31,7 @@ class XFormers(LibraryAttention):
     def load(self) -> Any:
         ops = importlib.import_module(self.module)
         function = ops.memory_efficient_attention
-        # After 0.0.35 its kernels come from another package (mslk), independent of its own library.
+        # After 0.0.35 its kernels come from another package (mslk), independent of the library of xformers.
         if function.__module__.startswith("xformers") and not _is_built():
             raise ImportError(f"xFormers wasn't build with CUDA support for torch {torch.__version__}")
         return ops

@@ -117,7 +117,7 @@ class _Proposals(MatmulKernel):
 
 
 class CublasLt(_Proposals, TorchMatmul):
-    """Operands without scales of their own."""
+    """Multiply operands that have no scales."""
 
     base_name = "cublaslt"
     has_padding = True

@@ -145,7 +145,7 @@ def _declared(loaded: Any, name: str) -> Any:
 
 @functools.cache
 def load() -> Library | Unavailable:
-    """The library that torch uses, or why there is none."""
+    """Load the library that torch uses, or say why it cannot be loaded."""
     loaded = next(_loaded(), None)
     if loaded is None:
         return Unavailable("libcublasLt 12 or 13 was not found", "install torch for CUDA, whose packages bring it")

@@ -33,7 +33,7 @@ _PADDED_TO = 4
 
 
 class FormatMatmul(ScaledProducts[MatmulProblem, MatmulShape], MatmulKernel):
-    """A product of operands that are quantized with scales of their own. Derived kernels say how they launch."""
+    """A product of operands that are quantized and have scales. Derived kernels say how they launch."""
 
     @abstractmethod
     def bind(

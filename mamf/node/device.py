@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mamf.backend import MIB, Backend
-from mamf.engine.repeating import Repeating
 from mamf.engine.search.finding import Find
 from mamf.engine.search.grid import plan_for
 from mamf.engine.strategies.kernels import KernelsSweep
@@ -24,9 +23,7 @@ from mamf.operations.bandwidth.shapes import BandwidthShape
 from mamf.operations.copies.operation import CopyShape
 from mamf.operations.matmul.kernel import MatmulKernel
 from mamf.operations.matmul.operation import problem_for
-from mamf.operations.matmul.selection import kernels_for
-from mamf.operations.matmul.shapes import MatmulShape
-from mamf.plans import MATMUL, NODE_BUDGET_SECONDS, SWEEP, Plan
+from mamf.plans import NODE_BUDGET_SECONDS, SWEEP, Plan
 from mamf.plugins.discovery import operation
 from mamf.plugins.selection import choose_kernels
 from mamf.report.ceilings import find_summary_record
@@ -42,16 +39,15 @@ _FIND_SHARE, _MIN_SHARE = 1 / 2, 1 / 16
 
 
 class Sizes(NamedTuple):
-    """Shapes: of the repeated product, of the largest bandwidth arrays, and of copies."""
+    """Shapes: of the largest bandwidth arrays, and of copies."""
 
-    repeated: MatmulShape
     array: BandwidthShape
     copied: CopyShape
 
 
-_OF_ACCELERATORS = Sizes(MatmulShape(4096, 4096, 4096), BandwidthShape(1024 * MIB), CopyShape(256 * MIB))
+_OF_ACCELERATORS = Sizes(BandwidthShape(1024 * MIB), CopyShape(256 * MIB))
 # A CPU takes as long for these.
-_OF_HOSTS = Sizes(MatmulShape(256, 256, 256), BandwidthShape(64 * MIB), CopyShape(16 * MIB))
+_OF_HOSTS = Sizes(BandwidthShape(64 * MIB), CopyShape(16 * MIB))
 
 
 @dataclass
@@ -92,7 +88,7 @@ class DeviceRun:
 
     def _part(self, part: str) -> None:
         self.on_progress(part)
-        measure: Any = {"find": self._find, "repeated": self._repeated, VERIFIED: self._verify}.get(part, self._kernels)
+        measure: Any = {"find": self._find, VERIFIED: self._verify}.get(part, self._kernels)
         try:
             with closing(measure(part)) as running:  # if interrupted, the log says so
                 for row in running:
@@ -125,26 +121,6 @@ class DeviceRun:
             lambda: [("ceiling", ceiling_record(each)) for each in find.ceilings.values()],
             left=lambda: len(set(plan.regimes) - find.ceilings.keys()),
         )
-
-    def _repeated(self, part: str) -> Iterator[Measurement]:
-        problem = problem_for(self.backend, self.dtype)
-        kernel = kernels_for(self.backend, problem, self.kernels)[0]
-        shape = self._sizes.repeated
-        plan = Plan(SWEEP, MATMUL, (problem,), (kernel.name,), (shape,), ("sustained",))
-
-        def rows() -> Iterator[Measurement]:
-            pool = self.backend.operand_pool(problem.data, problem.seed)
-            yield Repeating(
-                kernel,
-                problem,
-                shape,
-                self.backend,
-                on_progress=lambda _: self.on_progress(part),
-                most_seconds=self._seconds_left,
-            ).row(pool)
-            pool.release()
-
-        return self._record(part, plan, rows())
 
     def _verify(self, part: str) -> Iterator[Measurement]:
         kernels = kernels_to_verify(self.backend, None)

@@ -21,7 +21,7 @@ from mamf.measurement import Measurement, group_pairs
 from mamf.node.verdict import BURST, SUSTAINED, UNITS, Baseline, Device
 
 #: The parts of a device's run in order, one log each: alone, then together with all others.
-ALONE = ("find", "bandwidth", "copies", "repeated")
+ALONE = ("find", "bandwidth", "copies")
 TOGETHER = ("peers",)
 #: The last part alone, on request.
 VERIFIED = "verify"

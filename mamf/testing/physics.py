@@ -26,11 +26,10 @@ class Physics:
     other data than zeros takes longer. ``rested_gain``: share of a launch's time saved
     for ``rested_gain_seconds`` once the device was idle for ``rested_after_seconds``. ``at_boost`` and ``capped``: how
     far visits and runs lie apart. ``hunting``: share by which two levels of the clock lie
-    apart that a capped device alternates between, every ``hunting_seconds``. ``wrong_every``: every so many launches
-    leave wrong bits that no sampled entry shows. ``flips``: the probability that a launch flips a bit of its output.
-    ``faulty_unit``: the compute unit whose tiles are wrong; tiles of 128x256 go to the units in turn.
-    ``throttled``: share of the time at half the clock, for a thermal
-    reason. ``link``: bytes per second between devices. ``waking_times``: how many times as long launches take for
+    apart that a capped device alternates between, every ``hunting_seconds``. ``flips``: the probability that a launch
+    flips a bit of its output. ``faulty_unit``: the compute unit whose tiles are wrong; tiles of 128x256 go to the units
+    in turn. ``throttled``: share of the time at half the clock, for a thermal reason.
+    ``link``: bytes per second between devices. ``waking_times``: how many times as long launches take for
     ``waking_seconds`` once the device was idle for ``asleep_after_seconds``. ``cache_bandwidth``: bytes per second of
     passes over arrays that fit in the cache and were used by the launch before; None: as memory.
     ``counter_seconds``: between two ticks of the energy counter; 0: it is continuous.
@@ -64,7 +63,6 @@ class Physics:
     data_cost: float = 0.0
     hunting: float = 0.0
     hunting_seconds: float = 0.15
-    wrong_every: int = 0
     flips: float = 0.0
     faulty_unit: int | None = None
     throttled: float = 0.0

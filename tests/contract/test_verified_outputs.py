@@ -7,6 +7,7 @@ from mamf.engine.regimes.checking import Checked, WrongResultError
 from mamf.operations.matmul.kernels.torch_products import TorchMm
 from mamf.operations.matmul.operation import problem_for
 from mamf.operations.matmul.shapes import MatmulShape
+from mamf.operations.operand_sets import queue_checksum
 from mamf.plugins.discovery import open_backend
 
 SHAPE = MatmulShape(200, 330, 70)
@@ -61,3 +62,20 @@ def test_wrong_tiles_are_located_without_a_right_output(spoil, dtype):
 def test_lost_infinities_and_nan_are_found(spoil):
     _, wrong = checked(spoil, "float16")
     assert "beside an infinity" in wrong.prepared.verify_special().reason
+
+
+def flip_a_bit(c):
+    c.view(torch.int32)[1, 77] ^= 1
+
+
+def swap_two_words(c):
+    c[0, 1], c[0, 2] = c[0, 2].clone(), c[0, 1].clone()
+
+
+@pytest.mark.parametrize("change", [flip_a_bit, swap_two_words])
+def test_a_checksum_sees_what_changed(change):
+    c = torch.randn(2, 4096)
+    before = queue_checksum(c)()
+    assert queue_checksum(c.clone())() == before
+    change(c)
+    assert queue_checksum(c)() != before

@@ -42,7 +42,6 @@ FAULTY = {
     "a third of the speed": ({"efficiency": 0.265}, CRITICAL, "burst and sustained, 6"),
     "slow only when sustained": ({"capped_hz": 1690e6 * 0.9}, CRITICAL, SUSTAINED),
     "throttled half of the time": ({"throttled": 0.5}, CRITICAL, "by hardware thermal slowdown"),
-    "wrong every thousandth launch": ({"wrong_every": 1000}, CRITICAL, "5 of 5000 equal launches gave different bits"),
 }
 
 

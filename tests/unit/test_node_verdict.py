@@ -205,10 +205,12 @@ def test_a_failure_is_critical_and_hides_what_is_not_as_bad():
     devices = equal(8)
     devices[0] = replace(devices[0], lacks=("no sustained ceiling: the budget ended",))
     assert judge(devices).level == UNKNOWN
-    devices[3] = replace(devices[3], figures={}, failures=("5 of 5000 launches gave another output than the first",))
+    devices[3] = replace(devices[3], figures={}, failures=("wrong results in verify: 1 of 8 launches gave other bits",))
     verdict = judge(devices)
     assert verdict.level == CRITICAL
-    assert verdict.reason.startswith("CRITICAL: device 3 (uuid uuid3): 5 of 5000 launches gave another output")
+    assert verdict.reason.startswith(
+        "CRITICAL: device 3 (uuid uuid3): wrong results in verify: 1 of 8 launches gave other bits"
+    )
 
 
 def test_devices_of_another_model_are_not_compared():

@@ -193,12 +193,23 @@ def test_a_verification_has_no_rates_to_compare_reproduce_or_collect(run):
     assert (code, out.count("error: "), "a log of 'mamf verify': results/ does not collect it" in out) == (1, 1, True)
 
 
-def test_a_node_that_verifies_reports_a_wrong_device(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("physics", "told"),
+    [
+        (Physics(faulty_unit=0), ["wrong results in verify: "]),
+        (Physics(flips=0.01), ["launches gave other bits than the first one"]),
+        (Physics(), []),
+    ],
+    ids=["a faulty unit", "a launch in a hundred", "healthy"],
+)
+def test_a_node_that_verifies_reports_a_wrong_device(tmp_path, monkeypatch, physics, told):
+    monkeypatch.setattr(SimulatedMatmul, "dtypes", ("bfloat16",))  # its simulated error is above float64's bound
     kernels = {"mamf.testing:SimulatedMatmul": SimulatedMatmul()}
     monkeypatch.setattr("mamf.node.device.kernels_to_verify", lambda backend, names: kernels)
-    DeviceRun(SimulatedBackend(physics=Physics(faulty_unit=0)), tmp_path, verify_seconds=0.02)._part("verify")
+    DeviceRun(SimulatedBackend(physics=physics), tmp_path, verify_seconds=0.2)._part("verify")
     device = device_of(Device(0), logs_of(tmp_path, 0), Run([0]))
-    assert device.failures[0].startswith("wrong results in verify: ")
+    assert len(device.failures) == len(told)
+    assert all(each in failure for each, failure in zip(told, device.failures, strict=True))
 
 
 # -- pure --------------------------------------------------------------------------------------------------------------

@@ -31,7 +31,6 @@ from mamf.report.charts.chart import (
     in_kibi,
     labelled,
     limits,
-    merge_lines,
 )
 from mamf.report.charts.palette import CEILING as CEILING_STYLE
 from mamf.report.charts.palette import COLORS, MARKERS, styles_of
@@ -293,22 +292,6 @@ def test_a_known_kernel_looks_the_same_beside_any_other():
     beside = styles_of([*known, *(f"kernel-{n}" for n in range(30))])
     assert {name: beside[name] for name in known} == alone
     assert len(set(beside.values())) == len(beside) < len(COLORS) * len(MARKERS)
-
-
-def _line(name, *heights):
-    return Line(name, tuple(Point(x, y, y, y) for x, y in enumerate(heights)))
-
-
-def test_lines_that_coincide_in_all_panels_are_one_with_both_names():
-    one = Panel("", (_line("sdpa", 600.0, 700.0), _line("eager", 60.0, 70.0), _line("sdpa-cudnn", 601.0, 703.0)))
-    other = Panel("", (_line("sdpa", 1.0, 2.0), _line("sdpa-cudnn", 1.001, 2.001)))
-    merged = Chart("", "", Axis("x"), merge_lines([[one, other], [None, None]]))
-    assert [[line.name for line in panel.lines] for panel in merged.panels] == [["eager", "sdpa-cudnn"], ["sdpa-cudnn"]]
-    assert merged.labels["sdpa-cudnn"] == "sdpa-cudnn = sdpa"
-    far = Panel("", (_line("sdpa", 1.0, 2.0), _line("sdpa-cudnn", 1.05, 2.0)))
-    assert merge_lines([[one, far]]) == ((one, far),)
-    shorter = Panel("", (_line("sdpa", 600.0), _line("sdpa-cudnn", 600.0, 700.0)))
-    assert merge_lines([[shorter]]) == ((shorter,),)
 
 
 def test_kernels_have_a_panel_per_regime_and_one_name_in_all():

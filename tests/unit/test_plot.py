@@ -505,11 +505,6 @@ def test_an_svg_is_one(plot, tmp_path):
     assert "<svg" in (tmp_path / "x.svg").read_text()
 
 
-def test_the_regimes_that_are_not_drawn_are_named(plot):
-    pytest.importorskip("matplotlib")
-    assert "drawing burst; --regime draws sustained" in plot("attention.jsonl")[2]
-
-
 def test_a_picture_is_overwritten_only_when_asked(plot, tmp_path):
     pytest.importorskip("matplotlib")
     (tmp_path / "sweep.png").write_text("precious")

@@ -67,7 +67,10 @@ def roofline_chart(roofs: Roofs, points: Sequence[RoofPoint], header: Mapping[st
         marks,
         x_limits,
         (min(heights) / _DOWN, max(heights) * _UP),
-        (_note(marks),),
+        (
+            "thick: burst ceilings; thin: sustained ones. Bytes: each operand read and each result written once."
+            " Joined marks: a layer with more tokens from left to right.",
+        ),
     )
 
 
@@ -102,8 +105,3 @@ def _mark(point: RoofPoint) -> Mark:
     regime = ", sustained" if point.regime == SUSTAINED else ""
     series = f"{point.layer}{regime}" if point.layer else ""
     return Mark(f"{point.name}{regime}", point.kernel, place, series)
-
-
-def _note(marks: Sequence[Mark]) -> str:
-    joined = " Joined marks: a layer with more tokens from left to right." if any(mark.series for mark in marks) else ""
-    return f"thick: burst ceilings; thin: sustained. Bytes: each operand read and each result written once.{joined}"

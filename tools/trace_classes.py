@@ -20,9 +20,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from mamf.errors import UsageError
+from mamf.measurement import group_pairs
 from mamf.operations.tracing.classes import UNCLASSIFIED, class_of, class_of_name
 from mamf.operations.tracing.events import Trace
-from mamf.operations.tracing.shares import class_seconds
+from mamf.operations.tracing.shares import busy, shares
 from mamf.operations.tracing.traces import read_chrome_trace
 
 _SOURCES = Path(__file__).with_name("trace_sources.csv")
@@ -45,13 +46,14 @@ def names_alone(trace: Trace) -> tuple[float, float]:
 
 def print_row(name: str, trace: Trace) -> bool:
     """Print a trace's row, and return whether it is within the bar."""
-    seconds = class_seconds(trace)
-    busy = sum(seconds.values())
-    unclassified = seconds.get(UNCLASSIFIED, 0.0) / busy
+    by_class = group_pairs((class_of(each.event), (each.begun, each.ended)) for each in busy(trace))
+    seconds = {name: share.visible for name, share in shares(by_class).items()}
+    total = sum(seconds.values())
+    unclassified = seconds.get(UNCLASSIFIED, 0.0) / total
     largest = sorted(seconds, key=seconds.__getitem__, reverse=True)[:3]
-    text = ", ".join(f"{each} {seconds[each] / busy:.0%}" for each in largest)
+    text = ", ".join(f"{each} {seconds[each] / total:.0%}" for each in largest)
     unknown, same = names_alone(trace)
-    print(f"{busy:9.5f} s  {unclassified:7.2%} {unknown:7.2%} {same:7.1%}  {text:62}  {name}", flush=True)
+    print(f"{total:9.5f} s  {unclassified:7.2%} {unknown:7.2%} {same:7.1%}  {text:62}  {name}", flush=True)
     return unclassified < _BAR
 
 

@@ -123,7 +123,8 @@ def confirm_ceilings(
         same = [row for row in rows if (row.problem, row.regime) == (problem, regime)]
         ceiling = confirm_ceiling(same, device, uuid_hash, default)
         if ceiling is not None:
-            found[problem, regime] = _doubt(ceiling) if fell_behind(ceiling, same) else ceiling
+            unknown = replace(ceiling.interval, low=0.0)
+            found[problem, regime] = replace(ceiling, interval=unknown) if fell_behind(ceiling, same) else ceiling
     return found
 
 
@@ -135,11 +136,6 @@ def fell_behind(ceiling: Ceiling, rows: Iterable[Measurement]) -> bool:
     winner = (ceiling.problem, ceiling.regime, ceiling.shape, ceiling.kernel)
     own = (row.best_rate for row in rows if row.ok and (row.problem, row.regime, row.shape, row.kernel) == winner)
     return max(own, default=0.0) > _CLEARLY_FASTER * max(ceiling.interval.high, ceiling.rate)
-
-
-def _doubt(ceiling: Ceiling) -> Ceiling:
-    """The same ceiling with an unknown interval."""
-    return replace(ceiling, interval=replace(ceiling.interval, low=0.0))
 
 
 def why_hopeless(rows: Sequence[Measurement]) -> str | None:

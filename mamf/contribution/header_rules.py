@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import importlib.resources
 import math
 import re
 from collections.abc import Iterator, Mapping
@@ -15,6 +13,7 @@ from mamf.backend import SIMULATED, DeviceInfo
 from mamf.ceilings.contributed import contributed_ceilings
 from mamf.contribution.evidence import Evidence, Finding, problems_of
 from mamf.dtypes import DTYPES
+from mamf.files import packaged_rows
 from mamf.logs.card_sharing import describe_sharing
 from mamf.logs.legacy import STATISTICS, FinderRun
 from mamf.logs.schema import HEADER, record_schema
@@ -94,8 +93,7 @@ def is_one_device(evidence: Evidence) -> Iterator[Finding]:
 @cache
 def _facts() -> dict[str, dict[str, str]]:
     """What a device of peaks.csv has: its vendor, its backends, and the sizes of its memory in GB."""
-    text = importlib.resources.files("mamf").joinpath("devices.csv").read_text(encoding="utf-8")
-    return {row["name"]: row for row in csv.DictReader(text.splitlines())}
+    return {row["name"]: row for row in packaged_rows("devices.csv")}
 
 
 def _usual_spelling(name: str) -> str | None:

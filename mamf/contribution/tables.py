@@ -75,13 +75,11 @@ def _matrix_page(parts: Mapping[str, Collection]) -> str:
     ranked = sorted(
         parts, key=lambda folder: [-max(rates.get((folder, dtype), {"": 0.0}).values()) for dtype in dtypes]
     )
-    link: Column[str] = Column("", "accelerator", lambda folder: _device_link(folder, parts[folder]), Markup, left=True)
-    table: Table[str] = Table([link, *map(column, dtypes)], ranked)
+    links = {
+        folder: f"[{markdown_text(_device_name(part))}]({quote(folder)}/README.md)" for folder, part in parts.items()
+    }
+    table: Table[str] = Table([Column("", "accelerator", links.get, Markup, left=True), *map(column, dtypes)], ranked)
     return "\n".join([_INTRODUCTION, table_text(table), _PUBLISHED])
-
-
-def _device_link(folder: str, part: Collection) -> str:
-    return f"[{markdown_text(_device_name(part))}]({quote(folder)}/README.md)"
 
 
 def _device_name(part: Collection) -> str:

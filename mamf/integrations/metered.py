@@ -21,8 +21,6 @@ from mamf.limits import whole_number
 from mamf.text import visible
 
 _FIGURES = ("tflops", "mfu_percent", "mamfu_percent", "tokens_per_second", "samples_per_second")
-#: What is logged, as far as it is known.
-LOGGED = (*_FIGURES, "step_seconds")
 #: Options of Meter that a callback finds itself, or takes as ``tokens``.
 _FOUND = {"model", "sequence_length", "tokens_per_step", "accumulation"}
 

@@ -75,11 +75,10 @@ class CeilingLine:
 
 @dataclass(frozen=True)
 class SiteData:
-    """``entries``: confirmed ceilings of complete logs, oldest first. ``attention``, ``kernels``: likewise."""
+    """``attention``, ``kernels``: confirmed rows of complete logs."""
 
     runs: Sequence[Run] = ()
     lines: Sequence[CeilingLine] = ()
-    entries: Sequence[Entry] = ()
     attention: Sequence[Entry] = ()
     kernels: Sequence[Entry] = ()
     unconfirmed: Sequence[Entry] = ()
@@ -96,7 +95,7 @@ class SiteData:
 
     def by_device(self) -> dict[str, SiteData]:
         """The part of each device that has a log, by its name."""
-        kinds = ("runs", "lines", "entries", "attention", "kernels", "unconfirmed")
+        kinds = ("runs", "lines", "attention", "kernels", "unconfirmed")
         parts = {kind: group_pairs((item.device, item) for item in getattr(self, kind)) for kind in kinds}
         return {
             device: SiteData(**{kind: part.get(device, ()) for kind, part in parts.items()})
@@ -171,7 +170,6 @@ def _ranked(entries: Sequence[Entry], submitters: Submitters) -> SiteData:
     }
     return SiteData(
         lines=[line for tier, each in tiers.items() for line in ceiling_lines(tier, each)],
-        entries=sorted(complete[0], key=lambda entry: (entry.header["started"], entry.place)),
         attention=complete[1],
         kernels=complete[2],
         unconfirmed=[each for _, doubted in parts for each in doubted],

@@ -27,7 +27,7 @@ from mamf.report.charts.ranges import RangeChart, RangePoint, RangeRow
 from mamf.report.document import Column, Table
 from mamf.report.own_ceilings import described_title, share_of
 from mamf.report.page import Page, Part, Section
-from mamf.report.text import counted, interval_cell, percent, rate_text, significant, whole
+from mamf.report.text import counted, percent, rate_text, significant, whole
 
 
 def device_page(name: str, data: SiteData, logs: str) -> Page:
@@ -76,27 +76,13 @@ def _ceilings_table(data: SiteData, logs: str) -> Table[Any]:
 
 
 def _card_sections(data: SiteData, logs: str) -> list[Section]:
-    """Charts where there are several cards, those of the leading dtype at once; a table of all cards."""
+    """Charts where there are several cards, those of the leading dtype at once."""
     complete = [line for line in data.lines if line.tier == COMPLETE]
     several = [line for line in complete if len(line.cards) > 1]
     leading = [line for line in several if line.dtype == several[0].dtype]
-    columns: list[Column[tuple[CeilingLine, Entry]]] = [
-        Column("", "card", lambda row: card_name(row[1]), left=True),
-        Column("", "TFLOPS", lambda row: row[1].tflops, significant),
-        Column("", "dtype", lambda row: row[0].dtype, left=True),
-        Column("", "regime", lambda row: row[0].regime, left=True),
-        Column("", "% of fastest card", lambda row: row[1].tflops / row[0].tflops, percent),
-        Column("", "interval", lambda row: row[1].interval, interval_cell),
-        Column("", "MHz", lambda row: row[1].conditions.clock_hz, lambda clock: f"{clock / 1e6:.0f}"),
-        Column("", "W", lambda row: row[1].conditions.watts, whole),
-        Column("", "J/TFLOP", lambda row: row[1].joules_per_tflop, "{:#.3g}".format),
-        Column("", "log", lambda row: log_link(logs, row[1].place)),
-    ]
-    table: Table[Any] = Table(columns, [(line, entry) for line in complete for entry in line.cards])
     return [
         Section("Cards side by side", [_cards_chart(line) for line in leading]),
         Section("Cards in other dtypes", [_cards_chart(line) for line in several if line not in leading], False),
-        Section("The best figures of each card", [table] if several else [], is_open=False),
     ]
 
 

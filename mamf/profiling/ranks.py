@@ -84,10 +84,13 @@ def _answer(own: Mapping[int, float]) -> str:
 
 def _columns(least: float) -> list[Column[Any]]:
     def of_step(name: str, title: str, read: Callable[[Profile], float], importance: int = 0) -> Column[Any]:
-        def per_step(row: tuple[int, Profile]) -> float:
-            return read(row[1]) / (row[1].steps or 1)
-
-        return Column(f"{name}_seconds", f"{title} ms", per_step, milliseconds, importance)
+        return Column(
+            f"{name}_seconds",
+            f"{title} ms",
+            lambda row: read(row[1]) / (row[1].steps or 1),
+            milliseconds,
+            importance,
+        )
 
     return [
         Column("rank", "rank", itemgetter(0)),
@@ -95,7 +98,12 @@ def _columns(least: float) -> list[Column[Any]]:
         Column("own_seconds", "own ms", lambda row: _own(row[1]), milliseconds),
         Column("behind_seconds", "behind ms", lambda row: _own(row[1]) - least, milliseconds),
         of_step("exposed", "exposed communication", _exposed),
-        of_step("hidden", "hidden communication", _hidden_communication, 2),
+        of_step(
+            "hidden",
+            "hidden communication",
+            lambda profile: sum(row.hidden for row in profile.classes if row.name == COMMUNICATION),
+            2,
+        ),
         of_step("idle", "idle", lambda profile: profile.seconds_of(IDLE), 1),
         Column("mamfu", "MAMFU", lambda row: row[1].mamfu, "{:.1%}".format, 1),
     ]
@@ -107,7 +115,3 @@ def _exposed(profile: Profile) -> float:
     """
     added = profile.whole_seconds - profile.usual_seconds if profile.is_of_device else 0.0
     return max(0.0, profile.seconds_of(COMMUNICATION) - added)
-
-
-def _hidden_communication(profile: Profile) -> float:
-    return sum(row.hidden for row in profile.classes if row.name == COMMUNICATION)

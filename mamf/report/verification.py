@@ -171,10 +171,6 @@ def _worst(rows: Rows) -> Measurement | None:
     return max((row for row in rows if row.ok), key=_of_bound, default=None)
 
 
-def _without_verdict(rows: Rows) -> int | None:
-    return len(_problems(row for row in rows if not row.ok and row.status != WRONG)) or None
-
-
 def _columns(header: Mapping[str, Any]) -> list[Column[Rows]]:
     return [
         Column("operation", "operation", lambda rows: rows[0].operation, plain, 3, True),
@@ -189,7 +185,11 @@ def _columns(header: Mapping[str, Any]) -> list[Column[Rows]]:
         Column("other_bits", "other bits", lambda rows: sum(OTHER_BITS in row.details for row in rows) or None),
         Column("lost_nan", "lost NaN", lambda rows: sum(LOST_NAN in row.details for row in rows) or None),
         Column("wrong", "wrong", lambda rows: counts(rows)["wrong"]),
-        Column("no_verdict", "no verdict", _without_verdict, importance=6),
+        Column(
+            *("no_verdict", "no verdict"),
+            lambda rows: len(_problems(row for row in rows if not row.ok and row.status != WRONG)) or None,
+            importance=6,
+        ),
     ]
 
 

@@ -8,10 +8,11 @@ import pytest
 import trace_classes
 
 from mamf.errors import UsageError
+from mamf.measurement import group_pairs
 from mamf.operations.tracing.classes import CLASSES, COMMUNICATION, class_of, class_of_name, rules
 from mamf.operations.tracing.events import Event, Trace
 from mamf.operations.tracing.names import read_name
-from mamf.operations.tracing.shares import class_seconds
+from mamf.operations.tracing.shares import busy, shares
 from mamf.operations.tracing.traces import read_ranks
 
 DATA = Path(__file__).parent / "data"
@@ -161,13 +162,18 @@ def written(path, *events, **head):
     return path
 
 
+def seconds(trace):
+    by_class = group_pairs((class_of(each.event), (each.begun, each.ended)) for each in busy(trace))
+    return {name: share.visible for name, share in shares(by_class).items()}
+
+
 def test_waiting_by_gloo_is_communication():
     product = Event("aten::mm", "operation", 0, 4)
     waiting = Event("gloo:all_reduce", "annotation", 3, 9)
     step = Event("train", "annotation", 0, 10)
-    assert class_seconds(Trace((product, waiting, step), 0, 10)) == {"matmul": 4, COMMUNICATION: 5}
+    assert seconds(Trace((product, waiting, step), 0, 10)) == {"matmul": 4, COMMUNICATION: 5}
     kernel = Event("nvjet_tst", "kernel", 8, 10)
-    assert class_seconds(Trace((product, waiting, kernel), 0, 10)) == {"matmul": 2, COMMUNICATION: 5}
+    assert seconds(Trace((product, waiting, kernel), 0, 10)) == {"matmul": 2, COMMUNICATION: 5}
 
 
 KERNEL = raw("kernel", "nvjet_tst", 0, 1, device=0, stream=7)

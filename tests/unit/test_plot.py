@@ -31,7 +31,6 @@ from mamf.report.charts.chart import (
     in_kibi,
     labelled,
     limits,
-    merge_lines,
 )
 from mamf.report.charts.palette import CEILING as CEILING_STYLE
 from mamf.report.charts.palette import COLORS, MARKERS, styles_of
@@ -295,22 +294,6 @@ def test_a_known_kernel_looks_the_same_beside_any_other():
     assert len(set(beside.values())) == len(beside) < len(COLORS) * len(MARKERS)
 
 
-def _line(name, *heights):
-    return Line(name, tuple(Point(x, y, y, y) for x, y in enumerate(heights)))
-
-
-def test_lines_that_coincide_in_all_panels_are_one_with_both_names():
-    one = Panel("", (_line("sdpa", 600.0, 700.0), _line("eager", 60.0, 70.0), _line("sdpa-cudnn", 601.0, 703.0)))
-    other = Panel("", (_line("sdpa", 1.0, 2.0), _line("sdpa-cudnn", 1.001, 2.001)))
-    merged = Chart("", "", Axis("x"), merge_lines([[one, other], [None, None]]))
-    assert [[line.name for line in panel.lines] for panel in merged.panels] == [["eager", "sdpa-cudnn"], ["sdpa-cudnn"]]
-    assert merged.labels["sdpa-cudnn"] == "sdpa-cudnn = sdpa"
-    far = Panel("", (_line("sdpa", 1.0, 2.0), _line("sdpa-cudnn", 1.05, 2.0)))
-    assert merge_lines([[one, far]]) == ((one, far),)
-    shorter = Panel("", (_line("sdpa", 600.0), _line("sdpa-cudnn", 600.0, 700.0)))
-    assert merge_lines([[shorter]]) == ((shorter,),)
-
-
 def test_kernels_have_a_panel_per_regime_and_one_name_in_all():
     rows = [
         row(shape(length), 400.0 + 100 * number, kernel, regime)
@@ -520,11 +503,6 @@ def test_an_svg_is_one(plot, tmp_path):
     code, _, err = plot("attention.jsonl", "--output", "x.svg", "--direction", "fwd", "--regime", "burst")
     assert (code, err) == (0, "")
     assert "<svg" in (tmp_path / "x.svg").read_text()
-
-
-def test_the_regimes_that_are_not_drawn_are_named(plot):
-    pytest.importorskip("matplotlib")
-    assert "drawing burst; --regime draws sustained" in plot("attention.jsonl")[2]
 
 
 def test_a_picture_is_overwritten_only_when_asked(plot, tmp_path):

@@ -63,7 +63,9 @@ class _AttentionSession(KernelsSession):
         self.ceilings |= given
         self._require_first()
         self._references(warn)  # before anything is measured
-        self._require_baseline()
+        names = {each.name for _, each in self.kernels}
+        if options.baseline is not None and options.baseline not in names:
+            raise UnknownNameError("baseline", options.baseline, names)
 
     def asked_kernels(self) -> Sequence[str] | None:
         return kernels_from(self.options, self.backend)
@@ -83,11 +85,6 @@ class _AttentionSession(KernelsSession):
         if self.backend.index != first:
             missing = f"{self.log.path} lacks its ceiling, which is measured on device {first}"
             raise LogMismatchError(f"{missing}: resume with that device, or start a new log with --ceiling")
-
-    def _require_baseline(self) -> None:
-        names = {each.name for _, each in self.kernels}
-        if self.options.baseline is not None and self.options.baseline not in names:
-            raise UnknownNameError("baseline", self.options.baseline, names)
 
     def _missing_searches(self) -> list[SearchPlan]:
         dtypes = {key[0] for key in self.wanted_ceilings() if key not in self.ceilings}

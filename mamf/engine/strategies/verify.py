@@ -61,11 +61,12 @@ def kernels_to_verify(backend: Backend, names: Sequence[str] | None) -> dict[str
     for of, own in (groups or dict.fromkeys(find_registered(OPERATIONS))).items():
         with suppress(*(() if names else (UnavailableError,))):
             found |= choose_kernels(operation(of), backend, own)
-    return {name: each for name, each in found.items() if names or (each.is_tried_unasked and _has_problems(each))}
-
-
-def _has_problems(kernel: AnyKernel) -> bool:
-    return operation(kernel.operation).random_case(random.Random(0), range(1, 2)) is not None
+    return {
+        name: each
+        for name, each in found.items()
+        if names
+        or (each.is_tried_unasked and operation(each.operation).random_case(random.Random(0), range(1, 2)) is not None)
+    }
 
 
 def verify_plan(

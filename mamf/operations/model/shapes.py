@@ -189,16 +189,12 @@ class ModelProblem:
 
     def flop(self, shape: ModelShape) -> float:
         """FLOP of one launch: 2 per multiply-add."""
-        return float(FORWARDS[self.phase] * (self.matmul_flop(shape) + self.attention_flop(shape)))
+        return float(FORWARDS[self.phase] * (self.matmul_flop(shape) + self.layers * self.attention(shape).flop))
 
     def matmul_flop(self, shape: ModelShape) -> int:
         """FLOP of the forward pass's products with weights, including the logits."""
         layer = self._projections + self._router + self.active_experts * self._expert
         return 2 * shape.tokens * (self.layers * layer + self.vocabulary * self.d_model)
-
-    def attention_flop(self, shape: ModelShape) -> int:
-        """FLOP of the forward pass's attention."""
-        return self.layers * self.attention(shape).flop
 
     def buffers(self, shape: ModelShape, sets: int = 1, rewrite: bool = False) -> dict[str, Buffer]:
         """No buffers: a model holds its parameters, and launches of all sets share them."""

@@ -5,14 +5,13 @@ The rules are data, in classes.csv. A rule has to match a whole name, or whole w
 
 from __future__ import annotations
 
-import csv
 import functools
-import importlib.resources
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from mamf.files import packaged_rows
 from mamf.operations.tracing.events import ON_DEVICE, Event
 from mamf.operations.tracing.names import read_name
 
@@ -61,9 +60,8 @@ class Rule(NamedTuple):
 @functools.cache
 def rules() -> Mapping[str, Sequence[Rule]]:
     """The rules of classes.csv by their column ``by``, in order: the first that matches decides."""
-    text = importlib.resources.files("mamf.operations.tracing").joinpath("classes.csv").read_text(encoding="utf-8")
     by: dict[str, list[Rule]] = defaultdict(list)
-    for row in csv.DictReader(text.splitlines()):
+    for row in packaged_rows("operations/tracing/classes.csv"):
         pattern = rf".*_({row['pattern']})_.*" if row["by"] == "word" else row["pattern"]
         by[row["by"]].append(Rule(row["by"], row["class"], row["library"], re.compile(pattern), row["example"]))
     return by

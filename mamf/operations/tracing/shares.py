@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from mamf.operations.tracing.classes import CLASSES, class_of
+from mamf.operations.tracing.classes import CLASSES
 from mamf.operations.tracing.events import Busy, Event, Trace
 
 #: Annotations of libraries that communicate on the host, in separate threads: waiting for other ranks included.
@@ -53,14 +53,6 @@ def shares(by_class: Mapping[str, Iterable[tuple[float, float]]]) -> dict[str, S
         found[name] = Share(visible, max(0.0, length(own) - visible))
         taken = with_own
     return found
-
-
-def class_seconds(trace: Trace) -> dict[str, float]:
-    """The seconds of a trace that count for each class."""
-    by_class: dict[str, list[tuple[float, float]]] = defaultdict(list)
-    for each in busy(trace):
-        by_class[class_of(each.event)].append((each.begun, each.ended))
-    return {name: share.visible for name, share in shares(by_class).items()}
 
 
 def gaps(covered: Union, begun: float, ended: float) -> Union:

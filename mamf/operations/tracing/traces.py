@@ -86,20 +86,23 @@ def _trace(trace: Mapping[str, Any]) -> Trace:
     device = [each for each in raw if _KINDS[each["cat"]] in ON_DEVICE]
     replays = {key for key, event in launches.items() if _GRAPH_LAUNCH in event.name}
     events = [*host, *(_of_device(each, origin, launches, replays) for each in device)]
-    begun, ended, steps = _steps(events, [_interval(each, origin) for each in timed if _is_step_on_device(each)])
+    begun, ended, steps = _steps(
+        events,
+        [
+            _interval(each, origin)
+            for each in timed
+            if each.get("cat") == _ANNOTATION_OF_DEVICE and str(each.get("name")).startswith(_STEP_OF_PROFILER)
+        ],
+    )
     if not ended > begun:
         raise ValueError("no time")
     within = tuple(event for event in events if event.ended > begun and event.begun < ended)
     names = {str(each.get("id")): str(each.get("name", "")) for each in trace.get("deviceProperties", ())}
-    used = sorted({_device_of(each) for each in device})
+    used = sorted({str(each.get("args", {}).get("device")) for each in device})
     replayed = sum(("correlation", each.get("args", {}).get("correlation")) in replays for each in device)
     name = names.get(used[0], "") if used else ""
     rank = (trace.get("distributedInfo") or {}).get("rank")
     return Trace(within, begun, ended, steps, name, _notes(replayed, len(device)), None if rank is None else int(rank))
-
-
-def _device_of(raw: _Raw) -> str:
-    return str(raw.get("args", {}).get("device"))
 
 
 def _notes(replayed: int, kernels: int) -> tuple[str, ...]:
@@ -158,10 +161,6 @@ def _of_device(
 def _interval(raw: _Raw, origin: float) -> tuple[float, float]:
     begun = (raw["ts"] - origin) * _MICROSECOND
     return begun, begun + max(raw["dur"], 0) * _MICROSECOND
-
-
-def _is_step_on_device(raw: _Raw) -> bool:
-    return raw.get("cat") == _ANNOTATION_OF_DEVICE and str(raw.get("name")).startswith(_STEP_OF_PROFILER)
 
 
 def _steps(events: Sequence[Event], on_device: Sequence[tuple[float, float]]) -> tuple[float, float, int | None]:

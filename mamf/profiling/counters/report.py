@@ -103,7 +103,13 @@ def _columns(lines: Sequence[Line]) -> list[Column[Line]]:
     return [
         Column("", "kernel", _name, left=True, shortest=28),
         Column("cycles", "cycles", lambda line: line.cycles, "{:,.0f}".format),
-        Column("", "relative", _relative, "{:.3f}".format, 1),
+        Column(
+            "",
+            "relative",
+            lambda line: line.cycles / line.base if line.cycles and line.base else None,
+            "{:.3f}".format,
+            1,
+        ),
         Column("operation", "", attrgetter("row.operation")),
         *columns_from(lines, lambda line: of.problem_record(line.row.problem), titled=False),
         Column("shape", "", lambda line: str(line.row.shape)),
@@ -154,10 +160,6 @@ def _ran(line: Line) -> str | None:
     """What a launch ran on the device."""
     is_one = line.launch is not None and len(line.launch.kernels) == 1
     return (short_name(line.kernel.name) if is_one else line.kernel.name) if line.launch else None
-
-
-def _relative(line: Line) -> float | None:
-    return line.cycles / line.base if line.cycles and line.base else None
 
 
 def _answers(table: Table[Line]) -> Iterator[str]:

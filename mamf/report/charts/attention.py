@@ -25,7 +25,6 @@ from mamf.report.charts.chart import (
     in_kibi,
     labelled,
     machine,
-    merge_lines,
     point,
 )
 
@@ -85,7 +84,7 @@ def attention_chart(
     label, position = _axis(measured)
     facets = needed(measured, position)
     varying = [facet for facet in facets if count(facet, measured) > 1]
-    grid = merge_lines(_grid(measured, varying, position, ceilings))
+    grid = _grid(measured, varying, position, ceilings)
     common = ", ".join(facet.text(measured[0]) for facet in facets if facet not in varying)
     companions = any(line.is_companion for panels in grid for panel in panels if panel for line in panel.lines)
     return Chart(

@@ -15,14 +15,11 @@ from mamf.errors import UsageError
 from mamf.measurement import TERA, Measurement
 from mamf.operations.unknown import operation_called
 from mamf.plans import ALGORITHM
-from mamf.report.charts.palette import place_of
 from mamf.text import visible
 
 _MARGIN_SHARE = 0.045
 _MOST_TICKS = 10
 _MOST_FAILURES = 4
-# Lines that differ by less than this share of a panel's height coincide.
-_UNSEEN = 0.01
 # By power of a thousand, or of 1024.
 _UNITS = ("", "k", "M", "G", "T")
 
@@ -39,14 +36,11 @@ class Point:
 
 @dataclass(frozen=True)
 class Line:
-    """``name`` decides the color, in every panel. ``is_companion``: drawn dotted beside the line of that name.
-    ``also``: names of lines that coincide with it in all panels and are not drawn again.
-    """
+    """``name`` decides the color, in every panel. ``is_companion``: drawn dotted beside the line of that name."""
 
     name: str
     points: tuple[Point, ...]
     is_companion: bool = False
-    also: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -95,12 +89,6 @@ class Chart:
     @property
     def panels(self) -> list[Panel]:
         return [panel for row in self.grid for panel in row if panel is not None]
-
-    @property
-    def labels(self) -> dict[str, str]:
-        """What a legend says of each name: also the names of lines that coincide with its line."""
-        lines = {line.name: line for panel in self.panels for line in panel.lines if not line.is_companion}
-        return {name: " = ".join((name, *lines[name].also)) for name in self.names}
 
     @property
     def names(self) -> list[str]:
@@ -213,27 +201,3 @@ def failures(rows: Iterable[Measurement], drawn: Iterable[str]) -> list[str]:
     reasons = [f"{count} x {kernel} ({status})" for (kernel, status), count in counts.most_common(_MOST_FAILURES)]
     more = sum(counts.values()) - sum(count for _, count in counts.most_common(_MOST_FAILURES))
     return [f"no figure: {', '.join(reasons)}" + (f" and {more} more" if more else "")] if reasons else []
-
-
-def merge_lines(grid: Sequence[Sequence[Panel | None]]) -> tuple[tuple[Panel | None, ...], ...]:
-    """Panels in which lines that coincide in all panels, as far as an eye can see, are one line that names the others:
-    an entry point and the kernel that it chose, in the color of the kernel.
-    """
-    heights: dict[str, dict[tuple[Any, ...], float]] = {}
-    for number, panel in enumerate([panel for row in grid for panel in row if panel is not None]):
-        top = max(point.y for line in panel.lines for point in line.points)
-        for line in panel.lines:
-            for each in line.points:
-                heights.setdefault(line.name, {})[number, each.x, line.is_companion] = each.y / top
-    drawn: dict[str, list[str]] = {}
-    for name, own in sorted(heights.items(), key=lambda item: place_of(item[0])):
-        drawn.setdefault(next((each for each in drawn if _coincide(heights[each], own)), name), []).append(name)
-
-    def merged(lines: Iterable[Line]) -> tuple[Line, ...]:
-        return tuple(replace(line, also=tuple(drawn[line.name][1:])) for line in lines if line.name in drawn)
-
-    return tuple(tuple(panel and replace(panel, lines=merged(panel.lines)) for panel in row) for row in grid)
-
-
-def _coincide(one: Mapping[Any, float], other: Mapping[Any, float]) -> bool:
-    return one.keys() == other.keys() and all(abs(one[at] - other[at]) <= _UNSEEN for at in one)

@@ -59,7 +59,7 @@ def named_of_chart(chart: Chart) -> Named:
     """What the legend says: the lines, and what a dotted one means."""
     styles = styles_of([*chart.palette, *chart.names])
     common = {"linewidth": 2 if chart.is_connected else 0, "markersize": 7}
-    named: Named = [(label, {**common, **vars(styles[name])}) for name, label in chart.labels.items()]
+    named: Named = [(name, {**common, **vars(styles[name])}) for name in chart.names]
     if chart.companion:
         named.append((chart.companion, {"linewidth": 2, "linestyle": ":", "color": GREY}))
     return named

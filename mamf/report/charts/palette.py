@@ -45,11 +45,6 @@ class Style:
     marker: str
 
 
-def place_of(name: str) -> int:
-    """Its place among the names of its group; names of no group come last."""
-    return _PLACES.get(name, len(_PLACES))
-
-
 def styles_of(names: Iterable[str]) -> dict[str, Style]:
     """A style for each name. A known name always has the same; another one has the place that its text gives, or the
     next whose color no name beside it has; if all colors are taken, the next place.

@@ -22,7 +22,6 @@ from mamf.report.charts.chart import (
     in_kibi,
     labelled,
     machine,
-    merge_lines,
     peak_of,
     point,
 )
@@ -125,13 +124,13 @@ def kernels_chart(
         title = ", ".join(filter(None, (differing_fields(problem, problems), of if len(regimes) > 1 else "")))
         return _panel(shown, title, position, peaks[problem]) if shown else None
 
-    grid = [[panel(problem, of) for of in regimes] for problem in problems]
+    grid = tuple(tuple(panel(problem, of) for of in regimes) for problem in problems)
     name, kernels = measured[0].operation, dict.fromkeys(row.kernel for row in rows)
     return Chart(
         f"{name}, {', '.join(regimes)}",
         machine(header),
         axis,
-        merge_lines(grid),
+        grid,
         tuple(failures(rows, kernels)),
     )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,8 +14,6 @@ from mamf.report.charts.chart import machine
 Place = tuple[float, float]
 #: How far the axes go on beyond what they show: to the left, the right, down and up.
 _LEFT, _RIGHT, _DOWN, _UP = 3.0, 20.0, 2.0, 2.0
-# Steps of a decade by which marks differ visibly.
-_SEEN = 200
 
 
 @dataclass(frozen=True)
@@ -57,11 +54,11 @@ class RooflineChart:
 
 
 def roofline_chart(roofs: Roofs, points: Sequence[RoofPoint], header: Mapping[str, Any]) -> RooflineChart:
-    """``header``: of a log of the device. Points that do no FLOP have no place; a note says so."""
+    """``header``: of a log of the device. Points that do no FLOP have no place."""
     shown = [point for point in points if point.tflops is not None and point.intensity is not None]
     x_limits = _x_limits(roofs, shown)
     lines = tuple(_lines(roofs, x_limits))
-    marks = _merged(_mark(point, _common_words(shown)) for point in shown)
+    marks = tuple(map(_mark, shown))
     heights = [y for line in lines for _, y in (line.start, line.end)] + [mark.place[1] for mark in marks]
     return RooflineChart(
         f"Roofline, {', '.join(dict.fromkeys(dtype for dtype, _ in roofs.compute)) or 'bandwidth alone'}",
@@ -70,7 +67,10 @@ def roofline_chart(roofs: Roofs, points: Sequence[RoofPoint], header: Mapping[st
         marks,
         x_limits,
         (min(heights) / _DOWN, max(heights) * _UP),
-        tuple(_notes(points, marks)),
+        (
+            "thick: burst ceilings; thin: sustained ones. Bytes: each operand read and each result written once."
+            " Joined marks: a layer with more tokens from left to right.",
+        ),
     )
 
 
@@ -99,38 +99,9 @@ def _lines(roofs: Roofs, x_limits: Place) -> Iterable[RoofLine]:
             yield RoofLine(label, (begins_at, each.rate), (right, each.rate), regime == SUSTAINED)
 
 
-def _common_words(points: Sequence[RoofPoint]) -> set[str]:
-    """What all names say after their shapes, where they say anything: no label needs it."""
-    words = [set(rest) for point in points if (rest := point.name.split(", ")[1:])]
-    return set.intersection(*words) if words else set()
-
-
-def _mark(point: RoofPoint, common: set[str]) -> Mark:
+def _mark(point: RoofPoint) -> Mark:
     assert point.tflops is not None and point.intensity is not None, "those without are left out"
     place = point.intensity, point.tflops
     regime = ", sustained" if point.regime == SUSTAINED else ""
-    first, *rest = point.name.split(", ")
-    label = ", ".join((first, *(word for word in rest if word not in common)))
     series = f"{point.layer}{regime}" if point.layer else ""
-    return Mark(f"{label}{regime}", point.kernel, place, series)
-
-
-def _merged(marks: Iterable[Mark]) -> tuple[Mark, ...]:
-    """Without marks that an eye cannot tell from one of the same name before."""
-    kept: dict[tuple[Any, ...], Mark] = {}
-    for mark in marks:
-        kept.setdefault((mark.name, mark.series, *(round(_SEEN * math.log10(at)) for at in mark.place)), mark)
-    return tuple(kept.values())
-
-
-def _notes(points: Sequence[RoofPoint], marks: Sequence[Mark]) -> Iterable[str]:
-    yield (
-        "thick: burst ceilings; thin: sustained ones. Bytes: each operand read and each result written once."
-        + (" Joined marks: a layer with more tokens from left to right." if any(mark.series for mark in marks) else "")
-    )
-    if without := [point for point in points if point.tflops is None]:
-        best = max(without, key=lambda point: point.rate)
-        yield (
-            f"not drawn, for lack of FLOP: {len(without)} of the rows, the highest {best.rate:.4g} {best.unit} "
-            f"({best.kernel} {best.name})"
-        )
+    return Mark(f"{point.name}{regime}", point.kernel, place, series)

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
 _INCHES = 8.0
 _MARKER = 9  # points
-# Marks with more names than this have no label: the legend says the kernel, the table the rest.
-_MAX_LABELED = 8
 _BURST, _SUSTAINED = 2.4, 1.0  # points of a ceiling's line
 # As shares of the axes: the height of a label, the width of a letter, and how far a label is from what it names.
 _HEIGHT, _LETTER, _DISTANCE, _UP = 0.028, 0.0092, 0.015, 0.018
@@ -93,9 +91,7 @@ def _draw_labels(axes: Axes, chart: RooflineChart) -> None:
                 rotation_mode="anchor",
                 transform_rotates_text=True,
             )
-    others = labelled(mark for mark in chart.marks if not mark.series)
     named = [(marks[0], marks[0].series) for marks in series_of(chart.marks)]
-    named += [(mark, mark.label) for mark in others] if len(others) <= _MAX_LABELED else []
     for mark, label in sorted(named, key=lambda each: -each[0].place[1]):
         x, y = _share(chart, *mark.place)
         _label(axes, (x, y), (x + _DISTANCE, y), label, taken, "left")
@@ -133,13 +129,3 @@ def series_of(marks: Iterable[Mark]) -> list[list[Mark]]:
     """Marks that are joined, from left to right: of one kernel and series."""
     found = group_pairs(((mark.name, mark.series), mark) for mark in marks if mark.series)
     return [sorted(each, key=lambda mark: mark.place) for each in found.values()]
-
-
-def labelled(marks: Iterable[Mark]) -> list[Mark]:
-    """One mark of those that would say the same at one intensity, as kernels of one shape do: the highest."""
-    best: dict[tuple[str, float], Mark] = {}
-    for mark in marks:
-        key = mark.label, mark.place[0]
-        if key not in best or mark.place[1] > best[key].place[1]:
-            best[key] = mark
-    return list(best.values())

@@ -6,9 +6,6 @@ from dataclasses import dataclass
 
 from mamf.report.charts.chart import Chart
 
-#: Of a bar by what its time goes to; what is less stands in tables alone.
-LEAST_SHARE = 0.001
-
 
 @dataclass(frozen=True)
 class Stack:

@@ -141,10 +141,11 @@ class TritonMatmul(TorchMatmul):
         return check_triton(backend, "torch.mm")
 
     def unsupported_problem(self, backend: Backend, problem: MatmulProblem) -> str | None:
-        outputs = _outputs(problem.dtype)
+        is_float8 = problem.dtype in _FLOAT8
+        outputs = ("bfloat16", "float16", "float32") if is_float8 else (DTYPES[problem.dtype].default_output,)
         if problem.out_dtype not in outputs:
             return f"kernel {self.name} writes {', '.join(outputs)} for {problem.dtype}, not {problem.out_dtype}"
-        if problem.fast_accumulation and problem.dtype not in _FLOAT8:
+        if problem.fast_accumulation and not is_float8:
             return f"kernel {self.name} has no fast accumulation for {problem.dtype}; only 8-bit floats have it"
         if not self._is_described:
             return None
@@ -245,10 +246,6 @@ def has_descriptors(backend: Backend) -> bool:
     if not is_known or int(architecture.removeprefix("sm_")) < _HOPPER:
         return False
     return importlib.util.find_spec("triton.tools.tensor_descriptor") is not None
-
-
-def _outputs(dtype: str) -> tuple[str, ...]:
-    return ("bfloat16", "float16", "float32") if dtype in _FLOAT8 else (DTYPES[dtype].default_output,)
 
 
 def _arithmetic(problem: MatmulProblem, chosen: Configuration) -> dict[str, Any]:

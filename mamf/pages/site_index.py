@@ -64,8 +64,6 @@ def index_page(data: SiteData, logs: str, pages: Mapping[str, str]) -> Page:
         Column("", "vendor", lambda line: line.vendor, left=True),
         Column("", "log", lambda line: log_link(logs, line.place)),
     ]
-    files = [(CSV, "the table as CSV"), (FEED, "the table as JSON, for programs"), (FEED_SCHEMA, "its JSON Schema")]
-    files += [(PUBLISHED, "figures that other people published; mamf did not check them")] if data.published else []
     sections = [
         Section("Ceilings", charts[:1]),
         Section(f"Ceilings of {counted(len(charts) - 1, 'more dtype')}", charts[1:], is_open=False),
@@ -73,7 +71,6 @@ def index_page(data: SiteData, logs: str, pages: Mapping[str, str]) -> Page:
         Section("What the words mean", [Lines(_WORDS)] if data.lines else []),
         Section("Devices", [_devices_table(runs, pages)] if runs else []),
         Section("Add your accelerator", _CONTRIBUTE),
-        Section("Downloads", [text_table(("file", "what"), [(Link(name, name), what) for name, what in files])]),
     ]
     return Page(
         "Measured matmul ceilings of accelerators",

@@ -103,10 +103,10 @@ def contributed_csv(collection: Collection) -> str:
         for entry in reversed(fastest):
             cards[entry.header["device"]["uuid_hash"]] = entry.figure
         lowest = significant_digits(min(cards.values()))
-        clock = max(map(_clock, found), key=lambda text: float(text or 0))
+        clock_hz = max(each.header["device"]["max_clock_hz"] or 0 for each in found)
         known = (best.place.as_posix(), " ".join(shapes), kernel, len(cards), lowest)
         of_run = (best.header["started"][:10], software(best.header))
-        writer.writerow([*key[:3], clock, *key[3:], *figures, *known, *of_run])
+        writer.writerow([*key[:3], f"{clock_hz / 1e6:g}" if clock_hz else "", *key[3:], *figures, *known, *of_run])
     return buffer.getvalue()
 
 
@@ -123,9 +123,3 @@ def _build(entry: Entry) -> tuple[str, ...]:
     """Unit count and power limit: devices with one name exist in several builds."""
     device: dict[str, Any] = entry.header["device"]
     return tuple("" if each is None else f"{each:g}" for each in (device["compute_units"], device["power_limit_watts"]))
-
-
-def _clock(entry: Entry) -> str:
-    """The highest clock in MHz, if known."""
-    clock_hz = entry.header["device"]["max_clock_hz"]
-    return f"{clock_hz / 1e6:g}" if clock_hz else ""

@@ -64,16 +64,20 @@ def index_page(data: SiteData, logs: str, pages: Mapping[str, str]) -> Page:
         Column("", "vendor", lambda line: line.vendor, left=True),
         Column("", "log", lambda line: log_link(logs, line.place)),
     ]
-    files = [(CSV, "the table as CSV"), (FEED, "the table as JSON, for programs"), (FEED_SCHEMA, "its JSON Schema")]
-    files += [(PUBLISHED, "figures that other people published; mamf did not check them")] if data.published else []
+    devices: list[Column[str]] = [
+        Column("", "device", lambda name: Link(device_title(name), pages[name]), left=True),
+        Column("", "vendor", lambda name: runs[name][0].vendor, left=True),
+        Column("", "cards", lambda name: count_cards(runs[name])),
+        Column("", "logs", lambda name: len(runs[name])),
+        Column("", "last log", lambda name: max(run.started[:10] for run in runs[name]), left=True),
+    ]
     sections = [
         Section("Ceilings", charts[:1]),
         Section(f"Ceilings of {counted(len(charts) - 1, 'more dtype')}", charts[1:], is_open=False),
         Section("All ceilings", [Table(columns, data.lines)] if data.lines else []),
         Section("What the words mean", [Lines(_WORDS)] if data.lines else []),
-        Section("Devices", [_devices_table(runs, pages)] if runs else []),
+        Section("Devices", [Table(devices, sorted(runs))] if runs else []),
         Section("Add your accelerator", _CONTRIBUTE),
-        Section("Downloads", [text_table(("file", "what"), [(Link(name, name), what) for name, what in files])]),
     ]
     return Page(
         "Measured matmul ceilings of accelerators",
@@ -164,17 +168,6 @@ def spread(items: Sequence[ItemT], most: int) -> list[ItemT]:
     """At most so many of them, evenly, the first and the last included."""
     step = (len(items) - 1) / (most - 1)
     return list(items) if len(items) <= most else [items[round(place * step)] for place in range(most)]
-
-
-def _devices_table(runs: Mapping[str, Sequence[Run]], pages: Mapping[str, str]) -> Table[Any]:
-    columns: list[Column[str]] = [
-        Column("", "device", lambda name: Link(device_title(name), pages[name]), left=True),
-        Column("", "vendor", lambda name: runs[name][0].vendor, left=True),
-        Column("", "cards", lambda name: count_cards(runs[name])),
-        Column("", "logs", lambda name: len(runs[name])),
-        Column("", "last log", lambda name: max(run.started[:10] for run in runs[name]), left=True),
-    ]
-    return Table(columns, sorted(runs))
 
 
 def published_page(data: SiteData) -> Page:

@@ -140,15 +140,11 @@ def _facts_of_profile(profile: Profile) -> list[Fact]:
     is_timed, whole = profile.unprofiled_step_seconds is not None, profile.whole_seconds
     took = milliseconds(profile.unprofiled_step_seconds or profile.step_seconds)
     step = Fact("a step" if profile.steps else "all", took, "ms", [f"with{'out' if is_timed else ''} the profiler"])
-    share = [_share_fact(profile.mamfu)] if profile.mamfu else []
+    is_wrong = profile.mamfu is not None and profile.mamfu > MAX_SHARE
+    told = (UNKNOWN, "", [WRONG_CEILING]) if is_wrong else (f"{100 * (profile.mamfu or 0):.1f}", "%")
+    share = [Fact("MAMFU of a step", *told)] if profile.mamfu else []
     costs = [row for row in profile.classes if row.name in (IDLE, COMMUNICATION)]
     return [step, *share, *(Fact(row.name, f"{100 * row.visible / whole:.1f}", "%") for row in costs)]
-
-
-def _share_fact(share: float) -> Fact:
-    if share > MAX_SHARE:
-        return Fact("MAMFU of a step", UNKNOWN, notes=[WRONG_CEILING])
-    return Fact("MAMFU of a step", f"{100 * share:.1f}", "%")
 
 
 def source_of_log(log: RunLog) -> Source:

@@ -83,12 +83,6 @@ def _folded(name: str) -> str:
     return f"{_FOLDED.sub(lambda part: '' if part[1] else '*', path)}{colon}{kind}"
 
 
-# The operations that kernels computed in TF32: torch records float32.
-def _in_tf32(found: Iterable[Busy]) -> set[Event]:
-    kernels = (each.event for each in found if each.event.is_on_device and TF32_KERNEL.search(each.event.name))
-    return {operation for kernel in kernels for operation in kernel.lineage()}
-
-
 def intervals(found: Iterable[Busy]) -> list[tuple[float, float]]:
     return [(each.begun, each.ended) for each in found]
 
@@ -102,7 +96,8 @@ def counted_flop(found: Sequence[Busy]) -> tuple[dict[str, int], float]:
     counting = {event: each for event, each in counting.items() if class_of(each[-1]) == class_of(event)}
     innermost = {each[-1]: each[0] for each in sorted(counting.values(), key=len)}
     flop: Counter[str] = Counter()
-    tf32 = _in_tf32(found)
+    kernels = (each.event for each in found if each.event.is_on_device and TF32_KERNEL.search(each.event.name))
+    tf32 = {operation for kernel in kernels for operation in kernel.lineage()}  # torch records float32
     for operation, multiplying in innermost.items():
         dtype = dtype_of(multiplying)
         flop["tf32" if dtype == "float32" and multiplying in tf32 else dtype] += flop_of(operation) or 0

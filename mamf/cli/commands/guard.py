@@ -109,14 +109,11 @@ def run(options: argparse.Namespace) -> int:
         if not path.parent.is_dir():
             raise UsageError(f"cannot write {path}: there is no folder {path.parent}")
     # Read before a device is opened, so that errors come first.
-    options.before = None if options.update else _baseline(options.baseline)
-    return run_session(options, _GuardSession)
-
-
-def _baseline(path: Path) -> RunLog:
-    if not path.exists():
+    path = options.baseline
+    if not options.update and not path.exists():
         raise UsageError(f"there is no baseline {path}: measure one with 'mamf guard FILE --update', on a quiet card")
-    return read_log(path)
+    options.before = None if options.update else read_log(path)
+    return run_session(options, _GuardSession)
 
 
 class _GuardSession(KernelsSession):

@@ -101,14 +101,10 @@ def _trace(trace: Mapping[str, Any]) -> Trace:
     used = sorted({str(each.get("args", {}).get("device")) for each in device})
     replayed = sum(("correlation", each.get("args", {}).get("correlation")) in replays for each in device)
     name = names.get(used[0], "") if used else ""
+    replay = f"{replayed} of {len(device)} kernels and copies were replayed from graphs: known by their names alone"
+    notes = (replay,) if replayed else ()
     rank = (trace.get("distributedInfo") or {}).get("rank")
-    return Trace(within, begun, ended, steps, name, _notes(replayed, len(device)), None if rank is None else int(rank))
-
-
-def _notes(replayed: int, kernels: int) -> tuple[str, ...]:
-    if not replayed:
-        return ()
-    return (f"{replayed} of {kernels} kernels and copies were replayed from graphs: known by their names alone",)
+    return Trace(within, begun, ended, steps, name, notes, None if rank is None else int(rank))
 
 
 def _of_host(raw: Iterable[_Raw], origin: float) -> tuple[list[Event], dict[tuple[str, Any], Event]]:

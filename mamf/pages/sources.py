@@ -141,8 +141,8 @@ def _facts_of_profile(profile: Profile) -> list[Fact]:
     took = milliseconds(profile.unprofiled_step_seconds or profile.step_seconds)
     step = Fact("a step" if profile.steps else "all", took, "ms", [f"with{'out' if is_timed else ''} the profiler"])
     is_wrong = profile.mamfu is not None and profile.mamfu > MAX_SHARE
-    told = (UNKNOWN, "", [WRONG_CEILING]) if is_wrong else (f"{100 * (profile.mamfu or 0):.1f}", "%")
-    share = [Fact("MAMFU of a step", *told)] if profile.mamfu else []
+    figure = (UNKNOWN, "", [WRONG_CEILING]) if is_wrong else (f"{100 * (profile.mamfu or 0):.1f}", "%")
+    share = [Fact("MAMFU of a step", *figure)] if profile.mamfu else []
     costs = [row for row in profile.classes if row.name in (IDLE, COMMUNICATION)]
     return [step, *share, *(Fact(row.name, f"{100 * row.visible / whole:.1f}", "%") for row in costs)]
 

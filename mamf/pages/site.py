@@ -1,7 +1,8 @@
 """``mamf results site``: static pages, a feed and downloads from the logs in results/. For programs: index.json with
 its JSON Schema, and ceilings.csv; docs/site.md shows them.
 
-The same logs give the same bytes. A build replaces no file.
+The same logs give the same bytes. The folder holds a list of the site's files, so that a build replaces its own files
+only.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -26,6 +27,8 @@ from mamf.pages.site_index import CSV, FEED, FEED_SCHEMA, INDEX, NOTICE_COPY, PU
 from mamf.report.page import render_page
 from mamf.report.text import csv_text
 
+#: In the output folder: the files of the site, one per line.
+LIST = ".mamf-site"
 _DEVICES = "devices"
 _LONGEST_NAME = 80
 
@@ -33,18 +36,15 @@ _LONGEST_NAME = 80
 def build_site(root: Path, output: Path, logs: str | None = None) -> SiteData:
     """Write the site of the results folder ``root``; give what it shows.
 
-    ``logs``: the base address of the logs, by default a relative one. Raises UsageError if ``output`` lies in ``root``
-    or is not empty, RunLogError for a log that cannot be read, RunLogWriteError if the disk is full.
+    ``logs``: the base address of the logs, by default a relative one. Files of an earlier build that are no longer part
+    of the site are removed. Raises UsageError if ``output`` lies in ``root`` or holds files that no build wrote,
+    RunLogError for a log that cannot be read, RunLogWriteError if the disk is full.
     """
     if root.resolve() in (output.resolve(), *output.resolve().parents):
         raise UsageError(f"{output} lies in {root}, which holds logs only: name another folder")
-    base = _base_of_logs(logs, root, output)
-    _require_empty(output)
+    base, old = _base_of_logs(logs, root, output), _own_files(output)
     data = read_site_data(root)
-    texts = dict(_site_files(data, root, base))
-    make_folder(output / _DEVICES)
-    for name, text in texts.items():
-        write_whole(output / name, text)
+    _write(output, dict(_site_files(data, root, base)), old)
     return data
 
 
@@ -60,11 +60,17 @@ def _base_of_logs(address: str | None, root: Path, output: Path) -> str:
     return address.rstrip("/") + "/"
 
 
-def _require_empty(output: Path) -> None:
-    """Names that begin with a dot, such as .git, are left alone. Raises UsageError for any other."""
-    held = sorted(path.name for path in output.glob("[!.]*"))
-    if held:
-        raise UsageError(f"{output} holds {held[0]}: remove it, or name a new folder")
+def _own_files(output: Path) -> set[str]:
+    """The files of an earlier build. Names that begin with a dot, such as .git, are left alone. Raises UsageError for
+    any other.
+    """
+    listed = (output / LIST).read_text(errors="replace").splitlines() if (output / LIST).is_file() else []
+    names = {path.relative_to(output) for path in output.rglob("*") if path.is_symlink() or not path.is_dir()}
+    found = {name.as_posix() for name in names if not any(part.startswith(".") for part in name.parts)}
+    foreign = sorted(name for name in found if name not in listed or (output / name).is_symlink())
+    if foreign:
+        raise UsageError(f"{output} holds files that are not from a site, such as {foreign[0]}: name an empty folder")
+    return found
 
 
 def _site_files(data: SiteData, root: Path, logs: str) -> Iterator[tuple[str, str]]:
@@ -91,6 +97,17 @@ def page_names(devices: Iterable[str]) -> dict[str, str]:
         return f"{slugs[name]}.html" if slugs[name] in unique else f"{slugs[name][:_LONGEST_NAME]}-{digest}.html"
 
     return {name: file_name(name) for name in slugs}
+
+
+def _write(output: Path, texts: Mapping[str, str], old: set[str]) -> None:
+    make_folder(output / _DEVICES)
+    # First all names, so that the build after an interrupted one knows its files.
+    write_whole(output / LIST, "\n".join(sorted(old | set(texts))))
+    for name, text in texts.items():
+        write_whole(output / name, text)
+    for name in old - set(texts):
+        (output / name).unlink()
+    write_whole(output / LIST, "\n".join(sorted(texts)))
 
 
 # -- for programs ------------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 import csv
 import html
 import json
+import os
 import re
 import shutil
 from dataclasses import replace
@@ -14,7 +15,7 @@ from contribution_logs import legacy_run
 from mamf.cli import main
 from mamf.errors import RunLogError, UsageError
 from mamf.logs.legacy import write_legacy_log
-from mamf.pages.site import FIELDS, build_site, feed_schema, page_names
+from mamf.pages.site import FIELDS, LIST, build_site, feed_schema, page_names
 from mamf.pages.site_data import ALL_TIERS, read_site_data
 from mamf.pages.site_index import MOST_ROWS, spread
 from mamf.report.page import Page
@@ -56,9 +57,8 @@ def root(tmp_path):
 
 
 def built(root, output=None, **options):
-    """The files of a site by name; an earlier one is removed."""
+    """The files of a site by name."""
     output = output or root.parent / "site"
-    shutil.rmtree(output, ignore_errors=True)
     build_site(root, output, **options)
     return {path.relative_to(output).as_posix(): path.read_text() for path in output.rglob("*") if path.is_file()}
 
@@ -223,12 +223,14 @@ def test_a_withdrawn_log_takes_its_page_along(root):
     assert "devices/amd-epyc.html" not in files and "EPYC" not in files["index.html"]
 
 
-def test_a_log_that_cannot_be_read_is_named_and_nothing_is_written(root):
+def test_a_log_that_cannot_be_read_is_named_and_the_site_stays(root):
     put(root, EPYC)
+    before = built(root)
     (root / "amd-epyc" / "broken.jsonl").write_text("{}\n")
     with pytest.raises(RunLogError, match=r"broken\.jsonl"):
         built(root)
-    assert not (root.parent / "site").exists()
+    (root / "amd-epyc" / "broken.jsonl").unlink()
+    assert built(root) == before
 
 
 # -- names -------------------------------------------------------------------------------------------------------------
@@ -293,14 +295,44 @@ def test_a_folder_with_other_files_is_refused_and_nothing_is_written(root):
     output = root.parent / "mine"
     output.mkdir()
     (output / "index.html").write_text("mine")
-    with pytest.raises(UsageError, match=r"holds index\.html"):
+    with pytest.raises(UsageError, match=r"not from a site, such as index\.html"):
         build_site(root, output)
     assert [path.name for path in output.iterdir()] == ["index.html"]
-    (output / "index.html").rename(output / ".notes")
-    build_site(root, output)
-    assert (output / ".notes").read_text() == "mine"
     with pytest.raises(UsageError, match="lies in"):
         build_site(root, root / "site")
+
+
+def test_a_file_that_joined_a_site_is_not_lost(root):
+    put(root, EPYC)
+    built(root)
+    site = root.parent / "site"
+    (site / "devices" / "notes.html").write_text("mine")
+    with pytest.raises(UsageError, match=r"devices/notes\.html"):
+        build_site(root, site)
+    (site / "devices" / "notes.html").rename(site / ".notes")
+    assert "index.html" in built(root) and (site / ".notes").read_text() == "mine"
+
+
+def test_a_list_that_names_files_elsewhere_removes_none(root):
+    site = root.parent / "site"
+    built(root)
+    (root.parent / "precious").write_text("mine")
+    (site / LIST).write_text((site / LIST).read_text() + "\n../precious\n")
+    built(root)
+    assert (root.parent / "precious").read_text() == "mine"
+
+
+@pytest.mark.skipif(os.name == "nt", reason="links need a privilege")
+def test_a_link_is_not_followed(root):
+    site = root.parent / "site"
+    built(root)
+    target = root.parent / "target"
+    target.write_text("mine")
+    (site / "index.html").unlink()
+    (site / "index.html").symlink_to(target)
+    with pytest.raises(UsageError, match=r"index\.html"):
+        build_site(root, site)
+    assert target.read_text() == "mine"
 
 
 def test_the_front_page_stays_small_with_a_thousand_devices(root, monkeypatch):

@@ -33,7 +33,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     table = actions.add_parser("table", help="write the tables of results/ from its logs")
     table.add_argument("--check", action="store_true", help="write nothing; exit code 1 if a table is out of date")
     site = actions.add_parser("site", help="write static pages and downloads of results/ from its logs")
-    site.add_argument("--output", type=Path, required=True, metavar="FOLDER", help="new or empty")
+    site.add_argument("--output", type=Path, required=True, metavar="FOLDER", help="new, empty, or of an earlier site")
     site.add_argument("--logs", metavar="URL", help="where the logs are published (default: relative links to them)")
     for action in (submit, table, site):
         action.add_argument(

@@ -30,7 +30,6 @@ nitpick_ignore_regex = [("py:.*", r"(?!mamf\.).*")]
 # Type variables, and what only mamf's own code makes.
 nitpick_ignore = [
     ("py:class", "mamf.ceilings.share.KnownCeiling"),
-    ("py:class", "mamf.contribution.confirming.Entry"),
     ("py:class", "mamf.engine.search.finding.Find"),
     ("py:class", "mamf.kernel.ProblemT"),
     ("py:class", "mamf.kernel.ShapeT"),
@@ -38,6 +37,7 @@ nitpick_ignore = [
     ("py:class", "mamf.logs.decision.Design"),
     ("py:class", "mamf.logs.decision.Together"),
     ("py:class", "mamf.logs.entries.Entry"),
+    ("py:class", "mamf.testing.physics.Scatter"),
 ]
 
 myst_heading_anchors = 4

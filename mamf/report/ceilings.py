@@ -19,6 +19,8 @@ from mamf.report.rows import failure_lines, row_columns
 from mamf.report.shares import Shares
 from mamf.report.text import WHY_UNKNOWN, counted, end_line, machine_line, rate_text
 
+#: A smaller difference from the default kernel is printed as none.
+_SMALLEST_GAIN = 0.0005
 _SHOWN_TIES = 5
 _PHASES = {
     "scout": "scout",
@@ -54,7 +56,9 @@ def notes(ceiling: Ceiling, rows: Iterable[Measurement], header: Mapping[str, An
     lines = [
         f"{ceiling.regime}: {_interval_note(ceiling, rows)}",
         f"    tied with {shown}" if tied else "",
-        "" if gain is None else f"    {ceiling.kernel} gains {100 * gain:+.1f} % over the default kernel there",
+        ""
+        if not gain or abs(gain) < _SMALLEST_GAIN
+        else f"    {ceiling.kernel} gains {100 * gain:+.1f} % over the default",
         *_default_note(ceiling, rows),
         f"    peak: {peak.flops / TERA:g}, dense {peak.dtype} of {peak.origin}" if peak else "",
         *_temperature_note(ceiling),

@@ -64,7 +64,8 @@ def test_every_dtype_has_a_few_configurations_everywhere(runtime, dtype):
 
 
 def test_a_search_tries_triton_unasked(device):
-    assert [each.name for each in kernels_for(device, INT8)] == ["int_mm", "triton"]
+    names = [each.name for each in kernels_for(device, INT8)]
+    assert [name for name in names if name != "cublaslt"] == ["int_mm", "triton"], "cublaslt: if its library is here"
     assert "triton" in [each.name for each in kernels_for(device, MatmulProblem())]
 
 

@@ -19,7 +19,7 @@ from mamf.report.rows import failure_lines, row_columns
 from mamf.report.shares import Shares
 from mamf.report.text import WHY_UNKNOWN, counted, end_line, machine_line, rate_text
 
-#: A smaller difference from the default kernel is printed as none.
+#: A smaller difference from the default kernel is not printed.
 _SMALLEST_GAIN = 0.0005
 _SHOWN_TIES = 5
 _PHASES = {

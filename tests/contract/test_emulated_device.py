@@ -103,6 +103,6 @@ def test_node(mamf):
     # A busy host leaves no time for every ceiling: that is unknown, and nothing else may be wrong.
     assert done.returncode in (0, 1, 3) and "CRITICAL" not in done.stdout, done.stdout + done.stderr
     assert "device 0" in done.stdout
-    header, measured = rows(next((mamf.folder / "n").glob("*repeated.jsonl")))
+    header, measured = rows(next((mamf.folder / "n").glob("*find.jsonl")))
     assert header["traits"]
-    assert [row["status"] for row in measured] == ["ok"]
+    assert {row["status"] for row in measured} <= {"ok"}

@@ -12,7 +12,7 @@ EXAMPLES = """examples:
   mamf find                                     burst and sustained ceilings of the first accelerator
   mamf find --dtype bfloat16 float16 fp8        one after the other, one log each
   mamf find --kernel torch.mm cublaslt          also search cuBLASLt's algorithms
-  mamf find --quick                             both in 15 s
+  mamf find --quick                             both in 13 s
   mamf find --operation NAME --help             the options for ceilings of another operation
 """
 

@@ -84,7 +84,8 @@ class Pace:
     """How thorough a search is: by which share of the budget a phase has ended, when burst and sustained are both
     sought, and what goes through its rounds.
 
-    ``candidates``: of burst's rounds. ``visit`` and ``chosen``: of sustained, where it chooses: its candidates are
+    ``candidates``: of burst's rounds. ``algorithm_shapes``: the number of shapes on which the algorithms of each kernel
+    are measured before these rounds. ``visit`` and ``chosen``: of sustained, where it chooses: its candidates are
     visited before a round chooses among the best of them.
     """
 
@@ -94,6 +95,7 @@ class Pace:
     burst: float
     burst_rounds: Rounds
     candidates: int
+    algorithm_shapes: int
     sustained_rounds: Rounds
     visit: float = 1.0
     chosen: float = 1.0
@@ -111,17 +113,19 @@ THOROUGH = Pace(
     burst=0.40,
     burst_rounds=Rounds(choose=6, confirm=15),
     candidates=8,
+    algorithm_shapes=3,
     sustained_rounds=Rounds(choose=1, confirm=6),
     visit=0.44,
     chosen=0.51,
 )
 QUICK = Pace(
     scout=0.15,
-    refine=0.205,
-    choose=0.245,
-    burst=0.295,
-    burst_rounds=Rounds(choose=4, confirm=12),
+    refine=0.20,
+    choose=0.235,
+    burst=0.275,
+    burst_rounds=Rounds(choose=3, confirm=12),
     candidates=5,
+    algorithm_shapes=1,
     # The best of burst lie within 0.2 % of one another in sustained: time is better spent on whole swings.
     sustained_rounds=Rounds(choose=0, confirm=6),
 )
@@ -144,7 +148,7 @@ def plan_for(
 ) -> tuple[SearchPlan, list[MatmulKernel]]:
     """A plan with a grid for this device, whose speed a few launches tell, and its kernels: the named ones, or those
     that are tried unasked. It begins with shapes that won on such devices before. ``is_quick``: for both ceilings
-    in 15 s. Where the first kernel refuses the problem altogether, one product is all.
+    in 13 s. Where the first kernel refuses the problem altogether, one product is all.
 
     Raises what ``working_kernels`` does, UsageError for a budget that is too short.
     """

@@ -128,6 +128,8 @@ class Confirmation:
 
     #: A candidate this far below the leader after FEWEST_ROUNDS, or when a choice is made, is not measured again.
     hopeless: ClassVar[float] = 0.005
+    #: A candidate this far below the leader is not measured again, whatever the round.
+    far_behind: ClassVar[float] = 0.1
 
     def rounds(
         self, regime: Regime, candidates: Sequence[Candidate], most: Rounds, chosen_by: float, confirmed_by: float
@@ -214,7 +216,7 @@ class Confirmation:
             if not self._continues(phase, number + 1, is_due=number < phase.fewest):
                 break
             left = [each for each in left if each not in due]
-            left = not_beaten(own, left, self.hopeless if number >= phase.fewest else 1.0)
+            left = not_beaten(own, left, self.hopeless if number >= phase.fewest else self.far_behind)
             if number < phase.fewest and left:
                 rounds = phase.fewest - number + (FEWEST_ROUNDS if phase.chooses else 0)
                 left = self._affordable(own, left, seconds_each, rounds)

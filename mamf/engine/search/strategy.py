@@ -56,7 +56,6 @@ class FindStrategy:
     #: Finer steps from a leader to its farthest neighbour in M and N.
     reach: ClassVar[int] = 4
     sustained_finalists: ClassVar[int] = 2
-    algorithm_shapes: ClassVar[int] = 3
     #: Shapes on which kernels are compared before they join the search.
     trial_shapes: ClassVar[int] = 2
     #: The FLOP of a short shape, as a share of the longest that the search may measure.
@@ -86,16 +85,11 @@ class FindStrategy:
         self._compiled = 0.0
 
     def _until(self, share: float) -> float:
-        """The moment by which a phase ends; burst alone has the whole budget. Time for trying algorithms, which may
-        compile, counts toward no phase.
+        """Return when a phase ends; burst alone has the whole budget. Time spent compiling algorithms counts toward no
+        phase.
         """
         scale = 1.0 if Sustained.name in self.plan.regimes else 1 / self.pace.burst
         return self.run.begun + self._compiled + share * scale * (self.plan.budget_seconds - self._compiled)
-
-    def _step(
-        self, kernel: MatmulKernel, shape: MatmulShape, regime: Regime, rule: StoppingRule, phase: str, number: int
-    ) -> Step:
-        return Step(kernel, self.plan.problem, shape, regime, rule, phase, number)
 
     def steps(self) -> Steps:
         burst: list[Measurement] = []
@@ -144,7 +138,7 @@ class FindStrategy:
         kinds = best_of_their_kind(self._scouted)[: self.pace.candidates // 2]
         candidates = list(dict.fromkeys((*kinds, *leaders)))[: self.pace.candidates]
         self.run.on_phase("burst: choosing algorithms")
-        shapes = list(dict.fromkeys(shape for shape, _ in candidates[: self.algorithm_shapes]))
+        shapes = list(dict.fromkeys(shape for shape, _ in candidates[: self.pace.algorithm_shapes]))
         yield from self._try_algorithms(regime, shapes, rule, self._ranked)
         candidates += best_by_shape(row for row in self._algorithms if row.shape in shapes)
         measured = [*self._scouted, *self._algorithms]
@@ -162,7 +156,7 @@ class FindStrategy:
             if proposed is None:
                 return
             shape, kernel = proposed
-            row = yield self._step(self._by_name[kernel], shape, regime, rule, phase, len(search.measured))
+            row = yield Step(self._by_name[kernel], self.plan.problem, shape, regime, rule, phase, len(search.measured))
             if row is None:
                 return
             search.record((row.shape, row.kernel), row.best_rate if row.ok else float("nan"))
@@ -218,28 +212,29 @@ class FindStrategy:
     def _try_algorithms(
         self, regime: Regime, shapes: Iterable[MatmulShape], rule: StoppingRule, kernels: Sequence[MatmulKernel]
     ) -> Steps:
-        """Each of these kernels, in each of its algorithms, on these shapes."""
-        begun = self.run.now()
-        yield from self._every_algorithm(regime, shapes, rule, kernels)
-        self._compiled += self.run.now() - begun
+        """Measure each of these kernels, in each of its algorithms, on these shapes."""
+        for kernel in kernels:
+            begun = self.run.now()
+            yield from self._every_algorithm(regime, shapes, rule, kernel)
+            if not kernel.has_cheap_variants:
+                self._compiled += self.run.now() - begun
 
     def _every_algorithm(
-        self, regime: Regime, shapes: Iterable[MatmulShape], rule: StoppingRule, kernels: Sequence[MatmulKernel]
+        self, regime: Regime, shapes: Iterable[MatmulShape], rule: StoppingRule, kernel: MatmulKernel
     ) -> Steps:
-        for kernel in kernels:
-            names = self._names.setdefault(kernel.name, set())
-            for shape in shapes:
-                for variant in self._variants(kernel, shape):
-                    self._by_name[variant.name] = variant
-                    names.add(variant.name)
-                    if any((row.shape, row.kernel) == (shape, variant.name) for row in self._algorithms):
-                        continue
-                    if not self.run.has_next_step(regime, ALGORITHM, self._deadline):
-                        return
-                    row = yield self._step(variant, shape, regime, rule, ALGORITHM, 0)
-                    if row is None:
-                        return
-                    self._algorithms.append(row)
+        names = self._names.setdefault(kernel.name, set())
+        for shape in shapes:
+            for variant in self._variants(kernel, shape):
+                self._by_name[variant.name] = variant
+                names.add(variant.name)
+                if any((row.shape, row.kernel) == (shape, variant.name) for row in self._algorithms):
+                    continue
+                if not self.run.has_next_step(regime, ALGORITHM, self._deadline):
+                    return
+                row = yield Step(variant, self.plan.problem, shape, regime, rule, ALGORITHM, 0)
+                if row is None:
+                    return
+                self._algorithms.append(row)
 
     def _variants(self, kernel: MatmulKernel, shape: MatmulShape) -> Sequence[MatmulKernel]:
         try:
@@ -261,8 +256,6 @@ class FindStrategy:
             if not self._confirmation.leaves_time_to_confirm():
                 rounds = rounds._replace(choose=0)  # the visits have chosen
         else:
-            if self.run.holds_next(regime, CHOOSE):  # begun when quick finds still had a round of visits to choose by
-                finalists, rounds = best_of_their_kind(burst)[: self.sustained_finalists], rounds._replace(choose=1)
             self._start(regime, [shape for shape, _ in finalists])
         yield from self._rounds(regime, finalists, rounds, self.pace.chosen, 1.0)
 
@@ -286,7 +279,7 @@ class FindStrategy:
         for number, (shape, kernel) in enumerate(self._visited(candidates, visits)):
             if not self.run.has_next_step(regime, "visit", until, is_due=len(visits) < 2):
                 break
-            step = self._step(self._by_name[kernel], shape, regime, rule, "visit", number)
+            step = Step(self._by_name[kernel], self.plan.problem, shape, regime, rule, "visit", number)
             row = yield from self._confirmation.timed(step)
             if row is None:
                 break

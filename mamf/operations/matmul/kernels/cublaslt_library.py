@@ -149,7 +149,10 @@ def load() -> Library | Unavailable:
     loaded = next(_loaded(), None)
     if loaded is None:
         return Unavailable("libcublasLt 12 or 13 was not found", "install torch for CUDA, whose packages bring it")
-    library = Library(loaded)
+    try:
+        library = Library(loaded)
+    except AttributeError as error:  # ctypes names the function
+        return Unavailable(f"this libcublasLt lacks a function: {error}", "use the kernel torch.mm")
     if library.version[0] not in _KNOWN_MAJORS:
         version, known = ".".join(map(str, library.version)), " and ".join(map(str, sorted(_KNOWN_MAJORS)))
         return Unavailable(f"cuBLASLt {version} is unknown; known are {known}", "use the kernel torch.mm")

@@ -44,8 +44,6 @@ _STEPS = 20
 #: Longer sizes of K, as multiples of the longest M: C of one wave of tiles may be fastest there.
 _LONGER = (1.2, 1.6, 2.0, 2.4, 3.2)
 _LARGEST_STEP = 1024
-#: A short K, many waves, the elements of a tile that libraries commonly use, and compute units where unknown.
-_SHORT_K, _MANY_WAVES, _TILE, _COMPUTE_UNITS = 1536, 8, 128 * 256, 128
 _SHARE_OF_MEMORY = 0.6
 _SUSTAINED_SETS = 3
 _QUICK_SCOUTS, _QUICK_REFINEMENTS = 40, 48
@@ -192,14 +190,6 @@ def fits(grid: MatmulGrid, shape: MatmulShape) -> bool:
     widest = max(*grid.m, *grid.n)
     within = shape.m <= max(grid.m) and shape.n <= max(grid.n) and shape.k <= max(grid.k)
     return within and grid.accepts(shape) and shape.k * max(shape.m, shape.n) <= widest**2
-
-
-def short_and_wide(shapes: Iterable[MatmulShape], compute_units: int | None) -> list[MatmulShape]:
-    """The shapes of short K whose C takes many waves of tiles: the best may be among them, but they are few, so that
-    random shapes may miss them.
-    """
-    least = _MANY_WAVES * _TILE * (compute_units or _COMPUTE_UNITS)
-    return [shape for shape in shapes if shape.k <= _SHORT_K and shape.m * shape.n >= least]
 
 
 def refinement_steps(grid: MatmulGrid) -> list[int]:

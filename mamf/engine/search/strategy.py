@@ -25,7 +25,6 @@ from mamf.engine.search.grid import (
     pace_of,
     refinement_steps,
     shapes_of,
-    short_and_wide,
 )
 from mamf.engine.search.rounds import (
     Answering,
@@ -36,7 +35,7 @@ from mamf.engine.search.rounds import (
     frugal_and_fast,
     of_the_default,
 )
-from mamf.engine.search.search import FIRST_SHAPES, Search
+from mamf.engine.search.search import FIRST_SHAPES, Search, draw_short_shapes
 from mamf.measurement import Measurement
 from mamf.operations.matmul.kernel import MatmulKernel
 from mamf.operations.matmul.shapes import MatmulShape
@@ -49,8 +48,6 @@ class FindStrategy:
     #: Of a visit of sustained that chooses.
     visit_seconds: ClassVar[float] = 1.0
     sustained_candidates: ClassVar[int] = 3
-    #: Shapes of short K and many waves to begin with.
-    short_shapes: ClassVar[int] = 2
     #: Shapes of a finer step that a refinement considers beside the leaders' neighbours.
     fine_shapes: ClassVar[int] = 5000
     #: Finer steps from a leader to its farthest neighbour in M and N.
@@ -104,8 +101,7 @@ class FindStrategy:
         self.run.reserve(problem, (problem.buffers(shape) for shape in shapes))
         regime = self.run.start(Burst(self.backend))
         units = self.backend.info.compute_units
-        short = short_and_wide(shapes, units)
-        first = [*self.plan.priors, *self._chooser.sample(short, min(self.short_shapes, len(short)))]
+        first = [*self.plan.priors, *draw_short_shapes(shapes, units, self._chooser)]
         search = Search(
             shapes,
             self._default,

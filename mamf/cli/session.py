@@ -16,7 +16,7 @@ from mamf.backend import Advice, Backend
 from mamf.ceilings.share import KnownCeiling
 from mamf.cli import resuming
 from mamf.cli.interruption import EXIT_CODE, Interruption
-from mamf.cli.options.values import ALL
+from mamf.cli.options import ALL
 from mamf.cli.printing import note_stream, print_document
 from mamf.cli.progress import Progress
 from mamf.cli.resuming import Resumed, asks_for_plan, interruptible, reopen, require_kind, require_same_plan

@@ -2,7 +2,6 @@
 
 import argparse
 import functools
-import importlib
 import subprocess
 import sys
 from collections import defaultdict
@@ -11,9 +10,9 @@ from typing import NamedTuple
 import pytest
 
 from mamf.choices import FORMATS
-from mamf.cli import COMMANDS, main, module_of
-from mamf.cli.options.parser import Parser
-from mamf.cli.options.shared import OPTIONS
+from mamf.cli import COMMANDS, main, module_of, options_of
+from mamf.cli.options import OPTIONS
+from mamf.cli.parser import Parser
 from mamf.report import formats
 
 #: Modules by what is typed.
@@ -101,7 +100,7 @@ def options():
     found = defaultdict(list)
     for module in MODULES.values():
         parser = Parser(prog=module)
-        importlib.import_module(f"mamf.cli.options.{module}").configure(parser)
+        options_of(module).configure(parser)
         for name, use in uses(parser, module):
             found[name].append(use)
     return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from mamf.cli.options.shared import add, add_device_options
+from mamf.cli.options import add, add_device_options
 
 EXAMPLES = """examples:
   mamf autoprofile                                      ./autoprofile: ceilings, attention, a model step, SUMMARY.md

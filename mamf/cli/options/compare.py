@@ -6,8 +6,7 @@ import argparse
 from pathlib import Path
 
 from mamf.choices import DEFAULT_TOLERANCE
-from mamf.cli.options.shared import add
-from mamf.cli.options.values import share
+from mamf.cli.options import add, share
 
 EXAMPLES = """examples:
   mamf compare before.jsonl after.jsonl                 exit code 3 if anything is slower by more than 1 %

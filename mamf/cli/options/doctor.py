@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from mamf.cli.options.shared import add_device_options
+from mamf.cli.options import add_device_options
 
 EXAMPLES = """examples:
   mamf doctor                  checks the first accelerator and the machine; changes nothing

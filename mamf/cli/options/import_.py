@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from mamf.cli.options.shared import add
+from mamf.cli.options import add
 
 EXAMPLES = """examples:
   mamf import out.txt                                   writes out.jsonl here

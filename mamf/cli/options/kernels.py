@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from mamf.cli.options.shared import add, add_device_options
+from mamf.cli.options import add, add_device_options
 
 EXAMPLES = """examples:
   mamf kernels                          kernels by operation: available here, or why not

@@ -6,9 +6,8 @@ import argparse
 from pathlib import Path
 
 from mamf.choices import UNKNOWN, VERDICT_EXIT_CODES
-from mamf.cli.options.parser import Parser
-from mamf.cli.options.shared import add
-from mamf.cli.options.values import duration, index
+from mamf.cli.options import add, duration, index
+from mamf.cli.parser import Parser
 from mamf.plans import NODE_BUDGET_SECONDS, VERIFY_BUDGET_SECONDS
 
 EXAMPLES = """examples:

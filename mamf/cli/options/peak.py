@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from mamf.choices import PEAK_SOURCES
-from mamf.cli.options.shared import add, add_device_options
+from mamf.cli.options import add, add_device_options
 
 EXAMPLES = """examples:
   mamf peak                                     sustained, first accelerator, bfloat16

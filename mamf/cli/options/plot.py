@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from mamf.cli.options.shared import add
+from mamf.cli.options import add
 from mamf.regime_names import NAMES
 
 EXAMPLES = """examples:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from mamf.cli.options.shared import add, add_device_options, add_output_options
-from mamf.cli.options.values import size
+from mamf.cli.options import add, add_device_options, add_output_options, size
 
 EXAMPLES = """examples:
   mamf profile train.py --lr 3e-4                       options after SCRIPT belong to the script

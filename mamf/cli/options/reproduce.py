@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from mamf.cli.options.shared import add, add_device_options, add_run_options
-from mamf.cli.options.values import share
+from mamf.cli.options import add, add_device_options, add_run_options, share
 
 EXAMPLES = """examples:
   mamf reproduce results/nvidia-h200/LOG.jsonl                 the best row of each problem and regime

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from mamf.cli.options.parser import Parser
-from mamf.cli.options.shared import add
+from mamf.cli.options import add
+from mamf.cli.parser import Parser
 
 EXAMPLES = """examples:
   mamf results check run.jsonl                          one line per finding; exit code 1 if the log is rejected

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from mamf.cli.options.operations import add_launch_options
-from mamf.cli.options.shared import add, add_device_options
+from mamf.cli.options import add, add_device_options, add_launch_options
 
 EXAMPLES = """examples:
   mamf run torch.mm --shape 256x256x256                             launched once and verified; any kernel

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from mamf.cli.options.shared import add, add_output_options
+from mamf.cli.options import add, add_output_options
 
 EXAMPLES = """examples:
   mamf show LOG                         the report that the run printed

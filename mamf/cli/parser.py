@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from mamf.cli.options.values import filled, path
 from mamf.cli.terminal import say, say_lines, terminal_columns
 from mamf.text import wrapped
 
@@ -90,6 +89,17 @@ class Parser(argparse.ArgumentParser):
         sys.exit(self.usage_exit_code)
 
 
+def filled(text: str) -> str:
+    """A text that is not empty."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError("it is empty")
+    return text
+
+
+def path(text: str) -> Path:
+    return Path(filled(text))
+
+
 def _narrowed(examples: str, width: int | None) -> str:
     """Examples, with a comment on a separate line where the terminal is too narrow for both."""
     lines: list[str] = []
@@ -106,8 +116,7 @@ class PrintHelpAll(argparse.Action):
     def __init__(self, **keywords: Any) -> None:
         super().__init__(nargs=0, default=argparse.SUPPRESS, **keywords)
 
-    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
-        assert isinstance(parser, Parser), "no other has this option"
+    def __call__(self, parser: Any, *_: Any) -> None:
         say_lines(parser._help(is_whole=True))
         parser.exit()
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from mamf.cli.printing import print_document
 from mamf.cli.reading import as_file, read_log
+from mamf.cli.terminal import print_document
 from mamf.errors import UsageError
 from mamf.logs.compare import compare
 from mamf.logs.legacy import FinderRun, read_legacy_or_none

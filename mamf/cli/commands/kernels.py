@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from mamf.backend import Backend
 from mamf.cli.commands.kernels_sweep import AnyOperation
-from mamf.cli.printing import print_document
+from mamf.cli.terminal import print_document
 from mamf.errors import MamfError
 from mamf.plugins.discovery import OPERATIONS, find_registered, kernel_names, kernel_of, open_backend, operation
 from mamf.report.columns import text_table

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from mamf.choices import UNKNOWN, VERDICT_EXIT_CODES
 from mamf.cli import call
 from mamf.cli.interruption import EXIT_CODE
-from mamf.cli.printing import print_document
-from mamf.cli.terminal import say, warn
+from mamf.cli.terminal import print_document, say, warn
 from mamf.errors import MamfError
 from mamf.node.logs import contributed_baseline, read_baseline, read_nodes
 from mamf.node.report import node_document

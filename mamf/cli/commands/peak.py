@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from operator import attrgetter
 
-from mamf.cli.printing import print_document
+from mamf.cli.terminal import print_document
 from mamf.contribution.known_ceilings import KnownPeak, peak, peaks_by_name
 from mamf.errors import UsageError
 from mamf.measurement import TERA

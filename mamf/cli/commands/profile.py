@@ -13,8 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from mamf.ceilings.share import KnownCeiling, given_ceiling
-from mamf.cli.printing import note_stream, print_document
-from mamf.cli.terminal import say, stdout, warn
+from mamf.cli.terminal import note_stream, print_document, say, stdout, warn
 from mamf.contribution.known_ceilings import measured_peak, opened
 from mamf.errors import MamfError, NothingProfiledError, RunLogError, UsageError
 from mamf.files import make_folder

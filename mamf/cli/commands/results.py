@@ -10,9 +10,8 @@ from collections.abc import Container, Sequence
 from pathlib import Path
 
 from mamf.ceilings.contributed import FILE
-from mamf.cli.printing import print_document
 from mamf.cli.reading import reading
-from mamf.cli.terminal import say, say_lines, warn
+from mamf.cli.terminal import print_document, say, say_lines, warn
 from mamf.contribution.collection import collect
 from mamf.contribution.confirming import MAINTAINERS, SUBMITTERS
 from mamf.contribution.evidence import TIERS, Finding

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from mamf.cli.printing import print_document
 from mamf.cli.reading import as_file, read_log, read_roofs, reading
+from mamf.cli.terminal import print_document
 from mamf.errors import UsageError
 from mamf.kinds.kind import View
 from mamf.kinds.registry import kind_of

@@ -20,15 +20,15 @@ from mamf.errors import MamfError, NothingProfiledError, RunLogError, UsageError
 from mamf.files import make_folder
 from mamf.logs.run_log import read_run_log
 from mamf.machine.environment import command_line
-from mamf.operations.tracing.events import Trace
-from mamf.operations.tracing.traces import read_chrome_trace, read_ranks
 from mamf.profiling import kernel_tables, ranks, running, script
 from mamf.profiling.breakdown import CeilingOf
+from mamf.profiling.events import Trace
 from mamf.profiling.log import write_profile
 from mamf.profiling.memory import MemoryWatch
 from mamf.profiling.profile import MemoryRow, profile_of
 from mamf.profiling.ranges import ModuleRanges, in_trace
 from mamf.profiling.report import profile_document
+from mamf.profiling.traces import read_chrome_trace, read_ranks
 from mamf.regime_names import SUSTAINED
 
 

@@ -19,9 +19,9 @@ from mamf.cli.terminal import say
 from mamf.engine.launching import Launched, Launching, launch_in_window
 from mamf.errors import UsageError
 from mamf.measurement import TERA
-from mamf.operations.tracing.torch_traces import list_device_kernels
 from mamf.plugins.discovery import open_backend
 from mamf.plugins.selection import choose_kernels
+from mamf.profiling.traces import list_device_kernels
 from mamf.report.text import rate_text, significant
 from mamf.work import Work
 

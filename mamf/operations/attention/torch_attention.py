@@ -30,6 +30,7 @@ from mamf.operations.attention.attention_reference import (
     distance_of_rows,
     distance_on_host,
     error_of_key_sums,
+    verify_special_attention,
 )
 from mamf.operations.attention.shapes import AttentionKernel, AttentionProblem, AttentionShape
 from mamf.operations.operand_sets import (
@@ -44,7 +45,6 @@ from mamf.operations.operand_sets import (
     tensors_of,
     view_as,
 )
-from mamf.operations.special_values import verify_special_attention
 
 #: The command for devices that a kernel does not support: torch's own choice runs on all devices.
 ON_ANY_DEVICE = "mamf attention --kernel sdpa"

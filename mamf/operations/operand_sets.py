@@ -252,6 +252,12 @@ def verify_beside_special(
     return Verdict(math.inf, 0.0, details, reason=reason) if differing else Verdict(0.0, 0.0, details)
 
 
+def worst_of(errors: Iterable[float]) -> float:
+    """The largest error, or NaN if any is NaN: ``max`` ignores a NaN that does not come first."""
+    found = list(errors)
+    return math.nan if any(map(math.isnan, found)) else max(found, default=0.0)
+
+
 class Unchanged:
     """A check that tensors stay unchanged. Calling it returns the names of the tensors that changed since its creation.
 

@@ -242,7 +242,7 @@ def require_named(log: RunLog, options: argparse.Namespace) -> None:
                 f"{log.path} names {option} {' '.join(foreign)}, which is not installed: "
                 f"add {flag(option)} {' '.join(names)} if you trust it"
             )
-    for search in plan.searches if not plan.is_search else ():
+    for search in plan.searches:
         for name in filter(is_path, search.kernels):
             raise LogMismatchError(
                 f"{log.path} names kernel {name} of a search, which is not installed: install its package, or start "

@@ -6,10 +6,9 @@ from mamf.backend import DeviceInfo
 from mamf.kinds.kind import Drawing, KernelRows, View
 from mamf.logs.run_log import RunLog
 from mamf.plans import EXPLAIN
-from mamf.report.charts.plotting import Picture
-from mamf.report.charts.waterfall import waterfall_chart
+from mamf.report.charts.picture import Picture
 from mamf.report.document import Document
-from mamf.report.explanation import explanation_document, waterfall_steps
+from mamf.report.explanation import explanation_document, waterfall_chart, waterfall_steps
 from mamf.report.text import end_line, machine_line
 
 

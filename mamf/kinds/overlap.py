@@ -5,10 +5,9 @@ from __future__ import annotations
 from mamf.kinds.kind import Drawing, KernelRows, View
 from mamf.logs.run_log import RunLog
 from mamf.plans import OVERLAP
-from mamf.report.charts.overlap import overlap_chart
-from mamf.report.charts.plotting import Picture
+from mamf.report.charts.picture import Picture
 from mamf.report.document import Document
-from mamf.report.overlap import overlap_document
+from mamf.report.overlap import overlap_chart, overlap_document
 
 
 class Overlap(KernelRows):

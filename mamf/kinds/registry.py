@@ -18,7 +18,7 @@ from mamf.limits import require_known
 from mamf.logs.run_log import RunLog
 from mamf.operations.attention.shapes import DIRECTIONS
 from mamf.plans import SWEEP, Plan
-from mamf.report.charts.plotting import Picture
+from mamf.report.charts.picture import Picture
 
 KINDS: dict[str, Kind] = {
     kind.name: kind for kind in (Sweep(), Find(), Roofline(), Explain(), Guard(), Reproduce(), Overlap(), Verify())

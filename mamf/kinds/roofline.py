@@ -7,7 +7,7 @@ from mamf.kinds.kind import Drawing, View
 from mamf.logs.comparability import roofs_of_logs
 from mamf.logs.run_log import RunLog
 from mamf.plans import ROOFLINE
-from mamf.report.charts.plotting import Picture
+from mamf.report.charts.picture import Picture
 from mamf.report.charts.roofline import roofline_chart
 from mamf.report.document import Document
 from mamf.report.roofline import roofline_document

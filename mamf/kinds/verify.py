@@ -11,7 +11,7 @@ from mamf.logs.recording import End
 from mamf.logs.run_log import RunLog
 from mamf.measurement import Measurement
 from mamf.plans import VERIFY, Plan
-from mamf.report.charts.plotting import Picture
+from mamf.report.charts.picture import Picture
 from mamf.report.document import Document
 from mamf.report.verification import counts, verification_document
 

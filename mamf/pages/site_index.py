@@ -150,7 +150,7 @@ def _ceilings_chart(dtype: str, lines: Sequence[CeilingLine]) -> RangeChart:
         "One point per card, with its 95 % repeat interval. The dashed tick is the datasheet's dense peak.",
         "TFLOPS",
         tuple(rows),
-        (f"{counted(len(devices) - MOST_ROWS, 'more device')} in the table",) if len(devices) > MOST_ROWS else (),
+        notes=(f"{counted(len(devices) - MOST_ROWS, 'more device')} in the table",) if len(devices) > MOST_ROWS else (),
     )
 
 

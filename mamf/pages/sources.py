@@ -24,7 +24,7 @@ from mamf.profiling.counters.report import counters_document
 from mamf.profiling.log import read_profile_or_none
 from mamf.profiling.profile import Profile
 from mamf.profiling.report import conclusion, device_of, milliseconds, profile_document
-from mamf.report.charts.plotting import Picture
+from mamf.report.charts.picture import Picture
 from mamf.report.charts.ranges import RangePoint
 from mamf.report.columns import text_table
 from mamf.report.document import Block, Document, Table

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from mamf.errors import UnavailableError
 from mamf.report.charts.inline import figure_parts
 from mamf.report.charts.palette import COLORS
-from mamf.report.charts.plotting import Picture
+from mamf.report.charts.picture import Picture
 from mamf.report.document import Answer, Block, Document, Lines, Table
 from mamf.text import visible, without_markup
 

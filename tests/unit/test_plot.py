@@ -20,21 +20,10 @@ from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.report.charts.attention import BATCH, HEAD_DIM, HEADS, LENGTH, attention_chart, needed
-from mamf.report.charts.chart import (
-    Axis,
-    Chart,
-    Line,
-    Panel,
-    Point,
-    even_ticks,
-    in_giga,
-    in_kibi,
-    labelled,
-    limits,
-)
+from mamf.report.charts.lines import Axis, Chart, Line, Panel, Point, even_ticks, in_giga, in_kibi, labelled, limits
 from mamf.report.charts.palette import CEILING as CEILING_STYLE
 from mamf.report.charts.palette import COLORS, MARKERS, styles_of
-from mamf.report.charts.plotting import draw, save
+from mamf.report.charts.picture import draw, save
 from mamf.report.charts.products import find_chart, kernels_chart, sweep_chart
 from mamf.statistics import Interval, summarize
 
@@ -429,7 +418,7 @@ def test_a_panel_that_lacks_lengths_keeps_the_scale_of_the_others():
 def test_drawing_leaves_pyplot_alone(tmp_path):
     pytest.importorskip("matplotlib")
     code = (
-        "import sys; from mamf.report.charts.plotting import draw; from mamf.report.charts.chart import *;"
+        "import sys; from mamf.report.charts.picture import draw; from mamf.report.charts.lines import *;"
         "assert 'matplotlib' not in sys.modules;"
         "line = Line('a', (Point(1, 1, 1, 1),));"
         "draw(Chart('t', 's', Axis('x'), ((Panel('p', (line,)),),)));"
@@ -546,7 +535,7 @@ def test_an_axis_scales_to_the_values_and_not_to_their_intervals():
     pytest.importorskip("matplotlib")
     from matplotlib.figure import Figure
 
-    from mamf.report.charts.drawing import _scale_y
+    from mamf.report.charts.lines import _scale_y
 
     panel = Panel("", (Line("k", (Point(0, 100.0, 1.0, 900.0), Point(1, 110.0, 1.0, 900.0))),))
     axes = Figure().subplots()

@@ -13,7 +13,7 @@ from mamf.logs.legacy import read_legacy_or_none
 from mamf.node.logs import contributed_baseline, read_nodes
 from mamf.node.report import node_chart
 from mamf.node.verdict import judge
-from mamf.report.charts.plotting import Picture, draw, exists, file_type, save
+from mamf.report.charts.picture import Picture, draw, exists, file_type, save
 from mamf.report.imported import beside_chart, shown_log, shown_run
 
 

@@ -10,7 +10,7 @@ from mamf.cli.terminal import say
 from mamf.files import create_whole, write_whole
 from mamf.machine.garbage import no_garbage_collection
 from mamf.pages.report import report_of
-from mamf.report.charts.plotting import exists
+from mamf.report.charts.picture import exists
 from mamf.report.page import render_page
 
 

@@ -15,18 +15,8 @@ from mamf.errors import UsageError
 from mamf.measurement import Measurement
 from mamf.operations.attention.operation import is_attention
 from mamf.operations.attention.shapes import BACKWARD_COUNTS, DIRECTIONS
-from mamf.report.charts.chart import (
-    Axis,
-    Chart,
-    Line,
-    Panel,
-    chosen_regimes,
-    failures,
-    in_kibi,
-    labelled,
-    machine,
-    point,
-)
+from mamf.report.charts.lines import Axis, Chart, Line, Panel, in_kibi, labelled
+from mamf.report.charts.measured import chosen_regimes, failures, machine, point
 
 _DIRECTION_NAMES = {"fwd": "forward", "bwd": "backward", "fwd+bwd": "forward + backward"}
 
@@ -92,7 +82,7 @@ def attention_chart(
         f"{machine(header)}{_sizes(measured)}",
         _ticked(label, measured, position),
         grid,
-        (*_conventions(measured, ceilings), *failures(kept, {row.kernel for row in measured})),
+        notes=(*_conventions(measured, ceilings), *failures(kept, {row.kernel for row in measured})),
         companion="effective (solid: dense-equivalent)" if companions else "",
         palette=tuple(dict.fromkeys(row.kernel for row in rows if row.ok)),
     )

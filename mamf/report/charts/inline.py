@@ -15,10 +15,17 @@ from typing import TYPE_CHECKING, Any
 from xml.etree.ElementTree import Element, SubElement, fromstring, tostring
 
 from mamf.errors import UnavailableError
-from mamf.report.charts.chart import with_visible_texts
-from mamf.report.charts.figures import HINTS, PAGE_WIDTH, PagePanel
 from mamf.report.charts.palette import COLORS
-from mamf.report.charts.plotting import Picture, laid_out, new_figure, page_panels, texts_as_they_are
+from mamf.report.charts.picture import (
+    HINTS,
+    PAGE_WIDTH,
+    DrawnPanel,
+    Picture,
+    laid_out,
+    new_figure,
+    texts_as_they_are,
+    with_visible_texts,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -61,20 +68,20 @@ class FigureParts:
 
 def figure_parts(picture: Picture) -> FigureParts:
     """The parts of a picture, with foreign texts made harmless."""
-    chart = with_visible_texts(picture)
-    panels, named = page_panels(chart)
+    shown = with_visible_texts(picture)
+    panels = [panel for row in shown.drawn_rows() for panel in row if panel]
     try:
-        pictures = [_picture(panel, f"{chart.title}, {number}") for number, panel in enumerate(panels)]
+        pictures = [_svg_of(panel, f"{shown.title}, {number}") for number, panel in enumerate(panels)]
     except UnavailableError as error:
-        return FigureParts(chart.title, chart.subtitle, [], [], [str(error)])
+        return FigureParts(shown.title, shown.subtitle, [], [], [str(error)])
     legend = [
         Key(name, _paint(style["color"]), _outline(style.get("marker", "_")), style.get("alpha", 1.0))
-        for name, style in named
+        for name, style in shown.legend()
     ]
-    return FigureParts(chart.title, chart.subtitle, pictures, legend, chart.notes)
+    return FigureParts(shown.title, shown.subtitle, pictures, legend, shown.notes)
 
 
-def _picture(panel: PagePanel, salt: str) -> str:
+def _svg_of(panel: DrawnPanel, salt: str) -> str:
     """``salt``: makes the ids of a page's pictures differ."""
     from matplotlib import rc_context
 

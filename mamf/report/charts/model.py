@@ -10,19 +10,9 @@ from mamf.ceilings.share import KnownCeilings
 from mamf.measurement import Measurement
 from mamf.operations.model.operation import Model
 from mamf.operations.model.shapes import PHASES, ModelProblem
-from mamf.report.charts.chart import (
-    Axis,
-    Chart,
-    Line,
-    Panel,
-    chosen_regimes,
-    failures,
-    in_kibi,
-    labelled,
-    machine,
-    point,
-)
-from mamf.report.charts.stacked import Stack, StackedChart, StackedPanel
+from mamf.report.charts.bars import Stack, StackedChart, StackedPanel
+from mamf.report.charts.lines import in_kibi
+from mamf.report.charts.measured import chosen_regimes, failures, machine
 
 #: What a phase holds, in the order that it runs.
 _CONTENT: Mapping[str, tuple[str, ...]] = {
@@ -33,18 +23,15 @@ _CONTENT: Mapping[str, tuple[str, ...]] = {
 #: Rows of the phases of one step: regime, problem without its phase, kernel and batch.
 _Key = tuple[str, ModelProblem, str, int]
 _Phases = Mapping[str, Measurement]
-_Steps = Mapping[_Key, Mapping[int, _Phases]]
-#: Of a bar, in milliseconds.
-_Parts = tuple[tuple[str, float], ...]
 _DIFFERENCES = "parts above the lowest are differences: of a phase and the one that it holds, each measured separately"
 
 
 def model_chart(
     rows: Sequence[Measurement], known: KnownCeilings, header: Mapping[str, Any], regime: str | None = None
 ) -> StackedChart:
-    """Bars of the phases by context length, a panel a kernel and model; beneath, MAMFU against context length (TFLOPS
-    where no ceiling is known). Of one context length bars stand side by side in one panel, each with its MAMFU. Raises
-    UsageError where nothing was measured.
+    """Bars of the phases by context length, a panel a kernel and model; each bar with the MAMFU of its longest phase
+    (TFLOPS where no ceiling is known). Of one context length bars stand side by side in one panel. Raises UsageError
+    where nothing was measured.
     """
     regimes = chosen_regimes(rows, regime)
     steps: dict[_Key, dict[int, dict[str, Measurement]]] = {}
@@ -54,35 +41,24 @@ def model_chart(
     first = next(iter(steps))
     common = set(_words(first)).intersection(*map(_words, steps))
     titles = {key: ", ".join(word for word in _words(key) if word not in common) or first[2] for key in steps}
-    lines = _shares(steps, titles, known)
     contexts = {context for found in steps.values() for context in found}
-    panels = tuple(
-        StackedPanel(titles[key], tuple(Stack(in_kibi(context), stacked(found[context])) for context in sorted(found)))
-        for key, found in steps.items()
-    )
-    if len(contexts) == 1:
-        panels = (StackedPanel("", tuple(_bars(steps, titles, lines))),)
-    notes = [_DIFFERENCES] if any(len(bar.parts) > 1 for panel in panels for bar in panel.bars) else []
-    if faster := [title for key, found in steps.items() for title in _faster(titles[key], found)]:
-        notes.append(f"a phase took no longer than the one that it holds: {'; '.join(faster)}")
     title = f"A model's step by phase: {', '.join(word for word in _words(first) if word in common)}"
-    notes += failures(rows, dict.fromkeys(row.kernel for row in rows))
     if len(contexts) == 1:
         title += f", context length {in_kibi(*contexts)}"
-        return StackedChart(title, machine(header), "milliseconds", "", panels, None, (lines.title, *notes))
-    return StackedChart(title, machine(header), "milliseconds", "context length", panels, lines, tuple(notes))
-
-
-def _bars(steps: _Steps, titles: Mapping[_Key, str], shares: Chart) -> Iterator[Stack]:
-    """A bar a step of the one context length, the longest first, with the share of the longest phase."""
-    (panel,) = shares.panels
-    share_of = {line.name: f"{line.points[0].y:.1f} {panel.unit}" for line in panel.lines}
-    bars = []
-    for key, found in steps.items():
-        (by_phase,) = found.values()
-        longest = [phase for phase in PHASES if phase in by_phase][-1]
-        bars.append(Stack(f"{titles[key]} {share_of[f'{titles[key]}, {longest}']}", stacked(by_phase)))
-    return iter(sorted(bars, key=lambda bar: -bar.height))
+        bars = [_bar(titles[key], by_phase, known) for key, found in steps.items() for by_phase in found.values()]
+        panels: tuple[StackedPanel, ...] = (StackedPanel("", tuple(sorted(bars, key=lambda bar: -bar.height))),)
+    else:
+        panels = tuple(
+            StackedPanel(titles[key], tuple(_bar(in_kibi(each), found[each], known) for each in sorted(found)))
+            for key, found in steps.items()
+        )
+    notes = list(_share_notes(steps, known))
+    notes += [_DIFFERENCES] if any(len(bar.parts) > 1 for panel in panels for bar in panel.bars) else []
+    if faster := [title for key, found in steps.items() for title in _faster(titles[key], found)]:
+        notes.append(f"a phase took no longer than the one that it holds: {'; '.join(faster)}")
+    notes += failures(rows, dict.fromkeys(row.kernel for row in rows))
+    below = "" if len(contexts) == 1 else "context length"
+    return StackedChart(title, machine(header), "milliseconds", below, panels, notes=tuple(notes))
 
 
 def _key(row: Measurement) -> _Key:
@@ -95,7 +71,16 @@ def _words(key: _Key) -> list[str]:
     return [kernel, *words, f"batch {batch}", problem.dtype, regime]
 
 
-def stacked(by_phase: _Phases) -> _Parts:
+def _bar(label: str, by_phase: _Phases, known: KnownCeilings) -> Stack:
+    """A step with the share of its longest phase."""
+    longest = by_phase[[phase for phase in PHASES if phase in by_phase][-1]]
+    ceiling = known.get((longest.problem.dtype, longest.regime))
+    rate = longest.comparable_rate
+    share = f"{100 * rate / ceiling.tflops:.1f} % MAMFU" if ceiling else f"{rate:.4g} TFLOPS"
+    return Stack(f"{label} {share}", stacked(by_phase))
+
+
+def stacked(by_phase: _Phases) -> tuple[tuple[str, float], ...]:
     """The phases of a step as parts, in milliseconds: the shortest that was measured whole, of each longer one what it
     takes more. A part that chance makes less than nothing is nothing.
     """
@@ -114,21 +99,11 @@ def _faster(title: str, found: Mapping[int, _Phases]) -> Iterator[str]:
             yield f"{title}, {in_kibi(context)}"
 
 
-def _shares(steps: _Steps, titles: Mapping[_Key, str], known: KnownCeilings) -> Chart:
-    """MAMFU of every phase, or TFLOPS where a row has no ceiling to be a share of."""
-    has_all = all((problem.dtype, regime) in known for regime, problem, _, _ in steps)
-    lines = []
-    for key, found in steps.items():
-        regime, problem, _, _ = key
-        scale = 100 / known[problem.dtype, regime].tflops if has_all else 1.0
-        for phase in PHASES:
-            points = [point(found[x][phase], x, scale) for x in sorted(found) if phase in found[x]]
-            if points:
-                lines.append(Line(f"{titles[key]}, {phase}", tuple(points)))
-    contexts = sorted({context for found in steps.values() for context in found})
-    ceilings = dict.fromkeys(known[problem.dtype, regime] for regime, problem, _, _ in steps) if has_all else ()
-    of = "; ".join(f"of {each.tflops:.4g} TFLOPS, {each.dtype} {each.regime}: {each.told}" for each in ceilings)
-    title = f"MAMFU: {of}" if has_all else "TFLOPS: the log names no ceiling, so there is no MAMFU"
-    axis = Axis("context length", True, labelled(contexts, in_kibi))
-    panel = Panel(title, tuple(lines), unit="% MAMFU" if has_all else "TFLOPS")
-    return Chart(title, "", axis, ((panel,),))
+def _share_notes(steps: Mapping[_Key, Any], known: KnownCeilings) -> Iterator[str]:
+    """What the shares are of."""
+    for key in dict.fromkeys((problem.dtype, regime) for regime, problem, _, _ in steps):
+        if key in known:
+            each = known[key]
+            yield f"MAMFU: of {each.tflops:.4g} TFLOPS, {each.dtype} {each.regime}: {each.told}"
+        else:
+            yield f"TFLOPS of {', '.join(key)}: the log names no ceiling, so there is no MAMFU"

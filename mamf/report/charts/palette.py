@@ -32,6 +32,9 @@ _GROUPS = (
     tuple(f"device {number}" for number in range(12)),
 )
 _PLACES = {name: place for group in _GROUPS for place, name in enumerate(group)}
+# Works that overlap, and the way down from a datasheet: what is only computed is grey.
+_PLACES |= {"products": 0, "other work": 1}
+_PLACES |= {"measured": 0, "lost since the step before": 1, "on other operands": 2, "from the datasheet": 8}
 #: How lines of ceilings and of datasheets look, as matplotlib says it: behind what was measured.
 CEILING: Mapping[str, Any] = {"color": "#222222", "linestyle": "-", "linewidth": 1.6, "zorder": 1.8}
 PEAK: Mapping[str, Any] = {"color": "#777777", "linestyle": "--", "linewidth": 1.6, "zorder": 1.8}

@@ -9,22 +9,8 @@ from typing import Any
 from mamf.ceilings.ceiling import Ceiling
 from mamf.measurement import Measurement, group_pairs
 from mamf.operations.unknown import operation_called
-from mamf.report.charts.chart import (
-    Axis,
-    Chart,
-    Line,
-    Panel,
-    chosen_regimes,
-    drawn_rows,
-    even_ticks,
-    failures,
-    in_giga,
-    in_kibi,
-    labelled,
-    machine,
-    peak_of,
-    point,
-)
+from mamf.report.charts.lines import Axis, Chart, Line, Panel, even_ticks, in_giga, in_kibi, labelled
+from mamf.report.charts.measured import chosen_regimes, drawn_rows, failures, machine, peak_of, point
 
 
 def sweep_chart(
@@ -97,7 +83,7 @@ def find_chart(
     )
     title = f"The ceiling of {rows[0].problem.dtype}" + (f": {answers}" if answers else " was not confirmed")
     axis = Axis("measurement, in the order taken", is_shared=False)
-    return Chart(title, machine(header), axis, (tuple(panels),), notes, is_connected=False, has_own_scales=True)
+    return Chart(title, machine(header), axis, (tuple(panels),), False, has_own_scales=True, notes=notes)
 
 
 # -- kernels of any operation ------------------------------------------------------------------------------------------
@@ -131,7 +117,7 @@ def kernels_chart(
         machine(header),
         axis,
         grid,
-        tuple(failures(rows, kernels)),
+        notes=tuple(failures(rows, kernels)),
     )
 
 

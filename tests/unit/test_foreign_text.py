@@ -162,7 +162,7 @@ def test_a_dollar_in_a_figure_is_a_dollar():
     points = (Point(1, 1, 1, 1), Point(2, 2, 2, 2))
     axis = Axis(text, ticks=((1, text), (2, "$b$")))
     panel = Panel(text, (Line(f"{text}\x1b", points),), unit=text)
-    figure = draw(Chart(text, text, axis, ((panel,),), (text,), companion=text))
+    figure = draw(Chart(text, text, axis, ((panel,),), notes=(text,)))
     figure.draw_without_rendering()
     drawn = {each.get_text() for each in figure.findobj(lambda each: hasattr(each, "get_text"))}
     assert {text, f"{text}\\x1b", "$b$"} <= drawn

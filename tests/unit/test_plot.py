@@ -19,7 +19,7 @@ from mamf.measurement import Measurement
 from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape
-from mamf.report.charts.attention import BATCH, HEAD_DIM, HEADS, LENGTH, attention_chart, needed
+from mamf.report.charts.attention import BATCH, HEAD_DIM, HEADS, attention_chart, needed
 from mamf.report.charts.lines import Axis, Chart, Line, Panel, Point, even_ticks, in_giga, in_kibi, labelled, limits
 from mamf.report.charts.palette import CEILING as CEILING_STYLE
 from mamf.report.charts.palette import COLORS, MARKERS, styles_of
@@ -144,26 +144,10 @@ def test_queries_are_the_axis_where_keys_stay():
     assert [tick for tick, _ in chart.axis.ticks] == [1, 16, 128]
 
 
-def test_sparsity_is_the_axis_where_it_is_swept():
-    rows = [row(shape(8192), 400 / (1 - share), "sparge", sparsity=share) for share in (0.0, 0.5)]
-    rows[1] = row(shape(8192), 800.0, "sparge", details={"sparsity": 0.4}, sparsity=0.5)
-    rows += [row(shape(8192), 600.0, "sdpa-flash", sparsity=share) for share in (0.0, 0.5)]
-    chart = attention_chart(rows, CEILINGS, HEADER)
-    assert chart.axis.label.startswith("sparsity")
-    assert [text for _, text in chart.axis.ticks] == ["0", "50"]
-    dense, effective, other = chart.panels[0].lines
-    assert (dense.name, effective.name, other.name) == ("sparge", "sparge", "sdpa-flash")
-    assert (dense.is_companion, effective.is_companion) == (False, True)
-    assert [point.y for point in effective.points] == pytest.approx([400.0, 480.0])
-    assert "length 8k" in chart.title
-    assert chart.companion
-
-
-def test_lengths_part_panels_beside_sparsity():
+def test_sparsity_parts_panels_where_it_is_swept():
     rows = [row(shape(length), sparsity=share) for length in (4096, 8192) for share in (0.0, 0.5)]
     chart = attention_chart(rows, {}, HEADER)
-    assert [panel.title for panel in chart.panels] == ["length 4k", "length 8k"]
-    assert LENGTH in needed(rows, lambda row: row.problem.sparsity)
+    assert [panel.title for panel in chart.panels] == ["sparsity 0", "sparsity 0.5"]
 
 
 def test_references_and_other_regimes_are_left_out_and_gaps_are_told():

@@ -24,7 +24,7 @@ from mamf.errors import UsageError
 from mamf.files import create_whole, make_folder, write_whole
 from mamf.machine.garbage import no_garbage_collection
 from mamf.pages.site import build_site
-from mamf.pages.site_index import INDEX
+from mamf.pages.site_pages import INDEX
 from mamf.report.document import Answer, Column, Document, Lines, Table
 from mamf.report.text import counted
 

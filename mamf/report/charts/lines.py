@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mamf.report.charts.palette import CEILING, PEAK, Style, styles_of
-from mamf.report.charts.picture import GREY, HINTS, SMALL, TEXT, DrawnPanel, Named, Picture, prepare, width_share
+from mamf.report.charts.picture import HINTS, SMALL, TEXT, DrawnPanel, Named, Picture, prepare, width_share
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -40,11 +40,10 @@ class Point:
 
 @dataclass(frozen=True)
 class Line:
-    """``name`` decides the color, in every panel. ``is_companion``: drawn dotted beside the line of that name."""
+    """``name`` decides the color, in every panel."""
 
     name: str
     points: tuple[Point, ...]
-    is_companion: bool = False
 
 
 @dataclass(frozen=True)
@@ -79,15 +78,14 @@ class Axis:
 class Chart(Picture):
     """``grid``: rows of panels, None where nothing was measured. ``is_connected``: points are joined by lines.
     ``has_intervals``: of points that are not joined.
-    ``companion``: what a dotted line means. ``palette``: all names of the run, so that a name has one color in
-    every picture of it. ``has_own_scales``: each panel has its own vertical scale.
+    ``palette``: all names of the run, so that a name has one color in every picture of it. ``has_own_scales``: each
+    panel has its own vertical scale.
     """
 
     axis: Axis
     grid: tuple[tuple[Panel | None, ...], ...]
     is_connected: bool = True
     has_intervals: bool = False
-    companion: str = ""
     palette: tuple[str, ...] = ()
     has_own_scales: bool = False
 
@@ -124,12 +122,9 @@ class Chart(Picture):
         return DrawnPanel(described, functools.partial(_draw_panel, panel=panel, chart=self), scale)
 
     def legend(self) -> Named:
-        """The lines, and what a dotted one means."""
         look = {"linewidth": 2 if self.is_connected else 0, "markersize": 7}
         styles = self.styles
-        named: Named = [(name, {**look, **vars(styles[name])}) for name in self.names]
-        dotted = {"linewidth": 2, "linestyle": ":", "color": GREY}
-        return [*named, (self.companion, dotted)] if self.companion else named
+        return [(name, {**look, **vars(styles[name])}) for name in self.names]
 
 
 # -- axes --------------------------------------------------------------------------------------------------------------
@@ -255,7 +250,7 @@ def _draw_line(axes: Axes, line: Line, panel: Panel, chart: Chart, style: Style)
         x,
         y,
         color=style.color,
-        linestyle="none" if not chart.is_connected else ":" if line.is_companion else "-",
+        linestyle="-" if chart.is_connected else "none",
         linewidth=0.8 if is_thin else 2,
         marker="." if is_thin else style.marker,
         markersize=7 if is_few else 4,
@@ -266,7 +261,7 @@ def _draw_line(axes: Axes, line: Line, panel: Panel, chart: Chart, style: Style)
     lows, highs = [point.low for point in line.points], [point.high for point in line.points]
     if chart.has_intervals:
         axes.vlines(x, lows, highs, style.color)
-    if chart.is_connected and not line.is_companion:
+    if chart.is_connected:
         axes.fill_between(x, lows, highs, color=style.color, alpha=0.15, linewidth=0)
 
 

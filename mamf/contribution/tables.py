@@ -15,9 +15,8 @@ from mamf.contribution.placing import folder_of
 from mamf.measurement import TERA, group_pairs
 from mamf.plans import MATMUL
 from mamf.regime_names import CEILINGS
-from mamf.report.columns import sensor_columns
-from mamf.report.document import Column, Table
-from mamf.report.formats.markdown import table_text
+from mamf.report.document import Column, Table, sensor_columns
+from mamf.report.formats import table_text
 from mamf.report.own_ceilings import described_title, share_of
 from mamf.report.text import interval_cell, significant
 from mamf.text import Markup, markdown_line, markdown_text

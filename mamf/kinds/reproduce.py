@@ -11,9 +11,8 @@ from mamf.logs.comparability import Difference
 from mamf.logs.reproducing import JudgedClaim, differences_here, judge_claims
 from mamf.logs.run_log import RunLog
 from mamf.plans import REPRODUCE, ReproduceOptions
-from mamf.report.columns import interval_columns
 from mamf.report.comparison import change_interval, difference_lines, percent_of, ratio_interval_cell
-from mamf.report.document import Answer, Block, Column, Document, Lines, Table
+from mamf.report.document import Answer, Block, Column, Document, Lines, Table, interval_columns
 from mamf.report.own_ceilings import described_title
 from mamf.report.text import end_line, interval_cell, machine_line, rate_text, scaled_unit, significant
 

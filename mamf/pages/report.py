@@ -30,11 +30,10 @@ from mamf.profiling.log import read_profile_or_none
 from mamf.profiling.profile import Profile
 from mamf.profiling.ranks import rank_log, rank_logs, ranks_document, read_rank_logs
 from mamf.profiling.report import conclusion, device_of, milliseconds, profile_document
+from mamf.report.charts.bars import RangeChart, RangePoint, RangeRow
 from mamf.report.charts.picture import Picture
-from mamf.report.charts.ranges import RangeChart, RangePoint, RangeRow
-from mamf.report.columns import text_table
 from mamf.report.comparison import comparison_document
-from mamf.report.document import Answer, Block, Document, Lines, Table
+from mamf.report.document import Answer, Block, Document, Lines, Table, text_table
 from mamf.report.imported import beside_chart, finder_document, shown_run
 from mamf.report.own_ceilings import ceiling_title, described_title, share_of
 from mamf.report.page import Command, Fact, Page, Part, Section

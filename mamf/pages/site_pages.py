@@ -13,7 +13,7 @@ from mamf.contribution.tables import attention_columns, entry_columns, kernel_co
 from mamf.measurement import TERA, ItemT, group_pairs
 from mamf.pages.site_data import COMPLETE, CeilingLine, Run, SiteData
 from mamf.regime_names import CEILINGS
-from mamf.report.charts.ranges import RangeChart, RangePoint, RangeRow
+from mamf.report.charts.bars import RangeChart, RangePoint, RangeRow
 from mamf.report.document import Column, Lines, Table
 from mamf.report.page import Command, Fact, Page, Part, Section
 from mamf.report.text import counted, interval_cell, percent, shortened, significant, whole

@@ -14,9 +14,8 @@ from mamf.measurement import TERA, Measurement
 from mamf.peaks import find_peak, flop_per_cycle
 from mamf.regime_names import BURST, SUSTAINED
 from mamf.report.charts.bars import Stack, StackedChart, StackedPanel
-from mamf.report.charts.measured import machine
-from mamf.report.columns import interval_columns, sensor_columns
-from mamf.report.document import Answer, Column, Document, Lines, Table
+from mamf.report.charts.logs import machine
+from mamf.report.document import Answer, Column, Document, Lines, Table, interval_columns, sensor_columns
 from mamf.report.text import percent, significant
 from mamf.statistics import Interval
 

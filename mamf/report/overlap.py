@@ -12,8 +12,8 @@ from mamf.errors import UsageError
 from mamf.measurement import Measurement, group_pairs
 from mamf.operations.bandwidth.shapes import BandwidthShape
 from mamf.operations.overlap.operation import OTHER, PRODUCTS
-from mamf.report.charts.measured import failures, machine
-from mamf.report.charts.ranges import RangeChart, RangePoint, RangeRow
+from mamf.report.charts.bars import RangeChart, RangePoint, RangeRow
+from mamf.report.charts.logs import failures, machine
 from mamf.report.document import Answer, Column, Document, Lines, Table
 from mamf.report.rows import failure_lines
 from mamf.report.text import end_line, machine_line, percent, rate_name, significant

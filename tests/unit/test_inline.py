@@ -6,12 +6,11 @@ from xml.etree.ElementTree import fromstring
 
 import pytest
 
-from mamf.report.charts.bars import Stack, StackedChart, StackedPanel
-from mamf.report.charts.inline import figure_parts
+from mamf.report.charts.bars import RangeChart, RangePoint, RangeRow, Stack, StackedChart, StackedPanel
 from mamf.report.charts.lines import Axis, Chart, Line, Panel, Point
-from mamf.report.charts.palette import COLORS, styles_of
-from mamf.report.charts.ranges import RangeChart, RangePoint, RangeRow
+from mamf.report.charts.picture import COLORS, styles_of
 from mamf.report.charts.roofline import Mark, RoofLine, RooflineChart
+from mamf.report.page import figure_parts
 
 
 def test_a_known_name_has_one_color_whatever_stands_beside_it():

@@ -21,10 +21,9 @@ from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.report.charts.attention import BATCH, HEAD_DIM, HEADS, attention_chart, needed
 from mamf.report.charts.lines import Axis, Chart, Line, Panel, Point, even_ticks, in_giga, in_kibi, labelled, limits
-from mamf.report.charts.palette import CEILING as CEILING_STYLE
-from mamf.report.charts.palette import COLORS, MARKERS, styles_of
-from mamf.report.charts.picture import draw, save
-from mamf.report.charts.products import find_chart, kernels_chart, sweep_chart
+from mamf.report.charts.logs import find_chart, kernels_chart, sweep_chart
+from mamf.report.charts.picture import CEILING as CEILING_STYLE
+from mamf.report.charts.picture import COLORS, MARKERS, draw, save, styles_of
 from mamf.statistics import Interval, summarize
 
 DEVICE = {"backend": "cuda", "index": 0, "name": "H100", "vendor": "NVIDIA", "uuid_hash": None, "driver": "580"}

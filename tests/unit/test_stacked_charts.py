@@ -12,7 +12,7 @@ from mamf.errors import UnavailableError, UsageError
 from mamf.logs.run_log import read_run_log
 from mamf.measurement import Measurement
 from mamf.operations.model.shapes import PHASES, ModelProblem, ModelShape
-from mamf.report.charts.model import model_chart
+from mamf.report.charts.logs import model_chart
 from mamf.report.charts.picture import draw
 from mamf.statistics import summarize
 

@@ -10,8 +10,7 @@ from mamf.cli.commands.kernels_sweep import AnyOperation
 from mamf.cli.printing import print_document
 from mamf.errors import MamfError
 from mamf.plugins.discovery import OPERATIONS, find_registered, kernel_names, kernel_of, open_backend, operation
-from mamf.report.columns import text_table
-from mamf.report.document import Block, Document, Lines
+from mamf.report.document import Block, Document, Lines, text_table
 
 # The best-known operations come first.
 _FIRST = ("matmul", "attention")

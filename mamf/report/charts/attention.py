@@ -16,7 +16,7 @@ from mamf.measurement import Measurement, group_pairs
 from mamf.operations.attention.operation import is_attention
 from mamf.operations.attention.shapes import BACKWARD_COUNTS, DIRECTIONS
 from mamf.report.charts.lines import Axis, Chart, Line, Panel, in_kibi, labelled
-from mamf.report.charts.measured import chosen_regimes, failures, machine, point
+from mamf.report.charts.logs import chosen_regimes, failures, machine, point
 
 _DIRECTION_NAMES = {"fwd": "forward", "bwd": "backward", "fwd+bwd": "forward + backward"}
 

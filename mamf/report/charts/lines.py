@@ -8,8 +8,20 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from mamf.report.charts.palette import CEILING, PEAK, Style, styles_of
-from mamf.report.charts.picture import HINTS, SMALL, TEXT, DrawnPanel, Named, Picture, prepare, width_share
+from mamf.report.charts.picture import (
+    CEILING,
+    HINTS,
+    PEAK,
+    SMALL,
+    TEXT,
+    DrawnPanel,
+    Named,
+    Picture,
+    Style,
+    prepare,
+    styles_of,
+    width_share,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -11,9 +11,19 @@ from typing import TYPE_CHECKING, Any
 from mamf.ceilings.roof import RoofPoint, Roofs
 from mamf.measurement import group_pairs
 from mamf.regime_names import SUSTAINED
-from mamf.report.charts.measured import machine
-from mamf.report.charts.palette import CEILING, styles_of
-from mamf.report.charts.picture import HINTS, SMALL, TEXT, WIDTH, DrawnPanel, Named, Picture, prepare
+from mamf.report.charts.logs import machine
+from mamf.report.charts.picture import (
+    CEILING,
+    HINTS,
+    SMALL,
+    TEXT,
+    WIDTH,
+    DrawnPanel,
+    Named,
+    Picture,
+    prepare,
+    styles_of,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -11,8 +11,8 @@ from mamf.logs.run_log import RunLog
 from mamf.measurement import Measurement
 from mamf.plans import FIND, Plan
 from mamf.report.ceilings import find_document, find_summary_record
-from mamf.report.charts.plotting import Picture
-from mamf.report.charts.products import find_chart
+from mamf.report.charts.logs import find_chart
+from mamf.report.charts.picture import Picture
 from mamf.report.document import Document
 
 

@@ -14,8 +14,8 @@ from mamf.logs.recording import End
 from mamf.logs.run_log import RunLog
 from mamf.measurement import Measurement
 from mamf.plans import Plan
-from mamf.report.charts.plotting import Picture
-from mamf.report.charts.products import kernels_chart
+from mamf.report.charts.logs import kernels_chart
+from mamf.report.charts.picture import Picture
 from mamf.report.document import Document
 from mamf.report.kernels import kernels_document, kernels_summary_record
 from mamf.report.shares import Shares

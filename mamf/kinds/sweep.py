@@ -13,9 +13,8 @@ from mamf.measurement import Measurement
 from mamf.operations.attention.operation import is_attention
 from mamf.plans import MATMUL, SWEEP, Plan
 from mamf.report.charts.attention import attention_chart
-from mamf.report.charts.model import model_chart
-from mamf.report.charts.plotting import Picture
-from mamf.report.charts.products import sweep_chart
+from mamf.report.charts.logs import model_chart, sweep_chart
+from mamf.report.charts.picture import Picture
 from mamf.report.devices import flat_device
 from mamf.report.rows import summary_record
 

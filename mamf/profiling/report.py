@@ -9,8 +9,7 @@ from operator import attrgetter, itemgetter
 from mamf.profiling.breakdown import ClassRow
 from mamf.profiling.classes import UNCLASSIFIED
 from mamf.profiling.profile import KernelRow, MemoryRow, Profile
-from mamf.report.columns import rate_column
-from mamf.report.document import Answer, Block, Column, Document, Lines, Table
+from mamf.report.document import Answer, Block, Column, Document, Lines, Table, rate_column
 from mamf.report.shares import known_ceiling_lines
 from mamf.report.text import counted, rate_text, significant
 

@@ -43,7 +43,7 @@ def _parts(folder: Path, left_out: Mapping[str, str]) -> Iterator[str]:
             blocks = [*document_of(folder / name).blocks, *shown, Lines([Markup(f"Log: [{name}]({name})")])]
         else:
             blocks = [Lines([f"not measured: {left_out.get(name, 'the run ended before')}"])]
-        yield f"## {title}\n\n{markdown.render(Document(title, blocks))}"
+        yield f"## {title}\n\n{markdown(Document(title, blocks))}"
 
 
 def _device_name(path: Path) -> str:

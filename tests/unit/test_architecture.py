@@ -26,7 +26,7 @@ LAYERS = {
     "logs": "run logs: schema, reader, writer, comparison; imported mamf-finder logs; the cache of found ceilings",
     "engine": "measuring: regimes, verification, the runner; strategies and the search choose the next step",
     "report": "documents and their formats; charts as data, then drawn",
-    "kinds": "one file per kind of run: its report, chart and summary; what a notebook shows",
+    "kinds": "kinds of runs: the report, chart and summary of each; what a notebook shows",
     "contribution": "rules for results/, its tables, who confirmed what; what ceiling is known for a device",
     "profiling": "a script under torch's profiler; traces of what ran; hardware counters of kernels",
     "node": "all devices of a machine: processes, shared runs, verdict",

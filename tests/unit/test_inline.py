@@ -6,13 +6,11 @@ from xml.etree.ElementTree import fromstring
 
 import pytest
 
-from mamf.report.charts.chart import Axis, Chart, Line, Panel, Point
-from mamf.report.charts.inline import figure_parts
-from mamf.report.charts.palette import COLORS, styles_of
-from mamf.report.charts.ranges import RangeChart, RangePoint, RangeRow
+from mamf.report.charts.bars import RangeChart, RangePoint, RangeRow, Stack, StackedChart, StackedPanel
+from mamf.report.charts.lines import Axis, Chart, Line, Panel, Point
+from mamf.report.charts.picture import COLORS, styles_of
 from mamf.report.charts.roofline import Mark, RoofLine, RooflineChart
-from mamf.report.charts.stacked import Stack, StackedChart, StackedPanel
-from mamf.report.charts.waterfall import Bar, WaterfallChart
+from mamf.report.page import figure_parts
 
 
 def test_a_known_name_has_one_color_whatever_stands_beside_it():
@@ -39,22 +37,19 @@ RANGES = RangeChart(
         RangeRow("H200", "sustained", (RangePoint(710, 700, 720),)),
     ),
 )
-BARS = StackedChart(
-    "t",
-    "",
-    "ms",
-    "context",
-    (StackedPanel("mm", (Stack("4k", (("forward", 3.0), ("backward", 1.0))),)),),
-    Chart("MAMFU", "", Axis("context", True, ((1, "1k"), (2, "4k"))), ((Panel("", (LINE,), unit="%"),),)),
+STEP = Stack("4k", (("forward", 3.0), ("backward", 1.0)))
+BARS = StackedChart("t", "", "ms", "context", (StackedPanel("mm", (STEP,)),))
+STEPS = StackedChart(
+    *("t", "", "TFLOPS", ""),
+    (StackedPanel("", (Stack("measured", (("rate", 850.0), ("lost", 139.0)), "-14 %", (840.0, 860.0)),)),),
+    ("lost",),
 )
-STEPS = WaterfallChart("t", "", (Bar("datasheet", 989.0), Bar("measured", 850.0, 139.0, "-14 %", (840.0, 860.0))))
 ROOFS = RooflineChart(
     "t",
     "",
     (RoofLine("bfloat16 800 TFLOPS", (100, 800), (1000, 800), False),),
     (Mark("8x8x8", "torch.mm", (200, 700)), Mark("k", "flex", (900, 90))),
     (10, 1000),
-    (1, 1000),
 )
 
 
@@ -67,10 +62,9 @@ ROOFS = RooflineChart(
             BARS,
             [
                 *("4k, forward: 3 ms (75.0%)", "4k, backward: 1 ms (25.0%)"),
-                *("torch.mm: 800 %, 790 to 810 (context 1k)", "torch.mm: 850 %, 840 to 860 (context 4k)"),
             ],
         ),
-        (STEPS, ["datasheet: 989 TFLOPS ", "measured: 850 TFLOPS -14 %", "lost: 139 TFLOPS"]),
+        (STEPS, ["measured, rate: 850 TFLOPS (85.9%)", "measured, lost: 139 TFLOPS (14.1%)"]),
         (
             ROOFS,
             [

@@ -19,23 +19,11 @@ from mamf.measurement import Measurement
 from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape
-from mamf.report.charts.attention import BATCH, HEAD_DIM, HEADS, LENGTH, attention_chart, needed
-from mamf.report.charts.chart import (
-    Axis,
-    Chart,
-    Line,
-    Panel,
-    Point,
-    even_ticks,
-    in_giga,
-    in_kibi,
-    labelled,
-    limits,
-)
-from mamf.report.charts.palette import CEILING as CEILING_STYLE
-from mamf.report.charts.palette import COLORS, MARKERS, styles_of
-from mamf.report.charts.plotting import draw, save
-from mamf.report.charts.products import find_chart, kernels_chart, sweep_chart
+from mamf.report.charts.attention import BATCH, HEAD_DIM, HEADS, attention_chart, needed
+from mamf.report.charts.lines import Axis, Chart, Line, Panel, Point, even_ticks, in_giga, in_kibi, labelled, limits
+from mamf.report.charts.logs import find_chart, kernels_chart, sweep_chart
+from mamf.report.charts.picture import CEILING as CEILING_STYLE
+from mamf.report.charts.picture import COLORS, MARKERS, draw, save, styles_of
 from mamf.statistics import Interval, summarize
 
 DEVICE = {"backend": "cuda", "index": 0, "name": "H100", "vendor": "NVIDIA", "uuid_hash": None, "driver": "580"}
@@ -155,26 +143,10 @@ def test_queries_are_the_axis_where_keys_stay():
     assert [tick for tick, _ in chart.axis.ticks] == [1, 16, 128]
 
 
-def test_sparsity_is_the_axis_where_it_is_swept():
-    rows = [row(shape(8192), 400 / (1 - share), "sparge", sparsity=share) for share in (0.0, 0.5)]
-    rows[1] = row(shape(8192), 800.0, "sparge", details={"sparsity": 0.4}, sparsity=0.5)
-    rows += [row(shape(8192), 600.0, "sdpa-flash", sparsity=share) for share in (0.0, 0.5)]
-    chart = attention_chart(rows, CEILINGS, HEADER)
-    assert chart.axis.label.startswith("sparsity")
-    assert [text for _, text in chart.axis.ticks] == ["0", "50"]
-    dense, effective, other = chart.panels[0].lines
-    assert (dense.name, effective.name, other.name) == ("sparge", "sparge", "sdpa-flash")
-    assert (dense.is_companion, effective.is_companion) == (False, True)
-    assert [point.y for point in effective.points] == pytest.approx([400.0, 480.0])
-    assert "length 8k" in chart.title
-    assert chart.companion
-
-
-def test_lengths_part_panels_beside_sparsity():
+def test_sparsity_parts_panels_where_it_is_swept():
     rows = [row(shape(length), sparsity=share) for length in (4096, 8192) for share in (0.0, 0.5)]
     chart = attention_chart(rows, {}, HEADER)
-    assert [panel.title for panel in chart.panels] == ["length 4k", "length 8k"]
-    assert LENGTH in needed(rows, lambda row: row.problem.sparsity)
+    assert [panel.title for panel in chart.panels] == ["sparsity 0", "sparsity 0.5"]
 
 
 def test_references_and_other_regimes_are_left_out_and_gaps_are_told():
@@ -429,7 +401,7 @@ def test_a_panel_that_lacks_lengths_keeps_the_scale_of_the_others():
 def test_drawing_leaves_pyplot_alone(tmp_path):
     pytest.importorskip("matplotlib")
     code = (
-        "import sys; from mamf.report.charts.plotting import draw; from mamf.report.charts.chart import *;"
+        "import sys; from mamf.report.charts.picture import draw; from mamf.report.charts.lines import *;"
         "assert 'matplotlib' not in sys.modules;"
         "line = Line('a', (Point(1, 1, 1, 1),));"
         "draw(Chart('t', 's', Axis('x'), ((Panel('p', (line,)),),)));"
@@ -546,7 +518,7 @@ def test_an_axis_scales_to_the_values_and_not_to_their_intervals():
     pytest.importorskip("matplotlib")
     from matplotlib.figure import Figure
 
-    from mamf.report.charts.drawing import _scale_y
+    from mamf.report.charts.lines import _scale_y
 
     panel = Panel("", (Line("k", (Point(0, 100.0, 1.0, 900.0), Point(1, 110.0, 1.0, 900.0))),))
     axes = Figure().subplots()

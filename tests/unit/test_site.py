@@ -5,7 +5,6 @@ import html
 import json
 import os
 import re
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from mamf.errors import RunLogError, UsageError
 from mamf.logs.legacy import write_legacy_log
 from mamf.pages.site import FIELDS, LIST, build_site, feed_schema, page_names
 from mamf.pages.site_data import ALL_TIERS, read_site_data
-from mamf.pages.site_index import MOST_ROWS, spread
+from mamf.pages.site_pages import MAX_ROWS, spread
 from mamf.report.page import Page
 
 ROOT = Path(__file__).parents[2]
@@ -77,7 +76,6 @@ def whole(tmp_path_factory):
     root = tmp_path_factory.mktemp("whole") / "results"
     for source in (FIND, OTHER_FIND, ATTENTION, EPYC):
         put(root, source)
-    shutil.copytree(RESULTS / "published", root / "published")
     return root, built(root)
 
 
@@ -88,7 +86,7 @@ def test_every_link_within_the_site_and_to_a_log_leads_to_a_file(whole):
     root, files = whole
     site = root.parent / "site"
     pages = {name: text for name, text in files.items() if name.endswith(".html")}
-    assert set(pages) == {"index.html", "published.html", "devices/amd-epyc.html", "devices/nvidia-h200.html"}
+    assert set(pages) == {"index.html", "devices/amd-epyc.html", "devices/nvidia-h200.html"}
     for name, page in pages.items():
         own = [address for address in links(page) if "://" not in address]
         assert own and all((site / name).parent.joinpath(address).is_file() for address in own), name
@@ -112,14 +110,6 @@ def test_a_device_page_has_cards_attention_energy_and_every_log(whole):
         assert f"../../results/{H200}/{log.name}" in links(page)
     hashes = {json.loads(path.read_text().splitlines()[0])["device"]["uuid_hash"] for path in (FIND, OTHER_FIND)}
     assert len(hashes) == 2 and all(f"card {each}" in page for each in hashes)
-
-
-def test_published_figures_have_a_page_without_measured_ones(whole):
-    page = whole[1]["published.html"]
-    assert "mamf did not check them" in page and "https://github.com/stas00/ml-engineering" in page
-    assert "published-notice.txt" in links(page) and whole[1]["published-notice.txt"].startswith("# Published figures")
-    assert "MI300X" in page and "MI300X" not in whole[1]["index.html"]
-    assert "published.html" in links(whole[1]["index.html"])
 
 
 def test_logs_can_be_elsewhere(root):
@@ -348,7 +338,7 @@ def test_the_front_page_stays_small_with_a_thousand_devices(root, monkeypatch):
     monkeypatch.setattr("mamf.pages.site.device_page", lambda name, part, logs: Page(name))
     page = built(root)["index.html"]
     assert len(page.encode()) < 2_000_000
-    assert f"{1000 - MOST_ROWS} more devices in the table" in page
+    assert f"{1000 - MAX_ROWS} more devices in the table" in page
 
 
 def test_a_spread_has_both_ends():

@@ -28,7 +28,7 @@ from mamf.operations.matmul.selection import installed_kernel, kernel_for
 from mamf.plans import EXPLAIN, MATMUL, Plan
 from mamf.plugins.discovery import operation
 from mamf.regime_names import BURST, CEILINGS
-from mamf.report.charts.plotting import draw, exists, file_type, save
+from mamf.report.charts.picture import draw, exists, file_type, save
 
 _SECONDS = 30.0
 #: Problem, shape and kernel of the product to explain, the kernel by its name on the command line.

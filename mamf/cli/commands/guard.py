@@ -185,7 +185,7 @@ class _GuardSession(KernelsSession):
         if self.options.junit:
             write_whole(self.options.junit, junit(found, f"mamf.{self.of.name}", seconds))
         if self.options.markdown:
-            write_whole(self.options.markdown, markdown.render(guard_document(found)))
+            write_whole(self.options.markdown, markdown(guard_document(found)))
 
     def _keep_as_baseline(self, log: RunLog) -> None:
         baseline = self.options.baseline

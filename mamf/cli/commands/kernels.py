@@ -50,8 +50,7 @@ def _place(name: str) -> tuple[int, str]:
 def kernels_of(name: str, backend: Backend) -> Block:
     """The kernels of an operation; for an operation that cannot be loaded, the reason."""
     from mamf.plugins.discovery import kernel_names, operation
-    from mamf.report.columns import text_table
-    from mamf.report.document import Lines
+    from mamf.report.document import Lines, text_table
 
     try:
         of = operation(name)

@@ -12,7 +12,7 @@ from mamf.errors import UsageError
 from mamf.regime_names import NAMES
 
 if TYPE_CHECKING:
-    from mamf.report.charts.plotting import Picture
+    from mamf.report.charts.picture import Picture
 
 EXAMPLES = """examples:
   mamf plot attention.jsonl                                 attention.png: TFLOPS against sequence length
@@ -40,7 +40,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from mamf.report.charts.plotting import draw, exists, file_type, save
+    from mamf.report.charts.picture import draw, exists, file_type, save
 
     path = options.output or Path(f"{options.logs[0].stem}.png")
     file_type(path)

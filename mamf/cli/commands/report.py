@@ -34,7 +34,7 @@ def run(options: argparse.Namespace) -> int:
     from mamf.cli.reading import as_file
     from mamf.machine.garbage import no_garbage_collection
     from mamf.pages.report import report_of
-    from mamf.report.charts.plotting import exists
+    from mamf.report.charts.picture import exists
     from mamf.report.page import render_page
 
     if options.output.exists() and not options.overwrite:

@@ -221,7 +221,7 @@ def run_table(options: argparse.Namespace) -> int:
 def run_site(options: argparse.Namespace) -> int:
     from mamf.machine.garbage import no_garbage_collection
     from mamf.pages.site import build_site
-    from mamf.pages.site_index import INDEX
+    from mamf.pages.site_pages import INDEX
     from mamf.report.text import counted
 
     with no_garbage_collection():

@@ -28,7 +28,7 @@ from mamf.operations.matmul.operation import problem_for
 from mamf.plans import DEFAULT_BUDGET_SECONDS
 from mamf.plugins.discovery import open_backend
 from mamf.regime_names import CEILINGS
-from mamf.report.charts.plotting import draw, exists, file_type, save
+from mamf.report.charts.picture import draw, exists, file_type, save
 from mamf.report.charts.roofline import roofline_chart
 from mamf.report.roofline import points_of, roofline_document, tracelens_arch
 from mamf.report.text import machine_line

@@ -25,8 +25,7 @@ from mamf.profiling.counters.counts import (
     counted_in,
     step_of,
 )
-from mamf.report.columns import rate_column
-from mamf.report.document import Answer, Column, Document, Lines, Table, columns_from
+from mamf.report.document import Answer, Column, Document, Lines, Table, columns_from, rate_column
 from mamf.report.own_ceilings import problem_title
 from mamf.report.text import end_line, machine_line
 

@@ -1,24 +1,115 @@
-"""Reproductions: claims beside what was measured here, and what differs."""
+"""Kinds of runs that study a card or a kernel: explain, guard, overlap, reproduce, roofline and verify."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
+from typing import Any
 
-from mamf.kinds.kind import KernelRows, View
-from mamf.logs.comparability import Difference
+from mamf.backend import DeviceInfo
+from mamf.errors import UsageError
+from mamf.kinds.find import Find
+from mamf.kinds.kind import AnyCeilings, Drawing, KernelRows, Kind, View
+from mamf.logs.comparability import Difference, roofs_of_logs
+from mamf.logs.recording import End
 from mamf.logs.reproducing import JudgedClaim, differences_here, judge_claims
 from mamf.logs.run_log import RunLog
-from mamf.plans import REPRODUCE, ReproduceOptions
-from mamf.report.columns import interval_columns
+from mamf.measurement import Measurement
+from mamf.plans import EXPLAIN, GUARD, OVERLAP, REPRODUCE, ROOFLINE, VERIFY, Plan, ReproduceOptions
+from mamf.report.charts.picture import Picture
+from mamf.report.charts.roofline import roofline_chart
 from mamf.report.comparison import change_interval, difference_lines, percent_of, ratio_interval_cell
-from mamf.report.document import Answer, Block, Column, Document, Lines, Table
+from mamf.report.document import Answer, Block, Column, Document, Lines, Table, interval_columns
+from mamf.report.explanation import explanation_document, waterfall_chart, waterfall_steps
+from mamf.report.overlap import overlap_chart, overlap_document
 from mamf.report.own_ceilings import described_title
+from mamf.report.roofline import roofline_document
 from mamf.report.text import end_line, interval_cell, machine_line, rate_text, scaled_unit, significant
+from mamf.report.verification import counts, verification_document
+
+
+class Explain(KernelRows):
+    """One product on every kind of data, to show where the datasheet's FLOPS went."""
+
+    name = EXPLAIN
+    noun = "an explanation"
+
+    def document(self, log: RunLog, view: View) -> Document:
+        rows = log.measurements
+        if not rows:
+            return super().document(log, view)
+        first = rows[0]
+        head = [machine_line(log.header), f"{first.problem.dtype}, {first.shape} by {first.kernel}"]
+        return explanation_document(
+            waterfall_steps(rows, DeviceInfo(**log.header["device"])), rows, head, [end_line(log.summary)]
+        )
+
+    def chart(self, log: RunLog, drawing: Drawing) -> Picture:
+        drawing.require_no_direction(log)
+        steps = waterfall_steps(log.measurements, DeviceInfo(**log.header["device"]))
+        return waterfall_chart(steps, log.measurements, log.header)
+
+
+class Guard(KernelRows):
+    """Rows compared with a baseline, or the visits that make one."""
+
+    name = GUARD
+    noun = "a guard"
+
+    def command(self, plan: Plan) -> str:
+        return f"{GUARD} FILE.toml"
+
+
+class Overlap(KernelRows):
+    """Products beside other work: what each loses while both run."""
+
+    name = OVERLAP
+    noun = "an overlap"
+
+    def document(self, log: RunLog, view: View) -> Document:
+        return overlap_document(log.measurements, log.header, log.summary, view.top)
+
+    def chart(self, log: RunLog, drawing: Drawing) -> Picture:
+        drawing.require_no_direction(log)
+        return overlap_chart(log.measurements, log.header)
+
+
+class Roofline(Find):
+    """Ceilings of compute and of bandwidth in one log: the roofs of a device. ``mamf roofline`` now writes one per
+    find.
+    """
+
+    name = ROOFLINE
+    noun = "a roofline"
+
+    def document(self, log: RunLog, view: View) -> Document:
+        return roofline_document(roofs_of_logs([log]), [], machine_line(log.header), view.top)
+
+    def chart(self, log: RunLog, drawing: Drawing) -> Picture:
+        return roofline_chart(roofs_of_logs([log]), [], log.header)
+
+
+class Verify(Kind):
+    """Random problems whose whole outputs were checked."""
+
+    name = VERIFY
+    noun = "a verification"
+    is_collected = False  # it has no rates
+
+    def document(self, log: RunLog, view: View) -> Document:
+        return verification_document(log)
+
+    def chart(self, log: RunLog, drawing: Drawing) -> Picture:
+        raise UsageError(f"{log.path} is a verification, which has no rates to draw: 'mamf show' prints it")
+
+    def summary(self, plan: Plan, rows: Sequence[Measurement], ceilings: AnyCeilings, end: End) -> dict[str, Any]:
+        return {**end.summary(sum(row.ok for row in rows)), "best": {}, **counts(rows)}
 
 
 class Reproduce(KernelRows):
+    """Claims beside what was measured here, and what differs."""
+
     name = REPRODUCE
     noun = "a reproduction"
     is_collected = False  # its rows were chosen by a claim

@@ -197,6 +197,11 @@ class Plan:
         return self.problems[0]
 
     @property
+    def operations(self) -> tuple[str, ...]:
+        """The operations of the rows; the products that rows are shares of are of none of them."""
+        return getattr(self.options, "operations", ()) or (self.operation,)
+
+    @property
     def is_search(self) -> bool:
         """Whether the run searches a grid of shapes instead of measuring given shapes."""
         return self.kind == FIND and self.options is not None

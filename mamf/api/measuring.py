@@ -20,7 +20,7 @@ import functools
 import inspect
 import tempfile
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -32,13 +32,11 @@ from mamf.ceilings.share import Ceilings
 from mamf.engine.search.finding import CeilingSearch, Find
 from mamf.engine.search.grid import plan_for
 from mamf.engine.strategies.kernels import KernelsSweep
-from mamf.engine.strategies.shapes import Sweep
 from mamf.engine.traits import fit_traits
 from mamf.errors import MamfWarning
-from mamf.kinds.registry import kind_of
+from mamf.kinds.driver import Run
+from mamf.kinds.kind import Named, Setup, Strategy
 from mamf.logs.found import cache_ceiling
-from mamf.logs.recording import Recording
-from mamf.logs.records import ceiling_record
 from mamf.measurement import Measurement
 from mamf.operations.attention.shapes import AttentionShape
 from mamf.operations.bandwidth.shapes import BandwidthShape
@@ -50,7 +48,6 @@ from mamf.plans import MATMUL, SHUFFLED, SWEEP, Plan, SweepOptions
 from mamf.plugins.discovery import open_backend, operation
 from mamf.plugins.selection import choose_kernels
 from mamf.regime_names import BURST
-from mamf.report.ceilings import find_summary_record
 from mamf.report.text import counted
 
 #: Called with each measurement as it is made.
@@ -116,14 +113,9 @@ def search(
     plan, chosen = plan_for(
         opened, sought, names, regimes=regimes, budget_seconds=budget_seconds, precision=precision, is_quick=quick
     )
-    running = CeilingSearch(Find(plan, chosen, opened), asked[-1])
-    running.rows = Recording(log, opened, chosen[0].name, plan).record(
-        running.rows,
-        lambda taken, end: find_summary_record(taken, running.ceilings, end),
-        lambda: [("ceiling", ceiling_record(ceiling)) for ceiling in running.ceilings.values()],
-        left=lambda: len(set(regimes) - running.ceilings.keys()),
-    )
-    return running
+    find = Find(plan, chosen, opened)
+    named = list(zip(plan.kernels, chosen, strict=True))
+    return CeilingSearch(find, asked[-1], _measured(plan, opened, named, log, lambda run: find))
 
 
 def sweep(
@@ -167,13 +159,7 @@ def sweep(
         budget_seconds=budget_seconds,
         options=SweepOptions(SHUFFLED),
     )
-    running = Sweep(plan, chosen, opened)
-    rows = Recording(log, opened, chosen.name, plan).record(
-        running.results(),
-        lambda taken, end: kind_of(plan).summary(plan, taken, {}, end),
-        left=lambda: running.left_out,
-    )
-    return Rows(f"matmul, {counted(len(plan.steps()), 'row')}", rows)
+    return Rows(f"matmul, {counted(len(plan.steps()), 'row')}", _measured(plan, opened, [(chosen.name, chosen)], log))
 
 
 def measure_kernels(
@@ -226,13 +212,25 @@ def measure_kernels(
     warn = functools.partial(warnings.warn, category=MamfWarning)
     given = several("ceiling_kernel", ceiling_kernel) or ()
     references = reference_kernels({ceiling.kernel for ceiling in known.values()}, given, warn)
-    running = KernelsSweep(plan, [each for _, each in chosen], opened, known, references)
-    rows = Recording(log, opened, " ".join(names), plan).record(
-        running.results(),
-        lambda taken, end: kind_of(plan).summary(plan, taken, known, end),
-        left=lambda: running.left_out,
-    )
+
+    def beside_references(run: Setup) -> KernelsSweep:
+        return KernelsSweep(plan, run.opened, opened, known, references)
+
+    rows = _measured(plan, opened, chosen, log, beside_references, known)
     return Rows(f"{of}, {counted(len(plan.steps()), 'row')}", rows)
+
+
+def _measured(
+    plan: Plan,
+    backend: Backend,
+    kernels: Sequence[Named],
+    log: str | Path | None,
+    strategy: Callable[[Setup], Strategy] | None = None,
+    known: Ceilings | None = None,
+) -> Iterator[Measurement]:
+    """The rows to come, of a run whose log is open."""
+    path = None if log is None else Path(log)
+    return Run(plan, backend, kernels, strategy=strategy, path=path, known=known or {}).measurements()
 
 
 def attention(shapes: Iterable[AttentionShape | str] | str | None = None, **options: Any) -> Rows:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import itertools
 from collections.abc import Collection, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 from mamf.backend import Backend
@@ -16,11 +16,10 @@ from mamf.cli.resuming import contradiction
 from mamf.cli.terminal import warn
 from mamf.engine.estimate import working_kernels
 from mamf.engine.regimes import Burst, Sustained
-from mamf.engine.search.finding import Find
 from mamf.engine.search.grid import plan_for
 from mamf.errors import DeviceError, PluginError, UsageError
 from mamf.limits import require_steps
-from mamf.logs.records import ceiling_from_record, ceiling_record
+from mamf.logs.records import ceiling_record
 from mamf.logs.run_log import RunLog, read_run_log
 from mamf.operations.attention.operation import attention_kernel
 from mamf.operations.attention.shapes import PRESETS, AttentionProblem, AttentionShape, Preset, equal_widths
@@ -178,19 +177,4 @@ def budget_warning(search: Plan) -> str | None:
     return (
         f"--budget leaves {seconds:.3g} of {usual:.0f} s to the search for the {search.problem.dtype} "
         "ceiling: it may be percents too low, and shares too high"
-    )
-
-
-def found_ceilings(find: Find, regimes: Sequence[str]) -> dict[tuple[str, str], Ceiling]:
-    """The confirmed ceilings in these regimes, as the log stores them."""
-    device = {"device": asdict(find.backend.info)}
-    kept = {regime: ceiling_record(each) for regime, each in find.ceilings.items() if regime in regimes}
-    return {(find.plan.problem.dtype, regime): ceiling_from_record(each, device) for regime, each in kept.items()}
-
-
-def missing_shares(dtype: str, regime: str, plan: Plan) -> str:
-    """A warning for rows whose ceiling was not confirmed."""
-    return (
-        f"no {dtype} {regime} ceiling was confirmed in {plan.budget_seconds:.3g} s, so its rows have no shares "
-        "(MAMFU): --resume continues the search (use a longer --budget), or start a new run with --ceiling LOG"
     )

@@ -12,7 +12,7 @@ import shlex
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 from mamf.backend import Backend
 from mamf.cli import watching
@@ -20,6 +20,7 @@ from mamf.cli.interruption import EXIT_CODE, Interruption
 from mamf.cli.terminal import warn
 from mamf.engine.runner import crashes_of
 from mamf.errors import LogMismatchError, UsageError
+from mamf.kinds.driver import Resumed
 from mamf.kinds.registry import kind_of, run_title
 from mamf.logs.comparability import require_device_of_log
 from mamf.logs.records import measurement_record
@@ -43,13 +44,6 @@ _NOT_COMPARED = {"kind", "operation", "problems", "kernels", "budget_seconds", "
 _MOST_VALUES = 5
 _A_MOMENT = 1e-9
 _COUNTERS = "counters"
-
-
-class Resumed(NamedTuple):
-    """A log to continue, locked before it was read."""
-
-    log: RunLog
-    writer: RunLogWriter
 
 
 @contextmanager
@@ -102,12 +96,11 @@ def note_run(
         crashes.keep(None)
 
 
-def log_lost(row: Measurement, writer: RunLogWriter, backend: Backend) -> None:
-    """Log the row that lost the device. The process that watches does it, if any, and has another measure the rest."""
+def lose_device(backend: Backend, row: Measurement) -> None:
+    """The device is lost with this row: the process that watches, if any, logs it, and has another measure the rest."""
     if watching.WATCH:
         crashes_of(backend).keep(row)
         os._exit(1)
-    writer.write("measurement", measurement_record(row))
 
 
 def _line_and_label(row: Measurement) -> tuple[str, str]:
@@ -208,12 +201,10 @@ def require_same_kernels(options: argparse.Namespace, before: Sequence[str], ask
         raise contradiction(options, "kernel", then, now)
 
 
-def reopen(log: RunLog, options: argparse.Namespace, index: int | None = None) -> Backend:
-    """Open the device of a log, or one of several by its index. Raises LogMismatchError if it is not the device of the
-    options, or has changed.
-    """
+def reopen(log: RunLog, options: argparse.Namespace) -> Backend:
+    """Open the device of a log. Raises LogMismatchError if it is not the device of the options, or has changed."""
     require_named(log, options)
-    then = log.device(index)
+    then = log.device(None)
     if options.backend not in (None, "auto") and backend_class(options.backend).name != then.backend:
         raise contradiction(options, "backend", then.backend, options.backend)
     backend = open_backend(options.backend or then.backend, then.index if options.device is None else options.device)

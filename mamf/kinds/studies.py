@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -10,7 +11,7 @@ from typing import Any
 from mamf.backend import DeviceInfo
 from mamf.errors import UsageError
 from mamf.kinds.find import Find
-from mamf.kinds.kind import AnyCeilings, Drawing, KernelRows, Kind, View
+from mamf.kinds.kind import AnyCeilings, Drawing, KernelRows, Kind, Setup, Strategy, View
 from mamf.logs.comparability import Difference, roofs_of_logs
 from mamf.logs.recording import End
 from mamf.logs.reproducing import JudgedClaim, differences_here, judge_claims
@@ -57,6 +58,12 @@ class Guard(KernelRows):
     name = GUARD
     noun = "a guard"
 
+    def strategy(self, setup: Setup) -> Strategy:
+        from mamf.engine.strategies.guard import GuardSweep
+
+        held, on_phase, rows = setup.answers, setup.on_phase, list(setup.rows)
+        return GuardSweep(setup.plan, setup.opened, setup.backend, held=held, on_phase=on_phase, rows=rows)
+
     def command(self, plan: Plan) -> str:
         return f"{GUARD} FILE.toml"
 
@@ -66,6 +73,14 @@ class Overlap(KernelRows):
 
     name = OVERLAP
     noun = "an overlap"
+
+    def strategy(self, setup: Setup) -> Strategy:
+        from mamf.engine.strategies.overlap import DEFAULT_SECONDS, Overlapping, cells_of
+        from mamf.operations.overlap import Pair
+
+        plan = setup.plan
+        seconds, budget = plan.seconds or DEFAULT_SECONDS, plan.budget_seconds or math.inf
+        return Overlapping(setup.backend, Pair(), cells_of(setup.steps), seconds, budget, setup.on_phase)
 
     def document(self, log: RunLog, view: View) -> Document:
         return overlap_document(log.measurements, log.header, log.summary, view.top)
@@ -97,6 +112,14 @@ class Verify(Kind):
     noun = "a verification"
     is_collected = False  # it has no rates
 
+    def strategy(self, setup: Setup) -> Strategy:
+        from mamf.engine.strategies.verify import VerifySweep
+
+        return VerifySweep(setup.plan, setup.opened, setup.backend, tuple(setup.rows), setup.on_phase)
+
+    def count_left(self, setup: Setup) -> int:
+        return 0  # it goes on for as long as it may
+
     def document(self, log: RunLog, view: View) -> Document:
         return verification_document(log)
 
@@ -113,6 +136,16 @@ class Reproduce(KernelRows):
     name = REPRODUCE
     noun = "a reproduction"
     is_collected = False  # its rows were chosen by a claim
+
+    def strategy(self, setup: Setup) -> Strategy:
+        from mamf.engine.strategies.reproduce import ReproduceSweep
+
+        on_phase, rows = setup.on_phase, list(setup.rows)
+        return ReproduceSweep(setup.plan, setup.opened, setup.backend, on_phase=on_phase, rows=rows)
+
+    def count_left(self, setup: Setup) -> int:
+        """The claims without a figure."""
+        return sum(each.here is None for each in judge_claims(setup.plan.options, setup.rows))
 
     def document(self, log: RunLog, view: View) -> Document:
         options: ReproduceOptions = log.plan.options

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from mamf.ceilings.share import Ceilings, mamfu
-from mamf.kinds.kind import AnyCeilings, Drawing, KernelRows
+from mamf.kinds.kind import AnyCeilings, Drawing, KernelRows, Setup, Strategy
 from mamf.logs.recording import End
 from mamf.logs.run_log import RunLog
 from mamf.measurement import Measurement
@@ -25,6 +25,14 @@ _WITH_COMMAND = ("attention", "bandwidth", "model")
 class Sweep(KernelRows):
     name = SWEEP
     noun = "a sweep"
+
+    def strategy(self, setup: Setup) -> Strategy:
+        if setup.plan.operation != MATMUL:
+            return super().strategy(setup)
+        from mamf.engine.strategies.shapes import Sweep as ShapeSweep
+
+        (kernel,) = setup.opened
+        return ShapeSweep(setup.plan, kernel, setup.backend, setup.answers, setup.on_phase)
 
     def command(self, plan: Plan) -> str:
         if plan.operation == MATMUL:

@@ -132,7 +132,7 @@ def run_log_of(path: Path, records: Iterable[tuple[int, dict[str, Any]]]) -> Run
     log, has_old_ceilings = RunLog(path, header), False
     for number, record in numbered:
         try:
-            _add_record(log, record)
+            add_record(log, record)
             has_old_ceilings |= record["record"] == "ceiling" and is_of_old_calibration(record)
         except MALFORMED as error:
             raise RunLogError(f"{path}, line {number}: {describe_error(error)}", number - 1) from None
@@ -199,7 +199,8 @@ def _header(path: Path, record: dict[str, Any]) -> dict[str, Any]:
     return header
 
 
-def _add_record(log: RunLog, record: dict[str, Any]) -> None:
+def add_record(log: RunLog, record: dict[str, Any]) -> None:
+    """Add a record after the header to a log. Raises ValueError for one that is malformed."""
     kind = record["record"]
     if kind not in KINDS:
         raise ValueError(f"unknown record {kind!r}")

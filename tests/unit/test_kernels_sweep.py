@@ -11,7 +11,7 @@ from typing import Literal
 import pytest
 from rendering import render
 
-from mamf.cli.commands.kernels_sweep import asked_for
+from mamf.cli.planning import asked_for
 from mamf.cli.terminal import table_columns
 from mamf.errors import UsageError
 from mamf.logs.run_log import read_run_log
@@ -76,7 +76,7 @@ def test_what_is_wrong_is_said_in_a_line(run, given, told):
 
 def test_a_preset_asks_for_its_operation(run, monkeypatch):
     asked = []
-    monkeypatch.setattr("mamf.cli.commands.bandwidth.run_session", lambda options, session: asked.append(options) or 0)
+    monkeypatch.setattr("mamf.cli.commands.bandwidth.run_kernels", lambda options, session: asked.append(options) or 0)
     assert run("bandwidth", "--pattern", "copy", "read", "--size", "1GiB", "2GiB", "--dtype", "fp32")[0] == 0
     (options,) = asked
     assert (options.operation, options.command) == ("bandwidth", "bandwidth")

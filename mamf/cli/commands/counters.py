@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterator
-from functools import partial
+from dataclasses import dataclass
 
-from mamf.cli.commands.kernels_sweep import (
-    AnyOperation,
-    KernelsSession,
-    asked_for,
-    operation_asked_for,
-    shapes_from,
-    with_shapes_of_sizes,
-)
 from mamf.cli.interruption import Interruption
-from mamf.cli.resuming import Resumed
-from mamf.cli.session import measure
+from mamf.cli.planning import AnyOperation, asked_for, operation_asked_for, shapes_from, with_shapes_of_sizes
+from mamf.cli.session import Session, run_session
 from mamf.cli.terminal import say
+from mamf.engine.strategies.kernels import KernelsSweep
 from mamf.errors import UnavailableError, UsageError
+from mamf.kinds.driver import Resumed
+from mamf.kinds.kind import Setup
+from mamf.logs.recording import Record
 from mamf.logs.run_log import RunLog, read_run_log
-from mamf.logs.writer import RunLogWriter
 from mamf.measurement import Measurement
+from mamf.plans import Plan
 from mamf.profiling.counters.counts import counted_in, counts_record, step_of
 from mamf.profiling.counters.ncu import Ncu, find_ncu
 from mamf.profiling.counters.report import counters_document
@@ -36,7 +32,7 @@ def run(options: argparse.Namespace) -> int:
     # Reports wrong options before a device is opened.
     asked_for(of, options)
     shapes_from(of, options)
-    return measure(options, partial(CountersSession, of, options))
+    return run_session(options, CountersSession, of)
 
 
 def _operation(options: argparse.Namespace) -> AnyOperation:
@@ -52,7 +48,34 @@ def _operation(options: argparse.Namespace) -> AnyOperation:
     return operation_asked_for(options, options.kernel or ())
 
 
-class CountersSession(KernelsSession):
+@dataclass
+class CountingSweep(KernelsSweep):
+    """Measures kernels in burst, and counts each row after it is written.
+
+    ``session``: knows the rows of the run, also of an interrupted one, and what is counted.
+    """
+
+    session: CountersSession | None = None
+
+    @property
+    def left_out(self) -> int:
+        return super().left_out + len(self._session.uncounted())
+
+    @property
+    def _session(self) -> CountersSession:
+        assert self.session is not None
+        return self.session
+
+    def results(self) -> Iterator[Measurement | Record]:
+        for row in self._session.uncounted():
+            yield self._session.count(row, self.on_phase)
+        for found in super().results():
+            yield found
+            if isinstance(found, Measurement) and found.ok:
+                yield self._session.count(found, self.on_phase)
+
+
+class CountersSession(Session):
     """Measures kernels in burst, and counts each afterwards."""
 
     def __init__(
@@ -62,49 +85,41 @@ class CountersSession(KernelsSession):
         if reason := self.backend.without_counters():
             raise UnavailableError(str(reason))
         before = counted_in(self.log) if self.log else {}
-        self.counted = {step: counts for step, counts in before.items() if counts.ok}
+        self.counted = {step for step, counts in before.items() if counts.ok}
         backend = options.backend or self.backend.name
         self.ncu = Ncu(options.ncu, backend, self.backend.index, options.launches)
 
-    def read_options(self) -> None:
+    def new_plan(self) -> Plan:
         with_shapes_of_sizes(self.of, self.options, self.backend)
+        return super().new_plan()
 
-    def run(self) -> int:
-        return super().run() or (0 if self.counted else _NOTHING_COUNTED)
+    def strategy(self, setup: Setup) -> CountingSweep:
+        held, on_phase = setup.answers, setup.on_phase
+        return CountingSweep(self.plan, setup.opened, self.backend, held=held, on_phase=on_phase, session=self)
 
-    def dry_run(self) -> int:
-        super().dry_run()
-        for _, problem, shape, kernel in self.plan.steps(self.held):
+    def count(self, row: Measurement, on_phase: Callable[[str], None]) -> Record:
+        """Count a row, by the name that its kernel was requested by."""
+        on_phase(f"counting {row.shape} {row.kernel}")
+        name = next((name for name, kernel in self.kernels if kernel.name == row.kernel), row.kernel)
+        counts = self.ncu.count(name, row)
+        if counts.ok:
+            self.counted.add(step_of(counts))
+        return Record("counters", counts_record(counts))
+
+    def uncounted(self) -> list[Measurement]:
+        rows = (row for row in self.driven.rows if row.ok and not row.is_reference)
+        return [row for row in rows if step_of(row) not in self.counted]
+
+    def say_plan(self) -> None:
+        super().say_plan()
+        for _, problem, shape, kernel in self.driven.steps:
             say(f"counted by: {' '.join(self.ncu.command(kernel, problem, shape))}")
-        return 0
-
-    def before_measuring(self, writer: RunLogWriter) -> None:
-        self._writer = writer
 
     def has_all(self) -> bool:
-        return super().has_all() and not self._uncounted()
+        return super().has_all() and not self.uncounted()
 
-    def left_out(self) -> bool:
-        return super().left_out() or bool(self._uncounted())
-
-    def measurements(self, on_phase: Callable[[str], None]) -> Iterator[Measurement]:
-        for row in self._uncounted():
-            self._count(row, on_phase)
-        for row in super().measurements(on_phase):
-            yield row  # written before it is counted
-            if row.ok:
-                self._count(row, on_phase)
-
-    def _uncounted(self) -> list[Measurement]:
-        return [row for row in self.rows if row.ok and not row.is_reference and step_of(row) not in self.counted]
-
-    def _count(self, row: Measurement, on_phase: Callable[[str], None]) -> None:
-        on_phase(f"counting {row.shape} {row.kernel}")
-        counts = self.ncu.count(self.step_of(row)[-1], row)
-        with self.interruption.shielded():
-            self._writer.write("counters", counts_record(counts))
-            if counts.ok:
-                self.counted[step_of(counts)] = counts
+    def judge(self, code: int) -> int:
+        return code or (0 if self.counted else _NOTHING_COUNTED)
 
     def document(self, log: RunLog) -> Document:
         return counters_document(log)

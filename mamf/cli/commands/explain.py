@@ -7,15 +7,14 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from mamf.backend import Backend
 from mamf.ceilings.ceiling import Ceiling
 from mamf.ceilings.share import require_usable_ceiling
-from mamf.cli.commands.kernels_sweep import KernelsSession
-from mamf.cli.session import measure
+from mamf.cli.session import Session, run_session
 from mamf.cli.terminal import note_stream, say, warn
 from mamf.errors import UsageError
 from mamf.kernel import DATA
@@ -42,10 +41,10 @@ def run(options: argparse.Namespace) -> int:
             raise exists(options.picture)
     if options.ceiling and options.shape:
         raise UsageError("--ceiling determines the shape: leave --shape out")
-    return measure(options, partial(ExplainSession, operation(MATMUL), options))
+    return run_session(options, ExplainSession, operation(MATMUL))
 
 
-class ExplainSession(KernelsSession):
+class ExplainSession(Session):
     """Measures a few rows of one product and explains its gap to the datasheet."""
 
     kind = EXPLAIN
@@ -66,8 +65,8 @@ class ExplainSession(KernelsSession):
     def label(self) -> str:
         return f"{self.plan.problems[0].dtype}-{self.plan.shapes[0]}"
 
-    def _report(self, log: RunLog) -> int:
-        code = super()._report(log)
+    def report(self, log: RunLog) -> int:
+        code = super().report(log)
         if self.options.picture and log.measurements:
             chart = kind_of(log.plan).chart(log, Drawing())
             save(draw(chart), self.options.picture, self.options.overwrite)

@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from mamf.ceilings.ceiling import Ceiling, why_hopeless
 from mamf.ceilings.contributed import place_among_known
 from mamf.cli.commands.sweep import problem_from
 from mamf.cli.interruption import EXIT_CODE, Interruption
-from mamf.cli.resuming import Resumed, asked_budget, contradiction, interruptible, require_same_kernels
+from mamf.cli.resuming import contradiction, interruptible, require_same_kernels
 from mamf.cli.session import Session
 from mamf.cli.terminal import note_stream, say, warn
-from mamf.engine.search.finding import Find
 from mamf.engine.search.grid import plan_for
 from mamf.errors import UsageError
+from mamf.kinds.driver import Resumed
+from mamf.kinds.kind import Named
 from mamf.logs.found import cache_ceiling
 from mamf.logs.run_log import RunLog
-from mamf.measurement import Measurement
 from mamf.operations.matmul.operation import problem_for
 from mamf.operations.matmul.selection import kernel_for, kernels_for
 from mamf.plans import FIND, MATMUL, Plan
-from mamf.plugins.discovery import open_backend
+from mamf.plugins.discovery import open_backend, operation
 from mamf.regime_names import CEILINGS, asked_regimes
 
 
@@ -46,14 +44,12 @@ def run(options: argparse.Namespace) -> int:
             if output is not None and len(dtypes) > 1:
                 options.output = output.with_name(f"{output.stem}-{dtype}{output.suffix}")
             try:
-                session = _FindSession(options, interruption, resumed)
+                code = _FindSession(options, interruption, resumed).run()
             except UsageError as error:  # too slow for a search, say: the other dtypes need not be
                 if len(dtypes) == 1:
                     raise
                 warn(str(error))
                 code = error.exit_code
-            else:
-                code = session.dry_run() if options.dry_run else session.run()
             options.codes.append(code)
             resumed = options.restart = None
             if code == EXIT_CODE:
@@ -64,13 +60,15 @@ def run(options: argparse.Namespace) -> int:
 
 
 class _FindSession(Session):
-    command = kind = FIND
-    operation = MATMUL
+    kind = FIND
 
     def __init__(self, options: argparse.Namespace, interruption: Interruption, resumed: Resumed | None) -> None:
-        super().__init__(options, interruption, resumed)
-        if self.before is None:
-            self.plan, self.kernels = plan_for(
+        super().__init__(operation(MATMUL), options, interruption, resumed)
+
+    def open_kernels(self) -> Sequence[Named]:
+        options, before = self.options, self.before
+        if before is None:
+            self._search, opened = plan_for(
                 self.backend,
                 problem_from(options, self.backend),
                 options.kernel,
@@ -79,27 +77,17 @@ class _FindSession(Session):
                 precision=options.precision or Plan.precision,
                 is_quick=bool(options.quick),
             )
-        else:
-            self.plan = self._search_of(self.before)
-            self.kernels = kernels_for(self.backend, self.plan.problem, self.plan.kernels)
-            self.make_plan()
-        held = self.log.lasting if self.log else []
-        self.rows = list(held)
-        self.find = Find(self.plan, self.kernels, self.backend, held)
-        interruption.check()
-
-    def _search_of(self, before: Plan) -> Plan:
-        """The plan of the log with the budget of this run. Raises LogMismatchError for other kernels."""
-        if self.options.kernel:
+            return list(zip(self._search.kernels, opened, strict=True))
+        if options.kernel:
             then, now = (
                 [kernel_for(self.backend, before.problem, name).name for name in names]
-                for names in (before.kernels, self.options.kernel)
+                for names in (before.kernels, options.kernel)
             )
-            require_same_kernels(self.options, then, now)
-        return replace(before, budget_seconds=asked_budget(self.options) or before.budget_seconds)
+            require_same_kernels(options, then, now)
+        return list(zip(before.kernels, kernels_for(self.backend, before.problem, before.kernels), strict=True))
 
     def new_plan(self) -> Plan:
-        return self.plan
+        return self._search
 
     def plan_to_compare(self, before: Plan) -> Plan:
         """The grid is the log's: it depends on the speed of the device."""
@@ -111,37 +99,22 @@ class _FindSession(Session):
         regimes, precision = asked_regimes(options.regime, CEILINGS), options.precision or Plan.precision
         return replace(before, problems=problems, regimes=regimes, precision=precision)
 
-    def dry_run(self) -> int:
+    def say_plan(self) -> None:
         grid, names = self.plan.options.grid, ", ".join(self.plan.kernels)
         say(f"device: {self.backend.info.name} ({self.backend.name}:{self.backend.index}), {self.plan.problem.dtype}")
         say(f"kernels: {names}")
         largest = f", up to {grid.most_flop / 1e12:.3g} TFLOP each" if grid.most_flop else ""
         say(f"grid: {len(grid.shapes())} shapes, {grid.m[0]} to {grid.m[-1]} by {grid.m[0]}{largest}")
         say(f"ceilings: {', '.join(self.plan.regimes)}; time: at most {self.plan.budget_seconds:.0f} s")
-        return 0
-
-    def kernel_name(self) -> str:
-        return self.kernels[0].name
 
     def label(self) -> str:
         return str(self.plan.problem.dtype)
 
-    def measurements(self, on_phase: Callable[[str], None]) -> Iterator[Measurement]:
-        self.find.on_phase = on_phase
-        return self.find.results()
+    def count_due(self) -> None:
+        return None
 
-    def left_out(self) -> bool:
-        if why_hopeless(self.rows):
-            return bool(self.find.left_out)
-        found = {regime for _, regime in self.ceilings_found()}
-        return any(regime not in found for regime in self.plan.regimes)
-
-    def ceilings_found(self) -> dict[tuple[Any, str], Ceiling]:
-        """The ceilings from logged rows: a signal may come between a row and its evaluation by the search."""
-        return {(self.plan.problem, regime): each for regime, each in self.find.confirmed_by(self.rows).items()}
-
-    def _report(self, log: RunLog) -> int:
-        code = super()._report(log)
+    def report(self, log: RunLog) -> int:
+        code = super().report(log)
         for ceiling in log.all_ceilings.values():
             if known := place_among_known(ceiling, log.header["device"]):
                 say(f"{ceiling.regime}, {known}", note_stream(self.options))

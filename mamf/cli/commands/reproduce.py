@@ -7,15 +7,14 @@ import re
 from contextlib import suppress
 from dataclasses import replace
 
-from mamf.cli.commands.kernels_sweep import AnyOperation, KernelsSession, asked_for, say_plan
 from mamf.cli.interruption import Interruption
+from mamf.cli.planning import AnyOperation, asked_for
 from mamf.cli.reading import as_file, read_log
-from mamf.cli.resuming import Resumed
-from mamf.cli.session import measure
+from mamf.cli.session import Session, run_session, say_plan
 from mamf.cli.terminal import warn
-from mamf.engine.strategies.reproduce import ReproduceSweep
 from mamf.errors import UnavailableError, UnknownNameError, UsageError
 from mamf.kernel import AnyKernel
+from mamf.kinds.driver import Resumed
 from mamf.limits import shorten
 from mamf.logs.reproducing import NOT_MEASURED, claims_of_log, judge_claims
 from mamf.operations.attention.shapes import DIRECTIONS
@@ -38,7 +37,7 @@ def run(options: argparse.Namespace) -> int:
     is_named = bool(options.source) + bool(options.claim) == (options.resume is None)
     if not (is_named or options.restart) or options.top == 0:
         raise UsageError("name one thing to reproduce: a log, with a --top from 1, figures with --claim, or --resume")
-    return measure(options, lambda interruption, resumed: ReproduceSession(options, interruption, resumed))
+    return run_session(options, ReproduceSession)
 
 
 def _read_claims(options: argparse.Namespace) -> tuple[str, ReproduceOptions, Plan | None]:
@@ -89,7 +88,7 @@ def _operation_of(kernel: str, shape: str) -> AnyOperation:
     raise UnknownNameError("kernel", kernel, names)
 
 
-class ReproduceSession(KernelsSession):
+class ReproduceSession(Session):
     """Measures claims again, and compares both figures of each."""
 
     kind = REPRODUCE
@@ -101,7 +100,7 @@ class ReproduceSession(KernelsSession):
             name, self.asked, self.source_plan = _read_claims(options)
         super().__init__(operation(name), options, interruption, resumed)
 
-    def opened_kernels(self) -> list[tuple[str, AnyKernel]]:
+    def open_kernels(self) -> list[tuple[str, AnyKernel]]:
         """The kernels of the claims that can run here."""
         if self.before:
             return choose_kernels(self.of, self.backend, self.before.kernels)
@@ -155,22 +154,15 @@ class ReproduceSession(KernelsSession):
         tolerance = self.options.tolerance or before.options.tolerance
         return replace(before, options=replace(before.options, tolerance=tolerance))
 
-    def strategy(self) -> ReproduceSweep:
-        return ReproduceSweep(self.plan, [each for _, each in self.kernels], self.backend, rows=list(self.rows))
-
-    def dry_run(self) -> int:
-        steps = [each.claim.step for each in judge_claims(self.plan.options, self.rows) if each.here is None]
-        say_plan(self.plan, steps, self.backend, self.devices)
-        return 0
+    def say_plan(self) -> None:
+        judged = judge_claims(self.plan.options, self.driven.rows)
+        say_plan(self.plan, [each.claim.step for each in judged if each.here is None], self.backend)
 
     def count_due(self) -> int | None:
-        return self.count_left() or None
+        return self.driven.kind.count_left(self.driven) or None
 
-    def count_left(self) -> int:
-        return sum(each.here is None for each in judge_claims(self.plan.options, self.rows))
-
-    def run(self) -> int:
-        code, judged = super().run(), judge_claims(self.plan.options, self.rows)
+    def judge(self, code: int) -> int:
+        judged = judge_claims(self.plan.options, self.driven.rows)
         if code not in (0, _UNFINISHED) or not any(each.is_slower for each in judged):
             return code or any(each.verdict == NOT_MEASURED for each in judged)
         return _SLOWER

@@ -14,7 +14,7 @@ from mamf.measurement import TERA
 from mamf.work import Work
 
 if TYPE_CHECKING:
-    from mamf.cli.commands.kernels_sweep import AnyOperation
+    from mamf.cli.planning import AnyOperation
     from mamf.engine.launching import Launched
 
 EXAMPLES = """examples:
@@ -49,13 +49,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from mamf.cli.commands.kernels_sweep import (
-        asked_for,
-        operation_asked_for,
-        problems_from,
-        shapes_from,
-        with_shapes_of_sizes,
-    )
+    from mamf.cli.planning import asked_for, operation_asked_for, problems_from, shapes_from, with_shapes_of_sizes
     from mamf.engine.launching import Launching, launch_in_window
     from mamf.plugins.discovery import open_backend
     from mamf.plugins.selection import choose_kernels

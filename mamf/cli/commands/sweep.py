@@ -5,24 +5,21 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from dataclasses import fields, replace
-from functools import partial
 
 from mamf.backend import Backend
 from mamf.ceilings.roof import require_same_device
-from mamf.cli.commands.kernels_sweep import KernelsSession
 from mamf.cli.interruption import Interruption
 from mamf.cli.reading import read_roofs
-from mamf.cli.resuming import Resumed, require_same_kernels
-from mamf.cli.session import measure
-from mamf.cli.sharing import run_device_process, say_devices
+from mamf.cli.resuming import require_same_kernels
+from mamf.cli.session import Session, run_session
 from mamf.cli.terminal import say, say_memory
 from mamf.engine.estimate import estimate_seconds, probe_flops
-from mamf.engine.strategies.shapes import Sweep, measured_shapes, operand_bytes
+from mamf.engine.strategies.shapes import measured_shapes, operand_bytes
 from mamf.errors import UnsupportedError, UsageError
 from mamf.kernel import AnyKernel
+from mamf.kinds.driver import Resumed
 from mamf.kinds.kind import View
 from mamf.limits import count_values, require_known, require_steps
-from mamf.measurement import Measurement
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.operation import problem_for
 from mamf.operations.matmul.selection import kernel_for
@@ -103,13 +100,11 @@ def plan_from(options: argparse.Namespace, backend: Backend, kernel: str) -> Pla
 
 
 def run(options: argparse.Namespace) -> int:
-    if options.led:
-        return run_device_process(*options.led)
     shapes_from(options)  # reports wrong shapes before a device is opened
-    return measure(options, partial(_SweepSession, options))
+    return run_session(options, _SweepSession)
 
 
-class _SweepSession(KernelsSession):
+class _SweepSession(Session):
     """Measures one matmul kernel over a list of shapes."""
 
     def __init__(self, options: argparse.Namespace, interruption: Interruption, resumed: Resumed | None) -> None:
@@ -119,7 +114,7 @@ class _SweepSession(KernelsSession):
             info = self.backend.info
             require_same_device((self.roofs.device, self.roofs.uuid_hash), (info.name, info.uuid_hash))
 
-    def opened_kernels(self) -> list[tuple[str, AnyKernel]]:
+    def open_kernels(self) -> list[tuple[str, AnyKernel]]:
         before, backend = self.before, self.backend
         problem = before.problem if before else problem_from(self.options, backend)
         name = self.options.kernel or (before.kernels[0] if before else "auto")
@@ -133,37 +128,21 @@ class _SweepSession(KernelsSession):
         return [(planned, kernel)]
 
     def new_plan(self) -> Plan:
-        plan = plan_from(self.options, self.backend, self.kernels[0][0])
-        if not self.devices:
-            return plan
-        _, common = plan.common(plan.problem.dtype)
-        return replace(plan, options=replace(plan.options, reference=plan.options.reference or common))
+        return plan_from(self.options, self.backend, self.kernels[0][0])
 
-    def strategy(self) -> Sweep:
-        (_, kernel), *_ = self.kernels
-        return Sweep(self.plan, kernel, self.backend, self.held)  # type: ignore[arg-type]
-
-    def counts(self, row: Measurement) -> bool:
-        return self.is_of_step(row)
-
-    def dry_run(self) -> int:
+    def say_plan(self) -> None:
         plan, backend, ((_, kernel),) = self.plan, self.backend, self.kernels
-        steps = plan.steps(self.held)
+        steps = self.driven.steps
         needed = max(operand_bytes(plan, shape, backend.info.cache_bytes) for shape in measured_shapes(plan))
         flops = probe_flops(kernel, plan.problem, backend)  # type: ignore[arg-type]
-        seconds = estimate_seconds(plan, steps, backend, flops) / max(len(self.devices), 1)
+        seconds = estimate_seconds(plan, steps, backend, flops)
         say(f"device: {backend.info.name} ({backend.name}:{backend.index}), {kernel.name} {plan.problem.dtype}")
         say(f"shapes: {len(plan.shapes)}, in {', '.join(plan.regimes)}: {len(steps)} to measure")
         say_memory(needed, "the largest", backend)
-        say_devices(self.devices)
         say(f"time: about {seconds:.0f} s, estimated from {flops / 1e12:.3g} TFLOPS of a square product")
-        return 0
 
     def label(self) -> str:
         return f"{self.plan.problem.dtype}-{'-'.join(self.plan.regimes)}"
-
-    def shared_kernel(self) -> str:
-        return self.options.kernel or self.kernels[0][0]
 
     def view(self) -> View:
         return replace(super().view(), roofs=self.roofs)

@@ -11,6 +11,7 @@ from mamf.ceilings.share import Ceilings
 from mamf.engine.regimes import Burst, Regime, StoppingRule, Sustained, regime_class
 from mamf.engine.runner import Runner, Step, Steps
 from mamf.kernel import AnyKernel, Problem
+from mamf.logs.recording import Record
 from mamf.measurement import Measurement
 from mamf.plans import Plan, StepKey
 
@@ -24,6 +25,7 @@ class KernelsSweep:
 
     ``ceilings`` may be empty: then there is no share and no reference. ``references`` are the kernels that the ceilings
     were measured with; a ceiling whose kernel is missing has no reference. ``kernels`` are the plan's, in its order.
+    ``records``: what the log gets before the rows.
     ``queue``: steps in place of all that are not held, as they come: of a run that several devices share. They are
     compared by the reference, or where no ceiling has one by the plan's ``common`` row, which is visited first.
     """
@@ -35,10 +37,12 @@ class KernelsSweep:
     references: Mapping[str, AnyKernel] = field(default_factory=dict)
     held: Collection[StepKey] = ()
     on_phase: Callable[[str], None] = lambda text: None
+    records: Iterable[Record] = ()
     queue: Iterable[StepKey] | None = None
 
-    def results(self) -> Iterator[Measurement]:
+    def results(self) -> Iterator[Measurement | Record]:
         """Measure every step that is not held, or of the queue."""
+        yield from self.records
         self._run = Runner(self.backend, self.plan.budget_seconds, on_phase=self.on_phase)
         yield from self._run.results(self._steps(self._run))
 

@@ -26,7 +26,8 @@ from mamf.operations.bandwidth.shapes import BandwidthProblem, BandwidthShape
 from mamf.operations.batched.operation import BatchedShape
 from mamf.operations.grouped.operation import GroupedShape
 from mamf.operations.matmul.kernel import MatmulProblem
-from mamf.operations.matmul.shapes import MatmulShape, matmul_grid, parse_range
+from mamf.operations.matmul.shapes import MatmulShape, matmul_grid
+from mamf.parameters import parse_range
 from mamf.operations.model.shapes import ModelShape
 from mamf.statistics import Interval
 from mamf.testing import SimulatedBackend

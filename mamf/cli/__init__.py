@@ -1,6 +1,7 @@
-"""The command line. The options of a command are in mamf.cli.options, what it does is in mamf.cli.commands.
+"""The command line. A command is one file of mamf.cli.commands: its examples, its options and what it does.
 
-``mamf COMMAND --help`` imports the options of that command alone, so that help is fast; the rest is imported to run it.
+``mamf COMMAND --help`` imports the file of that command alone, so that help is fast. A command imports what
+measures and reports in the function that needs it.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib
+import importlib.util
 import keyword
 import mmap
 import os
@@ -15,11 +17,12 @@ import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from mamf.cli import watching
 from mamf.cli.interruption import EXIT_CODE
-from mamf.cli.options.parser import Parser, PrintHelpAll, with_dashes
+from mamf.cli.parser import Parser, PrintHelpAll, with_dashes
 from mamf.cli.terminal import keep_stdout, say_lines, stdout, terminal_columns, warn
 from mamf.errors import LogChangedWarning, MamfError, MamfWarning, UsageError
 from mamf.limits import shorten
@@ -192,9 +195,9 @@ def _parser(given: Sequence[str]) -> Parser:
         if name in given:
             module = module_of(name, given)
             command.set_defaults(command=name, module=module, parser=command)
-            options = importlib.import_module(f"mamf.cli.options.{module}")
-            command.epilog = options.EXAMPLES
-            options.configure(command)
+            code = options_of(module)
+            command.epilog = code.EXAMPLES
+            code.configure(command)
             command.add_argument("--help-all", action=PrintHelpAll, help="show all options and exit")
     return parser
 
@@ -213,6 +216,12 @@ def module_of(command: str, given: Sequence[str]) -> str:
     if command in ("sweep", "find") and _operation_of(given) not in (None, "matmul"):
         return f"kernels_{command}"
     return f"{command}_" if keyword.iskeyword(command) else command
+
+
+def options_of(module: str) -> ModuleType:
+    """Import the module with the examples and options of a command: the command's, or that in mamf.cli.options."""
+    is_apart = importlib.util.find_spec(f"mamf.cli.options.{module}")
+    return importlib.import_module(f"mamf.cli.{'options' if is_apart else 'commands'}.{module}")
 
 
 def _operation_of(given: Sequence[str]) -> str | None:

@@ -12,7 +12,7 @@ from mamf.backend import Backend
 from mamf.ceilings.ceiling import Ceiling
 from mamf.ceilings.search_plan import SearchPlan
 from mamf.ceilings.share import Ceilings, require_usable_ceiling
-from mamf.cli.options.operations import MASKS
+from mamf.cli.options import MASKS
 from mamf.cli.resuming import contradiction
 from mamf.cli.terminal import warn
 from mamf.engine.estimate import working_kernels

@@ -15,7 +15,7 @@ from typing import Any
 
 from mamf.backend import LEADER
 from mamf.cli.interruption import EXIT_CODE, Interruption
-from mamf.cli.options.values import ALL
+from mamf.cli.options import ALL
 from mamf.cli.progress import Phases
 from mamf.cli.terminal import say, warn
 from mamf.engine.runner import crashes_of

@@ -16,12 +16,11 @@ from mamf.backend import Advice, Backend
 from mamf.ceilings.share import KnownCeiling
 from mamf.cli import resuming
 from mamf.cli.interruption import EXIT_CODE, Interruption
-from mamf.cli.options.values import ALL
-from mamf.cli.printing import note_stream, print_document
+from mamf.cli.options import ALL
 from mamf.cli.progress import Progress
 from mamf.cli.resuming import Resumed, asks_for_plan, interruptible, reopen, require_kind, require_same_plan
 from mamf.cli.sharing import asked_devices, found_devices, open_first, open_pool, require_same_devices
-from mamf.cli.terminal import say, warn
+from mamf.cli.terminal import note_stream, print_document, say, warn
 from mamf.engine.isolation import isolation_of
 from mamf.engine.runner import crashes_of
 from mamf.engine.strategies.kernels import KernelsSweep

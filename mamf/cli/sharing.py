@@ -14,7 +14,7 @@ from typing import Any
 from mamf.backend import Backend
 from mamf.choices import PATIENCE_SECONDS
 from mamf.cli.interruption import EXIT_CODE, Interruption
-from mamf.cli.options.values import ALL, index
+from mamf.cli.options import ALL, index
 from mamf.cli.terminal import say
 from mamf.errors import LogMismatchError, PluginError, UnavailableError, UsageError, describe_error, plugin_errors
 from mamf.logs.comparability import require_device_of_log

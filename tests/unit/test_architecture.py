@@ -33,7 +33,7 @@ LAYERS = {
     "pages": "pages that people look at: reports of logs, and the site of results/",
     "integrations": "training loops: the meter, FLOP of models, transformers, lightning",
     "api": "the calls of `import mamf`",
-    "cli": "one file for the options of a command, one for what runs it",
+    "cli": "one file per command: its options and what it does",
     "testing": "simulated devices and contract tests, for third parties too",
 }
 ORDER = list(LAYERS)

@@ -17,7 +17,7 @@ from mamf.backend import Unavailable
 from mamf.ceilings.ceiling import Ceiling
 from mamf.ceilings.share import compute_drift, mamfu, require_usable_ceiling
 from mamf.cli.attention_plans import shapes_from
-from mamf.cli.options.operations import add_shape_options
+from mamf.cli.options import add_shape_options
 from mamf.engine.strategies.kernels import KernelsSweep
 from mamf.errors import IncomparableError, UnknownNameError, UsageError
 from mamf.logs.run_log import read_run_log

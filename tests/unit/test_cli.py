@@ -13,8 +13,8 @@ import psutil
 import pytest
 
 from mamf.cli import COMMANDS, GROUPS, main
-from mamf.cli.options.parser import with_dashes
-from mamf.cli.options.values import duration, share
+from mamf.cli.options import duration, share
+from mamf.cli.parser import with_dashes
 from mamf.cli.terminal import say
 from mamf.errors import MamfWarning
 from mamf.logs.run_log import read_run_log

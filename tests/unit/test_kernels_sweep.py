@@ -12,7 +12,7 @@ import pytest
 from rendering import render
 
 from mamf.cli.commands.kernels_sweep import asked_for
-from mamf.cli.printing import terminal_width
+from mamf.cli.terminal import table_columns
 from mamf.errors import UsageError
 from mamf.logs.run_log import read_run_log
 from mamf.report.text import label_kernel
@@ -175,11 +175,11 @@ def test_kernels_that_were_loaded_by_path_are_labeled_for_people(log, form):
 def test_pipes_and_wide_show_all(log, monkeypatch):
     terminal = io.StringIO()
     terminal.isatty = lambda: True
-    assert terminal_width(argparse.Namespace(wide=False)) is None
+    assert table_columns(argparse.Namespace(wide=False)) is None
     monkeypatch.setattr(sys, "stdout", terminal)
     monkeypatch.setenv("COLUMNS", "40")
-    assert terminal_width(argparse.Namespace(wide=False)) == 40
-    assert terminal_width(argparse.Namespace(wide=True)) is None
+    assert table_columns(argparse.Namespace(wide=False)) == 40
+    assert table_columns(argparse.Namespace(wide=True)) is None
 
 
 def test_rows_without_a_figure_are_named_below(log):

@@ -2,7 +2,6 @@
 
 import argparse
 import functools
-import importlib
 import subprocess
 import sys
 from collections import defaultdict
@@ -11,9 +10,9 @@ from typing import NamedTuple
 import pytest
 
 from mamf.choices import FORMATS
-from mamf.cli import COMMANDS, main, module_of
-from mamf.cli.options.parser import Parser
-from mamf.cli.options.shared import OPTIONS
+from mamf.cli import COMMANDS, main, module_of, options_of
+from mamf.cli.options import OPTIONS
+from mamf.cli.parser import Parser
 from mamf.report import formats
 
 #: Modules by what is typed.
@@ -83,13 +82,22 @@ class Use(NamedTuple):
     type: object
 
 
+@functools.cache
+def parsers():
+    """The parser of every command and action, by what is typed."""
+    found = {}
+    for name, module in MODULES.items():
+        parser = Parser(prog=module)
+        options_of(module).configure(parser)
+        below = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+        found |= {f"{name} {each}": action for each, action in below[0].choices.items()} if below else {name: parser}
+    return found
+
+
 def uses(parser, command):
-    """Every option of a parser that help shows, with the actions below it."""
+    """Every option of a parser that help shows."""
     for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            for name, below in action.choices.items():
-                yield from uses(below, f"{command} {name}")
-        elif action.option_strings and action.dest != "help" and action.help != argparse.SUPPRESS:
+        if action.option_strings and action.dest != "help" and action.help != argparse.SUPPRESS:
             help, _, default_text = action.help.partition(" (default: ")
             default = parser.get_default(action.dest)
             use = Use(command, help, default if default != [] else None, default_text, action.type)
@@ -99,10 +107,8 @@ def uses(parser, command):
 @functools.cache
 def options():
     found = defaultdict(list)
-    for module in MODULES.values():
-        parser = Parser(prog=module)
-        importlib.import_module(f"mamf.cli.options.{module}").configure(parser)
-        for name, use in uses(parser, module):
+    for line, parser in parsers().items():
+        for name, use in uses(parser, MODULES.get(line, line)):
             found[name].append(use)
     return found
 
@@ -163,6 +169,50 @@ def test_help_is_printed(name, capsys):
     with pytest.raises(SystemExit):
         main([*name.split(), "--help"])
     assert f"usage: mamf {name}" in capsys.readouterr().out
+
+
+def needed_beside_several():
+    """Every positional argument that a command needs, with each option of several values that may precede it."""
+    for name, parser in parsers().items():
+        for positional in (each for each in parser._actions if not each.option_strings):
+            alternatives = getattr(positional, "alternatives", ())
+            for option in (each for each in parser._actions if each.option_strings and each.nargs in ("?", "+")):
+                is_needed = alternatives or positional.nargs in (None, "+")
+                if is_needed and option.option_strings[0] not in alternatives:
+                    yield pytest.param(parser, positional.dest, option, id=f"{name} {option.option_strings[0]}")
+
+
+@pytest.mark.parametrize(("parser", "positional", "option"), list(needed_beside_several()))
+def test_an_option_with_several_values_leaves_the_word_that_a_command_needs(parser, positional, option):
+    value = {"shape": "8x8x8", "direction": "fwd", "causal": "both"}.get(option.dest, "1")
+    typed = [option.option_strings[0], value]
+    last, first = parser.parse_args([*typed, "WORD"]), parser.parse_args(["WORD", *typed])
+    assert "WORD" in str(getattr(last, positional))
+    assert vars(last) == vars(first)
+
+
+@pytest.mark.parametrize(
+    ("line", "positional", "option"),
+    [
+        ("show --ceiling A B LOG", "log LOG", "ceiling A B"),
+        ("show --ceiling A B --format csv LOG", "log LOG", "ceiling A B"),
+        ("show --ceiling A LOG --format csv", "log LOG", "ceiling A"),
+        ("show LOG --ceiling A B", "log LOG", "ceiling A B"),
+        ("reproduce --kernel A LOG", "source LOG", "kernel A"),
+        ("reproduce --resume R --kernel A B", "source", "kernel A B"),
+        ("reproduce --claim A B", "source", "claim A B"),
+        ("roofline --ceiling A B", "rows", "ceiling A B"),
+        ("compare --against B A", "logs A", "against B"),
+        ("run --causal torch.mm", "kernel torch.mm", "causal yes"),
+        ("run --causal both torch.mm", "kernel torch.mm", "causal both"),
+    ],
+)
+def test_who_has_the_last_word(line, positional, option):
+    name, *words = line.split()
+    read = parsers()[name].parse_args(words)
+    for dest, *values in (positional.split(), option.split()):
+        found = getattr(read, dest)
+        assert list(map(str, found if isinstance(found, list) else [found] if found else [])) == values
 
 
 def test_formats_are_those_that_can_be_rendered():

@@ -6,7 +6,6 @@ import argparse
 import importlib.util
 import shlex
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,15 +13,18 @@ from pathlib import Path
 from mamf.backend import Backend
 from mamf.cli import call
 from mamf.cli.interruption import EXIT_CODE
+from mamf.cli.options import add, add_device_options
 from mamf.cli.terminal import say, warn
 from mamf.errors import MamfError, UnavailableError, UsageError
 from mamf.files import make_folder, write_whole
-from mamf.logs.run_log import read_run_log
-from mamf.plugins.discovery import open_backend
-from mamf.profiling.counters.ncu import find_ncu, options_of
-from mamf.profiling.summary import LOGS, SUMMARY, summary
 from mamf.regime_names import BURST, SUSTAINED
 
+EXAMPLES = """examples:
+  mamf autoprofile                                      ./autoprofile: ceilings, attention, a model step, SUMMARY.md
+  mamf autoprofile --output-folder h200 --budget 10m
+  mamf report autoprofile                               the folder as one page
+Repeat the command to measure what is missing.
+"""
 _FAILED = 1
 _BUDGET, _BUDGET_ON_CPU = 270.0, 150.0
 #: Shares of the budget; the model's step takes the rest.
@@ -36,7 +38,17 @@ _CPU_ATTENTION = [
 _MAX_COUNTED = 2
 
 
+def configure(parser: argparse.ArgumentParser) -> None:
+    add(parser, "--output-folder", default=Path("autoprofile"), default_text="autoprofile")
+    add(parser, "--dtype", nargs=None)
+    add(parser, "--budget", default_text="270s, 150s on a CPU")
+    add_device_options(parser)
+
+
 def run(options: argparse.Namespace) -> int:
+    from mamf.plugins.discovery import open_backend
+    from mamf.profiling.summary import LOGS, SUMMARY, summary
+
     folder: Path = options.output_folder
     if (folder / SUMMARY).exists() and not any((folder / name).exists() for name in LOGS):
         raise UsageError(f"{folder / SUMMARY} is not from autoprofile: name another --output-folder")
@@ -103,6 +115,8 @@ class Commands:
 
     def trace_step(self) -> None:
         """The model's step in a report of nsys, if nsys is installed."""
+        import subprocess
+
         nsys, report = shutil.which("nsys"), self.folder / "step.nsys-rep"
         if nsys is None or not self.backend.is_accelerator or report.exists():
             return
@@ -122,11 +136,16 @@ class Commands:
 
     def _ceiling(self, regime: str) -> list[str]:
         """The option for the ceilings of the folder."""
+        from mamf.logs.run_log import read_run_log
+
         log = self.folder / "ceilings.jsonl"
         return ["--ceiling", str(log)] if log.exists() and regime in read_run_log(log).ceilings else []
 
     def _kernels_to_count(self) -> list[str]:
         """The fastest kernels on the shape with the most work, as operands and options of ``mamf counters``."""
+        from mamf.logs.run_log import read_run_log
+        from mamf.profiling.counters.ncu import find_ncu, options_of
+
         try:
             if unavailable := self.backend.without_counters():
                 raise UnavailableError(str(unavailable))

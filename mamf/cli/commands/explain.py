@@ -15,9 +15,8 @@ from mamf.backend import Backend
 from mamf.ceilings.ceiling import Ceiling
 from mamf.ceilings.share import require_usable_ceiling
 from mamf.cli.commands.kernels_sweep import KernelsSession
-from mamf.cli.printing import note_stream
 from mamf.cli.session import measure
-from mamf.cli.terminal import say, warn
+from mamf.cli.terminal import note_stream, say, warn
 from mamf.errors import UsageError
 from mamf.kernel import DATA
 from mamf.kinds.kind import Drawing

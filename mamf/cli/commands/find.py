@@ -13,10 +13,9 @@ from mamf.ceilings.contributed import place_among_known
 from mamf.ceilings.search_plan import SearchPlan
 from mamf.cli.commands.sweep import problem_from
 from mamf.cli.interruption import EXIT_CODE, Interruption
-from mamf.cli.printing import note_stream
 from mamf.cli.resuming import Resumed, asked_budget, contradiction, interruptible, require_same_kernels
 from mamf.cli.session import Session
-from mamf.cli.terminal import say, warn
+from mamf.cli.terminal import note_stream, say, warn
 from mamf.engine.search.finding import Find
 from mamf.engine.search.grid import plan_for
 from mamf.errors import UsageError

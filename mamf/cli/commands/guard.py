@@ -13,11 +13,10 @@ from typing import Any, NamedTuple
 
 from mamf.cli.commands.kernels_sweep import AnyOperation, KernelsSession, run_session
 from mamf.cli.interruption import Interruption
-from mamf.cli.options.values import duration, share
-from mamf.cli.printing import is_for_people, note_stream
+from mamf.cli.options import duration, share
 from mamf.cli.reading import read_log
 from mamf.cli.resuming import Resumed
-from mamf.cli.terminal import say, warn
+from mamf.cli.terminal import is_for_people, note_stream, say, warn
 from mamf.engine.strategies.guard import GuardSweep
 from mamf.errors import IncomparableError, UsageError
 from mamf.files import write_whole

@@ -11,9 +11,8 @@ from mamf.backend import Backend
 from mamf.ceilings.share import KnownCeiling, given_ceiling
 from mamf.cli.attention_plans import given_ceilings
 from mamf.cli.commands.kernels_sweep import KernelsSession, run_session
-from mamf.cli.printing import say_memory
 from mamf.cli.resuming import asks_for_plan, contradiction
-from mamf.cli.terminal import warn
+from mamf.cli.terminal import say_memory, warn
 from mamf.contribution.known_ceilings import measured_peak
 from mamf.errors import MamfError
 from mamf.logs.writer import RunLogWriter

@@ -7,32 +7,92 @@ import contextlib
 import functools
 import shutil
 import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from mamf.ceilings.share import KnownCeiling, given_ceiling
-from mamf.cli.printing import note_stream, print_document
-from mamf.cli.terminal import say, stdout, warn
-from mamf.contribution.known_ceilings import measured_peak, opened
+from mamf.cli.options import add, add_device_options, add_output_options, size
+from mamf.cli.terminal import note_stream, print_document, say, stdout, warn
 from mamf.errors import MamfError, NothingProfiledError, RunLogError, UsageError
 from mamf.files import make_folder
-from mamf.logs.run_log import read_run_log
-from mamf.machine.environment import command_line
-from mamf.operations.tracing.events import Trace
-from mamf.operations.tracing.traces import read_chrome_trace, read_ranks
-from mamf.profiling import kernel_tables, ranks, running, script
-from mamf.profiling.breakdown import CeilingOf
-from mamf.profiling.log import write_profile
-from mamf.profiling.memory import MemoryWatch
-from mamf.profiling.profile import MemoryRow, profile_of
-from mamf.profiling.ranges import ModuleRanges, in_trace
-from mamf.profiling.report import profile_document
 from mamf.regime_names import SUSTAINED
+
+if TYPE_CHECKING:
+    from mamf.ceilings.share import KnownCeiling
+    from mamf.operations.tracing.events import Trace
+    from mamf.profiling import script
+    from mamf.profiling.breakdown import CeilingOf
+    from mamf.profiling.profile import MemoryRow
+
+EXAMPLES = """examples:
+  mamf profile train.py --lr 3e-4                       options after SCRIPT belong to the script
+  mamf profile --steps 5 --ceiling find.jsonl --output step.jsonl train.py
+  mamf profile --calls model:generate serve.py          without an optimizer: each call is a step
+  mamf profile --stop -m package.train --lr 3e-4        a module; end it after the last profiled step
+  mamf profile --from trace.json.gz                     an existing Chrome trace; of a folder: one per rank
+  torchrun --nproc-per-node 8 -m mamf profile train.py  profile the first rank
+  torchrun --nproc-per-node 8 -m mamf profile --ranks all --output ranks train.py
+The exit code is the script's; 1 if it ended well and nothing could be profiled.
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    script = parser.add_argument(
+        "script", nargs=argparse.PARSER, metavar="SCRIPT", help="a Python file, followed by its own arguments"
+    )
+    script.required = False  # --from needs none
+    parser.add_argument("-m", dest="is_module", action="store_true", help="SCRIPT is a module, as for python -m")
+    parser.add_argument("--steps", type=size, default=3, metavar="N", help="steps to profile (default: 3)")
+    parser.add_argument(
+        "--warmup",
+        type=size,
+        default=5,
+        metavar="N",
+        help="steps before them (default: 5); after them, the same number of steps is timed without the profiler",
+    )
+    parser.add_argument(
+        "--calls", metavar="MODULE:FUNCTION", help="a step is a call of it (default: a step of the optimizer)"
+    )
+    parser.add_argument("--stop", action="store_true", help="end the script after the last profiled step, with code 0")
+    parser.add_argument(
+        "--ranks",
+        choices=("first", "all"),
+        default="first",
+        help="under torchrun: profile the first rank, or all: a log per rank in the folder --output, for 'mamf show'",
+    )
+    # An option with several values would take SCRIPT too.
+    add(
+        parser,
+        "--ceiling",
+        nargs=None,
+        action="append",
+        default=[],
+        default_text="the ceilings that 'mamf peak' knows; repeatable",
+    )
+    parser.add_argument("--trace", type=Path, metavar="FILE", help="keep the steps as a Chrome trace, for Perfetto")
+    parser.add_argument(
+        "--memory", type=Path, metavar="FILE", help="keep the allocations (CUDA), and report what causes the peak"
+    )
+    parser.add_argument("--nvtx", action="store_true", help="mark modules as ranges for nsys or rocprofv3")
+    parser.add_argument(
+        "--from",
+        dest="source",
+        type=Path,
+        metavar="FILE",
+        help="read a Chrome trace (.json, .json.gz), a folder of one per rank, or a list of launches (.csv)",
+    )
+    add(parser, "--output", default_text="none")
+    add_device_options(parser)
+    add_output_options(parser)
+    parser.set_defaults(script=None)
 
 
 def run(options: argparse.Namespace) -> int:
+    import tempfile
+
+    from mamf.profiling import running, script
+
     if options.source is not None:
         return _read(options)
     if not options.script:
@@ -56,6 +116,8 @@ def run(options: argparse.Namespace) -> int:
 
 def _place(options: argparse.Namespace, option: str) -> Path | None:
     """Where a file of this rank goes: checked before the script runs for hours, and may change its folder."""
+    from mamf.profiling import ranks, running
+
     path: Path | None = getattr(options, option)
     if path is not None and option == "output" and options.ranks == "all":
         make_folder(path, "; name another --output")
@@ -70,6 +132,10 @@ def _place(options: argparse.Namespace, option: str) -> Path | None:
 
 
 def _read(options: argparse.Namespace) -> int:
+    from mamf.operations.tracing.traces import read_chrome_trace, read_ranks
+    from mamf.profiling import kernel_tables, ranks
+    from mamf.profiling.profile import profile_of
+
     not_read = ("script", "calls", "trace", "memory", "nvtx", "stop", *(["output"] if options.source.is_dir() else ()))
     for name in not_read:
         if getattr(options, name):
@@ -87,6 +153,11 @@ def _read(options: argparse.Namespace) -> int:
 
 
 def _profile(options: argparse.Namespace, program: script.Program, folder: Path) -> int:
+    from mamf.contribution.known_ceilings import opened
+    from mamf.profiling import running
+    from mamf.profiling.memory import MemoryWatch
+    from mamf.profiling.ranges import ModuleRanges, in_trace
+
     memory = None if options.memory is None else MemoryWatch(options.memory)
     ranges = ModuleRanges(lambda: opened(_device(options))) if options.nvtx else None
     watches = [each for each in (memory, ranges, ModuleRanges(in_trace)) if each is not None]
@@ -128,6 +199,12 @@ def _keep(
     """Write the log and print the report of the first rank. ``name``: of the script; ``step_seconds``: of a step
     without the profiler.
     """
+    from mamf.machine.environment import command_line
+    from mamf.profiling import running
+    from mamf.profiling.log import write_profile
+    from mamf.profiling.profile import profile_of
+    from mamf.profiling.report import profile_document
+
     profile = profile_of(trace, _ceilings(options, trace.is_of_device), step_seconds)
     profile = replace(profile, memory=tuple(parts))
     if options.output:
@@ -154,6 +231,9 @@ def _ceilings(options: argparse.Namespace, is_of_device: bool) -> CeilingOf:
 
 def _given(paths: Sequence[Path]) -> dict[str, KnownCeiling]:
     """The sustained ceilings of logs by dtype. Raises RunLogError for a log without any."""
+    from mamf.ceilings.share import given_ceiling
+    from mamf.logs.run_log import read_run_log
+
     given: dict[str, KnownCeiling] = {}
     for path in paths:
         log = read_run_log(path)
@@ -168,6 +248,9 @@ def _given(paths: Sequence[Path]) -> dict[str, KnownCeiling]:
 @functools.cache
 def known_here(device: str | None, dtype: str) -> KnownCeiling | None:
     """The sustained ceiling measured here or contributed; a theoretical peak is not a ceiling."""
+    from mamf.ceilings.share import KnownCeiling
+    from mamf.contribution.known_ceilings import measured_peak
+
     try:
         known = measured_peak(device, dtype, SUSTAINED)
     except MamfError:

@@ -15,10 +15,9 @@ from mamf.ceilings.roof import RoofPoint, Roofs
 from mamf.choices import EXPORTS
 from mamf.cli import call
 from mamf.cli.interruption import EXIT_CODE
-from mamf.cli.printing import note_stream, print_document
 from mamf.cli.reading import read_log
 from mamf.cli.resuming import flag
-from mamf.cli.terminal import reports_to_stderr, say, warn
+from mamf.cli.terminal import note_stream, print_document, reports_to_stderr, say, warn
 from mamf.errors import UsageError
 from mamf.files import create_whole, make_folder, write_whole
 from mamf.logs.comparability import require_same_card, roofs_of_logs

@@ -5,26 +5,26 @@ from __future__ import annotations
 import argparse
 import statistics
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from mamf.cli.commands.kernels_sweep import (
-    AnyOperation,
-    asked_for,
-    operation_asked_for,
-    problems_from,
-    shapes_from,
-    with_shapes_of_sizes,
-)
+from mamf.cli.options import add, add_device_options, add_launch_options
 from mamf.cli.terminal import say
-from mamf.engine.launching import Launched, Launching, launch_in_window
 from mamf.errors import UsageError
 from mamf.measurement import TERA
-from mamf.operations.tracing.torch_traces import list_device_kernels
-from mamf.plugins.discovery import open_backend
-from mamf.plugins.selection import choose_kernels
-from mamf.report.text import rate_text, significant
 from mamf.work import Work
 
+if TYPE_CHECKING:
+    from mamf.cli.commands.kernels_sweep import AnyOperation
+    from mamf.engine.launching import Launched
+
+EXAMPLES = """examples:
+  mamf run torch.mm --shape 256x256x256                             launched once and verified; any kernel
+  mamf run sdpa-flash --seq-lens 4096 --causal --direction bwd
+  ncu --clock-control none --profile-from-start off mamf run torch.mm --shape 4096x4096x4096
+  nsys profile --capture-range=cudaProfilerApi mamf run flash-attn-4 --seq-lens 8192
+  rocprofv3 --selected-regions --kernel-trace -- mamf run torch.mm --shape 4096x4096x4096
+  compute-sanitizer --tool memcheck mamf run my.module:MyKernel --shape 256x256x256
+"""
 #: Additional launches that are compared with one another.
 _REPEATS = 10
 _DETERMINISM = {
@@ -34,7 +34,33 @@ _DETERMINISM = {
 }
 
 
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("kernel", metavar="KERNEL", help="one of 'mamf kernels', or package.module:Class")
+    add_launch_options(parser, "--shape")
+    add(parser, "--launches", default=1, default_text="1")
+    parser.add_argument("--no-verify", action="store_true", help="do not check results")
+    parser.add_argument(
+        "--kernel-names", action="store_true", help="name the GPU kernels, from another launch under torch.profiler"
+    )
+    parser.add_argument(
+        "--determinism", action="store_true", help="launch again, and report whether all results are equal bit by bit"
+    )
+    add_device_options(parser)
+
+
 def run(options: argparse.Namespace) -> int:
+    from mamf.cli.commands.kernels_sweep import (
+        asked_for,
+        operation_asked_for,
+        problems_from,
+        shapes_from,
+        with_shapes_of_sizes,
+    )
+    from mamf.engine.launching import Launching, launch_in_window
+    from mamf.operations.tracing.torch_traces import list_device_kernels
+    from mamf.plugins.discovery import open_backend
+    from mamf.plugins.selection import choose_kernels
+
     of = operation_asked_for(options, [options.kernel])
     # Reports wrong options before a device is opened.
     asked_for(of, options)
@@ -68,6 +94,8 @@ def _words(of: AnyOperation, problem: Any) -> str:
 
 
 def _lines(launched: Launched, work: Work) -> Iterator[str]:
+    from mamf.report.text import rate_text, significant
+
     if launched.verdict is None:
         yield "not verified"
     else:

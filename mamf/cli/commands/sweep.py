@@ -11,12 +11,11 @@ from mamf.backend import Backend
 from mamf.ceilings.roof import require_same_device
 from mamf.cli.commands.kernels_sweep import KernelsSession
 from mamf.cli.interruption import Interruption
-from mamf.cli.printing import say_memory
 from mamf.cli.reading import read_roofs
 from mamf.cli.resuming import Resumed, require_same_kernels
 from mamf.cli.session import measure
 from mamf.cli.sharing import run_device_process, say_devices
-from mamf.cli.terminal import say
+from mamf.cli.terminal import say, say_memory
 from mamf.engine.estimate import estimate_seconds, probe_flops
 from mamf.engine.strategies.shapes import Sweep, measured_shapes, operand_bytes
 from mamf.errors import UnsupportedError, UsageError

@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 
 from mamf.cli.interruption import ENDING_SIGNALS, EXIT_CODE, Interruption
-from mamf.cli.options.values import ALL
+from mamf.cli.options import ALL
 from mamf.cli.resuming import Resumed, asked_budget, require_same_kernels
 from mamf.cli.session import Session, measure
 from mamf.cli.terminal import say, stdout

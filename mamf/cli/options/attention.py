@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import argparse
 
-from mamf.cli.options.operations import add_shape_options
-from mamf.cli.options.shared import (
+from mamf.cli.options import (
     add,
     add_device_options,
     add_devices_options,
     add_measuring_options,
     add_output_options,
     add_run_options,
+    add_shape_options,
+    sparsity,
 )
-from mamf.cli.options.values import sparsity
 from mamf.operations.attention.shapes import BACKWARD_COUNTS
 
 EXAMPLES = """examples:

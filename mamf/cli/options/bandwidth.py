@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from mamf.cli.options.operations import add_session_options
-from mamf.cli.options.shared import add
+from mamf.cli.options import add, add_session_options
 from mamf.operations.bandwidth.shapes import PATTERNS
 
 EXAMPLES = """examples:

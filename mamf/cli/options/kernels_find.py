@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from mamf.cli.options.operations import add_operation_options, add_session_options
+from mamf.cli.options import add_operation_options, add_session_options
 from mamf.plans import DEFAULT_BUDGET_SECONDS
 
 EXAMPLES = """examples:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from mamf.cli.options.operations import add_operation_options, add_session_options
-from mamf.cli.options.shared import add_devices_options
+from mamf.cli.options import add_devices_options, add_operation_options, add_session_options
 
 EXAMPLES = """examples:
   mamf sweep --operation NAME                               default shapes, every available kernel

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import argparse
 
-from mamf.cli.options.shared import (
+from mamf.cli.options import (
     add,
     add_device_options,
     add_devices_options,
     add_output_options,
     add_run_options,
+    bound,
+    index,
+    shape,
+    size,
 )
-from mamf.cli.options.values import bound, index, shape, size
 from mamf.kernel import DATA
 from mamf.operations.matmul.shapes import LAYOUT_OF, PRESETS
 from mamf.plans import ORDERS

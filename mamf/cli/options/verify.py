@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from mamf.cli.options.shared import add, add_output_options, add_run_options
-from mamf.cli.options.values import index, shape
+from mamf.cli.options import add, add_output_options, add_run_options, index, shape
 from mamf.plans import VERIFY_BUDGET_SECONDS
 from mamf.regime_names import CHECKING
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import math
 import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from mamf.cli.options.values import filled, path
 from mamf.cli.terminal import say, say_lines, terminal_columns
 from mamf.text import wrapped
 
@@ -39,7 +39,32 @@ class Parser(argparse.ArgumentParser):
         # A negative value may have a unit, which its option checks: no option begins with a digit.
         self._negative_number_matcher = re.compile(r"-\.?\d")
 
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        return super().parse_known_args(self._leave_positional(args or ()), namespace)
+
+    def _leave_positional(self, words: Sequence[str]) -> list[str]:
+        """Return the words, with one that an option with several values would take put first: the last of them, if a
+        positional argument needs a word and has none.
+        """
+        if not any(_is_needed(action, words) for action in self._actions):
+            return list(words)
+        option: argparse.Action | None = None
+        count, place = 0, None
+        for index, word in enumerate(words):
+            if word.startswith("-") and word != "--" and not self._negative_number_matcher.match(word):
+                name, equals, _ = word.partition("=")
+                option, count = None if equals else self._option_string_actions.get(name), 0
+                continue
+            count += 1
+            min_count, max_count = _value_counts(option)
+            if count > max_count:  # the positional argument has this word
+                return list(words)
+            if count > min_count and option and word not in (option.choices or ()):
+                place = index
+        return list(words) if place is None else [words[place], *words[:place], *words[place + 1 :]]
+
     def parse_args(self, args: Sequence[str] | None = None, namespace: object = None) -> argparse.Namespace:  # type: ignore[override]
+        options: argparse.Namespace
         options, unknown = self.parse_known_args(args)
         parser: Parser = getattr(options, "parser", self)
         for action in parser._actions:  # until Python 3.13 the value of --option=-- is an empty list
@@ -90,6 +115,17 @@ class Parser(argparse.ArgumentParser):
         sys.exit(self.usage_exit_code)
 
 
+def filled(text: str) -> str:
+    """A text that is not empty."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError("it is empty")
+    return text
+
+
+def path(text: str) -> Path:
+    return Path(filled(text))
+
+
 def _narrowed(examples: str, width: int | None) -> str:
     """Examples, with a comment on a separate line where the terminal is too narrow for both."""
     lines: list[str] = []
@@ -100,14 +136,37 @@ def _narrowed(examples: str, width: int | None) -> str:
     return "\n".join(wrapped(line, width) for line in lines)
 
 
+class NeededUnless(argparse._StoreAction):
+    """A positional argument that a command needs, unless one of ``alternatives``, which are options, is given."""
+
+    def __init__(self, alternatives: Sequence[str], **keywords: Any) -> None:
+        super().__init__(**keywords)
+        self.alternatives = alternatives
+
+
+def _is_needed(action: argparse.Action, words: Sequence[str]) -> bool:
+    """Whether the command cannot do without this positional argument."""
+    if isinstance(action, NeededUnless):
+        return not any(word.partition("=")[0] in action.alternatives for word in words)
+    return not action.option_strings and action.nargs in (None, "+")
+
+
+def _value_counts(option: argparse.Action | None) -> tuple[int, float]:
+    """How many words an option takes, at least and at most."""
+    if option is None:
+        return 0, 0
+    if isinstance(option.nargs, int):
+        return option.nargs, option.nargs
+    return {"?": (0, 1), "*": (0, math.inf), "+": (1, math.inf)}.get(option.nargs or "", (1, 1))
+
+
 class PrintHelpAll(argparse.Action):
     """``--help-all``: the help with rare options."""
 
     def __init__(self, **keywords: Any) -> None:
         super().__init__(nargs=0, default=argparse.SUPPRESS, **keywords)
 
-    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
-        assert isinstance(parser, Parser), "no other has this option"
+    def __call__(self, parser: Any, *_: Any) -> None:
         say_lines(parser._help(is_whole=True))
         parser.exit()
 

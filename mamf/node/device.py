@@ -20,7 +20,7 @@ from mamf.logs.records import ceiling_record
 from mamf.measurement import Measurement
 from mamf.node.logs import ALONE, VERIFIED, log_path
 from mamf.operations.bandwidth.shapes import BandwidthShape
-from mamf.operations.copies.operation import CopyShape
+from mamf.operations.copies import CopyShape
 from mamf.operations.matmul.kernel import MatmulKernel
 from mamf.operations.matmul.operation import problem_for
 from mamf.plans import NODE_BUDGET_SECONDS, SWEEP, Plan

@@ -20,6 +20,7 @@ from mamf.kernel import Verdict
 from mamf.operations.matmul.kernel import ProductProblem, ProductProblemT, ProductShape, ProductShapeT
 from mamf.operations.operand_sets import (
     OperandSet,
+    Signs,
     TorchKernel,
     explain_wrong_type,
     float32_precision,
@@ -31,7 +32,6 @@ from mamf.operations.operand_sets import (
 )
 from mamf.operations.quantization import Quantized, quantize
 from mamf.operations.special_values import verify_special_product
-from mamf.operations.variation import Signs
 from mamf.operations.whole_products import Operand, Part, locate_wrong, rounded_like, whole_verdict
 from mamf.torch_backend import torch_dtype
 

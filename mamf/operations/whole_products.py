@@ -26,9 +26,8 @@ import torch
 from mamf.dtypes import slope_tolerance
 from mamf.kernel import Verdict
 from mamf.operations.matmul.kernel import ProductProblem
-from mamf.operations.operand_sets import one_thread
+from mamf.operations.operand_sets import fresh_signs, one_thread
 from mamf.operations.quantization import Quantized
-from mamf.operations.variation import fresh_signs
 from mamf.wrong_tiles import CELL, WrongCells
 
 #: The number of random vectors in a test.

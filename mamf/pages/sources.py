@@ -18,8 +18,8 @@ from mamf.logs.legacy import FinderRun, read_legacy_or_none
 from mamf.logs.lines import lines_of, parse_record
 from mamf.logs.run_log import RunLog, read_run_log
 from mamf.measurement import IDLE, Measurement
-from mamf.operations.tracing.classes import COMMUNICATION
 from mamf.plans import MATMUL
+from mamf.profiling.classes import COMMUNICATION
 from mamf.profiling.counters.report import counters_document
 from mamf.profiling.log import read_profile_or_none
 from mamf.profiling.profile import Profile

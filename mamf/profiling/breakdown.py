@@ -9,9 +9,8 @@ from dataclasses import dataclass, field
 
 from mamf.ceilings.share import KnownCeiling
 from mamf.measurement import TERA
-from mamf.operations.tracing.classes import MODULE, class_of
-from mamf.operations.tracing.events import Busy, Event
-from mamf.operations.tracing.shares import length, union
+from mamf.profiling.classes import MODULE, class_of
+from mamf.profiling.events import Busy, Event, length, union
 from mamf.profiling.flops import TF32_KERNEL, dtype_of, flop_of
 
 OUTSIDE = "outside of any module"
@@ -29,7 +28,7 @@ class ClassRow:
     """A class in all profiled steps, or modules whose names differ in numbers alone, forward and backward, with the
     modules within them.
 
-    ``visible`` and ``hidden``: seconds (tracing.shares.Share). Calls of idle are the gaps in the trace. ``flop`` by
+    ``visible`` and ``hidden``: seconds (classes.Share). Calls of idle are the gaps in the trace. ``flop`` by
     dtype, and ``multiplying``, the seconds in which they were computed. ``mamfu``: the share of the ceilings of these
     dtypes, None if more than a hundredth of the FLOP has no known ceiling.
     """

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from mamf.errors import UsageError
-from mamf.operations.tracing.events import Event, Trace
-from mamf.operations.tracing.traces import content_of
+from mamf.profiling.events import Event, Trace
+from mamf.profiling.traces import content_of
 
 _NANOSECOND = 1e-9
 #: Columns of a table: the kernel's name, when it began, and when it ended or how long it took, all in ns.

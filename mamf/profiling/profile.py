@@ -12,10 +12,9 @@ from dataclasses import dataclass, replace
 
 from mamf.ceilings.share import KnownCeiling
 from mamf.measurement import IDLE
-from mamf.operations.tracing.classes import class_of
-from mamf.operations.tracing.events import Busy, Event, Trace
-from mamf.operations.tracing.shares import busy, gaps, length, shares, union
 from mamf.profiling.breakdown import CeilingOf, ClassRow, counted_flop, intervals, module_rows, share_of_ceilings
+from mamf.profiling.classes import class_of, shares
+from mamf.profiling.events import Busy, Event, Trace, busy, gaps, length, union
 
 
 @dataclass(frozen=True)

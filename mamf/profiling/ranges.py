@@ -11,7 +11,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from mamf.errors import UnavailableError, describe_error
-from mamf.operations.tracing.classes import MODULE
+from mamf.profiling.classes import MODULE
 
 
 class ModuleRanges:

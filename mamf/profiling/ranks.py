@@ -10,7 +10,7 @@ from typing import Any
 
 from mamf.errors import RunLogError, UsageError
 from mamf.measurement import IDLE
-from mamf.operations.tracing.classes import COMMUNICATION
+from mamf.profiling.classes import COMMUNICATION
 from mamf.profiling.log import read_profile_or_none
 from mamf.profiling.profile import Profile
 from mamf.profiling.report import device_of, milliseconds

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from operator import attrgetter, itemgetter
 
-from mamf.operations.tracing.classes import UNCLASSIFIED
 from mamf.profiling.breakdown import ClassRow
+from mamf.profiling.classes import UNCLASSIFIED
 from mamf.profiling.profile import KernelRow, MemoryRow, Profile
 from mamf.report.columns import rate_column
 from mamf.report.document import Answer, Block, Column, Document, Lines, Table

@@ -19,13 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from mamf.errors import UsageError, describe_error, first_line
-from mamf.operations.tracing.events import Trace
-from mamf.operations.tracing.torch_traces import mark_step, synchronize, torch_profiler
-from mamf.operations.tracing.traces import read_chrome_trace
 from mamf.profiling import listen, unlisten
+from mamf.profiling.events import Trace
 from mamf.profiling.memory import MemoryWatch
 from mamf.profiling.ranges import ModuleRanges
 from mamf.profiling.script import Program
+from mamf.profiling.traces import mark_step, read_chrome_trace, synchronize, torch_profiler
 
 _OTHER = "the script starts torch.profiler itself: read its trace with 'mamf profile --from'"
 

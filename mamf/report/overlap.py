@@ -10,7 +10,7 @@ from typing import Any
 
 from mamf.measurement import Measurement, group_pairs
 from mamf.operations.bandwidth.shapes import BandwidthShape
-from mamf.operations.overlap.operation import OTHER, PRODUCTS
+from mamf.operations.overlap import OTHER, PRODUCTS
 from mamf.report.document import Answer, Column, Document, Lines, Table
 from mamf.report.rows import failure_lines
 from mamf.report.text import end_line, machine_line, percent, rate_name, significant

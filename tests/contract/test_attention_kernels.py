@@ -15,10 +15,10 @@ from mamf.backend import Unavailable
 from mamf.dtypes import DTYPES
 from mamf.engine.measure import classify_error
 from mamf.errors import UnsupportedError
-from mamf.operations.attention.kernels.attention_reference import error_of_key_sums, relevant_share
-from mamf.operations.attention.kernels.torch_attention import PreparedAttention
+from mamf.operations.attention.attention_reference import error_of_key_sums, relevant_share
 from mamf.operations.attention.operation import attention_kernel
 from mamf.operations.attention.shapes import DIRECTIONS, AttentionProblem, AttentionShape
+from mamf.operations.attention.torch_attention import PreparedAttention
 from mamf.operations.operand_sets import take_buffers
 from mamf.plugins.discovery import ATTENTION_KERNELS, backend_class, find_registered, open_backend
 

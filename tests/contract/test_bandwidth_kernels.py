@@ -13,8 +13,8 @@ from verdicts import verified
 from mamf.engine.measure import measure
 from mamf.engine.regimes import Burst, StoppingRule, Sustained
 from mamf.kernel import Verdict
-from mamf.operations.bandwidth.kernels.torch_functions import SCALAR, TorchFunctions, make_pass
 from mamf.operations.bandwidth.shapes import PATTERNS, BandwidthProblem, BandwidthShape
+from mamf.operations.bandwidth.torch_kernels import SCALAR, TorchFunctions, make_pass
 from mamf.plugins.discovery import kernel_of, open_backend, operation
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -163,7 +163,7 @@ def test_dtypes_that_it_has_not_are_unsupported(cpu):
 
 
 def test_a_sum_that_may_not_fit_is_unsupported(cpu, monkeypatch):
-    monkeypatch.setattr("mamf.operations.bandwidth.kernels.torch_functions._SURELY", 1e5)
+    monkeypatch.setattr("mamf.operations.bandwidth.torch_kernels._SURELY", 1e5)
     row = measured(TorchFunctions(), cpu, BandwidthProblem("read", "float16"))
     assert row.status == "unsupported"
     assert "float16" in row.reason
@@ -230,7 +230,7 @@ def test_triton_that_finds_no_driver_is_a_reason(cuda, monkeypatch):
 INTERPRETED = """
 from mamf.engine.regimes.checking import Checked
 from mamf.plugins.discovery import open_backend
-from mamf.operations.bandwidth.kernels.triton_passes import TritonPasses
+from mamf.operations.bandwidth.torch_kernels import TritonPasses
 from mamf.operations.bandwidth.shapes import PATTERNS, BandwidthProblem, BandwidthShape
 cpu = open_backend("cpu")
 for pattern in PATTERNS:

@@ -8,14 +8,12 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mamf.engine.regimes.checking import Checked, WrongResultError
-from mamf.operations.attention.kernels.sdpa import SdpaMath
-from mamf.operations.attention.kernels.torch_attention import TorchAttention
 from mamf.operations.attention.operation import attention_kernel
-from mamf.operations.model.kernels import step as model_step_kernels
-from mamf.operations.model.kernels import torch_model
-from mamf.operations.model.kernels.step import known_answers
-from mamf.operations.model.kernels.torch_model import TorchModel, network_on
+from mamf.operations.attention.torch_attention import TorchAttention
+from mamf.operations.attention.torch_kernels import SdpaMath
+from mamf.operations.model import torch_model
 from mamf.operations.model.shapes import ModelProblem, ModelShape
+from mamf.operations.model.torch_model import TorchModel, known_answers, network_on
 from mamf.plugins.discovery import kernel_of, open_backend, operation
 from mamf.profiling.scripts import model_step
 from mamf.testing.contracts import AnyKernelContract
@@ -137,7 +135,7 @@ def test_autocast_to_what_parameters_are_is_unsupported():
 def test_kernels_and_phases_share_what_the_reference_gave(monkeypatch):
     problem = replace(GPT2, phase="forward-backward", seed=12)
     checked(problem).rehearse(cpu())
-    monkeypatch.setattr(model_step_kernels, "reference", None)
+    monkeypatch.setattr(torch_model, "reference", None)
     checked(replace(problem, phase="step", checkpointing=True), TorchModel("eager")).rehearse(cpu())
 
 

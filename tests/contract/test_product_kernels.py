@@ -8,10 +8,10 @@ from verdicts import verified
 
 from mamf.engine.measure import measure
 from mamf.engine.regimes import Burst, StoppingRule
-from mamf.operations.batched.kernels.torch_batched import Bmm
-from mamf.operations.batched.operation import BatchedProblem, BatchedShape
-from mamf.operations.grouped.kernels.torch_grouped import GroupedMm, Loop
-from mamf.operations.grouped.operation import GroupedProblem, GroupedShape
+from mamf.operations.batched import BatchedProblem, BatchedShape
+from mamf.operations.batched_kernels import Bmm
+from mamf.operations.grouped import GroupedProblem, GroupedShape
+from mamf.operations.grouped_kernels import GroupedMm, Loop
 from mamf.operations.matmul.kernel import LAYOUTS
 from mamf.plugins.discovery import kernel_names, kernel_of, open_backend, operation
 from mamf.testing import AnyKernelContract

@@ -23,8 +23,8 @@ from mamf.logs.run_log import read_run_log
 from mamf.logs.writer import RunLogWriter
 from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
 from mamf.operations.bandwidth.shapes import BandwidthProblem, BandwidthShape
-from mamf.operations.batched.operation import BatchedShape
-from mamf.operations.grouped.operation import GroupedShape
+from mamf.operations.batched import BatchedShape
+from mamf.operations.grouped import GroupedShape
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape, matmul_grid
 from mamf.parameters import parse_range

@@ -19,7 +19,7 @@ from mamf.errors import UsageError
 from mamf.kernel import Verdict
 from mamf.kinds.registry import chart_of
 from mamf.logs.run_log import read_run_log
-from mamf.operations.overlap.operation import SMALLEST, OverlapProblem, OverlapShape
+from mamf.operations.overlap import SMALLEST, OverlapProblem, OverlapShape
 from mamf.report.overlap import pairs_of
 from mamf.testing import SimulatedBackend, SimulatedMatmul
 

@@ -11,9 +11,9 @@ from made_plans import kernels_plan, sweep_plan
 
 from mamf.errors import UsageError
 from mamf.logs.run_log import read_run_log
-from mamf.operations.batched.operation import BatchedKernel
-from mamf.operations.grouped.operation import MIXTURES, Grouped, GroupedKernel, GroupedShape
-from mamf.operations.grouped.operation import PRESETS as GROUPED_PRESETS
+from mamf.operations.batched import BatchedKernel
+from mamf.operations.grouped import MIXTURES, Grouped, GroupedKernel, GroupedShape
+from mamf.operations.grouped import PRESETS as GROUPED_PRESETS
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import LAYOUT_OF, PRESETS, Linear, MatmulShape, Preset
 from mamf.testing.simulated_kernels import prepared

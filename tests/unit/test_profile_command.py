@@ -15,8 +15,8 @@ from mamf.contribution import known_ceilings
 from mamf.contribution.known_ceilings import KnownPeak
 from mamf.errors import UnavailableError
 from mamf.measurement import IDLE
-from mamf.operations.tracing.classes import UNCLASSIFIED
-from mamf.operations.tracing.shares import length, union
+from mamf.profiling.classes import UNCLASSIFIED
+from mamf.profiling.events import length, union
 from mamf.profiling.log import read_profile_or_none
 
 TRAINING = """

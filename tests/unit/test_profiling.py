@@ -17,15 +17,13 @@ from mamf.cli import main
 from mamf.errors import RunLogError, UsageError
 from mamf.logs.run_log import read_run_log
 from mamf.measurement import IDLE
-from mamf.operations.tracing.classes import CLASSES, COMMUNICATION, UNCLASSIFIED, class_of
-from mamf.operations.tracing.events import Event, Trace
-from mamf.operations.tracing.shares import gaps, length, shares, union
-from mamf.operations.tracing.torch_traces import trace_launch
-from mamf.operations.tracing.traces import read_chrome_trace
+from mamf.profiling.classes import CLASSES, COMMUNICATION, UNCLASSIFIED, class_of, shares
+from mamf.profiling.events import Event, Trace, gaps, length, union
 from mamf.profiling.flops import dtype_of, flop_of
 from mamf.profiling.kernel_tables import read_kernel_table
 from mamf.profiling.log import read_profile_or_none, write_profile
 from mamf.profiling.profile import profile_of
+from mamf.profiling.traces import read_chrome_trace, trace_launch
 from mamf.report.formats import FORMATS
 
 STEP = 60
@@ -341,7 +339,7 @@ def test_a_packed_trace_is_read(tmp_path):
 
 
 def test_a_trace_is_read_up_to_a_size_packed_or_not(tmp_path, monkeypatch):
-    monkeypatch.setattr("mamf.operations.tracing.traces._MAX_BYTES", 1 << 20)
+    monkeypatch.setattr("mamf.profiling.traces._MAX_BYTES", 1 << 20)
     packed = tmp_path / "zeros.json.gz"
     packed.write_bytes(gzip.compress(bytes(1 << 21)))
     for path in (packed, Path("/dev/zero")):

@@ -18,8 +18,8 @@ from mamf.errors import UsageError
 from mamf.logs.run_log import RunLog, read_run_log
 from mamf.measurement import Measurement
 from mamf.node.group import Launched, launched, launched_group, of_all
-from mamf.operations.collective.operation import COLLECTIVES
-from mamf.operations.overlap.operation import TIMED, Pair
+from mamf.operations.collective import COLLECTIVES
+from mamf.operations.overlap import TIMED, Pair
 from mamf.plans import OVERLAP, Plan
 from mamf.plugins.discovery import backend_class, first_backend, open_backend
 from mamf.regime_names import SUSTAINED

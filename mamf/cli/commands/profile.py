@@ -20,7 +20,7 @@ from mamf.regime_names import SUSTAINED
 
 if TYPE_CHECKING:
     from mamf.ceilings.share import KnownCeiling
-    from mamf.operations.tracing.events import Trace
+    from mamf.profiling.events import Trace
     from mamf.profiling import script
     from mamf.profiling.breakdown import CeilingOf
     from mamf.profiling.profile import MemoryRow
@@ -132,7 +132,7 @@ def _place(options: argparse.Namespace, option: str) -> Path | None:
 
 
 def _read(options: argparse.Namespace) -> int:
-    from mamf.operations.tracing.traces import read_chrome_trace, read_ranks
+    from mamf.profiling.traces import read_chrome_trace, read_ranks
     from mamf.profiling import kernel_tables, ranks
     from mamf.profiling.profile import profile_of
 

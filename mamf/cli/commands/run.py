@@ -57,7 +57,7 @@ def run(options: argparse.Namespace) -> int:
         with_shapes_of_sizes,
     )
     from mamf.engine.launching import Launching, launch_in_window
-    from mamf.operations.tracing.torch_traces import list_device_kernels
+    from mamf.profiling.traces import list_device_kernels
     from mamf.plugins.discovery import open_backend
     from mamf.plugins.selection import choose_kernels
 

@@ -8,7 +8,7 @@ from typing import Any
 from mamf.errors import UsageError
 from mamf.measurement import Measurement, group_pairs
 from mamf.operations.bandwidth.shapes import BandwidthShape
-from mamf.operations.overlap.operation import OTHER, PRODUCTS
+from mamf.operations.overlap import OTHER, PRODUCTS
 from mamf.report.charts.chart import Axis, Chart, Line, Panel, Point, failures, machine
 from mamf.report.overlap import Pair, pairs_of
 

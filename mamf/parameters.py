@@ -6,7 +6,6 @@ line, the keywords of the Python API and their help need.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import types
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -90,8 +89,7 @@ _OF_EVERY_PROBLEM: Mapping[str, Mapping[str, Any]] = {
 DERIVED: Mapping[str, Any] = {_KEY: None}
 
 
-@functools.cache
-def parameters_of(kind: type[Any]) -> Mapping[str, Parameter]:
+def parameters_of(kind: Any) -> Mapping[str, Parameter]:
     """The parameters of a dataclass of shapes or problems, by name."""
     hints, found = get_type_hints(kind), dict[str, Parameter]()
     for field in fields(kind):

@@ -7,15 +7,17 @@ and problems (``mamf.parameters``).
 from __future__ import annotations
 
 import argparse
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from types import MappingProxyType
 from typing import Any
 
 from mamf.backend import Backend
-from mamf.cli.options.shared import OPTIONS, add
-from mamf.cli.options.values import bound
+from mamf.cli.options import OPTIONS, add, bound
+from mamf.cli.parser import Parser, value_of
 from mamf.cli.terminal import warn
-from mamf.errors import UsageError
+from mamf.errors import UnknownNameError, UsageError
 from mamf.limits import require_known, require_steps
 from mamf.operation import Operation, Preset, Request, fields_of, sizes_of
 from mamf.parameters import Parameter, parse_range
@@ -29,6 +31,35 @@ _SWITCH: Mapping[str, tuple[bool, ...]] = {"yes": (True,), "no": (False,), "both
 _SHARED_GROUPS = ("counting", "measuring", "search", "device", "several devices", "run")
 #: Values by parameter that replace its default.
 Defaults = Mapping[str, Sequence[Any]]
+
+
+# -- the operation -----------------------------------------------------------------------------------------------------
+
+
+def named_operation(words: Sequence[str]) -> AnyOperation | None:
+    """The operation that --operation names, before the command line is parsed. Raises UnknownNameError."""
+    if name := value_of("--operation", words):
+        from mamf.plugins.discovery import operation
+
+        return operation(name)
+    return None
+
+
+def launched_operation(words: Sequence[str]) -> AnyOperation | None:
+    """The operation that --operation names, else that of the first word that is a kernel. Raises UsageError for a word
+    that is none.
+    """
+    if (of := named_operation(words)) or {"-h", "--help", "--help-all"}.intersection(words[1:2]):
+        return of
+    from mamf.plugins.selection import find_operation
+
+    # A word behind an option is its value.
+    pairs = itertools.pairwise(words)
+    kernels = [word for before, word in pairs if not (before.startswith("-") or word.startswith("-"))]
+    for word in kernels:
+        with suppress(UnknownNameError):
+            return find_operation(word)
+    return find_operation(kernels[0]) if kernels else None
 
 
 # -- options -----------------------------------------------------------------------------------------------------------
@@ -98,15 +129,17 @@ def _add_parameter(
         keywords |= {"choices": choices, "nargs": "?", "const": "yes"}
     else:
         keywords |= {"type": _reader(parameter), "nargs": "+" if several else None}
-        keywords |= {"metavar": parameter.metavar or None, "choices": list(parameter.choices) or None}
-    needs_either = parameter.is_switch or parameter.has_range
-    where = group.add_mutually_exclusive_group() if needs_either else group
+        metavar = parameter.metavar or (None if parameter.choices else option[2:].upper())
+        keywords |= {"metavar": metavar, "choices": list(parameter.choices) or None}
+    # argparse cannot print the usage of a group whose options are all hidden.
+    is_either = (parameter.is_switch or parameter.has_range) and not parameter.is_rare
+    where = group.add_mutually_exclusive_group() if is_either else group
     added = [where.add_argument(option, **keywords)]
     if parameter.is_switch:
         keywords = {"dest": name(parameter), "action": "store_const", "const": "no", "default": default}
         added.append(where.add_argument(f"--no-{option[2:]}", help=f"the same as {option} no", **keywords))
     if parameter.has_range:
-        bounds = {"type": bound, "nargs": 3, "metavar": ("START", "STOP", "STEP")}
+        bounds: dict[str, Any] = {"type": bound, "nargs": 3, "metavar": ("START", "STOP", "STEP")}
         text = f"values of {parameter.name.upper()} from START up to, but not including, STOP; a START of 0 means STEP"
         added.append(where.add_argument(f"{option}-range", dest=f"{name(parameter)}_range", help=text, **bounds))
     for action in added:
@@ -133,6 +166,30 @@ def _reader(parameter: Parameter) -> Callable[[str], Any]:
             raise argparse.ArgumentTypeError(str(error)) from None
 
     return read
+
+
+def add_named_operation(parser: Parser) -> None:
+    """The options of a command for any operation: which one, its kernels, and its parameters if it is named."""
+    group = parser.add_argument_group("what")
+    add(group, "--operation", required=True)
+    add(group, "--kernel")
+    if of := named_operation(parser.words):
+        add_parameters(parser, of)
+
+
+def add_launch_options(parser: Parser, shapes: str) -> None:
+    """The options of a command for a kernel of any operation. ``shapes``: the option of whole shapes, which may also be
+    written --shape or --shapes.
+    """
+    group = parser.add_argument_group("what")
+    add(group, "--operation", default_text="the operation of the kernel")
+    add(group, shapes, dest="shapes", nargs="+")
+    other = {"--shape": "--shapes", "--shapes": "--shape"}[shapes]
+    group.add_argument(other, dest="shapes", nargs="+", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+    if of := launched_operation(parser.words):
+        add_parameters(parser, of)
+    else:
+        group.description = "sizes and fields are options of the operation: mamf COMMAND KERNEL --help lists them"
 
 
 # -- what they ask for -------------------------------------------------------------------------------------------------
@@ -175,7 +232,9 @@ def values_of_fields(of: AnyOperation, options: argparse.Namespace) -> dict[str,
     return read_fields(of, getattr(options, "set", None) or (), found | given)
 
 
-def read_fields(of: AnyOperation, texts: Iterable[str], given: Mapping[str, Sequence[Any]]) -> dict[str, Sequence[Any]]:
+def read_fields(
+    of: AnyOperation, texts: Iterable[str], given: Defaults = MappingProxyType({})
+) -> dict[str, Sequence[Any]]:
     """The values in texts such as ``direction=fwd,bwd``, beside those that are given. Raises UsageError."""
     known, found = fields_of(of), dict(given)
     for text in texts:

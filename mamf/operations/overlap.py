@@ -23,9 +23,9 @@ from mamf.operations.copies import DIRECTIONS, CopyProblem, CopyShape
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.selection import kernel_for
 from mamf.operations.matmul.shapes import MatmulShape
+from mamf.parameters import describe
 from mamf.plugins.discovery import operation
 from mamf.plugins.selection import choose_kernels
-from mamf.parameters import describe
 from mamf.work import Work
 
 #: What runs beside products: collectives, copies and passes over arrays.

@@ -12,11 +12,11 @@ from contribution_logs import RESULTS
 from hypothesis import given
 from hypothesis import strategies as st
 from made_plans import kernels_plan
+from mamf.cli.attention_plans import shapes_from
 
 from mamf.backend import Unavailable
 from mamf.ceilings.ceiling import Ceiling
 from mamf.ceilings.share import compute_drift, mamfu, require_usable_ceiling
-from mamf.cli.attention_plans import shapes_from
 from mamf.cli.options import add_shape_options
 from mamf.engine.strategies.kernels import KernelsSweep
 from mamf.errors import IncomparableError, UnknownNameError, UsageError

@@ -27,8 +27,8 @@ from mamf.operations.batched import BatchedShape
 from mamf.operations.grouped import GroupedShape
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape, matmul_grid
-from mamf.parameters import parse_range
 from mamf.operations.model.shapes import ModelShape
+from mamf.parameters import parse_range
 from mamf.statistics import Interval
 from mamf.testing import SimulatedBackend
 

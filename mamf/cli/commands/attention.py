@@ -3,29 +3,23 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from functools import partial
+from typing import Any
 
 from mamf.ceilings.ceiling import Ceiling
 from mamf.ceilings.search_plan import SearchPlan
 from mamf.ceilings.share import Ceilings
-from mamf.cli.attention_plans import (
+from mamf.cli.ceilings import (
     add_searches,
     budget_warning,
     found_ceilings,
     given_ceilings,
-    kernels_from,
     limit_budgets,
     missing_shares,
-    plan_from,
     require_repeated_ceilings,
-    shapes_from,
 )
-from mamf.cli.commands.kernels_sweep import AnyOperation, KernelsSession, say_plan
-from mamf.cli.interruption import Interruption
-from mamf.cli.resuming import Resumed
-from mamf.cli.session import measure
+from mamf.cli.commands.kernels_sweep import KernelsSession, run_session, say_plan
 from mamf.cli.terminal import warn
 from mamf.engine.search.finding import Find
 from mamf.engine.strategies.kernels import KernelsSweep
@@ -35,7 +29,7 @@ from mamf.kinds.kind import View
 from mamf.logs.records import ceiling_record
 from mamf.logs.writer import RunLogWriter
 from mamf.measurement import Measurement
-from mamf.operations.attention.operation import Attention, is_attention
+from mamf.operation import Request
 from mamf.operations.matmul.selection import kernels_for, reference_kernels
 from mamf.plans import Plan
 from mamf.plugins.discovery import operation
@@ -44,18 +38,14 @@ _A_MOMENT = 1e-9
 
 
 def run(options: argparse.Namespace) -> int:
-    if not options.resume:
-        shapes_from(options)  # reports wrong sizes before a device is opened
-    return measure(options, partial(_AttentionSession, operation(Attention.name), options))
+    return run_session(options, _AttentionSession, operation("attention"))
 
 
 class _AttentionSession(KernelsSession):
-    """Measures attention kernels, and before them the ceilings for their shares."""
+    """Measures kernels whose rows are shares of the matmul ceiling, and before them that ceiling."""
 
-    def __init__(
-        self, of: AnyOperation, options: argparse.Namespace, interruption: Interruption, resumed: Resumed | None
-    ) -> None:
-        super().__init__(of, options, interruption, resumed)
+    def __init__(self, request: Request, options: argparse.Namespace, *opened: Any) -> None:
+        super().__init__(request, options, *opened)
         self.ceilings: dict[tuple[str, str], Ceiling] = dict(self.log.all_ceilings) if self.log else {}
         given = given_ceilings(options, self.wanted_ceilings(), self.backend)
         if self.log and self.before:
@@ -67,15 +57,12 @@ class _AttentionSession(KernelsSession):
         if options.baseline is not None and options.baseline not in names:
             raise UnknownNameError("baseline", options.baseline, names)
 
-    def asked_kernels(self) -> Sequence[str] | None:
-        return kernels_from(self.options, self.backend)
-
     def new_plan(self) -> Plan:
         plan = self.plan_to_compare()
         return plan if self.options.no_ceiling or self.options.ceiling else add_searches(plan, self.backend)
 
     def plan_to_compare(self, before: Plan | None = None) -> Plan:
-        return plan_from(self.options, self.backend, [name for name, _ in self.kernels])
+        return super().new_plan()
 
     def _require_first(self) -> None:
         """A ceiling belongs to the device that started the log. Raises LogMismatchError on another one."""
@@ -118,10 +105,7 @@ class _AttentionSession(KernelsSession):
         return "-".join(dict.fromkeys(problem.dtype for problem in self.plan.problems))
 
     def counts(self, row: Measurement) -> bool:
-        return is_attention(row)
-
-    def is_of_step(self, row: Measurement) -> bool:
-        return self.counts(row)
+        return row.operation == self.of.name and not row.is_reference
 
     def has_all(self) -> bool:
         return super().has_all() and not self._missing_searches()

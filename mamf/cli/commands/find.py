@@ -11,8 +11,8 @@ from typing import Any
 from mamf.ceilings.ceiling import Ceiling, why_hopeless
 from mamf.ceilings.contributed import place_among_known
 from mamf.ceilings.search_plan import SearchPlan
-from mamf.cli.commands.sweep import problem_from
 from mamf.cli.interruption import EXIT_CODE, Interruption
+from mamf.cli.planning import request_of
 from mamf.cli.resuming import Resumed, asked_budget, contradiction, interruptible, require_same_kernels
 from mamf.cli.session import Session
 from mamf.cli.terminal import note_stream, say, warn
@@ -22,10 +22,9 @@ from mamf.errors import UsageError
 from mamf.logs.found import cache_ceiling
 from mamf.logs.run_log import RunLog
 from mamf.measurement import Measurement
-from mamf.operations.matmul.operation import problem_for
 from mamf.operations.matmul.selection import kernel_for, kernels_for
 from mamf.plans import FIND, MATMUL, Plan
-from mamf.plugins.discovery import open_backend
+from mamf.plugins.discovery import open_backend, operation
 from mamf.regime_names import CEILINGS, asked_regimes
 
 
@@ -40,8 +39,8 @@ def run(options: argparse.Namespace) -> int:
     def work(interruption: Interruption, resumed: Resumed | None) -> int:
         if len(dtypes) > 1:  # reports a wrong dtype before the first is measured
             backend = open_backend(options.backend or "auto", options.device or 0)
-            for dtype in dtypes:
-                kernels_for(backend, problem_for(backend, dtype, options.out_dtype), options.kernel)
+            for problem in request_of(operation(MATMUL), options).problems(backend):
+                kernels_for(backend, problem, options.kernel)
         for dtype in dtypes[len(options.codes) :]:
             options.dtype = dtype
             if output is not None and len(dtypes) > 1:
@@ -71,9 +70,10 @@ class _FindSession(Session):
     def __init__(self, options: argparse.Namespace, interruption: Interruption, resumed: Resumed | None) -> None:
         super().__init__(options, interruption, resumed)
         if self.before is None:
+            (problem,) = self._problems()
             self.search, self.kernels = plan_for(
                 self.backend,
-                problem_from(options, self.backend),
+                problem,
                 options.kernel,
                 regimes=asked_regimes(options.regime, CEILINGS),
                 budget_seconds=options.budget,
@@ -88,6 +88,9 @@ class _FindSession(Session):
         self.rows = list(held)
         self.find = Find(self.search, self.kernels, self.backend, held)
         interruption.check()
+
+    def _problems(self) -> tuple[Any, ...]:
+        return request_of(operation(MATMUL), self.options).problems(self.backend)
 
     def _search_of(self, before: Plan) -> SearchPlan:
         """The search of the log with the budget of this run. Raises LogMismatchError for other kernels."""
@@ -108,11 +111,9 @@ class _FindSession(Session):
         options = self.options
         if bool(options.quick) != self.search.is_quick:
             raise contradiction(options, "quick", self.search.is_quick, bool(options.quick))
-        of_dtypes = (argparse.Namespace(**{**vars(options), "dtype": name}) for name in options.dtype or [None])
-        problems = tuple(problem_from(each, self.backend) for each in of_dtypes)
         precision = options.precision or SearchPlan.precision
         plan = replace(self.search, regimes=asked_regimes(self.options.regime, CEILINGS), precision=precision).as_plan()
-        return replace(plan, problems=problems)
+        return replace(plan, problems=self._problems())
 
     def dry_run(self) -> int:
         grid, names = self.search.grid, ", ".join(self.plan.kernels)

@@ -12,7 +12,7 @@ from mamf.cli.terminal import print_document
 from mamf.errors import MamfError
 
 if TYPE_CHECKING:
-    from mamf.cli.commands.kernels_sweep import AnyOperation
+    from mamf.cli.planning import AnyOperation
     from mamf.report.document import Block
 
 EXAMPLES = """examples:

@@ -20,9 +20,9 @@ from mamf.regime_names import SUSTAINED
 
 if TYPE_CHECKING:
     from mamf.ceilings.share import KnownCeiling
-    from mamf.profiling.events import Trace
     from mamf.profiling import script
     from mamf.profiling.breakdown import CeilingOf
+    from mamf.profiling.events import Trace
     from mamf.profiling.profile import MemoryRow
 
 EXAMPLES = """examples:
@@ -132,9 +132,9 @@ def _place(options: argparse.Namespace, option: str) -> Path | None:
 
 
 def _read(options: argparse.Namespace) -> int:
-    from mamf.profiling.traces import read_chrome_trace, read_ranks
     from mamf.profiling import kernel_tables, ranks
     from mamf.profiling.profile import profile_of
+    from mamf.profiling.traces import read_chrome_trace, read_ranks
 
     not_read = ("script", "calls", "trace", "memory", "nvtx", "stop", *(["output"] if options.source.is_dir() else ()))
     for name in not_read:

@@ -22,7 +22,7 @@ from mamf.engine.strategies.verify import VerifySweep, kernels_to_verify, verify
 from mamf.errors import UsageError
 from mamf.measurement import Measurement
 from mamf.plans import MATMUL, VERIFY, VERIFY_BUDGET_SECONDS, Plan
-from mamf.plugins.discovery import backend_class, first_backend
+from mamf.plugins.discovery import backend_class, first_backend, operation
 from mamf.regime_names import CHECKING, asked_regimes
 from mamf.report.verification import counts
 
@@ -84,7 +84,8 @@ class _VerifySession(Session):
 
     def new_plan(self) -> Plan:
         asked, regimes = self.options, asked_regimes(self.options.regime, CHECKING)
-        given = (asked.budget, asked.dtype, regimes, asked.largest, asked.seed or 0, asked.number)
+        largest = operation(MATMUL).parse_shape(asked.largest) if asked.largest else None
+        given = (asked.budget, asked.dtype, regimes, largest, asked.seed or 0, asked.number)
         return verify_plan(self.backend, self.kernels, *given)
 
     def dry_run(self) -> int:

@@ -57,7 +57,9 @@ class Attention(FlopOperation[AttentionProblem, AttentionShape]):
     def shapes_of(self, sizes: Mapping[str, Sequence[Any]], backend: Backend) -> Sequence[AttentionShape]:
         """Every combination of sizes; by default batches of equally many tokens, and heads of a model's width."""
         tokens = _TOKENS if backend.is_accelerator else _TOKENS_OF_CPU
-        return [_complete(tokens, **chosen) for chosen in combine({name: sizes.get(name, _USUAL[name]) for name in _USUAL})]
+        return [
+            _complete(tokens, **chosen) for chosen in combine({name: sizes.get(name, _USUAL[name]) for name in _USUAL})
+        ]
 
     def columns(self, row: Measurement, info: DeviceInfo | None = None) -> Mapping[str, object]:
         """Memory and traffic; the sparsity of the computed attention, and its distance from dense attention."""

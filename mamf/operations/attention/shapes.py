@@ -68,13 +68,9 @@ class AttentionShape:
         metadata=describe("sequences", default="as many as make 16384 tokens, 1024 on a CPU", read=parse_size)
     )
     heads: int = field(metadata=describe("query heads", default="2048 / head dimension", read=parse_size, metavar="H"))
-    kv_heads: int = field(
-        metadata=describe("key heads", default="as many as --heads", read=parse_size, metavar="H")
-    )
+    kv_heads: int = field(metadata=describe("key heads", default="as many as --heads", read=parse_size, metavar="H"))
     seqlen_q: int = field(
-        metadata=describe(
-            "queries", default="as many as keys", keyword="query_lens", read=parse_size, metavar="S"
-        )
+        metadata=describe("queries", default="as many as keys", keyword="query_lens", read=parse_size, metavar="S")
     )
     seqlen_k: int = field(
         metadata=describe("keys", default="1024 4096 16384", keyword="seq_lens", read=parse_size, metavar="S")
@@ -276,9 +272,7 @@ PRESETS: Mapping[str, Preset[AttentionShape]] = {
     "bert-large": _preset(equal_widths(64), (512,), _FULL, heads=16),
     "deepseek-v3": _preset((HeadDims(192, 128),), (4096, 8192), _CAUSAL, heads=128),
     "long-context": _preset(equal_widths(128), (32768, 65536, 131072), _CAUSAL, heads=16, kv_heads=4, batch=1),
-    "inference-batch": _preset(
-        equal_widths(128), (2048, 8192), _FULL, heads=32, kv_heads=8, batch=64, seqlen_q=1
-    ),
+    "inference-batch": _preset(equal_widths(128), (2048, 8192), _FULL, heads=32, kv_heads=8, batch=64, seqlen_q=1),
     "fa3-paper": _preset(equal_widths(64, 128, 256), (512, 1024, 2048, 4096, 8192, 16384), _FULL + _CAUSAL),
     "scaling": replace(
         _preset(equal_widths(16, 32, 64, 128), (256, 1024, 4096, 8192, 16384), _FULL, heads=1, batch=8),

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from mamf.errors import UsageError
 from mamf.limits import LARGEST_SIZE, Sizes, count_values, parse_size, require_steps, whole_number
 from mamf.parameters import describe
 

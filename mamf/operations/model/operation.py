@@ -36,9 +36,7 @@ class Model(FlopOperation[ModelProblem, ModelShape]):
 
     def presets(self) -> Mapping[str, Preset[ModelShape]]:
         """Architectures."""
-        return {
-            size: Preset(fields={name: (value,) for name, value in parts.items()}) for size, parts in SIZES.items()
-        }
+        return {size: Preset(fields={name: (value,) for name, value in parts.items()}) for size, parts in SIZES.items()}
 
     def columns(self, row: Measurement, info: DeviceInfo | None = None) -> Mapping[str, object]:
         """Tokens per second; parameters; GB of memory that a launch needs, and GB reserved."""

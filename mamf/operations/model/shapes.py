@@ -58,9 +58,9 @@ class ModelShape(Sizes):
         return self.batch * self.context
 
 
-def _part(default: Any, help: str) -> Any:
-    """A field that few set: --size sets most of them."""
-    return field(default=default, metadata=describe(help, is_rare=True))
+def _rare(help: str) -> Mapping[str, Any]:
+    """Metadata of a field that few set: --size sets most of them."""
+    return describe(help, is_rare=True)
 
 
 @dataclass(frozen=True)
@@ -76,23 +76,23 @@ class ModelProblem:
 
     operation: ClassVar[str] = "model"
 
-    style: Style = _part("gpt2", "kind of its blocks")
-    d_model: int = _part(768, "width of the model")
-    d_ff: int = _part(3072, "width inside an MLP")
-    layers: int = _part(12, "blocks")
-    heads: int = _part(12, "query heads")
-    kv_heads: int = _part(12, "key heads")
-    experts: int = _part(1, "MLPs of a block in style moe")
-    active_experts: int = _part(1, "experts of a token")
-    vocabulary: int = _part(50257, "tokens that it knows")
-    tied: bool = _part(True, "the logits use the weights of the embedding")
+    style: Style = field(default="gpt2", metadata=_rare("kind of its blocks"))
+    d_model: int = field(default=768, metadata=_rare("width of the model"))
+    d_ff: int = field(default=3072, metadata=_rare("width inside an MLP"))
+    layers: int = field(default=12, metadata=_rare("blocks"))
+    heads: int = field(default=12, metadata=_rare("query heads"))
+    kv_heads: int = field(default=12, metadata=_rare("key heads"))
+    experts: int = field(default=1, metadata=_rare("MLPs of a block in style moe"))
+    active_experts: int = field(default=1, metadata=_rare("experts of a token"))
+    vocabulary: int = field(default=50257, metadata=_rare("tokens that it knows"))
+    tied: bool = field(default=True, metadata=_rare("the logits use the weights of the embedding"))
     phase: Phase = field(
         default="forward",
         metadata=describe("part of a training step; forward-backward minus forward is the backward pass"),
     )
-    autocast: bool = _part(False, "parameters are float32, and torch.autocast computes products in the dtype")
-    checkpointing: bool = _part(False, "blocks keep their input only, and run again in the backward pass")
-    optimizer: Optimizer = _part("adamw", "optimizer of the phase step")
+    autocast: bool = field(default=False, metadata=_rare("float32 parameters, and products under torch.autocast"))
+    checkpointing: bool = field(default=False, metadata=_rare("blocks run again in the backward pass"))
+    optimizer: Optimizer = field(default="adamw", metadata=_rare("optimizer of the phase step"))
     dtype: str = "bfloat16"
     data: str = "normal"
     seed: int = 0

@@ -84,7 +84,7 @@ class Operation(ABC, Generic[ProblemT, ShapeT]):
     def preset(self, name: str, values: Mapping[str, Sequence[Any]]) -> Preset[ShapeT]:
         """A preset for the given values of sizes and of ``preset_parameters``. Raises UnknownNameError."""
         presets = self.presets()
-        require_known((f"preset of {self.name}", name, presets))
+        require_known((f"{self.preset_parameter.keyword or 'preset'} of {self.name}", name, presets))
         return presets[name]
 
     def shapes_of(self, sizes: Mapping[str, Sequence[Any]], backend: Backend) -> Sequence[ShapeT]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import itertools
 import math
 import re
 import sys
@@ -124,7 +125,7 @@ def _is_rare(action: argparse.Action) -> bool:
 
 def value_of(option: str, words: Sequence[str]) -> str | None:
     """The value of an option, before there is a parser that knows it; empty if it is missing."""
-    for word, following in zip(words, [*words[1:], ""], strict=True):
+    for word, following in itertools.zip_longest(words, words[1:], fillvalue=""):
         name, equals, joined = word.partition("=")
         if name == option:
             return joined if equals else "" if following.startswith("-") else following

@@ -18,7 +18,7 @@ from mamf.cli.options import OPTIONS, add, bound
 from mamf.cli.parser import Parser, value_of
 from mamf.cli.terminal import warn
 from mamf.errors import UnknownNameError, UsageError
-from mamf.limits import require_known, require_steps
+from mamf.limits import count_values, require_known, require_steps
 from mamf.operation import Operation, Preset, Request, fields_of, sizes_of
 from mamf.parameters import Parameter, parse_range
 from mamf.plans import KERNEL_REGIMES, SWEEP, Plan
@@ -53,10 +53,10 @@ def launched_operation(words: Sequence[str]) -> AnyOperation | None:
         return of
     from mamf.plugins.selection import find_operation
 
-    # A word behind an option is its value.
+    # A word behind an option is most often its value.
     pairs = itertools.pairwise(words)
     kernels = [word for before, word in pairs if not (before.startswith("-") or word.startswith("-"))]
-    for word in kernels:
+    for word in (*kernels, *(word for word in words[1:] if ":" not in word)):
         with suppress(UnknownNameError):
             return find_operation(word)
     return find_operation(kernels[0]) if kernels else None
@@ -86,6 +86,8 @@ def add_parameters(
         if presets := of.presets():
             option, help = of.preset_parameter.option, f"{of.preset_parameter.help}: {', '.join(presets)}"
             group.add_argument(option, dest="preset", metavar="NAME", help=help)
+        for action in group._group_actions:
+            action.is_parameter = True  # type: ignore[attr-defined]
             for further in of.preset_parameters:
                 _add_parameter(group, further, _field)
     group = _add_group(parser, f"problem of {of.name}")
@@ -206,7 +208,7 @@ def request_of(of: AnyOperation, options: argparse.Namespace) -> Request:
             raise UsageError(f"{named} names whole shapes: leave {parameter.option} out")
     if shapes and preset.shapes:
         raise UsageError(f"{of.preset_parameter.option} names whole shapes: leave --shapes out")
-    require_steps(*map(len, sizes.values()))
+    require_steps(*map(count_values, sizes.values()))
     return Request(of, shapes, sizes, values_of_fields(of, options), preset)
 
 

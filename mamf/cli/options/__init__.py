@@ -134,7 +134,6 @@ OPTIONS: Mapping[str, Shared] = {
         "burst (rests between launches) or sustained (continuous load)", "burst", {"choices": CEILINGS, "nargs": "+"}
     ),
     "--resume": Shared("continue this run and measure only what is missing", "", _FILE),
-    "--seed": Shared("seed of all random choices", "0", {"type": index, "metavar": "N"}),
     "--set": Shared(
         "fields of the problem; FIELD=A,B measures both values", "", {"nargs": "+", "metavar": "FIELD=VALUE"}
     ),

@@ -26,7 +26,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--largest", metavar="SHAPE", help="matmul shape whose FLOP no problem exceeds (default: by device)"
     )
-    add(group, "--seed")
+    group.add_argument("--seed", type=index, metavar="N", help="seed of all random choices (default: 0)")
     group.add_argument("--number", type=index, default=0, metavar="N", help="only this random problem, again and again")
     group = parser.add_argument_group("device")
     add(group, "--backend", "--device")

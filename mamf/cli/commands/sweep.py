@@ -65,8 +65,8 @@ class _SweepSession(KernelsSession):
 
     def new_plan(self) -> Plan:
         given = {field: getattr(self.options, option) for field, option in _HOW.items()}
-        reference = self.of.parse_shape(self.options.reference) if self.options.reference else None
-        how = SweepOptions(SHUFFLED, reference, **{field: each for field, each in given.items() if each is not None})
+        given["reference"] = self.options.reference and self.of.parse_shape(self.options.reference)
+        how = replace(SweepOptions(SHUFFLED), **{field: each for field, each in given.items() if each is not None})
         names = [name for name, _ in self.kernels]
         plan = make_plan(self.request, self.options, self.backend, names, NAMES, how)
         if not self.devices:

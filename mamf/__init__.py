@@ -74,7 +74,7 @@ _HOMES = {
     "Operation": "mamf.operation",
     # plans, as logs hold them
     "Plan": "mamf.plans",
-    "SearchPlan": "mamf.ceilings.search_plan",
+    "SearchOptions": "mamf.operations.matmul.shapes",
     # errors
     "DeviceError": "mamf.errors",
     "IncomparableError": "mamf.errors",

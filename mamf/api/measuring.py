@@ -119,7 +119,7 @@ def search(
         opened, sought, names, regimes=regimes, budget_seconds=budget_seconds, precision=precision, is_quick=quick
     )
     running = CeilingSearch(Find(plan, chosen, opened), asked[-1])
-    running.rows = Recording(log, opened, chosen[0].name, plan.as_plan()).record(
+    running.rows = Recording(log, opened, chosen[0].name, plan).record(
         running.rows,
         lambda taken, end: find_summary_record(taken, running.ceilings, end),
         lambda: [("ceiling", ceiling_record(ceiling)) for ceiling in running.ceilings.values()],

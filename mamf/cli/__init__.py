@@ -22,8 +22,8 @@ from typing import Any
 
 from mamf.cli import watching
 from mamf.cli.interruption import EXIT_CODE
-from mamf.cli.parser import Parser, PrintHelpAll, value_of, with_dashes
-from mamf.cli.terminal import keep_stdout, say_lines, stdout, terminal_columns, warn
+from mamf.cli.parser import Parser, PrintHelpAll, complete, value_of, with_dashes
+from mamf.cli.terminal import keep_stdout, say, say_lines, stdout, terminal_columns, warn
 from mamf.errors import LogChangedWarning, MamfError, MamfWarning, UsageError
 from mamf.limits import shorten
 from mamf.text import wrapped
@@ -74,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         warn("stdout is closed, so nothing can be printed: redirect it to a file or to /dev/null")
         return MamfError.exit_code
     if "_ARGCOMPLETE" in os.environ:  # a shell asks what may follow
-        importlib.import_module("mamf.cli.completing").complete(_parser)
+        complete(_parser)
     typed = sys.argv[1:] if arguments is None else arguments
     if arguments is None and "profile" not in typed[:1]:  # its script has stdout
         keep_stdout()
@@ -127,6 +127,9 @@ def call(typed: Sequence[str], restart: watching.Restart | None = None) -> int:
     options.typed, options.given = typed, getattr(options, "parser", Parser()).given(options)
     if options.module is None:
         say_lines(f"{_overview()}\n")
+        return 0
+    if options.module == "version":
+        say(f"mamf {importlib.import_module('mamf.machine.environment').package_version('mamf')}")
         return 0
     _begin_missing_log(options)
     options.restart, options.codes = restart, [*restart.codes] if restart else []

@@ -8,7 +8,6 @@ from dataclasses import asdict, replace
 
 from mamf.backend import Backend
 from mamf.ceilings.ceiling import Ceiling
-from mamf.ceilings.search_plan import SearchPlan
 from mamf.ceilings.share import Ceilings, require_usable_ceiling
 from mamf.cli.resuming import contradiction
 from mamf.cli.terminal import warn
@@ -79,21 +78,22 @@ def add_searches(plan: Plan, backend: Backend) -> Plan:
     return replace(plan, searches=tuple(searches))
 
 
-def limit_budgets(budget: float | None, searches: Sequence[SearchPlan]) -> list[SearchPlan]:
+def limit_budgets(budget: float | None, searches: Sequence[Plan]) -> list[Plan]:
     """The searches, limited to the time that the run has for them."""
     if budget is None:
         return list(searches)
     part = _SHARE_OF_BUDGET * budget / max(1, len(searches))
-    return [replace(search, budget_seconds=min(part, search.budget_seconds)) for search in searches]
+    return [replace(search, budget_seconds=min(part, search.budget_seconds or part)) for search in searches]
 
 
-def budget_warning(search: SearchPlan) -> str | None:
+def budget_warning(search: Plan) -> str | None:
     """A warning if the budget shortens a search."""
     usual = _SECONDS[len(search.regimes)]
-    if search.budget_seconds >= usual:
+    seconds = search.budget_seconds or usual
+    if seconds >= usual:
         return None
     return (
-        f"--budget leaves {search.budget_seconds:.3g} of {usual:.0f} s to the search for the {search.problem.dtype} "
+        f"--budget leaves {seconds:.3g} of {usual:.0f} s to the search for the {search.problem.dtype} "
         "ceiling: it may be percents too low, and shares too high"
     )
 
@@ -105,7 +105,7 @@ def found_ceilings(find: Find, regimes: Sequence[str]) -> dict[tuple[str, str], 
     return {(find.plan.problem.dtype, regime): ceiling_from_record(each, device) for regime, each in kept.items()}
 
 
-def missing_shares(dtype: str, regime: str, plan: SearchPlan) -> str:
+def missing_shares(dtype: str, regime: str, plan: Plan) -> str:
     """A warning for rows whose ceiling was not confirmed."""
     return (
         f"no {dtype} {regime} ceiling was confirmed in {plan.budget_seconds:.3g} s, so its rows have no shares "

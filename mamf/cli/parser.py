@@ -1,14 +1,16 @@
-"""A parser that reports an error in one line, with the nearest name that it knows."""
+"""A parser that reports an error in one line, with the nearest name that it knows, and completes words in a shell."""
 
 from __future__ import annotations
 
 import argparse
 import difflib
+import functools
 import itertools
 import math
+import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -207,9 +209,29 @@ def suggestion(message: str) -> str:
 
 def with_dashes(arguments: Sequence[str]) -> list[str]:
     """``--m_range`` as ``--m-range``, because mamf-finder spells options with underscores. Values stay as they are."""
-    return [dashed(argument) if argument.startswith("--") else argument for argument in arguments]
+    return [re.sub("^--[^=]*", lambda found: found[0].replace("_", "-"), argument) for argument in arguments]
 
 
-def dashed(argument: str) -> str:
-    name, equals, value = argument.partition("=")
-    return name.replace("_", "-") + equals + value
+def complete(parser_of: Callable[[Sequence[str]], argparse.ArgumentParser]) -> None:
+    """Print the words that may follow those that the shell passes, and end the process."""
+    import argcomplete
+
+    from mamf.dtypes import DTYPES
+
+    parser = parser_of(os.environ.get("COMP_LINE", "").split()[1:])
+    names = {"--kernel": _registered("kernels"), "--backend": _registered("backends"), "--dtype": sorted(DTYPES)}
+    subparsers = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+    for command in itertools.chain.from_iterable(each.choices.values() for each in subparsers):
+        for option in names.keys() & command._option_string_actions.keys():
+            completer = functools.partial(lambda values, **_: values, names[option])
+            command._option_string_actions[option].completer = completer
+    argcomplete.autocomplete(parser, always_complete_options="long")
+
+
+def _registered(kind: str) -> list[str]:
+    """Return the names in the groups of entry points of mamf that end with ``kind``."""
+    from importlib.metadata import entry_points
+
+    points = entry_points()
+    groups = (group for group in points.groups if group.startswith("mamf.") and group.endswith(kind))
+    return sorted({point.name for group in groups for point in points.select(group=group)})

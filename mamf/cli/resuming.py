@@ -32,11 +32,10 @@ from mamf.plugins.discovery import backend_class, is_path, open_backend
 
 #: Options that decide no step of a plan, or are compared with the log elsewhere.
 _COMPARED_ELSEWHERE = {"backend", "ceiling", "ceiling_kernel", "device", "devices", "kernel", "no_ceiling", "operation"}
-_HOW_TO_COUNT = {"bandwidth_ceiling", "launches", "metrics", "ncu", "report", "sections", "variants"}
 _WHAT_TO_WRITE = {"export", "export_file", "junit", "log", "markdown", "notes", "output", "overwrite", "picture"}
-_WHAT_TO_PRINT = {"baseline", "bytes", "columns", "flop", "format", "strict", "top", "wide"}
-_WHAT_TO_RUN = {"anyway", "budget", "command", "dry_run", "file", "led", "parser", "patience", "resume", "rows", "run"}
-_FREE = _COMPARED_ELSEWHERE | _HOW_TO_COUNT | _WHAT_TO_WRITE | _WHAT_TO_PRINT | _WHAT_TO_RUN | {"session", "update"}
+_WHAT_TO_PRINT = {"baseline", "bytes", "flop", "format", "strict", "top", "wide"}
+_WHAT_TO_RUN = {"anyway", "budget", "command", "dry_run", "file", "launches", "led", "ncu", "parser", "patience"}
+_FREE = _COMPARED_ELSEWHERE | _WHAT_TO_WRITE | _WHAT_TO_PRINT | _WHAT_TO_RUN | {"resume", "rows", "update"}
 #: Options whose names differ from the fields of a plan, by field.
 _OPTIONS = {"regimes": "regime", "seconds": "time-limit", "flush": "no-flush"}
 #: Fields that may differ, follow from others, or are compared elsewhere.
@@ -243,7 +242,7 @@ def require_named(log: RunLog, options: argparse.Namespace) -> None:
                 f"{log.path} names {option} {' '.join(foreign)}, which is not installed: "
                 f"add {flag(option)} {' '.join(names)} if you trust it"
             )
-    for search in plan.searches if not plan.is_search else ():
+    for search in plan.searches:
         for name in filter(is_path, search.kernels):
             raise LogMismatchError(
                 f"{log.path} names kernel {name} of a search, which is not installed: install its package, or start "

@@ -115,7 +115,7 @@ class DeviceRun:
         problem, seconds = problem_for(self.backend, self.dtype), self.seconds * _FIND_SHARE
         plan, kernels = plan_for(self.backend, problem, self.kernels, budget_seconds=seconds, is_quick=True)
         find = Find(plan, kernels, self.backend, (), self.on_progress)
-        return Recording(self._path(part), self.backend, kernels[0].name, plan.as_plan()).record(
+        return Recording(self._path(part), self.backend, kernels[0].name, plan).record(
             find.results(),
             lambda rows, end: find_summary_record(rows, find.confirmed_by(rows), end),
             lambda: [("ceiling", ceiling_record(each)) for each in find.ceilings.values()],

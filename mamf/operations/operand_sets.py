@@ -243,6 +243,21 @@ def tensors_of(returned: object) -> list[torch.Tensor]:
     return [each.detach() for each in returned if isinstance(each, torch.Tensor)] if isinstance(returned, tuple) else []
 
 
+def verify_beside_special(
+    found: torch.Tensor, expected: torch.Tensor, special: str, details: Mapping[str, str | float]
+) -> Verdict:
+    """Verify that an output has the expected bits although the operands have special values, such as NaN."""
+    differing = int((~((found == expected) | (found.isnan() & expected.isnan()))).sum().item())
+    reason = f"{differing} values are wrong beside {special} among the operands"
+    return Verdict(math.inf, 0.0, details, reason=reason) if differing else Verdict(0.0, 0.0, details)
+
+
+def worst_of(errors: Iterable[float]) -> float:
+    """The largest error, or NaN if any is NaN: ``max`` ignores a NaN that does not come first."""
+    found = list(errors)
+    return math.nan if any(map(math.isnan, found)) else max(found, default=0.0)
+
+
 class Unchanged:
     """A check that tensors stay unchanged. Calling it returns the names of the tensors that changed since its creation.
 

@@ -31,8 +31,14 @@ from mamf.operations.operand_sets import (
     view_as,
 )
 from mamf.operations.quantization import Quantized, quantize
-from mamf.operations.special_values import verify_special_product
-from mamf.operations.whole_products import Operand, Part, locate_wrong, rounded_like, whole_verdict
+from mamf.operations.whole_products import (
+    Operand,
+    Part,
+    locate_wrong,
+    rounded_like,
+    verify_special_product,
+    whole_verdict,
+)
 from mamf.torch_backend import torch_dtype
 
 #: Errors of cuBLAS and hipBLAS for a shape or layout without an algorithm, and of oneDNN for a missing dtype.

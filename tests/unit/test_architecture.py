@@ -51,7 +51,6 @@ SHARED_BY_KERNELS = (
     "operand_sets",
     "products",
     "quantization",
-    "special_values",
     "whole_products",
 )
 #: Runs a script's steps, and launches, under torch's profiler.

@@ -10,7 +10,6 @@ import pytest
 from contribution_logs import DEVICE, found, in_virtual_time, rows, write
 
 from mamf.ceilings.ceiling import confirm_ceiling
-from mamf.ceilings.search_plan import SearchPlan
 from mamf.contribution.collection import collect
 from mamf.contribution.rules import review
 from mamf.engine.search.strategy import FindStrategy
@@ -18,6 +17,7 @@ from mamf.logs.compare import compare
 from mamf.logs.records import ceiling_record
 from mamf.logs.run_log import read_run_log
 from mamf.operations.attention.operation import is_attention
+from mamf.operations.matmul.shapes import SearchOptions
 from mamf.testing import SimulatedAttention, SimulatedMatmul
 
 SIMULATED = ["--backend", "mamf.testing:SimulatedBackend"]
@@ -119,8 +119,8 @@ def test_a_log_that_searches_its_ceiling_is_not_resumed_otherwise(whole, run, re
 @pytest.mark.parametrize("budget", [6.0, 9.0])
 def test_the_search_counts_toward_the_budget(attention, tmp_path, monkeypatch, budget):
     # The more there are, the less each takes of a short budget.
-    monkeypatch.setattr(SearchPlan, "scouts", 96)
-    monkeypatch.setattr(SearchPlan, "refinements", 132)
+    monkeypatch.setattr(SearchOptions, "scouts", 96)
+    monkeypatch.setattr(SearchOptions, "refinements", 132)
     monkeypatch.setattr(FindStrategy, "reach", 4)
     code, _, err = attention("--budget", f"{budget}s", "--seq-lens", *map(str, range(512, 16385, 512)))
     assert code == 0

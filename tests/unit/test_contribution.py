@@ -139,7 +139,8 @@ def test_a_confirmed_ceiling_outranks_a_higher_sweep(find_records, sweep_records
 def test_a_kernel_that_was_loaded_by_path_is_labeled(sweep_records, tmp_path):
     page = device_page(tmp_path, [write(tmp_path / "given.jsonl", sweep_records)])
     named = copy.deepcopy(sweep_records)
-    named[0]["kernel"] = kernel = rows(named)[0]["kernel"]
+    kernel = rows(named)[0]["kernel"]
+    named[0]["plan"]["kernels"] = [kernel]
     assert f"| {kernel} (by path) |" in page
     page = device_page(tmp_path, [write(tmp_path / "given.jsonl", named)])
     assert f"| {kernel} (third-party) |" in page
@@ -285,7 +286,7 @@ def renamed_regime(records):
 
 def without_optional_fields(records):
     for name in ("fast_accumulation", "data", "seed"):
-        del records[0]["plan"]["problem"][name]
+        del records[0]["plan"]["problems"][0][name]
 
 
 @pytest.mark.parametrize("damage", [renamed_phase, renamed_regime, without_optional_fields])

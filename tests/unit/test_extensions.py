@@ -64,18 +64,7 @@ def soaked(tmp_path):
     """The log of a run of that kind."""
     header, *rest = LOG.read_text().splitlines()
     header = json.loads(header)
-    plan = header["plan"]
-    problem, kernels = plan.pop("problem"), [header["kernel"]]
-    for name in ("order", "warmup_launches", "timed_launches", "reference", "reference_every"):
-        del plan[name]
-    plan |= {
-        "command": "soak",
-        "operation": "matmul",
-        "problems": [problem],
-        "kernels": kernels,
-        "flush": True,
-        "searches": [],
-    }
+    header["plan"] |= {"command": "soak", "options": {}}
     path = tmp_path / "soak.jsonl"
     path.write_text("\n".join([json.dumps(header), *rest]) + "\n")
     return path

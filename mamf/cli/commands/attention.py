@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 from mamf.ceilings.ceiling import Ceiling
-from mamf.ceilings.search_plan import SearchPlan
 from mamf.ceilings.share import Ceilings
 from mamf.cli.ceilings import (
     add_searches,
@@ -73,12 +72,12 @@ class _AttentionSession(KernelsSession):
             missing = f"{self.log.path} lacks its ceiling, which is measured on device {first}"
             raise LogMismatchError(f"{missing}: resume with that device, or start a new log with --ceiling")
 
-    def _missing_searches(self) -> list[SearchPlan]:
+    def _missing_searches(self) -> list[Plan]:
         dtypes = {key[0] for key in self.wanted_ceilings() if key not in self.ceilings}
         searches = [search for search in self.plan.searches if search.problem.dtype in dtypes]
         return limit_budgets(self.plan.budget_seconds, searches)
 
-    def _search(self, plan: SearchPlan, on_phase: Callable[[str], None]) -> Iterator[Measurement]:
+    def _search(self, plan: Plan, on_phase: Callable[[str], None]) -> Iterator[Measurement]:
         """Search for the ceilings of a dtype; rows of a resumed log are not measured again."""
         problem = plan.problem
         held = [row for row in self.rows if row.phase and row.problem == problem]

@@ -10,7 +10,6 @@ from typing import Any
 
 from mamf.ceilings.ceiling import Ceiling, why_hopeless
 from mamf.ceilings.contributed import place_among_known
-from mamf.ceilings.search_plan import SearchPlan
 from mamf.cli.interruption import EXIT_CODE, Interruption
 from mamf.cli.planning import request_of
 from mamf.cli.resuming import Resumed, asked_budget, contradiction, interruptible, require_same_kernels
@@ -71,57 +70,55 @@ class _FindSession(Session):
         super().__init__(options, interruption, resumed)
         if self.before is None:
             (problem,) = self._problems()
-            self.search, self.kernels = plan_for(
+            self.plan, self.kernels = plan_for(
                 self.backend,
                 problem,
                 options.kernel,
                 regimes=asked_regimes(options.regime, CEILINGS),
                 budget_seconds=options.budget,
-                precision=options.precision or SearchPlan.precision,
+                precision=options.precision or Plan.precision,
                 is_quick=bool(options.quick),
             )
         else:
-            self.search = self._search_of(self.before)
-            self.kernels = kernels_for(self.backend, self.search.problem, self.search.kernels)
-        self.plan = self.make_plan()
+            self.plan = self._search_of(self.before)
+            self.kernels = kernels_for(self.backend, self.plan.problem, self.plan.kernels)
+            self.make_plan()
         held = self.log.lasting if self.log else []
         self.rows = list(held)
-        self.find = Find(self.search, self.kernels, self.backend, held)
+        self.find = Find(self.plan, self.kernels, self.backend, held)
         interruption.check()
 
     def _problems(self) -> tuple[Any, ...]:
         return request_of(operation(MATMUL), self.options).problems(self.backend)
 
-    def _search_of(self, before: Plan) -> SearchPlan:
-        """The search of the log with the budget of this run. Raises LogMismatchError for other kernels."""
-        search: SearchPlan = before.searches[0]
+    def _search_of(self, before: Plan) -> Plan:
+        """The plan of the log with the budget of this run. Raises LogMismatchError for other kernels."""
         if self.options.kernel:
             then, now = (
-                [kernel_for(self.backend, search.problem, name).name for name in names]
-                for names in (search.kernels, self.options.kernel)
+                [kernel_for(self.backend, before.problem, name).name for name in names]
+                for names in (before.kernels, self.options.kernel)
             )
             require_same_kernels(self.options, then, now)
-        return replace(search, budget_seconds=asked_budget(self.options) or search.budget_seconds)
+        return replace(before, budget_seconds=asked_budget(self.options) or before.budget_seconds)
 
     def new_plan(self) -> Plan:
-        return self.search.as_plan()
+        return self.plan
 
     def plan_to_compare(self, before: Plan) -> Plan:
         """The grid is the log's: it depends on the speed of the device."""
         options = self.options
-        if bool(options.quick) != self.search.is_quick:
-            raise contradiction(options, "quick", self.search.is_quick, bool(options.quick))
-        precision = options.precision or SearchPlan.precision
-        plan = replace(self.search, regimes=asked_regimes(self.options.regime, CEILINGS), precision=precision).as_plan()
-        return replace(plan, problems=self._problems())
+        if bool(options.quick) != before.options.is_quick:
+            raise contradiction(options, "quick", before.options.is_quick, bool(options.quick))
+        regimes, precision = asked_regimes(options.regime, CEILINGS), options.precision or Plan.precision
+        return replace(before, problems=self._problems(), regimes=regimes, precision=precision)
 
     def dry_run(self) -> int:
-        grid, names = self.search.grid, ", ".join(self.plan.kernels)
+        grid, names = self.plan.options.grid, ", ".join(self.plan.kernels)
         say(f"device: {self.backend.info.name} ({self.backend.name}:{self.backend.index}), {self.plan.problem.dtype}")
         say(f"kernels: {names}")
         largest = f", up to {grid.most_flop / 1e12:.3g} TFLOP each" if grid.most_flop else ""
         say(f"grid: {len(grid.shapes())} shapes, {grid.m[0]} to {grid.m[-1]} by {grid.m[0]}{largest}")
-        say(f"ceilings: {', '.join(self.plan.regimes)}; time: at most {self.search.budget_seconds:.0f} s")
+        say(f"ceilings: {', '.join(self.plan.regimes)}; time: at most {self.plan.budget_seconds:.0f} s")
         return 0
 
     def kernel_name(self) -> str:

@@ -150,7 +150,7 @@ class _GuardSession(KernelsSession):
                 f"{baseline.path} is no baseline for this: {', '.join(map(str, found))}; make one with --update"
             )
         names = {name: each.name for name, each in self.kernels}
-        wanted = [fields_of((*step[:3], names[step[3]])) for step in self.plan.steps()]
+        wanted = [fields_of(step._replace(kernel=names[step.kernel])) for step in self.plan.steps()]
         if not any(entry.fields in wanted for entry in entries(baseline) if entry.tflops is not None):
             raise IncomparableError(f"{baseline.path} has no figure for these rows: make a baseline with --update")
 

@@ -10,7 +10,6 @@ from dataclasses import replace
 from functools import partial
 
 from mamf.backend import Backend
-from mamf.ceilings.search_plan import SearchPlan
 from mamf.cli.interruption import Interruption
 from mamf.cli.planning import AnyOperation, kernels_of, make_plan, request_of
 from mamf.cli.resuming import Resumed, asked_budget, require_same_kernels
@@ -32,7 +31,7 @@ from mamf.report.text import counted
 
 
 def say_plan(
-    plan: Plan, steps: Sequence[StepKey], backend: Backend, devices: Sequence[int], searches: Sequence[SearchPlan] = ()
+    plan: Plan, steps: Sequence[StepKey], backend: Backend, devices: Sequence[int], searches: Sequence[Plan] = ()
 ) -> None:
     """Print a plan, for a dry run. ``steps``, ``searches``: those that are not done."""
     say(f"device: {backend.info.name} ({backend.name}:{backend.index})")
@@ -43,7 +42,7 @@ def say_plan(
         names = " and ".join(search.regimes)
         say(f"ceilings: {search.problem.dtype} {names}, found first in at most {search.budget_seconds:.0f} s")
     seconds = kernels_seconds(plan, steps, backend) / max(len(devices), 1)
-    seconds += sum(search.budget_seconds for search in searches)
+    seconds += sum(search.budget_seconds or 0.0 for search in searches)
     if plan.budget_seconds is not None and (plan.confirms or seconds >= plan.budget_seconds):
         say(f"time: at most {plan.budget_seconds:.0f} s, the budget")
     else:
@@ -134,7 +133,7 @@ class KernelsSession(Session):
         asked = {each.name: name for name, each in self.kernels}
         library = row.kernel.partition("[")[0]  # of an algorithm
         name = asked.get(row.kernel) or asked.get(library, row.kernel)
-        return self.plan.step(row.regime, row.problem, row.shape, name)
+        return StepKey(row.regime, row.problem, row.shape, name)
 
     def dry_run(self) -> int:
         say_plan(self.plan, self.plan.steps(self.held), self.backend, self.devices)

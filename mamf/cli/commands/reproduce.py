@@ -20,7 +20,7 @@ from mamf.kernel import AnyKernel
 from mamf.limits import shorten
 from mamf.logs.reproducing import NOT_MEASURED, claims_of_log, judge_claims
 from mamf.operation import Request, fields_of
-from mamf.plans import DEFAULT_BUDGET_SECONDS, REPRODUCE, Claim, Plan, ReproduceOptions
+from mamf.plans import DEFAULT_BUDGET_SECONDS, REPRODUCE, Claim, Plan, ReproduceOptions, StepKey
 from mamf.plugins.discovery import OPERATIONS, find_registered, is_path, kernel_names, operation
 from mamf.plugins.selection import choose_kernels
 from mamf.regime_names import BURST, CLASSIC, NAMES, SUSTAINED
@@ -68,7 +68,7 @@ def _claim_in_words(text: str) -> tuple[str, Claim]:
     regime = next((each for each in _REGIMES if f"regime={each}" in fields), BURST)
     asked = read_fields(of, [each for each in fields if each != f"regime={regime}"])
     half_digit = 0.5 * 10 ** -len(decimals or "")
-    step = (regime, {name: values[0] for name, values in asked.items()}, shape, kernel)
+    step = StepKey(regime, {name: values[0] for name, values in asked.items()}, shape, kernel)
     return of.name, Claim(step, float(number), Interval(float(number) - half_digit, float(number) + half_digit, 1.0))
 
 
@@ -121,7 +121,7 @@ class ReproduceSession(KernelsSession):
             regime, problem, shape, name = claim.step
             problem = self.of.problem_for(self.backend, problem) if isinstance(problem, dict) else problem
             if each := opened[name]:
-                claims.append(replace(claim, step=(regime, problem, shape, each[1].name)))
+                claims.append(replace(claim, step=StepKey(regime, problem, shape, each[1].name)))
         if not claims:
             raise UnavailableError(f"no kernel of {self.asked.source} can run here, so nothing is reproduced")
         self.asked = replace(self.asked, claims=tuple(claims))

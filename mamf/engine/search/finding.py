@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from mamf.backend import Backend
 from mamf.ceilings.ceiling import Ceiling, confirm_ceilings, why_hopeless
-from mamf.ceilings.search_plan import SearchPlan
 from mamf.engine.runner import Runner
 from mamf.engine.search.strategy import FindStrategy
 from mamf.errors import DeviceError
 from mamf.measurement import Measurement
 from mamf.operations.matmul.kernel import MatmulKernel
+from mamf.plans import Plan
 
 
 @dataclass
@@ -24,7 +24,7 @@ class Find:
     ``kernels`` are those of the plan.
     """
 
-    plan: SearchPlan
+    plan: Plan
     kernels: Sequence[MatmulKernel]
     backend: Backend
     held: Collection[Measurement] = ()

@@ -77,7 +77,7 @@ class GuardSweep(KernelsSweep):
     def _key(self, step: StepKey) -> StepKey:
         """The step by the kernel's own name, as rows have it."""
         regime, problem, shape, kernel = step
-        return regime, problem, shape, self._names[kernel].name
+        return StepKey(regime, problem, shape, self._names[kernel].name)
 
 
 def with_another_row(due: Sequence[StepKey], steps: Sequence[StepKey]) -> list[StepKey]:

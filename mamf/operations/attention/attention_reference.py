@@ -13,13 +13,15 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import torch
 
+from mamf.kernel import Verdict
+from mamf.measurement import LOST_NAN
 from mamf.operations.attention.shapes import AttentionShape
-from mamf.operations.operand_sets import float32_precision, fresh_integers, one_thread
+from mamf.operations.operand_sets import float32_precision, fresh_integers, one_thread, verify_beside_special
 
 _ROWS = 1024
 #: One row of this many is compared in each head.
@@ -284,3 +286,34 @@ def relevant_share(sparsity: float, length: int) -> float:
     sizes = [len(range(group, blocks, _GROUPS)) for group in range(_GROUPS)]
     attended = range(_attended(sparsity))
     return max(sum(sizes[(group + step) % _GROUPS] for step in attended) for group in range(_GROUPS)) / blocks
+
+
+def verify_special_attention(
+    shape: AttentionShape, operands: Mapping[str, torch.Tensor], launch: Callable[[], torch.Tensor]
+) -> Verdict:
+    """Verify a launch with an infinity and a NaN among the operands. They and what ``launch`` returns are batch, heads,
+    sequence, width. Needs a key that all queries see.
+
+    An infinity in V leaves no value of its column finite. A NaN in a query makes its row of O NaN; some kernels lose
+    it, which is no error but a detail. All other values must have the bits that they had.
+    """
+    if shape.window is not None or (shape.causal and shape.seqlen_q > shape.seqlen_k):
+        return Verdict(0.0, 0.0)
+    q, v, key = operands["q"], operands["v"], 0 if shape.causal else shape.seqlen_k - 1
+    expected = launch().clone()
+    batch, head, row, _ = (secrets.randbelow(size) for size in q.shape)
+    group, column = q.shape[1] // v.shape[1], secrets.randbelow(v.shape[-1])
+    shared = head // group
+    saved = [(each, each.clone()) for each in (q[batch, head, row], v[batch, shared, key])]
+    try:
+        q[batch, head, row, 0] = math.nan
+        v[batch, shared, key, column] = math.inf
+        found = launch()
+    finally:
+        for memory, values in saved:
+            memory.copy_(values)
+    own = (batch, slice(shared * group, (shared + 1) * group), slice(None), column)
+    expected[own] = torch.where(found[own].isfinite(), math.nan, found[own])
+    lost = int(found[batch, head, row].isfinite().sum().item())
+    expected[batch, head, row] = found[batch, head, row]
+    return verify_beside_special(found, expected, "an infinity and a NaN", {LOST_NAN: lost} if lost else {})

@@ -12,7 +12,7 @@ import math
 import secrets
 import sys
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
@@ -30,6 +30,7 @@ from mamf.operations.attention.attention_reference import (
     distance_of_rows,
     distance_on_host,
     error_of_key_sums,
+    verify_special_attention,
 )
 from mamf.operations.attention.shapes import AttentionKernel, AttentionProblem, AttentionShape
 from mamf.operations.operand_sets import (
@@ -43,8 +44,8 @@ from mamf.operations.operand_sets import (
     take_buffers,
     tensors_of,
     view_as,
+    worst_of,
 )
-from mamf.operations.special_values import verify_special_attention
 
 #: The command for devices that a kernel does not support: torch's own choice runs on all devices.
 ON_ANY_DEVICE = "mamf attention --kernel sdpa"
@@ -274,7 +275,7 @@ class PreparedAttention:
 
     def _verdict(self, found: Distance) -> Verdict:
         kernel, problem = self._kernel, self._problem
-        gradients = _worst(error for name, error in found.errors.items() if name != "o")
+        gradients = worst_of(error for name, error in found.errors.items() if name != "o")
         details = dict(self._details)
         if problem.has_backward:
             details["gradient_error"] = gradients
@@ -285,7 +286,7 @@ class PreparedAttention:
         row = found.worst_row / (_ROW_TOLERANCE if kernel.is_exact else _ROW_TOLERANCE_APPROXIMATE) * bound
         keys = self._shape.pairs / self._shape.seqlen_q
         factor = _GRADIENT_FACTOR + keys * _SUBNORMAL.get(problem.dtype, 0.0) / bound
-        worst = _worst((found.errors["o"], gradients / factor, row if row > bound else 0.0))
+        worst = worst_of((found.errors["o"], gradients / factor, row if row > bound else 0.0))
         reason = ""
         for name, slope in found.slopes.items() if kernel.is_exact and worst <= bound else ():
             most = min(_SLOPE, bound) + _RARE * found.errors[name] / math.sqrt(found.rows)
@@ -312,12 +313,6 @@ class PreparedAttention:
             outputs = [self._forward, *outputs]
         names = ("o", "dq", "dk", "dv") if self._problem.has_backward else ("o",)
         return dict(zip(names, outputs, strict=True))
-
-
-def _worst(errors: Iterable[float]) -> float:
-    """The largest error, or NaN if any is NaN: ``max`` ignores a NaN that does not come first."""
-    found = list(errors)
-    return math.nan if any(map(math.isnan, found)) else max(found, default=0.0)
 
 
 def _in_words(sizes: range | tuple[int, ...]) -> str:

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 from mamf.limits import LARGEST_SIZE, Sizes, count_values, parse_size, require_steps, whole_number
 from mamf.parameters import describe
+from mamf.plans import Shape
 
 
 def _size(help: str) -> Mapping[str, Any]:
@@ -58,9 +59,9 @@ class MatmulShape(Sizes):
 class MatmulGrid:
     """All combinations of these sizes of M, N and K, up to ``most_flop``; sizes need not be evenly spaced."""
 
-    m: Sequence[int]
-    n: Sequence[int]
-    k: Sequence[int]
+    m: tuple[int, ...]
+    n: tuple[int, ...]
+    k: tuple[int, ...]
     most_flop: float = math.inf
 
     def accepts(self, shape: MatmulShape) -> bool:
@@ -72,6 +73,26 @@ class MatmulGrid:
     def __len__(self) -> int:
         """The number of combinations of sizes."""
         return len(self.m) * len(self.n) * len(self.k)
+
+
+@dataclass(frozen=True)
+class SearchOptions:
+    """What only a search for ceilings has. The first kernel of its plan, the default, scouts the grid; then shapes and
+    kernels are searched together.
+
+    ``scouts`` and ``refinements``: the most measurements on the grid and around its best shapes, for all kernels
+    together. ``priors``: shapes that are measured first. ``is_quick``: whether to take fewer rounds and visits.
+    """
+
+    grid: MatmulGrid
+    scouts: int = 96
+    refinements: int = 132
+    priors: tuple[Shape, ...] = ()
+    is_quick: bool = False
+
+    def __post_init__(self) -> None:
+        whole_number("scouts", self.scouts)
+        whole_number("refinements", self.refinements, 0)
 
 
 def matmul_grid(m: Sequence[int], n: Sequence[int], k: Sequence[int]) -> list[MatmulShape]:

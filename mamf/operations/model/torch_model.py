@@ -1,14 +1,20 @@
-"""A training step in torch with any registered attention kernel, named in brackets: ``torch[sdpa-flash]``."""
+"""A training step in torch with any registered attention kernel, named in brackets: ``torch[sdpa-flash]``.
+
+It is verified by the same network in float32 with plain attention, one block at a time. The optimizer runs with a
+learning rate of 0: it does all of its work but leaves the parameters unchanged, so the last of thousands of training
+steps has a known result. Losses and gradients are verified after each train of launches. The parameters are checked as
+operands that must not change. The optimizer's moments are cleared before, to verify that it ran.
+"""
 
 from __future__ import annotations
 
 import functools
 import gc
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import nn
@@ -22,7 +28,7 @@ from mamf.operations.attention.shapes import AttentionProblem
 from mamf.operations.attention.torch_attention import TorchAttention
 from mamf.operations.model.network import Attend, Network, fill
 from mamf.operations.model.shapes import ModelKernel, ModelProblem, ModelShape, Phase
-from mamf.operations.operand_sets import Unchanged, check_torch, poison, tensors_of
+from mamf.operations.operand_sets import Unchanged, check_torch, poison, tensors_of, worst_of
 from mamf.plugins.discovery import kernel_of
 from mamf.torch_backend import TorchBackend, require_memory, torch_dtype
 
@@ -111,9 +117,8 @@ class CompiledModel(TorchModel):
     def runnable(self, network: Network) -> Callable[..., torch.Tensor]:
         # Dynamo caches compilations per code object, and after 8 networks further ones run uncompiled.
         torch.compiler.reset()
-        compiled: Any = torch.compile(network, dynamic=False)
-        call: Callable[..., torch.Tensor] = compiled
-        return call
+        compiled: Callable[..., torch.Tensor] = torch.compile(network, dynamic=False)
+        return compiled
 
 
 def autocast(
@@ -222,16 +227,21 @@ class Step:
         run: Callable[..., torch.Tensor],
         batches: int,
     ) -> None:
-        self._problem, self._shape, self._network, self._run = problem, shape, network, run
+        self._problem, self._network, self._run = problem, network, run
+        self._device = next(network.parameters()).device
         self._batches = [draw_batch(problem, shape, index, self._device) for index in range(batches)]
-        self._known = known_answers(normalize_problem(problem), shape, self._device)
-        self._answers = dict(self._known)
-        self._optimizer = optimizer_of(problem, network)
         self._sampled = [*network.stack[0].attention.parameters(), *network.head.norm.parameters()]
-
-    @property
-    def _device(self) -> torch.device:
-        return next(self._network.parameters()).device
+        phase: Phase = "forward-backward" if problem.has_backward else "forward"
+        alike = replace(problem, phase=phase, checkpointing=False, optimizer="adamw")
+        self._known = known_answers(alike, shape, self._device)
+        self._answers = dict(self._known)
+        self._optimizer: torch.optim.Optimizer | None = None
+        if problem.phase == "step":
+            fused = problem.optimizer == "adamw-fused"
+            self._optimizer = torch.optim.AdamW(network.parameters(), lr=0.0, fused=fused)
+        #: Copies of the parameters' size that stay in memory.
+        copies = 1 + (len(_MOMENTS) if self._optimizer else 0)
+        self._held_bytes = copies * problem.parameter_bytes(shape)
 
     def prepared(self) -> Prepared:
         operands: dict[str, torch.Tensor] = dict(self._network.named_parameters())
@@ -239,26 +249,17 @@ class Step:
             operands |= {f"tokens {index}": tokens, f"targets {index}": targets}
         self._unchanged = Unchanged({name: tensor.detach() for name, tensor in operands.items()})
         return Prepared(
-            launches=[self._launch_of(index) for index in range(len(self._batches))],
+            launches=[functools.partial(self._launch, *batch) for batch in self._batches],
             verify=self.verify,
             poison=self.poison,
             changed_operands=self.changed_operands,
-            held_bytes=self._held_bytes(),
+            held_bytes=self._held_bytes,
         )
 
-    def _held_bytes(self) -> int:
-        """Bytes of the parameters and of the optimizer's state."""
-        kept = 1 + (len(_MOMENTS) if self._optimizer else 0)
-        return kept * self._problem.parameter_bytes(self._shape)
-
-    def _launch_of(self, index: int) -> Callable[[], object]:
-        tokens, targets = self._batches[index]
+    def _launch(self, tokens: torch.Tensor, targets: torch.Tensor) -> object:
         if not self._problem.has_backward:
             # The graph is recorded as in training, so that the difference to other phases is only the backward pass.
-            return lambda: self._run(tokens, targets).detach()
-        return lambda: self._forward_backward(tokens, targets)
-
-    def _forward_backward(self, tokens: torch.Tensor, targets: torch.Tensor) -> object:
+            return self._run(tokens, targets).detach()
         self._network.zero_grad(set_to_none=True)
         losses = self._run(tokens, targets)
         losses.mean().backward()
@@ -298,17 +299,16 @@ class Step:
         error = relative(found, losses, losses - losses.mean())
         details: dict[str, float | str] = {}
         if self._problem.has_backward:
-            details["gradient_error"] = off = worst(map(relative, own, gradients, gradients))
-            error = worst((error, off / _GRADIENT_FACTOR))
+            details["gradient_error"] = off = worst_of(map(relative, own, gradients, gradients))
+            error = worst_of((error, off / _GRADIENT_FACTOR))
         if any(not float(moment.float().norm()) > 0 for moment in self._moments()):
             error, details["optimizer"] = math.inf, "it left its moments empty"
         return Verdict(error, _TOLERANCE[self._problem.dtype], details, "float32")
 
     def _answer(self, index: int) -> _Answer:
         if index not in self._answers:
-            tokens, targets = self._batches[index]
             sampled = self._sampled if self._problem.has_backward else []
-            losses, gradients = reference(self._network, tokens, targets, sampled)
+            losses, gradients = reference(self._network, *self._batches[index], sampled)
             self._answers[index] = losses.cpu(), [each.cpu() for each in gradients]
         return self._answers[index]
 
@@ -317,12 +317,6 @@ class Step:
 def known_answers(problem: ModelProblem, shape: ModelShape, device: torch.device) -> dict[int, _Answer]:
     """The reference results of each batch, in host memory. A reference takes longer than a row, so kernels share it."""
     return {}
-
-
-def normalize_problem(problem: ModelProblem) -> ModelProblem:
-    """The problem without the fields that do not change the result."""
-    phase: Phase = "forward-backward" if problem.has_backward else "forward"
-    return replace(problem, phase=phase, checkpointing=False, optimizer="adamw")
 
 
 def draw_batch(
@@ -334,19 +328,6 @@ def draw_batch(
     return text[:, :-1].contiguous().to(device), text[:, 1:].contiguous().to(device)
 
 
-def optimizer_of(problem: ModelProblem, network: nn.Module) -> torch.optim.Optimizer | None:
-    """The optimizer with a learning rate of 0; None except in the phase ``step``."""
-    if problem.phase != "step":
-        return None
-    return torch.optim.AdamW(network.parameters(), lr=0.0, fused=problem.optimizer == "adamw-fused")
-
-
 def relative(found: torch.Tensor, reference: torch.Tensor, scale: torch.Tensor) -> float:
     """||found - reference|| / ||scale||."""
     return float((found.float() - reference.to(found.device)).norm() / scale.norm())
-
-
-def worst(errors: Iterable[float]) -> float:
-    """The largest error, or NaN if any is NaN."""
-    found = list(errors)
-    return math.nan if any(map(math.isnan, found)) else max(found)

@@ -40,7 +40,7 @@ _HOMES = {
     "ModelShape": "mamf.operations.model.shapes",
     "find_best": "mamf.engine.search.search",
     "matmul_grid": "mamf.operations.matmul.shapes",
-    "parse_range": "mamf.operations.matmul.shapes",
+    "parse_range": "mamf.parameters",
     # what is measured
     "Ceiling": "mamf.ceilings.ceiling",
     "Measurement": "mamf.measurement",

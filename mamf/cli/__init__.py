@@ -22,7 +22,7 @@ from typing import Any
 
 from mamf.cli import watching
 from mamf.cli.interruption import EXIT_CODE
-from mamf.cli.parser import Parser, PrintHelpAll, complete, with_dashes
+from mamf.cli.parser import Parser, PrintHelpAll, complete, value_of, with_dashes
 from mamf.cli.terminal import keep_stdout, say, say_lines, stdout, terminal_columns, warn
 from mamf.errors import LogChangedWarning, MamfError, MamfWarning, UsageError
 from mamf.limits import shorten
@@ -200,6 +200,7 @@ def _parser(given: Sequence[str]) -> Parser:
             command.set_defaults(command=name, module=module, parser=command)
             code = options_of(module)
             command.epilog = code.EXAMPLES
+            command.words = given
             code.configure(command)
             command.add_argument("--help-all", action=PrintHelpAll, help="show all options and exit")
     return parser
@@ -216,7 +217,7 @@ def _overview() -> str:
 
 def module_of(command: str, given: Sequence[str]) -> str:
     """The module of a command; the options of sweep and find depend on the operation."""
-    if command in ("sweep", "find") and _operation_of(given) not in (None, "matmul"):
+    if command in ("sweep", "find") and value_of("--operation", given) not in (None, "matmul"):
         return f"kernels_{command}"
     return f"{command}_" if keyword.iskeyword(command) else command
 
@@ -225,12 +226,3 @@ def options_of(module: str) -> ModuleType:
     """Import the module with the examples and options of a command: the command's, or that in mamf.cli.options."""
     is_apart = importlib.util.find_spec(f"mamf.cli.options.{module}")
     return importlib.import_module(f"mamf.cli.{'options' if is_apart else 'commands'}.{module}")
-
-
-def _operation_of(given: Sequence[str]) -> str | None:
-    """The value of --operation, before there is a parser that knows it."""
-    for option, value in zip(given, [*given[1:], ""], strict=True):
-        name, equals, joined = option.partition("=")
-        if name == "--operation":
-            return joined if equals else value
-    return None

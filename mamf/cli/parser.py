@@ -19,20 +19,23 @@ from mamf.text import wrapped
 
 #: Options that few need: only --help-all prints them.
 RARE = {
-    *("--anyway", "--data", "--devices", "--fast-accumulation", "--isolate", "--layout", "--no-flush", "--notes"),
-    *("--order", "--num-iterations", "--num-warmup-iterations", "--out-dtype", "--overwrite", "--patience"),
-    *("--precision", "--product", "--reference", "--reference-every", "--seed", "--time-limit"),
+    *("--anyway", "--devices", "--isolate", "--no-flush", "--notes", "--num-iterations", "--num-warmup-iterations"),
+    *("--order", "--overwrite", "--patience", "--precision", "--reference", "--reference-every", "--seed"),
+    *("--time-limit",),
 }
 _INVALID_CHOICE = re.compile(r"invalid choice: '?([^' ]+)'? \(choose from (.*)\)")
 
 
 class Parser(argparse.ArgumentParser):
     """Reports an error in one line, suggests the nearest known option, and exits with ``usage_exit_code``. Its help
-    begins with the examples, and leaves out what is ``RARE``; ``overview`` replaces the help of mamf itself.
+    begins with the examples, and leaves out what is rare; ``overview`` replaces the help of mamf itself.
+
+    ``words``: the command line, because the options of some commands depend on the operation or the kernel in it.
     """
 
     usage_exit_code = 2
     overview = ""
+    words: Sequence[str] = ()
 
     def __init__(self, **keywords: Any) -> None:
         super().__init__(**keywords, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -84,7 +87,7 @@ class Parser(argparse.ArgumentParser):
         say_lines(self.format_help())
 
     def _help(self, is_whole: bool) -> str:
-        rare = [] if is_whole else [each for each in self._actions if RARE.intersection(each.option_strings)]
+        rare = [] if is_whole else list(filter(_is_rare, self._actions))
         helps = [each.help for each in rare]
         for each in rare:
             each.help = argparse.SUPPRESS
@@ -116,6 +119,19 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         say(f"{self.prog}: {_shortened(message)}{suggestion(message)}", sys.stderr)
         sys.exit(self.usage_exit_code)
+
+
+def _is_rare(action: argparse.Action) -> bool:
+    return bool(RARE.intersection(action.option_strings)) or getattr(action, "is_rare", False)
+
+
+def value_of(option: str, words: Sequence[str]) -> str | None:
+    """The value of an option, before there is a parser that knows it; empty if it is missing."""
+    for word, following in itertools.zip_longest(words, words[1:], fillvalue=""):
+        name, equals, joined = word.partition("=")
+        if name == option:
+            return joined if equals else "" if following.startswith("-") else following
+    return None
 
 
 def filled(text: str) -> str:

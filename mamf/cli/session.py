@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from mamf.kinds.driver import Resumed
     from mamf.kinds.kind import Named, Setup, Strategy, View
     from mamf.logs.run_log import RunLog
-    from mamf.operation import Operation
+    from mamf.operation import Operation, Request
     from mamf.report.document import Document
 
 NOTHING_MEASURED = 1
@@ -40,15 +40,16 @@ def run_session(options: argparse.Namespace, session: Callable[..., Session], *a
     return interruptible(options, work)
 
 
-def run_kernels(options: argparse.Namespace, session: Callable[..., Session]) -> int:
-    """Measure kernels of ``options.operation``. Reports wrong options before a device is opened."""
-    from mamf.cli.planning import asked_for, shapes_from
+def run_kernels(
+    options: argparse.Namespace, session: Callable[..., Session], of: Operation[Any, Any] | None = None
+) -> int:
+    """Measure kernels of an operation, by default that of the options. Wrong options are reported before a device is
+    opened.
+    """
+    from mamf.cli.planning import request_of
     from mamf.plugins.discovery import operation
 
-    of = operation(options.operation)
-    asked_for(of, options)
-    shapes_from(of, options)
-    return run_session(options, session, of)
+    return run_session(options, session, request_of(of or operation(options.operation), options))
 
 
 class Session:
@@ -61,7 +62,7 @@ class Session:
 
     def __init__(
         self,
-        of: Operation[Any, Any],
+        request: Request,
         options: argparse.Namespace,
         interruption: Interruption,
         resumed: Resumed | None,
@@ -73,9 +74,10 @@ class Session:
         from mamf.logs.recording import apply_traits
         from mamf.machine.environment import command_line
 
-        self.of, self.options, self.interruption, self.command = of, options, interruption, str(options.command)
+        self.request, self.of, self.command = request, request.of, str(options.command)
+        self.options, self.interruption = options, interruption
         self.log: RunLog | None = resumed and resumed.log
-        self.before = require_kind(self.log, self.kind, of.name, self.command) if self.log else None
+        self.before = require_kind(self.log, self.kind, self.of.name, self.command) if self.log else None
         self.backend = self._open_device()
         isolation_of(self.backend).everything = options.isolate
         advice: Sequence[Advice] = ()
@@ -141,14 +143,16 @@ class Session:
         return choose_kernels(self.of, self.backend, self.before.kernels)
 
     def asked_kernels(self) -> Sequence[str] | None:
-        """The names in the options; None for all kernels."""
-        return self.options.kernel  # type: ignore[no-any-return]
+        """The names in the options or of the preset; None for all kernels."""
+        from mamf.cli.planning import kernels_of
+
+        return kernels_of(self.request, self.options, self.backend)
 
     def new_plan(self) -> Plan:
         """The plan from the options."""
-        from mamf.cli.planning import plan_from
+        from mamf.cli.planning import make_plan
 
-        return plan_from(self.of, self.options, self.backend, self.kernels)
+        return make_plan(self.request, self.options, self.backend, [name for name, _ in self.kernels])
 
     def plan_to_compare(self, before: Plan) -> Plan:
         """The plan from the options, to compare with the log's; fields that depend on measurements are the log's."""

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from mamf.backend import Backend
 from mamf.kernel import Kernel
-from mamf.limits import Sizes
+from mamf.limits import Sizes, parse_size
 from mamf.operations.matmul.kernel import ProductProblem
 from mamf.operations.matmul.operation import ProductOperation
+from mamf.parameters import describe
 
 
 @dataclass(frozen=True, order=True)
@@ -21,10 +22,10 @@ class BatchedShape(Sizes):
     pattern: ClassVar[re.Pattern[str]] = re.compile(r"(\d+)x(\d+)x(\d+)x(\d+)", re.ASCII)
     written: ClassVar[str] = "the shape of a batch; write BxMxNxK, for example 64x1024x1024x128"
 
-    batch: int
-    m: int
-    n: int
-    k: int
+    batch: int = field(metadata=describe("products", read=parse_size))
+    m: int = field(metadata=describe("rows of each A and C", read=parse_size))
+    n: int = field(metadata=describe("columns of each B and C", read=parse_size))
+    k: int = field(metadata=describe("the reduction", read=parse_size))
 
     def __str__(self) -> str:
         return f"{self.batch}x{self.m}x{self.n}x{self.k}"

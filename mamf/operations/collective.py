@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, get_args
 
 from mamf.backend import MIB, Backend, DeviceInfo
@@ -14,6 +14,7 @@ from mamf.limits import LARGEST_SEED, require_known, whole_number
 from mamf.measurement import TERA, Measurement
 from mamf.operation import Operation
 from mamf.operations.bandwidth.shapes import BandwidthShape
+from mamf.parameters import describe
 from mamf.work import Work
 
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
@@ -34,12 +35,12 @@ class CollectiveProblem:
 
     operation: ClassVar[str] = "collective"
 
-    collective: str = "all_reduce"
-    ranks: int = 2
+    collective: str = field(default="all_reduce", metadata=describe("what the ranks do", choices=COLLECTIVES))
+    ranks: int = field(default=2, metadata=describe("ranks", default="those of the launcher, else 2"))
     dtype: str = "bfloat16"
     data: str = "normal"
     seed: int = 0
-    blocks: int = 0
+    blocks: int = field(default=0, metadata=describe("communication blocks; 0: the library's", metavar="N"))
 
     def __post_init__(self) -> None:
         require_known(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, get_args
 
 from mamf.backend import MIB, Backend
@@ -11,6 +11,7 @@ from mamf.kernel import DATA, Buffer, Kernel
 from mamf.limits import LARGEST_SEED, require_known, whole_number
 from mamf.operation import Operation
 from mamf.operations.bandwidth.shapes import BandwidthShape
+from mamf.parameters import describe
 from mamf.work import Work
 
 Direction = Literal["to_device", "to_host", "to_peer"]
@@ -28,7 +29,7 @@ class CopyProblem:
 
     operation: ClassVar[str] = "copies"
 
-    direction: str = "to_device"
+    direction: str = field(default="to_device", metadata=describe("where bytes go", choices=DIRECTIONS))
     dtype: str = "int8"
     data: str = "normal"
     seed: int = 0

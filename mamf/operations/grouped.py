@@ -5,15 +5,17 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, get_args
 
 from mamf.backend import Backend, DeviceInfo
 from mamf.kernel import Kernel
-from mamf.limits import Sizes, require_known
+from mamf.limits import Sizes, parse_size, require_known
 from mamf.measurement import Measurement
+from mamf.operation import Preset
 from mamf.operations.matmul.kernel import ProductProblem
 from mamf.operations.matmul.operation import ProductOperation
+from mamf.parameters import describe
 from mamf.work import Work
 
 Routing = Literal["balanced", "skewed"]
@@ -30,10 +32,10 @@ class GroupedShape(Sizes):
     pattern: ClassVar[re.Pattern[str]] = re.compile(r"e(\d+)t(\d+)n(\d+)k(\d+)", re.ASCII)
     written: ClassVar[str] = "the shape of groups; write eEtTnNkK, for example e8t16384n14336k4096"
 
-    experts: int
-    tokens: int
-    n: int
-    k: int
+    experts: int = field(metadata=describe("experts", read=parse_size))
+    tokens: int = field(metadata=describe("rows of all experts together", read=parse_size))
+    n: int = field(metadata=describe("columns of C", read=parse_size))
+    k: int = field(metadata=describe("the reduction", read=parse_size))
 
     def __str__(self) -> str:
         return f"e{self.experts}t{self.tokens}n{self.n}k{self.k}"
@@ -65,7 +67,9 @@ class GroupedProblem(ProductProblem):
     operation: ClassVar[str] = "grouped"
     convention: ClassVar[str] = "2*T*N*K; tokens and weights of experts that have any read, C written, once each"
 
-    routing: Routing = "balanced"
+    routing: Routing = field(
+        default="balanced", metadata=describe("tokens of the experts: as equal as possible, or by Zipf's law")
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -133,7 +137,10 @@ def _of_all(tokens: int) -> dict[GroupedShape, str]:
     return {shape: name for mixture in MIXTURES for shape, name in mixture.shapes(tokens).items()}
 
 
-PRESETS: Mapping[str, Mapping[GroupedShape, str]] = {"moe": _of_all(_TOKENS), "moe-decode": _of_all(_FEW_TOKENS)}
+PRESETS: Mapping[str, Preset[GroupedShape]] = {
+    "moe": Preset(_of_all(_TOKENS)),
+    "moe-decode": Preset(_of_all(_FEW_TOKENS)),
+}
 
 
 class GroupedKernel(Kernel[GroupedProblem, GroupedShape]):
@@ -163,7 +170,7 @@ class Grouped(ProductOperation[GroupedProblem, GroupedShape]):
             GroupedShape(128, 32768, 768, 2048),
         ]
 
-    def presets(self) -> Mapping[str, Mapping[GroupedShape, str]]:
+    def presets(self) -> Mapping[str, Preset[GroupedShape]]:
         return PRESETS
 
     def columns(self, row: Measurement, info: DeviceInfo | None = None) -> Mapping[str, object]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from mamf.backend import MIB, Backend, DeviceInfo, OperandPool, Unavailable
@@ -23,6 +23,7 @@ from mamf.operations.copies import DIRECTIONS, CopyProblem, CopyShape
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.selection import kernel_for
 from mamf.operations.matmul.shapes import MatmulShape
+from mamf.parameters import describe
 from mamf.plugins.discovery import operation
 from mamf.plugins.selection import choose_kernels
 from mamf.work import Work
@@ -70,9 +71,9 @@ class OverlapProblem:
 
     operation: ClassVar[str] = "overlap"
 
-    other: str = "to_host"
-    timed: str = PRODUCTS
-    alone: bool = True
+    other: str = field(default="to_host", metadata=describe("what runs beside products", choices=OTHERS))
+    timed: str = field(default=PRODUCTS, metadata=describe("what the rate counts", choices=TIMED))
+    alone: bool = field(default=True, metadata=describe("it runs alone"))
     ranks: int = 1
     blocks: int = 0
     dtype: str = "bfloat16"

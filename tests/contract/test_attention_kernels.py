@@ -16,11 +16,13 @@ from mamf.dtypes import DTYPES
 from mamf.engine.measure import classify_error
 from mamf.errors import UnsupportedError
 from mamf.operations.attention.attention_reference import error_of_key_sums, relevant_share
-from mamf.operations.attention.operation import attention_kernel
+from mamf.operations.attention.operation import Attention
 from mamf.operations.attention.shapes import DIRECTIONS, AttentionProblem, AttentionShape
 from mamf.operations.attention.torch_attention import PreparedAttention
 from mamf.operations.operand_sets import take_buffers
-from mamf.plugins.discovery import ATTENTION_KERNELS, backend_class, find_registered, open_backend
+from mamf.plugins.discovery import ATTENTION_KERNELS, backend_class, find_registered, kernel_of, open_backend
+
+attention_kernel = partial(kernel_of, Attention())
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile"),

@@ -8,7 +8,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mamf.engine.regimes.checking import Checked, WrongResultError
-from mamf.operations.attention.operation import attention_kernel
+from mamf.operations.attention.operation import Attention
 from mamf.operations.attention.torch_attention import TorchAttention
 from mamf.operations.attention.torch_kernels import SdpaMath
 from mamf.operations.model import torch_model
@@ -17,6 +17,8 @@ from mamf.operations.model.torch_model import TorchModel, known_answers, network
 from mamf.plugins.discovery import kernel_of, open_backend, operation
 from mamf.profiling.scripts import model_step
 from mamf.testing.contracts import AnyKernelContract
+
+attention_kernel = functools.partial(kernel_of, Attention())
 
 TINY = {"d_model": 32, "d_ff": 64, "layers": 2, "heads": 4, "kv_heads": 4, "vocabulary": 97, "dtype": "float32"}
 GPT2 = ModelProblem(**TINY)

@@ -156,7 +156,7 @@ def test_without_a_confirmed_ceiling_kernels_are_measured_and_shares_missing(att
 
 
 def test_a_complete_log_without_its_ceiling_goes_on_with_the_search(attention, resume, monkeypatch, tmp_path):
-    monkeypatch.setattr("mamf.cli.attention_plans._SHARE_OF_BUDGET", 0.01)
+    monkeypatch.setattr("mamf.cli.ceilings._SHARE_OF_BUDGET", 0.01)
     assert attention("--budget", "100s")[0] == 0
     log = complete_without_ceilings(tmp_path)
     code, out, err = resume()
@@ -306,7 +306,7 @@ def test_spoiling_the_search_is_caught(spoil, rule, records, tmp_path):
 
 
 def test_an_honest_log_without_a_confirmed_ceiling_is_accepted(attention, monkeypatch, tmp_path):
-    monkeypatch.setattr("mamf.cli.attention_plans._SECONDS", {1: 1.0})
+    monkeypatch.setattr("mamf.cli.ceilings._SECONDS", {1: 1.0})
     code, out, _ = attention()
     assert code == 0
     assert "complete: no bfloat16 burst ceiling was confirmed in 1 s, so its rows have no shares" in out

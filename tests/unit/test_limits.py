@@ -25,8 +25,9 @@ from mamf.operations.bandwidth.shapes import BandwidthProblem, BandwidthShape
 from mamf.operations.batched import BatchedShape
 from mamf.operations.grouped import GroupedShape
 from mamf.operations.matmul.kernel import MatmulProblem
-from mamf.operations.matmul.shapes import MatmulShape, matmul_grid, parse_range
+from mamf.operations.matmul.shapes import MatmulShape, matmul_grid
 from mamf.operations.model.shapes import ModelShape
+from mamf.parameters import parse_range
 from mamf.statistics import Interval
 from mamf.testing import SimulatedBackend
 

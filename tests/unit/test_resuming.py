@@ -74,6 +74,7 @@ OTHER = {
         "--dtype": ("float16", "dtype float16", "bfloat16"),
         "--direction": ("bwd", "direction bwd", "bwd fwd"),
         "--backward-count": ("model", "backward-count model", "hardware"),
+        "--data": ("uniform", "data uniform", "normal"),
         "--sparsity": ("0 0.5", "sparsity 0 0.5", "0"),
         "--seed": ("1", "seed 1", "0"),
         "--regime": ("burst sustained", "regime burst sustained", "burst"),
@@ -175,6 +176,7 @@ def test_every_option_that_decides_a_figure_is_checked(command, run):
         "--product",
         "--preset",
         "--kernel",
+        "--set",
         "--shapes",
     }
     ranges = {"--m-range", "--n-range", "--k-range"}  # as --m

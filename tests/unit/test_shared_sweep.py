@@ -610,7 +610,7 @@ def test_the_kernel_of_a_ceiling_is_named_to_all_devices_or_they_are_compared_by
 
 @pytest.mark.usefixtures("attention_kernels")
 def test_a_ceiling_that_is_sought_is_sought_on_the_first(run, shared, monkeypatch):
-    monkeypatch.setattr("mamf.cli.attention_plans.plan_for", simulated_node.short_plan)
+    monkeypatch.setattr("mamf.cli.ceilings.plan_for", simulated_node.short_plan)
     (code, _, err), log = shared(*ATTENTION, "--seq-lens", "1024", "8192", "--no-flush")
     assert (code, err) == (0, "")
     assert {row.device for row in log.measurements if row.phase} == {None}
@@ -620,7 +620,7 @@ def test_a_ceiling_that_is_sought_is_sought_on_the_first(run, shared, monkeypatc
 
 @pytest.mark.usefixtures("attention_kernels")
 def test_a_search_that_was_broken_off_is_gone_on_with_by_its_own_device(run, shared, monkeypatch):
-    monkeypatch.setattr("mamf.cli.attention_plans.plan_for", simulated_node.short_plan)
+    monkeypatch.setattr("mamf.cli.ceilings.plan_for", simulated_node.short_plan)
     (code, _, _), log = shared(*ATTENTION, "--seq-lens", "1024", "--no-flush", "--budget", "0.5s")
     assert (code, log.tier) == (1, "interrupted")
     code, _, err = run("attention", "--resume", "log.jsonl", "--devices", "1")

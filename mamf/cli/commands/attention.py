@@ -3,51 +3,43 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 from mamf.ceilings.ceiling import Ceiling
 from mamf.ceilings.share import Ceilings
-from mamf.cli.attention_plans import (
+from mamf.cli.ceilings import (
     add_searches,
     budget_warning,
     given_ceilings,
-    kernels_from,
     limit_budgets,
-    plan_from,
     require_repeated_ceilings,
-    shapes_from,
+    wanted_ceilings,
 )
-from mamf.cli.interruption import Interruption
-from mamf.cli.planning import AnyOperation, wanted_ceilings
-from mamf.cli.session import Session, run_session, say_plan
+from mamf.cli.session import Session, run_kernels, say_plan
 from mamf.cli.terminal import warn
 from mamf.engine.search.shares import SharesSweep
 from mamf.errors import UnknownNameError
 from mamf.kernel import AnyKernel
-from mamf.kinds.driver import Resumed
 from mamf.kinds.kind import Setup, View
 from mamf.logs.recording import Record
 from mamf.logs.records import ceiling_record
-from mamf.operations.attention.operation import Attention
+from mamf.operation import Request
 from mamf.operations.matmul.selection import reference_kernels
 from mamf.plans import Plan
 from mamf.plugins.discovery import operation
 
 
 def run(options: argparse.Namespace) -> int:
-    if not options.resume:
-        shapes_from(options)  # reports wrong sizes before a device is opened
-    return run_session(options, _AttentionSession, operation(Attention.name))
+    return run_kernels(options, _AttentionSession, operation("attention"))
 
 
 class _AttentionSession(Session):
-    """Measures attention kernels, and before them the ceilings for their shares."""
+    """Measures kernels whose rows are shares of the matmul ceiling, and before them that ceiling."""
 
-    def __init__(
-        self, of: AnyOperation, options: argparse.Namespace, interruption: Interruption, resumed: Resumed | None
-    ) -> None:
-        super().__init__(of, options, interruption, resumed)
+    def __init__(self, request: Request, options: argparse.Namespace, *opened: Any) -> None:
+        super().__init__(request, options, *opened)
         self.ceilings: dict[tuple[str, str], Ceiling] = dict(self.log.all_ceilings) if self.log else {}
         given = given_ceilings(options, wanted_ceilings(self.plan), self.backend)
         if self.log and self.before:
@@ -60,15 +52,12 @@ class _AttentionSession(Session):
         if options.baseline is not None and options.baseline not in names:
             raise UnknownNameError("baseline", options.baseline, names)
 
-    def asked_kernels(self) -> Sequence[str] | None:
-        return kernels_from(self.options, self.backend)
-
     def new_plan(self) -> Plan:
         plan = self.plan_to_compare()
         return plan if self.options.no_ceiling or self.options.ceiling else add_searches(plan, self.backend)
 
     def plan_to_compare(self, before: Plan | None = None) -> Plan:
-        return plan_from(self.options, self.backend, [name for name, _ in self.kernels])
+        return super().new_plan()
 
     def _missing_searches(self) -> list[Plan]:
         dtypes = {key[0] for key in wanted_ceilings(self.plan) if key not in self.ceilings}

@@ -5,19 +5,20 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
-from mamf.cli.interruption import Interruption
-from mamf.cli.planning import AnyOperation, asked_for, operation_asked_for, shapes_from, with_shapes_of_sizes
-from mamf.cli.session import Session, run_session
+from mamf.cli.planning import AnyOperation
+from mamf.cli.session import Session, run_kernels
 from mamf.cli.terminal import say
 from mamf.engine.strategies.kernels import KernelsSweep
 from mamf.errors import UnavailableError, UsageError
-from mamf.kinds.driver import Resumed
 from mamf.kinds.kind import Setup
 from mamf.logs.recording import Record
 from mamf.logs.run_log import RunLog, read_run_log
 from mamf.measurement import Measurement
-from mamf.plans import Plan
+from mamf.operation import Request
+from mamf.plugins.discovery import operation
+from mamf.plugins.selection import find_operation
 from mamf.profiling.counters.counts import counted_in, counts_record, step_of
 from mamf.profiling.counters.ncu import Ncu, find_ncu
 from mamf.profiling.counters.report import counters_document
@@ -28,24 +29,22 @@ _NOTHING_COUNTED = 1
 
 def run(options: argparse.Namespace) -> int:
     options.ncu = find_ncu(options.ncu)
-    of = _operation(options)
-    # Reports wrong options before a device is opened.
-    asked_for(of, options)
-    shapes_from(of, options)
-    return run_session(options, CountersSession, of)
+    return run_kernels(options, CountersSession, _operation(options))
 
 
 def _operation(options: argparse.Namespace) -> AnyOperation:
     options.kernel = options.kernel or None
-    if options.resume is not None and options.operation is None:
-        plan = read_run_log(options.resume).plan
-        if plan.is_search:
-            raise UsageError(f"{options.resume} is not a log of 'mamf counters'")
-        options.operation = plan.operation
-    elif options.kernel is None:
+    if options.operation:
+        return operation(options.operation)
+    if options.kernel:
+        return find_operation(options.kernel[0])
+    if options.resume is None:
         missing = f"cannot read {options.output}, which does not exist" if options.begins else "nothing to count"
         raise UsageError(f"{missing}: name a KERNEL of 'mamf kernels'")
-    return operation_asked_for(options, options.kernel or ())
+    plan = read_run_log(options.resume).plan
+    if plan.is_search:
+        raise UsageError(f"{options.resume} is not a log of 'mamf counters'")
+    return operation(plan.operation)
 
 
 @dataclass
@@ -78,20 +77,14 @@ class CountingSweep(KernelsSweep):
 class CountersSession(Session):
     """Measures kernels in burst, and counts each afterwards."""
 
-    def __init__(
-        self, of: AnyOperation, options: argparse.Namespace, interruption: Interruption, resumed: Resumed | None
-    ) -> None:
-        super().__init__(of, options, interruption, resumed)
+    def __init__(self, request: Request, options: argparse.Namespace, *opened: Any) -> None:
+        super().__init__(request, options, *opened)
         if reason := self.backend.without_counters():
             raise UnavailableError(str(reason))
         before = counted_in(self.log) if self.log else {}
         self.counted = {step for step, counts in before.items() if counts.ok}
         backend = options.backend or self.backend.name
         self.ncu = Ncu(options.ncu, backend, self.backend.index, options.launches)
-
-    def new_plan(self) -> Plan:
-        with_shapes_of_sizes(self.of, self.options, self.backend)
-        return super().new_plan()
 
     def strategy(self, setup: Setup) -> CountingSweep:
         held, on_phase = setup.answers, setup.on_phase

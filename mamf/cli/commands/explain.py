@@ -22,6 +22,7 @@ from mamf.kinds.kind import Drawing
 from mamf.kinds.registry import kind_of
 from mamf.logs.found import cached_ceiling
 from mamf.logs.run_log import RunLog, read_run_log
+from mamf.operation import Request
 from mamf.operations.matmul.operation import problem_for
 from mamf.operations.matmul.selection import installed_kernel, kernel_for
 from mamf.plans import EXPLAIN, MATMUL, Plan
@@ -41,7 +42,7 @@ def run(options: argparse.Namespace) -> int:
             raise exists(options.picture)
     if options.ceiling and options.shape:
         raise UsageError("--ceiling determines the shape: leave --shape out")
-    return run_session(options, ExplainSession, operation(MATMUL))
+    return run_session(options, ExplainSession, Request(operation(MATMUL)))
 
 
 class ExplainSession(Session):
@@ -81,7 +82,7 @@ def product_of(options: argparse.Namespace, backend: Backend) -> Product:
         return _winner(_ceiling_of(options.ceiling, options.dtype, backend), asked)
     problem = problem_for(backend, options.dtype)
     if options.shape:
-        return problem, options.shape, asked or kernel_for(backend, problem).name
+        return problem, operation(MATMUL).parse_shape(options.shape), asked or kernel_for(backend, problem).name
     before = cached_ceiling(backend.info, problem, BURST)
     if before is None:
         raise UsageError(f"no find of {problem.dtype} on this device is known: run 'mamf find', or name a --shape")

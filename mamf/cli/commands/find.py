@@ -6,10 +6,11 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from mamf.ceilings.contributed import place_among_known
-from mamf.cli.commands.sweep import problem_from
 from mamf.cli.interruption import EXIT_CODE, Interruption
+from mamf.cli.planning import request_of
 from mamf.cli.resuming import contradiction, interruptible, require_same_kernels
 from mamf.cli.session import Session
 from mamf.cli.terminal import note_stream, say, warn
@@ -19,7 +20,7 @@ from mamf.kinds.driver import Resumed
 from mamf.kinds.kind import Named
 from mamf.logs.found import cache_ceiling
 from mamf.logs.run_log import RunLog
-from mamf.operations.matmul.operation import problem_for
+from mamf.operation import Request
 from mamf.operations.matmul.selection import kernel_for, kernels_for
 from mamf.plans import FIND, MATMUL, Plan
 from mamf.plugins.discovery import open_backend, operation
@@ -37,8 +38,8 @@ def run(options: argparse.Namespace) -> int:
     def work(interruption: Interruption, resumed: Resumed | None) -> int:
         if len(dtypes) > 1:  # reports a wrong dtype before the first is measured
             backend = open_backend(options.backend or "auto", options.device or 0)
-            for dtype in dtypes:
-                kernels_for(backend, problem_for(backend, dtype, options.out_dtype), options.kernel)
+            for problem in request_of(operation(MATMUL), options).problems(backend):
+                kernels_for(backend, problem, options.kernel)
         for dtype in dtypes[len(options.codes) :]:
             options.dtype = dtype
             if output is not None and len(dtypes) > 1:
@@ -63,14 +64,18 @@ class _FindSession(Session):
     kind = FIND
 
     def __init__(self, options: argparse.Namespace, interruption: Interruption, resumed: Resumed | None) -> None:
-        super().__init__(operation(MATMUL), options, interruption, resumed)
+        super().__init__(Request(operation(MATMUL)), options, interruption, resumed)
+
+    def _problems(self) -> tuple[Any, ...]:
+        return request_of(self.of, self.options).problems(self.backend)
 
     def open_kernels(self) -> Sequence[Named]:
         options, before = self.options, self.before
         if before is None:
+            (problem,) = self._problems()
             self._search, opened = plan_for(
                 self.backend,
-                problem_from(options, self.backend),
+                problem,
                 options.kernel,
                 regimes=asked_regimes(options.regime, CEILINGS),
                 budget_seconds=options.budget,
@@ -94,10 +99,8 @@ class _FindSession(Session):
         options = self.options
         if bool(options.quick) != before.options.is_quick:
             raise contradiction(options, "quick", before.options.is_quick, bool(options.quick))
-        of_dtypes = (argparse.Namespace(**{**vars(options), "dtype": name}) for name in options.dtype or [None])
-        problems = tuple(problem_from(each, self.backend) for each in of_dtypes)
         regimes, precision = asked_regimes(options.regime, CEILINGS), options.precision or Plan.precision
-        return replace(before, problems=problems, regimes=regimes, precision=precision)
+        return replace(before, problems=self._problems(), regimes=regimes, precision=precision)
 
     def say_plan(self) -> None:
         grid, names = self.plan.options.grid, ", ".join(self.plan.kernels)

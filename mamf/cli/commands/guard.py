@@ -11,16 +11,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mamf.cli.interruption import Interruption
 from mamf.cli.options import duration, share
-from mamf.cli.planning import AnyOperation
 from mamf.cli.reading import read_log
 from mamf.cli.session import NOTHING_MEASURED, Session, run_kernels
 from mamf.cli.terminal import is_for_people, note_stream, say, warn
 from mamf.engine.strategies.guard import GuardSweep
 from mamf.errors import IncomparableError, UsageError
 from mamf.files import write_whole
-from mamf.kinds.driver import Resumed
 from mamf.kinds.kind import Setup
 from mamf.limits import require_known, require_some, whole_number
 from mamf.logs.comparability import blocking_differences
@@ -28,6 +25,7 @@ from mamf.logs.entries import entries, fields_of
 from mamf.logs.guarding import DEFAULT_ROUNDS, DEFAULT_TOLERANCE, Guarded, judge_guard, too_wide_for_a_baseline
 from mamf.logs.run_log import RunLog
 from mamf.logs.validator import ANY_NAME, PLAIN, require
+from mamf.operation import Request
 from mamf.plans import GUARD, KERNEL_REGIMES, MOST_ROUNDS, GuardOptions, Plan
 from mamf.report.comparison import guard_document, junit, percent_of, verdict_line
 from mamf.report.document import Document
@@ -122,14 +120,12 @@ class _GuardSession(Session):
 
     kind = GUARD
 
-    def __init__(
-        self, of: AnyOperation, options: argparse.Namespace, interruption: Interruption, resumed: Resumed | None
-    ) -> None:
+    def __init__(self, request: Request, options: argparse.Namespace, *opened: Any) -> None:
         self.guarded: GuardFile = options.guarded
         self.baseline: RunLog | None = options.before
         self.found: Guarded | None = None
         self.refused = 0
-        super().__init__(of, options, interruption, resumed)
+        super().__init__(request, options, *opened)
         if self.baseline:
             self._require_comparable(self.baseline)
 

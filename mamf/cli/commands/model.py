@@ -9,8 +9,7 @@ from typing import Any
 
 from mamf.backend import Backend
 from mamf.ceilings.share import KnownCeiling, given_ceiling
-from mamf.cli.attention_plans import given_ceilings
-from mamf.cli.planning import wanted_ceilings
+from mamf.cli.ceilings import given_ceilings, wanted_ceilings
 from mamf.cli.resuming import asks_for_plan, contradiction
 from mamf.cli.session import Session, run_kernels
 from mamf.cli.terminal import say_memory, warn
@@ -19,31 +18,12 @@ from mamf.engine.strategies.kernels import KernelsSweep
 from mamf.errors import MamfError
 from mamf.kinds.kind import Setup
 from mamf.logs.recording import Record
-from mamf.operations.model.shapes import SIZES
-
-_BATCH, _CONTEXTS = 8, (1024,)
+from mamf.plugins.discovery import operation
 
 
 def run(options: argparse.Namespace) -> int:
-    options.operation = "model"
-    options.set = fields(options)
-    options.shapes, options.kernel = shapes(options), kernels(options)
-    return run_kernels(options, ModelSession)
-
-
-def fields(options: argparse.Namespace) -> list[str]:
-    """The fields of the size, of --phase and of --set, which replaces those of the size."""
-    given = [*(options.set or ()), *([f"phase={','.join(options.phase)}"] if options.phase else ())]
-    replaced = {each.partition("=")[0] for each in given}
-    return [f"{name}={each}" for name, each in SIZES.get(options.size, {}).items() if name not in replaced] + given
-
-
-def shapes(options: argparse.Namespace) -> list[str] | None:
-    """The shapes; None if a resumed log decides."""
-    if options.resume and not asks_for_plan(options):
-        return None
-    contexts = options.context_lengths or _CONTEXTS
-    return [f"b{batch}s{context}" for batch in options.batch or (_BATCH,) for context in contexts]
+    options.kernel = kernels(options)
+    return run_kernels(options, ModelSession, operation("model"))
 
 
 def kernels(options: argparse.Namespace) -> list[str] | None:

@@ -36,7 +36,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     add(parser, "--overwrite")
     add(parser, "--regime", nargs=None, choices=NAMES, default_text="all, for attention the log's first")
-    add(parser, "--direction", default_text="all")
+    parser.add_argument(
+        "--direction", nargs="+", metavar="PASS", help="passes of attention: fwd, bwd or fwd+bwd (default: all)"
+    )
 
 
 def run(options: argparse.Namespace) -> int:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from mamf.cli.interruption import Interruption
-from mamf.cli.planning import AnyOperation, asked_for
+from mamf.cli.planning import AnyOperation, read_fields
 from mamf.cli.reading import as_file, read_log
 from mamf.cli.session import Session, run_session, say_plan
 from mamf.cli.terminal import warn
@@ -17,7 +17,7 @@ from mamf.kernel import AnyKernel
 from mamf.kinds.driver import Resumed
 from mamf.limits import shorten
 from mamf.logs.reproducing import NOT_MEASURED, claims_of_log, judge_claims
-from mamf.operations.attention.shapes import DIRECTIONS
+from mamf.operation import Request, fields_of
 from mamf.plans import DEFAULT_BUDGET_SECONDS, REPRODUCE, Claim, Plan, ReproduceOptions, StepKey
 from mamf.plugins.discovery import OPERATIONS, find_registered, is_path, kernel_names, operation
 from mamf.plugins.selection import choose_kernels
@@ -29,8 +29,6 @@ _MAX_CHARACTERS = 500
 #: Such as 1613 TFLOPS flash-attn-4 b1h16q16384d128c fwd.
 _CLAIM = re.compile(r"(\d{1,9}(?:\.(\d{1,9}))?) (TFLOPS|TB/s) (\S+) (\S+)((?: \S+)*)", re.ASCII)
 _REGIMES = (BURST, SUSTAINED, CLASSIC)
-#: The fields that a word of a claim may be a value of; any other word is a dtype.
-_WORDS = {**dict.fromkeys(DIRECTIONS, "direction"), **dict.fromkeys(_REGIMES, "regime")}
 
 
 def run(options: argparse.Namespace) -> int:
@@ -64,12 +62,19 @@ def _claim_in_words(text: str) -> tuple[str, Claim]:
     of = _operation_of(kernel, written)
     if (counted := of.problem_type().work(shape := of.parse_shape(written)).unit) != unit:
         raise UsageError(f"{shorten(text)!r}: the rate of {of.name} is in {counted}")
-    fields = [word if "=" in word else f"{_WORDS.get(word, 'dtype')}={word}" for word in words.split()]
+    fields = [word if "=" in word else f"{_field_of(word, of)}={word}" for word in words.split()]
     regime = next((each for each in _REGIMES if f"regime={each}" in fields), BURST)
-    asked = asked_for(of, argparse.Namespace(dtype=None, set=[each for each in fields if each != f"regime={regime}"]))
+    asked = read_fields(of, [each for each in fields if each != f"regime={regime}"])
     half_digit = 0.5 * 10 ** -len(decimals or "")
     step = StepKey(regime, {name: values[0] for name, values in asked.items()}, shape, kernel)
     return of.name, Claim(step, float(number), Interval(float(number) - half_digit, float(number) + half_digit, 1.0))
+
+
+def _field_of(word: str, of: AnyOperation) -> str:
+    """The field that a word of a claim is a value of: one that allows it, else the dtype."""
+    if word in _REGIMES:
+        return "regime"
+    return next((each.name for each in fields_of(of).values() if word in each.choices), "dtype")
 
 
 def _operation_of(kernel: str, shape: str) -> AnyOperation:
@@ -98,7 +103,7 @@ class ReproduceSession(Session):
             name = resumed.log.plan.operation
         else:
             name, self.asked, self.source_plan = _read_claims(options)
-        super().__init__(operation(name), options, interruption, resumed)
+        super().__init__(Request(operation(name)), options, interruption, resumed)
 
     def open_kernels(self) -> list[tuple[str, AnyKernel]]:
         """The kernels of the claims that can run here."""

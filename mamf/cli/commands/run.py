@@ -7,7 +7,9 @@ import statistics
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from mamf.cli.options import add, add_device_options, add_launch_options
+from mamf.cli.options import add, add_device_options
+from mamf.cli.parser import Parser
+from mamf.cli.planning import add_launch_options, request_of
 from mamf.cli.terminal import say
 from mamf.errors import UsageError
 from mamf.measurement import TERA
@@ -34,7 +36,7 @@ _DETERMINISM = {
 }
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
+def configure(parser: Parser) -> None:
     parser.add_argument("kernel", metavar="KERNEL", help="one of 'mamf kernels', or package.module:Class")
     add_launch_options(parser, "--shape")
     add(parser, "--launches", default=1, default_text="1")
@@ -49,22 +51,17 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from mamf.cli.planning import asked_for, operation_asked_for, problems_from, shapes_from, with_shapes_of_sizes
     from mamf.engine.launching import Launching, launch_in_window
-    from mamf.plugins.discovery import open_backend
-    from mamf.plugins.selection import choose_kernels
+    from mamf.plugins.discovery import open_backend, operation
+    from mamf.plugins.selection import choose_kernels, find_operation
     from mamf.profiling.traces import list_device_kernels
 
-    of = operation_asked_for(options, [options.kernel])
-    # Reports wrong options before a device is opened.
-    asked_for(of, options)
-    shapes_from(of, options)
+    of = operation(options.operation) if options.operation else find_operation(options.kernel)
+    request = request_of(of, options)
     backend = open_backend(options.backend or "auto", options.device or 0)
     ((_, kernel),) = choose_kernels(of, backend, [options.kernel])
-    with_shapes_of_sizes(of, options, backend)
-    shapes = shapes_from(of, options) or tuple(of.default_shapes(backend))
-    shape = _only_one("shape", shapes, f"--shape {of.shape_example}")
-    problem = _only_one("problem", problems_from(of, options, backend), "each value once")
+    shape = _only_one("shape", tuple(request.labeled_shapes(backend)), f"--shape {of.shape_example}")
+    problem = _only_one("problem", request.problems(backend), "each value once")
     watch = list_device_kernels if options.kernel_names else None
     asked = Launching(options.launches, not options.no_verify, watch, _REPEATS if options.determinism else 0)
     launched = launch_in_window(kernel, problem, shape, backend, asked)

@@ -21,6 +21,7 @@ from mamf.engine.strategies.verify import kernels_to_verify, verify_plan
 from mamf.errors import UsageError
 from mamf.kinds.driver import Resumed
 from mamf.kinds.kind import Named
+from mamf.operation import Request
 from mamf.plans import MATMUL, VERIFY, Plan
 from mamf.plugins.discovery import backend_class, first_backend, operation
 from mamf.regime_names import CHECKING, asked_regimes
@@ -71,7 +72,7 @@ class _VerifySession(Session):
     kind = VERIFY
 
     def __init__(self, options: argparse.Namespace, interruption: Interruption, resumed: Resumed | None) -> None:
-        super().__init__(operation(MATMUL), options, interruption, resumed)
+        super().__init__(Request(operation(MATMUL)), options, interruption, resumed)
 
     def open_kernels(self) -> Sequence[Named]:
         asked, before = self.options.kernel, self.before
@@ -81,7 +82,8 @@ class _VerifySession(Session):
 
     def new_plan(self) -> Plan:
         asked, regimes = self.options, asked_regimes(self.options.regime, CHECKING)
-        given = (asked.budget, asked.dtype, regimes, asked.largest, asked.seed or 0, asked.number)
+        largest = operation(MATMUL).parse_shape(asked.largest) if asked.largest else None
+        given = (asked.budget, asked.dtype, regimes, largest, asked.seed or 0, asked.number)
         return verify_plan(self.backend, dict(self.kernels), *given)
 
     def say_plan(self) -> None:

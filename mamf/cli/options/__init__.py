@@ -5,25 +5,21 @@ from __future__ import annotations
 import argparse
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from mamf.choices import FORMATS, PATIENCE_SECONDS
 from mamf.errors import UsageError
-from mamf.limits import parse_digits, shorten
-from mamf.operations.attention.shapes import DIRECTIONS, PRESETS, HeadDims
-from mamf.operations.matmul.kernel import LAYOUTS
-from mamf.operations.matmul.shapes import MatmulShape
+from mamf.limits import parse_digits, parse_share, parse_size, shorten
 from mamf.regime_names import CEILINGS
 
+Value = TypeVar("Value")
 _SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)([smh]?)")
 #: Every device of the backend.
 ALL = -1
-#: Values of --causal, each with the masks that are measured.
-MASKS = {"yes": (True,), "no": (False,), "both": (False, True)}
 
 
 def duration(text: str) -> float:
@@ -37,32 +33,12 @@ def duration(text: str) -> float:
 
 def share(text: str) -> float:
     """A share between 0 and 1 from ``0.3%`` or ``0.003``."""
-    number = text.strip().removesuffix("%")
-    try:
-        value = float(number) / (100 if text.strip().endswith("%") else 1)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a share between 0 and 1; write 0.3% or 0.003")
-    return value
-
-
-def sparsity(text: str) -> float:
-    """A share from 0 to below 1: ``0.5`` or ``50%``."""
-    return 0.0 if text.strip(" %") in ("0", "0.0") else share(text)
+    return _read(parse_share, text)
 
 
 def size(text: str) -> int:
     """A dimension or a count: at least 1."""
-    if not text.isascii() or not text.isdigit() or _number(text) < 1:
-        raise argparse.ArgumentTypeError(f"{shorten(text)!r} is not a whole number of at least 1")
-    return _number(text)
-
-
-def head_dims(text: str) -> HeadDims:
-    """Widths of keys and values: ``128`` for both, or ``192/128``."""
-    keys, *values = map(size, text.split("/", 1))
-    return HeadDims(keys, *(values or [keys]))
+    return _read(parse_size, text)
 
 
 def bound(text: str) -> int:
@@ -73,15 +49,12 @@ def bound(text: str) -> int:
 
 
 def _number(digits: str) -> int:
-    try:
-        return parse_digits(digits)
-    except UsageError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+    return _read(parse_digits, digits)
 
 
-def shape(text: str) -> MatmulShape:
+def _read(parse: Callable[[str], Value], text: str) -> Value:
     try:
-        return MatmulShape.parse(text)
+        return parse(text)
     except UsageError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 
@@ -115,9 +88,6 @@ _FILE, _FOLDER = {"type": Path, "metavar": "FILE"}, {"type": Path, "metavar": "F
 OPTIONS: Mapping[str, Shared] = {
     "--anyway": Shared("accept figures from another device or with other settings; the report says so", "", _SWITCH),
     "--backend": Shared("one of 'mamf backends', or package.module:Class", "auto, the first accelerator"),
-    "--batch": Shared(
-        "attention: sequences", "as many as make 16384 tokens, 1024 on a CPU", {"type": size, "nargs": "+"}
-    ),
     "--budget": Shared(
         "time for the run, such as 90s or 5m; the first row is waited for",
         "none",
@@ -132,7 +102,6 @@ OPTIONS: Mapping[str, Shared] = {
         "only --device",
         {"type": device_index, "nargs": "+", "metavar": "N"},
     ),
-    "--direction": Shared("attention: passes", "fwd", {"choices": DIRECTIONS, "nargs": "+"}),
     "--dry-run": Shared("print what would be done, and stop", "", _SWITCH),
     "--dtype": Shared(
         "dtype of the operands: bfloat16, float16, float32, tf32, float64, fp8, float8_e5m2, int8, or with scales: "
@@ -140,17 +109,8 @@ OPTIONS: Mapping[str, Shared] = {
         "bfloat16, or float16 if the device lacks it",
         {"nargs": "+"},
     ),
-    "--fast-accumulation": Shared(
-        "8-bit floats: fewer bits in partial sums", "", {"action": argparse.BooleanOptionalAction, "default": None}
-    ),
     "--format": Shared("format of the report", "table", {"choices": FORMATS, "default": "table"}),
     "--from": Shared("measure nothing, and report on what a folder holds", "", _FOLDER),
-    "--head-dims": Shared(
-        "attention: dimensions of a head; 192/128 if keys and values differ",
-        "128",
-        {"type": head_dims, "nargs": "+", "metavar": "D"},
-    ),
-    "--heads": Shared("attention: query heads", "2048 / head dimension", {"type": size, "nargs": "+", "metavar": "H"}),
     "--isolate": Shared(
         "check results in a fresh process, which a kernel cannot change",
         "of kernels by path",
@@ -158,10 +118,8 @@ OPTIONS: Mapping[str, Shared] = {
     ),
     "--kernel": Shared("one of 'mamf kernels', or package.module:Class", "all available kernels", {"nargs": "+"}),
     "--launches": Shared("launches of each kernel", "", {"type": size, "metavar": "N"}),
-    "--layout": Shared("layout of A and B: n as multiplied, t transposed", "nt", {"choices": LAYOUTS}),
     "--notes": Shared("free text for the log, such as how the device is cooled", "", {"type": str, "default": ""}),
     "--operation": Shared("operation; 'mamf kernels' lists them", "", {"metavar": "NAME"}),
-    "--out-dtype": Shared("dtype of C", "the dtype of A; bfloat16 for 8-bit floats, int32 for int8"),
     "--output": Shared("run log to write", "a name with the date", _FILE),
     "--output-folder": Shared("folder to write to", "", _FOLDER),
     "--overwrite": Shared("replace existing files", "", _SWITCH),
@@ -176,13 +134,11 @@ OPTIONS: Mapping[str, Shared] = {
         "burst (rests between launches) or sustained (continuous load)", "burst", {"choices": CEILINGS, "nargs": "+"}
     ),
     "--resume": Shared("continue this run and measure only what is missing", "", _FILE),
-    "--seed": Shared("seed of all random choices", "0", {"type": index, "metavar": "N"}),
-    "--seq-lens": Shared("attention: keys", "1024 4096 16384", {"type": size, "nargs": "+", "metavar": "S"}),
     "--set": Shared(
         "fields of the problem; FIELD=A,B measures both values", "", {"nargs": "+", "metavar": "FIELD=VALUE"}
     ),
-    "--shape": Shared("one shape, such as 4096x4096x4096 for matmul", "", {"type": shape, "metavar": "SHAPE"}),
-    "--shapes": Shared("shapes, such as 4096x4096x4096 for matmul", "", {"nargs": "+", "metavar": "SHAPE"}),
+    "--shape": Shared("one shape, such as 4096x4096x4096 for matmul", "", {"metavar": "SHAPE"}),
+    "--shapes": Shared("whole shapes, such as 4096x4096x4096 for matmul", "", {"nargs": "+", "metavar": "SHAPE"}),
     "--time-limit": Shared(
         "longest time for a row, after which 3 launches are enough",
         "1s in burst, 6s in sustained",
@@ -237,16 +193,6 @@ def add_measuring_options(
     return group
 
 
-def add_operation_options(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("what", "several dtypes and values are measured in every combination")
-    add(group, "--operation", required=True)
-    add(group, "--shapes", default_text="the operation's default shapes")
-    group.add_argument("--preset", metavar="NAME", help="layers of known models in place of --shapes (grouped: moe)")
-    add(group, "--set")
-    add(group, "--layout", nargs="+")
-    add(group, "--dtype", "--kernel")
-
-
 def add_session_options(
     parser: argparse.ArgumentParser,
     budget: str = OPTIONS["--budget"].default,
@@ -257,36 +203,3 @@ def add_session_options(
     add_device_options(parser)
     add_run_options(parser, budget)
     add_output_options(parser)
-
-
-def add_shape_options(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("shapes of attention", "each option takes several values; all combinations")
-    group.add_argument("--preset", choices=list(PRESETS), help="well-known shapes; the other options override it")
-    add(group, "--seq-lens")
-    group.add_argument("--query-lens", type=size, nargs="+", metavar="S", help="queries (default: as many as keys)")
-    add(group, "--head-dims", "--heads")
-    group.add_argument("--kv-heads", type=size, nargs="+", metavar="H", help="key heads (default: as many as --heads)")
-    add(group, "--batch")
-    mask = group.add_mutually_exclusive_group()
-    mask.add_argument(
-        "--causal",
-        choices=list(MASKS),
-        nargs="?",
-        const="yes",
-        help="a query sees no later keys (default: no, or the preset's)",
-    )
-    mask.add_argument("--no-causal", dest="causal", action="store_const", const="no", help="the same as --causal no")
-    group.add_argument(
-        "--window", type=size, nargs="+", metavar="W", help="keys seen before, and unless causal after, each query"
-    )
-
-
-def add_launch_options(parser: argparse.ArgumentParser, shapes: str) -> None:
-    """``shapes``: the option that names whole shapes, --shape or --shapes."""
-    group = parser.add_argument_group("what")
-    add(group, "--operation", default_text="the operation of the kernel")
-    add(group, shapes, dest="shapes", nargs="+", type=None)
-    other = {"--shape": "--shapes", "--shapes": "--shape"}[shapes]
-    group.add_argument(other, dest="shapes", nargs="+", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
-    add(group, "--dtype", "--set", "--direction")
-    add_shape_options(parser)

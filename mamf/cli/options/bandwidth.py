@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 
 from mamf.cli.options import add, add_session_options
+from mamf.cli.planning import add_parameters
+from mamf.operations.bandwidth.operation import Bandwidth
 from mamf.operations.bandwidth.shapes import PATTERNS
 
 EXAMPLES = """examples:
@@ -15,14 +17,6 @@ EXAMPLES = """examples:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("what", "several dtypes and patterns are measured in every combination")
-    group.add_argument("--pattern", nargs="+", help=f"{', '.join(PATTERNS)} (default: all)")
-    group.add_argument(
-        "--size",
-        nargs="+",
-        metavar="SIZE",
-        help="bytes of each array, such as 1GiB (default: powers of two from the cache to half the memory)",
-    )
-    add(group, "--dtype", default_text="float32")
-    add(group, "--kernel")
+    add(parser.add_argument_group("what"), "--kernel")
     add_session_options(parser)
+    add_parameters(parser, Bandwidth(), defaults={"pattern": PATTERNS})

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
-
-from mamf.cli.options import add, add_device_options, add_launch_options, add_run_options
-from mamf.cli.parser import NeededUnless
+from mamf.cli.options import add, add_device_options, add_run_options
+from mamf.cli.parser import NeededUnless, Parser
+from mamf.cli.planning import add_launch_options
 
 EXAMPLES = """examples:
   mamf counters torch.mm --shape 4096x4096x4096
@@ -14,7 +13,7 @@ EXAMPLES = """examples:
 """
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
+def configure(parser: Parser) -> None:
     parser.add_argument(
         "kernel",
         nargs="*",

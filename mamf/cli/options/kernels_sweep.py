@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
-
-from mamf.cli.options import add_devices_options, add_operation_options, add_session_options
+from mamf.cli.options import add_devices_options, add_session_options
+from mamf.cli.parser import Parser
+from mamf.cli.planning import add_named_operation
 
 EXAMPLES = """examples:
   mamf sweep --operation NAME                               default shapes, every available kernel
@@ -14,7 +14,7 @@ EXAMPLES = """examples:
 """
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
-    add_operation_options(parser)
+def configure(parser: Parser) -> None:
     add_session_options(parser)
     add_devices_options(parser)
+    add_named_operation(parser)

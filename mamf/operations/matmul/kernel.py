@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Protocol, TypeVar
 
 from mamf.backend import Backend
@@ -12,11 +12,13 @@ from mamf.dtypes import DTYPES, tolerance
 from mamf.kernel import ALL_DATA, Buffer, Kernel, aligned
 from mamf.limits import LARGEST_SEED, require_known, whole_number
 from mamf.operations.matmul.shapes import MatmulShape
+from mamf.parameters import describe
 from mamf.work import Work
 
 LAYOUTS = ("nt", "nn", "tn", "tt")
 #: What may follow a layout: unused elements after each stored row of A and B.
 PADDINGS = ("", "+1", "+8", "+24")
+_ALL_LAYOUTS = tuple(layout + padding for padding in PADDINGS for layout in LAYOUTS)
 # Standard deviations of int8 values by data, and how many of those of a sum an int8 output has room for.
 _INT8_DEVIATIONS = {"normal": 31.7, "uniform": 73.3, "integers": 1.41, "wide": 1.3, "zeros": 0.0}
 _INT8_MAX, _DEVIATIONS_IN_INT8 = 127, 6
@@ -50,17 +52,32 @@ class ProductProblem:
     convention: ClassVar[str]
 
     dtype: str = "bfloat16"
-    out_dtype: str = "bfloat16"
-    layout: str = "nt"
+    out_dtype: str = field(
+        default="bfloat16",
+        metadata=describe(
+            "dtype of C", default="the dtype of A; bfloat16 for 8-bit floats, int32 for int8", is_rare=True
+        ),
+    )
+    layout: str = field(
+        default="nt",
+        metadata=describe(
+            "layout of A and B: n as multiplied, t transposed; nt+8: with 8 unused elements after each row",
+            choices=_ALL_LAYOUTS,
+            metavar="LAYOUT",
+            is_rare=True,
+        ),
+    )
     data: str = "normal"
     seed: int = 0
-    fast_accumulation: bool = False
+    fast_accumulation: bool = field(
+        default=False, metadata=describe("8-bit floats: fewer bits in partial sums", is_rare=True)
+    )
 
     def __post_init__(self) -> None:
         require_known(
             ("dtype", self.dtype, DTYPES),
             ("output dtype", self.out_dtype, DTYPES),
-            ("layout", self.layout, [layout + padding for padding in PADDINGS for layout in LAYOUTS]),
+            ("layout", self.layout, _ALL_LAYOUTS),
             ("data", self.data, ALL_DATA),
         )
         whole_number("seed", self.seed, 0, LARGEST_SEED)

@@ -23,12 +23,13 @@ from torch.utils.checkpoint import checkpoint
 
 from mamf.backend import Backend, OperandPool, Unavailable
 from mamf.kernel import Prepared, Verdict
-from mamf.operations.attention.operation import attention_kernel
+from mamf.operations.attention.operation import Attention
 from mamf.operations.attention.shapes import AttentionProblem
 from mamf.operations.attention.torch_attention import TorchAttention
 from mamf.operations.model.network import Attend, Network, fill
 from mamf.operations.model.shapes import ModelKernel, ModelProblem, ModelShape, Phase
 from mamf.operations.operand_sets import Unchanged, check_torch, poison, tensors_of, worst_of
+from mamf.plugins.discovery import kernel_of
 from mamf.torch_backend import TorchBackend, require_memory, torch_dtype
 
 #: Batches to rotate: all launches share the parameters, so more batches would not evict anything.
@@ -43,7 +44,7 @@ class TorchModel(ModelKernel):
 
     def __init__(self, attention: str = "sdpa") -> None:
         """Raises UnknownNameError, or UsageError if the attention kernel cannot be loaded."""
-        self.attention = attention_kernel(attention)
+        self.attention = kernel_of(Attention(), attention)
         self.name = f"{self.base}[{self.attention.name}]"
 
     def unavailable(self, backend: Backend) -> Unavailable | None:

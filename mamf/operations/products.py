@@ -112,6 +112,10 @@ class TorchProducts(TorchKernel[ProductProblemT, ProductShapeT]):
     """Products computed by one torch function. Derived kernels supply their dtypes and the launch."""
 
     has_padding: ClassVar[bool] = False
+    #: The output dtypes by operand dtype; of others the default one.
+    outputs: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    #: The operand dtypes that have fast accumulation.
+    fast_dtypes: ClassVar[tuple[str, ...]] = ()
 
     def unsupported(self, backend: Backend, problem: ProductProblemT) -> str | None:
         if problem.padding and not self.has_padding:
@@ -121,11 +125,11 @@ class TorchProducts(TorchKernel[ProductProblemT, ProductShapeT]):
 
     def unsupported_problem(self, backend: Backend, problem: ProductProblemT) -> str | None:
         """Why this output dtype, layout or accumulation is not supported for the problem's dtype, or None."""
-        own = DTYPES[problem.dtype].default_output
-        if problem.out_dtype != own:
-            return f"kernel {self.name} writes {own} for {problem.dtype}, not {problem.out_dtype}"
-        if problem.fast_accumulation:
-            return f"kernel {self.name} has no fast accumulation; only 8-bit floats have it"
+        outputs = self.outputs.get(problem.dtype, (DTYPES[problem.dtype].default_output,))
+        if problem.out_dtype not in outputs:
+            return f"kernel {self.name} writes {', '.join(outputs)} for {problem.dtype}, not {problem.out_dtype}"
+        if problem.fast_accumulation and problem.dtype not in self.fast_dtypes:
+            return f"kernel {self.name} has no fast accumulation for {problem.dtype}; only 8-bit floats have it"
         return None
 
     def settings(self, backend: Backend, problem: ProductProblemT) -> AbstractContextManager[object]:

@@ -1,4 +1,4 @@
-"""Reads Chrome traces of torch.profiler: the events, their callers and the training steps."""
+"""Reads Chrome traces of torch.profiler (the events, their callers and the training steps), and traces launches."""
 
 from __future__ import annotations
 

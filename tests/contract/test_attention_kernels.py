@@ -284,19 +284,16 @@ def test_flash_attn_3_is_found_under_both_names_and_may_return_a_tuple(library, 
         assert verdict_of(kernel, backend, CAUSAL, AttentionProblem(direction=direction)).ok
 
 
-def test_flash_attn_4_has_its_own_way_of_saying_no_window_and_one_split(library, asked):
-    kernel, backend = library("flash-attn-4")
+@pytest.mark.parametrize(
+    ("name", "windows"),
+    [("flash-attn-2", [(-1, -1), (8, 0), (12, 12)]), ("flash-attn-4", [(None, None), (8, 0), (12, 12)])],
+)
+def test_each_flash_attn_has_its_own_way_of_saying_no_window(library, asked, name, windows):
+    kernel, backend = library(name)
     for shape in (FULL, WINDOW, BOTH_SIDES):
         assert verdict_of(kernel, backend, shape).ok
-    assert [options["window_size"] for options in asked] == [(None, None), (8, 0), (12, 12)]
-    assert {options["num_splits"] for options in asked} == {1}
-
-
-def test_flash_attn_2_writes_minus_one_for_no_window(library, asked):
-    kernel, backend = library("flash-attn-2")
-    for shape in (CAUSAL, WINDOW):
-        assert verdict_of(kernel, backend, shape).ok
-    assert [options["window_size"] for options in asked] == [(-1, -1), (8, 0)]
+    assert [options["window_size"] for options in asked] == windows
+    assert {options.get("num_splits", 1) for options in asked} == {1}
 
 
 def test_flash_attn_4_tells_its_version_by_its_distribution(library):

@@ -45,7 +45,6 @@ _ALGORITHMS = 8
 # What a proposal may use; only what it needs is allocated.
 _MAX_WORKSPACE_BYTES = 512 * MIB
 _FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
-_OF_FLOAT8 = ("bfloat16", "float16", "float32")
 #: The output dtypes by operand dtype.
 _OUTPUTS = {
     "bfloat16": ("bfloat16", "float32"),
@@ -54,7 +53,7 @@ _OUTPUTS = {
     "float32": ("float32",),
     "float64": ("float64",),
     "int8": ("int32", "int8"),
-    **dict.fromkeys(_FLOAT8, _OF_FLOAT8),
+    **dict.fromkeys(_FLOAT8, ("bfloat16", "float16", "float32")),
 }
 _COMPUTE_TYPES = {"tf32": COMPUTE_32F_FAST_TF32, "float64": COMPUTE_64F, "int8": COMPUTE_32I}
 
@@ -122,16 +121,13 @@ class CublasLt(_Proposals, TorchMatmul):
     base_name = "cublaslt"
     has_padding = True
     dtypes = tuple(_OUTPUTS)
+    outputs = _OUTPUTS
+    fast_dtypes = _FLOAT8
 
     def unsupported_problem(self, backend: Backend, problem: MatmulProblem) -> str | None:
-        outputs = _OUTPUTS[problem.dtype]
-        if problem.out_dtype not in outputs:
-            return f"kernel {self.name} writes {', '.join(outputs)} for {problem.dtype}, not {problem.out_dtype}"
-        if problem.fast_accumulation and problem.dtype not in _FLOAT8:
-            return f"kernel {self.name} has no fast accumulation for {problem.dtype}; only 8-bit floats have it"
         if DTYPES[problem.dtype].itemsize == 1 and problem.layout[:2] != "nt":
             return f"kernel {self.name} supports {problem.dtype} only in layout nt, not {problem.layout}"
-        return None
+        return super().unsupported_problem(backend, problem)
 
     def bind(
         self, problem: MatmulProblem, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor

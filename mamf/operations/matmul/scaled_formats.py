@@ -28,6 +28,11 @@ _RECIPES = {
     (1, 32): "BlockWise1x32",
     (1, 16): "BlockWise1x16",
 }
+#: What _scaled_mm writes, by the dtype of A.
+_OUTPUTS = {
+    dtype: ("bfloat16", "float16", "float32", MatmulProblem(dtype).b_dtype)
+    for dtype in ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2")
+}
 #: What cuBLAS pads scales of 128x128 blocks to, along K.
 _PADDED_TO = 4
 
@@ -119,15 +124,14 @@ class ScaledMm(TorchMatmul):
     name = "scaled_mm"
     is_default = True
     function = "_scaled_mm"
-    dtypes = ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2")
+    dtypes = tuple(_OUTPUTS)
+    outputs = _OUTPUTS
+    fast_dtypes = dtypes
 
     def unsupported_problem(self, backend: Backend, problem: MatmulProblem) -> str | None:
         if problem.layout != "nt":
             return f"kernel {self.name} takes A by rows and B by columns: --layout nt, not {problem.layout}"
-        outputs = ("bfloat16", "float16", "float32", problem.b_dtype)
-        if problem.out_dtype not in outputs:
-            return f"kernel {self.name} writes {', '.join(outputs)} for {problem.dtype}, not {problem.out_dtype}"
-        return None
+        return super().unsupported_problem(backend, problem)
 
     def unsupported_shape(self, problem: MatmulProblem, shape: MatmulShape) -> str | None:
         return f"{self.name} needs N and K to be multiples of 16" if shape.n % 16 or shape.k % 16 else None

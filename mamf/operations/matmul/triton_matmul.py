@@ -131,6 +131,8 @@ class TritonMatmul(TorchMatmul):
     """
 
     dtypes = ("bfloat16", "float16", "tf32", "float32", *_FLOAT8, "int8")
+    outputs = dict.fromkeys(_FLOAT8, ("bfloat16", "float16", "float32"))
+    fast_dtypes = _FLOAT8
     takes = "a configuration"
 
     def __init__(self, text: str | None = None, compute_units: int | None = None) -> None:
@@ -142,14 +144,9 @@ class TritonMatmul(TorchMatmul):
         return check_triton(backend, "torch.mm")
 
     def unsupported_problem(self, backend: Backend, problem: MatmulProblem) -> str | None:
-        is_float8 = problem.dtype in _FLOAT8
-        outputs = ("bfloat16", "float16", "float32") if is_float8 else (DTYPES[problem.dtype].default_output,)
-        if problem.out_dtype not in outputs:
-            return f"kernel {self.name} writes {', '.join(outputs)} for {problem.dtype}, not {problem.out_dtype}"
-        if problem.fast_accumulation and not is_float8:
-            return f"kernel {self.name} has no fast accumulation for {problem.dtype}; only 8-bit floats have it"
-        if not self._is_described:
-            return None
+        reason = super().unsupported_problem(backend, problem)
+        if reason or not self._is_described:
+            return reason
         if not has_descriptors(backend):
             return f"kernel {self.name} needs an NVIDIA GPU from Hopper on and a Triton with tensor descriptors"
         if DTYPES[problem.dtype].itemsize != 2 and problem.layout != "nt":

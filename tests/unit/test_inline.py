@@ -8,23 +8,8 @@ import pytest
 
 from mamf.report.charts.bars import RangeChart, RangePoint, RangeRow, Stack, StackedChart, StackedPanel
 from mamf.report.charts.lines import Axis, Chart, Line, Panel, Point
-from mamf.report.charts.picture import COLORS, styles_of
 from mamf.report.charts.roofline import Mark, RoofLine, RooflineChart
 from mamf.report.page import figure_parts
-
-
-def test_a_known_name_has_one_color_whatever_stands_beside_it():
-    alone = styles_of(["flash-attn-3"])["flash-attn-3"]
-    beside = styles_of(["a stranger", "sdpa-cudnn", "flash-attn-3", "eager"])
-    assert beside["flash-attn-3"] == alone
-    assert len({style.color for style in beside.values()}) == 4
-
-
-def test_every_name_of_a_small_picture_has_its_own_color():
-    names = [f"stranger {number}" for number in range(len(COLORS))]
-    assert len({style.color for style in styles_of(names).values()}) == len(COLORS)
-    assert set(styles_of([*names, "one more"])) == {*names, "one more"}
-
 
 LINE = Line("torch.mm", (Point(1, 800, 790, 810), Point(2, 850, 840, 860)))
 LINES = Chart("t", "s", Axis("size"), ((Panel("burst", (LINE,), ceiling=853.0, peak=989.0, best=LINE.points[1]),),))

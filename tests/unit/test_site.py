@@ -16,7 +16,7 @@ from mamf.errors import RunLogError, UsageError
 from mamf.logs.legacy import write_legacy_log
 from mamf.pages.site import LIST, build_site, page_names
 from mamf.pages.site_data import ALL_TIERS, read_site_data
-from mamf.pages.site_pages import MAX_ROWS, spread
+from mamf.pages.site_pages import MAX_ROWS
 from mamf.report.page import Page
 
 ROOT = Path(__file__).parents[2]
@@ -280,17 +280,6 @@ def test_a_folder_with_other_files_is_refused_and_nothing_is_written(root):
         build_site(root, root / "site")
 
 
-def test_a_file_that_joined_a_site_is_not_lost(root):
-    put(root, EPYC)
-    built(root)
-    site = root.parent / "site"
-    (site / "devices" / "notes.html").write_text("mine")
-    with pytest.raises(UsageError, match=r"devices/notes\.html"):
-        build_site(root, site)
-    (site / "devices" / "notes.html").rename(site / ".notes")
-    assert "index.html" in built(root) and (site / ".notes").read_text() == "mine"
-
-
 def test_a_list_that_names_files_elsewhere_removes_none(root):
     site = root.parent / "site"
     built(root)
@@ -327,14 +316,6 @@ def test_the_front_page_stays_small_with_a_thousand_devices(root, monkeypatch):
     page = built(root)["index.html"]
     assert len(page.encode()) < 2_000_000
     assert f"{1000 - MAX_ROWS} more devices in the table" in page
-
-
-def test_a_spread_has_both_ends():
-    assert (
-        spread(range(5), 5) == [0, 1, 2, 3, 4]
-        and spread(range(101), 5) == [0, 25, 50, 75, 100]
-        and spread([7], 3) == [7]
-    )
 
 
 def test_the_command_writes_a_site_and_says_where(root, capsys):

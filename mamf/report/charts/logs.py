@@ -82,39 +82,27 @@ def failures(rows: Iterable[Measurement], drawn: Iterable[str]) -> list[str]:
 # -- sweeps and finds of products --------------------------------------------------------------------------------------
 
 
-def sweep_chart(
-    rows: Sequence[Measurement],
-    header: Mapping[str, Any],
-    regime: str | None = None,
-) -> Chart:
+def sweep_chart(rows: Sequence[Measurement], header: Mapping[str, Any], regime: str | None = None) -> Chart:
     """A sweep against the dimension that varies, or by rank where several do; a line a regime."""
     regimes, measured = drawn_rows(rows, regime)
+    first = measured[0]
     axis, position, shape = _matmul_axis(measured)
-    lines, notes = {}, []
+    lines, notes, bests = [], [], []
     for name in regimes:
         best_first = sorted((row for row in measured if row.regime == name), key=lambda row: row.rank, reverse=True)
         best = best_first[0]
         notes.append(f"{name}: best {best.comparable_rate:.4g} TFLOPS ({best.best_by}) at {best.shape}")
-        lines[name] = [(position(rank, row), row) for rank, row in enumerate(best_first, start=1)]
-
-    points = {name: [point(row, x) for x, row in lines[name]] for name in regimes}
-    best_point = max((each[0] for each in points.values()), key=lambda each: each.y)
-    drawn = tuple(Line(name, tuple(sorted(points[name], key=lambda each: each.x))) for name in regimes)
-    panel = Panel("", drawn, peak=peak_of(measured[0].problem, header), best=best_point)
-    title = f"matmul {shape} by {measured[0].kernel}, {measured[0].problem.dtype}"
-    return Chart(
-        title,
-        machine(header),
-        axis,
-        ((panel,),),
-        notes=(*notes, *failures(rows, [measured[0].kernel])),
-        has_own_scales=True,
-    )
+        points = [point(row, position(rank, row)) for rank, row in enumerate(best_first, start=1)]
+        lines.append(Line(name, tuple(sorted(points, key=lambda each: each.x))))
+        bests.append(points[0])
+    best_point = max(bests, key=lambda each: each.y)
+    panel = Panel("", tuple(lines), peak=peak_of(first.problem, header), best=best_point)
+    title = f"matmul {shape} by {first.kernel}, {first.problem.dtype}"
+    notes += failures(rows, [first.kernel])
+    return Chart(title, machine(header), axis, ((panel,),), has_own_scales=True, notes=tuple(notes))
 
 
-def _matmul_axis(
-    rows: Sequence[Measurement],
-) -> tuple[Axis, Callable[[int, Measurement], float], str]:
+def _matmul_axis(rows: Sequence[Measurement]) -> tuple[Axis, Callable[[int, Measurement], float], str]:
     """The axis, where a row of a rank lies on it, and what the shapes have in common."""
     varying = [name for name in "mnk" if len({getattr(row.shape, name) for row in rows}) > 1]
     shape = "x".join(name.upper() if name in varying else str(getattr(rows[0].shape, name)) for name in "mnk")
@@ -157,49 +145,36 @@ def find_chart(
 
 # -- kernels of any operation ------------------------------------------------------------------------------------------
 
-
-Position = Callable[[Measurement], float]
 #: The axis label of work, which is counted in thousands and not in multiples of 1024.
 _FLOP = "FLOP"
 
 
-def kernels_chart(
-    rows: Sequence[Measurement],
-    header: Mapping[str, Any],
-    regime: str | None = None,
-) -> Chart:
-    """A run of kernels; where several shapes lie at one place of the axis, the best of them."""
+def kernels_chart(rows: Sequence[Measurement], header: Mapping[str, Any], regime: str | None = None) -> Chart:
+    """A run of kernels, a row of panels a problem and a column a regime; where several shapes lie at one place of the
+    axis, the best of them.
+    """
     regimes, measured = drawn_rows(rows, regime)
-    problems = list(dict.fromkeys(row.problem for row in measured))
     axis, position = _axis(measured)
-    peaks = {problem: peak_of(problem, header) for problem in problems}
+    panels = group_pairs(((row.problem, row.regime), row) for row in measured)
+    problems = list(dict.fromkeys(row.problem for row in measured))
 
-    def panel(problem: Any, of: str) -> Panel | None:
-        shown = [row for row in measured if (row.problem, row.regime) == (problem, of)]
-        title = ", ".join(filter(None, (differing_fields(problem, problems), of if len(regimes) > 1 else "")))
-        return _panel(shown, title, position, peaks[problem]) if shown else None
+    def panel(problem: Any, name: str) -> Panel | None:
+        best: dict[str, dict[float, Measurement]] = {}
+        for row in sorted(panels.get((problem, name), ()), key=lambda row: row.rank):
+            best.setdefault(row.kernel, {})[position(row)] = row
+        if not best:
+            return None
+        title = ", ".join(filter(None, (differing_fields(problem, problems), name if len(regimes) > 1 else "")))
+        lines = tuple(Line(kernel, tuple(point(at[x], x) for x in sorted(at))) for kernel, at in best.items())
+        unit = panels[problem, name][0].work.unit
+        return Panel(title, lines, unit=unit, peak=peak_of(problem, header))
 
-    grid = tuple(tuple(panel(problem, of) for of in regimes) for problem in problems)
-    name, kernels = measured[0].operation, dict.fromkeys(row.kernel for row in rows)
-    return Chart(
-        f"{name}, {', '.join(regimes)}",
-        machine(header),
-        axis,
-        grid,
-        notes=tuple(failures(rows, kernels)),
-    )
-
-
-def _panel(rows: Sequence[Measurement], title: str, position: Position, peak: float | None) -> Panel:
-    lines: dict[str, dict[float, Measurement]] = {}
-    for row in sorted(rows, key=lambda row: row.rank):
-        lines.setdefault(row.kernel, {})[position(row)] = row
-
-    drawn = tuple(Line(name, tuple(point(best[x], x) for x in sorted(best))) for name, best in lines.items())
-    return Panel(title, drawn, unit=rows[0].work.unit, peak=peak)
+    grid = tuple(tuple(panel(problem, name) for name in regimes) for problem in problems)
+    title = f"{measured[0].operation}, {', '.join(regimes)}"
+    return Chart(title, machine(header), axis, grid, notes=tuple(failures(rows, {row.kernel for row in rows})))
 
 
-def _axis(rows: Sequence[Measurement]) -> tuple[Axis, Position]:
+def _axis(rows: Sequence[Measurement]) -> tuple[Axis, Callable[[Measurement], float]]:
     """The operation's axis; shapes in log order if it has no axis or is not installed."""
     of = operation_called(rows[0].operation)
     try:
@@ -287,7 +262,7 @@ def _bar(label: str, by_phase: _Phases, known: KnownCeilings) -> Stack:
     ceiling = known.get((longest.problem.dtype, longest.regime))
     rate = longest.comparable_rate
     share = f"{100 * rate / ceiling.tflops:.1f} % MAMFU" if ceiling else f"{rate:.4g} TFLOPS"
-    return Stack(f"{label} {share}", stacked(by_phase))
+    return Stack(f"{label}, {share}", stacked(by_phase))
 
 
 def stacked(by_phase: _Phases) -> tuple[tuple[str, float], ...]:

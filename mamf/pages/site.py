@@ -64,11 +64,11 @@ def _own_files(output: Path) -> set[str]:
     """
     listed = (output / LIST).read_text(errors="replace").splitlines() if (output / LIST).is_file() else []
     names = {path.relative_to(output) for path in output.rglob("*") if path.is_symlink() or not path.is_dir()}
-    found = {name.as_posix() for name in names if not any(part.startswith(".") for part in name.parts)}
-    foreign = sorted(name for name in found if name not in listed or (output / name).is_symlink())
+    present = {name.as_posix() for name in names if not any(part.startswith(".") for part in name.parts)}
+    foreign = sorted(name for name in present if name not in listed or (output / name).is_symlink())
     if foreign:
         raise UsageError(f"{output} holds files that are not from a site, such as {foreign[0]}: name an empty folder")
-    return found
+    return present
 
 
 def _site_files(data: SiteData, logs: str) -> Iterator[tuple[str, str]]:

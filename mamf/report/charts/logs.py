@@ -126,17 +126,17 @@ def find_chart(
 ) -> Chart:
     """A find in the order it measured, a color per phase, a panel per regime."""
     regimes = chosen_regimes(rows, regime)
-    found = {name: ceilings[name] for name in regimes if name in ceilings}
+    confirmed = {name: ceilings[name] for name in regimes if name in ceilings}
     peak = peak_of(rows[0].problem, header)
     panels = []
     for name in regimes:
         numbered = enumerate([row for row in rows if row.ok and row.regime == name], start=1)
         phases = group_pairs((row.phase, point(row, number)) for number, row in numbered)
         lines = tuple(Line(phase, tuple(points)) for phase, points in phases.items())
-        panels.append(Panel(name, lines, found[name].tflops if name in found else None, peak=peak))
-    answers = ", ".join(f"{each.tflops:.4g} TFLOPS {name}" for name, each in found.items())
+        panels.append(Panel(name, lines, confirmed[name].tflops if name in confirmed else None, peak=peak))
+    answers = ", ".join(f"{each.tflops:.4g} TFLOPS {name}" for name, each in confirmed.items())
     notes = tuple(
-        f"{name} ceiling: {each.tflops:.4g} TFLOPS at {each.shape} by {each.kernel}" for name, each in found.items()
+        f"{name} ceiling: {each.tflops:.4g} TFLOPS at {each.shape} by {each.kernel}" for name, each in confirmed.items()
     )
     title = f"The ceiling of {rows[0].problem.dtype}" + (f": {answers}" if answers else " was not confirmed")
     axis = Axis("measurement, in the order taken", is_shared=False)
@@ -226,20 +226,24 @@ def model_chart(
     first = next(iter(steps))
     common = set(_words(first)).intersection(*map(_words, steps))
     titles = {key: ", ".join(word for word in _words(key) if word not in common) or first[2] for key in steps}
-    contexts = {context for found in steps.values() for context in found}
+    contexts = {context for by_context in steps.values() for context in by_context}
     title = f"A model's step by phase: {', '.join(word for word in _words(first) if word in common)}"
     if len(contexts) == 1:
         title += f", context length {in_kibi(*contexts)}"
-        bars = [_bar(titles[key], by_phase, known) for key, found in steps.items() for by_phase in found.values()]
+        bars = [
+            _bar(titles[key], by_phase, known) for key, by_context in steps.items() for by_phase in by_context.values()
+        ]
         panels: tuple[StackedPanel, ...] = (StackedPanel("", tuple(sorted(bars, key=lambda bar: -bar.height))),)
     else:
         panels = tuple(
-            StackedPanel(titles[key], tuple(_bar(in_kibi(each), found[each], known) for each in sorted(found)))
-            for key, found in steps.items()
+            StackedPanel(
+                titles[key], tuple(_bar(in_kibi(each), by_context[each], known) for each in sorted(by_context))
+            )
+            for key, by_context in steps.items()
         )
     notes = list(_share_notes(steps, known))
     notes += [_DIFFERENCES] if any(len(bar.parts) > 1 for panel in panels for bar in panel.bars) else []
-    if faster := [title for key, found in steps.items() for title in _faster(titles[key], found)]:
+    if faster := [title for key, by_context in steps.items() for title in _faster(titles[key], by_context)]:
         notes.append(f"a phase took no longer than the one that it holds: {'; '.join(faster)}")
     notes += failures(rows, dict.fromkeys(row.kernel for row in rows))
     below = "" if len(contexts) == 1 else "context length"
@@ -269,17 +273,17 @@ def stacked(by_phase: _Phases) -> tuple[tuple[str, float], ...]:
     """The phases of a step as parts, in milliseconds: the shortest that was measured whole, of each longer one what it
     takes more. A part that chance makes less than nothing is nothing.
     """
-    parts, held, before = [], 0, 0.0
+    parts, count, before = [], 0, 0.0
     for phase in (each for each in PHASES if each in by_phase):
         content, milliseconds = _CONTENT[phase], by_phase[phase].seconds * 1e3
-        parts.append((" and ".join(content[held:]), max(0.0, milliseconds - before)))
-        held, before = len(content), max(before, milliseconds)
+        parts.append((" and ".join(content[count:]), max(0.0, milliseconds - before)))
+        count, before = len(content), max(before, milliseconds)
     return tuple(parts)
 
 
-def _faster(title: str, found: Mapping[int, _Phases]) -> Iterator[str]:
+def _faster(title: str, by_context: Mapping[int, _Phases]) -> Iterator[str]:
     """Where a phase took less than the one that it holds."""
-    for context, by_phase in found.items():
+    for context, by_phase in by_context.items():
         if any(height == 0 for _, height in stacked(by_phase)):
             yield f"{title}, {in_kibi(context)}"
 

@@ -87,13 +87,13 @@ class Source:
         """Pictures, tables, conditions and the command that makes such a log."""
         figures = [_limited(block) for block in self.document.visible_blocks]
         is_short = sum(isinstance(block, Table) for block in figures) <= _MAX_OPEN_TABLES
-        found = [
+        sections = [
             Section("Pictures", self.pictures),
             Section("Figures", figures, is_open=is_short),
             Section("Conditions", self.conditions),
             Section("Reproduce it", [Command(self.command)] if self.command else []),
         ]
-        return [section for section in found if section.parts]
+        return [section for section in sections if section.parts]
 
     @property
     def section(self) -> Section:
@@ -182,14 +182,15 @@ def _of_several(sources: Sequence[Source], pages: Sequence[Page]) -> Page:
 
 def _side_by_side(sources: Sequence[Source]) -> list[RangeChart]:
     """The figures of all that have some; those of other units than the first are left out."""
-    found = [(source.name, figure) for source in sources for figure in source.figures]
-    rows = [RangeRow(figure.label, name, (figure.point,)) for name, figure in found if figure.unit == found[0][1].unit]
-    if not rows:
+    figures = [(source.name, figure) for source in sources for figure in source.figures]
+    if not figures:
         return []
+    unit = figures[0][1].unit
+    rows = [RangeRow(figure.label, name, (figure.point,)) for name, figure in figures if figure.unit == unit]
     has_interval = [row.points[0].low < row.points[0].high for row in rows]
     intervals = "with their 95 % repeat intervals" if all(has_interval) else "lines: 95 % repeat intervals, if known"
     subtitle = intervals if any(has_interval) else ""
-    return [RangeChart("The figures of each log", subtitle, found[0][1].unit, tuple(rows))]
+    return [RangeChart("The figures of each log", subtitle, unit, tuple(rows))]
 
 
 def _compared(sources: Sequence[Source]) -> Sequence[Block]:
@@ -368,8 +369,8 @@ def conditions_of(header: Mapping[str, Any]) -> list[Block]:
     }
     checks = [str(finding).partition(" ") for finding in header.get("findings", ())]
     checks.sort(key=lambda each: each[0].lower() == "ok")
-    found = [(level, text.strip()) for level, _, text in checks]
-    return [_table_of_names(rows), text_table(("check", "found"), found)]
+    results = [(level, text.strip()) for level, _, text in checks]
+    return [_table_of_names(rows), text_table(("check", "found"), results)]
 
 
 def _table_of_names(values: Mapping[str, Any]) -> Table[Any]:

@@ -1,5 +1,5 @@
-"""``mamf results site``: static pages, a feed and downloads from the logs in results/. For programs: index.json with
-its JSON Schema, and ceilings.csv; docs/site.md shows them.
+"""``mamf results site``: static pages from the logs in results/, and for programs index.json and ceilings.csv, whose
+fields docs/site.md describes.
 
 The same logs give the same bytes. The folder holds a list of the site's files, so that a build replaces its own files
 only.
@@ -20,8 +20,8 @@ from mamf.errors import UsageError
 from mamf.files import make_folder, write_whole
 from mamf.logs.records import significant_digits
 from mamf.measurement import TERA
-from mamf.pages.site_data import ALL_TIERS, CeilingLine, SiteData, read_site_data
-from mamf.pages.site_pages import CSV, FEED, FEED_SCHEMA, INDEX, device_page, index_page
+from mamf.pages.site_data import CeilingLine, SiteData, read_site_data
+from mamf.pages.site_pages import CSV, FEED, INDEX, device_page, index_page
 from mamf.report.page import render_page
 from mamf.report.text import csv_text
 
@@ -64,11 +64,11 @@ def _own_files(output: Path) -> set[str]:
     """
     listed = (output / LIST).read_text(errors="replace").splitlines() if (output / LIST).is_file() else []
     names = {path.relative_to(output) for path in output.rglob("*") if path.is_symlink() or not path.is_dir()}
-    found = {name.as_posix() for name in names if not any(part.startswith(".") for part in name.parts)}
-    foreign = sorted(name for name in found if name not in listed or (output / name).is_symlink())
+    present = {name.as_posix() for name in names if not any(part.startswith(".") for part in name.parts)}
+    foreign = sorted(name for name in present if name not in listed or (output / name).is_symlink())
     if foreign:
         raise UsageError(f"{output} holds files that are not from a site, such as {foreign[0]}: name an empty folder")
-    return found
+    return present
 
 
 def _site_files(data: SiteData, logs: str) -> Iterator[tuple[str, str]]:
@@ -78,7 +78,6 @@ def _site_files(data: SiteData, logs: str) -> Iterator[tuple[str, str]]:
         yield pages[name], render_page(device_page(name, part, below))
     yield CSV, feed_csv(data.lines)
     yield FEED, feed_json(data.lines)
-    yield FEED_SCHEMA, feed_schema()
     yield INDEX, render_page(index_page(data, logs, pages))
 
 
@@ -112,35 +111,9 @@ def _write(output: Path, texts: Mapping[str, str], old: set[str]) -> None:
 SCHEMA = 1
 _TITLE = "Measured ceilings of matrix products by device, dtype and regime"
 
-_OR_NULL = ["number", "null"]
-#: By name the type in JSON Schema, and the description.
-FIELDS: dict[str, tuple[Any, str]] = {
-    "device": ("string", "The device's name as torch reports it"),
-    "vendor": ("string", '"unknown" if no log names it'),
-    "dtype": ("string", "torch's name, or mamf's for a scaled format"),
-    "regime": (
-        "string",
-        "burst (highest clock), sustained (power limit, as in training), classic (the loop of mamf-finder); of tier "
-        "legacy the statistic of mamf-finder",
-    ),
-    "tflops": ("number", "1e12 FLOP/s of the fastest card (int8: operations)"),
-    "low": (_OR_NULL, "Lower end of the 95 % repeat interval, TFLOPS"),
-    "high": (_OR_NULL, "Upper end of the 95 % repeat interval, TFLOPS"),
-    "datasheet_tflops": (_OR_NULL, "The datasheet's dense peak; null if no datasheet is listed"),
-    "tier": (
-        "string",
-        "complete; unconfirmed (only one contributor measured it); interrupted; legacy (not checked). Use complete",
-    ),
-    "cards": ("integer", "How many cards were measured; 0 if unknown"),
-    "lowest_tflops": (_OR_NULL, "TFLOPS of the slowest card"),
-    "compute_units": (["integer", "null"], "Of the fastest card"),
-    "power_limit_watts": (_OR_NULL, "Of the fastest card"),
-    "source": ("string", "The log, as a path in results/"),
-    "software": ("object", "Versions by name: torch, libraries, driver"),
-}
 
-
-def _record(line: CeilingLine) -> dict[str, Any]:
+def feed_record(line: CeilingLine) -> dict[str, Any]:
+    """A ceiling as programs read it."""
     device = line.entry.header["device"] if line.entry else {}
     low, high = (line.interval.low, line.interval.high) if line.interval else (None, None)
     return {
@@ -164,27 +137,11 @@ def _record(line: CeilingLine) -> dict[str, Any]:
 
 def feed_json(lines: Sequence[CeilingLine]) -> str:
     """index.json: a line per ceiling."""
-    rows = ",".join(f"\n{json.dumps(_record(line), allow_nan=False)}" for line in lines)
+    rows = ",".join(f"\n{json.dumps(feed_record(line), allow_nan=False)}" for line in lines)
     return f'{{"schema": {SCHEMA}, "title": {json.dumps(_TITLE)}, "ceilings": [{rows}\n]}}\n'
 
 
 def feed_csv(lines: Sequence[CeilingLine]) -> str:
     """ceilings.csv: the same, software as text."""
-    rows = [_record(line) | {"software": ", ".join(map(" ".join, line.software.items()))} for line in lines]
-    return csv_text(rows) or ",".join(FIELDS) + "\n"
-
-
-def feed_schema() -> str:
-    """index.schema.json."""
-    fields = {name: {"type": kind, "description": text} for name, (kind, text) in FIELDS.items()}
-    fields["tier"]["enum"] = list(ALL_TIERS)
-    fields["software"]["additionalProperties"] = {"type": "string"}
-    ceilings = {"type": "array", "items": {"type": "object", "required": list(fields), "properties": fields}}
-    schema = {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": _TITLE,
-        "type": "object",
-        "required": ["schema", "ceilings"],
-        "properties": {"schema": {"const": SCHEMA}, "title": {"type": "string"}, "ceilings": ceilings},
-    }
-    return json.dumps(schema, indent=2) + "\n"
+    rows = [feed_record(line) | {"software": ", ".join(map(" ".join, line.software.items()))} for line in lines]
+    return csv_text(rows)

@@ -19,7 +19,7 @@ from mamf.report.page import Command, Fact, Page, Part, Section
 from mamf.report.text import counted, interval_cell, percent, shortened, significant, whole
 from mamf.text import Link
 
-INDEX, CSV, FEED, FEED_SCHEMA = "index.html", "ceilings.csv", "index.json", "index.schema.json"
+INDEX, CSV, FEED = "index.html", "ceilings.csv", "index.json"
 _MAX_FACTS = 4
 #: Pages stay small: the most devices of a picture, and the most points of a row and of a picture.
 MAX_ROWS, _MAX_POINTS, _MAX_IN_PICTURE = 30, 30, 600

@@ -162,22 +162,15 @@ def _kind_of(part: Part) -> str:
     return next((name for kind, name in kinds if isinstance(part, kind)), "figure")
 
 
-@dataclass(frozen=True)
-class _Cell:
-    text: str
-    is_left: bool
-    address: str
-
-
 def _table_parts(table: Table[Any]) -> dict[str, Any]:
+    """What the template shows of a table."""
     columns = table.top_columns
 
-    def cell(column: Any, row: Any) -> _Cell:
-        text = column.cell(row)
-        return _Cell(without_markup(text), column.left, getattr(text, "address", ""))
+    def cell(text: str, column: Any) -> dict[str, Any]:
+        return {"text": without_markup(text), "is_left": column.left, "address": getattr(text, "address", "")}
 
-    heads = [_Cell(column.title, column.left, "") for column in columns]
-    return {"heads": heads, "rows": [[cell(column, row) for column in columns] for row in table.top_rows]}
+    heads = [cell(column.title, column) for column in columns]
+    return {"heads": heads, "rows": [[cell(column.cell(row), column) for column in columns] for row in table.top_rows]}
 
 
 def safe_address(address: str) -> str:
@@ -205,40 +198,33 @@ _DROPPED = ("metadata", "style", "title")
 _SIZE = 9
 
 
-@dataclass(frozen=True)
-class Key:
-    """A name in the legend, with its paint and the outline of its marker around (0, 0)."""
-
-    name: str
-    paint: str
-    outline: str
-    opacity: float
-
-
-@dataclass(frozen=True)
-class FigureParts:
-    """``pictures``: SVG elements; ``notes`` say why a picture is missing."""
-
-    title: str
-    subtitle: str
-    pictures: Sequence[str]
-    legend: Sequence[Key]
-    notes: Sequence[str]
-
-
-def figure_parts(picture: Picture) -> FigureParts:
-    """The parts of a picture, with foreign texts made harmless."""
+def figure_parts(picture: Picture) -> dict[str, Any]:
+    """What the template shows of a picture, with foreign texts made harmless: SVG elements, and the legend's names with
+    their paint and the outline of their marker around (0, 0). Without matplotlib a note says what to install.
+    """
     shown = with_visible_texts(picture)
+    parts: dict[str, Any] = {
+        "title": shown.title,
+        "subtitle": shown.subtitle,
+        "pictures": [],
+        "legend": [],
+        "notes": shown.notes,
+    }
     panels = [panel for row in shown.drawn_rows() for panel in row if panel]
     try:
-        pictures = [_svg_of(panel, f"{shown.title}, {number}") for number, panel in enumerate(panels)]
+        parts["pictures"] = [_svg_of(panel, f"{shown.title}, {number}") for number, panel in enumerate(panels)]
     except UnavailableError as error:
-        return FigureParts(shown.title, shown.subtitle, [], [], [str(error)])
-    legend = [
-        Key(name, _paint(style["color"]), _outline(style.get("marker", "_")), style.get("alpha", 1.0))
+        return {**parts, "notes": [str(error)]}
+    parts["legend"] = [
+        {
+            "name": name,
+            "paint": _paint(style["color"]),
+            "outline": _outline(style.get("marker", "_")),
+            "opacity": style.get("alpha", 1.0),
+        }
         for name, style in shown.legend()
     ]
-    return FigureParts(shown.title, shown.subtitle, pictures, legend, shown.notes)
+    return parts
 
 
 def _svg_of(panel: DrawnPanel, salt: str) -> str:

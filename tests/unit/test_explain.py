@@ -18,7 +18,7 @@ from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.peaks import find_peak, flop_per_cycle
 from mamf.report.charts.picture import draw
-from mamf.report.explanation import conclusion, rank_bursts, waterfall_chart, waterfall_steps
+from mamf.report.explanation import conclusion, waterfall_chart, waterfall_steps
 from mamf.statistics import summarize
 from mamf.testing import SimulatedBackend
 
@@ -126,10 +126,6 @@ def test_a_sustained_figure_without_sensors_says_so():
 def test_a_change_is_to_the_last_step_that_is_known():
     steps = waterfall_steps([row("normal", 862.0, clock=None)], H200)
     assert steps[3].change == pytest.approx(862 / 989 - 1)
-
-
-def test_data_are_ranked_by_what_a_burst_gives_on_them():
-    assert [each.problem.data for each in rank_bursts(ROWS)] == ["zeros", "integers", "uniform", "normal"]
 
 
 def test_the_picture_has_a_bar_for_each_step_and_no_label_touches_another():

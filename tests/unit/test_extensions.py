@@ -31,7 +31,7 @@ def test_a_new_column_is_one_line(monkeypatch):
     assert "depth" in formats.terminal(document(log, top=1)).split()
 
 
-def test_a_new_format_is_one_file(run, monkeypatch):
+def test_a_new_format_is_one_function(run, monkeypatch):
     def render(document: Document, width: int | None = None) -> str:
         return "".join(f"{line}\n" for block in document.blocks if isinstance(block, Answer) for line in block.texts)
 
@@ -70,7 +70,7 @@ def soaked(tmp_path):
     return path
 
 
-def test_a_new_kind_of_run_is_one_file(run, monkeypatch, soaked):
+def test_a_new_kind_of_run_is_one_class(run, monkeypatch, soaked):
     monkeypatch.setitem(registry.KINDS, "soak", Soak())
     log = read_run_log(soaked)
     assert log.plan.kind == "soak"

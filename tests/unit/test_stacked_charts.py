@@ -67,7 +67,7 @@ def test_a_panel_is_a_kernel_and_its_bars_are_contexts():
     chart = model_chart(rows, KNOWN, HEADER)
     shares = [100 * each.best_rate / 500 for each in (row("step", 512), row("step", 2048))]
     assert [(panel.title, [bar.label for bar in panel.bars]) for panel in chart.panels] == [
-        (name, [f"{context} {share:.1f} % MAMFU" for context, share in zip(("512", "2k"), shares, strict=True)])
+        (name, [f"{context}, {share:.1f} % MAMFU" for context, share in zip(("512", "2k"), shares, strict=True)])
         for name in "ab"
     ]
     assert "500" in chart.notes[0] and "of a log" in chart.notes[0]
@@ -75,7 +75,7 @@ def test_a_panel_is_a_kernel_and_its_bars_are_contexts():
 
 def test_without_a_ceiling_bars_say_tflops_and_why():
     chart = model_chart([*STEP, row("step", 2048)], {}, HEADER)
-    assert chart.panels[0].bars[0].label == f"1k {STEP[-1].best_rate:.4g} TFLOPS"
+    assert chart.panels[0].bars[0].label == f"1k, {STEP[-1].best_rate:.4g} TFLOPS"
     assert "no MAMFU" in chart.notes[0]
 
 
@@ -85,8 +85,8 @@ def test_steps_of_one_context_length_stand_side_by_side_with_their_shares():
     (panel,) = chart.panels
     shares = [100 * each.best_rate / 500 for each in (STEP[-1], rows[-1])]
     assert [bar.label for bar in panel.bars] == [
-        f"torch[sdpa] {shares[0]:.1f} % MAMFU",
-        f"compiled {shares[1]:.1f} % MAMFU",
+        f"torch[sdpa], {shares[0]:.1f} % MAMFU",
+        f"compiled, {shares[1]:.1f} % MAMFU",
     ]
     assert "500" in chart.notes[0] and "context length 1k" in chart.title
 

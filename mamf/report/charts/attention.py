@@ -51,6 +51,7 @@ _PARTING = (HEAD_DIM, MASK, DIRECTION, DTYPE)
 _IF_NEEDED = (SPARSITY, LENGTH, HEADS, QUERIES, BATCH)
 # Panels side by side that are still wide enough to read.
 _MAX_ACROSS = 4
+Grid = tuple[tuple[Panel | None, ...], ...]
 
 
 def attention_chart(
@@ -76,12 +77,20 @@ def attention_chart(
     facets = needed(measured, position)
     varying = [facet for facet in facets if count_values(facet, measured) > 1]
     common = ", ".join(facet.text(measured[0]) for facet in facets if facet not in varying)
+
+    def panel(rows: Sequence[Measurement]) -> Panel:
+        by_kernel = group_pairs((row.kernel, row) for row in sorted(rows, key=position))
+        lines = (Line(name, tuple(point(row, position(row)) for row in same)) for name, same in by_kernel.items())
+        ceiling = ceilings.get((rows[0].problem.dtype, regime))
+        title = ", ".join(facet.text(rows[0]) for facet in varying)
+        return Panel(title, tuple(lines), None if ceiling is None else ceiling.tflops)
+
     label = "queries" if is_by_queries else "sequence length"
     return Chart(
         f"Attention, {regime}" + (f", {common}" if common else ""),
         f"{machine(header)}{_sizes(measured)}",
         Axis(label, True, labelled(map(position, measured), in_kibi)),
-        _grid(measured, varying, position, ceilings),
+        _grid(measured, varying, panel),
         palette=tuple(dict.fromkeys(row.kernel for row in rows if row.ok)),
         notes=(*_conventions(measured, ceilings), *failures(kept, {row.kernel for row in measured})),
     )
@@ -109,11 +118,8 @@ def values(facets: Iterable[Facet], row: Measurement) -> tuple[Any, ...]:
 
 
 def _grid(
-    rows: Sequence[Measurement],
-    varying: Sequence[Facet],
-    position: Callable[[Measurement], float],
-    ceilings: Ceilings,
-) -> tuple[tuple[Panel | None, ...], ...]:
+    rows: Sequence[Measurement], varying: Sequence[Facet], panel: Callable[[Sequence[Measurement]], Panel]
+) -> Grid:
     """Panels: across go the first facets that there is room for, down the others."""
     across: tuple[Facet, ...] = ()
     for facet in varying:
@@ -121,25 +127,9 @@ def _grid(
             across = (*across, facet)
     down = tuple(facet for facet in varying if facet not in across)
     inside = group_pairs(((values(down, row), values(across, row)), row) for row in rows)
-    panels = {place: _panel(alike, varying, position, ceilings) for place, alike in inside.items()}
+    panels = {place: panel(alike) for place, alike in inside.items()}
     lines, columns = (sorted(set(places)) for places in zip(*panels, strict=True))
     return tuple(tuple(panels.get((line, column)) for column in columns) for line in lines)
-
-
-def _panel(
-    rows: Sequence[Measurement],
-    varying: Sequence[Facet],
-    position: Callable[[Measurement], float],
-    ceilings: Ceilings,
-) -> Panel:
-    by_kernel = group_pairs((row.kernel, row) for row in rows)
-    lines = (
-        Line(kernel, tuple(point(row, position(row)) for row in sorted(own, key=position)))
-        for kernel, own in by_kernel.items()
-    )
-    ceiling = ceilings.get((rows[0].problem.dtype, rows[0].regime))
-    title = ", ".join(facet.text(rows[0]) for facet in varying)
-    return Panel(title, tuple(lines), None if ceiling is None else ceiling.tflops)
 
 
 def _sizes(rows: Sequence[Measurement]) -> str:

@@ -31,7 +31,7 @@ _HEADROOM = 1.12
 _FIGURE_ROOM = 0.045
 _FAINT = 0.3
 # Characters of all bars' labels that fit a row, and the fewest of a line.
-_LABELS_LENGTH, _MIN_LETTERS = 110, 8
+_LABELS_LENGTH, _MIN_LETTERS = 110, 10
 
 
 @dataclass(frozen=True)

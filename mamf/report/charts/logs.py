@@ -82,39 +82,27 @@ def failures(rows: Iterable[Measurement], drawn: Iterable[str]) -> list[str]:
 # -- sweeps and finds of products --------------------------------------------------------------------------------------
 
 
-def sweep_chart(
-    rows: Sequence[Measurement],
-    header: Mapping[str, Any],
-    regime: str | None = None,
-) -> Chart:
+def sweep_chart(rows: Sequence[Measurement], header: Mapping[str, Any], regime: str | None = None) -> Chart:
     """A sweep against the dimension that varies, or by rank where several do; a line a regime."""
     regimes, measured = drawn_rows(rows, regime)
+    first = measured[0]
     axis, position, shape = _matmul_axis(measured)
-    lines, notes = {}, []
+    lines, notes, bests = [], [], []
     for name in regimes:
         best_first = sorted((row for row in measured if row.regime == name), key=lambda row: row.rank, reverse=True)
         best = best_first[0]
         notes.append(f"{name}: best {best.comparable_rate:.4g} TFLOPS ({best.best_by}) at {best.shape}")
-        lines[name] = [(position(rank, row), row) for rank, row in enumerate(best_first, start=1)]
-
-    points = {name: [point(row, x) for x, row in lines[name]] for name in regimes}
-    best_point = max((each[0] for each in points.values()), key=lambda each: each.y)
-    drawn = tuple(Line(name, tuple(sorted(points[name], key=lambda each: each.x))) for name in regimes)
-    panel = Panel("", drawn, peak=peak_of(measured[0].problem, header), best=best_point)
-    title = f"matmul {shape} by {measured[0].kernel}, {measured[0].problem.dtype}"
-    return Chart(
-        title,
-        machine(header),
-        axis,
-        ((panel,),),
-        notes=(*notes, *failures(rows, [measured[0].kernel])),
-        has_own_scales=True,
-    )
+        points = [point(row, position(rank, row)) for rank, row in enumerate(best_first, start=1)]
+        lines.append(Line(name, tuple(sorted(points, key=lambda each: each.x))))
+        bests.append(points[0])
+    best_point = max(bests, key=lambda each: each.y)
+    panel = Panel("", tuple(lines), peak=peak_of(first.problem, header), best=best_point)
+    title = f"matmul {shape} by {first.kernel}, {first.problem.dtype}"
+    notes += failures(rows, [first.kernel])
+    return Chart(title, machine(header), axis, ((panel,),), has_own_scales=True, notes=tuple(notes))
 
 
-def _matmul_axis(
-    rows: Sequence[Measurement],
-) -> tuple[Axis, Callable[[int, Measurement], float], str]:
+def _matmul_axis(rows: Sequence[Measurement]) -> tuple[Axis, Callable[[int, Measurement], float], str]:
     """The axis, where a row of a rank lies on it, and what the shapes have in common."""
     varying = [name for name in "mnk" if len({getattr(row.shape, name) for row in rows}) > 1]
     shape = "x".join(name.upper() if name in varying else str(getattr(rows[0].shape, name)) for name in "mnk")
@@ -138,17 +126,17 @@ def find_chart(
 ) -> Chart:
     """A find in the order it measured, a color per phase, a panel per regime."""
     regimes = chosen_regimes(rows, regime)
-    found = {name: ceilings[name] for name in regimes if name in ceilings}
+    confirmed = {name: ceilings[name] for name in regimes if name in ceilings}
     peak = peak_of(rows[0].problem, header)
     panels = []
     for name in regimes:
         numbered = enumerate([row for row in rows if row.ok and row.regime == name], start=1)
         phases = group_pairs((row.phase, point(row, number)) for number, row in numbered)
         lines = tuple(Line(phase, tuple(points)) for phase, points in phases.items())
-        panels.append(Panel(name, lines, found[name].tflops if name in found else None, peak=peak))
-    answers = ", ".join(f"{each.tflops:.4g} TFLOPS {name}" for name, each in found.items())
+        panels.append(Panel(name, lines, confirmed[name].tflops if name in confirmed else None, peak=peak))
+    answers = ", ".join(f"{each.tflops:.4g} TFLOPS {name}" for name, each in confirmed.items())
     notes = tuple(
-        f"{name} ceiling: {each.tflops:.4g} TFLOPS at {each.shape} by {each.kernel}" for name, each in found.items()
+        f"{name} ceiling: {each.tflops:.4g} TFLOPS at {each.shape} by {each.kernel}" for name, each in confirmed.items()
     )
     title = f"The ceiling of {rows[0].problem.dtype}" + (f": {answers}" if answers else " was not confirmed")
     axis = Axis("measurement, in the order taken", is_shared=False)
@@ -157,49 +145,36 @@ def find_chart(
 
 # -- kernels of any operation ------------------------------------------------------------------------------------------
 
-
-Position = Callable[[Measurement], float]
 #: The axis label of work, which is counted in thousands and not in multiples of 1024.
 _FLOP = "FLOP"
 
 
-def kernels_chart(
-    rows: Sequence[Measurement],
-    header: Mapping[str, Any],
-    regime: str | None = None,
-) -> Chart:
-    """A run of kernels; where several shapes lie at one place of the axis, the best of them."""
+def kernels_chart(rows: Sequence[Measurement], header: Mapping[str, Any], regime: str | None = None) -> Chart:
+    """A run of kernels, a row of panels a problem and a column a regime; where several shapes lie at one place of the
+    axis, the best of them.
+    """
     regimes, measured = drawn_rows(rows, regime)
-    problems = list(dict.fromkeys(row.problem for row in measured))
     axis, position = _axis(measured)
-    peaks = {problem: peak_of(problem, header) for problem in problems}
+    panels = group_pairs(((row.problem, row.regime), row) for row in measured)
+    problems = list(dict.fromkeys(row.problem for row in measured))
 
-    def panel(problem: Any, of: str) -> Panel | None:
-        shown = [row for row in measured if (row.problem, row.regime) == (problem, of)]
-        title = ", ".join(filter(None, (differing_fields(problem, problems), of if len(regimes) > 1 else "")))
-        return _panel(shown, title, position, peaks[problem]) if shown else None
+    def panel(problem: Any, name: str) -> Panel | None:
+        best: dict[str, dict[float, Measurement]] = {}
+        for row in sorted(panels.get((problem, name), ()), key=lambda row: row.rank):
+            best.setdefault(row.kernel, {})[position(row)] = row
+        if not best:
+            return None
+        title = ", ".join(filter(None, (differing_fields(problem, problems), name if len(regimes) > 1 else "")))
+        lines = tuple(Line(kernel, tuple(point(at[x], x) for x in sorted(at))) for kernel, at in best.items())
+        unit = panels[problem, name][0].work.unit
+        return Panel(title, lines, unit=unit, peak=peak_of(problem, header))
 
-    grid = tuple(tuple(panel(problem, of) for of in regimes) for problem in problems)
-    name, kernels = measured[0].operation, dict.fromkeys(row.kernel for row in rows)
-    return Chart(
-        f"{name}, {', '.join(regimes)}",
-        machine(header),
-        axis,
-        grid,
-        notes=tuple(failures(rows, kernels)),
-    )
-
-
-def _panel(rows: Sequence[Measurement], title: str, position: Position, peak: float | None) -> Panel:
-    lines: dict[str, dict[float, Measurement]] = {}
-    for row in sorted(rows, key=lambda row: row.rank):
-        lines.setdefault(row.kernel, {})[position(row)] = row
-
-    drawn = tuple(Line(name, tuple(point(best[x], x) for x in sorted(best))) for name, best in lines.items())
-    return Panel(title, drawn, unit=rows[0].work.unit, peak=peak)
+    grid = tuple(tuple(panel(problem, name) for name in regimes) for problem in problems)
+    title = f"{measured[0].operation}, {', '.join(regimes)}"
+    return Chart(title, machine(header), axis, grid, notes=tuple(failures(rows, {row.kernel for row in rows})))
 
 
-def _axis(rows: Sequence[Measurement]) -> tuple[Axis, Position]:
+def _axis(rows: Sequence[Measurement]) -> tuple[Axis, Callable[[Measurement], float]]:
     """The operation's axis; shapes in log order if it has no axis or is not installed."""
     of = operation_called(rows[0].operation)
     try:
@@ -251,20 +226,24 @@ def model_chart(
     first = next(iter(steps))
     common = set(_words(first)).intersection(*map(_words, steps))
     titles = {key: ", ".join(word for word in _words(key) if word not in common) or first[2] for key in steps}
-    contexts = {context for found in steps.values() for context in found}
+    contexts = {context for by_context in steps.values() for context in by_context}
     title = f"A model's step by phase: {', '.join(word for word in _words(first) if word in common)}"
     if len(contexts) == 1:
         title += f", context length {in_kibi(*contexts)}"
-        bars = [_bar(titles[key], by_phase, known) for key, found in steps.items() for by_phase in found.values()]
+        bars = [
+            _bar(titles[key], by_phase, known) for key, by_context in steps.items() for by_phase in by_context.values()
+        ]
         panels: tuple[StackedPanel, ...] = (StackedPanel("", tuple(sorted(bars, key=lambda bar: -bar.height))),)
     else:
         panels = tuple(
-            StackedPanel(titles[key], tuple(_bar(in_kibi(each), found[each], known) for each in sorted(found)))
-            for key, found in steps.items()
+            StackedPanel(
+                titles[key], tuple(_bar(in_kibi(each), by_context[each], known) for each in sorted(by_context))
+            )
+            for key, by_context in steps.items()
         )
     notes = list(_share_notes(steps, known))
     notes += [_DIFFERENCES] if any(len(bar.parts) > 1 for panel in panels for bar in panel.bars) else []
-    if faster := [title for key, found in steps.items() for title in _faster(titles[key], found)]:
+    if faster := [title for key, by_context in steps.items() for title in _faster(titles[key], by_context)]:
         notes.append(f"a phase took no longer than the one that it holds: {'; '.join(faster)}")
     notes += failures(rows, dict.fromkeys(row.kernel for row in rows))
     below = "" if len(contexts) == 1 else "context length"
@@ -287,24 +266,24 @@ def _bar(label: str, by_phase: _Phases, known: KnownCeilings) -> Stack:
     ceiling = known.get((longest.problem.dtype, longest.regime))
     rate = longest.comparable_rate
     share = f"{100 * rate / ceiling.tflops:.1f} % MAMFU" if ceiling else f"{rate:.4g} TFLOPS"
-    return Stack(f"{label} {share}", stacked(by_phase))
+    return Stack(f"{label}, {share}", stacked(by_phase))
 
 
 def stacked(by_phase: _Phases) -> tuple[tuple[str, float], ...]:
     """The phases of a step as parts, in milliseconds: the shortest that was measured whole, of each longer one what it
     takes more. A part that chance makes less than nothing is nothing.
     """
-    parts, held, before = [], 0, 0.0
+    parts, count, before = [], 0, 0.0
     for phase in (each for each in PHASES if each in by_phase):
         content, milliseconds = _CONTENT[phase], by_phase[phase].seconds * 1e3
-        parts.append((" and ".join(content[held:]), max(0.0, milliseconds - before)))
-        held, before = len(content), max(before, milliseconds)
+        parts.append((" and ".join(content[count:]), max(0.0, milliseconds - before)))
+        count, before = len(content), max(before, milliseconds)
     return tuple(parts)
 
 
-def _faster(title: str, found: Mapping[int, _Phases]) -> Iterator[str]:
+def _faster(title: str, by_context: Mapping[int, _Phases]) -> Iterator[str]:
     """Where a phase took less than the one that it holds."""
-    for context, by_phase in found.items():
+    for context, by_phase in by_context.items():
         if any(height == 0 for _, height in stacked(by_phase)):
             yield f"{title}, {in_kibi(context)}"
 

@@ -12,7 +12,8 @@ from mamf.node.logs import contributed_baseline, is_node_folder, read_nodes
 from mamf.node.report import node_chart, node_document
 from mamf.node.verdict import judge
 from mamf.pages.sources import Source, read_source, source_of_profile
-from mamf.profiling.ranks import rank_log, rank_logs, ranks_document, read_rank_logs
+from mamf.profiling.log import rank_log, rank_logs, read_rank_logs
+from mamf.profiling.report import ranks_document
 from mamf.report.charts.ranges import RangeChart, RangeRow
 from mamf.report.columns import text_table
 from mamf.report.comparison import comparison_document

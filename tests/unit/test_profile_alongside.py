@@ -9,8 +9,7 @@ from test_profile_command import SHORTLY, TINY, script
 
 from mamf.cli import main
 from mamf.cli.commands import profile
-from mamf.profiling.running import StepProfiler
-from mamf.profiling.script import Program
+from mamf.profiling.running import Program, StepProfiler
 
 __all__ = ["script"]
 
@@ -126,7 +125,7 @@ def test_an_error_in_a_module_is_its_own_traceback(tmp_path, monkeypatch, capsys
 
 def test_errors_between_steps_are_kept_and_end_no_script():
     profiler = StepProfiler(1, 1)
-    profiler._go_on = lambda: (_ for _ in ()).throw(RuntimeError("another profiler\nis at work"))
+    profiler._profile_next = lambda: (_ for _ in ()).throw(RuntimeError("another profiler\nis at work"))
     profiler.step_ended()
     assert profiler.why_nothing(None) == "RuntimeError: another profiler"
 

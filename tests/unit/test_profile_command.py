@@ -16,8 +16,8 @@ from mamf.contribution.known_ceilings import KnownPeak
 from mamf.errors import UnavailableError
 from mamf.measurement import IDLE
 from mamf.profiling.classes import UNCLASSIFIED
-from mamf.profiling.events import length, union
 from mamf.profiling.log import read_profile_or_none
+from mamf.profiling.traces import length, union
 
 TRAINING = """
 import sys, torch

@@ -57,9 +57,9 @@ def run(options: argparse.Namespace) -> int:
         with_shapes_of_sizes,
     )
     from mamf.engine.launching import Launching, launch_in_window
-    from mamf.profiling.traces import list_device_kernels
     from mamf.plugins.discovery import open_backend
     from mamf.plugins.selection import choose_kernels
+    from mamf.profiling.running import list_device_kernels
 
     of = operation_asked_for(options, [options.kernel])
     # Reports wrong options before a device is opened.

@@ -7,6 +7,7 @@ without the profiler are timed right before those with it, so that the profiler'
 
 from __future__ import annotations
 
+import ast
 import atexit
 import functools
 import importlib
@@ -16,6 +17,7 @@ import signal
 import sys
 import tempfile
 import time
+import types
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
@@ -34,6 +36,7 @@ _INTERRUPTED = 130
 _LOGS, _TRACES = (".jsonl",), (".json", ".gz", ".csv")
 # Silences the profiler's library, which otherwise prints a line on each start and stop.
 _QUIET = "6"
+_MAIN, _DECORATOR = "__main__:", "__mamf_decorator__"
 
 
 @dataclass(frozen=True)
@@ -65,10 +68,12 @@ class Program:
         finally:
             sys.argv, sys.path[:] = argv, path
 
-    def run(self) -> int:
-        """Run it in its place as Python would; returns its exit code."""
+    def run(self, run_decorated: Callable[[], None] | None = None) -> int:
+        """Run it in its place as Python would; returns its exit code. ``run_decorated``: from ``decorated``."""
         try:
-            if self.is_module:
+            if run_decorated:
+                run_decorated()
+            elif self.is_module:
                 runpy.run_module(self.name, run_name="__main__", alter_sys=True)
             else:
                 runpy.run_path(self.name, run_name="__main__")
@@ -84,6 +89,36 @@ class Program:
             sys.excepthook(type(error), error.with_traceback(trace), trace)
             return 1
         return 0
+
+    def decorated(self, function: str, decorator: object) -> Callable[[], None]:
+        """What runs it with a decorator around a function that it defines. Raises UsageError if it defines none."""
+        spec = find_spec(self.name) if self.is_module else None
+        if spec is not None and spec.submodule_search_locations:  # a package
+            spec = find_spec(f"{self.name}.__main__")
+        path = spec.origin if spec and spec.origin else self.name
+        try:
+            tree = ast.parse(Path(path).read_bytes(), path)
+        except SyntaxError as error:
+            raise UsageError(f"cannot run {path}: {first_line(error)}") from None
+        defined: Any = tree
+        for name in function.split("."):
+            inner = (each for each in defined.body if isinstance(each, (ast.FunctionDef, ast.ClassDef)))
+            defined = next((each for each in inner if each.name == name), None)
+            if defined is None:
+                raise UsageError(f"--calls {_MAIN}{function}: {Path(path).name} defines no such function")
+        defined.decorator_list.insert(0, ast.Name(_DECORATOR, ast.Load()))
+        code = compile(ast.fix_missing_locations(tree), path, "exec")
+        main = types.ModuleType("__main__")
+        main.__dict__.update(__file__=path, __spec__=spec, __package__=spec and spec.parent, **{_DECORATOR: decorator})
+
+        def run_decorated() -> None:
+            sys.argv[0], usual, sys.modules["__main__"] = path, sys.modules["__main__"], main
+            try:
+                exec(code, main.__dict__)
+            finally:
+                sys.modules["__main__"] = usual
+
+        return run_decorated
 
 
 def _from_script_on(trace: TracebackType | None) -> TracebackType | None:
@@ -234,7 +269,7 @@ class StepProfiler:
         if self.failure:
             return self.failure
         if not self._seen and function is not None:
-            return f"{function} was not called (what the script itself defines is another): call mamf.profiling.step()"
+            return f"{function} was not called: of what the script itself defines, name __main__:FUNCTION"
         if not self._seen:
             named = "name a function, as --calls torch:Tensor.backward, or call mamf.profiling.step()"
             return f"no optimizer of torch stepped in this process; {named}"
@@ -247,8 +282,12 @@ def profile_program(program: Program, profiler: StepProfiler, function: str | No
 
     Raises UsageError for an unknown function.
     """
+    run_decorated = None
     with program.in_place(), _following_steps(profiler, function):
-        code = program.run()
+        if function and function.startswith(_MAIN):
+            decorator = functools.partial(_wrapped, after=profiler.step_ended)
+            run_decorated = program.decorated(function.removeprefix(_MAIN), decorator)
+        code = program.run(run_decorated)
     if profiler.is_in_fork:  # what follows is the business of the process that was started
         atexit._run_exitfuncs()
         sys.stdout.flush()
@@ -277,7 +316,7 @@ def _following_steps(profiler: StepProfiler, function: str | None) -> Iterator[N
                 stack.callback(_after_optimizers(watch.stepped).remove)
         if function is None:
             stack.callback(_after_optimizers(_ending_steps(profiler)).remove)
-        else:
+        elif not function.startswith(_MAIN):
             owner, name = _owner_of(function)
             _wrap(stack, owner, name, after=profiler.step_ended)
         yield
@@ -293,7 +332,11 @@ def _wrap(
 ) -> None:
     """Call others before and after a function, until the stack is closed."""
     usual = getattr(owner, name)
+    setattr(owner, name, _wrapped(usual, before, after))
+    stack.callback(setattr, owner, name, usual)
 
+
+def _wrapped(usual: Any, before: Callable[[], object] = bool, after: Callable[[], object] = bool) -> Any:
     @functools.wraps(usual)
     def wrapped(*arguments: Any, **keywords: Any) -> Any:
         before()
@@ -301,8 +344,7 @@ def _wrap(
         after()
         return returned
 
-    setattr(owner, name, wrapped)
-    stack.callback(setattr, owner, name, usual)
+    return wrapped
 
 
 def _after_optimizers(call: Callable[[Any], None]) -> Any:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 EXAMPLES = """examples:
   mamf profile train.py --lr 3e-4                       options after SCRIPT belong to the script
   mamf profile --steps 5 --ceiling find.jsonl --output step.jsonl train.py
-  mamf profile --calls model:generate serve.py          without an optimizer: each call is a step
+  mamf profile --calls __main__:generate serve.py       without an optimizer: each call is a step
   mamf profile --stop -m package.train --lr 3e-4        a module; end it after the last profiled step
   mamf profile --from trace.json.gz                     an existing Chrome trace; of a folder: one per rank
   torchrun --nproc-per-node 8 -m mamf profile train.py  profile the first rank

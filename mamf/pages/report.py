@@ -26,10 +26,9 @@ from mamf.node.verdict import judge
 from mamf.plans import MATMUL
 from mamf.profiling.classes import COMMUNICATION
 from mamf.profiling.counters.report import counters_document
-from mamf.profiling.log import read_profile_or_none
+from mamf.profiling.log import rank_log, rank_logs, read_profile_or_none, read_rank_logs
 from mamf.profiling.profile import Profile
-from mamf.profiling.ranks import rank_log, rank_logs, ranks_document, read_rank_logs
-from mamf.profiling.report import conclusion, device_of, milliseconds, profile_document
+from mamf.profiling.report import conclusion, device_of, milliseconds, profile_document, ranks_document
 from mamf.report.charts.bars import RangeChart, RangePoint, RangeRow
 from mamf.report.charts.picture import Picture
 from mamf.report.comparison import comparison_document

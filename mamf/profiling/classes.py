@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from mamf.files import packaged_rows
-from mamf.profiling.events import ON_DEVICE, Event, Union, length, union
+from mamf.profiling.traces import ON_DEVICE, Event, Union, length, union
 
 UNCLASSIFIED = "unclassified"
 COMMUNICATION = "communication"

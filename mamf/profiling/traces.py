@@ -1,21 +1,28 @@
-"""Reads Chrome traces of torch.profiler (the events, their callers and the training steps), and traces launches."""
+"""What ran when, as the file of a profiler has it: a Chrome trace of torch.profiler, or a table of nsys or rocprofv3.
+Pure.
+"""
 
 from __future__ import annotations
 
+import csv
 import gzip
 import json
-import os
-import tempfile
 import zlib
 from collections import defaultdict
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from mamf.errors import UsageError
-from mamf.profiling.events import ON_DEVICE, Event, Kind, Trace
 
+Kind = Literal["kernel", "copy", "operation", "runtime", "annotation"]
+#: What runs on the device.
+ON_DEVICE = ("kernel", "copy")
+#: Annotations of libraries that communicate on the host, in separate threads: waiting for other ranks included.
+_COMMUNICATES_ON_HOST = "gloo:"
+#: Disjoint intervals in seconds, in order.
+Union = list[tuple[float, float]]
 #: The mark in a trace with which ``mamf profile`` ends a training step.
 STEP_MARK = "mamf: step"
 _STEP_OF_PROFILER = "ProfilerStep#"
@@ -24,33 +31,157 @@ _KINDS: Mapping[str, Kind] = {
     "kernel": "kernel",
     **dict.fromkeys(("gpu_memcpy", "gpu_memset"), "copy"),
     "cpu_op": "operation",
-    **dict.fromkeys((f"{vendor}_runtime" for vendor in ("cuda", "xpu", "privateuse1")), "runtime"),
-    **dict.fromkeys((f"{vendor}_driver" for vendor in ("cuda", "xpu", "privateuse1")), "runtime"),
+    **{f"{vendor}_{call}": "runtime" for vendor in ("cuda", "xpu", "privateuse1") for call in ("runtime", "driver")},
     "user_annotation": "annotation",
 }
 _GRAPH_LAUNCH = "GraphLaunch"
 _BACKWARD_NODE = "autograd::engine::evaluate_function"
 # Times are rounded to the nanosecond, so a call may appear to end after its caller.
 _ROUNDING = 2e-9
-_MICROSECOND = 1e-6
+_MICROSECOND, _NANOSECOND = 1e-6, 1e-9
 #: The largest trace that is read, unpacked: Python's objects take some ten times as much.
 _MAX_BYTES = 1 << 30
 _Raw = Mapping[str, Any]
+#: Columns of a table: the kernel's name, when it began, and when it ended or how long it took, all in ns.
+_NSYS = "Name", "Start (ns)", "Duration (ns)"
+_ROCPROF = "Kernel_Name", "Start_Timestamp", "End_Timestamp"
 
 
-def read_chrome_trace(path: Path) -> Trace:
-    """Read the training steps in a Chrome trace (.json or .json.gz) of torch.profiler. Raises UsageError for any other
-    file.
+@dataclass(frozen=True, eq=False, slots=True)
+class Event:
+    """``begun``, ``ended``: seconds from the beginning of the trace.
+
+    ``parent``: the event that called or launched it; None if nothing did or it is unknown. ``forward``: for a node of
+    autograd, the operation that it differentiates. ``dimensions``, ``dtypes`` and ``values``: the arguments of an
+    operation, in order, empty if they were not recorded; ``dtypes`` as torch prints them, ``values`` of arguments that
+    are not tensors.
     """
-    content = content_of(path)
+
+    name: str
+    kind: Kind
+    begun: float
+    ended: float
+    parent: Event | None = None
+    forward: Event | None = None
+    dimensions: Sequence[Sequence[int]] = ()
+    dtypes: Sequence[str] = ()
+    values: Sequence[str] = ()
+
+    @property
+    def seconds(self) -> float:
+        return self.ended - self.begun
+
+    @property
+    def is_on_device(self) -> bool:
+        return self.kind in ON_DEVICE
+
+    def lineage(self) -> Iterator[Event]:
+        """The event, its caller, the caller of that, and so on."""
+        event: Event | None = self
+        while event is not None:
+            yield event
+            event = event.parent
+
+
+@dataclass(frozen=True, slots=True)
+class Busy:
+    """An interval in which an event, and no event that it called, was at work."""
+
+    event: Event
+    begun: float
+    ended: float
+
+
+@dataclass(frozen=True)
+class Trace:
+    """The profiled training steps: their ``events``, when they ``begun`` and ``ended`` in seconds, and how many
+    ``steps`` there are (None if the trace has no marks). ``device``: its name, empty if unknown. ``notes``: remarks for
+    readers of the figures. ``rank``: None if the trace is not from a distributed run. Raises ValueError if it takes no
+    time.
+    """
+
+    events: tuple[Event, ...]
+    begun: float
+    ended: float
+    steps: int | None = None
+    device: str = ""
+    notes: tuple[str, ...] = ()
+    rank: int | None = None
+
+    def __post_init__(self) -> None:
+        if not self.ended > self.begun:
+            raise ValueError("no time")
+
+    @property
+    def seconds(self) -> float:
+        return self.ended - self.begun
+
+    @property
+    def is_of_device(self) -> bool:
+        """Whether a device was at work; if not, times are those of the CPU's operations."""
+        return any(event.is_on_device for event in self.events)
+
+
+def union(intervals: Iterable[tuple[float, float]]) -> Union:
+    merged: Union = []
+    for begun, ended in sorted(intervals):
+        if merged and begun <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], ended))
+        elif ended > begun:
+            merged.append((begun, ended))
+    return merged
+
+
+def length(intervals: Union) -> float:
+    return sum(ended - begun for begun, ended in intervals)
+
+
+def gaps(covered: Union, begun: float, ended: float) -> Union:
+    """The parts of a training step that no interval covers."""
+    edges = [begun, *(edge for interval in covered for edge in interval), ended]
+    return [(low, high) for low, high in zip(edges[::2], edges[1::2], strict=True) if high > low]
+
+
+def busy(trace: Trace) -> list[Busy]:
+    """The busy intervals of events within the training steps: events on the device if there is one, else the CPU's
+    operations, each without the operations that it calls; and communication on the host.
+    """
+    if trace.is_of_device:
+        found = [Busy(event, event.begun, event.ended) for event in trace.events if event.is_on_device]
+    else:
+        found = list(_own_time([event for event in trace.events if event.kind == "operation"]))
+    on_host = (event for event in trace.events if event.name.startswith(_COMMUNICATES_ON_HOST))
+    found += [Busy(event, event.begun, event.ended) for event in on_host if event.kind == "annotation"]
+    clipped = (Busy(each.event, max(each.begun, trace.begun), min(each.ended, trace.ended)) for each in found)
+    return [each for each in clipped if each.ended > each.begun]
+
+
+def _own_time(operations: Sequence[Event]) -> Iterable[Busy]:
+    called: dict[Event, list[tuple[float, float]]] = defaultdict(list)
+    for event in operations:
+        caller = next((each for each in list(event.lineage())[1:] if each.kind == "operation"), None)
+        if caller is not None:
+            called[caller].append((event.begun, event.ended))
+    for event in operations:
+        for begun, ended in gaps(union(called[event]), event.begun, event.ended):
+            yield Busy(event, begun, ended)
+
+
+def read_trace(path: Path) -> Trace:
+    """Read the steps in a Chrome trace of torch.profiler (.json, .json.gz), or the launches in a table of nsys or
+    rocprofv3 (.csv). Raises UsageError for any other file.
+    """
+    content = _unpacked(path)
+    is_table = path.suffix == ".csv" and not content.startswith(b"{")
     try:
-        return _trace(json.loads(content))
-    except (ValueError, KeyError, TypeError, AttributeError, EOFError, RecursionError):
-        raise UsageError(f"{path} is not a Chrome trace of torch.profiler") from None
+        return _of_table(content.decode()) if is_table else _of_chrome(json.loads(content))
+    except (ValueError, KeyError, TypeError, AttributeError, EOFError, RecursionError, csv.Error):
+        what = "a list of launches from 'nsys stats -r cuda_gpu_trace' or 'rocprofv3 --kernel-trace'"
+        raise UsageError(f"{path} is not {what if is_table else 'a Chrome trace of torch.profiler'}") from None
 
 
-def content_of(path: Path) -> bytes:
-    """A file of a profiler, unpacked. Raises UsageError for one that cannot be read or is too large."""
+def _unpacked(path: Path) -> bytes:
+    """The content of a file. Raises UsageError if it cannot be read or is too large."""
     try:
         with path.open("rb") as file, gzip.GzipFile(fileobj=file) as unpacked:
             is_packed = file.peek(2)[:2] == b"\x1f\x8b"
@@ -68,7 +199,7 @@ def read_ranks(folder: Path) -> Iterator[Trace]:
     """
     found: dict[int, Path] = {}
     for path in sorted(each for each in folder.glob("*.json*") if each.name.endswith((".json", ".json.gz"))):
-        trace = read_chrome_trace(path)
+        trace = read_trace(path)
         if trace.rank is None:
             raise UsageError(f"{path} does not say which rank it is from: profile a script that uses torch.distributed")
         if trace.rank in found:
@@ -79,7 +210,7 @@ def read_ranks(folder: Path) -> Iterator[Trace]:
         raise UsageError(f"{folder} holds no trace (.json, .json.gz)")
 
 
-def _trace(trace: Mapping[str, Any]) -> Trace:
+def _of_chrome(trace: Mapping[str, Any]) -> Trace:
     timed = [each for each in trace["traceEvents"] if each.get("ph") == "X"]
     raw = [each for each in timed if each.get("cat") in _KINDS]
     if not raw:
@@ -89,25 +220,23 @@ def _trace(trace: Mapping[str, Any]) -> Trace:
     device = [each for each in raw if _KINDS[each["cat"]] in ON_DEVICE]
     replays = {key for key, event in launches.items() if _GRAPH_LAUNCH in event.name}
     events = [*host, *(_of_device(each, origin, launches, replays) for each in device)]
-    begun, ended, steps = _steps(
-        events,
-        [
-            _interval(each, origin)
-            for each in timed
-            if each.get("cat") == _ANNOTATION_OF_DEVICE and str(each.get("name")).startswith(_STEP_OF_PROFILER)
-        ],
-    )
-    if not ended > begun:
-        raise ValueError("no time")
-    within = tuple(event for event in events if event.ended > begun and event.begun < ended)
+    annotations = [each for each in timed if each.get("cat") == _ANNOTATION_OF_DEVICE]
+    steps = [_interval(each, origin) for each in annotations if str(each.get("name")).startswith(_STEP_OF_PROFILER)]
+    begun, ended, count = _steps(events, steps)
     names = {str(each.get("id")): str(each.get("name", "")) for each in trace.get("deviceProperties", ())}
     used = sorted({str(each.get("args", {}).get("device")) for each in device})
     replayed = sum(("correlation", each.get("args", {}).get("correlation")) in replays for each in device)
-    name = names.get(used[0], "") if used else ""
-    replay = f"{replayed} of {len(device)} kernels and copies were replayed from graphs: known by their names alone"
-    notes = (replay,) if replayed else ()
+    note = f"{replayed} of {len(device)} kernels and copies were replayed from graphs: known by their names alone"
     rank = (trace.get("distributedInfo") or {}).get("rank")
-    return Trace(within, begun, ended, steps, name, notes, None if rank is None else int(rank))
+    return Trace(
+        tuple(event for event in events if event.ended > begun and event.begun < ended),
+        begun,
+        ended,
+        count,
+        names.get(used[0], "") if used else "",
+        (note,) if replayed else (),
+        None if rank is None else int(rank),
+    )
 
 
 def _of_host(raw: Iterable[_Raw], origin: float) -> tuple[list[Event], dict[tuple[str, Any], Event]]:
@@ -173,85 +302,26 @@ def _steps(events: Sequence[Event], on_device: Sequence[tuple[float, float]]) ->
     on_host = [(event.begun, event.ended) for event in events if event.name.startswith(_STEP_OF_PROFILER)]
     if steps := on_device or on_host:
         return min(begun for begun, _ in steps), max(ended for _, ended in steps), len(steps)
-    return min(event.begun for event in events), max(event.ended for event in events), None
+    return *_extent(events), None
 
 
-# -- traces of launches ------------------------------------------------------------------------------------------------
+def _of_table(text: str) -> Trace:
+    """Kernels without steps. Lines before the header (nsys's progress) are skipped."""
+    lines = text.splitlines()
+    for number, line in enumerate(lines):
+        names = set(next(csv.reader([line]), []))
+        for columns in (_NSYS, _ROCPROF):
+            if names.issuperset(columns):
+                rows = csv.DictReader(line for line in lines[number:] if line.strip())
+                events = tuple(_launch(row, *columns) for row in rows)
+                return Trace(events, *_extent(events))
+    raise ValueError("no header")
 
 
-# Silences the profiler's library, which otherwise prints a line on each start and stop.
-_QUIET = "6"
-# The variable that the library reads when a profile ends.
-_TEARDOWN = "TEARDOWN_CUPTI"
+def _launch(row: Mapping[str, str], name: str, begun: str, ended: str) -> Event:
+    start, end = (float(row[column].replace(",", "")) * _NANOSECOND for column in (begun, ended))
+    return Event(row[name], "kernel", start, start + end if ended == "Duration (ns)" else end)
 
 
-def trace_launch(launch: Callable[[], object]) -> Trace:
-    """Trace a launch as one step under torch.profiler, without lasting effects. Raises RuntimeError if another profiler
-    is active.
-    """
-    with _tear_down_after(), torch_profiler() as profiler:
-        synchronize()
-        mark_step()
-        launch()
-        synchronize()
-        mark_step()
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "trace.json")
-        profiler.export_chrome_trace(str(path))
-        return read_chrome_trace(path)
-
-
-@contextmanager
-def _tear_down_after() -> Iterator[None]:
-    """Detach CUPTI when a profile ends, if possible. By default it stays attached and slows all later launches of the
-    process: on an H200 a graph's kernels of 1 us took 25 % longer (torch 2.11).
-    """
-    before = os.environ.get(_TEARDOWN)
-    if _can_be_torn_down():
-        os.environ.setdefault(_TEARDOWN, "1")
-    try:
-        yield
-    finally:
-        if before is None:
-            os.environ.pop(_TEARDOWN, None)
-
-
-def _can_be_torn_down() -> bool:
-    """Whether CUPTI can be detached. Before CUDA 12.6, a graph replayed in a later profile would crash
-    (pytorch/pytorch#150957).
-    """
-    import torch
-
-    version = torch.version.cuda
-    return version is not None and tuple(map(int, version.split(".")[:2])) >= (12, 6)
-
-
-def list_device_kernels(launch: Callable[[], object]) -> list[str]:
-    """The names of the kernels that a launch runs on the device, in order; empty on a CPU."""
-    ran = [event for event in trace_launch(launch).events if event.is_on_device]
-    return [event.name for event in sorted(ran, key=lambda event: event.begun)]
-
-
-def torch_profiler(**options: Any) -> Any:
-    """A profiler for the host and all devices that torch supports."""
-    os.environ.setdefault("KINETO_LOG_LEVEL", _QUIET)
-    from torch.profiler import profile, supported_activities
-
-    # Events of a single cycle are kept; without this option some releases warn about that.
-    return profile(activities=supported_activities(), acc_events=True, **options)
-
-
-def mark_step() -> None:
-    from torch.profiler import record_function
-
-    with record_function(STEP_MARK):
-        pass
-
-
-def synchronize() -> None:
-    """Wait for the device, if there is one."""
-    import torch
-
-    accelerator = getattr(torch, "accelerator", torch.cuda)  # torch 2.5 has no torch.accelerator
-    if accelerator.is_available():
-        accelerator.synchronize()
+def _extent(events: Sequence[Event]) -> tuple[float, float]:
+    return min(event.begun for event in events), max(event.ended for event in events)

@@ -15,7 +15,6 @@ from mamf.operations.model import torch_model
 from mamf.operations.model.shapes import ModelProblem, ModelShape
 from mamf.operations.model.torch_model import TorchModel, known_answers, network_on
 from mamf.plugins.discovery import kernel_of, open_backend, operation
-from mamf.profiling.scripts import model_step
 from mamf.testing.contracts import AnyKernelContract
 
 attention_kernel = functools.partial(kernel_of, Attention())
@@ -237,14 +236,3 @@ def test_what_dynamo_makes_of_a_model_is_one_graph_and_right(monkeypatch):
     problem = replace(GPT2, phase="forward-backward", layers=1, dtype="bfloat16", autocast=True)
     checked(problem, kernel_of(operation("model"), "compiled[sdpa-math]")).rehearse(cpu())
     assert len(graphs) == 1
-
-
-def test_the_script_that_is_profiled_steps_an_optimizer_each_time(monkeypatch):
-    from torch.optim.optimizer import register_optimizer_step_post_hook
-
-    monkeypatch.setattr(model_step, "SIZES", {"tiny": TINY})
-    steps = []
-    hook = register_optimizer_step_post_hook(lambda *_: steps.append(1))
-    model_step.main("cpu", 0, "tiny", 1, SHAPE, "sdpa", 3)
-    hook.remove()
-    assert len(steps) == 3

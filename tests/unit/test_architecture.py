@@ -54,7 +54,7 @@ SHARED_BY_KERNELS = (
     "whole_products",
 )
 #: Runs a script's steps, and launches, under torch's profiler.
-PROFILER = ("profiling/running.py", "profiling/traces.py", "profiling/memory.py", "profiling/ranges.py")
+PROFILER = ("profiling/running.py", "profiling/watches.py")
 #: Where ranks meet, by torch.distributed.
 GROUP = ("node/group.py",)
 PURE = ("operations/matmul/shapes.py", "statistics.py", "dtypes.py", "errors.py", "limits.py", "work.py", "text.py")

@@ -10,8 +10,7 @@ import trace_classes
 from mamf.errors import UsageError
 from mamf.measurement import group_pairs
 from mamf.profiling.classes import CLASSES, COMMUNICATION, class_of, class_of_name, read_name, rules, shares
-from mamf.profiling.events import Event, Trace, busy
-from mamf.profiling.traces import read_ranks
+from mamf.profiling.traces import Event, Trace, busy, read_ranks
 
 DATA = Path(__file__).parent / "data"
 RULES = [rule for found in rules().values() for rule in found]

@@ -9,7 +9,7 @@ from torch import nn
 
 from mamf.cli import main
 from mamf.errors import UnavailableError
-from mamf.profiling.ranges import ModuleRanges
+from mamf.profiling.watches import ModuleRanges
 from mamf.testing import SimulatedBackend
 
 __all__ = ["script"]

@@ -54,7 +54,7 @@ def run(options: argparse.Namespace) -> int:
     from mamf.engine.launching import Launching, launch_in_window
     from mamf.plugins.discovery import open_backend, operation
     from mamf.plugins.selection import choose_kernels, find_operation
-    from mamf.profiling.traces import list_device_kernels
+    from mamf.profiling.running import list_device_kernels
 
     of = operation(options.operation) if options.operation else find_operation(options.kernel)
     request = request_of(of, options)

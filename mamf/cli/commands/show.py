@@ -35,7 +35,7 @@ def run(options: argparse.Namespace) -> int:
         print_document(options, _folder_document(options.log))
         return 0
     with as_file(options.log) as path:
-        print_document(options, _document(path, options))
+        print_document(options, document_of(path, options))
     return 0
 
 
@@ -44,7 +44,8 @@ def _folder_document(folder: Path) -> Document:
     from mamf.node.logs import contributed_baseline, is_node_folder, read_nodes
     from mamf.node.report import node_document
     from mamf.node.verdict import judge
-    from mamf.profiling.ranks import rank_logs, ranks_document, read_rank_logs
+    from mamf.profiling.log import rank_logs, read_rank_logs
+    from mamf.profiling.report import ranks_document
 
     if not is_node_folder(folder):
         return ranks_document(read_rank_logs(folder), len(rank_logs(folder)))
@@ -52,7 +53,8 @@ def _folder_document(folder: Path) -> Document:
     return node_document(devices, judge(devices, contributed_baseline(devices)), not_together)
 
 
-def _document(path: Path, options: argparse.Namespace) -> Document:
+def document_of(path: Path, options: argparse.Namespace) -> Document:
+    """The report of a log of any kind. ``options``: ``top`` and ``ceiling``. Raises RunLogError."""
     from mamf.cli.reading import read_log, read_roofs, reading
     from mamf.kinds.kind import View
     from mamf.kinds.registry import kind_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
@@ -184,11 +184,11 @@ def add_devices_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_measuring_options(
-    parser: argparse.ArgumentParser, regimes: str = OPTIONS["--regime"].default
+    parser: argparse.ArgumentParser, regimes: str = OPTIONS["--regime"].default, known: Sequence[str] = CEILINGS
 ) -> argparse._ArgumentGroup:
-    """How rows of kernels are measured; ``regimes``: the default as help names it."""
+    """How rows of kernels are measured; ``regimes``: the default as help names it, ``known``: all regimes."""
     group = parser.add_argument_group("measuring")
-    add(group, "--regime", default_text=regimes)
+    add(group, "--regime", default_text=regimes, choices=known)
     add(group, "--precision", "--time-limit")
     group.add_argument("--no-flush", action="store_true", default=None, help="burst: keep the operands in the cache")
     return group

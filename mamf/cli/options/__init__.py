@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
@@ -33,12 +33,12 @@ def duration(text: str) -> float:
 
 def share(text: str) -> float:
     """A share between 0 and 1 from ``0.3%`` or ``0.003``."""
-    return _read(parse_share, text)
+    return read(parse_share, text)
 
 
 def size(text: str) -> int:
     """A dimension or a count: at least 1."""
-    return _read(parse_size, text)
+    return read(parse_size, text)
 
 
 def bound(text: str) -> int:
@@ -49,10 +49,11 @@ def bound(text: str) -> int:
 
 
 def _number(digits: str) -> int:
-    return _read(parse_digits, digits)
+    return read(parse_digits, digits)
 
 
-def _read(parse: Callable[[str], Value], text: str) -> Value:
+def read(parse: Callable[[str], Value], text: str) -> Value:
+    """Read the value of an option, so that argparse reports a UsageError."""
     try:
         return parse(text)
     except UsageError as error:
@@ -183,11 +184,11 @@ def add_devices_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_measuring_options(
-    parser: argparse.ArgumentParser, regimes: str = OPTIONS["--regime"].default
+    parser: argparse.ArgumentParser, regimes: str = OPTIONS["--regime"].default, known: Sequence[str] = CEILINGS
 ) -> argparse._ArgumentGroup:
-    """How rows of kernels are measured; ``regimes``: the default as help names it."""
+    """How rows of kernels are measured; ``regimes``: the default as help names it, ``known``: all regimes."""
     group = parser.add_argument_group("measuring")
-    add(group, "--regime", default_text=regimes)
+    add(group, "--regime", default_text=regimes, choices=known)
     add(group, "--precision", "--time-limit")
     group.add_argument("--no-flush", action="store_true", default=None, help="burst: keep the operands in the cache")
     return group

@@ -8,6 +8,7 @@ from mamf.cli.options import (
     add,
     add_device_options,
     add_devices_options,
+    add_measuring_options,
     add_output_options,
     add_run_options,
     index,
@@ -30,12 +31,11 @@ EXAMPLES = """examples:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
+    add_parameters(parser, Matmul(), several=False)
     group = parser.add_argument_group("what")
     add(group, "--operation", default_text="matmul; other operations have other options")
     add(group, "--kernel", nargs=None, default_text="the usual kernel for the dtype: torch.mm, scaled_mm or int_mm")
-    group = parser.add_argument_group("measuring")
-    add(group, "--regime", choices=NAMES)
-    add(group, "--precision", "--time-limit")
+    group = add_measuring_options(parser, known=NAMES)
     group.add_argument(
         "--num-warmup-iterations", type=index, metavar="COUNT", help="classic: untimed launches (default: 50)"
     )
@@ -55,4 +55,3 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_run_options(parser)
     add(parser, "--ceiling", default_text="rows have no share of the roof")
     add_output_options(parser)
-    add_parameters(parser, Matmul(), several=False)

@@ -6,15 +6,26 @@ line, the keywords of the Python API and their help need.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import types
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from mamf.dtypes import DTYPES
 from mamf.errors import UsageError
-from mamf.kernel import ALL_DATA
-from mamf.limits import count_values, parse_digits, require_known, require_steps, shorten
+from mamf.kernel import DATA
+from mamf.limits import (
+    LARGEST_SEED,
+    LARGEST_SIZE,
+    count_values,
+    parse_digits,
+    require_known,
+    require_steps,
+    shorten,
+    whole_number,
+)
 
 _KEY = "mamf"
 _WORDS = {"yes": True, "true": True, "1": True, "no": False, "false": False, "0": False}
@@ -26,7 +37,7 @@ class Parameter:
 
     - ``name``, ``kind``: the dataclass field and its type.
     - ``help``, ``default``: the text for people; ``default`` is empty if there is none.
-    - ``choices``: the allowed values, empty for any.
+    - ``choices``: the allowed values, empty for any; ``least``, ``most``: bounds of a whole number.
     - ``keyword``: the name of its option, in the plural if people name several, and of its keyword in the API.
     - ``metavar``: what stands for a value in help.
     - ``read``: reads a value from text; None reads it by its type.
@@ -39,6 +50,8 @@ class Parameter:
     help: str = ""
     default: str = ""
     choices: Collection[Any] = ()
+    least: int = 1
+    most: int = LARGEST_SIZE
     keyword: str = ""
     metavar: str = ""
     read: Callable[[str], Any] | None = None
@@ -82,8 +95,8 @@ def describe(help: str = "", **more: Any) -> Mapping[str, Any]:
 
 #: What the fields are that every problem has.
 _OF_EVERY_PROBLEM: Mapping[str, Mapping[str, Any]] = {
-    "data": {"help": "values of the operands", "choices": ALL_DATA, "is_rare": True},
-    "seed": {"help": "seed of all random choices", "metavar": "N", "is_rare": True},
+    "data": {"help": "values of the operands", "choices": DATA, "is_rare": True},
+    "seed": {"help": "seed of all random choices", "metavar": "N", "least": 0, "most": LARGEST_SEED, "is_rare": True},
 }
 #: The metadata of a field that follows from others, so that it is no parameter.
 DERIVED: Mapping[str, Any] = {_KEY: None}
@@ -91,6 +104,11 @@ DERIVED: Mapping[str, Any] = {_KEY: None}
 
 def parameters_of(kind: Any) -> Mapping[str, Parameter]:
     """The parameters of a dataclass of shapes or problems, by name."""
+    return _read_parameters(kind)
+
+
+@functools.cache  # a problem is checked with them for each row of a log
+def _read_parameters(kind: Any) -> Mapping[str, Parameter]:
     hints, found = get_type_hints(kind), dict[str, Parameter]()
     for field in fields(kind):
         more = field.metadata.get(_KEY, _OF_EVERY_PROBLEM.get(field.name, {}))
@@ -101,6 +119,25 @@ def parameters_of(kind: Any) -> Mapping[str, Parameter]:
         default = "" if field.default in (MISSING, None) else _write(field.default)
         found[field.name] = Parameter(field.name, hints[field.name], **{"default": default, **more})
     return found
+
+
+class DeclaredProblem:
+    """Base of problems, which are dataclasses: their fields have values that their declarations allow."""
+
+    dtype: str
+
+    def __post_init__(self) -> None:
+        """Raises UsageError for a value that is not allowed."""
+        require_known(("dtype", self.dtype, DTYPES))
+        for name, parameter in parameters_of(type(self)).items():
+            if parameter.choices:
+                require_known((name.replace("_", " "), getattr(self, name), parameter.choices))
+            elif parameter.kind is int:
+                whole_number(name, getattr(self, name), parameter.least, parameter.most)
+
+    @property
+    def out_dtype(self) -> str:
+        return self.dtype
 
 
 def combine(values: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:

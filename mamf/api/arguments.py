@@ -57,9 +57,11 @@ def problems_and_shapes(
     problem: Any,
     parameters: Mapping[str, Any],
     call: str,
+    most: int | None = None,
 ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     """The problems and shapes of an operation: as given, or every combination of its parameters, with the device's
-    defaults. A text alone holds one or several shapes. Raises UsageError, or TypeError for an unknown parameter.
+    defaults. A text alone holds one or several shapes. ``most``: of the values of a field. Raises UsageError, or
+    TypeError for an unknown parameter.
     """
     sizes, fields = _values_of(sizes_of(of), parameters), _values_of(fields_of(of), parameters)
     known = {each.keyword or each.name for each in (*sizes_of(of).values(), *fields_of(of).values())}
@@ -67,7 +69,9 @@ def problems_and_shapes(
         raise TypeError(f"{call}() got an unexpected keyword argument {name!r}")
     whole = several("shapes", shapes.split() if isinstance(shapes, str) else shapes, object) or ()
     whole = tuple(of.parse_shape(each) if isinstance(each, str) else each for each in whole)
-    problems = several("problem", problem, of.problem_type) or ()
+    problems = several("problem", problem, of.problem_type, most) or ()
+    for name, values in fields.items():
+        several(name, values, object, most)
     if whole:
         require_some("shapes", whole, of.shape_type)
     if (whole and sizes) or (problems and fields):

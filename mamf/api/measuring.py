@@ -111,7 +111,7 @@ def search(
     opened = opened_backend(backend, device)
     asked, names = several("regime", regime) or (BURST,), several("kernel", kernel)
     regimes = tuple(dict.fromkeys((BURST, *asked)))
-    (sought,), _ = problems_and_shapes(opened, Matmul(), None, problem, {"dtype": dtype}, "search")
+    (sought,), _ = problems_and_shapes(opened, Matmul(), None, problem, {"dtype": dtype}, "search", most=1)
     plan, chosen = plan_for(
         opened, sought, names, regimes=regimes, budget_seconds=budget_seconds, precision=precision, is_quick=quick
     )
@@ -150,8 +150,7 @@ def sweep(
     """
     opened = opened_backend(backend, device)
     given = {"dtype": dtype, **parameters}
-    problems, wanted = problems_and_shapes(opened, Matmul(), shapes, problem, given, "sweep")
-    several("problem", problems, object, most=1)
+    problems, wanted = problems_and_shapes(opened, Matmul(), shapes, problem, given, "sweep", most=1)
     chosen = kernel_for(opened, problems[0], *several("kernel", kernel, most=1) or ())
     plan = Plan(
         SWEEP,

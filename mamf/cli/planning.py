@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import argparse
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from types import MappingProxyType
 from typing import Any
 
 from mamf.backend import Backend
-from mamf.cli.options import OPTIONS, add, bound
-from mamf.cli.parser import Parser, value_of
+from mamf.cli.options import OPTIONS, add, bound, read
+from mamf.cli.parser import Parser, filled, value_of
 from mamf.cli.terminal import warn
 from mamf.errors import UnknownNameError, UsageError
 from mamf.limits import count_values, require_known, require_steps
@@ -27,10 +27,6 @@ from mamf.regime_names import asked_regimes
 AnyOperation = Operation[Any, Any]
 #: The values of a switch, each with the values of its field.
 _SWITCH: Mapping[str, tuple[bool, ...]] = {"yes": (True,), "no": (False,), "both": (False, True)}
-#: The groups of options that commands share, which help shows last.
-_SHARED_GROUPS = ("counting", "measuring", "search", "device", "several devices", "run")
-#: Values by parameter that replace its default.
-Defaults = Mapping[str, Sequence[Any]]
 
 
 # -- the operation -----------------------------------------------------------------------------------------------------
@@ -70,128 +66,92 @@ def add_parameters(
     of: AnyOperation,
     has_shapes: bool = True,
     several: bool = True,
-    defaults: Defaults = MappingProxyType({}),
+    defaults: Mapping[str, Sequence[Any]] = MappingProxyType({}),
 ) -> None:
     """Add the options of an operation: shapes, their sizes and presets, then fields of the problem.
 
-    Called after the options that do not depend on the operation, because a parameter gives way to an option of the same
-    name. ``several``: whether a field takes several values.
+    ``several``: whether a field takes several values. ``defaults``: values by parameter that replace its default.
     """
+    # An option that is added later replaces a parameter of the same name, which --set still gives.
+    parser.conflict_handler = "resolve"
     if has_shapes:
-        group = _add_group(parser, f"shapes of {of.name}", "several values are measured in every combination")
+        group = parser.add_argument_group(f"shapes of {of.name}", "several values are measured in every combination")
         for size in sizes_of(of).values():
-            _add_parameter(group, size, _size, several=True, default=defaults.get(size.name))
-        if "--shapes" not in group._option_string_actions:
-            add(group, "--shapes", help=f"whole shapes, such as {of.shape_example}")
+            _add_parameter(group, size, "size", True, defaults.get(size.name))
+        add(group, "--shapes", help=f"whole shapes, such as {of.shape_example}")
         if presets := of.presets():
             option, help = of.preset_parameter.option, f"{of.preset_parameter.help}: {', '.join(presets)}"
             group.add_argument(option, dest="preset", metavar="NAME", help=help)
+        for further in of.preset_parameters:
+            _add_parameter(group, further, "field")
         for action in group._group_actions:
             action.is_parameter = True  # type: ignore[attr-defined]
-            for further in of.preset_parameters:
-                _add_parameter(group, further, _field)
-    group = _add_group(parser, f"problem of {of.name}")
+    group = parser.add_argument_group(f"problem of {of.name}")
     for each in fields_of(of).values():
-        if each.name != "dtype":
-            _add_parameter(group, each, _field, several, defaults.get(each.name))
-        elif "--dtype" not in group._option_string_actions:
+        if each.name == "dtype":
             usual = OPTIONS["--dtype"].default if each.default == "bfloat16" else each.default
             add(group, "--dtype", default_text=usual, nargs="+" if several else None)
+        elif each.is_readable:
+            _add_parameter(group, each, "field", several, defaults.get(each.name))
     if several:
         add(group, "--set")
-
-
-def _add_group(parser: argparse.ArgumentParser, title: str, description: str = "") -> argparse._ArgumentGroup:
-    """A group that help shows before the groups of options that all operations share."""
-    group = parser.add_argument_group(title, description or None)
-    shared = [each for each in parser._action_groups if each.title in _SHARED_GROUPS]
-    parser._action_groups[:] = [each for each in parser._action_groups if each not in shared] + shared
-    return group
 
 
 def _add_parameter(
     group: argparse._ArgumentGroup,
     parameter: Parameter,
-    name: Callable[[Parameter], str],
+    kind: str,
     several: bool = False,
     default: Sequence[Any] | None = None,
 ) -> None:
-    """Add the option of a parameter. A parameter that has the name of another option, or a type that text cannot give,
-    has none. ``name``: of its value among the options.
-    """
-    option = parameter.option
-    if option in group._option_string_actions or not parameter.is_readable:
-        return
+    """Add the option of a parameter. ``kind``: size or field, with which the name of its value begins."""
+    option, dest = parameter.option, f"{kind}_{parameter.name}"
     usual = " ".join(map(str, default)) if default else parameter.default
     help = parameter.help or parameter.name.replace("_", " ")
-    keywords: dict[str, Any] = {"dest": name(parameter), "default": default}
+    keywords: dict[str, Any] = {"dest": dest, "default": default}
     keywords["help"] = (f"{help} (default: {usual})" if usual else help).replace("%", "%%")
-    if parameter.is_switch:
-        choices = [*_SWITCH] if several else [*_SWITCH][:2]
-        keywords |= {"choices": choices, "nargs": "?", "const": "yes"}
-    else:
-        keywords |= {"type": _reader(parameter), "nargs": "+" if several else None}
-        metavar = parameter.metavar or (None if parameter.choices else option[2:].upper())
-        keywords |= {"metavar": metavar, "choices": list(parameter.choices) or None}
     # argparse cannot print the usage of a group whose options are all hidden.
     is_either = (parameter.is_switch or parameter.has_range) and not parameter.is_rare
     where = group.add_mutually_exclusive_group() if is_either else group
-    added = [where.add_argument(option, **keywords)]
     if parameter.is_switch:
-        keywords = {"dest": name(parameter), "action": "store_const", "const": "no", "default": default}
-        added.append(where.add_argument(f"--no-{option[2:]}", help=f"the same as {option} no", **keywords))
+        no = where.add_argument(
+            f"--no-{option[2:]}", dest=dest, action="store_const", const="no", help=f"the same as {option} no"
+        )
+        keywords |= {"choices": [*_SWITCH] if several else ["yes", "no"], "nargs": "?", "const": "yes"}
+        added = [where.add_argument(option, **keywords), no]
+    else:
+        metavar = parameter.metavar or (None if parameter.choices else option[2:].upper())
+        keywords |= {"metavar": metavar, "choices": list(parameter.choices) or None, "nargs": "+" if several else None}
+        added = [where.add_argument(option, type=lambda text: read(parameter.convert, filled(text)), **keywords)]
     if parameter.has_range:
         bounds: dict[str, Any] = {"type": bound, "nargs": 3, "metavar": ("START", "STOP", "STEP")}
         text = f"values of {parameter.name.upper()} from START up to, but not including, STOP; a START of 0 means STEP"
-        added.append(where.add_argument(f"{option}-range", dest=f"{name(parameter)}_range", help=text, **bounds))
+        added.append(where.add_argument(f"{option}-range", dest=f"{dest}_range", help=text, **bounds))
     for action in added:
-        action.is_rare = parameter.is_rare  # type: ignore[attr-defined]
-        action.is_parameter = True  # type: ignore[attr-defined]
-
-
-def _size(parameter: Parameter) -> str:
-    """The name of a size among the options, which no other option has."""
-    return f"size_{parameter.name}"
-
-
-def _field(parameter: Parameter) -> str:
-    return f"field_{parameter.name}"
-
-
-def _reader(parameter: Parameter) -> Callable[[str], Any]:
-    def read(text: str) -> Any:
-        if not text.strip():
-            raise argparse.ArgumentTypeError("it is empty")
-        try:
-            return parameter.convert(text)
-        except UsageError as error:
-            raise argparse.ArgumentTypeError(str(error)) from None
-
-    return read
+        vars(action).update(is_rare=parameter.is_rare, is_parameter=True)
 
 
 def add_named_operation(parser: Parser) -> None:
     """The options of a command for any operation: which one, its kernels, and its parameters if it is named."""
+    if of := named_operation(parser.words):
+        add_parameters(parser, of)
     group = parser.add_argument_group("what")
     add(group, "--operation", required=True)
     add(group, "--kernel")
-    if of := named_operation(parser.words):
-        add_parameters(parser, of)
 
 
 def add_launch_options(parser: Parser, shapes: str) -> None:
     """The options of a command for a kernel of any operation. ``shapes``: the option of whole shapes, which may also be
     written --shape or --shapes.
     """
-    group = parser.add_argument_group("what")
+    note = "sizes and fields are options of the operation: mamf COMMAND KERNEL --help lists them"
+    if of := launched_operation(parser.words):
+        add_parameters(parser, of)
+    group = parser.add_argument_group("what", None if of else note)
     add(group, "--operation", default_text="the operation of the kernel")
     add(group, shapes, dest="shapes", nargs="+")
     other = {"--shape": "--shapes", "--shapes": "--shape"}[shapes]
     group.add_argument(other, dest="shapes", nargs="+", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
-    if of := launched_operation(parser.words):
-        add_parameters(parser, of)
-    else:
-        group.description = "sizes and fields are options of the operation: mamf COMMAND KERNEL --help lists them"
 
 
 # -- what they ask for -------------------------------------------------------------------------------------------------
@@ -199,7 +159,7 @@ def add_launch_options(parser: Parser, shapes: str) -> None:
 
 def request_of(of: AnyOperation, options: argparse.Namespace) -> Request:
     """What the options ask for. Raises UsageError for what needs no device to be seen as wrong."""
-    sizes = dict(_given(options, sizes_of(of).values(), _size))
+    sizes = dict(_given(options, sizes_of(of).values(), "size"))
     shapes = tuple(dict.fromkeys(map(of.parse_shape, getattr(options, "shapes", None) or ())))
     preset = _preset_of(of, options, sizes)
     for parameter in sizes_of(of).values():
@@ -213,29 +173,29 @@ def request_of(of: AnyOperation, options: argparse.Namespace) -> Request:
 
 
 def _given(
-    options: argparse.Namespace, parameters: Iterable[Parameter], name: Callable[[Parameter], str]
+    options: argparse.Namespace, parameters: Iterable[Parameter], kind: str
 ) -> Iterator[tuple[str, Sequence[Any]]]:
     """The values of the parameters that are given, by name. Raises UsageError for an empty range."""
     for parameter in parameters:
-        bounds = getattr(options, f"{name(parameter)}_range", None)
-        values = parse_range(*bounds) if bounds else getattr(options, name(parameter), None)
-        if values is None:
-            continue
+        dest = f"{kind}_{parameter.name}"
+        bounds = getattr(options, f"{dest}_range", None)
+        values = parse_range(*bounds) if bounds else getattr(options, dest, None)
         if parameter.is_switch and isinstance(values, str):
             values = _SWITCH[values]
-        yield parameter.name, values if isinstance(values, (list, tuple, range)) else (values,)
+        if values is not None:
+            yield parameter.name, values if isinstance(values, (list, tuple, range)) else (values,)
 
 
 def values_of_fields(of: AnyOperation, options: argparse.Namespace) -> dict[str, Sequence[Any]]:
     """The values of fields from their options and --set. Raises UsageError for unknown fields and values."""
     dtypes = [options.dtype] if isinstance(options.dtype, str) else options.dtype
     found: dict[str, Sequence[Any]] = {"dtype": dtypes} if dtypes else {}
-    given = dict(_given(options, fields_of(of).values(), _field))
+    given = dict(_given(options, fields_of(of).values(), "field"))
     return read_fields(of, getattr(options, "set", None) or (), found | given)
 
 
 def read_fields(
-    of: AnyOperation, texts: Iterable[str], given: Defaults = MappingProxyType({})
+    of: AnyOperation, texts: Iterable[str], given: Mapping[str, Sequence[Any]] = MappingProxyType({})
 ) -> dict[str, Sequence[Any]]:
     """The values in texts such as ``direction=fwd,bwd``, beside those that are given. Raises UsageError."""
     known, found = fields_of(of), dict(given)
@@ -252,7 +212,7 @@ def read_fields(
 
 
 def _preset_of(of: AnyOperation, options: argparse.Namespace, sizes: Mapping[str, Sequence[Any]]) -> Preset[Any]:
-    name, further = getattr(options, "preset", None), dict(_given(options, of.preset_parameters, _field))
+    name, further = getattr(options, "preset", None), dict(_given(options, of.preset_parameters, "field"))
     if name is None:
         for parameter in of.preset_parameters:
             if parameter.name in further:

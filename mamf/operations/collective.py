@@ -9,12 +9,11 @@ from typing import Any, ClassVar, Literal, get_args
 
 from mamf.backend import MIB, Backend, DeviceInfo
 from mamf.dtypes import DTYPES
-from mamf.kernel import DATA, Buffer, Kernel
-from mamf.limits import LARGEST_SEED, require_known, whole_number
+from mamf.kernel import Buffer, Kernel
 from mamf.measurement import TERA, Measurement
 from mamf.operation import Operation
 from mamf.operations.bandwidth.shapes import BandwidthShape
-from mamf.parameters import describe
+from mamf.parameters import DeclaredProblem, describe
 from mamf.work import Work
 
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
@@ -28,7 +27,7 @@ class CollectiveShape(BandwidthShape):
 
 
 @dataclass(frozen=True)
-class CollectiveProblem:
+class CollectiveProblem(DeclaredProblem):
     """All parameters of a collective except its size; ``ranks``: the number of ranks. ``blocks``: those of the device
     that a rank communicates with (CTAs, channels); 0: as many as the library chooses.
     """
@@ -36,25 +35,13 @@ class CollectiveProblem:
     operation: ClassVar[str] = "collective"
 
     collective: str = field(default="all_reduce", metadata=describe("what the ranks do", choices=COLLECTIVES))
-    ranks: int = field(default=2, metadata=describe("ranks", default="those of the launcher, else 2"))
+    ranks: int = field(default=2, metadata=describe("ranks", default="those of the launcher, else 2", least=2))
     dtype: str = "bfloat16"
     data: str = "normal"
     seed: int = 0
-    blocks: int = field(default=0, metadata=describe("communication blocks; 0: the library's", metavar="N"))
-
-    def __post_init__(self) -> None:
-        require_known(
-            ("collective", self.collective, COLLECTIVES),
-            ("dtype", self.dtype, DTYPES),
-            ("data", self.data, DATA),
-        )
-        whole_number("ranks", self.ranks, 2)
-        whole_number("blocks", self.blocks, 0, MOST_BLOCKS)
-        whole_number("seed", self.seed, 0, LARGEST_SEED)
-
-    @property
-    def out_dtype(self) -> str:
-        return self.dtype
+    blocks: int = field(
+        default=0, metadata=describe("communication blocks; 0: the library's", least=0, most=MOST_BLOCKS)
+    )
 
     def elements(self, shape: CollectiveShape) -> tuple[int, int]:
         """The elements that a rank sends and receives, rounded to equal parts for all ranks."""

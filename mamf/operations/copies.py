@@ -7,11 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, get_args
 
 from mamf.backend import MIB, Backend
-from mamf.kernel import DATA, Buffer, Kernel
-from mamf.limits import LARGEST_SEED, require_known, whole_number
+from mamf.kernel import Buffer, Kernel
 from mamf.operation import Operation
 from mamf.operations.bandwidth.shapes import BandwidthShape
-from mamf.parameters import describe
+from mamf.parameters import DeclaredProblem, describe
 from mamf.work import Work
 
 Direction = Literal["to_device", "to_host", "to_peer"]
@@ -24,23 +23,15 @@ class CopyShape(BandwidthShape):
 
 
 @dataclass(frozen=True)
-class CopyProblem:
+class CopyProblem(DeclaredProblem):
     """``direction``: from the host's pinned memory, to it, or to the memory of the next device of this machine."""
 
     operation: ClassVar[str] = "copies"
 
     direction: str = field(default="to_device", metadata=describe("where bytes go", choices=DIRECTIONS))
-    dtype: str = "int8"
+    dtype: str = field(default="int8", metadata=describe("copies count bytes", choices=("int8",)))
     data: str = "normal"
     seed: int = 0
-
-    def __post_init__(self) -> None:
-        require_known(
-            ("direction", self.direction, DIRECTIONS),
-            ("data", self.data, DATA),
-            ("dtype of copies", self.dtype, ("int8",)),
-        )
-        whole_number("seed", self.seed, 0, LARGEST_SEED)
 
     def work(self, shape: CopyShape) -> Work:
         return Work(0.0, shape.nbytes, f"{_PATHS[self.direction]}, bytes counted once", "TB/s")

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal, get_args
 
 from mamf.backend import Backend, DeviceInfo
 from mamf.kernel import Kernel
-from mamf.limits import Sizes, parse_size, require_known
+from mamf.limits import Sizes, parse_size
 from mamf.measurement import Measurement
 from mamf.operation import Preset
 from mamf.operations.matmul.kernel import ProductProblem
@@ -70,10 +70,6 @@ class GroupedProblem(ProductProblem):
     routing: Routing = field(
         default="balanced", metadata=describe("tokens of the experts: as equal as possible, or by Zipf's law")
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_known(("routing", self.routing, ROUTINGS))
 
     def tokens_of_experts(self, shape: GroupedShape) -> tuple[int, ...]:
         """The number of tokens of each expert, ``shape.tokens`` in total."""

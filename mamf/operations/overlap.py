@@ -14,8 +14,8 @@ from typing import Any, ClassVar
 from mamf.backend import MIB, Backend, DeviceInfo, OperandPool, Unavailable
 from mamf.dtypes import DTYPES
 from mamf.errors import UnsupportedError, UsageError
-from mamf.kernel import DATA, AnyKernel, Buffer, Kernel, Prepared
-from mamf.limits import LARGEST_SEED, Sizes, require_known, whole_number
+from mamf.kernel import AnyKernel, Buffer, Kernel, Prepared
+from mamf.limits import Sizes
 from mamf.operation import Operation
 from mamf.operations.bandwidth.shapes import PATTERNS, BandwidthProblem, BandwidthShape
 from mamf.operations.collective import COLLECTIVES, CollectiveKernel, CollectiveProblem, CollectiveShape
@@ -23,7 +23,7 @@ from mamf.operations.copies import DIRECTIONS, CopyProblem, CopyShape
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.selection import kernel_for
 from mamf.operations.matmul.shapes import MatmulShape
-from mamf.parameters import describe
+from mamf.parameters import DeclaredProblem, describe
 from mamf.plugins.discovery import operation
 from mamf.plugins.selection import choose_kernels
 from mamf.work import Work
@@ -64,7 +64,7 @@ SMALLEST = OverlapShape(1, 1, 1, 1)
 
 
 @dataclass(frozen=True)
-class OverlapProblem:
+class OverlapProblem(DeclaredProblem):
     """``other``: what runs beside products, one of OTHERS. ``timed``: what the rate counts, one of TIMED. ``alone``:
     whether it runs alone. ``ranks``, ``blocks``: as of a collective; always 1 and 0 for other work.
     """
@@ -81,13 +81,7 @@ class OverlapProblem:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        require_known(
-            ("other work", self.other, OTHERS),
-            ("timed", self.timed, TIMED),
-            ("dtype", self.dtype, DTYPES),
-            ("data", self.data, DATA),
-        )
-        whole_number("seed", self.seed, 0, LARGEST_SEED)
+        super().__post_init__()
         if self.is_collective:
             CollectiveProblem(self.other, self.ranks, blocks=self.blocks)  # refuses wrong ones
         else:

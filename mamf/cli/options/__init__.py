@@ -33,12 +33,12 @@ def duration(text: str) -> float:
 
 def share(text: str) -> float:
     """A share between 0 and 1 from ``0.3%`` or ``0.003``."""
-    return _read(parse_share, text)
+    return read(parse_share, text)
 
 
 def size(text: str) -> int:
     """A dimension or a count: at least 1."""
-    return _read(parse_size, text)
+    return read(parse_size, text)
 
 
 def bound(text: str) -> int:
@@ -49,10 +49,11 @@ def bound(text: str) -> int:
 
 
 def _number(digits: str) -> int:
-    return _read(parse_digits, digits)
+    return read(parse_digits, digits)
 
 
-def _read(parse: Callable[[str], Value], text: str) -> Value:
+def read(parse: Callable[[str], Value], text: str) -> Value:
+    """Read the value of an option, so that argparse reports a UsageError."""
     try:
         return parse(text)
     except UsageError as error:

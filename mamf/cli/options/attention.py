@@ -25,13 +25,13 @@ EXAMPLES = """examples:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
+    add_parameters(parser, Attention())
     add(parser.add_argument_group("what"), "--kernel")
     add_ceiling_options(add_measuring_options(parser))
     add_device_options(parser)
     add_devices_options(parser)
     add_run_options(parser)
     add_output_options(parser)
-    add_parameters(parser, Attention())
 
 
 def add_ceiling_options(group: argparse._ArgumentGroup) -> None:

@@ -17,6 +17,6 @@ EXAMPLES = """examples:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
+    add_parameters(parser, Bandwidth(), defaults={"pattern": PATTERNS})
     add(parser.add_argument_group("what"), "--kernel")
     add_session_options(parser)
-    add_parameters(parser, Bandwidth(), defaults={"pattern": PATTERNS})

@@ -19,6 +19,7 @@ EXAMPLES = """examples:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
+    add_parameters(parser, Matmul(), has_shapes=False, several=False)
     group = parser.add_argument_group("what")
     add(group, "--operation", default_text="matmul; other operations have other options")
     add(group, "--dtype")
@@ -35,4 +36,3 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_device_options(parser)
     add_run_options(parser, budget=f"{DEFAULT_BUDGET_SECONDS:.0f}s per dtype")
     add_output_options(parser)
-    add_parameters(parser, Matmul(), has_shapes=False, several=False)

@@ -18,5 +18,5 @@ _BUDGET = f"{DEFAULT_BUDGET_SECONDS:.0f}s, and half of it for each problem beyon
 
 
 def configure(parser: Parser) -> None:
-    add_session_options(parser, budget=_BUDGET, regimes="both")
     add_named_operation(parser)
+    add_session_options(parser, budget=_BUDGET, regimes="both")

@@ -15,6 +15,6 @@ EXAMPLES = """examples:
 
 
 def configure(parser: Parser) -> None:
+    add_named_operation(parser)
     add_session_options(parser)
     add_devices_options(parser)
-    add_named_operation(parser)

@@ -18,6 +18,7 @@ EXAMPLES = """examples:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
+    add_parameters(parser, Model(), defaults={"context": (1024,)})
     group = parser.add_argument_group("what")
     group.add_argument(
         "--attention", nargs="+", metavar="KERNEL", help="attention kernels of 'mamf kernels' (default: sdpa)"
@@ -25,4 +26,3 @@ def configure(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--compile", action="store_true", default=None, help="also under torch.compile")
     add(parser, "--ceiling", default_text="the ceilings that 'mamf peak' knows")
     add_session_options(parser, regimes="sustained")
-    add_parameters(parser, Model(), defaults={"context": (1024,)})

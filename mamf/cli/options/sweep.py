@@ -30,6 +30,7 @@ EXAMPLES = """examples:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
+    add_parameters(parser, Matmul(), several=False)
     group = parser.add_argument_group("what")
     add(group, "--operation", default_text="matmul; other operations have other options")
     add(group, "--kernel", nargs=None, default_text="the usual kernel for the dtype: torch.mm, scaled_mm or int_mm")
@@ -55,4 +56,3 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_run_options(parser)
     add(parser, "--ceiling", default_text="rows have no share of the roof")
     add_output_options(parser)
-    add_parameters(parser, Matmul(), several=False)

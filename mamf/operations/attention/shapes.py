@@ -18,9 +18,9 @@ from mamf.backend import Backend, Unavailable
 from mamf.dtypes import DTYPES
 from mamf.errors import UsageError
 from mamf.kernel import ALL_DATA, Buffer, Kernel, aligned
-from mamf.limits import LARGEST_SEED, parse_digits, parse_share, parse_size, require_known, require_share, whole_number
+from mamf.limits import parse_digits, parse_share, parse_size, require_share, whole_number
 from mamf.operation import Preset
-from mamf.parameters import DERIVED, describe
+from mamf.parameters import DERIVED, DeclaredProblem, describe
 from mamf.work import Work
 
 Direction = Literal["fwd", "bwd", "fwd+bwd"]
@@ -176,7 +176,7 @@ def _read_sparsity(text: str) -> float:
 
 
 @dataclass(frozen=True)
-class AttentionProblem:
+class AttentionProblem(DeclaredProblem):
     """All parameters of an attention except its shape.
 
     ``backward_count``: ``hardware`` (2.5 times the forward's FLOP) or ``model`` (2 times). ``sparsity``: the share of
@@ -187,7 +187,7 @@ class AttentionProblem:
 
     dtype: str = "bfloat16"
     direction: str = field(default="fwd", metadata=describe("passes", choices=DIRECTIONS))
-    data: str = "normal"
+    data: str = field(default="normal", metadata=describe("values of the operands", choices=ALL_DATA, is_rare=True))
     seed: int = 0
     backward_count: str = field(
         default="hardware",
@@ -203,19 +203,9 @@ class AttentionProblem:
     )
 
     def __post_init__(self) -> None:
-        require_known(
-            ("dtype", self.dtype, DTYPES),
-            ("direction", self.direction, DIRECTIONS),
-            ("data", self.data, ALL_DATA),
-            ("backward count", self.backward_count, BACKWARD_COUNTS),
-        )
-        whole_number("seed", self.seed, 0, LARGEST_SEED)
+        super().__post_init__()
         if self.sparsity != 0:
             require_share("sparsity", self.sparsity)
-
-    @property
-    def out_dtype(self) -> str:
-        return self.dtype
 
     @property
     def has_backward(self) -> bool:

@@ -22,9 +22,9 @@ from typing import ClassVar, Literal, get_args
 from mamf.backend import Backend
 from mamf.dtypes import DTYPES
 from mamf.errors import UsageError
-from mamf.kernel import DATA, Buffer, Kernel, aligned
-from mamf.limits import LARGEST_SEED, parse_digits, parse_size, require_known, whole_number
-from mamf.parameters import describe
+from mamf.kernel import Buffer, Kernel, aligned
+from mamf.limits import parse_digits, parse_size, whole_number
+from mamf.parameters import DeclaredProblem, describe
 from mamf.work import Work
 
 Pattern = Literal["copy", "read", "write", "triad"]
@@ -89,7 +89,7 @@ class BandwidthShape:
 
 
 @dataclass(frozen=True)
-class BandwidthProblem:
+class BandwidthProblem(DeclaredProblem):
     """All parameters of a pass over arrays except their size.
 
     ``warm``: the number of passes over the same arrays within one launch, all of them counted. Several passes measure
@@ -105,19 +105,6 @@ class BandwidthProblem:
     warm: int = field(
         default=1, metadata=describe("passes in a launch; several measure a cache", read=parse_size, is_rare=True)
     )
-
-    def __post_init__(self) -> None:
-        require_known(
-            ("pattern", self.pattern, PATTERNS),
-            ("dtype", self.dtype, DTYPES),
-            ("data", self.data, DATA),
-        )
-        whole_number("seed", self.seed, 0, LARGEST_SEED)
-        whole_number("warm", self.warm)
-
-    @property
-    def out_dtype(self) -> str:
-        return self.dtype
 
     @property
     def arrays(self) -> tuple[str, ...]:

@@ -10,9 +10,9 @@ from typing import ClassVar, Protocol, TypeVar
 from mamf.backend import Backend
 from mamf.dtypes import DTYPES, tolerance
 from mamf.kernel import ALL_DATA, Buffer, Kernel, aligned
-from mamf.limits import LARGEST_SEED, require_known, whole_number
+from mamf.limits import require_known
 from mamf.operations.matmul.shapes import MatmulShape
-from mamf.parameters import describe
+from mamf.parameters import DeclaredProblem, describe
 from mamf.work import Work
 
 LAYOUTS = ("nt", "nn", "tn", "tt")
@@ -45,7 +45,7 @@ class ProductShape(Protocol):
 
 
 @dataclass(frozen=True)
-class ProductProblem:
+class ProductProblem(DeclaredProblem):
     """The common fields of single, batched and grouped products; see MatmulProblem for ``layout``."""
 
     operation: ClassVar[str]
@@ -67,20 +67,15 @@ class ProductProblem:
             is_rare=True,
         ),
     )
-    data: str = "normal"
+    data: str = field(default="normal", metadata=describe("values of the operands", choices=ALL_DATA, is_rare=True))
     seed: int = 0
     fast_accumulation: bool = field(
         default=False, metadata=describe("8-bit floats: fewer bits in partial sums", is_rare=True)
     )
 
     def __post_init__(self) -> None:
-        require_known(
-            ("dtype", self.dtype, DTYPES),
-            ("output dtype", self.out_dtype, DTYPES),
-            ("layout", self.layout, _ALL_LAYOUTS),
-            ("data", self.data, ALL_DATA),
-        )
-        whole_number("seed", self.seed, 0, LARGEST_SEED)
+        super().__post_init__()
+        require_known(("output dtype", self.out_dtype, DTYPES))
 
     @property
     def tolerance(self) -> float:

@@ -15,9 +15,9 @@ from mamf.backend import Backend
 from mamf.dtypes import DTYPES
 from mamf.errors import UsageError
 from mamf.kernel import Buffer, Kernel
-from mamf.limits import LARGEST_SEED, Sizes, parse_size, require_known, whole_number
+from mamf.limits import Sizes, parse_size
 from mamf.operations.attention.shapes import AttentionShape
-from mamf.parameters import describe
+from mamf.parameters import DeclaredProblem, describe
 from mamf.work import Work
 
 Style = Literal["gpt2", "llama", "moe"]
@@ -64,7 +64,7 @@ def _rare(help: str) -> Mapping[str, Any]:
 
 
 @dataclass(frozen=True)
-class ModelProblem:
+class ModelProblem(DeclaredProblem):
     """All parameters of a model's training step except its shape.
 
     ``style``: ``gpt2`` (LayerNorm, learned positions, GELU, biases), ``llama`` (RMSNorm, rotary positions, SwiGLU,
@@ -94,20 +94,11 @@ class ModelProblem:
     checkpointing: bool = field(default=False, metadata=_rare("blocks run again in the backward pass"))
     optimizer: Optimizer = field(default="adamw", metadata=_rare("optimizer of the phase step"))
     dtype: str = "bfloat16"
-    data: str = "normal"
+    data: str = field(default="normal", metadata=describe("tokens", choices=("normal",), is_rare=True))
     seed: int = 0
 
     def __post_init__(self) -> None:
-        require_known(
-            ("style", self.style, STYLES),
-            ("phase", self.phase, PHASES),
-            ("optimizer", self.optimizer, OPTIMIZERS),
-            ("dtype", self.dtype, DTYPES),
-            ("data of a model", self.data, ("normal",)),
-        )
-        for name in ("d_model", "d_ff", "layers", "heads", "kv_heads", "experts", "active_experts", "vocabulary"):
-            whole_number(name, getattr(self, name))
-        whole_number("seed", self.seed, 0, LARGEST_SEED)
+        super().__post_init__()
         self._require_divisible()
 
     def _require_divisible(self) -> None:
@@ -123,10 +114,6 @@ class ModelProblem:
             raise UsageError(f"{self.active_experts} active experts of {self.experts}")
         if (self.experts > 1) != (self.style == "moe"):
             raise UsageError(f"{self.experts} experts in style {self.style}: a moe has several, others have none")
-
-    @property
-    def out_dtype(self) -> str:
-        return self.dtype
 
     @property
     def parameter_dtype(self) -> str:

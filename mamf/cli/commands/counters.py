@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from mamf.cli.planning import AnyOperation
 from mamf.cli.session import Session, run_kernels
 from mamf.cli.terminal import say
-from mamf.engine.strategies.kernels import KernelsSweep
 from mamf.errors import UnavailableError, UsageError
 from mamf.kinds.kind import Setup
-from mamf.logs.recording import Record
 from mamf.logs.run_log import RunLog, read_run_log
-from mamf.measurement import Measurement
 from mamf.operation import Request
 from mamf.plugins.discovery import operation
 from mamf.plugins.selection import find_operation
-from mamf.profiling.counters.counts import counted_in, counts_record, step_of
+from mamf.profiling.counters.counting import CountingSweep, uncounted
+from mamf.profiling.counters.counts import counted_in
 from mamf.profiling.counters.ncu import Ncu, find_ncu
 from mamf.profiling.counters.report import counters_document
 from mamf.report.document import Document
@@ -47,33 +43,6 @@ def _operation(options: argparse.Namespace) -> AnyOperation:
     return operation(plan.operation)
 
 
-@dataclass
-class CountingSweep(KernelsSweep):
-    """Measures kernels in burst, and counts each row after it is written.
-
-    ``session``: knows the rows of the run, also of an interrupted one, and what is counted.
-    """
-
-    session: CountersSession | None = None
-
-    @property
-    def left_out(self) -> int:
-        return super().left_out + len(self._session.uncounted())
-
-    @property
-    def _session(self) -> CountersSession:
-        assert self.session is not None
-        return self.session
-
-    def results(self) -> Iterator[Measurement | Record]:
-        for row in self._session.uncounted():
-            yield self._session.count(row, self.on_phase)
-        for found in super().results():
-            yield found
-            if isinstance(found, Measurement) and found.ok:
-                yield self._session.count(found, self.on_phase)
-
-
 class CountersSession(Session):
     """Measures kernels in burst, and counts each afterwards."""
 
@@ -87,21 +56,16 @@ class CountersSession(Session):
         self.ncu = Ncu(options.ncu, backend, self.backend.index, options.launches)
 
     def strategy(self, setup: Setup) -> CountingSweep:
-        held, on_phase = setup.answers, setup.on_phase
-        return CountingSweep(self.plan, setup.opened, self.backend, held=held, on_phase=on_phase, session=self)
-
-    def count(self, row: Measurement, on_phase: Callable[[str], None]) -> Record:
-        """Count a row, by the name that its kernel was requested by."""
-        on_phase(f"counting {row.shape} {row.kernel}")
-        name = next((name for name, kernel in self.kernels if kernel.name == row.kernel), row.kernel)
-        counts = self.ncu.count(name, row)
-        if counts.ok:
-            self.counted.add(step_of(counts))
-        return Record("counters", counts_record(counts))
-
-    def uncounted(self) -> list[Measurement]:
-        rows = (row for row in self.driven.rows if row.ok and not row.is_reference)
-        return [row for row in rows if step_of(row) not in self.counted]
+        return CountingSweep(
+            self.plan,
+            setup.opened,
+            self.backend,
+            held=setup.answers,
+            on_phase=setup.on_phase,
+            rows=setup.rows,
+            counted=self.counted,
+            ncu=self.ncu,
+        )
 
     def say_plan(self) -> None:
         super().say_plan()
@@ -109,7 +73,7 @@ class CountersSession(Session):
             say(f"counted by: {' '.join(self.ncu.command(kernel, problem, shape))}")
 
     def has_all(self) -> bool:
-        return super().has_all() and not self.uncounted()
+        return super().has_all() and not uncounted(self.driven.rows, self.counted)
 
     def judge(self, code: int) -> int:
         return code or (0 if self.counted else _NOTHING_COUNTED)

@@ -7,6 +7,7 @@ import re
 import sys
 from contextlib import redirect_stderr
 from dataclasses import fields
+from datetime import datetime
 
 import pytest
 from made_plans import kernels_plan, search_plan, sweep_plan
@@ -15,7 +16,6 @@ import mamf
 from mamf.backend import Advice
 from mamf.ceilings.ceiling import Ceiling
 from mamf.cli import main
-from mamf.cli.session import datetime
 from mamf.errors import MamfError, UnknownNameError, UsageError
 from mamf.limits import MOST_STEPS, count_values, require_known, require_steps, shorten, whole_number
 from mamf.logs.run_log import read_run_log

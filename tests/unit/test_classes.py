@@ -8,12 +8,23 @@ import pytest
 import trace_classes
 
 from mamf.errors import UsageError
+from mamf.files import packaged_rows
 from mamf.measurement import group_pairs
-from mamf.profiling.classes import CLASSES, COMMUNICATION, class_of, class_of_name, read_name, rules, shares
+from mamf.profiling.classes import (
+    CLASSES,
+    COMMUNICATION,
+    UNCLASSIFIED,
+    class_of,
+    class_of_name,
+    read_name,
+    rules,
+    shares,
+)
 from mamf.profiling.traces import Event, Trace, busy, read_ranks
 
 DATA = Path(__file__).parent / "data"
-RULES = [rule for found in rules().values() for rule in found]
+ROWS = packaged_rows("profiling/classes.csv")
+RULES = [pair for by in rules() for pair in zip([row for row in ROWS if row["by"] == by], rules()[by], strict=True)]
 
 
 def rows_of(name):
@@ -23,19 +34,22 @@ def rows_of(name):
 # --- rules
 
 
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: f"{rule.by}-{rule.example[:40]}")
-def test_a_rule_decides_its_example(rule):
-    name = read_name(rule.example)
-    matched = {"word": list(name.words), "wrapper": [name.function], "kernel": [name.function]}
-    assert any(rule.pattern.fullmatch(each) for each in matched.get(rule.by, [rule.example]))
-    kinds = {"caller": "operation", "operation": "operation", "framework": "operation"}
-    if rule.by != "wrapper":
-        assert class_of(Event(rule.example, kinds.get(rule.by, "kernel"), 0, 1)) == rule.class_name
-    assert rule.class_name in CLASSES or rule.by == "wrapper"
+@pytest.mark.parametrize(("rule", "compiled"), RULES, ids=lambda rule: rule["example"][:40] if "by" in rule else "")
+def test_a_rule_decides_its_example(rule, compiled):
+    by, example = rule["by"], rule["example"]
+    name = read_name(example)
+    names = {"word": list(name.words), "wrapper": [name.function], "kernel": [name.function]}.get(by, [example])
+    assert any(compiled[0].fullmatch(each) for each in names)
+    if by != "wrapper":
+        kind = "operation" if by in ("caller", "operation", "framework") else "kernel"
+        assert class_of(Event(example, kind, 0, 1)) == rule["class"]
+        assert rule["class"] in CLASSES
 
 
-def test_every_way_to_match_has_rules():
-    assert set(rules()) == {"caller", "operation", "wrapper", "kernel", "word", "framework"}
+def test_other_names_are_unclassified():
+    assert class_of(Event("my_own_thing", "kernel", 0, 1)) == UNCLASSIFIED
+    assert class_of(Event("somebodys::thing", "operation", 0, 1)) == UNCLASSIFIED
+    assert class_of(Event("Memcpy HtoD (Pinned -> Device)", "copy", 0, 1)) == "memory copies"
 
 
 # --- names

@@ -9,7 +9,7 @@ from test_profile_command import SHORTLY, TINY, profiled, script
 
 from mamf.cli import main
 from mamf.profiling.log import read_profile_or_none
-from mamf.profiling.watches import MemoryWatch, count_bytes
+from mamf.profiling.watches import MemoryWatch
 
 __all__ = ["script"]
 
@@ -45,10 +45,6 @@ def test_without_cuda_one_line_says_that_there_is_no_snapshot(script, tmp_path, 
     output = capsys.readouterr()
     assert output.err.count("there is no memory snapshot") == 1
     assert "on CUDA devices alone" in output.err
-
-
-def test_without_the_option_nothing_is_told(script, capsys):
-    assert profiled(capsys, script(TINY))["memory"] == []
 
 
 class CountingCuda:
@@ -113,13 +109,3 @@ def test_a_place_that_cannot_be_is_told_before_the_script_runs(script, tmp_path,
     monkeypatch.chdir(tmp_path)
     assert main([*SHORTLY, "--memory", name, script("1 / 0")]) == 2
     assert "name another --memory" in capsys.readouterr().err
-
-
-def test_a_tensor_of_several_groups_counts_once():
-    weight = torch.nn.Parameter(torch.zeros(4))
-    optimizer = torch.optim.SGD([weight], momentum=0.9)
-    assert count_bytes(optimizer)["cpu", "parameters"] == 16
-    weight.grad = torch.ones(4)
-    optimizer.step()
-    found = count_bytes(optimizer)
-    assert (found["cpu", "gradients"], found["cpu", "optimizer state"]) == (16, 16)

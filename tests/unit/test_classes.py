@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import trace_classes
+from test_profiling import raw
 
 from mamf.errors import UsageError
 from mamf.files import packaged_rows
@@ -151,6 +152,13 @@ def under(kernel, *callers):
         (under("elementwise", "_C::rms_norm"), "normalization"),
         (under("elementwise", "_C_cache_ops::reshape_and_cache_flash"), "memory copies"),
         (under("gemm", "[my::attention]"), "matmul"),
+        (under("reduce_kernel", "aten::linear", "aten::addmm"), "matmul"),
+        (under("nvjet_sm90", "MyFunctionBackward", "mine::gemm_like"), "matmul"),
+        (under("nvjet", "aten::scaled_dot_product_attention", "aten::bmm"), "attention"),
+        (under("elementwise", "[Optimizer.step#AdamW.step]", "aten::add_"), "optimizer"),
+        # Lightning's optimizers call a closure.
+        (under("nvjet", "[Optimizer.step#AdamW.step]", "[mamf: module mlp]", "aten::addmm"), "matmul"),
+        (under("ncclDevKernel", "[Optimizer.step#Z.step]", "c10d::allreduce_"), COMMUNICATION),
         # A collective in flight did not call what runs meanwhile.
         (under("fc-dtype_Float", "[hccl:all_to_all]", "aten::addmm"), "matmul"),
         (under("something", "[nccl:all_reduce]"), COMMUNICATION),
@@ -160,12 +168,20 @@ def test_the_operation_decides(event, expected):
     assert class_of(event) == expected
 
 
+@pytest.mark.parametrize(
+    ("caller", "expected"),
+    [
+        (Event("aten::scaled_dot_product_attention", "operation", 0, 2), "attention"),
+        (Event("Optimizer.step#AdamW.step", "annotation", 0, 9), "matmul"),  # of Lightning
+    ],
+)
+def test_the_backward_is_of_the_class_of_the_forward(caller, expected):
+    product = Event("aten::bmm", "operation", 0, 1, parent=caller)
+    node = Event("autograd::engine::evaluate_function: BmmBackward0", "operation", 3, 4, forward=product)
+    assert class_of(Event("aten::bmm", "operation", 3, 4, parent=node)) == expected
+
+
 # --- traces
-
-
-def raw(category, name, begun, duration, thread=1, **arguments):
-    ids = {"pid": 17, "tid": thread}
-    return {"ph": "X", "cat": category, "name": name, "ts": begun, "dur": duration, **ids, "args": arguments}
 
 
 def written(path, *events, **head):

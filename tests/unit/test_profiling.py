@@ -15,7 +15,7 @@ from mamf.cli import main
 from mamf.errors import RunLogError, UsageError
 from mamf.logs.run_log import read_run_log
 from mamf.measurement import IDLE
-from mamf.profiling.classes import CLASSES, COMMUNICATION, class_of, shares
+from mamf.profiling.classes import CLASSES, COMMUNICATION, shares
 from mamf.profiling.flops import dtype_of, flop_of
 from mamf.profiling.log import read_profile_or_none, write_profile
 from mamf.profiling.profile import profile_of
@@ -65,45 +65,6 @@ def test_of_communication_only_what_nothing_hides_is_told(by_class):
     assert (told.visible if told else 0) == len(alone)
 
 
-# --- classes
-
-
-def launched(kernel, *callers):
-    """A kernel below calls, the outermost first."""
-    parent = None
-    for name in callers:
-        parent = Event(name, "annotation" if "#" in name else "operation", 0, 1, parent=parent)
-    return Event(kernel, "kernel", 0, 1, parent=parent)
-
-
-def test_the_operation_counts_before_the_kernels_name():
-    assert class_of(launched("reduce_kernel", "aten::linear", "aten::addmm")) == "matmul"
-    assert class_of(launched("elementwise_kernel", "aten::to", "aten::copy_")) == "memory copies"
-    assert class_of(launched("nvjet_sm90", "MyFunctionBackward", "mine::gemm_like")) == "matmul"
-
-
-def test_what_an_attention_an_optimizer_or_a_collective_calls_is_theirs():
-    assert class_of(launched("nvjet", "aten::scaled_dot_product_attention", "aten::bmm")) == "attention"
-    assert class_of(launched("elementwise", "Optimizer.step#AdamW.step", "aten::add_")) == "optimizer"
-    in_closure = ("Optimizer.step#AdamW.step", "mamf: module model.mlp", "aten::linear", "aten::addmm")
-    assert class_of(launched("nvjet", *in_closure)) == "matmul"
-    assert class_of(launched("ncclDevKernel", "Optimizer.step#Z.step", "c10d::allreduce_")) == COMMUNICATION
-
-
-def test_the_backward_of_what_an_attention_calls_is_attention():
-    attention = Event("aten::scaled_dot_product_attention", "operation", 0, 2)
-    product = Event("aten::bmm", "operation", 0, 1, parent=attention)
-    node = Event("autograd::engine::evaluate_function: BmmBackward0", "operation", 3, 4, forward=product)
-    assert class_of(Event("aten::bmm", "operation", 3, 4, parent=node)) == "attention"
-
-
-def test_the_backward_of_a_forward_within_an_optimizer_is_not_the_optimizers():
-    """As of Lightning, whose optimizers call a closure."""
-    product = Event("aten::mm", "operation", 0, 1, parent=Event("Optimizer.step#AdamW.step", "annotation", 0, 9))
-    node = Event("autograd::engine::evaluate_function: MmBackward0", "operation", 3, 4, forward=product)
-    assert class_of(Event("aten::mm", "operation", 3, 4, parent=node)) == "matmul"
-
-
 # --- FLOP
 
 
@@ -112,59 +73,35 @@ def operation(name, *dimensions, dtypes=(), values=()):
 
 
 ATTENTION = ([2, 4, 128, 64], [2, 2, 128, 64], [2, 2, 128, 64])
+PRODUCT, CONVOLUTION, SQUARE = 2 * 3 * 5 * 7, 2 * 2 * 4 * 4 * 8 * 27, 2 * 2 * 4 * 128 * 128 * 64
+STRIDES = ["", "", "", "[2, 2]", "[1, 1]", "[1, 1]", "False", "[0, 0]", "1"]
+MASK = ["", "", "", "[8]", "", "", "", "False", "[0, 0]", "1", "[False, True, True]"]
+ON_CPU_BACKWARD = "_scaled_dot_product_flash_attention_for_cpu_backward"
 
 
 @pytest.mark.parametrize(
-    ("event", "expected"),
+    ("name", "dimensions", "values", "expected"),
     [
-        (operation("aten::mm", [3, 5], [5, 7]), 2 * 3 * 5 * 7),
-        (operation("aten::addmm", [7], [3, 5], [5, 7]), 2 * 3 * 5 * 7),
-        (operation("aten::bmm", [2, 3, 5], [2, 5, 7]), 2 * 2 * 3 * 5 * 7),
-        (operation("aten::baddbmm", [2, 3, 7], [2, 3, 5], [2, 5, 7]), 2 * 2 * 3 * 5 * 7),
-        (operation("aten::_grouped_mm", [3, 5], [2, 5, 7]), 2 * 3 * 5 * 7),
-        (operation("aten::_grouped_mm", [2, 3, 5], [5, 7]), 2 * 3 * 5 * 7),
-        (operation("aten::_grouped_mm", [3, 5], [5, 7]), 2 * 3 * 5 * 7),
-        (operation("aten::_scaled_grouped_mm", [2, 3, 5], [2, 5, 7]), 2 * 2 * 3 * 5 * 7),
-        (operation("aten::linear", [2, 3, 5], [7, 5], [7]), 2 * 2 * 3 * 5 * 7),
-        (
-            operation(
-                "aten::convolution",
-                *([2, 3, 8, 8], [8, 3, 3, 3]),
-                values=["", "", "", "[2, 2]", "[1, 1]", "[1, 1]", "False", "[0, 0]", "1"],
-            ),
-            2 * 2 * 4 * 4 * 8 * 27,
-        ),
-        (
-            operation(
-                "aten::convolution_backward",
-                *([2, 8, 4, 4], [2, 3, 8, 8], [8, 3, 3, 3]),
-                values=["", "", "", "[8]", "", "", "", "False", "[0, 0]", "1", "[False, True, True]"],
-            ),
-            2 * 2 * 4 * 4 * 8 * 27,
-        ),
-        (
-            operation("aten::scaled_dot_product_attention", *ATTENTION, values=["", "", "", "", "0.", "False"]),
-            4 * 2 * 4 * 128 * 128 * 64,
-        ),
-        (
-            operation("aten::scaled_dot_product_attention", *ATTENTION, values=["", "", "", "", "0.", "True"]),
-            4 * 2 * 4 * 128 * 129 // 2 * 64,
-        ),
-        (
-            operation(
-                "aten::_scaled_dot_product_flash_attention_for_cpu_backward",
-                *([], *ATTENTION),
-                values=["", "", "", "", "", "", "0.", "False"],
-            ),
-            5 * 2 * 2 * 4 * 128 * 128 * 64,
-        ),
-        (operation("aten::mm"), None),
-        (operation("aten::gelu", [3, 5]), None),
+        ("mm", ([3, 5], [5, 7]), (), PRODUCT),
+        ("addmm", ([7], [3, 5], [5, 7]), (), PRODUCT),
+        ("bmm", ([2, 3, 5], [2, 5, 7]), (), 2 * PRODUCT),
+        ("baddbmm", ([2, 3, 7], [2, 3, 5], [2, 5, 7]), (), 2 * PRODUCT),
+        ("_grouped_mm", ([3, 5], [2, 5, 7]), (), PRODUCT),
+        ("_grouped_mm", ([2, 3, 5], [5, 7]), (), PRODUCT),
+        ("_grouped_mm", ([3, 5], [5, 7]), (), PRODUCT),
+        ("_scaled_grouped_mm", ([2, 3, 5], [2, 5, 7]), (), 2 * PRODUCT),
+        ("linear", ([2, 3, 5], [7, 5], [7]), (), 2 * PRODUCT),
+        ("convolution", ([2, 3, 8, 8], [8, 3, 3, 3]), STRIDES, CONVOLUTION),
+        ("convolution_backward", ([2, 8, 4, 4], [2, 3, 8, 8], [8, 3, 3, 3]), MASK, CONVOLUTION),
+        ("scaled_dot_product_attention", ATTENTION, [*[""] * 4, "0.", "False"], 2 * SQUARE),
+        ("scaled_dot_product_attention", ATTENTION, [*[""] * 4, "0.", "True"], SQUARE * 129 // 128),
+        (ON_CPU_BACKWARD, ([], *ATTENTION), [*[""] * 6, "0.", "False"], 5 * SQUARE),
+        ("mm", (), (), None),
+        ("gelu", ([3, 5],), (), None),
     ],
-    ids=lambda each: each.name if isinstance(each, Event) else "",
 )
-def test_flop_follow_from_the_recorded_shapes(event, expected):
-    assert flop_of(event) == expected
+def test_flop_follow_from_the_recorded_shapes(name, dimensions, values, expected):
+    assert flop_of(operation(f"aten::{name}", *dimensions, values=values)) == expected
 
 
 def test_the_dtype_is_of_what_is_multiplied():

@@ -10,7 +10,6 @@ import pytest
 
 from mamf.cli import main
 from mamf.engine.launching import launch_in_window
-from mamf.errors import UnavailableError
 from mamf.logs.run_log import read_run_log
 from mamf.plugins import discovery
 from mamf.profiling.counters import ncu
@@ -112,15 +111,6 @@ def test_what_it_asks_for_is_understood_by_mamf_run(backend, monkeypatch, operat
     assert main(command[command.index("run") :]) == 0
     assert launched[0][:2] == (problem, shape)
     assert launched[0][-1].launches == 2
-
-
-def test_a_budget_ends_it_and_the_rest_is_resumed(run, counted, tmp_path):
-    asked = [MM, FASTER, *DEVICE, *SHAPE]
-    assert run("counters", *asked, "--budget", "0.01s", *LOG)[0] in (0, 1)
-    summary = read_run_log(tmp_path / "counters.jsonl").summary
-    assert (summary["status"], summary["reason"]) == ("interrupted", "the budget ended")
-    assert run("counters", *asked, "--resume", "counters.jsonl")[0] == 0
-    assert len(counted.commands) == 2
 
 
 def test_a_launch_of_several_kernels_has_a_line_for_each(run, counted):
@@ -249,13 +239,6 @@ def test_a_damaged_log_is_refused_in_a_line(run, counted, tmp_path, damage, told
 
 
 # -- the profiler as a process ---------------------------------------------------------------------------------------
-
-
-def test_a_profiler_is_run_and_read(tmp_path):
-    fake = "import sys; print(sys.argv[1:]); print('==ERROR== no', file=sys.stderr)"
-    assert output_of([sys.executable, "-S", "-c", fake, "--csv"]) == Output("['--csv']\n", "==ERROR== no\n")
-    with pytest.raises(UnavailableError, match="cannot run"):
-        output_of([str(tmp_path / "nothing")])
 
 
 def test_the_whole_way_through_a_profiler_that_runs_its_program(run, counted, monkeypatch, tmp_path):

@@ -201,6 +201,8 @@ def test_steps_before_the_end_are_kept(script, capsys):
         (["--output", "train.py", "train.py"], "train.py exists and is not overwritten: name another --output"),
         (["--from", "nowhere.json"], "cannot read nowhere.json: No such file"),
         (["--from", "trace.json", "train.py"], "leave a SCRIPT out"),
+        (["--from", "trace.json", "--nvtx"], "leave --nvtx out"),
+        (["--memory", "no/memory.pickle", "train.py"], "name another --memory"),
     ],
 )
 def test_bad_input_is_told_in_a_line(script, tmp_path, monkeypatch, capsys, arguments, told):

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from mamf.cli import main
 from mamf.engine.regimes.checking import Checked, WrongResultError
 from mamf.operations.attention.operation import attention_kernel
 from mamf.operations.attention.torch_attention import TorchAttention
@@ -234,3 +235,12 @@ def test_what_dynamo_makes_of_a_model_is_one_graph_and_right(monkeypatch):
     problem = replace(GPT2, phase="forward-backward", layers=1, dtype="bfloat16", autocast=True)
     checked(problem, kernel_of(operation("model"), "compiled[sdpa-math]")).rehearse(cpu())
     assert len(graphs) == 1
+
+
+def test_a_launch_of_a_step_is_a_step_to_mamf_profile(capsys):
+    """As mamf autoprofile runs it."""
+    sizes = [f"{name}={value}" for name, value in TINY.items() if name != "dtype"]
+    model = ["torch[sdpa]", "--operation", "model", "--shape", "b2s16", "--set", *sizes, "phase=step"]
+    options = ["--dtype", "float32", "--backend", "cpu", "--no-verify", "--launches", "2"]
+    assert main(["profile", "--warmup", "1", "--steps", "1", "-m", "mamf", "run", *model, *options]) == 0
+    assert ": 1 step of" in capsys.readouterr().out

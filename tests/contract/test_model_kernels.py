@@ -1,13 +1,14 @@
 """Tiny models on the CPU: what a launch gives, and that what is wrong shows."""
 
 import functools
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mamf.cli import main
 from mamf.engine.regimes.checking import Checked, WrongResultError
 from mamf.operations.attention.operation import attention_kernel
 from mamf.operations.attention.torch_attention import TorchAttention
@@ -237,10 +238,10 @@ def test_what_dynamo_makes_of_a_model_is_one_graph_and_right(monkeypatch):
     assert len(graphs) == 1
 
 
-def test_a_launch_of_a_step_is_a_step_to_mamf_profile(capsys):
+def test_a_launch_of_a_step_is_a_step_to_mamf_profile():
     """As mamf autoprofile runs it."""
     sizes = [f"{name}={value}" for name, value in TINY.items() if name != "dtype"]
     model = ["torch[sdpa]", "--operation", "model", "--shape", "b2s16", "--set", *sizes, "phase=step"]
     options = ["--dtype", "float32", "--backend", "cpu", "--no-verify", "--launches", "2"]
-    assert main(["profile", "--warmup", "1", "--steps", "1", "-m", "mamf", "run", *model, *options]) == 0
-    assert ": 1 step of" in capsys.readouterr().out
+    profile = [sys.executable, "-m", "mamf", "profile", "--warmup", "1", "--steps", "1", "-m", "mamf", "run"]
+    assert ": 1 step of" in subprocess.run([*profile, *model, *options], capture_output=True, text=True).stdout

@@ -35,7 +35,20 @@ _COMPARED_ELSEWHERE = {"backend", "ceiling", "ceiling_kernel", "device", "device
 _HOW_TO_COUNT = {"bandwidth_ceiling", "launches", "metrics", "ncu", "report", "sections", "variants"}
 _WHAT_TO_WRITE = {"export", "export_file", "junit", "log", "markdown", "notes", "output", "overwrite", "picture"}
 _WHAT_TO_PRINT = {"baseline", "bytes", "columns", "flop", "format", "strict", "top", "wide"}
-_WHAT_TO_RUN = {"anyway", "budget", "command", "dry_run", "file", "led", "parser", "patience", "resume", "rows", "run"}
+_WHAT_TO_RUN = {
+    "anyway",
+    "budget",
+    "command",
+    "dry_run",
+    "file",
+    "led",
+    "parser",
+    "patience",
+    "resume",
+    "rows",
+    "run",
+    "share",
+}
 _FREE = _COMPARED_ELSEWHERE | _HOW_TO_COUNT | _WHAT_TO_WRITE | _WHAT_TO_PRINT | _WHAT_TO_RUN | {"session", "update"}
 #: Options whose names differ from the fields of a plan, by field.
 _OPTIONS = {"regimes": "regime", "seconds": "time-limit", "flush": "no-flush"}
@@ -138,6 +151,8 @@ def asks_for_plan(options: argparse.Namespace) -> bool:
 
 def require_same_plan(options: argparse.Namespace, before: Plan, asked: Plan) -> None:
     """Raises LogMismatchError for the first field in which two plans differ."""
+    if before.is_shared:
+        asked = asked.dealt(before.options.rank, before.options.ranks)
     for name, then, now in differences(before, asked):
         raise contradiction(options, name, then, now)
 
@@ -209,12 +224,12 @@ def require_same_kernels(options: argparse.Namespace, before: Sequence[str], ask
         raise contradiction(options, "kernel", then, now)
 
 
-def reopen(log: RunLog, options: argparse.Namespace, index: int | None = None) -> Backend:
-    """Open the device of a log, or one of several by its index. Raises LogMismatchError if it is not the device of the
-    options, or has changed.
-    """
+def reopen(log: RunLog, options: argparse.Namespace) -> Backend:
+    """Open the device of a log. Raises LogMismatchError if it is not the device of the options, or has changed."""
     require_named(log, options)
-    then = log.device(index)
+    if log.devices:
+        raise LogMismatchError(f"{log.path} has rows of several devices, each of which now has a log: start a new run")
+    then = log.device(None)
     if options.backend not in (None, "auto") and backend_class(options.backend).name != then.backend:
         raise contradiction(options, "backend", then.backend, options.backend)
     backend = open_backend(options.backend or then.backend, then.index if options.device is None else options.device)

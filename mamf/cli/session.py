@@ -10,28 +10,22 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from datetime import datetime
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
-from mamf.backend import Advice, Backend
+from mamf.backend import Advice
 from mamf.ceilings.share import KnownCeiling
 from mamf.cli import resuming
 from mamf.cli.interruption import EXIT_CODE, Interruption
-from mamf.cli.options.values import ALL
 from mamf.cli.printing import note_stream, print_document
 from mamf.cli.progress import Progress
 from mamf.cli.resuming import Resumed, asks_for_plan, interruptible, reopen, require_kind, require_same_plan
-from mamf.cli.sharing import asked_devices, found_devices, open_first, open_pool, require_same_devices
 from mamf.cli.terminal import say, warn
 from mamf.engine.isolation import isolation_of
-from mamf.engine.runner import crashes_of
-from mamf.engine.strategies.kernels import KernelsSweep
-from mamf.engine.strategies.shapes import Sweep
 from mamf.engine.traits import fit_traits
 from mamf.errors import DeviceLostError, MamfError, RunLogError, RunLogWriteError
 from mamf.kinds.kind import AnyCeilings, View
 from mamf.kinds.registry import kind_of
 from mamf.logs.card_sharing import describe_sharing, sharing_after, with_sharing
-from mamf.logs.device_speeds import with_device_speeds
 from mamf.logs.plan_records import plan_record
 from mamf.logs.recording import End, apply_traits, describe_shift, header_of, host_seconds, overhead_after
 from mamf.logs.records import ceiling_record, measurement_record, utc_now
@@ -40,12 +34,10 @@ from mamf.logs.writer import RunLogWriter
 from mamf.machine.doctor import diagnose, format_finding, warnings
 from mamf.machine.environment import command_line, tool_version
 from mamf.measurement import Measurement
-from mamf.node.sharing import DevicePool, SharedSweep
 from mamf.plans import Plan
 from mamf.plugins.discovery import open_backend
 from mamf.report.document import Document
 
-Shareable = TypeVar("Shareable", bound=Sweep | KernelsSweep)
 _NOTHING_MEASURED = 1
 
 
@@ -89,26 +81,17 @@ class Session(ABC):
         self.rows: list[Measurement] = []
         #: What rows are shares of that the run does not measure itself.
         self.known_ceilings: dict[tuple[str, str], KnownCeiling] = {}
-        #: Failures that did not end the run: devices that shared it, ceilings that were not confirmed.
+        #: Failures that did not end the run: ceilings that were not confirmed.
         self.failures: list[str] = []
-        asked = asked_devices(options, self.log)
-        self.backend = open_first(self._open_device, asked) if asked else self._open_device(ALL)
-        #: The devices that share the run; empty if one measures alone.
-        self.devices = found_devices(self.backend, asked, self.log)
-        self.pool: DevicePool | None = None
+        self.backend = (
+            reopen(self.log, options) if self.log else open_backend(options.backend or "auto", options.device or 0)
+        )
         isolation_of(self.backend).everything = getattr(options, "isolate", None)
         self.traits: Sequence[Advice] = ()  # what was seen of the device, if they were measured
         if self.log:
             apply_traits(self.backend, self.log.header.get("traits", {}))
         elif not options.dry_run:
             self.traits = fit_traits(self.backend, warn)
-
-    def _open_device(self, index: int) -> Backend:
-        """Open a device; ALL opens the one that measures alone or comes first."""
-        options = self.options
-        if self.log:
-            return reopen(self.log, options, None if index == ALL else index)
-        return open_backend(options.backend or "auto", (options.device or 0) if index == ALL else index)
 
     def make_plan(self) -> Plan:
         """The plan from the options, or the log's. Raises LogMismatchError if they differ."""
@@ -186,8 +169,6 @@ class Session(ABC):
             return self._report(self.log)
         self.findings = [*diagnose(self.backend), *self.traits]
         with ExitStack() as opened:
-            self.pool = opened.enter_context(open_pool(self.options, self.backend, self.devices, self._record_failure))
-            require_same_devices(self.log, self.pool)
             header = self.log.header if self.log else self._header()
             with self.interruption.shielded():
                 writer = opened.enter_context(self._open_log(header))
@@ -200,26 +181,10 @@ class Session(ABC):
             with self.interruption.shielded():
                 return self._finish(header, writer, end, max(0.0, host_seconds(self.backend) - begun))
 
-    def _record_failure(self, message: str) -> None:
-        self.failures.append(message)
-        warn(message)
-
-    def share(self, strategy: Shareable, kernel: str = "") -> Shareable | SharedSweep:
-        """The strategy, or the same on all devices that share the run. ``kernel``: for products, as in the options."""
-        if self.pool is None:
-            return strategy
-        self.backend.release_memory()  # another process measures on this device
-        ceilings = getattr(strategy, "ceilings", {})
-        named, fatal = getattr(self.options, "ceiling_kernel", ()), list(crashes_of(self.backend).fatal)
-        sweep = SharedSweep(strategy.plan, self.pool, kernel, ceilings, strategy.held, strategy.on_phase, named, fatal)
-        sweep.isolates = isolation_of(self.backend).everything
-        return sweep
-
     def _header(self) -> dict[str, Any]:
         findings = [format_finding(finding).strip() for finding in self.findings]
         plan, notes = plan_record(self.plan), self.options.notes
-        devices = sorted(self.pool.infos.values(), key=lambda info: info.index) if self.pool else ()
-        return header_of(self.backend, command_line(), self.kernel_name(), plan, findings, notes, devices)
+        return header_of(self.backend, command_line(), self.kernel_name(), plan, findings, notes)
 
     def _open_log(self, header: dict[str, Any]) -> RunLogWriter:
         if self.resumed is not None:
@@ -272,9 +237,7 @@ class Session(ABC):
     def _finish(self, header: dict[str, Any], writer: RunLogWriter, end: RunEnd, elapsed: float) -> int:
         """Write the summary and print the report; returns the exit code."""
         code = end.exit_code
-        self.rows = with_device_speeds(self.rows)
-        # Devices in other processes are not idle, and a device that failed or was interrupted may never answer.
-        is_idle = not self.pool and end.exit_code in (0, _NOTHING_MEASURED)
+        is_idle = end.exit_code in (0, _NOTHING_MEASURED)  # a device that failed may never answer
         summary = self.summary(End(end.status, end.reason, elapsed, self.count_left()))
         summary |= overhead_after(self.backend, self.rows) if is_idle else {}
         if shift := describe_shift(summary, self.rows):

@@ -53,6 +53,8 @@ def plan_record(plan: Plan) -> dict[str, Any]:
     if plan.kind == SWEEP and plan.operation == MATMUL and len(plan.problems) == len(plan.kernels) == 1:
         reference = plan.options.reference
         options = {**asdict(plan.options), "reference": reference and str(reference)}
+        if not plan.is_shared:
+            del options["rank"], options["ranks"]
         own = {name: fields[name] for name in _OF_PRODUCTS}
         return {"command": SWEEP, "problem": fields["problems"][0], **own, **options}
     command = _ATTENTION if plan.kind == SWEEP and plan.operation == _ATTENTION else plan.kind
@@ -60,6 +62,8 @@ def plan_record(plan: Plan) -> dict[str, Any]:
 
 
 def _options_record(plan: Plan, of: AnyOperation) -> dict[str, Any]:
+    if plan.is_shared:
+        return {"reference": str(plan.options.reference), "rank": plan.options.rank, "ranks": plan.options.ranks}
     if plan.kind != REPRODUCE:
         return asdict(plan.options) if plan.kind in (GUARD, VERIFY) else {}
     claims = [

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mamf.backend import Backend, DeviceInfo, Unavailable
+from mamf.backend import Backend, Unavailable
 from mamf.errors import DeviceLostError, first_line
 from mamf.logs.card_sharing import sharing_after
 from mamf.logs.plan_records import plan_record
@@ -50,18 +50,14 @@ def header_of(
     plan: Mapping[str, Any],
     findings: Sequence[str] = (),
     notes: str = "",
-    devices: Sequence[DeviceInfo] = (),
 ) -> dict[str, Any]:
-    """``plan``: from mamf.logs.plan_records. ``findings``: the doctor's, one line each. ``devices``: those that share
-    the run; empty for a run on one device.
-    """
+    """``plan``: from mamf.logs.plan_records. ``findings``: the doctor's, one line each."""
     sensors = backend.telemetry
     return {
         "tool": tool_version(),
         "command": command,
         "started": utc_now(),
         "device": asdict(backend.info),
-        **({"devices": [asdict(device) for device in devices]} if devices else {}),
         "timer": backend.timer,
         **({"traits": traits} if (traits := traits_record(backend)) else {}),
         "sensors": f"unavailable: {sensors.reason}" if isinstance(sensors, Unavailable) else "available",

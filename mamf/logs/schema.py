@@ -97,6 +97,9 @@ _KERNELS_PLAN = {
     "tolerance?": float,
     "number?": int,
     "operations?": _TEXTS,
+    "reference?": str,
+    "rank?": int,
+    "ranks?": int,
 }
 _SWEEP_PLAN = {
     "shapes": _TEXTS,
@@ -111,6 +114,8 @@ _SWEEP_PLAN = {
     "reference": Nullable(str),
     "reference_every": int,
     "layers?": _TEXTS,
+    "rank?": int,
+    "ranks?": int,
 }
 HEADER = {
     "schema": int,

@@ -19,12 +19,14 @@ from mamf.errors import CRASH_SIGNALS, CRASHED
 PHASE, FAILURE, ADDRESS = "phase", "failure", "address"
 #: Likewise: the row to be logged if the child dies now, with a label; None after the last launch of a step.
 IN_FLIGHT, LABEL = "in_flight", "label"
+#: Likewise: a line that the child printed to stderr.
+WARNING = "warning"
 #: The phase of a child that waits for the others.
 WAITS, TOGETHER = "waits for the others", "together"
 _TICK_SECONDS = 0.5
 _MAX_END_SECONDS = 15.0
-# Exit code of a child whose run was interrupted.
-_INTERRUPTED = 130
+#: Exit codes of children that ended as they should: also if their run was interrupted.
+ENDED_WELL = (0, 130)
 
 
 class Event(NamedTuple):
@@ -38,11 +40,15 @@ class Event(NamedTuple):
 
 @dataclass
 class Watch:
-    """The state of the children. ``ranks``: all that were started. ``now``: a clock in seconds."""
+    """The state of the children. ``ranks``: all that were started. ``now``: a clock in seconds. ``ended_well``: exit
+    codes that are not failures.
+    """
 
     ranks: Sequence[int]
     patience: float
     now: Callable[[], float] = time.monotonic
+    ended_well: Sequence[int] = ENDED_WELL
+    codes: dict[int, int] = field(default_factory=dict)
     failures: dict[int, str] = field(default_factory=dict)
     phases: dict[int, str] = field(default_factory=dict)
     addresses: dict[int, str | None] = field(default_factory=dict)
@@ -66,8 +72,9 @@ class Watch:
                 self.failures.setdefault(rank, str(event.said[FAILURE]))
         elif rank in self.running:
             self.running.discard(rank)
+            self.codes[rank] = event.code
             row = self.in_flight[rank] = why_ended(self.in_flight.get(rank), event.code)
-            if event.code not in (0, _INTERRUPTED) and rank not in self.failures:
+            if event.code not in self.ended_well and rank not in self.failures:
                 reason = f"killed by signal {-event.code}" if event.code < 0 else f"exit code {event.code}"
                 reason = f"{row[LABEL]} {row['reason']}" if row else reason
                 self.failures[rank] = (
@@ -114,7 +121,7 @@ def watched(
     processes: Mapping[int, Any],
     events: Callable[[float], Event | None],
     let_go: Callable[[], None],
-    on_event: Callable[[], None] = lambda: None,
+    on_event: Callable[[Event], None] = lambda event: None,
 ) -> None:
     """Watch until all children have ended: kill those that hang, and call ``let_go`` whenever all others wait.
     ``events``: the next, or None after so many seconds.
@@ -123,7 +130,7 @@ def watched(
         event = events(_TICK_SECONDS)
         if event is not None:
             watch.take(event)
-            on_event()
+            on_event(event)
         for rank in watch.hanging():
             processes[rank].kill()
             watch.running.discard(rank)  # a process blocked in a driver survives the kill
@@ -180,13 +187,6 @@ class Children(contextlib.AbstractContextManager["Children"]):
             stdin.write(f"{line}\n")
             stdin.flush()
 
-    def dismiss(self) -> None:
-        """Close the children's stdin, so that they end."""
-        for process in self.processes.values():
-            assert process.stdin is not None
-            with contextlib.suppress(OSError):
-                process.stdin.close()
-
     def next(self, seconds: float) -> Event | None:
         try:
             return self._events.get(timeout=seconds)
@@ -195,7 +195,7 @@ class Children(contextlib.AbstractContextManager["Children"]):
 
     def _read(self, rank: int, process: subprocess.Popen[str]) -> None:
         words: list[str] = []
-        complaints = threading.Thread(target=_last_words, args=(process, words), daemon=True)
+        complaints = threading.Thread(target=self._listen, args=(rank, process, words), daemon=True)
         complaints.start()
         assert process.stdout is not None
         for line in process.stdout:
@@ -203,6 +203,13 @@ class Children(contextlib.AbstractContextManager["Children"]):
         code = process.wait()
         complaints.join(timeout=1.0)
         self._events.put(Event(rank, None, code, words[-1] if words else ""))
+
+    def _listen(self, rank: int, process: subprocess.Popen[str], words: list[str]) -> None:
+        """Pass on what a child prints to stderr, and keep the last line."""
+        assert process.stderr is not None
+        for line in filter(None, map(str.strip, process.stderr)):
+            words[:] = [line]
+            self._events.put(Event(rank, {WARNING: line}))
 
     def end(self) -> None:
         """Ask all to end and to close their logs; then kill the rest."""
@@ -218,10 +225,3 @@ class Children(contextlib.AbstractContextManager["Children"]):
     def __exit__(self, *raised: object) -> None:
         if any(process.poll() is None for process in self.processes.values()):
             self.end()
-
-
-def _last_words(process: subprocess.Popen[str], words: list[str]) -> None:
-    assert process.stderr is not None
-    for line in process.stderr:
-        if line.strip():
-            words[:] = [line.strip()]

@@ -8,10 +8,11 @@ from pathlib import Path
 from mamf.choices import DEFAULT_TOLERANCE, OK
 from mamf.errors import MamfError, UsageError
 from mamf.logs.compare import compare
+from mamf.logs.shared_runs import is_shared_folder, read_run
 from mamf.node.logs import contributed_baseline, is_node_folder, read_nodes
 from mamf.node.report import node_chart, node_document
 from mamf.node.verdict import judge
-from mamf.pages.sources import Source, read_source, source_of_profile
+from mamf.pages.sources import Source, read_source, source_of_log, source_of_profile
 from mamf.profiling.ranks import rank_log, rank_logs, ranks_document, read_rank_logs
 from mamf.report.charts.ranges import RangeChart, RangeRow
 from mamf.report.columns import text_table
@@ -95,6 +96,8 @@ def _compared(sources: Sequence[Source]) -> Sequence[Block]:
 
 
 def _of_folder(path: Path) -> Page:
+    if is_shared_folder(path):
+        return page_of_source(source_of_log(read_run(path)))
     if is_node_folder(path):
         return _of_node(path)
     if rank_logs(path):

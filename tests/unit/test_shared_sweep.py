@@ -15,6 +15,7 @@ import virtual_pool
 from contribution_logs import found
 from forked import LONGEST_SECONDS, Child
 from made_plans import sweep_plan
+from mamf.node.sharing import DEVICE, DevicePool, SharedSweep, assignment
 
 from mamf.ceilings.ceiling import Ceiling
 from mamf.ceilings.share import compute_drift, mamfu
@@ -34,7 +35,6 @@ from mamf.logs.records import ceiling_record
 from mamf.logs.run_log import read_run_log
 from mamf.logs.writer import RunLogWriter
 from mamf.node.children import PHASE, WAITS, Event
-from mamf.node.sharing import DEVICE, DevicePool, SharedSweep, assignment
 from mamf.operations import unknown
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import library
 import pytest
+from mamf.node.sharing import Worker, assignment
 
 from mamf.backend import MIB
 from mamf.engine import traits
 from mamf.engine.traits import fit_traits, measure_traits
 from mamf.logs.recording import apply_traits, traits_record
-from mamf.node.sharing import Worker, assignment
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.plans import MATMUL, SWEEP, Plan, SweepOptions

@@ -29,7 +29,7 @@ from mamf.cli.session import measure
 from mamf.cli.terminal import warn
 from mamf.engine.search.finding import Find
 from mamf.engine.strategies.kernels import KernelsSweep
-from mamf.errors import LogMismatchError, UnknownNameError
+from mamf.errors import UnknownNameError
 from mamf.kernel import AnyKernel
 from mamf.kinds.kind import View
 from mamf.logs.records import ceiling_record
@@ -61,7 +61,6 @@ class _AttentionSession(KernelsSession):
         if self.log and self.before:
             require_repeated_ceilings(options, self.log, self.before, given)
         self.ceilings |= given
-        self._require_first()
         self._references(warn)  # before anything is measured
         names = {each.name for _, each in self.kernels}
         if options.baseline is not None and options.baseline not in names:
@@ -76,15 +75,6 @@ class _AttentionSession(KernelsSession):
 
     def plan_to_compare(self, before: Plan | None = None) -> Plan:
         return plan_from(self.options, self.backend, [name for name, _ in self.kernels])
-
-    def _require_first(self) -> None:
-        """A ceiling belongs to the device that started the log. Raises LogMismatchError on another one."""
-        if not self.log or not self.devices or not self._missing_searches():
-            return
-        first = self.log.device(None).index
-        if self.backend.index != first:
-            missing = f"{self.log.path} lacks its ceiling, which is measured on device {first}"
-            raise LogMismatchError(f"{missing}: resume with that device, or start a new log with --ceiling")
 
     def _missing_searches(self) -> list[SearchPlan]:
         dtypes = {key[0] for key in self.wanted_ceilings() if key not in self.ceilings}
@@ -111,7 +101,7 @@ class _AttentionSession(KernelsSession):
         return reference_kernels(names, self.options.ceiling_kernel, warn)
 
     def dry_run(self) -> int:
-        say_plan(self.plan, self.plan.steps(self.held), self.backend, self.devices, self._missing_searches())
+        say_plan(self.plan, self.plan.steps(self.held), self.backend, self._missing_searches())
         return 0
 
     def label(self) -> str:
@@ -134,7 +124,7 @@ class _AttentionSession(KernelsSession):
         if plan.budget_seconds is not None:  # minus the time of the searches
             plan = replace(plan, budget_seconds=max(plan.budget_seconds - (self.backend.now() - begun), _A_MOMENT))
         kernels = [each for _, each in self.kernels]
-        self.alone = KernelsSweep(plan, kernels, self.backend, self.ceilings, self._references(), self.held)
+        self.sweep = KernelsSweep(plan, kernels, self.backend, self.ceilings, self._references(), self.held)
         yield from super().measurements(on_phase)
 
     def before_measuring(self, writer: RunLogWriter) -> None:

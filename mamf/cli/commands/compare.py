@@ -26,7 +26,7 @@ def run(options: argparse.Namespace) -> int:
     sides = (options.logs[:1], options.logs[1:]) if options.against is None else (options.logs, options.against)
     with ExitStack() as opened:
         files = [[opened.enter_context(as_file(path)) for path in side] for side in sides]
-        imported = [read_legacy_or_none(path) for side in files for path in side]
+        imported = [None if path.is_dir() else read_legacy_or_none(path) for side in files for path in side]
         if any(imported):
             return _print_beside(options, [path for side in files for path in side], imported)
         logs_a, logs_b = ([read_log(path) for path in side] for side in files)

@@ -18,7 +18,6 @@ from mamf.cli import attention_plans
 from mamf.cli.interruption import Interruption
 from mamf.cli.resuming import Resumed, asked_budget, flag, require_same_kernels
 from mamf.cli.session import Session, measure
-from mamf.cli.sharing import say_devices
 from mamf.cli.terminal import say
 from mamf.engine.estimate import kernels_seconds
 from mamf.engine.strategies.kernels import KernelsSweep
@@ -27,7 +26,6 @@ from mamf.errors import UsageError
 from mamf.kernel import AnyKernel
 from mamf.limits import require_known, require_steps
 from mamf.measurement import Measurement
-from mamf.node.sharing import SharedSweep
 from mamf.operation import Operation
 from mamf.operations.attention.operation import Attention
 from mamf.plans import KERNEL_REGIMES, SWEEP, Plan, StepKey
@@ -134,18 +132,15 @@ def plan_from(
     )
 
 
-def say_plan(
-    plan: Plan, steps: Sequence[StepKey], backend: Backend, devices: Sequence[int], searches: Sequence[SearchPlan] = ()
-) -> None:
+def say_plan(plan: Plan, steps: Sequence[StepKey], backend: Backend, searches: Sequence[SearchPlan] = ()) -> None:
     """Print a plan, for a dry run. ``steps``, ``searches``: those that are not done."""
     say(f"device: {backend.info.name} ({backend.name}:{backend.index})")
     say(f"kernels: {', '.join(plan.kernels)}")
     say(f"shapes: {len(plan.shapes)}, {counted(len(steps), 'row')} in {', '.join(plan.regimes)}")
-    say_devices(devices)
     for search in searches:
         names = " and ".join(search.regimes)
         say(f"ceilings: {search.problem.dtype} {names}, found first in at most {search.budget_seconds:.0f} s")
-    seconds = kernels_seconds(plan, steps, backend) / max(len(devices), 1)
+    seconds = kernels_seconds(plan, steps, backend)
     seconds += sum(search.budget_seconds for search in searches)
     if plan.budget_seconds is not None and (plan.confirms or seconds >= plan.budget_seconds):
         say(f"time: at most {plan.budget_seconds:.0f} s, the budget")
@@ -201,7 +196,7 @@ class KernelsSession(Session):
         self.command = options.command
         self.of, self.operation = of, of.name
         super().__init__(options, interruption, resumed)
-        if self.devices and of.is_of_links:
+        if getattr(options, "share", None) and of.is_of_links:
             raise UsageError(
                 f"{of.name} use links that all devices share, so that they would slow each other down: leave --devices "
                 "out, or use 'mamf node'"
@@ -212,9 +207,7 @@ class KernelsSession(Session):
         self.rows = list(self.log.lasting) if self.log else []
         self.known_ceilings = dict(self.log.known_ceilings) if self.log else {}
         self.held = {self.step_of(row) for row in self.rows if self.is_of_step(row)}
-        #: The strategy on one device, and the one in use: the same, or shared by several devices.
-        self.alone = self.strategy()
-        self.sweep: Sweep | KernelsSweep | SharedSweep = self.alone
+        self.sweep = self.strategy()
         # A library may have swallowed the exception during its import.
         interruption.check()
 
@@ -237,7 +230,8 @@ class KernelsSession(Session):
     def make_plan(self) -> Plan:
         plan = super().make_plan()
         if self.before is None:
-            return plan
+            share = getattr(self.options, "share", None)
+            return plan.dealt(*share) if share else plan
         budget = asked_budget(self.options) or (plan.budget_seconds if plan.confirms else None)
         return replace(plan, kernels=tuple(name for name, _ in self.kernels), budget_seconds=budget)
 
@@ -246,10 +240,6 @@ class KernelsSession(Session):
 
     def strategy(self) -> Sweep | KernelsSweep:
         return KernelsSweep(self.plan, [each for _, each in self.kernels], self.backend, held=self.held)
-
-    def shared_kernel(self) -> str:
-        """The kernel for devices that share the run, if the plan has another name for it."""
-        return ""
 
     def wanted_ceilings(self) -> list[tuple[str, str]]:
         """The ceilings for the shares of the rows, by dtype and regime."""
@@ -267,7 +257,7 @@ class KernelsSession(Session):
         return self.plan.step(row.regime, row.problem, row.shape, name)
 
     def dry_run(self) -> int:
-        say_plan(self.plan, self.plan.steps(self.held), self.backend, self.devices)
+        say_plan(self.plan, self.plan.steps(self.held), self.backend)
         return 0
 
     def kernel_name(self) -> str:
@@ -281,8 +271,7 @@ class KernelsSession(Session):
         return len(self.plan.steps(self.held))
 
     def measurements(self, on_phase: Callable[[str], None]) -> Iterator[Measurement]:
-        self.alone.on_phase = on_phase
-        self.sweep = self.share(self.alone, self.shared_kernel())
+        self.sweep.on_phase = on_phase
         return self.sweep.results()
 
     def left_out(self) -> bool:

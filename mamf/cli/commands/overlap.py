@@ -85,7 +85,7 @@ class OverlapSession(KernelsSession):
         )
 
     def measurements(self, on_phase: Callable[[str], None]) -> Iterator[Measurement]:
-        run: Any = self.alone
+        run: Any = self.sweep
         run.on_phase = on_phase
         return (row for row in ranked(run, launched(os.environ)) if self.step_of(row) not in self.held)
 

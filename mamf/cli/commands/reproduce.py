@@ -160,7 +160,7 @@ class ReproduceSession(KernelsSession):
 
     def dry_run(self) -> int:
         steps = [each.claim.step for each in judge_claims(self.plan.options, self.rows) if each.here is None]
-        say_plan(self.plan, steps, self.backend, self.devices)
+        say_plan(self.plan, steps, self.backend)
         return 0
 
     def count_due(self) -> int | None:

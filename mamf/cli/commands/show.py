@@ -13,6 +13,7 @@ from mamf.kinds.registry import kind_of
 from mamf.logs.comparability import require_same_card
 from mamf.logs.legacy import read_legacy_or_none
 from mamf.logs.run_log import RunLog
+from mamf.logs.shared_runs import is_shared_folder
 from mamf.node.logs import contributed_baseline, is_node_folder, read_nodes
 from mamf.node.report import node_document
 from mamf.node.verdict import judge
@@ -26,16 +27,20 @@ from mamf.report.imported import finder_document
 
 
 def run(options: argparse.Namespace) -> int:
-    if is_node_folder(options.log):
-        not_together, devices = read_nodes([options.log])
+    path, *others = options.logs
+    if others or is_shared_folder(path):
+        print_document(options, _document_of(read_log(*options.logs), options))
+        return 0
+    if is_node_folder(path):
+        not_together, devices = read_nodes([path])
         verdict = judge(devices, contributed_baseline(devices))
         print_document(options, node_document(devices, verdict, not_together))
         return 0
-    if options.log.is_dir():
-        print_document(options, ranks_document(read_rank_logs(options.log), len(rank_logs(options.log))))
+    if path.is_dir():
+        print_document(options, ranks_document(read_rank_logs(path), len(rank_logs(path))))
         return 0
-    with as_file(options.log) as path:
-        return _shown(path, options)
+    with as_file(path) as file:
+        return _shown(file, options)
 
 
 def _shown(path: Path, options: argparse.Namespace) -> int:
@@ -48,7 +53,11 @@ def _shown(path: Path, options: argparse.Namespace) -> int:
 def _document(path: Path, options: argparse.Namespace) -> Document:
     if (profiled := read_profile_or_none(path)) is not None:
         return profile_document(*profiled, options.top)
-    log, roofs = read_log(path), read_roofs(options)
+    return _document_of(read_log(path), options)
+
+
+def _document_of(log: RunLog, options: argparse.Namespace) -> Document:
+    roofs = read_roofs(options)
     if roofs is not None:
         require_rows(log)
         require_same_card(log, roofs)

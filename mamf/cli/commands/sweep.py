@@ -15,7 +15,6 @@ from mamf.cli.printing import say_memory
 from mamf.cli.reading import read_roofs
 from mamf.cli.resuming import Resumed, require_same_kernels
 from mamf.cli.session import measure
-from mamf.cli.sharing import run_device_process, say_devices
 from mamf.cli.terminal import say
 from mamf.engine.estimate import estimate_seconds, probe_flops
 from mamf.engine.strategies.shapes import Sweep, measured_shapes, operand_bytes
@@ -104,8 +103,6 @@ def plan_from(options: argparse.Namespace, backend: Backend, kernel: str) -> Pla
 
 
 def run(options: argparse.Namespace) -> int:
-    if options.led:
-        return run_device_process(*options.led)
     shapes_from(options)  # reports wrong shapes before a device is opened
     return measure(options, partial(_SweepSession, options))
 
@@ -134,11 +131,7 @@ class _SweepSession(KernelsSession):
         return [(planned, kernel)]
 
     def new_plan(self) -> Plan:
-        plan = plan_from(self.options, self.backend, self.kernels[0][0])
-        if not self.devices:
-            return plan
-        _, common = plan.common(plan.problem.dtype)
-        return replace(plan, options=replace(plan.options, reference=plan.options.reference or common))
+        return plan_from(self.options, self.backend, self.kernels[0][0])
 
     def strategy(self) -> Sweep:
         (_, kernel), *_ = self.kernels
@@ -152,19 +145,15 @@ class _SweepSession(KernelsSession):
         steps = plan.steps(self.held)
         needed = max(operand_bytes(plan, shape, backend.info.cache_bytes) for shape in measured_shapes(plan))
         flops = probe_flops(kernel, plan.problem, backend)  # type: ignore[arg-type]
-        seconds = estimate_seconds(plan, steps, backend, flops) / max(len(self.devices), 1)
+        seconds = estimate_seconds(plan, steps, backend, flops)
         say(f"device: {backend.info.name} ({backend.name}:{backend.index}), {kernel.name} {plan.problem.dtype}")
         say(f"shapes: {len(plan.shapes)}, in {', '.join(plan.regimes)}: {len(steps)} to measure")
         say_memory(needed, "the largest", backend)
-        say_devices(self.devices)
         say(f"time: about {seconds:.0f} s, estimated from {flops / 1e12:.3g} TFLOPS of a square product")
         return 0
 
     def label(self) -> str:
         return f"{self.plan.problem.dtype}-{'-'.join(self.plan.regimes)}"
-
-    def shared_kernel(self) -> str:
-        return self.options.kernel or self.kernels[0][0]
 
     def view(self) -> View:
         return replace(super().view(), roofs=self.roofs)

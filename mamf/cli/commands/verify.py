@@ -3,68 +3,26 @@
 from __future__ import annotations
 
 import argparse
-import os
-import signal
-import subprocess
-import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
 
-from mamf.cli.interruption import ENDING_SIGNALS, EXIT_CODE, Interruption
-from mamf.cli.options.values import ALL
+from mamf.cli.devices import WRONG
+from mamf.cli.interruption import Interruption
 from mamf.cli.resuming import Resumed, asked_budget, require_same_kernels
 from mamf.cli.session import Session, measure
-from mamf.cli.terminal import say, stdout
-from mamf.cli.watching import end_with
+from mamf.cli.terminal import say
 from mamf.engine.strategies.verify import VerifySweep, kernels_to_verify, verify_plan
-from mamf.errors import UsageError
 from mamf.measurement import Measurement
 from mamf.plans import MATMUL, VERIFY, VERIFY_BUDGET_SECONDS, Plan
-from mamf.plugins.discovery import backend_class, first_backend
 from mamf.regime_names import CHECKING, asked_regimes
 from mamf.report.verification import counts
 
-_WRONG, _UNCHECKED = 3, 1
-
 
 def run(options: argparse.Namespace) -> int:
-    if options.device is not None and options.devices:
-        raise UsageError("--device names one device, --devices several: leave one of them out")
-    if options.device is None and options.resume is None and not options.dry_run:
-        options.backend = options.backend or first_backend()
-        asked = sorted(set(options.devices or [ALL]))
-        devices = list(range(backend_class(options.backend).device_count())) if ALL in asked else asked
-        if len(devices) > 1:
-            return _verify_all(options, devices)
-        options.device = devices[0]
-    options.devices = None
     # What scaled_dot_product_attention says, line by line, of a problem that it refuses.
     warnings.filterwarnings("ignore", ".*(kernel not used because|runtime disabled|fused kernels require)")
     return measure(options, lambda interruption, resumed: _VerifySession(options, interruption, resumed))
-
-
-def _verify_all(options: argparse.Namespace, devices: Sequence[int]) -> int:
-    # One process, log and report per device.
-    if options.output:
-        raise UsageError("--output names one log, and each device has its own: name one --device, or leave it out")
-    command, running = [sys.executable, "-m", "mamf", *options.typed, "--devices"], list[subprocess.Popen[bytes]]()
-    die_too = partial(end_with, os.getpid()) if os.name == "posix" else None
-    # In separate sessions: each signal reaches them once, from here, and they report what they found.
-    before = {
-        each: signal.signal(each, lambda number, _: [one.send_signal(number) for one in running])  # type: ignore[func-returns-value]
-        for each in ENDING_SIGNALS
-    }
-    try:
-        for device in devices:
-            one = subprocess.Popen([*command, str(device)], stdout=stdout(), start_new_session=True, preexec_fn=die_too)
-            running.append(one)
-        codes = [code if 0 <= (code := process.wait()) <= EXIT_CODE else _UNCHECKED for process in running]
-    finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
-    return _WRONG if _WRONG in codes else max(codes)
 
 
 class _VerifySession(Session):
@@ -110,4 +68,4 @@ class _VerifySession(Session):
 
     def run(self) -> int:
         code = super().run()
-        return _WRONG if counts(self.rows)["wrong"] else code
+        return WRONG if counts(self.rows)["wrong"] else code

@@ -18,7 +18,13 @@ EXAMPLES = """examples:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("logs", type=Path, nargs="+", metavar="A B", help="two run logs of any kind; the report is B/A")
+    parser.add_argument(
+        "logs",
+        type=Path,
+        nargs="+",
+        metavar="A B",
+        help="two logs of any kind, or folders of --devices; the report is B/A",
+    )
     parser.add_argument(
         "--against",
         type=Path,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from mamf.cli.options.shared import add, add_device_options, add_output_options, add_run_options
+from mamf.cli.options.shared import add, add_device_options, add_devices_options, add_output_options, add_run_options
 from mamf.kernel import DATA
 from mamf.plans import DEFAULT_BUDGET_SECONDS
 
@@ -34,5 +34,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     add(search, "--precision")
     add_device_options(parser)
+    add_devices_options(parser)
     add_run_options(parser, budget=f"{DEFAULT_BUDGET_SECONDS:.0f}s per dtype")
     add_output_options(parser)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 
 from mamf.cli.options.operations import add_operation_options, add_session_options
-from mamf.cli.options.shared import add_devices_options
 
 EXAMPLES = """examples:
   mamf sweep --operation NAME                               default shapes, every available kernel
@@ -18,4 +17,3 @@ EXAMPLES = """examples:
 def configure(parser: argparse.ArgumentParser) -> None:
     add_operation_options(parser)
     add_session_options(parser)
-    add_devices_options(parser)

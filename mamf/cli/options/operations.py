@@ -8,6 +8,7 @@ from mamf.cli.options.shared import (
     OPTIONS,
     add,
     add_device_options,
+    add_devices_options,
     add_measuring_options,
     add_output_options,
     add_run_options,
@@ -34,6 +35,7 @@ def add_session_options(
     """Measuring, device, run and report; ``budget`` and ``regimes``: the defaults as help names them."""
     add_measuring_options(parser, regimes)
     add_device_options(parser)
+    add_devices_options(parser)
     add_run_options(parser, budget)
     add_output_options(parser)
 

@@ -23,7 +23,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         type=Path,
         nargs="+",
         metavar="LOG",
-        help="a run log, logs of mamf-finder, or folders of 'mamf node'",
+        help="a run log, the logs or folder of a shared run, logs of mamf-finder, or folders of 'mamf node'",
     )
     parser.add_argument(
         "--output", type=Path, metavar="FILE", help="picture to write: .png or .svg (default: the log's name with .png)"

@@ -41,7 +41,7 @@ OPTIONS: Mapping[str, Shared] = {
     ),
     "--device": Shared("index of the device", "0", {"type": index, "metavar": "N"}),
     "--devices": Shared(
-        "indices of several devices to use, or 'all'",
+        "indices of several devices to use, 'all', or 'ranks': one for each process that torchrun or srun starts",
         "only --device",
         {"type": device_index, "nargs": "+", "metavar": "N"},
     ),
@@ -75,7 +75,7 @@ OPTIONS: Mapping[str, Shared] = {
     "--notes": Shared("free text for the log, such as how the device is cooled", "", {"type": str, "default": ""}),
     "--operation": Shared("operation; 'mamf kernels' lists them", "", {"metavar": "NAME"}),
     "--out-dtype": Shared("dtype of C", "the dtype of A; bfloat16 for 8-bit floats, int32 for int8"),
-    "--output": Shared("run log to write", "a name with the date", _FILE),
+    "--output": Shared("run log to write; a folder with --devices", "a name with the date", _FILE),
     "--output-folder": Shared("folder to write to", "", _FOLDER),
     "--overwrite": Shared("replace existing files", "", _SWITCH),
     "--patience": Shared(
@@ -88,7 +88,7 @@ OPTIONS: Mapping[str, Shared] = {
     "--regime": Shared(
         "burst (rests between launches) or sustained (continuous load)", "burst", {"choices": CEILINGS, "nargs": "+"}
     ),
-    "--resume": Shared("continue this run and measure only what is missing", "", _FILE),
+    "--resume": Shared("continue this log, or folder of --devices, and measure only what is missing", "", _FILE),
     "--seed": Shared("seed of all random choices", "0", {"type": index, "metavar": "N"}),
     "--seq-lens": Shared("attention: keys", "1024 4096 16384", {"type": size, "nargs": "+", "metavar": "S"}),
     "--set": Shared(
@@ -134,9 +134,14 @@ def add_run_options(parser: argparse.ArgumentParser, budget: str = OPTIONS["--bu
     add(group, "--dry-run", "--output", "--resume", "--notes", "--isolate")
 
 
-def add_devices_options(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("several devices", "share a run: shapes are dealt out to them in turn")
-    add(group, "--devices", "--patience")
+def add_devices_options(parser: argparse.ArgumentParser, devices: str = OPTIONS["--devices"].default) -> None:
+    """``devices``: the default as help names it."""
+    group = parser.add_argument_group(
+        "several devices", "share a run: a process and a log each, shapes dealt out in turn"
+    )
+    add(group, "--devices", default_text=devices)
+    add(group, "--patience")
+    group.add_argument("--share", nargs=2, type=index, help=argparse.SUPPRESS)
 
 
 def add_measuring_options(

@@ -15,6 +15,12 @@ EXAMPLES = """examples:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("log", type=Path, metavar="LOG", help="a run log, or a folder of 'mamf node' or of ranks")
+    parser.add_argument(
+        "logs",
+        type=Path,
+        nargs="+",
+        metavar="LOG",
+        help="a run log; the logs of one run; or a folder of --devices, of 'mamf node' or of ranks",
+    )
     add(parser, "--ceiling", default_text="rows have no share of the roof")
     add_output_options(parser)

@@ -14,8 +14,8 @@ from mamf.operations.matmul.shapes import MatmulShape
 
 _SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)([smh]?)")
-#: Every device of the backend.
-ALL = -1
+#: Every device of the backend; the device of each process that a launcher started.
+ALL, RANKS = -1, -2
 
 
 def duration(text: str) -> float:
@@ -96,8 +96,8 @@ def index(text: str) -> int:
 
 
 def device_index(text: str) -> int:
-    """The index of a device, or ``all`` (ALL)."""
-    return ALL if text == "all" else index(text)
+    """The index of a device, ``all`` (ALL) or ``ranks`` (RANKS)."""
+    return {"all": ALL, "ranks": RANKS}[text] if text in ("all", "ranks") else index(text)
 
 
 def row_count(text: str) -> int | None:

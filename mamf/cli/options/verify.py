@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from mamf.cli.options.shared import add, add_output_options, add_run_options
+from mamf.cli.options.shared import add, add_devices_options, add_output_options, add_run_options
 from mamf.cli.options.values import index, shape
 from mamf.plans import VERIFY_BUDGET_SECONDS
 from mamf.regime_names import CHECKING
@@ -29,6 +29,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--number", type=index, default=0, metavar="N", help="only this random problem, again and again")
     group = parser.add_argument_group("device")
     add(group, "--backend", "--device")
-    add(group, "--devices", default_text="all, one process and log each")
+    add_devices_options(parser, "all")
     add_run_options(parser, budget=f"{VERIFY_BUDGET_SECONDS:.0f}s")
     add_output_options(parser)

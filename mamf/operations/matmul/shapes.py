@@ -50,6 +50,10 @@ class MatmulShape(Sizes):
         return {"a": self.m, "b": self.n}
 
 
+#: A product that devices which share a run all measure, so that their rows are comparable.
+COMMON_PRODUCT = MatmulShape(8192, 8192, 8192)
+
+
 def parse_range(start: int, stop: int, step: int) -> range:
     """Sizes from START to STOP (excluded) by STEP, as a range; a START of 0 means STEP, since no dimension is 0.
 

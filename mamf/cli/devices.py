@@ -1,0 +1,343 @@
+"""``--devices``: a run that several devices share: a process and a log for each device, reported as one run."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import signal
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from mamf.backend import LEADER
+from mamf.cli.interruption import EXIT_CODE, Interruption
+from mamf.cli.options.values import ALL, RANKS
+from mamf.cli.printing import note_stream, print_document
+from mamf.cli.progress import Phases, heard_by
+from mamf.cli.reading import read_roofs
+from mamf.cli.resuming import command_of
+from mamf.cli.terminal import reports_to, say, stdout, warn
+from mamf.errors import LogMismatchError, MamfError, UnavailableError, UsageError, describe_error, plugin_errors
+from mamf.files import make_folder
+from mamf.kinds.kind import View
+from mamf.kinds.registry import kind_of
+from mamf.logs.plan_records import plan_record
+from mamf.logs.records import ceiling_record, utc_now
+from mamf.logs.run_log import RunLog, read_run_log
+from mamf.logs.shared_runs import read_run, share_paths, unfinished_shapes
+from mamf.logs.writer import RunLogWriter
+from mamf.node.children import ENDED_WELL, FAILURE, PHASE, WARNING, Children, Event, Watch, watched
+from mamf.plans import SWEEP, VERIFY
+from mamf.plugins.discovery import backend_class, first_backend
+
+Run = Callable[[argparse.Namespace], int]
+#: Exit codes: a device failed or nothing was measured; a verification found a wrong result.
+_FAILED, WRONG = 1, 3
+# A process that outlives its parent has this long to end its log.
+_GRACE_SECONDS = 15.0
+
+
+def measure(options: argparse.Namespace, run: Run) -> int:
+    """Run a command that measures: in this process, or in a process for each of several devices."""
+    if options.share:
+        return _measure_share(options, run)
+    if options.devices == [RANKS]:
+        return _measure_rank(options, run)
+    if options.resume is not None and options.resume.is_dir():
+        return _resume(options)
+    devices = _asked_devices(options)
+    if len(devices) < 2:
+        options.device = devices[0] if devices else options.device
+        return run(options)
+    if options.dry_run:
+        say(f"devices: {_listed(devices)}, a process and a log each; of {len(devices)} equal shares, the first:")
+        options.device, options.share = devices[0], [0, len(devices)]
+        return run(options)
+    folder = options.output or Path(f"mamf-{options.command}-{datetime.now():%Y%m%d-%H%M%S}")
+    make_empty_folder(folder, "--output")
+    commands = {
+        device: [_command(options, device, [rank, len(devices)], folder / f"device{device}.jsonl")]
+        for rank, device in enumerate(devices)
+    }
+    return _report(options, folder, _supervise(options, commands))
+
+
+# -- which devices -----------------------------------------------------------------------------------------------------
+
+
+def device_indices(backend: str, asked: Sequence[int]) -> list[int]:
+    """The indices of the devices asked for. Raises UnavailableError for a missing one."""
+    count = backend_class(backend).device_count()
+    found = list(range(count)) if ALL in asked else sorted(set(asked))
+    if missing := [device for device in found if device >= count]:
+        others = [device for device in found if device < count]
+        remedy = f"; use --devices {_listed(others)}" if others else ""
+        raise UnavailableError(f"{backend} has no device {missing[0]}; it has {count}{remedy}")
+    return found
+
+
+def _asked_devices(options: argparse.Namespace) -> list[int]:
+    """The devices that share a run; empty if the options do not name several. Raises UsageError."""
+    asked = sorted(set(options.devices or ()))
+    if asked and options.device is not None:
+        raise UsageError("--device names one device, --devices several: leave one of them out")
+    if len(asked) > 1 and asked[0] < 0:
+        raise UsageError("--devices: 'all', 'ranks' or some, not both")
+    if not asked and options.command == VERIFY and options.device is options.resume is None:
+        asked = [ALL]
+    return device_indices(options.backend or first_backend(), asked) if asked else []
+
+
+def _listed(devices: Iterable[int]) -> str:
+    return " ".join(map(str, devices))
+
+
+def make_empty_folder(folder: Path, option: str) -> None:
+    """Make the folder for new logs. Raises UsageError if it is not empty or cannot be made."""
+    make_folder(folder, f"; name another {option}")
+    if any(folder.iterdir()):
+        raise UsageError(f"{folder} is not empty: name another {option}")
+
+
+# -- the parent --------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Outcome:
+    """How the processes ended. ``failures``: why devices failed."""
+
+    failures: dict[int, str] = field(default_factory=dict)
+    codes: list[int] = field(default_factory=list)
+    is_interrupted: bool = False
+
+
+def _command(options: argparse.Namespace, device: int, share: Sequence[int], path: Path) -> list[str]:
+    """The same command line for one device and its share. The last of two equal options counts."""
+    begins = options.resume is None
+    return [
+        *(sys.executable, "-m", "mamf", *options.typed, "--share", *map(str, share)),
+        *(["--device", str(device)] if begins else []),
+        *("--output" if begins and not options.begins else "--resume", str(path)),
+        *_own_ceilings(options, device),
+    ]
+
+
+def _own_ceilings(options: argparse.Namespace, device: int) -> list[str]:
+    """--ceiling with the device's own logs in place of folders of a shared run."""
+    given = getattr(options, "ceiling", None) or ()
+    if not any(path.is_dir() for path in given):
+        return []
+    logs = [each for path in given for each in (share_paths(path, device) if path.is_dir() else [path])]
+    return ["--ceiling", *map(str, logs)]
+
+
+def _supervise(options: argparse.Namespace, commands: Mapping[int, Iterable[Sequence[str]]]) -> _Outcome:
+    """Run the commands of each device one after the other, all devices at once, until a device fails."""
+    outcome, queues, said = _Outcome(), {device: deque(each) for device, each in commands.items()}, set[str]()
+
+    def pass_on(event: Event) -> None:
+        line = str((event.said or {}).get(WARNING, ""))
+        if line.startswith("mamf: ") and line not in said:  # each warning once, not once per device
+            said.add(line)
+            warn(f"device {event.rank}: {line.removeprefix('mamf: ')}")
+
+    with Interruption():
+        try:
+            while due := {device: each.popleft() for device, each in queues.items() if each}:
+                watch = Watch([*due], options.patience, ended_well=(*ENDED_WELL, WRONG))
+                watch_children(watch, due, on_event=pass_on)
+                outcome.failures |= watch.failures
+                outcome.codes += watch.codes.values()
+                for device in watch.failures:
+                    queues[device].clear()
+        except KeyboardInterrupt:
+            outcome.is_interrupted = True
+    return outcome
+
+
+def watch_children(
+    watch: Watch,
+    commands: Mapping[int, Sequence[str]],
+    let_go: Callable[[Children], None] = lambda children: None,
+    on_event: Callable[[Event], None] = lambda event: None,
+) -> None:
+    """Run a command for each device and show what each is doing. ``let_go``: called when all wait for one another."""
+
+    def show(event: Event) -> None:
+        on_event(event)
+        phases.show(watch.phases)
+
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1", LEADER: str(os.getpid())}
+    names = {device: f"device {device}" for device in commands}
+    with Children(commands, environment) as children, Phases(names) as phases:
+        watched(watch, children.processes, children.next, lambda: let_go(children), show)
+
+
+def _report(options: argparse.Namespace, folder: Path, outcome: _Outcome) -> int:
+    """Name the devices that failed and print the report of all logs; returns the exit code."""
+    reasons = dict[str, list[int]]()
+    for device, reason in outcome.failures.items():
+        reasons.setdefault(reason, []).append(device)
+    if not share_paths(folder) and len(reasons) == 1:  # no device can measure this
+        warn(next(iter(reasons)))
+        folder.rmdir()
+        return max(*outcome.codes, _FAILED)
+    for reason, devices in reasons.items():
+        warn(f"device {_listed(devices)} failed: {reason}")
+    log = read_run(folder)
+    roofs = read_roofs(options) if options.command == SWEEP and options.ceiling else None
+    view = View(options.top, roofs, getattr(options, "baseline", None))
+    print_document(options, kind_of(log.plan).document(log, view))
+    say(f"logs: {folder}", note_stream(options))
+    others = sorted({part.header["device"]["index"] for part in log.parts} - outcome.failures.keys())
+    if outcome.failures:
+        again = f"mamf {command_of(log)} --resume {shlex.quote(str(folder))}"
+        remedy = f", or with --devices {_listed(others)} on the other devices" if others else ""
+        warn(f"{again} measures the rest{remedy}")
+    if outcome.is_interrupted:
+        return EXIT_CODE
+    if log.plan.kind == VERIFY and any(row.status == "wrong_result" for row in log.measurements):
+        return WRONG
+    return _FAILED if outcome.failures or not any(row.ok for row in log.measurements) else 0
+
+
+def _resume(options: argparse.Namespace) -> int:
+    """Resume the logs in a folder, each on its device. Shapes of devices that are gone are dealt out to the others."""
+    folder = options.resume
+    logs = dict[int, list[RunLog]]()
+    for path in share_paths(folder):
+        log = read_run_log(path)
+        if path.stem.startswith("device"):
+            logs.setdefault(log.header["device"]["index"], []).append(log)
+    if not logs or options.device is not None:
+        raise UsageError(
+            f"{folder}: a folder is resumed by the devices of its logs (device0.jsonl, ...), or with --devices by some "
+            "of them; logs of ranks with --devices ranks"
+        )
+    asked = sorted(set(options.devices or [ALL]))
+    left = list(logs) if ALL in asked else asked
+    if strangers := [device for device in left if device not in logs]:
+        raise LogMismatchError(f"{folder} was measured by devices {_listed(logs)}, not by {strangers[0]}")
+    if not options.dry_run:
+        _deal_rest(folder, logs, left)
+    due = {device: [log for log in logs[device] if _is_due(options, log)] for device in left}
+    if options.dry_run:
+        say(f"resumed: {', '.join(str(log.path) for each in due.values() for log in each) or 'nothing'}")
+        return 0
+    commands = {
+        device: [_command(options, device, _share_of(log), log.path) for log in each] for device, each in due.items()
+    }
+    return _report(options, folder, _supervise(options, commands))
+
+
+def _is_due(options: argparse.Namespace, log: RunLog) -> bool:
+    """Whether a log lacks rows. A verification goes on as long as it is asked to."""
+    is_extended = log.plan.kind == VERIFY and options.budget is not None
+    return is_extended or log.tier != "complete" or len(log.lasting) < len(log.measurements)
+
+
+def _share_of(log: RunLog) -> list[int]:
+    return [log.plan.options.rank, log.plan.options.ranks] if log.plan.is_shared else [0, 0]
+
+
+def _deal_rest(folder: Path, logs: dict[int, list[RunLog]], left: Sequence[int]) -> None:
+    """Start a log for each device that is to measure shapes that no log has and no device will measure."""
+    every = [log for each in logs.values() for log in each if log.plan.is_shared]
+    owned = {shape for device in left for log in logs[device] if log.plan.is_shared for shape in log.plan.own_shapes()}
+    for log in every:
+        own = log.plan.own_shapes()
+        owned |= set(own) - set(unfinished_shapes(log, own))
+    missing = list(dict.fromkeys(shape for log in every for shape in log.plan.shapes if shape not in owned))
+    for place, device in enumerate(left):
+        if shapes := missing[place :: len(left)]:
+            logs[device].append(_rest_log(folder, logs[device][0], shapes))
+
+
+def _rest_log(folder: Path, own: RunLog, shapes: Sequence[Any]) -> RunLog:
+    """A log without rows whose plan has these shapes, with the header and the ceilings of the device's own log."""
+    plan = own.plan
+    layers = dict(zip(plan.shapes, plan.layers, strict=False))
+    rest = replace(
+        plan,
+        shapes=tuple(shapes),
+        layers=tuple(layers[shape] for shape in shapes if layers),
+        options=replace(plan.options, rank=0, ranks=1),
+    )
+    header = own.header | {"plan": plan_record(rest), "started": utc_now()}
+    with RunLogWriter.create(folder / f"device{own.header['device']['index']}.jsonl", header, is_numbered=True) as log:
+        for ceiling in own.all_ceilings.values():
+            log.write("ceiling", ceiling_record(ceiling))
+    return read_run_log(log.path)
+
+
+# -- the process of a device -------------------------------------------------------------------------------------------
+
+
+def _measure_share(options: argparse.Namespace, run: Run) -> int:
+    """Run the command on one device, and tell the parent what it does and why it fails."""
+    to = stdout()
+
+    def send(key: str, text: str) -> None:
+        try:
+            say(json.dumps({key: text}), to)
+        except BrokenPipeError:
+            raise KeyboardInterrupt from None
+
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    if options.share == [0, 1]:  # the shapes of a device that is gone: not those of the options
+        options.given = set()
+    with heard_by(lambda text: send(PHASE, text)), reports_to(sys.stderr):
+        try:
+            code = run(options)
+        except KeyboardInterrupt:
+            return EXIT_CODE
+        except plugin_errors() as error:
+            send(FAILURE, describe_error(error))
+            return error.exit_code if isinstance(error, MamfError) else _FAILED
+    if code != _FAILED:
+        return code
+    log = read_run_log(options.resume or options.output)
+    reason = log.summary["reason"] if log.summary else "it wrote no summary"
+    if log.tier == "complete" or reason.startswith("the budget ended"):
+        return 0  # whether nothing could be measured is decided from all logs
+    send(FAILURE, reason)
+    return code
+
+
+def _end_with_parent() -> None:
+    """End the run properly when the parent is gone, which closes stdin; if a launch hangs, at once."""
+    sys.stdin.read()
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(_GRACE_SECONDS)
+    os._exit(EXIT_CODE)
+
+
+def _measure_rank(options: argparse.Namespace, run: Run) -> int:
+    """Run the command as one of the processes that torchrun or srun started."""
+    from mamf.node.group import launched_rank  # imports torch
+
+    own, folder = launched_rank(os.environ), options.resume or options.output
+    if folder is None:
+        raise UsageError("--devices ranks: name the folder for the logs of all ranks, with --output or --resume")
+    path = folder / f"rank{own.rank}.jsonl"
+    if not options.restart:
+        make_folder(folder)
+        options.begins = options.begins or (options.resume is not None and not path.exists())
+        options.resume, options.output = (None, path) if options.begins or options.resume is None else (path, None)
+    count = backend_class(options.backend or first_backend()).device_count()
+    if options.resume is None:
+        options.device = own.index if count > 1 else 0  # a launcher may show each rank its own device only
+    options.share = [own.rank, own.ranks]
+    with Path(os.devnull).open("w") as nowhere, reports_to(nowhere):
+        code = run(options)
+    if own.rank == 0:
+        say(f"logs: {folder}; when all ranks have ended, 'mamf show {shlex.quote(str(folder))}' reports them")
+    return code

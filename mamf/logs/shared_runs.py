@@ -1,0 +1,130 @@
+"""Reads the logs of a run that several devices share, one log each, as one run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from mamf.backend import DeviceInfo
+from mamf.errors import UsageError
+from mamf.logs.device_speeds import with_device_speeds
+from mamf.logs.plan_records import plan_record
+from mamf.logs.run_log import RunLog, latest_rows, read_run_log
+from mamf.measurement import Measurement
+from mamf.plans import SWEEP, Plan
+
+#: A log of a shared run: by device or by rank, then a number or a dtype. The logs of ``mamf node`` name a part instead.
+_NAME = re.compile(r"(device|rank)(\d{1,6})(-\w*\d\w*)?\.jsonl")
+#: Fields of a plan that differ between the logs of a run.
+_OF_ONE_LOG = {"shapes", "layers", "searches", "budget_seconds", "reference", "rank", "ranks"}
+
+
+def share_paths(folder: Path, device: int | None = None) -> list[Path]:
+    """The logs of a shared run in a folder, or those of one device; empty for other folders."""
+    named = [(match, path) for path in folder.iterdir() if (match := _NAME.fullmatch(path.name))]
+    named = [each for each in named if device in (None, int(each[0][2]))]
+    return [path for _, path in sorted(named, key=lambda each: (int(each[0][2]), each[0][3] or ""))]
+
+
+def is_shared_folder(path: Path) -> bool:
+    return path.is_dir() and bool(share_paths(path))
+
+
+def read_run(*paths: Path) -> RunLog:
+    """A log, or several logs and folders of a shared run as one. Raises RunLogError or UsageError."""
+    if len(paths) == 1 and not paths[0].is_dir():
+        return read_run_log(paths[0])
+    files = [each for path in paths for each in (share_paths(path) if path.is_dir() else [path])]
+    if not files:
+        raise UsageError(f"{paths[0]} has no logs of a shared run (device0.jsonl, rank0.jsonl, ...)")
+    return join_logs([read_run_log(each) for each in files], paths[0])
+
+
+def join_logs(logs: Sequence[RunLog], path: Path) -> RunLog:
+    """The logs of one run as one log: each row names its device and has its speed. Ceilings are those of the first
+    device. ``path``: their folder. Raises UsageError for logs that are not of one run.
+    """
+    indices = _device_indices(logs)
+    by_start = sorted(logs, key=lambda log: (log.header.get("started", ""), indices[log.path]))
+    first = min(by_start, key=lambda log: indices[log.path])
+    plan = _whole_plan(logs, first)
+    command = str(first.header.get("command", "")).partition(" --share ")[0]
+    infos = {indices[log.path]: DeviceInfo(**log.header["device"]) for log in logs}
+    devices = [asdict(replace(infos[index], index=index)) for index in sorted(infos)]
+    every_row = [replace(row, device=indices[log.path]) for log in by_start for row in log.every_row]
+    rows = [replace(row, device=indices[log.path]) for log in by_start for row in log.measurements]
+    if plan.kind == SWEEP:
+        rows = latest_rows(rows)
+    return replace(
+        first,
+        path=path,
+        header=first.header | {"plan": plan_record(plan), "devices": devices, "command": command},
+        measurements=with_device_speeds(rows),
+        every_row=with_device_speeds(every_row),
+        summary=_summary(logs, plan, rows),
+        is_truncated=any(log.is_truncated for log in logs),
+        parts=list(logs),
+    )
+
+
+def _device_indices(logs: Sequence[RunLog]) -> dict[Path, int]:
+    """A number for the device of each log: its index, unless logs are from several machines."""
+    cards = {}
+    for log in logs:
+        info = log.header["device"]
+        cards[log.path] = info["index"], info["uuid_hash"] or log.path.stem.partition("-")[0]
+    distinct = list(dict.fromkeys(cards.values()))
+    is_unique = len({index for index, _ in distinct}) == len(distinct)
+    return {path: card[0] if is_unique else distinct.index(card) for path, card in cards.items()}
+
+
+def _whole_plan(logs: Sequence[RunLog], first: RunLog) -> Plan:
+    """The plan that the logs share, with all of their shapes. Raises UsageError if they do not share one."""
+    models = dict.fromkeys(log.header["device"]["name"] for log in logs)
+    if len(models) > 1:
+        raise UsageError(f"these are logs of several models, which are not one run: {', '.join(models)}")
+    plans = [log.plan for log in logs]
+    if any(_common_fields(log) != _common_fields(first) for log in logs):
+        raise UsageError("these are logs of different plans, which are not one run: name one log")
+    if first.plan.kind != SWEEP:
+        return first.plan
+    if len(logs) > 1 and not all(plan.is_shared for plan in plans):
+        raise UsageError("these logs are not shares of one run: 'mamf compare' compares equal runs")
+    layers = {shape: layer for plan in plans for shape, layer in zip(plan.shapes, plan.layers, strict=False)}
+    shapes = tuple(dict.fromkeys(shape for plan in plans for shape in plan.shapes))
+    options = replace(first.plan.options, rank=0, ranks=0)
+    return replace(
+        first.plan, shapes=shapes, layers=tuple(layers.get(each, "") for each in shapes if layers), options=options
+    )
+
+
+def _common_fields(log: RunLog) -> dict[str, Any]:
+    """What the logs of a run have in common."""
+    record = {name: value for name, value in plan_record(log.plan).items() if name not in _OF_ONE_LOG}
+    return {"kernel": log.header["kernel"], **record}
+
+
+def _summary(logs: Sequence[RunLog], plan: Plan, rows: Sequence[Measurement]) -> dict[str, Any]:
+    """The end of the whole run. A sweep is complete when each of its steps has a row, whatever ended a log."""
+    done = {row.step for row in rows if not row.is_reference and not row.phase}
+    left = max(0, len(plan.steps()) - len(done)) if plan.kind == SWEEP else 0
+    is_complete = not left if plan.kind == SWEEP else all(log.tier == "complete" for log in logs)
+    ends = [(log.path.stem, log.summary["reason"] if log.summary else "it was killed") for log in logs]
+    return {
+        "status": "complete" if is_complete else "interrupted",
+        "reason": "; ".join(f"{name}: {reason}" for name, reason in ends if reason and not is_complete),
+        "measured": sum(row.ok for row in rows if not row.is_reference and not row.phase),
+        "left": left,
+        "elapsed_seconds": max((log.summary["elapsed_seconds"] for log in logs if log.summary), default=0.0),
+        "best": {},
+    }
+
+
+def unfinished_shapes(log: RunLog, shapes: Sequence[Any]) -> list[Any]:
+    """Which of these shapes lack a row that lasts, of any regime, problem or kernel of the plan."""
+    plan, rows = log.plan, {row.step for row in log.lasting if not row.is_reference and not row.phase}
+    needed = len(plan.regimes) * len(plan.problems) * len(plan.kernels)
+    return [shape for shape in shapes if sum(step[2] == shape for step in rows) < needed]

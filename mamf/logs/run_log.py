@@ -229,7 +229,8 @@ def latest_rows(rows: Iterable[Measurement]) -> list[Measurement]:
     """Every visit of the reference, and of each step the last row: a failure may have been measured again."""
     kept: dict[object, Measurement] = {}
     for number, row in enumerate(rows):
-        key = number if row.is_reference else (row.step, row.phase, row.round)
+        device = row.device if row.phase else None  # each device searches for its own ceiling
+        key = number if row.is_reference else (row.step, row.phase, row.round, device)
         kept.pop(key, None)
         kept[key] = row
     return list(kept.values())

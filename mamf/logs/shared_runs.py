@@ -14,7 +14,7 @@ from mamf.logs.device_speeds import with_device_speeds
 from mamf.logs.plan_records import plan_record
 from mamf.logs.run_log import RunLog, latest_rows, read_run_log
 from mamf.measurement import Measurement
-from mamf.plans import SWEEP, Plan
+from mamf.plans import FIND, SWEEP, Plan
 
 #: A log of a shared run: by device or by rank, then a number or a dtype. The logs of ``mamf node`` name a part instead.
 _NAME = re.compile(r"(device|rank)(\d{1,6})(-\w*\d\w*)?\.jsonl")
@@ -102,21 +102,30 @@ def _whole_plan(logs: Sequence[RunLog], first: RunLog) -> Plan:
 
 
 def _common_fields(log: RunLog) -> dict[str, Any]:
-    """What the logs of a run have in common."""
+    """What the logs of a run have in common. A find plans its grid by the speed of its device."""
+    if log.plan.kind == FIND:
+        return {"kind": FIND, "operation": log.plan.operation}
     record = {name: value for name, value in plan_record(log.plan).items() if name not in _OF_ONE_LOG}
     return {"kernel": log.header["kernel"], **record}
 
 
 def _summary(logs: Sequence[RunLog], plan: Plan, rows: Sequence[Measurement]) -> dict[str, Any]:
     """The end of the whole run. A sweep is complete when each of its steps has a row, whatever ended a log."""
-    done = {row.step for row in rows if not row.is_reference and not row.phase}
-    left = max(0, len(plan.steps()) - len(done)) if plan.kind == SWEEP else 0
-    is_complete = not left if plan.kind == SWEEP else all(log.tier == "complete" for log in logs)
-    ends = [(log.path.stem, log.summary["reason"] if log.summary else "it was killed") for log in logs]
+    reasons = dict[str, list[str]]()
+    for log in logs:
+        reasons.setdefault(str(log.summary["reason"]) if log.summary else "it was killed", []).append(log.path.stem)
+    if plan.kind == SWEEP:
+        own = [row for row in rows if not row.is_reference and not row.phase]
+        left = max(0, len(plan.steps()) - len({row.step for row in own}))
+        measured, is_complete = sum(row.ok for row in own), not left
+    else:
+        left, measured = 0, sum(log.summary["measured"] for log in logs if log.summary)
+        is_complete = all(log.tier == "complete" for log in logs)
+    texts = (each if len(of) == len(logs) else f"{', '.join(of)}: {each}" for each, of in reasons.items() if each)
     return {
         "status": "complete" if is_complete else "interrupted",
-        "reason": "; ".join(f"{name}: {reason}" for name, reason in ends if reason and not is_complete),
-        "measured": sum(row.ok for row in rows if not row.is_reference and not row.phase),
+        "reason": "" if is_complete else "; ".join(texts),
+        "measured": measured,
         "left": left,
         "elapsed_seconds": max((log.summary["elapsed_seconds"] for log in logs if log.summary), default=0.0),
         "best": {},

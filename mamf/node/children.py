@@ -63,7 +63,8 @@ class Watch:
         rank = event.rank
         self._heard[rank] = self.now()
         if event.said is not None:
-            self.phases[rank] = str(event.said.get(PHASE, self.phases.get(rank, "")))
+            if PHASE in event.said:
+                self.phases[rank] = str(event.said[PHASE])
             if ADDRESS in event.said:
                 self.addresses[rank] = event.said[ADDRESS]
             if IN_FLIGHT in event.said:
@@ -77,9 +78,8 @@ class Watch:
             if event.code not in self.ended_well and rank not in self.failures:
                 reason = f"killed by signal {-event.code}" if event.code < 0 else f"exit code {event.code}"
                 reason = f"{row[LABEL]} {row['reason']}" if row else reason
-                self.failures[rank] = (
-                    f"it ended while it measured ({self.phases.get(rank, 'start')}): {event.words or reason}"
-                )
+                words = event.words.removeprefix("mamf: ") or reason
+                self.failures[rank] = f"it ended while it measured ({self.phases.get(rank, 'start')}): {words}"
 
     def all_wait(self) -> bool:
         """Whether every child that runs waits for the others."""

@@ -12,10 +12,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 from mamf.backend import LEADER
 from mamf.cli.interruption import EXIT_CODE, Interruption
@@ -29,11 +28,8 @@ from mamf.errors import LogMismatchError, MamfError, UnavailableError, UsageErro
 from mamf.files import make_folder
 from mamf.kinds.kind import View
 from mamf.kinds.registry import kind_of
-from mamf.logs.plan_records import plan_record
-from mamf.logs.records import ceiling_record, utc_now
 from mamf.logs.run_log import RunLog, read_run_log
-from mamf.logs.shared_runs import read_run, share_paths, unfinished_shapes
-from mamf.logs.writer import RunLogWriter
+from mamf.logs.shared_runs import deal_rest, read_run, share_paths
 from mamf.node.children import ENDED_WELL, FAILURE, PHASE, WARNING, Children, Event, Watch, watched
 from mamf.plans import SWEEP, VERIFY
 from mamf.plugins.discovery import backend_class, first_backend
@@ -62,6 +58,8 @@ def measure(options: argparse.Namespace, run: Run) -> int:
         options.device, options.share = devices[0], [0, len(devices)]
         return run(options)
     folder = options.output or Path(f"mamf-{options.command}-{datetime.now():%Y%m%d-%H%M%S}")
+    if folder.suffix == ".jsonl":
+        raise UsageError(f"--output {folder}: several devices write a log each, so name a folder")
     make_empty_folder(folder, "--output")
     commands = {
         device: [_command(options, device, [rank, len(devices)], folder / f"device{device}.jsonl")]
@@ -202,10 +200,10 @@ def _report(options: argparse.Namespace, folder: Path, outcome: _Outcome) -> int
         again = f"mamf {command_of(log)} --resume {shlex.quote(str(folder))}"
         remedy = f", or with --devices {_listed(others)} on the other devices" if others else ""
         warn(f"{again} measures the rest{remedy}")
-    if outcome.is_interrupted:
-        return EXIT_CODE
     if log.plan.kind == VERIFY and any(row.status == "wrong_result" for row in log.measurements):
         return WRONG
+    if outcome.is_interrupted:
+        return EXIT_CODE
     return _FAILED if outcome.failures or not any(row.ok for row in log.measurements) else 0
 
 
@@ -227,7 +225,7 @@ def _resume(options: argparse.Namespace) -> int:
     if strangers := [device for device in left if device not in logs]:
         raise LogMismatchError(f"{folder} was measured by devices {_listed(logs)}, not by {strangers[0]}")
     if not options.dry_run:
-        _deal_rest(folder, logs, left)
+        deal_rest(folder, logs, left)
     due = {device: [log for log in logs[device] if _is_due(options, log)] for device in left}
     if options.dry_run:
         say(f"resumed: {', '.join(str(log.path) for each in due.values() for log in each) or 'nothing'}")
@@ -246,36 +244,6 @@ def _is_due(options: argparse.Namespace, log: RunLog) -> bool:
 
 def _share_of(log: RunLog) -> list[int]:
     return [log.plan.options.rank, log.plan.options.ranks] if log.plan.is_shared else [0, 0]
-
-
-def _deal_rest(folder: Path, logs: dict[int, list[RunLog]], left: Sequence[int]) -> None:
-    """Start a log for each device that is to measure shapes that no log has and no device will measure."""
-    every = [log for each in logs.values() for log in each if log.plan.is_shared]
-    owned = {shape for device in left for log in logs[device] if log.plan.is_shared for shape in log.plan.own_shapes()}
-    for log in every:
-        own = log.plan.own_shapes()
-        owned |= set(own) - set(unfinished_shapes(log, own))
-    missing = list(dict.fromkeys(shape for log in every for shape in log.plan.shapes if shape not in owned))
-    for place, device in enumerate(left):
-        if shapes := missing[place :: len(left)]:
-            logs[device].append(_rest_log(folder, logs[device][0], shapes))
-
-
-def _rest_log(folder: Path, own: RunLog, shapes: Sequence[Any]) -> RunLog:
-    """A log without rows whose plan has these shapes, with the header and the ceilings of the device's own log."""
-    plan = own.plan
-    layers = dict(zip(plan.shapes, plan.layers, strict=False))
-    rest = replace(
-        plan,
-        shapes=tuple(shapes),
-        layers=tuple(layers[shape] for shape in shapes if layers),
-        options=replace(plan.options, rank=0, ranks=1),
-    )
-    header = own.header | {"plan": plan_record(rest), "started": utc_now()}
-    with RunLogWriter.create(folder / f"device{own.header['device']['index']}.jsonl", header, is_numbered=True) as log:
-        for ceiling in own.all_ceilings.values():
-            log.write("ceiling", ceiling_record(ceiling))
-    return read_run_log(log.path)
 
 
 # -- the process of a device -------------------------------------------------------------------------------------------

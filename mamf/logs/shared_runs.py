@@ -12,7 +12,9 @@ from mamf.backend import DeviceInfo
 from mamf.errors import UsageError
 from mamf.logs.device_speeds import with_device_speeds
 from mamf.logs.plan_records import plan_record
+from mamf.logs.records import ceiling_record, utc_now
 from mamf.logs.run_log import RunLog, latest_rows, read_run_log
+from mamf.logs.writer import RunLogWriter
 from mamf.measurement import Measurement
 from mamf.plans import FIND, SWEEP, Plan
 
@@ -132,7 +134,40 @@ def _summary(logs: Sequence[RunLog], plan: Plan, rows: Sequence[Measurement]) ->
     }
 
 
-def unfinished_shapes(log: RunLog, shapes: Sequence[Any]) -> list[Any]:
+# -- shapes of devices that are gone -----------------------------------------------------------------------------------
+
+
+def deal_rest(folder: Path, logs: dict[int, list[RunLog]], left: Sequence[int]) -> None:
+    """Start a log for each device that is to measure shapes that no log has and no device will measure."""
+    every = [log for each in logs.values() for log in each if log.plan.is_shared]
+    owned = {shape for device in left for log in logs[device] if log.plan.is_shared for shape in log.plan.own_shapes()}
+    for log in every:
+        own = log.plan.own_shapes()
+        owned |= set(own) - set(_unfinished_shapes(log, own))
+    missing = list(dict.fromkeys(shape for log in every for shape in log.plan.shapes if shape not in owned))
+    for place, device in enumerate(left):
+        if shapes := missing[place :: len(left)]:
+            logs[device].append(_rest_log(folder, logs[device][0], shapes))
+
+
+def _rest_log(folder: Path, own: RunLog, shapes: Sequence[Any]) -> RunLog:
+    """A log without rows whose plan has these shapes, with the header and the ceilings of the device's own log."""
+    plan = own.plan
+    layers = dict(zip(plan.shapes, plan.layers, strict=False))
+    rest = replace(
+        plan,
+        shapes=tuple(shapes),
+        layers=tuple(layers[shape] for shape in shapes if layers),
+        options=replace(plan.options, rank=0, ranks=1),
+    )
+    header = own.header | {"plan": plan_record(rest), "started": utc_now()}
+    with RunLogWriter.create(folder / f"device{own.header['device']['index']}.jsonl", header, is_numbered=True) as log:
+        for ceiling in own.all_ceilings.values():
+            log.write("ceiling", ceiling_record(ceiling))
+    return read_run_log(log.path)
+
+
+def _unfinished_shapes(log: RunLog, shapes: Sequence[Any]) -> list[Any]:
     """Which of these shapes lack a row that lasts, of any regime, problem or kernel of the plan."""
     plan, rows = log.plan, {row.step for row in log.lasting if not row.is_reference and not row.phase}
     needed = len(plan.regimes) * len(plan.problems) * len(plan.kernels)

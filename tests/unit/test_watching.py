@@ -375,8 +375,8 @@ def test_a_child_of_a_node_names_the_kernel_that_crashed_it():
     for rank in (0, 1):
         watch.take(Event(rank, None, -signal.SIGSEGV))
     assert watch.failures == {
-        0: "it ended while it measured (): mm at 1x1x1 crashed the process (SIGSEGV)",
-        1: "it ended while it measured (): killed by signal 11",
+        0: "it ended while it measured (start): mm at 1x1x1 crashed the process (SIGSEGV)",
+        1: "it ended while it measured (start): killed by signal 11",
     }
     assert watch.in_flight[1] is None
 

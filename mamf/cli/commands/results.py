@@ -22,6 +22,7 @@ from mamf.contribution.rules import Review, find_free_place, review, review_resu
 from mamf.contribution.tables import results_pages
 from mamf.errors import UsageError
 from mamf.files import create_whole, make_folder, write_whole
+from mamf.logs.shared_runs import share_paths
 from mamf.machine.garbage import no_garbage_collection
 from mamf.pages.site import build_site
 from mamf.pages.site_index import INDEX
@@ -117,17 +118,22 @@ def _count_line(reviews: Sequence[Review]) -> str:
 
 
 def run_submit(options: argparse.Namespace) -> int:
-    root = options.results
     if not options.dry_run:
-        _folder(root, ", name it with --results, or use --dry-run, which needs no clone")
-    _require_file(options.log)
-    (found,) = _reviews([options.log])
+        _folder(options.results, ", name it with --results, or use --dry-run, which needs no clone")
+    paths = share_paths(options.log) if options.log.is_dir() else [options.log]
+    return max((_submit(options, path) for path in paths), default=_REJECTED)
+
+
+def _submit(options: argparse.Namespace, path: Path) -> int:
+    root = options.results
+    _require_file(path)
+    (found,) = _reviews([path])
     for line in _finding_lines(found):
         say(line)
     if found.is_rejected():
-        warn(f"{options.log} is not submitted: fix the errors, or measure again")
+        warn(f"{path} is not submitted: fix the errors, or measure again")
         return _REJECTED
-    content = options.log.read_bytes()
+    content = path.read_bytes()
     target = find_free_place(found, root)
     say(f"tier {found.tier}; {len(content) / 1e3:.0f} kB -> {target}")
     if options.dry_run:

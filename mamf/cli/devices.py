@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shlex
 import signal
@@ -16,21 +15,21 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 
-from mamf.backend import LEADER
 from mamf.cli.interruption import EXIT_CODE, Interruption
 from mamf.cli.options.values import ALL, RANKS
 from mamf.cli.printing import note_stream, print_document
-from mamf.cli.progress import Phases, heard_by
+from mamf.cli.processes import Send, device_indices, make_empty_folder, run_child, watch_children
+from mamf.cli.progress import heard_by
 from mamf.cli.reading import read_roofs
 from mamf.cli.resuming import command_of
-from mamf.cli.terminal import reports_to, say, stdout, warn
-from mamf.errors import LogMismatchError, MamfError, UnavailableError, UsageError, describe_error, plugin_errors
+from mamf.cli.terminal import reports_to, say, warn
+from mamf.errors import DeviceError, LogMismatchError, UsageError
 from mamf.files import make_folder
 from mamf.kinds.kind import View
 from mamf.kinds.registry import kind_of
 from mamf.logs.run_log import RunLog, read_run_log
 from mamf.logs.shared_runs import deal_rest, read_run, share_paths
-from mamf.node.children import ENDED_WELL, FAILURE, PHASE, WARNING, Children, Event, Watch, watched
+from mamf.node.children import ENDED_WELL, PHASE, WARNING, Event, Watch
 from mamf.plans import SWEEP, VERIFY
 from mamf.plugins.discovery import backend_class, first_backend
 
@@ -44,7 +43,7 @@ _GRACE_SECONDS = 15.0
 def measure(options: argparse.Namespace, run: Run) -> int:
     """Run a command that measures: in this process, or in a process for each of several devices."""
     if options.share:
-        return _measure_share(options, run)
+        return run_child(lambda send: _measure_share(options, run, send))
     if options.devices == [RANKS]:
         return _measure_rank(options, run)
     if options.resume is not None and options.resume.is_dir():
@@ -71,17 +70,6 @@ def measure(options: argparse.Namespace, run: Run) -> int:
 # -- which devices -----------------------------------------------------------------------------------------------------
 
 
-def device_indices(backend: str, asked: Sequence[int]) -> list[int]:
-    """The indices of the devices asked for. Raises UnavailableError for a missing one."""
-    count = backend_class(backend).device_count()
-    found = list(range(count)) if ALL in asked else sorted(set(asked))
-    if missing := [device for device in found if device >= count]:
-        others = [device for device in found if device < count]
-        remedy = f"; use --devices {_listed(others)}" if others else ""
-        raise UnavailableError(f"{backend} has no device {missing[0]}; it has {count}{remedy}")
-    return found
-
-
 def _asked_devices(options: argparse.Namespace) -> list[int]:
     """The devices that share a run; empty if the options do not name several. Raises UsageError."""
     asked = sorted(set(options.devices or ()))
@@ -96,13 +84,6 @@ def _asked_devices(options: argparse.Namespace) -> list[int]:
 
 def _listed(devices: Iterable[int]) -> str:
     return " ".join(map(str, devices))
-
-
-def make_empty_folder(folder: Path, option: str) -> None:
-    """Make the folder for new logs. Raises UsageError if it is not empty or cannot be made."""
-    make_folder(folder, f"; name another {option}")
-    if any(folder.iterdir()):
-        raise UsageError(f"{folder} is not empty: name another {option}")
 
 
 # -- the parent --------------------------------------------------------------------------------------------------------
@@ -159,24 +140,6 @@ def _supervise(options: argparse.Namespace, commands: Mapping[int, Iterable[Sequ
         except KeyboardInterrupt:
             outcome.is_interrupted = True
     return outcome
-
-
-def watch_children(
-    watch: Watch,
-    commands: Mapping[int, Sequence[str]],
-    let_go: Callable[[Children], None] = lambda children: None,
-    on_event: Callable[[Event], None] = lambda event: None,
-) -> None:
-    """Run a command for each device and show what each is doing. ``let_go``: called when all wait for one another."""
-
-    def show(event: Event) -> None:
-        on_event(event)
-        phases.show(watch.phases)
-
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1", LEADER: str(os.getpid())}
-    names = {device: f"device {device}" for device in commands}
-    with Children(commands, environment) as children, Phases(names) as phases:
-        watched(watch, children.processes, children.next, lambda: let_go(children), show)
 
 
 def _report(options: argparse.Namespace, folder: Path, outcome: _Outcome) -> int:
@@ -249,35 +212,20 @@ def _share_of(log: RunLog) -> list[int]:
 # -- the process of a device -------------------------------------------------------------------------------------------
 
 
-def _measure_share(options: argparse.Namespace, run: Run) -> int:
-    """Run the command on one device, and tell the parent what it does and why it fails."""
-    to = stdout()
-
-    def send(key: str, text: str) -> None:
-        try:
-            say(json.dumps({key: text}), to)
-        except BrokenPipeError:
-            raise KeyboardInterrupt from None
-
+def _measure_share(options: argparse.Namespace, run: Run, send: Send) -> int:
+    """Run the command on one device."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
     if options.share == [0, 1]:  # the shapes of a device that is gone: not those of the options
         options.given = set()
-    with heard_by(lambda text: send(PHASE, text)), reports_to(sys.stderr):
-        try:
-            code = run(options)
-        except KeyboardInterrupt:
-            return EXIT_CODE
-        except plugin_errors() as error:
-            send(FAILURE, describe_error(error))
-            return error.exit_code if isinstance(error, MamfError) else _FAILED
+    with heard_by(lambda text: send({PHASE: text})), reports_to(sys.stderr):
+        code = run(options)
     if code != _FAILED:
         return code
     log = read_run_log(options.resume or options.output)
     reason = log.summary["reason"] if log.summary else "it wrote no summary"
     if log.tier == "complete" or reason.startswith("the budget ended"):
         return 0  # whether nothing could be measured is decided from all logs
-    send(FAILURE, reason)
-    return code
+    raise DeviceError(reason)
 
 
 def _end_with_parent() -> None:

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 import warnings
-from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
-from mamf.cli.devices import device_indices, make_empty_folder, watch_children
-from mamf.cli.interruption import EXIT_CODE, Interruption
+from mamf.cli.interruption import Interruption
 from mamf.cli.options.values import ALL
-from mamf.cli.terminal import say, warn
+from mamf.cli.processes import Send, device_indices, make_empty_folder, run_child, watch_children
+from mamf.cli.terminal import warn
 from mamf.engine.runner import crashes_of
 from mamf.engine.traits import fit_traits
 from mamf.errors import (
@@ -25,11 +22,8 @@ from mamf.errors import (
     UnsupportedError,
     UsageError,
     describe_error,
-    plugin_errors,
 )
-from mamf.logs.records import measurement_record
-from mamf.measurement import Measurement
-from mamf.node.children import ADDRESS, FAILURE, IN_FLIGHT, LABEL, PHASE, WAITS, Children, Watch
+from mamf.node.children import ADDRESS, PHASE, WAITS, Children, Watch
 from mamf.node.device import DeviceRun
 from mamf.node.group import launched
 from mamf.node.logs import UNMEASURABLE, UNWRITTEN, Run, read_node
@@ -109,51 +103,33 @@ def _command(options: argparse.Namespace, folder: Path, devices: int, index: int
 # -- a device's process ------------------------------------------------------------------------------------------------
 
 
-def run_child(options: argparse.Namespace) -> int:
-    """Measure one device and print records for the parent. Whatever ends it, its logs are kept."""
-    with Interruption():
-        try:
-            _measure_device(options)
-        except KeyboardInterrupt:
-            return EXIT_CODE
-        except plugin_errors() as error:  # any of a vendor's library
-            _send({FAILURE: _describe_failure(error)})
-    return 0
+def measure_device(options: argparse.Namespace) -> int:
+    """Measure one device and tell the parent about it. Whatever ends it, its logs are kept."""
+    return run_child(lambda send: _measure_device(options, send), _describe_failure)
 
 
-def _measure_device(options: argparse.Namespace) -> None:
+def _measure_device(options: argparse.Namespace, send: Send) -> int:
     index, devices = options.led
     warnings.simplefilter("error", LogChangedWarning)  # the verdict needs each log at its place
-    _send({PHASE: "opening the device"})
+    send({PHASE: "opening the device"})
     backend = open_backend(options.backend, index)
     fit_traits(backend)
-    crashes_of(backend).keep = lambda row: _send(_in_flight(row))
-    _send({ADDRESS: backend.bus_address()})
+    # Before each launch, so that a crash names its kernel; None after the last one.
+    crashes_of(backend).keep = lambda row: send({PHASE: f"{row.kernel} at {row.shape}" if row else "between rows"})
+    send({ADDRESS: backend.bus_address()})
+
+    def meet() -> bool:
+        """Wait for the other devices; False if one of them has failed."""
+        send({PHASE: WAITS})
+        return sys.stdin.readline().strip() == _GO
+
     budget = options.budget or NODE_BUDGET_SECONDS
     run = DeviceRun(backend, options.output_folder, options.dtype, options.kernel, budget, options.verify)
-    run.on_progress = lambda text: _send({PHASE: text})
-    run.meet = _meet
+    run.on_progress, run.meet = lambda text: send({PHASE: text}), meet
     run.alone()
     if devices > 1:
         run.together()
-
-
-def _meet() -> bool:
-    """Wait for the other devices; False if one of them has failed."""
-    _send({PHASE: WAITS})
-    return sys.stdin.readline().strip() == _GO
-
-
-def _in_flight(row: Measurement | None) -> dict[str, Any]:
-    """The message with the row to be logged if the process dies now."""
-    return {IN_FLIGHT: row and {**measurement_record(row), LABEL: f"{row.kernel} at {row.shape}"}}
-
-
-def _send(record: Mapping[str, Any]) -> None:
-    try:
-        say(json.dumps(record))
-    except BrokenPipeError:  # the parent is gone: an interruption, not a fault of the device
-        raise KeyboardInterrupt from None
+    return 0
 
 
 def _describe_failure(error: BaseException) -> str:

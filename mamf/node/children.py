@@ -9,16 +9,14 @@ import queue
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from mamf.errors import CRASH_SIGNALS, CRASHED
+from mamf.errors import CRASH_SIGNALS
 
 #: Keys of a child's message: its current phase, why its device failed, the device's bus address.
 PHASE, FAILURE, ADDRESS = "phase", "failure", "address"
-#: Likewise: the row to be logged if the child dies now, with a label; None after the last launch of a step.
-IN_FLIGHT, LABEL = "in_flight", "label"
 #: Likewise: a line that the child printed to stderr.
 WARNING = "warning"
 #: The phase of a child that waits for the others.
@@ -52,8 +50,6 @@ class Watch:
     failures: dict[int, str] = field(default_factory=dict)
     phases: dict[int, str] = field(default_factory=dict)
     addresses: dict[int, str | None] = field(default_factory=dict)
-    #: The rows in flight; of a child that has ended, the row that ended it.
-    in_flight: dict[int, dict[str, Any] | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.running = set(self.ranks)
@@ -67,17 +63,14 @@ class Watch:
                 self.phases[rank] = str(event.said[PHASE])
             if ADDRESS in event.said:
                 self.addresses[rank] = event.said[ADDRESS]
-            if IN_FLIGHT in event.said:
-                self.in_flight[rank] = event.said[IN_FLIGHT]
             if event.said.get(FAILURE) and rank in self.running:
                 self.failures.setdefault(rank, str(event.said[FAILURE]))
         elif rank in self.running:
             self.running.discard(rank)
             self.codes[rank] = event.code
-            row = self.in_flight[rank] = why_ended(self.in_flight.get(rank), event.code)
             if event.code not in self.ended_well and rank not in self.failures:
-                reason = f"killed by signal {-event.code}" if event.code < 0 else f"exit code {event.code}"
-                reason = f"{row[LABEL]} {row['reason']}" if row else reason
+                signal = CRASH_SIGNALS.get(event.code, f"signal {-event.code}")
+                reason = f"killed by {signal}" if event.code < 0 else f"exit code {event.code}"
                 words = event.words.removeprefix("mamf: ") or reason
                 self.failures[rank] = f"it ended while it measured ({self.phases.get(rank, 'start')}): {words}"
 
@@ -85,10 +78,10 @@ class Watch:
         """Whether every child that runs waits for the others."""
         return all(self.phases.get(rank) == WAITS for rank in self.running)
 
-    def go_on(self, ranks: Iterable[int], phase: str = TOGETHER) -> None:
-        """Ranks that waited continue with ``phase``."""
-        for rank in ranks:
-            self.phases[rank], self._heard[rank] = phase, self.now()
+    def go_on(self) -> None:
+        """All that waited measure together now."""
+        for rank in self.running:
+            self.phases[rank], self._heard[rank] = TOGETHER, self.now()
 
     def hanging(self) -> list[int]:
         """Children that run, do not wait, and were silent for too long; each counts as failed from now on."""
@@ -98,13 +91,6 @@ class Watch:
             reason = f"it hangs: silent for {self.patience:.0f} s ({self.phases.get(rank, 'start')})"
             self.failures.setdefault(rank, reason)
         return found
-
-
-def why_ended(row: dict[str, Any] | None, code: int) -> dict[str, Any] | None:
-    """The row in flight with the signal in its reason; None if it is not what ended a process with this code."""
-    if row is None or row["reason"] != CRASHED:
-        return row
-    return {**row, "reason": f"{CRASHED} ({CRASH_SIGNALS[code]})"} if code in CRASH_SIGNALS else None
 
 
 def parsed(line: str) -> dict[str, Any]:
@@ -135,7 +121,7 @@ def watched(
             processes[rank].kill()
             watch.running.discard(rank)  # a process blocked in a driver survives the kill
         if watch.running and watch.all_wait():
-            watch.go_on(watch.running)
+            watch.go_on()
             let_go()
 
 

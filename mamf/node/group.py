@@ -42,15 +42,13 @@ def launched_rank(environment: Mapping[str, str]) -> Launched:
     """This process as a launcher started it, when the user says so: it may be the only one. Raises UsageError if the
     variables are missing.
     """
-    for names in (_TORCHRUN, ("SLURM_PROCID", "SLURM_NTASKS", *_SRUN[2:])):
-        if names[0] in environment and names[1] in environment:
-            own = Launched(*(_number(name, environment.get(name, "0")) for name in names))
-            if own.rank < own.ranks:
-                return own
-    raise UsageError(
-        "--devices ranks is for processes that torchrun or srun starts: the environment lacks RANK and WORLD_SIZE, or "
-        "SLURM_PROCID and SLURM_NTASKS"
-    )
+    names = _TORCHRUN if _TORCHRUN[0] in environment else (_SRUN[0], "SLURM_NTASKS", *_SRUN[2:])
+    if not environment.keys() >= set(names[:2]):
+        raise UsageError(
+            "--devices ranks is for processes that torchrun or srun starts: the environment lacks RANK and WORLD_SIZE, "
+            "or SLURM_PROCID and SLURM_NTASKS"
+        )
+    return Launched(*(_number(name, environment.get(name, "0")) for name in names))
 
 
 def _number(name: str, text: str) -> int:

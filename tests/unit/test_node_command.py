@@ -199,7 +199,7 @@ def test_who_ends_early_failed_with_its_last_words_or_its_signal():
     script = [ends(0, 1, "CUDA error: device lost"), ends(1, -11), says(2, WAITS), ends(2)]
     watch, killed, went_on = watch_of(script)
     assert watch.failures[0] == "it ended while it measured (start): CUDA error: device lost"
-    assert watch.failures[1] == "it ended while it measured (start): killed by signal 11"
+    assert watch.failures[1] == "it ended while it measured (start): killed by SIGSEGV"
     assert (killed, went_on) == ([], 1)
 
 

@@ -28,7 +28,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     add(check, "--format", choices=("table", "json"))
     submit = actions.add_parser("submit", help="check a log, and copy it into results/")
-    submit.add_argument("log", type=Path, metavar="LOG", help="a run log")
+    submit.add_argument("log", type=Path, metavar="LOG", help="a run log, or a folder of --devices")
     add(submit, "--dry-run")
     table = actions.add_parser("table", help="write the tables of results/ from its logs")
     table.add_argument("--check", action="store_true", help="write nothing; exit code 1 if a table is out of date")

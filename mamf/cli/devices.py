@@ -53,7 +53,7 @@ def measure(options: argparse.Namespace, run: Run) -> int:
         options.device = devices[0] if devices else options.device
         return run(options)
     if options.dry_run:
-        say(f"devices: {_listed(devices)}, a process and a log each; of {len(devices)} equal shares, the first:")
+        say(f"devices: {_listed(devices)}, a process and a log each; the first:")
         options.device, options.share = devices[0], [0, len(devices)]
         return run(options)
     folder = options.output or Path(f"mamf-{options.command}-{datetime.now():%Y%m%d-%H%M%S}")
@@ -77,7 +77,7 @@ def _asked_devices(options: argparse.Namespace) -> list[int]:
         raise UsageError("--device names one device, --devices several: leave one of them out")
     if len(asked) > 1 and asked[0] < 0:
         raise UsageError("--devices: 'all', 'ranks' or some, not both")
-    if not asked and options.command == VERIFY and options.device is options.resume is None:
+    if options.command == VERIFY and not asked and options.device is None and options.resume is None:
         asked = [ALL]
     return device_indices(options.backend or first_backend(), asked) if asked else []
 
@@ -147,12 +147,13 @@ def _report(options: argparse.Namespace, folder: Path, outcome: _Outcome) -> int
     reasons = dict[str, list[int]]()
     for device, reason in outcome.failures.items():
         reasons.setdefault(reason, []).append(device)
-    if not share_paths(folder) and len(reasons) == 1:  # no device can measure this
-        warn(next(iter(reasons)))
-        folder.rmdir()
-        return max(*outcome.codes, _FAILED)
+    has_logs = bool(share_paths(folder))
     for reason, devices in reasons.items():
-        warn(f"device {_listed(devices)} failed: {reason}")
+        is_of_all = not has_logs and len(reasons) == 1  # what was asked for, not a device
+        warn(reason if is_of_all else f"device {_listed(devices)} failed: {reason}")
+    if not has_logs:
+        folder.rmdir()
+        return EXIT_CODE if outcome.is_interrupted else max(*outcome.codes, _FAILED)
     log = read_run(folder)
     roofs = read_roofs(options) if options.command == SWEEP and options.ceiling else None
     view = View(options.top, roofs, getattr(options, "baseline", None))

@@ -10,7 +10,7 @@ from typing import Any
 
 from mamf.backend import LEADER
 from mamf.cli.interruption import EXIT_CODE, Interruption
-from mamf.cli.options.values import ALL
+from mamf.cli.options.values import ALL, RANKS
 from mamf.cli.progress import Phases
 from mamf.cli.terminal import say, stdout
 from mamf.errors import MamfError, UnavailableError, UsageError, describe_error, plugin_errors
@@ -24,6 +24,8 @@ Send = Callable[[Mapping[str, Any]], None]
 
 def device_indices(backend: str, asked: Sequence[int]) -> list[int]:
     """The indices of the devices asked for. Raises UnavailableError for a missing one."""
+    if RANKS in asked:
+        raise UsageError("--devices ranks is for runs that processes of a launcher share: name devices, or 'all'")
     count = backend_class(backend).device_count()
     found = list(range(count)) if ALL in asked else sorted(set(asked))
     if missing := [device for device in found if device >= count]:

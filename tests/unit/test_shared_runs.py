@@ -522,7 +522,7 @@ def test_one_device_is_an_ordinary_run(run):
 def test_a_dry_run_says_who_shares_it(run):
     code, out, _ = run(*SWEEP, *GRID, "--dry-run")
     assert code == 0
-    assert "devices: 0 1 2 3, a process and a log each; of 4 equal shares, the first:" in out
+    assert "devices: 0 1 2 3, a process and a log each; the first:" in out
     assert "3 to measure" in out
     assert not (run.folder / "out").exists()
 
@@ -589,6 +589,18 @@ def test_each_device_finds_its_own_ceiling_and_shares_are_comparable(shared):
             assert compute_drift(same, log.all_ceilings) == pytest.approx(
                 compute_drift(row, part.all_ceilings), abs=1e-4
             )
+
+
+@pytest.mark.usefixtures("attention_kernels")
+def test_attention_of_a_device_that_is_gone_is_measured_with_the_ceiling_of_another(shared):
+    (code, _, _), _ = shared(*ATTENTION, *SWEEP[1:], "--no-flush", gone=(1, 3))
+    assert code == 1
+    (code, _, err), log = shared("attention", "--resume", "out", "--devices", "0", "2")
+    assert (code, err, log.tier, len(own(log))) == (0, "", "complete", 16)
+    rest = [part for part in log.parts if part.path.stem in ("device0-2", "device2-2")]
+    assert [len(own(part)) for part in rest] == [4, 4]
+    assert not any(row.phase for part in rest for row in part.measurements), "ceilings are not searched for again"
+    assert all(mamfu(row, log.all_ceilings) for row in own(log))
 
 
 @pytest.mark.usefixtures("attention_kernels")

@@ -301,6 +301,10 @@ def test_launchers_tell_a_rank_its_place():
         (["--kernel", "torch.mn"], "unknown kernel 'torch.mn'"),
         (["--backend", "simulatd"], "did you mean 'simulated'"),
         (["--backend", "simulated", "--devices", "7"], "simulated has no device 7; it has 4"),
+        (
+            ["--backend", "simulated", "--devices", "ranks"],
+            "--devices ranks is for runs that processes of a launcher share",
+        ),
         (["--backend", "simulated", "--output-folder", "full"], "full is not empty"),
     ],
 )

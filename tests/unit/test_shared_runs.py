@@ -93,11 +93,11 @@ def test_shapes_are_dealt_out_and_the_best_is_chosen_as_of_the_first(run, shared
 
 
 def test_four_devices_take_little_more_than_a_quarter_of_the_time(run, shared):
-    asked = ["--m-range", "16384", "26624", "80", "--n", "32768", "--k", "32768", "--precision", "20%"]
+    asked = ["--m-range", "16384", "26624", "64", "--n", "32768", "--k", "32768", "--precision", "20%"]
     _, log = shared(*SWEEP, *asked)
     run("sweep", "--backend", "simulated", *asked, "--output", "alone.jsonl")
     alone = read_run_log(run.folder / "alone.jsonl")
-    assert len(own(log)) == len(own(alone)) == 128
+    assert len(own(log)) == len(own(alone)) == 160
     assert alone.summary["elapsed_seconds"] / log.summary["elapsed_seconds"] >= 3.7
 
 

@@ -32,11 +32,6 @@ _JSON_TYPES: Mapping[Any, Any] = {
     float: "number",
     PLAIN: ["string", "boolean", "number", "array", "null"],
 }
-_PLANS = {
-    "sweep plan": schema.plan_schema({"command": "sweep"}),
-    "find plan": schema.plan_schema({"command": "find"}),
-    "kernels plan": schema.plan_schema({"command": "sweep", "operation": ""}),
-}
 _PRODUCTS_ROW = schema.record_schema({"record": "measurement", "operation": "matmul"})
 _REPEATABILITY: Any = schema.MEASUREMENT["repeatability"]
 #: Objects that several records hold.
@@ -45,7 +40,9 @@ SHARED: Mapping[str, Any] = {
     "device": schema.HEADER["device"],
     "product": _PRODUCTS_ROW["problem"],
     "repeatability": _REPEATABILITY.schema,
-    **_PLANS,
+    "plan": schema.PLAN,
+    "search": schema.SEARCH,
+    "options": schema.OPTIONS,
 }
 #: Each record by its title on the page, with its kind in ``record``.
 RECORDS: Mapping[str, tuple[str, dict[str, Any]]] = {
@@ -158,8 +155,6 @@ def _json_record(title: str) -> dict[str, Any]:
     found["title"] = title
     found["properties"] = {"record": {"const": kind}, **found["properties"]}
     found["required"] = ["record", *found["required"]]
-    if of is schema.HEADER:
-        found["properties"]["plan"] = {"anyOf": [{"$ref": f"#/$defs/{name}"} for name in _PLANS]}
     if of is schema.MEASUREMENT:
         found["if"] = {"properties": {"operation": {"const": "matmul"}}}
         found["then"] = {"properties": {"problem": {"$ref": "#/$defs/product"}}}

@@ -16,7 +16,7 @@ from mamf.logs.finder import read_finder_logs
 from mamf.logs.legacy import FinderRun, read_legacy_or_none, write_legacy_log
 from mamf.logs.run_log import RunLog, read_run_log
 from mamf.logs.shared_runs import read_run
-from mamf.report.charts.plotting import draw, save
+from mamf.report.charts.picture import draw, save
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -1,6 +1,7 @@
-"""The command line. The options of a command are in mamf.cli.options, what it does is in mamf.cli.commands.
+"""The command line. A command is one file of mamf.cli.commands: its examples, its options and what it does.
 
-``mamf COMMAND --help`` imports the options of that command alone, so that help is fast; the rest is imported to run it.
+``mamf COMMAND --help`` imports the file of that command alone, so that help is fast. A command imports what
+measures and reports in the function that needs it.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib
+import importlib.util
 import keyword
 import mmap
 import os
@@ -15,12 +17,13 @@ import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from mamf.cli import watching
 from mamf.cli.interruption import EXIT_CODE
-from mamf.cli.options.parser import Parser, PrintHelpAll, with_dashes
-from mamf.cli.terminal import keep_stdout, say_lines, stdout, terminal_columns, warn
+from mamf.cli.parser import Parser, PrintHelpAll, complete, value_of, with_dashes
+from mamf.cli.terminal import keep_stdout, say, say_lines, stdout, terminal_columns, warn
 from mamf.errors import LogChangedWarning, MamfError, MamfWarning, UsageError
 from mamf.limits import shorten
 from mamf.text import wrapped
@@ -71,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         warn("stdout is closed, so nothing can be printed: redirect it to a file or to /dev/null")
         return MamfError.exit_code
     if "_ARGCOMPLETE" in os.environ:  # a shell asks what may follow
-        importlib.import_module("mamf.cli.completing").complete(_parser)
+        complete(_parser)
     typed = sys.argv[1:] if arguments is None else arguments
     if arguments is None and "profile" not in typed[:1]:  # its script has stdout
         keep_stdout()
@@ -124,6 +127,9 @@ def call(typed: Sequence[str], restart: watching.Restart | None = None) -> int:
     options.typed, options.given = typed, getattr(options, "parser", Parser()).given(options)
     if options.module is None:
         say_lines(f"{_overview()}\n")
+        return 0
+    if options.module == "version":
+        say(f"mamf {importlib.import_module('mamf.machine.environment').package_version('mamf')}")
         return 0
     _begin_missing_log(options)
     options.restart, options.codes = restart, [*restart.codes] if restart else []
@@ -195,9 +201,10 @@ def _parser(given: Sequence[str]) -> Parser:
         if name in given:
             module = module_of(name, given)
             command.set_defaults(command=name, module=module, parser=command)
-            options = importlib.import_module(f"mamf.cli.options.{module}")
-            command.epilog = options.EXAMPLES
-            options.configure(command)
+            code = options_of(module)
+            command.epilog = code.EXAMPLES
+            command.words = given
+            code.configure(command)
             command.add_argument("--help-all", action=PrintHelpAll, help="show all options and exit")
     return parser
 
@@ -213,15 +220,12 @@ def _overview() -> str:
 
 def module_of(command: str, given: Sequence[str]) -> str:
     """The module of a command; the options of sweep and find depend on the operation."""
-    if command in ("sweep", "find") and _operation_of(given) not in (None, "matmul"):
+    if command in ("sweep", "find") and value_of("--operation", given) not in (None, "matmul"):
         return f"kernels_{command}"
     return f"{command}_" if keyword.iskeyword(command) else command
 
 
-def _operation_of(given: Sequence[str]) -> str | None:
-    """The value of --operation, before there is a parser that knows it."""
-    for option, value in zip(given, [*given[1:], ""], strict=True):
-        name, equals, joined = option.partition("=")
-        if name == "--operation":
-            return joined if equals else value
-    return None
+def options_of(module: str) -> ModuleType:
+    """Import the module with the examples and options of a command: the command's, or that in mamf.cli.options."""
+    is_apart = importlib.util.find_spec(f"mamf.cli.options.{module}")
+    return importlib.import_module(f"mamf.cli.{'options' if is_apart else 'commands'}.{module}")

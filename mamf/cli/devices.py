@@ -16,13 +16,12 @@ from datetime import datetime
 from pathlib import Path
 
 from mamf.cli.interruption import EXIT_CODE, Interruption
-from mamf.cli.options.values import ALL, RANKS
-from mamf.cli.printing import note_stream, print_document
+from mamf.cli.options import ALL, RANKS
 from mamf.cli.processes import Send, device_indices, make_empty_folder, run_child, watch_children
 from mamf.cli.progress import heard_by
 from mamf.cli.reading import read_roofs
 from mamf.cli.resuming import command_of
-from mamf.cli.terminal import reports_to, say, warn
+from mamf.cli.terminal import note_stream, print_document, reports_to, say, warn
 from mamf.errors import DeviceError, LogMismatchError, UsageError
 from mamf.files import make_folder
 from mamf.kinds.kind import View

@@ -10,7 +10,7 @@ from typing import Any
 
 from mamf.backend import LEADER
 from mamf.cli.interruption import EXIT_CODE, Interruption
-from mamf.cli.options.values import ALL, RANKS
+from mamf.cli.options import ALL, RANKS
 from mamf.cli.progress import Phases
 from mamf.cli.terminal import say, stdout
 from mamf.errors import MamfError, UnavailableError, UsageError, describe_error, plugin_errors

@@ -11,7 +11,7 @@ from typing import Any
 
 from mamf.backend import SIMULATED, DeviceInfo
 from mamf.ceilings.contributed import contributed_ceilings
-from mamf.contribution.evidence import Evidence, Finding, problems_of
+from mamf.contribution.evidence import Evidence, Finding
 from mamf.dtypes import DTYPES
 from mamf.files import packaged_rows
 from mamf.logs.card_sharing import describe_sharing
@@ -44,15 +44,16 @@ def has_known_fields(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _unknown_fields(value: Mapping[str, Any], schema: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """Fields that a schema does not name. A plan is checked as it is read, and its kind decides its fields."""
+    """Fields that a schema does not name. Those of a problem are its operation's own."""
     known = {name.removesuffix("?"): each for name, each in schema.items()}
-    for name in value:
+    for name, held in value.items():
         if name not in known:
             yield prefix + name
-        elif (
-            isinstance(each := known[name], dict) and each and ANY_NAME not in each and name not in ("plan", "problem")
-        ):
-            yield from _unknown_fields(value[name], each, f"{prefix}{name}.")
+            continue
+        each, objects = (known[name][0], held) if isinstance(known[name], list) else (known[name], [held])
+        if isinstance(each, dict) and each and ANY_NAME not in each and name not in ("problem", "problems"):
+            for one in objects:
+                yield from _unknown_fields(one, each, f"{prefix}{name}.")
 
 
 def is_real_device(evidence: Evidence) -> Iterator[Finding]:
@@ -109,7 +110,7 @@ def _letters(name: str) -> str:
 
 def is_of_normal_data(evidence: Evidence) -> Iterator[Finding]:
     """Zeros and patterns draw less power, so their rates are not ceilings; ``mamf explain`` varies data on purpose."""
-    for problem in problems_of(evidence.header["plan"]):
+    for problem in evidence.header["plan"]["problems"]:
         if problem.get("data") not in (None, "normal") and evidence.plan.kind != EXPLAIN:
             yield Finding("data", f"measured with {problem['data']} data: results are of --data normal", 1)
 

@@ -130,7 +130,7 @@ def fields_of(step: StepKey) -> Fields:
 
 
 def _row_entry(row: Measurement) -> Entry:
-    fields = fields_of((row.regime, row.problem, row.shape, row.kernel))
+    fields = fields_of(row.step)
     if row.summary is None:
         return Entry(fields, str(row.shape), row.kernel, status=row.status, reason=row.reason)
     entry = Entry(fields, str(row.shape), row.kernel, row.rate(row.figure), row.rate_interval, unit=row.work.unit)
@@ -169,7 +169,7 @@ def _of_devices(log: RunLog, rows: Sequence[Measurement]) -> list[Entry]:
 
 def by_step(rows: Iterable[Measurement]) -> dict[StepKey, list[Measurement]]:
     """The visits of each step."""
-    return group_pairs(((row.regime, row.problem, row.shape, row.kernel), row) for row in rows)
+    return group_pairs((row.step, row) for row in rows)
 
 
 def visited_entry(visits: Sequence[Measurement]) -> Entry:

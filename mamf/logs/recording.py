@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from mamf.backend import Backend, Unavailable
-from mamf.errors import DeviceLostError, first_line
-from mamf.logs.card_sharing import sharing_after
-from mamf.logs.plan_records import plan_record
-from mamf.logs.records import measurement_record, utc_now
-from mamf.logs.run_log import RunLog
-from mamf.logs.writer import RunLogWriter
-from mamf.machine.doctor import diagnose, format_finding
+from mamf.logs.records import utc_now
 from mamf.machine.environment import describe_environment, tool_version
 from mamf.measurement import Measurement
-from mamf.plans import Plan
 from mamf.regime_traits import BurstTraits, SustainedTraits
 from mamf.timers import LARGEST_SHIFT_SECONDS
 
@@ -90,87 +82,11 @@ class End:
         }
 
 
-#: Makes the last record of a log from its rows.
-Summary = Callable[[list[Measurement], End], dict[str, Any]]
-#: Records between the last row and the summary, each with its kind.
-Records = Callable[[], Iterable[tuple[str, dict[str, Any]]]]
+class Record(NamedTuple):
+    """A record of a log that is not a measurement."""
 
-
-@dataclass
-class Recording:
-    """``path``: None to keep no log. Closing the iterator ends the log properly.
-
-    ``before``: the locked log to resume, in place of a new one.
-    """
-
-    path: str | Path | None
-    backend: Backend
-    kernel: str
-    plan: Plan
-    before: tuple[RunLog, RunLogWriter] | None = None
-
-    def record(
-        self,
-        rows: Iterator[Measurement],
-        summary: Summary,
-        after: Records = tuple,
-        left: Callable[[], int] = lambda: 0,
-    ) -> Iterator[Measurement]:
-        """The same rows. ``left``: counts the steps that the budget left out.
-
-        Raises UsageError if the log cannot be created.
-        """
-        if self.path is None:
-            return rows
-        written = self._written(self._writer(Path(self.path)), rows, summary, after, left)
-        next(written)  # enters its ``with``: the log is closed with the iterator, even if no row was read
-        return written
-
-    def _writer(self, path: Path) -> RunLogWriter:
-        if self.before is not None:
-            log, writer = self.before
-            writer.write_resume(
-                log, {"tool": tool_version(), "command": "from Python", "started": utc_now(), "notes": ""}
-            )
-            return writer
-        findings = [format_finding(finding).strip() for finding in diagnose(self.backend)]
-        header = header_of(self.backend, "from Python", self.kernel, plan_record(self.plan), findings)
-        return RunLogWriter.create(path, header)
-
-    def _written(
-        self,
-        writer: RunLogWriter,
-        rows: Iterator[Measurement],
-        summary: Summary,
-        after: Records,
-        left: Callable[[], int],
-    ) -> Iterator[Any]:
-        """None, before anything is measured; then the rows."""
-        taken: list[Measurement] = [] if self.before is None else list(self.before[0].lasting)
-        status, reason, after_rows = "interrupted", "by the caller", dict[str, Any]()
-        with writer:
-            yield None
-            begun = host_seconds(self.backend)
-            try:
-                for row in rows:
-                    writer.write("measurement", measurement_record(row))
-                    taken.append(row)
-                    yield row
-                after_rows = overhead_after(self.backend, taken) | sharing_after(self.backend)
-                status, reason = ("interrupted", "the budget ended") if left() else ("complete", "")
-            except KeyboardInterrupt:
-                reason = "by the user"
-                raise
-            except Exception as error:
-                reason = first_line(error)
-                if isinstance(error, DeviceLostError):
-                    writer.write("measurement", measurement_record(error.row))
-                raise
-            finally:
-                for kind, record in after():
-                    writer.write(kind, record)
-                end = End(status, reason, max(0.0, host_seconds(self.backend) - begun), left())
-                writer.write("summary", {**summary(taken, end), **after_rows, "time": utc_now()})
+    kind: str
+    fields: Mapping[str, Any]
 
 
 def overhead_after(backend: Backend, rows: Iterable[Measurement]) -> dict[str, Any]:

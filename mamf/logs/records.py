@@ -139,11 +139,6 @@ def flat(record: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def operation_of_plan(plan: Mapping[str, Any]) -> str:
-    """The operation of a run; plans of products do not name it."""
-    return str(plan.get("operation", MATMUL))
-
-
 def significant_digits(value: float) -> float:
     """Six of them: a CPU's TFLOPS begin behind the point."""
     return float(f"{value:.6g}")

@@ -19,7 +19,7 @@ from mamf.errors import MamfError, RunLogError
 from mamf.logs.card_sharing import with_sharing
 from mamf.logs.device_speeds import with_device_speeds
 from mamf.logs.lines import lines_of, parse_records
-from mamf.logs.plan_records import plan_from_record
+from mamf.logs.plan_records import plan_from_record, require_current
 from mamf.logs.records import (
     as_logged,
     ceiling_from_record,
@@ -28,9 +28,8 @@ from mamf.logs.records import (
     known_ceiling_from_record,
     measurement_from_record,
     measurement_record,
-    operation_of_plan,
 )
-from mamf.logs.schema import HEADER, KINDS, plan_schema, record_schema
+from mamf.logs.schema import HEADER, KINDS, record_schema
 from mamf.logs.validator import require
 from mamf.measurement import Measurement, Tabular
 from mamf.plans import MATMUL, Plan
@@ -79,7 +78,7 @@ class RunLog(Tabular):
 
     @property
     def plan(self) -> Plan:
-        return plan_from_record(self.header["plan"], self.header["kernel"])
+        return plan_from_record(self.header["plan"])
 
     @property
     def devices(self) -> list[DeviceInfo]:
@@ -135,7 +134,7 @@ def run_log_of(path: Path, records: Iterable[tuple[int, dict[str, Any]]]) -> Run
     log, has_old_ceilings = RunLog(path, header), False
     for number, record in numbered:
         try:
-            _add_record(log, record)
+            add_record(log, record)
             has_old_ceilings |= record["record"] == "ceiling" and is_of_old_calibration(record)
         except MALFORMED as error:
             raise RunLogError(f"{path}, line {number}: {describe_error(error)}", number - 1) from None
@@ -191,27 +190,27 @@ def _header(path: Path, record: dict[str, Any]) -> dict[str, Any]:
     try:
         if isinstance(tier := header.get("tier"), str) and tier in _WITHOUT_SAMPLES:
             raise ValueError(_WITHOUT_SAMPLES[tier])
+        require_current(header.get("plan"))
         require(header, HEADER)
-        require(header["plan"], plan_schema(header["plan"]), "plan")
         header["device"] = asdict(DeviceInfo(**header["device"]))
         if "devices" in header:
             header["devices"] = [asdict(DeviceInfo(**device)) for device in header["devices"]]
-        plan_from_record(header["plan"], header["kernel"])
+        plan_from_record(header["plan"])
     except MALFORMED as error:
         raise RunLogError(f"{path}, line 1: {describe_error(error)}") from None
     return header
 
 
-def _add_record(log: RunLog, record: dict[str, Any]) -> None:
+def add_record(log: RunLog, record: dict[str, Any]) -> None:
+    """Add a record after the header to a log. Raises ValueError for one that is malformed."""
     kind = record["record"]
     if kind not in KINDS:
         raise ValueError(f"unknown record {kind!r}")
     require(record, record_schema(record))
     if kind == "measurement":
         plan = log.header["plan"]
-        of = operation_of_plan(plan)
-        if record["operation"] not in (MATMUL, of, *plan.get("operations", ())):
-            raise ValueError(f"a row of {record['operation']} in a log of {of}")
+        if record["operation"] not in (MATMUL, plan["operation"], *plan["options"].get("operations", ())):
+            raise ValueError(f"a row of {record['operation']} in a log of {plan['operation']}")
         log.measurements.append(measurement_from_record(record, log.header))
         log.summary = None
     elif kind == "ceiling":

@@ -54,69 +54,52 @@ def _traits(kind: type) -> dict[str, Any]:
 
 _PROBLEM = {"dtype": str, "data?": str, "seed?": int}
 _PRODUCT = _PROBLEM | {"out_dtype": str, "layout": str, "fast_accumulation?": bool}
-_FIND_PLAN = {
-    "problem": _PRODUCT,
-    "kernels": _TEXTS,
-    "regimes": _TEXTS,
-    "grid": {"m": [int], "n": [int], "k": [int], "most_flop": _NUMBER},
-    "budget_seconds": float,
-    "precision": float,
-    "scouts": int,
-    "refinements": int,
+_CLAIM = {
+    "step": {"regime": str, "problem": _PROBLEM, "shape": str, "kernel": str},
+    "rate": float,
+    "interval": {"low": float, "high": float, "coverage": float},
+    "error": Nullable({"common": float, "own": float, "degrees": int}),
+    "clock_hz": _NUMBER,
+}
+#: Each kind of run has some of them.
+OPTIONS = {
+    "order?": str,
+    "reference?": Nullable(str),
+    "reference_every?": int,
+    "rank?": int,
+    "ranks?": int,
+    "warmup_launches?": int,
+    "timed_launches?": int,
+    "grid?": {"m": [int], "n": [int], "k": [int], "most_flop": _NUMBER},
+    "scouts?": int,
+    "refinements?": int,
     "priors?": _TEXTS,
     "is_quick?": bool,
+    "rounds?": int,
+    "claims?": [_CLAIM],
+    "source?": str,
+    "recorded?": [_TEXTS],
+    "chosen_from?": int,
+    "tolerance?": float,
+    "number?": int,
+    "operations?": _TEXTS,
 }
-_KERNELS_PLAN = {
+SEARCH = {
+    "command": str,
     "operation": str,
-    "shapes": _TEXTS,
     "problems": [_PROBLEM],
     "kernels": _TEXTS,
+    "shapes": _TEXTS,
     "regimes": _TEXTS,
     "precision": float,
     "seconds": _NUMBER,
     "budget_seconds": _NUMBER,
     "flush": bool,
-    "falls_back?": bool,
-    "searches": [_FIND_PLAN],
-    "confirms?": bool,
-    "explains?": bool,
-    "layers?": _TEXTS,
-    "rounds?": int,
-    "claims?": [
-        {
-            "step": {"regime": str, "problem": _PROBLEM, "shape": str, "kernel": str},
-            "rate": float,
-            "interval": [float],
-            "error": Nullable({"common": float, "own": float, "degrees": int}),
-            "clock_hz": _NUMBER,
-        }
-    ],
-    "source?": str,
-    "recorded?": {ANY_NAME: str},
-    "chosen_from?": int,
-    "tolerance?": float,
-    "number?": int,
-    "operations?": _TEXTS,
-    "reference?": str,
-    "rank?": int,
-    "ranks?": int,
+    "layers": _TEXTS,
+    "searches?": [{}],
+    "options": OPTIONS,
 }
-_SWEEP_PLAN = {
-    "shapes": _TEXTS,
-    "problem": _PRODUCT,
-    "regimes": _TEXTS,
-    "order": str,
-    "precision": float,
-    "seconds": _NUMBER,
-    "budget_seconds": _NUMBER,
-    "warmup_launches": int,
-    "timed_launches": int,
-    "reference": Nullable(str),
-    "reference_every": int,
-    "layers?": _TEXTS,
-    "rank?": int,
-    "ranks?": int,
-}
+PLAN = {**{name: each for name, each in SEARCH.items() if name != "searches?"}, "searches": [SEARCH]}
 HEADER = {
     "schema": int,
     "converted_from?": int,
@@ -129,7 +112,7 @@ HEADER = {
     "traits?": {"burst": _traits(BurstTraits), "sustained": _traits(SustainedTraits), "cache_bytes": Nullable(int)},
     "sensors?": str,
     "kernel": str,
-    "plan": {"command": str},
+    "plan": PLAN,
     "settings?": {},
     "environment": {
         "python?": str,
@@ -267,10 +250,3 @@ def record_schema(record: Mapping[str, Any]) -> dict[str, Any]:
     if (record["record"], record.get("operation")) == ("measurement", "matmul"):
         return _PRODUCT_MEASUREMENT
     return _SCHEMAS[record["record"]]
-
-
-def plan_schema(plan: Mapping[str, Any]) -> dict[str, Any]:
-    """Of the plan of a command: what a sweep of products, a search, or a sweep of kernels holds."""
-    if "operation" in plan:
-        return _KERNELS_PLAN
-    return _FIND_PLAN if plan["command"] == "find" else _SWEEP_PLAN

@@ -21,7 +21,7 @@ from mamf.plans import FIND, SWEEP, Plan
 #: A log of a shared run: by device or by rank, then a number or a dtype. The logs of ``mamf node`` name a part instead.
 _NAME = re.compile(r"(device|rank)(\d{1,6})(-\w*\d\w*)?\.jsonl")
 #: Fields of a plan that differ between the logs of a run.
-_OF_ONE_LOG = {"shapes", "layers", "searches", "budget_seconds", "reference", "rank", "ranks"}
+_OF_ONE_LOG = {"shapes", "layers", "searches", "budget_seconds"}
 
 
 def share_paths(folder: Path, device: int | None = None) -> list[Path]:
@@ -89,7 +89,7 @@ def _whole_plan(logs: Sequence[RunLog], first: RunLog) -> Plan:
     if len(models) > 1:
         raise UsageError(f"these are logs of several models, which are not one run: {', '.join(models)}")
     plans = [log.plan for log in logs]
-    if any(_common_fields(log) != _common_fields(first) for log in logs):
+    if any(_common_fields(plan) != _common_fields(first.plan) for plan in plans):
         raise UsageError("these are logs of different plans, which are not one run: name one log")
     if first.plan.kind != SWEEP:
         return first.plan
@@ -103,12 +103,12 @@ def _whole_plan(logs: Sequence[RunLog], first: RunLog) -> Plan:
     )
 
 
-def _common_fields(log: RunLog) -> dict[str, Any]:
-    """What the logs of a run have in common. A find plans its grid by the speed of its device."""
-    if log.plan.kind == FIND:
-        return {"kind": FIND, "operation": log.plan.operation}
-    record = {name: value for name, value in plan_record(log.plan).items() if name not in _OF_ONE_LOG}
-    return {"kernel": log.header["kernel"], **record}
+def _common_fields(plan: Plan) -> dict[str, Any]:
+    """What the plans of a run have in common. A find plans its grid by the speed of its device."""
+    if plan.kind == FIND:
+        return {"kind": FIND, "operation": plan.operation}
+    options = replace(plan.options, reference=None, rank=0, ranks=0) if plan.kind == SWEEP else plan.options
+    return {**{name: value for name, value in vars(plan).items() if name not in _OF_ONE_LOG}, "options": options}
 
 
 def _summary(logs: Sequence[RunLog], plan: Plan, rows: Sequence[Measurement]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from mamf.errors import UsageError
 from mamf.operations.attention.shapes import BACKWARD_COUNTS, AttentionShape
-from mamf.operations.tracing.events import Event
+from mamf.profiling.traces import Event
 
 _Shapes = Sequence[Sequence[int]]
 #: torch's names of element types, as it records them, by mamf's.

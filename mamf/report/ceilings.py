@@ -146,7 +146,7 @@ def find_document(
             [
                 *map(ceiling_line, ceilings.values()),
                 *([f"no ceiling can be found: {reason}"] if reason else []),
-                *scouted(rows, ceilings, [] if reason else header["plan"].get("regimes", ())),
+                *scouted(rows, ceilings, [] if reason else header["plan"]["regimes"]),
                 end_line(summary),
             ]
         ),

@@ -9,11 +9,8 @@ import trace_classes
 
 from mamf.errors import UsageError
 from mamf.measurement import group_pairs
-from mamf.operations.tracing.classes import CLASSES, COMMUNICATION, class_of, class_of_name, rules
-from mamf.operations.tracing.events import Event, Trace
-from mamf.operations.tracing.names import read_name
-from mamf.operations.tracing.shares import busy, shares
-from mamf.operations.tracing.traces import read_ranks
+from mamf.profiling.classes import CLASSES, COMMUNICATION, class_of, class_of_name, read_name, rules, shares
+from mamf.profiling.traces import Event, Trace, busy, read_ranks
 
 DATA = Path(__file__).parent / "data"
 RULES = [rule for found in rules().values() for rule in found]

@@ -11,7 +11,6 @@ from mamf.logs.validator import require
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.profiling.counters import ncu
-from mamf.profiling.counters.bounds import bound, bound_of_kernel, short_name
 from mamf.profiling.counters.counts import (
     CYCLES,
     DRAM,
@@ -26,9 +25,12 @@ from mamf.profiling.counters.counts import (
     WAVES,
     Counts,
     DeviceKernel,
+    bound,
+    bound_of_kernel,
     counted_in,
     counts_of,
     counts_record,
+    short_name,
     step_of,
 )
 

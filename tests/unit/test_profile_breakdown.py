@@ -5,10 +5,9 @@ from dataclasses import replace
 import pytest
 
 from mamf.cli import main
-from mamf.operations.tracing.events import Event, Trace
-from mamf.profiling.breakdown import MODULE, OUTSIDE
 from mamf.profiling.log import read_profile_or_none, write_profile
-from mamf.profiling.profile import profile_of
+from mamf.profiling.profile import MODULE, OUTSIDE, profile_of
+from mamf.profiling.traces import Event, Trace
 
 BFLOAT16 = ["c10::BFloat16"] * 2
 

@@ -8,11 +8,10 @@ import pytest
 from mamf.cli import main
 from mamf.errors import UsageError
 from mamf.measurement import IDLE
-from mamf.operations.tracing.classes import COMMUNICATION
-from mamf.profiling.breakdown import ClassRow
-from mamf.profiling.log import write_profile
-from mamf.profiling.profile import Profile
-from mamf.profiling.ranks import rank_log, ranks_document, read_rank_logs
+from mamf.profiling.classes import COMMUNICATION
+from mamf.profiling.log import rank_log, read_rank_logs, write_profile
+from mamf.profiling.profile import ClassRow, Profile
+from mamf.profiling.report import ranks_document
 from mamf.report.formats import FORMATS
 
 

@@ -1,13 +1,11 @@
-"""Profiles: classes of events, shares of a step, FLOP from shapes, traces, and how they are told."""
+"""Profiles: shares of a step, FLOP from shapes, traces, logs and reports."""
 
 import gzip
 import json
-import os
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from rendering import render_profile
@@ -17,15 +15,11 @@ from mamf.cli import main
 from mamf.errors import RunLogError, UsageError
 from mamf.logs.run_log import read_run_log
 from mamf.measurement import IDLE
-from mamf.operations.tracing.classes import CLASSES, COMMUNICATION, UNCLASSIFIED, class_of
-from mamf.operations.tracing.events import Event, Trace
-from mamf.operations.tracing.shares import gaps, length, shares, union
-from mamf.operations.tracing.torch_traces import trace_launch
-from mamf.operations.tracing.traces import read_chrome_trace
+from mamf.profiling.classes import CLASSES, COMMUNICATION, class_of, shares
 from mamf.profiling.flops import dtype_of, flop_of
-from mamf.profiling.kernel_tables import read_kernel_table
 from mamf.profiling.log import read_profile_or_none, write_profile
 from mamf.profiling.profile import profile_of
+from mamf.profiling.traces import Event, Trace, gaps, length, read_trace, union
 from mamf.report.formats import FORMATS
 
 STEP = 60
@@ -54,11 +48,6 @@ def test_shares_and_idle_add_up_to_the_step(by_class):
     assert sum(share.visible for share in shares(by_class).values()) + idle == STEP
 
 
-@given(EVENTS)
-def test_the_order_of_events_does_not_matter(events):
-    assert shares(grouped(events)) == shares(grouped(reversed(events))) == shares(grouped(sorted(events)))
-
-
 @given(BY_CLASS)
 def test_visible_and_hidden_are_the_whole_time_of_a_class(by_class):
     for name, share in shares(by_class).items():
@@ -77,60 +66,6 @@ def test_of_communication_only_what_nothing_hides_is_told(by_class):
 
 
 # --- classes
-
-LAUNCHED_BY_NAME = [
-    ("nvjet_sm90_tst_128x256_64x4_1x2_h_bz_coopA_TNT", "matmul"),
-    ("void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_relu_bf16_256x128_32x3_tn_align8>(...)", "matmul"),
-    ("Cijk_Alik_Bljk_BBS_BH_MT256x256x64_MI16x16x1", "matmul"),
-    ("void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<128, 128, 64, 4>>", "attention"),
-    ("cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16", "attention"),
-    ("fmha_cutlassF_bf16_aligned_64x128_rf_sm80(...)", "attention"),
-    ("ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)", COMMUNICATION),
-    ("Memcpy HtoD (Pinned -> Device)", "memory copies"),
-    ("void at::native::(anonymous namespace)::CatArrayBatchedCopy<...>", "memory copies"),
-    ("void at::native::vectorized_elementwise_kernel<4, at::native::GeluCUDAKernelImpl>", "elementwise"),
-    ("triton_poi_fused_add_mul_3", "elementwise"),
-    ("triton_per_fused_native_layer_norm_1", "normalization"),
-    ("triton_red_fused__softmax_2", "reduction and softmax"),
-    ("void (anonymous namespace)::softmax_warp_forward<float, float, float, 8, false>", "reduction and softmax"),
-    ("void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float>>", "reduction and softmax"),
-    ("void at::native::(anonymous namespace)::multi_tensor_apply_kernel<FusedAdamMathFunctor<float>>", "optimizer"),
-    ("sm90_xmma_fprop_implicit_gemm_bf16bf16_bf16f32_f32_nhwckrsc_nhwc", "convolution"),
-    ("void at::native::indexSelectLargeIndex<float, long>", "embedding"),
-    ("my_own_thing", UNCLASSIFIED),
-]
-
-
-@pytest.mark.parametrize(("name", "expected"), LAUNCHED_BY_NAME, ids=[name[:40] for name, _ in LAUNCHED_BY_NAME])
-def test_a_kernel_without_an_operation_is_known_by_its_name(name, expected):
-    assert class_of(Event(name, "copy" if name.startswith("Memcpy") else "kernel", 0, 1)) == expected
-
-
-OPERATIONS = [
-    ("aten::addmm", "matmul"),
-    ("aten::_scaled_mm", "matmul"),
-    ("aten::convolution_backward", "convolution"),
-    ("aten::native_layer_norm_backward", "normalization"),
-    ("aten::_fused_rms_norm", "normalization"),
-    ("aten::gelu_backward", "elementwise"),
-    ("aten::add_", "elementwise"),
-    ("aten::_softmax_backward_data", "reduction and softmax"),
-    ("aten::nll_loss_forward", "reduction and softmax"),
-    ("aten::embedding_dense_backward", "embedding"),
-    ("aten::_fused_adamw_", "optimizer"),
-    ("aten::copy_", "memory copies"),
-    ("aten::_flash_attention_forward", "attention"),
-    ("flash_attn::_flash_attn_backward", "attention"),
-    ("autograd::engine::evaluate_function: AddmmBackward0", "other"),
-    ("aten::view", "other"),
-    ("nccl:all_reduce", COMMUNICATION),
-    ("somebodys::thing", UNCLASSIFIED),
-]
-
-
-@pytest.mark.parametrize(("name", "expected"), OPERATIONS)
-def test_an_operation_has_a_class(name, expected):
-    assert class_of(Event(name, "operation", 0, 1)) == expected
 
 
 def launched(kernel, *callers):
@@ -280,7 +215,7 @@ def at(flops):
 
 
 def profile_from(tmp_path, trace, ceiling_of=unknown):
-    return profile_of(read_chrome_trace(written(tmp_path / "trace.json", trace)), ceiling_of)
+    return profile_of(read_trace(written(tmp_path / "trace.json", trace)), ceiling_of)
 
 
 def test_a_trace_of_a_device(tmp_path):
@@ -301,22 +236,6 @@ def test_a_trace_of_a_device(tmp_path):
     assert profile.notes == ("1 of 4 kernels and copies were replayed from graphs: known by their names alone",)
 
 
-@pytest.mark.parametrize(
-    ("cuda", "own", "told"),
-    [("13.0", None, "1"), ("12.6", None, "1"), ("12.6", "0", "0"), ("12.4", None, None), (None, None, None)],
-)
-def test_a_profile_of_a_launch_leaves_nothing_attached_that_slows_later_ones(monkeypatch, cuda, own, told):
-    """But before CUDA 12.6, where graphs crash by that."""
-    monkeypatch.setattr(torch.version, "cuda", cuda)
-    monkeypatch.setenv("TEARDOWN_CUPTI", own or "")
-    if own is None:
-        monkeypatch.delenv("TEARDOWN_CUPTI")
-    during = []
-    trace_launch(lambda: during.append(os.environ.get("TEARDOWN_CUPTI")))
-    assert during == [told]
-    assert os.environ.get("TEARDOWN_CUPTI") == own
-
-
 def test_steps_of_torch_profiler_are_found_as_the_device_had_them(tmp_path):
     events = [
         raw("user_annotation", "ProfilerStep#3", 0, 100),
@@ -334,19 +253,16 @@ def test_a_trace_without_steps_is_told_as_a_whole(tmp_path):
     assert "its steps are unknown" in render_profile("table", "x", profile)
 
 
-def test_a_packed_trace_is_read(tmp_path):
-    path = tmp_path / "trace.json.gz"
-    path.write_bytes(gzip.compress(json.dumps(GPU_TRACE).encode()))
-    assert read_chrome_trace(path).steps == 1
-
-
 def test_a_trace_is_read_up_to_a_size_packed_or_not(tmp_path, monkeypatch):
-    monkeypatch.setattr("mamf.operations.tracing.traces._MAX_BYTES", 1 << 20)
+    small = tmp_path / "trace.json.gz"
+    small.write_bytes(gzip.compress(json.dumps(GPU_TRACE).encode()))
+    assert read_trace(small).steps == 1
+    monkeypatch.setattr("mamf.profiling.traces._MAX_BYTES", 1 << 20)
     packed = tmp_path / "zeros.json.gz"
     packed.write_bytes(gzip.compress(bytes(1 << 21)))
     for path in (packed, Path("/dev/zero")):
         with pytest.raises(UsageError, match="larger than 1 MiB unpacked"):
-            read_chrome_trace(path)
+            read_trace(path)
 
 
 @pytest.mark.parametrize(
@@ -355,17 +271,19 @@ def test_a_trace_is_read_up_to_a_size_packed_or_not(tmp_path, monkeypatch):
         '{"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "x", "pid": 1, "tid": 1, "ts": 1, "dur": 0}]}',
         "",
         "[]",
-        "{}",
         '{"traceEvents": []}',
         '{"traceEvents": [{"ph": "X", "cat": "kernel"}]}',
         '{"traceEvents": 1}',
+        "Name,Other\nx,1\n",
+        "Start (ns),Duration (ns),Name\n1,a,x\n",
     ],
 )
-def test_what_is_no_trace_is_refused_in_a_line(tmp_path, text):
-    path = tmp_path / "trace.json"
-    path.write_text(text)
-    with pytest.raises(UsageError, match=r"is not a Chrome trace of torch.profiler"):
-        read_chrome_trace(path)
+def test_other_files_are_refused_in_one_line(tmp_path, text):
+    for name, what in (("trace.json", "a Chrome trace of torch.profiler"), ("kernels.csv", "")):
+        path = tmp_path / name
+        path.write_text(text)
+        with pytest.raises(UsageError, match=f"{name} is not {what}"):
+            read_trace(path)
 
 
 def test_the_cpu_counts_each_operation_without_those_it_calls():
@@ -426,16 +344,8 @@ ROCPROF_TRACE = """"Kind","Agent_Id","Queue_Id","Kernel_Name","Correlation_Id","
 def test_tables_of_other_profilers_are_told_by_class(tmp_path, text, expected):
     path = tmp_path / "kernels.csv"
     path.write_text(text)
-    profile = profile_of(read_kernel_table(path), unknown)
+    profile = profile_of(read_trace(path), unknown)
     assert {row.name: round(row.visible / profile.seconds, 6) for row in profile.classes} == expected
-
-
-@pytest.mark.parametrize("text", ["", "Name,Other\nx,1\n", NSYS_TRACE.splitlines()[2] + "\n1,x,1,1,1,1,1,a\n"])
-def test_what_is_no_such_table_is_refused_in_a_line(tmp_path, text):
-    path = tmp_path / "kernels.csv"
-    path.write_text(text)
-    with pytest.raises(UsageError, match="is not a list of launches from"):
-        read_kernel_table(path)
 
 
 # --- how it is told
@@ -519,7 +429,7 @@ def test_without_a_timed_step_idle_is_an_upper_bound(profile):
 
 
 def test_a_class_above_its_sustained_ceiling_says_why(tmp_path):
-    trace = read_chrome_trace(written(tmp_path / "trace.json", GPU_TRACE))
+    trace = read_trace(written(tmp_path / "trace.json", GPU_TRACE))
     text = render_profile("table", "x", profile_of(trace, at(2e6)))
     assert "105.0%" in text
     assert text.count("matmul is above its sustained ceiling, which is of matmuls back to back: between other") == 1

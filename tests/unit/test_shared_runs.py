@@ -552,7 +552,7 @@ def attention_kernels(monkeypatch):
         "slow-attention": "test_shared_runs:SlowAttention",
     }
     monkeypatch.setitem(simulated_node.POINTS, discovery.ATTENTION_KERNELS, kernels)
-    monkeypatch.setattr("mamf.cli.attention_plans.plan_for", simulated_node.short_plan)
+    monkeypatch.setattr("mamf.cli.ceilings.plan_for", simulated_node.short_plan)
 
 
 ATTENTION = ["attention", "--seq-lens", "1024", "2048", "4096", "8192", "--head-dims", "64", "128"]

@@ -168,7 +168,7 @@ def test_a_run_measures_them_and_a_resumed_run_uses_the_same(run, unknown_device
     header = records(run)[0]
     assert header["traits"]["burst"]["wake_seconds"] == pytest.approx(0.0045, rel=0.2)
     assert any("wake-up: launches after a rest take" in finding for finding in header["findings"])
-    monkeypatch.setattr("mamf.cli.session.fit_traits", None)
+    monkeypatch.setattr("mamf.engine.traits.fit_traits", None)
     code, out, err = run("sweep", "--resume", "log.jsonl")
     assert code == 0 and "measuring how" not in err
     assert "assumed" not in out
@@ -186,7 +186,7 @@ def test_a_wake_up_is_over_before_a_burst_is_timed(run, unknown_device, monkeypa
 
 
 def test_a_row_says_that_its_regime_was_assumed(run, unknown_device, monkeypatch):
-    monkeypatch.setattr("mamf.cli.session.fit_traits", lambda backend, say: ())
+    monkeypatch.setattr("mamf.engine.traits.fit_traits", lambda backend, say: ())
     run(*COMMAND)
     remarks = [row["remarks"] for row in records(run) if row["record"] == "measurement"]
     assert remarks == [[ASSUMED], [ASSUMED]]

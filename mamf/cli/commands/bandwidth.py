@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import argparse
 
-from mamf.cli.commands.kernels_sweep import KernelsSession, run_session
-from mamf.operations.bandwidth.shapes import PATTERNS
-
-_OPERATION = "bandwidth"
+from mamf.cli.session import Session, run_kernels
+from mamf.plugins.discovery import operation
 
 
 def run(options: argparse.Namespace) -> int:
-    options.operation, options.shapes = _OPERATION, options.size
-    options.set = [f"pattern={','.join(options.pattern or PATTERNS)}"]
-    return run_session(options, KernelsSession)
+    return run_kernels(options, Session, operation("bandwidth"))

@@ -7,29 +7,28 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from mamf.backend import Backend
 from mamf.ceilings.ceiling import Ceiling
 from mamf.ceilings.share import require_usable_ceiling
-from mamf.cli.commands.kernels_sweep import KernelsSession
-from mamf.cli.printing import note_stream
-from mamf.cli.session import measure
-from mamf.cli.terminal import say, warn
+from mamf.cli.session import Session, run_session
+from mamf.cli.terminal import note_stream, say, warn
 from mamf.errors import UsageError
 from mamf.kernel import DATA
 from mamf.kinds.kind import Drawing
 from mamf.kinds.registry import kind_of
 from mamf.logs.found import cached_ceiling
 from mamf.logs.run_log import RunLog, read_run_log
+from mamf.operation import Request
 from mamf.operations.matmul.operation import problem_for
 from mamf.operations.matmul.selection import installed_kernel, kernel_for
 from mamf.plans import EXPLAIN, MATMUL, Plan
 from mamf.plugins.discovery import operation
 from mamf.regime_names import BURST, CEILINGS
-from mamf.report.charts.plotting import draw, exists, file_type, save
+from mamf.report.charts.picture import draw, exists, file_type, save
 
 _SECONDS = 30.0
 #: Problem, shape and kernel of the product to explain, the kernel by its name on the command line.
@@ -43,10 +42,10 @@ def run(options: argparse.Namespace) -> int:
             raise exists(options.picture)
     if options.ceiling and options.shape:
         raise UsageError("--ceiling determines the shape: leave --shape out")
-    return measure(options, partial(ExplainSession, operation(MATMUL), options))
+    return run_session(options, ExplainSession, Request(operation(MATMUL)))
 
 
-class ExplainSession(KernelsSession):
+class ExplainSession(Session):
     """Measures a few rows of one product and explains its gap to the datasheet."""
 
     kind = EXPLAIN
@@ -67,8 +66,8 @@ class ExplainSession(KernelsSession):
     def label(self) -> str:
         return f"{self.plan.problems[0].dtype}-{self.plan.shapes[0]}"
 
-    def _report(self, log: RunLog) -> int:
-        code = super()._report(log)
+    def report(self, log: RunLog) -> int:
+        code = super().report(log)
         if self.options.picture and log.measurements:
             chart = kind_of(log.plan).chart(log, Drawing())
             save(draw(chart), self.options.picture, self.options.overwrite)
@@ -83,7 +82,7 @@ def product_of(options: argparse.Namespace, backend: Backend) -> Product:
         return _winner(_ceiling_of(options.ceiling, options.dtype, backend), asked)
     problem = problem_for(backend, options.dtype)
     if options.shape:
-        return problem, options.shape, asked or kernel_for(backend, problem).name
+        return problem, operation(MATMUL).parse_shape(options.shape), asked or kernel_for(backend, problem).name
     before = cached_ceiling(backend.info, problem, BURST)
     if before is None:
         raise UsageError(f"no find of {problem.dtype} on this device is known: run 'mamf find', or name a --shape")

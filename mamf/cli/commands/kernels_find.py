@@ -6,23 +6,20 @@ import argparse
 from dataclasses import replace
 from typing import Any
 
-from mamf.cli.commands.kernels_sweep import KernelsSession, run_session
-from mamf.engine.search.kernels import KernelsFind
+from mamf.cli.session import Session, run_kernels
 from mamf.errors import UsageError
-from mamf.logs.run_log import OwnCeilings
 from mamf.plans import DEFAULT_BUDGET_SECONDS, FIND, Plan
 from mamf.regime_names import CEILINGS, asked_regimes
 
 
 def run(options: argparse.Namespace) -> int:
-    return run_session(options, KernelsFindSession)
+    return run_kernels(options, KernelsFindSession)
 
 
-class KernelsFindSession(KernelsSession):
+class KernelsFindSession(Session):
     """Finds the ceilings of kernels of one operation."""
 
     kind = FIND
-    find: KernelsFind
 
     def new_plan(self) -> Plan:
         plan = super().new_plan()
@@ -50,32 +47,5 @@ class KernelsFindSession(KernelsSession):
         info = self.backend.info
         return any(self.of.may_be_ceiling(info, problem, shape) for problem in plan.problems)
 
-    def strategy(self) -> KernelsFind:
-        kernels = [each for _, each in self.kernels]
-        self.find = KernelsFind(self.plan, kernels, self.backend, held=self.held, rows=list(self.rows))
-        return self.find
-
     def count_due(self) -> None:
         return None
-
-    def left_out(self) -> bool:
-        return bool(self.count_left())
-
-    def count_left(self) -> int:
-        return len(self.missing_ceilings())
-
-    def missing_ceilings(self) -> list[tuple[Any, str]]:
-        """Unconfirmed ceilings of problems that some kernel supports."""
-        tried = {self.step_of(row): row.ok for row in self.rows if not row.phase}
-        hopeless = {
-            problem
-            for problem in self.plan.problems
-            if not any(tried.get(step, True) for step in self.plan.steps() if step[1] == problem)
-        }
-        wanted = [(problem, regime) for problem in self.plan.problems for regime in self.plan.regimes]
-        found = self.ceilings_found()
-        return [each for each in wanted if each[0] not in hopeless and each not in found]
-
-    def ceilings_found(self) -> OwnCeilings:
-        """The ceilings from logged rows: a signal may come between a row and its evaluation by the search."""
-        return self.find.confirmed_by(self.rows)

@@ -9,39 +9,21 @@ from typing import Any
 
 from mamf.backend import Backend
 from mamf.ceilings.share import KnownCeiling, given_ceiling
-from mamf.cli.attention_plans import given_ceilings
-from mamf.cli.commands.kernels_sweep import KernelsSession, run_session
-from mamf.cli.printing import say_memory
+from mamf.cli.ceilings import given_ceilings, wanted_ceilings
 from mamf.cli.resuming import asks_for_plan, contradiction
-from mamf.cli.terminal import warn
+from mamf.cli.session import Session, run_kernels
+from mamf.cli.terminal import say_memory, warn
 from mamf.contribution.known_ceilings import measured_peak
+from mamf.engine.strategies.kernels import KernelsSweep
 from mamf.errors import MamfError
-from mamf.logs.writer import RunLogWriter
-from mamf.operations.model.shapes import SIZES
-
-_BATCH, _CONTEXTS = 8, (1024,)
+from mamf.kinds.kind import Setup
+from mamf.logs.recording import Record
+from mamf.plugins.discovery import operation
 
 
 def run(options: argparse.Namespace) -> int:
-    options.operation = "model"
-    options.set = fields(options)
-    options.shapes, options.kernel = shapes(options), kernels(options)
-    return run_session(options, ModelSession)
-
-
-def fields(options: argparse.Namespace) -> list[str]:
-    """The fields of the size, of --phase and of --set, which replaces those of the size."""
-    given = [*(options.set or ()), *([f"phase={','.join(options.phase)}"] if options.phase else ())]
-    replaced = {each.partition("=")[0] for each in given}
-    return [f"{name}={each}" for name, each in SIZES.get(options.size, {}).items() if name not in replaced] + given
-
-
-def shapes(options: argparse.Namespace) -> list[str] | None:
-    """The shapes; None if a resumed log decides."""
-    if options.resume and not asks_for_plan(options):
-        return None
-    contexts = options.context_lengths or _CONTEXTS
-    return [f"b{batch}s{context}" for batch in options.batch or (_BATCH,) for context in contexts]
+    options.kernel = kernels(options)
+    return run_kernels(options, ModelSession, operation("model"))
 
 
 def kernels(options: argparse.Namespace) -> list[str] | None:
@@ -52,34 +34,33 @@ def kernels(options: argparse.Namespace) -> list[str] | None:
     return [f"{way}[{name}]" for name in options.attention or ("sdpa",) for way in ways]
 
 
-class ModelSession(KernelsSession):
+class ModelSession(Session):
     """Training steps of models, and the ceilings for their shares."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        held, wanted = self.known_ceilings, self.wanted_ceilings()
+        wanted = wanted_ceilings(self.plan)
+        self.known_ceilings = dict(self.log.known_ceilings) if self.log else {}
         for key, each in given_ceilings(self.options, wanted, self.backend).items():
-            ceiling = given_ceiling(each)
-            if held.get(key, ceiling) != ceiling:
-                then = f"a {' '.join(key)} ceiling of {held[key].tflops:.6g} TFLOPS"
+            ceiling, before = given_ceiling(each), self.known_ceilings.get(key)
+            if before and before != ceiling:
+                then = f"a {' '.join(key)} ceiling of {before.tflops:.6g} TFLOPS"
                 raise contradiction(self.options, "ceiling", then, self.options.ceiling)
             if key in wanted:
-                held[key] = ceiling
+                self.known_ceilings[key] = ceiling
 
-    def dry_run(self) -> int:
-        super().dry_run()
-        needed = max((problem.nbytes(shape) for _, problem, shape, _ in self.plan.steps(self.held)), default=0)
+    def say_plan(self) -> None:
+        super().say_plan()
+        needed = max((problem.nbytes(shape) for _, problem, shape, _ in self.driven.steps), default=0)
         say_memory(needed, "the largest without its activations", self.backend)
-        return 0
 
-    def before_measuring(self, writer: RunLogWriter) -> None:
-        missing = [key for key in self.wanted_ceilings() if key not in self.known_ceilings]
+    def strategy(self, setup: Setup) -> KernelsSweep:
+        missing = [key for key in wanted_ceilings(self.plan) if key not in self.known_ceilings]
         self.known_ceilings |= {(each.dtype, each.regime): each for each in known_here(self.backend, missing)}
-        held = self.log.known_ceilings if self.log else {}
-        with self.interruption.shielded():
-            for key, ceiling in self.known_ceilings.items():
-                if key not in held:
-                    writer.write("known_ceiling", asdict(ceiling))
+        logged = self.log.known_ceilings if self.log else {}
+        new = [Record("known_ceiling", asdict(each)) for key, each in self.known_ceilings.items() if key not in logged]
+        on_phase = setup.on_phase
+        return KernelsSweep(self.plan, setup.opened, self.backend, held=setup.answers, on_phase=on_phase, records=new)
 
 
 def known_here(backend: Backend, needed: Collection[tuple[str, str]]) -> Iterator[KnownCeiling]:

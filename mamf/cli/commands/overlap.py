@@ -7,20 +7,21 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
-from mamf.cli.commands.kernels_sweep import KernelsSession, run_session
+from mamf.cli.session import Session, run_kernels
 from mamf.cli.terminal import stdout
-from mamf.engine.strategies.overlap import DEFAULT_SECONDS, Overlapping, cells_of
+from mamf.engine.strategies.overlap import Overlapping
 from mamf.errors import UsageError
+from mamf.kinds.kind import Setup, Strategy
 from mamf.logs.run_log import RunLog, read_run_log
 from mamf.measurement import Measurement
 from mamf.node.group import Launched, launched, launched_group, of_all
-from mamf.operations.collective.operation import COLLECTIVES
-from mamf.operations.overlap.operation import TIMED, Pair
-from mamf.plans import OVERLAP, Plan
+from mamf.operations.collective import COLLECTIVES
+from mamf.operations.overlap import TIMED, Pair
+from mamf.plans import OVERLAP, Plan, StepKey
 from mamf.plugins.discovery import backend_class, first_backend, open_backend
 from mamf.regime_names import SUSTAINED
 from mamf.report.document import Document
@@ -55,7 +56,7 @@ def run(options: argparse.Namespace) -> int:
         *(f"other={','.join(beside)}", f"timed={','.join(TIMED)}", "alone=yes,no"),
         f"blocks={','.join(map(str, options.blocks or [0]))}",
     ]
-    return run_session(options, OverlapSession)
+    return run_kernels(options, OverlapSession)
 
 
 def ranked(run: Overlapping, own: Launched | None) -> Iterator[Measurement]:
@@ -69,25 +70,31 @@ def ranked(run: Overlapping, own: Launched | None) -> Iterator[Measurement]:
         yield from run.results()
 
 
-class OverlapSession(KernelsSession):
+@dataclass
+class _Ranked:
+    """A run as rank 0 of its group. ``held``: the steps of rows that the log has already."""
+
+    run: Overlapping
+    own: Launched | None
+    held: Collection[StepKey]
+
+    @property
+    def left_out(self) -> int:
+        return self.run.left_out
+
+    def results(self) -> Iterator[Measurement]:
+        return (row for row in ranked(self.run, self.own) if row.step not in self.held)
+
+
+class OverlapSession(Session):
     kind = OVERLAP
 
     def new_plan(self) -> Plan:
         return replace(super().new_plan(), kind=OVERLAP, regimes=(SUSTAINED,), options=None)
 
-    def strategy(self) -> Any:
-        return Overlapping(
-            self.backend,
-            Pair(),
-            cells_of(self.plan.steps(self.held)),
-            self.plan.seconds or DEFAULT_SECONDS,
-            self.plan.budget_seconds or math.inf,
-        )
-
-    def measurements(self, on_phase: Callable[[str], None]) -> Iterator[Measurement]:
-        run: Any = self.sweep
-        run.on_phase = on_phase
-        return (row for row in ranked(run, launched(os.environ)) if self.step_of(row) not in self.held)
+    def strategy(self, setup: Setup) -> Strategy:
+        run: Any = super().strategy(setup)
+        return _Ranked(run, launched(os.environ), [row.step for row in setup.answers.values()])
 
     def document(self, log: RunLog) -> Document:
         step = self.options.flop and (self.options.flop, self.options.bytes)

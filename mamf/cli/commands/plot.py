@@ -4,21 +4,46 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from mamf.cli.reading import read_log
+from mamf.cli.options import add
 from mamf.cli.terminal import say
 from mamf.errors import UsageError
-from mamf.kinds.registry import chart_of
-from mamf.logs.legacy import read_legacy_or_none
-from mamf.logs.shared_runs import is_shared_folder
-from mamf.node.logs import contributed_baseline, read_nodes
-from mamf.node.report import node_chart
-from mamf.node.verdict import judge
-from mamf.report.charts.plotting import Picture, draw, exists, file_type, save
-from mamf.report.imported import beside_chart, shown_log, shown_run
+from mamf.regime_names import NAMES
+
+if TYPE_CHECKING:
+    from mamf.report.charts.picture import Picture
+
+EXAMPLES = """examples:
+  mamf plot attention.jsonl                                 attention.png: TFLOPS against sequence length
+  mamf plot attention.jsonl --direction fwd --output forward.svg
+  mamf plot sweep.jsonl --regime burst
+  mamf plot model.jsonl                                     training steps by phase, and their MAMFU
+  mamf plot FOLDER                                          devices side by side, from a folder of 'mamf node'
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "logs",
+        type=Path,
+        nargs="+",
+        metavar="LOG",
+        help="a run log, the logs or folder of a shared run, logs of mamf-finder, or folders of 'mamf node'",
+    )
+    parser.add_argument(
+        "--output", type=Path, metavar="FILE", help="picture to write: .png or .svg (default: the log's name with .png)"
+    )
+    add(parser, "--overwrite")
+    add(parser, "--regime", nargs=None, choices=NAMES, default_text="all, for attention the log's first")
+    parser.add_argument(
+        "--direction", nargs="+", metavar="PASS", help="passes of attention: fwd, bwd or fwd+bwd (default: all)"
+    )
 
 
 def run(options: argparse.Namespace) -> int:
+    from mamf.report.charts.picture import draw, exists, file_type, save
+
     path = options.output or Path(f"{options.logs[0].stem}.png")
     file_type(path)
     if path.exists() and not options.overwrite:
@@ -29,6 +54,15 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _picture(options: argparse.Namespace) -> Picture:
+    from mamf.cli.reading import read_log
+    from mamf.kinds.registry import chart_of
+    from mamf.logs.legacy import read_legacy_or_none
+    from mamf.logs.shared_runs import is_shared_folder
+    from mamf.node.logs import contributed_baseline, read_nodes
+    from mamf.node.report import node_chart
+    from mamf.node.verdict import judge
+    from mamf.report.imported import beside_chart, shown_log, shown_run
+
     folders = [path for path in options.logs if path.is_dir() and not is_shared_folder(path)]
     if len(folders) == len(options.logs):
         _require_no_choice(options, "a node")

@@ -7,19 +7,18 @@ import re
 from contextlib import suppress
 from dataclasses import replace
 
-from mamf.cli.commands.kernels_sweep import AnyOperation, KernelsSession, asked_for, say_plan
 from mamf.cli.interruption import Interruption
+from mamf.cli.planning import AnyOperation, read_fields
 from mamf.cli.reading import as_file, read_log
-from mamf.cli.resuming import Resumed
-from mamf.cli.session import measure
+from mamf.cli.session import Session, run_session, say_plan
 from mamf.cli.terminal import warn
-from mamf.engine.strategies.reproduce import ReproduceSweep
 from mamf.errors import UnavailableError, UnknownNameError, UsageError
 from mamf.kernel import AnyKernel
+from mamf.kinds.driver import Resumed
 from mamf.limits import shorten
 from mamf.logs.reproducing import NOT_MEASURED, claims_of_log, judge_claims
-from mamf.operations.attention.shapes import DIRECTIONS
-from mamf.plans import DEFAULT_BUDGET_SECONDS, REPRODUCE, Claim, Plan, ReproduceOptions
+from mamf.operation import Request, fields_of
+from mamf.plans import DEFAULT_BUDGET_SECONDS, REPRODUCE, Claim, Plan, ReproduceOptions, StepKey
 from mamf.plugins.discovery import OPERATIONS, find_registered, is_path, kernel_names, operation
 from mamf.plugins.selection import choose_kernels
 from mamf.regime_names import BURST, CLASSIC, NAMES, SUSTAINED
@@ -30,15 +29,13 @@ _MAX_CHARACTERS = 500
 #: Such as 1613 TFLOPS flash-attn-4 b1h16q16384d128c fwd.
 _CLAIM = re.compile(r"(\d{1,9}(?:\.(\d{1,9}))?) (TFLOPS|TB/s) (\S+) (\S+)((?: \S+)*)", re.ASCII)
 _REGIMES = (BURST, SUSTAINED, CLASSIC)
-#: The fields that a word of a claim may be a value of; any other word is a dtype.
-_WORDS = {**dict.fromkeys(DIRECTIONS, "direction"), **dict.fromkeys(_REGIMES, "regime")}
 
 
 def run(options: argparse.Namespace) -> int:
     is_named = bool(options.source) + bool(options.claim) == (options.resume is None)
     if not (is_named or options.restart) or options.top == 0:
         raise UsageError("name one thing to reproduce: a log, with a --top from 1, figures with --claim, or --resume")
-    return measure(options, lambda interruption, resumed: ReproduceSession(options, interruption, resumed))
+    return run_session(options, ReproduceSession)
 
 
 def _read_claims(options: argparse.Namespace) -> tuple[str, ReproduceOptions, Plan | None]:
@@ -65,12 +62,19 @@ def _claim_in_words(text: str) -> tuple[str, Claim]:
     of = _operation_of(kernel, written)
     if (counted := of.problem_type().work(shape := of.parse_shape(written)).unit) != unit:
         raise UsageError(f"{shorten(text)!r}: the rate of {of.name} is in {counted}")
-    fields = [word if "=" in word else f"{_WORDS.get(word, 'dtype')}={word}" for word in words.split()]
+    fields = [word if "=" in word else f"{_field_of(word, of)}={word}" for word in words.split()]
     regime = next((each for each in _REGIMES if f"regime={each}" in fields), BURST)
-    asked = asked_for(of, argparse.Namespace(dtype=None, set=[each for each in fields if each != f"regime={regime}"]))
+    asked = read_fields(of, [each for each in fields if each != f"regime={regime}"])
     half_digit = 0.5 * 10 ** -len(decimals or "")
-    step = (regime, {name: values[0] for name, values in asked.items()}, shape, kernel)
+    step = StepKey(regime, {name: values[0] for name, values in asked.items()}, shape, kernel)
     return of.name, Claim(step, float(number), Interval(float(number) - half_digit, float(number) + half_digit, 1.0))
+
+
+def _field_of(word: str, of: AnyOperation) -> str:
+    """The field that a word of a claim is a value of: one that allows it, else the dtype."""
+    if word in _REGIMES:
+        return "regime"
+    return next((each.name for each in fields_of(of).values() if word in each.choices), "dtype")
 
 
 def _operation_of(kernel: str, shape: str) -> AnyOperation:
@@ -89,7 +93,7 @@ def _operation_of(kernel: str, shape: str) -> AnyOperation:
     raise UnknownNameError("kernel", kernel, names)
 
 
-class ReproduceSession(KernelsSession):
+class ReproduceSession(Session):
     """Measures claims again, and compares both figures of each."""
 
     kind = REPRODUCE
@@ -99,9 +103,9 @@ class ReproduceSession(KernelsSession):
             name = resumed.log.plan.operation
         else:
             name, self.asked, self.source_plan = _read_claims(options)
-        super().__init__(operation(name), options, interruption, resumed)
+        super().__init__(Request(operation(name)), options, interruption, resumed)
 
-    def opened_kernels(self) -> list[tuple[str, AnyKernel]]:
+    def open_kernels(self) -> list[tuple[str, AnyKernel]]:
         """The kernels of the claims that can run here."""
         if self.before:
             return choose_kernels(self.of, self.backend, self.before.kernels)
@@ -115,7 +119,7 @@ class ReproduceSession(KernelsSession):
             regime, problem, shape, name = claim.step
             problem = self.of.problem_for(self.backend, problem) if isinstance(problem, dict) else problem
             if each := opened[name]:
-                claims.append(replace(claim, step=(regime, problem, shape, each[1].name)))
+                claims.append(replace(claim, step=StepKey(regime, problem, shape, each[1].name)))
         if not claims:
             raise UnavailableError(f"no kernel of {self.asked.source} can run here, so nothing is reproduced")
         self.asked = replace(self.asked, claims=tuple(claims))
@@ -155,22 +159,15 @@ class ReproduceSession(KernelsSession):
         tolerance = self.options.tolerance or before.options.tolerance
         return replace(before, options=replace(before.options, tolerance=tolerance))
 
-    def strategy(self) -> ReproduceSweep:
-        return ReproduceSweep(self.plan, [each for _, each in self.kernels], self.backend, rows=list(self.rows))
-
-    def dry_run(self) -> int:
-        steps = [each.claim.step for each in judge_claims(self.plan.options, self.rows) if each.here is None]
-        say_plan(self.plan, steps, self.backend)
-        return 0
+    def say_plan(self) -> None:
+        judged = judge_claims(self.plan.options, self.driven.rows)
+        say_plan(self.plan, [each.claim.step for each in judged if each.here is None], self.backend)
 
     def count_due(self) -> int | None:
-        return self.count_left() or None
+        return self.driven.kind.count_left(self.driven) or None
 
-    def count_left(self) -> int:
-        return sum(each.here is None for each in judge_claims(self.plan.options, self.rows))
-
-    def run(self) -> int:
-        code, judged = super().run(), judge_claims(self.plan.options, self.rows)
+    def judge(self, code: int) -> int:
+        judged = judge_claims(self.plan.options, self.driven.rows)
         if code not in (0, _UNFINISHED) or not any(each.is_slower for each in judged):
             return code or any(each.verdict == NOT_MEASURED for each in judged)
         return _SLOWER

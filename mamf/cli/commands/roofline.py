@@ -16,10 +16,9 @@ from mamf.ceilings.roof import RoofPoint, Roofs
 from mamf.choices import EXPORTS
 from mamf.cli import call
 from mamf.cli.interruption import EXIT_CODE
-from mamf.cli.printing import note_stream, print_document
 from mamf.cli.reading import read_log
 from mamf.cli.resuming import flag
-from mamf.cli.terminal import reports_to, say, warn
+from mamf.cli.terminal import note_stream, print_document, reports_to, say, warn
 from mamf.errors import UsageError
 from mamf.files import create_whole, make_folder, write_whole
 from mamf.logs.comparability import require_same_card, roofs_of_logs
@@ -30,7 +29,7 @@ from mamf.operations.matmul.operation import problem_for
 from mamf.plans import DEFAULT_BUDGET_SECONDS
 from mamf.plugins.discovery import open_backend
 from mamf.regime_names import CEILINGS
-from mamf.report.charts.plotting import draw, exists, file_type, save
+from mamf.report.charts.picture import draw, exists, file_type, save
 from mamf.report.charts.roofline import roofline_chart
 from mamf.report.roofline import points_of, roofline_document, tracelens_arch
 from mamf.report.text import machine_line

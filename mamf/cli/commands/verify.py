@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import argparse
 import warnings
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Sequence
 
 from mamf.cli.devices import WRONG
 from mamf.cli.interruption import Interruption
-from mamf.cli.resuming import Resumed, asked_budget, require_same_kernels
-from mamf.cli.session import Session, measure
+from mamf.cli.resuming import require_same_kernels
+from mamf.cli.session import Session, run_session
 from mamf.cli.terminal import say
-from mamf.engine.strategies.verify import VerifySweep, kernels_to_verify, verify_plan
-from mamf.measurement import Measurement
-from mamf.plans import MATMUL, VERIFY, VERIFY_BUDGET_SECONDS, Plan
+from mamf.engine.strategies.verify import kernels_to_verify, verify_plan
+from mamf.kinds.driver import Resumed
+from mamf.kinds.kind import Named
+from mamf.operation import Request
+from mamf.plans import MATMUL, VERIFY, Plan
+from mamf.plugins.discovery import operation
 from mamf.regime_names import CHECKING, asked_regimes
 from mamf.report.verification import counts
 
@@ -22,50 +24,39 @@ from mamf.report.verification import counts
 def run(options: argparse.Namespace) -> int:
     # What scaled_dot_product_attention says, line by line, of a problem that it refuses.
     warnings.filterwarnings("ignore", ".*(kernel not used because|runtime disabled|fused kernels require)")
-    return measure(options, lambda interruption, resumed: _VerifySession(options, interruption, resumed))
+    return run_session(options, _VerifySession)
 
 
 class _VerifySession(Session):
-    command = kind = VERIFY
-    operation = MATMUL
+    kind = VERIFY
 
     def __init__(self, options: argparse.Namespace, interruption: Interruption, resumed: Resumed | None) -> None:
-        super().__init__(options, interruption, resumed)
-        if self.before and options.kernel:
-            require_same_kernels(options, self.before.kernels, kernels_to_verify(self.backend, options.kernel))
-        self.kernels = kernels_to_verify(self.backend, self.before.kernels if self.before else options.kernel)
-        # A resumed run gets the whole budget once more.
-        budget = asked_budget(options) or (self.before and self.before.budget_seconds) or VERIFY_BUDGET_SECONDS
-        self.plan = replace(self.make_plan(), budget_seconds=budget)
-        self.rows = list(self.log.lasting) if self.log else []
-        self.sweep = VerifySweep(self.plan, list(self.kernels.values()), self.backend, tuple(self.rows))
+        super().__init__(Request(operation(MATMUL)), options, interruption, resumed)
+
+    def open_kernels(self) -> Sequence[Named]:
+        asked, before = self.options.kernel, self.before
+        if before and asked:
+            require_same_kernels(self.options, before.kernels, kernels_to_verify(self.backend, asked))
+        return list(kernels_to_verify(self.backend, before.kernels if before else asked).items())
 
     def new_plan(self) -> Plan:
         asked, regimes = self.options, asked_regimes(self.options.regime, CHECKING)
-        given = (asked.budget, asked.dtype, regimes, asked.largest, asked.seed or 0, asked.number)
-        return verify_plan(self.backend, self.kernels, *given)
+        largest = operation(MATMUL).parse_shape(asked.largest) if asked.largest else None
+        given = (asked.budget, asked.dtype, regimes, largest, asked.seed or 0, asked.number)
+        return verify_plan(self.backend, dict(self.kernels), *given)
 
-    def dry_run(self) -> int:
+    def say_plan(self) -> None:
         plan = self.plan
         say(f"kernels: {', '.join(plan.kernels)}; {' and '.join(plan.regimes)} for {plan.budget_seconds:.0f} s")
-        return 0
-
-    def kernel_name(self) -> str:
-        return " ".join(self.plan.kernels)
 
     def label(self) -> str:
         return f"device{self.backend.index}"
 
+    def count_due(self) -> None:
+        return None
+
     def has_all(self) -> bool:
         return self.options.budget is None
 
-    def measurements(self, on_phase: Callable[[str], None]) -> Iterator[Measurement]:
-        self.sweep.on_phase = on_phase
-        return self.sweep.results()
-
-    def left_out(self) -> bool:
-        return False
-
-    def run(self) -> int:
-        code = super().run()
-        return WRONG if counts(self.rows)["wrong"] else code
+    def judge(self, code: int) -> int:
+        return WRONG if counts(self.driven.rows)["wrong"] else code

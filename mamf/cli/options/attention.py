@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from mamf.cli.options.operations import add_shape_options
-from mamf.cli.options.shared import (
+from mamf.cli.options import (
     add,
     add_device_options,
     add_devices_options,
@@ -13,8 +12,8 @@ from mamf.cli.options.shared import (
     add_output_options,
     add_run_options,
 )
-from mamf.cli.options.values import sparsity
-from mamf.operations.attention.shapes import BACKWARD_COUNTS
+from mamf.cli.planning import add_parameters
+from mamf.operations.attention.operation import Attention
 
 EXAMPLES = """examples:
   mamf attention                                        all installed kernels, bf16, 1k to 16k, head dimension 128
@@ -26,34 +25,16 @@ EXAMPLES = """examples:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    add_shape_options(parser)
-    _add_problem_options(parser)
-    _add_ceiling_options(add_measuring_options(parser))
+    add_parameters(parser, Attention())
+    add(parser.add_argument_group("what"), "--kernel")
+    add_ceiling_options(add_measuring_options(parser))
     add_device_options(parser)
     add_devices_options(parser)
     add_run_options(parser)
     add_output_options(parser)
 
 
-def _add_problem_options(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("problem")
-    add(group, "--dtype", "--kernel", "--direction")
-    group.add_argument(
-        "--backward-count",
-        choices=list(BACKWARD_COUNTS),
-        help="FLOP of a backward pass: hardware counts 2.5 forward passes, model 2 (default: hardware)",
-    )
-    group.add_argument(
-        "--sparsity",
-        type=sparsity,
-        nargs="+",
-        metavar="SHARE",
-        help="share of key blocks that the inputs make irrelevant (default: 0)",
-    )
-    add(group, "--seed")
-
-
-def _add_ceiling_options(group: argparse._ArgumentGroup) -> None:
+def add_ceiling_options(group: argparse._ArgumentGroup) -> None:
     either = group.add_mutually_exclusive_group()
     add(either, "--ceiling", default_text="a search comes first")
     either.add_argument(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 
-from mamf.cli.options.operations import add_session_options
-from mamf.cli.options.shared import add
+from mamf.cli.options import add, add_session_options
+from mamf.cli.planning import add_parameters
+from mamf.operations.bandwidth.operation import Bandwidth
 from mamf.operations.bandwidth.shapes import PATTERNS
 
 EXAMPLES = """examples:
@@ -16,14 +17,6 @@ EXAMPLES = """examples:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("what", "several dtypes and patterns are measured in every combination")
-    group.add_argument("--pattern", nargs="+", help=f"{', '.join(PATTERNS)} (default: all)")
-    group.add_argument(
-        "--size",
-        nargs="+",
-        metavar="SIZE",
-        help="bytes of each array, such as 1GiB (default: powers of two from the cache to half the memory)",
-    )
-    add(group, "--dtype", default_text="float32")
-    add(group, "--kernel")
+    add_parameters(parser, Bandwidth(), defaults={"pattern": PATTERNS})
+    add(parser.add_argument_group("what"), "--kernel")
     add_session_options(parser)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
-
-from mamf.cli.options.operations import add_launch_options
-from mamf.cli.options.shared import add, add_device_options, add_run_options
+from mamf.cli.options import add, add_device_options, add_run_options
+from mamf.cli.parser import NeededUnless, Parser
+from mamf.cli.planning import add_launch_options
 
 EXAMPLES = """examples:
   mamf counters torch.mm --shape 4096x4096x4096
@@ -14,8 +13,15 @@ EXAMPLES = """examples:
 """
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("kernel", nargs="*", metavar="KERNEL", help="cycles are relative to those of the first kernel")
+def configure(parser: Parser) -> None:
+    parser.add_argument(
+        "kernel",
+        nargs="*",
+        action=NeededUnless,
+        alternatives=("--resume",),
+        metavar="KERNEL",
+        help="cycles are relative to those of the first kernel",
+    )
     add_launch_options(parser, "--shapes")
     group = parser.add_argument_group("counting")
     add(group, "--launches", default=5, default_text="5")

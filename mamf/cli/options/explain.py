@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from mamf.cli.options.shared import add, add_device_options, add_output_options, add_run_options
+from mamf.cli.options import add, add_device_options, add_output_options, add_run_options
 
 EXAMPLES = """examples:
   mamf explain --ceiling find.jsonl                         the winner of that find

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 
-from mamf.cli.options.shared import add, add_device_options, add_devices_options, add_output_options, add_run_options
-from mamf.kernel import DATA
+from mamf.cli.options import add, add_device_options, add_devices_options, add_output_options, add_run_options
+from mamf.cli.planning import add_parameters
+from mamf.operations.matmul.operation import Matmul
 from mamf.plans import DEFAULT_BUDGET_SECONDS
 
 EXAMPLES = """examples:
@@ -18,11 +19,10 @@ EXAMPLES = """examples:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    add(parser, "--operation", default_text="matmul; other operations have other options")
-    group = parser.add_argument_group("product")
-    add(group, "--dtype", "--out-dtype", "--layout")
-    group.add_argument("--data", choices=DATA, help="values of the operands (default: normal)")
-    add(group, "--seed", "--fast-accumulation")
+    add_parameters(parser, Matmul(), has_shapes=False, several=False)
+    group = parser.add_argument_group("what")
+    add(group, "--operation", default_text="matmul; other operations have other options")
+    add(group, "--dtype")
     add(group, "--kernel", default_text="all but those that compile for minutes")
     search = parser.add_argument_group("search")
     add(search, "--regime", default_text="both")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from mamf.cli.options.shared import add_device_options, add_output_options, add_run_options
+from mamf.cli.options import add_device_options, add_output_options, add_run_options
 
 EXAMPLES = """examples:
   mamf guard kernels.toml --update                      measure the baseline of the file

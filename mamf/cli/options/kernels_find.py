@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
-
-from mamf.cli.options.operations import add_operation_options, add_session_options
+from mamf.cli.options import add_session_options
+from mamf.cli.parser import Parser
+from mamf.cli.planning import add_named_operation
 from mamf.plans import DEFAULT_BUDGET_SECONDS
 
 EXAMPLES = """examples:
@@ -17,6 +17,6 @@ EXAMPLES = """examples:
 _BUDGET = f"{DEFAULT_BUDGET_SECONDS:.0f}s, and half of it for each problem beyond the first"
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
-    add_operation_options(parser)
+def configure(parser: Parser) -> None:
+    add_named_operation(parser)
     add_session_options(parser, budget=_BUDGET, regimes="both")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
-
-from mamf.cli.options.operations import add_operation_options, add_session_options
+from mamf.cli.options import add_session_options
+from mamf.cli.parser import Parser
+from mamf.cli.planning import add_named_operation
 
 EXAMPLES = """examples:
   mamf sweep --operation NAME                               default shapes, every available kernel
@@ -14,6 +14,6 @@ EXAMPLES = """examples:
 """
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
-    add_operation_options(parser)
+def configure(parser: Parser) -> None:
+    add_named_operation(parser)
     add_session_options(parser)

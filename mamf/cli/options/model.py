@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import argparse
 
-from mamf.cli.options.operations import add_session_options
-from mamf.cli.options.shared import add
-from mamf.cli.options.values import size
-from mamf.operations.model.shapes import PHASES, SIZES
+from mamf.cli.options import add, add_session_options
+from mamf.cli.planning import add_parameters
+from mamf.operations.model.operation import Model
 
 EXAMPLES = """examples:
   mamf model --size small --phase forward forward-backward step
@@ -19,21 +18,11 @@ EXAMPLES = """examples:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("what", "several values are measured in every combination")
-    group.add_argument("--size", choices=SIZES, help="small to 2.7b: GPT-2; 1b, 3b, 8b: Llama 3 (default: small)")
-    add(group, "--set")
-    group.add_argument("--batch", type=size, nargs="+", metavar="N", help="sequences in a batch (default: 8)")
-    group.add_argument("--context-lengths", type=size, nargs="+", metavar="N", help="tokens each (default: 1024)")
-    group.add_argument(
-        "--phase",
-        choices=PHASES,
-        nargs="+",
-        help="part of a training step; forward-backward minus forward is the backward pass (default: forward)",
-    )
+    add_parameters(parser, Model(), defaults={"context": (1024,)})
+    group = parser.add_argument_group("what")
     group.add_argument(
         "--attention", nargs="+", metavar="KERNEL", help="attention kernels of 'mamf kernels' (default: sdpa)"
     )
     group.add_argument("--compile", action="store_true", default=None, help="also under torch.compile")
-    add(group, "--dtype")
     add(parser, "--ceiling", default_text="the ceilings that 'mamf peak' knows")
     add_session_options(parser, regimes="sustained")

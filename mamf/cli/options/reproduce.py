@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from mamf.cli.options.shared import add, add_device_options, add_run_options
-from mamf.cli.options.values import share
+from mamf.cli.options import add, add_device_options, add_run_options, share
+from mamf.cli.parser import NeededUnless
 
 EXAMPLES = """examples:
   mamf reproduce results/nvidia-h200/LOG.jsonl                 the best row of each problem and regime
@@ -17,7 +17,14 @@ docs/reproducing.md says how it decides.
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("source", nargs="?", metavar="LOG", help="run log, or its https address")
+    parser.add_argument(
+        "source",
+        nargs="?",
+        action=NeededUnless,
+        alternatives=("--claim", "--resume"),
+        metavar="LOG",
+        help="run log, or its https address",
+    )
     parser.add_argument("--claim", nargs="+", metavar="TEXT", help="claims in words: rate, kernel, shape, then fields")
     add(parser, "--top", default=1, help="claims of a log: best rows of each problem and regime, or 'all' (default: 1)")
     parser.add_argument(

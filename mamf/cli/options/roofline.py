@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from mamf.choices import EXPORTS
-from mamf.cli.options.shared import add, add_device_options, add_output_options
+from mamf.cli.options import add, add_device_options, add_output_options
 
 EXAMPLES = """examples:
   mamf roofline                                             measure the roofs and balance points of the device

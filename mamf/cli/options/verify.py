@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from mamf.cli.options.shared import add, add_devices_options, add_output_options, add_run_options
-from mamf.cli.options.values import index, shape
+from mamf.cli.options import add, add_devices_options, add_output_options, add_run_options, index
 from mamf.plans import VERIFY_BUDGET_SECONDS
 from mamf.regime_names import CHECKING
 
@@ -24,8 +23,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add(group, "--kernel", default_text="all available ones but those that compile for minutes")
     add(group, "--dtype", default_text="all that the device has")
     add(group, "--regime", choices=CHECKING, help="launches apart at boost, or under load", default_text="both")
-    group.add_argument("--largest", type=shape, help="matmul shape whose FLOP no problem exceeds (default: by device)")
-    add(group, "--seed")
+    group.add_argument(
+        "--largest", metavar="SHAPE", help="matmul shape whose FLOP no problem exceeds (default: by device)"
+    )
+    group.add_argument("--seed", type=index, metavar="N", help="seed of all random choices (default: 0)")
     group.add_argument("--number", type=index, default=0, metavar="N", help="only this random problem, again and again")
     group = parser.add_argument_group("device")
     add(group, "--backend", "--device")

@@ -11,6 +11,7 @@ from mamf.ceilings.share import Ceilings
 from mamf.engine.regimes import Burst, Regime, StoppingRule, Sustained, regime_class
 from mamf.engine.runner import Runner, Step, Steps
 from mamf.kernel import AnyKernel, Problem
+from mamf.logs.recording import Record
 from mamf.measurement import Measurement
 from mamf.operations.matmul.shapes import COMMON_PRODUCT
 from mamf.plans import Plan, StepKey
@@ -25,6 +26,7 @@ class KernelsSweep:
 
     ``ceilings`` may be empty: then there is no share and no reference. ``references`` are the kernels that the ceilings
     were measured with; a ceiling whose kernel is missing has no reference. ``kernels`` are the plan's, in its order.
+    ``records``: what the log gets before the rows.
     Devices that share a run find their own ceilings, and visit common rows first that make their rows comparable.
     """
 
@@ -35,9 +37,11 @@ class KernelsSweep:
     references: Mapping[str, AnyKernel] = field(default_factory=dict)
     held: Collection[StepKey] = ()
     on_phase: Callable[[str], None] = lambda text: None
+    records: Iterable[Record] = ()
 
-    def results(self) -> Iterator[Measurement]:
+    def results(self) -> Iterator[Measurement | Record]:
         """Measure every step that is not held."""
+        yield from self.records
         self._run = Runner(self.backend, self.plan.budget_seconds, on_phase=self.on_phase)
         yield from self._run.results(self._steps(self._run))
 

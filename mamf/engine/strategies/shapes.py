@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mamf.backend import Backend
-from mamf.engine.regimes import Classic, Regime, StoppingRule, regime_class
+from mamf.engine.regimes import Burst, Classic, Regime, StoppingRule, regime_class
 from mamf.engine.runner import Runner, Step, Steps
 from mamf.errors import UnsupportedError
 from mamf.kernel import AnyKernel, Buffer
@@ -139,7 +139,7 @@ class Sweep:
         kind = regime_class(name)
         if kind is Classic:
             return Classic(self.backend, self.plan.options.warmup_launches, self.plan.options.timed_launches)
-        return kind(self.backend)
+        return Burst(self.backend, self.plan.flush) if kind is Burst else kind(self.backend)
 
     def _would_overrun(self, run: Runner, shape: Any, speeds: Collection[float]) -> bool:
         """Whether even the verification and the fewest launches would outlast the budget, at the speed seen so far."""

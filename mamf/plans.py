@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, NamedTuple, TypeAlias
 
 from mamf.errors import UsageError
@@ -58,8 +58,9 @@ class StepKey(NamedTuple):
 
 @dataclass(frozen=True)
 class SweepOptions:
-    """``reference``: a shape that is measured again after every ``reference_every`` shapes to show the device's drift.
-    ``warmup_launches`` and ``timed_launches``: for the classic regime.
+    """``reference``: a shape that is measured again after every ``reference_every`` shapes to show the device's drift,
+    and on each device of a shared run. ``warmup_launches`` and ``timed_launches``: for the classic regime. ``ranks``:
+    how many processes share the run, each with its own log and every ``ranks``-th shape from ``rank`` on; 0: alone.
     """
 
     order: str = GIVEN
@@ -67,12 +68,16 @@ class SweepOptions:
     reference_every: int = 100
     warmup_launches: int = 50
     timed_launches: int = 100
+    rank: int = 0
+    ranks: int = 0
 
     def __post_init__(self) -> None:
         require_known(("order", self.order, ORDERS))
         whole_number("reference_every", self.reference_every)
         whole_number("warmup_launches", self.warmup_launches, 0)
         whole_number("timed_launches", self.timed_launches)
+        whole_number("ranks", self.ranks, 0)
+        whole_number("rank", self.rank, 0, max(0, self.ranks - 1))
 
 
 @dataclass(frozen=True)
@@ -211,11 +216,20 @@ class Plan:
         """Whether the best row of each problem is confirmed in all regimes."""
         return self.kind in (FIND, ROOFLINE) and not self.is_search
 
-    def common(self, dtype: str) -> tuple[Any, Any]:
-        """The problem and shape, that with the median work, on which devices sharing the plan are compared."""
-        problem = next(problem for problem in self.problems if problem.dtype == dtype)
-        by_work = sorted(self.shapes, key=lambda shape: float(problem.work(shape).amount))
-        return problem, by_work[len(by_work) // 2]
+    @property
+    def is_shared(self) -> bool:
+        """Whether other processes measure other shapes of the same run."""
+        return self.kind == SWEEP and self.options.ranks > 0
+
+    def dealt(self, rank: int, ranks: int) -> Plan:
+        """The share of one of several processes: whole shapes in turn, and a reference that makes rows comparable: the
+        given one, else the shape with the median work. Only a sweep is shared; others are repeated on each device.
+        """
+        if self.kind != SWEEP:
+            return self
+        by_work = sorted(self.shapes, key=lambda shape: float(self.problem.work(shape).amount))
+        reference = self.options.reference or by_work[len(by_work) // 2]
+        return replace(self, options=replace(self.options, reference=reference, rank=rank, ranks=ranks))
 
     def steps(self, held: Collection[StepKey] = ()) -> list[StepKey]:
         """The steps left to measure, without those in ``held``; kernels of one shape follow one another.
@@ -228,13 +242,14 @@ class Plan:
             StepKey(regime, problem, shape, kernel)
             for regime in (self.regimes[:1] if self.confirms else self.regimes)
             for problem in (self.problems[:1] if self.kind == EXPLAIN and regime == SUSTAINED else self.problems)
-            for shape in self._ordered_shapes()
+            for shape in self.own_shapes()
             for kernel in self.kernels
         )
         return [step for step in everything if step not in done]
 
-    def _ordered_shapes(self) -> list[Any]:
+    def own_shapes(self) -> list[Any]:
+        """The shapes in the order of their measurement; of a shared run those of this share."""
         shapes = list(self.shapes)
         if self.kind == SWEEP and self.options.order == SHUFFLED:
             random.Random(self.problem.seed).shuffle(shapes)
-        return shapes
+        return shapes[self.options.rank :: self.options.ranks] if self.is_shared else shapes

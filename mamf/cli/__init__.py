@@ -135,7 +135,10 @@ def call(typed: Sequence[str], restart: watching.Restart | None = None) -> int:
         options.resume, options.begins, options.given = restart.log, False, set()
     guard = importlib.import_module("mamf.plugins.contracts").attribute_errors_to
     with guard("a plugin or a library", "it", passes=(Exception, KeyboardInterrupt)):
-        return int(importlib.import_module(f"mamf.cli.commands.{options.module}").run(options))
+        run = importlib.import_module(f"mamf.cli.commands.{options.module}").run
+        if hasattr(options, "share"):
+            return int(importlib.import_module("mamf.cli.devices").measure(options, run))
+        return int(run(options))
 
 
 def _begin_missing_log(options: argparse.Namespace) -> None:

@@ -18,8 +18,8 @@ from mamf.regime_names import CEILINGS
 Value = TypeVar("Value")
 _SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)([smh]?)")
-#: Every device of the backend.
-ALL = -1
+#: Every device of the backend; the device of each process that a launcher started.
+ALL, RANKS = -1, -2
 
 
 def duration(text: str) -> float:
@@ -67,8 +67,8 @@ def index(text: str) -> int:
 
 
 def device_index(text: str) -> int:
-    """The index of a device, or ``all`` (ALL)."""
-    return ALL if text == "all" else index(text)
+    """The index of a device, ``all`` (ALL) or ``ranks`` (RANKS)."""
+    return {"all": ALL, "ranks": RANKS}[text] if text in ("all", "ranks") else index(text)
 
 
 def row_count(text: str) -> int | None:
@@ -99,7 +99,7 @@ OPTIONS: Mapping[str, Shared] = {
     ),
     "--device": Shared("index of the device", "0", {"type": index, "metavar": "N"}),
     "--devices": Shared(
-        "indices of several devices to use, or 'all'",
+        "indices of several devices to use, 'all', or 'ranks': one for each process that torchrun or srun starts",
         "only --device",
         {"type": device_index, "nargs": "+", "metavar": "N"},
     ),
@@ -121,7 +121,7 @@ OPTIONS: Mapping[str, Shared] = {
     "--launches": Shared("launches of each kernel", "", {"type": size, "metavar": "N"}),
     "--notes": Shared("free text for the log, such as how the device is cooled", "", {"type": str, "default": ""}),
     "--operation": Shared("operation; 'mamf kernels' lists them", "", {"metavar": "NAME"}),
-    "--output": Shared("run log to write", "a name with the date", _FILE),
+    "--output": Shared("run log to write; a folder with --devices", "a name with the date", _FILE),
     "--output-folder": Shared("folder to write to", "", _FOLDER),
     "--overwrite": Shared("replace existing files", "", _SWITCH),
     "--patience": Shared(
@@ -134,7 +134,7 @@ OPTIONS: Mapping[str, Shared] = {
     "--regime": Shared(
         "burst (rests between launches) or sustained (continuous load)", "burst", {"choices": CEILINGS, "nargs": "+"}
     ),
-    "--resume": Shared("continue this run and measure only what is missing", "", _FILE),
+    "--resume": Shared("continue this log, or folder of --devices, and measure only what is missing", "", _FILE),
     "--set": Shared(
         "fields of the problem; FIELD=A,B measures both values", "", {"nargs": "+", "metavar": "FIELD=VALUE"}
     ),
@@ -178,9 +178,14 @@ def add_run_options(parser: argparse.ArgumentParser, budget: str = OPTIONS["--bu
     add(group, "--dry-run", "--output", "--resume", "--notes", "--isolate")
 
 
-def add_devices_options(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("several devices", "share a run: shapes are dealt out to them in turn")
-    add(group, "--devices", "--patience")
+def add_devices_options(parser: argparse.ArgumentParser, devices: str = OPTIONS["--devices"].default) -> None:
+    """``devices``: the default as help names it."""
+    group = parser.add_argument_group(
+        "several devices", "share a run: a process and a log each, shapes dealt out in turn"
+    )
+    add(group, "--devices", default_text=devices)
+    add(group, "--patience")
+    group.add_argument("--share", nargs=2, type=index, help=argparse.SUPPRESS)
 
 
 def add_measuring_options(
@@ -202,5 +207,6 @@ def add_session_options(
     """Measuring, device, run and report; ``budget`` and ``regimes``: the defaults as help names them."""
     add_measuring_options(parser, regimes)
     add_device_options(parser)
+    add_devices_options(parser)
     add_run_options(parser, budget)
     add_output_options(parser)

@@ -36,7 +36,7 @@ _COMPARED_ELSEWHERE = {"backend", "ceiling", "ceiling_kernel", "device", "device
 _WHAT_TO_WRITE = {"export", "export_file", "junit", "log", "markdown", "notes", "output", "overwrite", "picture"}
 _WHAT_TO_PRINT = {"baseline", "bytes", "flop", "format", "strict", "top", "wide"}
 _WHAT_TO_RUN = {"anyway", "budget", "command", "dry_run", "file", "launches", "led", "ncu", "parser", "patience"}
-_FREE = _COMPARED_ELSEWHERE | _WHAT_TO_WRITE | _WHAT_TO_PRINT | _WHAT_TO_RUN | {"resume", "rows", "update"}
+_FREE = _COMPARED_ELSEWHERE | _WHAT_TO_WRITE | _WHAT_TO_PRINT | _WHAT_TO_RUN | {"resume", "rows", "share", "update"}
 #: Options whose names differ from the fields of a plan, by field.
 _OPTIONS = {"regimes": "regime", "seconds": "time-limit", "flush": "no-flush"}
 #: Fields that may differ, follow from others, or are compared elsewhere.
@@ -130,6 +130,8 @@ def asks_for_plan(options: argparse.Namespace) -> bool:
 
 def require_same_plan(options: argparse.Namespace, before: Plan, asked: Plan) -> None:
     """Raises LogMismatchError for the first field in which two plans differ."""
+    if before.is_shared:
+        asked = asked.dealt(before.options.rank, before.options.ranks)
     for name, then, now in differences(before, asked):
         raise contradiction(options, name, then, now)
 
@@ -204,6 +206,8 @@ def require_same_kernels(options: argparse.Namespace, before: Sequence[str], ask
 def reopen(log: RunLog, options: argparse.Namespace) -> Backend:
     """Open the device of a log. Raises LogMismatchError if it is not the device of the options, or has changed."""
     require_named(log, options)
+    if log.devices:
+        raise LogMismatchError(f"{log.path} has rows of several devices, each of which now has a log: start a new run")
     then = log.device(None)
     if options.backend not in (None, "auto") and backend_class(options.backend).name != then.backend:
         raise contradiction(options, "backend", then.backend, options.backend)

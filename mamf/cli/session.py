@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from mamf.cli.interruption import EXIT_CODE, Interruption
 from mamf.cli.terminal import note_stream, print_document, say, warn
-from mamf.errors import MamfError, RunLogError
+from mamf.errors import MamfError, RunLogError, UsageError
 from mamf.plans import FIND, ROOFLINE, SWEEP, VERIFY, Plan, StepKey
 
 if TYPE_CHECKING:
@@ -84,6 +84,11 @@ class Session:
             apply_traits(self.backend, self.log.header.get("traits", {}))
         elif not options.dry_run:
             advice = fit_traits(self.backend, warn)
+        if self.of.is_of_links and getattr(options, "share", None):
+            raise UsageError(
+                f"{self.of.name} use links that all devices share, so that they would slow each other down: leave "
+                "--devices out, or use 'mamf node'"
+            )
         self.kernels: Sequence[Named] = self.open_kernels()
         self.plan = self._make_plan()
         self.driven = Run(
@@ -118,7 +123,8 @@ class Session:
 
         before = self.before
         if before is None:
-            return self.new_plan()
+            share = getattr(self.options, "share", None)
+            return self.new_plan().dealt(*share) if share else self.new_plan()
         if asks_for_plan(self.options):
             require_same_plan(self.options, before, self.plan_to_compare(before))
         # A run whose ceilings depend on its budget, or that ends with it, gets the same once more.

@@ -44,9 +44,9 @@ def keep_stdout() -> None:
 
 
 @contextlib.contextmanager
-def reports_to_stderr() -> Iterator[None]:
-    """Print reports to stderr meanwhile: those of commands whose result another command reports."""
-    _KEPT.insert(0, sys.stderr)
+def reports_to(stream: TextIO) -> Iterator[None]:
+    """Print reports to another stream meanwhile: those of commands whose result another command reports."""
+    _KEPT.insert(0, stream)
     try:
         yield
     finally:

@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from mamf.ceilings.ceiling import why_hopeless
+from mamf.errors import UsageError
 from mamf.kinds.kind import AnyCeilings, Drawing, KernelRows, Setup, Strategy, View
 from mamf.logs.recording import End
 from mamf.logs.run_log import RunLog
 from mamf.measurement import Measurement
 from mamf.plans import FIND, Plan
-from mamf.report.ceilings import find_document, find_summary_record
+from mamf.report.ceilings import devices_document, find_document, find_summary_record
 from mamf.report.charts.logs import find_chart
 from mamf.report.charts.picture import Picture
 from mamf.report.document import Document
@@ -49,11 +50,15 @@ class Find(KernelRows):
         return FIND if plan.is_search else f"{FIND} --operation {plan.operation}"
 
     def document(self, log: RunLog, view: View) -> Document:
+        if log.parts:
+            return devices_document(log)
         if log.plan.is_search:
             return find_document(log.measurements, log.ceilings, log.header, log.summary)
         return super().document(log, view)
 
     def chart(self, log: RunLog, drawing: Drawing) -> Picture:
+        if log.parts:
+            raise UsageError(f"{log.path} has a find of each device: draw one of its logs")
         if not log.plan.is_search:
             return super().chart(log, drawing)
         drawing.require_no_direction(log)

@@ -1,4 +1,4 @@
-"""Speeds of a run's devices relative to its first, from the reference that all of them measured. Pure.
+"""Speeds of a run's devices relative to its first, from their ceilings or a reference that all of them measured. Pure.
 
 Cards of the same model differ by several percent, so rows from different cards are corrected before they are ranked.
 """
@@ -11,7 +11,7 @@ from dataclasses import replace
 from statistics import median
 from typing import Any, NamedTuple
 
-from mamf.ceilings.ceiling import combine_rounds
+from mamf.ceilings.ceiling import CHOOSE, CONFIRM, Ceiling, combine_rounds, confirm_ceiling
 from mamf.measurement import Measurement
 
 
@@ -40,13 +40,33 @@ _Visits = dict[Any, dict[int, list[Measurement]]]
 
 
 def device_speeds(rows: Iterable[Measurement]) -> DeviceSpeeds:
-    """Speeds from the reference visits in these rows: each device's median over that of the lowest index."""
+    """Speeds from these rows, each device's relative to that of the lowest index: by their ceilings if each found its
+    own, else by the median of the reference visits.
+    """
     visits: dict[Context, _Visits] = {}
+    searched: dict[Context, dict[int, list[Measurement]]] = {}
     for row in rows:
-        if row.is_reference and row.ok and row.device is not None:
+        if row.device is not None and row.is_reference and row.ok:
             of = visits.setdefault(context_of(row), {}).setdefault((row.problem, row.shape, row.kernel), {})
             of.setdefault(row.device, []).append(row)
-    return {context: _speeds(each) for context, each in visits.items()}
+        elif row.device is not None and row.phase in (CHOOSE, CONFIRM):
+            searched.setdefault(context_of(row), {}).setdefault(row.device, []).append(row)
+    found = {context: _speeds(each) for context, each in visits.items()}
+    for context, by_device in searched.items():
+        ceilings = {device: ceiling for device, own in by_device.items() if (ceiling := confirm_ceiling(own, ""))}
+        if context in found and ceilings.keys() >= found[context].keys():
+            found[context] = _speeds_by_ceilings(ceilings)
+    return found
+
+
+def _speeds_by_ceilings(ceilings: Mapping[int, Ceiling]) -> dict[int, DeviceSpeed]:
+    first = ceilings[min(ceilings)]
+    found = {}
+    for device, own in ceilings.items():
+        half_widths = (0.0, 0.0) if own is first else (each.interval.half_width / each.rate for each in (own, first))
+        work = float(own.problem.work(own.shape).amount)
+        found[device] = DeviceSpeed(own.rate / first.rate, math.hypot(*half_widths), work)
+    return found
 
 
 def context_of(row: Measurement) -> Context:

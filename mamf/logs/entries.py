@@ -97,6 +97,8 @@ def entries(log: RunLog, as_ceilings: bool = False) -> list[Entry]:
     """The entries of a log. ``as_ceilings``: those of a find are its ceilings (see compare.py)."""
     rows = [row for row in log.measurements if not row.is_reference]
     plan = log.plan
+    if log.parts and is_find(log):
+        raise UsageError(f"{log.path} has a find of each device: compare single logs of it")
     if plan.kind == VERIFY:
         raise UsageError(f"{log.path} is a verification, which has no rates: 'mamf show' prints it")
     if plan.kind in (GUARD, REPRODUCE):

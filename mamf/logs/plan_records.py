@@ -45,7 +45,10 @@ def plan_record(plan: Plan) -> dict[str, Any]:
     """A plan as JSON values, with shapes as their operation prints them."""
     of = operation_called(plan.operation)
     record = {name: _written(value, of) for name, value in vars(plan).items() if name not in ("kind", "options")}
-    return {_KIND: plan.kind, **record, "options": _written(plan.options, of) or {}}
+    options = _written(plan.options, of) or {}
+    if not plan.is_shared:
+        options = {name: value for name, value in options.items() if name not in ("rank", "ranks")}
+    return {_KIND: plan.kind, **record, "options": options}
 
 
 def _written(value: Any, of: AnyOperation) -> Any:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
-from mamf.backend import Backend, DeviceInfo, Unavailable
+from mamf.backend import Backend, Unavailable
 from mamf.logs.records import utc_now
 from mamf.machine.environment import describe_environment, tool_version
 from mamf.measurement import Measurement
@@ -42,18 +42,14 @@ def header_of(
     plan: Mapping[str, Any],
     findings: Sequence[str] = (),
     notes: str = "",
-    devices: Sequence[DeviceInfo] = (),
 ) -> dict[str, Any]:
-    """``plan``: from mamf.logs.plan_records. ``findings``: the doctor's, one line each. ``devices``: those that share
-    the run; empty for a run on one device.
-    """
+    """``plan``: from mamf.logs.plan_records. ``findings``: the doctor's, one line each."""
     sensors = backend.telemetry
     return {
         "tool": tool_version(),
         "command": command,
         "started": utc_now(),
         "device": asdict(backend.info),
-        **({"devices": [asdict(device) for device in devices]} if devices else {}),
         "timer": backend.timer,
         **({"traits": traits} if (traits := traits_record(backend)) else {}),
         "sensors": f"unavailable: {sensors.reason}" if isinstance(sensors, Unavailable) else "available",

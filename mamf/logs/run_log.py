@@ -56,7 +56,8 @@ class RunLog(Tabular):
     """A log as read. ``summary`` is the last one, None if the run was killed. ``valid_bytes``: up to the last whole
     line. ``measurements``: of each step the last; ``every_row`` as written. ``all_ceilings``: of products, by dtype and
     regime; ``own_ceilings``: of the operation that the run is of. ``known_ceilings``: what rows are shares of that the
-    run did not measure itself. ``counter_records``: as mamf.profiling.counters.log reads them.
+    run did not measure itself. ``counter_records``: as mamf.profiling.counters.log reads them. ``parts``: the logs of
+    the devices that shared the run, if each has its own (mamf.logs.shared_runs).
     """
 
     path: Path
@@ -70,6 +71,7 @@ class RunLog(Tabular):
     valid_bytes: int = 0
     is_truncated: bool = False
     every_row: list[Measurement] = field(default_factory=list)
+    parts: list[RunLog] = field(default_factory=list)
 
     def __repr__(self) -> str:
         return f"RunLog({self.path}: {len(self.measurements)} rows, {self.tier})"
@@ -226,7 +228,8 @@ def latest_rows(rows: Iterable[Measurement]) -> list[Measurement]:
     """Every visit of the reference, and of each step the last row: a failure may have been measured again."""
     kept: dict[object, Measurement] = {}
     for number, row in enumerate(rows):
-        key = number if row.is_reference else (row.step, row.phase, row.round)
+        device = row.device if row.phase else None  # each device searches for its own ceiling
+        key = number if row.is_reference else (row.step, row.phase, row.round, device)
         kept.pop(key, None)
         kept[key] = row
     return list(kept.values())

@@ -66,6 +66,8 @@ OPTIONS = {
     "order?": str,
     "reference?": Nullable(str),
     "reference_every?": int,
+    "rank?": int,
+    "ranks?": int,
     "warmup_launches?": int,
     "timed_launches?": int,
     "grid?": {"m": [int], "n": [int], "k": [int], "most_flop": _NUMBER},

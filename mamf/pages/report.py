@@ -19,6 +19,7 @@ from mamf.logs.compare import compare
 from mamf.logs.legacy import FinderRun, read_legacy_or_none
 from mamf.logs.lines import lines_of, parse_record
 from mamf.logs.run_log import RunLog, read_run_log
+from mamf.logs.shared_runs import is_shared_folder, read_run
 from mamf.measurement import IDLE, Measurement
 from mamf.node.logs import contributed_baseline, is_node_folder, read_nodes
 from mamf.node.report import node_chart, node_document
@@ -116,10 +117,11 @@ def _joined(heading: str, sections: Sequence[Section]) -> Section:
 
 def report_of(paths: Sequence[Path]) -> Page:
     """Make a page for logs and folders. Raises RunLogError for an unreadable log, UsageError for an empty folder."""
-    if len(paths) == 1 and paths[0].is_dir():
+    folders = [path for path in paths if path.is_dir() and not is_shared_folder(path)]
+    if len(paths) == len(folders) == 1:
         return _of_folder(paths[0])
-    sources = [read_source(path) for path in paths if not path.is_dir()]
-    pages = [_of_folder(path) for path in paths if path.is_dir()]
+    sources = [read_source(path) for path in paths if path not in folders]
+    pages = [_of_folder(path) for path in folders]
     if pages or len(sources) > 1:
         return _of_several(sources, pages)
     source = sources[0]
@@ -211,7 +213,9 @@ def _compared(sources: Sequence[Source]) -> Sequence[Block]:
 
 
 def read_source(path: Path) -> Source:
-    """Read a log of any kind. Raises RunLogError for any other file."""
+    """Read a log of any kind, or the folder of a shared run. Raises RunLogError for anything else."""
+    if path.is_dir():
+        return source_of_log(read_run(path))
     if (imported := read_legacy_or_none(path)) is not None:
         return source_of_finder(path.name, imported)
     if (profiled := read_profile_or_none(path)) is not None:

@@ -29,7 +29,7 @@ LAYERS = {
     "kinds": "kinds of runs: strategy, report, chart and summary of each; the driver of runs; what a notebook shows",
     "contribution": "rules for results/, its tables, who confirmed what; what ceiling is known for a device",
     "profiling": "a script under torch's profiler; traces of what ran; hardware counters of kernels",
-    "node": "all devices of a machine: processes, shared runs, verdict",
+    "node": "all devices of a machine: processes, verdict",
     "pages": "pages that people look at: reports of logs, and the site of results/",
     "integrations": "training loops: the meter, FLOP of models, transformers, lightning",
     "api": "the calls of `import mamf`",

@@ -193,10 +193,10 @@ def test_an_option_with_several_values_leaves_the_word_that_a_command_needs(pars
 @pytest.mark.parametrize(
     ("line", "positional", "option"),
     [
-        ("show --ceiling A B LOG", "log LOG", "ceiling A B"),
-        ("show --ceiling A B --format csv LOG", "log LOG", "ceiling A B"),
-        ("show --ceiling A LOG --format csv", "log LOG", "ceiling A"),
-        ("show LOG --ceiling A B", "log LOG", "ceiling A B"),
+        ("show --ceiling A B LOG", "logs LOG", "ceiling A B"),
+        ("show --ceiling A B --format csv LOG", "logs LOG", "ceiling A B"),
+        ("show --ceiling A LOG --format csv", "logs LOG", "ceiling A"),
+        ("show LOG --ceiling A B", "logs LOG", "ceiling A B"),
         ("reproduce --kernel A LOG", "source LOG", "kernel A"),
         ("reproduce --resume R --kernel A B", "source", "kernel A B"),
         ("reproduce --claim A B", "source", "claim A B"),

@@ -147,4 +147,4 @@ def test_the_command_draws_steps(run, monkeypatch, tmp_path):
     assert run("plot", "run.jsonl")[:2] == (0, "figure: run.png\n")
     code, out, err = run("plot", "run.jsonl", "run.jsonl", "--output", "other.png")
     assert (code, out) == (2, "")
-    assert "only logs of mamf-finder share a picture" in err
+    assert "these logs are not shares of one run" in err

@@ -11,10 +11,6 @@ from mamf.backend import MIB
 from mamf.engine import traits
 from mamf.engine.traits import fit_traits, measure_traits
 from mamf.logs.recording import apply_traits, traits_record
-from mamf.node.sharing import Worker, assignment
-from mamf.operations.matmul.kernel import MatmulProblem
-from mamf.operations.matmul.shapes import MatmulShape
-from mamf.plans import MATMUL, SWEEP, Plan, SweepOptions
 from mamf.regime_traits import ASSUMED, BurstTraits, SustainedTraits
 from mamf.testing import Physics, SimulatedBackend
 
@@ -149,17 +145,6 @@ def test_a_log_gives_the_traits_back():
     apply_traits(resumed, json.loads(json.dumps(traits_record(measured))))
     assert (resumed.burst_traits, resumed.sustained_traits) == (measured.burst_traits, measured.sustained_traits)
     assert resumed.info.cache_bytes == measured.info.cache_bytes == 48 * MIB
-
-
-def test_all_devices_of_a_shared_run_use_the_same():
-    first, other = unknown(WAKING), unknown(WAKING)
-    fit_traits(first)
-    problem = MatmulProblem("bfloat16", "bfloat16")
-    plan = Plan(SWEEP, MATMUL, (problem,), ("simulated.mm",), (MatmulShape(256, 256, 256),), options=SweepOptions())
-    messages = [json.dumps(assignment(plan, "simulated.mm", [], {}, traits=traits_record(first)))]
-    worker = Worker(other, lambda record: None, lambda: messages.pop())
-    worker.work()
-    assert other.burst_traits == first.burst_traits
 
 
 @pytest.fixture

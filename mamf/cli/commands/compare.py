@@ -26,7 +26,9 @@ _REGRESSION = 3
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("logs", type=Path, nargs="+", metavar="A B", help="two run logs of any kind; the report is B/A")
+    parser.add_argument(
+        "logs", type=Path, nargs="+", metavar="A B", help="two logs of any kind, or folders of --devices; B/A"
+    )
     parser.add_argument(
         "--against",
         type=Path,
@@ -58,7 +60,7 @@ def run(options: argparse.Namespace) -> int:
     sides = (options.logs[:1], options.logs[1:]) if options.against is None else (options.logs, options.against)
     with ExitStack() as opened:
         files = [[opened.enter_context(as_file(path)) for path in side] for side in sides]
-        imported = [read_legacy_or_none(path) for side in files for path in side]
+        imported = [None if path.is_dir() else read_legacy_or_none(path) for side in files for path in side]
         if any(imported):
             return _print_beside(options, [path for side in files for path in side], imported)
         logs_a, logs_b = ([read_log(path) for path in side] for side in files)

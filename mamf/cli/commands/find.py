@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mamf.cli.interruption import EXIT_CODE, Interruption
-from mamf.cli.options import add, add_device_options, add_output_options, add_run_options
+from mamf.cli.options import add, add_device_options, add_devices_options, add_output_options, add_run_options
 from mamf.cli.planning import add_parameters, request_of
 from mamf.cli.session import Session
 from mamf.cli.terminal import note_stream, say, warn
@@ -45,10 +45,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--quick",
         action=argparse.BooleanOptionalAction,
         default=None,
-        help="both ceilings in 15s, in fewer rounds, with the kernel that is fastest in a short trial",
+        help="both ceilings in 13s, in fewer rounds, with the kernel that is fastest in a short trial",
     )
     add(search, "--precision")
     add_device_options(parser)
+    add_devices_options(parser)
     add_run_options(parser, budget=f"{DEFAULT_BUDGET_SECONDS:.0f}s per dtype")
     add_output_options(parser)
 

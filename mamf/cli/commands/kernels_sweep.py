@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from mamf.cli.options import add_devices_options, add_session_options
+from mamf.cli.options import add_session_options
 from mamf.cli.parser import Parser
 from mamf.cli.planning import add_named_operation
 from mamf.cli.session import Session, run_kernels
@@ -20,7 +20,6 @@ EXAMPLES = """examples:
 def configure(parser: Parser) -> None:
     add_named_operation(parser)
     add_session_options(parser)
-    add_devices_options(parser)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -79,7 +79,7 @@ def _run(options: argparse.Namespace) -> int:
     from mamf.cli import node_measuring  # imports torch
 
     if options.led:
-        return node_measuring.run_child(options)
+        return node_measuring.measure_device(options)
     indices = node_measuring.choose_devices(options)
     if options.dry_run or not indices:
         return _print_plan(options, indices)

@@ -29,7 +29,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         type=Path,
         nargs="+",
         metavar="LOG",
-        help="a run log, logs of mamf-finder, or folders of 'mamf node'",
+        help="a run log, the logs or folder of a shared run, logs of mamf-finder, or folders of 'mamf node'",
     )
     parser.add_argument(
         "--output", type=Path, metavar="FILE", help="picture to write: .png or .svg (default: the log's name with .png)"
@@ -57,26 +57,25 @@ def _picture(options: argparse.Namespace) -> Picture:
     from mamf.cli.reading import read_log
     from mamf.kinds.registry import chart_of
     from mamf.logs.legacy import read_legacy_or_none
+    from mamf.logs.shared_runs import is_shared_folder
     from mamf.node.logs import contributed_baseline, read_nodes
     from mamf.node.report import node_chart
     from mamf.node.verdict import judge
     from mamf.report.imported import beside_chart, shown_log, shown_run
 
-    folders = [path for path in options.logs if path.is_dir()]
+    folders = [path for path in options.logs if path.is_dir() and not is_shared_folder(path)]
     if len(folders) == len(options.logs):
         _require_no_choice(options, "a node")
         _, devices = read_nodes(options.logs)
         return node_chart(devices, judge(devices, contributed_baseline(devices)))
     if folders:
         raise UsageError(f"{folders[0]} is a folder of 'mamf node': draw folders and logs separately")
-    imported = [read_legacy_or_none(path) for path in options.logs]
+    imported = [None if path.is_dir() else read_legacy_or_none(path) for path in options.logs]
     if any(imported):
         _require_no_choice(options, "a log of mamf-finder")
         named = zip(options.logs, imported, strict=True)
         return beside_chart([shown_run(path.stem, run) if run else shown_log(read_log(path)) for path, run in named])
-    if len(options.logs) > 1:
-        raise UsageError("only logs of mamf-finder share a picture: draw them one by one")
-    return chart_of(read_log(options.logs[0]), options.regime, options.direction)
+    return chart_of(read_log(*options.logs), options.regime, options.direction)
 
 
 def _require_no_choice(options: argparse.Namespace, what: str) -> None:

@@ -43,7 +43,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     add(check, "--format", choices=("table", "json"))
     submit = actions.add_parser("submit", help="check a log, and copy it into results/")
-    submit.add_argument("log", type=Path, metavar="LOG", help="a run log")
+    submit.add_argument("log", type=Path, metavar="LOG", help="a run log, or a folder of --devices")
     add(submit, "--dry-run")
     table = actions.add_parser("table", help="write the tables of results/ from its logs")
     table.add_argument("--check", action="store_true", help="write nothing; exit code 1 if a table is out of date")
@@ -157,19 +157,26 @@ def _count_line(reviews: Sequence[Review]) -> str:
 
 
 def run_submit(options: argparse.Namespace) -> int:
+    from mamf.logs.shared_runs import share_paths
+
+    if not options.dry_run:
+        _folder(options.results, ", name it with --results, or use --dry-run, which needs no clone")
+    paths = share_paths(options.log) if options.log.is_dir() else [options.log]
+    return max((_submit(options, path) for path in paths), default=_REJECTED)
+
+
+def _submit(options: argparse.Namespace, path: Path) -> int:
     from mamf.contribution.rules import find_free_place
 
     root = options.results
-    if not options.dry_run:
-        _folder(root, ", name it with --results, or use --dry-run, which needs no clone")
-    _require_file(options.log)
-    (found,) = _reviews([options.log])
+    _require_file(path)
+    (found,) = _reviews([path])
     for line in _finding_lines(found):
         say(line)
     if found.is_rejected():
-        warn(f"{options.log} is not submitted: fix the errors, or measure again")
+        warn(f"{path} is not submitted: fix the errors, or measure again")
         return _REJECTED
-    content = options.log.read_bytes()
+    content = path.read_bytes()
     target = find_free_place(found, root)
     say(f"tier {found.tier}; {len(content) / 1e3:.0f} kB -> {target}")
     if options.dry_run:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -15,7 +16,7 @@ from mamf.choices import EXPORTS
 from mamf.cli import call
 from mamf.cli.interruption import EXIT_CODE
 from mamf.cli.options import add, add_device_options, add_output_options
-from mamf.cli.terminal import note_stream, print_document, reports_to_stderr, say, warn
+from mamf.cli.terminal import note_stream, print_document, reports_to, say, warn
 from mamf.errors import UsageError
 from mamf.files import create_whole, make_folder, write_whole
 from mamf.plans import DEFAULT_BUDGET_SECONDS
@@ -151,7 +152,7 @@ def _measure(options: argparse.Namespace) -> tuple[list[Path], int]:
     backend, code, logs = open_backend(options.backend or "auto", options.device or 0), 0, list[Path]()
     if not options.dry_run:
         make_folder(folder)
-    with reports_to_stderr():
+    with reports_to(sys.stderr):
         for name, arguments in _finds(options, backend):
             logs.append(folder / f"{name}.jsonl")
             typed = ["find", *arguments, *(["--dry-run"] if options.dry_run else ["--resume", str(logs[-1])])]

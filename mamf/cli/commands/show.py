@@ -23,19 +23,29 @@ EXAMPLES = """examples:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("log", type=Path, metavar="LOG", help="a run log, or a folder of 'mamf node' or of ranks")
+    parser.add_argument(
+        "logs",
+        type=Path,
+        nargs="+",
+        metavar="LOG",
+        help="a run log; the logs of one run; or a folder of --devices, of 'mamf node' or of ranks",
+    )
     add(parser, "--ceiling", default_text="rows have no share of the roof")
     add_output_options(parser)
 
 
 def run(options: argparse.Namespace) -> int:
-    from mamf.cli.reading import as_file
+    from mamf.cli.reading import as_file, read_log
+    from mamf.logs.shared_runs import is_shared_folder
 
-    if options.log.is_dir():
-        print_document(options, _folder_document(options.log))
-        return 0
-    with as_file(options.log) as path:
-        print_document(options, document_of(path, options))
+    path, *others = options.logs
+    if others or is_shared_folder(path):
+        print_document(options, _document_of_run(read_log(*options.logs), options))
+    elif path.is_dir():
+        print_document(options, _folder_document(path))
+    else:
+        with as_file(path) as file:
+            print_document(options, document_of(file, options))
     return 0
 
 
@@ -55,12 +65,8 @@ def _folder_document(folder: Path) -> Document:
 
 def document_of(path: Path, options: argparse.Namespace) -> Document:
     """The report of a log of any kind. ``options``: ``top`` and ``ceiling``. Raises RunLogError."""
-    from mamf.cli.reading import read_log, read_roofs, reading
-    from mamf.kinds.kind import View
-    from mamf.kinds.registry import kind_of
-    from mamf.logs.comparability import require_same_card
+    from mamf.cli.reading import read_log, reading
     from mamf.logs.legacy import read_legacy_or_none
-    from mamf.profiling.counters.report import counters_document
     from mamf.profiling.log import read_profile_or_none
     from mamf.profiling.report import profile_document
     from mamf.report.imported import finder_document
@@ -71,7 +77,17 @@ def document_of(path: Path, options: argparse.Namespace) -> Document:
         return finder_document(imported, options.top)
     if (profiled := read_profile_or_none(path)) is not None:
         return profile_document(*profiled, options.top)
-    log, roofs = read_log(path), read_roofs(options)
+    return _document_of_run(read_log(path), options)
+
+
+def _document_of_run(log: RunLog, options: argparse.Namespace) -> Document:
+    from mamf.cli.reading import read_roofs
+    from mamf.kinds.kind import View
+    from mamf.kinds.registry import kind_of
+    from mamf.logs.comparability import require_same_card
+    from mamf.profiling.counters.report import counters_document
+
+    roofs = read_roofs(options)
     if roofs is not None:
         require_rows(log)
         require_same_card(log, roofs)

@@ -68,7 +68,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     add_device_options(parser)
     add_devices_options(parser)
-    parser.add_argument("--led", nargs=2, help=argparse.SUPPRESS)
     add_run_options(parser)
     add(parser, "--ceiling", default_text="rows have no share of the roof")
     add_output_options(parser)

@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import os
-import signal
-import sys
 import warnings
 from collections.abc import Sequence
-from functools import partial
 from typing import TYPE_CHECKING
 
-from mamf.cli.interruption import ENDING_SIGNALS, EXIT_CODE, Interruption
-from mamf.cli.options import ALL, add, add_output_options, add_run_options, index
+from mamf.cli.interruption import Interruption
+from mamf.cli.options import add, add_devices_options, add_output_options, add_run_options, index
 from mamf.cli.session import Session, run_session
-from mamf.cli.terminal import say, stdout
-from mamf.cli.watching import end_with
-from mamf.errors import UsageError
+from mamf.cli.terminal import say
 from mamf.plans import MATMUL, VERIFY, VERIFY_BUDGET_SECONDS, Plan
 from mamf.regime_names import CHECKING, asked_regimes
 
@@ -32,7 +26,6 @@ EXAMPLES = """examples:
   mamf verify --kernel torch.mm --seed 0 --number 17     one problem again, as reports of failures say it
 docs/verify-a-card.md says what a clean run excludes.
 """
-_WRONG, _UNCHECKED = 3, 1
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -47,51 +40,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--number", type=index, default=0, metavar="N", help="only this random problem, again and again")
     group = parser.add_argument_group("device")
     add(group, "--backend", "--device")
-    add(group, "--devices", default_text="all, one process and log each")
+    add_devices_options(parser, "all")
     add_run_options(parser, budget=f"{VERIFY_BUDGET_SECONDS:.0f}s")
     add_output_options(parser)
 
 
 def run(options: argparse.Namespace) -> int:
-    from mamf.plugins.discovery import backend_class, first_backend
-
-    if options.device is not None and options.devices:
-        raise UsageError("--device names one device, --devices several: leave one of them out")
-    if options.device is None and options.resume is None and not options.dry_run:
-        options.backend = options.backend or first_backend()
-        asked = sorted(set(options.devices or [ALL]))
-        devices = list(range(backend_class(options.backend).device_count())) if ALL in asked else asked
-        if len(devices) > 1:
-            return _verify_all(options, devices)
-        options.device = devices[0]
-    options.devices = None
     # What scaled_dot_product_attention says, line by line, of a problem that it refuses.
     warnings.filterwarnings("ignore", ".*(kernel not used because|runtime disabled|fused kernels require)")
     return run_session(options, _VerifySession)
-
-
-def _verify_all(options: argparse.Namespace, devices: Sequence[int]) -> int:
-    # One process, log and report per device.
-    import subprocess
-
-    if options.output:
-        raise UsageError("--output names one log, and each device has its own: name one --device, or leave it out")
-    command, running = [sys.executable, "-m", "mamf", *options.typed, "--devices"], list[subprocess.Popen[bytes]]()
-    die_too = partial(end_with, os.getpid()) if os.name == "posix" else None
-    # In separate sessions: each signal reaches them once, from here, and they report what they found.
-    before = {
-        each: signal.signal(each, lambda number, _: [one.send_signal(number) for one in running])  # type: ignore[func-returns-value]
-        for each in ENDING_SIGNALS
-    }
-    try:
-        for device in devices:
-            one = subprocess.Popen([*command, str(device)], stdout=stdout(), start_new_session=True, preexec_fn=die_too)
-            running.append(one)
-        codes = [code if 0 <= (code := process.wait()) <= EXIT_CODE else _UNCHECKED for process in running]
-    finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
-    return _WRONG if _WRONG in codes else max(codes)
 
 
 class _VerifySession(Session):
@@ -135,6 +92,7 @@ class _VerifySession(Session):
         return self.options.budget is None
 
     def judge(self, code: int) -> int:
+        from mamf.cli.devices import WRONG
         from mamf.report.verification import counts
 
-        return _WRONG if counts(self.driven.rows)["wrong"] else code
+        return WRONG if counts(self.driven.rows)["wrong"] else code

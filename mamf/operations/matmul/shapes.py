@@ -55,6 +55,10 @@ class MatmulShape(Sizes):
         return {"a": self.m, "b": self.n}
 
 
+#: A product that devices which share a run all measure, so that their rows are comparable.
+COMMON_PRODUCT = MatmulShape(8192, 8192, 8192)
+
+
 @dataclass(frozen=True)
 class MatmulGrid:
     """All combinations of these sizes of M, N and K, up to ``most_flop``; sizes need not be evenly spaced."""

@@ -56,7 +56,7 @@ def _schema(kind: type) -> dict[str, Any]:
 
 
 def write_profile(path: Path, command: str, script: str, profile: Profile) -> Path:
-    """Write the log at once: it has all of its lines, or there is none. Returns its path, which has a number if another
+    """Write the whole log at once, so that no partial log is left. Returns its path, which has a number if another
     program made this file meanwhile. Raises UsageError when it cannot be made.
     """
     header = {

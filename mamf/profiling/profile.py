@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from mamf.ceilings.share import KnownCeiling
-from mamf.measurement import IDLE, TERA
+from mamf.measurement import IDLE, TERA, group_pairs
 from mamf.profiling.classes import MODULE, class_of, shares
 from mamf.profiling.flops import TF32_KERNEL, dtype_of, flop_of
 from mamf.profiling.traces import Busy, Event, Trace, Union, busy, gaps, length, union
@@ -170,9 +170,7 @@ def _union(work: Iterable[Busy]) -> Union:
 
 
 def _class_rows(at_work: Iterable[Busy], ceiling_of: CeilingOf) -> Iterator[ClassRow]:
-    by_class: dict[str, list[Busy]] = defaultdict(list)
-    for each in at_work:
-        by_class[class_of(each.event)].append(each)
+    by_class = group_pairs((class_of(each.event), each) for each in at_work)
     for name, share in shares({name: _union(work) for name, work in by_class.items()}).items():
         calls = {each.event for each in by_class[name] if not _is_within(name, each.event)}
         yield _row(name, *share, len(calls), by_class[name], ceiling_of)
@@ -185,9 +183,7 @@ def _is_within(name: str, event: Event) -> bool:
 
 
 def _kernel_rows(at_work: Iterable[Busy]) -> list[KernelRow]:
-    by_name: dict[tuple[str, str], list[Busy]] = defaultdict(list)
-    for each in at_work:
-        by_name[each.event.name, class_of(each.event)].append(each)
+    by_name = group_pairs(((each.event.name, class_of(each.event)), each) for each in at_work)
     rows = [
         KernelRow(*names, len({each.event for each in work}), length(_union(work))) for names, work in by_name.items()
     ]

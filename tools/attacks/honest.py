@@ -144,7 +144,7 @@ def little_work() -> Iterator[None]:
 
     with (
         mock.patch("psutil.cpu_percent", lambda interval: 3.0),
-        mock.patch("mamf.cli.commands.find.plan_for", short),
+        mock.patch("mamf.engine.search.grid.plan_for", short),
         mock.patch.object(Classic.__init__, "__defaults__", (50, 100, _WARMUP_SECONDS)),
         mock.patch.object(FindStrategy, "fine_shapes", 1),
         mock.patch("mamf.engine.search.grid.THOROUGH", replace(THOROUGH, candidates=4)),

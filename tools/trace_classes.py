@@ -35,10 +35,10 @@ def names_alone(trace: Trace) -> tuple[float, float]:
     total = unknown = same = 0.0
     for event in trace.events:
         if event.kind == "kernel":
-            by_name = class_of_name(event.name)
-            total += event.seconds
-            unknown += event.seconds * (by_name is None)
-            same += event.seconds * (by_name == class_of(event))
+            by_name, seconds = class_of_name(event.name), event.ended - event.begun
+            total += seconds
+            unknown += seconds * (by_name is None)
+            same += seconds * (by_name == class_of(event))
     return (unknown / total, same / total) if total else (0.0, 1.0)
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib
-import importlib.util
 import keyword
 import mmap
 import os
@@ -17,7 +16,6 @@ import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from mamf.cli import watching
@@ -201,7 +199,7 @@ def _parser(given: Sequence[str]) -> Parser:
         if name in given:
             module = module_of(name, given)
             command.set_defaults(command=name, module=module, parser=command)
-            code = options_of(module)
+            code = importlib.import_module(f"mamf.cli.commands.{module}")
             command.epilog = code.EXAMPLES
             command.words = given
             code.configure(command)
@@ -223,9 +221,3 @@ def module_of(command: str, given: Sequence[str]) -> str:
     if command in ("sweep", "find") and value_of("--operation", given) not in (None, "matmul"):
         return f"kernels_{command}"
     return f"{command}_" if keyword.iskeyword(command) else command
-
-
-def options_of(module: str) -> ModuleType:
-    """Import the module with the examples and options of a command: the command's, or that in mamf.cli.options."""
-    is_apart = importlib.util.find_spec(f"mamf.cli.options.{module}")
-    return importlib.import_module(f"mamf.cli.{'options' if is_apart else 'commands'}.{module}")

@@ -7,7 +7,6 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -265,6 +264,8 @@ class Session:
         return code or reported
 
     def _default_path(self) -> Path:
+        from datetime import datetime
+
         slug = re.sub(r"[^a-z0-9]+", "-", self.backend.info.name.lower()).strip("-")
         moment = datetime.now().strftime("%Y%m%d-%H%M%S")
         return Path(f"mamf-{self.command}-{slug}-{self.label()}-{moment}.jsonl")

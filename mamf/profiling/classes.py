@@ -42,8 +42,9 @@ CLASSES = (
 _MOST_WRAPPERS = 4
 
 
-class Rule(NamedTuple):
-    """A row of classes.csv: names that match ``pattern`` are of ``class_name``. ``by`` says which names:
+@functools.cache
+def rules() -> Mapping[str, Sequence[tuple[re.Pattern[str], str]]]:
+    """The patterns and classes of classes.csv by their column ``by``: the first that matches decides. ``by`` is one of
 
     caller: operations and annotations whose class applies to all that they call (the products of an attention);
     operation: other operations, of which the innermost decides;
@@ -52,21 +53,10 @@ class Rule(NamedTuple):
     word: kernels, and operations of other libraries, by whole words of the function, else of a namespace;
     framework: torch's own work, the class of events if none of their callers has one.
     """
-
-    by: str
-    class_name: str
-    library: str
-    pattern: re.Pattern[str]
-    example: str
-
-
-@functools.cache
-def rules() -> Mapping[str, Sequence[Rule]]:
-    """The rules of classes.csv by their column ``by``, in order: the first that matches decides."""
-    by: dict[str, list[Rule]] = defaultdict(list)
+    by: dict[str, list[tuple[re.Pattern[str], str]]] = defaultdict(list)
     for row in packaged_rows("profiling/classes.csv"):
         pattern = rf".*_({row['pattern']})_.*" if row["by"] == "word" else row["pattern"]
-        by[row["by"]].append(Rule(row["by"], row["class"], row["library"], re.compile(pattern), row["example"]))
+        by[row["by"]].append((re.compile(pattern), row["class"]))
     return by
 
 
@@ -80,7 +70,7 @@ def class_of(event: Event) -> str:
     if forward or any(each.name.startswith((MODULE, "nn.Module: ")) for each in callers):
         enclosing.discard(OPTIMIZER)  # of Lightning, whose optimizers call the forward and the backward pass
     return (
-        next((rule.class_name for rule in rules()["caller"] if rule.class_name in enclosing), None)
+        next((name for _, name in rules()["caller"] if name in enclosing), None)
         or next(filter(None, (_operation(each.name) for each in callers if each.kind == "operation")), None)
         or (COPIES if event.kind == "copy" else None)
         or (class_of_name(event.name) if event.kind in ON_DEVICE else None)
@@ -102,10 +92,9 @@ def class_of_name(kernel: str) -> str | None:
 @functools.cache
 def _by_name(kernel: str, wrappers: int) -> str | None:
     name = read_name(kernel)
-    wrapped = next((rule for rule in rules()["wrapper"] if rule.pattern.fullmatch(name.function)), None)
-    if wrapped is not None and wrappers:
+    if wrappers and (of_wrapper := _class_by("wrapper", name.function)) is not None:
         known = (_by_name(each, wrappers - 1) for each in name.arguments)
-        return next(filter(None, known), None) or wrapped.class_name or None
+        return next(filter(None, known), None) or of_wrapper or None
     by_words = (_class_by("word", words) for words in name.words)
     return _class_by("kernel", name.function) or next(filter(None, by_words), None)
 
@@ -119,7 +108,7 @@ def _operation(name: str) -> str | None:
 
 @functools.cache
 def _class_by(by: str, name: str) -> str | None:
-    return next((rule.class_name for rule in rules()[by] if rule.pattern.fullmatch(name)), None)
+    return next((class_name for pattern, class_name in rules()[by] if pattern.fullmatch(name)), None)
 
 
 # -- shares of a training step -----------------------------------------------------------------------------------------

@@ -306,7 +306,7 @@ def _following_steps(profiler: StepProfiler, function: str | None) -> Iterator[N
         stack.callback(listeners.remove, profiler.step_ended)
         if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
             signal.signal(signal.SIGTERM, profiler.terminated)
-            stack.callback(_restore_sigterm, profiler.terminated)
+            stack.callback(signal.signal, signal.SIGTERM, signal.SIG_DFL)
         for name in ("backward", "grad"):
             _wrap(stack, torch.autograd, name, after=profiler.backward_returned)
         _wrap(stack, profile, "_prepare_trace", before=profiler.other_began)
@@ -320,11 +320,6 @@ def _following_steps(profiler: StepProfiler, function: str | None) -> Iterator[N
             owner, name = _owner_of(function)
             _wrap(stack, owner, name, after=profiler.step_ended)
         yield
-
-
-def _restore_sigterm(handler: object) -> None:
-    if signal.getsignal(signal.SIGTERM) == handler:  # the script may have set its own
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _wrap(

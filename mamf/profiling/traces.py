@@ -68,10 +68,6 @@ class Event:
     values: Sequence[str] = ()
 
     @property
-    def seconds(self) -> float:
-        return self.ended - self.begun
-
-    @property
     def is_on_device(self) -> bool:
         return self.kind in ON_DEVICE
 

@@ -329,7 +329,7 @@ def test_what_a_forward_pass_saves_stands_beside_the_memory_of_the_backward(atte
     monkeypatch.setattr(
         SimulatedAttention,
         "prepare",
-        lambda self, *operands: dataclasses.replace(prepare(self, *operands), count_bytestes=256 * 2**20),
+        lambda self, *operands: dataclasses.replace(prepare(self, *operands), held_bytes=256 * 2**20),
     )
     options = [
         "--seq-lens",

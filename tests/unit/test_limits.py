@@ -7,6 +7,7 @@ import re
 import sys
 from contextlib import redirect_stderr
 from dataclasses import fields
+from datetime import datetime
 
 import pytest
 from made_plans import kernels_plan, search_plan, sweep_plan
@@ -15,7 +16,6 @@ import mamf
 from mamf.backend import Advice
 from mamf.ceilings.ceiling import Ceiling
 from mamf.cli import main
-from mamf.cli.session import datetime
 from mamf.errors import MamfError, UnknownNameError, UsageError
 from mamf.limits import MOST_STEPS, count_values, require_known, require_steps, shorten, whole_number
 from mamf.logs.run_log import read_run_log
@@ -175,7 +175,7 @@ def test_two_runs_of_one_second_have_names_of_their_own(run, tmp_path, monkeypat
         def now(cls, zone=None):
             return cls(2026, 1, 2, 3, 4, 5)
 
-    monkeypatch.setattr("mamf.cli.session.datetime", Stopped)
+    monkeypatch.setattr("datetime.datetime", Stopped)
     for _ in range(3):
         assert run(*SWEEP, "--m", "64", "--n", "64", "--k", "64")[0] == 0
     name = "mamf-sweep-simulated-h100-bfloat16-burst-20260102-030405"

@@ -2,6 +2,7 @@
 
 import argparse
 import functools
+import importlib
 import subprocess
 import sys
 from collections import defaultdict
@@ -10,7 +11,7 @@ from typing import NamedTuple
 import pytest
 
 from mamf.choices import FORMATS
-from mamf.cli import COMMANDS, main, module_of, options_of
+from mamf.cli import COMMANDS, main, module_of
 from mamf.cli.options import OPTIONS
 from mamf.cli.parser import Parser
 from mamf.report import formats
@@ -74,7 +75,7 @@ class Use(NamedTuple):
 def parser_of(module, words):
     parser = Parser(prog=module)
     parser.words = words
-    options_of(module).configure(parser)
+    importlib.import_module(f"mamf.cli.commands.{module}").configure(parser)
     return parser
 
 

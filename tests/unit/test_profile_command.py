@@ -115,28 +115,24 @@ def test_a_script_has_its_own_arguments_as_they_are_typed(script, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("end", "code", "told"),
+    ("end", "code", "said"),
     [
         ("raise SystemExit(7)", 7, ""),
         ("raise SystemExit('no data')", 1, "no data\n"),
         ("raise KeyboardInterrupt", 130, ""),
-        ("raise SystemExit", 0, ""),
+        ("1 / 0", 1, "ZeroDivisionError: division by zero\n"),
     ],
 )
-def test_the_exit_code_is_the_scripts(script, capsys, end, code, told):
-    assert main([*SHORTLY, script(f"{TINY}\n{end}")]) == code
+@pytest.mark.parametrize("is_module", [False, True])
+def test_exit_code_and_traceback_are_the_scripts(script, tmp_path, monkeypatch, capsys, end, code, said, is_module):
+    path = script(f"{TINY}\n{end}")
+    monkeypatch.chdir(tmp_path)
+    assert main([*SHORTLY, *(["-m", "train"] if is_module else [path])]) == code
     output = capsys.readouterr()
     assert "1 step of" in output.out
-    assert told in output.err
-
-
-def test_a_scripts_error_is_its_own_traceback(script, capsys):
-    assert main([*SHORTLY, script(f"{TINY}\n1 / 0")]) == 1
-    output = capsys.readouterr()
-    assert output.err.startswith("Traceback (most recent call last):\n  File ")
+    assert output.err.endswith(said)
+    assert output.err.startswith("Traceback (most recent call last):\n  File ") == (end == "1 / 0")
     assert "runpy" not in output.err
-    assert output.err.endswith("ZeroDivisionError: division by zero\n")
-    assert "1 step of" in output.out
 
 
 SERVED = "import torch\nclass Model:\n    def generate(self):\n        return torch.ones(2, 2) @ torch.ones(2, 2)\n"
@@ -156,7 +152,7 @@ def test_a_step_ends_where_a_function_returns(script, tmp_path, monkeypatch, cap
 
 
 def test_a_function_of_the_script_itself_is_named_by_main(script, capsys):
-    path = script(f"{SERVED}if __name__ == '__main__':\n    {SERVING.replace(chr(10), '', 1)}", "serve.py")
+    path = script(f"{SERVED}if __name__ == '__main__':\n    Model().generate()\n", "serve.py")
     assert main(["profile", "--calls", "serve:Model.generate", path]) == 1
     assert "serve:Model.generate was not called: of what the script itself defines, name __main__:FUNCTION" in (
         capsys.readouterr().err
@@ -190,12 +186,6 @@ def test_steps_before_the_end_are_kept(script, capsys):
     assert ": 1 step of" in capsys.readouterr().out
 
 
-def test_another_rank_runs_the_script_alone(script, capsys, monkeypatch):
-    monkeypatch.setenv("RANK", "1")
-    assert main([*SHORTLY, script("raise SystemExit(3)")]) == 3
-    assert capsys.readouterr().out == ""
-
-
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
@@ -211,6 +201,8 @@ def test_another_rank_runs_the_script_alone(script, capsys, monkeypatch):
         (["--output", "train.py", "train.py"], "train.py exists and is not overwritten: name another --output"),
         (["--from", "nowhere.json"], "cannot read nowhere.json: No such file"),
         (["--from", "trace.json", "train.py"], "leave a SCRIPT out"),
+        (["--from", "trace.json", "--nvtx"], "leave --nvtx out"),
+        (["--memory", "no/memory.pickle", "train.py"], "name another --memory"),
     ],
 )
 def test_bad_input_is_told_in_a_line(script, tmp_path, monkeypatch, capsys, arguments, told):
@@ -363,8 +355,9 @@ def test_stop_ends_the_script_with_code_0(script, capsys, end):
     assert "went on" not in output
 
 
-def test_another_rank_stops_with_the_first(script, capsys, monkeypatch):
+def test_another_rank_runs_the_script_alone_and_stops_with_the_first(script, capsys, monkeypatch):
     monkeypatch.setenv("RANK", "1")
+    assert main([*SHORTLY, script("raise SystemExit(3)")]) == 3
     assert main([*SHORTLY, "--stop", script(f"{TINY}\nprint('went on')")]) == 0
     assert capsys.readouterr().out == ""
 

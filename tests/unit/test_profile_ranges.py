@@ -68,11 +68,6 @@ def test_where_nobody_reads_ranges_one_line_says_so(script, monkeypatch, capsys)
     assert line.startswith("mamf: there are no ranges by module: no profiler of Simulated H100")
 
 
-def test_a_trace_that_is_there_already_has_no_ranges(capsys):
-    assert main(["profile", "--nvtx", "--from", "trace.json"]) == 2
-    assert "leave --nvtx out" in capsys.readouterr().err
-
-
 def unavailable():
     raise UnavailableError("no device")
 

@@ -75,16 +75,6 @@ def test_a_rank_without_a_profile_is_named(tmp_path):
     assert [rank for rank in range(5) if f"no profile of rank {rank}: is the folder shared" in text] == [1, 3, 4]
 
 
-def test_a_log_that_is_not_whole_is_named_as_missing(tmp_path, capsys):
-    folder = written(tmp_path, {0: RANKS[0], 1: RANKS[1]})
-    rank_log(folder, 1).write_text('{"record": "header"}\n')
-    assert main(["show", str(folder)]) == 0
-    assert "no profile of rank 1" in capsys.readouterr().out
-    page = tmp_path / "ranks.html"
-    assert main(["report", str(folder), "--output", str(page)]) == 0
-    assert "no profile of rank 1" in page.read_text()
-
-
 def test_a_folder_of_ranks_is_shown_and_reported(tmp_path, capsys):
     folder = written(tmp_path / "ranks")
     assert main(["show", str(folder), "--format", "csv"]) == 0

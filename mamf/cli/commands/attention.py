@@ -5,33 +5,72 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from mamf.ceilings.ceiling import Ceiling
-from mamf.ceilings.share import Ceilings
-from mamf.cli.ceilings import (
-    add_searches,
-    budget_warning,
-    given_ceilings,
-    limit_budgets,
-    require_repeated_ceilings,
-    wanted_ceilings,
+from mamf.cli.options import (
+    add,
+    add_device_options,
+    add_devices_options,
+    add_measuring_options,
+    add_output_options,
+    add_run_options,
 )
+from mamf.cli.planning import add_parameters
 from mamf.cli.session import Session, run_kernels, say_plan
 from mamf.cli.terminal import warn
-from mamf.engine.search.shares import SharesSweep
 from mamf.errors import UnknownNameError
 from mamf.kernel import AnyKernel
-from mamf.kinds.kind import Setup, View
-from mamf.logs.recording import Record
-from mamf.logs.records import ceiling_record
 from mamf.operation import Request
-from mamf.operations.matmul.selection import reference_kernels
+from mamf.operations.attention.operation import Attention
 from mamf.plans import Plan
-from mamf.plugins.discovery import operation
+
+if TYPE_CHECKING:
+    from mamf.ceilings.ceiling import Ceiling
+    from mamf.ceilings.share import Ceilings
+    from mamf.engine.search.shares import SharesSweep
+    from mamf.kinds.kind import Setup, View
+
+EXAMPLES = """examples:
+  mamf attention                                        all installed kernels, bf16, 1k to 16k, head dimension 128
+  mamf attention --preset fa3-paper --direction fwd bwd --ceiling LOG
+  mamf attention --preset scaling --no-ceiling          eager and compiled kernels until memory is full
+  mamf attention --seq-lens 256 512 --head-dims 64      small enough for a CPU
+  mamf attention --kernel sdpa-cudnn my.module:MyKernel --baseline sdpa-cudnn
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    add_parameters(parser, Attention())
+    add(parser.add_argument_group("what"), "--kernel")
+    add_ceiling_options(add_measuring_options(parser))
+    add_device_options(parser)
+    add_devices_options(parser)
+    add_run_options(parser)
+    add_output_options(parser)
+
+
+def add_ceiling_options(group: argparse._ArgumentGroup) -> None:
+    either = group.add_mutually_exclusive_group()
+    add(either, "--ceiling", default_text="a search comes first")
+    either.add_argument(
+        "--no-ceiling",
+        action="store_true",
+        default=None,
+        help="report no shares, and measure the kernels alone",
+    )
+    group.add_argument(
+        "--ceiling-kernel",
+        nargs="+",
+        default=(),
+        metavar="CLASS",
+        help="package.module:Class of a ceiling's kernel that is not installed",
+    )
+    group.add_argument("--baseline", metavar="KERNEL", help="kernel that speedups refer to (default: eager or slowest)")
 
 
 def run(options: argparse.Namespace) -> int:
+    from mamf.plugins.discovery import operation
+
     return run_kernels(options, _AttentionSession, operation("attention"))
 
 
@@ -39,6 +78,8 @@ class _AttentionSession(Session):
     """Measures kernels whose rows are shares of the matmul ceiling, and before them that ceiling."""
 
     def __init__(self, request: Request, options: argparse.Namespace, *opened: Any) -> None:
+        from mamf.cli.ceilings import given_ceilings, require_repeated_ceilings, wanted_ceilings
+
         super().__init__(request, options, *opened)
         self.ceilings: dict[tuple[str, str], Ceiling] = dict(self.log.all_ceilings) if self.log else {}
         given = given_ceilings(options, wanted_ceilings(self.plan), self.backend)
@@ -53,6 +94,8 @@ class _AttentionSession(Session):
             raise UnknownNameError("baseline", options.baseline, names)
 
     def new_plan(self) -> Plan:
+        from mamf.cli.ceilings import add_searches
+
         plan = self.plan_to_compare()
         return plan if self.options.no_ceiling or self.options.ceiling else add_searches(plan, self.backend)
 
@@ -60,15 +103,24 @@ class _AttentionSession(Session):
         return super().new_plan()
 
     def _missing_searches(self) -> list[Plan]:
+        from mamf.cli.ceilings import limit_budgets, wanted_ceilings
+
         dtypes = {key[0] for key in wanted_ceilings(self.plan) if key not in self.ceilings}
         searches = [search for search in self.plan.searches if search.problem.dtype in dtypes]
         return limit_budgets(self.plan.budget_seconds, searches)
 
     def _references(self, ceilings: Ceilings, warn: Callable[[str], object]) -> Mapping[str, AnyKernel]:
         """The kernels of the ceilings."""
+        from mamf.operations.matmul.selection import reference_kernels
+
         return reference_kernels({ceiling.kernel for ceiling in ceilings.values()}, self.options.ceiling_kernel, warn)
 
     def strategy(self, setup: Setup) -> SharesSweep:
+        from mamf.cli.ceilings import budget_warning
+        from mamf.engine.search.shares import SharesSweep
+        from mamf.logs.recording import Record
+        from mamf.logs.records import ceiling_record
+
         searches = self._missing_searches()
         for message in filter(None, map(budget_warning, searches)):
             warn(message)

@@ -4,9 +4,26 @@ from __future__ import annotations
 
 import argparse
 
+from mamf.cli.options import add, add_session_options
+from mamf.cli.planning import add_parameters
 from mamf.cli.session import Session, run_kernels
-from mamf.plugins.discovery import operation
+from mamf.operations.bandwidth.operation import Bandwidth
+from mamf.operations.bandwidth.shapes import PATTERNS
+
+EXAMPLES = """examples:
+  mamf bandwidth                                        every pattern, from the cache to half the memory
+  mamf bandwidth --pattern copy read write triad --size 1GiB --regime burst sustained
+  mamf bandwidth --resume LOG                           continue after Ctrl-C or kill
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    add_parameters(parser, Bandwidth(), defaults={"pattern": PATTERNS})
+    add(parser.add_argument_group("what"), "--kernel")
+    add_session_options(parser)
 
 
 def run(options: argparse.Namespace) -> int:
+    from mamf.plugins.discovery import operation
+
     return run_kernels(options, Session, operation("bandwidth"))

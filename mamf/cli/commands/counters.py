@@ -3,32 +3,62 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from mamf.cli.planning import AnyOperation
+from mamf.cli.options import add, add_device_options, add_run_options
+from mamf.cli.parser import NeededUnless, Parser
+from mamf.cli.planning import AnyOperation, add_launch_options
 from mamf.cli.session import Session, run_kernels
 from mamf.cli.terminal import say
 from mamf.errors import UnavailableError, UsageError
-from mamf.kinds.kind import Setup
-from mamf.logs.run_log import RunLog, read_run_log
 from mamf.operation import Request
-from mamf.plugins.discovery import operation
-from mamf.plugins.selection import find_operation
-from mamf.profiling.counters.counting import CountingSweep, uncounted
-from mamf.profiling.counters.counts import counted_in
-from mamf.profiling.counters.ncu import Ncu, find_ncu
-from mamf.profiling.counters.report import counters_document
-from mamf.report.document import Document
 
+if TYPE_CHECKING:
+    from mamf.kinds.kind import Setup
+    from mamf.logs.run_log import RunLog
+    from mamf.profiling.counters.counting import CountingSweep
+    from mamf.report.document import Document
+
+EXAMPLES = """examples:
+  mamf counters torch.mm --shape 4096x4096x4096
+  mamf counters sdpa-flash sdpa-cudnn --seq-lens 4096 --causal
+  mamf counters --resume LOG
+"""
 _NOTHING_COUNTED = 1
 
 
+def configure(parser: Parser) -> None:
+    parser.add_argument(
+        "kernel",
+        nargs="*",
+        action=NeededUnless,
+        alternatives=("--resume",),
+        metavar="KERNEL",
+        help="cycles are relative to those of the first kernel",
+    )
+    add_launch_options(parser, "--shapes")
+    group = parser.add_argument_group("counting")
+    add(group, "--launches", default=5, default_text="5")
+    group.add_argument("--ncu", metavar="PATH", help="path to ncu (default: the first on PATH)")
+    add(group, "--time-limit")
+    add_device_options(parser)
+    add_run_options(parser)
+    add(parser, "--format", "--wide")
+    parser.set_defaults(regime=None, precision=None, no_flush=None)
+
+
 def run(options: argparse.Namespace) -> int:
+    from mamf.profiling.counters.ncu import find_ncu
+
     options.ncu = find_ncu(options.ncu)
     return run_kernels(options, CountersSession, _operation(options))
 
 
 def _operation(options: argparse.Namespace) -> AnyOperation:
+    from mamf.logs.run_log import read_run_log
+    from mamf.plugins.discovery import operation
+    from mamf.plugins.selection import find_operation
+
     options.kernel = options.kernel or None
     if options.operation:
         return operation(options.operation)
@@ -47,6 +77,9 @@ class CountersSession(Session):
     """Measures kernels in burst, and counts each afterwards."""
 
     def __init__(self, request: Request, options: argparse.Namespace, *opened: Any) -> None:
+        from mamf.profiling.counters.counts import counted_in
+        from mamf.profiling.counters.ncu import Ncu
+
         super().__init__(request, options, *opened)
         if reason := self.backend.without_counters():
             raise UnavailableError(str(reason))
@@ -56,6 +89,8 @@ class CountersSession(Session):
         self.ncu = Ncu(options.ncu, backend, self.backend.index, options.launches)
 
     def strategy(self, setup: Setup) -> CountingSweep:
+        from mamf.profiling.counters.counting import CountingSweep
+
         return CountingSweep(
             self.plan,
             setup.opened,
@@ -73,10 +108,14 @@ class CountersSession(Session):
             say(f"counted by: {' '.join(self.ncu.command(kernel, problem, shape))}")
 
     def has_all(self) -> bool:
+        from mamf.profiling.counters.counting import uncounted
+
         return super().has_all() and not uncounted(self.driven.rows, self.counted)
 
     def judge(self, code: int) -> int:
         return code or (0 if self.counted else _NOTHING_COUNTED)
 
     def document(self, log: RunLog) -> Document:
+        from mamf.profiling.counters.report import counters_document
+
         return counters_document(log)

@@ -6,28 +6,59 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from mamf.ceilings.contributed import place_among_known
 from mamf.cli.interruption import EXIT_CODE, Interruption
-from mamf.cli.planning import request_of
-from mamf.cli.resuming import contradiction, interruptible, require_same_kernels
+from mamf.cli.options import add, add_device_options, add_devices_options, add_output_options, add_run_options
+from mamf.cli.planning import add_parameters, request_of
 from mamf.cli.session import Session
 from mamf.cli.terminal import note_stream, say, warn
-from mamf.engine.search.grid import plan_for
 from mamf.errors import UsageError
-from mamf.kinds.driver import Resumed
-from mamf.kinds.kind import Named
-from mamf.logs.found import cache_ceiling
-from mamf.logs.run_log import RunLog
 from mamf.operation import Request
-from mamf.operations.matmul.selection import kernel_for, kernels_for
-from mamf.plans import FIND, MATMUL, Plan
-from mamf.plugins.discovery import open_backend, operation
+from mamf.operations.matmul.operation import Matmul
+from mamf.plans import DEFAULT_BUDGET_SECONDS, FIND, MATMUL, Plan
 from mamf.regime_names import CEILINGS, asked_regimes
+
+if TYPE_CHECKING:
+    from mamf.kinds.driver import Resumed
+    from mamf.kinds.kind import Named
+    from mamf.logs.run_log import RunLog
+
+EXAMPLES = """examples:
+  mamf find                                     burst and sustained ceilings of the first accelerator
+  mamf find --dtype bfloat16 float16 fp8        one after the other, one log each
+  mamf find --kernel torch.mm cublaslt          also search cuBLASLt's algorithms
+  mamf find --quick                             both in 13 s
+  mamf find --operation NAME --help             the options for ceilings of another operation
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    add_parameters(parser, Matmul(), has_shapes=False, several=False)
+    group = parser.add_argument_group("what")
+    add(group, "--operation", default_text="matmul; other operations have other options")
+    add(group, "--dtype")
+    add(group, "--kernel", default_text="all but those that compile for minutes")
+    search = parser.add_argument_group("search")
+    add(search, "--regime", default_text="both")
+    search.add_argument(
+        "--quick",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="both ceilings in 15s, in fewer rounds, with the kernel that is fastest in a short trial",
+    )
+    add(search, "--precision")
+    add_device_options(parser)
+    add_devices_options(parser)
+    add_run_options(parser, budget=f"{DEFAULT_BUDGET_SECONDS:.0f}s per dtype")
+    add_output_options(parser)
 
 
 def run(options: argparse.Namespace) -> int:
+    from mamf.cli.resuming import interruptible
+    from mamf.operations.matmul.selection import kernels_for
+    from mamf.plugins.discovery import open_backend, operation
+
     if options.begins and len(set(options.dtype or ())) > 1:
         raise UsageError("--resume continues one log, and each dtype has its own: name one --dtype, or use --output")
     # A resumed run has the dtype of its log.
@@ -64,12 +95,18 @@ class _FindSession(Session):
     kind = FIND
 
     def __init__(self, options: argparse.Namespace, interruption: Interruption, resumed: Resumed | None) -> None:
+        from mamf.plugins.discovery import operation
+
         super().__init__(Request(operation(MATMUL)), options, interruption, resumed)
 
     def _problems(self) -> tuple[Any, ...]:
         return request_of(self.of, self.options).problems(self.backend)
 
     def open_kernels(self) -> Sequence[Named]:
+        from mamf.cli.resuming import require_same_kernels
+        from mamf.engine.search.grid import plan_for
+        from mamf.operations.matmul.selection import kernel_for, kernels_for
+
         options, before = self.options, self.before
         if before is None:
             (problem,) = self._problems()
@@ -96,6 +133,8 @@ class _FindSession(Session):
 
     def plan_to_compare(self, before: Plan) -> Plan:
         """The grid is the log's: it depends on the speed of the device."""
+        from mamf.cli.resuming import contradiction
+
         options = self.options
         if bool(options.quick) != before.options.is_quick:
             raise contradiction(options, "quick", before.options.is_quick, bool(options.quick))
@@ -117,6 +156,9 @@ class _FindSession(Session):
         return None
 
     def report(self, log: RunLog) -> int:
+        from mamf.ceilings.contributed import place_among_known
+        from mamf.logs.found import cache_ceiling
+
         code = super().report(log)
         for ceiling in log.all_ceilings.values():
             if known := place_among_known(ceiling, log.header["device"]):

@@ -9,33 +9,32 @@ import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mamf.cli.options import duration, share
-from mamf.cli.reading import read_log
+from mamf.cli.options import add_device_options, add_output_options, add_run_options, duration, share
 from mamf.cli.session import NOTHING_MEASURED, Session, run_kernels
 from mamf.cli.terminal import is_for_people, note_stream, say, warn
-from mamf.engine.strategies.guard import GuardSweep
 from mamf.errors import IncomparableError, UsageError
 from mamf.files import write_whole
-from mamf.kinds.kind import Setup
 from mamf.limits import require_known, require_some, whole_number
-from mamf.logs.comparability import blocking_differences
-from mamf.logs.entries import entries, fields_of
-from mamf.logs.guarding import DEFAULT_ROUNDS, DEFAULT_TOLERANCE, Guarded, judge_guard, too_wide_for_a_baseline
-from mamf.logs.run_log import RunLog
-from mamf.logs.validator import ANY_NAME, PLAIN, require
-from mamf.operation import Request
+from mamf.logs.validator import ANY_NAME, PLAIN
 from mamf.plans import GUARD, KERNEL_REGIMES, MOST_ROUNDS, GuardOptions, Plan
-from mamf.report.comparison import guard_document, junit, percent_of, verdict_line
-from mamf.report.document import Document
-from mamf.report.formats import markdown
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+if TYPE_CHECKING:
+    from mamf.engine.strategies.guard import GuardSweep
+    from mamf.kinds.kind import Setup
+    from mamf.logs.guarding import Guarded
+    from mamf.logs.run_log import RunLog
+    from mamf.operation import Request
+    from mamf.report.document import Document
 
+EXAMPLES = """examples:
+  mamf guard kernels.toml --update                      measure the baseline of the file
+  mamf guard kernels.toml                               exit code 3 if a kernel is slower, 0 if not
+  mamf guard kernels.toml --strict                      exit code 3, not 1, if a row is undecided
+  mamf guard kernels.toml --junit guard.xml --markdown guard.md
+docs/guard.md describes the file and has a workflow.
+"""
 _REGRESSION = 3
 _SCHEMA = {
     "operation": str,
@@ -52,6 +51,20 @@ _SCHEMA = {
 }
 
 
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "file", type=Path, metavar="FILE", help="TOML file with the kernels and their baseline: docs/guard.md"
+    )
+    parser.add_argument("--baseline", type=Path, metavar="LOG", help="baseline of this card (default: the file's)")
+    parser.add_argument("--update", action="store_true", help="measure a new baseline that replaces the old one")
+    parser.add_argument("--strict", action="store_true", help="exit code 3 instead of 1 if a row is undecided")
+    parser.add_argument("--junit", type=Path, metavar="FILE", help="write JUnit XML, one test per row")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write markdown, for a comment")
+    add_device_options(parser)
+    add_run_options(parser, budget="none; an unfinished guard exits with 1, or 3 after a regression")
+    add_output_options(parser)
+
+
 class GuardFile(NamedTuple):
     """``options``: those of ``mamf sweep --operation`` that measure the same rows."""
 
@@ -63,6 +76,13 @@ class GuardFile(NamedTuple):
 
 def read_guard_file(path: Path) -> GuardFile:
     """Raises UsageError with the file and the error. ``baseline`` is relative to the file."""
+    from mamf.logs.guarding import DEFAULT_ROUNDS, DEFAULT_TOLERANCE
+    from mamf.logs.validator import require
+
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
     try:
         given = tomllib.loads(path.read_text(encoding="utf-8"))
         require_known(*(("key", name, [key.removesuffix("?") for key in _SCHEMA]) for name in given))
@@ -98,6 +118,8 @@ def _sweep_options(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def run(options: argparse.Namespace) -> int:
+    from mamf.cli.reading import read_log
+
     options.guarded = file = read_guard_file(options.file)
     vars(options).update(file.options)
     options.given.add("problem")  # the file names a whole plan
@@ -133,6 +155,9 @@ class _GuardSession(Session):
         return replace(super().new_plan(), kind=GUARD, options=GuardOptions(self.guarded.rounds))
 
     def strategy(self, setup: Setup) -> GuardSweep:
+        from mamf.engine.strategies.guard import GuardSweep
+        from mamf.logs.entries import entries
+
         return GuardSweep(
             self.plan,
             setup.opened,
@@ -146,6 +171,9 @@ class _GuardSession(Session):
 
     def _require_comparable(self, baseline: RunLog) -> None:
         """Raises IncomparableError for a baseline of another card or without any of these rows."""
+        from mamf.logs.comparability import blocking_differences
+        from mamf.logs.entries import entries, fields_of
+
         if found := blocking_differences(baseline.header, self.log.header if self.log else self.driven.new_header()):
             raise IncomparableError(
                 f"{baseline.path} is no baseline for this: {', '.join(map(str, found))}; make one with --update"
@@ -164,9 +192,14 @@ class _GuardSession(Session):
         return _REGRESSION if is_failed else 0 if self.found.is_finished else NOTHING_MEASURED
 
     def document(self, log: RunLog) -> Document:
+        from mamf.report.comparison import guard_document
+
         return super().document(log) if self.found is None else guard_document(self.found)
 
     def report(self, log: RunLog) -> int:
+        from mamf.logs.guarding import judge_guard
+        from mamf.report.comparison import verdict_line
+
         if self.baseline:
             self.found = judge_guard(self.baseline, log, self.guarded.tolerance)
             self._write_files(self.found, log.summary)
@@ -178,6 +211,9 @@ class _GuardSession(Session):
         return code
 
     def _write_files(self, found: Guarded, summary: dict[str, Any] | None) -> None:
+        from mamf.report.comparison import guard_document, junit
+        from mamf.report.formats import markdown
+
         seconds = float(summary["elapsed_seconds"]) if summary else 0.0
         if self.options.junit:
             write_whole(self.options.junit, junit(found, f"mamf.{self.of.name}", seconds))
@@ -185,6 +221,9 @@ class _GuardSession(Session):
             write_whole(self.options.markdown, markdown(guard_document(found)))
 
     def _keep_as_baseline(self, log: RunLog) -> None:
+        from mamf.logs.guarding import too_wide_for_a_baseline
+        from mamf.report.comparison import percent_of
+
         baseline = self.options.baseline
         if log.tier != "complete":
             warn(f"the run is not complete, so it is no baseline: continue with --update --resume {log.path}")

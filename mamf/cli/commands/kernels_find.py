@@ -6,10 +6,25 @@ import argparse
 from dataclasses import replace
 from typing import Any
 
+from mamf.cli.options import add_session_options
+from mamf.cli.parser import Parser
+from mamf.cli.planning import add_named_operation
 from mamf.cli.session import Session, run_kernels
 from mamf.errors import UsageError
 from mamf.plans import DEFAULT_BUDGET_SECONDS, FIND, Plan
 from mamf.regime_names import CEILINGS, asked_regimes
+
+EXAMPLES = """examples:
+  mamf find --operation bandwidth --set pattern=copy,read,write,triad
+  mamf find --operation NAME --regime burst --budget 20s
+  mamf find --operation NAME --resume LOG                   continue after Ctrl-C or kill
+"""
+_BUDGET = f"{DEFAULT_BUDGET_SECONDS:.0f}s, and half of it for each problem beyond the first"
+
+
+def configure(parser: Parser) -> None:
+    add_named_operation(parser)
+    add_session_options(parser, budget=_BUDGET, regimes="both")
 
 
 def run(options: argparse.Namespace) -> int:

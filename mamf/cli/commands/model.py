@@ -5,29 +5,52 @@ from __future__ import annotations
 import argparse
 from collections.abc import Collection, Iterator
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mamf.backend import Backend
-from mamf.ceilings.share import KnownCeiling, given_ceiling
-from mamf.cli.ceilings import given_ceilings, wanted_ceilings
-from mamf.cli.resuming import asks_for_plan, contradiction
+from mamf.cli.options import add, add_session_options
+from mamf.cli.planning import add_parameters
 from mamf.cli.session import Session, run_kernels
 from mamf.cli.terminal import say_memory, warn
-from mamf.contribution.known_ceilings import measured_peak
-from mamf.engine.strategies.kernels import KernelsSweep
 from mamf.errors import MamfError
-from mamf.kinds.kind import Setup
-from mamf.logs.recording import Record
-from mamf.plugins.discovery import operation
+from mamf.operations.model.operation import Model
+
+if TYPE_CHECKING:
+    from mamf.ceilings.share import KnownCeiling
+    from mamf.engine.strategies.kernels import KernelsSweep
+    from mamf.kinds.kind import Setup
+
+EXAMPLES = """examples:
+  mamf model --size small --phase forward forward-backward step
+  mamf model --size 1b --batch 4 --context-lengths 2048 8192 --attention sdpa-flash flash-attn-4
+  mamf model --size xl --phase step --set optimizer=adamw-fused --compile
+  mamf model --set d_model=1024 d_ff=4096 layers=8 heads=8 kv_heads=8 --context-lengths 512
+  mamf model --resume LOG                               continue after Ctrl-C or kill
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    add_parameters(parser, Model(), defaults={"context": (1024,)})
+    group = parser.add_argument_group("what")
+    group.add_argument(
+        "--attention", nargs="+", metavar="KERNEL", help="attention kernels of 'mamf kernels' (default: sdpa)"
+    )
+    group.add_argument("--compile", action="store_true", default=None, help="also under torch.compile")
+    add(parser, "--ceiling", default_text="the ceilings that 'mamf peak' knows")
+    add_session_options(parser, regimes="sustained")
 
 
 def run(options: argparse.Namespace) -> int:
+    from mamf.plugins.discovery import operation
+
     options.kernel = kernels(options)
     return run_kernels(options, ModelSession, operation("model"))
 
 
 def kernels(options: argparse.Namespace) -> list[str] | None:
     """The model with each attention, eager and on request compiled; None if a resumed log decides."""
+    from mamf.cli.resuming import asks_for_plan
+
     if options.resume and not asks_for_plan(options):
         return None
     ways = ("torch", "compiled") if options.compile else ("torch",)
@@ -38,6 +61,10 @@ class ModelSession(Session):
     """Training steps of models, and the ceilings for their shares."""
 
     def __init__(self, *arguments: Any) -> None:
+        from mamf.ceilings.share import given_ceiling
+        from mamf.cli.ceilings import given_ceilings, wanted_ceilings
+        from mamf.cli.resuming import contradiction
+
         super().__init__(*arguments)
         wanted = wanted_ceilings(self.plan)
         self.known_ceilings = dict(self.log.known_ceilings) if self.log else {}
@@ -55,6 +82,10 @@ class ModelSession(Session):
         say_memory(needed, "the largest without its activations", self.backend)
 
     def strategy(self, setup: Setup) -> KernelsSweep:
+        from mamf.cli.ceilings import wanted_ceilings
+        from mamf.engine.strategies.kernels import KernelsSweep
+        from mamf.logs.recording import Record
+
         missing = [key for key in wanted_ceilings(self.plan) if key not in self.known_ceilings]
         self.known_ceilings |= {(each.dtype, each.regime): each for each in known_here(self.backend, missing)}
         logged = self.log.known_ceilings if self.log else {}
@@ -65,6 +96,9 @@ class ModelSession(Session):
 
 def known_here(backend: Backend, needed: Collection[tuple[str, str]]) -> Iterator[KnownCeiling]:
     """Ceilings that were measured on this device or contributed for its model; warns of missing ones."""
+    from mamf.ceilings.share import KnownCeiling
+    from mamf.contribution.known_ceilings import measured_peak
+
     missing: dict[str, list[str]] = {}
     for dtype, regime in needed:
         try:

@@ -145,7 +145,7 @@ def _read(options: argparse.Namespace) -> int:
             raise UsageError(f"--from reads an existing trace: leave {what} out")
     name = options.source.name
     if options.source.is_dir():
-        ceiling_of = _ceilings(options, is_of_device=True)
+        ceiling_of = _ceilings(options)
         ranks = {trace.rank or 0: (name, profile_of(trace, ceiling_of)) for trace in read_ranks(options.source)}
         print_document(options, ranks_document(ranks))
         return 0
@@ -166,7 +166,7 @@ def _profile(options: argparse.Namespace, program: Program, folder: Path) -> int
     if running.rank() and options.ranks == "first":  # it ends with the first
         return running.profile_program(program, profiler, options.calls)
     if options.ceiling:  # wrong ones are reported before the script runs
-        _given(options.ceiling)
+        _ceilings(options)
     terminal, is_kept = sys.stdout, False  # a script may have its own stdout
 
     def keep(code: int = 0) -> None:
@@ -218,31 +218,24 @@ def _keep(
         stdout().flush()
 
 
-def _ceilings(options: argparse.Namespace, is_of_device: bool) -> CeilingOf:
-    """The sustained ceilings for MAMFU, because a step is not a burst: the given ones, else for a script those that are
-    known for its device.
+def _ceilings(options: argparse.Namespace, is_of_device: bool = True) -> CeilingOf:
+    """The sustained ceilings for MAMFU, because a step is not a burst: of the given logs, else for a script those that
+    are known for its device. Raises RunLogError for a log without any.
     """
-    if options.ceiling:
-        return _given(options.ceiling).get
-    if options.source:
-        return lambda dtype: None
-    return functools.partial(known_here, _device(options, is_of_device))
-
-
-def _given(paths: Sequence[Path]) -> dict[str, KnownCeiling]:
-    """The sustained ceilings of logs by dtype. Raises RunLogError for a log without any."""
     from mamf.ceilings.share import given_ceiling
     from mamf.logs.run_log import read_run_log
 
+    if not options.ceiling and not options.source:
+        return functools.partial(known_here, _device(options, is_of_device))
     given: dict[str, KnownCeiling] = {}
-    for path in paths:
+    for path in options.ceiling:
         log = read_run_log(path)
         if SUSTAINED not in log.ceilings:
             known = f"it holds: {', '.join(log.ceilings) or 'none'}"
             raise RunLogError(f"{path} holds no sustained ceiling ({known}); measure one with 'mamf find'")
         ceilings = (each for each in log.all_ceilings.values() if each.regime == SUSTAINED)
         given |= {each.problem.dtype: given_ceiling(each) for each in ceilings}
-    return given
+    return given.get
 
 
 @functools.cache

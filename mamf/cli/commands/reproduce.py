@@ -6,29 +6,56 @@ import argparse
 import re
 from contextlib import suppress
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from mamf.cli.interruption import Interruption
-from mamf.cli.planning import AnyOperation, read_fields
-from mamf.cli.reading import as_file, read_log
+from mamf.cli.options import add, add_device_options, add_run_options, share
+from mamf.cli.parser import NeededUnless
 from mamf.cli.session import Session, run_session, say_plan
 from mamf.cli.terminal import warn
 from mamf.errors import UnavailableError, UnknownNameError, UsageError
-from mamf.kernel import AnyKernel
-from mamf.kinds.driver import Resumed
 from mamf.limits import shorten
-from mamf.logs.reproducing import NOT_MEASURED, claims_of_log, judge_claims
-from mamf.operation import Request, fields_of
 from mamf.plans import DEFAULT_BUDGET_SECONDS, REPRODUCE, Claim, Plan, ReproduceOptions, StepKey
-from mamf.plugins.discovery import OPERATIONS, find_registered, is_path, kernel_names, operation
-from mamf.plugins.selection import choose_kernels
 from mamf.regime_names import BURST, CLASSIC, NAMES, SUSTAINED
 from mamf.statistics import Interval
 
+if TYPE_CHECKING:
+    from mamf.cli.planning import AnyOperation
+    from mamf.kernel import AnyKernel
+    from mamf.kinds.driver import Resumed
+
+EXAMPLES = """examples:
+  mamf reproduce results/nvidia-h200/LOG.jsonl                 the best row of each problem and regime
+  mamf reproduce --claim "1613 TFLOPS flash-attn-4 b1h16q16384d128c fwd"
+  mamf reproduce https://example.org/LOG.jsonl --top 5         a log on the web, five rows of each
+  mamf reproduce LOG.jsonl --kernel my_package.kernels:Mine    a kernel by path must be named here
+docs/reproducing.md says how it decides.
+"""
 _SLOWER, _UNFINISHED = 3, 1
 _MAX_CHARACTERS = 500
 #: Such as 1613 TFLOPS flash-attn-4 b1h16q16384d128c fwd.
 _CLAIM = re.compile(r"(\d{1,9}(?:\.(\d{1,9}))?) (TFLOPS|TB/s) (\S+) (\S+)((?: \S+)*)", re.ASCII)
 _REGIMES = (BURST, SUSTAINED, CLASSIC)
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "source",
+        nargs="?",
+        action=NeededUnless,
+        alternatives=("--claim", "--resume"),
+        metavar="LOG",
+        help="run log, or its https address",
+    )
+    parser.add_argument("--claim", nargs="+", metavar="TEXT", help="claims in words: rate, kernel, shape, then fields")
+    add(parser, "--top", default=1, help="claims of a log: best rows of each problem and regime, or 'all' (default: 1)")
+    parser.add_argument(
+        "--tolerance", type=share, metavar="SHARE", help="share that counts as reproduced (default: 2%%)"
+    )
+    add(parser, "--kernel", default_text="those of the log that are installed")
+    add_device_options(parser)
+    add_run_options(parser, budget="57s")
+    add(parser, "--format", "--wide")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -42,6 +69,9 @@ def _read_claims(options: argparse.Namespace) -> tuple[str, ReproduceOptions, Pl
     """The operation, its claims, and the plan of the run log that they are from. Problems of claims in words are fields
     by name, which the device completes. Raises UsageError or RunLogError.
     """
+    from mamf.cli.reading import as_file, read_log
+    from mamf.logs.reproducing import claims_of_log
+
     if options.claim:
         claims = [_claim_in_words(text) for text in options.claim]
         if len({name for name, _ in claims}) > 1:
@@ -54,6 +84,8 @@ def _read_claims(options: argparse.Namespace) -> tuple[str, ReproduceOptions, Pl
 
 def _claim_in_words(text: str) -> tuple[str, Claim]:
     """The name of the operation, and the claim. Raises UsageError."""
+    from mamf.cli.planning import read_fields
+
     parts = _CLAIM.fullmatch(text) if len(text) <= _MAX_CHARACTERS else None
     if parts is None or not float(parts[1]):
         form = "RATE TFLOPS KERNEL SHAPE FIELDS, such as 1613 TFLOPS flash-attn-4 b1h16q16384d128c fwd"
@@ -72,6 +104,8 @@ def _claim_in_words(text: str) -> tuple[str, Claim]:
 
 def _field_of(word: str, of: AnyOperation) -> str:
     """The field that a word of a claim is a value of: one that allows it, else the dtype."""
+    from mamf.operation import fields_of
+
     if word in _REGIMES:
         return "regime"
     return next((each.name for each in fields_of(of).values() if word in each.choices), "dtype")
@@ -79,6 +113,9 @@ def _field_of(word: str, of: AnyOperation) -> str:
 
 def _operation_of(kernel: str, shape: str) -> AnyOperation:
     """The operation that reads the shape and has the kernel; a kernel by path may be of any operation."""
+    from mamf.cli.planning import AnyOperation
+    from mamf.plugins.discovery import OPERATIONS, find_registered, is_path, kernel_names, operation
+
     readers, names = list[AnyOperation](), set[str]()
     for of in map(operation, find_registered(OPERATIONS)):
         with suppress(UsageError):
@@ -99,6 +136,9 @@ class ReproduceSession(Session):
     kind = REPRODUCE
 
     def __init__(self, options: argparse.Namespace, interruption: Interruption, resumed: Resumed | None) -> None:
+        from mamf.operation import Request
+        from mamf.plugins.discovery import operation
+
         if resumed:  # the log holds the claims
             name = resumed.log.plan.operation
         else:
@@ -107,6 +147,8 @@ class ReproduceSession(Session):
 
     def open_kernels(self) -> list[tuple[str, AnyKernel]]:
         """The kernels of the claims that can run here."""
+        from mamf.plugins.selection import choose_kernels
+
         if self.before:
             return choose_kernels(self.of, self.backend, self.before.kernels)
         given = choose_kernels(self.of, self.backend, self.options.kernel) if self.options.kernel else []
@@ -129,6 +171,9 @@ class ReproduceSession(Session):
         """The kernel of this name; None, with a warning, if it cannot run here. Nothing is imported because a log names
         it: paths are given by --kernel.
         """
+        from mamf.plugins.discovery import is_path, kernel_names
+        from mamf.plugins.selection import choose_kernels
+
         if is_path(name) or name.partition("[")[0] not in kernel_names(self.of):
             path = name if is_path(name) else "package.module:Class"
             warn(f"kernel {name} is not installed, so its claims are left out: --kernel {path} names a class you trust")
@@ -160,6 +205,8 @@ class ReproduceSession(Session):
         return replace(before, options=replace(before.options, tolerance=tolerance))
 
     def say_plan(self) -> None:
+        from mamf.logs.reproducing import judge_claims
+
         judged = judge_claims(self.plan.options, self.driven.rows)
         say_plan(self.plan, [each.claim.step for each in judged if each.here is None], self.backend)
 
@@ -167,6 +214,8 @@ class ReproduceSession(Session):
         return self.driven.kind.count_left(self.driven) or None
 
     def judge(self, code: int) -> int:
+        from mamf.logs.reproducing import NOT_MEASURED, judge_claims
+
         judged = judge_claims(self.plan.options, self.driven.rows)
         if code not in (0, _UNFINISHED) or not any(each.is_slower for each in judged):
             return code or any(each.verdict == NOT_MEASURED for each in judged)

@@ -16,7 +16,6 @@ from mamf.measurement import TERA
 from mamf.work import Work
 
 if TYPE_CHECKING:
-    from mamf.cli.planning import AnyOperation
     from mamf.engine.launching import Launched
 
 EXAMPLES = """examples:
@@ -65,7 +64,8 @@ def run(options: argparse.Namespace) -> int:
     watch = list_device_kernels if options.kernel_names else None
     asked = Launching(options.launches, not options.no_verify, watch, _REPEATS if options.determinism else 0)
     launched = launch_in_window(kernel, problem, shape, backend, asked)
-    title = f"{kernel.name} {shape} on {backend.info.name} ({backend.name}:{backend.index}): {_words(of, problem)}"
+    words = ", ".join([f"{of.name} {problem.dtype}", *of.words(problem)])
+    title = f"{kernel.name} {shape} on {backend.info.name} ({backend.name}:{backend.index}): {words}"
     lines = [title, *_lines(launched, problem.work(shape))]
     lines += [_DETERMINISM[launched.is_deterministic]] if options.determinism else []
     for line in lines:
@@ -78,10 +78,6 @@ def _only_one(what: str, found: tuple[Any, ...], example: str) -> Any:
     if len(found) != 1:
         raise UsageError(f"only one {what} can be run, not {len(found)}: name it, such as {example}")
     return found[0]
-
-
-def _words(of: AnyOperation, problem: Any) -> str:
-    return ", ".join([f"{of.name} {problem.dtype}", *of.words(problem)])
 
 
 def _lines(launched: Launched, work: Work) -> Iterator[str]:

@@ -4,25 +4,40 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from mamf.ceilings.roof import require_same_device
-from mamf.cli.planning import make_plan
-from mamf.cli.reading import read_roofs
-from mamf.cli.resuming import require_same_kernels
+from mamf.cli.options import (
+    add,
+    add_device_options,
+    add_devices_options,
+    add_measuring_options,
+    add_output_options,
+    add_run_options,
+    index,
+    size,
+)
+from mamf.cli.planning import add_parameters, make_plan
 from mamf.cli.session import Session, run_kernels
 from mamf.cli.terminal import say, say_memory
-from mamf.engine.estimate import estimate_seconds, probe_flops
-from mamf.engine.strategies.shapes import measured_shapes, operand_bytes
 from mamf.errors import UnsupportedError
 from mamf.kernel import AnyKernel
-from mamf.kinds.kind import View
 from mamf.operation import Request
-from mamf.operations.matmul.selection import kernel_for
-from mamf.plans import MATMUL, SHUFFLED, Plan, SweepOptions
-from mamf.plugins.discovery import is_path, operation
+from mamf.operations.matmul.operation import Matmul
+from mamf.plans import MATMUL, ORDERS, SHUFFLED, Plan, SweepOptions
 from mamf.regime_names import NAMES
 
+if TYPE_CHECKING:
+    from mamf.kinds.kind import View
+
+EXAMPLES = """examples:
+  mamf sweep --m-range 0 20480 256                    79 shapes Mx4096x4096 in burst
+  mamf sweep --m 8192 --n 8192 --k 8192 --regime burst sustained
+  mamf sweep --m-range 0 20480 256 --regime classic   mamf-finder's protocol
+  mamf sweep --preset decode --top all                linear layers of Llama 8B, 1 to 512 tokens
+  mamf sweep --preset llama-8b --product grad-weight  the products of a backward pass
+  mamf sweep --resume LOG                             continue after Ctrl-C or kill
+  mamf sweep --operation NAME --help                  the options for kernels of another operation
+"""
 #: Options that are SweepOptions, by field.
 _HOW = {
     "order": "order",
@@ -32,7 +47,35 @@ _HOW = {
 }
 
 
+def configure(parser: argparse.ArgumentParser) -> None:
+    add_parameters(parser, Matmul(), several=False)
+    group = parser.add_argument_group("what")
+    add(group, "--operation", default_text="matmul; other operations have other options")
+    add(group, "--kernel", nargs=None, default_text="the usual kernel for the dtype: torch.mm, scaled_mm or int_mm")
+    group = add_measuring_options(parser, known=NAMES)
+    group.add_argument(
+        "--num-warmup-iterations", type=index, metavar="COUNT", help="classic: untimed launches (default: 50)"
+    )
+    group.add_argument("--num-iterations", type=size, metavar="COUNT", help="classic: timed launches (default: 100)")
+    group.add_argument(
+        "--order", choices=ORDERS, help="shuffled (default), so that drift cannot look like a trend, or as given"
+    )
+    group.add_argument(
+        "--reference", metavar="MxNxK", help="measure this shape repeatedly to show drift (default: none)"
+    )
+    group.add_argument(
+        "--reference-every", type=size, metavar="COUNT", help="shapes between two visits to it (default: 100)"
+    )
+    add_device_options(parser)
+    add_devices_options(parser)
+    add_run_options(parser)
+    add(parser, "--ceiling", default_text="rows have no share of the roof")
+    add_output_options(parser)
+
+
 def run(options: argparse.Namespace) -> int:
+    from mamf.plugins.discovery import operation
+
     return run_kernels(options, _SweepSession, operation(MATMUL))
 
 
@@ -40,6 +83,9 @@ class _SweepSession(Session):
     """Measures one matmul kernel over a list of shapes."""
 
     def __init__(self, request: Request, options: argparse.Namespace, *opened: Any) -> None:
+        from mamf.ceilings.roof import require_same_device
+        from mamf.cli.reading import read_roofs
+
         self.roofs = read_roofs(options)
         super().__init__(request, options, *opened)
         if self.roofs is not None:
@@ -47,6 +93,10 @@ class _SweepSession(Session):
             require_same_device((self.roofs.device, self.roofs.uuid_hash), (info.name, info.uuid_hash))
 
     def open_kernels(self) -> list[tuple[str, AnyKernel]]:
+        from mamf.cli.resuming import require_same_kernels
+        from mamf.operations.matmul.selection import kernel_for
+        from mamf.plugins.discovery import is_path
+
         before, backend = self.before, self.backend
         (problem,) = before.problems if before else self.request.problems(backend)
         name = self.options.kernel or (before.kernels[0] if before else "auto")
@@ -66,6 +116,9 @@ class _SweepSession(Session):
         return make_plan(self.request, self.options, self.backend, [name for name, _ in self.kernels], NAMES, how)
 
     def say_plan(self) -> None:
+        from mamf.engine.estimate import estimate_seconds, probe_flops
+        from mamf.engine.strategies.shapes import measured_shapes, operand_bytes
+
         plan, backend, ((_, kernel),) = self.plan, self.backend, self.kernels
         steps = self.driven.steps
         needed = max(operand_bytes(plan, shape, backend.info.cache_bytes) for shape in measured_shapes(plan))

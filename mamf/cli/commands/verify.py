@@ -5,20 +5,45 @@ from __future__ import annotations
 import argparse
 import warnings
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from mamf.cli.devices import WRONG
 from mamf.cli.interruption import Interruption
-from mamf.cli.resuming import require_same_kernels
+from mamf.cli.options import add, add_devices_options, add_output_options, add_run_options, index
 from mamf.cli.session import Session, run_session
 from mamf.cli.terminal import say
-from mamf.engine.strategies.verify import kernels_to_verify, verify_plan
-from mamf.kinds.driver import Resumed
-from mamf.kinds.kind import Named
-from mamf.operation import Request
-from mamf.plans import MATMUL, VERIFY, Plan
-from mamf.plugins.discovery import operation
+from mamf.plans import MATMUL, VERIFY, VERIFY_BUDGET_SECONDS, Plan
 from mamf.regime_names import CHECKING, asked_regimes
-from mamf.report.verification import counts
+
+if TYPE_CHECKING:
+    from mamf.kinds.driver import Resumed
+    from mamf.kinds.kind import Named
+
+EXAMPLES = """examples:
+  mamf verify                                 all devices, every available kernel, a minute; exit code 3 if one is wrong
+  mamf verify --budget 8h --output night.jsonl
+  mamf verify --resume night.jsonl            go on after Ctrl-C
+  mamf verify --kernel torch.mm my_package.kernels:MyMatmul --dtype bfloat16
+  mamf verify --kernel torch.mm --seed 0 --number 17     one problem again, as reports of failures say it
+docs/verify-a-card.md says what a clean run excludes.
+"""
+_WRONG = 3
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("what")
+    add(group, "--kernel", default_text="all available ones but those that compile for minutes")
+    add(group, "--dtype", default_text="all that the device has")
+    add(group, "--regime", choices=CHECKING, help="launches apart at boost, or under load", default_text="both")
+    group.add_argument(
+        "--largest", metavar="SHAPE", help="matmul shape whose FLOP no problem exceeds (default: by device)"
+    )
+    group.add_argument("--seed", type=index, metavar="N", help="seed of all random choices (default: 0)")
+    group.add_argument("--number", type=index, default=0, metavar="N", help="only this random problem, again and again")
+    group = parser.add_argument_group("device")
+    add(group, "--backend", "--device")
+    add_devices_options(parser, "all")
+    add_run_options(parser, budget=f"{VERIFY_BUDGET_SECONDS:.0f}s")
+    add_output_options(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -31,15 +56,24 @@ class _VerifySession(Session):
     kind = VERIFY
 
     def __init__(self, options: argparse.Namespace, interruption: Interruption, resumed: Resumed | None) -> None:
+        from mamf.operation import Request
+        from mamf.plugins.discovery import operation
+
         super().__init__(Request(operation(MATMUL)), options, interruption, resumed)
 
     def open_kernels(self) -> Sequence[Named]:
+        from mamf.cli.resuming import require_same_kernels
+        from mamf.engine.strategies.verify import kernels_to_verify
+
         asked, before = self.options.kernel, self.before
         if before and asked:
             require_same_kernels(self.options, before.kernels, kernels_to_verify(self.backend, asked))
         return list(kernels_to_verify(self.backend, before.kernels if before else asked).items())
 
     def new_plan(self) -> Plan:
+        from mamf.engine.strategies.verify import verify_plan
+        from mamf.plugins.discovery import operation
+
         asked, regimes = self.options, asked_regimes(self.options.regime, CHECKING)
         largest = operation(MATMUL).parse_shape(asked.largest) if asked.largest else None
         given = (asked.budget, asked.dtype, regimes, largest, asked.seed or 0, asked.number)
@@ -59,4 +93,6 @@ class _VerifySession(Session):
         return self.options.budget is None
 
     def judge(self, code: int) -> int:
-        return WRONG if counts(self.driven.rows)["wrong"] else code
+        from mamf.report.verification import counts
+
+        return _WRONG if counts(self.driven.rows)["wrong"] else code

@@ -113,11 +113,6 @@ class Counts:
         summed = {name: _sum([each.metrics.get(name) for each in self.kernels]) for name in SUMMED}
         return DeviceKernel(f"{len(self.kernels)} kernels", "", "", summed)
 
-    @property
-    def longest(self) -> DeviceKernel:
-        """The kernel with the most cycles."""
-        return max(self.kernels, key=lambda each: each.cycles or 0.0)
-
 
 def _sum(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
@@ -216,7 +211,7 @@ def bound(counts: Counts, burst_seconds: float | None = None) -> Bound:
     """What bounds a launch: the gaps between its kernels, else what bounds the longest of them. ``burst_seconds``: of a
     launch without the profiler.
     """
-    total, longest = counts.total, counts.longest
+    total, longest = counts.total, max(counts.kernels, key=lambda each: each.cycles or 0.0)
     if burst_seconds and total.seconds and total.seconds < _GAPS * burst_seconds:
         busy, kernels = total.seconds / burst_seconds, len(counts.kernels)
         what = "its kernel is" if kernels == 1 else f"its {kernels} kernels are"

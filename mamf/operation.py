@@ -172,6 +172,11 @@ class Request:
     fields: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     preset: Preset[Any] = field(default_factory=Preset)
 
+    @property
+    def names_shapes(self) -> bool:
+        """Whether it names shapes or sizes, so that they are not the operation's default shapes."""
+        return bool(self.shapes or self.sizes or self.preset.shapes or self.preset.sizes)
+
     def problems(self, backend: Backend) -> tuple[Any, ...]:
         """Every combination of the fields, with the device's defaults. Raises UsageError."""
         chosen = combine({**self.preset.fields, **self.fields})

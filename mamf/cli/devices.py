@@ -34,7 +34,7 @@ from mamf.plugins.discovery import backend_class, first_backend
 
 Run = Callable[[argparse.Namespace], int]
 #: Exit codes: a device failed or nothing was measured; a verification found a wrong result.
-_FAILED, _WRONG = 1, 3
+_FAILED, WRONG = 1, 3
 # A process that outlives its parent has this long to end its log.
 _GRACE_SECONDS = 15.0
 
@@ -130,7 +130,7 @@ def _supervise(options: argparse.Namespace, commands: Mapping[int, Iterable[Sequ
     with Interruption():
         try:
             while due := {device: each.popleft() for device, each in queues.items() if each}:
-                watch = Watch([*due], options.patience, ended_well=(*ENDED_WELL, _WRONG))
+                watch = Watch([*due], options.patience, ended_well=(*ENDED_WELL, WRONG))
                 watch_children(watch, due, on_event=pass_on)
                 outcome.failures |= watch.failures
                 outcome.codes += watch.codes.values()
@@ -164,7 +164,7 @@ def _report(options: argparse.Namespace, folder: Path, outcome: _Outcome) -> int
         remedy = f", or with --devices {_listed(others)} on the other devices" if others else ""
         warn(f"{again} measures the rest{remedy}")
     if log.plan.kind == VERIFY and any(row.status == "wrong_result" for row in log.measurements):
-        return _WRONG
+        return WRONG
     if outcome.is_interrupted:
         return EXIT_CODE
     return _FAILED if outcome.failures or not any(row.ok for row in log.measurements) else 0

@@ -41,17 +41,17 @@ from mamf.report.rows import ranked
 from mamf.report.shares import WRONG_CEILING, Shares
 from mamf.report.text import UNKNOWN, end_line, interval_cell, machine_line, percent, scaled_unit, significant
 
-#: The most figures in large type, and the most rows that a page lists of one table.
+#: At most so many figures in large type, and rows of a table.
 _MAX_FACTS, _MAX_ROWS = 6, 500
-#: More tables than this open on a click.
+#: If a log has more tables, they open on a click.
 _MAX_OPEN_TABLES = 8
-#: Operands whose figures count; others show what data cost.
+#: Headline figures are of these operands; others show what data cost.
 NORMAL = "normal"
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A headline figure: what it is of, where it lies, and what is to be said beside it. ``unit``: of ``point``."""
+    """A headline figure with its interval and notes. ``unit``: of ``point``."""
 
     label: str
     unit: str
@@ -67,7 +67,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Source:
-    """What a page shows of one log. ``name``: tells it from the others of a page. ``document``: its report. ``log``:
+    """What a page shows of one log. ``name``: identifies it on the page. ``document``: its report. ``log``:
     None unless it is a run log.
     """
 
@@ -97,12 +97,12 @@ class Source:
 
     @property
     def section(self) -> Section:
-        """All of them in one that opens on a click."""
+        """All sections in one that opens on a click."""
         return _joined(f"{self.name}: {self.title}", self.sections)
 
 
 def _limited(block: Block) -> Block:
-    """A table with at most so many rows; csv and json have all."""
+    """Limit the rows of a table; csv and json have all."""
     if isinstance(block, Table) and (block.top is None or block.top > _MAX_ROWS):
         return replace(block, top=_MAX_ROWS)
     return block
@@ -116,7 +116,7 @@ def _joined(heading: str, sections: Sequence[Section]) -> Section:
 
 
 def report_of(paths: Sequence[Path]) -> Page:
-    """A page for these logs and folders. Raises RunLogError for what cannot be read, UsageError for an empty folder."""
+    """Make a page for logs and folders. Raises RunLogError for an unreadable log, UsageError for an empty folder."""
     folders = [path for path in paths if path.is_dir() and not is_shared_folder(path)]
     if len(paths) == len(folders) == 1:
         return _of_folder(paths[0])
@@ -162,7 +162,7 @@ def _of_ranks(path: Path) -> Page:
 
 
 def _of_several(sources: Sequence[Source], pages: Sequence[Page]) -> Page:
-    """All of them together first, then a section for each."""
+    """Make a page that shows all logs side by side, then each in a section."""
     rows = [(source.name, source.title, "; ".join(source.lead)) for source in sources]
     listed = [text_table(("log", "what", "machine and run"), rows)] if rows else []
     compared = _compared(sources)
@@ -182,7 +182,7 @@ def _of_several(sources: Sequence[Source], pages: Sequence[Page]) -> Page:
 
 
 def _side_by_side(sources: Sequence[Source]) -> list[RangeChart]:
-    """The figures of all that have some; those of other units than the first are left out."""
+    """Draw the headline figures of all logs that have the unit of the first."""
     figures = [(source.name, figure) for source in sources for figure in source.figures]
     if not figures:
         return []
@@ -195,7 +195,7 @@ def _side_by_side(sources: Sequence[Source]) -> list[RangeChart]:
 
 
 def _compared(sources: Sequence[Source]) -> Sequence[Block]:
-    """The comparison of two logs of one plan, or the reason why they are not compared."""
+    """Compare two logs, or say why they are not comparable."""
     logs = [source.log for source in sources if source.log is not None]
     if len(logs) != 2 or len(sources) != 2:
         return []
@@ -213,7 +213,7 @@ def _compared(sources: Sequence[Source]) -> Sequence[Block]:
 
 
 def read_source(path: Path) -> Source:
-    """A file, or the folder of a shared run, as something to show. Raises RunLogError for what is no log."""
+    """Read a log of any kind, or the folder of a shared run. Raises RunLogError for anything else."""
     if path.is_dir():
         return source_of_log(read_run(path))
     if (imported := read_legacy_or_none(path)) is not None:
@@ -247,7 +247,7 @@ def source_of_finder(name: str, run: FinderRun) -> Source:
 
 
 def source_of_profile(path: Path, script: str, profile: Profile) -> Source:
-    """``path``: its log."""
+    """Show a profile. ``path``: its log."""
     header = parse_record(next(lines_of(path)))
     document = profile_document(script, profile, _MAX_ROWS)
     return Source(
@@ -298,7 +298,7 @@ def _started(header: Mapping[str, Any]) -> str:
 
 
 def _pictures(log: RunLog) -> Iterator[Picture]:
-    """All regimes in one picture; attention has one for each."""
+    """Draw all regimes in one picture, or a picture for each regime of attention."""
     regimes = list(dict.fromkeys(row.regime for row in log.measurements if row.ok and not row.is_reference))
     for regime in regimes if log.plan.operation == "attention" else [None]:
         with suppress(UsageError):  # the log lacks what would be drawn
@@ -306,7 +306,7 @@ def _pictures(log: RunLog) -> Iterator[Picture]:
 
 
 def _figures(log: RunLog) -> Iterable[Figure]:
-    """Ceilings if the run sought them; else the best row of each problem and regime."""
+    """Give the ceilings if the run confirmed them, else the best row of each problem and regime."""
     ceilings = [*log.all_ceilings.values(), *log.own_ceilings.values()]
     if ceilings and log.plan.kind != "sweep":
         return [_of_ceiling(ceiling, log.header) for ceiling in ceilings[:_MAX_FACTS]]
@@ -326,7 +326,7 @@ def _of_ceiling(ceiling: Ceiling, header: Mapping[str, Any]) -> Figure:
     unit, factor = scaled_unit(ceiling.unit, [ceiling.rate])
     share = share_of(ceiling.rate, ceiling.problem, header)
     point = RangePoint(ceiling.rate, ceiling.interval.low, ceiling.interval.high, f"at {ceiling.shape}")
-    # Without the seed: finds with others stand side by side.
+    # The seed is left out, so that finds with different seeds are side by side.
     is_plain = ceiling.problem.operation == MATMUL and _is_normal(ceiling.problem)
     notes = [
         f"{interval_cell(ceiling.interval, factor)} {unit} (95 % repeat interval)",
@@ -353,7 +353,7 @@ def _of_row(row: Measurement, shares: Shares) -> Figure:
 
 
 def conditions_of(header: Mapping[str, Any]) -> list[Block]:
-    """The device, the software and what the doctor found, problems first."""
+    """List the device, the software and the findings of the doctor, problems first."""
     device, environment = header["device"], header["environment"]
     clock, watts, memory = (device.get(name) for name in ("max_clock_hz", "power_limit_watts", "memory_bytes"))
     rows = {
@@ -377,5 +377,5 @@ def conditions_of(header: Mapping[str, Any]) -> list[Block]:
 
 
 def _table_of_names(values: Mapping[str, Any]) -> Table[Any]:
-    """What is known, by its name."""
+    """Make a table of names and known values."""
     return text_table(("what", "value"), [(name, str(value)) for name, value in values.items() if value])

@@ -32,7 +32,7 @@ _LONGEST_NAME = 80
 
 
 def build_site(root: Path, output: Path, logs: str | None = None) -> SiteData:
-    """Write the site of the results folder ``root``; give what it shows.
+    """Write the site of the results folder ``root`` and return its data.
 
     ``logs``: the base address of the logs, by default a relative one. Files of an earlier build that are no longer part
     of the site are removed. Raises UsageError if ``output`` lies in ``root`` or holds files that no build wrote,
@@ -47,7 +47,7 @@ def build_site(root: Path, output: Path, logs: str | None = None) -> SiteData:
 
 
 def _base_of_logs(address: str | None, root: Path, output: Path) -> str:
-    """What is put before the place of a log: ``address``, or the way from the site to ``root``."""
+    """Give the base address of logs: ``address``, or the relative path from the site to ``root``."""
     if address is None:
         try:
             return quote(Path(os.path.relpath(root.resolve(), output.resolve())).as_posix()) + "/"
@@ -59,8 +59,8 @@ def _base_of_logs(address: str | None, root: Path, output: Path) -> str:
 
 
 def _own_files(output: Path) -> set[str]:
-    """The files of an earlier build. Names that begin with a dot, such as .git, are left alone. Raises UsageError for
-    any other.
+    """List the files of an earlier build. Names that begin with a dot, such as .git, are left alone. Raises UsageError
+    if there are other files.
     """
     listed = (output / LIST).read_text(errors="replace").splitlines() if (output / LIST).is_file() else []
     names = {path.relative_to(output) for path in output.rglob("*") if path.is_symlink() or not path.is_dir()}
@@ -82,7 +82,7 @@ def _site_files(data: SiteData, logs: str) -> Iterator[tuple[str, str]]:
 
 
 def page_names(devices: Iterable[str]) -> dict[str, str]:
-    """A file name for each device that any file system takes. Names that would share one have a hash at their end."""
+    """Choose a file name for each device that every file system accepts; a hash keeps equal ones apart."""
     slugs = {name: folder_of(name) for name in sorted(set(devices))}
     unique = {slug for slug in slugs.values() if list(slugs.values()).count(slug) == 1 and len(slug) < _LONGEST_NAME}
 
@@ -95,7 +95,7 @@ def page_names(devices: Iterable[str]) -> dict[str, str]:
 
 def _write(output: Path, texts: Mapping[str, str], old: set[str]) -> None:
     make_folder(output / _DEVICES)
-    # First all names, so that the build after an interrupted one knows its files.
+    # First all names, so that a build after an interrupted one knows its files.
     write_whole(output / LIST, "\n".join(sorted(old | set(texts))))
     for name, text in texts.items():
         write_whole(output / name, text)
@@ -113,7 +113,7 @@ _TITLE = "Measured ceilings of matrix products by device, dtype and regime"
 
 
 def feed_record(line: CeilingLine) -> dict[str, Any]:
-    """A ceiling as programs read it."""
+    """Describe a ceiling for programs."""
     device = line.entry.header["device"] if line.entry else {}
     low, high = (line.interval.low, line.interval.high) if line.interval else (None, None)
     return {
@@ -136,12 +136,12 @@ def feed_record(line: CeilingLine) -> dict[str, Any]:
 
 
 def feed_json(lines: Sequence[CeilingLine]) -> str:
-    """index.json: a line per ceiling."""
+    """Write index.json, with a line for each ceiling."""
     rows = ",".join(f"\n{json.dumps(feed_record(line), allow_nan=False)}" for line in lines)
     return f'{{"schema": {SCHEMA}, "title": {json.dumps(_TITLE)}, "ceilings": [{rows}\n]}}\n'
 
 
 def feed_csv(lines: Sequence[CeilingLine]) -> str:
-    """ceilings.csv: the same, software as text."""
+    """Write ceilings.csv: the same with software as text."""
     rows = [feed_record(line) | {"software": ", ".join(map(" ".join, line.software.items()))} for line in lines]
     return csv_text(rows)

@@ -21,7 +21,7 @@ from mamf.text import Link
 
 INDEX, CSV, FEED = "index.html", "ceilings.csv", "index.json"
 _MAX_FACTS = 4
-#: Pages stay small: the most devices of a picture, and the most points of a row and of a picture.
+#: Limits that keep pages small: devices of a picture, points of a row, and points of a picture.
 MAX_ROWS, _MAX_POINTS, _MAX_IN_PICTURE = 30, 30, 600
 _WORDS = (
     "burst: at the boost clock, the highest rate of a launch (MAMF). sustained: at the power limit, as in training "
@@ -42,7 +42,7 @@ _CONTRIBUTE: Sequence[Part] = (
 
 
 def index_page(data: SiteData, logs: str, pages: Mapping[str, str]) -> Page:
-    """``logs``: the base address of logs; ``pages``: the address of each device's page."""
+    """Make the front page. ``logs``: the base address of logs; ``pages``: the address of each device's page."""
     charts = [_ceilings_chart(dtype, lines) for dtype, lines in data.by_dtype.items()]
     leading = next(iter(data.by_dtype.values()), [])
     fastest = [line for line in leading if line.regime == "sustained"] or leading
@@ -80,7 +80,7 @@ def index_page(data: SiteData, logs: str, pages: Mapping[str, str]) -> Page:
 
 
 def device_page(name: str, data: SiteData, logs: str) -> Page:
-    """``data``: the device's part. ``logs``: the base address of logs, from this page."""
+    """Make the page of a device. ``data``: its part. ``logs``: the base address of logs, from this page."""
     best = [line for line in data.lines if line.tier == data.lines[0].tier]
     best = [line for line in best if line.regime in CEILINGS] or best
     several = [line for line in data.lines if line.tier == COMPLETE and len(line.cards) > 1]
@@ -116,7 +116,7 @@ def device_title(name: str) -> str:
 
 
 def count_cards(runs: Iterable[Run]) -> int:
-    """Of one device. Logs that do not identify their card count as one card if no log does."""
+    """Count the cards of one device. If no log identifies its card, they count as one."""
     return len({run.card for run in runs if run.card}) or 1
 
 
@@ -128,7 +128,7 @@ def _summary(data: SiteData) -> str:
 
 
 def _fact(line: CeilingLine, label: str, *notes: str) -> Fact:
-    """A ceiling in large type, with its interval, its share of the datasheet, the range over cards and the energy."""
+    """Show a ceiling in large type, with its interval, share of the datasheet, range over cards and energy."""
     found = [
         *notes,
         f"tier {line.tier}" if line.tier != COMPLETE else "",
@@ -141,7 +141,7 @@ def _fact(line: CeilingLine, label: str, *notes: str) -> Fact:
 
 
 def _joules(line: CeilingLine) -> str | None:
-    """Joules per 1e12 FLOP; None unless power was read in the sustained regime."""
+    """Give joules per 1e12 FLOP; None unless power was read in the sustained regime."""
     return f"{found:#.3g}" if line.entry and (found := line.entry.joules_per_tflop) else None
 
 
@@ -154,12 +154,12 @@ def _range_over_cards(line: CeilingLine) -> str | None:
 
 
 def _tables(columns: Sequence[Column[Any]], rows: Sequence[Any], title: str = "") -> list[Table[Any]]:
-    """A table; none without rows."""
+    """Make a table, or none without rows."""
     return [Table(columns, rows, title)] if rows else []
 
 
 def _log_column(base: str) -> Column[Any]:
-    """``base``: the address of results/, with a slash at its end."""
+    """Link each row to its log. ``base``: the address of results/, with a slash at its end."""
     return Column("", "log", lambda row: _log_link(base, row.place))
 
 
@@ -168,7 +168,7 @@ def _log_link(base: str, place: Path, text: str = "log") -> Link:
 
 
 def _figure_columns() -> list[Column[CeilingLine]]:
-    """The figures of a ceiling, the same on all pages."""
+    """Make the columns of a ceiling's figures, the same on all pages."""
     return [
         Column("", "TFLOPS", lambda line: line.tflops, significant),
         text_column("dtype", lambda line: line.dtype),
@@ -244,6 +244,6 @@ def _point(entry: Entry) -> RangePoint:
 
 
 def spread(items: Sequence[ItemT], count: int) -> list[ItemT]:
-    """At most so many of them, evenly, the first and the last included."""
+    """Choose at most ``count`` items evenly, including the first and the last."""
     step = (len(items) - 1) / (count - 1)
     return list(items) if len(items) <= count else [items[round(place * step)] for place in range(count)]

@@ -16,7 +16,7 @@ _GAP = 2
 
 
 def terminal(document: Document, width: int | None = None) -> str:
-    """Aligned text for a terminal."""
+    """Write aligned text for a terminal."""
     return "\n".join(_terminal_block(block, width) for block in document.visible_blocks)
 
 
@@ -38,7 +38,7 @@ def _lines(texts: Iterable[str], width: int | None) -> str:
 
 
 def _cut(column: Column[Any], table: Table[Any], width: int | None) -> Column[Any]:
-    """A column with shorter texts, if it has long names and the table is too wide."""
+    """Shorten the texts of a column with long names if the table is too wide."""
     if width is None or not column.shortest:
         return column
     others = sum(_width(each, table.top_rows) + _GAP for each in table.top_columns if each is not column)
@@ -47,7 +47,7 @@ def _cut(column: Column[Any], table: Table[Any], width: int | None) -> Column[An
 
 
 def shortened(text: str, room: int) -> str:
-    """Both ends of a text that is longer than ``room``: names of kernels often differ at their ends alone."""
+    """Keep both ends of a text longer than ``room``: names of kernels often differ only at their ends."""
     tail = (room - 2) // 2
     return text if len(text) <= room else f"{text[: room - 2 - tail]}..{text[-tail:]}"
 
@@ -57,7 +57,7 @@ def _width(column: Column[Any], rows: Sequence[Any]) -> int:
 
 
 def fitting(columns: Sequence[Column[Any]], rows: Sequence[Any], width: int | None) -> list[Column[Any]]:
-    """The columns that a line of ``width`` holds, without the least important ones; those of importance 0 stay."""
+    """Drop the least important columns until a line fits ``width``; columns of importance 0 stay."""
     kept = list(columns)
     widths = {id(each): _width(each, rows) for each in kept}
     while width is not None and sum(widths[id(each)] + _GAP for each in kept) - _GAP > width:
@@ -69,31 +69,31 @@ def fitting(columns: Sequence[Column[Any]], rows: Sequence[Any], width: int | No
 
 
 def csv(document: Document, width: int | None = None) -> str:
-    """The main table."""
+    """Write the main table."""
     return csv_text(document.main_records())
 
 
 def json_text(document: Document, width: int | None = None) -> str:
-    """Data and tables."""
+    """Write data and tables."""
     return json.dumps({**document.data, **document.tables()}, indent=2) + "\n"
 
 
 def html(document: Document, width: int | None = None) -> str:
-    """A self-contained page. Every text is escaped."""
+    """Write a self-contained page. Every text is escaped."""
     from mamf.report.page import page_of, render_page  # here, because every command that prints a report imports this
 
     return render_page(page_of(document))
 
 
 def fragment(document: Document) -> str:
-    """The blocks of the page without a page around them, for a notebook."""
+    """Write the blocks without a page around them, for a notebook."""
     from mamf.report.page import render_blocks
 
     return render_blocks(document.visible_blocks)
 
 
 def markdown(document: Document, width: int | None = None) -> str:
-    """GitHub markdown: every text of a document is escaped. A blank line ends each block, so that no line below a table
+    """Write GitHub markdown, with every text escaped. A blank line ends each block, so that no line below a table
     becomes one of its rows.
     """
     return "\n".join(map(_markdown_block, document.visible_blocks))
@@ -109,7 +109,7 @@ def _markdown_block(block: Block) -> str:
 
 
 def table_text(table: Table[Any]) -> str:
-    """The rows that people see, without title and notes."""
+    """Write the rows that people see, without title and notes."""
     columns = table.top_columns
     lines = [[column.cell(row) for column in columns] for row in table.top_rows]
     left = {column.title for column in columns if column.left}
@@ -121,7 +121,7 @@ def _bold(text: str) -> str:
 
 
 def _list(texts: Iterable[str]) -> str:
-    """A list; indented lines are one level deeper, and Markup stays as it is."""
+    """Write a list; indented lines are one level deeper, and Markup stays as it is."""
     return "".join(f"{text if isinstance(text, Markup) else _item(text)}\n" for text in texts)
 
 

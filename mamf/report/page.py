@@ -50,7 +50,7 @@ class Fact:
 
 @dataclass(frozen=True)
 class Command:
-    """What one types to get this again."""
+    """A command that makes the same again."""
 
     text: str
 
@@ -83,12 +83,12 @@ class Page:
 
 
 def page_of(document: Document) -> Page:
-    """A report that has no pictures."""
+    """Make a page of a report without pictures."""
     return Page(document.title, sections=[Section("", document.visible_blocks)])
 
 
 def render_page(page: Page) -> str:
-    """The page as a whole html file."""
+    """Write the page as a whole html file."""
     style, script = _file("style.css") + _colors(), _file("script.js")
     policy = (
         f"default-src 'none'; style-src {_source(style)}; script-src {_source(script)}; base-uri 'none'; "
@@ -98,7 +98,7 @@ def render_page(page: Page) -> str:
 
 
 def render_blocks(blocks: Sequence[Block]) -> str:
-    """Blocks without a page around them, for a notebook."""
+    """Write blocks without a page around them, for a notebook."""
     return _render("fragment.html", blocks=blocks)
 
 
@@ -119,14 +119,14 @@ def _file(name: str) -> str:
 
 @functools.cache
 def _colors() -> str:
-    """A variable for each color of the palette, lighter on a dark page."""
+    """Define a variable for each color of the palette, lighter on a dark page."""
     light = " ".join(f"--c{number}: {color};" for number, color in enumerate(COLORS))
     dark = " ".join(f"--c{number}: color-mix(in srgb, {color} 60%, white);" for number, color in enumerate(COLORS))
     return f":root {{ {light} }}\n@media screen and (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}\n"
 
 
 def _source(text: str) -> str:
-    """A source of a Content-Security-Policy: this text and no other."""
+    """Give the source for a Content-Security-Policy that allows exactly this text."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
@@ -151,19 +151,19 @@ def _environment() -> Environment:
 
 
 def _harmless(value: Any) -> Any:
-    """What is no markup of ours, as text with invisible characters shown; the templates escape it."""
+    """Show the invisible characters of texts that are not our markup; the templates escape them."""
     is_text = isinstance(value, str) and not hasattr(value, "__html__")
     return visible(without_markup(value)) if is_text else value
 
 
 def _kind_of(part: Part) -> str:
-    """The name of the macro that writes a part."""
+    """Name the macro that writes a part."""
     kinds = ((Table, "table"), (Answer, "answer"), (Lines, "lines"), (Command, "command"))
     return next((name for kind, name in kinds if isinstance(part, kind)), "figure")
 
 
 def _table_parts(table: Table[Any]) -> dict[str, Any]:
-    """What the template shows of a table."""
+    """Prepare a table for the template."""
     columns = table.top_columns
 
     def cell(text: str, column: Any) -> dict[str, Any]:
@@ -174,7 +174,7 @@ def _table_parts(table: Table[Any]) -> dict[str, Any]:
 
 
 def safe_address(address: str) -> str:
-    """An address that runs nothing: https, http, or a place beside the page; empty for any other."""
+    """Return an address that runs nothing (https, http or relative), or an empty text for any other."""
     scheme = address.partition(":")[0] if ":" in address.partition("/")[0] else ""
     return address if scheme.lower() in ("", "http", "https") else ""
 
@@ -199,8 +199,8 @@ _SIZE = 9
 
 
 def figure_parts(picture: Picture) -> dict[str, Any]:
-    """What the template shows of a picture, with foreign texts made harmless: SVG elements, and the legend's names with
-    their paint and the outline of their marker around (0, 0). Without matplotlib a note says what to install.
+    """Prepare a picture for the template: SVG elements, and the names of the legend with paint and the outline of their
+    marker around (0, 0). Without matplotlib a note says what to install.
     """
     shown = with_visible_texts(picture)
     parts: dict[str, Any] = {
@@ -228,7 +228,7 @@ def figure_parts(picture: Picture) -> dict[str, Any]:
 
 
 def _svg_of(panel: DrawnPanel, salt: str) -> str:
-    """``salt``: makes the ids of a page's pictures differ."""
+    """Draw a panel as SVG. ``salt``: makes its ids differ from those of other pictures on the page."""
     from matplotlib import rc_context
 
     figure = new_figure(*panel.size)
@@ -263,7 +263,7 @@ def _svg_of(panel: DrawnPanel, salt: str) -> str:
 
 
 def _name_hinted(figure: Figure) -> Iterator[tuple[str, Sequence[str]]]:
-    """Give everything that has hints an id; yield both."""
+    """Give an id to all that has hints, and yield both."""
     for number, artist in enumerate(figure.findobj(HINTS.__contains__)):
         artist.set_gid(f"hinted-{number}")
         yield f"hinted-{number}", HINTS[artist]
@@ -292,7 +292,7 @@ def _paint(color: Any) -> str:
 
 
 def _outline(marker: str) -> str:
-    """A marker of matplotlib as the data of an SVG path."""
+    """Convert a marker of matplotlib to the data of an SVG path."""
     from matplotlib.markers import MarkerStyle
     from matplotlib.path import Path
     from matplotlib.transforms import Affine2D

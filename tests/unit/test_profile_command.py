@@ -139,15 +139,13 @@ SERVED = "import torch\nclass Model:\n    def generate(self):\n        return to
 SERVING = "for _ in range(3):\n    Model().generate()\n"
 
 
-@pytest.mark.parametrize("calls", ["served:Model.generate", "__main__:Model.generate", "module"])
-def test_a_step_ends_where_a_function_returns(script, tmp_path, monkeypatch, capsys, calls):
+@pytest.mark.parametrize(("module", "is_module"), [("served", False), ("__main__", False), ("__main__", True)])
+def test_a_step_ends_where_a_function_returns(script, tmp_path, monkeypatch, capsys, module, is_module):
     script(SERVED, "served.py")
-    serving = script(f"{SERVED if '__main__' in calls else 'from served import Model'}\n{SERVING}", "serve.py")
-    program = [serving]
-    if calls == "module":
-        monkeypatch.chdir(tmp_path)
-        program, calls = ["-m", "serve"], "served:Model.generate"
-    found = profiled(capsys, "--calls", calls, *program)
+    serving = script(f"{SERVED if module == '__main__' else 'from served import Model'}\n{SERVING}", "serve.py")
+    monkeypatch.chdir(tmp_path)
+    program = ["-m", "serve"] if is_module else [serving]
+    found = profiled(capsys, "--calls", f"{module}:Model.generate", *program)
     assert [row["calls"] for row in found["classes"] if row["class"] == "matmul"] == [1]
 
 

@@ -58,7 +58,8 @@ def test_a_difference_below_nothing_is_nothing_and_told():
     (found,) = parts(rows)
     assert dict(found) == pytest.approx({"forward": 10, "backward": 20, "optimizer step": 0})
     assert any(
-        "no longer than the one that it holds: torch[sdpa], 1k" in note for note in model_chart(rows, {}, HEADER).notes
+        "no longer than the phase that it contains: torch[sdpa], 1k" in note
+        for note in model_chart(rows, {}, HEADER).notes
     )
 
 

@@ -69,9 +69,7 @@ def add_ceiling_options(group: argparse._ArgumentGroup) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from mamf.plugins.discovery import operation
-
-    return run_kernels(options, _AttentionSession, operation("attention"))
+    return run_kernels(options, _AttentionSession, Attention())
 
 
 class _AttentionSession(Session):

@@ -24,6 +24,4 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from mamf.plugins.discovery import operation
-
-    return run_kernels(options, Session, operation("bandwidth"))
+    return run_kernels(options, Session, Bandwidth())

@@ -16,7 +16,7 @@ from mamf.cli.terminal import note_stream, say, warn
 from mamf.errors import UsageError
 from mamf.operation import Request
 from mamf.operations.matmul.operation import Matmul
-from mamf.plans import DEFAULT_BUDGET_SECONDS, FIND, MATMUL, Plan
+from mamf.plans import DEFAULT_BUDGET_SECONDS, FIND, Plan
 from mamf.regime_names import CEILINGS, asked_regimes
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--quick",
         action=argparse.BooleanOptionalAction,
         default=None,
-        help="both ceilings in 15s, in fewer rounds, with the kernel that is fastest in a short trial",
+        help="both ceilings in 13s, in fewer rounds, with the kernel that is fastest in a short trial",
     )
     add(search, "--precision")
     add_device_options(parser)
@@ -57,7 +57,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     from mamf.cli.resuming import interruptible
     from mamf.operations.matmul.selection import kernels_for
-    from mamf.plugins.discovery import open_backend, operation
+    from mamf.plugins.discovery import open_backend
 
     if options.begins and len(set(options.dtype or ())) > 1:
         raise UsageError("--resume continues one log, and each dtype has its own: name one --dtype, or use --output")
@@ -69,7 +69,7 @@ def run(options: argparse.Namespace) -> int:
     def work(interruption: Interruption, resumed: Resumed | None) -> int:
         if len(dtypes) > 1:  # reports a wrong dtype before the first is measured
             backend = open_backend(options.backend or "auto", options.device or 0)
-            for problem in request_of(operation(MATMUL), options).problems(backend):
+            for problem in request_of(Matmul(), options).problems(backend):
                 kernels_for(backend, problem, options.kernel)
         for dtype in dtypes[len(options.codes) :]:
             options.dtype = dtype
@@ -95,9 +95,8 @@ class _FindSession(Session):
     kind = FIND
 
     def __init__(self, options: argparse.Namespace, interruption: Interruption, resumed: Resumed | None) -> None:
-        from mamf.plugins.discovery import operation
 
-        super().__init__(Request(operation(MATMUL)), options, interruption, resumed)
+        super().__init__(Request(Matmul()), options, interruption, resumed)
 
     def _problems(self) -> tuple[Any, ...]:
         return request_of(self.of, self.options).problems(self.backend)

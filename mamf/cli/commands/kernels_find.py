@@ -45,7 +45,7 @@ class KernelsFindSession(Session):
     def _shapes(self, plan: Plan) -> tuple[Any, ...]:
         """The shapes of the options, or default shapes that may be a ceiling. Raises UsageError if none may."""
         able = [shape for shape in plan.shapes if self._may_be_ceiling(plan, shape)]
-        if not able and not self.options.shapes:
+        if not able and not self.request.names_shapes:
             raise UsageError(
                 "no default shape that fits in the memory of this device may be a ceiling, because a cache serves it: "
                 f"'mamf sweep --operation {self.of.name}' still measures them"
@@ -56,7 +56,7 @@ class KernelsFindSession(Session):
             raise UsageError(
                 f"--shapes: none of these may be a ceiling, because a cache serves them; add others{of_own}"
             )
-        return plan.shapes if self.options.shapes else tuple(able)
+        return plan.shapes if self.request.names_shapes else tuple(able)
 
     def _may_be_ceiling(self, plan: Plan, shape: Any) -> bool:
         info = self.backend.info

@@ -41,10 +41,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from mamf.plugins.discovery import operation
-
     options.kernel = kernels(options)
-    return run_kernels(options, ModelSession, operation("model"))
+    return run_kernels(options, ModelSession, Model())
 
 
 def kernels(options: argparse.Namespace) -> list[str] | None:

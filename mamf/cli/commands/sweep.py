@@ -23,7 +23,7 @@ from mamf.errors import UnsupportedError
 from mamf.kernel import AnyKernel
 from mamf.operation import Request
 from mamf.operations.matmul.operation import Matmul
-from mamf.plans import MATMUL, ORDERS, SHUFFLED, Plan, SweepOptions
+from mamf.plans import ORDERS, SHUFFLED, Plan, SweepOptions
 from mamf.regime_names import NAMES
 
 if TYPE_CHECKING:
@@ -74,9 +74,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from mamf.plugins.discovery import operation
-
-    return run_kernels(options, _SweepSession, operation(MATMUL))
+    return run_kernels(options, _SweepSession, Matmul())
 
 
 class _SweepSession(Session):

@@ -26,7 +26,6 @@ EXAMPLES = """examples:
   mamf verify --kernel torch.mm --seed 0 --number 17     one problem again, as reports of failures say it
 docs/verify-a-card.md says what a clean run excludes.
 """
-_WRONG = 3
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -93,6 +92,7 @@ class _VerifySession(Session):
         return self.options.budget is None
 
     def judge(self, code: int) -> int:
+        from mamf.cli.devices import WRONG
         from mamf.report.verification import counts
 
-        return _WRONG if counts(self.driven.rows)["wrong"] else code
+        return WRONG if counts(self.driven.rows)["wrong"] else code

@@ -1,7 +1,7 @@
-"""The figures of attention kernels against the sequence length, as data. Pure.
+"""Charts of attention kernels against the sequence length, as data. Pure.
 
-Whatever else takes several values parts the rows into panels. Sizes that follow from the others (batch from a constant
-number of tokens, heads from a constant width) do not: a facet is added only where points would else lie on one another.
+Every other field with several values splits the rows into panels. Sizes that follow from the others (batch from a
+constant number of tokens, heads from a constant width) do not, unless points would otherwise overlap.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _DIRECTION_NAMES = {"fwd": "forward", "bwd": "backward", "fwd+bwd": "forward + b
 
 @dataclass(frozen=True)
 class Facet:
-    """Something that parts rows into panels: ``of`` gives a sortable value, ``text`` says it."""
+    """A field that splits rows into panels: ``of`` gives a sortable value, ``text`` its name in a title."""
 
     of: Callable[[Measurement], Any]
     text: Callable[[Measurement], str]
@@ -45,11 +45,11 @@ LENGTH = Facet(lambda row: row.shape.seqlen_k, lambda row: f"length {in_kibi(row
 QUERIES = Facet(lambda row: row.shape.seqlen_q, lambda row: f"{row.shape.seqlen_q} queries")
 HEADS = Facet(lambda row: (row.shape.heads, row.shape.kv_heads), _heads)
 BATCH = Facet(lambda row: row.shape.batch, lambda row: f"batch {row.shape.batch}")
-#: Always a reason for separate panels.
+#: Values of these always get separate panels.
 _PARTING = (HEAD_DIM, MASK, DIRECTION, DTYPE)
-#: Only where points would else lie on one another.
+#: Values of these do only where points would otherwise overlap.
 _IF_NEEDED = (SPARSITY, LENGTH, HEADS, QUERIES, BATCH)
-# Panels side by side that are still wide enough to read.
+# More panels side by side would be too narrow to read.
 _MAX_ACROSS = 4
 Grid = tuple[tuple[Panel | None, ...], ...]
 
@@ -61,7 +61,7 @@ def attention_chart(
     regime: str | None = None,
     directions: Sequence[str] | None = None,
 ) -> Chart:
-    """One regime (the log's first unless said) of a run of attention kernels.
+    """Draw one regime of a run of attention kernels, by default the first of the log.
 
     Raises UsageError where nothing is left to draw.
     """
@@ -101,7 +101,7 @@ def count_values(facet: Facet, rows: Iterable[Measurement]) -> int:
 
 
 def needed(rows: Sequence[Measurement], position: Callable[[Measurement], float]) -> list[Facet]:
-    """The facets that leave one row a kernel at each place of a panel."""
+    """Choose the facets so that each kernel has one row at each place of a panel."""
     facets = list(_PARTING)
 
     def places(chosen: Sequence[Facet]) -> int:
@@ -120,7 +120,7 @@ def values(facets: Iterable[Facet], row: Measurement) -> tuple[Any, ...]:
 def _grid(
     rows: Sequence[Measurement], varying: Sequence[Facet], panel: Callable[[Sequence[Measurement]], Panel]
 ) -> Grid:
-    """Panels: across go the first facets that there is room for, down the others."""
+    """Arrange the panels: the first facets that fit go across, the others down."""
     across: tuple[Facet, ...] = ()
     for facet in varying:
         if len({values((*across, facet), row) for row in rows}) <= _MAX_ACROSS:
@@ -133,7 +133,7 @@ def _grid(
 
 
 def _sizes(rows: Sequence[Measurement]) -> str:
-    """Sizes that are constant over all rows, though their factors may not be."""
+    """Name products of sizes that are constant over all rows, though their factors may not be."""
     tokens = {row.shape.batch * row.shape.seqlen_k for row in rows}
     widths = {row.shape.heads * row.shape.head_dim for row in rows}
     sizes = [f"batch x length = {tokens.pop()}"] if len(tokens) == 1 else []
@@ -142,7 +142,7 @@ def _sizes(rows: Sequence[Measurement]) -> str:
 
 
 def _conventions(rows: Sequence[Measurement], ceilings: Ceilings) -> list[str]:
-    """What the shares are of, and what counts as FLOP."""
+    """Say which ceiling the shares refer to, and what counts as FLOP."""
     keys = dict.fromkeys((row.problem.dtype, row.regime) for row in rows)
     notes = [
         f"ceiling: {ceilings[key].tflops:.4g} TFLOPS, the highest {key[0]} matmul measured in {key[1]} "

@@ -30,7 +30,7 @@ _HEADROOM = 1.12
 # A part that is lower than this share of the highest bar has no room for its figure.
 _FIGURE_ROOM = 0.045
 _FAINT = 0.3
-# Characters of all bars' labels that fit a row, and the fewest of a line.
+# Characters of all labels that fit below the bars of a file, and the minimum for a line of a label.
 _LABELS_LENGTH, _MIN_LETTERS = 110, 10
 
 
@@ -67,7 +67,7 @@ class StackedChart(Picture):
 
     @property
     def names(self) -> list[str]:
-        """Of all parts, in the order that they come."""
+        """Names of all parts, in order of appearance."""
         return list(dict.fromkeys(name for panel in self.panels for bar in panel.bars for name, _ in bar.parts))
 
     @property
@@ -88,7 +88,7 @@ class StackedChart(Picture):
         )
 
     def look(self, name: str) -> tuple[str, float]:
-        """Color and opacity of a part."""
+        """Give the color and the opacity of a part."""
         return styles_of(self.names)[name].color, _FAINT if name in self.faint else 1.0
 
     def legend(self) -> Named:
@@ -185,7 +185,7 @@ class RangeChart(Picture):
 
 
 def _draw_ranges(axes: Axes, chart: RangeChart) -> None:
-    """A line for each row, under the name of its group."""
+    """Draw a line for each row, below the name of its group."""
     prepare(axes, grid="x")
     styles, names, y = styles_of(row.style for row in chart.rows), {}, -1
     for group, rows in group_pairs((row.group, row) for row in chart.rows).items():

@@ -36,7 +36,7 @@ _AXIS_LETTERS = 140
 _MAX_MARKED = 100
 # A datasheet that is this many times what was measured is not drawn: the figures would be a line at the bottom.
 _FAR_ABOVE = 2.5
-# An axis that follows its figures spans at least this share of them: less is no difference.
+# An axis that does not begin at 0 spans at least this share of the figures: smaller differences are noise.
 _MIN_SPAN = 0.02
 
 
@@ -107,7 +107,7 @@ class Chart(Picture):
 
     @property
     def names(self) -> list[str]:
-        """Names of all lines, those of the highest figures first; in the order they come where that has a meaning."""
+        """Names of all lines: the highest figures first, or in order of appearance if points are not joined."""
         best: dict[str, float] = {}
         for panel in self.panels:
             for line in panel.lines:
@@ -143,7 +143,7 @@ class Chart(Picture):
 
 
 def limits(positions: Sequence[float], is_log: bool) -> tuple[float, float]:
-    """Ends of an axis that holds all positions, with a margin: panels that lack some keep the scale of the others."""
+    """Give the ends of an axis for all positions, with a margin."""
     low, high = min(positions), max(positions)
     if is_log:
         margin = (high / low) ** _MARGIN_SHARE if high > low else 2.0
@@ -153,12 +153,12 @@ def limits(positions: Sequence[float], is_log: bool) -> tuple[float, float]:
 
 
 def labelled(sizes: Iterable[float], text: Callable[[float], str]) -> tuple[tuple[float, str], ...]:
-    """Every size as a tick."""
+    """Make each size a tick."""
     return tuple((size, text(size)) for size in sorted(set(sizes)))
 
 
 def even_ticks(sizes: Sequence[int]) -> tuple[tuple[float, str], ...]:
-    """Multiples of a power of two, as sizes are chosen, and few enough to read."""
+    """Make ticks at multiples of a power of two, few enough to read."""
     step = 1
     while (max(sizes) - min(sizes)) / step > _MAX_TICKS:
         step *= 2
@@ -167,13 +167,13 @@ def even_ticks(sizes: Sequence[int]) -> tuple[tuple[float, str], ...]:
 
 
 def in_kibi(size: float) -> str:
-    """``16k`` for 16384 and ``1G`` for 1073741824, as lengths and sizes are spoken of."""
+    """Write 16384 as ``16k`` and 1073741824 as ``1G``, as people say lengths and sizes."""
     power = next((each for each in (3, 2, 1) if size and size % 1024**each == 0), 0)
     return f"{size / 1024**power:.0f}{_UNITS[power]}"
 
 
 def in_giga(work: float) -> str:
-    """``3.76T`` for 3.76e12."""
+    """Write 3.76e12 as ``3.76T``."""
     power = next((each for each in (4, 3, 2, 1) if work >= 1000**each), 0)
     return f"{work / 1000**power:.3g}{_UNITS[power]}"
 
@@ -194,7 +194,7 @@ def _scale_x(axes: Axes, chart: Chart) -> None:
 
 
 def _spaced_labels(axes: Axes, axis: Axis) -> list[str]:
-    """The labels of an axis; those that would touch the one before are empty."""
+    """Give the labels of an axis, without those that would touch the label before."""
     places = [math.log(place) if axis.is_log else place for place, _ in axis.ticks]
     letter = (places[-1] - places[0]) / (_AXIS_LETTERS * width_share(axes))
     labels, end = [], -math.inf
@@ -206,8 +206,8 @@ def _spaced_labels(axes: Axes, axis: Axis) -> list[str]:
 
 
 def _scale_y(axes: Axes, panel: Panel, chart: Chart) -> None:
-    """One scale for all panels, so that they compare at a glance, unless each has its own: from 0 where a ceiling is
-    drawn or where rates spread that far.
+    """Give all panels the same scale, unless each has its own. It begins at 0 if a ceiling is drawn or if the rates
+    differ by more than a factor of two.
     """
     alike = [panel] if chart.has_own_scales else chart.panels
     points = [point for each in alike for point in each.points]
@@ -223,7 +223,7 @@ def _scale_y(axes: Axes, panel: Panel, chart: Chart) -> None:
 
 
 def _add_shares(axes: Axes, panel: Panel) -> None:
-    """A second vertical axis, in percent of the datasheet or of the ceiling, if that is in sight."""
+    """Add a vertical axis in percent of the datasheet or of the ceiling, if that is within the panel."""
     from matplotlib.ticker import MaxNLocator
 
     whole = panel.peak or panel.ceiling
@@ -291,7 +291,7 @@ def _mark_best(axes: Axes, panel: Panel, best: Point) -> None:
 
 
 def _draw_references(axes: Axes, panel: Panel) -> None:
-    """The datasheet's peak and the ceiling, with their figures and the share."""
+    """Draw the datasheet's peak and the ceiling, with their figures and the share."""
     (left, right), top = axes.get_xlim(), axes.get_ylim()[1]
     share = ""
     if panel.peak is not None and panel.peak < top:
@@ -304,7 +304,7 @@ def _draw_references(axes: Axes, panel: Panel) -> None:
 
 
 def _write(axes: Axes, text: str, at: tuple[float, float], offset: tuple[int, int]) -> None:
-    """``offset``: in points; the text begins there if it is to the right, else it ends there."""
+    """Write a text at ``offset`` points from a place: it begins there if that is to the right, else it ends there."""
     axes.annotate(
         text,
         at,

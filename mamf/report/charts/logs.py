@@ -24,8 +24,8 @@ _MAX_FAILURES = 4
 
 
 def point(row: Measurement, x: float, share: float = 1.0) -> Point:
-    """A measured row's figure: the statistic that its regime is judged by, with its interval if it has one; of several
-    devices as the run's first gives it. ``share`` scales it.
+    """Give a row's figure in the statistic of its regime, with its interval if it has one. Figures of several devices
+    are corrected to the first device of the run. ``share`` scales the figure.
     """
     seconds = row.amount / row.comparable_rate / 1e12
     has_interval = row.best_by == row.figure
@@ -36,7 +36,7 @@ def point(row: Measurement, x: float, share: float = 1.0) -> Point:
 
 
 def chosen_regimes(rows: Sequence[Measurement], wanted: str | None) -> list[str]:
-    """Regimes to draw, in the order of the log. Raises UsageError where the wanted one has no figure."""
+    """Choose the regimes to draw, in the order of the log. Raises UsageError if the wanted one has no figure."""
     measured = list(dict.fromkeys(row.regime for row in rows if row.ok and not row.is_reference))
     if not measured:
         raise UsageError("nothing to draw: the log has no measured row")
@@ -46,7 +46,7 @@ def chosen_regimes(rows: Sequence[Measurement], wanted: str | None) -> list[str]
 
 
 def drawn_rows(rows: Sequence[Measurement], wanted: str | None) -> tuple[list[str], list[Measurement]]:
-    """Regimes to draw, and their measured rows without visits of a reference and rows that rank algorithms. Raises
+    """Choose the regimes to draw and their measured rows, without references and trials of algorithms. Raises
     UsageError likewise.
     """
     regimes = chosen_regimes(rows, wanted)
@@ -55,7 +55,7 @@ def drawn_rows(rows: Sequence[Measurement], wanted: str | None) -> tuple[list[st
 
 
 def machine(header: Mapping[str, Any]) -> str:
-    """Device and software in a line."""
+    """Describe device and software in a line."""
     device = header["device"]
     torch = header["environment"].get("packages", {}).get("torch", "unknown")
     driver = f", driver {device['driver']}" if device.get("driver") else ""
@@ -65,13 +65,13 @@ def machine(header: Mapping[str, Any]) -> str:
 
 
 def peak_of(problem: Any, header: Mapping[str, Any]) -> float | None:
-    """The datasheet's rate for a problem in 1e12/s, or None."""
+    """Look up the datasheet's rate for a problem in 1e12/s; None if it is unknown."""
     peak = operation_called(problem.operation).peak(DeviceInfo(**header["device"]), problem)
     return peak / TERA if peak else None
 
 
 def failures(rows: Iterable[Measurement], drawn: Iterable[str]) -> list[str]:
-    """Why lines have gaps: rows without a figure of what is drawn, by name and status."""
+    """Count the rows without a figure by kernel and status: they explain gaps in lines."""
     names = set(drawn)
     counts = Counter((row.kernel, row.status) for row in rows if not row.ok and row.kernel in names)
     reasons = [f"{count} x {kernel} ({status})" for (kernel, status), count in counts.most_common(_MAX_FAILURES)]
@@ -83,7 +83,7 @@ def failures(rows: Iterable[Measurement], drawn: Iterable[str]) -> list[str]:
 
 
 def sweep_chart(rows: Sequence[Measurement], header: Mapping[str, Any], regime: str | None = None) -> Chart:
-    """A sweep against the dimension that varies, or by rank where several do; a line a regime."""
+    """Draw a sweep against the dimension that varies, or by rank if several do, with a line for each regime."""
     regimes, measured = drawn_rows(rows, regime)
     first = measured[0]
     axis, position, shape = _matmul_axis(measured)
@@ -103,7 +103,7 @@ def sweep_chart(rows: Sequence[Measurement], header: Mapping[str, Any], regime: 
 
 
 def _matmul_axis(rows: Sequence[Measurement]) -> tuple[Axis, Callable[[int, Measurement], float], str]:
-    """The axis, where a row of a rank lies on it, and what the shapes have in common."""
+    """Give the axis, the position of a row with its rank, and what the shapes have in common."""
     varying = [name for name in "mnk" if len({getattr(row.shape, name) for row in rows}) > 1]
     shape = "x".join(name.upper() if name in varying else str(getattr(rows[0].shape, name)) for name in "mnk")
     is_cubic = all(row.shape.m == row.shape.n == row.shape.k for row in rows)
@@ -124,7 +124,7 @@ def _matmul_axis(rows: Sequence[Measurement]) -> tuple[Axis, Callable[[int, Meas
 def find_chart(
     rows: Sequence[Measurement], ceilings: Mapping[str, Ceiling], header: Mapping[str, Any], regime: str | None = None
 ) -> Chart:
-    """A find in the order it measured, a color per phase, a panel per regime."""
+    """Draw a find in the order of its measurements, with a color for each phase and a panel for each regime."""
     regimes = chosen_regimes(rows, regime)
     confirmed = {name: ceilings[name] for name in regimes if name in ceilings}
     peak = peak_of(rows[0].problem, header)
@@ -150,8 +150,8 @@ _FLOP = "FLOP"
 
 
 def kernels_chart(rows: Sequence[Measurement], header: Mapping[str, Any], regime: str | None = None) -> Chart:
-    """A run of kernels, a row of panels a problem and a column a regime; where several shapes lie at one place of the
-    axis, the best of them.
+    """Draw a run of kernels, with a row of panels for each problem and a column for each regime. If several shapes have
+    the same position, the best of them counts.
     """
     regimes, measured = drawn_rows(rows, regime)
     axis, position = _axis(measured)
@@ -175,7 +175,7 @@ def kernels_chart(rows: Sequence[Measurement], header: Mapping[str, Any], regime
 
 
 def _axis(rows: Sequence[Measurement]) -> tuple[Axis, Callable[[Measurement], float]]:
-    """The operation's axis; shapes in log order if it has no axis or is not installed."""
+    """Give the operation's axis, or the shapes in log order if it has no axis or is not installed."""
     of = operation_called(rows[0].operation)
     try:
         at = {row.shape: float(of.axis(row.shape)) for row in rows}
@@ -190,7 +190,7 @@ def _axis(rows: Sequence[Measurement]) -> tuple[Axis, Callable[[Measurement], fl
 
 
 def differing_fields(problem: Any, problems: Sequence[Any]) -> str:
-    """The fields that set a problem apart from the others."""
+    """Name the fields in which a problem differs from the others."""
     of = operation_called(problem.operation)
     records = [of.problem_record(each) for each in problems]
     own = of.problem_record(problem)
@@ -199,7 +199,7 @@ def differing_fields(problem: Any, problems: Sequence[Any]) -> str:
 
 # -- steps of a model --------------------------------------------------------------------------------------------------
 
-#: What a phase holds, in the order that it runs.
+#: The parts of each phase, in the order in which they run.
 _CONTENT: Mapping[str, tuple[str, ...]] = {
     "forward": ("forward",),
     "forward-backward": ("forward", "backward"),
@@ -208,15 +208,17 @@ _CONTENT: Mapping[str, tuple[str, ...]] = {
 #: Rows of the phases of one step: regime, problem without its phase, kernel and batch.
 _Key = tuple[str, ModelProblem, str, int]
 _Phases = Mapping[str, Measurement]
-_DIFFERENCES = "parts above the lowest are differences: of a phase and the one that it holds, each measured separately"
+_DIFFERENCES = (
+    "parts above the lowest are differences between a phase and the phase that it contains, each measured separately"
+)
 
 
 def model_chart(
     rows: Sequence[Measurement], known: KnownCeilings, header: Mapping[str, Any], regime: str | None = None
 ) -> StackedChart:
-    """Bars of the phases by context length, a panel a kernel and model; each bar with the MAMFU of its longest phase
-    (TFLOPS where no ceiling is known). Of one context length bars stand side by side in one panel. Raises UsageError
-    where nothing was measured.
+    """Draw bars of the phases by context length, with a panel for each kernel and model. Each label has the MAMFU of
+    the longest phase (TFLOPS if no ceiling is known). With one context length all bars are in one panel. Raises
+    UsageError if nothing was measured.
     """
     regimes = chosen_regimes(rows, regime)
     steps: dict[_Key, dict[int, dict[str, Measurement]]] = {}
@@ -244,7 +246,7 @@ def model_chart(
     notes = list(_share_notes(steps, known))
     notes += [_DIFFERENCES] if any(len(bar.parts) > 1 for panel in panels for bar in panel.bars) else []
     if faster := [title for key, by_context in steps.items() for title in _faster(titles[key], by_context)]:
-        notes.append(f"a phase took no longer than the one that it holds: {'; '.join(faster)}")
+        notes.append(f"a phase took no longer than the phase that it contains: {'; '.join(faster)}")
     notes += failures(rows, dict.fromkeys(row.kernel for row in rows))
     below = "" if len(contexts) == 1 else "context length"
     return StackedChart(title, machine(header), "milliseconds", below, panels, notes=tuple(notes))
@@ -261,7 +263,7 @@ def _words(key: _Key) -> list[str]:
 
 
 def _bar(label: str, by_phase: _Phases, known: KnownCeilings) -> Stack:
-    """A step with the share of its longest phase."""
+    """Make the bar of a step, labeled with the share of its longest phase."""
     longest = by_phase[[phase for phase in PHASES if phase in by_phase][-1]]
     ceiling = known.get((longest.problem.dtype, longest.regime))
     rate = longest.comparable_rate
@@ -270,8 +272,8 @@ def _bar(label: str, by_phase: _Phases, known: KnownCeilings) -> Stack:
 
 
 def stacked(by_phase: _Phases) -> tuple[tuple[str, float], ...]:
-    """The phases of a step as parts, in milliseconds: the shortest that was measured whole, of each longer one what it
-    takes more. A part that chance makes less than nothing is nothing.
+    """Split a step into parts, in milliseconds: the shortest phase, then what each longer phase takes in addition. A
+    difference below zero counts as zero.
     """
     parts, count, before = [], 0, 0.0
     for phase in (each for each in PHASES if each in by_phase):
@@ -282,14 +284,14 @@ def stacked(by_phase: _Phases) -> tuple[tuple[str, float], ...]:
 
 
 def _faster(title: str, by_context: Mapping[int, _Phases]) -> Iterator[str]:
-    """Where a phase took less than the one that it holds."""
+    """Name the steps in which a phase took no longer than a phase that it contains."""
     for context, by_phase in by_context.items():
         if any(height == 0 for _, height in stacked(by_phase)):
             yield f"{title}, {in_kibi(context)}"
 
 
 def _share_notes(steps: Mapping[_Key, Any], known: KnownCeilings) -> Iterator[str]:
-    """What the shares are of."""
+    """Say which ceilings the shares refer to."""
     for key in dict.fromkeys((problem.dtype, regime) for regime, problem, _, _ in steps):
         if key in known:
             each = known[key]

@@ -1,6 +1,6 @@
-"""What every picture is: panels in rows with a title above, and a legend and notes below; drawn with matplotlib.
+"""The base of all pictures: panels in rows, a title above, a legend and notes below; drawn with matplotlib.
 
-A file is as wide as a README, however many panels it has; a page shows each panel as a picture of its own.
+A file is as wide as a README, however many panels it has; a page shows each panel as a separate picture.
 matplotlib is imported when something is drawn, and pyplot never: a separate Figure leaves the caller's figures alone.
 """
 
@@ -36,7 +36,7 @@ _GAP = 0.12  # inches between the parts of the figure
 _MARGIN = 0.2
 _TITLE, _SUBTITLE, TEXT, SMALL = 20, 14, 14, 12  # points
 GREY = "#555555"
-# Characters that fit the width at these sizes, the last of the titles of all panels in a row.
+# Characters that fit the width at these sizes; the last is for the titles of all panels in a row together.
 _TITLE_LENGTH, _SUBTITLE_LENGTH, _NOTE_LENGTH, _PANEL_TITLES_LENGTH = 90, 145, 170, 132
 _MAX_LEGEND_COLUMNS = 8
 #: Entries of a legend: what they say, and how the line beside it is drawn.
@@ -48,9 +48,9 @@ PartT = TypeVar("PartT")
 
 @dataclass(frozen=True)
 class DrawnPanel:
-    """``described``: for a screen reader. ``scale``: panels side by side with an equal one have the labels of their
-    vertical axis once; None for a panel with labels of its own. ``size``: on a page, in inches. ``share``: of the width
-    of a file, relative to the panels beside it.
+    """``described``: for a screen reader. ``scale``: panels side by side with an equal scale share the labels of their
+    vertical axes; None for a panel that keeps its labels. ``size``: on a page, in inches. ``share``: of the width of a
+    file, relative to the panels beside it.
     """
 
     described: str
@@ -81,7 +81,7 @@ class Picture(ABC):
 
 
 def draw(picture: Picture) -> Figure:
-    """The picture as a Figure. Raises UnavailableError without matplotlib."""
+    """Draw the picture as a Figure. Raises UnavailableError without matplotlib."""
     figure, picture = new_figure(WIDTH, 9), with_visible_texts(picture)
     with texts_as_they_are():
         rows = picture.drawn_rows()
@@ -99,7 +99,7 @@ def draw(picture: Picture) -> Figure:
 
 
 def _drop_repeated_labels(axes: Axes, rows: Sequence[Sequence[DrawnPanel | None]], line: int, column: int) -> None:
-    """Leave labels to the outer panels."""
+    """Remove labels that an outer panel has too."""
     panel, before, after = rows[line][column], rows[line][:column], rows[line][column + 1 :]
     scale = panel and panel.scale
     if scale is not None and before and before[-1] and before[-1].scale == scale:
@@ -114,7 +114,7 @@ def _drop_repeated_labels(axes: Axes, rows: Sequence[Sequence[DrawnPanel | None]
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """A white figure of so many inches. Raises UnavailableError without matplotlib."""
+    """Make a white figure with this size in inches. Raises UnavailableError without matplotlib."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -123,14 +123,14 @@ def new_figure(width: float, height: float) -> Figure:
 
 
 def texts_as_they_are() -> AbstractContextManager[None]:
-    """In which a dollar in a name begins no formula."""
+    """Make a context in which a dollar sign in a name does not begin a formula."""
     from matplotlib import rc_context
 
     return rc_context({"text.parse_math": False})
 
 
 def with_visible_texts(part: PartT) -> PartT:
-    """A picture, or any part of one, with its foreign text made harmless."""
+    """Copy a picture, or a part of one, with invisible characters of its texts escaped."""
     shown: Any = part
     if isinstance(part, str):
         shown = visible(part)
@@ -145,7 +145,7 @@ def with_visible_texts(part: PartT) -> PartT:
 
 
 def _arrange(figure: Figure, picture: Picture) -> None:
-    """Title above, legend and notes below, each as high as it is; the panels get their inches between them."""
+    """Place title, panels, legend and notes below one another, and make the figure as high as they need."""
     texts = [
         figure.text(0, 0, textwrap.fill(picture.title, _TITLE_LENGTH), fontsize=_TITLE, weight="bold", va="top"),
         figure.text(0, 0, textwrap.fill(picture.subtitle, _SUBTITLE_LENGTH), fontsize=_SUBTITLE, color=GREY, va="top"),
@@ -174,7 +174,7 @@ def _arrange(figure: Figure, picture: Picture) -> None:
 
 
 def _draw_legend(figure: Figure, named: Named) -> Any:
-    """The names in as many columns as fit."""
+    """Draw the legend in as many columns as fit."""
     from matplotlib.lines import Line2D
 
     handles, labels = [Line2D([], [], **style) for _, style in named], [name for name, _ in named]
@@ -189,12 +189,12 @@ def _draw_legend(figure: Figure, named: Named) -> Any:
 
 
 def _height(part: Text | Any) -> float:
-    """Inches."""
+    """Measure the height of a text or a legend in inches."""
     return float(part.get_window_extent().height) / DPI
 
 
 def prepare(axes: Axes, title: str = "", grid: str = "both") -> None:
-    """The look that all panels share. ``grid``: the axis whose ticks have lines."""
+    """Set what all panels share: grid, colors and title. ``grid``: the axis whose ticks have lines."""
     axes.set_axisbelow(True)
     axes.grid(True, axis=grid, color="#dddddd", linewidth=0.8)  # type: ignore[arg-type]
     axes.tick_params(labelsize=SMALL, color="#999999")
@@ -204,7 +204,7 @@ def prepare(axes: Axes, title: str = "", grid: str = "both") -> None:
 
 
 def width_share(axes: Axes) -> float:
-    """How much of a file's width the axes have."""
+    """Give the width of the axes as a share of a file's width."""
     spec, figure = axes.get_subplotspec(), axes.figure
     assert spec is not None, "every panel is a subplot"
     ratios: Any = spec.get_gridspec().get_width_ratios()
@@ -213,7 +213,7 @@ def width_share(axes: Axes) -> float:
 
 # -- colors and markers by name: a kernel looks the same in every picture and on every page ----------------------------
 
-#: Told apart by color-blind readers too (Okabe and Ito, extended); each has a contrast of 3 to 1 on white.
+#: Color-blind readers can tell them apart (Okabe and Ito, extended); each has a contrast of 3 to 1 on white.
 COLORS = (
     *("#0072b2", "#d55e00", "#009e73", "#b8578f", "#b07c00", "#2c8ec9", "#7b3fa0"),
     *("#8c564b", "#6b6b6b", "#758200", "#aa0022", "#008f8f", "#1b2f7a", "#5a8f00"),
@@ -238,7 +238,7 @@ _GROUPS = (
     tuple(f"device {number}" for number in range(12)),
 )
 _PLACES = {name: place for group in _GROUPS for place, name in enumerate(group)}
-# Works that overlap, and the way down from a datasheet: what is only computed is grey.
+# Works that overlap, and steps down from a datasheet, where computed figures are grey.
 _PLACES |= {"products": 0, "other work": 1}
 _PLACES |= {"measured": 0, "lost since the step before": 1, "on other operands": 2, "from the datasheet": 8}
 #: How lines of ceilings and of datasheets look, as matplotlib says it: behind what was measured.
@@ -255,8 +255,8 @@ class Style:
 
 
 def styles_of(names: Iterable[str]) -> dict[str, Style]:
-    """A style for each name. A known name always has the same; another one has the place that its text gives, or the
-    next whose color no name beside it has; if all colors are taken, the next place.
+    """Choose a style for each name. A known name always has the same one. Any other starts at a hash of its text and
+    takes the next color that is free, or the next free style if all colors are taken.
     """
     wanted = sorted(set(names))
     places = {name: _PLACES[name] for name in wanted if name in _PLACES}
@@ -289,7 +289,7 @@ def save(figure: Figure, path: Path, overwrite: bool = False) -> None:
 
 @contextmanager
 def laid_out(figure: Figure) -> Iterator[None]:
-    """Laid out once: matplotlib would do so again, and draw everything for it, before it draws."""
+    """Lay the figure out now, because matplotlib would otherwise draw everything twice."""
     engine = figure.get_layout_engine()
     if engine is not None:
         engine.execute(figure)
@@ -305,7 +305,7 @@ def exists(path: Path) -> UsageError:
 
 
 def file_type(path: Path) -> str:
-    """Raises UsageError for an ending that is no known type."""
+    """Give the type of an image file by its ending. Raises UsageError for an unknown one."""
     kind = path.suffix.removeprefix(".").lower()
     if kind not in FILE_TYPES:
         raise UsageError(f"cannot draw {path.name}: its name must end with .{' or .'.join(FILE_TYPES)}")

@@ -28,9 +28,9 @@ from mamf.report.charts.picture import (
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-#: As (FLOP per byte, TFLOPS).
+#: (FLOP per byte, TFLOPS).
 Place = tuple[float, float]
-#: How far the axes go on beyond what they show: to the left, to the right, and down and up.
+#: Factors by which the axes exceed what they show: to the left, to the right, and up and down.
 _LEFT, _RIGHT, _BEYOND = 3.0, 20.0, 2.0
 _INCHES = 8.0
 _MARKER = 9  # points
@@ -84,7 +84,7 @@ class RooflineChart(Picture):
 
 
 def roofline_chart(roofs: Roofs, points: Sequence[RoofPoint], header: Mapping[str, Any]) -> RooflineChart:
-    """``header``: of a log of the device. Points that do no FLOP have no place."""
+    """Draw rows under their roofs. ``header``: of a log of the device. Points without FLOP are left out."""
     marks = []
     for point in points:
         if point.tflops is not None and point.intensity is not None:
@@ -154,14 +154,14 @@ def _draw_roofline(axes: Axes, chart: RooflineChart) -> None:
 
 
 def _draw_labels(axes: Axes, chart: RooflineChart) -> None:
-    """A ceiling's label is at its right end, or along it where it rises; a series has one at its first mark. Each moves
-    down until it covers no mark and no label before it.
+    """Label each ceiling at its right end, or along it if it rises, and each series at its first mark. A label moves
+    down until it covers no mark and no other label.
     """
     to_shares = axes.transData + axes.transAxes.inverted()
     taken = [(x, x, y) for x, y in (to_shares.transform(mark.place) for mark in chart.marks)]
 
     def write(text: str, at: Place, place: Place, side: str) -> None:
-        """At the first free place from ``place`` down, with a line to what it names if that is far."""
+        """Write at the first free place from ``place`` down, with a line to what it names if that is far."""
         width = _LETTER * len(text)
         left, y = place[0] - (width if side == "right" else 0.0), place[1]
         while any(left < right and start < left + width and abs(y - other) < _HEIGHT for start, right, other in taken):
@@ -192,6 +192,6 @@ def _write_along(axes: Axes, line: RoofLine) -> None:
 
 
 def series_of(marks: Iterable[Mark]) -> list[list[Mark]]:
-    """Marks that are joined, from left to right: of one kernel and series."""
+    """Group the marks of each kernel and series, from left to right: these are joined."""
     joined = group_pairs(((mark.name, mark.series), mark) for mark in marks if mark.series)
     return [sorted(each, key=lambda mark: mark.place) for each in joined.values()]

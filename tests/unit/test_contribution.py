@@ -162,8 +162,8 @@ def test_an_interrupted_run_is_labelled_where_it_is_shown(run, sweep_records, tm
     assert "interrupted" not in first
     assert second.endswith(", interrupted")
     charts = []
-    monkeypatch.setattr("mamf.report.charts.plotting.draw", charts.append)
-    monkeypatch.setattr("mamf.report.charts.plotting.save", lambda *arguments: None)
+    monkeypatch.setattr("mamf.report.charts.picture.draw", charts.append)
+    monkeypatch.setattr("mamf.report.charts.picture.save", lambda *arguments: None)
     for name in ("whole", "cut"):
         assert run("plot", f"{name}.jsonl")[0] == 0
     assert ["interrupted" in " ".join(chart.notes) for chart in charts] == [False, True]

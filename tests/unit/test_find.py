@@ -666,7 +666,7 @@ def test_a_dtype_that_cannot_be_searched_costs_no_other(find, tmp_path, monkeypa
             raise UsageError("20 s are too few for a search in float16")
         return plan_for(backend, problem, *given, **fields)
 
-    monkeypatch.setattr("mamf.cli.commands.find.plan_for", plan)
+    monkeypatch.setattr("mamf.engine.search.grid.plan_for", plan)
     options = ["--regime", "burst", "--budget", "10s", "--output", "run.jsonl"]
     code, _, err = find("--dtype", "float16", "bfloat16", *options)
     assert code == 2

@@ -9,9 +9,8 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from mamf.backend import Backend
-from mamf.ceilings.ceiling import Ceiling
+from mamf.ceilings.ceiling import Ceiling, Ceilings, require_usable_ceiling
 from mamf.ceilings.search_plan import SearchPlan
-from mamf.ceilings.share import Ceilings, require_usable_ceiling
 from mamf.cli.options.operations import MASKS
 from mamf.cli.resuming import contradiction
 from mamf.cli.terminal import warn
@@ -27,6 +26,7 @@ from mamf.operations.attention.operation import attention_kernel
 from mamf.operations.attention.shapes import PRESETS, AttentionProblem, AttentionShape, Preset, equal_widths
 from mamf.operations.matmul.operation import problem_for
 from mamf.plans import KERNEL_REGIMES, SWEEP, Plan
+from mamf.rate import find_rate
 from mamf.regime_names import CEILINGS, asked_regimes
 
 _TOKENS = 16384
@@ -127,7 +127,7 @@ def given_ceilings(
             require_usable_ceiling(ceiling, backend)
         found |= log.all_ceilings
     for dtype, regime in needed if options.ceiling else ():
-        if (dtype, regime) not in found:
+        if find_rate(found, dtype, regime) is None:
             raise UsageError(f"no {dtype} {regime} ceiling in {', '.join(map(str, options.ceiling))}")
     return found
 
@@ -184,8 +184,8 @@ def budget_warning(search: SearchPlan) -> str | None:
 def found_ceilings(find: Find, regimes: Sequence[str]) -> dict[tuple[str, str], Ceiling]:
     """The confirmed ceilings in these regimes, as the log stores them."""
     device = {"device": asdict(find.backend.info)}
-    kept = {regime: ceiling_record(each) for regime, each in find.ceilings.items() if regime in regimes}
-    return {(find.plan.problem.dtype, regime): ceiling_from_record(each, device) for regime, each in kept.items()}
+    kept = [ceiling_record(each) for regime, each in find.ceilings.items() if regime in regimes]
+    return {(each.dtype, each.regime): each for each in (ceiling_from_record(record, device) for record in kept)}
 
 
 def missing_shares(dtype: str, regime: str, plan: SearchPlan) -> str:

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from mamf.backend import Advice, Backend
-from mamf.ceilings.share import KnownCeiling
 from mamf.cli import resuming
 from mamf.cli.interruption import EXIT_CODE, Interruption
 from mamf.cli.options.values import ALL
@@ -43,6 +42,7 @@ from mamf.measurement import Measurement
 from mamf.node.sharing import DevicePool, SharedSweep
 from mamf.plans import Plan
 from mamf.plugins.discovery import open_backend
+from mamf.rate import Rate
 from mamf.report.document import Document
 
 Shareable = TypeVar("Shareable", bound=Sweep | KernelsSweep)
@@ -88,7 +88,7 @@ class Session(ABC):
         self.findings: list[Advice] = []
         self.rows: list[Measurement] = []
         #: What rows are shares of that the run does not measure itself.
-        self.known_ceilings: dict[tuple[str, str], KnownCeiling] = {}
+        self.known_ceilings: dict[tuple[str, str], Rate] = {}
         #: Failures that did not end the run: devices that shared it, ceilings that were not confirmed.
         self.failures: list[str] = []
         asked = asked_devices(options, self.log)

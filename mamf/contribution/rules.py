@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mamf.contribution import header_rules, row_rules
-from mamf.contribution.confirming import submitter_findings
+from mamf.contribution.collection import submitter_findings
 from mamf.contribution.evidence import Evidence, Finding, records_of
 from mamf.contribution.placing import folder_of, legacy_name_of, lies_at, place_of
 from mamf.errors import RunLogError, UsageError

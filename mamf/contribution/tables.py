@@ -1,18 +1,35 @@
-"""The pages of results/: README.md, the matrix of all accelerators, and a README.md in the folder of each."""
+"""The pages of results/: README.md, the matrix of all accelerators, and a README.md in the folder of each; and the file
+of ceilings that the package ships.
+"""
 
 from __future__ import annotations
 
+import csv
+import io
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
 
-from mamf.contribution.collection import Collection, Leader, LegacyEntry, best_attention, best_kernels, leaders
-from mamf.contribution.confirming import part_confirmed
-from mamf.contribution.entries import ATTENTION, OTHERS, TABLES, Entry, kernel_title, software
+from mamf.contribution.collection import (
+    ATTENTION,
+    OTHERS,
+    TABLES,
+    Collection,
+    Leader,
+    LegacyEntry,
+    ResultRate,
+    best_attention,
+    best_kernels,
+    kernel_title,
+    leaders,
+    part_confirmed,
+    software,
+)
 from mamf.contribution.placing import folder_of
-from mamf.measurement import TERA, group_pairs
+from mamf.logs.records import significant_digits
+from mamf.measurement import group_pairs
 from mamf.plans import MATMUL
 from mamf.regime_names import CEILINGS
 from mamf.report.columns import sensor_columns
@@ -66,7 +83,7 @@ def _matrix_page(parts: Mapping[str, Collection]) -> str:
         kept = [each for each in confirmed if each.tier == "complete" and each.regime in CEILINGS]
         counts.update(each.dtype for each in kept)
         for best, _ in leaders(kept):
-            rates.setdefault((folder, best.dtype), {})[best.regime] = best.figure
+            rates.setdefault((folder, best.dtype), {})[best.regime] = best.rate
 
     def column(dtype: str) -> Column[str]:
         return Column("", markdown_text(dtype), lambda folder: _cell(rates.get((folder, dtype), {})), Markup)
@@ -95,7 +112,7 @@ def _cell(rates: Mapping[str, float]) -> str | None:
 
 
 def _device_page(part: Collection) -> str:
-    ranked: dict[str, list[Entry]] = {}
+    ranked: dict[str, list[ResultRate]] = {}
     unconfirmed, interrupted = [], []
     for table in TABLES:
         confirmed, others = part_confirmed(part.of(table), part.submitters)
@@ -116,17 +133,17 @@ def _device_page(part: Collection) -> str:
     return "\n".join(filter(None, sections))
 
 
-def _best_of_logs(entries: Iterable[Entry]) -> list[Entry]:
+def _best_of_logs(entries: Iterable[ResultRate]) -> list[ResultRate]:
     """The highest entry of each log, in the order of the logs."""
     groups = group_pairs((entry.place, entry) for entry in entries)
-    return [max(groups[place], key=lambda entry: entry.figure) for place in sorted(groups)]
+    return [max(groups[place], key=lambda entry: entry.rate) for place in sorted(groups)]
 
 
-def entry_columns() -> list[Column[Entry]]:
+def entry_columns() -> list[Column[ResultRate]]:
     """Of a log whose figures are not ranked: the highest of them."""
     return [
         text_column("what", lambda entry: entry.label),
-        Column("", "rate", lambda entry: entry.figure, significant),
+        Column("", "rate", lambda entry: entry.rate, significant),
         *origin_columns(),
     ]
 
@@ -140,10 +157,10 @@ def text_column(title: str, read: Callable[[RowT], object]) -> Column[RowT]:
     return Column("", title, read, str, left=True)
 
 
-def origin_columns(read: Callable[[Any], Entry] = lambda entry: entry) -> list[Column[Any]]:
+def origin_columns(read: Callable[[Any], ResultRate] = lambda entry: entry) -> list[Column[Any]]:
     """The day of the run, and its log."""
     return [
-        Column("", "date", lambda row: read(row).header["started"][:10]),
+        Column("", "date", lambda row: read(row).date[:10]),
         Column("", "log", lambda row: link(read(row).place), Markup),
     ]
 
@@ -153,12 +170,12 @@ def ceiling_columns() -> list[Column[Leader]]:
 
     def share(row: Leader) -> str | None:
         peak = row[0].datasheet
-        return f"{100 * row[0].figure * TERA / peak.flops:.1f} % of {peak.flops / TERA:g}" if peak else None
+        return f"{100 * row[0].rate / peak.rate:.1f} % of {peak.rate:g}" if peak else None
 
     return [
         text_column("dtype", lambda row: row[0].dtype),
         text_column("regime", lambda row: row[0].regime),
-        Column("", "TFLOPS", lambda row: row[0].figure, lambda rate: Markup(f"**{significant(rate)}**")),
+        Column("", "TFLOPS", lambda row: row[0].rate, lambda rate: Markup(f"**{significant(rate)}**")),
         Column("", "interval", lambda row: row[0].interval, interval_cell),
         Column("", "MxNxK", lambda row: row[0].shape),
         text_column("kernel", lambda row: kernel_title(row[0])),
@@ -166,7 +183,7 @@ def ceiling_columns() -> list[Column[Leader]]:
         *sensor_columns(lambda row: row[0].conditions),
         Column("", "J/TFLOP", lambda row: row[0].joules_per_tflop, "{:#.3g}".format),
         text_column("by", lambda row: "find" if row[0].is_confirmed else "sweep"),
-        Column("", "all", lambda row: _span([each.figure for each in row[1]])),
+        Column("", "all", lambda row: _span([each.rate for each in row[1]])),
         text_column("software", lambda row: software(row[0].header)),
         *origin_columns(lambda row: row[0]),
     ]
@@ -176,7 +193,7 @@ def _span(rates: Sequence[float]) -> str:
     return f"{len(rates)}: {significant(min(rates))} to {significant(max(rates))}" if len(rates) > 1 else "1"
 
 
-def attention_columns() -> list[Column[Entry]]:
+def attention_columns() -> list[Column[ResultRate]]:
     return [
         text_column("dtype", lambda entry: entry.row.problem.dtype),
         text_column("regime", lambda entry: entry.row.regime),
@@ -191,21 +208,19 @@ def attention_columns() -> list[Column[Entry]]:
     ]
 
 
-def _kernels(title: str, entries: Sequence[Entry]) -> str:
+def _kernels(title: str, entries: Sequence[ResultRate]) -> str:
     works = dict.fromkeys((entry.row.work.unit, entry.row.work.convention) for entry in entries)
     counts = " ".join(markdown_line(f"{unit}: {convention}.") for unit, convention in works)
     return _section(markdown_text(title[:1].upper() + title[1:]), kernel_columns(), entries, f"{counts}\n\n")
 
 
-def kernel_columns() -> list[Column[Entry]]:
-    def share(entry: Entry) -> float | None:
-        return share_of(entry.figure, entry.row.problem, entry.header)
+def kernel_columns() -> list[Column[ResultRate]]:
+    def share(entry: ResultRate) -> float | None:
+        return share_of(entry.rate, entry.row.problem, entry.header)
 
     return [
         text_column("problem", lambda entry: described_title(entry.row.regime, entry.row.problem)),
-        Column(
-            "", "rate", lambda entry: f"**{significant(entry.figure)}** {markdown_text(entry.row.work.unit)}", Markup
-        ),
+        Column("", "rate", lambda entry: f"**{significant(entry.rate)}** {markdown_text(entry.row.work.unit)}", Markup),
         Column("", "interval", lambda entry: entry.interval, interval_cell),
         Column("", "of the peak", share, lambda share: f"{100 * share:.1f} %"),
         Column("", "shape", lambda entry: entry.row.shape),
@@ -232,3 +247,55 @@ def _legacy(entries: Iterable[LegacyEntry]) -> str:
 
 def link(place: Path) -> Markup:
     return Markup(f"[log]({quote(place.name)})")
+
+
+# -- the ceilings that the package ships -------------------------------------------------------------------------------
+
+
+_COLUMNS = (
+    *("device", "compute_units", "power_limit_watts", "clock_mhz", "dtype", "regime"),
+    *("tflops", "low", "high", "log", "shapes", "kernel", "cards", "lowest"),
+    *("date", "software"),
+)
+_MOST_SHAPES = 6
+
+
+def contributed_csv(collection: Collection) -> str:
+    """The highest confirmed ceiling of each kind of device, dtype and regime that a complete find with normal data
+    measured.
+    """
+    kept = filter(_counts, part_confirmed(collection.of(MATMUL), collection.submitters)[0])
+    groups = group_pairs(((entry.device, *_build(entry), entry.dtype, entry.regime), entry) for entry in kept)
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(_COLUMNS)
+    for key, found in sorted(groups.items()):
+        fastest = sorted(found, key=lambda entry: entry.rate, reverse=True)
+        best, shapes = fastest[0], list(dict.fromkeys(entry.shape for entry in fastest))[:_MOST_SHAPES]
+        ends = (best.interval.low, best.interval.high) if best.interval else ()
+        figures = [significant_digits(rate) for rate in (best.rate, *ends)]
+        kernel = next((each.kernel for each in fastest if len(each.header["plan"]["kernels"]) > 1), "")
+        cards: dict[object, float] = {}
+        for entry in reversed(fastest):
+            cards[entry.uuid_hash] = entry.rate
+        lowest = significant_digits(min(cards.values()))
+        clock_hz = max(each.header["device"]["max_clock_hz"] or 0 for each in found)
+        known = (best.place.as_posix(), " ".join(shapes), kernel, len(cards), lowest)
+        of_run = (best.date[:10], software(best.header))
+        writer.writerow([*key[:3], f"{clock_hz / 1e6:g}" if clock_hz else "", *key[3:], *figures, *known, *of_run])
+    return buffer.getvalue()
+
+
+def _counts(entry: ResultRate) -> bool:
+    """Virtual machines give CPUs of all speeds one name, so that their figures are of no use elsewhere."""
+    is_accelerator, data = entry.header["device"]["is_accelerator"], entry.header["plan"]["problem"]["data"]
+    is_found = (
+        entry.is_confirmed and entry.interval is not None and entry.tier == "complete" and entry.regime in CEILINGS
+    )
+    return is_found and is_accelerator and data == "normal"
+
+
+def _build(entry: ResultRate) -> tuple[str, ...]:
+    """Unit count and power limit: devices with one name exist in several builds."""
+    device: dict[str, Any] = entry.header["device"]
+    return tuple("" if each is None else f"{each:g}" for each in (device["compute_units"], device["power_limit_watts"]))

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any
 
 from mamf.backend import LEADER, Backend, DeviceInfo
-from mamf.ceilings.share import Ceilings
+from mamf.ceilings.ceiling import Ceilings
 from mamf.choices import PATIENCE_SECONDS
 from mamf.engine.isolation import isolation_of
 from mamf.engine.runner import crashes_of
@@ -99,7 +99,7 @@ class Worker:
         kernels = [kernel for _, kernel in choose_kernels(operation(plan.operation), backend, plan.kernels)]
         header = {DEVICE: asdict(backend.info)}
         found = [ceiling_from_record(record, header) for record in message["ceilings"]]
-        ceilings = {(ceiling.problem.dtype, ceiling.regime): ceiling for ceiling in found}
+        ceilings = {(ceiling.dtype, ceiling.regime): ceiling for ceiling in found}
         references = reference_kernels({ceiling.kernel for ceiling in found}, message["ceiling_kernels"])
         return KernelsSweep(plan, kernels, backend, ceilings, references, queue=queue)
 

@@ -20,7 +20,6 @@ from mamf.contribution.published import NOTICE
 from mamf.errors import UsageError
 from mamf.files import make_folder, write_whole
 from mamf.logs.records import significant_digits
-from mamf.measurement import TERA
 from mamf.pages.site_data import ALL_TIERS, CeilingLine, SiteData, read_site_data
 from mamf.pages.site_device import device_page
 from mamf.pages.site_index import CSV, FEED, FEED_SCHEMA, INDEX, NOTICE_COPY, PUBLISHED, index_page, published_page
@@ -143,7 +142,7 @@ FIELDS: dict[str, tuple[Any, str, Callable[[CeilingLine], Any]]] = {
     ),
     "datasheet_tflops": (
         *(["number", "null"], "The datasheet's dense peak; null if no datasheet is listed"),
-        lambda line: line.peak and significant_digits(line.peak.flops / TERA),
+        lambda line: line.peak and significant_digits(line.peak.rate),
     ),
     "tier": (
         "string",

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from mamf.contribution.collection import best_attention, best_kernels
-from mamf.contribution.entries import Entry, kernel_title
-from mamf.measurement import TERA, group_pairs
+from mamf.contribution.collection import ResultRate, best_attention, best_kernels, kernel_title
+from mamf.measurement import group_pairs
 from mamf.pages.site_data import COMPLETE, CeilingLine, Run, SiteData
 from mamf.pages.site_index import (
     INDEX,
@@ -66,7 +65,7 @@ def _ceilings_table(data: SiteData, logs: str) -> Table[Any]:
         *figure_columns(),
         Column("", "W", lambda line: line.entry and line.entry.conditions.watts, whole),
         Column("", "J/TFLOP", joules),
-        Column("", "datasheet", lambda line: line.peak and line.peak.flops / TERA, "{:.4g}".format),
+        Column("", "datasheet", lambda line: line.peak and line.peak.rate, "{:.4g}".format),
         Column("", "MxNxK", lambda line: line.entry and line.entry.shape),
         Column("", "kernel", lambda line: line.entry and kernel_title(line.entry), left=True),
         Column("", "by", lambda line: line.entry and ("find" if line.entry.is_confirmed else "sweep"), left=True),
@@ -103,10 +102,10 @@ def _attention(data: SiteData, logs: str) -> list[Part]:
     best = best_attention(data.attention, per_kernel=True)
     problems = list(dict.fromkeys(map(_problem, best)))
     best.sort(key=lambda entry: (problems.index(_problem(entry)), -entry.share))
-    columns: list[Column[Entry]] = [
+    columns: list[Column[ResultRate]] = [
         Column("", "kernel", kernel_title, left=True),
         Column("", "MAMFU %", lambda entry: entry.share, percent),
-        Column("", "TFLOPS", lambda entry: entry.row.tflops(entry.row.figure), significant),
+        Column("", "TFLOPS", lambda entry: entry.row.rate(entry.row.figure), significant),
         Column("", "pass", lambda entry: entry.row.problem.direction, left=True),
         Column("", "d", lambda entry: entry.row.shape.head_dims),
         Column("", "mask", lambda entry: entry.row.shape.mask, left=True),
@@ -123,14 +122,14 @@ def _attention(data: SiteData, logs: str) -> list[Part]:
     return [*charts, Table(columns, best)] if best else []
 
 
-def _problem(entry: Entry) -> tuple[str, str]:
+def _problem(entry: ResultRate) -> tuple[str, str]:
     """Dtype and regime; direction, head dimension and mask."""
     row = entry.row
     problem = f"{row.problem.direction}, d {row.shape.head_dims}, {row.shape.mask}"
     return f"{row.problem.dtype}, {row.regime}", problem
 
 
-def _attention_row(entry: Entry) -> RangeRow:
+def _attention_row(entry: ResultRate) -> RangeRow:
     row, share, interval = entry.row, 100 * entry.share, entry.row.rate_interval
     has_interval = row.best_by == row.figure and interval.is_known
     ends = [share * end / row.best_rate for end in (interval.low, interval.high)] if has_interval else [share, share]
@@ -140,9 +139,9 @@ def _attention_row(entry: Entry) -> RangeRow:
 def _kernels_table(data: SiteData, logs: str) -> Table[Any]:
     columns: list[Column[Any]] = [
         Column("", "operation", lambda entry: entry.row.operation, left=True),
-        Column("", "rate", lambda entry: rate_text(entry.figure, entry.row.work.unit)),
+        Column("", "rate", lambda entry: rate_text(entry.rate, entry.row.work.unit)),
         Column("", "problem", lambda entry: described_title(entry.row.regime, entry.row.problem), left=True),
-        Column("", "% of peak", lambda entry: share_of(entry.figure, entry.row.problem, entry.header), percent),
+        Column("", "% of peak", lambda entry: share_of(entry.rate, entry.row.problem, entry.header), percent),
         Column("", "kernel", kernel_title, left=True),
         Column("", "shape", lambda entry: entry.row.shape),
         Column("", "log", lambda entry: log_link(logs, entry.place)),
@@ -151,9 +150,9 @@ def _kernels_table(data: SiteData, logs: str) -> Table[Any]:
 
 
 def _unconfirmed_table(data: SiteData, logs: str) -> Table[Any]:
-    columns: list[Column[Entry]] = [
+    columns: list[Column[ResultRate]] = [
         Column("", "what", lambda entry: entry.label, left=True),
-        Column("", "rate", lambda entry: entry.figure, significant),
+        Column("", "rate", lambda entry: entry.rate, significant),
         Column("", "date", lambda entry: entry.header["started"][:10]),
         Column("", "log", lambda entry: log_link(logs, entry.place)),
     ]

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from mamf.contribution.entries import Entry
-from mamf.measurement import TERA, ItemT, group_pairs
+from mamf.contribution.collection import ResultRate
+from mamf.measurement import ItemT, group_pairs
 from mamf.pages.site_data import COMPLETE, CeilingLine, Run, SiteData
 from mamf.report.charts.ranges import RangeChart, RangePoint, RangeRow
 from mamf.report.columns import text_table
@@ -96,7 +96,7 @@ def fact_of(line: CeilingLine, label: str, *notes: str) -> Fact:
         *notes,
         f"tier {line.tier}" if line.tier != COMPLETE else "",
         f"{interval_cell(line.interval)} (95 % repeat interval)" if line.interval else "",
-        f"{percent(line.share)} % of the datasheet's {line.peak.flops / TERA:.4g}" if line.peak and line.share else "",
+        f"{percent(line.share)} % of the datasheet's {line.peak.rate:.4g}" if line.peak and line.share else "",
         f"{len(line.cards)} cards: {range_over_cards(line)}" if len(line.cards) > 1 else "",
         f"{joules(line)} J/TFLOP" if joules(line) else "",
     ]
@@ -141,7 +141,7 @@ def _ceilings_chart(dtype: str, lines: Sequence[CeilingLine]) -> RangeChart:
             shortened(device_title(line.device)),
             line.regime if line.tier == COMPLETE else f"{line.regime}, {line.tier}",
             tuple(point_of(entry) for entry in spread(line.cards, most)),
-            line.peak.flops / TERA if line.peak else None,
+            line.peak.rate if line.peak else None,
         )
         for line in kept
     ]
@@ -154,14 +154,14 @@ def _ceilings_chart(dtype: str, lines: Sequence[CeilingLine]) -> RangeChart:
     )
 
 
-def card_name(entry: Entry) -> str:
-    return f"card {entry.header['device']['uuid_hash'] or 'unknown'}"
+def card_name(entry: ResultRate) -> str:
+    return f"card {entry.uuid_hash or 'unknown'}"
 
 
-def point_of(entry: Entry) -> RangePoint:
+def point_of(entry: ResultRate) -> RangePoint:
     interval = entry.interval if entry.interval and entry.interval.is_known else None
     low, high = (interval.low, interval.high) if interval else (entry.tflops, entry.tflops)
-    return RangePoint(entry.tflops, low, high, f"{card_name(entry)}, {entry.header['started'][:10]}")
+    return RangePoint(entry.tflops, low, high, f"{card_name(entry)}, {entry.date[:10]}")
 
 
 def spread(items: Sequence[ItemT], most: int) -> list[ItemT]:
@@ -180,7 +180,9 @@ def published_page(data: SiteData) -> Page:
         Column("", "statistic", lambda figure: figure.statistic, left=True),
         Column("", "software", lambda figure: figure.software, left=True),
         Column("", "W", lambda figure: figure.power_limit_watts, whole),
-        Column("", "source", lambda figure: Link("/".join(figure.source.split("/")[2:5]), figure.source), left=True),
+        Column(
+            "", "source", lambda figure: Link("/".join(figure.reference.split("/")[2:5]), figure.reference), left=True
+        ),
         Column("", "license", lambda figure: figure.license, left=True),
     ]
     notice = text_table(("file", "what"), [(Link(NOTICE_COPY, NOTICE_COPY), "authors and licenses of the sources")])

@@ -8,9 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mamf.ceilings.ceiling import Ceiling
-from mamf.ceilings.contributed import place_among_known
-from mamf.ceilings.share import MAX_SHARE, label_dtype
+from mamf.ceilings.ceiling import MAX_SHARE, Ceiling
+from mamf.contribution.known_ceilings import place_among_known
 from mamf.errors import UsageError
 from mamf.kinds.kind import View
 from mamf.kinds.registry import chart_of, kind_of, run_title
@@ -206,7 +205,7 @@ def _of_ceiling(ceiling: Ceiling, header: Mapping[str, Any]) -> Figure:
     point = RangePoint(ceiling.rate, ceiling.interval.low, ceiling.interval.high, f"at {ceiling.shape}")
     is_normal = getattr(ceiling.problem, "data", NORMAL) == NORMAL
     # Without the seed: finds with others stand side by side.
-    of = label_dtype(ceiling.problem) if ceiling.problem.operation == MATMUL and is_normal else ceiling_title(ceiling)
+    of = ceiling.dtype if ceiling.problem.operation == MATMUL and is_normal else ceiling_title(ceiling)
     return Figure(f"{ceiling.regime} ceiling, {of}", ceiling.unit, point, [note for note in notes if note])
 
 

@@ -7,12 +7,12 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from mamf.ceilings.share import KnownCeiling
 from mamf.measurement import TERA
 from mamf.operations.tracing.classes import MODULE, class_of
 from mamf.operations.tracing.events import Busy, Event
 from mamf.operations.tracing.shares import length, union
 from mamf.profiling.flops import TF32_KERNEL, dtype_of, flop_of
+from mamf.rate import Rate
 
 OUTSIDE = "outside of any module"
 #: Share of a class's FLOP that may be of dtypes without a ceiling, and is left out: a rotary table of float32 beside
@@ -21,7 +21,7 @@ _MOST_UNKNOWN = 0.01
 #: In the name of a module: its number among others, or what wraps it.
 _FOLDED = re.compile(r"(?<![^.])(?:\d+(?![^.])|(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)(?:\.|$))")
 #: The ceiling of a dtype (mamf's name), or None if it is unknown.
-CeilingOf = Callable[[str], KnownCeiling | None]
+CeilingOf = Callable[[str], Rate | None]
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ def _counted(event: Event) -> list[Event]:
 
 def share_of_ceilings(flop: Mapping[str, int], seconds: float, ceiling_of: CeilingOf) -> float | None:
     """The time that the ceilings of the dtypes would take, as a share of the time that was taken."""
-    known = {dtype: ceiling.tflops * TERA for dtype in flop if (ceiling := ceiling_of(dtype))}
+    known = {dtype: ceiling.flops for dtype in flop if (ceiling := ceiling_of(dtype))}
     unknown = sum(count for dtype, count in flop.items() if dtype not in known)
     if not seconds or not flop or unknown > _MOST_UNKNOWN * sum(flop.values()):
         return None

@@ -12,25 +12,26 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from mamf.ceilings.share import KnownCeiling
 from mamf.errors import RunLogError
 from mamf.logs.lines import lines_of, parse_record
-from mamf.logs.records import utc_now
+from mamf.logs.records import known_ceiling_from_record, known_ceiling_record, utc_now
 from mamf.logs.run_log import MALFORMED, describe_error, why_unreadable
+from mamf.logs.schema import KNOWN_CEILING
 from mamf.logs.validator import ANY_NAME, Nullable, require
 from mamf.logs.writer import RunLogWriter
 from mamf.machine.environment import describe_environment, tool_version
 from mamf.profiling.breakdown import ClassRow
 from mamf.profiling.profile import KernelRow, MemoryRow, Profile
+from mamf.rate import Rate
 
 TIER = "profile"
 _HEADER = {"schema": int, "tool": {}, "command": str, "started": str, "script": str, "environment": {}}
-#: The records of rows, by the field of a Profile that has them.
+#: The records of rows, with the field of a Profile that has them.
 _RECORDS: Mapping[str, tuple[str, type]] = {
     "profile": ("classes", ClassRow),
     "kernel": ("kernels", KernelRow),
     "memory": ("memory", MemoryRow),
-    "known_ceiling": ("ceilings", KnownCeiling),
+    "known_ceiling": ("ceilings", Rate),
     "module": ("modules", ClassRow),
 }
 _FIELDS: Mapping[object, Any] = {
@@ -45,6 +46,8 @@ _SUMMARY_FIELDS = ("seconds", "steps", "device", "is_of_device", "unprofiled_ste
 @functools.cache
 def _schema(kind: type) -> dict[str, Any]:
     """The fields of a row, or of the summary of a Profile."""
+    if kind is Rate:
+        return KNOWN_CEILING
     types = get_type_hints(kind)
     names = _SUMMARY_FIELDS if kind is Profile else types
     return {name: _FIELDS.get(types[name], types[name]) for name in names}
@@ -66,7 +69,7 @@ def write_profile(path: Path, command: str, script: str, profile: Profile) -> Pa
     with RunLogWriter.create(path, header, is_numbered=True) as writer:
         for record, (field, _) in _RECORDS.items():
             for row in getattr(profile, field):
-                writer.write(record, asdict(row))
+                writer.write(record, known_ceiling_record(row) if isinstance(row, Rate) else asdict(row))
         writer.write("summary", {name: getattr(profile, name) for name in _SUMMARY_FIELDS})
         return writer.path
 
@@ -92,7 +95,8 @@ def read_profile_or_none(path: Path) -> tuple[str, Profile] | None:
             if record["record"] in _RECORDS:
                 field, kind = _RECORDS[record["record"]]
                 require(record, _schema(kind))
-                rows[field].append(kind(**{name: record[name] for name in _schema(kind)}))
+                values = {name: record[name] for name in _schema(kind)}
+                rows[field].append(known_ceiling_from_record(record) if kind is Rate else kind(**values))
         raise ValueError("the log has no summary: mamf was killed while it wrote it")
     except MALFORMED as error:
         raise RunLogError(f"{path}, line {number}: {describe_error(error)}") from None

@@ -10,12 +10,12 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from mamf.ceilings.share import KnownCeiling
 from mamf.measurement import IDLE
 from mamf.operations.tracing.classes import class_of
 from mamf.operations.tracing.events import Busy, Event, Trace
 from mamf.operations.tracing.shares import busy, gaps, length, shares, union
 from mamf.profiling.breakdown import CeilingOf, ClassRow, counted_flop, intervals, module_rows, share_of_ceilings
+from mamf.rate import Rate
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Profile:
     #: Empty unless requested.
     memory: tuple[MemoryRow, ...] = ()
     #: The ceilings that MAMFU refers to.
-    ceilings: tuple[KnownCeiling, ...] = ()
+    ceilings: tuple[Rate, ...] = ()
     #: Calls of modules are the events that worked for them.
     modules: tuple[ClassRow, ...] = ()
 

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from made_plans import kernels_plan
 
 from mamf.backend import Unavailable
-from mamf.ceilings.ceiling import Ceiling
-from mamf.ceilings.share import compute_drift, mamfu, require_usable_ceiling
+from mamf.ceilings.ceiling import Ceiling, compute_drift, mamfu, require_usable_ceiling
 from mamf.cli.attention_plans import shapes_from
 from mamf.cli.options.operations import add_shape_options
 from mamf.engine.strategies.kernels import KernelsSweep

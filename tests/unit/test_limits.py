@@ -186,7 +186,16 @@ def test_two_runs_of_one_second_have_names_of_their_own(run, tmp_path, monkeypat
 
 SHAPE, PROBLEM = MatmulShape(64, 64, 64), MatmulProblem()
 GRID = mamf.MatmulGrid((64,), (64,), (64,))
-CEILING = Ceiling("device", None, PROBLEM, "burst", "torch.mm", SHAPE, 1.0, Interval(1.0, 1.0, 0.95), 3)
+CEILING = Ceiling(
+    device="device",
+    problem=PROBLEM,
+    regime="burst",
+    kernel="torch.mm",
+    shape=SHAPE,
+    rate=1.0,
+    interval=Interval(1.0, 1.0, 0.95),
+    rounds=3,
+)
 
 
 def of_sweep(**options):

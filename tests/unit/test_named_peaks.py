@@ -11,13 +11,11 @@ import pytest
 from published_peaks import csv_text
 
 import mamf
-from mamf.ceilings.contributed import contributed_ceilings
 from mamf.contribution.known_ceilings import peaks_by_name
-from mamf.contribution.published import SHIPPED, published_peaks, read_published
-from mamf.device_names import find_devices, named_devices
+from mamf.contribution.published import SHIPPED, published_rates, read_published
 from mamf.dtypes import DTYPES
 from mamf.errors import UnavailableError, UnknownNameError, UsageError
-from mamf.peaks import listed_peak, matching_device
+from mamf.peaks import contributed_rates, find_devices, listed_peak, matching_device, named_devices
 
 ROOT = Path(__file__).resolve().parents[2]
 ROWS = list(csv.DictReader(importlib.resources.files("mamf").joinpath("peaks.csv").open(encoding="utf-8")))
@@ -51,7 +49,7 @@ def test_a_name_that_two_devices_have_is_the_only_one_that_leaves_it_open():
 
 
 def test_every_contributed_device_is_found_by_its_name():
-    for row in contributed_ceilings():
+    for row in contributed_rates():
         assert mamf.peak(name=row.device, dtype=row.dtype.partition(",")[0], regime=row.regime).source == "contributed"
 
 
@@ -145,11 +143,11 @@ def test_a_name_of_no_whole_device_is_one_line(name, error):
 @pytest.mark.parametrize("regime", ["sustained", "burst"])
 def test_what_was_measured_comes_first(regime):
     known = mamf.peak(name=H100, dtype="bfloat16", regime=regime)
-    (row,) = (r for r in contributed_ceilings() if (r.device, r.dtype, r.regime) == (H100, "bfloat16", regime))
+    (row,) = (r for r in contributed_rates() if (r.device, r.dtype, r.regime) == (H100, "bfloat16", regime))
     assert (known.source, known.tier, known.regime) == ("contributed", "complete", regime)
-    assert (known.tflops, known.reference) == (pytest.approx(row.tflops), f"results/{row.log}")
+    assert (known.tflops, known.reference) == (pytest.approx(row.tflops), row.reference)
     assert f"({row.date}, 700 W, torch " in known.description
-    header = json.loads((ROOT / "results" / row.log).open(encoding="utf-8").readline())
+    header = json.loads((ROOT / row.reference).open(encoding="utf-8").readline())
     assert header["started"].startswith(row.date)
 
 
@@ -236,7 +234,7 @@ def test_a_source_can_be_asked_for_of_the_device_at_hand(machine):
 
 
 def test_the_published_figures_of_the_package_are_those_of_results(monkeypatch):
-    monkeypatch.setattr("mamf.device_names.difflib.get_close_matches", lambda *given, **options: [])  # slow
+    monkeypatch.setattr("mamf.peaks.difflib.get_close_matches", lambda *given, **options: [])  # slow
     shipped = importlib.resources.files("mamf").joinpath(SHIPPED).read_text(encoding="utf-8")
     assert csv_text(read_published(ROOT / "results")) == shipped
     assert len(shipped) < 50_000
@@ -244,8 +242,8 @@ def test_the_published_figures_of_the_package_are_those_of_results(monkeypatch):
 
 def test_a_published_figure_holds_no_more_than_what_needs_no_license():
     named = {each.device for each in named_devices()}
-    for (device, _), figure in published_peaks().items():
-        assert device in named and figure.source.startswith("https://")
+    for (device, _), figure in published_rates().items():
+        assert device in named and figure.reference.startswith("https://")
         assert not any((figure.m, figure.software, figure.date, figure.version, figure.license))
         assert "A800" not in figure.accelerator
 

@@ -42,7 +42,14 @@ DEVICE = {"backend": "cuda", "index": 0, "name": "H100", "vendor": "NVIDIA", "uu
 H200 = {"device": DEVICE | {"name": "NVIDIA H200", "compute_units": 132}, "environment": {}}
 HEADER = {"device": DEVICE, "environment": {"packages": {"torch": "2.11"}}}
 CEILING = Ceiling(
-    "H100", None, MatmulProblem(), "burst", "torch.mm", MatmulShape(8, 8, 8), 800.0, Interval(799, 801, 0.96), 9
+    device="H100",
+    problem=MatmulProblem(),
+    regime="burst",
+    kernel="torch.mm",
+    shape=MatmulShape(8, 8, 8),
+    rate=800.0,
+    interval=Interval(799, 801, 0.96),
+    rounds=9,
 )
 CEILINGS = {("bfloat16", "burst"): CEILING}
 PLAN = kernels_plan("attention", (AttentionShape(1, 1, 1, 1, 1, 1, 1),), (AttentionProblem(),), ("eager",))

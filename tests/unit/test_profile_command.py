@@ -7,17 +7,16 @@ from argparse import Namespace
 
 import pytest
 
-from mamf.ceilings.share import KnownCeiling
 from mamf.cli import main
 from mamf.cli.commands import profile
 from mamf.cli.commands.profile import known_here
 from mamf.contribution import known_ceilings
-from mamf.contribution.known_ceilings import KnownPeak
 from mamf.errors import UnavailableError
 from mamf.measurement import IDLE
 from mamf.operations.tracing.classes import UNCLASSIFIED
 from mamf.operations.tracing.shares import length, union
 from mamf.profiling.log import read_profile_or_none
+from mamf.rate import Rate
 
 TRAINING = """
 import sys, torch
@@ -233,10 +232,9 @@ def test_a_ceiling_is_of_the_sustained_regime(script, library_logs, capsys):
 @pytest.mark.parametrize(("source", "is_one"), [("measured", True), ("contributed", True), ("datasheet", False)])
 def test_without_a_log_the_ceiling_is_what_is_known_of_the_device(monkeypatch, source, is_one):
     """A datasheet's promise is no ceiling."""
-    known = KnownPeak(2e12, None, None, source, "from somewhere", "float32", "x")
+    known = Rate(rate=2.0, source=source, description="from somewhere", dtype="float32", device="x")
     monkeypatch.setattr(known_ceilings, "peak", lambda device, dtype, regime: known)
-    taken = KnownCeiling("float32", "sustained", 2.0, source, "from somewhere") if is_one else None
-    assert known_here.__wrapped__(None, "float32") == taken
+    assert known_here.__wrapped__(None, "float32") == (known if is_one else None)
 
 
 def test_the_device_whose_ceilings_are_known_can_be_named():

@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rendering import render_profile
 
-from mamf.ceilings.share import KnownCeiling
 from mamf.cli import main
 from mamf.errors import RunLogError, UsageError
 from mamf.logs.run_log import read_run_log
@@ -26,6 +25,7 @@ from mamf.profiling.flops import dtype_of, flop_of
 from mamf.profiling.kernel_tables import read_kernel_table
 from mamf.profiling.log import read_profile_or_none, write_profile
 from mamf.profiling.profile import profile_of
+from mamf.rate import Rate
 from mamf.report.formats import FORMATS
 
 STEP = 60
@@ -276,7 +276,14 @@ def unknown(dtype):
 
 def at(flops):
     """A ceiling of so many FLOP/s, whatever the dtype."""
-    return lambda dtype: KnownCeiling(dtype, "sustained", flops / 1e12, "contributed", "contributed for a CPU")
+    return lambda dtype: Rate(
+        rate=flops / 1e12,
+        dtype=dtype,
+        device="",
+        source="contributed",
+        regime="sustained",
+        description="contributed for a CPU",
+    )
 
 
 def profile_from(tmp_path, trace, ceiling_of=unknown):

@@ -211,7 +211,16 @@ def test_remarks_name_the_kernel_that_ran_and_a_card_that_drifted(rows):
     (row, *_) = ranked(rows)
     assert "ran cudnn" in remarks(replace(row, details={"ran": "cudnn"}), Shares(HEADER))
     interval = Interval(790.0, 810.0, 0.95)
-    ceiling = Ceiling("x", None, row.problem, row.regime, row.kernel, row.shape, 800.0, interval, 3)
+    ceiling = Ceiling(
+        device="x",
+        problem=row.problem,
+        regime=row.regime,
+        kernel=row.kernel,
+        shape=row.shape,
+        rate=800.0,
+        interval=interval,
+        rounds=3,
+    )
     shares = Shares(HEADER, {(row.problem.dtype, row.regime): ceiling})
     for seen, has_drifted in ((799.0, False), (700.0, True)):
         found = remarks(replace(row, details={"reference_tflops": seen}), shares)

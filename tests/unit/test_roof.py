@@ -30,7 +30,8 @@ WINNER, SIDE = MatmulShape(3072, 2816, 19328), 8192
 
 
 def ceiling(problem, shape, rate, regime="burst", device="H200", uuid=None):
-    return Ceiling(device, uuid, problem, regime, "best", shape, rate, Interval(0.99 * rate, 1.01 * rate, 0.95), 9)
+    of = {"device": device, "uuid_hash": uuid, "problem": problem, "regime": regime, "kernel": "best", "shape": shape}
+    return Ceiling(**of, rate=rate, interval=Interval(0.99 * rate, 1.01 * rate, 0.95), rounds=9)
 
 
 def read(nbytes, rate, regime="burst", warm=1, pattern="read"):
@@ -71,7 +72,7 @@ def test_a_decode_row_is_held_to_bandwidth_and_a_fat_one_to_computing():
 
 
 def test_what_is_near_its_limit_says_so():
-    near = row(MatmulProblem(), MatmulShape(1, SIDE, SIDE), 0.85 * ROOFS.over(DECODE[0]).rate(DECODE[0].work))
+    near = row(MatmulProblem(), MatmulShape(1, SIDE, SIDE), 0.85 * ROOFS.limit(DECODE[0])[0])
     assert make_roof_point(near, ROOFS, "").bound_text == "bandwidth, near its limit"
     assert make_roof_point(DECODE[1], ROOFS, "").bound_text == "bandwidth"
 
@@ -134,7 +135,7 @@ def test_ceilings_of_two_cards_make_no_roof_unless_asked_to():
     one, other = replace(MEASURED[0], uuid_hash="a"), replace(MEASURED[3], uuid_hash="b")
     with pytest.raises(IncomparableError, match="two cards, both H200"):
         build_roofs([one, other], L2)
-    assert build_roofs([one, other], L2, anyway=True).roof("bfloat16", "burst")
+    assert build_roofs([one, other], L2, anyway=True).compute
     with pytest.raises(UsageError, match="mamf roofline"):
         build_roofs([], L2)
 

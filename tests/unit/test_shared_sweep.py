@@ -16,8 +16,7 @@ from contribution_logs import found
 from forked import LONGEST_SECONDS, Child
 from made_plans import sweep_plan
 
-from mamf.ceilings.ceiling import Ceiling
-from mamf.ceilings.share import compute_drift, mamfu
+from mamf.ceilings.ceiling import Ceiling, compute_drift, mamfu
 from mamf.cli.interruption import EXIT_CODE
 from mamf.cli.progress import Progress
 from mamf.engine.measure import measure
@@ -574,8 +573,9 @@ def find_log(folder, kernel):
     """A log that holds a ceiling found with a kernel."""
     backend, shape, rule = Card(0), MatmulShape(8192, 8192, 8192), StoppingRule(0.003)
     row = measure(kernel, MatmulProblem(), shape, Burst(backend), backend.operand_pool("normal", 0), rule)
-    figures = {"interval": row.rate_interval, "rounds": 3, "problem": row.problem, "kernel": row.kernel}
-    ceiling = Ceiling("Simulated H100", "card0", regime="burst", shape=shape, rate=row.best_rate, **figures)
+    of = {"device": "Simulated H100", "uuid_hash": "card0", "problem": row.problem, "kernel": row.kernel}
+    figure = {"rate": row.best_rate, "interval": row.rate_interval, "rounds": 3}
+    ceiling = Ceiling(regime="burst", shape=shape, **of, **figure)
     header = header_of(backend, "", row.kernel, plan_record(sweep_plan((shape,), row.problem)))
     with RunLogWriter.create(folder / "find.jsonl", header) as writer:
         writer.write("ceiling", ceiling_record(ceiling))

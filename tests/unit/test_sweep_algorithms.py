@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from mamf.ceilings.share import label_dtype
 from mamf.cli import main
 from mamf.contribution.rules import review
 from mamf.logs.run_log import read_run_log
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.plans import ALGORITHM
+from mamf.rate import label_dtype
 from mamf.testing import SimulatedMatmul
 
 PATH = "test_sweep_algorithms:Algorithm"

@@ -128,7 +128,16 @@ def of_ceiling(crafted, kernel):
     """A log whose ceiling names a kernel: the name is what the class calls itself, not what it was asked for as."""
     crafted("find", lambda record: None)
     shape, interval = MatmulShape(1024, 1024, 1024), Interval(400.0, 400.0, 0.95)
-    found = Ceiling("Simulated H100", None, MatmulProblem(), "burst", kernel, shape, 400.0, interval, 3)
+    found = Ceiling(
+        device="Simulated H100",
+        problem=MatmulProblem(),
+        regime="burst",
+        kernel=kernel,
+        shape=shape,
+        rate=400.0,
+        interval=interval,
+        rounds=3,
+    )
     with Path("run.jsonl").open("a") as log:
         log.write(json.dumps({"record": "ceiling", **ceiling_record(found)}) + "\n")
 

@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from mamf.ceilings.ceiling import Ceiling
+from mamf.ceilings.ceiling import Ceiling, Ceilings
 from mamf.ceilings.search_plan import SearchPlan
-from mamf.ceilings.share import Ceilings
 from mamf.cli.attention_plans import (
     add_searches,
     budget_warning,
@@ -39,6 +38,7 @@ from mamf.operations.attention.operation import Attention, is_attention
 from mamf.operations.matmul.selection import kernels_for, reference_kernels
 from mamf.plans import Plan
 from mamf.plugins.discovery import operation
+from mamf.rate import find_rate
 
 _A_MOMENT = 1e-9
 
@@ -87,7 +87,7 @@ class _AttentionSession(KernelsSession):
             raise LogMismatchError(f"{missing}: resume with that device, or start a new log with --ceiling")
 
     def _missing_searches(self) -> list[SearchPlan]:
-        dtypes = {key[0] for key in self.wanted_ceilings() if key not in self.ceilings}
+        dtypes = {key[0] for key in self.wanted_ceilings() if find_rate(self.ceilings, *key) is None}
         searches = [search for search in self.plan.searches if search.problem.dtype in dtypes]
         return limit_budgets(self.plan.budget_seconds, searches)
 
@@ -101,7 +101,7 @@ class _AttentionSession(KernelsSession):
         self.ceilings |= (found := found_ceilings(find, self.plan.regimes))
         self._write_ceilings(found)
         for regime in self.plan.regimes:
-            if (problem.dtype, regime) not in found:
+            if find_rate(found, problem.dtype, regime) is None:
                 self.failures.append(missing_shares(problem.dtype, regime, plan))
                 warn(self.failures[-1])
 

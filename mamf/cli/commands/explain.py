@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from mamf.backend import Backend
-from mamf.ceilings.ceiling import Ceiling
-from mamf.ceilings.share import require_usable_ceiling
+from mamf.ceilings.ceiling import Ceiling, require_usable_ceiling
 from mamf.cli.commands.kernels_sweep import KernelsSession
 from mamf.cli.printing import note_stream
 from mamf.cli.session import measure
@@ -87,8 +86,8 @@ def product_of(options: argparse.Namespace, backend: Backend) -> Product:
     before = cached_ceiling(backend.info, problem, BURST)
     if before is None:
         raise UsageError(f"no find of {problem.dtype} on this device is known: run 'mamf find', or name a --shape")
-    warn(f"the product is from the find of {before.started[:10]}: {before.ceiling.shape} by {before.ceiling.kernel}")
-    return _winner(before.ceiling, asked)
+    warn(f"the product is from the find of {before.date[:10]}: {before.shape} by {before.kernel}")
+    return _winner(before, asked)
 
 
 def _ceiling_of(path: Path, dtype: str | None, backend: Backend) -> Ceiling:

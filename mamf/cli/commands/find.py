@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from mamf.ceilings.ceiling import Ceiling, why_hopeless
-from mamf.ceilings.contributed import place_among_known
 from mamf.ceilings.search_plan import SearchPlan
 from mamf.cli.commands.sweep import problem_from
 from mamf.cli.interruption import EXIT_CODE, Interruption
@@ -17,6 +16,7 @@ from mamf.cli.printing import note_stream
 from mamf.cli.resuming import Resumed, asked_budget, contradiction, interruptible, require_same_kernels
 from mamf.cli.session import Session
 from mamf.cli.terminal import say, warn
+from mamf.contribution.known_ceilings import place_among_known
 from mamf.engine.search.finding import Find
 from mamf.engine.search.grid import plan_for
 from mamf.errors import UsageError

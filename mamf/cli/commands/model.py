@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Collection, Iterator
-from dataclasses import asdict
+from collections.abc import Collection
 from typing import Any
 
 from mamf.backend import Backend
-from mamf.ceilings.share import KnownCeiling, given_ceiling
+from mamf.ceilings.ceiling import given_ceiling
 from mamf.cli.attention_plans import given_ceilings
 from mamf.cli.commands.kernels_sweep import KernelsSession, run_session
 from mamf.cli.printing import say_memory
@@ -16,8 +15,10 @@ from mamf.cli.resuming import asks_for_plan, contradiction
 from mamf.cli.terminal import warn
 from mamf.contribution.known_ceilings import measured_peak
 from mamf.errors import MamfError
+from mamf.logs.records import known_ceiling_record
 from mamf.logs.writer import RunLogWriter
 from mamf.operations.model.shapes import SIZES
+from mamf.rate import Rate, find_rate
 
 _BATCH, _CONTEXTS = 8, (1024,)
 
@@ -60,10 +61,10 @@ class ModelSession(KernelsSession):
         held, wanted = self.known_ceilings, self.wanted_ceilings()
         for key, each in given_ceilings(self.options, wanted, self.backend).items():
             ceiling = given_ceiling(each)
-            if held.get(key, ceiling) != ceiling:
+            if known_ceiling_record(held.get(key, ceiling)) != known_ceiling_record(ceiling):
                 then = f"a {' '.join(key)} ceiling of {held[key].tflops:.6g} TFLOPS"
                 raise contradiction(self.options, "ceiling", then, self.options.ceiling)
-            if key in wanted:
+            if any(find_rate({key: ceiling}, *each) for each in wanted):
                 held[key] = ceiling
 
     def dry_run(self) -> int:
@@ -73,24 +74,25 @@ class ModelSession(KernelsSession):
         return 0
 
     def before_measuring(self, writer: RunLogWriter) -> None:
-        missing = [key for key in self.wanted_ceilings() if key not in self.known_ceilings]
-        self.known_ceilings |= {(each.dtype, each.regime): each for each in known_here(self.backend, missing)}
+        missing = [key for key in self.wanted_ceilings() if find_rate(self.known_ceilings, *key) is None]
+        self.known_ceilings |= known_here(self.backend, missing)
         held = self.log.known_ceilings if self.log else {}
         with self.interruption.shielded():
             for key, ceiling in self.known_ceilings.items():
                 if key not in held:
-                    writer.write("known_ceiling", asdict(ceiling))
+                    writer.write("known_ceiling", known_ceiling_record(ceiling))
 
 
-def known_here(backend: Backend, needed: Collection[tuple[str, str]]) -> Iterator[KnownCeiling]:
+def known_here(backend: Backend, needed: Collection[tuple[str, str]]) -> dict[tuple[str, str], Rate]:
     """Ceilings that were measured on this device or contributed for its model; warns of missing ones."""
+    known: dict[tuple[str, str], Rate] = {}
     missing: dict[str, list[str]] = {}
     for dtype, regime in needed:
         try:
-            known = measured_peak(backend, dtype, regime)
+            found = measured_peak(backend, dtype, regime)
+            known[found.dtype, regime] = found
         except MamfError as error:
             missing.setdefault(str(error), []).append(regime)
-            continue
-        yield KnownCeiling(dtype, regime, known.tflops, known.source, known.description)
     for reason, regimes in missing.items():
         warn(f"no MAMFU in {' and '.join(regimes)}: {reason}")
+    return known

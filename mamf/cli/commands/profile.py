@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from mamf.ceilings.share import KnownCeiling, given_ceiling
+from mamf.ceilings.ceiling import given_ceiling
 from mamf.cli.printing import note_stream, print_document
 from mamf.cli.terminal import say, stdout, warn
 from mamf.contribution.known_ceilings import measured_peak, opened
@@ -29,6 +29,7 @@ from mamf.profiling.memory import MemoryWatch
 from mamf.profiling.profile import MemoryRow, profile_of
 from mamf.profiling.ranges import ModuleRanges, in_trace
 from mamf.profiling.report import profile_document
+from mamf.rate import Rate, find_rate
 from mamf.regime_names import SUSTAINED
 
 
@@ -146,33 +147,32 @@ def _ceilings(options: argparse.Namespace, is_of_device: bool) -> CeilingOf:
     known for its device.
     """
     if options.ceiling:
-        return _given(options.ceiling).get
+        given = _given(options.ceiling)
+        return lambda dtype: find_rate(given, dtype, SUSTAINED)
     if options.source:
         return lambda dtype: None
     return functools.partial(known_here, _device(options, is_of_device))
 
 
-def _given(paths: Sequence[Path]) -> dict[str, KnownCeiling]:
-    """The sustained ceilings of logs by dtype. Raises RunLogError for a log without any."""
-    given: dict[str, KnownCeiling] = {}
+def _given(paths: Sequence[Path]) -> dict[tuple[str, str], Rate]:
+    """The sustained ceilings of logs by dtype and regime. Raises RunLogError for a log without any."""
+    given: dict[tuple[str, str], Rate] = {}
     for path in paths:
         log = read_run_log(path)
         if SUSTAINED not in log.ceilings:
             known = f"it holds: {', '.join(log.ceilings) or 'none'}"
             raise RunLogError(f"{path} holds no sustained ceiling ({known}); measure one with 'mamf find'")
-        ceilings = (each for each in log.all_ceilings.values() if each.regime == SUSTAINED)
-        given |= {each.problem.dtype: given_ceiling(each) for each in ceilings}
+        given |= {key: given_ceiling(each) for key, each in log.all_ceilings.items()}
     return given
 
 
 @functools.cache
-def known_here(device: str | None, dtype: str) -> KnownCeiling | None:
+def known_here(device: str | None, dtype: str) -> Rate | None:
     """The sustained ceiling measured here or contributed; a theoretical peak is not a ceiling."""
     try:
-        known = measured_peak(device, dtype, SUSTAINED)
+        return measured_peak(device, dtype, SUSTAINED)
     except MamfError:
         return None
-    return KnownCeiling(dtype, SUSTAINED, known.tflops, known.source, known.description)
 
 
 def _device(options: argparse.Namespace, is_of_device: bool = True) -> str | None:

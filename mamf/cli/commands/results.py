@@ -9,22 +9,20 @@ from collections import Counter
 from collections.abc import Container, Sequence
 from pathlib import Path
 
-from mamf.ceilings.contributed import FILE
 from mamf.cli.printing import print_document
 from mamf.cli.reading import reading
 from mamf.cli.terminal import say, say_lines, warn
-from mamf.contribution.collection import collect
-from mamf.contribution.confirming import MAINTAINERS, SUBMITTERS
+from mamf.contribution.collection import MAINTAINERS, SUBMITTERS, collect
 from mamf.contribution.evidence import TIERS, Finding
-from mamf.contribution.placing import contributed_csv
 from mamf.contribution.published import FIGURES, NOTICE
 from mamf.contribution.rules import Review, find_free_place, review, review_results
-from mamf.contribution.tables import results_pages
+from mamf.contribution.tables import contributed_csv, results_pages
 from mamf.errors import UsageError
 from mamf.files import create_whole, make_folder, write_whole
 from mamf.machine.garbage import no_garbage_collection
 from mamf.pages.site import build_site
 from mamf.pages.site_index import INDEX
+from mamf.peaks import CONTRIBUTED
 from mamf.report.document import Answer, Column, Document, Lines, Table
 from mamf.report.text import counted
 
@@ -181,7 +179,7 @@ def run_site(options: argparse.Namespace) -> int:
 
 def _contributed_file(root: Path) -> Path:
     """The file that ships with the package, in a clone of the project."""
-    return root.parent / "mamf" / FILE
+    return root.parent / "mamf" / CONTRIBUTED
 
 
 def _check_page(path: Path, page: str) -> int:

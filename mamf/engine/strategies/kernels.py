@@ -7,12 +7,13 @@ from collections.abc import Callable, Collection, Generator, Iterable, Iterator,
 from dataclasses import dataclass, field, replace
 
 from mamf.backend import Backend
-from mamf.ceilings.share import Ceilings
+from mamf.ceilings.ceiling import Ceilings
 from mamf.engine.regimes import Burst, Regime, StoppingRule, Sustained, regime_class
 from mamf.engine.runner import Runner, Step, Steps
 from mamf.kernel import AnyKernel, Problem
 from mamf.measurement import Measurement
 from mamf.plans import Plan, StepKey
+from mamf.rate import find_rate
 
 #: Time for a visit of the reference product to the time for a row: it only has to show whether the card drifted.
 _REFERENCE_SHARE = 0.25
@@ -80,9 +81,9 @@ class KernelsSweep:
     ) -> Generator[Step | Measurement, Measurement | None, Measurement | None]:
         """Measure the ceiling's product now, so that a row and its ceiling share the state of the card."""
         kernel = self._reference_kernel(problem.dtype, regime.name)
-        if kernel is None:
+        ceiling = find_rate(self.ceilings, problem.dtype, regime.name)
+        if kernel is None or ceiling is None:
             return None
-        ceiling = self.ceilings[problem.dtype, regime.name]
         rule = self._rule(regime)
         brief = replace(rule, seconds=rule.seconds and rule.seconds * _REFERENCE_SHARE)
         row = yield Step(kernel, ceiling.problem, ceiling.shape, regime, brief, is_reference=True, is_reported=False)
@@ -92,7 +93,7 @@ class KernelsSweep:
         return row
 
     def _reference_kernel(self, dtype: str, regime: str) -> AnyKernel | None:
-        ceiling = self.ceilings.get((dtype, regime))
+        ceiling = find_rate(self.ceilings, dtype, regime)
         return None if ceiling is None else self.references.get(ceiling.kernel)
 
     def _common(self, regime: Regime, dtype: str) -> Steps:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mamf.ceilings.share import Ceilings
+from mamf.ceilings.ceiling import Ceilings, ceiling_of
 from mamf.errors import UsageError
 from mamf.measurement import Measurement
 from mamf.operations.attention.operation import is_attention
@@ -177,7 +177,7 @@ def _panel(
         if any(share for _, share in sparse):
             effective = tuple(point(row, position(row), 1 - share) for row, share in sparse)
             lines.append(Line(kernel, effective, is_companion=True))
-    ceiling = ceilings.get((rows[0].problem.dtype, rows[0].regime))
+    ceiling = ceiling_of(rows[0], ceilings)
     title = ", ".join(facet.text(rows[0]) for facet in varying)
     return Panel(title, tuple(lines), None if ceiling is None else ceiling.tflops)
 
@@ -193,12 +193,12 @@ def _sizes(rows: Sequence[Measurement]) -> str:
 
 def _conventions(rows: Sequence[Measurement], ceilings: Ceilings) -> list[str]:
     """What the shares are of, and what counts as FLOP."""
-    keys = dict.fromkeys((row.problem.dtype, row.regime) for row in rows)
+    found = {(row.problem.dtype, row.regime): ceiling_of(row, ceilings) for row in rows}
     notes = [
-        f"ceiling: {ceilings[key].tflops:.4g} TFLOPS, the highest {key[0]} matmul measured in {key[1]} "
-        f"({ceilings[key].shape}, {ceilings[key].kernel}); % MAMFU is the share of it"
-        for key in keys
-        if key in ceilings
+        f"ceiling: {each.tflops:.4g} TFLOPS, the highest {dtype} matmul measured in {regime} "
+        f"({each.shape}, {each.kernel}); % MAMFU is the share of it"
+        for (dtype, regime), each in found.items()
+        if each is not None
     ]
     counts = {BACKWARD_COUNTS[row.problem.backward_count] for row in rows if row.problem.has_backward}
     backward = "".join(f", a backward {count:g} times the forward" for count in counts)

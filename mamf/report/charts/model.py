@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from mamf.ceilings.share import KnownCeilings
 from mamf.measurement import Measurement
 from mamf.operations.model.operation import Model
 from mamf.operations.model.shapes import PHASES, ModelProblem
+from mamf.rate import Rates, find_rate
 from mamf.report.charts.chart import (
     Axis,
     Chart,
@@ -40,7 +40,7 @@ _DIFFERENCES = "parts above the lowest are differences: of a phase and the one t
 
 
 def model_chart(
-    rows: Sequence[Measurement], known: KnownCeilings, header: Mapping[str, Any], regime: str | None = None
+    rows: Sequence[Measurement], known: Rates, header: Mapping[str, Any], regime: str | None = None
 ) -> StackedChart:
     """Bars of the phases by context length, a panel a kernel and model; beneath, MAMFU against context length (TFLOPS
     where no ceiling is known). Of one context length bars stand side by side in one panel, each with its MAMFU. Raises
@@ -114,20 +114,23 @@ def _faster(title: str, found: Mapping[int, _Phases]) -> Iterator[str]:
             yield f"{title}, {in_kibi(context)}"
 
 
-def _shares(steps: _Steps, titles: Mapping[_Key, str], known: KnownCeilings) -> Chart:
+def _shares(steps: _Steps, titles: Mapping[_Key, str], known: Rates) -> Chart:
     """MAMFU of every phase, or TFLOPS where a row has no ceiling to be a share of."""
-    has_all = all((problem.dtype, regime) in known for regime, problem, _, _ in steps)
+    keys = dict.fromkeys((problem.dtype, regime) for regime, problem, _, _ in steps)
+    ceilings = {key: each for key in keys if (each := find_rate(known, *key))}
+    has_all = ceilings.keys() == keys.keys()
     lines = []
     for key, found in steps.items():
         regime, problem, _, _ = key
-        scale = 100 / known[problem.dtype, regime].tflops if has_all else 1.0
+        scale = 100 / ceilings[problem.dtype, regime].tflops if has_all else 1.0
         for phase in PHASES:
             points = [point(found[x][phase], x, scale) for x in sorted(found) if phase in found[x]]
             if points:
                 lines.append(Line(f"{titles[key]}, {phase}", tuple(points)))
     contexts = sorted({context for found in steps.values() for context in found})
-    ceilings = dict.fromkeys(known[problem.dtype, regime] for regime, problem, _, _ in steps) if has_all else ()
-    of = "; ".join(f"of {each.tflops:.4g} TFLOPS, {each.dtype} {each.regime}: {each.told}" for each in ceilings)
+    of = "; ".join(
+        f"of {each.tflops:.4g} TFLOPS, {each.dtype} {each.regime}: {each.description}" for each in ceilings.values()
+    )
     title = f"MAMFU: {of}" if has_all else "TFLOPS: the log names no ceiling, so there is no MAMFU"
     axis = Axis("context length", True, labelled(contexts, in_kibi))
     panel = Panel(title, tuple(lines), unit="% MAMFU" if has_all else "TFLOPS")

@@ -17,7 +17,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from mamf.contribution.published import COLUMNS, SHIPPED, PublishedRate, read_published
+from mamf.contribution.known_ceilings import COLUMNS, SHIPPED, PublishedRate, read_published
 from mamf.errors import UsageError
 from mamf.files import write_whole
 from mamf.peaks import HEADROOM_UNKNOWN_CLOCK, NamedDevice, find_devices, listed_peak

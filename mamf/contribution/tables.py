@@ -27,7 +27,7 @@ from mamf.contribution.collection import (
     part_confirmed,
     software,
 )
-from mamf.contribution.placing import folder_of
+from mamf.contribution.rules import folder_of
 from mamf.logs.records import significant_digits
 from mamf.measurement import group_pairs
 from mamf.plans import MATMUL

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from mamf.contribution.placing import folder_of
-from mamf.contribution.published import NOTICE
+from mamf.contribution.known_ceilings import NOTICE
+from mamf.contribution.rules import folder_of
 from mamf.errors import UsageError
 from mamf.files import make_folder, write_whole
 from mamf.logs.records import significant_digits

@@ -19,7 +19,7 @@ from mamf.contribution.collection import (
     software_versions,
 )
 from mamf.contribution.evidence import TIERS
-from mamf.contribution.published import PublishedRate, read_published
+from mamf.contribution.known_ceilings import PublishedRate, read_published
 from mamf.dtypes import DTYPES
 from mamf.kinds.registry import run_title
 from mamf.logs.legacy import FinderRun, read_legacy_or_none

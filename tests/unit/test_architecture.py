@@ -22,7 +22,7 @@ LAYERS = {
     "machine": "what a log says about machine and software, without private texts; checks of the machine",
     "plugins": "third-party code: found by entry point, guarded by its contract, chosen by name",
     "operations": "one folder per operation: shapes, exact work, kernels, columns; traces of what ran on a device",
-    "ceilings": "what a ceiling, a share and a roof are; contributed ceilings; what a search sets out to do",
+    "ceilings": "what a ceiling, a share and a roof are; what a search sets out to do",
     "logs": "run logs: schema, reader, writer, comparison; imported mamf-finder logs; the cache of found ceilings",
     "engine": "measuring: regimes, verification, the runner; strategies and the search choose the next step",
     "report": "documents and their formats; charts as data, then drawn",

@@ -11,8 +11,7 @@ import pytest
 from published_peaks import csv_text
 
 import mamf
-from mamf.contribution.known_ceilings import peaks_by_name
-from mamf.contribution.published import SHIPPED, published_rates, read_published
+from mamf.contribution.known_ceilings import SHIPPED, peaks_by_name, published_rates, read_published
 from mamf.dtypes import DTYPES
 from mamf.errors import UnavailableError, UnknownNameError, UsageError
 from mamf.peaks import contributed_rates, find_devices, listed_peak, matching_device, named_devices

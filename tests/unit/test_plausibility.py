@@ -8,8 +8,7 @@ import pytest
 from contribution_logs import RESULTS
 
 from mamf.backend import DeviceInfo
-from mamf.contribution.evidence import Evidence, records_of
-from mamf.contribution.row_rules import is_exact
+from mamf.contribution.evidence import Evidence, is_exact, records_of
 from mamf.logs.run_log import run_log_of
 from mamf.measurement import Conditions, Measurement
 from mamf.operations.matmul.kernel import MatmulProblem

@@ -81,7 +81,7 @@ def test_csv_has_a_row_a_measurement_with_units_in_the_names(rows):
             str(row.is_reference),
         )
         if row.ok:
-            assert float(line["rate_tflops"]) == float(line["rate_median_tflops"]) == row.tflops("median")
+            assert float(line["rate_tflops"]) == float(line["rate_median_tflops"]) == row.rate("median")
             assert float(line["half_width_percent"]) == 100 * row.relative_half_width
         else:
             assert line["rate_tflops"] == line["time_ms"] == ""

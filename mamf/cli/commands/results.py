@@ -14,7 +14,7 @@ from mamf.cli.reading import reading
 from mamf.cli.terminal import say, say_lines, warn
 from mamf.contribution.collection import MAINTAINERS, SUBMITTERS, collect
 from mamf.contribution.evidence import TIERS, Finding
-from mamf.contribution.published import FIGURES, NOTICE
+from mamf.contribution.known_ceilings import FIGURES, NOTICE
 from mamf.contribution.rules import Review, find_free_place, review, review_results
 from mamf.contribution.tables import contributed_csv, results_pages
 from mamf.errors import UsageError

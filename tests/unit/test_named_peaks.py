@@ -97,6 +97,7 @@ def test_common_names(name, device):
     [
         ("H100", "bfloat16", ["NVIDIA H100 PCIe (", "NVIDIA H100 NVL (", f"{H100} ("]),
         ("NVIDIA H100", "bfloat16", ["NVIDIA H100 PCIe ("]),
+        ("RTX PRO 6000", "bfloat16", ["Max-Q Workstation Edition (", "Blackwell Server Edition ("]),
         ("Tesla V100", "float16", ["Tesla V100-SXM2-16GB (", "Tesla V100-PCIE-16GB ("]),
         ("AMD Instinct MI250X / MI250", "bfloat16", ["110 compute units (191.5)", "104 compute units (181)"]),
     ],
@@ -108,9 +109,17 @@ def test_a_name_that_leaves_the_figure_open_is_one_line_with_the_candidates(name
     assert "\n" not in str(raised.value)
 
 
-def test_candidates_with_one_figure_need_no_choice():
-    known = mamf.peak(name="A100", dtype="bfloat16", source="datasheet")
-    assert (known.tflops, known.device) == (312, "A100")
+@pytest.mark.parametrize(
+    ("name", "dtype", "source", "tflops"),
+    [
+        ("A100", "bfloat16", "datasheet", 312),
+        ("GH200", "bfloat16", None, 852.5),
+        ("V100", "float32", None, 14),  # one is published as 14.03
+    ],
+)
+def test_candidates_with_one_figure_need_no_choice(name, dtype, source, tflops):
+    known = mamf.peak(name=name, dtype=dtype, source=source)
+    assert (known.tflops, known.device) == (pytest.approx(tflops, rel=1e-3), name)
 
 
 @pytest.mark.parametrize(
@@ -182,6 +191,11 @@ def test_the_datasheet_comes_last_and_an_unverified_one_says_so():
         ("NVIDIA A100-SXM4-80GB", "torch.bfloat16", 312),
         ("NVIDIA GeForce RTX 4090", "bfloat16", 165.2),
         ("AMD Instinct MI250X", "bfloat16", 191.5),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "bfloat16", 480),
+        ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", "bfloat16", 503.8),
+        ("NVIDIA GeForce RTX 4090D 48GB", "bfloat16", 147.1),
+        ("NVIDIA B100", "bfloat16", 1750),
+        ("Jetson AGX Orin", "int8", 85),
         ("Intel(R) Data Center GPU Max 1550", "bfloat16", 419),
         ("trn2", "bfloat16", 166.75),
     ],

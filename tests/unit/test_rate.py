@@ -17,8 +17,10 @@ from mamf.operations.matmul.shapes import MatmulShape
 from mamf.rate import Rate, find_rate, label_dtype
 from mamf.statistics import Interval
 
+CUBE = MatmulShape(8192, 8192, 8192)
 
-def ceiling(rate, problem, shape=MatmulShape(8192, 8192, 8192)):
+
+def ceiling(rate, problem, shape=CUBE):
     of = {"device": "card", "problem": problem, "regime": "burst", "kernel": "torch.mm", "shape": shape}
     return Ceiling(rate=rate, interval=Interval(0.99 * rate, 1.01 * rate, 0.95), rounds=9, **of)
 

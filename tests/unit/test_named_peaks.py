@@ -312,6 +312,12 @@ print(code, sorted({"torch", "numpy"} & set(sys.modules)))
 """
 
 
+def test_a_find_without_torch_is_one_line():
+    code = "import sys; sys.modules['torch'] = None; from mamf.cli import main; sys.exit(main(['find']))"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (ran.returncode, ran.stderr) == (2, "mamf: no backend can be loaded without torch: install it\n")
+
+
 def test_a_look_up_needs_no_third_party_package():
     ran = subprocess.run([sys.executable, "-c", ALONE], capture_output=True, text=True)
     assert (ran.returncode, ran.stderr) == (0, "")

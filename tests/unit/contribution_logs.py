@@ -14,8 +14,6 @@ from mamf.engine.search.grid import THOROUGH
 from mamf.engine.search.strategy import FindStrategy
 from mamf.logs.legacy import FinderRun, Reported
 from mamf.operations.matmul.shapes import MatmulShape
-from mamf.peaks import ContributedRate
-from mamf.statistics import Interval
 
 SIMULATED = ["--backend", "mamf.testing:SimulatedBackend", "--kernel", "mamf.testing:SimulatedMatmul"]
 RESULTS = Path(__file__).resolve().parents[2] / "results"
@@ -24,13 +22,6 @@ NORMAL["fast_accumulation"] = False
 ZEROS = NORMAL | {"data": "zeros"}
 # As a card of known peaks gives it.
 DEVICE = {"backend": "cuda", "name": "NVIDIA H100 80GB HBM3", "vendor": "NVIDIA", "driver": "580.1", "uuid_hash": "abc"}
-
-
-def contributed(device, compute_units, power_limit_watts, rate, dtype="bfloat16", regime="sustained", **changes):
-    """A ceiling as contributed.csv has it."""
-    of = {"device": device, "compute_units": compute_units, "power_limit_watts": power_limit_watts, "dtype": dtype}
-    interval = Interval(0.99 * rate, 1.01 * rate, 0.95)
-    return ContributedRate(rate=rate, interval=interval, regime=regime, source="contributed", **of, **changes)
 
 
 def measured(folder, *arguments):

@@ -12,10 +12,10 @@ from collections import Counter
 
 import library
 import pytest
-from contribution_logs import contributed
 from hypothesis import given
 from hypothesis import strategies as st
 from landscapes import EDGES
+from made_rates import contributed
 
 import mamf
 from mamf.ceilings.ceiling import FEWEST_ROUNDS, Ceiling, confirm_ceiling

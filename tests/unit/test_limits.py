@@ -10,10 +10,10 @@ from dataclasses import fields
 
 import pytest
 from made_plans import kernels_plan, sweep_plan
+from made_rates import ceiling
 
 import mamf
 from mamf.backend import Advice
-from mamf.ceilings.ceiling import Ceiling
 from mamf.ceilings.search_plan import SearchPlan
 from mamf.cli import main
 from mamf.cli.session import datetime
@@ -28,7 +28,6 @@ from mamf.operations.grouped.operation import GroupedShape
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape, matmul_grid, parse_range
 from mamf.operations.model.shapes import ModelShape
-from mamf.statistics import Interval
 from mamf.testing import SimulatedBackend
 
 DEVICE = ["--backend", "mamf.testing:SimulatedBackend"]
@@ -186,16 +185,7 @@ def test_two_runs_of_one_second_have_names_of_their_own(run, tmp_path, monkeypat
 
 SHAPE, PROBLEM = MatmulShape(64, 64, 64), MatmulProblem()
 GRID = mamf.MatmulGrid((64,), (64,), (64,))
-CEILING = Ceiling(
-    device="device",
-    problem=PROBLEM,
-    regime="burst",
-    kernel="torch.mm",
-    shape=SHAPE,
-    rate=1.0,
-    interval=Interval(1.0, 1.0, 0.95),
-    rounds=3,
-)
+CEILING = ceiling(1.0)
 
 
 def of_sweep(**options):

@@ -7,7 +7,7 @@ import warnings
 from dataclasses import replace
 
 import pytest
-from contribution_logs import contributed
+from made_rates import contributed
 
 import mamf
 from mamf.contribution import known_ceilings

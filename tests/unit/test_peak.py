@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from contribution_logs import contributed
+from made_rates import contributed
 
 import mamf
 from mamf.contribution import known_ceilings

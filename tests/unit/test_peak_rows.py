@@ -261,3 +261,25 @@ def test_an_unverified_bandwidth_bounds_nothing():
     shape = BandwidthShape(2**30)
     assert operation("bandwidth").fastest_possible(tpu, BandwidthProblem(), shape) is None
     assert operation("bandwidth").fastest_possible(replace(tpu, name="NVIDIA H200"), BandwidthProblem(), shape)
+
+
+# -- what no device exceeds --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["AMD EPYC", "NVIDIA GeForce GTX 1080", "NVIDIA X9000", ""])
+def test_an_unknown_device_has_no_peak(name):
+    assert find_peak(name, "bfloat16") is None
+    assert fastest_possible_flops(DeviceInfo("cuda", 0, name, "NVIDIA"), "bfloat16") is None
+
+
+def test_physics_scale_with_the_clock_where_the_source_names_it():
+    h100 = DeviceInfo("cuda", 0, "NVIDIA H100 80GB HBM3", "NVIDIA", max_clock_hz=1980e6)
+    limit = fastest_possible_flops(h100, "bfloat16")
+    assert limit is not None
+    assert 132 * 4096 * 1980e6 <= limit <= 1.03 * 132 * 4096 * 1980e6
+
+
+def test_physics_allow_what_boards_were_seen_to_do_above_their_datasheet():
+    limit = fastest_possible_flops(DeviceInfo("cuda", 0, "NVIDIA GeForce RTX 4090", "NVIDIA"), "bfloat16")
+    assert limit is not None
+    assert limit > 178.8e12

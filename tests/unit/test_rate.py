@@ -4,30 +4,21 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from made_rates import ceiling
 from test_compare import attention_row
 
-from mamf.ceilings.ceiling import Ceiling, ceiling_of, known_share, mamfu
+from mamf.ceilings.ceiling import ceiling_of, known_share, mamfu
 from mamf.errors import UsageError
 from mamf.integrations.meter import ceiling_flops
 from mamf.logs.run_log import RunLog
 from mamf.operations.attention.shapes import AttentionProblem
 from mamf.operations.bandwidth.shapes import BandwidthProblem, BandwidthShape
 from mamf.operations.matmul.kernel import MatmulProblem
-from mamf.operations.matmul.shapes import MatmulShape
 from mamf.rate import Rate, find_rate, label_dtype
-from mamf.statistics import Interval
 
-CUBE = MatmulShape(8192, 8192, 8192)
-
-
-def ceiling(rate, problem, shape=CUBE):
-    of = {"device": "card", "problem": problem, "regime": "burst", "kernel": "torch.mm", "shape": shape}
-    return Ceiling(rate=rate, interval=Interval(0.99 * rate, 1.01 * rate, 0.95), rounds=9, **of)
-
-
-PLAIN = ceiling(1000.0, MatmulProblem("int8", "int32"))
-WITH_INT8_OUTPUT = ceiling(1500.0, MatmulProblem("int8", "int8"))
-FAST = ceiling(1400.0, MatmulProblem("float8_e4m3fn", fast_accumulation=True))
+PLAIN = ceiling(1000.0, problem=MatmulProblem("int8", "int32"))
+WITH_INT8_OUTPUT = ceiling(1500.0, problem=MatmulProblem("int8", "int8"))
+FAST = ceiling(1400.0, problem=MatmulProblem("float8_e4m3fn", fast_accumulation=True))
 
 
 @pytest.mark.parametrize(
@@ -69,20 +60,20 @@ def test_the_ceiling_with_int8_output_is_never_that_of_int8(ceilings):
 def test_a_ceiling_with_fast_accumulation_counts_where_there_is_no_other():
     held = log_of(FAST).all_ceilings
     assert find_rate(held, "float8_e4m3fn", "burst") is FAST
-    exact = ceiling(1300.0, MatmulProblem("float8_e4m3fn"))
+    exact = ceiling(1300.0, problem=MatmulProblem("float8_e4m3fn"))
     assert find_rate(log_of(FAST, exact).all_ceilings, "float8_e4m3fn", "burst") is exact
     assert find_rate(held, "float8_e4m3fn", "sustained") is None
 
 
 def test_a_rate_from_elsewhere_makes_the_same_share_as_a_measured_one():
     row = attention_row()
-    measured = {("bfloat16", "burst"): ceiling(800.0, MatmulProblem())}
+    measured = {("bfloat16", "burst"): ceiling(800.0)}
     known = {("bfloat16", "burst"): Rate(rate=800.0, dtype="bfloat16", device="card", source="contributed")}
     assert known_share(row, known) == pytest.approx(mamfu(row, measured))
 
 
 def test_a_ceiling_of_bytes_is_none_of_a_meter():
-    copy = ceiling(4.0, BandwidthProblem(), BandwidthShape(2**30))
+    copy = ceiling(4.0, problem=BandwidthProblem(), shape=BandwidthShape(2**30))
     assert copy.unit == "TB/s"
     with pytest.raises(UsageError, match="TB/s"):
         ceiling_flops(copy)

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 from made_plans import sweep_plan
+from made_rates import ceiling
 from rendering import render
 
-from mamf.ceilings.ceiling import Ceiling
 from mamf.engine.strategies.shapes import Sweep
 from mamf.logs.plan_records import plan_record
 from mamf.logs.recording import End
@@ -18,7 +18,6 @@ from mamf.report.kernels import baselines_of, kernels_document, speed_up, winner
 from mamf.report.rows import bests, ranked, remarks, summary_record
 from mamf.report.shares import Shares
 from mamf.report.text import significant
-from mamf.statistics import Interval
 from mamf.testing import SimulatedMatmul
 
 PLAN = sweep_plan(
@@ -210,18 +209,8 @@ def test_means_over_shapes_are_of_one_kernel(rows, both):
 def test_remarks_name_the_kernel_that_ran_and_a_card_that_drifted(rows):
     (row, *_) = ranked(rows)
     assert "ran cudnn" in remarks(replace(row, details={"ran": "cudnn"}), Shares(HEADER))
-    interval = Interval(790.0, 810.0, 0.95)
-    ceiling = Ceiling(
-        device="x",
-        problem=row.problem,
-        regime=row.regime,
-        kernel=row.kernel,
-        shape=row.shape,
-        rate=800.0,
-        interval=interval,
-        rounds=3,
-    )
-    shares = Shares(HEADER, {(row.problem.dtype, row.regime): ceiling})
+    held = ceiling(800.0, problem=row.problem, regime=row.regime, shape=row.shape)
+    shares = Shares(HEADER, {(row.problem.dtype, row.regime): held})
     for seen, has_drifted in ((799.0, False), (700.0, True)):
         found = remarks(replace(row, details={"reference_tflops": seen}), shares)
         assert any("card speed drifted" in text for text in found) == has_drifted

@@ -4,10 +4,10 @@ import json
 from dataclasses import replace
 
 import pytest
+from made_rates import ceiling
 from rendering import render, render_roofline
 
 from mamf.backend import DeviceInfo
-from mamf.ceilings.ceiling import Ceiling
 from mamf.ceilings.roof import CACHE, MEMORY, build_roofs, level_of, make_roof_point
 from mamf.errors import IncomparableError, UsageError
 from mamf.measurement import Measurement
@@ -20,7 +20,7 @@ from mamf.report.charts.plotting import draw
 from mamf.report.charts.roofline import roofline_chart
 from mamf.report.charts.roofline_drawing import series_of
 from mamf.report.roofline import points_of, tracelens_arch
-from mamf.statistics import Interval, summarize
+from mamf.statistics import summarize
 
 MIB, GIB = 2**20, 2**30
 L2 = 60 * MIB
@@ -29,17 +29,14 @@ HEADER = {"device": DEVICE, "environment": {"packages": {"torch": "2.11"}}}
 WINNER, SIDE = MatmulShape(3072, 2816, 19328), 8192
 
 
-def ceiling(problem, shape, rate, regime="burst", device="H200", uuid=None):
-    of = {"device": device, "uuid_hash": uuid, "problem": problem, "regime": regime, "kernel": "best", "shape": shape}
-    return Ceiling(**of, rate=rate, interval=Interval(0.99 * rate, 1.01 * rate, 0.95), rounds=9)
-
-
 def read(nbytes, rate, regime="burst", warm=1, pattern="read"):
-    return ceiling(BandwidthProblem(pattern, warm=warm), BandwidthShape(nbytes), rate, regime)
+    of = {"problem": BandwidthProblem(pattern, warm=warm), "shape": BandwidthShape(nbytes), "regime": regime}
+    return ceiling(rate, device="H200", kernel="best", **of)
 
 
 def product(rate, regime="burst", dtype="bfloat16", data="normal"):
-    return ceiling(MatmulProblem(dtype, data=data), WINNER, rate, regime)
+    of = {"problem": MatmulProblem(dtype, data=data), "shape": WINNER, "regime": regime}
+    return ceiling(rate, device="H200", kernel="best", **of)
 
 
 def row(problem, shape, rate, kernel="mine", regime="burst"):

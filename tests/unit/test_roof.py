@@ -253,3 +253,13 @@ def test_tracelens_is_told_what_was_measured_and_nothing_else():
     assert told["_regimes"] == {"matrix_bf16": "sustained", "matrix_fp8": "burst", "mem_bw_gbps": "sustained"}
     alone = tracelens_arch(build_roofs([product(862.0)], None), None)
     assert "mem_bw_gbps" not in alone and "memory_gb" not in alone
+
+
+def test_a_product_with_an_unusual_output_is_no_roof_of_its_dtype():
+    alone = ceiling(1500.0, device="H200", problem=MatmulProblem("int8", "int8"))
+    usual = ceiling(1000.0, device="H200", problem=MatmulProblem("int8", "int32"))
+    assert tracelens_arch(build_roofs([alone], None), None)["max_achievable_tflops"] == {}
+    roofs = build_roofs([alone, usual, read(16 * GIB, 4.39)], L2)
+    assert tracelens_arch(roofs, None)["max_achievable_tflops"] == {"matrix_int8": 1000.0}
+    row_of_int8 = row(MatmulProblem("int8", "int32"), MatmulShape(SIDE, SIDE, SIDE), 500.0)
+    assert make_roof_point(row_of_int8, roofs, "").share == pytest.approx(0.5)

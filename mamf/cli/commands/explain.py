@@ -27,6 +27,7 @@ from mamf.operations.matmul.operation import problem_for
 from mamf.operations.matmul.selection import installed_kernel, kernel_for
 from mamf.plans import EXPLAIN, MATMUL, Plan
 from mamf.plugins.discovery import operation
+from mamf.rate import find_rate
 from mamf.regime_names import BURST, CEILINGS
 from mamf.report.charts.plotting import draw, exists, file_type, save
 
@@ -92,13 +93,15 @@ def product_of(options: argparse.Namespace, backend: Backend) -> Product:
 
 def _ceiling_of(path: Path, dtype: str | None, backend: Backend) -> Ceiling:
     """The burst ceiling in a log, for one dtype if it holds several."""
-    held = {name: each for (name, regime), each in read_run_log(path).all_ceilings.items() if regime == BURST}
-    wanted = problem_for(backend, dtype).dtype if dtype else next(iter(held), None)
-    if wanted not in held:
-        remedy = f"it holds {', '.join(held)}" if held else "give a log of 'mamf find'"
+    held = read_run_log(path).all_ceilings
+    names = [name for name, regime in held if regime == BURST]
+    wanted = problem_for(backend, dtype).dtype if dtype else next(iter(names), "")
+    ceiling = find_rate(held, wanted, BURST)
+    if ceiling is None:
+        remedy = f"it holds {', '.join(names)}" if names else "give a log of 'mamf find'"
         raise UsageError(f"{path} holds no burst ceiling{f' of {wanted}' if wanted else ''}: {remedy}")
-    require_usable_ceiling(held[wanted], backend)
-    return held[wanted]
+    require_usable_ceiling(ceiling, backend)
+    return ceiling
 
 
 def _winner(ceiling: Ceiling, asked: str | None) -> Product:

@@ -56,14 +56,6 @@ class ResultRate(Rate):
     share: float = 0.0
 
     @property
-    def shape(self) -> str:
-        return str(self.row.shape)
-
-    @property
-    def kernel(self) -> str:
-        return self.row.kernel
-
-    @property
     def conditions(self) -> Conditions:
         return self.row.conditions if self.ceiling is None else self.ceiling.conditions
 
@@ -84,8 +76,8 @@ class ResultRate(Rate):
     def label(self) -> str:
         """What the figure is of."""
         if self.table == MATMUL:
-            return f"{self.dtype}, {self.regime}, {self.shape} by {self.kernel}"
-        return f"{self.row.operation} {self.shape} by {self.kernel}, {self.regime}"
+            return f"{self.dtype}, {self.regime}, {self.row.shape} by {self.row.kernel}"
+        return f"{self.row.operation} {self.row.shape} by {self.row.kernel}, {self.regime}"
 
     @property
     def datasheet(self) -> DatasheetRate | None:
@@ -100,9 +92,9 @@ class ResultRate(Rate):
 
 def kernel_title(entry: ResultRate) -> str:
     """The name of an entry's kernel for tables, labeled if it was loaded by path or is not one of mamf's."""
-    labeled, of = label_kernel(entry.kernel, entry.header), operation_called(entry.row.operation)
-    is_known = labeled != entry.kernel or is_own_kernel(of, entry.kernel)
-    return labeled if is_known else f"{entry.kernel} (third-party)"
+    labeled, of = label_kernel(entry.row.kernel, entry.header), operation_called(entry.row.operation)
+    is_known = labeled != entry.row.kernel or is_own_kernel(of, entry.row.kernel)
+    return labeled if is_known else f"{entry.row.kernel} (third-party)"
 
 
 def software(header: Mapping[str, Any]) -> str:
@@ -237,16 +229,8 @@ def submitter_findings(root: Path, places: Sequence[Path]) -> list[tuple[Path, F
 
 #: The best rate, with those that it leads.
 Leader = tuple[ResultRate, Sequence[ResultRate]]
-
-
-@dataclass(frozen=True)
-class LegacyEntry:
-    run: FinderRun
-    place: Path
-
-    @property
-    def device(self) -> str:
-        return self.run.device or ""
+#: An imported run of mamf-finder and the place of its log.
+LegacyRun = tuple[FinderRun, Path]
 
 
 @dataclass(frozen=True)
@@ -254,7 +238,7 @@ class Collection:
     """All entries of a results folder, and who submitted them."""
 
     entries: Sequence[ResultRate] = ()
-    legacy: Sequence[LegacyEntry] = ()
+    legacy: Sequence[LegacyRun] = ()
     submitters: Submitters = field(default_factory=lambda: Submitters({}))
 
     def of(self, table: str) -> list[ResultRate]:
@@ -264,11 +248,11 @@ class Collection:
 def collect(root: Path, paths: Iterable[Path]) -> Collection:
     """Entries of all logs. Raises RunLogError for one that cannot be read."""
     entries: list[ResultRate] = []
-    legacy: list[LegacyEntry] = []
+    legacy: list[LegacyRun] = []
     for path in paths:
         place = path.relative_to(root)
         if (run := read_legacy_or_none(path)) is not None:
-            legacy.append(LegacyEntry(run, place))
+            legacy.append((run, place))
         else:
             entries += rates_of(read_run_log(path), place)
     return Collection(entries, legacy, read_submitters(root))

@@ -18,7 +18,7 @@ from mamf.contribution.collection import (
     TABLES,
     Collection,
     Leader,
-    LegacyEntry,
+    LegacyRun,
     ResultRate,
     best_attention,
     best_kernels,
@@ -28,6 +28,7 @@ from mamf.contribution.collection import (
     software,
 )
 from mamf.contribution.rules import folder_of
+from mamf.logs.legacy import FinderRun
 from mamf.logs.records import significant_digits
 from mamf.measurement import group_pairs
 from mamf.plans import MATMUL
@@ -65,7 +66,7 @@ RowT = TypeVar("RowT")
 def results_pages(collection: Collection) -> dict[Path, str]:
     """Every page by its path in results/."""
     entries = group_pairs((folder_of(each.device), each) for each in collection.entries)
-    legacy = group_pairs((folder_of(each.device), each) for each in collection.legacy)
+    legacy = group_pairs((folder_of(run.device or ""), (run, place)) for run, place in collection.legacy)
     parts = {
         folder: Collection(entries.get(folder, ()), legacy.get(folder, ()), collection.submitters)
         for folder in sorted({*entries, *legacy})
@@ -100,7 +101,7 @@ def _matrix_page(parts: Mapping[str, Collection]) -> str:
 
 
 def _device_name(part: Collection) -> str:
-    names = [each.device for each in part.entries] or [each.device for each in part.legacy]
+    names = [each.device for each in part.entries] or [run.device or "" for run, _ in part.legacy]
     return names[0] or "unknown"
 
 
@@ -177,7 +178,7 @@ def ceiling_columns() -> list[Column[Leader]]:
         text_column("regime", lambda row: row[0].regime),
         Column("", "TFLOPS", lambda row: row[0].rate, lambda rate: Markup(f"**{significant(rate)}**")),
         Column("", "interval", lambda row: row[0].interval, interval_cell),
-        Column("", "MxNxK", lambda row: row[0].shape),
+        Column("", "MxNxK", lambda row: row[0].row.shape),
         text_column("kernel", lambda row: kernel_title(row[0])),
         Column("", "of the dense peak", share),
         *sensor_columns(lambda row: row[0].conditions),
@@ -229,20 +230,20 @@ def kernel_columns() -> list[Column[ResultRate]]:
     ]
 
 
-def _legacy(entries: Iterable[LegacyEntry]) -> str:
-    ordered = sorted(entries, key=lambda entry: (entry.run.device or "", entry.run.dtype or "", str(entry.place)))
-    columns: list[Column[tuple[LegacyEntry, str]]] = [
-        text_column("dtype", lambda row: row[0].run.dtype or "unknown"),
-        text_column("version", lambda row: f"mamf-finder {row[0].run.version or 'of unknown version'}"),
-        text_column("figure", lambda row: row[1] if row[0].run.is_complete else f"{row[1]} (of scouts)"),
-        Column("", "TFLOPS", lambda row: row[0].run.best[row[1]].tflops[row[1]], significant),
-        Column("", "MxNxK", lambda row: row[0].run.best[row[1]].shape or "unknown"),
-        Column("", "shapes", lambda row: "unknown" if row[0].run.tried is None else row[0].run.tried),
-        text_column("run", lambda row: "complete" if row[0].run.is_complete else "interrupted"),
-        Column("", "date", lambda row: row[0].run.started[:10] if row[0].run.started else "unknown"),
-        Column("", "log", lambda row: link(row[0].place), Markup),
+def _legacy(legacy: Iterable[LegacyRun]) -> str:
+    ordered = sorted(legacy, key=lambda each: (each[0].device or "", each[0].dtype or "", str(each[1])))
+    columns: list[Column[tuple[FinderRun, Path, str]]] = [
+        text_column("dtype", lambda row: row[0].dtype or "unknown"),
+        text_column("version", lambda row: f"mamf-finder {row[0].version or 'of unknown version'}"),
+        text_column("figure", lambda row: row[2] if row[0].is_complete else f"{row[2]} (of scouts)"),
+        Column("", "TFLOPS", lambda row: row[0].best[row[2]].tflops[row[2]], significant),
+        Column("", "MxNxK", lambda row: row[0].best[row[2]].shape or "unknown"),
+        Column("", "shapes", lambda row: "unknown" if row[0].tried is None else row[0].tried),
+        text_column("run", lambda row: "complete" if row[0].is_complete else "interrupted"),
+        Column("", "date", lambda row: row[0].started[:10] if row[0].started else "unknown"),
+        Column("", "log", lambda row: link(row[1]), Markup),
     ]
-    return _section(_LEGACY, columns, [(entry, name) for entry in ordered for name in entry.run.best])
+    return _section(_LEGACY, columns, [(run, place, name) for run, place in ordered for name in run.best])
 
 
 def link(place: Path) -> Markup:
@@ -271,10 +272,10 @@ def contributed_csv(collection: Collection) -> str:
     writer.writerow(_COLUMNS)
     for key, found in sorted(groups.items()):
         fastest = sorted(found, key=lambda entry: entry.rate, reverse=True)
-        best, shapes = fastest[0], list(dict.fromkeys(entry.shape for entry in fastest))[:_MOST_SHAPES]
+        best, shapes = fastest[0], list(dict.fromkeys(str(entry.row.shape) for entry in fastest))[:_MOST_SHAPES]
         ends = (best.interval.low, best.interval.high) if best.interval else ()
         figures = [significant_digits(rate) for rate in (best.rate, *ends)]
-        kernel = next((each.kernel for each in fastest if len(each.header["plan"]["kernels"]) > 1), "")
+        kernel = next((each.row.kernel for each in fastest if len(each.header["plan"]["kernels"]) > 1), "")
         cards: dict[object, float] = {}
         for entry in reversed(fastest):
             cards[entry.uuid_hash] = entry.rate

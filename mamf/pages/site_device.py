@@ -66,7 +66,7 @@ def _ceilings_table(data: SiteData, logs: str) -> Table[Any]:
         Column("", "W", lambda line: line.entry and line.entry.conditions.watts, whole),
         Column("", "J/TFLOP", joules),
         Column("", "datasheet", lambda line: line.peak and line.peak.rate, "{:.4g}".format),
-        Column("", "MxNxK", lambda line: line.entry and line.entry.shape),
+        Column("", "MxNxK", lambda line: line.entry and line.entry.row.shape),
         Column("", "kernel", lambda line: line.entry and kernel_title(line.entry), left=True),
         Column("", "by", lambda line: line.entry and ("find" if line.entry.is_confirmed else "sweep"), left=True),
         Column("", "log", lambda line: log_link(logs, line.place)),

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import mamf
-from mamf.ceilings.share import known_share, mamfu
+from mamf.ceilings.ceiling import known_share, mamfu
 from mamf.errors import MamfError
 from mamf.logs.legacy import FinderRun
 from mamf.logs.run_log import RunLog

@@ -10,7 +10,6 @@ from functools import cache
 from typing import Any
 
 from mamf.backend import SIMULATED, DeviceInfo
-from mamf.ceilings.contributed import contributed_ceilings
 from mamf.contribution.evidence import Evidence, Finding
 from mamf.dtypes import DTYPES
 from mamf.files import packaged_rows
@@ -20,7 +19,7 @@ from mamf.logs.schema import HEADER, record_schema
 from mamf.logs.validator import ANY_NAME
 from mamf.machine.privacy import scrub_record
 from mamf.measurement import TERA
-from mamf.peaks import fastest_possible_flops, listed_as, matching_device
+from mamf.peaks import contributed_rates, fastest_possible_flops, listed_as, matching_device
 from mamf.plans import EXPLAIN
 
 # What the schema of rows leaves out, because readers compute it.
@@ -99,7 +98,7 @@ def _facts() -> dict[str, dict[str, str]]:
 
 def _usual_spelling(name: str) -> str | None:
     """The known name that differs from this one only in case, blanks and punctuation, or None."""
-    known = {_letters(each.device): each.device for each in contributed_ceilings()}
+    known = {_letters(each.device): each.device for each in contributed_rates()}
     usual = known.get(_letters(name), name)
     return listed_as(name) if usual == name else usual
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from datetime import datetime, timezone
 from typing import Any
 
 from mamf.calibration import ANEW, find_calibration
 from mamf.ceilings.ceiling import Ceiling
-from mamf.ceilings.share import KnownCeiling
 from mamf.measurement import STATUSES, Conditions, Measurement
 from mamf.operations.unknown import operation_called
 from mamf.plans import MATMUL
+from mamf.rate import Rate
 from mamf.regime_names import require_regime
 from mamf.statistics import Interval, Repeatability, standard_deviation, summarize
 from mamf.timers import LEAST_ACCURACY_SECONDS, MOST_OVERHEAD_SECONDS
@@ -200,11 +200,18 @@ def ceiling_from_record(record: Mapping[str, Any], header: Mapping[str, Any]) ->
     )
 
 
-def known_ceiling_from_record(record: Mapping[str, Any]) -> KnownCeiling:
+def known_ceiling_record(rate: Rate) -> dict[str, Any]:
+    """A ceiling that the run did not measure as JSON values."""
+    values = {"tflops": rate.tflops, "source": rate.source, "told": rate.description}
+    return {"dtype": rate.dtype, "regime": rate.regime, **values}
+
+
+def known_ceiling_from_record(record: Mapping[str, Any], device: str = "") -> Rate:
     """Raises ValueError for a rate that is not positive."""
     if not record["tflops"] > 0:
         raise ValueError(f"a known ceiling of {record['tflops']} TFLOPS")
-    return KnownCeiling(**{each.name: record[each.name] for each in fields(KnownCeiling)})
+    origin = {"source": record["source"], "description": record["told"]}
+    return Rate(rate=record["tflops"], dtype=record["dtype"], regime=record["regime"], device=device, **origin)
 
 
 def repeatability_record(known: Repeatability | None) -> dict[str, Any] | None:

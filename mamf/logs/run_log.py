@@ -14,7 +14,6 @@ from typing import Any
 
 from mamf.backend import DeviceInfo
 from mamf.ceilings.ceiling import Ceiling, confirm_ceiling
-from mamf.ceilings.share import KnownCeiling
 from mamf.errors import MamfError, RunLogError
 from mamf.logs.card_sharing import with_sharing
 from mamf.logs.device_speeds import with_device_speeds
@@ -33,6 +32,7 @@ from mamf.logs.schema import HEADER, KINDS, record_schema
 from mamf.logs.validator import require
 from mamf.measurement import Measurement, Tabular
 from mamf.plans import MATMUL, Plan
+from mamf.rate import Rate
 
 SCHEMA = 5
 TRANSIENT_STATUSES = ("failed", "out_of_memory")
@@ -54,10 +54,10 @@ _WITHOUT_SAMPLES = {
 @dataclass
 class RunLog(Tabular):
     """A log as read. ``summary`` is the last one, None if the run was killed. ``valid_bytes``: up to the last whole
-    line. ``measurements``: of each step the last; ``every_row`` as written. ``all_ceilings``: of products, by dtype and
-    regime; ``own_ceilings``: of the operation that the run is of. ``known_ceilings``: what rows are shares of that the
-    run did not measure itself. ``counter_records``: as mamf.profiling.counters.log reads them. ``parts``: the logs of
-    the devices that shared the run, if each has its own (mamf.logs.shared_runs).
+    line. ``measurements``: of each step the last; ``every_row`` as written. ``all_ceilings``: of products, by dtype (as
+    ``label_dtype`` names it) and regime; ``own_ceilings``: of the operation that the run is of. ``known_ceilings``:
+    what rows are shares of that the run did not measure itself. ``counter_records``: as mamf.profiling.counters.log
+    reads them. ``parts``: the logs of the devices that shared the run, if each has its own (mamf.logs.shared_runs).
     """
 
     path: Path
@@ -65,7 +65,7 @@ class RunLog(Tabular):
     measurements: list[Measurement] = field(default_factory=list)
     all_ceilings: dict[tuple[str, str], Ceiling] = field(default_factory=dict)
     own_ceilings: OwnCeilings = field(default_factory=dict)
-    known_ceilings: dict[tuple[str, str], KnownCeiling] = field(default_factory=dict)
+    known_ceilings: dict[tuple[str, str], Rate] = field(default_factory=dict)
     counter_records: list[dict[str, Any]] = field(default_factory=list)
     summary: dict[str, Any] | None = None
     valid_bytes: int = 0
@@ -101,7 +101,7 @@ class RunLog(Tabular):
 
     def add_ceiling(self, ceiling: Ceiling) -> None:
         if ceiling.problem.operation == MATMUL:
-            self.all_ceilings[ceiling.problem.dtype, ceiling.regime] = ceiling
+            self.all_ceilings[ceiling.dtype, ceiling.regime] = ceiling
         else:
             self.own_ceilings[ceiling.problem, ceiling.regime] = ceiling
 
@@ -216,8 +216,8 @@ def add_record(log: RunLog, record: dict[str, Any]) -> None:
     elif kind == "ceiling":
         log.add_ceiling(ceiling_from_record(record, log.header))
     elif kind == "known_ceiling":
-        known = known_ceiling_from_record(record)
-        log.known_ceilings[known.dtype, known.regime] = known
+        known = known_ceiling_from_record(record, log.header["device"]["name"])
+        log.known_ceilings[known.dtype, record["regime"]] = known
     elif kind == "counters":
         log.counter_records.append(record)
     elif kind == "summary":

@@ -231,7 +231,7 @@ COUNTERS = {
     "reason": str,
     "time?": str,
 }
-#: What the shares of rows are of, where the run did not measure it (mamf.ceilings.share).
+#: What the shares of rows are of, where the run did not measure it (a mamf.rate.Rate).
 KNOWN_CEILING = {"dtype": str, "regime": str, "tflops": float, "source": str, "told": str}
 _SCHEMAS: Mapping[str, dict[str, Any]] = {
     "measurement": MEASUREMENT,

@@ -14,26 +14,27 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from mamf.ceilings.share import KnownCeiling
 from mamf.errors import RunLogError, UsageError
 from mamf.files import create_whole
 from mamf.logs.lines import lines_of, parse_record
-from mamf.logs.records import utc_now
+from mamf.logs.records import known_ceiling_from_record, known_ceiling_record, utc_now
 from mamf.logs.run_log import MALFORMED, SCHEMA, describe_error, why_unreadable
+from mamf.logs.schema import KNOWN_CEILING
 from mamf.logs.validator import ANY_NAME, Nullable, require
 from mamf.logs.writer import as_line
 from mamf.machine.environment import describe_environment, tool_version
 from mamf.profiling.profile import ClassRow, KernelRow, MemoryRow, Profile
+from mamf.rate import Rate
 
 TIER = "profile"
 RANK_LOGS = "rank-*.jsonl"
 _HEADER = {"schema": int, "tool": {}, "command": str, "started": str, "script": str, "environment": {}}
-#: The records of rows, by the field of a Profile that has them.
+#: The records of rows, with the field of a Profile that has them.
 _RECORDS: Mapping[str, tuple[str, type]] = {
     "profile": ("classes", ClassRow),
     "kernel": ("kernels", KernelRow),
     "memory": ("memory", MemoryRow),
-    "known_ceiling": ("ceilings", KnownCeiling),
+    "known_ceiling": ("ceilings", Rate),
     "module": ("modules", ClassRow),
 }
 _FIELDS: Mapping[object, Any] = {
@@ -50,6 +51,8 @@ Ranks = Mapping[int, tuple[str, Profile]]
 @functools.cache
 def _schema(kind: type) -> dict[str, Any]:
     """The fields of a row, or of the summary of a Profile."""
+    if kind is Rate:
+        return KNOWN_CEILING
     types = get_type_hints(kind)
     names = _SUMMARY_FIELDS if kind is Profile else types
     return {name: _FIELDS.get(types[name], types[name]) for name in names}
@@ -70,7 +73,9 @@ def write_profile(path: Path, command: str, script: str, profile: Profile) -> Pa
     }
     lines = [as_line("header", header)]
     for record, (field, _) in _RECORDS.items():
-        lines += [as_line(record, asdict(row)) for row in getattr(profile, field)]
+        for row in getattr(profile, field):
+            values = known_ceiling_record(row) if isinstance(row, Rate) else asdict(row)
+            lines.append(as_line(record, values))
     lines.append(as_line("summary", {name: getattr(profile, name) for name in _SUMMARY_FIELDS}))
     return create_whole(path, b"".join(lines), is_numbered=True)
 
@@ -96,7 +101,8 @@ def read_profile_or_none(path: Path) -> tuple[str, Profile] | None:
             if record["record"] in _RECORDS:
                 field, kind = _RECORDS[record["record"]]
                 require(record, _schema(kind))
-                rows[field].append(kind(**{name: record[name] for name in _schema(kind)}))
+                values = {name: record[name] for name in _schema(kind)}
+                rows[field].append(known_ceiling_from_record(record) if kind is Rate else kind(**values))
         raise ValueError("the log has no summary: its end was cut off")
     except MALFORMED as error:
         raise RunLogError(f"{path}, line {number}: {describe_error(error)}") from None

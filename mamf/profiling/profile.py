@@ -11,11 +11,11 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from mamf.ceilings.share import KnownCeiling
 from mamf.measurement import IDLE, TERA, group_pairs
 from mamf.profiling.classes import MODULE, class_of, shares
 from mamf.profiling.flops import TF32_KERNEL, dtype_of, flop_of
 from mamf.profiling.traces import Busy, Event, Trace, Union, busy, gaps, length, union
+from mamf.rate import Rate
 
 OUTSIDE = "outside of any module"
 #: The name of the memory row that the others are parts of.
@@ -26,7 +26,7 @@ _MAX_UNKNOWN = 0.01
 #: In the name of a module: its number among others, or what wraps it.
 _FOLDED = re.compile(r"(?<![^.])(?:\d+(?![^.])|(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)(?:\.|$))")
 #: The ceiling of a dtype (mamf's name), or None if it is unknown.
-CeilingOf = Callable[[str], KnownCeiling | None]
+CeilingOf = Callable[[str], Rate | None]
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class Profile:
     unprofiled_step_seconds: float | None = None
     notes: tuple[str, ...] = ()
     memory: tuple[MemoryRow, ...] = ()
-    ceilings: tuple[KnownCeiling, ...] = ()
+    ceilings: tuple[Rate, ...] = ()
     modules: tuple[ClassRow, ...] = ()
 
     def __post_init__(self) -> None:

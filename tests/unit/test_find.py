@@ -16,10 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from landscapes import EDGES
 from made_plans import search_plan
+from made_rates import contributed
 
 import mamf
 from mamf.ceilings.ceiling import FEWEST_ROUNDS, Ceiling, confirm_ceiling
-from mamf.ceilings.contributed import ContributedCeiling
 from mamf.engine.regimes import Sustained
 from mamf.engine.search.finding import Find
 from mamf.engine.search.grid import THOROUGH, plan_for
@@ -170,7 +170,9 @@ def test_a_ceiling_that_was_confirmed_on_a_busy_device_has_an_unknown_interval(p
 def ceiling_of(regime, tflops=800.0, watts=640.0):
     interval, conditions = Interval(tflops * 0.99, tflops * 1.01, 0.96), Conditions(watts=watts)
     tied = ((B, KERNEL), (A, "lib[3]"))
-    return Ceiling("card", None, MatmulProblem(), regime, KERNEL, A, tflops, interval, 9, tied, conditions, 0.05)
+    figure = {"rate": tflops, "interval": interval, "rounds": 9, "gain_over_default": 0.05}
+    of = {"device": "card", "problem": MatmulProblem(), "regime": regime, "kernel": KERNEL, "shape": A}
+    return Ceiling(**of, **figure, tied=tied, conditions=conditions)
 
 
 def test_utilization_is_a_share_within_one_regime():
@@ -960,10 +962,10 @@ def test_a_quick_find_compiles_no_kernel_that_lost_on_such_devices(monkeypatch, 
     backend = SimulatedBackend()
     info = backend.info
     rows = [
-        ContributedCeiling(info.name, info.compute_units, None, "bfloat16", regime, 1.0, 1.0, 1.0, "", kernel=kernel)
+        contributed(info.name, info.compute_units, None, 1.0, regime=regime, kernel=kernel)
         for regime, kernel in won.items()
     ]
-    monkeypatch.setattr("mamf.ceilings.contributed.contributed_ceilings", lambda: rows)
+    monkeypatch.setattr("mamf.peaks.contributed_rates", lambda: rows)
     plan, kernels = plan_for(backend, MatmulProblem(), is_quick=True)
     assert [kernel.name for kernel in kernels] == list(plan.kernels) == names
     _, kernels = plan_for(backend, MatmulProblem())

@@ -13,8 +13,7 @@ from browsing.hostile import READ, rewritten
 from contribution_logs import SIMULATED, legacy_run, measured, write
 
 from mamf.cli.terminal import say, warn
-from mamf.contribution.collection import collect
-from mamf.contribution.confirming import Submitters
+from mamf.contribution.collection import Submitters, collect
 from mamf.contribution.tables import results_pages
 from mamf.logs.legacy import Reported, write_legacy_log
 from mamf.operations.matmul.shapes import MatmulShape

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rendering import render_profile
 
-from mamf.ceilings.share import KnownCeiling
 from mamf.errors import RunLogError, UsageError
 from mamf.logs.run_log import read_run_log
 from mamf.measurement import IDLE
@@ -19,6 +18,7 @@ from mamf.profiling.flops import dtype_of, flop_of
 from mamf.profiling.log import read_profile_or_none, write_profile
 from mamf.profiling.profile import profile_of
 from mamf.profiling.traces import Event, Trace, gaps, length, read_trace, union
+from mamf.rate import Rate
 
 STEP = 60
 TICKS = st.integers(0, STEP)
@@ -133,7 +133,14 @@ def unknown(dtype):
 
 def at(flops):
     """A ceiling of so many FLOP/s, whatever the dtype."""
-    return lambda dtype: KnownCeiling(dtype, "sustained", flops / 1e12, "contributed", "contributed for a CPU")
+    return lambda dtype: Rate(
+        rate=flops / 1e12,
+        dtype=dtype,
+        device="",
+        source="contributed",
+        regime="sustained",
+        description="contributed for a CPU",
+    )
 
 
 def profile_from(tmp_path, trace, ceiling_of=unknown):

@@ -12,8 +12,7 @@ from typing import Any
 
 from attacks.calls import Counts
 from mamf.contribution.evidence import Evidence, records_of
-from mamf.contribution.row_rules import recomputed_ceilings
-from mamf.contribution.rules import review
+from mamf.contribution.rules import recomputed_ceilings, review
 from mamf.kinds.registry import kind_of
 from mamf.logs.recording import End
 from mamf.logs.records import ceiling_record, measurement_record

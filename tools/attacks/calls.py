@@ -67,8 +67,8 @@ class Killed(BaseException):
     """Stands for the end of a process in virtual time: no handler of mamf's may see it."""
 
 
-class _Hang(BaseException):
-    pass
+class _Hang(Killed):
+    """Raised in a command that takes too long."""
 
 
 class _Captured(io.StringIO):
@@ -78,7 +78,7 @@ class _Captured(io.StringIO):
         return _NULL
 
 
-ENDING.extend((Killed, _Hang))
+ENDING.append(Killed)
 
 
 class Ended(NamedTuple):
@@ -99,10 +99,9 @@ def call(arguments: Sequence[str], counts: Counts) -> Ended:
                 code = main(list(arguments))
         except SystemExit as stop:
             code = stop.code if isinstance(stop.code, int) else 1
-        except Killed:
-            pass
-        except _Hang:
-            counts.fault("hangs", command, "hung")
+        except Killed as end:
+            if isinstance(end, _Hang):
+                counts.fault("hangs", command, "hung")
         except BaseException as error:  # what escapes is what is sought
             counts.fault("tracebacks", command, _where(error))
         ended = Ended(code, out.getvalue(), err.getvalue())
@@ -130,11 +129,10 @@ def _faults(ended: Ended) -> Iterator[str]:
 
 
 def _where(error: BaseException) -> str:
-    """An exception and where it was raised; the file's name and line tell one kind from another."""
+    """Describe an exception and where it was raised: the function tells one kind from another."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if f"{os.sep}mamf{os.sep}" in frame.filename] or frames
-    name = Path(own[-1].filename).stem
-    return f"{type(error).__name__} in {name} {own[-1].name}: {str(error)[:300]}"
+    return f"{type(error).__name__} in {Path(own[-1].filename).stem} {own[-1].name}: {str(error)[:300]}"
 
 
 @contextlib.contextmanager

@@ -92,7 +92,7 @@ Fault = Callable[[Path, Random], object]
 
 def _raise(error: BaseException) -> Fault:
     def fault(path: Path, random: Random) -> None:
-        raise error
+        raise error.with_traceback(None)
 
     return fault
 

@@ -12,9 +12,9 @@ from collections import Counter
 
 import library
 import pytest
+from bench_search import EDGES
 from hypothesis import given
 from hypothesis import strategies as st
-from landscapes import EDGES
 from made_plans import search_plan
 from made_rates import contributed
 
@@ -973,7 +973,7 @@ def test_a_quick_find_compiles_no_kernel_that_lost_on_such_devices(monkeypatch, 
 
 
 class ChipKernel(SimulatedMatmul):
-    """A product on a chip of tools/landscapes.py."""
+    """A product on a chip of tools/bench_search.py."""
 
     def __init__(self, chip):
         self.chip = chip

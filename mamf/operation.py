@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Generic
 
@@ -20,6 +20,7 @@ from mamf.limits import require_known
 from mamf.measurement import Measurement
 from mamf.parameters import Parameter, combine, parameters_of
 from mamf.peaks import fastest_possible_flops, find_peak
+from mamf.plans import SWEEP, Plan
 from mamf.regime_names import BURST
 
 
@@ -188,6 +189,22 @@ class Request:
             return dict(whole)
         sizes = {**self.preset.sizes, **self.sizes}
         return dict.fromkeys(self.of.shapes_of(sizes, backend) if sizes else self.of.default_shapes(backend), "")
+
+
+def plan_of(
+    of: Operation[Any, Any],
+    kernels: Iterable[str],
+    problems: Iterable[Any],
+    shapes: Iterable[Any],
+    regimes: Iterable[str] = (),
+    kind: str = SWEEP,
+    **how: Any,
+) -> Plan:
+    """The plan of a run over given shapes. ``kernels``: their names as requested. ``regimes``: by default that of the
+    operation. ``how``: further fields of the plan.
+    """
+    names = tuple(dict.fromkeys(regimes)) or (of.default_regime,)
+    return Plan(kind, of.name, tuple(problems), tuple(kernels), tuple(shapes), names, **how)
 
 
 def sizes_of(of: Operation[Any, Any]) -> Mapping[str, Parameter]:

@@ -37,13 +37,14 @@ from mamf.kinds.driver import Run
 from mamf.kinds.kind import Named, Setup, Strategy
 from mamf.logs.found import cache_ceiling
 from mamf.measurement import Measurement
+from mamf.operation import plan_of
 from mamf.operations.attention.shapes import AttentionShape
 from mamf.operations.bandwidth.shapes import BandwidthShape
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.operation import Matmul
 from mamf.operations.matmul.selection import kernel_for, reference_kernels
 from mamf.operations.matmul.shapes import MatmulShape
-from mamf.plans import MATMUL, SHUFFLED, SWEEP, Plan, SweepOptions
+from mamf.plans import SHUFFLED, Plan, SweepOptions
 from mamf.plugins.discovery import open_backend, operation
 from mamf.plugins.selection import choose_kernels
 from mamf.regime_names import BURST
@@ -151,14 +152,13 @@ def sweep(
     given = {"dtype": dtype, **parameters}
     problems, wanted = problems_and_shapes(opened, Matmul(), shapes, problem, given, "sweep", most=1)
     chosen = kernel_for(opened, problems[0], *several("kernel", kernel, most=1) or ())
-    plan = Plan(
-        SWEEP,
-        MATMUL,
+    plan = plan_of(
+        Matmul(),
+        [chosen.name],
         problems,
-        (chosen.name,),
         wanted,
-        several("regime", regime) or (BURST,),
-        precision,
+        several("regime", regime) or (),
+        precision=precision,
         budget_seconds=budget_seconds,
         options=SweepOptions(SHUFFLED),
     )
@@ -203,15 +203,13 @@ def measure_kernels(
     given = {"dtype": dtype, **parameters}
     problems, wanted = problems_and_shapes(opened, found, shapes, problem, given, of)
     chosen = choose_kernels(found, opened, several("kernel", kernel))
-    names = tuple(name for name, _ in chosen)
-    plan = Plan(
-        SWEEP,
-        of,
+    plan = plan_of(
+        found,
+        dict(chosen),
         problems,
-        names,
         wanted,
-        several("regime", regime) or (found.default_regime,),
-        precision,
+        several("regime", regime) or (),
+        precision=precision,
         budget_seconds=budget_seconds,
     )
     known = dict(ceilings or {})

@@ -19,9 +19,9 @@ from mamf.cli.parser import Parser, filled, value_of
 from mamf.cli.terminal import warn
 from mamf.errors import UnknownNameError, UsageError
 from mamf.limits import count_values, require_known, require_steps
-from mamf.operation import Operation, Preset, Request, fields_of, sizes_of
+from mamf.operation import Operation, Preset, Request, fields_of, plan_of, sizes_of
 from mamf.parameters import Parameter, parse_range
-from mamf.plans import KERNEL_REGIMES, SWEEP, Plan
+from mamf.plans import KERNEL_REGIMES, Plan
 from mamf.regime_names import asked_regimes
 
 AnyOperation = Operation[Any, Any]
@@ -246,17 +246,16 @@ def make_plan(
 ) -> Plan:
     """``kernels``: their names in the options. ``how``: the SweepOptions, if not the usual ones."""
     labels = request.labeled_shapes(backend)
-    return Plan(
-        SWEEP,
-        request.of.name,
+    return plan_of(
+        request.of,
+        kernels,
         request.problems(backend),
-        tuple(kernels),
-        tuple(labels),
+        labels,
         asked_regimes(options.regime, (request.of.default_regime,), known_regimes),
-        options.precision or Plan.precision,
-        options.time_limit,
-        options.budget,
-        not getattr(options, "no_flush", None),
+        precision=options.precision or Plan.precision,
+        seconds=options.time_limit,
+        budget_seconds=options.budget,
+        flush=not getattr(options, "no_flush", None),
         layers=tuple(labels.values()) if any(labels.values()) else (),
         options=how,
     )

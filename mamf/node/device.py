@@ -16,10 +16,11 @@ from mamf.kinds.driver import Run
 from mamf.kinds.kind import Named
 from mamf.measurement import Measurement
 from mamf.node.logs import ALONE, VERIFIED, log_path
+from mamf.operation import plan_of
 from mamf.operations.bandwidth.shapes import BandwidthShape
 from mamf.operations.copies import CopyShape
 from mamf.operations.matmul.operation import problem_for
-from mamf.plans import NODE_BUDGET_SECONDS, SWEEP, Plan
+from mamf.plans import NODE_BUDGET_SECONDS, Plan
 from mamf.plugins.discovery import operation
 from mamf.plugins.selection import choose_kernels
 
@@ -122,12 +123,11 @@ class DeviceRun:
         shapes: Iterable[Any] = [self._sizes.copied]
         if part == "bandwidth":
             shapes = [min(self._sizes.array, max(of.default_shapes(self.backend)))]
-        plan = Plan(
-            SWEEP,
-            of.name,
-            tuple(problems),
-            tuple(name for name, _ in chosen),
-            tuple(shapes),
+        plan = plan_of(
+            of,
+            dict(chosen),
+            problems,
+            shapes,
             seconds=_ROW_SECONDS,
             budget_seconds=self._seconds_left if part in ALONE else None,
             flush=part == "bandwidth",

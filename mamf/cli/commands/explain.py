@@ -74,11 +74,12 @@ class ExplainSession(Session):
 
     def new_plan(self) -> Plan:
         from mamf.kernel import DATA
+        from mamf.operation import plan_of
 
         problem, shape, kernel = self.product
-        problems = tuple(replace(problem, data=data) for data in DATA)
+        problems = [replace(problem, data=data) for data in DATA]
         budget = self.options.budget or _SECONDS
-        return Plan(EXPLAIN, self.of.name, problems, (kernel,), (shape,), CEILINGS, budget_seconds=budget)
+        return plan_of(self.of, [kernel], problems, [shape], CEILINGS, EXPLAIN, budget_seconds=budget)
 
     def label(self) -> str:
         return f"{self.plan.problems[0].dtype}-{self.plan.shapes[0]}"

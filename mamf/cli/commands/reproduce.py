@@ -185,18 +185,20 @@ class ReproduceSession(Session):
             return None
 
     def new_plan(self) -> Plan:
+        from mamf.operation import plan_of
+
         asked, before, steps = self.options, self.source_plan, [claim.step for claim in self.asked.claims]
-        return Plan(
+        return plan_of(
+            self.of,
+            (name for name, _ in self.kernels),
+            dict.fromkeys(step.problem for step in steps),
+            dict.fromkeys(step.shape for step in steps),
+            (name for name in NAMES if name in {step.regime for step in steps}),
             REPRODUCE,
-            self.of.name,
-            tuple(dict.fromkeys(step[1] for step in steps)),
-            tuple(name for name, _ in self.kernels),
-            tuple(dict.fromkeys(step[2] for step in steps)),
-            tuple(name for name in NAMES if name in {step[0] for step in steps}),
-            before.precision if before else Plan.precision,
-            before.seconds if before else None,
-            asked.budget or DEFAULT_BUDGET_SECONDS,
-            before.flush if before else Plan.flush,
+            precision=before.precision if before else Plan.precision,
+            seconds=before.seconds if before else None,
+            budget_seconds=asked.budget or DEFAULT_BUDGET_SECONDS,
+            flush=before.flush if before else Plan.flush,
             options=replace(self.asked, tolerance=asked.tolerance or self.asked.tolerance),
         )
 

@@ -15,6 +15,7 @@ from mamf.engine.runner import Runner, Step, Steps
 from mamf.errors import UnavailableError, UsageError
 from mamf.kernel import AnyKernel
 from mamf.measurement import Measurement
+from mamf.operation import plan_of
 from mamf.operations.matmul.operation import problem_for
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.operations.unknown import operation_called
@@ -85,8 +86,8 @@ def verify_plan(
     size, budget = 4096 if backend.is_accelerator else 256, budget_seconds or VERIFY_BUDGET_SECONDS
     shape, own = largest or MatmulShape(size, size, size), sorted({each.operation for each in kernels.values()})
     options = VerifyOptions(number, tuple(own))
-    given = (VERIFY, MATMUL, problems, tuple(kernels), (shape,), tuple(regimes))
-    return Plan(*given, budget_seconds=budget, options=options)
+    of = operation(MATMUL)
+    return plan_of(of, kernels, problems, [shape], regimes, VERIFY, budget_seconds=budget, options=options)
 
 
 @dataclass

@@ -159,7 +159,7 @@ def fastest_at_clock(info: DeviceInfo, dtype: str, clock_hz: float, *, may_fall:
     """FLOP/s that no row on the device can exceed, from the median clock that was read during the row; None if no
     verified peak with a clock is listed. ``may_fall``: whether the row is a burst at the power limit.
 
-    The headroom follows from the 31,256 rows in ``results/`` to which it applies (``tools/clock_headroom.py``): all but
+    The headroom follows from the 31,256 rows in ``results/`` to which it applied on 2026-11-24: all but
     two reach at most 99.7 % of peak x clock / datasheet's clock, and clocks are read in steps of less than 2 %. The two
     are float64 bursts at the power limit of an H100, at 102.1 and 105.1 %: if the clock falls during a burst, its
     median reading is below the clock of most launches. For such bursts the headroom is twice the largest excess.

@@ -4,7 +4,6 @@
     python tools/bench_search.py LANDSCAPE.csv --made         # also on the simulated chips below, two of them with
                                                               # their best at the edges of the grid
     python tools/bench_search.py LANDSCAPE.csv --noise 0.003  # each measurement 0.3 % off, as on a card
-    python tools/bench_search.py LANDSCAPE.csv --several      # several kernels at once, and one that is best elsewhere
     python tools/bench_search.py LANDSCAPE.csv --only mamf    # only searches whose names begin with this
 
 "reached" is the true figure of the best shape among those measured, as a share of the landscape's best, without
@@ -24,12 +23,12 @@ import math
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from mamf.engine.search.search import FIRST_SHAPES, Search, find_best
+from mamf.engine.search.search import find_best
 from mamf.operations.matmul.shapes import MatmulGrid, MatmulShape
 from mamf.report.text import table
 
@@ -111,12 +110,6 @@ def recorded(path: Path) -> Landscape:
     return {MatmulShape(*(int(float(row[name])) for name in "mnk")): float(row["tflops"]) for row in rows}
 
 
-def noisy(landscape: Landscape, noise: float, seed: int = 0) -> Landscape:
-    """Multiply each figure by noise of this standard deviation."""
-    chooser = random.Random(seed)
-    return {shape: tflops * chooser.gauss(1.0, noise) for shape, tflops in landscape.items()}
-
-
 # -- searches ----------------------------------------------------------------------------------------------------------
 
 CHECKPOINTS = (50, 100, 150, 200)
@@ -129,19 +122,18 @@ EDGE_SIZES = (range(1024, 17408, 1024), (*range(1024, 21504, 1024), 24576, 32768
 
 @dataclass
 class Task:
-    """A landscape to be searched: absent shapes of its grid read as NaN. ``others``: those of further kernels."""
+    """A landscape to be searched: absent shapes of its grid read as NaN."""
 
     name: str
     truth: Landscape
     compute_units: int
-    others: Sequence[Landscape] = ()
     grid: MatmulGrid = field(init=False)
     best: float = field(init=False)
 
     def __post_init__(self) -> None:
         sizes = (sorted({getattr(shape, name) for shape in self.truth}) for name in "mnk")
         self.grid = MatmulGrid(*sizes)
-        self.best = max(max(each.values(), default=0.0) for each in (self.truth, *self.others))
+        self.best = max(self.truth.values())
         if len(self.truth) < CHECKPOINTS[-1]:
             raise SystemExit(f"{self.name} has {len(self.truth)} shapes: a search may measure {CHECKPOINTS[-1]}")
 
@@ -160,28 +152,24 @@ class Meter:
 
     def __init__(self, task: Task, noise: float, seed: int) -> None:
         self.task = task
-        self.seen: dict[tuple[MatmulShape, int], float] = {}
+        self.seen: dict[MatmulShape, float] = {}
         self.steps: list[float] = []
         self._noise = noise
         self._random = random.Random(seed)
         self._since = time.perf_counter()
 
-    def __call__(self, shape: MatmulShape, kernel: int = 0) -> float:
+    def __call__(self, shape: MatmulShape) -> float:
         self.steps.append(time.perf_counter() - self._since)
-        asked = shape, kernel
-        if asked not in self.seen:
+        if shape not in self.seen:
             if len(self.seen) == CHECKPOINTS[-1]:
                 raise SpentError
-            self.seen[asked] = self.true(*asked, math.nan) * self._random.gauss(1.0, self._noise)
+            self.seen[shape] = self.task.truth.get(shape, math.nan) * self._random.gauss(1.0, self._noise)
         self._since = time.perf_counter()
-        return self.seen[asked]
-
-    def true(self, shape: MatmulShape, kernel: int, otherwise: float) -> float:
-        return (self.task.truth, *self.task.others)[kernel].get(shape, otherwise)
+        return self.seen[shape]
 
     def reached(self, count: int) -> float:
-        """Share of the landscape's best that the first ``count`` measurements held."""
-        return max(self.true(*asked, 0.0) for asked in list(self.seen)[:count]) / self.task.best
+        """Return the share of the landscape's best that the first ``count`` measurements reached."""
+        return max(self.task.truth.get(shape, 0.0) for shape in list(self.seen)[:count]) / self.task.best
 
 
 Contender = Callable[[Meter, int], object]
@@ -190,17 +178,6 @@ Contender = Callable[[Meter, int], object]
 def ours(meter: Meter, seed: int, is_blind: bool = False) -> None:
     units = None if is_blind else meter.task.compute_units
     find_best(meter, meter.task.grid, compute_units=units, max_measurements=CHECKPOINTS[-1], seed=seed)
-
-
-def ours_with_several_kernels(meter: Meter, seed: int) -> None:
-    """The first scouts; the others join as they do in a find."""
-    search = Search(list(meter.task.truth), "0", compute_units=meter.task.compute_units, seed=seed)
-    while (proposed := search.propose()) is not None:
-        shape, kernel = proposed
-        search.record(proposed, meter(shape, int(kernel)))
-        if len(search.measured) == FIRST_SHAPES:
-            for number in range(1, len(meter.task.others) + 1):
-                search.add_kernel(str(number))
 
 
 def at_random(meter: Meter, seed: int) -> None:
@@ -212,7 +189,6 @@ def at_random(meter: Meter, seed: int) -> None:
 SEARCHES: dict[str, Contender] = {
     "mamf": ours,
     "mamf, compute units unknown": partial(ours, is_blind=True),
-    "mamf, several kernels": ours_with_several_kernels,
     "random": at_random,
 }
 
@@ -238,20 +214,6 @@ def tasks_from(options: argparse.Namespace) -> list[Task]:
     tasks = [Task(options.landscape.stem, recorded(options.landscape), options.compute_units)]
     if options.made:
         tasks += [made_task(name, chip) for name, chip in (CHIPS | EDGES).items()]
-    if options.several:
-        truth = tasks[0].truth
-        alike, slower, far_slower = (
-            {shape: share * tflops for shape, tflops in noisy(truth, own, seed).items()}
-            for seed, (share, own) in enumerate(((1.0, 0.001), (0.92, 0.02), (0.7, 0.02)))
-        )
-        shapes = MatmulGrid(MADE_SIZES, MADE_SIZES, MADE_SIZES).shapes()
-        first = CHIPS["132 units"]
-        elsewhere = [made(BEST_ELSEWHERE, shapes, seed=1)]
-        tasks += [
-            Task("and one alike", truth, options.compute_units, [alike]),
-            Task("and three", truth, options.compute_units, [alike, slower, far_slower]),
-            Task("best elsewhere", made(first, shapes), first.compute_units, elsewhere),
-        ]
     return tasks
 
 
@@ -262,8 +224,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=20, help="runs of each search (default: 20)")
     parser.add_argument("--first-seed", type=int, default=0, help="of these runs; use seeds that nothing was tuned on")
     parser.add_argument("--noise", type=float, default=0.0, help="standard deviation of a measurement (default: 0)")
-    for option in ("--made", "--several"):
-        parser.add_argument(option, action="store_true")
+    parser.add_argument("--made", action="store_true")
     parser.add_argument("--only", default="", metavar="NAME")
     options = parser.parse_args()
     tasks = tasks_from(options)
@@ -273,7 +234,7 @@ def main() -> None:
         [task.name, name, *run(task, search, options.noise, seeds)]
         for task in tasks
         for name, search in SEARCHES.items()
-        if name.startswith(options.only) and bool(task.others) == (search is ours_with_several_kernels)
+        if name.startswith(options.only)
     ]
     print(table((*COLUMNS, *TIMES), lines, COLUMNS[:2]), end="")
 

@@ -2,7 +2,6 @@
 
     python tools/figures.py                     # rewrite every generated table and figure
     python tools/figures.py --check [PAGE...]   # exit code 1 and a line per stale or unexplained figure
-    python tools/figures.py --exceptions        # tables and console output that no log backs, each with its reason
 
 A **table** stands between two comments. The first names the table (``TABLES`` in tools/figure_tables.py) and its logs:
 
@@ -42,14 +41,8 @@ from mamf.cli.commands.autoprofile import summary
 
 _AUTOPROFILE = ROOT / "docs" / "autoprofile-h200"
 #: Pages that are written whole.
-WHOLE = {
-    _AUTOPROFILE / "SUMMARY.md": lambda: summary(_AUTOPROFILE, {}),
-}
-PAGES = [
-    ROOT / "README.md",
-    *sorted((ROOT / "docs").glob("*.md")),
-    *WHOLE,
-]
+WHOLE = {_AUTOPROFILE / "SUMMARY.md": lambda: summary(_AUTOPROFILE, {})}
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *WHOLE]
 _BLOCK = re.compile(
     r"^(?P<start><!-- figures:\s(?P<what>.*?)-->)$.*?^(?P<end><!-- end of figures -->)$", re.DOTALL | re.MULTILINE
 )
@@ -152,15 +145,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("pages", type=Path, nargs="*", metavar="PAGE", help="(default: README.md and docs/*.md)")
     parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 if a figure is stale")
-    parser.add_argument("--exceptions", action="store_true", help="list the figures that no log backs, with the reason")
     options = parser.parse_args(arguments)
     found: list[str] = []
     for page in [page.resolve() for page in options.pages] or PAGES:
         text = page.read_text(encoding="utf-8")
-        if options.exceptions:
-            for passage in () if page in WHOLE else unbacked(text):
-                print(f"{page.name}:{passage.line}: {passage.reason or 'NO REASON'}")
-            continue
         found += [] if page in WHOLE else unexplained(text, page.name)
         try:
             fresh = WHOLE[page]() if page in WHOLE else rewritten(text, page.parent)

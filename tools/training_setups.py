@@ -1,4 +1,4 @@
-"""FLOP and tokens/s by mamf beside an independent count and a stopwatch, for nine ways to train.
+"""FLOP and tokens/s by mamf beside an independent count and a stopwatch, for eight ways to train.
 
     python tools/training_setups.py                     # all, on the first accelerators, else on the CPU; a table
     python tools/training_setups.py --only ddp fsdp2    # set-ups whose name contains one of these
@@ -228,32 +228,6 @@ def metered(meter: mamf.Meter, step: Callable[[], None], steps: int) -> tuple[di
     return vars(mean) | {"step_seconds": mean.seconds}, watch
 
 
-def accelerated(steps: int) -> dict[str, Any]:
-    """accelerate with gradient accumulation and bf16 autocast."""
-    from accelerate import Accelerator
-
-    accelerator = Accelerator(gradient_accumulation_steps=2, mixed_precision="bf16", cpu=not _HAS_ACCELERATOR)
-    model = Decoder(_SIZES).to(accelerator.device)
-    batch = torch.randint(0, _SIZES["vocabulary"], (_SIZES["batch"], _SIZES["length"]), device=accelerator.device)
-    counted = 2 * counted_by_torch(lambda: model(batch).backward())
-    meter = mamf.Meter(
-        model=model, sequence_length=_SIZES["length"], tokens_per_step=batch.numel(), accumulation=2, dtype="bfloat16",
-        world_size=accelerator.num_processes, **_METERED,
-    )  # fmt: skip
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    model, optimizer = accelerator.prepare(model, optimizer)
-
-    def step() -> None:
-        for _ in range(2):
-            with accelerator.accumulate(model):
-                accelerator.backward(model(batch))
-                optimizer.step()
-                optimizer.zero_grad()
-
-    figures, watch = metered(meter, step, steps)
-    return result(figures, watch, counted, 2 * batch.numel() * accelerator.num_processes)
-
-
 # -- callbacks ---------------------------------------------------------------------------------------------------------
 
 
@@ -334,7 +308,6 @@ def lit(steps: int, kind: str, strategy: str = "auto") -> dict[str, Any]:
 SETUPS: dict[str, tuple[Callable[[int], dict[str, Any]], int, str]] = {
     "loop": (lambda n: loop(n), 1, "mamf.Meter | Llama-like | bf16 | 1 | none"),
     "loop-float32": (lambda n: loop(n, "", 4, torch.float32), 1, "mamf.Meter | Llama-like | fp32 | 4 | none"),
-    "accelerate": (accelerated, 1, "accelerate | Llama-like | bf16 autocast | 2 | none"),
     "trainer-llama": (lambda n: trainer(n, "Llama"), 1, "Trainer | Llama | bf16 autocast | 1 | none"),
     "lightning-gpt2": (lambda n: lit(n, "GPT2"), 1, "Lightning | GPT-2 | bf16-mixed | 1 | none"),
     "lightning-ddp": (lambda n: lit(n, "Bert", strategy="ddp"), 2, "Lightning | BERT | bf16-mixed | 1 | DDP, 2 ranks"),

@@ -1,20 +1,16 @@
-"""Checks the timing: mamf's figures against the profiler's durations of the same kernels, and the timer's overhead.
+"""Checks the timing: mamf's figures against the profiler's durations of the same kernels.
 
     python tools/verify_timing.py                   # needs an NVIDIA GPU with CUPTI; 20 s
-    python tools/verify_timing.py --processes 20    # the overhead in 20 processes, cold and after load; 5 s each
 
-The first form measures kernels from 4 us to 0.5 ms in burst, then queues the same launches in the same way under
+It measures kernels from 4 us to 0.5 ms in burst, then queues the same launches in the same way under
 torch.profiler, whose durations (CUPTI) hold no timer. A figure must agree within the timer's accuracy, or 0.5 %,
 whichever is larger.
-
-The second form must agree within 0.3 us over all processes.
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -27,12 +23,10 @@ from mamf.measurement import Measurement
 from mamf.plugins.discovery import kernel_of, open_backend, operation
 from mamf.timers import find_timer, relative_accuracy
 
-PROCESS_AGREEMENT_SECONDS = 0.3e-6
 # What a train queues beside the launch: the flush of the cache.
 NOT_THE_LAUNCH = ("memset", "fill")
 TRAINS, TRAIN, LEAD = 24, 5, 12
 REST_RATIO, SHORTEST_REST_SECONDS = 4, 0.002
-LOAD_SECONDS = 0.5
 
 
 class Case(NamedTuple):
@@ -137,50 +131,9 @@ def compare_with_profiler(backend: Backend) -> bool:
     return is_right
 
 
-def load(backend: Backend) -> None:
-    """Half a second of products."""
-    import torch
-
-    a = torch.randn(8192, 8192, device=str(backend.device), dtype=torch.bfloat16)  # type: ignore[attr-defined]
-    end = time.monotonic() + LOAD_SECONDS
-    while time.monotonic() < end:
-        for _ in range(20):
-            torch.mm(a, a)
-        backend.synchronize()
-
-
-def estimate(backend: Backend) -> None:
-    """The overhead, cold and after load, in microseconds: what a process of --processes prints."""
-    cold = backend.timer_overhead()
-    load(backend)
-    warm = backend.timer_overhead()
-    print(*(f"{(each or 0.0) * 1e6:.3f}" for each in (cold, warm)))
-
-
-def compare_processes(count: int) -> bool:
-    command = [sys.executable, __file__, "--estimate"]
-    found = []
-    for number in range(count):
-        output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-        cold, warm = map(float, output.split()[-2:])
-        found += [cold, warm]
-        print(f"process {number + 1}: cold {cold:.2f} us, after load {warm:.2f} us")
-    spread = max(found) - min(found)
-    print(f"{min(found):.2f} to {max(found):.2f} us, standard deviation {statistics.stdev(found):.3f} us")
-    return spread <= PROCESS_AGREEMENT_SECONDS * 1e6
-
-
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--processes", type=int, default=0, metavar="N", help="estimate the overhead in N processes")
-    parser.add_argument("--estimate", action="store_true", help="print this process's estimates, cold and after load")
-    options = parser.parse_args()
-    if options.processes:
-        return 0 if compare_processes(options.processes) else 1
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     backend = open_backend("cuda")
-    if options.estimate:
-        estimate(backend)
-        return 0
     print(f"{backend.info.name}, driver {backend.info.driver}\n")
     return 0 if compare_with_profiler(backend) else 1
 

@@ -4,8 +4,8 @@ import json
 import shutil
 from pathlib import Path
 
+import forgeries
 import pytest
-from attacks import forgeries
 from contribution_logs import RESULTS
 
 from mamf.contribution.collection import collect

@@ -131,11 +131,6 @@ def test_what_says_why_or_measures_nothing_passes(page, text):
     assert figures.main(["--check", str(page(text))]) == 0
 
 
-def test_exceptions_are_listed_with_their_reasons(page, capsys):
-    assert figures.main(["--exceptions", str(page(f"Text.\n\n{REASON}\n{TABLE}"))]) == 0
-    assert capsys.readouterr().out == "page.md:4: simulated by a tool\n"
-
-
 # -- what the tables and figures say -----------------------------------------------------------------------------------
 
 

@@ -125,8 +125,8 @@ def test_float64_has_a_gate_of_its_own_or_that_of_float32():
 
 
 def test_the_headroom_holds_for_every_row_in_results():
-    """The evidence in the docstring of ``fastest_at_clock``, recomputed from two logs: the one with the largest excess,
-    and a sustained one. ``tools/clock_headroom.py`` does it for all.
+    """Recompute the evidence in the docstring of ``fastest_at_clock`` from two logs: the one with the largest excess,
+    and a sustained one.
     """
     names = ("find-float64-burst-sustained-20261121-052457", "find-bfloat16-burst-sustained-20261121-065802")
     ratios = {name: max(clock_ratios(RESULTS / "nvidia-h100-80gb-hbm3" / f"{name}.jsonl")) for name in names}

@@ -32,8 +32,7 @@ _CONTROL = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u20
 #: Columns of the table that must be 0.
 FAULTS = ("lost", "twice", "tracebacks", "hangs", "other")
 _COLUMNS = ("inputs", "calls", "kills", *FAULTS)
-_MOST_EXAMPLES = 40
-_NAME = re.compile(r"'[^']*'|\S*\d\S*|\S+\.jsonl\S*")
+_MOST_EXAMPLES, _NAME = 40, re.compile(r"'[^']*'|\S*\d\S*|\S+\.jsonl\S*")
 
 
 @dataclass

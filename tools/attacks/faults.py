@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import json
 import os
 import re
@@ -208,34 +209,24 @@ def attack_runs(folder: Path, random: Random, count: int) -> Counts:
                 met.append(fault)
                 fault(path, random)
 
-        with _at_some_point(fault, meet, launches[whole], whole, random):
+        due = random.randint(1, launches[whole])
+        on_launch = mock.patch.object(SimulatedBackend, "on_launch", lambda number: number == due and meet())
+        on_write = at_a_write(random.randrange(len(whole_lines(whole)) - (fault in CHANGES)), random, meet)
+        with on_write if fault is _fill_disk else random.choice((on_write, on_launch)):
             ended = call(command, counts)
         return Met(ended, *met)
 
     return _attack(Counts("faults in virtual time"), RUNS, execute, folder, random, count)
 
 
-def _at_some_point(
-    fault: Fault, meet: Callable[[], None], launches: int, whole: Path, random: Random
-) -> contextlib.AbstractContextManager[object]:
-    """Call ``meet`` at some launch or some record of a run."""
-    due = random.randint(1, launches)
-    if fault is not _fill_disk and random.random() < 0.5:
-        on_launch = staticmethod(lambda number: meet() if number == due else None)
-        return mock.patch.object(SimulatedBackend, "on_launch", on_launch)
-    return at_a_write(random.randrange(len(whole_lines(whole)) - (fault in CHANGES)), random, meet)
-
-
 @contextlib.contextmanager
 def at_a_write(due: int, random: Random, meet: Callable[[], None]) -> Iterator[None]:
     """Call ``meet`` before a record, within it or after it."""
     share = random.choice((0.0, random.random(), 1.0))
-    written, real = 0, os.write
+    numbers, real = itertools.count(), os.write
 
     def write(descriptor: int, data: bytes) -> int:
-        nonlocal written
-        written += 1
-        if written - 1 != due:
+        if next(numbers) != due:
             return real(descriptor, data)
         part = real(descriptor, data[: int(share * len(data))])
         meet()
@@ -279,9 +270,8 @@ def _execute_process(command: Sequence[str], path: Path, whole: Path | None, ran
             time.sleep(0.002)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(random.uniform(0, 0.3))
-        number = random.choice(list(ENDS_OF_PROCESSES))
+        number, fault = random.choice(list(ENDS_OF_PROCESSES.items()))
         process.send_signal(number)
-        fault = ENDS_OF_PROCESSES[number]
     counts.of["calls"] += 1
     try:
         out, err = process.communicate(timeout=_HANG_SECONDS)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
 from functools import cache
 from typing import Any
+
+from msgspec.inspect import DataclassType, ListType, StructType, Type, UnionType, type_info
 
 from mamf.backend import SIMULATED, DeviceInfo
 from mamf.ceilings.contributed import contributed_ceilings
@@ -16,15 +18,12 @@ from mamf.dtypes import DTYPES
 from mamf.files import packaged_rows
 from mamf.logs.card_sharing import describe_sharing
 from mamf.logs.legacy import STATISTICS, FinderRun
-from mamf.logs.schema import HEADER, record_schema
-from mamf.logs.validator import ANY_NAME
+from mamf.logs.records import RECORDS, Header
 from mamf.machine.privacy import scrub_record
 from mamf.measurement import TERA
 from mamf.peaks import fastest_possible_flops, listed_as, matching_device
 from mamf.plans import EXPLAIN
 
-# What the schema of rows leaves out, because readers compute it.
-_DERIVED = {"flop", "bytes", "unit", "dtype", "out_dtype", "tflops", "rate", "interval_coverage", "seconds"}
 # No markup, and no bracket that begins a picture or a link.
 _PLAIN = re.compile(r"(?:(?!!\[|\]\()[!-~](?: (?! ))?)*(?<! )")
 # How much of the memory on the box a device reports: drivers reserve some, and a GB may be a GiB.
@@ -36,23 +35,26 @@ _CLOCKS_APART = timedelta(days=2)
 def has_known_fields(evidence: Evidence) -> Iterator[Finding]:
     """Records have only fields that mamf writes."""
     for line, record in evidence.records:
-        schema = HEADER if line == 1 else record_schema(record)
-        known = {"record", "time", *(_DERIVED if record["record"] in ("measurement", "ceiling") else ())}
-        for name in _unknown_fields(record, schema):
-            if name not in known:
+        known = type_info(Header if line == 1 else RECORDS[record["record"]])
+        for name in _unknown_fields(record, known):
+            if name not in ("record", "time"):
                 yield Finding("unknown-field", f"mamf writes no field {name!r} of such a record: remove it", line)
 
 
-def _unknown_fields(value: Mapping[str, Any], schema: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """Fields that a schema does not name. A plan is checked as it is read, and its kind decides its fields."""
-    known = {name.removesuffix("?"): each for name, each in schema.items()}
-    for name in value:
-        if name not in known:
-            yield prefix + name
-        elif (
-            isinstance(each := known[name], dict) and each and ANY_NAME not in each and name not in ("plan", "problem")
-        ):
-            yield from _unknown_fields(value[name], each, f"{prefix}{name}.")
+def _unknown_fields(value: Any, known: Type, prefix: str = "") -> Iterator[str]:
+    """The dotted names of fields that a type does not declare."""
+    kinds = known.types if isinstance(known, UnionType) else [known]
+    for kind in kinds:
+        if isinstance(kind, (StructType, DataclassType)) and isinstance(value, dict):
+            fields = {each.encode_name: each.type for each in kind.fields}
+            for name, each in value.items():
+                if name in fields:
+                    yield from _unknown_fields(each, fields[name], f"{prefix}{name}.")
+                else:
+                    yield prefix + name
+        elif isinstance(kind, ListType) and isinstance(value, list):
+            for number, each in enumerate(value):
+                yield from _unknown_fields(each, kind.item_type, f"{prefix.removesuffix('.')}[{number}].")
 
 
 def is_real_device(evidence: Evidence) -> Iterator[Finding]:

@@ -21,17 +21,18 @@ from mamf.logs.device_speeds import with_device_speeds
 from mamf.logs.lines import lines_of, parse_records
 from mamf.logs.plan_records import plan_from_record
 from mamf.logs.records import (
+    RECORDS,
+    Header,
     as_logged,
     ceiling_from_record,
+    check_plan,
     flat,
     is_of_old_calibration,
-    known_ceiling_from_record,
     measurement_from_record,
     measurement_record,
     operation_of_plan,
+    read_record,
 )
-from mamf.logs.schema import HEADER, KINDS, plan_schema, record_schema
-from mamf.logs.validator import require
 from mamf.measurement import Measurement, Tabular
 from mamf.plans import MATMUL, Plan
 
@@ -189,11 +190,11 @@ def _header(path: Path, record: dict[str, Any]) -> dict[str, Any]:
     try:
         if isinstance(tier := header.get("tier"), str) and tier in _WITHOUT_SAMPLES:
             raise ValueError(_WITHOUT_SAMPLES[tier])
-        require(header, HEADER)
-        require(header["plan"], plan_schema(header["plan"]), "plan")
-        header["device"] = asdict(DeviceInfo(**header["device"]))
-        if "devices" in header:
-            header["devices"] = [asdict(DeviceInfo(**device)) for device in header["devices"]]
+        read = read_record(header, Header)
+        check_plan(header["plan"])
+        header["device"] = asdict(read.device)
+        if read.devices:
+            header["devices"] = list(map(asdict, read.devices))
         plan_from_record(header["plan"], header["kernel"])
     except MALFORMED as error:
         raise RunLogError(f"{path}, line 1: {describe_error(error)}") from None
@@ -202,25 +203,28 @@ def _header(path: Path, record: dict[str, Any]) -> dict[str, Any]:
 
 def _add_record(log: RunLog, record: dict[str, Any]) -> None:
     kind = record["record"]
-    if kind not in KINDS:
+    if kind not in RECORDS:
         raise ValueError(f"unknown record {kind!r}")
-    require(record, record_schema(record))
     if kind == "measurement":
-        plan = log.header["plan"]
-        of = operation_of_plan(plan)
-        if record["operation"] not in (MATMUL, of, *plan.get("operations", ())):
-            raise ValueError(f"a row of {record['operation']} in a log of {of}")
+        plan, operation = log.header["plan"], record.get("operation")
+        expected = (MATMUL, operation_of_plan(plan), *plan.get("operations", ()))
+        if isinstance(operation, str) and operation not in expected:
+            raise ValueError(f"a row of {operation} in a log of {expected[1]}")
         log.measurements.append(measurement_from_record(record, log.header))
         log.summary = None
     elif kind == "ceiling":
         log.add_ceiling(ceiling_from_record(record, log.header))
     elif kind == "known_ceiling":
-        known = known_ceiling_from_record(record)
+        known = read_record(record, KnownCeiling)
+        if not known.tflops > 0:
+            raise ValueError(f"a known ceiling of {known.tflops} TFLOPS")
         log.known_ceilings[known.dtype, known.regime] = known
-    elif kind == "counters":
-        log.counter_records.append(record)
-    elif kind == "summary":
-        log.summary = record
+    else:
+        read_record(record, RECORDS[kind])
+        if kind == "counters":
+            log.counter_records.append(record)
+        elif kind == "summary":
+            log.summary = record
 
 
 def latest_rows(rows: Iterable[Measurement]) -> list[Measurement]:

@@ -242,7 +242,7 @@ def test_no_assertion_judges_what_a_user_gives():
 
 def test_files_stay_readable():
     lines = {path: len(path.read_text().splitlines()) for path in (*CORE, *(ROOT / "backends").glob("*.py"))}
-    assert {path: count for path, count in lines.items() if count > 320} == {}
+    assert {path: count for path, count in lines.items() if count > 500} == {}
 
 
 def test_every_package_is_found():

@@ -11,6 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from msgspec import Struct, field
+
 from mamf.cli.commands.kernels_sweep import AnyOperation, KernelsSession, run_session
 from mamf.cli.interruption import Interruption
 from mamf.cli.options.values import duration, share
@@ -25,8 +27,8 @@ from mamf.limits import require_known, require_some, whole_number
 from mamf.logs.comparability import blocking_differences
 from mamf.logs.entries import entries, fields_of
 from mamf.logs.guarding import DEFAULT_ROUNDS, DEFAULT_TOLERANCE, Guarded, judge_guard, too_wide_for_a_baseline
+from mamf.logs.records import Fields, read_record
 from mamf.logs.run_log import RunLog
-from mamf.logs.validator import ANY_NAME, PLAIN, require
 from mamf.plans import GUARD, KERNEL_REGIMES, MOST_ROUNDS, GuardOptions, Plan
 from mamf.report.comparison import guard_document, junit, percent_of, verdict_line
 from mamf.report.document import Document
@@ -38,19 +40,22 @@ else:
     import tomli as tomllib
 
 _REGRESSION, _UNFINISHED = 3, 1
-_SCHEMA = {
-    "operation": str,
-    "kernels": [str],
-    "shapes": [str],
-    "baseline": str,
-    "regimes?": [str],
-    "tolerance?": PLAIN,
-    "rounds?": int,
-    "precision?": PLAIN,
-    "time_limit?": PLAIN,
-    "flush?": bool,
-    "problem?": {ANY_NAME: PLAIN},
-}
+
+
+class _Keys(Struct, kw_only=True):
+    """The keys of a guard file."""
+
+    operation: str
+    kernels: list[str]
+    shapes: list[str]
+    baseline: str
+    regimes: tuple[str, ...] = KERNEL_REGIMES[:1]
+    tolerance: Any = DEFAULT_TOLERANCE
+    rounds: int = DEFAULT_ROUNDS
+    precision: Any = None
+    time_limit: Any = None
+    flush: bool = True
+    problem: Fields = field(default_factory=dict)
 
 
 class GuardFile(NamedTuple):
@@ -65,36 +70,36 @@ class GuardFile(NamedTuple):
 def read_guard_file(path: Path) -> GuardFile:
     """Raises UsageError with the file and the error. ``baseline`` is relative to the file."""
     try:
-        given = tomllib.loads(path.read_text(encoding="utf-8"))
-        require_known(*(("key", name, [key.removesuffix("?") for key in _SCHEMA]) for name in given))
-        require(given, _SCHEMA)
-        require_some("shapes", given["shapes"], str)
-        require_known(*(("regime", name, KERNEL_REGIMES) for name in given.get("regimes", ())))
-        tolerance = share(str(given.get("tolerance", DEFAULT_TOLERANCE)))
-        rounds = whole_number("rounds", given.get("rounds", DEFAULT_ROUNDS), 3, MOST_ROUNDS)
+        found = tomllib.loads(path.read_text(encoding="utf-8"))
+        require_known(*(("key", name, _Keys.__struct_fields__) for name in found))
+        given = read_record(found, _Keys)
+        require_some("shapes", given.shapes, str)
+        require_known(*(("regime", name, KERNEL_REGIMES) for name in given.regimes))
+        tolerance = share(str(given.tolerance))
+        rounds = whole_number("rounds", given.rounds, 3, MOST_ROUNDS)
         options = _sweep_options(given)
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from None
     except (UsageError, ValueError, argparse.ArgumentTypeError) as error:
         raise UsageError(f"{path}: {error}") from None
-    return GuardFile(path.parent / given["baseline"], tolerance, rounds, options)
+    return GuardFile(path.parent / given.baseline, tolerance, rounds, options)
 
 
-def _sweep_options(given: Mapping[str, Any]) -> dict[str, Any]:
+def _sweep_options(given: _Keys) -> dict[str, Any]:
     fields = {
         name: [str(value) for value in (values if isinstance(values, list) else [values])]
-        for name, values in given.get("problem", {}).items()
+        for name, values in given.problem.items()
     }
     return {
-        "operation": given["operation"],
-        "kernel": given["kernels"],
-        "shapes": given["shapes"],
+        "operation": given.operation,
+        "kernel": given.kernels,
+        "shapes": given.shapes,
         "dtype": fields.pop("dtype", None),
         "set": [f"{name}={','.join(values)}" for name, values in fields.items()] or None,
-        "regime": given.get("regimes", KERNEL_REGIMES[:1]),
-        "precision": share(str(given["precision"])) if "precision" in given else None,
-        "time_limit": duration(str(given["time_limit"])) if "time_limit" in given else None,
-        "no_flush": None if given.get("flush", True) else True,
+        "regime": given.regimes,
+        "precision": None if given.precision is None else share(str(given.precision)),
+        "time_limit": None if given.time_limit is None else duration(str(given.time_limit)),
+        "no_flush": None if given.flush else True,
     }
 
 

@@ -24,6 +24,7 @@ from mamf.measurement import TERA
 from mamf.peaks import fastest_possible_flops, listed_as, matching_device
 from mamf.plans import EXPLAIN
 
+_Names = dict[str, Any]
 # No markup, and no bracket that begins a picture or a link.
 _PLAIN = re.compile(r"(?:(?!!\[|\]\()[!-~](?: (?! ))?)*(?<! )")
 # How much of the memory on the box a device reports: drivers reserve some, and a GB may be a GiB.
@@ -35,26 +36,34 @@ _CLOCKS_APART = timedelta(days=2)
 def has_known_fields(evidence: Evidence) -> Iterator[Finding]:
     """Records have only fields that mamf writes."""
     for line, record in evidence.records:
-        known = type_info(Header if line == 1 else RECORDS[record["record"]])
-        for name in _unknown_fields(record, known):
+        for name in _unknown_fields(record, _declared(Header if line == 1 else RECORDS[record["record"]])):
             if name not in ("record", "time"):
                 yield Finding("unknown-field", f"mamf writes no field {name!r} of such a record: remove it", line)
 
 
-def _unknown_fields(value: Any, known: Type, prefix: str = "") -> Iterator[str]:
-    """The dotted names of fields that a type does not declare."""
-    kinds = known.types if isinstance(known, UnionType) else [known]
-    for kind in kinds:
-        if isinstance(kind, (StructType, DataclassType)) and isinstance(value, dict):
-            fields = {each.encode_name: each.type for each in kind.fields}
-            for name, each in value.items():
-                if name in fields:
-                    yield from _unknown_fields(each, fields[name], f"{prefix}{name}.")
-                else:
-                    yield prefix + name
-        elif isinstance(kind, ListType) and isinstance(value, list):
-            for number, each in enumerate(value):
-                yield from _unknown_fields(each, kind.item_type, f"{prefix.removesuffix('.')}[{number}].")
+@cache
+def _declared(kind: type) -> _Names:
+    return _names_in(type_info(kind))
+
+
+def _names_in(of: Type) -> _Names:
+    """The fields that a type declares, each with those within it; empty where any field may be."""
+    if isinstance(of, UnionType):
+        return next(filter(None, map(_names_in, of.types)), {})
+    if isinstance(of, ListType):
+        return _names_in(of.item_type)
+    if isinstance(of, (StructType, DataclassType)):
+        return {each.encode_name: _names_in(each.type) for each in of.fields}
+    return {}
+
+
+def _unknown_fields(value: Any, known: _Names, prefix: str = "") -> Iterator[str]:
+    for name, each in value.items():
+        if name not in known:
+            yield prefix + name
+        elif known[name]:
+            for inner in each if isinstance(each, list) else [each]:
+                yield from _unknown_fields(inner or {}, known[name], f"{prefix}{name}.")
 
 
 def is_real_device(evidence: Evidence) -> Iterator[Finding]:

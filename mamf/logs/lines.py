@@ -104,9 +104,8 @@ def repeated_fields(line: bytes) -> list[str]:
     found: list[str] = []
 
     def note_repeated(pairs: list[tuple[str, Any]]) -> None:
-        names = [name for name, _ in pairs]
-        if len(set(names)) < len(names):
-            found.extend(name for name, count in Counter(names).items() if count > 1)
+        if len(dict(pairs)) < len(pairs):
+            found.extend(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
 
     try:
         json.loads(line, object_pairs_hook=note_repeated)

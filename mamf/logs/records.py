@@ -286,9 +286,10 @@ def check_plan(plan: Mapping[str, Any]) -> None:
 
 def json_values(record: Struct) -> dict[str, Any]:
     """A record as JSON values, without the fields that are UNSET."""
-    named = ((name, getattr(record, name)) for name in record.__struct_fields__)
     return {
-        name: json_values(value) if isinstance(value, Struct) else value for name, value in named if value is not UNSET
+        name: json_values(value) if isinstance(value, Struct) else value
+        for name in record.__struct_fields__
+        if (value := getattr(record, name)) is not UNSET
     }
 
 

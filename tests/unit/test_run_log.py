@@ -309,6 +309,12 @@ def test_a_full_disk_leaves_no_empty_log(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
+def test_a_command_line_that_is_not_utf8_is_read_back(tmp_path):
+    path = tmp_path / "run.jsonl"
+    RunLogWriter.create(path, header() | {"notes": "caf\udce9"}).close()
+    assert read_run_log(path).header["notes"] == "caf\udce9"
+
+
 def leaves(value, path=()):
     """Where the values of a record are."""
     if isinstance(value, dict) and value:

@@ -9,8 +9,9 @@ from typing import ClassVar, Protocol, TypeVar
 
 from mamf.backend import Backend
 from mamf.dtypes import DTYPES, tolerance
+from mamf.errors import UsageError
 from mamf.kernel import ALL_DATA, Buffer, Kernel, aligned
-from mamf.limits import LARGEST_SEED, require_known, whole_number
+from mamf.limits import LARGEST_SEED, require_known, shorten, whole_number
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.work import Work
 
@@ -64,6 +65,8 @@ class ProductProblem:
             ("data", self.data, ALL_DATA),
         )
         whole_number("seed", self.seed, 0, LARGEST_SEED)
+        if not isinstance(self.fast_accumulation, bool):
+            raise UsageError(f"fast_accumulation {shorten(self.fast_accumulation)}: it must be true or false")
 
     @property
     def tolerance(self) -> float:

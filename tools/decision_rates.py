@@ -30,8 +30,7 @@ from typing import NamedTuple
 
 from mamf.calibration import find_calibration
 from mamf.errors import IncomparableError
-from mamf.logs.comparability import noted_differences
-from mamf.logs.compare import Comparison, compare, judge_rows, pair_rows
+from mamf.logs.compare import Comparison, compare, judge_rows, noted_differences, pair_rows
 from mamf.logs.decision import SEPARATE, Design, decision_error
 from mamf.logs.entries import Entry, entries, fields_of, mean_entries
 from mamf.logs.legacy import read_legacy_or_none

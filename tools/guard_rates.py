@@ -29,7 +29,7 @@ from mamf.engine.runner import Step
 from mamf.engine.strategies.guard import GuardSweep
 from mamf.logs.compare import Pair
 from mamf.logs.entries import Entry, by_step, visited_entry
-from mamf.logs.guarding import DEFAULT_ROUNDS, DEFAULT_TOLERANCE, outcome_of
+from mamf.logs.judging import DEFAULT_ROUNDS, DEFAULT_TOLERANCE, outcome_of
 from mamf.measurement import Measurement
 from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
 from mamf.operations.matmul.kernel import MatmulProblem

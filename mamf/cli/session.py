@@ -12,7 +12,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from mamf.backend import Advice, Backend
+from mamf.backend import Advice, Backend, describe_sharing
 from mamf.ceilings.share import KnownCeiling
 from mamf.cli import resuming
 from mamf.cli.interruption import EXIT_CODE, Interruption
@@ -30,12 +30,18 @@ from mamf.engine.traits import fit_traits
 from mamf.errors import DeviceLostError, MamfError, RunLogError, RunLogWriteError
 from mamf.kinds.kind import AnyCeilings, View
 from mamf.kinds.registry import kind_of
-from mamf.logs.card_sharing import describe_sharing, sharing_after, with_sharing
-from mamf.logs.device_speeds import with_device_speeds
 from mamf.logs.plan_records import plan_record
-from mamf.logs.recording import End, apply_traits, describe_shift, header_of, host_seconds, overhead_after
+from mamf.logs.recording import (
+    End,
+    apply_traits,
+    describe_shift,
+    header_of,
+    host_seconds,
+    overhead_after,
+    sharing_after,
+)
 from mamf.logs.records import ceiling_record, measurement_record, utc_now
-from mamf.logs.run_log import RunLog, read_run_log
+from mamf.logs.run_log import RunLog, read_run_log, with_device_speeds, with_sharing
 from mamf.logs.writer import RunLogWriter
 from mamf.machine.doctor import diagnose, format_finding, warnings
 from mamf.machine.environment import command_line, tool_version

@@ -17,7 +17,7 @@ from mamf.cli.interruption import EXIT_CODE, Interruption
 from mamf.cli.options.values import ALL, index
 from mamf.cli.terminal import say
 from mamf.errors import LogMismatchError, PluginError, UnavailableError, UsageError, describe_error, plugin_errors
-from mamf.logs.comparability import require_device_of_log
+from mamf.logs.compare import require_device_of_log
 from mamf.logs.recording import traits_record
 from mamf.logs.run_log import RunLog
 from mamf.node.children import FAILURE

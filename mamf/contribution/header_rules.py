@@ -11,12 +11,11 @@ from typing import Any
 
 from msgspec.inspect import DataclassType, ListType, StructType, Type, UnionType, type_info
 
-from mamf.backend import SIMULATED, DeviceInfo
+from mamf.backend import SIMULATED, DeviceInfo, describe_sharing
 from mamf.ceilings.contributed import contributed_ceilings
 from mamf.contribution.evidence import Evidence, Finding, problems_of
 from mamf.dtypes import DTYPES
 from mamf.files import packaged_rows
-from mamf.logs.card_sharing import describe_sharing
 from mamf.logs.legacy import STATISTICS, FinderRun
 from mamf.logs.records import RECORDS, Header
 from mamf.machine.privacy import scrub_record

@@ -7,8 +7,8 @@ from dataclasses import asdict
 from functools import partial
 
 from mamf.kinds.kind import KernelRows, View
-from mamf.logs.comparability import Difference
-from mamf.logs.reproducing import JudgedClaim, differences_here, judge_claims
+from mamf.logs.compare import Difference
+from mamf.logs.judging import JudgedClaim, differences_here, judge_claims
 from mamf.logs.run_log import RunLog
 from mamf.plans import REPRODUCE, ReproduceOptions
 from mamf.report.columns import interval_columns

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mamf.kinds.find import Find
 from mamf.kinds.kind import Drawing, View
-from mamf.logs.comparability import roofs_of_logs
+from mamf.logs.compare import roofs_of_logs
 from mamf.logs.run_log import RunLog
 from mamf.plans import ROOFLINE
 from mamf.report.charts.plotting import Picture

@@ -7,9 +7,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mamf.backend import Backend, DeviceInfo, Unavailable
+from mamf.backend import Backend, DeviceInfo, Unavailable, shared_ways
 from mamf.errors import DeviceLostError, first_line
-from mamf.logs.card_sharing import sharing_after
 from mamf.logs.plan_records import plan_record
 from mamf.logs.records import measurement_record, utc_now
 from mamf.logs.run_log import RunLog
@@ -186,6 +185,16 @@ def overhead_after(backend: Backend, rows: Iterable[Measurement]) -> dict[str, A
     except Exception:  # a device that failed has ended the run already, with a reason
         return {}
     return {} if after is None else {"timer_overhead_after_seconds": round(after, 9)}
+
+
+def sharing_after(backend: Backend) -> dict[str, Any]:
+    """A field of the summary: the ways in which the card is shared after the run and was not before; empty if none."""
+    try:
+        now = backend.sharing()
+    except Exception:  # a device that failed has ended the run already, with a reason
+        return {}
+    new = [way for way in now if way not in shared_ways(backend.info.name)]
+    return {"shared_after": new} if new else {}
 
 
 def describe_shift(summary: dict[str, Any], rows: Sequence[Measurement]) -> str:

@@ -388,17 +388,6 @@ def measurement_from_record(record: Mapping[str, Any], header: Mapping[str, Any]
     )
 
 
-def flat(record: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """A record without nesting: ``shape.m``, ``tflops.median``."""
-    found: dict[str, Any] = {}
-    for name, value in record.items():
-        if isinstance(value, Mapping):
-            found |= flat(value, f"{prefix}{name}.")
-        else:
-            found[f"{prefix}{name}"] = value
-    return found
-
-
 def operation_of_plan(plan: Mapping[str, Any]) -> str:
     """The operation of a run; plans of products do not name it."""
     return str(plan.get("operation", MATMUL))

@@ -7,17 +7,17 @@ as read is well-typed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from statistics import median
+from typing import Any, NamedTuple
 
-from mamf.backend import DeviceInfo
-from mamf.ceilings.ceiling import Ceiling, confirm_ceiling
+from mamf.backend import DeviceInfo, shared_name
+from mamf.ceilings.ceiling import Ceiling, combine_rounds, confirm_ceiling
 from mamf.ceilings.share import KnownCeiling
 from mamf.errors import MamfError, RunLogError
-from mamf.logs.card_sharing import with_sharing
-from mamf.logs.device_speeds import with_device_speeds
 from mamf.logs.lines import lines_of, parse_records
 from mamf.logs.plan_records import plan_from_record
 from mamf.logs.records import (
@@ -26,7 +26,6 @@ from mamf.logs.records import (
     as_logged,
     ceiling_from_record,
     check_plan,
-    flat,
     is_of_old_calibration,
     measurement_from_record,
     measurement_record,
@@ -227,6 +226,17 @@ def _add_record(log: RunLog, record: dict[str, Any]) -> None:
             log.summary = record
 
 
+def flat(record: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """A record without nesting: ``shape.m``, ``tflops.median``."""
+    found: dict[str, Any] = {}
+    for name, value in record.items():
+        if isinstance(value, Mapping):
+            found |= flat(value, f"{prefix}{name}.")
+        else:
+            found[f"{prefix}{name}"] = value
+    return found
+
+
 def latest_rows(rows: Iterable[Measurement]) -> list[Measurement]:
     """Every visit of the reference, and of each step the last row: a failure may have been measured again."""
     kept: dict[object, Measurement] = {}
@@ -235,3 +245,95 @@ def latest_rows(rows: Iterable[Measurement]) -> list[Measurement]:
         kept.pop(key, None)
         kept[key] = row
     return list(kept.values())
+
+
+def with_sharing(header: dict[str, Any], summary: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The header, with a device's name that says how the card was shared after the run."""
+    if not summary or not summary.get("shared_after"):
+        return header
+    device = header["device"]
+    return header | {"device": device | {"name": shared_name(device["name"], summary["shared_after"])}}
+
+
+# -- several devices --------------------------------------------------------------------------------------------------
+# Cards of the same model differ by several percent, so rows from different cards are corrected before they are ranked.
+
+
+class DeviceSpeed(NamedTuple):
+    """``factor``: speed relative to the run's first device. ``half_width``: of its interval, as a share. ``work``: of
+    the reference, in FLOP or bytes.
+    """
+
+    factor: float
+    half_width: float
+    work: float
+
+    def half_width_at(self, work: float) -> float:
+        """The half width for less work than the reference, where devices differ as much or less. Four H200 that differ
+        by 2.5 % at 343 GFLOP differ by 1.8 % at 137, by 1.3 % at 69, and not at all below 34, at the same clock.
+        """
+        return self.half_width + abs(math.log(self.factor)) * max(0.0, 1 - work / self.work)
+
+
+#: Regime and dtype, within which devices are compared.
+Context = tuple[str, str]
+#: Speeds by context and device, for the devices that were compared.
+DeviceSpeeds = Mapping[Context, Mapping[int, DeviceSpeed]]
+#: Visits by reference product and device.
+_Visits = dict[Any, dict[int, list[Measurement]]]
+
+
+def device_speeds(rows: Iterable[Measurement]) -> DeviceSpeeds:
+    """Speeds from the reference visits in these rows: each device's median over that of the lowest index."""
+    visits: dict[Context, _Visits] = {}
+    for row in rows:
+        if row.is_reference and row.ok and row.device is not None:
+            of = visits.setdefault(context_of(row), {}).setdefault((row.problem, row.shape, row.kernel), {})
+            of.setdefault(row.device, []).append(row)
+    return {context: _speeds(each) for context, each in visits.items()}
+
+
+def context_of(row: Measurement) -> Context:
+    return row.regime, row.problem.dtype
+
+
+def _speeds(visits: _Visits) -> dict[int, DeviceSpeed]:
+    first = min(device for of in visits.values() for device in of)
+    found: dict[int, DeviceSpeed] = {}
+    for of in visits.values():
+        if first in of:
+            for device, own in of.items():
+                found.setdefault(device, _speed(own, of[first]))
+    return found
+
+
+def _speed(own: Sequence[Measurement], firsts: Sequence[Measurement]) -> DeviceSpeed:
+    if own is firsts:
+        return DeviceSpeed(1.0, 0.0, own[0].amount)
+    rate, of_first = (median(row.best_rate for row in visits) for visits in (own, firsts))
+    return DeviceSpeed(rate / of_first, math.hypot(_half_width(own), _half_width(firsts)), own[0].amount)
+
+
+def _half_width(visits: Sequence[Measurement]) -> float:
+    """Half width of the combined interval of these visits, as a share."""
+    if len(visits) == 1:
+        return visits[0].relative_half_width
+    rate, interval = combine_rounds(visits)
+    return interval.half_width / rate
+
+
+def with_device_speeds(rows: Sequence[Measurement]) -> list[Measurement]:
+    """The rows, each with the speed of its device. Rows of a run on one device are unchanged."""
+    if all(row.device is None for row in rows):
+        return list(rows)
+    speeds = device_speeds(rows)
+    return [with_speed(row, speeds) for row in rows]
+
+
+def with_speed(row: Measurement, speeds: DeviceSpeeds) -> Measurement:
+    if row.device is None:
+        return row
+    speed = speeds.get(context_of(row), {}).get(row.device)
+    if speed is None:
+        return replace(row, device_speed=None)
+    return replace(row, device_speed=speed.factor, device_speed_half_width=speed.half_width_at(row.amount))

@@ -21,10 +21,10 @@ from mamf.engine.runner import crashes_of
 from mamf.engine.strategies.kernels import KernelsSweep
 from mamf.engine.strategies.shapes import Sweep
 from mamf.errors import DeviceError, DeviceLostError, UnavailableError, UsageError
-from mamf.logs.device_speeds import device_speeds, with_speed
 from mamf.logs.plan_records import plan_from_record, plan_record
 from mamf.logs.recording import apply_traits
 from mamf.logs.records import ceiling_from_record, ceiling_record, measurement_from_record, measurement_record
+from mamf.logs.run_log import device_speeds, with_speed
 from mamf.measurement import Measurement
 from mamf.node.children import IN_FLIGHT, LABEL, PHASE, WAITS, Children, Watch
 from mamf.operations.matmul.selection import kernel_for, reference_kernels

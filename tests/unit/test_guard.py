@@ -17,7 +17,7 @@ from mamf.errors import UsageError
 from mamf.kinds.registry import chart_of
 from mamf.logs.compare import Comparison, Pair
 from mamf.logs.entries import Entry, visited_entry
-from mamf.logs.guarding import Guarded, Judged, is_in_doubt, is_too_wide, outcome_of
+from mamf.logs.judging import Guarded, Judged, is_in_doubt, is_too_wide, outcome_of
 from mamf.logs.run_log import RunLog, read_run_log
 from mamf.measurement import Measurement
 from mamf.operations.attention.shapes import AttentionProblem, AttentionShape

@@ -26,12 +26,11 @@ from mamf.engine.strategies.shapes import Sweep
 from mamf.errors import UnavailableError, UsageError
 from mamf.kinds.registry import chart_of
 from mamf.logs.compare import compare
-from mamf.logs.device_speeds import DeviceSpeed, device_speeds, with_device_speeds
 from mamf.logs.entries import entries
 from mamf.logs.plan_records import plan_record
 from mamf.logs.recording import header_of
 from mamf.logs.records import ceiling_record
-from mamf.logs.run_log import read_run_log
+from mamf.logs.run_log import DeviceSpeed, device_speeds, read_run_log, with_device_speeds
 from mamf.logs.writer import RunLogWriter
 from mamf.node.children import PHASE, WAITS, Event
 from mamf.node.sharing import DEVICE, DevicePool, SharedSweep, assignment

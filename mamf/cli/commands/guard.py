@@ -24,9 +24,9 @@ from mamf.engine.strategies.guard import GuardSweep
 from mamf.errors import IncomparableError, UsageError
 from mamf.files import write_whole
 from mamf.limits import require_known, require_some, whole_number
-from mamf.logs.comparability import blocking_differences
+from mamf.logs.compare import blocking_differences
 from mamf.logs.entries import entries, fields_of
-from mamf.logs.guarding import DEFAULT_ROUNDS, DEFAULT_TOLERANCE, Guarded, judge_guard, too_wide_for_a_baseline
+from mamf.logs.judging import DEFAULT_ROUNDS, DEFAULT_TOLERANCE, Guarded, judge_guard, too_wide_for_a_baseline
 from mamf.logs.records import Fields, read_record
 from mamf.logs.run_log import RunLog
 from mamf.plans import GUARD, KERNEL_REGIMES, MOST_ROUNDS, GuardOptions, Plan

@@ -17,7 +17,7 @@ from mamf.engine.strategies.reproduce import ReproduceSweep
 from mamf.errors import UnavailableError, UnknownNameError, UsageError
 from mamf.kernel import AnyKernel
 from mamf.limits import shorten
-from mamf.logs.reproducing import NOT_MEASURED, claims_of_log, judge_claims
+from mamf.logs.judging import NOT_MEASURED, claims_of_log, judge_claims
 from mamf.operations.attention.shapes import DIRECTIONS
 from mamf.plans import DEFAULT_BUDGET_SECONDS, REPRODUCE, Claim, Plan, ReproduceOptions
 from mamf.plugins.discovery import OPERATIONS, find_registered, is_path, kernel_names, operation

@@ -21,7 +21,7 @@ from mamf.cli.resuming import flag
 from mamf.cli.terminal import reports_to_stderr, say, warn
 from mamf.errors import UsageError
 from mamf.files import create_whole, make_folder, write_whole
-from mamf.logs.comparability import require_same_card, roofs_of_logs
+from mamf.logs.compare import require_same_card, roofs_of_logs
 from mamf.logs.run_log import RunLog
 from mamf.operations.bandwidth.operation import power_of_two
 from mamf.operations.bandwidth.shapes import UNTOLD_CACHE_BYTES, BandwidthShape

@@ -10,7 +10,7 @@ from mamf.cli.reading import as_file, read_log, read_roofs, reading
 from mamf.errors import UsageError
 from mamf.kinds.kind import View
 from mamf.kinds.registry import kind_of
-from mamf.logs.comparability import require_same_card
+from mamf.logs.compare import require_same_card
 from mamf.logs.legacy import read_legacy_or_none
 from mamf.logs.run_log import RunLog
 from mamf.node.logs import contributed_baseline, is_node_folder, read_nodes

@@ -1,8 +1,8 @@
 """The versioned run log: JSON Lines, ``record`` first. It survives a killed run, and users contribute it.
 
 ``header`` names tool, command, device, software, settings and the plan: all that is needed to resume. writer.py writes
-the log. A last line without a newline was cut by a kill and is ignored. Records are validated with schema.py, so a log
-as read is well-typed.
+the log. A last line without a newline was cut by a kill and is ignored. records.py declares the records, so a log as
+read is well-typed.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from mamf.backend import DeviceInfo, shared_name
 from mamf.ceilings.ceiling import Ceiling, combine_rounds, confirm_ceiling
 from mamf.ceilings.share import KnownCeiling
 from mamf.errors import MamfError, RunLogError
+from mamf.limits import LARGEST_SIZE
 from mamf.logs.lines import lines_of, parse_records
 from mamf.logs.plan_records import plan_from_record
 from mamf.logs.records import (
@@ -191,9 +192,12 @@ def _header(path: Path, record: dict[str, Any]) -> dict[str, Any]:
             raise ValueError(_WITHOUT_SAMPLES[tier])
         read = read_record(header, Header)
         check_plan(header["plan"])
-        header["device"] = asdict(read.device)
+        devices = [asdict(each) for each in (read.device, *(read.devices or ()))]
+        if any(isinstance(size, int) and abs(size) > LARGEST_SIZE for each in devices for size in each.values()):
+            raise ValueError("a device with a number of more than 64 bits")
+        header["device"] = devices[0]
         if read.devices:
-            header["devices"] = list(map(asdict, read.devices))
+            header["devices"] = devices[1:]
         plan_from_record(header["plan"], header["kernel"])
     except MALFORMED as error:
         raise RunLogError(f"{path}, line 1: {describe_error(error)}") from None

@@ -272,9 +272,9 @@ def test_without_ncu_it_is_told_what_can_be_had(run, monkeypatch):
 @pytest.mark.parametrize(
     ("damage", "told"),
     [
-        ({"cycles": ["many"]}, "field cycles[0]: a finite number is due, not 'many'"),
+        ({"cycles": ["many"]}, "field cycles[0]: expected `float`, got `str`"),
         ({"cycles": [0]}, "cycles of a launch that are not a positive number"),
-        ({"kernels": [{"name": "x"}]}, "field kernels[0].grid is missing"),
+        ({"kernels": [{"name": "x"}]}, "field kernels[0]: missing field `grid`"),
         ({"shape": {"m": "wide"}}, "counters"),
     ],
 )

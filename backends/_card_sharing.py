@@ -78,7 +78,7 @@ def _kin() -> set[int]:
     if leader := os.environ.get(LEADER):
         with contextlib.suppress(psutil.Error, ValueError):  # it has ended, or somebody else set the variable
             kin.add(int(leader))
-            kin |= {child.pid for child in psutil.Process(int(leader)).children()}
+            kin |= {child.pid for child in psutil.Process(int(leader)).children(recursive=True)}
     return kin
 
 

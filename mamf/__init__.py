@@ -40,7 +40,7 @@ _HOMES = {
     "ModelShape": "mamf.operations.model.shapes",
     "find_best": "mamf.engine.search.search",
     "matmul_grid": "mamf.operations.matmul.shapes",
-    "parse_range": "mamf.operations.matmul.shapes",
+    "parse_range": "mamf.parameters",
     # what is measured
     "Ceiling": "mamf.ceilings.ceiling",
     "Measurement": "mamf.measurement",
@@ -74,7 +74,7 @@ _HOMES = {
     "Operation": "mamf.operation",
     # plans, as logs hold them
     "Plan": "mamf.plans",
-    "SearchPlan": "mamf.ceilings.search_plan",
+    "SearchOptions": "mamf.operations.matmul.shapes",
     # errors
     "DeviceError": "mamf.errors",
     "IncomparableError": "mamf.errors",

@@ -50,6 +50,26 @@ def parse_digits(digits: str) -> int:
     return int(digits)
 
 
+def parse_size(text: str) -> int:
+    """A size or a count from text. Raises UsageError unless it is a whole number of at least 1."""
+    number = parse_digits(text) if text.isascii() and text.isdigit() else 0
+    if number < 1:
+        raise UsageError(f"{shorten(text)!r} is not a whole number of at least 1")
+    return number
+
+
+def parse_share(text: str) -> float:
+    """A share between 0 and 1 from ``0.3%`` or ``0.003``. Raises UsageError for any other text."""
+    number = text.strip().removesuffix("%")
+    try:
+        value = float(number) / (100 if text.strip().endswith("%") else 1)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 1:
+        raise UsageError(f"{text!r} is not a share between 0 and 1; write 0.3% or 0.003")
+    return value
+
+
 def require_known(*named: tuple[str, str, Collection[str]]) -> None:
     """Check triples of a label, a value and the known values. Raises UnknownNameError for the first unknown value."""
     for what, value, known in named:

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any, Literal, TypeVar
 
 from mamf.errors import CRASHED, GIVEN_UP, LOST
+from mamf.plans import StepKey
 from mamf.statistics import (
     Interval,
     Repeatability,
@@ -139,9 +140,9 @@ class Measurement(Tabular):
         return self.work.amount
 
     @property
-    def step(self) -> tuple[str, Any, Any, str]:
-        """The step that this row measured: regime, problem, shape and the kernel's own name."""
-        return self.regime, self.problem, self.shape, self.kernel
+    def step(self) -> StepKey:
+        """The step that this row measured, with the kernel's own name."""
+        return StepKey(self.regime, self.problem, self.shape, self.kernel)
 
     @property
     def ok(self) -> bool:

@@ -10,22 +10,42 @@ import math
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Generic
 
 from mamf.backend import Backend, DeviceInfo
 from mamf.dtypes import canonical_name
 from mamf.kernel import AnyKernel, ProblemT, ShapeT
+from mamf.limits import require_known
 from mamf.measurement import Measurement
+from mamf.parameters import Parameter, combine, parameters_of
 from mamf.peaks import fastest_possible_flops, find_peak
 from mamf.regime_names import BURST
+
+
+@dataclass(frozen=True)
+class Preset(Generic[ShapeT]):
+    """What a name stands for: whole ``shapes``, each with a label such as the layer of a model, or values of sizes.
+
+    - ``sizes``: values by name, measured in every combination; a size that is given replaces those of the preset.
+    - ``fields``: the same for fields of the problem.
+    - ``kernels``: those to measure that are available; empty for the usual ones.
+    - ``taken``: sizes that chose the shapes, so that they may be given beside whole shapes.
+    """
+
+    shapes: Mapping[ShapeT, str] = field(default_factory=dict)
+    sizes: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    fields: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    kernels: tuple[str, ...] = ()
+    taken: tuple[str, ...] = ()
 
 
 class Operation(ABC, Generic[ProblemT, ShapeT]):
     """``kernel_group``: the entry point group of its kernels. ``kernel_type``: their base class.
 
     ``shape_type`` and ``problem_type`` are frozen dataclasses of plain values, because logs store their fields. A shape
-    type has ``parse``, which reads the text that ``str`` writes, such as ``shape_example``.
+    type has ``parse``, which reads the text that ``str`` writes, such as ``shape_example``. Their fields are options of
+    the command line and keywords of the API; ``mamf.parameters.describe`` gives them a help text.
     """
 
     name: ClassVar[str]
@@ -44,6 +64,10 @@ class Operation(ABC, Generic[ProblemT, ShapeT]):
     ranks_by_shape: ClassVar[bool] = False
     #: Whether it measures links that the devices of a machine share, so two devices must not measure at once.
     is_of_links: ClassVar[bool] = False
+    #: Further parameters, which choose the shapes of a preset.
+    preset_parameters: ClassVar[Sequence[Parameter]] = ()
+    #: The parameter that names a preset.
+    preset_parameter: ClassVar[Parameter] = Parameter("preset", str, "well-known shapes; other options replace theirs")
     #: What verification compares outputs with, for the report of ``mamf verify``.
     reference: ClassVar[str] = "the kernel's own check"
     #: Its kernels that approximate. Reading a log must not import a kernel to learn it.
@@ -53,9 +77,20 @@ class Operation(ABC, Generic[ProblemT, ShapeT]):
     def default_shapes(self, backend: Backend) -> Sequence[ShapeT]:
         """The shapes to measure if none are given."""
 
-    def presets(self) -> Mapping[str, Mapping[ShapeT, str]]:
-        """Named sets of common shapes, each shape with a label such as the model layer that it belongs to."""
+    def presets(self) -> Mapping[str, Preset[ShapeT]]:
+        """Well-known shapes and problems by name."""
         return {}
+
+    def preset(self, name: str, values: Mapping[str, Sequence[Any]]) -> Preset[ShapeT]:
+        """A preset for the given values of sizes and of ``preset_parameters``. Raises UnknownNameError."""
+        presets = self.presets()
+        require_known((f"{self.preset_parameter.keyword or 'preset'} of {self.name}", name, presets))
+        return presets[name]
+
+    def shapes_of(self, sizes: Mapping[str, Sequence[Any]], backend: Backend) -> Sequence[ShapeT]:
+        """Every combination of sizes; those that are not given are as in the default shapes."""
+        bases: Sequence[Any] = self.default_shapes(backend)
+        return [replace(base, **chosen) for base in bases for chosen in combine(sizes)]
 
     def problem_for(self, backend: Backend, asked: Mapping[str, Any]) -> ProblemT:
         """A problem with the fields in ``asked`` and the device's defaults. Raises UsageError for invalid fields."""
@@ -125,6 +160,44 @@ class Operation(ABC, Generic[ProblemT, ShapeT]):
 
     def problem_from_record(self, record: Mapping[str, Any]) -> ProblemT:
         return self.problem_type(**record)  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to measure of an operation: shapes or values of sizes, and values of fields, each replacing the preset's."""
+
+    of: Operation[Any, Any]
+    shapes: Sequence[Any] = ()
+    sizes: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    fields: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    preset: Preset[Any] = field(default_factory=Preset)
+
+    @property
+    def names_shapes(self) -> bool:
+        """Whether it names shapes or sizes, so that they are not the operation's default shapes."""
+        return bool(self.shapes or self.sizes or self.preset.shapes or self.preset.sizes)
+
+    def problems(self, backend: Backend) -> tuple[Any, ...]:
+        """Every combination of the fields, with the device's defaults. Raises UsageError."""
+        chosen = combine({**self.preset.fields, **self.fields})
+        return tuple(dict.fromkeys(self.of.problem_for(backend, each) for each in chosen))
+
+    def labeled_shapes(self, backend: Backend) -> dict[Any, str]:
+        """The shapes with their labels; the operation's default shapes if none are named. Raises UsageError."""
+        if whole := self.preset.shapes or dict.fromkeys(self.shapes, ""):
+            return dict(whole)
+        sizes = {**self.preset.sizes, **self.sizes}
+        return dict.fromkeys(self.of.shapes_of(sizes, backend) if sizes else self.of.default_shapes(backend), "")
+
+
+def sizes_of(of: Operation[Any, Any]) -> Mapping[str, Parameter]:
+    """The sizes of an operation's shapes, by name."""
+    return parameters_of(of.shape_type)
+
+
+def fields_of(of: Operation[Any, Any]) -> Mapping[str, Parameter]:
+    """The fields of an operation's problems, by name."""
+    return parameters_of(of.problem_type)
 
 
 # The largest size of a random shape, as a multiple of equal sizes, and what random sizes are multiples of.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Collection
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, NamedTuple, TypeAlias
 
 from mamf.errors import UsageError
 from mamf.limits import (
@@ -42,27 +42,42 @@ KERNEL_REGIMES = (BURST, SUSTAINED)
 #: The most repeated visits to a row of a guard.
 MOST_ROUNDS = 100
 
-#: A step: regime, problem, shape and kernel, with the kernel's name as requested.
-StepKey = tuple[str, Any, Any, str]
+#: Types of fields whose values belong to the operation of a plan, which writes and reads them in a log.
+Shape: TypeAlias = Annotated[Any, "a shape of the operation"]
+Problem: TypeAlias = Annotated[Any, "a problem of the operation"]
+
+
+class StepKey(NamedTuple):
+    """What a row answers. ``kernel``: its name as requested."""
+
+    regime: str
+    problem: Problem
+    shape: Shape
+    kernel: str
 
 
 @dataclass(frozen=True)
 class SweepOptions:
-    """``reference``: a shape that is measured again after every ``reference_every`` shapes to show the device's drift.
-    ``warmup_launches`` and ``timed_launches``: for the classic regime.
+    """``reference``: a shape that is measured again after every ``reference_every`` shapes to show the device's drift,
+    and on each device of a shared run. ``warmup_launches`` and ``timed_launches``: for the classic regime. ``ranks``:
+    how many processes share the run, each with its own log and every ``ranks``-th shape from ``rank`` on; 0: alone.
     """
 
     order: str = GIVEN
-    reference: Any = None
+    reference: Shape | None = None
     reference_every: int = 100
     warmup_launches: int = 50
     timed_launches: int = 100
+    rank: int = 0
+    ranks: int = 0
 
     def __post_init__(self) -> None:
         require_known(("order", self.order, ORDERS))
         whole_number("reference_every", self.reference_every)
         whole_number("warmup_launches", self.warmup_launches, 0)
         whole_number("timed_launches", self.timed_launches)
+        whole_number("ranks", self.ranks, 0)
+        whole_number("rank", self.rank, 0, max(0, self.ranks - 1))
 
 
 @dataclass(frozen=True)
@@ -131,22 +146,23 @@ class Plan:
     - ``seconds``: the time limit per row (None: the regime's default). ``budget_seconds``: the time limit of the run.
     - ``flush``: whether to evict the operands between launches of a burst.
     - ``layers``: the label of each shape of a preset.
-    - ``searches``: SearchPlans for ceilings of products; a find of products has one search and no shapes.
-    - ``options``: SweepOptions, GuardOptions, ReproduceOptions or VerifyOptions, depending on the kind.
+    - ``searches``: the searches for ceilings of products that come first: finds without shapes, with SearchOptions.
+    - ``options``: what only this kind has: SweepOptions, SearchOptions, GuardOptions, ReproduceOptions or
+      VerifyOptions.
     """
 
     kind: str
     operation: str
-    problems: tuple[Any, ...]
+    problems: tuple[Problem, ...]
     kernels: tuple[str, ...]
-    shapes: tuple[Any, ...] = ()
+    shapes: tuple[Shape, ...] = ()
     regimes: tuple[str, ...] = (BURST,)
     precision: float = 0.003
     seconds: float | None = None
     budget_seconds: float | None = None
     flush: bool = True
     layers: tuple[str, ...] = ()
-    searches: tuple[Any, ...] = ()
+    searches: tuple[Plan, ...] = ()
     options: Any = None
 
     def __post_init__(self) -> None:
@@ -154,8 +170,13 @@ class Plan:
             object.__setattr__(self, "options", SweepOptions())
         require_some("problems", self.problems, object)
         require_some("kernels", self.kernels, str)
-        require_regimes(self)
-        if not self.is_search:
+        require_some("regimes", self.regimes, str)
+        require_share("precision", self.precision)
+        if self.budget_seconds is not None:
+            require_seconds("budget_seconds", self.budget_seconds)
+        if self.is_search:
+            require_known(*(("regime for a ceiling", name, CEILINGS) for name in self.regimes))
+        else:
             require_some("shapes", self.shapes, object)
         if self.seconds is not None:
             require_seconds("seconds", self.seconds)
@@ -181,24 +202,34 @@ class Plan:
         return self.problems[0]
 
     @property
+    def operations(self) -> tuple[str, ...]:
+        """The operations of the rows; the products that rows are shares of are of none of them."""
+        return getattr(self.options, "operations", ()) or (self.operation,)
+
+    @property
     def is_search(self) -> bool:
         """Whether the run searches a grid of shapes instead of measuring given shapes."""
-        return self.kind == FIND and bool(self.searches)
+        return self.kind == FIND and self.options is not None
 
     @property
     def confirms(self) -> bool:
         """Whether the best row of each problem is confirmed in all regimes."""
         return self.kind in (FIND, ROOFLINE) and not self.is_search
 
-    def common(self, dtype: str) -> tuple[Any, Any]:
-        """The problem and shape, that with the median work, on which devices sharing the plan are compared."""
-        problem = next(problem for problem in self.problems if problem.dtype == dtype)
-        by_work = sorted(self.shapes, key=lambda shape: float(problem.work(shape).amount))
-        return problem, by_work[len(by_work) // 2]
+    @property
+    def is_shared(self) -> bool:
+        """Whether other processes measure other shapes of the same run."""
+        return self.kind == SWEEP and self.options.ranks > 0
 
-    def step(self, regime: str, problem: Any, shape: Any, kernel: str) -> StepKey:
-        """The step that a row of these answers."""
-        return regime, problem, shape, kernel
+    def dealt(self, rank: int, ranks: int) -> Plan:
+        """The share of one of several processes: whole shapes in turn, and a reference that makes rows comparable: the
+        given one, else the shape with the median work. Only a sweep is shared; others are repeated on each device.
+        """
+        if self.kind != SWEEP:
+            return self
+        by_work = sorted(self.shapes, key=lambda shape: float(self.problem.work(shape).amount))
+        reference = self.options.reference or by_work[len(by_work) // 2]
+        return replace(self, options=replace(self.options, reference=reference, rank=rank, ranks=ranks))
 
     def steps(self, held: Collection[StepKey] = ()) -> list[StepKey]:
         """The steps left to measure, without those in ``held``; kernels of one shape follow one another.
@@ -208,29 +239,17 @@ class Plan:
         """
         done = frozenset(held)
         everything = (
-            (regime, problem, shape, kernel)
+            StepKey(regime, problem, shape, kernel)
             for regime in (self.regimes[:1] if self.confirms else self.regimes)
             for problem in (self.problems[:1] if self.kind == EXPLAIN and regime == SUSTAINED else self.problems)
-            for shape in self._ordered_shapes()
+            for shape in self.own_shapes()
             for kernel in self.kernels
         )
         return [step for step in everything if step not in done]
 
-    def _ordered_shapes(self) -> list[Any]:
+    def own_shapes(self) -> list[Any]:
+        """The shapes in the order of their measurement; of a shared run those of this share."""
         shapes = list(self.shapes)
         if self.kind == SWEEP and self.options.order == SHUFFLED:
             random.Random(self.problem.seed).shuffle(shapes)
-        return shapes
-
-
-def require_regimes(plan: Any) -> None:
-    """Raises UsageError for invalid regimes, an invalid precision or an invalid budget."""
-    require_some("regimes", plan.regimes, str)
-    require_share("precision", plan.precision)
-    if plan.budget_seconds is not None:
-        require_seconds("budget_seconds", plan.budget_seconds)
-
-
-def require_ceiling_regimes(names: Collection[str]) -> None:
-    for name in names:
-        require_known(("regime for a ceiling", name, CEILINGS))
+        return shapes[self.options.rank :: self.options.ranks] if self.is_shared else shapes

@@ -25,7 +25,7 @@ KNOWN = {
     "vendor": "vendor",
 }
 #: What a parameter stands for in one file.
-PARAMETERS = {"mamf/operations/attention/kernels/aiter.py": {"function": "aiter.flash_attn_func"}}
+PARAMETERS = {"mamf/operations/attention/aiter.py": {"function": "aiter.flash_attn_func"}}
 #: Arguments that a helper puts before those it was given.
 HELPERS = {"ask": 1, "ask_system": 0}
 #: The files that use them, and what ``vendor`` is there.
@@ -38,8 +38,8 @@ VENDORS = {
     "backends/mps.py": (),
     "backends/rocm.py": ("torch.cuda",),
     "backends/xpu.py": ("torch.xpu",),
-    "mamf/operations/attention/kernels/aiter.py": (),
-    "mamf/operations/matmul/kernels/tunable_op.py": (),
+    "mamf/operations/attention/aiter.py": (),
+    "mamf/operations/matmul/torch_products.py": (),
     "mamf/torch_backend.py": ("torch.cuda", "torch.xpu", "torch.hpu", "torch_npu.npu"),
 }
 

@@ -32,7 +32,6 @@ import numpy as np
 from mamf.calibration import ANEW, find_calibration
 from mamf.ceilings.ceiling import CHOOSE, CONFIRM, combine_rounds, error_of
 from mamf.logs.legacy import read_legacy_or_none
-from mamf.logs.records import operation_of_plan
 from mamf.logs.run_log import RunLog, read_run_log
 from mamf.measurement import Measurement
 from mamf.regime_names import BURST, SUSTAINED
@@ -81,7 +80,7 @@ def figures(log: RunLog) -> Iterator[Figure]:
     """The first row of each kernel on each shape, and the ceilings of a find. No reference visits, and no rows of a
     search before another operation: they are not what a repeat of the run would print.
     """
-    of = operation_of_plan(log.header["plan"])
+    of = log.plan.operation
     rows = [
         as_today(row, log)
         for row in log.measurements

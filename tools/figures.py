@@ -39,7 +39,7 @@ from pathlib import Path
 from figure_logs import ROOT, FigureError, single_figure
 from figure_tables import table
 
-from mamf.profiling.summary import summary
+from mamf.cli.commands.autoprofile import summary
 
 _AUTOPROFILE = ROOT / "docs" / "autoprofile-h200"
 #: Pages that are written whole.

@@ -3,19 +3,28 @@
     python tools/house.py                 the table: files, statements (ast.stmt) and logical lines of each folder
     python tools/house.py --check         exit with 1 if the total exceeds .ci/size; print each folder that changed
     python tools/house.py --write         write today's numbers to .ci/size: the total may only fall
+    python tools/house.py --trips         how many functions and files of mamf/ five commands enter
 
-Logical lines are counted as tinygrad does: lines with code, without blank lines, comments and docstrings.
+Logical lines are counted as tinygrad does: lines with code, without blank lines, comments and docstrings. Functions are
+counted with sys.setprofile, without mamf/testing, lambdas, comprehensions and class bodies.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import contextlib
+import inspect
 import io
+import os
+import re
 import sys
+import tempfile
 import tokenize
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
+from types import CodeType, FrameType
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
@@ -72,12 +81,86 @@ def read_limits(path: Path = SIZES) -> Counter[str]:
     return Counter({name: int(count) for name, count in pairs})
 
 
+_DEVICE = ("--backend", "mamf.testing:SimulatedBackend")
+_MATMUL = ("--kernel", "mamf.testing:SimulatedMatmul")
+_ATTENTION = ("--kernel", "mamf.testing:SimulatedAttention", "--ceiling-kernel", "mamf.testing:SimulatedMatmul")
+#: Commands in this order: later ones read logs of earlier ones.
+TRIPS = {
+    "sweep": ("sweep", *_DEVICE, *_MATMUL, "--m-range", "0", "20480", "256", "--output", "sweep.jsonl"),
+    "show": ("show", "sweep.jsonl"),
+    "find --quick": ("find", *_DEVICE, *_MATMUL, "--quick", "--output", "find.jsonl"),
+    "attention --ceiling": ("attention", *_DEVICE, *_ATTENTION, "--ceiling", "find.jsonl", "--output", "a.jsonl"),
+    "results check": ("results", "check", "sweep.jsonl"),
+}
+
+
+def trace_trip(command: Sequence[str]) -> tuple[int, int]:
+    """Run a command in this process. Returns how many functions and files of the package it enters."""
+    from mamf.cli import main as run_command
+
+    package = f"{ROOT / 'mamf'}{os.sep}"
+    entered: set[CodeType] = set()
+
+    def note(frame: FrameType, event: str, argument: object) -> None:
+        code = frame.f_code
+        is_function = bool(code.co_flags & inspect.CO_OPTIMIZED) and not code.co_name.startswith("<")
+        if event == "call" and is_function and code.co_filename.startswith(package):
+            entered.add(code)
+
+    sys.setprofile(note)
+    try:
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()) as errors:
+            code = run_command(list(command))
+    finally:
+        sys.setprofile(None)
+    if code not in (0, 1):  # 1: the log of a simulated device is not accepted
+        raise RuntimeError(f"mamf {' '.join(command)} exited with {code}: {errors.getvalue()[-500:]}")
+    ours = {code for code in entered if f"{os.sep}testing{os.sep}" not in code.co_filename}
+    return len(ours), len({code.co_filename for code in ours})
+
+
+def print_trips() -> None:
+    """Print the trips, each in a process of its own, so that imports and caches of one do not hide those of another."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["MAMF_CACHE"] = folder
+        os.chdir(folder)
+        print(f"{'command':<20} {'functions':>10} {'files':>6}")
+        for name, command in TRIPS.items():
+            sys.stdout.flush()
+            if (child := os.fork()) == 0:
+                functions, files = trace_trip(command)
+                print(f"{name:<20} {functions:>10} {files:>6}", flush=True)
+                os._exit(0)
+            if os.waitpid(child, 0)[1]:
+                raise SystemExit(f"the trip of {name} failed")
+
+
+def count_special_cases() -> tuple[int, int]:
+    """Count the lines, and the files, that name attention or matmul outside their operations, the search over a grid,
+    the API and the import of mamf-finder's logs.
+    """
+    rooms = re.compile(r"mamf/(operations/(attention|matmul)|engine/search|api|testing|logs/(finder|legacy)|__init__)")
+    names = re.compile(r"[\"'](attention|matmul)[\"']|\b(MATMUL|is_attention|Attention|Matmul)\b")
+    found: Counter[str] = Counter()
+    for path in sorted((ROOT / "mamf").rglob("*.py")):
+        inside = path.relative_to(ROOT).as_posix()
+        if not rooms.match(inside):
+            found[inside] = sum(bool(names.search(line)) for line in path.read_text(encoding="utf-8").splitlines())
+    return found.total(), sum(count > 0 for count in found.values())
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     action = parser.add_mutually_exclusive_group()
     action.add_argument("--check", action="store_true", help="compare with .ci/size")
     action.add_argument("--write", action="store_true", help="write .ci/size")
+    action.add_argument("--trips", action="store_true", help="functions and files that commands enter")
     options = parser.parse_args()
+    if options.trips:
+        print_trips()
+        lines, files = count_special_cases()
+        print(f"lines that name attention or matmul outside their rooms: {lines} in {files} files")
+        return 0
     sizes = measure_package(ROOT / "mamf")
     total = Size(0, 0, 0)
     for size in sizes.values():

@@ -21,10 +21,8 @@ from pathlib import Path
 
 from mamf.errors import UsageError
 from mamf.measurement import group_pairs
-from mamf.operations.tracing.classes import UNCLASSIFIED, class_of, class_of_name
-from mamf.operations.tracing.events import Trace
-from mamf.operations.tracing.shares import busy, shares
-from mamf.operations.tracing.traces import read_chrome_trace
+from mamf.profiling.classes import UNCLASSIFIED, class_of, class_of_name, shares
+from mamf.profiling.traces import Trace, busy, read_trace
 
 _SOURCES = Path(__file__).with_name("trace_sources.csv")
 _BAR, _MOST_BYTES, _SECONDS = 0.03, 2**31, 60
@@ -37,10 +35,10 @@ def names_alone(trace: Trace) -> tuple[float, float]:
     total = unknown = same = 0.0
     for event in trace.events:
         if event.kind == "kernel":
-            by_name = class_of_name(event.name)
-            total += event.seconds
-            unknown += event.seconds * (by_name is None)
-            same += event.seconds * (by_name == class_of(event))
+            by_name, seconds = class_of_name(event.name), event.ended - event.begun
+            total += seconds
+            unknown += seconds * (by_name is None)
+            same += seconds * (by_name == class_of(event))
     return (unknown / total, same / total) if total else (0.0, 1.0)
 
 
@@ -95,7 +93,7 @@ def main(arguments: Iterable[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as folder:
         for name, path in traces(options, Path(folder)):
             try:
-                trace = read_chrome_trace(path)
+                trace = read_trace(path)
             except UsageError as error:
                 print(f"not read: {error}")
                 continue

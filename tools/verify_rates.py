@@ -12,7 +12,7 @@ import argparse
 import math
 from collections.abc import Sequence
 
-from mamf.cli.options.values import duration
+from mamf.cli.options import duration
 from mamf.engine.strategies.verify import VerifySweep, verify_plan
 from mamf.report.verification import counts
 from mamf.testing import Physics, SimulatedBackend

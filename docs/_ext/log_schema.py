@@ -21,7 +21,8 @@ from sphinx.util.docutils import SphinxDirective
 
 from mamf.backend import DeviceInfo
 from mamf.logs.legacy import OF_HEADER, OF_SUMMARY, FinderRun, Reported
-from mamf.logs.records import RECORDS, Header, PlanRecord, RepeatabilityRecord, Tool
+from mamf.logs.recording import Header, PlanOptions, PlanRecord, SearchRecord
+from mamf.logs.records import RECORDS, RepeatabilityRecord, Tool
 from mamf.logs.run_log import SCHEMA
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.statistics import Repeatability
@@ -36,6 +37,8 @@ SHARED: Mapping[str, type] = {
     "product": MatmulProblem,
     "repeatability": RepeatabilityRecord,
     "plan": PlanRecord,
+    "search": SearchRecord,
+    "options": PlanOptions,
 }
 #: Each record by its title on the page: its kind in ``record``, its type, and which of the fields of that it has.
 TITLES: Mapping[str, tuple[str, type, tuple[str, ...]]] = {
@@ -148,7 +151,6 @@ def json_schema() -> dict[str, Any]:
     """Of one line of a log. Further fields are allowed, because newer logs may have more."""
     types = [of for _, of, _ in TITLES.values()]
     _, shared = msgspec.json.schema_components([*types, *SHARED.values()], ref_template="#/$defs/{name}")
-    shared[Header.__name__]["properties"]["plan"] = {"$ref": f"#/$defs/{PlanRecord.__name__}"}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": f"A line of a mamf run log, schema {SCHEMA}",

@@ -9,7 +9,8 @@ from mamf.backend import Backend
 from mamf.errors import UsageError
 from mamf.limits import require_some
 from mamf.measurement import Measurement
-from mamf.operation import Operation
+from mamf.operation import Operation, Request, fields_of, sizes_of
+from mamf.parameters import Parameter
 
 _Value = TypeVar("_Value")
 #: What may be given alone.
@@ -49,24 +50,38 @@ def several(name: str, given: Any, kind: type = str, most: int | None = None) ->
     return values
 
 
-def problems_of(
-    backend: Backend, of: Operation[Any, Any], dtype: Any, problem: Any, most: int | None = None
-) -> tuple[Any, ...]:
-    """The problems as given, or with the defaults of the device for each dtype."""
-    if dtype is not None and problem is not None:
-        raise UsageError("a problem has its own dtype: leave dtype out")
-    dtypes = several("dtype", dtype, most=most) or (None,)
-    given = several("problem", problem, of.problem_type, most)
-    return given or tuple(of.problem_for(backend, {"dtype": each} if each else {}) for each in dtypes)
-
-
-def shapes_of(given: object, of: Operation[Any, Any], backend: Backend) -> tuple[Any, ...]:
-    """Shapes of an operation, each given as one or as text; a text alone holds one or several; by default those that
-    it proposes. Raises UsageError.
+def problems_and_shapes(
+    backend: Backend,
+    of: Operation[Any, Any],
+    shapes: object,
+    problem: Any,
+    parameters: Mapping[str, Any],
+    call: str,
+    most: int | None = None,
+) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """The problems and shapes of an operation: as given, or every combination of its parameters, with the device's
+    defaults. A text alone holds one or several shapes. ``most``: of the values of a field. Raises UsageError, or
+    TypeError for an unknown parameter.
     """
-    if given is None:
-        return tuple(of.default_shapes(backend))
-    shapes = several("shapes", given.split() if isinstance(given, str) else given, object) or ()
-    shapes = tuple(of.parse_shape(each) if isinstance(each, str) else each for each in shapes)
-    require_some("shapes", shapes, of.shape_type)
-    return shapes
+    sizes, fields = _values_of(sizes_of(of), parameters), _values_of(fields_of(of), parameters)
+    known = {each.keyword or each.name for each in (*sizes_of(of).values(), *fields_of(of).values())}
+    for name in parameters.keys() - known:
+        raise TypeError(f"{call}() got an unexpected keyword argument {name!r}")
+    whole = several("shapes", shapes.split() if isinstance(shapes, str) else shapes, object) or ()
+    whole = tuple(of.parse_shape(each) if isinstance(each, str) else each for each in whole)
+    problems = several("problem", problem, of.problem_type, most) or ()
+    for name, values in fields.items():
+        several(name, values, object, most)
+    if whole:
+        require_some("shapes", whole, of.shape_type)
+    if (whole and sizes) or (problems and fields):
+        both = ("shapes", sizes) if whole and sizes else ("problem", fields)
+        raise UsageError(f"{both[0]} names all of them: leave {', '.join(both[1])} out")
+    request = Request(of, whole, sizes, fields)
+    return problems or request.problems(backend), tuple(request.labeled_shapes(backend))
+
+
+def _values_of(known: Mapping[str, Parameter], given: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
+    """The values of parameters by name, of keywords that are not None."""
+    values = {each.name: given.get(each.keyword or each.name) for each in known.values()}
+    return {name: known[name].values_of(value) for name, value in values.items() if value is not None}

@@ -20,25 +20,23 @@ import functools
 import inspect
 import tempfile
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from mamf.api.arguments import OneOrSeveral, Rows, problems_of, several, shapes_of
+from mamf.api.arguments import OneOrSeveral, Rows, problems_and_shapes, several
 from mamf.backend import Backend
 from mamf.ceilings.ceiling import Ceiling
 from mamf.ceilings.share import Ceilings
 from mamf.engine.search.finding import CeilingSearch, Find
 from mamf.engine.search.grid import plan_for
 from mamf.engine.strategies.kernels import KernelsSweep
-from mamf.engine.strategies.shapes import Sweep
 from mamf.engine.traits import fit_traits
 from mamf.errors import MamfWarning
-from mamf.kinds.registry import kind_of
+from mamf.kinds.driver import Run
+from mamf.kinds.kind import Named, Setup, Strategy
 from mamf.logs.found import cache_ceiling
-from mamf.logs.recording import Recording
-from mamf.logs.records import ceiling_record
 from mamf.measurement import Measurement
 from mamf.operations.attention.shapes import AttentionShape
 from mamf.operations.bandwidth.shapes import BandwidthShape
@@ -50,7 +48,6 @@ from mamf.plans import MATMUL, SHUFFLED, SWEEP, Plan, SweepOptions
 from mamf.plugins.discovery import open_backend, operation
 from mamf.plugins.selection import choose_kernels
 from mamf.regime_names import BURST
-from mamf.report.ceilings import find_summary_record
 from mamf.report.text import counted
 
 #: Called with each measurement as it is made.
@@ -68,7 +65,9 @@ def find(
     >>> mamf.find("bfloat16")
     Ceiling(Simulated H100, bfloat16, burst: ... TFLOPS at ... by simulated.mm)
     """
-    _require_options("find", search, options)
+    known = inspect.signature(search).parameters
+    if unknown := next((name for name in options if name not in known), None):
+        raise TypeError(f"find() got an unexpected keyword argument {unknown!r}")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(log or Path(folder, "find.jsonl"))
         running = search(dtype, log=path, **options)
@@ -112,18 +111,13 @@ def search(
     opened = opened_backend(backend, device)
     asked, names = several("regime", regime) or (BURST,), several("kernel", kernel)
     regimes = tuple(dict.fromkeys((BURST, *asked)))
-    (sought,) = problems_of(opened, Matmul(), dtype, problem, most=1)
+    (sought,), _ = problems_and_shapes(opened, Matmul(), None, problem, {"dtype": dtype}, "search", most=1)
     plan, chosen = plan_for(
         opened, sought, names, regimes=regimes, budget_seconds=budget_seconds, precision=precision, is_quick=quick
     )
-    running = CeilingSearch(Find(plan, chosen, opened), asked[-1])
-    running.rows = Recording(log, opened, chosen[0].name, plan.as_plan()).record(
-        running.rows,
-        lambda taken, end: find_summary_record(taken, running.ceilings, end),
-        lambda: [("ceiling", ceiling_record(ceiling)) for ceiling in running.ceilings.values()],
-        left=lambda: len(set(regimes) - running.ceilings.keys()),
-    )
-    return running
+    find = Find(plan, chosen, opened)
+    named = list(zip(plan.kernels, chosen, strict=True))
+    return CeilingSearch(find, asked[-1], _measured(plan, opened, named, log, lambda run: find))
 
 
 def sweep(
@@ -138,11 +132,13 @@ def sweep(
     precision: float = 0.003,
     budget_seconds: float | None = None,
     log: str | Path | None = None,
+    **parameters: Any,
 ) -> Rows:
     """Measure products one by one, in an order shuffled by the problem's seed.
 
     - ``shapes``: MxNxK, as MatmulShape or as text: ``4096x4096x4096``. ``mamf.matmul_grid`` makes many.
     - ``dtype``, ``problem``, ``kernel``: one; by default the device's own dtype and library.
+    - ``parameters``: sizes and fields by the names of their options: ``m=[1024, 2048]``, ``layout="nn"``.
 
     Raises UnavailableError, UnknownNameError or UnsupportedError before anything is allocated; afterwards whatever goes
     wrong is the status of a measurement.
@@ -153,8 +149,8 @@ def sweep(
     Measurement(matmul 8192x8192x8192 by simulated.mm, burst: ... TFLOPS)
     """
     opened = opened_backend(backend, device)
-    problems = problems_of(opened, Matmul(), dtype, problem, most=1)
-    wanted = shapes_of(shapes, Matmul(), opened)
+    given = {"dtype": dtype, **parameters}
+    problems, wanted = problems_and_shapes(opened, Matmul(), shapes, problem, given, "sweep", most=1)
     chosen = kernel_for(opened, problems[0], *several("kernel", kernel, most=1) or ())
     plan = Plan(
         SWEEP,
@@ -167,13 +163,7 @@ def sweep(
         budget_seconds=budget_seconds,
         options=SweepOptions(SHUFFLED),
     )
-    running = Sweep(plan, chosen, opened)
-    rows = Recording(log, opened, chosen.name, plan).record(
-        running.results(),
-        lambda taken, end: kind_of(plan).summary(plan, taken, {}, end),
-        left=lambda: running.left_out,
-    )
-    return Rows(f"matmul, {counted(len(plan.steps()), 'row')}", rows)
+    return Rows(f"matmul, {counted(len(plan.steps()), 'row')}", _measured(plan, opened, [(chosen.name, chosen)], log))
 
 
 def measure_kernels(
@@ -191,10 +181,13 @@ def measure_kernels(
     precision: float = 0.003,
     budget_seconds: float | None = None,
     log: str | Path | None = None,
+    **parameters: Any,
 ) -> Rows:
     """Measure kernels of any operation but matmul, ``of`` its name, one beside the other on every shape.
 
     - ``shapes``, ``problem``: the operation's own, shapes also as text; by default those that it proposes.
+    - ``parameters``: sizes and fields by the names of their options, measured in every combination:
+      ``seq_lens=[1024, 4096]``, ``direction=["fwd", "bwd"]``.
     - ``kernel``: by default all that are available.
     - ``regime``: by default burst, but sustained for models.
     - ``ceilings``: by dtype and regime, as ``log.all_ceilings`` of a find; they make shares, and the product of each is
@@ -208,8 +201,8 @@ def measure_kernels(
     [('64MiB', '3.0 TB/s'), ('1GiB', '3.0 TB/s')]
     """
     opened, found = opened_backend(backend, device), operation(of)
-    problems = problems_of(opened, found, dtype, problem)
-    wanted = shapes_of(shapes, found, opened)
+    given = {"dtype": dtype, **parameters}
+    problems, wanted = problems_and_shapes(opened, found, shapes, problem, given, of)
     chosen = choose_kernels(found, opened, several("kernel", kernel))
     names = tuple(name for name, _ in chosen)
     plan = Plan(
@@ -224,15 +217,27 @@ def measure_kernels(
     )
     known = dict(ceilings or {})
     warn = functools.partial(warnings.warn, category=MamfWarning)
-    given = several("ceiling_kernel", ceiling_kernel) or ()
-    references = reference_kernels({ceiling.kernel for ceiling in known.values()}, given, warn)
-    running = KernelsSweep(plan, [each for _, each in chosen], opened, known, references)
-    rows = Recording(log, opened, " ".join(names), plan).record(
-        running.results(),
-        lambda taken, end: kind_of(plan).summary(plan, taken, known, end),
-        left=lambda: running.left_out,
-    )
+    named = several("ceiling_kernel", ceiling_kernel) or ()
+    references = reference_kernels({ceiling.kernel for ceiling in known.values()}, named, warn)
+
+    def beside_references(run: Setup) -> KernelsSweep:
+        return KernelsSweep(plan, run.opened, opened, known, references)
+
+    rows = _measured(plan, opened, chosen, log, beside_references, known)
     return Rows(f"{of}, {counted(len(plan.steps()), 'row')}", rows)
+
+
+def _measured(
+    plan: Plan,
+    backend: Backend,
+    kernels: Sequence[Named],
+    log: str | Path | None,
+    strategy: Callable[[Setup], Strategy] | None = None,
+    known: Ceilings | None = None,
+) -> Iterator[Measurement]:
+    """The rows to come, of a run whose log is open."""
+    path = None if log is None else Path(log)
+    return Run(plan, backend, kernels, strategy=strategy, path=path, known=known or {}).measurements()
 
 
 def attention(shapes: Iterable[AttentionShape | str] | str | None = None, **options: Any) -> Rows:
@@ -245,7 +250,6 @@ def attention(shapes: Iterable[AttentionShape | str] | str | None = None, **opti
     ...     print(row, f"{row.seconds * 1e3:.1f} ms")
     Measurement(attention b1h16q4096k4096d128 by simulated-attention, burst: ... TFLOPS) 0.2 ms
     """
-    _require_options("attention", measure_kernels, options)
     return measure_kernels("attention", shapes, **options)
 
 
@@ -261,15 +265,7 @@ def bandwidth(sizes: Iterable[BandwidthShape | str] | str | None = None, **optio
     copy 1GiB 3.0 TB/s
     read 1GiB 3.0 TB/s
     """
-    _require_options("bandwidth", measure_kernels, options)
     return measure_kernels("bandwidth", sizes, **options)
-
-
-def _require_options(call: str, taker: Callable[..., object], options: Mapping[str, Any]) -> None:
-    """Raises TypeError that names the public call, not the function behind it."""
-    known = inspect.signature(taker).parameters
-    if unknown := next((name for name in options if name not in known), None):
-        raise TypeError(f"{call}() got an unexpected keyword argument {unknown!r}")
 
 
 def opened_backend(backend: str | Backend, device: int) -> Backend:

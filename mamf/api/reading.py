@@ -15,7 +15,8 @@ from mamf.logs.compare import compare as compared
 from mamf.logs.finder import read_finder_logs
 from mamf.logs.legacy import FinderRun, read_legacy_or_none, write_legacy_log
 from mamf.logs.run_log import RunLog, read_run_log
-from mamf.report.charts.plotting import draw, save
+from mamf.logs.shared_runs import read_run
+from mamf.report.charts.picture import draw, save
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -27,8 +28,8 @@ AnyLog = RunLog | str | Path
 def read_log(path: str | Path) -> RunLog | FinderRun:
     """The log in a file, of any kind and schema; an imported run of mamf-finder is a FinderRun, without measurements.
 
-    The log of a killed run is read up to its last whole line (``is_truncated``). Raises RunLogError that names the line
-    and what is wrong with it.
+    A folder of ``--devices`` is read as one run. The log of a killed run is read up to its last whole line
+    (``is_truncated``). Raises RunLogError that names the line and what is wrong with it.
 
     >>> log = mamf.read_log("sweep.jsonl")
     >>> log
@@ -39,7 +40,8 @@ def read_log(path: str | Path) -> RunLog | FinderRun:
     >>> [row["shape.m"] for row in log.rows() if row["tflops.median"] > 1]  # as pandas.DataFrame takes them
     [4096, 8192]
     """
-    return read_legacy_or_none(Path(path)) or read_run_log(path)
+    path = Path(path)
+    return (None if path.is_dir() else read_legacy_or_none(path)) or read_run(path)
 
 
 def load_ceiling(path: str | Path, regime: str = "burst") -> Ceiling:
@@ -147,4 +149,4 @@ def check(path: str | Path) -> Review:
 
 
 def _opened(log: AnyLog) -> RunLog:
-    return log if isinstance(log, RunLog) else read_run_log(log)
+    return log if isinstance(log, RunLog) else read_run(Path(log))

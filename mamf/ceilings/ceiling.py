@@ -13,11 +13,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from mamf.backend import DeviceInfo
 from mamf.calibration import find_calibration
 from mamf.errors import IncomparableError, UsageError
 from mamf.kernel import Problem
 from mamf.limits import is_number, require_seconds
 from mamf.measurement import TERA, Conditions, Measurement, Tabular
+from mamf.plans import Plan
 from mamf.regime_names import SUSTAINED
 from mamf.statistics import (
     FigureError,
@@ -126,6 +128,14 @@ def confirm_ceilings(
             unknown = replace(ceiling.interval, low=0.0)
             found[problem, regime] = replace(ceiling, interval=unknown) if fell_behind(ceiling, same) else ceiling
     return found
+
+
+def ceilings_of_plan(
+    plan: Plan, rows: Iterable[Measurement], info: DeviceInfo, default_kernel: str
+) -> dict[tuple[Problem, str], Ceiling]:
+    """The ceilings of a plan that rows confirm, by problem and regime."""
+    sought = [(problem, regime, default_kernel) for problem in plan.problems for regime in plan.regimes]
+    return confirm_ceilings(rows, sought, info.name, info.uuid_hash)
 
 
 def fell_behind(ceiling: Ceiling, rows: Iterable[Measurement]) -> bool:

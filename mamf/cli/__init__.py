@@ -1,6 +1,7 @@
-"""The command line. The options of a command are in mamf.cli.options, what it does is in mamf.cli.commands.
+"""The command line. A command is one file of mamf.cli.commands: its examples, its options and what it does.
 
-``mamf COMMAND --help`` imports the options of that command alone, so that help is fast; the rest is imported to run it.
+``mamf COMMAND --help`` imports the file of that command alone, so that help is fast. A command imports what
+measures and reports in the function that needs it.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from typing import Any
 
 from mamf.cli import watching
 from mamf.cli.interruption import EXIT_CODE
-from mamf.cli.options.parser import Parser, PrintHelpAll, with_dashes
-from mamf.cli.terminal import keep_stdout, say_lines, stdout, terminal_columns, warn
+from mamf.cli.parser import Parser, PrintHelpAll, complete, value_of, with_dashes
+from mamf.cli.terminal import keep_stdout, say, say_lines, stdout, terminal_columns, warn
 from mamf.errors import LogChangedWarning, MamfError, MamfWarning, UsageError
 from mamf.limits import shorten
 from mamf.text import wrapped
@@ -71,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         warn("stdout is closed, so nothing can be printed: redirect it to a file or to /dev/null")
         return MamfError.exit_code
     if "_ARGCOMPLETE" in os.environ:  # a shell asks what may follow
-        importlib.import_module("mamf.cli.completing").complete(_parser)
+        complete(_parser)
     typed = sys.argv[1:] if arguments is None else arguments
     if arguments is None and "profile" not in typed[:1]:  # its script has stdout
         keep_stdout()
@@ -125,13 +126,19 @@ def call(typed: Sequence[str], restart: watching.Restart | None = None) -> int:
     if options.module is None:
         say_lines(f"{_overview()}\n")
         return 0
+    if options.module == "version":
+        say(f"mamf {importlib.import_module('mamf.machine.environment').package_version('mamf')}")
+        return 0
     _begin_missing_log(options)
     options.restart, options.codes = restart, [*restart.codes] if restart else []
     if restart and hasattr(options, "resume"):  # by the plan of the log alone
         options.resume, options.begins, options.given = restart.log, False, set()
     guard = importlib.import_module("mamf.plugins.contracts").attribute_errors_to
     with guard("a plugin or a library", "it", passes=(Exception, KeyboardInterrupt)):
-        return int(importlib.import_module(f"mamf.cli.commands.{options.module}").run(options))
+        run = importlib.import_module(f"mamf.cli.commands.{options.module}").run
+        if hasattr(options, "share"):
+            return int(importlib.import_module("mamf.cli.devices").measure(options, run))
+        return int(run(options))
 
 
 def _begin_missing_log(options: argparse.Namespace) -> None:
@@ -192,9 +199,10 @@ def _parser(given: Sequence[str]) -> Parser:
         if name in given:
             module = module_of(name, given)
             command.set_defaults(command=name, module=module, parser=command)
-            options = importlib.import_module(f"mamf.cli.options.{module}")
-            command.epilog = options.EXAMPLES
-            options.configure(command)
+            code = importlib.import_module(f"mamf.cli.commands.{module}")
+            command.epilog = code.EXAMPLES
+            command.words = given
+            code.configure(command)
             command.add_argument("--help-all", action=PrintHelpAll, help="show all options and exit")
     return parser
 
@@ -210,15 +218,6 @@ def _overview() -> str:
 
 def module_of(command: str, given: Sequence[str]) -> str:
     """The module of a command; the options of sweep and find depend on the operation."""
-    if command in ("sweep", "find") and _operation_of(given) not in (None, "matmul"):
+    if command in ("sweep", "find") and value_of("--operation", given) not in (None, "matmul"):
         return f"kernels_{command}"
     return f"{command}_" if keyword.iskeyword(command) else command
-
-
-def _operation_of(given: Sequence[str]) -> str | None:
-    """The value of --operation, before there is a parser that knows it."""
-    for option, value in zip(given, [*given[1:], ""], strict=True):
-        name, equals, joined = option.partition("=")
-        if name == "--operation":
-            return joined if equals else value
-    return None

@@ -3,41 +3,34 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 import warnings
-from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
-from mamf.backend import LEADER
-from mamf.cli.interruption import EXIT_CODE, Interruption
-from mamf.cli.options.values import ALL
-from mamf.cli.progress import Phases
-from mamf.cli.terminal import say, warn
+from mamf.cli.interruption import Interruption
+from mamf.cli.options import ALL
+from mamf.cli.processes import Send, device_indices, make_empty_folder, run_child, watch_children
+from mamf.cli.terminal import warn
 from mamf.engine.runner import crashes_of
 from mamf.engine.traits import fit_traits
 from mamf.errors import (
     LogChangedWarning,
     RunLogWriteError,
-    UnavailableError,
     UnsupportedError,
     UsageError,
     describe_error,
-    plugin_errors,
 )
-from mamf.node.children import ADDRESS, FAILURE, PHASE, WAITS, Children, Watch, watched
+from mamf.node.children import ADDRESS, PHASE, WAITS, Children, Watch
 from mamf.node.device import DeviceRun
 from mamf.node.group import launched
 from mamf.node.logs import UNMEASURABLE, UNWRITTEN, Run, read_node
-from mamf.node.sharing import in_flight
 from mamf.node.verdict import Device
 from mamf.operations.matmul.selection import kernel
 from mamf.plans import NODE_BUDGET_SECONDS
-from mamf.plugins.discovery import backend_class, first_backend, open_backend
+from mamf.plugins.discovery import first_backend, open_backend
 
 #: What the parent tells a child that waits: to measure with the others, or to end.
 _GO, _END = "go", "end"
@@ -60,17 +53,13 @@ def choose_devices(options: argparse.Namespace) -> list[int]:
         if own.index > 0:
             return []
         options.output_folder /= f"node{own.node}"
-    count = backend_class(options.backend).device_count()
-    asked = [] if ALL in (options.devices or ()) else list(dict.fromkeys(options.devices or ()))
-    indices = asked or list(range(count))
-    if missing := [each for each in indices if each >= count]:
-        raise UnavailableError(f"{options.backend} has no device {missing[0]}; it has {count}")
-    return indices
+    return device_indices(options.backend, options.devices or [ALL])
 
 
 def measure_devices(options: argparse.Namespace, indices: list[int]) -> tuple[Path, Run, list[Device]]:
     """Measure in a process per device: the folder of their logs, how the run ended, and the devices."""
-    folder = _make_folder(options.output_folder)
+    folder = options.output_folder
+    make_empty_folder(folder, "--output-folder")
     run, watch = Run(indices), Watch(indices, options.patience)
     run.write(folder)
     with Interruption():
@@ -88,30 +77,16 @@ def measure_devices(options: argparse.Namespace, indices: list[int]) -> tuple[Pa
     return folder, run, [replace(device, address=watch.addresses.get(device.index)) for device in devices]
 
 
-def _make_folder(folder: Path) -> Path:
-    """Make the folder for new logs. Raises UsageError if it is not empty or cannot be made."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if any(folder.iterdir()):
-            raise UsageError(f"{folder} is not empty: name another --output-folder")
-    except OSError as error:
-        raise UsageError(f"cannot write {folder}: {error.strerror}; name another --output-folder") from None
-    return folder
-
-
 def _watch_children(options: argparse.Namespace, folder: Path, run: Run, watch: Watch) -> None:
     commands = {index: _command(options, folder, len(run.devices), index) for index in run.devices}
 
-    def let_waiting_go() -> None:
+    def let_waiting_go(children: Children) -> None:
         if watch.failures:
             run.not_together = f"{', '.join(f'device {index}' for index in sorted(watch.failures))} failed"
         for index in watch.running:
             children.send(index, _END if run.not_together else _GO)
 
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1", LEADER: str(os.getpid())}
-    names = {index: f"device {index}" for index in run.devices}
-    with Children(commands, environment) as children, Phases(names) as phases:
-        watched(watch, children.processes, children.next, let_waiting_go, lambda: phases.show(watch.phases))
+    watch_children(watch, commands, let_waiting_go)
 
 
 def _command(options: argparse.Namespace, folder: Path, devices: int, index: int) -> list[str]:
@@ -128,46 +103,33 @@ def _command(options: argparse.Namespace, folder: Path, devices: int, index: int
 # -- a device's process ------------------------------------------------------------------------------------------------
 
 
-def run_child(options: argparse.Namespace) -> int:
-    """Measure one device and print records for the parent. Whatever ends it, its logs are kept."""
-    with Interruption():
-        try:
-            _measure_device(options)
-        except KeyboardInterrupt:
-            return EXIT_CODE
-        except plugin_errors() as error:  # any of a vendor's library
-            _send({FAILURE: _describe_failure(error)})
-    return 0
+def measure_device(options: argparse.Namespace) -> int:
+    """Measure one device and tell the parent about it. Whatever ends it, its logs are kept."""
+    return run_child(lambda send: _measure_device(options, send), _describe_failure)
 
 
-def _measure_device(options: argparse.Namespace) -> None:
+def _measure_device(options: argparse.Namespace, send: Send) -> int:
     index, devices = options.led
     warnings.simplefilter("error", LogChangedWarning)  # the verdict needs each log at its place
-    _send({PHASE: "opening the device"})
+    send({PHASE: "opening the device"})
     backend = open_backend(options.backend, index)
     fit_traits(backend)
-    crashes_of(backend).keep = lambda row: _send(in_flight(row))
-    _send({ADDRESS: backend.bus_address()})
+    # Before each launch, so that a crash names its kernel; None after the last one.
+    crashes_of(backend).keep = lambda row: send({PHASE: f"{row.kernel} at {row.shape}" if row else "between rows"})
+    send({ADDRESS: backend.bus_address()})
+
+    def meet() -> bool:
+        """Wait for the other devices; False if one of them has failed."""
+        send({PHASE: WAITS})
+        return sys.stdin.readline().strip() == _GO
+
     budget = options.budget or NODE_BUDGET_SECONDS
     run = DeviceRun(backend, options.output_folder, options.dtype, options.kernel, budget, options.verify)
-    run.on_progress = lambda text: _send({PHASE: text})
-    run.meet = _meet
+    run.on_progress, run.meet = lambda text: send({PHASE: text}), meet
     run.alone()
     if devices > 1:
         run.together()
-
-
-def _meet() -> bool:
-    """Wait for the other devices; False if one of them has failed."""
-    _send({PHASE: WAITS})
-    return sys.stdin.readline().strip() == _GO
-
-
-def _send(record: Mapping[str, Any]) -> None:
-    try:
-        say(json.dumps(record))
-    except BrokenPipeError:  # the parent is gone: an interruption, not a fault of the device
-        raise KeyboardInterrupt from None
+    return 0
 
 
 def _describe_failure(error: BaseException) -> str:

@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from tqdm import tqdm
 
 from mamf.measurement import Measurement
 from mamf.report.text import significant
+
+_LISTENERS: list[Callable[[str], object]] = []
+
+
+@contextmanager
+def heard_by(listener: Callable[[str], object]) -> Iterator[None]:
+    """Also call a listener with what is being measured."""
+    _LISTENERS.append(listener)
+    try:
+        yield
+    finally:
+        _LISTENERS.remove(listener)
 
 
 class Progress(AbstractContextManager["Progress"]):
@@ -24,9 +36,13 @@ class Progress(AbstractContextManager["Progress"]):
 
     def phase(self, text: str) -> None:
         self._bar.set_description(text)
+        for listener in _LISTENERS:
+            listener(text)
 
     def add(self, row: Measurement) -> None:
         """Count a measured row and show the best so far of its regime."""
+        for listener in _LISTENERS:
+            listener(f"{row.regime} {row.shape} {row.kernel}")
         best = self._best.get(row.regime)
         if row.ok and (best is None or row.rank > best.rank):
             best = self._best[row.regime] = row

@@ -19,15 +19,16 @@ from mamf.errors import RunLogError
 from mamf.limits import MOST_BYTES, TOO_LONG
 from mamf.logs.compare import roofs_of_logs
 from mamf.logs.lines import Seen
-from mamf.logs.run_log import RunLog, read_run_log
+from mamf.logs.run_log import RunLog
+from mamf.logs.shared_runs import read_run
 from mamf.machine.garbage import no_garbage_collection
 
 _PATIENCE_SECONDS = 30.0
 
 
-def read_log(path: Path) -> RunLog:
-    """Raises RunLogError that names the line and the error."""
-    log = read_run_log(path)
+def read_log(*paths: Path) -> RunLog:
+    """A log, or the logs and folders of a shared run as one. Raises RunLogError that names the line and the error."""
+    log = read_run(*paths)
     if log.is_truncated:
         warn(f"the last line of {log.path} is incomplete and ignored")
     return log
@@ -56,7 +57,7 @@ def as_file(path: Path | str) -> Iterator[Path]:
     """
     address, path = str(path), Path(path)
     is_address = "://" in address
-    if not is_address and (path.is_file() or not path.exists()):
+    if not is_address and (path.is_file() or path.is_dir() or not path.exists()):
         yield path
         return
     if is_address and not address.startswith("https://"):

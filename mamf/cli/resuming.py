@@ -12,7 +12,7 @@ import shlex
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 from mamf.backend import Backend
 from mamf.cli import watching
@@ -20,6 +20,7 @@ from mamf.cli.interruption import EXIT_CODE, Interruption
 from mamf.cli.terminal import warn
 from mamf.engine.runner import crashes_of
 from mamf.errors import LogMismatchError, UsageError
+from mamf.kinds.driver import Resumed
 from mamf.kinds.registry import kind_of, run_title
 from mamf.logs.compare import require_device_of_log
 from mamf.logs.records import measurement_record
@@ -32,11 +33,10 @@ from mamf.plugins.discovery import backend_class, is_path, open_backend
 
 #: Options that decide no step of a plan, or are compared with the log elsewhere.
 _COMPARED_ELSEWHERE = {"backend", "ceiling", "ceiling_kernel", "device", "devices", "kernel", "no_ceiling", "operation"}
-_HOW_TO_COUNT = {"bandwidth_ceiling", "launches", "metrics", "ncu", "report", "sections", "variants"}
 _WHAT_TO_WRITE = {"export", "export_file", "junit", "log", "markdown", "notes", "output", "overwrite", "picture"}
-_WHAT_TO_PRINT = {"baseline", "bytes", "columns", "flop", "format", "strict", "top", "wide"}
-_WHAT_TO_RUN = {"anyway", "budget", "command", "dry_run", "file", "led", "parser", "patience", "resume", "rows", "run"}
-_FREE = _COMPARED_ELSEWHERE | _HOW_TO_COUNT | _WHAT_TO_WRITE | _WHAT_TO_PRINT | _WHAT_TO_RUN | {"session", "update"}
+_WHAT_TO_PRINT = {"baseline", "bytes", "flop", "format", "strict", "top", "wide"}
+_WHAT_TO_RUN = {"anyway", "budget", "command", "dry_run", "file", "launches", "led", "ncu", "parser", "patience"}
+_FREE = _COMPARED_ELSEWHERE | _WHAT_TO_WRITE | _WHAT_TO_PRINT | _WHAT_TO_RUN | {"resume", "rows", "share", "update"}
 #: Options whose names differ from the fields of a plan, by field.
 _OPTIONS = {"regimes": "regime", "seconds": "time-limit", "flush": "no-flush"}
 #: Fields that may differ, follow from others, or are compared elsewhere.
@@ -44,13 +44,6 @@ _NOT_COMPARED = {"kind", "operation", "problems", "kernels", "budget_seconds", "
 _MOST_VALUES = 5
 _A_MOMENT = 1e-9
 _COUNTERS = "counters"
-
-
-class Resumed(NamedTuple):
-    """A log to continue, locked before it was read."""
-
-    log: RunLog
-    writer: RunLogWriter
 
 
 @contextmanager
@@ -103,12 +96,11 @@ def note_run(
         crashes.keep(None)
 
 
-def log_lost(row: Measurement, writer: RunLogWriter, backend: Backend) -> None:
-    """Log the row that lost the device. The process that watches does it, if any, and has another measure the rest."""
+def lose_device(backend: Backend, row: Measurement) -> None:
+    """The device is lost with this row: the process that watches, if any, logs it, and has another measure the rest."""
     if watching.WATCH:
         crashes_of(backend).keep(row)
         os._exit(1)
-    writer.write("measurement", measurement_record(row))
 
 
 def _line_and_label(row: Measurement) -> tuple[str, str]:
@@ -138,6 +130,8 @@ def asks_for_plan(options: argparse.Namespace) -> bool:
 
 def require_same_plan(options: argparse.Namespace, before: Plan, asked: Plan) -> None:
     """Raises LogMismatchError for the first field in which two plans differ."""
+    if before.is_shared:
+        asked = asked.dealt(before.options.rank, before.options.ranks)
     for name, then, now in differences(before, asked):
         raise contradiction(options, name, then, now)
 
@@ -209,12 +203,12 @@ def require_same_kernels(options: argparse.Namespace, before: Sequence[str], ask
         raise contradiction(options, "kernel", then, now)
 
 
-def reopen(log: RunLog, options: argparse.Namespace, index: int | None = None) -> Backend:
-    """Open the device of a log, or one of several by its index. Raises LogMismatchError if it is not the device of the
-    options, or has changed.
-    """
+def reopen(log: RunLog, options: argparse.Namespace) -> Backend:
+    """Open the device of a log. Raises LogMismatchError if it is not the device of the options, or has changed."""
     require_named(log, options)
-    then = log.device(index)
+    if log.devices:
+        raise LogMismatchError(f"{log.path} has rows of several devices, each of which now has a log: start a new run")
+    then = log.device(None)
     if options.backend not in (None, "auto") and backend_class(options.backend).name != then.backend:
         raise contradiction(options, "backend", then.backend, options.backend)
     backend = open_backend(options.backend or then.backend, then.index if options.device is None else options.device)
@@ -243,7 +237,7 @@ def require_named(log: RunLog, options: argparse.Namespace) -> None:
                 f"{log.path} names {option} {' '.join(foreign)}, which is not installed: "
                 f"add {flag(option)} {' '.join(names)} if you trust it"
             )
-    for search in plan.searches if not plan.is_search else ():
+    for search in plan.searches:
         for name in filter(is_path, search.kernels):
             raise LogMismatchError(
                 f"{log.path} names kernel {name} of a search, which is not installed: install its package, or start "

@@ -1,18 +1,23 @@
-"""The only module that prints; it escapes control characters in third-party text.
+"""The only module that prints lines and reports; it escapes control characters in third-party text.
 
 ``keep_stdout`` makes whatever plugins and libraries print appear on stderr.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import os
 import re
 import sys
 from collections.abc import Iterator
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
+from mamf.backend import Backend
 from mamf.text import visible, visible_lines
+
+if TYPE_CHECKING:
+    from mamf.report.document import Document
 
 #: What stands out on a terminal: answers, and words that judge, by the number of their color (ECMA-48).
 _JUDGED = re.compile(
@@ -20,8 +25,6 @@ _JUDGED = re.compile(
     r"|\b(?:(?P<b31>CRITICAL|SLOWER|FAIL|wrong_result|implausible)|(?P<b33>WARN|UNDECIDED)|(?P<b32>OK|FASTER))\b",
     re.MULTILINE,
 )
-
-
 # Of a terminal that does not say how wide it is.
 _USUAL_COLUMNS = 80
 #: The stdout that is kept for reports, once it is.
@@ -41,9 +44,9 @@ def keep_stdout() -> None:
 
 
 @contextlib.contextmanager
-def reports_to_stderr() -> Iterator[None]:
-    """Print reports to stderr meanwhile: those of commands whose result another command reports."""
-    _KEPT.insert(0, sys.stderr)
+def reports_to(stream: TextIO) -> Iterator[None]:
+    """Print reports to another stream meanwhile: those of commands whose result another command reports."""
+    _KEPT.insert(0, stream)
     try:
         yield
     finally:
@@ -90,3 +93,35 @@ def _has_colors(stream: TextIO) -> bool:
 
 def _colored(found: re.Match[str]) -> str:
     return f"\x1b[{(found.lastgroup or 'b0')[1:]}m{found[0]}\x1b[0m"
+
+
+def print_document(options: argparse.Namespace, document: Document) -> None:
+    """Print a report in the format that the command line asks for."""
+    from mamf.report.formats import FORMATS
+
+    say_lines(FORMATS[options.format](document, table_columns(options)))
+
+
+def table_columns(options: argparse.Namespace) -> int | None:
+    """The width for tables in characters; None shows all columns: pipes and files take any width."""
+    return None if getattr(options, "wide", True) else terminal_columns()
+
+
+def is_for_people(options: argparse.Namespace) -> bool:
+    """Whether people read the report, not a program."""
+    from mamf.report.formats import FOR_PEOPLE
+
+    return options.format in FOR_PEOPLE
+
+
+def note_stream(options: argparse.Namespace) -> TextIO:
+    """The stream for lines beside a report, which must not mix with what a program reads."""
+    return stdout() if is_for_people(options) else sys.stderr
+
+
+def say_memory(needed: int, of: str, backend: Backend) -> None:
+    """Print the memory that a run needs, for a dry run. ``needed``: bytes for ``of``."""
+    free = backend.free_memory()
+    say(f"memory: {needed / 1e9:.3g} GB for {of}" + (f", {free / 1e9:.1f} GB free" if free else ""))
+    if free and needed > free:
+        say("        it will be out_of_memory; smaller shapes are measured")

@@ -82,9 +82,10 @@ def best_attention(entries: Iterable[Entry], *, per_kernel: bool = False) -> lis
         if not problem.has_backward or problem.backward_count == "hardware":
             key = (*what, row.shape.causal, row.shape.window or 0, row.kernel if per_kernel else "")
             groups.setdefault(key, []).append(entry)
+    best = {key: max(each, key=lambda entry: (is_exact(entry.row), entry.share)) for key, each in groups.items()}
     order = {"fwd": 0, "bwd": 1}
-    keys = sorted(groups, key=lambda key: (*key[:3], order.get(key[3], 2), *key[4:]))
-    return [max(groups[key], key=lambda entry: (is_exact(entry.row), entry.share)) for key in keys]
+    keys = sorted(best, key=lambda key: (*key[:3], order.get(key[3], 2), *key[4:7], -best[key].share))
+    return [best[key] for key in keys]
 
 
 def best_kernels(entries: Iterable[Entry]) -> list[Entry]:

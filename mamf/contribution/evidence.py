@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -65,11 +65,6 @@ class Evidence:
     def device_of(self, row: Measurement) -> DeviceInfo:
         """The device that measured a row."""
         return self.log.device(row.device)
-
-
-def problems_of(plan: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The problems of a plan as written: one product, or several problems of kernels."""
-    return list(plan["problems"]) if "problems" in plan else [plan["problem"]]
 
 
 def records_of(path: Path, seen: Seen | None = None) -> Iterator[tuple[int, dict[str, Any]]]:

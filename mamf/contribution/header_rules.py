@@ -13,11 +13,12 @@ from msgspec.inspect import DataclassType, ListType, StructType, Type, UnionType
 
 from mamf.backend import SIMULATED, DeviceInfo, describe_sharing
 from mamf.ceilings.contributed import contributed_ceilings
-from mamf.contribution.evidence import Evidence, Finding, problems_of
+from mamf.contribution.evidence import Evidence, Finding
 from mamf.dtypes import DTYPES
 from mamf.files import packaged_rows
 from mamf.logs.legacy import STATISTICS, FinderRun
-from mamf.logs.records import RECORDS, Header
+from mamf.logs.recording import Header
+from mamf.logs.records import RECORDS
 from mamf.machine.privacy import scrub_record
 from mamf.measurement import TERA
 from mamf.peaks import fastest_possible_flops, listed_as, matching_device
@@ -119,7 +120,7 @@ def _letters(name: str) -> str:
 
 def is_of_normal_data(evidence: Evidence) -> Iterator[Finding]:
     """Zeros and patterns draw less power, so their rates are not ceilings; ``mamf explain`` varies data on purpose."""
-    for problem in problems_of(evidence.header["plan"]):
+    for problem in evidence.header["plan"]["problems"]:
         if problem.get("data") not in (None, "normal") and evidence.plan.kind != EXPLAIN:
             yield Finding("data", f"measured with {problem['data']} data: results are of --data normal", 1)
 

@@ -13,11 +13,10 @@ from typing import Any
 from mamf.contribution.collection import Collection
 from mamf.contribution.confirming import part_confirmed
 from mamf.contribution.entries import Entry, software
-from mamf.contribution.evidence import problems_of
 from mamf.logs.legacy import FinderRun
 from mamf.logs.records import significant_digits
 from mamf.measurement import group_pairs
-from mamf.plans import EXPLAIN, FIND, MATMUL, ROOFLINE
+from mamf.plans import EXPLAIN, FIND, MATMUL, ROOFLINE, SWEEP
 from mamf.regime_names import CEILINGS
 
 # Names of devices on Windows, which cannot be names of folders.
@@ -35,11 +34,12 @@ def folder_of(device_name: str) -> str:
 def name_of(header: Mapping[str, Any]) -> str:
     """The file name of a run: command or operation, kernels of matmul, dtypes, directions, regimes and start (UTC)."""
     plan = header["plan"]
-    command, problems = plan.get("command", "sweep"), problems_of(plan)
+    command, problems = plan["command"], plan["problems"]
+    is_of_products = plan["operation"] == MATMUL and command in (SWEEP, FIND)
     parts = [
-        plan.get("operation", command),
-        *([command] if "operation" in plan and command in (FIND, ROOFLINE, EXPLAIN) else []),
-        *([header["kernel"]] if "problem" in plan and command == "sweep" else []),
+        *([] if is_of_products else [plan["operation"]]),
+        *([command] if is_of_products or command in (FIND, ROOFLINE, EXPLAIN) else []),
+        *([header["kernel"]] if is_of_products and command == SWEEP else []),
         *(problem["dtype"] + ("-fast" if problem.get("fast_accumulation") else "") for problem in problems),
         *(problem["direction"] for problem in problems if "direction" in problem),
         *plan["regimes"],
@@ -112,7 +112,7 @@ def contributed_csv(collection: Collection) -> str:
 
 def _counts(entry: Entry) -> bool:
     """Virtual machines give CPUs of all speeds one name, so that their figures are of no use elsewhere."""
-    is_accelerator, data = entry.header["device"]["is_accelerator"], entry.header["plan"]["problem"]["data"]
+    is_accelerator, data = entry.header["device"]["is_accelerator"], entry.header["plan"]["problems"][0]["data"]
     is_found = (
         entry.is_confirmed and entry.interval is not None and entry.tier == "complete" and entry.regime in CEILINGS
     )

@@ -85,7 +85,7 @@ def ceilings_recompute(evidence: Evidence) -> Iterator[Finding]:
         last[ceiling.problem, ceiling.regime] = line, record
     for key, (line, record) in last.items():
         if key not in again:
-            if evidence.plan.searches or evidence.plan.confirms:
+            if evidence.plan.searches or evidence.plan.kind in (FIND, ROOFLINE):
                 yield Finding("ceiling-mismatch", f"{record['regime']}: no rounds confirm the ceiling", line)
             continue
         expected = ceiling_record(again[key])

@@ -77,7 +77,7 @@ def _review(path: Path, seen: Seen | None) -> Review:
     for line, record in whole:
         findings += header_rules.private_findings(line, record)
     plan = header.get("plan", {})  # a profile has none
-    named = {plan.get("operation", MATMUL), *plan.get("operations", ())}
+    named = {plan.get("operation", MATMUL)}
     named |= {record["operation"] for _, record in whole if "operation" in record}
     if foreign := sorted(named - own_operations()):
         message = f"{shorten(', '.join(foreign))}: results/ collects mamf's own operations, and no other is imported"

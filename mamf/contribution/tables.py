@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 from urllib.parse import quote
 
 from mamf.contribution.collection import Collection, Leader, LegacyEntry, best_attention, best_kernels, leaders
@@ -15,9 +15,8 @@ from mamf.contribution.placing import folder_of
 from mamf.measurement import TERA, group_pairs
 from mamf.plans import MATMUL
 from mamf.regime_names import CEILINGS
-from mamf.report.columns import sensor_columns
-from mamf.report.document import Column, Table
-from mamf.report.formats.markdown import table_text
+from mamf.report.document import Column, Table, sensor_columns
+from mamf.report.formats import table_text
 from mamf.report.own_ceilings import described_title, share_of
 from mamf.report.text import interval_cell, significant
 from mamf.text import Markup, markdown_line, markdown_text
@@ -107,10 +106,10 @@ def _device_page(part: Collection) -> str:
     sections = [
         f"# {markdown_text(_device_name(part))}\n\n{_NOTE} [All accelerators](../README.md)\n",
         _section("Ceilings", ceiling_columns(), leaders(ranked[MATMUL]), f"{_WORDS}\n"),
-        _section(attention_title, attention_columns(), best_attention(ranked[ATTENTION])),
+        _section(attention_title, [*attention_columns(), log_column()], best_attention(ranked[ATTENTION])),
         *(_kernels(operation, entries) for operation, entries in best.items()),
-        _section(_CUT, entry_columns(), _best_of_logs(interrupted)),
-        _section(_UNCONFIRMED, entry_columns(), _best_of_logs(unconfirmed)),
+        _section(_CUT, [*entry_columns(), log_column()], _best_of_logs(interrupted)),
+        _section(_UNCONFIRMED, [*entry_columns(), log_column()], _best_of_logs(unconfirmed)),
         _legacy(part.legacy),
     ]
     return "\n".join(filter(None, sections))
@@ -127,7 +126,7 @@ def entry_columns() -> list[Column[Entry]]:
     return [
         text_column("what", lambda entry: entry.label),
         Column("", "rate", lambda entry: entry.figure, significant),
-        *origin_columns(),
+        date_column(),
     ]
 
 
@@ -140,12 +139,13 @@ def text_column(title: str, read: Callable[[RowT], object]) -> Column[RowT]:
     return Column("", title, read, str, left=True)
 
 
-def origin_columns(read: Callable[[Any], Entry] = lambda entry: entry) -> list[Column[Any]]:
-    """The day of the run, and its log."""
-    return [
-        Column("", "date", lambda row: read(row).header["started"][:10]),
-        Column("", "log", lambda row: link(read(row).place), Markup),
-    ]
+def date_column() -> Column[Entry]:
+    """The day of the run."""
+    return Column("", "date", lambda entry: entry.header["started"][:10])
+
+
+def log_column() -> Column[Entry]:
+    return Column("", "log", lambda entry: link(entry.place), Markup)
 
 
 def ceiling_columns() -> list[Column[Leader]]:
@@ -168,7 +168,8 @@ def ceiling_columns() -> list[Column[Leader]]:
         text_column("by", lambda row: "find" if row[0].is_confirmed else "sweep"),
         Column("", "all", lambda row: _span([each.figure for each in row[1]])),
         text_column("software", lambda row: software(row[0].header)),
-        *origin_columns(lambda row: row[0]),
+        Column("", "date", lambda row: row[0].header["started"][:10]),
+        Column("", "log", lambda row: link(row[0].place), Markup),
     ]
 
 
@@ -187,14 +188,15 @@ def attention_columns() -> list[Column[Entry]]:
         Column("", "MAMFU", lambda entry: entry.share, lambda share: Markup(f"**{100 * share:.1f} %**")),
         Column("", "TFLOPS", lambda entry: entry.row.rate(entry.row.figure), significant),
         Column("", "shape", lambda entry: entry.row.shape),
-        *origin_columns(),
+        date_column(),
     ]
 
 
 def _kernels(title: str, entries: Sequence[Entry]) -> str:
     works = dict.fromkeys((entry.row.work.unit, entry.row.work.convention) for entry in entries)
     counts = " ".join(markdown_line(f"{unit}: {convention}.") for unit, convention in works)
-    return _section(markdown_text(title[:1].upper() + title[1:]), kernel_columns(), entries, f"{counts}\n\n")
+    columns = [*kernel_columns(), log_column()]
+    return _section(markdown_text(title[:1].upper() + title[1:]), columns, entries, f"{counts}\n\n")
 
 
 def kernel_columns() -> list[Column[Entry]]:
@@ -210,7 +212,7 @@ def kernel_columns() -> list[Column[Entry]]:
         Column("", "of the peak", share, lambda share: f"{100 * share:.1f} %"),
         Column("", "shape", lambda entry: entry.row.shape),
         text_column("kernel", kernel_title),
-        *origin_columns(),
+        date_column(),
     ]
 
 

@@ -18,10 +18,9 @@ class MamfuCallback(MeteredCallback, Callback):  # type: ignore[misc]
 
         lightning.Trainer(callbacks=[MamfuCallback()])
 
-    ``model``: what ``mamf.model_flops`` takes or gives, by default the module or its ``model``, whichever has a
-    ``config``. ``tokens``, ``samples``: of a batch on this rank, or a function of it, if they are not found. Other
-    options: those of ``mamf.Meter``, by default the trainer's dtype and ranks. Raises UsageError for one that is
-    unknown or not possible; later nothing.
+    FLOP are those of the module or of its ``model``, whichever has a ``config``. ``tokens``, ``samples``: of a batch on
+    this rank, or a function of it, if they are not found. Other options: those of ``mamf.Meter``, by default the
+    trainer's dtype and ranks. Raises UsageError for one that is unknown or not possible; later calls raise nothing.
     """
 
     starts = "on_train_start"

@@ -19,7 +19,7 @@ from mamf.ceilings.ceiling import Ceiling
 from mamf.contribution.known_ceilings import KnownPeak, datasheet_peak, measured_peak, opened
 from mamf.dtypes import canonical_name
 from mamf.errors import MamfError, MamfWarning, UsageError
-from mamf.integrations.model_flops import ModelFlops, model_flops
+from mamf.integrations.model_flops import model_flops
 from mamf.limits import shorten, whole_number
 from mamf.measurement import TERA
 
@@ -106,7 +106,7 @@ class _Step(NamedTuple):
 class Meter:
     """Call ``step`` after each optimizer step, and ``begin`` before its first forward pass, once the data are there.
 
-    - ``model``: what ``mamf.model_flops`` takes or gives, with ``sequence_length``; or ``flops_per_step``, also by
+    - ``model``: what ``mamf.model_flops`` takes, with ``sequence_length``; or ``flops_per_step``, also by
       dtype: ``{"float8_e4m3fn": 8e12, "bfloat16": 2e12}``, each of which counts against its own ceiling.
     - ``tokens_per_step``, ``flops_per_step``: of one forward and backward pass on this rank; an optimizer step has
       ``accumulation`` of them.
@@ -160,8 +160,7 @@ class Meter:
         if model is not None:
             if flops_per_step is not None or sequence_length is None:
                 raise UsageError("a meter takes either model= with sequence_length=, or flops_per_step=")
-            flops = model if isinstance(model, ModelFlops) else model_flops(model)
-            self._per_token = flops.per_token(sequence_length, causal) * self._share
+            self._per_token = model_flops(model).per_token(sequence_length, causal) * self._share
         self._lock = threading.RLock()
         self._speeds: dict[str, tuple[float, float]] = {}
         self._has_warned = False
@@ -243,18 +242,18 @@ class Meter:
     # -- work --------------------------------------------------------------------------------------------------------
 
     def _work(self, tokens: float | None, samples: float | None, flops: Flops | None) -> tuple[float, ...]:
-        by_dtype = self._flop_by_dtype(_known(tokens), flops)
-        speeds = {name: self._speed(name) for name in by_dtype}
-        at_peak, at_ceiling = (sum(flop / speeds[name][which] for name, flop in by_dtype.items()) for which in (0, 1))
-        return _known(tokens), _known(samples), sum(by_dtype.values()), at_peak, at_ceiling
-
-    def _flop_by_dtype(self, tokens: float, flops: Flops | None) -> dict[str, float]:
-        passes = self.accumulation if flops is None and self._flops is not None else 1
-        if flops is None:
-            flops = tokens * self._per_token if self._flops is None and self._per_token else self._flops
-        if isinstance(flops, Mapping):
-            return {self._name(name): _known(flop) * passes for name, flop in flops.items()}
-        return {self.dtype: _known(flops) * passes}
+        """The work of a step, as in ``_Step``."""
+        passes = 1
+        if flops is None and self._per_token:
+            flops = _known(tokens) * self._per_token
+        elif flops is None:
+            flops, passes = self._flops, self.accumulation
+        by_dtype = flops if isinstance(flops, Mapping) else {self.dtype: flops}
+        total = at_peak = at_ceiling = 0.0
+        for name, each in by_dtype.items():
+            flop, (peak, ceiling) = _known(each) * passes, self._speed(self._name(name))
+            total, at_peak, at_ceiling = total + flop, at_peak + flop / peak, at_ceiling + flop / ceiling
+        return _known(tokens), _known(samples), total, at_peak, at_ceiling
 
     def _name(self, dtype: str) -> str:
         return self.backend.resolve_dtype(canonical_name(dtype))
@@ -280,23 +279,17 @@ class Meter:
     def _speed(self, dtype: str) -> tuple[float, float]:
         """FLOP/s of the datasheet and of the ceiling, NaN if unknown."""
         if dtype not in self._speeds:
-            listed = datasheet_peak(self.backend.info, dtype)
-            self._speeds[dtype] = (listed.flops if listed else _NAN, self._ceiling(dtype))
+            listed, ceiling = datasheet_peak(self.backend.info, dtype), self._given
+            if ceiling is None:
+                try:
+                    ceiling = measured_peak(self.backend, dtype).flops
+                except MamfError as error:
+                    ceiling = _NAN
+                    if not self._has_warned:
+                        self._has_warned = True
+                        warnings.warn(f"MAMFU is NaN: {error}", MamfWarning, stacklevel=3)
+            self._speeds[dtype] = (listed.flops if listed else _NAN, ceiling)
         return self._speeds[dtype]
-
-    def _ceiling(self, dtype: str) -> float:
-        if self._given is not None:
-            return self._given
-        try:
-            return measured_peak(self.backend, dtype).flops
-        except MamfError as error:
-            self._warn(str(error))
-            return _NAN
-
-    def _warn(self, reason: str) -> None:
-        if not self._has_warned:
-            self._has_warned = True
-            warnings.warn(f"MAMFU is NaN: {reason}", MamfWarning, stacklevel=4)
 
 
 def _known(count: Any) -> float:

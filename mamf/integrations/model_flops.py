@@ -80,9 +80,10 @@ class ModelFlops:
 def model_flops(model: Any) -> ModelFlops:
     """FLOP by formula of a transformer, from its configuration.
 
-    ``model``: a configuration of transformers, or what has one as ``config``; any object with its attributes does
-    (``model_type``, ``hidden_size``, ``num_hidden_layers``, ``num_attention_heads``, ``vocab_size``, ...). A model
-    without an output layer counts without one. Raises UnsupportedError for an architecture that it does not know.
+    ``model``: a configuration of transformers, or what has one as ``config``; a ModelFlops is returned as it is. Any
+    object with the attributes of a configuration does (``model_type``, ``hidden_size``, ``num_hidden_layers``,
+    ``num_attention_heads``, ``vocab_size``, ...). A model without an output layer counts without one. Raises
+    UnsupportedError for an architecture that it does not know.
 
     >>> from types import SimpleNamespace
     >>> gpt2 = SimpleNamespace(
@@ -92,6 +93,8 @@ def model_flops(model: Any) -> ModelFlops:
     >>> f"{flops.weights / 1e6:.1f} M weights, {flops.per_token(1024) / 1e6:.1f} MFLOP a token"
     '123.5 M weights, 854.4 MFLOP a token'
     """
+    if isinstance(model, ModelFlops):
+        return model
     config = getattr(model, "config", model)
     kind = str(getattr(config, "model_type", type(config).__name__))
     sections = _sections()

@@ -18,10 +18,9 @@ class MamfuCallback(MeteredCallback, TrainerCallback):  # type: ignore[misc]
         MamfuCallback().attach(trainer)
 
     A Trainer runs its users' callbacks after its reporters, and does not pass them the batch. So ``attach`` puts
-    this one first, and a hook on the model reads its arguments. ``model``: what ``mamf.model_flops`` takes or gives, by
-    default the trainer's own. ``tokens``, ``samples``: of a batch on this rank, or a function of it, if they are not
-    found. Other options: those of ``mamf.Meter``, by default the trainer's dtype and ranks. Raises UsageError for one
-    that is unknown or not possible; later nothing.
+    this one first, and a hook on the model reads its arguments. ``tokens``, ``samples``: of a batch on this rank, or a
+    function of it, if they are not found. Other options: those of ``mamf.Meter``, by default the trainer's dtype and
+    ranks. Raises UsageError for one that is unknown or not possible; later calls raise nothing.
     """
 
     starts = "on_train_begin"

@@ -1,1 +1,1 @@
-"""Run kinds: how to show, summarize, plot and resume the logs of each kind. One file per kind."""
+"""Run kinds: how to show, summarize, plot and resume the logs of each kind."""

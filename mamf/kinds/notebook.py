@@ -16,7 +16,7 @@ from mamf.logs.run_log import RunLog
 from mamf.measurement import Measurement
 from mamf.report.comparison import comparison_document
 from mamf.report.document import Block, Document, Lines, Table
-from mamf.report.formats.html import fragment
+from mamf.report.formats import fragment
 from mamf.report.kernels import group_table
 from mamf.report.own_ceilings import ceiling_table
 from mamf.report.rows import failure_lines

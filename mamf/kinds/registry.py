@@ -5,20 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from mamf.kinds.explain import Explain
 from mamf.kinds.find import Find
-from mamf.kinds.guard import Guard
 from mamf.kinds.kind import Drawing, Kind
-from mamf.kinds.overlap import Overlap
-from mamf.kinds.reproduce import Reproduce
-from mamf.kinds.roofline import Roofline
+from mamf.kinds.studies import Explain, Guard, Overlap, Reproduce, Roofline, Verify
 from mamf.kinds.sweep import Sweep
-from mamf.kinds.verify import Verify
 from mamf.limits import require_known
 from mamf.logs.run_log import RunLog
 from mamf.operations.attention.shapes import DIRECTIONS
 from mamf.plans import SWEEP, Plan
-from mamf.report.charts.plotting import Picture
+from mamf.report.charts.picture import Picture
 
 KINDS: dict[str, Kind] = {
     kind.name: kind for kind in (Sweep(), Find(), Roofline(), Explain(), Guard(), Reproduce(), Overlap(), Verify())

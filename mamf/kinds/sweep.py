@@ -6,16 +6,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from mamf.ceilings.share import Ceilings, mamfu
-from mamf.kinds.kind import AnyCeilings, Drawing, KernelRows
+from mamf.kinds.kind import AnyCeilings, Drawing, KernelRows, Setup, Strategy
 from mamf.logs.recording import End
 from mamf.logs.run_log import RunLog
 from mamf.measurement import Measurement
 from mamf.operations.attention.operation import is_attention
 from mamf.plans import MATMUL, SWEEP, Plan
 from mamf.report.charts.attention import attention_chart
-from mamf.report.charts.model import model_chart
-from mamf.report.charts.plotting import Picture
-from mamf.report.charts.products import sweep_chart
+from mamf.report.charts.logs import model_chart, sweep_chart
+from mamf.report.charts.picture import Picture
 from mamf.report.devices import flat_device
 from mamf.report.rows import summary_record
 
@@ -26,6 +25,14 @@ _WITH_COMMAND = ("attention", "bandwidth", "model")
 class Sweep(KernelRows):
     name = SWEEP
     noun = "a sweep"
+
+    def strategy(self, setup: Setup) -> Strategy:
+        if setup.plan.operation != MATMUL:
+            return super().strategy(setup)
+        from mamf.engine.strategies.shapes import Sweep as ShapeSweep
+
+        (kernel,) = setup.opened
+        return ShapeSweep(setup.plan, kernel, setup.backend, setup.answers, setup.on_phase)
 
     def command(self, plan: Plan) -> str:
         if plan.operation == MATMUL:

@@ -27,8 +27,6 @@ from mamf.choices import DEFAULT_TOLERANCE
 from mamf.errors import IncomparableError, LogMismatchError, UsageError
 from mamf.logs.decision import FALSE_ALARMS, SEPARATE, WIDEST, Change, Design, Together, design_of, pool_rows
 from mamf.logs.entries import Entry, Fields, entries, is_find, mean_entries
-from mamf.logs.plan_records import plan_from_record
-from mamf.logs.records import operation_of_plan
 from mamf.logs.run_log import RunLog
 from mamf.machine.environment import describe_environment
 from mamf.measurement import Tabular, group_pairs
@@ -302,7 +300,7 @@ def blocking_differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Dif
     """Differences between two headers that forbid a comparison: device and cache state. Raises IncomparableError if
     the operations differ.
     """
-    kinds = operation_of_plan(a["plan"]), operation_of_plan(b["plan"])
+    kinds = a["plan"]["operation"], b["plan"]["operation"]
     if kinds[0] != kinds[1]:
         raise IncomparableError(f"A measured {kinds[0]}, B {kinds[1]}: they have no row in common")
     found = [Difference("device", a["device"]["name"], b["device"]["name"])]
@@ -312,7 +310,7 @@ def blocking_differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Dif
         found.append(Difference(f"card {found[0].a}", *map(str, cards)))
     if kinds[0] != "matmul":
         # Without flushes in burst, the rate of a kernel can be several times as high.
-        caches = ("flushed" if plan_from_record(header["plan"]).flush else "warm" for header in (a, b))
+        caches = ("flushed" if header["plan"]["flush"] else "warm" for header in (a, b))
         found.append(Difference("caches", *caches))
     return [each for each in found if each.a != each.b]
 

@@ -96,6 +96,8 @@ def entries(log: RunLog, as_ceilings: bool = False) -> list[Entry]:
     """The entries of a log. ``as_ceilings``: those of a find are its ceilings (see compare.py)."""
     rows = [row for row in log.measurements if not row.is_reference]
     plan = log.plan
+    if log.parts and is_find(log):
+        raise UsageError(f"{log.path} has a find of each device: compare single logs of it")
     if plan.kind == VERIFY:
         raise UsageError(f"{log.path} is a verification, which has no rates: 'mamf show' prints it")
     if plan.kind in (GUARD, REPRODUCE):
@@ -127,7 +129,7 @@ def fields_of(step: StepKey) -> Fields:
 
 
 def _row_entry(row: Measurement) -> Entry:
-    fields = fields_of((row.regime, row.problem, row.shape, row.kernel))
+    fields = fields_of(row.step)
     if row.summary is None:
         return Entry(fields, str(row.shape), row.kernel, status=row.status, reason=row.reason)
     entry = Entry(fields, str(row.shape), row.kernel, row.rate(row.figure), row.rate_interval, unit=row.work.unit)
@@ -166,7 +168,7 @@ def _of_devices(log: RunLog, rows: Sequence[Measurement]) -> list[Entry]:
 
 def by_step(rows: Iterable[Measurement]) -> dict[StepKey, list[Measurement]]:
     """The visits of each step."""
-    return group_pairs(((row.regime, row.problem, row.shape, row.kernel), row) for row in rows)
+    return group_pairs((row.step, row) for row in rows)
 
 
 def visited_entry(visits: Sequence[Measurement]) -> Entry:

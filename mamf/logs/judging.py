@@ -17,18 +17,39 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
+from msgspec import Struct, field
+
 from mamf.ceilings.ceiling import CONFIRM, FEWEST_ROUNDS, summarize_conditions
 from mamf.errors import UsageError
 from mamf.logs.compare import LEAST_COVERAGE, Comparison, Difference, Pair, circumstances, pair_rows, value_differences
 from mamf.logs.entries import Entry, entries, fields_of, is_find, visited_entry
+from mamf.logs.records import Fields
 from mamf.logs.run_log import RunLog
 from mamf.measurement import Measurement, group_pairs
-from mamf.plans import Claim, ReproduceOptions
+from mamf.plans import KERNEL_REGIMES, Claim, ReproduceOptions
 
 # -- guards -----------------------------------------------------------------------------------------------------------
 
 DEFAULT_TOLERANCE = 0.02
 DEFAULT_ROUNDS = 9
+
+
+class GuardKeys(Struct, kw_only=True):
+    """The keys of a guard file."""
+
+    operation: str
+    kernels: list[str]
+    shapes: list[str]
+    baseline: str
+    regimes: tuple[str, ...] = KERNEL_REGIMES[:1]
+    tolerance: Any = DEFAULT_TOLERANCE
+    rounds: int = DEFAULT_ROUNDS
+    precision: Any = None
+    time_limit: Any = None
+    flush: bool = True
+    problem: Fields = field(default_factory=dict)
+
+
 # A first visit is doubted from this share of the tolerance on: a visit may be a percent faster than its kernel is.
 _DOUBT = 0.5
 # A failure may be transient: it is tried once more.

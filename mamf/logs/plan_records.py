@@ -1,130 +1,105 @@
-"""Converts plans to and from the JSON values in run logs.
+"""Converts plans to and from the JSON values in run logs: one form, for every kind and operation.
 
-A sweep of products by one kernel names its ``problem`` and leaves the kernel to the header; a find of products is a
-search. All others name their ``operation``, ``problems`` and ``kernels``.
+A plan, and each object in it, is an object of its fields. What belongs to the operation is written and read by it.
 """
 
 from __future__ import annotations
 
+import functools
+import math
+import types
 from collections.abc import Mapping
-from dataclasses import asdict
-from dataclasses import fields as dataclass_fields
-from typing import Any
+from dataclasses import fields, is_dataclass
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from mamf.ceilings.search_plan import search_from_record, search_record
+from mamf.operations.matmul.shapes import SearchOptions
 from mamf.operations.unknown import AnyOperation, Unknown, operation_called
 from mamf.plans import (
     FIND,
     GUARD,
-    MATMUL,
     REPRODUCE,
     SWEEP,
     VERIFY,
-    Claim,
     GuardOptions,
     Plan,
+    Problem,
     ReproduceOptions,
+    Shape,
     SweepOptions,
     VerifyOptions,
 )
-from mamf.statistics import FigureError, Interval
 
-#: The command of that name measures sweeps of this operation.
-_ATTENTION = "attention"
-_LISTS = ("kernels", "regimes", "layers")
-#: Fields of the plan of a sweep of products beside its options.
-_OF_PRODUCTS = ("shapes", "regimes", "precision", "seconds", "budget_seconds", "layers")
-#: What earlier logs say beside the name of their kind.
-_REDUNDANT = ("confirms", "explains", "falls_back", "rounds")
+#: The options of each kind of run that has any.
+OPTIONS: Mapping[str, type] = {
+    SWEEP: SweepOptions,
+    FIND: SearchOptions,
+    GUARD: GuardOptions,
+    REPRODUCE: ReproduceOptions,
+    VERIFY: VerifyOptions,
+}
+#: Logs name the kind of a plan so.
+_KIND = "command"
 
 
 def plan_record(plan: Plan) -> dict[str, Any]:
-    """A plan as JSON values; shapes as their operation writes them."""
-    if plan.is_search:
-        return {"command": FIND, **search_record(plan.searches[0])}
+    """A plan as JSON values, with shapes as their operation prints them."""
     of = operation_called(plan.operation)
-    fields = {name: value for name, value in vars(plan).items() if name not in ("kind", "options")}
-    fields |= {
-        **{name: list(fields[name]) for name in _LISTS},
-        "shapes": list(map(str, plan.shapes)),
-        "problems": list(map(of.problem_record, plan.problems)),
-        "searches": list(map(search_record, plan.searches)),
-    }
-    if plan.kind == SWEEP and plan.operation == MATMUL and len(plan.problems) == len(plan.kernels) == 1:
-        reference = plan.options.reference
-        options = {**asdict(plan.options), "reference": reference and str(reference)}
-        own = {name: fields[name] for name in _OF_PRODUCTS}
-        return {"command": SWEEP, "problem": fields["problems"][0], **own, **options}
-    command = _ATTENTION if plan.kind == SWEEP and plan.operation == _ATTENTION else plan.kind
-    return {"command": command, **fields, **_options_record(plan, of)}
+    record = {name: _written(value, of) for name, value in vars(plan).items() if name not in ("kind", "options")}
+    options = _written(plan.options, of) or {}
+    if not plan.is_shared:
+        options = {name: value for name, value in options.items() if name not in ("rank", "ranks")}
+    return {_KIND: plan.kind, **record, "options": options}
 
 
-def _options_record(plan: Plan, of: AnyOperation) -> dict[str, Any]:
-    if plan.kind != REPRODUCE:
-        return asdict(plan.options) if plan.kind in (GUARD, VERIFY) else {}
-    claims = [
-        {
-            **vars(claim),
-            "step": {"regime": regime, "problem": of.problem_record(problem), "shape": str(shape), "kernel": kernel},
-            "interval": list(vars(claim.interval).values()),
-            "error": claim.error and asdict(claim.error),
-        }
-        for claim in plan.options.claims
-        for regime, problem, shape, kernel in (claim.step,)
-    ]
-    return {**vars(plan.options), "recorded": dict(plan.options.recorded), "claims": claims}
+def _written(value: Any, of: AnyOperation) -> Any:
+    if isinstance(value, Plan):
+        return plan_record(value)
+    if isinstance(value, of.shape_type):
+        return str(value)
+    if isinstance(value, of.problem_type):
+        return of.problem_record(value)
+    if is_dataclass(value):
+        return {each.name: _written(getattr(value, each.name), of) for each in fields(value)}
+    if hasattr(value, "_asdict"):
+        return {name: _written(each, of) for name, each in value._asdict().items()}
+    if isinstance(value, tuple):
+        return [_written(each, of) for each in value]
+    return None if value == math.inf else value
 
 
-def _reproduce_options(fields: dict[str, Any], of: AnyOperation) -> ReproduceOptions:
-    # Takes the options out of the fields of a plan.
-    own = {each.name: fields.pop(each.name) for each in dataclass_fields(ReproduceOptions)}
-    claims = [
-        Claim(
-            **{
-                **each,
-                "step": (
-                    step["regime"],
-                    of.problem_from_record(step["problem"]),
-                    of.parse_shape(step["shape"]),
-                    kernel,
-                ),
-                "interval": Interval(*each["interval"]),
-                "error": each["error"] and FigureError(**each["error"]),
-            }
-        )
-        for each in own["claims"]
-        for step, kernel in ((each["step"], each["step"]["kernel"]),)
-    ]
-    return ReproduceOptions(**{**own, "claims": tuple(claims), "recorded": tuple(own["recorded"].items())})
+def require_current(record: object) -> None:
+    """Raises ValueError for a plan as versions before release 0.2 wrote it."""
+    if isinstance(record, dict) and "options" not in record:
+        raise ValueError("the plan is in a form from before release 0.2, which no release reads: measure again")
 
 
-def plan_from_record(record: Mapping[str, Any], kernel: str = "auto") -> Plan:
-    """``kernel``: that of a sweep of products, which the header of its log names."""
-    fields = dict(record)
-    kind = fields.pop("command")
-    if "grid" in fields:
-        return search_from_record(fields).as_plan()
-    kind = SWEEP if kind == _ATTENTION else kind
-    of = operation_called(fields.setdefault("operation", MATMUL))
-    parse = str if isinstance(of, Unknown) else of.parse_shape
-    if "problem" in fields:
-        fields |= {"problems": [fields.pop("problem")], "kernels": [kernel]}
-    options: GuardOptions | SweepOptions | ReproduceOptions | VerifyOptions | None = None
-    if kind == REPRODUCE:
-        options = _reproduce_options(fields, of)
-    early = {name: fields.pop(name) for name in _REDUNDANT if name in fields}
-    if kind == GUARD:
-        options = GuardOptions(early["rounds"])
-    if kind == VERIFY:
-        options = VerifyOptions(fields.pop("number"), tuple(fields.pop("operations")))
-    if kind == SWEEP:
-        given = {each.name: fields.pop(each.name) for each in dataclass_fields(SweepOptions) if each.name in fields}
-        reference = given.get("reference")
-        options = SweepOptions(**{**given, "reference": of.parse_shape(reference) if reference else None})
-    fields |= {
-        "shapes": tuple(map(parse, fields["shapes"])),
-        "problems": tuple(map(of.problem_from_record, fields["problems"])),
-        "searches": tuple(map(search_from_record, fields.get("searches", ()))),
-        **{name: tuple(fields.get(name, ())) for name in _LISTS},
-    }
-    return Plan(kind, **fields, options=options)
+def plan_from_record(record: Mapping[str, Any]) -> Plan:
+    """The plan in the header of a log. Raises KeyError, TypeError or ValueError for a record that is not one."""
+    of = operation_called(record["operation"])
+    given = {name: _read(record[name], kind, of) for name, kind in _types(Plan).items() if name in record}
+    options = record["options"] and _read(record["options"], OPTIONS.get(record[_KIND], type(None)), of)
+    return Plan(**{**given, "kind": record[_KIND], "options": options or None})
+
+
+@functools.cache
+def _types(kind: type) -> dict[str, Any]:
+    return get_type_hints(kind, include_extras=True)
+
+
+def _read(value: Any, kind: Any, of: AnyOperation) -> Any:
+    """A JSON value as a value of this type."""
+    if kind == Shape:
+        return value if isinstance(of, Unknown) else of.parse_shape(value)
+    if kind == Problem:
+        return of.problem_from_record(value)
+    if kind is Plan:
+        return plan_from_record(value)
+    if kind is float:  # JSON has no infinity
+        return math.inf if value is None else value
+    if get_origin(kind) in (Union, types.UnionType):
+        return None if value is None else _read(value, get_args(kind)[0], of)
+    if get_origin(kind) is tuple:
+        return tuple(_read(each, get_args(kind)[0], of) for each in value)
+    if is_dataclass(kind) or hasattr(kind, "_fields"):
+        return kind(**{name: _read(value[name], each, of) for name, each in _types(kind).items() if name in value})
+    return value

@@ -1,24 +1,127 @@
-"""Writes a run log: its header with the measured traits, then each row before the caller gets it."""
+"""The header of a run log, with the measured traits, and how a run ended. A header is declared here, as other records
+are in records.py.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+from msgspec import UNSET, Struct
+from msgspec import UnsetType as Missing
 
 from mamf.backend import Backend, DeviceInfo, Unavailable, shared_ways
-from mamf.errors import DeviceLostError, first_line
-from mamf.logs.plan_records import plan_record
-from mamf.logs.records import measurement_record, utc_now
-from mamf.logs.run_log import RunLog
-from mamf.logs.writer import RunLogWriter
-from mamf.machine.doctor import diagnose, format_finding
+from mamf.logs.records import Fields, Tool, Whole, utc_now
 from mamf.machine.environment import describe_environment, tool_version
 from mamf.measurement import Measurement
-from mamf.plans import Plan
 from mamf.regime_traits import BurstTraits, SustainedTraits
+from mamf.statistics import FigureError, Interval
 from mamf.timers import LARGEST_SHIFT_SECONDS
+
+
+class Environment(Struct, kw_only=True):
+    python: str | Missing = UNSET
+    os: str | Missing = UNSET
+    packages: dict[str, str | None]
+    variables: dict[str, str | None] | Missing = UNSET
+
+
+class Traits(Struct, kw_only=True):
+    burst: BurstTraits
+    sustained: SustainedTraits
+    cache_bytes: Whole | None
+
+
+class Grid(Struct, kw_only=True):
+    m: list[Whole]
+    n: list[Whole]
+    k: list[Whole]
+    most_flop: float | None
+
+
+class Step(Struct, kw_only=True):
+    regime: str
+    problem: Fields
+    shape: str
+    kernel: str
+
+
+class Claim(Struct, kw_only=True):
+    step: Step
+    rate: float
+    interval: Interval
+    error: FigureError | None
+    clock_hz: float | None
+
+
+class PlanOptions(Struct, kw_only=True):
+    """Each kind of run has some of them: mamf.logs.plan_records says which."""
+
+    order: str | Missing = UNSET
+    reference: str | Missing | None = UNSET
+    reference_every: Whole | Missing = UNSET
+    rank: Whole | Missing = UNSET
+    ranks: Whole | Missing = UNSET
+    warmup_launches: Whole | Missing = UNSET
+    timed_launches: Whole | Missing = UNSET
+    grid: Grid | Missing = UNSET
+    scouts: Whole | Missing = UNSET
+    refinements: Whole | Missing = UNSET
+    priors: list[str] | Missing = UNSET
+    is_quick: bool | Missing = UNSET
+    rounds: Whole | Missing = UNSET
+    claims: list[Claim] | Missing = UNSET
+    source: str | Missing = UNSET
+    recorded: list[list[str]] | Missing = UNSET
+    chosen_from: Whole | Missing = UNSET
+    tolerance: float | Missing = UNSET
+    number: Whole | Missing = UNSET
+    operations: list[str] | Missing = UNSET
+
+
+class PlanFields(Struct, kw_only=True):
+    command: str
+    operation: str
+    problems: list[Fields]
+    kernels: list[str]
+    shapes: list[str]
+    regimes: list[str]
+    precision: float
+    seconds: float | None
+    budget_seconds: float | None
+    flush: bool
+    layers: list[str]
+    options: PlanOptions
+
+
+class SearchRecord(PlanFields, kw_only=True):
+    """A search that comes first in a run; it has no searches of its own."""
+
+    searches: list[dict[str, Any]] | Missing = UNSET
+
+
+class PlanRecord(PlanFields, kw_only=True):
+    searches: list[SearchRecord]
+
+
+class Header(Struct, kw_only=True):
+    schema: Whole
+    converted_from: Whole | Missing = UNSET
+    tool: Tool
+    command: str | Missing = UNSET
+    started: str | Missing = UNSET
+    device: DeviceInfo
+    devices: list[DeviceInfo] | Missing = UNSET
+    timer: str
+    traits: Traits | Missing = UNSET
+    sensors: str | Missing = UNSET
+    kernel: str
+    plan: PlanRecord
+    settings: dict[str, Any] | Missing = UNSET
+    environment: Environment
+    findings: list[str] | Missing = UNSET
+    notes: str | Missing = UNSET
 
 
 def traits_record(backend: Backend) -> dict[str, Any]:
@@ -49,18 +152,14 @@ def header_of(
     plan: Mapping[str, Any],
     findings: Sequence[str] = (),
     notes: str = "",
-    devices: Sequence[DeviceInfo] = (),
 ) -> dict[str, Any]:
-    """``plan``: from mamf.logs.plan_records. ``findings``: the doctor's, one line each. ``devices``: those that share
-    the run; empty for a run on one device.
-    """
+    """``plan``: from mamf.logs.plan_records. ``findings``: the doctor's, one line each."""
     sensors = backend.telemetry
     return {
         "tool": tool_version(),
         "command": command,
         "started": utc_now(),
         "device": asdict(backend.info),
-        **({"devices": [asdict(device) for device in devices]} if devices else {}),
         "timer": backend.timer,
         **({"traits": traits} if (traits := traits_record(backend)) else {}),
         "sensors": f"unavailable: {sensors.reason}" if isinstance(sensors, Unavailable) else "available",
@@ -93,87 +192,11 @@ class End:
         }
 
 
-#: Makes the last record of a log from its rows.
-Summary = Callable[[list[Measurement], End], dict[str, Any]]
-#: Records between the last row and the summary, each with its kind.
-Records = Callable[[], Iterable[tuple[str, dict[str, Any]]]]
+class Record(NamedTuple):
+    """A record of a log that is not a measurement."""
 
-
-@dataclass
-class Recording:
-    """``path``: None to keep no log. Closing the iterator ends the log properly.
-
-    ``before``: the locked log to resume, in place of a new one.
-    """
-
-    path: str | Path | None
-    backend: Backend
-    kernel: str
-    plan: Plan
-    before: tuple[RunLog, RunLogWriter] | None = None
-
-    def record(
-        self,
-        rows: Iterator[Measurement],
-        summary: Summary,
-        after: Records = tuple,
-        left: Callable[[], int] = lambda: 0,
-    ) -> Iterator[Measurement]:
-        """The same rows. ``left``: counts the steps that the budget left out.
-
-        Raises UsageError if the log cannot be created.
-        """
-        if self.path is None:
-            return rows
-        written = self._written(self._writer(Path(self.path)), rows, summary, after, left)
-        next(written)  # enters its ``with``: the log is closed with the iterator, even if no row was read
-        return written
-
-    def _writer(self, path: Path) -> RunLogWriter:
-        if self.before is not None:
-            log, writer = self.before
-            writer.write_resume(
-                log, {"tool": tool_version(), "command": "from Python", "started": utc_now(), "notes": ""}
-            )
-            return writer
-        findings = [format_finding(finding).strip() for finding in diagnose(self.backend)]
-        header = header_of(self.backend, "from Python", self.kernel, plan_record(self.plan), findings)
-        return RunLogWriter.create(path, header)
-
-    def _written(
-        self,
-        writer: RunLogWriter,
-        rows: Iterator[Measurement],
-        summary: Summary,
-        after: Records,
-        left: Callable[[], int],
-    ) -> Iterator[Any]:
-        """None, before anything is measured; then the rows."""
-        taken: list[Measurement] = [] if self.before is None else list(self.before[0].lasting)
-        status, reason, after_rows = "interrupted", "by the caller", dict[str, Any]()
-        with writer:
-            yield None
-            begun = host_seconds(self.backend)
-            try:
-                for row in rows:
-                    writer.write("measurement", measurement_record(row))
-                    taken.append(row)
-                    yield row
-                after_rows = overhead_after(self.backend, taken) | sharing_after(self.backend)
-                status, reason = ("interrupted", "the budget ended") if left() else ("complete", "")
-            except KeyboardInterrupt:
-                reason = "by the user"
-                raise
-            except Exception as error:
-                reason = first_line(error)
-                if isinstance(error, DeviceLostError):
-                    writer.write("measurement", measurement_record(error.row))
-                raise
-            finally:
-                for kind, record in after():
-                    writer.write(kind, record)
-                end = End(status, reason, max(0.0, host_seconds(self.backend) - begun), left())
-                writer.write("summary", {**summary(taken, end), **after_rows, "time": utc_now()})
+    kind: str
+    fields: Mapping[str, Any]
 
 
 def overhead_after(backend: Backend, rows: Iterable[Measurement]) -> dict[str, Any]:

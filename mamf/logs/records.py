@@ -1,4 +1,5 @@
-"""The records of a run log. Each is declared once, by a msgspec struct: its schema, its reader and its writer.
+"""The records of a run log after its header. Each is declared once, by a msgspec struct: its schema, its
+reader and its writer.
 
 ``results check`` and the schema in the docs read the same declarations. A field with the default UNSET may be missing.
 Readers ignore fields that are not declared here.
@@ -16,7 +17,6 @@ import msgspec
 from msgspec import UNSET, Meta, Struct
 from msgspec import UnsetType as Missing
 
-from mamf.backend import DeviceInfo
 from mamf.calibration import ANEW, find_calibration
 from mamf.ceilings.ceiling import Ceiling
 from mamf.ceilings.share import KnownCeiling
@@ -24,8 +24,7 @@ from mamf.measurement import Conditions, Measurement, Status
 from mamf.operations.unknown import operation_called
 from mamf.plans import MATMUL
 from mamf.regime_names import require_regime
-from mamf.regime_traits import BurstTraits, SustainedTraits
-from mamf.statistics import FigureError, Interval, Repeatability, standard_deviation, summarize
+from mamf.statistics import Interval, Repeatability, standard_deviation, summarize
 from mamf.timers import LEAST_ACCURACY_SECONDS, MOST_OVERHEAD_SECONDS
 
 _OLD_ANEW_DEGREES = 6
@@ -49,80 +48,10 @@ TimerReading = Annotated[float, Meta(gt=-1e9, lt=1e9)]
 Rates = dict[str, float | list[float]]
 
 
-# -- the header --------------------------------------------------------------------------------------------------------
-
-
 class Tool(Struct, kw_only=True):
     name: str
     version: str | None
     commit: str | Missing | None = UNSET
-
-
-class Environment(Struct, kw_only=True):
-    python: str | Missing = UNSET
-    os: str | Missing = UNSET
-    packages: dict[str, str | None]
-    variables: dict[str, str | None] | Missing = UNSET
-
-
-class Traits(Struct, kw_only=True):
-    burst: BurstTraits
-    sustained: SustainedTraits
-    cache_bytes: Whole | None
-
-
-_TEXTS, _NUMBER = list[str], float | None
-_GRID = msgspec.defstruct("Grid", [*((name, list[Whole]) for name in "mnk"), ("most_flop", _NUMBER)])
-_STEP = msgspec.defstruct("Step", [("regime", str), ("problem", Fields), ("shape", str), ("kernel", str)])
-_CLAIM = msgspec.defstruct(
-    "Claim",
-    [
-        ("step", _STEP),
-        ("rate", float),
-        ("interval", list[float]),
-        ("error", FigureError | None),
-        ("clock_hz", _NUMBER),
-    ],
-)
-#: Each kind of run has some of these fields: mamf.logs.plan_records says which.
-_PLAN_FIELDS: Mapping[str, Any] = {
-    **dict.fromkeys(("command", "operation", "source", "order"), str),
-    **dict.fromkeys(("shapes", "kernels", "regimes", "layers", "operations", "priors"), _TEXTS),
-    **dict.fromkeys(("flush", "falls_back", "confirms", "explains", "is_quick"), bool),
-    **dict.fromkeys(("rounds", "number", "chosen_from", "scouts", "refinements", "reference_every"), Whole),
-    **dict.fromkeys(("warmup_launches", "timed_launches"), Whole),
-    **dict.fromkeys(("precision", "tolerance"), float),
-    **dict.fromkeys(("seconds", "budget_seconds"), _NUMBER),
-    "problem": Fields,
-    "problems": list[Fields],
-    "reference": str | None,
-    "grid": _GRID,
-    "searches": list[dict[str, Any]],
-    "claims": list[_CLAIM],  # type: ignore[valid-type]
-    "recorded": dict[str, str],
-}
-PlanRecord: Any = msgspec.defstruct(
-    "PlanRecord", [(name, kind | Missing, UNSET) for name, kind in _PLAN_FIELDS.items()]
-)
-
-
-class Header(Struct, kw_only=True):
-    schema: Whole
-    converted_from: Whole | Missing = UNSET
-    tool: Tool
-    command: str | Missing = UNSET
-    started: str | Missing = UNSET
-    device: DeviceInfo
-    devices: list[DeviceInfo] | Missing = UNSET
-    timer: str
-    traits: Traits | Missing = UNSET
-    sensors: str | Missing = UNSET
-    kernel: str
-    plan: dict[str, Any]
-    settings: dict[str, Any] | Missing = UNSET
-    environment: Environment
-    findings: list[str] | Missing = UNSET
-    notes: str | Missing = UNSET
 
 
 # -- rows and ceilings -------------------------------------------------------------------------------------------------
@@ -278,12 +207,6 @@ def read_record(record: object, kind: type[RecordT], prefix: str = "") -> Record
         raise ValueError(where + what[0].lower() + what[1:]) from None
 
 
-def check_plan(plan: Mapping[str, Any]) -> None:
-    """Raises ValueError for a field of a wrong type in a plan or its searches."""
-    for each in (plan, *(read_record(plan, PlanRecord, "plan.").searches or ())):
-        read_record(each, PlanRecord, "plan.")
-
-
 def json_values(record: Struct) -> dict[str, Any]:
     """A record as JSON values, without the fields that are UNSET."""
     return {
@@ -386,11 +309,6 @@ def measurement_from_record(record: Mapping[str, Any], header: Mapping[str, Any]
         round=read.round,
         device=None if read.device is UNSET else read.device,
     )
-
-
-def operation_of_plan(plan: Mapping[str, Any]) -> str:
-    """The operation of a run; plans of products do not name it."""
-    return str(plan.get("operation", MATMUL))
 
 
 def significant_digits(value: float) -> float:

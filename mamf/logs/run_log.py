@@ -15,22 +15,20 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from mamf.backend import DeviceInfo, shared_name
-from mamf.ceilings.ceiling import Ceiling, combine_rounds, confirm_ceiling
+from mamf.ceilings.ceiling import CHOOSE, CONFIRM, Ceiling, combine_rounds, confirm_ceiling
 from mamf.ceilings.share import KnownCeiling
 from mamf.errors import MamfError, RunLogError
 from mamf.limits import LARGEST_SIZE
 from mamf.logs.lines import lines_of, parse_records
-from mamf.logs.plan_records import plan_from_record
+from mamf.logs.plan_records import plan_from_record, require_current
+from mamf.logs.recording import Header
 from mamf.logs.records import (
     RECORDS,
-    Header,
     as_logged,
     ceiling_from_record,
-    check_plan,
     is_of_old_calibration,
     measurement_from_record,
     measurement_record,
-    operation_of_plan,
     read_record,
 )
 from mamf.measurement import Measurement, Tabular
@@ -58,7 +56,8 @@ class RunLog(Tabular):
     """A log as read. ``summary`` is the last one, None if the run was killed. ``valid_bytes``: up to the last whole
     line. ``measurements``: of each step the last; ``every_row`` as written. ``all_ceilings``: of products, by dtype and
     regime; ``own_ceilings``: of the operation that the run is of. ``known_ceilings``: what rows are shares of that the
-    run did not measure itself. ``counter_records``: as mamf.profiling.counters.log reads them.
+    run did not measure itself. ``counter_records``: as mamf.profiling.counters.log reads them. ``parts``: the logs of
+    the devices that shared the run, if each has its own (mamf.logs.shared_runs).
     """
 
     path: Path
@@ -72,13 +71,14 @@ class RunLog(Tabular):
     valid_bytes: int = 0
     is_truncated: bool = False
     every_row: list[Measurement] = field(default_factory=list)
+    parts: list[RunLog] = field(default_factory=list)
 
     def __repr__(self) -> str:
         return f"RunLog({self.path}: {len(self.measurements)} rows, {self.tier})"
 
     @property
     def plan(self) -> Plan:
-        return plan_from_record(self.header["plan"], self.header["kernel"])
+        return plan_from_record(self.header["plan"])
 
     @property
     def devices(self) -> list[DeviceInfo]:
@@ -134,7 +134,7 @@ def run_log_of(path: Path, records: Iterable[tuple[int, dict[str, Any]]]) -> Run
     log, has_old_ceilings = RunLog(path, header), False
     for number, record in numbered:
         try:
-            _add_record(log, record)
+            add_record(log, record)
             has_old_ceilings |= record["record"] == "ceiling" and is_of_old_calibration(record)
         except MALFORMED as error:
             raise RunLogError(f"{path}, line {number}: {describe_error(error)}", number - 1) from None
@@ -190,29 +190,30 @@ def _header(path: Path, record: dict[str, Any]) -> dict[str, Any]:
     try:
         if isinstance(tier := header.get("tier"), str) and tier in _WITHOUT_SAMPLES:
             raise ValueError(_WITHOUT_SAMPLES[tier])
+        require_current(header.get("plan"))
         read = read_record(header, Header)
-        check_plan(header["plan"])
         devices = [asdict(each) for each in (read.device, *(read.devices or ()))]
         if any(isinstance(size, int) and abs(size) > LARGEST_SIZE for each in devices for size in each.values()):
             raise ValueError("a device with a number of more than 64 bits")
         header["device"] = devices[0]
         if read.devices:
             header["devices"] = devices[1:]
-        plan_from_record(header["plan"], header["kernel"])
+        plan_from_record(header["plan"])
     except MALFORMED as error:
         raise RunLogError(f"{path}, line 1: {describe_error(error)}") from None
     return header
 
 
-def _add_record(log: RunLog, record: dict[str, Any]) -> None:
+def add_record(log: RunLog, record: dict[str, Any]) -> None:
+    """Add a record after the header to a log. Raises ValueError for one that is malformed."""
     kind = record["record"]
     if kind not in RECORDS:
         raise ValueError(f"unknown record {kind!r}")
     if kind == "measurement":
         plan, operation = log.header["plan"], record.get("operation")
-        expected = (MATMUL, operation_of_plan(plan), *plan.get("operations", ()))
+        expected = (MATMUL, plan["operation"], *plan["options"].get("operations", ()))
         if isinstance(operation, str) and operation not in expected:
-            raise ValueError(f"a row of {operation} in a log of {expected[1]}")
+            raise ValueError(f"a row of {operation} in a log of {plan['operation']}")
         log.measurements.append(measurement_from_record(record, log.header))
         log.summary = None
     elif kind == "ceiling":
@@ -245,7 +246,8 @@ def latest_rows(rows: Iterable[Measurement]) -> list[Measurement]:
     """Every visit of the reference, and of each step the last row: a failure may have been measured again."""
     kept: dict[object, Measurement] = {}
     for number, row in enumerate(rows):
-        key = number if row.is_reference else (row.step, row.phase, row.round)
+        device = row.device if row.phase else None  # each device searches for its own ceiling
+        key = number if row.is_reference else (row.step, row.phase, row.round, device)
         kept.pop(key, None)
         kept[key] = row
     return list(kept.values())
@@ -288,13 +290,33 @@ _Visits = dict[Any, dict[int, list[Measurement]]]
 
 
 def device_speeds(rows: Iterable[Measurement]) -> DeviceSpeeds:
-    """Speeds from the reference visits in these rows: each device's median over that of the lowest index."""
+    """Speeds from these rows, each device's relative to that of the lowest index: by their ceilings if each found its
+    own, else by the median of the reference visits.
+    """
     visits: dict[Context, _Visits] = {}
+    searched: dict[Context, dict[int, list[Measurement]]] = {}
     for row in rows:
-        if row.is_reference and row.ok and row.device is not None:
+        if row.device is not None and row.is_reference and row.ok:
             of = visits.setdefault(context_of(row), {}).setdefault((row.problem, row.shape, row.kernel), {})
             of.setdefault(row.device, []).append(row)
-    return {context: _speeds(each) for context, each in visits.items()}
+        elif row.device is not None and row.phase in (CHOOSE, CONFIRM):
+            searched.setdefault(context_of(row), {}).setdefault(row.device, []).append(row)
+    found = {context: _speeds(each) for context, each in visits.items()}
+    for context, by_device in searched.items():
+        ceilings = {device: ceiling for device, own in by_device.items() if (ceiling := confirm_ceiling(own, ""))}
+        if context in found and ceilings.keys() >= found[context].keys():
+            found[context] = _speeds_by_ceilings(ceilings)
+    return found
+
+
+def _speeds_by_ceilings(ceilings: Mapping[int, Ceiling]) -> dict[int, DeviceSpeed]:
+    first = ceilings[min(ceilings)]
+    found = {}
+    for device, own in ceilings.items():
+        half_widths = (0.0, 0.0) if own is first else (each.interval.half_width / each.rate for each in (own, first))
+        work = float(own.problem.work(own.shape).amount)
+        found[device] = DeviceSpeed(own.rate / first.rate, math.hypot(*half_widths), work)
+    return found
 
 
 def context_of(row: Measurement) -> Context:

@@ -9,22 +9,22 @@ import queue
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from mamf.errors import CRASH_SIGNALS, CRASHED
+from mamf.errors import CRASH_SIGNALS
 
 #: Keys of a child's message: its current phase, why its device failed, the device's bus address.
 PHASE, FAILURE, ADDRESS = "phase", "failure", "address"
-#: Likewise: the row to be logged if the child dies now, with a label; None after the last launch of a step.
-IN_FLIGHT, LABEL = "in_flight", "label"
+#: Likewise: a line that the child printed to stderr.
+WARNING = "warning"
 #: The phase of a child that waits for the others.
 WAITS, TOGETHER = "waits for the others", "together"
 _TICK_SECONDS = 0.5
 _MAX_END_SECONDS = 15.0
-# Exit code of a child whose run was interrupted.
-_INTERRUPTED = 130
+#: Exit codes of children that ended as they should: also if their run was interrupted.
+ENDED_WELL = (0, 130)
 
 
 class Event(NamedTuple):
@@ -38,16 +38,18 @@ class Event(NamedTuple):
 
 @dataclass
 class Watch:
-    """The state of the children. ``ranks``: all that were started. ``now``: a clock in seconds."""
+    """The state of the children. ``ranks``: all that were started. ``now``: a clock in seconds. ``ended_well``: exit
+    codes that are not failures.
+    """
 
     ranks: Sequence[int]
     patience: float
     now: Callable[[], float] = time.monotonic
+    ended_well: Sequence[int] = ENDED_WELL
+    codes: dict[int, int] = field(default_factory=dict)
     failures: dict[int, str] = field(default_factory=dict)
     phases: dict[int, str] = field(default_factory=dict)
     addresses: dict[int, str | None] = field(default_factory=dict)
-    #: The rows in flight; of a child that has ended, the row that ended it.
-    in_flight: dict[int, dict[str, Any] | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.running = set(self.ranks)
@@ -57,31 +59,29 @@ class Watch:
         rank = event.rank
         self._heard[rank] = self.now()
         if event.said is not None:
-            self.phases[rank] = str(event.said.get(PHASE, self.phases.get(rank, "")))
+            if PHASE in event.said:
+                self.phases[rank] = str(event.said[PHASE])
             if ADDRESS in event.said:
                 self.addresses[rank] = event.said[ADDRESS]
-            if IN_FLIGHT in event.said:
-                self.in_flight[rank] = event.said[IN_FLIGHT]
             if event.said.get(FAILURE) and rank in self.running:
                 self.failures.setdefault(rank, str(event.said[FAILURE]))
         elif rank in self.running:
             self.running.discard(rank)
-            row = self.in_flight[rank] = why_ended(self.in_flight.get(rank), event.code)
-            if event.code not in (0, _INTERRUPTED) and rank not in self.failures:
-                reason = f"killed by signal {-event.code}" if event.code < 0 else f"exit code {event.code}"
-                reason = f"{row[LABEL]} {row['reason']}" if row else reason
-                self.failures[rank] = (
-                    f"it ended while it measured ({self.phases.get(rank, 'start')}): {event.words or reason}"
-                )
+            self.codes[rank] = event.code
+            if event.code not in self.ended_well and rank not in self.failures:
+                signal = CRASH_SIGNALS.get(event.code, f"signal {-event.code}")
+                reason = f"killed by {signal}" if event.code < 0 else f"exit code {event.code}"
+                words = event.words.removeprefix("mamf: ") or reason
+                self.failures[rank] = f"it ended while it measured ({self.phases.get(rank, 'start')}): {words}"
 
     def all_wait(self) -> bool:
         """Whether every child that runs waits for the others."""
         return all(self.phases.get(rank) == WAITS for rank in self.running)
 
-    def go_on(self, ranks: Iterable[int], phase: str = TOGETHER) -> None:
-        """Ranks that waited continue with ``phase``."""
-        for rank in ranks:
-            self.phases[rank], self._heard[rank] = phase, self.now()
+    def go_on(self) -> None:
+        """All that waited measure together now."""
+        for rank in self.running:
+            self.phases[rank], self._heard[rank] = TOGETHER, self.now()
 
     def hanging(self) -> list[int]:
         """Children that run, do not wait, and were silent for too long; each counts as failed from now on."""
@@ -91,13 +91,6 @@ class Watch:
             reason = f"it hangs: silent for {self.patience:.0f} s ({self.phases.get(rank, 'start')})"
             self.failures.setdefault(rank, reason)
         return found
-
-
-def why_ended(row: dict[str, Any] | None, code: int) -> dict[str, Any] | None:
-    """The row in flight with the signal in its reason; None if it is not what ended a process with this code."""
-    if row is None or row["reason"] != CRASHED:
-        return row
-    return {**row, "reason": f"{CRASHED} ({CRASH_SIGNALS[code]})"} if code in CRASH_SIGNALS else None
 
 
 def parsed(line: str) -> dict[str, Any]:
@@ -114,7 +107,7 @@ def watched(
     processes: Mapping[int, Any],
     events: Callable[[float], Event | None],
     let_go: Callable[[], None],
-    on_event: Callable[[], None] = lambda: None,
+    on_event: Callable[[Event], None] = lambda event: None,
 ) -> None:
     """Watch until all children have ended: kill those that hang, and call ``let_go`` whenever all others wait.
     ``events``: the next, or None after so many seconds.
@@ -123,12 +116,12 @@ def watched(
         event = events(_TICK_SECONDS)
         if event is not None:
             watch.take(event)
-            on_event()
+            on_event(event)
         for rank in watch.hanging():
             processes[rank].kill()
             watch.running.discard(rank)  # a process blocked in a driver survives the kill
         if watch.running and watch.all_wait():
-            watch.go_on(watch.running)
+            watch.go_on()
             let_go()
 
 
@@ -180,13 +173,6 @@ class Children(contextlib.AbstractContextManager["Children"]):
             stdin.write(f"{line}\n")
             stdin.flush()
 
-    def dismiss(self) -> None:
-        """Close the children's stdin, so that they end."""
-        for process in self.processes.values():
-            assert process.stdin is not None
-            with contextlib.suppress(OSError):
-                process.stdin.close()
-
     def next(self, seconds: float) -> Event | None:
         try:
             return self._events.get(timeout=seconds)
@@ -195,7 +181,7 @@ class Children(contextlib.AbstractContextManager["Children"]):
 
     def _read(self, rank: int, process: subprocess.Popen[str]) -> None:
         words: list[str] = []
-        complaints = threading.Thread(target=_last_words, args=(process, words), daemon=True)
+        complaints = threading.Thread(target=self._listen, args=(rank, process, words), daemon=True)
         complaints.start()
         assert process.stdout is not None
         for line in process.stdout:
@@ -203,6 +189,13 @@ class Children(contextlib.AbstractContextManager["Children"]):
         code = process.wait()
         complaints.join(timeout=1.0)
         self._events.put(Event(rank, None, code, words[-1] if words else ""))
+
+    def _listen(self, rank: int, process: subprocess.Popen[str], words: list[str]) -> None:
+        """Pass on what a child prints to stderr, and keep the last line."""
+        assert process.stderr is not None
+        for line in filter(None, map(str.strip, process.stderr)):
+            words[:] = [line]
+            self._events.put(Event(rank, {WARNING: line}))
 
     def end(self) -> None:
         """Ask all to end and to close their logs; then kill the rest."""
@@ -218,10 +211,3 @@ class Children(contextlib.AbstractContextManager["Children"]):
     def __exit__(self, *raised: object) -> None:
         if any(process.poll() is None for process in self.processes.values()):
             self.end()
-
-
-def _last_words(process: subprocess.Popen[str], words: list[str]) -> None:
-    assert process.stderr is not None
-    for line in process.stderr:
-        if line.strip():
-            words[:] = [line.strip()]

@@ -9,24 +9,19 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mamf.backend import MIB, Backend
-from mamf.engine.search.finding import Find
 from mamf.engine.search.grid import plan_for
-from mamf.engine.strategies.kernels import KernelsSweep
-from mamf.engine.strategies.verify import VerifySweep, kernels_to_verify, verify_plan
+from mamf.engine.strategies.verify import kernels_to_verify, verify_plan
 from mamf.errors import UnavailableError
-from mamf.kinds.registry import kind_of
-from mamf.logs.recording import Recording
-from mamf.logs.records import ceiling_record
+from mamf.kinds.driver import Run
+from mamf.kinds.kind import Named
 from mamf.measurement import Measurement
 from mamf.node.logs import ALONE, VERIFIED, log_path
 from mamf.operations.bandwidth.shapes import BandwidthShape
-from mamf.operations.copies.operation import CopyShape
-from mamf.operations.matmul.kernel import MatmulKernel
+from mamf.operations.copies import CopyShape
 from mamf.operations.matmul.operation import problem_for
 from mamf.plans import NODE_BUDGET_SECONDS, SWEEP, Plan
 from mamf.plugins.discovery import operation
 from mamf.plugins.selection import choose_kernels
-from mamf.report.ceilings import find_summary_record
 
 # Seconds per row of bandwidth and copies.
 _ROW_SECONDS = 0.3
@@ -103,37 +98,23 @@ class DeviceRun:
     def _path(self, part: str) -> Path:
         return log_path(self.folder, self.backend.index, part)
 
-    def _record(
-        self, part: str, plan: Plan, rows: Iterator[Measurement], left: Callable[[], int] = lambda: 0
-    ) -> Iterator[Measurement]:
-        recording = Recording(self._path(part), self.backend, " ".join(plan.kernels), plan)
-        return recording.record(rows, lambda taken, end: kind_of(plan).summary(plan, taken, {}, end), left=left)
+    def _measured(self, part: str, plan: Plan, kernels: Sequence[Named]) -> Iterator[Measurement]:
+        run = Run(plan, self.backend, kernels, on_phase=self.on_progress, path=self._path(part))
+        return run.measurements()
 
     # -- the parts ---------------------------------------------------------------------------------------------------
 
     def _find(self, part: str) -> Iterator[Measurement]:
         problem, seconds = problem_for(self.backend, self.dtype), self.seconds * _FIND_SHARE
         plan, kernels = plan_for(self.backend, problem, self.kernels, budget_seconds=seconds, is_quick=True)
-        find = Find(plan, kernels, self.backend, (), self.on_progress)
-        return Recording(self._path(part), self.backend, kernels[0].name, plan.as_plan()).record(
-            find.results(),
-            lambda rows, end: find_summary_record(rows, find.confirmed_by(rows), end),
-            lambda: [("ceiling", ceiling_record(each)) for each in find.ceilings.values()],
-            left=lambda: len(set(plan.regimes) - find.ceilings.keys()),
-        )
+        return self._measured(part, plan, list(zip(plan.kernels, kernels, strict=True)))
 
     def _verify(self, part: str) -> Iterator[Measurement]:
         kernels = kernels_to_verify(self.backend, None)
         plan = verify_plan(self.backend, kernels, self.verify_seconds)
-        sweep = VerifySweep(plan, [*kernels.values()], self.backend, (), self.on_progress)
-        return self._record(part, plan, sweep.results())
+        return self._measured(part, plan, list(kernels.items()))
 
     def _kernels(self, part: str) -> Iterator[Measurement]:
-        kernels, plan = self._kernels_plan(part)
-        sweep = KernelsSweep(plan, kernels, self.backend, on_phase=self.on_progress)
-        return self._record(part, plan, sweep.results(), lambda: sweep.left_out)
-
-    def _kernels_plan(self, part: str) -> tuple[list[MatmulKernel], Plan]:
         of = operation("bandwidth" if part == "bandwidth" else "copies")
         available = choose_kernels(of, self.backend)
         chosen = [(name, kernel) for name, kernel in available if kernel.is_default] or available
@@ -141,17 +122,17 @@ class DeviceRun:
         shapes: Iterable[Any] = [self._sizes.copied]
         if part == "bandwidth":
             shapes = [min(self._sizes.array, max(of.default_shapes(self.backend)))]
-        names, kernels = zip(*chosen, strict=True)
-        return list(kernels), Plan(
+        plan = Plan(
             SWEEP,
             of.name,
             tuple(problems),
-            tuple(names),
+            tuple(name for name, _ in chosen),
             tuple(shapes),
             seconds=_ROW_SECONDS,
             budget_seconds=self._seconds_left if part in ALONE else None,
             flush=part == "bandwidth",
         )
+        return self._measured(part, plan, chosen)
 
     @property
     def _sizes(self) -> Sizes:

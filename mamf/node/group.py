@@ -38,6 +38,19 @@ def launched(environment: Mapping[str, str]) -> Launched | None:
     return None
 
 
+def launched_rank(environment: Mapping[str, str]) -> Launched:
+    """This process as a launcher started it, when the user says so: it may be the only one. Raises UsageError if the
+    variables are missing.
+    """
+    names = _TORCHRUN if _TORCHRUN[0] in environment else (_SRUN[0], "SLURM_NTASKS", *_SRUN[2:])
+    if not environment.keys() >= set(names[:2]):
+        raise UsageError(
+            "--devices ranks is for processes that torchrun or srun starts: the environment lacks RANK and WORLD_SIZE, "
+            "or SLURM_PROCID and SLURM_NTASKS"
+        )
+    return Launched(*(_number(name, environment.get(name, "0")) for name in names))
+
+
 def _number(name: str, text: str) -> int:
     if not text.isdecimal():
         raise UsageError(f"{name}={text!r} in the environment: it must be a number from 0")

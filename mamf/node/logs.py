@@ -185,7 +185,7 @@ def _with_ceilings(device: Device, log: RunLog) -> Device:
     info = log.header["device"]
     return replace(
         device,
-        dtype=log.header["plan"]["problem"]["dtype"],
+        dtype=log.plan.problem.dtype,
         build=(info["compute_units"], info["power_limit_watts"]),
         figures={**device.figures, **{name: each.rate for name, each in found.items()}},
         half_widths={
@@ -257,7 +257,7 @@ def read_baseline(paths: Sequence[Path]) -> Baseline:
         log = read_run_log(path)
         info = log.header["device"]
         key = str(info["name"]), str(info["uuid_hash"] or path)
-        part = "find" if log.header["plan"].get("command") == "find" else "other"
+        part = "find" if log.plan.is_search else "other"
         if not any(figure in UNITS for figure in with_figures(Device(0), part, log).figures):
             raise UsageError(f"{path} has no figure that devices are compared by: give the log of a find")
         cards[key] = with_figures(cards.get(key, Device(0)), part, log)

@@ -7,9 +7,8 @@ from operator import attrgetter
 
 from mamf.errors import UsageError
 from mamf.node.verdict import BURST, SUSTAINED, UNITS, Device, Verdict, lost, pace_figure, slowest_line
-from mamf.report.charts.chart import Axis, Chart, Line, Panel, Point
-from mamf.report.columns import sensor_columns
-from mamf.report.document import Answer, Block, Column, Document, Lines, Table
+from mamf.report.charts.lines import Axis, Chart, Line, Panel, Point
+from mamf.report.document import Answer, Block, Column, Document, Lines, Table, sensor_columns
 from mamf.report.text import list_once, significant, snake_case, whole
 
 _TEXTS = ("node", "index", "name", "uuid_hash", "address")
@@ -116,7 +115,7 @@ def node_chart(devices: Sequence[Device], verdict: Verdict) -> Chart:
         ", ".join(dict.fromkeys(device.name for device in devices if device.name)),
         Axis("device", ticks=ticks),
         tuple(tuple(padded[start : start + across]) for start in range(0, len(padded), across)),
-        (*notes, "spread: highest to lowest; bars: 95 % repeat intervals; each panel has its own scale"),
+        notes=(*notes, "spread: highest to lowest; bars: 95 % repeat intervals; each panel has its own scale"),
         is_connected=False,
         has_intervals=True,
         has_own_scales=True,

@@ -1,1 +1,1 @@
-"""The operations: one package per operation, with its shapes, work, kernels and columns."""
+"""The operations: a package or a pair of modules for each, with its shapes, work, kernels and columns."""

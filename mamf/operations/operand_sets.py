@@ -1,13 +1,14 @@
 """Operand sets of torch kernels: memory from the pool, one set per launch, and their checks, types and checksums.
 
 A kernel that derives from TorchKernel supplies ``operand_set``, which makes one set. This module rotates over sets,
-poisons outputs, checks that operands stay unchanged and rewrites outputs.
+poisons outputs, checks that operands stay unchanged, changes them between launches and rewrites outputs.
 """
 
 from __future__ import annotations
 
 import math
 import random
+import secrets
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,9 +20,8 @@ import torch
 
 from mamf.backend import Backend, OperandPool, Unavailable
 from mamf.kernel import Buffer, Kernel, Prepared, ProblemT, ShapeT, Verdict
-from mamf.operations.repeats import remember_outputs
 from mamf.torch_backend import TorchBackend
-from mamf.wrong_tiles import WrongCells
+from mamf.wrong_tiles import CELL, WrongCells
 
 AnswerT = TypeVar("AnswerT")
 #: The buffer from which the classic regime overwrites the output of the first set; without it the output is zeroed.
@@ -243,6 +243,21 @@ def tensors_of(returned: object) -> list[torch.Tensor]:
     return [each.detach() for each in returned if isinstance(each, torch.Tensor)] if isinstance(returned, tuple) else []
 
 
+def verify_beside_special(
+    found: torch.Tensor, expected: torch.Tensor, special: str, details: Mapping[str, str | float]
+) -> Verdict:
+    """Verify that an output has the expected bits although the operands have special values, such as NaN."""
+    differing = int((~((found == expected) | (found.isnan() & expected.isnan()))).sum().item())
+    reason = f"{differing} values are wrong beside {special} among the operands"
+    return Verdict(math.inf, 0.0, details, reason=reason) if differing else Verdict(0.0, 0.0, details)
+
+
+def worst_of(errors: Iterable[float]) -> float:
+    """The largest error, or NaN if any is NaN: ``max`` ignores a NaN that does not come first."""
+    found = list(errors)
+    return math.nan if any(map(math.isnan, found)) else max(found, default=0.0)
+
+
 class Unchanged:
     """A check that tensors stay unchanged. Calling it returns the names of the tensors that changed since its creation.
 
@@ -285,3 +300,130 @@ def as_words(flat: torch.Tensor) -> torch.Tensor:
         if nbytes % dtype.itemsize == 0 and flat.storage_offset() * flat.element_size() % dtype.itemsize == 0:
             return flat.view(dtype)
     return flat.view(torch.int8)
+
+
+# -- operands that change between launches -----------------------------------------------------------------------------
+
+
+_SIGN_BIT, _SIGN_BIT_OF_LOWER = 0x80, 0x08
+_PATTERNS = 16
+
+
+def fresh_integers(
+    below: int, size: Sequence[int], device: torch.device, dtype: torch.dtype = torch.int64
+) -> torch.Tensor:
+    """Unpredictable integers from 0; drawn on the host for a device without a random number generator."""
+    try:
+        generator = torch.Generator(device=device)
+    except RuntimeError:
+        return fresh_integers(below, size, torch.device("cpu"), dtype).to(device)
+    generator.manual_seed(secrets.randbits(63))
+    return torch.randint(below, tuple(size), generator=generator, device=device, dtype=dtype)
+
+
+def fresh_choices(size: Sequence[int], device: torch.device) -> torch.Tensor:
+    """Random booleans."""
+    return fresh_integers(2, size, device, torch.int8) == 1
+
+
+def fresh_signs(size: Sequence[int], device: torch.device) -> torch.Tensor:
+    """Random signs, 1 and -1, as int8."""
+    return torch.where(fresh_choices(size, device), -1, 1).to(torch.int8)
+
+
+class Signs:
+    """Random sign flips along K, an operand's last dimension, make a remembered result wrong.
+
+    A flip is exact in every dtype, and a second flip undoes it. Signs come from fresh entropy, which no kernel can
+    predict, and are drawn on the operand's device, so nothing waits for the host. Patterns are drawn once, so a change
+    is a single pass over the operand: 8-bit floats, two e2m1 values per byte (uint8), or numbers.
+    """
+
+    def __init__(self, operand: torch.Tensor) -> None:
+        self._operand = operand
+        self._patterns: torch.Tensor | None = None
+        #: Patterns that have been applied an odd number of times.
+        self._present: set[int] = set()
+        self._last: int | None = None
+
+    def change(self) -> None:
+        """Queue a pattern of flips that differs from the last one."""
+        if self._patterns is None:
+            self._patterns = self._draw_patterns()
+        index = self._last = secrets.choice([index for index in range(_PATTERNS) if index != self._last])
+        self._present ^= {index}
+        self._apply(self._patterns[index])
+
+    def restore(self) -> None:
+        """Queue flips that restore the original operand."""
+        for index in self._present:
+            assert self._patterns is not None
+            self._apply(self._patterns[index])
+        self._present = set()
+
+    def _draw_patterns(self) -> torch.Tensor:
+        """Patterns with at least one flip each, as factors for numbers or as bits to flip."""
+        operand, count = self._operand, self._operand.shape[-1] * (2 if self._operand.dtype == torch.uint8 else 1)
+        flips = fresh_choices((_PATTERNS, count), operand.device)
+        flips[:, secrets.randbelow(count)] = True
+        if operand.dtype.itemsize > 1 or operand.dtype == torch.int8:
+            return torch.where(flips, -1, 1).to(operand.dtype)
+        bits = flips.to(torch.uint8) * _SIGN_BIT
+        if operand.dtype == torch.uint8:
+            bits = bits[:, 1::2] + flips[:, ::2].to(torch.uint8) * _SIGN_BIT_OF_LOWER
+        return bits
+
+    @torch.no_grad()
+    def _apply(self, pattern: torch.Tensor) -> None:
+        operand = self._operand
+        if operand.dtype.itemsize > 1 or operand.dtype == torch.int8:
+            operand.mul_(pattern)
+            return
+        bits = operand.view(torch.uint8)
+        # float8 dtypes without a negative zero have NaN in its place.
+        bits.bitwise_xor_(pattern * (bits != 0) if "fnuz" in str(operand.dtype) else pattern)
+
+
+# -- outputs that repeat -----------------------------------------------------------------------------------------------
+
+
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def remember_outputs(
+    outputs_of: Callable[[object], Sequence[torch.Tensor]], result: object
+) -> Callable[[object], Callable[[], WrongCells]]:
+    """``Prepared.remember`` for one set; ``outputs_of``: the outputs of a launch, given its result.
+
+    Compares whole outputs bit by bit, on their device and without waiting for it.
+    """
+    first = [_bits_of(each).clone() for each in outputs_of(result)]
+    values = sum(each.numel() for each in first)
+
+    def compare(later: object) -> Callable[[], WrongCells]:
+        pairs = zip(outputs_of(later), first, strict=True)
+        found = [_wrong_cells(_bits_of(now) != before) for now, before in pairs]
+
+        def read() -> WrongCells:
+            """Of several outputs, the cells of the first that differs."""
+            number = next((number for number, cells in enumerate(found) if cells.any()), 0)
+            places = frozenset((b, row, column) for b, row, column in found[number].nonzero().tolist())
+            rows, columns = first[number].shape[1:]
+            return WrongCells(places, rows, columns, values)
+
+        return read
+
+    return compare
+
+
+def _bits_of(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor's bits as integers, as a batch of matrices."""
+    bits = tensor.detach().view(_INTEGERS[tensor.dtype.itemsize])
+    return bits.reshape(-1, *(bits.shape[-2:] if bits.dim() > 1 else (1, bits.shape[-1])))
+
+
+def _wrong_cells(flags: torch.Tensor) -> torch.Tensor:
+    """The cells that contain a flag, given flags by product, row and column."""
+    padded = torch.nn.functional.pad(flags, (0, -flags.shape[2] % CELL, 0, -flags.shape[1] % CELL))
+    cells: torch.Tensor = padded.unflatten(2, (-1, CELL)).any(3).unflatten(1, (-1, CELL)).any(2)
+    return cells

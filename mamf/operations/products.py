@@ -20,6 +20,7 @@ from mamf.kernel import Verdict
 from mamf.operations.matmul.kernel import ProductProblem, ProductProblemT, ProductShape, ProductShapeT
 from mamf.operations.operand_sets import (
     OperandSet,
+    Signs,
     TorchKernel,
     explain_wrong_type,
     float32_precision,
@@ -30,9 +31,14 @@ from mamf.operations.operand_sets import (
     view_as,
 )
 from mamf.operations.quantization import Quantized, quantize
-from mamf.operations.special_values import verify_special_product
-from mamf.operations.variation import Signs
-from mamf.operations.whole_products import Operand, Part, locate_wrong, rounded_like, whole_verdict
+from mamf.operations.whole_products import (
+    Operand,
+    Part,
+    locate_wrong,
+    rounded_like,
+    verify_special_product,
+    whole_verdict,
+)
 from mamf.torch_backend import torch_dtype
 
 #: Errors of cuBLAS and hipBLAS for a shape or layout without an algorithm, and of oneDNN for a missing dtype.
@@ -106,6 +112,10 @@ class TorchProducts(TorchKernel[ProductProblemT, ProductShapeT]):
     """Products computed by one torch function. Derived kernels supply their dtypes and the launch."""
 
     has_padding: ClassVar[bool] = False
+    #: The output dtypes by operand dtype; of others the default one.
+    outputs: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    #: The operand dtypes that have fast accumulation.
+    fast_dtypes: ClassVar[tuple[str, ...]] = ()
 
     def unsupported(self, backend: Backend, problem: ProductProblemT) -> str | None:
         if problem.padding and not self.has_padding:
@@ -115,11 +125,11 @@ class TorchProducts(TorchKernel[ProductProblemT, ProductShapeT]):
 
     def unsupported_problem(self, backend: Backend, problem: ProductProblemT) -> str | None:
         """Why this output dtype, layout or accumulation is not supported for the problem's dtype, or None."""
-        own = DTYPES[problem.dtype].default_output
-        if problem.out_dtype != own:
-            return f"kernel {self.name} writes {own} for {problem.dtype}, not {problem.out_dtype}"
-        if problem.fast_accumulation:
-            return f"kernel {self.name} has no fast accumulation; only 8-bit floats have it"
+        outputs = self.outputs.get(problem.dtype, (DTYPES[problem.dtype].default_output,))
+        if problem.out_dtype not in outputs:
+            return f"kernel {self.name} writes {', '.join(outputs)} for {problem.dtype}, not {problem.out_dtype}"
+        if problem.fast_accumulation and problem.dtype not in self.fast_dtypes:
+            return f"kernel {self.name} has no fast accumulation for {problem.dtype}; only 8-bit floats have it"
         return None
 
     def settings(self, backend: Backend, problem: ProductProblemT) -> AbstractContextManager[object]:

@@ -13,12 +13,15 @@ for operands of 8 and 16 bits and tf32 (its error is 1e-6, their bounds 1e-3), a
 
 Rounding to int8 would hide small errors from this test. There, a library computes the exact int32 product, the test
 verifies that, and every entry of C is compared with it.
+
+``verify_special_product`` verifies a launch with infinities, NaN and subnormal numbers among the operands.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+import secrets
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -26,9 +29,8 @@ import torch
 from mamf.dtypes import slope_tolerance
 from mamf.kernel import Verdict
 from mamf.operations.matmul.kernel import ProductProblem
-from mamf.operations.operand_sets import one_thread
+from mamf.operations.operand_sets import fresh_signs, one_thread, verify_beside_special
 from mamf.operations.quantization import Quantized
-from mamf.operations.variation import fresh_signs
 from mamf.wrong_tiles import CELL, WrongCells
 
 #: The number of random vectors in a test.
@@ -254,3 +256,50 @@ def _multiply_transposed(operand: Operand, vectors: torch.Tensor, wide: torch.dt
 def _chunks(tensor: torch.Tensor, elements: int) -> Iterator[torch.Tensor]:
     """Chunks of rows with about ``elements`` elements each."""
     yield from tensor.split(max(1, elements // (tensor.shape[0] * tensor.shape[2])), dim=1)
+
+
+def verify_special_product(
+    problem: ProductProblem,
+    parts: Callable[[torch.Tensor], Sequence[Part]],
+    launch: Callable[[], torch.Tensor],
+    scale: float,
+) -> Verdict:
+    """Verify a launch with infinities, NaN and subnormal numbers among the operands; ``launch`` returns the output.
+
+    What the output must be follows from a launch without them. A NaN in column k of a row of B makes a column of C NaN.
+    An infinity in A makes a row of C infinite, with the signs of a column of B. A row of A with one subnormal number
+    gives products that the host rounds alone. All other values must have the bits that they had. Operands of 8 bits and
+    fewer are left alone: they have no infinity.
+    """
+    first = launch().clone()
+    product = secrets.randbelow(len(parts(first)))
+    left, right = parts(first)[product].left, parts(first)[product].right
+    if isinstance(left, Quantized) or isinstance(right, Quantized) or left.dtype.itemsize == 1:
+        return Verdict(0.0, 0.0)
+    a, b = left[-1], right[-1]
+    (m, k), n = a.shape, len(b)
+    at, column, row = secrets.randbelow(k), secrets.randbelow(n), secrets.randbelow(m)
+    small, tiny = (row + 1) % m, torch.finfo(a.dtype).tiny / 4
+    factors, expected = b[:, at].clone(), first.clone()
+    c = parts(expected)[product].c[-1]
+    c[row] = (torch.where(factors == 0, math.nan, factors.sign()) * math.inf).to(c.dtype)
+    saved = [(each, each.clone()) for each in (a[small], a[row], b[column])]
+    try:
+        a[small] = 0.0
+        a[small, at] = tiny
+        a[row, at] = math.inf
+        b[column, secrets.randbelow(k)] = math.nan
+        found = launch()
+    finally:
+        for memory, values in reversed(saved):
+            memory.copy_(values)
+    details: dict[str, str | float] = {}
+    if small != row:
+        own, exact = parts(found)[product].c[-1][small], factors.cpu().double() * (tiny * scale)
+        spacing = torch.finfo(own.dtype).tiny * torch.finfo(own.dtype).eps
+        near = ((own.cpu().double() - exact).abs() <= problem.tolerance * exact.abs() + spacing).to(c.device)
+        # A kernel may flush subnormal numbers to zero, but not compute anything else.
+        c[small] = torch.where(near | (own == 0), own, math.nan)
+        details["subnormal operands"] = "kept" if (own[own == own] != 0).any() else "flushed to zero"
+    c[:, column] = math.nan
+    return verify_beside_special(found, expected, "an infinity, a NaN and a subnormal number", details)

@@ -1,97 +1,132 @@
-"""One page for one or more logs: ``mamf report``."""
+"""One page for logs of any kind, profiles, imported logs and folders of runs: ``mamf report``."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+from mamf.ceilings.ceiling import Ceiling
+from mamf.ceilings.contributed import place_among_known
+from mamf.ceilings.share import MAX_SHARE, label_dtype
 from mamf.choices import DEFAULT_TOLERANCE, OK
 from mamf.errors import MamfError, UsageError
+from mamf.kinds.kind import View
+from mamf.kinds.registry import chart_of, kind_of, run_title
 from mamf.logs.compare import compare
+from mamf.logs.legacy import FinderRun, read_legacy_or_none
+from mamf.logs.lines import lines_of, parse_record
+from mamf.logs.run_log import RunLog, read_run_log
+from mamf.logs.shared_runs import is_shared_folder, read_run
+from mamf.measurement import IDLE, Measurement
 from mamf.node.logs import contributed_baseline, is_node_folder, read_nodes
 from mamf.node.report import node_chart, node_document
 from mamf.node.verdict import judge
-from mamf.pages.sources import Source, read_source, source_of_profile
-from mamf.profiling.ranks import rank_log, rank_logs, ranks_document, read_rank_logs
-from mamf.report.charts.ranges import RangeChart, RangeRow
-from mamf.report.columns import text_table
+from mamf.plans import MATMUL
+from mamf.profiling.classes import COMMUNICATION
+from mamf.profiling.counters.report import counters_document
+from mamf.profiling.log import rank_log, rank_logs, read_profile_or_none, read_rank_logs
+from mamf.profiling.profile import Profile
+from mamf.profiling.report import conclusion, device_of, milliseconds, profile_document, ranks_document
+from mamf.report.charts.bars import RangeChart, RangePoint, RangeRow
+from mamf.report.charts.picture import Picture
 from mamf.report.comparison import comparison_document
-from mamf.report.document import Answer, Block, Lines
-from mamf.report.page import Page, Part, Section
+from mamf.report.document import Answer, Block, Document, Lines, Table, text_table
+from mamf.report.imported import beside_chart, finder_document, shown_run
+from mamf.report.own_ceilings import ceiling_title, described_title, share_of
+from mamf.report.page import Command, Fact, Page, Part, Section
+from mamf.report.rows import ranked
+from mamf.report.shares import WRONG_CEILING, Shares
+from mamf.report.text import UNKNOWN, end_line, interval_cell, machine_line, percent, scaled_unit, significant
+
+#: At most so many figures in large type, and rows of a table.
+_MAX_FACTS, _MAX_ROWS = 6, 500
+#: If a log has more tables, they open on a click.
+_MAX_OPEN_TABLES = 8
+#: Headline figures are of these operands; others show what data cost.
+NORMAL = "normal"
 
 
-def report_of(paths: Sequence[Path]) -> Page:
-    """A page for these logs and folders. Raises RunLogError for what cannot be read, UsageError for an empty folder."""
-    if len(paths) == 1 and paths[0].is_dir():
-        return _of_folder(paths[0])
-    sources = [read_source(path) for path in paths if not path.is_dir()]
-    pages = [_of_folder(path) for path in paths if path.is_dir()]
-    return page_of_source(sources[0]) if not pages and len(sources) == 1 else _of_several(sources, pages)
+@dataclass(frozen=True)
+class Figure:
+    """A headline figure with its interval and notes. ``unit``: of ``point``."""
+
+    label: str
+    unit: str
+    point: RangePoint
+    notes: Sequence[str] = ()
+
+    @property
+    def fact(self) -> Fact:
+        unit, factor = scaled_unit(self.unit, [self.point.value])
+        notes = [note for note in self.notes if note]
+        return Fact(self.label, significant(self.point.value * factor), unit, notes)
 
 
-def page_of_source(source: Source) -> Page:
-    facts = [*(each.fact for each in source.figures), *source.facts]
-    return Page(source.title, source.lead, facts, sections=source.sections)
+@dataclass(frozen=True)
+class Source:
+    """What a page shows of one log. ``name``: identifies it on the page. ``document``: its report. ``log``:
+    None unless it is a run log.
+    """
+
+    name: str
+    title: str
+    lead: Sequence[str]
+    document: Document
+    pictures: Sequence[Picture] = ()
+    figures: Sequence[Figure] = ()
+    conditions: Sequence[Part] = ()
+    command: str = ""
+    log: RunLog | None = None
+    facts: Sequence[Fact] = ()
+
+    @property
+    def sections(self) -> list[Section]:
+        """Pictures, tables, conditions and the command that makes such a log."""
+        figures = [_limited(block) for block in self.document.visible_blocks]
+        is_short = sum(isinstance(block, Table) for block in figures) <= _MAX_OPEN_TABLES
+        sections = [
+            Section("Pictures", self.pictures),
+            Section("Figures", figures, is_open=is_short),
+            Section("Conditions", self.conditions),
+            Section("Reproduce it", [Command(self.command)] if self.command else []),
+        ]
+        return [section for section in sections if section.parts]
+
+    @property
+    def section(self) -> Section:
+        """All sections in one that opens on a click."""
+        return _joined(f"{self.name}: {self.title}", self.sections)
 
 
-def _of_several(sources: Sequence[Source], pages: Sequence[Page]) -> Page:
-    """All of them together first, then a section for each."""
-    rows = [(source.name, source.title, "; ".join(source.lead)) for source in sources]
-    parts: list[Part] = [text_table(("log", "what", "machine and run"), rows)] if rows else []
-    if chart := _side_by_side(sources):
-        parts.insert(0, chart)
-    compared = _compared(sources)
-    sections = [
-        Section("Side by side", parts),
-        Section("Compared", compared),
-        *(_joined(f"{source.name}: {source.title}", source.sections) for source in sources),
-        *(_joined(page.title, page.sections) for page in pages),
-    ]
-    answers = [text for block in compared if isinstance(block, Answer) for text in block.texts]
-    count = len(sources) + len(pages)
-    return Page(
-        f"{count} runs side by side",
-        answers[1:],
-        verdict=answers[0] if answers else "",
-        sections=[section for section in sections if section.parts],
-    )
+def _limited(block: Block) -> Block:
+    """Limit the rows of a table; csv and json have all."""
+    if isinstance(block, Table) and (block.top is None or block.top > _MAX_ROWS):
+        return replace(block, top=_MAX_ROWS)
+    return block
 
 
 def _joined(heading: str, sections: Sequence[Section]) -> Section:
-    """What sections hold, in one that opens on a click."""
     return Section(heading, [part for section in sections for part in section.parts], is_open=False)
 
 
-def _side_by_side(sources: Sequence[Source]) -> RangeChart | None:
-    """The figures of all that have some; those of other units than the first are left out."""
-    found = [(source, figure) for source in sources for figure in source.figures]
-    unit = found[0][1].unit if found else ""
-    labels = dict.fromkeys(figure.label for _, figure in found if figure.unit == unit)
-    rows = [
-        RangeRow(label, source.name, (figure.point,))
-        for label in labels
-        for source, figure in found
-        if figure.label == label
-    ]
-    has_interval = [point.low < point.high for row in rows for point in row.points]
-    intervals = "with their 95 % repeat intervals" if all(has_interval) else "lines: 95 % repeat intervals, if known"
-    subtitle = intervals if any(has_interval) else ""
-    return RangeChart("The figures of each log", subtitle, unit, tuple(rows)) if rows else None
+# -- pages -------------------------------------------------------------------------------------------------------------
 
 
-def _compared(sources: Sequence[Source]) -> Sequence[Block]:
-    """The comparison of two logs of one plan, or the reason why they are not compared."""
-    logs = [source.log for source in sources if source.log is not None]
-    if len(logs) != 2 or len(sources) != 2:
-        return []
-    try:
-        document = comparison_document(compare(logs[:1], logs[1:], False), DEFAULT_TOLERANCE)
-    except MamfError as error:
-        reason = str(error).partition("; use --")[0]
-        for log in logs:  # a page is passed on: it names no folder of this machine
-            reason = reason.replace(str(log.path), log.path.name)
-        return [Lines([f"not compared: {reason}"])]
-    return document.visible_blocks
+def report_of(paths: Sequence[Path]) -> Page:
+    """Make a page for logs and folders. Raises RunLogError for an unreadable log, UsageError for an empty folder."""
+    folders = [path for path in paths if path.is_dir() and not is_shared_folder(path)]
+    if len(paths) == len(folders) == 1:
+        return _of_folder(paths[0])
+    sources = [read_source(path) for path in paths if path not in folders]
+    pages = [_of_folder(path) for path in folders]
+    if pages or len(sources) > 1:
+        return _of_several(sources, pages)
+    source = sources[0]
+    facts = [*(each.fact for each in source.figures), *source.facts]
+    return Page(source.title, source.lead, facts, sections=source.sections)
 
 
 def _of_folder(path: Path) -> Page:
@@ -102,7 +137,7 @@ def _of_folder(path: Path) -> Page:
     logs = sorted(path.rglob("*.jsonl"))
     if not logs:
         raise UsageError(f"{path} holds no log: name a folder of run logs, of 'mamf node' or of 'mamf autoprofile'")
-    return report_of(logs) if len(logs) > 1 else page_of_source(read_source(logs[0]))
+    return report_of(logs)
 
 
 def _of_node(path: Path) -> Page:
@@ -122,7 +157,225 @@ def _of_ranks(path: Path) -> Page:
     ranks = read_rank_logs(path)
     document = ranks_document(ranks, len(rank_logs(path)))
     answer = next(text for block in document.blocks if isinstance(block, Answer) for text in block.texts)
-    sources = (source_of_profile(rank_log(path, rank), *read) for rank, read in ranks.items())
-    sections = [_joined(f"{source.name}: {source.title}", source.sections) for source in sources]
-    together = Section("", document.visible_blocks[:-1])
-    return Page(document.title, verdict=answer, sections=[together, *sections])
+    sections = [source_of_profile(rank_log(path, rank), *read).section for rank, read in ranks.items()]
+    return Page(document.title, verdict=answer, sections=[Section("", document.visible_blocks[:-1]), *sections])
+
+
+def _of_several(sources: Sequence[Source], pages: Sequence[Page]) -> Page:
+    """Make a page that shows all logs side by side, then each in a section."""
+    rows = [(source.name, source.title, "; ".join(source.lead)) for source in sources]
+    listed = [text_table(("log", "what", "machine and run"), rows)] if rows else []
+    compared = _compared(sources)
+    sections = [
+        Section("Side by side", [*_side_by_side(sources), *listed]),
+        Section("Compared", compared),
+        *(source.section for source in sources),
+        *(_joined(page.title, page.sections) for page in pages),
+    ]
+    answers = [text for block in compared if isinstance(block, Answer) for text in block.texts]
+    return Page(
+        f"{len(sources) + len(pages)} runs side by side",
+        answers[1:],
+        verdict=answers[0] if answers else "",
+        sections=[section for section in sections if section.parts],
+    )
+
+
+def _side_by_side(sources: Sequence[Source]) -> list[RangeChart]:
+    """Draw the headline figures of all logs that have the unit of the first."""
+    figures = [(source.name, figure) for source in sources for figure in source.figures]
+    if not figures:
+        return []
+    unit = figures[0][1].unit
+    rows = [RangeRow(figure.label, name, (figure.point,)) for name, figure in figures if figure.unit == unit]
+    has_interval = [row.points[0].low < row.points[0].high for row in rows]
+    intervals = "with their 95 % repeat intervals" if all(has_interval) else "lines: 95 % repeat intervals, if known"
+    subtitle = intervals if any(has_interval) else ""
+    return [RangeChart("The figures of each log", subtitle, unit, tuple(rows))]
+
+
+def _compared(sources: Sequence[Source]) -> Sequence[Block]:
+    """Compare two logs, or say why they are not comparable."""
+    logs = [source.log for source in sources if source.log is not None]
+    if len(logs) != 2 or len(sources) != 2:
+        return []
+    try:
+        document = comparison_document(compare(logs[:1], logs[1:], False), DEFAULT_TOLERANCE)
+    except MamfError as error:
+        reason = str(error).partition("; use --")[0]
+        for log in logs:  # a page is passed on: it names no folder of this machine
+            reason = reason.replace(str(log.path), log.path.name)
+        return [Lines([f"not compared: {reason}"])]
+    return document.visible_blocks
+
+
+# -- what a page shows of a log ----------------------------------------------------------------------------------------
+
+
+def read_source(path: Path) -> Source:
+    """Read a log of any kind, or the folder of a shared run. Raises RunLogError for anything else."""
+    if path.is_dir():
+        return source_of_log(read_run(path))
+    if (imported := read_legacy_or_none(path)) is not None:
+        return source_of_finder(path.name, imported)
+    if (profiled := read_profile_or_none(path)) is not None:
+        return source_of_profile(path, *profiled)
+    return source_of_log(read_run_log(path))
+
+
+def source_of_finder(name: str, run: FinderRun) -> Source:
+    known = {**run.software, **run.device_properties}
+    figures = [
+        Figure(
+            f"mamf-finder, best {statistic}",
+            "TFLOPS",
+            RangePoint(row.tflops[statistic], row.tflops[statistic], row.tflops[statistic]),
+            ["as printed: no samples, no checks", f"at {row.shape or 'an unknown shape'}"],
+        )
+        for statistic, row in run.best.items()
+    ]
+    return Source(
+        name,
+        f"{run.device or 'unknown device'}: a log of mamf-finder {run.version or ''}",
+        [f"started {run.started}" if run.started else "the log does not say when it started"],
+        finder_document(run, _MAX_ROWS),
+        [beside_chart([shown_run(name, run)])] if any(row.shape for row in run.rows) else [],
+        figures[:_MAX_FACTS],
+        [_table_of_names(known)] if known else [],
+        run.command or "",
+    )
+
+
+def source_of_profile(path: Path, script: str, profile: Profile) -> Source:
+    """Show a profile. ``path``: its log."""
+    header = parse_record(next(lines_of(path)))
+    document = profile_document(script, profile, _MAX_ROWS)
+    return Source(
+        path.name,
+        f"{document.title} on {device_of(profile)}",
+        [conclusion(profile), _started(header)],
+        document,
+        conditions=conditions_of({"device": {"name": device_of(profile)}, "timer": None, **header}),
+        command=header["command"],
+        facts=_facts_of_profile(profile),
+    )
+
+
+def _facts_of_profile(profile: Profile) -> list[Fact]:
+    is_timed, whole = profile.unprofiled_step_seconds is not None, profile.whole_seconds
+    took = milliseconds(profile.unprofiled_step_seconds or profile.step_seconds)
+    step = Fact("a step" if profile.steps else "all", took, "ms", [f"with{'out' if is_timed else ''} the profiler"])
+    is_wrong = profile.mamfu is not None and profile.mamfu > MAX_SHARE
+    figure = (UNKNOWN, "", [WRONG_CEILING]) if is_wrong else (f"{100 * (profile.mamfu or 0):.1f}", "%")
+    share = [Fact("MAMFU of a step", *figure)] if profile.mamfu else []
+    costs = [row for row in profile.classes if row.name in (IDLE, COMMUNICATION)]
+    return [step, *share, *(Fact(row.name, f"{100 * row.visible / whole:.1f}", "%") for row in costs)]
+
+
+def source_of_log(log: RunLog) -> Source:
+    header = log.header
+    document = counters_document(log) if log.counter_records else kind_of(log.plan).document(log, View(top=_MAX_ROWS))
+    dtypes = ", ".join(dict.fromkeys(str(getattr(each, "dtype", "")) for each in log.plan.problems if each))
+    return Source(
+        log.path.name,
+        f"{header['device']['name']}: {run_title(log.plan)}" + (f" ({dtypes})" if dtypes else ""),
+        [
+            machine_line(header),
+            f"{_started(header)}; {end_line(log.summary)}",
+            *(["the last line of the log is incomplete and ignored"] if log.is_truncated else []),
+        ],
+        document,
+        [] if log.counter_records else list(_pictures(log)),
+        list(_figures(log)),
+        conditions_of(header),
+        header["command"],
+        log,
+    )
+
+
+def _started(header: Mapping[str, Any]) -> str:
+    return f"started {header['started'][:16].replace('T', ' ')}"
+
+
+def _pictures(log: RunLog) -> Iterator[Picture]:
+    """Draw all regimes in one picture, or a picture for each regime of attention."""
+    regimes = list(dict.fromkeys(row.regime for row in log.measurements if row.ok and not row.is_reference))
+    for regime in regimes if log.plan.operation == "attention" else [None]:
+        with suppress(UsageError):  # the log lacks what would be drawn
+            yield chart_of(log, regime)
+
+
+def _figures(log: RunLog) -> Iterable[Figure]:
+    """Give the ceilings if the run confirmed them, else the best row of each problem and regime."""
+    ceilings = [*log.all_ceilings.values(), *log.own_ceilings.values()]
+    if ceilings and log.plan.kind != "sweep":
+        return [_of_ceiling(ceiling, log.header) for ceiling in ceilings[:_MAX_FACTS]]
+    best: dict[tuple[Any, str], Measurement] = {}
+    rows = ranked(log.measurements)
+    for row in [row for row in rows if _is_normal(row.problem)] or rows:
+        best.setdefault((row.problem, row.regime), row)
+    shares = Shares(log.header, log.all_ceilings, log.known_ceilings)
+    return [_of_row(row, shares) for row in list(best.values())[:_MAX_FACTS]]
+
+
+def _is_normal(problem: Any) -> bool:
+    return getattr(problem, "data", NORMAL) == NORMAL
+
+
+def _of_ceiling(ceiling: Ceiling, header: Mapping[str, Any]) -> Figure:
+    unit, factor = scaled_unit(ceiling.unit, [ceiling.rate])
+    share = share_of(ceiling.rate, ceiling.problem, header)
+    point = RangePoint(ceiling.rate, ceiling.interval.low, ceiling.interval.high, f"at {ceiling.shape}")
+    # The seed is left out, so that finds with different seeds are side by side.
+    is_plain = ceiling.problem.operation == MATMUL and _is_normal(ceiling.problem)
+    notes = [
+        f"{interval_cell(ceiling.interval, factor)} {unit} (95 % repeat interval)",
+        f"{percent(share)} % of the datasheet" if share else "",
+        f"at {ceiling.shape} by {ceiling.kernel}",
+        place_among_known(ceiling, header["device"]),
+    ]
+    of = label_dtype(ceiling.problem) if is_plain else ceiling_title(ceiling)
+    return Figure(f"{ceiling.regime} ceiling, {of}", ceiling.unit, point, notes)
+
+
+def _of_row(row: Measurement, shares: Shares) -> Figure:
+    interval, of_peak, is_median = row.rate_interval, shares.of_peak(row), row.best_by == row.figure
+    unit, factor = scaled_unit(row.work.unit, [row.best_rate])
+    low, high = (interval.low, interval.high) if is_median else (row.best_rate, row.best_rate)
+    notes = [
+        f"{interval_cell(interval, factor)} {unit} (95 % repeat interval)" if is_median else f"by {row.best_by}",
+        shares.mamfu_text(row),
+        f"{percent(of_peak)} % of the datasheet" if of_peak else "",
+        f"at {row.shape} by {row.kernel}",
+    ]
+    point = RangePoint(row.best_rate, low, high, f"at {row.shape} by {row.kernel}")
+    return Figure(f"best {described_title(row.regime, row.problem)}", row.work.unit, point, notes)
+
+
+def conditions_of(header: Mapping[str, Any]) -> list[Block]:
+    """List the device, the software and the findings of the doctor, problems first."""
+    device, environment = header["device"], header["environment"]
+    clock, watts, memory = (device.get(name) for name in ("max_clock_hz", "power_limit_watts", "memory_bytes"))
+    rows = {
+        "device": device["name"],
+        "highest clock": f"{clock / 1e6:.0f} MHz" if clock else None,
+        "power limit": f"{watts:.0f} W" if watts else None,
+        "memory": f"{memory / 2**30:.0f} GiB" if memory else None,
+        "driver": device.get("driver"),
+        **device.get("versions", {}),
+        **environment.get("packages", {}),
+        "python": environment.get("python"),
+        "system": environment.get("os"),
+        "timer": header["timer"],
+        "mamf": header.get("tool", {}).get("version"),
+        **environment.get("variables", {}),
+    }
+    checks = [str(finding).partition(" ") for finding in header.get("findings", ())]
+    checks.sort(key=lambda each: each[0].lower() == "ok")
+    results = [(level, text.strip()) for level, _, text in checks]
+    return [_table_of_names(rows), text_table(("check", "found"), results)]
+
+
+def _table_of_names(values: Mapping[str, Any]) -> Table[Any]:
+    """Make a table of names and known values."""
+    return text_table(("what", "value"), [(name, str(value)) for name, value in values.items() if value])

@@ -12,7 +12,6 @@ from mamf.contribution.collection import leaders
 from mamf.contribution.confirming import Submitters, part_confirmed, read_submitters
 from mamf.contribution.entries import TABLES, Entry, entries_of, software_versions
 from mamf.contribution.evidence import TIERS
-from mamf.contribution.published import PublishedFigure, read_published
 from mamf.dtypes import DTYPES
 from mamf.kinds.registry import run_title
 from mamf.logs.legacy import FinderRun, read_legacy_or_none
@@ -82,7 +81,6 @@ class SiteData:
     attention: Sequence[Entry] = ()
     kernels: Sequence[Entry] = ()
     unconfirmed: Sequence[Entry] = ()
-    published: Sequence[PublishedFigure] = ()
 
     @property
     def by_dtype(self) -> dict[str, list[CeilingLine]]:
@@ -104,9 +102,8 @@ class SiteData:
 
 
 def read_site_data(root: Path) -> SiteData:
-    """The logs in the folder ``root``, each in the folder of its accelerator, and what others published.
-
-    Raises RunLogError for a log that cannot be read, UsageError for malformed published figures.
+    """The logs in the folder ``root``, each in the folder of its accelerator. Raises RunLogError for a log that cannot
+    be read.
     """
     runs: list[Run] = []
     entries: list[Entry] = []
@@ -129,7 +126,7 @@ def read_site_data(root: Path) -> SiteData:
     lines = [*data.lines, *_legacy_lines(finders, vendors)]
     order = {name: place for names in (ALL_TIERS, data.by_dtype, NAMES) for place, name in enumerate(names)}
     lines.sort(key=lambda line: (*(order.get(each, 99) for each in (line.tier, line.dtype, line.regime)), -line.tflops))
-    return replace(data, runs=runs, lines=lines, published=read_published(root))
+    return replace(data, runs=runs, lines=lines)
 
 
 def _run_of_log(log: RunLog, place: Path) -> Run:

@@ -9,7 +9,8 @@ from collections.abc import Callable
 
 __all__ = ["step"]
 
-_listeners: list[Callable[[], object]] = []
+#: Called at the end of each step of the script.
+listeners: list[Callable[[], object]] = []
 
 
 def step() -> None:
@@ -18,13 +19,5 @@ def step() -> None:
     >>> from mamf import profiling
     >>> profiling.step()
     """
-    for listener in _listeners:
+    for listener in listeners:
         listener()
-
-
-def listen(listener: Callable[[], object]) -> None:
-    _listeners.append(listener)
-
-
-def unlisten(listener: Callable[[], object]) -> None:
-    _listeners.remove(listener)

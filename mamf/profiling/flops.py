@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from mamf.errors import UsageError
 from mamf.operations.attention.shapes import BACKWARD_COUNTS, AttentionShape
-from mamf.operations.tracing.events import Event
+from mamf.profiling.traces import Event
 
 _Shapes = Sequence[Sequence[int]]
 #: torch's names of element types, as it records them, by mamf's.
@@ -109,22 +109,12 @@ def _attention(causal: int, first: int = 0, count: float = 1.0) -> Callable[[_Sh
 
 
 _BACKWARD = BACKWARD_COUNTS["hardware"]
+_SCALED_AND_GROUPED = ("_scaled_mm", "_grouped_mm", "_scaled_grouped_mm")
+_ADDING = ("addmm", "addmm_", "_addmm_activation", "baddbmm", "baddbmm_", "addbmm")
 _FORMULAS: Mapping[str, Callable[[_Shapes, Sequence[str]], int]] = {
-    "aten::mm": _product(0),
-    "aten::bmm": _product(0),
-    "aten::_int_mm": _product(0),
-    "aten::_scaled_mm": _product(0),
-    "aten::_grouped_mm": _product(0),
-    "aten::_scaled_grouped_mm": _product(0),
-    "aten::addmm": _product(1),
-    "aten::addmm_": _product(1),
-    "aten::_addmm_activation": _product(1),
-    "aten::baddbmm": _product(1),
-    "aten::baddbmm_": _product(1),
-    "aten::addbmm": _product(1),
-    "aten::linear": _linear,
-    "aten::mkldnn_linear": _linear,
-    "mkldnn::_linear_pointwise": _linear,
+    **{f"aten::{name}": _product(0) for name in ("mm", "bmm", "_int_mm", *_SCALED_AND_GROUPED)},
+    **{f"aten::{name}": _product(1) for name in _ADDING},
+    **dict.fromkeys(("aten::linear", "aten::mkldnn_linear", "mkldnn::_linear_pointwise"), _linear),
     "mkl::_mkl_linear": lambda shapes, values: _linear([shapes[0], shapes[2]], values),
     "aten::convolution": _convolution,
     "aten::convolution_backward": _convolution_backward,

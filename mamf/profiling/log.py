@@ -1,4 +1,5 @@
-"""A profile as a run log of tier ``profile``: a record for each class, module, kernel, part of memory; a summary.
+"""A profile as a run log of tier ``profile``: a record for each class, module, kernel, part of memory; a summary. With
+``--ranks all`` a folder has a log for each rank.
 
 A profile has no samples, so it is not a measurement: rankings, comparisons and result tables ignore it.
 """
@@ -7,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,16 +16,17 @@ from typing import Any
 from msgspec import Struct
 
 from mamf.ceilings.share import KnownCeiling
-from mamf.errors import RunLogError
+from mamf.errors import RunLogError, UsageError
+from mamf.files import create_whole
 from mamf.logs.lines import lines_of, parse_record
 from mamf.logs.records import read_record, utc_now
-from mamf.logs.run_log import MALFORMED, describe_error, why_unreadable
-from mamf.logs.writer import RunLogWriter
+from mamf.logs.run_log import MALFORMED, SCHEMA, describe_error, why_unreadable
+from mamf.logs.writer import as_line
 from mamf.machine.environment import describe_environment, tool_version
-from mamf.profiling.breakdown import ClassRow
-from mamf.profiling.profile import KernelRow, MemoryRow, Profile
+from mamf.profiling.profile import ClassRow, KernelRow, MemoryRow, Profile
 
 TIER = "profile"
+RANK_LOGS = "rank-*.jsonl"
 #: The records of rows, by the field of a Profile that has them.
 _RECORDS: Mapping[str, tuple[str, type]] = {
     "profile": ("classes", ClassRow),
@@ -33,6 +36,8 @@ _RECORDS: Mapping[str, tuple[str, type]] = {
     "module": ("modules", ClassRow),
 }
 _OF_SUMMARY = ("seconds", "steps", "device", "is_of_device", "unprofiled_step_seconds", "notes")
+#: The script and the profile of each rank.
+Ranks = Mapping[int, tuple[str, Profile]]
 
 
 class ProfileHeader(Struct):
@@ -47,11 +52,11 @@ class ProfileHeader(Struct):
 
 
 def write_profile(path: Path, command: str, script: str, profile: Profile) -> Path:
-    """Returns where the log is: a path with a number if another program made this file meanwhile.
-
-    Raises UsageError when it cannot be made.
+    """Write the log at once: it has all of its lines, or there is none. Returns its path, which has a number if another
+    program made this file meanwhile. Raises UsageError when it cannot be made.
     """
     header = {
+        "schema": SCHEMA,
         "tier": TIER,
         "tool": tool_version(),
         "command": command,
@@ -59,12 +64,11 @@ def write_profile(path: Path, command: str, script: str, profile: Profile) -> Pa
         "script": script,
         "environment": describe_environment(),
     }
-    with RunLogWriter.create(path, header, is_numbered=True) as writer:
-        for record, (field, _) in _RECORDS.items():
-            for row in getattr(profile, field):
-                writer.write(record, asdict(row))
-        writer.write("summary", {name: getattr(profile, name) for name in _OF_SUMMARY})
-        return writer.path
+    lines = [as_line("header", header)]
+    for record, (field, _) in _RECORDS.items():
+        lines += [as_line(record, asdict(row)) for row in getattr(profile, field)]
+    lines.append(as_line("summary", {name: getattr(profile, name) for name in _OF_SUMMARY}))
+    return create_whole(path, b"".join(lines), is_numbered=True)
 
 
 def read_profile_or_none(path: Path) -> tuple[str, Profile] | None:
@@ -88,7 +92,7 @@ def read_profile_or_none(path: Path) -> tuple[str, Profile] | None:
             if record["record"] in _RECORDS:
                 field, kind = _RECORDS[record["record"]]
                 rows[field].append(read_record(record, kind))
-        raise ValueError("the log has no summary: mamf was killed while it wrote it")
+        raise ValueError("the log has no summary: its end was cut off")
     except MALFORMED as error:
         raise RunLogError(f"{path}, line {number}: {describe_error(error)}") from None
 
@@ -99,3 +103,25 @@ def _profile(rows: Mapping[str, list[Any]], summary: dict[str, Any]) -> Profile:
     if any(each is not None and each <= 0 for each in durations):
         raise ValueError("a profile of no step")
     return profile
+
+
+def rank_log(folder: Path, rank: int) -> Path:
+    return folder / RANK_LOGS.replace("*", str(rank))
+
+
+def rank_logs(folder: Path) -> dict[int, Path]:
+    """Whole or not, by rank."""
+    names = {path: path.stem.removeprefix("rank-") for path in folder.glob(RANK_LOGS)}
+    return {int(name): path for path, name in names.items() if name.isdecimal() and len(name) < 6}
+
+
+def read_rank_logs(folder: Path) -> Ranks:
+    """Without those that are not whole. Raises UsageError for a folder without any."""
+    ranks: dict[int, tuple[str, Profile]] = {}
+    for rank, path in sorted(rank_logs(folder).items()):
+        with suppress(RunLogError):
+            if profiled := read_profile_or_none(path):
+                ranks[rank] = profiled
+    if not ranks:
+        raise UsageError(f"{folder} holds no profiles of ranks ({RANK_LOGS})")
+    return ranks

@@ -6,16 +6,54 @@ device worked in the trace, so what the profiler adds between two kernels is not
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from mamf.ceilings.share import KnownCeiling
-from mamf.measurement import IDLE
-from mamf.operations.tracing.classes import class_of
-from mamf.operations.tracing.events import Busy, Event, Trace
-from mamf.operations.tracing.shares import busy, gaps, length, shares, union
-from mamf.profiling.breakdown import CeilingOf, ClassRow, counted_flop, intervals, module_rows, share_of_ceilings
+from mamf.measurement import IDLE, TERA
+from mamf.profiling.classes import MODULE, class_of, shares
+from mamf.profiling.flops import TF32_KERNEL, dtype_of, flop_of
+from mamf.profiling.traces import Busy, Event, Trace, Union, busy, gaps, length, union
+
+OUTSIDE = "outside of any module"
+#: The name of the memory row that the others are parts of.
+PEAK = "peak"
+#: Share of a class's FLOP that may be of dtypes without a ceiling, and is left out: a rotary table of float32 next to
+#: matmuls in bfloat16.
+_MAX_UNKNOWN = 0.01
+#: In the name of a module: its number among others, or what wraps it.
+_FOLDED = re.compile(r"(?<![^.])(?:\d+(?![^.])|(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)(?:\.|$))")
+#: The ceiling of a dtype (mamf's name), or None if it is unknown.
+CeilingOf = Callable[[str], KnownCeiling | None]
+
+
+@dataclass(frozen=True)
+class ClassRow:
+    """A class in all profiled steps, or modules whose names differ in numbers alone, forward and backward, with the
+    modules within them.
+
+    ``visible`` and ``hidden``: seconds (classes.Share). Calls of idle are the gaps in the trace, those of a module the
+    events that worked for it. ``flop`` by dtype, and ``multiplying``, the seconds in which they were computed.
+    ``mamfu``: the share of the ceilings of these dtypes, None if more than 1 % of the FLOP has no known ceiling.
+    """
+
+    name: str
+    visible: float
+    hidden: float
+    calls: int
+    flop: Mapping[str, int] = field(default_factory=dict)
+    multiplying: float = 0.0
+    mamfu: float | None = None
+
+    @property
+    def total_flop(self) -> int:
+        return sum(self.flop.values())
+
+    @property
+    def tflops(self) -> float | None:
+        return self.total_flop / self.multiplying / TERA if self.flop and self.multiplying else None
 
 
 @dataclass(frozen=True)
@@ -30,7 +68,7 @@ class KernelRow:
 
 @dataclass(frozen=True)
 class MemoryRow:
-    """A part of the peak of the profiled steps: ``nbytes``, None if the device does not report its peak."""
+    """The peak of the profiled steps or a part of it: ``nbytes``, None if the device does not report its peak."""
 
     name: str
     nbytes: int | None
@@ -39,9 +77,9 @@ class MemoryRow:
 @dataclass(frozen=True)
 class Profile:
     """``steps``: None if the trace does not mark them; ``seconds``: of all of them, with the profiler.
-    ``unprofiled_step_seconds``: the time of a step without it, if that was measured. ``device``: empty if
-    unknown; ``is_of_device``: whether it worked at all, else these are a CPU's operations. Classes are in the order of
-    CLASSES, idle last; kernels and modules are in the order of their seconds.
+    ``unprofiled_step_seconds``: the time of a step without it, if that was measured. ``device``: empty if unknown;
+    ``is_of_device``: whether it worked at all, else these are a CPU's operations. Classes are in the order of CLASSES,
+    idle last; kernels and modules are in the order of their seconds. ``ceilings``: those that MAMFU refers to.
     """
 
     seconds: float
@@ -52,11 +90,8 @@ class Profile:
     kernels: tuple[KernelRow, ...] = ()
     unprofiled_step_seconds: float | None = None
     notes: tuple[str, ...] = ()
-    #: Empty unless requested.
     memory: tuple[MemoryRow, ...] = ()
-    #: The ceilings that MAMFU refers to.
     ceilings: tuple[KnownCeiling, ...] = ()
-    #: Calls of modules are the events that worked for them.
     modules: tuple[ClassRow, ...] = ()
 
     def __post_init__(self) -> None:
@@ -97,7 +132,7 @@ class Profile:
     @property
     def tflops(self) -> float | None:
         """Of whole steps, in their time without the profiler where that was measured."""
-        return self.flop / self.usual_seconds / 1e12 if self.flop else None
+        return self.flop / self.usual_seconds / TERA if self.flop else None
 
     @property
     def mamfu(self) -> float | None:
@@ -113,11 +148,8 @@ def profile_of(
 ) -> Profile:
     """``ceiling_of``: the ceilings for MAMFU."""
     at_work = busy(trace)
-    by_class: dict[str, list[Busy]] = defaultdict(list)
-    for each in at_work:
-        by_class[class_of(each.event)].append(each)
-    idle = gaps(union(intervals(at_work)), trace.begun, trace.ended)
-    rows = list(_class_rows(by_class, ceiling_of))
+    idle = gaps(_union(at_work), trace.begun, trace.ended)
+    rows = list(_class_rows(at_work, ceiling_of))
     dtypes = dict.fromkeys(dtype for row in rows for dtype in row.flop)
     return Profile(
         seconds=trace.seconds,
@@ -129,22 +161,21 @@ def profile_of(
         unprofiled_step_seconds=unprofiled_step_seconds,
         notes=trace.notes,
         ceilings=tuple(filter(None, map(ceiling_of, dtypes))),
-        modules=tuple(module_rows(at_work, ceiling_of)),
+        modules=tuple(_module_rows(at_work, ceiling_of)),
     )
 
 
-def _class_rows(by_class: Mapping[str, Sequence[Busy]], ceiling_of: CeilingOf) -> Iterable[ClassRow]:
-    for name, share in shares({name: intervals(found) for name, found in by_class.items()}).items():
-        flop, multiplying = counted_flop(by_class[name])
-        yield ClassRow(
-            name,
-            share.visible,
-            share.hidden,
-            calls=len({each.event for each in by_class[name] if not _is_within(name, each.event)}),
-            flop=flop,
-            multiplying=multiplying,
-            mamfu=share_of_ceilings(flop, multiplying, ceiling_of),
-        )
+def _union(work: Iterable[Busy]) -> Union:
+    return union((each.begun, each.ended) for each in work)
+
+
+def _class_rows(at_work: Iterable[Busy], ceiling_of: CeilingOf) -> Iterator[ClassRow]:
+    by_class: dict[str, list[Busy]] = defaultdict(list)
+    for each in at_work:
+        by_class[class_of(each.event)].append(each)
+    for name, share in shares({name: _union(work) for name, work in by_class.items()}).items():
+        calls = {each.event for each in by_class[name] if not _is_within(name, each.event)}
+        yield _row(name, *share, len(calls), by_class[name], ceiling_of)
 
 
 def _is_within(name: str, event: Event) -> bool:
@@ -158,7 +189,69 @@ def _kernel_rows(at_work: Iterable[Busy]) -> list[KernelRow]:
     for each in at_work:
         by_name[each.event.name, class_of(each.event)].append(each)
     rows = [
-        KernelRow(*names, len({each.event for each in found}), length(union(intervals(found))))
-        for names, found in by_name.items()
+        KernelRow(*names, len({each.event for each in work}), length(_union(work))) for names, work in by_name.items()
     ]
     return sorted(rows, key=lambda row: (-row.seconds, row.name))
+
+
+def _module_rows(at_work: Iterable[Busy], ceiling_of: CeilingOf) -> list[ClassRow]:
+    """The longest first; none if the trace has no ranges of modules."""
+    by_module: dict[tuple[str, str], list[Busy]] = defaultdict(list)
+    for each in at_work:
+        names = [_folded(name) for name in _modules(each.event)] or [OUTSIDE]
+        for name in dict.fromkeys(names):
+            by_module[names[0], name].append(each)
+    roots, rows = {root for root, name in by_module if root != name}, []
+    for (root, name), work in by_module.items():
+        # Modules within several models would otherwise have one name.
+        title = f"{root}.{name}" if len(roots) > 1 and root != name else name
+        rows.append(_row(title, length(_union(work)), 0.0, len(work), work, ceiling_of))
+    return sorted(rows, key=lambda row: -row.visible) if {root for root, _ in by_module} - {OUTSIDE} else []
+
+
+# The modules that an event is of, the outermost first: of the backward pass those of the forward pass.
+def _modules(event: Event) -> list[str]:
+    lineage = list(event.lineage())
+    forward = next((each.forward for each in lineage if each.forward), event)
+    for events in (lineage, list(forward.lineage())):
+        if names := [each.name.removeprefix(MODULE) for each in reversed(events) if each.name.startswith(MODULE)]:
+            return names
+    return []
+
+
+# ``model.layers.0.mlp: LlamaMLP`` as ``model.layers.*.mlp: LlamaMLP``.
+def _folded(name: str) -> str:
+    path, colon, kind = name.rpartition(": ")
+    return f"{_FOLDED.sub(lambda part: '' if part[1] else '*', path)}{colon}{kind}"
+
+
+def _row(name: str, visible: float, hidden: float, calls: int, work: Sequence[Busy], ceiling_of: CeilingOf) -> ClassRow:
+    """With the FLOP of its work. An operation and those that it calls count once, in the class of the operation: a copy
+    that a product calls computes none of it. The dtype is that of the innermost one, to which autocast has converted
+    the operands.
+    """
+    counting = {each.event: operations for each in work if (operations := _counted(each.event))}
+    counting = {event: each for event, each in counting.items() if class_of(each[-1]) == class_of(event)}
+    innermost = {each[-1]: each[0] for each in sorted(counting.values(), key=len)}
+    flop: Counter[str] = Counter()
+    kernels = (each.event for each in work if each.event.is_on_device and TF32_KERNEL.search(each.event.name))
+    tf32 = {operation for kernel in kernels for operation in kernel.lineage()}  # torch records float32
+    for operation, multiplying in innermost.items():
+        dtype = dtype_of(multiplying)
+        flop["tf32" if dtype == "float32" and multiplying in tf32 else dtype] += flop_of(operation) or 0
+    seconds = length(_union(each for each in work if each.event in counting))
+    return ClassRow(name, visible, hidden, calls, dict(flop), seconds, _share_of_ceilings(flop, seconds, ceiling_of))
+
+
+def _counted(event: Event) -> list[Event]:
+    """The operations with a formula that an event belongs to, innermost first: it computes the FLOP of the last."""
+    return [each for each in event.lineage() if flop_of(each) is not None]
+
+
+def _share_of_ceilings(flop: Mapping[str, int], seconds: float, ceiling_of: CeilingOf) -> float | None:
+    """The time that the ceilings of the dtypes would take, as a share of the time that was taken."""
+    known = {dtype: ceiling.tflops * TERA for dtype in flop if (ceiling := ceiling_of(dtype))}
+    unknown = sum(count for dtype, count in flop.items() if dtype not in known)
+    if not seconds or not flop or unknown > _MAX_UNKNOWN * sum(flop.values()):
+        return None
+    return sum(flop[dtype] / rate for dtype, rate in known.items()) / seconds

@@ -7,33 +7,131 @@ without the profiler are timed right before those with it, so that the profiler'
 
 from __future__ import annotations
 
+import ast
 import atexit
 import functools
 import importlib
 import os
+import runpy
+import signal
 import sys
+import tempfile
 import time
+import types
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 from mamf.errors import UsageError, describe_error, first_line
-from mamf.operations.tracing.events import Trace
-from mamf.operations.tracing.torch_traces import mark_step, synchronize, torch_profiler
-from mamf.operations.tracing.traces import read_chrome_trace
-from mamf.profiling import listen, unlisten
-from mamf.profiling.memory import MemoryWatch
-from mamf.profiling.ranges import ModuleRanges
-from mamf.profiling.script import Program
+from mamf.profiling import listeners
+from mamf.profiling.traces import STEP_MARK, Trace, read_trace
+from mamf.profiling.watches import MemoryWatch, ModuleRanges
 
-_OTHER = "the script starts torch.profiler itself: read its trace with 'mamf profile --from'"
+_INTERRUPTED = 130
+#: Files that mamf reads, but cannot run.
+_LOGS, _TRACES = (".jsonl",), (".json", ".gz", ".csv")
+# Silences the profiler's library, which otherwise prints a line on each start and stop.
+_QUIET = "6"
+_MAIN, _DECORATOR = "__main__:", "__mamf_decorator__"
+
+
+@dataclass(frozen=True)
+class Program:
+    """A script with its arguments, or with ``is_module`` a module as ``python -m`` runs it."""
+
+    name: str
+    arguments: Sequence[str] = ()
+    is_module: bool = False
+
+    def require(self) -> None:
+        """Raises UsageError for a file or module that does not exist, and for a log or a trace."""
+        kind = "" if self.is_module else Path(self.name).suffix
+        if kind in (*_LOGS, *_TRACES):
+            read = f"mamf show {self.name}" if kind in _LOGS else f"mamf profile --from {self.name}"
+            raise UsageError(f"{self.name} is not a script: read it with '{read}'")
+        with self.in_place():
+            if not (find_spec(self.name.partition(".")[0]) if self.is_module else Path(self.name).is_file()):
+                raise UsageError(f"cannot run {self.name}: there is no such {'module' if self.is_module else 'file'}")
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Set arguments and the first folder of modules as the program expects them."""
+        argv, path = sys.argv, list(sys.path)
+        sys.argv = [self.name, *self.arguments]
+        sys.path.insert(0, str(Path().resolve() if self.is_module else Path(self.name).resolve().parent))
+        try:
+            yield
+        finally:
+            sys.argv, sys.path[:] = argv, path
+
+    def run(self, run_decorated: Callable[[], None] | None = None) -> int:
+        """Run it in its place as Python would; returns its exit code. ``run_decorated``: from ``decorated``."""
+        try:
+            if run_decorated:
+                run_decorated()
+            elif self.is_module:
+                runpy.run_module(self.name, run_name="__main__", alter_sys=True)
+            else:
+                runpy.run_path(self.name, run_name="__main__")
+        except SystemExit as ended:
+            if ended.code is None or isinstance(ended.code, int):
+                return ended.code or 0
+            sys.stderr.write(f"{ended.code}\n")
+            return 1
+        except KeyboardInterrupt:
+            return _INTERRUPTED
+        except BaseException as error:
+            trace = _from_script_on(error.__traceback__)
+            sys.excepthook(type(error), error.with_traceback(trace), trace)
+            return 1
+        return 0
+
+    def decorated(self, function: str, decorator: object) -> Callable[[], None]:
+        """What runs it with a decorator around a function that it defines. Raises UsageError if it defines none."""
+        spec = find_spec(self.name) if self.is_module else None
+        if spec is not None and spec.submodule_search_locations:  # a package
+            spec = find_spec(f"{self.name}.__main__")
+        path = spec.origin if spec and spec.origin else self.name
+        try:
+            tree = ast.parse(Path(path).read_bytes(), path)
+        except SyntaxError as error:
+            raise UsageError(f"cannot run {path}: {first_line(error)}") from None
+        defined: Any = tree
+        for name in function.split("."):
+            inner = (each for each in defined.body if isinstance(each, (ast.FunctionDef, ast.ClassDef)))
+            defined = next((each for each in inner if each.name == name), None)
+            if defined is None:
+                raise UsageError(f"--calls {_MAIN}{function}: {Path(path).name} defines no such function")
+        defined.decorator_list.insert(0, ast.Name(_DECORATOR, ast.Load()))
+        code = compile(ast.fix_missing_locations(tree), path, "exec")
+        main = types.ModuleType("__main__")
+        main.__dict__.update(__file__=path, __spec__=spec, __package__=spec and spec.parent, **{_DECORATOR: decorator})
+
+        def run_decorated() -> None:
+            sys.argv[0], usual, sys.modules["__main__"] = path, sys.modules["__main__"], main
+            try:
+                exec(code, main.__dict__)
+            finally:
+                sys.modules["__main__"] = usual
+
+        return run_decorated
+
+
+def _from_script_on(trace: TracebackType | None) -> TracebackType | None:
+    """A traceback without the frames that ran the script."""
+    while trace is not None and trace.tb_frame.f_code.co_filename in (__file__, runpy.run_path.__code__.co_filename):
+        trace = trace.tb_next
+    return trace
 
 
 class StepProfiler:
     """Profiles the steps that are due, called at each step's end. ``steps``: how many are timed, then profiled;
-    ``watches``: observe the same steps. ``profiled_all`` is called after the last of them. ``stop``: end the script
-    then.
+    ``watches``: observe the same steps. ``stop``: end the script after the last of them. ``on_profiled`` is called when
+    no more steps will be profiled, right after the last one.
 
     Errors never end the script: they are reported in ``failure``, one line, and nothing is profiled after them.
     """
@@ -41,20 +139,20 @@ class StepProfiler:
     def __init__(
         self, steps: int, warmup: int, watches: Sequence[MemoryWatch | ModuleRanges] = (), *, stop: bool = False
     ) -> None:
-        self.failure = ""
-        self.profiled_all: Callable[[], object] = lambda: None
+        self.failure = self._remark = ""
+        self.on_profiled: Callable[[], object] = lambda: None
         self.watches = watches
-        self.seen = self.profiled = 0
         self.unprofiled_step_seconds: float | None = None
         self._steps, self._warmup, self.stop = steps, warmup, stop
+        self._seen = self._profiled = 0
         self._process = os.getpid()
         self._profiler: Any = None
-        self._began, self._has_step_to_end = 0.0, False
+        self._began, self._has_step_to_end, self._has_signal = 0.0, False, False
         self._is_starting = self._is_running = False
 
     @property
     def is_complete(self) -> bool:
-        return self.profiled == self._steps
+        return self._profiled == self._steps
 
     @property
     def is_in_fork(self) -> bool:
@@ -68,42 +166,72 @@ class StepProfiler:
         self._has_step_to_end = is_in_backward()
         if self._has_step_to_end:
             return
-        self.seen += 1
-        if not self.is_complete and not self.failure:
-            try:
-                self._go_on()
-            except Exception as error:  # such as a profiler that is not torch's at work
-                self.failure, self._is_running = describe_error(error), False
+        self._seen += 1
+        if not (self.is_complete or self.failure or self._remark):
+            with self._keeping_errors():
+                self._profile_next()
         if self.stop and self.is_complete:  # once more if the script goes on
             raise SystemExit(0)
 
     def backward_returned(self) -> None:
+        if self._has_signal:
+            self.terminated()
         if self._has_step_to_end:
             self.step_ended()
 
-    def _go_on(self) -> None:
-        if self.seen == self._warmup:
+    @contextmanager
+    def _keeping_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # such as a profiler that is not torch's at work
+            self.failure, self._is_running = describe_error(error), False
+
+    def _profile_next(self) -> None:
+        if self._seen == self._warmup:
             synchronize()
             self._began = time.perf_counter()
-        elif self.seen == self._warmup + self._steps:
+        elif self._seen == self._warmup + self._steps:
             synchronize()
             self.unprofiled_step_seconds = (time.perf_counter() - self._began) / self._steps
             self._start()
         elif self._is_running:
-            self.profiled += 1
+            self._profiled += 1
             if self.is_complete:
                 self.finish()
-                self.profiled_all()
+                self.on_profiled()
             else:
                 mark_step()
 
     def other_began(self) -> None:
-        """Give way to a profiler of the script: torch runs one at a time."""
-        if self._is_starting or self.is_complete or self.is_in_fork:
+        """Give way to a profiler of the script, because torch runs one at a time. Keep the steps until now."""
+        if self._is_starting or self.is_complete or self.failure or self._remark or self.is_in_fork:
             return
-        self.failure = _OTHER
-        with suppress(RuntimeError):
-            self.finish()
+        warmup = self._seen - 2 * self._steps
+        advice = f"; --warmup {warmup} gives {self._steps}" if warmup > 0 else ""
+        if self._profiled:
+            self._remark = f"{self._profiled} of {self._steps} steps: the script's own profiler began{advice}"
+            with self._keeping_errors():
+                self.finish()
+                self.on_profiled()
+        else:
+            self.failure = f"the script starts torch.profiler itself: read its trace with 'mamf profile --from'{advice}"
+            with suppress(RuntimeError):
+                self.finish()
+
+    def terminated(self, *_: object) -> None:
+        """Handle SIGTERM: keep the steps until now, then end by the signal."""
+        self._has_signal = not self.is_in_fork and is_in_backward()
+        if self._has_signal:  # again when the backward pass has returned
+            return
+        if not (self.is_in_fork or self.is_complete or self._remark):
+            with self._keeping_errors():
+                self.finish()
+                self.on_profiled()
+            if self.failure:
+                sys.stderr.write(f"mamf: {self.failure}\n")
+        sys.stdout.flush()
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTERM)
 
     def _start(self) -> None:
         self._profiler = torch_profiler(record_shapes=True)
@@ -129,22 +257,23 @@ class StepProfiler:
 
     def read_trace(self, path: Path) -> Trace | None:
         """The profiled steps, None without any. ``path``: where their trace is written."""
-        if not self.profiled or self.failure:
+        if not self._profiled or self.failure:
             return None
         if not path.exists():
             self._profiler.export_chrome_trace(str(path))
-        return read_chrome_trace(path)
+        trace = read_trace(path)
+        return replace(trace, notes=(*trace.notes, self._remark)) if self._remark else trace
 
     def why_nothing(self, function: str | None) -> str:
         """Why there is no profiled step, in a line. ``function``: the function whose calls are the steps."""
         if self.failure:
             return self.failure
-        if not self.seen and function is not None:
-            return f"{function} was not called (what the script itself defines is another): call mamf.profiling.step()"
-        if not self.seen:
+        if not self._seen and function is not None:
+            return f"{function} was not called: of what the script itself defines, name __main__:FUNCTION"
+        if not self._seen:
             named = "name a function, as --calls torch:Tensor.backward, or call mamf.profiling.step()"
             return f"no optimizer of torch stepped in this process; {named}"
-        return f"the script took {self.seen} of {self._warmup + 2 * self._steps} steps: lower --warmup or --steps"
+        return f"the script took {self._seen} of {self._warmup + 2 * self._steps} steps: lower --warmup or --steps"
 
 
 def profile_program(program: Program, profiler: StepProfiler, function: str | None = None) -> int:
@@ -153,8 +282,12 @@ def profile_program(program: Program, profiler: StepProfiler, function: str | No
 
     Raises UsageError for an unknown function.
     """
+    run_decorated = None
     with program.in_place(), _following_steps(profiler, function):
-        code = program.run()
+        if function and function.startswith(_MAIN):
+            decorator = functools.partial(_wrapped, after=profiler.step_ended)
+            run_decorated = program.decorated(function.removeprefix(_MAIN), decorator)
+        code = program.run(run_decorated)
     if profiler.is_in_fork:  # what follows is the business of the process that was started
         atexit._run_exitfuncs()
         sys.stdout.flush()
@@ -169,8 +302,11 @@ def _following_steps(profiler: StepProfiler, function: str | None) -> Iterator[N
     from torch.autograd.profiler import profile  # torch.profiler uses it too
 
     with ExitStack() as stack:
-        listen(profiler.step_ended)
-        stack.callback(unlisten, profiler.step_ended)
+        listeners.append(profiler.step_ended)
+        stack.callback(listeners.remove, profiler.step_ended)
+        if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
+            signal.signal(signal.SIGTERM, profiler.terminated)
+            stack.callback(signal.signal, signal.SIGTERM, signal.SIG_DFL)
         for name in ("backward", "grad"):
             _wrap(stack, torch.autograd, name, after=profiler.backward_returned)
         _wrap(stack, profile, "_prepare_trace", before=profiler.other_began)
@@ -180,8 +316,8 @@ def _following_steps(profiler: StepProfiler, function: str | None) -> Iterator[N
                 stack.callback(_after_optimizers(watch.stepped).remove)
         if function is None:
             stack.callback(_after_optimizers(_ending_steps(profiler)).remove)
-        else:
-            owner, name = _found(function)
+        elif not function.startswith(_MAIN):
+            owner, name = _owner_of(function)
             _wrap(stack, owner, name, after=profiler.step_ended)
         yield
 
@@ -191,7 +327,11 @@ def _wrap(
 ) -> None:
     """Call others before and after a function, until the stack is closed."""
     usual = getattr(owner, name)
+    setattr(owner, name, _wrapped(usual, before, after))
+    stack.callback(setattr, owner, name, usual)
 
+
+def _wrapped(usual: Any, before: Callable[[], object] = bool, after: Callable[[], object] = bool) -> Any:
     @functools.wraps(usual)
     def wrapped(*arguments: Any, **keywords: Any) -> Any:
         before()
@@ -199,8 +339,7 @@ def _wrap(
         after()
         return returned
 
-    setattr(owner, name, wrapped)
-    stack.callback(setattr, owner, name, usual)
+    return wrapped
 
 
 def _after_optimizers(call: Callable[[Any], None]) -> Any:
@@ -232,7 +371,7 @@ def is_in_backward() -> bool:
     return torch._C._current_graph_task_id() != -1
 
 
-def _found(function: str) -> tuple[Any, str]:
+def _owner_of(function: str) -> tuple[Any, str]:
     """The module or class that has a function (``module:function``), and its name there. Raises UsageError."""
     module_name, colon, name = function.partition(":")
     *owners, attribute = name.split(".")
@@ -256,3 +395,44 @@ def keeping_device() -> AbstractContextManager[object]:
     import torch
 
     return torch.cuda.device(torch.cuda.current_device()) if torch.cuda.is_initialized() else nullcontext()
+
+
+def list_device_kernels(launch: Callable[[], object]) -> list[str]:
+    """The names of the kernels that a launch runs on the device, in order; empty on a CPU. Raises RuntimeError if
+    another profiler is active.
+    """
+    with torch_profiler() as profiler:
+        mark_step()
+        launch()
+        synchronize()
+        mark_step()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "trace.json")
+        profiler.export_chrome_trace(str(path))
+        events = read_trace(path).events
+    return [event.name for event in sorted(events, key=lambda event: event.begun) if event.is_on_device]
+
+
+def torch_profiler(**options: Any) -> Any:
+    """A profiler for the host and all devices that torch supports."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", _QUIET)
+    from torch.profiler import profile, supported_activities
+
+    # Events of a single cycle are kept; without this option some releases warn about that.
+    return profile(activities=supported_activities(), acc_events=True, **options)
+
+
+def mark_step() -> None:
+    from torch.profiler import record_function
+
+    with record_function(STEP_MARK):
+        pass
+
+
+def synchronize() -> None:
+    """Wait for the device, if there is one."""
+    import torch
+
+    accelerator = getattr(torch, "accelerator", torch.cuda)  # torch 2.5 has no torch.accelerator
+    if accelerator.is_available():
+        accelerator.synchronize()

@@ -10,14 +10,26 @@ from typing import Any
 from mamf.ceilings.ceiling import CHOOSE, Ceiling, fell_behind, group_rounds, median_rate, why_hopeless
 from mamf.logs.recording import End
 from mamf.logs.records import significant_digits
-from mamf.measurement import TERA, Measurement
+from mamf.logs.run_log import RunLog
+from mamf.measurement import TERA, Measurement, group_pairs
 from mamf.peaks import find_peak
-from mamf.report.document import Answer, Block, Document, Lines, Table
+from mamf.report.document import Answer, Block, Column, Document, Lines, Table
 from mamf.report.kernels import ceiling_line
-from mamf.report.own_ceilings import ceiling_table
+from mamf.report.own_ceilings import ceiling_table, ceiling_title, in_mhz
 from mamf.report.rows import failure_lines, row_columns
 from mamf.report.shares import Shares
-from mamf.report.text import WHY_UNKNOWN, counted, end_line, machine_line, rate_text
+from mamf.report.text import (
+    WHY_UNKNOWN,
+    counted,
+    end_line,
+    interval_cell,
+    machine_line,
+    rate_name,
+    rate_text,
+    scaled_unit,
+    significant,
+    whole,
+)
 
 #: A smaller difference from the default kernel is not printed.
 _SMALLEST_GAIN = 0.0005
@@ -134,9 +146,44 @@ def find_document(
             [
                 *map(ceiling_line, ceilings.values()),
                 *([f"no ceiling can be found: {reason}"] if reason else []),
-                *scouted(rows, ceilings, [] if reason else header["plan"].get("regimes", ())),
+                *scouted(rows, ceilings, [] if reason else header["plan"]["regimes"]),
                 end_line(summary),
             ]
         ),
     ]
     return Document(f"ceilings of {header['device']['name']}", blocks, {"header": header, "summary": summary})
+
+
+def devices_document(log: RunLog) -> Document:
+    """The ceilings of several devices, each of which did the same search."""
+    rows = [
+        (part.header["device"], ceiling)
+        for part in log.parts
+        for ceiling in (*part.all_ceilings.values(), *part.own_ceilings.values())
+    ]
+    unit, factor = scaled_unit(rows[0][1].unit, [each.rate for _, each in rows]) if rows else ("TFLOPS", 1.0)
+    columns: list[Column[tuple[dict[str, Any], Ceiling]]] = [
+        Column("device", "device", lambda row: row[0]["index"]),
+        Column("uuid_hash", "", lambda row: row[0]["uuid_hash"]),
+        Column("ceiling", "ceiling", lambda row: ceiling_title(row[1]), left=True),
+        Column(rate_name("rate", unit), unit, lambda row: row[1].rate * factor, significant),
+        Column(
+            "", "interval", lambda row: row[1].interval, lambda interval: interval_cell(interval, factor), left=True
+        ),
+        Column("shape", "shape", lambda row: str(row[1].shape), left=True),
+        Column("kernel", "kernel", lambda row: row[1].kernel, left=True),
+        Column("clock_mhz", "MHz", lambda row: in_mhz(row[1].conditions.clock_hz), whole, 4),
+        Column("power_watts", "W", lambda row: row[1].conditions.watts, whole, 4),
+    ]
+    spreads = []
+    for title, same in group_pairs((ceiling_title(each), each.rate) for _, each in rows).items():
+        if len(same) > 1:
+            spreads.append(f"{title}: the slowest device is {1 - min(same) / max(same):.1%} below the fastest")
+    blocks: list[Block] = [
+        Lines([machine_line(log.header)]),
+        Table(columns, rows, key="ceilings"),
+        Answer([*spreads, end_line(log.summary)]),
+    ]
+    return Document(
+        f"ceilings of {log.header['device']['name']}", blocks, {"header": log.header, "summary": log.summary}
+    )

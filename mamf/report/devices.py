@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
+from mamf.ceilings.ceiling import CONFIRM
 from mamf.logs.records import significant_digits
 from mamf.logs.run_log import device_speeds
-from mamf.measurement import Measurement
+from mamf.measurement import Measurement, group_pairs
 from mamf.report.document import Column
 from mamf.report.text import counted, rate_name, rate_text, scaled_unit, significant
 
@@ -63,10 +64,11 @@ def device_lines(rows: Sequence[Measurement], header: Mapping[str, Any]) -> list
             for each, speed in sorted(speeds.items())
             if each != first
         ]
-        visit = next(
-            row for row in rows if row.is_reference and row.ok and (row.regime, row.problem.dtype) == (regime, dtype)
-        )
-        reference = f"to device {first} by the reference {visit.shape}, {visit.kernel}"
+        same = [row for row in rows if (row.regime, row.problem.dtype) == (regime, dtype)]
+        visit = next(row for row in same if row.is_reference and row.ok)
+        is_by_ceilings = any(row.phase == CONFIRM and row.device is not None for row in same)
+        by = "their ceilings" if is_by_ceilings else f"the reference {visit.shape}, {visit.kernel}"
+        reference = f"to device {first} by {by}"
         compared = f"{', '.join(others)} {reference}" if others else f"device {first} alone"
         lines.append(f"{regime} {dtype}: {compared}")
     uncompared = sorted({row.device for row in rows if row.device is not None and row.device_speed is None})
@@ -87,14 +89,15 @@ def _device_line(device: Mapping[str, Any]) -> str:
 
 
 def drift_lines(visits: Sequence[Measurement]) -> list[str]:
-    """How far the figures of a regime's reference lie apart, on each device that visited it more than once."""
-    return [line for device in dict.fromkeys(row.device for row in visits) for line in _drift(visits, device)]
+    """How far the figures of each reference of a regime lie apart, on each device that visited it more than once."""
+    groups = group_pairs(((row.device, row.problem, row.shape, row.kernel), row) for row in visits if row.ok)
+    return [line for rows in groups.values() for line in _drift(rows)]
 
 
-def _drift(visits: Sequence[Measurement], device: int | None) -> list[str]:
-    figures = [row.best_rate for row in visits if row.ok and row.device == device]
-    if len(figures) < 2:
+def _drift(visits: Sequence[Measurement]) -> list[str]:
+    if len(visits) < 2:
         return []
+    figures, device = [row.best_rate for row in visits], visits[0].device
     middle = median(figures)
     below, above = 100 * (min(figures) / middle - 1), 100 * (max(figures) / middle - 1)
     where = "" if device is None else f" on device {device}"

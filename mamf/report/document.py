@@ -4,9 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any, Generic, TypeVar
 
-from mamf.report.text import DASH, counted, list_once, plain, snake_case
+from mamf.measurement import Conditions
+from mamf.report.text import (
+    DASH,
+    counted,
+    interval_cell,
+    list_once,
+    plain,
+    scaled_unit,
+    significant,
+    snake_case,
+    whole,
+)
+from mamf.statistics import Interval
 
 RowT = TypeVar("RowT")
 
@@ -166,3 +179,38 @@ def columns_from(
         Column(snake_case(name), name if titled else "", reader(name), importance=importance, left=name in texts)
         for name in dict.fromkeys(name for row in rows for name in read(row))
     ]
+
+
+# -- columns that several reports have ---------------------------------------------------------------------------------
+
+
+def interval_columns(
+    read: Callable[[RowT], Interval | None], name: str, format: Callable[[Interval], str] = interval_cell
+) -> list[Column[RowT]]:
+    """The interval for people, its ends for csv and json. ``name``: of an end, such as ``rate_{}_tflops``."""
+    return [
+        Column("", "interval", read, format, importance=4, left=True),
+        Column(name.format("low"), "", lambda row: (it := read(row)) and it.low),
+        Column(name.format("high"), "", lambda row: (it := read(row)) and it.high),
+    ]
+
+
+def sensor_columns(read: Callable[[RowT], Conditions | None]) -> list[Column[RowT]]:
+    """Clock and power while the samples of a row were taken."""
+    return [
+        Column("clock_mhz", "MHz", lambda row: (it := read(row)) and it.clock_hz and it.clock_hz / 1e6, whole, 6),
+        Column("power_watts", "W", lambda row: (it := read(row)) and it.watts, whole, 6),
+    ]
+
+
+def rate_column(
+    name: str, unit: str, read: Callable[[RowT], float | None], rows: Iterable[RowT], importance: int = 0
+) -> Column[RowT]:
+    """Rates in ``unit`` (TFLOPS, TB/s), which people read in the unit that fits the smallest of them."""
+    title, factor = scaled_unit(unit, [rate for row in rows if (rate := read(row))])
+    return Column(name, title, read, lambda rate: significant(rate * factor), importance)
+
+
+def text_table(titles: Sequence[str], rows: Sequence[Sequence[str | None]]) -> Table[Any]:
+    """A table of texts for people; a dash stands for None."""
+    return Table([Column("", title, itemgetter(place), left=True) for place, title in enumerate(titles)], rows)

@@ -1,16 +1,21 @@
-"""Where the datasheet's FLOPS of a product went: a waterfall from the datasheet to the sustained rate. Pure."""
+"""Where the datasheet's FLOPS of a product went: a waterfall from the datasheet to the sustained rate, as a document
+and as a chart. Pure.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from mamf.backend import DeviceInfo
+from mamf.errors import UsageError
 from mamf.measurement import TERA, Measurement
 from mamf.peaks import find_peak, flop_per_cycle
 from mamf.regime_names import BURST, SUSTAINED
-from mamf.report.columns import interval_columns, sensor_columns
-from mamf.report.document import Answer, Column, Document, Lines, Table
+from mamf.report.charts.bars import Stack, StackedChart, StackedPanel
+from mamf.report.charts.logs import machine
+from mamf.report.document import Answer, Column, Document, Lines, Table, interval_columns, sensor_columns
 from mamf.report.text import percent, significant
 from mamf.statistics import Interval
 
@@ -191,3 +196,44 @@ def conclusion(steps: Sequence[WaterfallStep]) -> list[str]:
     largest = min(losses, key=losses.__getitem__, default="")
     loss = f"; the largest loss: {largest}, {change_cell(losses[largest])}" if largest and losses[largest] < 0 else ""
     return [f"{last}: {significant(rate)} TFLOPS{share}{loss}"]
+
+
+# -- as a chart --------------------------------------------------------------------------------------------------------
+
+_LOST = "lost since the step before"
+
+
+def waterfall_chart(
+    steps: Sequence[WaterfallStep], rows: Sequence[Measurement], header: Mapping[str, Any]
+) -> StackedChart:
+    """A bar for each step that has a figure, and for the same product on other operands; other steps are listed in
+    notes. Raises UsageError if no step has a figure.
+    """
+    bars = [_step_bar(step) for step in steps if step.tflops is not None]
+    if not bars:
+        raise UsageError("nothing to draw: no step has a figure")
+    others = [_measured_bar(row.problem.data, "on other operands", row) for row in rank_bursts(rows)]
+    panels = [StackedPanel("", tuple(bars)), StackedPanel("burst, by what the operands hold", tuple(others))]
+    return StackedChart(
+        f"Where the FLOPS went: {rows[0].problem.dtype}, {rows[0].shape} by {rows[0].kernel}",
+        machine(header),
+        "TFLOPS",
+        "",
+        tuple(panel for panel in panels if panel.bars),
+        (_LOST,),
+        notes=tuple(f"{step.name}: {step.cause}" for step in steps if step.cause),
+    )
+
+
+def _step_bar(step: WaterfallStep) -> Stack:
+    tflops = step.tflops or 0.0
+    name = "from the datasheet" if step.row is None else "measured"
+    bar = Stack(step.name, ((name, tflops),)) if step.row is None else _measured_bar(step.name, name, step.row)
+    lost = max(0.0, (step.before or 0.0) - tflops)
+    note = "" if step.change is None else change_cell(step.change)
+    return replace(bar, parts=(*bar.parts, (_LOST, lost)) if lost else bar.parts, note=note)
+
+
+def _measured_bar(label: str, name: str, row: Measurement) -> Stack:
+    interval = row.rate_interval.low, row.rate_interval.high
+    return Stack(label, ((name, row.best_rate),), interval=interval)

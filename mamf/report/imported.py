@@ -14,7 +14,7 @@ from mamf.logs.run_log import RunLog
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.plans import MATMUL
 from mamf.regime_names import BURST, CLASSIC, SUSTAINED
-from mamf.report.charts.chart import Axis, Chart, Line, Panel, Point, even_ticks, in_giga
+from mamf.report.charts.lines import Axis, Chart, Line, Panel, Point, even_ticks, in_giga
 from mamf.report.document import Answer, Block, Column, Document, Lines, Table
 from mamf.report.text import counted, plain, significant, whole
 
@@ -149,7 +149,7 @@ def beside_chart(runs: Sequence[Shown]) -> Chart:
         ticks = [10.0**power for power in range(math.floor(first), math.ceil(last) + 1)]
         axis = Axis("FLOP", is_log=True, ticks=tuple((tick, in_giga(tick)) for tick in ticks))
     panel = Panel("", tuple(lines))
-    return Chart("mamf-finder beside mamf", "", axis, ((panel,),), (_difference(runs),), is_connected=is_m)
+    return Chart("mamf-finder beside mamf", "", axis, ((panel,),), is_m, notes=(_difference(runs),))
 
 
 def _columns() -> list[Column[Reported]]:

@@ -207,7 +207,7 @@ def head(rows: Sequence[Measurement], header: Mapping[str, Any]) -> list[str]:
 def operation_name(rows: Sequence[Measurement], header: Mapping[str, Any]) -> str:
     """The operation of the rows that are ranked; of a log without rows that of its plan."""
     ranked = (row.operation for row in rows if not row.is_reference and not row.phase)
-    return next(ranked, None) or str(header["plan"].get("operation", "matmul"))
+    return next(ranked, None) or str(header["plan"]["operation"])
 
 
 def kernels_summary_record(

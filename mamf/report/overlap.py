@@ -8,9 +8,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from mamf.errors import UsageError
 from mamf.measurement import Measurement, group_pairs
 from mamf.operations.bandwidth.shapes import BandwidthShape
-from mamf.operations.overlap.operation import OTHER, PRODUCTS
+from mamf.operations.overlap import OTHER, PRODUCTS
+from mamf.report.charts.bars import RangeChart, RangePoint, RangeRow
+from mamf.report.charts.logs import failures, machine
 from mamf.report.document import Answer, Column, Document, Lines, Table
 from mamf.report.rows import failure_lines
 from mamf.report.text import end_line, machine_line, percent, rate_name, significant
@@ -46,6 +49,11 @@ class Pair:
         return first + sum(alone[each] * (1 - first / both[each]) for each in both), sum(alone.values())
 
     @property
+    def size(self) -> str:
+        """Of the other work's buffer."""
+        return str(BandwidthShape(self.together.shape.nbytes))
+
+    @property
     def kind(self) -> tuple[str, str]:
         return self.together.shape.product, self.together.problem.other
 
@@ -76,7 +84,7 @@ def _columns() -> Iterator[Column[Pair]]:
 
     yield Column("product", "product", lambda pair: pair.kind[0], left=True)
     yield Column("other", "beside", lambda pair: pair.kind[1], left=True)
-    yield Column("size", "size", lambda pair: str(BandwidthShape(pair.together.shape.nbytes)), left=True)
+    yield Column("size", "size", lambda pair: pair.size, left=True)
     yield Column("blocks", "blocks", lambda pair: pair.together.problem.blocks or None)
     for timed, unit, factor in ((PRODUCTS, "TFLOPS", 1.0), (OTHER, "GB/s", 1e3)):
         yield Column(rate_name(f"{timed}_alone", unit), f"{unit} alone", rate(timed, True, factor), significant)
@@ -109,3 +117,30 @@ def overlap_document(
         ],
         {"header": header, "summary": summary},
     )
+
+
+def overlap_chart(rows: Sequence[Measurement], header: Mapping[str, Any]) -> RangeChart:
+    """What both works of each pair keep of their rates. Raises UsageError if no pair has figures."""
+    pairs = pairs_of(rows)
+    if not pairs:
+        raise UsageError("nothing to draw: no pair has figures of both works")
+    return RangeChart(
+        "What products and other work keep of their rates while both run",
+        machine(header),
+        "% of the rate alone",
+        tuple(row for pair in sorted(pairs, key=_chart_order) for row in _chart_rows(pair)),
+        notes=("lines: 95 % intervals", *failures(rows, {row.kernel for row in rows})),
+    )
+
+
+def _chart_order(pair: Pair) -> tuple[Any, ...]:
+    return *pair.kind, pair.together.shape.nbytes, pair.together.problem.blocks
+
+
+def _chart_rows(pair: Pair) -> Iterator[RangeRow]:
+    blocks = f", {pair.together.problem.blocks} blocks" if pair.together.problem.blocks else ""
+    group = f"{pair.kind[0]} beside {pair.kind[1]} {pair.size}"
+    for timed, name in ((PRODUCTS, "products"), (OTHER, "other work")):
+        kept, half_width = 100 * pair.kept(timed), 100 * pair.kept(timed) * pair.half_width(timed)
+        point = RangePoint(kept, kept - half_width, kept + half_width)
+        yield RangeRow(group, f"{name}{blocks}", (point,), style_name=name)

@@ -10,19 +10,32 @@ import base64
 import functools
 import hashlib
 import importlib.resources
-from collections.abc import Sequence
+import io
+import re
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from xml.etree.ElementTree import Element, SubElement, fromstring, tostring
 
 from mamf.errors import UnavailableError
-from mamf.report.charts.inline import figure_parts
-from mamf.report.charts.palette import COLORS
-from mamf.report.charts.plotting import Picture
+from mamf.report.charts.picture import (
+    COLORS,
+    HINTS,
+    PAGE_WIDTH,
+    DrawnPanel,
+    Picture,
+    laid_out,
+    new_figure,
+    texts_as_they_are,
+    with_visible_texts,
+)
 from mamf.report.document import Answer, Block, Document, Lines, Table
 from mamf.text import visible, without_markup
 
 if TYPE_CHECKING:
     from jinja2 import Environment
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
@@ -37,7 +50,7 @@ class Fact:
 
 @dataclass(frozen=True)
 class Command:
-    """What one types to get this again."""
+    """A command that makes the same again."""
 
     text: str
 
@@ -70,12 +83,12 @@ class Page:
 
 
 def page_of(document: Document) -> Page:
-    """A report that has no pictures."""
+    """Make a page of a report without pictures."""
     return Page(document.title, sections=[Section("", document.visible_blocks)])
 
 
 def render_page(page: Page) -> str:
-    """The page as a whole html file."""
+    """Write the page as a whole html file."""
     style, script = _file("style.css") + _colors(), _file("script.js")
     policy = (
         f"default-src 'none'; style-src {_source(style)}; script-src {_source(script)}; base-uri 'none'; "
@@ -85,7 +98,7 @@ def render_page(page: Page) -> str:
 
 
 def render_blocks(blocks: Sequence[Block]) -> str:
-    """Blocks without a page around them, for a notebook."""
+    """Write blocks without a page around them, for a notebook."""
     return _render("fragment.html", blocks=blocks)
 
 
@@ -106,14 +119,14 @@ def _file(name: str) -> str:
 
 @functools.cache
 def _colors() -> str:
-    """A variable for each color of the palette, lighter on a dark page."""
+    """Define a variable for each color of the palette, lighter on a dark page."""
     light = " ".join(f"--c{number}: {color};" for number, color in enumerate(COLORS))
     dark = " ".join(f"--c{number}: color-mix(in srgb, {color} 60%, white);" for number, color in enumerate(COLORS))
     return f":root {{ {light} }}\n@media screen and (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}\n"
 
 
 def _source(text: str) -> str:
-    """A source of a Content-Security-Policy: this text and no other."""
+    """Give the source for a Content-Security-Policy that allows exactly this text."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
@@ -138,36 +151,155 @@ def _environment() -> Environment:
 
 
 def _harmless(value: Any) -> Any:
-    """What is no markup of ours, as text with invisible characters shown; the templates escape it."""
+    """Show the invisible characters of texts that are not our markup; the templates escape them."""
     is_text = isinstance(value, str) and not hasattr(value, "__html__")
     return visible(without_markup(value)) if is_text else value
 
 
 def _kind_of(part: Part) -> str:
-    """The name of the macro that writes a part."""
+    """Name the macro that writes a part."""
     kinds = ((Table, "table"), (Answer, "answer"), (Lines, "lines"), (Command, "command"))
     return next((name for kind, name in kinds if isinstance(part, kind)), "figure")
 
 
-@dataclass(frozen=True)
-class _Cell:
-    text: str
-    is_left: bool
-    address: str
-
-
 def _table_parts(table: Table[Any]) -> dict[str, Any]:
+    """Prepare a table for the template."""
     columns = table.top_columns
 
-    def cell(column: Any, row: Any) -> _Cell:
-        text = column.cell(row)
-        return _Cell(without_markup(text), column.left, getattr(text, "address", ""))
+    def cell(text: str, column: Any) -> dict[str, Any]:
+        return {"text": without_markup(text), "is_left": column.left, "address": getattr(text, "address", "")}
 
-    heads = [_Cell(column.title, column.left, "") for column in columns]
-    return {"heads": heads, "rows": [[cell(column, row) for column in columns] for row in table.top_rows]}
+    heads = [cell(column.title, column) for column in columns]
+    return {"heads": heads, "rows": [[cell(column.cell(row), column) for column in columns] for row in table.top_rows]}
 
 
 def safe_address(address: str) -> str:
-    """An address that runs nothing: https, http, or a place beside the page; empty for any other."""
+    """Return an address that runs nothing (https, http or relative), or an empty text for any other."""
     scheme = address.partition(":")[0] if ":" in address.partition("/")[0] else ""
     return address if scheme.lower() in ("", "http", "https") else ""
+
+
+# -- pictures: matplotlib's SVG with a page's colors, and without what a page's policy forbids -------------------------
+
+# A page allows no style attributes and has a dark mode, so styles become attributes whose colors are variables of its
+# style sheet. A bar or a point says its figures in a <title>, which the page's script shows under the pointer.
+_SVG, _LINK = "{http://www.w3.org/2000/svg}", "{http://www.w3.org/1999/xlink}href"
+#: What a page calls the colors of pictures; others stay as they are.
+_PAINTS: Mapping[str, str] = {
+    **{color: f"var(--c{number})" for number, color in enumerate(COLORS)},
+    **dict.fromkeys(("#000000", "#222222"), "currentColor"),
+    **dict.fromkeys(("#555555", "#777777", "#999999"), "var(--faint)"),
+    "#dddddd": "var(--line)",
+    "#ffffff": "var(--page)",
+}
+_NUMBER = re.compile(r"-?\d+\.\d+")
+_DROPPED = ("metadata", "style", "title")
+# Of a marker in a legend.
+_SIZE = 9
+
+
+def figure_parts(picture: Picture) -> dict[str, Any]:
+    """Prepare a picture for the template: SVG elements, and the names of the legend with paint and the outline of their
+    marker around (0, 0). Without matplotlib a note says what to install.
+    """
+    shown = with_visible_texts(picture)
+    parts: dict[str, Any] = {
+        "title": shown.title,
+        "subtitle": shown.subtitle,
+        "pictures": [],
+        "legend": [],
+        "notes": shown.notes,
+    }
+    panels = [panel for row in shown.drawn_rows() for panel in row if panel]
+    try:
+        parts["pictures"] = [_svg_of(panel, f"{shown.title}, {number}") for number, panel in enumerate(panels)]
+    except UnavailableError as error:
+        return {**parts, "notes": [str(error)]}
+    parts["legend"] = [
+        {
+            "name": name,
+            "paint": _paint(style["color"]),
+            "outline": _outline(style.get("marker", "_")),
+            "opacity": style.get("alpha", 1.0),
+        }
+        for name, style in shown.legend()
+    ]
+    return parts
+
+
+def _svg_of(panel: DrawnPanel, salt: str) -> str:
+    """Draw a panel as SVG. ``salt``: makes its ids differ from those of other pictures on the page."""
+    from matplotlib import rc_context
+
+    figure = new_figure(*panel.size)
+    figure.set_facecolor("none")
+    settings: Any = {"svg.fonttype": "none", "svg.hashsalt": salt}
+    with texts_as_they_are(), rc_context(settings), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph")  # the browser has other fonts
+        axes = figure.subplots()
+        panel.draw(axes)
+        axes.set_facecolor("none")
+        hints = dict(_name_hinted(figure))
+        image = io.BytesIO()
+        with laid_out(figure):
+            figure.savefig(image, format="svg")
+    root = fromstring(image.getvalue())
+    for parent in list(root.iter()):
+        for child in list(parent):
+            if child.tag.removeprefix(_SVG) in _DROPPED:
+                parent.remove(child)
+    for element in list(root.iter()):
+        _restyle(element)
+        element.tag = element.tag.removeprefix(_SVG)
+    for group in root.iter("g"):
+        marks = list(group.iter("use")) or list(group.iter("path"))
+        for mark, text in zip(marks, hints.get(group.attrib.pop("id", ""), ()), strict=False):
+            SubElement(mark, "title").text = text
+    is_wide = panel.size[0] > PAGE_WIDTH
+    kept = {"viewBox": root.get("viewBox", ""), "width": f"{72 * panel.size[0]:.0f}", "fill": "currentColor"}
+    root.attrib.clear()
+    root.attrib.update(kept | {"role": "img", "aria-label": panel.described, "class": "wide" if is_wide else "panel"})
+    return tostring(root, encoding="unicode")
+
+
+def _name_hinted(figure: Figure) -> Iterator[tuple[str, Sequence[str]]]:
+    """Give an id to all that has hints, and yield both."""
+    for number, artist in enumerate(figure.findobj(HINTS.__contains__)):
+        artist.set_gid(f"hinted-{number}")
+        yield f"hinted-{number}", HINTS[artist]
+
+
+def _restyle(element: Element) -> None:
+    """Turn the style into attributes, and links into those of html; round numbers."""
+    attributes = element.attrib
+    style = attributes.pop("style", "")
+    for declaration in filter(None, style.split(";")):
+        name, _, value = (part.strip() for part in declaration.partition(":"))
+        if name == "font":  # older versions of matplotlib write all in one
+            attributes["font-size"] = value.partition("px")[0].split()[-1]
+            attributes["font-weight"] = "bold" if "bold" in value or "700" in value else "normal"
+        elif name != "font-family":
+            attributes[name] = _paint(value)
+    if _LINK in attributes:
+        attributes["href"] = attributes.pop(_LINK)
+    for name, value in attributes.items():
+        if name not in ("id", "href", "clip-path"):
+            attributes[name] = _NUMBER.sub(lambda number: f"{round(float(number[0]), 2):g}", value.replace("\n", ""))
+
+
+def _paint(color: Any) -> str:
+    return _PAINTS.get(str(color), str(color))
+
+
+def _outline(marker: str) -> str:
+    """Convert a marker of matplotlib to the data of an SVG path."""
+    from matplotlib.markers import MarkerStyle
+    from matplotlib.path import Path
+    from matplotlib.transforms import Affine2D
+
+    style, letters = MarkerStyle(marker), {Path.MOVETO: "M", Path.LINETO: "L", Path.CURVE3: "Q", Path.CURVE4: "C"}
+    path = style.get_path().transformed(style.get_transform() + Affine2D().scale(_SIZE, -_SIZE))
+    parts = ((letters.get(code), vertices) for vertices, code in path.iter_segments())
+    return "".join(
+        letter + " ".join(f"{each:.1f}" for each in vertices) if letter else "z" for letter, vertices in parts
+    )

@@ -17,8 +17,7 @@ from mamf.measurement import Measurement
 from mamf.operations.matmul.shapes import MatmulShape, name_layers
 from mamf.operations.unknown import operation_called
 from mamf.regime_names import BURST, SUSTAINED
-from mamf.report.columns import interval_columns
-from mamf.report.document import Answer, Block, Column, Document, Lines, Table
+from mamf.report.document import Answer, Block, Column, Document, Lines, Table, interval_columns
 from mamf.report.text import counted, percent, rate_text, significant
 
 

@@ -44,9 +44,9 @@ def counts(rows: Rows) -> dict[str, int]:
     }
 
 
-def _problems(rows: Iterable[Measurement]) -> set[tuple[str, str, int]]:
+def _problems(rows: Iterable[Measurement]) -> set[tuple[int | None, str, str, int]]:
     """One that was asked for has many rows."""
-    return {(row.regime, row.kernel, row.round) for row in rows}
+    return {(row.device, row.regime, row.kernel, row.round) for row in rows}
 
 
 def max_wrong_share(checked: int) -> float:
@@ -121,11 +121,11 @@ def verdict_lines(rows: Rows) -> Iterator[str]:
 
 def reproduction(log: RunLog, row: Measurement) -> str:
     """The command that verifies the problem of a row again."""
-    plan, device = log.plan, log.header["device"]
+    plan, device = log.plan, log.device(row.device)
     kernels = [row.kernel] if row.kernel in plan.kernels else [name for name in plan.kernels if ":" in name]
     return shlex.join(
         [
-            *("mamf", "verify", "--backend", device["backend"], "--device", str(device["index"])),
+            *("mamf", "verify", "--backend", device.backend, "--device", str(device.index)),
             *("--kernel", *kernels, "--dtype", row.problem.dtype, "--regime", row.regime),
             *("--largest", str(plan.shapes[0]), "--seed", str(plan.problem.seed), "--number", str(row.round)),
         ]

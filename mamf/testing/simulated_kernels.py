@@ -12,8 +12,8 @@ from mamf.backend import Backend, OperandPool, Unavailable
 from mamf.kernel import Compare, Kernel, Prepared, ProblemT, ShapeT, Verdict
 from mamf.operations.attention.shapes import AttentionKernel, AttentionProblem, AttentionShape
 from mamf.operations.bandwidth.shapes import BandwidthKernel, BandwidthProblem, BandwidthShape
-from mamf.operations.collective.operation import CollectiveKernel, CollectiveProblem, CollectiveShape
-from mamf.operations.copies.operation import CopyKernel, CopyProblem, CopyShape
+from mamf.operations.collective import CollectiveKernel, CollectiveProblem, CollectiveShape
+from mamf.operations.copies import CopyKernel, CopyProblem, CopyShape
 from mamf.operations.matmul.kernel import MatmulKernel, MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.operations.model.shapes import ModelKernel, ModelProblem, ModelShape

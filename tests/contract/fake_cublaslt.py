@@ -10,7 +10,7 @@ from ctypes import CFUNCTYPE, c_char, c_double, c_float, c_int, c_int8, c_int32,
 
 import torch
 
-from mamf.operations.matmul.kernels.cublaslt_library import SIGNATURES
+from mamf.operations.matmul.cublaslt_library import SIGNATURES
 
 DTYPES = {
     0: torch.float32,
@@ -155,7 +155,7 @@ class FakeCublasLt:
 
 def install(monkeypatch, fake):
     """Let torch's process have loaded this library."""
-    from mamf.operations.matmul.kernels import cublaslt, cublaslt_library
+    from mamf.operations.matmul import cublaslt, cublaslt_library
 
     loaded = cublaslt_library.Library(fake)
     monkeypatch.setattr(cublaslt_library, "load", lambda: loaded)

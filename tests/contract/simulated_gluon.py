@@ -226,7 +226,7 @@ PROGRAM = Program()
 
 def install(monkeypatch):
     """Make ``import triton`` and Gluon's modules this simulation, for modules of kernels that are imported anew."""
-    package = sys.modules["mamf.operations.matmul.kernels"]
+    package = sys.modules["mamf.operations.matmul"]
     for name in ("triton_kernels", "gluon_kernels"):
         # Set first, so that what is imported during the test is gone after it.
         monkeypatch.setitem(sys.modules, f"{package.__name__}.{name}", None)

@@ -9,19 +9,18 @@ from mamf.engine.measure import measure
 from mamf.engine.regimes import Burst, StoppingRule, Sustained
 from mamf.engine.regimes.checking import Checked, WrongResultError, skipped_work
 from mamf.errors import UsageError
-from mamf.operations.attention.kernels.sdpa import SdpaMath
 from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
-from mamf.operations.batched.kernels.torch_batched import Bmm
-from mamf.operations.batched.operation import BatchedProblem, BatchedShape
-from mamf.operations.grouped.kernels.torch_grouped import Loop
-from mamf.operations.grouped.operation import GroupedProblem, GroupedShape
+from mamf.operations.attention.torch_kernels import SdpaMath
+from mamf.operations.batched import BatchedProblem, BatchedShape
+from mamf.operations.batched_kernels import Bmm
+from mamf.operations.grouped import GroupedProblem, GroupedShape
+from mamf.operations.grouped_kernels import Loop
 from mamf.operations.matmul.kernel import MatmulProblem
-from mamf.operations.matmul.kernels.int_mm import IntMm
-from mamf.operations.matmul.kernels.scaled_formats import Dequantized
-from mamf.operations.matmul.kernels.torch_products import TorchMm
+from mamf.operations.matmul.scaled_formats import Dequantized
 from mamf.operations.matmul.selection import kernel as kernel_named
 from mamf.operations.matmul.shapes import MatmulShape
-from mamf.operations.variation import Signs
+from mamf.operations.matmul.torch_products import IntMm, TorchMm
+from mamf.operations.operand_sets import Signs
 from mamf.plugins.discovery import open_backend
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -234,7 +233,7 @@ class TakesAName(TorchMm):
 def test_a_class_by_path_cannot_take_a_registered_name():
     with pytest.raises(UsageError, match=r"calls itself torch.mm, as a registered kernel does: give its class another"):
         kernel_named(f"{__name__}:TakesAName")
-    assert kernel_named("mamf.operations.matmul.kernels.torch_products:TorchMm").name == "torch.mm"
+    assert kernel_named("mamf.operations.matmul.torch_products:TorchMm").name == "torch.mm"
 
 
 # -- products of other kinds -------------------------------------------------------------------------------------------

@@ -126,7 +126,7 @@ def test_events_that_cannot_time_are_replaced_by_the_hosts_clock(accelerator, ca
 def test_the_output_says_that_the_hosts_clock_times_it(accelerator, monkeypatch, capsys):
     monkeypatch.delattr(accelerator.own, "Event")
     monkeypatch.setattr(accelerator.torch, "Event", None, raising=False)
-    monkeypatch.setattr("mamf.cli.commands.doctor.fit_traits", lambda backend, say: ())
+    monkeypatch.setattr("mamf.engine.traits.fit_traits", lambda backend, say: ())
     main(["doctor"])
     assert capsys.readouterr().out.startswith("Ascend910B2 (accelerator:0), timed by host clock\n")
 

@@ -15,12 +15,14 @@ from mamf.backend import Unavailable
 from mamf.dtypes import DTYPES
 from mamf.engine.measure import classify_error
 from mamf.errors import UnsupportedError
-from mamf.operations.attention.kernels.attention_reference import error_of_key_sums, relevant_share
-from mamf.operations.attention.kernels.torch_attention import PreparedAttention
-from mamf.operations.attention.operation import attention_kernel
+from mamf.operations.attention.attention_reference import error_of_key_sums, relevant_share
+from mamf.operations.attention.operation import Attention
 from mamf.operations.attention.shapes import DIRECTIONS, AttentionProblem, AttentionShape
+from mamf.operations.attention.torch_attention import PreparedAttention
 from mamf.operations.operand_sets import take_buffers
-from mamf.plugins.discovery import ATTENTION_KERNELS, backend_class, find_registered, open_backend
+from mamf.plugins.discovery import ATTENTION_KERNELS, backend_class, find_registered, kernel_of, open_backend
+
+attention_kernel = partial(kernel_of, Attention())
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile"),
@@ -282,19 +284,16 @@ def test_flash_attn_3_is_found_under_both_names_and_may_return_a_tuple(library, 
         assert verdict_of(kernel, backend, CAUSAL, AttentionProblem(direction=direction)).ok
 
 
-def test_flash_attn_4_has_its_own_way_of_saying_no_window_and_one_split(library, asked):
-    kernel, backend = library("flash-attn-4")
+@pytest.mark.parametrize(
+    ("name", "windows"),
+    [("flash-attn-2", [(-1, -1), (8, 0), (12, 12)]), ("flash-attn-4", [(None, None), (8, 0), (12, 12)])],
+)
+def test_each_flash_attn_has_its_own_way_of_saying_no_window(library, asked, name, windows):
+    kernel, backend = library(name)
     for shape in (FULL, WINDOW, BOTH_SIDES):
         assert verdict_of(kernel, backend, shape).ok
-    assert [options["window_size"] for options in asked] == [(None, None), (8, 0), (12, 12)]
-    assert {options["num_splits"] for options in asked} == {1}
-
-
-def test_flash_attn_2_writes_minus_one_for_no_window(library, asked):
-    kernel, backend = library("flash-attn-2")
-    for shape in (CAUSAL, WINDOW):
-        assert verdict_of(kernel, backend, shape).ok
-    assert [options["window_size"] for options in asked] == [(-1, -1), (8, 0)]
+    assert [options["window_size"] for options in asked] == windows
+    assert {options.get("num_splits", 1) for options in asked} == {1}
 
 
 def test_flash_attn_4_tells_its_version_by_its_distribution(library):

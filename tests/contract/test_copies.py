@@ -3,8 +3,8 @@
 import pytest
 
 from mamf.errors import UnknownNameError
-from mamf.operations.copies.kernels.torch_copies import TorchCopies
-from mamf.operations.copies.operation import DIRECTIONS, CopyProblem, CopyShape
+from mamf.operations.copies import DIRECTIONS, CopyProblem, CopyShape
+from mamf.operations.copies_kernels import TorchCopies
 from mamf.plugins.discovery import kernel_of, open_backend, operation
 from mamf.testing.contracts import AnyKernelContract
 

@@ -14,8 +14,8 @@ from mamf.engine.measure import measure
 from mamf.engine.regimes import Burst, StoppingRule
 from mamf.engine.strategies.shapes import Sweep
 from mamf.errors import UnavailableError, UnsupportedError, UsageError
+from mamf.operations.matmul import cublaslt_library
 from mamf.operations.matmul.kernel import LAYOUTS, MatmulProblem
-from mamf.operations.matmul.kernels import cublaslt_library
 from mamf.operations.matmul.selection import kernel, kernels_for
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.plans import ALGORITHM, MATMUL, SWEEP, Plan

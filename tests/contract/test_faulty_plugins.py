@@ -178,7 +178,7 @@ KERNEL_METHODS.append("__init__")
 OPERATION_METHODS = [
     *("default_shapes", "problem_for", "fastest_possible", "peak", "may_be_ceiling", "columns", "axis", "parse_shape"),
     *("shape_record", "shape_from_record", "problem_record", "problem_from_record", "words", "presets", "__init__"),
-    *("describe_problem", "describe_shape", "random_case"),
+    *("describe_problem", "describe_shape", "random_case", "preset", "shapes_of"),
 ]
 TABLE = [
     *(
@@ -322,14 +322,14 @@ def test_ctrl_c_from_within_a_plugin_ends_the_run_with_its_log(run, monkeypatch,
             "presets",
             gives({"a": None}),
             [*OPERATION, "--preset", "a"],
-            "to a mapping of BandwidthShape to text",
+            "presets returned a dict, not a mapping of text to Preset",
         ),
         (
             FaultyOperation,
             "presets",
             gives({1: {}}),
             [*OPERATION, "--preset", "a"],
-            "to a mapping of BandwidthShape to text",
+            "presets returned a dict, not a mapping of text to Preset",
         ),
         (FaultyOperation, "name", "other", OPERATION, "its class calls it 'other', its entry point 'faulty'"),
         (FaultyMatmul, "dtypes", (8,), [*MATMUL, "faulty"], "dtypes is a tuple, not a list of text"),

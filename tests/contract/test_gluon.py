@@ -10,9 +10,9 @@ from verdicts import verified
 
 from mamf.errors import UnsupportedError, UsageError
 from mamf.operations.matmul.kernel import LAYOUTS, MatmulProblem
-from mamf.operations.matmul.kernels.gluon_matmul import _TILES
 from mamf.operations.matmul.selection import kernel, kernels_for
 from mamf.operations.matmul.shapes import MatmulShape
+from mamf.operations.matmul.triton_matmul import _TILES
 from mamf.plugins.discovery import open_backend
 
 SHAPE = MatmulShape(512, 512, 512)

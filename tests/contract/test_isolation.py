@@ -19,14 +19,13 @@ from mamf.engine.regimes.checking import Checked
 from mamf.engine.runner import Runner, Step, isolation_of
 from mamf.kernel import Verdict
 from mamf.operations import isolated
-from mamf.operations.attention.kernels.sdpa import SdpaMath
 from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
+from mamf.operations.attention.torch_kernels import SdpaMath
 from mamf.operations.isolated import Channel, ChannelError
 from mamf.operations.matmul.kernel import MatmulProblem
-from mamf.operations.matmul.kernels.int_mm import IntMm
-from mamf.operations.matmul.kernels.scaled_formats import Dequantized, ScaledMm
-from mamf.operations.matmul.kernels.torch_products import TorchMm
+from mamf.operations.matmul.scaled_formats import Dequantized, ScaledMm
 from mamf.operations.matmul.shapes import MatmulShape
+from mamf.operations.matmul.torch_products import IntMm, TorchMm
 from mamf.plugins.discovery import is_loaded_by_path, kernel_of, open_backend, operation
 
 SHAPE = MatmulShape(96, 80, 64)

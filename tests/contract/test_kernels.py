@@ -125,30 +125,6 @@ def test_a_current_torch_refuses_at_most_one_kind_of_8_bit_floats():
         assert {dtype for _, dtype, _ in REFUSED} <= {"float8_e4m3fnuz"}
 
 
-@pytest.mark.parametrize(
-    ("error", "status"),
-    [
-        (
-            NotImplementedError("Could not run 'aten::_int_mm.out' with arguments from the 'CPU' backend."),
-            "unsupported",
-        ),
-        (RuntimeError("itensor_view_from_dense expects float/bfloat16/half/int8/fp8 tensor input"), "unsupported"),
-        (RuntimeError("CUDA error: CUBLAS_STATUS_NOT_SUPPORTED when calling cublasLtMatmul"), "unsupported"),
-        (RuntimeError("CUDA error: an illegal memory access was encountered"), "failed"),
-    ],
-)
-def test_a_launch_that_torch_refuses_is_told_from_one_that_breaks(backend, monkeypatch, error, status):
-    def refuse(*operands, **options):
-        raise error
-
-    monkeypatch.setattr(torch, "_int_mm", refuse)
-    pool = backend.operand_pool("normal", 0)
-    row = measure(
-        kernel("int_mm"), MatmulProblem("int8", "int32"), SHAPE, Burst(backend), pool, StoppingRule(seconds=0.0)
-    )
-    assert (row.status, str(error) in row.reason) == (status, True)
-
-
 # -- what a launch is ------------------------------------------------------------------------------------------------
 
 

@@ -10,10 +10,10 @@ from mamf.backend import MIB
 from mamf.engine.measure import needed_memory
 from mamf.engine.regimes.checking import Checked
 from mamf.kernel import Buffer
-from mamf.operations.attention.kernels.sdpa import SdpaMath
 from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
-from mamf.operations.model.kernels.torch_model import TorchModel
+from mamf.operations.attention.torch_kernels import SdpaMath
 from mamf.operations.model.shapes import ModelProblem, ModelShape
+from mamf.operations.model.torch_model import TorchModel
 
 SHAPE = AttentionShape.parse("b2h4q128k128d64")
 SCORES = 2 * 4 * 128 * 128 * 4  # bytes of float32

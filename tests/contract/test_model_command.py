@@ -89,7 +89,7 @@ def test_each_attention_is_in_the_model_as_it_is_and_compiled(run):
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        (["--size", "huge"], "invalid choice: 'huge'"),
+        (["--size", "huge"], "unknown size of model 'huge'"),
         (["--set", "heads=7"], "d_model 768 is not a multiple of 7 heads"),
         (["--size", "1b", "--set", "kv_heads=5"], "32 heads cannot share 5 kv heads"),
         (["--attention", "sdpa-flesh"], "unknown attention kernel 'sdpa-flesh'"),

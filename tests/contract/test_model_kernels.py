@@ -1,6 +1,8 @@
 """Tiny models on the CPU: what a launch gives, and that what is wrong shows."""
 
 import functools
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -8,17 +10,16 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mamf.engine.regimes.checking import Checked, WrongResultError
-from mamf.operations.attention.kernels.sdpa import SdpaMath
-from mamf.operations.attention.kernels.torch_attention import TorchAttention
-from mamf.operations.attention.operation import attention_kernel
-from mamf.operations.model.kernels import step as model_step_kernels
-from mamf.operations.model.kernels import torch_model
-from mamf.operations.model.kernels.step import known_answers
-from mamf.operations.model.kernels.torch_model import TorchModel, network_on
+from mamf.operations.attention.operation import Attention
+from mamf.operations.attention.torch_attention import TorchAttention
+from mamf.operations.attention.torch_kernels import SdpaMath
+from mamf.operations.model import torch_model
 from mamf.operations.model.shapes import ModelProblem, ModelShape
+from mamf.operations.model.torch_model import TorchModel, known_answers, network_on
 from mamf.plugins.discovery import kernel_of, open_backend, operation
-from mamf.profiling.scripts import model_step
 from mamf.testing.contracts import AnyKernelContract
+
+attention_kernel = functools.partial(kernel_of, Attention())
 
 TINY = {"d_model": 32, "d_ff": 64, "layers": 2, "heads": 4, "kv_heads": 4, "vocabulary": 97, "dtype": "float32"}
 GPT2 = ModelProblem(**TINY)
@@ -137,7 +138,7 @@ def test_autocast_to_what_parameters_are_is_unsupported():
 def test_kernels_and_phases_share_what_the_reference_gave(monkeypatch):
     problem = replace(GPT2, phase="forward-backward", seed=12)
     checked(problem).rehearse(cpu())
-    monkeypatch.setattr(model_step_kernels, "reference", None)
+    monkeypatch.setattr(torch_model, "reference", None)
     checked(replace(problem, phase="step", checkpointing=True), TorchModel("eager")).rehearse(cpu())
 
 
@@ -239,12 +240,10 @@ def test_what_dynamo_makes_of_a_model_is_one_graph_and_right(monkeypatch):
     assert len(graphs) == 1
 
 
-def test_the_script_that_is_profiled_steps_an_optimizer_each_time(monkeypatch):
-    from torch.optim.optimizer import register_optimizer_step_post_hook
-
-    monkeypatch.setattr(model_step, "SIZES", {"tiny": TINY})
-    steps = []
-    hook = register_optimizer_step_post_hook(lambda *_: steps.append(1))
-    model_step.main("cpu", 0, "tiny", 1, SHAPE, "sdpa", 3)
-    hook.remove()
-    assert len(steps) == 3
+def test_a_launch_of_a_step_is_a_step_to_mamf_profile():
+    """As mamf autoprofile runs it."""
+    sizes = [f"{name}={value}" for name, value in TINY.items() if name != "dtype"]
+    model = ["torch[sdpa]", "--operation", "model", "--shape", "b2s16", "--set", *sizes, "phase=step"]
+    options = ["--dtype", "float32", "--backend", "cpu", "--no-verify", "--launches", "2"]
+    profile = [sys.executable, "-m", "mamf", "profile", "--warmup", "1", "--steps", "1", "-m", "mamf", "run"]
+    assert ": 1 step of" in subprocess.run([*profile, *model, *options], capture_output=True, text=True).stdout

@@ -1,14 +1,16 @@
-"""Kernels that a search tries beside the library's default: TunableOp, torch.compile."""
+"""Kernels that a search tries besides the default one: TunableOp, torch.compile; and what torch lacks or refuses."""
 
 import pytest
 import torch
 from verdicts import verified
 
+from mamf.engine.measure import measure
+from mamf.engine.regimes import Burst, StoppingRule
 from mamf.errors import UnavailableError
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.selection import kernel, kernels_for
 from mamf.operations.matmul.shapes import MatmulShape
-from mamf.plugins.discovery import open_backend
+from mamf.plugins.discovery import kernel_of, open_backend, operation
 from mamf.testing import KernelContract
 
 SHAPE = MatmulShape(96, 80, 64)
@@ -123,7 +125,7 @@ def test_without_a_compiler_it_is_said(monkeypatch):
     assert reason.remedy
 
 
-# -- an older torch --------------------------------------------------------------------------------------------------
+# -- what torch lacks or refuses -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -132,13 +134,63 @@ def test_without_a_compiler_it_is_said(monkeypatch):
         ("int_mm", torch, "_int_mm"),
         ("scaled_mm", torch, "_scaled_mm"),
         ("tunableop", torch.cuda, "tunable"),
+        ("F.scaled_mm", torch.nn.functional, "scaled_mm"),
     ],
 )
 def test_a_function_that_this_torch_lacks_makes_its_kernel_unavailable(rocm, monkeypatch, name, owner, function):
-    monkeypatch.delattr(owner, function)
+    monkeypatch.delattr(owner, function, raising=False)
     reason = kernel(name).unavailable(rocm.kind(0))
-    assert f"no torch.{'cuda.' if owner is torch.cuda else ''}{function}" in reason.reason
+    assert reason.reason.endswith(function)
     assert "torch" in reason.remedy
+
+
+def test_a_torch_without_grouped_mm_says_how_to_get_it(monkeypatch):
+    if not hasattr(torch.nn.functional, "grouped_mm"):
+        pytest.skip("this torch has none")
+    grouped_mm, cpu = kernel_of(operation("grouped"), "F.grouped_mm"), open_backend("cpu")
+    assert grouped_mm.unavailable(cpu) is None
+    monkeypatch.delattr(torch.nn.functional, "grouped_mm")
+    assert grouped_mm.unavailable(cpu) is None, "it was torch._grouped_mm before"
+    monkeypatch.delattr(torch, "_grouped_mm", raising=False)
+    assert "torch>=" in grouped_mm.unavailable(cpu).remedy
+
+
+INT_MM = ("matmul", "int_mm", torch, "_int_mm", {"dtype": "int8"})
+SCALED = ("matmul", "F.scaled_mm", torch.nn.functional, "scaled_mm", {"dtype": "mxfp8"})
+GROUPED = ("grouped", "F.grouped_mm", torch.nn.functional, "grouped_mm", {"dtype": "bfloat16"})
+BROKEN = RuntimeError("CUDA error: an illegal memory access was encountered")
+REFUSED = (
+    (INT_MM, NotImplementedError("Could not run 'aten::_int_mm.out' with arguments from the 'CPU' backend.")),
+    (INT_MM, RuntimeError("itensor_view_from_dense expects float/bfloat16/half/int8/fp8 tensor input")),
+    (INT_MM, RuntimeError("CUDA error: CUBLAS_STATUS_NOT_SUPPORTED when calling cublasLtMatmul")),
+    (SCALED, RuntimeError("CUDA error: CUBLAS_STATUS_NOT_SUPPORTED when calling cublasLtMatmulAlgoGetHeuristic")),
+    (GROUPED, RuntimeError("torch._grouped_mm is only supported on CUDA devices with compute capability >= 8.0")),
+    (GROUPED, RuntimeError("Expected mat_a to be Float32, BFloat16 or Float16 matrix, got Double")),
+    (GROUPED, NotImplementedError("Could not run 'aten::_grouped_mm' with arguments from the 'MPS' backend")),
+)
+
+
+@pytest.mark.parametrize(
+    ("case", "error", "status"),
+    [
+        *((case, error, "unsupported") for case, error in REFUSED),
+        *((case, BROKEN, "failed") for case in (INT_MM, SCALED, GROUPED)),
+    ],
+)
+def test_a_launch_that_torch_refuses_is_told_from_one_that_breaks(monkeypatch, case, error, status):
+    def refuse(*operands, **options):
+        raise error
+
+    name, kernel_name, owner, function, fields = case
+    if not hasattr(owner, function):
+        pytest.skip("this torch has none")
+    monkeypatch.setattr(owner, function, refuse)
+    of, cpu = operation(name), open_backend("cpu")
+    shape = of.parse_shape("e6t96n32k64" if name == "grouped" else "96x256x384")
+    pool = cpu.operand_pool("normal", 0)
+    problem = of.problem_for(cpu, fields)
+    row = measure(kernel_of(of, kernel_name), problem, shape, Burst(cpu), pool, StoppingRule(seconds=0.0))
+    assert (row.status, str(error)[:60] in row.reason) == (status, True)
 
 
 def test_the_other_kernels_are_found_without_it(monkeypatch):

@@ -2,14 +2,14 @@
 
 import pytest
 
-from mamf.operations.attention.operation import attention_kernel
+from mamf.operations.attention.operation import Attention
 from mamf.operations.matmul.selection import kernel
 from mamf.plugins.discovery import OPERATIONS, find_registered, kernel_names, kernel_of, open_backend, operation
 from mamf.testing import AttentionKernelContract, OperationContract, SimulatedBackend
 
 #: A kernel of each operation that runs on any CPU.
 OF_CPU = {
-    "attention": lambda: attention_kernel("sdpa-math"),
+    "attention": lambda: kernel_of(Attention(), "sdpa-math"),
     "bandwidth": lambda: kernel_of(operation("bandwidth"), "torch"),
     "batched": lambda: kernel_of(operation("batched"), "torch.bmm"),
     "grouped": lambda: kernel_of(operation("grouped"), "loop"),
@@ -76,4 +76,4 @@ class TestAttentionKernel(AttentionKernelContract):
 
     @pytest.fixture
     def kernel(self, name):
-        return attention_kernel(name)
+        return kernel_of(Attention(), name)

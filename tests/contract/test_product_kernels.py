@@ -8,10 +8,10 @@ from verdicts import verified
 
 from mamf.engine.measure import measure
 from mamf.engine.regimes import Burst, StoppingRule
-from mamf.operations.batched.kernels.torch_batched import Bmm
-from mamf.operations.batched.operation import BatchedProblem, BatchedShape
-from mamf.operations.grouped.kernels.torch_grouped import GroupedMm, Loop
-from mamf.operations.grouped.operation import GroupedProblem, GroupedShape
+from mamf.operations.batched import BatchedProblem, BatchedShape
+from mamf.operations.batched_kernels import Bmm
+from mamf.operations.grouped import GroupedProblem, GroupedShape
+from mamf.operations.grouped_kernels import GroupedMm, Loop
 from mamf.operations.matmul.kernel import LAYOUTS
 from mamf.plugins.discovery import kernel_names, kernel_of, open_backend, operation
 from mamf.testing import AnyKernelContract
@@ -128,43 +128,6 @@ def test_products_that_are_left_out_or_mixed_up_are_caught(backend, kernel, prob
 
 
 # -- what there is not -------------------------------------------------------------------------------------------------
-
-
-def test_a_torch_without_grouped_mm_says_how_to_get_it(backend, monkeypatch):
-    assert GroupedMm().unavailable(backend) is None
-    monkeypatch.delattr(torch.nn.functional, "grouped_mm")
-    assert GroupedMm().unavailable(backend) is None, "it was torch._grouped_mm before"
-    monkeypatch.delattr(torch, "_grouped_mm", raising=False)
-    assert "torch>=" in GroupedMm().unavailable(backend).remedy
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        RuntimeError("torch._grouped_mm is only supported on CUDA devices with compute capability >= 8.0"),
-        RuntimeError("Expected mat_a to be Float32, BFloat16 or Float16 matrix, got Double"),
-        NotImplementedError("Could not run 'aten::_grouped_mm' with arguments from the 'MPS' backend"),
-    ],
-)
-def test_what_torch_refuses_is_unsupported_with_its_reason(backend, monkeypatch, error):
-    def refused(*operands, **options):
-        raise error
-
-    monkeypatch.setattr(torch.nn.functional, "grouped_mm", refused)
-    pool = backend.operand_pool("normal", 0)
-    row = measure(GroupedMm(), GroupedProblem(), GROUPS, Burst(backend), pool, StoppingRule(seconds=0.0))
-    assert row.status == "unsupported"
-    assert str(error)[:20] in row.reason
-
-
-def test_what_breaks_is_not_called_unsupported(backend, monkeypatch):
-    def broken(*operands, **options):
-        raise RuntimeError("an illegal memory access was encountered")
-
-    monkeypatch.setattr(torch.nn.functional, "grouped_mm", broken)
-    pool = backend.operand_pool("normal", 0)
-    row = measure(GroupedMm(), GroupedProblem(), GROUPS, Burst(backend), pool, StoppingRule(seconds=0.0))
-    assert row.status == "failed"
 
 
 @pytest.mark.parametrize("of", CASES)

@@ -47,6 +47,14 @@ for number in range(12):
 """
 
 
+#: In a hook of the fifth backward pass.
+TERMINATE = """
+    if number == 4:
+        import os, signal
+        os.kill(os.getpid(), signal.SIGTERM)
+"""
+
+
 @pytest.fixture
 def run(tmp_path):
     def start(text, *arguments, ranks=0):
@@ -68,6 +76,22 @@ def test_a_process_that_ends_at_once_leaves_its_profile(run, tmp_path, end, code
     assert ": 2 steps of" in ended.stdout
     assert read_profile_or_none(tmp_path / "step.jsonl")[1].steps == 2
     assert (tmp_path / "trace.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("count", "said"), [(4, ": 1 step of"), (2, "mamf: nothing was profiled: the script took 2 of 5 steps")]
+)
+def test_sigterm_reports_the_steps_until_then(run, tmp_path, count, said):
+    ended = run(f"{TRAINING}\nsteps({count})\nos.kill(os.getpid(), signal.SIGTERM)", "--output", "step.jsonl")
+    assert ended.returncode == -signal.SIGTERM
+    assert said in ended.stdout + ended.stderr
+    assert (tmp_path / "step.jsonl").exists() == (count == 4)
+
+
+def test_sigterm_waits_for_the_end_of_a_backward_pass(run):
+    ended = run(HOOKS.replace("optimizers[parameter].zero_grad()", TERMINATE))
+    assert ended.returncode == -signal.SIGTERM
+    assert ": 1 step of" in ended.stdout
 
 
 @pytest.mark.parametrize(("option", "passes"), [("--nvtx", 12), ("--stop", 4)])

@@ -11,8 +11,8 @@ from mamf.dtypes import DTYPES, FORMATS
 from mamf.engine.measure import measure
 from mamf.engine.regimes import Burst, StoppingRule
 from mamf.operations.matmul.kernel import MatmulProblem
-from mamf.operations.matmul.kernels.scaled_formats import Dequantized, FunctionalScaledMm
 from mamf.operations.matmul.operation import Matmul
+from mamf.operations.matmul.scaled_formats import Dequantized, FunctionalScaledMm
 from mamf.operations.matmul.selection import kernel, kernel_for
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.operations.quantization import E2M1
@@ -171,28 +171,6 @@ def test_what_torch_has_not_here_is_a_row_with_its_reason(backend, dtype):
     row = measured(FunctionalScaledMm(), backend, MatmulProblem(dtype))
     assert row.status == "unsupported"
     assert "caling" in row.reason or "swizzle" in row.reason
-
-
-def test_what_cublas_has_not_is_a_row_with_its_reason(backend, monkeypatch):
-    def refused(*operands, **options):
-        raise RuntimeError("CUDA error: CUBLAS_STATUS_NOT_SUPPORTED when calling cublasLtMatmulAlgoGetHeuristic")
-
-    monkeypatch.setattr(torch.nn.functional, "scaled_mm", refused)
-    row = measured(FunctionalScaledMm(), backend, MatmulProblem("mxfp8"))
-    assert (row.status, "CUBLAS_STATUS_NOT_SUPPORTED" in row.reason) == ("unsupported", True)
-
-
-def test_what_breaks_is_not_called_unsupported(backend, monkeypatch):
-    def broken(*operands, **options):
-        raise RuntimeError("CUDA error: an illegal memory access was encountered")
-
-    monkeypatch.setattr(torch.nn.functional, "scaled_mm", broken)
-    assert measured(FunctionalScaledMm(), backend, MatmulProblem("mxfp8")).status == "failed"
-
-
-def test_a_torch_without_scaled_mm_says_how_to_get_it(backend, monkeypatch):
-    monkeypatch.delattr(torch.nn.functional, "scaled_mm")
-    assert "torch>=" in FunctionalScaledMm().unavailable(backend).remedy
 
 
 @pytest.mark.parametrize(

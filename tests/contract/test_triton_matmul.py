@@ -11,9 +11,9 @@ import torch
 
 from mamf.errors import UsageError
 from mamf.operations.matmul.kernel import LAYOUTS, MatmulProblem
-from mamf.operations.matmul.kernels.triton_matmul import Configuration, TritonMatmul, configurations, has_descriptors
 from mamf.operations.matmul.selection import kernel, kernels_for
 from mamf.operations.matmul.shapes import MatmulShape
+from mamf.operations.matmul.triton_matmul import Configuration, TritonMatmul, configurations, has_descriptors
 from mamf.plugins.discovery import open_backend
 
 SHAPE = MatmulShape(4096, 4096, 4096)
@@ -157,7 +157,7 @@ class Recorded:
 )
 def test_persistent_programs_are_as_many_as_run_at_once(monkeypatch, text, programs):
     recorded = Recorded()
-    monkeypatch.setattr("mamf.operations.matmul.kernels.triton_kernels.multiply_by_pointers", recorded)
+    monkeypatch.setattr("mamf.operations.matmul.triton_kernels.multiply_by_pointers", recorded)
     bound = TritonMatmul(text, compute_units=3)
     a, b, c = torch.zeros(128, 64).half(), torch.zeros(64, 256).half(), torch.zeros(128, 256).half()
     launch, _ = bound.bind(MatmulProblem("float16", "float16"), a, b, c)
@@ -175,7 +175,7 @@ def test_persistent_programs_are_as_many_as_run_at_once(monkeypatch, text, progr
 ])  # fmt: skip
 def test_the_compiler_is_told_how_to_sum(monkeypatch, problem, imprecise):
     recorded = Recorded()
-    monkeypatch.setattr("mamf.operations.matmul.kernels.triton_kernels.multiply_by_pointers", recorded)
+    monkeypatch.setattr("mamf.operations.matmul.triton_kernels.multiply_by_pointers", recorded)
     a = torch.zeros(64, 64)
     TritonMatmul("128x128x128/4w3s").bind(problem, a, a, a)[0]()
     options = recorded.launches[0][2]

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from mamf.engine.regimes.checking import Checked, WrongResultError
-from mamf.operations.matmul.kernels.torch_products import TorchMm
 from mamf.operations.matmul.operation import problem_for
 from mamf.operations.matmul.shapes import MatmulShape
+from mamf.operations.matmul.torch_products import TorchMm
 from mamf.operations.operand_sets import queue_checksum
 from mamf.plugins.discovery import open_backend
 

@@ -10,11 +10,11 @@ from verdicts import verified
 from mamf.engine.measure import measure
 from mamf.engine.regimes import Burst, Classic, StoppingRule, Sustained
 from mamf.kernel import Prepared, Verdict
-from mamf.operations.attention.kernels.sdpa import SdpaMath
 from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
+from mamf.operations.attention.torch_kernels import SdpaMath
 from mamf.operations.matmul.kernel import MatmulProblem
-from mamf.operations.matmul.kernels.torch_products import TorchMm
 from mamf.operations.matmul.shapes import MatmulShape
+from mamf.operations.matmul.torch_products import TorchMm
 from mamf.plugins.discovery import open_backend
 
 SHAPE = MatmulShape(96, 80, 64)

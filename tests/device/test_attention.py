@@ -8,11 +8,13 @@ from this_accelerator import ACCELERATOR
 from mamf.api.measuring import find
 from mamf.ceilings.share import mamfu
 from mamf.engine.strategies.kernels import KernelsSweep
-from mamf.operations.attention.operation import attention_kernel
+from mamf.operations.attention.operation import Attention
 from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
 from mamf.operations.matmul.selection import kernel
 from mamf.plans import SWEEP, Plan
-from mamf.plugins.discovery import ATTENTION_KERNELS, find_registered
+from mamf.plugins.discovery import ATTENTION_KERNELS, find_registered, kernel_of
+
+attention_kernel = functools.partial(kernel_of, Attention())
 
 KERNELS = [
     name

@@ -6,13 +6,13 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from mamf.ceilings.search_plan import SearchPlan
 from mamf.cli import main
 from mamf.contribution.evidence import records_of
 from mamf.contribution.rules import review
 from mamf.engine.search.grid import THOROUGH
 from mamf.engine.search.strategy import FindStrategy
 from mamf.logs.legacy import FinderRun, Reported
+from mamf.operations.matmul.shapes import SearchOptions
 
 SIMULATED = ["--backend", "mamf.testing:SimulatedBackend", "--kernel", "mamf.testing:SimulatedMatmul"]
 RESULTS = Path(__file__).resolve().parents[2] / "results"
@@ -50,8 +50,8 @@ def search_little(patch):
     """A coarse grid, few shapes, few candidates and their next neighbours, for logs of a search; how well it searches
     is tested in test_search.py.
     """
-    patch.setattr(SearchPlan, "scouts", 24)
-    patch.setattr(SearchPlan, "refinements", 36)
+    patch.setattr(SearchOptions, "scouts", 24)
+    patch.setattr(SearchOptions, "refinements", 36)
     patch.setattr(FindStrategy, "fine_shapes", 100)
     patch.setattr(FindStrategy, "reach", 1)
     patch.setattr("mamf.engine.search.grid.THOROUGH", replace(THOROUGH, candidates=4))

@@ -15,7 +15,7 @@ from contextlib import redirect_stderr, redirect_stdout
 
 import numpy.random  # noqa: F401  (a search needs it: once for all of them)
 
-from mamf.cli import main
+from mamf.cli import main, terminal
 
 #: No test waits longer for what hangs.
 LONGEST_SECONDS = 100
@@ -152,6 +152,7 @@ class Child(_Process):
         def work():
             os.setsid()
             os.close(self._telling)
+            terminal._KEPT.clear()  # the stdout of the process that starts it
             sys.stdin = open(listening)  # noqa: PTH123, SIM115
             out, err = (open(writing, "w", buffering=1) for _, writing in pipes)  # noqa: PTH123, SIM115
             with redirect_stdout(out), redirect_stderr(err):

@@ -29,7 +29,9 @@ def short(planned, sizes=(4096, 8192), scouts=6):
 
     def plan_for(*arguments, **options):
         plan, kernels = planned(*arguments, **options)
-        return replace(plan, grid=MatmulGrid(sizes, sizes, sizes), scouts=scouts, refinements=0), kernels
+        return replace(
+            plan, options=replace(plan.options, grid=MatmulGrid(sizes, sizes, sizes), scouts=scouts, refinements=0)
+        ), kernels
 
     return plan_for
 

@@ -2,9 +2,11 @@
 
 from dataclasses import fields
 
-from mamf.plans import MATMUL, SHUFFLED, SWEEP, Plan, SweepOptions
+from mamf.operations.matmul.shapes import SearchOptions
+from mamf.plans import FIND, MATMUL, SHUFFLED, SWEEP, Plan, SweepOptions
 
 _OPTIONS = {field.name for field in fields(SweepOptions)}
+_SEARCH = {field.name for field in fields(SearchOptions)}
 
 
 def sweep_plan(shapes, problem, regimes=("burst",), kernel="torch.mm", **given):
@@ -16,3 +18,9 @@ def sweep_plan(shapes, problem, regimes=("burst",), kernel="torch.mm", **given):
 def kernels_plan(operation, shapes, problems, kernels, regimes=("burst",), **given):
     """A sweep of kernels of an operation."""
     return Plan(SWEEP, operation, tuple(problems), tuple(kernels), tuple(shapes), regimes, **given)
+
+
+def search_plan(problem, kernels, grid, regimes=("burst", "sustained"), **given):
+    """A search for ceilings of products."""
+    options = SearchOptions(grid, **{name: given.pop(name) for name in _SEARCH & given.keys()})
+    return Plan(FIND, MATMUL, (problem,), tuple(kernels), regimes=regimes, options=options, **given)

@@ -54,7 +54,9 @@ class Node(SimulatedBackend):
 def short_plan(*arguments, **options):
     sizes = (8192, 16384)
     plan, kernels = plan_for(*arguments, **options)
-    return replace(plan, grid=MatmulGrid(sizes, sizes, sizes), scouts=6, refinements=0), kernels
+    return replace(
+        plan, options=replace(plan.options, grid=MatmulGrid(sizes, sizes, sizes), scouts=6, refinements=0)
+    ), kernels
 
 
 def install(patch):

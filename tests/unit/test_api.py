@@ -128,6 +128,31 @@ def test_a_file_that_exists_is_not_overwritten(backend, tmp_path):
         sweep_of(backend, log=tmp_path / "run.jsonl")
 
 
+def test_what_an_operation_declares_is_a_keyword(backend):
+    call = {"kernel": "mamf.testing:SimulatedAttention", "backend": backend}
+    rows = mamf.attention(seq_lens=[64, "128"], head_dims="64/32", direction=["fwd", "bwd"], **call)
+    assert [(row.problem.direction, str(row.shape)) for row in rows] == [
+        (direction, f"b{16384 // keys}h32q{keys}k{keys}d64v32") for direction in ("fwd", "bwd") for keys in (64, 128)
+    ]
+    (row,) = mamf.sweep(m=1024, k=2048, layout="nn", kernel=KERNEL, backend=backend)
+    assert (str(row.shape), row.problem.layout) == ("1024x4096x2048", "nn")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"shapes": "8x8x8", "m": 4}, "shapes names all of them: leave m out"),
+        ({"problem": mamf.MatmulProblem(), "layout": "nn"}, "problem names all of them: leave layout out"),
+        ({"layout": "nx"}, "unknown layout 'nx'"),
+        ({"layout": ["nt", "nn"]}, "this call measures one"),
+        ({"m": "4k"}, "'4k' is not a whole number"),
+    ],
+)
+def test_a_keyword_that_is_wrong_is_refused(backend, options, message):
+    with pytest.raises(UsageError, match=message):
+        mamf.sweep(kernel=KERNEL, backend=backend, **options)
+
+
 def test_a_log_of_any_operation_adds_up(backend, tmp_path):
     rows = mamf.measure_kernels(
         "bandwidth", ["64MiB"], backend=backend, kernel=["mamf.testing:SimulatedBandwidth"], log=tmp_path / "run.jsonl"

@@ -21,43 +21,40 @@ LAYERS = {
     "mamf/*.py": "contracts of backends, kernels and operations; plans, rows, statistics: data and pure code",
     "machine": "what a log says about machine and software, without private texts; checks of the machine",
     "plugins": "third-party code: found by entry point, guarded by its contract, chosen by name",
-    "operations": "one folder per operation: shapes, exact work, kernels, columns; traces of what ran on a device",
-    "ceilings": "what a ceiling, a share and a roof are; contributed ceilings; what a search sets out to do",
+    "operations": "a folder, or a module and its kernels, per operation: shapes, exact work, kernels, columns",
+    "ceilings": "what a ceiling, a share and a roof are; contributed ceilings",
     "logs": "run logs: schema, reader, writer, comparison; imported mamf-finder logs; the cache of found ceilings",
     "engine": "measuring: regimes, verification, the runner; strategies and the search choose the next step",
     "report": "documents and their formats; charts as data, then drawn",
-    "kinds": "one file per kind of run: its report, chart and summary; what a notebook shows",
+    "kinds": "kinds of runs: strategy, report, chart and summary of each; the driver of runs; what a notebook shows",
     "contribution": "rules for results/, its tables, who confirmed what; what ceiling is known for a device",
-    "profiling": "a script under torch's profiler; hardware counters of kernels",
-    "node": "all devices of a machine: processes, shared runs, verdict",
+    "profiling": "a script under torch's profiler; traces of what ran; hardware counters of kernels",
+    "node": "all devices of a machine: processes, verdict",
     "pages": "pages that people look at: reports of logs, and the site of results/",
     "integrations": "training loops: the meter, FLOP of models, transformers, lightning",
     "api": "the calls of `import mamf`",
-    "cli": "one file for the options of a command, one for what runs it",
+    "cli": "one file per command: its options and what it does",
     "testing": "simulated devices and contract tests, for third parties too",
 }
 ORDER = list(LAYERS)
 GROUND = ORDER[0]
 MAY_IMPORT_TORCH = {"torch_backend.py"}
-#: Folders of adapters: reached through discovery alone, and free to import torch.
-OPERATIONS = ("matmul", "attention", "bandwidth", "batched", "collective", "copies", "grouped", "model", "overlap")
-ADAPTERS = tuple(f"operations/{name}/kernels" for name in OPERATIONS)
+#: What an operation declares, in modules that reading a log imports; an operation of two modules has its own name.
+DECLARATIONS = ("__init__", "operation", "shapes", "kernel", "selection", "unknown")
+DECLARATIONS += ("batched", "collective", "copies", "grouped", "overlap")
 #: What imports a library of its own: torch's counter, transformers, lightning.
 INTEGRATIONS = "integrations/"
-SHARED_BY_ADAPTERS = (
-    "operations/compilation.py",
-    "operations/isolated.py",
-    "operations/operand_sets.py",
-    "operations/products.py",
-    "operations/quantization.py",
-    "operations/repeats.py",
-    "operations/special_values.py",
-    "operations/tracing/torch_traces.py",
-    "operations/variation.py",
-    "operations/whole_products.py",
+#: What kernels share, beside the operations.
+SHARED_BY_KERNELS = (
+    "compilation",
+    "isolated",
+    "operand_sets",
+    "products",
+    "quantization",
+    "whole_products",
 )
-#: Runs a script's steps under torch's profiler.
-PROFILER = ("profiling/running.py", "profiling/memory.py", "profiling/ranges.py")
+#: Runs a script's steps, and launches, under torch's profiler.
+PROFILER = ("profiling/running.py", "profiling/watches.py")
 #: Where ranks meet, by torch.distributed.
 GROUP = ("node/group.py",)
 PURE = ("operations/matmul/shapes.py", "statistics.py", "dtypes.py", "errors.py", "limits.py", "work.py", "text.py")
@@ -103,7 +100,9 @@ def package_of(module):
 
 
 def is_adapter(path):
-    return path.relative_to(ROOT / "mamf").as_posix().startswith(ADAPTERS)
+    """Whether a file has kernels: reached through discovery alone, and free to import torch."""
+    is_in_operations = path.relative_to(ROOT / "mamf").parts[0] == "operations"
+    return is_in_operations and path.stem not in (*DECLARATIONS, *SHARED_BY_KERNELS)
 
 
 def offenders(what_is_wrong, paths=CORE):
@@ -114,8 +113,8 @@ def offenders(what_is_wrong, paths=CORE):
 
 def may_import_torch(path):
     inside = path.relative_to(ROOT / "mamf").as_posix()
-    shared = (*SHARED_BY_ADAPTERS, *PROFILER, *GROUP)
-    return path.name in MAY_IMPORT_TORCH or is_adapter(path) or inside in shared or inside.startswith(INTEGRATIONS)
+    is_shared = inside in (*PROFILER, *GROUP) or inside in {f"operations/{name}.py" for name in SHARED_BY_KERNELS}
+    return path.name in MAY_IMPORT_TORCH or is_adapter(path) or is_shared or inside.startswith(INTEGRATIONS)
 
 
 def test_torch_is_imported_by_adapters_alone():
@@ -174,7 +173,8 @@ def test_no_one_imports_an_adapter_by_name():
     def adapters(path):
         yield from (name for name in imports(path) if name.split(".")[0] in ("mamf_backends", "backends"))
         if not is_adapter(path):
-            yield from (name for name in imports(path) if name.startswith("mamf.operations.") and ".kernels" in name)
+            ours = {f"mamf.{module_of(each)}" for each in CORE if is_adapter(each)}
+            yield from (name for name in imports(path) if name in ours)
 
     assert offenders(adapters) == {}
 

@@ -1,6 +1,5 @@
 """Attention's arithmetic, and the sweep of kernels on an accelerator in virtual time."""
 
-import argparse
 import csv
 import dataclasses
 import io
@@ -16,8 +15,8 @@ from made_plans import kernels_plan
 from mamf.backend import Unavailable
 from mamf.ceilings.ceiling import Ceiling
 from mamf.ceilings.share import compute_drift, mamfu, require_usable_ceiling
-from mamf.cli.attention_plans import shapes_from
-from mamf.cli.options.operations import add_shape_options
+from mamf.cli.parser import Parser
+from mamf.cli.planning import add_parameters, request_of
 from mamf.engine.strategies.kernels import KernelsSweep
 from mamf.errors import IncomparableError, UnknownNameError, UsageError
 from mamf.logs.run_log import read_run_log
@@ -248,7 +247,7 @@ def test_a_dry_run_measures_nothing(attention, tmp_path):
     ("arguments", "said"),
     [
         (["--kernel", "eagre"], "did you mean 'eager'"),
-        (["--heads", "6", "--kv-heads", "4"], "cannot share"),
+        (["--kernel", KERNELS[0], "--heads", "6", "--kv-heads", "4"], "cannot share"),
         (["--preset", "fa3"], "fa3-paper"),
         (["--regime", "classic"], "classic"),
         (["--kernel", KERNELS[0], "--ceiling", "nothing.jsonl"], "nothing.jsonl"),
@@ -265,13 +264,15 @@ def test_bad_input_is_one_line(attention, arguments, said):
     assert len(err.strip().splitlines()) == 1
 
 
+def shapes_of(*asked):
+    parser = Parser()
+    add_parameters(parser, Attention())
+    return list(request_of(Attention(), parser.parse_args(asked)).labeled_shapes(SimulatedBackend()))
+
+
 @pytest.mark.parametrize("preset", PRESETS)
 def test_every_preset_makes_shapes(preset):
-    class Options:
-        head_dims = heads = kv_heads = causal = window = seq_lens = query_lens = batch = None
-
-    Options.preset = preset
-    shapes = shapes_from(Options)
+    shapes = shapes_of("--preset", preset)
     assert shapes
     if preset == "fa3-paper":
         assert len(shapes) == 3 * 6 * 2
@@ -285,12 +286,13 @@ def test_every_preset_makes_shapes(preset):
         (["--head-dims", "64", "192/128", "128/128"], "b4h32q4096k4096d64 b4h10q4096k4096d192v128 b4h16q4096k4096d128"),
         (["--preset", "deepseek-v3"], "b4h128q4096k4096d192v128c"),
         (["--preset", "deepseek-v3", "--head-dims", "64", "--heads", "2"], "b4h2q4096k4096d64c"),
+        (["--causal", "both", "--query-lens", "1"], "b4h16q1k4096d128 b4h16q1k4096d128c"),
+        (["--causal", "--kv-heads", "4", "--window", "128"], "b4h16kv4q4096k4096d128cw128"),
+        (["--preset", "llama-8b", "--no-causal", "--batch", "1"], "b1h32kv8q4096k4096d128"),
     ],
 )
-def test_a_pair_of_head_dimensions_is_that_of_keys_and_that_of_values(asked, shapes):
-    parser = argparse.ArgumentParser()
-    add_shape_options(parser)
-    found = shapes_from(parser.parse_args([*asked, "--seq-lens", "4096"]))
+def test_sizes_are_combined_and_replace_those_of_a_preset(asked, shapes):
+    found = shapes_of(*asked, "--seq-lens", "4096")
     assert list(map(str, found)) == shapes.split()
     assert all(Attention().parse_shape(str(shape)) == shape for shape in found)
 

@@ -10,7 +10,6 @@ import pytest
 from contribution_logs import DEVICE, found, in_virtual_time, rows, write
 
 from mamf.ceilings.ceiling import confirm_ceiling
-from mamf.ceilings.search_plan import SearchPlan
 from mamf.contribution.collection import collect
 from mamf.contribution.rules import review
 from mamf.engine.search.strategy import FindStrategy
@@ -18,6 +17,7 @@ from mamf.logs.compare import compare
 from mamf.logs.records import ceiling_record
 from mamf.logs.run_log import read_run_log
 from mamf.operations.attention.operation import is_attention
+from mamf.operations.matmul.shapes import SearchOptions
 from mamf.testing import SimulatedAttention, SimulatedMatmul
 
 SIMULATED = ["--backend", "mamf.testing:SimulatedBackend"]
@@ -119,8 +119,8 @@ def test_a_log_that_searches_its_ceiling_is_not_resumed_otherwise(whole, run, re
 @pytest.mark.parametrize("budget", [6.0, 9.0])
 def test_the_search_counts_toward_the_budget(attention, tmp_path, monkeypatch, budget):
     # The more there are, the less each takes of a short budget.
-    monkeypatch.setattr(SearchPlan, "scouts", 96)
-    monkeypatch.setattr(SearchPlan, "refinements", 132)
+    monkeypatch.setattr(SearchOptions, "scouts", 96)
+    monkeypatch.setattr(SearchOptions, "refinements", 132)
     monkeypatch.setattr(FindStrategy, "reach", 4)
     code, _, err = attention("--budget", f"{budget}s", "--seq-lens", *map(str, range(512, 16385, 512)))
     assert code == 0
@@ -156,7 +156,7 @@ def test_without_a_confirmed_ceiling_kernels_are_measured_and_shares_missing(att
 
 
 def test_a_complete_log_without_its_ceiling_goes_on_with_the_search(attention, resume, monkeypatch, tmp_path):
-    monkeypatch.setattr("mamf.cli.attention_plans._SHARE_OF_BUDGET", 0.01)
+    monkeypatch.setattr("mamf.cli.ceilings._SHARE_OF_BUDGET", 0.01)
     assert attention("--budget", "100s")[0] == 0
     log = complete_without_ceilings(tmp_path)
     code, out, err = resume()
@@ -306,7 +306,7 @@ def test_spoiling_the_search_is_caught(spoil, rule, records, tmp_path):
 
 
 def test_an_honest_log_without_a_confirmed_ceiling_is_accepted(attention, monkeypatch, tmp_path):
-    monkeypatch.setattr("mamf.cli.attention_plans._SECONDS", {1: 1.0})
+    monkeypatch.setattr("mamf.cli.ceilings._SECONDS", {1: 1.0})
     code, out, _ = attention()
     assert code == 0
     assert "complete: no bfloat16 burst ceiling was confirmed in 1 s, so its rows have no shares" in out

@@ -11,13 +11,12 @@ import pytest
 from test_counters_command import printed
 
 from mamf.cli import main
+from mamf.cli.commands.autoprofile import LOGS, SUMMARY, summary
 from mamf.errors import NothingProfiledError
 from mamf.logs.run_log import read_run_log
-from mamf.profiling.breakdown import ClassRow
 from mamf.profiling.counters import ncu
 from mamf.profiling.log import write_profile
-from mamf.profiling.profile import Profile
-from mamf.profiling.summary import LOGS, SUMMARY, summary
+from mamf.profiling.profile import ClassRow, Profile
 from mamf.testing import SimulatedBackend
 
 ASKED = ["autoprofile", "--output-folder", "out"]
@@ -37,7 +36,7 @@ def stub(patch, asked):
 
     def profile(options):
         asked.append(options)
-        write_profile(options.output, "mamf profile", "model_step.py", PROFILE)
+        write_profile(options.output, "mamf profile", "mamf", PROFILE)
         return 0
 
     patch.setattr("mamf.cli.commands.profile.run", profile)
@@ -144,7 +143,8 @@ def test_nsys_traces_the_step_if_it_is_installed(folder, tmp_path, monkeypatch):
 def test_dtype_and_device_are_those_of_every_command(asked):
     assert main([*ASKED, "--dtype", "float16", "--backend", "mamf.testing:SimulatedBackend"]) == 0
     step = next(options for options in asked if hasattr(options, "script"))
-    assert (step.script[1], step.script[-1]) == ("mamf.testing:SimulatedBackend", "float16")
+    text = " ".join(step.script)
+    assert "--backend mamf.testing:SimulatedBackend --device 0 --dtype float16" in text
     kernels = read_run_log(Path("out", "kernels.jsonl"))
     assert {problem.dtype for problem in kernels.plan.problems} == {"float16"}
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 from mamf.errors import UsageError
-from mamf.integrations.batches import read_pass
+from mamf.integrations.metered import read_pass
 
 
 class Tensor:

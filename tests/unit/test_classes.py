@@ -6,17 +6,26 @@ from pathlib import Path
 
 import pytest
 import trace_classes
+from test_profiling import raw
 
 from mamf.errors import UsageError
+from mamf.files import packaged_rows
 from mamf.measurement import group_pairs
-from mamf.operations.tracing.classes import CLASSES, COMMUNICATION, class_of, class_of_name, rules
-from mamf.operations.tracing.events import Event, Trace
-from mamf.operations.tracing.names import read_name
-from mamf.operations.tracing.shares import busy, shares
-from mamf.operations.tracing.traces import read_ranks
+from mamf.profiling.classes import (
+    CLASSES,
+    COMMUNICATION,
+    UNCLASSIFIED,
+    class_of,
+    class_of_name,
+    read_name,
+    rules,
+    shares,
+)
+from mamf.profiling.traces import Event, Trace, busy, read_ranks
 
 DATA = Path(__file__).parent / "data"
-RULES = [rule for found in rules().values() for rule in found]
+ROWS = packaged_rows("profiling/classes.csv")
+RULES = [pair for by in rules() for pair in zip([row for row in ROWS if row["by"] == by], rules()[by], strict=True)]
 
 
 def rows_of(name):
@@ -26,19 +35,22 @@ def rows_of(name):
 # --- rules
 
 
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: f"{rule.by}-{rule.example[:40]}")
-def test_a_rule_decides_its_example(rule):
-    name = read_name(rule.example)
-    matched = {"word": list(name.words), "wrapper": [name.function], "kernel": [name.function]}
-    assert any(rule.pattern.fullmatch(each) for each in matched.get(rule.by, [rule.example]))
-    kinds = {"caller": "operation", "operation": "operation", "framework": "operation"}
-    if rule.by != "wrapper":
-        assert class_of(Event(rule.example, kinds.get(rule.by, "kernel"), 0, 1)) == rule.class_name
-    assert rule.class_name in CLASSES or rule.by == "wrapper"
+@pytest.mark.parametrize(("rule", "compiled"), RULES, ids=lambda rule: rule["example"][:40] if "by" in rule else "")
+def test_a_rule_decides_its_example(rule, compiled):
+    by, example = rule["by"], rule["example"]
+    name = read_name(example)
+    names = {"word": list(name.words), "wrapper": [name.function], "kernel": [name.function]}.get(by, [example])
+    assert any(compiled[0].fullmatch(each) for each in names)
+    if by != "wrapper":
+        kind = "operation" if by in ("caller", "operation", "framework") else "kernel"
+        assert class_of(Event(example, kind, 0, 1)) == rule["class"]
+        assert rule["class"] in CLASSES
 
 
-def test_every_way_to_match_has_rules():
-    assert set(rules()) == {"caller", "operation", "wrapper", "kernel", "word", "framework"}
+def test_other_names_are_unclassified():
+    assert class_of(Event("my_own_thing", "kernel", 0, 1)) == UNCLASSIFIED
+    assert class_of(Event("somebodys::thing", "operation", 0, 1)) == UNCLASSIFIED
+    assert class_of(Event("Memcpy HtoD (Pinned -> Device)", "copy", 0, 1)) == "memory copies"
 
 
 # --- names
@@ -140,6 +152,13 @@ def under(kernel, *callers):
         (under("elementwise", "_C::rms_norm"), "normalization"),
         (under("elementwise", "_C_cache_ops::reshape_and_cache_flash"), "memory copies"),
         (under("gemm", "[my::attention]"), "matmul"),
+        (under("reduce_kernel", "aten::linear", "aten::addmm"), "matmul"),
+        (under("nvjet_sm90", "MyFunctionBackward", "mine::gemm_like"), "matmul"),
+        (under("nvjet", "aten::scaled_dot_product_attention", "aten::bmm"), "attention"),
+        (under("elementwise", "[Optimizer.step#AdamW.step]", "aten::add_"), "optimizer"),
+        # Lightning's optimizers call a closure.
+        (under("nvjet", "[Optimizer.step#AdamW.step]", "[mamf: module mlp]", "aten::addmm"), "matmul"),
+        (under("ncclDevKernel", "[Optimizer.step#Z.step]", "c10d::allreduce_"), COMMUNICATION),
         # A collective in flight did not call what runs meanwhile.
         (under("fc-dtype_Float", "[hccl:all_to_all]", "aten::addmm"), "matmul"),
         (under("something", "[nccl:all_reduce]"), COMMUNICATION),
@@ -149,12 +168,20 @@ def test_the_operation_decides(event, expected):
     assert class_of(event) == expected
 
 
+@pytest.mark.parametrize(
+    ("caller", "expected"),
+    [
+        (Event("aten::scaled_dot_product_attention", "operation", 0, 2), "attention"),
+        (Event("Optimizer.step#AdamW.step", "annotation", 0, 9), "matmul"),  # of Lightning
+    ],
+)
+def test_the_backward_is_of_the_class_of_the_forward(caller, expected):
+    product = Event("aten::bmm", "operation", 0, 1, parent=caller)
+    node = Event("autograd::engine::evaluate_function: BmmBackward0", "operation", 3, 4, forward=product)
+    assert class_of(Event("aten::bmm", "operation", 3, 4, parent=node)) == expected
+
+
 # --- traces
-
-
-def raw(category, name, begun, duration, thread=1, **arguments):
-    ids = {"pid": 17, "tid": thread}
-    return {"ph": "X", "cat": category, "name": name, "ts": begun, "dur": duration, **ids, "args": arguments}
 
 
 def written(path, *events, **head):

@@ -13,8 +13,8 @@ import psutil
 import pytest
 
 from mamf.cli import COMMANDS, GROUPS, main
-from mamf.cli.options.parser import with_dashes
-from mamf.cli.options.values import duration, share
+from mamf.cli.options import duration, share
+from mamf.cli.parser import with_dashes
 from mamf.cli.terminal import say
 from mamf.errors import MamfWarning
 from mamf.logs.run_log import read_run_log
@@ -79,7 +79,7 @@ def test_mamf_finders_spelling_works(sweep):
         (["--m-range", "a", "b", "c"], "'a' is not a whole number"),
         (["--m", "0"], "whole number of at least 1"),
         (["--shapes", "1x2"], "write MxNxK"),
-        (["--shapes", "1x2x3", "--m", "4"], "leave the sizes"),
+        (["--shapes", "1x2x3", "--m", "4"], "leave --m out"),
         (["--dtype", "bfloat61"], "did you mean 'bfloat16'"),
         (["--dtype", "int8"], "multiplies no integers"),
         (["--regime", "brust"], "did you mean burst?"),

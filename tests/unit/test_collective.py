@@ -8,13 +8,13 @@ from forked import forked
 from mamf.dtypes import DTYPES
 from mamf.engine.regimes.checking import Checked, WrongResultError
 from mamf.errors import UnknownNameError, UsageError
-from mamf.operations.collective.kernels import torch_distributed
-from mamf.operations.collective.kernels.torch_distributed import TorchDistributed
-from mamf.operations.collective.operation import COLLECTIVES, CollectiveProblem, CollectiveShape
+from mamf.operations import collective_kernels
+from mamf.operations.collective import COLLECTIVES, CollectiveProblem, CollectiveShape
+from mamf.operations.collective_kernels import TorchDistributed
 from mamf.plugins.discovery import open_backend, operation
 
 MIB = 2**20
-CALLS = torch_distributed.calls
+CALLS = collective_kernels.calls
 
 
 @pytest.mark.parametrize(
@@ -104,9 +104,9 @@ def of_rank(rank, store):
     torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=2)
     kernel = TorchDistributed()
     found = {collective: status(kernel, collective) for collective in COLLECTIVES}
-    torch_distributed.calls = all_but_the_last
+    collective_kernels.calls = all_but_the_last
     found["all but the last"] = status(kernel, "all_to_all")
-    torch_distributed.calls = spoilt_by_one
+    collective_kernels.calls = spoilt_by_one
     found["one rank spoils"] = status(kernel, "all_gather")
     found["does nothing"] = status(kernel, "all_reduce")
     return found

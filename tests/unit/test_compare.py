@@ -9,9 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from made_plans import kernels_plan, sweep_plan
+from made_plans import kernels_plan, search_plan, sweep_plan
 
-from mamf.ceilings.search_plan import SearchPlan
 from mamf.cli import main
 from mamf.errors import IncomparableError
 from mamf.logs.compare import Pair, compare
@@ -31,7 +30,7 @@ from mamf.statistics import FigureError, Interval, summarize
 SHAPES = (MatmulShape(1024, 1024, 1024), MatmulShape(2048, 1024, 1024))
 ATTENTION = AttentionShape(1, 8, 8, 512, 512, 64, 64)
 PLAN = sweep_plan(SHAPES, MatmulProblem())
-FIND_PLAN = SearchPlan(MatmulProblem(), ("torch.mm",), MatmulGrid((1024,), (1024,), (1024,)), ("burst",)).as_plan()
+FIND_PLAN = search_plan(MatmulProblem(), ("torch.mm",), MatmulGrid((1024,), (1024,), (1024,)), ("burst",))
 ATTENTION_PLAN = kernels_plan("attention", (ATTENTION,), (AttentionProblem(),), ("eager",))
 
 

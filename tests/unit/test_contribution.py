@@ -139,7 +139,8 @@ def test_a_confirmed_ceiling_outranks_a_higher_sweep(find_records, sweep_records
 def test_a_kernel_that_was_loaded_by_path_is_labeled(sweep_records, tmp_path):
     page = device_page(tmp_path, [write(tmp_path / "given.jsonl", sweep_records)])
     named = copy.deepcopy(sweep_records)
-    named[0]["kernel"] = kernel = rows(named)[0]["kernel"]
+    kernel = rows(named)[0]["kernel"]
+    named[0]["plan"]["kernels"] = [kernel]
     assert f"| {kernel} (by path) |" in page
     page = device_page(tmp_path, [write(tmp_path / "given.jsonl", named)])
     assert f"| {kernel} (third-party) |" in page
@@ -161,8 +162,8 @@ def test_an_interrupted_run_is_labelled_where_it_is_shown(run, sweep_records, tm
     assert "interrupted" not in first
     assert second.endswith(", interrupted")
     charts = []
-    monkeypatch.setattr("mamf.cli.commands.plot.draw", charts.append)
-    monkeypatch.setattr("mamf.cli.commands.plot.save", lambda *arguments: None)
+    monkeypatch.setattr("mamf.report.charts.plotting.draw", charts.append)
+    monkeypatch.setattr("mamf.report.charts.plotting.save", lambda *arguments: None)
     for name in ("whole", "cut"):
         assert run("plot", f"{name}.jsonl")[0] == 0
     assert ["interrupted" in " ".join(chart.notes) for chart in charts] == [False, True]
@@ -285,7 +286,7 @@ def renamed_regime(records):
 
 def without_optional_fields(records):
     for name in ("fast_accumulation", "data", "seed"):
-        del records[0]["plan"]["problem"][name]
+        del records[0]["plan"]["problems"][0][name]
 
 
 @pytest.mark.parametrize("damage", [renamed_phase, renamed_regime, without_optional_fields])

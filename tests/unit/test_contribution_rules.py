@@ -155,7 +155,7 @@ def add_note(text):
         (outrun_physics, "implausible"),
         (unverify, "unverified"),
         (fail_verification, "unverified"),
-        (set_header("zeros", "plan", "problem", "data"), "data"),
+        (set_header("zeros", "plan", "problems", 0, "data"), "data"),
         (copy_samples, "equal-samples"),
         (choose_by_fastest, "row-mismatch"),
         (change_row(essay="the best card"), "unknown-field"),

@@ -17,9 +17,8 @@ from mamf.measurement import Conditions, Measurement
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.peaks import find_peak, flop_per_cycle
-from mamf.report.charts.plotting import draw
-from mamf.report.charts.waterfall import waterfall_chart
-from mamf.report.explanation import conclusion, rank_bursts, waterfall_steps
+from mamf.report.charts.picture import draw
+from mamf.report.explanation import conclusion, waterfall_chart, waterfall_steps
 from mamf.statistics import summarize
 from mamf.testing import SimulatedBackend
 
@@ -129,16 +128,15 @@ def test_a_change_is_to_the_last_step_that_is_known():
     assert steps[3].change == pytest.approx(862 / 989 - 1)
 
 
-def test_data_are_ranked_by_what_a_burst_gives_on_them():
-    assert [each.problem.data for each in rank_bursts(ROWS)] == ["zeros", "integers", "uniform", "normal"]
-
-
 def test_the_picture_has_a_bar_for_each_step_and_no_label_touches_another():
     steps = waterfall_steps(ROWS, H200)
     chart = waterfall_chart(steps, ROWS, HEADER)
-    assert [round(bar.tflops) for bar in chart.steps] == [989, 1071, 940, 862, 707]
-    assert [round(bar.lost) for bar in chart.steps] == [0, 0, 131, 78, 155]
-    assert [bar.label for bar in chart.data] == ["zeros", "integers", "uniform", "normal"]
+    (first, second) = chart.panels
+    assert [[round(height) for _, height in bar.parts] for bar in first.bars] == [
+        *([989], [1071], [940, 131], [862, 78], [707, 155])
+    ]
+    assert [bar.note for bar in first.bars] == ["", "+8.2 %", "-12.2 %", "-8.3 %", "-18.0 %"]
+    assert [bar.label for bar in second.bars] == ["zeros", "integers", "uniform", "normal"]
     figure = draw(chart)
     figure.draw_without_rendering()
     for axes in figure.axes:
@@ -152,7 +150,7 @@ def test_a_figure_stands_above_the_interval_of_its_bar():
     high = rows[1].rate_interval.high
     assert high > 1.01 * 862.0
     label = next(text for text in figure.axes[1].texts if text.get_text() == "862")
-    assert label.xy[1] == pytest.approx(high)
+    assert label.get_position()[1] >= high
 
 
 @pytest.mark.parametrize("form", ["table", "csv", "json", "markdown"])

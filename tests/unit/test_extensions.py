@@ -26,12 +26,12 @@ def test_a_new_column_is_one_line(monkeypatch):
     columns = matmul.columns
     monkeypatch.setattr(matmul, "columns", lambda row, info=None: {**columns(row, info), "depth": row.shape.k})
     log = read_run_log(LOG)
-    rows = json.loads(formats.json.render(document(log)))["measurements"]
+    rows = json.loads(formats.json_text(document(log)))["measurements"]
     assert {row["depth"] for row in rows if row["status"] == "ok"} == {4096}
-    assert "depth" in formats.terminal.render(document(log, top=1)).split()
+    assert "depth" in formats.terminal(document(log, top=1)).split()
 
 
-def test_a_new_format_is_one_file(run, monkeypatch):
+def test_a_new_format_is_one_function(run, monkeypatch):
     def render(document: Document, width: int | None = None) -> str:
         return "".join(f"{line}\n" for block in document.blocks if isinstance(block, Answer) for line in block.texts)
 
@@ -64,24 +64,13 @@ def soaked(tmp_path):
     """The log of a run of that kind."""
     header, *rest = LOG.read_text().splitlines()
     header = json.loads(header)
-    plan = header["plan"]
-    problem, kernels = plan.pop("problem"), [header["kernel"]]
-    for name in ("order", "warmup_launches", "timed_launches", "reference", "reference_every"):
-        del plan[name]
-    plan |= {
-        "command": "soak",
-        "operation": "matmul",
-        "problems": [problem],
-        "kernels": kernels,
-        "flush": True,
-        "searches": [],
-    }
+    header["plan"] |= {"command": "soak", "options": {}}
     path = tmp_path / "soak.jsonl"
     path.write_text("\n".join([json.dumps(header), *rest]) + "\n")
     return path
 
 
-def test_a_new_kind_of_run_is_one_file(run, monkeypatch, soaked):
+def test_a_new_kind_of_run_is_one_class(run, monkeypatch, soaked):
     monkeypatch.setitem(registry.KINDS, "soak", Soak())
     log = read_run_log(soaked)
     assert log.plan.kind == "soak"

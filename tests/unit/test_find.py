@@ -15,11 +15,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from landscapes import EDGES
+from made_plans import search_plan
 
 import mamf
 from mamf.ceilings.ceiling import FEWEST_ROUNDS, Ceiling, confirm_ceiling
 from mamf.ceilings.contributed import ContributedCeiling
-from mamf.ceilings.search_plan import SearchPlan
 from mamf.engine.regimes import Sustained
 from mamf.engine.search.finding import Find
 from mamf.engine.search.grid import THOROUGH, plan_for
@@ -212,7 +212,7 @@ def find_of(backend=None, kernels=None, held=(), seed=0, **fields):
     kernels = kernels or [SimulatedMatmul()]
     names = tuple(kernel.name for kernel in kernels)
     defaults = {"regimes": ("burst",), "budget_seconds": 600.0, "scouts": 24, "refinements": 36}
-    plan = SearchPlan(MatmulProblem(seed=seed), names, GRID, **defaults | fields)
+    plan = search_plan(MatmulProblem(seed=seed), names, GRID, **defaults | fields)
     return Find(plan, kernels, backend or SimulatedBackend(seed=seed), held)
 
 
@@ -474,7 +474,7 @@ def test_shapes_and_kernels_are_chosen_together():
     assert ceiling.shape.m * ceiling.shape.n < 8000**2
     assert ceiling.tflops > 1.01 * max(row.best_rate for row in default)
     sought = [row for row in rows if row.phase in ("scout", "refine", "algorithm")]
-    assert len(sought) <= find.plan.scouts + find.plan.refinements + 10
+    assert len(sought) <= find.plan.options.scouts + find.plan.options.refinements + 10
     assert {row.kernel for row in sought if row.phase == "scout"} == {KERNEL, "elsewhere"}
     # What the default gives is measured beside it, where it is best and on the ceiling's own shape.
     assert ceiling.gain_over_default == pytest.approx(1 / 0.93 - 1, abs=0.01)
@@ -569,7 +569,7 @@ def test_the_grid_suits_memory_and_speed(changed):
     find = Find(plan, kernels, backend)
     rows = found(find)
     assert all(row.ok for row in rows)
-    assert find.ceilings["burst"].tflops >= 0.98 * highest(physics, max(plan.grid.m))
+    assert find.ceilings["burst"].tflops >= 0.98 * highest(physics, max(plan.options.grid.m))
     assert 3 * max(problem.nbytes(row.shape) for row in rows) < physics.memory_bytes
     assert backend.now() < 60
 
@@ -861,8 +861,9 @@ def test_a_ceiling_is_loaded_from_a_log(whole, tmp_path):
 def test_what_is_offered_stays_callable_when_every_module_is_imported():
     """A submodule named like a function would take its place."""
     for module in pkgutil.walk_packages(mamf.__path__, "mamf."):
-        # Adapters import libraries that may not be there, and are reached by entry point alone.
-        if module.name != "mamf.__main__" and not {"kernels", "integrations"} & set(module.name.split(".")[:-1]):
+        # These import libraries that may be missing.
+        missing = {"__main__", "triton_kernels", "gluon_kernels", "integrations"}
+        if not missing & set(module.name.split(".")):
             importlib.import_module(module.name)
     for name in ("find", "find_best", "sweep", "load_ceiling", "open_backend"):
         assert callable(getattr(mamf, name)), name
@@ -1009,4 +1010,4 @@ def test_shapes_that_won_before_are_measured_first_and_are_no_result():
 def test_a_prior_beyond_the_grid_is_left_out(monkeypatch):
     monkeypatch.setattr("mamf.engine.search.grid.priors", lambda info, problem: [MatmulShape(64, 64, 10**6)])
     plan, _ = plan_for(SimulatedBackend(), MatmulProblem(), SIMULATED[-1:])
-    assert plan.priors == ()
+    assert plan.options.priors == ()

@@ -17,8 +17,8 @@ from mamf.contribution.collection import collect
 from mamf.contribution.confirming import Submitters
 from mamf.contribution.tables import results_pages
 from mamf.logs.legacy import Reported, write_legacy_log
-from mamf.report.charts.chart import Axis, Chart, Line, Panel, Point, with_visible_texts
-from mamf.report.charts.plotting import draw
+from mamf.report.charts.lines import Axis, Chart, Line, Panel, Point
+from mamf.report.charts.picture import draw, with_visible_texts
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\r\x9b31m\x7f\u202e\u2066\u200b\u2028\ud800\nforged: line ![i](http://evil) <b>|`$a$"
 FORMATS = ("table", "csv", "json", "markdown", "html")
@@ -123,8 +123,8 @@ def test_logs_are_checked_submitted_and_refused(kind, logs, run, tmp_path):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_log_is_drawn_or_the_reason_told(kind, logs, run, monkeypatch):
     charts = []
-    monkeypatch.setattr("mamf.cli.commands.plot.draw", charts.append)
-    monkeypatch.setattr("mamf.cli.commands.plot.save", lambda *arguments: None)
+    monkeypatch.setattr("mamf.report.charts.plotting.draw", charts.append)
+    monkeypatch.setattr("mamf.report.charts.plotting.save", lambda *arguments: None)
     code, out, err = run("plot", str(logs[kind]), "--output", "x\x1b.png")
     assert code == (0 if charts else 2)
     assert bool(charts) == (kind not in ("legacy", "failed"))
@@ -161,7 +161,7 @@ def test_a_dollar_in_a_figure_is_a_dollar():
     points = (Point(1, 1, 1, 1), Point(2, 2, 2, 2))
     axis = Axis(text, ticks=((1, text), (2, "$b$")))
     panel = Panel(text, (Line(f"{text}\x1b", points),), unit=text)
-    figure = draw(Chart(text, text, axis, ((panel,),), (text,), companion=text))
+    figure = draw(Chart(text, text, axis, ((panel,),), notes=(text,)))
     figure.draw_without_rendering()
     drawn = {each.get_text() for each in figure.findobj(lambda each: hasattr(each, "get_text"))}
     assert {text, f"{text}\\x1b", "$b$"} <= drawn

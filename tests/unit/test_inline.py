@@ -6,27 +6,10 @@ from xml.etree.ElementTree import fromstring
 
 import pytest
 
-from mamf.report.charts.chart import Axis, Chart, Line, Panel, Point
-from mamf.report.charts.inline import figure_parts
-from mamf.report.charts.palette import COLORS, styles_of
-from mamf.report.charts.ranges import RangeChart, RangePoint, RangeRow
+from mamf.report.charts.bars import RangeChart, RangePoint, RangeRow, Stack, StackedChart, StackedPanel
+from mamf.report.charts.lines import Axis, Chart, Line, Panel, Point
 from mamf.report.charts.roofline import Mark, RoofLine, RooflineChart
-from mamf.report.charts.stacked import Stack, StackedChart, StackedPanel
-from mamf.report.charts.waterfall import Bar, WaterfallChart
-
-
-def test_a_known_name_has_one_color_whatever_stands_beside_it():
-    alone = styles_of(["flash-attn-3"])["flash-attn-3"]
-    beside = styles_of(["a stranger", "sdpa-cudnn", "flash-attn-3", "eager"])
-    assert beside["flash-attn-3"] == alone
-    assert len({style.color for style in beside.values()}) == 4
-
-
-def test_every_name_of_a_small_picture_has_its_own_color():
-    names = [f"stranger {number}" for number in range(len(COLORS))]
-    assert len({style.color for style in styles_of(names).values()}) == len(COLORS)
-    assert set(styles_of([*names, "one more"])) == {*names, "one more"}
-
+from mamf.report.page import figure_parts
 
 LINE = Line("torch.mm", (Point(1, 800, 790, 810), Point(2, 850, 840, 860)))
 LINES = Chart("t", "s", Axis("size"), ((Panel("burst", (LINE,), ceiling=853.0, peak=989.0, best=LINE.points[1]),),))
@@ -39,22 +22,19 @@ RANGES = RangeChart(
         RangeRow("H200", "sustained", (RangePoint(710, 700, 720),)),
     ),
 )
-BARS = StackedChart(
-    "t",
-    "",
-    "ms",
-    "context",
-    (StackedPanel("mm", (Stack("4k", (("forward", 3.0), ("backward", 1.0))),)),),
-    Chart("MAMFU", "", Axis("context", True, ((1, "1k"), (2, "4k"))), ((Panel("", (LINE,), unit="%"),),)),
+STEP = Stack("4k", (("forward", 3.0), ("backward", 1.0)))
+BARS = StackedChart("t", "", "ms", "context", (StackedPanel("mm", (STEP,)),))
+STEPS = StackedChart(
+    *("t", "", "TFLOPS", ""),
+    (StackedPanel("", (Stack("measured", (("rate", 850.0), ("lost", 139.0)), "-14 %", (840.0, 860.0)),)),),
+    ("lost",),
 )
-STEPS = WaterfallChart("t", "", (Bar("datasheet", 989.0), Bar("measured", 850.0, 139.0, "-14 %", (840.0, 860.0))))
 ROOFS = RooflineChart(
     "t",
     "",
     (RoofLine("bfloat16 800 TFLOPS", (100, 800), (1000, 800), False),),
     (Mark("8x8x8", "torch.mm", (200, 700)), Mark("k", "flex", (900, 90))),
     (10, 1000),
-    (1, 1000),
 )
 
 
@@ -67,10 +47,9 @@ ROOFS = RooflineChart(
             BARS,
             [
                 *("4k, forward: 3 ms (75.0%)", "4k, backward: 1 ms (25.0%)"),
-                *("torch.mm: 800 %, 790 to 810 (context 1k)", "torch.mm: 850 %, 840 to 860 (context 4k)"),
             ],
         ),
-        (STEPS, ["datasheet: 989 TFLOPS ", "measured: 850 TFLOPS -14 %", "lost: 139 TFLOPS"]),
+        (STEPS, ["measured, rate: 850 TFLOPS (85.9%)", "measured, lost: 139 TFLOPS (14.1%)"]),
         (
             ROOFS,
             [
@@ -82,7 +61,7 @@ ROOFS = RooflineChart(
 )
 def test_points_and_bars_say_their_figures(chart, hints):
     pytest.importorskip("matplotlib")
-    pictures = [fromstring(picture) for picture in figure_parts(chart).pictures]
+    pictures = [fromstring(picture) for picture in figure_parts(chart)["pictures"]]
     assert sorted(each.text for picture in pictures for each in picture.iter("title")) == sorted(hints)
     assert all(picture.get("aria-label") and picture.get("role") == "img" for picture in pictures)
 
@@ -91,19 +70,19 @@ def test_points_and_bars_say_their_figures(chart, hints):
 def test_pictures_have_no_styles_and_the_colors_of_the_page(chart):
     pytest.importorskip("matplotlib")
     parts = figure_parts(chart)
-    text = "".join(parts.pictures)
+    text = "".join(parts["pictures"])
     assert not re.search("<style|style=|<metadata|xmlns|font-family", text)
     assert "#000000" not in text and "#ffffff" not in text and "var(--c" in text
     ids = re.findall(' id="([^"]+)"', text)
     assert len(ids) == len(set(ids))
     assert set(re.findall(r'(?:href="#|url\(#)([^")]+)', text)) == set(ids)
-    assert figure_parts(chart).pictures == parts.pictures, "the same log gives the same bytes"
-    assert all(key.outline.startswith("M") for key in parts.legend)
+    assert figure_parts(chart)["pictures"] == parts["pictures"], "the same log gives the same bytes"
+    assert all(key["outline"].startswith("M") for key in parts["legend"])
 
 
 def test_a_panel_says_ceiling_datasheet_and_best():
     pytest.importorskip("matplotlib")
-    (picture,) = figure_parts(LINES).pictures
+    (picture,) = figure_parts(LINES)["pictures"]
     for text in ("ceiling 853, 86% of the datasheet", "datasheet 989", "best 850, 86% of the datasheet"):
         assert f">{text}</text>" in picture
     assert 'aria-label="burst, TFLOPS: torch.mm up to 850; datasheet 989; ceiling 853"' in picture
@@ -113,13 +92,13 @@ def test_foreign_text_is_escaped():
     pytest.importorskip("matplotlib")
     line = Line("<script>&\x1b", (Point(1, 1, 1, 1),))
     parts = figure_parts(Chart("<b>", "", Axis("<i>$x$"), ((Panel("$\\frac", (line,)),),)))
-    assert "<script>" not in parts.pictures[0]
-    assert "&lt;script&gt;&amp;\\x1b" in parts.pictures[0]
-    assert "&lt;i&gt;$x$" in parts.pictures[0]
+    assert "<script>" not in parts["pictures"][0]
+    assert "&lt;script&gt;&amp;\\x1b" in parts["pictures"][0]
+    assert "&lt;i&gt;$x$" in parts["pictures"][0]
 
 
 def test_without_matplotlib_a_page_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     parts = figure_parts(LINES)
-    assert parts.title == "t" and not parts.pictures
-    assert parts.notes == ["drawing needs matplotlib: pip install 'mamf[plot]'"]
+    assert parts["title"] == "t" and not parts["pictures"]
+    assert parts["notes"] == ["drawing needs matplotlib: pip install 'mamf[plot]'"]

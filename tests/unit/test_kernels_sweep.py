@@ -11,8 +11,8 @@ from typing import Literal
 import pytest
 from rendering import render
 
-from mamf.cli.commands.kernels_sweep import asked_for
-from mamf.cli.printing import terminal_width
+from mamf.cli.planning import read_fields
+from mamf.cli.terminal import table_columns
 from mamf.errors import UsageError
 from mamf.logs.run_log import read_run_log
 from mamf.report.text import label_kernel
@@ -62,7 +62,7 @@ def test_a_dry_run_says_how_long_the_rows_take(run, asked, told):
         (["--operation", "atention"], "unknown operation 'atention' (did you mean 'attention'?)"),
         (["--operation"], "argument --operation: expected one argument"),
         (["--operation", "attention", *KERNEL, "--set", "direction=up"], "'up'"),
-        (["--operation", "attention", "--set", "seed=x"], "attention's seed is a whole number, not 'x'"),
+        (["--operation", "attention", "--set", "seed=x"], "attention's seed: 'x' is not a whole number"),
         (["--operation", "attention", "--set", "seed=1", "seed=2"], "--set seed=2: it is set twice"),
         (["--operation", "attention", "--regime", "classic"], "invalid choice: 'classic'"),
     ],
@@ -74,27 +74,11 @@ def test_what_is_wrong_is_said_in_a_line(run, given, told):
     assert told in err
 
 
-def test_a_preset_asks_for_its_operation(run, monkeypatch):
-    asked = []
-    monkeypatch.setattr("mamf.cli.commands.bandwidth.run_session", lambda options, session: asked.append(options) or 0)
-    assert run("bandwidth", "--pattern", "copy", "read", "--size", "1GiB", "2GiB", "--dtype", "fp32")[0] == 0
-    (options,) = asked
-    assert (options.operation, options.command) == ("bandwidth", "bandwidth")
-    assert (options.set, options.shapes, options.dtype) == (["pattern=copy,read"], ["1GiB", "2GiB"], ["fp32"])
-
-
 def test_bandwidth_measures_every_pattern_by_default(run, tmp_path):
     asked = [*DEVICE, "--kernel", "mamf.testing:SimulatedBandwidth", "--size", "1GiB"]
     assert run("bandwidth", *asked, "--output", str(tmp_path / "run.jsonl"))[0] == 0
     rows = read_run_log(tmp_path / "run.jsonl").measurements
     assert sorted(row.problem.pattern for row in rows) == ["copy", "read", "triad", "write"]
-
-
-def test_a_preset_whose_operation_is_not_there_says_so(run, monkeypatch):
-    monkeypatch.setattr("mamf.cli.commands.bandwidth._OPERATION", "nobodys")
-    code, out, err = run("bandwidth")
-    assert (code, out) == (2, "")
-    assert err.startswith("mamf: unknown operation 'nobodys'; known: attention,")
 
 
 def test_kernels_of_one_operation_are_listed_alone(run):
@@ -126,13 +110,13 @@ def asked(**kinds):
     ],
 )
 def test_values_are_of_the_fields_type(kind, text, values):
-    assert asked_for(asked(field=kind), argparse.Namespace(dtype=None, set=[f"field={text}"])) == {"field": values}
+    assert read_fields(asked(field=kind), [f"field={text}"]) == {"field": values}
 
 
 @pytest.mark.parametrize(("kind", "text"), [(bool, "maybe"), (Literal["copy"], "cpy"), (dict, "x"), (int, "1.5")])
 def test_values_of_another_type_are_refused(kind, text):
     with pytest.raises(UsageError, match="op's field"):
-        asked_for(asked(field=kind), argparse.Namespace(dtype=None, set=[f"field={text}"]))
+        read_fields(asked(field=kind), [f"field={text}"])
 
 
 # -- a table that never wraps ------------------------------------------------------------------------------------------
@@ -175,11 +159,11 @@ def test_kernels_that_were_loaded_by_path_are_labeled_for_people(log, form):
 def test_pipes_and_wide_show_all(log, monkeypatch):
     terminal = io.StringIO()
     terminal.isatty = lambda: True
-    assert terminal_width(argparse.Namespace(wide=False)) is None
+    assert table_columns(argparse.Namespace(wide=False)) is None
     monkeypatch.setattr(sys, "stdout", terminal)
     monkeypatch.setenv("COLUMNS", "40")
-    assert terminal_width(argparse.Namespace(wide=False)) == 40
-    assert terminal_width(argparse.Namespace(wide=True)) is None
+    assert table_columns(argparse.Namespace(wide=False)) == 40
+    assert table_columns(argparse.Namespace(wide=True)) is None
 
 
 def test_rows_without_a_figure_are_named_below(log):

@@ -7,27 +7,27 @@ import re
 import sys
 from contextlib import redirect_stderr
 from dataclasses import fields
+from datetime import datetime
 
 import pytest
-from made_plans import kernels_plan, sweep_plan
+from made_plans import kernels_plan, search_plan, sweep_plan
 
 import mamf
 from mamf.backend import Advice
 from mamf.ceilings.ceiling import Ceiling
-from mamf.ceilings.search_plan import SearchPlan
 from mamf.cli import main
-from mamf.cli.session import datetime
 from mamf.errors import MamfError, UnknownNameError, UsageError
 from mamf.limits import MOST_STEPS, count_values, require_known, require_steps, shorten, whole_number
 from mamf.logs.run_log import read_run_log
 from mamf.logs.writer import RunLogWriter
 from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
 from mamf.operations.bandwidth.shapes import BandwidthProblem, BandwidthShape
-from mamf.operations.batched.operation import BatchedShape
-from mamf.operations.grouped.operation import GroupedShape
+from mamf.operations.batched import BatchedShape
+from mamf.operations.grouped import GroupedShape
 from mamf.operations.matmul.kernel import MatmulProblem
-from mamf.operations.matmul.shapes import MatmulShape, matmul_grid, parse_range
+from mamf.operations.matmul.shapes import MatmulShape, matmul_grid
 from mamf.operations.model.shapes import ModelShape
+from mamf.parameters import parse_range
 from mamf.statistics import Interval
 from mamf.testing import SimulatedBackend
 
@@ -175,7 +175,7 @@ def test_two_runs_of_one_second_have_names_of_their_own(run, tmp_path, monkeypat
         def now(cls, zone=None):
             return cls(2026, 1, 2, 3, 4, 5)
 
-    monkeypatch.setattr("mamf.cli.session.datetime", Stopped)
+    monkeypatch.setattr("datetime.datetime", Stopped)
     for _ in range(3):
         assert run(*SWEEP, "--m", "64", "--n", "64", "--k", "64")[0] == 0
     name = "mamf-sweep-simulated-h100-bfloat16-burst-20260102-030405"
@@ -228,8 +228,8 @@ def of_attention(**options):
         (lambda: sweep_plan((SHAPE,), PROBLEM, seconds=math.inf), "seconds inf"),
         (lambda: sweep_plan((SHAPE,), PROBLEM, reference_every=0), "reference_every 0"),
         (lambda: sweep_plan((SHAPE,), PROBLEM, ()), "no regimes"),
-        (lambda: SearchPlan(PROBLEM, (), GRID), "no kernels"),
-        (lambda: SearchPlan(PROBLEM, ("torch.mm",), GRID, budget_seconds=-1), "budget_seconds -1"),
+        (lambda: search_plan(PROBLEM, (), GRID), "no kernels"),
+        (lambda: search_plan(PROBLEM, ("torch.mm",), GRID, budget_seconds=-1), "budget_seconds -1"),
         (lambda: kernels_plan("attention", (1,), (AttentionProblem(),), ("",)), "kernels : each must be a str"),
         (lambda: whole_number("size", None), "size None: it must be a whole number"),
     ],

@@ -134,13 +134,6 @@ def test_each_dtype_counts_against_its_own_ceiling(card, monkeypatch):
     assert last.mfu_percent == pytest.approx(100 * (100 / 1979 + 20 / 989) / STEP, rel=1e-3)
 
 
-def test_a_model_gives_the_flop_of_its_tokens(card):
-    flops = ModelFlops(weights=10**9, layers=10, attention_width=1000)
-    told = {"model": flops, "flops_per_step": None, "sequence_length": 500}
-    *_, last = train(card, meter_of(card, **told))
-    assert last.tflops == pytest.approx(1000 * (6e9 + 12 * 10 * 1000 * 500) / STEP / 1e12, rel=1e-3)
-
-
 @pytest.mark.parametrize("options", [{}, {"flops_per_step": None}])
 def test_a_model_needs_its_length_and_no_other_flop(card, options):
     with pytest.raises(UsageError, match="sequence_length"):

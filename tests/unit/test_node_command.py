@@ -199,7 +199,7 @@ def test_who_ends_early_failed_with_its_last_words_or_its_signal():
     script = [ends(0, 1, "CUDA error: device lost"), ends(1, -11), says(2, WAITS), ends(2)]
     watch, killed, went_on = watch_of(script)
     assert watch.failures[0] == "it ended while it measured (start): CUDA error: device lost"
-    assert watch.failures[1] == "it ended while it measured (start): killed by signal 11"
+    assert watch.failures[1] == "it ended while it measured (start): killed by SIGSEGV"
     assert (killed, went_on) == ([], 1)
 
 
@@ -301,6 +301,10 @@ def test_launchers_tell_a_rank_its_place():
         (["--kernel", "torch.mn"], "unknown kernel 'torch.mn'"),
         (["--backend", "simulatd"], "did you mean 'simulated'"),
         (["--backend", "simulated", "--devices", "7"], "simulated has no device 7; it has 4"),
+        (
+            ["--backend", "simulated", "--devices", "ranks"],
+            "--devices ranks is for runs that processes of a launcher share",
+        ),
         (["--backend", "simulated", "--output-folder", "full"], "full is not empty"),
     ],
 )

@@ -7,9 +7,8 @@ import pytest
 import mamf
 from mamf.kinds.notebook import html_of
 from mamf.measurement import Measurement
-from mamf.report.columns import text_table
-from mamf.report.document import Document
-from mamf.report.formats.html import fragment
+from mamf.report.document import Document, text_table
+from mamf.report.formats import fragment
 
 MARKUP = "<script>alert('&')</script>"
 

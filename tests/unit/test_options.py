@@ -12,8 +12,8 @@ import pytest
 
 from mamf.choices import FORMATS
 from mamf.cli import COMMANDS, main, module_of
-from mamf.cli.options.parser import Parser
-from mamf.cli.options.shared import OPTIONS
+from mamf.cli.options import OPTIONS
+from mamf.cli.parser import Parser
 from mamf.report import formats
 
 #: Modules by what is typed.
@@ -37,29 +37,18 @@ for line in sys.argv[1:]:
 OTHER_MEANING = {
     ("--baseline", "attention"): "a kernel",
     ("--baseline", "guard"): "a log in place of the file's",
-    ("--batch", "model"): "of a model",
     ("--from", "profile"): "a trace, which no other command reads",
     ("--output", "plot"): "a picture",
     ("--output", "results site"): "a folder of pages",
-    ("--preset", "kernels_find"): "presets are the operation's",
-    ("--preset", "kernels_sweep"): "presets are the operation's",
-    ("--preset", "sweep"): "presets are the operation's",
     ("--regime", "verify"): "how launches are checked",
-    ("--size", "bandwidth"): "of an array",
     ("--tolerance", "reproduce"): "of a claim, which is from another visit",
     ("--top", "reproduce"): "rows that are measured again, not shown",
-}
-#: Options whose values have another type in a command, and why.
-OTHER_TYPE = {
-    ("--shape", "explain"): "a product",
-    ("--shapes", "sweep"): "products",
 }
 #: Options whose default differs, and why. A command that is named has a default that fits it.
 OTHER_DEFAULT = {
     "--budget": "a search needs a minute, a sweep has no end of its own",
     "--ceiling": "commands get ceilings from a search, from 'mamf peak', or not at all",
     "--devices": "a node measures all of its devices",
-    "--direction": "plot draws all that a log holds",
     "--dtype": "bandwidth is measured in float32, which every device has",
     "--kernel": "one kernel or all, by what a command measures",
     "--launches": "one for a profiler to look at, five for counters to agree",
@@ -83,13 +72,30 @@ class Use(NamedTuple):
     type: object
 
 
+def parser_of(module, words):
+    parser = Parser(prog=module)
+    parser.words = words
+    importlib.import_module(f"mamf.cli.commands.{module}").configure(parser)
+    return parser
+
+
+@functools.cache
+def parsers():
+    """The parser of every command and action, by what is typed."""
+    found = {}
+    for name, module in MODULES.items():
+        parser = parser_of(module, name.split())
+        below = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+        found |= {f"{name} {each}": action for each, action in below[0].choices.items()} if below else {name: parser}
+    return found
+
+
 def uses(parser, command):
-    """Every option of a parser that help shows, with the actions below it."""
+    """Every option of a parser that help shows, without those that an operation declares."""
     for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            for name, below in action.choices.items():
-                yield from uses(below, f"{command} {name}")
-        elif action.option_strings and action.dest != "help" and action.help != argparse.SUPPRESS:
+        if getattr(action, "is_parameter", False):
+            continue
+        if action.option_strings and action.dest != "help" and action.help != argparse.SUPPRESS:
             help, _, default_text = action.help.partition(" (default: ")
             default = parser.get_default(action.dest)
             use = Use(command, help, default if default != [] else None, default_text, action.type)
@@ -99,10 +105,8 @@ def uses(parser, command):
 @functools.cache
 def options():
     found = defaultdict(list)
-    for module in MODULES.values():
-        parser = Parser(prog=module)
-        importlib.import_module(f"mamf.cli.options.{module}").configure(parser)
-        for name, use in uses(parser, module):
+    for line, parser in parsers().items():
+        for name, use in uses(parser, MODULES.get(line, line)):
             found[name].append(use)
     return found
 
@@ -113,7 +117,7 @@ def disagreements(found):
         same = [use for use in all_uses if (name, use.command) not in OTHER_MEANING]
         if len({use.help for use in same}) > 1:
             yield name, "help"
-        if len({use.type for use in same if (name, use.command) not in OTHER_TYPE}) > 1:
+        if len({use.type for use in same}) > 1:
             yield name, "type"
         if name not in OTHER_DEFAULT and len({(use.default, use.default_text) for use in same}) > 1:
             yield name, "default"
@@ -131,7 +135,7 @@ def test_a_disagreement_is_seen():
 
 def test_every_exception_is_needed():
     found = options()
-    for name, command in (*OTHER_MEANING, *OTHER_TYPE):
+    for name, command in OTHER_MEANING:
         assert command in {use.command for use in found[name]}, (name, command)
     for name in OTHER_DEFAULT:
         same = [use for use in found[name] if (name, use.command) not in OTHER_MEANING]
@@ -155,7 +159,8 @@ def test_help_loads_few_modules_and_no_entry_points():
     assert [line[0] for line in lines] == list(MODULES)
     for name, count, has_help, *others in lines:
         assert int(count) <= MOST_MODULES, name
-        assert (has_help, others) == ("True", []), name
+        # An operation that is named on the command line is found by its entry point.
+        assert (has_help, others) == ("True", ["importlib.metadata"] if "--operation" in name else []), name
 
 
 @pytest.mark.parametrize("name", ["sweep", "results check"])
@@ -163,6 +168,50 @@ def test_help_is_printed(name, capsys):
     with pytest.raises(SystemExit):
         main([*name.split(), "--help"])
     assert f"usage: mamf {name}" in capsys.readouterr().out
+
+
+def needed_beside_several():
+    """Every positional argument that a command needs, with each option of several values that may precede it."""
+    for name, parser in parsers().items():
+        for positional in (each for each in parser._actions if not each.option_strings):
+            alternatives = getattr(positional, "alternatives", ())
+            for option in (each for each in parser._actions if each.option_strings and each.nargs in ("?", "+")):
+                is_needed = alternatives or positional.nargs in (None, "+")
+                if is_needed and option.option_strings[0] not in alternatives:
+                    yield pytest.param(parser, positional.dest, option, id=f"{name} {option.option_strings[0]}")
+
+
+@pytest.mark.parametrize(("parser", "positional", "option"), list(needed_beside_several()))
+def test_an_option_with_several_values_leaves_the_word_that_a_command_needs(parser, positional, option):
+    value = option.choices[-1] if option.choices else {"shape": "8x8x8"}.get(option.dest, "1")
+    typed = [option.option_strings[0], value]
+    last, first = parser.parse_args([*typed, "WORD"]), parser.parse_args(["WORD", *typed])
+    assert "WORD" in str(getattr(last, positional))
+    assert vars(last) == vars(first)
+
+
+@pytest.mark.parametrize(
+    ("line", "positional", "option"),
+    [
+        ("show --ceiling A B LOG", "logs LOG", "ceiling A B"),
+        ("show --ceiling A B --format csv LOG", "logs LOG", "ceiling A B"),
+        ("show --ceiling A LOG --format csv", "logs LOG", "ceiling A"),
+        ("show LOG --ceiling A B", "logs LOG", "ceiling A B"),
+        ("reproduce --kernel A LOG", "source LOG", "kernel A"),
+        ("reproduce --resume R --kernel A B", "source", "kernel A B"),
+        ("reproduce --claim A B", "source", "claim A B"),
+        ("roofline --ceiling A B", "rows", "ceiling A B"),
+        ("compare --against B A", "logs A", "against B"),
+        ("run --causal sdpa-flash", "kernel sdpa-flash", "size_causal yes"),
+        ("run --causal both sdpa-flash", "kernel sdpa-flash", "size_causal both"),
+    ],
+)
+def test_who_has_the_last_word(line, positional, option):
+    name, *words = line.split()
+    read = parser_of(MODULES[name], line.split()).parse_args(words)
+    for dest, *values in (positional.split(), option.split()):
+        found = getattr(read, dest)
+        assert list(map(str, found if isinstance(found, list) else [found] if found else [])) == values
 
 
 def test_formats_are_those_that_can_be_rendered():

@@ -19,7 +19,7 @@ from mamf.errors import UsageError
 from mamf.kernel import Verdict
 from mamf.kinds.registry import chart_of
 from mamf.logs.run_log import read_run_log
-from mamf.operations.overlap.operation import SMALLEST, OverlapProblem, OverlapShape
+from mamf.operations.overlap import SMALLEST, OverlapProblem, OverlapShape
 from mamf.report.overlap import pairs_of
 from mamf.testing import SimulatedBackend, SimulatedMatmul
 
@@ -204,9 +204,11 @@ def test_the_command_measures_shows_and_draws_a_pair(run, tmp_path):
     assert (read.plan.kind, read.tier, len(read.measurements)) == ("overlap", "complete", 4)
     (pair,) = json.loads(run("show", str(log), "--format", "json")[1])["pairs"]
     assert pair["products_together_tflops"] > 0
-    chart = chart_of(read)
-    (line,) = chart.panels[0].lines
-    assert (line.name, line.points[0].x, line.points[-1].y) == ("to_host 64KiB", 0.0, 0.0)
+    rows = chart_of(read).rows
+    assert [(row.group, row.name) for row in rows] == [
+        ("64x64x64 beside to_host 64KiB", name) for name in ("products", "other work")
+    ]
+    assert rows[0].points[0].value == pytest.approx(100 * pair["products_kept"])
     step = run("overlap", "--resume", str(log), "--flop", "1e9", "--bytes", "1e6")[1]
     assert " with overlap at best, as " in step
     assert " ms without overlap" in step

@@ -7,7 +7,7 @@ import pictures
 import pytest
 from figure_logs import ROOT
 
-from mamf.report.charts.chart import Axis, Chart, Line, Panel, Point
+from mamf.report.charts.lines import Axis, Chart, Line, Panel, Point
 
 CHART = Chart("t", "s", Axis("x"), ((Panel("p", (Line("a", (Point(1, 2.0, 2.0, 2.0),)),)),),))
 

@@ -19,23 +19,11 @@ from mamf.measurement import Measurement
 from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape
-from mamf.report.charts.attention import BATCH, HEAD_DIM, HEADS, LENGTH, attention_chart, needed
-from mamf.report.charts.chart import (
-    Axis,
-    Chart,
-    Line,
-    Panel,
-    Point,
-    even_ticks,
-    in_giga,
-    in_kibi,
-    labelled,
-    limits,
-)
-from mamf.report.charts.palette import CEILING as CEILING_STYLE
-from mamf.report.charts.palette import COLORS, MARKERS, styles_of
-from mamf.report.charts.plotting import draw, save
-from mamf.report.charts.products import find_chart, kernels_chart, sweep_chart
+from mamf.report.charts.attention import BATCH, HEADS, attention_chart, needed
+from mamf.report.charts.lines import Axis, Chart, Line, Panel, Point, even_ticks, in_giga, in_kibi, labelled, limits
+from mamf.report.charts.logs import find_chart, kernels_chart, sweep_chart
+from mamf.report.charts.picture import CEILING as CEILING_STYLE
+from mamf.report.charts.picture import COLORS, MARKERS, draw, save, styles_of
 from mamf.statistics import Interval, summarize
 
 DEVICE = {"backend": "cuda", "index": 0, "name": "H100", "vendor": "NVIDIA", "uuid_hash": None, "driver": "580"}
@@ -93,14 +81,6 @@ def test_panels_are_by_head_dimension_mask_and_direction():
     assert "batch x length = 16384; heads x head dimension = 2048" in chart.subtitle
 
 
-def test_a_direction_has_a_panel_for_each_head_dimension_and_mask():
-    chart = attention_chart(PRESET, CEILINGS, HEADER, directions=["fwd"])
-    assert [[panel.ceiling for panel in line] for line in chart.grid] == [[800.0] * 3] * 2
-    assert {panel.title for panel in chart.panels} == {
-        f"head dim {dim}, {mask}" for dim in (64, 128, 256) for mask in ("full", "causal")
-    }
-
-
 def test_a_kernel_has_one_color_in_the_pictures_of_both_directions():
     rows = [row(shape(512)), row(shape(512), 500.0, "flex"), row(shape(512), 500.0, "flex", direction="bwd")]
     forward, backward = (attention_chart(rows, {}, HEADER, directions=[way]) for way in ("fwd", "bwd"))
@@ -116,11 +96,6 @@ def test_points_are_figures_with_their_intervals_by_length():
     assert first.y == pytest.approx(250.0)
     assert first.low < first.y < first.high
     assert tflops.ceiling is None
-
-
-def test_sizes_that_follow_from_others_part_nothing():
-    assert needed(PRESET, lambda row: row.shape.seqlen_k)[0] is HEAD_DIM
-    assert not {HEADS, BATCH} & set(needed(PRESET, lambda row: row.shape.seqlen_k))
 
 
 def test_sizes_that_would_lie_on_one_another_part_panels():
@@ -155,26 +130,10 @@ def test_queries_are_the_axis_where_keys_stay():
     assert [tick for tick, _ in chart.axis.ticks] == [1, 16, 128]
 
 
-def test_sparsity_is_the_axis_where_it_is_swept():
-    rows = [row(shape(8192), 400 / (1 - share), "sparge", sparsity=share) for share in (0.0, 0.5)]
-    rows[1] = row(shape(8192), 800.0, "sparge", details={"sparsity": 0.4}, sparsity=0.5)
-    rows += [row(shape(8192), 600.0, "sdpa-flash", sparsity=share) for share in (0.0, 0.5)]
-    chart = attention_chart(rows, CEILINGS, HEADER)
-    assert chart.axis.label.startswith("sparsity")
-    assert [text for _, text in chart.axis.ticks] == ["0", "50"]
-    dense, effective, other = chart.panels[0].lines
-    assert (dense.name, effective.name, other.name) == ("sparge", "sparge", "sdpa-flash")
-    assert (dense.is_companion, effective.is_companion) == (False, True)
-    assert [point.y for point in effective.points] == pytest.approx([400.0, 480.0])
-    assert "length 8k" in chart.title
-    assert chart.companion
-
-
-def test_lengths_part_panels_beside_sparsity():
+def test_sparsity_parts_panels_where_it_is_swept():
     rows = [row(shape(length), sparsity=share) for length in (4096, 8192) for share in (0.0, 0.5)]
     chart = attention_chart(rows, {}, HEADER)
-    assert [panel.title for panel in chart.panels] == ["length 4k", "length 8k"]
-    assert LENGTH in needed(rows, lambda row: row.problem.sparsity)
+    assert [panel.title for panel in chart.panels] == ["sparsity 0", "sparsity 0.5"]
 
 
 def test_references_and_other_regimes_are_left_out_and_gaps_are_told():
@@ -251,11 +210,10 @@ def test_another_statistic_has_no_interval_of_the_median():
     assert point.low == point.y == point.high
 
 
-@pytest.mark.parametrize(
-    ("size", "text"), [(512, "512"), (1000, "1000"), (1024, "1k"), (131072, "128k"), (1, "1"), (2**30, "1G")]
-)
-def test_lengths_are_spoken_of_in_kibi(size, text):
-    assert in_kibi(size) == text
+def test_sizes_are_spoken_of_in_multiples_of_1024_and_work_in_thousands():
+    assert [in_kibi(size) for size in (1, 512, 1000, 1024, 131072, 2**30)] == ["1", "512", "1000", "1k", "128k", "1G"]
+    assert [in_giga(work) for work in (12, 2.5e3, 3.76e12, 2e9)] == ["12", "2.5k", "3.76T", "2G"]
+    assert [tick for tick, _ in even_ticks(range(256, 20480, 256))] == list(range(2048, 20000, 2048))
 
 
 def test_labels_that_would_touch_are_left_out_and_their_ticks_stay():
@@ -267,15 +225,6 @@ def test_labels_that_would_touch_are_left_out_and_their_ticks_stay():
     (axes,) = draw(Chart("", "", Axis("n", ticks=ticks), ((panel,),))).axes
     assert list(axes.get_xticks()) == [512, 990, 999]
     assert [label.get_text() for label in axes.get_xticklabels()] == ["512", "990", ""]
-
-
-def test_even_ticks_are_few_multiples_of_a_power_of_two():
-    assert [tick for tick, _ in even_ticks(range(256, 20480, 256))] == list(range(2048, 20000, 2048))
-    assert [tick for tick, _ in even_ticks([512])] == [512]
-
-
-def test_work_is_counted_in_thousands():
-    assert [in_giga(work) for work in (12, 2.5e3, 3.76e12, 2e9)] == ["12", "2.5k", "3.76T", "2G"]
 
 
 def test_a_color_belongs_to_a_name_and_not_to_its_place():
@@ -429,25 +378,13 @@ def test_a_panel_that_lacks_lengths_keeps_the_scale_of_the_others():
 def test_drawing_leaves_pyplot_alone(tmp_path):
     pytest.importorskip("matplotlib")
     code = (
-        "import sys; from mamf.report.charts.plotting import draw; from mamf.report.charts.chart import *;"
+        "import sys; from mamf.report.charts.picture import draw; from mamf.report.charts.lines import *;"
         "assert 'matplotlib' not in sys.modules;"
         "line = Line('a', (Point(1, 1, 1, 1),));"
         "draw(Chart('t', 's', Axis('x'), ((Panel('p', (line,)),),)));"
         "assert 'matplotlib.pyplot' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path)
-
-
-def test_a_file_that_came_meanwhile_is_not_overwritten(tmp_path):
-    pytest.importorskip("matplotlib")
-    figure = draw(Chart("", "", Axis("x"), ((Panel("", (Line("a", (Point(1, 1, 1, 1),)),)),),)))
-    path = tmp_path / "mine.svg"
-    path.write_text("precious")
-    with pytest.raises(UsageError, match="exists"):
-        save(figure, path)
-    assert path.read_text() == "precious"
-    with pytest.raises(UsageError, match="cannot write"):
-        save(figure, tmp_path / "nowhere" / "mine.svg")
 
 
 def test_a_full_disk_keeps_the_picture_that_was_to_be_replaced(tmp_path, monkeypatch):
@@ -540,16 +477,3 @@ def test_bad_input_is_one_line_and_exit_2(plot, tmp_path, arguments, complaint):
     assert complaint in err
     assert len(err.strip().splitlines()) == 1
     assert not list(tmp_path.glob("*.png"))
-
-
-def test_an_axis_scales_to_the_values_and_not_to_their_intervals():
-    pytest.importorskip("matplotlib")
-    from matplotlib.figure import Figure
-
-    from mamf.report.charts.drawing import _scale_y
-
-    panel = Panel("", (Line("k", (Point(0, 100.0, 1.0, 900.0), Point(1, 110.0, 1.0, 900.0))),))
-    axes = Figure().subplots()
-    _scale_y(axes, panel, Chart("", "", Axis("x"), ((panel,),)))
-    low, high = axes.get_ylim()
-    assert 90 < low < 100 < 110 < high < 120

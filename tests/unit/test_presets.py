@@ -11,9 +11,10 @@ from made_plans import kernels_plan, sweep_plan
 
 from mamf.errors import UsageError
 from mamf.logs.run_log import read_run_log
-from mamf.operations.batched.operation import BatchedKernel
-from mamf.operations.grouped.operation import MIXTURES, Grouped, GroupedKernel, GroupedShape
-from mamf.operations.grouped.operation import PRESETS as GROUPED_PRESETS
+from mamf.operation import Preset as OperationPreset
+from mamf.operations.batched import BatchedKernel
+from mamf.operations.grouped import MIXTURES, Grouped, GroupedKernel, GroupedShape
+from mamf.operations.grouped import PRESETS as GROUPED_PRESETS
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import LAYOUT_OF, PRESETS, Linear, MatmulShape, Preset
 from mamf.testing.simulated_kernels import prepared
@@ -70,7 +71,7 @@ def test_experts_get_every_token_as_often_as_they_are_active():
         GroupedShape(8, 16384, 28672, 4096): "mixtral-8x7b gate+up",
         GroupedShape(8, 16384, 4096, 14336): "mixtral-8x7b down",
     }
-    assert all(len(shapes) == 2 * len(MIXTURES) for shapes in GROUPED_PRESETS.values())
+    assert all(len(preset.shapes) == 2 * len(MIXTURES) for preset in GROUPED_PRESETS.values())
 
 
 def test_each_shape_has_a_layer_or_none_has():
@@ -118,8 +119,8 @@ def test_a_preset_is_gone_on_with(run):
     [
         (["--preset", "llama-8"], "did you mean 'llama-8b'?"),
         (["--preset", "moe"], "--operation grouped"),
-        (["--preset", "decode", "--n", "64"], "only --m"),
-        (["--preset", "decode", "--shapes", "1x2x3"], "only --m"),
+        (["--preset", "decode", "--n", "64"], "--preset decode names whole shapes: leave --n out"),
+        (["--preset", "decode", "--shapes", "1x2x3"], "leave --shapes out"),
         (["--product", "grad-input"], "--preset"),
         (["--operation", "grouped", "--preset", "mo"], "did you mean 'moe'?"),
         (["--operation", "grouped", "--preset", "moe", "--shapes", "e1t1n1k1"], "leave --shapes out"),
@@ -155,7 +156,7 @@ class SimulatedGroups(_AtFullSpeed, GroupedKernel):
 
 
 def test_mixtures_are_measured_and_named_by_their_experts(run, tmp_path, monkeypatch):
-    small = {GroupedShape(4, 64, 32, 16): "some experts"}
+    small = OperationPreset({GroupedShape(4, 64, 32, 16): "some experts"})
     monkeypatch.setattr(Grouped, "presets", lambda self: {"moe": small})
     kernel = [*DEVICE, "--kernel", f"{HERE}:SimulatedGroups"]
     asked = [*kernel, "--operation", "grouped", "--preset", "moe", "--layout", "nt", "nn"]

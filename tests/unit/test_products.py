@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mamf.errors import UsageError
-from mamf.operations.batched.operation import BatchedProblem, BatchedShape
-from mamf.operations.grouped.operation import GroupedProblem, GroupedShape
+from mamf.operations.batched import BatchedProblem, BatchedShape
+from mamf.operations.grouped import GroupedProblem, GroupedShape
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.plugins.discovery import operation

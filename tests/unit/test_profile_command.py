@@ -1,23 +1,20 @@
-"""``mamf profile``: a script runs as without mamf, and its steps are told."""
+"""``mamf profile``: a script runs as without mamf, and its steps are reported."""
 
 import json
 import subprocess
 import sys
-from argparse import Namespace
 
 import pytest
+import torch
 
-from mamf.ceilings.share import KnownCeiling
 from mamf.cli import main
-from mamf.cli.commands import profile
 from mamf.cli.commands.profile import known_here
 from mamf.contribution import known_ceilings
 from mamf.contribution.known_ceilings import KnownPeak
-from mamf.errors import UnavailableError
 from mamf.measurement import IDLE
-from mamf.operations.tracing.classes import UNCLASSIFIED
-from mamf.operations.tracing.shares import length, union
+from mamf.profiling.classes import UNCLASSIFIED
 from mamf.profiling.log import read_profile_or_none
+from mamf.profiling.traces import length, union
 
 TRAINING = """
 import sys, torch
@@ -118,42 +115,48 @@ def test_a_script_has_its_own_arguments_as_they_are_typed(script, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("end", "code", "told"),
+    ("end", "code", "said"),
     [
         ("raise SystemExit(7)", 7, ""),
         ("raise SystemExit('no data')", 1, "no data\n"),
         ("raise KeyboardInterrupt", 130, ""),
-        ("raise SystemExit", 0, ""),
+        ("1 / 0", 1, "ZeroDivisionError: division by zero\n"),
     ],
 )
-def test_the_exit_code_is_the_scripts(script, capsys, end, code, told):
-    assert main([*SHORTLY, script(f"{TINY}\n{end}")]) == code
+@pytest.mark.parametrize("is_module", [False, True])
+def test_exit_code_and_traceback_are_the_scripts(script, tmp_path, monkeypatch, capsys, end, code, said, is_module):
+    path = script(f"{TINY}\n{end}")
+    monkeypatch.chdir(tmp_path)
+    assert main([*SHORTLY, *(["-m", "train"] if is_module else [path])]) == code
     output = capsys.readouterr()
     assert "1 step of" in output.out
-    assert told in output.err
-
-
-def test_a_scripts_error_is_its_own_traceback(script, capsys):
-    assert main([*SHORTLY, script(f"{TINY}\n1 / 0")]) == 1
-    output = capsys.readouterr()
-    assert output.err.startswith("Traceback (most recent call last):\n  File ")
+    assert output.err.endswith(said)
+    assert output.err.startswith("Traceback (most recent call last):\n  File ") == (end == "1 / 0")
     assert "runpy" not in output.err
-    assert output.err.endswith("ZeroDivisionError: division by zero\n")
-    assert "1 step of" in output.out
 
 
-def test_a_step_ends_where_a_function_returns(script, capsys):
-    script("import torch\ndef generate():\n    return torch.ones(2, 2) @ torch.ones(2, 2)\n", "served.py")
-    serving = script("from served import generate\nfor _ in range(3):\n    generate()\n", "serve.py")
-    found = profiled(capsys, "--calls", "served:generate", serving)
+SERVED = "import torch\nclass Model:\n    def generate(self):\n        return torch.ones(2, 2) @ torch.ones(2, 2)\n"
+SERVING = "for _ in range(3):\n    Model().generate()\n"
+
+
+@pytest.mark.parametrize(("module", "is_module"), [("served", False), ("__main__", False), ("__main__", True)])
+def test_a_step_ends_where_a_function_returns(script, tmp_path, monkeypatch, capsys, module, is_module):
+    script(SERVED, "served.py")
+    serving = script(f"{SERVED if module == '__main__' else 'from served import Model'}\n{SERVING}", "serve.py")
+    monkeypatch.chdir(tmp_path)
+    program = ["-m", "serve"] if is_module else [serving]
+    found = profiled(capsys, "--calls", f"{module}:Model.generate", *program)
     assert [row["calls"] for row in found["classes"] if row["class"] == "matmul"] == [1]
 
 
-def test_a_function_of_the_script_itself_is_said_to_be_another(script, capsys):
-    own = script("def generate():\n    pass\nif __name__ == '__main__':\n    generate()\n", "serve.py")
-    assert main(["profile", "--calls", "serve:generate", own]) == 1
-    told = "nothing was profiled: serve:generate was not called (what the script itself defines is another)"
-    assert told in capsys.readouterr().err
+def test_a_function_of_the_script_itself_is_named_by_main(script, capsys):
+    path = script(f"{SERVED}if __name__ == '__main__':\n    Model().generate()\n", "serve.py")
+    assert main(["profile", "--calls", "serve:Model.generate", path]) == 1
+    assert "serve:Model.generate was not called: of what the script itself defines, name __main__:FUNCTION" in (
+        capsys.readouterr().err
+    )
+    assert main(["profile", "--calls", "__main__:serve", path]) == 2
+    assert "--calls __main__:serve: serve.py defines no such function" in capsys.readouterr().err
 
 
 def test_a_step_ends_where_the_script_says_so(script, capsys):
@@ -181,12 +184,6 @@ def test_steps_before_the_end_are_kept(script, capsys):
     assert ": 1 step of" in capsys.readouterr().out
 
 
-def test_another_rank_runs_the_script_alone(script, capsys, monkeypatch):
-    monkeypatch.setenv("RANK", "1")
-    assert main([*SHORTLY, script("raise SystemExit(3)")]) == 3
-    assert capsys.readouterr().out == ""
-
-
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
@@ -202,6 +199,8 @@ def test_another_rank_runs_the_script_alone(script, capsys, monkeypatch):
         (["--output", "train.py", "train.py"], "train.py exists and is not overwritten: name another --output"),
         (["--from", "nowhere.json"], "cannot read nowhere.json: No such file"),
         (["--from", "trace.json", "train.py"], "leave a SCRIPT out"),
+        (["--from", "trace.json", "--nvtx"], "leave --nvtx out"),
+        (["--memory", "no/memory.pickle", "train.py"], "name another --memory"),
     ],
 )
 def test_bad_input_is_told_in_a_line(script, tmp_path, monkeypatch, capsys, arguments, told):
@@ -231,27 +230,16 @@ def test_a_ceiling_is_of_the_sustained_regime(script, library_logs, capsys):
 
 
 @pytest.mark.parametrize(("source", "is_one"), [("measured", True), ("contributed", True), ("datasheet", False)])
-def test_without_a_log_the_ceiling_is_what_is_known_of_the_device(monkeypatch, source, is_one):
+def test_without_a_log_the_ceiling_is_what_is_known_of_the_device(script, capsys, monkeypatch, source, is_one):
     """A datasheet's promise is no ceiling."""
     known = KnownPeak(2e12, None, None, source, "from somewhere", "float32", "x")
-    monkeypatch.setattr(known_ceilings, "peak", lambda device, dtype, regime: known)
-    taken = KnownCeiling("float32", "sustained", 2.0, source, "from somewhere") if is_one else None
-    assert known_here.__wrapped__(None, "float32") == taken
-
-
-def test_the_device_whose_ceilings_are_known_can_be_named():
-    named = [(None, None), (None, 1), ("cuda", None), ("cuda", 3)]
-    found = [profile._device(Namespace(backend=backend, device=device)) for backend, device in named]
-    assert found == [None, "auto:1", "cuda:0", "cuda:3"]
-    assert profile._device(Namespace(backend=None, device=None), is_of_device=False) == "cpu"
-
-
-def test_an_unknown_device_has_no_share(monkeypatch):
-    def unknown(device, dtype, regime):
-        raise UnavailableError("nothing is known of it")
-
-    monkeypatch.setattr(known_ceilings, "peak", unknown)
-    assert known_here.__wrapped__(None, "float32") is None
+    asked = []
+    monkeypatch.setattr(known_ceilings, "peak", lambda device, dtype, regime: asked.append(device) or known)
+    known_here.cache_clear()
+    told = [{"dtype": "float32", "regime": "sustained", "tflops": 2.0, "source": source, "told": "from somewhere"}]
+    assert profiled(capsys, "--backend", "cpu", script(TINY))["ceilings"] == (told if is_one else [])
+    assert set(asked) == {"cpu:0"}
+    known_here.cache_clear()
 
 
 def test_a_folder_of_traces_is_reported_by_rank(tmp_path, capsys):
@@ -269,3 +257,141 @@ def test_a_folder_of_traces_is_reported_by_rank(tmp_path, capsys):
     assert "stragglers: rank 1" in capsys.readouterr().out
     assert main(["profile", "--from", str(tmp_path), "--output", "x.jsonl"]) == 2
     assert "leave --output out" in capsys.readouterr().err
+
+
+# --- scripts that profile themselves, end early or are modules
+
+#: A script whose own profiler sees steps 0 to 2 of six; what it tells is that mamf left it alone.
+OWN = """
+import torch
+from torch.profiler import ProfilerActivity, profile
+weight = torch.nn.Parameter(torch.zeros(2, 2))
+optimizer = torch.optim.SGD([weight])
+def steps(count):
+    for _ in range(count):
+        (weight @ weight).sum().backward()
+        optimizer.step()
+{before}
+with profile(activities=[ProfilerActivity.CPU]) as own:
+    steps(3)
+names = [event.name for event in own.events()]
+print("own:", names.count("aten::matmul"), [name for name in names if "mamf" in name])
+{after}
+"""
+
+
+def own(before="", after=""):
+    return OWN.format(before=before, after=after)
+
+
+def test_steps_before_it_are_taken_without_a_word(script, capsys):
+    assert main([*SHORTLY, script(own(before="steps(3)"))]) == 0
+    output = capsys.readouterr()
+    assert "own: 3 []\n" in output.out
+    assert ": 1 step of" in output.out
+    assert output.err == ""
+
+
+@pytest.mark.parametrize("is_old", [False, True])
+@pytest.mark.parametrize("before", ["", "steps(2)"], ids=["whole", "in-the-middle"])
+def test_a_script_that_profiles_itself_is_left_alone(script, capsys, before, is_old):
+    text = own(before=before, after="steps(5)")
+    if is_old:
+        text = text.replace("own.events()", "own.function_events")
+        text = text.replace("with profile(activities=[ProfilerActivity.CPU])", "with torch.autograd.profiler.profile()")
+    assert main([*SHORTLY, script(text)]) == 1
+    output = capsys.readouterr()
+    assert output.out == "own: 3 []\n"
+    assert "the script starts torch.profiler itself: read its trace with 'mamf profile --from'" in output.err
+
+
+def test_steps_until_its_own_profiler_begins_are_kept(script, tmp_path, capsys):
+    log = tmp_path / "step.jsonl"
+    arguments = ["profile", "--warmup", "1", "--steps", "2", "--output", str(log)]
+    assert main([*arguments, script(own(before="steps(4)"))]) == 0
+    output = capsys.readouterr().out
+    assert ": 1 step of" in output
+    assert "1 of 2 steps: the script's own profiler began\n" in output
+    assert "own: 3 []\n" in output
+    assert read_profile_or_none(log)[1].steps == 1
+    assert main(["profile", "--warmup", "2", "--steps", "2", script(own(before="steps(5)"))]) == 0
+    assert "1 of 2 steps: the script's own profiler began; --warmup 1 gives 2\n" in capsys.readouterr().out
+
+
+def test_torch_is_as_before_afterwards(script):
+    usual = {name: getattr(torch.autograd.profiler.profile, name) for name in ("_prepare_trace", "__exit__")}
+    assert main([*SHORTLY, script(own(after="raise SystemExit(3)"))]) == 3
+    assert {name: getattr(torch.autograd.profiler.profile, name) for name in usual} == usual
+
+
+AFTERWARDS = f"""{TINY}
+import json, pathlib
+log = list(map(json.loads, pathlib.Path("step.jsonl").read_text().splitlines()))
+print("records:", log[-1]["record"], log[0]["command"].endswith("train.py --lr 3"), pathlib.Path("trace.json").exists())
+"""
+
+
+def test_log_trace_and_report_are_there_before_the_script_goes_on(script, tmp_path, monkeypatch, capsys):
+    path = script(AFTERWARDS)
+    monkeypatch.chdir(tmp_path)
+    arguments = [*SHORTLY, "--output", "step.jsonl", "--trace", "trace.json", path, "--lr", "3"]
+    monkeypatch.setattr(sys, "argv", ["mamf", *arguments])
+    assert main(arguments) == 0
+    report, last = capsys.readouterr().out.rstrip().rsplit("\n", 1)
+    assert last == "records: summary True True"
+    assert "most of a step:" in report
+    assert "Profile" not in last
+
+
+@pytest.mark.parametrize("end", ["", "except SystemExit: steps(4)", "finally: 1 / 0", "except BaseException: exit(3)"])
+def test_stop_ends_the_script_with_code_0(script, capsys, end):
+    text = TINY.replace("for _ in range(3):", "def steps(count):\n  for _ in range(count):")
+    body = f"try: steps(3)\n{end}" if end else "steps(3)"
+    assert main([*SHORTLY, "--stop", script(f"{text}\n{body}\nprint('went on')")]) == 0
+    output = capsys.readouterr().out
+    assert ": 1 step of" in output
+    assert "went on" not in output
+
+
+def test_another_rank_runs_the_script_alone_and_stops_with_the_first(script, capsys, monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    assert main([*SHORTLY, script("raise SystemExit(3)")]) == 3
+    assert main([*SHORTLY, "--stop", script(f"{TINY}\nprint('went on')")]) == 0
+    assert capsys.readouterr().out == ""
+
+
+def test_a_module_runs_as_python_m_runs_it(tmp_path, monkeypatch, capsys):
+    package = tmp_path / "held" / "within"
+    package.mkdir(parents=True)
+    (package.parent / "__init__.py").touch()
+    (package / "__init__.py").touch()
+    told = "import json, sys\nprint(json.dumps([__name__, __package__, sys.argv]))"
+    (package / "train.py").write_text(f"{told}\n{TINY}")
+    monkeypatch.chdir(tmp_path)
+    assert main([*SHORTLY, "-m", "held.within.train", "--steps", "9"]) == 0
+    first, report = capsys.readouterr().out.split("\n", 1)
+    assert json.loads(first) == ["__main__", "held.within", [str(package / "train.py"), "--steps", "9"]]
+    assert report.lstrip().startswith("held.within.train on the CPU: 1 step of")
+    assert main([*SHORTLY, "-m", "nowhere.train"]) == 2
+    assert capsys.readouterr().err == "mamf: cannot run nowhere.train: there is no such module\n"
+
+
+def test_an_error_of_the_profiler_ends_no_script(script, monkeypatch, capsys):
+    def fail(**options):
+        raise RuntimeError("another profiler\nis at work")
+
+    monkeypatch.setattr("mamf.profiling.running.torch_profiler", fail)
+    assert main([*SHORTLY, script(f"{TINY}\nprint('went on')")]) == 1
+    output = capsys.readouterr()
+    assert output.out == "went on\n"
+    assert "nothing was profiled: RuntimeError: another profiler" in output.err
+
+
+def test_files_of_ranks_have_their_numbers(script, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("RANK", "3")
+    trace = tmp_path / "trace.json"
+    arguments = ["--ranks", "all", "--output", str(tmp_path / "ranks"), "--trace", str(trace)]
+    assert main([*SHORTLY, *arguments, script(TINY)]) == 0
+    assert [path.name for path in (tmp_path / "ranks").iterdir()] == ["rank-3.jsonl"]
+    assert (capsys.readouterr().out, trace.exists()) == ("", False)
+    assert main(["profile", "--ranks", "all", script(TINY)]) == 2

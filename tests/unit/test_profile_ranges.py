@@ -8,9 +8,8 @@ from test_profile_command import SHORTLY, TINY, script
 from torch import nn
 
 from mamf.cli import main
-from mamf.cli.commands import profile
 from mamf.errors import UnavailableError
-from mamf.profiling.ranges import ModuleRanges
+from mamf.profiling.watches import ModuleRanges
 from mamf.testing import SimulatedBackend
 
 __all__ = ["script"]
@@ -56,22 +55,17 @@ def model():
 
 
 def test_each_module_of_the_profiled_steps_has_a_range(script, device, monkeypatch, capsys):
-    monkeypatch.setattr(profile, "opened", lambda named: device)
+    monkeypatch.setattr("mamf.contribution.known_ceilings.opened", lambda named: device)
     assert main([*SHORTLY, "--nvtx", script(MODEL)]) == 0
     assert device.told == ["window", *RANGES, "/window"]
     assert "ranges" not in capsys.readouterr().err
 
 
 def test_where_nobody_reads_ranges_one_line_says_so(script, monkeypatch, capsys):
-    monkeypatch.setattr(profile, "opened", lambda named: SimulatedBackend())
+    monkeypatch.setattr("mamf.contribution.known_ceilings.opened", lambda named: SimulatedBackend())
     assert main([*SHORTLY, "--nvtx", script(TINY)]) == 0
     (line,) = [each for each in capsys.readouterr().err.splitlines() if "ranges" in each]
     assert line.startswith("mamf: there are no ranges by module: no profiler of Simulated H100")
-
-
-def test_a_trace_that_is_there_already_has_no_ranges(capsys):
-    assert main(["profile", "--nvtx", "--from", "trace.json"]) == 2
-    assert "leave --nvtx out" in capsys.readouterr().err
 
 
 def unavailable():

@@ -8,11 +8,10 @@ import pytest
 from mamf.cli import main
 from mamf.errors import UsageError
 from mamf.measurement import IDLE
-from mamf.operations.tracing.classes import COMMUNICATION
-from mamf.profiling.breakdown import ClassRow
-from mamf.profiling.log import write_profile
-from mamf.profiling.profile import Profile
-from mamf.profiling.ranks import rank_log, ranks_document, read_rank_logs
+from mamf.profiling.classes import COMMUNICATION
+from mamf.profiling.log import rank_log, read_rank_logs, write_profile
+from mamf.profiling.profile import ClassRow, Profile
+from mamf.profiling.report import ranks_document
 from mamf.report.formats import FORMATS
 
 
@@ -74,16 +73,6 @@ def test_a_rank_without_a_profile_is_named(tmp_path):
     (folder / "rank-x.jsonl").write_text("nonsense")
     text = FORMATS["table"](ranks_document(read_rank_logs(folder), 5), None)
     assert [rank for rank in range(5) if f"no profile of rank {rank}: is the folder shared" in text] == [1, 3, 4]
-
-
-def test_a_log_that_is_not_whole_is_named_as_missing(tmp_path, capsys):
-    folder = written(tmp_path, {0: RANKS[0], 1: RANKS[1]})
-    rank_log(folder, 1).write_text('{"record": "header"}\n')
-    assert main(["show", str(folder)]) == 0
-    assert "no profile of rank 1" in capsys.readouterr().out
-    page = tmp_path / "ranks.html"
-    assert main(["report", str(folder), "--output", str(page)]) == 0
-    assert "no profile of rank 1" in page.read_text()
 
 
 def test_a_folder_of_ranks_is_shown_and_reported(tmp_path, capsys):

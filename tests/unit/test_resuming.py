@@ -7,6 +7,7 @@ import pytest
 from test_attention import KERNELS, SlowAttention
 
 from mamf.cli import main
+from mamf.logs.run_log import read_run_log
 from mamf.testing import Physics, SimulatedBackend
 
 BACKEND = ["--backend", "mamf.testing:SimulatedBackend"]
@@ -73,6 +74,7 @@ OTHER = {
         "--dtype": ("float16", "dtype float16", "bfloat16"),
         "--direction": ("bwd", "direction bwd", "bwd fwd"),
         "--backward-count": ("model", "backward-count model", "hardware"),
+        "--data": ("uniform", "data uniform", "normal"),
         "--sparsity": ("0 0.5", "sparsity 0 0.5", "0"),
         "--seed": ("1", "seed 1", "0"),
         "--regime": ("burst sustained", "regime burst sustained", "burst"),
@@ -174,6 +176,7 @@ def test_every_option_that_decides_a_figure_is_checked(command, run):
         "--product",
         "--preset",
         "--kernel",
+        "--set",
         "--shapes",
     }
     ranges = {"--m-range", "--n-range", "--k-range"}  # as --m
@@ -218,7 +221,7 @@ def test_a_missing_log_begins_what_the_command_measures_without_it(run, tmp_path
     assert run(*model, "--resume", "run.jsonl") == run(*model)
     find = ["find", *BACKEND, *MADE["find"], "--dtype", "bf16"]
     assert run(*find, "--resume", "find.jsonl")[0] == 0
-    assert json.loads((tmp_path / "find.jsonl").read_text().splitlines()[0])["plan"]["problem"]["dtype"] == "bfloat16"
+    assert read_run_log(tmp_path / "find.jsonl").plan.problem.dtype == "bfloat16"
 
 
 def test_a_missing_log_is_of_one_dtype(run, tmp_path):

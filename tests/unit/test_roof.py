@@ -16,9 +16,8 @@ from mamf.operations.bandwidth.operation import Bandwidth
 from mamf.operations.bandwidth.shapes import BandwidthProblem, BandwidthShape
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import PRESETS, MatmulShape, name_layers
-from mamf.report.charts.plotting import draw
-from mamf.report.charts.roofline import roofline_chart
-from mamf.report.charts.roofline_drawing import series_of
+from mamf.report.charts.picture import draw
+from mamf.report.charts.roofline import roofline_chart, series_of
 from mamf.report.roofline import points_of, tracelens_arch
 from mamf.statistics import Interval, summarize
 

@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mamf.errors import UsageError
-from mamf.operations.matmul.shapes import MatmulShape, matmul_grid, parse_range
+from mamf.operations.matmul.shapes import MatmulShape, matmul_grid
+from mamf.parameters import parse_range
 
 sizes = st.integers(1, 100_000)
 

@@ -5,7 +5,6 @@ import html
 import json
 import os
 import re
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,9 +14,9 @@ from contribution_logs import legacy_run
 from mamf.cli import main
 from mamf.errors import RunLogError, UsageError
 from mamf.logs.legacy import write_legacy_log
-from mamf.pages.site import FIELDS, LIST, build_site, feed_schema, page_names
+from mamf.pages.site import LIST, build_site, page_names
 from mamf.pages.site_data import ALL_TIERS, read_site_data
-from mamf.pages.site_index import MOST_ROWS, spread
+from mamf.pages.site_pages import MAX_ROWS
 from mamf.report.page import Page
 
 ROOT = Path(__file__).parents[2]
@@ -77,7 +76,6 @@ def whole(tmp_path_factory):
     root = tmp_path_factory.mktemp("whole") / "results"
     for source in (FIND, OTHER_FIND, ATTENTION, EPYC):
         put(root, source)
-    shutil.copytree(RESULTS / "published", root / "published")
     return root, built(root)
 
 
@@ -88,7 +86,7 @@ def test_every_link_within_the_site_and_to_a_log_leads_to_a_file(whole):
     root, files = whole
     site = root.parent / "site"
     pages = {name: text for name, text in files.items() if name.endswith(".html")}
-    assert set(pages) == {"index.html", "published.html", "devices/amd-epyc.html", "devices/nvidia-h200.html"}
+    assert set(pages) == {"index.html", "devices/amd-epyc.html", "devices/nvidia-h200.html"}
     for name, page in pages.items():
         own = [address for address in links(page) if "://" not in address]
         assert own and all((site / name).parent.joinpath(address).is_file() for address in own), name
@@ -114,14 +112,6 @@ def test_a_device_page_has_cards_attention_energy_and_every_log(whole):
     assert len(hashes) == 2 and all(f"card {each}" in page for each in hashes)
 
 
-def test_published_figures_have_a_page_without_measured_ones(whole):
-    page = whole[1]["published.html"]
-    assert "mamf did not check them" in page and "https://github.com/stas00/ml-engineering" in page
-    assert "published-notice.txt" in links(page) and whole[1]["published-notice.txt"].startswith("# Published figures")
-    assert "MI300X" in page and "MI300X" not in whole[1]["index.html"]
-    assert "published.html" in links(whole[1]["index.html"])
-
-
 def test_logs_can_be_elsewhere(root):
     put(root, EPYC)
     files = built(root, logs="https://example.org/results")
@@ -134,23 +124,10 @@ def test_logs_can_be_elsewhere(root):
 def test_an_empty_folder_has_a_page_that_asks_for_logs(root):
     files = built(root)
     assert "Nobody has contributed a log yet" in files["index.html"] and "mamf results submit" in files["index.html"]
-    assert feed(files) == [] and files["ceilings.csv"].startswith("device,vendor,dtype")
+    assert feed(files) == [] and files["ceilings.csv"] == ""
 
 
 # -- the feed ----------------------------------------------------------------------------------------------------------
-
-
-def test_the_feed_is_what_its_schema_says(whole):
-    schema = json.loads(feed_schema())
-    assert json.loads(whole[1]["index.json"])["schema"] == schema["properties"]["schema"]["const"] == 1
-    item = schema["properties"]["ceilings"]["items"]
-    types = {"string": str, "number": (int, float), "integer": int, "null": type(None), "object": dict}
-    for each in feed(whole[1]):
-        assert list(each) == item["required"]
-        for name, value in each.items():
-            kinds = item["properties"][name]["type"]
-            assert any(isinstance(value, types[kind]) for kind in ([kinds] if isinstance(kinds, str) else kinds)), name
-        assert each["tier"] in ALL_TIERS
 
 
 def test_the_feed_names_the_device_as_torch_does_with_its_ceiling_and_log(whole):
@@ -164,12 +141,13 @@ def test_the_feed_names_the_device_as_torch_does_with_its_ceiling_and_log(whole)
 def test_the_csv_has_the_rows_of_the_feed(whole):
     rows = list(csv.DictReader(whole[1]["ceilings.csv"].splitlines()))
     assert [row["source"] for row in rows] == [each["source"] for each in feed(whole[1])]
-    assert list(rows[0]) == list(FIELDS)
+    assert list(rows[0]) == list(feed(whole[1])[0])
 
 
-def test_the_documentation_has_every_field_and_tier():
+def test_the_documentation_has_every_field_and_tier(whole):
     text = (ROOT / "docs" / "site.md").read_text()
-    assert all(f"`{name}`" in text for name in FIELDS) and all(f"| {tier} |" in text for tier in ALL_TIERS)
+    assert json.loads(whole[1]["index.json"])["schema"] == 1
+    assert all(f"`{name}`" in text for name in feed(whole[1])[0]) and all(f"| {tier} |" in text for tier in ALL_TIERS)
 
 
 # -- logs --------------------------------------------------------------------------------------------------------------
@@ -302,17 +280,6 @@ def test_a_folder_with_other_files_is_refused_and_nothing_is_written(root):
         build_site(root, root / "site")
 
 
-def test_a_file_that_joined_a_site_is_not_lost(root):
-    put(root, EPYC)
-    built(root)
-    site = root.parent / "site"
-    (site / "devices" / "notes.html").write_text("mine")
-    with pytest.raises(UsageError, match=r"devices/notes\.html"):
-        build_site(root, site)
-    (site / "devices" / "notes.html").rename(site / ".notes")
-    assert "index.html" in built(root) and (site / ".notes").read_text() == "mine"
-
-
 def test_a_list_that_names_files_elsewhere_removes_none(root):
     site = root.parent / "site"
     built(root)
@@ -348,15 +315,7 @@ def test_the_front_page_stays_small_with_a_thousand_devices(root, monkeypatch):
     monkeypatch.setattr("mamf.pages.site.device_page", lambda name, part, logs: Page(name))
     page = built(root)["index.html"]
     assert len(page.encode()) < 2_000_000
-    assert f"{1000 - MOST_ROWS} more devices in the table" in page
-
-
-def test_a_spread_has_both_ends():
-    assert (
-        spread(range(5), 5) == [0, 1, 2, 3, 4]
-        and spread(range(101), 5) == [0, 25, 50, 75, 100]
-        and spread([7], 3) == [7]
-    )
+    assert f"{1000 - MAX_ROWS} more devices in the table" in page
 
 
 def test_the_command_writes_a_site_and_says_where(root, capsys):

@@ -1,4 +1,4 @@
-"""Stacked bars: the phases of a model's step with its MAMFU beneath."""
+"""Stacked bars: the phases of a model's step with its MAMFU."""
 
 import itertools
 from dataclasses import replace
@@ -12,8 +12,8 @@ from mamf.errors import UnavailableError, UsageError
 from mamf.logs.run_log import read_run_log
 from mamf.measurement import Measurement
 from mamf.operations.model.shapes import PHASES, ModelProblem, ModelShape
-from mamf.report.charts.model import model_chart
-from mamf.report.charts.plotting import draw
+from mamf.report.charts.logs import model_chart
+from mamf.report.charts.picture import draw
 from mamf.statistics import summarize
 
 HEADER = {"device": {"name": "x"}, "environment": {}}
@@ -58,30 +58,26 @@ def test_a_difference_below_nothing_is_nothing_and_told():
     (found,) = parts(rows)
     assert dict(found) == pytest.approx({"forward": 10, "backward": 20, "optimizer step": 0})
     assert any(
-        "no longer than the one that it holds: torch[sdpa], 1k" in note for note in model_chart(rows, {}, HEADER).notes
+        "no longer than the phase that it contains: torch[sdpa], 1k" in note
+        for note in model_chart(rows, {}, HEADER).notes
     )
 
 
 def test_a_panel_is_a_kernel_and_its_bars_are_contexts():
     rows = [row(phase, context, kernel=name) for phase in PHASES for context in (2048, 512) for name in ("a", "b")]
     chart = model_chart(rows, KNOWN, HEADER)
+    shares = [100 * each.best_rate / 500 for each in (row("step", 512), row("step", 2048))]
     assert [(panel.title, [bar.label for bar in panel.bars]) for panel in chart.panels] == [
-        ("a", ["512", "2k"]),
-        ("b", ["512", "2k"]),
+        (name, [f"{context}, {share:.1f} % MAMFU" for context, share in zip(("512", "2k"), shares, strict=True)])
+        for name in "ab"
     ]
-    (below,) = chart.lines.panels
-    assert below.unit == "% MAMFU"
-    assert [line.name for line in below.lines] == [f"{name}, {phase}" for name in "ab" for phase in PHASES]
-    point = below.lines[0].points[1]
-    forward = next(each for each in rows if each.problem.phase == "forward" and each.shape.context == 2048)
-    assert (point.x, point.y) == (2048, pytest.approx(100 * forward.best_rate / 500))
-    assert "500" in below.title and "of a log" in below.title
+    assert "500" in chart.notes[0] and "of a log" in chart.notes[0]
 
 
-def test_without_a_ceiling_the_lines_are_tflops_and_say_so():
-    (below,) = model_chart([*STEP, row("step", 2048)], {}, HEADER).lines.panels
-    assert below.unit == "TFLOPS" and "no MAMFU" in below.title
-    assert below.lines[0].points[0].y == pytest.approx(STEP[0].best_rate)
+def test_without_a_ceiling_bars_say_tflops_and_why():
+    chart = model_chart([*STEP, row("step", 2048)], {}, HEADER)
+    assert chart.panels[0].bars[0].label == f"1k, {STEP[-1].best_rate:.4g} TFLOPS"
+    assert "no MAMFU" in chart.notes[0]
 
 
 def test_steps_of_one_context_length_stand_side_by_side_with_their_shares():
@@ -90,10 +86,10 @@ def test_steps_of_one_context_length_stand_side_by_side_with_their_shares():
     (panel,) = chart.panels
     shares = [100 * each.best_rate / 500 for each in (STEP[-1], rows[-1])]
     assert [bar.label for bar in panel.bars] == [
-        f"torch[sdpa] {shares[0]:.1f} % MAMFU",
-        f"compiled {shares[1]:.1f} % MAMFU",
+        f"torch[sdpa], {shares[0]:.1f} % MAMFU",
+        f"compiled, {shares[1]:.1f} % MAMFU",
     ]
-    assert chart.lines is None and "500" in chart.notes[0] and "context length 1k" in chart.title
+    assert "500" in chart.notes[0] and "context length 1k" in chart.title
 
 
 def test_rows_without_a_figure_are_told():
@@ -151,4 +147,4 @@ def test_the_command_draws_steps(run, monkeypatch, tmp_path):
     assert run("plot", "run.jsonl")[:2] == (0, "figure: run.png\n")
     code, out, err = run("plot", "run.jsonl", "run.jsonl", "--output", "other.png")
     assert (code, out) == (2, "")
-    assert "only logs of mamf-finder share a picture" in err
+    assert "these logs are not shares of one run" in err

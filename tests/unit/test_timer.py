@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from mamf.cli.session import RunEnd, Session
+from mamf.cli.progress import Progress
 from mamf.engine.measure import measure
 from mamf.engine.regimes import Burst, StoppingRule
 from mamf.operations.matmul.kernel import MatmulProblem
@@ -84,18 +84,19 @@ def test_a_run_in_which_the_overhead_stayed_says_nothing(run, tmp_path):
 
 
 def test_a_device_is_not_asked_again_after_an_interruption(run, tmp_path, monkeypatch):
-    asked, collect = [], Session._collect
+    asked = []
 
-    def interrupted(self, writer):
-        collect(self, writer)
-        return RunEnd("interrupted", "by the user", 130)
+    def press(self, row):
+        raise KeyboardInterrupt
 
     monkeypatch.setattr(SimulatedBackend, "timer_overhead", lambda self: asked.append(1) or 3e-6)
-    monkeypatch.setattr(Session, "_collect", interrupted)
+    monkeypatch.setattr(Progress, "add", press)
     log = tmp_path / "log.jsonl"
     assert run(*SWEEP, "--output", str(log))[0] == 130
     assert len(asked) == 1  # before the first row
-    assert "timer_overhead_after_seconds" not in json.loads(log.read_text().splitlines()[-1])
+    last = json.loads(log.read_text().splitlines()[-1])
+    assert (last["status"], last["reason"], last["measured"]) == ("interrupted", "by the user", 1)
+    assert "timer_overhead_after_seconds" not in last
 
 
 @pytest.mark.parametrize(("seconds", "expected"), [(4e-6, 0.25), (100e-6, 0.01), (200e-6, 0.005), (0.05, 0.005)])

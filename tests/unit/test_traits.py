@@ -11,10 +11,6 @@ from mamf.backend import MIB
 from mamf.engine import traits
 from mamf.engine.traits import fit_traits, measure_traits
 from mamf.logs.recording import apply_traits, traits_record
-from mamf.node.sharing import Worker, assignment
-from mamf.operations.matmul.kernel import MatmulProblem
-from mamf.operations.matmul.shapes import MatmulShape
-from mamf.plans import MATMUL, SWEEP, Plan, SweepOptions
 from mamf.regime_traits import ASSUMED, BurstTraits, SustainedTraits
 from mamf.testing import Physics, SimulatedBackend
 
@@ -151,17 +147,6 @@ def test_a_log_gives_the_traits_back():
     assert resumed.info.cache_bytes == measured.info.cache_bytes == 48 * MIB
 
 
-def test_all_devices_of_a_shared_run_use_the_same():
-    first, other = unknown(WAKING), unknown(WAKING)
-    fit_traits(first)
-    problem = MatmulProblem("bfloat16", "bfloat16")
-    plan = Plan(SWEEP, MATMUL, (problem,), ("simulated.mm",), (MatmulShape(256, 256, 256),), options=SweepOptions())
-    messages = [json.dumps(assignment(plan, "simulated.mm", [], {}, traits=traits_record(first)))]
-    worker = Worker(other, lambda record: None, lambda: messages.pop())
-    worker.work()
-    assert other.burst_traits == first.burst_traits
-
-
 @pytest.fixture
 def unknown_device(monkeypatch):
     """The simulated accelerator, as if its adapter knew nothing of it."""
@@ -183,7 +168,7 @@ def test_a_run_measures_them_and_a_resumed_run_uses_the_same(run, unknown_device
     header = records(run)[0]
     assert header["traits"]["burst"]["wake_seconds"] == pytest.approx(0.0045, rel=0.2)
     assert any("wake-up: launches after a rest take" in finding for finding in header["findings"])
-    monkeypatch.setattr("mamf.cli.session.fit_traits", None)
+    monkeypatch.setattr("mamf.engine.traits.fit_traits", None)
     code, out, err = run("sweep", "--resume", "log.jsonl")
     assert code == 0 and "measuring how" not in err
     assert "assumed" not in out
@@ -201,7 +186,7 @@ def test_a_wake_up_is_over_before_a_burst_is_timed(run, unknown_device, monkeypa
 
 
 def test_a_row_says_that_its_regime_was_assumed(run, unknown_device, monkeypatch):
-    monkeypatch.setattr("mamf.cli.session.fit_traits", lambda backend, say: ())
+    monkeypatch.setattr("mamf.engine.traits.fit_traits", lambda backend, say: ())
     run(*COMMAND)
     remarks = [row["remarks"] for row in records(run) if row["record"] == "measurement"]
     assert remarks == [[ASSUMED], [ASSUMED]]

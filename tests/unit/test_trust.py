@@ -5,13 +5,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from made_plans import search_plan
 from test_attention import KERNELS
 
 from mamf import load_ceiling, measure_kernels
 from mamf.ceilings.ceiling import Ceiling
-from mamf.ceilings.search_plan import SearchPlan, search_record
 from mamf.cli import main
 from mamf.errors import MamfWarning
+from mamf.logs.plan_records import plan_record
 from mamf.logs.records import ceiling_record
 from mamf.logs.run_log import read_run_log
 from mamf.operations.matmul.kernel import MatmulProblem
@@ -77,8 +78,6 @@ def kernel(record):
     if record["record"] == "header":
         record["kernel"] = "evil:X"
         record["plan"]["kernels"] = ["evil:X"]
-        if record["plan"]["command"] == "sweep" and "operation" not in record["plan"]:
-            del record["plan"]["kernels"]
 
 
 def assert_refused(found, *told):
@@ -181,8 +180,8 @@ def test_the_library_measures_the_kernel_of_a_ceiling_if_the_caller_names_it(cra
 def test_the_kernels_of_a_search_are_not_imported(crafted, run, evil):
     def of_search(record):
         if record["record"] == "header":
-            search = SearchPlan(MatmulProblem(), ("evil:X",), MatmulGrid((64,), (64,), (64,)))
-            record["plan"]["searches"] = [search_record(search)]
+            search = search_plan(MatmulProblem(), ("evil:X",), MatmulGrid((64,), (64,), (64,)))
+            record["plan"]["searches"] = [plan_record(search)]
 
     crafted("attention", of_search)
     found = run("attention", *DEVICE, *ATTENTION[:3], "--resume", "run.jsonl")

@@ -1,24 +1,19 @@
 """mamf verify: what it finds in virtual time, where it says that a fault is, and what it says of a clean run."""
 
 import math
-import os
 import random
 import re
 import shlex
 import signal
-import subprocess
-import sys
-import time
-from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 
+import inline_children
 import pytest
 
 from mamf.cli import main
-from mamf.cli.commands import verify
 from mamf.engine.strategies.verify import VerifySweep, draw, verify_plan
 from mamf.logs.run_log import read_run_log
+from mamf.logs.shared_runs import read_run, share_paths
 from mamf.measurement import CHECKED_LAUNCHES, CHECKED_VALUES
 from mamf.node.device import DeviceRun
 from mamf.node.logs import Run, device_of, logs_of
@@ -114,61 +109,25 @@ def test_a_resumed_run_takes_no_other_kernels(run):
     assert run("verify", *DEVICE[:4], "--resume", "log.jsonl", "--budget", "0.1s")[0] == 0
 
 
-@pytest.mark.parametrize(
-    ("codes", "code"), [([0, 0], 0), ([130, 130], 130), ([130, 3], 3), ([3, -9], 3), ([0, -9], 1), ([-9, 130], 130)]
-)
-def test_each_device_gets_a_signal_once_and_the_worst_of_their_codes_counts(monkeypatch, codes, code):
-    told = []
+def test_each_device_has_a_log_and_one_wrong_result_fails_the_run(run, monkeypatch):
+    class Two(SimulatedBackend):
+        device_count = classmethod(lambda cls: 2)
+        faulty = ()
 
-    class Process(subprocess.Popen):
-        def __init__(self, command, stdout, start_new_session, preexec_fn):
-            assert stdout is sys.stdout, "what plugins print goes to stderr, reports do not"
-            assert start_new_session, "the terminal's signal would reach it as well"
-            self.device = int(command[-1])
+        def __init__(self, index=0):
+            super().__init__(index, Physics(faulty_unit=0) if index in self.faulty else Physics())
 
-        def send_signal(self, number):
-            told.append((self.device, number))
-
-        def wait(self):
-            if not told:
-                signal.raise_signal(signal.SIGTERM)
-            return codes[self.device]
-
-    before = signal.getsignal(signal.SIGTERM)
-    monkeypatch.setattr(verify.subprocess, "Popen", Process)
-    assert main(["verify", *PLAN, "--devices", "0", "1"]) == code
-    assert told == [(0, signal.SIGTERM), (1, signal.SIGTERM)]
-    assert signal.getsignal(signal.SIGTERM) == before
-
-
-@pytest.mark.emulated
-@pytest.mark.skipif(sys.platform != "linux", reason="processes are watched on Linux only")
-def test_a_killed_parent_takes_the_processes_of_its_devices_along(tmp_path):
-    (tmp_path / "two.py").write_text(
-        "from mamf.testing import SimulatedBackend\n"
-        "class Two(SimulatedBackend):\n"
-        "    device_count = classmethod(lambda cls: 2)\n"
-    )
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "MAMF_CACHE": str(tmp_path)}
-    command = [sys.executable, "-m", "mamf", "verify", "--backend", "two:Two", *DEVICE[2:], "--budget", "8h"]
-    with subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL) as parent:
-        await_that(lambda: len(list(tmp_path.glob("*.jsonl"))) == 2)
-        parent.kill()
-    await_that(lambda: not any(str(tmp_path) in each for each in command_lines()))
-
-
-def await_that(holds):
-    ends = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < ends
-        time.sleep(0.05)
-
-
-def command_lines():
-    """The environment of each process, which names its folder."""
-    for each in Path("/proc").glob("[0-9]*/environ"):
-        with suppress(OSError):
-            yield each.read_text(errors="replace")
+    monkeypatch.setattr("mamf.testing.Two", Two, raising=False)
+    inline_children.install(monkeypatch)
+    command = ["verify", "--backend", "mamf.testing:Two", *PLAN[2:], "--budget", "0.1s", "--output"]
+    code, out, _ = run(*command, "right")
+    right, parts = counts(read_run(run.folder / "right").measurements), share_paths(run.folder / "right")
+    assert (code, "verify PASSED" in out, len(parts)) == (0, True, 2)
+    assert right["problems"] == sum(counts(read_run(path).measurements)["problems"] for path in parts)
+    monkeypatch.setattr(Two, "faulty", (1,))
+    code, out, _ = run(*command, "wrong")
+    assert (code, "verify FAILED" in out) == (3, True)
+    assert "--device 1 " in out and "--device 0 " not in out
 
 
 def test_ctrl_c_exits_with_130_or_with_3_if_a_result_was_wrong(run, monkeypatch, on_launch):

@@ -24,7 +24,7 @@ from mamf.engine.runner import Crashes
 from mamf.errors import DeviceLostError
 from mamf.logs.run_log import read_run_log
 from mamf.measurement import Measurement
-from mamf.node.children import IN_FLIGHT, LABEL, Event, Watch
+from mamf.node.children import PHASE, Event, Watch
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape
 
@@ -367,18 +367,10 @@ def test_only_commands_that_measure_are_watched(monkeypatch, typed):
 
 
 def test_a_child_of_a_node_names_the_kernel_that_crashed_it():
-    watch = Watch([0, 1], 60.0)
-    row = {"reason": "crashed the process", LABEL: "mm at 1x1x1"}
-    for rank in (0, 1):
-        watch.take(Event(rank, {IN_FLIGHT: row}))
-    watch.take(Event(1, {IN_FLIGHT: None}))
-    for rank in (0, 1):
-        watch.take(Event(rank, None, -signal.SIGSEGV))
-    assert watch.failures == {
-        0: "it ended while it measured (): mm at 1x1x1 crashed the process (SIGSEGV)",
-        1: "it ended while it measured (): killed by signal 11",
-    }
-    assert watch.in_flight[1] is None
+    watch = Watch([0], 60.0)
+    watch.take(Event(0, {PHASE: "mm at 1x1x1"}))
+    watch.take(Event(0, None, -signal.SIGSEGV))
+    assert watch.failures == {0: "it ended while it measured (mm at 1x1x1): killed by SIGSEGV"}
 
 
 def test_three_ends_of_one_kernel_say_nothing_of_another():

@@ -2,7 +2,7 @@
 
 from typing import ClassVar
 
-from mamf.operations.overlap.operation import SMALLEST, Pair
+from mamf.operations.overlap import SMALLEST, Pair
 from mamf.queues import Queue
 from mamf.testing import SimulatedBackend, SimulatedBandwidth, SimulatedCollective, SimulatedCopies, SimulatedMatmul
 

@@ -138,7 +138,9 @@ def little_work() -> Iterator[None]:
     def short(*arguments: Any, **options: Any) -> Any:
         sizes = (4096, 8192)
         plan, kernels = plan_for(*arguments, **options)
-        return replace(plan, grid=MatmulGrid(sizes, sizes, sizes), scouts=6, refinements=0), kernels
+        return replace(
+            plan, options=replace(plan.options, grid=MatmulGrid(sizes, sizes, sizes), scouts=6, refinements=0)
+        ), kernels
 
     with (
         mock.patch("psutil.cpu_percent", lambda interval: 3.0),

@@ -17,7 +17,7 @@ from typing import Any
 
 from attacks.calls import FORBIDDEN, Counts, call
 from attacks.honest import ATTENTION, BACKEND, BANDWIDTH, LEGACY, MATMUL, RUNS
-from mamf.cli.options.parser import Parser
+from mamf.cli.parser import Parser
 
 # -- odd values --------------------------------------------------------------------------------------------------------
 
@@ -242,7 +242,7 @@ def _files(folder: Path) -> list[str]:
 def _parsers(module: str) -> Iterator[tuple[list[str], argparse.ArgumentParser]]:
     """Yield a command's parser with what is typed for it, or those of its actions."""
     parser = Parser(prog=module)
-    importlib.import_module(f"mamf.cli.options.{module}").configure(parser)
+    importlib.import_module(f"mamf.cli.commands.{module}").configure(parser)
     below = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
     if not below:
         yield [], parser

@@ -26,7 +26,7 @@ PROFILED = ROOT / "docs" / "autoprofile-h200"
 FEW_ROWS = H200 / "sweep-torch-mm-bfloat16-burst-sustained-20261121-143850.jsonl"
 SIDE_BY_SIDE = (FIND, H200 / "find-bfloat16-burst-sustained-20261122-101216.jsonl")
 #: The names of all pages: of reports, of ``mamf show``, and of the site.
-OF_SITE = ("site", "device", "published")
+OF_SITE = ("site", "device")
 PAGES = ("find", "attention", "sweep", "explanation", "model", "side by side", "autoprofile", "node", "imported")
 PAGES += ("hostile", "hostile find", "hostile attention", "show", *OF_SITE)
 # Finds and memory of four cards of one host at the same time.
@@ -65,7 +65,7 @@ def make_site(folder: Path, results: Path = ROOT / "results") -> dict[str, Path]
     logs = "https://example.org/results"
     command("results", "site", "--results", str(results), "--output", str(folder), "--logs", logs)
     largest = max(folder.glob("devices/*.html"), key=lambda page: page.stat().st_size)
-    return {"site": folder / "index.html", "device": largest, "published": folder / "published.html"}
+    return {"site": folder / "index.html", "device": largest}
 
 
 def make_large_results(folder: Path, count: int) -> Path:

@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import shlex
 import shutil
-import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from mamf.backend import Backend
 from mamf.cli import call
 from mamf.cli.interruption import EXIT_CODE
+from mamf.cli.options import add, add_device_options
 from mamf.cli.terminal import say, warn
 from mamf.errors import MamfError, UnavailableError, UsageError
 from mamf.files import make_folder, write_whole
-from mamf.logs.run_log import read_run_log
-from mamf.plugins.discovery import open_backend
-from mamf.profiling.counters.ncu import find_ncu, options_of
-from mamf.profiling.summary import LOGS, SUMMARY, summary
 from mamf.regime_names import BURST, SUSTAINED
 
+EXAMPLES = """examples:
+  mamf autoprofile                                      ./autoprofile: ceilings, attention, a model step, SUMMARY.md
+  mamf autoprofile --output-folder h200 --budget 10m
+  mamf report autoprofile                               the folder as one page
+Repeat the command to measure what is missing.
+"""
 _FAILED = 1
 _BUDGET, _BUDGET_ON_CPU = 270.0, 150.0
 #: Shares of the budget; the model's step takes the rest.
@@ -34,9 +35,29 @@ _CPU_ATTENTION = [
 ]
 #: Kernels whose counters are read: the fastest on the shape with the most work.
 _MAX_COUNTED = 2
+SUMMARY = "SUMMARY.md"
+#: The logs in their order, with what each says.
+LOGS = {
+    "ceilings.jsonl": "What the card can do",
+    "bandwidth.jsonl": "How fast its memory is",
+    "kernels.jsonl": "What attention reaches",
+    "counters.jsonl": "What bounds the best kernels",
+    "step.jsonl": "Where the step of a model goes",
+}
+#: Of each table in the summary.
+_MAX_ROWS = 3
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    add(parser, "--output-folder", default=Path("autoprofile"), default_text="autoprofile")
+    add(parser, "--dtype", nargs=None)
+    add(parser, "--budget", default_text="270s, 150s on a CPU")
+    add_device_options(parser)
 
 
 def run(options: argparse.Namespace) -> int:
+    from mamf.plugins.discovery import open_backend
+
     folder: Path = options.output_folder
     if (folder / SUMMARY).exists() and not any((folder / name).exists() for name in LOGS):
         raise UsageError(f"{folder / SUMMARY} is not from autoprofile: name another --output-folder")
@@ -103,6 +124,8 @@ class Commands:
 
     def trace_step(self) -> None:
         """The model's step in a report of nsys, if nsys is installed."""
+        import subprocess
+
         nsys, report = shutil.which("nsys"), self.folder / "step.nsys-rep"
         if nsys is None or not self.backend.is_accelerator or report.exists():
             return
@@ -122,11 +145,16 @@ class Commands:
 
     def _ceiling(self, regime: str) -> list[str]:
         """The option for the ceilings of the folder."""
+        from mamf.logs.run_log import read_run_log
+
         log = self.folder / "ceilings.jsonl"
         return ["--ceiling", str(log)] if log.exists() and regime in read_run_log(log).ceilings else []
 
     def _kernels_to_count(self) -> list[str]:
         """The fastest kernels on the shape with the most work, as operands and options of ``mamf counters``."""
+        from mamf.logs.run_log import read_run_log
+        from mamf.profiling.counters.ncu import find_ncu, options_of
+
         try:
             if unavailable := self.backend.without_counters():
                 raise UnavailableError(str(unavailable))
@@ -144,8 +172,42 @@ class Commands:
         return [*names, *options_of(most.problem, most.shape)]
 
     def _model_step(self) -> list[str]:
-        """A script of training steps of GPT-2 small, on a CPU of two of its layers, with its arguments."""
-        spec = importlib.util.find_spec("mamf.profiling.scripts.model_step")
-        sizes = "12 8 1024 sdpa 11" if self.backend.is_accelerator else "2 1 64 sdpa 3"  # the last: steps
-        script = [spec.origin or "" if spec else "", self._backend, str(self.backend.index), "small", *sizes.split()]
-        return [*script, *([self.dtype] if self.dtype else [])]
+        """Training steps of GPT-2 small, on a CPU of two of its layers."""
+        on_cpu = ["--shape", "b1s64", "--set", "layers=2", "phase=step", "--launches", "2"]
+        sizes = ["--shape", "b8s1024", "--set", "phase=step", "--launches", "10"]
+        script = ["-m", "mamf", "run", "torch[sdpa]", "--operation", "model", "--no-verify", "--backend", self._backend]
+        device = ["--device", str(self.backend.index), *(["--dtype", self.dtype] if self.dtype else [])]
+        return [*script, *device, *(sizes if self.backend.is_accelerator else on_cpu)]
+
+
+def summary(folder: Path, left_out: Mapping[str, str]) -> str:
+    """The reports of all logs as markdown. ``left_out``: why there is no log, by its name."""
+    return "\n".join(f"{part.rstrip()}\n" for part in _parts(folder, left_out))
+
+
+def _parts(folder: Path, left_out: Mapping[str, str]) -> Iterator[str]:
+    from mamf.cli.commands.show import document_of
+    from mamf.report.document import Document, Lines
+    from mamf.report.formats import markdown
+    from mamf.text import Markup, markdown_text
+
+    logs = (folder / name for name in LOGS)
+    device = next((name for path in logs if path.exists() and (name := _device_name(path))), "This device")
+    yield f"# {markdown_text(device)}: what it can do, and what is reached"
+    for name, title in LOGS.items():
+        if (folder / name).exists():
+            picture = Path(name).with_suffix(".png")
+            shown = [Lines([Markup(f"![{title}]({picture})")])] if (folder / picture).exists() else []
+            report = document_of(folder / name, argparse.Namespace(top=_MAX_ROWS, ceiling=None))
+            blocks = [*report.blocks, *shown, Lines([Markup(f"Log: [{name}]({name})")])]
+        else:
+            blocks = [Lines([f"not measured: {left_out.get(name, 'the run ended before')}"])]
+        yield f"## {title}\n\n{markdown(Document(title, blocks))}"
+
+
+def _device_name(path: Path) -> str:
+    from mamf.logs.run_log import read_run_log
+    from mamf.profiling.log import read_profile_or_none
+
+    profiled = read_profile_or_none(path)
+    return profiled[1].device if profiled else str(read_run_log(path).header["device"]["name"])

@@ -5,10 +5,21 @@ from __future__ import annotations
 import argparse
 
 from mamf.cli.terminal import say
-from mamf.plugins.discovery import backend_statuses
+
+EXAMPLES = """examples:
+  mamf backends     each backend with its devices, or the reason why it has none
+  mamf doctor       what costs performance on the device that is found
+  mamf kernels      what can be measured on it
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add no option."""
 
 
 def run(options: argparse.Namespace) -> int:
+    from mamf.plugins.discovery import backend_statuses
+
     statuses = backend_statuses()
     width = max(len(status.name) for status in statuses)
     for status in statuses:

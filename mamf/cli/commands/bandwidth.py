@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import argparse
 
-from mamf.cli.commands.kernels_sweep import KernelsSession, run_session
+from mamf.cli.options import add, add_session_options
+from mamf.cli.planning import add_parameters
+from mamf.cli.session import Session, run_kernels
+from mamf.operations.bandwidth.operation import Bandwidth
 from mamf.operations.bandwidth.shapes import PATTERNS
 
-_OPERATION = "bandwidth"
+EXAMPLES = """examples:
+  mamf bandwidth                                        every pattern, from the cache to half the memory
+  mamf bandwidth --pattern copy read write triad --size 1GiB --regime burst sustained
+  mamf bandwidth --resume LOG                           continue after Ctrl-C or kill
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    add_parameters(parser, Bandwidth(), defaults={"pattern": PATTERNS})
+    add(parser.add_argument_group("what"), "--kernel")
+    add_session_options(parser)
 
 
 def run(options: argparse.Namespace) -> int:
-    options.operation, options.shapes = _OPERATION, options.size
-    options.set = [f"pattern={','.join(options.pattern or PATTERNS)}"]
-    return run_session(options, KernelsSession)
+    return run_kernels(options, Session, Bandwidth())

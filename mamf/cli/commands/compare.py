@@ -6,19 +6,53 @@ import argparse
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from mamf.cli.printing import print_document
-from mamf.cli.reading import as_file, read_log
+from mamf.choices import DEFAULT_TOLERANCE
+from mamf.cli.options import add, share
+from mamf.cli.terminal import print_document
 from mamf.errors import UsageError
-from mamf.logs.compare import compare
-from mamf.logs.legacy import FinderRun, read_legacy_or_none
-from mamf.report.comparison import comparison_document
-from mamf.report.imported import beside_document, shown_log, shown_run
 
+if TYPE_CHECKING:
+    from mamf.logs.legacy import FinderRun
+
+EXAMPLES = """examples:
+  mamf compare before.jsonl after.jsonl                 exit code 3 if anything is slower by more than 1 %
+  mamf compare A B --tolerance 0.5% --format markdown
+  mamf compare A1 A2 A3 --against B1 B2 B3              equal runs, measured in turns: detects a uniform loss of 0.5 %
+  mamf compare h100.jsonl h200.jsonl --anyway           two devices: the title says so
+"""
 _REGRESSION = 3
 
 
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "logs", type=Path, nargs="+", metavar="A B", help="two logs of any kind, or folders of --devices; B/A"
+    )
+    parser.add_argument(
+        "--against",
+        type=Path,
+        nargs="+",
+        metavar="B",
+        help="equal runs of side B; all logs before are equal runs of side A",
+    )
+    parser.add_argument(
+        "--tolerance",
+        type=share,
+        default=DEFAULT_TOLERANCE,
+        metavar="SHARE",
+        help="exit code 3 if a row is slower by more, or all rows together by more than a quarter of it (default: 1%%)",
+    )
+    add(parser, "--top", default=0, default_text="what changed or is undecided")
+    add(parser, "--anyway", "--format", "--wide")
+
+
 def run(options: argparse.Namespace) -> int:
+    from mamf.cli.reading import as_file, read_log
+    from mamf.logs.compare import compare
+    from mamf.logs.legacy import read_legacy_or_none
+    from mamf.report.comparison import comparison_document
+
     if options.against is None and len(options.logs) != 2:
         raise UsageError(
             f"compare two logs, not {len(options.logs)}; with several runs per side: A1 A2 --against B1 B2"
@@ -26,7 +60,7 @@ def run(options: argparse.Namespace) -> int:
     sides = (options.logs[:1], options.logs[1:]) if options.against is None else (options.logs, options.against)
     with ExitStack() as opened:
         files = [[opened.enter_context(as_file(path)) for path in side] for side in sides]
-        imported = [read_legacy_or_none(path) for side in files for path in side]
+        imported = [None if path.is_dir() else read_legacy_or_none(path) for side in files for path in side]
         if any(imported):
             return _print_beside(options, [path for side in files for path in side], imported)
         logs_a, logs_b = ([read_log(path) for path in side] for side in files)
@@ -37,6 +71,9 @@ def run(options: argparse.Namespace) -> int:
 
 def _print_beside(options: argparse.Namespace, paths: Sequence[Path], imported: Sequence[FinderRun | None]) -> int:
     """Old beside new: the figures of a log of mamf-finder, and those of another log."""
+    from mamf.cli.reading import read_log
+    from mamf.report.imported import beside_document, shown_log, shown_run
+
     if len(paths) != 2:
         raise UsageError("one of the logs is of mamf-finder: compare it with one other log")
     shown = [

@@ -3,108 +3,119 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator
-from functools import partial
+from typing import TYPE_CHECKING, Any
 
-from mamf.cli.commands.kernels_sweep import (
-    AnyOperation,
-    KernelsSession,
-    asked_for,
-    operation_asked_for,
-    shapes_from,
-    with_shapes_of_sizes,
-)
-from mamf.cli.interruption import Interruption
-from mamf.cli.resuming import Resumed
-from mamf.cli.session import measure
+from mamf.cli.options import add, add_device_options, add_run_options
+from mamf.cli.parser import NeededUnless, Parser
+from mamf.cli.planning import AnyOperation, add_launch_options
+from mamf.cli.session import Session, run_kernels
 from mamf.cli.terminal import say
 from mamf.errors import UnavailableError, UsageError
-from mamf.logs.run_log import RunLog, read_run_log
-from mamf.logs.writer import RunLogWriter
-from mamf.measurement import Measurement
-from mamf.profiling.counters.counts import counted_in, counts_record, step_of
-from mamf.profiling.counters.ncu import Ncu, find_ncu
-from mamf.profiling.counters.report import counters_document
-from mamf.report.document import Document
+from mamf.operation import Request
 
+if TYPE_CHECKING:
+    from mamf.kinds.kind import Setup
+    from mamf.logs.run_log import RunLog
+    from mamf.profiling.counters.counting import CountingSweep
+    from mamf.report.document import Document
+
+EXAMPLES = """examples:
+  mamf counters torch.mm --shape 4096x4096x4096
+  mamf counters sdpa-flash sdpa-cudnn --seq-lens 4096 --causal
+  mamf counters --resume LOG
+"""
 _NOTHING_COUNTED = 1
 
 
+def configure(parser: Parser) -> None:
+    parser.add_argument(
+        "kernel",
+        nargs="*",
+        action=NeededUnless,
+        alternatives=("--resume",),
+        metavar="KERNEL",
+        help="cycles are relative to those of the first kernel",
+    )
+    add_launch_options(parser, "--shapes")
+    group = parser.add_argument_group("counting")
+    add(group, "--launches", default=5, default_text="5")
+    group.add_argument("--ncu", metavar="PATH", help="path to ncu (default: the first on PATH)")
+    add(group, "--time-limit")
+    add_device_options(parser)
+    add_run_options(parser)
+    add(parser, "--format", "--wide")
+    parser.set_defaults(regime=None, precision=None, no_flush=None)
+
+
 def run(options: argparse.Namespace) -> int:
+    from mamf.profiling.counters.ncu import find_ncu
+
     options.ncu = find_ncu(options.ncu)
-    of = _operation(options)
-    # Reports wrong options before a device is opened.
-    asked_for(of, options)
-    shapes_from(of, options)
-    return measure(options, partial(CountersSession, of, options))
+    return run_kernels(options, CountersSession, _operation(options))
 
 
 def _operation(options: argparse.Namespace) -> AnyOperation:
+    from mamf.logs.run_log import read_run_log
+    from mamf.plugins.discovery import operation
+    from mamf.plugins.selection import find_operation
+
     options.kernel = options.kernel or None
-    if options.resume is not None and options.operation is None:
-        plan = read_run_log(options.resume).plan
-        if plan.is_search:
-            raise UsageError(f"{options.resume} is not a log of 'mamf counters'")
-        options.operation = plan.operation
-    elif options.kernel is None:
+    if options.operation:
+        return operation(options.operation)
+    if options.kernel:
+        return find_operation(options.kernel[0])
+    if options.resume is None:
         missing = f"cannot read {options.output}, which does not exist" if options.begins else "nothing to count"
         raise UsageError(f"{missing}: name a KERNEL of 'mamf kernels'")
-    return operation_asked_for(options, options.kernel or ())
+    plan = read_run_log(options.resume).plan
+    if plan.is_search:
+        raise UsageError(f"{options.resume} is not a log of 'mamf counters'")
+    return operation(plan.operation)
 
 
-class CountersSession(KernelsSession):
+class CountersSession(Session):
     """Measures kernels in burst, and counts each afterwards."""
 
-    def __init__(
-        self, of: AnyOperation, options: argparse.Namespace, interruption: Interruption, resumed: Resumed | None
-    ) -> None:
-        super().__init__(of, options, interruption, resumed)
+    def __init__(self, request: Request, options: argparse.Namespace, *opened: Any) -> None:
+        from mamf.profiling.counters.counts import counted_in
+        from mamf.profiling.counters.ncu import Ncu
+
+        super().__init__(request, options, *opened)
         if reason := self.backend.without_counters():
             raise UnavailableError(str(reason))
         before = counted_in(self.log) if self.log else {}
-        self.counted = {step: counts for step, counts in before.items() if counts.ok}
+        self.counted = {step for step, counts in before.items() if counts.ok}
         backend = options.backend or self.backend.name
         self.ncu = Ncu(options.ncu, backend, self.backend.index, options.launches)
 
-    def read_options(self) -> None:
-        with_shapes_of_sizes(self.of, self.options, self.backend)
+    def strategy(self, setup: Setup) -> CountingSweep:
+        from mamf.profiling.counters.counting import CountingSweep
 
-    def run(self) -> int:
-        return super().run() or (0 if self.counted else _NOTHING_COUNTED)
+        return CountingSweep(
+            self.plan,
+            setup.opened,
+            self.backend,
+            held=setup.answers,
+            on_phase=setup.on_phase,
+            rows=setup.rows,
+            counted=self.counted,
+            ncu=self.ncu,
+        )
 
-    def dry_run(self) -> int:
-        super().dry_run()
-        for _, problem, shape, kernel in self.plan.steps(self.held):
+    def say_plan(self) -> None:
+        super().say_plan()
+        for _, problem, shape, kernel in self.driven.steps:
             say(f"counted by: {' '.join(self.ncu.command(kernel, problem, shape))}")
-        return 0
-
-    def before_measuring(self, writer: RunLogWriter) -> None:
-        self._writer = writer
 
     def has_all(self) -> bool:
-        return super().has_all() and not self._uncounted()
+        from mamf.profiling.counters.counting import uncounted
 
-    def left_out(self) -> bool:
-        return super().left_out() or bool(self._uncounted())
+        return super().has_all() and not uncounted(self.driven.rows, self.counted)
 
-    def measurements(self, on_phase: Callable[[str], None]) -> Iterator[Measurement]:
-        for row in self._uncounted():
-            self._count(row, on_phase)
-        for row in super().measurements(on_phase):
-            yield row  # written before it is counted
-            if row.ok:
-                self._count(row, on_phase)
-
-    def _uncounted(self) -> list[Measurement]:
-        return [row for row in self.rows if row.ok and not row.is_reference and step_of(row) not in self.counted]
-
-    def _count(self, row: Measurement, on_phase: Callable[[str], None]) -> None:
-        on_phase(f"counting {row.shape} {row.kernel}")
-        counts = self.ncu.count(self.step_of(row)[-1], row)
-        with self.interruption.shielded():
-            self._writer.write("counters", counts_record(counts))
-            if counts.ok:
-                self.counted[step_of(counts)] = counts
+    def judge(self, code: int) -> int:
+        return code or (0 if self.counted else _NOTHING_COUNTED)
 
     def document(self, log: RunLog) -> Document:
+        from mamf.profiling.counters.report import counters_document
+
         return counters_document(log)

@@ -4,13 +4,25 @@ from __future__ import annotations
 
 import argparse
 
+from mamf.cli.options import add_device_options
 from mamf.cli.terminal import say, warn
-from mamf.engine.traits import fit_traits
-from mamf.machine.doctor import diagnose, format_finding, warnings
-from mamf.plugins.discovery import open_backend
+
+EXAMPLES = """examples:
+  mamf doctor                  checks the first accelerator and the machine; changes nothing
+  mamf doctor --device 3       another device
+  mamf doctor --backend cpu    the CPU
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    add_device_options(parser)
 
 
 def run(options: argparse.Namespace) -> int:
+    from mamf.engine.traits import fit_traits
+    from mamf.machine.doctor import diagnose, format_finding, warnings
+    from mamf.plugins.discovery import open_backend
+
     backend = open_backend(options.backend or "auto", options.device or 0)
     say(f"{backend.info.name} ({backend.name}:{backend.index}), timed by {backend.timer}")
     if options.backend is None and not backend.is_accelerator:

@@ -7,46 +7,59 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mamf.backend import Backend
-from mamf.ceilings.ceiling import Ceiling
-from mamf.ceilings.share import require_usable_ceiling
-from mamf.cli.commands.kernels_sweep import KernelsSession
-from mamf.cli.printing import note_stream
-from mamf.cli.session import measure
-from mamf.cli.terminal import say, warn
+from mamf.cli.options import add, add_device_options, add_output_options, add_run_options
+from mamf.cli.session import Session, run_session
+from mamf.cli.terminal import note_stream, say, warn
 from mamf.errors import UsageError
-from mamf.kernel import DATA
-from mamf.kinds.kind import Drawing
-from mamf.kinds.registry import kind_of
-from mamf.logs.found import cached_ceiling
-from mamf.logs.run_log import RunLog, read_run_log
-from mamf.operations.matmul.operation import problem_for
-from mamf.operations.matmul.selection import installed_kernel, kernel_for
 from mamf.plans import EXPLAIN, MATMUL, Plan
-from mamf.plugins.discovery import operation
 from mamf.regime_names import BURST, CEILINGS
-from mamf.report.charts.plotting import draw, exists, file_type, save
 
+if TYPE_CHECKING:
+    from mamf.ceilings.ceiling import Ceiling
+    from mamf.logs.run_log import RunLog
+
+EXAMPLES = """examples:
+  mamf explain --ceiling find.jsonl                         the winner of that find
+  mamf explain                                              the winner of the last find here
+  mamf explain --shape 8192x8192x8192 --dtype float16 --picture waterfall.png
+"""
 _SECONDS = 30.0
 #: Problem, shape and kernel of the product to explain, the kernel by its name on the command line.
 Product = tuple[Any, Any, str]
 
 
+def configure(parser: argparse.ArgumentParser) -> None:
+    product = parser.add_argument_group("product")
+    add(product, "--ceiling", nargs=None, default_text="the last find on this device")
+    add(product, "--shape", default_text="the winner of the find")
+    add(product, "--dtype", nargs=None)
+    add(product, "--kernel", nargs=1, default_text="the winner's, or the library's")
+    add_run_options(parser, budget="30s")
+    add_device_options(parser)
+    add(parser, "--picture", "--overwrite")
+    add_output_options(parser)
+
+
 def run(options: argparse.Namespace) -> int:
+    from mamf.operation import Request
+    from mamf.plugins.discovery import operation
+    from mamf.report.charts.picture import exists, file_type
+
     if options.picture:
         file_type(options.picture)
         if options.picture.exists() and not options.overwrite:
             raise exists(options.picture)
     if options.ceiling and options.shape:
         raise UsageError("--ceiling determines the shape: leave --shape out")
-    return measure(options, partial(ExplainSession, operation(MATMUL), options))
+    return run_session(options, ExplainSession, Request(operation(MATMUL)))
 
 
-class ExplainSession(KernelsSession):
+class ExplainSession(Session):
     """Measures a few rows of one product and explains its gap to the datasheet."""
 
     kind = EXPLAIN
@@ -59,6 +72,8 @@ class ExplainSession(KernelsSession):
         return [self.product[2]]
 
     def new_plan(self) -> Plan:
+        from mamf.kernel import DATA
+
         problem, shape, kernel = self.product
         problems = tuple(replace(problem, data=data) for data in DATA)
         budget = self.options.budget or _SECONDS
@@ -67,8 +82,12 @@ class ExplainSession(KernelsSession):
     def label(self) -> str:
         return f"{self.plan.problems[0].dtype}-{self.plan.shapes[0]}"
 
-    def _report(self, log: RunLog) -> int:
-        code = super()._report(log)
+    def report(self, log: RunLog) -> int:
+        from mamf.kinds.kind import Drawing
+        from mamf.kinds.registry import kind_of
+        from mamf.report.charts.picture import draw, save
+
+        code = super().report(log)
         if self.options.picture and log.measurements:
             chart = kind_of(log.plan).chart(log, Drawing())
             save(draw(chart), self.options.picture, self.options.overwrite)
@@ -78,12 +97,17 @@ class ExplainSession(KernelsSession):
 
 def product_of(options: argparse.Namespace, backend: Backend) -> Product:
     """The product on the command line, else the winner of a log or of the last find here."""
+    from mamf.logs.found import cached_ceiling
+    from mamf.operations.matmul.operation import problem_for
+    from mamf.operations.matmul.selection import kernel_for
+    from mamf.plugins.discovery import operation
+
     asked = options.kernel[0] if options.kernel else None
     if options.ceiling:
         return _winner(_ceiling_of(options.ceiling, options.dtype, backend), asked)
     problem = problem_for(backend, options.dtype)
     if options.shape:
-        return problem, options.shape, asked or kernel_for(backend, problem).name
+        return problem, operation(MATMUL).parse_shape(options.shape), asked or kernel_for(backend, problem).name
     before = cached_ceiling(backend.info, problem, BURST)
     if before is None:
         raise UsageError(f"no find of {problem.dtype} on this device is known: run 'mamf find', or name a --shape")
@@ -93,6 +117,10 @@ def product_of(options: argparse.Namespace, backend: Backend) -> Product:
 
 def _ceiling_of(path: Path, dtype: str | None, backend: Backend) -> Ceiling:
     """The burst ceiling in a log, for one dtype if it holds several."""
+    from mamf.ceilings.share import require_usable_ceiling
+    from mamf.logs.run_log import read_run_log
+    from mamf.operations.matmul.operation import problem_for
+
     held = {name: each for (name, regime), each in read_run_log(path).all_ceilings.items() if regime == BURST}
     wanted = problem_for(backend, dtype).dtype if dtype else next(iter(held), None)
     if wanted not in held:
@@ -103,4 +131,7 @@ def _ceiling_of(path: Path, dtype: str | None, backend: Backend) -> Ceiling:
 
 
 def _winner(ceiling: Ceiling, asked: str | None) -> Product:
+    from mamf.kernel import DATA
+    from mamf.operations.matmul.selection import installed_kernel
+
     return replace(ceiling.problem, data=DATA[0]), ceiling.shape, asked or installed_kernel(ceiling.kernel).name

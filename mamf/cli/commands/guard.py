@@ -9,53 +9,46 @@ import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from msgspec import Struct, field
-
-from mamf.cli.commands.kernels_sweep import AnyOperation, KernelsSession, run_session
-from mamf.cli.interruption import Interruption
-from mamf.cli.options.values import duration, share
-from mamf.cli.printing import is_for_people, note_stream
-from mamf.cli.reading import read_log
-from mamf.cli.resuming import Resumed
-from mamf.cli.terminal import say, warn
-from mamf.engine.strategies.guard import GuardSweep
+from mamf.cli.options import add_device_options, add_output_options, add_run_options, duration, share
+from mamf.cli.session import NOTHING_MEASURED, Session, run_kernels
+from mamf.cli.terminal import is_for_people, note_stream, say, warn
 from mamf.errors import IncomparableError, UsageError
 from mamf.files import write_whole
 from mamf.limits import require_known, require_some, whole_number
-from mamf.logs.compare import blocking_differences
-from mamf.logs.entries import entries, fields_of
-from mamf.logs.judging import DEFAULT_ROUNDS, DEFAULT_TOLERANCE, Guarded, judge_guard, too_wide_for_a_baseline
-from mamf.logs.records import Fields, read_record
-from mamf.logs.run_log import RunLog
 from mamf.plans import GUARD, KERNEL_REGIMES, MOST_ROUNDS, GuardOptions, Plan
-from mamf.report.comparison import guard_document, junit, percent_of, verdict_line
-from mamf.report.document import Document
-from mamf.report.formats import markdown
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+if TYPE_CHECKING:
+    from mamf.engine.strategies.guard import GuardSweep
+    from mamf.kinds.kind import Setup
+    from mamf.logs.judging import Guarded, GuardKeys
+    from mamf.logs.run_log import RunLog
+    from mamf.operation import Request
+    from mamf.report.document import Document
 
-_REGRESSION, _UNFINISHED = 3, 1
+EXAMPLES = """examples:
+  mamf guard kernels.toml --update                      measure the baseline of the file
+  mamf guard kernels.toml                               exit code 3 if a kernel is slower, 0 if not
+  mamf guard kernels.toml --strict                      exit code 3, not 1, if a row is undecided
+  mamf guard kernels.toml --junit guard.xml --markdown guard.md
+docs/guard.md describes the file and has a workflow.
+"""
+_REGRESSION = 3
 
 
-class _Keys(Struct, kw_only=True):
-    """The keys of a guard file."""
-
-    operation: str
-    kernels: list[str]
-    shapes: list[str]
-    baseline: str
-    regimes: tuple[str, ...] = KERNEL_REGIMES[:1]
-    tolerance: Any = DEFAULT_TOLERANCE
-    rounds: int = DEFAULT_ROUNDS
-    precision: Any = None
-    time_limit: Any = None
-    flush: bool = True
-    problem: Fields = field(default_factory=dict)
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "file", type=Path, metavar="FILE", help="TOML file with the kernels and their baseline: docs/guard.md"
+    )
+    parser.add_argument("--baseline", type=Path, metavar="LOG", help="baseline of this card (default: the file's)")
+    parser.add_argument("--update", action="store_true", help="measure a new baseline that replaces the old one")
+    parser.add_argument("--strict", action="store_true", help="exit code 3 instead of 1 if a row is undecided")
+    parser.add_argument("--junit", type=Path, metavar="FILE", help="write JUnit XML, one test per row")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write markdown, for a comment")
+    add_device_options(parser)
+    add_run_options(parser, budget="none; an unfinished guard exits with 1, or 3 after a regression")
+    add_output_options(parser)
 
 
 class GuardFile(NamedTuple):
@@ -69,10 +62,17 @@ class GuardFile(NamedTuple):
 
 def read_guard_file(path: Path) -> GuardFile:
     """Raises UsageError with the file and the error. ``baseline`` is relative to the file."""
+    from mamf.logs.judging import GuardKeys
+    from mamf.logs.records import read_record
+
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
     try:
         found = tomllib.loads(path.read_text(encoding="utf-8"))
-        require_known(*(("key", name, _Keys.__struct_fields__) for name in found))
-        given = read_record(found, _Keys)
+        require_known(*(("key", name, GuardKeys.__struct_fields__) for name in found))
+        given = read_record(found, GuardKeys)
         require_some("shapes", given.shapes, str)
         require_known(*(("regime", name, KERNEL_REGIMES) for name in given.regimes))
         tolerance = share(str(given.tolerance))
@@ -85,7 +85,7 @@ def read_guard_file(path: Path) -> GuardFile:
     return GuardFile(path.parent / given.baseline, tolerance, rounds, options)
 
 
-def _sweep_options(given: _Keys) -> dict[str, Any]:
+def _sweep_options(given: GuardKeys) -> dict[str, Any]:
     fields = {
         name: [str(value) for value in (values if isinstance(values, list) else [values])]
         for name, values in given.problem.items()
@@ -104,6 +104,8 @@ def _sweep_options(given: _Keys) -> dict[str, Any]:
 
 
 def run(options: argparse.Namespace) -> int:
+    from mamf.cli.reading import read_log
+
     options.guarded = file = read_guard_file(options.file)
     vars(options).update(file.options)
     options.given.add("problem")  # the file names a whole plan
@@ -118,68 +120,76 @@ def run(options: argparse.Namespace) -> int:
     if not options.update and not path.exists():
         raise UsageError(f"there is no baseline {path}: measure one with 'mamf guard FILE --update', on a quiet card")
     options.before = None if options.update else read_log(path)
-    return run_session(options, _GuardSession)
+    return run_kernels(options, _GuardSession)
 
 
-class _GuardSession(KernelsSession):
+class _GuardSession(Session):
     """Compares kernels of one operation with a baseline, or measures a baseline."""
 
     kind = GUARD
 
-    def __init__(
-        self, of: AnyOperation, options: argparse.Namespace, interruption: Interruption, resumed: Resumed | None
-    ) -> None:
+    def __init__(self, request: Request, options: argparse.Namespace, *opened: Any) -> None:
         self.guarded: GuardFile = options.guarded
         self.baseline: RunLog | None = options.before
         self.found: Guarded | None = None
         self.refused = 0
-        super().__init__(of, options, interruption, resumed)
+        super().__init__(request, options, *opened)
         if self.baseline:
             self._require_comparable(self.baseline)
 
     def new_plan(self) -> Plan:
         return replace(super().new_plan(), kind=GUARD, options=GuardOptions(self.guarded.rounds))
 
-    def strategy(self) -> GuardSweep:
-        kernels = [each for _, each in self.kernels]
+    def strategy(self, setup: Setup) -> GuardSweep:
+        from mamf.engine.strategies.guard import GuardSweep
+        from mamf.logs.entries import entries
+
         return GuardSweep(
             self.plan,
-            kernels,
+            setup.opened,
             self.backend,
-            held=self.held,
+            held=setup.answers,
+            on_phase=setup.on_phase,
             baseline=None if self.baseline is None else {entry.key: entry for entry in entries(self.baseline)},
             tolerance=self.guarded.tolerance,
-            rows=list(self.rows),
+            rows=list(setup.rows),
         )
 
     def _require_comparable(self, baseline: RunLog) -> None:
         """Raises IncomparableError for a baseline of another card or without any of these rows."""
-        if found := blocking_differences(baseline.header, self.log.header if self.log else self._header()):
+        from mamf.logs.compare import blocking_differences
+        from mamf.logs.entries import entries, fields_of
+
+        if found := blocking_differences(baseline.header, self.log.header if self.log else self.driven.new_header()):
             raise IncomparableError(
                 f"{baseline.path} is no baseline for this: {', '.join(map(str, found))}; make one with --update"
             )
         names = {name: each.name for name, each in self.kernels}
-        wanted = [fields_of((*step[:3], names[step[3]])) for step in self.plan.steps()]
+        wanted = [fields_of(step._replace(kernel=names[step.kernel])) for step in self.plan.steps()]
         if not any(entry.fields in wanted for entry in entries(baseline) if entry.tflops is not None):
             raise IncomparableError(f"{baseline.path} has no figure for these rows: make a baseline with --update")
 
-    def run(self) -> int:
-        code = super().run()
-        if self.options.update or code not in (0, _UNFINISHED):
+    def judge(self, code: int) -> int:
+        if self.options.update or code not in (0, NOTHING_MEASURED):
             return code or self.refused
         if self.found is None:
-            return _UNFINISHED
+            return NOTHING_MEASURED
         is_failed = self.found.is_failed or (self.options.strict and self.found.counts()["undecided"])
-        return _REGRESSION if is_failed else 0 if self.found.is_finished else _UNFINISHED
+        return _REGRESSION if is_failed else 0 if self.found.is_finished else NOTHING_MEASURED
 
     def document(self, log: RunLog) -> Document:
+        from mamf.report.comparison import guard_document
+
         return super().document(log) if self.found is None else guard_document(self.found)
 
-    def _report(self, log: RunLog) -> int:
+    def report(self, log: RunLog) -> int:
+        from mamf.logs.judging import judge_guard
+        from mamf.report.comparison import verdict_line
+
         if self.baseline:
             self.found = judge_guard(self.baseline, log, self.guarded.tolerance)
             self._write_files(self.found, log.summary)
-        code = super()._report(log)
+        code = super().report(log)
         if self.found and not is_for_people(self.options):
             say(verdict_line(self.found), sys.stderr)
         if self.options.update:
@@ -187,18 +197,24 @@ class _GuardSession(KernelsSession):
         return code
 
     def _write_files(self, found: Guarded, summary: dict[str, Any] | None) -> None:
+        from mamf.report.comparison import guard_document, junit
+        from mamf.report.formats import markdown
+
         seconds = float(summary["elapsed_seconds"]) if summary else 0.0
         if self.options.junit:
             write_whole(self.options.junit, junit(found, f"mamf.{self.of.name}", seconds))
         if self.options.markdown:
-            write_whole(self.options.markdown, markdown.render(guard_document(found)))
+            write_whole(self.options.markdown, markdown(guard_document(found)))
 
     def _keep_as_baseline(self, log: RunLog) -> None:
+        from mamf.logs.judging import too_wide_for_a_baseline
+        from mamf.report.comparison import percent_of
+
         baseline = self.options.baseline
         if log.tier != "complete":
             warn(f"the run is not complete, so it is no baseline: continue with --update --resume {log.path}")
         elif wide := too_wide_for_a_baseline(log, self.guarded.tolerance):
-            self.refused, (half_width, row) = _UNFINISHED, wide[0]
+            self.refused, (half_width, row) = NOTHING_MEASURED, wide[0]
             warn(
                 f"no baseline was written: {len(wide)} of {len(self.plan.steps())} rows vary by more than the "
                 f"tolerance of {percent_of(self.guarded.tolerance)}, most {row.kernel} {row.shape} "

@@ -7,17 +7,35 @@ import os
 from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mamf.cli.interruption import Interruption
-from mamf.cli.reading import reading
+from mamf.cli.options import add
 from mamf.cli.terminal import say
 from mamf.errors import UsageError
-from mamf.logs.finder import read_finder_logs
-from mamf.logs.legacy import FinderRun, write_legacy_log
-from mamf.report.text import counted
+
+if TYPE_CHECKING:
+    from mamf.logs.legacy import FinderRun
+
+EXAMPLES = """examples:
+  mamf import out.txt                                   writes out.jsonl here
+  mamf import logs/*.txt --output-folder imported
+  mamf import out.txt.gz && mamf show out.jsonl         packed output too; every command that reads logs takes it
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "logs", type=Path, nargs="+", metavar="FILE", help="output or log of mamf-finder, packed (.gz) or not"
+    )
+    add(parser, "--output-folder", default=Path(), default_text="the current folder")
 
 
 def run(options: argparse.Namespace) -> int:
+    from mamf.cli.reading import reading
+    from mamf.logs.finder import read_finder_logs
+    from mamf.logs.legacy import write_legacy_log
+
     if not options.output_folder.is_dir():
         raise UsageError(f"there is no folder {options.output_folder}: make it, or name another --output-folder")
     paths = list({os.path.realpath(path): path for path in options.logs}.values())
@@ -61,6 +79,8 @@ def _targets(paths: Iterable[Path], folder: Path) -> list[Path]:
 
 def describe(run: FinderRun) -> str:
     """A run in one line: version, device, rows, best figures."""
+    from mamf.report.text import counted
+
     figures = ", ".join(f"{name} {best.tflops[name]:g} @ {best.shape or 'unknown'}" for name, best in run.best.items())
     whole = "" if run.is_complete else ", interrupted: no ceilings"
     known = f"mamf-finder {run.version or 'of unknown version'}, {run.device or 'unknown device'}"

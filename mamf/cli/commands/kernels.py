@@ -4,20 +4,36 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from mamf.backend import Backend
-from mamf.cli.commands.kernels_sweep import AnyOperation
-from mamf.cli.printing import print_document
+from mamf.cli.options import add, add_device_options
+from mamf.cli.terminal import print_document
 from mamf.errors import MamfError
-from mamf.plugins.discovery import OPERATIONS, find_registered, kernel_names, kernel_of, open_backend, operation
-from mamf.report.columns import text_table
-from mamf.report.document import Block, Document, Lines
 
+if TYPE_CHECKING:
+    from mamf.cli.planning import AnyOperation
+    from mamf.report.document import Block
+
+EXAMPLES = """examples:
+  mamf kernels                          kernels by operation: available here, or why not
+  mamf kernels --operation attention    of one operation
+  mamf kernels --backend cpu            on another device
+"""
 # The best-known operations come first.
 _FIRST = ("matmul", "attention")
 
 
+def configure(parser: argparse.ArgumentParser) -> None:
+    add(parser, "--operation", default_text="all operations")
+    add_device_options(parser)
+    parser.set_defaults(format="table")
+
+
 def run(options: argparse.Namespace) -> int:
+    from mamf.plugins.discovery import OPERATIONS, find_registered, open_backend, operation
+    from mamf.report.document import Document, Lines
+
     if options.operation:
         operation(options.operation)  # reports an unknown one before a device is opened
     backend = open_backend(options.backend or "auto", options.device or 0)
@@ -33,6 +49,9 @@ def _place(name: str) -> tuple[int, str]:
 
 def kernels_of(name: str, backend: Backend) -> Block:
     """The kernels of an operation; for an operation that cannot be loaded, the reason."""
+    from mamf.plugins.discovery import kernel_names, operation
+    from mamf.report.document import Lines, text_table
+
     try:
         of = operation(name)
         rows = [(each, _availability(of, each, backend)) for each in kernel_names(of)]
@@ -42,6 +61,8 @@ def kernels_of(name: str, backend: Backend) -> Block:
 
 
 def _availability(of: AnyOperation, name: str, backend: Backend) -> str:
+    from mamf.plugins.discovery import kernel_of
+
     try:
         return str(kernel_of(of, name).unavailable(backend) or "available")
     except MamfError as error:

@@ -6,23 +6,35 @@ import argparse
 from dataclasses import replace
 from typing import Any
 
-from mamf.cli.commands.kernels_sweep import KernelsSession, run_session
-from mamf.engine.search.kernels import KernelsFind
+from mamf.cli.options import add_session_options
+from mamf.cli.parser import Parser
+from mamf.cli.planning import add_named_operation
+from mamf.cli.session import Session, run_kernels
 from mamf.errors import UsageError
-from mamf.logs.run_log import OwnCeilings
 from mamf.plans import DEFAULT_BUDGET_SECONDS, FIND, Plan
 from mamf.regime_names import CEILINGS, asked_regimes
 
+EXAMPLES = """examples:
+  mamf find --operation bandwidth --set pattern=copy,read,write,triad
+  mamf find --operation NAME --regime burst --budget 20s
+  mamf find --operation NAME --resume LOG                   continue after Ctrl-C or kill
+"""
+_BUDGET = f"{DEFAULT_BUDGET_SECONDS:.0f}s, and half of it for each problem beyond the first"
+
+
+def configure(parser: Parser) -> None:
+    add_named_operation(parser)
+    add_session_options(parser, budget=_BUDGET, regimes="both")
+
 
 def run(options: argparse.Namespace) -> int:
-    return run_session(options, KernelsFindSession)
+    return run_kernels(options, KernelsFindSession)
 
 
-class KernelsFindSession(KernelsSession):
+class KernelsFindSession(Session):
     """Finds the ceilings of kernels of one operation."""
 
     kind = FIND
-    find: KernelsFind
 
     def new_plan(self) -> Plan:
         plan = super().new_plan()
@@ -33,7 +45,7 @@ class KernelsFindSession(KernelsSession):
     def _shapes(self, plan: Plan) -> tuple[Any, ...]:
         """The shapes of the options, or default shapes that may be a ceiling. Raises UsageError if none may."""
         able = [shape for shape in plan.shapes if self._may_be_ceiling(plan, shape)]
-        if not able and not self.options.shapes:
+        if not able and not self.request.names_shapes:
             raise UsageError(
                 "no default shape that fits in the memory of this device may be a ceiling, because a cache serves it: "
                 f"'mamf sweep --operation {self.of.name}' still measures them"
@@ -44,38 +56,11 @@ class KernelsFindSession(KernelsSession):
             raise UsageError(
                 f"--shapes: none of these may be a ceiling, because a cache serves them; add others{of_own}"
             )
-        return plan.shapes if self.options.shapes else tuple(able)
+        return plan.shapes if self.request.names_shapes else tuple(able)
 
     def _may_be_ceiling(self, plan: Plan, shape: Any) -> bool:
         info = self.backend.info
         return any(self.of.may_be_ceiling(info, problem, shape) for problem in plan.problems)
 
-    def strategy(self) -> KernelsFind:
-        kernels = [each for _, each in self.kernels]
-        self.find = KernelsFind(self.plan, kernels, self.backend, held=self.held, rows=list(self.rows))
-        return self.find
-
     def count_due(self) -> None:
         return None
-
-    def left_out(self) -> bool:
-        return bool(self.count_left())
-
-    def count_left(self) -> int:
-        return len(self.missing_ceilings())
-
-    def missing_ceilings(self) -> list[tuple[Any, str]]:
-        """Unconfirmed ceilings of problems that some kernel supports."""
-        tried = {self.step_of(row): row.ok for row in self.rows if not row.phase}
-        hopeless = {
-            problem
-            for problem in self.plan.problems
-            if not any(tried.get(step, True) for step in self.plan.steps() if step[1] == problem)
-        }
-        wanted = [(problem, regime) for problem in self.plan.problems for regime in self.plan.regimes]
-        found = self.ceilings_found()
-        return [each for each in wanted if each[0] not in hopeless and each not in found]
-
-    def ceilings_found(self) -> OwnCeilings:
-        """The ceilings from logged rows: a signal may come between a row and its evaluation by the search."""
-        return self.find.confirmed_by(self.rows)

@@ -5,85 +5,98 @@ from __future__ import annotations
 import argparse
 from collections.abc import Collection, Iterator
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mamf.backend import Backend
-from mamf.ceilings.share import KnownCeiling, given_ceiling
-from mamf.cli.attention_plans import given_ceilings
-from mamf.cli.commands.kernels_sweep import KernelsSession, run_session
-from mamf.cli.printing import say_memory
-from mamf.cli.resuming import asks_for_plan, contradiction
-from mamf.cli.terminal import warn
-from mamf.contribution.known_ceilings import measured_peak
+from mamf.cli.options import add, add_session_options
+from mamf.cli.planning import add_parameters
+from mamf.cli.session import Session, run_kernels
+from mamf.cli.terminal import say_memory, warn
 from mamf.errors import MamfError
-from mamf.logs.writer import RunLogWriter
-from mamf.operations.model.shapes import SIZES
+from mamf.operations.model.operation import Model
 
-_BATCH, _CONTEXTS = 8, (1024,)
+if TYPE_CHECKING:
+    from mamf.ceilings.share import KnownCeiling
+    from mamf.engine.strategies.kernels import KernelsSweep
+    from mamf.kinds.kind import Setup
+
+EXAMPLES = """examples:
+  mamf model --size small --phase forward forward-backward step
+  mamf model --size 1b --batch 4 --context-lengths 2048 8192 --attention sdpa-flash flash-attn-4
+  mamf model --size xl --phase step --set optimizer=adamw-fused --compile
+  mamf model --set d_model=1024 d_ff=4096 layers=8 heads=8 kv_heads=8 --context-lengths 512
+  mamf model --resume LOG                               continue after Ctrl-C or kill
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    add_parameters(parser, Model(), defaults={"context": (1024,)})
+    group = parser.add_argument_group("what")
+    group.add_argument(
+        "--attention", nargs="+", metavar="KERNEL", help="attention kernels of 'mamf kernels' (default: sdpa)"
+    )
+    group.add_argument("--compile", action="store_true", default=None, help="also under torch.compile")
+    add(parser, "--ceiling", default_text="the ceilings that 'mamf peak' knows")
+    add_session_options(parser, regimes="sustained")
 
 
 def run(options: argparse.Namespace) -> int:
-    options.operation = "model"
-    options.set = fields(options)
-    options.shapes, options.kernel = shapes(options), kernels(options)
-    return run_session(options, ModelSession)
-
-
-def fields(options: argparse.Namespace) -> list[str]:
-    """The fields of the size, of --phase and of --set, which replaces those of the size."""
-    given = [*(options.set or ()), *([f"phase={','.join(options.phase)}"] if options.phase else ())]
-    replaced = {each.partition("=")[0] for each in given}
-    return [f"{name}={each}" for name, each in SIZES.get(options.size, {}).items() if name not in replaced] + given
-
-
-def shapes(options: argparse.Namespace) -> list[str] | None:
-    """The shapes; None if a resumed log decides."""
-    if options.resume and not asks_for_plan(options):
-        return None
-    contexts = options.context_lengths or _CONTEXTS
-    return [f"b{batch}s{context}" for batch in options.batch or (_BATCH,) for context in contexts]
+    options.kernel = kernels(options)
+    return run_kernels(options, ModelSession, Model())
 
 
 def kernels(options: argparse.Namespace) -> list[str] | None:
     """The model with each attention, eager and on request compiled; None if a resumed log decides."""
+    from mamf.cli.resuming import asks_for_plan
+
     if options.resume and not asks_for_plan(options):
         return None
     ways = ("torch", "compiled") if options.compile else ("torch",)
     return [f"{way}[{name}]" for name in options.attention or ("sdpa",) for way in ways]
 
 
-class ModelSession(KernelsSession):
+class ModelSession(Session):
     """Training steps of models, and the ceilings for their shares."""
 
     def __init__(self, *arguments: Any) -> None:
+        from mamf.ceilings.share import given_ceiling
+        from mamf.cli.ceilings import given_ceilings, wanted_ceilings
+        from mamf.cli.resuming import contradiction
+
         super().__init__(*arguments)
-        held, wanted = self.known_ceilings, self.wanted_ceilings()
+        wanted = wanted_ceilings(self.plan)
+        self.known_ceilings = dict(self.log.known_ceilings) if self.log else {}
         for key, each in given_ceilings(self.options, wanted, self.backend).items():
-            ceiling = given_ceiling(each)
-            if held.get(key, ceiling) != ceiling:
-                then = f"a {' '.join(key)} ceiling of {held[key].tflops:.6g} TFLOPS"
+            ceiling, before = given_ceiling(each), self.known_ceilings.get(key)
+            if before and before != ceiling:
+                then = f"a {' '.join(key)} ceiling of {before.tflops:.6g} TFLOPS"
                 raise contradiction(self.options, "ceiling", then, self.options.ceiling)
             if key in wanted:
-                held[key] = ceiling
+                self.known_ceilings[key] = ceiling
 
-    def dry_run(self) -> int:
-        super().dry_run()
-        needed = max((problem.nbytes(shape) for _, problem, shape, _ in self.plan.steps(self.held)), default=0)
+    def say_plan(self) -> None:
+        super().say_plan()
+        needed = max((problem.nbytes(shape) for _, problem, shape, _ in self.driven.steps), default=0)
         say_memory(needed, "the largest without its activations", self.backend)
-        return 0
 
-    def before_measuring(self, writer: RunLogWriter) -> None:
-        missing = [key for key in self.wanted_ceilings() if key not in self.known_ceilings]
+    def strategy(self, setup: Setup) -> KernelsSweep:
+        from mamf.cli.ceilings import wanted_ceilings
+        from mamf.engine.strategies.kernels import KernelsSweep
+        from mamf.logs.recording import Record
+
+        missing = [key for key in wanted_ceilings(self.plan) if key not in self.known_ceilings]
         self.known_ceilings |= {(each.dtype, each.regime): each for each in known_here(self.backend, missing)}
-        held = self.log.known_ceilings if self.log else {}
-        with self.interruption.shielded():
-            for key, ceiling in self.known_ceilings.items():
-                if key not in held:
-                    writer.write("known_ceiling", asdict(ceiling))
+        logged = self.log.known_ceilings if self.log else {}
+        new = [Record("known_ceiling", asdict(each)) for key, each in self.known_ceilings.items() if key not in logged]
+        on_phase = setup.on_phase
+        return KernelsSweep(self.plan, setup.opened, self.backend, held=setup.answers, on_phase=on_phase, records=new)
 
 
 def known_here(backend: Backend, needed: Collection[tuple[str, str]]) -> Iterator[KnownCeiling]:
     """Ceilings that were measured on this device or contributed for its model; warns of missing ones."""
+    from mamf.ceilings.share import KnownCeiling
+    from mamf.contribution.known_ceilings import measured_peak
+
     missing: dict[str, list[str]] = {}
     for dtype, regime in needed:
         try:

@@ -5,18 +5,60 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mamf.choices import UNKNOWN, VERDICT_EXIT_CODES
 from mamf.cli import call
 from mamf.cli.interruption import EXIT_CODE
-from mamf.cli.printing import print_document
-from mamf.cli.terminal import say, warn
+from mamf.cli.options import add, duration, index
+from mamf.cli.parser import Parser
+from mamf.cli.terminal import print_document, say, warn
 from mamf.errors import MamfError
-from mamf.node.logs import contributed_baseline, read_baseline, read_nodes
-from mamf.node.report import node_document
-from mamf.node.verdict import Baseline, Device, judge
-from mamf.plans import NODE_BUDGET_SECONDS
-from mamf.report.formats import TABLE_ALONE
+from mamf.plans import NODE_BUDGET_SECONDS, VERIFY_BUDGET_SECONDS
+
+if TYPE_CHECKING:
+    from mamf.node.verdict import Baseline, Device
+
+EXAMPLES = """examples:
+  mamf node                                     all devices here; exit code 0 OK, 1 WARN, 2 CRITICAL, 3 UNKNOWN
+  mamf node --format json --baseline FIND_LOG   for a gate: compare with a card that is known to be good
+  srun --ntasks-per-node 1 mamf node --output-folder FOLDER   on several machines, one folder each
+  mamf node --from FOLDER [FOLDER...]           one verdict over one or more machines, from logs alone
+"""
+_PATIENCE_SECONDS = 120.0
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("what")
+    add(group, "--backend")
+    add(group, "--devices", default_text="all")
+    add(group, "--dtype", nargs=None)
+    add(group, "--kernel", default_text="all but those that compile for minutes; the first one searches")
+    alone = "for what each device measures alone; --verify, copies between devices and the start come on top"
+    add(group, "--budget", default_text=f"{NODE_BUDGET_SECONDS:.0f}s {alone}")
+    group.add_argument(
+        "--verify",
+        type=duration,
+        nargs="?",
+        const=VERIFY_BUDGET_SECONDS,
+        metavar="TIME",
+        help=f"check whole outputs as 'mamf verify' (default time: {VERIFY_BUDGET_SECONDS:.0f}s)",
+    )
+    group.add_argument("--overlap", action="store_true", help="afterwards 'mamf overlap': products beside collectives")
+    judging = parser.add_argument_group("verdict")
+    judging.add_argument(
+        "--baseline", nargs="+", type=Path, metavar="LOG", help="logs of a good device (default: contributed ceilings)"
+    )
+    add(judging, "--patience", default=_PATIENCE_SECONDS, default_text="2m")
+    group = parser.add_argument_group("run")
+    add(group, "--output-folder", default_text="a name with the date")
+    add(group, "--from", dest="logs", nargs="+")
+    add(group, "--dry-run")
+    group.add_argument("--led", nargs=2, type=index, help=argparse.SUPPRESS)
+    add(parser, "--format", "--wide")
+    if isinstance(parser, Parser):
+        parser.usage_exit_code = VERDICT_EXIT_CODES[UNKNOWN]  # 2 is a bad device
 
 
 def run(options: argparse.Namespace) -> int:
@@ -29,13 +71,15 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
+    from mamf.node.logs import read_baseline, read_nodes
+
     baseline = read_baseline(options.baseline) if options.baseline else None
     if options.logs:
         return _print_verdict(options, *read_nodes(options.logs), baseline)
     from mamf.cli import node_measuring  # imports torch
 
     if options.led:
-        return node_measuring.run_child(options)
+        return node_measuring.measure_device(options)
     indices = node_measuring.choose_devices(options)
     if options.dry_run or not indices:
         return _print_plan(options, indices)
@@ -64,6 +108,11 @@ def _print_plan(options: argparse.Namespace, indices: Sequence[int]) -> int:
 def _print_verdict(
     options: argparse.Namespace, not_together: str, devices: Sequence[Device], baseline: Baseline | None
 ) -> int:
+    from mamf.node.logs import contributed_baseline
+    from mamf.node.report import node_document
+    from mamf.node.verdict import judge
+    from mamf.report.formats import TABLE_ALONE
+
     verdict = judge(devices, baseline or contributed_baseline(devices), must_fit=baseline is not None)
     print_document(options, node_document(devices, verdict, not_together))
     if options.format in TABLE_ALONE:

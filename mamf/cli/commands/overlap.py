@@ -5,32 +5,67 @@ from __future__ import annotations
 import argparse
 import math
 import os
-import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import replace
-from typing import Any
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
-from mamf.cli.commands.kernels_sweep import KernelsSession, run_session
+from mamf.cli.options import add, add_device_options, add_output_options, add_run_options, index
+from mamf.cli.session import Session, run_kernels
 from mamf.cli.terminal import stdout
-from mamf.engine.strategies.overlap import DEFAULT_SECONDS, Overlapping, cells_of
 from mamf.errors import UsageError
-from mamf.logs.run_log import RunLog, read_run_log
 from mamf.measurement import Measurement
-from mamf.node.group import Launched, launched, launched_group, of_all
-from mamf.operations.collective.operation import COLLECTIVES
-from mamf.operations.overlap.operation import TIMED, Pair
-from mamf.plans import OVERLAP, Plan
-from mamf.plugins.discovery import backend_class, first_backend, open_backend
+from mamf.plans import OVERLAP, Plan, StepKey
 from mamf.regime_names import SUSTAINED
-from mamf.report.document import Document
-from mamf.report.overlap import overlap_document
 
+if TYPE_CHECKING:
+    from mamf.engine.strategies.overlap import Overlapping
+    from mamf.kinds.kind import Setup, Strategy
+    from mamf.logs.run_log import RunLog
+    from mamf.node.group import Launched
+    from mamf.report.document import Document
+
+EXAMPLES = """examples:
+  mamf overlap                                     every collective beside products, on all devices here
+  mamf overlap --beside all_reduce --blocks 0 8 16 --shapes 8192x8192x8192+1GiB
+  mamf overlap --flop 4e15 --bytes 1.6e10          how long a step of both takes at best
+  mamf overlap --beside to_host copy               on one device
+  mamf overlap --resume LOG                        continue after Ctrl-C or kill
+"""
 _OF_RANKS, _OF_ONE = ("all_reduce", "all_gather", "reduce_scatter"), ("to_host", "to_device", "copy")
 _PATIENCE_SECONDS = 120.0
 
 
+def configure(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("what", "several values are measured in every combination")
+    group.add_argument(
+        "--beside",
+        nargs="+",
+        metavar="WORK",
+        help="collectives, copies, passes over arrays (default: all_reduce all_gather reduce_scatter; on one device "
+        "to_host to_device copy)",
+    )
+    add(group, "--shapes", default_text="8192x8192x8192 and 16x8192x8192, +64MiB and +1GiB")
+    group.add_argument(
+        "--blocks", nargs="+", type=index, metavar="N", help="communication blocks of a collective; 0: the library's"
+    )
+    add(group, "--dtype")
+    add(group, "--time-limit", default_text="3s for each of the four rows of a pair, and 3s to settle")
+    group.add_argument("--flop", type=float, metavar="X", help="the shortest step of so many FLOP, such as 4e15")
+    group.add_argument("--bytes", type=float, metavar="Y", help="with so many bytes of the other work's buffers")
+    add_device_options(parser)
+    add_run_options(parser, "none")
+    add_output_options(parser)
+
+
 def run(options: argparse.Namespace) -> int:
+    from mamf.engine.strategies.overlap import Overlapping
+    from mamf.logs.run_log import read_run_log
+    from mamf.node.group import launched
+    from mamf.operations.collective import COLLECTIVES
+    from mamf.operations.overlap import TIMED, Pair
+    from mamf.plugins.discovery import backend_class, first_backend, open_backend
+
     step = [each for each in (options.flop, options.bytes) if each is not None]
     if len(step) == 1 or not all(0 < each < math.inf for each in step):
         raise UsageError("a step has FLOP and bytes: give --flop and --bytes, each above 0")
@@ -43,6 +78,8 @@ def run(options: argparse.Namespace) -> int:
         raise UsageError(f"{collectives[0]} needs several devices, and {name} has {count}: --beside to_host copy")
     if collectives and own is None and not (is_over or options.dry_run):
         ranks = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}", "-m", "mamf")
+        import subprocess
+
         return subprocess.call([sys.executable, *ranks, *options.typed], stdout=stdout())
     if own is not None:
         # A launcher may hide the devices of the other ranks.
@@ -55,11 +92,13 @@ def run(options: argparse.Namespace) -> int:
         *(f"other={','.join(beside)}", f"timed={','.join(TIMED)}", "alone=yes,no"),
         f"blocks={','.join(map(str, options.blocks or [0]))}",
     ]
-    return run_session(options, OverlapSession)
+    return run_kernels(options, OverlapSession)
 
 
 def ranked(run: Overlapping, own: Launched | None) -> Iterator[Measurement]:
     """The rows of a run, as one rank of its group where there is one: all measure what rank 0 does."""
+    from mamf.node.group import launched_group, of_all
+
     if own is None:
         yield from run.results()
         return
@@ -69,26 +108,36 @@ def ranked(run: Overlapping, own: Launched | None) -> Iterator[Measurement]:
         yield from run.results()
 
 
-class OverlapSession(KernelsSession):
+@dataclass
+class _Ranked:
+    """A run as rank 0 of its group. ``held``: the steps of rows that the log has already."""
+
+    run: Overlapping
+    own: Launched | None
+    held: Collection[StepKey]
+
+    @property
+    def left_out(self) -> int:
+        return self.run.left_out
+
+    def results(self) -> Iterator[Measurement]:
+        return (row for row in ranked(self.run, self.own) if row.step not in self.held)
+
+
+class OverlapSession(Session):
     kind = OVERLAP
 
     def new_plan(self) -> Plan:
         return replace(super().new_plan(), kind=OVERLAP, regimes=(SUSTAINED,), options=None)
 
-    def strategy(self) -> Any:
-        return Overlapping(
-            self.backend,
-            Pair(),
-            cells_of(self.plan.steps(self.held)),
-            self.plan.seconds or DEFAULT_SECONDS,
-            self.plan.budget_seconds or math.inf,
-        )
+    def strategy(self, setup: Setup) -> Strategy:
+        from mamf.node.group import launched
 
-    def measurements(self, on_phase: Callable[[str], None]) -> Iterator[Measurement]:
-        run: Any = self.alone
-        run.on_phase = on_phase
-        return (row for row in ranked(run, launched(os.environ)) if self.step_of(row) not in self.held)
+        run: Any = super().strategy(setup)
+        return _Ranked(run, launched(os.environ), [row.step for row in setup.answers.values()])
 
     def document(self, log: RunLog) -> Document:
+        from mamf.report.overlap import overlap_document
+
         step = self.options.flop and (self.options.flop, self.options.bytes)
         return overlap_document(log.measurements, log.header, log.summary, self.options.top, step)

@@ -6,14 +6,34 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import asdict
 from operator import attrgetter
+from typing import TYPE_CHECKING
 
-from mamf.cli.printing import print_document
-from mamf.contribution.known_ceilings import KnownPeak, peak, peaks_by_name
+from mamf.choices import PEAK_SOURCES
+from mamf.cli.options import add, add_device_options
+from mamf.cli.terminal import print_document
 from mamf.errors import UsageError
 from mamf.measurement import TERA
-from mamf.plugins.discovery import open_backend
-from mamf.report.document import Answer, Column, Document, Table
-from mamf.report.text import WHY_UNKNOWN, interval_cell, rate_text, significant
+
+if TYPE_CHECKING:
+    from mamf.contribution.known_ceilings import KnownPeak
+    from mamf.report.document import Column, Document
+
+EXAMPLES = """examples:
+  mamf peak                                     sustained, first accelerator, bfloat16
+  mamf peak --dtype fp8 --regime burst
+  mamf peak --format json                       FLOP/s, for a script
+  mamf peak --name "NVIDIA B200"                any listed device, here or not
+  mamf peak --name "h100 sxm" --source datasheet
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--name", metavar="DEVICE", help="a device that need not be here: torch's name or a common one")
+    add(parser, "--dtype", nargs=None)
+    add(parser, "--regime", nargs=None, default="sustained", default_text="sustained")
+    parser.add_argument("--source", choices=PEAK_SOURCES, help="take figures of this source alone (default: the best)")
+    add(parser, "--anyway", "--format", "--wide")
+    add_device_options(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -24,31 +44,36 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _answer(options: argparse.Namespace) -> Document:
+    from mamf.contribution.known_ceilings import peak, peaks_by_name
+    from mamf.plugins.discovery import open_backend
+    from mamf.report.document import Answer, Column, Document, Table
+    from mamf.report.text import interval_cell, significant
+
     if options.name is not None:
         known = peaks_by_name(options.name, options.dtype, options.regime, options.source)
     else:
         backend = open_backend(options.backend or "auto", options.device or 0)
         known = [peak(backend, options.dtype, options.regime, anyway=options.anyway, source=options.source)]
-    table = Table(_COLUMNS, known, key="known", shown=known if len(known) > 1 else [])
+    columns: Sequence[Column[KnownPeak]] = (
+        Column("source", "source", attrgetter("source"), left=True),
+        Column("tier", "tier", attrgetter("tier"), left=True),
+        Column("regime", "regime", attrgetter("regime"), left=True),
+        Column("tflops", "TFLOPS", attrgetter("tflops"), significant),
+        Column("", "interval", attrgetter("interval"), lambda interval: interval_cell(interval, 1 / TERA)),
+        Column("reference", "from", attrgetter("reference"), left=True, importance=1),
+    )
+    table = Table(columns, known, key="known", shown=known if len(known) > 1 else [])
     best = known[0]
     origin = [] if best.reference in best.description else [f"from: {best.reference}"]
     return Document("Peak", [table, Answer([_line(best), best.description, *origin])], asdict(best))
 
 
 def _line(known: KnownPeak) -> str:
+    from mamf.report.text import WHY_UNKNOWN, rate_text, significant
+
     kind = known.regime or ("theoretical" if known.source == "datasheet" else known.source)
     what = f"{known.device}, {known.dtype}, {kind}: {rate_text(known.tflops, 'TFLOPS')}"
     if known.interval is None:
         return what
     low, high = (significant(value / TERA) for value in (known.interval.low, known.interval.high))
     return f"{what}, 95 % repeat interval: {low} to {high}" if known.interval.is_known else f"{what}, {WHY_UNKNOWN}"
-
-
-_COLUMNS: Sequence[Column[KnownPeak]] = (
-    Column("source", "source", attrgetter("source"), left=True),
-    Column("tier", "tier", attrgetter("tier"), left=True),
-    Column("regime", "regime", attrgetter("regime"), left=True),
-    Column("tflops", "TFLOPS", attrgetter("tflops"), significant),
-    Column("", "interval", attrgetter("interval"), lambda interval: interval_cell(interval, 1 / TERA)),
-    Column("reference", "from", attrgetter("reference"), left=True, importance=1),
-)

@@ -4,20 +4,46 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from mamf.cli.reading import read_log
+from mamf.cli.options import add
 from mamf.cli.terminal import say
 from mamf.errors import UsageError
-from mamf.kinds.registry import chart_of
-from mamf.logs.legacy import read_legacy_or_none
-from mamf.node.logs import contributed_baseline, read_nodes
-from mamf.node.report import node_chart
-from mamf.node.verdict import judge
-from mamf.report.charts.plotting import Picture, draw, exists, file_type, save
-from mamf.report.imported import beside_chart, shown_log, shown_run
+from mamf.regime_names import NAMES
+
+if TYPE_CHECKING:
+    from mamf.report.charts.picture import Picture
+
+EXAMPLES = """examples:
+  mamf plot attention.jsonl                                 attention.png: TFLOPS against sequence length
+  mamf plot attention.jsonl --direction fwd --output forward.svg
+  mamf plot sweep.jsonl --regime burst
+  mamf plot model.jsonl                                     training steps by phase, and their MAMFU
+  mamf plot FOLDER                                          devices side by side, from a folder of 'mamf node'
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "logs",
+        type=Path,
+        nargs="+",
+        metavar="LOG",
+        help="a run log, the logs or folder of a shared run, logs of mamf-finder, or folders of 'mamf node'",
+    )
+    parser.add_argument(
+        "--output", type=Path, metavar="FILE", help="picture to write: .png or .svg (default: the log's name with .png)"
+    )
+    add(parser, "--overwrite")
+    add(parser, "--regime", nargs=None, choices=NAMES, default_text="all, for attention the log's first")
+    parser.add_argument(
+        "--direction", nargs="+", metavar="PASS", help="passes of attention: fwd, bwd or fwd+bwd (default: all)"
+    )
 
 
 def run(options: argparse.Namespace) -> int:
+    from mamf.report.charts.picture import draw, exists, file_type, save
+
     path = options.output or Path(f"{options.logs[0].stem}.png")
     file_type(path)
     if path.exists() and not options.overwrite:
@@ -28,21 +54,28 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _picture(options: argparse.Namespace) -> Picture:
-    folders = [path for path in options.logs if path.is_dir()]
+    from mamf.cli.reading import read_log
+    from mamf.kinds.registry import chart_of
+    from mamf.logs.legacy import read_legacy_or_none
+    from mamf.logs.shared_runs import is_shared_folder
+    from mamf.node.logs import contributed_baseline, read_nodes
+    from mamf.node.report import node_chart
+    from mamf.node.verdict import judge
+    from mamf.report.imported import beside_chart, shown_log, shown_run
+
+    folders = [path for path in options.logs if path.is_dir() and not is_shared_folder(path)]
     if len(folders) == len(options.logs):
         _require_no_choice(options, "a node")
         _, devices = read_nodes(options.logs)
         return node_chart(devices, judge(devices, contributed_baseline(devices)))
     if folders:
         raise UsageError(f"{folders[0]} is a folder of 'mamf node': draw folders and logs separately")
-    imported = [read_legacy_or_none(path) for path in options.logs]
+    imported = [None if path.is_dir() else read_legacy_or_none(path) for path in options.logs]
     if any(imported):
         _require_no_choice(options, "a log of mamf-finder")
         named = zip(options.logs, imported, strict=True)
         return beside_chart([shown_run(path.stem, run) if run else shown_log(read_log(path)) for path, run in named])
-    if len(options.logs) > 1:
-        raise UsageError("only logs of mamf-finder share a picture: draw them one by one")
-    return chart_of(read_log(options.logs[0]), options.regime, options.direction)
+    return chart_of(read_log(*options.logs), options.regime, options.direction)
 
 
 def _require_no_choice(options: argparse.Namespace, what: str) -> None:

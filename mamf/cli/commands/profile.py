@@ -7,43 +7,104 @@ import contextlib
 import functools
 import shutil
 import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from mamf.ceilings.share import KnownCeiling, given_ceiling
-from mamf.cli.printing import note_stream, print_document
-from mamf.cli.terminal import say, stdout, warn
-from mamf.contribution.known_ceilings import measured_peak, opened
+from mamf.cli.options import add, add_device_options, add_output_options, size
+from mamf.cli.terminal import note_stream, print_document, say, stdout, warn
 from mamf.errors import MamfError, NothingProfiledError, RunLogError, UsageError
 from mamf.files import make_folder
-from mamf.logs.run_log import read_run_log
-from mamf.machine.environment import command_line
-from mamf.operations.tracing.events import Trace
-from mamf.operations.tracing.traces import read_chrome_trace, read_ranks
-from mamf.profiling import kernel_tables, ranks, running, script
-from mamf.profiling.breakdown import CeilingOf
-from mamf.profiling.log import write_profile
-from mamf.profiling.memory import MemoryWatch
-from mamf.profiling.profile import MemoryRow, profile_of
-from mamf.profiling.ranges import ModuleRanges, in_trace
-from mamf.profiling.report import profile_document
 from mamf.regime_names import SUSTAINED
+
+if TYPE_CHECKING:
+    from mamf.ceilings.share import KnownCeiling
+    from mamf.profiling.profile import CeilingOf, MemoryRow
+    from mamf.profiling.running import Program
+    from mamf.profiling.traces import Trace
+
+EXAMPLES = """examples:
+  mamf profile train.py --lr 3e-4                       options after SCRIPT belong to the script
+  mamf profile --steps 5 --ceiling find.jsonl --output step.jsonl train.py
+  mamf profile --calls __main__:generate serve.py       without an optimizer: each call is a step
+  mamf profile --stop -m package.train --lr 3e-4        a module; end it after the last profiled step
+  mamf profile --from trace.json.gz                     an existing Chrome trace; of a folder: one per rank
+  torchrun --nproc-per-node 8 -m mamf profile train.py  profile the first rank
+  torchrun --nproc-per-node 8 -m mamf profile --ranks all --output ranks train.py
+The exit code is the script's; 1 if it ended well and nothing could be profiled.
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    script = parser.add_argument(
+        "script", nargs=argparse.PARSER, metavar="SCRIPT", help="a Python file, followed by its own arguments"
+    )
+    script.required = False  # --from needs none
+    parser.add_argument("-m", dest="is_module", action="store_true", help="SCRIPT is a module, as for python -m")
+    parser.add_argument("--steps", type=size, default=3, metavar="N", help="steps to profile (default: 3)")
+    parser.add_argument(
+        "--warmup",
+        type=size,
+        default=5,
+        metavar="N",
+        help="steps before them (default: 5); after them, the same number of steps is timed without the profiler",
+    )
+    parser.add_argument(
+        "--calls", metavar="MODULE:FUNCTION", help="a step is a call of it (default: a step of the optimizer)"
+    )
+    parser.add_argument("--stop", action="store_true", help="end the script after the last profiled step, with code 0")
+    parser.add_argument(
+        "--ranks",
+        choices=("first", "all"),
+        default="first",
+        help="under torchrun: profile the first rank, or all: a log per rank in the folder --output, for 'mamf show'",
+    )
+    # An option with several values would take SCRIPT too.
+    add(
+        parser,
+        "--ceiling",
+        nargs=None,
+        action="append",
+        default=[],
+        default_text="the ceilings that 'mamf peak' knows; repeatable",
+    )
+    parser.add_argument("--trace", type=Path, metavar="FILE", help="keep the steps as a Chrome trace, for Perfetto")
+    parser.add_argument(
+        "--memory", type=Path, metavar="FILE", help="keep the allocations (CUDA), and report what causes the peak"
+    )
+    parser.add_argument("--nvtx", action="store_true", help="mark modules as ranges for nsys or rocprofv3")
+    parser.add_argument(
+        "--from",
+        dest="source",
+        type=Path,
+        metavar="FILE",
+        help="read a Chrome trace (.json, .json.gz), a folder of one per rank, or a list of launches (.csv)",
+    )
+    add(parser, "--output", default_text="none")
+    add_device_options(parser)
+    add_output_options(parser)
+    parser.set_defaults(script=None)
 
 
 def run(options: argparse.Namespace) -> int:
+    import tempfile
+
+    from mamf.machine.environment import command_line
+    from mamf.profiling.running import Program, rank
+
+    options.command_line = command_line()  # a script has its own
     if options.source is not None:
         return _read(options)
     if not options.script:
         raise UsageError("nothing to profile: name a SCRIPT, or a trace by --from")
     # As typed: options of mamf may be rewritten, those of a script are not.
     name, *arguments = options.typed[-len(options.script) :]
-    program = script.Program(name, arguments, options.is_module)
+    program = Program(name, arguments, options.is_module)
     program.require()
     if options.ranks == "all" and options.output is None:
         raise UsageError("--ranks all needs --output FOLDER")
-    if running.rank() and options.ranks == "first" and not options.stop:
+    if rank() and options.ranks == "first" and not options.stop:
         with program.in_place():
             return program.run()
     options.output, options.trace, options.memory = (_place(options, name) for name in ("output", "trace", "memory"))
@@ -56,11 +117,14 @@ def run(options: argparse.Namespace) -> int:
 
 def _place(options: argparse.Namespace, option: str) -> Path | None:
     """Where a file of this rank goes: checked before the script runs for hours, and may change its folder."""
+    from mamf.profiling.log import rank_log
+    from mamf.profiling.running import rank
+
     path: Path | None = getattr(options, option)
     if path is not None and option == "output" and options.ranks == "all":
         make_folder(path, "; name another --output")
-        path = ranks.rank_log(path, running.rank())
-    elif path is None or running.rank():
+        path = rank_log(path, rank())
+    elif path is None or rank():
         return None
     if path.exists():
         raise UsageError(f"{path} exists and is not overwritten: name another --{option}")
@@ -70,23 +134,31 @@ def _place(options: argparse.Namespace, option: str) -> Path | None:
 
 
 def _read(options: argparse.Namespace) -> int:
+    from mamf.profiling.profile import profile_of
+    from mamf.profiling.report import ranks_document
+    from mamf.profiling.traces import read_ranks, read_trace
+
     not_read = ("script", "calls", "trace", "memory", "nvtx", "stop", *(["output"] if options.source.is_dir() else ()))
     for name in not_read:
         if getattr(options, name):
             what = "a SCRIPT" if name == "script" else f"--{name}"
             raise UsageError(f"--from reads an existing trace: leave {what} out")
+    name = options.source.name
     if options.source.is_dir():
-        name, ceiling_of = options.source.name, _ceilings(options, is_of_device=True)
-        found = {trace.rank or 0: (name, profile_of(trace, ceiling_of)) for trace in read_ranks(options.source)}
-        print_document(options, ranks.ranks_document(found))
+        ceiling_of = _ceilings(options)
+        ranks = {trace.rank or 0: (name, profile_of(trace, ceiling_of)) for trace in read_ranks(options.source)}
+        print_document(options, ranks_document(ranks))
         return 0
     options.output = _place(options, "output")
-    read = kernel_tables.read_kernel_table if options.source.suffix == ".csv" else read_chrome_trace
-    _keep(options, options.source.name, read(options.source))
+    _keep(options, name, read_trace(options.source))
     return 0
 
 
-def _profile(options: argparse.Namespace, program: script.Program, folder: Path) -> int:
+def _profile(options: argparse.Namespace, program: Program, folder: Path) -> int:
+    from mamf.contribution.known_ceilings import opened
+    from mamf.profiling import running
+    from mamf.profiling.watches import MemoryWatch, ModuleRanges, in_trace
+
     memory = None if options.memory is None else MemoryWatch(options.memory)
     ranges = ModuleRanges(lambda: opened(_device(options))) if options.nvtx else None
     watches = [each for each in (memory, ranges, ModuleRanges(in_trace)) if each is not None]
@@ -94,7 +166,7 @@ def _profile(options: argparse.Namespace, program: script.Program, folder: Path)
     if running.rank() and options.ranks == "first":  # it ends with the first
         return running.profile_program(program, profiler, options.calls)
     if options.ceiling:  # wrong ones are reported before the script runs
-        _given(options.ceiling)
+        _ceilings(options)
     terminal, is_kept = sys.stdout, False  # a script may have its own stdout
 
     def keep(code: int = 0) -> None:
@@ -108,7 +180,7 @@ def _profile(options: argparse.Namespace, program: script.Program, folder: Path)
         is_kept = True
         shutil.rmtree(folder, ignore_errors=True)  # a script may end in a way that leaves it
 
-    profiler.profiled_all = keep
+    profiler.on_profiled = keep
     code = running.profile_program(program, profiler, options.calls)
     if not is_kept:
         keep(code)
@@ -128,46 +200,50 @@ def _keep(
     """Write the log and print the report of the first rank. ``name``: of the script; ``step_seconds``: of a step
     without the profiler.
     """
+    from mamf.profiling.log import write_profile
+    from mamf.profiling.profile import profile_of
+    from mamf.profiling.report import profile_document
+    from mamf.profiling.running import rank
+
     profile = profile_of(trace, _ceilings(options, trace.is_of_device), step_seconds)
     profile = replace(profile, memory=tuple(parts))
     if options.output:
-        path = write_profile(options.output, command_line(), name, profile)
+        path = write_profile(options.output, options.command_line, name, profile)
         if path != options.output:
             warn(f"{options.output} was made by another program meanwhile: the profile is in {path}")
-    if not running.rank():
+    if not rank():
         print_document(options, profile_document(name, profile, options.top))
         if options.ranks == "all":
             say(f"all ranks: mamf show {options.output.parent}", note_stream(options))
         stdout().flush()
 
 
-def _ceilings(options: argparse.Namespace, is_of_device: bool) -> CeilingOf:
-    """The sustained ceilings for MAMFU, because a step is not a burst: the given ones, else for a script those that are
-    known for its device.
+def _ceilings(options: argparse.Namespace, is_of_device: bool = True) -> CeilingOf:
+    """The sustained ceilings for MAMFU, because a step is not a burst: of the given logs, else for a script those that
+    are known for its device. Raises RunLogError for a log without any.
     """
-    if options.ceiling:
-        return _given(options.ceiling).get
-    if options.source:
-        return lambda dtype: None
-    return functools.partial(known_here, _device(options, is_of_device))
+    from mamf.ceilings.share import given_ceiling
+    from mamf.logs.run_log import read_run_log
 
-
-def _given(paths: Sequence[Path]) -> dict[str, KnownCeiling]:
-    """The sustained ceilings of logs by dtype. Raises RunLogError for a log without any."""
+    if not options.ceiling and not options.source:
+        return functools.partial(known_here, _device(options, is_of_device))
     given: dict[str, KnownCeiling] = {}
-    for path in paths:
+    for path in options.ceiling:
         log = read_run_log(path)
         if SUSTAINED not in log.ceilings:
             known = f"it holds: {', '.join(log.ceilings) or 'none'}"
             raise RunLogError(f"{path} holds no sustained ceiling ({known}); measure one with 'mamf find'")
         ceilings = (each for each in log.all_ceilings.values() if each.regime == SUSTAINED)
         given |= {each.problem.dtype: given_ceiling(each) for each in ceilings}
-    return given
+    return given.get
 
 
 @functools.cache
 def known_here(device: str | None, dtype: str) -> KnownCeiling | None:
     """The sustained ceiling measured here or contributed; a theoretical peak is not a ceiling."""
+    from mamf.ceilings.share import KnownCeiling
+    from mamf.contribution.known_ceilings import measured_peak
+
     try:
         known = measured_peak(device, dtype, SUSTAINED)
     except MamfError:

@@ -4,17 +4,39 @@ from __future__ import annotations
 
 import argparse
 from contextlib import ExitStack
+from pathlib import Path
 
-from mamf.cli.reading import as_file
+from mamf.cli.options import add
 from mamf.cli.terminal import say
 from mamf.files import create_whole, write_whole
-from mamf.machine.garbage import no_garbage_collection
-from mamf.pages.report import report_of
-from mamf.report.charts.plotting import exists
-from mamf.report.page import render_page
+
+EXAMPLES = """examples:
+  mamf report find.jsonl                              report.html: ceilings, pictures, tables, conditions
+  mamf report before.jsonl after.jsonl -o both.html   side by side, and compared
+  mamf report FOLDER                                  a folder of 'mamf node', of 'mamf autoprofile', or of logs
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("logs", type=Path, nargs="+", metavar="LOG_OR_FOLDER", help="run logs, profiles or folders")
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        default=Path("report.html"),
+        metavar="FILE",
+        help="page to write (default: report.html)",
+    )
+    add(parser, "--overwrite")
 
 
 def run(options: argparse.Namespace) -> int:
+    from mamf.cli.reading import as_file
+    from mamf.machine.garbage import no_garbage_collection
+    from mamf.pages.report import report_of
+    from mamf.report.charts.picture import exists
+    from mamf.report.page import render_page
+
     if options.output.exists() and not options.overwrite:
         raise exists(options.output)
     with ExitStack() as opened, no_garbage_collection():

@@ -6,45 +6,72 @@ import argparse
 import re
 from contextlib import suppress
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from mamf.cli.commands.kernels_sweep import AnyOperation, KernelsSession, asked_for, say_plan
 from mamf.cli.interruption import Interruption
-from mamf.cli.reading import as_file, read_log
-from mamf.cli.resuming import Resumed
-from mamf.cli.session import measure
+from mamf.cli.options import add, add_device_options, add_run_options, share
+from mamf.cli.parser import NeededUnless
+from mamf.cli.session import Session, run_session, say_plan
 from mamf.cli.terminal import warn
-from mamf.engine.strategies.reproduce import ReproduceSweep
 from mamf.errors import UnavailableError, UnknownNameError, UsageError
-from mamf.kernel import AnyKernel
 from mamf.limits import shorten
-from mamf.logs.judging import NOT_MEASURED, claims_of_log, judge_claims
-from mamf.operations.attention.shapes import DIRECTIONS
-from mamf.plans import DEFAULT_BUDGET_SECONDS, REPRODUCE, Claim, Plan, ReproduceOptions
-from mamf.plugins.discovery import OPERATIONS, find_registered, is_path, kernel_names, operation
-from mamf.plugins.selection import choose_kernels
+from mamf.plans import DEFAULT_BUDGET_SECONDS, REPRODUCE, Claim, Plan, ReproduceOptions, StepKey
 from mamf.regime_names import BURST, CLASSIC, NAMES, SUSTAINED
 from mamf.statistics import Interval
 
+if TYPE_CHECKING:
+    from mamf.cli.planning import AnyOperation
+    from mamf.kernel import AnyKernel
+    from mamf.kinds.driver import Resumed
+
+EXAMPLES = """examples:
+  mamf reproduce results/nvidia-h200/LOG.jsonl                 the best row of each problem and regime
+  mamf reproduce --claim "1613 TFLOPS flash-attn-4 b1h16q16384d128c fwd"
+  mamf reproduce https://example.org/LOG.jsonl --top 5         a log on the web, five rows of each
+  mamf reproduce LOG.jsonl --kernel my_package.kernels:Mine    a kernel by path must be named here
+docs/reproducing.md says how it decides.
+"""
 _SLOWER, _UNFINISHED = 3, 1
 _MAX_CHARACTERS = 500
 #: Such as 1613 TFLOPS flash-attn-4 b1h16q16384d128c fwd.
 _CLAIM = re.compile(r"(\d{1,9}(?:\.(\d{1,9}))?) (TFLOPS|TB/s) (\S+) (\S+)((?: \S+)*)", re.ASCII)
 _REGIMES = (BURST, SUSTAINED, CLASSIC)
-#: The fields that a word of a claim may be a value of; any other word is a dtype.
-_WORDS = {**dict.fromkeys(DIRECTIONS, "direction"), **dict.fromkeys(_REGIMES, "regime")}
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "source",
+        nargs="?",
+        action=NeededUnless,
+        alternatives=("--claim", "--resume"),
+        metavar="LOG",
+        help="run log, or its https address",
+    )
+    parser.add_argument("--claim", nargs="+", metavar="TEXT", help="claims in words: rate, kernel, shape, then fields")
+    add(parser, "--top", default=1, help="claims of a log: best rows of each problem and regime, or 'all' (default: 1)")
+    parser.add_argument(
+        "--tolerance", type=share, metavar="SHARE", help="share that counts as reproduced (default: 2%%)"
+    )
+    add(parser, "--kernel", default_text="those of the log that are installed")
+    add_device_options(parser)
+    add_run_options(parser, budget="57s")
+    add(parser, "--format", "--wide")
 
 
 def run(options: argparse.Namespace) -> int:
     is_named = bool(options.source) + bool(options.claim) == (options.resume is None)
     if not (is_named or options.restart) or options.top == 0:
         raise UsageError("name one thing to reproduce: a log, with a --top from 1, figures with --claim, or --resume")
-    return measure(options, lambda interruption, resumed: ReproduceSession(options, interruption, resumed))
+    return run_session(options, ReproduceSession)
 
 
 def _read_claims(options: argparse.Namespace) -> tuple[str, ReproduceOptions, Plan | None]:
     """The operation, its claims, and the plan of the run log that they are from. Problems of claims in words are fields
     by name, which the device completes. Raises UsageError or RunLogError.
     """
+    from mamf.cli.reading import as_file, read_log
+    from mamf.logs.judging import claims_of_log
+
     if options.claim:
         claims = [_claim_in_words(text) for text in options.claim]
         if len({name for name, _ in claims}) > 1:
@@ -57,6 +84,8 @@ def _read_claims(options: argparse.Namespace) -> tuple[str, ReproduceOptions, Pl
 
 def _claim_in_words(text: str) -> tuple[str, Claim]:
     """The name of the operation, and the claim. Raises UsageError."""
+    from mamf.cli.planning import read_fields
+
     parts = _CLAIM.fullmatch(text) if len(text) <= _MAX_CHARACTERS else None
     if parts is None or not float(parts[1]):
         form = "RATE TFLOPS KERNEL SHAPE FIELDS, such as 1613 TFLOPS flash-attn-4 b1h16q16384d128c fwd"
@@ -65,16 +94,28 @@ def _claim_in_words(text: str) -> tuple[str, Claim]:
     of = _operation_of(kernel, written)
     if (counted := of.problem_type().work(shape := of.parse_shape(written)).unit) != unit:
         raise UsageError(f"{shorten(text)!r}: the rate of {of.name} is in {counted}")
-    fields = [word if "=" in word else f"{_WORDS.get(word, 'dtype')}={word}" for word in words.split()]
+    fields = [word if "=" in word else f"{_field_of(word, of)}={word}" for word in words.split()]
     regime = next((each for each in _REGIMES if f"regime={each}" in fields), BURST)
-    asked = asked_for(of, argparse.Namespace(dtype=None, set=[each for each in fields if each != f"regime={regime}"]))
+    asked = read_fields(of, [each for each in fields if each != f"regime={regime}"])
     half_digit = 0.5 * 10 ** -len(decimals or "")
-    step = (regime, {name: values[0] for name, values in asked.items()}, shape, kernel)
+    step = StepKey(regime, {name: values[0] for name, values in asked.items()}, shape, kernel)
     return of.name, Claim(step, float(number), Interval(float(number) - half_digit, float(number) + half_digit, 1.0))
+
+
+def _field_of(word: str, of: AnyOperation) -> str:
+    """The field that a word of a claim is a value of: one that allows it, else the dtype."""
+    from mamf.operation import fields_of
+
+    if word in _REGIMES:
+        return "regime"
+    return next((each.name for each in fields_of(of).values() if word in each.choices), "dtype")
 
 
 def _operation_of(kernel: str, shape: str) -> AnyOperation:
     """The operation that reads the shape and has the kernel; a kernel by path may be of any operation."""
+    from mamf.cli.planning import AnyOperation
+    from mamf.plugins.discovery import OPERATIONS, find_registered, is_path, kernel_names, operation
+
     readers, names = list[AnyOperation](), set[str]()
     for of in map(operation, find_registered(OPERATIONS)):
         with suppress(UsageError):
@@ -89,20 +130,25 @@ def _operation_of(kernel: str, shape: str) -> AnyOperation:
     raise UnknownNameError("kernel", kernel, names)
 
 
-class ReproduceSession(KernelsSession):
+class ReproduceSession(Session):
     """Measures claims again, and compares both figures of each."""
 
     kind = REPRODUCE
 
     def __init__(self, options: argparse.Namespace, interruption: Interruption, resumed: Resumed | None) -> None:
+        from mamf.operation import Request
+        from mamf.plugins.discovery import operation
+
         if resumed:  # the log holds the claims
             name = resumed.log.plan.operation
         else:
             name, self.asked, self.source_plan = _read_claims(options)
-        super().__init__(operation(name), options, interruption, resumed)
+        super().__init__(Request(operation(name)), options, interruption, resumed)
 
-    def opened_kernels(self) -> list[tuple[str, AnyKernel]]:
+    def open_kernels(self) -> list[tuple[str, AnyKernel]]:
         """The kernels of the claims that can run here."""
+        from mamf.plugins.selection import choose_kernels
+
         if self.before:
             return choose_kernels(self.of, self.backend, self.before.kernels)
         given = choose_kernels(self.of, self.backend, self.options.kernel) if self.options.kernel else []
@@ -115,7 +161,7 @@ class ReproduceSession(KernelsSession):
             regime, problem, shape, name = claim.step
             problem = self.of.problem_for(self.backend, problem) if isinstance(problem, dict) else problem
             if each := opened[name]:
-                claims.append(replace(claim, step=(regime, problem, shape, each[1].name)))
+                claims.append(replace(claim, step=StepKey(regime, problem, shape, each[1].name)))
         if not claims:
             raise UnavailableError(f"no kernel of {self.asked.source} can run here, so nothing is reproduced")
         self.asked = replace(self.asked, claims=tuple(claims))
@@ -125,6 +171,9 @@ class ReproduceSession(KernelsSession):
         """The kernel of this name; None, with a warning, if it cannot run here. Nothing is imported because a log names
         it: paths are given by --kernel.
         """
+        from mamf.plugins.discovery import is_path, kernel_names
+        from mamf.plugins.selection import choose_kernels
+
         if is_path(name) or name.partition("[")[0] not in kernel_names(self.of):
             path = name if is_path(name) else "package.module:Class"
             warn(f"kernel {name} is not installed, so its claims are left out: --kernel {path} names a class you trust")
@@ -155,22 +204,19 @@ class ReproduceSession(KernelsSession):
         tolerance = self.options.tolerance or before.options.tolerance
         return replace(before, options=replace(before.options, tolerance=tolerance))
 
-    def strategy(self) -> ReproduceSweep:
-        return ReproduceSweep(self.plan, [each for _, each in self.kernels], self.backend, rows=list(self.rows))
+    def say_plan(self) -> None:
+        from mamf.logs.judging import judge_claims
 
-    def dry_run(self) -> int:
-        steps = [each.claim.step for each in judge_claims(self.plan.options, self.rows) if each.here is None]
-        say_plan(self.plan, steps, self.backend, self.devices)
-        return 0
+        judged = judge_claims(self.plan.options, self.driven.rows)
+        say_plan(self.plan, [each.claim.step for each in judged if each.here is None], self.backend)
 
     def count_due(self) -> int | None:
-        return self.count_left() or None
+        return self.driven.kind.count_left(self.driven) or None
 
-    def count_left(self) -> int:
-        return sum(each.here is None for each in judge_claims(self.plan.options, self.rows))
+    def judge(self, code: int) -> int:
+        from mamf.logs.judging import NOT_MEASURED, judge_claims
 
-    def run(self) -> int:
-        code, judged = super().run(), judge_claims(self.plan.options, self.rows)
+        judged = judge_claims(self.plan.options, self.driven.rows)
         if code not in (0, _UNFINISHED) or not any(each.is_slower for each in judged):
             return code or any(each.verdict == NOT_MEASURED for each in judged)
         return _SLOWER

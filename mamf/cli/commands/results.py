@@ -8,28 +8,54 @@ import shlex
 from collections import Counter
 from collections.abc import Container, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from mamf.ceilings.contributed import FILE
-from mamf.cli.printing import print_document
-from mamf.cli.reading import reading
-from mamf.cli.terminal import say, say_lines, warn
-from mamf.contribution.collection import collect
-from mamf.contribution.confirming import MAINTAINERS, SUBMITTERS
-from mamf.contribution.evidence import TIERS, Finding
-from mamf.contribution.placing import contributed_csv
-from mamf.contribution.published import FIGURES, NOTICE
-from mamf.contribution.rules import Review, find_free_place, review, review_results
-from mamf.contribution.tables import results_pages
+from mamf.cli.options import add
+from mamf.cli.parser import Parser
+from mamf.cli.terminal import print_document, say, say_lines, warn
 from mamf.errors import UsageError
 from mamf.files import create_whole, make_folder, write_whole
-from mamf.machine.garbage import no_garbage_collection
-from mamf.pages.site import build_site
-from mamf.pages.site_index import INDEX
-from mamf.report.document import Answer, Column, Document, Lines, Table
-from mamf.report.text import counted
 
+if TYPE_CHECKING:
+    from mamf.contribution.evidence import Finding
+    from mamf.contribution.rules import Review
+    from mamf.report.document import Column, Document
+
+EXAMPLES = """examples:
+  mamf results check run.jsonl                          one line per finding; exit code 1 if the log is rejected
+  mamf results check results                            a whole folder: each log in its place, and only once
+  mamf results submit run.jsonl                         check, copy into results/, print the git commands
+  mamf results submit run.jsonl --dry-run               without a clone: print where in results/ the log belongs
+  mamf results table                                    write results/README.md and the page of each accelerator
+  mamf results site --output site                       write pages of all figures: open site/index.html
+"""
 _REJECTED = 1
 _MOST_FILES = 100_000
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(
+        title="actions", metavar="ACTION", dest="action", required=True, parser_class=Parser
+    )
+    check = actions.add_parser("check", help="check logs against the rules of results/")
+    check.add_argument(
+        "paths", type=Path, nargs="+", metavar="FILE", help="run logs, or folders of them (warnings are only counted)"
+    )
+    add(check, "--format", choices=("table", "json"))
+    submit = actions.add_parser("submit", help="check a log, and copy it into results/")
+    submit.add_argument("log", type=Path, metavar="LOG", help="a run log, or a folder of --devices")
+    add(submit, "--dry-run")
+    table = actions.add_parser("table", help="write the tables of results/ from its logs")
+    table.add_argument("--check", action="store_true", help="write nothing; exit code 1 if a table is out of date")
+    site = actions.add_parser("site", help="write static pages and downloads of results/ from its logs")
+    site.add_argument("--output", type=Path, required=True, metavar="FOLDER", help="new, empty, or of an earlier site")
+    site.add_argument("--logs", metavar="URL", help="where the logs are published (default: relative links to them)")
+    for action in (submit, table, site):
+        action.add_argument(
+            "--results", type=Path, default=Path("results"), metavar="FOLDER", help="the folder (default: results)"
+        )
+    for action in (check, submit, table, site):
+        action.set_defaults(parser=action)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -52,6 +78,12 @@ def run_check(options: argparse.Namespace) -> int:
 
 def _reviews_of_folder(folder: Path) -> list[Review]:
     """Review the logs of a folder; in results/ also places, copies and files that are not logs."""
+    from mamf.cli.reading import reading
+    from mamf.contribution.confirming import MAINTAINERS, SUBMITTERS
+    from mamf.contribution.evidence import Finding
+    from mamf.contribution.published import FIGURES, NOTICE
+    from mamf.contribution.rules import Review, review_results
+
     files = list(itertools.islice(folder.rglob("*"), _MOST_FILES + 1))
     if len(files) > _MOST_FILES:
         raise UsageError(f"{folder} has more than {_MOST_FILES} files: name the folder of the logs")
@@ -69,6 +101,9 @@ def _reviews_of_folder(folder: Path) -> list[Review]:
 
 
 def _reviews(paths: Sequence[Path]) -> list[Review]:
+    from mamf.cli.reading import reading
+    from mamf.contribution.rules import review
+
     with reading(paths) as seen:
         return [review(path, seen) for path in paths]
 
@@ -81,6 +116,8 @@ def _require_file(path: Path) -> None:
 
 def _document(reviews: Sequence[Review], named: Container[Path]) -> Document:
     """``named``: logs whose warnings are printed too; the warnings of a whole folder would hide its errors."""
+    from mamf.report.document import Answer, Column, Document, Lines, Table
+
     lines = [line for each in reviews for line in _finding_lines(each, each.path in named)]
     columns: list[Column[Review]] = [  # for json; people read lines
         Column("path", "", lambda review: str(review.path)),
@@ -108,6 +145,9 @@ def _finding_lines(review: Review, with_warnings: bool = True) -> list[str]:
 
 
 def _count_line(reviews: Sequence[Review]) -> str:
+    from mamf.contribution.evidence import TIERS
+    from mamf.report.text import counted
+
     tiers = Counter(found.tier or "unreadable" for found in reviews)
     by_tier = ", ".join(f"{tiers[tier]} {tier}" for tier in (*TIERS, "unreadable") if tiers[tier])
     rejected = sum(found.is_rejected() for found in reviews)
@@ -117,17 +157,26 @@ def _count_line(reviews: Sequence[Review]) -> str:
 
 
 def run_submit(options: argparse.Namespace) -> int:
-    root = options.results
+    from mamf.logs.shared_runs import share_paths
+
     if not options.dry_run:
-        _folder(root, ", name it with --results, or use --dry-run, which needs no clone")
-    _require_file(options.log)
-    (found,) = _reviews([options.log])
+        _folder(options.results, ", name it with --results, or use --dry-run, which needs no clone")
+    paths = share_paths(options.log) if options.log.is_dir() else [options.log]
+    return max((_submit(options, path) for path in paths), default=_REJECTED)
+
+
+def _submit(options: argparse.Namespace, path: Path) -> int:
+    from mamf.contribution.rules import find_free_place
+
+    root = options.results
+    _require_file(path)
+    (found,) = _reviews([path])
     for line in _finding_lines(found):
         say(line)
     if found.is_rejected():
-        warn(f"{options.log} is not submitted: fix the errors, or measure again")
+        warn(f"{path} is not submitted: fix the errors, or measure again")
         return _REJECTED
-    content = options.log.read_bytes()
+    content = path.read_bytes()
     target = find_free_place(found, root)
     say(f"tier {found.tier}; {len(content) / 1e3:.0f} kB -> {target}")
     if options.dry_run:
@@ -150,6 +199,11 @@ and open a pull request
 
 
 def run_table(options: argparse.Namespace) -> int:
+    from mamf.contribution.collection import collect
+    from mamf.contribution.placing import contributed_csv
+    from mamf.contribution.rules import review_results
+    from mamf.contribution.tables import results_pages
+
     root = _folder(options.results)
     logs = sorted(root.glob("*/*.jsonl"))  # no deeper, so that another root is not searched
     if not logs:
@@ -172,6 +226,11 @@ def run_table(options: argparse.Namespace) -> int:
 
 
 def run_site(options: argparse.Namespace) -> int:
+    from mamf.machine.garbage import no_garbage_collection
+    from mamf.pages.site import build_site
+    from mamf.pages.site_pages import INDEX
+    from mamf.report.text import counted
+
     with no_garbage_collection():
         data = build_site(_folder(options.results), options.output, options.logs)
     devices = len({run.device for run in data.runs})
@@ -181,6 +240,8 @@ def run_site(options: argparse.Namespace) -> int:
 
 def _contributed_file(root: Path) -> Path:
     """The file that ships with the package, in a clone of the project."""
+    from mamf.ceilings.contributed import FILE
+
     return root.parent / "mamf" / FILE
 
 

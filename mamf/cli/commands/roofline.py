@@ -5,35 +5,34 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mamf.backend import MIB, Backend
-from mamf.ceilings.roof import RoofPoint, Roofs
 from mamf.choices import EXPORTS
 from mamf.cli import call
 from mamf.cli.interruption import EXIT_CODE
-from mamf.cli.printing import note_stream, print_document
-from mamf.cli.reading import read_log
-from mamf.cli.resuming import flag
-from mamf.cli.terminal import reports_to_stderr, say, warn
+from mamf.cli.options import add, add_device_options, add_output_options
+from mamf.cli.terminal import note_stream, print_document, reports_to, say, warn
 from mamf.errors import UsageError
 from mamf.files import create_whole, make_folder, write_whole
-from mamf.logs.compare import require_same_card, roofs_of_logs
-from mamf.logs.run_log import RunLog
-from mamf.operations.bandwidth.operation import power_of_two
-from mamf.operations.bandwidth.shapes import UNTOLD_CACHE_BYTES, BandwidthShape
-from mamf.operations.matmul.operation import problem_for
 from mamf.plans import DEFAULT_BUDGET_SECONDS
-from mamf.plugins.discovery import open_backend
 from mamf.regime_names import CEILINGS
-from mamf.report.charts.plotting import draw, exists, file_type, save
-from mamf.report.charts.roofline import roofline_chart
-from mamf.report.roofline import points_of, roofline_document, tracelens_arch
-from mamf.report.text import machine_line
 
+if TYPE_CHECKING:
+    from mamf.ceilings.roof import RoofPoint, Roofs
+    from mamf.logs.run_log import RunLog
+    from mamf.operations.bandwidth.shapes import BandwidthShape
+
+EXAMPLES = """examples:
+  mamf roofline                                             measure the roofs and balance points of the device
+  mamf roofline --dtype bfloat16 fp8 --output-folder roofs --picture roofline.png
+  mamf roofline attention.jsonl decode.jsonl --ceiling roofs/*.jsonl --picture roofline.svg
+  mamf roofline --ceiling find.jsonl bandwidth.jsonl --export tracelens --export-file h200.json
+"""
 #: Passes of a launch over arrays that fit in the cache: the first reads memory, and is a few percent of them.
 _PASSES, _PASSES_OF_CPU = 32, 8
 #: The time for memory and for the cache, relative to that for a dtype.
@@ -46,7 +45,32 @@ _OF_CACHE, _CACHES, _CACHES_OF_CPU = (4, 2), (16, 256), (16,)
 _PART_OF_MEMORY, _MEMORY_BYTES = 4, 8 * 1024 * MIB
 
 
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("rows", type=Path, nargs="*", metavar="LOG", help="logs whose rows are placed under the roof")
+    add(parser, "--ceiling", default_text="they are measured")
+    add(parser, "--anyway")
+    group = parser.add_argument_group("measuring")
+    add(group, "--dtype")
+    add(group, "--regime", default_text="both")
+    add(group, "--budget", default_text="57s per dtype and 86s for bandwidth")
+    add(group, "--dry-run", "--notes")
+    add(group, "--output-folder", default_text="roofline and the date; finds in it are continued")
+    add_device_options(parser)
+    group = parser.add_argument_group("files")
+    add(group, "--picture")
+    group.add_argument("--export", choices=EXPORTS, help="write the measured roofs for another tool")
+    group.add_argument("--export-file", type=Path, metavar="FILE", help="file to export to (default: tracelens.json)")
+    add(group, "--overwrite")
+    add_output_options(parser)
+
+
 def run(options: argparse.Namespace) -> int:
+    from mamf.cli.reading import read_log
+    from mamf.cli.resuming import flag
+    from mamf.logs.compare import roofs_of_logs
+    from mamf.report.roofline import roofline_document
+    from mamf.report.text import machine_line
+
     _require_files(options)
     rows, code = list(map(read_log, options.rows)), 0
     for option in ("output_folder", "budget", "dtype", "dry_run", "notes") if options.ceiling else ():
@@ -68,6 +92,9 @@ def run(options: argparse.Namespace) -> int:
 
 def place_rows(logs: Iterable[RunLog], roofs: Roofs, anyway: bool) -> list[RoofPoint]:
     """A point for each row of the logs. Raises IncomparableError for a log from another card unless ``anyway``."""
+    from mamf.logs.compare import require_same_card
+    from mamf.report.roofline import points_of
+
     points: list[RoofPoint] = []
     for log in logs:
         if not anyway:
@@ -79,15 +106,14 @@ def place_rows(logs: Iterable[RunLog], roofs: Roofs, anyway: bool) -> list[RoofP
     return points
 
 
-# -- files -------------------------------------------------------------------------------------------------------------
-
-
 def _export_path(options: argparse.Namespace) -> Path | None:
     return (options.export_file or Path(f"{options.export}.json")) if options.export else None
 
 
 def _require_files(options: argparse.Namespace) -> None:
     """Check the files to write before anything is measured. Raises UsageError."""
+    from mamf.report.charts.picture import exists, file_type
+
     if options.picture:
         file_type(options.picture)
     if options.export_file and not options.export:
@@ -101,6 +127,10 @@ def _write_files(
     options: argparse.Namespace, roofs: Roofs, points: Sequence[RoofPoint], header: Mapping[str, Any]
 ) -> None:
     """Write the picture and the export, if any."""
+    from mamf.report.charts.picture import draw, save
+    from mamf.report.charts.roofline import roofline_chart
+    from mamf.report.roofline import tracelens_arch
+
     if path := _export_path(options):
         content = json.dumps(tracelens_arch(roofs, header["device"]["memory_bytes"]), indent=4) + "\n"
         (write_whole if options.overwrite else create_whole)(path, content.encode())
@@ -110,20 +140,19 @@ def _write_files(
         say(f"figure: {options.picture}", note_stream(options))
 
 
-# -- measuring ---------------------------------------------------------------------------------------------------------
-
-
 def _measure(options: argparse.Namespace) -> tuple[list[Path], int]:
     """Run the finds, each with its log in the folder, and continue those that are there. Returns the logs with a
     ceiling and the exit code. Raises UsageError if it has no ceiling.
     """
+    from mamf.plugins.discovery import open_backend
+
     folder: Path = options.output_folder or Path(f"roofline-{datetime.now():%Y%m%d-%H%M%S}")
     if options.restart:
         folder = options.restart.log.parent
     backend, code, logs = open_backend(options.backend or "auto", options.device or 0), 0, list[Path]()
     if not options.dry_run:
         make_folder(folder)
-    with reports_to_stderr():
+    with reports_to(sys.stderr):
         for name, arguments in _finds(options, backend):
             logs.append(folder / f"{name}.jsonl")
             typed = ["find", *arguments, *(["--dry-run"] if options.dry_run else ["--resume", str(logs[-1])])]
@@ -139,12 +168,16 @@ def _measure(options: argparse.Namespace) -> tuple[list[Path], int]:
 
 
 def _has_ceiling(path: Path) -> bool:
+    from mamf.cli.reading import read_log
+
     log = read_log(path)
     return bool(log.all_ceilings or log.own_ceilings)
 
 
 def _finds(options: argparse.Namespace, backend: Backend) -> Iterator[tuple[str, list[str]]]:
     """The name and the arguments of each find: matmul by dtype, then memory and the cache."""
+    from mamf.operations.matmul.operation import problem_for
+
     dtypes = list(dict.fromkeys(problem_for(backend, name).dtype for name in options.dtype or [None]))
     part = DEFAULT_BUDGET_SECONDS
     if options.budget:
@@ -164,6 +197,9 @@ def _finds(options: argparse.Namespace, backend: Backend) -> Iterator[tuple[str,
 
 def _sizes(backend: Backend) -> tuple[list[BandwidthShape], list[BandwidthShape]]:
     """Arrays that do not fit in the last-level cache, and arrays that do."""
+    from mamf.operations.bandwidth.operation import power_of_two
+    from mamf.operations.bandwidth.shapes import UNTOLD_CACHE_BYTES, BandwidthShape
+
     cache = backend.info.cache_bytes or UNTOLD_CACHE_BYTES
     largest = (backend.free_memory() or backend.info.memory_bytes or _MEMORY_BYTES) // _PART_OF_MEMORY
     multiples = _CACHES if backend.is_accelerator else _CACHES_OF_CPU

@@ -5,26 +5,27 @@ from __future__ import annotations
 import argparse
 import statistics
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from mamf.cli.commands.kernels_sweep import (
-    AnyOperation,
-    asked_for,
-    operation_asked_for,
-    problems_from,
-    shapes_from,
-    with_shapes_of_sizes,
-)
+from mamf.cli.options import add, add_device_options
+from mamf.cli.parser import Parser
+from mamf.cli.planning import add_launch_options, request_of
 from mamf.cli.terminal import say
-from mamf.engine.launching import Launched, Launching, launch_in_window
 from mamf.errors import UsageError
 from mamf.measurement import TERA
-from mamf.operations.tracing.torch_traces import list_device_kernels
-from mamf.plugins.discovery import open_backend
-from mamf.plugins.selection import choose_kernels
-from mamf.report.text import rate_text, significant
 from mamf.work import Work
 
+if TYPE_CHECKING:
+    from mamf.engine.launching import Launched
+
+EXAMPLES = """examples:
+  mamf run torch.mm --shape 256x256x256                             launched once and verified; any kernel
+  mamf run sdpa-flash --seq-lens 4096 --causal --direction bwd
+  ncu --clock-control none --profile-from-start off mamf run torch.mm --shape 4096x4096x4096
+  nsys profile --capture-range=cudaProfilerApi mamf run flash-attn-4 --seq-lens 8192
+  rocprofv3 --selected-regions --kernel-trace -- mamf run torch.mm --shape 4096x4096x4096
+  compute-sanitizer --tool memcheck mamf run my.module:MyKernel --shape 256x256x256
+"""
 #: Additional launches that are compared with one another.
 _REPEATS = 10
 _DETERMINISM = {
@@ -34,21 +35,37 @@ _DETERMINISM = {
 }
 
 
+def configure(parser: Parser) -> None:
+    parser.add_argument("kernel", metavar="KERNEL", help="one of 'mamf kernels', or package.module:Class")
+    add_launch_options(parser, "--shape")
+    add(parser, "--launches", default=1, default_text="1")
+    parser.add_argument("--no-verify", action="store_true", help="do not check results")
+    parser.add_argument(
+        "--kernel-names", action="store_true", help="name the GPU kernels, from another launch under torch.profiler"
+    )
+    parser.add_argument(
+        "--determinism", action="store_true", help="launch again, and report whether all results are equal bit by bit"
+    )
+    add_device_options(parser)
+
+
 def run(options: argparse.Namespace) -> int:
-    of = operation_asked_for(options, [options.kernel])
-    # Reports wrong options before a device is opened.
-    asked_for(of, options)
-    shapes_from(of, options)
+    from mamf.engine.launching import Launching, launch_in_window
+    from mamf.plugins.discovery import open_backend, operation
+    from mamf.plugins.selection import choose_kernels, find_operation
+    from mamf.profiling.running import list_device_kernels
+
+    of = operation(options.operation) if options.operation else find_operation(options.kernel)
+    request = request_of(of, options)
     backend = open_backend(options.backend or "auto", options.device or 0)
     ((_, kernel),) = choose_kernels(of, backend, [options.kernel])
-    with_shapes_of_sizes(of, options, backend)
-    shapes = shapes_from(of, options) or tuple(of.default_shapes(backend))
-    shape = _only_one("shape", shapes, f"--shape {of.shape_example}")
-    problem = _only_one("problem", problems_from(of, options, backend), "each value once")
+    shape = _only_one("shape", tuple(request.labeled_shapes(backend)), f"--shape {of.shape_example}")
+    problem = _only_one("problem", request.problems(backend), "each value once")
     watch = list_device_kernels if options.kernel_names else None
     asked = Launching(options.launches, not options.no_verify, watch, _REPEATS if options.determinism else 0)
     launched = launch_in_window(kernel, problem, shape, backend, asked)
-    title = f"{kernel.name} {shape} on {backend.info.name} ({backend.name}:{backend.index}): {_words(of, problem)}"
+    words = ", ".join([f"{of.name} {problem.dtype}", *of.words(problem)])
+    title = f"{kernel.name} {shape} on {backend.info.name} ({backend.name}:{backend.index}): {words}"
     lines = [title, *_lines(launched, problem.work(shape))]
     lines += [_DETERMINISM[launched.is_deterministic]] if options.determinism else []
     for line in lines:
@@ -63,11 +80,9 @@ def _only_one(what: str, found: tuple[Any, ...], example: str) -> Any:
     return found[0]
 
 
-def _words(of: AnyOperation, problem: Any) -> str:
-    return ", ".join([f"{of.name} {problem.dtype}", *of.words(problem)])
-
-
 def _lines(launched: Launched, work: Work) -> Iterator[str]:
+    from mamf.report.text import rate_text, significant
+
     if launched.verdict is None:
         yield "not verified"
     else:

@@ -4,51 +4,90 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from mamf.cli.printing import print_document
-from mamf.cli.reading import as_file, read_log, read_roofs, reading
+from mamf.cli.options import add, add_output_options
+from mamf.cli.terminal import print_document
 from mamf.errors import UsageError
-from mamf.kinds.kind import View
-from mamf.kinds.registry import kind_of
-from mamf.logs.compare import require_same_card
-from mamf.logs.legacy import read_legacy_or_none
-from mamf.logs.run_log import RunLog
-from mamf.node.logs import contributed_baseline, is_node_folder, read_nodes
-from mamf.node.report import node_document
-from mamf.node.verdict import judge
 from mamf.plans import SWEEP
-from mamf.profiling.counters.report import counters_document
-from mamf.profiling.log import read_profile_or_none
-from mamf.profiling.ranks import rank_logs, ranks_document, read_rank_logs
-from mamf.profiling.report import profile_document
-from mamf.report.document import Document
-from mamf.report.imported import finder_document
+
+if TYPE_CHECKING:
+    from mamf.logs.run_log import RunLog
+    from mamf.report.document import Document
+
+EXAMPLES = """examples:
+  mamf show LOG                         the report that the run printed
+  mamf show LOG --format csv --top all  every row, for a program
+  mamf show LOG --ceiling FIND_LOG      rows as shares of the ceilings in another log
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "logs",
+        type=Path,
+        nargs="+",
+        metavar="LOG",
+        help="a run log; the logs of one run; or a folder of --devices, of 'mamf node' or of ranks",
+    )
+    add(parser, "--ceiling", default_text="rows have no share of the roof")
+    add_output_options(parser)
 
 
 def run(options: argparse.Namespace) -> int:
-    if is_node_folder(options.log):
-        not_together, devices = read_nodes([options.log])
-        verdict = judge(devices, contributed_baseline(devices))
-        print_document(options, node_document(devices, verdict, not_together))
-        return 0
-    if options.log.is_dir():
-        print_document(options, ranks_document(read_rank_logs(options.log), len(rank_logs(options.log))))
-        return 0
-    with as_file(options.log) as path:
-        return _shown(path, options)
+    from mamf.cli.reading import as_file, read_log
+    from mamf.logs.shared_runs import is_shared_folder
 
-
-def _shown(path: Path, options: argparse.Namespace) -> int:
-    with reading([path]) as seen:
-        imported = read_legacy_or_none(path, seen)
-    print_document(options, finder_document(imported, options.top) if imported else _document(path, options))
+    path, *others = options.logs
+    if others or is_shared_folder(path):
+        print_document(options, _document_of_run(read_log(*options.logs), options))
+    elif path.is_dir():
+        print_document(options, _folder_document(path))
+    else:
+        with as_file(path) as file:
+            print_document(options, document_of(file, options))
     return 0
 
 
-def _document(path: Path, options: argparse.Namespace) -> Document:
+def _folder_document(folder: Path) -> Document:
+    """The report of a folder of 'mamf node', or of a profile's ranks."""
+    from mamf.node.logs import contributed_baseline, is_node_folder, read_nodes
+    from mamf.node.report import node_document
+    from mamf.node.verdict import judge
+    from mamf.profiling.log import rank_logs, read_rank_logs
+    from mamf.profiling.report import ranks_document
+
+    if not is_node_folder(folder):
+        return ranks_document(read_rank_logs(folder), len(rank_logs(folder)))
+    not_together, devices = read_nodes([folder])
+    return node_document(devices, judge(devices, contributed_baseline(devices)), not_together)
+
+
+def document_of(path: Path, options: argparse.Namespace) -> Document:
+    """The report of a log of any kind. ``options``: ``top`` and ``ceiling``. Raises RunLogError."""
+    from mamf.cli.reading import read_log, reading
+    from mamf.logs.legacy import read_legacy_or_none
+    from mamf.profiling.log import read_profile_or_none
+    from mamf.profiling.report import profile_document
+    from mamf.report.imported import finder_document
+
+    with reading([path]) as seen:
+        imported = read_legacy_or_none(path, seen)
+    if imported:
+        return finder_document(imported, options.top)
     if (profiled := read_profile_or_none(path)) is not None:
         return profile_document(*profiled, options.top)
-    log, roofs = read_log(path), read_roofs(options)
+    return _document_of_run(read_log(path), options)
+
+
+def _document_of_run(log: RunLog, options: argparse.Namespace) -> Document:
+    from mamf.cli.reading import read_roofs
+    from mamf.kinds.kind import View
+    from mamf.kinds.registry import kind_of
+    from mamf.logs.compare import require_same_card
+    from mamf.profiling.counters.report import counters_document
+
+    roofs = read_roofs(options)
     if roofs is not None:
         require_rows(log)
         require_same_card(log, roofs)

@@ -3,126 +3,100 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
-from dataclasses import fields, replace
-from functools import partial
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
-from mamf.backend import Backend
-from mamf.ceilings.roof import require_same_device
-from mamf.cli.commands.kernels_sweep import KernelsSession
-from mamf.cli.interruption import Interruption
-from mamf.cli.printing import say_memory
-from mamf.cli.reading import read_roofs
-from mamf.cli.resuming import Resumed, require_same_kernels
-from mamf.cli.session import measure
-from mamf.cli.sharing import run_device_process, say_devices
-from mamf.cli.terminal import say
-from mamf.engine.estimate import estimate_seconds, probe_flops
-from mamf.engine.strategies.shapes import Sweep, measured_shapes, operand_bytes
-from mamf.errors import UnsupportedError, UsageError
+from mamf.cli.options import (
+    add,
+    add_device_options,
+    add_devices_options,
+    add_measuring_options,
+    add_output_options,
+    add_run_options,
+    index,
+    size,
+)
+from mamf.cli.planning import add_parameters, make_plan
+from mamf.cli.session import Session, run_kernels
+from mamf.cli.terminal import say, say_memory
+from mamf.errors import UnsupportedError
 from mamf.kernel import AnyKernel
-from mamf.kinds.kind import View
-from mamf.limits import count_values, require_known, require_steps
-from mamf.measurement import Measurement
-from mamf.operations.matmul.kernel import MatmulProblem
-from mamf.operations.matmul.operation import problem_for
-from mamf.operations.matmul.selection import kernel_for
-from mamf.operations.matmul.shapes import LAYOUT_OF, PRESETS, MatmulShape, matmul_grid, parse_range
-from mamf.plans import MATMUL, SHUFFLED, SWEEP, Plan, SweepOptions
-from mamf.plugins.discovery import is_path, operation
+from mamf.operation import Request
+from mamf.operations.matmul.operation import Matmul
+from mamf.plans import ORDERS, SHUFFLED, Plan, SweepOptions
+from mamf.regime_names import NAMES
 
-_DEFAULT_SIZE = 4096
+if TYPE_CHECKING:
+    from mamf.kinds.kind import View
 
-
-def _sizes_from(options: argparse.Namespace) -> dict[str, Sequence[int]]:
-    """The sizes by dimension. Raises UsageError for an empty or backward range, and for more steps than a run
-    may have.
-    """
-    found: dict[str, Sequence[int]] = {}
-    for name in "mnk":
-        if bounds := getattr(options, f"{name}_range"):
-            found[name] = parse_range(*bounds)
-        elif sizes := getattr(options, name):
-            found[name] = sizes
-    if options.shapes and found:
-        raise UsageError("--shapes names whole shapes: leave the sizes of M, N and K out")
-    require_steps(*map(count_values, found.values()), len(options.regime or "1"))
-    return found
+EXAMPLES = """examples:
+  mamf sweep --m-range 0 20480 256                    79 shapes Mx4096x4096 in burst
+  mamf sweep --m 8192 --n 8192 --k 8192 --regime burst sustained
+  mamf sweep --m-range 0 20480 256 --regime classic   mamf-finder's protocol
+  mamf sweep --preset decode --top all                linear layers of Llama 8B, 1 to 512 tokens
+  mamf sweep --preset llama-8b --product grad-weight  the products of a backward pass
+  mamf sweep --resume LOG                             continue after Ctrl-C or kill
+  mamf sweep --operation NAME --help                  the options for kernels of another operation
+"""
+#: Options that are SweepOptions, by field.
+_HOW = {
+    "order": "order",
+    "warmup_launches": "num_warmup_iterations",
+    "timed_launches": "num_iterations",
+    "reference_every": "reference_every",
+}
 
 
-def named_shapes(options: argparse.Namespace) -> dict[MatmulShape, str]:
-    """The products of the preset with the names of their layers; sizes of M are its tokens."""
-    if options.preset is None:
-        if options.product is not None:
-            raise UsageError("--product selects a pass of a --preset: name one")
-        return {}
-    sizes = _sizes_from(options)
-    if options.shapes or sizes.keys() - {"m"}:
-        raise UsageError("--preset names whole layers: only --m, their tokens, can be combined with it")
-    require_known(("preset of matmul (moe is one of --operation grouped)", options.preset, PRESETS))
-    return PRESETS[options.preset].shapes(options.product or "forward", sizes.get("m"))
-
-
-def shapes_from(options: argparse.Namespace) -> tuple[MatmulShape, ...]:
-    """The shapes to measure. Raises UsageError for an empty or backward range."""
-    if named := named_shapes(options):
-        return tuple(named)
-    sizes = _sizes_from(options)
-    return tuple(dict.fromkeys(options.shapes or matmul_grid(*(sizes.get(name, [_DEFAULT_SIZE]) for name in "mnk"))))
-
-
-def problem_from(options: argparse.Namespace, backend: Backend) -> MatmulProblem:
-    """The problem, with defaults for options that are not given."""
-    names = (field.name for field in fields(MatmulProblem))
-    given = {name: value for name in names if (value := getattr(options, name)) is not None}
-    usual = LAYOUT_OF.get(getattr(options, "product", None) or "forward")
-    return problem_for(backend, **{"layout": usual, **given})
-
-
-def plan_from(options: argparse.Namespace, backend: Backend, kernel: str) -> Plan:
-    """The plan from the options."""
-    swept = {
-        "order": options.order,
-        "warmup_launches": options.num_warmup_iterations,
-        "timed_launches": options.num_iterations,
-        "reference": options.reference,
-        "reference_every": options.reference_every,
-    }
-    return Plan(
-        SWEEP,
-        MATMUL,
-        (problem_from(options, backend),),
-        (kernel,),
-        shapes_from(options),
-        tuple(dict.fromkeys(options.regime or Plan.regimes)),
-        options.precision or Plan.precision,
-        options.time_limit,
-        options.budget,
-        layers=tuple(named_shapes(options).values()),
-        options=replace(SweepOptions(SHUFFLED), **{name: each for name, each in swept.items() if each is not None}),
+def configure(parser: argparse.ArgumentParser) -> None:
+    add_parameters(parser, Matmul(), several=False)
+    group = parser.add_argument_group("what")
+    add(group, "--operation", default_text="matmul; other operations have other options")
+    add(group, "--kernel", nargs=None, default_text="the usual kernel for the dtype: torch.mm, scaled_mm or int_mm")
+    group = add_measuring_options(parser, known=NAMES)
+    group.add_argument(
+        "--num-warmup-iterations", type=index, metavar="COUNT", help="classic: untimed launches (default: 50)"
     )
+    group.add_argument("--num-iterations", type=size, metavar="COUNT", help="classic: timed launches (default: 100)")
+    group.add_argument(
+        "--order", choices=ORDERS, help="shuffled (default), so that drift cannot look like a trend, or as given"
+    )
+    group.add_argument(
+        "--reference", metavar="MxNxK", help="measure this shape repeatedly to show drift (default: none)"
+    )
+    group.add_argument(
+        "--reference-every", type=size, metavar="COUNT", help="shapes between two visits to it (default: 100)"
+    )
+    add_device_options(parser)
+    add_devices_options(parser)
+    add_run_options(parser)
+    add(parser, "--ceiling", default_text="rows have no share of the roof")
+    add_output_options(parser)
 
 
 def run(options: argparse.Namespace) -> int:
-    if options.led:
-        return run_device_process(*options.led)
-    shapes_from(options)  # reports wrong shapes before a device is opened
-    return measure(options, partial(_SweepSession, options))
+    return run_kernels(options, _SweepSession, Matmul())
 
 
-class _SweepSession(KernelsSession):
+class _SweepSession(Session):
     """Measures one matmul kernel over a list of shapes."""
 
-    def __init__(self, options: argparse.Namespace, interruption: Interruption, resumed: Resumed | None) -> None:
+    def __init__(self, request: Request, options: argparse.Namespace, *opened: Any) -> None:
+        from mamf.ceilings.roof import require_same_device
+        from mamf.cli.reading import read_roofs
+
         self.roofs = read_roofs(options)
-        super().__init__(operation(MATMUL), options, interruption, resumed)
+        super().__init__(request, options, *opened)
         if self.roofs is not None:
             info = self.backend.info
             require_same_device((self.roofs.device, self.roofs.uuid_hash), (info.name, info.uuid_hash))
 
-    def opened_kernels(self) -> list[tuple[str, AnyKernel]]:
+    def open_kernels(self) -> list[tuple[str, AnyKernel]]:
+        from mamf.cli.resuming import require_same_kernels
+        from mamf.operations.matmul.selection import kernel_for
+        from mamf.plugins.discovery import is_path
+
         before, backend = self.before, self.backend
-        problem = before.problem if before else problem_from(self.options, backend)
+        (problem,) = before.problems if before else self.request.problems(backend)
         name = self.options.kernel or (before.kernels[0] if before else "auto")
         kernel = kernel_for(backend, problem, name)
         # Earlier logs name a kernel that was loaded by path as it calls itself.
@@ -134,37 +108,27 @@ class _SweepSession(KernelsSession):
         return [(planned, kernel)]
 
     def new_plan(self) -> Plan:
-        plan = plan_from(self.options, self.backend, self.kernels[0][0])
-        if not self.devices:
-            return plan
-        _, common = plan.common(plan.problem.dtype)
-        return replace(plan, options=replace(plan.options, reference=plan.options.reference or common))
+        given = {field: getattr(self.options, option) for field, option in _HOW.items()}
+        given["reference"] = self.options.reference and self.of.parse_shape(self.options.reference)
+        how = replace(SweepOptions(SHUFFLED), **{field: each for field, each in given.items() if each is not None})
+        return make_plan(self.request, self.options, self.backend, [name for name, _ in self.kernels], NAMES, how)
 
-    def strategy(self) -> Sweep:
-        (_, kernel), *_ = self.kernels
-        return Sweep(self.plan, kernel, self.backend, self.held)  # type: ignore[arg-type]
+    def say_plan(self) -> None:
+        from mamf.engine.estimate import estimate_seconds, probe_flops
+        from mamf.engine.strategies.shapes import measured_shapes, operand_bytes
 
-    def counts(self, row: Measurement) -> bool:
-        return self.is_of_step(row)
-
-    def dry_run(self) -> int:
         plan, backend, ((_, kernel),) = self.plan, self.backend, self.kernels
-        steps = plan.steps(self.held)
+        steps = self.driven.steps
         needed = max(operand_bytes(plan, shape, backend.info.cache_bytes) for shape in measured_shapes(plan))
         flops = probe_flops(kernel, plan.problem, backend)  # type: ignore[arg-type]
-        seconds = estimate_seconds(plan, steps, backend, flops) / max(len(self.devices), 1)
+        seconds = estimate_seconds(plan, steps, backend, flops)
         say(f"device: {backend.info.name} ({backend.name}:{backend.index}), {kernel.name} {plan.problem.dtype}")
         say(f"shapes: {len(plan.shapes)}, in {', '.join(plan.regimes)}: {len(steps)} to measure")
         say_memory(needed, "the largest", backend)
-        say_devices(self.devices)
         say(f"time: about {seconds:.0f} s, estimated from {flops / 1e12:.3g} TFLOPS of a square product")
-        return 0
 
     def label(self) -> str:
         return f"{self.plan.problem.dtype}-{'-'.join(self.plan.regimes)}"
-
-    def shared_kernel(self) -> str:
-        return self.options.kernel or self.kernels[0][0]
 
     def view(self) -> View:
         return replace(super().view(), roofs=self.roofs)

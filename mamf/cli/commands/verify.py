@@ -3,111 +3,96 @@
 from __future__ import annotations
 
 import argparse
-import os
-import signal
-import subprocess
-import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from mamf.cli.interruption import ENDING_SIGNALS, EXIT_CODE, Interruption
-from mamf.cli.options.values import ALL
-from mamf.cli.resuming import Resumed, asked_budget, require_same_kernels
-from mamf.cli.session import Session, measure
-from mamf.cli.terminal import say, stdout
-from mamf.cli.watching import end_with
-from mamf.engine.strategies.verify import VerifySweep, kernels_to_verify, verify_plan
-from mamf.errors import UsageError
-from mamf.measurement import Measurement
+from mamf.cli.interruption import Interruption
+from mamf.cli.options import add, add_devices_options, add_output_options, add_run_options, index
+from mamf.cli.session import Session, run_session
+from mamf.cli.terminal import say
 from mamf.plans import MATMUL, VERIFY, VERIFY_BUDGET_SECONDS, Plan
-from mamf.plugins.discovery import backend_class, first_backend
 from mamf.regime_names import CHECKING, asked_regimes
-from mamf.report.verification import counts
 
-_WRONG, _UNCHECKED = 3, 1
+if TYPE_CHECKING:
+    from mamf.kinds.driver import Resumed
+    from mamf.kinds.kind import Named
+
+EXAMPLES = """examples:
+  mamf verify                                 all devices, every available kernel, a minute; exit code 3 if one is wrong
+  mamf verify --budget 8h --output night.jsonl
+  mamf verify --resume night.jsonl            go on after Ctrl-C
+  mamf verify --kernel torch.mm my_package.kernels:MyMatmul --dtype bfloat16
+  mamf verify --kernel torch.mm --seed 0 --number 17     one problem again, as reports of failures say it
+docs/verify-a-card.md says what a clean run excludes.
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("what")
+    add(group, "--kernel", default_text="all available ones but those that compile for minutes")
+    add(group, "--dtype", default_text="all that the device has")
+    add(group, "--regime", choices=CHECKING, help="launches apart at boost, or under load", default_text="both")
+    group.add_argument(
+        "--largest", metavar="SHAPE", help="matmul shape whose FLOP no problem exceeds (default: by device)"
+    )
+    group.add_argument("--seed", type=index, metavar="N", help="seed of all random choices (default: 0)")
+    group.add_argument("--number", type=index, default=0, metavar="N", help="only this random problem, again and again")
+    group = parser.add_argument_group("device")
+    add(group, "--backend", "--device")
+    add_devices_options(parser, "all")
+    add_run_options(parser, budget=f"{VERIFY_BUDGET_SECONDS:.0f}s")
+    add_output_options(parser)
 
 
 def run(options: argparse.Namespace) -> int:
-    if options.device is not None and options.devices:
-        raise UsageError("--device names one device, --devices several: leave one of them out")
-    if options.device is None and options.resume is None and not options.dry_run:
-        options.backend = options.backend or first_backend()
-        asked = sorted(set(options.devices or [ALL]))
-        devices = list(range(backend_class(options.backend).device_count())) if ALL in asked else asked
-        if len(devices) > 1:
-            return _verify_all(options, devices)
-        options.device = devices[0]
-    options.devices = None
     # What scaled_dot_product_attention says, line by line, of a problem that it refuses.
     warnings.filterwarnings("ignore", ".*(kernel not used because|runtime disabled|fused kernels require)")
-    return measure(options, lambda interruption, resumed: _VerifySession(options, interruption, resumed))
-
-
-def _verify_all(options: argparse.Namespace, devices: Sequence[int]) -> int:
-    # One process, log and report per device.
-    if options.output:
-        raise UsageError("--output names one log, and each device has its own: name one --device, or leave it out")
-    command, running = [sys.executable, "-m", "mamf", *options.typed, "--devices"], list[subprocess.Popen[bytes]]()
-    die_too = partial(end_with, os.getpid()) if os.name == "posix" else None
-    # In separate sessions: each signal reaches them once, from here, and they report what they found.
-    before = {
-        each: signal.signal(each, lambda number, _: [one.send_signal(number) for one in running])  # type: ignore[func-returns-value]
-        for each in ENDING_SIGNALS
-    }
-    try:
-        for device in devices:
-            one = subprocess.Popen([*command, str(device)], stdout=stdout(), start_new_session=True, preexec_fn=die_too)
-            running.append(one)
-        codes = [code if 0 <= (code := process.wait()) <= EXIT_CODE else _UNCHECKED for process in running]
-    finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
-    return _WRONG if _WRONG in codes else max(codes)
+    return run_session(options, _VerifySession)
 
 
 class _VerifySession(Session):
-    command = kind = VERIFY
-    operation = MATMUL
+    kind = VERIFY
 
     def __init__(self, options: argparse.Namespace, interruption: Interruption, resumed: Resumed | None) -> None:
-        super().__init__(options, interruption, resumed)
-        if self.before and options.kernel:
-            require_same_kernels(options, self.before.kernels, kernels_to_verify(self.backend, options.kernel))
-        self.kernels = kernels_to_verify(self.backend, self.before.kernels if self.before else options.kernel)
-        # A resumed run gets the whole budget once more.
-        budget = asked_budget(options) or (self.before and self.before.budget_seconds) or VERIFY_BUDGET_SECONDS
-        self.plan = replace(self.make_plan(), budget_seconds=budget)
-        self.rows = list(self.log.lasting) if self.log else []
-        self.sweep = VerifySweep(self.plan, list(self.kernels.values()), self.backend, tuple(self.rows))
+        from mamf.operation import Request
+        from mamf.plugins.discovery import operation
+
+        super().__init__(Request(operation(MATMUL)), options, interruption, resumed)
+
+    def open_kernels(self) -> Sequence[Named]:
+        from mamf.cli.resuming import require_same_kernels
+        from mamf.engine.strategies.verify import kernels_to_verify
+
+        asked, before = self.options.kernel, self.before
+        if before and asked:
+            require_same_kernels(self.options, before.kernels, kernels_to_verify(self.backend, asked))
+        return list(kernels_to_verify(self.backend, before.kernels if before else asked).items())
 
     def new_plan(self) -> Plan:
-        asked, regimes = self.options, asked_regimes(self.options.regime, CHECKING)
-        given = (asked.budget, asked.dtype, regimes, asked.largest, asked.seed or 0, asked.number)
-        return verify_plan(self.backend, self.kernels, *given)
+        from mamf.engine.strategies.verify import verify_plan
+        from mamf.plugins.discovery import operation
 
-    def dry_run(self) -> int:
+        asked, regimes = self.options, asked_regimes(self.options.regime, CHECKING)
+        largest = operation(MATMUL).parse_shape(asked.largest) if asked.largest else None
+        given = (asked.budget, asked.dtype, regimes, largest, asked.seed or 0, asked.number)
+        return verify_plan(self.backend, dict(self.kernels), *given)
+
+    def say_plan(self) -> None:
         plan = self.plan
         say(f"kernels: {', '.join(plan.kernels)}; {' and '.join(plan.regimes)} for {plan.budget_seconds:.0f} s")
-        return 0
-
-    def kernel_name(self) -> str:
-        return " ".join(self.plan.kernels)
 
     def label(self) -> str:
         return f"device{self.backend.index}"
 
+    def count_due(self) -> None:
+        return None
+
     def has_all(self) -> bool:
         return self.options.budget is None
 
-    def measurements(self, on_phase: Callable[[str], None]) -> Iterator[Measurement]:
-        self.sweep.on_phase = on_phase
-        return self.sweep.results()
+    def judge(self, code: int) -> int:
+        from mamf.cli.devices import WRONG
+        from mamf.report.verification import counts
 
-    def left_out(self) -> bool:
-        return False
-
-    def run(self) -> int:
-        code = super().run()
-        return _WRONG if counts(self.rows)["wrong"] else code
+        return WRONG if counts(self.driven.rows)["wrong"] else code

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from dataclasses import dataclass
 
 from mamf.backend import Backend
-from mamf.ceilings.ceiling import Ceiling, confirm_ceilings, why_hopeless
-from mamf.ceilings.search_plan import SearchPlan
+from mamf.ceilings.ceiling import Ceiling, ceilings_of_plan, why_hopeless
 from mamf.engine.runner import Runner
 from mamf.engine.search.strategy import FindStrategy
 from mamf.errors import DeviceError
 from mamf.measurement import Measurement
 from mamf.operations.matmul.kernel import MatmulKernel
+from mamf.plans import Plan
 
 
 @dataclass
@@ -24,7 +24,7 @@ class Find:
     ``kernels`` are those of the plan.
     """
 
-    plan: SearchPlan
+    plan: Plan
     kernels: Sequence[MatmulKernel]
     backend: Backend
     held: Collection[Measurement] = ()
@@ -44,13 +44,7 @@ class Find:
     @property
     def ceilings(self) -> dict[str, Ceiling]:
         """The ceilings that the rows so far confirm, by regime."""
-        return self.confirmed_by(self.rows)
-
-    def confirmed_by(self, rows: Iterable[Measurement]) -> dict[str, Ceiling]:
-        """What rows of this plan confirm, by regime: of those that were kept when the run was broken off, say."""
-        info, problem, default = self.backend.info, self.plan.problem, self.kernels[0].name
-        sought = [(problem, regime, default) for regime in self.plan.regimes]
-        found = confirm_ceilings(rows, sought, info.name, info.uuid_hash)
+        found = ceilings_of_plan(self.plan, self.rows, self.backend.info, self.kernels[0].name)
         return {regime: ceiling for (_, regime), ceiling in found.items()}
 
     @property
@@ -70,10 +64,10 @@ class CeilingSearch:
     3
     """
 
-    def __init__(self, find: Find, regime: str) -> None:
+    def __init__(self, find: Find, regime: str, rows: Iterator[Measurement]) -> None:
         self.find, self.regime = find, regime
-        #: The rows still to come; whoever keeps a log of them puts itself between.
-        self.rows = self.find.results()
+        #: The rows still to come, each after it is logged.
+        self.rows = rows
 
     def __iter__(self) -> Generator[Measurement, None, None]:
         """Each row as it is measured."""

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 
 from mamf.backend import Backend, DeviceInfo
 from mamf.ceilings.contributed import contributed_by
-from mamf.ceilings.search_plan import SearchPlan
 from mamf.ceilings.share import label_dtype
 from mamf.engine.estimate import SMALLEST_PROBE, probe_flops, working_kernels
 from mamf.engine.search.rounds import Rounds
@@ -17,8 +16,8 @@ from mamf.errors import MamfError, UnsupportedError, UsageError
 from mamf.limits import require_seconds
 from mamf.logs.found import cached_ceiling
 from mamf.operations.matmul.kernel import MatmulKernel, MatmulProblem
-from mamf.operations.matmul.shapes import MatmulGrid, MatmulShape
-from mamf.plans import DEFAULT_BUDGET_SECONDS, QUICK_BUDGET_SECONDS
+from mamf.operations.matmul.shapes import MatmulGrid, MatmulShape, SearchOptions
+from mamf.plans import DEFAULT_BUDGET_SECONDS, FIND, MATMUL, QUICK_BUDGET_SECONDS, Plan
 from mamf.regime_names import CEILINGS
 
 
@@ -44,8 +43,6 @@ _STEPS = 20
 #: Longer sizes of K, as multiples of the longest M: C of one wave of tiles may be fastest there.
 _LONGER = (1.2, 1.6, 2.0, 2.4, 3.2)
 _LARGEST_STEP = 1024
-#: A short K, many waves, the elements of a tile that libraries commonly use, and compute units where unknown.
-_SHORT_K, _MANY_WAVES, _TILE, _COMPUTE_UNITS = 1536, 8, 128 * 256, 128
 _SHARE_OF_MEMORY = 0.6
 _SUSTAINED_SETS = 3
 _QUICK_SCOUTS, _QUICK_REFINEMENTS = 40, 48
@@ -131,8 +128,8 @@ QUICK = Pace(
 )
 
 
-def pace_of(plan: SearchPlan) -> Pace:
-    return QUICK if plan.is_quick else THOROUGH
+def pace_of(options: SearchOptions) -> Pace:
+    return QUICK if options.is_quick else THOROUGH
 
 
 def plan_for(
@@ -145,7 +142,7 @@ def plan_for(
     precision: float = 0.003,
     scouts: int | None = None,
     is_quick: bool = False,
-) -> tuple[SearchPlan, list[MatmulKernel]]:
+) -> tuple[Plan, list[MatmulKernel]]:
     """A plan with a grid for this device, whose speed a few launches tell, and its kernels: the named ones, or those
     that are tried unasked. It begins with shapes that won on such devices before. ``is_quick``: for both ceilings
     in 13 s. Where the first kernel refuses the problem altogether, one product is all.
@@ -157,9 +154,9 @@ def plan_for(
         compiling = sum(not kernel.has_cheap_variants for kernel in kernels[1:])
         quick = QUICK_BUDGET_SECONDS + _COMPILING_SECONDS * compiling
         budget_seconds = quick if is_quick else DEFAULT_BUDGET_SECONDS
-    scouts = scouts or (_QUICK_SCOUTS if is_quick else SearchPlan.scouts)
+    scouts = scouts or (_QUICK_SCOUTS if is_quick else SearchOptions.scouts)
     require_seconds("budget_seconds", budget_seconds)
-    refinements = _QUICK_REFINEMENTS if is_quick else SearchPlan.refinements
+    refinements = _QUICK_REFINEMENTS if is_quick else SearchOptions.refinements
     try:
         flops = probe_flops(kernels[0], problem, backend)
         grid = grid_for(backend, problem, flops, budget_seconds, scouts)
@@ -170,17 +167,16 @@ def plan_for(
     if not grid.accepts(MatmulShape(grid.m[0], grid.n[0], grid.k[0])):
         reached = f"{problem.dtype}, which reaches {flops / 1e9:.3g} GFLOPS here"
         raise UsageError(f"{budget_seconds:g} s are too few for a search in {reached}: raise the budget")
-    plan = SearchPlan(
-        problem,
+    first = tuple(shape for shape in priors(backend.info, problem) if fits(grid, shape))
+    plan = Plan(
+        FIND,
+        MATMUL,
+        (problem,),
         tuple(dict.fromkeys(names or (kernel.name for kernel in kernels))),
-        grid,
-        regimes,
-        budget_seconds,
-        precision,
-        scouts,
-        refinements,
-        tuple(shape for shape in priors(backend.info, problem) if fits(grid, shape)),
-        is_quick,
+        regimes=regimes,
+        precision=precision,
+        budget_seconds=budget_seconds,
+        options=SearchOptions(grid, scouts, refinements, first, is_quick),
     )
     return plan, kernels
 
@@ -192,14 +188,6 @@ def fits(grid: MatmulGrid, shape: MatmulShape) -> bool:
     widest = max(*grid.m, *grid.n)
     within = shape.m <= max(grid.m) and shape.n <= max(grid.n) and shape.k <= max(grid.k)
     return within and grid.accepts(shape) and shape.k * max(shape.m, shape.n) <= widest**2
-
-
-def short_and_wide(shapes: Iterable[MatmulShape], compute_units: int | None) -> list[MatmulShape]:
-    """The shapes of short K whose C takes many waves of tiles: the best may be among them, but they are few, so that
-    random shapes may miss them.
-    """
-    least = _MANY_WAVES * _TILE * (compute_units or _COMPUTE_UNITS)
-    return [shape for shape in shapes if shape.k <= _SHORT_K and shape.m * shape.n >= least]
 
 
 def refinement_steps(grid: MatmulGrid) -> list[int]:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from mamf.ceilings.ceiling import Candidate, Ceiling, confirm_ceilings
+from mamf.ceilings.ceiling import Candidate
 from mamf.engine.regimes import Regime, StoppingRule, Sustained
 from mamf.engine.runner import Runner, Steps
 from mamf.engine.search.rounds import Confirmation, Rounds
 from mamf.engine.strategies.kernels import KernelsSweep
 from mamf.kernel import Problem
+from mamf.logs.recording import Record
 from mamf.measurement import Measurement
 from mamf.operations.unknown import operation_called
 from mamf.regime_names import BURST, SUSTAINED
@@ -27,7 +28,7 @@ _SHARE_OF_ROWS, _SHARE_BEFORE_LAST, _SHARE_OF_CHOOSING = 0.2, 0.45, 0.35
 
 @dataclass
 class KernelsFind(KernelsSweep):
-    """One run of a plan that ``confirms``; ``confirmed_by`` returns the ceilings that rows confirm.
+    """One run of a plan that ``confirms`` ceilings.
 
     ``rows``: of an interrupted run, in their order; those measured join them. What was best among them goes through
     rounds that choose, and fresh ones that confirm, in every regime of the plan.
@@ -41,13 +42,7 @@ class KernelsFind(KernelsSweep):
         self._answers = [row for row in self.rows if row.phase]
         self._seen = [row for row in self.rows if not row.phase]
 
-    def confirmed_by(self, rows: Iterable[Measurement]) -> dict[tuple[Problem, str], Ceiling]:
-        """What rows of this plan confirm: of those that were kept when the run was broken off, say."""
-        info, default = self.backend.info, self.kernels[0].name
-        sought = [(problem, regime, default) for problem in self.plan.problems for regime in self.plan.regimes]
-        return confirm_ceilings(rows, sought, info.name, info.uuid_hash)
-
-    def results(self) -> Iterator[Measurement]:
+    def results(self) -> Iterator[Measurement | Record]:
         """Measure every step that is not held, then choose and confirm."""
         self._run = Runner(self.backend, self.plan.budget_seconds, self._answers, self.on_phase)
         yield from self._run.results(self._steps(self._run))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,6 +32,10 @@ _FEWEST_TO_JUDGE = 4
 _FEWEST_TO_GIVE_UP = 40
 # Failures, and no success, after which a kernel beside the first is not tried again.
 _HOPELESS_FAILURES = 3
+#: A short K, many waves, the elements of a tile that libraries commonly use, and compute units where unknown.
+_SHORT_K, _MANY_WAVES, _TILE, _COMPUTE_UNITS = 1536, 8, 128 * 256, 128
+# Shapes of short K and many waves that a search begins with.
+_SHORT_SHAPES = 2
 # Shapes that the surrogate predicts; a larger grid is searched by a sample and the leaders' neighbours.
 _MOST_CANDIDATES = 8192
 _MEASUREMENTS_PER_FIT = 12
@@ -77,7 +81,9 @@ def find_best(
         raise ValueError(f"max_measurements is {max_measurements}: at least 1 is needed")
     chooser = random.Random(seed)
     is_large = len(grid) > _MOST_CANDIDATES
-    search = Search(candidates_of(grid, chooser), compute_units=compute_units, seed=seed)
+    shapes = candidates_of(grid, chooser)
+    first = draw_short_shapes(shapes, compute_units, chooser)
+    search = Search(shapes, compute_units=compute_units, seed=seed, first=first)
     while len(search.measured) < max_measurements:
         proposed = search.propose()
         if proposed is None:
@@ -95,6 +101,17 @@ def candidates_of(grid: MatmulGrid, chooser: random.Random, leaders: Sequence[Ma
     near = [shape for leader in leaders for shape in neighbours(leader, grid)]
     drawn = [MatmulShape(*map(chooser.choice, (grid.m, grid.n, grid.k))) for _ in range(_MOST_CANDIDATES - len(near))]
     return list(dict.fromkeys(shape for shape in (*near, *drawn) if grid.accepts(shape)))
+
+
+def draw_short_shapes(
+    shapes: Iterable[MatmulShape], compute_units: int | None, chooser: random.Random
+) -> list[MatmulShape]:
+    """Draw shapes of short K whose C takes many waves of tiles: the best may be among them, but they are so few that
+    random shapes may miss them.
+    """
+    min_size = _MANY_WAVES * _TILE * (compute_units or _COMPUTE_UNITS)
+    short = [shape for shape in shapes if shape.k <= _SHORT_K and shape.m * shape.n >= min_size]
+    return chooser.sample(short, min(_SHORT_SHAPES, len(short)))
 
 
 class Search:

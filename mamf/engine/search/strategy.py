@@ -14,7 +14,6 @@ from dataclasses import replace
 from typing import ClassVar
 
 from mamf.ceilings.ceiling import CHOOSE, FEWEST_ROUNDS, Candidate, rank_candidates
-from mamf.ceilings.search_plan import SearchPlan
 from mamf.engine.regimes import Burst, Regime, StoppingRule, Sustained
 from mamf.engine.runner import Runner, Step, Steps
 from mamf.engine.search.grid import (
@@ -25,7 +24,6 @@ from mamf.engine.search.grid import (
     pace_of,
     refinement_steps,
     shapes_of,
-    short_and_wide,
 )
 from mamf.engine.search.rounds import (
     Answering,
@@ -36,11 +34,11 @@ from mamf.engine.search.rounds import (
     frugal_and_fast,
     of_the_default,
 )
-from mamf.engine.search.search import FIRST_SHAPES, Search
+from mamf.engine.search.search import FIRST_SHAPES, Search, draw_short_shapes
 from mamf.measurement import Measurement
 from mamf.operations.matmul.kernel import MatmulKernel
-from mamf.operations.matmul.shapes import MatmulShape
-from mamf.plans import ALGORITHM
+from mamf.operations.matmul.shapes import MatmulShape, SearchOptions
+from mamf.plans import ALGORITHM, DEFAULT_BUDGET_SECONDS, Plan
 
 
 class FindStrategy:
@@ -49,8 +47,6 @@ class FindStrategy:
     #: Of a visit of sustained that chooses.
     visit_seconds: ClassVar[float] = 1.0
     sustained_candidates: ClassVar[int] = 3
-    #: Shapes of short K and many waves to begin with.
-    short_shapes: ClassVar[int] = 2
     #: Shapes of a finer step that a refinement considers beside the leaders' neighbours.
     fine_shapes: ClassVar[int] = 5000
     #: Finer steps from a leader to its farthest neighbour in M and N.
@@ -66,15 +62,17 @@ class FindStrategy:
     #: Algorithms of a kernel that compiles them, the likeliest first, that a quick search has the time for.
     quick_algorithms: ClassVar[int] = 2
 
-    def __init__(self, plan: SearchPlan, kernels: Sequence[MatmulKernel], run: Runner) -> None:
+    def __init__(self, plan: Plan, kernels: Sequence[MatmulKernel], run: Runner) -> None:
         self.plan, self.run, self.backend = plan, run, run.backend
+        self.options: SearchOptions = plan.options
+        self._seconds = plan.budget_seconds or DEFAULT_BUDGET_SECONDS
         self._default = kernels[0].name
         #: Those with algorithms to rank: the default has only one, unless all of them are cheap.
         self._ranked = [*kernels[1:], *(kernel for kernel in kernels[:1] if kernel.has_cheap_variants)]
-        self.pace = pace_of(plan)
+        self.pace = pace_of(self.options)
         self._chooser = random.Random(plan.problem.seed)
         self._by_name = {kernel.name: kernel for kernel in kernels}
-        self._deadline = run.begun + plan.budget_seconds
+        self._deadline = run.begun + self._seconds
         self._confirmation = Confirmation(
             run, plan.problem, self._by_name, plan.precision, self._chooser, self.visit_seconds, self._deadline
         )
@@ -89,7 +87,7 @@ class FindStrategy:
         phase.
         """
         scale = 1.0 if Sustained.name in self.plan.regimes else 1 / self.pace.burst
-        return self.run.begun + self._compiled + share * scale * (self.plan.budget_seconds - self._compiled)
+        return self.run.begun + self._compiled + share * scale * (self._seconds - self._compiled)
 
     def steps(self) -> Steps:
         burst: list[Measurement] = []
@@ -100,12 +98,11 @@ class FindStrategy:
     # -- burst -------------------------------------------------------------------------------------------------------
 
     def _burst(self, seen: list[Measurement]) -> Steps:
-        problem, shapes = self.plan.problem, shapes_of(self.plan.grid)
+        problem, shapes = self.plan.problem, shapes_of(self.options.grid)
         self.run.reserve(problem, (problem.buffers(shape) for shape in shapes))
         regime = self.run.start(Burst(self.backend))
         units = self.backend.info.compute_units
-        short = short_and_wide(shapes, units)
-        first = [*self.plan.priors, *self._chooser.sample(short, min(self.short_shapes, len(short)))]
+        first = [*self.options.priors, *draw_short_shapes(shapes, units, self._chooser)]
         search = Search(
             shapes,
             self._default,
@@ -114,24 +111,24 @@ class FindStrategy:
             first=first,
         )
         self.run.on_phase("burst: scouting")
-        seconds = self.pace.scout * self.plan.budget_seconds / self.plan.scouts
+        seconds = self.pace.scout * self._seconds / self.options.scouts
         rule = StoppingRule(max(self.plan.precision, 0.005), min(seconds, 1.0))
         if self._ranked:
-            count = min(self.plan.scouts, FIRST_SHAPES + len(first))
+            count = min(self.options.scouts, FIRST_SHAPES + len(first))
             yield from self._search(search, regime, "scout", count, self._until(self.pace.scout), rule)
             yield from self._join(search, regime, rule, self._ranked)
-        yield from self._search(search, regime, "scout", self.plan.scouts, self._until(self.pace.scout), rule)
-        if not self.plan.is_quick:
+        yield from self._search(search, regime, "scout", self.options.scouts, self._until(self.pace.scout), rule)
+        if not self.options.is_quick:
             yield from self._join(search, regime, rule, [each for each in self._ranked if each.has_cheap_variants])
         self.run.on_phase("burst: refining")
-        steps = refinement_steps(self.plan.grid)
+        steps = refinement_steps(self.options.grid)
         for number, step in enumerate(steps, start=1):
             best = [shape for shape, _ in search.leaders(self.pace.candidates)] or shapes[:1]
-            near = around(best, step, self.plan.grid, self.reach)
+            near = around(best, step, self.options.grid, self.reach)
             # The best may be far from all leaders: a size of no multiple of the coarse step can fill waves exactly.
-            search.consider([*near, *anywhere(best, step, self.plan.grid, self.fine_shapes, self._chooser)])
+            search.consider([*near, *anywhere(best, step, self.options.grid, self.fine_shapes, self._chooser)])
             share = self.pace.scout + (self.pace.refine - self.pace.scout) * number / len(steps)
-            most = len(search.measured) + self.plan.refinements // len(steps)
+            most = len(search.measured) + self.options.refinements // len(steps)
             yield from self._search(search, regime, "refine", most, self._until(share), rule)
         # Scouts cannot separate kinds that differ by less than their precision: the best of several are confirmed.
         leaders = search.leaders(self.pace.candidates)
@@ -169,13 +166,13 @@ class FindStrategy:
         if not kernels:
             return
         best_first = [shape for shape, _ in best_of_their_kind(self._scouted)]
-        if self.plan.is_quick:
-            limit = self.short_trial * self.plan.grid.most_flop
+        if self.options.is_quick:
+            limit = self.short_trial * self.options.grid.most_flop
             best_first.sort(key=lambda shape: shape.flop > limit)
         shapes = best_first[: self.trial_shapes]
         yield from self._try_algorithms(regime, shapes, rule, kernels)
         tried = [row for row in self._algorithms if row.ok and row.shape in shapes]
-        if self.plan.is_quick:
+        if self.options.is_quick:
             self._ranked = kernels = self._best_kernel(tried, shapes)
         for kernel in kernels:
             best = self._best_algorithms(kernel, tried)
@@ -205,7 +202,7 @@ class FindStrategy:
                 fastest = max(rows, key=lambda row: row.best_rate)
                 best.append(fastest if fastest.best_rate >= (1 + self.clearly) * rows[0].best_rate else rows[0])
         found = [row.kernel for row in sorted(best, key=lambda row: row.best_rate, reverse=True)]
-        if self.plan.is_quick and best:
+        if self.options.is_quick and best:
             found.append(next(row.kernel for row in tried if row.kernel in self._names[kernel.name]))
         return list(dict.fromkeys(found))
 
@@ -239,7 +236,7 @@ class FindStrategy:
     def _variants(self, kernel: MatmulKernel, shape: MatmulShape) -> Sequence[MatmulKernel]:
         try:
             found = kernel.variants(self.backend, self.plan.problem, shape)
-            compiles = self.plan.is_quick and not kernel.has_cheap_variants
+            compiles = self.options.is_quick and not kernel.has_cheap_variants
             return found[: self.quick_algorithms] if compiles else found
         except Exception:  # the library's own trouble with a shape: measuring the kernel will say what it is
             return (kernel,)
@@ -271,8 +268,8 @@ class FindStrategy:
         """The best by short visits."""
         candidates = best_of_their_kind(burst)[: self.sustained_candidates]
         shapes = [shape for shape, _ in candidates]
-        longer = [replace(shape, k=k) for shape in shapes for k in along_k(self.plan.grid)]
-        self._start(regime, [*shapes, *(shape for shape in longer if fits(self.plan.grid, shape))])
+        longer = [replace(shape, k=k) for shape in shapes for k in along_k(self.options.grid)]
+        self._start(regime, [*shapes, *(shape for shape in longer if fits(self.options.grid, shape))])
         self.run.on_phase("sustained: soaking, then visiting")
         rule, until = StoppingRule(self.plan.precision, self.visit_seconds), self._until(self.pace.visit)
         visits: list[Measurement] = []
@@ -294,8 +291,8 @@ class FindStrategy:
         yield from candidates
         for shape, kernel in frugal_and_fast(visits, 1):
             exchanged = MatmulShape(shape.n, shape.m, shape.k)
-            for other in (exchanged, *(replace(shape, k=k) for k in along_k(self.plan.grid))):
-                if fits(self.plan.grid, other) and (other, kernel) not in candidates:
+            for other in (exchanged, *(replace(shape, k=k) for k in along_k(self.options.grid))):
+                if fits(self.options.grid, other) and (other, kernel) not in candidates:
                     yield other, kernel
 
     def _rounds(

@@ -13,6 +13,7 @@ from mamf.engine.runner import Runner, Step, Steps
 from mamf.engine.strategies.kernels import KernelsSweep
 from mamf.logs.entries import Entry, by_step, visited_entry
 from mamf.logs.judging import DEFAULT_TOLERANCE, is_in_doubt
+from mamf.logs.recording import Record
 from mamf.measurement import Measurement
 from mamf.plans import StepKey
 
@@ -33,7 +34,7 @@ class GuardSweep(KernelsSweep):
         self._names = dict(zip(self.plan.kernels, self.kernels, strict=True))
         self._visits = by_step(row for row in self.rows if not row.phase)
 
-    def results(self) -> Iterator[Measurement]:
+    def results(self) -> Iterator[Measurement | Record]:
         """First visits that are not held, and the fresh ones that they call for."""
         answers = [row for row in self.rows if row.phase]
         self._run = Runner(self.backend, self.plan.budget_seconds, answers, self.on_phase)
@@ -77,7 +78,7 @@ class GuardSweep(KernelsSweep):
     def _key(self, step: StepKey) -> StepKey:
         """The step by the kernel's own name, as rows have it."""
         regime, problem, shape, kernel = step
-        return regime, problem, shape, self._names[kernel].name
+        return StepKey(regime, problem, shape, self._names[kernel].name)
 
 
 def with_another_row(due: Sequence[StepKey], steps: Sequence[StepKey]) -> list[StepKey]:

@@ -11,7 +11,9 @@ from mamf.ceilings.share import Ceilings
 from mamf.engine.regimes import Burst, Regime, StoppingRule, Sustained, regime_class
 from mamf.engine.runner import Runner, Step, Steps
 from mamf.kernel import AnyKernel, Problem
+from mamf.logs.recording import Record
 from mamf.measurement import Measurement
+from mamf.operations.matmul.shapes import COMMON_PRODUCT
 from mamf.plans import Plan, StepKey
 
 #: Time for a visit of the reference product to the time for a row: it only has to show whether the card drifted.
@@ -24,8 +26,8 @@ class KernelsSweep:
 
     ``ceilings`` may be empty: then there is no share and no reference. ``references`` are the kernels that the ceilings
     were measured with; a ceiling whose kernel is missing has no reference. ``kernels`` are the plan's, in its order.
-    ``queue``: steps in place of all that are not held, as they come: of a run that several devices share. They are
-    compared by the reference, or where no ceiling has one by the plan's ``common`` row, which is visited first.
+    ``records``: what the log gets before the rows.
+    Devices that share a run find their own ceilings, and visit common rows first that make their rows comparable.
     """
 
     plan: Plan
@@ -35,10 +37,11 @@ class KernelsSweep:
     references: Mapping[str, AnyKernel] = field(default_factory=dict)
     held: Collection[StepKey] = ()
     on_phase: Callable[[str], None] = lambda text: None
-    queue: Iterable[StepKey] | None = None
+    records: Iterable[Record] = ()
 
-    def results(self) -> Iterator[Measurement]:
-        """Measure every step that is not held, or of the queue."""
+    def results(self) -> Iterator[Measurement | Record]:
+        """Measure every step that is not held."""
+        yield from self.records
         self._run = Runner(self.backend, self.plan.budget_seconds, on_phase=self.on_phase)
         yield from self._run.results(self._steps(self._run))
 
@@ -48,8 +51,7 @@ class KernelsSweep:
         return self._run.left_out
 
     def _steps(self, run: Runner) -> Steps:
-        steps = self.plan.steps(self.held) if self.queue is None else self.queue
-        for name, own in itertools.groupby(steps, key=lambda step: step[0]):  # as they come
+        for name, own in itertools.groupby(self.plan.steps(self.held), key=lambda step: step[0]):
             yield from self._rows(run, run.start(self._regime(name)), own)
 
     def _rows(self, run: Runner, regime: Regime, steps: Iterable[StepKey]) -> Steps:
@@ -65,9 +67,9 @@ class KernelsSweep:
             kernel = by_name[kernel_name]
             if problem.dtype != context:
                 context = problem.dtype
+                if self.plan.is_shared:
+                    yield from self._common_rows(regime, problem)
                 before = yield from self._reference(regime, problem)
-                if self.queue is not None and self._reference_kernel(context, name) is None:
-                    yield from self._common(regime, problem.dtype)
             row = yield Step(kernel, problem, shape, regime, self._rule(regime), is_reported=False)
             if row is None:
                 continue
@@ -95,14 +97,20 @@ class KernelsSweep:
         ceiling = self.ceilings.get((dtype, regime))
         return None if ceiling is None else self.references.get(ceiling.kernel)
 
-    def _common(self, regime: Regime, dtype: str) -> Steps:
-        """The plan's common row, by the first kernel that supports it."""
-        problem, shape = self.plan.common(dtype)
-        for kernel in self.kernels:
-            row = yield Step(kernel, problem, shape, regime, self._rule(regime), is_reference=True, is_reported=False)
+    def _common_rows(self, regime: Regime, problem: Problem) -> Steps:
+        """A product by the ceiling's kernel, if there is one: rows are shares of a ceiling of products. Then the plan's
+        reference by the first kernel that supports it.
+        """
+        visits = [(kernel, problem, self.plan.options.reference) for kernel in self.kernels]
+        if kernel := self._reference_kernel(problem.dtype, regime.name):
+            of_ceiling = self.ceilings[problem.dtype, regime.name].problem
+            visits.insert(0, (kernel, of_ceiling, COMMON_PRODUCT))
+        for kernel, of, shape in visits:
+            row = yield Step(kernel, of, shape, regime, self._rule(regime), is_reference=True, is_reported=False)
             if row is not None and row.ok:
                 yield row
-                return
+                if of is problem:
+                    return
 
     def _rule(self, regime: Regime) -> StoppingRule:
         # In sustained a row is a visit of 2 s: the reference's visits beside it take as long again.

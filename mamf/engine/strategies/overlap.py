@@ -22,7 +22,7 @@ from mamf.engine.runner import Step, failed_row
 from mamf.errors import UnsupportedError, plugin_errors
 from mamf.kernel import Verdict
 from mamf.measurement import Measurement, Status
-from mamf.operations.overlap.operation import OTHER, PRODUCTS, OverlapProblem, OverlapShape, Pair
+from mamf.operations.overlap import OTHER, PRODUCTS, OverlapProblem, OverlapShape, Pair
 from mamf.plans import StepKey
 
 AnswerT = TypeVar("AnswerT")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import statistics as stdlib_statistics
 from collections import deque
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator
+from collections.abc import Callable, Collection, Generator, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 from mamf.backend import Backend
-from mamf.engine.regimes import Classic, Regime, StoppingRule, regime_class
+from mamf.engine.regimes import Burst, Classic, Regime, StoppingRule, regime_class
 from mamf.engine.runner import Runner, Step, Steps
 from mamf.errors import UnsupportedError
 from mamf.kernel import AnyKernel, Buffer
@@ -58,7 +58,7 @@ def largest_buffers(plan: Plan, cache_bytes: int | None, free_memory: int | None
 @dataclass
 class Sweep:
     """One run of a plan on an opened backend. ``results`` yields as it measures; breaking off loses only the shape in
-    flight. ``queue``: steps in place of all that are not held, as they come: of a run that several devices share.
+    flight.
 
     The algorithms of a kernel with cheap variants are ranked on each shape in the regime itself: each has a row of the
     phase ALGORITHM. The row of the step is a fresh measurement of the fastest, because the fastest of several rows is
@@ -70,10 +70,9 @@ class Sweep:
     backend: Backend
     held: Collection[StepKey] = ()
     on_phase: Callable[[str], None] = lambda text: None
-    queue: Iterable[StepKey] | None = None
 
     def results(self) -> Iterator[Measurement]:
-        """Measure every step of the plan that is not held, or of the queue.
+        """Measure every step of the plan that is not held.
 
         Raises UnsupportedError before anything is allocated when the kernel cannot do this dtype and layout here.
         """
@@ -89,11 +88,10 @@ class Sweep:
 
     def _steps(self, run: Runner) -> Steps:
         plan, options = self.plan, self.plan.options
-        steps = plan.steps(self.held) if self.queue is None else self.queue
         regime: Regime | None = None
         speeds: deque[float] = deque(maxlen=_RECENT_SHAPES)
         done = 0
-        for name, _, shape, _ in steps:
+        for name, _, shape, _ in plan.steps(self.held):
             if regime is None:
                 largest = largest_buffers(plan, self.backend.info.cache_bytes, self.backend.free_memory())
                 run.reserve(plan.problem, [largest])
@@ -141,7 +139,7 @@ class Sweep:
         kind = regime_class(name)
         if kind is Classic:
             return Classic(self.backend, self.plan.options.warmup_launches, self.plan.options.timed_launches)
-        return kind(self.backend)
+        return Burst(self.backend, self.plan.flush) if kind is Burst else kind(self.backend)
 
     def _would_overrun(self, run: Runner, shape: Any, speeds: Collection[float]) -> bool:
         """Whether even the verification and the fewest launches would outlast the budget, at the speed seen so far."""

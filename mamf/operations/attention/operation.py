@@ -8,12 +8,31 @@ from typing import Any
 
 from mamf.backend import Backend, DeviceInfo
 from mamf.measurement import TERA, Measurement
-from mamf.operation import FlopOperation, random_sizes
-from mamf.operations.attention.shapes import DIRECTIONS, AttentionKernel, AttentionProblem, AttentionShape
-from mamf.plugins.discovery import kernel_of
+from mamf.operation import FlopOperation, Preset, random_sizes
+from mamf.operations.attention.shapes import (
+    DIRECTIONS,
+    PRESETS,
+    AttentionKernel,
+    AttentionProblem,
+    AttentionShape,
+    HeadDims,
+    equal_widths,
+)
+from mamf.parameters import combine
 
-_LENGTHS = (1024, 4096, 16384)
-_TOKENS = 16384
+_USUAL: Mapping[str, Sequence[Any]] = {
+    "head_dim": equal_widths(128),
+    "heads": (None,),
+    "kv_heads": (None,),
+    "causal": (False,),
+    "window": (None,),
+    "seqlen_k": (1024, 4096, 16384),
+    "seqlen_q": (None,),
+    "batch": (None,),
+}
+# A CPU takes seconds for the work of a millisecond on an accelerator.
+_TOKENS, _TOKENS_OF_CPU = 16384, 1024
+_HIDDEN = 2048
 
 
 class Attention(FlopOperation[AttentionProblem, AttentionShape]):
@@ -30,7 +49,17 @@ class Attention(FlopOperation[AttentionProblem, AttentionShape]):
     reference = "softmax in float64 over products by the device's library; four rows by the host in float64"
 
     def default_shapes(self, backend: Backend) -> Sequence[AttentionShape]:
-        return [AttentionShape(_TOKENS // length, 16, 16, length, length, 128, 128) for length in _LENGTHS]
+        return self.shapes_of({}, backend)
+
+    def presets(self) -> Mapping[str, Preset[AttentionShape]]:
+        return PRESETS
+
+    def shapes_of(self, sizes: Mapping[str, Sequence[Any]], backend: Backend) -> Sequence[AttentionShape]:
+        """Every combination of sizes; by default batches of equally many tokens, and heads of a model's width."""
+        tokens = _TOKENS if backend.is_accelerator else _TOKENS_OF_CPU
+        return [
+            _complete(tokens, **chosen) for chosen in combine({name: sizes.get(name, _USUAL[name]) for name in _USUAL})
+        ]
 
     def columns(self, row: Measurement, info: DeviceInfo | None = None) -> Mapping[str, object]:
         """Memory and traffic; the sparsity of the computed attention, and its distance from dense attention."""
@@ -78,9 +107,19 @@ class Attention(FlopOperation[AttentionProblem, AttentionShape]):
         return float(shape.seqlen_k)
 
 
-def attention_kernel(name: str) -> AttentionKernel:
-    """A kernel by name. Raises as ``kernel_of`` does."""
-    return kernel_of(Attention(), name)  # type: ignore[return-value]
+def _complete(tokens: int, head_dim: HeadDims, seqlen_k: int, **sizes: Any) -> AttentionShape:
+    """A shape from sizes that are None where they follow from others."""
+    heads = sizes["heads"] or max(1, _HIDDEN // head_dim.keys)
+    return AttentionShape(
+        sizes["batch"] or max(1, tokens // seqlen_k),
+        heads,
+        sizes["kv_heads"] or heads,
+        sizes["seqlen_q"] or seqlen_k,
+        seqlen_k,
+        *head_dim,
+        sizes["causal"],
+        sizes["window"],
+    )
 
 
 def saved_mib(row: Measurement) -> float | None:

@@ -10,15 +10,17 @@ from __future__ import annotations
 import math
 import re
 from abc import abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal, NamedTuple, get_args
 
 from mamf.backend import Backend, Unavailable
 from mamf.dtypes import DTYPES
 from mamf.errors import UsageError
 from mamf.kernel import ALL_DATA, Buffer, Kernel, aligned
-from mamf.limits import LARGEST_SEED, parse_digits, require_known, require_share, whole_number
+from mamf.limits import parse_digits, parse_share, parse_size, require_share, whole_number
+from mamf.operation import Preset
+from mamf.parameters import DERIVED, DeclaredProblem, describe
 from mamf.work import Work
 
 Direction = Literal["fwd", "bwd", "fwd+bwd"]
@@ -36,6 +38,12 @@ class HeadDims(NamedTuple):
 
     keys: int
     values: int
+
+    @classmethod
+    def parse(cls, text: str) -> HeadDims:
+        """Read ``192/128``, or ``128`` for both. Raises UsageError for any other text."""
+        keys, *values = map(parse_size, text.split("/", 1))
+        return cls(keys, *(values or [keys]))
 
     def __str__(self) -> str:
         return str(self.keys) if self.keys == self.values else f"{self.keys}/{self.values}"
@@ -56,15 +64,32 @@ class AttentionShape:
     (``kv2`` after the heads, ``v64`` after the head dimension and ``w1024`` at the end where they differ).
     """
 
-    batch: int
-    heads: int
-    kv_heads: int
-    seqlen_q: int
-    seqlen_k: int
-    head_dim: int
-    head_dim_v: int
-    causal: bool = False
-    window: int | None = None
+    batch: int = field(
+        metadata=describe("sequences", default="as many as make 16384 tokens, 1024 on a CPU", read=parse_size)
+    )
+    heads: int = field(metadata=describe("query heads", default="2048 / head dimension", read=parse_size, metavar="H"))
+    kv_heads: int = field(metadata=describe("key heads", default="as many as --heads", read=parse_size, metavar="H"))
+    seqlen_q: int = field(
+        metadata=describe("queries", default="as many as keys", keyword="query_lens", read=parse_size, metavar="S")
+    )
+    seqlen_k: int = field(
+        metadata=describe("keys", default="1024 4096 16384", keyword="seq_lens", read=parse_size, metavar="S")
+    )
+    head_dim: int = field(
+        metadata=describe(
+            "dimensions of a head; 192/128 if keys and values differ",
+            default="128",
+            keyword="head_dims",
+            read=HeadDims.parse,
+            metavar="D",
+        )
+    )
+    head_dim_v: int = field(metadata=DERIVED)
+    causal: bool = field(default=False, metadata=describe("a query sees no later keys"))
+    window: int | None = field(
+        default=None,
+        metadata=describe("keys seen before, and unless causal after, each query", read=parse_size, metavar="W"),
+    )
 
     def __post_init__(self) -> None:
         for name in _SIZES:
@@ -145,8 +170,13 @@ def _clamped_sum(start: int, count: int, high: int) -> int:
     return inside * first + inside * (inside - 1) // 2 + above * high
 
 
+def _read_sparsity(text: str) -> float:
+    """A share from 0 to below 1: ``0.5`` or ``50%``."""
+    return 0.0 if text.strip(" %") in ("0", "0.0") else parse_share(text)
+
+
 @dataclass(frozen=True)
-class AttentionProblem:
+class AttentionProblem(DeclaredProblem):
     """All parameters of an attention except its shape.
 
     ``backward_count``: ``hardware`` (2.5 times the forward's FLOP) or ``model`` (2 times). ``sparsity``: the share of
@@ -156,26 +186,26 @@ class AttentionProblem:
     operation: ClassVar[str] = "attention"
 
     dtype: str = "bfloat16"
-    direction: str = "fwd"
-    data: str = "normal"
+    direction: str = field(default="fwd", metadata=describe("passes", choices=DIRECTIONS))
+    data: str = field(default="normal", metadata=describe("values of the operands", choices=ALL_DATA, is_rare=True))
     seed: int = 0
-    backward_count: str = "hardware"
-    sparsity: float = 0.0
+    backward_count: str = field(
+        default="hardware",
+        metadata=describe(
+            "FLOP of a backward pass: hardware counts 2.5 forward passes, model 2", choices=tuple(BACKWARD_COUNTS)
+        ),
+    )
+    sparsity: float = field(
+        default=0.0,
+        metadata=describe(
+            "share of key blocks that the inputs make irrelevant", default="0", read=_read_sparsity, metavar="SHARE"
+        ),
+    )
 
     def __post_init__(self) -> None:
-        require_known(
-            ("dtype", self.dtype, DTYPES),
-            ("direction", self.direction, DIRECTIONS),
-            ("data", self.data, ALL_DATA),
-            ("backward count", self.backward_count, BACKWARD_COUNTS),
-        )
-        whole_number("seed", self.seed, 0, LARGEST_SEED)
+        super().__post_init__()
         if self.sparsity != 0:
             require_share("sparsity", self.sparsity)
-
-    @property
-    def out_dtype(self) -> str:
-        return self.dtype
 
     @property
     def has_backward(self) -> bool:
@@ -212,44 +242,31 @@ class AttentionProblem:
         return sum(buffer.nbytes for buffer in self.buffers(shape, sets).values()) + self.traffic(shape)
 
 
-@dataclass(frozen=True)
-class Preset:
-    """A named set of shapes. ``heads`` None: as many heads as give the width ``hidden``; ``batch`` None: as many
-    sequences as give the number of tokens. ``directions``, ``kernels``: those to measure; if empty, the usual ones.
-    """
-
-    head_dims: tuple[HeadDims, ...]
-    seq_lens: tuple[int, ...]
-    heads: int | None = None
-    kv_heads: int | None = None
-    batch: int | None = None
-    hidden: int = 2048
-    causal: tuple[bool, ...] = (False, True)
-    query_lens: tuple[int, ...] = ()
-    directions: tuple[str, ...] = ()
-    kernels: tuple[str, ...] = ()
+_CAUSAL, _FULL = (True,), (False,)
 
 
-PRESETS: Mapping[str, Preset] = {
-    "gpt2-small": Preset(equal_widths(64), (1024,), heads=12, causal=(True,)),
-    "gpt3": Preset(equal_widths(128), (2048,), heads=96, causal=(True,)),
-    "llama-8b": Preset(equal_widths(128), (4096, 8192), heads=32, kv_heads=8, causal=(True,)),
-    "llama-70b-gqa": Preset(equal_widths(128), (4096, 8192), heads=64, kv_heads=8, causal=(True,)),
-    "bert-base": Preset(equal_widths(64), (512,), heads=12, causal=(False,)),
-    "bert-large": Preset(equal_widths(64), (512,), heads=16, causal=(False,)),
-    "deepseek-v3": Preset((HeadDims(192, 128),), (4096, 8192), heads=128, causal=(True,)),
-    "long-context": Preset(equal_widths(128), (32768, 65536, 131072), heads=16, kv_heads=4, batch=1, causal=(True,)),
-    "inference-batch": Preset(
-        equal_widths(128), (2048, 8192), heads=32, kv_heads=8, batch=64, causal=(False,), query_lens=(1,)
-    ),
-    "fa3-paper": Preset(equal_widths(64, 128, 256), (512, 1024, 2048, 4096, 8192, 16384)),
-    "scaling": Preset(
-        equal_widths(16, 32, 64, 128),
-        (256, 1024, 4096, 8192, 16384),
-        heads=1,
-        batch=8,
-        causal=(False,),
-        directions=("fwd", "bwd"),
+def _preset(
+    widths: Sequence[HeadDims], lengths: tuple[int, ...], causal: tuple[bool, ...], **sizes: int
+) -> Preset[AttentionShape]:
+    """Every combination of these sizes; those that are not named are as usual."""
+    others = {name: (size,) for name, size in sizes.items()}
+    return Preset(sizes={"head_dim": widths, "seqlen_k": lengths, "causal": causal, **others})
+
+
+PRESETS: Mapping[str, Preset[AttentionShape]] = {
+    "gpt2-small": _preset(equal_widths(64), (1024,), _CAUSAL, heads=12),
+    "gpt3": _preset(equal_widths(128), (2048,), _CAUSAL, heads=96),
+    "llama-8b": _preset(equal_widths(128), (4096, 8192), _CAUSAL, heads=32, kv_heads=8),
+    "llama-70b-gqa": _preset(equal_widths(128), (4096, 8192), _CAUSAL, heads=64, kv_heads=8),
+    "bert-base": _preset(equal_widths(64), (512,), _FULL, heads=12),
+    "bert-large": _preset(equal_widths(64), (512,), _FULL, heads=16),
+    "deepseek-v3": _preset((HeadDims(192, 128),), (4096, 8192), _CAUSAL, heads=128),
+    "long-context": _preset(equal_widths(128), (32768, 65536, 131072), _CAUSAL, heads=16, kv_heads=4, batch=1),
+    "inference-batch": _preset(equal_widths(128), (2048, 8192), _FULL, heads=32, kv_heads=8, batch=64, seqlen_q=1),
+    "fa3-paper": _preset(equal_widths(64, 128, 256), (512, 1024, 2048, 4096, 8192, 16384), _FULL + _CAUSAL),
+    "scaling": replace(
+        _preset(equal_widths(16, 32, 64, 128), (256, 1024, 4096, 8192, 16384), _FULL, heads=1, batch=8),
+        fields={"direction": ("fwd", "bwd")},
         kernels=("eager", "compiled-eager"),
     ),
 }

@@ -16,14 +16,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal, get_args
 
 from mamf.backend import Backend
 from mamf.dtypes import DTYPES
 from mamf.errors import UsageError
-from mamf.kernel import DATA, Buffer, Kernel, aligned
-from mamf.limits import LARGEST_SEED, parse_digits, require_known, whole_number
+from mamf.kernel import Buffer, Kernel, aligned
+from mamf.limits import parse_digits, parse_size, whole_number
+from mamf.parameters import DeclaredProblem, describe
 from mamf.work import Work
 
 Pattern = Literal["copy", "read", "write", "triad"]
@@ -46,6 +47,15 @@ _UNITS = {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10}
 _PATTERN = re.compile(r"(\d+)(GiB|MiB|KiB)?", re.ASCII)
 
 
+def parse_bytes(text: str) -> int:
+    """Bytes from ``256MiB``, ``1GiB``, ``4096KiB`` or a number. Raises UsageError for anything else."""
+    match = _PATTERN.fullmatch(text.strip())
+    if match is None:
+        raise UsageError(f"{text!r} is not the size of an array; write KiB, MiB, GiB or bytes, for example 256MiB")
+    count, unit = match.groups()
+    return parse_digits(count) * _UNITS.get(unit, 1)
+
+
 @dataclass(frozen=True, order=True)
 class BandwidthShape:
     """``nbytes``: the size of each array; a copy of 1 GiB has two of them and moves 2 GiB.
@@ -53,7 +63,15 @@ class BandwidthShape:
     Printed in the largest unit that divides it: ``256MiB``, ``1GiB``, ``1000`` (bytes).
     """
 
-    nbytes: int
+    nbytes: int = field(
+        metadata=describe(
+            "bytes of each array, such as 1GiB",
+            default="powers of two from the cache to half the memory",
+            keyword="size",
+            read=parse_bytes,
+            metavar="SIZE",
+        )
+    )
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "nbytes", whole_number("bytes of an array", self.nbytes))
@@ -67,15 +85,11 @@ class BandwidthShape:
     @classmethod
     def parse(cls, text: str) -> BandwidthShape:
         """Read ``256MiB``, ``1GiB``, ``4096KiB`` or bytes. Raises UsageError for anything else."""
-        match = _PATTERN.fullmatch(text.strip())
-        if match is None:
-            raise UsageError(f"{text!r} is not the size of an array; write KiB, MiB, GiB or bytes, for example 256MiB")
-        count, unit = match.groups()
-        return cls(parse_digits(count) * _UNITS.get(unit, 1))
+        return cls(parse_bytes(text))
 
 
 @dataclass(frozen=True)
-class BandwidthProblem:
+class BandwidthProblem(DeclaredProblem):
     """All parameters of a pass over arrays except their size.
 
     ``warm``: the number of passes over the same arrays within one launch, all of them counted. Several passes measure
@@ -84,24 +98,13 @@ class BandwidthProblem:
 
     operation: ClassVar[str] = "bandwidth"
 
-    pattern: str = "copy"
+    pattern: str = field(default="copy", metadata=describe("what a pass does", choices=PATTERNS))
     dtype: str = "float32"
     data: str = "normal"
     seed: int = 0
-    warm: int = 1
-
-    def __post_init__(self) -> None:
-        require_known(
-            ("pattern", self.pattern, PATTERNS),
-            ("dtype", self.dtype, DTYPES),
-            ("data", self.data, DATA),
-        )
-        whole_number("seed", self.seed, 0, LARGEST_SEED)
-        whole_number("warm", self.warm)
-
-    @property
-    def out_dtype(self) -> str:
-        return self.dtype
+    warm: int = field(
+        default=1, metadata=describe("passes in a launch; several measure a cache", read=parse_size, is_rare=True)
+    )
 
     @property
     def arrays(self) -> tuple[str, ...]:

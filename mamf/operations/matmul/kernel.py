@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Protocol, TypeVar
 
 from mamf.backend import Backend
 from mamf.dtypes import DTYPES, tolerance
-from mamf.errors import UsageError
 from mamf.kernel import ALL_DATA, Buffer, Kernel, aligned
-from mamf.limits import LARGEST_SEED, require_known, shorten, whole_number
+from mamf.limits import require_known
 from mamf.operations.matmul.shapes import MatmulShape
+from mamf.parameters import DeclaredProblem, describe
 from mamf.work import Work
 
 LAYOUTS = ("nt", "nn", "tn", "tt")
 #: What may follow a layout: unused elements after each stored row of A and B.
 PADDINGS = ("", "+1", "+8", "+24")
+_ALL_LAYOUTS = tuple(layout + padding for padding in PADDINGS for layout in LAYOUTS)
 # Standard deviations of int8 values by data, and how many of those of a sum an int8 output has room for.
 _INT8_DEVIATIONS = {"normal": 31.7, "uniform": 73.3, "integers": 1.41, "wide": 1.3, "zeros": 0.0}
 _INT8_MAX, _DEVIATIONS_IN_INT8 = 127, 6
@@ -44,29 +45,37 @@ class ProductShape(Protocol):
 
 
 @dataclass(frozen=True)
-class ProductProblem:
+class ProductProblem(DeclaredProblem):
     """The common fields of single, batched and grouped products; see MatmulProblem for ``layout``."""
 
     operation: ClassVar[str]
     convention: ClassVar[str]
 
     dtype: str = "bfloat16"
-    out_dtype: str = "bfloat16"
-    layout: str = "nt"
-    data: str = "normal"
+    out_dtype: str = field(
+        default="bfloat16",
+        metadata=describe(
+            "dtype of C", default="the dtype of A; bfloat16 for 8-bit floats, int32 for int8", is_rare=True
+        ),
+    )
+    layout: str = field(
+        default="nt",
+        metadata=describe(
+            "layout of A and B: n as multiplied, t transposed; nt+8: with 8 unused elements after each row",
+            choices=_ALL_LAYOUTS,
+            metavar="LAYOUT",
+            is_rare=True,
+        ),
+    )
+    data: str = field(default="normal", metadata=describe("values of the operands", choices=ALL_DATA, is_rare=True))
     seed: int = 0
-    fast_accumulation: bool = False
+    fast_accumulation: bool = field(
+        default=False, metadata=describe("8-bit floats: fewer bits in partial sums", is_rare=True)
+    )
 
     def __post_init__(self) -> None:
-        require_known(
-            ("dtype", self.dtype, DTYPES),
-            ("output dtype", self.out_dtype, DTYPES),
-            ("layout", self.layout, [layout + padding for padding in PADDINGS for layout in LAYOUTS]),
-            ("data", self.data, ALL_DATA),
-        )
-        whole_number("seed", self.seed, 0, LARGEST_SEED)
-        if not isinstance(self.fast_accumulation, bool):
-            raise UsageError(f"fast_accumulation {shorten(self.fast_accumulation)}: it must be true or false")
+        super().__post_init__()
+        require_known(("output dtype", self.out_dtype, DTYPES))
 
     @property
     def tolerance(self) -> float:

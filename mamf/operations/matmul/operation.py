@@ -10,10 +10,12 @@ from typing import Any, ClassVar
 
 from mamf.backend import Backend, DeviceInfo
 from mamf.dtypes import DTYPES, canonical_name
+from mamf.errors import UnknownNameError
 from mamf.measurement import Measurement
-from mamf.operation import FlopOperation, random_sizes
+from mamf.operation import FlopOperation, Preset, random_sizes
 from mamf.operations.matmul.kernel import LAYOUTS, PADDINGS, MatmulKernel, MatmulProblem, ProductProblemT, ProductShapeT
-from mamf.operations.matmul.shapes import MatmulShape
+from mamf.operations.matmul.shapes import LAYOUT_OF, PRESETS, MatmulShape
+from mamf.parameters import Parameter
 
 # A share of random products is deep: few outputs and a long K, which libraries divide among compute units. Two of three
 # have a K of which cuBLAS 13.1.0 leaves out the last 8 terms on an H100 or H200. Other versions do so at other lengths:
@@ -76,9 +78,27 @@ class Matmul(ProductOperation[MatmulProblem, MatmulShape]):
     shape_type = MatmulShape
     problem_type = MatmulProblem
     shape_example = "4096x4096x4096"
+    preset_parameter = Parameter("preset", str, "linear layers of known models; --m is their tokens")
+    preset_parameters = (
+        Parameter(
+            "product", str, "pass of the preset's layers, with its layout", "forward", tuple(LAYOUT_OF), is_rare=True
+        ),
+    )
 
     def default_shapes(self, backend: Backend) -> Sequence[MatmulShape]:
         return (MatmulShape(4096, 4096, 4096),)
+
+    def presets(self) -> Mapping[str, Preset[MatmulShape]]:
+        """Linear layers of known models."""
+        return {name: self.preset(name, {}) for name in PRESETS}
+
+    def preset(self, name: str, values: Mapping[str, Sequence[Any]]) -> Preset[MatmulShape]:
+        """The products of the layers; sizes of M are their tokens."""
+        if name not in PRESETS:
+            raise UnknownNameError("preset of matmul (moe is one of --operation grouped)", name, PRESETS)
+        (product,) = values.get("product", ("forward",))
+        shapes = PRESETS[name].shapes(product, values.get("m"))
+        return Preset(shapes, fields={"layout": (LAYOUT_OF[product],)}, taken=("m",))
 
 
 def problem_for(

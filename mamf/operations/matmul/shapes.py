@@ -6,11 +6,16 @@ import itertools
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
-from mamf.errors import UsageError
-from mamf.limits import LARGEST_SIZE, Sizes, count_values, require_steps, whole_number
+from mamf.limits import LARGEST_SIZE, Sizes, count_values, parse_size, require_steps, whole_number
+from mamf.parameters import describe
+from mamf.plans import Shape
+
+
+def _size(help: str) -> Mapping[str, Any]:
+    return describe(help, read=parse_size, default="4096", has_range=True)
 
 
 @dataclass(frozen=True, order=True, slots=True)
@@ -20,9 +25,9 @@ class MatmulShape(Sizes):
     pattern: ClassVar[re.Pattern[str]] = re.compile(r"(\d+)x(\d+)x(\d+)", re.ASCII)
     written: ClassVar[str] = "a shape; write MxNxK, for example 4096x4096x4096"
 
-    m: int
-    n: int
-    k: int
+    m: int = field(metadata=_size("rows of A and C"))
+    n: int = field(metadata=_size("columns of B and C"))
+    k: int = field(metadata=_size("columns of A and rows of B, the reduction"))
 
     def __post_init__(self) -> None:
         m, n, k = self.m, self.n, self.k
@@ -50,31 +55,17 @@ class MatmulShape(Sizes):
         return {"a": self.m, "b": self.n}
 
 
-def parse_range(start: int, stop: int, step: int) -> range:
-    """Sizes from START to STOP (excluded) by STEP, as a range; a START of 0 means STEP, since no dimension is 0.
-
-    Raises UsageError if the step is not positive, the start is negative or the range is empty.
-
-    >>> list(mamf.parse_range(0, 20480, 4096))
-    [4096, 8192, 12288, 16384]
-    """
-    if step < 1:
-        raise UsageError(f"range {start} {stop} {step}: the step must be at least 1")
-    if start < 0:
-        raise UsageError(f"range {start} {stop} {step}: the start must not be negative")
-    sizes = range(start or step, stop, step)
-    if not sizes:
-        raise UsageError(f"range {start} {stop} {step} is empty: the stop is excluded, and a start of 0 means {step}")
-    return sizes
+#: A product that devices which share a run all measure, so that their rows are comparable.
+COMMON_PRODUCT = MatmulShape(8192, 8192, 8192)
 
 
 @dataclass(frozen=True)
 class MatmulGrid:
     """All combinations of these sizes of M, N and K, up to ``most_flop``; sizes need not be evenly spaced."""
 
-    m: Sequence[int]
-    n: Sequence[int]
-    k: Sequence[int]
+    m: tuple[int, ...]
+    n: tuple[int, ...]
+    k: tuple[int, ...]
     most_flop: float = math.inf
 
     def accepts(self, shape: MatmulShape) -> bool:
@@ -86,6 +77,26 @@ class MatmulGrid:
     def __len__(self) -> int:
         """The number of combinations of sizes."""
         return len(self.m) * len(self.n) * len(self.k)
+
+
+@dataclass(frozen=True)
+class SearchOptions:
+    """What only a search for ceilings has. The first kernel of its plan, the default, scouts the grid; then shapes and
+    kernels are searched together.
+
+    ``scouts`` and ``refinements``: the most measurements on the grid and around its best shapes, for all kernels
+    together. ``priors``: shapes that are measured first. ``is_quick``: whether to take fewer rounds and visits.
+    """
+
+    grid: MatmulGrid
+    scouts: int = 96
+    refinements: int = 132
+    priors: tuple[Shape, ...] = ()
+    is_quick: bool = False
+
+    def __post_init__(self) -> None:
+        whole_number("scouts", self.scouts)
+        whole_number("refinements", self.refinements, 0)
 
 
 def matmul_grid(m: Sequence[int], n: Sequence[int], k: Sequence[int]) -> list[MatmulShape]:

@@ -7,8 +7,9 @@ from dataclasses import fields
 
 from mamf.backend import Backend, DeviceInfo
 from mamf.measurement import Measurement
-from mamf.operation import FlopOperation
-from mamf.operations.model.shapes import ModelKernel, ModelProblem, ModelShape
+from mamf.operation import FlopOperation, Preset
+from mamf.operations.model.shapes import SIZES, ModelKernel, ModelProblem, ModelShape
+from mamf.parameters import Parameter
 from mamf.regime_names import SUSTAINED
 
 _BATCH, _CONTEXTS = 8, (256, 512, 1024)
@@ -26,9 +27,16 @@ class Model(FlopOperation[ModelProblem, ModelShape]):
     axis_label = "context length"
     default_regime = SUSTAINED
     counts_model_flop = True
+    preset_parameter = Parameter(
+        "preset", str, "small to 2.7b are GPT-2, 1b to 8b are Llama 3 (default: small)", keyword="size"
+    )
 
     def default_shapes(self, backend: Backend) -> Sequence[ModelShape]:
         return [ModelShape(_BATCH, context) for context in _CONTEXTS]
+
+    def presets(self) -> Mapping[str, Preset[ModelShape]]:
+        """Architectures."""
+        return {size: Preset(fields={name: (value,) for name, value in parts.items()}) for size, parts in SIZES.items()}
 
     def columns(self, row: Measurement, info: DeviceInfo | None = None) -> Mapping[str, object]:
         """Tokens per second; parameters; GB of memory that a launch needs, and GB reserved."""

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, get_args
 
 from mamf.backend import Backend
 from mamf.dtypes import DTYPES
 from mamf.errors import UsageError
 from mamf.kernel import Buffer, Kernel
-from mamf.limits import LARGEST_SEED, Sizes, require_known, whole_number
+from mamf.limits import Sizes, parse_size
 from mamf.operations.attention.shapes import AttentionShape
+from mamf.parameters import DeclaredProblem, describe
 from mamf.work import Work
 
 Style = Literal["gpt2", "llama", "moe"]
@@ -42,8 +43,12 @@ class ModelShape(Sizes):
     pattern: ClassVar[re.Pattern[str]] = re.compile(r"b(\d+)s(\d+)", re.ASCII)
     written: ClassVar[str] = "the shape of a training step; write bBATCHsCONTEXT, for example b8s1024"
 
-    batch: int
-    context: int
+    batch: int = field(metadata=describe("sequences in a batch", default="8", read=parse_size, metavar="N"))
+    context: int = field(
+        metadata=describe(
+            "tokens of each sequence", default="256 512 1024", keyword="context_lengths", read=parse_size, metavar="N"
+        )
+    )
 
     def __str__(self) -> str:
         return f"b{self.batch}s{self.context}"
@@ -53,8 +58,13 @@ class ModelShape(Sizes):
         return self.batch * self.context
 
 
+def _rare(help: str) -> Mapping[str, Any]:
+    """Metadata of a field that few set: --size sets most of them."""
+    return describe(help, is_rare=True)
+
+
 @dataclass(frozen=True)
-class ModelProblem:
+class ModelProblem(DeclaredProblem):
     """All parameters of a model's training step except its shape.
 
     ``style``: ``gpt2`` (LayerNorm, learned positions, GELU, biases), ``llama`` (RMSNorm, rotary positions, SwiGLU,
@@ -66,35 +76,29 @@ class ModelProblem:
 
     operation: ClassVar[str] = "model"
 
-    style: Style = "gpt2"
-    d_model: int = 768
-    d_ff: int = 3072
-    layers: int = 12
-    heads: int = 12
-    kv_heads: int = 12
-    experts: int = 1
-    active_experts: int = 1
-    vocabulary: int = 50257
-    tied: bool = True
-    phase: Phase = "forward"
-    autocast: bool = False
-    checkpointing: bool = False
-    optimizer: Optimizer = "adamw"
+    style: Style = field(default="gpt2", metadata=_rare("kind of its blocks"))
+    d_model: int = field(default=768, metadata=_rare("width of the model"))
+    d_ff: int = field(default=3072, metadata=_rare("width inside an MLP"))
+    layers: int = field(default=12, metadata=_rare("blocks"))
+    heads: int = field(default=12, metadata=_rare("query heads"))
+    kv_heads: int = field(default=12, metadata=_rare("key heads"))
+    experts: int = field(default=1, metadata=_rare("MLPs of a block in style moe"))
+    active_experts: int = field(default=1, metadata=_rare("experts of a token"))
+    vocabulary: int = field(default=50257, metadata=_rare("tokens that it knows"))
+    tied: bool = field(default=True, metadata=_rare("the logits use the weights of the embedding"))
+    phase: Phase = field(
+        default="forward",
+        metadata=describe("part of a training step; forward-backward minus forward is the backward pass"),
+    )
+    autocast: bool = field(default=False, metadata=_rare("float32 parameters, and products under torch.autocast"))
+    checkpointing: bool = field(default=False, metadata=_rare("blocks run again in the backward pass"))
+    optimizer: Optimizer = field(default="adamw", metadata=_rare("optimizer of the phase step"))
     dtype: str = "bfloat16"
-    data: str = "normal"
+    data: str = field(default="normal", metadata=describe("tokens", choices=("normal",), is_rare=True))
     seed: int = 0
 
     def __post_init__(self) -> None:
-        require_known(
-            ("style", self.style, STYLES),
-            ("phase", self.phase, PHASES),
-            ("optimizer", self.optimizer, OPTIMIZERS),
-            ("dtype", self.dtype, DTYPES),
-            ("data of a model", self.data, ("normal",)),
-        )
-        for name in ("d_model", "d_ff", "layers", "heads", "kv_heads", "experts", "active_experts", "vocabulary"):
-            whole_number(name, getattr(self, name))
-        whole_number("seed", self.seed, 0, LARGEST_SEED)
+        super().__post_init__()
         self._require_divisible()
 
     def _require_divisible(self) -> None:
@@ -110,10 +114,6 @@ class ModelProblem:
             raise UsageError(f"{self.active_experts} active experts of {self.experts}")
         if (self.experts > 1) != (self.style == "moe"):
             raise UsageError(f"{self.experts} experts in style {self.style}: a moe has several, others have none")
-
-    @property
-    def out_dtype(self) -> str:
-        return self.dtype
 
     @property
     def parameter_dtype(self) -> str:

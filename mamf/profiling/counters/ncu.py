@@ -17,7 +17,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from mamf.backend import Unavailable
 from mamf.errors import UnavailableError
 from mamf.measurement import Measurement
 from mamf.operations.unknown import operation_called
@@ -28,6 +27,10 @@ _ALWAYS = ("--clock-control", "none", "--profile-from-start", "off", "--csv", "-
 _NO_PERMISSION = "ERR_NVGPUCTRPERM"
 _MESSAGE, _ERROR = "==", "==ERROR=="
 _ALTERNATIVES = "rates need none ('mamf sweep', 'mamf attention'), nor does a trace ('mamf profile', nsys)"
+_HOW_TO_PERMIT = (
+    f"the driver lets this user read no counters ({_NO_PERMISSION}): run as root, or load its module with "
+    f"NVreg_RestrictProfilingToAdminUsers=0, in a container with --cap-add SYS_ADMIN; {_ALTERNATIVES}"
+)
 
 
 class Output(NamedTuple):
@@ -56,8 +59,8 @@ class Ncu:
         Raises UnavailableError if no kernel can be counted on this machine.
         """
         output = output_of(self.command(kernel, row.problem, row.shape))
-        if reason := unavailable(output.stdout + output.stderr):
-            raise UnavailableError(str(reason))
+        if _NO_PERMISSION in "".join(output):
+            raise UnavailableError(_HOW_TO_PERMIT)
         kernels = kernels_in(output.stdout)
         if not kernels or any(line.startswith(_ERROR) for line in "\n".join(output).splitlines()):
             return Counts(row.kernel, row.problem, row.shape, reason=fault(*output))
@@ -82,17 +85,6 @@ def find_ncu(name: str | None) -> str:
             f"{_ALTERNATIVES}"
         )
     return path
-
-
-def unavailable(output: str) -> Unavailable | None:
-    """Why no kernel at all can be counted, as ncu said it, or None."""
-    if _NO_PERMISSION not in output:
-        return None
-    return Unavailable(
-        f"the driver lets this user read no counters ({_NO_PERMISSION})",
-        "run as root, or have the module loaded with NVreg_RestrictProfilingToAdminUsers=0, in a container with "
-        f"--cap-add SYS_ADMIN; {_ALTERNATIVES}",
-    )
 
 
 def fault(output: str, errors: str) -> str:

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 from mamf.logs.run_log import RunLog
 from mamf.measurement import TERA, Measurement
 from mamf.operations.unknown import operation_called
-from mamf.profiling.counters.bounds import Bound, bound, short_name
 from mamf.profiling.counters.counts import (
     BLOCKS,
     INSTRUCTIONS,
@@ -20,13 +19,15 @@ from mamf.profiling.counters.counts import (
     SHARED_MEMORY,
     TENSOR,
     WARPS,
+    Bound,
     Counts,
     DeviceKernel,
+    bound,
     counted_in,
+    short_name,
     step_of,
 )
-from mamf.report.columns import rate_column
-from mamf.report.document import Answer, Column, Document, Lines, Table, columns_from
+from mamf.report.document import Answer, Column, Document, Lines, Table, columns_from, rate_column
 from mamf.report.own_ceilings import problem_title
 from mamf.report.text import end_line, machine_line
 

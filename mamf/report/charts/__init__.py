@@ -1,1 +1,1 @@
-"""Charts as data, and their drawing."""
+"""Pictures: what they show, as data, and how matplotlib draws them."""

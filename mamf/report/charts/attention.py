@@ -1,7 +1,7 @@
-"""The figures of attention kernels as data: against sequence length, or against sparsity where a log sweeps it. Pure.
+"""Charts of attention kernels against the sequence length, as data. Pure.
 
-Whatever else takes several values parts the rows into panels. Sizes that follow from the others (batch from a constant
-number of tokens, heads from a constant width) do not: a facet is added only where points would else lie on one another.
+Every other field with several values splits the rows into panels. Sizes that follow from the others (batch from a
+constant number of tokens, heads from a constant width) do not, unless points would otherwise overlap.
 """
 
 from __future__ import annotations
@@ -12,28 +12,18 @@ from typing import Any
 
 from mamf.ceilings.share import Ceilings
 from mamf.errors import UsageError
-from mamf.measurement import Measurement
+from mamf.measurement import Measurement, group_pairs
 from mamf.operations.attention.operation import is_attention
 from mamf.operations.attention.shapes import BACKWARD_COUNTS, DIRECTIONS
-from mamf.report.charts.chart import (
-    Axis,
-    Chart,
-    Line,
-    Panel,
-    chosen_regimes,
-    failures,
-    in_kibi,
-    labelled,
-    machine,
-    point,
-)
+from mamf.report.charts.lines import Axis, Chart, Line, Panel, in_kibi, labelled
+from mamf.report.charts.logs import chosen_regimes, failures, machine, point
 
 _DIRECTION_NAMES = {"fwd": "forward", "bwd": "backward", "fwd+bwd": "forward + backward"}
 
 
 @dataclass(frozen=True)
 class Facet:
-    """Something that parts rows into panels: ``of`` gives a sortable value, ``text`` says it."""
+    """A field that splits rows into panels: ``of`` gives a sortable value, ``text`` its name in a title."""
 
     of: Callable[[Measurement], Any]
     text: Callable[[Measurement], str]
@@ -50,16 +40,18 @@ DIRECTION = Facet(
     lambda row: DIRECTIONS.index(row.problem.direction), lambda row: _DIRECTION_NAMES[row.problem.direction]
 )
 DTYPE = Facet(lambda row: row.problem.dtype, lambda row: str(row.problem.dtype))
+SPARSITY = Facet(lambda row: row.problem.sparsity, lambda row: f"sparsity {row.problem.sparsity:g}")
 LENGTH = Facet(lambda row: row.shape.seqlen_k, lambda row: f"length {in_kibi(row.shape.seqlen_k)}")
 QUERIES = Facet(lambda row: row.shape.seqlen_q, lambda row: f"{row.shape.seqlen_q} queries")
 HEADS = Facet(lambda row: (row.shape.heads, row.shape.kv_heads), _heads)
 BATCH = Facet(lambda row: row.shape.batch, lambda row: f"batch {row.shape.batch}")
-#: Always a reason for separate panels.
+#: Values of these always get separate panels.
 _PARTING = (HEAD_DIM, MASK, DIRECTION, DTYPE)
-#: Only where points would else lie on one another.
-_IF_NEEDED = (LENGTH, HEADS, QUERIES, BATCH)
-# Panels side by side that are still wide enough to read.
-_MOST_ACROSS = 4
+#: Values of these do only where points would otherwise overlap.
+_IF_NEEDED = (SPARSITY, LENGTH, HEADS, QUERIES, BATCH)
+# More panels side by side would be too narrow to read.
+_MAX_ACROSS = 4
+Grid = tuple[tuple[Panel | None, ...], ...]
 
 
 def attention_chart(
@@ -69,67 +61,51 @@ def attention_chart(
     regime: str | None = None,
     directions: Sequence[str] | None = None,
 ) -> Chart:
-    """One regime (the log's first unless said) of a run of attention kernels.
+    """Draw one regime of a run of attention kernels, by default the first of the log.
 
     Raises UsageError where nothing is left to draw.
     """
     rows = [row for row in rows if is_attention(row)]
     regime = chosen_regimes(rows, regime)[0]
-    kept = [row for row in rows if row.regime == regime]
-    kept = [row for row in kept if not directions or row.problem.direction in directions]
+    kept = [row for row in rows if row.regime == regime and (not directions or row.problem.direction in directions)]
     measured = [row for row in kept if row.ok]
     if not measured:
-        held = ", ".join(dict.fromkeys(row.problem.direction for row in rows if row.ok))
-        raise UsageError(f"nothing to draw in {regime} {' '.join(directions or ())}: the log holds {held}")
-    label, position = _axis(measured)
+        known = ", ".join(dict.fromkeys(row.problem.direction for row in rows if row.ok))
+        raise UsageError(f"nothing to draw in {regime} {' '.join(directions or ())}: the log holds {known}")
+    is_by_queries = count_values(LENGTH, measured) == 1 and count_values(QUERIES, measured) > 1
+    position = QUERIES.of if is_by_queries else LENGTH.of
     facets = needed(measured, position)
-    varying = [facet for facet in facets if count(facet, measured) > 1]
-    grid = _grid(measured, varying, position, ceilings)
+    varying = [facet for facet in facets if count_values(facet, measured) > 1]
     common = ", ".join(facet.text(measured[0]) for facet in facets if facet not in varying)
-    companions = any(line.is_companion for panels in grid for panel in panels if panel for line in panel.lines)
+
+    def panel(rows: Sequence[Measurement]) -> Panel:
+        by_kernel = group_pairs((row.kernel, row) for row in sorted(rows, key=position))
+        lines = (Line(name, tuple(point(row, position(row)) for row in same)) for name, same in by_kernel.items())
+        ceiling = ceilings.get((rows[0].problem.dtype, regime))
+        title = ", ".join(facet.text(rows[0]) for facet in varying)
+        return Panel(title, tuple(lines), None if ceiling is None else ceiling.tflops)
+
+    label = "queries" if is_by_queries else "sequence length"
     return Chart(
         f"Attention, {regime}" + (f", {common}" if common else ""),
         f"{machine(header)}{_sizes(measured)}",
-        _ticked(label, measured, position),
-        grid,
-        (*_conventions(measured, ceilings), *failures(kept, {row.kernel for row in measured})),
-        companion="effective (solid: dense-equivalent)" if companions else "",
+        Axis(label, True, labelled(map(position, measured), in_kibi)),
+        _grid(measured, varying, panel),
         palette=tuple(dict.fromkeys(row.kernel for row in rows if row.ok)),
+        notes=(*_conventions(measured, ceilings), *failures(kept, {row.kernel for row in measured})),
     )
 
 
-def _axis(rows: Sequence[Measurement]) -> tuple[str, Callable[[Measurement], float]]:
-    """What the figure is against: sparsity where it varies, else whichever length does."""
-    if sweeps_sparsity(rows):
-        return "sparsity of the inputs, %", lambda row: 100 * float(row.problem.sparsity)
-    if count(LENGTH, rows) == 1 and count(QUERIES, rows) > 1:
-        return "queries", lambda row: float(row.shape.seqlen_q)
-    return "sequence length", lambda row: float(row.shape.seqlen_k)
-
-
-def sweeps_sparsity(rows: Iterable[Measurement]) -> bool:
-    return len({row.problem.sparsity for row in rows}) > 1
-
-
-def count(facet: Facet, rows: Iterable[Measurement]) -> int:
-    """Values that a facet takes."""
+def count_values(facet: Facet, rows: Iterable[Measurement]) -> int:
     return len({facet.of(row) for row in rows})
 
 
-def _ticked(label: str, rows: Sequence[Measurement], position: Callable[[Measurement], float]) -> Axis:
-    places = [position(row) for row in rows]
-    if sweeps_sparsity(rows):
-        return Axis(label, False, labelled(places, lambda share: f"{share:.3g}"))
-    return Axis(label, True, labelled(places, in_kibi))
-
-
 def needed(rows: Sequence[Measurement], position: Callable[[Measurement], float]) -> list[Facet]:
-    """The facets that leave one row a kernel at each place of a panel."""
-    facets = [*_PARTING, LENGTH] if sweeps_sparsity(rows) else list(_PARTING)
+    """Choose the facets so that each kernel has one row at each place of a panel."""
+    facets = list(_PARTING)
 
-    def places(chosen: Iterable[Facet]) -> int:
-        chosen = list(chosen)
-        return len({(row.kernel, position(row), *(facet.of(row) for facet in chosen)) for row in rows})
+    def places(chosen: Sequence[Facet]) -> int:
+        return len({(row.kernel, position(row), values(chosen, row)) for row in rows})
 
     for facet in _IF_NEEDED:
         if places([*facets, facet]) > places(facets):
@@ -137,53 +113,27 @@ def needed(rows: Sequence[Measurement], position: Callable[[Measurement], float]
     return facets
 
 
-def _grid(
-    rows: Sequence[Measurement],
-    varying: Sequence[Facet],
-    position: Callable[[Measurement], float],
-    ceilings: Ceilings,
-) -> tuple[tuple[Panel | None, ...], ...]:
-    """Panels: across go the first facets that there is room for, down the others."""
-    across: tuple[Facet, ...] = ()
-    for facet in varying:
-        if len({values((*across, facet), row) for row in rows}) <= _MOST_ACROSS:
-            across = (*across, facet)
-    down = tuple(facet for facet in varying if facet not in across)
-
-    def panel(column: Any, line: Any) -> Panel | None:
-        inside = [row for row in rows if values(across, row) == column and values(down, row) == line]
-        return _panel(inside, varying, position, ceilings) if inside else None
-
-    columns = sorted({values(across, row) for row in rows})
-    lines = sorted({values(down, row) for row in rows})
-    return tuple(tuple(panel(column, line) for column in columns) for line in lines)
-
-
 def values(facets: Iterable[Facet], row: Measurement) -> tuple[Any, ...]:
     return tuple(facet.of(row) for facet in facets)
 
 
-def _panel(
-    rows: Sequence[Measurement],
-    varying: Sequence[Facet],
-    position: Callable[[Measurement], float],
-    ceilings: Ceilings,
-) -> Panel:
-    lines = []
-    for kernel in dict.fromkeys(row.kernel for row in rows):
-        own = sorted((row for row in rows if row.kernel == kernel), key=position)
-        lines.append(Line(kernel, tuple(point(row, position(row)) for row in own)))
-        sparse = [(row, float(row.details.get("sparsity", 0.0))) for row in own]
-        if any(share for _, share in sparse):
-            effective = tuple(point(row, position(row), 1 - share) for row, share in sparse)
-            lines.append(Line(kernel, effective, is_companion=True))
-    ceiling = ceilings.get((rows[0].problem.dtype, rows[0].regime))
-    title = ", ".join(facet.text(rows[0]) for facet in varying)
-    return Panel(title, tuple(lines), None if ceiling is None else ceiling.tflops)
+def _grid(
+    rows: Sequence[Measurement], varying: Sequence[Facet], panel: Callable[[Sequence[Measurement]], Panel]
+) -> Grid:
+    """Arrange the panels: the first facets that fit go across, the others down."""
+    across: tuple[Facet, ...] = ()
+    for facet in varying:
+        if len({values((*across, facet), row) for row in rows}) <= _MAX_ACROSS:
+            across = (*across, facet)
+    down = tuple(facet for facet in varying if facet not in across)
+    inside = group_pairs(((values(down, row), values(across, row)), row) for row in rows)
+    panels = {place: panel(alike) for place, alike in inside.items()}
+    lines, columns = (sorted(set(places)) for places in zip(*panels, strict=True))
+    return tuple(tuple(panels.get((line, column)) for column in columns) for line in lines)
 
 
 def _sizes(rows: Sequence[Measurement]) -> str:
-    """Sizes that are constant over all rows, though their factors may not be."""
+    """Name products of sizes that are constant over all rows, though their factors may not be."""
     tokens = {row.shape.batch * row.shape.seqlen_k for row in rows}
     widths = {row.shape.heads * row.shape.head_dim for row in rows}
     sizes = [f"batch x length = {tokens.pop()}"] if len(tokens) == 1 else []
@@ -192,7 +142,7 @@ def _sizes(rows: Sequence[Measurement]) -> str:
 
 
 def _conventions(rows: Sequence[Measurement], ceilings: Ceilings) -> list[str]:
-    """What the shares are of, and what counts as FLOP."""
+    """Say which ceiling the shares refer to, and what counts as FLOP."""
     keys = dict.fromkeys((row.problem.dtype, row.regime) for row in rows)
     notes = [
         f"ceiling: {ceilings[key].tflops:.4g} TFLOPS, the highest {key[0]} matmul measured in {key[1]} "

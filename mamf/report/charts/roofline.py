@@ -1,19 +1,44 @@
-"""The roofline as data: ceilings as lines, rows as points, TFLOPS against FLOP per byte. Pure."""
+"""The roofline: ceilings as lines, rows as marks, TFLOPS against FLOP per byte; as data and as matplotlib draws it."""
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mamf.ceilings.roof import RoofPoint, Roofs
+from mamf.measurement import group_pairs
 from mamf.regime_names import SUSTAINED
-from mamf.report.charts.chart import machine
+from mamf.report.charts.logs import machine
+from mamf.report.charts.picture import (
+    CEILING,
+    HINTS,
+    SMALL,
+    TEXT,
+    WIDTH,
+    DrawnPanel,
+    Named,
+    Picture,
+    prepare,
+    styles_of,
+)
 
-#: From one to the other, as (FLOP per byte, TFLOPS).
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+#: (FLOP per byte, TFLOPS).
 Place = tuple[float, float]
-#: How far the axes go on beyond what they show: to the left, the right, down and up.
-_LEFT, _RIGHT, _DOWN, _UP = 3.0, 20.0, 2.0, 2.0
+#: Factors by which the axes exceed what they show: to the left, to the right, and up and down.
+_LEFT, _RIGHT, _BEYOND = 3.0, 20.0, 2.0
+_INCHES = 8.0
+_MARKER = 9  # points
+_BURST, _SUSTAINED = 2.4, 1.0  # points of a ceiling's line
+# As shares of the axes: the height of a label, the width of a letter, and how far a label is from what it names.
+_HEIGHT, _LETTER, _DISTANCE, _UP = 0.028, 0.0092, 0.015, 0.018
+#: How far along a rising ceiling its label is, and how far the label of a flat sustained one is from the right end.
+_ALONG_BURST, _ALONG_SUSTAINED, _LEFT_OF_BURST = 0.55, 0.16, 0.27
 
 
 @dataclass(frozen=True)
@@ -39,69 +64,134 @@ class Mark:
 
 
 @dataclass(frozen=True)
-class RooflineChart:
-    title: str
-    subtitle: str
+class RooflineChart(Picture):
     lines: tuple[RoofLine, ...]
     marks: tuple[Mark, ...]
     x_limits: Place
-    y_limits: Place
-    notes: tuple[str, ...] = ()
 
     @property
-    def names(self) -> list[str]:
-        return list(dict.fromkeys(mark.name for mark in self.marks))
+    def inches(self) -> float:
+        return _INCHES
+
+    def drawn_rows(self) -> list[list[DrawnPanel]]:
+        described = "; ".join([self.title, *(line.label for line in self.lines)])
+        return [[DrawnPanel(described, functools.partial(_draw_roofline, chart=self), size=(WIDTH, _INCHES))]]
+
+    def legend(self) -> Named:
+        styles = styles_of(mark.name for mark in self.marks)
+        names = dict.fromkeys(mark.name for mark in self.marks)
+        return [(name, {"linewidth": 0, "markersize": _MARKER, **vars(styles[name])}) for name in names]
 
 
 def roofline_chart(roofs: Roofs, points: Sequence[RoofPoint], header: Mapping[str, Any]) -> RooflineChart:
-    """``header``: of a log of the device. Points that do no FLOP have no place."""
-    shown = [point for point in points if point.tflops is not None and point.intensity is not None]
-    x_limits = _x_limits(roofs, shown)
-    lines = tuple(_lines(roofs, x_limits))
-    marks = tuple(map(_mark, shown))
-    heights = [y for line in lines for _, y in (line.start, line.end)] + [mark.place[1] for mark in marks]
+    """Draw rows under their roofs. ``header``: of a log of the device. Points without FLOP are left out."""
+    marks = []
+    for point in points:
+        if point.tflops is not None and point.intensity is not None:
+            regime = ", sustained" if point.regime == SUSTAINED else ""
+            series = f"{point.layer}{regime}" if point.layer else ""
+            marks.append(Mark(f"{point.name}{regime}", point.kernel, (point.intensity, point.tflops), series))
+    # Where a flat ceiling meets a rising one.
+    ridges = [flat.rate / rising.rate for flat in roofs.compute.values() for rising in roofs.bandwidth.values()]
+    shown = [mark.place[0] for mark in marks if mark.place[0]] + ridges
+    x_limits = min(shown, default=1.0) / _LEFT, max(shown, default=1.0) * _RIGHT
+    note = "thick: burst ceilings; thin: sustained ones. Bytes: each operand read and each result written once."
     return RooflineChart(
         f"Roofline, {', '.join(dict.fromkeys(dtype for dtype, _ in roofs.compute)) or 'bandwidth alone'}",
         machine(header),
-        lines,
-        marks,
+        tuple(_lines(roofs, x_limits)),
+        tuple(marks),
         x_limits,
-        (min(heights) / _DOWN, max(heights) * _UP),
-        (
-            "thick: burst ceilings; thin: sustained ones. Bytes: each operand read and each result written once."
-            " Joined marks: a layer with more tokens from left to right.",
-        ),
+        notes=(f"{note} Joined marks: a layer with more tokens from left to right.",),
     )
-
-
-def _x_limits(roofs: Roofs, points: Iterable[RoofPoint]) -> Place:
-    """An axis that holds every point and every ridge, where a flat ceiling meets a rising one."""
-    ridges = [flat.rate / rising.rate for flat in roofs.compute.values() for rising in roofs.bandwidth.values()]
-    known = [point.intensity for point in points if point.intensity] + ridges
-    return min(known, default=1.0) / _LEFT, max(known, default=1.0) * _RIGHT
 
 
 def _lines(roofs: Roofs, x_limits: Place) -> Iterable[RoofLine]:
     left, right = x_limits
     for regime in roofs.regimes:
-        compute = {dtype: each for (dtype, of), each in roofs.compute.items() if of == regime}
-        bandwidth = {level: each for (level, of), each in roofs.bandwidth.items() if of == regime}
-        top = max((each.rate for each in compute.values()), default=None)
-        steepest = max((each.rate for each in bandwidth.values()), default=None)
-        for level, each in bandwidth.items():
-            ends_at = right if top is None else top / each.rate
-            label = f"{level} {each.rate:.3g} TB/s, {regime}"
-            start, end = (left, left * each.rate), (ends_at, ends_at * each.rate)
-            yield RoofLine(label, start, end, regime == SUSTAINED)
-        for dtype, each in compute.items():
-            begins_at = left if steepest is None else each.rate / steepest
-            label = f"{dtype} {each.rate:.4g} TFLOPS, {regime}"
-            yield RoofLine(label, (begins_at, each.rate), (right, each.rate), regime == SUSTAINED)
+        compute = {dtype: each.rate for (dtype, of), each in roofs.compute.items() if of == regime}
+        bandwidth = {level: each.rate for (level, of), each in roofs.bandwidth.items() if of == regime}
+        for level, rate in bandwidth.items():
+            ends_at = max(compute.values()) / rate if compute else right
+            label = f"{level} {rate:.3g} TB/s, {regime}"
+            yield RoofLine(label, (left, left * rate), (ends_at, ends_at * rate), regime == SUSTAINED)
+        for dtype, rate in compute.items():
+            begins_at = rate / max(bandwidth.values()) if bandwidth else left
+            label = f"{dtype} {rate:.4g} TFLOPS, {regime}"
+            yield RoofLine(label, (begins_at, rate), (right, rate), regime == SUSTAINED)
 
 
-def _mark(point: RoofPoint) -> Mark:
-    assert point.tflops is not None and point.intensity is not None, "those without are left out"
-    place = point.intensity, point.tflops
-    regime = ", sustained" if point.regime == SUSTAINED else ""
-    series = f"{point.layer}{regime}" if point.layer else ""
-    return Mark(f"{point.name}{regime}", point.kernel, place, series)
+# -- drawn -------------------------------------------------------------------------------------------------------------
+
+
+def _draw_roofline(axes: Axes, chart: RooflineChart) -> None:
+    from matplotlib.ticker import FuncFormatter, NullFormatter
+
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    prepare(axes)
+    heights = [y for line in chart.lines for _, y in (line.start, line.end)] + [mark.place[1] for mark in chart.marks]
+    axes.set_xlim(*chart.x_limits)
+    axes.set_ylim(min(heights) / _BEYOND, max(heights) * _BEYOND)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axis.set_minor_formatter(NullFormatter())
+    axes.set_xlabel("FLOP per byte", fontsize=TEXT)
+    axes.set_ylabel("TFLOPS", fontsize=TEXT)
+    for line in chart.lines:
+        width = _SUSTAINED if line.is_sustained else _BURST
+        axes.plot(*zip(line.start, line.end, strict=True), **{**CEILING, "linewidth": width})
+    styles = styles_of(mark.name for mark in chart.marks)
+    for marks in series_of(chart.marks):
+        places = zip(*(mark.place for mark in marks), strict=True)
+        axes.plot(*places, color=styles[marks[0].name].color, linewidth=1, alpha=0.6, zorder=3)
+    for mark in chart.marks:
+        x, y = mark.place
+        look: dict[str, Any] = {"markersize": _MARKER, "markeredgecolor": "white", "linestyle": "none", "zorder": 4}
+        (drawn,) = axes.plot(x, y, **vars(styles[mark.name]), **look)
+        HINTS[drawn] = [f"{mark.name}, {mark.label}: {y:.4g} TFLOPS at {x:.3g} FLOP per byte"]
+    _draw_labels(axes, chart)
+
+
+def _draw_labels(axes: Axes, chart: RooflineChart) -> None:
+    """Label each ceiling at its right end, or along it if it rises, and each series at its first mark. A label moves
+    down until it covers no mark and no other label.
+    """
+    to_shares = axes.transData + axes.transAxes.inverted()
+    taken = [(x, x, y) for x, y in (to_shares.transform(mark.place) for mark in chart.marks)]
+
+    def write(text: str, at: Place, place: Place, side: str) -> None:
+        """Write at the first free place from ``place`` down, with a line to what it names if that is far."""
+        width = _LETTER * len(text)
+        left, y = place[0] - (width if side == "right" else 0.0), place[1]
+        while any(left < right and start < left + width and abs(y - other) < _HEIGHT for start, right, other in taken):
+            y -= _HEIGHT / 4
+        taken.append((left, left + width, y))
+        arrow = {"arrowstyle": "-", "color": "#999999", "linewidth": 0.7} if at[1] - y > _HEIGHT else None
+        look: dict[str, Any] = {"fontsize": SMALL, "ha": side, "va": "center", "zorder": 5}
+        axes.annotate(text, at, (place[0], y), "axes fraction", "axes fraction", arrow, **look)
+
+    for line in sorted(chart.lines, key=lambda each: -each.end[1]):
+        if line.start[1] != line.end[1]:
+            _write_along(axes, line)
+            continue
+        x, y = to_shares.transform(line.end)
+        x -= _LEFT_OF_BURST if line.is_sustained else _DISTANCE
+        write(line.label, (x, y), (x, y + (-_UP if line.is_sustained else _UP)), "right")
+    for mark in sorted((marks[0] for marks in series_of(chart.marks)), key=lambda each: -each.place[1]):
+        x, y = to_shares.transform(mark.place)
+        write(mark.series, (x, y), (x + _DISTANCE, y), "left")
+
+
+def _write_along(axes: Axes, line: RoofLine) -> None:
+    (start, _), (end, height) = line.start, line.end
+    x, slope = start * (end / start) ** (_ALONG_SUSTAINED if line.is_sustained else _ALONG_BURST), height / end
+    look: dict[str, Any] = {"fontsize": SMALL, "ha": "center", "va": "bottom", "rotation_mode": "anchor"}
+    rotation = math.degrees(math.atan(slope))
+    axes.text(x, x * slope, line.label, rotation=rotation, transform_rotates_text=True, **look)
+
+
+def series_of(marks: Iterable[Mark]) -> list[list[Mark]]:
+    """Group the marks of each kernel and series, from left to right: these are joined."""
+    joined = group_pairs(((mark.name, mark.series), mark) for mark in marks if mark.series)
+    return [sorted(each, key=lambda mark: mark.place) for each in joined.values()]

@@ -1,0 +1,259 @@
+"""``--devices``: a run that several devices share: a process and a log for each device, reported as one run."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import signal
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+
+from mamf.cli.interruption import EXIT_CODE, Interruption
+from mamf.cli.options import ALL, RANKS
+from mamf.cli.processes import Send, device_indices, make_empty_folder, run_child, watch_children
+from mamf.cli.progress import heard_by
+from mamf.cli.reading import read_roofs
+from mamf.cli.resuming import command_of
+from mamf.cli.terminal import note_stream, print_document, reports_to, say, warn
+from mamf.errors import DeviceError, LogMismatchError, UsageError
+from mamf.files import make_folder
+from mamf.kinds.kind import View
+from mamf.kinds.registry import kind_of
+from mamf.logs.run_log import RunLog, read_run_log
+from mamf.logs.shared_runs import deal_rest, read_run, share_paths
+from mamf.node.children import ENDED_WELL, PHASE, WARNING, Event, Watch
+from mamf.plans import SWEEP, VERIFY
+from mamf.plugins.discovery import backend_class, first_backend
+
+Run = Callable[[argparse.Namespace], int]
+#: Exit codes: a device failed or nothing was measured; a verification found a wrong result.
+_FAILED, WRONG = 1, 3
+# A process that outlives its parent has this long to end its log.
+_GRACE_SECONDS = 15.0
+
+
+def measure(options: argparse.Namespace, run: Run) -> int:
+    """Run a command that measures: in this process, or in a process for each of several devices."""
+    if options.share:
+        return run_child(lambda send: _measure_share(options, run, send))
+    if options.devices == [RANKS]:
+        return _measure_rank(options, run)
+    if options.resume is not None and options.resume.is_dir():
+        return _resume(options)
+    devices = _asked_devices(options)
+    if len(devices) < 2:
+        options.device = devices[0] if devices else options.device
+        return run(options)
+    if options.dry_run:
+        say(f"devices: {_listed(devices)}, a process and a log each; the first:")
+        options.device, options.share = devices[0], [0, len(devices)]
+        return run(options)
+    folder = options.output or Path(f"mamf-{options.command}-{datetime.now():%Y%m%d-%H%M%S}")
+    if folder.suffix == ".jsonl":
+        raise UsageError(f"--output {folder}: several devices write a log each, so name a folder")
+    make_empty_folder(folder, "--output")
+    commands = {
+        device: [_command(options, device, [rank, len(devices)], folder / f"device{device}.jsonl")]
+        for rank, device in enumerate(devices)
+    }
+    return _report(options, folder, _supervise(options, commands))
+
+
+# -- which devices -----------------------------------------------------------------------------------------------------
+
+
+def _asked_devices(options: argparse.Namespace) -> list[int]:
+    """The devices that share a run; empty if the options do not name several. Raises UsageError."""
+    asked = sorted(set(options.devices or ()))
+    if asked and options.device is not None:
+        raise UsageError("--device names one device, --devices several: leave one of them out")
+    if len(asked) > 1 and asked[0] < 0:
+        raise UsageError("--devices: 'all', 'ranks' or some, not both")
+    if options.command == VERIFY and not asked and options.device is None and options.resume is None:
+        asked = [ALL]
+    return device_indices(options.backend or first_backend(), asked) if asked else []
+
+
+def _listed(devices: Iterable[int]) -> str:
+    return " ".join(map(str, devices))
+
+
+# -- the parent --------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Outcome:
+    """How the processes ended. ``failures``: why devices failed."""
+
+    failures: dict[int, str] = field(default_factory=dict)
+    codes: list[int] = field(default_factory=list)
+    is_interrupted: bool = False
+
+
+def _command(options: argparse.Namespace, device: int, share: Sequence[int], path: Path) -> list[str]:
+    """The same command line for one device and its share. The last of two equal options counts."""
+    begins = options.resume is None
+    return [
+        *(sys.executable, "-m", "mamf", *options.typed, "--share", *map(str, share)),
+        *(["--device", str(device)] if begins else []),
+        *("--output" if begins and not options.begins else "--resume", str(path)),
+        *_own_ceilings(options, device),
+    ]
+
+
+def _own_ceilings(options: argparse.Namespace, device: int) -> list[str]:
+    """--ceiling with the device's own logs in place of folders of a shared run."""
+    given = getattr(options, "ceiling", None) or ()
+    if not any(path.is_dir() for path in given):
+        return []
+    logs = [each for path in given for each in (share_paths(path, device) if path.is_dir() else [path])]
+    return ["--ceiling", *map(str, logs)]
+
+
+def _supervise(options: argparse.Namespace, commands: Mapping[int, Iterable[Sequence[str]]]) -> _Outcome:
+    """Run the commands of each device one after the other, all devices at once, until a device fails."""
+    outcome, queues, said = _Outcome(), {device: deque(each) for device, each in commands.items()}, set[str]()
+
+    def pass_on(event: Event) -> None:
+        line = str((event.said or {}).get(WARNING, ""))
+        if line.startswith("mamf: ") and line not in said:  # each warning once, not once per device
+            said.add(line)
+            warn(f"device {event.rank}: {line.removeprefix('mamf: ')}")
+
+    with Interruption():
+        try:
+            while due := {device: each.popleft() for device, each in queues.items() if each}:
+                watch = Watch([*due], options.patience, ended_well=(*ENDED_WELL, WRONG))
+                watch_children(watch, due, on_event=pass_on)
+                outcome.failures |= watch.failures
+                outcome.codes += watch.codes.values()
+                for device in watch.failures:
+                    queues[device].clear()
+        except KeyboardInterrupt:
+            outcome.is_interrupted = True
+    return outcome
+
+
+def _report(options: argparse.Namespace, folder: Path, outcome: _Outcome) -> int:
+    """Name the devices that failed and print the report of all logs; returns the exit code."""
+    reasons = dict[str, list[int]]()
+    for device, reason in outcome.failures.items():
+        reasons.setdefault(reason, []).append(device)
+    has_logs = bool(share_paths(folder))
+    for reason, devices in reasons.items():
+        is_of_all = not has_logs and len(reasons) == 1  # what was asked for, not a device
+        warn(reason if is_of_all else f"device {_listed(devices)} failed: {reason}")
+    if not has_logs:
+        folder.rmdir()
+        return EXIT_CODE if outcome.is_interrupted else max(*outcome.codes, _FAILED)
+    log = read_run(folder)
+    roofs = read_roofs(options) if options.command == SWEEP and options.ceiling else None
+    view = View(options.top, roofs, getattr(options, "baseline", None))
+    print_document(options, kind_of(log.plan).document(log, view))
+    say(f"logs: {folder}", note_stream(options))
+    others = sorted({part.header["device"]["index"] for part in log.parts} - outcome.failures.keys())
+    if outcome.failures:
+        again = f"mamf {command_of(log)} --resume {shlex.quote(str(folder))}"
+        remedy = f", or with --devices {_listed(others)} on the other devices" if others else ""
+        warn(f"{again} measures the rest{remedy}")
+    if log.plan.kind == VERIFY and any(row.status == "wrong_result" for row in log.measurements):
+        return WRONG
+    if outcome.is_interrupted:
+        return EXIT_CODE
+    return _FAILED if outcome.failures or not any(row.ok for row in log.measurements) else 0
+
+
+def _resume(options: argparse.Namespace) -> int:
+    """Resume the logs in a folder, each on its device. Shapes of devices that are gone are dealt out to the others."""
+    folder = options.resume
+    logs = dict[int, list[RunLog]]()
+    for path in share_paths(folder):
+        log = read_run_log(path)
+        if path.stem.startswith("device"):
+            logs.setdefault(log.header["device"]["index"], []).append(log)
+    if not logs or options.device is not None:
+        raise UsageError(
+            f"{folder}: a folder is resumed by the devices of its logs (device0.jsonl, ...), or with --devices by some "
+            "of them; logs of ranks with --devices ranks"
+        )
+    asked = sorted(set(options.devices or [ALL]))
+    left = list(logs) if ALL in asked else asked
+    if strangers := [device for device in left if device not in logs]:
+        raise LogMismatchError(f"{folder} was measured by devices {_listed(logs)}, not by {strangers[0]}")
+    if not options.dry_run:
+        deal_rest(folder, logs, left)
+    due = {device: [log for log in logs[device] if _is_due(options, log)] for device in left}
+    if options.dry_run:
+        say(f"resumed: {', '.join(str(log.path) for each in due.values() for log in each) or 'nothing'}")
+        return 0
+    commands = {
+        device: [_command(options, device, _share_of(log), log.path) for log in each] for device, each in due.items()
+    }
+    return _report(options, folder, _supervise(options, commands))
+
+
+def _is_due(options: argparse.Namespace, log: RunLog) -> bool:
+    """Whether a log lacks rows. A verification goes on as long as it is asked to."""
+    is_extended = log.plan.kind == VERIFY and options.budget is not None
+    return is_extended or log.tier != "complete" or len(log.lasting) < len(log.measurements)
+
+
+def _share_of(log: RunLog) -> list[int]:
+    return [log.plan.options.rank, log.plan.options.ranks] if log.plan.is_shared else [0, 0]
+
+
+# -- the process of a device -------------------------------------------------------------------------------------------
+
+
+def _measure_share(options: argparse.Namespace, run: Run, send: Send) -> int:
+    """Run the command on one device."""
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    if options.share == [0, 1]:  # the shapes of a device that is gone: not those of the options
+        options.given = set()
+    with heard_by(lambda text: send({PHASE: text})), reports_to(sys.stderr):
+        code = run(options)
+    if code != _FAILED:
+        return code
+    log = read_run_log(options.resume or options.output)
+    reason = log.summary["reason"] if log.summary else "it wrote no summary"
+    if log.tier == "complete" or reason.startswith("the budget ended"):
+        return 0  # whether nothing could be measured is decided from all logs
+    raise DeviceError(reason)
+
+
+def _end_with_parent() -> None:
+    """End the run properly when the parent is gone, which closes stdin; if a launch hangs, at once."""
+    sys.stdin.read()
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(_GRACE_SECONDS)
+    os._exit(EXIT_CODE)
+
+
+def _measure_rank(options: argparse.Namespace, run: Run) -> int:
+    """Run the command as one of the processes that torchrun or srun started."""
+    from mamf.node.group import launched_rank  # imports torch
+
+    own, folder = launched_rank(os.environ), options.resume or options.output
+    if folder is None:
+        raise UsageError("--devices ranks: name the folder for the logs of all ranks, with --output or --resume")
+    path = folder / f"rank{own.rank}.jsonl"
+    if not options.restart:
+        make_folder(folder)
+        options.begins = options.begins or (options.resume is not None and not path.exists())
+        options.resume, options.output = (None, path) if options.begins or options.resume is None else (path, None)
+    count = backend_class(options.backend or first_backend()).device_count()
+    if options.resume is None:
+        options.device = own.index if count > 1 else 0  # a launcher may show each rank its own device only
+    options.share = [own.rank, own.ranks]
+    with Path(os.devnull).open("w") as nowhere, reports_to(nowhere):
+        code = run(options)
+    if own.rank == 0:
+        say(f"logs: {folder}; when all ranks have ended, 'mamf show {shlex.quote(str(folder))}' reports them")
+    return code

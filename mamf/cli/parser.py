@@ -1,0 +1,237 @@
+"""A parser that reports an error in one line, with the nearest name that it knows, and completes words in a shell."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import functools
+import itertools
+import math
+import os
+import re
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from mamf.cli.terminal import say, say_lines, terminal_columns
+from mamf.text import wrapped
+
+#: Options that few need: only --help-all prints them.
+RARE = {
+    *("--anyway", "--devices", "--isolate", "--no-flush", "--notes", "--num-iterations", "--num-warmup-iterations"),
+    *("--order", "--overwrite", "--patience", "--precision", "--reference", "--reference-every", "--seed"),
+    *("--time-limit",),
+}
+_INVALID_CHOICE = re.compile(r"invalid choice: '?([^' ]+)'? \(choose from (.*)\)")
+
+
+class Parser(argparse.ArgumentParser):
+    """Reports an error in one line, suggests the nearest known option, and exits with ``usage_exit_code``. Its help
+    begins with the examples, and leaves out what is rare; ``overview`` replaces the help of mamf itself.
+
+    ``words``: the command line, because the options of some commands depend on the operation or the kernel in it.
+    """
+
+    usage_exit_code = 2
+    overview = ""
+    words: Sequence[str] = ()
+
+    def __init__(self, **keywords: Any) -> None:
+        super().__init__(**keywords, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter)
+        # The types of options that name no type, and of those that name Path.
+        self.register("type", None, filled)
+        self.register("type", Path, path)
+        # A negative value may have a unit, which its option checks: no option begins with a digit.
+        self._negative_number_matcher = re.compile(r"-\.?\d")
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        return super().parse_known_args(self._leave_positional(args or ()), namespace)
+
+    def _leave_positional(self, words: Sequence[str]) -> list[str]:
+        """Return the words, with one that an option with several values would take put first: the last of them, if a
+        positional argument needs a word and has none.
+        """
+        if not any(_is_needed(action, words) for action in self._actions):
+            return list(words)
+        option: argparse.Action | None = None
+        count, place = 0, None
+        for index, word in enumerate(words):
+            if word.startswith("-") and word != "--" and not self._negative_number_matcher.match(word):
+                name, equals, _ = word.partition("=")
+                option, count = None if equals else self._option_string_actions.get(name), 0
+                continue
+            count += 1
+            min_count, max_count = _value_counts(option)
+            if count > max_count:  # the positional argument has this word
+                return list(words)
+            if count > min_count and option and word not in (option.choices or ()):
+                place = index
+        return list(words) if place is None else [words[place], *words[:place], *words[place + 1 :]]
+
+    def parse_args(self, args: Sequence[str] | None = None, namespace: object = None) -> argparse.Namespace:  # type: ignore[override]
+        options: argparse.Namespace
+        options, unknown = self.parse_known_args(args)
+        parser: Parser = getattr(options, "parser", self)
+        for action in parser._actions:  # until Python 3.13 the value of --option=-- is an empty list
+            if action.nargs in (None, "+") and getattr(options, action.dest, None) == [] != action.default:
+                parser.error(f"argument {action.option_strings[0]}: expected a value")
+        if unknown:
+            parser.error(f"unknown option {unknown[0]!r}{parser.nearest(unknown[0])}")
+        return options
+
+    def format_help(self) -> str:
+        return self.overview or self._help(is_whole=False)
+
+    def print_help(self, file: object = None) -> None:
+        say_lines(self.format_help())
+
+    def _help(self, is_whole: bool) -> str:
+        rare = [] if is_whole else list(filter(_is_rare, self._actions))
+        helps = [each.help for each in rare]
+        for each in rare:
+            each.help = argparse.SUPPRESS
+        formatter = self._get_formatter()
+        formatter.add_text(self.description)
+        formatter.add_text(self.epilog and _narrowed(self.epilog, terminal_columns()))
+        formatter.add_usage(self.usage, self._actions, self._mutually_exclusive_groups)
+        for group in self._action_groups:
+            if any(action.help is not argparse.SUPPRESS for action in group._group_actions):
+                formatter.start_section(group.title)
+                formatter.add_text(group.description)
+                formatter.add_arguments(group._group_actions)
+                formatter.end_section()
+        formatter.add_text(f"more options: --help-all ({len(rare)})" if rare else None)
+        text = formatter.format_help()
+        for each, help in zip(rare, helps, strict=True):
+            each.help = help
+        return text
+
+    def given(self, options: argparse.Namespace) -> set[str]:
+        """The names of options whose values differ from their defaults."""
+        return {name for name, value in vars(options).items() if value != self.get_default(name)}
+
+    def nearest(self, option: str) -> str:
+        """A suggestion for a misspelled option, or a pointer to --help."""
+        close = difflib.get_close_matches(option.partition("=")[0], self._option_string_actions, n=1)
+        return f" (did you mean {close[0]}?)" if close else "; --help lists them"
+
+    def error(self, message: str) -> NoReturn:
+        say(f"{self.prog}: {_shortened(message)}{suggestion(message)}", sys.stderr)
+        sys.exit(self.usage_exit_code)
+
+
+def _is_rare(action: argparse.Action) -> bool:
+    return bool(RARE.intersection(action.option_strings)) or getattr(action, "is_rare", False)
+
+
+def value_of(option: str, words: Sequence[str]) -> str | None:
+    """The value of an option, before there is a parser that knows it; empty if it is missing."""
+    for word, following in itertools.zip_longest(words, words[1:], fillvalue=""):
+        name, equals, joined = word.partition("=")
+        if name == option:
+            return joined if equals else "" if following.startswith("-") else following
+    return None
+
+
+def filled(text: str) -> str:
+    """A text that is not empty."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError("it is empty")
+    return text
+
+
+def path(text: str) -> Path:
+    return Path(filled(text))
+
+
+def _narrowed(examples: str, width: int | None) -> str:
+    """Examples, with a comment on a separate line where the terminal is too narrow for both."""
+    lines: list[str] = []
+    for line in examples.splitlines():
+        command, comment = re.fullmatch(r"(\s*\S.*?)(?:\s{2,}(\S.*))?|", line).groups()  # type: ignore[union-attr]
+        is_too_long = width is not None and len(line) > width
+        lines += [f"    # {comment}", command] if is_too_long and comment else [line]
+    return "\n".join(wrapped(line, width) for line in lines)
+
+
+class NeededUnless(argparse._StoreAction):
+    """A positional argument that a command needs, unless one of ``alternatives``, which are options, is given."""
+
+    def __init__(self, alternatives: Sequence[str], **keywords: Any) -> None:
+        super().__init__(**keywords)
+        self.alternatives = alternatives
+
+
+def _is_needed(action: argparse.Action, words: Sequence[str]) -> bool:
+    """Whether the command cannot do without this positional argument."""
+    if isinstance(action, NeededUnless):
+        return not any(word.partition("=")[0] in action.alternatives for word in words)
+    return not action.option_strings and action.nargs in (None, "+")
+
+
+def _value_counts(option: argparse.Action | None) -> tuple[int, float]:
+    """How many words an option takes, at least and at most."""
+    if option is None:
+        return 0, 0
+    if isinstance(option.nargs, int):
+        return option.nargs, option.nargs
+    return {"?": (0, 1), "*": (0, math.inf), "+": (1, math.inf)}.get(option.nargs or "", (1, 1))
+
+
+class PrintHelpAll(argparse.Action):
+    """``--help-all``: the help with rare options."""
+
+    def __init__(self, **keywords: Any) -> None:
+        super().__init__(nargs=0, default=argparse.SUPPRESS, **keywords)
+
+    def __call__(self, parser: Any, *_: Any) -> None:
+        say_lines(parser._help(is_whole=True))
+        parser.exit()
+
+
+def _shortened(message: str) -> str:
+    """A wrong command without the list of all."""
+    complaint = _INVALID_CHOICE.search(message)
+    if complaint is None or "COMMAND" not in message:
+        return message
+    return f"there is no command {complaint[1]!r}" + ("" if suggestion(message) else "; mamf --help lists them")
+
+
+def suggestion(message: str) -> str:
+    """The nearest of the choices that argparse lists in its message, or an empty text."""
+    complaint = _INVALID_CHOICE.search(message)
+    if complaint is None:
+        return ""
+    close = difflib.get_close_matches(complaint[1], re.findall(r"[\w.-]+", complaint[2]), n=1)
+    return f" (did you mean {close[0]}?)" if close else ""
+
+
+def with_dashes(arguments: Sequence[str]) -> list[str]:
+    """``--m_range`` as ``--m-range``, because mamf-finder spells options with underscores. Values stay as they are."""
+    return [re.sub("^--[^=]*", lambda found: found[0].replace("_", "-"), argument) for argument in arguments]
+
+
+def complete(parser_of: Callable[[Sequence[str]], argparse.ArgumentParser]) -> None:
+    """Print the words that may follow those that the shell passes, and end the process."""
+    import argcomplete
+
+    from mamf.dtypes import DTYPES
+
+    parser = parser_of(os.environ.get("COMP_LINE", "").split()[1:])
+    names = {"--kernel": _registered("kernels"), "--backend": _registered("backends"), "--dtype": sorted(DTYPES)}
+    subparsers = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+    for command in itertools.chain.from_iterable(each.choices.values() for each in subparsers):
+        for option in names.keys() & command._option_string_actions.keys():
+            completer = functools.partial(lambda values, **_: values, names[option])
+            command._option_string_actions[option].completer = completer
+    argcomplete.autocomplete(parser, always_complete_options="long")
+
+
+def _registered(kind: str) -> list[str]:
+    """Return the names in the groups of entry points of mamf that end with ``kind``."""
+    from importlib.metadata import entry_points
+
+    points = entry_points()
+    groups = (group for group in points.groups if group.startswith("mamf.") and group.endswith(kind))
+    return sorted({point.name for group in groups for point in points.select(group=group)})

@@ -1,0 +1,262 @@
+"""The one way from options to a plan: an operation's parameters are options, and their values make problems and shapes.
+
+Nothing here knows an operation: what its options are called, mean and allow is declared with the fields of its shapes
+and problems (``mamf.parameters``).
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from types import MappingProxyType
+from typing import Any
+
+from mamf.backend import Backend
+from mamf.cli.options import OPTIONS, add, bound, read
+from mamf.cli.parser import Parser, filled, value_of
+from mamf.cli.terminal import warn
+from mamf.errors import UnknownNameError, UsageError
+from mamf.limits import count_values, require_known, require_steps
+from mamf.operation import Operation, Preset, Request, fields_of, sizes_of
+from mamf.parameters import Parameter, parse_range
+from mamf.plans import KERNEL_REGIMES, SWEEP, Plan
+from mamf.regime_names import asked_regimes
+
+AnyOperation = Operation[Any, Any]
+#: The values of a switch, each with the values of its field.
+_SWITCH: Mapping[str, tuple[bool, ...]] = {"yes": (True,), "no": (False,), "both": (False, True)}
+
+
+# -- the operation -----------------------------------------------------------------------------------------------------
+
+
+def named_operation(words: Sequence[str]) -> AnyOperation | None:
+    """The operation that --operation names, before the command line is parsed. Raises UnknownNameError."""
+    if name := value_of("--operation", words):
+        from mamf.plugins.discovery import operation
+
+        return operation(name)
+    return None
+
+
+def launched_operation(words: Sequence[str]) -> AnyOperation | None:
+    """The operation that --operation names, else that of the first word that is a kernel. Raises UsageError for a word
+    that is none.
+    """
+    if (of := named_operation(words)) or {"-h", "--help", "--help-all"}.intersection(words[1:2]):
+        return of
+    from mamf.plugins.selection import find_operation
+
+    # A word behind an option is most often its value.
+    pairs = itertools.pairwise(words)
+    kernels = [word for before, word in pairs if not (before.startswith("-") or word.startswith("-"))]
+    for word in (*kernels, *(word for word in words[1:] if ":" not in word)):
+        with suppress(UnknownNameError):
+            return find_operation(word)
+    return find_operation(kernels[0]) if kernels else None
+
+
+# -- options -----------------------------------------------------------------------------------------------------------
+
+
+def add_parameters(
+    parser: argparse.ArgumentParser,
+    of: AnyOperation,
+    has_shapes: bool = True,
+    several: bool = True,
+    defaults: Mapping[str, Sequence[Any]] = MappingProxyType({}),
+) -> None:
+    """Add the options of an operation: shapes, their sizes and presets, then fields of the problem.
+
+    ``several``: whether a field takes several values. ``defaults``: values by parameter that replace its default.
+    """
+    # An option that is added later replaces a parameter of the same name, which --set still gives.
+    parser.conflict_handler = "resolve"
+    if has_shapes:
+        group = parser.add_argument_group(f"shapes of {of.name}", "several values are measured in every combination")
+        for size in sizes_of(of).values():
+            _add_parameter(group, size, "size", True, defaults.get(size.name))
+        add(group, "--shapes", help=f"whole shapes, such as {of.shape_example}")
+        if presets := of.presets():
+            option, help = of.preset_parameter.option, f"{of.preset_parameter.help}: {', '.join(presets)}"
+            group.add_argument(option, dest="preset", metavar="NAME", help=help)
+        for further in of.preset_parameters:
+            _add_parameter(group, further, "field")
+        for action in group._group_actions:
+            action.is_parameter = True  # type: ignore[attr-defined]
+    group = parser.add_argument_group(f"problem of {of.name}")
+    for each in fields_of(of).values():
+        if each.name == "dtype":
+            usual = OPTIONS["--dtype"].default if each.default == "bfloat16" else each.default
+            add(group, "--dtype", default_text=usual, nargs="+" if several else None)
+        elif each.is_readable:
+            _add_parameter(group, each, "field", several, defaults.get(each.name))
+    if several:
+        add(group, "--set")
+
+
+def _add_parameter(
+    group: argparse._ArgumentGroup,
+    parameter: Parameter,
+    kind: str,
+    several: bool = False,
+    default: Sequence[Any] | None = None,
+) -> None:
+    """Add the option of a parameter. ``kind``: size or field, with which the name of its value begins."""
+    option, dest = parameter.option, f"{kind}_{parameter.name}"
+    usual = " ".join(map(str, default)) if default else parameter.default
+    help = parameter.help or parameter.name.replace("_", " ")
+    keywords: dict[str, Any] = {"dest": dest, "default": default}
+    keywords["help"] = (f"{help} (default: {usual})" if usual else help).replace("%", "%%")
+    # argparse cannot print the usage of a group whose options are all hidden.
+    is_either = (parameter.is_switch or parameter.has_range) and not parameter.is_rare
+    where = group.add_mutually_exclusive_group() if is_either else group
+    if parameter.is_switch:
+        no = where.add_argument(
+            f"--no-{option[2:]}", dest=dest, action="store_const", const="no", help=f"the same as {option} no"
+        )
+        keywords |= {"choices": [*_SWITCH] if several else ["yes", "no"], "nargs": "?", "const": "yes"}
+        added = [where.add_argument(option, **keywords), no]
+    else:
+        metavar = parameter.metavar or (None if parameter.choices else option[2:].upper())
+        keywords |= {"metavar": metavar, "choices": list(parameter.choices) or None, "nargs": "+" if several else None}
+        added = [where.add_argument(option, type=lambda text: read(parameter.convert, filled(text)), **keywords)]
+    if parameter.has_range:
+        bounds: dict[str, Any] = {"type": bound, "nargs": 3, "metavar": ("START", "STOP", "STEP")}
+        text = f"values of {parameter.name.upper()} from START up to, but not including, STOP; a START of 0 means STEP"
+        added.append(where.add_argument(f"{option}-range", dest=f"{dest}_range", help=text, **bounds))
+    for action in added:
+        vars(action).update(is_rare=parameter.is_rare, is_parameter=True)
+
+
+def add_named_operation(parser: Parser) -> None:
+    """The options of a command for any operation: which one, its kernels, and its parameters if it is named."""
+    if of := named_operation(parser.words):
+        add_parameters(parser, of)
+    group = parser.add_argument_group("what")
+    add(group, "--operation", required=True)
+    add(group, "--kernel")
+
+
+def add_launch_options(parser: Parser, shapes: str) -> None:
+    """The options of a command for a kernel of any operation. ``shapes``: the option of whole shapes, which may also be
+    written --shape or --shapes.
+    """
+    note = "sizes and fields are options of the operation: mamf COMMAND KERNEL --help lists them"
+    if of := launched_operation(parser.words):
+        add_parameters(parser, of)
+    group = parser.add_argument_group("what", None if of else note)
+    add(group, "--operation", default_text="the operation of the kernel")
+    add(group, shapes, dest="shapes", nargs="+")
+    other = {"--shape": "--shapes", "--shapes": "--shape"}[shapes]
+    group.add_argument(other, dest="shapes", nargs="+", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+
+
+# -- what they ask for -------------------------------------------------------------------------------------------------
+
+
+def request_of(of: AnyOperation, options: argparse.Namespace) -> Request:
+    """What the options ask for. Raises UsageError for what needs no device to be seen as wrong."""
+    sizes = dict(_given(options, sizes_of(of).values(), "size"))
+    shapes = tuple(dict.fromkeys(map(of.parse_shape, getattr(options, "shapes", None) or ())))
+    preset = _preset_of(of, options, sizes)
+    for parameter in sizes_of(of).values():
+        if parameter.name in sizes and parameter.name not in preset.taken and (shapes or preset.shapes):
+            named = "--shapes" if shapes else f"{of.preset_parameter.option} {options.preset}"
+            raise UsageError(f"{named} names whole shapes: leave {parameter.option} out")
+    if shapes and preset.shapes:
+        raise UsageError(f"{of.preset_parameter.option} names whole shapes: leave --shapes out")
+    require_steps(*map(count_values, sizes.values()))
+    return Request(of, shapes, sizes, values_of_fields(of, options), preset)
+
+
+def _given(
+    options: argparse.Namespace, parameters: Iterable[Parameter], kind: str
+) -> Iterator[tuple[str, Sequence[Any]]]:
+    """The values of the parameters that are given, by name. Raises UsageError for an empty range."""
+    for parameter in parameters:
+        dest = f"{kind}_{parameter.name}"
+        bounds = getattr(options, f"{dest}_range", None)
+        values = parse_range(*bounds) if bounds else getattr(options, dest, None)
+        if parameter.is_switch and isinstance(values, str):
+            values = _SWITCH[values]
+        if values is not None:
+            yield parameter.name, values if isinstance(values, (list, tuple, range)) else (values,)
+
+
+def values_of_fields(of: AnyOperation, options: argparse.Namespace) -> dict[str, Sequence[Any]]:
+    """The values of fields from their options and --set. Raises UsageError for unknown fields and values."""
+    dtypes = [options.dtype] if isinstance(options.dtype, str) else options.dtype
+    found: dict[str, Sequence[Any]] = {"dtype": dtypes} if dtypes else {}
+    given = dict(_given(options, fields_of(of).values(), "field"))
+    return read_fields(of, getattr(options, "set", None) or (), found | given)
+
+
+def read_fields(
+    of: AnyOperation, texts: Iterable[str], given: Mapping[str, Sequence[Any]] = MappingProxyType({})
+) -> dict[str, Sequence[Any]]:
+    """The values in texts such as ``direction=fwd,bwd``, beside those that are given. Raises UsageError."""
+    known, found = fields_of(of), dict(given)
+    for text in texts:
+        name, equals, values = text.partition("=")
+        require_known((f"field of {of.name}", name, known))
+        if not equals or name in found:
+            raise UsageError(f"--set {text}: " + ("it is set twice" if equals else f"write {name}=VALUE"))
+        try:
+            found[name] = [known[name].parse(value) for value in values.split(",")]
+        except UsageError as error:
+            raise UsageError(f"{of.name}'s {name}: {error}") from None
+    return found
+
+
+def _preset_of(of: AnyOperation, options: argparse.Namespace, sizes: Mapping[str, Sequence[Any]]) -> Preset[Any]:
+    name, further = getattr(options, "preset", None), dict(_given(options, of.preset_parameters, "field"))
+    if name is None:
+        for parameter in of.preset_parameters:
+            if parameter.name in further:
+                raise UsageError(f"{parameter.option} is of a preset: name one with {of.preset_parameter.option}")
+        return Preset()
+    return of.preset(name, {**sizes, **further})
+
+
+def kernels_of(request: Request, options: argparse.Namespace, backend: Backend) -> Sequence[str] | None:
+    """The named kernels, or those of the preset that are available, with a warning for others; None for all."""
+    of_preset = request.preset.kernels
+    if options.kernel or not of_preset:
+        return options.kernel  # type: ignore[no-any-return]
+    from mamf.plugins.discovery import kernel_of
+
+    reasons = {name: kernel_of(request.of, name).unavailable(backend) for name in of_preset}
+    able = [name for name, reason in reasons.items() if reason is None]
+    for name, reason in reasons.items():
+        if able and reason:
+            warn(f"{name} is left out: {reason}")
+    return able or of_preset
+
+
+def make_plan(
+    request: Request,
+    options: argparse.Namespace,
+    backend: Backend,
+    kernels: Sequence[str],
+    known_regimes: Sequence[str] = KERNEL_REGIMES,
+    how: Any = None,
+) -> Plan:
+    """``kernels``: their names in the options. ``how``: the SweepOptions, if not the usual ones."""
+    labels = request.labeled_shapes(backend)
+    return Plan(
+        SWEEP,
+        request.of.name,
+        request.problems(backend),
+        tuple(kernels),
+        tuple(labels),
+        asked_regimes(options.regime, (request.of.default_regime,), known_regimes),
+        options.precision or Plan.precision,
+        options.time_limit,
+        options.budget,
+        not getattr(options, "no_flush", None),
+        layers=tuple(labels.values()) if any(labels.values()) else (),
+        options=how,
+    )

@@ -1,0 +1,184 @@
+"""Drives a run, for the command line and for Python: opens its log, measures, writes every record, and says how it
+ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from mamf.backend import Advice
+from mamf.errors import DeviceLostError, first_line
+from mamf.kinds.kind import AnyCeilings, Setup, Strategy
+from mamf.kinds.registry import kind_of
+from mamf.logs.plan_records import plan_record
+from mamf.logs.recording import End, Record, header_of, host_seconds, overhead_after, sharing_after
+from mamf.logs.records import ceiling_record, measurement_record, utc_now
+from mamf.logs.run_log import RunLog, add_record, with_device_speeds, with_sharing
+from mamf.logs.writer import RunLogWriter
+from mamf.machine.doctor import diagnose, format_finding
+from mamf.machine.environment import tool_version
+from mamf.measurement import Measurement
+from mamf.plans import ALGORITHM
+
+
+class Resumed(NamedTuple):
+    """A log to continue, locked before it was read."""
+
+    log: RunLog
+    writer: RunLogWriter
+
+
+class Signals(Protocol):
+    """Decides when a signal may end the run."""
+
+    def shielded(self) -> AbstractContextManager[None]:
+        """No signal interrupts the block."""
+
+    def check(self) -> None:
+        """Raises KeyboardInterrupt if a signal has come."""
+
+
+class PythonSignals:
+    """A signal ends the run wherever Python raises KeyboardInterrupt."""
+
+    def shielded(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def check(self) -> None:
+        pass
+
+
+@dataclass
+class Run(Setup):
+    """One run of a plan. ``measurements`` measures and writes the log.
+
+    - ``strategy``: makes what chooses the steps, if that is not the usual one of the kind.
+    - ``path``: of the log; None to keep none. ``is_numbered``: under a free name beside it if it is taken.
+    - ``resumed``: the log to continue, in place of a new one.
+    - ``known``: ceilings that rows are shares of and that the run need not confirm.
+    - ``command``, ``notes``: for the log. ``advice``: what was seen of the device when it was opened.
+    - ``on_lost``: is called with the row that lost the device.
+    """
+
+    strategy: Callable[[Setup], Strategy] | None = None
+    path: Path | None = None
+    is_numbered: bool = False
+    resumed: Resumed | None = None
+    known: AnyCeilings = field(default_factory=dict)
+    command: str = "from Python"
+    notes: str = ""
+    advice: Sequence[Advice] = ()
+    signals: Signals = field(default_factory=PythonSignals)
+    on_lost: Callable[[Measurement], None] = lambda row: None
+
+    def __post_init__(self) -> None:
+        self.kind = kind_of(self.plan)
+        #: What the doctor found, once the log is open.
+        self.findings: list[Advice] = []
+        #: Failures that did not end the run.
+        self.failures: list[str] = []
+        self.header: dict[str, Any] = self.resumed.log.header if self.resumed else {}
+        self.summary: dict[str, Any] = {}
+        #: Whether the log has its summary.
+        self.is_written = False
+        self._others: list[Record] = []
+
+    def counts(self, row: Measurement) -> bool:
+        """Whether a row is one of those that the run is for."""
+        return not row.is_reference and row.phase != ALGORITHM and row.operation in self.plan.operations
+
+    def measurements(self) -> Generator[Measurement, None, None]:
+        """Each row, after it is written. The log is there before the first, and is ended with the iterator.
+
+        Raises UsageError if the log cannot be created.
+        """
+        strategy = (self.strategy or self.kind.strategy)(self)
+        if self.path is None and self.resumed is None:
+            return (row for row in strategy.results() if isinstance(row, Measurement))
+        driven = self._driven(strategy)
+        next(driven)  # enters its ``with``, so that closing it before the first row closes the log too
+        return driven
+
+    def _driven(self, strategy: Strategy) -> Generator[Any, None, None]:
+        """None once the log is open, then the rows."""
+        with ExitStack() as opened:
+            with self.signals.shielded():
+                self.writer = opened.enter_context(self._open())
+            yield None
+            begun, is_idle = host_seconds(self.backend), False
+            status, reason = "interrupted", "by the caller"
+            try:
+                for found in strategy.results():
+                    with self.signals.shielded():
+                        self._write(found)
+                    if isinstance(found, Measurement):
+                        yield found
+                    self.signals.check()
+                is_cut, is_idle = self.kind.is_cut_short(self, strategy.left_out), True
+                status = "interrupted" if is_cut else "complete"
+                reason = "; ".join([*(["the budget ended"] if is_cut else []), *self.failures])
+            except KeyboardInterrupt:
+                reason = "by the user"
+                raise
+            except Exception as error:
+                reason = first_line(error)
+                if isinstance(error, DeviceLostError):
+                    self.on_lost(error.row)
+                    self._write(error.row)
+                raise
+            finally:
+                with self.signals.shielded():
+                    seconds = max(0.0, host_seconds(self.backend) - begun)
+                    self._end(End(status, reason, seconds, self.kind.count_left(self)), is_idle)
+
+    def _open(self) -> RunLogWriter:
+        self.findings = [*diagnose(self.backend), *self.advice]
+        if self.resumed is not None:
+            again = {"tool": tool_version(), "command": self.command, "started": utc_now(), "notes": self.notes}
+            self.resumed.writer.write_resume(self.resumed.log, again)
+            return self.resumed.writer
+        assert self.path is not None, "a run without a log is not driven"
+        self.header = self.new_header()
+        return RunLogWriter.create(self.path, self.header, self.is_numbered)
+
+    def new_header(self) -> dict[str, Any]:
+        findings = [format_finding(finding).strip() for finding in self.findings]
+        kernel = self.opened[0].name if self.plan.is_search else " ".join(self.plan.kernels)
+        return header_of(self.backend, self.command, kernel, plan_record(self.plan), findings, self.notes)
+
+    def _write(self, found: Measurement | Record) -> None:
+        if isinstance(found, Measurement):
+            self.writer.write("measurement", measurement_record(found))
+            self.rows.append(found)
+        else:
+            self._others.append(found)
+            self.writer.write(*found)
+
+    def _end(self, end: End, is_idle: bool) -> None:
+        """Write the ceilings that the rows confirm, and the summary. ``is_idle``: a device that failed or was
+        interrupted may never answer.
+        """
+        self.rows[:] = with_device_speeds(self.rows)
+        ceilings = self.confirmed if self.kind.has_ceilings else {}
+        self.summary = self.kind.summary(self.plan, self.rows, ceilings or self.known, end)
+        if is_idle:
+            self.summary |= overhead_after(self.backend, self.rows) | sharing_after(self.backend)
+        for ceiling in ceilings.values():
+            self._write(Record("ceiling", ceiling_record(ceiling)))
+        self._write(Record("summary", {**self.summary, "time": utc_now()}))
+        self.writer.append()
+        self.is_written = True
+
+    def log_in_memory(self) -> RunLog:
+        """The log as it would be read, had it been written whole."""
+        log = RunLog(self.writer.path, with_sharing(self.header, self.summary), self.rows, summary=self.summary)
+        if before := self.resumed and self.resumed.log:
+            log.all_ceilings, log.own_ceilings = dict(before.all_ceilings), dict(before.own_ceilings)
+            log.known_ceilings, log.counter_records = dict(before.known_ceilings), list(before.counter_records)
+        for each in self._others:
+            add_record(log, {"record": each.kind, **each.fields})
+        return log

@@ -1,0 +1,217 @@
+"""Kinds of runs that study a card or a kernel: explain, guard, overlap, reproduce, roofline and verify."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from functools import partial
+from typing import Any
+
+from mamf.backend import DeviceInfo
+from mamf.errors import UsageError
+from mamf.kinds.find import Find
+from mamf.kinds.kind import AnyCeilings, Drawing, KernelRows, Kind, Setup, Strategy, View
+from mamf.logs.compare import Difference, roofs_of_logs
+from mamf.logs.judging import JudgedClaim, differences_here, judge_claims
+from mamf.logs.recording import End
+from mamf.logs.run_log import RunLog
+from mamf.measurement import Measurement
+from mamf.plans import EXPLAIN, GUARD, OVERLAP, REPRODUCE, ROOFLINE, VERIFY, Plan, ReproduceOptions
+from mamf.report.charts.picture import Picture
+from mamf.report.charts.roofline import roofline_chart
+from mamf.report.comparison import change_interval, difference_lines, percent_of, ratio_interval_cell
+from mamf.report.document import Answer, Block, Column, Document, Lines, Table, interval_columns
+from mamf.report.explanation import explanation_document, waterfall_chart, waterfall_steps
+from mamf.report.overlap import overlap_chart, overlap_document
+from mamf.report.own_ceilings import described_title
+from mamf.report.roofline import roofline_document
+from mamf.report.text import end_line, interval_cell, machine_line, rate_text, scaled_unit, significant
+from mamf.report.verification import counts, verification_document
+
+
+class Explain(KernelRows):
+    """One product on every kind of data, to show where the datasheet's FLOPS went."""
+
+    name = EXPLAIN
+    noun = "an explanation"
+
+    def document(self, log: RunLog, view: View) -> Document:
+        rows = log.measurements
+        if not rows:
+            return super().document(log, view)
+        first = rows[0]
+        head = [machine_line(log.header), f"{first.problem.dtype}, {first.shape} by {first.kernel}"]
+        return explanation_document(
+            waterfall_steps(rows, DeviceInfo(**log.header["device"])), rows, head, [end_line(log.summary)]
+        )
+
+    def chart(self, log: RunLog, drawing: Drawing) -> Picture:
+        drawing.require_no_direction(log)
+        steps = waterfall_steps(log.measurements, DeviceInfo(**log.header["device"]))
+        return waterfall_chart(steps, log.measurements, log.header)
+
+
+class Guard(KernelRows):
+    """Rows compared with a baseline, or the visits that make one."""
+
+    name = GUARD
+    noun = "a guard"
+
+    def strategy(self, setup: Setup) -> Strategy:
+        from mamf.engine.strategies.guard import GuardSweep
+
+        held, on_phase, rows = setup.answers, setup.on_phase, list(setup.rows)
+        return GuardSweep(setup.plan, setup.opened, setup.backend, held=held, on_phase=on_phase, rows=rows)
+
+    def command(self, plan: Plan) -> str:
+        return f"{GUARD} FILE.toml"
+
+
+class Overlap(KernelRows):
+    """Products beside other work: what each loses while both run."""
+
+    name = OVERLAP
+    noun = "an overlap"
+
+    def strategy(self, setup: Setup) -> Strategy:
+        from mamf.engine.strategies.overlap import DEFAULT_SECONDS, Overlapping, cells_of
+        from mamf.operations.overlap import Pair
+
+        plan = setup.plan
+        seconds, budget = plan.seconds or DEFAULT_SECONDS, plan.budget_seconds or math.inf
+        return Overlapping(setup.backend, Pair(), cells_of(setup.steps), seconds, budget, setup.on_phase)
+
+    def document(self, log: RunLog, view: View) -> Document:
+        return overlap_document(log.measurements, log.header, log.summary, view.top)
+
+    def chart(self, log: RunLog, drawing: Drawing) -> Picture:
+        drawing.require_no_direction(log)
+        return overlap_chart(log.measurements, log.header)
+
+
+class Roofline(Find):
+    """Ceilings of compute and of bandwidth in one log: the roofs of a device. ``mamf roofline`` now writes one per
+    find.
+    """
+
+    name = ROOFLINE
+    noun = "a roofline"
+
+    def document(self, log: RunLog, view: View) -> Document:
+        return roofline_document(roofs_of_logs([log]), [], machine_line(log.header), view.top)
+
+    def chart(self, log: RunLog, drawing: Drawing) -> Picture:
+        return roofline_chart(roofs_of_logs([log]), [], log.header)
+
+
+class Verify(Kind):
+    """Random problems whose whole outputs were checked."""
+
+    name = VERIFY
+    noun = "a verification"
+    is_collected = False  # it has no rates
+
+    def strategy(self, setup: Setup) -> Strategy:
+        from mamf.engine.strategies.verify import VerifySweep
+
+        return VerifySweep(setup.plan, setup.opened, setup.backend, tuple(setup.rows), setup.on_phase)
+
+    def count_left(self, setup: Setup) -> int:
+        return 0  # it goes on for as long as it may
+
+    def document(self, log: RunLog, view: View) -> Document:
+        return verification_document(log)
+
+    def chart(self, log: RunLog, drawing: Drawing) -> Picture:
+        raise UsageError(f"{log.path} is a verification, which has no rates to draw: 'mamf show' prints it")
+
+    def summary(self, plan: Plan, rows: Sequence[Measurement], ceilings: AnyCeilings, end: End) -> dict[str, Any]:
+        return {**end.summary(sum(row.ok for row in rows)), "best": {}, **counts(rows)}
+
+
+class Reproduce(KernelRows):
+    """Claims beside what was measured here, and what differs."""
+
+    name = REPRODUCE
+    noun = "a reproduction"
+    is_collected = False  # its rows were chosen by a claim
+
+    def strategy(self, setup: Setup) -> Strategy:
+        from mamf.engine.strategies.reproduce import ReproduceSweep
+
+        on_phase, rows = setup.on_phase, list(setup.rows)
+        return ReproduceSweep(setup.plan, setup.opened, setup.backend, on_phase=on_phase, rows=rows)
+
+    def count_left(self, setup: Setup) -> int:
+        """The claims without a figure."""
+        return sum(each.here is None for each in judge_claims(setup.plan.options, setup.rows))
+
+    def document(self, log: RunLog, view: View) -> Document:
+        options: ReproduceOptions = log.plan.options
+        judged = judge_claims(options, log.measurements)
+        found = differences_here(options, judged, log.header)
+        data = {
+            "header": log.header,
+            "summary": log.summary,
+            "source": options.source,
+            "differences": [asdict(each) for each in found] if options.recorded else None,
+        }
+        unknown = [] if options.recorded else ["the claims name no device or software, so what differs is unknown"]
+        shown: list[Block] = [
+            Lines(
+                [
+                    f"claims of {options.source}, measured on {machine_line(log.header)}",
+                    *unknown,
+                    *difference_lines("the claims were measured otherwise: ", found),
+                ]
+            ),
+            Table(_columns(judged), judged, key="claims", remarks=_remarks, label=_label),
+            Answer([*(_verdict_line(each, found) for each in judged), end_line(log.summary)]),
+        ]
+        return Document("Reproduction", shown, data)
+
+
+def _columns(judged: list[JudgedClaim]) -> list[Column[JudgedClaim]]:
+    unit = next((each.here.unit for each in judged if each.here), "TFLOPS")
+    title, factor = scaled_unit(unit, [each.claim.rate for each in judged])
+    interval = partial(interval_cell, factor=factor)
+    return [
+        Column("regime", "", lambda each: each.claim.step[0]),
+        Column("problem", "problem", _title, importance=2, left=True),
+        Column("shape", "shape", lambda each: str(each.claim.step[2]), left=True),
+        Column("kernel", "kernel", lambda each: each.claim.step[3], importance=1, left=True),
+        Column("claimed", f"claimed {title}", lambda each: each.claim.rate, lambda rate: significant(rate * factor)),
+        *interval_columns(lambda each: each.claim.interval, "claimed_{}", interval),
+        Column("here", "here", lambda each: each.here and each.here.tflops, lambda rate: significant(rate * factor)),
+        *interval_columns(lambda each: each.pair and each.pair.b.interval, "here_{}", interval),
+        Column("unit", "", lambda each: unit),
+        Column("ratio", "here/claimed", lambda each: each.pair and each.pair.ratio, "{:.4f}".format),
+        *interval_columns(lambda each: each.pair and each.pair.interval, "ratio_{}", ratio_interval_cell),
+        Column("verdict", "verdict", lambda each: each.verdict, left=True),
+        Column("is_slower", "", lambda each: each.is_slower),
+    ]  # fmt: skip
+
+
+def _title(each: JudgedClaim) -> str:
+    return described_title(*each.claim.step[:2])
+
+
+def _label(each: JudgedClaim) -> str:
+    return f"{_title(each)}, {each.claim.step[2]} by {each.claim.step[3]}"
+
+
+def _remarks(each: JudgedClaim) -> Iterator[str]:
+    if each.claim.error is None:
+        yield "the claim has no samples: its interval is its rounding, it is assumed to scatter as the run here"
+    yield f"{each.here.status}: {each.here.reason}" if each.here and each.here.reason else ""
+
+
+def _verdict_line(each: JudgedClaim, found: Sequence[Difference]) -> str:
+    unit, change = each.here.unit if each.here else "TFLOPS", ""
+    if each.pair:
+        change = f"{100 * (each.pair.ratio - 1):+.2f} % ({change_interval(each.pair.interval)})"
+        change = f", {rate_text(each.pair.b.tflops or 0.0, unit)} here: {change}"
+    beyond = f" by more than {percent_of(each.tolerance)}" if each.is_slower else ""
+    device = ", on another device" if any(one.what == "device" for one in found) else ""
+    return f"{each.verdict}{beyond}{device}: {_label(each)}: {rate_text(each.claim.rate, unit)} claimed{change}"

@@ -1,0 +1,173 @@
+"""Reads the logs of a run that several devices share, one log each, as one run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from mamf.backend import DeviceInfo
+from mamf.errors import UsageError
+from mamf.logs.plan_records import plan_record
+from mamf.logs.records import ceiling_record, utc_now
+from mamf.logs.run_log import RunLog, latest_rows, read_run_log, with_device_speeds
+from mamf.logs.writer import RunLogWriter
+from mamf.measurement import Measurement
+from mamf.plans import FIND, SWEEP, Plan
+
+#: A log of a shared run: by device or by rank, then a number or a dtype. The logs of ``mamf node`` name a part instead.
+_NAME = re.compile(r"(device|rank)(\d{1,6})(-\w*\d\w*)?\.jsonl")
+#: Fields of a plan that differ between the logs of a run.
+_OF_ONE_LOG = {"shapes", "layers", "searches", "budget_seconds"}
+
+
+def share_paths(folder: Path, device: int | None = None) -> list[Path]:
+    """The logs of a shared run in a folder, or those of one device; empty for other folders."""
+    named = [(match, path) for path in folder.iterdir() if (match := _NAME.fullmatch(path.name))]
+    named = [each for each in named if device in (None, int(each[0][2]))]
+    return [path for _, path in sorted(named, key=lambda each: (int(each[0][2]), each[0][3] or ""))]
+
+
+def is_shared_folder(path: Path) -> bool:
+    return path.is_dir() and bool(share_paths(path))
+
+
+def read_run(*paths: Path) -> RunLog:
+    """A log, or several logs and folders of a shared run as one. Raises RunLogError or UsageError."""
+    if len(paths) == 1 and not paths[0].is_dir():
+        return read_run_log(paths[0])
+    files = [each for path in paths for each in (share_paths(path) if path.is_dir() else [path])]
+    if not files:
+        raise UsageError(f"{paths[0]} has no logs of a shared run (device0.jsonl, rank0.jsonl, ...)")
+    return join_logs([read_run_log(each) for each in files], paths[0])
+
+
+def join_logs(logs: Sequence[RunLog], path: Path) -> RunLog:
+    """The logs of one run as one log: each row names its device and has its speed. Ceilings are those of the first
+    device. ``path``: their folder. Raises UsageError for logs that are not of one run.
+    """
+    indices = _device_indices(logs)
+    by_start = sorted(logs, key=lambda log: (log.header.get("started", ""), indices[log.path]))
+    first = min(by_start, key=lambda log: indices[log.path])
+    plan = _whole_plan(logs, first)
+    command = str(first.header.get("command", "")).partition(" --share ")[0]
+    infos = {indices[log.path]: DeviceInfo(**log.header["device"]) for log in logs}
+    devices = [asdict(replace(infos[index], index=index)) for index in sorted(infos)]
+    every_row = [replace(row, device=indices[log.path]) for log in by_start for row in log.every_row]
+    rows = [replace(row, device=indices[log.path]) for log in by_start for row in log.measurements]
+    if plan.kind == SWEEP:
+        rows = latest_rows(rows)
+    return replace(
+        first,
+        path=path,
+        header=first.header | {"plan": plan_record(plan), "devices": devices, "command": command},
+        measurements=with_device_speeds(rows),
+        every_row=with_device_speeds(every_row),
+        summary=_summary(logs, plan, rows),
+        is_truncated=any(log.is_truncated for log in logs),
+        parts=list(logs),
+    )
+
+
+def _device_indices(logs: Sequence[RunLog]) -> dict[Path, int]:
+    """A number for the device of each log: its index, unless logs are from several machines."""
+    cards = {}
+    for log in logs:
+        info = log.header["device"]
+        cards[log.path] = info["index"], info["uuid_hash"] or log.path.stem.partition("-")[0]
+    distinct = list(dict.fromkeys(cards.values()))
+    is_unique = len({index for index, _ in distinct}) == len(distinct)
+    return {path: card[0] if is_unique else distinct.index(card) for path, card in cards.items()}
+
+
+def _whole_plan(logs: Sequence[RunLog], first: RunLog) -> Plan:
+    """The plan that the logs share, with all of their shapes. Raises UsageError if they do not share one."""
+    models = dict.fromkeys(log.header["device"]["name"] for log in logs)
+    if len(models) > 1:
+        raise UsageError(f"these are logs of several models, which are not one run: {', '.join(models)}")
+    plans = [log.plan for log in logs]
+    if any(_common_fields(plan) != _common_fields(first.plan) for plan in plans):
+        raise UsageError("these are logs of different plans, which are not one run: name one log")
+    if first.plan.kind != SWEEP:
+        return first.plan
+    if len(logs) > 1 and not all(plan.is_shared for plan in plans):
+        raise UsageError("these logs are not shares of one run: 'mamf compare' compares equal runs")
+    layers = {shape: layer for plan in plans for shape, layer in zip(plan.shapes, plan.layers, strict=False)}
+    shapes = tuple(dict.fromkeys(shape for plan in plans for shape in plan.shapes))
+    options = replace(first.plan.options, rank=0, ranks=0)
+    return replace(
+        first.plan, shapes=shapes, layers=tuple(layers.get(each, "") for each in shapes if layers), options=options
+    )
+
+
+def _common_fields(plan: Plan) -> dict[str, Any]:
+    """What the plans of a run have in common. A find plans its grid by the speed of its device."""
+    if plan.kind == FIND:
+        return {"kind": FIND, "operation": plan.operation}
+    options = replace(plan.options, reference=None, rank=0, ranks=0) if plan.kind == SWEEP else plan.options
+    return {**{name: value for name, value in vars(plan).items() if name not in _OF_ONE_LOG}, "options": options}
+
+
+def _summary(logs: Sequence[RunLog], plan: Plan, rows: Sequence[Measurement]) -> dict[str, Any]:
+    """The end of the whole run. A sweep is complete when each of its steps has a row, whatever ended a log."""
+    reasons = dict[str, list[str]]()
+    for log in logs:
+        reasons.setdefault(str(log.summary["reason"]) if log.summary else "it was killed", []).append(log.path.stem)
+    if plan.kind == SWEEP:
+        own = [row for row in rows if not row.is_reference and not row.phase]
+        left = max(0, len(plan.steps()) - len({row.step for row in own}))
+        measured, is_complete = sum(row.ok for row in own), not left
+    else:
+        left, measured = 0, sum(log.summary["measured"] for log in logs if log.summary)
+        is_complete = all(log.tier == "complete" for log in logs)
+    texts = (each if len(of) == len(logs) else f"{', '.join(of)}: {each}" for each, of in reasons.items() if each)
+    return {
+        "status": "complete" if is_complete else "interrupted",
+        "reason": "" if is_complete else "; ".join(texts),
+        "measured": measured,
+        "left": left,
+        "elapsed_seconds": max((log.summary["elapsed_seconds"] for log in logs if log.summary), default=0.0),
+        "best": {},
+    }
+
+
+# -- shapes of devices that are gone -----------------------------------------------------------------------------------
+
+
+def deal_rest(folder: Path, logs: dict[int, list[RunLog]], left: Sequence[int]) -> None:
+    """Start a log for each device that is to measure shapes that no log has and no device will measure."""
+    every = [log for each in logs.values() for log in each if log.plan.is_shared]
+    owned = {shape for device in left for log in logs[device] if log.plan.is_shared for shape in log.plan.own_shapes()}
+    for log in every:
+        own = log.plan.own_shapes()
+        owned |= set(own) - set(_unfinished_shapes(log, own))
+    missing = list(dict.fromkeys(shape for log in every for shape in log.plan.shapes if shape not in owned))
+    for place, device in enumerate(left):
+        if shapes := missing[place :: len(left)]:
+            logs[device].append(_rest_log(folder, logs[device][0], shapes))
+
+
+def _rest_log(folder: Path, own: RunLog, shapes: Sequence[Any]) -> RunLog:
+    """A log without rows whose plan has these shapes, with the header and the ceilings of the device's own log."""
+    plan = own.plan
+    layers = dict(zip(plan.shapes, plan.layers, strict=False))
+    rest = replace(
+        plan,
+        shapes=tuple(shapes),
+        layers=tuple(layers[shape] for shape in shapes if layers),
+        options=replace(plan.options, rank=0, ranks=1),
+    )
+    header = own.header | {"plan": plan_record(rest), "started": utc_now()}
+    with RunLogWriter.create(folder / f"device{own.header['device']['index']}.jsonl", header, is_numbered=True) as log:
+        for ceiling in own.all_ceilings.values():
+            log.write("ceiling", ceiling_record(ceiling))
+    return read_run_log(log.path)
+
+
+def _unfinished_shapes(log: RunLog, shapes: Sequence[Any]) -> list[Any]:
+    """Which of these shapes lack a row that lasts, of any regime, problem or kernel of the plan."""
+    plan, rows = log.plan, {row.step for row in log.lasting if not row.is_reference and not row.phase}
+    needed = len(plan.regimes) * len(plan.problems) * len(plan.kernels)
+    return [shape for shape in shapes if sum(step[2] == shape for step in rows) < needed]

@@ -1,0 +1,62 @@
+"""AMD's AITER: attention in assembly and Composable Kernel for Instinct MI300 and MI350."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from mamf.backend import Backend, Unavailable
+from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
+from mamf.operations.attention.torch_attention import LibraryAttention, output_of, window_of
+
+_ARCHITECTURES = ("gfx942", "gfx950")
+
+
+class Aiter(LibraryAttention):
+    """Builds its kernels in the first launch, which is for verification and not timed."""
+
+    name = "aiter"
+    library = "AITER"
+    module = "aiter"
+    distribution = "amd-aiter"
+    install = "git clone --recursive https://github.com/ROCm/aiter && cd aiter && python setup.py develop"
+    runtimes = ("hip",)
+    layout = "bshd"
+    has_window = True
+    has_unequal_head_dims = True
+
+    def unavailable(self, backend: Backend) -> Unavailable | None:
+        if backend.runtime == "hip" and backend.info.architecture not in _ARCHITECTURES:
+            return Unavailable(
+                f"AITER runs on {' and '.join(_ARCHITECTURES)}, not on {backend.info.architecture}",
+                "mamf attention --kernel sdpa-flash",
+            )
+        return super().unavailable(backend)
+
+    def load(self) -> Any:
+        from aiter import flash_attn_func
+
+        return flash_attn_func
+
+    def call(
+        self,
+        function: Any,
+        problem: AttentionProblem,
+        shape: AttentionShape,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+    ) -> torch.Tensor:
+        result = function(
+            q,
+            k,
+            v,
+            causal=shape.causal,
+            window_size=window_of(shape, -1),
+            # AITER's default, unlike that of other FlashAttentions; on gfx950 it excludes the fast backward pass.
+            deterministic=False,
+            # AITER asserts this if a gradient is needed.
+            return_lse=problem.has_backward,
+        )
+        return output_of(result)

@@ -1,0 +1,41 @@
+"""Intel Gaudi's FusedSDPA."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
+from mamf.operations.attention.torch_attention import LibraryAttention, output_of
+
+
+class FusedSdpa(LibraryAttention):
+    """In recompute mode, which is flash attention; the other mode keeps all scores in memory for the backward pass."""
+
+    name = "fused-sdpa"
+    library = "FusedSDPA"
+    module = "habana_frameworks.torch.hpex.kernels"
+    distribution = "habana-torch-plugin"
+    install = "bash habanalabs-installer.sh install --type pytorch   # docs.habana.ai, 'Installation'"
+    runtimes = ("synapse",)
+    dtypes = ("bfloat16",)
+    #: Its documentation does not say which corner its causal mask is aligned to.
+    has_unequal_lengths = False
+
+    def load(self) -> Any:
+        from habana_frameworks.torch.hpex.kernels import FusedSDPA
+
+        return FusedSDPA.apply
+
+    def call(
+        self,
+        function: Any,
+        problem: AttentionProblem,
+        shape: AttentionShape,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+    ) -> torch.Tensor:
+        mask, dropout, scale, softmax_mode, recompute = None, 0.0, None, "None", True
+        return output_of(function(q, k, v, mask, dropout, shape.causal, scale, softmax_mode, recompute))

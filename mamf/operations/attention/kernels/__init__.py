@@ -1,1 +1,0 @@
-"""Attention kernels: one file per library."""

@@ -1,0 +1,136 @@
+"""SageAttention 1 and 2: Q K^T in int8 and P V in float16 or fp8, quantised in every launch. Forward only."""
+
+from __future__ import annotations
+
+import importlib
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+
+from mamf.machine.environment import package_version
+from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
+from mamf.operations.attention.torch_attention import AbsentError, Capability, QuantizedAttention, output_of
+
+_FLOAT16, _FP8 = ("int8", "float16"), ("int8", "float8_e4m3fn")
+#: What SageAttention 2 computes in, by compute capability; it has nothing for others (B200, B300).
+_PRODUCTS: Mapping[Capability, tuple[str, str]] = {
+    (8, 0): _FLOAT16,
+    (8, 6): _FLOAT16,
+    (8, 9): _FP8,
+    (9, 0): _FP8,
+    (12, 0): _FP8,
+    (12, 1): _FP8,
+}
+#: The flag that says whether it was built for a card; what is not listed runs in Triton.
+_BUILT_FLAGS: Mapping[Capability, str] = {
+    (8, 0): "SM80_ENABLED",
+    (8, 9): "SM89_ENABLED",
+    (9, 0): "SM90_ENABLED",
+    (12, 0): "SM89_ENABLED",
+    (12, 1): "SM89_ENABLED",
+}
+
+
+class _Sage(QuantizedAttention):
+    module = "sageattention"
+    distribution = "sageattention"
+    #: Causal for equal lengths only.
+    has_unequal_lengths = False
+    release: ClassVar[int]
+
+    def load(self) -> Any:
+        module = importlib.import_module(self.module)
+        # Both releases have a function of one name; the second also offers each of its kernels by name.
+        release = 2 if hasattr(module, "sageattn_qk_int8_pv_fp16_triton") else 1
+        if release != self.release:
+            found = package_version(self.distribution) or f"{release}.x"
+            raise AbsentError(f"the sageattention that is there is {found}")
+        self.require_built()
+        return module.sageattn
+
+    def require_built(self) -> None:
+        """Raise ImportError if the compiled part does not support this card."""
+
+    @abstractmethod
+    def arguments(self, shape: AttentionShape, k: torch.Tensor) -> tuple[torch.Tensor, dict[str, Any]]:
+        """The K to pass, and this release's additional arguments."""
+
+    def call(
+        self,
+        function: Any,
+        problem: AttentionProblem,
+        shape: AttentionShape,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+    ) -> torch.Tensor:
+        k, options = self.arguments(shape, k)
+        return output_of(function(q, k, v, tensor_layout="HND", is_causal=shape.causal, **options))
+
+
+class Sage1(_Sage):
+    """Triton. It subtracts the mean of K from the caller's K in place, so each launch passes a copy of K.
+
+    The copy is part of the launch and counts in its time (K is read and written once): a model that needs K afterward
+    pays for it too. Without the copy, the first launch would change the operands of later launches.
+    """
+
+    name = "sage-1"
+    release = 1
+    library = "SageAttention 1"
+    install = "pip install sageattention==1.0.6"
+    cards = "compute capability 8.0 and above"
+    product_dtypes = _FLOAT16
+    head_dims = (64, 96, 128)
+    #: Twice what int8 with a scale a block costs on normal data: 1.3e-2 in a model of it, 1.4e-2 from FlashAttention 2.
+    tolerance = 3e-2
+    #: Twice what the same model gives on structured inputs, 6.7e-2.
+    structured_tolerance = 1.5e-1
+
+    def runs_on(self, capability: Capability) -> bool:
+        return capability >= (8, 0)
+
+    def arguments(self, shape: AttentionShape, k: torch.Tensor) -> tuple[torch.Tensor, dict[str, Any]]:
+        return k.clone(), {"smooth_k": True}
+
+    def details(
+        self, problem: AttentionProblem, shape: AttentionShape, operands: Sequence[torch.Tensor]
+    ) -> dict[str, Any]:
+        return {**super().details(problem, shape, operands), "ran": "with a copy of K in its time"}
+
+
+class Sage2(_Sage):
+    """CUDA, and Triton on sm86. The dtypes of its products depend on the card, so each row reports them."""
+
+    name = "sage-2"
+    release = 2
+    library = "SageAttention 2"
+    install = "pip install --no-build-isolation git+https://github.com/thu-ml/SageAttention"
+    cards = "sm80, sm86, sm89, sm90, sm120 and sm121"
+    instead = "sage-1"
+    head_dims = range(8, 129, 8)
+    #: Twice what fp8 (3 bits of mantissa) in P and V costs on normal data, 4e-2, with int8 in Q and K.
+    tolerance = 8e-2
+    structured_tolerance = 1.5e-1
+
+    def runs_on(self, capability: Capability) -> bool:
+        return capability in _PRODUCTS
+
+    def require_built(self) -> None:
+        # The current device is the one that CudaBackend opened.
+        capability = torch.cuda.get_device_capability()
+        flag = _BUILT_FLAGS.get(capability)
+        core = importlib.import_module("sageattention.core")
+        if flag is not None and not getattr(core, flag, True):
+            raise ImportError(f"it was built without sm{capability[0]}{capability[1]} ({flag} is False)")
+
+    def arguments(self, shape: AttentionShape, k: torch.Tensor) -> tuple[torch.Tensor, dict[str, Any]]:
+        return k, {}
+
+    def details(
+        self, problem: AttentionProblem, shape: AttentionShape, operands: Sequence[torch.Tensor]
+    ) -> dict[str, Any]:
+        products = _PRODUCTS[torch.cuda.get_device_capability(operands[0].device)]
+        return {**super().details(problem, shape, operands), "product_dtypes": " ".join(products)}

@@ -1,0 +1,129 @@
+"""SpargeAttention: SageAttention that skips blocks of keys that it predicts to be irrelevant. Forward only.
+
+The skipped share depends on the data: on inputs without block structure every block matters, a threshold skips none,
+and skipping a fixed share of blocks would give a wrong result. So ``topk`` keeps the largest share that is relevant in
+the problem's inputs (``AttentionProblem.sparsity``), and each row reports the skipped share.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch
+
+from mamf.operations.attention.attention_reference import relevant_share
+from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
+from mamf.operations.attention.torch_attention import Capability, QuantizedAttention, output_of
+
+_SHORTEST = 128
+#: The number of keys in the larger of its block sizes.
+_BLOCK = 128
+_FP16_CAPABILITIES = ((8, 0), (8, 6), (8, 7), (8, 9), (9, 0))
+#: On other cards its fp8 functions silently run the float16 kernel.
+_FP8_CAPABILITIES = ((8, 9), (9, 0))
+
+
+class _Sparge(QuantizedAttention):
+    library = "SpargeAttn"
+    module = "spas_sage_attn"
+    distribution = "spas-sage-attn"
+    install = "pip install --no-build-isolation git+https://github.com/thu-ml/SpargeAttn"
+    head_dims = (64, 128)
+    has_gqa = False
+    has_unequal_lengths = False
+    structured_tolerance = 1.5e-1
+    function: ClassVar[str]
+    capabilities: ClassVar[tuple[Capability, ...]]
+
+    def runs_on(self, capability: Capability) -> bool:
+        return capability in self.capabilities
+
+    def load(self) -> Any:
+        return getattr(importlib.import_module(self.module), self.function)
+
+    def unsupported_shape(self, problem: AttentionProblem, shape: AttentionShape) -> str | None:
+        if min(shape.seqlen_q, shape.seqlen_k) < _SHORTEST:
+            return f"{self.name} needs lengths of {_SHORTEST} and above"
+        return super().unsupported_shape(problem, shape)
+
+    def options(self, problem: AttentionProblem, shape: AttentionShape) -> dict[str, Any]:
+        """Options that decide which blocks are skipped; the library's defaults if empty."""
+        return {}
+
+    def call(
+        self,
+        function: Any,
+        problem: AttentionProblem,
+        shape: AttentionShape,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+    ) -> torch.Tensor:
+        return output_of(function(q, k, v, is_causal=shape.causal, tensor_layout="HND", **self.options(problem, shape)))
+
+    def details(
+        self, problem: AttentionProblem, shape: AttentionShape, operands: Sequence[torch.Tensor]
+    ) -> dict[str, Any]:
+        """With the skipped share of the blocks of Q K^T, from a separate launch, because reading it synchronizes."""
+        details = super().details(problem, shape, operands)
+        options = {"is_causal": shape.causal, "tensor_layout": "HND", **self.options(problem, shape)}
+        result = self.loaded()(*operands, **options, return_sparsity=True)
+        if not isinstance(result, tuple):
+            return details
+        # For causal attention the library counts whole blocks of 128 x 64, so other lengths can give less than 0.
+        return {**details, "sparsity": max(0.0, float(result[1]))}
+
+
+class _Fp16(_Sparge):
+    cards = "sm80, sm86, sm87, sm89 and sm90"
+    capabilities = _FP16_CAPABILITIES
+    product_dtypes = ("int8", "float16")
+    #: int8 costs 1.3e-2 on normal data (see sage.py); the rest is for the contribution of skipped blocks.
+    tolerance = 5e-2
+
+
+class _Fp8(_Sparge):
+    cards = "sm89 and sm90"
+    capabilities = _FP8_CAPABILITIES
+    product_dtypes = ("int8", "float8_e4m3fn")
+    #: fp8 costs 4e-2 on normal data (see sage.py); the rest is for the contribution of skipped blocks.
+    tolerance = 1e-1
+
+    def unsupported_shape(self, problem: AttentionProblem, shape: AttentionShape) -> str | None:
+        if shape.causal:
+            # is_causal reaches the choice of blocks but not the kernel: within the diagonal's blocks nothing is masked.
+            return f"{self.name} masks whole blocks only, so its causal attention is wrong on the diagonal"
+        return super().unsupported_shape(problem, shape)
+
+
+class _TopK(_Sparge):
+    """Keeps a fixed share of the blocks of each row."""
+
+    def options(self, problem: AttentionProblem, shape: AttentionShape) -> dict[str, Any]:
+        share = relevant_share(problem.sparsity, shape.seqlen_k)
+        # The library cuts the product with the number of blocks to an integer: a quarter of a block keeps it whole.
+        return {"topk": min(1.0, share + 0.25 * _BLOCK / shape.seqlen_k)}
+
+
+class SpargeFp16Threshold(_Fp16):
+    name = "sparge-fp16-threshold"
+    function = "spas_sage_attn_meansim_cuda"
+
+
+class SpargeFp16TopK(_Fp16, _TopK):
+    name = "sparge-fp16-topk"
+    function = "spas_sage_attn_meansim_topk_cuda"
+
+
+class SpargeFp8Threshold(_Fp8):
+    name = "sparge-fp8-threshold"
+    function = "spas_sage2_attn_meansim_cuda"
+    instead = "sparge-fp16-threshold"
+
+
+class SpargeFp8TopK(_Fp8, _TopK):
+    name = "sparge-fp8-topk"
+    function = "spas_sage2_attn_meansim_topk_cuda"
+    instead = "sparge-fp16-topk"

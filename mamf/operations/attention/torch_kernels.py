@@ -1,0 +1,239 @@
+"""torch's own attention: scaled_dot_product_attention and each of its backends, plain PyTorch, and FlexAttention."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, ClassVar
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+
+from mamf.backend import Backend, Unavailable
+from mamf.errors import first_line
+from mamf.operations.attention.attention_reference import row_blocks
+from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
+from mamf.operations.attention.torch_attention import ON_ANY_DEVICE, TorchAttention
+from mamf.operations.compilation import compile_for_shape, keep_backward_buffers
+from mamf.torch_backend import TorchBackend
+
+
+class Sdpa(TorchAttention):
+    """torch's choice of backend. The row names the backend that ran."""
+
+    name = "sdpa"
+    dtypes: ClassVar[tuple[str, ...]] = ("bfloat16", "float16", "float32", "float64")
+    head_dims = range(8, 513, 8)
+    #: Its causal mask is aligned to the top left.
+    has_unequal_lengths = False
+
+    def attend(self, shape: AttentionShape, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return scaled_dot_product_attention(q, k, v, is_causal=shape.causal, enable_gqa=shape.heads != shape.kv_heads)
+
+    def details(
+        self, problem: AttentionProblem, shape: AttentionShape, operands: Sequence[torch.Tensor]
+    ) -> dict[str, Any]:
+        return {"ran": chosen_backend(shape, operands, problem.has_backward)}
+
+
+def chosen_backend(shape: AttentionShape, operands: Sequence[torch.Tensor], has_backward: bool) -> str:
+    """The backend that torch's dispatcher chooses for these operands."""
+    q, k, v = (tensor.detach().requires_grad_(has_backward) for tensor in operands)
+    gqa = shape.heads != shape.kv_heads
+    with torch.set_grad_enabled(has_backward):
+        choice = torch._fused_sdp_choice(q, k, v, is_causal=shape.causal, enable_gqa=gqa)
+    return SDPBackend(choice).name.lower()
+
+
+class _Forced(Sdpa):
+    """A single backend: if it does not support a shape, the row is unsupported."""
+
+    forced: ClassVar[SDPBackend]
+    runtimes: ClassVar[tuple[str, ...]] = ("cuda", "hip")
+
+    def unavailable(self, backend: Backend) -> Unavailable | None:
+        if backend.runtime not in self.runtimes:
+            return Unavailable(f"torch has no {self.name} on {backend.name}", ON_ANY_DEVICE)
+        return None
+
+    def settings(self, backend: Backend, problem: AttentionProblem) -> AbstractContextManager[object]:
+        manager: AbstractContextManager[object] = sdpa_kernel(self.forced)
+        return manager
+
+    def details(
+        self, problem: AttentionProblem, shape: AttentionShape, operands: Sequence[torch.Tensor]
+    ) -> dict[str, Any]:
+        return {}
+
+
+class SdpaFlash(_Forced):
+    name = "sdpa-flash"
+    dtypes = ("bfloat16", "float16", "float32")
+    forced = SDPBackend.FLASH_ATTENTION
+    runtimes = ("cuda", "hip", "sycl", "host")
+    head_dims = range(8, 257, 8)
+
+    def unsupported(self, backend: Backend, problem: AttentionProblem) -> str | None:
+        if backend.runtime != "host" and problem.dtype == "float32":
+            return f"{self.name} has no float32 on {backend.name}; it takes bfloat16 and float16"
+        return super().unsupported(backend, problem)
+
+
+class SdpaCudnn(_Forced):
+    name = "sdpa-cudnn"
+    dtypes = ("bfloat16", "float16")
+    forced = SDPBackend.CUDNN_ATTENTION
+    runtimes = ("cuda",)
+
+
+class SdpaEfficient(_Forced):
+    name = "sdpa-efficient"
+    dtypes = ("bfloat16", "float16", "float32")
+    forced = SDPBackend.EFFICIENT_ATTENTION
+
+    def unsupported_shape(self, problem: AttentionProblem, shape: AttentionShape) -> str | None:
+        if shape.heads != shape.kv_heads:
+            return f"{self.name} has no heads that share keys"
+        return super().unsupported_shape(problem, shape)
+
+
+class SdpaMath(_Forced):
+    name = "sdpa-math"
+    forced = SDPBackend.MATH
+    runtimes = ("cuda", "hip", "sycl", "metal", "host")
+
+
+# -- plain PyTorch, the baseline for other kernels ---------------------------------------------------------------------
+
+
+class Eager(TorchAttention):
+    """Two products, a mask and a softmax, every score in memory."""
+
+    name = "eager"
+    dtypes = ("bfloat16", "float16", "float32", "float64")
+    head_dims = range(1, 1025)
+    has_window = True
+
+    def bound(self, problem: AttentionProblem) -> float:
+        # Scores kept in 16 bits are rounded too: the largest error in results/ is 5.9e-3 in bfloat16.
+        return super().bound(problem) * 2.4
+
+    def unsupported_shape(self, problem: AttentionProblem, shape: AttentionShape) -> str | None:
+        if shape.causal and shape.seqlen_q > shape.seqlen_k:
+            return f"{self.name} has no result for queries that see no key: causal with more queries than keys"
+        return super().unsupported_shape(problem, shape)
+
+    def bind(self, backend: Backend, problem: AttentionProblem, shape: AttentionShape) -> Callable[..., torch.Tensor]:
+        assert isinstance(backend, TorchBackend)
+        return make_attention(shape, masked_keys(shape, backend.device))
+
+
+def masked_keys(shape: AttentionShape, device: torch.device) -> torch.Tensor | None:
+    """The mask of keys for each query, made outside the timed launch; None if all queries see all keys."""
+    if not shape.causal and shape.window is None:
+        return None
+    return torch.cat([masked for _, masked in row_blocks(shape, device)])
+
+
+def make_attention(shape: AttentionShape, masked: torch.Tensor | None) -> Callable[..., torch.Tensor]:
+    scale, group = 1 / math.sqrt(shape.head_dim), shape.heads // shape.kv_heads
+
+    def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        if group > 1:
+            k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
+        scores = (q @ k.transpose(-2, -1)) * scale
+        if masked is not None:
+            scores = scores.masked_fill(masked, -math.inf)
+        wide = torch.float32 if q.dtype.itemsize < 4 else q.dtype
+        return torch.softmax(scores, dim=-1, dtype=wide).to(q.dtype) @ v
+
+    return attention
+
+
+class CompiledEager(Eager):
+    """The same under torch.compile, without the rewrite into SDPA, which is a separate kernel."""
+
+    name = "compiled-eager"
+    is_tried_unasked = False
+
+    def unavailable(self, backend: Backend) -> Unavailable | None:
+        return backend.without_compiler() or super().unavailable(backend)
+
+    def settings(self, backend: Backend, problem: AttentionProblem) -> AbstractContextManager[object]:
+        return keep_backward_buffers()
+
+    def bind(self, backend: Backend, problem: AttentionProblem, shape: AttentionShape) -> Callable[..., torch.Tensor]:
+        return compile_for_shape(super().bind(backend, problem, shape), options={"pattern_matcher": False})
+
+
+# -- FlexAttention -----------------------------------------------------------------------------------------------------
+
+
+#: Query-key pairs up to which the mask is made densely, before it is reduced to blocks: some bytes each.
+_MOST_DENSE_PAIRS = 2**28
+
+
+class Flex(TorchAttention):
+    """Compiled and its block mask built before anything is timed; uncompiled it would hold every score in memory."""
+
+    name = "flex"
+    is_tried_unasked = False
+    dtypes = ("bfloat16", "float16", "float32")
+    head_dims = range(16, 257, 8)
+    has_window = True
+
+    def unavailable(self, backend: Backend) -> Unavailable | None:
+        if reason := backend.without_compiler():
+            return reason
+        try:
+            import torch.nn.attention.flex_attention  # noqa: F401
+        except Exception as error:  # a build of torch without its compiler
+            return Unavailable(f"FlexAttention does not load: {first_line(error)}", "pip install --upgrade torch")
+        return super().unavailable(backend)
+
+    def unsupported(self, backend: Backend, problem: AttentionProblem) -> str | None:
+        if backend.runtime == "host" and problem.has_backward:
+            return f"{self.name} has no backward pass on cpu; it has fwd"
+        return super().unsupported(backend, problem)
+
+    def settings(self, backend: Backend, problem: AttentionProblem) -> AbstractContextManager[object]:
+        return keep_backward_buffers()
+
+    def bind(self, backend: Backend, problem: AttentionProblem, shape: AttentionShape) -> Callable[..., torch.Tensor]:
+        assert isinstance(backend, TorchBackend)
+        from torch.nn.attention.flex_attention import flex_attention
+
+        mask, has_groups = block_mask(shape, backend.device), shape.heads != shape.kv_heads
+
+        def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
+            return flex_attention(q, k, v, block_mask=mask, enable_gqa=has_groups)
+
+        return compile_for_shape(attention)
+
+
+def block_mask(shape: AttentionShape, device: torch.device) -> Any:
+    """Which blocks of keys each block of queries sees; None where all are seen."""
+    if not shape.causal and shape.window is None:
+        return None
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    is_small = shape.seqlen_q * shape.seqlen_k <= _MOST_DENSE_PAIRS
+    # Compiled, it never holds the dense mask: 17 GB for 131072 tokens.
+    create: Any = create_block_mask if is_small else torch.compile(create_block_mask)
+    return create(visible(shape), None, None, shape.seqlen_q, shape.seqlen_k, device=str(device))
+
+
+def visible(shape: AttentionShape) -> Callable[..., torch.Tensor]:
+    """Whether a query sees a key, in FlexAttention's terms."""
+    offset = shape.seqlen_k - shape.seqlen_q
+    before, after = shape.window, 0 if shape.causal else shape.window
+
+    def mask(batch: torch.Tensor, head: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+        distance = query + offset - key
+        assert after is not None
+        seen = distance >= -after
+        return seen if before is None else seen & (distance <= before)
+
+    return mask

@@ -1,0 +1,244 @@
+"""Kernels on torch tensors: their base class with the verification of all elements; torch's own functions, as models
+call them; and passes in Triton.
+
+All elements are compared on the device, since an array fills much of its memory, and sampled elements again on the host
+in float64, so the device never judges itself alone.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from mamf.backend import Backend, OperandPool, Unavailable
+from mamf.dtypes import DTYPES
+from mamf.errors import UnsupportedError
+from mamf.kernel import Prepared, Verdict
+from mamf.operations.bandwidth.shapes import READS, BandwidthKernel, BandwidthProblem, BandwidthShape
+from mamf.operations.compilation import check_triton
+from mamf.operations.operand_sets import OperandSet, TorchKernel, as_words, sample_indices
+from mamf.torch_backend import torch_dtype
+
+#: The scalar to write, or the factor of a triad: exact in every dtype, so a triad rounds at most twice.
+SCALAR = 3.0
+# Elements compared at once: the temporary memory is a few times 64 MiB.
+_CHUNK = 2**24
+_SAMPLED = 256
+# Smaller operands are compared by absolute error, because float16 is not precise enough for a relative one.
+_SMALLEST = 1e-3
+# The most standard deviations of a sum from its mean.
+_SURELY = 6
+
+
+class TorchArrays(TorchKernel[BandwidthProblem, BandwidthShape], BandwidthKernel):
+    """A kernel on torch tensors. Derived kernels supply the launch."""
+
+    def sums(self, backend: Backend, problem: BandwidthProblem) -> tuple[int, str]:
+        """The number and dtype of the sums (over parts of the array) that a read writes."""
+        return 1, "float32"
+
+    @abstractmethod
+    def bind(
+        self, backend: Backend, problem: BandwidthProblem, arrays: Mapping[str, torch.Tensor], sums: torch.Tensor
+    ) -> tuple[Callable[[], None], float]:
+        """The launch with all its passes, and the multiple of the array's sum that its sums contain."""
+
+    def prepare(
+        self,
+        backend: Backend,
+        problem: BandwidthProblem,
+        shape: BandwidthShape,
+        pool: OperandPool,
+        sets: int = 1,
+        rewrite: bool = False,
+    ) -> Prepared:
+        return super().prepare(backend, problem, shape, pool, problem.sets(shape, sets), rewrite)
+
+    def operand_set(
+        self, backend: Backend, problem: BandwidthProblem, shape: BandwidthShape, flat: Mapping[str, torch.Tensor]
+    ) -> OperandSet:
+        (count, dtype), device = self.sums(backend, problem), next(iter(flat.values())).device
+        sums = torch.empty(count, dtype=torch_dtype(dtype), device=device)
+        arrays = {name: flat[name][: problem.elements(shape)] for name in problem.arrays}
+        launch, times = self.bind(backend, problem, arrays, sums)
+        operands, output = [arrays[name] for name in READS[problem.pattern]], arrays.get("a", sums)
+        if problem.pattern == "read":
+            verify = verify_sum(operands[0], sums, times, "cpu" if backend.unsupported_dtype("float64") else device)
+        else:
+            verify = verify_elements(problem, operands, output)
+        return OperandSet(launch, verify, outputs=[output])
+
+
+def verify_sum(
+    array: torch.Tensor, sums: torch.Tensor, times: float, device: torch.device | str
+) -> Callable[[object], Verdict]:
+    """Make a check of ``sums`` against ``times`` the sum of the array, relative to the array's norm: in float32 any
+    missing element shows. ``device``: one that has float64. Raises UnsupportedError for an array whose sum may be out
+    of range.
+    """
+    tolerance = 2 * DTYPES[str(sums.dtype).removeprefix("torch.")].tolerance
+    total, norm = (times * each for each in sum_and_norm(array, device))
+    if _SURELY * norm > torch.finfo(sums.dtype).max:
+        raise UnsupportedError(
+            f"the sum of an array this long may exceed the range of {sums.dtype}".replace("torch.", "")
+        )
+
+    def verify(result: object) -> Verdict:
+        difference = abs(sums.cpu().to(torch.float64).sum().item() - total)
+        return Verdict(difference / norm if norm else difference and math.inf, tolerance)
+
+    return verify
+
+
+def verify_elements(
+    problem: BandwidthProblem, operands: Sequence[torch.Tensor], output: torch.Tensor
+) -> Callable[[object], Verdict]:
+    """Make a check of the worst element on the device, and of sampled elements on the host, with current operands."""
+    # Each element of a triad is rounded twice.
+    tolerance = 2 * DTYPES[problem.dtype].tolerance if problem.pattern == "triad" else 0.0
+    sampled = sample_indices(output.numel(), _SAMPLED, random.Random(problem.seed)).to(output.device)
+    sampled_operands = [on_host(operand, sampled) for operand in operands]
+    wide = torch.float64 if output.dtype == torch.float64 else torch.float32
+
+    def verify(result: object) -> Verdict:
+        chunks = zip(*(tensor.split(_CHUNK) for tensor in (output, *operands)), strict=True)
+        worst = torch.stack([error_of(problem.pattern, a, own, wide) for a, *own in chunks]).max().item()
+        by_host = error_of(problem.pattern, on_host(output, sampled), sampled_operands, torch.float64).item()
+        return Verdict(worst if math.isnan(worst) else max(worst, by_host), tolerance)
+
+    return verify
+
+
+def error_of(pattern: str, a: torch.Tensor, operands: Sequence[torch.Tensor], wide: torch.dtype) -> torch.Tensor:
+    """The share of elements that are not bit-exact (copy, write), or the largest relative error (triad)."""
+    if pattern == "copy":
+        return (as_words(a) != as_words(operands[0])).to(torch.float32).mean()
+    if pattern == "write":
+        return (a != SCALAR).to(torch.float32).mean()
+    b, c = (operand.to(wide) for operand in operands)
+    scale = (b.abs() + SCALAR * c.abs()).clamp_min(_SMALLEST)
+    return ((a.to(wide) - (b + SCALAR * c)).abs() / scale).max().to(torch.float32)
+
+
+def sum_and_norm(array: torch.Tensor, device: torch.device | str) -> tuple[float, float]:
+    """The sum and the norm of an array in float64, on a device that has float64."""
+    total = squares = 0.0
+    for chunk in array.split(_CHUNK):
+        wide = chunk.to(device).to(torch.float64)
+        total += wide.sum().item()
+        squares += wide.square().sum().item()
+    return total, math.sqrt(squares)
+
+
+def on_host(tensor: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+    return tensor.index_select(0, indices).cpu()
+
+
+# -- torch's functions -------------------------------------------------------------------------------------------------
+
+
+class TorchFunctions(TorchArrays):
+    """``copy_``, ``sum``, ``fill_`` and ``add`` with alpha; several passes are consecutive calls."""
+
+    name = "torch"
+    is_default = True
+    dtypes = ("float32", "float64", "bfloat16", "float16")
+
+    def sums(self, backend: Backend, problem: BandwidthProblem) -> tuple[int, str]:
+        # Accelerators sum 16-bit elements directly into 32 bits; on a CPU torch would copy the array to 32 bits first.
+        widens = backend.is_accelerator and DTYPES[problem.dtype].itemsize < 4
+        return 1, "float32" if widens else problem.dtype
+
+    def bind(
+        self, backend: Backend, problem: BandwidthProblem, arrays: Mapping[str, torch.Tensor], sums: torch.Tensor
+    ) -> tuple[Callable[[], None], float]:
+        return repeat(make_pass(problem.pattern, arrays, sums), problem.warm), 1.0
+
+
+def make_pass(pattern: str, arrays: Mapping[str, torch.Tensor], sums: torch.Tensor) -> Callable[[], object]:
+    if pattern == "read":
+        return partial(torch.sum, arrays["b"], 0, dtype=sums.dtype, out=sums[0])
+    a = arrays["a"]
+    if pattern == "copy":
+        return partial(a.copy_, arrays["b"])
+    if pattern == "write":
+        return partial(a.fill_, SCALAR)
+    return partial(torch.add, arrays["b"], arrays["c"], alpha=SCALAR, out=a)
+
+
+def repeat(call: Callable[[], object], times: int) -> Callable[[], None]:
+    """Repeat a call. The launch returns nothing: the output is an array that the caller has."""
+
+    def launch() -> None:
+        for _ in range(times):
+            call()
+
+    return launch
+
+
+# -- passes in Triton --------------------------------------------------------------------------------------------------
+
+
+# Programs per compute unit: with 8 warps each they fill its 2048 threads.
+_PROGRAMS_PER_UNIT = 8
+# If the device does not report it.
+_COMPUTE_UNITS = 64
+_WARPS = 8
+# Bytes of an array that a program moves at once: two loads of 16 bytes per thread.
+_BLOCK_BYTES = _WARPS * 32 * 32
+
+
+class TritonPasses(TorchArrays):
+    """A persistent grid that strides over the arrays. All passes of a launch are one kernel, so warm passes measure the
+    caches without gaps between kernels.
+    """
+
+    name = "triton"
+
+    def unavailable(self, backend: Backend) -> Unavailable | None:
+        return check_triton(backend, "torch")
+
+    def sums(self, backend: Backend, problem: BandwidthProblem) -> tuple[int, str]:
+        return programs(backend), "float32"
+
+    def bind(
+        self, backend: Backend, problem: BandwidthProblem, arrays: Mapping[str, torch.Tensor], sums: torch.Tensor
+    ) -> tuple[Callable[[], None], float]:
+        from mamf.operations.bandwidth import triton_kernels as kernels
+
+        operands = [arrays[name] for name in problem.arrays]
+        kernel: Any = getattr(kernels, f"{problem.pattern}_passes")[(programs(backend),)]
+        if problem.pattern == "read":
+            operands.append(sums)
+        count, block = operands[0].numel(), _BLOCK_BYTES // operands[0].element_size()
+        # Patterns that multiply or fill take the scalar.
+        scalar = (SCALAR,) if problem.pattern in ("write", "triad") else ()
+
+        def launch() -> None:
+            kernel(*operands, *scalar, count, problem.warm, BLOCK=block, num_warps=_WARPS)
+
+        return launch, float(problem.warm)
+
+    def prepare(
+        self,
+        backend: Backend,
+        problem: BandwidthProblem,
+        shape: BandwidthShape,
+        pool: OperandPool,
+        sets: int = 1,
+        rewrite: bool = False,
+    ) -> Prepared:
+        prepared = super().prepare(backend, problem, shape, pool, sets, rewrite)
+        prepared.launches[0]()  # compiles
+        backend.synchronize()
+        return prepared
+
+
+def programs(backend: Backend) -> int:
+    return (backend.info.compute_units or _COMPUTE_UNITS) * _PROGRAMS_PER_UNIT

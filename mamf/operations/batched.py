@@ -1,0 +1,80 @@
+"""Batches of products: shapes, the interface of their kernels, and the operation ``batched``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from mamf.backend import Backend
+from mamf.kernel import Kernel
+from mamf.limits import Sizes, parse_size
+from mamf.operations.matmul.kernel import ProductProblem
+from mamf.operations.matmul.operation import ProductOperation
+from mamf.parameters import describe
+
+
+@dataclass(frozen=True, order=True)
+class BatchedShape(Sizes):
+    """C[B,M,N] = A[B,M,K] @ B[B,K,N], with separate operands for each product. Written ``BxMxNxK``."""
+
+    pattern: ClassVar[re.Pattern[str]] = re.compile(r"(\d+)x(\d+)x(\d+)x(\d+)", re.ASCII)
+    written: ClassVar[str] = "the shape of a batch; write BxMxNxK, for example 64x1024x1024x128"
+
+    batch: int = field(metadata=describe("products", read=parse_size))
+    m: int = field(metadata=describe("rows of each A and C", read=parse_size))
+    n: int = field(metadata=describe("columns of each B and C", read=parse_size))
+    k: int = field(metadata=describe("the reduction", read=parse_size))
+
+    def __str__(self) -> str:
+        return f"{self.batch}x{self.m}x{self.n}x{self.k}"
+
+    @property
+    def flop(self) -> int:
+        """2*B*M*N*K: one multiply and one add per term."""
+        return 2 * self.batch * self.m * self.n * self.k
+
+    @property
+    def elements(self) -> dict[str, int]:
+        """Elements of ``a``, ``b`` and ``c`` for the whole batch."""
+        batch, m, n, k = self.batch, self.m, self.n, self.k
+        return {"a": batch * m * k, "b": batch * k * n, "c": batch * m * n}
+
+    @property
+    def rows(self) -> dict[str, int]:
+        """The number of rows (of K elements) of ``a`` and ``b``."""
+        return {"a": self.batch * self.m, "b": self.batch * self.n}
+
+
+@dataclass(frozen=True)
+class BatchedProblem(ProductProblem):
+    """All parameters of a batch of products except its shape; the fields are those of all products."""
+
+    operation: ClassVar[str] = "batched"
+    convention: ClassVar[str] = "2*B*M*N*K; A and B read, C written, once each"
+
+
+class BatchedKernel(Kernel[BatchedProblem, BatchedShape]):
+    """One implementation of batched products."""
+
+    operation = "batched"
+
+
+class Batched(ProductOperation[BatchedProblem, BatchedShape]):
+    name = "batched"
+    kernel_group = "mamf.batched_kernels"
+    kernel_type = BatchedKernel
+    shape_type = BatchedShape
+    problem_type = BatchedProblem
+    shape_example = "64x1024x1024x128"
+    axis_label = "FLOP"
+    random_counts = (1, 2, 3, 8, 32)
+
+    def default_shapes(self, backend: Backend) -> Sequence[BatchedShape]:
+        """The scores of attention heads, short and long, and square products."""
+        return [
+            BatchedShape(64, 1024, 1024, 128),
+            BatchedShape(16, 4096, 4096, 128),
+            BatchedShape(32, 2048, 2048, 2048),
+        ]

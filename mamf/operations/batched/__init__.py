@@ -1,1 +1,0 @@
-"""A batch of products of one shape: C[i] = A[i] @ B[i]."""

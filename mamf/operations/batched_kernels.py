@@ -1,0 +1,57 @@
+"""torch.bmm and torch.matmul over a batch."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+
+import torch
+
+from mamf.backend import Backend
+from mamf.operations.batched import BatchedKernel, BatchedProblem, BatchedShape
+from mamf.operations.operand_sets import OperandSet, view_as
+from mamf.operations.products import (
+    TorchProducts,
+    lay_out,
+    product_set,
+    smaller_operand,
+)
+from mamf.operations.whole_products import Part
+
+
+class TorchBatched(TorchProducts[BatchedProblem, BatchedShape], BatchedKernel):
+    """A batch computed by one torch function. Derived kernels supply the launch."""
+
+    has_padding = True
+    dtypes = ("bfloat16", "float16", "float32", "tf32", "float64")
+
+    @abstractmethod
+    def bind(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> Callable[[], object]:
+        """The launch over A (B,M,K), B (B,K,N) and C (B,M,N)."""
+
+    def operand_set(
+        self, backend: Backend, problem: BatchedProblem, shape: BatchedShape, flat: Mapping[str, torch.Tensor]
+    ) -> OperandSet:
+        a = lay_out(flat["a"], shape.m, shape.k, problem.layout[0], shape.batch, padding=problem.padding)
+        b = lay_out(flat["b"], shape.k, shape.n, problem.layout[1], shape.batch, padding=problem.padding)
+        c = view_as(flat["c"], shape.batch, shape.m, shape.n)
+        return product_set(
+            problem, self.bind(a, b, c), c, lambda output: [Part(a, b.mT, output)], smaller_operand(a, b.mT)
+        )
+
+
+class Bmm(TorchBatched):
+    name = "torch.bmm"
+    is_default = True
+
+    def bind(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> Callable[[], object]:
+        return lambda: torch.bmm(a, b, out=c)
+
+
+class BatchedMatmul(TorchBatched):
+    """torch.matmul, which reshapes and dispatches before it calls the same library."""
+
+    name = "torch.matmul"
+
+    def bind(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> Callable[[], object]:
+        return lambda: torch.matmul(a, b, out=c)

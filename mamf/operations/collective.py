@@ -1,0 +1,129 @@
+"""Collectives of several ranks: shapes, the interface of their kernels, and the operation ``collective``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, get_args
+
+from mamf.backend import MIB, Backend, DeviceInfo
+from mamf.dtypes import DTYPES
+from mamf.kernel import Buffer, Kernel
+from mamf.measurement import TERA, Measurement
+from mamf.operation import Operation
+from mamf.operations.bandwidth.shapes import BandwidthShape
+from mamf.parameters import DeclaredProblem, describe
+from mamf.work import Work
+
+Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
+COLLECTIVES: tuple[str, ...] = get_args(Collective)
+#: More than any device runs at once.
+MOST_BLOCKS = 1024
+
+
+class CollectiveShape(BandwidthShape):
+    """``nbytes``: the size of a rank's larger buffer (send or receive)."""
+
+
+@dataclass(frozen=True)
+class CollectiveProblem(DeclaredProblem):
+    """All parameters of a collective except its size; ``ranks``: the number of ranks. ``blocks``: those of the device
+    that a rank communicates with (CTAs, channels); 0: as many as the library chooses.
+    """
+
+    operation: ClassVar[str] = "collective"
+
+    collective: str = field(default="all_reduce", metadata=describe("what the ranks do", choices=COLLECTIVES))
+    ranks: int = field(default=2, metadata=describe("ranks", default="those of the launcher, else 2", least=2))
+    dtype: str = "bfloat16"
+    data: str = "normal"
+    seed: int = 0
+    blocks: int = field(
+        default=0, metadata=describe("communication blocks; 0: the library's", least=0, most=MOST_BLOCKS)
+    )
+
+    def elements(self, shape: CollectiveShape) -> tuple[int, int]:
+        """The elements that a rank sends and receives, rounded to equal parts for all ranks."""
+        part = shape.nbytes // DTYPES[self.dtype].itemsize // self.ranks
+        most = part * self.ranks
+        return {"all_gather": (part, most), "reduce_scatter": (most, part)}.get(self.collective, (most, most))
+
+    def part(self, shape: CollectiveShape) -> int:
+        """Elements per part: a buffer has a single part, or one part per rank."""
+        return min(self.elements(shape)) // (self.ranks if self.collective == "all_to_all" else 1)
+
+    def unsupported_shape(self, shape: CollectiveShape) -> str | None:
+        """Why this size is invalid, or None."""
+        has_parts = self.part(shape) > 0
+        return None if has_parts else f"{shape.nbytes} bytes do not make {self.ranks} equal parts of {self.dtype}"
+
+    def work(self, shape: CollectiveShape) -> Work:
+        passes = 2 if self.collective == "all_reduce" else 1
+        factor = f"{2 if passes == 2 else ''}(n-1)/n"
+        convention = f"bus bandwidth as nccl-tests has it: size / time x {factor}, n = {self.ranks}"
+        size = max(self.elements(shape)) * DTYPES[self.dtype].itemsize
+        return Work(0.0, passes * (self.ranks - 1) * size // self.ranks, convention, "TB/s")
+
+    def buffers(self, shape: CollectiveShape, sets: int = 1, rewrite: bool = False) -> dict[str, Buffer]:
+        """The send and receive buffers of a rank. One set is enough, because sent data is read from memory anyway."""
+        sent, received = self.elements(shape)
+        return {"sent": Buffer(sent, self.dtype), "received": Buffer(received, self.dtype, fill=False)}
+
+    def nbytes(self, shape: CollectiveShape, sets: int = 1, rewrite: bool = False) -> int:
+        return sum(buffer.nbytes for buffer in self.buffers(shape).values())
+
+
+class CollectiveKernel(Kernel[CollectiveProblem, CollectiveShape]):
+    """One library. ``dtypes``: those that it supports. All ranks prepare, launch and verify alike; an error on one rank
+    counts for all, so they stop together.
+    """
+
+    operation = "collective"
+    dtypes: ClassVar[tuple[str, ...]] = ("float32", "bfloat16", "float16")
+
+    def unsupported(self, backend: Backend, problem: CollectiveProblem) -> str | None:
+        return self._unsupported_dtype(problem) or backend.unsupported_dtype(problem.dtype)
+
+    def unsupported_shape(self, problem: CollectiveProblem, shape: CollectiveShape) -> str | None:
+        return problem.unsupported_shape(shape)
+
+
+_SIZES = tuple(CollectiveShape(size * MIB) for size in (1, 16, 128, 1024, 4096))
+# The most memory for both buffers of the largest size: the device needs memory for other things too.
+_SHARE_OF_MEMORY = 0.25
+
+
+class CollectiveOperation(Operation[CollectiveProblem, CollectiveShape]):
+    name = "collective"
+    kernel_group = "mamf.collective_kernels"
+    kernel_type = CollectiveKernel
+    shape_type = CollectiveShape
+    problem_type = CollectiveProblem
+    shape_example = "1MiB"
+    is_of_links = True
+
+    def default_shapes(self, backend: Backend) -> Sequence[CollectiveShape]:
+        """1 MiB to 4 GiB, limited by memory; for CPUs up to 16 MiB."""
+        if not backend.is_accelerator:
+            return _SIZES[:2]
+        free = backend.free_memory()
+        most = None if free is None else free * _SHARE_OF_MEMORY
+        return [size for size in _SIZES if most is None or size == _SIZES[0] or size.nbytes <= most]
+
+    def problem_for(self, backend: Backend, asked: Mapping[str, Any]) -> CollectiveProblem:
+        """As in Operation; ``ranks`` defaults to the size of this process's group."""
+        ranks = asked.get("ranks") or max(2, int(os.environ.get("WORLD_SIZE") or 0))
+        return super().problem_for(backend, {**asked, "ranks": ranks})
+
+    def problem_record(self, problem: CollectiveProblem) -> dict[str, Any]:
+        """As in Operation; logs of the library's own number of blocks do not name it."""
+        return {name: each for name, each in super().problem_record(problem).items() if each or name != "blocks"}
+
+    def columns(self, row: Measurement, info: DeviceInfo | None = None) -> Mapping[str, object]:
+        """The algorithm bandwidth, in TB/s."""
+        return {"size / time": row.shape.nbytes / row.seconds / TERA if row.ok else None}
+
+    def axis(self, shape: CollectiveShape) -> float:
+        """Bytes of a rank's larger buffer."""
+        return float(shape.nbytes)

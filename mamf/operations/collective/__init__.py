@@ -1,1 +1,0 @@
-"""Collectives: the bandwidth of data exchange between ranks, by the conventions of nccl-tests."""

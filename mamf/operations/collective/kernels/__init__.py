@@ -1,1 +1,0 @@
-"""Kernels that exchange data between ranks."""

@@ -1,0 +1,190 @@
+"""torch.distributed's collectives: NCCL, RCCL, XCCL, HCCL or Gloo, depending on the group and the device.
+
+Results are compared with samples of what the ranks sent, reduced on the host in float64. Ranks exchange the samples and
+the verdicts as objects over the group's host backend.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from typing import Any
+
+import torch
+import torch.distributed
+
+from mamf.backend import Backend, OperandPool, Unavailable
+from mamf.dtypes import DTYPES
+from mamf.errors import UnsupportedError
+from mamf.kernel import Prepared, Verdict
+from mamf.operations.collective import CollectiveKernel, CollectiveProblem, CollectiveShape
+from mamf.operations.operand_sets import Unchanged, as_words, check_torch, poison
+
+_SAMPLED = 256
+# An error that is larger than any valid one.
+_MOST_GROWTH = 500
+_NO_GROUP = Unavailable("this process is no rank of a group", "run 'mamf overlap'")
+
+
+class TorchDistributed(CollectiveKernel):
+    name = "torch.distributed"
+    is_default = True
+
+    def unavailable(self, backend: Backend) -> Unavailable | None:
+        is_rank = torch.distributed.is_available() and torch.distributed.is_initialized()
+        return check_torch(backend) if is_rank else _NO_GROUP
+
+    def unsupported(self, backend: Backend, problem: CollectiveProblem) -> str | None:
+        if (reason := self.unavailable(backend)) is not None:
+            return str(reason)
+        ranks = torch.distributed.get_world_size()
+        if problem.ranks != ranks:
+            return f"this group has {ranks} ranks, not {problem.ranks}"
+        return super().unsupported(backend, problem)
+
+    def prepare(
+        self,
+        backend: Backend,
+        problem: CollectiveProblem,
+        shape: CollectiveShape,
+        pool: OperandPool,
+        sets: int = 1,
+        rewrite: bool = False,
+    ) -> Prepared:
+        taken, error = None, None
+        try:
+            taken = take(problem, shape, pool)
+        except Exception as failed:  # the others would wait for this rank
+            error = failed
+        failures = [each for each in gather_objects(None if error is None else str(error)) if each is not None]
+        if taken is None or failures:
+            raise error or MemoryError(f"out of memory on another rank: {failures[0]}")
+        exchange = Exchange(problem, problem.part(shape), *taken, group_with(problem.blocks, taken[0].device.type))
+        return Prepared(
+            launches=[exchange.launch] * sets,
+            verify=lambda index, result: exchange.verify(),
+            poison=lambda returned: exchange.poison(),
+            changed_operands=exchange.changed_operands,
+            rewrite_output=exchange.poison if rewrite else None,
+        )
+
+
+def take(problem: CollectiveProblem, shape: CollectiveShape, pool: OperandPool) -> tuple[torch.Tensor, torch.Tensor]:
+    """The send buffer, with different data on each rank, and the receive buffer."""
+    buffers = problem.buffers(shape)
+    sent = pool.take(f"sent by {torch.distributed.get_rank()}", *buffers["sent"])
+    return sent, pool.take("received", *buffers["received"])
+
+
+@cache
+def group_with(blocks: int, device_type: str) -> Any:
+    """A group of all ranks that communicates with so many blocks; None, the default group, for 0. All ranks must call
+    it alike. Raises UnsupportedError if the library takes no such number.
+    """
+    if not blocks:
+        return None
+    distributed: Any = torch.distributed
+    library = distributed.Backend.default_device_backend_map.get(device_type, "gloo")
+    kind: Any = getattr(type(distributed.group.WORLD._get_backend(torch.device(device_type))), "Options", None)
+    if not hasattr(kind, "config"):
+        raise UnsupportedError(f"{library} takes no number of blocks")
+    options = kind()
+    options.config.min_ctas = options.config.max_ctas = blocks
+    return distributed.new_group(backend=library, pg_options=options)
+
+
+def gather_objects(own: object) -> list[Any]:
+    """The objects of all ranks, by rank."""
+    found: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(found, own)
+    return found
+
+
+class Exchange:
+    """One collective: its launch and its expected result. Buffers are viewed as equal parts: one, or one per rank."""
+
+    def __init__(
+        self, problem: CollectiveProblem, part: int, sent: torch.Tensor, received: torch.Tensor, group: Any = None
+    ) -> None:
+        self._collective, self._ranks = problem.collective, problem.ranks
+        self._sent, self._received, self._part = sent, received, part
+        # A ring rounds the sum of i ranks of n, for each i: sqrt(n / 2) times one rounding.
+        rounding = DTYPES[problem.dtype].tolerance * math.sqrt(problem.ranks)
+        self._tolerance = rounding if "reduce" in problem.collective else 0.0
+        chooser = random.Random(problem.seed)
+        places = sorted({0, part - 1, *(chooser.randrange(part) for _ in range(_SAMPLED))})
+        self._places = torch.tensor(places, device=sent.device)
+        self._launches = 0
+        call: Callable[..., object] = calls(sent, received)[problem.collective]
+        self._call = call if group is None else partial(call, group=group)
+        self._expected = self._reduced(torch.stack(gather_objects(self._sampled(sent))))
+        self._expected_sums = None if self._tolerance else self._reduced(torch.stack(gather_objects(self._sums(sent))))
+        self._unchanged = Unchanged({"sent": sent})
+
+    def launch(self) -> None:
+        self._launches += 1
+        self._call()
+
+    def poison(self) -> None:
+        """Overwrite the receive buffer; for all_reduce, which works in place, with the sent data."""
+        self._launches = 0
+        if self._collective == "all_reduce":
+            self._received.copy_(self._sent)
+        else:
+            poison(self._received)
+
+    def verify(self) -> Verdict:
+        """The worst verdict of all ranks, because they must stop together."""
+        worst = max(error if math.isfinite(error) else math.inf for error in gather_objects(self._error()))
+        return Verdict(worst, self._tolerance * max(self._launches, 1))
+
+    def changed_operands(self) -> Sequence[str]:
+        """The operands that changed on any rank."""
+        return sorted({name for names in gather_objects(self._unchanged()) for name in names})
+
+    def _reduced(self, of_all: torch.Tensor) -> torch.Tensor:
+        """The expected result of this rank, by part, from the data of all ranks, by rank and part."""
+        rank = torch.distributed.get_rank()
+        if self._collective == "all_gather":
+            return of_all[:, 0]
+        if self._collective == "all_to_all":
+            return of_all[:, rank]
+        return of_all.sum(0)[rank : rank + 1] if self._collective == "reduce_scatter" else of_all.sum(0)
+
+    def _sampled(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The sampled entries of each part, on the host."""
+        return tensor.view(-1, self._part).index_select(1, self._places).cpu().double()
+
+    def _sums(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The sum of the bits of each part, which checks all elements of data that is only moved."""
+        return torch.stack([as_words(part).sum(dtype=torch.int64) for part in tensor.split(self._part)]).cpu()
+
+    def _error(self) -> float:
+        if self._expected_sums is not None and not torch.equal(self._sums(self._received), self._expected_sums):
+            return math.inf
+        found, expected = self._sampled(self._received), self._expected
+        if self._collective == "all_reduce":
+            # A sum of sums: further launches add equal values until they exceed the range of the dtype.
+            grown = expected * float(self._ranks) ** min(self._launches - 1, _MOST_GROWTH)
+            expected = grown.to(self._received.dtype).double()
+            is_finite = expected.isfinite()
+            if not torch.equal(found[~is_finite], expected[~is_finite]):
+                return math.inf
+            found, expected = found[is_finite], expected[is_finite]
+        difference, norm = (torch.linalg.vector_norm(each).item() for each in (found - expected, expected))
+        return difference / norm if norm else (math.inf if difference else 0.0)
+
+
+def calls(sent: torch.Tensor, received: torch.Tensor) -> dict[str, Callable[[], object]]:
+    group: Any = torch.distributed
+    # Their older names give warnings since torch 2.13.
+    all_gather = getattr(group, "all_gather_single", None) or group.all_gather_into_tensor
+    reduce_scatter = getattr(group, "reduce_scatter_single", None) or group.reduce_scatter_tensor
+    return {
+        "all_reduce": partial(group.all_reduce, received),
+        "all_gather": partial(all_gather, received, sent),
+        "reduce_scatter": partial(reduce_scatter, received, sent),
+        "all_to_all": partial(group.all_to_all_single, received, sent),
+    }

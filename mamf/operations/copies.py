@@ -1,0 +1,74 @@
+"""Copies between memories: shapes, the interface of their kernels, and the operation ``copies``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, get_args
+
+from mamf.backend import MIB, Backend
+from mamf.kernel import Buffer, Kernel
+from mamf.operation import Operation
+from mamf.operations.bandwidth.shapes import BandwidthShape
+from mamf.parameters import DeclaredProblem, describe
+from mamf.work import Work
+
+Direction = Literal["to_device", "to_host", "to_peer"]
+DIRECTIONS: tuple[str, ...] = get_args(Direction)
+_PATHS = {"to_device": "pinned host to device", "to_host": "device to pinned host", "to_peer": "device to next device"}
+
+
+class CopyShape(BandwidthShape):
+    """``nbytes``: the bytes to copy."""
+
+
+@dataclass(frozen=True)
+class CopyProblem(DeclaredProblem):
+    """``direction``: from the host's pinned memory, to it, or to the memory of the next device of this machine."""
+
+    operation: ClassVar[str] = "copies"
+
+    direction: str = field(default="to_device", metadata=describe("where bytes go", choices=DIRECTIONS))
+    dtype: str = field(default="int8", metadata=describe("copies count bytes", choices=("int8",)))
+    data: str = "normal"
+    seed: int = 0
+
+    def work(self, shape: CopyShape) -> Work:
+        return Work(0.0, shape.nbytes, f"{_PATHS[self.direction]}, bytes counted once", "TB/s")
+
+    def buffers(self, shape: CopyShape, sets: int = 1, rewrite: bool = False) -> dict[str, Buffer]:
+        """The buffer on the device."""
+        return {"own": Buffer(shape.nbytes, self.dtype)}
+
+    def nbytes(self, shape: CopyShape, sets: int = 1, rewrite: bool = False) -> int:
+        return 2 * shape.nbytes
+
+
+class CopyKernel(Kernel[CopyProblem, CopyShape]):
+    operation = "copies"
+
+    def unsupported(self, backend: Backend, problem: CopyProblem) -> str | None:
+        if problem.direction == "to_peer" and backend.device_count() < 2:
+            return "this process sees no second device to copy to"
+        return None
+
+
+class Copies(Operation[CopyProblem, CopyShape]):
+    name = "copies"
+    kernel_group = "mamf.copy_kernels"
+    kernel_type = CopyKernel
+    shape_type = CopyShape
+    problem_type = CopyProblem
+    shape_example = "256MiB"
+    is_of_links = True
+
+    def default_shapes(self, backend: Backend) -> Sequence[CopyShape]:
+        return [CopyShape(size * MIB) for size in (1, 16, 256)]
+
+    def problem_for(self, backend: Backend, asked: Mapping[str, Any]) -> CopyProblem:
+        """As in Operation; the dtype is always int8, because copies count bytes."""
+        return super().problem_for(backend, {**asked, "dtype": asked.get("dtype") or CopyProblem.dtype})
+
+    def axis(self, shape: CopyShape) -> float:
+        """Bytes."""
+        return float(shape.nbytes)

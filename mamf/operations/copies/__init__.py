@@ -1,1 +1,0 @@
-"""Copies between memories: host and device, device and device."""

@@ -1,0 +1,63 @@
+"""torch's copies between memories, as in a data loader, an offloaded optimizer or a pipeline."""
+
+from __future__ import annotations
+
+import torch
+
+from mamf.backend import Backend, OperandPool, Unavailable
+from mamf.errors import UnsupportedError
+from mamf.kernel import Prepared, Verdict
+from mamf.operations.copies import CopyKernel, CopyProblem, CopyShape
+from mamf.operations.operand_sets import Unchanged, as_words, check_torch, poison
+
+
+class TorchCopies(CopyKernel):
+    """Non-blocking ``copy_``, with pinned memory on the host. All bytes are compared, on the device."""
+
+    name = "torch"
+    is_default = True
+
+    def unavailable(self, backend: Backend) -> Unavailable | None:
+        return check_torch(backend)
+
+    def prepare(
+        self,
+        backend: Backend,
+        problem: CopyProblem,
+        shape: CopyShape,
+        pool: OperandPool,
+        sets: int = 1,
+        rewrite: bool = False,
+    ) -> Prepared:
+        own = pool.take("own", *problem.buffers(shape)["own"])
+        other = elsewhere(own, problem, backend)
+        source, target = (other.copy_(own), torch.empty_like(own)) if problem.direction == "to_device" else (own, other)
+
+        def launch() -> None:
+            target.copy_(source, non_blocking=True)
+
+        def verify(index: int, result: object) -> Verdict:
+            return Verdict((as_words(target.to(own.device)) != as_words(own)).float().mean().item(), 0.0)
+
+        def poison_target(returned: object = None) -> None:
+            backend.synchronize()  # the host does not wait for what is queued
+            poison(target)
+
+        return Prepared(
+            launches=[launch] * sets,
+            verify=verify,
+            poison=poison_target,
+            changed_operands=Unchanged({"source": source}),
+            rewrite_output=poison_target if rewrite else None,
+        )
+
+
+def elsewhere(own: torch.Tensor, problem: CopyProblem, backend: Backend) -> torch.Tensor:
+    """A buffer of the same size as ``own`` at the other end of the copy. Raises UnsupportedError."""
+    if problem.direction == "to_peer":
+        index = (backend.index + 1) % backend.device_count()
+        return torch.empty_like(own, device=torch.device(own.device.type, index))
+    try:
+        return torch.empty_like(own, device="cpu", pin_memory=own.device.type != "cpu")
+    except NotImplementedError:
+        raise UnsupportedError(f"torch pins no host memory for {own.device.type} devices") from None

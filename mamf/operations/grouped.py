@@ -1,0 +1,174 @@
+"""Grouped products: shapes, well-known models, the interface of their kernels, and the operation ``grouped``."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Literal, get_args
+
+from mamf.backend import Backend, DeviceInfo
+from mamf.kernel import Kernel
+from mamf.limits import Sizes, parse_size
+from mamf.measurement import Measurement
+from mamf.operation import Preset
+from mamf.operations.matmul.kernel import ProductProblem
+from mamf.operations.matmul.operation import ProductOperation
+from mamf.parameters import describe
+from mamf.work import Work
+
+Routing = Literal["balanced", "skewed"]
+ROUTINGS: tuple[str, ...] = get_args(Routing)
+
+
+@dataclass(frozen=True, order=True)
+class GroupedShape(Sizes):
+    """C[T,N]: the rows of A[T,K] assigned to expert e times its weights B[e,K,N]. Written ``e8t16384n14336k4096``.
+
+    ``tokens``: rows of all experts together; a token that goes to two experts counts twice.
+    """
+
+    pattern: ClassVar[re.Pattern[str]] = re.compile(r"e(\d+)t(\d+)n(\d+)k(\d+)", re.ASCII)
+    written: ClassVar[str] = "the shape of groups; write eEtTnNkK, for example e8t16384n14336k4096"
+
+    experts: int = field(metadata=describe("experts", read=parse_size))
+    tokens: int = field(metadata=describe("rows of all experts together", read=parse_size))
+    n: int = field(metadata=describe("columns of C", read=parse_size))
+    k: int = field(metadata=describe("the reduction", read=parse_size))
+
+    def __str__(self) -> str:
+        return f"e{self.experts}t{self.tokens}n{self.n}k{self.k}"
+
+    @property
+    def flop(self) -> int:
+        """2*T*N*K for any distribution of tokens."""
+        return 2 * self.tokens * self.n * self.k
+
+    @property
+    def elements(self) -> dict[str, int]:
+        """Elements of ``a`` (tokens), ``b`` (weights of all experts) and ``c``."""
+        return {"a": self.tokens * self.k, "b": self.experts * self.k * self.n, "c": self.tokens * self.n}
+
+    @property
+    def rows(self) -> dict[str, int]:
+        """The number of rows (of K elements) of ``a`` and ``b``."""
+        return {"a": self.tokens, "b": self.experts * self.n}
+
+
+@dataclass(frozen=True)
+class GroupedProblem(ProductProblem):
+    """All parameters of grouped products except their shape; most fields are those of all products.
+
+    ``routing``: ``balanced`` (the same number of tokens for each expert, as nearly as possible) or ``skewed`` (Zipf's
+    law: the expert of rank r gets a share proportional to 1/r; the seed decides the ranks).
+    """
+
+    operation: ClassVar[str] = "grouped"
+    convention: ClassVar[str] = "2*T*N*K; tokens and weights of experts that have any read, C written, once each"
+
+    routing: Routing = field(
+        default="balanced", metadata=describe("tokens of the experts: as equal as possible, or by Zipf's law")
+    )
+
+    def tokens_of_experts(self, shape: GroupedShape) -> tuple[int, ...]:
+        """The number of tokens of each expert, ``shape.tokens`` in total."""
+        ranks = list(range(shape.experts))
+        if self.routing == "balanced":
+            return apportion(shape.tokens, [1.0] * shape.experts)
+        random.Random(self.seed).shuffle(ranks)
+        return apportion(shape.tokens, [1 / (1 + rank) for rank in ranks])
+
+    def work(self, shape: GroupedShape) -> Work:  # type: ignore[override]
+        """FLOP and bytes of one launch; weights of experts without tokens are not read."""
+        busy = sum(tokens > 0 for tokens in self.tokens_of_experts(shape))
+        idle = super().operand_bytes(shape, "b") // shape.experts * (shape.experts - busy)
+        usual = super().work(shape)
+        return replace(usual, nbytes=usual.nbytes - idle)
+
+
+def apportion(total: int, weights: list[float]) -> tuple[int, ...]:
+    """Integer parts of ``total`` proportional to ``weights``, by the largest remainder method."""
+    exact = [total * weight / sum(weights) for weight in weights]
+    parts = [int(each) for each in exact]
+    by_remainder = sorted(range(len(parts)), key=lambda index: parts[index] - exact[index])
+    for index in by_remainder[: total - sum(parts)]:
+        parts[index] += 1
+    return tuple(parts)
+
+
+#: Tokens per device, each of which goes to several experts.
+_TOKENS = 8192
+_FEW_TOKENS = 64
+
+
+@dataclass(frozen=True)
+class Experts:
+    """``experts`` of a layer on a device, ``active`` of them per token; gate and up are one product."""
+
+    name: str
+    experts: int
+    active: int
+    hidden: int
+    inside: int
+
+    def shapes(self, tokens: int) -> dict[GroupedShape, str]:
+        """The shapes of both products of the experts, with labels."""
+        rows = tokens * self.active
+        return {
+            GroupedShape(self.experts, rows, 2 * self.inside, self.hidden): f"{self.name} gate+up",
+            GroupedShape(self.experts, rows, self.hidden, self.inside): f"{self.name} down",
+        }
+
+
+MIXTURES = (
+    Experts("mixtral-8x7b", 8, 2, 4096, 14336),
+    Experts("deepseek-v2-lite", 64, 6, 2048, 1408),
+    Experts("qwen3-30b-a3b", 128, 8, 2048, 768),
+    Experts("deepseek-v3, 32 of 256", 32, 8, 7168, 2048),
+)
+
+
+def _of_all(tokens: int) -> dict[GroupedShape, str]:
+    return {shape: name for mixture in MIXTURES for shape, name in mixture.shapes(tokens).items()}
+
+
+PRESETS: Mapping[str, Preset[GroupedShape]] = {
+    "moe": Preset(_of_all(_TOKENS)),
+    "moe-decode": Preset(_of_all(_FEW_TOKENS)),
+}
+
+
+class GroupedKernel(Kernel[GroupedProblem, GroupedShape]):
+    """One implementation of grouped products."""
+
+    operation = "grouped"
+
+
+class Grouped(ProductOperation[GroupedProblem, GroupedShape]):
+    name = "grouped"
+    kernel_group = "mamf.grouped_kernels"
+    kernel_type = GroupedKernel
+    shape_type = GroupedShape
+    problem_type = GroupedProblem
+    shape_example = "e8t16384n14336k4096"
+    axis_label = "FLOP"
+    random_counts = (1, 2, 4, 8, 32)
+
+    def random_case(self, chooser: random.Random, terms: range) -> dict[str, Any]:
+        return {**super().random_case(chooser, terms), "routing": chooser.choice(ROUTINGS)}
+
+    def default_shapes(self, backend: Backend) -> Sequence[GroupedShape]:
+        """Few large experts (Mixtral 8x7B), more (DeepSeek-V2-Lite) and many small ones (Qwen3-30B-A3B)."""
+        return [
+            GroupedShape(8, 16384, 14336, 4096),
+            GroupedShape(64, 16384, 1408, 2048),
+            GroupedShape(128, 32768, 768, 2048),
+        ]
+
+    def presets(self) -> Mapping[str, Preset[GroupedShape]]:
+        return PRESETS
+
+    def columns(self, row: Measurement, info: DeviceInfo | None = None) -> Mapping[str, object]:
+        """The columns of all products, and the most tokens of an expert."""
+        return {**super().columns(row, info), "most tokens": max(row.problem.tokens_of_experts(row.shape))}

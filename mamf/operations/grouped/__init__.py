@@ -1,1 +1,0 @@
-"""Grouped products: each group of tokens is multiplied with the weights of its expert."""

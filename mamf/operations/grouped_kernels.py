@@ -1,0 +1,141 @@
+"""Grouped products in torch: its grouped kernel, and a loop over experts."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate, pairwise
+from typing import Any
+
+import torch
+
+from mamf.backend import Backend, Unavailable
+from mamf.operations.grouped import GroupedKernel, GroupedProblem, GroupedShape
+from mamf.operations.operand_sets import OperandSet, view_as
+from mamf.operations.products import (
+    ScaledProducts,
+    TorchProducts,
+    lay_out,
+    product_set,
+    quantized_operand,
+    rows_of,
+    smaller_operand,
+)
+from mamf.operations.quantization import Quantized
+from mamf.operations.whole_products import Part
+
+#: Error messages of torch's checks in grouped_mm.
+_REFUSALS = ("Expected mat_", "expected mat", "strides should be multiple of", "is only supported on")
+
+
+class TorchGrouped(TorchProducts[GroupedProblem, GroupedShape], GroupedKernel):
+    """Grouped products in torch. Derived kernels supply their dtypes and the launch."""
+
+    @abstractmethod
+    def bind(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, tokens: Sequence[int]) -> Callable[[], object]:
+        """The launch over A (T,K), B (E,K,N) and C (T,N); ``tokens`` of each expert."""
+
+    def operand_set(
+        self, backend: Backend, problem: GroupedProblem, shape: GroupedShape, flat: Mapping[str, torch.Tensor]
+    ) -> OperandSet:
+        a = lay_out(flat["a"], shape.tokens, shape.k, problem.layout[0])
+        b = lay_out(flat["b"], shape.k, shape.n, problem.layout[1], shape.experts)
+        c, tokens = view_as(flat["c"], shape.tokens, shape.n), problem.tokens_of_experts(shape)
+
+        def parts(output: torch.Tensor) -> list[Part]:
+            groups = zip(a.split(list(tokens)), b.mT, output.split(list(tokens)), strict=True)
+            return [Part(rows[None], weights[None], of[None]) for rows, weights, of in groups if len(rows)]
+
+        return product_set(problem, self.bind(a, b, c, tokens), c, parts, smaller_operand(a, b.mT))
+
+
+class GroupedMm(TorchGrouped):
+    """torch.nn.functional.grouped_mm (torch 2.10, before that torch._grouped_mm): one launch for all experts."""
+
+    name = "F.grouped_mm"
+    is_default = True
+    dtypes = ("bfloat16", "float16", "float32")
+
+    def unavailable(self, backend: Backend) -> Unavailable | None:
+        if grouped_mm() is None:
+            return Unavailable(f"torch {torch.__version__} has no grouped_mm", "pip install 'torch>=2.8'")
+        return super().unavailable(backend)
+
+    def unsupported_problem(self, backend: Backend, problem: GroupedProblem) -> str | None:
+        if problem.layout[0] == "t":
+            return f"kernel {self.name} needs tokens by rows: layout nt or nn, not {problem.layout}"
+        return super().unsupported_problem(backend, problem)
+
+    def refuses(self, error: Exception) -> bool:
+        is_known = isinstance(error, (RuntimeError, ValueError)) and any(text in str(error) for text in _REFUSALS)
+        return super().refuses(error) or is_known
+
+    def bind(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, tokens: Sequence[int]) -> Callable[[], object]:
+        product: Any = grouped_mm()
+        ends = ends_of(tokens, a.device)
+        return lambda: product(a, b, offs=ends)
+
+
+def ends_of(tokens: Sequence[int], device: torch.device) -> torch.Tensor:
+    """Where the rows of each expert end."""
+    return torch.tensor(tokens, device=device).cumsum(0, dtype=torch.int32)
+
+
+def grouped_mm() -> Callable[..., torch.Tensor] | None:
+    return getattr(torch.nn.functional, "grouped_mm", None) or getattr(torch, "_grouped_mm", None)
+
+
+class Loop(TorchGrouped):
+    """torch.mm for each expert that has tokens: any library can do this, so it is the baseline for grouped kernels."""
+
+    name = "loop"
+    dtypes = ("bfloat16", "float16", "float32", "tf32", "float64")
+
+    def bind(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, tokens: Sequence[int]) -> Callable[[], object]:
+        groups = zip(a.split(list(tokens)), b.unbind(), c.split(list(tokens)), strict=True)
+        products = [group for group in groups if group[0].shape[0]]
+
+        def launch() -> None:
+            for rows, weights, output in products:
+                torch.mm(rows, weights, out=output)
+
+        return launch
+
+
+class FunctionalScaledGroupedMm(ScaledProducts[GroupedProblem, GroupedShape], GroupedKernel):
+    """One launch for all experts, with tokens by rows and weights stored as in a linear layer."""
+
+    name = "F.scaled_grouped_mm"
+    function = "scaled_grouped_mm"
+    dtypes = ("fp8_rowwise",)
+    out_dtypes = ("bfloat16",)
+
+    def bind(
+        self, problem: GroupedProblem, shape: GroupedShape, a: Quantized, b: Quantized, ends: torch.Tensor
+    ) -> Callable[[], object]:
+        """The launch over A (T,K) and B (E*N,K), given where the rows of each expert end."""
+        functional: Any = torch.nn.functional
+        weights = b.elements.view(shape.experts, shape.n, shape.k).transpose(-2, -1)
+        scale_a, scale_b = a.scales.view(-1), b.scales.view(shape.experts, shape.n)
+        recipe, fast = functional.ScalingType.RowWise, problem.fast_accumulation
+        return lambda: functional.scaled_grouped_mm(
+            a.elements, weights, scale_a, recipe, scale_b, recipe, offs=ends, use_fast_accum=fast
+        )
+
+    def operand_set(
+        self, backend: Backend, problem: GroupedProblem, shape: GroupedShape, flat: Mapping[str, torch.Tensor]
+    ) -> OperandSet:
+        a, b = (quantized_operand(backend, problem, shape, name, flat) for name in ("a", "b"))
+        values, weights = (rows_of(shape, name, flat) for name in ("a", "b"))
+        c, tokens, n = view_as(flat["c"], shape.tokens, shape.n), problem.tokens_of_experts(shape), shape.n
+        ranges = [(expert, *each) for expert, each in enumerate(pairwise([0, *accumulate(tokens)]))]
+        busy = [(start, stop, expert * n, (expert + 1) * n) for expert, start, stop in ranges if start < stop]
+
+        def parts(output: torch.Tensor) -> list[Part]:
+            return [Part(a.part(m, to), b.part(of, until), output[None, m:to]) for m, to, of, until in busy]
+
+        def exact(output: torch.Tensor) -> list[Part]:
+            return [Part(values[None, m:to], weights[None, of:until], output[None, m:to]) for m, to, of, until in busy]
+
+        launch = self.bind(problem, shape, a, b, ends_of(tokens, c.device))
+        return product_set(problem, launch, c, parts, smaller_operand(a.elements, b.elements), exact=exact)

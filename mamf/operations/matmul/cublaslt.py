@@ -1,0 +1,190 @@
+"""cuBLASLt: all algorithms that its heuristic proposes, not only the first, and types that torch has no function for.
+
+``torch.mm`` runs the heuristic's first choice, which is not the fastest for some shapes, and ``torch._int_mm`` gives it
+no workspace. A regime ranks the proposals (``variants``).
+
+cuBLASLt stores matrices by columns, torch by rows. So it computes C transposed: B transposed times A transposed.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable, Sequence
+from ctypes import c_void_p
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from mamf.backend import MIB, Backend, Unavailable
+from mamf.dtypes import DTYPES
+from mamf.errors import UnsupportedError
+from mamf.operations.matmul import cublaslt_library
+from mamf.operations.matmul.cublaslt_library import (
+    COMPUTE_32F,
+    COMPUTE_32F_FAST_TF32,
+    COMPUTE_32I,
+    COMPUTE_64F,
+    DATA_TYPES,
+    SCALE_MODES,
+    CublasLtError,
+    Library,
+    Matrix,
+    Product,
+)
+from mamf.operations.matmul.kernel import MatmulKernel, MatmulProblem
+from mamf.operations.matmul.scaled_formats import FormatMatmul, laid_out_scales
+from mamf.operations.matmul.shapes import MatmulShape
+from mamf.operations.matmul.torch_products import TorchMatmul
+from mamf.operations.quantization import Quantized
+
+_torch_c: Any = torch._C
+# The number of proposals requested from the heuristic; later ones are less and less likely to be fast.
+_ALGORITHMS = 8
+# What a proposal may use; only what it needs is allocated.
+_MAX_WORKSPACE_BYTES = 512 * MIB
+_FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
+#: The output dtypes by operand dtype.
+_OUTPUTS = {
+    "bfloat16": ("bfloat16", "float32"),
+    "float16": ("float16", "float32"),
+    "tf32": ("float32",),
+    "float32": ("float32",),
+    "float64": ("float64",),
+    "int8": ("int32", "int8"),
+    **dict.fromkeys(_FLOAT8, ("bfloat16", "float16", "float32")),
+}
+_COMPUTE_TYPES = {"tf32": COMPUTE_32F_FAST_TF32, "float64": COMPUTE_64F, "int8": COMPUTE_32I}
+
+
+class _Proposals(MatmulKernel):
+    """A kernel of which each proposal of the heuristic is a variant. ``rank``: its index, the first by default."""
+
+    base_name: str
+    has_cheap_variants = True
+
+    def __init__(self, rank: int | None = None) -> None:
+        self.rank, self._is_named = rank or 0, rank is not None
+        self.name = self.base_name if rank is None else f"{self.base_name}[{rank}]"
+
+    def unavailable(self, backend: Backend) -> Unavailable | None:
+        if backend.runtime != "cuda":
+            return Unavailable("cuBLASLt runs on NVIDIA GPUs only", "use --backend cuda on an NVIDIA GPU")
+        library = cublaslt_library.load()
+        return library if isinstance(library, Unavailable) else super().unavailable(backend)
+
+    def variants(self, backend: Backend, problem: MatmulProblem, shape: MatmulShape) -> Sequence[MatmulKernel]:
+        return (self,) if self._is_named else [type(self)(rank) for rank in range(_ALGORITHMS)]
+
+    def refuses(self, error: Exception) -> bool:
+        return isinstance(error, CublasLtError) and error.is_refusal
+
+    def launch_of(
+        self, problem: MatmulProblem, a: Matrix, b: Matrix, c: torch.Tensor, alpha: float, kept: object
+    ) -> Callable[[], object]:
+        """The launch of C = alpha * A @ B, of which ``a`` and ``b`` are the transposes. ``kept``: their memory, which
+        lives as long as the launch.
+        """
+        library = cublaslt_library.load()
+        if isinstance(library, Unavailable):
+            raise UnsupportedError(str(library))
+        device = c.device.index or 0
+        output = Matrix(DATA_TYPES[problem.out_dtype], c.shape[1], c.shape[0], c.shape[1], c.data_ptr())
+        compute_type = _COMPUTE_TYPES.get(problem.dtype, COMPUTE_32F)
+        scale_type = problem.out_dtype if problem.out_dtype in ("int32", "float64") else "float32"
+        product = Product(
+            *(library, _handle(library, device), (b, a, output)),
+            *(compute_type, DATA_TYPES[scale_type], problem.fast_accumulation),
+        )
+        try:
+            found = product.proposals(_ALGORITHMS, _MAX_WORKSPACE_BYTES)
+            if self.rank >= len(found):
+                raise UnsupportedError(f"cuBLASLt proposes only {len(found)} algorithms for this shape")
+            workspace = _workspace(c.device, found[self.rank].workspace_bytes)
+        except BaseException:
+            product.release()
+            raise
+        arguments = product.arguments(found[self.rank], alpha, workspace.data_ptr())
+        multiply, raw_stream = library.call["cublasLtMatmul"], _torch_c._cuda_getCurrentRawStream
+
+        def launch() -> None:
+            multiply(*arguments, raw_stream(device))
+
+        weakref.finalize(launch, _release, product, (c, workspace, kept)).atexit = False
+        return launch
+
+
+class CublasLt(_Proposals, TorchMatmul):
+    """Multiply operands that have no scales."""
+
+    base_name = "cublaslt"
+    has_padding = True
+    dtypes = tuple(_OUTPUTS)
+    outputs = _OUTPUTS
+    fast_dtypes = _FLOAT8
+
+    def unsupported_problem(self, backend: Backend, problem: MatmulProblem) -> str | None:
+        if DTYPES[problem.dtype].itemsize == 1 and problem.layout[:2] != "nt":
+            return f"kernel {self.name} supports {problem.dtype} only in layout nt, not {problem.layout}"
+        return super().unsupported_problem(backend, problem)
+
+    def bind(
+        self, problem: MatmulProblem, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor
+    ) -> tuple[Callable[[], object], float]:
+        alpha = problem.output_scale(a.shape[1])
+        left, right = _transposed(a, problem.dtype), _transposed(b, problem.b_dtype)
+        return self.launch_of(problem, left, right, c, alpha, (a, b)), alpha
+
+
+class ScaledCublasLt(_Proposals, FormatMatmul):
+    """Operands of scaled formats."""
+
+    base_name = "cublaslt-scaled"
+    dtypes = ("fp8_rowwise", "fp8_1x128_128x128", "fp8_1x128_1x128", "mxfp8", "nvfp4")
+
+    def bind(
+        self, backend: Backend, problem: MatmulProblem, a: Quantized, b: Quantized, c: torch.Tensor
+    ) -> Callable[[], object]:
+        scales = [laid_out_scales(each, has_swizzle=True) for each in (a, b)]
+        left, right = (_quantized(each, scale) for each, scale in zip((a, b), scales, strict=True))
+        return self.launch_of(problem, left, replace(right, is_transposed=True), c, 1.0, (a, b, scales))
+
+
+def _transposed(operand: torch.Tensor, dtype: str) -> Matrix:
+    """The transpose of an operand: by rows in torch's memory is by columns and transposed in cuBLASLt's."""
+    (rows, columns), (by_row, by_column) = operand.shape, operand.stride()
+    if by_column == 1:
+        return Matrix(DATA_TYPES[dtype], columns, rows, max(by_row, columns), operand.data_ptr())
+    return Matrix(DATA_TYPES[dtype], rows, columns, max(by_column, rows), operand.data_ptr(), is_transposed=True)
+
+
+def _quantized(operand: Quantized, scales: torch.Tensor) -> Matrix:
+    """The transpose of a quantized operand, with its scales as they are laid out."""
+    (rows, k), data_type = operand.shape, DATA_TYPES[str(operand.packed.dtype).removeprefix("torch.")]
+    mode = SCALE_MODES[operand.scaling.rows, operand.scaling.columns]
+    return Matrix(data_type, k, rows, k, operand.elements.data_ptr(), scales=(scales.data_ptr(), mode))
+
+
+@functools.cache
+def _handle(library: Library, device: int) -> c_void_p:
+    """The handle of a device, which must be the current one."""
+    return library.create("")
+
+
+_WORKSPACES: dict[torch.device, torch.Tensor] = {}
+
+
+def _workspace(device: torch.device, nbytes: int) -> torch.Tensor:
+    """The device's workspace, as large as was needed so far. Launches share it, so they must not run at once on two
+    streams.
+    """
+    known = _WORKSPACES.get(device)
+    if known is None or known.numel() < nbytes:
+        known = _WORKSPACES[device] = torch.empty(nbytes, dtype=torch.uint8, device=device)
+    return known
+
+
+def _release(product: Product, kept: object) -> None:
+    """Release the descriptors of a launch. ``kept``: memory that the launch needed until now."""
+    product.release()

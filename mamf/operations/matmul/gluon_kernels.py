@@ -1,0 +1,123 @@
+"""Matrix products for Hopper in Gluon, Triton's language for layouts and warps; imported only if Triton has it.
+
+A program has groups of four warps that multiply, and a warp that loads blocks of A and B into a ring of stages. A block
+of A has 64 rows, as many as a group multiplies at once. Programs compute tiles with a stride of their number, so the
+next tile's blocks are loaded while results are stored.
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from mamf.operations.matmul import triton_kernels
+
+place = gluon.jit(triton_kernels.place.fn)
+
+
+@gluon.jit  # type: ignore[untyped-decorator]
+def load(a, b, ring, tiles, BLOCKS: gl.constexpr, GROUP_M: gl.constexpr):  # type: ignore[no-untyped-def]
+    """Fills one stage after another, when all groups have read it: with blocks of A, and B for all of them."""
+    left, right, _, ready, free = ring
+    tiles_m, tiles_n, steps = tiles
+    BLOCK_N: gl.constexpr = b.block_shape[0]
+    BLOCK_K: gl.constexpr = b.block_shape[1]
+    count = 0
+    for tile in range(gl.program_id(0), tiles_m * tiles_n, gl.num_programs(0)):
+        row, column = place(tile, tiles_m, tiles_n, GROUP_M)
+        for step in range(steps):
+            stage = count % right.shape[0]
+            mbarrier.wait(free.index(stage), (count // right.shape[0] + 1) & 1)
+            filled = ready.index(stage)
+            mbarrier.expect(filled, (BLOCKS * 64 + BLOCK_N) * BLOCK_K * a.dtype.primitive_bitwidth // 8)
+            for block in gl.static_range(BLOCKS):
+                tma.async_copy_global_to_shared(
+                    a, [(row * BLOCKS + block) * 64, step * BLOCK_K], filled, left.index(stage * BLOCKS + block)
+                )
+            tma.async_copy_global_to_shared(b, [column * BLOCK_N, step * BLOCK_K], filled, right.index(stage))
+            count += 1
+
+
+@gluon.jit  # type: ignore[untyped-decorator]
+def store(c, staged, part, row, column):  # type: ignore[no-untyped-def]
+    """Stores part of a tile at this row and column, after the group's last part has been read from ``staged``."""
+    tma.store_wait(0)
+    staged.store(part.to(c.dtype))
+    fence_async_shared()
+    tma.async_copy_shared_to_global(c, [row, column], staged)
+
+
+@gluon.jit  # type: ignore[untyped-decorator]
+def multiply(  # type: ignore[no-untyped-def]
+    c, ring, tiles, GROUP: gl.constexpr, BLOCKS: gl.constexpr, GROUP_M: gl.constexpr
+):
+    """What one of two groups computes: 64 rows of each tile, and half of the columns of a third block of rows, if there
+    is one. Sums stay in the tensor cores' registers; a step's products are under way while the next one's operands are
+    awaited.
+    """
+    left, right, staged, ready, free = ring
+    tiles_m, tiles_n, steps = tiles
+    STAGES: gl.constexpr = right.shape[0]
+    BLOCK_N: gl.constexpr = right.shape[1]
+    HALF: gl.constexpr = BLOCK_N // 2
+    count = 0
+    for tile in range(gl.program_id(0), tiles_m * tiles_n, gl.num_programs(0)):
+        row, column = place(tile, tiles_m, tiles_n, GROUP_M)
+        sums = gl.zeros((64, BLOCK_N), gl.float32, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16]))
+        third = gl.zeros((64, HALF), gl.float32, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HALF, 16]))
+        for step in range(steps):
+            mbarrier.wait(ready.index(count % STAGES), (count // STAGES) & 1)
+            first, shared = count % STAGES * BLOCKS, right.index(count % STAGES)
+            sums = warpgroup_mma(left.index(first + GROUP), shared.permute((1, 0)), sums, is_async=True)
+            if BLOCKS == 3:
+                columns = shared.slice(GROUP * HALF, HALF).permute((1, 0))
+                third = warpgroup_mma(left.index(first + 2), columns, third, is_async=True)
+                sums, third = warpgroup_mma_wait(2, deps=(sums, third))
+            else:
+                sums = warpgroup_mma_wait(1, deps=(sums,))
+            mbarrier.arrive(free.index((count + STAGES - 1) % STAGES), pred=step > 0)
+            count += 1
+        sums, third = warpgroup_mma_wait(0, deps=(sums, third))
+        mbarrier.arrive(free.index((count + STAGES - 1) % STAGES))
+        halves = sums.reshape((64, 2, HALF)).permute((0, 2, 1)).split()
+        for half in gl.static_range(2):
+            store(c, staged.index(GROUP), halves[half], (row * BLOCKS + GROUP) * 64, column * BLOCK_N + half * HALF)
+        if BLOCKS == 3:
+            store(c, staged.index(GROUP), third, (row * BLOCKS + 2) * 64, column * BLOCK_N + GROUP * HALF)
+    tma.store_wait(0)
+
+
+@gluon.jit  # type: ignore[untyped-decorator]
+def multiply_in_groups(  # type: ignore[no-untyped-def]
+    a, b, c, m, n, k, BLOCKS: gl.constexpr, STAGES: gl.constexpr, GROUP_M: gl.constexpr
+):
+    """``a``, ``b`` and ``c`` describe A (M,K), B (N,K) and C (M,N); a tile has ``BLOCKS`` blocks of rows."""
+    BLOCK_N: gl.constexpr = b.block_shape[0]
+    BLOCK_K: gl.constexpr = b.block_shape[1]
+    left = gl.allocate_shared_memory(a.dtype, [STAGES * BLOCKS, 64, BLOCK_K], a.layout)
+    right = gl.allocate_shared_memory(b.dtype, [STAGES, BLOCK_N, BLOCK_K], b.layout)
+    staged = gl.allocate_shared_memory(c.dtype, [2, 64, c.block_shape[1]], c.layout)
+    ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for stage in gl.static_range(STAGES):
+        mbarrier.init(ready.index(stage), count=1)
+        mbarrier.init(free.index(stage), count=2)
+    ring = (left, right, staged, ready, free)
+    tiles = (gl.cdiv(m, BLOCKS * 64), gl.cdiv(n, BLOCK_N), gl.cdiv(k, BLOCK_K))
+    # Lists of warps and registers leave out the first group, which has the registers that others leave.
+    gl.warp_specialize(
+        [
+            (multiply, (c, ring, tiles, gl.constexpr(0), BLOCKS, GROUP_M)),
+            (multiply, (c, ring, tiles, gl.constexpr(1), BLOCKS, GROUP_M)),
+            (load, (a, b, ring, tiles, BLOCKS, GROUP_M)),
+        ],
+        [4, 1],
+        [240, 24],
+    )

@@ -1,1 +1,0 @@
-"""Matmul kernels: one file per library."""

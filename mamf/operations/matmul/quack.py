@@ -1,0 +1,129 @@
+"""Matrix products of quack-kernels (CuTe DSL), with one kernel per configuration.
+
+Its tuner ranks configurations in a short loop at an uncontrolled clock; here a regime ranks them (``variants``).
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from mamf.backend import Backend, Unavailable
+from mamf.errors import UnsupportedError, UsageError
+from mamf.operations.matmul.kernel import MatmulProblem
+from mamf.operations.matmul.shapes import MatmulShape
+from mamf.operations.matmul.torch_products import TorchMatmul
+
+_PATTERN = re.compile(r"(\d{2,3})x(\d{2,3})/c([12])x([12])(/pingpong)?", re.ASCII)
+_ALIGNMENT = 8  # elements
+#: Tiles of C and their clusters, by the architecture's major version; the first configuration is the default.
+_CONFIGURATIONS = {
+    9: (
+        "256x128/c2x1",
+        "256x192/c2x1",
+        "256x192/c1x2",
+        "128x256/c2x1",
+        "128x256/c1x2",
+        "128x192/c2x1/pingpong",
+    ),
+    10: ("256x256/c2x1", "256x192/c2x1", "256x224/c2x1", "128x256/c2x1"),
+}
+
+
+class Quack(TorchMatmul):
+    """``text``: a configuration such as ``256x192/c2x1``, by default the most promising one. ``architecture``: the
+    major version of the device's architecture.
+
+    Compiles for seconds per configuration, so a search tries it only on request.
+    """
+
+    dtypes = ("bfloat16", "float16")
+    takes = "a configuration"
+    is_tried_unasked = False
+
+    def __init__(self, text: str | None = None, architecture: int = 9) -> None:
+        self.text, self._architecture = text, architecture
+        if text is not None and _PATTERN.fullmatch(text) is None:
+            raise UsageError(f"{text!r} is not a configuration of kernel quack; for example 256x192/c2x1")
+        self.name = "quack" if text is None else f"quack[{text}]"
+
+    def unavailable(self, backend: Backend) -> Unavailable | None:
+        if backend.runtime != "cuda":
+            return Unavailable("quack supports NVIDIA GPUs only", "use --backend cuda on an NVIDIA GPU")
+        if architecture_of(backend) not in _CONFIGURATIONS:
+            return Unavailable("quack supports Hopper and Blackwell only", "use the kernel torch.mm")
+        if importlib.util.find_spec("quack") is None:
+            return Unavailable("quack-kernels is not installed", "pip install 'mamf[quack]'")
+        return None
+
+    def unsupported_shape(self, problem: MatmulProblem, shape: MatmulShape) -> str | None:
+        rows = {
+            shape.m if problem.layout[0] == "t" else shape.k,
+            shape.k if problem.layout[1] == "t" else shape.n,
+            shape.n,
+        }
+        if any(length % _ALIGNMENT for length in rows):
+            return f"{self.name} needs rows in memory of a multiple of {_ALIGNMENT} elements"
+        return None
+
+    def variants(self, backend: Backend, problem: MatmulProblem, shape: MatmulShape) -> Sequence[Quack]:
+        if self.text is not None:
+            return (self,)
+        architecture = architecture_of(backend)
+        return [Quack(text, architecture) for text in _CONFIGURATIONS[architecture]]
+
+    def configured(self, backend: Backend, problem: MatmulProblem, shape: MatmulShape) -> Quack:
+        return Quack(self.text, architecture_of(backend))
+
+    def refuses(self, error: Exception) -> bool:
+        """Whether CuTe DSL or quack's own checks reject a configuration."""
+        return isinstance(error, AssertionError) or type(error).__module__.startswith("cutlass")
+
+    def bind(
+        self, problem: MatmulProblem, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor
+    ) -> tuple[Callable[[], object], float]:
+        try:
+            from quack.gemm_config import GemmConfig
+            from quack.gemm_interface import gemm_tuned
+
+            product: Any = gemm_tuned.fn  # the function without its tuner
+            config = GemmConfig(**self._fields())
+        except (ImportError, AttributeError, TypeError) as error:
+            raise UnsupportedError(f"this release of quack-kernels differs from 0.6 ({error})") from error
+        return functools.partial(_launch, product, a, b, c, config), 1.0
+
+    def details(self, problem: MatmulProblem) -> Mapping[str, str]:
+        return {"configuration": self._configuration}
+
+    @property
+    def _configuration(self) -> str:
+        return self.text or _CONFIGURATIONS[self._architecture][0]
+
+    def _fields(self) -> dict[str, Any]:
+        match = _PATTERN.fullmatch(self._configuration)
+        assert match is not None
+        tile_m, tile_n, cluster_m, cluster_n = map(int, match.groups()[:4])
+        return {
+            "tile_m": tile_m,
+            "tile_n": tile_n,
+            "cluster_m": cluster_m,
+            "cluster_n": cluster_n,
+            "pingpong": match[5] is not None,
+            "is_dynamic_persistent": self._architecture == 10,
+            "device_capacity": self._architecture,
+        }
+
+
+def _launch(product: Any, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, config: object) -> None:
+    product(a, b, c, config=config)
+
+
+def architecture_of(backend: Backend) -> int:
+    """The major number of an NVIDIA architecture: 9 of sm_90; 0 if it is unknown."""
+    match = re.fullmatch(r"sm_(\d+)\d", backend.info.architecture or "", re.ASCII)
+    return int(match[1]) if match else 0

@@ -1,0 +1,151 @@
+"""Scaled products: torch._scaled_mm, torch.nn.functional.scaled_mm, and operands that are dequantized first."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+
+from mamf.backend import Backend
+from mamf.operations.matmul.kernel import MatmulKernel, MatmulProblem
+from mamf.operations.matmul.shapes import MatmulShape
+from mamf.operations.matmul.torch_products import TorchMatmul
+from mamf.operations.operand_sets import OperandSet, float32_precision, view_as
+from mamf.operations.products import ScaledProducts, product_set, quantized_operand, rows_of, smaller_operand
+from mamf.operations.quantization import Quantized, swizzle
+from mamf.operations.whole_products import Part
+from mamf.torch_backend import torch_dtype
+
+#: torch's name of how an operand is scaled, by the size of its blocks.
+_RECIPES = {
+    (1, None): "RowWise",
+    (1, 128): "BlockWise1x128",
+    (128, 128): "BlockWise128x128",
+    (1, 32): "BlockWise1x32",
+    (1, 16): "BlockWise1x16",
+}
+#: What _scaled_mm writes, by the dtype of A.
+_OUTPUTS = {
+    dtype: ("bfloat16", "float16", "float32", MatmulProblem(dtype).b_dtype)
+    for dtype in ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2")
+}
+#: What cuBLAS pads scales of 128x128 blocks to, along K.
+_PADDED_TO = 4
+
+
+class FormatMatmul(ScaledProducts[MatmulProblem, MatmulShape], MatmulKernel):
+    """A product of operands that are quantized and have scales. Derived kernels say how they launch."""
+
+    @abstractmethod
+    def bind(
+        self, backend: Backend, problem: MatmulProblem, a: Quantized, b: Quantized, c: torch.Tensor
+    ) -> Callable[[], object]:
+        """The launch over A (M,K) and B, of which rows are C's columns (N,K)."""
+
+    def operand_set(
+        self, backend: Backend, problem: MatmulProblem, shape: MatmulShape, flat: Mapping[str, torch.Tensor]
+    ) -> OperandSet:
+        a, b = (quantized_operand(backend, problem, shape, name, flat) for name in ("a", "b"))
+        values, weights = (rows_of(shape, name, flat)[None] for name in ("a", "b"))
+        c = view_as(flat["c"], shape.m, shape.n)
+        return product_set(
+            problem,
+            self.bind(backend, problem, a, b, c),
+            c,
+            lambda output: [Part(a, b, output[None])],
+            smaller_operand(a.elements, b.elements),
+            exact=lambda output: [Part(values, weights, output[None])],
+        )
+
+
+class FunctionalScaledMm(FormatMatmul):
+    """torch.nn.functional.scaled_mm: what the vendor's library has of these formats."""
+
+    name = "F.scaled_mm"
+    function = "scaled_mm"
+    is_default = True
+
+    def bind(
+        self, backend: Backend, problem: MatmulProblem, a: Quantized, b: Quantized, c: torch.Tensor
+    ) -> Callable[[], object]:
+        functional: Any = torch.nn.functional
+        has_swizzle = backend.runtime != "hip"
+        scale_a, scale_b = laid_out_scales(a, has_swizzle), laid_out_scales(b, has_swizzle)
+        if b.scaling.rows > 1 or b.scaling.columns is None:
+            scale_b = scale_b.t()
+        options: dict[str, Any] = {"output_dtype": c.dtype, "use_fast_accum": problem.fast_accumulation}
+        if a.scaling.dtype != "float32":
+            kinds = functional.SwizzleType
+            swizzle = kinds.SWIZZLE_32_4_4 if has_swizzle else kinds.NO_SWIZZLE
+            options |= {"swizzle_a": swizzle, "swizzle_b": swizzle}
+        recipe_a, recipe_b = (
+            getattr(functional.ScalingType, _RECIPES[each.scaling.rows, each.scaling.columns]) for each in (a, b)
+        )
+        left, right = a.packed, b.packed.t()
+        return lambda: functional.scaled_mm(left, right, scale_a, recipe_a, scale_b, recipe_b, **options)
+
+
+def laid_out_scales(operand: Quantized, has_swizzle: bool) -> torch.Tensor:
+    """Scales as torch's check of scaled_mm wants them: those of 1x128 blocks with rows next to each other, those of
+    128x128 blocks padded along K, of MX and NVFP4 flat, in tiles on NVIDIA.
+    """
+    scales, scaling = operand.scales, operand.scaling
+    if scaling.dtype != "float32":
+        flat = swizzle(scales) if has_swizzle else scales.reshape(-1)
+        return flat.view(getattr(torch, scaling.dtype))
+    if scaling.rows > 1:
+        return torch.nn.functional.pad(scales, (0, -scales.shape[1] % _PADDED_TO))
+    return scales if scaling.columns is None else scales.t().contiguous().t()
+
+
+class Dequantized(FormatMatmul):
+    """Scales applied, then a product in float32, all in the launch: what a device must do that has not the format."""
+
+    name = "dequantized"
+    is_tried_unasked = False
+
+    def unsupported_problem(self, backend: Backend, problem: MatmulProblem) -> str | None:
+        return f"kernel {self.name} has no fast accumulation" if problem.fast_accumulation else None
+
+    def settings(self, backend: Backend, problem: MatmulProblem) -> AbstractContextManager[object]:
+        return float32_precision("highest")
+
+    def bind(
+        self, backend: Backend, problem: MatmulProblem, a: Quantized, b: Quantized, c: torch.Tensor
+    ) -> Callable[[], object]:
+        return lambda: c.copy_(torch.mm(a.values(), b.values().t()))
+
+
+class ScaledMm(TorchMatmul):
+    name = "scaled_mm"
+    is_default = True
+    function = "_scaled_mm"
+    dtypes = tuple(_OUTPUTS)
+    outputs = _OUTPUTS
+    fast_dtypes = dtypes
+
+    def unsupported_problem(self, backend: Backend, problem: MatmulProblem) -> str | None:
+        if problem.layout != "nt":
+            return f"kernel {self.name} takes A by rows and B by columns: --layout nt, not {problem.layout}"
+        return super().unsupported_problem(backend, problem)
+
+    def unsupported_shape(self, problem: MatmulProblem, shape: MatmulShape) -> str | None:
+        return f"{self.name} needs N and K to be multiples of 16" if shape.n % 16 or shape.k % 16 else None
+
+    def bind(
+        self, problem: MatmulProblem, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor
+    ) -> tuple[Callable[[], object], float]:
+        # C is scaled back to the magnitude of A and B, so that no 8-bit output saturates whatever K is.
+        scale = torch.tensor(1 / math.sqrt(a.shape[1]), dtype=torch.float32).item()
+        scale_a = torch.ones((), dtype=torch.float32, device=a.device)
+        scale_b = torch.full((), scale, dtype=torch.float32, device=a.device)
+        out_dtype = torch_dtype(problem.out_dtype)
+        fast = problem.fast_accumulation
+        return (
+            lambda: torch._scaled_mm(a, b, scale_a, scale_b, out_dtype=out_dtype, use_fast_accum=fast, out=c),
+            scale,
+        )

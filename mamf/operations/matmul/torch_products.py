@@ -1,0 +1,148 @@
+"""torch's own products: torch.mm, torch.compile, TunableOp and torch._int_mm. Operands are views of the pool's buffers.
+Results are verified on the host.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from typing import ClassVar
+
+import torch
+
+from mamf.backend import Backend, Unavailable
+from mamf.operations.compilation import compile_for_shape
+from mamf.operations.matmul.kernel import MatmulKernel, MatmulProblem
+from mamf.operations.matmul.shapes import MatmulShape
+from mamf.operations.operand_sets import OperandSet, view_as
+from mamf.operations.products import TorchProducts, lay_out, product_set, smaller_operand
+from mamf.operations.whole_products import Part
+
+
+class TorchMatmul(TorchProducts[MatmulProblem, MatmulShape], MatmulKernel):
+    """A product by one torch function. Derived kernels say which dtypes they take and how they launch."""
+
+    #: The function of torch that it calls, where a release may lack it.
+    function: ClassVar[str] = ""
+
+    def unavailable(self, backend: Backend) -> Unavailable | None:
+        if self.function and not hasattr(torch, self.function):
+            return Unavailable(f"this torch has no torch.{self.function}", "pip install --upgrade torch")
+        return super().unavailable(backend)
+
+    @abstractmethod
+    def bind(
+        self, problem: MatmulProblem, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor
+    ) -> tuple[Callable[[], object], float]:
+        """The launch over these operands, and the factor by which C differs from A @ B."""
+
+    def details(self, problem: MatmulProblem) -> Mapping[str, str]:
+        """What a reader of its rows should know of how it computes."""
+        return {}
+
+    def operand_set(
+        self, backend: Backend, problem: MatmulProblem, shape: MatmulShape, flat: Mapping[str, torch.Tensor]
+    ) -> OperandSet:
+        a = lay_out(flat["a"], shape.m, shape.k, problem.layout[0], padding=problem.padding)
+        b = lay_out(flat["b"], shape.k, shape.n, problem.layout[1], padding=problem.padding)
+        c = view_as(flat["c"], shape.m, shape.n)
+        launch, scale = self.bind(problem, a, b, c)
+        return product_set(
+            problem,
+            launch,
+            c,
+            lambda output: [Part(a[None], b.mT[None], output[None])],
+            smaller_operand(a, b.mT),
+            scale,
+            self.details(problem),
+        )
+
+
+class TorchMm(TorchMatmul):
+    name = "torch.mm"
+    is_default = True
+    has_padding = True
+    dtypes = ("bfloat16", "float16", "float32", "tf32", "float64")
+
+    def bind(
+        self, problem: MatmulProblem, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor
+    ) -> tuple[Callable[[], object], float]:
+        return lambda: torch.mm(a, b, out=c), 1.0
+
+
+class Compiled(TorchMm):
+    """Compiles for each shape, which takes seconds to minutes, so a search tries it only on request."""
+
+    is_default = False
+    name = "compiled"
+    is_tried_unasked = False
+
+    def unavailable(self, backend: Backend) -> Unavailable | None:
+        return backend.without_compiler() or super().unavailable(backend)
+
+    def bind(
+        self, problem: MatmulProblem, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor
+    ) -> tuple[Callable[[], object], float]:
+        # The product is returned and not written to C: Inductor would compute it and then copy.
+        def multiply(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+            return torch.mm(left, right)
+
+        product = compile_for_shape(multiply, mode="max-autotune-no-cudagraphs")
+        return lambda: product(a, b), 1.0
+
+
+class TunableOp(TorchMm):
+    """torch.mm with TunableOp: torch's tuning selects the fastest algorithm of ROCm's libraries. Tunes in the first
+    launch of a shape, which is for verification and not timed.
+    """
+
+    is_default = False
+    name = "tunableop"
+
+    def unavailable(self, backend: Backend) -> Unavailable | None:
+        if backend.runtime != "hip":
+            # On CUDA, torch up to 2.13 has no algorithms to choose from.
+            return Unavailable("TunableOp tunes on ROCm only", "use --backend rocm on an AMD GPU")
+        if not hasattr(torch.cuda, "tunable"):
+            return Unavailable("this torch has no torch.cuda.tunable", "pip install --upgrade torch")
+        return None
+
+    def settings(self, backend: Backend, problem: MatmulProblem) -> AbstractContextManager[object]:
+        return _tuning(super().settings(backend, problem))
+
+
+@contextmanager
+def _tuning(precision: AbstractContextManager[object]) -> Iterator[None]:
+    tunable = torch.cuda.tunable
+    enabled, tuning = tunable.is_enabled(), tunable.tuning_is_enabled()
+    tunable.enable(True)
+    tunable.tuning_enable(True)
+    try:
+        with precision:
+            yield
+    finally:
+        tunable.enable(enabled)
+        tunable.tuning_enable(tuning)
+
+
+_CUDA_ROWS_ABOVE = 16
+
+
+class IntMm(TorchMatmul):
+    """int8 operands, exact int32 result."""
+
+    name = "int_mm"
+    is_default = True
+    function = "_int_mm"
+    dtypes = ("int8",)
+
+    def unsupported_shape(self, problem: MatmulProblem, shape: MatmulShape) -> str | None:
+        if shape.m <= _CUDA_ROWS_ABOVE or shape.n % 8 or shape.k % 8:
+            return f"{self.name} needs M above {_CUDA_ROWS_ABOVE} and N and K to be multiples of 8"
+        return None
+
+    def bind(
+        self, problem: MatmulProblem, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor
+    ) -> tuple[Callable[[], object], float]:
+        return lambda: torch._int_mm(a, b, out=c), 1.0

@@ -1,0 +1,366 @@
+"""Matrix products written in Triton and Gluon, with one kernel for each of the few configurations of a dtype that are
+worth a regime's time; a regime ranks them.
+
+Triton ships with torch on NVIDIA, AMD and Intel. It is faster than libraries for some problems, mainly int8 on Hopper.
+Gluon ships with Triton from 3.6 on. In contrast to Triton it assigns warps: some load, others multiply.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import torch
+
+from mamf.backend import Backend, Unavailable
+from mamf.dtypes import DTYPES
+from mamf.errors import UnsupportedError, UsageError
+from mamf.operations.compilation import check_triton
+from mamf.operations.matmul.kernel import MatmulKernel, MatmulProblem
+from mamf.operations.matmul.shapes import MatmulShape
+from mamf.operations.matmul.torch_products import TorchMatmul
+
+#: ``tile``: a program for each tile of C. ``persistent``: as many programs as run at once, each of many tiles. ``tma``:
+#: persistent, and operands are loaded by tensor descriptors.
+Schedule = Literal["tile", "persistent", "tma"]
+_PATTERN = re.compile(r"(\d{1,4})x(\d{1,4})x(\d{1,4})/(\d{1,2})w(\d)s(?:/(persistent|tma))?", re.ASCII)
+_EXAMPLE = "128x256x64/8w3s, or 128x256x64/8w3s/tma"
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """The tile of C that a program computes at a time, the step along K, warps, stages of its pipeline."""
+
+    block_m: int
+    block_n: int
+    block_k: int
+    warps: int
+    stages: int
+    schedule: Schedule = "tile"
+
+    @classmethod
+    def parse(cls, text: str) -> Configuration:
+        """Reads what ``str`` writes: ``128x256x64/8w3s`` or ``128x256x64/8w3s/tma``. Raises UsageError."""
+        match = _PATTERN.fullmatch(text)
+        if match is None:
+            raise UsageError(f"{text!r} is not a configuration of kernel triton; for example {_EXAMPLE}")
+        *numbers, schedule = match.groups(default="tile")
+        sizes = block_m, block_n, block_k, warps, stages = [int(number) for number in numbers]
+        if any(size & (size - 1) for size in sizes[:4]) or min(sizes[:3]) < 16 or not (warps and stages):
+            raise UsageError(f"{text!r}: blocks are powers of 2 from 16 on, warps a power of 2, stages at least 1")
+        kinds: tuple[Schedule, ...] = get_args(Schedule)
+        return cls(block_m, block_n, block_k, warps, stages, kinds[kinds.index(schedule)])  # type: ignore[arg-type]
+
+    def tiles(self, m: int, n: int) -> int:
+        """Of C, M x N."""
+        return -(-m // self.block_m) * -(-n // self.block_n)
+
+    def __str__(self) -> str:
+        suffix = "" if self.schedule == "tile" else f"/{self.schedule}"
+        return f"{self.block_m}x{self.block_n}x{self.block_k}/{self.warps}w{self.stages}s{suffix}"
+
+
+_OF_16_BITS = (
+    "128x256x64/8w3s/tma",
+    "128x256x64/8w4s/tma",
+    "128x256x64/8w4s",
+    "256x128x64/8w3s/tma",
+    "128x128x64/4w3s",
+)
+_OF_8_BITS_FLOAT = (
+    "128x256x128/8w3s/tma",
+    "128x256x128/8w4s/tma",
+    "128x256x128/8w3s",
+    "256x128x128/8w3s/tma",
+    "128x128x128/4w3s",
+)
+_OF_FLOAT32 = ("128x128x16/8w3s", "64x128x16/4w3s", "64x64x16/4w3s")
+#: For NVIDIA, mainly Hopper; the first configuration is the kernel's default.
+_CUDA = {
+    "bfloat16": _OF_16_BITS,
+    "float16": _OF_16_BITS,
+    "tf32": ("128x256x32/8w3s/tma", "128x256x32/8w4s", "128x128x32/4w3s"),
+    "float32": _OF_FLOAT32,
+    "float8_e4m3fn": _OF_8_BITS_FLOAT,
+    "float8_e5m2": _OF_8_BITS_FLOAT,
+    "int8": (
+        "128x128x128/4w3s",
+        "128x128x128/4w3s/persistent",
+        "128x128x128/4w2s/tma",
+        "128x256x128/8w3s",
+        "128x256x128/8w3s/tma",
+    ),
+}
+#: For other devices: shared memory is 64 KiB on AMD's CDNA 3.
+_ELSEWHERE = {
+    **dict.fromkeys(("bfloat16", "float16"), ("256x256x64/8w2s", "256x128x64/8w2s", "128x128x64/4w2s")),
+    **dict.fromkeys(
+        ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "int8"),
+        ("256x256x128/8w2s", "256x128x128/8w2s", "128x128x128/4w2s"),
+    ),
+    "tf32": ("256x128x32/8w2s", "128x128x32/4w2s"),
+    "float32": _OF_FLOAT32,
+}
+
+
+def configurations(runtime: str, dtype: str) -> list[Configuration]:
+    """The configurations worth trying for a dtype, most promising first."""
+    texts = _CUDA.get(dtype) if runtime == "cuda" else None
+    return [Configuration.parse(text) for text in texts or _ELSEWHERE[dtype]]
+
+
+_FLOAT8 = ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2")
+# Rows of tiles per group: concurrent programs share their operands.
+_GROUP_M = 8
+# If the device does not report it.
+_COMPUTE_UNITS = 64
+# Elements of C per compute unit, all persistent programs together: two of 128 x 128 or one of 128 x 256 fill its
+# registers.
+_WARPS_PER_UNIT = 8
+_DESCRIPTOR_ALIGNMENT = 16  # bytes
+_HOPPER = 90
+
+
+class TritonMatmul(TorchMatmul):
+    """``text``: a configuration such as ``128x256x64/8w3s``, by default the most promising one for the dtype.
+
+    ``compute_units``: the number of compute units of the device that it is prepared for.
+    """
+
+    dtypes = ("bfloat16", "float16", "tf32", "float32", *_FLOAT8, "int8")
+    outputs = dict.fromkeys(_FLOAT8, ("bfloat16", "float16", "float32"))
+    fast_dtypes = _FLOAT8
+    takes = "a configuration"
+
+    def __init__(self, text: str | None = None, compute_units: int | None = None) -> None:
+        self.configuration = None if text is None else Configuration.parse(text)
+        self.name = "triton" if text is None else f"triton[{self.configuration}]"
+        self._compute_units = compute_units or _COMPUTE_UNITS
+
+    def unavailable(self, backend: Backend) -> Unavailable | None:
+        return check_triton(backend, "torch.mm")
+
+    def unsupported_problem(self, backend: Backend, problem: MatmulProblem) -> str | None:
+        reason = super().unsupported_problem(backend, problem)
+        if reason or not self._is_described:
+            return reason
+        if not has_descriptors(backend):
+            return f"kernel {self.name} needs an NVIDIA GPU from Hopper on and a Triton with tensor descriptors"
+        if DTYPES[problem.dtype].itemsize != 2 and problem.layout != "nt":
+            return f"kernel {self.name} supports {problem.dtype} only in layout nt, not {problem.layout}"
+        return None
+
+    def unsupported_shape(self, problem: MatmulProblem, shape: MatmulShape) -> str | None:
+        if not self._is_described:
+            return None
+        rows = {
+            "A": (shape.m if problem.layout[0] == "t" else shape.k, problem.dtype),
+            "B": (shape.k if problem.layout[1] == "t" else shape.n, problem.b_dtype),
+            "C": (shape.n, problem.out_dtype),
+        }
+        for name, (length, dtype) in rows.items():
+            if length * DTYPES[dtype].itemsize % _DESCRIPTOR_ALIGNMENT:
+                return f"{self.name} needs rows of a multiple of {_DESCRIPTOR_ALIGNMENT} bytes; those of {name} are not"
+        return None
+
+    @property
+    def _is_described(self) -> bool:
+        return self.configuration is not None and self.configuration.schedule == "tma"
+
+    def variants(self, backend: Backend, problem: MatmulProblem, shape: MatmulShape) -> Sequence[TritonMatmul]:
+        if self.configuration is not None:
+            return (self,)
+        found = (TritonMatmul(str(each)) for each in configurations(backend.runtime, problem.dtype))
+        return [
+            each
+            for each in found
+            if each.unsupported_problem(backend, problem) is None and each.unsupported_shape(problem, shape) is None
+        ]
+
+    def refuses(self, error: Exception) -> bool:
+        """Whether a configuration is too large for the device or does not compile."""
+        from triton.errors import TritonError
+
+        return isinstance(error, TritonError) or "PassManager::run failed" in str(error)
+
+    def details(self, problem: MatmulProblem) -> Mapping[str, str]:
+        """The configuration, and how 8-bit floats are summed: Hopper keeps 14 bits unless partial sums are added to
+        float32 regularly.
+        """
+        assert self.configuration is not None, "the kernel that is prepared has one"
+        details = {"configuration": str(self.configuration)}
+        if problem.dtype not in _FLOAT8:
+            return details
+        every = f"float32 every {self.configuration.block_k} of K"
+        return {**details, "accumulation": "fast" if problem.fast_accumulation else every}
+
+    def configured(self, backend: Backend, problem: MatmulProblem, shape: MatmulShape) -> TritonMatmul:
+        chosen = self.variants(backend, problem, shape)[0].configuration
+        return TritonMatmul(str(chosen), backend.info.compute_units)
+
+    def bind(
+        self, problem: MatmulProblem, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor
+    ) -> tuple[Callable[[], object], float]:
+        from mamf.operations.matmul import triton_kernels as kernels
+
+        chosen = self.configuration
+        assert chosen is not None, "the kernel that is prepared has one"
+        (m, k), n = a.shape, b.shape[1]
+        programs = chosen.tiles(m, n)
+        if chosen.schedule != "tile":
+            programs = min(programs, self._compute_units * max(1, _WARPS_PER_UNIT // chosen.warps))
+        options: dict[str, Any] = {
+            "BLOCK_M": chosen.block_m,
+            "BLOCK_N": chosen.block_n,
+            "BLOCK_K": chosen.block_k,
+            "GROUP_M": _GROUP_M,
+            **_arithmetic(problem, chosen),
+            "num_warps": chosen.warps,
+            "num_stages": chosen.stages,
+        }
+        arguments: tuple[Any, ...]
+        if chosen.schedule == "tma":
+            kernel = kernels.multiply_by_descriptors[(programs,)]
+            arguments = (*_describe_operands(a, b, c, problem.layout, chosen), m, n, k)
+            options |= {"A_BY_COLUMNS": problem.layout[0] == "t", "B_BY_COLUMNS": problem.layout[1] == "t"}
+        else:
+            kernel = kernels.multiply_by_pointers[(programs,)]
+            arguments = (a, b, c, m, n, k, *a.stride(), *b.stride())
+            options["WHOLE_K"] = k % chosen.block_k == 0
+
+        def launch() -> None:
+            kernel(*arguments, **options)
+
+        return launch, 1.0
+
+
+def has_descriptors(backend: Backend) -> bool:
+    """Whether the device loads blocks with tensor descriptors, and this Triton release lets the host create them."""
+    architecture = backend.info.architecture or ""
+    is_known = backend.runtime == "cuda" and architecture.startswith("sm_")
+    if not is_known or int(architecture.removeprefix("sm_")) < _HOPPER:
+        return False
+    return importlib.util.find_spec("triton.tools.tensor_descriptor") is not None
+
+
+def _arithmetic(problem: MatmulProblem, chosen: Configuration) -> dict[str, Any]:
+    """How the dtype is multiplied and summed."""
+    import triton.language as tl
+
+    is_precise_float8 = problem.dtype in _FLOAT8 and not problem.fast_accumulation
+    return {
+        "SUMS": tl.int32 if problem.dtype == "int8" else tl.float32,
+        "PRECISION": "tf32" if problem.dtype == "tf32" else "ieee",
+        # Only Hopper uses this; None keeps sums in the precision of its tensor cores.
+        "IMPRECISE": chosen.block_k if is_precise_float8 else None,
+    }
+
+
+def _describe_operands(
+    a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, layout: str, chosen: Configuration
+) -> list[Any]:
+    """Descriptors of A, B and C in their memory layouts; C is stored in halves, to use less shared memory."""
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    a_block, b_block = [chosen.block_m, chosen.block_k], [chosen.block_k, chosen.block_n]
+    if layout[0] == "t":
+        a, a_block = a.t(), a_block[::-1]
+    if layout[1] == "t":
+        b, b_block = b.t(), b_block[::-1]
+    blocks = ((a, a_block), (b, b_block), (c, [chosen.block_m, chosen.block_n // 2]))
+    return [TensorDescriptor.from_tensor(operand, block) for operand, block in blocks]
+
+
+# -- Gluon -------------------------------------------------------------------------------------------------------------
+
+
+_ARCHITECTURE = "sm_90"
+_TILE_PATTERN = re.compile(r"(128|192)x256/([2-8])s", re.ASCII)
+#: Tiles that fill the shared memory, most promising first.
+_TILES = ("128x256/4s", "192x256/3s")
+_COLUMNS = 256
+# A block of A has as many rows as four warps multiply at once; C is stored in blocks of this width.
+_BLOCK_ROWS, _WIDTH = 64, 128
+# Of a row of a block of A or B: the widest swizzle of shared memory. Rows in memory must be aligned.
+_BLOCK_BYTES, _ALIGNMENT = 128, 16
+
+
+class Gluon(TorchMatmul):
+    """``text``: a tile of C and the stages of its ring, such as ``192x256/3s``; by default the most promising one."""
+
+    dtypes = ("bfloat16", "float16")
+    takes = "a tile"
+    is_tried_unasked = False
+    #: How many run at once: one per compute unit of the device that it is prepared for.
+    programs = 1
+
+    def __init__(self, text: str | None = None) -> None:
+        self.text = text or _TILES[0]
+        match = _TILE_PATTERN.fullmatch(self.text)
+        if match is None:
+            raise UsageError(f"{text!r} is not a tile of kernel gluon; for example {_TILES[0]}")
+        self.rows, self.stages = int(match[1]), int(match[2])
+        self.is_named, self.name = text is not None, f"gluon[{text}]" if text else "gluon"
+
+    def unavailable(self, backend: Backend) -> Unavailable | None:
+        if backend.info.architecture == _ARCHITECTURE:
+            return check_triton(backend, "torch.mm")
+        return Unavailable(f"kernel gluon is for NVIDIA's Hopper ({_ARCHITECTURE})", "use the kernel torch.mm")
+
+    def variants(self, backend: Backend, problem: MatmulProblem, shape: MatmulShape) -> Sequence[MatmulKernel]:
+        return (self,) if self.is_named else [Gluon(text) for text in _TILES]
+
+    def configured(self, backend: Backend, problem: MatmulProblem, shape: MatmulShape) -> Gluon:
+        chosen = Gluon(self.text)
+        chosen.programs = backend.info.compute_units or 1
+        return chosen
+
+    def refuses(self, error: Exception) -> bool:
+        """Whether a tile does not compile, or needs more than the device has."""
+        from triton.errors import TritonError
+
+        return isinstance(error, TritonError)
+
+    def unsupported_problem(self, backend: Backend, problem: MatmulProblem) -> str | None:
+        if problem.layout != "nt":
+            return f"kernel {self.name} reads A and B by rows of K: --layout nt, not {problem.layout}"
+        return super().unsupported_problem(backend, problem)
+
+    def unsupported_shape(self, problem: MatmulProblem, shape: MatmulShape) -> str | None:
+        if shape.k * 2 % _ALIGNMENT or shape.n * 2 % _ALIGNMENT:
+            return f"{self.name} needs N and K to be multiples of {_ALIGNMENT // 2}"
+        return None
+
+    def details(self, problem: MatmulProblem) -> Mapping[str, str]:
+        return {"configuration": self.text}
+
+    def bind(
+        self, problem: MatmulProblem, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor
+    ) -> tuple[Callable[[], object], float]:
+        return make_launch(self.rows, self.stages, self.programs, a, b.t(), c), 1.0
+
+
+def make_launch(
+    rows: int, stages: int, programs: int, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor
+) -> Callable[[], None]:
+    """The launch of C (M,N) = A (M,K) @ B^T (N,K) in tiles with so many rows. Raises UnsupportedError if Triton has
+    another Gluon or none.
+    """
+    try:
+        from triton.experimental.gluon.language import NVMMASharedLayout
+        from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+        from mamf.operations.matmul.gluon_kernels import multiply_in_groups
+    except (ImportError, AttributeError) as error:
+        raise UnsupportedError(f"this release of Triton lacks the Gluon of Triton 3.6 ({error})") from error
+    (m, k), n, step = a.shape, b.shape[0], _BLOCK_BYTES // a.element_size()
+    described = [
+        TensorDescriptor.from_tensor(operand, block, NVMMASharedLayout(_BLOCK_BYTES, 8 * operand.element_size(), 2))
+        for operand, block in ((a, [_BLOCK_ROWS, step]), (b, [_COLUMNS, step]), (c, [_BLOCK_ROWS, _WIDTH]))
+    ]
+    kernel = multiply_in_groups[(min(programs, -(-m // rows) * -(-n // _COLUMNS)),)]
+    options = {"BLOCKS": rows // _BLOCK_ROWS, "STAGES": stages, "GROUP_M": _GROUP_M, "num_warps": 4}
+    return lambda: kernel(*described, m, n, k, **options)

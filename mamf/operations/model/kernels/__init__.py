@@ -1,1 +1,0 @@
-"""Model kernels: ways to run a training step, by attention kernel."""

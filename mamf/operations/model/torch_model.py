@@ -1,0 +1,333 @@
+"""A training step in torch with any registered attention kernel, named in brackets: ``torch[sdpa-flash]``.
+
+It is verified by the same network in float32 with plain attention, one block at a time. The optimizer runs with a
+learning rate of 0: it does all of its work but leaves the parameters unchanged, so the last of thousands of training
+steps has a known result. Losses and gradients are verified after each train of launches. The parameters are checked as
+operands that must not change. The optimizer's moments are cleared before, to verify that it ran.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
+from typing import ClassVar
+
+import torch
+from torch import nn
+from torch.func import functional_call
+from torch.utils.checkpoint import checkpoint
+
+from mamf.backend import Backend, OperandPool, Unavailable
+from mamf.kernel import Prepared, Verdict
+from mamf.operations.attention.operation import Attention
+from mamf.operations.attention.shapes import AttentionProblem
+from mamf.operations.attention.torch_attention import TorchAttention
+from mamf.operations.model.network import Attend, Network, fill
+from mamf.operations.model.shapes import ModelKernel, ModelProblem, ModelShape, Phase
+from mamf.operations.operand_sets import Unchanged, check_torch, poison, tensors_of, worst_of
+from mamf.plugins.discovery import kernel_of
+from mamf.torch_backend import TorchBackend, require_memory, torch_dtype
+
+#: Batches to rotate: all launches share the parameters, so more batches would not evict anything.
+_MOST_BATCHES = 3
+
+
+class TorchModel(ModelKernel):
+    """Parameters and activations in the problem's dtype, attention with the kernel named in brackets."""
+
+    takes = "an attention kernel"
+    base: ClassVar[str] = "torch"
+
+    def __init__(self, attention: str = "sdpa") -> None:
+        """Raises UnknownNameError, or UsageError if the attention kernel cannot be loaded."""
+        self.attention = kernel_of(Attention(), attention)
+        self.name = f"{self.base}[{self.attention.name}]"
+
+    def unavailable(self, backend: Backend) -> Unavailable | None:
+        return check_torch(backend) or self.attention.unavailable(backend)
+
+    def unsupported(self, backend: Backend, problem: ModelProblem) -> str | None:
+        if not isinstance(self.attention, TorchAttention):
+            return f"{self.attention.name} is not a TorchAttention, so a model cannot call it"
+        return super().unsupported(backend, problem) or self.attention.unsupported(
+            backend, make_attention_problem(problem)
+        )
+
+    def unsupported_shape(self, problem: ModelProblem, shape: ModelShape) -> str | None:
+        reason = super().unsupported_shape(problem, shape)
+        return reason or self.attention.unsupported_shape(make_attention_problem(problem), problem.attention(shape))
+
+    def settings(self, backend: Backend, problem: ModelProblem) -> AbstractContextManager[object]:
+        return self.attention.settings(backend, make_attention_problem(problem))
+
+    def refuses(self, error: Exception) -> bool:
+        return self.attention.refuses(error)
+
+    def attend(self, backend: Backend, problem: ModelProblem, shape: ModelShape) -> Attend:
+        """The attention kernel's function, in the network's layout."""
+        attention = self.attention
+        assert isinstance(attention, TorchAttention)
+        call = attention.bind(backend, make_attention_problem(problem), problem.attention(shape))
+        recorded = nullcontext if "fwd+bwd" in attention.directions else torch.no_grad
+        is_sequence_first = attention.layout == "bshd"
+
+        def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+            with recorded():
+                if is_sequence_first:
+                    return call(q, k, v)
+                return call(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)).transpose(1, 2)
+
+        return attend
+
+    def runnable(self, network: Network) -> Callable[..., torch.Tensor]:
+        """The function that a launch calls."""
+        return network
+
+    def prepare(
+        self,
+        backend: Backend,
+        problem: ModelProblem,
+        shape: ModelShape,
+        pool: OperandPool,
+        sets: int = 1,
+        rewrite: bool = False,
+    ) -> Prepared:
+        assert isinstance(backend, TorchBackend)
+        gc.collect()  # the previous model may be part of a reference cycle, and its memory is needed
+        require_memory(backend, problem.nbytes(shape))
+        network = network_on(backend.device, problem, shape, self.attend(backend, problem, shape))
+        run = self.runnable(network)
+        if problem.autocast:
+            run = autocast(run, backend.device, problem)
+        return Step(problem, shape, network, run, min(sets, _MOST_BATCHES)).prepared()
+
+
+class CompiledModel(TorchModel):
+    """The same under torch.compile, compiled for each shape."""
+
+    base = "compiled"
+
+    def unavailable(self, backend: Backend) -> Unavailable | None:
+        return backend.without_compiler() or super().unavailable(backend)
+
+    def runnable(self, network: Network) -> Callable[..., torch.Tensor]:
+        # Dynamo caches compilations per code object, and after 8 networks further ones run uncompiled.
+        torch.compiler.reset()
+        compiled: Callable[..., torch.Tensor] = torch.compile(network, dynamic=False)
+        return compiled
+
+
+def autocast(
+    run: Callable[..., torch.Tensor], device: torch.device, problem: ModelProblem
+) -> Callable[..., torch.Tensor]:
+    """Run only the forward pass under autocast, as training code does; the backward pass uses the same dtypes."""
+
+    def call(tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        with torch.autocast(device.type, torch_dtype(problem.dtype)):
+            return run(tokens, targets)
+
+    return call
+
+
+def make_attention_problem(problem: ModelProblem) -> AttentionProblem:
+    """The attention problem of a layer."""
+    return AttentionProblem(problem.dtype, "fwd+bwd" if problem.has_backward else "fwd")
+
+
+def network_on(device: torch.device, problem: ModelProblem, shape: ModelShape, attend: Attend) -> Network:
+    """A network with parameters drawn from the seed."""
+    usual = torch.get_default_dtype()
+    torch.set_default_dtype(torch_dtype(problem.parameter_dtype))
+    try:
+        with device:
+            network = Network(problem, shape, attend)
+    finally:
+        torch.set_default_dtype(usual)
+    fill(network, torch.Generator(device).manual_seed(problem.seed))
+    return network
+
+
+# -- launches and their verification -----------------------------------------------------------------------------------
+
+
+def reference(
+    network: Network, tokens: torch.Tensor, targets: torch.Tensor, of: Sequence[nn.Parameter]
+) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """The loss of each token, and the gradients of the mean loss for parameters ``of``, with the network's current
+    parameters. Holds at most one block of them in float32.
+    """
+    losses, sums = [], [torch.zeros_like(each, dtype=torch.float32) for each in of]
+    with use_eager_attention(network), torch.set_grad_enabled(bool(of)):
+        for own, follow in zip(tokens.split(1), targets.split(1), strict=True):
+            x = in_float32(network.embedding, own)
+            for block in network.stack:
+                x = checkpoint(in_float32, block, x, use_reentrant=False)
+            loss = checkpoint(in_float32, network.head, x, follow, use_reentrant=False)
+            losses.append(loss.detach())
+            if of:
+                found = torch.autograd.grad(loss.sum() / targets.numel(), of)
+                sums = [before + own for before, own in zip(sums, found, strict=True)]
+    return torch.cat(losses), sums
+
+
+@contextmanager
+def use_eager_attention(network: Network) -> Iterator[None]:
+    """Replace the network's attention by plain attention within the context."""
+    attentions = [block.attention for block in network.stack]
+    own = [each.attend for each in attentions]
+    try:
+        for each in attentions:
+            each.attend = causal_attention
+        yield
+    finally:
+        for each, attend in zip(attentions, own, strict=True):
+            each.attend = attend
+
+
+def in_float32(module: nn.Module, *inputs: torch.Tensor) -> torch.Tensor:
+    """A module's output with its parameters and buffers in float32."""
+    named = (*module.named_parameters(), *module.named_buffers())
+    output: torch.Tensor = functional_call(module, {name: each.float() for name, each in named}, inputs)
+    return output
+
+
+def causal_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """softmax(Q K^T / sqrt(d)) V, every score in memory."""
+    q, k, v = (each.transpose(1, 2) for each in (q, k, v))
+    group = q.shape[1] // k.shape[1]
+    k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
+    scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
+    unseen = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
+    return (scores.masked_fill(unseen, -math.inf).softmax(-1) @ v).transpose(1, 2)
+
+
+#: The largest error of the losses, in standard deviations of the reference's losses.
+_TOLERANCE = {"bfloat16": 0.05, "float32": 5e-4}
+_GRADIENT_FACTOR = 2.0
+_MOMENTS = ("exp_avg", "exp_avg_sq")
+_Answer = tuple[torch.Tensor, list[torch.Tensor]]
+
+
+class Step:
+    """A network with the batches that its launches rotate over.
+
+    A launch returns the loss of each token and, with a backward pass, gradients of some parameters: those of the first
+    block's attention, which depend on all other layers, and of the last norm.
+    """
+
+    def __init__(
+        self,
+        problem: ModelProblem,
+        shape: ModelShape,
+        network: Network,
+        run: Callable[..., torch.Tensor],
+        batches: int,
+    ) -> None:
+        self._problem, self._network, self._run = problem, network, run
+        self._device = next(network.parameters()).device
+        self._batches = [draw_batch(problem, shape, index, self._device) for index in range(batches)]
+        self._sampled = [*network.stack[0].attention.parameters(), *network.head.norm.parameters()]
+        phase: Phase = "forward-backward" if problem.has_backward else "forward"
+        alike = replace(problem, phase=phase, checkpointing=False, optimizer="adamw")
+        self._known = known_answers(alike, shape, self._device)
+        self._answers = dict(self._known)
+        self._optimizer: torch.optim.Optimizer | None = None
+        if problem.phase == "step":
+            fused = problem.optimizer == "adamw-fused"
+            self._optimizer = torch.optim.AdamW(network.parameters(), lr=0.0, fused=fused)
+        #: Copies of the parameters' size that stay in memory.
+        copies = 1 + (len(_MOMENTS) if self._optimizer else 0)
+        self._held_bytes = copies * problem.parameter_bytes(shape)
+
+    def prepared(self) -> Prepared:
+        operands: dict[str, torch.Tensor] = dict(self._network.named_parameters())
+        for index, (tokens, targets) in enumerate(self._batches):
+            operands |= {f"tokens {index}": tokens, f"targets {index}": targets}
+        self._unchanged = Unchanged({name: tensor.detach() for name, tensor in operands.items()})
+        return Prepared(
+            launches=[functools.partial(self._launch, *batch) for batch in self._batches],
+            verify=self.verify,
+            poison=self.poison,
+            changed_operands=self.changed_operands,
+            held_bytes=self._held_bytes,
+        )
+
+    def _launch(self, tokens: torch.Tensor, targets: torch.Tensor) -> object:
+        if not self._problem.has_backward:
+            # The graph is recorded as in training, so that the difference to other phases is only the backward pass.
+            return self._run(tokens, targets).detach()
+        self._network.zero_grad(set_to_none=True)
+        losses = self._run(tokens, targets)
+        losses.mean().backward()
+        if self._optimizer is not None:
+            self._optimizer.step()
+        return (losses.detach(), *(each.grad for each in self._sampled))
+
+    # -- verification ------------------------------------------------------------------------------------------------
+
+    def poison(self, returned: Sequence[object]) -> None:
+        """Also release all gradients and clear the moments of the sampled parameters."""
+        for result in returned:
+            for tensor in tensors_of(result):
+                poison(tensor)
+        self._network.zero_grad(set_to_none=True)
+        for moment in self._moments():
+            moment.zero_()
+
+    def changed_operands(self) -> Sequence[str]:
+        """The changed operands. If no operand changed, other kernels share the reference results."""
+        changed = self._unchanged()
+        if not changed:
+            self._known |= self._answers
+        return changed
+
+    def _moments(self) -> list[torch.Tensor]:
+        """The optimizer's moments of the sampled parameters, after it has run."""
+        if self._optimizer is None:
+            return []
+        states = [self._optimizer.state[each] for each in self._sampled]
+        return [state[name] for state in states for name in _MOMENTS if state]
+
+    def verify(self, index: int, result: object) -> Verdict:
+        """The errors of losses, relative to the reference's spread, and of gradients, relative to their norms."""
+        losses, gradients = self._answer(index)
+        found, *own = tensors_of(result)
+        error = relative(found, losses, losses - losses.mean())
+        details: dict[str, float | str] = {}
+        if self._problem.has_backward:
+            details["gradient_error"] = off = worst_of(map(relative, own, gradients, gradients))
+            error = worst_of((error, off / _GRADIENT_FACTOR))
+        if any(not float(moment.float().norm()) > 0 for moment in self._moments()):
+            error, details["optimizer"] = math.inf, "it left its moments empty"
+        return Verdict(error, _TOLERANCE[self._problem.dtype], details, "float32")
+
+    def _answer(self, index: int) -> _Answer:
+        if index not in self._answers:
+            sampled = self._sampled if self._problem.has_backward else []
+            losses, gradients = reference(self._network, *self._batches[index], sampled)
+            self._answers[index] = losses.cpu(), [each.cpu() for each in gradients]
+        return self._answers[index]
+
+
+@functools.lru_cache(maxsize=4)
+def known_answers(problem: ModelProblem, shape: ModelShape, device: torch.device) -> dict[int, _Answer]:
+    """The reference results of each batch, in host memory. A reference takes longer than a row, so kernels share it."""
+    return {}
+
+
+def draw_batch(
+    problem: ModelProblem, shape: ModelShape, index: int, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Draw tokens, and the targets that follow them, (batch, context) each."""
+    generator = torch.Generator().manual_seed(problem.seed + index)
+    text = torch.randint(problem.vocabulary, (shape.batch, shape.context + 1), generator=generator)
+    return text[:, :-1].contiguous().to(device), text[:, 1:].contiguous().to(device)
+
+
+def relative(found: torch.Tensor, reference: torch.Tensor, scale: torch.Tensor) -> float:
+    """||found - reference|| / ||scale||."""
+    return float((found.float() - reference.to(found.device)).norm() / scale.norm())

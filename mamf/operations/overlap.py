@@ -1,0 +1,201 @@
+"""Products beside other work on the same device: shapes, the interface of their kernels, and the operation ``overlap``.
+
+The other work is a collective of the ranks, a copy between memories, or a pass over arrays.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+from mamf.backend import MIB, Backend, DeviceInfo, OperandPool, Unavailable
+from mamf.dtypes import DTYPES
+from mamf.errors import UnsupportedError, UsageError
+from mamf.kernel import AnyKernel, Buffer, Kernel, Prepared
+from mamf.limits import Sizes
+from mamf.operation import Operation
+from mamf.operations.bandwidth.shapes import PATTERNS, BandwidthProblem, BandwidthShape
+from mamf.operations.collective import COLLECTIVES, CollectiveKernel, CollectiveProblem, CollectiveShape
+from mamf.operations.copies import DIRECTIONS, CopyProblem, CopyShape
+from mamf.operations.matmul.kernel import MatmulProblem
+from mamf.operations.matmul.selection import kernel_for
+from mamf.operations.matmul.shapes import MatmulShape
+from mamf.parameters import DeclaredProblem, describe
+from mamf.plugins.discovery import operation
+from mamf.plugins.selection import choose_kernels
+from mamf.work import Work
+
+#: What runs beside products: collectives, copies and passes over arrays.
+OTHERS = (*COLLECTIVES, *DIRECTIONS, *PATTERNS)
+#: What a rate counts.
+TIMED = PRODUCTS, OTHER = ("products", "other")
+
+
+@dataclass(frozen=True, order=True)
+class OverlapShape(Sizes):
+    """A product, and the bytes of the other work as its own operation counts them. Written as ``MxNxK+SIZE``."""
+
+    m: int
+    n: int
+    k: int
+    nbytes: int
+
+    def __str__(self) -> str:
+        return f"{self.product}+{BandwidthShape(self.nbytes)}"
+
+    @property
+    def product(self) -> str:
+        return f"{self.m}x{self.n}x{self.k}"
+
+    @classmethod
+    def parse(cls, text: str) -> OverlapShape:
+        """Read ``8192x8192x8192+1GiB``. Raises UsageError for anything else."""
+        product, plus, size = text.partition("+")
+        if not plus:
+            raise UsageError(f"{text!r} is not a pair; write MxNxK+SIZE, for example 8192x8192x8192+1GiB")
+        shape = MatmulShape.parse(product)
+        return cls(shape.m, shape.n, shape.k, BandwidthShape.parse(size).nbytes)
+
+
+SMALLEST = OverlapShape(1, 1, 1, 1)
+
+
+@dataclass(frozen=True)
+class OverlapProblem(DeclaredProblem):
+    """``other``: what runs beside products, one of OTHERS. ``timed``: what the rate counts, one of TIMED. ``alone``:
+    whether it runs alone. ``ranks``, ``blocks``: as of a collective; always 1 and 0 for other work.
+    """
+
+    operation: ClassVar[str] = "overlap"
+
+    other: str = field(default="to_host", metadata=describe("what runs beside products", choices=OTHERS))
+    timed: str = field(default=PRODUCTS, metadata=describe("what the rate counts", choices=TIMED))
+    alone: bool = field(default=True, metadata=describe("it runs alone"))
+    ranks: int = 1
+    blocks: int = field(default=0, metadata=describe("communication blocks of a collective; 0: the library's", least=0))
+    dtype: str = "bfloat16"
+    data: str = "normal"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.is_collective:
+            CollectiveProblem(self.other, self.ranks, blocks=self.blocks)  # refuses wrong ones
+        else:
+            self.__dict__.update(ranks=1, blocks=0)
+
+    @property
+    def is_collective(self) -> bool:
+        return self.other in COLLECTIVES
+
+    def counted(self, shape: OverlapShape) -> tuple[Any, Any]:
+        """The problem and the shape of the work that the rate counts."""
+        common: dict[str, Any] = {"data": self.data, "seed": self.seed}
+        if self.timed == PRODUCTS:
+            common |= {"dtype": self.dtype, "out_dtype": DTYPES[self.dtype].default_output}
+            return MatmulProblem(**common), MatmulShape(shape.m, shape.n, shape.k)
+        if self.is_collective:
+            common["dtype"] = self.dtype if self.dtype in CollectiveKernel.dtypes else "bfloat16"
+            return CollectiveProblem(self.other, self.ranks, blocks=self.blocks, **common), CollectiveShape(
+                shape.nbytes
+            )
+        if self.other in DIRECTIONS:
+            return CopyProblem(self.other, **common), CopyShape(shape.nbytes)
+        return BandwidthProblem(self.other, **common), BandwidthShape(shape.nbytes)
+
+    def work(self, shape: OverlapShape) -> Work:
+        problem, counted = self.counted(shape)
+        own: Work = problem.work(counted)
+        return replace(own, convention=f"{self.other if self.timed == OTHER else PRODUCTS}: {own.convention}")
+
+    def buffers(self, shape: OverlapShape, sets: int = 1, rewrite: bool = False) -> dict[str, Buffer]:
+        problem, counted = self.counted(shape)
+        return dict(problem.buffers(counted, sets, rewrite))
+
+    def nbytes(self, shape: OverlapShape, sets: int = 1, rewrite: bool = False) -> int:
+        problem, counted = self.counted(shape)
+        return int(problem.nbytes(counted, sets, rewrite))
+
+
+class Pair(Kernel[OverlapProblem, OverlapShape]):
+    """The two works of a pair by the kernels that mamf chooses for each. A launch is of the one that is counted;
+    'mamf overlap' launches both at once.
+    """
+
+    operation = "overlap"
+    name = "pair"
+
+    def unavailable(self, backend: Backend) -> Unavailable | None:
+        if backend.second_queue() is not None:
+            return None
+        return Unavailable(f"mamf knows no second queue of backend {backend.name}", "measure each work alone")
+
+    def of(self, backend: Backend, problem: OverlapProblem) -> AnyKernel:
+        """The kernel of the work that is counted. Raises UnavailableError."""
+        counted, _ = problem.counted(SMALLEST)
+        if problem.timed != OTHER:
+            return kernel_for(backend, counted)
+        available = choose_kernels(operation(counted.operation), backend)
+        return next((each for _, each in available if each.is_default), available[0][1])
+
+    def unsupported(self, backend: Backend, problem: OverlapProblem) -> str | None:
+        if not problem.alone:
+            return "rates while both works run are measured by 'mamf overlap'"
+        return self.of(backend, problem).unsupported(backend, problem.counted(SMALLEST)[0])
+
+    def settings(self, backend: Backend, problem: OverlapProblem) -> AbstractContextManager[object]:
+        return self.of(backend, problem).settings(backend, problem.counted(SMALLEST)[0])
+
+    def prepare(
+        self,
+        backend: Backend,
+        problem: OverlapProblem,
+        shape: OverlapShape,
+        pool: OperandPool,
+        sets: int = 1,
+        rewrite: bool = False,
+    ) -> Prepared:
+        kernel, side = self.of(backend, problem), problem.counted(shape)
+        if reason := kernel.unsupported_shape(*side):
+            raise UnsupportedError(reason)
+        return kernel.prepare(backend, *side, pool, sets, rewrite)
+
+
+# A large product and a decode layer, each beside little and much.
+_OF_ACCELERATORS = tuple(OverlapShape(m, 8192, 8192, size * MIB) for m in (8192, 16) for size in (64, 1024))
+_OF_HOSTS = (OverlapShape(256, 256, 256, MIB),)
+
+
+class Overlap(Operation[OverlapProblem, OverlapShape]):
+    name = "overlap"
+    kernel_group = "mamf.overlap_kernels"
+    kernel_type = Pair
+    shape_type = OverlapShape
+    problem_type = OverlapProblem
+    shape_example = "4096x4096x4096+64MiB"
+    is_of_links = True
+
+    def default_shapes(self, backend: Backend) -> Sequence[OverlapShape]:
+        return _OF_ACCELERATORS if backend.is_accelerator else _OF_HOSTS
+
+    def problem_for(self, backend: Backend, asked: Mapping[str, Any]) -> OverlapProblem:
+        return super().problem_for(backend, {"ranks": max(2, int(os.environ.get("WORLD_SIZE") or 0)), **asked})
+
+    def fastest_possible(
+        self, info: DeviceInfo, problem: OverlapProblem, shape: OverlapShape | None = None
+    ) -> float | None:
+        counted, size = problem.counted(shape or SMALLEST)
+        return operation(counted.operation).fastest_possible(info, counted, size if shape else None)
+
+    def describe_problem(self, problem: OverlapProblem) -> Sequence[str]:
+        timed, beside = (PRODUCTS, problem.other) if problem.timed == PRODUCTS else (problem.other, PRODUCTS)
+        ranks = f"{problem.ranks} ranks" if problem.is_collective else ""
+        blocks = f"{problem.blocks} blocks" if problem.blocks else ""
+        company = f"beside {beside}" if not problem.alone else f"alone (for {beside})" if timed == PRODUCTS else "alone"
+        return [f"{timed} {company}", *filter(None, (ranks, blocks))]
+
+    def axis(self, shape: OverlapShape) -> float:
+        return float(shape.nbytes)

@@ -1,1 +1,0 @@
-"""Products beside other work: two queues of one device at once."""

@@ -1,0 +1,201 @@
+"""The parameters of an operation: the sizes of its shapes, and the fields of its problems.
+
+Each is a field of a dataclass. Its type, its default and what ``describe`` adds are all that the options of the command
+line, the keywords of the Python API and their help need.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import types
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from mamf.dtypes import DTYPES
+from mamf.errors import UsageError
+from mamf.kernel import DATA
+from mamf.limits import (
+    LARGEST_SEED,
+    LARGEST_SIZE,
+    count_values,
+    parse_digits,
+    require_known,
+    require_steps,
+    shorten,
+    whole_number,
+)
+
+_KEY = "mamf"
+_WORDS = {"yes": True, "true": True, "1": True, "no": False, "false": False, "0": False}
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A size or a field: one value of a shape or a problem.
+
+    - ``name``, ``kind``: the dataclass field and its type.
+    - ``help``, ``default``: the text for people; ``default`` is empty if there is none.
+    - ``choices``: the allowed values, empty for any; ``least``, ``most``: bounds of a whole number.
+    - ``keyword``: the name of its option, in the plural if people name several, and of its keyword in the API.
+    - ``metavar``: what stands for a value in help.
+    - ``read``: reads a value from text; None reads it by its type.
+    - ``has_range``: whether the option ``--NAME-range START STOP STEP`` also names values.
+    - ``is_rare``: whether only --help-all shows its option.
+    """
+
+    name: str
+    kind: Any
+    help: str = ""
+    default: str = ""
+    choices: Collection[Any] = ()
+    least: int = 1
+    most: int = LARGEST_SIZE
+    keyword: str = ""
+    metavar: str = ""
+    read: Callable[[str], Any] | None = None
+    has_range: bool = False
+    is_rare: bool = False
+
+    @property
+    def option(self) -> str:
+        return f"--{(self.keyword or self.name).replace('_', '-')}"
+
+    @property
+    def is_readable(self) -> bool:
+        """Whether text can give its values."""
+        return self.read is not None or _required(self.kind) in (str, int, float, bool) or bool(self.choices)
+
+    @property
+    def is_switch(self) -> bool:
+        return self.kind is bool
+
+    def convert(self, text: str) -> Any:
+        """A value from text, which may not be one of the choices. Raises UsageError for text that is not one."""
+        return self.read(text) if self.read else _convert(self.kind, text)
+
+    def parse(self, text: str) -> Any:
+        """A value from text. Raises UsageError for text that is not an allowed value."""
+        value = self.convert(text)
+        if self.choices:
+            require_known((self.name.replace("_", " "), value, self.choices))
+        return value
+
+    def values_of(self, given: Any) -> tuple[Any, ...]:
+        """The values that a keyword names: one or several, as text or as they are."""
+        several = given if isinstance(given, Iterable) and not isinstance(given, str) else (given,)
+        return tuple(self.parse(str(each)) if self.read or isinstance(each, str) else each for each in several)
+
+
+def describe(help: str = "", **more: Any) -> Mapping[str, Any]:
+    """The ``metadata`` of a dataclass field: its help, and other attributes of Parameter."""
+    return {_KEY: {"help": help, **more}}
+
+
+#: What the fields are that every problem has.
+_OF_EVERY_PROBLEM: Mapping[str, Mapping[str, Any]] = {
+    "data": {"help": "values of the operands", "choices": DATA, "is_rare": True},
+    "seed": {"help": "seed of all random choices", "metavar": "N", "least": 0, "most": LARGEST_SEED, "is_rare": True},
+}
+#: The metadata of a field that follows from others, so that it is no parameter.
+DERIVED: Mapping[str, Any] = {_KEY: None}
+
+
+def parameters_of(kind: Any) -> Mapping[str, Parameter]:
+    """The parameters of a dataclass of shapes or problems, by name."""
+    return _read_parameters(kind)
+
+
+@functools.cache  # a problem is checked with them for each row of a log
+def _read_parameters(kind: Any) -> Mapping[str, Parameter]:
+    hints, found = get_type_hints(kind), dict[str, Parameter]()
+    for field in fields(kind):
+        more = field.metadata.get(_KEY, _OF_EVERY_PROBLEM.get(field.name, {}))
+        if not field.init or more is None:
+            continue
+        if get_origin(hints[field.name]) is Literal:
+            more = {"choices": get_args(hints[field.name]), **more}
+        default = "" if field.default in (MISSING, None) else _write(field.default)
+        found[field.name] = Parameter(field.name, hints[field.name], **{"default": default, **more})
+    return found
+
+
+class DeclaredProblem:
+    """Base of problems, which are dataclasses: their fields have values that their declarations allow."""
+
+    dtype: str
+
+    def __post_init__(self) -> None:
+        """Raises UsageError for a value that is not allowed."""
+        require_known(("dtype", self.dtype, DTYPES))
+        for name, parameter in parameters_of(type(self)).items():
+            if parameter.choices:
+                require_known((name.replace("_", " "), getattr(self, name), parameter.choices))
+            elif parameter.kind is int:
+                whole_number(name, getattr(self, name), parameter.least, parameter.most)
+            elif parameter.is_switch and not isinstance(getattr(self, name), bool):
+                raise UsageError(f"{name} {shorten(getattr(self, name))}: it must be true or false")
+
+    @property
+    def out_dtype(self) -> str:
+        return self.dtype
+
+
+def combine(values: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
+    """Every combination of the values, each by name. Raises UsageError for more than a run may have steps."""
+    require_steps(*map(count_values, values.values()))
+    return (dict(zip(values, each, strict=True)) for each in itertools.product(*values.values()))
+
+
+def parse_range(start: int, stop: int, step: int) -> range:
+    """Sizes from START to STOP (excluded) by STEP, as a range; a START of 0 means STEP, since no dimension is 0.
+
+    Raises UsageError if the step is not positive, the start is negative or the range is empty.
+
+    >>> list(mamf.parse_range(0, 20480, 4096))
+    [4096, 8192, 12288, 16384]
+    """
+    if step < 1:
+        raise UsageError(f"range {start} {stop} {step}: the step must be at least 1")
+    if start < 0:
+        raise UsageError(f"range {start} {stop} {step}: the start must not be negative")
+    sizes = range(start or step, stop, step)
+    if not sizes:
+        raise UsageError(f"range {start} {stop} {step} is empty: the stop is excluded, and a start of 0 means {step}")
+    return sizes
+
+
+def _write(value: object) -> str:
+    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
+
+
+def _required(kind: Any) -> Any:
+    """The type of a value that is not None."""
+    if get_origin(kind) not in (Union, types.UnionType):
+        return kind
+    return next(each for each in get_args(kind) if each is not type(None))
+
+
+def _convert(kind: Any, text: str) -> Any:
+    """Text as a value of a type: Literal, optional or plain."""
+    required = _required(kind)
+    if text.lower() == "none" and required is not kind:
+        return None
+    if get_origin(required) is Literal:
+        return next((each for each in get_args(required) if str(each) == text), text)
+    if required is bool:
+        if text.lower() not in _WORDS:
+            raise UsageError(f"it is yes or no, not {shorten(text)!r}")
+        return _WORDS[text.lower()]
+    if required is int:
+        digits = text.removeprefix("-")
+        if not (digits.isascii() and digits.isdigit()):
+            raise UsageError(f"{shorten(text)!r} is not a whole number")
+        return parse_digits(digits) * (-1 if text.startswith("-") else 1)
+    if required not in (str, float):
+        raise UsageError("it cannot be given as text")
+    try:
+        return required(text)
+    except ValueError:
+        raise UsageError(f"{shorten(text)!r} is not a number") from None

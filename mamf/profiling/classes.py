@@ -1,0 +1,221 @@
+"""The class of an event: by the operation that launched it first, by its kernel's name second.
+
+The rules are data, in classes.csv. A rule has to match a whole name, or whole words of it, never a part of a word.
+
+Shares of a training step come from unions of intervals: each instant counts once, so the shares add up to 1. Sums of
+durations would count concurrent work twice. An instant in which several classes are at work counts for the first of
+them in CLASSES. Communication is last: only communication that is not hidden by computation is a cost.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from mamf.files import packaged_rows
+from mamf.profiling.traces import ON_DEVICE, Event, Union, length, union
+
+UNCLASSIFIED = "unclassified"
+COMMUNICATION = "communication"
+COPIES, OPTIMIZER = "memory copies", "optimizer"
+#: What the names of mamf's ranges of modules begin with.
+MODULE = "mamf: module "
+#: Classes in report order, which is also the priority of classes that are at work at the same time: communication last.
+CLASSES = (
+    "attention",
+    "matmul",
+    "convolution",
+    "normalization",
+    "elementwise",
+    "reduction and softmax",
+    "embedding",
+    OPTIMIZER,
+    COPIES,
+    "other",
+    UNCLASSIFIED,
+    COMMUNICATION,
+)
+#: A kernel may be an argument of the template of another, which only launches it.
+_MOST_WRAPPERS = 4
+
+
+@functools.cache
+def rules() -> Mapping[str, Sequence[tuple[re.Pattern[str], str]]]:
+    """The patterns and classes of classes.csv by their column ``by``: the first that matches decides. ``by`` is one of
+
+    caller: operations and annotations whose class applies to all that they call (the products of an attention);
+    operation: other operations, of which the innermost decides;
+    wrapper: kernels that launch one of their template's arguments, with the class of those whose argument is unknown;
+    kernel: kernels by namespaces and function, without template arguments and parameters;
+    word: kernels, and operations of other libraries, by whole words of the function, else of a namespace;
+    framework: torch's own work, the class of events if none of their callers has one.
+    """
+    by: dict[str, list[tuple[re.Pattern[str], str]]] = defaultdict(list)
+    for row in packaged_rows("profiling/classes.csv"):
+        pattern = rf".*_({row['pattern']})_.*" if row["by"] == "word" else row["pattern"]
+        by[row["by"]].append((re.compile(pattern), row["class"]))
+    return by
+
+
+def class_of(event: Event) -> str:
+    """One of CLASSES."""
+    callers = [each for each in event.lineage() if each.kind in ("operation", "annotation")]
+    # The operations of an attention run outside of it in the backward pass.
+    forward = [each for caller in callers if caller.forward for each in caller.forward.lineage()]
+    # An annotation of a collective lasts until that has completed: it did not call all that is within.
+    enclosing = {_class_by("caller", each.name) for each in (*callers, *forward) if not _is_in_flight(each, callers[0])}
+    if forward or any(each.name.startswith((MODULE, "nn.Module: ")) for each in callers):
+        enclosing.discard(OPTIMIZER)  # of Lightning, whose optimizers call the forward and the backward pass
+    return (
+        next((name for _, name in rules()["caller"] if name in enclosing), None)
+        or next(filter(None, (_operation(each.name) for each in callers if each.kind == "operation")), None)
+        or (COPIES if event.kind == "copy" else None)
+        or (class_of_name(event.name) if event.kind in ON_DEVICE else None)
+        or _class_by("framework", event.name)
+        or UNCLASSIFIED
+    )
+
+
+def _is_in_flight(caller: Event, innermost: Event) -> bool:
+    is_inner = caller.kind == "operation" or caller is innermost
+    return not is_inner and _class_by("caller", caller.name) == COMMUNICATION
+
+
+def class_of_name(kernel: str) -> str | None:
+    """The class of a kernel whose operation is unknown; None if its name says none."""
+    return _by_name(kernel, _MOST_WRAPPERS)
+
+
+@functools.cache
+def _by_name(kernel: str, wrappers: int) -> str | None:
+    name = read_name(kernel)
+    if wrappers and (of_wrapper := _class_by("wrapper", name.function)) is not None:
+        known = (_by_name(each, wrappers - 1) for each in name.arguments)
+        return next(filter(None, known), None) or of_wrapper or None
+    by_words = (_class_by("word", words) for words in name.words)
+    return _class_by("kernel", name.function) or next(filter(None, by_words), None)
+
+
+@functools.cache
+def _operation(name: str) -> str | None:
+    """Operations of libraries that have no rule are known by their words."""
+    is_of_library = "::" in name and not _class_by("framework", name)
+    return _class_by("operation", name) or (class_of_name(name) if is_of_library else None)
+
+
+@functools.cache
+def _class_by(by: str, name: str) -> str | None:
+    return next((class_name for pattern, class_name in rules()[by] if pattern.fullmatch(name)), None)
+
+
+# -- shares of a training step -----------------------------------------------------------------------------------------
+
+
+class Share(NamedTuple):
+    """The seconds of one class: ``visible``, those that count for it, and ``hidden``, those that count for another."""
+
+    visible: float
+    hidden: float
+
+
+def shares(by_class: Mapping[str, Iterable[tuple[float, float]]]) -> dict[str, Share]:
+    """The share of each class that was at work, in the order of CLASSES, from the intervals of its events."""
+    found: dict[str, Share] = {}
+    taken: Union = []
+    for name in CLASSES:
+        own = union(by_class.get(name, ()))
+        if not own:
+            continue
+        with_own = union([*taken, *own])
+        visible = length(with_own) - length(taken)
+        found[name] = Share(visible, max(0.0, length(own) - visible))
+        taken = with_own
+    return found
+
+
+# -- names of kernels --------------------------------------------------------------------------------------------------
+
+
+_CLOSES = {")": "(", "]": "[", "}": "{", ">": "<"}
+#: ROCm's descriptors end with it.
+_DESCRIPTOR = ".kd"
+_MANGLED = re.compile(r"_Z(TS)?(?=[NL\d])")
+#: Tokens of a mangled name: literals, types and substitutions hold digits that are no lengths of identifiers.
+_TOKEN = re.compile(r"L[a-z]n?\d+E|DF\d+[b_x]?|[ST][0-9A-Z]*_|A\d+_|(?P<length>\d+)(?=[A-Za-z_])|.", re.DOTALL)
+#: Between words: a hump of camelCase, or what is no letter.
+_BETWEEN = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|\W+")
+
+
+class KernelName(NamedTuple):
+    """``function``: with its namespaces, without return type, template arguments and parameters. ``arguments``: those
+    of its template, unread.
+    """
+
+    function: str
+    arguments: tuple[str, ...]
+
+    @property
+    def words(self) -> Iterator[str]:
+        """The words of the function, then of each namespace around it: _like_this_."""
+        return (f"_{_BETWEEN.sub('_', part).lower()}_" for part in reversed(self.function.split("::")))
+
+
+@functools.cache
+def read_name(name: str) -> KernelName:
+    """Read a name in time linear in its length, also if it was cut off."""
+    name = name.replace("(anonymous namespace)", "anonymous")
+    if mangled := _MANGLED.match(name):
+        function, *arguments = _identifiers(name[mangled.end() :]) or [name]
+        return KernelName(function, tuple(arguments))
+    function, inner = _split(name.removesuffix(_DESCRIPTOR))
+    return KernelName(function, tuple(each.strip() for each in inner if each.strip()))
+
+
+def _split(name: str) -> tuple[str, list[str]]:
+    """The function, and the arguments of its last template."""
+    brackets: list[str] = []
+    function: list[str] = []
+    arguments: list[str] = []
+    begun = 0
+    for place, character in enumerate(name):
+        if not brackets and character == "(":
+            break
+        if character in "([{<":
+            if not brackets:
+                arguments, begun = [], place + 1
+            brackets.append(character)
+        elif character in _CLOSES:
+            # Within parentheses, > compares or is part of an arrow.
+            if brackets and brackets[-1] == _CLOSES[character]:
+                brackets.pop()
+                if not brackets:
+                    arguments.append(name[begun:place])
+        elif not brackets:
+            function.append(character)
+        elif character == "," and len(brackets) == 1:
+            arguments.append(name[begun:place])
+            begun = place + 1
+    if brackets:
+        arguments.append(name[begun:])
+    words = "".join(function).split()
+    return words[-1] if words else name, arguments
+
+
+def _identifiers(mangled: str) -> list[str]:
+    """Identifiers in the order of the name; those of one nested name are joined."""
+    found: list[str] = []
+    place, last = 0, -1
+    while token := _TOKEN.match(mangled, place):
+        place = token.end()
+        if length := token["length"]:
+            begun, place = place, place + int(length)
+            identifier = mangled[begun:place].replace("_GLOBAL__N_1", "anonymous")
+            if token.start() == last:
+                found[-1] += f"::{identifier}"
+            else:
+                found.append(identifier)
+            last = place
+    return found

@@ -1,0 +1,323 @@
+"""What ran when, as the file of a profiler has it: a Chrome trace of torch.profiler, or a table of nsys or rocprofv3.
+Pure.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+import zlib
+from collections import defaultdict
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from mamf.errors import UsageError
+
+Kind = Literal["kernel", "copy", "operation", "runtime", "annotation"]
+#: What runs on the device.
+ON_DEVICE = ("kernel", "copy")
+#: Annotations of libraries that communicate on the host, in separate threads: waiting for other ranks included.
+_COMMUNICATES_ON_HOST = "gloo:"
+#: Disjoint intervals in seconds, in order.
+Union = list[tuple[float, float]]
+#: The mark in a trace with which ``mamf profile`` ends a training step.
+STEP_MARK = "mamf: step"
+_STEP_OF_PROFILER = "ProfilerStep#"
+_ANNOTATION_OF_DEVICE = "gpu_user_annotation"
+_KINDS: Mapping[str, Kind] = {
+    "kernel": "kernel",
+    **dict.fromkeys(("gpu_memcpy", "gpu_memset"), "copy"),
+    "cpu_op": "operation",
+    **{f"{vendor}_{call}": "runtime" for vendor in ("cuda", "xpu", "privateuse1") for call in ("runtime", "driver")},
+    "user_annotation": "annotation",
+}
+_GRAPH_LAUNCH = "GraphLaunch"
+_BACKWARD_NODE = "autograd::engine::evaluate_function"
+# Times are rounded to the nanosecond, so a call may appear to end after its caller.
+_ROUNDING = 2e-9
+_MICROSECOND, _NANOSECOND = 1e-6, 1e-9
+#: The largest trace that is read, unpacked: Python's objects take some ten times as much.
+_MAX_BYTES = 1 << 30
+_Raw = Mapping[str, Any]
+#: Columns of a table: the kernel's name, when it began, and when it ended or how long it took, all in ns.
+_NSYS = "Name", "Start (ns)", "Duration (ns)"
+_ROCPROF = "Kernel_Name", "Start_Timestamp", "End_Timestamp"
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Event:
+    """``begun``, ``ended``: seconds from the beginning of the trace.
+
+    ``parent``: the event that called or launched it; None if nothing did or it is unknown. ``forward``: for a node of
+    autograd, the operation that it differentiates. ``dimensions``, ``dtypes`` and ``values``: the arguments of an
+    operation, in order, empty if they were not recorded; ``dtypes`` as torch prints them, ``values`` of arguments that
+    are not tensors.
+    """
+
+    name: str
+    kind: Kind
+    begun: float
+    ended: float
+    parent: Event | None = None
+    forward: Event | None = None
+    dimensions: Sequence[Sequence[int]] = ()
+    dtypes: Sequence[str] = ()
+    values: Sequence[str] = ()
+
+    @property
+    def is_on_device(self) -> bool:
+        return self.kind in ON_DEVICE
+
+    def lineage(self) -> Iterator[Event]:
+        """The event, its caller, the caller of that, and so on."""
+        event: Event | None = self
+        while event is not None:
+            yield event
+            event = event.parent
+
+
+@dataclass(frozen=True, slots=True)
+class Busy:
+    """An interval in which an event, and no event that it called, was at work."""
+
+    event: Event
+    begun: float
+    ended: float
+
+
+@dataclass(frozen=True)
+class Trace:
+    """The profiled training steps: their ``events``, when they ``begun`` and ``ended`` in seconds, and how many
+    ``steps`` there are (None if the trace has no marks). ``device``: its name, empty if unknown. ``notes``: remarks for
+    readers of the figures. ``rank``: None if the trace is not from a distributed run. Raises ValueError if it takes no
+    time.
+    """
+
+    events: tuple[Event, ...]
+    begun: float
+    ended: float
+    steps: int | None = None
+    device: str = ""
+    notes: tuple[str, ...] = ()
+    rank: int | None = None
+
+    def __post_init__(self) -> None:
+        if not self.ended > self.begun:
+            raise ValueError("no time")
+
+    @property
+    def seconds(self) -> float:
+        return self.ended - self.begun
+
+    @property
+    def is_of_device(self) -> bool:
+        """Whether a device was at work; if not, times are those of the CPU's operations."""
+        return any(event.is_on_device for event in self.events)
+
+
+def union(intervals: Iterable[tuple[float, float]]) -> Union:
+    merged: Union = []
+    for begun, ended in sorted(intervals):
+        if merged and begun <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], ended))
+        elif ended > begun:
+            merged.append((begun, ended))
+    return merged
+
+
+def length(intervals: Union) -> float:
+    return sum(ended - begun for begun, ended in intervals)
+
+
+def gaps(covered: Union, begun: float, ended: float) -> Union:
+    """The parts of a training step that no interval covers."""
+    edges = [begun, *(edge for interval in covered for edge in interval), ended]
+    return [(low, high) for low, high in zip(edges[::2], edges[1::2], strict=True) if high > low]
+
+
+def busy(trace: Trace) -> list[Busy]:
+    """The busy intervals of events within the training steps: events on the device if there is one, else the CPU's
+    operations, each without the operations that it calls; and communication on the host.
+    """
+    if trace.is_of_device:
+        found = [Busy(event, event.begun, event.ended) for event in trace.events if event.is_on_device]
+    else:
+        found = list(_own_time([event for event in trace.events if event.kind == "operation"]))
+    on_host = (event for event in trace.events if event.name.startswith(_COMMUNICATES_ON_HOST))
+    found += [Busy(event, event.begun, event.ended) for event in on_host if event.kind == "annotation"]
+    clipped = (Busy(each.event, max(each.begun, trace.begun), min(each.ended, trace.ended)) for each in found)
+    return [each for each in clipped if each.ended > each.begun]
+
+
+def _own_time(operations: Sequence[Event]) -> Iterable[Busy]:
+    called: dict[Event, list[tuple[float, float]]] = defaultdict(list)
+    for event in operations:
+        caller = next((each for each in list(event.lineage())[1:] if each.kind == "operation"), None)
+        if caller is not None:
+            called[caller].append((event.begun, event.ended))
+    for event in operations:
+        for begun, ended in gaps(union(called[event]), event.begun, event.ended):
+            yield Busy(event, begun, ended)
+
+
+def read_trace(path: Path) -> Trace:
+    """Read the steps in a Chrome trace of torch.profiler (.json, .json.gz), or the launches in a table of nsys or
+    rocprofv3 (.csv). Raises UsageError for any other file.
+    """
+    content = _unpacked(path)
+    is_table = path.suffix == ".csv" and not content.startswith(b"{")
+    try:
+        return _of_table(content.decode()) if is_table else _of_chrome(json.loads(content))
+    except (ValueError, KeyError, TypeError, AttributeError, EOFError, RecursionError, csv.Error):
+        what = "a list of launches from 'nsys stats -r cuda_gpu_trace' or 'rocprofv3 --kernel-trace'"
+        raise UsageError(f"{path} is not {what if is_table else 'a Chrome trace of torch.profiler'}") from None
+
+
+def _unpacked(path: Path) -> bytes:
+    """The content of a file. Raises UsageError if it cannot be read or is too large."""
+    try:
+        with path.open("rb") as file, gzip.GzipFile(fileobj=file) as unpacked:
+            is_packed = file.peek(2)[:2] == b"\x1f\x8b"
+            data = (unpacked if is_packed else file).read(_MAX_BYTES + 1)
+    except (OSError, EOFError, zlib.error) as error:
+        raise UsageError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
+    if len(data) > _MAX_BYTES:
+        raise UsageError(f"{path} is larger than {_MAX_BYTES >> 20} MiB unpacked: trace fewer steps")
+    return data
+
+
+def read_ranks(folder: Path) -> Iterator[Trace]:
+    """Read the traces of a run's ranks (.json, .json.gz) in a folder one by one. Raises UsageError for no trace, other
+    files, two traces from one rank and a trace that does not say its rank.
+    """
+    found: dict[int, Path] = {}
+    for path in sorted(each for each in folder.glob("*.json*") if each.name.endswith((".json", ".json.gz"))):
+        trace = read_trace(path)
+        if trace.rank is None:
+            raise UsageError(f"{path} does not say which rank it is from: profile a script that uses torch.distributed")
+        if trace.rank in found:
+            raise UsageError(f"{found[trace.rank]} and {path} are both from rank {trace.rank}: leave one of them out")
+        found[trace.rank] = path
+        yield trace
+    if not found:
+        raise UsageError(f"{folder} holds no trace (.json, .json.gz)")
+
+
+def _of_chrome(trace: Mapping[str, Any]) -> Trace:
+    timed = [each for each in trace["traceEvents"] if each.get("ph") == "X"]
+    raw = [each for each in timed if each.get("cat") in _KINDS]
+    if not raw:
+        raise ValueError("no events")
+    origin = min(each["ts"] for each in raw)
+    host, launches = _of_host([each for each in raw if _KINDS[each["cat"]] not in ON_DEVICE], origin)
+    device = [each for each in raw if _KINDS[each["cat"]] in ON_DEVICE]
+    replays = {key for key, event in launches.items() if _GRAPH_LAUNCH in event.name}
+    events = [*host, *(_of_device(each, origin, launches, replays) for each in device)]
+    annotations = [each for each in timed if each.get("cat") == _ANNOTATION_OF_DEVICE]
+    steps = [_interval(each, origin) for each in annotations if str(each.get("name")).startswith(_STEP_OF_PROFILER)]
+    begun, ended, count = _steps(events, steps)
+    names = {str(each.get("id")): str(each.get("name", "")) for each in trace.get("deviceProperties", ())}
+    used = sorted({str(each.get("args", {}).get("device")) for each in device})
+    replayed = sum(("correlation", each.get("args", {}).get("correlation")) in replays for each in device)
+    note = f"{replayed} of {len(device)} kernels and copies were replayed from graphs: known by their names alone"
+    rank = (trace.get("distributedInfo") or {}).get("rank")
+    return Trace(
+        tuple(event for event in events if event.ended > begun and event.begun < ended),
+        begun,
+        ended,
+        count,
+        names.get(used[0], "") if used else "",
+        (note,) if replayed else (),
+        None if rank is None else int(rank),
+    )
+
+
+def _of_host(raw: Iterable[_Raw], origin: float) -> tuple[list[Event], dict[tuple[str, Any], Event]]:
+    """Events of the host, and those that launch work on the device by the field and number that its events have too.
+
+    Derive callers from nesting: an event within another on the same thread was called by it.
+    """
+    events: list[Event] = []
+    launches: dict[tuple[str, Any], Event] = {}
+    open_calls: dict[Any, list[Event]] = defaultdict(list)
+    forward: dict[int, Event] = {}
+    for each in sorted(raw, key=lambda each: (each["ts"], -each["dur"])):
+        arguments = each.get("args", {})
+        begun, ended = _interval(each, origin)
+        stack = open_calls[each["pid"], each["tid"]]
+        while stack and stack[-1].ended < ended - _ROUNDING:
+            stack.pop()
+        sequence, is_backward = arguments.get("Sequence number"), each["name"].startswith(_BACKWARD_NODE)
+        event = Event(
+            name=each["name"],
+            kind=_KINDS[each["cat"]],
+            begun=begun,
+            ended=ended,
+            parent=stack[-1] if stack else None,
+            forward=forward.get(sequence) if is_backward else None,
+            dimensions=arguments.get("Input Dims", ()),
+            dtypes=arguments.get("Input type", ()),
+            values=arguments.get("Concrete Inputs", ()),
+        )
+        stack.append(event)
+        if sequence is not None and not is_backward:
+            forward[sequence] = event  # the last event with a sequence number created the node
+        events.append(event)
+        field = {"runtime": "correlation", "operation": "External id"}.get(event.kind)
+        if field and field in arguments:
+            launches[field, arguments[field]] = event
+    return events, launches
+
+
+def _of_device(
+    raw: _Raw, origin: float, launches: Mapping[tuple[str, Any], Event], replays: Container[tuple[str, Any]]
+) -> Event:
+    """A kernel or copy with the call that launched it; None for replayed ones, where a call launches a whole graph."""
+    arguments = raw.get("args", {})
+    keys = [(field, arguments.get(field)) for field in ("correlation", "External id")]
+    parent = None if keys[0] in replays else launches.get(keys[0]) or launches.get(keys[1])
+    return Event(str(raw["name"]), _KINDS[raw["cat"]], *_interval(raw, origin), parent=parent)
+
+
+def _interval(raw: _Raw, origin: float) -> tuple[float, float]:
+    begun = (raw["ts"] - origin) * _MICROSECOND
+    return begun, begun + max(raw["dur"], 0) * _MICROSECOND
+
+
+def _steps(events: Sequence[Event], on_device: Sequence[tuple[float, float]]) -> tuple[float, float, int | None]:
+    """The begin and end of the complete training steps of a trace, and their number; without marks, the whole trace.
+
+    ``on_device``: the steps of torch.profiler as their kernels ran, which is later than on the host.
+    """
+    marks = sorted(event.ended for event in events if event.name == STEP_MARK)
+    if len(marks) > 1:
+        return marks[0], marks[-1], len(marks) - 1
+    on_host = [(event.begun, event.ended) for event in events if event.name.startswith(_STEP_OF_PROFILER)]
+    if steps := on_device or on_host:
+        return min(begun for begun, _ in steps), max(ended for _, ended in steps), len(steps)
+    return *_extent(events), None
+
+
+def _of_table(text: str) -> Trace:
+    """Kernels without steps. Lines before the header (nsys's progress) are skipped."""
+    lines = text.splitlines()
+    for number, line in enumerate(lines):
+        names = set(next(csv.reader([line]), []))
+        for columns in (_NSYS, _ROCPROF):
+            if names.issuperset(columns):
+                rows = csv.DictReader(line for line in lines[number:] if line.strip())
+                events = tuple(_launch(row, *columns) for row in rows)
+                return Trace(events, *_extent(events))
+    raise ValueError("no header")
+
+
+def _launch(row: Mapping[str, str], name: str, begun: str, ended: str) -> Event:
+    start, end = (float(row[column].replace(",", "")) * _NANOSECOND for column in (begun, ended))
+    return Event(row[name], "kernel", start, start + end if ended == "Duration (ns)" else end)
+
+
+def _extent(events: Sequence[Event]) -> tuple[float, float]:
+    return min(event.begun for event in events), max(event.ended for event in events)

@@ -1,0 +1,194 @@
+"""What else observes the profiled steps: the memory at their peak, and ranges that say which module launched a kernel.
+
+Both have ``start`` and ``finish`` (without effect after the first call), and a ``remark``: why something is missing, a
+line. Their errors never end the script.
+"""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from mamf.errors import UnavailableError, describe_error, first_line
+from mamf.profiling.classes import MODULE
+from mamf.profiling.profile import PEAK, MemoryRow
+
+_PARAMETERS, _GRADIENTS, _STATE = "parameters", "gradients", "optimizer state"
+_MAX_ENTRIES = 1_000_000
+
+
+class MemoryWatch:
+    """Counts parameters, gradients and optimizer state right after an optimizer step, when all exist.
+
+    ``snapshot``: the file for the history of allocations, for https://pytorch.org/memory_viz.
+    """
+
+    def __init__(self, snapshot: Path) -> None:
+        self.remark = ""
+        self.rows: tuple[MemoryRow, ...] = ()
+        self._snapshot = snapshot
+        self._bytes: dict[int, Counter[tuple[str, str]]] = {}
+        self._is_running = False
+
+    def start(self) -> None:
+        import torch
+
+        self._is_running = True
+        if not torch.cuda.is_available():
+            self.remark = "there is no memory snapshot: torch keeps the history of allocations on CUDA devices alone"
+            return
+        with self._explaining():
+            torch.cuda.reset_peak_memory_stats()
+            torch.cuda.memory._record_memory_history(max_entries=_MAX_ENTRIES)
+
+    def stepped(self, optimizer: Any) -> None:
+        if self._is_running:
+            self._bytes[id(optimizer)] = count_bytes(optimizer)
+
+    def finish(self) -> None:
+        import torch
+
+        if not self._is_running:
+            return
+        self._is_running = False
+        self.rows = tuple(_memory_rows(sum(self._bytes.values(), Counter())))
+        if not self.remark:
+            with self._explaining():
+                torch.cuda.memory._dump_snapshot(str(self._snapshot))
+                torch.cuda.memory._record_memory_history(enabled=None)
+
+    @contextmanager
+    def _explaining(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, RuntimeError) as error:
+            self.remark = f"there is no memory snapshot: {first_line(error)}"
+
+
+def count_bytes(optimizer: Any) -> Counter[tuple[str, str]]:
+    """Bytes by device and kind, each tensor once; only the local part of a sharded tensor."""
+    parameters = [each for group in optimizer.param_groups for each in group["params"]]
+    by_kind = {
+        _PARAMETERS: parameters,
+        _GRADIENTS: [each.grad for each in parameters if each.grad is not None],
+        _STATE: [each for state in optimizer.state.values() for each in state.values() if hasattr(each, "numel")],
+    }
+    total: Counter[tuple[str, str]] = Counter()
+    for kind, tensors in by_kind.items():
+        for each in {id(each): each for each in tensors}.values():
+            tensor = each.to_local() if hasattr(each, "to_local") else each
+            total[str(tensor.device), kind] += tensor.numel() * tensor.element_size()
+    return total
+
+
+def _memory_rows(count: Counter[tuple[str, str]]) -> Iterable[MemoryRow]:
+    """The parts of the peak on the device that reports one; without such a device those on the CPU."""
+    import torch
+
+    peak = int(torch.cuda.max_memory_allocated()) if torch.cuda.is_available() else None
+    device = f"cuda:{torch.cuda.current_device()}" if peak else "cpu"
+    known = {kind: count[device, kind] for kind in (_PARAMETERS, _GRADIENTS, _STATE)}
+    yield from (MemoryRow(name, nbytes) for name, nbytes in known.items())
+    yield MemoryRow("the rest", max(0, peak - sum(known.values())) if peak else None)
+    yield MemoryRow(PEAK, peak or None)
+
+
+class ModuleRanges:
+    """A range around the forward pass of every module, within a window of the vendor's profiler.
+
+    ``opened``: makes the backend, or in_trace for ranges in the trace. ``start`` calls it, because the script may first
+    choose its devices.
+    """
+
+    def __init__(self, opened: Callable[[], Any]) -> None:
+        self.remark = ""
+        self._opened = opened
+        self._backend: Any = None
+        self._running = ExitStack()
+        self._open = _Open()
+        #: Names of modules within the outermost that was called.
+        self._names: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
+
+    def start(self) -> None:
+        with self._giving_up():
+            self._backend = backend = self._opened()
+            if backend.profiler_range("a module") is None:
+                raise UnavailableError(f"no profiler of {backend.info.name} ({backend.name}) reads them")
+            self._running.enter_context(backend.profiler_window("steps"))
+            for each in _eager_modules():
+                self._running.callback(each.register_forward_pre_hook(self._enter, prepend=True).remove)
+                self._running.callback(each.register_forward_hook(self._leave, always_call=True).remove)
+
+    def finish(self) -> None:
+        with self._giving_up():
+            while self._open.ranges:
+                self._open.ranges.pop()[1].__exit__(None, None, None)
+            self._running.close()
+
+    @contextmanager
+    def _giving_up(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            self.remark = f"there are no ranges by module: {describe_error(error)}"
+            self._open = _Open()
+            self._running.close()
+
+    def _enter(self, module: Any, *_: object) -> None:
+        import torch
+
+        if torch.compiler.is_compiling():  # compiled code stays unchanged
+            return
+        with self._giving_up():
+            own = self._backend.profiler_range(self._name(module))
+            own.__enter__()
+            self._open.ranges.append((module, own))
+
+    def _leave(self, module: Any, *_: object) -> None:
+        import torch
+
+        if torch.compiler.is_compiling():
+            return
+        ranges = self._open.ranges
+        if ranges and ranges[-1][0] is module:
+            with self._giving_up():
+                ranges.pop()[1].__exit__(None, None, None)
+
+    def _name(self, module: Any) -> str:
+        """Such as ``model.layers.0.mlp: LlamaMLP``."""
+        if module not in self._names:
+            for name, each in module.named_modules():
+                kind = type(each).__name__
+                self._names.setdefault(each, f"{name}: {kind}" if name else kind)
+        return self._names[module]
+
+
+def in_trace() -> SimpleNamespace:
+    """In place of a backend: ranges in the trace of torch.profiler, from which times by module follow."""
+    from torch.profiler import record_function
+
+    return SimpleNamespace(profiler_window=nullcontext, profiler_range=lambda name: record_function(f"{MODULE}{name}"))
+
+
+# Hooks of what is compiled, or of all modules at once, would make torch compile in the middle of the profiled steps.
+def _eager_modules() -> list[Any]:
+    import torch
+
+    modules = [each for each in gc.get_objects() if issubclass(type(each), torch.nn.Module)]
+    compiled = [each for each in modules if hasattr(each, "_orig_mod") or getattr(each, "_compiled_call_impl", None)]
+    parts = {part for each in compiled for part in each.modules() if part is not each or not hasattr(each, "_orig_mod")}
+    return [each for each in modules if each not in parts and not isinstance(each, torch.fx.GraphModule)]
+
+
+class _Open(threading.local):
+    """Open ranges per thread: checkpointed modules run again in the thread of the backward pass."""
+
+    def __init__(self) -> None:
+        self.ranges: list[tuple[Any, AbstractContextManager[object]]] = []

@@ -1,0 +1,213 @@
+"""Bars of stacked parts (StackedChart), and figures in rows on a common axis, each with its interval (RangeChart)."""
+
+from __future__ import annotations
+
+import functools
+import textwrap
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from mamf.measurement import group_pairs
+from mamf.report.charts.picture import (
+    HINTS,
+    PAGE_WIDTH,
+    PEAK,
+    SMALL,
+    TEXT,
+    DrawnPanel,
+    Named,
+    Picture,
+    prepare,
+    styles_of,
+    width_share,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_INCHES, _PAGE_INCHES, _INCHES_PER_BAR, _MAX_COLUMNS = 5.2, 4.4, 1.28, 4
+_HEADROOM = 1.12
+# A part that is lower than this share of the highest bar has no room for its figure.
+_FIGURE_ROOM = 0.045
+_FAINT = 0.3
+# Characters of all labels that fit below the bars of a file, and the minimum for a line of a label.
+_LABELS_LENGTH, _MIN_LETTERS = 110, 10
+
+
+@dataclass(frozen=True)
+class Stack:
+    """A bar: ``parts`` from the bottom to the top, each with its name; ``label`` stands below it, ``note`` above it
+    (by default its height). ``interval``: drawn over the bar.
+    """
+
+    label: str
+    parts: tuple[tuple[str, float], ...]
+    note: str = ""
+    interval: tuple[float, float] | None = None
+
+    @property
+    def height(self) -> float:
+        return sum(height for _, height in self.parts)
+
+
+@dataclass(frozen=True)
+class StackedPanel:
+    title: str
+    bars: tuple[Stack, ...]
+
+
+@dataclass(frozen=True)
+class StackedChart(Picture):
+    """``unit``: of the bars' heights; ``below``: what their labels are; ``faint``: names of parts in a pale color."""
+
+    unit: str
+    below: str
+    panels: tuple[StackedPanel, ...]
+    faint: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> list[str]:
+        """Names of all parts, in order of appearance."""
+        return list(dict.fromkeys(name for panel in self.panels for bar in panel.bars for name, _ in bar.parts))
+
+    @property
+    def inches(self) -> float:
+        return _INCHES * len(self.drawn_rows())
+
+    def drawn_rows(self) -> list[list[DrawnPanel | None]]:
+        drawn: list[DrawnPanel | None] = [self._drawn(panel) for panel in self.panels]
+        columns = min(len(drawn), _MAX_COLUMNS)
+        drawn += [None] * (-len(drawn) % columns)
+        return [drawn[start : start + columns] for start in range(0, len(drawn), columns)]
+
+    def _drawn(self, panel: StackedPanel) -> DrawnPanel:
+        described = "; ".join(f"{bar.label}: {bar.height:.4g} {self.unit}" for bar in panel.bars)
+        draw, count = functools.partial(_draw_bars, panel=panel, chart=self), len(panel.bars)
+        return DrawnPanel(
+            described, draw, self.unit, (max(PAGE_WIDTH, _INCHES_PER_BAR * count), _PAGE_INCHES), max(count, 2)
+        )
+
+    def look(self, name: str) -> tuple[str, float]:
+        """Give the color and the opacity of a part."""
+        return styles_of(self.names)[name].color, _FAINT if name in self.faint else 1.0
+
+    def legend(self) -> Named:
+        looks = ((name, *self.look(name)) for name in self.names)
+        square = {"linewidth": 0, "marker": "s", "markersize": 9}
+        return [(name, {**square, "color": color, "alpha": alpha}) for name, color, alpha in looks]
+
+
+def _draw_bars(axes: Axes, panel: StackedPanel, chart: StackedChart) -> None:
+    prepare(axes, panel.title, grid="y")
+    top = _HEADROOM * max(bar.height for each in chart.panels for bar in each.bars)
+    axes.set_ylim(0, top)
+    axes.set_xlim(-0.6, max(len(panel.bars), 2) - 0.4)
+    axes.set_xlabel(chart.below, fontsize=TEXT)
+    axes.set_ylabel(chart.unit, fontsize=TEXT)
+    for place, bar in enumerate(panel.bars):
+        _draw_bar(axes, place, bar, chart, top)
+    letters = max(_MIN_LETTERS, int(_LABELS_LENGTH * width_share(axes)) // len(panel.bars))
+    axes.set_xticks(range(len(panel.bars)), labels=[textwrap.fill(bar.label, letters) for bar in panel.bars])
+
+
+def _draw_bar(axes: Axes, place: int, bar: Stack, chart: StackedChart, top: float) -> None:
+    bottom = 0.0
+    for name, height in bar.parts:
+        color, alpha = chart.look(name)
+        look = {"color": color, "alpha": alpha, "width": 0.7, "edgecolor": "white", "linewidth": 0.7}
+        (drawn,) = axes.bar(place, height, bottom=bottom, **look)  # type: ignore[arg-type]
+        share = f" ({height / bar.height:.1%})" if len(bar.parts) > 1 and bar.height else ""
+        HINTS[drawn] = [f"{bar.label}, {name}: {height:.4g} {chart.unit}{share}"]
+        is_said_above = len(bar.parts) == 1 and not bar.note
+        if height > _FIGURE_ROOM * top and not is_said_above:
+            middle, ink = bottom + height / 2, "white" if alpha == 1 else "#222222"
+            axes.text(place, middle, f"{height:.4g}", fontsize=SMALL, color=ink, ha="center", va="center")
+        bottom += height
+    end = max(bottom, bar.interval[1] if bar.interval else 0.0)
+    axes.text(place, end + 0.01 * top, bar.note or f"{bottom:.4g}", fontsize=SMALL, ha="center", va="bottom")
+    if bar.interval is not None:
+        axes.plot([place, place], bar.interval, color="black", linewidth=1.5)
+
+
+# -- figures in rows ---------------------------------------------------------------------------------------------------
+
+_ROW_INCHES, _INCHES_BELOW = 0.26, 0.9
+_MAX_NAME = 34
+
+
+@dataclass(frozen=True)
+class RangePoint:
+    """``text``: what it says beside its figure, such as card and log."""
+
+    value: float
+    low: float
+    high: float
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class RangeRow:
+    """``group``: rows of one group stand under its name. ``style_name``: decides the color in place of ``name``.
+    ``peak``: the datasheet's.
+    """
+
+    group: str
+    name: str
+    points: tuple[RangePoint, ...]
+    peak: float | None = None
+    style_name: str = ""
+
+    @property
+    def style(self) -> str:
+        return self.style_name or self.name
+
+
+@dataclass(frozen=True)
+class RangeChart(Picture):
+    """``unit``: of all values."""
+
+    unit: str
+    rows: tuple[RangeRow, ...]
+
+    @property
+    def inches(self) -> float:
+        lines = len(self.rows) + len({row.group for row in self.rows if row.group})
+        return _ROW_INCHES * lines + _INCHES_BELOW
+
+    def drawn_rows(self) -> list[list[DrawnPanel]]:
+        draw = functools.partial(_draw_ranges, chart=self)
+        return [[DrawnPanel(f"{self.title}, {self.unit}", draw, size=(PAGE_WIDTH, self.inches))]]
+
+    def legend(self) -> Named:
+        styles = styles_of(row.style for row in self.rows)
+        names = dict.fromkeys(row.style for row in self.rows)
+        return [(name, {"linewidth": 0, "markersize": 7, **vars(styles[name])}) for name in names]
+
+
+def _draw_ranges(axes: Axes, chart: RangeChart) -> None:
+    """Draw a line for each row, below the name of its group."""
+    prepare(axes, grid="x")
+    styles, names, y = styles_of(row.style for row in chart.rows), {}, -1
+    for group, rows in group_pairs((row.group, row) for row in chart.rows).items():
+        y += bool(group)
+        axes.text(0.005, y, group, fontsize=SMALL, weight="bold", va="center", transform=axes.get_yaxis_transform())
+        for row in rows:
+            y += 1
+            names[y] = textwrap.shorten(row.name, _MAX_NAME, placeholder="...")
+            _draw_row(axes, row, y, chart.unit, vars(styles[row.style]))
+    axes.set_yticks(list(names), labels=list(names.values()))
+    axes.set_ylim(y + 0.6, -0.6)
+    axes.locator_params(axis="x", nbins=7)
+    axes.set_xlabel(chart.unit, fontsize=TEXT)
+    ends = [end for row in chart.rows for point in row.points for end in (point.low, point.high)]
+    if min(ends) < max(ends) / 2:
+        axes.set_xlim(left=0)
+
+
+def _draw_row(axes: Axes, row: RangeRow, y: int, unit: str, style: dict[str, str]) -> None:
+    values, ys = [point.value for point in row.points], [y] * len(row.points)
+    axes.hlines(ys, [point.low for point in row.points], [point.high for point in row.points], style["color"])
+    (drawn,) = axes.plot(values, ys, **style, linestyle="none", markersize=7, markeredgecolor="white")  # type: ignore[arg-type]
+    HINTS[drawn] = [f"{row.name}: {point.value:.4g} {unit} {point.text}" for point in row.points]
+    if row.peak is not None:
+        axes.plot([row.peak] * 2, [y - 0.4, y + 0.4], **PEAK)

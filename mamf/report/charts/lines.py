@@ -1,0 +1,318 @@
+"""Panels of lines of points, as data (Chart) and as matplotlib draws them."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from mamf.report.charts.picture import (
+    CEILING,
+    HINTS,
+    PEAK,
+    SMALL,
+    TEXT,
+    DrawnPanel,
+    Named,
+    Picture,
+    Style,
+    prepare,
+    styles_of,
+    width_share,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_MARGIN_SHARE = 0.045
+_MAX_TICKS = 10
+# By power of a thousand, or of 1024.
+_UNITS = ("", "k", "M", "G", "T")
+# Characters of labels that fit a horizontal axis as wide as a file.
+_AXIS_LETTERS = 140
+# A line through more points than this is thin, with small markers.
+_MAX_MARKED = 100
+# A datasheet that is this many times what was measured is not drawn: the figures would be a line at the bottom.
+_FAR_ABOVE = 2.5
+# An axis that does not begin at 0 spans at least this share of the figures: smaller differences are noise.
+_MIN_SPAN = 0.02
+
+
+@dataclass(frozen=True)
+class Point:
+    """``low``, ``high``: the interval of the median; ``y`` itself where another statistic is shown."""
+
+    x: float
+    y: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Line:
+    """``name`` decides the color, in every panel."""
+
+    name: str
+    points: tuple[Point, ...]
+
+
+@dataclass(frozen=True)
+class Panel:
+    """``unit``: of the rate. ``ceiling``, ``peak``: in this unit; the peak is the datasheet's, without sparsity.
+    ``best``: the point to mark, one of the lines'.
+    """
+
+    title: str
+    lines: tuple[Line, ...]
+    ceiling: float | None = None
+    unit: str = "TFLOPS"
+    peak: float | None = None
+    best: Point | None = None
+
+    @property
+    def points(self) -> list[Point]:
+        return [point for line in self.lines for point in line.points]
+
+
+@dataclass(frozen=True)
+class Axis:
+    """The horizontal axis of all panels, to one scale if ``is_shared``. No ``ticks``: wherever they fall."""
+
+    label: str
+    is_log: bool = False
+    ticks: tuple[tuple[float, str], ...] = ()
+    is_shared: bool = True
+
+
+@dataclass(frozen=True)
+class Chart(Picture):
+    """``grid``: rows of panels, None where nothing was measured. ``is_connected``: points are joined by lines.
+    ``has_intervals``: of points that are not joined.
+    ``palette``: all names of the run, so that a name has one color in every picture of it. ``has_own_scales``: each
+    panel has its own vertical scale.
+    """
+
+    axis: Axis
+    grid: tuple[tuple[Panel | None, ...], ...]
+    is_connected: bool = True
+    has_intervals: bool = False
+    palette: tuple[str, ...] = ()
+    has_own_scales: bool = False
+
+    @property
+    def panels(self) -> list[Panel]:
+        return [panel for row in self.grid for panel in row if panel is not None]
+
+    @property
+    def names(self) -> list[str]:
+        """Names of all lines: the highest figures first, or in order of appearance if points are not joined."""
+        best: dict[str, float] = {}
+        for panel in self.panels:
+            for line in panel.lines:
+                best[line.name] = max(best.get(line.name, 0.0), *(point.y for point in line.points))
+        return sorted(best, key=lambda name: -best[name]) if self.is_connected else list(best)
+
+    @property
+    def styles(self) -> dict[str, Style]:
+        return styles_of([*self.palette, *self.names])
+
+    @property
+    def inches(self) -> float:
+        return {1: 6.0, 2: 6.9}.get(len(self.grid), 2.9 * len(self.grid))
+
+    def drawn_rows(self) -> list[list[DrawnPanel | None]]:
+        return [[self._drawn(panel) if panel else None for panel in row] for row in self.grid]
+
+    def _drawn(self, panel: Panel) -> DrawnPanel:
+        highest = (f"{line.name} up to {max(point.y for point in line.points):.4g}" for line in panel.lines)
+        references = {"datasheet": panel.peak, "ceiling": panel.ceiling}
+        known = (f"{name} {value:.4g}" for name, value in references.items() if value is not None)
+        described = f"{panel.title or self.title}, {panel.unit}: {'; '.join([*highest, *known])}"
+        scale = None if self.has_own_scales else (panel.unit, panel.peak, panel.ceiling)
+        return DrawnPanel(described, functools.partial(_draw_panel, panel=panel, chart=self), scale)
+
+    def legend(self) -> Named:
+        look = {"linewidth": 2 if self.is_connected else 0, "markersize": 7}
+        styles = self.styles
+        return [(name, {**look, **vars(styles[name])}) for name in self.names]
+
+
+# -- axes --------------------------------------------------------------------------------------------------------------
+
+
+def limits(positions: Sequence[float], is_log: bool) -> tuple[float, float]:
+    """Give the ends of an axis for all positions, with a margin."""
+    low, high = min(positions), max(positions)
+    if is_log:
+        margin = (high / low) ** _MARGIN_SHARE if high > low else 2.0
+        return low / margin, high * margin
+    margin = _MARGIN_SHARE * (high - low) or 1.0
+    return low - margin, high + margin
+
+
+def labelled(sizes: Iterable[float], text: Callable[[float], str]) -> tuple[tuple[float, str], ...]:
+    """Make each size a tick."""
+    return tuple((size, text(size)) for size in sorted(set(sizes)))
+
+
+def even_ticks(sizes: Sequence[int]) -> tuple[tuple[float, str], ...]:
+    """Make ticks at multiples of a power of two, few enough to read."""
+    step = 1
+    while (max(sizes) - min(sizes)) / step > _MAX_TICKS:
+        step *= 2
+    first = -(-min(sizes) // step) * step
+    return tuple((size, str(size)) for size in range(first, max(sizes) + 1, step))
+
+
+def in_kibi(size: float) -> str:
+    """Write 16384 as ``16k`` and 1073741824 as ``1G``, as people say lengths and sizes."""
+    power = next((each for each in (3, 2, 1) if size and size % 1024**each == 0), 0)
+    return f"{size / 1024**power:.0f}{_UNITS[power]}"
+
+
+def in_giga(work: float) -> str:
+    """Write 3.76e12 as ``3.76T``."""
+    power = next((each for each in (4, 3, 2, 1) if work >= 1000**each), 0)
+    return f"{work / 1000**power:.3g}{_UNITS[power]}"
+
+
+def _scale_x(axes: Axes, chart: Chart) -> None:
+    from matplotlib.ticker import MaxNLocator, NullLocator
+
+    axis = chart.axis
+    if axis.is_log:
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_minor_locator(NullLocator())
+    if axis.ticks:
+        axes.set_xticks([tick for tick, _ in axis.ticks], labels=_spaced_labels(axes, axis))
+    else:
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    if axis.is_shared:
+        axes.set_xlim(*limits([point.x for panel in chart.panels for point in panel.points], axis.is_log))
+
+
+def _spaced_labels(axes: Axes, axis: Axis) -> list[str]:
+    """Give the labels of an axis, without those that would touch the label before."""
+    places = [math.log(place) if axis.is_log else place for place, _ in axis.ticks]
+    letter = (places[-1] - places[0]) / (_AXIS_LETTERS * width_share(axes))
+    labels, end = [], -math.inf
+    for place, (_, text) in zip(places, axis.ticks, strict=True):
+        half = letter * (len(text) + 1) / 2
+        labels.append(text if place - half >= end else "")
+        end = place + half if labels[-1] else end
+    return labels
+
+
+def _scale_y(axes: Axes, panel: Panel, chart: Chart) -> None:
+    """Give all panels the same scale, unless each has its own. It begins at 0 if a ceiling is drawn or if the rates
+    differ by more than a factor of two.
+    """
+    alike = [panel] if chart.has_own_scales else chart.panels
+    points = [point for each in alike for point in each.points]
+    ceilings = [each.ceiling for each in alike if each.ceiling is not None]
+    lowest = min(point.low if chart.has_intervals else point.y for point in points)
+    highest = max(*(point.high if chart.has_intervals else point.y for point in points), *ceilings, 0.0)
+    highest = max(highest, *(each.peak for each in alike if each.peak and each.peak < _FAR_ABOVE * highest), 0.0)
+    if (ceilings or lowest < highest / 2) and not chart.has_own_scales:
+        axes.set_ylim(0, highest * 1.14)
+        return
+    margin = max(0.12 * (highest - lowest), _MIN_SPAN * highest / 2)
+    axes.set_ylim(max(0.0, lowest - margin), highest + margin)
+
+
+def _add_shares(axes: Axes, panel: Panel) -> None:
+    """Add a vertical axis in percent of the datasheet or of the ceiling, if that is within the panel."""
+    from matplotlib.ticker import MaxNLocator
+
+    whole = panel.peak or panel.ceiling
+    if whole is None or whole > axes.get_ylim()[1]:
+        return
+    functions = (lambda rate: 100 * rate / whole, lambda share: share * whole / 100)
+    shares = axes.secondary_yaxis("right", functions=functions)
+    shares.set_ylabel("% of the datasheet" if panel.peak else "% MAMFU", fontsize=TEXT)
+    shares.tick_params(labelsize=SMALL, color="#999999")
+    shares.yaxis.set_major_locator(MaxNLocator(8, steps=[1, 2, 5, 10]))
+
+
+# -- panels ------------------------------------------------------------------------------------------------------------
+
+
+def _draw_panel(axes: Axes, panel: Panel, chart: Chart) -> None:
+    prepare(axes, panel.title)
+    axes.set_xlabel(chart.axis.label, fontsize=TEXT)
+    axes.set_ylabel(panel.unit, fontsize=TEXT)
+    styles = chart.styles
+    for line in panel.lines:
+        _draw_line(axes, line, panel, chart, styles[line.name])
+    _scale_x(axes, chart)
+    _scale_y(axes, panel, chart)
+    if panel.best is not None:
+        _mark_best(axes, panel, panel.best)
+    _draw_references(axes, panel)
+    _add_shares(axes, panel)
+
+
+def _draw_line(axes: Axes, line: Line, panel: Panel, chart: Chart, style: Style) -> None:
+    x, y = [point.x for point in line.points], [point.y for point in line.points]
+    is_few = len(x if chart.is_connected else panel.points) <= _MAX_MARKED
+    is_thin = chart.is_connected and not is_few
+    (drawn,) = axes.plot(
+        x,
+        y,
+        color=style.color,
+        linestyle="-" if chart.is_connected else "none",
+        linewidth=0.8 if is_thin else 2,
+        marker="." if is_thin else style.marker,
+        markersize=7 if is_few else 4,
+        markeredgecolor="white",
+        markeredgewidth=0.7 if is_few else 0,
+    )
+    HINTS[drawn] = [_hint(line, point, panel, chart.axis) for point in line.points]
+    lows, highs = [point.low for point in line.points], [point.high for point in line.points]
+    if chart.has_intervals:
+        axes.vlines(x, lows, highs, style.color)
+    if chart.is_connected:
+        axes.fill_between(x, lows, highs, color=style.color, alpha=0.15, linewidth=0)
+
+
+def _hint(line: Line, point: Point, panel: Panel, axis: Axis) -> str:
+    place = {value: text for value, text in axis.ticks if text}.get(point.x, f"{point.x:g}")
+    interval = f", {point.low:.4g} to {point.high:.4g}" if point.high > point.low else ""
+    return f"{line.name}: {point.y:.4g} {panel.unit}{interval} ({axis.label} {place})"
+
+
+def _mark_best(axes: Axes, panel: Panel, best: Point) -> None:
+    share = f", {best.y / panel.peak:.0%} of the datasheet" if panel.peak else ""
+    axes.plot(best.x, best.y, marker="*", markersize=17, color="#222222", markeredgecolor="white", zorder=6)
+    is_right = axes.transAxes.inverted().transform(axes.transData.transform((best.x, best.y)))[0] > 1 / 2
+    _write(axes, f"best {best.y:.4g}{share}", (best.x, best.y), (-9 if is_right else 9, 5))
+
+
+def _draw_references(axes: Axes, panel: Panel) -> None:
+    """Draw the datasheet's peak and the ceiling, with their figures and the share."""
+    (left, right), top = axes.get_xlim(), axes.get_ylim()[1]
+    share = ""
+    if panel.peak is not None and panel.peak < top:
+        axes.axhline(panel.peak, **PEAK)
+        _write(axes, f"datasheet {panel.peak:.4g}", (right, panel.peak), (-5, 4))
+        share = f", {panel.ceiling / panel.peak:.0%} of the datasheet" if panel.ceiling else ""
+    if panel.ceiling is not None:
+        axes.axhline(panel.ceiling, **CEILING)
+        _write(axes, f"ceiling {panel.ceiling:.4g}{share}", (left, panel.ceiling), (5, 4))
+
+
+def _write(axes: Axes, text: str, at: tuple[float, float], offset: tuple[int, int]) -> None:
+    """Write a text at ``offset`` points from a place: it begins there if that is to the right, else it ends there."""
+    axes.annotate(
+        text,
+        at,
+        xytext=offset,
+        textcoords="offset points",
+        fontsize=SMALL,
+        ha="left" if offset[0] > 0 else "right",
+        va="bottom",
+        zorder=5,
+        bbox={"boxstyle": "round,pad=0.15", "facecolor": "white", "edgecolor": "none", "alpha": 0.7},
+    )

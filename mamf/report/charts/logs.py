@@ -1,0 +1,300 @@
+"""Charts of run logs as data: sweeps and finds of products, kernels of any operation, and steps of a model. Pure."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from mamf.backend import DeviceInfo
+from mamf.ceilings.ceiling import Ceiling
+from mamf.ceilings.share import KnownCeilings
+from mamf.errors import UsageError
+from mamf.measurement import TERA, Measurement, group_pairs
+from mamf.operations.model.operation import Model
+from mamf.operations.model.shapes import PHASES, ModelProblem
+from mamf.operations.unknown import operation_called
+from mamf.plans import ALGORITHM
+from mamf.report.charts.bars import Stack, StackedChart, StackedPanel
+from mamf.report.charts.lines import Axis, Chart, Line, Panel, Point, even_ticks, in_giga, in_kibi, labelled
+
+_MAX_FAILURES = 4
+
+
+def point(row: Measurement, x: float, share: float = 1.0) -> Point:
+    """Give a row's figure in the statistic of its regime, with its interval if it has one. Figures of several devices
+    are corrected to the first device of the run. ``share`` scales the figure.
+    """
+    seconds = row.amount / row.comparable_rate / 1e12
+    has_interval = row.best_by == row.figure
+    interval = row.comparable_interval
+    fast, slow = (interval.low, interval.high) if has_interval else (seconds, seconds)
+    scale = share * row.amount / 1e12
+    return Point(x, scale / seconds, scale / slow, scale / fast)
+
+
+def chosen_regimes(rows: Sequence[Measurement], wanted: str | None) -> list[str]:
+    """Choose the regimes to draw, in the order of the log. Raises UsageError if the wanted one has no figure."""
+    measured = list(dict.fromkeys(row.regime for row in rows if row.ok and not row.is_reference))
+    if not measured:
+        raise UsageError("nothing to draw: the log has no measured row")
+    if wanted is not None and wanted not in measured:
+        raise UsageError(f"nothing to draw in {wanted}: the log holds {', '.join(measured)}")
+    return [wanted] if wanted else measured
+
+
+def drawn_rows(rows: Sequence[Measurement], wanted: str | None) -> tuple[list[str], list[Measurement]]:
+    """Choose the regimes to draw and their measured rows, without references and trials of algorithms. Raises
+    UsageError likewise.
+    """
+    regimes = chosen_regimes(rows, wanted)
+    kept = (row for row in rows if row.ok and not row.is_reference and row.phase != ALGORITHM)
+    return regimes, [row for row in kept if row.regime in regimes]
+
+
+def machine(header: Mapping[str, Any]) -> str:
+    """Describe device and software in a line."""
+    device = header["device"]
+    torch = header["environment"].get("packages", {}).get("torch", "unknown")
+    driver = f", driver {device['driver']}" if device.get("driver") else ""
+    shared = [str(each["index"]) for each in header.get("devices", ())]
+    devices = f" (devices {' '.join(shared)}, figures as of the first)" if shared else ""
+    return f"{device['name']}{devices}, torch {torch}{driver}"
+
+
+def peak_of(problem: Any, header: Mapping[str, Any]) -> float | None:
+    """Look up the datasheet's rate for a problem in 1e12/s; None if it is unknown."""
+    peak = operation_called(problem.operation).peak(DeviceInfo(**header["device"]), problem)
+    return peak / TERA if peak else None
+
+
+def failures(rows: Iterable[Measurement], drawn: Iterable[str]) -> list[str]:
+    """Count the rows without a figure by kernel and status: they explain gaps in lines."""
+    names = set(drawn)
+    counts = Counter((row.kernel, row.status) for row in rows if not row.ok and row.kernel in names)
+    reasons = [f"{count} x {kernel} ({status})" for (kernel, status), count in counts.most_common(_MAX_FAILURES)]
+    more = sum(counts.values()) - sum(count for _, count in counts.most_common(_MAX_FAILURES))
+    return [f"no figure: {', '.join(reasons)}" + (f" and {more} more" if more else "")] if reasons else []
+
+
+# -- sweeps and finds of products --------------------------------------------------------------------------------------
+
+
+def sweep_chart(rows: Sequence[Measurement], header: Mapping[str, Any], regime: str | None = None) -> Chart:
+    """Draw a sweep against the dimension that varies, or by rank if several do, with a line for each regime."""
+    regimes, measured = drawn_rows(rows, regime)
+    first = measured[0]
+    axis, position, shape = _matmul_axis(measured)
+    lines, notes, bests = [], [], []
+    for name in regimes:
+        best_first = sorted((row for row in measured if row.regime == name), key=lambda row: row.rank, reverse=True)
+        best = best_first[0]
+        notes.append(f"{name}: best {best.comparable_rate:.4g} TFLOPS ({best.best_by}) at {best.shape}")
+        points = [point(row, position(rank, row)) for rank, row in enumerate(best_first, start=1)]
+        lines.append(Line(name, tuple(sorted(points, key=lambda each: each.x))))
+        bests.append(points[0])
+    best_point = max(bests, key=lambda each: each.y)
+    panel = Panel("", tuple(lines), peak=peak_of(first.problem, header), best=best_point)
+    title = f"matmul {shape} by {first.kernel}, {first.problem.dtype}"
+    notes += failures(rows, [first.kernel])
+    return Chart(title, machine(header), axis, ((panel,),), has_own_scales=True, notes=tuple(notes))
+
+
+def _matmul_axis(rows: Sequence[Measurement]) -> tuple[Axis, Callable[[int, Measurement], float], str]:
+    """Give the axis, the position of a row with its rank, and what the shapes have in common."""
+    varying = [name for name in "mnk" if len({getattr(row.shape, name) for row in rows}) > 1]
+    shape = "x".join(name.upper() if name in varying else str(getattr(rows[0].shape, name)) for name in "mnk")
+    is_cubic = all(row.shape.m == row.shape.n == row.shape.k for row in rows)
+    if len(varying) > 1 and not is_cubic:
+        count = len({row.shape for row in rows})
+        return Axis("rank, best first"), lambda rank, row: rank, f"{count} shapes {shape}"
+    name = varying[0] if varying else "m"
+    sizes = sorted({getattr(row.shape, name) for row in rows})
+    label = "M = N = K" if len(varying) > 1 else name.upper()
+    steps = {second - first for first, second in itertools.pairwise(sizes)}
+    if len(steps) == 1:
+        axis = Axis(label, ticks=even_ticks(sizes))
+    else:
+        axis = Axis(label, True, labelled(sizes, lambda size: f"{size:.0f}"))
+    return axis, lambda rank, row: float(getattr(row.shape, name)), shape
+
+
+def find_chart(
+    rows: Sequence[Measurement], ceilings: Mapping[str, Ceiling], header: Mapping[str, Any], regime: str | None = None
+) -> Chart:
+    """Draw a find in the order of its measurements, with a color for each phase and a panel for each regime."""
+    regimes = chosen_regimes(rows, regime)
+    confirmed = {name: ceilings[name] for name in regimes if name in ceilings}
+    peak = peak_of(rows[0].problem, header)
+    panels = []
+    for name in regimes:
+        numbered = enumerate([row for row in rows if row.ok and row.regime == name], start=1)
+        phases = group_pairs((row.phase, point(row, number)) for number, row in numbered)
+        lines = tuple(Line(phase, tuple(points)) for phase, points in phases.items())
+        panels.append(Panel(name, lines, confirmed[name].tflops if name in confirmed else None, peak=peak))
+    answers = ", ".join(f"{each.tflops:.4g} TFLOPS {name}" for name, each in confirmed.items())
+    notes = tuple(
+        f"{name} ceiling: {each.tflops:.4g} TFLOPS at {each.shape} by {each.kernel}" for name, each in confirmed.items()
+    )
+    title = f"The ceiling of {rows[0].problem.dtype}" + (f": {answers}" if answers else " was not confirmed")
+    axis = Axis("measurement, in the order taken", is_shared=False)
+    return Chart(title, machine(header), axis, (tuple(panels),), False, has_own_scales=True, notes=notes)
+
+
+# -- kernels of any operation ------------------------------------------------------------------------------------------
+
+#: The axis label of work, which is counted in thousands and not in multiples of 1024.
+_FLOP = "FLOP"
+
+
+def kernels_chart(rows: Sequence[Measurement], header: Mapping[str, Any], regime: str | None = None) -> Chart:
+    """Draw a run of kernels, with a row of panels for each problem and a column for each regime. If several shapes have
+    the same position, the best of them counts.
+    """
+    regimes, measured = drawn_rows(rows, regime)
+    axis, position = _axis(measured)
+    panels = group_pairs(((row.problem, row.regime), row) for row in measured)
+    problems = list(dict.fromkeys(row.problem for row in measured))
+
+    def panel(problem: Any, name: str) -> Panel | None:
+        best: dict[str, dict[float, Measurement]] = {}
+        for row in sorted(panels.get((problem, name), ()), key=lambda row: row.rank):
+            best.setdefault(row.kernel, {})[position(row)] = row
+        if not best:
+            return None
+        title = ", ".join(filter(None, (differing_fields(problem, problems), name if len(regimes) > 1 else "")))
+        lines = tuple(Line(kernel, tuple(point(at[x], x) for x in sorted(at))) for kernel, at in best.items())
+        unit = panels[problem, name][0].work.unit
+        return Panel(title, lines, unit=unit, peak=peak_of(problem, header))
+
+    grid = tuple(tuple(panel(problem, name) for name in regimes) for problem in problems)
+    title = f"{measured[0].operation}, {', '.join(regimes)}"
+    return Chart(title, machine(header), axis, grid, notes=tuple(failures(rows, {row.kernel for row in rows})))
+
+
+def _axis(rows: Sequence[Measurement]) -> tuple[Axis, Callable[[Measurement], float]]:
+    """Give the operation's axis, or the shapes in log order if it has no axis or is not installed."""
+    of = operation_called(rows[0].operation)
+    try:
+        at = {row.shape: float(of.axis(row.shape)) for row in rows}
+    except NotImplementedError:
+        at = {shape: float(number) for number, shape in enumerate(dict.fromkeys(row.shape for row in rows), start=1)}
+        by_number = {number: str(shape) for shape, number in at.items()}
+        ticks = labelled(by_number, lambda number: by_number[number])
+        return Axis("shape", ticks=ticks), lambda row: at[row.shape]
+    is_log = min(at.values()) > 0
+    text = in_giga if of.axis_label == _FLOP else in_kibi
+    return Axis(of.axis_label, is_log, labelled(at.values(), text)), lambda row: at[row.shape]
+
+
+def differing_fields(problem: Any, problems: Sequence[Any]) -> str:
+    """Name the fields in which a problem differs from the others."""
+    of = operation_called(problem.operation)
+    records = [of.problem_record(each) for each in problems]
+    own = of.problem_record(problem)
+    return ", ".join(f"{name} {own[name]}" for name in own if any(each.get(name) != own[name] for each in records))
+
+
+# -- steps of a model --------------------------------------------------------------------------------------------------
+
+#: The parts of each phase, in the order in which they run.
+_CONTENT: Mapping[str, tuple[str, ...]] = {
+    "forward": ("forward",),
+    "forward-backward": ("forward", "backward"),
+    "step": ("forward", "backward", "optimizer step"),
+}
+#: Rows of the phases of one step: regime, problem without its phase, kernel and batch.
+_Key = tuple[str, ModelProblem, str, int]
+_Phases = Mapping[str, Measurement]
+_DIFFERENCES = (
+    "parts above the lowest are differences between a phase and the phase that it contains, each measured separately"
+)
+
+
+def model_chart(
+    rows: Sequence[Measurement], known: KnownCeilings, header: Mapping[str, Any], regime: str | None = None
+) -> StackedChart:
+    """Draw bars of the phases by context length, with a panel for each kernel and model. Each label has the MAMFU of
+    the longest phase (TFLOPS if no ceiling is known). With one context length all bars are in one panel. Raises
+    UsageError if nothing was measured.
+    """
+    regimes = chosen_regimes(rows, regime)
+    steps: dict[_Key, dict[int, dict[str, Measurement]]] = {}
+    for row in rows:
+        if row.ok and row.regime in regimes:
+            steps.setdefault(_key(row), {}).setdefault(row.shape.context, {})[row.problem.phase] = row
+    first = next(iter(steps))
+    common = set(_words(first)).intersection(*map(_words, steps))
+    titles = {key: ", ".join(word for word in _words(key) if word not in common) or first[2] for key in steps}
+    contexts = {context for by_context in steps.values() for context in by_context}
+    title = f"A model's step by phase: {', '.join(word for word in _words(first) if word in common)}"
+    if len(contexts) == 1:
+        title += f", context length {in_kibi(*contexts)}"
+        bars = [
+            _bar(titles[key], by_phase, known) for key, by_context in steps.items() for by_phase in by_context.values()
+        ]
+        panels: tuple[StackedPanel, ...] = (StackedPanel("", tuple(sorted(bars, key=lambda bar: -bar.height))),)
+    else:
+        panels = tuple(
+            StackedPanel(
+                titles[key], tuple(_bar(in_kibi(each), by_context[each], known) for each in sorted(by_context))
+            )
+            for key, by_context in steps.items()
+        )
+    notes = list(_share_notes(steps, known))
+    notes += [_DIFFERENCES] if any(len(bar.parts) > 1 for panel in panels for bar in panel.bars) else []
+    if faster := [title for key, by_context in steps.items() for title in _faster(titles[key], by_context)]:
+        notes.append(f"a phase took no longer than the phase that it contains: {'; '.join(faster)}")
+    notes += failures(rows, dict.fromkeys(row.kernel for row in rows))
+    below = "" if len(contexts) == 1 else "context length"
+    return StackedChart(title, machine(header), "milliseconds", below, panels, notes=tuple(notes))
+
+
+def _key(row: Measurement) -> _Key:
+    return row.regime, replace(row.problem, phase=PHASES[0]), row.kernel, row.shape.batch
+
+
+def _words(key: _Key) -> list[str]:
+    regime, problem, kernel, batch = key
+    words = [word for word in Model().words(problem) if word not in PHASES]
+    return [kernel, *words, f"batch {batch}", problem.dtype, regime]
+
+
+def _bar(label: str, by_phase: _Phases, known: KnownCeilings) -> Stack:
+    """Make the bar of a step, labeled with the share of its longest phase."""
+    longest = by_phase[[phase for phase in PHASES if phase in by_phase][-1]]
+    ceiling = known.get((longest.problem.dtype, longest.regime))
+    rate = longest.comparable_rate
+    share = f"{100 * rate / ceiling.tflops:.1f} % MAMFU" if ceiling else f"{rate:.4g} TFLOPS"
+    return Stack(f"{label}, {share}", stacked(by_phase))
+
+
+def stacked(by_phase: _Phases) -> tuple[tuple[str, float], ...]:
+    """Split a step into parts, in milliseconds: the shortest phase, then what each longer phase takes in addition. A
+    difference below zero counts as zero.
+    """
+    parts, count, before = [], 0, 0.0
+    for phase in (each for each in PHASES if each in by_phase):
+        content, milliseconds = _CONTENT[phase], by_phase[phase].seconds * 1e3
+        parts.append((" and ".join(content[count:]), max(0.0, milliseconds - before)))
+        count, before = len(content), max(before, milliseconds)
+    return tuple(parts)
+
+
+def _faster(title: str, by_context: Mapping[int, _Phases]) -> Iterator[str]:
+    """Name the steps in which a phase took no longer than a phase that it contains."""
+    for context, by_phase in by_context.items():
+        if any(height == 0 for _, height in stacked(by_phase)):
+            yield f"{title}, {in_kibi(context)}"
+
+
+def _share_notes(steps: Mapping[_Key, Any], known: KnownCeilings) -> Iterator[str]:
+    """Say which ceilings the shares refer to."""
+    for key in dict.fromkeys((problem.dtype, regime) for regime, problem, _, _ in steps):
+        if key in known:
+            each = known[key]
+            yield f"MAMFU: of {each.tflops:.4g} TFLOPS, {each.dtype} {each.regime}: {each.told}"
+        else:
+            yield f"TFLOPS of {', '.join(key)}: the log names no ceiling, so there is no MAMFU"

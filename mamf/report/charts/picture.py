@@ -1,0 +1,312 @@
+"""The base of all pictures: panels in rows, a title above, a legend and notes below; drawn with matplotlib.
+
+A file is as wide as a README, however many panels it has; a page shows each panel as a separate picture.
+matplotlib is imported when something is drawn, and pyplot never: a separate Figure leaves the caller's figures alone.
+"""
+
+from __future__ import annotations
+
+import io
+import itertools
+import textwrap
+import zlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+from weakref import WeakKeyDictionary
+
+from mamf.errors import UnavailableError, UsageError
+from mamf.files import create_whole, write_whole
+from mamf.text import visible
+
+if TYPE_CHECKING:
+    from matplotlib.artist import Artist
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.text import Text
+
+FILE_TYPES = ("png", "svg")
+DPI = 100
+WIDTH = 16.0  # inches: 1600 pixels, which GitHub shows at about 60 %
+PAGE_WIDTH = 6.4  # of a panel on a page, in inches: narrow enough for a phone
+_GAP = 0.12  # inches between the parts of the figure
+_MARGIN = 0.2
+_TITLE, _SUBTITLE, TEXT, SMALL = 20, 14, 14, 12  # points
+GREY = "#555555"
+# Characters that fit the width at these sizes; the last is for the titles of all panels in a row together.
+_TITLE_LENGTH, _SUBTITLE_LENGTH, _NOTE_LENGTH, _PANEL_TITLES_LENGTH = 90, 145, 170, 132
+_MAX_LEGEND_COLUMNS = 8
+#: Entries of a legend: what they say, and how the line beside it is drawn.
+Named = list[tuple[str, dict[str, Any]]]
+#: What pages show while the pointer is on a bar, or on the points of a line: by what is drawn, a text for each.
+HINTS: WeakKeyDictionary[Artist, Sequence[str]] = WeakKeyDictionary()
+PartT = TypeVar("PartT")
+
+
+@dataclass(frozen=True)
+class DrawnPanel:
+    """``described``: for a screen reader. ``scale``: panels side by side with an equal scale share the labels of their
+    vertical axes; None for a panel that keeps its labels. ``size``: on a page, in inches. ``share``: of the width of a
+    file, relative to the panels beside it.
+    """
+
+    described: str
+    draw: Callable[[Axes], None]
+    scale: object = None
+    size: tuple[float, float] = (PAGE_WIDTH, 3.8)
+    share: float = 1.0
+
+
+@dataclass(frozen=True)
+class Picture(ABC):
+    title: str
+    subtitle: str
+    notes: tuple[str, ...] = field(default=(), kw_only=True)
+
+    @property
+    @abstractmethod
+    def inches(self) -> float:
+        """The height of all panels in a file."""
+
+    @abstractmethod
+    def drawn_rows(self) -> Sequence[Sequence[DrawnPanel | None]]:
+        """Panels in rows of equal length; None for an empty place."""
+
+    @abstractmethod
+    def legend(self) -> Named:
+        """The names in the picture, and how each looks."""
+
+
+def draw(picture: Picture) -> Figure:
+    """Draw the picture as a Figure. Raises UnavailableError without matplotlib."""
+    figure, picture = new_figure(WIDTH, 9), with_visible_texts(picture)
+    with texts_as_they_are():
+        rows = picture.drawn_rows()
+        shares = [panel.share if panel else 1.0 for panel in rows[0]]
+        grid = figure.subplots(len(rows), len(shares), squeeze=False, width_ratios=shares)
+        for line, column in itertools.product(range(len(rows)), range(len(shares))):
+            axes, panel = grid[line][column], rows[line][column]
+            if panel is None:
+                axes.set_visible(False)
+                continue
+            panel.draw(axes)
+            _drop_repeated_labels(axes, rows, line, column)
+        _arrange(figure, picture)
+    return figure
+
+
+def _drop_repeated_labels(axes: Axes, rows: Sequence[Sequence[DrawnPanel | None]], line: int, column: int) -> None:
+    """Remove labels that an outer panel has too."""
+    panel, before, after = rows[line][column], rows[line][:column], rows[line][column + 1 :]
+    scale = panel and panel.scale
+    if scale is not None and before and before[-1] and before[-1].scale == scale:
+        axes.set_ylabel("")
+        axes.tick_params(labelleft=False)
+    if scale is not None and any(each and each.scale == scale for each in after):
+        for shares in list(axes.child_axes):
+            shares.remove()
+    if any(row[column] for row in rows[line + 1 :]):
+        axes.set_xlabel("")
+        axes.tick_params(labelbottom=False)
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """Make a white figure with this size in inches. Raises UnavailableError without matplotlib."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise UnavailableError("drawing needs matplotlib: pip install 'mamf[plot]'") from None
+    return Figure(figsize=(width, height), dpi=DPI, facecolor="white", layout="constrained")
+
+
+def texts_as_they_are() -> AbstractContextManager[None]:
+    """Make a context in which a dollar sign in a name does not begin a formula."""
+    from matplotlib import rc_context
+
+    return rc_context({"text.parse_math": False})
+
+
+def with_visible_texts(part: PartT) -> PartT:
+    """Copy a picture, or a part of one, with invisible characters of its texts escaped."""
+    shown: Any = part
+    if isinstance(part, str):
+        shown = visible(part)
+    elif isinstance(part, tuple):
+        shown = tuple(map(with_visible_texts, part))
+    elif is_dataclass(part) and not isinstance(part, type):
+        shown = replace(part, **{each.name: with_visible_texts(getattr(part, each.name)) for each in fields(part)})
+    return cast("PartT", shown)
+
+
+# -- around and inside the panels --------------------------------------------------------------------------------------
+
+
+def _arrange(figure: Figure, picture: Picture) -> None:
+    """Place title, panels, legend and notes below one another, and make the figure as high as they need."""
+    texts = [
+        figure.text(0, 0, textwrap.fill(picture.title, _TITLE_LENGTH), fontsize=_TITLE, weight="bold", va="top"),
+        figure.text(0, 0, textwrap.fill(picture.subtitle, _SUBTITLE_LENGTH), fontsize=_SUBTITLE, color=GREY, va="top"),
+    ]
+    notes = "\n".join(textwrap.fill(note, _NOTE_LENGTH) for note in picture.notes)
+    note = figure.text(0, 0, notes, fontsize=SMALL, color=GREY, va="bottom", linespacing=1.35)
+    for text in (*texts, note):
+        text.set_in_layout(False)
+    named = picture.legend()
+    legend = _draw_legend(figure, named) if named else None
+    above = 2 * _GAP + sum(_height(text) + _GAP for text in texts)
+    foot = _GAP + (_height(note) + _GAP if notes else 0)
+    below = foot + (_height(legend) + _GAP if legend else 0)
+    height = above + picture.inches + below
+    figure.set_size_inches(WIDTH, height)
+    top = height - _GAP
+    for text in texts:
+        text.set_position((_MARGIN / WIDTH, top / height))
+        top -= _height(text) + _GAP
+    note.set_position((_MARGIN / WIDTH, _GAP / height))
+    if legend:
+        legend.set_bbox_to_anchor((0.5, foot / height))
+    engine = figure.get_layout_engine()
+    assert engine is not None, "asked for when the figure was made"
+    engine.set(rect=(0.005, below / height, 0.99, 1 - (above + below) / height), wspace=0.02, hspace=0.03)  # type: ignore[call-arg]
+
+
+def _draw_legend(figure: Figure, named: Named) -> Any:
+    """Draw the legend in as many columns as fit."""
+    from matplotlib.lines import Line2D
+
+    handles, labels = [Line2D([], [], **style) for _, style in named], [name for name, _ in named]
+    look: dict[str, Any] = {"loc": "lower center", "fontsize": TEXT, "frameon": False, "borderpad": 0}
+    for columns in range(min(len(labels), _MAX_LEGEND_COLUMNS), 0, -1):
+        legend = figure.legend(handles, labels, ncols=columns, **look)
+        legend.set_in_layout(False)
+        if columns == 1 or legend.get_window_extent().width <= (WIDTH - 2 * _MARGIN) * DPI:
+            break
+        legend.remove()
+    return legend
+
+
+def _height(part: Text | Any) -> float:
+    """Measure the height of a text or a legend in inches."""
+    return float(part.get_window_extent().height) / DPI
+
+
+def prepare(axes: Axes, title: str = "", grid: str = "both") -> None:
+    """Set what all panels share: grid, colors and title. ``grid``: the axis whose ticks have lines."""
+    axes.set_axisbelow(True)
+    axes.grid(True, axis=grid, color="#dddddd", linewidth=0.8)  # type: ignore[arg-type]
+    axes.tick_params(labelsize=SMALL, color="#999999")
+    for side in axes.spines.values():
+        side.set_color("#999999")
+    axes.set_title(textwrap.fill(title, int(_PANEL_TITLES_LENGTH * width_share(axes))), fontsize=TEXT, loc="left")
+
+
+def width_share(axes: Axes) -> float:
+    """Give the width of the axes as a share of a file's width."""
+    spec, figure = axes.get_subplotspec(), axes.figure
+    assert spec is not None, "every panel is a subplot"
+    ratios: Any = spec.get_gridspec().get_width_ratios()
+    return float(sum(ratios[spec.colspan.start : spec.colspan.stop]) / sum(ratios) * figure.bbox.width / (WIDTH * DPI))
+
+
+# -- colors and markers by name: a kernel looks the same in every picture and on every page ----------------------------
+
+#: Color-blind readers can tell them apart (Okabe and Ito, extended); each has a contrast of 3 to 1 on white.
+COLORS = (
+    *("#0072b2", "#d55e00", "#009e73", "#b8578f", "#b07c00", "#2c8ec9", "#7b3fa0"),
+    *("#8c564b", "#6b6b6b", "#758200", "#aa0022", "#008f8f", "#1b2f7a", "#5a8f00"),
+)
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "p", "<", "h", ">")
+#: Names in groups: a place in a group is a color with a marker. Kernels are one group, longer than COLORS: attention
+#: first, then products, then rare ones, so that kernels that share a color seldom share a picture.
+_GROUPS = (
+    (
+        *("flash-attn-3", "flash-attn-2", "sdpa-cudnn", "flash-attn-4", "flex", "compiled-eager", "sdpa-flash"),
+        *("eager", "sdpa-efficient", "sdpa-math", "sdpa", "torch.mm", "cublaslt", "triton"),
+        *("scaled_mm", "gluon", "quack", "compiled", "F.scaled_mm", "int_mm", "tunableop"),
+        *("dequantized", "aiter", "sage-2", "sage-1", "fused-sdpa", "torch"),
+    ),
+    ("burst", "sustained", "classic"),
+    ("scout", "refine", "algorithm", "choose", "confirm", "visit"),
+    ("forward", "backward", "optimizer step", "forward and backward", "backward and optimizer step"),
+    (
+        *("matmul", "attention", "elementwise", "normalization", "convolution", "optimizer", "embedding"),
+        *("reduction and softmax", "idle", "memory copies", "communication", "unclassified", "other"),
+    ),
+    tuple(f"device {number}" for number in range(12)),
+)
+_PLACES = {name: place for group in _GROUPS for place, name in enumerate(group)}
+# Works that overlap, and steps down from a datasheet, where computed figures are grey.
+_PLACES |= {"products": 0, "other work": 1}
+_PLACES |= {"measured": 0, "lost since the step before": 1, "on other operands": 2, "from the datasheet": 8}
+#: How lines of ceilings and of datasheets look, as matplotlib says it: behind what was measured.
+CEILING: Mapping[str, Any] = {"color": "#222222", "linestyle": "-", "linewidth": 1.6, "zorder": 1.8}
+PEAK: Mapping[str, Any] = {"color": "#777777", "linestyle": "--", "linewidth": 1.6, "zorder": 1.8}
+
+
+@dataclass(frozen=True)
+class Style:
+    """``color``: #rrggbb. ``marker``: as matplotlib names it, also of names that share a color."""
+
+    color: str
+    marker: str
+
+
+def styles_of(names: Iterable[str]) -> dict[str, Style]:
+    """Choose a style for each name. A known name always has the same one. Any other starts at a hash of its text and
+    takes the next color that is free, or the next free style if all colors are taken.
+    """
+    wanted = sorted(set(names))
+    places = {name: _PLACES[name] for name in wanted if name in _PLACES}
+    for name in wanted:
+        if name not in _PLACES:
+            colors = {place % len(COLORS) for place in places.values()}
+            place = zlib.crc32(name.encode()) % len(COLORS)
+            while place in places.values() or (len(colors) < len(COLORS) and place % len(COLORS) in colors):
+                place += 1
+            places[name] = place
+    return {name: Style(COLORS[place % len(COLORS)], MARKERS[place % len(MARKERS)]) for name, place in places.items()}
+
+
+# -- files -------------------------------------------------------------------------------------------------------------
+
+
+def save(figure: Figure, path: Path, overwrite: bool = False) -> None:
+    """Write the figure; its type is the file's ending. Raises UsageError when the file exists or cannot be written,
+    RunLogWriteError when the disk is full; then an older figure is still there.
+    """
+    image = io.BytesIO()
+    kind = file_type(path)
+    if path.exists() and not overwrite:
+        raise exists(path)
+    with laid_out(figure):
+        figure.savefig(image, format=kind)
+    write = write_whole if overwrite else create_whole
+    write(path, image.getvalue())
+
+
+@contextmanager
+def laid_out(figure: Figure) -> Iterator[None]:
+    """Lay the figure out now, because matplotlib would otherwise draw everything twice."""
+    engine = figure.get_layout_engine()
+    if engine is not None:
+        engine.execute(figure)
+        figure.set_layout_engine(None)  # "none" leaves one in its place, for which all would be drawn once more
+    try:
+        yield
+    finally:
+        figure.set_layout_engine(engine)
+
+
+def exists(path: Path) -> UsageError:
+    return UsageError(f"{path} exists: name another, or replace it (--overwrite, overwrite=True)")
+
+
+def file_type(path: Path) -> str:
+    """Give the type of an image file by its ending. Raises UsageError for an unknown one."""
+    kind = path.suffix.removeprefix(".").lower()
+    if kind not in FILE_TYPES:
+        raise UsageError(f"cannot draw {path.name}: its name must end with .{' or .'.join(FILE_TYPES)}")
+    return kind

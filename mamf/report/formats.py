@@ -1,0 +1,143 @@
+"""Documents as text, a function for each format: ``FORMATS[name](document, width)``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from mamf.report.document import Block, Column, Document, Table
+from mamf.report.text import csv_text, table
+from mamf.report.text import markdown as markdown_table
+from mamf.text import Markup, markdown_line, visible, wrapped
+
+_GAP = 2
+
+
+def terminal(document: Document, width: int | None = None) -> str:
+    """Write aligned text for a terminal."""
+    return "\n".join(_terminal_block(block, width) for block in document.visible_blocks)
+
+
+def _terminal_block(block: Block, width: int | None) -> str:
+    if not isinstance(block, Table):
+        return _lines([block.heading, *block.texts] if block.heading else block.texts, width)
+    rows = block.top_rows
+    columns = [_cut(column, block, width) for column in block.top_columns]
+    kept = fitting(columns, rows, width)
+    cells = [[column.cell(row) for column in kept] for row in rows]
+    drawn = table([each.title for each in kept], cells, {each.title for each in kept if each.left}) if kept else ""
+    dropped = ", ".join(column.title for column in columns if column not in kept)
+    hidden = [f"hidden columns (use --wide): {dropped}"] if dropped else []
+    return _lines([block.title] if block.title else [], width) + drawn + _lines([*hidden, *block.notes], width)
+
+
+def _lines(texts: Iterable[str], width: int | None) -> str:
+    return "".join(f"{wrapped(visible(text), width)}\n" for text in texts)
+
+
+def _cut(column: Column[Any], table: Table[Any], width: int | None) -> Column[Any]:
+    """Shorten the texts of a column with long names if the table is too wide."""
+    if width is None or not column.shortest:
+        return column
+    others = sum(_width(each, table.top_rows) + _GAP for each in table.top_columns if each is not column)
+    room = max(column.shortest, width - others)
+    return replace(column, format=lambda value: shortened(column.format(value), room))
+
+
+def shortened(text: str, room: int) -> str:
+    """Keep both ends of a text longer than ``room``: names of kernels often differ only at their ends."""
+    tail = (room - 2) // 2
+    return text if len(text) <= room else f"{text[: room - 2 - tail]}..{text[-tail:]}"
+
+
+def _width(column: Column[Any], rows: Sequence[Any]) -> int:
+    return max(len(visible(text)) for text in (column.title, *map(column.cell, rows)))
+
+
+def fitting(columns: Sequence[Column[Any]], rows: Sequence[Any], width: int | None) -> list[Column[Any]]:
+    """Drop the least important columns until a line fits ``width``; columns of importance 0 stay."""
+    kept = list(columns)
+    widths = {id(each): _width(each, rows) for each in kept}
+    while width is not None and sum(widths[id(each)] + _GAP for each in kept) - _GAP > width:
+        least = max(reversed(kept), key=lambda each: each.importance)
+        if not least.importance:
+            break
+        kept.remove(least)
+    return kept
+
+
+def csv(document: Document, width: int | None = None) -> str:
+    """Write the main table."""
+    return csv_text(document.main_records())
+
+
+def json_text(document: Document, width: int | None = None) -> str:
+    """Write data and tables."""
+    return json.dumps({**document.data, **document.tables()}, indent=2) + "\n"
+
+
+def html(document: Document, width: int | None = None) -> str:
+    """Write a self-contained page. Every text is escaped."""
+    from mamf.report.page import page_of, render_page  # here, because every command that prints a report imports this
+
+    return render_page(page_of(document))
+
+
+def fragment(document: Document) -> str:
+    """Write the blocks without a page around them, for a notebook."""
+    from mamf.report.page import render_blocks
+
+    return render_blocks(document.visible_blocks)
+
+
+def markdown(document: Document, width: int | None = None) -> str:
+    """Write GitHub markdown, with every text escaped. A blank line ends each block, so that no line below a table
+    becomes one of its rows.
+    """
+    return "\n".join(map(_markdown_block, document.visible_blocks))
+
+
+def _markdown_block(block: Block) -> str:
+    parts = (
+        [_bold(block.title), table_text(block), _list(block.notes)]
+        if isinstance(block, Table)
+        else [_bold(block.heading), _list(block.texts)]
+    )
+    return "\n".join(filter(None, parts))
+
+
+def table_text(table: Table[Any]) -> str:
+    """Write the rows that people see, without title and notes."""
+    columns = table.top_columns
+    lines = [[column.cell(row) for column in columns] for row in table.top_rows]
+    left = {column.title for column in columns if column.left}
+    return markdown_table([column.title for column in columns], lines, left) if columns else ""
+
+
+def _bold(text: str) -> str:
+    return f"**{markdown_line(text.strip())}**\n" if text else ""
+
+
+def _list(texts: Iterable[str]) -> str:
+    """Write a list; indented lines are one level deeper, and Markup stays as it is."""
+    return "".join(f"{text if isinstance(text, Markup) else _item(text)}\n" for text in texts)
+
+
+def _item(text: str) -> str:
+    return f"{'  ' if text.startswith(' ') else ''}- {markdown_line(text.strip())}"
+
+
+#: By the value of ``--format``. ``width``: columns of the terminal, None for all; only tables for a terminal use it.
+FORMATS: Mapping[str, Callable[[Document, int | None], str]] = {
+    "table": terminal,
+    "csv": csv,
+    "json": json_text,
+    "markdown": markdown,
+    "html": html,
+}
+#: The formats that people read on a terminal, in which further lines may follow a report.
+FOR_PEOPLE = ("table", "markdown")
+#: The formats that hold one table and nothing else.
+TABLE_ALONE = ("csv",)

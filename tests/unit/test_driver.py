@@ -1,0 +1,129 @@
+"""The driver of runs: what its log holds, whatever the strategy yields and whatever ends the run."""
+
+import json
+from dataclasses import dataclass
+
+import pytest
+from made_plans import kernels_plan, sweep_plan
+
+from mamf.errors import DeviceLostError, RunLogWriteError
+from mamf.kinds.driver import Run
+from mamf.logs.recording import Record
+from mamf.logs.run_log import read_run_log
+from mamf.logs.writer import RunLogWriter
+from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
+from mamf.operations.matmul.kernel import MatmulProblem
+from mamf.operations.matmul.shapes import MatmulShape
+from mamf.testing import SimulatedAttention, SimulatedBackend, SimulatedMatmul
+
+SHAPES = tuple(MatmulShape(size, 1024, 1024) for size in (1024, 2048, 3072))
+PLAN = sweep_plan(SHAPES, MatmulProblem(), kernel="simulated.mm")
+KNOWN = Record("known_ceiling", {"dtype": "bfloat16", "regime": "burst", "tflops": 700.0, "source": "log", "told": ""})
+
+
+@dataclass
+class Scripted:
+    """Yields what it is given, and raises what is an error."""
+
+    given: list
+    left_out: int = 0
+
+    def results(self):
+        for each in self.given:
+            if isinstance(each, BaseException):
+                raise each
+            yield each
+
+
+@pytest.fixture
+def rows():
+    return list(Run(PLAN, SimulatedBackend(), [("simulated.mm", SimulatedMatmul())]).measurements())
+
+
+def driven(path, given=None, left_out=0, **fields):
+    strategy = None if given is None else lambda setup: Scripted(given, left_out)
+    return Run(PLAN, SimulatedBackend(), [("simulated.mm", SimulatedMatmul())], strategy=strategy, path=path, **fields)
+
+
+def records(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_each_record_is_written_before_its_row_is_seen(rows, tmp_path):
+    path, seen = tmp_path / "run.jsonl", 0
+    for row in driven(path, [KNOWN, *rows]).measurements():
+        seen += 1
+        assert records(path)[-1]["shape"] == {"m": row.shape.m, "n": 1024, "k": 1024}
+    assert seen == 3
+    assert [each["record"] for each in records(path)] == ["header", "known_ceiling", *3 * ["measurement"], "summary"]
+    assert read_run_log(path).plan == PLAN
+
+
+@pytest.mark.parametrize(
+    ("end", "left_out", "reason", "left"),
+    [
+        ([], 0, "", 1),
+        ([], 1, "the budget ended", 1),
+        ([KeyboardInterrupt()], 0, "by the user", 1),
+        ([ValueError("a broken strategy\nwith details")], 0, "a broken strategy", 1),
+    ],
+)
+def test_the_summary_says_how_the_run_ended(rows, tmp_path, end, left_out, reason, left):
+    path, run = tmp_path / "run.jsonl", None
+    run = driven(path, [*rows[:2], *end], left_out)
+    try:
+        list(run.measurements())
+    except (KeyboardInterrupt, ValueError):
+        assert end
+    found = records(path)[-1]
+    assert (found["status"], found["reason"]) == ("interrupted" if reason else "complete", reason)
+    assert (found["measured"], found["left"]) == (2, left)
+    assert run.is_written
+
+
+def test_a_caller_that_leaves_ends_the_log(rows, tmp_path):
+    path = tmp_path / "run.jsonl"
+    running = driven(path, rows).measurements()
+    next(running)
+    running.close()
+    assert [each.get("reason") for each in records(path)][-1] == "by the caller"
+    unread = driven(tmp_path / "unread.jsonl", rows).measurements()
+    unread.close()
+    assert [each["record"] for each in records(tmp_path / "unread.jsonl")] == ["header"]
+
+
+def test_the_row_that_lost_the_device_is_logged(rows, tmp_path):
+    path, lost = tmp_path / "run.jsonl", []
+    run = driven(path, [rows[0], DeviceLostError("lost", rows[1])], on_lost=lost.append)
+    with pytest.raises(DeviceLostError):
+        list(run.measurements())
+    assert lost == [rows[1]]
+    assert [each["record"] for each in records(path)] == ["header", "measurement", "measurement", "summary"]
+
+
+def test_a_log_that_cannot_be_written_is_kept_in_memory(rows, tmp_path, monkeypatch):
+    written = RunLogWriter.write
+
+    def full(self, record, fields):
+        if record == "summary":
+            raise RunLogWriteError("the disk is full")
+        written(self, record, fields)
+
+    monkeypatch.setattr(RunLogWriter, "write", full)
+    run = driven(tmp_path / "run.jsonl", [KNOWN, *rows])
+    with pytest.raises(RunLogWriteError):
+        list(run.measurements())
+    log = run.log_in_memory()
+    assert not run.is_written
+    assert (log.tier, len(log.measurements), [*log.known_ceilings]) == ("complete", 3, [("bfloat16", "burst")])
+
+
+def test_what_is_left_counts_steps_by_their_requested_names(tmp_path):
+    path = "mamf.testing:SimulatedAttention"
+    shape = AttentionShape(1, 16, 16, 1024, 1024, 64, 64, False)
+    plan = kernels_plan("attention", (shape,), (AttentionProblem(),), (path, "sdpa"))
+    run = Run(plan, SimulatedBackend(), [(path, SimulatedAttention()), ("sdpa", SimulatedAttention())])
+    assert [step.kernel for step in run.steps] == [path, "sdpa"]
+    one = Run(kernels_plan("attention", (shape,), (AttentionProblem(),), (path,)), run.backend, run.kernels[:1])
+    run.rows += one.measurements()
+    assert run.kind.count_left(run) == 1

@@ -1,0 +1,82 @@
+"""What the fields of a shape or a problem declare: their values from text, combinations and bounds."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import pytest
+
+from mamf.errors import UsageError
+from mamf.limits import MOST_STEPS, parse_size
+from mamf.parameters import DERIVED, DeclaredProblem, combine, describe, parameters_of
+
+
+@dataclass(frozen=True)
+class Problem(DeclaredProblem):
+    rows: int = field(metadata=describe("rows", keyword="row_counts", read=parse_size))
+    style: Literal["plain", "fancy"] = "plain"
+    blocks: int = field(default=0, metadata=describe("blocks", least=0, most=8))
+    is_tied: bool = True
+    window: int | None = None
+    extra: dict | None = None
+    sum: int = field(default=0, metadata=DERIVED)
+    dtype: str = "bfloat16"
+
+
+PARAMETERS = parameters_of(Problem)
+
+
+def test_a_field_declares_its_option_and_default():
+    assert "sum" not in PARAMETERS
+    assert (PARAMETERS["rows"].option, PARAMETERS["is_tied"].option) == ("--row-counts", "--is-tied")
+    assert [PARAMETERS[name].default for name in ("rows", "style", "is_tied", "window")] == ["", "plain", "yes", ""]
+    assert [name for name, each in PARAMETERS.items() if not each.is_readable] == ["extra"]
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "values"),
+    [
+        ("rows", "12", (12,)),
+        ("rows", [1, "2"], (1, 2)),
+        ("style", ("plain", "fancy"), ("plain", "fancy")),
+        ("is_tied", ["no", True], (False, True)),
+        ("window", ["none", "3", None], (None, 3, None)),
+    ],
+)
+def test_a_keyword_names_one_value_or_several(name, given, values):
+    assert PARAMETERS[name].values_of(given) == values
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("rows", "0", "whole number of at least 1"),
+        ("style", "plane", "did you mean 'plain'"),
+        ("blocks", "1.5", "'1.5' is not a whole number"),
+        ("is_tied", "maybe", "it is yes or no"),
+        ("extra", "{}", "cannot be given as text"),
+    ],
+)
+def test_text_that_is_no_value_is_refused(name, text, message):
+    with pytest.raises(UsageError, match=message):
+        PARAMETERS[name].parse(text)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"rows": 0}, "rows 0: it must be at least 1"),
+        ({"rows": 1, "blocks": 9}, "blocks 9: it must be at most 8"),
+        ({"rows": 1, "style": "odd"}, "unknown style 'odd'"),
+        ({"rows": 1, "dtype": "bf17"}, "unknown dtype 'bf17'"),
+    ],
+)
+def test_a_problem_has_allowed_values(fields, message):
+    with pytest.raises(UsageError, match=message):
+        Problem(**fields)
+
+
+def test_values_are_combined_but_not_without_bound():
+    assert list(combine({"a": [1, 2], "b": "xy"})) == [{"a": a, "b": b} for a in (1, 2) for b in "xy"]
+    assert list(combine({})) == [{}]
+    with pytest.raises(UsageError, match="steps are more than"):
+        combine({"a": range(MOST_STEPS), "b": [1, 2]})

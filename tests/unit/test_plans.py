@@ -1,0 +1,93 @@
+"""A plan in a log: one form for every kind and operation, read as it was written."""
+
+import copy
+import json
+import math
+
+import pytest
+from contribution_logs import write
+from made_plans import kernels_plan, search_plan, sweep_plan
+
+from mamf.contribution.rules import review
+from mamf.errors import RunLogError
+from mamf.logs.plan_records import plan_from_record, plan_record
+from mamf.logs.run_log import read_run_log
+from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
+from mamf.operations.matmul.kernel import MatmulProblem
+from mamf.operations.matmul.shapes import MatmulGrid, MatmulShape
+from mamf.plans import (
+    EXPLAIN,
+    GUARD,
+    MATMUL,
+    REPRODUCE,
+    VERIFY,
+    Claim,
+    GuardOptions,
+    Plan,
+    ReproduceOptions,
+    StepKey,
+    VerifyOptions,
+)
+from mamf.statistics import FigureError, Interval
+
+SHAPE, PROBLEM = MatmulShape(64, 64, 64), MatmulProblem(seed=7)
+ATTENTION, HEADS = AttentionProblem(direction="bwd"), AttentionShape(1, 16, 2, 512, 512, 192, 128, True, 100)
+PRODUCT = ((PROBLEM,), ("torch.mm",), (SHAPE,))
+SEARCH = search_plan(PROBLEM, ("torch.mm",), MatmulGrid((64,), (64, 128), (64,)), priors=(SHAPE,), is_quick=True)
+STEP = StepKey("burst", ATTENTION, HEADS, "sdpa")
+CLAIMS = (
+    Claim(STEP, 600.0, Interval(590.0, 610.0, 1.0)),
+    Claim(STEP, 700.0, Interval(690.0, 710.0, 0.95), FigureError(0.001, 0.002, 9), 1.7e9),
+)
+PLANS = {
+    "sweep": sweep_plan((SHAPE,), PROBLEM, ("burst", "classic"), reference=SHAPE, budget_seconds=60.0, layers=("up",)),
+    "search": SEARCH,
+    "bounded search": search_plan(PROBLEM, ("torch.mm",), MatmulGrid((64,), (64,), (64,), 1e9)),
+    "shares": kernels_plan("attention", (HEADS,), (ATTENTION,), ("sdpa", "my.module:Mine"), searches=(SEARCH,)),
+    "explain": Plan(EXPLAIN, MATMUL, *PRODUCT),
+    "guard": Plan(GUARD, MATMUL, *PRODUCT, options=GuardOptions(5)),
+    "reproduce": Plan(
+        REPRODUCE,
+        "attention",
+        (ATTENTION,),
+        ("sdpa",),
+        (HEADS,),
+        options=ReproduceOptions(CLAIMS, "a.jsonl", (("torch", "2.9"),), 3),
+    ),
+    "verify": Plan(VERIFY, MATMUL, *PRODUCT, options=VerifyOptions(17, ("attention", "matmul"))),
+}
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_a_plan_is_read_as_it_was_written(name):
+    record = json.loads(json.dumps(plan_record(PLANS[name]), allow_nan=False))
+    assert plan_from_record(record) == PLANS[name]
+
+
+def test_every_plan_has_the_same_fields():
+    (fields,) = {tuple(plan_record(plan)) for plan in PLANS.values()}
+    assert fields == tuple(plan_record(SEARCH))
+    assert plan_record(SEARCH)["options"]["grid"]["most_flop"] is None
+    assert plan_from_record(plan_record(SEARCH)).options.grid.most_flop == math.inf
+
+
+def test_a_plan_of_what_is_not_installed_is_read():
+    record = plan_record(PLANS["guard"])
+    found = plan_from_record(record | {"command": "soak", "operation": "fft", "options": {"hours": 3}})
+    assert (found.kind, found.operation, found.shapes, found.options) == ("soak", "fft", ("64x64x64",), {"hours": 3})
+
+
+def test_the_form_of_an_earlier_version_is_refused_in_a_line(sweep_records, tmp_path):
+    records = copy.deepcopy(sweep_records)
+    del records[0]["plan"]["options"]
+    with pytest.raises(RunLogError, match=r"line 1: the plan is in a form from before release 0.2, .*: measure again$"):
+        read_run_log(write(tmp_path / "run.jsonl", records))
+
+
+def test_unknown_fields_of_a_plan_are_found(sweep_records, tmp_path):
+    records = copy.deepcopy(sweep_records)
+    records[0]["plan"] |= {"wishes": 1}
+    records[0]["plan"]["options"] |= {"hopes": 2}
+    findings = review(write(tmp_path / "run.jsonl", records)).findings
+    named = {text for each in findings if each.rule == "unknown-field" for text in each.message.split("'")[1::2]}
+    assert named == {"plan.wishes", "plan.options.hopes"}

@@ -1,0 +1,618 @@
+"""``--devices``: a process and a log for each device, read as one run; what fails costs a row and is measured later."""
+
+import csv
+import io
+import json
+import math
+import os
+import signal
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import inline_children
+import pytest
+import simulated_node
+from contribution_logs import found
+from forked import LONGEST_SECONDS, Child, Command
+
+from mamf.ceilings.share import compute_drift, mamfu
+from mamf.errors import UsageError
+from mamf.kinds.registry import chart_of
+from mamf.logs.compare import compare
+from mamf.logs.entries import entries
+from mamf.logs.run_log import DeviceSpeed, device_speeds, read_run_log, with_device_speeds
+from mamf.logs.shared_runs import join_logs, read_run, share_paths
+from mamf.operations import unknown
+from mamf.operations.matmul.shapes import COMMON_PRODUCT, MatmulShape
+from mamf.plugins import discovery
+from mamf.report.devices import device_lines
+from mamf.report.rows import ranked
+from mamf.statistics import student_t
+from mamf.testing import Physics, SimulatedAttention, SimulatedMatmul
+
+SWEEP = ["sweep", "--backend", "simulated", "--output", "out", "--devices", "all"]
+GRID = ["--m-range", "8192", "20480", "1024", "--n", "16384", "--k", "16384", "--precision", "20%"]
+GRID_SHAPES = [MatmulShape(m, 16384, 16384) for m in range(8192, 20480, 1024)]
+#: How fast the devices are relative to the first.
+SPEEDS = (1.0, 1.03, 0.98, 1.01)
+
+
+@pytest.fixture(autouse=True)
+def installed(monkeypatch):
+    simulated_node.install(monkeypatch)
+    monkeypatch.setitem(simulated_node.POINTS[discovery.BACKENDS], "simulated", "test_shared_runs:Card")
+    unknown._installed.cache_clear()
+    yield
+    unknown._installed.cache_clear()
+
+
+class Card(simulated_node.Node):
+    def __init__(self, index=0):
+        super().__init__(index)
+        speed = SPEEDS[index]
+        self.world = replace(Physics(), flop_per_cycle_per_unit=round(4096 * speed), bandwidth=3e12 * speed)
+        self.info = replace(self.info, uuid_hash=f"card{index}", driver="580.1")
+
+
+@pytest.fixture
+def shared(run):
+    """Run a command on simulated devices in virtual time; returns what it printed, and its logs as one run."""
+
+    def command(*arguments, gone=(), folder="out"):
+        with pytest.MonkeyPatch.context() as patch:
+            inline_children.install(patch, gone)
+            printed = run(*arguments)
+        return printed, read_run(run.folder / folder)
+
+    return command
+
+
+def own(log):
+    return [row for row in log.measurements if not row.is_reference and not row.phase]
+
+
+def test_shapes_are_dealt_out_and_the_best_is_chosen_as_of_the_first(run, shared):
+    (code, out, err), log = shared(*SWEEP, *GRID)
+    assert (code, err, log.tier) == (0, "", "complete")
+    assert sorted(row.shape for row in own(log)) == GRID_SHAPES
+    assert [sum(row.device == device for row in own(log)) for device in range(4)] == [3, 3, 3, 3]
+    for row in log.measurements:
+        assert row.device_speed == pytest.approx(SPEEDS[row.device], rel=0.002)
+    best = max(own(log), key=lambda row: row.comparable_rate)
+    assert f"median) @ {best.shape} by simulated.mm" in out
+    assert [device.uuid_hash for device in log.devices] == ["card0", "card1", "card2", "card3"]
+    assert "device 2: Simulated H100, 132 compute units, 700 W limit, uuid card2" in out
+    assert f"1980 MHz; {best.conditions.watts:.0f} W; {best.conditions.celsius:.0f} C; device {best.device}" in out
+    for path in share_paths(run.folder / "out"):
+        log = read_run_log(path)
+        assert log.measurements[0].is_reference and log.measurements[0].shape == GRID_SHAPES[6]
+        assert (len(log.plan.steps()), log.tier, log.devices) == (3, "complete", [])
+        assert found(path) == {"simulated"}
+
+
+def test_four_devices_take_little_more_than_a_quarter_of_the_time(run, shared):
+    asked = ["--m-range", "16384", "26624", "64", "--n", "32768", "--k", "32768", "--precision", "20%"]
+    _, log = shared(*SWEEP, *asked)
+    run("sweep", "--backend", "simulated", *asked, "--output", "alone.jsonl")
+    alone = read_run_log(run.folder / "alone.jsonl")
+    assert len(own(log)) == len(own(alone)) == 160
+    assert alone.summary["elapsed_seconds"] / log.summary["elapsed_seconds"] >= 3.7
+
+
+# -- devices that fail, in virtual time --------------------------------------------------------------------------------
+
+
+def test_a_device_that_is_gone_leaves_its_shapes_to_the_others(shared):
+    (code, _, err), log = shared(*SWEEP, *GRID, gone=(1,))
+    assert (code, log.tier, log.summary["left"]) == (1, "interrupted", 3)
+    assert len(own(log)) == 9 and 1 not in {row.device for row in own(log)}
+    assert err == (
+        "mamf: device 1 failed: it ended while it measured (start): killed by signal 9\n"
+        "mamf: mamf sweep --resume out measures the rest, or with --devices 0 2 3 on the other devices\n"
+    )
+    (code, _, _), log = shared("sweep", "--resume", "out", "--devices", "0", "2")
+    assert (code, log.tier, len(own(log))) == (0, "complete", 12)
+    assert {row.device for row in own(log)} == {0, 2, 3}
+    again = shared("sweep", "--resume", "out")[1]
+    assert len(again.every_row) == len(log.every_row), "nothing is measured twice"
+
+
+def test_a_budget_leaves_the_rest_for_later_and_a_lost_device_its_rows_to_another(shared):
+    (code, _, err), log = shared(*SWEEP, *GRID, "--budget", "2s")
+    assert (code, err, log.summary["reason"]) == (0, "", "the budget ended")
+    assert 0 < len(own(log)) == 12 - log.summary["left"] < 12
+    (code, _, _), log = shared("sweep", "--resume", "out", "--devices", "3")
+    assert (code, log.tier, len(own(log))) == (0, "complete", 12)
+    assert len(log.parts) == 5
+
+
+@pytest.mark.parametrize("devices", [["2"], ["0", "7"]])
+def test_a_folder_is_resumed_by_the_devices_of_its_logs(run, shared, devices):
+    shared(*SWEEP[:-1], "0", "1", *GRID, "--budget", "2s")
+    code, _, err = run("sweep", "--resume", "out", "--devices", *devices)
+    assert (code, err.count("out was measured by devices 0 1, not by")) == (2, 1)
+    code, _, err = run("sweep", "--resume", "out", "--device", "0")
+    assert (code, err.count("a folder is resumed by the devices of its logs")) == (2, 1)
+
+
+def test_the_options_of_a_run_may_be_repeated_but_not_changed(shared):
+    resumed = ["sweep", "--backend", "simulated", "--devices", "all", "--resume", "out"]
+    (code, _, _), log = shared(*resumed, *GRID, "--budget", "2s")
+    assert (code, log.tier) == (0, "interrupted")
+    (code, _, err), _ = shared(*resumed, "--m", "8192", "--precision", "20%")
+    assert code == 1 and "--shapes 8192x4096x4096 contradicts" in err
+    (code, _, err), log = shared(*resumed, *GRID)
+    assert (code, err, log.tier) == (0, "", "complete")
+
+
+def test_a_card_that_is_another_than_the_logs_measures_nothing(shared, monkeypatch):
+    shared(*SWEEP, *GRID, "--budget", "2s")
+    before = Path("out/device3.jsonl").read_text()
+    monkeypatch.setattr(Card, "device_count", classmethod(lambda cls: 4))
+    monkeypatch.setitem(simulated_node.POINTS[discovery.BACKENDS], "simulated", "test_shared_runs:Changed")
+    (code, _, err), log = shared("sweep", "--resume", "out")
+    assert (code, log.tier) == (1, "interrupted")
+    assert "device 3 failed: out/device3.jsonl was measured with device uuid_hash card3, not another" in err
+    assert Path("out/device3.jsonl").read_text() == before
+
+
+class Changed(Card):
+    def __init__(self, index=0):
+        super().__init__(index)
+        self.info = replace(self.info, uuid_hash="another" if index == 3 else self.info.uuid_hash)
+
+
+# -- processes ---------------------------------------------------------------------------------------------------------
+
+
+def test_processes_share_a_sweep_without_those_whose_device_cannot_be_opened(run, monkeypatch):
+    monkeypatch.setattr("mamf.node.children.started", Child)
+    monkeypatch.setenv(simulated_node.DEVICES, "3")
+    monkeypatch.setenv(simulated_node.FAULTS, json.dumps({"1": "closed", "2": "hangs"}))
+    code, out, err = run(*SWEEP, *GRID, "--patience", "2s")
+    log = read_run(run.folder / "out")
+    assert (code, len(own(log)), [device.index for device in log.devices]) == (1, 4, [0])
+    assert "mamf: device 1 failed: the device cannot be opened\n" in err
+    assert "mamf: device 2 failed: it hangs: silent for 2 s (start)\n" in err
+    assert "best burst" in out
+
+
+class Waiting(SimulatedMatmul):
+    """Waits on one device for a signal, at a size of which no row has been measured yet."""
+
+    name = "waiting.mm"
+    m = GRID_SHAPES[5].m
+
+    def run_of(self, device, problem, shape):
+        run, mark = super().run_of(device, problem, shape), Path(f"waits{device.index}")
+
+        def launch(key):
+            if shape.m >= self.m and device.index == 1 and not mark.exists():
+                mark.write_text(str(os.getpid()))
+                time.sleep(LONGEST_SECONDS)
+            run(key)
+
+        return launch
+
+
+ON_TWO = {simulated_node.DEVICES: "2"}
+
+
+@pytest.fixture
+def waiting(tmp_path, monkeypatch):
+    """A shared sweep whose device 1 is in a launch that never ends, and that device's process."""
+    monkeypatch.setitem(simulated_node.POINTS[discovery.KERNELS], "waiting.mm", "test_shared_runs:Waiting")
+
+    def prepare():
+        pytest.MonkeyPatch().setattr("mamf.node.children.started", Child)
+
+    asked = [*SWEEP, *GRID, "--order", "given", "--kernel", "waiting.mm"]
+    process = Command(asked, tmp_path, prepare, **ON_TWO)
+    wait_for(lambda: (tmp_path / "waits1").exists() and (tmp_path / "waits1").read_text())
+    log = tmp_path / "out" / "device0.jsonl"
+    wait_for(lambda: log.exists() and read_run_log(log).tier == "complete")
+    monkeypatch.chdir(tmp_path)
+    return process, int(Path("waits1").read_text())
+
+
+def wait_for(holds):
+    ends = time.monotonic() + LONGEST_SECONDS
+    while not holds():
+        assert time.monotonic() < ends
+        time.sleep(0.005)
+
+
+def is_running(process):
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def require_resumable(shared):
+    """The rest is measured, and nothing twice."""
+    before = read_run(Path("out"))
+    (code, _, err), log = shared("sweep", "--resume", "out")
+    assert (code, err, log.tier, len(own(log))) == (0, "", "complete", 12)
+    assert sum(not row.is_reference for row in log.every_row) == 12 > len(own(before)) > 0
+
+
+def test_ctrl_c_keeps_every_row(waiting, shared):
+    process, child = waiting
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate()
+    assert (process.returncode, "best burst" in out) == (130, True)
+    assert read_run_log(Path("out/device1.jsonl")).summary["reason"] == "by the user"
+    assert not is_running(child)
+    require_resumable(shared)
+
+
+def test_a_killed_parent_takes_its_processes_along(waiting, shared):
+    process, child = waiting
+    process.kill()
+    process.wait()
+    wait_for(lambda: not is_running(child))
+    assert read_run_log(Path("out/device1.jsonl")).summary["reason"] == "by the user"
+    require_resumable(shared)
+
+
+def test_a_killed_process_costs_the_row_in_flight(waiting, shared):
+    process, child = waiting
+    os.kill(child, signal.SIGKILL)
+    _, err = process.communicate()
+    assert process.returncode == 1
+    assert "device 1 failed: it ended while it measured (burst" in err and "killed by signal 9" in err
+    require_resumable(shared)
+
+
+class Hanging(Waiting):
+    """Ignores signals while it hangs, as a driver does."""
+
+    def run_of(self, device, problem, shape):
+        run = super().run_of(device, problem, shape)
+
+        def launch(key):
+            if device.index == 1:
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            run(key)
+
+        return launch
+
+
+def test_a_device_that_hangs_is_killed_and_named(tmp_path, monkeypatch, shared):
+    monkeypatch.setitem(simulated_node.POINTS[discovery.KERNELS], "waiting.mm", "test_shared_runs:Hanging")
+    prepare = lambda: pytest.MonkeyPatch().setattr("mamf.node.children.started", Child)  # noqa: E731
+    asked = [*SWEEP, *GRID, "--order", "given", "--kernel", "waiting.mm", "--patience", "2s"]
+    process = Command(asked, tmp_path, prepare, **ON_TWO)
+    _, err = process.communicate()
+    assert process.returncode == 1
+    assert "device 1 failed: it hangs: silent for 2 s (burst" in err
+    monkeypatch.chdir(tmp_path)
+    require_resumable(shared)
+
+
+class Crashing(SimulatedMatmul):
+    name = "crashing.mm"
+
+    def run_of(self, device, problem, shape):
+        run = super().run_of(device, problem, shape)
+        return lambda key: os.kill(os.getpid(), signal.SIGSEGV) if shape.m == 8192 else run(key)
+
+
+def test_a_crash_costs_its_row_and_a_new_process_measures_the_rest_of_the_share(tmp_path, monkeypatch):
+    monkeypatch.setitem(simulated_node.POINTS[discovery.KERNELS], "crashing.mm", "test_shared_runs:Crashing")
+    asked = ["sweep", "--backend", "simulated", *GRID, "--order", "given", "--kernel", "crashing.mm"]
+    prepare = lambda: pytest.MonkeyPatch().setattr("mamf.cli.devices._end_with_parent", lambda: None)  # noqa: E731
+    process = Command([*asked, "--share", "0", "2", "--output", "device0.jsonl"], tmp_path, prepare)
+    _, err = process.communicate()
+    assert (process.returncode, err.count("crashed the process (SIGSEGV); a new process measures the rest")) == (0, 1)
+    log = read_run_log(tmp_path / "device0.jsonl")
+    assert [row.ok for row in own(log)] == [False, *[True] * 5]
+
+
+# -- processes that a launcher starts ----------------------------------------------------------------------------------
+
+RANKS = ["sweep", "--backend", "simulated", "--devices", "ranks", *GRID]
+
+
+@pytest.mark.parametrize(
+    "names", [("RANK", "WORLD_SIZE", "LOCAL_RANK"), ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID")]
+)
+def test_ranks_share_a_run_by_the_variables_of_their_launcher(tmp_path, run, names):
+    def started(*arguments):
+        environments = [dict(zip(names, (str(rank), "2", str(rank)), strict=True)) for rank in range(2)]
+        processes = [Command(arguments, tmp_path, **environment) for environment in environments]
+        return [(*process.communicate(), process.returncode) for process in processes]
+
+    printed = started(*RANKS, "--output", "out", "--budget", "2s")
+    assert [code for *_, code in printed] == [0, 0]
+    assert [out for out, *_ in printed] == ["logs: out; when all ranks have ended, 'mamf show out' reports them\n", ""]
+    log = read_run(tmp_path / "out")
+    assert [part.path.name for part in log.parts] == ["rank0.jsonl", "rank1.jsonl"]
+    assert [device.index for device in log.devices] == [0, 1]
+    assert [code for *_, code in started("sweep", "--devices", "ranks", "--resume", "out")] == [0, 0]
+    log = read_run(tmp_path / "out")
+    assert (log.tier, sorted(row.shape for row in own(log))) == ("complete", GRID_SHAPES)
+    assert {row.device for row in own(log)} == {0, 1}
+    code, _, err = run("sweep", "--resume", str(tmp_path / "out"))
+    assert (code, "logs of ranks with --devices ranks" in err) == (2, True)
+
+
+def test_without_ranks_the_variables_of_a_launcher_mean_nothing(run, monkeypatch):
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "SLURM_PROCID": "1", "SLURM_NTASKS": "2"}.items():
+        monkeypatch.setenv(name, value)
+    assert run("sweep", "--backend", "simulated", *GRID, "--output", "alone.jsonl")[0] == 0
+    assert len(own(read_run_log(run.folder / "alone.jsonl"))) == 12
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [({}, "the environment lacks RANK and WORLD_SIZE"), ({"RANK": "0", "WORLD_SIZE": "two"}, "WORLD_SIZE='two'")],
+)
+def test_ranks_without_a_launcher_are_a_line(run, monkeypatch, variables, message):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    code, _, err = run(*RANKS, "--output", "out")
+    assert (code, err.count(message), len(err.splitlines())) == (2, 1, 1)
+
+
+def test_devices_of_several_machines_are_told_apart(run, shared):
+    _, log = shared(*SWEEP, *GRID)
+    logs = [replace(part, header=part.header | {"device": part.header["device"] | {"index": 0}}) for part in log.parts]
+    joined = join_logs(logs, run.folder)
+    assert [device.index for device in joined.devices] == [0, 1, 2, 3]
+    assert {row.shape: row.device for row in own(joined)} == {row.shape: row.device for row in own(log)}
+
+
+# -- read as one run ---------------------------------------------------------------------------------------------------
+
+
+def test_logs_are_shown_drawn_compared_and_checked_as_one_run(run, shared):
+    shared(*SWEEP, *GRID, "--regime", "burst", "sustained")
+    _, shown, _ = run("show", "out")
+    assert "sustained bfloat16: device 1 " in shown and "complete; 24 measured" in shown
+    assert run("show", *sorted(map(str, Path("out").iterdir())))[1] == shown
+    rows = list(csv.DictReader(io.StringIO(run("show", "out", "--format", "csv")[1])))
+    assert {row["device"] for row in rows} == {"0", "1", "2", "3"}
+    assert float(rows[0]["device_speed"]) > 0.9
+    chart = chart_of(read_run(Path("out")))
+    assert "devices 0 1 2 3, figures as of the first" in chart.subtitle
+    points = [
+        point.y for panel in chart.panels for line in panel.lines for point in line.points if "burst" in line.name
+    ]
+    assert max(points) / min(points) < 1.06
+    assert run("plot", "out")[0] == 0 and Path("out.png").exists()
+    assert run("report", "out")[0] == 0 and "sustained bfloat16: device 1 " in Path("report.html").read_text()
+    code, out, _ = run("compare", "out", "out")
+    assert (code, "24" in out) == (0, True)
+    code, out, _ = run("results", "check", "out")
+    assert (code, out.count("simulated: measured on the simulated backend")) == (1, 4)
+
+
+def test_what_is_not_one_run_is_refused(run, shared):
+    shared(*SWEEP, *GRID)
+    run("sweep", "--backend", "simulated", "--m", "8192", "--output", "other.jsonl")
+    run("sweep", "--backend", "simulated", *GRID, "--output", "alone.jsonl")
+    run("sweep", "--backend", "simulated", *GRID, "--output", "again.jsonl")
+    for logs, message in (
+        (["out", "other.jsonl"], "different plans"),
+        (["alone.jsonl", "again.jsonl"], "'mamf compare' compares equal runs"),
+    ):
+        code, _, err = run("show", *logs)
+        assert (code, message in err) == (2, True)
+
+
+def test_logs_of_two_models_are_not_one_run(shared):
+    _, log = shared(*SWEEP, *GRID)
+    log.parts[2].header["device"]["name"] = "Simulated H200"
+    with pytest.raises(UsageError, match="several models, which are not one run: Simulated H100, Simulated H200"):
+        join_logs(log.parts, log.path)
+
+
+def test_rows_of_two_devices_are_compared_after_the_correction_and_it_is_said(run, shared):
+    _, shared_log = shared(*SWEEP, *GRID)
+    run("sweep", "--backend", "simulated", *GRID, "--output", "alone.jsonl")
+    compared = compare([shared_log], [read_run_log(run.folder / "alone.jsonl")], False)
+    crossed = [pair for pair in compared.pairs if not pair.is_same_device]
+    assert len(compared.pairs) == 12
+    assert 0 < len(crossed) < 12
+    assert all(pair.ratio == pytest.approx(1.0, abs=0.004) for pair in compared.pairs)
+    code, out, _ = run("compare", "out", "alone.jsonl")
+    assert code == 0
+    assert "two devices: A is corrected by the reference that both measured" in out
+    one_and_the_same = compare([shared_log], [shared_log], False)
+    assert all(pair.is_same_device and pair.ratio == 1 for pair in one_and_the_same.pairs)
+
+
+def test_rows_are_compared_with_the_device_that_the_header_names(shared):
+    _, log = shared(*SWEEP, *GRID)
+    log.header["device"] = asdict(log.devices[2])
+    speeds = {entry.device: entry.device_speed for entry in entries(log)}
+    of_own = {f"card{device}": speed / SPEEDS[2] for device, speed in enumerate(SPEEDS) if device != 2}
+    assert speeds == pytest.approx({"": 1.0, **of_own}, rel=0.003)
+
+
+def test_what_was_never_compared_is_ranked_last_and_not_paired(run, shared):
+    _, log = shared(*SWEEP, *GRID)
+    visits = [row for row in log.measurements if row.is_reference and row.device != 1]
+    rows = with_device_speeds([*visits, *own(log)])
+    last = [row.device_speed is None for row in ranked(rows)]
+    assert last == sorted(last)
+    assert last.count(True) == sum(row.device == 1 for row in own(log)) > 0
+    assert "not compared, and ranked after the others: device 1" in device_lines(rows, log.header)
+    run("sweep", "--backend", "simulated", *GRID, "--output", "alone.jsonl")
+    compared = compare([replace(log, measurements=rows)], [read_run_log(run.folder / "alone.jsonl")], False)
+    assert {there.status for _, there in compared.only_b} == {"of a device that was never compared"}
+    assert len(compared.only_b) == last.count(True) and compared.pairs
+
+
+def test_what_the_reference_does_not_tell_is_in_every_corrected_interval(run, shared):
+    (_, out, _), log = shared(*SWEEP, *GRID)
+    speeds = device_speeds(log.measurements)["burst", "bfloat16"]
+    visits = {row.device: row.relative_half_width for row in log.measurements if row.is_reference}
+    assert speeds[0][:2] == (1.0, 0.0)
+    for device in (1, 2, 3):
+        assert speeds[device].half_width == pytest.approx(math.hypot(visits[device], visits[0]))
+    factor, half_width, _ = speeds[1]
+    assert f"device 1 {100 * factor - 100:+.2f} +-{100 * factor * half_width:.2f} %" in out
+    for row in own(log):
+        width = row.comparable_interval.half_width / row.comparable_seconds
+        of_speed = speeds[row.device].half_width_at(row.amount)
+        assert width == pytest.approx(math.hypot(row.relative_half_width, of_speed), rel=0.01)
+    run("sweep", "--backend", "simulated", *GRID, "--output", "alone.jsonl")
+    alone = read_run_log(run.folder / "alone.jsonl")
+    uncorrected = {entry.key: entry.error.own for entry in entries(log)}
+    for pair in compare([log], [alone], False).pairs:
+        error = math.hypot(uncorrected[pair.a.key], pair.b.error.own, pair.a.device_speed_half_width / 1.96)
+        expected = (
+            student_t(pair.a.error.degrees) * math.hypot(error, pair.design.factor * pair.a.error.common)
+            + pair.by_temperature
+        )
+        assert math.log(pair.interval.high / pair.ratio) == pytest.approx(expected)
+        assert (pair.a.device_speed_half_width > 0) == (not pair.is_same_device)
+
+
+def test_how_far_apart_devices_are_on_less_work_than_the_references_is_between_that_and_nothing():
+    slow = DeviceSpeed(0.975, 0.003, work=343e9)
+    assert slow.half_width_at(343e9) == slow.half_width_at(700e9) == 0.003
+    for work, factor in ((137e9, 0.982), (69e9, 0.987), (34e9, 1.0)):  # of two H200
+        assert slow.factor * (1 + slow.half_width_at(work)) >= factor
+    assert DeviceSpeed(1.0, 0.003, work=343e9).half_width_at(1e9) == 0.003
+
+
+# -- options -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--devices", "0", "9"], "simulated has no device 9; it has 4; use --devices 0"),
+        (["--devices", "all", "0"], "--devices: 'all', 'ranks' or some, not both"),
+        (["--devices", "one"], "'one' is not a number from 0"),
+        (["--devices", "0", "1", "--device", "1"], "--device names one device, --devices several"),
+        (["--devices", "0", "1", "--patience", "soon"], "'soon' is not a duration"),
+        (["--devices", "ranks"], "--devices ranks: name the folder for the logs of all ranks"),
+    ],
+)
+def test_bad_devices_are_a_line(run, monkeypatch, arguments, message):
+    for name, value in {"RANK": "0", "WORLD_SIZE": "1"}.items():
+        monkeypatch.setenv(name, value)
+    code, out, err = run("sweep", "--backend", "simulated", *arguments)
+    assert (code, out) == (2, "")
+    assert message in err
+    assert len(err.splitlines()) == 1
+
+
+def test_what_no_device_can_measure_is_one_line_and_no_folder(run, monkeypatch):
+    inline_children.install(monkeypatch)
+    code, out, err = run("sweep", "--operation", "copies", "--backend", "simulated", "--devices", "0", "2")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith("mamf: copies use links that all devices share")
+    assert not list(run.folder.iterdir())
+
+
+def test_one_device_is_an_ordinary_run(run):
+    code, _, _ = run("sweep", "--backend", "simulated", *GRID, "--devices", "2", "--output", "log.jsonl")
+    log = read_run_log(run.folder / "log.jsonl")
+    assert (code, log.header["device"]["index"], log.plan.is_shared) == (0, 2, False)
+
+
+def test_a_dry_run_says_who_shares_it(run):
+    code, out, _ = run(*SWEEP, *GRID, "--dry-run")
+    assert code == 0
+    assert "devices: 0 1 2 3, a process and a log each; the first:" in out
+    assert "3 to measure" in out
+    assert not (run.folder / "out").exists()
+
+
+# -- kernels of an operation, and ceilings -----------------------------------------------------------------------------
+
+
+def test_kernels_of_any_operation_are_compared_on_a_row_of_the_plan(shared):
+    asked = ["bandwidth", "--size", "64MiB", "256MiB", "1GiB", "2GiB", "--pattern", "copy", "read"]
+    (code, out, err), log = shared(*asked, *SWEEP[1:])
+    assert (code, err, len(own(log))) == (0, "", 8)
+    visits = [row for row in log.measurements if row.is_reference]
+    assert {(row.problem.pattern, str(row.shape)) for row in visits} == {("copy", "1GiB")}
+    assert {row.device for row in visits} == {row.device for row in own(log)} == {0, 1, 2, 3}
+    assert "by the reference 1GiB, simulated-bandwidth" in out
+
+
+class SlowAttention(SimulatedAttention):
+    name = "slow-attention"
+    share = 0.35
+
+
+@pytest.fixture
+def attention_kernels(monkeypatch):
+    kernels = {
+        "simulated-attention": "mamf.testing:SimulatedAttention",
+        "slow-attention": "test_shared_runs:SlowAttention",
+    }
+    monkeypatch.setitem(simulated_node.POINTS, discovery.ATTENTION_KERNELS, kernels)
+    monkeypatch.setattr("mamf.cli.ceilings.plan_for", simulated_node.short_plan)
+
+
+ATTENTION = ["attention", "--seq-lens", "1024", "2048", "4096", "8192", "--head-dims", "64", "128"]
+
+
+@pytest.mark.usefixtures("attention_kernels")
+def test_kernels_of_one_shape_of_attention_are_of_one_device(shared):
+    (code, out, err), log = shared(*ATTENTION, *SWEEP[1:], "--no-ceiling")
+    assert (code, err, log.summary["measured"]) == (0, "", 16)
+    shapes = {row.shape: set() for row in own(log)}
+    for row in own(log):
+        shapes[row.shape].add(row.device)
+    assert [len(devices) for devices in shapes.values()] == [1] * 8
+    assert len({row.shape for row in log.measurements if row.is_reference}) == 1
+    assert out.count("speed-up over slow-attention") == 8
+
+
+@pytest.mark.usefixtures("attention_kernels")
+def test_each_device_finds_its_own_ceiling_and_shares_are_comparable(shared):
+    (code, out, err), log = shared(*ATTENTION, *SWEEP[1:], "--no-flush")
+    assert "to device 0 by their ceilings" in out
+    assert (code, err, log.tier) == (0, "", "complete")
+    rates = [part.all_ceilings["bfloat16", "burst"].rate for part in log.parts]
+    assert [rate / rates[0] for rate in rates] == pytest.approx(SPEEDS, rel=0.01)
+    visits = [row for row in log.measurements if row.is_reference and row.shape == COMMON_PRODUCT]
+    assert {row.device for row in visits} == {0, 1, 2, 3}
+    for row in log.measurements:
+        assert row.device_speed == pytest.approx(rates[row.device] / rates[0], rel=1e-4)
+    joined = {(row.shape, row.kernel): row for row in own(log)}
+    for part in log.parts:
+        for row in own(part):
+            same = joined[row.shape, row.kernel]
+            assert mamfu(same, log.all_ceilings) == pytest.approx(mamfu(row, part.all_ceilings), rel=1e-4)
+            assert compute_drift(same, log.all_ceilings) == pytest.approx(
+                compute_drift(row, part.all_ceilings), abs=1e-4
+            )
+
+
+@pytest.mark.usefixtures("attention_kernels")
+def test_attention_of_a_device_that_is_gone_is_measured_with_the_ceiling_of_another(shared):
+    (code, _, _), _ = shared(*ATTENTION, *SWEEP[1:], "--no-flush", gone=(1, 3))
+    assert code == 1
+    (code, _, err), log = shared("attention", "--resume", "out", "--devices", "0", "2")
+    assert (code, err, log.tier, len(own(log))) == (0, "", "complete", 16)
+    rest = [part for part in log.parts if part.path.stem in ("device0-2", "device2-2")]
+    assert [len(own(part)) for part in rest] == [4, 4]
+    assert not any(row.phase for part in rest for row in part.measurements), "ceilings are not searched for again"
+    assert all(mamfu(row, log.all_ceilings) for row in own(log))
+
+
+@pytest.mark.usefixtures("attention_kernels")
+def test_finds_of_each_device_are_its_ceilings_in_a_later_run(run, shared, monkeypatch):
+    monkeypatch.setenv(simulated_node.DEVICES, "2")
+    asked = ["find", *SWEEP[1:3], "--regime", "burst", "--devices", "all", "--output", "finds"]
+    (code, out, _), log = shared(*asked, folder="finds")
+    assert (code, len(log.parts), len(log.all_ceilings)) == (0, 2, 1)
+    assert "burst (MAMF), bfloat16: the slowest device is " in out
+    rows = list(csv.DictReader(io.StringIO(run("show", "finds", "--format", "csv")[1])))
+    assert [(row["device"], row["uuid_hash"]) for row in rows] == [(str(i), f"card{i}") for i in range(2)]
+    for command in (["compare", "finds", "finds"], ["plot", "finds"]):
+        assert run(*command)[0] == 2
+    (code, _, err), log = shared(*ATTENTION, *SWEEP[1:], "--ceiling", "finds")
+    assert (code, err) == (0, "")
+    assert [part.all_ceilings["bfloat16", "burst"].uuid_hash for part in log.parts] == [f"card{i}" for i in range(2)]

@@ -29,7 +29,6 @@ nitpicky = True
 nitpick_ignore_regex = [("py:.*", r"(?!mamf\.).*")]
 # Type variables, and what only mamf's own code makes.
 nitpick_ignore = [
-    ("py:class", "mamf.ceilings.share.KnownCeiling"),
     ("py:class", "mamf.engine.search.finding.Find"),
     ("py:class", "mamf.kernel.ProblemT"),
     ("py:class", "mamf.kernel.ShapeT"),

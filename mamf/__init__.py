@@ -4,7 +4,7 @@
 
     backend = mamf.open_backend("auto")
     for row in mamf.sweep(mamf.matmul_grid([4096], [4096], [1024, 2048]), backend=backend):
-        print(row.shape, row.status, row.summary and row.tflops("median"))
+        print(row.shape, row.status, row.ok and row.tflops)
 
 Names are loaded on first use: ``import mamf`` imports neither torch nor numpy.
 """
@@ -44,8 +44,8 @@ _HOMES = {
     # what is measured
     "Ceiling": "mamf.ceilings.ceiling",
     "Measurement": "mamf.measurement",
+    "Rate": "mamf.rate",
     # models against the ceiling
-    "KnownPeak": "mamf.contribution.known_ceilings",
     "Meter": "mamf.integrations.meter",
     "ModelFlops": "mamf.integrations.model_flops",
     "StepFigures": "mamf.integrations.meter",

@@ -159,14 +159,15 @@ class Measurement(Tabular):
         """
         return self.amount / self._measured(statistic) / TERA
 
-    def tflops(self, statistic: str) -> float:
-        """The same as ``rate``, for operations that count FLOP."""
-        return self.rate(statistic)
-
     @property
     def best_rate(self) -> float:
         """The rate at the statistic that ranks rows in this regime."""
         return self.rate(self.best_by)
+
+    @property
+    def tflops(self) -> float:
+        """The same as ``best_rate``, for operations that count FLOP."""
+        return self.best_rate
 
     @property
     def comparable_rate(self) -> float:

@@ -1,12 +1,14 @@
-"""Theoretical peaks by device name and dtype, and memory bandwidths: dense figures with sources in peaks.csv.
+"""The rates that ship with this package: datasheets' dense peaks and bandwidths by device (peaks.csv), the names that
+drivers and people give these devices (device_names.csv), and confirmed ceilings of results/ (contributed.csv).
 
-The first row whose pattern matches a name decides which device it is; a device without a row has no peak. The column
-``verified`` says which figures of a row were checked against a source: ``yes`` (all), ``flops`` (not the bandwidth) or
-``no`` (none). Unverified figures are marked in reports and limit nothing.
+The first row of peaks.csv whose pattern matches a name decides which device it is; a device without a row has no peak.
+The column ``verified`` says which figures of a row were checked against a source: ``yes`` (all), ``flops`` (not the
+bandwidth) or ``no`` (none). Unverified figures are marked in reports and limit nothing.
 """
 
 from __future__ import annotations
 
+import difflib
 import functools
 import re
 from collections.abc import Iterable
@@ -14,7 +16,14 @@ from dataclasses import dataclass
 
 from mamf.backend import DeviceInfo, shared_ways
 from mamf.dtypes import DTYPES
+from mamf.errors import UsageError
 from mamf.files import packaged_rows
+from mamf.limits import shorten
+from mamf.rate import DATASHEET, Rate
+from mamf.statistics import CONFIDENCE, Interval
+
+#: The file of confirmed ceilings in this package, which ``mamf results table`` writes.
+CONTRIBUTED = "contributed.csv"
 
 # Headroom above the datasheet's peak if its clock is not recorded: boards boost past it (an RTX 4090 reaches 178.8 of
 # 165.2 TFLOPS), but not by 25 %.
@@ -35,26 +44,18 @@ _CORE_FLOP_PER_CYCLE_ELSE = 2048
 _CORE_HZ = 7e9
 
 
-@dataclass(frozen=True)
-class Peak:
-    """A row of peaks.csv, without sparsity: ``tflops`` at ``clock_hz``, if the source names the clock. ``match`` finds
-    the device by its name. ``verified``: as the module says.
+@dataclass(frozen=True, kw_only=True)
+class DatasheetRate(Rate):
+    """A row of peaks.csv, without sparsity: a dense rate, 0 in a row that has a bandwidth only, with what finds the
+    device and bounds its clock. ``dtype`` is the datasheet's word, as ``DType.peak_name``. ``clock_hz``: None if the
+    source names none. ``verified``: as the module says.
     """
 
-    device: str
     match: re.Pattern[str]
-    dtype: str
-    tflops: float | None
     bandwidth_tb: float | None
     clock_hz: float | None
     compute_units: frozenset[int]
     verified: str
-    source: str
-
-    @property
-    def flops(self) -> float:
-        """FLOP/s; 0 in a row that has a bandwidth only."""
-        return (self.tflops or 0.0) * 1e12
 
     @property
     def is_verified(self) -> bool:
@@ -68,31 +69,33 @@ class Peak:
 
 
 @functools.cache
-def _rows() -> tuple[Peak, ...]:
+def _rows() -> tuple[DatasheetRate, ...]:
     return tuple(
-        Peak(
-            device=row["name"],
-            match=re.compile(row["match"]),
+        DatasheetRate(
+            rate=float(row["dense_tflops"] or 0),
             dtype=row["dtype"],
-            tflops=float(row["dense_tflops"]) if row["dense_tflops"] else None,
+            device=row["name"],
+            source="datasheet",
+            tier=DATASHEET if row["verified"] != "no" else f"{DATASHEET}, unverified",
+            reference=row["source"],
+            match=re.compile(row["match"]),
             bandwidth_tb=float(row["bandwidth_tb_s"]) if row["bandwidth_tb_s"] else None,
             clock_hz=float(row["clock_mhz"]) * 1e6 if row["clock_mhz"] else None,
             compute_units=frozenset(map(int, row["compute_units"].split())),
             verified=row["verified"],
-            source=row["source"],
         )
         for row in packaged_rows("peaks.csv")
     )
 
 
-def find_peak(device_name: str, dtype: str, compute_units: int | None = None) -> Peak | None:
+def find_peak(device_name: str, dtype: str, compute_units: int | None = None) -> DatasheetRate | None:
     """The peak of a device for a dtype (mamf's name), or None. ``compute_units`` distinguishes devices with the same
     name.
     """
     return _peak_among(_rows_of(device_name, compute_units), DTYPES[dtype].peak_name)
 
 
-def flop_per_cycle(peak: Peak | None, compute_units: int | None) -> float | None:
+def flop_per_cycle(peak: DatasheetRate | None, compute_units: int | None) -> float | None:
     """FLOP per compute unit and cycle at a device's peak; None if the clock or the number of units is unknown.
 
     Datasheets round (989 for 989.4); the result is rounded to a multiple of 16, which units do.
@@ -104,13 +107,13 @@ def flop_per_cycle(peak: Peak | None, compute_units: int | None) -> float | None
     return float(whole) if abs(whole / raw - 1) <= _ROUNDED_PEAK else raw
 
 
-def listed_peak(device: str, dtype: str) -> Peak | None:
+def listed_peak(device: str, dtype: str) -> DatasheetRate | None:
     """The peak of a device by its name in peaks.csv for a dtype (mamf's name), or None."""
     return _peak_among((row for row in _rows() if row.device == device), DTYPES[dtype].peak_name)
 
 
-def _peak_among(rows: Iterable[Peak], peak_name: str) -> Peak | None:
-    return next((row for row in rows if row.dtype == peak_name and row.tflops), None)
+def _peak_among(rows: Iterable[DatasheetRate], peak_name: str) -> DatasheetRate | None:
+    return next((row for row in rows if row.dtype == peak_name and row.rate), None)
 
 
 def find_bandwidth(
@@ -124,7 +127,7 @@ def find_bandwidth(
 
 
 @functools.lru_cache(64)  # all rows of a log usually share one device
-def _rows_of(device_name: str, compute_units: int | None) -> tuple[Peak, ...]:
+def _rows_of(device_name: str, compute_units: int | None) -> tuple[DatasheetRate, ...]:
     """The rows of one device: the first device whose pattern and units match. None for a shared card: the figures are
     those of a whole card.
     """
@@ -185,7 +188,7 @@ def matching_device(device_name: str, *, by_name_alone: bool = False) -> str | N
     return next((row.device for row in possible if re.search(row.match.pattern, usual, re.IGNORECASE)), None)
 
 
-def _bounding_peak(info: DeviceInfo, dtype: str) -> Peak | None:
+def _bounding_peak(info: DeviceInfo, dtype: str) -> DatasheetRate | None:
     """The verified peak that bounds a dtype: its own peak, or that of a dtype that is never slower.
 
     Consumer boards are twice as fast in fp16 and fp8 with 16-bit accumulation, which a global flag enables, so the
@@ -197,3 +200,114 @@ def _bounding_peak(info: DeviceInfo, dtype: str) -> Peak | None:
         if verified := [peak for peak in listed if peak is not None and peak.is_verified]:
             return max(verified, key=lambda peak: peak.flops)
     return None
+
+
+# -- devices by name ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class NamedDevice:
+    """A device by its name in peaks.csv. The first of ``names`` is torch's, if torch has one for it alone: it means
+    that device and no other.
+    """
+
+    device: str
+    names: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        return self.names[0]
+
+    @functools.cached_property
+    def words(self) -> frozenset[str]:
+        return _words(" ".join(self.names))
+
+
+@functools.cache
+def named_devices() -> tuple[NamedDevice, ...]:
+    """All devices with a figure, in the order of peaks.csv."""
+    return tuple(
+        NamedDevice(row["device"], tuple(row["names"].split("; "))) for row in packaged_rows("device_names.csv")
+    )
+
+
+def find_devices(name: str) -> list[NamedDevice]:
+    """The devices that a name may mean; several if it leaves open which.
+
+    A listed name comes first, in any case and with any blanks. Else a name with a number means the devices that have
+    all its words; of these the plain model, all of whose words the others have too, as RTX 3090 beside RTX 3090 Ti.
+    Else the device of peaks.csv whose pattern matches. Raises UsageError with near names for any other.
+    """
+    devices, words = named_devices(), _words(name)
+    if equal := [each for each in devices if _letters(name) in map(_letters, (each.device, *each.names))]:
+        return equal
+    if having := [each for each in devices if re.search(r"\d", name) and words <= each.words]:
+        return [each for each in having if all(each.words <= other.words for other in having)] or having
+    pattern = matching_device(name, by_name_alone=True)
+    if matching := [each for each in devices if each.device == pattern]:
+        return matching
+    if pattern or shared_ways(name):
+        raise UsageError(f"{shorten(name)!r} is part of a card: listed figures are those of whole cards")
+    listed = {each.casefold(): each for device in devices for each in device.names}
+    near = ", ".join(listed[each] for each in difflib.get_close_matches(name[:99].casefold(), listed, cutoff=0.5))
+    hint = f" (near: {near})" if near else ""
+    raise UsageError(f"unknown device {shorten(name)!r}{hint}")
+
+
+def _letters(name: str) -> str:
+    return re.sub(r"[^a-z0-9+]", "", name.lower())
+
+
+def _words(name: str) -> frozenset[str]:
+    return frozenset(re.findall(r"[a-z0-9]+", name.lower()))
+
+
+# -- contributed ceilings ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContributedRate(Rate):
+    """The highest confirmed ceiling in results/ of a kind of device, a dtype and a regime.
+
+    ``compute_units``, ``power_limit_watts``: None if the vendor's libraries did not report them. ``shapes``: the
+    winning shapes in finds on such devices, fastest first. ``kernel``: the winner of the fastest find that compared
+    several kernels; empty if none did. ``cards``: how many such cards were measured; ``lowest``: the ceiling of the
+    slowest of them. ``software``: torch, the vendor's libraries and the driver.
+    """
+
+    regime: str
+    interval: Interval
+    compute_units: int | None
+    power_limit_watts: float | None
+    shapes: tuple[str, ...] = ()
+    kernel: str = ""
+    cards: int = 1
+    lowest: float = 0.0
+    software: str = ""
+
+
+@functools.cache
+def contributed_rates() -> tuple[ContributedRate, ...]:
+    """All contributed ceilings of this package."""
+    return tuple(
+        ContributedRate(
+            rate=float(row["tflops"]),
+            interval=Interval(float(row["low"]), float(row["high"]), CONFIDENCE),
+            device=row["device"],
+            source="contributed",
+            reference=f"results/{row['log']}",
+            compute_units=int(row["compute_units"]) if row["compute_units"] else None,
+            power_limit_watts=float(row["power_limit_watts"]) if row["power_limit_watts"] else None,
+            shapes=tuple(row["shapes"].split()),
+            cards=int(row["cards"]),
+            lowest=float(row["lowest"]),
+            **{name: row[name] for name in ("dtype", "regime", "kernel", "date", "software")},
+        )
+        for row in packaged_rows(CONTRIBUTED)
+    )
+
+
+def contributed_for(device: str, compute_units: int | None, dtype: str) -> list[ContributedRate]:
+    """The ceilings that such devices contributed for a dtype, as ``label_dtype`` names it."""
+    wanted = device, compute_units, dtype
+    return [each for each in contributed_rates() if (each.device, each.compute_units, each.dtype) == wanted]

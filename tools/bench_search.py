@@ -1,8 +1,8 @@
 """How few measurements does the search need? Share of a landscape's best reached, beside random shapes.
 
     python tools/bench_search.py LANDSCAPE.csv                # columns m,n,k,tflops; absent shapes cannot be measured
-    python tools/bench_search.py LANDSCAPE.csv --made         # also on the simulated chips of tools/landscapes.py, two
-                                                              # of them with their best at the edges of the grid
+    python tools/bench_search.py LANDSCAPE.csv --made         # also on the simulated chips below, two of them with
+                                                              # their best at the edges of the grid
     python tools/bench_search.py LANDSCAPE.csv --noise 0.003  # each measurement 0.3 % off, as on a card
     python tools/bench_search.py LANDSCAPE.csv --several      # several kernels at once, and one that is best elsewhere
     python tools/bench_search.py LANDSCAPE.csv --only mamf    # only searches whose names begin with this
@@ -10,25 +10,114 @@
 "reached" is the true figure of the best shape among those measured, as a share of the landscape's best, without
 the noise that the search saw. A shape counts once, even if it is measured again. "ms a step" is a search's own time
 between two measurements, mean and longest.
+
+A made landscape imitates a library: of several tiles it takes the fastest, a product takes as many waves as its tiles
+need, each wave reads and multiplies along K, and a part of every figure is specific to the shape.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import csv
 import math
 import random
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-
-from landscapes import BEST_ELSEWHERE, CHIPS, EDGES, Chip, Landscape, made, noisy, recorded
 
 from mamf.engine.search.search import FIRST_SHAPES, Search, find_best
 from mamf.operations.matmul.shapes import MatmulGrid, MatmulShape
 from mamf.report.text import table
+
+# -- landscapes --------------------------------------------------------------------------------------------------------
+
+Landscape = dict[MatmulShape, float]
+
+
+@dataclass(frozen=True)
+class Chip:
+    """``tiles``: M x N and the share of a unit's peak that a kernel of that tile reaches. ``own``: the standard
+    deviation of what cannot be explained by any of this. ``lost_to_size``: the share of its speed that a kernel loses
+    where C is 20480 x 20480, and in proportion where it is smaller. ``kept_at_k``: two sizes of K with the shares of
+    its speed that it keeps up to the first and from the second on, and in proportion between them.
+    """
+
+    compute_units: int = 132
+    peak_tflops: float = 990.0
+    bandwidth: float = 3.3e12
+    tiles: tuple[tuple[int, int, float], ...] = ((128, 256, 0.86), (256, 128, 0.85), (128, 128, 0.80), (64, 256, 0.76))
+    startup_k: float = 220.0
+    own: float = 0.001
+    lost_to_size: float = 0.0
+    kept_at_k: tuple[tuple[int, float], tuple[int, float]] = ((0, 1.0), (1, 1.0))
+
+    def tflops(self, shape: MatmulShape, seed: int = 0) -> float:
+        seconds = min(self._seconds(shape, *tile) for tile in self.tiles)
+        own = random.Random(f"{seed} {shape}").gauss(0.0, self.own)
+        kept = 1 - self.lost_to_size * shape.m * shape.n / 20480**2
+        (first, kept_first), (last, kept_last) = self.kept_at_k
+        kept *= kept_first + (kept_last - kept_first) * min(max((shape.k - first) / (last - first), 0.0), 1.0)
+        return shape.flop / seconds / 1e12 * kept * math.exp(own)
+
+    def _seconds(self, shape: MatmulShape, tile_m: int, tile_n: int, share: float) -> float:
+        tiles = math.ceil(shape.m / tile_m) * math.ceil(shape.n / tile_n)
+        waves = math.ceil(tiles / self.compute_units)
+        flops_of_unit = self.peak_tflops * 1e12 / self.compute_units * share
+        computing = waves * 2 * tile_m * tile_n * (shape.k + self.startup_k) / flops_of_unit
+        nbytes = 2 * sum(shape.elements.values())
+        return max(computing, nbytes / self.bandwidth) + 2e-6
+
+
+#: Chips that no search was tuned on.
+CHIPS = {
+    "132 units": Chip(),
+    "108 units": Chip(
+        108, 312.0, 1.6e12, ((256, 128, 0.88), (128, 256, 0.87), (128, 128, 0.84), (64, 128, 0.7)), 120.0
+    ),
+    "304 units": Chip(
+        304, 1307.0, 5.3e12, ((256, 256, 0.60), (256, 224, 0.58), (128, 192, 0.52), (128, 128, 0.5)), 400.0
+    ),
+    "20 units": Chip(20, 40.0, 3e11, ((64, 64, 0.75), (64, 128, 0.85), (128, 64, 0.84)), 60.0),
+}
+
+_HOPPER_TILES = ((128, 256, 0.89), (256, 128, 0.89), (128, 128, 0.80))
+
+#: Chips whose best shapes lie at the edges of a grid. The first is a model of an H200: C of one wave of tiles gains
+#: 1 % from K = 20480 to 40960, and loses some of it to 65536. On the second the operands of a wave stay in the cache
+#: where K is short, and many waves are needed.
+EDGES = {
+    "best at long K": Chip(
+        tiles=_HOPPER_TILES, startup_k=900.0, lost_to_size=0.6, kept_at_k=((20480, 1.0), (65536, 0.97))
+    ),
+    "best at short K": Chip(148, 990.0, 4e12, _HOPPER_TILES, startup_k=15.0, kept_at_k=((1536, 1.0), (2048, 0.97))),
+}
+
+#: A second kernel of the chip of 132 units: slower where the first is at its best, and at its own best faster.
+BEST_ELSEWHERE = Chip(tiles=((128, 256, 0.89), (256, 128, 0.89)), startup_k=300.0, lost_to_size=0.15)
+
+
+def made(chip: Chip, shapes: Iterable[MatmulShape], seed: int = 0) -> Landscape:
+    return {shape: chip.tflops(shape, seed) for shape in shapes}
+
+
+def recorded(path: Path) -> Landscape:
+    """Read a CSV with the columns m, n, k, tflops."""
+    with path.open(encoding="utf-8", newline="") as lines:
+        rows = list(csv.DictReader(lines))
+    return {MatmulShape(*(int(float(row[name])) for name in "mnk")): float(row["tflops"]) for row in rows}
+
+
+def noisy(landscape: Landscape, noise: float, seed: int = 0) -> Landscape:
+    """Multiply each figure by noise of this standard deviation."""
+    chooser = random.Random(seed)
+    return {shape: tflops * chooser.gauss(1.0, noise) for shape, tflops in landscape.items()}
+
+
+# -- searches ----------------------------------------------------------------------------------------------------------
 
 CHECKPOINTS = (50, 100, 150, 200)
 COLUMNS = ("landscape", "search", *(f"{kind} {count}" for count in CHECKPOINTS for kind in ("median", "worst")))
@@ -98,13 +187,9 @@ class Meter:
 Contender = Callable[[Meter, int], object]
 
 
-def ours(meter: Meter, seed: int) -> None:
-    units = meter.task.compute_units
+def ours(meter: Meter, seed: int, is_blind: bool = False) -> None:
+    units = None if is_blind else meter.task.compute_units
     find_best(meter, meter.task.grid, compute_units=units, max_measurements=CHECKPOINTS[-1], seed=seed)
-
-
-def ours_blind(meter: Meter, seed: int) -> None:
-    find_best(meter, meter.task.grid, max_measurements=CHECKPOINTS[-1], seed=seed)
 
 
 def ours_with_several_kernels(meter: Meter, seed: int) -> None:
@@ -126,7 +211,7 @@ def at_random(meter: Meter, seed: int) -> None:
 
 SEARCHES: dict[str, Contender] = {
     "mamf": ours,
-    "mamf, compute units unknown": ours_blind,
+    "mamf, compute units unknown": partial(ours, is_blind=True),
     "mamf, several kernels": ours_with_several_kernels,
     "random": at_random,
 }
@@ -170,31 +255,19 @@ def tasks_from(options: argparse.Namespace) -> list[Task]:
     return tasks
 
 
-def parsed() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Share of a landscape's best that searches reach, in per cent.")
-    parser.add_argument("landscape", type=Path, metavar="LANDSCAPE.csv", help="columns m, n, k, tflops")
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("landscape", type=Path, metavar="LANDSCAPE.csv")
     parser.add_argument("--compute-units", type=int, default=132, help="of the recorded device (default: 132)")
     parser.add_argument("--seeds", type=int, default=20, help="runs of each search (default: 20)")
-    parser.add_argument(
-        "--first-seed",
-        type=int,
-        default=0,
-        help="of these runs: fresh ones show what a choice of settings fitted (default: 0)",
-    )
+    parser.add_argument("--first-seed", type=int, default=0, help="of these runs; use seeds that nothing was tuned on")
     parser.add_argument("--noise", type=float, default=0.0, help="standard deviation of a measurement (default: 0)")
-    parser.add_argument("--made", action="store_true", help="search made landscapes of other chips too")
-    parser.add_argument("--several", action="store_true", help="landscapes of several kernels too")
-    parser.add_argument("--only", default="", metavar="NAME", help="of the searches whose names begin so")
-    return parser.parse_args()
-
-
-def main() -> None:
-    options = parsed()
+    for option in ("--made", "--several"):
+        parser.add_argument(option, action="store_true")
+    parser.add_argument("--only", default="", metavar="NAME")
+    options = parser.parse_args()
     tasks = tasks_from(options)
-    print(
-        f"best reached, % of the landscape's, after so many measurements; {options.seeds} seeds from "
-        f"{options.first_seed}, noise {options.noise}"
-    )
+    print(f"best reached in %, by measurements; {options.seeds} seeds from {options.first_seed}, noise {options.noise}")
     seeds = range(options.first_seed, options.first_seed + options.seeds)
     lines = [
         [task.name, name, *run(task, search, options.noise, seeds)]

@@ -14,8 +14,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from mamf.contribution.evidence import Evidence, records_of
-from mamf.contribution.row_rules import is_exact
+from mamf.contribution.evidence import Evidence, is_exact, records_of
 from mamf.logs.legacy import read_legacy_or_none
 from mamf.logs.run_log import run_log_of
 from mamf.measurement import TERA

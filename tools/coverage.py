@@ -81,15 +81,9 @@ def figures(log: RunLog) -> Iterator[Figure]:
     search before another operation: they are not what a repeat of the run would print.
     """
     of = log.plan.operation
-    rows = [
-        as_today(row, log)
-        for row in log.measurements
-        if row.ok
-        and row.operation == of
-        and not row.is_reference
-        # Converted logs measured sustained in another way: by its median.
-        and (row.regime, row.best_by) in ((BURST, "median"), (SUSTAINED, "mean"))
-    ]
+    usual = ((BURST, "median"), (SUSTAINED, "mean"))  # converted logs measured sustained in another way: by its median
+    good = (row for row in log.measurements if row.ok and row.operation == of and not row.is_reference)
+    rows = [as_today(row, log) for row in good if (row.regime, row.best_by) in usual]
     seen: set[tuple[Any, ...]] = set()
     for row in rows:
         key = (*_key(log, row), str(row.shape), row.kernel)
@@ -118,21 +112,8 @@ def _figure(log: RunLog, key: tuple[Any, ...], group: str, rounds: Sequence[Meas
     exact = replace(known, run=0.0, launch_seconds=0.0)
     scatter = error_of([replace(row, repeatability=exact) for row in rounds]).total
     celsius = known_median(row.conditions.celsius for row in rounds)
-    return Figure(
-        key[0],
-        str(log.path),
-        key,
-        _state(first),
-        group,
-        group.startswith("ceilings"),
-        rate,
-        interval.low,
-        interval.high,
-        first.seconds,
-        scatter,
-        known,
-        celsius,
-    )
+    about = (key[0], str(log.path), key, _state(first), group, group.startswith("ceilings"))
+    return Figure(*about, rate, interval.low, interval.high, first.seconds, scatter, known, celsius)
 
 
 def _key(log: RunLog, row: Measurement) -> tuple[Any, ...]:
@@ -253,25 +234,13 @@ def left_out(pairs: Sequence[Pair], group: Sequence[Pair], fits: dict[Any, tuple
             fits[state, card] = constants
             shares[card] = float(np.mean(differences(own) <= half_widths(terms_of(own), *constants)))
     known = repeats(group)
-    return (
-        sum(known[card] * share for card, share in shares.items()) / sum(known[card] for card in shares)
-        if shares
-        else None
-    )
+    total = sum(known[card] for card in shares)
+    return sum(known[card] * share for card, share in shares.items()) / total if shares else None
 
 
 def print_table(pairs: Sequence[Pair]) -> None:
-    head = (
-        "figures",
-        "pairs",
-        "cards",
-        "repeats",
-        "contain the repeat (95 %)",
-        "left out",
-        "mean half-width",
-        "needed",
-    )
-    print(f"| {' | '.join(head)} |\n|:--|{'--:|' * (len(head) - 1)}")
+    print("| figures | pairs | cards | repeats | contain the repeat (95 %) | left out | mean half-width | needed |")
+    print(f"|:--|{'--:|' * 7}")
     fits: dict[Any, tuple[float, float]] = {}
     for name in (*sorted({a.group for a, _ in pairs}), "all"):
         own = [pair for pair in pairs if name in (pair[0].group, "all")]
@@ -281,17 +250,10 @@ def print_table(pairs: Sequence[Pair]) -> None:
         order = np.argsort(apart)
         needed = apart[order][np.searchsorted(np.cumsum(weight[order]), CONFIDENCE - 1e-9)]
         without = None if name == "all" else left_out(pairs, own, fits)
-        cells = (
-            name,
-            f"{len(own)}",
-            f"{len(known)}",
-            f"{sum(known.values())}",
-            f"{100 * covered:.1f} % ({low:.0f} to {high:.0f})",
-            "-" if without is None else f"{100 * without:.1f} %",
-            f"+-{100 * width:.2f} %",
-            f"+-{100 * needed:.2f} %",
-        )
-        print(f"| {' | '.join(cells)} |")
+        counts = f"{len(own)} | {len(known)} | {sum(known.values())}"
+        left = "-" if without is None else f"{100 * without:.1f} %"
+        widths = f"+-{100 * width:.2f} % | +-{100 * needed:.2f} %"
+        print(f"| {name} | {counts} | {100 * covered:.1f} % ({low:.0f} to {high:.0f}) | {left} | {widths} |")
 
 
 def print_temperature(pairs: Sequence[Pair]) -> None:

@@ -1,4 +1,4 @@
-"""The tables of figures that README.md and docs/ show, computed from run logs by the library's own reports.
+"""The tables and single figures that README.md and docs/ show, computed from run logs by the library's own reports.
 
 A table is a function of the words in its marker: paths of logs (from the root of the repository), and ``name=value``.
 ``TABLES`` lists them; tools/figures.py puts them into the pages.
@@ -7,32 +7,163 @@ A table is a function of the words in its marker: paths of logs (from the root o
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
+import itertools
+import re
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 
-from figure_logs import (
-    CELLS,
-    ROOT,
-    FigureError,
-    field,
-    natural,
-    percent,
-    read,
-    rows_of,
-    split_words,
-)
-from finder_tables import finder_repeats_table, finder_table
-
-from mamf.ceilings.ceiling import Ceiling
+import mamf
+from mamf.ceilings.ceiling import Ceiling, known_share, mamfu
 from mamf.cli import main as mamf_command
+from mamf.errors import MamfError
+from mamf.logs.legacy import FinderRun
 from mamf.logs.run_log import RunLog
 from mamf.measurement import Measurement
+from mamf.operations.model.shapes import SIZES
+from mamf.report.rows import bests
 from mamf.report.text import DASH, markdown, significant
 from mamf.text import Markup
 
-FENCE = "```"
+ROOT = Path(__file__).resolve().parents[1]
 _HEADS = {"causal": "mask", "head_dim": "d", "head_dims": "d", "seqlen_q": "length", "context": "length"}
+_FENCE = "```"
+
+
+class FigureError(Exception):
+    """A table or figure that cannot be computed: what is wrong, in a line."""
+
+
+@functools.cache
+def read_any(path: str) -> RunLog | FinderRun:
+    """A log by its path from the root of the repository; read once."""
+    try:
+        log: RunLog | FinderRun = mamf.read_log(ROOT / path)
+    except MamfError as error:
+        raise FigureError(str(error)) from None
+    return log
+
+
+def read(path: str) -> RunLog:
+    """One with samples."""
+    if isinstance(log := read_any(path), FinderRun):
+        raise FigureError(f"{path} is a log of mamf-finder, which holds no samples")
+    return log
+
+
+def split_words(words: Iterable[str]) -> tuple[list[str], dict[str, list[str]]]:
+    """Paths of logs, and the values of each ``name=value,value``."""
+    paths, options = [], {}
+    for word in words:
+        name, separator, values = word.partition("=")
+        if separator:
+            options[name] = values.split(",")
+        else:
+            paths.append(word)
+    if not paths:
+        raise FigureError("no log is named")
+    return paths, options
+
+
+# -- rows and what is shown of them ------------------------------------------------------------------------------------
+
+
+def field(row: Measurement, name: str) -> str:
+    """A field of a row, of its shape or of its problem, as a table shows it; ``size``: what a model is called."""
+    if name == "size":
+        fields = vars(row.problem)
+        return next(size for size, known in SIZES.items() if known.items() <= fields.items())
+    for holder in (row.shape, row.problem, row):
+        value = getattr(holder, name, None)
+        if value is not None and not isinstance(value, re.Pattern):  # how a kind of shape is written
+            break
+    else:
+        raise FigureError(f"a row of {row.operation} has no field {name!r}")
+    if name == "causal":
+        return "causal" if value else "full"
+    return str(value)
+
+
+#: What follows what, where the alphabet says otherwise.
+_ORDER = {name: number for number, name in enumerate(("fwd", "bwd", "forward", "forward-backward", "step"))}
+
+
+def natural(text: str) -> tuple[int, float, str]:
+    """Numbers and sizes by value, directions and phases as they follow one another, all else by name."""
+    found = re.match(r"\d+(?:\.\d+)?", text)
+    scale = next((power for power, unit in enumerate(("KiB", "MiB", "GiB"), 1) if text.endswith(unit)), 0)
+    return _ORDER.get(text, -1), float(found[0]) * 1024.0**scale if found else 0.0, text
+
+
+def rows_of(log: RunLog, filters: Mapping[str, Sequence[str]]) -> Iterator[Measurement]:
+    """Measured rows whose fields have one of the values that ``filters`` names; those of a search only by phase."""
+    for row in log.measurements:
+        is_kept = row.ok and not row.is_reference and ("phase" in filters or not row.phase)
+        if is_kept and all(field(row, name) in values for name, values in filters.items()):
+            yield row
+
+
+def percent(share: float | None, digits: int = 1) -> str:
+    return DASH if share is None else f"{100 * share:.{digits}f} %"
+
+
+def share_of_ceiling(row: Measurement, log: RunLog) -> float | None:
+    """MAMFU by the ceiling in the log, else by the one that the log names."""
+    share = mamfu(row, log.all_ceilings)
+    return known_share(row, log.known_ceilings) if share is None else share
+
+
+#: What a row can show, by name.
+CELLS: Mapping[str, Callable[[Measurement, RunLog], str]] = {
+    "rate": lambda row, log: significant(row.best_rate),
+    "GB/s": lambda row, log: significant(1000 * row.best_rate),
+    "half-width": lambda row, log: f"+-{percent(row.relative_half_width)}",
+    "share": lambda row, log: percent(share_of_ceiling(row, log)),
+    "ms": lambda row, log: f"{1e3 * row.seconds:#.4g}",
+    "quantization": lambda row, log: percent(float(row.details["quantization_error"])),
+}
+
+
+# -- single figures ----------------------------------------------------------------------------------------------------
+
+
+def single_figure(path: str, expression: str) -> str:
+    """The figure of a log that an expression names:
+
+    - ``rows``, ``seconds``: how many rows were measured, and how long that took;
+    - ``burst ceiling``: of a find;
+    - ``burst best``: of a sweep, over its rows;
+    - one of ``CELLS`` and ``name=value`` for each field of the row: ``rate shape=8192x8192x8192 regime=burst``. Of rows
+      of a search (``phase=choose``) the best;
+    - of a log of mamf-finder ``seconds``, or the name of its figure: ``fastest``.
+    """
+    log = read_any(path)
+    words = expression.split()
+    try:
+        if isinstance(log, FinderRun) and expression == "seconds":
+            return f"{log.elapsed_seconds:.3g}"
+        if isinstance(log, FinderRun):
+            return significant(log.best[expression].tflops[expression])
+        if expression in ("rows", "seconds"):
+            summary = log.summary or {}
+            return str(summary["measured"]) if expression == "rows" else f"{summary['elapsed_seconds']:.3g}"
+        if words[1:2] == ["ceiling"]:
+            return significant(log.ceilings[words[0]].rate)
+        if words[1:] == ["best"]:
+            return significant(bests(log.measurements)[words[0]].row.best_rate)
+        show = CELLS[words[0]]
+    except KeyError as error:
+        raise FigureError(f"{path} has no {expression!r}: {error} is unknown") from None
+    filters = {name: [value] for name, _, value in (word.partition("=") for word in words[1:])}
+    rows = list(rows_of(log, filters))
+    if not rows or (len(rows) > 1 and "phase" not in filters):
+        raise FigureError(f"{path}: {len(rows)} rows match {expression!r}, not one")
+    return show(max(rows, key=lambda row: row.best_rate), log)
+
+
+# -- tables of rows ----------------------------------------------------------------------------------------------------
 
 
 def matrix_table(words: Sequence[str]) -> str:
@@ -172,6 +303,63 @@ def _key(row: Measurement) -> tuple[object, ...]:
     return row.regime, row.kernel, row.shape, row.problem
 
 
+# -- runs of mamf-finder -----------------------------------------------------------------------------------------------
+
+
+def finder_table(words: Sequence[str]) -> str:
+    """A log of mamf-finder beside those of sweeps over the same shapes: the best by each figure, and the median ratio
+    to mamf-finder's figure over all shapes.
+    """
+    finder, *others = map(read_any, split_words(words)[0])
+    if not isinstance(finder, FinderRun):
+        raise FigureError("the first log is not of mamf-finder")
+    seen = {name: {row.shape: row.tflops[name] for row in finder.rows if name in row.tflops} for name in finder.best}
+    lines = []
+    for name, best in finder.best.items():
+        where = [str(best.shape or DASH), str(finder.tried or DASH)]
+        lines.append([f"mamf-finder {finder.version}", name, significant(best.tflops[name]), *where, DASH])
+    for log in others:
+        assert isinstance(log, RunLog)
+        for regime, name in itertools.product(bests(log.measurements), ("mean", "median", "fastest")):
+            rates = {row.shape: row.rate(name) for row in rows_of(log, {"regime": [regime]})}
+            shape = max(rates, key=rates.__getitem__)
+            ratios = [rates[each] / rate for each, rate in seen.get(name, {}).items() if each in rates]
+            ratio = f"{statistics.median(ratios):.3f}" if ratios else DASH
+            lines.append([f"mamf, {regime}", name, significant(rates[shape]), str(shape), str(len(rates)), ratio])
+    return markdown(["", "figure", "best TFLOPS", "at", "shapes", "median ratio"], lines, {"", "figure", "at"})
+
+
+def finder_repeats_table(words: Sequence[str]) -> str:
+    """Runs of mamf-finder and of sweeps over the same shapes of one card, several each: the bests of the repeats, and
+    how far apart those and the figures of each shape are. ``figure=mean,fastest`` chooses figures.
+    """
+    paths, options = split_words(words)
+    groups: dict[tuple[str, str], list[tuple[Mapping[object, float], float]]] = {}
+    for log in map(read_any, paths):
+        for name in options.get("figure", ["mean", "median", "fastest"]):
+            if isinstance(log, FinderRun):
+                tool, seconds = "mamf-finder", log.elapsed_seconds
+                rates = {row.shape: row.tflops[name] for row in log.rows if name in row.tflops}
+            else:
+                tool, seconds = f"mamf, {log.measurements[0].regime}", (log.summary or {})["elapsed_seconds"]
+                rates = {row.shape: row.rate(name) for row in rows_of(log, {})}
+            groups.setdefault((tool, name), []).append((rates, seconds or 0.0))
+    lines = []
+    for (tool, name), runs in groups.items():
+        bests_of_runs = [max(rates.values()) for rates, _ in runs]
+        apart = [_apart([rates[shape] for rates, _ in runs]) for shape in runs[0][0]]
+        took = f"{statistics.median(seconds for _, seconds in runs):.0f} s"
+        spreads = [percent(each, 1) for each in (_apart(bests_of_runs), statistics.median(apart), max(apart))]
+        lines.append([tool, name, " ".join(map(significant, bests_of_runs)), *spreads, took])
+    heads = ["", "figure", "best TFLOPS of each run", "apart", "a shape apart, median", "most", "a run takes"]
+    return markdown(heads, lines, {"", "figure", heads[2]})
+
+
+def _apart(rates: Sequence[float]) -> float:
+    """How far the fastest of repeats is above the slowest."""
+    return max(rates) / min(rates) - 1
+
+
 # -- tables that commands print ----------------------------------------------------------------------------------------
 
 
@@ -183,7 +371,7 @@ def mamf_table(words: Sequence[str]) -> str:
     shown = text.getvalue().replace(f"{ROOT}/", "")
     if not shown:
         raise FigureError(f"'mamf {' '.join(words)}' prints nothing")
-    return shown if "markdown" in words else f"{FENCE}\n{shown}{FENCE}\n"
+    return shown if "markdown" in words else f"{_FENCE}\n{shown}{_FENCE}\n"
 
 
 TABLES: Mapping[str, Callable[[Sequence[str]], str]] = {

@@ -36,8 +36,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from figure_logs import ROOT, FigureError, single_figure
-from figure_tables import table
+from figure_tables import ROOT, FigureError, single_figure, table
 
 from mamf.cli.commands.autoprofile import summary
 

@@ -22,7 +22,7 @@ from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from figure_logs import ROOT, read
+from figure_tables import ROOT, read
 
 from mamf.cli.commands.roofline import place_rows
 from mamf.kinds.registry import chart_of
@@ -35,8 +35,6 @@ from mamf.report.charts.roofline import roofline_chart
 
 _H200 = "results/nvidia-h200"
 _AUTOPROFILE = "docs/autoprofile-h200"
-#: Pictures of simulations, which no log backs; tools/node_rates.py draws this one.
-SIMULATED = {"docs/node-rates.png"}
 #: The largest picture, in bytes: GitHub shows pages of several.
 LARGEST = 300_000
 #: What the digest is called in a picture.
@@ -147,7 +145,7 @@ def linked(root: Path = ROOT) -> set[str]:
 
 def stale(pictures: Mapping[str, Callable[[], Picture]] = PICTURES, root: Path = ROOT) -> Iterator[str]:
     """A line per picture that does not show what its logs say."""
-    for name in sorted(linked(root) - pictures.keys() - SIMULATED):
+    for name in sorted(linked(root) - pictures.keys()):
         yield f"{name}: drawn by hand; add it to PICTURES in tools/pictures.py"
     for name, chart in pictures.items():
         path = root / name

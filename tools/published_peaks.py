@@ -17,12 +17,10 @@ import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from mamf.contribution.published import COLUMNS, SHIPPED, PublishedFigure, read_published
-from mamf.device_names import NamedDevice, find_devices
+from mamf.contribution.known_ceilings import COLUMNS, SHIPPED, PublishedRate, read_published
 from mamf.errors import UsageError
 from mamf.files import write_whole
-from mamf.measurement import TERA
-from mamf.peaks import HEADROOM_UNKNOWN_CLOCK, listed_peak
+from mamf.peaks import HEADROOM_UNKNOWN_CLOCK, NamedDevice, find_devices, listed_peak
 
 ROOT = Path(__file__).resolve().parents[1]
 #: Accelerators that share rows of peaks.csv, or the name, with another device.
@@ -39,25 +37,23 @@ def main() -> int:
     return int(target.read_text(encoding="utf-8") != text)
 
 
-def csv_text(figures: Iterable[PublishedFigure]) -> str:
-    groups: dict[tuple[str, str], list[PublishedFigure]] = {}
+def csv_text(figures: Iterable[PublishedRate]) -> str:
+    groups: dict[tuple[str, str], list[PublishedRate]] = {}
     for device, figure in bounded(figures):
         groups.setdefault((device.device, figure.dtype), []).append(figure)
     file = io.StringIO()
     writer = csv.DictWriter(file, COLUMNS, restval="", lineterminator="\n")
     writer.writeheader()
-    for (device, dtype), found in sorted(groups.items()):
-        best = max(found, key=lambda figure: (figure.tflops, figure.source))
-        lowest = min(figure.tflops for figure in found)
-        kept = {name: getattr(best, name) for name in ("accelerator", "vendor", "source")}
+    for (listed, dtype), found in sorted(groups.items()):
+        best = max(found, key=lambda figure: (figure.rate, figure.reference))
+        lowest = min(figure.rate for figure in found)
         statistic = f"the highest of {len(found)}, from {lowest:g}" if len(found) > 1 else ""
-        writer.writerow(
-            {**kept, "device": device, "dtype": dtype, "tflops": f"{best.tflops:g}", "statistic": statistic}
-        )
+        kept = {"accelerator": best.accelerator, "vendor": best.vendor, "source": best.reference}
+        writer.writerow({**kept, "device": listed, "dtype": dtype, "tflops": f"{best.rate:g}", "statistic": statistic})
     return file.getvalue()
 
 
-def bounded(figures: Iterable[PublishedFigure]) -> Iterator[tuple[NamedDevice, PublishedFigure]]:
+def bounded(figures: Iterable[PublishedRate]) -> Iterator[tuple[NamedDevice, PublishedRate]]:
     """Figures of one device that its dense peak bounds."""
     for figure in figures:
         if OTHER_DEVICES.search(figure.accelerator):
@@ -67,7 +63,7 @@ def bounded(figures: Iterable[PublishedFigure]) -> Iterator[tuple[NamedDevice, P
         except UsageError:  # not listed
             continue
         peak = listed_peak(devices[0].device, figure.dtype) if len(devices) == 1 else None
-        if peak and figure.tflops * TERA <= peak.flops * HEADROOM_UNKNOWN_CLOCK:
+        if peak and figure.rate <= peak.rate * HEADROOM_UNKNOWN_CLOCK:
             yield devices[0], figure
 
 

@@ -4,6 +4,8 @@
     python tools/training_setups.py --only ddp fsdp2    # set-ups whose name contains one of these
     torchrun --nproc-per-node 2 tools/training_setups.py --one loop-fsdp2    # one set-up; prints a line of JSON
     mamf profile tools/training_setups.py --one trainer-llama                # any script's options work
+    torchrun --nproc-per-node 2 -m mamf profile --ranks all --output OUT tools/training_setups.py \
+        --one loop-fsdp2 --slow-rank 1                                       # a straggler for 'mamf show OUT'
 
 Each set-up runs in a separate process, or in two ranks. Models have random weights and random data. Independent
 counts are of torch's own counter for one pass of the same model (attention as products). The stopwatch is the host's
@@ -23,23 +25,114 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 
 import mamf
 
-sys.path.insert(0, str(Path(__file__).parent))
-from training_models import LARGE, SMALL, Decoder, counted_by_torch
-from training_models import transformers_model as pretrained
-
+#: Sizes on a CPU, and on an accelerator.
+_SMALL = {"hidden": 128, "layers": 2, "heads": 4, "length": 128, "batch": 4, "vocabulary": 512}
+_LARGE = {"hidden": 2048, "layers": 8, "heads": 16, "length": 2048, "batch": 8, "vocabulary": 32000}
 _WARM_UP = 3
 _HAS_ACCELERATOR = torch.accelerator.is_available()
 _DEVICE = torch.device(torch.accelerator.current_accelerator() if _HAS_ACCELERATOR else "cpu")
-_SIZES = LARGE if _HAS_ACCELERATOR else SMALL
+_SIZES = _LARGE if _HAS_ACCELERATOR else _SMALL
 _METERED = {"ceiling": 1e15, "warmup_steps": _WARM_UP}
+#: Names the rank whose steps have ten matmuls more.
+_SLOW_RANK = "MAMF_SLOW_RANK"
+
+
+# -- models ------------------------------------------------------------------------------------------------------------
+
+
+class Attention(nn.Module):
+    """Separate projections, so that tensor parallelism can split them by heads."""
+
+    def __init__(self, hidden: int, heads: int) -> None:
+        super().__init__()
+        self.size = hidden // heads
+        self.wq, self.wk, self.wv, self.wo = (nn.Linear(hidden, hidden, bias=False) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = (w(x).unflatten(-1, (-1, self.size)).transpose(1, 2) for w in (self.wq, self.wk, self.wv))
+        out = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.wo(out.transpose(1, 2).flatten(2))
+
+
+class Block(nn.Module):
+    def __init__(self, hidden: int, heads: int) -> None:
+        super().__init__()
+        self.attention = Attention(hidden, heads)
+        self.w1, self.w3 = (nn.Linear(hidden, 3 * hidden, bias=False) for _ in range(2))
+        self.w2 = nn.Linear(3 * hidden, hidden, bias=False)
+        self.norm1, self.norm2 = nn.RMSNorm(hidden), nn.RMSNorm(hidden)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.attention(self.norm1(x))
+        y = self.norm2(x)
+        return x + self.w2(functional.silu(self.w1(y)) * self.w3(y))
+
+
+class Decoder(nn.Module):
+    """A Llama-like language model that returns its loss."""
+
+    def __init__(self, sizes: dict[str, int]) -> None:
+        super().__init__()
+        hidden, layers, heads, vocabulary = (sizes[each] for each in ("hidden", "layers", "heads", "vocabulary"))
+        self.embedding = nn.Embedding(vocabulary, hidden)
+        self.blocks = nn.ModuleList(Block(hidden, heads) for _ in range(layers))
+        self.head = nn.Linear(hidden, vocabulary, bias=False)
+        self.config = SimpleNamespace(
+            model_type="llama", hidden_size=hidden, intermediate_size=3 * hidden, num_hidden_layers=layers,
+            num_attention_heads=heads, vocab_size=vocabulary,
+        )  # fmt: skip
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(ids)
+        for block in self.blocks:
+            x = block(x)
+        return functional.cross_entropy(self.head(x).flatten(0, 1).float(), ids.flatten())
+
+
+def pretrained(kind: str, sizes: dict[str, int]) -> tuple[Any, dict[str, torch.Tensor]]:
+    """Return a model of transformers with random weights, and one sample of its data."""
+    import transformers
+
+    hidden, layers, heads, length = (sizes[each] for each in ("hidden", "layers", "heads", "length"))
+    usual = {"hidden_size": hidden, "intermediate_size": 3 * hidden, "num_hidden_layers": layers}
+    usual |= {"num_attention_heads": heads, "vocab_size": sizes["vocabulary"]}
+    fields = {
+        "Llama": usual | {"num_key_value_heads": heads // 2},
+        "Bert": usual | {"max_position_embeddings": length},
+        "GPT2": {"n_embd": hidden, "n_layer": layers, "n_head": heads, "n_positions": length}
+        | {"vocab_size": sizes["vocabulary"]},
+    }
+    config = getattr(transformers, f"{kind}Config")(**fields[kind], attn_implementation="sdpa")
+    head = "MaskedLM" if kind == "Bert" else "CausalLM"
+    model = getattr(transformers, f"AutoModelFor{head}").from_config(config)
+    ids = torch.randint(3, sizes["vocabulary"], (length,))
+    return model.train(), {"input_ids": ids, "labels": ids}
+
+
+def counted_by_torch(step: Any) -> float:
+    """torch's own counter and formulas, with attention as products."""
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        step()
+    return float(counter.get_total_flops())
+
+
+# -- a row -------------------------------------------------------------------------------------------------------------
 
 
 class Stopwatch:
@@ -88,7 +181,12 @@ def loop(steps: int, split: str = "", accumulation: int = 1, dtype: torch.dtype 
     foreach = False if split == "tp" else None  # it does not mix tensors and DTensors
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, foreach=foreach)
 
+    is_slow = os.environ.get(_SLOW_RANK) == os.environ.get("RANK", "0")
+    extra = torch.randn(4 * _SIZES["hidden"], 4 * _SIZES["hidden"], device=here, dtype=dtype) if is_slow else None
+
     def step() -> None:
+        for _ in range(10 if extra is not None else 0):
+            torch.mm(extra, extra)
         for _ in range(accumulation):
             model(batch).backward()
         optimizer.step()
@@ -100,10 +198,6 @@ def loop(steps: int, split: str = "", accumulation: int = 1, dtype: torch.dtype 
 
 def parallel(model: Any, split: str, ranks: int) -> Any:
     """As torchtitan does: heads and MLP columns by DTensor, each block and the whole sharded by FSDP2."""
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-
     if not split:
         return model
     mesh = init_device_mesh(_DEVICE.type, (ranks,), mesh_dim_names=("ranks",))
@@ -117,8 +211,6 @@ def parallel(model: Any, split: str, ranks: int) -> Any:
         else:
             fully_shard(block, mesh=mesh)
     if split == "tp":
-        from torch.distributed.tensor import Replicate
-
         return parallelize_module(model, mesh, {"head": ColwiseParallel(output_layouts=Replicate())})
     return fully_shard(model, mesh=mesh)
 
@@ -272,7 +364,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--one", choices=SETUPS, help="run this set-up here; print a line of JSON")
     parser.add_argument("--only", nargs="+", default=[""], help="set-ups whose name contains one of these")
     parser.add_argument("--steps", type=int, default=20, help="optimizer steps (default: 20)")
+    parser.add_argument("--slow-rank", default="", metavar="RANK", help="in loops, give this rank ten matmuls more")
     options = parser.parse_args(arguments)
+    os.environ[_SLOW_RANK] = options.slow_rank
     if options.one:
         warnings.simplefilter("default")
         found = SETUPS[options.one][0](options.steps)

@@ -27,8 +27,7 @@ from typing import Any
 
 from mamf.api.arguments import OneOrSeveral, Rows, problems_and_shapes, several
 from mamf.backend import Backend
-from mamf.ceilings.ceiling import Ceiling
-from mamf.ceilings.share import Ceilings
+from mamf.ceilings.ceiling import Ceiling, Ceilings
 from mamf.engine.search.finding import CeilingSearch, Find
 from mamf.engine.search.grid import plan_for
 from mamf.engine.strategies.kernels import KernelsSweep

@@ -1,4 +1,4 @@
-"""Ceilings: the confirmed best rate of a device for a dtype and a regime, and shares of it. Pure.
+"""Ceilings: the confirmed best rate of a device for a dtype and a regime, and the shares of it that rows reach. Pure.
 
 Choosing and confirming use separate measurements: rounds of the phase ``choose`` decide which candidate is best, and
 new measurements after them, in the phase ``confirm``, give its figure. The highest of several noisy figures is biased
@@ -13,13 +13,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from mamf.backend import DeviceInfo
+from mamf.backend import Backend, DeviceInfo
 from mamf.calibration import find_calibration
 from mamf.errors import IncomparableError, UsageError
 from mamf.kernel import Problem
 from mamf.limits import is_number, require_seconds
 from mamf.measurement import TERA, Conditions, Measurement, Tabular
 from mamf.plans import Plan
+from mamf.rate import Rate, Rates, RateSource, RateT, find_rate, label_dtype
 from mamf.regime_names import SUSTAINED
 from mamf.statistics import (
     FigureError,
@@ -30,7 +31,14 @@ from mamf.statistics import (
     median_interval,
     repeat_interval,
 )
+from mamf.timers import relative_accuracy
 
+#: Ceilings by dtype, as ``label_dtype`` names it, and regime.
+Ceilings = Mapping[tuple[str, str], "Ceiling"]
+#: The largest share of a ceiling that measuring it later can explain.
+MAX_SHARE = 1.1
+#: The largest drift of the card's speed, as a share, that reports do not mention.
+STATE_TOLERANCE = 0.01
 #: A candidate for the ceiling: a shape and a kernel.
 Candidate = tuple[Any, str]
 CHOOSE, CONFIRM = "choose", "confirm"
@@ -40,12 +48,13 @@ FEWEST_ROUNDS = 3
 _CLEARLY_FASTER = 1.1
 
 
-@dataclass(frozen=True)
-class Ceiling(Tabular):
-    """The confirmed highest rate of a device for a problem in a regime.
+@dataclass(frozen=True, kw_only=True)
+class Ceiling(Tabular, Rate):
+    """The confirmed highest rate of a device for a problem in a regime: a rate with the work and rounds behind it.
 
     - ``rate``: TFLOPS (or TB/s if the operation counts bytes) over ``rounds`` new measurements: their median in burst,
-      their work over their time in sustained. ``interval``: the 95 % repeat interval, as a rate.
+      their work over their time in sustained. ``interval``: the 95 % repeat interval, as a rate. ``dtype`` and ``unit``
+      follow from ``problem`` and ``shape``.
     - ``tied``: candidates that these rounds do not show to be slower than the winner.
     - ``gain_over_default``: the speed-up of the winning kernel over the library's default on the same shape, minus 1;
       None if that was not measured, or if the default won.
@@ -53,33 +62,27 @@ class Ceiling(Tabular):
       rounds only.
     """
 
-    device: str
-    uuid_hash: str | None
-    problem: Any
+    dtype: str = field(init=False)
+    unit: str = field(init=False)
+    source: RateSource = "measured"
     regime: str
+    interval: Interval
+    problem: Any
     kernel: str
     shape: Any
-    rate: float
-    interval: Interval
     rounds: int
     tied: tuple[Candidate, ...] = ()
     conditions: Conditions = field(default_factory=Conditions)
     gain_over_default: float | None = None
     repeatability: Repeatability | None = None
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "dtype", label_dtype(self.problem))
+        object.__setattr__(self, "unit", str(self.problem.work(self.shape).unit))
+
     def __repr__(self) -> str:
         figure = f"{self.rate:.4g} {self.unit} at {self.shape} by {self.kernel}"
-        return f"Ceiling({self.device}, {self.problem.dtype}, {self.regime}: {figure})"
-
-    @property
-    def tflops(self) -> float:
-        """The same as ``rate``, for operations that count FLOP."""
-        return self.rate
-
-    @property
-    def unit(self) -> str:
-        """The unit of the rate: TFLOPS or TB/s."""
-        return str(self.problem.work(self.shape).unit)
+        return f"Ceiling({self.device}, {self.dtype}, {self.regime}: {figure})"
 
     @property
     def seconds(self) -> float:
@@ -306,3 +309,82 @@ def _mean_watts(rows: Iterable[Measurement]) -> float | None:
     metered = [(row.seconds * row.launches, row.conditions.watts) for row in rows if row.conditions.watts is not None]
     seconds = sum(lasted for lasted, _ in metered)
     return round(sum(lasted * watts for lasted, watts in metered) / seconds, 1) if seconds else None
+
+
+# -- shares ------------------------------------------------------------------------------------------------------------
+
+
+def ceiling_of(row: Measurement, rates: Mapping[tuple[str, str], RateT]) -> RateT | None:
+    """The ceiling that a row is a share of, or None."""
+    return find_rate(rates, label_dtype(row.problem), row.regime)
+
+
+def mamfu(row: Measurement, ceilings: Ceilings) -> float | None:
+    """MAMFU: a row as a share of the ceiling of its dtype and regime; None if there is no such ceiling or its interval
+    is unknown. Rows are normalized to the run's first device, which the ceiling belongs to.
+    """
+    ceiling = ceiling_of(row, ceilings)
+    if ceiling is None or row.summary is None or not ceiling.interval.is_known:
+        return None
+    return ceiling.utilization(flop=row.flop, seconds=row.comparable_seconds, regime=row.regime)
+
+
+def share_accuracy(row: Measurement, ceilings: Ceilings) -> float:
+    """The relative error of ``mamfu`` that the timer may cause: the accuracies of row and ceiling in quadrature. 0 if
+    they are unknown or there is no ceiling.
+    """
+    ceiling = ceiling_of(row, ceilings)
+    if ceiling is None or row.summary is None or not row.timer_accuracy:
+        return 0.0
+    return math.hypot(row.accuracy, relative_accuracy(row.timer_accuracy, ceiling.seconds))
+
+
+def is_beyond(share: float, row: Measurement, ceilings: Ceilings) -> bool:
+    """Whether a share exceeds 1 by more than drift and the timer explain."""
+    return share > 1 + STATE_TOLERANCE + share_accuracy(row, ceilings)
+
+
+def has_drifted(row: Measurement, ceilings: Ceilings) -> bool:
+    """Whether the reference product around a row differs from its ceiling by more than a steady card and the timer
+    explain. Both are the same product, so only the accuracy of the ceiling counts.
+    """
+    drift, ceiling = compute_drift(row, ceilings), ceiling_of(row, ceilings)
+    if drift is None or ceiling is None:
+        return False
+    return abs(drift) > STATE_TOLERANCE + relative_accuracy(row.timer_accuracy, ceiling.seconds)
+
+
+def compute_drift(row: Measurement, ceilings: Ceilings) -> float | None:
+    """The drift of the card around a row: the rate of the reference product relative to its ceiling, minus 1."""
+    ceiling, seen = ceiling_of(row, ceilings), row.details.get("reference_tflops")
+    return None if ceiling is None or seen is None else float(seen) / (row.device_speed or 1.0) / ceiling.tflops - 1
+
+
+def require_usable_ceiling(ceiling: Ceiling, backend: Backend) -> None:
+    """Raises IncomparableError if the interval of a ceiling is unknown, or if it is from another device: cards of one
+    model differ by percents.
+    """
+    if not ceiling.interval.is_known:
+        raise IncomparableError(
+            f"the {ceiling.regime} ceiling is too noisy to take a share of it: find it again with 'mamf find'"
+        )
+    info = backend.info
+    same = ceiling.device == info.name and (
+        ceiling.uuid_hash is None or info.uuid_hash is None or ceiling.uuid_hash == info.uuid_hash
+    )
+    if not same:
+        other = "another card with that name" if ceiling.device == info.name else ceiling.device
+        raise IncomparableError(f"the ceiling is from {other}, not this {info.name}: measure it here with 'mamf find'")
+
+
+def known_share(row: Measurement, known: Rates) -> float | None:
+    """MAMFU: a row as a share of the ceiling of its dtype and regime that is known from elsewhere. None without a
+    ceiling or a valid row.
+    """
+    ceiling = ceiling_of(row, known)
+    return row.comparable_rate / ceiling.rate if ceiling is not None and row.ok else None
+
+
+def given_ceiling(ceiling: Ceiling) -> Ceiling:
+    """The ceiling of a log that was named on the command line."""
+    return replace(ceiling, source="given", description=f"{ceiling.shape} by {ceiling.kernel}, from --ceiling")

@@ -1,4 +1,4 @@
-"""The roof of some work: the lowest ceiling that limits it. Pure.
+"""Roofs: the ceilings of a device, and how high rows lie below the lowest that limits them. Pure.
 
 The roofline model, min(compute, intensity x bandwidth) (Williams, Waterman and Patterson, CACM 52(4), 2009), with
 ceilings confirmed on one device in one regime: matmul's per dtype, bandwidth's per level.
@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from mamf.ceilings.ceiling import Ceiling
+from mamf.ceilings.ceiling import Ceiling, ceiling_of
 from mamf.errors import IncomparableError, UsageError
 from mamf.measurement import TERA, Measurement
 from mamf.operations.bandwidth.shapes import READS, BandwidthProblem, BandwidthShape
 from mamf.operations.matmul.kernel import MatmulProblem
-from mamf.work import Work
 
 COMPUTE, BANDWIDTH = "compute", "bandwidth"
 #: Where bytes come from: the last-level cache, if it holds the arrays, or memory, if a pass moves many times its size.
@@ -22,30 +21,6 @@ CACHE, MEMORY = "cache", "memory"
 LEVELS = (CACHE, MEMORY)
 #: From this share on, a row is near its limit: most changes to a kernel gain more than the rest.
 NEAR = 0.8
-
-
-@dataclass(frozen=True)
-class Roof:
-    """The roof for one dtype and regime. ``compute``: None for work whose rate counts bytes."""
-
-    compute: Ceiling | None
-    bandwidth: Ceiling
-
-    def rate(self, work: Work) -> float:
-        """The highest rate of such work, in the unit of the work: TFLOPS, or TB/s if its rate counts bytes."""
-        return work.amount / max(self._compute_seconds(work), self._memory_seconds(work)) / TERA
-
-    def bound(self, work: Work) -> str:
-        """The ceiling that limits such work: ``compute`` or ``bandwidth``."""
-        return COMPUTE if self._compute_seconds(work) >= self._memory_seconds(work) else BANDWIDTH
-
-    def _compute_seconds(self, work: Work) -> float:
-        """Seconds at the compute ceiling."""
-        return 0.0 if self.compute is None else work.flop / self.compute.rate / TERA
-
-    def _memory_seconds(self, work: Work) -> float:
-        """Seconds at the bandwidth ceiling."""
-        return work.nbytes / self.bandwidth.rate / TERA
 
 
 @dataclass(frozen=True)
@@ -72,20 +47,22 @@ class Roofs:
             )
         return replace(self, compute=compute, bandwidth=bandwidth)
 
-    def roof(self, dtype: str, regime: str) -> Roof | None:
-        """The roof from memory bandwidth and a dtype's compute ceiling; None if one of them is unknown."""
-        compute, memory = self.compute.get((dtype, regime)), self.bandwidth.get((MEMORY, regime))
-        return None if compute is None or memory is None else Roof(compute, memory)
-
-    def over(self, row: Measurement) -> Roof | None:
-        """The roof of a row, for its dtype and regime. Only bandwidth limits work whose rate counts bytes.
+    def limit(self, row: Measurement) -> tuple[float, str] | None:
+        """The highest rate of a row's work in its regime, in the unit of its own rate, and what limits it: ``compute``
+        or ``bandwidth``. Only bandwidth limits work whose rate counts bytes.
 
         None if a ceiling is unknown, and for work that reads nothing: a fill is faster than any work that computes.
         """
-        if row.work.unit == "TFLOPS":
-            return self.roof(row.problem.dtype, row.regime)
-        memory = self.bandwidth.get((MEMORY, row.regime))
-        return None if memory is None or not reads(row.problem) else Roof(None, memory)
+        work, memory = row.work, self.bandwidth.get((MEMORY, row.regime))
+        compute = ceiling_of(row, self.compute) if work.unit == "TFLOPS" else None
+        if memory is None or (compute is None if work.unit == "TFLOPS" else not reads(row.problem)):
+            return None
+        seconds = {
+            COMPUTE: 0.0 if compute is None else work.flop / compute.rate / TERA,
+            BANDWIDTH: work.nbytes / memory.rate / TERA,
+        }
+        bound = max(seconds, key=seconds.__getitem__)
+        return work.amount / seconds[bound] / TERA, bound
 
 
 @dataclass(frozen=True)
@@ -121,7 +98,7 @@ class RoofPoint:
 
 def make_roof_point(row: Measurement, roofs: Roofs, name: str, layer: str = "") -> RoofPoint:
     """The roof point of a measured row, at its regime's statistic, normalized to the run's first device."""
-    work, roof = row.work, roofs.over(row)
+    work, (roof, bound) = row.work, roofs.limit(row) or (None, None)
     seconds = row.amount / row.comparable_rate / TERA
     return RoofPoint(
         name=name,
@@ -132,8 +109,8 @@ def make_roof_point(row: Measurement, roofs: Roofs, name: str, layer: str = "") 
         unit=work.unit,
         tflops=work.flop / seconds / TERA if work.flop else None,
         intensity=work.flop / work.nbytes if work.flop and work.nbytes else None,
-        roof=None if roof is None else roof.rate(work),
-        bound=None if roof is None else roof.bound(work),
+        roof=roof,
+        bound=bound,
         layer=layer,
     )
 
@@ -170,7 +147,7 @@ def build_roofs(ceilings: Iterable[Ceiling], cache_bytes: int | None, anyway: bo
             require_same_device((found[0].device, found[0].uuid_hash), (ceiling.device, ceiling.uuid_hash))
         if isinstance(problem, MatmulProblem):
             if problem.data == "normal":
-                _keep_higher(compute, (problem.dtype, ceiling.regime), ceiling)
+                _keep_higher(compute, (ceiling.dtype, ceiling.regime), ceiling)
         elif isinstance(problem, BandwidthProblem) and reads(problem):
             level = level_of(problem, ceiling.shape, cache_bytes)
             if level is not None:

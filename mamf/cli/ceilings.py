@@ -7,8 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from mamf.backend import Backend
-from mamf.ceilings.ceiling import Ceiling
-from mamf.ceilings.share import Ceilings, require_usable_ceiling
+from mamf.ceilings.ceiling import Ceiling, Ceilings, require_usable_ceiling
 from mamf.cli.resuming import contradiction
 from mamf.cli.terminal import warn
 from mamf.engine.estimate import working_kernels
@@ -19,6 +18,7 @@ from mamf.logs.records import ceiling_record
 from mamf.logs.run_log import RunLog, read_run_log
 from mamf.operations.matmul.operation import problem_for
 from mamf.plans import Plan
+from mamf.rate import find_rate
 from mamf.regime_names import CEILINGS
 
 #: Seconds to find the ceilings of a dtype, by their number: burst alone, or with sustained.
@@ -48,7 +48,7 @@ def given_ceilings(
             require_usable_ceiling(ceiling, backend)
         found |= log.all_ceilings
     for dtype, regime in needed if options.ceiling else ():
-        if (dtype, regime) not in found:
+        if find_rate(found, dtype, regime) is None:
             raise UsageError(f"no {dtype} {regime} ceiling in {', '.join(map(str, options.ceiling))}")
     return found
 

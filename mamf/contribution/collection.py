@@ -1,61 +1,264 @@
-"""The contents of results/: entries of all logs, the best of them, and legacy figures."""
+"""The rates of results/: those of each log, who confirmed them, and the best of all; and legacy figures.
+
+A figure is confirmed if a maintainer measured it, or if two submitters did within the spread of cards of one model. The
+others stand apart: they are not ranked, and not packaged. A submitter is the account that opened the pull request: a
+log cannot say who sent it. The workflow that merges a pull request writes the account into submitters.txt.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mamf.contribution.confirming import Submitters, read_submitters
-from mamf.contribution.entries import Entry, entries_of
-from mamf.contribution.row_rules import is_exact
+from mamf.backend import shared_ways
+from mamf.ceilings.ceiling import CONFIRM, Ceiling, mamfu
+from mamf.contribution.evidence import Finding, is_exact
 from mamf.logs.legacy import FinderRun, read_legacy_or_none
-from mamf.logs.run_log import read_run_log
-from mamf.measurement import group_pairs
+from mamf.logs.run_log import RunLog, read_run_log
+from mamf.measurement import Conditions, Measurement, group_pairs
+from mamf.operations.attention.operation import is_attention
+from mamf.operations.unknown import operation_called
+from mamf.peaks import DatasheetRate, find_peak
+from mamf.plans import MATMUL, SWEEP
+from mamf.plugins.discovery import is_own_kernel
+from mamf.rate import Rate, label_dtype
 from mamf.regime_names import NAMES
 from mamf.report.kernels import title
+from mamf.report.rows import bests
+from mamf.report.text import label_kernel
 
-#: The best entry, with those that it leads.
-Leader = tuple[Entry, Sequence[Entry]]
+ATTENTION, OTHERS = "attention", "other operations"
+#: The tables of results/: the best of matmul, shares of attention, rows of other operations.
+TABLES = (MATMUL, ATTENTION, OTHERS)
+#: In results/: a line per log, its path and the account that submitted it; and the accounts of maintainers.
+SUBMITTERS, MAINTAINERS = "submitters.txt", "maintainers.txt"
+# Ceilings of 26 cards of one model differ by up to 4.4 %.
+_SPREAD = 0.05
+
+
+# -- the rates of a log ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResultRate(Rate):
+    """A rate from the log at ``place``: that of ``row``, or of the ``ceiling`` that fresh rows like it confirmed.
+    ``interval``: None for the fastest launch. ``share``: of the measured ceiling, in the table of attention.
+    """
+
+    regime: str
+    header: Mapping[str, Any]
+    place: Path
+    table: str
+    row: Measurement
+    ceiling: Ceiling | None = None
+    share: float = 0.0
+
+    @property
+    def conditions(self) -> Conditions:
+        return self.row.conditions if self.ceiling is None else self.ceiling.conditions
+
+    @property
+    def is_confirmed(self) -> bool:
+        """Whether a find confirmed the figure with fresh samples."""
+        return self.ceiling is not None
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """Equal for figures that confirm each other."""
+        if self.table == MATMUL:
+            return self.device, self.dtype, self.regime
+        of = (self.row.operation, title(self.row), self.device)
+        return of if self.is_confirmed else (*of, self.row.shape, self.row.kernel)
+
+    @property
+    def label(self) -> str:
+        """What the figure is of."""
+        if self.table == MATMUL:
+            return f"{self.dtype}, {self.regime}, {self.row.shape} by {self.row.kernel}"
+        return f"{self.row.operation} {self.row.shape} by {self.row.kernel}, {self.regime}"
+
+    @property
+    def datasheet(self) -> DatasheetRate | None:
+        """The dense peak of the device for the dtype."""
+        return find_peak(self.device, self.row.problem.dtype, self.header["device"]["compute_units"])
+
+    @property
+    def joules_per_tflop(self) -> float | None:
+        watts = self.conditions.watts
+        return watts / self.rate if self.regime == "sustained" and watts else None
+
+
+def kernel_title(entry: ResultRate) -> str:
+    """The name of an entry's kernel for tables, labeled if it was loaded by path or is not one of mamf's."""
+    labeled, of = label_kernel(entry.row.kernel, entry.header), operation_called(entry.row.operation)
+    is_known = labeled != entry.row.kernel or is_own_kernel(of, entry.row.kernel)
+    return labeled if is_known else f"{entry.row.kernel} (third-party)"
+
+
+def software(header: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {version}" for name, version in software_versions(header).items())
+
+
+def software_versions(header: Mapping[str, Any]) -> dict[str, str]:
+    """torch, the vendor's libraries and the driver."""
+    device = header["device"]
+    named = {"torch": header["environment"]["packages"].get("torch"), **(device.get("versions") or {})}
+    named |= {"driver": device.get("driver")}
+    return {name: str(version) for name, version in named.items() if version and version != "True"}
+
+
+def rates_of(log: RunLog, place: Path) -> list[ResultRate]:
+    """The rates of a log: its ceilings, its best rows, or all rows of kernels; none of a shared card."""
+    plan = log.plan
+    if shared_ways(log.header["device"]["name"]):  # tables rank whole cards
+        return []
+    if plan.is_search:
+        return [_rate_of(log, place, MATMUL, *each) for each in _with_rows(log, log.all_ceilings)]
+    if (plan.kind, plan.operation) == (SWEEP, MATMUL):
+        return [_rate_of(log, place, MATMUL, best.row) for best in bests(log.measurements).values()]
+    rows = [row for row in log.measurements if row.ok]
+    if plan.operation == ATTENTION:
+        shares = ((row, mamfu(row, log.all_ceilings)) for row in rows if is_attention(row))
+        return [_rate_of(log, place, ATTENTION, row, None, share) for row, share in shares if share is not None]
+    found = [_rate_of(log, place, OTHERS, row) for row in rows if not row.phase]
+    return found + [_rate_of(log, place, OTHERS, *each) for each in _with_rows(log, log.own_ceilings)]
+
+
+def _rate_of(
+    log: RunLog, place: Path, table: str, row: Measurement, ceiling: Ceiling | None = None, share: float = 0.0
+) -> ResultRate:
+    device = log.header["device"]
+    interval = row.rate_interval if row.best_by == row.figure else None
+    return ResultRate(
+        rate=ceiling.rate if ceiling else row.best_rate,
+        unit=row.work.unit,
+        interval=ceiling.interval if ceiling else interval,
+        dtype=label_dtype(row.problem),
+        regime=row.regime,
+        device=device["name"],
+        uuid_hash=device["uuid_hash"],
+        source="contributed",
+        tier=log.tier,
+        reference=place.as_posix(),
+        date=log.header["started"],
+        header=log.header,
+        place=place,
+        table=table,
+        row=row,
+        ceiling=ceiling,
+        share=share,
+    )
+
+
+def _with_rows(log: RunLog, ceilings: Mapping[Any, Ceiling]) -> list[tuple[Measurement, Ceiling]]:
+    """Each ceiling behind a row that confirmed it."""
+    fresh = (row for row in log.measurements if row.ok and row.phase == CONFIRM)
+    rows = {(row.problem, row.regime, row.shape, row.kernel): row for row in fresh}
+    keyed = (((each.problem, each.regime, each.shape, each.kernel), each) for each in ceilings.values())
+    return [(rows[key], ceiling) for key, ceiling in keyed if key in rows]
+
+
+# -- who confirmed them ------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class LegacyEntry:
-    run: FinderRun
-    place: Path
+class Submitters:
+    """``accounts``: by the place of a log in results/."""
 
-    @property
-    def device(self) -> str:
-        return self.run.device or ""
+    accounts: Mapping[Path, str]
+    maintainers: frozenset[str] = frozenset()
+
+    def confirm(self, entry: ResultRate, others: Iterable[ResultRate]) -> bool:
+        """Whether a figure is confirmed; ``others``: complete ones of its kind."""
+        account = self.accounts.get(entry.place)
+        if account is None or account in self.maintainers:
+            return account is not None
+        return any(
+            self.accounts.get(other.place, account) != account
+            and abs(other.rate - entry.rate) <= _SPREAD * max(other.rate, entry.rate)
+            for other in others
+        )
+
+
+def part_confirmed(entries: Iterable[ResultRate], submitters: Submitters) -> tuple[list[ResultRate], list[ResultRate]]:
+    """The entries that are confirmed, and those that are not. Only complete runs confirm others."""
+    parts: tuple[list[ResultRate], list[ResultRate]] = ([], [])
+    listed = list(entries)
+    complete = group_pairs((entry.key, entry) for entry in listed if entry.tier == "complete")
+    for entry in listed:
+        parts[not submitters.confirm(entry, complete.get(entry.key, ()))].append(entry)
+    return parts
+
+
+def read_submitters(root: Path) -> Submitters:
+    """Who submitted the logs of a results folder. GitHub ignores the case of accounts."""
+    accounts = {Path(place): account for place, _, account in map(_parts, _lines(root / SUBMITTERS))}
+    return Submitters(accounts, frozenset(line.casefold() for line in _lines(root / MAINTAINERS)))
+
+
+def _parts(line: str) -> tuple[str, str, str]:
+    return line.casefold().rpartition(" ")
+
+
+def _lines(path: Path) -> list[str]:
+    """The lines of a file, without comments; none if there is no such file."""
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    return [line for line in lines if line and not line.startswith("#")]
+
+
+def submitter_findings(root: Path, places: Sequence[Path]) -> list[tuple[Path, Finding]]:
+    """What is wrong with submitters.txt, and which logs it does not name."""
+    path, named = root / SUBMITTERS, [_parts(line) for line in _lines(root / SUBMITTERS)]
+    findings = [
+        (path, Finding("submitter", f"{place}: a line is the path of a log of {root.name}/ and one account"))
+        for place, _, account in named
+        if not account or Path(place) not in places
+    ]
+    listed = [Path(place) for place, _, _ in named]
+    twice = sorted({place for place in listed if listed.count(place) > 1})
+    findings += [(path, Finding("submitter", f"{place} is named twice")) for place in twice]
+    unnamed = "nobody is named as its submitter: the workflow that merges the pull request does that"
+    missing = sorted(set(places) - set(listed))
+    return findings + [(root / place, Finding("submitter", unnamed, is_warning=True)) for place in missing]
+
+
+# -- all of results/ ---------------------------------------------------------------------------------------------------
+
+
+#: The best rate, with those that it leads.
+Leader = tuple[ResultRate, Sequence[ResultRate]]
+#: An imported run of mamf-finder and the place of its log.
+LegacyRun = tuple[FinderRun, Path]
 
 
 @dataclass(frozen=True)
 class Collection:
     """All entries of a results folder, and who submitted them."""
 
-    entries: Sequence[Entry] = ()
-    legacy: Sequence[LegacyEntry] = ()
+    entries: Sequence[ResultRate] = ()
+    legacy: Sequence[LegacyRun] = ()
     submitters: Submitters = field(default_factory=lambda: Submitters({}))
 
-    def of(self, table: str) -> list[Entry]:
+    def of(self, table: str) -> list[ResultRate]:
         return [entry for entry in self.entries if entry.table == table]
 
 
 def collect(root: Path, paths: Iterable[Path]) -> Collection:
     """Entries of all logs. Raises RunLogError for one that cannot be read."""
-    entries: list[Entry] = []
-    legacy: list[LegacyEntry] = []
+    entries: list[ResultRate] = []
+    legacy: list[LegacyRun] = []
     for path in paths:
         place = path.relative_to(root)
         if (run := read_legacy_or_none(path)) is not None:
-            legacy.append(LegacyEntry(run, place))
+            legacy.append((run, place))
         else:
-            entries += entries_of(read_run_log(path), place)
+            entries += rates_of(read_run_log(path), place)
     return Collection(entries, legacy, read_submitters(root))
 
 
-def leaders(entries: Iterable[Entry]) -> list[Leader]:
+def leaders(entries: Iterable[ResultRate]) -> list[Leader]:
     """For each accelerator, dtype and regime the highest ceiling, with all of its kind.
 
     A sweep's best was chosen by the samples that it is reported with; where a find confirmed a ceiling, sweeps do not
@@ -65,16 +268,16 @@ def leaders(entries: Iterable[Entry]) -> list[Leader]:
     found = []
     for group in groups.values():
         kind = [entry for entry in group if entry.is_confirmed] or group
-        found.append((max(kind, key=lambda entry: entry.figure), kind))
+        found.append((max(kind, key=lambda entry: entry.rate), kind))
     order = list(NAMES)
-    return sorted(found, key=lambda pair: (pair[0].dtype, order.index(pair[0].regime), -pair[0].figure))
+    return sorted(found, key=lambda pair: (pair[0].dtype, order.index(pair[0].regime), -pair[0].rate))
 
 
-def best_attention(entries: Iterable[Entry], *, per_kernel: bool = False) -> list[Entry]:
+def best_attention(entries: Iterable[ResultRate], *, per_kernel: bool = False) -> list[ResultRate]:
     """For each accelerator, dtype, regime, direction, head dimension and mask the kernel with the highest MAMFU, of
     those that approximate only if no other was measured; ``per_kernel``: the best row of each kernel.
     """
-    groups: dict[tuple[Any, ...], list[Entry]] = {}
+    groups: dict[tuple[Any, ...], list[ResultRate]] = {}
     for entry in entries:
         row, problem = entry.row, entry.row.problem
         what = (entry.device, problem.dtype, row.regime, problem.direction, row.shape.head_dims)
@@ -88,7 +291,7 @@ def best_attention(entries: Iterable[Entry], *, per_kernel: bool = False) -> lis
     return [best[key] for key in keys]
 
 
-def best_kernels(entries: Iterable[Entry]) -> list[Entry]:
+def best_kernels(entries: Iterable[ResultRate]) -> list[ResultRate]:
     """For each operation, regime, problem and accelerator the highest confirmed rate, else that of the best row."""
     groups = group_pairs(((entry.row.operation, title(entry.row), entry.device), entry) for entry in entries)
-    return [max(groups[key], key=lambda entry: (entry.is_confirmed, entry.figure)) for key in sorted(groups)]
+    return [max(groups[key], key=lambda entry: (entry.is_confirmed, entry.rate)) for key in sorted(groups)]

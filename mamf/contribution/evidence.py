@@ -13,9 +13,12 @@ from mamf.dtypes import DTYPES
 from mamf.logs.lines import Seen, lines_of, parse_records
 from mamf.logs.run_log import RunLog
 from mamf.measurement import Measurement
+from mamf.operations.unknown import operation_called
 from mamf.plans import Plan
 
 TIERS = ("complete", "interrupted", "legacy")
+# What only kernels say that approximate: they skip work, or multiply in another dtype.
+_OF_APPROXIMATION = ("product_dtypes", "sparsity", "cosine_similarity", "relative_l1")
 
 
 @dataclass(frozen=True)
@@ -70,3 +73,12 @@ class Evidence:
 def records_of(path: Path, seen: Seen | None = None) -> Iterator[tuple[int, dict[str, Any]]]:
     """Each record with its line, one at a time. Raises RunLogError that names a line which is not a record."""
     return parse_records(path, lines_of(path, seen))
+
+
+def is_exact(row: Measurement) -> bool:
+    """Whether all FLOP were computed in the row's dtype. Only a kernel that its operation lists may approximate,
+    whatever a row says; no kernel is imported for it.
+    """
+    if not any(name in row.details for name in _OF_APPROXIMATION):
+        return True
+    return row.kernel.partition("[")[0] not in operation_called(row.operation).approximate_kernels

@@ -12,7 +12,6 @@ from typing import Any
 from msgspec.inspect import DataclassType, ListType, StructType, Type, UnionType, type_info
 
 from mamf.backend import SIMULATED, DeviceInfo, describe_sharing
-from mamf.ceilings.contributed import contributed_ceilings
 from mamf.contribution.evidence import Evidence, Finding
 from mamf.dtypes import DTYPES
 from mamf.files import packaged_rows
@@ -21,7 +20,7 @@ from mamf.logs.recording import Header
 from mamf.logs.records import RECORDS
 from mamf.machine.privacy import scrub_record
 from mamf.measurement import TERA
-from mamf.peaks import fastest_possible_flops, listed_as, matching_device
+from mamf.peaks import contributed_rates, fastest_possible_flops, listed_as, matching_device
 from mamf.plans import EXPLAIN
 
 _Names = dict[str, Any]
@@ -109,7 +108,7 @@ def _facts() -> dict[str, dict[str, str]]:
 
 def _usual_spelling(name: str) -> str | None:
     """The known name that differs from this one only in case, blanks and punctuation, or None."""
-    known = {_letters(each.device): each.device for each in contributed_ceilings()}
+    known = {_letters(each.device): each.device for each in contributed_rates()}
     usual = known.get(_letters(name), name)
     return listed_as(name) if usual == name else usual
 

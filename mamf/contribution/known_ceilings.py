@@ -1,60 +1,61 @@
 """``mamf.peak``: how fast a device multiplies, from the best source there is, which is always named.
 
 Of a device at hand: measured on it, else contributed for accelerators of its name, build and power limit, else its
-datasheet's dense figure. By name, on a machine without it: contributed, else published by
-other people, else the datasheet's. Never another device's.
+datasheet's dense figure. By name, on a machine without it: contributed, else published by other people, else the
+datasheet's. Never another device's.
+
+``results/published`` has figures that other people published. This project checked none of them, and never ranks them
+with measured ones. The package ships published.csv, the highest of each listed device and dtype, written by
+``tools/published_peaks.py``.
 """
 
 from __future__ import annotations
 
+import csv
+import functools
+import math
+import re
 import warnings
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 from mamf.backend import Backend, DeviceInfo
-from mamf.ceilings.contributed import ContributedCeiling, contributed_ceilings
-from mamf.ceilings.share import label_dtype
+from mamf.ceilings.ceiling import Ceiling
 from mamf.choices import PEAK_SOURCES, PeakSource
-from mamf.contribution.published import published_peaks
-from mamf.device_names import NamedDevice, find_devices
 from mamf.dtypes import canonical_name
 from mamf.errors import IncomparableError, MamfWarning, RunLogError, UnavailableError, UsageError
+from mamf.files import packaged_rows
 from mamf.limits import require_known, shorten
-from mamf.logs.found import FoundCeiling, cached_ceiling
-from mamf.measurement import TERA
+from mamf.logs.found import cached_ceiling
 from mamf.operations.matmul.operation import problem_for
-from mamf.peaks import Peak, find_peak, listed_peak
+from mamf.peaks import (
+    ContributedRate,
+    DatasheetRate,
+    NamedDevice,
+    contributed_for,
+    contributed_rates,
+    find_devices,
+    find_peak,
+    listed_peak,
+)
+from mamf.plans import MATMUL
 from mamf.plugins.discovery import open_backend
+from mamf.rate import DATASHEET, PUBLISHED, Rate
 from mamf.regime_names import CEILINGS
-from mamf.statistics import CONFIDENCE, Interval
 
-#: Tiers of figures without a log.
-PUBLISHED, DATASHEET = "published, not checked", "datasheet"
+FIGURES, NOTICE = Path("published", "figures.csv"), Path("published", "NOTICE.md")
+SHIPPED = "published.csv"
+COLUMNS = (
+    *("accelerator", "device", "vendor", "dtype", "tflops", "statistic", "m", "n", "k", "software"),
+    *("power_limit_watts", "date", "version", "source", "license"),
+)
+_ADDRESS = re.compile(r"https?://[\w.-]+(:\d{1,5})?([/?#][!#-&(-;=?-\[\]_a-z~]*)?", re.ASCII)
+_NUMBERS = {"tflops": float, "m": int, "n": int, "k": int, "power_limit_watts": float}
 _USUAL_DTYPES = ("bfloat16", "float16", "float32")
-
-
-@dataclass(frozen=True)
-class KnownPeak:
-    """``flops``: FLOP/s of a device for a dtype, and ``interval`` (FLOP/s), the 95 % repeat interval. Of a datasheet's
-    figure, and of a published one, regime and interval are None. ``description``: what it is and where it comes from,
-    one line. ``tier``: of the log in results/, else ``published, not checked`` or ``datasheet``. ``reference``: the
-    log, address or datasheet.
-    """
-
-    flops: float
-    interval: Interval | None
-    regime: str | None
-    source: PeakSource
-    description: str
-    dtype: str
-    device: str
-    tier: str = "complete"
-    reference: str = ""
-
-    @property
-    def tflops(self) -> float:
-        """In 1e12 FLOP/s."""
-        return self.flops / TERA
+#: Figures of devices that differ by less are one figure: datasheets round.
+_ROUNDING = 0.01
 
 
 def peak(
@@ -65,7 +66,7 @@ def peak(
     anyway: bool = False,
     name: str | None = None,
     source: PeakSource | None = None,
-) -> KnownPeak:
+) -> Rate:
     """How fast a device multiplies: measured on it (``mamf find`` leaves that), contributed for its kind, or promised
     by its datasheet, the first that is there.
 
@@ -112,19 +113,19 @@ def peak(
 
 def peaks_by_name(
     name: str, dtype: str | None = None, regime: str = "sustained", source: PeakSource | None = None
-) -> list[KnownPeak]:
+) -> list[Rate]:
     """All that is known of a device by name; the answer of :func:`peak` comes first. Raises its errors."""
     devices = find_devices(name)
     for each in [canonical_name(dtype)] if dtype else _USUAL_DTYPES:
-        known = [_known_of(device, each, regime, source) for device in devices]
+        known = [_rates_of(device, each, regime, source) for device in devices]
         if any(known):
-            return _unambiguous(name, devices, known)
+            return _require_one_figure(name, devices, known)
     raise UnavailableError(
         f"nothing is listed for {devices[0].name}, {dtype or 'any usual dtype'}, source {source or 'any'}"
     )
 
 
-def _known_of(device: NamedDevice, dtype: str, regime: str, source: PeakSource | None) -> list[KnownPeak]:
+def _rates_of(device: NamedDevice, dtype: str, regime: str, source: PeakSource | None) -> list[Rate]:
     """The best first; empty without a figure of this regime and source."""
     # Its adapter knows which format of fp8 a device supports.
     dtypes = ("float8_e4m3fn", "float8_e4m3fnuz") if dtype == "fp8" else (dtype,)
@@ -135,24 +136,26 @@ def _known_of(device: NamedDevice, dtype: str, regime: str, source: PeakSource |
         _first(_promise(listed_peak(device.device, each), device.name, each) for each in dtypes),
         _first(_highest_contributed(device, other, each) for each in dtypes),
     ]
-    known = [replace(each, dtype=dtype) for each in found if each and source in (None, each.source)]
+    known = [each for each in found if each and source in (None, each.source)]
     return known if known and known[0].regime in (None, regime) else []
 
 
-def _first(found: Iterable[KnownPeak | None]) -> KnownPeak | None:
+def _first(found: Iterable[Rate | None]) -> Rate | None:
     return next(filter(None, found), None)
 
 
-def _unambiguous(name: str, devices: Sequence[NamedDevice], known: Sequence[list[KnownPeak]]) -> list[KnownPeak]:
+def _require_one_figure(name: str, devices: Sequence[NamedDevice], known: Sequence[list[Rate]]) -> list[Rate]:
     """What all these devices have in common. Choosing one of several cards that differ would often be wrong."""
-    figures = [f"{each[0].tflops:g}" if each else "none" for each in known]
-    if len(set(figures)) > 1:
-        listed = ", ".join(f"{device.name} ({figure})" for device, figure in zip(devices, figures, strict=True))
+    rates = [each[0].rate if each else 0.0 for each in known]
+    if max(rates) > (1 + _ROUNDING) * min(rates):
+        figures = [f"{device.name} ({rate:g})" for device, rate in zip(devices, rates, strict=True)]
+        listed = ", ".join(figures).replace("(0)", "(none)")
         raise UsageError(f"{shorten(name)!r} may be one of several devices; name one, in TFLOPS: {listed}")
-    return known[0] if len(devices) == 1 else [replace(known[0][0], device=name)]
+    lowest = known[rates.index(min(rates))]
+    return lowest if len(devices) == 1 else [replace(lowest[0], device=name)]
 
 
-def measured_peak(device: int | str | Backend | None, dtype: str, regime: str = "sustained") -> KnownPeak:
+def measured_peak(device: int | str | Backend | None, dtype: str, regime: str = "sustained") -> Rate:
     """As :func:`peak`, but measured, here or on a device of the same kind. Also raises UnavailableError if only a
     datasheet is known, or if the interval of what was measured is unknown.
     """
@@ -178,41 +181,26 @@ def _command(dtype: str) -> str:
     return f"mamf find --dtype {dtype}"
 
 
-def _measured(backend: Backend, dtype: str, regime: str) -> KnownPeak | None:
+def _measured(backend: Backend, dtype: str, regime: str) -> Ceiling | None:
     problem = problem_for(backend, dtype)
     for each in (problem, replace(problem, fast_accumulation=True)):
         try:
-            cached = cached_ceiling(backend.info, each, regime)
+            ceiling = cached_ceiling(backend.info, each, regime)
         except RunLogError as error:
             warnings.warn(f"not used: {error}", MamfWarning, stacklevel=3)
             continue
-        if cached is not None:
-            return _of_cache(cached, backend, dtype)
+        if ceiling is not None:
+            is_this = backend.info.uuid_hash is not None or not backend.is_accelerator
+            which = "this very device" if is_this else "a device of this name in this machine"
+            when = ceiling.date[:10] + ("" if ceiling.tier == "complete" else f", {ceiling.tier}")
+            what = f"{ceiling.dtype} at {ceiling.shape} by {ceiling.kernel}"
+            return replace(ceiling, description=f"measured on {which}, {when}: {what}")
     return None
 
 
-def _of_cache(cached: FoundCeiling, backend: Backend, dtype: str) -> KnownPeak:
-    ceiling, interval = cached.ceiling, cached.ceiling.interval
-    is_this = backend.info.uuid_hash is not None or not backend.is_accelerator
-    which = "this very device" if is_this else "a device of this name in this machine"
-    when = cached.started[:10] + ("" if cached.tier == "complete" else f", {cached.tier}")
-    what = f"{label_dtype(ceiling.problem)} at {ceiling.shape} by {ceiling.kernel}"
-    return KnownPeak(
-        flops=ceiling.rate * TERA,
-        interval=Interval(interval.low * TERA, interval.high * TERA, interval.coverage),
-        regime=ceiling.regime,
-        source="measured",
-        description=f"measured on {which}, {when}: {what}",
-        dtype=dtype,
-        device=ceiling.device,
-        tier=cached.tier,
-        reference=str(cached.path),
-    )
-
-
-def _contributed(info: DeviceInfo, dtype: str, regime: str, anyway: bool) -> KnownPeak | None:
+def _contributed(info: DeviceInfo, dtype: str, regime: str, anyway: bool) -> Rate | None:
     # Virtual machines give many CPUs one name.
-    rows = _contributed_for([info.name], dtype, regime) if info.is_accelerator else []
+    rows = _contributed_by([info.name], dtype, regime) if info.is_accelerator else []
     if not rows:
         return None
     row = min(rows, key=lambda each: bool(_differences(each, info)))
@@ -222,39 +210,29 @@ def _contributed(info: DeviceInfo, dtype: str, regime: str, anyway: bool) -> Kno
             f"the ceiling contributed for {info.name} is of {differences}: measure this one ({_command(dtype)}), "
             "or take it anyway (--anyway, mamf.peak(anyway=True))"
         )
-    return _contribution(row, dtype, f", although of {differences}" if differences else "")
+    return _with_origin(row, f", although of {differences}" if differences else "")
 
 
-def _contributed_for(names: Collection[str], dtype: str, regime: str) -> list[ContributedCeiling]:
+def _contributed_by(names: Collection[str], dtype: str, regime: str) -> list[ContributedRate]:
     """The rows for devices of these names; those with fast accumulation only if there are no others."""
-    rows = [row for row in contributed_ceilings() if row.device in names and row.regime == regime]
+    rows = [row for row in contributed_rates() if row.device in names and row.regime == regime]
     exact = [row for row in rows if row.dtype == dtype]
     return exact or [row for row in rows if row.dtype == f"{dtype}, fast accumulation"]
 
 
-def _highest_contributed(device: NamedDevice, regime: str, dtype: str) -> KnownPeak | None:
-    rows = _contributed_for(device.names, dtype, regime)
-    return _contribution(max(rows, key=lambda row: row.tflops), dtype) if rows else None
+def _highest_contributed(device: NamedDevice, regime: str, dtype: str) -> Rate | None:
+    rows = _contributed_by(device.names, dtype, regime)
+    return _with_origin(max(rows, key=lambda row: row.rate)) if rows else None
 
 
-def _contribution(row: ContributedCeiling, dtype: str, remark: str = "") -> KnownPeak:
+def _with_origin(row: ContributedRate, remark: str = "") -> Rate:
     limit = f"{row.power_limit_watts:g} W" if row.power_limit_watts else ""
     conditions = ", ".join(filter(None, (row.date, limit, row.software)))
-    reference = f"results/{row.log}"
-    what = f"{row.dtype}, {reference} ({conditions}); cards differ: {_command(dtype)}"
-    return KnownPeak(
-        flops=row.tflops * TERA,
-        interval=Interval(row.low * TERA, row.high * TERA, CONFIDENCE),
-        regime=row.regime,
-        source="contributed",
-        description=f"contributed for {row.device}{remark}: {what}",
-        dtype=dtype,
-        device=row.device,
-        reference=reference,
-    )
+    what = f"{row.dtype}, {row.reference} ({conditions}); cards differ: {_command(row.dtype.partition(',')[0])}"
+    return replace(row, description=f"contributed for {row.device}{remark}: {what}")
 
 
-def _differences(row: ContributedCeiling, info: DeviceInfo) -> str:
+def _differences(row: ContributedRate, info: DeviceInfo) -> str:
     """How the build and power limit of the measured device differ from this one, as far as they are known."""
     units = ("compute units", row.compute_units, info.compute_units)
     limits = ("W", row.power_limit_watts, info.power_limit_watts)
@@ -265,24 +243,90 @@ def _differences(row: ContributedCeiling, info: DeviceInfo) -> str:
     )
 
 
-def datasheet_peak(info: DeviceInfo, dtype: str) -> KnownPeak | None:
+def datasheet_peak(info: DeviceInfo, dtype: str) -> Rate | None:
     """The dense figure that a device's vendor promises, or None if no figure is listed."""
     return _promise(find_peak(info.name, dtype, info.compute_units), info.name, dtype)
 
 
-def _promise(listed: Peak | None, device: str, dtype: str) -> KnownPeak | None:
+def _promise(listed: DatasheetRate | None, device: str, dtype: str) -> Rate | None:
     if listed is None:
         return None
     description = f"datasheet of {listed.origin}, dense {listed.dtype}; no kernel reaches it: {_command(dtype)}"
-    tier = DATASHEET if listed.is_verified else f"{DATASHEET}, unverified"
-    return KnownPeak(listed.flops, None, None, "datasheet", description, dtype, device, tier, listed.source)
+    return replace(listed, dtype=dtype, device=device, description=description)
 
 
-def _published(device: NamedDevice, dtype: str) -> KnownPeak | None:
-    figure = published_peaks().get((device.device, dtype))
+def _published(device: NamedDevice, dtype: str) -> Rate | None:
+    figure = published_rates().get((device.device, dtype))
     if figure is None:
         return None
-    said = "; ".join(filter(None, (figure.source, figure.statistic)))
-    description = f"{PUBLISHED}, for {figure.accelerator}: {dtype}, {said}; measure it: {_command(dtype)}"
-    flops = figure.tflops * TERA
-    return KnownPeak(flops, None, None, "published", description, dtype, device.name, PUBLISHED, figure.source)
+    said = "; ".join(filter(None, (figure.reference, figure.statistic)))
+    description = f"{figure.tier}, for {figure.accelerator}: {dtype}, {said}; measure it: {_command(dtype)}"
+    return replace(figure, device=device.name, description=description)
+
+
+def place_among_known(ceiling: Ceiling, device: Mapping[str, Any]) -> str:
+    """Where a ceiling stands among those of other cards of its model and power limit; empty if none is known."""
+    if ceiling.problem.operation != MATMUL or ceiling.problem.data != "normal":
+        return ""
+    for known in contributed_for(device["name"], device["compute_units"], ceiling.dtype):
+        if known.regime == ceiling.regime and known.power_limit_watts == device["power_limit_watts"]:
+            cards = f"{known.cards} cards from {known.lowest:.4g} to" if known.cards > 1 else "one card at"
+            return f"{known.device} in results/: {cards} {known.rate:.4g}; this one {ceiling.rate:.4g}"
+    return ""
+
+
+# -- what other people published ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublishedRate(Rate):
+    """A row of figures.csv. ``reference``: its address, http or https. ``accelerator``: as people call it; ``device``:
+    torch's name. ``m``, ``n``, ``k``: ``k`` is summed over. ``version``: of the script. ``license``: of the source; if
+    it is empty, so is all but accelerator, vendor, dtype, figure and address. Texts are as published: escape them.
+    """
+
+    accelerator: str
+    vendor: str
+    statistic: str
+    m: int | None
+    n: int | None
+    k: int | None
+    software: str
+    power_limit_watts: float | None
+    version: str
+    license: str
+
+
+def read_published(results: Path) -> list[PublishedRate]:
+    """The figures in ``published/figures.csv`` of a results folder, in their order; none without that file.
+
+    Raises UsageError for a file that cannot be read, and for a malformed row.
+    """
+    path = results / FIGURES
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            return [_rate_of(row) for row in csv.DictReader(file, strict=True)]
+    except FileNotFoundError:
+        return []
+    except (OSError, csv.Error, TypeError, ValueError, KeyError) as error:
+        raise UsageError(f"cannot read {path}: {error}") from None
+
+
+def _rate_of(row: Mapping[str, Any]) -> PublishedRate:
+    """Raises TypeError, KeyError or ValueError."""
+    values = {**row, **{name: kind(row[name]) if row[name] else None for name, kind in _NUMBERS.items()}}
+    is_whole = all(row[name] for name in ("accelerator", "vendor", "dtype", "tflops"))
+    if not is_whole or not all(values[name] is None or 0 < values[name] < math.inf for name in _NUMBERS):
+        raise ValueError(f"a cell is missing or a number is not above 0: {row}")
+    if not _ADDRESS.fullmatch(row["source"]):
+        raise ValueError(f"source: {row['source']!r} is not an http or https address")
+    rate, reference = values.pop("tflops"), values.pop("source")
+    return PublishedRate(rate=rate, reference=reference, source="published", tier=PUBLISHED, **values)
+
+
+@functools.cache
+def published_rates() -> dict[tuple[str, str], PublishedRate]:
+    """The published figures that ship with this package: the highest by device, as peaks.csv names it, and dtype.
+    ``statistic``: of how many.
+    """
+    return {(each.device, each.dtype): each for each in map(_rate_of, packaged_rows(SHIPPED))}

@@ -1,18 +1,36 @@
-"""The pages of results/: README.md, the matrix of all accelerators, and a README.md in the folder of each."""
+"""The pages of results/: README.md, the matrix of all accelerators, and a README.md in the folder of each; and the file
+of ceilings that the package ships.
+"""
 
 from __future__ import annotations
 
+import csv
+import io
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 from urllib.parse import quote
 
-from mamf.contribution.collection import Collection, Leader, LegacyEntry, best_attention, best_kernels, leaders
-from mamf.contribution.confirming import part_confirmed
-from mamf.contribution.entries import ATTENTION, OTHERS, TABLES, Entry, kernel_title, software
-from mamf.contribution.placing import folder_of
-from mamf.measurement import TERA, group_pairs
+from mamf.contribution.collection import (
+    ATTENTION,
+    OTHERS,
+    TABLES,
+    Collection,
+    Leader,
+    LegacyRun,
+    ResultRate,
+    best_attention,
+    best_kernels,
+    kernel_title,
+    leaders,
+    part_confirmed,
+    software,
+)
+from mamf.contribution.rules import folder_of
+from mamf.logs.legacy import FinderRun
+from mamf.logs.records import significant_digits
+from mamf.measurement import group_pairs
 from mamf.plans import MATMUL
 from mamf.regime_names import CEILINGS
 from mamf.report.document import Column, Table, sensor_columns
@@ -47,7 +65,7 @@ RowT = TypeVar("RowT")
 def results_pages(collection: Collection) -> dict[Path, str]:
     """Every page by its path in results/."""
     entries = group_pairs((folder_of(each.device), each) for each in collection.entries)
-    legacy = group_pairs((folder_of(each.device), each) for each in collection.legacy)
+    legacy = group_pairs((folder_of(run.device or ""), (run, place)) for run, place in collection.legacy)
     parts = {
         folder: Collection(entries.get(folder, ()), legacy.get(folder, ()), collection.submitters)
         for folder in sorted({*entries, *legacy})
@@ -65,7 +83,7 @@ def _matrix_page(parts: Mapping[str, Collection]) -> str:
         kept = [each for each in confirmed if each.tier == "complete" and each.regime in CEILINGS]
         counts.update(each.dtype for each in kept)
         for best, _ in leaders(kept):
-            rates.setdefault((folder, best.dtype), {})[best.regime] = best.figure
+            rates.setdefault((folder, best.dtype), {})[best.regime] = best.rate
 
     def column(dtype: str) -> Column[str]:
         return Column("", markdown_text(dtype), lambda folder: _cell(rates.get((folder, dtype), {})), Markup)
@@ -82,7 +100,7 @@ def _matrix_page(parts: Mapping[str, Collection]) -> str:
 
 
 def _device_name(part: Collection) -> str:
-    names = [each.device for each in part.entries] or [each.device for each in part.legacy]
+    names = [each.device for each in part.entries] or [run.device or "" for run, _ in part.legacy]
     return names[0] or "unknown"
 
 
@@ -94,7 +112,7 @@ def _cell(rates: Mapping[str, float]) -> str | None:
 
 
 def _device_page(part: Collection) -> str:
-    ranked: dict[str, list[Entry]] = {}
+    ranked: dict[str, list[ResultRate]] = {}
     unconfirmed, interrupted = [], []
     for table in TABLES:
         confirmed, others = part_confirmed(part.of(table), part.submitters)
@@ -115,17 +133,17 @@ def _device_page(part: Collection) -> str:
     return "\n".join(filter(None, sections))
 
 
-def _best_of_logs(entries: Iterable[Entry]) -> list[Entry]:
+def _best_of_logs(entries: Iterable[ResultRate]) -> list[ResultRate]:
     """The highest entry of each log, in the order of the logs."""
     groups = group_pairs((entry.place, entry) for entry in entries)
-    return [max(groups[place], key=lambda entry: entry.figure) for place in sorted(groups)]
+    return [max(groups[place], key=lambda entry: entry.rate) for place in sorted(groups)]
 
 
-def entry_columns() -> list[Column[Entry]]:
+def entry_columns() -> list[Column[ResultRate]]:
     """Of a log whose figures are not ranked: the highest of them."""
     return [
         text_column("what", lambda entry: entry.label),
-        Column("", "rate", lambda entry: entry.figure, significant),
+        Column("", "rate", lambda entry: entry.rate, significant),
         date_column(),
     ]
 
@@ -139,12 +157,12 @@ def text_column(title: str, read: Callable[[RowT], object]) -> Column[RowT]:
     return Column("", title, read, str, left=True)
 
 
-def date_column() -> Column[Entry]:
+def date_column() -> Column[ResultRate]:
     """The day of the run."""
-    return Column("", "date", lambda entry: entry.header["started"][:10])
+    return Column("", "date", lambda entry: entry.date[:10])
 
 
-def log_column() -> Column[Entry]:
+def log_column() -> Column[ResultRate]:
     return Column("", "log", lambda entry: link(entry.place), Markup)
 
 
@@ -153,22 +171,22 @@ def ceiling_columns() -> list[Column[Leader]]:
 
     def share(row: Leader) -> str | None:
         peak = row[0].datasheet
-        return f"{100 * row[0].figure * TERA / peak.flops:.1f} % of {peak.flops / TERA:g}" if peak else None
+        return f"{100 * row[0].rate / peak.rate:.1f} % of {peak.rate:g}" if peak else None
 
     return [
         text_column("dtype", lambda row: row[0].dtype),
         text_column("regime", lambda row: row[0].regime),
-        Column("", "TFLOPS", lambda row: row[0].figure, lambda rate: Markup(f"**{significant(rate)}**")),
+        Column("", "TFLOPS", lambda row: row[0].rate, lambda rate: Markup(f"**{significant(rate)}**")),
         Column("", "interval", lambda row: row[0].interval, interval_cell),
-        Column("", "MxNxK", lambda row: row[0].shape),
+        Column("", "MxNxK", lambda row: row[0].row.shape),
         text_column("kernel", lambda row: kernel_title(row[0])),
         Column("", "of the dense peak", share),
         *sensor_columns(lambda row: row[0].conditions),
         Column("", "J/TFLOP", lambda row: row[0].joules_per_tflop, "{:#.3g}".format),
         text_column("by", lambda row: "find" if row[0].is_confirmed else "sweep"),
-        Column("", "all", lambda row: _span([each.figure for each in row[1]])),
+        Column("", "all", lambda row: _span([each.rate for each in row[1]])),
         text_column("software", lambda row: software(row[0].header)),
-        Column("", "date", lambda row: row[0].header["started"][:10]),
+        Column("", "date", lambda row: row[0].date[:10]),
         Column("", "log", lambda row: link(row[0].place), Markup),
     ]
 
@@ -177,7 +195,7 @@ def _span(rates: Sequence[float]) -> str:
     return f"{len(rates)}: {significant(min(rates))} to {significant(max(rates))}" if len(rates) > 1 else "1"
 
 
-def attention_columns() -> list[Column[Entry]]:
+def attention_columns() -> list[Column[ResultRate]]:
     return [
         text_column("dtype", lambda entry: entry.row.problem.dtype),
         text_column("regime", lambda entry: entry.row.regime),
@@ -192,22 +210,20 @@ def attention_columns() -> list[Column[Entry]]:
     ]
 
 
-def _kernels(title: str, entries: Sequence[Entry]) -> str:
+def _kernels(title: str, entries: Sequence[ResultRate]) -> str:
     works = dict.fromkeys((entry.row.work.unit, entry.row.work.convention) for entry in entries)
     counts = " ".join(markdown_line(f"{unit}: {convention}.") for unit, convention in works)
     columns = [*kernel_columns(), log_column()]
     return _section(markdown_text(title[:1].upper() + title[1:]), columns, entries, f"{counts}\n\n")
 
 
-def kernel_columns() -> list[Column[Entry]]:
-    def share(entry: Entry) -> float | None:
-        return share_of(entry.figure, entry.row.problem, entry.header)
+def kernel_columns() -> list[Column[ResultRate]]:
+    def share(entry: ResultRate) -> float | None:
+        return share_of(entry.rate, entry.row.problem, entry.header)
 
     return [
         text_column("problem", lambda entry: described_title(entry.row.regime, entry.row.problem)),
-        Column(
-            "", "rate", lambda entry: f"**{significant(entry.figure)}** {markdown_text(entry.row.work.unit)}", Markup
-        ),
+        Column("", "rate", lambda entry: f"**{significant(entry.rate)}** {markdown_text(entry.row.work.unit)}", Markup),
         Column("", "interval", lambda entry: entry.interval, interval_cell),
         Column("", "of the peak", share, lambda share: f"{100 * share:.1f} %"),
         Column("", "shape", lambda entry: entry.row.shape),
@@ -216,21 +232,73 @@ def kernel_columns() -> list[Column[Entry]]:
     ]
 
 
-def _legacy(entries: Iterable[LegacyEntry]) -> str:
-    ordered = sorted(entries, key=lambda entry: (entry.run.device or "", entry.run.dtype or "", str(entry.place)))
-    columns: list[Column[tuple[LegacyEntry, str]]] = [
-        text_column("dtype", lambda row: row[0].run.dtype or "unknown"),
-        text_column("version", lambda row: f"mamf-finder {row[0].run.version or 'of unknown version'}"),
-        text_column("figure", lambda row: row[1] if row[0].run.is_complete else f"{row[1]} (of scouts)"),
-        Column("", "TFLOPS", lambda row: row[0].run.best[row[1]].tflops[row[1]], significant),
-        Column("", "MxNxK", lambda row: row[0].run.best[row[1]].shape or "unknown"),
-        Column("", "shapes", lambda row: "unknown" if row[0].run.tried is None else row[0].run.tried),
-        text_column("run", lambda row: "complete" if row[0].run.is_complete else "interrupted"),
-        Column("", "date", lambda row: row[0].run.started[:10] if row[0].run.started else "unknown"),
-        Column("", "log", lambda row: link(row[0].place), Markup),
+def _legacy(legacy: Iterable[LegacyRun]) -> str:
+    ordered = sorted(legacy, key=lambda each: (each[0].device or "", each[0].dtype or "", str(each[1])))
+    columns: list[Column[tuple[FinderRun, Path, str]]] = [
+        text_column("dtype", lambda row: row[0].dtype or "unknown"),
+        text_column("version", lambda row: f"mamf-finder {row[0].version or 'of unknown version'}"),
+        text_column("figure", lambda row: row[2] if row[0].is_complete else f"{row[2]} (of scouts)"),
+        Column("", "TFLOPS", lambda row: row[0].best[row[2]].tflops[row[2]], significant),
+        Column("", "MxNxK", lambda row: row[0].best[row[2]].shape or "unknown"),
+        Column("", "shapes", lambda row: "unknown" if row[0].tried is None else row[0].tried),
+        text_column("run", lambda row: "complete" if row[0].is_complete else "interrupted"),
+        Column("", "date", lambda row: row[0].started[:10] if row[0].started else "unknown"),
+        Column("", "log", lambda row: link(row[1]), Markup),
     ]
-    return _section(_LEGACY, columns, [(entry, name) for entry in ordered for name in entry.run.best])
+    return _section(_LEGACY, columns, [(run, place, name) for run, place in ordered for name in run.best])
 
 
 def link(place: Path) -> Markup:
     return Markup(f"[log]({quote(place.name)})")
+
+
+# -- the ceilings that the package ships -------------------------------------------------------------------------------
+
+
+_COLUMNS = (
+    *("device", "compute_units", "power_limit_watts", "clock_mhz", "dtype", "regime"),
+    *("tflops", "low", "high", "log", "shapes", "kernel", "cards", "lowest"),
+    *("date", "software"),
+)
+_MOST_SHAPES = 6
+
+
+def contributed_csv(collection: Collection) -> str:
+    """The highest confirmed ceiling of each kind of device, dtype and regime that a complete find with normal data
+    measured.
+    """
+    kept = filter(_counts, part_confirmed(collection.of(MATMUL), collection.submitters)[0])
+    groups = group_pairs(((entry.device, *_build(entry), entry.dtype, entry.regime), entry) for entry in kept)
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(_COLUMNS)
+    for key, found in sorted(groups.items()):
+        fastest = sorted(found, key=lambda entry: entry.rate, reverse=True)
+        best, shapes = fastest[0], list(dict.fromkeys(str(entry.row.shape) for entry in fastest))[:_MOST_SHAPES]
+        ends = (best.interval.low, best.interval.high) if best.interval else ()
+        figures = [significant_digits(rate) for rate in (best.rate, *ends)]
+        kernel = next((each.row.kernel for each in fastest if len(each.header["plan"]["kernels"]) > 1), "")
+        cards: dict[object, float] = {}
+        for entry in reversed(fastest):
+            cards[entry.uuid_hash] = entry.rate
+        lowest = significant_digits(min(cards.values()))
+        clock_hz = max(each.header["device"]["max_clock_hz"] or 0 for each in found)
+        known = (best.place.as_posix(), " ".join(shapes), kernel, len(cards), lowest)
+        of_run = (best.date[:10], software(best.header))
+        writer.writerow([*key[:3], f"{clock_hz / 1e6:g}" if clock_hz else "", *key[3:], *figures, *known, *of_run])
+    return buffer.getvalue()
+
+
+def _counts(entry: ResultRate) -> bool:
+    """Virtual machines give CPUs of all speeds one name, so that their figures are of no use elsewhere."""
+    is_accelerator, data = entry.header["device"]["is_accelerator"], entry.header["plan"]["problems"][0]["data"]
+    is_found = (
+        entry.is_confirmed and entry.interval is not None and entry.tier == "complete" and entry.regime in CEILINGS
+    )
+    return is_found and is_accelerator and data == "normal"
+
+
+def _build(entry: ResultRate) -> tuple[str, ...]:
+    """Unit count and power limit: devices with one name exist in several builds."""
+    device: dict[str, Any] = entry.header["device"]
+    return tuple("" if each is None else f"{each:g}" for each in (device["compute_units"], device["power_limit_watts"]))

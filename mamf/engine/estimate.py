@@ -7,8 +7,6 @@ import warnings
 from collections.abc import Sequence
 
 from mamf.backend import Backend
-from mamf.ceilings.contributed import contributed_by
-from mamf.ceilings.share import label_dtype
 from mamf.engine.measure import classify_error
 from mamf.engine.regimes import Burst, Classic, Sustained
 from mamf.engine.regimes.checking import Checked
@@ -25,7 +23,9 @@ from mamf.kernel import Prepared
 from mamf.operations.matmul.kernel import MatmulKernel, MatmulProblem
 from mamf.operations.matmul.selection import kernels_for
 from mamf.operations.matmul.shapes import MatmulShape
+from mamf.peaks import contributed_for
 from mamf.plans import Plan, StepKey, SweepOptions
+from mamf.rate import label_dtype
 from mamf.regime_names import BURST
 
 #: The first product of a probe is a cube of this size, the largest one of that. A CPU emulates some dtypes, and takes
@@ -112,7 +112,7 @@ def _contenders(kernels: Sequence[MatmulKernel], backend: Backend, problem: Matm
     """The kernels that a quick search compares: all of them, unless one of them won a find of several kernels on such a
     card. Then only the default, the winner, and those that take no time to compile.
     """
-    known = contributed_by(backend.info.name, backend.info.compute_units, label_dtype(problem))
+    known = contributed_for(backend.info.name, backend.info.compute_units, label_dtype(problem))
     winners = {ceiling.kernel.partition("[")[0] for ceiling in known if ceiling.regime == BURST}
     if not any(each.name in winners for each in kernels):
         return list(kernels)

@@ -15,18 +15,18 @@ from numbers import Real
 from typing import Any, NamedTuple
 
 from mamf.backend import Backend
-from mamf.ceilings.ceiling import Ceiling
-from mamf.contribution.known_ceilings import KnownPeak, datasheet_peak, measured_peak, opened
+from mamf.contribution.known_ceilings import datasheet_peak, measured_peak, opened
 from mamf.dtypes import canonical_name
 from mamf.errors import MamfError, MamfWarning, UsageError
 from mamf.integrations.model_flops import model_flops
 from mamf.limits import shorten, whole_number
 from mamf.measurement import TERA
+from mamf.rate import Rate
 
 #: FLOP of one dtype, or of several by name.
 Flops = float | Mapping[str, float]
-#: FLOP/s, or what holds it.
-AnyCeiling = float | KnownPeak | Ceiling
+#: FLOP/s, or a rate.
+AnyCeiling = float | Rate
 _NAN = math.nan
 #: Slower than any device by far, and faster: a ceiling in another unit.
 _LEAST_CEILING, _MOST_CEILING = 1e9, 1e18
@@ -55,13 +55,15 @@ def check_options(options: Mapping[str, Any]) -> None:
 
 
 def ceiling_flops(ceiling: Any) -> float:
-    """FLOP/s of a number, KnownPeak or Ceiling. Raises UsageError for anything else, for another unit, and for a
+    """FLOP/s of a number or a Rate. Raises UsageError for anything else, for another unit, and for a
     ceiling whose interval is unknown.
     """
-    if isinstance(ceiling, (Ceiling, KnownPeak)):
+    if isinstance(ceiling, Rate):
+        if ceiling.unit != "TFLOPS":
+            raise UsageError(f"ceiling: it is in {ceiling.unit}; give the ceiling of a matmul")
         if ceiling.interval is not None and not ceiling.interval.is_known:
             raise UsageError("ceiling: it is too noisy to take a share of it; find it again with 'mamf find'")
-        return ceiling.tflops * TERA
+        return ceiling.flops
     _require_amount("ceiling", ceiling)
     if not _LEAST_CEILING <= ceiling <= _MOST_CEILING:
         raise UsageError(f"ceiling {shorten(ceiling)}: it must be in FLOP/s; 700 TFLOPS are 700e12")
@@ -111,9 +113,9 @@ class Meter:
     - ``tokens_per_step``, ``flops_per_step``: of one forward and backward pass on this rank; an optimizer step has
       ``accumulation`` of them.
     - ``dtype``: of the products, unless ``flops_per_step`` is by dtype; by default the device's own.
-    - ``ceiling``: FLOP/s, a KnownPeak or a Ceiling, unless ``flops_per_step`` is by dtype; by default the sustained
-      ceiling that ``mamf.peak`` knows. A datasheet is not a ceiling. Without one the shares are NaN, and one warning
-      says so.
+    - ``ceiling``: FLOP/s, or a Rate of ``mamf.peak`` or ``mamf.find``, unless ``flops_per_step`` is by dtype; by
+      default the sustained ceiling that ``mamf.peak`` knows. A datasheet is not a ceiling. Without one the shares are
+      NaN, and one warning says so.
     - ``world_size``: of all ranks; ``model_parallel``: how many of them share one batch (tensor parallel): the FLOP of
       ``model`` are divided by it. ``flops_per_step`` is this rank's share.
     - ``backend``: a device as ``mamf.peak`` takes it; by default the one that this process uses.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from mamf.ceilings.share import Ceilings, mamfu
+from mamf.ceilings.ceiling import Ceilings, mamfu
 from mamf.kinds.kind import AnyCeilings, Drawing, KernelRows, Setup, Strategy
 from mamf.logs.recording import End
 from mamf.logs.run_log import RunLog

@@ -1,7 +1,7 @@
 """Do two sets of runs differ by more than equal runs do? Errors of figures, and the pooled test of all rows. Pure.
 
 Two runs of the same kernels differ by a shift that all rows of a run share and by a separate error of each row. Both
-are estimated from pairs of equal runs in results/: tools/decision_rates.py prints them. More rows do not reduce the
+are estimated from pairs of equal runs in results/: ``tools/rates.py compare`` prints them. More rows do not reduce the
 shift; only more interleaved runs do.
 """
 

@@ -12,31 +12,21 @@ import os
 import platform
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from mamf.backend import SIMULATED, DeviceInfo
 from mamf.ceilings.ceiling import Ceiling
-from mamf.ceilings.share import label_dtype
 from mamf.errors import MamfError, first_line
 from mamf.files import make_folder, write_whole
-from mamf.logs.run_log import read_run_log
+from mamf.logs.run_log import RunLog, read_run_log
 from mamf.machine.environment import version_in_use
+from mamf.rate import label_dtype
 
 VARIABLE = "MAMF_CACHE"
 #: Whether the interval of the ceiling is known, whether the find is complete, and when it started.
 _Value = tuple[bool, bool, str]
-
-
-@dataclass(frozen=True)
-class FoundCeiling:
-    """``started``: when the find began, from its log; ``tier``: of the log."""
-
-    ceiling: Ceiling
-    started: str
-    path: Path
-    tier: str
 
 
 def folder() -> Path:
@@ -78,28 +68,31 @@ def _copy_to_cache(path: Path) -> Iterator[str]:
     content = path.read_bytes()
     for regime, ceiling in log.ceilings.items():
         target = _file(info, torch, ceiling.problem, regime)
-        own, kept = FoundCeiling(ceiling, str(log.header["started"]), target, log.tier), _read_or_none(target, regime)
+        own, kept = _with_origin(ceiling, log, target), _read_or_none(target, regime)
         if kept is None or _value(own) >= _value(kept):
             write_whole(target, content)
         else:
             yield f"the {regime} ceiling, because {_why_kept(kept, own)}"
 
 
-def _value(found: FoundCeiling) -> _Value:
+def _with_origin(ceiling: Ceiling, log: RunLog, path: Path) -> Ceiling:
+    return replace(ceiling, date=str(log.header["started"]), tier=log.tier, reference=str(path))
+
+
+def _value(ceiling: Ceiling) -> _Value:
     """The rule of the cache: a known interval beats an unknown one, then a complete find an interrupted one, then a
     newer one an older one.
     """
-    return found.ceiling.interval.is_known, found.tier == "complete", found.started
+    return ceiling.interval.is_known, ceiling.tier == "complete", ceiling.date
 
 
-def _why_kept(kept: FoundCeiling, own: FoundCeiling) -> str:
+def _why_kept(kept: Ceiling, own: Ceiling) -> str:
     reasons = ("the interval of this one is unknown", "this find was interrupted", "that one is newer")
     differs = [ours != theirs for ours, theirs in zip(_value(own), _value(kept), strict=True)]
-    rate = f"{kept.ceiling.rate:.4g} {kept.ceiling.unit}"
-    return f"the one of {kept.started[:10]} ({rate}) is there and {reasons[differs.index(True)]}"
+    return f"the one of {kept.date[:10]} ({kept.rate:.4g} {kept.unit}) is there and {reasons[differs.index(True)]}"
 
 
-def _read_or_none(path: Path, regime: str) -> FoundCeiling | None:
+def _read_or_none(path: Path, regime: str) -> Ceiling | None:
     """What a file of the cache holds; None for a missing or damaged one, which may be replaced."""
     try:
         return _read(path, regime)
@@ -107,15 +100,15 @@ def _read_or_none(path: Path, regime: str) -> FoundCeiling | None:
         return None
 
 
-def _read(path: Path, regime: str) -> FoundCeiling | None:
+def _read(path: Path, regime: str) -> Ceiling | None:
     if not path.exists():
         return None
     log = read_run_log(path)
     ceiling = log.ceilings.get(regime)
-    return None if ceiling is None else FoundCeiling(ceiling, str(log.header["started"]), path, log.tier)
+    return None if ceiling is None else _with_origin(ceiling, log, path)
 
 
-def cached_ceiling(info: DeviceInfo, problem: Any, regime: str) -> FoundCeiling | None:
+def cached_ceiling(info: DeviceInfo, problem: Any, regime: str) -> Ceiling | None:
     """The cached ceiling of this device for the dtypes of a problem. Raises RunLogError for a damaged log."""
     return _read(_file(info, version_in_use("torch"), problem, regime), regime)
 

@@ -19,10 +19,10 @@ from msgspec import UnsetType as Missing
 
 from mamf.calibration import ANEW, find_calibration
 from mamf.ceilings.ceiling import Ceiling
-from mamf.ceilings.share import KnownCeiling
 from mamf.measurement import Conditions, Measurement, Status
 from mamf.operations.unknown import operation_called
 from mamf.plans import MATMUL
+from mamf.rate import Rate
 from mamf.regime_names import require_regime
 from mamf.statistics import Interval, Repeatability, standard_deviation, summarize
 from mamf.timers import LEAST_ACCURACY_SECONDS, MOST_OVERHEAD_SECONDS
@@ -175,6 +175,16 @@ class Summary(Struct, kw_only=True):
     timer_overhead_after_seconds: float | Missing = UNSET
     shared_after: list[str] | Missing = UNSET
     time: str | Missing = UNSET
+
+
+class KnownCeiling(Struct, kw_only=True):
+    """What the shares of rows are of, where the run did not measure it: a mamf.rate.Rate."""
+
+    dtype: str
+    regime: str
+    tflops: float
+    source: str
+    told: str
 
 
 class Resume(Struct, kw_only=True):
@@ -371,6 +381,21 @@ def ceiling_from_record(record: Mapping[str, Any], header: Mapping[str, Any]) ->
         gain_over_default=read.gain_over_default,
         repeatability=_repeatability(read, header, problem),
     )
+
+
+def known_ceiling_record(rate: Rate) -> dict[str, Any]:
+    """A ceiling that the run did not measure as JSON values."""
+    values = {"tflops": rate.tflops, "source": rate.source, "told": rate.description}
+    return {"dtype": rate.dtype, "regime": rate.regime, **values}
+
+
+def known_ceiling_from_record(record: Mapping[str, Any], device: str = "") -> Rate:
+    """Raises ValueError for a rate that is not positive."""
+    read = read_record(record, KnownCeiling)
+    if not read.tflops > 0:
+        raise ValueError(f"a known ceiling of {read.tflops} TFLOPS")
+    origin: dict[str, Any] = {"source": read.source, "description": read.told}
+    return Rate(rate=read.tflops, dtype=read.dtype, regime=read.regime, device=device, **origin)
 
 
 def is_of_old_calibration(record: Mapping[str, Any]) -> bool:

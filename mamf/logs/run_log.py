@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 from mamf.backend import DeviceInfo, shared_name
 from mamf.ceilings.ceiling import CHOOSE, CONFIRM, Ceiling, combine_rounds, confirm_ceiling
-from mamf.ceilings.share import KnownCeiling
 from mamf.errors import MamfError, RunLogError
 from mamf.limits import LARGEST_SIZE
 from mamf.logs.lines import lines_of, parse_records
@@ -27,12 +26,14 @@ from mamf.logs.records import (
     as_logged,
     ceiling_from_record,
     is_of_old_calibration,
+    known_ceiling_from_record,
     measurement_from_record,
     measurement_record,
     read_record,
 )
 from mamf.measurement import Measurement, Tabular
 from mamf.plans import MATMUL, Plan
+from mamf.rate import Rate
 
 SCHEMA = 5
 TRANSIENT_STATUSES = ("failed", "out_of_memory")
@@ -54,10 +55,10 @@ _WITHOUT_SAMPLES = {
 @dataclass
 class RunLog(Tabular):
     """A log as read. ``summary`` is the last one, None if the run was killed. ``valid_bytes``: up to the last whole
-    line. ``measurements``: of each step the last; ``every_row`` as written. ``all_ceilings``: of products, by dtype and
-    regime; ``own_ceilings``: of the operation that the run is of. ``known_ceilings``: what rows are shares of that the
-    run did not measure itself. ``counter_records``: as mamf.profiling.counters.log reads them. ``parts``: the logs of
-    the devices that shared the run, if each has its own (mamf.logs.shared_runs).
+    line. ``measurements``: of each step the last; ``every_row`` as written. ``all_ceilings``: of products, by dtype (as
+    ``label_dtype`` names it) and regime; ``own_ceilings``: of the operation that the run is of. ``known_ceilings``:
+    what rows are shares of that the run did not measure itself. ``counter_records``: as mamf.profiling.counters.log
+    reads them. ``parts``: the logs of the devices that shared the run, if each has its own (mamf.logs.shared_runs).
     """
 
     path: Path
@@ -65,7 +66,7 @@ class RunLog(Tabular):
     measurements: list[Measurement] = field(default_factory=list)
     all_ceilings: dict[tuple[str, str], Ceiling] = field(default_factory=dict)
     own_ceilings: OwnCeilings = field(default_factory=dict)
-    known_ceilings: dict[tuple[str, str], KnownCeiling] = field(default_factory=dict)
+    known_ceilings: dict[tuple[str, str], Rate] = field(default_factory=dict)
     counter_records: list[dict[str, Any]] = field(default_factory=list)
     summary: dict[str, Any] | None = None
     valid_bytes: int = 0
@@ -101,7 +102,7 @@ class RunLog(Tabular):
 
     def add_ceiling(self, ceiling: Ceiling) -> None:
         if ceiling.problem.operation == MATMUL:
-            self.all_ceilings[ceiling.problem.dtype, ceiling.regime] = ceiling
+            self.all_ceilings[ceiling.dtype, ceiling.regime] = ceiling
         else:
             self.own_ceilings[ceiling.problem, ceiling.regime] = ceiling
 
@@ -219,10 +220,8 @@ def add_record(log: RunLog, record: dict[str, Any]) -> None:
     elif kind == "ceiling":
         log.add_ceiling(ceiling_from_record(record, log.header))
     elif kind == "known_ceiling":
-        known = read_record(record, KnownCeiling)
-        if not known.tflops > 0:
-            raise ValueError(f"a known ceiling of {known.tflops} TFLOPS")
-        log.known_ceilings[known.dtype, known.regime] = known
+        known = known_ceiling_from_record(record, log.header["device"]["name"])
+        log.known_ceilings[known.dtype, record["regime"]] = known
     else:
         read_record(record, RECORDS[kind])
         if kind == "counters":

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from mamf.ceilings.ceiling import CONFIRM, Ceiling
-from mamf.ceilings.contributed import contributed_ceilings
 from mamf.errors import RunLogError, UsageError, describe_error
 from mamf.files import write_whole
 from mamf.logs.run_log import RunLog, read_run_log
 from mamf.machine.privacy import scrub
 from mamf.measurement import Measurement, group_pairs
 from mamf.node.verdict import BURST, SUSTAINED, UNITS, Baseline, Device
+from mamf.peaks import contributed_for
 
 #: The parts of a device's run in order, one log each: alone, then together with all others.
 ALONE = ("find", "bandwidth", "copies")
@@ -268,7 +268,7 @@ def contributed_baseline(devices: Iterable[Device]) -> Baseline:
     """The contributed ceilings for devices with these names, builds and dtypes."""
     cards = []
     for name, build, dtype in {(device.name, device.build, device.dtype) for device in devices}:
-        rows = [row for row in contributed_ceilings() if (row.device, row.dtype) == (name, dtype)]
-        figures = {row.regime: row.tflops for row in rows if (row.compute_units, row.power_limit_watts) == build}
+        rows = contributed_for(name, build[0], dtype)
+        figures = {row.regime: row.rate for row in rows if row.power_limit_watts == build[1]}
         cards += [Device(0, name=name, dtype=dtype, figures=figures)] if figures else []
     return Baseline("the contributed ceilings of this model", cards)

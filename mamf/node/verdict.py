@@ -1,7 +1,7 @@
 """Is a device slow, wrong or gone? Compares each figure with fixed limits. Pure.
 
 A device is compared with the median of all *other* devices of its model, and with a baseline. The limits are chosen for
-the spread of 26 H200 (standard deviation 1.1 % in burst, 1.0 % in sustained); ``tools/node_rates.py`` shows how often
+the spread of 26 H200 (standard deviation 1.1 % in burst, 1.0 % in sustained); ``tools/rates.py node`` shows how often
 they are wrong there and at other spreads.
 """
 

@@ -8,10 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mamf.ceilings.ceiling import Ceiling
-from mamf.ceilings.contributed import place_among_known
-from mamf.ceilings.share import MAX_SHARE, label_dtype
+from mamf.ceilings.ceiling import MAX_SHARE, Ceiling
 from mamf.choices import DEFAULT_TOLERANCE, OK
+from mamf.contribution.known_ceilings import place_among_known
 from mamf.errors import MamfError, UsageError
 from mamf.kinds.kind import View
 from mamf.kinds.registry import chart_of, kind_of, run_title
@@ -334,7 +333,7 @@ def _of_ceiling(ceiling: Ceiling, header: Mapping[str, Any]) -> Figure:
         f"at {ceiling.shape} by {ceiling.kernel}",
         place_among_known(ceiling, header["device"]),
     ]
-    of = label_dtype(ceiling.problem) if is_plain else ceiling_title(ceiling)
+    of = ceiling.dtype if is_plain else ceiling_title(ceiling)
     return Figure(f"{ceiling.regime} ceiling, {of}", ceiling.unit, point, notes)
 
 

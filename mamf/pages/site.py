@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from mamf.contribution.placing import folder_of
+from mamf.contribution.rules import folder_of
 from mamf.errors import UsageError
 from mamf.files import make_folder, write_whole
 from mamf.logs.records import significant_digits
-from mamf.measurement import TERA
 from mamf.pages.site_data import CeilingLine, SiteData, read_site_data
 from mamf.pages.site_pages import CSV, FEED, INDEX, device_page, index_page
 from mamf.report.page import render_page
@@ -124,7 +123,7 @@ def feed_record(line: CeilingLine) -> dict[str, Any]:
         "tflops": significant_digits(line.tflops),
         "low": low and significant_digits(low),
         "high": high and significant_digits(high),
-        "datasheet_tflops": line.peak and significant_digits(line.peak.flops / TERA),
+        "datasheet_tflops": line.peak and significant_digits(line.peak.rate),
         "tier": line.tier,
         "cards": len(line.cards),
         "lowest_tflops": significant_digits(line.cards[-1].tflops) if line.cards else None,

@@ -8,18 +8,25 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mamf.contribution.collection import leaders
-from mamf.contribution.confirming import Submitters, part_confirmed, read_submitters
-from mamf.contribution.entries import TABLES, Entry, entries_of, software_versions
+from mamf.contribution.collection import (
+    TABLES,
+    ResultRate,
+    Submitters,
+    leaders,
+    part_confirmed,
+    rates_of,
+    read_submitters,
+    software_versions,
+)
 from mamf.contribution.evidence import TIERS
 from mamf.dtypes import DTYPES
 from mamf.kinds.registry import run_title
 from mamf.logs.legacy import FinderRun, read_legacy_or_none
 from mamf.logs.run_log import RunLog, read_run_log
 from mamf.measurement import group_pairs
-from mamf.peaks import Peak, find_peak
+from mamf.peaks import DatasheetRate, find_peak
+from mamf.rate import Rate
 from mamf.regime_names import NAMES
-from mamf.statistics import Interval
 
 COMPLETE, INTERRUPTED, LEGACY = TIERS
 #: The tier of figures that neither a maintainer nor two submitters measured, whether their run is complete or not.
@@ -47,29 +54,24 @@ class Run:
     copy_of: Path | None = None
 
 
-@dataclass(frozen=True)
-class CeilingLine:
+@dataclass(frozen=True, kw_only=True)
+class CeilingLine(Rate):
     """The highest figure of a device for a dtype and a regime, among those of one tier. ``entry``: where it is from,
-    None for a legacy figure. ``cards``: the best entry of each card, highest first. ``interval`` in TFLOPS.
+    None for a legacy figure. ``cards``: the best entry of each card, highest first.
     """
 
-    device: str
-    vendor: str
-    dtype: str
     regime: str
-    tier: str
-    tflops: float
+    vendor: str
     place: Path
     software: Mapping[str, str]
-    interval: Interval | None
-    peak: Peak | None
-    entry: Entry | None = None
-    cards: Sequence[Entry] = ()
+    peak: DatasheetRate | None
+    entry: ResultRate | None = None
+    cards: Sequence[ResultRate] = ()
 
     @property
     def share(self) -> float | None:
         """Of the datasheet's dense peak."""
-        return self.tflops * 1e12 / self.peak.flops if self.peak else None
+        return self.rate / self.peak.rate if self.peak else None
 
 
 @dataclass(frozen=True)
@@ -78,9 +80,9 @@ class SiteData:
 
     runs: Sequence[Run] = ()
     lines: Sequence[CeilingLine] = ()
-    attention: Sequence[Entry] = ()
-    kernels: Sequence[Entry] = ()
-    unconfirmed: Sequence[Entry] = ()
+    attention: Sequence[ResultRate] = ()
+    kernels: Sequence[ResultRate] = ()
+    unconfirmed: Sequence[ResultRate] = ()
 
     @property
     def by_dtype(self) -> dict[str, list[CeilingLine]]:
@@ -106,7 +108,7 @@ def read_site_data(root: Path) -> SiteData:
     be read.
     """
     runs: list[Run] = []
-    entries: list[Entry] = []
+    entries: list[ResultRate] = []
     finders: list[tuple[Run, FinderRun]] = []
     first: dict[str, Path] = {}
     for path in sorted(root.glob("*/*.jsonl")):
@@ -118,7 +120,7 @@ def read_site_data(root: Path) -> SiteData:
         elif isinstance(log, FinderRun):
             finders.append((run, log))
         else:
-            entries += entries_of(log, place)
+            entries += rates_of(log, place)
         runs.append(run)
     vendors = {run.device: run.vendor for run in runs if run.info}
     runs = [replace(run, vendor=vendors.get(run.device, UNKNOWN)) for run in runs]
@@ -157,7 +159,7 @@ def _digest(log: RunLog | FinderRun) -> str:
     return hashlib.sha256(repr(samples).encode(errors="replace")).hexdigest()
 
 
-def _ranked(entries: Sequence[Entry], submitters: Submitters) -> SiteData:
+def _ranked(entries: Sequence[ResultRate], submitters: Submitters) -> SiteData:
     parts = [part_confirmed((each for each in entries if each.table == table), submitters) for table in TABLES]
     complete = [[entry for entry in confirmed if entry.tier == COMPLETE] for confirmed, _ in parts]
     tiers = {
@@ -173,23 +175,32 @@ def _ranked(entries: Sequence[Entry], submitters: Submitters) -> SiteData:
     )
 
 
-def ceiling_lines(tier: str, entries: Iterable[Entry]) -> list[CeilingLine]:
+def ceiling_lines(tier: str, entries: Iterable[ResultRate]) -> list[CeilingLine]:
     """A line for each device, dtype and regime."""
     return [
         CeilingLine(
-            *(best.device, best.header["device"]["vendor"] or UNKNOWN, best.dtype, best.regime, tier, best.tflops),
-            *(best.place, software_versions(best.header), best.interval, best.datasheet, best, _best_of_cards(alike)),
+            rate=best.rate,
+            interval=best.interval,
+            dtype=best.dtype,
+            regime=best.regime,
+            device=best.device,
+            source=best.source,
+            tier=tier,
+            place=best.place,
+            vendor=best.header["device"]["vendor"] or UNKNOWN,
+            software=software_versions(best.header),
+            peak=best.datasheet,
+            entry=best,
+            cards=_best_of_cards(alike),
         )
         for best, alike in leaders(entries)
     ]
 
 
-def _best_of_cards(entries: Iterable[Entry]) -> list[Entry]:
+def _best_of_cards(entries: Iterable[ResultRate]) -> list[ResultRate]:
     # Logs without a card's hash count as one card.
     ordered = sorted(entries, key=lambda entry: (-entry.tflops, entry.place))
-    return [
-        each[0] for each in group_pairs((str(entry.header["device"]["uuid_hash"]), entry) for entry in ordered).values()
-    ]
+    return [each[0] for each in group_pairs((str(entry.uuid_hash), entry) for entry in ordered).values()]
 
 
 def _legacy_lines(finders: Iterable[tuple[Run, FinderRun]], vendors: Mapping[str, str]) -> list[CeilingLine]:
@@ -198,9 +209,17 @@ def _legacy_lines(finders: Iterable[tuple[Run, FinderRun]], vendors: Mapping[str
     figures = ((run, log, name, best.tflops[name]) for run, log in finders for name, best in log.best.items())
     for run, log, name, tflops in sorted(figures, key=lambda each: -each[3]):
         peak = find_peak(run.device, log.dtype) if log.dtype in DTYPES else None
-        key = (run.device, log.dtype or UNKNOWN, f"mamf-finder's {name}")
         line = CeilingLine(
-            *(key[0], vendors.get(run.device, UNKNOWN), *key[1:], LEGACY, tflops, run.place, run.software, None, peak)
+            rate=tflops,
+            dtype=log.dtype or UNKNOWN,
+            regime=f"mamf-finder's {name}",
+            device=run.device,
+            source="contributed",
+            tier=LEGACY,
+            place=run.place,
+            vendor=vendors.get(run.device, UNKNOWN),
+            software=run.software,
+            peak=peak,
         )
-        found.setdefault(key, line)
+        found.setdefault((line.device, line.dtype, line.regime), line)
     return list(found.values())

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from mamf.contribution.collection import best_attention, best_kernels
-from mamf.contribution.entries import Entry, kernel_title
+from mamf.contribution.collection import ResultRate, best_attention, best_kernels, kernel_title
 from mamf.contribution.tables import attention_columns, entry_columns, kernel_columns, text_column
-from mamf.measurement import TERA, ItemT, group_pairs
+from mamf.measurement import ItemT, group_pairs
 from mamf.pages.site_data import COMPLETE, CeilingLine, Run, SiteData
 from mamf.regime_names import CEILINGS
 from mamf.report.charts.bars import RangeChart, RangePoint, RangeRow
@@ -87,7 +86,7 @@ def device_page(name: str, data: SiteData, logs: str) -> Page:
     leading = [line for line in several if line.dtype == several[0].dtype]
     others = [line for line in several if line not in leading]
     log, attention = _log_column(logs), best_attention(data.attention, per_kernel=True)
-    operation: Column[Entry] = text_column("operation", lambda entry: entry.row.operation)
+    operation: Column[ResultRate] = text_column("operation", lambda entry: entry.row.operation)
     kernels = _tables([operation, *kernel_columns(), log], best_kernels(data.kernels))
     unconfirmed = "Not ranked until a second contributor measures the same"
     return Page(
@@ -133,7 +132,7 @@ def _fact(line: CeilingLine, label: str, *notes: str) -> Fact:
         *notes,
         f"tier {line.tier}" if line.tier != COMPLETE else "",
         f"{interval_cell(line.interval)} (95 % repeat interval)" if line.interval else "",
-        f"{percent(line.share)} % of the datasheet's {line.peak.flops / TERA:.4g}" if line.peak and line.share else "",
+        f"{percent(line.share)} % of the datasheet's {line.peak.rate:.4g}" if line.peak and line.share else "",
         f"{len(line.cards)} cards: {_range_over_cards(line)}" if len(line.cards) > 1 else "",
         f"{_joules(line)} J/TFLOP" if _joules(line) else "",
     ]
@@ -185,8 +184,8 @@ def _detail_columns() -> list[Column[CeilingLine]]:
     return [
         Column("", "W", lambda line: line.entry and line.entry.conditions.watts, whole),
         Column("", "J/TFLOP", _joules),
-        Column("", "datasheet", lambda line: line.peak and line.peak.flops / TERA, "{:.4g}".format),
-        Column("", "MxNxK", lambda line: line.entry and line.entry.shape),
+        Column("", "datasheet", lambda line: line.peak and line.peak.rate, "{:.4g}".format),
+        Column("", "MxNxK", lambda line: line.entry and line.entry.row.shape),
         text_column("kernel", lambda line: line.entry and kernel_title(line.entry)),
         text_column("by", lambda line: line.entry and ("find" if line.entry.is_confirmed else "sweep")),
     ]
@@ -217,7 +216,7 @@ def _ceilings_chart(dtype: str, lines: Sequence[CeilingLine]) -> RangeChart:
             shortened(device_title(line.device)),
             line.regime if line.tier == COMPLETE else f"{line.regime}, {line.tier}",
             tuple(_point(entry) for entry in spread(line.cards, max_points)),
-            line.peak.flops / TERA if line.peak else None,
+            line.peak.rate if line.peak else None,
         )
         for line in kept
     ]
@@ -233,14 +232,14 @@ def _cards_chart(line: CeilingLine) -> RangeChart:
     return RangeChart(f"{line.dtype}, {line.regime}", subtitle, "TFLOPS", tuple(rows))
 
 
-def _card_name(entry: Entry) -> str:
-    return f"card {entry.header['device']['uuid_hash'] or 'unknown'}"
+def _card_name(entry: ResultRate) -> str:
+    return f"card {entry.uuid_hash or 'unknown'}"
 
 
-def _point(entry: Entry) -> RangePoint:
+def _point(entry: ResultRate) -> RangePoint:
     interval = entry.interval if entry.interval and entry.interval.is_known else None
     low, high = (interval.low, interval.high) if interval else (entry.tflops, entry.tflops)
-    return RangePoint(entry.tflops, low, high, f"{_card_name(entry)}, {entry.header['started'][:10]}")
+    return RangePoint(entry.tflops, low, high, f"{_card_name(entry)}, {entry.date[:10]}")
 
 
 def spread(items: Sequence[ItemT], count: int) -> list[ItemT]:

@@ -105,7 +105,11 @@ def _load(what: str, point: metadata.EntryPoint, contract: type[Contract]) -> ty
     except plugin_errors() as error:
         path = is_path(point.name)
         shown = repr(point.name) if path else f"{point.name}: {point.value}"
-        hint = "" if path else f"; if files moved, {_INSTALL} again"
+        own = point.value.partition(":")[0].partition(".")[0]
+        if isinstance(error, ModuleNotFoundError) and error.name and error.name.partition(".")[0] != own:
+            hint = f"; install {error.name}"
+        else:
+            hint = "" if path else f"; if files moved, {_INSTALL} again"
         raise PluginError(f"{what} {shown} cannot be loaded: {describe_error(error)}{hint}") from error
     if not (isinstance(loaded, type) and issubclass(loaded, contract)):
         raise PluginError(f"{point.value} is not a subclass of mamf's {contract.__name__}")
@@ -253,13 +257,23 @@ def open_backend(name: str = "auto", index: int | None = 0) -> Backend:
     """
     if name != "auto":
         return _open(name, index)
-    for status in backend_statuses():
+    statuses = backend_statuses()
+    lacking = {_missing_module(status.fault) for status in statuses}
+    if len(lacking) == 1 and (module := lacking.pop()):
+        raise UnavailableError(f"no backend can be loaded without {module}: install it")
+    for status in statuses:
         with skip_if_broken():
             if status.fault is not None:
                 raise status.fault
             if status.unavailable is None:
                 return _open(status.name, index)
     raise UnavailableError("no backend is available; 'mamf backends' says why")
+
+
+def _missing_module(fault: PluginError | None) -> str | None:
+    """The module whose absence is the fault of a plugin, or None."""
+    cause = fault and fault.__cause__
+    return cause.name if isinstance(cause, ModuleNotFoundError) else None
 
 
 def _open(name: str, index: int | None) -> Backend:

@@ -15,24 +15,24 @@ from typing import Any
 
 from msgspec import Struct
 
-from mamf.ceilings.share import KnownCeiling
 from mamf.errors import RunLogError, UsageError
 from mamf.files import create_whole
 from mamf.logs.lines import lines_of, parse_record
-from mamf.logs.records import read_record, utc_now
+from mamf.logs.records import known_ceiling_from_record, known_ceiling_record, read_record, utc_now
 from mamf.logs.run_log import MALFORMED, SCHEMA, describe_error, why_unreadable
 from mamf.logs.writer import as_line
 from mamf.machine.environment import describe_environment, tool_version
 from mamf.profiling.profile import ClassRow, KernelRow, MemoryRow, Profile
+from mamf.rate import Rate
 
 TIER = "profile"
 RANK_LOGS = "rank-*.jsonl"
-#: The records of rows, by the field of a Profile that has them.
+#: The records of rows, with the field of a Profile that has them.
 _RECORDS: Mapping[str, tuple[str, type]] = {
     "profile": ("classes", ClassRow),
     "kernel": ("kernels", KernelRow),
     "memory": ("memory", MemoryRow),
-    "known_ceiling": ("ceilings", KnownCeiling),
+    "known_ceiling": ("ceilings", Rate),
     "module": ("modules", ClassRow),
 }
 _OF_SUMMARY = ("seconds", "steps", "device", "is_of_device", "unprofiled_step_seconds", "notes")
@@ -52,7 +52,7 @@ class ProfileHeader(Struct):
 
 
 def write_profile(path: Path, command: str, script: str, profile: Profile) -> Path:
-    """Write the log at once: it has all of its lines, or there is none. Returns its path, which has a number if another
+    """Write the whole log at once, so that no partial log is left. Returns its path, which has a number if another
     program made this file meanwhile. Raises UsageError when it cannot be made.
     """
     header = {
@@ -66,7 +66,9 @@ def write_profile(path: Path, command: str, script: str, profile: Profile) -> Pa
     }
     lines = [as_line("header", header)]
     for record, (field, _) in _RECORDS.items():
-        lines += [as_line(record, asdict(row)) for row in getattr(profile, field)]
+        for row in getattr(profile, field):
+            values = known_ceiling_record(row) if isinstance(row, Rate) else asdict(row)
+            lines.append(as_line(record, values))
     lines.append(as_line("summary", {name: getattr(profile, name) for name in _OF_SUMMARY}))
     return create_whole(path, b"".join(lines), is_numbered=True)
 
@@ -91,7 +93,7 @@ def read_profile_or_none(path: Path) -> tuple[str, Profile] | None:
                 return script, _profile(rows, record)
             if record["record"] in _RECORDS:
                 field, kind = _RECORDS[record["record"]]
-                rows[field].append(read_record(record, kind))
+                rows[field].append(known_ceiling_from_record(record) if kind is Rate else read_record(record, kind))
         raise ValueError("the log has no summary: its end was cut off")
     except MALFORMED as error:
         raise RunLogError(f"{path}, line {number}: {describe_error(error)}") from None

@@ -11,11 +11,11 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from mamf.ceilings.share import KnownCeiling
-from mamf.measurement import IDLE, TERA
+from mamf.measurement import IDLE, TERA, group_pairs
 from mamf.profiling.classes import MODULE, class_of, shares
 from mamf.profiling.flops import TF32_KERNEL, dtype_of, flop_of
 from mamf.profiling.traces import Busy, Event, Trace, Union, busy, gaps, length, union
+from mamf.rate import Rate
 
 OUTSIDE = "outside of any module"
 #: The name of the memory row that the others are parts of.
@@ -26,7 +26,7 @@ _MAX_UNKNOWN = 0.01
 #: In the name of a module: its number among others, or what wraps it.
 _FOLDED = re.compile(r"(?<![^.])(?:\d+(?![^.])|(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)(?:\.|$))")
 #: The ceiling of a dtype (mamf's name), or None if it is unknown.
-CeilingOf = Callable[[str], KnownCeiling | None]
+CeilingOf = Callable[[str], Rate | None]
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class Profile:
     unprofiled_step_seconds: float | None = None
     notes: tuple[str, ...] = ()
     memory: tuple[MemoryRow, ...] = ()
-    ceilings: tuple[KnownCeiling, ...] = ()
+    ceilings: tuple[Rate, ...] = ()
     modules: tuple[ClassRow, ...] = ()
 
     def __post_init__(self) -> None:
@@ -170,9 +170,7 @@ def _union(work: Iterable[Busy]) -> Union:
 
 
 def _class_rows(at_work: Iterable[Busy], ceiling_of: CeilingOf) -> Iterator[ClassRow]:
-    by_class: dict[str, list[Busy]] = defaultdict(list)
-    for each in at_work:
-        by_class[class_of(each.event)].append(each)
+    by_class = group_pairs((class_of(each.event), each) for each in at_work)
     for name, share in shares({name: _union(work) for name, work in by_class.items()}).items():
         calls = {each.event for each in by_class[name] if not _is_within(name, each.event)}
         yield _row(name, *share, len(calls), by_class[name], ceiling_of)
@@ -185,9 +183,7 @@ def _is_within(name: str, event: Event) -> bool:
 
 
 def _kernel_rows(at_work: Iterable[Busy]) -> list[KernelRow]:
-    by_name: dict[tuple[str, str], list[Busy]] = defaultdict(list)
-    for each in at_work:
-        by_name[each.event.name, class_of(each.event)].append(each)
+    by_name = group_pairs(((each.event.name, class_of(each.event)), each) for each in at_work)
     rows = [
         KernelRow(*names, len({each.event for each in work}), length(_union(work))) for names, work in by_name.items()
     ]

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from operator import attrgetter, itemgetter
 from typing import Any
 
+from mamf.logs.records import known_ceiling_record
 from mamf.measurement import IDLE
 from mamf.profiling.classes import COMMUNICATION, UNCLASSIFIED
 from mamf.profiling.log import Ranks
@@ -45,6 +46,7 @@ def profile_document(script: str, profile: Profile, top: int | None = 10) -> Doc
         Lines(list(_end(profile))),
         Answer([conclusion(profile)]),
     ]
+    whole["ceilings"] = list(map(known_ceiling_record, profile.ceilings))
     data = {"script": script, **whole, **{name: getattr(profile, name) for name in _DERIVED}}
     return Document(f"Profile of {script}", blocks, data)
 

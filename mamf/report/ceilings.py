@@ -11,7 +11,7 @@ from mamf.ceilings.ceiling import CHOOSE, Ceiling, fell_behind, group_rounds, me
 from mamf.logs.recording import End
 from mamf.logs.records import significant_digits
 from mamf.logs.run_log import RunLog
-from mamf.measurement import TERA, Measurement, group_pairs
+from mamf.measurement import Measurement, group_pairs
 from mamf.peaks import find_peak
 from mamf.report.document import Answer, Block, Column, Document, Lines, Table
 from mamf.report.kernels import ceiling_line
@@ -72,7 +72,7 @@ def notes(ceiling: Ceiling, rows: Iterable[Measurement], header: Mapping[str, An
         if not gain or abs(gain) < _SMALLEST_GAIN
         else f"    {ceiling.kernel} gains {100 * gain:+.1f} % over the default",
         *_default_note(ceiling, rows),
-        f"    peak: {peak.flops / TERA:g}, dense {peak.dtype} of {peak.origin}" if peak else "",
+        f"    peak: {peak.tflops:g}, dense {peak.dtype} of {peak.origin}" if peak else "",
         *_temperature_note(ceiling),
         f"    throttled by {throttled}" if throttled else "",
         f"    found by {', '.join(counts)}",

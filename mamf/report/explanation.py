@@ -81,7 +81,7 @@ def _from_datasheet(info: DeviceInfo, dtype: str, row: Measurement | None) -> It
         yield WaterfallStep("datasheet", None, f"no datasheet figure of {info.name} is listed for {dtype}")
     else:
         clock = f", at {peak.clock_hz / 1e6:.0f} MHz" if peak.clock_hz else ""
-        yield WaterfallStep("datasheet", peak.flops / TERA, f"dense {peak.dtype} of {peak.origin}{clock}")
+        yield WaterfallStep("datasheet", peak.rate, f"dense {peak.dtype} of {peak.origin}{clock}")
     units, per_cycle = info.compute_units, flop_per_cycle(peak, info.compute_units)
     clock_hz = row.conditions.clock_hz if row is not None else None
     if not (units and per_cycle and clock_hz):

@@ -16,6 +16,7 @@ from mamf.dtypes import DTYPES
 from mamf.measurement import Measurement
 from mamf.operations.matmul.shapes import MatmulShape, name_layers
 from mamf.operations.unknown import operation_called
+from mamf.rate import find_rate
 from mamf.regime_names import BURST, SUSTAINED
 from mamf.report.document import Answer, Block, Column, Document, Lines, Table, interval_columns
 from mamf.report.text import counted, percent, rate_text, significant
@@ -125,7 +126,10 @@ def tracelens_arch(roofs: Roofs, memory_bytes: int | None) -> dict[str, Any]:
     """
     tflops: dict[str, float] = {}
     regimes: dict[str, str] = {}
-    for (dtype, regime), ceiling in roofs.compute.items():
+    for dtype, regime in dict.fromkeys((each.problem.dtype, each.regime) for each in roofs.compute.values()):
+        ceiling = find_rate(roofs.compute, dtype, regime)
+        if ceiling is None:  # only one with an unusual output is known
+            continue
         name = f"matrix_{DTYPES[dtype].peak_name}"
         is_better = (regime == SUSTAINED, ceiling.rate) > (regimes.get(name) == SUSTAINED, tflops.get(name, 0.0))
         if is_better:

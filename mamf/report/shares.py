@@ -6,13 +6,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from mamf.ceilings.roof import RoofPoint, Roofs, make_roof_point
-from mamf.ceilings.share import (
+from mamf.ceilings.ceiling import (
     MAX_SHARE,
     STATE_TOLERANCE,
     Ceilings,
-    KnownCeiling,
-    KnownCeilings,
+    ceiling_of,
     compute_drift,
     has_drifted,
     is_beyond,
@@ -20,9 +18,11 @@ from mamf.ceilings.share import (
     mamfu,
     share_accuracy,
 )
+from mamf.ceilings.roof import RoofPoint, Roofs, make_roof_point
 from mamf.measurement import TERA, Measurement
 from mamf.operations.unknown import operation_called
 from mamf.peaks import find_peak
+from mamf.rate import Rate, Rates, find_rate
 from mamf.report.document import Column
 from mamf.report.own_ceilings import share_of
 from mamf.report.text import percent, rate_name, rate_text
@@ -38,7 +38,7 @@ class Shares:
 
     header: Mapping[str, Any]
     ceilings: Ceilings = field(default_factory=dict)
-    known: KnownCeilings = field(default_factory=dict)
+    known: Rates = field(default_factory=dict)
     roofs: Roofs | None = None
 
     def of_peak(self, row: Measurement) -> float | None:
@@ -59,8 +59,7 @@ class Shares:
         return share_text(share)
 
     def ceiling_tflops(self, row: Measurement) -> float | None:
-        key = row.problem.dtype, row.regime
-        ceiling = self.ceilings.get(key) or self.known.get(key)
+        ceiling = ceiling_of(row, self.ceilings) or ceiling_of(row, self.known)
         return ceiling.tflops if ceiling and row.work.unit == "TFLOPS" else None
 
     def point(self, row: Measurement) -> RoofPoint | None:
@@ -104,7 +103,7 @@ class Shares:
     def remarks(self, row: Measurement) -> Iterator[str]:
         """What a reader must know about the shares of a row."""
         for dtype in str(row.details.get("product_dtypes", "")).split():
-            other = self.ceilings.get((dtype, row.regime))
+            other = find_rate(self.ceilings, dtype, row.regime)
             if other is not None and other.interval.is_known and row.ok:
                 share = other.utilization(flop=row.flop, seconds=row.comparable_seconds, regime=row.regime)
                 yield f"{100 * share:.0f} % of the {dtype} ceiling"
@@ -133,7 +132,7 @@ class Shares:
         if peak is None or row.work.unit != "TFLOPS":
             return ""
         share = percent(row.best_rate * TERA / peak.flops)
-        return f"{share} % of {peak.flops / TERA:g}, the dense {peak.dtype} peak of {peak.origin}"
+        return f"{share} % of {peak.tflops:g}, the dense {peak.dtype} peak of {peak.origin}"
 
 
 def share_text(share: float | None) -> str:
@@ -143,9 +142,9 @@ def share_text(share: float | None) -> str:
     return f"{percent(share)} % of the ceiling (MAMFU)" if share <= MAX_SHARE else WRONG_CEILING
 
 
-def known_ceiling_lines(known: Iterable[KnownCeiling]) -> list[str]:
+def known_ceiling_lines(known: Iterable[Rate]) -> list[str]:
     """What MAMFU is a share of."""
     return [
-        f"MAMFU: of {rate_text(each.tflops, 'TFLOPS')}, the {each.dtype} {each.regime} ceiling: {each.told}"
+        f"MAMFU: of {rate_text(each.tflops, 'TFLOPS')}, the {each.dtype} {each.regime} ceiling: {each.description}"
         for each in known
     ]

@@ -67,25 +67,27 @@ def run(tmp_path):
     return start
 
 
-@pytest.mark.parametrize(
-    ("end", "code"), [("os._exit(7)", 7), ("os.kill(os.getpid(), signal.SIGTERM)", -signal.SIGTERM)]
-)
-def test_a_process_that_ends_at_once_leaves_its_profile(run, tmp_path, end, code):
-    ended = run(f"{TRAINING}\nsteps(5)\n{end}", "--output", "step.jsonl", "--trace", "trace.json")
-    assert ended.returncode == code
+def test_a_process_that_ends_at_once_leaves_its_profile(run, tmp_path):
+    ended = run(f"{TRAINING}\nsteps(5)\nos._exit(7)", "--output", "step.jsonl", "--trace", "trace.json")
+    assert ended.returncode == 7
     assert ": 2 steps of" in ended.stdout
     assert read_profile_or_none(tmp_path / "step.jsonl")[1].steps == 2
     assert (tmp_path / "trace.json").exists()
 
 
 @pytest.mark.parametrize(
-    ("count", "said"), [(4, ": 1 step of"), (2, "mamf: nothing was profiled: the script took 2 of 5 steps")]
+    ("count", "said"),
+    [
+        (9, ": 2 steps of"),
+        (4, ": 1 step of"),
+        (2, "mamf: nothing was profiled: the script took 2 of 5 steps"),
+    ],
 )
 def test_sigterm_reports_the_steps_until_then(run, tmp_path, count, said):
     ended = run(f"{TRAINING}\nsteps({count})\nos.kill(os.getpid(), signal.SIGTERM)", "--output", "step.jsonl")
     assert ended.returncode == -signal.SIGTERM
     assert said in ended.stdout + ended.stderr
-    assert (tmp_path / "step.jsonl").exists() == (count == 4)
+    assert (tmp_path / "step.jsonl").exists() == (count > 2)
 
 
 def test_sigterm_waits_for_the_end_of_a_backward_pass(run):

@@ -6,7 +6,7 @@ import pytest
 from this_accelerator import ACCELERATOR
 
 from mamf.api.measuring import find
-from mamf.ceilings.share import mamfu
+from mamf.ceilings.ceiling import mamfu
 from mamf.engine.strategies.kernels import KernelsSweep
 from mamf.operations.attention.operation import Attention
 from mamf.operations.attention.shapes import AttentionProblem, AttentionShape

@@ -22,7 +22,7 @@ LAYERS = {
     "machine": "what a log says about machine and software, without private texts; checks of the machine",
     "plugins": "third-party code: found by entry point, guarded by its contract, chosen by name",
     "operations": "a folder, or a module and its kernels, per operation: shapes, exact work, kernels, columns",
-    "ceilings": "what a ceiling, a share and a roof are; contributed ceilings",
+    "ceilings": "what a ceiling, a share and a roof are",
     "logs": "run logs: schema, reader, writer, comparison; imported mamf-finder logs; the cache of found ceilings",
     "engine": "measuring: regimes, verification, the runner; strategies and the search choose the next step",
     "report": "documents and their formats; charts as data, then drawn",
@@ -88,7 +88,7 @@ def strings(path):
 
 
 def module_of(path):
-    """``ceilings.share`` for mamf/ceilings/share.py; the file of a package has the package's name."""
+    """``ceilings.roof`` for mamf/ceilings/roof.py; the file of a package has the package's name."""
     parts = path.relative_to(ROOT / "mamf").with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)
 
@@ -138,7 +138,7 @@ def test_packages_import_from_the_layers_below_them():
 
 def test_an_import_that_points_up_is_seen():
     assert points_up("logs.records", "mamf.engine.measure")
-    assert points_up("plans", "mamf.ceilings.share")
+    assert points_up("plans", "mamf.ceilings.ceiling")
     assert not points_up("engine.measure", "mamf.logs.records")
     assert not points_up("logs.records", "mamf.operations.unknown")
 

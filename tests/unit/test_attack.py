@@ -53,7 +53,7 @@ def test_a_run_that_meets_any_fault_is_resumed_without_a_row_lost_or_measured_tw
 
 @pytest.mark.emulated
 def test_processes_that_are_killed_lose_nothing(folder, monkeypatch):
-    sizes = ("--m-range", "0", "6400", "64", "--n", "64", "--k", "64")
+    sizes = "--m-range 0 6400 64 --n 64 --k 64"
     monkeypatch.setattr(faults, "PROCESSES", (faults.Run("sweep", faults.PROCESSES[0].begin, sizes),))
     monkeypatch.setattr(faults, "start", Command)
     assert_survived(faults.attack_processes(folder, Random(0), 2))
@@ -183,6 +183,6 @@ def test_inputs_without_bound_are_read_or_refused_in_a_line(kind, logs, folder, 
     # Half of what is drawn: what takes time by the square of it would take a quarter.
     monkeypatch.setattr(calls, "HANG_SECONDS", calls.HANG_SECONDS / 4)
     counts = Counts(kind)
-    inputs.UNBOUNDED[kind](logs, folder, Smallest(0), counts)
+    inputs.UNBOUNDED[kind](logs["sweep"], folder, Smallest(0), counts)
     assert counts.of["calls"]
     assert_survived(counts)

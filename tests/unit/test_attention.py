@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from made_plans import kernels_plan
 
 from mamf.backend import Unavailable
-from mamf.ceilings.ceiling import Ceiling
-from mamf.ceilings.share import compute_drift, mamfu, require_usable_ceiling
+from mamf.ceilings.ceiling import Ceiling, compute_drift, mamfu, require_usable_ceiling
 from mamf.cli.parser import Parser
 from mamf.cli.planning import add_parameters, request_of
 from mamf.engine.strategies.kernels import KernelsSweep

@@ -8,7 +8,7 @@ from contribution_logs import found, write
 
 import mamf
 from mamf.backend import DeviceInfo, shared_name, shared_ways
-from mamf.contribution.entries import entries_of
+from mamf.contribution.collection import rates_of
 from mamf.contribution.rules import review
 from mamf.errors import IncomparableError, LogMismatchError
 from mamf.logs.compare import compare, require_device_of_log
@@ -63,7 +63,7 @@ def test_results_refuses_a_shared_card_and_says_why(logs):
 
 
 def test_no_table_ranks_a_shared_card(logs):
-    whole, shared = (entries_of(read_run_log(path), path) for path in logs)
+    whole, shared = (rates_of(read_run_log(path), path) for path in logs)
     assert whole
     assert not shared
 

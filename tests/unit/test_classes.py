@@ -5,7 +5,6 @@ import json
 from pathlib import Path
 
 import pytest
-import trace_classes
 from test_profiling import raw
 
 from mamf.errors import UsageError
@@ -222,17 +221,3 @@ def test_a_folder_that_does_not_hold_ranks_is_refused(tmp_path, ranks, expected)
         written(tmp_path / f"{name}.json", KERNEL, distributedInfo={} if rank is None else {"rank": rank})
     with pytest.raises(UsageError, match=expected):
         list(read_ranks(tmp_path))
-
-
-# --- the tool
-
-
-def test_the_tool_reads_given_traces(tmp_path, capsys):
-    operation = raw("cpu_op", "aten::mm", 0, 50)
-    launch = raw("cuda_runtime", "cudaLaunchKernel", 5, 1, correlation=1)
-    kernel = raw("kernel", "nvjet_tst", 60, 10, correlation=1, device=0, stream=7)
-    trace = written(tmp_path / "trace.json", operation, launch, kernel)
-    assert trace_classes.main([str(trace)]) == 0
-    written(trace, raw("kernel", "merge", 60, 10, device=0, stream=7))
-    assert trace_classes.main([str(trace)]) == 1
-    assert "0 of 1 traces have less than 3% unclassified" in capsys.readouterr().out

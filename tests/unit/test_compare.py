@@ -232,7 +232,7 @@ def test_a_round_is_a_sample_of_a_candidate():
     found = log(*rounds(1.0, SHAPES[0]), *rounds(1.0, SHAPES[1], count=2), plan=FIND_PLAN)
     (entry,) = entries(found)
     assert entry.shape == "1024x1024x1024"  # two rounds confirm nothing
-    speeds = sorted(each.tflops("median") for each in found.measurements if each.shape == SHAPES[0])
+    speeds = sorted(each.rate("median") for each in found.measurements if each.shape == SHAPES[0])
     assert entry.tflops == pytest.approx((speeds[2] + speeds[3]) / 2)
     assert (entry.interval.low, entry.interval.high) == (speeds[0], speeds[-1])
 

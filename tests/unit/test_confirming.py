@@ -9,9 +9,8 @@ from attacks import forgeries
 from contribution_logs import RESULTS
 
 from mamf.contribution.collection import collect
-from mamf.contribution.placing import contributed_csv
 from mamf.contribution.rules import review_results
-from mamf.contribution.tables import results_pages
+from mamf.contribution.tables import contributed_csv, results_pages
 
 FOLDER = "nvidia-h200"
 LEADER = "find-bfloat16-burst-sustained-20261122-023019.jsonl"

@@ -10,9 +10,8 @@ import pytest
 from contribution_logs import SIMULATED, best, found, legacy_run, rows, write
 from test_compare import attention_row
 
-from mamf.contribution.collection import best_attention, collect
-from mamf.contribution.entries import ATTENTION, Entry
-from mamf.contribution.placing import folder_of, legacy_name_of, slug
+from mamf.contribution.collection import ATTENTION, ResultRate, best_attention, collect
+from mamf.contribution.rules import folder_of, legacy_name_of, slug
 from mamf.contribution.tables import results_pages
 from mamf.errors import RunLogWriteError
 from mamf.logs.legacy import Reported, write_legacy_log
@@ -162,28 +161,29 @@ def test_an_interrupted_run_is_labelled_where_it_is_shown(run, sweep_records, tm
     assert "interrupted" not in first
     assert second.endswith(", interrupted")
     charts = []
-    monkeypatch.setattr("mamf.report.charts.plotting.draw", charts.append)
-    monkeypatch.setattr("mamf.report.charts.plotting.save", lambda *arguments: None)
+    monkeypatch.setattr("mamf.report.charts.picture.draw", charts.append)
+    monkeypatch.setattr("mamf.report.charts.picture.save", lambda *arguments: None)
     for name in ("whole", "cut"):
         assert run("plot", f"{name}.jsonl")[0] == 0
     assert ["interrupted" in " ".join(chart.notes) for chart in charts] == [False, True]
+
+
+def attention_rate(row, share):
+    of = {"dtype": "bfloat16", "device": "H100", "source": "contributed", "regime": row.regime, "header": {}}
+    return ResultRate(rate=row.best_rate, place=Path("log.jsonl"), table=ATTENTION, row=row, share=share, **of)
 
 
 @pytest.mark.parametrize(("direction", "best"), [("bwd", 0), ("fwd", 1)])
 def test_a_backward_pass_that_is_counted_otherwise_is_ranked_with_none(direction, best):
     row = attention_row(problem=AttentionProblem(direction=direction))
     other = attention_row(problem=AttentionProblem(direction=direction, backward_count="model"))
-    entries = [
-        Entry({"device": {"name": "H100"}}, Path("log.jsonl"), "complete", ATTENTION, each, None, share)
-        for each, share in ((row, 0.5), (other, 0.6))
-    ]
+    entries = [attention_rate(each, share) for each, share in ((row, 0.5), (other, 0.6))]
     assert [entry.row for entry in best_attention(entries)] == [(row, other)[best]]
 
 
 def test_values_of_another_width_are_ranked_apart():
     rows = [attention_row(shape=AttentionShape.parse(f"b1h10q4096k4096{dims}")) for dims in ("d192", "d192v128")]
-    header, place = {"device": {"name": "H100"}}, Path("log.jsonl")
-    entries = [Entry(header, place, "complete", ATTENTION, row, None, 0.5) for row in rows]
+    entries = [attention_rate(row, 0.5) for row in rows]
     assert [str(entry.row.shape.head_dims) for entry in best_attention(entries)] == ["192/128", "192"]
 
 

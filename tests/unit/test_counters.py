@@ -2,11 +2,9 @@
 
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-from mamf.logs.records import Counters, read_record
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.profiling.counters import ncu
@@ -26,11 +24,8 @@ from mamf.profiling.counters.counts import (
     DeviceKernel,
     bound,
     bound_of_kernel,
-    counted_in,
     counts_of,
-    counts_record,
     short_name,
-    step_of,
 )
 
 DATA = Path(__file__).parent / "data"
@@ -169,19 +164,3 @@ def test_a_launch_is_bound_by_its_gaps_or_by_its_longest_kernel():
         "its 5 kernels are at work for 40% of the 2000 us that a launch takes",
     )
     assert bound(counts(MM)).why == "90.3 % of its peak"
-
-
-# -- the log ---------------------------------------------------------------------------------------------------------
-
-
-def test_a_record_holds_what_was_counted():
-    before = counts(*BACKWARD, cycles=(1.0, 2.0))
-    record = {"record": "counters", **counts_record(before)}
-    read_record(record, Counters)
-    assert counted_in(SimpleNamespace(counter_records=[record])) == {step_of(before): before}
-
-
-def test_the_last_counts_of_a_step_are_its_counts():
-    failed = replace(counts(MM), kernels=(), cycles=(), reason="it broke")
-    records = [{"record": "counters", **counts_record(each)} for each in (failed, counts(MM))]
-    assert counted_in(SimpleNamespace(counter_records=records)) == {step_of(failed): counts(MM)}

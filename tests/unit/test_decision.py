@@ -6,8 +6,8 @@ import random
 from dataclasses import replace
 from pathlib import Path
 
-import decision_rates
 import pytest
+import rates
 from test_compare import SHAPES, failed, log, row
 
 from mamf.calibration import find_calibration
@@ -303,7 +303,7 @@ def test_the_command_takes_several_runs_per_side(tmp_path, capsys):
     assert main(["compare", *a, "--against", *a]) == 0
 
 
-# -- how often it is wrong: tools/decision_rates.py draws thousands, docs/comparing.md has the figures -----------------
+# -- how often it is wrong: tools/rates.py draws thousands, docs/comparing.md has the figures -----------------
 
 
 @pytest.fixture(scope="module")
@@ -315,32 +315,32 @@ def finds():
     logs = [read_run_log(path) for path in (*same, *other)]
     cards = {log.header["device"]["uuid_hash"]: [] for log in logs}
     for each in logs:
-        cards[each.header["device"]["uuid_hash"]].append(decision_rates.all_rows(each))
+        cards[each.header["device"]["uuid_hash"]].append(rates.all_rows(each))
     return list(cards.values())
 
 
 def test_no_equal_runs_are_called_slower_and_a_loss_is_found(finds):
-    pairs = list(decision_rates.equal_pairs(finds))
+    pairs = list(rates.equal_pairs(finds))
     assert len(pairs) == 5 * 4 + 2 * 2
     assert not any(each.is_slower() for each in pairs)
-    turns = list(decision_rates.interleaved(finds))
+    turns = list(rates.interleaved(finds))
     assert len(turns) == 4
     assert not any(each.is_slower() for each in turns)
-    assert all(decision_rates.with_loss(each, 0.005).is_slower() for each in turns)
+    assert all(rates.with_loss(each, 0.005).is_slower() for each in turns)
 
 
 @pytest.mark.parametrize("regime", ["burst", "sustained"])
 def test_drawn_runs_are_rarely_called_slower_and_a_loss_is_found(finds, regime):
-    scatter = decision_rates.scatter_of(decision_rates.equal_pairs(finds))
-    (card,) = (each for each in decision_rates.cards(RESULTS.parent, scatter) if each.regime == regime)
-    three = decision_rates.in_turns(3)
+    scatter = rates.scatter_of(rates.equal_pairs(finds))
+    (card,) = (each for each in rates.drawn_runs(RESULTS.parent, scatter) if each.regime == regime)
+    three = rates.in_turns(3)
     assert card.exits(1, three, 100) == card.exits(79, three, 5) == card.exits(1279, SEPARATE, 1) == 0
-    assert card.exits(79, decision_rates.in_turns(4), 5, loss=0.006) >= 0.8
+    assert card.exits(79, rates.in_turns(4), 5, loss=0.006) >= 0.8
 
 
 def test_a_run_whose_rows_all_scatter_alike_is_no_proof(finds):
     """Without the shift that all rows share, real equal runs would be called slower."""
-    shares = [each.together[0] for each in decision_rates.equal_pairs(finds) if each.together]
+    shares = [each.together[0] for each in rates.equal_pairs(finds) if each.together]
     without = [replace_deviation(each) for each in shares]
     assert any(each.is_regression(0.0) for each in without)
     assert not any(each.is_regression(0.0) for each in shares)

@@ -5,8 +5,7 @@ import statistics
 
 import figures
 import pytest
-from figure_logs import ROOT, FigureError, single_figure
-from figure_tables import table
+from figure_tables import ROOT, FigureError, single_figure, table
 
 import mamf
 

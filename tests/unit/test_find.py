@@ -12,14 +12,14 @@ from collections import Counter
 
 import library
 import pytest
+from bench_search import EDGES
 from hypothesis import given
 from hypothesis import strategies as st
-from landscapes import EDGES
 from made_plans import search_plan
+from made_rates import contributed
 
 import mamf
 from mamf.ceilings.ceiling import FEWEST_ROUNDS, Ceiling, confirm_ceiling
-from mamf.ceilings.contributed import ContributedCeiling
 from mamf.engine.regimes import Sustained
 from mamf.engine.search.finding import Find
 from mamf.engine.search.grid import THOROUGH, plan_for
@@ -170,7 +170,9 @@ def test_a_ceiling_that_was_confirmed_on_a_busy_device_has_an_unknown_interval(p
 def ceiling_of(regime, tflops=800.0, watts=640.0):
     interval, conditions = Interval(tflops * 0.99, tflops * 1.01, 0.96), Conditions(watts=watts)
     tied = ((B, KERNEL), (A, "lib[3]"))
-    return Ceiling("card", None, MatmulProblem(), regime, KERNEL, A, tflops, interval, 9, tied, conditions, 0.05)
+    figure = {"rate": tflops, "interval": interval, "rounds": 9, "gain_over_default": 0.05}
+    of = {"device": "card", "problem": MatmulProblem(), "regime": regime, "kernel": KERNEL, "shape": A}
+    return Ceiling(**of, **figure, tied=tied, conditions=conditions)
 
 
 def test_utilization_is_a_share_within_one_regime():
@@ -666,7 +668,7 @@ def test_a_dtype_that_cannot_be_searched_costs_no_other(find, tmp_path, monkeypa
             raise UsageError("20 s are too few for a search in float16")
         return plan_for(backend, problem, *given, **fields)
 
-    monkeypatch.setattr("mamf.cli.commands.find.plan_for", plan)
+    monkeypatch.setattr("mamf.engine.search.grid.plan_for", plan)
     options = ["--regime", "burst", "--budget", "10s", "--output", "run.jsonl"]
     code, _, err = find("--dtype", "float16", "bfloat16", *options)
     assert code == 2
@@ -960,10 +962,10 @@ def test_a_quick_find_compiles_no_kernel_that_lost_on_such_devices(monkeypatch, 
     backend = SimulatedBackend()
     info = backend.info
     rows = [
-        ContributedCeiling(info.name, info.compute_units, None, "bfloat16", regime, 1.0, 1.0, 1.0, "", kernel=kernel)
+        contributed(info.name, info.compute_units, None, 1.0, regime=regime, kernel=kernel)
         for regime, kernel in won.items()
     ]
-    monkeypatch.setattr("mamf.ceilings.contributed.contributed_ceilings", lambda: rows)
+    monkeypatch.setattr("mamf.peaks.contributed_rates", lambda: rows)
     plan, kernels = plan_for(backend, MatmulProblem(), is_quick=True)
     assert [kernel.name for kernel in kernels] == list(plan.kernels) == names
     _, kernels = plan_for(backend, MatmulProblem())
@@ -971,7 +973,7 @@ def test_a_quick_find_compiles_no_kernel_that_lost_on_such_devices(monkeypatch, 
 
 
 class ChipKernel(SimulatedMatmul):
-    """A product on a chip of tools/landscapes.py."""
+    """A product on a chip of tools/bench_search.py."""
 
     def __init__(self, chip):
         self.chip = chip

@@ -13,8 +13,7 @@ from browsing.hostile import READ, rewritten
 from contribution_logs import SIMULATED, legacy_run, measured, write
 
 from mamf.cli.terminal import say, warn
-from mamf.contribution.collection import collect
-from mamf.contribution.confirming import Submitters
+from mamf.contribution.collection import Submitters, collect
 from mamf.contribution.tables import results_pages
 from mamf.logs.legacy import Reported, write_legacy_log
 from mamf.report.charts.lines import Axis, Chart, Line, Panel, Point
@@ -123,8 +122,8 @@ def test_logs_are_checked_submitted_and_refused(kind, logs, run, tmp_path):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_log_is_drawn_or_the_reason_told(kind, logs, run, monkeypatch):
     charts = []
-    monkeypatch.setattr("mamf.report.charts.plotting.draw", charts.append)
-    monkeypatch.setattr("mamf.report.charts.plotting.save", lambda *arguments: None)
+    monkeypatch.setattr("mamf.report.charts.picture.draw", charts.append)
+    monkeypatch.setattr("mamf.report.charts.picture.save", lambda *arguments: None)
     code, out, err = run("plot", str(logs[kind]), "--output", "x\x1b.png")
     assert code == (0 if charts else 2)
     assert bool(charts) == (kind not in ("legacy", "failed"))

@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
-import guard_rates
 import pytest
+import rates
 from contribution_logs import found
 
 from mamf.ceilings.ceiling import CONFIRM
@@ -382,19 +382,19 @@ def test_a_kernel_that_exits_ends_no_guard_with_a_pass(guard, on_launch, ended):
     assert {(row.status, row.reason) for row in rows} == {("failed", f"SystemExit: {ended}")}
 
 
-# -- how often it is wrong: tools/guard_rates.py draws ten thousand of each, docs/guard.md has the figures -------------
+# -- how often it is wrong: tools/rates.py draws ten thousand of each, docs/guard.md has the figures -------------
 
 
 def test_the_guard_is_silent_on_unchanged_kernels_and_sees_a_slower_one():
     for card in ("burst", "sustained"):
-        assert guard_rates.false_alarms(card, 10)[0] == 0
-        assert guard_rates.caught(card, 10) == 10
+        assert rates.false_alarms(card, 10)[0] == 0
+        assert rates.caught(card, 10) == 10
 
 
 def test_first_visits_alone_would_cry_wolf(monkeypatch):
     """Where a row's state lasts for a visit, one visit is up to a percent off: at this tolerance, that is an alarm."""
-    guards = guard_rates.Guards(guard_rates.CARDS["sustained"], tolerance=0.005)
-    assert guards.guard(1).visits > 2 * guard_rates.ROWS
+    guards = rates.Guards(rates.CARDS["sustained"], tolerance=0.005)
+    assert guards.guard(1).visits > 2 * rates.ROWS
 
 
 def test_the_file_that_the_docs_show_is_one(tmp_path):

@@ -11,10 +11,10 @@ from datetime import datetime
 
 import pytest
 from made_plans import kernels_plan, search_plan, sweep_plan
+from made_rates import ceiling
 
 import mamf
 from mamf.backend import Advice
-from mamf.ceilings.ceiling import Ceiling
 from mamf.cli import main
 from mamf.errors import MamfError, UnknownNameError, UsageError
 from mamf.limits import MOST_STEPS, count_values, require_known, require_steps, shorten, whole_number
@@ -28,7 +28,6 @@ from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape, matmul_grid
 from mamf.operations.model.shapes import ModelShape
 from mamf.parameters import parse_range
-from mamf.statistics import Interval
 from mamf.testing import SimulatedBackend
 
 DEVICE = ["--backend", "mamf.testing:SimulatedBackend"]
@@ -186,7 +185,7 @@ def test_two_runs_of_one_second_have_names_of_their_own(run, tmp_path, monkeypat
 
 SHAPE, PROBLEM = MatmulShape(64, 64, 64), MatmulProblem()
 GRID = mamf.MatmulGrid((64,), (64,), (64,))
-CEILING = Ceiling("device", None, PROBLEM, "burst", "torch.mm", SHAPE, 1.0, Interval(1.0, 1.0, 0.95), 3)
+CEILING = ceiling(1.0)
 
 
 def of_sweep(**options):

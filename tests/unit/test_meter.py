@@ -7,13 +7,13 @@ import warnings
 from dataclasses import replace
 
 import pytest
+from made_rates import contributed
 
 import mamf
-from mamf.ceilings.contributed import ContributedCeiling
 from mamf.contribution import known_ceilings
-from mamf.contribution.known_ceilings import KnownPeak
 from mamf.errors import UsageError
 from mamf.integrations.model_flops import ModelFlops
+from mamf.rate import Rate
 from mamf.testing import SimulatedBackend
 
 STEP = 0.1
@@ -120,13 +120,17 @@ def test_tokens_and_flop_of_a_step_may_be_told(card):
     assert last.tflops == pytest.approx(100, rel=1e-3)
 
 
+def measured(rate, dtype):
+    return Rate(rate=rate, dtype=dtype, device="card", source="measured", regime="sustained")
+
+
 def test_each_dtype_counts_against_its_own_ceiling(card, monkeypatch):
     flops = {"fp8": 100e12, "bf16": 20e12}
-    known = {"float8_e4m3fn": 1600e12, "bfloat16": 800e12}
+    known = {"float8_e4m3fn": 1600.0, "bfloat16": 800.0}
     monkeypatch.setattr(
         known_ceilings,
         "_measured",
-        lambda backend, dtype, regime: KnownPeak(known[dtype], None, regime, "measured", "", dtype, card.info.name),
+        lambda backend, dtype, regime: measured(known[dtype], dtype),
     )
     *_, last = train(card, meter_of(card, flops_per_step=flops, ceiling=None))
     assert last.tflops == pytest.approx(1200, rel=1e-3)
@@ -156,8 +160,8 @@ def test_a_device_that_nobody_knows_stops_nothing(card):
 
 
 def test_a_warning_recommends_a_call_that_gives_a_ceiling(card, monkeypatch):
-    row = ContributedCeiling(card.info.name, 66, 350.0, "bfloat16", "sustained", 700.0, 690.0, 710.0, "log", (), None)
-    monkeypatch.setattr(known_ceilings, "contributed_ceilings", lambda: [row])
+    row = contributed(card.info.name, 66, 350.0, 700.0)
+    monkeypatch.setattr(known_ceilings, "contributed_rates", lambda: [row])
     with pytest.warns(UserWarning, match=re.escape("mamf.peak(anyway=True)")):
         meter_of(card, ceiling=None)
     found = train(card, meter_of(card, ceiling=mamf.peak(card, anyway=True)))
@@ -209,7 +213,7 @@ def test_another_thread_may_read_the_mean_while_steps_are_metered(card):
 
 
 def test_a_known_peak_is_the_ceiling(card, monkeypatch):
-    known = KnownPeak(700e12, None, "sustained", "measured", "", "bfloat16", card.info.name)
+    known = measured(700.0, "bfloat16")
     monkeypatch.setattr(known_ceilings, "_measured", lambda *told: known)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

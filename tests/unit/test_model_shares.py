@@ -7,9 +7,9 @@ import pytest
 
 from mamf.cli.commands import model
 from mamf.contribution import known_ceilings
-from mamf.contribution.known_ceilings import KnownPeak
 from mamf.errors import IncomparableError
 from mamf.logs.run_log import read_run_log
+from mamf.rate import Rate
 from mamf.testing import SimulatedBackend
 
 MODEL = ["model", "--backend", "mamf.testing:SimulatedBackend"]
@@ -24,7 +24,9 @@ def steps(run, monkeypatch):
 
 
 def known(monkeypatch, source="contributed", flops=500e12):
-    found = KnownPeak(flops, None, "sustained", source, "from somewhere", "bfloat16", "x")
+    found = Rate(
+        rate=flops / 1e12, regime="sustained", source=source, description="from somewhere", dtype="bfloat16", device="x"
+    )
     monkeypatch.setattr(known_ceilings, "peak", lambda *asked: found)
 
 

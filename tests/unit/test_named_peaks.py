@@ -11,13 +11,10 @@ import pytest
 from published_peaks import csv_text
 
 import mamf
-from mamf.ceilings.contributed import contributed_ceilings
-from mamf.contribution.known_ceilings import peaks_by_name
-from mamf.contribution.published import SHIPPED, published_peaks, read_published
-from mamf.device_names import find_devices, named_devices
+from mamf.contribution.known_ceilings import SHIPPED, peaks_by_name, published_rates, read_published
 from mamf.dtypes import DTYPES
 from mamf.errors import UnavailableError, UnknownNameError, UsageError
-from mamf.peaks import listed_peak, matching_device
+from mamf.peaks import contributed_rates, find_devices, listed_peak, matching_device, named_devices
 
 ROOT = Path(__file__).resolve().parents[2]
 ROWS = list(csv.DictReader(importlib.resources.files("mamf").joinpath("peaks.csv").open(encoding="utf-8")))
@@ -51,7 +48,7 @@ def test_a_name_that_two_devices_have_is_the_only_one_that_leaves_it_open():
 
 
 def test_every_contributed_device_is_found_by_its_name():
-    for row in contributed_ceilings():
+    for row in contributed_rates():
         assert mamf.peak(name=row.device, dtype=row.dtype.partition(",")[0], regime=row.regime).source == "contributed"
 
 
@@ -100,6 +97,7 @@ def test_common_names(name, device):
     [
         ("H100", "bfloat16", ["NVIDIA H100 PCIe (", "NVIDIA H100 NVL (", f"{H100} ("]),
         ("NVIDIA H100", "bfloat16", ["NVIDIA H100 PCIe ("]),
+        ("RTX PRO 6000", "bfloat16", ["Max-Q Workstation Edition (", "Blackwell Server Edition ("]),
         ("Tesla V100", "float16", ["Tesla V100-SXM2-16GB (", "Tesla V100-PCIE-16GB ("]),
         ("AMD Instinct MI250X / MI250", "bfloat16", ["110 compute units (191.5)", "104 compute units (181)"]),
     ],
@@ -111,9 +109,17 @@ def test_a_name_that_leaves_the_figure_open_is_one_line_with_the_candidates(name
     assert "\n" not in str(raised.value)
 
 
-def test_candidates_with_one_figure_need_no_choice():
-    known = mamf.peak(name="A100", dtype="bfloat16", source="datasheet")
-    assert (known.tflops, known.device) == (312, "A100")
+@pytest.mark.parametrize(
+    ("name", "dtype", "source", "tflops"),
+    [
+        ("A100", "bfloat16", "datasheet", 312),
+        ("GH200", "bfloat16", None, 852.5),
+        ("V100", "float32", None, 14),  # one is published as 14.03
+    ],
+)
+def test_candidates_with_one_figure_need_no_choice(name, dtype, source, tflops):
+    known = mamf.peak(name=name, dtype=dtype, source=source)
+    assert (known.tflops, known.device) == (pytest.approx(tflops, rel=1e-3), name)
 
 
 @pytest.mark.parametrize(
@@ -145,11 +151,11 @@ def test_a_name_of_no_whole_device_is_one_line(name, error):
 @pytest.mark.parametrize("regime", ["sustained", "burst"])
 def test_what_was_measured_comes_first(regime):
     known = mamf.peak(name=H100, dtype="bfloat16", regime=regime)
-    (row,) = (r for r in contributed_ceilings() if (r.device, r.dtype, r.regime) == (H100, "bfloat16", regime))
+    (row,) = (r for r in contributed_rates() if (r.device, r.dtype, r.regime) == (H100, "bfloat16", regime))
     assert (known.source, known.tier, known.regime) == ("contributed", "complete", regime)
-    assert (known.tflops, known.reference) == (pytest.approx(row.tflops), f"results/{row.log}")
+    assert (known.tflops, known.reference) == (pytest.approx(row.tflops), row.reference)
     assert f"({row.date}, 700 W, torch " in known.description
-    header = json.loads((ROOT / "results" / row.log).open(encoding="utf-8").readline())
+    header = json.loads((ROOT / row.reference).open(encoding="utf-8").readline())
     assert header["started"].startswith(row.date)
 
 
@@ -185,6 +191,11 @@ def test_the_datasheet_comes_last_and_an_unverified_one_says_so():
         ("NVIDIA A100-SXM4-80GB", "torch.bfloat16", 312),
         ("NVIDIA GeForce RTX 4090", "bfloat16", 165.2),
         ("AMD Instinct MI250X", "bfloat16", 191.5),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "bfloat16", 480),
+        ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", "bfloat16", 503.8),
+        ("NVIDIA GeForce RTX 4090D 48GB", "bfloat16", 147.1),
+        ("NVIDIA B100", "bfloat16", 1750),
+        ("Jetson AGX Orin", "int8", 85),
         ("Intel(R) Data Center GPU Max 1550", "bfloat16", 419),
         ("trn2", "bfloat16", 166.75),
     ],
@@ -236,7 +247,7 @@ def test_a_source_can_be_asked_for_of_the_device_at_hand(machine):
 
 
 def test_the_published_figures_of_the_package_are_those_of_results(monkeypatch):
-    monkeypatch.setattr("mamf.device_names.difflib.get_close_matches", lambda *given, **options: [])  # slow
+    monkeypatch.setattr("mamf.peaks.difflib.get_close_matches", lambda *given, **options: [])  # slow
     shipped = importlib.resources.files("mamf").joinpath(SHIPPED).read_text(encoding="utf-8")
     assert csv_text(read_published(ROOT / "results")) == shipped
     assert len(shipped) < 50_000
@@ -244,8 +255,8 @@ def test_the_published_figures_of_the_package_are_those_of_results(monkeypatch):
 
 def test_a_published_figure_holds_no_more_than_what_needs_no_license():
     named = {each.device for each in named_devices()}
-    for (device, _), figure in published_peaks().items():
-        assert device in named and figure.source.startswith("https://")
+    for (device, _), figure in published_rates().items():
+        assert device in named and figure.reference.startswith("https://")
         assert not any((figure.m, figure.software, figure.date, figure.version, figure.license))
         assert "A800" not in figure.accelerator
 
@@ -299,6 +310,12 @@ print(mamf.peak(name="NVIDIA H100 80GB HBM3", dtype="bfloat16").tflops)
 code = main(["peak", "--name", "NVIDIA B200", "--format", "csv"])
 print(code, sorted({"torch", "numpy"} & set(sys.modules)))
 """
+
+
+def test_a_find_without_torch_is_one_line():
+    code = "import sys; sys.modules['torch'] = None; from mamf.cli import main; sys.exit(main(['find']))"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (ran.returncode, ran.stderr) == (2, "mamf: no backend can be loaded without torch: install it\n")
 
 
 def test_a_look_up_needs_no_third_party_package():

@@ -5,13 +5,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from made_rates import contributed
 
 import mamf
-from mamf.ceilings.contributed import ContributedCeiling, contributed_ceilings
 from mamf.contribution import known_ceilings
 from mamf.errors import IncomparableError, UnavailableError, UnknownNameError, UsageError
 from mamf.logs import found
 from mamf.logs.run_log import read_run_log
+from mamf.peaks import contributed_rates
 from mamf.testing import SimulatedBackend
 
 RESULTS = Path(__file__).resolve().parents[2] / "results"
@@ -43,7 +44,7 @@ def test_what_a_find_left_comes_first(cache, same_torch):
     known = mamf.peak(device(), "bf16")
     assert (known.source, known.regime, known.tflops) == ("measured", "sustained", pytest.approx(711.981))
     ceiling = read_run_log(H200).ceilings["sustained"]
-    assert known.interval.low == pytest.approx(ceiling.interval.low * 1e12, rel=1e-5)
+    assert known.interval.low == pytest.approx(ceiling.interval.low, rel=1e-5)
     assert known.description.startswith("measured on this very device, 2026-11-21: bfloat16 at")
     assert mamf.peak(device(), regime="burst").tflops == pytest.approx(861.8, abs=0.5)
     assert len(list(cache.iterdir())) == 2
@@ -158,10 +159,8 @@ def test_the_contributed_figure_is_that_of_the_table():
 
 
 def test_fast_accumulation_counts_where_nothing_else_is_known_and_is_told(monkeypatch):
-    rows = [
-        row for row in contributed_ceilings() if (row.device, row.dtype) != ("NVIDIA H100 80GB HBM3", "float8_e4m3fn")
-    ]
-    monkeypatch.setattr(known_ceilings, "contributed_ceilings", lambda: rows)
+    rows = [row for row in contributed_rates() if (row.device, row.dtype) != ("NVIDIA H100 80GB HBM3", "float8_e4m3fn")]
+    monkeypatch.setattr(known_ceilings, "contributed_rates", lambda: rows)
     alone = mamf.peak(device(name="NVIDIA H100 80GB HBM3"), "float8_e4m3fn")
     assert alone.tflops == pytest.approx(1390.39)
     assert "fast accumulation" in alone.description
@@ -179,19 +178,16 @@ def test_another_build_or_power_limit_is_refused_unless_told(change, told):
 
 
 def test_a_cpu_inherits_nothing_from_another_of_its_name(monkeypatch):
-    row = ContributedCeiling("AMD EPYC", 2, None, "float32", "burst", 0.13, 0.12, 0.14, "log")
-    monkeypatch.setattr(known_ceilings, "contributed_ceilings", lambda: [row])
+    row = contributed("AMD EPYC", 2, None, 0.13, "float32", "burst")
+    monkeypatch.setattr(known_ceilings, "contributed_rates", lambda: [row])
     cpu = device(name="AMD EPYC", compute_units=2, power_limit_watts=None, uuid_hash=None, is_accelerator=False)
     with pytest.raises(UnavailableError, match="nothing is known of float32 on AMD EPYC"):
         mamf.peak(cpu, "float32", regime="burst", anyway=True)
 
 
 def test_of_several_builds_the_own_one_counts(monkeypatch):
-    rows = [
-        ContributedCeiling("NVIDIA B300", units, 1100.0, "bfloat16", "burst", units, units, units, "log")
-        for units in (148, 152)
-    ]
-    monkeypatch.setattr(known_ceilings, "contributed_ceilings", lambda: rows)
+    rows = [contributed("NVIDIA B300", units, 1100.0, units, regime="burst") for units in (148, 152)]
+    monkeypatch.setattr(known_ceilings, "contributed_rates", lambda: rows)
     of_152 = device(name="NVIDIA B300", compute_units=152, power_limit_watts=1100.0)
     assert mamf.peak(of_152, regime="burst").tflops == 152
 
@@ -303,6 +299,6 @@ def test_an_unknown_device_is_one_line(run):
 
 
 def test_what_travels_is_readable():
-    rows = contributed_ceilings()
-    assert all(row.low <= row.tflops <= row.high for row in rows)
-    assert all((RESULTS / row.log).exists() for row in rows)
+    rows = contributed_rates()
+    assert all(row.interval.low <= row.rate <= row.interval.high for row in rows)
+    assert all((RESULTS.parent / row.reference).exists() for row in rows)

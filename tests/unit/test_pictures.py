@@ -5,7 +5,7 @@ import zlib
 
 import pictures
 import pytest
-from figure_logs import ROOT
+from figure_tables import ROOT
 
 from mamf.report.charts.lines import Axis, Chart, Line, Panel, Point
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 from made_plans import kernels_plan, sweep_plan
+from made_rates import ceiling
 
-from mamf.ceilings.ceiling import Ceiling
 from mamf.errors import RunLogWriteError, UsageError
 from mamf.logs.plan_records import plan_record
 from mamf.logs.records import ceiling_record, measurement_record
@@ -29,9 +29,7 @@ from mamf.statistics import Interval, summarize
 DEVICE = {"backend": "cuda", "index": 0, "name": "H100", "vendor": "NVIDIA", "uuid_hash": None, "driver": "580"}
 H200 = {"device": DEVICE | {"name": "NVIDIA H200", "compute_units": 132}, "environment": {}}
 HEADER = {"device": DEVICE, "environment": {"packages": {"torch": "2.11"}}}
-CEILING = Ceiling(
-    "H100", None, MatmulProblem(), "burst", "torch.mm", MatmulShape(8, 8, 8), 800.0, Interval(799, 801, 0.96), 9
-)
+CEILING = ceiling(800.0, interval=Interval(799, 801, 0.96))
 CEILINGS = {("bfloat16", "burst"): CEILING}
 PLAN = kernels_plan("attention", (AttentionShape(1, 1, 1, 1, 1, 1, 1),), (AttentionProblem(),), ("eager",))
 

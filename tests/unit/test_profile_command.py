@@ -10,11 +10,11 @@ import torch
 from mamf.cli import main
 from mamf.cli.commands.profile import known_here
 from mamf.contribution import known_ceilings
-from mamf.contribution.known_ceilings import KnownPeak
 from mamf.measurement import IDLE
 from mamf.profiling.classes import UNCLASSIFIED
 from mamf.profiling.log import read_profile_or_none
 from mamf.profiling.traces import length, union
+from mamf.rate import Rate
 
 TRAINING = """
 import sys, torch
@@ -232,7 +232,8 @@ def test_a_ceiling_is_of_the_sustained_regime(script, library_logs, capsys):
 @pytest.mark.parametrize(("source", "is_one"), [("measured", True), ("contributed", True), ("datasheet", False)])
 def test_without_a_log_the_ceiling_is_what_is_known_of_the_device(script, capsys, monkeypatch, source, is_one):
     """A datasheet's promise is no ceiling."""
-    known = KnownPeak(2e12, None, None, source, "from somewhere", "float32", "x")
+    of = {"dtype": "float32", "regime": "sustained", "device": "x"}
+    known = Rate(rate=2.0, source=source, description="from somewhere", **of)
     asked = []
     monkeypatch.setattr(known_ceilings, "peak", lambda device, dtype, regime: asked.append(device) or known)
     known_here.cache_clear()

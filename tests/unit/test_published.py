@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from contribution_logs import write
 
-from mamf.contribution.published import COLUMNS, FIGURES, NOTICE, PublishedFigure, read_published
+from mamf.contribution.known_ceilings import COLUMNS, FIGURES, NOTICE, PublishedRate, read_published
 from mamf.dtypes import DTYPES
 from mamf.errors import UsageError
 
 RESULTS = Path(__file__).resolve().parents[2] / "results"
 PAGE = "https://github.com/stas00/ml-engineering/blob/abc/README.md"
-UNLICENSED = {"accelerator", "vendor", "dtype", "tflops", "source"}
+UNLICENSED = {"accelerator", "vendor", "dtype", "rate", "reference", "source", "tier", "unit"}
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def test_each_licensed_source_stands_in_the_notice(published):
 
 
 def licensed_pages(published):
-    return {(figure.source, figure.license) for figure in published if figure.license}
+    return {(figure.reference, figure.license) for figure in published if figure.license}
 
 
 def test_each_row_is_there_once_and_in_order(published):
@@ -79,8 +79,8 @@ def test_a_folder_without_figures_has_none(tmp_path):
 def test_numbers_are_numbers_and_empty_cells_are_none(tmp_path):
     written(tmp_path, cells(m="16", power_limit_watts="700.5", statistic='<b>"x"\x1b[2J'))
     (figure,) = read_published(tmp_path)
-    assert isinstance(figure, PublishedFigure)
-    assert (figure.tflops, figure.m, figure.n, figure.power_limit_watts) == (1.5, 16, None, 700.5)
+    assert isinstance(figure, PublishedRate)
+    assert (figure.rate, figure.m, figure.n, figure.power_limit_watts) == (1.5, 16, None, 700.5)
     assert figure.statistic == '<b>"x"\x1b[2J'  # escaped where it is printed
 
 

@@ -6,12 +6,20 @@ import json
 import urllib.error
 import urllib.request
 
-import pull_request_logs
+import pull_request
 import pytest
 from contribution_logs import best, write
-from pull_request_logs import MOST_BYTES, MOST_FILES, MOST_LOGS, download_blob, main, take_logs
-from review_comment import MOST_LINES, changed_rows, code_block
-from review_comment import main as comment
+from pull_request import (
+    MOST_BYTES,
+    MOST_FILES,
+    MOST_LINES,
+    MOST_LOGS,
+    changed_rows,
+    code_block,
+    download_blob,
+    main,
+    take_logs,
+)
 
 from mamf.errors import UsageError
 
@@ -86,7 +94,7 @@ def test_a_pull_request_does_not_say_who_submitted_what(name, field, tmp_path):
 def test_too_many_files_are_one_line(count, tmp_path, capsys):
     files = [changed(f"results/a/{number}.jsonl") for number in range(count)]
     (tmp_path / "comparison.json").write_text(json.dumps({"files": files}))
-    assert main([str(tmp_path / "comparison.json"), str(tmp_path)], lambda sha: b"") == 1
+    assert main(["logs", str(tmp_path / "comparison.json"), str(tmp_path)], lambda sha: b"") == 1
     assert capsys.readouterr().out.count("\n") == 1
     assert not (tmp_path / "results").exists()
 
@@ -114,7 +122,7 @@ def test_a_blob_is_downloaded_by_its_hash_and_a_redirect_gets_no_token(github):
 
 
 def test_a_large_blob_is_refused(github, monkeypatch):
-    monkeypatch.setattr(pull_request_logs, "MOST_BYTES", 9)
+    monkeypatch.setattr(pull_request, "MOST_BYTES", 9)
     with pytest.raises(UsageError, match="has more than"):
         download_blob(SHA)
     assert MOST_BYTES > 9
@@ -156,7 +164,7 @@ def reviewed(run, sweep_records, tmp_path, capsys):
         pages = sorted((tmp_path / "results").rglob("README.md"))
         (folder / "after.md").write_text("".join(page.read_text() for page in pages))
         capsys.readouterr()
-        return comment([str(folder), "--commit", SHA]), capsys.readouterr().out
+        return main(["comment", str(folder), "--commit", SHA]), capsys.readouterr().out
 
     return reviewed
 
@@ -182,7 +190,7 @@ def test_a_rejected_log_is_shown_with_its_errors_and_no_rows(reviewed, sweep_rec
 
 def test_without_a_log_nothing_is_accepted(tmp_path, capsys):
     (tmp_path / "notes.txt").write_text("not looked at: a.py (added)\n")
-    assert comment([str(tmp_path)]) == 1
+    assert main(["comment", str(tmp_path)]) == 1
     assert capsys.readouterr().out == ("**mamf results check: no log to check**\n\n    not looked at: a.py (added)\n\n")
 
 
@@ -192,7 +200,7 @@ def test_findings_come_before_any_number_of_other_files(tmp_path, capsys):
     (tmp_path / "added.txt").write_text("a.jsonl\n")
     (tmp_path / "check.json").write_text(json.dumps({"logs": [log]}))
     (tmp_path / "notes.txt").write_text("not looked at: junk (added)\n" * 120)
-    assert comment([str(tmp_path)]) == 1
+    assert main(["comment", str(tmp_path)]) == 1
     heading, _, first, second, *_ = capsys.readouterr().out.splitlines()
     assert heading == "**mamf results check: logs accepted, but 120 other files change**"
     assert (first, second) == ("    a.jsonl: tier complete, accepted", "      error: implausible: too fast")

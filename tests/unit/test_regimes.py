@@ -60,7 +60,7 @@ def test_burst_gives_the_boost_figure_whatever_ran_before(shape, before):
     backend = SimulatedBackend()
     disturb(backend, before)
     row = take(started(Burst, backend), shape)
-    assert row.tflops("median") == pytest.approx(rate(backend, shape, backend.world.boost_hz), rel=0.003)
+    assert row.rate("median") == pytest.approx(rate(backend, shape, backend.world.boost_hz), rel=0.003)
     assert row.conditions.throttle_reasons == ()
 
 
@@ -69,7 +69,7 @@ def test_sustained_gives_the_capped_figure_whatever_ran_before(before):
     backend = SimulatedBackend()
     disturb(backend, before)
     row = take(started(Sustained, backend))
-    assert row.tflops("median") == pytest.approx(rate(backend, FAT, backend.world.capped_hz), rel=0.003)
+    assert row.rate("median") == pytest.approx(rate(backend, FAT, backend.world.capped_hz), rel=0.003)
     assert row.conditions.throttle_reasons == ("power cap",)
     assert row.conditions.watts == pytest.approx(backend.world.cap_watts, rel=0.01)
     assert row.launches * row.seconds >= Sustained.shortest_seconds, "what was queued before the visit is none of it"
@@ -81,7 +81,7 @@ def test_bursts_of_mixed_shapes_do_not_disturb_one_another():
     figures = []
     for _ in range(10):
         take(regime, HUGE)
-        figures.append(take(regime, FAT).tflops("median"))
+        figures.append(take(regime, FAT).rate("median"))
     assert max(figures) / min(figures) < 1.003
 
 
@@ -91,7 +91,7 @@ def test_long_launches_do_not_throttle_themselves():
     row = take(started(Burst, backend), HUGE)
     assert row.seconds > 0.3 * backend.burst_traits.train_seconds
     assert row.conditions.throttle_reasons == ()
-    assert row.tflops("slowest") == pytest.approx(rate(backend, HUGE, QUIET.boost_hz), rel=0.003)
+    assert row.rate("slowest") == pytest.approx(rate(backend, HUGE, QUIET.boost_hz), rel=0.003)
 
 
 class HeldBack(SimulatedSensors):
@@ -145,7 +145,7 @@ def test_a_plain_loop_measures_a_mix():
     """Why regimes exist: in one loop the flush buys a small kernel the boost clock, and a large one runs capped."""
     backend = SimulatedBackend(physics=dataclasses.replace(Physics(), timer_overhead=0.0))
     regime = started(Classic, backend, warmup_seconds=3.0)
-    large, small = (take(regime, shape).tflops("mean") for shape in (FAT, SMALL))
+    large, small = (take(regime, shape).rate("mean") for shape in (FAT, SMALL))
     assert large == pytest.approx(rate(backend, FAT, backend.world.capped_hz), rel=0.01)
     assert small == pytest.approx(rate(backend, SMALL, backend.world.boost_hz), rel=0.01)
 
@@ -155,14 +155,14 @@ def test_burst_flushes_the_cache_and_keeps_launches_outside_the_window():
     tiny = MatmulShape(256, 512, 512)
     row = take(started(Burst, backend), tiny)
     # The host needs 25 us to launch what runs in 1: what leaks into the window would multiply the figure.
-    assert row.tflops("median") == pytest.approx(rate(backend, tiny, QUIET.boost_hz), rel=0.003)
+    assert row.rate("median") == pytest.approx(rate(backend, tiny, QUIET.boost_hz), rel=0.003)
 
 
 def test_burst_takes_the_timers_own_share_off_every_sample():
     backend = SimulatedBackend(physics=dataclasses.replace(QUIET, timer_overhead=10e-6))
     row = take(started(Burst, backend), SMALL)
     assert row.timer_overhead == 10e-6
-    assert row.tflops("median") == pytest.approx(rate(backend, SMALL, QUIET.boost_hz), rel=0.003)
+    assert row.rate("median") == pytest.approx(rate(backend, SMALL, QUIET.boost_hz), rel=0.003)
 
 
 def test_a_launch_shorter_than_the_timers_share_keeps_half_its_window():
@@ -181,7 +181,7 @@ def test_burst_warms_in_a_device_that_was_idle_and_only_that():
         begun = backend.now()
         row = take(regime, SMALL)
         durations.append(backend.now() - begun)
-        assert row.tflops("median") == pytest.approx(rate(backend, SMALL, QUIET.boost_hz), rel=0.003)
+        assert row.rate("median") == pytest.approx(rate(backend, SMALL, QUIET.boost_hz), rel=0.003)
     warm_in = backend.burst_traits.warm_in_seconds
     assert min(durations[0], durations[2]) > warm_in > durations[1]
 
@@ -189,7 +189,7 @@ def test_burst_warms_in_a_device_that_was_idle_and_only_that():
 def test_sustained_rotates_operands_past_twice_the_cache():
     backend = SimulatedBackend(physics=dataclasses.replace(QUIET, cache_gain=0.3))
     row = take(started(Sustained, backend), SMALL)
-    assert row.tflops("median") == pytest.approx(rate(backend, SMALL, QUIET.capped_hz), rel=0.003)
+    assert row.rate("median") == pytest.approx(rate(backend, SMALL, QUIET.capped_hz), rel=0.003)
 
 
 @given(st.integers(16, 8192), st.integers(16, 8192), st.integers(1, 10**9))
@@ -372,4 +372,4 @@ def test_a_warm_cache_is_warm_in_every_launch_of_a_train():
     """What operands change between launches flushes the cache, and the last launch of a train is not to pay for it."""
     backend = SimulatedBackend(physics=dataclasses.replace(QUIET, cache_gain=0.6))
     row = take(started(Burst, backend, flush=False), SMALL)
-    assert row.tflops("slowest") == pytest.approx(row.tflops("fastest"), rel=0.01)
+    assert row.rate("slowest") == pytest.approx(row.rate("fastest"), rel=0.01)

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 from made_plans import sweep_plan
+from made_rates import ceiling
 from rendering import render
 
-from mamf.ceilings.ceiling import Ceiling
 from mamf.engine.strategies.shapes import Sweep
 from mamf.logs.plan_records import plan_record
 from mamf.logs.recording import End
@@ -18,7 +18,6 @@ from mamf.report.kernels import baselines_of, kernels_document, speed_up, winner
 from mamf.report.rows import bests, ranked, remarks, summary_record
 from mamf.report.shares import Shares
 from mamf.report.text import significant
-from mamf.statistics import Interval
 from mamf.testing import SimulatedMatmul
 
 PLAN = sweep_plan(
@@ -81,7 +80,7 @@ def test_csv_has_a_row_a_measurement_with_units_in_the_names(rows):
             str(row.is_reference),
         )
         if row.ok:
-            assert float(line["rate_tflops"]) == float(line["rate_median_tflops"]) == row.tflops("median")
+            assert float(line["rate_tflops"]) == float(line["rate_median_tflops"]) == row.rate("median")
             assert float(line["half_width_percent"]) == 100 * row.relative_half_width
         else:
             assert line["rate_tflops"] == line["time_ms"] == ""
@@ -210,9 +209,8 @@ def test_means_over_shapes_are_of_one_kernel(rows, both):
 def test_remarks_name_the_kernel_that_ran_and_a_card_that_drifted(rows):
     (row, *_) = ranked(rows)
     assert "ran cudnn" in remarks(replace(row, details={"ran": "cudnn"}), Shares(HEADER))
-    interval = Interval(790.0, 810.0, 0.95)
-    ceiling = Ceiling("x", None, row.problem, row.regime, row.kernel, row.shape, 800.0, interval, 3)
-    shares = Shares(HEADER, {(row.problem.dtype, row.regime): ceiling})
+    held = ceiling(800.0, problem=row.problem, regime=row.regime, shape=row.shape)
+    shares = Shares(HEADER, {(row.problem.dtype, row.regime): held})
     for seen, has_drifted in ((799.0, False), (700.0, True)):
         found = remarks(replace(row, details={"reference_tflops": seen}), shares)
         assert any("card speed drifted" in text for text in found) == has_drifted

@@ -4,14 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from mamf.ceilings.contributed import FILE
 from mamf.contribution import rules
-from mamf.contribution.collection import collect
-from mamf.contribution.confirming import submitter_findings
-from mamf.contribution.placing import contributed_csv
-from mamf.contribution.tables import results_pages
+from mamf.contribution.collection import collect, submitter_findings
+from mamf.contribution.tables import contributed_csv, results_pages
 from mamf.logs.entries import entries
 from mamf.logs.run_log import read_run_log
+from mamf.peaks import CONTRIBUTED
 
 RESULTS = Path(__file__).resolve().parents[2] / "results"
 LOGS = sorted(RESULTS.rglob("*.jsonl"))
@@ -52,7 +50,7 @@ def test_the_table_and_what_travels_with_the_package_are_fresh(collected):
     held, _ = collected
     for path, page in results_pages(held).items():
         assert (RESULTS / path).read_text(encoding="utf-8") == page, "run 'mamf results table'"
-    ceilings = (RESULTS.parent / "mamf" / FILE).read_text(encoding="utf-8")
+    ceilings = (RESULTS.parent / "mamf" / CONTRIBUTED).read_text(encoding="utf-8")
     assert ceilings == contributed_csv(held), "run 'mamf results table'"
 
 

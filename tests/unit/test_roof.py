@@ -4,10 +4,10 @@ import json
 from dataclasses import replace
 
 import pytest
+from made_rates import ceiling
 from rendering import render, render_roofline
 
 from mamf.backend import DeviceInfo
-from mamf.ceilings.ceiling import Ceiling
 from mamf.ceilings.roof import CACHE, MEMORY, build_roofs, level_of, make_roof_point
 from mamf.errors import IncomparableError, UsageError
 from mamf.measurement import Measurement
@@ -19,7 +19,7 @@ from mamf.operations.matmul.shapes import PRESETS, MatmulShape, name_layers
 from mamf.report.charts.picture import draw
 from mamf.report.charts.roofline import roofline_chart, series_of
 from mamf.report.roofline import points_of, tracelens_arch
-from mamf.statistics import Interval, summarize
+from mamf.statistics import summarize
 
 MIB, GIB = 2**20, 2**30
 L2 = 60 * MIB
@@ -28,16 +28,14 @@ HEADER = {"device": DEVICE, "environment": {"packages": {"torch": "2.11"}}}
 WINNER, SIDE = MatmulShape(3072, 2816, 19328), 8192
 
 
-def ceiling(problem, shape, rate, regime="burst", device="H200", uuid=None):
-    return Ceiling(device, uuid, problem, regime, "best", shape, rate, Interval(0.99 * rate, 1.01 * rate, 0.95), 9)
-
-
 def read(nbytes, rate, regime="burst", warm=1, pattern="read"):
-    return ceiling(BandwidthProblem(pattern, warm=warm), BandwidthShape(nbytes), rate, regime)
+    of = {"problem": BandwidthProblem(pattern, warm=warm), "shape": BandwidthShape(nbytes), "regime": regime}
+    return ceiling(rate, device="H200", kernel="best", **of)
 
 
 def product(rate, regime="burst", dtype="bfloat16", data="normal"):
-    return ceiling(MatmulProblem(dtype, data=data), WINNER, rate, regime)
+    of = {"problem": MatmulProblem(dtype, data=data), "shape": WINNER, "regime": regime}
+    return ceiling(rate, device="H200", kernel="best", **of)
 
 
 def row(problem, shape, rate, kernel="mine", regime="burst"):
@@ -70,7 +68,7 @@ def test_a_decode_row_is_held_to_bandwidth_and_a_fat_one_to_computing():
 
 
 def test_what_is_near_its_limit_says_so():
-    near = row(MatmulProblem(), MatmulShape(1, SIDE, SIDE), 0.85 * ROOFS.over(DECODE[0]).rate(DECODE[0].work))
+    near = row(MatmulProblem(), MatmulShape(1, SIDE, SIDE), 0.85 * ROOFS.limit(DECODE[0])[0])
     assert make_roof_point(near, ROOFS, "").bound_text == "bandwidth, near its limit"
     assert make_roof_point(DECODE[1], ROOFS, "").bound_text == "bandwidth"
 
@@ -133,7 +131,7 @@ def test_ceilings_of_two_cards_make_no_roof_unless_asked_to():
     one, other = replace(MEASURED[0], uuid_hash="a"), replace(MEASURED[3], uuid_hash="b")
     with pytest.raises(IncomparableError, match="two cards, both H200"):
         build_roofs([one, other], L2)
-    assert build_roofs([one, other], L2, anyway=True).roof("bfloat16", "burst")
+    assert build_roofs([one, other], L2, anyway=True).compute
     with pytest.raises(UsageError, match="mamf roofline"):
         build_roofs([], L2)
 
@@ -254,3 +252,13 @@ def test_tracelens_is_told_what_was_measured_and_nothing_else():
     assert told["_regimes"] == {"matrix_bf16": "sustained", "matrix_fp8": "burst", "mem_bw_gbps": "sustained"}
     alone = tracelens_arch(build_roofs([product(862.0)], None), None)
     assert "mem_bw_gbps" not in alone and "memory_gb" not in alone
+
+
+def test_a_product_with_an_unusual_output_is_no_roof_of_its_dtype():
+    alone = ceiling(1500.0, device="H200", problem=MatmulProblem("int8", "int8"))
+    usual = ceiling(1000.0, device="H200", problem=MatmulProblem("int8", "int32"))
+    assert tracelens_arch(build_roofs([alone], None), None)["max_achievable_tflops"] == {}
+    roofs = build_roofs([alone, usual, read(16 * GIB, 4.39)], L2)
+    assert tracelens_arch(roofs, None)["max_achievable_tflops"] == {"matrix_int8": 1000.0}
+    row_of_int8 = row(MatmulProblem("int8", "int32"), MatmulShape(SIDE, SIDE, SIDE), 500.0)
+    assert make_roof_point(row_of_int8, roofs, "").share == pytest.approx(0.5)

@@ -7,7 +7,7 @@ import library
 import pytest
 
 from mamf.cli import main
-from mamf.cli.commands import find, roofline
+from mamf.cli.commands import roofline
 from mamf.engine.search import grid
 from mamf.logs.run_log import read_run_log
 
@@ -29,7 +29,7 @@ def measured(tmp_path_factory):
 def little(patch):
     """The simulated device, and a search of few shapes."""
     library.install(patch)
-    patch.setattr(find, "plan_for", library.short(grid.plan_for, (8192, 16384)))
+    patch.setattr(grid, "plan_for", library.short(grid.plan_for, (8192, 16384)))
     patch.setattr(roofline, "_PASSES", 256)  # long launches are few
     patch.setattr(roofline, "_CACHES", (64, 128))
 

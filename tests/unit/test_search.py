@@ -8,9 +8,9 @@ import statistics
 from collections import Counter
 
 import pytest
+from bench_search import BEST_ELSEWHERE, CHIPS, made
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from landscapes import BEST_ELSEWHERE, CHIPS, made
 
 from mamf.engine.search.periods import likeliest_units
 from mamf.engine.search.search import FIRST_SHAPES, Search, find_best

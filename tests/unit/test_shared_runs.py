@@ -16,7 +16,7 @@ import simulated_node
 from contribution_logs import found
 from forked import LONGEST_SECONDS, Child, Command
 
-from mamf.ceilings.share import compute_drift, mamfu
+from mamf.ceilings.ceiling import compute_drift, mamfu
 from mamf.errors import UsageError
 from mamf.kinds.registry import chart_of
 from mamf.logs.compare import compare

@@ -5,19 +5,20 @@ from dataclasses import replace
 
 import pytest
 
-from mamf.ceilings.share import KnownCeiling
 from mamf.cli.commands import model
 from mamf.contribution import known_ceilings
 from mamf.errors import UnavailableError, UsageError
 from mamf.logs.run_log import read_run_log
 from mamf.measurement import Measurement
 from mamf.operations.model.shapes import PHASES, ModelProblem, ModelShape
+from mamf.rate import Rate
 from mamf.report.charts.logs import model_chart
 from mamf.report.charts.picture import draw
 from mamf.statistics import summarize
 
 HEADER = {"device": {"name": "x"}, "environment": {}}
-KNOWN = {("bfloat16", "sustained"): KnownCeiling("bfloat16", "sustained", 500.0, "given", "of a log")}
+OF_LOG = {"source": "given", "description": "of a log", "device": "x"}
+KNOWN = {("bfloat16", "sustained"): Rate(rate=500.0, dtype="bfloat16", regime="sustained", **OF_LOG)}
 MILLISECONDS = {"forward": 10.0, "forward-backward": 31.0, "step": 34.0}
 
 

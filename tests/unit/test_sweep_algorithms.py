@@ -5,11 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from mamf.ceilings.share import label_dtype
 from mamf.cli import main
 from mamf.contribution.rules import review
 from mamf.logs.run_log import read_run_log
-from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.plans import ALGORITHM
 from mamf.testing import SimulatedMatmul
 
@@ -91,21 +89,3 @@ def test_an_interrupted_run_goes_on_with_the_shape_in_flight(swept):
     assert own(log) == {"4096x4096x4096": "ranked[1]", "8192x8192x8192": "ranked[2]"}
     assert len([row for row in log.measurements if not row.phase]) == 2
     assert len([row for row in log.measurements if row.phase]) == 6
-
-
-@pytest.mark.parametrize(
-    ("problem", "label"),
-    [
-        (MatmulProblem("int8", "int32"), "int8"),
-        (MatmulProblem("int8", "int8"), "int8, int8 output"),
-        (MatmulProblem("bfloat16"), "bfloat16"),
-        (MatmulProblem("bfloat16", "float32"), "bfloat16, float32 output"),
-        (MatmulProblem("float8_e4m3fn", fast_accumulation=True), "float8_e4m3fn, fast accumulation"),
-        (
-            MatmulProblem("float8_e4m3fn", "float16", fast_accumulation=True),
-            "float8_e4m3fn, float16 output, fast accumulation",
-        ),
-    ],
-)
-def test_an_unusual_output_has_a_ceiling_of_its_own(problem, label):
-    assert label_dtype(problem) == label

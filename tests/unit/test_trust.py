@@ -6,18 +6,17 @@ from pathlib import Path
 
 import pytest
 from made_plans import search_plan
+from made_rates import ceiling
 from test_attention import KERNELS
 
 from mamf import load_ceiling, measure_kernels
-from mamf.ceilings.ceiling import Ceiling
 from mamf.cli import main
 from mamf.errors import MamfWarning
 from mamf.logs.plan_records import plan_record
 from mamf.logs.records import ceiling_record
 from mamf.logs.run_log import read_run_log
 from mamf.operations.matmul.kernel import MatmulProblem
-from mamf.operations.matmul.shapes import MatmulGrid, MatmulShape
-from mamf.statistics import Interval
+from mamf.operations.matmul.shapes import MatmulGrid
 from mamf.testing import SimulatedBackend
 
 DEVICE = ["--backend", "mamf.testing:SimulatedBackend"]
@@ -126,8 +125,7 @@ NOT_BESIDE = "of the ceiling is not installed, so the drift of the device is not
 def of_ceiling(crafted, kernel):
     """A log whose ceiling names a kernel: the name is what the class calls itself, not what it was asked for as."""
     crafted("find", lambda record: None)
-    shape, interval = MatmulShape(1024, 1024, 1024), Interval(400.0, 400.0, 0.95)
-    found = Ceiling("Simulated H100", None, MatmulProblem(), "burst", kernel, shape, 400.0, interval, 3)
+    found = ceiling(400.0, device="Simulated H100", kernel=kernel)
     with Path("run.jsonl").open("a") as log:
         log.write(json.dumps({"record": "ceiling", **ceiling_record(found)}) + "\n")
 

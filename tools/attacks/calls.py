@@ -21,16 +21,14 @@ from mamf.cli import main
 from mamf.errors import ENDING
 
 #: Of the processor; a machine that is busy with other things is given longer by the clock.
-HANG_SECONDS = 10.0
-HANG_SECONDS_BY_THE_CLOCK = 60.0
+HANG_SECONDS, HANG_SECONDS_BY_THE_CLOCK = 10.0, 60.0
 EXIT_CODES = (0, 1, 2, 3, 130)
 #: A module that logs and options name and that nothing may import.
 FORBIDDEN = "attacks.never_imported"
 #: Said of every log that a kill cut off, before whatever else there is to say.
 _NOTICE = "is incomplete and ignored"
+_NULL = os.open(os.devnull, os.O_WRONLY)
 _CONTROL = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
-
-
 #: Columns of the table that must be 0.
 FAULTS = ("lost", "twice", "tracebacks", "hangs", "other")
 _COLUMNS = ("inputs", "calls", "kills", *FAULTS)
@@ -69,60 +67,44 @@ class Killed(BaseException):
     """Stands for the end of a process in virtual time: no handler of mamf's may see it."""
 
 
-class _Hang(BaseException):
-    pass
+class _Hang(Killed):
+    """Raised in a command that takes too long."""
 
 
 class _Captured(io.StringIO):
     """Text output with a descriptor, which mamf redirects when the reader is gone."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._descriptor = os.open(os.devnull, os.O_WRONLY)
-
     def fileno(self) -> int:
-        return self._descriptor
-
-    def close(self) -> None:
-        os.close(self._descriptor)
-        super().close()
+        return _NULL
 
 
-ENDING.extend((Killed, _Hang))
+ENDING.append(Killed)
 
 
 class Ended(NamedTuple):
-    """How a command ended. ``code`` is None where an exception escaped it; ``is_killed``: it was a Killed."""
+    """How a command ended. ``code`` is None where it was killed or an exception escaped it."""
 
     code: int | None
     out: str
     err: str
-    is_killed: bool = False
 
 
 def call(arguments: Sequence[str], counts: Counts) -> Ended:
     """Run a command, and count what is wrong with how it ends."""
     command = shlex.join(["mamf", *arguments])[:500]
     code: int | None = None
-    is_killed = False
-    with (
-        contextlib.closing(_Captured()) as out,
-        contextlib.closing(_Captured()) as err,
-        contextlib.redirect_stdout(out),
-        contextlib.redirect_stderr(err),
-    ):
+    with contextlib.redirect_stdout(_Captured()) as out, contextlib.redirect_stderr(_Captured()) as err:
         try:
             with _limited():
                 code = main(list(arguments))
         except SystemExit as stop:
             code = stop.code if isinstance(stop.code, int) else 1
-        except Killed:
-            is_killed = True
-        except _Hang:
-            counts.fault("hangs", command, "hung")
+        except Killed as end:
+            if isinstance(end, _Hang):
+                counts.fault("hangs", command, "hung")
         except BaseException as error:  # what escapes is what is sought
             counts.fault("tracebacks", command, _where(error))
-        ended = Ended(code, out.getvalue(), err.getvalue(), is_killed)
+        ended = Ended(code, out.getvalue(), err.getvalue())
     counts.of["calls"] += 1
     counts.codes[code] += 1
     if code is not None:
@@ -147,28 +129,26 @@ def _faults(ended: Ended) -> Iterator[str]:
 
 
 def _where(error: BaseException) -> str:
-    """An exception and where it was raised; the file's name and line tell one kind from another."""
+    """Describe an exception and where it was raised: the function tells one kind from another."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if f"{os.sep}mamf{os.sep}" in frame.filename] or frames
-    name = Path(own[-1].filename).stem
-    return f"{type(error).__name__} in {name} {own[-1].name}: {str(error)[:300]}"
+    return f"{type(error).__name__} in {Path(own[-1].filename).stem} {own[-1].name}: {str(error)[:300]}"
 
 
 @contextlib.contextmanager
 def _limited() -> Iterator[None]:
+    """Raise _Hang in a command that takes too long."""
+
     def on_alarm(number: int, frame: FrameType | None) -> None:
         raise _Hang
 
-    limits = (
-        (signal.SIGPROF, signal.ITIMER_PROF, HANG_SECONDS),
-        (signal.SIGALRM, signal.ITIMER_REAL, HANG_SECONDS_BY_THE_CLOCK),
-    )
-    before = [signal.signal(number, on_alarm) for number, _, _ in limits]
-    for _, timer, seconds in limits:
-        signal.setitimer(timer, seconds)
+    before = {number: signal.signal(number, on_alarm) for number in (signal.SIGPROF, signal.SIGALRM)}
+    signal.setitimer(signal.ITIMER_PROF, HANG_SECONDS)
+    signal.setitimer(signal.ITIMER_REAL, HANG_SECONDS_BY_THE_CLOCK)
     try:
         yield
     finally:
-        for (number, timer, _), handler in zip(limits, before, strict=True):
+        for timer in (signal.ITIMER_PROF, signal.ITIMER_REAL):
             signal.setitimer(timer, 0)
+        for number, handler in before.items():
             signal.signal(number, handler)

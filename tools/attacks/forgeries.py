@@ -6,14 +6,14 @@ import copy
 import json
 from collections.abc import Callable
 from datetime import datetime, timedelta
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
 
 from attacks.calls import Counts
 from mamf.contribution.evidence import Evidence, records_of
-from mamf.contribution.row_rules import recomputed_ceilings
-from mamf.contribution.rules import review
+from mamf.contribution.rules import recomputed_ceilings, review
 from mamf.kinds.registry import kind_of
 from mamf.logs.recording import End
 from mamf.logs.records import ceiling_record, measurement_record
@@ -21,12 +21,10 @@ from mamf.logs.run_log import run_log_of
 
 RESULTS = Path(__file__).resolve().parents[2] / "results"
 Records = list[dict[str, Any]]
-#: Changes the records of a log; ``random`` chooses how far.
-Forgery = Callable[[Random, Records], object]
 
 
 def read(path: Path) -> Records:
-    """The records of a log, to be changed."""
+    """Read the records of a log, to be changed."""
     return copy.deepcopy([record for _, record in records_of(path)])
 
 
@@ -40,15 +38,14 @@ def rows_of(records: Records) -> Records:
 
 
 def scale(records: Records, times: float) -> None:
-    """Every sample so many times as fast."""
+    """Make every sample so many times as fast."""
     for record in rows_of(records):
         record["samples_seconds"] = [round(sample / times, 9) for sample in record["samples_seconds"]]
 
 
 def recompute(path: Path, records: Records) -> Records:
-    """Every figure that follows from the samples, as mamf writes it."""
-    evidence = _evidence(path, records)
-    for _, record, row in evidence.rows:
+    """Recompute every figure that follows from the samples, as mamf writes it."""
+    for _, record, row in _evidence(path, records).rows:
         again = measurement_record(row)
         record.update({name: again[name] for name in record if name in again and name != "time"})
     evidence = _evidence(path, records)
@@ -72,12 +69,9 @@ def _evidence(path: Path, records: Records) -> Evidence:
 # -- forgeries ---------------------------------------------------------------------------------------------------------
 
 
-def _of_name(rename: Callable[[str], str]) -> Forgery:
-    def forge(random: Random, records: Records) -> None:
-        scale(records, random.uniform(1.0, 1.3))
-        records[0]["device"]["name"] = rename(records[0]["device"]["name"])
-
-    return forge
+def _rename(rename: Callable[[str], str], random: Random, records: Records) -> None:
+    scale(records, random.uniform(1.0, 1.3))
+    records[0]["device"]["name"] = rename(records[0]["device"]["name"])
 
 
 def _without_clocks(random: Random, records: Records) -> None:
@@ -86,7 +80,7 @@ def _without_clocks(random: Random, records: Records) -> None:
         record["clock_mhz"] = None
 
 
-def _of_equal_samples(random: Random, records: Records) -> None:
+def _with_equal_samples(random: Random, records: Records) -> None:
     row = random.choice([record for record in rows_of(records) if len(record["samples_seconds"]) >= 5])
     row["samples_seconds"] = row["samples_seconds"][:1] * len(row["samples_seconds"])
 
@@ -98,45 +92,45 @@ def _from_the_future(random: Random, records: Records) -> None:
             record[name] = (datetime.fromisoformat(record[name]) + by).isoformat()
 
 
-def _of_watts(random: Random, records: Records) -> None:
-    for record in rows_of(records):
-        record["watts"] = random.choice([1.0, 5000.0])
-
-
-def _of_sparsity(random: Random, records: Records) -> None:
+def _with_sparsity(random: Random, records: Records) -> None:
     for record in rows_of(records):
         if record["operation"] == "attention":
             scale([record], random.uniform(1.5, 10))
             record["details"]["sparsity"] = random.uniform(0.5, 0.99)
 
 
-def _of_memory(random: Random, records: Records) -> None:
+def _set_watts(random: Random, records: Records) -> None:
+    for record in rows_of(records):
+        record["watts"] = random.choice([1.0, 5000.0])
+
+
+def _add_memory(random: Random, records: Records) -> None:
     records[0]["device"]["memory_bytes"] *= random.randint(2, 4)
 
 
 #: Forgeries that no review may accept, with the kind of log that they are of.
-REFUSED: dict[str, tuple[str, Forgery]] = {
+REFUSED: dict[str, tuple[str, Callable[[Random, Records], object]]] = {
     "faster than physics": ("find", lambda random, records: scale(records, random.uniform(1.4, 20))),
-    "name in lower case": ("find", _of_name(str.lower)),
-    "name without blanks": ("find", _of_name(lambda name: name.replace(" ", ""))),
-    "memory": ("find", _of_memory),
+    "name in lower case": ("find", partial(_rename, str.lower)),
+    "name without blanks": ("find", partial(_rename, lambda name: name.replace(" ", ""))),
+    "memory": ("find", _add_memory),
     "rows without a clock": ("find", _without_clocks),
-    "equal samples": ("find", _of_equal_samples),
+    "equal samples": ("find", _with_equal_samples),
     "from the future": ("find", _from_the_future),
-    "watts": ("find", _of_watts),
-    "sparsity": ("attention", _of_sparsity),
+    "watts": ("find", _set_watts),
+    "sparsity": ("attention", _with_sparsity),
 }
 
 
 def attack(folder: Path, random: Random, count: int) -> Counts:
-    """Forge ``count`` logs of results/, every kind in turn."""
-    counts, logs = Counts("forged logs"), _honest_logs()
+    """Forge ``count`` complete logs of results/, every kind in turn; small ones, since each is read again and again."""
+    counts = Counts("forged logs")
+    small = sorted(path for path in RESULTS.glob("nvidia-*/*.jsonl") if path.stat().st_size < 2_000_000)
+    complete = [path for path in small if review(path).tier == "complete"]
     for number in range(count):
-        kind = list(REFUSED)[number % len(REFUSED)]
-        group, forge = REFUSED[kind]
-        honest = random.choice(logs[group])
-        counts.of["inputs"] += 1
-        counts.of["calls"] += 1
+        kind, (group, forge) = list(REFUSED.items())[number % len(REFUSED)]
+        honest = random.choice([path for path in complete if path.name.startswith(group)])
+        counts.of.update(inputs=1, calls=1)
         records = read(honest)
         forge(random, records)
         path = write(folder / honest.name, recompute(honest, records))
@@ -144,10 +138,3 @@ def attack(folder: Path, random: Random, count: int) -> Counts:
             counts.fault("other", f"{honest.name}, {kind}", "was accepted")
         path.unlink()
     return counts
-
-
-def _honest_logs() -> dict[str, list[Path]]:
-    """Complete logs by what is forged in them; small ones, since each is read again and again."""
-    logs = sorted(path for path in RESULTS.glob("nvidia-*/*.jsonl") if path.stat().st_size < 2_000_000)
-    complete = [path for path in logs if review(path).tier == "complete"]
-    return {group: [path for path in complete if path.name.startswith(group)] for group in ("find", "attention")}

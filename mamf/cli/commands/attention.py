@@ -23,10 +23,10 @@ from mamf.kernel import AnyKernel
 from mamf.operation import Request
 from mamf.operations.attention.operation import Attention
 from mamf.plans import Plan
+from mamf.rate import find_rate
 
 if TYPE_CHECKING:
-    from mamf.ceilings.ceiling import Ceiling
-    from mamf.ceilings.share import Ceilings
+    from mamf.ceilings.ceiling import Ceiling, Ceilings
     from mamf.engine.search.shares import SharesSweep
     from mamf.kinds.kind import Setup, View
 
@@ -103,7 +103,7 @@ class _AttentionSession(Session):
     def _missing_searches(self) -> list[Plan]:
         from mamf.cli.ceilings import limit_budgets, wanted_ceilings
 
-        dtypes = {key[0] for key in wanted_ceilings(self.plan) if key not in self.ceilings}
+        dtypes = {key[0] for key in wanted_ceilings(self.plan) if find_rate(self.ceilings, *key) is None}
         searches = [search for search in self.plan.searches if search.problem.dtype in dtypes]
         return limit_budgets(self.plan.budget_seconds, searches)
 

@@ -17,6 +17,7 @@ from mamf.cli.session import Session, run_session
 from mamf.cli.terminal import note_stream, say, warn
 from mamf.errors import UsageError
 from mamf.plans import EXPLAIN, MATMUL, Plan
+from mamf.rate import find_rate
 from mamf.regime_names import BURST, CEILINGS
 
 if TYPE_CHECKING:
@@ -111,23 +112,25 @@ def product_of(options: argparse.Namespace, backend: Backend) -> Product:
     before = cached_ceiling(backend.info, problem, BURST)
     if before is None:
         raise UsageError(f"no find of {problem.dtype} on this device is known: run 'mamf find', or name a --shape")
-    warn(f"the product is from the find of {before.started[:10]}: {before.ceiling.shape} by {before.ceiling.kernel}")
-    return _winner(before.ceiling, asked)
+    warn(f"the product is from the find of {before.date[:10]}: {before.shape} by {before.kernel}")
+    return _winner(before, asked)
 
 
 def _ceiling_of(path: Path, dtype: str | None, backend: Backend) -> Ceiling:
     """The burst ceiling in a log, for one dtype if it holds several."""
-    from mamf.ceilings.share import require_usable_ceiling
+    from mamf.ceilings.ceiling import require_usable_ceiling
     from mamf.logs.run_log import read_run_log
     from mamf.operations.matmul.operation import problem_for
 
-    held = {name: each for (name, regime), each in read_run_log(path).all_ceilings.items() if regime == BURST}
-    wanted = problem_for(backend, dtype).dtype if dtype else next(iter(held), None)
-    if wanted not in held:
-        remedy = f"it holds {', '.join(held)}" if held else "give a log of 'mamf find'"
+    held = read_run_log(path).all_ceilings
+    names = [name for name, regime in held if regime == BURST]
+    wanted = problem_for(backend, dtype).dtype if dtype else next(iter(names), "")
+    ceiling = find_rate(held, wanted, BURST)
+    if ceiling is None:
+        remedy = f"it holds {', '.join(names)}" if names else "give a log of 'mamf find'"
         raise UsageError(f"{path} holds no burst ceiling{f' of {wanted}' if wanted else ''}: {remedy}")
-    require_usable_ceiling(held[wanted], backend)
-    return held[wanted]
+    require_usable_ceiling(ceiling, backend)
+    return ceiling
 
 
 def _winner(ceiling: Ceiling, asked: str | None) -> Product:

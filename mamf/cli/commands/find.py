@@ -155,7 +155,7 @@ class _FindSession(Session):
         return None
 
     def report(self, log: RunLog) -> int:
-        from mamf.ceilings.contributed import place_among_known
+        from mamf.contribution.known_ceilings import place_among_known
         from mamf.logs.found import cache_ceiling
 
         code = super().report(log)

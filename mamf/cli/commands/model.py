@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Collection, Iterator
-from dataclasses import asdict
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 from mamf.backend import Backend
@@ -14,11 +13,12 @@ from mamf.cli.session import Session, run_kernels
 from mamf.cli.terminal import say_memory, warn
 from mamf.errors import MamfError
 from mamf.operations.model.operation import Model
+from mamf.rate import find_rate
 
 if TYPE_CHECKING:
-    from mamf.ceilings.share import KnownCeiling
     from mamf.engine.strategies.kernels import KernelsSweep
     from mamf.kinds.kind import Setup
+    from mamf.rate import Rate
 
 EXAMPLES = """examples:
   mamf model --size small --phase forward forward-backward step
@@ -59,19 +59,20 @@ class ModelSession(Session):
     """Training steps of models, and the ceilings for their shares."""
 
     def __init__(self, *arguments: Any) -> None:
-        from mamf.ceilings.share import given_ceiling
+        from mamf.ceilings.ceiling import given_ceiling
         from mamf.cli.ceilings import given_ceilings, wanted_ceilings
         from mamf.cli.resuming import contradiction
+        from mamf.logs.records import known_ceiling_record
 
         super().__init__(*arguments)
         wanted = wanted_ceilings(self.plan)
         self.known_ceilings = dict(self.log.known_ceilings) if self.log else {}
         for key, each in given_ceilings(self.options, wanted, self.backend).items():
             ceiling, before = given_ceiling(each), self.known_ceilings.get(key)
-            if before and before != ceiling:
+            if before and known_ceiling_record(before) != known_ceiling_record(ceiling):
                 then = f"a {' '.join(key)} ceiling of {before.tflops:.6g} TFLOPS"
                 raise contradiction(self.options, "ceiling", then, self.options.ceiling)
-            if key in wanted:
+            if any(find_rate({key: ceiling}, *each) for each in wanted):
                 self.known_ceilings[key] = ceiling
 
     def say_plan(self) -> None:
@@ -83,27 +84,32 @@ class ModelSession(Session):
         from mamf.cli.ceilings import wanted_ceilings
         from mamf.engine.strategies.kernels import KernelsSweep
         from mamf.logs.recording import Record
+        from mamf.logs.records import known_ceiling_record
 
-        missing = [key for key in wanted_ceilings(self.plan) if key not in self.known_ceilings]
-        self.known_ceilings |= {(each.dtype, each.regime): each for each in known_here(self.backend, missing)}
+        missing = [key for key in wanted_ceilings(self.plan) if find_rate(self.known_ceilings, *key) is None]
+        self.known_ceilings |= known_here(self.backend, missing)
         logged = self.log.known_ceilings if self.log else {}
-        new = [Record("known_ceiling", asdict(each)) for key, each in self.known_ceilings.items() if key not in logged]
+        new = [
+            Record("known_ceiling", known_ceiling_record(each))
+            for key, each in self.known_ceilings.items()
+            if key not in logged
+        ]
         on_phase = setup.on_phase
         return KernelsSweep(self.plan, setup.opened, self.backend, held=setup.answers, on_phase=on_phase, records=new)
 
 
-def known_here(backend: Backend, needed: Collection[tuple[str, str]]) -> Iterator[KnownCeiling]:
+def known_here(backend: Backend, needed: Collection[tuple[str, str]]) -> dict[tuple[str, str], Rate]:
     """Ceilings that were measured on this device or contributed for its model; warns of missing ones."""
-    from mamf.ceilings.share import KnownCeiling
     from mamf.contribution.known_ceilings import measured_peak
 
+    known: dict[tuple[str, str], Rate] = {}
     missing: dict[str, list[str]] = {}
     for dtype, regime in needed:
         try:
-            known = measured_peak(backend, dtype, regime)
+            found = measured_peak(backend, dtype, regime)
+            known[found.dtype, regime] = found
         except MamfError as error:
             missing.setdefault(str(error), []).append(regime)
-            continue
-        yield KnownCeiling(dtype, regime, known.tflops, known.source, known.description)
     for reason, regimes in missing.items():
         warn(f"no MAMFU in {' and '.join(regimes)}: {reason}")
+    return known

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import asdict
 from operator import attrgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mamf.choices import PEAK_SOURCES
 from mamf.cli.options import add, add_device_options
@@ -15,7 +14,7 @@ from mamf.errors import UsageError
 from mamf.measurement import TERA
 
 if TYPE_CHECKING:
-    from mamf.contribution.known_ceilings import KnownPeak
+    from mamf.rate import Rate
     from mamf.report.document import Column, Document
 
 EXAMPLES = """examples:
@@ -54,26 +53,37 @@ def _answer(options: argparse.Namespace) -> Document:
     else:
         backend = open_backend(options.backend or "auto", options.device or 0)
         known = [peak(backend, options.dtype, options.regime, anyway=options.anyway, source=options.source)]
-    columns: Sequence[Column[KnownPeak]] = (
+    columns: Sequence[Column[Rate]] = (
         Column("source", "source", attrgetter("source"), left=True),
         Column("tier", "tier", attrgetter("tier"), left=True),
         Column("regime", "regime", attrgetter("regime"), left=True),
         Column("tflops", "TFLOPS", attrgetter("tflops"), significant),
-        Column("", "interval", attrgetter("interval"), lambda interval: interval_cell(interval, 1 / TERA)),
+        Column("", "interval", attrgetter("interval"), interval_cell),
         Column("reference", "from", attrgetter("reference"), left=True, importance=1),
     )
     table = Table(columns, known, key="known", shown=known if len(known) > 1 else [])
     best = known[0]
     origin = [] if best.reference in best.description else [f"from: {best.reference}"]
-    return Document("Peak", [table, Answer([_line(best), best.description, *origin])], asdict(best))
+    return Document("Peak", [table, Answer([_line(best), best.description, *origin])], _record(best))
 
 
-def _line(known: KnownPeak) -> str:
+def _record(known: Rate) -> dict[str, Any]:
+    """The answer for json. ``flops`` and the interval are in FLOP/s."""
+    names = ("regime", "source", "description", "dtype", "device", "tier", "reference", "date")
+    interval = known.interval and [known.interval.low * TERA, known.interval.high * TERA, known.interval.coverage]
+    return {
+        "flops": known.flops,
+        "interval": interval and dict(zip(("low", "high", "coverage"), interval, strict=True)),
+        **{name: getattr(known, name) for name in names},
+    }
+
+
+def _line(known: Rate) -> str:
     from mamf.report.text import WHY_UNKNOWN, rate_text, significant
 
     kind = known.regime or ("theoretical" if known.source == "datasheet" else known.source)
     what = f"{known.device}, {known.dtype}, {kind}: {rate_text(known.tflops, 'TFLOPS')}"
     if known.interval is None:
         return what
-    low, high = (significant(value / TERA) for value in (known.interval.low, known.interval.high))
+    low, high = significant(known.interval.low), significant(known.interval.high)
     return f"{what}, 95 % repeat interval: {low} to {high}" if known.interval.is_known else f"{what}, {WHY_UNKNOWN}"

@@ -16,13 +16,14 @@ from mamf.cli.options import add, add_device_options, add_output_options, size
 from mamf.cli.terminal import note_stream, print_document, say, stdout, warn
 from mamf.errors import MamfError, NothingProfiledError, RunLogError, UsageError
 from mamf.files import make_folder
+from mamf.rate import find_rate
 from mamf.regime_names import SUSTAINED
 
 if TYPE_CHECKING:
-    from mamf.ceilings.share import KnownCeiling
     from mamf.profiling.profile import CeilingOf, MemoryRow
     from mamf.profiling.running import Program
     from mamf.profiling.traces import Trace
+    from mamf.rate import Rate
 
 EXAMPLES = """examples:
   mamf profile train.py --lr 3e-4                       options after SCRIPT belong to the script
@@ -222,33 +223,30 @@ def _ceilings(options: argparse.Namespace, is_of_device: bool = True) -> Ceiling
     """The sustained ceilings for MAMFU, because a step is not a burst: of the given logs, else for a script those that
     are known for its device. Raises RunLogError for a log without any.
     """
-    from mamf.ceilings.share import given_ceiling
+    from mamf.ceilings.ceiling import given_ceiling
     from mamf.logs.run_log import read_run_log
 
     if not options.ceiling and not options.source:
         return functools.partial(known_here, _device(options, is_of_device))
-    given: dict[str, KnownCeiling] = {}
+    given: dict[tuple[str, str], Rate] = {}
     for path in options.ceiling:
         log = read_run_log(path)
         if SUSTAINED not in log.ceilings:
             known = f"it holds: {', '.join(log.ceilings) or 'none'}"
             raise RunLogError(f"{path} holds no sustained ceiling ({known}); measure one with 'mamf find'")
-        ceilings = (each for each in log.all_ceilings.values() if each.regime == SUSTAINED)
-        given |= {each.problem.dtype: given_ceiling(each) for each in ceilings}
-    return given.get
+        given |= {key: given_ceiling(each) for key, each in log.all_ceilings.items()}
+    return lambda dtype: find_rate(given, dtype, SUSTAINED)
 
 
 @functools.cache
-def known_here(device: str | None, dtype: str) -> KnownCeiling | None:
+def known_here(device: str | None, dtype: str) -> Rate | None:
     """The sustained ceiling measured here or contributed; a theoretical peak is not a ceiling."""
-    from mamf.ceilings.share import KnownCeiling
     from mamf.contribution.known_ceilings import measured_peak
 
     try:
-        known = measured_peak(device, dtype, SUSTAINED)
+        return measured_peak(device, dtype, SUSTAINED)
     except MamfError:
         return None
-    return KnownCeiling(dtype, SUSTAINED, known.tflops, known.source, known.description)
 
 
 def _device(options: argparse.Namespace, is_of_device: bool = True) -> str | None:

@@ -79,9 +79,9 @@ def run_check(options: argparse.Namespace) -> int:
 def _reviews_of_folder(folder: Path) -> list[Review]:
     """Review the logs of a folder; in results/ also places, copies and files that are not logs."""
     from mamf.cli.reading import reading
-    from mamf.contribution.confirming import MAINTAINERS, SUBMITTERS
+    from mamf.contribution.collection import MAINTAINERS, SUBMITTERS
     from mamf.contribution.evidence import Finding
-    from mamf.contribution.published import FIGURES, NOTICE
+    from mamf.contribution.known_ceilings import FIGURES, NOTICE
     from mamf.contribution.rules import Review, review_results
 
     files = list(itertools.islice(folder.rglob("*"), _MOST_FILES + 1))
@@ -200,9 +200,8 @@ and open a pull request
 
 def run_table(options: argparse.Namespace) -> int:
     from mamf.contribution.collection import collect
-    from mamf.contribution.placing import contributed_csv
     from mamf.contribution.rules import review_results
-    from mamf.contribution.tables import results_pages
+    from mamf.contribution.tables import contributed_csv, results_pages
 
     root = _folder(options.results)
     logs = sorted(root.glob("*/*.jsonl"))  # no deeper, so that another root is not searched
@@ -240,9 +239,9 @@ def run_site(options: argparse.Namespace) -> int:
 
 def _contributed_file(root: Path) -> Path:
     """The file that ships with the package, in a clone of the project."""
-    from mamf.ceilings.contributed import FILE
+    from mamf.peaks import CONTRIBUTED
 
-    return root.parent / "mamf" / FILE
+    return root.parent / "mamf" / CONTRIBUTED
 
 
 def _check_page(path: Path, page: str) -> int:

@@ -8,8 +8,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from mamf.backend import Backend, DeviceInfo
-from mamf.ceilings.contributed import contributed_by
-from mamf.ceilings.share import label_dtype
 from mamf.engine.estimate import SMALLEST_PROBE, probe_flops, working_kernels
 from mamf.engine.search.rounds import Rounds
 from mamf.errors import MamfError, UnsupportedError, UsageError
@@ -17,7 +15,9 @@ from mamf.limits import require_seconds
 from mamf.logs.found import cached_ceiling
 from mamf.operations.matmul.kernel import MatmulKernel, MatmulProblem
 from mamf.operations.matmul.shapes import MatmulGrid, MatmulShape, SearchOptions
+from mamf.peaks import contributed_for
 from mamf.plans import DEFAULT_BUDGET_SECONDS, FIND, MATMUL, QUICK_BUDGET_SECONDS, Plan
+from mamf.rate import label_dtype
 from mamf.regime_names import CEILINGS
 
 
@@ -25,7 +25,7 @@ def priors(info: DeviceInfo, problem: MatmulProblem) -> list[MatmulShape]:
     """Of a find on this very device, then of contributed ones of its kind; both ceilings' shapes, each once."""
     dtype = label_dtype(problem)
     shapes = [shape for regime in CEILINGS for shape in _found_here(info, problem, regime)]
-    for ceiling in contributed_by(info.name, info.compute_units, dtype):
+    for ceiling in contributed_for(info.name, info.compute_units, dtype):
         shapes += map(MatmulShape.parse, ceiling.shapes)
     return list(dict.fromkeys(shapes))
 
@@ -36,7 +36,7 @@ def _found_here(info: DeviceInfo, problem: MatmulProblem, regime: str) -> list[M
         left = cached_ceiling(info, problem, regime)
     except (MamfError, OSError):
         return []
-    return [] if left is None else [left.ceiling.shape]
+    return [] if left is None else [left.shape]
 
 
 _STEPS = 20

@@ -59,7 +59,8 @@ class SharesSweep(KernelsSweep):
             record = ceiling_record(found[regime])
             yield Record("ceiling", record)
             device = {"device": asdict(self.backend.info)}
-            self.ceilings[problem.dtype, regime] = ceiling_from_record(record, device)  # as the log holds it
+            ceiling = ceiling_from_record(record, device)  # as the log holds it
+            self.ceilings[ceiling.dtype, regime] = ceiling
 
 
 def _missing_shares(dtype: str, regime: str, search: Plan) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Generator, Iterable, Iterator,
 from dataclasses import dataclass, field, replace
 
 from mamf.backend import Backend
-from mamf.ceilings.share import Ceilings
+from mamf.ceilings.ceiling import Ceiling, Ceilings
 from mamf.engine.regimes import Burst, Regime, StoppingRule, Sustained, regime_class
 from mamf.engine.runner import Runner, Step, Steps
 from mamf.kernel import AnyKernel, Problem
@@ -15,6 +15,7 @@ from mamf.logs.recording import Record
 from mamf.measurement import Measurement
 from mamf.operations.matmul.shapes import COMMON_PRODUCT
 from mamf.plans import Plan, StepKey
+from mamf.rate import find_rate
 
 #: Time for a visit of the reference product to the time for a row: it only has to show whether the card drifted.
 _REFERENCE_SHARE = 0.25
@@ -81,10 +82,9 @@ class KernelsSweep:
         self, regime: Regime, problem: Problem
     ) -> Generator[Step | Measurement, Measurement | None, Measurement | None]:
         """Measure the ceiling's product now, so that a row and its ceiling share the state of the card."""
-        kernel = self._reference_kernel(problem.dtype, regime.name)
-        if kernel is None:
+        ceiling, kernel = self._ceiling_and_kernel(problem.dtype, regime.name)
+        if kernel is None or ceiling is None:
             return None
-        ceiling = self.ceilings[problem.dtype, regime.name]
         rule = self._rule(regime)
         brief = replace(rule, seconds=rule.seconds and rule.seconds * _REFERENCE_SHARE)
         row = yield Step(kernel, ceiling.problem, ceiling.shape, regime, brief, is_reference=True, is_reported=False)
@@ -93,18 +93,19 @@ class KernelsSweep:
         yield row
         return row
 
-    def _reference_kernel(self, dtype: str, regime: str) -> AnyKernel | None:
-        ceiling = self.ceilings.get((dtype, regime))
-        return None if ceiling is None else self.references.get(ceiling.kernel)
+    def _ceiling_and_kernel(self, dtype: str, regime: str) -> tuple[Ceiling | None, AnyKernel | None]:
+        """The ceiling of a dtype in a regime, and its kernel."""
+        ceiling = find_rate(self.ceilings, dtype, regime)
+        return ceiling, None if ceiling is None else self.references.get(ceiling.kernel)
 
     def _common_rows(self, regime: Regime, problem: Problem) -> Steps:
         """A product by the ceiling's kernel, if there is one: rows are shares of a ceiling of products. Then the plan's
         reference by the first kernel that supports it.
         """
         visits = [(kernel, problem, self.plan.options.reference) for kernel in self.kernels]
-        if kernel := self._reference_kernel(problem.dtype, regime.name):
-            of_ceiling = self.ceilings[problem.dtype, regime.name].problem
-            visits.insert(0, (kernel, of_ceiling, COMMON_PRODUCT))
+        ceiling, kernel = self._ceiling_and_kernel(problem.dtype, regime.name)
+        if ceiling and kernel:
+            visits.insert(0, (kernel, ceiling.problem, COMMON_PRODUCT))
         for kernel, of, shape in visits:
             row = yield Step(kernel, of, shape, regime, self._rule(regime), is_reference=True, is_reported=False)
             if row is not None and row.ok:

@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mamf.ceilings.share import Ceilings
+from mamf.ceilings.ceiling import Ceilings, ceiling_of
 from mamf.errors import UsageError
 from mamf.measurement import Measurement, group_pairs
 from mamf.operations.attention.operation import is_attention
 from mamf.operations.attention.shapes import BACKWARD_COUNTS, DIRECTIONS
+from mamf.rate import find_rate
 from mamf.report.charts.lines import Axis, Chart, Line, Panel, in_kibi, labelled
 from mamf.report.charts.logs import chosen_regimes, failures, machine, point
 
@@ -81,7 +82,7 @@ def attention_chart(
     def panel(rows: Sequence[Measurement]) -> Panel:
         by_kernel = group_pairs((row.kernel, row) for row in sorted(rows, key=position))
         lines = (Line(name, tuple(point(row, position(row)) for row in same)) for name, same in by_kernel.items())
-        ceiling = ceilings.get((rows[0].problem.dtype, regime))
+        ceiling = find_rate(ceilings, rows[0].problem.dtype, regime)
         title = ", ".join(facet.text(rows[0]) for facet in varying)
         return Panel(title, tuple(lines), None if ceiling is None else ceiling.tflops)
 
@@ -143,12 +144,12 @@ def _sizes(rows: Sequence[Measurement]) -> str:
 
 def _conventions(rows: Sequence[Measurement], ceilings: Ceilings) -> list[str]:
     """Say which ceiling the shares refer to, and what counts as FLOP."""
-    keys = dict.fromkeys((row.problem.dtype, row.regime) for row in rows)
+    found = {(row.problem.dtype, row.regime): ceiling_of(row, ceilings) for row in rows}
     notes = [
-        f"ceiling: {ceilings[key].tflops:.4g} TFLOPS, the highest {key[0]} matmul measured in {key[1]} "
-        f"({ceilings[key].shape}, {ceilings[key].kernel}); % MAMFU is the share of it"
-        for key in keys
-        if key in ceilings
+        f"ceiling: {each.tflops:.4g} TFLOPS, the highest {dtype} matmul measured in {regime} "
+        f"({each.shape}, {each.kernel}); % MAMFU is the share of it"
+        for (dtype, regime), each in found.items()
+        if each is not None
     ]
     counts = {BACKWARD_COUNTS[row.problem.backward_count] for row in rows if row.problem.has_backward}
     backward = "".join(f", a backward {count:g} times the forward" for count in counts)

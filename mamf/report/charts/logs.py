@@ -9,14 +9,14 @@ from dataclasses import replace
 from typing import Any
 
 from mamf.backend import DeviceInfo
-from mamf.ceilings.ceiling import Ceiling
-from mamf.ceilings.share import KnownCeilings
+from mamf.ceilings.ceiling import Ceiling, ceiling_of
 from mamf.errors import UsageError
 from mamf.measurement import TERA, Measurement, group_pairs
 from mamf.operations.model.operation import Model
 from mamf.operations.model.shapes import PHASES, ModelProblem
 from mamf.operations.unknown import operation_called
 from mamf.plans import ALGORITHM
+from mamf.rate import Rates, find_rate
 from mamf.report.charts.bars import Stack, StackedChart, StackedPanel
 from mamf.report.charts.lines import Axis, Chart, Line, Panel, Point, even_ticks, in_giga, in_kibi, labelled
 
@@ -214,7 +214,7 @@ _DIFFERENCES = (
 
 
 def model_chart(
-    rows: Sequence[Measurement], known: KnownCeilings, header: Mapping[str, Any], regime: str | None = None
+    rows: Sequence[Measurement], known: Rates, header: Mapping[str, Any], regime: str | None = None
 ) -> StackedChart:
     """Draw bars of the phases by context length, with a panel for each kernel and model. Each label has the MAMFU of
     the longest phase (TFLOPS if no ceiling is known). With one context length all bars are in one panel. Raises
@@ -262,10 +262,10 @@ def _words(key: _Key) -> list[str]:
     return [kernel, *words, f"batch {batch}", problem.dtype, regime]
 
 
-def _bar(label: str, by_phase: _Phases, known: KnownCeilings) -> Stack:
+def _bar(label: str, by_phase: _Phases, known: Rates) -> Stack:
     """Make the bar of a step, labeled with the share of its longest phase."""
     longest = by_phase[[phase for phase in PHASES if phase in by_phase][-1]]
-    ceiling = known.get((longest.problem.dtype, longest.regime))
+    ceiling = ceiling_of(longest, known)
     rate = longest.comparable_rate
     share = f"{100 * rate / ceiling.tflops:.1f} % MAMFU" if ceiling else f"{rate:.4g} TFLOPS"
     return Stack(f"{label}, {share}", stacked(by_phase))
@@ -290,11 +290,10 @@ def _faster(title: str, by_context: Mapping[int, _Phases]) -> Iterator[str]:
             yield f"{title}, {in_kibi(context)}"
 
 
-def _share_notes(steps: Mapping[_Key, Any], known: KnownCeilings) -> Iterator[str]:
+def _share_notes(steps: Mapping[_Key, Any], known: Rates) -> Iterator[str]:
     """Say which ceilings the shares refer to."""
     for key in dict.fromkeys((problem.dtype, regime) for regime, problem, _, _ in steps):
-        if key in known:
-            each = known[key]
-            yield f"MAMFU: of {each.tflops:.4g} TFLOPS, {each.dtype} {each.regime}: {each.told}"
+        if each := find_rate(known, *key):
+            yield f"MAMFU: of {each.tflops:.4g} TFLOPS, {each.dtype} {each.regime}: {each.description}"
         else:
             yield f"TFLOPS of {', '.join(key)}: the log names no ceiling, so there is no MAMFU"

@@ -1,0 +1,22 @@
+"""Rates for tests: ceilings as a search confirms them, and as contributed.csv has them."""
+
+from mamf.ceilings.ceiling import Ceiling
+from mamf.operations.matmul.kernel import MatmulProblem
+from mamf.operations.matmul.shapes import MatmulShape
+from mamf.peaks import ContributedRate
+from mamf.statistics import Interval
+
+USUAL = {"device": "card", "problem": MatmulProblem(), "regime": "burst", "kernel": "torch.mm"}
+USUAL |= {"shape": MatmulShape(8192, 8192, 8192), "rounds": 9}
+
+
+def ceiling(rate, **changes):
+    """A ceiling with an interval of 1 % to each side."""
+    return Ceiling(**USUAL | {"rate": rate, "interval": Interval(0.99 * rate, 1.01 * rate, 0.95)} | changes)
+
+
+def contributed(device, compute_units, power_limit_watts, rate, dtype="bfloat16", regime="sustained", **changes):
+    """A ceiling as contributed.csv has it."""
+    of = {"device": device, "compute_units": compute_units, "power_limit_watts": power_limit_watts, "dtype": dtype}
+    interval = Interval(0.99 * rate, 1.01 * rate, 0.95)
+    return ContributedRate(rate=rate, interval=interval, regime=regime, source="contributed", **of, **changes)

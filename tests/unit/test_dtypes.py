@@ -1,0 +1,28 @@
+"""Dtypes: their names, and the errors that count as rounding."""
+
+import pytest
+
+from mamf.dtypes import DTYPES, OPERAND_DTYPES, canonical_name, tolerance
+from mamf.errors import UnknownNameError
+
+
+@pytest.mark.parametrize(
+    ("alias", "name"),
+    [("bf16", "bfloat16"), ("torch.float16", "float16"), ("FP32", "float32"), ("e4m3", "fp8"), ("tf32", "tf32")],
+)
+def test_aliases_mean_one_dtype(alias, name):
+    assert canonical_name(alias) == name
+
+
+def test_an_unknown_dtype_suggests_the_nearest():
+    with pytest.raises(UnknownNameError, match=r"did you mean 'bfloat16'"):
+        canonical_name("bfloat")
+
+
+def test_float32_computed_as_tf32_fails_as_float32():
+    assert tolerance("float32", "float32", False) < 2.8e-4 < tolerance("tf32", "float32", False)
+
+
+@pytest.mark.parametrize("dtype", [name for name in OPERAND_DTYPES if DTYPES[name].itemsize > 1 or name == "int8"])
+def test_one_wrong_entry_of_256_is_wrong(dtype):
+    assert tolerance(dtype, DTYPES[dtype].default_output, False) < 1 / 16

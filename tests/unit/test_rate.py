@@ -1,0 +1,80 @@
+"""One type for a rate, and one key to look it up by."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from made_rates import ceiling
+from test_compare import attention_row
+
+from mamf.ceilings.ceiling import ceiling_of, known_share, mamfu
+from mamf.errors import UsageError
+from mamf.integrations.meter import ceiling_flops
+from mamf.logs.run_log import RunLog
+from mamf.operations.attention.shapes import AttentionProblem
+from mamf.operations.bandwidth.shapes import BandwidthProblem, BandwidthShape
+from mamf.operations.matmul.kernel import MatmulProblem
+from mamf.rate import Rate, find_rate, label_dtype
+
+PLAIN = ceiling(1000.0, problem=MatmulProblem("int8", "int32"))
+WITH_INT8_OUTPUT = ceiling(1500.0, problem=MatmulProblem("int8", "int8"))
+FAST = ceiling(1400.0, problem=MatmulProblem("float8_e4m3fn", fast_accumulation=True))
+
+
+@pytest.mark.parametrize(
+    ("problem", "label"),
+    [
+        (MatmulProblem("int8", "int32"), "int8"),
+        (MatmulProblem("int8", "int8"), "int8, int8 output"),
+        (MatmulProblem("bfloat16"), "bfloat16"),
+        (AttentionProblem("float8_e4m3fn"), "float8_e4m3fn"),  # it writes what it likes
+        (MatmulProblem("bfloat16", "float32"), "bfloat16, float32 output"),
+        (MatmulProblem("float8_e4m3fn", fast_accumulation=True), "float8_e4m3fn, fast accumulation"),
+        (
+            MatmulProblem("float8_e4m3fn", "float16", fast_accumulation=True),
+            "float8_e4m3fn, float16 output, fast accumulation",
+        ),
+    ],
+)
+def test_an_unusual_output_has_a_ceiling_of_its_own(problem, label):
+    assert label_dtype(problem) == label
+
+
+def log_of(*ceilings):
+    log = RunLog(Path("log.jsonl"), {})
+    for each in ceilings:
+        log.add_ceiling(each)
+    return log
+
+
+@pytest.mark.parametrize("ceilings", [(PLAIN, WITH_INT8_OUTPUT), (WITH_INT8_OUTPUT, PLAIN)])
+def test_the_ceiling_with_int8_output_is_never_that_of_int8(ceilings):
+    held = log_of(*ceilings).all_ceilings
+    assert held == {("int8", "burst"): PLAIN, ("int8, int8 output", "burst"): WITH_INT8_OUTPUT}
+    row = replace(attention_row(), problem=AttentionProblem("int8"))
+    assert mamfu(row, held) == pytest.approx(row.tflops / PLAIN.tflops)
+    assert ceiling_of(row, log_of(WITH_INT8_OUTPUT).all_ceilings) is None
+    assert find_rate(held, "int8, int8 output", "burst") is WITH_INT8_OUTPUT
+
+
+def test_a_ceiling_with_fast_accumulation_counts_where_there_is_no_other():
+    held = log_of(FAST).all_ceilings
+    assert find_rate(held, "float8_e4m3fn", "burst") is FAST
+    exact = ceiling(1300.0, problem=MatmulProblem("float8_e4m3fn"))
+    assert find_rate(log_of(FAST, exact).all_ceilings, "float8_e4m3fn", "burst") is exact
+    assert find_rate(held, "float8_e4m3fn", "sustained") is None
+
+
+def test_a_rate_from_elsewhere_makes_the_same_share_as_a_measured_one():
+    row = attention_row()
+    measured = {("bfloat16", "burst"): ceiling(800.0)}
+    known = {("bfloat16", "burst"): Rate(rate=800.0, dtype="bfloat16", device="card", source="contributed")}
+    assert known_share(row, known) == pytest.approx(mamfu(row, measured))
+
+
+def test_a_ceiling_of_bytes_is_none_of_a_meter():
+    copy = ceiling(4.0, problem=BandwidthProblem(), shape=BandwidthShape(2**30))
+    assert copy.unit == "TB/s"
+    with pytest.raises(UsageError, match="TB/s"):
+        ceiling_flops(copy)
+    assert ceiling_flops(PLAIN) == 1000e12

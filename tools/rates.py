@@ -1,0 +1,514 @@
+"""How often decisions of mamf are wrong: the real decisions, on drawn or simulated measurements.
+
+    python tools/rates.py compare results       # mamf compare: two minutes; --count 200 is rougher
+    python tools/rates.py guard                 # mamf guard: minutes; --count 1000 --cards sustained
+    python tools/rates.py node                  # mamf node: the tables of docs/cluster.md, 4 minutes
+    python tools/rates.py verify                # mamf verify: 20 minutes; --rate 1e-4 --budget 3s takes 20 s
+
+``compare`` judges three kinds of runs:
+
+- real: every two equal runs below the folder (same card, same software, same rows), in both orders; by what compare
+  pairs of them, and by all rows that both measured.
+- drawn, burst: the shift of a run is drawn from those of real pairs, each row's own part from what real pairs of rows
+  leave, in units of the error that compare gives them. No distribution is assumed to be normal.
+- drawn, sustained: real pairs of rows are too few. Each visit falls into one of two states of the power controller
+  1.1 % apart, how often into which is the row's own, with 0.1 % beside that; the shift of a run is normal, 0.12 %.
+  Runs of separate visits are drawn 1.5 times as far apart as runs of one.
+
+``guard`` draws visits as on H200s, of 20 rows of which one is 3 % slower, and a separate baseline for each guard:
+
+- burst: 0.1 % from visit to visit (standard deviation), 0.1 % from run to run.
+- sustained: the two states of above; 0.1 % from visit to visit beside that, 0.1 % from run to run.
+- stuck: as sustained, but a row stays in its state for a whole run: no number of visits shows it. The worst case.
+- everywhere the card drifts by up to 0.3 % over a guard, either way.
+
+``node`` draws nodes of cards. Burst and sustained have the spread of the column, with the correlation of 0.83 that 18
+H200 have; memory and copies to the next card have 0.3 %, copies to and from the host 5 %. The slow card is one of the
+node's, so that it may also be one of the faster ones; the others' median never contains it. A baseline of the same
+cards is another run of each: 0.3 % from run to run in burst, 0.35 % in sustained.
+
+``verify`` has a simulated card flip a bit in one of so many launches, and compares with what the command states. Each
+card has its own seed and is verified in virtual time, by one kernel, until the budget ends.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import math
+import random
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
+
+from mamf.calibration import find_calibration
+from mamf.cli.options import duration
+from mamf.engine.regimes import Regime
+from mamf.engine.runner import Step
+from mamf.engine.strategies.guard import GuardSweep
+from mamf.engine.strategies.verify import VerifySweep, verify_plan
+from mamf.errors import IncomparableError
+from mamf.logs.compare import Comparison, Pair, compare, judge_rows, noted_differences, pair_rows
+from mamf.logs.decision import SEPARATE, Design, decision_error
+from mamf.logs.entries import Entry, by_step, entries, fields_of, mean_entries, visited_entry
+from mamf.logs.judging import DEFAULT_ROUNDS, DEFAULT_TOLERANCE, outcome_of
+from mamf.logs.legacy import read_legacy_or_none
+from mamf.logs.plan_records import plan_record
+from mamf.logs.run_log import RunLog, read_run_log
+from mamf.measurement import Measurement
+from mamf.node.verdict import COPY, CRITICAL, OK, READ, TO_DEVICE, TO_HOST, TO_PEER, Baseline, Device, Verdict, judge
+from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
+from mamf.operations.matmul.kernel import MatmulProblem
+from mamf.operations.matmul.shapes import MatmulShape
+from mamf.plans import GUARD, MATMUL, SWEEP, GuardOptions, Plan
+from mamf.regime_names import BEST_BY, BURST, SUSTAINED
+from mamf.report.verification import counts
+from mamf.statistics import Interval, Summary, figure_error
+from mamf.testing import Physics, SimulatedAttention, SimulatedBackend
+from mamf.testing.simulated_kernels import SimulatedMatmul
+
+#: How far apart the two states of a power controller are.
+_STATES = 0.011
+
+
+def percents(shares: Iterable[float]) -> list[str]:
+    return [f"{100 * share:.3g} %" for share in shares]
+
+
+def print_table(title: str, columns: Sequence[str], rows: Mapping[str, Iterable[str]]) -> None:
+    """Print a table in markdown."""
+    print(f"\n| {title} | {' | '.join(columns)} |\n|:--|{'--:|' * len(columns)}")
+    for name, cells in rows.items():
+        print(f"| {name} | {' | '.join(cells)} |", flush=True)
+
+
+# -- compare: real runs ------------------------------------------------------------------------------------------------
+
+TEMPLATE = "nvidia-h200/sweep-torch-mm-bfloat16-burst-20261121-143232.jsonl"
+TOLERANCE = 0.01
+LOSSES = (0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02)
+# Of a shift, two rows tell little: pairs of runs with fewer rows are no calibration.
+_FEWEST_ROWS = 10
+#: In sustained, the deviation of visits beside their state, and of runs; how much farther apart separate visits are.
+_BESIDE, _SHIFT, _APART = 0.001, 0.0012, 1.5
+
+
+def in_turns(runs: int) -> Design:
+    return Design(f"{runs} + {runs} runs in turns", math.sqrt(2 / runs), 2 * runs - 2)
+
+
+def logs_below(folder: Path) -> dict[str, list[RunLog]]:
+    """Read the logs below a folder, by the card that they are of."""
+    found: dict[str, list[RunLog]] = {}
+    for path in sorted(folder.rglob("*.jsonl")):
+        if read_legacy_or_none(path) is None:
+            log = read_run_log(path)
+            if card := log.header["device"].get("uuid_hash"):
+                found.setdefault(card, []).append(log)
+    return found
+
+
+def all_rows(log: RunLog) -> RunLog:
+    """Make a log a sweep of every row that it measured: the first visit of each."""
+    first: dict[object, object] = {}
+    own = log.header["device"]["index"]
+    for row in log.measurements:
+        if row.ok and not row.is_reference and row.device in (None, own):
+            key = frozenset(fields_of((row.regime, row.problem, row.shape, row.kernel)).items())
+            first.setdefault(key, replace(row, phase="", round=0))
+    sweep = plan_record(Plan(SWEEP, MATMUL, (MatmulProblem(),), ("torch.mm",), (MatmulShape(1024, 1024, 1024),)))
+    return replace(log, measurements=list(first.values()), header={**log.header, "plan": sweep})
+
+
+def equal_pairs(cards: Iterable[Sequence[RunLog]]) -> Iterator[Comparison]:
+    """Compare every two runs of a card, in both orders, that differ in nothing that a header says."""
+    for a, b in itertools.chain.from_iterable(itertools.permutations(logs, 2) for logs in cards):
+        if not noted_differences(a.header, b.header):
+            with contextlib.suppress(IncomparableError):
+                if not (comparison := compare(a, b)).dropped:
+                    yield comparison
+
+
+def interleaved(cards: Iterable[Sequence[RunLog]]) -> Iterator[Comparison]:
+    """Compare every four equal runs of a card that followed one another, as two of each side in turns, both ways."""
+    for logs in cards:
+        in_order = sorted(logs, key=lambda log: log.header["started"])
+        for runs in zip(*(in_order[start:] for start in range(4)), strict=False):
+            for a, b in (runs[::2], runs[1::2]), (runs[1::2], runs[::2]):
+                if not any(noted_differences(runs[0].header, log.header) for log in runs):
+                    with contextlib.suppress(IncomparableError):
+                        yield compare(a, b)
+
+
+def with_loss(comparison: Comparison, loss: float) -> Comparison:
+    """Make every row of B slower by so much."""
+    measured = [pair for pair in comparison.pairs if pair.b.tflops is not None]
+    pairs = tuple(replace(pair, b=replace(pair.b, tflops=pair.b.tflops * (1 - loss))) for pair in measured)
+    return judge_rows(replace(comparison, pairs=pairs), comparison.design)
+
+
+class Scatter(NamedTuple):
+    """What real pairs of runs differ by in burst: shifts of a run, and rows beside them in units of their error."""
+
+    shifts: list[float]
+    rows: list[float]
+
+
+def scatter_of(pairs: Iterable[Comparison]) -> Scatter:
+    shifts, rows = [], []
+    for comparison in pairs:
+        changes = [pair.change for pair in comparison.pairs if pair.fields["regime"] == BURST]
+        if len(changes) >= _FEWEST_ROWS and comparison.design.label != SEPARATE.label:
+            (together,) = (each for each in comparison.together if each.regime == BURST)
+            shift = math.log(together.ratio)
+            shifts.append(shift / math.sqrt(2))
+            rows += [(change.logarithm - shift) / change.own for change in changes]
+    return Scatter(shifts, rows)
+
+
+# -- compare: drawn runs -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class DrawnRuns:
+    """Draws runs of rows like those of a template; a loss is of every row of B."""
+
+    template: Sequence[Entry]
+    header: dict[str, object]
+    scatter: Scatter
+    regime: str
+
+    def comparison(self, chooser: random.Random, rows: int, design: Design, loss: float) -> Comparison:
+        known = [self._row(number) for number in range(rows)]
+        odds = [chooser.random() for _ in known]
+        runs = range(design.spare // 2 + 1)
+        apart = _APART if design is SEPARATE else 1.0
+        sides = [mean_entries([self._run(chooser, known, odds, apart, lost) for _ in runs]) for lost in (0.0, loss)]
+        log = RunLog(Path("drawn"), self.header)
+        return judge_rows(pair_rows(log, log, *sides), design)
+
+    def _row(self, number: int) -> Entry:
+        of = self.template[number % len(self.template)]
+        fields = {"regime": self.regime, "shape": number}
+        if self.regime == BURST or of.error is None:
+            return replace(of, fields=fields)
+        known = find_calibration("", SUSTAINED, MatmulProblem())
+        error = figure_error([of.seconds], of.seconds, [0.0], known)
+        return replace(of, fields=fields, error=decision_error(error, SUSTAINED, 1))
+
+    def _run(
+        self, chooser: random.Random, rows: Sequence[Entry], odds: Sequence[float], apart: float, loss: float
+    ) -> list[Entry]:
+        is_burst = self.regime == BURST
+        shift = apart * (chooser.choice(self.scatter.shifts) if is_burst else chooser.gauss(0, _SHIFT))
+        found = []
+        for row, odd in zip(rows, odds, strict=True):
+            if is_burst:
+                own = row.error.own * chooser.choice(self.scatter.rows)
+            else:
+                own = _STATES * (chooser.random() < odd) + chooser.gauss(0, _BESIDE)
+            found.append(replace(row, tflops=row.tflops * (1 - loss) * math.exp(shift + own)))
+        return found
+
+    def exits(self, rows: int, design: Design, count: int, loss: float = 0.0) -> float:
+        """Return the share of so many comparisons that end with exit code 3."""
+        found = (self.comparison(random.Random(seed), rows, design, loss) for seed in range(count))
+        return sum(each.is_slower(TOLERANCE) for each in found) / count
+
+
+def drawn_runs(folder: Path, scatter: Scatter) -> list[DrawnRuns]:
+    log = read_run_log(folder / TEMPLATE)
+    return [DrawnRuns(entries(log), log.header, scatter, regime) for regime in (BURST, SUSTAINED)]
+
+
+def print_compare(folder: Path, count: int) -> None:
+    logs = logs_below(folder)
+    every = [[all_rows(log) for log in each] for each in logs.values()]
+    whole, fours = list(equal_pairs(every)), list(interleaved(every))
+    kinds = {"as compare pairs them": list(equal_pairs(logs.values())), "all rows of both": whole}
+    for what, found in (kinds | {"two runs per side in turns": fours}).items():
+        wrong, rows = sum(each.is_slower(TOLERANCE) for each in found), sum(len(each.pairs) for each in found)
+        print(f"real, {what}: {wrong} of {len(found)} comparisons of equal runs end with 3 ({rows} rows)")
+    many = [each for each in fours if len(each.pairs) >= _FEWEST_ROWS]
+    lost = sum(with_loss(each, 0.005).is_slower(TOLERANCE) for each in many)
+    print(f"the same with {_FEWEST_ROWS} rows or more, all of B 0.5 % slower: {lost} of {len(many)} end with 3")
+    scatter = scatter_of(whole)
+    shift = math.sqrt(statistics.fmean(shift**2 for shift in scatter.shifts))
+    print(f"shift of a run in burst: standard deviation {100 * shift:.3f} % ({len(scatter.shifts) // 2} pairs of runs)")
+    print(f"rows beside it: {len(scatter.rows) // 2} pairs")
+    for runs in drawn_runs(folder, scatter):
+        sizes = {1: count, 79: count, 1279: count // 10}
+        designs = (in_turns(1), in_turns(3), SEPARATE)
+        rows = {each.label: percents(runs.exits(rows, each, n) for rows, n in sizes.items()) for each in designs}
+        print_table(f"{runs.regime}, no change: exit code 3", [f"{rows} rows" for rows in sizes], rows)
+        rows = {}
+        for design in (*map(in_turns, (1, 2, 3, 4)), SEPARATE):
+            (together,) = runs.comparison(random.Random(1), 79, design, 0.0).together
+            shares = [runs.exits(79, design, count // 10, loss) for loss in LOSSES]
+            rows[design.label] = percents([*shares, together.smallest_loss(TOLERANCE)])
+        print_table(f"{runs.regime}, 79 rows, all slower by", [*percents(LOSSES), "found with 95 %"], rows)
+
+
+# -- guard -------------------------------------------------------------------------------------------------------------
+
+ROWS, SLOWER = 20, 0.03
+_WITHIN, _DRIFT = 0.001, 0.003
+
+
+@dataclass(frozen=True)
+class VisitScatter:
+    """How visits scatter, as shares of a launch's time. ``states``: how far apart two states of a visit lie."""
+
+    regime: str
+    visit: float = 0.001
+    run: float = 0.001
+    states: float = 0.0
+    is_stuck: bool = False
+
+
+CARDS = {
+    "burst": VisitScatter(BURST),
+    "sustained": VisitScatter(SUSTAINED, states=_STATES),
+    "stuck": VisitScatter(SUSTAINED, states=_STATES, is_stuck=True),
+}
+
+
+class Seen(NamedTuple):
+    """What a guard of drawn visits made of its rows: what failed, how many are undecided, how many visits it took."""
+
+    regressions: set[AttentionShape]
+    undecided: int
+    visits: int
+
+
+class _Run:
+    """What a strategy asks of a runner before it measures."""
+
+    def start(self, regime: Regime) -> Regime:
+        return regime
+
+
+class Guards:
+    """Guards of one card, of rows that nothing but their shape sets apart."""
+
+    def __init__(self, card: VisitScatter, rounds: int = DEFAULT_ROUNDS, tolerance: float = DEFAULT_TOLERANCE) -> None:
+        self.card, self.tolerance, self.backend = card, tolerance, SimulatedBackend()
+        self.shapes = tuple(AttentionShape(1, 16, 16, n, n, 128, 128) for n in range(512, 512 * (ROWS + 1), 512))
+        problems, regimes, options = (AttentionProblem(),), (card.regime,), GuardOptions(rounds)
+        self.plan = Plan(GUARD, "attention", problems, ("drawn",), self.shapes, regimes, options=options)
+
+    def guard(self, seed: int, slower: float = 0.0) -> Seen:
+        """Guard rows with a baseline of their own; the first row got slower by a share."""
+        chooser = random.Random(seed)
+        # How often a row's visits fall into the slow state is the row's own, the same in both runs.
+        odds = {shape: chooser.random() for shape in self.shapes}
+        before = self._entries(self._visits(chooser, odds, None, {}))
+        visits = list(self._visits(chooser, odds, before, {self.shapes[0]: slower}))
+        now = self._entries(iter(visits))
+        pairs = [Pair(entry.fields, before[key], entry) for key, entry in now.items()]
+        outcomes = {pair.b.shape: outcome_of(pair, self.tolerance) for pair in pairs}
+        failing = {shape for shape in self.shapes if outcomes[str(shape)] == "regression"}
+        return Seen(failing, list(outcomes.values()).count("undecided"), len(visits))
+
+    def _entries(self, rows: Iterator[Measurement]) -> dict[object, Entry]:
+        found = (visited_entry(visits) for visits in by_step(rows).values())
+        return {entry.key: entry for entry in found}
+
+    def _visits(
+        self,
+        chooser: random.Random,
+        odds: dict[AttentionShape, float],
+        baseline: dict[object, Entry] | None,
+        slower: dict[AttentionShape, float],
+    ) -> Iterator[Measurement]:
+        """Draw every visit that the guard's strategy asks for."""
+        card, sweep = self.card, GuardSweep(self.plan, [SimulatedAttention()], self.backend)
+        sweep.baseline, sweep.tolerance = baseline, self.tolerance
+        level, drift = chooser.gauss(0, card.run), chooser.uniform(-_DRIFT, _DRIFT)
+        states = {shape: chooser.random() < odds[shape] for shape in self.shapes}
+        steps, row = sweep._steps(_Run()), None  # type: ignore[arg-type]
+        with contextlib.suppress(StopIteration):
+            for number in itertools.count():
+                if not isinstance(asked := steps.send(row), Step):
+                    return
+                shape = asked.shape
+                is_slow = states[shape] if card.is_stuck else chooser.random() < odds[shape]
+                share = level + drift * min(1.0, number / ROWS) + is_slow * card.states
+                share += chooser.gauss(0, card.visit)
+                yield (row := _visit(asked, card.regime, 1e-3 * (1 + share) / (1 - slower.get(shape, 0.0))))
+
+
+def _visit(asked: Step, regime: str, seconds: float) -> Measurement:
+    interval = Interval(seconds * (1 - _WITHIN), seconds * (1 + _WITHIN), 0.95)
+    fields = (asked.shape, SimulatedAttention.name, asked.problem, regime, BEST_BY[regime], "ok")
+    summary, known = Summary(20, *[seconds] * 4, interval), find_calibration("", regime, MatmulProblem())
+    where = {"phase": asked.phase, "round": asked.round}
+    return Measurement(*fields, summary=summary, launches=20, repeatability=known, **where)
+
+
+def false_alarms(name: str, count: int) -> tuple[int, int, float]:
+    """Guard unchanged kernels; return how many guards fail, how many are undecided, and visits per row."""
+    guards = Guards(CARDS[name])
+    seen = [guards.guard(seed) for seed in range(count)]
+    failed, undecided = sum(bool(each.regressions) for each in seen), sum(bool(each.undecided) for each in seen)
+    return failed, undecided, sum(each.visits for each in seen) / (count * ROWS)
+
+
+def caught(name: str, count: int) -> int:
+    """Return how many guards fail, of so many in which one row got slower."""
+    guards = Guards(CARDS[name])
+    return sum(guards.shapes[0] in guards.guard(seed, SLOWER).regressions for seed in range(count))
+
+
+def print_guard(names: Iterable[str], count: int) -> None:
+    for name in names:
+        alarms, undecided, visits = false_alarms(name, count)
+        print(f"{name}: {alarms} of {count} guards of {ROWS} unchanged rows failed, {undecided} were undecided")
+        share = 100 * caught(name, count) / count
+        print(f"{visits:.2f} visits per row; a row {100 * SLOWER:g} % slower was caught in {share:.2f} %", flush=True)
+
+
+# -- node --------------------------------------------------------------------------------------------------------------
+
+NODE_CARDS = (2, 4, 8, 16)
+SPREADS = (0.005, 0.012, 0.015, 0.02, 0.025, 0.03, 0.04)
+_CEILINGS = (BURST, SUSTAINED)
+_USUAL_SPREAD, _CORRELATION = 0.012, 0.83
+_TYPICAL = {BURST: 855.0, SUSTAINED: 706.0, COPY: 4.22, READ: 4.24, TO_PEER: 0.388, TO_DEVICE: 0.055, TO_HOST: 0.055}
+_OTHER_SPREADS = {COPY: 0.003, READ: 0.003, TO_PEER: 0.003, TO_DEVICE: 0.05, TO_HOST: 0.05}
+_REPEATS = {BURST: 0.003, SUSTAINED: 0.0035}
+
+
+def draw_node(chance: random.Random, cards: int, spread: float) -> list[Device]:
+    """Draw healthy cards."""
+    return [Device(index, 0, "drawn", f"uuid{index}", figures=_figures(chance, spread)) for index in range(cards)]
+
+
+def _figures(chance: random.Random, spread: float) -> dict[str, float]:
+    own, other = chance.gauss(0, 1), chance.gauss(0, 1)
+    factors = {figure: chance.gauss(1, each) for figure, each in _OTHER_SPREADS.items()}
+    factors[BURST] = 1 + spread * own
+    factors[SUSTAINED] = 1 + spread * (_CORRELATION * own + math.sqrt(1 - _CORRELATION**2) * other)
+    return {figure: value * factors[figure] for figure, value in _TYPICAL.items()}
+
+
+def slow_down(devices: Sequence[Device], figures: Iterable[str], share: float) -> list[Device]:
+    """Slow down the first card."""
+    changed = {figure: devices[0].figures[figure] * (1 - share) for figure in figures}
+    return [replace(devices[0], figures={**devices[0].figures, **changed}), *devices[1:]]
+
+
+def measure_again(chance: random.Random, devices: Sequence[Device]) -> list[Device]:
+    """Draw another run of the same cards."""
+
+    def repeat(figures: Mapping[str, float]) -> dict[str, float]:
+        return {name: rate * chance.gauss(1, _REPEATS.get(name, 0.003)) for name, rate in figures.items()}
+
+    return [replace(device, figures=repeat(device.figures)) for device in devices]
+
+
+def judge_nodes(
+    nodes: int, cards: int, spread: float, slower: float = 0.0, figures: Sequence[str] = _CEILINGS
+) -> list[Verdict]:
+    """Judge drawn nodes, the same ones in each call."""
+    chance = random.Random(cards)
+    return [judge(slow_down(draw_node(chance, cards, spread), figures, slower)) for _ in range(nodes)]
+
+
+def judge_by_baseline(nodes: int, cards: int, slower: float) -> list[Verdict]:
+    """Judge nodes by an earlier run of the same cards, of which one is slower now."""
+    chance, verdicts = random.Random(cards), []
+    for _ in range(nodes):
+        devices = draw_node(chance, cards, _USUAL_SPREAD)
+        baseline = Baseline("a log", measure_again(chance, devices))
+        verdicts.append(judge(slow_down(measure_again(chance, devices), _CEILINGS, slower), baseline))
+    return verdicts
+
+
+def found_share(verdicts: Sequence[Verdict]) -> float:
+    """Return the share of nodes in which the slow card was named."""
+    return sum(any(finding.place == "device 0" for finding in each.findings) for each in verdicts) / len(verdicts)
+
+
+def print_node(nodes: int) -> None:
+    columns = percents(SPREADS)
+    healthy = {f"{cards} cards": [judge_nodes(nodes, cards, spread) for spread in SPREADS] for cards in NODE_CARDS}
+    for title, levels in {
+        "false alarms by spread": lambda level: level != OK,
+        "of these CRITICAL": CRITICAL.__eq__,
+    }.items():
+        rows = {
+            name: percents(sum(levels(each.level) for each in verdicts) / nodes for verdicts in found)
+            for name, found in healthy.items()
+        }
+        print_table(title, columns, rows)
+    rows = {
+        f"{cards} cards, {slower:.0%} slow": percents(
+            found_share(judge_nodes(nodes, cards, spread, slower)) for spread in SPREADS
+        )
+        for slower in (0.06, 0.1, 0.2)
+        for cards in NODE_CARDS
+    }
+    print_table("a slow card is found, by spread", columns, rows)
+    losses = (0.01, 0.02, 0.03, 0.05)
+    rows = {
+        f"{cards} cards": percents(
+            found_share(judge_nodes(nodes, cards, _USUAL_SPREAD, loss, (COPY, READ))) for loss in losses
+        )
+        for cards in NODE_CARDS
+    }
+    print_table("slow memory is found, by how much slower", percents(losses), rows)
+    rows = {
+        f"{cards} cards": percents(found_share(judge_by_baseline(nodes, cards, loss)) for loss in (0.0, *losses))
+        for cards in (1, *NODE_CARDS)
+    }
+    print_table("found against a baseline of the same cards", percents((0.0, *losses)), rows)
+
+
+# -- verify ------------------------------------------------------------------------------------------------------------
+
+
+def print_verify(count: int, rate: float, first_seed: int, budget: float) -> int:
+    found = []
+    for seed in range(first_seed, first_seed + count):
+        card, kernel = SimulatedBackend(physics=Physics(flips=rate), seed=seed), SimulatedMatmul()
+        plan = verify_plan(card, {kernel.name: kernel}, budget, ["bfloat16"], seed=1000 * seed)
+        found.append(counts(list(VerifySweep(plan, [kernel], card).results())))
+    stated = [1 - (1 - rate) ** each["launches"] for each in found]
+    expected, caught_cards = math.fsum(stated), sum(each["wrong"] > 0 for each in found)
+    error = math.sqrt(math.fsum(each * (1 - each) for each in stated))
+    launches = sum(each["launches"] for each in found) / count
+    print(f"{count} cards, one wrong launch in {1 / rate:.0f}, {launches:.0f} launches checked on each")
+    print(f"found: {caught_cards}; stated: {expected:.1f} +- {error:.1f}")
+    return 0 if abs(caught_cards - expected) <= 3 * error else 1
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    parsers = {}
+    for name, usual in {"compare": 2000, "guard": 10_000, "node": 4000, "verify": 40}.items():
+        parsers[name] = commands.add_parser(name)
+        parsers[name].add_argument("--count", type=int, default=usual, help=f"of draws (default: {usual})")
+    parsers["compare"].add_argument("folder", type=Path)
+    parsers["guard"].add_argument("--cards", nargs="+", choices=list(CARDS), default=list(CARDS))
+    parsers["verify"].add_argument("--rate", type=float, default=1e-6, help="wrong launches of all (default: 1e-6)")
+    parsers["verify"].add_argument("--seed", type=int, default=0, help="of the first card (default: 0)")
+    parsers["verify"].add_argument("--budget", type=duration, default=280.0, help="virtual time for each card")
+    options = parser.parse_args()
+    if options.command == "verify":
+        return print_verify(options.count, options.rate, options.seed, options.budget)
+    if options.command == "compare":
+        print_compare(options.folder, options.count)
+    elif options.command == "guard":
+        print_guard(options.cards, options.count)
+    else:
+        print_node(options.count)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -75,6 +75,12 @@ def shared_ways(name: str) -> tuple[str, ...]:
     return tuple(ways.split(", ")) if ways else ()
 
 
+def describe_sharing(device_name: str) -> str:
+    """Why the figures of a shared card are not those of its model; an empty text for a whole card."""
+    ways = ", ".join(shared_ways(device_name))
+    return f"the card is shared ({ways}): its figures are not a whole card's, and it has no known peak" if ways else ""
+
+
 @dataclass(frozen=True)
 class Reading:
     """Telemetry at one moment. ``joules`` counts from an arbitrary start, so only differences are meaningful."""

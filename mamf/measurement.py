@@ -82,7 +82,7 @@ class Measurement(Tabular):
       blocks of its allocator (models only).
     - ``repeatability``: the calibrated differences between repeats; None if unknown, and in converted logs.
     - ``device``: the index of the device that measured the row, if several devices share the run. ``device_speed``: its
-      speed relative to the run's first device, from their common reference; None if unknown (mamf.logs.device_speeds).
+      speed relative to the run's first device, from their common reference; None if unknown (mamf.logs.run_log).
       ``device_speed_half_width``: half the width of its interval, as a share of it.
     - ``timer_accuracy``: seconds by which a short launch may be off in all repeats alike (mamf.timers); 0 if unknown.
     """

@@ -134,6 +134,8 @@ class DeclaredProblem:
                 require_known((name.replace("_", " "), getattr(self, name), parameter.choices))
             elif parameter.kind is int:
                 whole_number(name, getattr(self, name), parameter.least, parameter.most)
+            elif parameter.is_switch and not isinstance(getattr(self, name), bool):
+                raise UsageError(f"{name} {shorten(getattr(self, name))}: it must be true or false")
 
     @property
     def out_dtype(self) -> str:

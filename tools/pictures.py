@@ -26,7 +26,7 @@ from figure_tables import ROOT, read
 
 from mamf.cli.commands.roofline import place_rows
 from mamf.kinds.registry import chart_of
-from mamf.logs.comparability import roofs_of_logs
+from mamf.logs.compare import roofs_of_logs
 from mamf.node.logs import log_path, read_nodes
 from mamf.node.report import node_chart
 from mamf.node.verdict import judge

@@ -51,11 +51,10 @@ from mamf.engine.runner import Step
 from mamf.engine.strategies.guard import GuardSweep
 from mamf.engine.strategies.verify import VerifySweep, verify_plan
 from mamf.errors import IncomparableError
-from mamf.logs.comparability import noted_differences
-from mamf.logs.compare import Comparison, Pair, compare, judge_rows, pair_rows
+from mamf.logs.compare import Comparison, Pair, compare, judge_rows, noted_differences, pair_rows
 from mamf.logs.decision import SEPARATE, Design, decision_error
 from mamf.logs.entries import Entry, by_step, entries, fields_of, mean_entries, visited_entry
-from mamf.logs.guarding import DEFAULT_ROUNDS, DEFAULT_TOLERANCE, outcome_of
+from mamf.logs.judging import DEFAULT_ROUNDS, DEFAULT_TOLERANCE, outcome_of
 from mamf.logs.legacy import read_legacy_or_none
 from mamf.logs.plan_records import plan_record
 from mamf.logs.run_log import RunLog, read_run_log

@@ -1,4 +1,4 @@
-"""The schema of run logs as tables and as JSON Schema, from mamf.logs.schema and the meanings in meanings.toml.
+"""The schema of run logs as tables and as JSON Schema, from the structs of mamf.logs and the meanings in meanings.toml.
 
 ``{log-schema}`` in a page writes a table for each record; the site has ``log.schema.json`` beside that page. A field
 without a meaning, and a meaning without a field, are warnings.
@@ -11,85 +11,91 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import tomllib
 from docutils import nodes
+from msgspec import inspect
 from sphinx.application import Sphinx
 from sphinx.util import logging
 from sphinx.util.docutils import SphinxDirective
 
-from mamf.logs import schema
+from mamf.backend import DeviceInfo
+from mamf.logs.legacy import OF_HEADER, OF_SUMMARY, FinderRun, Reported
+from mamf.logs.recording import Header, PlanOptions, PlanRecord, SearchRecord
+from mamf.logs.records import RECORDS, RepeatabilityRecord, Tool
 from mamf.logs.run_log import SCHEMA
-from mamf.logs.validator import ANY_NAME, PLAIN, Nullable
+from mamf.operations.matmul.kernel import MatmulProblem
+from mamf.statistics import Repeatability
 
 MEANINGS = Path(__file__).with_name("meanings.toml")
 JSON_NAME = "log.schema.json"
 _LOGGER = logging.getLogger(__name__)
-_WORDS = {str: "text", bool: "true or false", int: "whole number", float: "number", PLAIN: "value, or list of values"}
-_JSON_TYPES: Mapping[Any, Any] = {
-    str: "string",
-    bool: "boolean",
-    int: "integer",
-    float: "number",
-    PLAIN: ["string", "boolean", "number", "array", "null"],
+#: Objects that several records hold, by their title on the page.
+SHARED: Mapping[str, type] = {
+    "tool": Tool,
+    "device": DeviceInfo,
+    "product": MatmulProblem,
+    "repeatability": RepeatabilityRecord,
+    "plan": PlanRecord,
+    "search": SearchRecord,
+    "options": PlanOptions,
 }
-_PRODUCTS_ROW = schema.record_schema({"record": "measurement", "operation": "matmul"})
-_REPEATABILITY: Any = schema.MEASUREMENT["repeatability"]
-#: Objects that several records hold.
-SHARED: Mapping[str, Any] = {
-    "tool": schema.HEADER["tool"],
-    "device": schema.HEADER["device"],
-    "product": _PRODUCTS_ROW["problem"],
-    "repeatability": _REPEATABILITY.schema,
-    "plan": schema.PLAN,
-    "search": schema.SEARCH,
-    "options": schema.OPTIONS,
+#: Each record by its title on the page: its kind in ``record``, its type, and which of the fields of that it has.
+TITLES: Mapping[str, tuple[str, type, tuple[str, ...]]] = {
+    "header": ("header", Header, ()),
+    **{kind: (kind, of, ()) for kind, of in RECORDS.items()},
+    "header of an imported log": ("header", FinderRun, OF_HEADER),
+    "reported": ("reported", Reported, ()),
+    "summary of an imported log": ("summary", FinderRun, OF_SUMMARY),
 }
-#: Each record by its title on the page, with its kind in ``record``.
-RECORDS: Mapping[str, tuple[str, dict[str, Any]]] = {
-    "header": ("header", schema.HEADER),
-    "measurement": ("measurement", schema.MEASUREMENT),
-    "ceiling of products": ("ceiling", schema.record_schema({"record": "ceiling"})),
-    "ceiling of another operation": ("ceiling", schema.record_schema({"record": "ceiling", "operation": ""})),
-    "summary": ("summary", schema.SUMMARY),
-    "resume": ("resume", schema.RESUME),
-    "known_ceiling": ("known_ceiling", schema.KNOWN_CEILING),
-    "counters": ("counters", schema.COUNTERS),
-    "header of an imported log": ("header", schema.LEGACY_HEADER),
-    "reported": ("reported", schema.REPORTED),
-    "summary of an imported log": ("summary", schema.LEGACY_SUMMARY),
-}
-
-
-def _name_of_shared(of: Any) -> str:
-    return next((name for name, shared in SHARED.items() if shared is of), "")
 
 
 # -- tables ------------------------------------------------------------------------------------------------------------
 
+_WORDS: Mapping[type, str] = {
+    inspect.StrType: "text",
+    inspect.LiteralType: "text",
+    inspect.BoolType: "true or false",
+    inspect.IntType: "whole number",
+    inspect.FloatType: "number",
+    inspect.NoneType: "null",
+    inspect.AnyType: "any value",
+}
+_LISTS = (inspect.ListType, inspect.VarTupleType)
 
-def type_in_words(of: Any) -> str:
-    if isinstance(of, Nullable):
-        return f"{type_in_words(of.schema)}, or null"
-    if isinstance(of, list):
-        return f"list of: {type_in_words(of[0])}"
-    if not isinstance(of, dict):
-        return _WORDS[of]
-    if shared := _name_of_shared(of):
-        return f"[{shared}](#{shared.replace(' ', '-')})"
-    return f"{type_in_words(of[ANY_NAME])} by name" if ANY_NAME in of else "object"
+
+def type_in_words(of: inspect.Type) -> str:
+    if isinstance(of, inspect.Metadata):
+        return type_in_words(of.type)
+    if isinstance(of, inspect.UnionType):
+        words = dict.fromkeys(map(type_in_words, of.types))
+        if "text" in words and "number" in words:  # any field of a shape or a problem
+            return "value, or list of values" if any(isinstance(each, _LISTS) for each in of.types) else "value"
+        return ", or ".join(word for word in words if word != "whole number" or "number" not in words)
+    if isinstance(of, inspect.TupleType):
+        return f"list of: {type_in_words(of.item_types[0])}"
+    if isinstance(of, _LISTS):
+        return f"list of: {type_in_words(of.item_type)}"
+    if isinstance(of, inspect.DictType):
+        return f"{type_in_words(of.value_type)} by name"
+    shared = next((name for name, kind in SHARED.items() if kind is getattr(of, "cls", None)), "")
+    return f"[{shared}](#{shared})" if shared else _WORDS.get(type(of), "object")
 
 
-def fields(of: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Each field with its dotted name and type; fields of objects follow, unless the object is shared."""
-    for name, type in of.items():
-        if name == ANY_NAME:
+def fields(of: type, only: tuple[str, ...] = (), prefix: str = "") -> Iterator[tuple[str, inspect.Field]]:
+    """Each field with its dotted name; fields of objects follow, unless the object is shared."""
+    found = inspect.type_info(of)
+    assert isinstance(found, (inspect.StructType, inspect.DataclassType))
+    for each in found.fields:
+        types = each.type.types if isinstance(each.type, inspect.UnionType) else (each.type,)
+        kinds = [getattr(inner.item_type if isinstance(inner, _LISTS) else inner, "cls", None) for inner in types]
+        if (only and each.name not in only) or Repeatability in kinds:  # traits are written without theirs
             continue
-        path = f"{prefix}{name.removesuffix('?')}"
-        yield f"{path}{'?' if name.endswith('?') else ''}", type
-        inner = type.schema if isinstance(type, Nullable) else type
-        inner, path = (inner[0], f"{path}[]") if isinstance(inner, list) else (inner, path)
-        if isinstance(inner, dict) and not _name_of_shared(inner):
-            yield from fields(inner, f"{path}.")
+        yield prefix + each.name, each
+        for kind in kinds:
+            if kind is not None and kind not in SHARED.values():
+                is_list = any(isinstance(inner, _LISTS) for inner in types)
+                yield from fields(kind, (), f"{prefix}{each.name}{'[]' if is_list else ''}.")
 
 
 class Meanings:
@@ -112,11 +118,13 @@ class Meanings:
 
 def markdown(meanings: Meanings) -> str:
     lines = []
-    for title, of in [*((title, of) for title, (_, of) in RECORDS.items()), *SHARED.items()]:
+    for title, of, only in (
+        *((title, of, only) for title, (_, of, only) in TITLES.items()),
+        *((title, of, ()) for title, of in SHARED.items()),
+    ):
         lines += [f"## {title}", "", "| field | type | meaning |", "|:--|:--|:--|"]
-        for name, type in fields(of):
-            name = name.removesuffix("?") if (is_optional := name.endswith("?")) else name
-            words = type_in_words(type) + (", may be missing" if is_optional else "")
+        for name, each in fields(of, only):
+            words = type_in_words(each.type) + ("" if each.required else ", may be missing")
             lines.append(f"| `{name}` | {words} | {meanings.find(title, name)} |")
         lines.append("")
     return "\n".join(lines)
@@ -140,43 +148,28 @@ class LogSchema(SphinxDirective):
 
 
 def json_schema() -> dict[str, Any]:
-    """Of one line of a log. Further fields are allowed: a log also holds what readers compute from others."""
+    """Of one line of a log. Further fields are allowed, because newer logs may have more."""
+    types = [of for _, of, _ in TITLES.values()]
+    _, shared = msgspec.json.schema_components([*types, *SHARED.values()], ref_template="#/$defs/{name}")
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": f"A line of a mamf run log, schema {SCHEMA}",
-        "anyOf": [_json_record(title) for title in RECORDS],
-        "$defs": {name: _json_object(of) for name, of in SHARED.items()},
+        "anyOf": [_json_record(title, shared[of.__name__]) for title, (_, of, _) in TITLES.items()],
+        "$defs": shared,
     }
 
 
-def _json_record(title: str) -> dict[str, Any]:
-    kind, of = RECORDS[title]
-    found = _json_object(of)
-    found["title"] = title
-    found["properties"] = {"record": {"const": kind}, **found["properties"]}
-    found["required"] = ["record", *found["required"]]
-    if of is schema.MEASUREMENT:
-        found["if"] = {"properties": {"operation": {"const": "matmul"}}}
-        found["then"] = {"properties": {"problem": {"$ref": "#/$defs/product"}}}
-    return found
-
-
-def _json_object(of: Mapping[str, Any]) -> dict[str, Any]:
-    named = {name.removesuffix("?"): _json_type(type) for name, type in of.items() if name != ANY_NAME}
-    required = [name for name in of if name != ANY_NAME and not name.endswith("?")]
-    return {"type": "object", "properties": named, "required": required}
-
-
-def _json_type(of: Any) -> dict[str, Any]:
-    if isinstance(of, Nullable):
-        return {"anyOf": [_json_type(of.schema), {"type": "null"}]}
-    if isinstance(of, list):
-        return {"type": "array", "items": _json_type(of[0])}
-    if not isinstance(of, dict):
-        return {"type": _JSON_TYPES[of]}
-    if shared := _name_of_shared(of):
-        return {"$ref": f"#/$defs/{shared}"}
-    return {"type": "object", "additionalProperties": _json_type(of[ANY_NAME])} if ANY_NAME in of else _json_object(of)
+def _json_record(title: str, of: dict[str, Any]) -> dict[str, Any]:
+    kind, _, only = TITLES[title]
+    properties = {name: each for name, each in of["properties"].items() if not only or name in only}
+    required = only if kind == "summary" and only else [name for name in of.get("required", ()) if name in properties]
+    tier = {"tier": {"const": "legacy"}} if kind == "header" and only else {}
+    return {
+        "title": title,
+        "type": "object",
+        "properties": {"record": {"const": kind}, **tier, **properties},
+        "required": ["record", *tier, *required],
+    }
 
 
 def write_json(app: Sphinx, exception: Exception | None) -> None:

@@ -17,7 +17,7 @@ from mamf.ceilings.roof import Roofs
 from mamf.cli.terminal import warn
 from mamf.errors import RunLogError
 from mamf.limits import MOST_BYTES, TOO_LONG
-from mamf.logs.comparability import roofs_of_logs
+from mamf.logs.compare import roofs_of_logs
 from mamf.logs.lines import Seen
 from mamf.logs.run_log import RunLog
 from mamf.logs.shared_runs import read_run

@@ -22,7 +22,7 @@ from mamf.engine.runner import crashes_of
 from mamf.errors import LogMismatchError, UsageError
 from mamf.kinds.driver import Resumed
 from mamf.kinds.registry import kind_of, run_title
-from mamf.logs.comparability import require_device_of_log
+from mamf.logs.compare import require_device_of_log
 from mamf.logs.records import measurement_record
 from mamf.logs.run_log import RunLog
 from mamf.logs.writer import RunLogWriter, as_line

@@ -247,7 +247,7 @@ class Session:
 
     def _finish(self, code: int) -> int:
         """Print the report of the log, with what is to be known of the run; returns the exit code."""
-        from mamf.logs.card_sharing import describe_sharing
+        from mamf.backend import describe_sharing
         from mamf.logs.recording import describe_shift
         from mamf.logs.run_log import read_run_log
 

@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
 from functools import cache
 from typing import Any
 
-from mamf.backend import SIMULATED, DeviceInfo
+from msgspec.inspect import DataclassType, ListType, StructType, Type, UnionType, type_info
+
+from mamf.backend import SIMULATED, DeviceInfo, describe_sharing
 from mamf.contribution.evidence import Evidence, Finding
 from mamf.dtypes import DTYPES
 from mamf.files import packaged_rows
-from mamf.logs.card_sharing import describe_sharing
 from mamf.logs.legacy import STATISTICS, FinderRun
-from mamf.logs.schema import HEADER, record_schema
-from mamf.logs.validator import ANY_NAME
+from mamf.logs.recording import Header
+from mamf.logs.records import RECORDS
 from mamf.machine.privacy import scrub_record
 from mamf.measurement import TERA
 from mamf.peaks import contributed_rates, fastest_possible_flops, listed_as, matching_device
 from mamf.plans import EXPLAIN
 
-# What the schema of rows leaves out, because readers compute it.
-_DERIVED = {"flop", "bytes", "unit", "dtype", "out_dtype", "tflops", "rate", "interval_coverage", "seconds"}
+_Names = dict[str, Any]
 # No markup, and no bracket that begins a picture or a link.
 _PLAIN = re.compile(r"(?:(?!!\[|\]\()[!-~](?: (?! ))?)*(?<! )")
 # How much of the memory on the box a device reports: drivers reserve some, and a GB may be a GiB.
@@ -35,24 +35,34 @@ _CLOCKS_APART = timedelta(days=2)
 def has_known_fields(evidence: Evidence) -> Iterator[Finding]:
     """Records have only fields that mamf writes."""
     for line, record in evidence.records:
-        schema = HEADER if line == 1 else record_schema(record)
-        known = {"record", "time", *(_DERIVED if record["record"] in ("measurement", "ceiling") else ())}
-        for name in _unknown_fields(record, schema):
-            if name not in known:
+        for name in _unknown_fields(record, _declared(Header if line == 1 else RECORDS[record["record"]])):
+            if name not in ("record", "time"):
                 yield Finding("unknown-field", f"mamf writes no field {name!r} of such a record: remove it", line)
 
 
-def _unknown_fields(value: Mapping[str, Any], schema: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """Fields that a schema does not name. Those of a problem are its operation's own."""
-    known = {name.removesuffix("?"): each for name, each in schema.items()}
-    for name, held in value.items():
+@cache
+def _declared(kind: type) -> _Names:
+    return _names_in(type_info(kind))
+
+
+def _names_in(of: Type) -> _Names:
+    """The fields that a type declares, each with those within it; empty where any field may be."""
+    if isinstance(of, UnionType):
+        return next(filter(None, map(_names_in, of.types)), {})
+    if isinstance(of, ListType):
+        return _names_in(of.item_type)
+    if isinstance(of, (StructType, DataclassType)):
+        return {each.encode_name: _names_in(each.type) for each in of.fields}
+    return {}
+
+
+def _unknown_fields(value: Any, known: _Names, prefix: str = "") -> Iterator[str]:
+    for name, each in value.items():
         if name not in known:
             yield prefix + name
-            continue
-        each, objects = (known[name][0], held) if isinstance(known[name], list) else (known[name], [held])
-        if isinstance(each, dict) and each and ANY_NAME not in each and name not in ("problem", "problems"):
-            for one in objects:
-                yield from _unknown_fields(one, each, f"{prefix}{name}.")
+        elif known[name]:
+            for inner in each if isinstance(each, list) else [each]:
+                yield from _unknown_fields(inner or {}, known[name], f"{prefix}{name}.")
 
 
 def is_real_device(evidence: Evidence) -> Iterator[Finding]:

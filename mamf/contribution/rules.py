@@ -24,7 +24,7 @@ from mamf.files import numbered
 from mamf.kinds.registry import kind_of
 from mamf.limits import shorten
 from mamf.logs.legacy import TIER, FinderRun, legacy_run
-from mamf.logs.lines import Seen
+from mamf.logs.lines import Seen, repeated_fields
 from mamf.logs.recording import End
 from mamf.logs.records import ceiling_from_record, ceiling_record, is_of_old_calibration, measurement_record
 from mamf.logs.run_log import MALFORMED, OwnCeilings, describe_error, latest_rows, run_log_of, why_unreadable
@@ -365,6 +365,9 @@ def _as_bytes(path: Path) -> Iterator[Finding]:
         yield Finding("truncated", "the last line is incomplete: --resume the run, or cut the line off")
     if b"\r" in data or data.startswith(b"\xef\xbb\xbf"):
         yield Finding("unreadable", "an editor changed its line ends or put a mark before it")
+    for number, line in enumerate(data.split(b"\n"), start=1):
+        for name in repeated_fields(line):
+            yield Finding("repeated-field", f"an object has the field {name!r} more than once: leave one", number)
 
 
 def review_results(root: Path, paths: Iterable[Path], seen: Seen | None = None) -> list[Review]:

@@ -12,9 +12,9 @@ from mamf.backend import DeviceInfo
 from mamf.errors import UsageError
 from mamf.kinds.find import Find
 from mamf.kinds.kind import AnyCeilings, Drawing, KernelRows, Kind, Setup, Strategy, View
-from mamf.logs.comparability import Difference, roofs_of_logs
+from mamf.logs.compare import Difference, roofs_of_logs
+from mamf.logs.judging import JudgedClaim, differences_here, judge_claims
 from mamf.logs.recording import End
-from mamf.logs.reproducing import JudgedClaim, differences_here, judge_claims
 from mamf.logs.run_log import RunLog
 from mamf.measurement import Measurement
 from mamf.plans import EXPLAIN, GUARD, OVERLAP, REPRODUCE, ROOFLINE, VERIFY, Plan, ReproduceOptions

@@ -21,8 +21,7 @@ from mamf.ceilings.ceiling import (
 )
 from mamf.errors import UsageError
 from mamf.logs.decision import decision_error
-from mamf.logs.device_speeds import context_of, device_speeds
-from mamf.logs.run_log import RunLog
+from mamf.logs.run_log import RunLog, context_of, device_speeds
 from mamf.measurement import Measurement, group_pairs
 from mamf.operations.attention.shapes import AttentionProblem
 from mamf.operations.unknown import operation_called

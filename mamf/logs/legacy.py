@@ -8,36 +8,36 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any
+
+from msgspec import Meta, Struct
 
 from mamf.errors import RunLogError
 from mamf.files import create_whole
 from mamf.logs.lines import Seen, lines_of, parse_record
+from mamf.logs.records import json_values, read_record
 from mamf.logs.run_log import MALFORMED, SCHEMA, describe_error, why_unreadable
-from mamf.logs.schema import LEGACY_HEADER, LEGACY_SUMMARY, REPORTED
-from mamf.logs.validator import require
 from mamf.machine.environment import tool_version
 from mamf.machine.privacy import scrub, scrub_record
-from mamf.operations.matmul.shapes import MatmulShape
 
 TIER = "legacy"
 #: What mamf-finder calls its figures: of a loop (``stated``: by version 1, which does not say which), and its ceilings.
 STATISTICS = ("stated", "mean", "median", "fastest", "MAMF", "MSMF")
 
 
-class Reported(NamedTuple):
+class Reported(Struct, frozen=True):
     """One figure or line of figures as printed.
 
-    ``tflops``: by name in STATISTICS. ``shape`` is None where the log does not say which shape was tried. ``stage``:
-    ``scout``, ``screen`` or ``confirm`` where the version has stages, else empty. ``label``: ``GPU 3`` in a node's
-    summary.
+    ``tflops``: by name in STATISTICS. ``shape``: MxNxK, None where the log does not say which shape was tried.
+    ``stage``: ``scout``, ``screen`` or ``confirm`` where the version has stages, else empty. ``label``: ``GPU 3`` in a
+    node's summary.
     """
 
     tflops: Mapping[str, float]
-    shape: MatmulShape | None = None
+    shape: Annotated[str, Meta(pattern=r"^[1-9]\d*x[1-9]\d*x[1-9]\d*$", max_length=32)] | None = None
     stage: str = ""
     label: str = ""
     watts: float | None = None
@@ -72,8 +72,11 @@ class FinderRun:
     remarks: tuple[str, ...] = ()
 
 
-#: Fields of a run that stand in its rows and its summary; the others make its header.
-_OF_ROWS = ("rows", "best", "tried", "means", "elapsed_seconds", "is_complete")
+#: Fields of a run that its summary holds; ``rows`` are records, and the others make its header.
+OF_SUMMARY = ("tried", "elapsed_seconds", "means", "best")
+OF_HEADER = tuple(
+    name for name in FinderRun.__dataclass_fields__ if name not in (*OF_SUMMARY, "rows", "is_complete", "version")
+)
 _ENCODER = json.JSONEncoder(allow_nan=False)
 # The same remark stands in thousands of rows.
 _scrubbed = functools.lru_cache(4096)(scrub)
@@ -88,40 +91,28 @@ def write_legacy_log(run: FinderRun, path: Path) -> None:
 
 
 def _records(run: FinderRun) -> Iterator[dict[str, Any]]:
-    yield _header_record(run)
-    for row in run.rows:
-        yield {"record": "reported", **_reported_record(row)}
-    yield {
-        "record": "summary",
-        "status": "complete" if run.is_complete else "interrupted",
-        "tried": run.tried,
-        "elapsed_seconds": run.elapsed_seconds,
-        "means": dict(run.means),
-        "best": {name: _reported_record(best) for name, best in run.best.items()},
-    }
-
-
-def _header_record(run: FinderRun) -> dict[str, Any]:
     """What the log printed is scrubbed."""
-    names = [name for name in FinderRun.__dataclass_fields__ if name not in (*_OF_ROWS, "version")]
-    return {
+    yield {
         "record": "header",
         "schema": SCHEMA,
         "tier": TIER,
         "tool": {"name": "mamf-finder", "version": run.version},
         "importer": tool_version(),
-        **scrub_record({name: getattr(run, name) for name in names}),
+        **scrub_record({name: getattr(run, name) for name in OF_HEADER}),
+    }
+    for row in run.rows:
+        yield {"record": "reported", **_reported_record(row)}
+    best = {name: _reported_record(each) for name, each in run.best.items()}
+    yield {
+        "record": "summary",
+        "status": "complete" if run.is_complete else "interrupted",
+        **{name: getattr(run, name) for name in OF_SUMMARY},
+        "best": best,
     }
 
 
 def _reported_record(row: Reported) -> dict[str, Any]:
-    shape = None if row.shape is None else str(row.shape)
-    return {
-        **row._asdict(),
-        "shape": shape,
-        "label": _scrubbed(row.label),
-        "remarks": list(map(_scrubbed, row.remarks)),
-    }
+    return {**json_values(row), "label": _scrubbed(row.label), "remarks": list(map(_scrubbed, row.remarks))}
 
 
 def read_legacy_or_none(path: Path, seen: Seen | None = None) -> FinderRun | None:
@@ -141,52 +132,29 @@ def legacy_run(path: Path, records: Iterator[dict[str, Any]]) -> FinderRun:
             raise RunLogError(why)
         if header["record"] != "header":
             raise ValueError(_NOT_WHOLE)
-        rows, summary = _rows_and_summary(records)
-        return _run(header, rows, summary)
+        rows: list[Reported] = []
+        for record in records:
+            if record["record"] != "reported":
+                break
+            rows.append(read_record(record, Reported))
+        else:
+            raise ValueError(_NOT_WHOLE)
+        if record["record"] != "summary" or next(records, None) is not None:
+            raise ValueError(_NOT_WHOLE)
+        run = read_record(
+            {
+                **header,
+                **{name: record[name] for name in OF_SUMMARY},
+                "version": header["tool"]["version"],
+                "rows": rows,
+                "is_complete": record["status"] == "complete",
+            },
+            FinderRun,
+        )
+        if unnamed := [name for name, best in run.best.items() if name not in best.tflops]:
+            raise ValueError(f"missing field `best.{unnamed[0]}.tflops.{unnamed[0]}`")
     except RunLogError:
         raise
     except MALFORMED as error:
         raise RunLogError(f"{path}: {describe_error(error)}; import the original again") from None
-
-
-def _rows_and_summary(records: Iterable[dict[str, Any]]) -> tuple[tuple[Reported, ...], dict[str, Any]]:
-    rows, summary = [], None
-    for record in records:
-        if summary is not None or record["record"] not in ("reported", "summary"):
-            raise ValueError("a record that is no reported figure")
-        if record["record"] == "summary":
-            summary = record
-        else:
-            rows.append(_reported(record))
-    if summary is None:
-        raise ValueError(_NOT_WHOLE)
-    return tuple(rows), summary
-
-
-def _run(header: dict[str, Any], rows: tuple[Reported, ...], summary: dict[str, Any]) -> FinderRun:
-    require(header, LEGACY_HEADER)
-    require(summary, LEGACY_SUMMARY)
-    for name, best in summary["best"].items():
-        if name not in best["tflops"]:
-            raise ValueError(f"field best.{name}.tflops.{name} is missing")
-    known = {name: header[name] for name in FinderRun.__dataclass_fields__ if name in header}
-    return FinderRun(
-        **known
-        | {
-            "version": header["tool"]["version"],
-            "remarks": tuple(header["remarks"]),
-            "rows": rows,
-            "best": {name: _reported(best) for name, best in summary["best"].items()},
-            "tried": summary["tried"],
-            "means": summary["means"],
-            "elapsed_seconds": summary["elapsed_seconds"],
-            "is_complete": summary["status"] == "complete",
-        }
-    )
-
-
-def _reported(record: Mapping[str, Any]) -> Reported:
-    require(record, REPORTED)
-    shape = MatmulShape.parse(record["shape"]) if record["shape"] else None
-    known = {name: record[name] for name in Reported._fields}
-    return Reported(**{**known, "shape": shape, "remarks": tuple(record["remarks"])})
+    return run

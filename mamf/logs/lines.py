@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import codecs
 import json
+import math
 import stat
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from mamf.errors import RunLogError
 from mamf.limits import MOST_BYTES, MOST_LINE_BYTES, MOST_NESTED, TOO_LONG
-from mamf.logs.validator import is_nested_deeper
 
+_TOO_DEEP = f"nested more than {MOST_NESTED} deep"
 #: Receives how many bytes or characters more were read, for a progress bar.
 Seen = Callable[[int], object]
 
@@ -54,30 +59,56 @@ def parse_records(path: Path, lines: Iterable[bytes]) -> Iterator[tuple[int, dic
 
 
 def parse_record(line: bytes) -> dict[str, Any]:
-    """Parse a line of a log. Raises ValueError for anything but one object with unique keys and finite numbers."""
+    """Parse a line of a log; of a repeated field, the last one counts. Raises ValueError for anything but one object
+    with finite numbers.
+    """
+    text = line.removeprefix(codecs.BOM_UTF8)
     try:
-        text = line.removeprefix(codecs.BOM_UTF8).strip(b" \t\r").decode()
-        record, end = _DECODER.raw_decode(text)
-    except (ValueError, RecursionError):
+        try:
+            record = msgspec.json.decode(text)
+        except msgspec.DecodeError:
+            # A command line that is not UTF-8 is written with halves of surrogate pairs, which msgspec refuses.
+            record = _DECODER.decode(text.decode())
+    except ValueError:
         raise ValueError("not a JSON object, as in a run log") from None
-    if end < len(text):
-        raise ValueError("not one JSON object")
+    except RecursionError:
+        raise ValueError(_TOO_DEEP) from None
     if not isinstance(record, dict) or not isinstance(record.get("record"), str):
         raise ValueError("not a record of a run log")
-    if line.count(b"{") + line.count(b"[") > MOST_NESTED and is_nested_deeper(record, MOST_NESTED):
-        raise ValueError(f"nested more than {MOST_NESTED} deep")
+    if line.count(b"{") + line.count(b"[") > MOST_NESTED and _is_nested_deeper(record, MOST_NESTED):
+        raise ValueError(_TOO_DEEP)
     return record
 
 
-def _refuse(constant: str) -> None:
-    raise ValueError(constant)
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(text)
+    return number
 
 
-def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Readers that keep the last of two equal keys would never see what the first one holds."""
-    if len(found := dict(pairs)) < len(pairs):
-        raise ValueError("a key twice")
+_DECODER = json.JSONDecoder(parse_float=_finite, parse_constant=_finite)
+
+
+def _is_nested_deeper(record: object, depth: int) -> bool:
+    """Whether objects and lists are nested more than ``depth`` deep: recursive functions would fail."""
+    level = [record]
+    for _ in range(depth):
+        values = (each.values() if isinstance(each, dict) else each for each in level if isinstance(each, (dict, list)))
+        level = [value for value in chain.from_iterable(values) if isinstance(value, (dict, list))]
+    return bool(level)
+
+
+def repeated_fields(line: bytes) -> list[str]:
+    """The names that an object of this line has more than once; none in a line that is not JSON."""
+    found: list[str] = []
+
+    def note_repeated(pairs: list[tuple[str, Any]]) -> None:
+        if len(dict(pairs)) < len(pairs):
+            found.extend(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
+
+    try:
+        json.loads(line, object_pairs_hook=note_repeated)
+    except (ValueError, RecursionError):
+        return []
     return found
-
-
-_DECODER = json.JSONDecoder(parse_constant=_refuse, object_pairs_hook=_without_repetition)

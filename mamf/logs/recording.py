@@ -1,4 +1,6 @@
-"""Writes a run log: its header with the measured traits, then each row before the caller gets it."""
+"""The header of a run log, with the measured traits, and how a run ended. A header is declared here, as other records
+are in records.py.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +8,120 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
-from mamf.backend import Backend, Unavailable
-from mamf.logs.records import utc_now
+from msgspec import UNSET, Struct
+from msgspec import UnsetType as Missing
+
+from mamf.backend import Backend, DeviceInfo, Unavailable, shared_ways
+from mamf.logs.records import Fields, Tool, Whole, utc_now
 from mamf.machine.environment import describe_environment, tool_version
 from mamf.measurement import Measurement
 from mamf.regime_traits import BurstTraits, SustainedTraits
+from mamf.statistics import FigureError, Interval
 from mamf.timers import LARGEST_SHIFT_SECONDS
+
+
+class Environment(Struct, kw_only=True):
+    python: str | Missing = UNSET
+    os: str | Missing = UNSET
+    packages: dict[str, str | None]
+    variables: dict[str, str | None] | Missing = UNSET
+
+
+class Traits(Struct, kw_only=True):
+    burst: BurstTraits
+    sustained: SustainedTraits
+    cache_bytes: Whole | None
+
+
+class Grid(Struct, kw_only=True):
+    m: list[Whole]
+    n: list[Whole]
+    k: list[Whole]
+    most_flop: float | None
+
+
+class Step(Struct, kw_only=True):
+    regime: str
+    problem: Fields
+    shape: str
+    kernel: str
+
+
+class Claim(Struct, kw_only=True):
+    step: Step
+    rate: float
+    interval: Interval
+    error: FigureError | None
+    clock_hz: float | None
+
+
+class PlanOptions(Struct, kw_only=True):
+    """Each kind of run has some of them: mamf.logs.plan_records says which."""
+
+    order: str | Missing = UNSET
+    reference: str | Missing | None = UNSET
+    reference_every: Whole | Missing = UNSET
+    rank: Whole | Missing = UNSET
+    ranks: Whole | Missing = UNSET
+    warmup_launches: Whole | Missing = UNSET
+    timed_launches: Whole | Missing = UNSET
+    grid: Grid | Missing = UNSET
+    scouts: Whole | Missing = UNSET
+    refinements: Whole | Missing = UNSET
+    priors: list[str] | Missing = UNSET
+    is_quick: bool | Missing = UNSET
+    rounds: Whole | Missing = UNSET
+    claims: list[Claim] | Missing = UNSET
+    source: str | Missing = UNSET
+    recorded: list[list[str]] | Missing = UNSET
+    chosen_from: Whole | Missing = UNSET
+    tolerance: float | Missing = UNSET
+    number: Whole | Missing = UNSET
+    operations: list[str] | Missing = UNSET
+
+
+class PlanFields(Struct, kw_only=True):
+    command: str
+    operation: str
+    problems: list[Fields]
+    kernels: list[str]
+    shapes: list[str]
+    regimes: list[str]
+    precision: float
+    seconds: float | None
+    budget_seconds: float | None
+    flush: bool
+    layers: list[str]
+    options: PlanOptions
+
+
+class SearchRecord(PlanFields, kw_only=True):
+    """A search that comes first in a run; it has no searches of its own."""
+
+    searches: list[dict[str, Any]] | Missing = UNSET
+
+
+class PlanRecord(PlanFields, kw_only=True):
+    searches: list[SearchRecord]
+
+
+class Header(Struct, kw_only=True):
+    schema: Whole
+    converted_from: Whole | Missing = UNSET
+    tool: Tool
+    command: str | Missing = UNSET
+    started: str | Missing = UNSET
+    device: DeviceInfo
+    devices: list[DeviceInfo] | Missing = UNSET
+    timer: str
+    traits: Traits | Missing = UNSET
+    sensors: str | Missing = UNSET
+    kernel: str
+    plan: PlanRecord
+    settings: dict[str, Any] | Missing = UNSET
+    environment: Environment
+    findings: list[str] | Missing = UNSET
+    notes: str | Missing = UNSET
 
 
 def traits_record(backend: Backend) -> dict[str, Any]:
@@ -98,6 +208,16 @@ def overhead_after(backend: Backend, rows: Iterable[Measurement]) -> dict[str, A
     except Exception:  # a device that failed has ended the run already, with a reason
         return {}
     return {} if after is None else {"timer_overhead_after_seconds": round(after, 9)}
+
+
+def sharing_after(backend: Backend) -> dict[str, Any]:
+    """A field of the summary: the ways in which the card is shared after the run and was not before; empty if none."""
+    try:
+        now = backend.sharing()
+    except Exception:  # a device that failed has ended the run already, with a reason
+        return {}
+    new = [way for way in now if way not in shared_ways(backend.info.name)]
+    return {"shared_after": new} if new else {}
 
 
 def describe_shift(summary: dict[str, Any], rows: Sequence[Measurement]) -> str:

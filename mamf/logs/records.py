@@ -1,4 +1,9 @@
-"""Converts measurements and ceilings to and from the JSON values in run logs."""
+"""The records of a run log after its header. Each is declared once, by a msgspec struct: its schema, its
+reader and its writer.
+
+``results check`` and the schema in the docs read the same declarations. A field with the default UNSET may be missing.
+Readers ignore fields that are not declared here.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +11,15 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime, timezone
-from typing import Any
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+from msgspec import UNSET, Meta, Struct
+from msgspec import UnsetType as Missing
 
 from mamf.calibration import ANEW, find_calibration
 from mamf.ceilings.ceiling import Ceiling
-from mamf.measurement import STATUSES, Conditions, Measurement
+from mamf.measurement import Conditions, Measurement, Status
 from mamf.operations.unknown import operation_called
 from mamf.plans import MATMUL
 from mamf.rate import Rate
@@ -18,10 +27,206 @@ from mamf.regime_names import require_regime
 from mamf.statistics import Interval, Repeatability, standard_deviation, summarize
 from mamf.timers import LEAST_ACCURACY_SECONDS, MOST_OVERHEAD_SECONDS
 
-# An attosecond and thirty years: beyond them rates, or squares of samples, leave what a float holds.
-_SHORTEST_SECONDS, _LONGEST_SECONDS = 1e-18, 1e9
 _OLD_ANEW_DEGREES = 6
 _STATISTICS = ("mean", "median", "fastest", "slowest")
+RecordT = TypeVar("RecordT")
+
+# -- types of fields ---------------------------------------------------------------------------------------------------
+
+#: JSON has whole numbers of any length; this is the range of what a computer counts.
+Whole = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+#: Sensors report whole numbers too, and a log keeps them as such.
+Sensor = Whole | float | None
+#: A field of a shape or of a problem.
+Plain = str | bool | Whole | float | None
+Fields = dict[str, Plain | list[Plain]]
+# An attosecond and thirty years: beyond them rates, or squares of samples, leave what a float holds.
+Seconds = Annotated[float, Meta(gt=1e-18, lt=1e9)]
+#: A timer that missed a launch reads zero or less.
+TimerReading = Annotated[float, Meta(gt=-1e9, lt=1e9)]
+#: The mean, median, fastest and slowest rate, and the interval of the figure.
+Rates = dict[str, float | list[float]]
+
+
+class Tool(Struct, kw_only=True):
+    name: str
+    version: str | None
+    commit: str | Missing | None = UNSET
+
+
+# -- rows and ceilings -------------------------------------------------------------------------------------------------
+
+
+class RepeatabilityRecord(Struct, kw_only=True):
+    run: float
+    launch_seconds: float | Missing = UNSET
+    ignores_within: bool | Missing = UNSET
+    usual_celsius: float | Missing = UNSET
+    per_degree: float | Missing = UNSET
+    # Earlier logs.
+    visit: float | Missing = UNSET
+    degrees: Whole | Missing = UNSET
+    is_whole: bool | Missing = UNSET
+    common: float | Missing = UNSET
+
+
+class MeasurementRecord(Struct, kw_only=True):
+    operation: str
+    shape: Fields
+    flop: Whole | float | Missing = UNSET
+    bytes: Whole | Missing = UNSET
+    unit: str | Missing = UNSET
+    kernel: str
+    dtype: str | Missing = UNSET
+    out_dtype: str | Missing = UNSET
+    problem: Fields
+    regime: str
+    best_by: Annotated[str, Meta(pattern=f"^({'|'.join(_STATISTICS)})$")]
+    status: Status
+    reason: str
+    tflops: Rates | Missing = UNSET
+    rate: Rates | Missing = UNSET
+    interval_coverage: float | Missing = UNSET
+    seconds: dict[str, float] | Missing = UNSET
+    launches: Whole
+    timer_overhead_seconds: Annotated[float, Meta(ge=0, lt=1e9)]
+    timer_accuracy_seconds: Annotated[float, Meta(ge=0, le=MOST_OVERHEAD_SECONDS)]
+    samples_seconds: list[Seconds]
+    implausible_samples_seconds: list[TimerReading]
+    relative_error: float | None
+    clock_mhz: Sensor
+    watts: Sensor
+    celsius: Sensor
+    throttle_reasons: list[str]
+    throttle_shares: dict[str, float] | Missing = UNSET
+    remarks: list[str]
+    is_reference: bool
+    details: dict[str, Any]
+    peak_memory_bytes: Whole | None
+    peak_reserved_bytes: Whole | Missing | None = UNSET
+    repeatability: RepeatabilityRecord | None
+    phase: str
+    round: Whole
+    device: Whole | Missing = UNSET
+    time: str | Missing = UNSET
+
+
+class CeilingRecord(Struct, kw_only=True):
+    """Products have a rate in TFLOPS and do not name their operation; other operations name it and their unit."""
+
+    operation: str | Missing = UNSET
+    regime: str
+    problem: Fields
+    shape: str
+    kernel: str
+    tflops: float | Missing = UNSET
+    interval_tflops: tuple[float, float] | Missing = UNSET
+    rate: float | Missing = UNSET
+    interval: tuple[float, float] | Missing = UNSET
+    unit: str | Missing = UNSET
+    interval_coverage: float
+    rounds: Whole
+    tied: list[dict[str, str]]
+    gain_over_default: float | None
+    repeatability: RepeatabilityRecord | None
+    joules_per_tflop: float | Missing | None = UNSET
+    clock_mhz: Sensor
+    watts: Sensor
+    celsius: Sensor
+    throttle_reasons: list[str]
+
+
+# -- other records -----------------------------------------------------------------------------------------------------
+
+
+class KernelCounters(Struct, kw_only=True):
+    """What a kernel of the device counted (mamf.profiling.counters)."""
+
+    name: str
+    grid: str
+    block: str
+    metrics: dict[str, float | None]
+
+
+class Counters(Struct, kw_only=True):
+    operation: str
+    shape: Fields
+    problem: Fields
+    kernel: str
+    kernels: list[KernelCounters]
+    cycles: list[float]
+    reason: str
+    time: str | Missing = UNSET
+
+
+class Summary(Struct, kw_only=True):
+    status: str
+    reason: str
+    measured: Whole
+    left: Whole | Missing = UNSET
+    elapsed_seconds: float
+    best: dict[str, dict[str, Any]]
+    ceilings: dict[str, dict[str, Any]] | Missing = UNSET
+    phases: dict[str, Whole] | Missing = UNSET
+    problems: Whole | Missing = UNSET
+    launches: Whole | Missing = UNSET
+    values: Whole | Missing = UNSET
+    wrong: Whole | Missing = UNSET
+    timer_overhead_after_seconds: float | Missing = UNSET
+    shared_after: list[str] | Missing = UNSET
+    time: str | Missing = UNSET
+
+
+class KnownCeiling(Struct, kw_only=True):
+    """What the shares of rows are of, where the run did not measure it: a mamf.rate.Rate."""
+
+    dtype: str
+    regime: str
+    tflops: float
+    source: str
+    told: str
+
+
+class Resume(Struct, kw_only=True):
+    tool: Tool | Missing = UNSET
+    command: str | Missing = UNSET
+    started: str | Missing = UNSET
+    notes: str | Missing = UNSET
+
+
+#: By the name of a record after the header.
+RECORDS: Mapping[str, type] = {
+    "measurement": MeasurementRecord,
+    "ceiling": CeilingRecord,
+    "summary": Summary,
+    "resume": Resume,
+    "counters": Counters,
+    "known_ceiling": KnownCeiling,
+}
+
+
+def read_record(record: object, kind: type[RecordT], prefix: str = "") -> RecordT:
+    """The record as an object of ``kind``, from JSON values. Raises ValueError naming the first wrong field; ``prefix``
+    comes before its name.
+    """
+    try:
+        return msgspec.convert(record, kind)
+    except msgspec.ValidationError as error:
+        what, _, path = str(error).replace("Object missing required", "missing").partition(" - at `$.")
+        where = f"field {prefix}{path.removesuffix('`')}: " if path or prefix else ""
+        raise ValueError(where + what[0].lower() + what[1:]) from None
+
+
+def json_values(record: Struct) -> dict[str, Any]:
+    """A record as JSON values, without the fields that are UNSET."""
+    return {
+        name: json_values(value) if isinstance(value, Struct) else value
+        for name in record.__struct_fields__
+        if (value := getattr(record, name)) is not UNSET
+    }
+
+
+# -- rows and ceilings as records, and back ----------------------------------------------------------------------------
 
 
 def utc_now() -> str:
@@ -31,116 +236,93 @@ def utc_now() -> str:
 def measurement_record(row: Measurement) -> dict[str, Any]:
     """A measurement as JSON values. Rates and ``seconds`` follow from ``samples_seconds`` and the work."""
     of, work = operation_called(row.operation), row.work
-    record: dict[str, Any] = {
-        "operation": row.operation,
-        "shape": of.shape_record(row.shape),
-        "flop": round(work.flop),
-        "bytes": work.nbytes,
-        "unit": work.unit,
-        "kernel": row.kernel,
-        "dtype": row.problem.dtype,
-        **({"out_dtype": row.problem.out_dtype} if hasattr(row.problem, "out_dtype") else {}),
-        "problem": of.problem_record(row.problem),
-        "regime": row.regime,
-        "best_by": row.best_by,
-        "status": row.status,
-        "reason": row.reason,
-    }
+    record = MeasurementRecord(
+        operation=row.operation,
+        shape=of.shape_record(row.shape),
+        flop=round(work.flop),
+        bytes=work.nbytes,
+        unit=work.unit,
+        kernel=row.kernel,
+        dtype=row.problem.dtype,
+        out_dtype=getattr(row.problem, "out_dtype", UNSET),
+        problem=of.problem_record(row.problem),
+        regime=row.regime,
+        best_by=row.best_by,
+        status=row.status,
+        reason=row.reason,
+        launches=row.launches,
+        timer_overhead_seconds=row.timer_overhead,
+        timer_accuracy_seconds=row.timer_accuracy,
+        samples_seconds=list(row.samples),
+        implausible_samples_seconds=list(row.implausible_samples),
+        # An output with NaN in it has no error to speak of; the reason says so.
+        relative_error=row.error if row.error is not None and math.isfinite(row.error) else None,
+        throttle_shares=dict(row.conditions.throttle_shares),
+        remarks=list(row.remarks),
+        is_reference=row.is_reference,
+        details=dict(row.details),
+        peak_memory_bytes=row.peak_memory_bytes,
+        peak_reserved_bytes=row.peak_reserved_bytes,
+        repeatability=_repeatability_record(row.repeatability),
+        phase=row.phase,
+        round=row.round,
+        device=UNSET if row.device is None else row.device,
+        time=utc_now(),
+        **_conditions_fields(row.conditions),
+    )
     if row.summary is not None:
         interval = row.rate_interval
-        rates: dict[str, Any] = {name: significant_digits(row.rate(name)) for name in _STATISTICS}
-        low, high = significant_digits(interval.low), significant_digits(interval.high)
-        record["tflops" if work.unit == "TFLOPS" else "rate"] = {**rates, "interval": [low, high]}
-        record["interval_coverage"] = round(interval.coverage, 4)
-        seconds = {name: getattr(row.summary, name) for name in _STATISTICS} | {
-            "stdev": standard_deviation(row.samples)
-        }
-        record["seconds"] = {name: round(value, 12) for name, value in seconds.items()}
-    record |= {
-        "launches": row.launches,
-        "timer_overhead_seconds": row.timer_overhead,
-        "timer_accuracy_seconds": row.timer_accuracy,
-        "samples_seconds": list(row.samples),
-        "implausible_samples_seconds": list(row.implausible_samples),
-        # An output with NaN in it has no error to speak of; the reason says so.
-        "relative_error": row.error if row.error is not None and math.isfinite(row.error) else None,
-        **conditions_record(row.conditions),
-        "throttle_shares": dict(row.conditions.throttle_shares),
-        "remarks": list(row.remarks),
-        "is_reference": row.is_reference,
-        "details": dict(row.details),
-        "peak_memory_bytes": row.peak_memory_bytes,
-        "peak_reserved_bytes": row.peak_reserved_bytes,
-        "repeatability": repeatability_record(row.repeatability),
-        "phase": row.phase,
-        "round": row.round,
-        **({} if row.device is None else {"device": row.device}),
-        "time": utc_now(),
-    }
-    return record
+        rates: Rates = {name: significant_digits(row.rate(name)) for name in _STATISTICS}
+        rates["interval"] = [significant_digits(interval.low), significant_digits(interval.high)]
+        if work.unit == "TFLOPS":
+            record.tflops = rates
+        else:
+            record.rate = rates
+        record.interval_coverage = round(interval.coverage, 4)
+        seconds = {name: getattr(row.summary, name) for name in _STATISTICS}
+        seconds["stdev"] = standard_deviation(row.samples)
+        record.seconds = {name: round(value, 12) for name, value in seconds.items()}
+    return json_values(record)
 
 
 def measurement_from_record(record: Mapping[str, Any], header: Mapping[str, Any]) -> Measurement:
     """Raises KeyError or ValueError for a record that cannot be a measurement of this run."""
-    if record["status"] not in STATUSES:
-        raise ValueError(f"unknown status {record['status']!r}")
-    require_regime(record["regime"])
-    of = operation_called(record["operation"], record)
-    shape, problem = of.shape_from_record(record["shape"]), of.problem_from_record(record["problem"])
-    if record["best_by"] not in _STATISTICS:
-        raise ValueError(f"unknown statistic {record['best_by']!r}")
-    samples, aside = tuple(map(float, record["samples_seconds"])), tuple(record["implausible_samples_seconds"])
-    if not all(_SHORTEST_SECONDS < sample < _LONGEST_SECONDS for sample in samples):
-        raise ValueError("a sample is not a positive number of seconds that a launch can take")
-    # Implausible samples may be 0 or negative: a timer that missed a launch reads that.
-    if not all(abs(sample) < _LONGEST_SECONDS for sample in aside):
-        raise ValueError("a sample that was set aside is no number of seconds that a timer reads")
-    error, overhead = record["relative_error"], record["timer_overhead_seconds"]
+    read = read_record(record, MeasurementRecord)
+    require_regime(read.regime)
+    of = operation_called(read.operation, record)
+    problem, samples = of.problem_from_record(read.problem), tuple(read.samples_seconds)
     # Early logs of schema 5 name a better accuracy than the timer has.
-    accuracy = record["timer_accuracy_seconds"] and max(record["timer_accuracy_seconds"], LEAST_ACCURACY_SECONDS)
-    if not (0 <= overhead < _LONGEST_SECONDS and 0 <= accuracy <= MOST_OVERHEAD_SECONDS):
-        raise ValueError(f"a timer that adds {overhead:g} s, accurate to {accuracy:g} s")
+    accuracy = read.timer_accuracy_seconds and max(read.timer_accuracy_seconds, LEAST_ACCURACY_SECONDS)
     return Measurement(
-        shape=shape,
-        kernel=record["kernel"],
+        shape=of.shape_from_record(read.shape),
+        kernel=read.kernel,
         problem=problem,
-        regime=record["regime"],
-        best_by=record["best_by"],
-        status=record["status"],
-        reason=record["reason"],
-        summary=summarize(samples, record["best_by"]) if record["status"] == "ok" else None,
+        regime=read.regime,
+        best_by=read.best_by,
+        status=read.status,
+        reason=read.reason,
+        summary=summarize(samples, read.best_by) if read.status == "ok" else None,
         samples=samples,
-        implausible_samples=aside,
-        launches=record["launches"],
-        timer_overhead=overhead,
+        implausible_samples=tuple(read.implausible_samples_seconds),
+        launches=read.launches,
+        timer_overhead=read.timer_overhead_seconds,
         timer_accuracy=accuracy,
-        error=None if error is None else float(error),
-        conditions=conditions_from_record(record),
-        remarks=tuple(record["remarks"]),
-        is_reference=record["is_reference"],
-        details=record["details"],
-        peak_memory_bytes=record["peak_memory_bytes"],
-        peak_reserved_bytes=record.get("peak_reserved_bytes"),
-        repeatability=_repeatability_from_record(record, header, problem),
-        phase=record["phase"],
-        round=record["round"],
-        device=record.get("device"),
+        error=read.relative_error,
+        conditions=_conditions(read, read.throttle_shares or {}),
+        remarks=tuple(read.remarks),
+        is_reference=read.is_reference,
+        details=read.details,
+        peak_memory_bytes=read.peak_memory_bytes,
+        peak_reserved_bytes=None if read.peak_reserved_bytes is UNSET else read.peak_reserved_bytes,
+        repeatability=_repeatability(read, header, problem),
+        phase=read.phase,
+        round=read.round,
+        device=None if read.device is UNSET else read.device,
     )
 
 
-def flat(record: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """A record without nesting: ``shape.m``, ``tflops.median``."""
-    found: dict[str, Any] = {}
-    for name, value in record.items():
-        if isinstance(value, Mapping):
-            found |= flat(value, f"{prefix}{name}.")
-        else:
-            found[f"{prefix}{name}"] = value
-    return found
-
-
 def significant_digits(value: float) -> float:
-    """Six of them: a CPU's TFLOPS begin behind the point."""
+    """Round to six significant digits: a CPU has a few thousandths of a TFLOPS."""
     return float(f"{value:.6g}")
 
 
@@ -154,49 +336,50 @@ def as_logged(ceiling: Ceiling) -> Ceiling:
 def ceiling_record(ceiling: Ceiling) -> dict[str, Any]:
     """A ceiling as JSON values. It follows from the measurements of phase ``confirm`` before it."""
     of, logged = operation_called(ceiling.problem.operation), as_logged(ceiling)
-    interval = [logged.interval.low, logged.interval.high]
-    if is_matmul := of.name == MATMUL:
-        rates = {"tflops": logged.rate, "interval_tflops": interval}
-    else:
-        rates = {"rate": logged.rate, "interval": interval, "unit": ceiling.unit}
-    joules = {"joules_per_tflop": ceiling.joules_per_tflop and round(ceiling.joules_per_tflop, 4)}
-    return {
-        **({} if is_matmul else {"operation": of.name}),
-        "regime": ceiling.regime,
-        "problem": of.problem_record(ceiling.problem),
-        "shape": str(ceiling.shape),
-        "kernel": ceiling.kernel,
-        **rates,
-        "interval_coverage": logged.interval.coverage,
-        "rounds": ceiling.rounds,
-        "tied": [{"shape": str(shape), "kernel": kernel} for shape, kernel in ceiling.tied],
-        "gain_over_default": None if ceiling.gain_over_default is None else round(ceiling.gain_over_default, 4),
-        "repeatability": repeatability_record(ceiling.repeatability),
-        **(joules if is_matmul else {}),
-        **conditions_record(ceiling.conditions),
-    }
+    rate, interval = logged.rate, [logged.interval.low, logged.interval.high]
+    own: dict[str, Any] = {"operation": of.name, "rate": rate, "interval": interval, "unit": ceiling.unit}
+    if of.name == MATMUL:
+        joules = ceiling.joules_per_tflop and round(ceiling.joules_per_tflop, 4)
+        own = {"tflops": rate, "interval_tflops": interval, "joules_per_tflop": joules}
+    record = CeilingRecord(
+        regime=ceiling.regime,
+        problem=of.problem_record(ceiling.problem),
+        shape=str(ceiling.shape),
+        kernel=ceiling.kernel,
+        interval_coverage=logged.interval.coverage,
+        rounds=ceiling.rounds,
+        tied=[{"shape": str(shape), "kernel": kernel} for shape, kernel in ceiling.tied],
+        gain_over_default=None if ceiling.gain_over_default is None else round(ceiling.gain_over_default, 4),
+        repeatability=_repeatability_record(ceiling.repeatability),
+        **own,
+        **_conditions_fields(ceiling.conditions),
+    )
+    return json_values(record)
 
 
 def ceiling_from_record(record: Mapping[str, Any], header: Mapping[str, Any]) -> Ceiling:
     """Raises KeyError or ValueError for a record that cannot be a ceiling; UsageError for an invalid shape."""
-    is_matmul = "operation" not in record
-    of = operation_called(record.get("operation", MATMUL), record)
-    low, high = map(float, record["interval_tflops" if is_matmul else "interval"])
-    problem = of.problem_from_record(record["problem"])
+    read = read_record(record, CeilingRecord)
+    of = operation_called(read.operation or MATMUL, record)
+    names = ("rate", "interval") if read.operation else ("tflops", "interval_tflops")
+    rate, interval = (getattr(read, name) for name in names)
+    if rate is UNSET or interval is UNSET:
+        raise ValueError(f"missing field `{names[rate is not UNSET]}`")
+    problem = of.problem_from_record(read.problem)
     return Ceiling(
         device=header["device"]["name"],
         uuid_hash=header["device"]["uuid_hash"],
         problem=problem,
-        regime=record["regime"],
-        kernel=record["kernel"],
-        shape=of.parse_shape(record["shape"]),
-        rate=float(record["tflops" if is_matmul else "rate"]),
-        interval=Interval(low, high, record["interval_coverage"]),
-        rounds=record["rounds"],
-        tied=tuple((of.parse_shape(each["shape"]), each["kernel"]) for each in record["tied"]),
-        conditions=conditions_from_record(record),
-        gain_over_default=record["gain_over_default"],
-        repeatability=_repeatability_from_record(record, header, problem),
+        regime=read.regime,
+        kernel=read.kernel,
+        shape=of.parse_shape(read.shape),
+        rate=rate,
+        interval=Interval(interval[0], interval[1], read.interval_coverage),
+        rounds=read.rounds,
+        tied=tuple((of.parse_shape(each["shape"]), each["kernel"]) for each in read.tied),
+        conditions=_conditions(read),
+        gain_over_default=read.gain_over_default,
+        repeatability=_repeatability(read, header, problem),
     )
 
 
@@ -208,15 +391,11 @@ def known_ceiling_record(rate: Rate) -> dict[str, Any]:
 
 def known_ceiling_from_record(record: Mapping[str, Any], device: str = "") -> Rate:
     """Raises ValueError for a rate that is not positive."""
-    if not record["tflops"] > 0:
-        raise ValueError(f"a known ceiling of {record['tflops']} TFLOPS")
-    origin = {"source": record["source"], "description": record["told"]}
-    return Rate(rate=record["tflops"], dtype=record["dtype"], regime=record["regime"], device=device, **origin)
-
-
-def repeatability_record(known: Repeatability | None) -> dict[str, Any] | None:
-    """A repeatability as JSON values."""
-    return None if known is None else dict(vars(known))
+    read = read_record(record, KnownCeiling)
+    if not read.tflops > 0:
+        raise ValueError(f"a known ceiling of {read.tflops} TFLOPS")
+    origin: dict[str, Any] = {"source": read.source, "description": read.told}
+    return Rate(rate=read.tflops, dtype=read.dtype, regime=read.regime, device=device, **origin)
 
 
 def is_of_old_calibration(record: Mapping[str, Any]) -> bool:
@@ -224,21 +403,27 @@ def is_of_old_calibration(record: Mapping[str, Any]) -> bool:
     return record["repeatability"] is not None and "per_degree" not in record["repeatability"]
 
 
-def _repeatability_from_record(
-    record: Mapping[str, Any], header: Mapping[str, Any], problem: Any
+def _repeatability_record(known: Repeatability | None) -> RepeatabilityRecord | None:
+    return None if known is None else RepeatabilityRecord(**vars(known))
+
+
+def _repeatability(
+    read: MeasurementRecord | CeilingRecord, header: Mapping[str, Any], problem: Any
 ) -> Repeatability | None:
     """As the record holds it, or today's instead of an old calibration. None in a row without a figure, and in
     converted logs, whose intervals are of the visit or the rounds alone.
     """
-    stored = record["repeatability"]
-    if stored is None or not is_of_old_calibration(record):
-        return None if stored is None else Repeatability(**stored)
+    stored = read.repeatability
+    if stored is None:
+        return None
+    if stored.per_degree is not UNSET:
+        return Repeatability(**json_values(stored))
     # What marked visits that start anew: first the flag alone, then the degrees of freedom too.
-    is_anew = stored.get("is_whole") and ("launch_seconds" not in stored or stored["degrees"] == _OLD_ANEW_DEGREES)
-    return find_calibration(header["device"]["backend"], ANEW if is_anew else record["regime"], problem)
+    is_anew = stored.is_whole and (stored.launch_seconds is UNSET or stored.degrees == _OLD_ANEW_DEGREES)
+    return find_calibration(header["device"]["backend"], ANEW if is_anew else read.regime, problem)
 
 
-def conditions_record(conditions: Conditions) -> dict[str, Any]:
+def _conditions_fields(conditions: Conditions) -> dict[str, Any]:
     return {
         # In whole hertz, as it is read: a median of two may have half of one.
         "clock_mhz": None if conditions.clock_hz is None else round(conditions.clock_hz) / 1e6,
@@ -248,12 +433,11 @@ def conditions_record(conditions: Conditions) -> dict[str, Any]:
     }
 
 
-def conditions_from_record(record: Mapping[str, Any]) -> Conditions:
-    clock_mhz = record["clock_mhz"]
+def _conditions(read: MeasurementRecord | CeilingRecord, throttle_shares: Mapping[str, float] = {}) -> Conditions:
     return Conditions(
-        clock_hz=None if clock_mhz is None else float(round(clock_mhz * 1e6)),
-        watts=record["watts"],
-        celsius=record["celsius"],
-        throttle_reasons=tuple(record["throttle_reasons"]),
-        throttle_shares=record.get("throttle_shares", {}),
+        clock_hz=None if read.clock_mhz is None else float(round(read.clock_mhz * 1e6)),
+        watts=read.watts,
+        celsius=read.celsius,
+        throttle_reasons=tuple(read.throttle_reasons),
+        throttle_shares=throttle_shares,
     )

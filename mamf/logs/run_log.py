@@ -1,35 +1,36 @@
 """The versioned run log: JSON Lines, ``record`` first. It survives a killed run, and users contribute it.
 
 ``header`` names tool, command, device, software, settings and the plan: all that is needed to resume. writer.py writes
-the log. A last line without a newline was cut by a kill and is ignored. Records are validated with schema.py, so a log
-as read is well-typed.
+the log. A last line without a newline was cut by a kill and is ignored. records.py declares the records, so a log as
+read is well-typed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from statistics import median
+from typing import Any, NamedTuple
 
-from mamf.backend import DeviceInfo
-from mamf.ceilings.ceiling import Ceiling, confirm_ceiling
+from mamf.backend import DeviceInfo, shared_name
+from mamf.ceilings.ceiling import CHOOSE, CONFIRM, Ceiling, combine_rounds, confirm_ceiling
 from mamf.errors import MamfError, RunLogError
-from mamf.logs.card_sharing import with_sharing
-from mamf.logs.device_speeds import with_device_speeds
+from mamf.limits import LARGEST_SIZE
 from mamf.logs.lines import lines_of, parse_records
 from mamf.logs.plan_records import plan_from_record, require_current
+from mamf.logs.recording import Header
 from mamf.logs.records import (
+    RECORDS,
     as_logged,
     ceiling_from_record,
-    flat,
     is_of_old_calibration,
     known_ceiling_from_record,
     measurement_from_record,
     measurement_record,
+    read_record,
 )
-from mamf.logs.schema import HEADER, KINDS, record_schema
-from mamf.logs.validator import require
 from mamf.measurement import Measurement, Tabular
 from mamf.plans import MATMUL, Plan
 from mamf.rate import Rate
@@ -191,10 +192,13 @@ def _header(path: Path, record: dict[str, Any]) -> dict[str, Any]:
         if isinstance(tier := header.get("tier"), str) and tier in _WITHOUT_SAMPLES:
             raise ValueError(_WITHOUT_SAMPLES[tier])
         require_current(header.get("plan"))
-        require(header, HEADER)
-        header["device"] = asdict(DeviceInfo(**header["device"]))
-        if "devices" in header:
-            header["devices"] = [asdict(DeviceInfo(**device)) for device in header["devices"]]
+        read = read_record(header, Header)
+        devices = [asdict(each) for each in (read.device, *(read.devices or ()))]
+        if any(isinstance(size, int) and abs(size) > LARGEST_SIZE for each in devices for size in each.values()):
+            raise ValueError("a device with a number of more than 64 bits")
+        header["device"] = devices[0]
+        if read.devices:
+            header["devices"] = devices[1:]
         plan_from_record(header["plan"])
     except MALFORMED as error:
         raise RunLogError(f"{path}, line 1: {describe_error(error)}") from None
@@ -204,13 +208,13 @@ def _header(path: Path, record: dict[str, Any]) -> dict[str, Any]:
 def add_record(log: RunLog, record: dict[str, Any]) -> None:
     """Add a record after the header to a log. Raises ValueError for one that is malformed."""
     kind = record["record"]
-    if kind not in KINDS:
+    if kind not in RECORDS:
         raise ValueError(f"unknown record {kind!r}")
-    require(record, record_schema(record))
     if kind == "measurement":
-        plan = log.header["plan"]
-        if record["operation"] not in (MATMUL, plan["operation"], *plan["options"].get("operations", ())):
-            raise ValueError(f"a row of {record['operation']} in a log of {plan['operation']}")
+        plan, operation = log.header["plan"], record.get("operation")
+        expected = (MATMUL, plan["operation"], *plan["options"].get("operations", ()))
+        if isinstance(operation, str) and operation not in expected:
+            raise ValueError(f"a row of {operation} in a log of {plan['operation']}")
         log.measurements.append(measurement_from_record(record, log.header))
         log.summary = None
     elif kind == "ceiling":
@@ -218,10 +222,23 @@ def add_record(log: RunLog, record: dict[str, Any]) -> None:
     elif kind == "known_ceiling":
         known = known_ceiling_from_record(record, log.header["device"]["name"])
         log.known_ceilings[known.dtype, record["regime"]] = known
-    elif kind == "counters":
-        log.counter_records.append(record)
-    elif kind == "summary":
-        log.summary = record
+    else:
+        read_record(record, RECORDS[kind])
+        if kind == "counters":
+            log.counter_records.append(record)
+        elif kind == "summary":
+            log.summary = record
+
+
+def flat(record: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """A record without nesting: ``shape.m``, ``tflops.median``."""
+    found: dict[str, Any] = {}
+    for name, value in record.items():
+        if isinstance(value, Mapping):
+            found |= flat(value, f"{prefix}{name}.")
+        else:
+            found[f"{prefix}{name}"] = value
+    return found
 
 
 def latest_rows(rows: Iterable[Measurement]) -> list[Measurement]:
@@ -233,3 +250,115 @@ def latest_rows(rows: Iterable[Measurement]) -> list[Measurement]:
         kept.pop(key, None)
         kept[key] = row
     return list(kept.values())
+
+
+def with_sharing(header: dict[str, Any], summary: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The header, with a device's name that says how the card was shared after the run."""
+    if not summary or not summary.get("shared_after"):
+        return header
+    device = header["device"]
+    return header | {"device": device | {"name": shared_name(device["name"], summary["shared_after"])}}
+
+
+# -- several devices --------------------------------------------------------------------------------------------------
+# Cards of the same model differ by several percent, so rows from different cards are corrected before they are ranked.
+
+
+class DeviceSpeed(NamedTuple):
+    """``factor``: speed relative to the run's first device. ``half_width``: of its interval, as a share. ``work``: of
+    the reference, in FLOP or bytes.
+    """
+
+    factor: float
+    half_width: float
+    work: float
+
+    def half_width_at(self, work: float) -> float:
+        """The half width for less work than the reference, where devices differ as much or less. Four H200 that differ
+        by 2.5 % at 343 GFLOP differ by 1.8 % at 137, by 1.3 % at 69, and not at all below 34, at the same clock.
+        """
+        return self.half_width + abs(math.log(self.factor)) * max(0.0, 1 - work / self.work)
+
+
+#: Regime and dtype, within which devices are compared.
+Context = tuple[str, str]
+#: Speeds by context and device, for the devices that were compared.
+DeviceSpeeds = Mapping[Context, Mapping[int, DeviceSpeed]]
+#: Visits by reference product and device.
+_Visits = dict[Any, dict[int, list[Measurement]]]
+
+
+def device_speeds(rows: Iterable[Measurement]) -> DeviceSpeeds:
+    """Speeds from these rows, each device's relative to that of the lowest index: by their ceilings if each found its
+    own, else by the median of the reference visits.
+    """
+    visits: dict[Context, _Visits] = {}
+    searched: dict[Context, dict[int, list[Measurement]]] = {}
+    for row in rows:
+        if row.device is not None and row.is_reference and row.ok:
+            of = visits.setdefault(context_of(row), {}).setdefault((row.problem, row.shape, row.kernel), {})
+            of.setdefault(row.device, []).append(row)
+        elif row.device is not None and row.phase in (CHOOSE, CONFIRM):
+            searched.setdefault(context_of(row), {}).setdefault(row.device, []).append(row)
+    found = {context: _speeds(each) for context, each in visits.items()}
+    for context, by_device in searched.items():
+        ceilings = {device: ceiling for device, own in by_device.items() if (ceiling := confirm_ceiling(own, ""))}
+        if context in found and ceilings.keys() >= found[context].keys():
+            found[context] = _speeds_by_ceilings(ceilings)
+    return found
+
+
+def _speeds_by_ceilings(ceilings: Mapping[int, Ceiling]) -> dict[int, DeviceSpeed]:
+    first = ceilings[min(ceilings)]
+    found = {}
+    for device, own in ceilings.items():
+        half_widths = (0.0, 0.0) if own is first else (each.interval.half_width / each.rate for each in (own, first))
+        work = float(own.problem.work(own.shape).amount)
+        found[device] = DeviceSpeed(own.rate / first.rate, math.hypot(*half_widths), work)
+    return found
+
+
+def context_of(row: Measurement) -> Context:
+    return row.regime, row.problem.dtype
+
+
+def _speeds(visits: _Visits) -> dict[int, DeviceSpeed]:
+    first = min(device for of in visits.values() for device in of)
+    found: dict[int, DeviceSpeed] = {}
+    for of in visits.values():
+        if first in of:
+            for device, own in of.items():
+                found.setdefault(device, _speed(own, of[first]))
+    return found
+
+
+def _speed(own: Sequence[Measurement], firsts: Sequence[Measurement]) -> DeviceSpeed:
+    if own is firsts:
+        return DeviceSpeed(1.0, 0.0, own[0].amount)
+    rate, of_first = (median(row.best_rate for row in visits) for visits in (own, firsts))
+    return DeviceSpeed(rate / of_first, math.hypot(_half_width(own), _half_width(firsts)), own[0].amount)
+
+
+def _half_width(visits: Sequence[Measurement]) -> float:
+    """Half width of the combined interval of these visits, as a share."""
+    if len(visits) == 1:
+        return visits[0].relative_half_width
+    rate, interval = combine_rounds(visits)
+    return interval.half_width / rate
+
+
+def with_device_speeds(rows: Sequence[Measurement]) -> list[Measurement]:
+    """The rows, each with the speed of its device. Rows of a run on one device are unchanged."""
+    if all(row.device is None for row in rows):
+        return list(rows)
+    speeds = device_speeds(rows)
+    return [with_speed(row, speeds) for row in rows]
+
+
+def with_speed(row: Measurement, speeds: DeviceSpeeds) -> Measurement:
+    if row.device is None:
+        return row
+    speed = speeds.get(context_of(row), {}).get(row.device)
+    if speed is None:
+        return replace(row, device_speed=None)
+    return replace(row, device_speed=speed.factor, device_speed_half_width=speed.half_width_at(row.amount))

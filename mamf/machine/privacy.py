@@ -139,6 +139,7 @@ _PATH = re.compile(rf"(?<![\w/\\.~>+-]){_ROOT}(?:(?:{_WORD} {_NO_NAME}){{0,3}}{_
 _QUOTED_PATH = re.compile(
     rf"(?P<quote>['\"])(?P<option>[^'\"/\\=\s]*=)?{_ROOT}[^'\"]*[^'\"/\\](?P=quote)", re.IGNORECASE
 )
+_NUMBERS = frozenset({int, float})
 _SEPARATOR = re.compile(r"/|\\+(?! )")
 _USER_FOLDERS = ("home", "users")
 _SHORTEST_NAME = 2
@@ -184,7 +185,7 @@ def scrub_record(value: Any) -> Any:
         return scrub(value)
     if isinstance(value, dict):
         return {scrub(str(name)): _scrub_field(str(name), item) for name, item in value.items()}
-    if not isinstance(value, (list, tuple)):
+    if not isinstance(value, (list, tuple)) or _NUMBERS.issuperset(map(type, value)):  # most lists are samples
         return value
     options = [False, *(isinstance(item, str) and bool(_SECRET_OPTION.fullmatch(item)) for item in value)]
     return [

@@ -6,21 +6,20 @@ A profile has no samples, so it is not a measurement: rankings, comparisons and 
 
 from __future__ import annotations
 
-import functools
 from collections import defaultdict
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
+
+from msgspec import Struct
 
 from mamf.errors import RunLogError, UsageError
 from mamf.files import create_whole
 from mamf.logs.lines import lines_of, parse_record
-from mamf.logs.records import known_ceiling_from_record, known_ceiling_record, utc_now
+from mamf.logs.records import known_ceiling_from_record, known_ceiling_record, read_record, utc_now
 from mamf.logs.run_log import MALFORMED, SCHEMA, describe_error, why_unreadable
-from mamf.logs.schema import KNOWN_CEILING
-from mamf.logs.validator import ANY_NAME, Nullable, require
 from mamf.logs.writer import as_line
 from mamf.machine.environment import describe_environment, tool_version
 from mamf.profiling.profile import ClassRow, KernelRow, MemoryRow, Profile
@@ -28,7 +27,6 @@ from mamf.rate import Rate
 
 TIER = "profile"
 RANK_LOGS = "rank-*.jsonl"
-_HEADER = {"schema": int, "tool": {}, "command": str, "started": str, "script": str, "environment": {}}
 #: The records of rows, with the field of a Profile that has them.
 _RECORDS: Mapping[str, tuple[str, type]] = {
     "profile": ("classes", ClassRow),
@@ -37,25 +35,20 @@ _RECORDS: Mapping[str, tuple[str, type]] = {
     "known_ceiling": ("ceilings", Rate),
     "module": ("modules", ClassRow),
 }
-_FIELDS: Mapping[object, Any] = {
-    float | None: Nullable(float),
-    int | None: Nullable(int),
-    Mapping[str, int]: {ANY_NAME: int},
-    tuple[str, ...]: [str],
-}
-_SUMMARY_FIELDS = ("seconds", "steps", "device", "is_of_device", "unprofiled_step_seconds", "notes")
+_OF_SUMMARY = ("seconds", "steps", "device", "is_of_device", "unprofiled_step_seconds", "notes")
 #: The script and the profile of each rank.
 Ranks = Mapping[int, tuple[str, Profile]]
 
 
-@functools.cache
-def _schema(kind: type) -> dict[str, Any]:
-    """The fields of a row, or of the summary of a Profile."""
-    if kind is Rate:
-        return KNOWN_CEILING
-    types = get_type_hints(kind)
-    names = _SUMMARY_FIELDS if kind is Profile else types
-    return {name: _FIELDS.get(types[name], types[name]) for name in names}
+class ProfileHeader(Struct):
+    """The fields that every header of a profile has."""
+
+    schema: int
+    tool: dict[str, Any]
+    command: str
+    started: str
+    script: str
+    environment: dict[str, Any]
 
 
 def write_profile(path: Path, command: str, script: str, profile: Profile) -> Path:
@@ -76,7 +69,7 @@ def write_profile(path: Path, command: str, script: str, profile: Profile) -> Pa
         for row in getattr(profile, field):
             values = known_ceiling_record(row) if isinstance(row, Rate) else asdict(row)
             lines.append(as_line(record, values))
-    lines.append(as_line("summary", {name: getattr(profile, name) for name in _SUMMARY_FIELDS}))
+    lines.append(as_line("summary", {name: getattr(profile, name) for name in _OF_SUMMARY}))
     return create_whole(path, b"".join(lines), is_numbered=True)
 
 
@@ -93,27 +86,25 @@ def read_profile_or_none(path: Path) -> tuple[str, Profile] | None:
         raise RunLogError(why)
     number, rows = 1, defaultdict[str, list[Any]](list)
     try:
-        require(header, _HEADER)
+        script = read_record(header, ProfileHeader).script
         for number, line in enumerate(lines[1:], start=2):  # noqa: B007 (an error names it)
             record = parse_record(line)
             if record["record"] == "summary":
-                return header["script"], _profile(rows, record)
+                return script, _profile(rows, record)
             if record["record"] in _RECORDS:
                 field, kind = _RECORDS[record["record"]]
-                require(record, _schema(kind))
-                values = {name: record[name] for name in _schema(kind)}
-                rows[field].append(known_ceiling_from_record(record) if kind is Rate else kind(**values))
+                rows[field].append(known_ceiling_from_record(record) if kind is Rate else read_record(record, kind))
         raise ValueError("the log has no summary: its end was cut off")
     except MALFORMED as error:
         raise RunLogError(f"{path}, line {number}: {describe_error(error)}") from None
 
 
 def _profile(rows: Mapping[str, list[Any]], summary: dict[str, Any]) -> Profile:
-    require(summary, _schema(Profile))
-    if not all(summary[name] is None or summary[name] > 0 for name in ("seconds", "steps", "unprofiled_step_seconds")):
+    profile = read_record({"classes": (), **{name: summary[name] for name in _OF_SUMMARY}, **rows}, Profile)
+    durations = profile.seconds, profile.steps, profile.unprofiled_step_seconds
+    if any(each is not None and each <= 0 for each in durations):
         raise ValueError("a profile of no step")
-    known: dict[str, Any] = {name: summary[name] for name in _SUMMARY_FIELDS} | {"notes": tuple(summary["notes"])}
-    return Profile(**known | {field: tuple(each) for field, each in rows.items()})
+    return profile
 
 
 def rank_log(folder: Path, rank: int) -> Path:

@@ -9,11 +9,10 @@ from functools import partial
 from typing import Any
 from xml.etree import ElementTree
 
-from mamf.logs.comparability import Difference
-from mamf.logs.compare import Comparison, Pair, Verdict
+from mamf.logs.compare import Comparison, Difference, Pair, Verdict
 from mamf.logs.decision import FALSE_ALARMS, TOGETHER, Together
 from mamf.logs.entries import Entry
-from mamf.logs.guarding import Guarded, Judged, Outcome
+from mamf.logs.judging import Guarded, Judged, Outcome
 from mamf.report.document import Answer, Block, Column, Document, Lines, Table, columns_from
 from mamf.report.text import counted, scaled_unit, significant
 from mamf.statistics import CONFIDENCE, Interval

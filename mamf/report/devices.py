@@ -7,8 +7,8 @@ from statistics import median
 from typing import Any
 
 from mamf.ceilings.ceiling import CONFIRM
-from mamf.logs.device_speeds import device_speeds
 from mamf.logs.records import significant_digits
+from mamf.logs.run_log import device_speeds
 from mamf.measurement import Measurement, group_pairs
 from mamf.report.document import Column
 from mamf.report.text import counted, rate_name, rate_text, scaled_unit, significant

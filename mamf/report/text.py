@@ -9,7 +9,7 @@ import textwrap
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from mamf.logs.card_sharing import describe_sharing
+from mamf.backend import describe_sharing
 from mamf.measurement import group_pairs
 from mamf.statistics import Interval
 from mamf.text import csv_cell, markdown_text, visible

@@ -12,7 +12,7 @@ from mamf.contribution.rules import review
 from mamf.engine.search.grid import THOROUGH
 from mamf.engine.search.strategy import FindStrategy
 from mamf.logs.legacy import FinderRun, Reported
-from mamf.operations.matmul.shapes import MatmulShape, SearchOptions
+from mamf.operations.matmul.shapes import SearchOptions
 
 SIMULATED = ["--backend", "mamf.testing:SimulatedBackend", "--kernel", "mamf.testing:SimulatedMatmul"]
 RESULTS = Path(__file__).resolve().parents[2] / "results"
@@ -80,6 +80,6 @@ def rows(records):
 
 
 def legacy_run(**fields):
-    shown = Reported({"MAMF": 815.5}, MatmulShape(3072, 2816, 16384))
+    shown = Reported({"MAMF": 815.5}, "3072x2816x16384")
     known = {"device": "Oldcard", "dtype": "bfloat16", "started": "2026-11-20T23:53:45", "best": {"MAMF": shown}}
     return FinderRun("v4", rows=(shown,), **known | fields)

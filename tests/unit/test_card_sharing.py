@@ -11,8 +11,7 @@ from mamf.backend import DeviceInfo, shared_name, shared_ways
 from mamf.contribution.collection import rates_of
 from mamf.contribution.rules import review
 from mamf.errors import IncomparableError, LogMismatchError
-from mamf.logs.comparability import require_device_of_log
-from mamf.logs.compare import compare
+from mamf.logs.compare import compare, require_device_of_log
 from mamf.logs.run_log import read_run_log
 from mamf.peaks import fastest_possible_flops, find_bandwidth, find_peak
 from mamf.testing import SimulatedBackend

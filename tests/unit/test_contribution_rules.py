@@ -35,6 +35,27 @@ def test_an_honest_log_is_accepted(sweep_records, find_records, tmp_path):
         assert str(judged.place.parent) == "nvidia-h100-80gb-hbm3"
 
 
+def test_every_unknown_and_every_repeated_field_is_reported(sweep_records, tmp_path):
+    records = copy.deepcopy(sweep_records)
+    records[0]["tool"]["color"], records[1]["mood"], records[1]["essay"] = "red", "good", "long"
+    path = write(tmp_path / "log.jsonl", records)
+    lines = path.read_text().splitlines()
+    lines[0] = lines[0].replace('"tool": {', '"tool": {"name": "a", "name": "b", ')
+    lines[2] = '{"launches": 1, "kernel": "a", ' + lines[2][1:]
+    path.write_text("\n".join([*lines, ""]))
+    findings = [(each.line, each.message) for each in review(path).findings if each.rule.endswith("-field")]
+    unknown = "mamf writes no field {!r} of such a record: remove it"
+    repeated = "an object has the field {!r} more than once: leave one"
+    assert findings == [
+        (1, repeated.format("name")),
+        (3, repeated.format("launches")),
+        (3, repeated.format("kernel")),
+        (1, unknown.format("tool.color")),
+        (2, unknown.format("mood")),
+        (2, unknown.format("essay")),
+    ]
+
+
 # -- ways of spoiling a log --------------------------------------------------------------------------------------------
 
 

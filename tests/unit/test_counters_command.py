@@ -220,9 +220,9 @@ def test_bad_input_is_told_in_a_line(run, given, told):
 @pytest.mark.parametrize(
     ("damage", "told"),
     [
-        ({"cycles": ["many"]}, "field cycles[0]: a finite number is due, not 'many'"),
+        ({"cycles": ["many"]}, "field cycles[0]: expected `float`, got `str`"),
         ({"cycles": [0]}, "cycles of a launch that are not a positive number"),
-        ({"kernels": [{"name": "x"}]}, "field kernels[0].grid is missing"),
+        ({"kernels": [{"name": "x"}]}, "field kernels[0]: missing field `grid`"),
         ({"shape": {"m": "wide"}}, "counters"),
     ],
 )

@@ -15,7 +15,7 @@ import pytest
 from rendering import render_guard
 
 from mamf.cli import main
-from mamf.logs.guarding import judge_guard
+from mamf.logs.judging import judge_guard
 from mamf.logs.run_log import read_run_log
 from mamf.measurement import Conditions
 from mamf.node.report import node_document

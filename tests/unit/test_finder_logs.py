@@ -1,8 +1,6 @@
 """Logs of mamf-finder 2 to 4: what they say is imported, what they leave open stays open."""
 
 import gzip
-import json
-from dataclasses import asdict
 
 import finder_log_samples as samples
 import pytest
@@ -12,7 +10,6 @@ from hypothesis import strategies as st
 from mamf.errors import RunLogError
 from mamf.logs.finder import parse, read_finder_logs
 from mamf.logs.legacy import STATISTICS, read_legacy_or_none, write_legacy_log
-from mamf.operations.matmul.shapes import MatmulShape
 
 
 def run_of(text):
@@ -30,7 +27,7 @@ def test_a_whole_log_is_complete_private_and_survives_its_run_log(version, tmp_p
     assert run.is_complete, run.remarks
     assert run.rows and run.best
     assert {name for row in (*run.rows, *run.best.values()) for name in row.tflops} <= set(STATISTICS)
-    assert not [name for name in samples.PRIVATE if name in json.dumps(asdict(run))]
+    assert not [name for name in samples.PRIVATE if name in repr(run)]
     assert "not understood" not in remarks(run)
     write_legacy_log(run, tmp_path / "run.jsonl")
     assert read_legacy_or_none(tmp_path / "run.jsonl") == run
@@ -42,7 +39,7 @@ def test_a_whole_log_is_complete_private_and_survives_its_run_log(version, tmp_p
 )
 def test_which_printed_number_is_the_reduction(text, version, n):
     run = run_of(text)
-    expected = [MatmulShape(m, n, 5120 - n) for m in (256, 512, 768)]
+    expected = [f"{m}x{n}x{5120 - n}" for m in (256, 512, 768)]
     assert run.version == version
     assert [row.shape for row in run.rows] == expected
     assert {best.shape for best in run.best.values()} == {expected[1]}
@@ -127,7 +124,7 @@ def test_damage_by_terminals_markdown_and_libraries():
     assert [str(row.shape) for row in run.rows] == [samples.FIRST, samples.THIRD]
     assert run.best["median"].tflops == {"median": 301.5}
     assert run.elapsed_seconds == 225720
-    assert not [name for name in samples.PRIVATE if name in json.dumps(asdict(run))]
+    assert not [name for name in samples.PRIVATE if name in repr(run)]
 
 
 class TestInterrupted:
@@ -175,7 +172,7 @@ class TestStaged:
             ("confirm", {"MAMF": 810.1}, 1500),
             ("confirm", {"MAMF": 842.3}, 1980),
         ]
-        assert run.best["MAMF"].shape == MatmulShape(3072, 2816, 20480)
+        assert run.best["MAMF"].shape == "3072x2816x20480"
 
     def test_rows_of_v4(self):
         run = run_of(samples.V4)

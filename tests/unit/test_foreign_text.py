@@ -16,7 +16,6 @@ from mamf.cli.terminal import say, warn
 from mamf.contribution.collection import Submitters, collect
 from mamf.contribution.tables import results_pages
 from mamf.logs.legacy import Reported, write_legacy_log
-from mamf.operations.matmul.shapes import MatmulShape
 from mamf.report.charts.lines import Axis, Chart, Line, Panel, Point
 from mamf.report.charts.picture import draw, with_visible_texts
 
@@ -64,7 +63,7 @@ def logs(sweep_records, find_records, kernel_records, tmp_path_factory):
     }
     folder = tmp_path_factory.mktemp("logs")
     found = {kind: write(folder / f"{kind}\x1b[2J\n.jsonl", records) for kind, records in kinds.items()}
-    told = Reported({"MAMF": 815.5}, MatmulShape(3072, 2816, 16384), HOSTILE, HOSTILE, remarks=(HOSTILE,))
+    told = Reported({"MAMF": 815.5}, "3072x2816x16384", HOSTILE, HOSTILE, remarks=(HOSTILE,))
     texts = dict.fromkeys(("version", "command", "device", "dtype"), HOSTILE)
     more = {"best": {"MAMF": told}, "remarks": (HOSTILE,), "software": {HOSTILE: HOSTILE}}
     found["legacy"] = folder / "legacy\x1b.jsonl"

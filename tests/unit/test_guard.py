@@ -17,7 +17,7 @@ from mamf.errors import UsageError
 from mamf.kinds.registry import chart_of
 from mamf.logs.compare import Comparison, Pair
 from mamf.logs.entries import visited_entry
-from mamf.logs.guarding import Guarded, Judged, is_in_doubt, is_too_wide, outcome_of
+from mamf.logs.judging import Guarded, Judged, is_in_doubt, is_too_wide, outcome_of
 from mamf.logs.run_log import RunLog, read_run_log
 from mamf.measurement import Measurement
 from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
@@ -180,10 +180,10 @@ def test_products_are_guarded_too(run):
         ("tolerance = 2", "'2' is not a share between 0 and 1; write 0.3% or 0.003"),
         ("rounds = 2", "rounds 2: it must be at least 3"),
         ('regimes = ["bursts"]', "unknown regime 'bursts' (did you mean 'burst'?)"),
-        ('flush = "no"', "field flush: true or false is due, not 'no'"),
-        ('regimes = "burst"', "field regimes: a list is due, not 'burst'"),
+        ('flush = "no"', "field flush: expected `bool`, got `str`"),
+        ('regimes = "burst"', "field regimes: expected `array`, got `str`"),
         ("time_limit = 'soon'", "'soon' is not a duration"),
-        ("problem = 3", "field problem: an object is due, not 3"),
+        ("problem = 3", "field problem: expected `object`, got `int`"),
         ("nonsense", "Expected '=' after a key"),
     ],
 )
@@ -201,7 +201,7 @@ def test_what_is_wrong_with_a_file_is_said_in_a_line(tmp_path, line, told):
 def test_what_a_file_lacks_is_named(tmp_path, key):
     path = tmp_path / "guard.toml"
     path.write_text("\n".join(line for line in FILE.splitlines() if not line.startswith(key)))
-    with pytest.raises(UsageError, match=f"field {key} is missing"):
+    with pytest.raises(UsageError, match=f"missing field `{key}`"):
         read_guard_file(path)
 
 
@@ -401,7 +401,7 @@ def test_the_file_that_the_docs_show_is_one(tmp_path):
     docs = Path(__file__).resolve().parents[2] / "docs" / "guard.md"
     (tmp_path / "guard.toml").write_text(docs.read_text().partition("```toml\n")[2].partition("```")[0])
     file = read_guard_file(tmp_path / "guard.toml")
-    assert (file.tolerance, file.rounds, file.options["regime"]) == (0.02, 9, ["burst"])
+    assert (file.tolerance, file.rounds, file.options["regime"]) == (0.02, 9, ("burst",))
     assert file.options["set"] == ["direction=fwd,bwd"]
 
 

@@ -296,7 +296,7 @@ def test_a_log_that_is_damaged_names_the_line(tmp_path, profile):
     write_profile(path, "mamf profile train.py", "train.py", profile)
     lines = path.read_text().splitlines()
     path.write_text("\n".join([*lines[:2], lines[2].replace('"calls": 1', '"calls": "one"'), *lines[3:], ""]))
-    with pytest.raises(RunLogError, match=r"line 3: field calls: a whole number is due, not 'one'"):
+    with pytest.raises(RunLogError, match=r"line 3: field calls: expected `int`, got `str`"):
         read_profile_or_none(path)
     path.write_text("\n".join([*lines[:-1], ""]))
     with pytest.raises(RunLogError, match="no summary"):

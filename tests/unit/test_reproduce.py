@@ -12,7 +12,7 @@ import pytest
 
 from mamf.engine.regimes import Classic
 from mamf.errors import RunLogError
-from mamf.logs.reproducing import claims_of_log, judge_claims
+from mamf.logs.judging import claims_of_log, judge_claims
 from mamf.logs.run_log import read_run_log
 from mamf.operations.attention.shapes import AttentionShape
 from mamf.plugins import discovery

@@ -149,7 +149,7 @@ def test_a_full_disk_is_one_clear_error_and_leaves_the_log_whole(log_path, rows,
         ('{"record": "measurement"}', "not a header"),
         ("plain text", "not a JSON object"),
         ("[1]", "not a record"),
-        ('{"record": "header", "schema": 5}', "field tool is missing"),
+        ('{"record": "header", "schema": 5}', "missing field `tool`"),
         ('{"record": "header", "schema": 3}', "schema 3; the last release that reads or converts it is mamf 0.2"),
     ],
 )
@@ -164,7 +164,7 @@ def test_a_bad_header_is_named(tmp_path, line, complaint):
     ("line", "complaint"),
     [
         ('{"record": "nonsense"}', "line 2: unknown record 'nonsense'"),
-        ('{"record": "measurement"}', "line 2: field operation is missing$"),
+        ('{"record": "measurement"}', "line 2: missing field `operation`$"),
         ("{", "line 2: not a JSON object"),
     ],
 )
@@ -309,6 +309,12 @@ def test_a_full_disk_leaves_no_empty_log(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
+def test_a_command_line_that_is_not_utf8_is_read_back(tmp_path):
+    path = tmp_path / "run.jsonl"
+    RunLogWriter.create(path, header() | {"notes": "t\udce9st"}).close()
+    assert read_run_log(path).header["notes"] == "t\udce9st"
+
+
 def leaves(value, path=()):
     """Where the values of a record are."""
     if isinstance(value, dict) and value:
@@ -364,7 +370,7 @@ def with_sample(log_path, field, seconds):
     ],
 )
 def test_a_sample_that_no_launch_takes_is_refused(log_path, field, seconds):
-    with pytest.raises(RunLogError, match="line 2: a sample "):
+    with pytest.raises(RunLogError, match=rf"line 2: field {field}\[0\]: expected `float` [<>]"):
         read_run_log(with_sample(log_path, field, seconds))
 
 

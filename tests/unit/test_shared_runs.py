@@ -20,9 +20,8 @@ from mamf.ceilings.ceiling import compute_drift, mamfu
 from mamf.errors import UsageError
 from mamf.kinds.registry import chart_of
 from mamf.logs.compare import compare
-from mamf.logs.device_speeds import DeviceSpeed, device_speeds, with_device_speeds
 from mamf.logs.entries import entries
-from mamf.logs.run_log import read_run_log
+from mamf.logs.run_log import DeviceSpeed, device_speeds, read_run_log, with_device_speeds
 from mamf.logs.shared_runs import join_logs, read_run, share_paths
 from mamf.operations import unknown
 from mamf.operations.matmul.shapes import COMMON_PRODUCT, MatmulShape

@@ -17,13 +17,12 @@ from mamf.cli.terminal import is_for_people, note_stream, say, warn
 from mamf.errors import IncomparableError, UsageError
 from mamf.files import write_whole
 from mamf.limits import require_known, require_some, whole_number
-from mamf.logs.validator import ANY_NAME, PLAIN
 from mamf.plans import GUARD, KERNEL_REGIMES, MOST_ROUNDS, GuardOptions, Plan
 
 if TYPE_CHECKING:
     from mamf.engine.strategies.guard import GuardSweep
     from mamf.kinds.kind import Setup
-    from mamf.logs.guarding import Guarded
+    from mamf.logs.judging import Guarded, GuardKeys
     from mamf.logs.run_log import RunLog
     from mamf.operation import Request
     from mamf.report.document import Document
@@ -36,19 +35,6 @@ EXAMPLES = """examples:
 docs/guard.md describes the file and has a workflow.
 """
 _REGRESSION = 3
-_SCHEMA = {
-    "operation": str,
-    "kernels": [str],
-    "shapes": [str],
-    "baseline": str,
-    "regimes?": [str],
-    "tolerance?": PLAIN,
-    "rounds?": int,
-    "precision?": PLAIN,
-    "time_limit?": PLAIN,
-    "flush?": bool,
-    "problem?": {ANY_NAME: PLAIN},
-}
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -76,44 +62,44 @@ class GuardFile(NamedTuple):
 
 def read_guard_file(path: Path) -> GuardFile:
     """Raises UsageError with the file and the error. ``baseline`` is relative to the file."""
-    from mamf.logs.guarding import DEFAULT_ROUNDS, DEFAULT_TOLERANCE
-    from mamf.logs.validator import require
+    from mamf.logs.judging import GuardKeys
+    from mamf.logs.records import read_record
 
     if sys.version_info >= (3, 11):
         import tomllib
     else:
         import tomli as tomllib
     try:
-        given = tomllib.loads(path.read_text(encoding="utf-8"))
-        require_known(*(("key", name, [key.removesuffix("?") for key in _SCHEMA]) for name in given))
-        require(given, _SCHEMA)
-        require_some("shapes", given["shapes"], str)
-        require_known(*(("regime", name, KERNEL_REGIMES) for name in given.get("regimes", ())))
-        tolerance = share(str(given.get("tolerance", DEFAULT_TOLERANCE)))
-        rounds = whole_number("rounds", given.get("rounds", DEFAULT_ROUNDS), 3, MOST_ROUNDS)
+        found = tomllib.loads(path.read_text(encoding="utf-8"))
+        require_known(*(("key", name, GuardKeys.__struct_fields__) for name in found))
+        given = read_record(found, GuardKeys)
+        require_some("shapes", given.shapes, str)
+        require_known(*(("regime", name, KERNEL_REGIMES) for name in given.regimes))
+        tolerance = share(str(given.tolerance))
+        rounds = whole_number("rounds", given.rounds, 3, MOST_ROUNDS)
         options = _sweep_options(given)
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from None
     except (UsageError, ValueError, argparse.ArgumentTypeError) as error:
         raise UsageError(f"{path}: {error}") from None
-    return GuardFile(path.parent / given["baseline"], tolerance, rounds, options)
+    return GuardFile(path.parent / given.baseline, tolerance, rounds, options)
 
 
-def _sweep_options(given: Mapping[str, Any]) -> dict[str, Any]:
+def _sweep_options(given: GuardKeys) -> dict[str, Any]:
     fields = {
         name: [str(value) for value in (values if isinstance(values, list) else [values])]
-        for name, values in given.get("problem", {}).items()
+        for name, values in given.problem.items()
     }
     return {
-        "operation": given["operation"],
-        "kernel": given["kernels"],
-        "shapes": given["shapes"],
+        "operation": given.operation,
+        "kernel": given.kernels,
+        "shapes": given.shapes,
         "dtype": fields.pop("dtype", None),
         "set": [f"{name}={','.join(values)}" for name, values in fields.items()] or None,
-        "regime": given.get("regimes", KERNEL_REGIMES[:1]),
-        "precision": share(str(given["precision"])) if "precision" in given else None,
-        "time_limit": duration(str(given["time_limit"])) if "time_limit" in given else None,
-        "no_flush": None if given.get("flush", True) else True,
+        "regime": given.regimes,
+        "precision": None if given.precision is None else share(str(given.precision)),
+        "time_limit": None if given.time_limit is None else duration(str(given.time_limit)),
+        "no_flush": None if given.flush else True,
     }
 
 
@@ -171,7 +157,7 @@ class _GuardSession(Session):
 
     def _require_comparable(self, baseline: RunLog) -> None:
         """Raises IncomparableError for a baseline of another card or without any of these rows."""
-        from mamf.logs.comparability import blocking_differences
+        from mamf.logs.compare import blocking_differences
         from mamf.logs.entries import entries, fields_of
 
         if found := blocking_differences(baseline.header, self.log.header if self.log else self.driven.new_header()):
@@ -197,7 +183,7 @@ class _GuardSession(Session):
         return super().document(log) if self.found is None else guard_document(self.found)
 
     def report(self, log: RunLog) -> int:
-        from mamf.logs.guarding import judge_guard
+        from mamf.logs.judging import judge_guard
         from mamf.report.comparison import verdict_line
 
         if self.baseline:
@@ -221,7 +207,7 @@ class _GuardSession(Session):
             write_whole(self.options.markdown, markdown(guard_document(found)))
 
     def _keep_as_baseline(self, log: RunLog) -> None:
-        from mamf.logs.guarding import too_wide_for_a_baseline
+        from mamf.logs.judging import too_wide_for_a_baseline
         from mamf.report.comparison import percent_of
 
         baseline = self.options.baseline

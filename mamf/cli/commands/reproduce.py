@@ -70,7 +70,7 @@ def _read_claims(options: argparse.Namespace) -> tuple[str, ReproduceOptions, Pl
     by name, which the device completes. Raises UsageError or RunLogError.
     """
     from mamf.cli.reading import as_file, read_log
-    from mamf.logs.reproducing import claims_of_log
+    from mamf.logs.judging import claims_of_log
 
     if options.claim:
         claims = [_claim_in_words(text) for text in options.claim]
@@ -207,7 +207,7 @@ class ReproduceSession(Session):
         return replace(before, options=replace(before.options, tolerance=tolerance))
 
     def say_plan(self) -> None:
-        from mamf.logs.reproducing import judge_claims
+        from mamf.logs.judging import judge_claims
 
         judged = judge_claims(self.plan.options, self.driven.rows)
         say_plan(self.plan, [each.claim.step for each in judged if each.here is None], self.backend)
@@ -216,7 +216,7 @@ class ReproduceSession(Session):
         return self.driven.kind.count_left(self.driven) or None
 
     def judge(self, code: int) -> int:
-        from mamf.logs.reproducing import NOT_MEASURED, judge_claims
+        from mamf.logs.judging import NOT_MEASURED, judge_claims
 
         judged = judge_claims(self.plan.options, self.driven.rows)
         if code not in (0, _UNFINISHED) or not any(each.is_slower for each in judged):

@@ -67,7 +67,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     from mamf.cli.reading import read_log
     from mamf.cli.resuming import flag
-    from mamf.logs.comparability import roofs_of_logs
+    from mamf.logs.compare import roofs_of_logs
     from mamf.report.roofline import roofline_document
     from mamf.report.text import machine_line
 
@@ -92,7 +92,7 @@ def run(options: argparse.Namespace) -> int:
 
 def place_rows(logs: Iterable[RunLog], roofs: Roofs, anyway: bool) -> list[RoofPoint]:
     """A point for each row of the logs. Raises IncomparableError for a log from another card unless ``anyway``."""
-    from mamf.logs.comparability import require_same_card
+    from mamf.logs.compare import require_same_card
     from mamf.report.roofline import points_of
 
     points: list[RoofPoint] = []

@@ -84,7 +84,7 @@ def _document_of_run(log: RunLog, options: argparse.Namespace) -> Document:
     from mamf.cli.reading import read_roofs
     from mamf.kinds.kind import View
     from mamf.kinds.registry import kind_of
-    from mamf.logs.comparability import require_same_card
+    from mamf.logs.compare import require_same_card
     from mamf.profiling.counters.report import counters_document
 
     roofs = read_roofs(options)

@@ -12,7 +12,7 @@ from mamf.engine.regimes import Regime
 from mamf.engine.runner import Runner, Step, Steps
 from mamf.engine.strategies.kernels import KernelsSweep
 from mamf.logs.entries import Entry, by_step, visited_entry
-from mamf.logs.guarding import DEFAULT_TOLERANCE, is_in_doubt
+from mamf.logs.judging import DEFAULT_TOLERANCE, is_in_doubt
 from mamf.logs.recording import Record
 from mamf.measurement import Measurement
 from mamf.plans import StepKey

@@ -10,7 +10,7 @@ from mamf.ceilings.ceiling import CONFIRM, summarize_conditions
 from mamf.engine.regimes import Regime
 from mamf.engine.runner import Runner, Step, Steps
 from mamf.engine.strategies.kernels import KernelsSweep
-from mamf.logs.reproducing import UNDECIDED, judge_claims
+from mamf.logs.judging import UNDECIDED, judge_claims
 from mamf.measurement import Measurement
 
 #: Visits to a claim until it is decided.

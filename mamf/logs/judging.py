@@ -1,0 +1,241 @@
+"""Verdicts on rows that are measured again: those of a guard against their baseline, and claims of other runs. Pure.
+
+A first visit never fails a guard, it only raises a doubt. Doubtful rows are visited again, interleaved, and these fresh
+visits alone decide: the slowest of many first visits is slow by chance too (the winner's curse). They go on until the
+interval of their ratio to the baseline lies on one side of the tolerance, or the rounds end.
+
+The ceilings of a find are claims as they are: fresh rounds gave their figures. The best rows of other logs were chosen
+for being fast, so verdicts count how many rows they were chosen from. A claim and its visits here are two runs, which
+scatter as calibrated; a printed figure is taken as a run like the one here. Visits of a claim have the phase
+``confirm`` and are numbered.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args
+
+from msgspec import Struct, field
+
+from mamf.ceilings.ceiling import CONFIRM, FEWEST_ROUNDS, summarize_conditions
+from mamf.errors import UsageError
+from mamf.logs.compare import LEAST_COVERAGE, Comparison, Difference, Pair, circumstances, pair_rows, value_differences
+from mamf.logs.entries import Entry, entries, fields_of, is_find, visited_entry
+from mamf.logs.records import Fields
+from mamf.logs.run_log import RunLog
+from mamf.measurement import Measurement, group_pairs
+from mamf.plans import KERNEL_REGIMES, Claim, ReproduceOptions
+
+# -- guards -----------------------------------------------------------------------------------------------------------
+
+DEFAULT_TOLERANCE = 0.02
+DEFAULT_ROUNDS = 9
+
+
+class GuardKeys(Struct, kw_only=True):
+    """The keys of a guard file."""
+
+    operation: str
+    kernels: list[str]
+    shapes: list[str]
+    baseline: str
+    regimes: tuple[str, ...] = KERNEL_REGIMES[:1]
+    tolerance: Any = DEFAULT_TOLERANCE
+    rounds: int = DEFAULT_ROUNDS
+    precision: Any = None
+    time_limit: Any = None
+    flush: bool = True
+    problem: Fields = field(default_factory=dict)
+
+
+# A first visit is doubted from this share of the tolerance on: a visit may be a percent faster than its kernel is.
+_DOUBT = 0.5
+# A failure may be transient: it is tried once more.
+_FAILURES = 2
+
+#: failed (it has no figure any more) and regression fail a guard. undecided: the row scatters too much for the
+#: tolerance, or no fresh visits confirmed a suspicion. new has no baseline. The worst first.
+Outcome = Literal["failed", "regression", "undecided", "new", "ok"]
+OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
+
+
+def is_in_doubt(baseline: Entry, visits: Sequence[Measurement], tolerance: float) -> bool:
+    """Whether a row with these visits needs another, given its baseline."""
+    now = visited_entry(visits)
+    before = baseline.as_on(now)
+    if before.tflops is None or any(row.status == "wrong_result" for row in visits):
+        return False
+    if not visits[-1].ok:
+        return sum(not row.ok for row in visits) < _FAILURES
+    seen = Pair(before.fields, before, now)
+    if not any(row.phase == CONFIRM for row in visits):
+        return seen.ratio < 1 - _DOUBT * tolerance or is_too_wide(seen, tolerance)
+    return seen.b.rounds < FEWEST_ROUNDS or seen.interval.low <= 1 - tolerance <= seen.interval.high
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A guard's verdict on a row. ``pair``: None if there is nothing to compare it with."""
+
+    entry: Entry
+    outcome: Outcome
+    pair: Pair | None = None
+
+
+@dataclass(frozen=True)
+class Guarded:
+    """A guard's log compared with its baseline. ``rows``: worst first. ``unfinished``: why it ended early, if so."""
+
+    comparison: Comparison
+    rows: tuple[Judged, ...]
+    tolerance: float
+    unfinished: str
+
+    def counts(self) -> dict[Outcome, int]:
+        """Rows by outcome, every outcome named."""
+        found = [row.outcome for row in self.rows]
+        return {outcome: found.count(outcome) for outcome in OUTCOMES}
+
+    @property
+    def is_failed(self) -> bool:
+        found = self.counts()
+        return bool(found["regression"] + found["failed"])
+
+    @property
+    def is_finished(self) -> bool:
+        return not self.unfinished and not self.counts()["undecided"] and any(row.pair for row in self.rows)
+
+
+def judge_guard(baseline: RunLog, log: RunLog, tolerance: float) -> Guarded:
+    """Compare a guard's log with its baseline."""
+    comparison = pair_rows(baseline, log, entries(baseline), entries(log))
+    found = [
+        *(Judged(pair.b, outcome_of(pair, tolerance), pair) for pair in comparison.pairs),
+        *(Judged(now, "failed") for _, now in comparison.only_a if now is not None),
+        *(Judged(now, "new") for now, _ in comparison.only_b),
+    ]
+    worst_first = sorted(found, key=lambda row: OUTCOMES.index(row.outcome))
+    ended = "" if log.tier == "complete" else (log.summary or {}).get("reason") or "it was killed"
+    return Guarded(comparison, tuple(worst_first), tolerance, ended)
+
+
+def outcome_of(pair: Pair, tolerance: float) -> Outcome:
+    """The outcome of a pair, from its fresh visits or else its first visit.
+
+    A regression is slower at 95 % confidence and by more than the tolerance.
+    """
+    if is_too_wide(pair, tolerance):
+        return "undecided"
+    if pair.interval.high >= 1 or pair.ratio >= 1 - tolerance:
+        return "ok"
+    return "regression" if pair.b.rounds >= FEWEST_ROUNDS else "undecided"
+
+
+def is_too_wide(pair: Pair, tolerance: float) -> bool:
+    """Whether a row may be slower by more than the tolerance only because its interval is wider than that."""
+    interval = pair.interval
+    is_open = interval.low < 1 - tolerance <= interval.high
+    return (is_open and pair.ratio - interval.low > tolerance * pair.ratio) or interval.coverage < LEAST_COVERAGE
+
+
+def too_wide_for_a_baseline(log: RunLog, tolerance: float) -> list[tuple[float, Entry]]:
+    """Rows whose own interval is wider than the tolerance, by its half width as a share; the widest first."""
+    known = [(each.interval.half_width / each.tflops, each) for each in entries(log) if each.tflops and each.interval]
+    return sorted((each for each in known if each[0] > tolerance), key=lambda each: -each[0])
+
+
+# -- reproductions ----------------------------------------------------------------------------------------------------
+
+UNDECIDED, NOT_MEASURED = "undecided", "not measured"
+#: By what ``mamf compare`` says of such a pair.
+_VERDICTS = {"SAME": "reproduced", "FASTER": "faster", "SLOWER": "slower", "UNDECIDED": UNDECIDED}
+# Half the width of a 95 % interval in standard deviations; clocks that differ by less are equal.
+_NORMAL, _SAME_CLOCK = 1.96, 0.005
+
+
+def claims_of_log(log: RunLog, top: int | None = 1) -> ReproduceOptions:
+    """``top``: how many rows of each problem and regime, best first; None: all. Raises UsageError for a log without a
+    figure to measure again.
+    """
+    ceilings = entries(log, as_ceilings=True) if is_find(log) and top == 1 else []
+    rows = {frozenset(fields_of(row.step).items()): row for row in log.measurements if row.ok and not row.is_reference}
+    claims = [
+        Claim(row.step, entry.tflops, entry.interval, error=entry.error, clock_hz=row.conditions.clock_hz)
+        for entry in (ceilings or entries(log) if not log.counter_records else ())
+        if entry.tflops and entry.interval and entry.interval.low > 0
+        if (row := rows.get(frozenset({**entry.fields, "shape": entry.shape, "kernel": entry.kernel}.items())))
+    ]
+    groups = group_pairs((claim.step[:2], claim) for claim in sorted(claims, key=lambda each: -each.rate))
+    if not claims:
+        raise UsageError(f"{log.path} holds no measured rate of {log.plan.operation}, so nothing can be reproduced")
+    best = tuple(claim for same in groups.values() for claim in same[:top])
+    recorded = tuple(_circumstances_of(log.header).items())
+    return ReproduceOptions(best, log.path.name, recorded, 1 if ceilings else len(claims))
+
+
+def _circumstances_of(header: Mapping[str, Any]) -> dict[str, str]:
+    """The device, its software, settings and limits, by name."""
+    device, clock = header["device"], header["device"].get("max_clock_hz")
+    return {
+        "device": device["name"],
+        "card": device.get("uuid_hash") or "unknown",
+        **circumstances(header),
+        **({"highest clock": f"{clock / 1e6:.0f} MHz"} if clock else {}),
+    }
+
+
+@dataclass(frozen=True)
+class JudgedClaim:
+    """A claim and its figure here. ``here``: None if it was not tried; ``pair``: None without a figure."""
+
+    claim: Claim
+    tolerance: float
+    here: Entry | None
+    pair: Pair | None = None
+    clock_hz: float | None = None
+
+    @property
+    def verdict(self) -> str:
+        return NOT_MEASURED if self.pair is None else _VERDICTS[self.pair.verdict(self.tolerance)]
+
+    @property
+    def is_slower(self) -> bool:
+        """Whether it is surely slower, and by more than the tolerance."""
+        return self.pair is not None and self.pair.is_regression(self.tolerance)
+
+
+def judge_claims(options: ReproduceOptions, rows: Sequence[Measurement]) -> list[JudgedClaim]:
+    """The verdict on each claim, in their order. ``rows``: of a reproduction, as far as it is."""
+    return [
+        _judge_visits(options, claim, [row for row in rows if row.phase == CONFIRM and row.step == claim.step])
+        for claim in options.claims
+    ]
+
+
+def _judge_visits(options: ReproduceOptions, claim: Claim, visits: Sequence[Measurement]) -> JudgedClaim:
+    here = visited_entry(visits) if visits else None
+    judged = JudgedClaim(claim, options.tolerance, here)
+    if here is None or here.tflops is None:
+        return judged
+    assert here.error is not None, "a figure has an error"
+    scatter = math.hypot(here.error.own, claim.interval.half_width / claim.rate / _NORMAL)
+    error = claim.error or replace(here.error, own=scatter)
+    there = replace(here, kernel=claim.step[3], tflops=claim.rate, interval=claim.interval, error=error)
+    pair = Pair(here.fields, there, here, rows=max(options.chosen_from, len(options.claims)))
+    clock_hz = summarize_conditions([row for row in visits if row.ok]).clock_hz
+    return replace(judged, pair=pair, clock_hz=clock_hz)
+
+
+def differences_here(
+    options: ReproduceOptions, judged: Iterable[JudgedClaim], header: Mapping[str, Any]
+) -> list[Difference]:
+    """What the claims record of their run and is different in the run here."""
+    clocks = [
+        Difference(f"clock in {each.claim.step[0]}", f"{then / 1e6:.0f} MHz", f"{now / 1e6:.0f} MHz")
+        for each in judged
+        if (then := each.claim.clock_hz) and (now := each.clock_hz) and abs(now / then - 1) > _SAME_CLOCK
+    ]
+    recorded = dict(options.recorded)
+    return [*(value_differences(recorded, _circumstances_of(header)) if recorded else []), *clocks]

@@ -68,9 +68,9 @@ def _written(value: Any, of: AnyOperation) -> Any:
 
 
 def require_current(record: object) -> None:
-    """Raises ValueError for a plan as versions before release 0.2 wrote it."""
+    """Raises ValueError for a plan as release 0.2.0 wrote it."""
     if isinstance(record, dict) and "options" not in record:
-        raise ValueError("the plan is in a form from before release 0.2, which no release reads: measure again")
+        raise ValueError("the plan is in the form of release 0.2.0: read the log with that release, or measure again")
 
 
 def plan_from_record(record: Mapping[str, Any]) -> Plan:

@@ -20,7 +20,7 @@ docs/autoprofile-h200/SUMMARY.md is written whole, from the logs beside them.
 Any other table or console output with measured figures, and any paragraph with a rate, carries a comment above it that
 says why:
 
-    <!-- not from a log: simulated, python tools/guard_rates.py -->
+    <!-- not from a log: simulated, python tools/rates.py guard -->
 """
 
 from __future__ import annotations

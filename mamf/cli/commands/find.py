@@ -28,7 +28,7 @@ EXAMPLES = """examples:
   mamf find                                     burst and sustained ceilings of the first accelerator
   mamf find --dtype bfloat16 float16 fp8        one after the other, one log each
   mamf find --kernel torch.mm cublaslt          also search cuBLASLt's algorithms
-  mamf find --quick                             both in 13 s
+  mamf find --quick                             both in 14 s
   mamf find --operation NAME --help             the options for ceilings of another operation
 """
 
@@ -45,7 +45,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--quick",
         action=argparse.BooleanOptionalAction,
         default=None,
-        help="both ceilings in 13s, in fewer rounds, with the kernel that is fastest in a short trial",
+        help="both ceilings in 14 s, in fewer rounds, with the kernel that is fastest in a short trial",
     )
     add(search, "--precision")
     add_device_options(parser)

@@ -145,7 +145,7 @@ def plan_for(
 ) -> tuple[Plan, list[MatmulKernel]]:
     """A plan with a grid for this device, whose speed a few launches tell, and its kernels: the named ones, or those
     that are tried unasked. It begins with shapes that won on such devices before. ``is_quick``: for both ceilings
-    in 13 s. Where the first kernel refuses the problem altogether, one product is all.
+    in 14 s. Where the first kernel refuses the problem altogether, one product is all.
 
     Raises what ``working_kernels`` does, UsageError for a budget that is too short.
     """

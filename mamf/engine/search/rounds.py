@@ -175,10 +175,13 @@ class Confirmation:
         """Whether sustained may have one more visit that chooses, by what steps took: those that confirm start anew,
         the first of them when what the visit before it left queued has ended. Held rows know better than the clock.
         """
-        name, backend = Sustained.name, self.run.backend
-        confirming = FEWEST_ROUNDS * (Sustained.shortest_anew(backend) + self._aside(name))
-        needed = self._shortest_step.get(name, 0.0) + backend.sustained_traits.bridge_seconds + confirming
+        bridge = self.run.backend.sustained_traits.bridge_seconds
+        needed = self._shortest_step.get(Sustained.name, 0.0) + bridge + self.seconds_to_confirm()
         return self.run.is_replaying or self.deadline - self.run.now() >= needed
+
+    def seconds_to_confirm(self) -> float:
+        """Return how long the visits take at least that confirm a candidate in sustained."""
+        return FEWEST_ROUNDS * (Sustained.shortest_anew(self.run.backend) + self._aside(Sustained.name))
 
     def _aside(self, regime: str) -> float:
         """Seconds that preparing and verifying a visit are expected to take."""
@@ -217,7 +220,7 @@ class Confirmation:
                 break
             left = [each for each in left if each not in due]
             left = not_beaten(own, left, self.hopeless if number >= phase.fewest else self.far_behind)
-            if number < phase.fewest and left:
+            if number < phase.fewest and left and not self.run.is_replaying:
                 rounds = phase.fewest - number + (FEWEST_ROUNDS if phase.chooses else 0)
                 left = self._affordable(own, left, seconds_each, rounds)
             failed = {(row.shape, row.kernel) for row in own if not row.ok}

@@ -59,7 +59,8 @@ class FindStrategy:
     #: How much faster than a kernel's first algorithm another must be to stand for it in the search; and in a quick
     #: one, how much faster than the default another kernel must be to take part.
     clearly: ClassVar[float] = 0.005
-    #: Algorithms of a kernel that compiles them, the likeliest first, that a quick search has the time for.
+    #: Algorithms, the likeliest first, that a quick search has time for where a kernel compiles them, or on a further
+    #: shape.
     quick_algorithms: ClassVar[int] = 2
 
     def __init__(self, plan: Plan, kernels: Sequence[MatmulKernel], run: Runner) -> None:
@@ -91,7 +92,10 @@ class FindStrategy:
 
     def steps(self) -> Steps:
         burst: list[Measurement] = []
+        if Sustained.name in self.plan.regimes:
+            self._confirmation.deadline -= self._confirmation.seconds_to_confirm()
         yield from self._burst(burst)
+        self._confirmation.deadline = self._deadline
         if Sustained.name in self.plan.regimes:
             yield from self._sustained(burst)
 
@@ -136,7 +140,8 @@ class FindStrategy:
         candidates = list(dict.fromkeys((*kinds, *leaders)))[: self.pace.candidates]
         self.run.on_phase("burst: choosing algorithms")
         shapes = list(dict.fromkeys(shape for shape, _ in candidates[: self.pace.algorithm_shapes]))
-        yield from self._try_algorithms(regime, shapes, rule, self._ranked)
+        until = self._until(self.pace.choose) if self.options.is_quick else self._deadline
+        yield from self._try_algorithms(regime, shapes, rule, self._ranked, until)
         candidates += best_by_shape(row for row in self._algorithms if row.shape in shapes)
         measured = [*self._scouted, *self._algorithms]
         candidates += of_the_default(candidates, measured, self._default)
@@ -170,7 +175,7 @@ class FindStrategy:
             limit = self.short_trial * self.options.grid.most_flop
             best_first.sort(key=lambda shape: shape.flop > limit)
         shapes = best_first[: self.trial_shapes]
-        yield from self._try_algorithms(regime, shapes, rule, kernels)
+        yield from self._try_algorithms(regime, shapes, rule, kernels, self._deadline)
         tried = [row for row in self._algorithms if row.ok and row.shape in shapes]
         if self.options.is_quick:
             self._ranked = kernels = self._best_kernel(tried, shapes)
@@ -207,26 +212,36 @@ class FindStrategy:
         return list(dict.fromkeys(found))
 
     def _try_algorithms(
-        self, regime: Regime, shapes: Iterable[MatmulShape], rule: StoppingRule, kernels: Sequence[MatmulKernel]
+        self,
+        regime: Regime,
+        shapes: Sequence[MatmulShape],
+        rule: StoppingRule,
+        kernels: Sequence[MatmulKernel],
+        until: float,
     ) -> Steps:
-        """Measure each of these kernels, in each of its algorithms, on these shapes."""
+        """Measure each of these kernels, in each of its algorithms, on these shapes. A quick search measures all of a
+        kernel's algorithms on the first shape only.
+        """
         for kernel in kernels:
             begun = self.run.now()
-            yield from self._every_algorithm(regime, shapes, rule, kernel)
+            yield from self._every_algorithm(regime, shapes, rule, kernel, until)
             if not kernel.has_cheap_variants:
                 self._compiled += self.run.now() - begun
 
     def _every_algorithm(
-        self, regime: Regime, shapes: Iterable[MatmulShape], rule: StoppingRule, kernel: MatmulKernel
+        self, regime: Regime, shapes: Sequence[MatmulShape], rule: StoppingRule, kernel: MatmulKernel, until: float
     ) -> Steps:
         names = self._names.setdefault(kernel.name, set())
         for shape in shapes:
-            for variant in self._variants(kernel, shape):
+            variants = self._variants(kernel, shape)
+            if self.options.is_quick and shape != shapes[0]:
+                variants = variants[: self.quick_algorithms]
+            for variant in variants:
                 self._by_name[variant.name] = variant
                 names.add(variant.name)
                 if any((row.shape, row.kernel) == (shape, variant.name) for row in self._algorithms):
                     continue
-                if not self.run.has_next_step(regime, ALGORITHM, self._deadline):
+                if not self.run.has_next_step(regime, ALGORITHM, until):
                     return
                 row = yield Step(variant, self.plan.problem, shape, regime, rule, ALGORITHM, 0)
                 if row is None:

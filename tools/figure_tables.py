@@ -321,7 +321,7 @@ def finder_table(words: Sequence[str]) -> str:
     for log in others:
         assert isinstance(log, RunLog)
         for regime, name in itertools.product(bests(log.measurements), ("mean", "median", "fastest")):
-            rates = {row.shape: row.rate(name) for row in rows_of(log, {"regime": [regime]})}
+            rates = {str(row.shape): row.rate(name) for row in rows_of(log, {"regime": [regime]})}
             shape = max(rates, key=rates.__getitem__)
             ratios = [rates[each] / rate for each, rate in seen.get(name, {}).items() if each in rates]
             ratio = f"{statistics.median(ratios):.3f}" if ratios else DASH
@@ -342,7 +342,7 @@ def finder_repeats_table(words: Sequence[str]) -> str:
                 rates = {row.shape: row.tflops[name] for row in log.rows if name in row.tflops}
             else:
                 tool, seconds = f"mamf, {log.measurements[0].regime}", (log.summary or {})["elapsed_seconds"]
-                rates = {row.shape: row.rate(name) for row in rows_of(log, {})}
+                rates = {str(row.shape): row.rate(name) for row in rows_of(log, {})}
             groups.setdefault((tool, name), []).append((rates, seconds or 0.0))
     lines = []
     for (tool, name), runs in groups.items():

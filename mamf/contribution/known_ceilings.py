@@ -28,7 +28,6 @@ from mamf.dtypes import canonical_name
 from mamf.errors import IncomparableError, MamfWarning, RunLogError, UnavailableError, UsageError
 from mamf.files import packaged_rows
 from mamf.limits import require_known, shorten
-from mamf.logs.found import cached_ceiling
 from mamf.operations.matmul.operation import problem_for
 from mamf.peaks import (
     ContributedRate,
@@ -182,6 +181,8 @@ def _command(dtype: str) -> str:
 
 
 def _measured(backend: Backend, dtype: str, regime: str) -> Ceiling | None:
+    from mamf.logs.found import cached_ceiling  # here, because a look-up by name reads no log
+
     problem = problem_for(backend, dtype)
     for each in (problem, replace(problem, fast_accumulation=True)):
         try:

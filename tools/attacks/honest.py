@@ -86,6 +86,10 @@ def little_work() -> Iterator[None]:
 
     with (
         mock.patch("psutil.cpu_percent", lambda interval: 3.0),
+        # Modules that import it by name, first: one that is imported later would keep the substitute.
+        mock.patch("mamf.cli.ceilings.plan_for", short),
+        mock.patch("mamf.node.device.plan_for", short),
+        mock.patch("mamf.api.measuring.plan_for", short),
         mock.patch("mamf.engine.search.grid.plan_for", short),
         mock.patch.object(Classic.__init__, "__defaults__", (50, 100, _WARMUP_SECONDS)),
         mock.patch.object(FindStrategy, "fine_shapes", 1),

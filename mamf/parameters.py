@@ -36,7 +36,7 @@ class Parameter:
     """A size or a field: one value of a shape or a problem.
 
     - ``name``, ``kind``: the dataclass field and its type.
-    - ``help``, ``default``: the text for people; ``default`` is empty if there is none.
+    - ``help``, ``default``: the text for people; ``default`` may be empty.
     - ``choices``: the allowed values, empty for any; ``least``, ``most``: bounds of a whole number.
     - ``keyword``: the name of its option, in the plural if people name several, and of its keyword in the API.
     - ``metavar``: what stands for a value in help.

@@ -307,7 +307,7 @@ def two_levels(samples: Sequence[float]) -> tuple[float, float] | None:
 
 
 def known_median(values: Iterable[float | None]) -> float | None:
-    """The median of the values that are not None, or None if there are none."""
+    """The median of the values that are not None, or None without any."""
     known = [value for value in values if value is not None]
     return _stdlib.median(known) if known else None
 

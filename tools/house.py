@@ -120,7 +120,7 @@ def trace_trip(command: Sequence[str]) -> tuple[int, int]:
 
 
 def print_trips() -> None:
-    """Print the trips, each in a process of its own, so that imports and caches of one do not hide those of another."""
+    """Print the trips, each in a separate process, so that imports and caches of one do not hide those of another."""
     with tempfile.TemporaryDirectory() as folder:
         os.environ["MAMF_CACHE"] = folder
         os.chdir(folder)

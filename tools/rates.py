@@ -301,7 +301,7 @@ class Guards:
         self.plan = Plan(GUARD, "attention", problems, ("drawn",), self.shapes, regimes, options=options)
 
     def guard(self, seed: int, slower: float = 0.0) -> Seen:
-        """Guard rows with a baseline of their own; the first row got slower by a share."""
+        """Guard rows with their own baseline; the first row got slower by a share."""
         chooser = random.Random(seed)
         # How often a row's visits fall into the slow state is the row's own, the same in both runs.
         odds = {shape: chooser.random() for shape in self.shapes}

@@ -43,7 +43,7 @@ def named_operation(words: Sequence[str]) -> AnyOperation | None:
 
 def launched_operation(words: Sequence[str]) -> AnyOperation | None:
     """The operation that --operation names, else that of the first word that is a kernel. Raises UsageError for a word
-    that is none.
+    that is not known.
     """
     if (of := named_operation(words)) or {"-h", "--help", "--help-all"}.intersection(words[1:2]):
         return of

@@ -96,7 +96,7 @@ class PlanFields(Struct, kw_only=True):
 
 
 class SearchRecord(PlanFields, kw_only=True):
-    """A search that comes first in a run; it has no searches of its own."""
+    """A search that comes first in a run; no search comes before it."""
 
     searches: list[dict[str, Any]] | Missing = UNSET
 

@@ -25,12 +25,13 @@ from mamf.cli.terminal import note_stream, print_document, reports_to, say, warn
 from mamf.errors import DeviceError, LogMismatchError, UsageError
 from mamf.files import make_folder
 from mamf.kinds.kind import View
-from mamf.kinds.registry import kind_of
+from mamf.kinds.registry import kind_of, run_title
 from mamf.logs.run_log import RunLog, read_run_log
 from mamf.logs.shared_runs import deal_rest, read_run, share_paths
 from mamf.node.children import ENDED_WELL, PHASE, WARNING, Event, Watch
 from mamf.plans import SWEEP, VERIFY
 from mamf.plugins.discovery import backend_class, first_backend
+from mamf.report.verification import counts
 
 Run = Callable[[argparse.Namespace], int]
 #: Exit codes: a device failed or nothing was measured; a verification found a wrong result.
@@ -163,7 +164,7 @@ def _report(options: argparse.Namespace, folder: Path, outcome: _Outcome) -> int
         again = f"mamf {command_of(log)} --resume {shlex.quote(str(folder))}"
         remedy = f", or with --devices {_listed(others)} on the other devices" if others else ""
         warn(f"{again} measures the rest{remedy}")
-    if log.plan.kind == VERIFY and any(row.status == "wrong_result" for row in log.measurements):
+    if log.plan.kind == VERIFY and counts(log.measurements)["wrong"]:
         return WRONG
     if outcome.is_interrupted:
         return EXIT_CODE
@@ -176,6 +177,9 @@ def _resume(options: argparse.Namespace) -> int:
     logs = dict[int, list[RunLog]]()
     for path in share_paths(folder):
         log = read_run_log(path)
+        if command_of(log).split()[0] != options.command:
+            right = f"mamf {command_of(log)} --resume {shlex.quote(str(folder))}"
+            raise LogMismatchError(f"{path} is the log of {run_title(log.plan)}: resume it with '{right}'")
         if path.stem.startswith("device"):
             logs.setdefault(log.header["device"]["index"], []).append(log)
     if not logs or options.device is not None:

@@ -136,6 +136,13 @@ def test_a_folder_is_resumed_by_the_devices_of_its_logs(run, shared, devices):
     assert (code, err.count("a folder is resumed by the devices of its logs")) == (2, 1)
 
 
+def test_another_command_does_not_resume_a_folder(run, shared):
+    shared(*SWEEP, *GRID)
+    code, out, err = run("bandwidth", "--resume", "out")
+    assert (code, out) == (2, "")
+    assert "device0.jsonl is the log of a sweep of matmul: resume it with 'mamf sweep --resume out'" in err
+
+
 def test_the_options_of_a_run_may_be_repeated_but_not_changed(shared):
     resumed = ["sweep", "--backend", "simulated", "--devices", "all", "--resume", "out"]
     (code, _, _), log = shared(*resumed, *GRID, "--budget", "2s")

@@ -17,7 +17,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from mamf.contribution.known_ceilings import COLUMNS, SHIPPED, PublishedRate, read_published
+from mamf.contribution.known_ceilings import COLUMNS, FIGURES, SHIPPED, PublishedRate, published_rate
 from mamf.errors import UsageError
 from mamf.files import write_whole
 from mamf.peaks import HEADROOM_UNKNOWN_CLOCK, NamedDevice, find_devices, listed_peak
@@ -35,6 +35,21 @@ def main() -> int:
     if not options.check:
         write_whole(target, text)
     return int(target.read_text(encoding="utf-8") != text)
+
+
+def read_published(results: Path) -> list[PublishedRate]:
+    """The figures in ``published/figures.csv`` of a results folder, in their order; none without that file.
+
+    Raises UsageError for a file that cannot be read, and for a malformed row.
+    """
+    path = results / FIGURES
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            return [published_rate(row) for row in csv.DictReader(file, strict=True)]
+    except FileNotFoundError:
+        return []
+    except (OSError, csv.Error, TypeError, ValueError, KeyError) as error:
+        raise UsageError(f"cannot read {path}: {error}") from None
 
 
 def csv_text(figures: Iterable[PublishedRate]) -> str:

@@ -11,7 +11,6 @@ with measured ones. The package ships published.csv, the highest of each listed 
 
 from __future__ import annotations
 
-import csv
 import functools
 import math
 import re
@@ -298,23 +297,8 @@ class PublishedRate(Rate):
     license: str
 
 
-def read_published(results: Path) -> list[PublishedRate]:
-    """The figures in ``published/figures.csv`` of a results folder, in their order; none without that file.
-
-    Raises UsageError for a file that cannot be read, and for a malformed row.
-    """
-    path = results / FIGURES
-    try:
-        with path.open(encoding="utf-8", newline="") as file:
-            return [_rate_of(row) for row in csv.DictReader(file, strict=True)]
-    except FileNotFoundError:
-        return []
-    except (OSError, csv.Error, TypeError, ValueError, KeyError) as error:
-        raise UsageError(f"cannot read {path}: {error}") from None
-
-
-def _rate_of(row: Mapping[str, Any]) -> PublishedRate:
-    """Raises TypeError, KeyError or ValueError."""
+def published_rate(row: Mapping[str, Any]) -> PublishedRate:
+    """Read a row of figures that other people published. Raises TypeError, KeyError or ValueError."""
     values = {**row, **{name: kind(row[name]) if row[name] else None for name, kind in _NUMBERS.items()}}
     is_whole = all(row[name] for name in ("accelerator", "vendor", "dtype", "tflops"))
     if not is_whole or not all(values[name] is None or 0 < values[name] < math.inf for name in _NUMBERS):
@@ -330,4 +314,4 @@ def published_rates() -> dict[tuple[str, str], PublishedRate]:
     """The published figures that ship with this package: the highest by device, as peaks.csv names it, and dtype.
     ``statistic``: of how many.
     """
-    return {(each.device, each.dtype): each for each in map(_rate_of, packaged_rows(SHIPPED))}
+    return {(each.device, each.dtype): each for each in map(published_rate, packaged_rows(SHIPPED))}

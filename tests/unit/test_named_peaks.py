@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from published_peaks import csv_text
+from published_peaks import csv_text, read_published
 
 import mamf
-from mamf.contribution.known_ceilings import SHIPPED, peaks_by_name, published_rates, read_published
+from mamf.contribution.known_ceilings import SHIPPED, peaks_by_name, published_rates
 from mamf.dtypes import DTYPES
 from mamf.errors import UnavailableError, UnknownNameError, UsageError
 from mamf.peaks import contributed_rates, find_devices, listed_peak, matching_device, named_devices

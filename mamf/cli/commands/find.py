@@ -95,7 +95,6 @@ class _FindSession(Session):
     kind = FIND
 
     def __init__(self, options: argparse.Namespace, interruption: Interruption, resumed: Resumed | None) -> None:
-
         super().__init__(Request(Matmul()), options, interruption, resumed)
 
     def _problems(self) -> tuple[Any, ...]:

@@ -24,7 +24,6 @@ from mamf.testing import KernelContract
 
 SHAPE = MatmulShape(96, 80, 64)
 PROBLEM = MatmulProblem()
-INT8 = MatmulProblem("int8", "int8")
 WIDE = [
     ("bfloat16", "bfloat16"),
     ("bfloat16", "float32"),
@@ -172,13 +171,6 @@ def test_wrong_int8_outputs_are_found(h100, library, data, spoil):
     assert ready.locate(0, result).cells
 
 
-def test_wrong_int8_outputs_are_located(h100, library):
-    ready = prepared(h100, problem=INT8, shape=MatmulShape(256, 384, 512))
-    library.spoil = lambda output: output[300, 200].add_(2)  # by columns: the entry of row 200 and column 300
-    result = ready.launches[0]()
-    assert ready.locate(0, result).cells == {(0, 200 // 64, 300 // 64)}
-
-
 def test_int8_outputs_may_round_to_either_side_only_halfway(h100, library):
     """Integers of -2 to 2 have exact sums, half of them odd: with this K their scale is 1/2."""
     problem = MatmulProblem("int8", "int8", data="integers")
@@ -197,12 +189,6 @@ def test_int8_outputs_may_round_to_either_side_only_halfway(h100, library):
     result = ready.launches[0]()
     assert not ready.verify_whole(0, result).ok
     assert not ready.verify(0, result).ok
-
-
-def test_the_scale_of_int8_outputs_is_a_power_of_two_and_1_for_others():
-    scale = INT8.output_scale(8192)
-    assert scale == 2.0 ** round(torch.tensor(scale).log2().item())
-    assert MatmulProblem("int8", "int32").output_scale(8192) == MatmulProblem().output_scale(8192) == 1
 
 
 # -- proposals -------------------------------------------------------------------------------------------------------
@@ -256,12 +242,6 @@ def test_a_sweep_ranks_the_proposals_and_measures_the_fastest_again(h100, librar
     (row,) = kept
     best = max((row for row in tried if row.ok), key=lambda row: row.best_rate)
     assert (row.status, row.kernel) == ("ok", best.kernel)
-
-
-def test_a_sweep_of_a_named_proposal_measures_it_alone(h100):
-    plan = Plan(SWEEP, MATMUL, (PROBLEM,), ("cublaslt[3]",), (SHAPE,), seconds=0.01)
-    (row,) = Sweep(plan, kernel("cublaslt[3]"), h100).results()
-    assert (row.kernel, row.phase, row.status) == ("cublaslt[3]", "", "ok")
 
 
 def test_what_a_search_tries(h100):

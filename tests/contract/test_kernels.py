@@ -118,13 +118,6 @@ def test_what_torch_cannot_do_on_this_cpu_is_unsupported(backend, case):
     assert row.reason.strip() if case in REFUSED else not row.reason
 
 
-def test_a_current_torch_refuses_at_most_one_kind_of_8_bit_floats():
-    if "float8_e4m3fn" in {dtype for _, dtype, _ in REFUSED}:
-        assert torch.__version__.startswith(("2.5.", "2.6.", "2.7."))
-    else:
-        assert {dtype for _, dtype, _ in REFUSED} <= {"float8_e4m3fnuz"}
-
-
 # -- what a launch is ------------------------------------------------------------------------------------------------
 
 
@@ -341,9 +334,3 @@ def test_combinations_are_refused_in_a_line_before_anything_is_allocated(backend
 def test_shapes_that_a_library_cannot_do_are_known(name, dtype, shape, reason):
     said = kernel(name).unsupported_shape(MatmulProblem(dtype, DTYPES[dtype].default_output), shape)
     assert said is None if reason is None else reason in said
-
-
-@pytest.mark.parametrize("shape", [MatmulShape(1, 3, 7), MatmulShape(17, 1, 129), MatmulShape(1, 1, 1)], ids=str)
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_odd_shapes_are_right_too(backend, shape, layout):
-    assert verified(prepared(backend, "torch.mm", MatmulProblem("float32", "float32", layout), shape)).ok

@@ -130,15 +130,6 @@ def test_readings_are_in_core_units(cuda):
     )
 
 
-def test_one_reading_asks_each_sensor_once(cuda, calls):
-    telemetry = cuda.kind(0).telemetry
-    calls.clear()
-    telemetry.read()
-    assert len(calls) == len(set(calls)) == 4
-    telemetry.read(energy=True)
-    assert len(calls) == 4 + 5
-
-
 @pytest.mark.parametrize(
     ("bits", "reasons"),
     [
@@ -208,14 +199,6 @@ def test_nvml_without_permission_is_unavailable_not_an_error(cuda, refused, reas
     assert reason in cuda.kind(0).telemetry.reason
 
 
-def test_a_torch_that_names_neither_uuid_nor_address_cannot_be_matched(cuda):
-    properties = vars(h100(0))
-    for name in ("uuid", "pci_bus_id", "pci_domain_id", "pci_device_id"):
-        del properties[name]
-    cuda.module.devices[:] = [SimpleNamespace(**properties)]
-    assert "neither UUID nor PCI address" in cuda.kind(0).telemetry.reason
-
-
 def test_the_description_holds_what_torch_and_nvml_tell(cuda):
     info = cuda.kind(0).info
     assert (info.architecture, info.compute_units, info.driver) == ("sm_90", 132, "580.65.06")
@@ -260,11 +243,6 @@ def test_an_idle_power_cap_is_no_throttling(cuda):
     assert advice_of(cuda.kind(0))["throttling"].verdict == "ok"
 
 
-def test_throttling_that_nvml_does_not_tell_is_unknown(cuda):
-    cuda.nvml.refused = {name for name in cuda.nvml.answers if "nvmlDeviceGetCurrentClocks" in name}
-    assert advice_of(cuda.kind(0))["throttling"].verdict == "unknown"
-
-
 def test_a_driver_older_than_torch_is_worth_a_warning(cuda):
     cuda.nvml.cuda_version = 12040
     driver = advice_of(cuda.kind(0))["driver"]
@@ -283,11 +261,6 @@ def test_the_cards_own_load_is_not_a_siblings(cuda):
     assert (found.verdict, found.finding) == ("warning", "1 busy")
     assert found.cost
     assert found.command
-
-
-def test_a_sibling_that_may_not_be_looked_at_is_passed_over(cuda):
-    cuda.nvml.forbidden = {1}
-    assert advice_of(cuda.kind(0))["sibling devices"].verdict == "ok"
 
 
 @pytest.mark.parametrize(("name", "value"), [("CUDA_LAUNCH_BLOCKING", "1"), ("NVIDIA_TF32_OVERRIDE", "0")])
@@ -326,10 +299,6 @@ def test_fp8_is_e4m3fn_and_fnuz_is_amds(cuda):
     backend = cuda.kind(0)
     assert backend.resolve_dtype("fp8") == "float8_e4m3fn"
     assert "use float8_e4m3fn" in backend.unsupported_dtype("float8_e4m3fnuz")
-
-
-def test_where_a_card_sits_is_told_to_who_stands_before_it(cuda):
-    assert cuda.kind(0).bus_address() == "0000:17:00.0"
 
 
 # -- a profiler's window ---------------------------------------------------------------------------------------------

@@ -258,12 +258,6 @@ def test_a_folder_is_drawn_by_the_command_line(healthy, tmp_path):
     assert main(["plot", str(healthy), "--regime", "burst", "--output", str(tmp_path / "other.png")]) == 2
 
 
-def test_a_folder_and_a_log_are_no_picture(healthy, tmp_path, capsys):
-    log = log_path(healthy, 0, "find")
-    assert main(["plot", str(log), str(healthy), "--output", str(tmp_path / "both.png")]) == 2
-    assert f"{healthy} is a folder of 'mamf node': draw folders and logs separately" in capsys.readouterr().err
-
-
 def test_folders_of_several_machines_are_judged_together(healthy, tmp_path, capsys):
     slow = tmp_path / "slow"
     shutil.copytree(healthy, slow)

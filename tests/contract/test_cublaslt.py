@@ -13,13 +13,12 @@ from mamf.backend import Unavailable
 from mamf.engine.measure import measure
 from mamf.engine.regimes import Burst, StoppingRule
 from mamf.engine.strategies.shapes import Sweep
-from mamf.errors import UnavailableError, UnsupportedError, UsageError
+from mamf.errors import UnavailableError, UsageError
 from mamf.operations.matmul import cublaslt_library
 from mamf.operations.matmul.kernel import LAYOUTS, MatmulProblem
 from mamf.operations.matmul.selection import kernel, kernels_for
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.plans import ALGORITHM, MATMUL, SWEEP, Plan
-from mamf.plugins.discovery import open_backend
 from mamf.testing import KernelContract
 
 SHAPE = MatmulShape(96, 80, 64)
@@ -85,13 +84,6 @@ class TestCublasLt(KernelContract):
 def test_every_layout_and_padding_is_right(h100, dtype, out_dtype, layout, padding):
     problem = MatmulProblem(dtype, out_dtype, layout + padding)
     assert verified(prepared(h100, problem=problem, sets=2)).ok
-
-
-@pytest.mark.parametrize("shape", [(1, 80, 64), (96, 1, 64), (96, 80, 1), (1, 1, 1), (33, 7, 130)], ids=str)
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_sizes_of_one_are_right(h100, shape, layout):
-    problem = MatmulProblem("float64", "float64", layout)
-    assert verified(prepared(h100, problem=problem, shape=MatmulShape(*shape))).ok
 
 
 @pytest.mark.parametrize("layout", ["nt", "nt+24"])
@@ -202,12 +194,6 @@ def test_a_proposal_is_bound_once_and_launched(h100, library):
     assert library.launched == [3, 3]
 
 
-def test_a_rank_beyond_what_is_proposed_is_unsupported_and_frees_its_descriptors(h100, library):
-    with pytest.raises(UnsupportedError, match="proposes only 5 algorithms"):
-        prepared(h100, "cublaslt[5]")
-    assert library.descriptors == []
-
-
 def test_a_search_tries_as_many_algorithms_as_are_asked_of_the_heuristic(h100):
     variants = kernel("cublaslt").variants(h100, PROBLEM, SHAPE)
     assert [variant.name for variant in variants] == [f"cublaslt[{rank}]" for rank in range(8)]
@@ -299,12 +285,6 @@ def test_a_status_is_a_reason(cuda, monkeypatch, function, status, expected):
 )
 def test_what_it_does_not_support_is_said_in_a_line(h100, name, problem, reason):
     assert reason in kernel(name).unsupported(h100, problem)
-
-
-def test_it_is_for_nvidia():
-    reason = kernel("cublaslt[2]").unavailable(open_backend("cpu"))
-    assert "NVIDIA" in reason.reason
-    assert "--backend cuda" in reason.remedy
 
 
 # -- finding the library ---------------------------------------------------------------------------------------------

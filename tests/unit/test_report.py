@@ -14,9 +14,8 @@ from mamf.logs.recording import End
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape, matmul_grid
 from mamf.report.kernels import baselines_of, speed_up, winners
-from mamf.report.rows import bests, ranked, remarks, summary_record
+from mamf.report.rows import ranked, remarks, summary_record
 from mamf.report.shares import Shares
-from mamf.report.text import significant
 from mamf.testing import SimulatedMatmul
 
 PLAN = sweep_plan(
@@ -49,13 +48,6 @@ def test_only_measured_shapes_are_ranked_and_never_a_reference(rows):
     best_first = ranked(rows)
     assert {row.shape for row in best_first} == {PLAN.shapes[2], PLAN.shapes[1]}
     assert best_first[0].best_rate >= best_first[1].best_rate
-
-
-def test_means_are_over_the_measured_shapes(rows):
-    best = bests(rows)["burst"]
-    figures = [row.best_rate for row in ranked(rows)]
-    assert best.arithmetic_mean == pytest.approx(sum(figures) / 2)
-    assert best.geometric_mean == pytest.approx((figures[0] * figures[1]) ** 0.5)
 
 
 def test_the_table_lines_up_and_failures_are_below(rows):
@@ -99,24 +91,11 @@ def test_a_log_without_a_summary_was_killed(rows):
     assert "killed" in render("table", rows, HEADER, None)
 
 
-def test_markdown_is_a_table(rows):
-    lines = [line for line in render("markdown", rows, HEADER, None, top=None).splitlines() if line.startswith("|")]
-    assert len(lines) == len(ranked(rows)) + 2
-    assert len({line.count("|") for line in lines}) == 1
-
-
 def test_an_out_of_memory_row_has_a_short_remark_and_its_reason_in_json(rows):
     reason = "CUDA out of memory. Tried to allocate 99 GiB. " * 5
     failed = replace(next(row for row in rows if not row.ok), status="out_of_memory", reason=reason)
     assert "simulated.mm 1024x2048x1024: out of memory\n" in render("table", [failed, rows[-1]], HEADER, None)
     assert [row["reason"] for row in json.loads(render("json", [failed], HEADER, None))["measurements"]] == [reason]
-
-
-@pytest.mark.parametrize(
-    ("value", "text"), [(841.26, "841.3"), (805.0, "805.0"), (1591.2, "1591"), (0.13364, "0.1336"), (51.18, "51.18")]
-)
-def test_figures_have_four_digits(value, text):
-    assert significant(value) == text
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])

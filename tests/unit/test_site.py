@@ -175,12 +175,6 @@ def test_a_figure_that_nobody_else_reaches_is_unconfirmed(root):
     assert "Unconfirmed figures" in built(root)["devices/nvidia-h200.html"]
 
 
-def test_an_interrupted_log_is_a_tier(root):
-    path = put(root, FIND)
-    path.write_text("\n".join(path.read_text().splitlines()[:-1]) + "\n")
-    assert {each["tier"] for each in feed(built(root))} == {"interrupted"}
-
-
 def test_figures_of_mamf_finder_are_a_tier_under_their_device(root):
     put(root, FIND)
     write_legacy_log(legacy_run(device="NVIDIA H200"), root / H200 / "finder.jsonl")

@@ -186,8 +186,8 @@ class Confirmation:
         return FEWEST_ROUNDS * (Sustained.shortest_anew(self.run.backend) + self._aside(Sustained.name))
 
     def _aside(self, regime: str) -> float:
-        """Seconds that preparing and verifying a visit are expected to take: before the first one in a regime as long as
-        the longest in another, because the best shapes are not the smallest.
+        """Seconds that preparing and verifying a visit are expected to take: before the first one in a regime, the
+        longest in another regime, because the best shapes are not the smallest.
         """
         if known := self._preparing.get(regime):
             return known[0]

@@ -140,13 +140,6 @@ def test_a_fault_is_found_in_the_first_verification(cpu, fault, dtype):
             rehearsed(Adversary(FAULTS[fault][0]), cpu, product(dtype), SHAPE)
 
 
-def test_a_lazy_tensor_is_refused_in_a_clear_line(cpu):
-    with pytest.raises(
-        WrongResultError, match=r"the launch returned a Lazy \(torch.strided\): return a plain strided torch.Tensor"
-    ):
-        rehearsed(Adversary(put_off), cpu, product("bfloat16"), SHAPE)
-
-
 @pytest.mark.parametrize(
     ("result", "said"),
     [
@@ -160,10 +153,6 @@ def test_a_result_of_another_kind_is_refused(cpu, result, said):
     with pytest.raises(WrongResultError) as refused:
         rehearsed(Adversary(lambda a, b, c: result(torch.mm(a, b))), cpu, product("float32"), SHAPE)
     assert said in str(refused.value)
-
-
-def test_what_is_returned_in_memory_of_its_own_passes(cpu):
-    assert rehearsed(Adversary(lambda a, b, c: torch.mm(a, b)), cpu, product("float32"), SHAPE).verdict.ok
 
 
 class Remembering:

@@ -127,7 +127,7 @@ def pretrained(kind: str, sizes: dict[str, int]) -> Any:
                  | {"vocab_size": sizes["vocabulary"]}, "CausalLM"),
         "DistilBert": (encoder | {"vocab_size": sizes["vocabulary"]}, "SequenceClassification"),
         "Wav2Vec2": (usual | {"conv_dim": [hidden // 4] * 7, "num_conv_pos_embeddings": 16, "apply_spec_augment": False}
-                     | {"num_conv_pos_embedding_groups": 4, "mask_time_prob": 0.0}, "SequenceClassification"),
+                     | {"num_conv_pos_embedding_groups": 4, "mask_time_prob": 0.0}, "AudioClassification"),
     }[kind]  # fmt: skip
     config = getattr(transformers, f"{kind}Config")(**fields, attn_implementation="sdpa")
     return getattr(transformers, f"AutoModelFor{head}").from_config(config).train()
@@ -270,7 +270,7 @@ class Recorder:
 
 
 def loss_of(output: Any) -> torch.Tensor:
-    return output.logits.float().sum() if output.get("loss") is None else output.loss
+    return output.logits.float().square().mean() if output.get("loss") is None else output.loss
 
 
 def documents_of(batch: dict[str, Any]) -> list[dict[str, Any]]:
@@ -421,7 +421,7 @@ def grpo(arguments: dict[str, Any]) -> Any:
     import datasets
     import trl
 
-    options = trl.GRPOConfig(**arguments, num_generations=2, max_completion_length=16, beta=0.04)
+    options = trl.GRPOConfig(**arguments, num_generations=2, max_completion_length=16)
     return trl.GRPOTrainer(
         pretrained("Llama", _SIZES), lambda completions, **_: [float(len(each)) for each in completions], options,
         train_dataset=datasets.Dataset.from_list([{"prompt": words_of(24)} for _ in range(256)]),
@@ -436,7 +436,8 @@ def dpo(arguments: dict[str, Any]) -> Any:
     rows = [{"prompt": words_of(24), "chosen": words_of(20), "rejected": words_of(30)} for _ in range(256)]
     options = trl.DPOConfig(**arguments)
     data = datasets.Dataset.from_list(rows)
-    return trl.DPOTrainer(pretrained("Llama", _SIZES), None, options, train_dataset=data, processing_class=tokenizer())
+    model, teacher = pretrained("Llama", _SIZES), pretrained("Llama", _SIZES)
+    return trl.DPOTrainer(model, teacher, options, train_dataset=data, processing_class=tokenizer())
 
 
 def lit(steps: int, kind: str, strategy: str = "auto") -> dict[str, Any]:

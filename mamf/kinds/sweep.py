@@ -15,8 +15,7 @@ from mamf.plans import MATMUL, SWEEP, Plan
 from mamf.report.charts.attention import attention_chart
 from mamf.report.charts.logs import model_chart, sweep_chart
 from mamf.report.charts.picture import Picture
-from mamf.report.devices import flat_device
-from mamf.report.rows import summary_record
+from mamf.report.rows import flat_device, summary_record
 
 #: Operations with a command of that name.
 _WITH_COMMAND = ("attention", "bandwidth", "model")

@@ -11,7 +11,7 @@ from contribution_logs import SIMULATED, best, found, legacy_run, rows, write
 from test_compare import attention_row
 
 from mamf.contribution.collection import ATTENTION, ResultRate, best_attention, collect
-from mamf.contribution.rules import folder_of, legacy_name_of, slug
+from mamf.contribution.review import folder_of, legacy_name_of, slug
 from mamf.contribution.tables import results_pages
 from mamf.errors import RunLogWriteError
 from mamf.logs.legacy import Reported, write_legacy_log

@@ -8,7 +8,7 @@ from contribution_logs import found
 
 from mamf.ceilings.ceiling import CHOOSE, CONFIRM, confirm_ceiling
 from mamf.cli import main
-from mamf.contribution.rules import review
+from mamf.contribution.review import review
 from mamf.logs.run_log import read_run_log
 
 ASKED = [

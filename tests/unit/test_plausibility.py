@@ -8,8 +8,8 @@ import pytest
 from contribution_logs import RESULTS
 
 from mamf.backend import DeviceInfo
-from mamf.contribution.evidence import Evidence, is_exact, records_of
-from mamf.logs.run_log import run_log_of
+from mamf.contribution.rules import Evidence, is_exact
+from mamf.logs.run_log import lines_of, parse_records, run_log_of
 from mamf.measurement import Conditions, Measurement
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape
@@ -136,11 +136,11 @@ def test_the_headroom_holds_for_every_row_in_results():
 
 
 def clock_ratios(path: Path):
-    records = tuple(records_of(path))
+    records = tuple(parse_records(path, lines_of(path)))
     evidence = Evidence(records, run_log_of(path, records))
     for _, row in evidence.good_rows:
         clock = row.conditions.clock_hz
-        bound = fastest_at_clock(evidence.device_of(row), row.problem.dtype, clock) if clock else None
+        bound = fastest_at_clock(evidence.log.device(row.device), row.problem.dtype, clock) if clock else None
         if bound and is_exact(row):
             yield row.best_rate * 1e12 / bound * HEADROOM_OF_READ_CLOCK
 
@@ -148,13 +148,13 @@ def clock_ratios(path: Path):
 def test_the_row_whose_samples_the_old_rule_dropped_is_a_row_still():
     """27 of 146 samples took 0.94 ms, the others 1.93: under half of the median, and far from impossible."""
     path = RESULTS / "nvidia-h200" / "grouped-bfloat16-burst-20261121-212940.jsonl"
-    records = tuple(records_of(path))
+    records = tuple(parse_records(path, lines_of(path)))
     evidence = Evidence(records, run_log_of(path, records))
     (row,) = [row for _, _, row in evidence.rows if row.implausible_samples]
-    limit = fastest_possible_flops(evidence.device_of(row), "bfloat16")
+    limit = fastest_possible_flops(evidence.log.device(row.device), "bfloat16")
     assert len(row.implausible_samples) == 27
     assert split_impossible(row.implausible_samples, row.amount, limit) == (list(row.implausible_samples), [])
-    assert why_implausible(row, evidence.device_of(row), limit) is None
+    assert why_implausible(row, evidence.log.device(row.device), limit) is None
     assert json.loads(path.read_text().splitlines()[row_line(records, row) - 1])["status"] == "ok"
 
 

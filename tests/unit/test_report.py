@@ -9,8 +9,7 @@ from made_rates import ceiling
 from rendering import render
 
 from mamf.engine.strategies.shapes import Sweep
-from mamf.logs.plan_records import plan_record
-from mamf.logs.recording import End
+from mamf.logs.recording import End, plan_record
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape, matmul_grid
 from mamf.report.document import Answer

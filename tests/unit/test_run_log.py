@@ -11,8 +11,7 @@ from rendering import render
 from mamf.engine.strategies.shapes import Sweep
 from mamf.errors import RunLogError, RunLogWriteError, UsageError
 from mamf.limits import MOST_BYTES, MOST_LINE_BYTES
-from mamf.logs.plan_records import plan_record
-from mamf.logs.recording import End
+from mamf.logs.recording import End, plan_record
 from mamf.logs.records import measurement_record
 from mamf.logs.run_log import SCHEMA, read_run_log
 from mamf.logs.writer import RunLogWriter

@@ -14,9 +14,8 @@ from contribution_logs import legacy_run
 from mamf.cli import main
 from mamf.errors import RunLogError, UsageError
 from mamf.logs.legacy import write_legacy_log
-from mamf.pages.site import LIST, build_site, page_names
+from mamf.pages.site import LIST, MAX_ROWS, build_site, page_names
 from mamf.pages.site_data import ALL_TIERS, read_site_data
-from mamf.pages.site_pages import MAX_ROWS
 from mamf.report.page import Page
 
 ROOT = Path(__file__).parents[2]

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from mamf.cli import main
-from mamf.contribution.rules import review
+from mamf.contribution.review import review
 from mamf.logs.run_log import read_run_log
 from mamf.plans import ALGORITHM
 from mamf.testing import SimulatedMatmul

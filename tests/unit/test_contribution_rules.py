@@ -2,7 +2,6 @@
 
 import copy
 import dataclasses
-import json
 
 import pytest
 from contribution_logs import RESULTS, best, found, legacy_run, rows, write
@@ -389,12 +388,3 @@ def test_a_resumed_find_supersedes_its_ceilings(tmp_path):
     assert not found(path) & {"ceiling-mismatch", "best-mismatch"}
     records[burst[1]]["tflops"] *= 1.01
     assert "ceiling-mismatch" in found(write(path, records))
-
-
-def test_each_line_of_a_legacy_log_is_parsed_once(tmp_path, monkeypatch):
-    write_legacy_log(legacy_run(), tmp_path / "old.jsonl")
-    parsed = []
-    for room in ("run_log", "legacy"):
-        monkeypatch.setattr(f"mamf.logs.{room}.parse_record", lambda line: parsed.append(line) or json.loads(line))
-    assert not review(tmp_path / "old.jsonl").is_rejected()
-    assert len(parsed) == 3

@@ -80,14 +80,6 @@ def test_pictures_have_no_styles_and_the_colors_of_the_page(chart):
     assert all(key["outline"].startswith("M") for key in parts["legend"])
 
 
-def test_a_panel_says_ceiling_datasheet_and_best():
-    pytest.importorskip("matplotlib")
-    (picture,) = figure_parts(LINES)["pictures"]
-    for text in ("ceiling 853, 86% of the datasheet", "datasheet 989", "best 850, 86% of the datasheet"):
-        assert f">{text}</text>" in picture
-    assert 'aria-label="burst, TFLOPS: torch.mm up to 850; datasheet 989; ceiling 853"' in picture
-
-
 def test_foreign_text_is_escaped():
     pytest.importorskip("matplotlib")
     line = Line("<script>&\x1b", (Point(1, 1, 1, 1),))

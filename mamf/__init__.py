@@ -55,7 +55,7 @@ _HOMES = {
     # logs
     "Comparison": "mamf.logs.compare",
     "FinderRun": "mamf.logs.legacy",
-    "Review": "mamf.contribution.rules",
+    "Review": "mamf.contribution.review",
     "RunLog": "mamf.logs.run_log",
     "check": "mamf.api.reading",
     "compare": "mamf.api.reading",

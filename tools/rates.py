@@ -56,7 +56,7 @@ from mamf.logs.decision import SEPARATE, Design, decision_error
 from mamf.logs.entries import Entry, by_step, entries, fields_of, mean_entries, visited_entry
 from mamf.logs.judging import DEFAULT_ROUNDS, DEFAULT_TOLERANCE, outcome_of
 from mamf.logs.legacy import read_legacy_or_none
-from mamf.logs.plan_records import plan_record
+from mamf.logs.recording import plan_record
 from mamf.logs.run_log import RunLog, read_run_log
 from mamf.measurement import Measurement
 from mamf.node.verdict import COPY, CRITICAL, OK, READ, TO_DEVICE, TO_HOST, TO_PEER, Baseline, Device, Verdict, judge

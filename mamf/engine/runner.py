@@ -246,7 +246,7 @@ class Runner:
             crashes.keep(None)
         if row.status == "failed":
             self._require_device(replace(failed, reason=f"{LOST} ({row.reason})"))
-        if cut_short(row, deadline, self.now()):
+        if cut_short(row, step.regime, deadline, self.now()):
             self.left_out += 1
             return None
         self._has_figure = self._has_figure or (row.ok and not step.is_reference)

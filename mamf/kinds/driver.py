@@ -15,8 +15,7 @@ from mamf.engine.runner import Setup, Strategy
 from mamf.errors import DeviceLostError, first_line
 from mamf.kinds.kind import AnyCeilings
 from mamf.kinds.registry import kind_of
-from mamf.logs.plan_records import plan_record
-from mamf.logs.recording import End, Record, header_of, host_seconds, overhead_after, sharing_after
+from mamf.logs.recording import End, Record, header_of, host_seconds, overhead_after, plan_record, sharing_after
 from mamf.logs.records import ceiling_record, measurement_record, utc_now
 from mamf.logs.run_log import RunLog, add_record, with_device_speeds, with_sharing
 from mamf.logs.writer import RunLogWriter

@@ -18,10 +18,9 @@ from mamf.report.ceilings import devices_document, find_document, find_summary_r
 from mamf.report.charts.attention import attention_chart
 from mamf.report.charts.logs import find_chart, kernels_chart, model_chart, sweep_chart
 from mamf.report.charts.picture import Picture
-from mamf.report.devices import flat_device
 from mamf.report.document import Document
 from mamf.report.kernels import kernels_document, kernels_summary_record
-from mamf.report.rows import summary_record
+from mamf.report.rows import flat_device, summary_record
 from mamf.report.shares import Shares
 
 if TYPE_CHECKING:

@@ -19,13 +19,12 @@ from mamf.logs.run_log import RunLog
 from mamf.measurement import Measurement
 from mamf.plans import EXPLAIN, GUARD, OVERLAP, REPRODUCE, ROOFLINE, VERIFY, Plan, ReproduceOptions
 from mamf.report.charts.picture import Picture
-from mamf.report.charts.roofline import roofline_chart
 from mamf.report.comparison import change_interval, difference_lines, percent_of, ratio_interval_cell
 from mamf.report.document import Answer, Block, Column, Document, Lines, Table, interval_columns
 from mamf.report.explanation import explanation_document, waterfall_chart, waterfall_steps
 from mamf.report.overlap import overlap_chart, overlap_document
-from mamf.report.own_ceilings import described_title
-from mamf.report.roofline import roofline_document
+from mamf.report.roofline import roofline_chart, roofline_document
+from mamf.report.shares import described_title
 from mamf.report.text import end_line, interval_cell, machine_line, rate_text, scaled_unit, significant
 from mamf.report.verification import counts, verification_document
 

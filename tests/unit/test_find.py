@@ -2,10 +2,8 @@
 
 import csv
 import dataclasses
-import importlib
 import json
 import os
-import pkgutil
 import signal
 import statistics
 from collections import Counter
@@ -20,18 +18,17 @@ from made_rates import contributed
 
 import mamf
 from mamf.ceilings.ceiling import FEWEST_ROUNDS, Ceiling, confirm_ceiling
-from mamf.engine.regimes import Sustained
 from mamf.engine.runner import Setup
 from mamf.engine.search.grid import THOROUGH, plan_for
 from mamf.engine.search.strategy import FindStrategy
-from mamf.errors import DeviceError, IncomparableError, RunLogError, UnknownNameError, UnsupportedError, UsageError
+from mamf.errors import DeviceError, IncomparableError, RunLogError, UnsupportedError, UsageError
 from mamf.logs.records import ceiling_from_record, ceiling_record
 from mamf.logs.run_log import read_run_log
 from mamf.measurement import Conditions, Measurement
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulGrid, MatmulShape
 from mamf.plugins import discovery
-from mamf.report.ceilings import notes, scouted
+from mamf.report.ceilings import notes
 from mamf.statistics import Interval, summarize
 from mamf.testing import Physics, SimulatedBackend, SimulatedMatmul
 
@@ -71,12 +68,6 @@ def test_a_ceiling_is_the_median_of_the_rounds_of_the_best_candidate():
 @pytest.mark.parametrize("rounds", range(FEWEST_ROUNDS))
 def test_nothing_is_confirmed_before_there_were_enough_rounds(rounds):
     assert confirm_ceiling(rows_of(A, [700.0] * rounds), "card") is None
-
-
-def test_what_was_not_measured_does_not_count():
-    failed = [dataclasses.replace(row, status="failed", summary=None) for row in rows_of(B, [900] * 3)]
-    assert confirm_ceiling([*rows_of(A, [700] * 3), *failed], "card").shape == A
-    assert confirm_ceiling(failed, "card") is None
 
 
 def test_a_candidate_that_dropped_out_neither_wins_nor_ties():
@@ -182,13 +173,6 @@ def test_utilization_is_a_share_within_one_regime():
     assert ceiling.utilization(flop=400e12, seconds=2.0, regime="burst") == pytest.approx(0.25)
     with pytest.raises(IncomparableError, match="sustained figure is not a share of a burst ceiling"):
         ceiling.utilization(flop=400e12, seconds=1.0, regime="sustained")
-
-
-@pytest.mark.parametrize(
-    ("regime", "watts", "joules"), [("burst", 640.0, None), ("sustained", 640.0, 0.8), ("sustained", None, None)]
-)
-def test_energy_is_told_where_power_was_steady_and_known(regime, watts, joules):
-    assert ceiling_of(regime, watts=watts).joules_per_tflop == joules
 
 
 HEADER = {"device": {"name": "card", "uuid_hash": None}, "plan": {"problem": dataclasses.asdict(MatmulProblem())}}
@@ -365,22 +349,6 @@ def test_what_takes_long_to_prepare_is_confirmed_at_the_power_limit_all_the_same
     assert set(again.ceilings) == {"burst", "sustained"}
 
 
-def test_a_quick_find_learns_from_its_first_visit_what_preparing_takes(few_shapes):
-    find = find_of(kernels=[Slow(0.9)], regimes=("burst", "sustained"), budget_seconds=24.0, is_quick=True)
-    Late(find, "sustained: confirming", 1.0, 3 * (Sustained.shortest_anew(find.backend) + 0.9) + 1.2)
-    found(find)
-    assert find.ceilings["sustained"].rounds == 3
-    assert find.backend.now() < find.plan.budget_seconds
-
-
-@pytest.mark.parametrize("left", [17.8, 18.0, 18.2, 18.4])
-def test_what_a_visit_left_queued_is_not_taken_from_those_that_confirm(few_shapes, left):
-    find = find_of(regimes=("burst", "sustained"), budget_seconds=57.0)
-    Late(find, "sustained: soaking, then visiting", 1.0, left)
-    found(find)
-    assert find.ceilings["sustained"].rounds == 3
-
-
 def test_scouts_that_run_out_of_time_are_refined_all_the_same():
     find = find_of()
     Late(find, "burst: scouting", THOROUGH.scout / THOROUGH.burst, 0.3)
@@ -514,18 +482,6 @@ def test_the_report_says_what_the_default_gives():
     assert f"    the default kernel, {KERNEL}, reaches 650.0 TFLOPS at best, @ {B}" in told
     own = confirm_ceiling([*default, *rows_of(B, [650.0] * 3)], "card", default_kernel=KERNEL)
     assert not any("default" in line for line in notes(own, [*scouts, *default], header))
-
-
-def test_candidates_that_are_clearly_beaten_drop_out():
-    find = find_of(kernels=[SimulatedMatmul(), Library()])
-    rows = found(find)
-    winner = (find.ceilings["burst"].shape, find.ceilings["burst"].kernel)
-    choosing, confirming = (
-        Counter((row.shape, row.kernel) for row in rows if row.phase == phase) for phase in ("choose", "confirm")
-    )
-    assert (choosing[winner], confirming[winner]) == THOROUGH.burst_rounds
-    assert {choosing[each] for each in choosing if each[1] == KERNEL} == {FEWEST_ROUNDS}
-    assert not [each for each in confirming if each[1] == KERNEL]
 
 
 @pytest.mark.parametrize(("broken", "left"), [("variants", KERNEL), ("library[1]", KERNEL)])
@@ -785,15 +741,6 @@ def interrupt_at(count):
     return lambda launches: os.kill(os.getpid(), signal.SIGINT) if launches == count else None
 
 
-def test_a_regime_that_was_left_out_is_named():
-    find = find_of(regimes=("burst",))
-    rows = found(find)
-    assert list(scouted(rows, find.ceilings, ("burst", "sustained"))) == [
-        "sustained: not measured, because the run ended before it; --resume LOG continues"
-    ]
-    assert list(scouted(rows, find.ceilings, ("burst",))) == []
-
-
 @pytest.mark.parametrize(("at", "is_confirmed"), [(300, False), (600, False), (3000, True)])
 def test_ctrl_c_tells_what_is_confirmed_and_what_is_scouted(find, on_launch, tmp_path, at, is_confirmed):
     on_launch(interrupt_at(at))
@@ -865,29 +812,6 @@ def test_find_returns_the_ceiling_of_a_regime(backend, regime):
 def test_find_that_confirms_nothing_in_its_budget_says_so(backend):
     with pytest.raises(DeviceError, match="no sustained ceiling was confirmed in 22 s: raise budget_seconds"):
         mamf.find(backend=backend, kernel=["mamf.testing:SimulatedMatmul"], regime="sustained", budget_seconds=22.0)
-
-
-@pytest.mark.parametrize("asked", [{"regime": "classic"}, {"dtype": "bf61"}, {"dtype": "int8"}], ids=str)
-def test_find_refuses_what_cannot_be_found(backend, asked):
-    with pytest.raises((UnknownNameError, UnsupportedError)):
-        mamf.find(backend=backend, kernel=["mamf.testing:SimulatedMatmul"], **asked)
-
-
-def test_a_ceiling_is_loaded_from_a_log(whole, tmp_path):
-    for regime, ceiling in read_run_log(tmp_path / "run.jsonl").ceilings.items():
-        assert mamf.load_ceiling("run.jsonl", regime) == ceiling
-        assert ceiling.utilization(flop=ceiling.tflops * 1e12, seconds=2.0, regime=regime) == pytest.approx(0.5)
-
-
-def test_what_is_offered_stays_callable_when_every_module_is_imported():
-    """A submodule named like a function would take its place."""
-    for module in pkgutil.walk_packages(mamf.__path__, "mamf."):
-        # These import libraries that may be missing.
-        missing = {"__main__", "triton_kernels", "gluon_kernels", "integrations"}
-        if not missing & set(module.name.split(".")):
-            importlib.import_module(module.name)
-    for name in ("find", "find_best", "sweep", "load_ceiling", "open_backend"):
-        assert callable(getattr(mamf, name)), name
 
 
 # -- quick -----------------------------------------------------------------------------------------------------------

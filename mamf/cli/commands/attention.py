@@ -70,7 +70,7 @@ def add_ceiling_options(group: argparse._ArgumentGroup) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    return run_kernels(options, _AttentionSession, Attention())
+    return run_kernels(options, _AttentionSession)
 
 
 class _AttentionSession(Session):

@@ -10,7 +10,7 @@ from contribution_logs import SIMULATED, best, legacy_run, rows, write
 from test_compare import attention_row
 
 from mamf.contribution.collection import ATTENTION, ResultRate, best_attention, collect
-from mamf.contribution.rules import folder_of
+from mamf.contribution.review import folder_of
 from mamf.contribution.tables import results_pages
 from mamf.logs.legacy import write_legacy_log
 from mamf.operations.attention.shapes import AttentionProblem, AttentionShape

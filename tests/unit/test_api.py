@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import mamf
-from mamf.contribution.rules import review
+from mamf.contribution.review import review
 from mamf.errors import DeviceError, IncomparableError, RunLogError, UnavailableError, UsageError
 from mamf.logs.writer import RunLogWriter
 from mamf.operations.model.shapes import SIZES

@@ -11,7 +11,7 @@ from attacks.calls import Counts, call
 from attacks.honest import LEGACY, RUNS, little_work, make
 from forked import Command
 
-from mamf.contribution.rules import review
+from mamf.contribution.review import review
 
 SEARCHES = [run for run in RUNS if run.is_search]
 
@@ -151,7 +151,7 @@ def test_inputs_without_bound_are_read_or_refused_in_a_line(kind, logs, folder, 
     # What is longer is refused: a quarter of what a user may give.
     monkeypatch.setattr("mamf.cli.reading.MOST_BYTES", 64 << 20)
     monkeypatch.setattr("mamf.logs.finder.MAX_BYTES", 32 << 20)
-    monkeypatch.setattr("mamf.logs.lines.MOST_LINE_BYTES", 2 << 20)
+    monkeypatch.setattr("mamf.logs.run_log.MOST_LINE_BYTES", 2 << 20)
     monkeypatch.setattr(inputs, "BOMB_BYTES", 40 << 20)
     # Half of what is drawn: what takes time by the square of it would take a quarter.
     monkeypatch.setattr(calls, "HANG_SECONDS", calls.HANG_SECONDS / 4)

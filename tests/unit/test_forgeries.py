@@ -10,7 +10,7 @@ import pytest
 from contribution_logs import RESULTS
 
 from mamf.contribution.collection import collect
-from mamf.contribution.rules import review, review_results
+from mamf.contribution.review import review, review_results
 from mamf.contribution.tables import results_pages
 
 FIND = RESULTS / "nvidia-h200" / "find-bfloat16-burst-sustained-20261122-181803.jsonl"
@@ -118,7 +118,7 @@ def test_no_kernel_is_imported_for_a_review():
 import sys
 sys.modules["torch"] = None
 from pathlib import Path
-from mamf.contribution.rules import review
+from mamf.contribution.review import review
 errors = [finding for finding in review(Path({str(log)!r})).findings if not finding.is_warning]
 print(errors, [name for name in sys.modules if ".kernels." in name])
 """

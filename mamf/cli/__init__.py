@@ -20,7 +20,7 @@ from typing import Any
 
 from mamf.cli import watching
 from mamf.cli.interruption import EXIT_CODE
-from mamf.cli.parser import Parser, PrintHelpAll, complete, value_of, with_dashes
+from mamf.cli.parser import Parser, PrintHelpAll, complete, with_dashes
 from mamf.cli.terminal import keep_stdout, say, say_lines, stdout, terminal_columns, warn
 from mamf.errors import LogChangedWarning, MamfError, MamfWarning, UsageError
 from mamf.limits import shorten
@@ -197,7 +197,7 @@ def _parser(given: Sequence[str]) -> Parser:
     for name, line in {first: COMMANDS[first]}.items() if first in COMMANDS else COMMANDS.items():
         command = commands.add_parser(name, help=line, description=line)
         if name in given:
-            module = module_of(name, given)
+            module = module_of(name)
             command.set_defaults(command=name, module=module, parser=command)
             code = importlib.import_module(f"mamf.cli.commands.{module}")
             command.epilog = code.EXAMPLES
@@ -216,8 +216,6 @@ def _overview() -> str:
     return "\n".join([*lines, "", "mamf COMMAND --help has examples and options; mamf --version prints the version"])
 
 
-def module_of(command: str, given: Sequence[str]) -> str:
-    """The module of a command; the options of sweep and find depend on the operation."""
-    if command in ("sweep", "find") and value_of("--operation", given) not in (None, "matmul"):
-        return f"kernels_{command}"
+def module_of(command: str) -> str:
+    """The module of a command."""
     return f"{command}_" if keyword.iskeyword(command) else command

@@ -14,7 +14,7 @@ from typing import Any
 
 from mamf.backend import shared_ways
 from mamf.ceilings.ceiling import CONFIRM, Ceiling, mamfu
-from mamf.contribution.evidence import Finding, is_exact
+from mamf.contribution.rules import Finding, is_exact
 from mamf.logs.legacy import FinderRun, read_legacy_or_none
 from mamf.logs.run_log import RunLog, read_run_log
 from mamf.measurement import Conditions, Measurement, group_pairs

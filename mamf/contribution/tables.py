@@ -27,7 +27,7 @@ from mamf.contribution.collection import (
     part_confirmed,
     software,
 )
-from mamf.contribution.rules import folder_of
+from mamf.contribution.review import folder_of
 from mamf.logs.legacy import FinderRun
 from mamf.logs.records import significant_digits
 from mamf.measurement import group_pairs
@@ -35,7 +35,7 @@ from mamf.plans import MATMUL
 from mamf.regime_names import CEILINGS
 from mamf.report.document import Column, Table, sensor_columns
 from mamf.report.formats import table_text
-from mamf.report.own_ceilings import described_title, share_of
+from mamf.report.shares import described_title, share_of
 from mamf.report.text import interval_cell, significant
 from mamf.text import Markup, markdown_line, markdown_text
 

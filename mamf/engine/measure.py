@@ -163,12 +163,16 @@ def limit_of(kernel: AnyKernel, info: DeviceInfo, problem: Any, shape: Any) -> f
     return operation_called(problem.operation).fastest_possible(info, problem, shape) if kernel.is_exact else None
 
 
-def cut_short(result: Measurement, deadline: float | None, now: float) -> bool:
-    """Whether the budget ended before a shape had its fewest samples: a resumed run measures it anew."""
-    ended = deadline is not None and now >= deadline
-    # An incomplete sustained visit does not count.
-    too_few = len(result.samples) < StoppingRule.fewest or result.regime == Sustained.name
-    return ended and result.status in ("ok", "implausible") and too_few
+def cut_short(result: Measurement, regime: Regime, deadline: float | None, now: float) -> bool:
+    """Whether the budget ended before a shape had its fewest samples, or a sustained visit its length: a resumed run
+    measures it anew. A visit that was verified after the end of the budget counts.
+    """
+    if deadline is None or now < deadline or result.status not in ("ok", "implausible"):
+        return False
+    if isinstance(regime, Sustained):
+        mean = sum(result.samples) / max(len(result.samples), 1)
+        return mean * result.launches < regime.visit_seconds
+    return len(result.samples) < StoppingRule.fewest
 
 
 def needed_memory(backend: Backend, checked: Checked, problem: Any, shape: Any) -> int | None:

@@ -16,8 +16,7 @@ from mamf.kinds.kind import View
 from mamf.kinds.registry import chart_of, kind_of, run_title
 from mamf.logs.compare import compare
 from mamf.logs.legacy import FinderRun, read_legacy_or_none
-from mamf.logs.lines import lines_of, parse_record
-from mamf.logs.run_log import RunLog, read_run_log
+from mamf.logs.run_log import RunLog, lines_of, parse_record, read_run_log
 from mamf.logs.shared_runs import is_shared_folder, read_run
 from mamf.measurement import IDLE, Measurement
 from mamf.node.logs import contributed_baseline, is_node_folder, read_nodes
@@ -34,10 +33,9 @@ from mamf.report.charts.picture import Picture
 from mamf.report.comparison import comparison_document
 from mamf.report.document import Answer, Block, Document, Lines, Table, text_table
 from mamf.report.imported import beside_chart, finder_document, shown_run
-from mamf.report.own_ceilings import ceiling_title, described_title, share_of
 from mamf.report.page import Command, Fact, Page, Part, Section
 from mamf.report.rows import ranked
-from mamf.report.shares import WRONG_CEILING, Shares
+from mamf.report.shares import WRONG_CEILING, Shares, ceiling_title, described_title, share_of
 from mamf.report.text import UNKNOWN, end_line, interval_cell, machine_line, percent, scaled_unit, significant
 
 #: At most so many figures in large type, and rows of a table.

@@ -11,7 +11,7 @@ from contribution_logs import DEVICE, found, in_virtual_time, rows, write
 
 from mamf.ceilings.ceiling import confirm_ceiling
 from mamf.contribution.collection import collect
-from mamf.contribution.rules import review
+from mamf.contribution.review import review
 from mamf.engine.search.strategy import FindStrategy
 from mamf.logs.compare import compare
 from mamf.logs.records import ceiling_record

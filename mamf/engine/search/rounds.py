@@ -122,9 +122,10 @@ class Confirmation:
     chooser: random.Random
     visit_seconds: float
     deadline: float
-    #: By regime the shortest step, with all that is prepared for it, and what a step takes beside its visit at least.
+    #: By regime: the shortest step, with all that is prepared for it; what steps take beside their visit, at least and
+    #: at most.
     _shortest_step: dict[str, float] = field(default_factory=dict, init=False)
-    _preparing: dict[str, float] = field(default_factory=dict, init=False)
+    _preparing: dict[str, tuple[float, float]] = field(default_factory=dict, init=False)
 
     #: A candidate this far below the leader after FEWEST_ROUNDS, or when a choice is made, is not measured again.
     hopeless: ClassVar[float] = 0.005
@@ -168,7 +169,8 @@ class Confirmation:
             regime, took = step.regime, self.run.now() - asked
             self._shortest_step[regime.name] = min(took, self._shortest_step.get(regime.name, math.inf))
             aside = max(0.0, took - (regime.visit_takes or regime.visit_took))
-            self._preparing[regime.name] = min(aside, self._preparing.get(regime.name, math.inf))
+            least, most = self._preparing.get(regime.name, (aside, aside))
+            self._preparing[regime.name] = (min(aside, least), max(aside, most))
         return row
 
     def leaves_time_to_confirm(self) -> bool:
@@ -184,8 +186,12 @@ class Confirmation:
         return FEWEST_ROUNDS * (Sustained.shortest_anew(self.run.backend) + self._aside(Sustained.name))
 
     def _aside(self, regime: str) -> float:
-        """Seconds that preparing and verifying a visit are expected to take."""
-        return self._preparing.get(regime, max(self._preparing.values(), default=0.0))
+        """Seconds that preparing and verifying a visit are expected to take: before the first one in a regime, the
+        longest in another regime, because the best shapes are not the smallest.
+        """
+        if known := self._preparing.get(regime):
+            return known[0]
+        return max((most for _, most in self._preparing.values()), default=0.0)
 
     def _visits(self, regime: Regime, chosen: Conditions, candidate: Candidate, most: int, until: float) -> Answering:
         """What confirms a candidate in sustained. ``chosen``: how the device ran what was chosen."""

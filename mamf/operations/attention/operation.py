@@ -43,6 +43,9 @@ class Attention(FlopOperation[AttentionProblem, AttentionShape]):
     problem_type = AttentionProblem
     shape_example = "b1h16q4096k4096d128c"
     ranks_by_shape = True
+    own_command = "attention"
+    chart = "lengths"
+    has_shares = True
     approximate_kernels = frozenset(
         {"sage-1", "sage-2", *(f"sparge-{dtype}-{by}" for dtype in ("fp16", "fp8") for by in ("threshold", "topk"))}
     )

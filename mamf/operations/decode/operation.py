@@ -41,6 +41,9 @@ class Decode(Operation[DecodeProblem, DecodeShape]):
     shape_example = "b64h32kv8q1c8192d128p16"
     axis_label = "cache length"
     ranks_by_shape = True
+    own_command = "attention --operation decode"
+    has_shares = True
+    has_memory_shares = True
     reference = "softmax in float64 over gathered pages; one head of a sequence by the host in float64"
 
     def default_shapes(self, backend: Backend) -> Sequence[DecodeShape]:

@@ -62,7 +62,7 @@ def run(options: argparse.Namespace) -> int:
 def run_check(options: argparse.Namespace) -> int:
     from mamf.contribution.review import reviews_document
 
-    reviews = list[Review]()
+    reviews: list[Review] = []
     for path in dict.fromkeys(options.paths):
         reviews += _review_folder(path) if path.is_dir() else [_review_file(path)]
     print_document(options, reviews_document(reviews, options.paths))

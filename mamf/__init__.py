@@ -18,7 +18,7 @@ from mamf.measurement import Tabular
 
 _HOMES = {
     # measuring
-    "CeilingSearch": "mamf.engine.search.finding",
+    "CeilingSearch": "mamf.api.measuring",
     "Rows": "mamf.api.arguments",
     "attention": "mamf.api.measuring",
     "bandwidth": "mamf.api.measuring",

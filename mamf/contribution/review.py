@@ -37,7 +37,8 @@ from mamf.logs.run_log import (
     run_log_of,
     why_unreadable,
 )
-from mamf.plans import EXPLAIN, FIND, MATMUL, ROOFLINE, SWEEP
+from mamf.operations.unknown import is_of_products
+from mamf.plans import EXPLAIN, FIND, ROOFLINE, SWEEP
 from mamf.plugins.discovery import own_operations
 from mamf.report.document import Answer, Block, Column, Document, Lines, Table
 from mamf.report.text import counted
@@ -60,11 +61,11 @@ def name_of(header: Mapping[str, Any]) -> str:
     """The file name of a run: command or operation, kernels of matmul, dtypes, directions, regimes and start (UTC)."""
     plan = header["plan"]
     command, problems = plan["command"], plan["problems"]
-    is_of_products = plan["operation"] == MATMUL and command in (SWEEP, FIND)
+    names_command = is_of_products(plan["operation"]) and command in (SWEEP, FIND)
     parts = [
-        *([] if is_of_products else [plan["operation"]]),
-        *([command] if is_of_products or command in (FIND, ROOFLINE, EXPLAIN) else []),
-        *([header["kernel"]] if is_of_products and command == SWEEP else []),
+        *([] if names_command else [plan["operation"]]),
+        *([command] if names_command or command in (FIND, ROOFLINE, EXPLAIN) else []),
+        *([header["kernel"]] if names_command and command == SWEEP else []),
         *(problem["dtype"] + ("-fast" if problem.get("fast_accumulation") else "") for problem in problems),
         *(problem["direction"] for problem in problems if "direction" in problem),
         *plan["regimes"],
@@ -137,8 +138,7 @@ def _review(path: Path, seen: Seen | None) -> Review:
     for line, record in whole:
         findings += private_findings(line, record)
     plan = header.get("plan", {})  # a profile has none
-    named = {plan.get("operation", MATMUL)}
-    named |= {record["operation"] for _, record in whole if "operation" in record}
+    named = {each["operation"] for each in (plan, *(record for _, record in whole)) if "operation" in each}
     if foreign := sorted(named - own_operations()):
         message = f"{shorten(', '.join(foreign))}: results/ collects mamf's own operations, and no other is imported"
         return Review(path, (*findings, Finding("unknown-operation", message, 1)))

@@ -24,14 +24,15 @@ from mamf.ceilings.ceiling import (
 from mamf.ceilings.roof import RoofPoint, Roofs, make_roof_point
 from mamf.logs.records import significant_digits
 from mamf.measurement import TERA, Measurement
-from mamf.operations.unknown import operation_called
+from mamf.operations.unknown import is_of_products, operation_called
 from mamf.peaks import find_peak
 from mamf.rate import Rate, Rates, find_rate
+from mamf.regime_names import BURST, SUSTAINED
 from mamf.report.document import Column, Table, columns_from
 from mamf.report.text import interval_cell, label_kernel, percent, rate_name, rate_text, scaled_unit, significant, whole
 from mamf.statistics import Interval
 
-_NAMES = {("matmul", "burst"): " (MAMF)", ("matmul", "sustained"): " (MSMF)"}
+_NAMES = {BURST: " (MAMF)", SUSTAINED: " (MSMF)"}
 
 
 def problem_title(regime: str, problem: Any) -> str:
@@ -46,7 +47,7 @@ def described_title(regime: str, problem: Any) -> str:
 
 def ceiling_title(ceiling: Ceiling) -> str:
     """``burst (MAMF), bfloat16``."""
-    name = _NAMES.get((ceiling.problem.operation, ceiling.regime), "")
+    name = _NAMES[ceiling.regime] if is_of_products(ceiling.problem.operation) else ""
     return problem_title(f"{ceiling.regime}{name}", ceiling.problem)
 
 

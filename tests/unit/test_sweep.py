@@ -1,10 +1,10 @@
 import dataclasses
 
 import pytest
-from made_plans import sweep_plan
+from made_plans import setup_of, sweep_plan
 
 from mamf.engine.estimate import estimate_seconds, probe_flops
-from mamf.engine.strategies.shapes import Sweep, largest_buffers
+from mamf.engine.strategies.rows import OneKernelStrategy, largest_buffers
 from mamf.errors import UnsupportedError
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape, matmul_grid
@@ -18,8 +18,12 @@ def plan_of(shapes=GRID, **fields):
     return sweep_plan(tuple(shapes), MatmulProblem(), **fields)
 
 
-def run(backend, plan, held=()):
-    return list(Sweep(plan, SimulatedMatmul(), backend, held).results())
+def strategy(backend, plan, rows=()):
+    return OneKernelStrategy(setup_of(plan, [SimulatedMatmul()], backend, rows))
+
+
+def run(backend, plan, rows=()):
+    return list(strategy(backend, plan, rows).results())
 
 
 def test_every_shape_is_measured_once_in_each_regime(backend):
@@ -43,9 +47,8 @@ def test_the_order_is_shuffled_by_the_seed_and_repeats():
 
 
 def test_what_is_held_is_not_measured_again(backend):
-    plan = plan_of()
-    held = [step for step in plan.steps() if step[2] in (GRID[0], GRID[3])]
-    rows = run(backend, plan, held)
+    held = [row for row in run(SimulatedBackend(), plan_of()) if row.shape in (GRID[0], GRID[3])]
+    rows = run(backend, plan_of(), held)
     assert {row.shape for row in rows} == set(GRID) - {GRID[0], GRID[3]}
 
 
@@ -113,7 +116,7 @@ def test_a_kernel_that_skips_work_may_be_faster_than_what_computes_it_all(monkey
 
 def test_the_budget_ends_the_sweep_and_leaves_the_rest(backend):
     shapes = matmul_grid(range(1024, 9216, 1024), range(1024, 9216, 1024), [4096])
-    sweep = Sweep(plan_of(shapes, budget_seconds=1.5), SimulatedMatmul(), backend)
+    sweep = strategy(backend, plan_of(shapes, budget_seconds=1.5))
     rows = list(sweep.results())
     assert 0 < len(rows) < len(shapes)
     assert sweep.left_out == len(shapes) - len(rows)
@@ -127,11 +130,11 @@ def test_a_row_that_outlasts_the_budget_is_kept_where_it_is_the_first(regime):
     slow = SimulatedBackend(physics=dataclasses.replace(Physics(), efficiency=1e-4))
     shapes = [MatmulShape(8192, 8192, 8192), MatmulShape(8192, 8192, 4096)]
     plan = plan_of(shapes, regimes=(regime,), budget_seconds=1.5, kernel="simulated.mm")
-    sweep = Sweep(plan, SimulatedMatmul(), slow)
+    sweep = strategy(slow, plan)
     (row,) = sweep.results()
     assert row.ok and len(row.samples) >= 3
     assert sweep.left_out == 1
-    (another,) = Sweep(plan, SimulatedMatmul(), slow, held={row.step}).results()
+    (another,) = run(slow, plan, [row])
     assert another.ok and another.shape != row.shape
 
 

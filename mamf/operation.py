@@ -86,6 +86,8 @@ class Operation(ABC, Generic[ProblemT, ShapeT]):
     preset_parameter: ClassVar[Parameter] = Parameter("preset", str, "well-known shapes; other options replace theirs")
     #: What verification compares outputs with, for the report of ``mamf verify``.
     reference: ClassVar[str] = "the kernel's own check"
+    #: Whether its results are in tensors that a launch returns or writes, so that another process can check them.
+    gives_tensors: ClassVar[bool] = False
     #: Its kernels that approximate. Reading a log must not import a kernel to learn it.
     approximate_kernels: ClassVar[frozenset[str]] = frozenset()
 

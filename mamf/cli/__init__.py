@@ -13,6 +13,7 @@ import keyword
 import mmap
 import os
 import sys
+import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -26,6 +27,8 @@ from mamf.errors import LogChangedWarning, MamfError, MamfWarning, UsageError
 from mamf.limits import shorten
 from mamf.text import wrapped
 
+#: How long threads have after a command to end by themselves.
+_LONGEST_END_SECONDS = 5.0
 _DESCRIPTION = "Finds the maximum achievable matmul FLOPS of an accelerator. Every number names its regime."
 GROUPS = {
     "measure": ("find", "sweep", "attention", "bandwidth", "roofline", "explain", "overlap", "run", "counters", "peak"),
@@ -78,11 +81,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
         keep_stdout()
     with _short_warnings(runs_script="profile" in typed[:1]) as log_changed:
         code = _run(typed, is_watched=arguments is None) or log_changed[0]
+    if arguments is None and "profile" not in typed[:1]:  # threads of a script may take their time
+        _end_without(code)
     if code == EXIT_CODE and arguments is None:
         # An interrupt that passed through an import makes Python end by the signal instead of with this code.
         sys.stdout.flush()
         os._exit(code)
     return code
+
+
+def _end_without(code: int) -> None:
+    """End the process although a plugin left a thread running, for which Python would wait without a word."""
+
+    def end() -> None:
+        main = threading.main_thread()
+        if left := [each.name for each in threading.enumerate() if not (each.daemon or each is main)]:
+            warn(f"a plugin left threads running, which are not waited for: {', '.join(left)}")
+            os._exit(code)
+
+    timer = threading.Timer(_LONGEST_END_SECONDS, end)
+    timer.daemon = True
+    timer.start()
 
 
 def _run(typed: Sequence[str], is_watched: bool) -> int:

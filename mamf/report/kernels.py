@@ -91,6 +91,7 @@ def winner_table(found: Sequence[Winner], shares: Shares, top: int | None) -> Ta
         Column(rate_name("rate", found[0].row.work.unit), "", lambda each: each.row.best_rate),
         Column("", "rate", lambda each: rate_text(each.row.best_rate, each.row.work.unit)),
         Column("half_width_percent", "+-%", lambda each: half_width_percent(each.row), lambda value: f"{value:.2f}", 3),
+        Column("mbu", "MBU", lambda each: shares.mbu(each.row), percent, 2),
         Column("mamfu", "MAMFU", lambda each: shares.mamfu(each.row), percent, 2),
         Column("ahead", "ahead %", lambda each: each.ahead, percent, 1),
         Column(

@@ -21,7 +21,7 @@ from mamf.ceilings.ceiling import (
     mamfu,
     share_accuracy,
 )
-from mamf.ceilings.roof import RoofPoint, Roofs, make_roof_point
+from mamf.ceilings.roof import MEMORY, RoofPoint, Roofs, make_roof_point
 from mamf.logs.records import significant_digits
 from mamf.measurement import TERA, Measurement
 from mamf.operations.unknown import is_of_products, operation_called
@@ -138,10 +138,17 @@ class Shares:
 
     def mamfu(self, row: Measurement) -> float | None:
         """The share of the ceiling of the row's dtype and regime; None without one."""
-        if row.work.unit != "TFLOPS":
+        if not row.work.has_products:
             return None
         share = mamfu(row, self.ceilings)
-        return known_share(row, self.known) if share is None else share
+        return known_share(row, self.known) if share is None and row.work.unit == "TFLOPS" else share
+
+    def mbu(self, row: Measurement) -> float | None:
+        """The share of the read bandwidth of memory in the row's regime; None without one."""
+        if self.roofs is None or not row.ok or not operation_called(row.operation).has_memory_shares:
+            return None
+        memory = self.roofs.bandwidth.get((MEMORY, row.regime))
+        return None if memory is None else row.work.nbytes / row.comparable_seconds / TERA / memory.rate
 
     def mamfu_text(self, row: Measurement) -> str:
         """The same in words. Above MAX_SHARE the ceiling is wrong, unless products of another dtype are far above the
@@ -156,7 +163,7 @@ class Shares:
 
     def ceiling_tflops(self, row: Measurement) -> float | None:
         ceiling = ceiling_of(row, self.ceilings) or ceiling_of(row, self.known)
-        return ceiling.tflops if ceiling and row.work.unit == "TFLOPS" else None
+        return ceiling.tflops if ceiling and row.work.has_products else None
 
     def point(self, row: Measurement) -> RoofPoint | None:
         """The row under its roof."""
@@ -176,6 +183,7 @@ class Shares:
         return [
             Column("share_of_peak", "MFU" if is_model else "% of peak", self.of_peak, percent, 2),
             Column("ceiling_tflops", "", self.ceiling_tflops),
+            Column("mbu", "MBU", self.mbu, percent, 1),
             Column("mamfu", "MAMFU", self.mamfu, percent, 1),
             Column("mamfu_accuracy", "", lambda row: share_accuracy(row, self.ceilings) or None),
             *(roof if self.roofs is not None else ()),
@@ -210,6 +218,12 @@ class Shares:
         accuracies = sorted(filter(None, known))
         bounds = dict.fromkeys(f"{100 * each:.2g}" for each in (*accuracies[:1], *accuracies[-1:]))
         accuracy = [f"MAMFU: accurate to {' to '.join(bounds)} % of each share (timer), the less the shorter a launch"]
+        has_mbu = any(self.mbu(row) for row in rows)
+        measured += [
+            f"MBU: of {rate_text(each.rate, each.unit)}, the {regime} read bandwidth ({each.shape}, {each.kernel})"
+            for (level, regime), each in (self.roofs.bandwidth.items() if has_mbu and self.roofs else ())
+            if level == MEMORY
+        ]
         return [*measured, *known_ceiling_lines(self.known.values()), *(accuracy if bounds else [])]
 
     def peak_text(self, row: Measurement) -> str:

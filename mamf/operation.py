@@ -69,6 +69,8 @@ class Operation(ABC, Generic[ProblemT, ShapeT]):
     is_compute_roof: ClassVar[bool] = False
     #: Whether a run of it first finds the compute ceiling, which its rows are shares of.
     has_shares: ClassVar[bool] = False
+    #: Whether such a run also finds the read bandwidth of memory, because either may limit its rows.
+    has_memory_shares: ClassVar[bool] = False
     #: The regimes that its rows can be measured in, and the default.
     regimes: ClassVar[tuple[str, ...]] = KERNEL_REGIMES
     default_regime: ClassVar[str] = BURST
@@ -84,6 +86,8 @@ class Operation(ABC, Generic[ProblemT, ShapeT]):
     preset_parameter: ClassVar[Parameter] = Parameter("preset", str, "well-known shapes; other options replace theirs")
     #: What verification compares outputs with, for the report of ``mamf verify``.
     reference: ClassVar[str] = "the kernel's own check"
+    #: Whether its results are in tensors that a launch returns or writes, so that another process can check them.
+    gives_tensors: ClassVar[bool] = False
     #: Its kernels that approximate. Reading a log must not import a kernel to learn it.
     approximate_kernels: ClassVar[frozenset[str]] = frozenset()
 

@@ -43,13 +43,14 @@ def run_session(options: argparse.Namespace, session: Callable[..., Session], *a
 def run_kernels(
     options: argparse.Namespace, session: Callable[..., Session], of: Operation[Any, Any] | None = None
 ) -> int:
-    """Measure kernels of an operation, by default that of the options. Wrong options are reported before a device is
-    opened.
+    """Measure kernels of an operation, by default that of --operation or of the command's name. Wrong options are
+    reported before a device is opened.
     """
     from mamf.cli.planning import request_of
     from mamf.plugins.discovery import operation
 
-    return run_session(options, session, request_of(of or operation(options.operation), options))
+    of = of or operation(getattr(options, "operation", None) or options.command)
+    return run_session(options, session, request_of(of, options))
 
 
 class Session:

@@ -31,9 +31,9 @@ from mamf.logs.run_log import (
 )
 from mamf.machine.privacy import scrub_record
 from mamf.measurement import TERA, Measurement
-from mamf.operations.unknown import operation_called
+from mamf.operations.unknown import is_of_products, operation_called
 from mamf.peaks import contributed_rates, fastest_possible_flops, listed_as, matching_device
-from mamf.plans import EXPLAIN, FIND, MATMUL, ROOFLINE, Plan
+from mamf.plans import EXPLAIN, FIND, ROOFLINE, Plan
 from mamf.plausibility import split_impossible, why_implausible
 from mamf.regime_names import BEST_BY
 from mamf.timers import find_timer, is_credible
@@ -71,6 +71,10 @@ class Finding:
     message: str
     line: int | None = None
     is_warning: bool = False
+
+    @property
+    def level(self) -> str:
+        return "warning" if self.is_warning else "error"
 
 
 @dataclass(frozen=True)
@@ -344,7 +348,7 @@ def rows_are_verified(evidence: Evidence) -> Iterator[Finding]:
     """Every good row's result was checked, with an error within its tolerance."""
     for line, row in evidence.good_rows:
         most = _MAX_ERROR if is_exact(row) else _MAX_ERROR_OF_APPROXIMATION
-        bound = row.problem.tolerance if row.operation == MATMUL else most
+        bound = row.problem.tolerance if is_of_products(row.operation) else most
         if row.error is None:
             yield Finding("unverified", f"{row.shape} by {row.kernel}: its result was not checked", line)
         elif not 0 <= row.error <= bound:

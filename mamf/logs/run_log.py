@@ -37,7 +37,8 @@ from mamf.logs.records import (
     read_record,
 )
 from mamf.measurement import Measurement, Tabular
-from mamf.plans import MATMUL, Plan
+from mamf.operations.unknown import is_of_products
+from mamf.plans import Plan
 from mamf.rate import Rate
 
 _TOO_DEEP = f"nested more than {MOST_NESTED} deep"
@@ -203,7 +204,7 @@ class RunLog(Tabular):
         return "complete" if self.summary is not None and self.summary["status"] == "complete" else "interrupted"
 
     def add_ceiling(self, ceiling: Ceiling) -> None:
-        if ceiling.problem.operation == MATMUL:
+        if is_of_products(ceiling.problem.operation):
             self.all_ceilings[ceiling.dtype, ceiling.regime] = ceiling
         else:
             self.own_ceilings[ceiling.problem, ceiling.regime] = ceiling
@@ -314,8 +315,9 @@ def add_record(log: RunLog, record: dict[str, Any]) -> None:
         raise ValueError(f"unknown record {kind!r}")
     if kind == "measurement":
         plan, operation = log.header["plan"], record.get("operation")
-        expected = (MATMUL, plan["operation"], *plan["options"].get("operations", ()))
-        if isinstance(operation, str) and operation not in expected:
+        searched = [search["operation"] for search in plan["searches"]]
+        expected = (plan["operation"], *searched, *plan["options"].get("operations", ()))
+        if isinstance(operation, str) and operation not in expected and not is_of_products(operation):
             raise ValueError(f"a row of {operation} in a log of {plan['operation']}")
         log.measurements.append(measurement_from_record(record, log.header))
         log.summary = None

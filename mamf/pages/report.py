@@ -22,7 +22,7 @@ from mamf.measurement import IDLE, Measurement
 from mamf.node.logs import contributed_baseline, is_node_folder, read_nodes
 from mamf.node.report import node_chart, node_document
 from mamf.node.verdict import judge
-from mamf.plans import MATMUL
+from mamf.operations.unknown import is_of_products, operation_called
 from mamf.profiling.classes import COMMUNICATION
 from mamf.profiling.counters.report import counters_document
 from mamf.profiling.log import rank_log, rank_logs, read_profile_or_none, read_rank_logs
@@ -295,9 +295,9 @@ def _started(header: Mapping[str, Any]) -> str:
 
 
 def _pictures(log: RunLog) -> Iterator[Picture]:
-    """Draw all regimes in one picture, or a picture for each regime of attention."""
+    """Draw all regimes in one picture, or a picture for each regime where lengths are drawn."""
     regimes = list(dict.fromkeys(row.regime for row in log.measurements if row.ok and not row.is_reference))
-    for regime in regimes if log.plan.operation == "attention" else [None]:
+    for regime in regimes if operation_called(log.plan.operation).chart == "lengths" else [None]:
         with suppress(UsageError):  # the log lacks what would be drawn
             yield chart_of(log, regime)
 
@@ -324,7 +324,7 @@ def _of_ceiling(ceiling: Ceiling, header: Mapping[str, Any]) -> Figure:
     share = share_of(ceiling.rate, ceiling.problem, header)
     point = RangePoint(ceiling.rate, ceiling.interval.low, ceiling.interval.high, f"at {ceiling.shape}")
     # The seed is left out, so that finds with different seeds are side by side.
-    is_plain = ceiling.problem.operation == MATMUL and _is_normal(ceiling.problem)
+    is_plain = is_of_products(ceiling.problem.operation) and _is_normal(ceiling.problem)
     notes = [
         f"{interval_cell(ceiling.interval, factor)} {unit} (95 % repeat interval)",
         f"{percent(share)} % of the datasheet" if share else "",

@@ -9,7 +9,7 @@ import pytest
 from contribution_logs import SIMULATED, best, legacy_run, rows, write
 from test_compare import attention_row
 
-from mamf.contribution.collection import ATTENTION, ResultRate, best_attention, collect
+from mamf.contribution.collection import SHARES, ResultRate, best_attention, collect
 from mamf.contribution.review import folder_of
 from mamf.contribution.tables import results_pages
 from mamf.logs.legacy import write_legacy_log
@@ -168,7 +168,7 @@ def test_an_interrupted_run_is_labelled_where_it_is_shown(run, sweep_records, tm
 
 def attention_rate(row, share):
     of = {"dtype": "bfloat16", "device": "H100", "source": "contributed", "regime": row.regime, "header": {}}
-    return ResultRate(rate=row.best_rate, place=Path("log.jsonl"), table=ATTENTION, row=row, share=share, **of)
+    return ResultRate(rate=row.best_rate, place=Path("log.jsonl"), table=SHARES, row=row, share=share, **of)
 
 
 @pytest.mark.parametrize(("direction", "best"), [("bwd", 0), ("fwd", 1)])

@@ -28,6 +28,7 @@ _DEEP_SIZES = (16, 32, 64, 128, 512)
 class ProductOperation(FlopOperation[ProductProblemT, ProductShapeT]):
     """Base class of single, batched and grouped matrix products."""
 
+    gives_tensors = True
     reference = (
         "A (B x) for random x without a library of products, int8 in int32, float32 and float64 in float64, all others "
         "in float32; 256 entries by the host in float64"

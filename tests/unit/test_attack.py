@@ -11,10 +11,6 @@ from attacks.calls import Counts, call
 from attacks.honest import LEGACY, RUNS, little_work, make
 from forked import Command
 
-from mamf.contribution.rules import review
-
-SEARCHES = [run for run in RUNS if run.is_search]
-
 
 @pytest.fixture(scope="module")
 def logs(tmp_path_factory):
@@ -59,19 +55,6 @@ def test_processes_that_are_killed_lose_nothing(folder, monkeypatch):
 
 
 # -- what they found ---------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("run", SEARCHES, ids=lambda run: run.name)
-def test_a_signal_within_a_record_leaves_ceilings_that_follow_from_the_rows(run, folder, logs):
-    """It falls between a row, which is written, and what the search makes of it."""
-    records = [json.loads(line) for line in logs[run.name].read_text().splitlines()]
-    confirming = [number for number, record in enumerate(records) if record.get("phase") == "confirm"]
-    for number in confirming[-3:]:
-        path = folder / f"{number}.jsonl"
-        with faults.at_a_write(number, Random(0), lambda: signal.raise_signal(signal.SIGINT)):
-            assert call(run.new(path), Counts("interrupted")).code == 130
-        assert "ceiling-mismatch" not in {finding.rule for finding in review(path).findings}
-        assert '"record": "ceiling"' in path.read_text()
 
 
 def test_a_log_is_let_go_of_when_a_signal_falls_into_its_header(folder):

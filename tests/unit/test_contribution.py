@@ -13,7 +13,7 @@ from mamf.contribution.collection import ATTENTION, ResultRate, best_attention, 
 from mamf.contribution.rules import folder_of
 from mamf.contribution.tables import results_pages
 from mamf.logs.legacy import write_legacy_log
-from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
+from mamf.operations.attention.shapes import AttentionProblem
 
 # -- submitting --------------------------------------------------------------------------------------------------------
 
@@ -177,12 +177,6 @@ def test_a_backward_pass_that_is_counted_otherwise_is_ranked_with_none(direction
     other = attention_row(problem=AttentionProblem(direction=direction, backward_count="model"))
     entries = [attention_rate(each, share) for each, share in ((row, 0.5), (other, 0.6))]
     assert [entry.row for entry in best_attention(entries)] == [(row, other)[best]]
-
-
-def test_values_of_another_width_are_ranked_apart():
-    rows = [attention_row(shape=AttentionShape.parse(f"b1h10q4096k4096{dims}")) for dims in ("d192", "d192v128")]
-    entries = [attention_rate(row, 0.5) for row in rows]
-    assert [str(entry.row.shape.head_dims) for entry in best_attention(entries)] == ["192/128", "192"]
 
 
 def test_legacy_figures_stand_apart_and_as_printed(tmp_path):

@@ -15,7 +15,6 @@ from mamf.logs.run_log import read_run_log
 from mamf.measurement import Conditions, Measurement
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape
-from mamf.peaks import find_peak, flop_per_cycle
 from mamf.report.charts.picture import draw
 from mamf.report.explanation import conclusion, waterfall_chart, waterfall_steps
 from mamf.statistics import summarize
@@ -57,16 +56,6 @@ def test_the_way_down_from_an_h200s_datasheet():
         "real data draw more current: the clock reads 1980 MHz, 1980 MHz on zeros",
         "power limit: 699 of 700 W, 0.989 J/TFLOP, 1470 MHz",
     ]
-
-
-@pytest.mark.parametrize(
-    ("device", "dtype", "per_cycle"),
-    [("NVIDIA H200", "bfloat16", 4096), ("NVIDIA H200", "int8", 8192), ("NVIDIA H200", "float32", 256)],
-)
-def test_flop_per_cycle_follow_from_the_datasheet(device, dtype, per_cycle):
-    assert flop_per_cycle(find_peak(device, dtype, 132), 132) == per_cycle
-    assert flop_per_cycle(find_peak(device, dtype, 132), None) is None
-    assert flop_per_cycle(None, 132) is None
 
 
 @pytest.mark.parametrize(

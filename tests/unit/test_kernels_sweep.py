@@ -29,19 +29,6 @@ def test_a_budget_ends_it_and_the_rest_is_resumed(run, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("asked", "told"),
-    [
-        (["--regime", "sustained"], "about 2 s, and more to prepare"),
-        (["--time-limit", "20s"], "about 20 s, and more to prepare"),
-        (["--time-limit", "20s", "--budget", "7s"], "at most 7 s, the budget"),
-    ],
-)
-def test_a_dry_run_says_how_long_the_rows_take(run, asked, told):
-    code, out, _ = run(*ATTENTION, *KERNEL, "--shapes", "b8h16q4096k4096d128", *asked, "--dry-run")
-    assert (code, f"time: {told}" in out) == (0, True), out
-
-
-@pytest.mark.parametrize(
     ("given", "told"),
     [
         (["--operation", "atention"], "unknown operation 'atention' (did you mean 'attention'?)"),

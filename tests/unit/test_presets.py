@@ -81,12 +81,6 @@ def test_rows_name_their_layers_wherever_they_are_shown(run, tmp_path):
     assert all(row["layer"] for row in shown["measurements"])
 
 
-@pytest.mark.parametrize("product", LAYOUT_OF)
-def test_gradients_have_layouts_of_their_own(run, tmp_path, product):
-    assert run(*BRIEF, "--product", product, "--output", "run.jsonl")[0] == 0
-    assert read_run_log(tmp_path / "run.jsonl").plan.problem.layout == LAYOUT_OF[product]
-
-
 def test_a_preset_is_gone_on_with(run):
     run(*BRIEF, "--budget", "0.0001s", "--output", "run.jsonl")
     assert run(*BRIEF, "--resume", "run.jsonl")[0] == 0

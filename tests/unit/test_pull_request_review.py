@@ -174,12 +174,6 @@ def test_a_rejected_log_is_shown_with_its_errors_and_no_rows(reviewed, sweep_rec
     assert "| burst |" not in text
 
 
-def test_without_a_log_nothing_is_accepted(tmp_path, capsys):
-    (tmp_path / "notes.txt").write_text("not looked at: a.py (added)\n")
-    assert main(["comment", str(tmp_path)]) == 1
-    assert capsys.readouterr().out == ("**mamf results check: no log to check**\n\n    not looked at: a.py (added)\n\n")
-
-
 @pytest.mark.parametrize("text", ["```\n# x", "\r\n# x", "~~~", "</code></pre><img src=x>", "\u2028# x", "a\x0b# x"])
 def test_no_text_leaves_the_code_block(text):
     shown = code_block([text])

@@ -149,11 +149,6 @@ def test_a_speed_up_is_over_the_named_kernel_else_eager_else_the_slowest(both):
     assert speed_up(both[3], slow) is speed_up(faster, None) is None
 
 
-def test_means_over_shapes_are_of_one_kernel(rows, both):
-    assert "over 2 shapes: arithmetic" in render("table", rows, HEADER, None)
-    assert "over 2 shapes" not in render("table", both, HEADER, None)
-
-
 def test_remarks_name_the_kernel_that_ran_and_a_card_that_drifted(rows):
     (row, *_) = ranked(rows)
     assert "ran cudnn" in remarks(replace(row, details={"ran": "cudnn"}), Shares(HEADER))

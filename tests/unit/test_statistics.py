@@ -7,11 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mamf.statistics import (
-    Interval,
     exact_standard_deviation,
     median_interval,
     standard_deviation,
-    standard_error,
     summarize,
 )
 
@@ -65,12 +63,6 @@ def test_a_summary_orders_its_statistics(values):
 def test_no_samples_have_no_summary():
     with pytest.raises(ValueError, match="no samples"):
         summarize([])
-
-
-def test_an_interval_of_any_coverage_stands_for_a_standard_error():
-    assert standard_error(Interval(98.0, 102.0, 0.95), 100.0) == pytest.approx(0.02 / 1.96, rel=1e-4)
-    assert standard_error(median_interval([1.0]), 1.0) == 0.0
-    assert 0 < standard_error(Interval(98.0, 102.0, 1.0), 100.0) < 0.02
 
 
 @pytest.mark.parametrize("count", [9_999, 10_000, 10_001, 12_345])

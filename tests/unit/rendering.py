@@ -2,7 +2,6 @@
 
 from mamf.profiling.report import profile_document
 from mamf.report.ceilings import find_document
-from mamf.report.comparison import guard_document
 from mamf.report.explanation import explanation_document
 from mamf.report.formats import FORMATS
 from mamf.report.imported import finder_document
@@ -26,10 +25,6 @@ def render_explanation(form, steps, rows, head, foot=(), width=None):
 
 def render_roofline(form, roofs, points, head="head"):
     return FORMATS[form](roofline_document(roofs, points, head), None)
-
-
-def render_guard(form, found, width=None):
-    return FORMATS[form](guard_document(found), width)
 
 
 def render_legacy(form, run, top=10, width=None):

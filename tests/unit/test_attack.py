@@ -64,18 +64,6 @@ def test_a_log_is_let_go_of_when_a_signal_falls_into_its_header(folder):
     assert call(run.resumed(path), Counts("resumed")).code == 0
 
 
-@pytest.mark.parametrize("run", RUNS, ids=lambda run: run.name)
-def test_a_run_that_is_killed_after_its_last_row_is_resumed_to_its_summary(run, folder, logs):
-    path = folder / "killed.jsonl"
-    whole = faults.whole_lines(logs[run.name])
-    path.write_bytes(b"".join(line for line in whole if b'"record": "summary"' not in line))
-    assert call(run.resumed(path), Counts("resumed")).code == 0
-    assert faults.is_complete(path)
-    counts = Counts("judged")
-    faults.judge(run, path, logs[run.name], counts)
-    assert_survived(counts)
-
-
 def changed(path, number, value, *way):
     """A log with another value in one place of a line, counted from 0."""
     lines = path.read_text().splitlines()

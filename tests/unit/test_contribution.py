@@ -152,20 +152,6 @@ def test_tiers_are_never_ranked_together(sweep_records, tmp_path):
     assert "(cut.jsonl)" in interrupted
 
 
-def test_an_interrupted_run_is_labelled_where_it_is_shown(run, sweep_records, tmp_path, monkeypatch):
-    write(tmp_path / "whole.jsonl", sweep_records)
-    write(tmp_path / "cut.jsonl", sweep_records[:-2])
-    first, second, *_ = run("compare", "whole.jsonl", "cut.jsonl")[1].splitlines()
-    assert "interrupted" not in first
-    assert second.endswith(", interrupted")
-    charts = []
-    monkeypatch.setattr("mamf.report.charts.picture.draw", charts.append)
-    monkeypatch.setattr("mamf.report.charts.picture.save", lambda *arguments: None)
-    for name in ("whole", "cut"):
-        assert run("plot", f"{name}.jsonl")[0] == 0
-    assert ["interrupted" in " ".join(chart.notes) for chart in charts] == [False, True]
-
-
 def attention_rate(row, share):
     of = {"dtype": "bfloat16", "device": "H100", "source": "contributed", "regime": row.regime, "header": {}}
     return ResultRate(rate=row.best_rate, place=Path("log.jsonl"), table=ATTENTION, row=row, share=share, **of)

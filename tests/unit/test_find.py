@@ -318,15 +318,6 @@ def test_a_find_that_holds_everything_launches_nothing_and_finds_the_same(both):
     assert again.ceilings == both[0].ceilings
 
 
-@pytest.mark.parametrize("phase", ["choose", "confirm"])
-def test_a_find_that_is_resumed_for_a_few_seconds_measures_what_is_left(both, phase):
-    rows = both[1]
-    last = max(number for number, row in enumerate(rows) if row.regime == "sustained" and row.phase == phase)
-    held = rows[: last + 1] if phase == "choose" else rows[: last - 3]
-    again = find_of(regimes=("burst", "sustained"), held=held, budget_seconds=8.4)
-    assert {row.phase for row in found(again)} == {"confirm"}
-
-
 @pytest.mark.parametrize("lacking", [1, 10, 24])
 def test_what_time_had_ended_is_not_searched_anew(lacking):
     limited = {"budget_seconds": 8.0, "scouts": 96, "refinements": 132}
@@ -538,19 +529,6 @@ def test_a_find_prints_both_ceilings_and_how_they_were_found(whole, tmp_path):
     assert f"{log.ceilings['sustained'].joules_per_tflop:.3f}" in out
     for text in ("throttled by power cap", "scouts", "short visits", "confirmations", "fresh rounds", "log: run.jsonl"):
         assert text in out
-
-
-def test_the_log_holds_every_measurement_with_its_phase_and_a_record_a_ceiling(whole, tmp_path):
-    records = [json.loads(line) for line in whole[2].splitlines()]
-    kinds = [record["record"] for record in records]
-    assert kinds == ["header", *["measurement"] * (len(kinds) - 4), "ceiling", "ceiling", "summary"]
-    assert {record["phase"] for record in records[1:-3]} == {"scout", "refine", "visit", "choose", "confirm"}
-    log = read_run_log(tmp_path / "run.jsonl")
-    for regime in ("burst", "sustained"):
-        ceiling = confirm_ceiling(final_rounds(log.measurements, regime), "Simulated H100", None, KERNEL)
-        assert log.ceilings[regime].tflops == pytest.approx(ceiling.tflops, abs=1e-3)
-        assert (log.ceilings[regime].shape, log.ceilings[regime].tied) == (ceiling.shape, ceiling.tied)
-    assert log.summary["phases"] == dict(Counter(f"{row.regime} {row.phase}" for row in log.measurements))
 
 
 def test_show_prints_what_the_find_printed(whole, run):

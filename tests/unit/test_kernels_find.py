@@ -1,6 +1,5 @@
 """Ceilings of any operation, sought and confirmed in virtual time."""
 
-import json
 import shutil
 
 import pytest
@@ -68,13 +67,3 @@ def test_a_budget_is_kept_and_says_what_is_lacking(run, tmp_path):
     assert (log.summary["status"], log.summary["reason"]) == ("interrupted", "the budget ended")
     assert log.summary["left"] == 4 - len(log.own_ceilings) > 0
     assert f"{log.summary['left']} left, --resume continues" in out
-
-
-@pytest.mark.parametrize("form", ["table", "csv", "json", "markdown"])
-def test_it_is_shown(run, log, form):
-    code, out, _ = run("show", "find.jsonl", "--format", form)
-    assert code == 0
-    if form == "json":
-        assert len(json.loads(out)["ceilings"]) == 4
-    elif form != "csv":
-        assert "burst, bfloat16, direction fwd" in out.split("kernel")[2]

@@ -180,17 +180,6 @@ def test_one_device_without_a_baseline_is_unknown():
     assert judge([]).level == UNKNOWN
 
 
-@pytest.mark.parametrize("share", [0.1, 0.5])
-def test_a_tenth_of_the_time_throttled_is_found_but_not_the_power_limit(share):
-    devices = equal(8)
-    devices[1] = replace(devices[1], throttled={"power cap": 1.0, "hardware thermal slowdown": 0.09})
-    assert judge(devices).level == OK
-    devices[6] = replace(devices[6], throttled={"power cap": 1.0, "hardware thermal slowdown": share})
-    verdict = judge(devices)
-    assert verdict.level == WARN
-    assert f"throttled {share:.0%} of the time by hardware thermal slowdown" in verdict.reason
-
-
 def test_a_failure_is_critical_and_hides_what_is_not_as_bad():
     devices = equal(8)
     devices[0] = replace(devices[0], lacks=("no sustained ceiling: the budget ended",))

@@ -92,15 +92,6 @@ def test_the_answer_comes_before_the_pictures():
     assert len(page) < 500_000
 
 
-def test_the_page_of_autoprofile_has_all_parts():
-    page = render_page(report_of([ROOT / "docs" / "autoprofile-h200"]))
-    for heading in ("ceilings.jsonl", "counters.jsonl", "kernels.jsonl", "step.jsonl"):
-        assert heading in page
-    assert page.count("The ceiling of bfloat16: ") == 1, "each picture once"
-    assert "](" not in re.sub(r"<(style|script)>.*?</\1>", "", page, flags=re.DOTALL), "markdown that nobody reads"
-    assert len(page) < 2_000_000
-
-
 def test_two_logs_are_compared_and_others_stand_side_by_side(tmp_path):
     finds = sorted(H200.glob("find-int8-burst-sustained-20261123-00*.jsonl"))[:2]
     two = report_of(finds)

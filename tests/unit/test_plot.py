@@ -64,19 +64,6 @@ PRESET = [
 # -- attention as data -------------------------------------------------------------------------------------------------
 
 
-def test_panels_are_by_head_dimension_mask_and_direction():
-    chart = attention_chart(PRESET, CEILINGS, HEADER)
-    assert [len(line) for line in chart.grid] == [3] * 4
-    assert [panel.title for panel in chart.grid[1]] == [
-        "head dim 64, full, backward",
-        "head dim 128, full, backward",
-        "head dim 256, full, backward",
-    ]
-    assert {len(panel.lines) for panel in chart.panels} == {len(KERNELS)}
-    assert chart.title == "Attention, burst, bfloat16"
-    assert "batch x length = 16384; heads x head dimension = 2048" in chart.subtitle
-
-
 def test_sizes_that_would_lie_on_one_another_part_panels():
     rows = [row(shape(length, batch=batch)) for length in LENGTHS for batch in (1, 64)]
     facets = needed(rows, lambda row: row.shape.seqlen_k)

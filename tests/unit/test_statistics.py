@@ -10,7 +10,6 @@ from mamf.statistics import (
     exact_standard_deviation,
     median_interval,
     standard_deviation,
-    summarize,
 )
 
 samples = st.lists(st.floats(1e-6, 1e3), min_size=1, max_size=60)
@@ -49,20 +48,6 @@ def test_the_interval_covers_the_true_median_as_often_as_it_says():
         interval = median_interval([chooser.lognormvariate(0, 1) for _ in range(20)])
         hits += interval.low <= 1.0 <= interval.high
     assert 0.94 <= hits / 2000 <= 0.98  # 95.9 % by theory
-
-
-@given(samples)
-def test_a_summary_orders_its_statistics(values):
-    summary = summarize(values)
-    assert summary.fastest <= summary.median <= summary.slowest
-    assert summary.fastest * (1 - 1e-9) <= summary.mean <= summary.slowest * (1 + 1e-9)
-    assert summary.count == len(values)
-    assert summary.interval.half_width >= 0
-
-
-def test_no_samples_have_no_summary():
-    with pytest.raises(ValueError, match="no samples"):
-        summarize([])
 
 
 @pytest.mark.parametrize("count", [9_999, 10_000, 10_001, 12_345])

@@ -18,9 +18,8 @@ from mamf.report.comparison import comparison_document
 from mamf.report.document import Block, Document, Lines, Table
 from mamf.report.formats import fragment
 from mamf.report.kernels import group_table
-from mamf.report.own_ceilings import ceiling_table
 from mamf.report.rows import failure_lines
-from mamf.report.shares import Shares
+from mamf.report.shares import Shares, ceiling_table
 
 #: Rows of a table, best first, and of all tables of a log.
 _MOST_ROWS, _MOST_OF_LOG = 10, 50

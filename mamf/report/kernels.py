@@ -12,15 +12,16 @@ from mamf.logs.records import significant_digits
 from mamf.logs.run_log import OwnCeilings
 from mamf.measurement import Measurement
 from mamf.operations.unknown import operation_called
-from mamf.report.devices import device_lines, drift_lines, flat_device
 from mamf.report.document import Answer, Block, Column, Document, Lines, Table
-from mamf.report.own_ceilings import brief, ceiling_table, ceiling_title, problem_title
 from mamf.report.rows import (
     Group,
     SpeedUp,
     best_first,
     best_lines,
+    device_lines,
+    drift_lines,
     failure_lines,
+    flat_device,
     group_title,
     grouped,
     half_width_percent,
@@ -29,7 +30,7 @@ from mamf.report.rows import (
     row_columns,
     shape_title,
 )
-from mamf.report.shares import Shares
+from mamf.report.shares import Shares, brief, ceiling_table, ceiling_title, problem_title
 from mamf.report.text import end_line, label_kernel, machine_line, percent, rate_name, rate_text
 
 

@@ -1,4 +1,6 @@
-"""What rows are shares of: the datasheet's peak, measured ceilings, and the roofs of a roofline."""
+"""What rows are shares of: the datasheet's peak, measured ceilings with their titles and table, and the roofs of a
+roofline.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +8,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from mamf.backend import DeviceInfo
 from mamf.ceilings.ceiling import (
     MAX_SHARE,
     STATE_TOLERANCE,
+    Ceiling,
     Ceilings,
     ceiling_of,
     compute_drift,
@@ -19,13 +23,103 @@ from mamf.ceilings.ceiling import (
     share_accuracy,
 )
 from mamf.ceilings.roof import RoofPoint, Roofs, make_roof_point
+from mamf.logs.records import significant_digits
 from mamf.measurement import TERA, Measurement
-from mamf.operations.unknown import operation_called
+from mamf.operations.unknown import is_of_products, operation_called
 from mamf.peaks import find_peak
 from mamf.rate import Rate, Rates, find_rate
-from mamf.report.document import Column
-from mamf.report.own_ceilings import share_of
-from mamf.report.text import percent, rate_name, rate_text
+from mamf.regime_names import BURST, SUSTAINED
+from mamf.report.document import Column, Table, columns_from
+from mamf.report.text import interval_cell, label_kernel, percent, rate_name, rate_text, scaled_unit, significant, whole
+from mamf.statistics import Interval
+
+_NAMES = {BURST: " (MAMF)", SUSTAINED: " (MSMF)"}
+
+
+def problem_title(regime: str, problem: Any) -> str:
+    """A regime and the fields that set a problem apart."""
+    return ", ".join([regime, problem.dtype, *operation_called(problem.operation).words(problem)])
+
+
+def described_title(regime: str, problem: Any) -> str:
+    """The same, phrased for reports."""
+    return ", ".join([regime, problem.dtype, *operation_called(problem.operation).describe_problem(problem)])
+
+
+def ceiling_title(ceiling: Ceiling) -> str:
+    """``burst (MAMF), bfloat16``."""
+    name = _NAMES[ceiling.regime] if is_of_products(ceiling.problem.operation) else ""
+    return problem_title(f"{ceiling.regime}{name}", ceiling.problem)
+
+
+def brief(ceiling: Ceiling) -> dict[str, Any]:
+    """A ceiling as the summary of a log holds it."""
+    rate = significant_digits(ceiling.rate)
+    return {"kernel": ceiling.kernel, "shape": str(ceiling.shape), "rate": rate, "unit": ceiling.unit}
+
+
+def share_of(rate: float, problem: Any, header: Mapping[str, Any]) -> float | None:
+    """A rate as a share of the datasheet's rate for the problem, or None."""
+    peak = operation_called(problem.operation).peak(DeviceInfo(**header["device"]), problem)
+    return rate * TERA / peak if peak else None
+
+
+def flop_per_cycle_per_unit(ceiling: Ceiling, header: Mapping[str, Any]) -> float | None:
+    """FLOP per clock cycle and compute unit, at the clock during the measurement."""
+    units, clock = header["device"]["compute_units"], ceiling.conditions.clock_hz
+    return ceiling.rate * TERA / clock / units if units and clock and ceiling.unit == "TFLOPS" else None
+
+
+def ceiling_table(ceilings: Sequence[Ceiling], header: Mapping[str, Any]) -> Table[Ceiling]:
+    """A row for each ceiling."""
+    unit = ceilings[0].unit if ceilings else "TFLOPS"
+    shown, factor = scaled_unit(unit, [each.rate for each in ceilings])
+
+    def rate(value: float) -> str:
+        return significant(value * factor)
+
+    def interval(of: Interval) -> str:
+        return interval_cell(of, factor)
+
+    columns: list[Column[Ceiling]] = [
+        Column("ceiling", "ceiling", ceiling_title, left=True),
+        Column("operation", "", lambda each: each.problem.operation),
+        Column("regime", "", lambda each: each.regime),
+        *columns_from(
+            ceilings, lambda each: operation_called(each.problem.operation).problem_record(each.problem), titled=False
+        ),
+        Column(rate_name("rate", unit), shown, lambda each: each.rate, rate),
+        Column("", "interval", lambda each: each.interval, interval, 1, True),
+        Column(rate_name("rate_low", unit), "", lambda each: each.interval.low),
+        Column(rate_name("rate_high", unit), "", lambda each: each.interval.high),
+        Column("interval_coverage", "", lambda each: each.interval.coverage),
+        Column("shape", "shape", lambda each: str(each.shape), importance=1, left=True),
+        *columns_from(
+            ceilings, lambda each: operation_called(each.problem.operation).shape_record(each.shape), titled=False
+        ),
+        Column("kernel", "kernel", lambda each: each.kernel, lambda name: label_kernel(name, header), 2, True),
+        Column("share_of_peak", "% of peak", lambda each: share_of(each.rate, each.problem, header), percent, 3),
+        Column("rounds", "rounds", lambda each: each.rounds, importance=6),
+        Column("ties", "tied", lambda each: len(each.tied), importance=6),
+        Column("tied", "", lambda each: " ".join(f"{shape}:{kernel}" for shape, kernel in each.tied)),
+        Column("gain_over_default", "", lambda each: each.gain_over_default),
+        Column("clock_mhz", "MHz", lambda each: in_mhz(each.conditions.clock_hz), whole, 4),
+        Column("power_watts", "W", lambda each: each.conditions.watts, whole, 4),
+        Column("joules_per_tflop", "J/TFLOP", joules_per_tflop, lambda joules: f"{joules:.3f}", 5),
+        Column(
+            "flop_per_cycle_per_unit", "FLOP/cycle/unit", lambda each: flop_per_cycle_per_unit(each, header), whole, 5
+        ),
+    ]
+    return Table(columns, ceilings, key="ceilings", label=ceiling_title)
+
+
+def joules_per_tflop(ceiling: Ceiling) -> float | None:
+    return ceiling.joules_per_tflop if ceiling.unit == "TFLOPS" else None
+
+
+def in_mhz(clock_hz: float | None) -> float | None:
+    return clock_hz and clock_hz / 1e6
+
 
 WRONG_CEILING = f"above {100 * MAX_SHARE:.0f} % of the ceiling, so the ceiling is wrong: measure it again"
 

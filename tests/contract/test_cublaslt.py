@@ -12,7 +12,8 @@ from verdicts import verified
 from mamf.backend import Unavailable
 from mamf.engine.measure import measure
 from mamf.engine.regimes import Burst, StoppingRule
-from mamf.engine.strategies.shapes import Sweep
+from mamf.engine.runner import Setup
+from mamf.engine.strategies.rows import OneKernelStrategy
 from mamf.errors import UnavailableError, UsageError
 from mamf.operations.matmul import cublaslt_library
 from mamf.operations.matmul.kernel import LAYOUTS, MatmulProblem
@@ -208,7 +209,7 @@ def test_a_launch_keeps_its_operands_and_scales_in_memory(h100, library):
 
 def test_a_sweep_ranks_the_proposals_and_measures_the_fastest_again(h100, library, monkeypatch):
     plan = Plan(SWEEP, MATMUL, (PROBLEM,), ("cublaslt",), (SHAPE,), seconds=0.01)
-    rows = list(Sweep(plan, kernel("cublaslt"), h100).results())
+    rows = list(OneKernelStrategy(Setup(plan, h100, [("cublaslt", kernel("cublaslt"))])).results())
     tried, kept = [row for row in rows if row.phase == ALGORITHM], [row for row in rows if not row.phase]
     assert [row.kernel for row in tried] == [f"cublaslt[{rank}]" for rank in range(8)]
     assert [row.status for row in tried] == ["ok"] * 5 + ["unsupported"] * 3

@@ -8,7 +8,7 @@ from contribution_logs import found, write
 
 from mamf.backend import DeviceInfo, shared_name, shared_ways
 from mamf.contribution.collection import rates_of
-from mamf.contribution.rules import review
+from mamf.contribution.review import review
 from mamf.errors import IncomparableError, LogMismatchError
 from mamf.logs.compare import compare, require_device_of_log
 from mamf.logs.run_log import read_run_log

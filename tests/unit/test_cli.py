@@ -383,3 +383,15 @@ def test_a_shell_completes_commands_and_names(typed, follows, tmp_path):
     shell["_ARGCOMPLETE_STDOUT_FILENAME"] = str(tmp_path / "words")
     subprocess.run([sys.executable, "-m", "mamf"], env=os.environ | shell, check=True)
     assert (tmp_path / "words").read_text() == follows
+
+
+def test_a_thread_that_a_plugin_left_running_keeps_no_command_from_ending():
+    code = (
+        "import sys, threading, mamf.cli as cli\n"
+        "threading.Thread(target=threading.Event().wait, name='worker').start()\n"
+        "cli._LONGEST_END_SECONDS, sys.argv = 0.0, ['mamf', '--version']\n"
+        "sys.exit(cli.main())"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stdout[:5]) == (0, "mamf ")
+    assert ended.stderr == "mamf: a plugin left threads running, which are not waited for: worker\n"

@@ -14,7 +14,7 @@ from mamf.cli import main
 from mamf.errors import IncomparableError
 from mamf.logs.compare import compare
 from mamf.logs.entries import entries
-from mamf.logs.plan_records import plan_record
+from mamf.logs.recording import plan_record
 from mamf.logs.records import measurement_record
 from mamf.logs.run_log import RunLog
 from mamf.logs.writer import RunLogWriter

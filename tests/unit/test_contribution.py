@@ -9,8 +9,8 @@ import pytest
 from contribution_logs import SIMULATED, best, legacy_run, rows, write
 from test_compare import attention_row
 
-from mamf.contribution.collection import ATTENTION, ResultRate, best_attention, collect
-from mamf.contribution.rules import folder_of
+from mamf.contribution.collection import SHARES, ResultRate, best_attention, collect
+from mamf.contribution.review import folder_of
 from mamf.contribution.tables import results_pages
 from mamf.logs.legacy import write_legacy_log
 from mamf.operations.attention.shapes import AttentionProblem
@@ -154,7 +154,7 @@ def test_tiers_are_never_ranked_together(sweep_records, tmp_path):
 
 def attention_rate(row, share):
     of = {"dtype": "bfloat16", "device": "H100", "source": "contributed", "regime": row.regime, "header": {}}
-    return ResultRate(rate=row.best_rate, place=Path("log.jsonl"), table=ATTENTION, row=row, share=share, **of)
+    return ResultRate(rate=row.best_rate, place=Path("log.jsonl"), table=SHARES, row=row, share=share, **of)
 
 
 @pytest.mark.parametrize(("direction", "best"), [("bwd", 0), ("fwd", 1)])

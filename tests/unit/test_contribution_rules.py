@@ -9,9 +9,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mamf.cli import main
-from mamf.contribution.evidence import records_of
-from mamf.contribution.rules import review
+from mamf.contribution.review import review
 from mamf.logs.legacy import Reported, write_legacy_log
+from mamf.logs.run_log import lines_of, parse_records
 
 
 @pytest.fixture
@@ -289,7 +289,7 @@ def change_attention(**fields):
 )
 def test_spoiling_attention_is_caught(spoil, rule, spoiled):
     (log,) = RESULTS.rglob("attention-bfloat16-fwd-sustained-20261121-084423.jsonl")
-    records = [record for _, record in records_of(log)]
+    records = [record for _, record in parse_records(log, lines_of(log))]
     assert spoiled(records, lambda same: None) == set()
     assert rule in spoiled(records, spoil)
 
@@ -309,7 +309,7 @@ def edit_best_rate(records):
 )
 def test_spoiling_bandwidth_is_caught(spoil, rule, spoiled):
     (log,) = RESULTS.rglob("bandwidth-float32-burst-20261122-000620.jsonl")
-    records = [record for _, record in records_of(log)]
+    records = [record for _, record in parse_records(log, lines_of(log))]
     assert spoiled(records, lambda same: None) == set()
     assert rule in spoiled(records, spoil)
 
@@ -382,7 +382,7 @@ def test_a_resumed_find_supersedes_its_ceilings(tmp_path):
     asked = ["find", "--backend", "mamf.testing:SimulatedBackend"]
     main([*asked, "--kernel", "mamf.testing:SimulatedMatmul", "--budget", "9s", "--output", str(path)])
     main([*asked, "--kernel", "mamf.testing:SimulatedMatmul", "--budget", "40s", "--resume", str(path)])
-    records = [record for _, record in records_of(path)]
+    records = [record for _, record in parse_records(path, lines_of(path))]
     burst = [number for number, each in enumerate(records) if each["record"] == "ceiling" and each["regime"] == "burst"]
     assert len(burst) == 2
     assert not found(path) & {"ceiling-mismatch", "best-mismatch"}

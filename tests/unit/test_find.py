@@ -18,8 +18,9 @@ from made_rates import contributed
 
 import mamf
 from mamf.ceilings.ceiling import FEWEST_ROUNDS, Ceiling, confirm_ceiling
-from mamf.engine.search.finding import Find
+from mamf.engine.runner import Setup
 from mamf.engine.search.grid import plan_for
+from mamf.engine.search.strategy import FindStrategy
 from mamf.errors import DeviceError, IncomparableError, RunLogError, UnsupportedError, UsageError
 from mamf.logs.records import ceiling_from_record, ceiling_record
 from mamf.logs.run_log import read_run_log
@@ -179,13 +180,31 @@ def test_a_ceiling_survives_the_log(regime):
 # -- finding ---------------------------------------------------------------------------------------------------------
 
 
+class Find(Setup):
+    """A find in virtual time, with the rows that it yields."""
+
+    def results(self):
+        self.strategy = FindStrategy(self)
+        for row in self.strategy.results():
+            self.rows.append(row)
+            yield row
+
+    @property
+    def ceilings(self):
+        return {regime: ceiling for (_, regime), ceiling in self.confirmed.items()}
+
+
+def find_with(plan, kernels, backend, held=()):
+    return Find(plan, backend, list(zip(plan.kernels, kernels, strict=True)), list(held))
+
+
 def find_of(backend=None, kernels=None, held=(), seed=0, **fields):
     """A find whose budget is no limit: what it does is decided by its counts."""
     kernels = kernels or [SimulatedMatmul()]
     names = tuple(kernel.name for kernel in kernels)
     defaults = {"regimes": ("burst",), "budget_seconds": 600.0, "scouts": 24, "refinements": 36}
     plan = search_plan(MatmulProblem(seed=seed), names, GRID, **defaults | fields)
-    return Find(plan, kernels, backend or SimulatedBackend(seed=seed), held)
+    return find_with(plan, kernels, backend or SimulatedBackend(seed=seed), held)
 
 
 def found(find):
@@ -278,7 +297,7 @@ def test_a_budget_that_ends_within_the_first_round_confirms_nothing(left):
     Late(find, "burst: confirming", 1.0, left)
     rows = found(find)
     assert find.ceilings == {}
-    assert find.left_out
+    assert find.strategy.left_out
     assert {"scout", "refine"} <= {row.phase for row in rows}
 
 
@@ -486,7 +505,7 @@ def test_the_grid_suits_memory_and_speed(changed):
     physics = dataclasses.replace(Physics(), **changed)
     backend, problem = SimulatedBackend(physics=physics), MatmulProblem()
     plan, kernels = plan_for(backend, problem, SIMULATED[-1:], regimes=("burst",), scouts=48)
-    find = Find(plan, kernels, backend)
+    find = find_with(plan, kernels, backend)
     rows = found(find)
     assert all(row.ok for row in rows)
     assert find.ceilings["burst"].tflops >= 0.98 * highest(physics, max(plan.options.grid.m))
@@ -733,7 +752,7 @@ def quick():
         patch.setattr("mamf.engine.search.grid._STEPS", 20)
         patch.setattr("mamf.engine.search.grid._LARGEST_STEP", 1024)
         plan, kernels = plan_for(backend, MatmulProblem(), SIMULATED[-1:], is_quick=True)
-    find = Find(plan, kernels, backend)
+    find = find_with(plan, kernels, backend)
     begun = backend.now()
     return find, found(find), backend.now() - begun
 
@@ -742,7 +761,7 @@ def test_a_quick_find_has_both_ceilings_within_its_budget(quick):
     find, _, seconds = quick
     assert set(find.ceilings) == {"burst", "sustained"}
     assert seconds <= find.plan.budget_seconds == 13.5
-    assert not find.left_out
+    assert not find.strategy.left_out
     assert all(ceiling.rounds >= 3 for ceiling in find.ceilings.values())
 
 
@@ -789,7 +808,7 @@ def test_a_quick_find_leaves_kernels_that_are_no_faster_than_the_default(few_sha
     assert ("library[0]" in after) == is_used
     # It compiles, so the least likely of its algorithms is not tried.
     assert {row.kernel for row in rows if row.phase == "algorithm"} == {"library[0]", "library[1]"}
-    assert found(find_of(kernels=find.kernels, is_quick=True, held=rows)) == []
+    assert found(find_of(kernels=find.opened, is_quick=True, held=rows)) == []
 
 
 @pytest.mark.parametrize(
@@ -848,7 +867,7 @@ def test_the_best_is_found_at_the_edges_of_the_grid_too(name, best):
         patch.setattr("mamf.engine.search.grid._LARGEST_STEP", 1024)
         patch.setattr("mamf.engine.search.grid.working_kernels", lambda *given: [kernel])
         plan, kernels = plan_for(backend, MatmulProblem(), regimes=("burst",), is_quick=True)
-    find = Find(plan, kernels, backend)
+    find = find_with(plan, kernels, backend)
     found(find)
     assert chip.tflops(find.ceilings["burst"].shape) >= 0.998 * chip.tflops(best)
 

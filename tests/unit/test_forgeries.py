@@ -7,7 +7,7 @@ import forgeries
 import pytest
 from contribution_logs import RESULTS
 
-from mamf.contribution.rules import review, review_results
+from mamf.contribution.review import review, review_results
 
 FIND = RESULTS / "nvidia-h200" / "find-bfloat16-burst-sustained-20261122-181803.jsonl"
 HONEST = {"find": FIND, "attention": RESULTS / "nvidia-h200" / "attention-bfloat16-fwd-burst-20261122-165450.jsonl"}

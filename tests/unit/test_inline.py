@@ -8,8 +8,8 @@ import pytest
 
 from mamf.report.charts.bars import RangeChart, RangePoint, RangeRow, Stack, StackedChart, StackedPanel
 from mamf.report.charts.lines import Axis, Chart, Line, Panel, Point
-from mamf.report.charts.roofline import Mark, RoofLine, RooflineChart
 from mamf.report.page import figure_parts
+from mamf.report.roofline import Mark, RoofLine, RooflineChart
 
 LINE = Line("torch.mm", (Point(1, 800, 790, 810), Point(2, 850, 840, 860)))
 LINES = Chart("t", "s", Axis("size"), ((Panel("burst", (LINE,), ceiling=853.0, peak=989.0, best=LINE.points[1]),),))

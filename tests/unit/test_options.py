@@ -17,8 +17,8 @@ from mamf.cli.parser import Parser
 from mamf.report import formats
 
 #: Modules by what is typed.
-MODULES = {name: module_of(name, [name]) for name in COMMANDS}
-MODULES |= {f"{name} --operation bandwidth": f"kernels_{name}" for name in ("sweep", "find")}
+MODULES = {name: module_of(name) for name in COMMANDS}
+MODULES |= {f"{name} --operation bandwidth": name for name in ("sweep", "find")}
 MOST_MODULES = 40
 _COUNT_MODULES = """
 import contextlib, io, os, sys

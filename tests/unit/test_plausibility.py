@@ -7,8 +7,8 @@ import pytest
 from contribution_logs import RESULTS
 
 from mamf.backend import DeviceInfo
-from mamf.contribution.evidence import Evidence, is_exact, records_of
-from mamf.logs.run_log import run_log_of
+from mamf.contribution.rules import Evidence, is_exact
+from mamf.logs.run_log import lines_of, parse_records, run_log_of
 from mamf.measurement import Conditions, Measurement
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape
@@ -125,10 +125,10 @@ def test_the_headroom_holds_for_every_row_in_results():
 
 
 def clock_ratios(path: Path):
-    records = tuple(records_of(path))
+    records = tuple(parse_records(path, lines_of(path)))
     evidence = Evidence(records, run_log_of(path, records))
     for _, row in evidence.good_rows:
         clock = row.conditions.clock_hz
-        bound = fastest_at_clock(evidence.device_of(row), row.problem.dtype, clock) if clock else None
+        bound = fastest_at_clock(evidence.log.device(row.device), row.problem.dtype, clock) if clock else None
         if bound and is_exact(row):
             yield row.best_rate * 1e12 / bound * HEADROOM_OF_READ_CLOCK

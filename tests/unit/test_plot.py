@@ -11,7 +11,7 @@ from made_plans import kernels_plan, sweep_plan
 from made_rates import ceiling
 
 from mamf.errors import RunLogWriteError, UsageError
-from mamf.logs.plan_records import plan_record
+from mamf.logs.recording import plan_record
 from mamf.logs.records import ceiling_record, measurement_record
 from mamf.logs.writer import RunLogWriter
 from mamf.measurement import Measurement

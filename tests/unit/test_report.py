@@ -4,13 +4,12 @@ import json
 from dataclasses import replace
 
 import pytest
-from made_plans import sweep_plan
+from made_plans import setup_of, sweep_plan
 from made_rates import ceiling
 from rendering import render
 
-from mamf.engine.strategies.shapes import Sweep
-from mamf.logs.plan_records import plan_record
-from mamf.logs.recording import End
+from mamf.engine.strategies.rows import OneKernelStrategy
+from mamf.logs.recording import End, plan_record
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape, matmul_grid
 from mamf.report.kernels import baselines_of, speed_up, winners
@@ -41,7 +40,7 @@ HEADER = {
 @pytest.fixture
 def rows(backend):
     backend.faults[PLAN.shapes[0]] = "wrong_result"
-    return list(Sweep(PLAN, SimulatedMatmul(), backend).results())
+    return list(OneKernelStrategy(setup_of(PLAN, [SimulatedMatmul()], backend)).results())
 
 
 def test_only_measured_shapes_are_ranked_and_never_a_reference(rows):

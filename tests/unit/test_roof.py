@@ -17,8 +17,7 @@ from mamf.operations.bandwidth.shapes import BandwidthProblem, BandwidthShape
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.report.charts.picture import draw
-from mamf.report.charts.roofline import roofline_chart
-from mamf.report.roofline import points_of, tracelens_arch
+from mamf.report.roofline import points_of, roofline_chart, tracelens_arch
 from mamf.statistics import summarize
 
 MIB, GIB = 2**20, 2**30

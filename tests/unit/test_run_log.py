@@ -5,14 +5,13 @@ import os
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from made_plans import sweep_plan
+from made_plans import setup_of, sweep_plan
 from rendering import render
 
-from mamf.engine.strategies.shapes import Sweep
+from mamf.engine.strategies.rows import OneKernelStrategy
 from mamf.errors import RunLogError, RunLogWriteError, UsageError
 from mamf.limits import MOST_BYTES, MOST_LINE_BYTES
-from mamf.logs.plan_records import plan_record
-from mamf.logs.recording import End
+from mamf.logs.recording import End, plan_record
 from mamf.logs.records import measurement_record
 from mamf.logs.run_log import SCHEMA, read_run_log
 from mamf.logs.writer import RunLogWriter
@@ -47,7 +46,7 @@ def header(plan=PLAN):
 def rows():
     backend = SimulatedBackend()
     backend.faults[PLAN.shapes[1]] = "wrong_result"
-    return list(Sweep(PLAN, SimulatedMatmul(), backend).results())
+    return list(OneKernelStrategy(setup_of(PLAN, [SimulatedMatmul()], backend)).results())
 
 
 @pytest.fixture

@@ -24,8 +24,7 @@ from mamf.logs.shared_runs import join_logs, read_run, share_paths
 from mamf.operations import unknown
 from mamf.operations.matmul.shapes import COMMON_PRODUCT, MatmulShape
 from mamf.plugins import discovery
-from mamf.report.devices import device_lines
-from mamf.report.rows import ranked
+from mamf.report.rows import device_lines, ranked
 from mamf.testing import Physics, SimulatedAttention, SimulatedMatmul
 
 SWEEP = ["sweep", "--backend", "simulated", "--output", "out", "--devices", "all"]

@@ -1,10 +1,10 @@
 import dataclasses
 
 import pytest
-from made_plans import sweep_plan
+from made_plans import setup_of, sweep_plan
 
 from mamf.engine.estimate import estimate_seconds, probe_flops
-from mamf.engine.strategies.shapes import Sweep, largest_buffers
+from mamf.engine.strategies.rows import OneKernelStrategy, largest_buffers
 from mamf.errors import UnsupportedError
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape, matmul_grid
@@ -18,8 +18,12 @@ def plan_of(shapes=GRID, **fields):
     return sweep_plan(tuple(shapes), MatmulProblem(), **fields)
 
 
-def run(backend, plan, held=()):
-    return list(Sweep(plan, SimulatedMatmul(), backend, held).results())
+def strategy(backend, plan, rows=()):
+    return OneKernelStrategy(setup_of(plan, [SimulatedMatmul()], backend, rows))
+
+
+def run(backend, plan, rows=()):
+    return list(strategy(backend, plan, rows).results())
 
 
 def test_every_shape_is_measured_once_in_each_regime(backend):
@@ -99,7 +103,7 @@ def test_a_row_is_bounded_by_the_clock_that_was_read_during_it(share, status):
 
 def test_the_budget_ends_the_sweep_and_leaves_the_rest(backend):
     shapes = matmul_grid(range(1024, 9216, 1024), range(1024, 9216, 1024), [4096])
-    sweep = Sweep(plan_of(shapes, budget_seconds=1.5), SimulatedMatmul(), backend)
+    sweep = strategy(backend, plan_of(shapes, budget_seconds=1.5))
     rows = list(sweep.results())
     assert 0 < len(rows) < len(shapes)
     assert sweep.left_out == len(shapes) - len(rows)
@@ -113,11 +117,11 @@ def test_a_row_that_outlasts_the_budget_is_kept_where_it_is_the_first(regime):
     slow = SimulatedBackend(physics=dataclasses.replace(Physics(), efficiency=1e-4))
     shapes = [MatmulShape(8192, 8192, 8192), MatmulShape(8192, 8192, 4096)]
     plan = plan_of(shapes, regimes=(regime,), budget_seconds=1.5, kernel="simulated.mm")
-    sweep = Sweep(plan, SimulatedMatmul(), slow)
+    sweep = strategy(slow, plan)
     (row,) = sweep.results()
     assert row.ok and len(row.samples) >= 3
     assert sweep.left_out == 1
-    (another,) = Sweep(plan, SimulatedMatmul(), slow, held={row.step}).results()
+    (another,) = run(slow, plan, [row])
     assert another.ok and another.shape != row.shape
 
 

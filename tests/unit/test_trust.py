@@ -12,7 +12,7 @@ from test_attention import KERNELS
 from mamf import load_ceiling, measure_kernels
 from mamf.cli import main
 from mamf.errors import MamfWarning
-from mamf.logs.plan_records import plan_record
+from mamf.logs.recording import plan_record
 from mamf.logs.records import ceiling_record
 from mamf.logs.run_log import read_run_log
 from mamf.operations.matmul.kernel import MatmulProblem

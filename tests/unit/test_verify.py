@@ -8,9 +8,10 @@ import signal
 
 import inline_children
 import pytest
+from made_plans import setup_of
 
 from mamf.cli import main
-from mamf.engine.strategies.verify import VerifySweep, draw, verify_plan
+from mamf.engine.strategies.verify import VerifyStrategy, draw, verify_plan
 from mamf.logs.run_log import read_run_log
 from mamf.logs.shared_runs import read_run, share_paths
 from mamf.node.device import DeviceRun
@@ -30,7 +31,7 @@ def verified(physics, seed=0, budget=0.2):
     device = SimulatedBackend(physics=physics, seed=seed)
     kernel = SimulatedMatmul()
     plan = verify_plan(device, {"mamf.testing:SimulatedMatmul": kernel}, budget, ["bfloat16"])
-    return list(VerifySweep(plan, [kernel], device).results())
+    return list(VerifyStrategy(setup_of(plan, [kernel], device)).results())
 
 
 # -- in virtual time ---------------------------------------------------------------------------------------------------
@@ -166,7 +167,7 @@ def test_a_problem_that_is_asked_for_is_verified_again_until_the_budget_ends():
     device, kernels = SimulatedBackend(), [SimulatedMatmul(), Other()]
     plan = verify_plan(device, {each.name: each for each in kernels}, 12.0, ["bfloat16"], number=7)
     begun = device.now()
-    rows = list(VerifySweep(plan, kernels, device).results())
+    rows = list(VerifyStrategy(setup_of(plan, kernels, device)).results())
     assert 12 <= device.now() - begun < 15
     assert {(row.regime, row.kernel): row.round for row in rows} == {
         (regime, kernel.name): 7 for regime in ("spaced", "loaded") for kernel in kernels

@@ -19,7 +19,7 @@ from mamf.cli import interruption, watching
 from mamf.cli.interruption import Interruption
 from mamf.cli.resuming import asked_budget
 from mamf.cli.watching import Restart
-from mamf.contribution.rules import review
+from mamf.contribution.review import review
 from mamf.engine.runner import Crashes
 from mamf.errors import DeviceLostError
 from mamf.logs.run_log import read_run_log

@@ -27,8 +27,9 @@ from mamf.rate import find_rate
 
 if TYPE_CHECKING:
     from mamf.ceilings.ceiling import Ceiling, Ceilings
-    from mamf.engine.search.shares import SharesSweep
-    from mamf.kinds.kind import Setup, View
+    from mamf.engine.runner import Setup
+    from mamf.engine.search.shares import SharesStrategy
+    from mamf.kinds.kind import View
 
 EXAMPLES = """examples:
   mamf attention                                        all installed kernels, bf16, 1k to 16k, head dimension 128
@@ -69,7 +70,7 @@ def add_ceiling_options(group: argparse._ArgumentGroup) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    return run_kernels(options, _AttentionSession, Attention())
+    return run_kernels(options, _AttentionSession)
 
 
 class _AttentionSession(Session):
@@ -91,14 +92,10 @@ class _AttentionSession(Session):
         if options.baseline is not None and options.baseline not in names:
             raise UnknownNameError("baseline", options.baseline, names)
 
-    def new_plan(self) -> Plan:
+    def complete_plan(self, plan: Plan) -> Plan:
         from mamf.cli.ceilings import add_searches
 
-        plan = self.plan_to_compare()
         return plan if self.options.no_ceiling or self.options.ceiling else add_searches(plan, self.backend)
-
-    def plan_to_compare(self, before: Plan | None = None) -> Plan:
-        return super().new_plan()
 
     def _missing_searches(self) -> list[Plan]:
         from mamf.cli.ceilings import limit_budgets, wanted_ceilings
@@ -113,25 +110,20 @@ class _AttentionSession(Session):
 
         return reference_kernels({ceiling.kernel for ceiling in ceilings.values()}, self.options.ceiling_kernel, warn)
 
-    def strategy(self, setup: Setup) -> SharesSweep:
+    def strategy(self, setup: Setup) -> SharesStrategy:
         from mamf.cli.ceilings import budget_warning
-        from mamf.engine.search.shares import SharesSweep
+        from mamf.engine.search.shares import SharesStrategy
         from mamf.logs.recording import Record
         from mamf.logs.records import ceiling_record
 
         searches = self._missing_searches()
         for message in filter(None, map(budget_warning, searches)):
             warn(message)
-        return SharesSweep(
-            self.plan,
-            setup.opened,
-            self.backend,
+        return SharesStrategy(
+            setup,
             self.ceilings,
-            held=setup.answers,
-            on_phase=setup.on_phase,
-            records=[Record("ceiling", ceiling_record(each)) for each in self.given.values()],
-            searches=searches,
-            rows=list(setup.rows),
+            [Record("ceiling", ceiling_record(each)) for each in self.given.values()],
+            searches,
             references_of=lambda ceilings: self._references(ceilings, lambda remark: None),
             on_failure=self.record_failure,
         )

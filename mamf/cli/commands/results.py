@@ -17,8 +17,8 @@ from mamf.errors import UsageError
 from mamf.files import create_whole, make_folder, write_whole
 
 if TYPE_CHECKING:
-    from mamf.contribution.evidence import Finding
-    from mamf.contribution.rules import Review
+    from mamf.contribution.review import Review
+    from mamf.contribution.rules import Finding
     from mamf.report.document import Column, Document
 
 EXAMPLES = """examples:
@@ -80,9 +80,9 @@ def _reviews_of_folder(folder: Path) -> list[Review]:
     """Review the logs of a folder; in results/ also places, copies and files that are not logs."""
     from mamf.cli.reading import reading
     from mamf.contribution.collection import MAINTAINERS, SUBMITTERS
-    from mamf.contribution.evidence import Finding
     from mamf.contribution.known_ceilings import FIGURES, NOTICE
-    from mamf.contribution.rules import Review, review_results
+    from mamf.contribution.review import Review, review_results
+    from mamf.contribution.rules import Finding
 
     files = list(itertools.islice(folder.rglob("*"), _MOST_FILES + 1))
     if len(files) > _MOST_FILES:
@@ -102,7 +102,7 @@ def _reviews_of_folder(folder: Path) -> list[Review]:
 
 def _reviews(paths: Sequence[Path]) -> list[Review]:
     from mamf.cli.reading import reading
-    from mamf.contribution.rules import review
+    from mamf.contribution.review import review
 
     with reading(paths) as seen:
         return [review(path, seen) for path in paths]
@@ -145,7 +145,7 @@ def _finding_lines(review: Review, with_warnings: bool = True) -> list[str]:
 
 
 def _count_line(reviews: Sequence[Review]) -> str:
-    from mamf.contribution.evidence import TIERS
+    from mamf.contribution.rules import TIERS
     from mamf.report.text import counted
 
     tiers = Counter(found.tier or "unreadable" for found in reviews)
@@ -166,7 +166,7 @@ def run_submit(options: argparse.Namespace) -> int:
 
 
 def _submit(options: argparse.Namespace, path: Path) -> int:
-    from mamf.contribution.rules import find_free_place
+    from mamf.contribution.review import find_free_place
 
     root = options.results
     _require_file(path)
@@ -200,7 +200,7 @@ and open a pull request
 
 def run_table(options: argparse.Namespace) -> int:
     from mamf.contribution.collection import collect
-    from mamf.contribution.rules import review_results
+    from mamf.contribution.review import review_results
     from mamf.contribution.tables import contributed_csv, results_pages
 
     root = _folder(options.results)
@@ -226,8 +226,7 @@ def run_table(options: argparse.Namespace) -> int:
 
 def run_site(options: argparse.Namespace) -> int:
     from mamf.machine.garbage import no_garbage_collection
-    from mamf.pages.site import build_site
-    from mamf.pages.site_pages import INDEX
+    from mamf.pages.site import INDEX, build_site
     from mamf.report.text import counted
 
     with no_garbage_collection():

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, replace
 
-from mamf.ceilings.ceiling import Ceiling
-from mamf.engine.search.finding import Find
-from mamf.engine.strategies.kernels import KernelsSweep
+from mamf.ceilings.ceiling import Ceiling, Ceilings
+from mamf.engine.runner import Setup
+from mamf.engine.search.strategy import FindStrategy
+from mamf.engine.strategies.rows import RowsStrategy
 from mamf.kernel import AnyKernel
 from mamf.logs.recording import Record
 from mamf.logs.records import ceiling_from_record, ceiling_record
@@ -18,20 +19,25 @@ from mamf.plans import Plan
 _A_MOMENT = 1e-9
 
 
-@dataclass
-class SharesSweep(KernelsSweep):
-    """One run of a plan with searches.
+class SharesStrategy(RowsStrategy):
+    """Rows as shares of ceilings, to which those that are found are added.
 
-    ``ceilings``: those that are known, to which those that are found are added. ``searches``: those that are left to
-    do. ``rows``: of an interrupted run. ``references_of``: the kernels that ceilings were measured with.
+    ``searches``: those that are left to do. ``references_of``: the kernels that ceilings were measured with.
     ``on_failure``: is called with what the run goes on without.
     """
 
-    ceilings: dict[tuple[str, str], Ceiling] = field(default_factory=dict)
-    searches: Sequence[Plan] = ()
-    rows: Sequence[Measurement] = ()
-    references_of: Callable[[Mapping[tuple[str, str], Ceiling]], Mapping[str, AnyKernel]] = lambda ceilings: {}
-    on_failure: Callable[[str], None] = lambda message: None
+    def __init__(
+        self,
+        setup: Setup,
+        ceilings: dict[tuple[str, str], Ceiling],
+        records: Iterable[Record],
+        searches: Iterable[Plan],
+        references_of: Callable[[Ceilings], Mapping[str, AnyKernel]],
+        on_failure: Callable[[str], None],
+    ) -> None:
+        super().__init__(setup, ceilings, records=records)
+        self.found, self.searches = ceilings, searches
+        self.references_of, self.on_failure = references_of, on_failure
 
     def results(self) -> Iterator[Measurement | Record]:
         begun, budget = self.backend.now(), self.plan.budget_seconds
@@ -41,26 +47,29 @@ class SharesSweep(KernelsSweep):
         if budget is not None:
             left = budget - (self.backend.now() - begun)
             self.plan = replace(self.plan, budget_seconds=max(left, _A_MOMENT))
-        self.records, self.references = (), self.references_of(self.ceilings)
+        self.records, self.references = (), self.references_of(self.found)
         yield from super().results()
 
     def _searched(self, search: Plan) -> Iterator[Measurement | Record]:
         """Find the ceilings of a dtype; what an interrupted run measured of it is not measured again."""
-        problem = search.problem
-        held = [row for row in self.rows if row.phase and row.problem == problem]
-        kernels = kernels_for(self.backend, problem, search.kernels)
-        find = Find(search, kernels, self.backend, held, lambda text: self.on_phase(f"{problem.dtype} ceiling, {text}"))
-        yield from find.results()
-        found = find.ceilings
+        problem, backend = search.problem, self.backend
+        kernels = zip(search.kernels, kernels_for(backend, problem, search.kernels), strict=True)
+        held = [row for row in self.setup.rows if row.phase and row.problem == problem]
+        find = Setup(search, backend, list(kernels), held)
+        find.on_phase = lambda text: self.setup.on_phase(f"{problem.dtype} ceiling, {text}")
+        for row in FindStrategy(find).results():
+            yield row
+            find.rows += [row] if isinstance(row, Measurement) else []
+        confirmed = {regime: ceiling for (_, regime), ceiling in find.confirmed.items()}
         for regime in self.plan.regimes:
-            if regime not in found:
+            if regime not in confirmed:
                 self.on_failure(_missing_shares(problem.dtype, regime, search))
                 continue
-            record = ceiling_record(found[regime])
+            record = ceiling_record(confirmed[regime])
             yield Record("ceiling", record)
-            device = {"device": asdict(self.backend.info)}
+            device = {"device": asdict(backend.info)}
             ceiling = ceiling_from_record(record, device)  # as the log holds it
-            self.ceilings[ceiling.dtype, regime] = ceiling
+            self.found[ceiling.dtype, regime] = ceiling
 
 
 def _missing_shares(dtype: str, regime: str, search: Plan) -> str:

@@ -49,7 +49,7 @@ def test_ceilings_are_what_fresh_rounds_give(log):
 def test_what_was_cut_off_goes_on_and_measures_nothing_twice(run, log, tmp_path):
     whole = log.path.read_text().splitlines()
     rows = [number for number, line in enumerate(whole) if '"record": "measurement"' in line]
-    for cut in (rows[2], rows[8], rows[len(rows) // 2], rows[-1]):
+    for cut in (rows[2], rows[len(rows) // 2], rows[-1]):
         path = tmp_path / f"cut{cut}.jsonl"
         path.write_text("\n".join(whole[: cut + 1]) + "\n")
         assert run(*ASKED, "--resume", path.name)[0] == 0

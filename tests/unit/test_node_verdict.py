@@ -56,7 +56,7 @@ def names(verdict):
     return {finding.place for finding in verdict.findings}
 
 
-def shares(cards, spread, slower, nodes=1000):
+def shares(cards, spread, slower, nodes=500):
     """The share of nodes with a finding, with a CRITICAL one, and with one about the slow device."""
     chance, verdicts = random.Random(cards), []
     for _ in range(nodes):
@@ -73,13 +73,13 @@ def shares(cards, spread, slower, nodes=1000):
 
 @pytest.mark.parametrize("cards", [4, 8])
 def test_the_limits_keep_their_promises(cards):
-    alarms, critical, _ = shares(cards, 0.012, 0.0, 2000)
-    assert alarms <= 0.012  # 1 %, and what 2000 nodes may add by chance
+    alarms, critical, _ = shares(cards, 0.012, 0.0, 1000)
+    assert alarms <= 0.016  # 1 %, and what 1000 nodes may add by chance
     assert critical == 0.0
     assert shares(cards, 0.012, 0.06)[2] >= 0.9
     for spread in (0.012, 0.02, 0.025):
-        assert shares(cards, spread, 0.1)[2] >= 0.98 - 0.009  # two standard errors
-    assert shares(cards, 0.03, 0.0)[1] <= 0.03, "cards that differ this much are seldom CRITICAL"
+        assert shares(cards, spread, 0.1)[2] >= 0.98 - 0.0125  # two standard errors
+    assert shares(cards, 0.03, 0.0)[1] <= 0.035, "cards that differ this much are seldom CRITICAL"
 
 
 @pytest.mark.parametrize(

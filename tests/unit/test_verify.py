@@ -40,9 +40,9 @@ def verified(physics, seed=0, budget=0.2):
 def test_a_rare_flip_is_found_as_often_as_its_rate_says():
     launches = counts(verified(Physics(), budget=0.05))["launches"]
     rate = 1 / launches
-    found = sum(counts(verified(Physics(flips=rate), seed, budget=0.05))["wrong"] > 0 for seed in range(60))
+    found = sum(counts(verified(Physics(flips=rate), seed, budget=0.05))["wrong"] > 0 for seed in range(30))
     expected = 1 - (1 - rate) ** launches
-    assert abs(found / 60 - expected) < 3 * math.sqrt(expected * (1 - expected) / 60)
+    assert abs(found / 30 - expected) < 3 * math.sqrt(expected * (1 - expected) / 30)
 
 
 def test_a_faulty_unit_is_located_by_its_tiles():

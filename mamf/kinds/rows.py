@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from mamf.ceilings.ceiling import Ceilings, mamfu, why_hopeless
+from mamf.ceilings.roof import Roofs, build_roofs
 from mamf.errors import UsageError
 from mamf.kinds.kind import AnyCeilings, Drawing, Kind, View
 from mamf.logs.recording import End
@@ -36,7 +37,7 @@ class KernelRows(Kind):
         return RowsStrategy(setup)
 
     def document(self, log: RunLog, view: View) -> Document:
-        shares = Shares(log.header, log.all_ceilings, log.known_ceilings, view.roofs)
+        shares = Shares(log.header, log.all_ceilings, log.known_ceilings, view.roofs or _own_roofs(log))
         own = log.own_ceilings if self.has_ceilings else None
         rows, end, baseline = log.measurements, log.summary, view.baseline
         return kernels_document(rows, shares, end, top=view.top, confirmed=own, baseline=baseline)
@@ -75,7 +76,7 @@ class Sweep(KernelRows):
 
     def summary(self, plan: Plan, rows: Sequence[Measurement], ceilings: AnyCeilings, end: End) -> dict[str, Any]:
         of = operation_called(plan.operation)
-        if of.has_shares:
+        if of.has_shares and not of.has_memory_shares:
             return shares_summary_record([row for row in rows if row.operation == of.name], dict(ceilings), end)
         return super().summary(plan, rows, ceilings, end) if of.compares_kernels else summary_record(rows, end)
 
@@ -128,6 +129,14 @@ class Find(KernelRows):
         if plan.is_search:
             return find_summary_record(rows, {regime: ceiling for (_, regime), ceiling in ceilings.items()}, end)
         return super().summary(plan, rows, ceilings, end)
+
+
+def _own_roofs(log: RunLog) -> Roofs | None:
+    """The roofs that the log of an operation whose rows memory may limit has found."""
+    if not operation_called(log.plan.operation).has_memory_shares or not log.own_ceilings:
+        return None
+    ceilings = [*log.all_ceilings.values(), *log.own_ceilings.values()]
+    return build_roofs(ceilings, log.header["device"]["cache_bytes"])
 
 
 def shares_summary_record(rows: Sequence[Measurement], ceilings: Ceilings, end: End) -> dict[str, Any]:

@@ -11,7 +11,6 @@ import os
 import shlex
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 from mamf.backend import Backend
@@ -22,7 +21,6 @@ from mamf.engine.runner import crashes_of
 from mamf.errors import LogMismatchError, UsageError
 from mamf.kinds.driver import Resumed
 from mamf.kinds.registry import kind_of, run_title
-from mamf.logs.compare import require_device_of_log
 from mamf.logs.records import measurement_record
 from mamf.logs.run_log import RunLog
 from mamf.logs.writer import RunLogWriter, as_line
@@ -46,29 +44,23 @@ _A_MOMENT = 1e-9
 _COUNTERS = "counters"
 
 
-@contextmanager
-def open_resumed(options: argparse.Namespace) -> Iterator[Resumed | None]:
-    """The log of ``--resume``, locked during the run. Raises UsageError if another process writes it."""
+def interruptible(options: argparse.Namespace, work: Callable[[Interruption, Resumed | None], int]) -> int:
+    """Run ``work`` with the log of ``--resume``, locked meanwhile. Ctrl-C before the first measurement prints one line.
+    Raises UsageError if another process writes the log.
+    """
     if options.resume and options.output and not options.restart:
         raise UsageError("--resume continues its own file: leave --output out")
-    if options.resume is None:
-        yield None
-        return
-    log, writer = RunLogWriter.resume(options.resume)
-    with writer:
-        try:
-            yield Resumed(log, writer)
-        finally:
-            if writer.is_open:  # the run ended before its first row: another program may have deleted the log
-                writer.append()
-
-
-def interruptible(options: argparse.Namespace, work: Callable[[Interruption, Resumed | None], int]) -> int:
-    """Run ``work``; Ctrl-C before the first measurement prints one line."""
     with Interruption() as interruption:
         try:
-            with open_resumed(options) as log:
-                return work(interruption, log)
+            if options.resume is None:
+                return work(interruption, None)
+            log, writer = RunLogWriter.resume(options.resume)
+            with writer:
+                try:
+                    return work(interruption, Resumed(log, writer))
+                finally:
+                    if writer.is_open:  # the run ended before its first row: another program may have deleted the log
+                        writer.append()
         except KeyboardInterrupt:
             warn("interrupted before the first measurement; nothing is lost")
             return EXIT_CODE
@@ -205,6 +197,8 @@ def require_same_kernels(options: argparse.Namespace, before: Sequence[str], ask
 
 def reopen(log: RunLog, options: argparse.Namespace) -> Backend:
     """Open the device of a log. Raises LogMismatchError if it is not the device of the options, or has changed."""
+    from mamf.logs.compare import require_device_of_log
+
     require_named(log, options)
     if log.devices:
         raise LogMismatchError(f"{log.path} has rows of several devices, each of which now has a log: start a new run")

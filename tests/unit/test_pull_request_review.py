@@ -121,15 +121,6 @@ def test_a_hash_is_no_path(github):
     assert github == []
 
 
-def test_a_blob_that_is_missing_is_one_line(github, monkeypatch):
-    def missing(request, timeout):
-        raise urllib.error.HTTPError(request.full_url, 404, "Not Found", {}, None)
-
-    monkeypatch.setattr(urllib.request, "urlopen", missing)
-    with pytest.raises(UsageError, match="404"):
-        download_blob(SHA)
-
-
 # -- the comment -------------------------------------------------------------------------------------------------------
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
@@ -134,6 +134,10 @@ class Backend(ABC):
 
     #: Whether ``idle_mark`` works with this device and driver.
     has_idle_marks: bool = False
+    #: Whether ``capture`` records launches.
+    has_graphs: ClassVar[bool] = False
+    #: Whether operands and results are torch's tensors, so that another process can read and check them.
+    has_tensors: ClassVar[bool] = False
 
     index: int
     info: DeviceInfo
@@ -195,6 +199,12 @@ class Backend(ABC):
     def second_queue(self) -> Queue | None:
         """The device's second queue, the same at each call; None if it has none."""
         return None
+
+    def capture(self, launches: Sequence[Callable[[], object]]) -> tuple[Callable[[], object], list[object]]:
+        """Record these launches, in one graph: what replays them all, and their results, which
+        each replay overwrites. Called only if ``has_graphs``.
+        """
+        raise NotImplementedError(f"{self.name} has no graphs of launches")
 
     def timer_overhead(self) -> float | None:
         """Estimate the seconds that two marks add to the time of the launch between them; None if this backend cannot

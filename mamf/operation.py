@@ -69,6 +69,8 @@ class Operation(ABC, Generic[ProblemT, ShapeT]):
     is_compute_roof: ClassVar[bool] = False
     #: Whether a run of it first finds the compute ceiling, which its rows are shares of.
     has_shares: ClassVar[bool] = False
+    #: Whether such a run also finds the read bandwidth of memory, because either may limit its rows.
+    has_memory_shares: ClassVar[bool] = False
     #: The regimes that its rows can be measured in, and the default.
     regimes: ClassVar[tuple[str, ...]] = KERNEL_REGIMES
     default_regime: ClassVar[str] = BURST

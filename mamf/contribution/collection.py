@@ -24,8 +24,8 @@ from mamf.plans import SWEEP
 from mamf.plugins.discovery import is_own_kernel
 from mamf.rate import Rate, label_dtype
 from mamf.regime_names import NAMES
-from mamf.report.kernels import title
 from mamf.report.rows import bests
+from mamf.report.shares import problem_title
 from mamf.report.text import label_kernel
 
 #: The tables of results/: the best products, shares of their ceilings, rows of other operations.
@@ -67,7 +67,7 @@ class ResultRate(Rate):
         """Equal for figures that confirm each other."""
         if self.table == PRODUCTS:
             return self.device, self.dtype, self.regime
-        of = (self.row.operation, title(self.row), self.device)
+        of = (self.row.operation, problem_title(self.row.regime, self.row.problem), self.device)
         return of if self.is_confirmed else (*of, self.row.shape, self.row.kernel)
 
     @property
@@ -290,7 +290,8 @@ def best_attention(entries: Iterable[ResultRate], *, per_kernel: bool = False) -
     return [best[key] for key in keys]
 
 
-def best_kernels(entries: Iterable[ResultRate]) -> list[ResultRate]:
+def best_kernels(entries: Sequence[ResultRate]) -> list[ResultRate]:
     """For each operation, regime, problem and accelerator the highest confirmed rate, else that of the best row."""
-    groups = group_pairs(((entry.row.operation, title(entry.row), entry.device), entry) for entry in entries)
+    keys = ((each.row.operation, problem_title(each.regime, each.row.problem), each.device) for each in entries)
+    groups = group_pairs(zip(keys, entries, strict=True))
     return [max(groups[key], key=lambda entry: (entry.is_confirmed, entry.rate)) for key in sorted(groups)]

@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from mamf.contribution.collection import submitter_findings
-from mamf.contribution.rules import DISTINCTIVE_SAMPLES, RULES, Evidence, Finding, legacy_findings, private_findings
+from mamf.contribution.collection import MAINTAINERS, SUBMITTERS, submitter_findings
+from mamf.contribution.known_ceilings import FIGURES, NOTICE
+from mamf.contribution.rules import (
+    DISTINCTIVE_SAMPLES,
+    RULES,
+    TIERS,
+    Evidence,
+    Finding,
+    legacy_findings,
+    private_findings,
+)
 from mamf.errors import RunLogError, UsageError
 from mamf.files import numbered
 from mamf.kinds.registry import kind_of
@@ -30,6 +40,8 @@ from mamf.logs.run_log import (
 from mamf.operations.unknown import is_of_products
 from mamf.plans import EXPLAIN, FIND, ROOFLINE, SWEEP
 from mamf.plugins.discovery import own_operations
+from mamf.report.document import Answer, Block, Column, Document, Lines, Table
+from mamf.report.text import counted
 
 # Names of devices on Windows, which cannot be names of folders.
 _RESERVED = re.compile(r"con|prn|aux|nul|(?:com|lpt)\d")
@@ -66,11 +78,6 @@ def legacy_name_of(run: FinderRun) -> str:
     """The file name of an imported run of mamf-finder."""
     started = moment(run.started) if run.started else "undated"
     return f"{slug(['mamf-finder', run.version or '', run.dtype or '', started])}.jsonl"
-
-
-def place_of(header: Mapping[str, Any]) -> Path:
-    """Folder and name, from the results folder."""
-    return Path(folder_of(header["device"]["name"]), name_of(header))
 
 
 def lies_at(actual: Path, place: Path) -> bool:
@@ -145,8 +152,9 @@ def _review(path: Path, seen: Seen | None) -> Review:
     evidence = Evidence(whole, log)
     for rule in RULES:
         findings += rule(evidence)
+    place = Path(folder_of(header["device"]["name"]), name_of(header))
     samples = frozenset(hash(row.samples) for _, _, row in evidence.rows if len(row.samples) >= DISTINCTIVE_SAMPLES)
-    return Review(path, tuple(findings), log.tier, place_of(header), samples)
+    return Review(path, tuple(findings), log.tier, place, samples)
 
 
 def _legacy_review(path: Path, records: Iterator[tuple[int, dict[str, Any]]], findings: list[Finding]) -> Review:
@@ -199,6 +207,14 @@ def review_results(root: Path, paths: Iterable[Path], seen: Seen | None = None) 
     return list(reviews.values())
 
 
+def review_strays(root: Path, files: Iterable[Path]) -> list[Review]:
+    """Reviews of the files in a results folder that are no logs, and that neither mamf nor its workflows write."""
+    written = {root / each for each in (FIGURES, NOTICE, SUBMITTERS, MAINTAINERS)}
+    strays = [path for path in files if path.suffix != ".jsonl" and path.name != "README.md" and path not in written]
+    found = Finding("misplaced", "results/ has only run logs (*.jsonl) and what mamf and its workflows write")
+    return [Review(path, (found,)) for path in strays]
+
+
 def find_free_place(found: Review, root: Path) -> Path:
     """The first free place for a log in the results folder. Raises UsageError if this run is already there, or if the
     log does not say where it belongs.
@@ -211,3 +227,43 @@ def find_free_place(found: Review, root: Path) -> Path:
         if review(target).samples & found.samples:
             raise UsageError(f"{target} is there already: a run is submitted once")
     return target
+
+
+# -- as a report -------------------------------------------------------------------------------------------------------
+
+
+def review_lines(found: Review, with_warnings: bool = True) -> list[str]:
+    """A line for each finding."""
+    return [
+        f"{found.path}{'' if each.line is None else f':{each.line}'}: {each.level}: {each.rule}: {each.message}"
+        for each in found.findings
+        if with_warnings or not each.is_warning
+    ]
+
+
+def reviews_document(reviews: Sequence[Review], named: Container[Path]) -> Document:
+    """``named``: logs whose warnings are printed too; the warnings of a whole folder would hide its errors."""
+
+    def records(review: Review) -> list[dict[str, object]]:
+        names = ("rule", "level", "line", "message")
+        return [{name: getattr(each, name) for name in names} for each in review.findings]
+
+    columns: list[Column[Review]] = [  # for json; people read lines
+        Column("path", "", lambda review: str(review.path)),
+        Column("tier", "", lambda review: review.tier),
+        Column("place", "", lambda review: review.place and review.place.as_posix()),
+        Column("accepted", "", lambda review: not review.is_rejected()),
+        Column("findings", "", records),
+    ]
+    tiers = Counter(each.tier or "unreadable" for each in reviews)
+    by_tier = ", ".join(f"{tiers[tier]} {tier}" for tier in (*TIERS, "unreadable") if tiers[tier])
+    rejected = sum(each.is_rejected() for each in reviews)
+    warnings = sum(finding.is_warning for each in reviews for finding in each.findings)
+    verdict = f"{rejected} rejected" if rejected else "all accepted"
+    more = f", {counted(warnings, 'warning')}" if warnings else ""
+    blocks: list[Block] = [
+        Lines([line for each in reviews for line in review_lines(each, each.path in named)]),
+        Table(columns, reviews, key="logs"),
+        Answer([f"{len(reviews)} checked ({by_tier}): {verdict}{more}"]),
+    ]
+    return Document("Logs", blocks)

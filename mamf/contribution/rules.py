@@ -72,6 +72,10 @@ class Finding:
     line: int | None = None
     is_warning: bool = False
 
+    @property
+    def level(self) -> str:
+        return "warning" if self.is_warning else "error"
+
 
 @dataclass(frozen=True)
 class Evidence:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from mamf.ceilings.ceiling import Ceilings, mamfu, why_hopeless
+from mamf.ceilings.roof import Roofs, build_roofs
 from mamf.errors import UsageError
 from mamf.kinds.kind import AnyCeilings, Drawing, Kind, View
 from mamf.logs.recording import End
@@ -15,9 +16,6 @@ from mamf.measurement import Measurement
 from mamf.operations.unknown import operation_called
 from mamf.plans import FIND, SWEEP, Plan
 from mamf.report.ceilings import devices_document, find_document, find_summary_record
-from mamf.report.charts.attention import attention_chart
-from mamf.report.charts.logs import find_chart, kernels_chart, model_chart, sweep_chart
-from mamf.report.charts.picture import Picture
 from mamf.report.document import Document
 from mamf.report.kernels import kernels_document, kernels_summary_record
 from mamf.report.rows import flat_device, summary_record
@@ -25,6 +23,7 @@ from mamf.report.shares import Shares
 
 if TYPE_CHECKING:
     from mamf.engine.runner import Setup, Strategy
+    from mamf.report.charts.picture import Picture
 
 
 class KernelRows(Kind):
@@ -36,12 +35,14 @@ class KernelRows(Kind):
         return RowsStrategy(setup)
 
     def document(self, log: RunLog, view: View) -> Document:
-        shares = Shares(log.header, log.all_ceilings, log.known_ceilings, view.roofs)
+        shares = Shares(log.header, log.all_ceilings, log.known_ceilings, view.roofs or _own_roofs(log))
         own = log.own_ceilings if self.has_ceilings else None
         rows, end, baseline = log.measurements, log.summary, view.baseline
         return kernels_document(rows, shares, end, top=view.top, confirmed=own, baseline=baseline)
 
     def chart(self, log: RunLog, drawing: Drawing) -> Picture:
+        from mamf.report.charts.logs import kernels_chart
+
         drawing.require_no_direction(log)
         return kernels_chart(log.measurements, log.header, drawing.regime)
 
@@ -65,17 +66,22 @@ class Sweep(KernelRows):
         return operation_called(plan.operation).own_command or f"{SWEEP} --operation {plan.operation}"
 
     def chart(self, log: RunLog, drawing: Drawing) -> Picture:
+        from mamf.report.charts.attention import attention_chart
+        from mamf.report.charts.logs import model_chart, sweep_chart
+
         rows, header, of = log.measurements, log.header, operation_called(log.plan.operation)
         if of.chart == "lengths":
             return attention_chart(rows, log.all_ceilings, header, drawing.regime, drawing.directions)
         drawing.require_no_direction(log)
         if of.chart == "phases":
             return model_chart(rows, log.known_ceilings, header, drawing.regime)
-        return (sweep_chart if of.chart == "shapes" else kernels_chart)(rows, header, drawing.regime)
+        if of.chart == "shapes":
+            return sweep_chart(rows, header, drawing.regime)
+        return super().chart(log, drawing)
 
     def summary(self, plan: Plan, rows: Sequence[Measurement], ceilings: AnyCeilings, end: End) -> dict[str, Any]:
         of = operation_called(plan.operation)
-        if of.has_shares:
+        if of.has_shares and not of.has_memory_shares:
             return shares_summary_record([row for row in rows if row.operation == of.name], dict(ceilings), end)
         return super().summary(plan, rows, ceilings, end) if of.compares_kernels else summary_record(rows, end)
 
@@ -120,6 +126,8 @@ class Find(KernelRows):
             raise UsageError(f"{log.path} has a find of each device: draw one of its logs")
         if not log.plan.is_search:
             return super().chart(log, drawing)
+        from mamf.report.charts.logs import find_chart
+
         drawing.require_no_direction(log)
         return find_chart(log.measurements, log.ceilings, log.header, drawing.regime)
 
@@ -128,6 +136,14 @@ class Find(KernelRows):
         if plan.is_search:
             return find_summary_record(rows, {regime: ceiling for (_, regime), ceiling in ceilings.items()}, end)
         return super().summary(plan, rows, ceilings, end)
+
+
+def _own_roofs(log: RunLog) -> Roofs | None:
+    """The roofs that the log of an operation whose rows memory may limit has found."""
+    if not operation_called(log.plan.operation).has_memory_shares or not log.own_ceilings:
+        return None
+    ceilings = [*log.all_ceilings.values(), *log.own_ceilings.values()]
+    return build_roofs(ceilings, log.header["device"]["cache_bytes"])
 
 
 def shares_summary_record(rows: Sequence[Measurement], ceilings: Ceilings, end: End) -> dict[str, Any]:

@@ -70,6 +70,8 @@ def _copy_to_cache(path: Path) -> Iterator[str]:
         target = _file(info, torch, ceiling.problem, regime)
         own, kept = _with_origin(ceiling, log, target), _read_or_none(target, regime)
         if kept is None or _value(own) >= _value(kept):
+            if target.is_symlink():
+                target.unlink()
             write_whole(target, content)
         else:
             yield f"the {regime} ceiling, because {_why_kept(kept, own)}"
@@ -101,7 +103,8 @@ def _read_or_none(path: Path, regime: str) -> Ceiling | None:
 
 
 def _read(path: Path, regime: str) -> Ceiling | None:
-    if not path.exists():
+    """A link counts as missing: in a shared folder, somebody else may have made it."""
+    if path.is_symlink() or not path.exists():
         return None
     log = read_run_log(path)
     ceiling = log.ceilings.get(regime)

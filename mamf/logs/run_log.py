@@ -315,7 +315,8 @@ def add_record(log: RunLog, record: dict[str, Any]) -> None:
         raise ValueError(f"unknown record {kind!r}")
     if kind == "measurement":
         plan, operation = log.header["plan"], record.get("operation")
-        expected = (plan["operation"], *plan["options"].get("operations", ()))
+        searched = [search["operation"] for search in plan["searches"]]
+        expected = (plan["operation"], *searched, *plan["options"].get("operations", ()))
         if isinstance(operation, str) and operation not in expected and not is_of_products(operation):
             raise ValueError(f"a row of {operation} in a log of {plan['operation']}")
         log.measurements.append(measurement_from_record(record, log.header))

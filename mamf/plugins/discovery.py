@@ -212,7 +212,8 @@ def operation(name: str) -> Operation[Any, Any]:
         made: Operation[Any, Any] = kind()
     if made.name != name:  # logs are read by this name
         raise PluginError(f"{label} is broken: its class calls it {made.name!r}, its entry point {name!r}")
-    return enforce_contract(made, Operation, label)
+    # Contract tests hold mamf's own; a guard at each of their calls would cost more than reading a log.
+    return made if name in own_operations() else enforce_contract(made, Operation, label)
 
 
 def own_operations() -> set[str]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from statistics import median
 from typing import Any
 
@@ -67,8 +68,20 @@ def row_columns(
         *time_columns(),
         *statistics,
         *columns_from(rows, lambda row: operation_called(row.operation).columns(row) if row.ok else {}, 4),
-        *shares.drift_columns(),
-        *condition_columns(),
+        Column("reference_tflops", "", lambda row: row.details.get("reference_tflops")),
+        Column("state", "state %", shares.drift, lambda drift: f"{100 * drift:+.1f}", 5),
+        Column("launches", "launches", lambda row: row.launches, importance=7),
+        Column("clock_mhz", "MHz", lambda row: in_mhz(row.conditions.clock_hz), whole, 5),
+        Column("power_watts", "W", lambda row: row.conditions.watts, whole, 5),
+        Column("temperature_celsius", "C", lambda row: row.conditions.celsius, whole, 6),
+        Column("relative_error", "error", lambda row: row.error, lambda error: f"{error:.1e}", 6),
+        Column("throttle_reasons", "", lambda row: " ".join(row.conditions.throttle_reasons)),
+        Column("implausible_samples", "", lambda row: len(row.implausible_samples)),
+        Column("flop", "", lambda row: row.flop),
+        Column("bytes", "", lambda row: row.work.nbytes),
+        Column("is_reference", "", lambda row: row.is_reference),
+        Column("phase", "", lambda row: row.phase),
+        Column("round", "", lambda row: row.round),
     ]
 
 
@@ -117,33 +130,12 @@ def time_columns() -> list[Column[Measurement]]:
             f"{name}_ms", title, lambda row: 1e3 * read(row) if row.summary else None, lambda ms: f"{ms:.4g}", 3
         )
 
-    def statistic(name: str) -> Callable[[Measurement], float]:
-        return lambda row: float(getattr(row.summary, name))
-
     return [
         of("time", lambda row: row.seconds, "ms"),
-        *(of(name, statistic(name)) for name in ("mean", "median", "fastest", "slowest")),
+        *(of(name, attrgetter(f"summary.{name}")) for name in ("mean", "median", "fastest", "slowest")),
         of("stdev", lambda row: row.stdev),
         of("low", lambda row: row.interval.low),
         of("high", lambda row: row.interval.high),
-    ]
-
-
-def condition_columns() -> list[Column[Measurement]]:
-    """What the sensors said, and how a row was measured and checked."""
-    return [
-        Column("launches", "launches", lambda row: row.launches, importance=7),
-        Column("clock_mhz", "MHz", lambda row: in_mhz(row.conditions.clock_hz), whole, 5),
-        Column("power_watts", "W", lambda row: row.conditions.watts, whole, 5),
-        Column("temperature_celsius", "C", lambda row: row.conditions.celsius, whole, 6),
-        Column("relative_error", "error", lambda row: row.error, lambda error: f"{error:.1e}", 6),
-        Column("throttle_reasons", "", lambda row: " ".join(row.conditions.throttle_reasons)),
-        Column("implausible_samples", "", lambda row: len(row.implausible_samples)),
-        Column("flop", "", lambda row: row.flop),
-        Column("bytes", "", lambda row: row.work.nbytes),
-        Column("is_reference", "", lambda row: row.is_reference),
-        Column("phase", "", lambda row: row.phase),
-        Column("round", "", lambda row: row.round),
     ]
 
 
@@ -166,11 +158,6 @@ def grouped(rows: Iterable[Measurement], by_shape: bool = False) -> dict[Group, 
 def group_title(row: Measurement) -> str:
     """What rows of a regime and a problem have in common."""
     return described_title(row.regime, row.problem)
-
-
-def shape_title(row: Measurement) -> str:
-    """The same with the shape."""
-    return f"{group_title(row)}: {operation_called(row.operation).describe_shape(row.shape)}"
 
 
 def label(row: Measurement) -> str:
@@ -289,6 +276,8 @@ def interval_text(row: Measurement) -> str:
     return f"{coverage} repeat interval: {bounds}" if interval.is_known else WHY_UNKNOWN
 
 
+# -- devices that shared a run -----------------------------------------------------------------------------------------
+
 COMPARABLE = "comparable"
 
 
@@ -331,8 +320,17 @@ def device_remark(row: Measurement) -> str:
 
 def device_lines(rows: Sequence[Measurement], header: Mapping[str, Any]) -> list[str]:
     """The devices that shared a run, and how they compare; empty for a run on one device."""
-    devices = header.get("devices", ())
-    lines = [_device_line(device) for device in devices]
+    if not header.get("devices"):
+        return []
+    lines = []
+    for device in header["devices"]:
+        known = [
+            device["name"],
+            f"{device['compute_units']} compute units" if device["compute_units"] else "",
+            f"{device['power_limit_watts']:.0f} W limit" if device["power_limit_watts"] else "",
+            f"uuid {device['uuid_hash']}" if device["uuid_hash"] else "",
+        ]
+        lines.append(f"device {device['index']}: {', '.join(filter(None, known))}")
     for (regime, dtype), speeds in device_speeds(rows).items():
         first = min(speeds)
         others = [
@@ -350,35 +348,19 @@ def device_lines(rows: Sequence[Measurement], header: Mapping[str, Any]) -> list
     uncompared = sorted({row.device for row in rows if row.device is not None and row.device_speed is None})
     if uncompared:
         lines.append(f"not compared, and ranked after the others: device {', '.join(map(str, uncompared))}")
-    if devices:
-        lines.append(f"ranked and averaged is the rate as of the first device ({COMPARABLE}); all else is as measured")
+    lines.append(f"ranked and averaged is the rate as of the first device ({COMPARABLE}); all else is as measured")
     return lines
 
 
-def _device_line(device: Mapping[str, Any]) -> str:
-    known = [
-        f"{device['compute_units']} compute units" if device["compute_units"] else "",
-        f"{device['power_limit_watts']:.0f} W limit" if device["power_limit_watts"] else "",
-        f"uuid {device['uuid_hash']}" if device["uuid_hash"] else "",
-    ]
-    return f"device {device['index']}: {', '.join(filter(None, [device['name'], *known]))}"
-
-
-def drift_lines(visits: Sequence[Measurement]) -> list[str]:
+def drift_lines(visits: Sequence[Measurement]) -> Iterator[str]:
     """How far the figures of each reference of a regime lie apart, on each device that visited it more than once."""
     groups = group_pairs(((row.device, row.problem, row.shape, row.kernel), row) for row in visits if row.ok)
-    return [line for rows in groups.values() for line in _drift(rows)]
-
-
-def _drift(visits: Sequence[Measurement]) -> list[str]:
-    if len(visits) < 2:
-        return []
-    figures, device = [row.best_rate for row in visits], visits[0].device
-    middle = median(figures)
-    below, above = 100 * (min(figures) / middle - 1), 100 * (max(figures) / middle - 1)
-    where = "" if device is None else f" on device {device}"
-    spread = f"{below:+.2f} % to {above:+.2f} %"
-    return [
-        f"reference {visits[0].shape}{where}, {counted(len(figures), 'visit')}: "
-        f"{rate_text(middle, visits[0].work.unit)}, {spread}"
-    ]
+    for (device, _, shape, _), rows in groups.items():
+        if len(rows) > 1:
+            figures = [row.best_rate for row in rows]
+            middle = median(figures)
+            below, above = 100 * (min(figures) / middle - 1), 100 * (max(figures) / middle - 1)
+            where = "" if device is None else f" on device {device}"
+            rate = rate_text(middle, rows[0].work.unit)
+            visited = counted(len(rows), "visit")
+            yield f"reference {shape}{where}, {visited}: {rate}, {below:+.2f} % to {above:+.2f} %"

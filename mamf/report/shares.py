@@ -17,12 +17,11 @@ from mamf.ceilings.ceiling import (
     ceiling_of,
     compute_drift,
     has_drifted,
-    is_beyond,
     known_share,
     mamfu,
     share_accuracy,
 )
-from mamf.ceilings.roof import RoofPoint, Roofs, make_roof_point
+from mamf.ceilings.roof import MEMORY, RoofPoint, Roofs, make_roof_point
 from mamf.logs.records import significant_digits
 from mamf.measurement import TERA, Measurement
 from mamf.operations.unknown import is_of_products, operation_called
@@ -81,6 +80,9 @@ def ceiling_table(ceilings: Sequence[Ceiling], header: Mapping[str, Any]) -> Tab
     def interval(of: Interval) -> str:
         return interval_cell(of, factor)
 
+    def joules(ceiling: Ceiling) -> float | None:
+        return ceiling.joules_per_tflop if ceiling.unit == "TFLOPS" else None
+
     columns: list[Column[Ceiling]] = [
         Column("ceiling", "ceiling", ceiling_title, left=True),
         Column("operation", "", lambda each: each.problem.operation),
@@ -105,16 +107,12 @@ def ceiling_table(ceilings: Sequence[Ceiling], header: Mapping[str, Any]) -> Tab
         Column("gain_over_default", "", lambda each: each.gain_over_default),
         Column("clock_mhz", "MHz", lambda each: in_mhz(each.conditions.clock_hz), whole, 4),
         Column("power_watts", "W", lambda each: each.conditions.watts, whole, 4),
-        Column("joules_per_tflop", "J/TFLOP", joules_per_tflop, lambda joules: f"{joules:.3f}", 5),
+        Column("joules_per_tflop", "J/TFLOP", joules, "{:.3f}".format, 5),
         Column(
             "flop_per_cycle_per_unit", "FLOP/cycle/unit", lambda each: flop_per_cycle_per_unit(each, header), whole, 5
         ),
     ]
     return Table(columns, ceilings, key="ceilings", label=ceiling_title)
-
-
-def joules_per_tflop(ceiling: Ceiling) -> float | None:
-    return ceiling.joules_per_tflop if ceiling.unit == "TFLOPS" else None
 
 
 def in_mhz(clock_hz: float | None) -> float | None:
@@ -140,59 +138,60 @@ class Shares:
 
     def mamfu(self, row: Measurement) -> float | None:
         """The share of the ceiling of the row's dtype and regime; None without one."""
-        if row.work.unit != "TFLOPS":
+        if not row.work.has_products:
             return None
         share = mamfu(row, self.ceilings)
-        return known_share(row, self.known) if share is None else share
+        return known_share(row, self.known) if share is None and row.work.unit == "TFLOPS" else share
+
+    def mbu(self, row: Measurement) -> float | None:
+        """The share of the read bandwidth of memory in the row's regime; None without one."""
+        if self.roofs is None or not row.ok or not operation_called(row.operation).has_memory_shares:
+            return None
+        memory = self.roofs.bandwidth.get((MEMORY, row.regime))
+        return None if memory is None else row.work.nbytes / row.comparable_seconds / TERA / memory.rate
 
     def mamfu_text(self, row: Measurement) -> str:
-        """The same in words. The products of another dtype may be far above the ceiling of the row's dtype."""
+        """The same in words. Above MAX_SHARE the ceiling is wrong, unless products of another dtype are far above the
+        ceiling of the row's dtype.
+        """
         share = self.mamfu(row)
         if share is not None and "product_dtypes" in row.details:
             return f"{percent(share)} % of the {row.problem.dtype} ceiling"
-        return share_text(share)
+        if share is None:
+            return ""
+        return f"{percent(share)} % of the ceiling (MAMFU)" if share <= MAX_SHARE else WRONG_CEILING
 
     def ceiling_tflops(self, row: Measurement) -> float | None:
         ceiling = ceiling_of(row, self.ceilings) or ceiling_of(row, self.known)
-        return ceiling.tflops if ceiling and row.work.unit == "TFLOPS" else None
+        return ceiling.tflops if ceiling and row.work.has_products else None
 
     def point(self, row: Measurement) -> RoofPoint | None:
         """The row under its roof."""
         return make_roof_point(row, self.roofs, str(row.shape)) if self.roofs is not None and row.ok else None
 
     def columns(self, rows: Sequence[Measurement]) -> list[Column[Measurement]]:
-        is_model = any(operation_called(row.operation).counts_model_flop for row in rows[:1])
-        return [
-            Column("share_of_peak", "MFU" if is_model else "% of peak", self.of_peak, percent, 2),
-            Column("ceiling_tflops", "", self.ceiling_tflops),
-            Column("mamfu", "MAMFU", self.mamfu, percent, 1),
-            Column("mamfu_accuracy", "", lambda row: share_accuracy(row, self.ceilings) or None),
-            *(self._roof_columns(rows) if self.roofs is not None else ()),
-        ]
-
-    def _roof_columns(self, rows: Sequence[Measurement]) -> list[Column[Measurement]]:
         def read(name: str) -> Callable[[Measurement], object]:
             return lambda row: getattr(self.point(row), name, None)
 
-        return [
+        is_model = any(operation_called(row.operation).counts_model_flop for row in rows[:1])
+        roof: list[Column[Measurement]] = [
             Column(rate_name("roof", rows[0].work.unit if rows else "TFLOPS"), "", read("roof")),
             Column("share_of_roof", "% of roof", read("share"), percent, 1),
             Column("bound_by", "", read("bound")),
             Column("", "bound by", read("bound_text"), importance=3, left=True),
         ]
-
-    def drift_columns(self) -> list[Column[Measurement]]:
-        """The state of the card around a row."""
         return [
-            Column("reference_tflops", "", lambda row: row.details.get("reference_tflops")),
-            Column(
-                "state",
-                "state %",
-                lambda row: compute_drift(row, self.ceilings),
-                lambda drift: f"{100 * drift:+.1f}",
-                5,
-            ),
+            Column("share_of_peak", "MFU" if is_model else "% of peak", self.of_peak, percent, 2),
+            Column("ceiling_tflops", "", self.ceiling_tflops),
+            Column("mbu", "MBU", self.mbu, percent, 1),
+            Column("mamfu", "MAMFU", self.mamfu, percent, 1),
+            Column("mamfu_accuracy", "", lambda row: share_accuracy(row, self.ceilings) or None),
+            *(roof if self.roofs is not None else ()),
         ]
+
+    def drift(self, row: Measurement) -> float | None:
+        """How far the state of the card around a row is from that at its ceiling."""
+        return compute_drift(row, self.ceilings)
 
     def remarks(self, row: Measurement) -> Iterator[str]:
         """What a reader must know about the shares of a row."""
@@ -204,7 +203,9 @@ class Shares:
         if has_drifted(row, self.ceilings):
             yield f"card speed drifted by more than {100 * STATE_TOLERANCE:.0f} % since its ceiling run"
         own = mamfu(row, self.ceilings)
-        if own is not None and is_beyond(own, row, self.ceilings) and "product_dtypes" not in row.details:
+        # By more than drift and the timer explain.
+        highest = 1 + STATE_TOLERANCE + share_accuracy(row, self.ceilings)
+        if own is not None and own > highest and "product_dtypes" not in row.details:
             yield "above the ceiling, which was found on a busier device: measure it again"
 
     def lines(self, rows: Sequence[Measurement]) -> list[str]:
@@ -217,6 +218,12 @@ class Shares:
         accuracies = sorted(filter(None, known))
         bounds = dict.fromkeys(f"{100 * each:.2g}" for each in (*accuracies[:1], *accuracies[-1:]))
         accuracy = [f"MAMFU: accurate to {' to '.join(bounds)} % of each share (timer), the less the shorter a launch"]
+        has_mbu = any(self.mbu(row) for row in rows)
+        measured += [
+            f"MBU: of {rate_text(each.rate, each.unit)}, the {regime} read bandwidth ({each.shape}, {each.kernel})"
+            for (level, regime), each in (self.roofs.bandwidth.items() if has_mbu and self.roofs else ())
+            if level == MEMORY
+        ]
         return [*measured, *known_ceiling_lines(self.known.values()), *(accuracy if bounds else [])]
 
     def peak_text(self, row: Measurement) -> str:
@@ -227,13 +234,6 @@ class Shares:
             return ""
         share = percent(row.best_rate * TERA / peak.flops)
         return f"{share} % of {peak.tflops:g}, the dense {peak.dtype} peak of {peak.origin}"
-
-
-def share_text(share: float | None) -> str:
-    """A share of a ceiling in the answer of a report. Above MAX_SHARE it says instead that the ceiling is wrong."""
-    if share is None:
-        return ""
-    return f"{percent(share)} % of the ceiling (MAMFU)" if share <= MAX_SHARE else WRONG_CEILING
 
 
 def known_ceiling_lines(known: Iterable[Rate]) -> list[str]:

@@ -133,7 +133,7 @@ def test_the_search_counts_toward_the_budget(attention, tmp_path, monkeypatch, b
 def test_without_a_confirmed_ceiling_kernels_are_measured_and_shares_missing(attention, resume, tmp_path):
     code, out, err = attention("--budget", "2s")
     assert code == 0
-    said = "no bfloat16 burst ceiling was confirmed in 1 s, so its rows have no shares (MAMFU): --resume continues"
+    said = "no bfloat16 burst ceiling was confirmed in 1 s, so rows have no shares of it: --resume continues"
     assert f"mamf: {said}" in err
     assert f"interrupted: the budget ended; {said}" in out
     log = read(tmp_path)
@@ -308,7 +308,7 @@ def test_an_honest_log_without_a_confirmed_ceiling_is_accepted(attention, monkey
     monkeypatch.setattr("mamf.cli.ceilings._SECONDS", {1: 1.0})
     code, out, _ = attention()
     assert code == 0
-    assert "complete: no bfloat16 burst ceiling was confirmed in 1 s, so its rows have no shares" in out
+    assert "complete: no bfloat16 burst ceiling was confirmed in 1 s, so rows have no shares" in out
     complete_without_ceilings(tmp_path)
     assert found(tmp_path / "run.jsonl") <= {"simulated", "missing-field"}
 

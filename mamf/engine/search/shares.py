@@ -6,16 +6,21 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
 
 from mamf.ceilings.ceiling import Ceiling, Ceilings
+from mamf.ceilings.roof import READ_BANDWIDTH, key_of
 from mamf.engine.runner import Setup
+from mamf.engine.search.kernels import KernelsFindStrategy
 from mamf.engine.search.strategy import FindStrategy
 from mamf.engine.strategies.rows import RowsStrategy
 from mamf.kernel import AnyKernel
 from mamf.logs.recording import Record
 from mamf.logs.records import ceiling_from_record, ceiling_record
 from mamf.measurement import Measurement
-from mamf.operations.matmul.selection import kernels_for
+from mamf.operations.unknown import operation_called
 from mamf.plans import Plan
+from mamf.plugins.selection import choose_kernels
 
+#: The phase of rows that only say what is worth confirming.
+SCOUT = "scout"
 _A_MOMENT = 1e-9
 
 
@@ -51,29 +56,38 @@ class SharesStrategy(RowsStrategy):
         yield from super().results()
 
     def _searched(self, search: Plan) -> Iterator[Measurement | Record]:
-        """Find the ceilings of a dtype; what an interrupted run measured of it is not measured again."""
-        problem, backend = search.problem, self.backend
-        kernels = zip(search.kernels, kernels_for(backend, problem, search.kernels), strict=True)
+        """Find the ceilings of a dtype, or of memory; what an interrupted run measured of it is not measured again."""
+        problem, backend, name = search.problem, self.backend, name_of(search)
+        opened = choose_kernels(operation_called(search.operation), backend, search.kernels)
         held = [row for row in self.setup.rows if row.phase and row.problem == problem]
-        find = Setup(search, backend, list(kernels), held)
-        find.on_phase = lambda text: self.setup.on_phase(f"{problem.dtype} ceiling, {text}")
-        for row in FindStrategy(find).results():
-            yield row
-            find.rows += [row] if isinstance(row, Measurement) else []
+        find = Setup(search, backend, opened, held)
+        find.on_phase = lambda text: self.setup.on_phase(f"{name} ceiling, {text}")
+        strategy = FindStrategy(find) if search.is_search else KernelsFindStrategy(find)
+        for row in strategy.results():
+            if not isinstance(row, Measurement):
+                yield row
+                continue
+            yield row if row.phase else replace(row, phase=SCOUT)
+            find.rows.append(row)
         confirmed = {regime: ceiling for (_, regime), ceiling in find.confirmed.items()}
         for regime in self.plan.regimes:
             if regime not in confirmed:
-                self.on_failure(_missing_shares(problem.dtype, regime, search))
+                self.on_failure(_missing_shares(name, regime, search))
                 continue
             record = ceiling_record(confirmed[regime])
             yield Record("ceiling", record)
             device = {"device": asdict(backend.info)}
             ceiling = ceiling_from_record(record, device)  # as the log holds it
-            self.found[ceiling.dtype, regime] = ceiling
+            self.found[key_of(ceiling)] = ceiling
 
 
-def _missing_shares(dtype: str, regime: str, search: Plan) -> str:
+def name_of(search: Plan) -> str:
+    """The dtype whose matmul ceiling a search finds, or READ_BANDWIDTH."""
+    return str(search.problem.dtype) if search.is_search else READ_BANDWIDTH
+
+
+def _missing_shares(name: str, regime: str, search: Plan) -> str:
     return (
-        f"no {dtype} {regime} ceiling was confirmed in {search.budget_seconds:.3g} s, so its rows have no shares "
-        "(MAMFU): --resume continues the search (use a longer --budget), or start a new run with --ceiling LOG"
+        f"no {name} {regime} ceiling was confirmed in {search.budget_seconds:.3g} s, so rows have no shares of it: "
+        "--resume continues the search (use a longer --budget), or start a new run with --ceiling LOG"
     )

@@ -72,6 +72,8 @@ def _copy_to_cache(path: Path) -> Iterator[str]:
         with contextlib.suppress(MamfError, OSError):  # a damaged file may be replaced
             kept = _read(target, regime)
         if kept is None or _value(own) >= _value(kept):
+            if target.is_symlink():
+                target.unlink()
             write_whole(target, content)
         else:
             reasons = ("the interval of this one is unknown", "this find was interrupted", "that one is newer")
@@ -92,7 +94,8 @@ def _value(ceiling: Ceiling) -> _Value:
 
 
 def _read(path: Path, regime: str) -> Ceiling | None:
-    if not path.exists():
+    """A link counts as missing: in a shared folder, somebody else may have made it."""
+    if path.is_symlink() or not path.exists():
         return None
     log = read_run_log(path)
     ceiling = log.ceilings.get(regime)

@@ -103,16 +103,6 @@ def test_the_largest_of_a_block_is_the_largest_of_the_format(dtype, operand, see
     assert result.scales.numel() == scaling.count(128, 128)
 
 
-@each_format
-def test_values_of_a_chunk_are_quantized_as_all_together(dtype, monkeypatch):
-    values = normal(0, 0, 384)
-    whole = of(dtype, values, "b")
-    monkeypatch.setattr("mamf.operations.quantization._CHUNK", 1)
-    parts = of(dtype, values, "b")
-    assert torch.equal(whole.values(), parts.values())
-    assert torch.equal(decode_scales(whole.scales, whole.scaling), decode_scales(parts.scales, parts.scaling))
-
-
 # -- e2m1 --------------------------------------------------------------------------------------------------------------
 
 

@@ -20,15 +20,6 @@ SIMULATED = "mamf.testing:SimulatedBackend", "mamf.testing:SimulatedMatmul"
 SWEEP = ("sweep", "--backend", SIMULATED[0], "--kernel", SIMULATED[1], "--shapes", "2048x2048x2048")
 
 
-def test_a_name_says_in_which_ways_a_card_is_shared():
-    assert shared_name(WHOLE, []) == WHOLE
-    once = shared_name(WHOLE, ["MPS"])
-    assert once == f"{WHOLE} (shared: MPS)"
-    twice = shared_name(once, ["MPS", "other processes"])
-    assert twice == f"{WHOLE} (shared: MPS, other processes)"
-    assert [shared_ways(name) for name in (WHOLE, twice)] == [(), ("MPS", "other processes")]
-
-
 def test_a_shared_card_has_no_figure_of_the_datasheet():
     name = shared_name(WHOLE, ["other processes"])
     assert find_peak(WHOLE, "bfloat16")

@@ -9,10 +9,9 @@ from html.parser import HTMLParser
 
 import pytest
 
-from mamf.report.document import Answer, Column, Document, Lines, Table, columns_from
+from mamf.report.document import Answer, Column, Document, Lines, Table
 from mamf.report.formats import FORMATS
 from mamf.report.text import percent, rate_text, scaled_unit, significant
-from mamf.text import Markup
 
 ROWS = [
     {"name": "fast_one", "rate": 841.26, "share": 0.813, "note": "hot"},
@@ -155,15 +154,6 @@ def test_html_is_a_whole_page_in_which_a_text_is_no_markup():
     assert sum("<script>alert('&')</script>\\x1b" in each for each in page.texts) == 5
 
 
-def test_columns_of_mappings():
-    rows = [{"FLOP/byte": 2.0}, {"most tokens": 3}]
-    columns = columns_from(rows, lambda row: row, 4)
-    assert [column.name for column in columns] == ["flop_per_byte", "most_tokens"]
-    assert [[column.cell(row) for column in columns] for row in rows] == [["2", "-"], ["-", "3"]]
-    assert {column.importance for column in columns} == {4}
-    assert not any(column.title for column in columns_from(rows, lambda row: row, titled=False))
-
-
 @pytest.mark.parametrize(
     ("rate", "unit", "text"),
     [
@@ -194,14 +184,3 @@ def test_a_narrow_terminal_keeps_both_ends_of_long_names():
     assert "void cutlass::Kernel<tile_128x128>::run_forward" in wide
     assert max(map(len, narrow.splitlines())) <= 24
     assert "forward" in narrow and "backward" in narrow
-
-
-def test_a_column_without_a_name_is_for_people_alone():
-    table = Table([Column("", "half", lambda row: 0.5), Column("kernel", "", lambda row: "mm")], [1])
-    assert shown("csv", table) == "kernel\nmm\n"
-    assert json.loads(shown("json", table))["rows"] == [{"kernel": "mm"}]
-    assert shown("table", table) == "half\n 0.5\n"
-
-
-def test_markdown_holds_markup_as_it_is():
-    assert shown("markdown", Lines([Markup("[log](a.jsonl)"), "[x](y)"])) == "[log](a.jsonl)\n- \\[x\\](y)\n"

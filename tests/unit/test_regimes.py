@@ -145,12 +145,6 @@ def test_burst_takes_the_timers_own_share_off_every_sample():
     assert row.rate("median") == pytest.approx(rate(backend, SMALL, QUIET.boost_hz), rel=0.003)
 
 
-def test_a_launch_shorter_than_the_timers_share_keeps_half_its_window():
-    backend = SimulatedBackend(physics=dataclasses.replace(QUIET, timer_overhead=10e-6))
-    row = take(started(Burst, backend), MatmulShape(16, 16, 16))
-    assert 5e-6 <= min(row.samples) < 10e-6
-
-
 def test_burst_warms_in_a_device_that_was_idle_and_only_that():
     """A rested device is faster for a while: the first shape must not profit from it."""
     backend = SimulatedBackend(physics=dataclasses.replace(QUIET, rested_gain=0.05))

@@ -29,7 +29,6 @@ from mamf.statistics import (
     Interval,
     Repeatability,
     batch_means_interval,
-    figure_error,
     repeat_interval,
     student_t,
     summarize,
@@ -99,17 +98,6 @@ def test_an_interval_contains_one_more_run(visits, seconds):
     assert 0.94 <= held / (len(runs) - 1) <= 0.97
 
 
-def test_the_three_terms_of_an_error_add_in_quadrature():
-    known = Repeatability(run=0.002, launch_seconds=1e-6)
-    short, long = (figure_error([seconds], seconds, [0.001], known) for seconds in (1e-4, 1e-1))
-    assert short.common == long.common == pytest.approx(0.002 / math.sqrt(2))
-    assert long.total == pytest.approx(math.hypot(0.001, 0.002), rel=1e-3)
-    assert short.total == pytest.approx(math.hypot(0.001, 0.002, 0.01))
-    assert repeat_interval([1e-1], 1e-1, [0.001], known).half_width / 1e-1 == pytest.approx(
-        2.772 * long.total, rel=1e-3
-    )
-
-
 def test_a_cold_card_makes_an_interval_wider_and_a_warm_one_does_not():
     known = Repeatability(run=0.001, usual_celsius=45.0, per_degree=0.0004)
     cold, usual, warm, unread = (
@@ -177,13 +165,6 @@ def test_a_device_that_hunts_is_known_by_its_mean_and_says_so():
     assert row.best_rate == row.rate("mean")
     assert any("alternated between" in remark for remark in row.remarks)
     assert row.rate_interval.low <= rate(hot) <= row.rate_interval.high
-
-
-def test_a_row_without_calibration_keeps_the_interval_of_its_visit():
-    row = row_of(Burst)
-    early = replace(row, repeatability=None)
-    assert early.interval == summarize(row.samples).interval
-    assert row.interval.half_width > early.interval.half_width
 
 
 # -- the winner's curse ----------------------------------------------------------------------------------------------

@@ -111,19 +111,6 @@ def test_further_launches_are_held_to_one_another(run, monkeypatch, digests, tol
     assert told in out
 
 
-@pytest.mark.parametrize(("sums", "equal"), [([7] * 10, True), ([7] * 9 + [8], False)])
-def test_what_returns_nothing_is_told_by_the_checksum_of_its_output(backend, monkeypatch, sums, equal):
-    prepare, told = SimulatedMatmul.prepare, iter(sums)
-
-    def prepared(self, *asked, **options):
-        return dataclasses.replace(prepare(self, *asked, **options), checksum=lambda index, result: lambda: next(told))
-
-    monkeypatch.setattr(SimulatedMatmul, "prepare", prepared)
-    monkeypatch.setattr(SimulatedBackend, "digest", lambda self, result: None)
-    launched = launch_in_window(SimulatedMatmul(), MatmulProblem(), SHAPE, backend, Launching(repeats=10))
-    assert launched.is_deterministic is equal
-
-
 def test_what_cannot_be_read_is_not_said_to_be_equal(run, monkeypatch):
     prepare = SimulatedMatmul.prepare
     monkeypatch.setattr(

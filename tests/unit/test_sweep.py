@@ -46,12 +46,6 @@ def test_the_order_is_shuffled_by_the_seed_and_repeats():
     assert shapes_of(plan_of(order="given")) == list(GRID)
 
 
-def test_what_is_held_is_not_measured_again(backend):
-    held = [row for row in run(SimulatedBackend(), plan_of()) if row.shape in (GRID[0], GRID[3])]
-    rows = run(backend, plan_of(), held)
-    assert {row.shape for row in rows} == set(GRID) - {GRID[0], GRID[3]}
-
-
 @pytest.mark.parametrize(
     ("fault", "status", "reason"),
     [
@@ -105,13 +99,6 @@ def test_a_row_is_bounded_by_the_clock_that_was_read_during_it(share, status):
     rows = run(backend, plan_of([MatmulShape(8192, 8192, 8192)]))
     assert {row.status for row in rows} == {status}
     assert status == "ok" or "that its clock of" in rows[0].reason
-
-
-@pytest.mark.parametrize(("is_exact", "status"), [(True, "implausible"), (False, "ok")])
-def test_a_kernel_that_skips_work_may_be_faster_than_what_computes_it_all(monkeypatch, is_exact, status):
-    monkeypatch.setattr(SimulatedMatmul, "is_exact", is_exact)
-    backend = SimulatedBackend(physics=dataclasses.replace(Physics(), efficiency=2.0))
-    assert {row.status for row in run(backend, plan_of([MatmulShape(8192, 8192, 8192)]))} == {status}
 
 
 def test_the_budget_ends_the_sweep_and_leaves_the_rest(backend):

@@ -10,6 +10,7 @@ import pytest
 from contribution_logs import best, write
 from pull_request import (
     MOST_BYTES,
+    MOST_LINES,
     code_block,
     download_blob,
     main,
@@ -163,6 +164,15 @@ def test_a_rejected_log_is_shown_with_its_errors_and_no_rows(reviewed, sweep_rec
     assert "not accepted" in text
     assert "\n      error: row-mismatch: " in text
     assert "| burst |" not in text
+
+
+def test_without_a_log_nothing_is_accepted(tmp_path, capsys):
+    notes = [*("not looked at: a.py (added)" for _ in range(MOST_LINES)), "not looked at: b.py (modified)"]
+    (tmp_path / "notes.txt").write_text("\n".join(notes))
+    assert main(["comment", str(tmp_path)]) == 1
+    text = capsys.readouterr().out
+    assert text.startswith("**mamf results check: no log to check**\n\n    not looked at: b.py (modified)\n")
+    assert text.endswith("    1 more lines\n\n")
 
 
 @pytest.mark.parametrize("text", ["```\n# x", "\r\n# x", "~~~", "</code></pre><img src=x>", "\u2028# x", "a\x0b# x"])

@@ -10,7 +10,6 @@ import pytest
 import mamf
 from mamf.errors import DeviceError, IncomparableError, RunLogError, UnavailableError, UsageError
 from mamf.logs.writer import RunLogWriter
-from mamf.operations.model.shapes import SIZES
 from mamf.testing import SimulatedBackend
 
 KERNEL = "mamf.testing:SimulatedMatmul"
@@ -59,8 +58,8 @@ def test_rows_are_flat(backend, tmp_path):
 @pytest.mark.parametrize("call", [mamf.find, mamf.sweep, mamf.attention, mamf.bandwidth])
 def test_all_calls_take_the_same_arguments(call):
     given = set(inspect.signature(call).parameters)
-    taken = {mamf.find: mamf.search, mamf.attention: mamf.measure_kernels, mamf.bandwidth: mamf.measure_kernels}
-    given |= set(inspect.signature(taken.get(call, call)).parameters)
+    taken = mamf.search if call is mamf.find else mamf.measure_kernels
+    given |= set(inspect.signature(taken).parameters)
     assert {"dtype", "problem", "kernel", "regime", "backend", "device", "precision", "budget_seconds", "log"} < given
 
 
@@ -72,14 +71,6 @@ def test_values_are_given_alone_or_as_several(backend):
     assert [(row.problem.dtype, row.regime) for row in rows] == [("float16", "burst"), ("float16", "sustained")]
     (row,) = mamf.sweep(kernel=KERNEL, backend=backend)
     assert str(row.shape) == "4096x4096x4096"
-
-
-def test_steps_of_a_model_are_measured_in_sustained_by_default(backend):
-    problem = mamf.ModelProblem(**SIZES["xl"], phase="step")
-    rows = mamf.measure_kernels(
-        "model", "b1s1024", problem=problem, kernel="mamf.testing:SimulatedModel", backend=backend
-    )
-    assert [(row.regime, row.ok) for row in rows] == [("sustained", True)]
 
 
 def test_what_cannot_be_measured_is_said_before_anything_is(backend):

@@ -258,10 +258,10 @@ def test_the_published_figures_of_the_package_are_those_of_results(monkeypatch):
 
 def test_a_published_figure_holds_no_more_than_what_needs_no_license():
     named = {each.device for each in named_devices()}
-    for (device, _), figure in published_rates().items():
-        assert device in named and figure.reference.startswith("https://")
-        assert not any((figure.m, figure.software, figure.date, figure.version, figure.license))
-        assert "A800" not in figure.accelerator
+    for (device, _), row in published_rates().items():
+        assert device in named and row["source"].startswith("https://")
+        assert not any(row[name] for name in ("m", "software", "date", "version", "license"))
+        assert "A800" not in row["accelerator"]
 
 
 # -- the command -------------------------------------------------------------------------------------------------------
@@ -289,13 +289,6 @@ def test_the_command_prints_records(run):
     assert run("peak", "--name", "MI300X", "--format", "csv")[1].startswith("source,tier,regime,tflops,reference\n")
 
 
-@pytest.mark.parametrize("given", [("--device", "0"), ("--backend", "cpu")])
-def test_a_look_up_takes_no_device(run, given):
-    code, _, err = run("peak", "--name", "B200", *given)
-    assert code == 2
-    assert "leave out --backend and --device" in err
-
-
 # -- without torch -----------------------------------------------------------------------------------------------------
 
 ALONE = """
@@ -315,21 +308,12 @@ print(code, sorted({"torch", "numpy"} & set(sys.modules)))
 """
 
 
-@pytest.mark.parametrize(
-    ("command", "said"),
-    [
-        (["find"], "no backend can be loaded without torch: install it"),
-        (["node"], "torch is not installed, and this command needs it: pytorch.org says how to install it"),
-        (
-            ["profile", __file__],
-            "torch is not installed, and this command needs it: pytorch.org says how to install it",
-        ),
-    ],
-)
-def test_what_needs_torch_says_so_in_one_line(command, said):
+@pytest.mark.parametrize("command", [["find"], ["node"], ["profile", __file__]])
+def test_what_needs_torch_says_so_in_one_line(command):
     code = f"import sys; sys.modules['torch'] = None; from mamf.cli import main; sys.exit(main({command}))"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert (ran.returncode, ran.stderr) == (2, f"mamf: {said}\n")
+    assert (ran.returncode, ran.stderr.count("\n")) == (2, 1)
+    assert ran.stderr.startswith(("mamf: torch is not installed", "mamf: no backend can be loaded without torch"))
 
 
 def test_a_look_up_needs_no_third_party_package():

@@ -91,7 +91,7 @@ class _OneKernelSession(Session):
         from mamf.ceilings.roof import require_same_device
         from mamf.cli.reading import read_roofs
 
-        self.roofs = read_roofs(options)
+        self.roofs = read_roofs(options) if options.ceiling else None
         super().__init__(request, options, *opened)
         if self.roofs is not None:
             info = self.backend.info

@@ -44,15 +44,6 @@ def test_exactly_the_launches_asked_for_stand_in_the_window(run, windows, given,
     assert ("not verified" in out) == ("--no-verify" in given)
 
 
-def test_attention_is_asked_for_by_its_sizes(run):
-    sizes = ["--seq-lens", "1024", "--heads", "4", "--head-dims", "64", "--batch", "2", "--causal"]
-    code, out, _ = run(*ATTENTION, *sizes, "--direction", "bwd")
-    assert code == 0
-    assert "simulated-attention b2h4q1024k1024d64c on" in out
-    assert "direction bwd" in out
-    assert run(*ATTENTION, "--shape", "b2h4q1024k1024d64c", "--set", "direction=bwd")[1] == out
-
-
 @pytest.mark.parametrize(
     ("given", "told"),
     [

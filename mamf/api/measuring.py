@@ -155,52 +155,6 @@ class CeilingSearch:
         return found[self.regime]
 
 
-def sweep(
-    shapes: Iterable[MatmulShape | str] | str | None = None,
-    *,
-    dtype: str | None = None,
-    problem: MatmulProblem | None = None,
-    kernel: OneOrSeveral[str] | None = None,
-    regime: OneOrSeveral[str] = BURST,
-    backend: str | Backend = "auto",
-    device: int = 0,
-    precision: float = 0.003,
-    budget_seconds: float | None = None,
-    log: str | Path | None = None,
-    **parameters: Any,
-) -> Rows:
-    """Measure products one by one, in an order shuffled by the problem's seed.
-
-    - ``shapes``: MxNxK, as MatmulShape or as text: ``4096x4096x4096``. ``mamf.matmul_grid`` makes many.
-    - ``dtype``, ``problem``, ``kernel``: one; by default the device's own dtype and library.
-    - ``parameters``: sizes and fields by the names of their options: ``m=[1024, 2048]``, ``layout="nn"``.
-
-    Raises UnavailableError, UnknownNameError or UnsupportedError before anything is allocated; afterwards whatever goes
-    wrong is the status of a measurement.
-
-    >>> for row in mamf.sweep(["4096x4096x4096", "8192x8192x8192"], dtype="bfloat16"):
-    ...     print(row)
-    Measurement(matmul 4096x4096x4096 by simulated.mm, burst: ... TFLOPS)
-    Measurement(matmul 8192x8192x8192 by simulated.mm, burst: ... TFLOPS)
-    """
-    opened = opened_backend(backend, device)
-    given = {"dtype": dtype, **parameters}
-    problems, wanted = problems_and_shapes(opened, Matmul(), shapes, problem, given, "sweep", most=1)
-    chosen = kernel_for(opened, problems[0], *several("kernel", kernel, most=1) or ())
-    plan = plan_of(
-        Matmul(),
-        [chosen.name],
-        problems,
-        wanted,
-        several("regime", regime) or (),
-        precision=precision,
-        budget_seconds=budget_seconds,
-        options=SweepOptions(SHUFFLED),
-    )
-    run = _run(plan, opened, [(chosen.name, chosen)], log)
-    return Rows(f"matmul, {counted(len(plan.steps()), 'row')}", run.measurements())
-
-
 def measure_kernels(
     of: str,
     shapes: Iterable[Any] | str | None = None,
@@ -218,7 +172,7 @@ def measure_kernels(
     log: str | Path | None = None,
     **parameters: Any,
 ) -> Rows:
-    """Measure kernels of any operation but matmul, ``of`` its name, one beside the other on every shape.
+    """Measure kernels of any operation, ``of`` its name, one beside the other on every shape; of matmul one.
 
     - ``shapes``, ``problem``: the operation's own, shapes also as text; by default those that it proposes.
     - ``parameters``: sizes and fields by the names of their options, measured in every combination:
@@ -229,16 +183,24 @@ def measure_kernels(
       measured beside its rows. A MamfWarning says if its kernel is not installed; then it is not measured.
     - ``ceiling_kernel``: those of the ceilings that are not installed, as ``package.module:Class``.
 
-    Raises as ``sweep`` does.
+    Raises UnavailableError, UnknownNameError or UnsupportedError before anything is allocated; afterwards whatever goes
+    wrong is the status of a measurement.
 
     >>> rows = mamf.measure_kernels("bandwidth", ["64MiB", "1GiB"], problem=mamf.BandwidthProblem("triad"))
     >>> [(str(row.shape), f"{row.best_rate:.1f} {row.work.unit}") for row in rows]
     [('64MiB', '3.0 TB/s'), ('1GiB', '3.0 TB/s')]
     """
-    opened, found = opened_backend(backend, device), operation(of)
-    given = {"dtype": dtype, **parameters}
-    problems, wanted = problems_and_shapes(opened, found, shapes, problem, given, of)
-    chosen = choose_kernels(found, opened, several("kernel", kernel))
+    opened, found, how = opened_backend(backend, device), operation(of), SweepOptions()
+    given, most, call = {"dtype": dtype, **parameters}, None, of
+    if not found.compares_kernels:
+        most, call = 1, found.own_command
+    problems, wanted = problems_and_shapes(opened, found, shapes, problem, given, call, most)
+    names = several("kernel", kernel, most=most)
+    if found.compares_kernels:
+        chosen = choose_kernels(found, opened, names)
+    else:
+        one = kernel_for(opened, problems[0], *names or ())
+        chosen, how = [(one.name, one)], SweepOptions(SHUFFLED)
     plan = plan_of(
         found,
         dict(chosen),
@@ -247,15 +209,31 @@ def measure_kernels(
         several("regime", regime) or (),
         precision=precision,
         budget_seconds=budget_seconds,
+        options=how,
     )
-    known = dict(ceilings or {})
-    warn = functools.partial(warnings.warn, category=MamfWarning)
-    named = several("ceiling_kernel", ceiling_kernel) or ()
-    references = reference_kernels({ceiling.kernel for ceiling in known.values()}, named, warn)
-
     run = _run(plan, opened, chosen, log)
-    run.strategy, run.known = lambda setup: RowsStrategy(setup, known, references), known
+    if ceilings or ceiling_kernel:
+        known = dict(ceilings or {})
+        warn = functools.partial(warnings.warn, category=MamfWarning)
+        kernels = {ceiling.kernel for ceiling in known.values()}
+        references = reference_kernels(kernels, several("ceiling_kernel", ceiling_kernel) or (), warn)
+        run.strategy, run.known = lambda setup: RowsStrategy(setup, known, references), known
     return Rows(f"{of}, {counted(len(plan.steps()), 'row')}", run.measurements())
+
+
+def sweep(shapes: Iterable[MatmulShape | str] | str | None = None, **options: Any) -> Rows:
+    """Measure products one by one, in an order shuffled by the problem's seed: ``options`` are those of
+    ``measure_kernels``.
+
+    - ``shapes``: MxNxK, as MatmulShape or as text: ``4096x4096x4096``. ``mamf.matmul_grid`` makes many.
+    - ``dtype``, ``problem``, ``kernel``: one; by default the device's own dtype and library.
+
+    >>> for row in mamf.sweep(["4096x4096x4096", "8192x8192x8192"], dtype="bfloat16"):
+    ...     print(row)
+    Measurement(matmul 4096x4096x4096 by simulated.mm, burst: ... TFLOPS)
+    Measurement(matmul 8192x8192x8192 by simulated.mm, burst: ... TFLOPS)
+    """
+    return measure_kernels("matmul", shapes, **options)
 
 
 def _run(plan: Plan, backend: Backend, kernels: Sequence[Named], log: str | Path | None) -> Run:

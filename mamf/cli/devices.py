@@ -31,7 +31,6 @@ from mamf.logs.shared_runs import deal_rest, read_run, share_paths
 from mamf.node.children import ENDED_WELL, PHASE, WARNING, Event, Watch
 from mamf.plans import SWEEP, VERIFY
 from mamf.plugins.discovery import backend_class, first_backend
-from mamf.report.verification import counts
 
 Run = Callable[[argparse.Namespace], int]
 #: Exit codes: a device failed or nothing was measured; a verification found a wrong result.
@@ -154,6 +153,8 @@ def _report(options: argparse.Namespace, folder: Path, outcome: _Outcome) -> int
     if not has_logs:
         folder.rmdir()
         return EXIT_CODE if outcome.is_interrupted else max(*outcome.codes, _FAILED)
+    from mamf.report.verification import counts
+
     log = read_run(folder)
     roofs = read_roofs(options) if options.command == SWEEP and options.ceiling else None
     view = View(options.top, roofs, getattr(options, "baseline", None))

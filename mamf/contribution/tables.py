@@ -19,7 +19,6 @@ from mamf.contribution.collection import (
     TABLES,
     Collection,
     Leader,
-    LegacyRun,
     ResultRate,
     best_attention,
     best_kernels,
@@ -120,6 +119,7 @@ def _device_page(part: Collection) -> str:
         interrupted += [entry for entry in confirmed if entry.tier != "complete"]
         unconfirmed += others
     best = group_pairs((entry.row.operation, entry) for entry in best_kernels(ranked[OTHERS]))
+    legacy = sorted(part.legacy, key=lambda each: (each[0].device or "", each[0].dtype or "", str(each[1])))
     attention_title = "Attention: the best kernel by share of the measured ceiling (MAMFU)"
     sections = [
         f"# {markdown_text(_device_name(part))}\n\n{_NOTE} [All accelerators](../README.md)\n",
@@ -128,7 +128,7 @@ def _device_page(part: Collection) -> str:
         *(_kernels(operation, entries) for operation, entries in best.items()),
         _section(_CUT, [*entry_columns(), log_column()], _best_of_logs(interrupted)),
         _section(_UNCONFIRMED, [*entry_columns(), log_column()], _best_of_logs(unconfirmed)),
-        _legacy(part.legacy),
+        _section(_LEGACY, _LEGACY_COLUMNS, [(run, place, name) for run, place in legacy for name in run.best]),
     ]
     return "\n".join(filter(None, sections))
 
@@ -232,24 +232,22 @@ def kernel_columns() -> list[Column[ResultRate]]:
     ]
 
 
-def _legacy(legacy: Iterable[LegacyRun]) -> str:
-    ordered = sorted(legacy, key=lambda each: (each[0].device or "", each[0].dtype or "", str(each[1])))
-    columns: list[Column[tuple[FinderRun, Path, str]]] = [
-        text_column("dtype", lambda row: row[0].dtype or "unknown"),
-        text_column("version", lambda row: f"mamf-finder {row[0].version or 'of unknown version'}"),
-        text_column("figure", lambda row: row[2] if row[0].is_complete else f"{row[2]} (of scouts)"),
-        Column("", "TFLOPS", lambda row: row[0].best[row[2]].tflops[row[2]], significant),
-        Column("", "MxNxK", lambda row: row[0].best[row[2]].shape or "unknown"),
-        Column("", "shapes", lambda row: "unknown" if row[0].tried is None else row[0].tried),
-        text_column("run", lambda row: "complete" if row[0].is_complete else "interrupted"),
-        Column("", "date", lambda row: row[0].started[:10] if row[0].started else "unknown"),
-        Column("", "log", lambda row: link(row[1]), Markup),
-    ]
-    return _section(_LEGACY, columns, [(run, place, name) for run, place in ordered for name in run.best])
-
-
 def link(place: Path) -> Markup:
     return Markup(f"[log]({quote(place.name)})")
+
+
+#: A figure of mamf-finder: its run, the place of the log, and its name.
+_LEGACY_COLUMNS: list[Column[tuple[FinderRun, Path, str]]] = [
+    text_column("dtype", lambda row: row[0].dtype or "unknown"),
+    text_column("version", lambda row: f"mamf-finder {row[0].version or 'of unknown version'}"),
+    text_column("figure", lambda row: row[2] if row[0].is_complete else f"{row[2]} (of scouts)"),
+    Column("", "TFLOPS", lambda row: row[0].best[row[2]].tflops[row[2]], significant),
+    Column("", "MxNxK", lambda row: row[0].best[row[2]].shape or "unknown"),
+    Column("", "shapes", lambda row: "unknown" if row[0].tried is None else row[0].tried),
+    text_column("run", lambda row: "complete" if row[0].is_complete else "interrupted"),
+    Column("", "date", lambda row: row[0].started[:10] if row[0].started else "unknown"),
+    Column("", "log", lambda row: link(row[1]), Markup),
+]
 
 
 # -- the ceilings that the package ships -------------------------------------------------------------------------------

@@ -52,10 +52,12 @@ class WaterfallStep:
 def waterfall_steps(rows: Sequence[Measurement], info: DeviceInfo) -> list[WaterfallStep]:
     """The waterfall down from the datasheet's peak. ``rows``: at least one of one product, on several kinds of data."""
     normal, zeros = find_row(rows, NORMAL, BURST), find_row(rows, ZEROS, BURST)
-    last = find_row(rows, NORMAL, SUSTAINED)
+    last, accuracy = find_row(rows, NORMAL, SUSTAINED), ""
+    if zeros is not None and zeros.ok and zeros.accuracy:  # other figures are from the datasheet
+        accuracy = f"; accurate to {100 * zeros.accuracy:.1f} % (timer)"
     steps = [
         *_from_datasheet(info, rows[0].problem.dtype, normal or zeros),
-        _measured("burst, zeros", zeros, "the kernel's rate when data cost no power" + _timer(zeros)),
+        _measured("burst, zeros", zeros, f"the kernel's rate when data cost no power{accuracy}"),
         _measured("burst, normal data", normal, _cost_of_data(zeros, normal)),
         _measured("sustained, normal data", last, _cost_of_power(last, info)),
     ]
@@ -98,11 +100,6 @@ def _measured(name: str, row: Measurement | None, cause: str) -> WaterfallStep:
     if not row.ok:
         return WaterfallStep(name, None, f"{row.status}: {row.reason}", row)
     return WaterfallStep(name, row.best_rate, cause, row)
-
-
-def _timer(row: Measurement | None) -> str:
-    """The accuracy of a measured step, which is compared with figures from the datasheet."""
-    return f"; accurate to {100 * row.accuracy:.1f} % (timer)" if row is not None and row.ok and row.accuracy else ""
 
 
 def _cost_of_data(zeros: Measurement | None, normal: Measurement | None) -> str:

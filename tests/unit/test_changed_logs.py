@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import mamf
-from mamf.errors import LogChangedWarning, RunLogError, RunLogWriteError
+from mamf.errors import LogChangedWarning, RunLogError
 from mamf.logs.run_log import read_run_log
 from mamf.logs.writer import RunLogWriter
 from mamf.testing import SimulatedBackend
@@ -219,19 +219,6 @@ def test_a_log_cut_after_it_was_read_for_resuming_is_not_filled_with_zeros(sweep
 
 
 # -- other commands ----------------------------------------------------------------------------------------------------
-
-
-def test_a_full_disk_leaves_a_copy_as_short_as_the_log(sweep, whole, monkeypatch):
-    """Or the next record would find the log truncated."""
-    _, writer = RunLogWriter.resume(LOG)
-    with writer:
-        with monkeypatch.context() as patch, pytest.raises(RunLogWriteError):
-            patch.setattr(os, "write", lambda descriptor, data: os.pread(-1, 1, 0))
-            writer.write("summary", {})
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            writer.append()
-    assert LOG.read_bytes() == b"".join(whole)
 
 
 SCRIPT = """

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import shutil
 from dataclasses import replace
 
@@ -22,7 +21,6 @@ from mamf.node.logs import (
     Run,
     contributed_baseline,
     log_path,
-    read_baseline,
     read_node,
     read_nodes,
 )
@@ -179,22 +177,6 @@ def test_a_baseline_that_says_nothing_of_these_devices_is_named(healthy, tmp_pat
     assert capsys.readouterr().out.startswith(
         "UNKNOWN: the baseline good.jsonl has no figures of Simulated H100 in bfloat16\n"
     )
-
-
-def test_a_baseline_holds_each_card_of_its_logs_with_all_its_figures(healthy, tmp_path):
-    for rank in (0, 1):
-        for part in ("find", "bandwidth"):
-            log = log_path(healthy, rank, part)
-            text = re.sub(r'"uuid_hash": ?(null|"\w*")', f'"uuid_hash":"card{rank}"', log.read_text())
-            (tmp_path / log.name).write_text(text)
-    baseline = read_baseline(sorted(tmp_path.iterdir()))
-    devices = read_node(tmp_path)[1]
-    assert [card.uuid_hash for card in baseline.cards] == [device.uuid_hash for device in devices]
-    for card, device in zip(baseline.cards, devices, strict=True):
-        assert {**card.figures, **device.figures} == device.figures
-        assert {BURST, SUSTAINED, "copy", "read"} <= set(card.figures) & set(card.half_widths)
-    slow = replace(devices[1], figures={name: 0.93 * rate for name, rate in devices[1].figures.items()})
-    assert "below the same card in the baseline" in judge([slow], baseline).reason
 
 
 def test_contributed_ceilings_are_a_baseline_of_devices_of_their_build():

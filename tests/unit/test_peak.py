@@ -122,6 +122,21 @@ def test_a_ceiling_with_an_unknown_interval_makes_no_share(same_torch, tmp_path)
         ceiling.utilization(flop=1e12, seconds=1.0, regime="burst")
 
 
+def test_a_link_in_the_cache_is_replaced_and_not_followed(cache, same_torch, tmp_path):
+    """In a shared folder somebody else may have made it."""
+    found.cache_ceiling(H200, pytest.fail)
+    aim = tmp_path / "aim.jsonl"
+    aim.write_bytes(log_like(tmp_path / "log.jsonl", day="2026-12-01").read_bytes())
+    before = aim.read_bytes()
+    for path in cache.iterdir():
+        path.unlink()
+        path.symlink_to(aim)
+    assert mamf.peak(device()).source == "contributed"
+    found.cache_ceiling(H200, pytest.fail)
+    assert mamf.peak(device()).source == "measured"
+    assert aim.read_bytes() == before
+
+
 def test_an_interrupted_find_is_called_so(same_torch, tmp_path):
     found.cache_ceiling(log_like(tmp_path / "log.jsonl", is_whole=False), pytest.fail)
     assert "2026-11-21, interrupted: bfloat16 at" in mamf.peak(device()).description

@@ -279,23 +279,6 @@ def test_without_a_log_the_ceiling_is_what_is_known_of_the_device(script, capsys
     known_here.cache_clear()
 
 
-def test_a_folder_of_traces_is_reported_by_rank(tmp_path, capsys):
-    for rank, microseconds in ((0, 1000), (1, 1300)):
-        there = {"ph": "X", "pid": 0, "tid": 7, "ts": 0, "dur": microseconds, "args": {"device": 0, "stream": 7}}
-        kernel = {**there, "cat": "kernel", "name": "Cijk_Ailk"}
-        step = {**there, "cat": "user_annotation", "name": "ProfilerStep#1", "tid": 1}
-        (tmp_path / f"rank{rank}.json").write_text(
-            json.dumps({"traceEvents": [kernel, step], "distributedInfo": {"rank": rank}})
-        )
-    assert main(["profile", "--from", str(tmp_path), "--format", "json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert [row["rank"] for row in found["ranks"]] == [0, 1]
-    assert main(["profile", "--from", str(tmp_path)]) == 0
-    assert "stragglers: rank 1" in capsys.readouterr().out
-    assert main(["profile", "--from", str(tmp_path), "--output", "x.jsonl"]) == 2
-    assert "leave --output out" in capsys.readouterr().err
-
-
 # --- scripts that profile themselves, end early or are modules
 
 #: A script whose own profiler sees steps 0 to 2 of six; what it tells is that mamf left it alone.

@@ -195,15 +195,18 @@ def test_a_trace_without_steps_is_split_by_the_steps_of_its_optimizer(tmp_path):
 
 
 def test_a_trace_is_read_up_to_a_size_packed_or_not(tmp_path, monkeypatch):
-    small = tmp_path / "trace.json.gz"
+    small, packed, plain = (tmp_path / name for name in ("trace.json.gz", "zeros.json.gz", "zeros.json"))
     small.write_bytes(gzip.compress(json.dumps(GPU_TRACE).encode()))
     assert read_trace(small).steps == 1
+    packed.write_bytes(gzip.compress(bytes(17 << 20)))
+    with pytest.raises(UsageError, match="larger than 16 MiB unpacked"):
+        read_trace(packed)
     monkeypatch.setattr("mamf.profiling.traces._MAX_BYTES", 1 << 20)
-    packed = tmp_path / "zeros.json.gz"
-    packed.write_bytes(gzip.compress(bytes(1 << 21)))
-    for path in (packed, Path("/dev/zero")):
-        with pytest.raises(UsageError, match="larger than 1 MiB unpacked"):
-            read_trace(path)
+    plain.write_bytes(bytes(1 << 21))
+    with pytest.raises(UsageError, match="larger than 1 MiB unpacked"):
+        read_trace(plain)
+    with pytest.raises(UsageError, match="/dev/zero: it is not a regular file"):
+        read_trace(Path("/dev/zero"))
 
 
 @pytest.mark.parametrize(
@@ -214,6 +217,7 @@ def test_a_trace_is_read_up_to_a_size_packed_or_not(tmp_path, monkeypatch):
         "[]",
         '{"traceEvents": []}',
         '{"traceEvents": [{"ph": "X", "cat": "kernel"}]}',
+        json.dumps({"traceEvents": [raw("kernel", "x", ts, ts + 1) for ts in (0, 10**400)]}),
         '{"traceEvents": 1}',
         "Name,Other\nx,1\n",
         "Start (ns),Duration (ns),Name\n1,a,x\n",

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 from contribution_logs import write
-from published_peaks import read_published
+from published_peaks import COLUMNS, PublishedRate, read_published
 
-from mamf.contribution.known_ceilings import COLUMNS, FIGURES, NOTICE, PublishedRate
+from mamf.contribution.known_ceilings import FIGURES, NOTICE
 from mamf.dtypes import DTYPES
 from mamf.errors import UsageError
 

@@ -140,13 +140,6 @@ def test_the_same_options_are_accepted(resume, command, changes):
     assert "Simulated H100" in out
 
 
-@pytest.mark.parametrize("command", MADE)
-def test_without_options_the_plan_is_that_of_the_log(resume, command):
-    code, out, err = resume(command, *(ATTENTION if command == "attention" else MATMUL))
-    assert (code, err) == (0, "")
-    assert "Simulated H100" in out
-
-
 @pytest.mark.parametrize(
     ("command", "option", "other", "asked", "held"),
     [(command, option, *case) for command, cases in OTHER.items() for option, case in cases.items()],

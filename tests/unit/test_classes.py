@@ -6,41 +6,21 @@ from pathlib import Path
 
 import pytest
 
-from mamf.files import packaged_rows
 from mamf.measurement import group_pairs
 from mamf.profiling.classes import (
-    CLASSES,
     COMMUNICATION,
     class_of,
     class_of_name,
     read_name,
-    rules,
     shares,
 )
 from mamf.profiling.traces import Event, Trace, busy
 
 DATA = Path(__file__).parent / "data"
-ROWS = packaged_rows("profiling/classes.csv")
-RULES = [pair for by in rules() for pair in zip([row for row in ROWS if row["by"] == by], rules()[by], strict=True)]
 
 
 def rows_of(name):
     return list(csv.DictReader((DATA / name).read_text().splitlines()))
-
-
-# --- rules
-
-
-@pytest.mark.parametrize(("rule", "compiled"), RULES, ids=lambda rule: rule["example"][:40] if "by" in rule else "")
-def test_a_rule_decides_its_example(rule, compiled):
-    by, example = rule["by"], rule["example"]
-    name = read_name(example)
-    names = {"word": list(name.words), "wrapper": [name.function], "kernel": [name.function]}.get(by, [example])
-    assert any(compiled[0].fullmatch(each) for each in names)
-    if by != "wrapper":
-        kind = "operation" if by in ("caller", "operation", "framework") else "kernel"
-        assert class_of(Event(example, kind, 0, 1)) == rule["class"]
-        assert rule["class"] in CLASSES
 
 
 # --- names

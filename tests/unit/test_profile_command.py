@@ -105,15 +105,6 @@ def seconds_of_products(trace):
     return length(union([*products, *others])) - length(union(others))
 
 
-def test_a_script_has_its_own_arguments_as_they_are_typed(script, tmp_path):
-    said = tmp_path / "said.json"
-    text = f"import json, sys\njson.dump([*sys.argv, __name__, sys.path[0]], open({str(said)!r}, 'w'))\n{TINY}"
-    arguments = ["--learning_rate", "3", "--steps", "9", "--", "find", "--help"]
-    path = script(text)
-    assert main([*SHORTLY, path, *arguments]) == 0
-    assert json.loads(said.read_text()) == [path, *arguments, "__main__", str(tmp_path)]
-
-
 @pytest.mark.parametrize(
     ("end", "code", "said"),
     [
@@ -302,14 +293,6 @@ print("own:", names.count("aten::matmul"), [name for name in names if "mamf" in 
 
 def own(before="", after=""):
     return OWN.format(before=before, after=after)
-
-
-def test_steps_before_it_are_taken_without_a_word(script, capsys):
-    assert main([*SHORTLY, script(own(before="steps(3)"))]) == 0
-    output = capsys.readouterr()
-    assert "own: 3 []\n" in output.out
-    assert ": 1 step of" in output.out
-    assert output.err == ""
 
 
 @pytest.mark.parametrize("is_old", [False, True])

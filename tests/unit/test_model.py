@@ -5,8 +5,6 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import mamf
 from mamf.engine.measure import measure
@@ -25,19 +23,6 @@ def measured(backend, problem, shape, regime=Burst, kernel=None):
     started, pool = regime(backend), backend.operand_pool("normal", 0)
     started.start()
     return measure(kernel or SimulatedModel(), problem, shape, started, pool, StoppingRule(0.1))
-
-
-@given(st.integers(1, 10**6), st.integers(1, 10**6))
-def test_a_shape_reads_back_as_it_is_written(batch, context):
-    shape = ModelShape(batch, context)
-    assert ModelShape.parse(str(shape)) == shape
-    assert shape.tokens == batch * context
-
-
-@pytest.mark.parametrize("text", ["", "b8", "s1024", "b0s4", "8x1024", "b8s1024c", "b-1s4"])
-def test_anything_else_is_refused(text):
-    with pytest.raises(UsageError):
-        ModelShape.parse(text)
 
 
 @pytest.mark.parametrize(
@@ -83,14 +68,6 @@ def test_bytes_are_of_what_a_phase_must_touch(phase, copies):
 
 
 @pytest.mark.parametrize(
-    "fields", [{"style": "gpt"}, {"phase": "backward"}, {"optimizer": "sgd"}, {"data": "zeros"}, {"dtype": "bf15"}]
-)
-def test_unknown_names_are_refused(fields):
-    with pytest.raises(UnknownNameError):
-        ModelProblem(**fields)
-
-
-@pytest.mark.parametrize(
     "fields",
     [
         {"layers": 0},
@@ -107,15 +84,6 @@ def test_what_is_no_model_is_said_in_a_line(fields):
     with pytest.raises(UsageError) as refused:
         ModelProblem(**fields)
     assert "\n" not in str(refused.value)
-
-
-def test_titles_tell_problems_apart(backend):
-    model = operation("model")
-    problem = model.problem_for(backend, {"dtype": "bf16"})
-    assert model.words(problem) == ["gpt2 768/3072/12/12", "forward"]
-    llama = replace(ModelProblem(**SIZES["8b"]), phase="step", checkpointing=True)
-    assert model.words(llama)[:2] == ["llama 4096/14336/32/32/8", "step"]
-    assert {"checkpointing True", "tied False"} < set(model.words(llama))
 
 
 @pytest.mark.parametrize(

@@ -98,7 +98,7 @@ class Busy:
 class Trace:
     """The profiled training steps: their ``events``, when they ``begun`` and ``ended`` in seconds, and how many
     ``steps`` there are (None if the trace has no marks). ``device``: its name, empty if unknown. ``notes``: remarks for
-    readers of the figures. ``rank``: None if the trace is not from a distributed run. Raises ValueError if it takes no
+    readers of the figures. Raises ValueError if it takes no
     time.
     """
 
@@ -108,7 +108,6 @@ class Trace:
     steps: int | None = None
     device: str = ""
     notes: tuple[str, ...] = ()
-    rank: int | None = None
 
     def __post_init__(self) -> None:
         if not self.ended > self.begun:
@@ -199,23 +198,6 @@ def _unpacked(path: Path) -> bytes:
     return data
 
 
-def read_ranks(folder: Path) -> Iterator[Trace]:
-    """Read the traces of a run's ranks (.json, .json.gz) in a folder one by one. Raises UsageError for no trace, other
-    files, two traces from one rank and a trace that does not say its rank.
-    """
-    found: dict[int, Path] = {}
-    for path in sorted(each for each in folder.glob("*.json*") if each.name.endswith((".json", ".json.gz"))):
-        trace = read_trace(path)
-        if trace.rank is None:
-            raise UsageError(f"{path} does not say which rank it is from: profile a script that uses torch.distributed")
-        if trace.rank in found:
-            raise UsageError(f"{found[trace.rank]} and {path} are both from rank {trace.rank}: leave one of them out")
-        found[trace.rank] = path
-        yield trace
-    if not found:
-        raise UsageError(f"{folder} holds no trace (.json, .json.gz)")
-
-
 def _of_chrome(trace: Mapping[str, Any]) -> Trace:
     timed = [each for each in trace["traceEvents"] if each.get("ph") == "X"]
     raw = [each for each in timed if each.get("cat") in _KINDS]
@@ -234,7 +216,6 @@ def _of_chrome(trace: Mapping[str, Any]) -> Trace:
     used = sorted({str(each.get("args", {}).get("device")) for each in device})
     replayed = sum(("correlation", each.get("args", {}).get("correlation")) in replays for each in device)
     note = f"{replayed} of {len(device)} kernels and copies were replayed from graphs: known by their names alone"
-    rank = (trace.get("distributedInfo") or {}).get("rank")
     return Trace(
         tuple(event for event in events if event.ended > begun and event.begun < ended),
         begun,
@@ -242,7 +223,6 @@ def _of_chrome(trace: Mapping[str, Any]) -> Trace:
         count,
         names.get(used[0], "") if used else "",
         (*((note,) if replayed else ()), *((f"a step ends with {ends}",) if ends else ())),
-        None if rank is None else int(rank),
     )
 
 

@@ -10,7 +10,6 @@ import pytest
 import mamf
 from mamf.errors import DeviceError, IncomparableError, RunLogError, UnavailableError, UsageError
 from mamf.logs.writer import RunLogWriter
-from mamf.operations.model.shapes import SIZES
 from mamf.testing import SimulatedBackend
 
 KERNEL = "mamf.testing:SimulatedMatmul"
@@ -72,14 +71,6 @@ def test_values_are_given_alone_or_as_several(backend):
     assert [(row.problem.dtype, row.regime) for row in rows] == [("float16", "burst"), ("float16", "sustained")]
     (row,) = mamf.sweep(kernel=KERNEL, backend=backend)
     assert str(row.shape) == "4096x4096x4096"
-
-
-def test_steps_of_a_model_are_measured_in_sustained_by_default(backend):
-    problem = mamf.ModelProblem(**SIZES["xl"], phase="step")
-    rows = mamf.measure_kernels(
-        "model", "b1s1024", problem=problem, kernel="mamf.testing:SimulatedModel", backend=backend
-    )
-    assert [(row.regime, row.ok) for row in rows] == [("sustained", True)]
 
 
 def test_what_cannot_be_measured_is_said_before_anything_is(backend):

@@ -68,15 +68,6 @@ def test_work_is_the_bytes_read_and_written(pattern, dtype, elements, warm):
     assert ("passes" in work.convention) == (warm > 1)
 
 
-@pytest.mark.parametrize("pattern", PATTERNS)
-def test_buffers_hold_the_arrays_of_the_pattern(pattern):
-    problem, shape = BandwidthProblem(pattern, "bfloat16"), BandwidthShape(MIB)
-    buffers = problem.buffers(shape, sets=3)
-    assert len(buffers) == ARRAYS[pattern]
-    assert problem.nbytes(shape, sets=3) == 3 * ARRAYS[pattern] * MIB
-    assert {buffer.dtype for buffer in buffers.values()} == {"bfloat16"}
-
-
 # -- the operation -----------------------------------------------------------------------------------------------------
 
 

@@ -152,6 +152,14 @@ def test_tiers_are_never_ranked_together(sweep_records, tmp_path):
     assert "(cut.jsonl)" in interrupted
 
 
+def test_a_comparison_says_which_run_was_interrupted(run, sweep_records, tmp_path):
+    write(tmp_path / "whole.jsonl", sweep_records)
+    write(tmp_path / "cut.jsonl", sweep_records[:-2])
+    first, second, *_ = run("compare", "whole.jsonl", "cut.jsonl")[1].splitlines()
+    assert "interrupted" not in first
+    assert second.endswith(", interrupted")
+
+
 def attention_rate(row, share):
     of = {"dtype": "bfloat16", "device": "H100", "source": "contributed", "regime": row.regime, "header": {}}
     return ResultRate(rate=row.best_rate, place=Path("log.jsonl"), table=SHARES, row=row, share=share, **of)

@@ -2,7 +2,6 @@
 
 import csv
 import io
-import itertools
 import json
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -108,18 +107,6 @@ def test_markdown_has_a_blank_line_around_each_table_and_no_markup_of_a_text():
     assert lines[rows[0] - 1] == lines[rows[-1] + 1] == ""
     assert r"\*a* \| \_b\_ \`c\`" in lines[rows[-1]]
     assert r"\| x \| y \|" in lines[-1]
-
-
-def test_markdown_blocks_are_apart():
-    """A line right below a table would be one of its rows."""
-    lines = shown(
-        "markdown", Lines(["a"]), table(title="", top=1, remarks=lambda row: []), table(), Answer(["b"])
-    ).splitlines()
-    apart = [number for number, line in enumerate(lines) if not line]
-    assert all(lines[number - 1] and lines[number + 1] for number in apart)
-    kinds = ["table" if line.startswith("|") else "text" for line in lines if line]
-    changes = sum(one != other for one, other in itertools.pairwise(kinds))
-    assert len(apart) >= changes == 4
 
 
 class Page(HTMLParser):

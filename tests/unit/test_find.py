@@ -301,32 +301,6 @@ def test_a_budget_that_ends_within_the_first_round_confirms_nothing(left):
     assert {"scout", "refine"} <= {row.phase for row in rows}
 
 
-class Slow(SimulatedMatmul):
-    """What rotates operands, as sustained does, takes it long to prepare."""
-
-    def __init__(self, preparing):
-        self.preparing = preparing
-
-    def prepare(self, backend, problem, shape, pool, sets=1, rewrite=False):
-        backend.sleep(self.preparing if sets > 1 else 0.0)
-        return super().prepare(backend, problem, shape, pool, sets, rewrite)
-
-
-@pytest.mark.parametrize(("preparing", "left"), [(1.2, 29.0), (0.6, 21.0)])
-def test_what_takes_long_to_prepare_is_confirmed_at_the_power_limit_all_the_same(few_shapes, preparing, left):
-    limited = {"kernels": [Slow(preparing)], "regimes": ("burst", "sustained"), "budget_seconds": 57.0}
-    find = find_of(**limited)
-    Late(find, "sustained: soaking, then visiting", 1.0, left)
-    rows = found(find)
-    assert set(find.ceilings) == {"burst", "sustained"}
-    assert find.backend.now() < find.plan.budget_seconds + 4 * preparing
-    assert "choose" not in {row.phase for row in rows if row.regime == "sustained"}, "its visits have chosen"
-    held = rows[: rows.index(confirmations(rows, "sustained")[0]) + 1]
-    again = find_of(held=held, **limited)
-    assert max(Counter(map(key_of, held + found(again))).values()) == 1
-    assert set(again.ceilings) == {"burst", "sustained"}
-
-
 # -- going on --------------------------------------------------------------------------------------------------------
 
 

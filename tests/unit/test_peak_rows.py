@@ -2,6 +2,7 @@
 
 import csv
 import importlib.resources
+import re
 from dataclasses import replace
 
 import pytest
@@ -283,3 +284,14 @@ def test_physics_allow_what_boards_were_seen_to_do_above_their_datasheet():
     limit = fastest_possible_flops(DeviceInfo("cuda", 0, "NVIDIA GeForce RTX 4090", "NVIDIA"), "bfloat16")
     assert limit is not None
     assert limit > 178.8e12
+
+
+#: A host with a path or a name of its own, or a repository at its owner.
+PUBLIC = re.compile(
+    r"\b[\w-]+(\.[\w-]+)*\.(ai|be|cn|com|cz|dev|info|io|net|org|pl|ru|uk)\b|\b[\w-]+/[\w.-]+(@[0-9a-f]{7}| )"
+)
+
+
+def test_every_figure_names_a_public_source():
+    rows = [row for row in ROWS if row["dense_tflops"] or row["bandwidth_tb_s"]]
+    assert not [(row["name"], row["dtype"]) for row in rows if not PUBLIC.search(row["source"])]

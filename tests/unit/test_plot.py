@@ -219,15 +219,6 @@ def test_a_find_draws_ceiling_and_datasheet_with_the_share_on_each_panels_scale(
     assert all(len(axes.get_xticks()) > 2 and len(axes.get_yticks()) > 2 for axes in (burst, sustained))
 
 
-def test_a_sweep_marks_its_best_and_its_share():
-    pytest.importorskip("matplotlib")
-    rows = [row(MatmulShape(m, 4096, 4096), 700.0 + m / 256, "torch.mm") for m in range(256, 20480, 64)]
-    (axes,) = draw(sweep_chart(rows, H200)).axes
-    assert {text.get_text() for text in axes.texts} == {"datasheet 989", "best 779.8, 79% of the datasheet"}
-    (line,) = [each for each in axes.get_lines() if len(each.get_xdata()) > 2]
-    assert line.get_marker() == "." and line.get_linewidth() < 1
-
-
 def test_a_datasheet_far_above_the_figures_does_not_flatten_them():
     pytest.importorskip("matplotlib")
     (axes,) = draw(sweep_chart([row(MatmulShape(m, 64, 64), 100.0 + m / 64) for m in range(64, 640, 64)], H200)).axes
@@ -325,3 +316,12 @@ def test_bad_input_is_one_line_and_exit_2(plot, tmp_path, arguments, complaint):
     assert complaint in err
     assert len(err.strip().splitlines()) == 1
     assert not list(tmp_path.glob("*.png"))
+
+
+def test_a_sweep_marks_its_best_and_its_share():
+    pytest.importorskip("matplotlib")
+    rows = [row(MatmulShape(m, 4096, 4096), 700.0 + m / 256, "torch.mm") for m in range(256, 20480, 64)]
+    (axes,) = draw(sweep_chart(rows, H200)).axes
+    assert {text.get_text() for text in axes.texts} == {"datasheet 989", "best 779.8, 79% of the datasheet"}
+    (line,) = [each for each in axes.get_lines() if len(each.get_xdata()) > 2]
+    assert line.get_marker() == "." and line.get_linewidth() < 1

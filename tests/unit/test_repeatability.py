@@ -21,10 +21,6 @@ from mamf.logs.run_log import read_run_log
 from mamf.measurement import Measurement
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape
-from mamf.report.kernels import group_table
-from mamf.report.rows import interval_text
-from mamf.report.shares import Shares
-from mamf.report.text import WHY_UNKNOWN
 from mamf.statistics import (
     Interval,
     Repeatability,
@@ -236,14 +232,3 @@ def test_a_log_keeps_the_calibration_that_it_holds():
     assert measurement_from_record(record, header).repeatability == kept.repeatability
     record["repeatability"] = {"visit": 0.0008, "run": 0.0012, "degrees": 16, "launch_seconds": 1e-7, "common": 0.0011}
     assert measurement_from_record(record, header).repeatability == find_calibration("cuda", "burst", MatmulProblem())
-
-
-def test_an_unknown_interval_says_why():
-    row = row_of(Burst)
-    scattered = replace(row, repeatability=replace(row.repeatability, run=0.5))
-    assert not scattered.interval.is_known
-    assert interval_text(scattered) == WHY_UNKNOWN
-    shares = Shares({"device": {"name": "x", "backend": "cuda", "index": 0, "vendor": ""}})
-    tables = [group_table([each], shares, lambda row: None) for each in (scattered, row)]
-    assert [[WHY_UNKNOWN in note for note in table.notes] for table in tables] == [[True], []]
-    assert ["+-%" in {column.title for column in table.top_columns} for table in tables] == [False, True]

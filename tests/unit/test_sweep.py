@@ -125,14 +125,6 @@ def test_a_row_that_outlasts_the_budget_is_kept_where_it_is_the_first(regime):
     assert another.ok and another.shape != row.shape
 
 
-def test_a_shape_that_cannot_fit_in_what_is_left_is_not_begun(backend):
-    slow = SimulatedBackend(physics=dataclasses.replace(Physics(), efficiency=1e-4))
-    shapes = [MatmulShape(1024, 1024, 1024), MatmulShape(20480, 20480, 20480)]
-    rows = run(slow, plan_of(shapes, order="given", budget_seconds=20.0))
-    assert [row.shape for row in rows] == shapes[:1]
-    assert slow.now() < 20
-
-
 def test_a_reference_is_visited_again_and_again(backend):
     reference = MatmulShape(8192, 8192, 8192)
     rows = run(backend, plan_of(reference=reference, reference_every=2))

@@ -232,7 +232,7 @@ def test_a_folder_is_shown_as_its_verdict(healthy, capsys):
     assert capsys.readouterr().out == expected
 
 
-@pytest.mark.parametrize("text", ["x", "{}", "[1]", '{"places": [[]]}'])
+@pytest.mark.parametrize("text", ["x", "{}", "[1]", '{"places": [[]]}', "[" * 100_000], ids=range(5))
 def test_what_is_no_run_is_told_with_what_to_do(tmp_path, text):
     (tmp_path / "run.json").write_text(text)
     with pytest.raises(RunLogError, match=r"Error: .*\): without it the logs alone are read$"):

@@ -12,9 +12,8 @@ from bench_search import BEST_ELSEWHERE, CHIPS, made
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mamf.engine.search.periods import likeliest_units
 from mamf.engine.search.search import FIRST_SHAPES, Search, find_best
-from mamf.engine.search.surrogate import Scales
+from mamf.engine.search.surrogate import Scales, likeliest_units
 from mamf.operations.matmul.shapes import MatmulGrid
 
 SIZES = range(1024, 13312, 1024)

@@ -49,9 +49,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     add(parser, "--ceiling", default_text="the ceilings that 'mamf peak' knows")
     group = parser.add_argument_group("in place of measuring, profile launches of one row, as 'mamf profile' does")
-    group.add_argument("--nvtx", action="store_true", help="mark modules as ranges for nsys or rocprofv3")
-    group.add_argument("--dtypes", action="store_true", help="count the dtypes of outputs, loss and gradients")
-    group.add_argument("--memory", metavar="FILE", help="keep the allocations (CUDA), and report what causes the peak")
+    add(group, "--nvtx", "--dtypes", "--memory")
     add_session_options(parser, regimes="sustained")
 
 
@@ -82,7 +80,7 @@ def _profile(options: argparse.Namespace) -> int:
         raise UsageError(f"--nvtx, --dtypes and --memory are of one row, not {len(rows)}: name one phase and context")
     ((kernel, problem, shape),) = rows
     watched = [name for name in ("--nvtx", "--dtypes") if getattr(options, name[2:])]
-    watched += ["--memory", options.memory] if options.memory else []
+    watched += ["--memory", str(options.memory)] if options.memory else []
     device = ["--backend", backend.name, "--device", str(backend.index)]
     launch = ["-m", "mamf", "run", kernel, *options_of(problem, shape), *device, "--no-verify"]
     steps = ["--warmup", "1", "--steps", "1", "--calls", "mamf.engine.launching:launch_once"]

@@ -33,7 +33,7 @@ def decode_chart(
     def panel_of(row: Measurement) -> str:
         """What the rows of a panel have in common."""
         shape, of = row.shape, operation_called(row.operation)
-        queries = "whole prompts" if shape.queries == shape.cache_len else counted(shape.queries, "query", "queries")
+        queries = "whole prompts" if shape.queries == shape.cache_len else counted(shape.queries, "new token")
         cache = "contiguous" if shape.page_size is None else f"pages of {shape.page_size}"
         lengths = "" if shape.lengths == "equal" else f"{shape.lengths} lengths"
         heads = f"{shape.heads} heads on {shape.kv_heads}, batch {shape.batch}"

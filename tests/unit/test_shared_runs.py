@@ -516,18 +516,6 @@ def test_each_device_finds_its_own_ceiling_and_shares_are_comparable(shared):
 
 
 @pytest.mark.usefixtures("attention_kernels")
-def test_attention_of_a_device_that_is_gone_is_measured_with_the_ceiling_of_another(shared):
-    (code, _, _), _ = shared(*ATTENTION, *SWEEP[1:], "--no-flush", gone=(1, 3))
-    assert code == 1
-    (code, _, err), log = shared("attention", "--resume", "out", "--devices", "0", "2")
-    assert (code, err, log.tier, len(own(log))) == (0, "", "complete", 16)
-    rest = [part for part in log.parts if part.path.stem in ("device0-2", "device2-2")]
-    assert [len(own(part)) for part in rest] == [4, 4]
-    assert not any(row.phase for part in rest for row in part.measurements), "ceilings are not searched for again"
-    assert all(mamfu(row, log.all_ceilings) for row in own(log))
-
-
-@pytest.mark.usefixtures("attention_kernels")
 def test_finds_of_each_device_are_its_ceilings_in_a_later_run(run, shared, monkeypatch):
     monkeypatch.setenv(simulated_node.DEVICES, "2")
     asked = ["find", *SWEEP[1:3], "--regime", "burst", "--devices", "all", "--output", "finds"]

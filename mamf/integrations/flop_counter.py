@@ -36,57 +36,43 @@ def count_flops(step: Callable[[], object]) -> float:
     >>> mamf.count_flops(lambda: a @ a.T)
     262144.0
     """
-    counter = _Counter()
-    with _as_written(), counter.outside_optimizers(), counter:
+    counter = StepCounter()
+    counter.start()
+    try:
         step()
-    return counter.flop
+    finally:
+        flop = counter.stop()
+    return flop
 
 
-class _Counter(FlopCounterMode):  # type: ignore[misc]
-    def __init__(self) -> None:
-        super().__init__(display=False, custom_mapping=_formulas())
-        self.flop, self._is_in_optimizer = 0.0, False
-
-    @contextmanager
-    def outside_optimizers(self) -> Iterator[None]:
-        """Leave out what optimizers multiply (Muon)."""
-        hooks = (
-            register_optimizer_step_pre_hook(lambda *_: setattr(self, "_is_in_optimizer", True)),
-            register_optimizer_step_post_hook(lambda *_: setattr(self, "_is_in_optimizer", False)),
-        )
-        try:
-            yield
-        finally:
-            for hook in hooks:
-                hook.remove()
-
-    def _count_flops(self, func_packet: Any, out: Any, args: Any, kwargs: Any) -> Any:
-        if func_packet in self.flop_registry and not self._is_in_optimizer:
-            self.flop += self.flop_registry[func_packet](*args, **kwargs, out_val=out)
-        return out
-
-
-class StepCounter(_Counter):
+class StepCounter(FlopCounterMode):  # type: ignore[misc]
     """Counts what runs between ``start`` and ``stop`` in another program, into which it raises nothing."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self._is_whole, self._stack = True, ExitStack()
+        super().__init__(display=False, custom_mapping=_formulas())
+        self._flop, self._is_in_optimizer, self._stack = 0.0, False, ExitStack()
 
     def start(self) -> None:
-        for context in (_as_written(), self.outside_optimizers(), self):
-            self._stack.enter_context(context)
+        self._stack.enter_context(_as_written())
+        for register, is_within in (
+            (register_optimizer_step_pre_hook, True),
+            (register_optimizer_step_post_hook, False),
+        ):
+            hook = register(lambda *_, is_within=is_within: setattr(self, "_is_in_optimizer", is_within))
+            self._stack.callback(hook.remove)
+        self._stack.enter_context(self)
 
     def stop(self) -> float:
-        """FLOP; NaN if torch failed to count an operation."""
+        """FLOP outside of optimizers (Muon multiplies too); NaN if torch failed to count an operation."""
         self._stack.close()
-        return self.flop if self._is_whole else math.nan
+        return self._flop
 
     def _count_flops(self, func_packet: Any, out: Any, args: Any, kwargs: Any) -> Any:
         try:
-            super()._count_flops(func_packet, out, args, kwargs)
+            if func_packet in self.flop_registry and not self._is_in_optimizer:
+                self._flop += self.flop_registry[func_packet](*args, **kwargs, out_val=out)
         except Exception:  # a formula that does not fit must not end what is counted
-            self._is_whole = False
+            self._flop = math.nan
         return out
 
 

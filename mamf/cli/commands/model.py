@@ -162,13 +162,10 @@ def known_here(backend: Backend, needed: Collection[tuple[str, str]]) -> dict[tu
     from mamf.contribution.known_ceilings import measured_peak
 
     known: dict[tuple[str, str], Rate] = {}
-    missing: dict[str, list[str]] = {}
     for dtype, regime in needed:
         try:
             found = measured_peak(backend, dtype, regime)
             known[found.dtype, regime] = found
         except MamfError as error:
-            missing.setdefault(str(error), []).append(regime)
-    for reason, regimes in missing.items():
-        warn(f"no MAMFU in {' and '.join(regimes)}: {reason}")
+            warn(f"no MAMFU in {regime}: {error}")
     return known

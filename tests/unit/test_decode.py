@@ -153,3 +153,18 @@ def test_the_read_bandwidth_of_a_log_of_bandwidth_serves(decode, run, tmp_path):
     assert "read bandwidth (4GiB, simulated-bandwidth)" in out
     code, _, err = decode(*options[:2], "--operation", "decode", "--output", "other.jsonl", "--ceiling", "find.jsonl")
     assert (code, "no read bandwidth burst ceiling in find.jsonl" in err) == (2, True)
+
+
+def test_other_commands_read_the_log(decode, run, monkeypatch, tmp_path):
+    options = ["--preset", "llama-8b-decode", "--cache-lens", "1024", "8192", "--batch", "8"]
+    for name in ("one.jsonl", "other.jsonl"):
+        assert decode(*options, "--output", name)[0] == 0
+    code, out, _ = run("compare", "one.jsonl", "other.jsonl")
+    assert (code, "no regression" in out) == (0, True)
+    assert "4 rows" in out, "the bandwidth found first is not compared"
+    code, out, err = run("plot", "one.jsonl", "--output", "caches.svg")
+    assert code == 0, err
+    text = (tmp_path / "caches.svg").read_text()
+    assert all(part in text for part in ("cache length", "% MBU", "pages of 16", "contiguous"))
+    code, out, err = run("reproduce", "one.jsonl", *SIMULATED[:2], "--kernel", SIMULATED[3], "--output", "again.jsonl")
+    assert (code, err.count("no kernel")) == (0, 0), err

@@ -309,6 +309,7 @@ def test_products_of_an_optimizer_are_not_counted():
             weight.data += weight.data @ weight.data
 
     layer = torch.nn.Linear(8, 8, bias=False)
+    torch.optim.SGD(layer.parameters())  # its step runs hooks from now on, within Muon's too
     optimizer = Muon(layer.parameters())
 
     def step():

@@ -66,9 +66,8 @@ class Sweep(KernelRows):
         return operation_called(plan.operation).own_command or f"{SWEEP} --operation {plan.operation}"
 
     def chart(self, log: RunLog, drawing: Drawing) -> Picture:
-        from mamf.report.charts.attention import attention_chart
         from mamf.report.charts.decode import decode_chart
-        from mamf.report.charts.logs import model_chart, sweep_chart
+        from mamf.report.charts.logs import attention_chart, model_chart, sweep_chart
 
         rows, header, of = log.measurements, log.header, operation_called(log.plan.operation)
         if of.chart == "lengths":

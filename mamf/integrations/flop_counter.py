@@ -50,15 +50,15 @@ class StepCounter(FlopCounterMode):  # type: ignore[misc]
 
     def __init__(self) -> None:
         super().__init__(display=False, custom_mapping=_formulas())
-        self._flop, self._is_in_optimizer, self._stack = 0.0, False, ExitStack()
+        self._flop, self._running_optimizers, self._stack = 0.0, 0, ExitStack()
 
     def start(self) -> None:
         self._stack.enter_context(_as_written())
-        for register, is_within in (
-            (register_optimizer_step_pre_hook, True),
-            (register_optimizer_step_post_hook, False),
+        for register, change in (
+            (register_optimizer_step_pre_hook, 1),
+            (register_optimizer_step_post_hook, -1),
         ):
-            hook = register(lambda *_, is_within=is_within: setattr(self, "_is_in_optimizer", is_within))
+            hook = register(lambda *_, change=change: self._add_running_optimizer(change))
             self._stack.callback(hook.remove)
         self._stack.enter_context(self)
 
@@ -67,9 +67,13 @@ class StepCounter(FlopCounterMode):  # type: ignore[misc]
         self._stack.close()
         return self._flop
 
+    def _add_running_optimizer(self, change: int) -> None:
+        # An optimizer whose step calls the one of its base class runs the hooks of both.
+        self._running_optimizers += change
+
     def _count_flops(self, func_packet: Any, out: Any, args: Any, kwargs: Any) -> Any:
         try:
-            if func_packet in self.flop_registry and not self._is_in_optimizer:
+            if func_packet in self.flop_registry and not self._running_optimizers:
                 self._flop += self.flop_registry[func_packet](*args, **kwargs, out_val=out)
         except Exception:  # a formula that does not fit must not end what is counted
             self._flop = math.nan

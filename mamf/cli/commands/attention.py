@@ -80,7 +80,10 @@ def _operation(name: str | None, preset: str | None) -> AnyOperation:
     """The operation that is named, or that has the preset. Raises UnknownNameError."""
     known: dict[str, AnyOperation] = {each.name: each for each in (Attention(), Decode())}
     if name is None:
-        name = next((name for name, each in known.items() if preset in each.presets()), next(iter(known)))
+        owners = {each: name for name, of in known.items() for each in of.presets()}
+        if preset:
+            require_known(("preset of attention", preset, owners))
+        name = owners.get(preset or "", next(iter(known)))
     require_known(("operation of attention", name, known))
     return known[name]
 

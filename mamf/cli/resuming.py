@@ -38,7 +38,7 @@ _WHAT_TO_PRINT = {"baseline", "bytes", "flop", "format", "strict", "top", "wide"
 _WHAT_TO_RUN = {"anyway", "budget", "command", "dry_run", "file", "launches", "led", "ncu", "parser", "patience"}
 _FREE = _COMPARED_ELSEWHERE | _WHAT_TO_WRITE | _WHAT_TO_PRINT | _WHAT_TO_RUN | {"resume", "rows", "share", "update"}
 #: Options whose names differ from the fields of a plan, by field.
-_OPTIONS = {"regimes": "regime", "seconds": "time-limit", "flush": "no-flush"}
+_OPTIONS = {"regimes": "regime", "seconds": "time-limit", "flush": "no-flush", "clock": "clock"}
 #: Fields that may differ, follow from others, or are compared elsewhere.
 _NOT_COMPARED = {"kind", "operation", "problems", "kernels", "budget_seconds", "searches", "layers", "options"}
 _MOST_VALUES = 5

@@ -8,9 +8,9 @@ from typing import Any
 from mamf.backend import DeviceInfo
 from mamf.ceilings.ceiling import Ceiling
 from mamf.logs.records import significant_digits
-from mamf.measurement import TERA
+from mamf.measurement import TERA, Conditions
 from mamf.operations.unknown import operation_called
-from mamf.report.document import Column, Table, columns_from
+from mamf.report.document import Column, Table, clock_columns, columns_from
 from mamf.report.text import interval_cell, label_kernel, percent, rate_name, scaled_unit, significant, whole
 from mamf.statistics import Interval
 
@@ -43,12 +43,6 @@ def share_of(rate: float, problem: Any, header: Mapping[str, Any]) -> float | No
     """A rate as a share of the datasheet's rate for the problem, or None."""
     peak = operation_called(problem.operation).peak(DeviceInfo(**header["device"]), problem)
     return rate * TERA / peak if peak else None
-
-
-def flop_per_cycle_per_unit(ceiling: Ceiling, header: Mapping[str, Any]) -> float | None:
-    """FLOP per clock cycle and compute unit, at the clock during the measurement."""
-    units, clock = header["device"]["compute_units"], ceiling.conditions.clock_hz
-    return ceiling.rate * TERA / clock / units if units and clock and ceiling.unit == "TFLOPS" else None
 
 
 def ceiling_table(ceilings: Sequence[Ceiling], header: Mapping[str, Any]) -> Table[Ceiling]:
@@ -84,14 +78,21 @@ def ceiling_table(ceilings: Sequence[Ceiling], header: Mapping[str, Any]) -> Tab
         Column("ties", "tied", lambda each: len(each.tied), importance=6),
         Column("tied", "", lambda each: " ".join(f"{shape}:{kernel}" for shape, kernel in each.tied)),
         Column("gain_over_default", "", lambda each: each.gain_over_default),
-        Column("clock_mhz", "MHz", lambda each: in_mhz(each.conditions.clock_hz), whole, 4),
+        *clock_columns(lambda each: each.conditions, 3),
         Column("power_watts", "W", lambda each: each.conditions.watts, whole, 4),
         Column("joules_per_tflop", "J/TFLOP", joules_per_tflop, lambda joules: f"{joules:.3f}", 5),
-        Column(
-            "flop_per_cycle_per_unit", "FLOP/cycle/unit", lambda each: flop_per_cycle_per_unit(each, header), whole, 5
-        ),
     ]
     return Table(columns, ceilings, key="ceilings", label=ceiling_title)
+
+
+def clock_text(conditions: Conditions) -> str:
+    """The two factors of a rate in words, as far as they are known: ``98 % of the tensor cycles at 1629 MHz``."""
+    requested = f"{whole(in_mhz(conditions.clock_hz))} MHz" if conditions.clock_hz else ""
+    if not conditions.true_clock_hz:
+        return requested and f"{requested} requested"
+    used = f"{100 * conditions.cycles_used:.1f} % of the units' cycles at " if conditions.cycles_used else ""
+    beside = f" (requested: {requested})" if requested else ""
+    return f"{used}{whole(in_mhz(conditions.true_clock_hz))} MHz{beside}"
 
 
 def joules_per_tflop(ceiling: Ceiling) -> float | None:

@@ -14,8 +14,8 @@ from mamf.measurement import Measurement, group_pairs
 from mamf.operations.unknown import operation_called
 from mamf.plans import ALGORITHM
 from mamf.report.devices import device_columns, device_remark, flat_device
-from mamf.report.document import Column, columns_from
-from mamf.report.own_ceilings import described_title, in_mhz
+from mamf.report.document import Column, clock_columns, columns_from
+from mamf.report.own_ceilings import clock_text, described_title
 from mamf.report.shares import Shares
 from mamf.report.text import (
     WHY_UNKNOWN,
@@ -132,7 +132,7 @@ def condition_columns() -> list[Column[Measurement]]:
     """What the sensors said, and how a row was measured and checked."""
     return [
         Column("launches", "launches", lambda row: row.launches, importance=7),
-        Column("clock_mhz", "MHz", lambda row: in_mhz(row.conditions.clock_hz), whole, 5),
+        *clock_columns(lambda row: row.conditions, 3),
         Column("power_watts", "W", lambda row: row.conditions.watts, whole, 5),
         Column("temperature_celsius", "C", lambda row: row.conditions.celsius, whole, 6),
         Column("relative_error", "error", lambda row: row.error, lambda error: f"{error:.1e}", 6),
@@ -264,7 +264,7 @@ def best_lines(rows: Sequence[Measurement], shares: Shares) -> Iterator[str]:
     details = [
         shares.peak_text(best),
         shares.mamfu_text(best),
-        f"{whole(in_mhz(conditions.clock_hz))} MHz" if conditions.clock_hz else "",
+        clock_text(conditions),
         f"{whole(conditions.watts)} W" if conditions.watts else "",
         f"{whole(conditions.celsius)} C" if conditions.celsius else "",
         device_remark(best),

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import ClassVar, NamedTuple
 
-from mamf.backend import Backend, Reading
+from mamf.backend import Backend, Reading, Unavailable
 from mamf.calibration import ANEW, find_calibration
 from mamf.engine.regimes.base import Launch, Regime, Samples, StoppingRule
 from mamf.engine.regimes.checking import Checked
@@ -204,6 +204,7 @@ class Sustained(Regime):
             if rule.is_over(now) or (is_long_enough and rule.enough(taken.seconds, now - begun, now, figure="mean")):
                 break
         taken.watts = mean_watts(ticks)
+        taken.clock_hz = blocks.end_visit()
 
     def next_tick(self, longest: float) -> Tick | None:
         """Wait until the energy counter changes; None if there is no counter, or if it does not change within
@@ -226,9 +227,22 @@ class _Blocks:
         self._size = 1
         self._is_visit = False
         self._must_poison = True
+        self._begun: object | None = None
         #: Whether to find a tick of the energy counter while the next block runs.
         self.must_find_tick = False
         self._queued = self._run()
+
+    def end_visit(self) -> float | None:
+        """The mean clock of the compute units in hertz since the visit began, behind what is queued; None if the device
+        has no stamps.
+        """
+        stamps, begun = self._regime.backend.stamps, self._begun
+        if isinstance(stamps, Unavailable) or begun is None:
+            return None
+        end = stamps.stamp()
+        self._regime.backend.synchronize()
+        passed = stamps.between(begun, end)
+        return passed and passed.cycles / passed.seconds
 
     def begin_visit(self) -> None:
         """Poison the outputs between two blocks, and count launches in equal blocks from then on."""
@@ -245,6 +259,8 @@ class _Blocks:
             self._regime.require_clock_advances(blocks)
             if self._must_poison:
                 self._checked.prepare_check()
+                if self._is_visit and not isinstance(backend.stamps, Unavailable):
+                    self._begun = backend.stamps.stamp()
                 self._must_poison, reached = False, backend.mark()
             for launch in itertools.islice(rotation, self._size):
                 launch()

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from mamf.backend import Backend
 from mamf.ceilings.ceiling import Ceiling, ceilings_of_plan, why_hopeless
+from mamf.engine.clocks import ClockChoice
 from mamf.engine.runner import Runner
 from mamf.engine.search.strategy import FindStrategy
 from mamf.errors import DeviceError
@@ -36,7 +37,9 @@ class Find:
 
     def results(self) -> Iterator[Measurement]:
         """Search and confirm. Breaking off loses the measurement in flight."""
-        self._run = Runner(self.backend, self.plan.budget_seconds, self.held, self.on_phase)
+        self._run = Runner(
+            self.backend, self.plan.budget_seconds, self.held, self.on_phase, clocks=ClockChoice.of(self.plan)
+        )
         for row in self._run.results(FindStrategy(self.plan, self.kernels, self._run).steps()):
             self.rows.append(row)
             yield row

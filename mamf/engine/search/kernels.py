@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from mamf.ceilings.ceiling import Candidate
+from mamf.engine.clocks import ClockChoice
 from mamf.engine.regimes import Regime, StoppingRule, Sustained
 from mamf.engine.runner import Runner, Steps
 from mamf.engine.search.rounds import Confirmation, Rounds
@@ -44,7 +45,9 @@ class KernelsFind(KernelsSweep):
 
     def results(self) -> Iterator[Measurement | Record]:
         """Measure every step that is not held, then choose and confirm."""
-        self._run = Runner(self.backend, self.plan.budget_seconds, self._answers, self.on_phase)
+        self._run = Runner(
+            self.backend, self.plan.budget_seconds, self._answers, self.on_phase, clocks=ClockChoice.of(self.plan)
+        )
         yield from self._run.results(self._steps(self._run))
 
     def _steps(self, run: Runner) -> Steps:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from mamf.ceilings.ceiling import CONFIRM, summarize_conditions
+from mamf.engine.clocks import ClockChoice
 from mamf.engine.regimes import Regime
 from mamf.engine.runner import Runner, Step, Steps
 from mamf.engine.strategies.kernels import KernelsSweep
@@ -37,7 +38,9 @@ class GuardSweep(KernelsSweep):
     def results(self) -> Iterator[Measurement | Record]:
         """First visits that are not held, and the fresh ones that they call for."""
         answers = [row for row in self.rows if row.phase]
-        self._run = Runner(self.backend, self.plan.budget_seconds, answers, self.on_phase)
+        self._run = Runner(
+            self.backend, self.plan.budget_seconds, answers, self.on_phase, clocks=ClockChoice.of(self.plan)
+        )
         yield from self._run.results(self._steps(self._run))
 
     def _steps(self, run: Runner) -> Steps:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from mamf.backend import Backend
 from mamf.ceilings.ceiling import Ceiling, Ceilings
+from mamf.engine.clocks import ClockChoice
 from mamf.engine.regimes import Burst, Regime, StoppingRule, Sustained, regime_class
 from mamf.engine.runner import Runner, Step, Steps
 from mamf.kernel import AnyKernel, Problem
@@ -43,7 +44,9 @@ class KernelsSweep:
     def results(self) -> Iterator[Measurement | Record]:
         """Measure every step that is not held."""
         yield from self.records
-        self._run = Runner(self.backend, self.plan.budget_seconds, on_phase=self.on_phase)
+        self._run = Runner(
+            self.backend, self.plan.budget_seconds, on_phase=self.on_phase, clocks=ClockChoice.of(self.plan)
+        )
         yield from self._run.results(self._steps(self._run))
 
     @property

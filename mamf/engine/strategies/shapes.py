@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mamf.backend import Backend
+from mamf.engine.clocks import ClockChoice
 from mamf.engine.regimes import Burst, Classic, Regime, StoppingRule, regime_class
 from mamf.engine.runner import Runner, Step, Steps
 from mamf.errors import UnsupportedError
@@ -78,7 +79,9 @@ class Sweep:
         """
         if reason := self.kernel.unsupported(self.backend, self.plan.problem):
             raise UnsupportedError(reason)
-        self._run = Runner(self.backend, self.plan.budget_seconds, on_phase=self.on_phase)
+        self._run = Runner(
+            self.backend, self.plan.budget_seconds, on_phase=self.on_phase, clocks=ClockChoice.of(self.plan)
+        )
         yield from self._run.results(self._steps(self._run))
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, cached_property
 from typing import Any
@@ -31,6 +31,7 @@ class CudaBackend(StreamedBackend):
     # The constants of mamf.regime_traits were measured on these devices.
     burst_traits = BurstTraits()
     sustained_traits = SustainedTraits()
+    has_graphs = True
     environment_variables = (
         "CUBLAS_WORKSPACE_CONFIG",
         "CUBLASLT_WORKSPACE_SIZE",
@@ -129,6 +130,18 @@ class CudaBackend(StreamedBackend):
     @cached_property
     def stamps(self) -> CudaStamps | Unavailable:
         return open_stamps(_load_driver(), self.index)
+
+    def capture(self, launches: Sequence[Callable[[], object]]) -> tuple[Callable[[], object], list[object]]:
+        """A CUDA graph. Libraries allocate and choose kernels in their first launches, outside it."""
+        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for launch in launches:
+                launch()
+        torch.cuda.current_stream().wait_stream(stream)
+        with torch.cuda.graph(graph):
+            results = [launch() for launch in launches]
+        return graph.replay, results
 
     @contextmanager
     def profiler_window(self, name: str) -> Iterator[None]:

@@ -29,7 +29,7 @@ nitpicky = True
 nitpick_ignore_regex = [("py:.*", r"(?!mamf\.).*")]
 # Type variables, and what only mamf's own code makes.
 nitpick_ignore = [
-    ("py:class", "mamf.engine.search.finding.Find"),
+    ("py:class", "mamf.kinds.driver.Run"),
     ("py:class", "mamf.kernel.ProblemT"),
     ("py:class", "mamf.kernel.ShapeT"),
     ("py:class", "mamf.logs.decision.Change"),

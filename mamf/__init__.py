@@ -18,7 +18,7 @@ from mamf.measurement import Tabular
 
 _HOMES = {
     # measuring
-    "CeilingSearch": "mamf.engine.search.finding",
+    "CeilingSearch": "mamf.api.measuring",
     "Rows": "mamf.api.arguments",
     "attention": "mamf.api.measuring",
     "bandwidth": "mamf.api.measuring",
@@ -55,7 +55,7 @@ _HOMES = {
     # logs
     "Comparison": "mamf.logs.compare",
     "FinderRun": "mamf.logs.legacy",
-    "Review": "mamf.contribution.rules",
+    "Review": "mamf.contribution.review",
     "RunLog": "mamf.logs.run_log",
     "check": "mamf.api.reading",
     "compare": "mamf.api.reading",

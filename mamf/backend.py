@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
@@ -156,6 +156,8 @@ class Backend(ABC):
 
     #: Whether ``idle_mark`` works with this device and driver.
     has_idle_marks: bool = False
+    #: Whether ``capture`` records launches.
+    has_graphs: ClassVar[bool] = False
 
     index: int
     info: DeviceInfo
@@ -225,6 +227,12 @@ class Backend(ABC):
             f"mamf cannot read the cycle counters of {self.info.name}",
             "the column 'MHz requested' has the clock that the driver reports",
         )
+
+    def capture(self, launches: Sequence[Callable[[], object]]) -> tuple[Callable[[], object], list[object]]:
+        """Record these launches, in one graph: what replays them all, and their results, which
+        each replay overwrites. Called only if ``has_graphs``.
+        """
+        raise NotImplementedError(f"{self.name} has no graphs of launches")
 
     def timer_overhead(self) -> float | None:
         """Estimate the seconds that two marks add to the time of the launch between them; None if this backend cannot

@@ -15,13 +15,14 @@ from typing import Any, ClassVar, Generic
 
 from mamf.backend import Backend, DeviceInfo
 from mamf.dtypes import canonical_name
+from mamf.errors import UsageError
 from mamf.kernel import AnyKernel, ProblemT, ShapeT
 from mamf.limits import require_known
 from mamf.measurement import Measurement
 from mamf.parameters import Parameter, combine, parameters_of
 from mamf.peaks import fastest_possible_flops, find_peak
-from mamf.plans import SWEEP, Plan
-from mamf.regime_names import BURST
+from mamf.plans import KERNEL_REGIMES, SWEEP, Plan
+from mamf.regime_names import BURST, CLASSIC
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,21 @@ class Operation(ABC, Generic[ProblemT, ShapeT]):
     shape_example: ClassVar[str]
     #: The label of ``axis`` in charts.
     axis_label: ClassVar[str] = "size"
-    #: The regime that its rows are measured in by default.
+    #: The command that sweeps it, if that is not ``mamf sweep --operation NAME``.
+    own_command: ClassVar[str] = ""
+    #: How its sweeps are drawn: by ``kernels``, ``shapes`` of one kernel, sequence ``lengths`` or ``phases`` of a step.
+    chart: ClassVar[str] = "kernels"
+    #: Whether a sweep compares all kernels on each shape. If not, it measures one, by default the usual one for the
+    #: dtype, each time by the fastest of its algorithms.
+    compares_kernels: ClassVar[bool] = True
+    #: Whether its ceiling is the compute roof of a device: rows of other operations are shares of it.
+    is_compute_roof: ClassVar[bool] = False
+    #: Whether a run of it first finds the compute ceiling, which its rows are shares of.
+    has_shares: ClassVar[bool] = False
+    #: Whether such a run also finds the read bandwidth of memory, because either may limit its rows.
+    has_memory_shares: ClassVar[bool] = False
+    #: The regimes that its rows can be measured in, and the default.
+    regimes: ClassVar[tuple[str, ...]] = KERNEL_REGIMES
     default_regime: ClassVar[str] = BURST
     #: Whether its work is a model's FLOP, so that shares of the datasheet and the ceiling are called MFU and MAMFU.
     counts_model_flop: ClassVar[bool] = False
@@ -71,6 +86,8 @@ class Operation(ABC, Generic[ProblemT, ShapeT]):
     preset_parameter: ClassVar[Parameter] = Parameter("preset", str, "well-known shapes; other options replace theirs")
     #: What verification compares outputs with, for the report of ``mamf verify``.
     reference: ClassVar[str] = "the kernel's own check"
+    #: Whether its results are in tensors that a launch returns or writes, so that another process can check them.
+    gives_tensors: ClassVar[bool] = False
     #: Its kernels that approximate. Reading a log must not import a kernel to learn it.
     approximate_kernels: ClassVar[frozenset[str]] = frozenset()
 
@@ -204,6 +221,8 @@ def plan_of(
     operation. ``how``: further fields of the plan.
     """
     names = tuple(dict.fromkeys(regimes)) or (of.default_regime,)
+    if CLASSIC in names and CLASSIC not in of.regimes:
+        raise UsageError(f"{of.name} is measured in {' or '.join(of.regimes)}, not in {CLASSIC}")
     return Plan(kind, of.name, tuple(problems), tuple(kernels), tuple(shapes), names, **how)
 
 

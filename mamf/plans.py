@@ -190,14 +190,8 @@ class Plan:
         require_steps(*map(len, (self.shapes, self.problems, self.kernels, self.regimes)))
         for problem in self.problems:
             whole_number("seed", problem.seed, 0, LARGEST_SEED)
-        self._require_known_regimes()
-
-    def _require_known_regimes(self) -> None:
         for name in self.regimes:
             require_regime(name)
-            if name == CLASSIC and self.operation != MATMUL:
-                known = " or ".join(KERNEL_REGIMES)
-                raise UsageError(f"{self.operation} is measured in {known}, not in {name}")
         if CLASSIC in self.regimes and (self.budget_seconds or CLASSIC_WARMUP_SECONDS + 1) <= CLASSIC_WARMUP_SECONDS:
             raise UsageError(f"classic warms up for {CLASSIC_WARMUP_SECONDS:.0f} s: give a longer --budget")
 

@@ -9,13 +9,18 @@ from dataclasses import dataclass
 class Work:
     """``flop`` and ``nbytes`` (read plus written, each operand once) of a launch, counted by the named ``convention``.
 
-    ``unit``: the unit of the rate, 1e12 per second: ``TFLOPS`` counts FLOP, ``TB/s`` counts bytes.
+    ``unit``: the unit of the rate, 1e12 per second: ``TFLOPS`` counts FLOP, ``TB/s`` counts bytes. ``has_products``:
+    whether the FLOP are those of matrix products, so that the matmul ceiling limits them; always if they are counted.
     """
 
     flop: float
     nbytes: int
     convention: str
     unit: str = "TFLOPS"
+    has_products: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "has_products", self.has_products or self.unit == "TFLOPS")
 
     @property
     def amount(self) -> float:

@@ -31,7 +31,7 @@ from mamf.node.logs import log_path, read_nodes
 from mamf.node.report import node_chart
 from mamf.node.verdict import judge
 from mamf.report.charts.picture import Picture, draw
-from mamf.report.charts.roofline import roofline_chart
+from mamf.report.roofline import roofline_chart
 
 _H200 = "results/nvidia-h200"
 _AUTOPROFILE = "docs/autoprofile-h200"

@@ -47,16 +47,16 @@ from typing import NamedTuple
 from mamf.calibration import find_calibration
 from mamf.cli.options import duration
 from mamf.engine.regimes import Regime
-from mamf.engine.runner import Step
-from mamf.engine.strategies.guard import GuardSweep
-from mamf.engine.strategies.verify import VerifySweep, verify_plan
+from mamf.engine.runner import Setup, Step
+from mamf.engine.strategies.guard import GuardStrategy
+from mamf.engine.strategies.verify import VerifyStrategy, verify_plan
 from mamf.errors import IncomparableError
 from mamf.logs.compare import Comparison, Pair, compare, judge_rows, noted_differences, pair_rows
 from mamf.logs.decision import SEPARATE, Design, decision_error
 from mamf.logs.entries import Entry, by_step, entries, fields_of, mean_entries, visited_entry
 from mamf.logs.judging import DEFAULT_ROUNDS, DEFAULT_TOLERANCE, outcome_of
 from mamf.logs.legacy import read_legacy_or_none
-from mamf.logs.plan_records import plan_record
+from mamf.logs.recording import plan_record
 from mamf.logs.run_log import RunLog, read_run_log
 from mamf.measurement import Measurement
 from mamf.node.verdict import COPY, CRITICAL, OK, READ, TO_DEVICE, TO_HOST, TO_PEER, Baseline, Device, Verdict, judge
@@ -325,11 +325,12 @@ class Guards:
         slower: dict[AttentionShape, float],
     ) -> Iterator[Measurement]:
         """Draw every visit that the guard's strategy asks for."""
-        card, sweep = self.card, GuardSweep(self.plan, [SimulatedAttention()], self.backend)
-        sweep.baseline, sweep.tolerance = baseline, self.tolerance
+        card, setup = self.card, Setup(self.plan, self.backend, [("drawn", SimulatedAttention())])
+        strategy = GuardStrategy(setup, baseline, self.tolerance)
+        strategy.run = _Run()  # type: ignore[assignment]
         level, drift = chooser.gauss(0, card.run), chooser.uniform(-_DRIFT, _DRIFT)
         states = {shape: chooser.random() < odds[shape] for shape in self.shapes}
-        steps, row = sweep._steps(_Run()), None  # type: ignore[arg-type]
+        steps, row = strategy.steps(), None
         with contextlib.suppress(StopIteration):
             for number in itertools.count():
                 if not isinstance(asked := steps.send(row), Step):
@@ -476,7 +477,7 @@ def print_verify(count: int, rate: float, first_seed: int, budget: float) -> int
     for seed in range(first_seed, first_seed + count):
         card, kernel = SimulatedBackend(physics=Physics(flips=rate), seed=seed), SimulatedMatmul()
         plan = verify_plan(card, {kernel.name: kernel}, budget, ["bfloat16"], seed=1000 * seed)
-        found.append(counts(list(VerifySweep(plan, [kernel], card).results())))
+        found.append(counts(list(VerifyStrategy(Setup(plan, card, [(kernel.name, kernel)])).results())))
     stated = [1 - (1 - rate) ** each["launches"] for each in found]
     expected, caught_cards = math.fsum(stated), sum(each["wrong"] > 0 for each in found)
     error = math.sqrt(math.fsum(each * (1 - each) for each in stated))

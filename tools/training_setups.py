@@ -1,4 +1,4 @@
-"""FLOP and tokens/s by mamf beside an independent count and a stopwatch, for eight ways to train.
+"""FLOP and tokens/s by mamf beside an independent count and a stopwatch, for twenty ways to train.
 
     python tools/training_setups.py                     # all, on the first accelerators, else on the CPU; a table
     python tools/training_setups.py --only ddp fsdp2    # set-ups whose name contains one of these
@@ -8,23 +8,27 @@
         --one loop-fsdp2 --slow-rank 1                                       # a straggler for 'mamf show OUT'
 
 Each set-up runs in a separate process, or in two ranks. Models have random weights and random data. Independent
-counts are of torch's own counter for one pass of the same model (attention as products). The stopwatch is the host's
-clock, between the same two steps as the meter's mean, with the device synchronized. Set-ups whose library is not
-installed are left out, and named.
+counts are of torch's own counter for the passes with gradients of the same steps: attention as products, documents of
+a packed batch one by one, nothing checkpointed or compiled. The stopwatch is the host's clock at the ends of the same
+steps, with the device synchronized. Set-ups whose library is not installed are left out, and named.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import functools
 import json
+import math
 import os
 import subprocess
 import sys
 import tempfile
 import time
 import warnings
+from collections import defaultdict
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -105,24 +109,33 @@ class Decoder(nn.Module):
         return functional.cross_entropy(self.head(x).flatten(0, 1).float(), ids.flatten())
 
 
-def pretrained(kind: str, sizes: dict[str, int]) -> tuple[Any, dict[str, torch.Tensor]]:
-    """Return a model of transformers with random weights, and one sample of its data."""
+def pretrained(kind: str, sizes: dict[str, int]) -> Any:
+    """Return a model of transformers with random weights."""
     import transformers
 
     hidden, layers, heads, length = (sizes[each] for each in ("hidden", "layers", "heads", "length"))
     usual = {"hidden_size": hidden, "intermediate_size": 3 * hidden, "num_hidden_layers": layers}
     usual |= {"num_attention_heads": heads, "vocab_size": sizes["vocabulary"]}
-    fields = {
-        "Llama": usual | {"num_key_value_heads": heads // 2},
-        "Bert": usual | {"max_position_embeddings": length},
-        "GPT2": {"n_embd": hidden, "n_layer": layers, "n_head": heads, "n_positions": length}
-        | {"vocab_size": sizes["vocabulary"]},
-    }
-    config = getattr(transformers, f"{kind}Config")(**fields[kind], attn_implementation="sdpa")
-    head = "MaskedLM" if kind == "Bert" else "CausalLM"
-    model = getattr(transformers, f"AutoModelFor{head}").from_config(config)
-    ids = torch.randint(3, sizes["vocabulary"], (length,))
-    return model.train(), {"input_ids": ids, "labels": ids}
+    few = {"num_key_value_heads": heads // 2, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+    encoder = {"dim": hidden, "hidden_dim": 3 * hidden, "n_layers": layers, "n_heads": heads}
+    fields, head = {
+        "Llama": (usual | few, "CausalLM"),
+        "Qwen3Moe": (usual | few | {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": hidden}
+                     | {"head_dim": hidden // heads}, "CausalLM"),
+        "Bert": (usual | {"max_position_embeddings": length}, "MaskedLM"),
+        "GPT2": ({"n_embd": hidden, "n_layer": layers, "n_head": heads, "n_positions": length}
+                 | {"vocab_size": sizes["vocabulary"]}, "CausalLM"),
+        "DistilBert": (encoder | {"vocab_size": sizes["vocabulary"]}, "SequenceClassification"),
+        "Wav2Vec2": (usual | {"conv_dim": [hidden // 4] * 7, "num_conv_pos_embeddings": 16, "apply_spec_augment": False}
+                     | {"num_conv_pos_embedding_groups": 4, "mask_time_prob": 0.0}, "AudioClassification"),
+    }[kind]  # fmt: skip
+    config = getattr(transformers, f"{kind}Config")(**fields, attn_implementation="sdpa")
+    return getattr(transformers, f"AutoModelFor{head}").from_config(config).train()
+
+
+def sample_of(length: int) -> dict[str, torch.Tensor]:
+    ids = torch.randint(3, _SIZES["vocabulary"], (length,))
+    return {"input_ids": ids, "labels": ids}
 
 
 def counted_by_torch(step: Any) -> float:
@@ -157,7 +170,7 @@ class Stopwatch:
 def result(figures: dict[str, float], watch: Stopwatch, counted: float, tokens: float) -> dict[str, Any]:
     """Return the cells of a row. ``counted``: FLOP of a step on this rank; ``tokens``: of a step on all ranks."""
     flop = figures["tflops"] * figures["step_seconds"] * 1e12
-    rate, watched = figures["tokens_per_second"], tokens / watch.seconds
+    rate, watched = figures.get("tokens_per_second", math.nan), tokens / watch.seconds
     return {"flop": flop, "counted": counted, "rate": rate, "stopwatch": watched, "tflops": figures["tflops"]}
 
 
@@ -231,37 +244,200 @@ def metered(meter: mamf.Meter, step: Callable[[], None], steps: int) -> tuple[di
 # -- callbacks ---------------------------------------------------------------------------------------------------------
 
 
-def trainer(steps: int, kind: str, accumulation: int = 1) -> dict[str, Any]:
-    """The Trainer of transformers."""
+class Recorder:
+    """Keeps what a model takes in passes with gradients, by step."""
+
+    def __init__(self, model: Any) -> None:
+        self.passes, self.number = defaultdict[int, list[dict[str, Any]]](list), 1
+        self.hook = model.register_forward_pre_hook(self.see, with_kwargs=True)
+
+    def see(self, model: Any, positional: Any, named: dict[str, Any]) -> None:
+        if torch.is_grad_enabled() and model.training:
+            kept = {name: each.detach() if torch.is_tensor(each) else each for name, each in named.items()}
+            self.passes[self.number].append(kept)
+
+    def flop(self, model: Any, number: int) -> float:
+        """Run the passes of a step again, packed documents one by one, and count them."""
+        total = 0.0
+        for each in self.passes[number]:
+            for part in documents_of(each):
+                total += counted_by_torch(lambda part=part: loss_of(model(**part)).backward())
+                model.zero_grad()
+        return total
+
+    def tokens(self, number: int) -> int:
+        return sum(each["input_ids"].numel() for each in self.passes[number] if "input_ids" in each)
+
+
+def loss_of(output: Any) -> torch.Tensor:
+    return output.logits.float().square().mean() if output.get("loss") is None else output.loss
+
+
+def documents_of(batch: dict[str, Any]) -> list[dict[str, Any]]:
+    positions = batch.get("position_ids")
+    if positions is None or batch.get("attention_mask") is not None:
+        return [batch]
+    begins = [*(positions[0] == 0).nonzero().flatten().tolist(), positions.shape[1]]
+    names = ("input_ids", "labels", "position_ids")
+    return [{name: batch[name][:, begin:end] for name in names if name in batch} for begin, end in pairwise(begins)]
+
+
+#: Makes a trainer of transformers or TRL from its arguments.
+Make = Callable[[dict[str, Any]], Any]
+
+
+def trainer(steps: int, make: Make, accumulation: int = 1, **given: Any) -> dict[str, Any]:
+    """The Trainer of transformers, or one that is derived from it."""
     import transformers
 
     from mamf.integrations.transformers import MamfuCallback
 
-    model, sample = pretrained(kind, _SIZES)
-    local, ranks = _SIZES["batch"], int(os.environ.get("WORLD_SIZE", 1))
-    batch = {name: each[None].expand(local, *each.shape).contiguous() for name, each in sample.items()}
-    twin = copy.deepcopy(model).to(_joined_device())
-    on_device = {name: each.to(_joined_device()) for name, each in batch.items()}
-    counted = accumulation * counted_by_torch(lambda: twin(**on_device).loss.backward())
-    twin = None
-    watch = Stopwatch(_WARM_UP, steps)
-
-    class Timer(transformers.TrainerCallback):  # type: ignore[misc]
-        def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-            watch.step(state.global_step)
-
+    _joined_device()
+    torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as folder:
-        options = transformers.TrainingArguments(
-            output_dir=folder, max_steps=steps, per_device_train_batch_size=local, logging_steps=steps, report_to=[],
-            gradient_accumulation_steps=accumulation, save_strategy="no", disable_tqdm=True, bf16=True,
-            use_cpu=not _HAS_ACCELERATOR, dataloader_drop_last=True,
-        )  # fmt: skip
-        data = [sample] * (local * accumulation * ranks * steps)
-        run = transformers.Trainer(model, options, train_dataset=data, callbacks=[Timer()])
+        usual = {"output_dir": folder, "max_steps": steps, "logging_steps": 1, "report_to": [], "save_strategy": "no"}
+        usual |= {"per_device_train_batch_size": _SIZES["batch"], "gradient_accumulation_steps": accumulation}
+        usual |= {"disable_tqdm": True, "bf16": True, "use_cpu": not _HAS_ACCELERATOR, "dataloader_drop_last": True}
+        run = make(usual | given)
+        recorder, times = Recorder(run.model), dict[int, float]()
+
+        class Timer(transformers.TrainerCallback):  # type: ignore[misc]
+            def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+                if _HAS_ACCELERATOR:
+                    torch.accelerator.synchronize()
+                times[state.global_step], recorder.number = time.perf_counter(), state.global_step + 1
+
+        run.add_callback(Timer())
         MamfuCallback(**_METERED).attach(run)
         run.train()
-    figures = next(each for each in run.state.log_history if "tflops" in each)
-    return result(figures, watch, counted, sample["input_ids"].numel() * local * accumulation * ranks)
+    recorder.hook.remove()
+    model = getattr(run.model, "_orig_mod", run.model)
+    if hasattr(model, "set_experts_implementation"):
+        model.set_experts_implementation("eager")  # torch does not count grouped products
+    if getattr(model, "is_gradient_checkpointing", False):
+        model.gradient_checkpointing_disable()
+    logged = {each["step"]: each for each in run.state.log_history if "tflops" in each}
+    assert logged, "nothing was metered"
+    seconds = sum(each["step_seconds"] for each in logged.values())
+    mean = {"step_seconds": seconds / len(logged)}
+    for name in ("tflops", "tokens_per_second"):
+        mean[name] = sum(each.get(name, math.nan) * each["step_seconds"] for each in logged.values()) / seconds
+    counted = sum(recorder.flop(model, number) for number in logged) / len(logged)
+    ranks = int(os.environ.get("WORLD_SIZE", 1))
+    tokens = ranks * sum(map(recorder.tokens, logged)) / len(logged)
+    watch = Stopwatch(0, len(logged))
+    watch.times = {0: 0.0, len(logged): sum(times[number] - times[number - 1] for number in logged)}
+    return result(mean, watch, counted, tokens)
+
+
+def plain(kind: str, change: Callable[[Any], Any] = lambda model: model, **more: Any) -> Make:
+    """A Trainer of transformers. ``change``: freezes or wraps the model; ``more``: options of the Trainer."""
+
+    def make(arguments: dict[str, Any]) -> Any:
+        import transformers
+
+        options = transformers.TrainingArguments(**arguments)
+        samples = [sample_of(_SIZES["length"])] * 4096
+        model = change(pretrained(kind, _SIZES))
+        built = {name: each(model) if name == "optimizers" else each for name, each in more.items()}
+        return transformers.Trainer(model, options, **{"train_dataset": samples} | built)
+
+    return make
+
+
+def lora(model: Any) -> Any:
+    import peft
+
+    return peft.get_peft_model(model, peft.LoraConfig(r=8, target_modules="all-linear", task_type="CAUSAL_LM"))
+
+
+def bottom_frozen(model: Any) -> Any:
+    model.model.embed_tokens.requires_grad_(False)
+    model.model.layers[: _SIZES["layers"] // 2].requires_grad_(False)
+    return model
+
+
+def muon(model: Any) -> Any:
+    matrices = [each for name, each in model.named_parameters() if each.dim() == 2 and "layers" in name]
+    return torch.optim.Muon(matrices, lr=1e-4), None
+
+
+def of_lengths(kind: str) -> Make:
+    """Batches whose length changes from step to step: the extreme ones first, which are counted."""
+
+    def sample(length: int) -> dict[str, Any]:
+        if kind == "Wav2Vec2":
+            return {"input_values": torch.randn(length * 320 + 80), "labels": 0}
+        return sample_of(length) | {"labels": 0}
+
+    def make(arguments: dict[str, Any]) -> Any:
+        top = _SIZES["length"]
+        shares = [0.25, 1.0, *(0.3 + 0.11 * (number % 7) for number in range(256))]
+        data = [sample(int(top * share)) for share in shares for _ in range(_SIZES["batch"])]
+        options = arguments | {"train_sampling_strategy": "sequential"}
+        return plain(kind, train_dataset=data)(options)
+
+    return make
+
+
+def flattened(arguments: dict[str, Any]) -> Any:
+    """Documents of several lengths in a row."""
+    import transformers
+
+    data = [{name: each.tolist() for name, each in sample_of(8 + 29 * number % 120).items()} for number in range(512)]
+    collator = transformers.DataCollatorWithFlattening()
+    return plain("Llama", train_dataset=data, data_collator=collator)(arguments)
+
+
+def tokenizer() -> Any:
+    import tokenizers
+    import transformers
+
+    words = {word: number for number, word in enumerate(["[PAD]", "[BOS]", "[EOS]", *map(str, range(3, 512))])}
+    inner = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="[PAD]"))
+    inner.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    special = {"pad_token": "[PAD]", "bos_token": "[BOS]", "eos_token": "[EOS]"}
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=inner, **special)
+
+
+def words_of(count: int) -> str:
+    return " ".join(map(str, torch.randint(3, 512, (count,)).tolist()))
+
+
+def sft(padding_free: bool) -> Make:
+    def make(arguments: dict[str, Any]) -> Any:
+        import datasets
+        import trl
+
+        rows = [{"input_ids": torch.randint(3, 512, (8 + 29 * number % 120,)).tolist()} for number in range(512)]
+        options = trl.SFTConfig(**arguments, padding_free=padding_free, max_length=_SIZES["length"])
+        data = datasets.Dataset.from_list(rows)
+        return trl.SFTTrainer(pretrained("Llama", _SIZES), options, train_dataset=data, processing_class=tokenizer())
+
+    return make
+
+
+def grpo(arguments: dict[str, Any]) -> Any:
+    import datasets
+    import trl
+
+    options = trl.GRPOConfig(**arguments, num_generations=2, max_completion_length=16)
+    return trl.GRPOTrainer(
+        pretrained("Llama", _SIZES), lambda completions, **_: [float(len(each)) for each in completions], options,
+        train_dataset=datasets.Dataset.from_list([{"prompt": words_of(24)} for _ in range(256)]),
+        processing_class=tokenizer(),
+    )  # fmt: skip
+
+
+def dpo(arguments: dict[str, Any]) -> Any:
+    import datasets
+    import trl
+
+    rows = [{"prompt": words_of(24), "chosen": words_of(20), "rejected": words_of(30)} for _ in range(256)]
+    options = trl.DPOConfig(**arguments)
+    data = datasets.Dataset.from_list(rows)
+    model, teacher = pretrained("Llama", _SIZES), pretrained("Llama", _SIZES)
+    return trl.DPOTrainer(model, teacher, options, train_dataset=data, processing_class=tokenizer())
 
 
 def lit(steps: int, kind: str, strategy: str = "auto") -> dict[str, Any]:
@@ -271,8 +447,9 @@ def lit(steps: int, kind: str, strategy: str = "auto") -> dict[str, Any]:
     from mamf.integrations.lightning import MamfuCallback
 
     ranks, here = int(os.environ.get("WORLD_SIZE", 1)), _device_of_rank()
-    model, sample = pretrained(kind, _SIZES)
-    batch = {name: each[None].expand(_SIZES["batch"], *each.shape).contiguous() for name, each in sample.items()}
+    model = pretrained(kind, _SIZES)
+    sample = sample_of(_SIZES["length"]).items()
+    batch = {name: each[None].expand(_SIZES["batch"], *each.shape).contiguous() for name, each in sample}
     twin, on_device = copy.deepcopy(model).to(here), {name: each.to(here) for name, each in batch.items()}
     counted = counted_by_torch(lambda: twin(**on_device).loss.backward())
     twin = None
@@ -304,17 +481,86 @@ def lit(steps: int, kind: str, strategy: str = "auto") -> dict[str, Any]:
     return result(figures, watch, counted, batch["input_ids"].numel() * ranks)
 
 
+def with_two_optimizers(steps: int) -> dict[str, Any]:
+    """Lightning with five steps of a critic for one of a generator, as in a GAN, in each batch."""
+    import lightning
+
+    from mamf.integrations.lightning import MamfuCallback
+
+    noise = torch.randn(_SIZES["batch"], _SIZES["hidden"])
+    watch = Stopwatch(_WARM_UP, steps)
+
+    class Gan(lightning.LightningModule):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.automatic_optimization = False
+            self.critic, self.generator = (nn.Linear(_SIZES["hidden"], _SIZES["hidden"]) for _ in range(2))
+
+        def losses(self, batch: torch.Tensor) -> list[torch.Tensor]:
+            real = [self.critic(self.generator(batch).detach()).mean() for _ in range(5)]
+            return [*real, self.critic(self.generator(batch)).mean()]
+
+        def training_step(self, batch: torch.Tensor, number: int) -> None:
+            optimizers = self.optimizers()
+            for place, loss in enumerate(self.losses(batch)):
+                self.manual_backward(loss)
+                optimizers[place // 5].step()
+
+        def configure_optimizers(self) -> Any:
+            return [torch.optim.Adam(each.parameters()) for each in (self.critic, self.generator)]
+
+    class Timer(lightning.Callback):  # type: ignore[misc]
+        def on_train_batch_end(self, run: Any, *others: Any) -> None:
+            watch.step(others[-1] + 1)
+
+    twin = Gan().to(_DEVICE)
+    counted = counted_by_torch(lambda: [loss.backward() for loss in twin.losses(noise.to(_DEVICE))])
+    run = lightning.Trainer(
+        accelerator="auto" if _HAS_ACCELERATOR else "cpu", devices=1, max_epochs=1, limit_train_batches=steps,
+        log_every_n_steps=1, logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        enable_model_summary=False, callbacks=[Timer(), MamfuCallback(**_METERED, dtype="float32")],
+    )  # fmt: skip
+    run.fit(Gan(), torch.utils.data.DataLoader([noise] * steps, batch_size=None))
+    figures = {name: float(each) for name, each in run.callback_metrics.items()}
+    return result(figures, watch, counted, math.nan)
+
+
+Setup = tuple[Callable[[int], dict[str, Any]], int, str]
+
+
+def on_one(cells: str, make: Make, **given: Any) -> Setup:
+    """A trainer in one process. ``cells``: tool and model; ``given``: arguments of the trainer."""
+    return functools.partial(trainer, make=make, **given), 1, f"{cells} | bf16 autocast | 1 | none"
+
+
+_CHECKPOINTED = {"gradient_checkpointing": True}
+_COMPILED = {"torch_compile": True, "torch_compile_backend": "aot_eager"}
 #: By name: what runs it, its ranks, and the cells of its row.
-SETUPS: dict[str, tuple[Callable[[int], dict[str, Any]], int, str]] = {
+SETUPS: dict[str, Setup] = {
     "loop": (lambda n: loop(n), 1, "mamf.Meter | Llama-like | bf16 | 1 | none"),
     "loop-float32": (lambda n: loop(n, "", 4, torch.float32), 1, "mamf.Meter | Llama-like | fp32 | 4 | none"),
-    "trainer-llama": (lambda n: trainer(n, "Llama"), 1, "Trainer | Llama | bf16 autocast | 1 | none"),
+    "trainer-llama": on_one("Trainer | Llama", plain("Llama")),
+    "checkpoint": on_one("Trainer | Llama, checkpointing", plain("Llama"), **_CHECKPOINTED),
+    "moe": on_one("Trainer | Qwen 3 MoE", plain("Qwen3Moe")),
+    "muon": on_one("Trainer, Muon | Llama", plain("Llama", optimizers=muon)),
+    "frozen": on_one("Trainer | Llama, lower half frozen", plain("Llama", bottom_frozen)),
+    "lora": on_one("Trainer, PEFT | Llama, LoRA", plain("Llama", lora)),
+    "lora-checkpoint": on_one("Trainer, PEFT | Llama, LoRA, checkpointing", plain("Llama", lora), **_CHECKPOINTED),
+    "lora-compile": on_one("Trainer, PEFT | Llama, LoRA, compiled", plain("Llama", lora), **_COMPILED),
+    "flattened": on_one("Trainer | Llama, packed documents", flattened),
+    "distilbert": on_one("Trainer | DistilBERT, changing lengths", of_lengths("DistilBert")),
+    "wav2vec2": on_one("Trainer | wav2vec 2, changing lengths", of_lengths("Wav2Vec2")),
+    "sft": on_one("TRL SFT | Llama, padded", sft(False)),
+    "sft-padding-free": on_one("TRL SFT | Llama, packed documents", sft(True)),
+    "grpo": on_one("TRL GRPO | Llama", grpo),
+    "dpo": on_one("TRL DPO | Llama", dpo),
     "lightning-gpt2": (lambda n: lit(n, "GPT2"), 1, "Lightning | GPT-2 | bf16-mixed | 1 | none"),
+    "lightning-gan": (with_two_optimizers, 1, "Lightning, 2 optimizers | GAN | fp32 | 1 | none"),
     "lightning-ddp": (lambda n: lit(n, "Bert", strategy="ddp"), 2, "Lightning | BERT | bf16-mixed | 1 | DDP, 2 ranks"),
-    "trainer-ddp": (lambda n: trainer(n, "Llama", 2), 2, "Trainer | Llama | bf16 autocast | 2 | DDP, 2 ranks"),
+    "trainer-ddp": (lambda n: trainer(n, plain("Llama"), 2), 2, "Trainer | Llama | bf16 autocast | 2 | DDP, 2 ranks"),
     "loop-fsdp2": (lambda n: loop(n, "fsdp2"), 2, "mamf.Meter | Llama-like | bf16 | 1 | FSDP2, 2 ranks"),
     "loop-tp": (lambda n: loop(n, "tp"), 2, "mamf.Meter | Llama-like | bf16 | 1 | tensor parallel, 2 ranks"),
-}  # fmt: skip
+}
 
 
 def _device_of_rank() -> torch.device:

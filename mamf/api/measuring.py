@@ -21,21 +21,20 @@ import functools
 import inspect
 import tempfile
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 from mamf.api.arguments import OneOrSeveral, Rows, problems_and_shapes, several
 from mamf.backend import Backend
-from mamf.ceilings.ceiling import Ceiling, Ceilings
-from mamf.engine.search.finding import CeilingSearch, Find
+from mamf.ceilings.ceiling import Ceiling, Ceilings, why_hopeless
+from mamf.engine.runner import Named
 from mamf.engine.search.grid import plan_for
-from mamf.engine.strategies.kernels import KernelsSweep
+from mamf.engine.strategies.rows import RowsStrategy
 from mamf.engine.traits import fit_traits
-from mamf.errors import MamfWarning
+from mamf.errors import DeviceError, MamfWarning
 from mamf.kinds.driver import Run
-from mamf.kinds.kind import Named, Setup, Strategy
 from mamf.logs.found import cache_ceiling
 from mamf.measurement import Measurement
 from mamf.operation import plan_of
@@ -116,9 +115,45 @@ def search(
     plan, chosen = plan_for(
         opened, sought, names, regimes=regimes, budget_seconds=budget_seconds, precision=precision, is_quick=quick
     )
-    find = Find(plan, chosen, opened)
     named = list(zip(plan.kernels, chosen, strict=True))
-    return CeilingSearch(find, asked[-1], _measured(plan, opened, named, log, lambda run: find))
+    return CeilingSearch(_run(plan, opened, named, log), asked[-1])
+
+
+class CeilingSearch:
+    """Iterate over it, and it measures. Leaving the loop, by ``break`` or by Ctrl-C, ends the search and its log.
+
+    >>> search = mamf.search("bfloat16")
+    >>> for row in search:
+    ...     if search.ceilings:
+    ...         break
+    >>> search.ceiling.rounds
+    3
+    """
+
+    def __init__(self, run: Run, regime: str) -> None:
+        self._run, self.regime = run, regime
+        #: The rows still to come, each after it is logged.
+        self.rows = run.measurements()
+
+    def __iter__(self) -> Generator[Measurement, None, None]:
+        """Each row as it is measured."""
+        yield from self.rows  # and closes them with the loop
+
+    @property
+    def ceilings(self) -> dict[str, Ceiling]:
+        """The ceilings that the rows so far confirm, by regime."""
+        return {regime: ceiling for (_, regime), ceiling in self._run.confirmed.items()}
+
+    @property
+    def ceiling(self) -> Ceiling:
+        """The ceiling of the requested regime. Raises DeviceError until it is confirmed."""
+        found = self.ceilings
+        if self.regime not in found:
+            if reason := why_hopeless(self._run.rows):
+                raise DeviceError(f"no ceiling can be found: {reason}")
+            budget = self._run.plan.budget_seconds
+            raise DeviceError(f"no {self.regime} ceiling was confirmed in {budget:.0f} s: raise budget_seconds")
+        return found[self.regime]
 
 
 def sweep(
@@ -165,7 +200,8 @@ def sweep(
         budget_seconds=budget_seconds,
         options=SweepOptions(SHUFFLED),
     )
-    return Rows(f"matmul, {counted(len(plan.steps()), 'row')}", _measured(plan, opened, [(chosen.name, chosen)], log))
+    run = _run(plan, opened, [(chosen.name, chosen)], log)
+    return Rows(f"matmul, {counted(len(plan.steps()), 'row')}", run.measurements())
 
 
 def measure_kernels(
@@ -222,24 +258,13 @@ def measure_kernels(
     named = several("ceiling_kernel", ceiling_kernel) or ()
     references = reference_kernels({ceiling.kernel for ceiling in known.values()}, named, warn)
 
-    def beside_references(run: Setup) -> KernelsSweep:
-        return KernelsSweep(plan, run.opened, opened, known, references)
-
-    rows = _measured(plan, opened, chosen, log, beside_references, known)
-    return Rows(f"{of}, {counted(len(plan.steps()), 'row')}", rows)
+    run = _run(plan, opened, chosen, log)
+    run.strategy, run.known = lambda setup: RowsStrategy(setup, known, references), known
+    return Rows(f"{of}, {counted(len(plan.steps()), 'row')}", run.measurements())
 
 
-def _measured(
-    plan: Plan,
-    backend: Backend,
-    kernels: Sequence[Named],
-    log: str | Path | None,
-    strategy: Callable[[Setup], Strategy] | None = None,
-    known: Ceilings | None = None,
-) -> Iterator[Measurement]:
-    """The rows to come, of a run whose log is open."""
-    path = None if log is None else Path(log)
-    return Run(plan, backend, kernels, strategy=strategy, path=path, known=known or {}).measurements()
+def _run(plan: Plan, backend: Backend, kernels: Sequence[Named], log: str | Path | None) -> Run:
+    return Run(plan, backend, kernels, path=None if log is None else Path(log))
 
 
 def attention(shapes: Iterable[AttentionShape | str] | str | None = None, **options: Any) -> Rows:

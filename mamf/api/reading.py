@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mamf.ceilings.ceiling import Ceiling
-from mamf.contribution.rules import Review, review
+from mamf.contribution.review import Review, review
 from mamf.errors import RunLogError
 from mamf.kinds.registry import chart_of
 from mamf.logs.compare import Comparison

@@ -341,11 +341,6 @@ def share_accuracy(row: Measurement, ceilings: Ceilings) -> float:
     return math.hypot(row.accuracy, relative_accuracy(row.timer_accuracy, ceiling.seconds))
 
 
-def is_beyond(share: float, row: Measurement, ceilings: Ceilings) -> bool:
-    """Whether a share exceeds 1 by more than drift and the timer explain."""
-    return share > 1 + STATE_TOLERANCE + share_accuracy(row, ceilings)
-
-
 def has_drifted(row: Measurement, ceilings: Ceilings) -> bool:
     """Whether the reference product around a row differs from its ceiling by more than a steady card and the timer
     explain. Both are the same product, so only the accuracy of the ceiling counts.

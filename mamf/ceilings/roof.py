@@ -18,6 +18,8 @@ from mamf.operations.matmul.kernel import MatmulProblem
 COMPUTE, BANDWIDTH = "compute", "bandwidth"
 #: Where bytes come from: the last-level cache, if it holds the arrays, or memory, if a pass moves many times its size.
 CACHE, MEMORY = "cache", "memory"
+#: The pattern whose ceiling limits work that only reads, and what it is called beside the dtypes of matmul ceilings.
+READ, READ_BANDWIDTH = "read", "read bandwidth"
 LEVELS = (CACHE, MEMORY)
 #: From this share on, a row is near its limit: most changes to a kernel gain more than the rest.
 NEAR = 0.8
@@ -49,13 +51,13 @@ class Roofs:
 
     def limit(self, row: Measurement) -> tuple[float, str] | None:
         """The highest rate of a row's work in its regime, in the unit of its own rate, and what limits it: ``compute``
-        or ``bandwidth``. Only bandwidth limits work whose rate counts bytes.
+        or ``bandwidth``. Only bandwidth limits work without products.
 
         None if a ceiling is unknown, and for work that reads nothing: a fill is faster than any work that computes.
         """
         work, memory = row.work, self.bandwidth.get((MEMORY, row.regime))
-        compute = ceiling_of(row, self.compute) if work.unit == "TFLOPS" else None
-        if memory is None or (compute is None if work.unit == "TFLOPS" else not reads(row.problem)):
+        compute = ceiling_of(row, self.compute) if work.has_products else None
+        if memory is None or (compute is None if work.has_products else not reads(row.problem)):
             return None
         seconds = {
             COMPUTE: 0.0 if compute is None else work.flop / compute.rate / TERA,
@@ -118,6 +120,11 @@ def make_roof_point(row: Measurement, roofs: Roofs, name: str, layer: str = "") 
 def reads(problem: object) -> bool:
     """Whether the work of this problem reads operands."""
     return not isinstance(problem, BandwidthProblem) or bool(READS[problem.pattern])
+
+
+def key_of(ceiling: Ceiling) -> tuple[str, str]:
+    """The dtype of a matmul ceiling, or READ_BANDWIDTH, and the regime."""
+    return READ_BANDWIDTH if isinstance(ceiling.problem, BandwidthProblem) else ceiling.dtype, ceiling.regime
 
 
 def level_of(problem: BandwidthProblem, shape: BandwidthShape, cache_bytes: int | None) -> str | None:

@@ -13,6 +13,7 @@ import keyword
 import mmap
 import os
 import sys
+import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -20,12 +21,14 @@ from typing import Any
 
 from mamf.cli import watching
 from mamf.cli.interruption import EXIT_CODE
-from mamf.cli.parser import Parser, PrintHelpAll, complete, value_of, with_dashes
+from mamf.cli.parser import Parser, PrintHelpAll, complete, with_dashes
 from mamf.cli.terminal import keep_stdout, say, say_lines, stdout, terminal_columns, warn
 from mamf.errors import LogChangedWarning, MamfError, MamfWarning, UsageError
 from mamf.limits import shorten
 from mamf.text import wrapped
 
+#: How long threads have after a command to end by themselves.
+_LONGEST_END_SECONDS = 5.0
 _DESCRIPTION = "Finds the maximum achievable matmul FLOPS of an accelerator. Every number names its regime."
 GROUPS = {
     "measure": ("find", "sweep", "attention", "bandwidth", "roofline", "explain", "overlap", "run", "counters", "peak"),
@@ -78,11 +81,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
         keep_stdout()
     with _short_warnings(runs_script="profile" in typed[:1]) as log_changed:
         code = _run(typed, is_watched=arguments is None) or log_changed[0]
+    if arguments is None and "profile" not in typed[:1]:  # threads of a script may take their time
+        _end_without(code)
     if code == EXIT_CODE and arguments is None:
         # An interrupt that passed through an import makes Python end by the signal instead of with this code.
         sys.stdout.flush()
         os._exit(code)
     return code
+
+
+def _end_without(code: int) -> None:
+    """End the process although a plugin left a thread running, for which Python would wait without a word."""
+
+    def end() -> None:
+        main = threading.main_thread()
+        if left := [each.name for each in threading.enumerate() if not (each.daemon or each is main)]:
+            warn(f"a plugin left threads running, which are not waited for: {', '.join(left)}")
+            os._exit(code)
+
+    timer = threading.Timer(_LONGEST_END_SECONDS, end)
+    timer.daemon = True
+    timer.start()
 
 
 def _run(typed: Sequence[str], is_watched: bool) -> int:
@@ -197,7 +216,7 @@ def _parser(given: Sequence[str]) -> Parser:
     for name, line in {first: COMMANDS[first]}.items() if first in COMMANDS else COMMANDS.items():
         command = commands.add_parser(name, help=line, description=line)
         if name in given:
-            module = module_of(name, given)
+            module = module_of(name)
             command.set_defaults(command=name, module=module, parser=command)
             code = importlib.import_module(f"mamf.cli.commands.{module}")
             command.epilog = code.EXAMPLES
@@ -216,8 +235,6 @@ def _overview() -> str:
     return "\n".join([*lines, "", "mamf COMMAND --help has examples and options; mamf --version prints the version"])
 
 
-def module_of(command: str, given: Sequence[str]) -> str:
-    """The module of a command; the options of sweep and find depend on the operation."""
-    if command in ("sweep", "find") and value_of("--operation", given) not in (None, "matmul"):
-        return f"kernels_{command}"
+def module_of(command: str) -> str:
+    """The module of a command."""
     return f"{command}_" if keyword.iskeyword(command) else command

@@ -1,4 +1,4 @@
-"""The matmul ceilings that rows are shares of: those in given logs, and the searches that a run begins with."""
+"""The ceilings that rows are shares of, of matmul and of reading: in given logs, or found when a run begins."""
 
 from __future__ import annotations
 
@@ -6,18 +6,25 @@ import argparse
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from mamf.backend import Backend
+from mamf.backend import Backend, DeviceInfo
 from mamf.ceilings.ceiling import Ceiling, Ceilings, require_usable_ceiling
+from mamf.ceilings.roof import MEMORY, READ, READ_BANDWIDTH, key_of, level_of
 from mamf.cli.resuming import contradiction
 from mamf.cli.terminal import warn
 from mamf.engine.estimate import working_kernels
 from mamf.engine.regimes import Burst, Sustained
 from mamf.engine.search.grid import plan_for
-from mamf.errors import DeviceError, PluginError, UsageError
+from mamf.engine.search.shares import name_of
+from mamf.errors import DeviceError, PluginError, UnavailableError, UsageError
 from mamf.logs.records import ceiling_record
 from mamf.logs.run_log import RunLog, read_run_log
+from mamf.operation import plan_of
+from mamf.operations.bandwidth.operation import Bandwidth
+from mamf.operations.bandwidth.shapes import BandwidthProblem
 from mamf.operations.matmul.operation import problem_for
-from mamf.plans import Plan
+from mamf.operations.unknown import operation_called
+from mamf.plans import FIND, Plan
+from mamf.plugins.selection import choose_kernels
 from mamf.rate import find_rate
 from mamf.regime_names import CEILINGS
 
@@ -29,8 +36,9 @@ _SHARE_OF_BUDGET = 0.5
 
 def wanted_ceilings(plan: Plan) -> list[tuple[str, str]]:
     """The ceilings that rows of a plan are shares of, by dtype and regime."""
-    dtypes = dict.fromkeys(problem.dtype for problem in plan.problems)
-    return [(dtype, regime) for dtype in dtypes for regime in plan.regimes]
+    names = [problem.dtype for problem in plan.problems]
+    names += [READ_BANDWIDTH] if operation_called(plan.operation).has_memory_shares else []
+    return [(name, regime) for name in dict.fromkeys(names) for regime in plan.regimes]
 
 
 def given_ceilings(
@@ -42,14 +50,44 @@ def given_ceilings(
     found: dict[tuple[str, str], Ceiling] = {}
     for path in options.ceiling or ():
         log = read_run_log(path)
-        if not log.all_ceilings:
-            raise UsageError(f"{path} holds no ceiling: give a log of 'mamf find'")
-        for ceiling in log.all_ceilings.values():
+        own = {**log.all_ceilings, **read_bandwidths(log, backend.info.cache_bytes)}
+        if not own:
+            raise UsageError(f"{path} holds no ceiling: give a log of 'mamf find' or 'mamf bandwidth --pattern read'")
+        for ceiling in own.values():
             require_usable_ceiling(ceiling, backend)
-        found |= log.all_ceilings
-    for dtype, regime in needed if options.ceiling else ():
-        if find_rate(found, dtype, regime) is None:
-            raise UsageError(f"no {dtype} {regime} ceiling in {', '.join(map(str, options.ceiling))}")
+        found |= own
+    for name, regime in needed if options.ceiling else ():
+        if find_rate(found, name, regime) is None:
+            raise UsageError(f"no {name} {regime} ceiling in {', '.join(map(str, options.ceiling))}")
+    return found
+
+
+def read_bandwidths(log: RunLog, cache_bytes: int | None) -> dict[tuple[str, str], Ceiling]:
+    """The read bandwidth of memory in each regime: confirmed, or the best row of ``mamf bandwidth``."""
+    info = DeviceInfo(**log.header["device"])
+    rows = [
+        Ceiling(
+            device=info.name,
+            uuid_hash=info.uuid_hash,
+            problem=row.problem,
+            regime=row.regime,
+            kernel=row.kernel,
+            shape=row.shape,
+            rate=row.best_rate,
+            interval=row.rate_interval,
+            rounds=1,
+            conditions=row.conditions,
+            repeatability=row.repeatability,
+        )
+        for row in log.measurements
+        if row.ok and row.operation == Bandwidth.name and not row.phase
+    ]
+    found: dict[tuple[str, str], Ceiling] = {}
+    for ceiling in sorted(rows, key=lambda each: each.rate) + list(log.own_ceilings.values()):
+        problem = ceiling.problem
+        is_read = isinstance(problem, BandwidthProblem) and problem.pattern == READ
+        if is_read and level_of(problem, ceiling.shape, cache_bytes) == MEMORY:
+            found[key_of(ceiling)] = ceiling
     return found
 
 
@@ -68,7 +106,7 @@ def require_repeated_ceilings(options: argparse.Namespace, log: RunLog, before: 
 
 
 def add_searches(plan: Plan, backend: Backend) -> Plan:
-    """Add a search for the ceilings of each dtype."""
+    """Add a search for the ceilings of each dtype and, if memory may limit rows, of the read bandwidth."""
     regimes = CEILINGS if Sustained.name in plan.regimes else (Burst.name,)
     searches = []
     for dtype in dict.fromkeys(problem.dtype for problem in plan.problems):
@@ -80,7 +118,24 @@ def add_searches(plan: Plan, backend: Backend) -> Plan:
             continue
         search, _ = plan_for(backend, problem, [default], regimes=regimes, budget_seconds=_SECONDS[len(regimes)])
         searches.append(search)
+    if operation_called(plan.operation).has_memory_shares:
+        try:
+            searches.append(_bandwidth_search(backend, regimes))
+        except UnavailableError as error:
+            warn(f"no {READ_BANDWIDTH} can be measured, so rows have no shares of it (MBU): {error}")
     return replace(plan, searches=tuple(searches))
+
+
+def _bandwidth_search(backend: Backend, regimes: tuple[str, ...]) -> Plan:
+    """A search for the read bandwidth, over an array that no cache holds."""
+    of = Bandwidth()
+    problem = of.problem_for(backend, {"pattern": READ})
+    shapes = [shape for shape in of.default_shapes(backend) if problem.is_of_memory(shape, backend.info.cache_bytes)]
+    kernels = [name for name, _ in choose_kernels(of, backend)]
+    seconds = _SECONDS[len(regimes)]
+    return plan_of(
+        of, kernels, [problem], shapes[:1] or of.default_shapes(backend)[-1:], regimes, FIND, budget_seconds=seconds
+    )
 
 
 def limit_budgets(budget: float | None, searches: Sequence[Plan]) -> list[Plan]:
@@ -98,6 +153,6 @@ def budget_warning(search: Plan) -> str | None:
     if seconds >= usual:
         return None
     return (
-        f"--budget leaves {seconds:.3g} of {usual:.0f} s to the search for the {search.problem.dtype} "
+        f"--budget leaves {seconds:.3g} of {usual:.0f} s to the search for the {name_of(search)} "
         "ceiling: it may be percents too low, and shares too high"
     )

@@ -21,7 +21,7 @@ from mamf.errors import UnknownNameError, UsageError
 from mamf.limits import count_values, require_known, require_steps
 from mamf.operation import Operation, Preset, Request, fields_of, plan_of, sizes_of
 from mamf.parameters import Parameter, parse_range
-from mamf.plans import KERNEL_REGIMES, Plan
+from mamf.plans import Plan
 from mamf.regime_names import asked_regimes
 
 AnyOperation = Operation[Any, Any]
@@ -39,6 +39,25 @@ def named_operation(words: Sequence[str]) -> AnyOperation | None:
 
         return operation(name)
     return None
+
+
+def asked_operation(words: Sequence[str]) -> AnyOperation:
+    """The operation that --operation names, or matmul."""
+    return named_operation(words) or default_operation()
+
+
+def default_operation() -> AnyOperation:
+    """The operation of commands that name none."""
+    from mamf.operations.matmul.operation import Matmul
+
+    return Matmul()
+
+
+def operation_of(options: argparse.Namespace) -> AnyOperation:
+    """The operation of the options."""
+    from mamf.plugins.discovery import operation
+
+    return operation(options.operation) if options.operation else default_operation()
 
 
 def launched_operation(words: Sequence[str]) -> AnyOperation | None:
@@ -129,15 +148,6 @@ def _add_parameter(
         added.append(where.add_argument(f"{option}-range", dest=f"{dest}_range", help=text, **bounds))
     for action in added:
         vars(action).update(is_rare=parameter.is_rare, is_parameter=True)
-
-
-def add_named_operation(parser: Parser) -> None:
-    """The options of a command for any operation: which one, its kernels, and its parameters if it is named."""
-    if of := named_operation(parser.words):
-        add_parameters(parser, of)
-    group = parser.add_argument_group("what")
-    add(group, "--operation", required=True)
-    add(group, "--kernel")
 
 
 def add_launch_options(parser: Parser, shapes: str) -> None:
@@ -241,7 +251,6 @@ def make_plan(
     options: argparse.Namespace,
     backend: Backend,
     kernels: Sequence[str],
-    known_regimes: Sequence[str] = KERNEL_REGIMES,
     how: Any = None,
 ) -> Plan:
     """``kernels``: their names in the options. ``how``: the SweepOptions, if not the usual ones."""
@@ -251,7 +260,7 @@ def make_plan(
         kernels,
         request.problems(backend),
         labels,
-        asked_regimes(options.regime, (request.of.default_regime,), known_regimes),
+        asked_regimes(options.regime, (request.of.default_regime,), request.of.regimes),
         precision=options.precision or Plan.precision,
         seconds=options.time_limit,
         budget_seconds=options.budget,

@@ -18,8 +18,7 @@ from mamf.cli.terminal import warn
 from mamf.errors import RunLogError
 from mamf.limits import MOST_BYTES, TOO_LONG
 from mamf.logs.compare import roofs_of_logs
-from mamf.logs.lines import Seen
-from mamf.logs.run_log import RunLog
+from mamf.logs.run_log import RunLog, Seen
 from mamf.logs.shared_runs import read_run
 from mamf.machine.garbage import no_garbage_collection
 

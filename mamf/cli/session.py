@@ -18,8 +18,9 @@ from mamf.plans import FIND, ROOFLINE, SWEEP, VERIFY, Plan, StepKey
 
 if TYPE_CHECKING:
     from mamf.backend import Advice, Backend
+    from mamf.engine.runner import Named, Setup, Strategy
     from mamf.kinds.driver import Resumed
-    from mamf.kinds.kind import Named, Setup, Strategy, View
+    from mamf.kinds.kind import View
     from mamf.logs.run_log import RunLog
     from mamf.operation import Operation, Request
     from mamf.report.document import Document
@@ -42,13 +43,14 @@ def run_session(options: argparse.Namespace, session: Callable[..., Session], *a
 def run_kernels(
     options: argparse.Namespace, session: Callable[..., Session], of: Operation[Any, Any] | None = None
 ) -> int:
-    """Measure kernels of an operation, by default that of the options. Wrong options are reported before a device is
-    opened.
+    """Measure kernels of an operation, by default that of --operation or of the command's name. Wrong options are
+    reported before a device is opened.
     """
     from mamf.cli.planning import request_of
     from mamf.plugins.discovery import operation
 
-    return run_session(options, session, request_of(of or operation(options.operation), options))
+    of = of or operation(getattr(options, "operation", None) or options.command)
+    return run_session(options, session, request_of(of, options))
 
 
 class Session:
@@ -123,8 +125,8 @@ class Session:
 
         before = self.before
         if before is None:
-            share = getattr(self.options, "share", None)
-            return self.new_plan().dealt(*share) if share else self.new_plan()
+            plan, share = self.complete_plan(self.new_plan()), getattr(self.options, "share", None)
+            return plan.dealt(*share) if share else plan
         if asks_for_plan(self.options):
             require_same_plan(self.options, before, self.plan_to_compare(before))
         # A run whose ceilings depend on its budget, or that ends with it, gets the same once more.
@@ -158,6 +160,10 @@ class Session:
         from mamf.cli.planning import make_plan
 
         return make_plan(self.request, self.options, self.backend, [name for name, _ in self.kernels])
+
+    def complete_plan(self, plan: Plan) -> Plan:
+        """The plan of a new run, with what a resumed one takes from its log."""
+        return plan
 
     def plan_to_compare(self, before: Plan) -> Plan:
         """The plan from the options, to compare with the log's; fields that depend on measurements are the log's."""

@@ -14,24 +14,22 @@ from typing import Any
 
 from mamf.backend import shared_ways
 from mamf.ceilings.ceiling import CONFIRM, Ceiling, mamfu
-from mamf.contribution.evidence import Finding, is_exact
+from mamf.contribution.rules import Finding, is_exact
 from mamf.logs.legacy import FinderRun, read_legacy_or_none
 from mamf.logs.run_log import RunLog, read_run_log
 from mamf.measurement import Conditions, Measurement, group_pairs
-from mamf.operations.attention.operation import is_attention
-from mamf.operations.unknown import operation_called
+from mamf.operations.unknown import is_of_products, operation_called
 from mamf.peaks import DatasheetRate, find_peak
-from mamf.plans import MATMUL, SWEEP
+from mamf.plans import SWEEP
 from mamf.plugins.discovery import is_own_kernel
 from mamf.rate import Rate, label_dtype
 from mamf.regime_names import NAMES
-from mamf.report.kernels import title
 from mamf.report.rows import bests
+from mamf.report.shares import problem_title
 from mamf.report.text import label_kernel
 
-ATTENTION, OTHERS = "attention", "other operations"
-#: The tables of results/: the best of matmul, shares of attention, rows of other operations.
-TABLES = (MATMUL, ATTENTION, OTHERS)
+#: The tables of results/: the best products, shares of their ceilings, rows of other operations.
+TABLES = PRODUCTS, SHARES, OTHERS = "products", "shares", "other operations"
 #: In results/: a line per log, its path and the account that submitted it; and the accounts of maintainers.
 SUBMITTERS, MAINTAINERS = "submitters.txt", "maintainers.txt"
 # Ceilings of 26 cards of one model differ by up to 4.4 %.
@@ -67,15 +65,15 @@ class ResultRate(Rate):
     @property
     def key(self) -> tuple[Any, ...]:
         """Equal for figures that confirm each other."""
-        if self.table == MATMUL:
+        if self.table == PRODUCTS:
             return self.device, self.dtype, self.regime
-        of = (self.row.operation, title(self.row), self.device)
+        of = (self.row.operation, problem_title(self.row.regime, self.row.problem), self.device)
         return of if self.is_confirmed else (*of, self.row.shape, self.row.kernel)
 
     @property
     def label(self) -> str:
         """What the figure is of."""
-        if self.table == MATMUL:
+        if self.table == PRODUCTS:
             return f"{self.dtype}, {self.regime}, {self.row.shape} by {self.row.kernel}"
         return f"{self.row.operation} {self.row.shape} by {self.row.kernel}, {self.regime}"
 
@@ -115,13 +113,14 @@ def rates_of(log: RunLog, place: Path) -> list[ResultRate]:
     if shared_ways(log.header["device"]["name"]):  # tables rank whole cards
         return []
     if plan.is_search:
-        return [_rate_of(log, place, MATMUL, *each) for each in _with_rows(log, log.all_ceilings)]
-    if (plan.kind, plan.operation) == (SWEEP, MATMUL):
-        return [_rate_of(log, place, MATMUL, best.row) for best in bests(log.measurements).values()]
+        return [_rate_of(log, place, PRODUCTS, *each) for each in _with_rows(log, log.all_ceilings)]
+    if plan.kind == SWEEP and is_of_products(plan.operation):
+        return [_rate_of(log, place, PRODUCTS, best.row) for best in bests(log.measurements).values()]
     rows = [row for row in log.measurements if row.ok]
-    if plan.operation == ATTENTION:
-        shares = ((row, mamfu(row, log.all_ceilings)) for row in rows if is_attention(row))
-        return [_rate_of(log, place, ATTENTION, row, None, share) for row, share in shares if share is not None]
+    if operation_called(plan.operation).has_shares:
+        own = (row for row in rows if row.operation == plan.operation and not row.is_reference)
+        shares = ((row, mamfu(row, log.all_ceilings)) for row in own)
+        return [_rate_of(log, place, SHARES, row, None, share) for row, share in shares if share is not None]
     found = [_rate_of(log, place, OTHERS, row) for row in rows if not row.phase]
     return found + [_rate_of(log, place, OTHERS, *each) for each in _with_rows(log, log.own_ceilings)]
 
@@ -291,7 +290,8 @@ def best_attention(entries: Iterable[ResultRate], *, per_kernel: bool = False) -
     return [best[key] for key in keys]
 
 
-def best_kernels(entries: Iterable[ResultRate]) -> list[ResultRate]:
+def best_kernels(entries: Sequence[ResultRate]) -> list[ResultRate]:
     """For each operation, regime, problem and accelerator the highest confirmed rate, else that of the best row."""
-    groups = group_pairs(((entry.row.operation, title(entry.row), entry.device), entry) for entry in entries)
+    keys = ((each.row.operation, problem_title(each.regime, each.row.problem), each.device) for each in entries)
+    groups = group_pairs(zip(keys, entries, strict=True))
     return [max(groups[key], key=lambda entry: (entry.is_confirmed, entry.rate)) for key in sorted(groups)]

@@ -28,6 +28,7 @@ from mamf.errors import IncomparableError, MamfWarning, RunLogError, Unavailable
 from mamf.files import packaged_rows
 from mamf.limits import require_known, shorten
 from mamf.operations.matmul.operation import problem_for
+from mamf.operations.unknown import is_of_products
 from mamf.peaks import (
     ContributedRate,
     DatasheetRate,
@@ -38,7 +39,6 @@ from mamf.peaks import (
     find_peak,
     listed_peak,
 )
-from mamf.plans import MATMUL
 from mamf.plugins.discovery import open_backend
 from mamf.rate import DATASHEET, PUBLISHED, Rate
 from mamf.regime_names import CEILINGS
@@ -266,7 +266,7 @@ def _published(device: NamedDevice, dtype: str) -> Rate | None:
 
 def place_among_known(ceiling: Ceiling, device: Mapping[str, Any]) -> str:
     """Where a ceiling stands among those of other cards of its model and power limit; empty if none is known."""
-    if ceiling.problem.operation != MATMUL or ceiling.problem.data != "normal":
+    if not is_of_products(ceiling.problem.operation) or ceiling.problem.data != "normal":
         return ""
     for known in contributed_for(device["name"], device["compute_units"], ceiling.dtype):
         if known.regime == ceiling.regime and known.power_limit_watts == device["power_limit_watts"]:

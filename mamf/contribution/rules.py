@@ -1,41 +1,53 @@
-"""The rules that keep bad logs out of results/, the review of a log by all of them, and where a log belongs.
+"""The rules that keep bad logs out of results/, and the log under review.
 
-Rules about fields and the device are in header_rules.py. Those here are about rows, ceilings and the summary: they
-follow from the samples, and samples are physically possible.
+Rules about fields and the device come first. Those about rows, ceilings and the summary follow: figures are what the
+samples give, and samples are physically possible.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from datetime import datetime
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+from functools import cache, cached_property
 from typing import Any
 
+from msgspec.inspect import DataclassType, ListType, StructType, Type, UnionType, type_info
+
+from mamf.backend import SIMULATED, DeviceInfo, describe_sharing
 from mamf.ceilings.ceiling import CONFIRM, confirm_ceilings
-from mamf.contribution import header_rules
-from mamf.contribution.collection import submitter_findings
-from mamf.contribution.evidence import Evidence, Finding, is_exact, records_of
-from mamf.errors import RunLogError, UsageError
-from mamf.files import numbered
+from mamf.dtypes import DTYPES
+from mamf.files import packaged_rows
 from mamf.kinds.registry import kind_of
-from mamf.limits import shorten
-from mamf.logs.legacy import TIER, FinderRun, legacy_run
-from mamf.logs.lines import Seen, repeated_fields
-from mamf.logs.recording import End
-from mamf.logs.records import ceiling_from_record, ceiling_record, is_of_old_calibration, measurement_record
-from mamf.logs.run_log import MALFORMED, OwnCeilings, describe_error, latest_rows, run_log_of, why_unreadable
-from mamf.measurement import TERA
-from mamf.operations.unknown import operation_called
-from mamf.plans import EXPLAIN, FIND, MATMUL, ROOFLINE, SWEEP
+from mamf.logs.legacy import STATISTICS, FinderRun
+from mamf.logs.recording import End, Header
+from mamf.logs.records import RECORDS, ceiling_from_record, ceiling_record, is_of_old_calibration, measurement_record
+from mamf.logs.run_log import (
+    OwnCeilings,
+    RunLog,
+    latest_rows,
+)
+from mamf.machine.privacy import scrub_record
+from mamf.measurement import TERA, Measurement
+from mamf.operations.unknown import is_of_products, operation_called
+from mamf.peaks import contributed_rates, fastest_possible_flops, listed_as, matching_device
+from mamf.plans import EXPLAIN, FIND, ROOFLINE, Plan
 from mamf.plausibility import split_impossible, why_implausible
-from mamf.plugins.discovery import own_operations
 from mamf.regime_names import BEST_BY
 from mamf.timers import find_timer, is_credible
 
+TIERS = ("complete", "interrupted", "legacy")
+# What only kernels say that approximate: they skip work, or multiply in another dtype.
+_OF_APPROXIMATION = ("product_dtypes", "sparsity", "cosine_similarity", "relative_l1")
+_Names = dict[str, Any]
+# No markup, and no bracket that begins a picture or a link.
+_PLAIN = re.compile(r"(?:(?!!\[|\]\()[!-~](?: (?! ))?)*(?<! )")
+# How much of the memory on the box a device reports: drivers reserve some, and a GB may be a GiB.
+_MIN_MEMORY, _MAX_MEMORY = 0.86, 1.10
+# The clocks of two machines may differ.
+_CLOCKS_APART = timedelta(days=2)
 # Rates are rounded to six digits.
 _ROUNDING = 1.1e-5
 # Logs with an old calibration have the median power of the rounds, later ones their energy divided by their time.
@@ -47,10 +59,191 @@ _MAX_ERROR, _MAX_ERROR_OF_APPROXIMATION = 0.05, 0.5
 # Power as a share of the limit: logs of cards under load have 0.2 to 1.1.
 _MIN_POWER, _MAX_POWER = 0.1, 1.2
 _MAX_CLOCK = 1.02
-# Fewer samples may agree by chance: they are written in whole nanoseconds.
+#: Fewer samples may agree by chance: they are written in whole nanoseconds.
 DISTINCTIVE_SAMPLES = 5
-# Names of devices on Windows, which cannot be names of folders.
-_RESERVED = re.compile(r"con|prn|aux|nul|(?:com|lpt)\d")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a rule found. ``line``: of the log, counted from 1. A warning does not keep a log out."""
+
+    rule: str
+    message: str
+    line: int | None = None
+    is_warning: bool = False
+
+    @property
+    def level(self) -> str:
+        return "warning" if self.is_warning else "error"
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """``records``: every line with its number, the header first."""
+
+    records: tuple[tuple[int, dict[str, Any]], ...]
+    log: RunLog
+
+    @property
+    def header(self) -> dict[str, Any]:
+        """As written, without defaults for missing fields."""
+        return self.records[0][1]
+
+    @property
+    def plan(self) -> Plan:
+        return self.log.plan
+
+    def of_kind(self, kind: str) -> Iterator[tuple[int, dict[str, Any]]]:
+        return ((line, record) for line, record in self.records if record["record"] == kind)
+
+    @cached_property
+    def rows(self) -> tuple[tuple[int, dict[str, Any], Measurement], ...]:
+        """Every measurement as written, failed and repeated ones too: line, record, and what mamf reads from it."""
+        written = zip(self.of_kind("measurement"), self.log.every_row, strict=True)
+        return tuple((line, record, row) for (line, record), row in written)
+
+    @property
+    def good_rows(self) -> Iterator[tuple[int, Measurement]]:
+        return ((line, row) for line, _, row in self.rows if row.ok and row.problem.dtype in DTYPES)
+
+
+def is_exact(row: Measurement) -> bool:
+    """Whether all FLOP were computed in the row's dtype. Only a kernel that its operation lists may approximate,
+    whatever a row says; no kernel is imported for it.
+    """
+    if not any(name in row.details for name in _OF_APPROXIMATION):
+        return True
+    return row.kernel.partition("[")[0] not in operation_called(row.operation).approximate_kernels
+
+
+# -- fields and the device ---------------------------------------------------------------------------------------------
+
+
+def has_known_fields(evidence: Evidence) -> Iterator[Finding]:
+    """Records have only fields that mamf writes."""
+    for line, record in evidence.records:
+        for name in _unknown_fields(record, _declared(Header if line == 1 else RECORDS[record["record"]])):
+            if name not in ("record", "time"):
+                yield Finding("unknown-field", f"mamf writes no field {name!r} of such a record: remove it", line)
+
+
+@cache
+def _declared(kind: type) -> _Names:
+    return _names_in(type_info(kind))
+
+
+def _names_in(of: Type) -> _Names:
+    """The fields that a type declares, each with those within it; empty where any field may be."""
+    if isinstance(of, UnionType):
+        return next(filter(None, map(_names_in, of.types)), {})
+    if isinstance(of, ListType):
+        return _names_in(of.item_type)
+    if isinstance(of, (StructType, DataclassType)):
+        return {each.encode_name: _names_in(each.type) for each in of.fields}
+    return {}
+
+
+def _unknown_fields(value: Any, known: _Names, prefix: str = "") -> Iterator[str]:
+    for name, each in value.items():
+        if name not in known:
+            yield prefix + name
+        elif known[name]:
+            for inner in each if isinstance(each, list) else [each]:
+                yield from _unknown_fields(inner or {}, known[name], f"{prefix}{name}.")
+
+
+def is_real_device(evidence: Evidence) -> Iterator[Finding]:
+    """Rejects simulated devices and shared cards, and devices of several models in one run."""
+    log = evidence.log
+    if log.header["device"]["backend"] == SIMULATED:
+        yield Finding("simulated", "measured on the simulated backend", 1)
+    names = dict.fromkeys([log.header["device"]["name"], *(device.name for device in log.devices)])
+    for name in names:
+        if shared := describe_sharing(name):
+            yield Finding("shared-card", f"{shared}; run it again with the card to itself", 1)
+    if len({device.name for device in log.devices}) > 1:
+        yield Finding("shared-card", f"devices of several models share the run: {', '.join(names)}", 1)
+
+
+def is_one_device(evidence: Evidence) -> Iterator[Finding]:
+    """Name, vendor, backend and memory belong together, and names are plain text as they are usually spelled."""
+    devices = {device.name: device for device in (*evidence.log.devices, evidence.log.device(None))}
+    for text in {*devices, evidence.header["kernel"], *(row.kernel for _, _, row in evidence.rows)}:
+        if not _PLAIN.fullmatch(text):
+            yield Finding("device", f"{text!r} is not plain text: letters, digits, punctuation and single blanks", 1)
+    for info in devices.values():
+        if usual := _usual_spelling(info.name):
+            yield Finding("device", f"{info.name} is written {usual} elsewhere: leave the name as torch gives it", 1)
+        facts = _facts().get(matching_device(info.name) or "")
+        if facts is None or not info.is_accelerator or info.backend == SIMULATED:
+            continue
+        if info.vendor.casefold() != facts["vendor"]:
+            yield Finding("device", f"{info.name} is not of the vendor {info.vendor!r}", 1)
+        if info.backend not in facts["backends"].split():
+            yield Finding("device", f"{info.name} is not measured with the backend {info.backend!r}", 1)
+        shares = [(info.memory_bytes or 0) / (float(size) * 1e9) for size in facts["memory_gb"].split()]
+        if info.memory_bytes and not any(_MIN_MEMORY <= share <= _MAX_MEMORY for share in shares):
+            has = f"{info.memory_bytes / 1e9:.0f} GB of memory, but {info.name} has {facts['memory_gb']}"
+            yield Finding("device", f"the log names {has}", 1)
+
+
+@cache
+def _facts() -> dict[str, dict[str, str]]:
+    """What a device of peaks.csv has: its vendor, its backends, and the sizes of its memory in GB."""
+    return {row["name"]: row for row in packaged_rows("devices.csv")}
+
+
+def _usual_spelling(name: str) -> str | None:
+    """The known name that differs from this one only in case, blanks and punctuation, or None."""
+    known = {_letters(each.device): each.device for each in contributed_rates()}
+    usual = known.get(_letters(name), name)
+    return listed_as(name) if usual == name else usual
+
+
+def _letters(name: str) -> str:
+    return "".join(letter for letter in name.casefold() if letter.isalnum())
+
+
+def is_of_normal_data(evidence: Evidence) -> Iterator[Finding]:
+    """Zeros and patterns draw less power, so their rates are not ceilings; ``mamf explain`` varies data on purpose."""
+    for problem in evidence.header["plan"]["problems"]:
+        if problem.get("data") not in (None, "normal") and evidence.plan.kind != EXPLAIN:
+            yield Finding("data", f"measured with {problem['data']} data: results are of --data normal", 1)
+
+
+def is_of_the_past(evidence: Evidence) -> Iterator[Finding]:
+    """No record is dated in the future."""
+    latest = datetime.now(timezone.utc) + _CLOCKS_APART
+    for line, record in evidence.records:
+        text = record.get("time", record.get("started"))
+        if text is not None and datetime.fromisoformat(text) > latest:
+            yield Finding("future", f"written at {text}, which is in the future", line)
+            return
+
+
+def private_findings(line: int, record: dict[str, Any]) -> Iterator[Finding]:
+    """mamf removes private texts when it writes a log: what is found here was written by another version or by hand."""
+    clean = scrub_record(record)
+    if clean != record:
+        names = ", ".join(sorted({*record} ^ {*clean} | {name for name in record if clean.get(name) != record[name]}))
+        yield Finding("private", f"a secret, an account, a host, an address or a path in {scrub_record(names)}", line)
+
+
+def legacy_findings(run: FinderRun) -> Iterator[Finding]:
+    """Rules about an imported run: it names its accelerator, and its figures are possible."""
+    if not run.device:
+        yield Finding("device", "the log names no accelerator", 1)
+    if not run.rows and not run.best:
+        yield Finding("missing-row", "the log has no figure")
+    limit = None
+    if run.dtype in DTYPES and run.device:
+        limit = fastest_possible_flops(DeviceInfo("legacy", 0, run.device, ""), run.dtype)
+    for line, row in enumerate((*run.rows, *run.best.values()), start=2):
+        for name, tflops in row.tflops.items():
+            if name not in STATISTICS or not 0 < tflops < math.inf:
+                yield Finding("unreadable", f"{name} {tflops!r} is not a figure of mamf-finder", line)
+            elif limit is not None and tflops * TERA > limit:
+                yield Finding("implausible", f"{tflops:g} TFLOPS are more than {run.device} can do", line)
 
 
 # -- figures follow from samples ---------------------------------------------------------------------------------------
@@ -140,7 +333,7 @@ def run_was_completed(evidence: Evidence) -> Iterator[Finding]:
 def rows_are_possible(evidence: Evidence) -> Iterator[Finding]:
     """No sample is faster than the device or its memory allows, and no figure faster than the clock that was read."""
     for line, row in evidence.good_rows:
-        info, of = evidence.device_of(row), operation_called(row.operation)
+        info, of = evidence.log.device(row.device), operation_called(row.operation)
         # The work of a kernel that approximates is not known.
         limit = of.fastest_possible(info, row.problem, row.shape) if is_exact(row) else None
         if limit is not None and split_impossible(row.samples, row.amount, limit, row.timer_accuracy)[1]:
@@ -155,7 +348,7 @@ def rows_are_verified(evidence: Evidence) -> Iterator[Finding]:
     """Every good row's result was checked, with an error within its tolerance."""
     for line, row in evidence.good_rows:
         most = _MAX_ERROR if is_exact(row) else _MAX_ERROR_OF_APPROXIMATION
-        bound = row.problem.tolerance if row.operation == MATMUL else most
+        bound = row.problem.tolerance if is_of_products(row.operation) else most
         if row.error is None:
             yield Finding("unverified", f"{row.shape} by {row.kernel}: its result was not checked", line)
         elif not 0 <= row.error <= bound:
@@ -166,7 +359,7 @@ def sensors_are_plausible(evidence: Evidence) -> Iterator[Finding]:
     """If the device has sensors, each good row has a clock and a power within the device's limits."""
     if (sensors := evidence.header.get("sensors")) != "available":
         yield Finding("sensors", f"clock, power and temperature: {sensors}", 1, is_warning=True)
-    elif evidence.has_sensors:
+    elif evidence.log.header["device"]["is_accelerator"]:  # CPUs have no vendor's sensors
         device, rows = evidence.header["device"], [row for _, _, row in evidence.rows if row.ok]
         if not (device.get("max_clock_hz") and device.get("power_limit_watts")):
             yield Finding("sensors", "there are sensors, but no highest clock or no power limit", 1)
@@ -174,7 +367,7 @@ def sensors_are_plausible(evidence: Evidence) -> Iterator[Finding]:
         if without_clock or (rows and all(row.conditions.watts is None for row in rows)):
             yield Finding("sensors", f"there are sensors, but {without_clock or len(rows)} rows lack clock or power")
     for line, _, row in evidence.rows:
-        seen, info = row.conditions, evidence.device_of(row)
+        seen, info = row.conditions, evidence.log.device(row.device)
         limit, highest = info.power_limit_watts or math.inf, info.max_clock_hz or math.inf
         least = _MIN_POWER * limit if row.ok and limit < math.inf else 0
         if seen.watts is not None and not least <= seen.watts <= _MAX_POWER * limit:
@@ -207,71 +400,13 @@ def timer_is_credible(evidence: Evidence) -> Iterator[Finding]:
             return
 
 
-# -- where a log belongs -----------------------------------------------------------------------------------------------
-
-
-def folder_of(device_name: str) -> str:
-    """``NVIDIA H100 80GB HBM3`` -> ``nvidia-h100-80gb-hbm3``."""
-    name = slug([device_name])
-    if not name:
-        return "unknown-accelerator"
-    return f"{name}-accelerator" if _RESERVED.fullmatch(name) else name
-
-
-def name_of(header: Mapping[str, Any]) -> str:
-    """The file name of a run: command or operation, kernels of matmul, dtypes, directions, regimes and start (UTC)."""
-    plan = header["plan"]
-    command, problems = plan["command"], plan["problems"]
-    is_of_products = plan["operation"] == MATMUL and command in (SWEEP, FIND)
-    parts = [
-        *([] if is_of_products else [plan["operation"]]),
-        *([command] if is_of_products or command in (FIND, ROOFLINE, EXPLAIN) else []),
-        *([header["kernel"]] if is_of_products and command == SWEEP else []),
-        *(problem["dtype"] + ("-fast" if problem.get("fast_accumulation") else "") for problem in problems),
-        *(problem["direction"] for problem in problems if "direction" in problem),
-        *plan["regimes"],
-        moment(header["started"]),
-    ]
-    return f"{slug(parts)}.jsonl"
-
-
-def legacy_name_of(run: FinderRun) -> str:
-    """The file name of an imported run of mamf-finder."""
-    started = moment(run.started) if run.started else "undated"
-    return f"{slug(['mamf-finder', run.version or '', run.dtype or '', started])}.jsonl"
-
-
-def place_of(header: Mapping[str, Any]) -> Path:
-    """Folder and name, from the results folder."""
-    return Path(folder_of(header["device"]["name"]), name_of(header))
-
-
-def lies_at(actual: Path, place: Path) -> bool:
-    """Whether ``actual`` is this place, or the numbered place of another run that began in the same second."""
-    own = re.fullmatch(re.escape(place.stem) + r"(-([2-9]|[1-9]\d+))?", actual.stem)
-    return own is not None and actual.with_stem(place.stem) == place
-
-
-def moment(iso: str) -> str:
-    """An ISO time as in a file name; raises ValueError for any other text."""
-    return datetime.fromisoformat(iso).strftime("%Y%m%d-%H%M%S")
-
-
-def slug(parts: Iterable[str]) -> str:
-    """Lower-case words joined by dashes; each part once."""
-    texts = (re.sub(r"[^a-z0-9_]+", "-", part.lower()).strip("-") for part in dict.fromkeys(parts))
-    return "-".join(text for text in texts if text)
-
-
-# -- the review --------------------------------------------------------------------------------------------------------
-
-
-_RULES: tuple[Callable[[Evidence], Iterator[Finding]], ...] = (
-    header_rules.has_known_fields,
-    header_rules.is_real_device,
-    header_rules.is_one_device,
-    header_rules.is_of_normal_data,
-    header_rules.is_of_the_past,
+#: All rules, in the order in which findings are listed.
+RULES: tuple[Callable[[Evidence], Iterator[Finding]], ...] = (
+    has_known_fields,
+    is_real_device,
+    is_one_device,
+    is_of_normal_data,
+    is_of_the_past,
     rows_recompute,
     ceilings_recompute,
     run_was_completed,
@@ -281,124 +416,3 @@ _RULES: tuple[Callable[[Evidence], Iterator[Finding]], ...] = (
     samples_differ,
     timer_is_credible,
 )
-
-
-@dataclass(frozen=True)
-class Review:
-    """What the rules say of a log. ``tier``: complete, interrupted or legacy; None when it cannot be read. ``place``:
-    where it belongs within results/. ``samples``: what identifies the samples of its rows, within this process.
-    """
-
-    path: Path
-    findings: tuple[Finding, ...]
-    tier: str | None = None
-    place: Path | None = None
-    samples: frozenset[int] = field(default=frozenset(), repr=False)
-
-    def is_rejected(self) -> bool:
-        return any(not finding.is_warning for finding in self.findings)
-
-
-def review(path: Path, seen: Seen | None = None) -> Review:
-    """All findings about a log; an unreadable log is also a finding. Never raises for the file's contents. ``seen``:
-    called with the number of bytes read.
-    """
-    try:
-        return _review(path, seen)
-    except (*MALFORMED, RecursionError) as error:
-        return Review(path, (_unreadable(path, error),))
-
-
-def _review(path: Path, seen: Seen | None) -> Review:
-    records = records_of(path, seen)
-    first = next(records)
-    findings, header = list(_as_bytes(path)), first[1]
-    if why := why_unreadable(path, header.get("schema")):
-        return Review(path, (Finding("schema", why, 1),))
-    if header.get("tier") == TIER:
-        return _legacy_review(path, itertools.chain([first], records), findings)
-    whole = (first, *records)
-    for line, record in whole:
-        findings += header_rules.private_findings(line, record)
-    plan = header.get("plan", {})  # a profile has none
-    named = {plan.get("operation", MATMUL)}
-    named |= {record["operation"] for _, record in whole if "operation" in record}
-    if foreign := sorted(named - own_operations()):
-        message = f"{shorten(', '.join(foreign))}: results/ collects mamf's own operations, and no other is imported"
-        return Review(path, (*findings, Finding("unknown-operation", message, 1)))
-    try:
-        log = run_log_of(path, whole)
-    except RunLogError as error:
-        return Review(path, (*findings, _unreadable(path, error)))
-    if log.counter_records or not kind_of(log.plan).is_collected:
-        what = f"a log of 'mamf {'counters' if log.counter_records else log.plan.kind}'"
-        return Review(path, (*findings, Finding("kind", f"{what}: results/ does not collect it")))
-    evidence = Evidence(whole, log)
-    for rule in _RULES:
-        findings += rule(evidence)
-    samples = frozenset(hash(row.samples) for _, _, row in evidence.rows if len(row.samples) >= DISTINCTIVE_SAMPLES)
-    return Review(path, tuple(findings), log.tier, place_of(header), samples)
-
-
-def _legacy_review(path: Path, records: Iterator[tuple[int, dict[str, Any]]], findings: list[Finding]) -> Review:
-    """Each record is judged in passing: such a log can have a million rows."""
-
-    def judged() -> Iterator[dict[str, Any]]:
-        for line, record in records:
-            findings.extend(header_rules.private_findings(line, record))
-            yield record
-
-    run = legacy_run(path, judged())
-    findings += header_rules.legacy_findings(run)
-    figures = hash((run.started, *(f"{row.shape} {row.tflops}" for row in run.rows)))
-    place = Path(folder_of(run.device or ""), legacy_name_of(run))
-    return Review(path, tuple(findings), TIER, place, frozenset([figures]))
-
-
-def _unreadable(path: Path, error: Exception) -> Finding:
-    return Finding("unreadable", describe_error(error).removeprefix(f"{path}").lstrip(",: "))
-
-
-def _as_bytes(path: Path) -> Iterator[Finding]:
-    data = path.read_bytes()
-    if data and not data.endswith(b"\n") and b"\n" in data:
-        yield Finding("truncated", "the last line is incomplete: --resume the run, or cut the line off")
-    if b"\r" in data or data.startswith(b"\xef\xbb\xbf"):
-        yield Finding("unreadable", "an editor changed its line ends or put a mark before it")
-    for number, line in enumerate(data.split(b"\n"), start=1):
-        for name in repeated_fields(line):
-            yield Finding("repeated-field", f"an object has the field {name!r} more than once: leave one", number)
-
-
-def review_results(root: Path, paths: Iterable[Path], seen: Seen | None = None) -> list[Review]:
-    """Reviews of logs in a results folder: each in its place, each once, each with its submitter. The last review is of
-    submitters.txt, if something is wrong with it.
-    """
-    reviews: dict[Path, Review] = {}
-    owners: dict[int, Path] = {}
-    for path in paths:
-        found = review(path, seen)
-        place, more = path.relative_to(root), []
-        if found.place is not None and not lies_at(place, found.place):
-            more.append(Finding("misplaced", f"belongs to {root.name}/{found.place}"))
-        if copied := {owners.setdefault(each, place) for each in found.samples} - {place}:
-            more.append(Finding("duplicate", f"has samples of {min(copied)}"))
-        reviews[path] = replace(found, findings=(*found.findings, *more))
-    for path, finding in submitter_findings(root, [path.relative_to(root) for path in reviews]):
-        found = reviews.get(path, Review(path, ()))
-        reviews[path] = replace(found, findings=(*found.findings, finding))
-    return list(reviews.values())
-
-
-def find_free_place(found: Review, root: Path) -> Path:
-    """The first free place for a log in the results folder. Raises UsageError if this run is already there, or if the
-    log does not say where it belongs.
-    """
-    if found.place is None:
-        raise UsageError(f"{found.path} cannot be placed: 'mamf results check' says why")
-    for target in (root / place for place in numbered(found.place)):
-        if not target.exists():
-            break
-        if review(target).samples & found.samples:
-            raise UsageError(f"{target} is there already: a run is submitted once")
-    return target

@@ -13,8 +13,9 @@ from typing import Any, TypeVar
 from urllib.parse import quote
 
 from mamf.contribution.collection import (
-    ATTENTION,
     OTHERS,
+    PRODUCTS,
+    SHARES,
     TABLES,
     Collection,
     Leader,
@@ -27,15 +28,14 @@ from mamf.contribution.collection import (
     part_confirmed,
     software,
 )
-from mamf.contribution.rules import folder_of
+from mamf.contribution.review import folder_of
 from mamf.logs.legacy import FinderRun
 from mamf.logs.records import significant_digits
 from mamf.measurement import group_pairs
-from mamf.plans import MATMUL
 from mamf.regime_names import CEILINGS
 from mamf.report.document import Column, Table, sensor_columns
 from mamf.report.formats import table_text
-from mamf.report.own_ceilings import described_title, share_of
+from mamf.report.shares import described_title, share_of
 from mamf.report.text import interval_cell, significant
 from mamf.text import Markup, markdown_line, markdown_text
 
@@ -79,7 +79,7 @@ def _matrix_page(parts: Mapping[str, Collection]) -> str:
     rates: dict[tuple[str, str], dict[str, float]] = {}
     counts: Counter[str] = Counter()
     for folder, part in parts.items():
-        confirmed = part_confirmed(part.of(MATMUL), part.submitters)[0]
+        confirmed = part_confirmed(part.of(PRODUCTS), part.submitters)[0]
         kept = [each for each in confirmed if each.tier == "complete" and each.regime in CEILINGS]
         counts.update(each.dtype for each in kept)
         for best, _ in leaders(kept):
@@ -123,8 +123,8 @@ def _device_page(part: Collection) -> str:
     attention_title = "Attention: the best kernel by share of the measured ceiling (MAMFU)"
     sections = [
         f"# {markdown_text(_device_name(part))}\n\n{_NOTE} [All accelerators](../README.md)\n",
-        _section("Ceilings", ceiling_columns(), leaders(ranked[MATMUL]), f"{_WORDS}\n"),
-        _section(attention_title, [*attention_columns(), log_column()], best_attention(ranked[ATTENTION])),
+        _section("Ceilings", ceiling_columns(), leaders(ranked[PRODUCTS]), f"{_WORDS}\n"),
+        _section(attention_title, [*attention_columns(), log_column()], best_attention(ranked[SHARES])),
         *(_kernels(operation, entries) for operation, entries in best.items()),
         _section(_CUT, [*entry_columns(), log_column()], _best_of_logs(interrupted)),
         _section(_UNCONFIRMED, [*entry_columns(), log_column()], _best_of_logs(unconfirmed)),
@@ -267,7 +267,7 @@ def contributed_csv(collection: Collection) -> str:
     """The highest confirmed ceiling of each kind of device, dtype and regime that a complete find with normal data
     measured.
     """
-    kept = filter(_counts, part_confirmed(collection.of(MATMUL), collection.submitters)[0])
+    kept = filter(_counts, part_confirmed(collection.of(PRODUCTS), collection.submitters)[0])
     groups = group_pairs(((entry.device, *_build(entry), entry.dtype, entry.regime), entry) for entry in kept)
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")

@@ -48,7 +48,7 @@ class Isolation:
         of, tensors = operation_called(row.operation), importlib.import_module("mamf.operations.isolated")
         if not tensors.has_tensors(backend):
             return {}
-        if of.name not in tensors.OPERATIONS:
+        if not of.gives_tensors:
             return {"unknown": f"results of {of.name} stay on the device"}
         pool = backend.operand_pool(row.problem.data, row.problem.seed)
         process, is_whole = self._process or _start(), False

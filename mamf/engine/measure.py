@@ -140,8 +140,8 @@ class _Run:
         if taken.clock_hz is not None and work.unit == "TFLOPS":
             clock_hz = float(round(taken.clock_hz))
             used = cycles_used(row.best_rate * TERA, self.regime.backend.info, self.problem.dtype, clock_hz)
-            known = {"true_clock_hz": clock_hz, "cycles_used": used and float(f"{used:.6g}")}
-            row = replace(row, conditions=replace(row.conditions, **known))
+            used = used and float(f"{used:.6g}")
+            row = replace(row, conditions=replace(row.conditions, true_clock_hz=clock_hz, cycles_used=used))
         return replace(row, repeatability=self.regime.repeatability_of(self.problem))
 
     def alternation(self, samples: Sequence[float]) -> Sequence[str]:

@@ -1,19 +1,21 @@
-"""Measures steps one after another, for sweeps, kernels and searches, and keeps those whose launch ends the process.
+"""Measures the steps of a strategy one after another, and keeps those whose launch ends the process.
 
-A strategy is a generator: it yields a step and receives its row, or None if the budget ran out. The runner handles the
-budget, memory, rows of an interrupted run and failures before the first shape.
+The steps of a strategy are a generator: it yields a step and receives its row, or None if the budget ran out. The
+runner handles the budget, memory, rows of an interrupted run and failures before the first shape.
 """
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
 from mamf.backend import Backend, OperandPool
+from mamf.ceilings.ceiling import Ceiling, ceilings_of_plan
 from mamf.engine.clocks import ClockChoice
 from mamf.engine.isolation import isolation_of
 from mamf.engine.measure import cut_short, limit_of, measure
@@ -29,10 +31,14 @@ from mamf.errors import (
     plugin_errors,
 )
 from mamf.kernel import AnyKernel, Buffer, Problem
+from mamf.logs.recording import Record
 from mamf.measurement import Measurement
+from mamf.plans import Plan, StepKey
 from mamf.plugins.contracts import attribute_errors_to
 
 _MOST_ENDS = 3
+#: A kernel, with the name that it was requested by.
+Named = tuple[str, AnyKernel]
 
 
 @dataclass
@@ -259,6 +265,81 @@ class Runner:
             raise DeviceLostError(
                 f"{lost.kernel} at {lost.shape} {lost.reason}; --resume continues in a new process", lost
             ) from error
+
+
+@dataclass
+class Setup:
+    """A plan on an opened device. ``kernels``: the plan's, in its order. ``rows``: those measured for good, also by an
+    interrupted run; the driver of the run adds each that a strategy yields. ``on_phase``: is called with what comes
+    next, in words.
+    """
+
+    plan: Plan
+    backend: Backend
+    kernels: Sequence[Named]
+    rows: list[Measurement] = field(default_factory=list)
+    on_phase: Callable[[str], None] = lambda text: None
+
+    @property
+    def opened(self) -> list[Any]:
+        """The kernels without their names."""
+        return [kernel for _, kernel in self.kernels]
+
+    @property
+    def steps(self) -> list[StepKey]:
+        """The steps of the plan that no row answers. The plan names kernels as they were requested."""
+        return self.plan.steps(self.answers)
+
+    @property
+    def answers(self) -> dict[StepKey, Measurement]:
+        """The rows that answer steps of the plan."""
+        requested = {kernel.name: name for name, kernel in self.kernels}
+        found = {}
+        for row in self.rows:
+            if row.operation in self.plan.operations and not row.phase and not row.is_reference:
+                library = row.kernel.partition("[")[0]  # of an algorithm
+                name = requested.get(row.kernel) or requested.get(library, row.kernel)
+                found[row.step._replace(kernel=name)] = row
+        return found
+
+    @property
+    def confirmed(self) -> dict[tuple[Any, str], Ceiling]:
+        """The ceilings that the rows confirm, by problem and regime."""
+        return ceilings_of_plan(self.plan, self.rows, self.backend.info, self.opened[0].name)
+
+
+class Strategy(Protocol):
+    """Chooses the steps of a run, one after the other, and has them measured."""
+
+    @property
+    def left_out(self) -> int:
+        """Steps that the end of the budget left out, once ``results`` has ended."""
+
+    def results(self) -> Iterator[Measurement | Record]:
+        """What the log of the run gets. Closing the iterator loses the measurement in flight."""
+
+
+class PlanStrategy(ABC):
+    """A strategy for a plan: the runner measures its ``steps``.
+
+    ``replayed``: rows of an interrupted run that answer the steps again, in their order.
+    """
+
+    def __init__(self, setup: Setup, replayed: Iterable[Measurement] = ()) -> None:
+        self.setup, self.plan, self.backend = setup, setup.plan, setup.backend
+        self.replayed = list(replayed)
+
+    @property
+    def left_out(self) -> int:
+        return self.run.left_out
+
+    def results(self) -> Iterator[Measurement | Record]:
+        self.run = Runner(self.backend, self.plan.budget_seconds, self.replayed, self.setup.on_phase)
+        yield from self.run.results(self.steps())
+
+    @abstractmethod
+    def steps(self) -> Steps:
+        """The steps to measure, by the runner in ``run``."""
 
 
 def failed_row(step: Step) -> Measurement:

@@ -8,6 +8,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.flop_counter import FlopCounterMode
 
 from mamf.profiling.flops import product_flop
@@ -28,38 +29,62 @@ def count_flops(step: Callable[[], object]) -> float:
 
     torch.utils.flop_counter counts by operation, and misses operations that are not torch's: custom kernels (Triton,
     flash-attn's own), flex attention, graph replays; and recurrent layers and matrix-vector products. It counts the
-    whole square of causal attention, and all recomputation.
+    whole square of causal attention, and all recomputation. What an optimizer of torch multiplies is not counted.
 
     >>> import torch
     >>> a = torch.ones(64, 32)
     >>> mamf.count_flops(lambda: a @ a.T)
     262144.0
     """
-    with _as_written(), FlopCounterMode(display=False, custom_mapping=_formulas()) as counter:
+    counter = _Counter()
+    with _as_written(), counter.outside_optimizers(), counter:
         step()
-    return float(counter.get_total_flops())
+    return counter.flop
 
 
-class StepCounter(FlopCounterMode):  # type: ignore[misc]
+class _Counter(FlopCounterMode):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__(display=False, custom_mapping=_formulas())
+        self.flop, self._is_in_optimizer = 0.0, False
+
+    @contextmanager
+    def outside_optimizers(self) -> Iterator[None]:
+        """Leave out what optimizers multiply (Muon)."""
+        hooks = (
+            register_optimizer_step_pre_hook(lambda *_: setattr(self, "_is_in_optimizer", True)),
+            register_optimizer_step_post_hook(lambda *_: setattr(self, "_is_in_optimizer", False)),
+        )
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def _count_flops(self, func_packet: Any, out: Any, args: Any, kwargs: Any) -> Any:
+        if func_packet in self.flop_registry and not self._is_in_optimizer:
+            self.flop += self.flop_registry[func_packet](*args, **kwargs, out_val=out)
+        return out
+
+
+class StepCounter(_Counter):
     """Counts what runs between ``start`` and ``stop`` in another program, into which it raises nothing."""
 
     def __init__(self) -> None:
-        super().__init__(display=False, custom_mapping=_formulas())
-        self._flop, self._is_whole, self._stack = 0.0, True, ExitStack()
+        super().__init__()
+        self._is_whole, self._stack = True, ExitStack()
 
     def start(self) -> None:
-        self._stack.enter_context(_as_written())
-        self._stack.enter_context(self)
+        for context in (_as_written(), self.outside_optimizers(), self):
+            self._stack.enter_context(context)
 
     def stop(self) -> float:
         """FLOP; NaN if torch failed to count an operation."""
         self._stack.close()
-        return self._flop if self._is_whole else math.nan
+        return self.flop if self._is_whole else math.nan
 
     def _count_flops(self, func_packet: Any, out: Any, args: Any, kwargs: Any) -> Any:
         try:
-            if func_packet in self.flop_registry:
-                self._flop += self.flop_registry[func_packet](*args, **kwargs, out_val=out)
+            super()._count_flops(func_packet, out, args, kwargs)
         except Exception:  # a formula that does not fit must not end what is counted
             self._is_whole = False
         return out

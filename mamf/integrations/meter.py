@@ -6,10 +6,12 @@ never waits for the meter. If a vendor has no reliable events, the host's clock 
 
 from __future__ import annotations
 
+import functools
 import math
 import threading
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any, NamedTuple
@@ -96,13 +98,13 @@ class StepFigures:
 
 
 class _Step(NamedTuple):
-    """A step whose marks are not read yet. ``work``: tokens, samples, FLOP, and the seconds that these would take at
-    the datasheet's peak and at the ceiling.
+    """A step whose marks are not read yet. ``work``: returns tokens, samples, FLOP, and the seconds that these would
+    take at the datasheet's peak and at the ceiling.
     """
 
     number: int
     marks: tuple[Any, Any, Any]
-    work: tuple[float, ...]
+    work: Callable[[], tuple[float, ...]]
 
 
 class Meter:
@@ -124,7 +126,7 @@ class Meter:
     - ``warmup_steps``: left out.
 
     Raises UsageError for an option that is not possible, UnsupportedError if the FLOP of ``model`` are unknown. Later
-    calls raise nothing. A meter belongs to one loop; other threads may call it too, to read ``mean``.
+    calls raise nothing. A meter belongs to the thread that calls it first; others may read ``mean``.
 
     >>> meter = mamf.Meter(tokens_per_step=8192, flops_per_step=6e13, ceiling=700e12, warmup_steps=0)
     >>> meter.begin()
@@ -165,7 +167,8 @@ class Meter:
             self._per_token = model_flops(model).per_token(sequence_length, causal) * self._share
         self._lock = threading.RLock()
         self._speeds: dict[str, tuple[float, float]] = {}
-        self._has_warned = False
+        self._warned: set[str] = set()
+        self._loop = 0
         self._number = 0
         self._end: Any = None
         self._begun: Any = None
@@ -176,24 +179,33 @@ class Meter:
 
     def begin(self) -> None:
         """The data of a step are there: the time since the last step was the host's."""
-        self._begun = self._mark()
+        with self._lock:
+            if self._is_own_loop():
+                self._begun = self._mark()
 
     def step(
-        self, tokens: float | None = None, flops: Flops | None = None, samples: float | None = None
+        self,
+        tokens: float | None = None,
+        flops: Flops | Callable[[], Flops] | None = None,
+        samples: float | None = None,
     ) -> StepFigures | None:
         """A step ends. Returns the figures of the step before; None while that was of the warm-up.
 
         ``tokens``, ``flops``, ``samples``: of this whole step on this rank; tokens and FLOP are by default those of the
-        arguments of Meter. What is below 0 or no number is not known, and what follows from it is NaN.
+        arguments of Meter. What is below 0 or no number is not known, and what follows from it is NaN. ``flops`` may be
+        a function, which is called when the step is read.
         """
         with self._lock:
+            if not self._is_own_loop():
+                return None
             end, start = self._mark(), self._begun if self._end is None else self._end
             figures = self.finish()
             self._number += 1
             if start is not None and self._number > self.warmup_steps:
                 if tokens is None and self._tokens is not None:
                     tokens = self._tokens * self.accumulation
-                self._unread = _Step(self._number, (start, self._begun, end), self._work(tokens, samples, flops))
+                work = functools.partial(self._work, tokens, samples, flops, self.accumulation)
+                self._unread = _Step(self._number, (start, self._begun, end), work)
             self._end, self._begun = end, None
             return figures
 
@@ -207,7 +219,7 @@ class Meter:
             if self._has_events:
                 self.backend.wait(end)
             between = _NAN if begun is None else self._seconds(start, begun)
-            sums = (self._seconds(start, end), between, *step.work)
+            sums = (self._seconds(start, end), between, *step.work())
             self._read = [before + own for before, own in zip(self._read, sums, strict=True)]
             self._steps_read += 1
             return self._figures(step.number, 1, *sums)
@@ -228,6 +240,20 @@ class Meter:
             self.finish()
             self._end = self._begun = None
 
+    def _is_own_loop(self) -> bool:
+        """Whether this is the thread that called first: the steps of two loops would have each other's time."""
+        self._loop = self._loop or threading.get_ident()
+        is_own = self._loop == threading.get_ident()
+        if not is_own:
+            self._warn("a meter belongs to one loop: steps of another thread are left out; give it a meter of its own")
+        return is_own
+
+    def _warn(self, line: str) -> None:
+        if line not in self._warned:
+            self._warned.add(line)
+            with suppress(Warning):  # where warnings are errors
+                warnings.warn(line, MamfWarning, stacklevel=4)
+
     # -- time --------------------------------------------------------------------------------------------------------
 
     @property
@@ -243,13 +269,16 @@ class Meter:
 
     # -- work --------------------------------------------------------------------------------------------------------
 
-    def _work(self, tokens: float | None, samples: float | None, flops: Flops | None) -> tuple[float, ...]:
+    def _work(
+        self, tokens: float | None, samples: float | None, flops: Flops | Callable[[], Flops] | None, passes: int
+    ) -> tuple[float, ...]:
         """The work of a step, as in ``_Step``."""
-        passes = 1
         if flops is None and self._per_token:
-            flops = _known(tokens) * self._per_token
+            flops, passes = _known(tokens) * self._per_token, 1
         elif flops is None:
-            flops, passes = self._flops, self.accumulation
+            flops = self._flops
+        else:
+            flops, passes = flops() if callable(flops) else flops, 1
         by_dtype = flops if isinstance(flops, Mapping) else {self.dtype: flops}
         total = at_peak = at_ceiling = 0.0
         for name, each in by_dtype.items():
@@ -287,9 +316,8 @@ class Meter:
                     ceiling = measured_peak(self.backend, dtype).flops
                 except MamfError as error:
                     ceiling = _NAN
-                    if not self._has_warned:
-                        self._has_warned = True
-                        warnings.warn(f"MAMFU is NaN: {error}", MamfWarning, stacklevel=3)
+                    if not self._warned:
+                        self._warn(f"MAMFU is NaN: {error}")
             self._speeds[dtype] = (listed.flops if listed else _NAN, ceiling)
         return self._speeds[dtype]
 

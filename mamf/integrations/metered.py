@@ -10,10 +10,13 @@ from __future__ import annotations
 import functools
 import inspect
 import math
+import os
 import warnings
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass, field, is_dataclass, replace
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -28,6 +31,8 @@ from mamf.text import visible
 _FIGURES = ("tflops", "mfu_percent", "mamfu_percent", "tokens_per_second", "samples_per_second")
 #: Options of Meter that a callback finds itself, or takes as ``tokens``.
 _FOUND = {"model", "sequence_length", "tokens_per_step", "accumulation"}
+#: Steps that torch counts at most, and lengths that count as the same.
+_MAX_COUNTS, _SAME_LENGTH = 8, 0.01
 
 
 def warn(line: str) -> None:
@@ -88,23 +93,64 @@ class MeteredCallback:
             training.stop()
 
 
+class _Counts:
+    """FLOP that torch counted in steps, by the mean length of their sequences.
+
+    FLOP per token are linear in the length, because attention is quadratic. So two counts give those between them.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[float, float] = {}
+
+    def needs(self, length: float) -> bool:
+        """Whether a step of this mean length must be counted."""
+        known = self._known
+        return not known or (len(known) < _MAX_COUNTS and not _outer(min(known), -1) <= length <= _outer(max(known), 1))
+
+    def add(self, work: _Work, flop: float) -> None:
+        self._known[work.length] = flop / work.elements
+
+    def flop(self, work: _Work) -> float:
+        """FLOP of a step; NaN if no step was counted."""
+        points = sorted(self._known.items(), key=lambda point: abs(point[0] - work.length))[:2]
+        if len(points) < 2:
+            return points[0][1] * work.elements if points else math.nan
+        (length, flop), (other_length, other_flop) = points
+        slope = (other_flop - flop) / (other_length - length)
+        return (flop + slope * (work.length - length)) * work.elements
+
+
+def _outer(length: float, sign: int) -> float:
+    return length * (1 + sign * _SAME_LENGTH)
+
+
 @dataclass
 class _Work:
-    """The passes of a step so far. ``flop``: by formula."""
+    """The passes of a step so far. ``elements``: tokens, else elements of the largest tensor, else passes; ``squares``:
+    the same, each times the length of its sequence.
+    """
 
     tokens: float = 0.0
     samples: float = 0.0
-    flop: float = 0.0
-    passes: int = 0
+    elements: float = 0.0
+    squares: float = 0.0
+    passes: list[Pass] = field(default_factory=list)
 
-    def ratio_to(self, other: _Work) -> float:
-        """By tokens, else by samples, else by passes; NaN if nothing is known of both."""
-        pairs = ((self.tokens, other.tokens), (self.samples, other.samples), (self.passes, other.passes))
-        return next((one / another for one, another in pairs if one > 0 and another > 0), math.nan)
+    @property
+    def length(self) -> float:
+        return self.squares / self.elements
+
+    def add(self, found: Pass) -> None:
+        self.tokens += found.tokens
+        self.samples += found.samples
+        self.passes.append(found)
+        sizes: list[tuple[float, float]] = [*found.sequences] or [found.size]
+        self.elements += sum(number * length for number, length in sizes)
+        self.squares += sum(number * length**2 for number, length in sizes)
 
 
 class MeteredTraining:
-    """A training with its meter. FLOP of a step are by formula, else as many as torch counts in the first one.
+    """A training with its meter. FLOP of a step are by formula, else as many as torch counts in others.
 
     ``options``: of Meter; ``amounts``: ``tokens`` and ``samples`` of MeteredCallback. FLOP by formula are shared out
     among ``model_parallel`` ranks.
@@ -116,79 +162,110 @@ class MeteredTraining:
         self.options, self._given, self.meter = options, amounts, Meter(**options)
         self._formula: ModelFlops | None = None
         self._counter: StepCounter | None = None
-        self._must_count, self._counted, self._first = False, math.nan, _Work()
-        self._work, self._is_between = _Work(), True
+        self._is_counting, self._counts = False, _Counts()
+        self._work, self._is_between, self._warned = _Work(), True, set[str]()
+        self._gradients: Gradients | None = None
         layers = list(module.modules()) if isinstance(module, torch.nn.Module) else []
         compiled = (hasattr(each, "_orig_mod") or getattr(each, "_compiled_call_impl", None) for each in layers)
         self._is_compiled = is_compiled or any(compiled)
+        self._ranks = options.get("world_size", 1) // options.get("model_parallel", 1)
+        if self._ranks > 1 and not int(os.environ.get("RANK", "0")):
+            self.warn_once(f"tokens and samples per second are those of rank 0 x {self._ranks} ranks")
         if "flops_per_step" in options:
             return
         try:
             self._formula = model_flops(model)
         except Exception as error:  # what looks like a configuration may raise anything
             self._count(describe_error(error).partition(":")[0])
-        is_frozen = any(isinstance(each, torch.nn.Linear) and not each.weight.requires_grad for each in layers)
-        if is_frozen and self._formula is not None:
-            self._count("some layers are frozen")
+        if self._formula and not all(each.requires_grad for layer in layers for each in layer.parameters(False)):
+            if self._formula.encoder is None:
+                self._gradients = Gradients(module, self._formula, self._is_compiled)
+            else:
+                self._count("some layers are frozen")
+
+    def warn_once(self, line: str) -> None:
+        if line not in self._warned:
+            self._warned.add(line)
+            warn(line)
 
     def _count(self, reason: str) -> None:
-        """Count the next step, because no formula holds."""
+        """Count steps, because no formula is known."""
         self._formula = None
         obstacle = "counting would run a compiled model uncompiled" if self._is_compiled else ""
         if self.options.get("model_parallel", 1) > 1:
             obstacle = "the share of this rank in a count is unknown"
-        self._must_count = not obstacle
+        self._is_counting = not obstacle
         if obstacle:
-            warn(f"TFLOPS are not logged: {reason}, and {obstacle}; give flops_per_step=")
+            self.warn_once(f"TFLOPS are not logged: {reason}, and {obstacle}; give flops_per_step=")
         else:
-            warn(f"torch counts the FLOP of one step, recomputation included, and others have as many: {reason}")
+            self.warn_once(
+                f"torch counts the FLOP of a step of each new length, recomputation included, and does not meter it: "
+                f"{reason}"
+            )
 
     def begin(self) -> None:
         """The data of a pass are ready; only the first pass of a step counts."""
-        if not self._is_between:
-            return
-        self._is_between = False
-        if self._must_count:
-            self._must_count, self._counter = False, StepCounter()
-            self._counter.start()
-        self.meter.begin()
+        if self._is_between:
+            self._is_between = False
+            self.meter.begin()
 
     def add(self, batch: Any) -> None:
-        """A forward and backward pass over a batch."""
-        found, work, formula = read_pass(batch, *self._given), self._work, self._formula
-        work.tokens += found.tokens
-        work.samples += found.samples
-        work.passes += 1
-        if formula is None:
+        """Add a forward and backward pass over a batch, before it runs. A pass without gradients is not counted."""
+        if not torch.is_grad_enabled():
+            self.warn_once("forward passes without gradients (generation, a reference model) are not counted")
             return
-        sequences, causal = found.sequences, self.options.get("causal", False)
-        if positions := (formula.encoder or formula).positions:
-            sequences = [(int(found.samples), positions)] if found.samples > 0 else []
-        flop = sum(formula.flop(number, length, found.targets, causal) for number, length in sequences)
-        work.flop += flop / self.options.get("model_parallel", 1)
-        if not sequences:
+        found = read_pass(batch, *self._given)
+        is_first = not self._work.passes
+        self._work.add(found)
+        if self._formula is not None and not (found.sequences or self._fixed_length(found)):
             self._count("no tokens were found in a batch")
+        if self._is_counting and is_first and self._counts.needs(self._work.length):
+            self._counter = StepCounter()
+            self._counter.start()
+
+    def _fixed_length(self, found: Pass) -> list[tuple[int, int]]:
+        """Sequences of a model that fixes their length."""
+        positions = self._formula and (self._formula.encoder or self._formula).positions
+        return [(int(found.samples), positions)] if positions and found.samples > 0 else []
 
     def stop(self) -> None:
         """All backward passes of a step are done; or the training has ended."""
         if self._counter is not None:
-            self._counted = self._counter.stop() or math.nan
+            flop = self._counter.stop() or math.nan
+            if self._work.passes and not math.isnan(flop):
+                self._counts.add(self._work, flop)
+            elif self._work.passes:
+                self._is_counting = False
+                self.warn_once("TFLOPS are not logged: the counter saw no products, or not all; give flops_per_step=")
 
     def step(self) -> None:
         """The optimizer has stepped."""
         self.stop()
         work, self._work, self._is_between = self._work, _Work(), True
         counter, self._counter = self._counter, None
-        self.meter.accumulation = max(work.passes, 1)
+        self.meter.accumulation = max(len(work.passes), 1)
+        if self._gradients is not None and work.passes:
+            self._formula, self._gradients = self._gradients.close(), None
         if counter is not None:
-            self._first = work
-            if math.isnan(self._counted):
-                warn("TFLOPS are not logged: the counter saw no products, or not all; give flops_per_step=")
             self.meter.pause()  # counting took most of the step's time
             return
-        flop = work.flop if self._formula else self._counted * work.ratio_to(self._first)
         tokens, samples = (work.tokens, work.samples) if work.passes else (math.nan, math.nan)
-        self.meter.step(tokens, None if "flops_per_step" in self.options else flop, samples)
+        self.meter.step(tokens, None if "flops_per_step" in self.options else lambda: self._flop(work), samples)
+
+    def _flop(self, work: _Work) -> float:
+        """FLOP of a step on this rank. This waits for the lengths of packed sequences, so it is called a step later."""
+        if not work.passes:
+            return math.nan
+        formula = self._formula
+        if formula is None:
+            return self._counts.flop(work)
+        causal, share, total = self.options.get("causal", False), self.options.get("model_parallel", 1), 0.0
+        for each in work.passes:
+            sequences = self._fixed_length(each) or each.documents() or each.sequences
+            total += sum(formula.flop(number, length, each.targets, causal) for number, length in sequences)
+            if each.logits is not None:
+                total -= formula.head_flop(each.tokens - each.logits)
+        return total / int(share)
 
     def figures(self) -> dict[str, float]:
         """What is known of the mean since the last call; empty during the warm-up."""
@@ -199,6 +276,64 @@ class MeteredTraining:
             return {}
         found = {name: getattr(mean, name) for name in _FIGURES} | {"step_seconds": mean.seconds}
         return {name: each for name, each in found.items() if not math.isnan(each)}
+
+
+class Gradients:
+    """Which weights of a partly frozen model have gradients, and which of their inputs, seen in the first step.
+
+    The gradient of a weight and that of its input take as many FLOP as its forward product. Hooks would change a
+    compiled model: all inputs of its layers count as having gradients.
+    """
+
+    def __init__(self, module: torch.nn.Module, formula: ModelFlops, is_compiled: bool) -> None:
+        self._formula, self._blocks, self._hooks = formula, list[set[Any]](), list[Any]()
+        #: By layer: whether a gradient of its input was seen.
+        self._seen: dict[Any, bool] = {}
+        self._adapters: set[Any] = set()
+        for each in module.modules():
+            if hasattr(each, "base_layer"):  # as adapters of PEFT have it
+                self._adapters |= set(each.modules()) - set(each.get_submodule("base_layer").modules())
+            if isinstance(each, torch.nn.ModuleList) and len(each) == formula.layers and not self._blocks:
+                self._blocks = [set(block.modules()) for block in each]
+            if not isinstance(each, torch.nn.Embedding) and _weights(each):
+                if is_compiled:
+                    self._seen[each] = True
+                else:
+                    self._hooks.append(each.register_forward_pre_hook(self._see, with_kwargs=True))
+
+    def _see(self, layer: Any, positional: tuple[Any, ...], named: dict[str, Any]) -> None:
+        has_gradient = any(getattr(each, "requires_grad", False) for each in (*positional, *named.values()))
+        self._seen[layer] = self._seen.get(layer, False) or has_gradient
+
+    def close(self) -> ModelFlops:
+        """Return the formula for this model."""
+        for hook in self._hooks:
+            hook.remove()
+        adapters = [each for each in self._seen if each in self._adapters]
+        layers = [each for each in self._seen if each not in self._adapters]
+        known, added = self._formula.weights, sum(map(_weights, adapters))
+        # The formula counts active experts only: of the model's own weights just the shares are known.
+        own = sum(map(_weights, layers)) or 1
+        trained = known * sum(map(_trained_weights, layers)) / own + sum(map(_trained_weights, adapters))
+        passed = known * sum(_weights(each) for each in layers if self._seen[each]) / own
+        passed += sum(_weights(each) for each in adapters if self._seen[each])
+        attended = [any(self._seen.get(each) for each in block) for block in self._blocks] or [True]
+        return replace(
+            self._formula,
+            weights=known + added,
+            trained_share=trained / (known + added),
+            input_share=passed / (known + added),
+            attention_share=sum(attended) / len(attended),
+        )
+
+
+def _weights(layer: Any) -> int:
+    """How many weights of matrices a layer itself has."""
+    return sum(each.numel() for each in layer.parameters(recurse=False) if each.dim() > 1)
+
+
+def _trained_weights(layer: Any) -> int:
+    return sum(each.numel() for each in layer.parameters(recurse=False) if each.dim() > 1 and each.requires_grad)
 
 
 def product_dtype(dtype: str) -> str:
@@ -214,17 +349,38 @@ _TOKENS, _EMBEDDED = ("input_ids", "inputs_embeds", "token_ids", "tokens"), "inp
 #: Tokens too if they are whole numbers of two dimensions.
 _INPUTS = ("input", "inputs", "ids", "text", "src", "source", "x")
 _TARGETS = ("decoder_input_ids", "labels")
+#: The ends of packed documents, beginning with 0.
+_BOUNDS = ("cu_seq_lens_q", "cu_seq_lens", "cu_seqlens_q", "cu_seqlens")
 
 
 class Pass(NamedTuple):
-    """What a forward and backward pass takes, padding included; NaN if unknown. ``sequences``: how many of which
-    length; ``targets``: the length that a decoder is to write.
+    """What a forward and backward pass takes, padding included; NaN if unknown.
+
+    ``sequences``: how many of which length; ``targets``: the length that a decoder is to write; ``size``: samples, and
+    elements of each in the largest tensor. ``bounds``: a tensor with the ends of packed documents, or ``positions``
+    within them. ``logits``: how many tokens the output layer takes, None for all.
     """
 
     tokens: float
     samples: float
     sequences: list[tuple[int, int]]
     targets: int | None
+    size: tuple[float, float] = (1, 1)
+    bounds: Any = None
+    positions: Any = None
+    logits: float | None = None
+
+    def documents(self) -> list[tuple[int, int]]:
+        """How many packed documents of which length; empty if the pass is not packed."""
+        lengths: Counter[int] = Counter()
+        if self.bounds is not None:
+            ends = self.bounds.tolist()
+            lengths.update(end - begin for begin, end in pairwise(ends))
+        elif self.positions is not None:
+            for row in self.positions.tolist():
+                begins = [0, *(place for place in range(1, len(row)) if row[place] != row[place - 1] + 1), len(row)]
+                lengths.update(end - begin for begin, end in pairwise(begins))
+        return [(count, length) for length, count in lengths.items() if length > 0]
 
 
 def read_pass(batch: Any, tokens: Any = None, samples: Any = None) -> Pass:
@@ -235,15 +391,53 @@ def read_pass(batch: Any, tokens: Any = None, samples: Any = None) -> Pass:
     given = getattr(given, "shape", given)
     require_tokens(given)
     sequences = find_sequences(batch) if tokens is None else [(given[0], given[1])] if isinstance(given, tuple) else []
+    tensors = _tensors(batch)
     if number is None:
-        lengths = {int(each.shape[0]) for each in _tensors(batch)}
+        lengths = {int(each.shape[0]) for each in tensors}
         number = sum(each for each, _ in sequences) or (lengths.pop() if len(lengths) == 1 else None)
     if type(given) is int and number and given % number == 0:
         sequences = [(number, given // number)]
-    labels: list[Any] = [_fields(batch).get(name) for name in _TARGETS]
+    fields = _fields(batch)
+    labels: list[Any] = [fields.get(name) for name in _TARGETS]
     targets = next((each.shape[-1] for each in labels if _is_tensor(each) and len(each.shape) > 1), None)
     total = given if type(given) is int else sum(each * length for each, length in sequences)
-    return Pass(total or math.nan, number or math.nan, sequences, targets)
+    elements = max((math.prod(each.shape) for each in tensors), default=0)
+    rows = number or 1
+    bounds, positions = (None, None) if tokens is not None else _find_documents(fields)
+    return Pass(
+        tokens=total or math.nan,
+        samples=number or math.nan,
+        sequences=sequences,
+        targets=targets,
+        size=(rows, elements / rows) if elements else (1, 1),
+        bounds=bounds,
+        positions=positions,
+        logits=_find_logits(fields, number),
+    )
+
+
+def _find_documents(fields: Mapping[Any, Any]) -> tuple[Any, Any]:
+    """Bounds of packed documents, else positions in them, on their way to the host."""
+    bounds = next((fields[name] for name in _BOUNDS if _is_tensor(fields.get(name))), None)
+    if bounds is not None:
+        return _to_host(bounds), None
+    positions: Any = fields.get("position_ids")
+    # With a mask, positions may be those of padded sequences.
+    is_packed = _is_tensor(positions) and len(positions.shape) == 2 and fields.get("attention_mask") is None
+    return None, _to_host(positions) if is_packed else None
+
+
+def _to_host(tensor: Any) -> Any:
+    """Copy without waiting."""
+    return tensor.detach().to("cpu", non_blocking=True)
+
+
+def _find_logits(fields: Mapping[Any, Any], rows: float | None) -> float | None:
+    """How many tokens of the pass the output layer takes; None for all."""
+    kept: Any = fields.get("logits_to_keep")
+    if _is_tensor(kept) and len(kept.shape) == 1:
+        kept = kept.shape[0]
+    return kept * rows if type(kept) is int and kept > 0 and rows else None
 
 
 def require_tokens(tokens: Any) -> None:

@@ -38,7 +38,10 @@ class ModelFlops:
     ``attention_width``: heads times head dimension. ``windows``: the layers that do not reach all keys.
     ``is_causal``: whether the model has a causal mask. ``per_sequence``: FLOP of a sequence beside its tokens'.
     ``positions``: the length of each sequence, if the model fixes it, else 0. ``encoder``: what each input token
-    meets; the rest is what each target token does.
+    meets; the rest is what each target token does. ``head``: those of the weights that are of the output layer.
+
+    Of a partly frozen model, ``trained_share`` of the weights have gradients, ``input_share`` of them pass gradients on
+    to their input, and ``attention_share`` of the layers run attention backward.
     """
 
     weights: int
@@ -49,6 +52,10 @@ class ModelFlops:
     per_sequence: int = 0
     positions: int = 0
     encoder: ModelFlops | None = None
+    head: int = 0
+    trained_share: float = 1.0
+    input_share: float = 1.0
+    attention_share: float = 1.0
 
     def per_token(self, sequence_length: int, causal: bool = False) -> float:
         """FLOP of forward and backward; ``causal``: only the half of attention that a causal mask leaves. Of an
@@ -56,7 +63,13 @@ class ModelFlops:
         """
         if self.encoder is not None:
             return self.flop(1, sequence_length, sequence_length, causal) / sequence_length
-        return 6 * self.weights + self._attention(sequence_length, causal) + self.per_sequence / sequence_length
+        weights = 2 * self.weights * (1 + self.trained_share + self.input_share)
+        attention = self._attention(sequence_length, causal) * (1 + 2 * self.attention_share) / 3
+        return weights + attention + self.per_sequence / sequence_length
+
+    def head_flop(self, tokens: float) -> float:
+        """FLOP of the output layer, forward and backward."""
+        return 2 * self.head * tokens * (1 + self.trained_share + self.input_share)
 
     def flop(self, sequences: int, length: int, targets: int | None = None, causal: bool = False) -> float:
         """FLOP of forward and backward of sequences of such a length; ``targets``: how many tokens an encoder's decoder
@@ -80,7 +93,8 @@ class ModelFlops:
 def model_flops(model: Any) -> ModelFlops:
     """FLOP by formula of a transformer, from its configuration.
 
-    ``model``: a configuration of transformers, or what has one as ``config``; a ModelFlops is returned as it is. Any
+    ``model``: a configuration of transformers, or what has one as ``config``, also within the ``module`` of a wrapper
+    such as DistributedDataParallel; a ModelFlops is returned as it is. Any
     object with the attributes of a configuration does (``model_type``, ``hidden_size``, ``num_hidden_layers``,
     ``num_attention_heads``, ``vocab_size``, ...). A model without an output layer counts without one. Raises
     UnsupportedError for an architecture that it does not know.
@@ -95,6 +109,8 @@ def model_flops(model: Any) -> ModelFlops:
     """
     if isinstance(model, ModelFlops):
         return model
+    if not hasattr(model, "config"):  # DistributedDataParallel and its like
+        model = getattr(model, "module", model)
     config = getattr(model, "config", model)
     kind = str(getattr(config, "model_type", type(config).__name__))
     sections = _sections()
@@ -137,9 +153,9 @@ class _Reading:
         sparse = self._sparse_layers(layers) if experts else 0
         mlps = (layers - sparse) * (self.number("mlp") if layers > sparse else 0)
         mlps += sparse * (experts + (self.number("router") if sparse else 0))
-        encoder = self.section["encoder"]
+        encoder, head = self.section["encoder"], self.number("head") if has_head else 0
         return ModelFlops(
-            weights=layers * self.number("projections") + mlps + (self.number("head") if has_head else 0),
+            weights=layers * self.number("projections") + mlps + head,
             layers=layers,
             attention_width=self.number("width"),
             windows=tuple(self._windows(layers)),
@@ -147,6 +163,7 @@ class _Reading:
             per_sequence=self.number("sequence"),
             positions=self.number("positions"),
             encoder=_Reading(self.config, encoder).flops() if encoder else None,
+            head=head,
         )
 
     def number(self, name: str) -> int:

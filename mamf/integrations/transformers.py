@@ -8,7 +8,10 @@ import torch
 from transformers import TrainerCallback
 
 from mamf.errors import UnsupportedError
-from mamf.integrations.metered import MeteredCallback, never_raises, product_dtype
+from mamf.integrations.metered import MeteredCallback, never_raises, product_dtype, warn
+
+#: Models of TRL's trainers that run forward passes only.
+_OTHER_MODELS = ("ref_model", "teacher_model", "reward_model")
 
 
 class MamfuCallback(MeteredCallback, TrainerCallback):  # type: ignore[misc]
@@ -30,6 +33,8 @@ class MamfuCallback(MeteredCallback, TrainerCallback):  # type: ignore[misc]
         """Run before the reporters of a trainer; returns itself."""
         callbacks = trainer.callback_handler.callbacks
         callbacks[:] = [self, *(each for each in callbacks if each is not self)]
+        if others := [name for name in _OTHER_MODELS if getattr(trainer, name, None) is not None]:
+            warn(f"the FLOP of {' and '.join(others)} are not counted: give flops_per_step= to count them")
         return self
 
     @never_raises

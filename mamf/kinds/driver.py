@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from mamf.backend import Advice
+from mamf.engine.runner import Setup, Strategy
 from mamf.errors import DeviceLostError, first_line
-from mamf.kinds.kind import AnyCeilings, Setup, Strategy
+from mamf.kinds.kind import AnyCeilings
 from mamf.kinds.registry import kind_of
-from mamf.logs.plan_records import plan_record
-from mamf.logs.recording import End, Record, header_of, host_seconds, overhead_after, sharing_after
+from mamf.logs.recording import End, Record, header_of, host_seconds, overhead_after, plan_record, sharing_after
 from mamf.logs.records import ceiling_record, measurement_record, utc_now
 from mamf.logs.run_log import RunLog, add_record, with_device_speeds, with_sharing
 from mamf.logs.writer import RunLogWriter
@@ -98,10 +98,16 @@ class Run(Setup):
         """
         strategy = (self.strategy or self.kind.strategy)(self)
         if self.path is None and self.resumed is None:
-            return (row for row in strategy.results() if isinstance(row, Measurement))
+            return self._unlogged(strategy)
         driven = self._driven(strategy)
         next(driven)  # enters its ``with``, so that closing it before the first row closes the log too
         return driven
+
+    def _unlogged(self, strategy: Strategy) -> Generator[Measurement, None, None]:
+        for found in strategy.results():
+            if isinstance(found, Measurement):
+                self.rows.append(found)
+                yield found
 
     def _driven(self, strategy: Strategy) -> Generator[Any, None, None]:
         """None once the log is open, then the rows."""

@@ -16,11 +16,10 @@ from mamf.logs.run_log import RunLog
 from mamf.measurement import Measurement
 from mamf.report.comparison import comparison_document
 from mamf.report.document import Block, Document, Lines, Table
-from mamf.report.formats import fragment
 from mamf.report.kernels import group_table
-from mamf.report.own_ceilings import ceiling_table
+from mamf.report.page import render_fragment
 from mamf.report.rows import failure_lines
-from mamf.report.shares import Shares
+from mamf.report.shares import Shares, ceiling_table
 
 #: Rows of a table, best first, and of all tables of a log.
 _MOST_ROWS, _MOST_OF_LOG = 10, 50
@@ -37,7 +36,7 @@ def _header(device: str) -> dict[str, Any]:
 
 
 def _html(*blocks: Block) -> str:
-    return fragment(Document("", blocks))
+    return render_fragment(Document("", blocks))
 
 
 @html_of.register
@@ -52,7 +51,7 @@ def _(ceiling: Ceiling) -> str:
 
 @html_of.register
 def _(found: Comparison) -> str:
-    return fragment(comparison_document(found, DEFAULT_TOLERANCE))
+    return render_fragment(comparison_document(found, DEFAULT_TOLERANCE))
 
 
 @html_of.register

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from mamf.kinds.find import Find
 from mamf.kinds.kind import Drawing, Kind
+from mamf.kinds.rows import Find, Sweep
 from mamf.kinds.studies import Explain, Guard, Overlap, Reproduce, Roofline, Verify
-from mamf.kinds.sweep import Sweep
 from mamf.limits import require_known
 from mamf.logs.run_log import RunLog
 from mamf.operations.attention.shapes import DIRECTIONS

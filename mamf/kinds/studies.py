@@ -6,12 +6,12 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mamf.backend import DeviceInfo
 from mamf.errors import UsageError
-from mamf.kinds.find import Find
-from mamf.kinds.kind import AnyCeilings, Drawing, KernelRows, Kind, Setup, Strategy, View
+from mamf.kinds.kind import AnyCeilings, Drawing, Kind, View
+from mamf.kinds.rows import Find, KernelRows
 from mamf.logs.compare import Difference, roofs_of_logs
 from mamf.logs.judging import JudgedClaim, differences_here, judge_claims
 from mamf.logs.recording import End
@@ -19,15 +19,17 @@ from mamf.logs.run_log import RunLog
 from mamf.measurement import Measurement
 from mamf.plans import EXPLAIN, GUARD, OVERLAP, REPRODUCE, ROOFLINE, VERIFY, Plan, ReproduceOptions
 from mamf.report.charts.picture import Picture
-from mamf.report.charts.roofline import roofline_chart
 from mamf.report.comparison import change_interval, difference_lines, percent_of, ratio_interval_cell
 from mamf.report.document import Answer, Block, Column, Document, Lines, Table, interval_columns
 from mamf.report.explanation import explanation_document, waterfall_chart, waterfall_steps
 from mamf.report.overlap import overlap_chart, overlap_document
-from mamf.report.own_ceilings import described_title
-from mamf.report.roofline import roofline_document
+from mamf.report.roofline import roofline_chart, roofline_document
+from mamf.report.shares import described_title
 from mamf.report.text import end_line, interval_cell, machine_line, rate_text, scaled_unit, significant
 from mamf.report.verification import counts, verification_document
+
+if TYPE_CHECKING:
+    from mamf.engine.runner import Setup, Strategy
 
 
 class Explain(KernelRows):
@@ -59,10 +61,9 @@ class Guard(KernelRows):
     noun = "a guard"
 
     def strategy(self, setup: Setup) -> Strategy:
-        from mamf.engine.strategies.guard import GuardSweep
+        from mamf.engine.strategies.guard import GuardStrategy
 
-        held, on_phase, rows = setup.answers, setup.on_phase, list(setup.rows)
-        return GuardSweep(setup.plan, setup.opened, setup.backend, held=held, on_phase=on_phase, rows=rows)
+        return GuardStrategy(setup)
 
     def command(self, plan: Plan) -> str:
         return f"{GUARD} FILE.toml"
@@ -113,9 +114,9 @@ class Verify(Kind):
     is_collected = False  # it has no rates
 
     def strategy(self, setup: Setup) -> Strategy:
-        from mamf.engine.strategies.verify import VerifySweep
+        from mamf.engine.strategies.verify import VerifyStrategy
 
-        return VerifySweep(setup.plan, setup.opened, setup.backend, tuple(setup.rows), setup.on_phase)
+        return VerifyStrategy(setup)
 
     def count_left(self, setup: Setup) -> int:
         return 0  # it goes on for as long as it may
@@ -138,10 +139,9 @@ class Reproduce(KernelRows):
     is_collected = False  # its rows were chosen by a claim
 
     def strategy(self, setup: Setup) -> Strategy:
-        from mamf.engine.strategies.reproduce import ReproduceSweep
+        from mamf.engine.strategies.reproduce import ReproduceStrategy
 
-        on_phase, rows = setup.on_phase, list(setup.rows)
-        return ReproduceSweep(setup.plan, setup.opened, setup.backend, on_phase=on_phase, rows=rows)
+        return ReproduceStrategy(setup)
 
     def count_left(self, setup: Setup) -> int:
         """The claims without a figure."""

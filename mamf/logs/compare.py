@@ -30,6 +30,7 @@ from mamf.logs.entries import Entry, Fields, entries, is_find, mean_entries
 from mamf.logs.run_log import RunLog
 from mamf.machine.environment import describe_environment
 from mamf.measurement import Tabular, group_pairs
+from mamf.operations.unknown import is_of_products
 from mamf.statistics import CONFIDENCE, Interval, geometric_mean, student_t
 
 Verdict = Literal["SAME", "FASTER", "SLOWER", "UNDECIDED"]
@@ -308,7 +309,7 @@ def blocking_differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Dif
     if found[0].a == found[0].b and all(cards):
         # Cards of the same model differ by several percent.
         found.append(Difference(f"card {found[0].a}", *map(str, cards)))
-    if kinds[0] != "matmul":
+    if not is_of_products(kinds[0]):
         # Without flushes in burst, the rate of a kernel can be several times as high.
         caches = ("flushed" if header["plan"]["flush"] else "warm" for header in (a, b))
         found.append(Difference("caches", *caches))

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from mamf.dtypes import canonical_name
 from mamf.errors import RunLogError, UnknownNameError
 from mamf.logs.legacy import FinderRun, Reported
-from mamf.logs.lines import Seen
+from mamf.logs.run_log import Seen
 from mamf.machine.privacy import scrub
 
 #: The longest log, unpacked: a million rows.

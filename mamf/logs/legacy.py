@@ -17,9 +17,8 @@ from msgspec import Meta, Struct
 
 from mamf.errors import RunLogError
 from mamf.files import create_whole
-from mamf.logs.lines import Seen, lines_of, parse_record
 from mamf.logs.records import json_values, read_record
-from mamf.logs.run_log import MALFORMED, SCHEMA, describe_error, why_unreadable
+from mamf.logs.run_log import MALFORMED, SCHEMA, Seen, describe_error, lines_of, parse_record, why_unreadable
 from mamf.machine.environment import tool_version
 from mamf.machine.privacy import scrub, scrub_record
 

@@ -342,7 +342,7 @@ def ceiling_record(ceiling: Ceiling) -> dict[str, Any]:
     of, logged = operation_called(ceiling.problem.operation), as_logged(ceiling)
     rate, interval = logged.rate, [logged.interval.low, logged.interval.high]
     own: dict[str, Any] = {"operation": of.name, "rate": rate, "interval": interval, "unit": ceiling.unit}
-    if of.name == MATMUL:
+    if of.is_compute_roof:
         joules = ceiling.joules_per_tflop and round(ceiling.joules_per_tflop, 4)
         own = {"tflops": rate, "interval_tflops": interval, "joules_per_tflop": joules}
     record = CeilingRecord(

@@ -10,7 +10,7 @@ from typing import Any
 
 from mamf.backend import DeviceInfo
 from mamf.errors import UsageError
-from mamf.logs.plan_records import plan_record
+from mamf.logs.recording import plan_record
 from mamf.logs.records import ceiling_record, utc_now
 from mamf.logs.run_log import RunLog, latest_rows, read_run_log, with_device_speeds
 from mamf.logs.writer import RunLogWriter

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mamf.backend import MIB, Backend
+from mamf.engine.runner import Named
 from mamf.engine.search.grid import plan_for
 from mamf.engine.strategies.verify import kernels_to_verify, verify_plan
 from mamf.errors import UnavailableError
 from mamf.kinds.driver import Run
-from mamf.kinds.kind import Named
 from mamf.measurement import Measurement
 from mamf.node.logs import ALONE, VERIFIED, log_path
 from mamf.operation import plan_of

@@ -18,6 +18,7 @@ from mamf.operations.products import (
     lay_out,
     product_set,
     quantized_operand,
+    quantized_unchanged,
     rows_of,
     smaller_operand,
 )
@@ -126,6 +127,7 @@ class FunctionalScaledGroupedMm(ScaledProducts[GroupedProblem, GroupedShape], Gr
         self, backend: Backend, problem: GroupedProblem, shape: GroupedShape, flat: Mapping[str, torch.Tensor]
     ) -> OperandSet:
         a, b = (quantized_operand(backend, problem, shape, name, flat) for name in ("a", "b"))
+        unchanged = quantized_unchanged(a, b)
         values, weights = (rows_of(shape, name, flat) for name in ("a", "b"))
         c, tokens, n = view_as(flat["c"], shape.tokens, shape.n), problem.tokens_of_experts(shape), shape.n
         ranges = [(expert, *each) for expert, each in enumerate(pairwise([0, *accumulate(tokens)]))]
@@ -138,4 +140,5 @@ class FunctionalScaledGroupedMm(ScaledProducts[GroupedProblem, GroupedShape], Gr
             return [Part(values[None, m:to], weights[None, of:until], output[None, m:to]) for m, to, of, until in busy]
 
         launch = self.bind(problem, shape, a, b, ends_of(tokens, c.device))
-        return product_set(problem, launch, c, parts, smaller_operand(a.elements, b.elements), exact=exact)
+        changing = smaller_operand(a.elements, b.elements)
+        return product_set(problem, launch, c, parts, changing, exact=exact, changed=unchanged)

@@ -25,8 +25,6 @@ from mamf.operations.operand_sets import take_buffers, tensors_of
 from mamf.plugins.discovery import entry_points, kernel_of, open_backend, operation
 from mamf.torch_backend import TorchBackend
 
-#: Operations whose results are in tensors that a launch returns or writes.
-OPERATIONS = ("matmul", "batched", "grouped", "attention")
 # Launches are timed for so long together, three times at most. A host may need so long for each of them, and once. The
 # clock of a device at its power limit is lower than in a burst.
 _TIMED_SECONDS, _TRIALS, _MOST_LAUNCHES = 0.5, 3, 2000

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import ClassVar, TypeVar
+from typing import TypeVar
 
 import torch
 
@@ -33,8 +33,8 @@ class OperandSet:
     """One set of operands. ``launch``, ``verify``, ``verify_whole`` and ``checksum`` as in Prepared, for this set.
 
     ``outputs``: the tensors that a launch writes. ``change``: queues a random change of the operands, which ``verify``
-    expects from then on; ``restore`` undoes all changes. None: operands never change. ``repeats_bits``, ``locate`` and
-    ``verify_special`` as in Prepared.
+    expects from then on; ``restore`` undoes all changes. None: operands never change. ``changed``: the names of changed
+    operands among those that ``operand_set`` made. ``repeats_bits``, ``locate`` and ``verify_special`` as in Prepared.
     """
 
     launch: Callable[[], object]
@@ -44,6 +44,7 @@ class OperandSet:
     checksum: Callable[[object], Callable[[], int]] | None = None
     change: Callable[[], object] | None = None
     restore: Callable[[], object] = lambda: None
+    changed: Callable[[], Sequence[str]] = tuple
     repeats_bits: bool = False
     locate: Callable[[object], WrongCells] | None = None
     verify_special: Callable[[], Verdict] | None = None
@@ -51,9 +52,6 @@ class OperandSet:
 
 class TorchKernel(Kernel[ProblemT, ShapeT]):
     """A kernel over torch tensors. Derived kernels supply ``operand_set``."""
-
-    #: Buffers that launches must not modify; empty: all buffers that are filled with data.
-    read_only: ClassVar[tuple[str, ...]] = ()
 
     def unavailable(self, backend: Backend) -> Unavailable | None:
         return check_torch(backend)
@@ -80,9 +78,10 @@ class TorchKernel(Kernel[ProblemT, ShapeT]):
         kernel, buffers = self.configured(backend, problem, shape), problem.buffers(shape, sets, rewrite)
         whole = take_buffers(pool, buffers)
         source = whole.pop(_REWRITE, None)
+        # Before the kernel sees the operands, because it may overwrite them here already.
+        unchanged = Unchanged({name: whole[name] for name in whole if buffers[name].fill})
         ready = [kernel.operand_set(backend, problem, shape, flat) for flat in split_sets(whole, sets)]
-        names = self.read_only or [name for name in whole if buffers[name].fill]
-        prepared = prepare_sets(ready, Unchanged({name: whole[name] for name in names}))
+        prepared = prepare_sets(ready, unchanged)
         if not rewrite or not ready[0].outputs:
             return prepared
         output = ready[0].outputs[0]
@@ -122,7 +121,7 @@ def prepare_sets(
     def changed_operands() -> Sequence[str]:
         for each in sets:
             each.restore()
-        return unchanged()
+        return [*unchanged(), *dict.fromkeys(name for each in sets for name in each.changed())]
 
     changes = [each.change for each in sets if each.change]
     return Prepared(
@@ -332,11 +331,13 @@ def fresh_signs(size: Sequence[int], device: torch.device) -> torch.Tensor:
 
 
 class Signs:
-    """Random sign flips along K, an operand's last dimension, make a remembered result wrong.
+    """Random sign flips of an operand (..., rows, K) make a remembered result wrong.
 
     A flip is exact in every dtype, and a second flip undoes it. Signs come from fresh entropy, which no kernel can
     predict, and are drawn on the operand's device, so nothing waits for the host. Patterns are drawn once, so a change
-    is a single pass over the operand: 8-bit floats, two e2m1 values per byte (uint8), or numbers.
+    is a single pass over the operand: 8-bit floats, two e2m1 values per byte (uint8), or numbers. Row i takes the
+    signs i, i+1, ... of a pattern. If all rows had the same signs, a kernel could update its last result with the
+    half of K that flipped.
     """
 
     def __init__(self, operand: torch.Tensor) -> None:
@@ -363,19 +364,21 @@ class Signs:
 
     def _draw_patterns(self) -> torch.Tensor:
         """Patterns with at least one flip each, as factors for numbers or as bits to flip."""
-        operand, count = self._operand, self._operand.shape[-1] * (2 if self._operand.dtype == torch.uint8 else 1)
-        flips = fresh_choices((_PATTERNS, count), operand.device)
-        flips[:, secrets.randbelow(count)] = True
+        operand = self._operand
+        size = (_PATTERNS, operand.shape[:-1].numel() + operand.shape[-1] - 1)
+        flips = fresh_choices(size, operand.device)
+        flips[:, secrets.randbelow(size[1])] = True
         if operand.dtype.itemsize > 1 or operand.dtype == torch.int8:
             return torch.where(flips, -1, 1).to(operand.dtype)
         bits = flips.to(torch.uint8) * _SIGN_BIT
         if operand.dtype == torch.uint8:
-            bits = bits[:, 1::2] + flips[:, ::2].to(torch.uint8) * _SIGN_BIT_OF_LOWER
+            bits += fresh_choices(size, operand.device).to(torch.uint8) * _SIGN_BIT_OF_LOWER
         return bits
 
     @torch.no_grad()
     def _apply(self, pattern: torch.Tensor) -> None:
         operand = self._operand
+        pattern = pattern.unfold(0, operand.shape[-1], 1).view(operand.shape)
         if operand.dtype.itemsize > 1 or operand.dtype == torch.int8:
             operand.mul_(pattern)
             return

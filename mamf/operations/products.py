@@ -22,6 +22,7 @@ from mamf.operations.operand_sets import (
     OperandSet,
     Signs,
     TorchKernel,
+    Unchanged,
     explain_wrong_type,
     float32_precision,
     one_thread,
@@ -46,6 +47,7 @@ _REFUSALS = ("STATUS_NOT_SUPPORTED", "itensor_view_from_dense expects")
 # Rows and columns of C, and products of a batch or of groups, that are compared after a train: few enough to fit in the
 # idle time between two bursts.
 _SAMPLED, _SAMPLED_PRODUCTS = 16, 4
+_FEWEST_ROWS_TO_CHANGE = 8
 PartsOf = Callable[[torch.Tensor], Sequence[Part]]
 #: A part, a product in it, and rows and columns of that product.
 _Place = tuple[int, int, torch.Tensor, torch.Tensor]
@@ -60,12 +62,13 @@ def product_set(
     scale: float = 1.0,
     details: Mapping[str, float | str] | None = None,
     exact: PartsOf | None = None,
+    changed: Callable[[], Sequence[str]] = tuple,
 ) -> OperandSet:
     """Make one set of operands from its launch and the output ``c`` that the launch writes.
 
-    ``parts``: maps an output like C to its products. ``changing``: the operand whose signs along K, its last dimension,
-    change between launches. ``scale``: C = scale * A @ B. ``exact``: like ``parts`` before quantization; the
-    quantization error is added to the details.
+    ``parts``: maps an output like C to its products. ``changing``: the operand (rows by K) whose signs change
+    between launches. ``scale``: C = scale * A @ B. ``exact``: like ``parts`` before quantization; the
+    quantization error is added to the details. ``changed`` as in OperandSet.
     """
     signs, known = Signs(changing), dict(details or {})
     if exact is not None:
@@ -102,6 +105,7 @@ def product_set(
         checksum=lambda result: queue_checksum(output(result)),
         change=signs.change,
         restore=signs.restore,
+        changed=changed,
         repeats_bits=True,
         locate=lambda result: locate_wrong(problem, parts(output(result)), scale),
         verify_special=lambda: verify_special_product(problem, parts, lambda: output(launch()), scale),
@@ -170,8 +174,11 @@ def multiply_sampled(parts: Sequence[Part], places: Sequence[_Place]) -> torch.T
 
 
 def smaller_operand(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """The operand that takes less time to change."""
-    return a if a.numel() <= b.numel() else b
+    """The operand that takes less time to change, or the other one if this has few rows: a kernel that updates its
+    last result would need only the part of the other operand where signs in a row flipped.
+    """
+    smaller, larger = sorted((a, b), key=torch.Tensor.numel)
+    return smaller if smaller.shape[-2] >= _FEWEST_ROWS_TO_CHANGE else larger
 
 
 def rows_on_host(operand: Operand, product: int, rows: torch.Tensor) -> torch.Tensor:
@@ -206,7 +213,6 @@ class ScaledProducts(TorchKernel[ProductProblemT, ProductShapeT]):
     """Products of quantized operands with scales. Derived kernels supply the launch."""
 
     dtypes: ClassVar[tuple[str, ...]] = FORMATS
-    read_only = ("a_quantized", "b_quantized")
     out_dtypes: ClassVar[tuple[str, ...]] = ("bfloat16", "float16", "float32")
 
     #: The function of torch.nn.functional that it calls, if some releases lack it.
@@ -255,3 +261,10 @@ def quantized_operand(
     nbytes = shape.elements[operand] // (format.values_per_byte if format else 1)
     memory = flat[f"{operand}_quantized"][:nbytes]
     return quantize(rows_of(shape, operand, flat), problem.dtype, operand, memory, e4m3)
+
+
+def quantized_unchanged(a: Quantized, b: Quantized) -> Unchanged:
+    """A check that quantized operands stay as they are; to be made before the kernel sees them."""
+    operands = {"a": a, "b": b}.items()
+    elements = {f"{name}_quantized": each.elements for name, each in operands}
+    return Unchanged(elements | {f"{name}_scales": each.scales for name, each in operands})

@@ -100,6 +100,13 @@ def thaw(fields: tuple[tuple[str, Any], ...]) -> dict[str, Any]:
 AnyOperation = Operation[Any, Any]
 
 
+def is_of_products(name: str) -> bool:
+    """Whether the ceilings of an operation are compute roofs: products of matrices, whose ceilings rows of others are
+    shares of.
+    """
+    return operation_called(name).is_compute_roof
+
+
 @functools.cache
 def _installed(name: str) -> AnyOperation:
     return operation(name)

@@ -16,14 +16,13 @@ from mamf.kinds.kind import View
 from mamf.kinds.registry import chart_of, kind_of, run_title
 from mamf.logs.compare import compare
 from mamf.logs.legacy import FinderRun, read_legacy_or_none
-from mamf.logs.lines import lines_of, parse_record
-from mamf.logs.run_log import RunLog, read_run_log
+from mamf.logs.run_log import RunLog, lines_of, parse_record, read_run_log
 from mamf.logs.shared_runs import is_shared_folder, read_run
 from mamf.measurement import IDLE, Measurement
 from mamf.node.logs import contributed_baseline, is_node_folder, read_nodes
 from mamf.node.report import node_chart, node_document
 from mamf.node.verdict import judge
-from mamf.plans import MATMUL
+from mamf.operations.unknown import is_of_products, operation_called
 from mamf.profiling.classes import COMMUNICATION
 from mamf.profiling.counters.report import counters_document
 from mamf.profiling.log import rank_log, rank_logs, read_profile_or_none, read_rank_logs
@@ -34,10 +33,9 @@ from mamf.report.charts.picture import Picture
 from mamf.report.comparison import comparison_document
 from mamf.report.document import Answer, Block, Document, Lines, Table, text_table
 from mamf.report.imported import beside_chart, finder_document, shown_run
-from mamf.report.own_ceilings import ceiling_title, described_title, share_of
 from mamf.report.page import Command, Fact, Page, Part, Section
 from mamf.report.rows import ranked
-from mamf.report.shares import WRONG_CEILING, Shares
+from mamf.report.shares import WRONG_CEILING, Shares, ceiling_title, described_title, share_of
 from mamf.report.text import UNKNOWN, end_line, interval_cell, machine_line, percent, scaled_unit, significant
 
 #: At most so many figures in large type, and rows of a table.
@@ -297,9 +295,9 @@ def _started(header: Mapping[str, Any]) -> str:
 
 
 def _pictures(log: RunLog) -> Iterator[Picture]:
-    """Draw all regimes in one picture, or a picture for each regime of attention."""
+    """Draw all regimes in one picture, or a picture for each regime where lengths are drawn."""
     regimes = list(dict.fromkeys(row.regime for row in log.measurements if row.ok and not row.is_reference))
-    for regime in regimes if log.plan.operation == "attention" else [None]:
+    for regime in regimes if operation_called(log.plan.operation).chart == "lengths" else [None]:
         with suppress(UsageError):  # the log lacks what would be drawn
             yield chart_of(log, regime)
 
@@ -326,7 +324,7 @@ def _of_ceiling(ceiling: Ceiling, header: Mapping[str, Any]) -> Figure:
     share = share_of(ceiling.rate, ceiling.problem, header)
     point = RangePoint(ceiling.rate, ceiling.interval.low, ceiling.interval.high, f"at {ceiling.shape}")
     # The seed is left out, so that finds with different seeds are side by side.
-    is_plain = ceiling.problem.operation == MATMUL and _is_normal(ceiling.problem)
+    is_plain = is_of_products(ceiling.problem.operation) and _is_normal(ceiling.problem)
     notes = [
         f"{interval_cell(ceiling.interval, factor)} {unit} (95 % repeat interval)",
         f"{percent(share)} % of the datasheet" if share else "",

@@ -15,14 +15,20 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from mamf.contribution.rules import folder_of
+from mamf.contribution.collection import ResultRate, best_attention, best_kernels, kernel_title
+from mamf.contribution.review import folder_of
+from mamf.contribution.tables import attention_columns, entry_columns, kernel_columns, text_column
 from mamf.errors import UsageError
 from mamf.files import make_folder, write_whole
 from mamf.logs.records import significant_digits
-from mamf.pages.site_data import CeilingLine, SiteData, read_site_data
-from mamf.pages.site_pages import CSV, FEED, INDEX, device_page, index_page
-from mamf.report.page import render_page
-from mamf.report.text import csv_text
+from mamf.measurement import ItemT, group_pairs
+from mamf.pages.site_data import COMPLETE, CeilingLine, Run, SiteData, read_site_data
+from mamf.regime_names import CEILINGS
+from mamf.report.charts.bars import RangeChart, RangePoint, RangeRow
+from mamf.report.document import Column, Lines, Table
+from mamf.report.page import Command, Fact, Page, Part, Section, render_page
+from mamf.report.text import counted, csv_text, interval_cell, percent, shortened, significant, whole
+from mamf.text import Link
 
 #: In the output folder: the files of the site, one per line.
 LIST = ".mamf-site"
@@ -144,3 +150,233 @@ def feed_csv(lines: Sequence[CeilingLine]) -> str:
     """Write ceilings.csv: the same with software as text."""
     rows = [feed_record(line) | {"software": ", ".join(map(" ".join, line.software.items()))} for line in lines]
     return csv_text(rows)
+
+
+INDEX, CSV, FEED = "index.html", "ceilings.csv", "index.json"
+_MAX_FACTS = 4
+#: Limits that keep pages small: devices of a picture, points of a row, and points of a picture.
+MAX_ROWS, _MAX_POINTS, _MAX_IN_PICTURE = 30, 30, 600
+_WORDS = (
+    "burst: at the boost clock, the highest rate of a launch (MAMF). sustained: at the power limit, as in training "
+    "(MSMF). classic: the loop of mamf-finder.",
+    "% of peak: of the datasheet's dense peak. interval: where 95 % of repeats lie. cards: how many cards of the model "
+    "were measured; over cards: from the slowest to the fastest.",
+    "tier complete: a maintainer measured it, or two contributors did; every result was checked.",
+    "tier unconfirmed: one contributor measured it.",
+    "tier interrupted: the run ended early; the best shape may never have been tried.",
+    "tier legacy: mamf-finder's figures as printed, of unchecked results.",
+    "Figures of different tiers are not comparable.",
+)
+_CONTRIBUTE: Sequence[Part] = (
+    Lines(["Both ceilings in a minute, then a pull request with the log:"]),
+    Command("mamf find --dtype bfloat16"),
+    Command("mamf results submit LOG"),
+)
+
+
+def index_page(data: SiteData, logs: str, pages: Mapping[str, str]) -> Page:
+    """Make the front page. ``logs``: the base address of logs; ``pages``: the address of each device's page."""
+    charts = [_ceilings_chart(dtype, lines) for dtype, lines in data.by_dtype.items()]
+    leading = next(iter(data.by_dtype.values()), [])
+    fastest = [line for line in leading if line.regime == "sustained"] or leading
+    runs = group_pairs((run.device, run) for run in data.runs)
+    cards = sum(map(count_cards, runs.values()))
+    counts = f"{counted(len(runs), 'device')}, {counted(cards, 'card')}, {counted(len(data.runs), 'log')}."
+    columns: list[Column[CeilingLine]] = [
+        Column("", "device", lambda line: Link(device_title(line.device), pages[line.device]), left=True),
+        *_figure_columns(),
+        text_column("vendor", lambda line: line.vendor),
+        _log_column(logs),
+    ]
+    devices: list[Column[str]] = [
+        Column("", "device", lambda name: Link(device_title(name), pages[name]), left=True),
+        Column("", "cards", lambda name: count_cards(runs[name])),
+        Column("", "logs", lambda name: len(runs[name])),
+        Column("", "last log", lambda name: max(run.started[:10] for run in runs[name]), left=True),
+    ]
+    return Page(
+        "Measured matmul ceilings of accelerators",
+        ["The highest rates that matrix products reach, each with its 95 % repeat interval and its log.", counts]
+        if runs
+        else ["Nobody has contributed a log yet. Yours can be the first: see below."],
+        [_fact(each, device_title(each.device), f"{each.dtype}, {each.regime}") for each in fastest[:_MAX_FACTS]],
+        sections=_with_parts(
+            Section("Ceilings", charts[:1]),
+            Section(f"Ceilings of {counted(len(charts) - 1, 'more dtype')}", charts[1:], is_open=False),
+            Section("All ceilings", _tables(columns, data.lines)),
+            Section("What the words mean", [Lines(_WORDS)] if data.lines else []),
+            Section("Devices", _tables(devices, sorted(runs))),
+            Section("Add your accelerator", _CONTRIBUTE),
+        ),
+        links=[("As CSV", CSV), ("As JSON", FEED)],
+    )
+
+
+def device_page(name: str, data: SiteData, logs: str) -> Page:
+    """Make the page of a device. ``data``: its part. ``logs``: the base address of logs, from this page."""
+    best = [line for line in data.lines if line.tier == data.lines[0].tier]
+    best = [line for line in best if line.regime in CEILINGS] or best
+    several = [line for line in data.lines if line.tier == COMPLETE and len(line.cards) > 1]
+    leading = [line for line in several if line.dtype == several[0].dtype]
+    others = [line for line in several if line not in leading]
+    log, attention = _log_column(logs), best_attention(data.attention, per_kernel=True)
+    operation: Column[ResultRate] = text_column("operation", lambda entry: entry.row.operation)
+    kernels = _tables([operation, *kernel_columns(), log], best_kernels(data.kernels))
+    unconfirmed = "Not ranked until a second contributor measures the same"
+    return Page(
+        device_title(name),
+        [_summary(data)],
+        [_fact(line, f"{line.dtype}, {line.regime}") for line in best[:_MAX_FACTS]],
+        sections=_with_parts(
+            Section("Ceilings", _tables([*_figure_columns(), *_detail_columns(), log], data.lines)),
+            Section("Cards side by side", [_cards_chart(line) for line in leading]),
+            Section("Cards in other dtypes", [_cards_chart(line) for line in others], is_open=False),
+            Section("Attention kernels", _tables([*attention_columns(), log], attention)),
+            Section("Other operations", kernels, is_open=False),
+            Section("Unconfirmed figures", _tables([*entry_columns(), log], data.unconfirmed, unconfirmed), False),
+            Section("Logs", _logs_table(data, logs)),
+        ),
+        links=[("All devices", f"../{INDEX}")],
+    )
+
+
+def _with_parts(*sections: Section) -> list[Section]:
+    return [section for section in sections if section.parts]
+
+
+def device_title(name: str) -> str:
+    return name.strip() or "unnamed device"
+
+
+def count_cards(runs: Iterable[Run]) -> int:
+    """Count the cards of one device. If no log identifies its card, they count as one."""
+    return len({run.card for run in runs if run.card}) or 1
+
+
+def _summary(data: SiteData) -> str:
+    found = {(run.info["compute_units"], run.info["power_limit_watts"]): 1 for run in data.runs if run.info}
+    builds = [f"{units} compute units" + (f", {watts:.0f} W limit" if watts else "") for units, watts in found if units]
+    parts = [data.runs[0].vendor, " or ".join(builds), counted(len(data.runs), "log")]
+    return f"{'. '.join(filter(None, parts))} of {counted(count_cards(data.runs), 'card')}."
+
+
+def _fact(line: CeilingLine, label: str, *notes: str) -> Fact:
+    """Show a ceiling in large type, with its interval, share of the datasheet, range over cards and energy."""
+    found = [
+        *notes,
+        f"tier {line.tier}" if line.tier != COMPLETE else "",
+        f"{interval_cell(line.interval)} (95 % repeat interval)" if line.interval else "",
+        f"{percent(line.share)} % of the datasheet's {line.peak.rate:.4g}" if line.peak and line.share else "",
+        f"{len(line.cards)} cards: {_range_over_cards(line)}" if len(line.cards) > 1 else "",
+        f"{_joules(line)} J/TFLOP" if _joules(line) else "",
+    ]
+    return Fact(label, significant(line.tflops), "TFLOPS", [note for note in found if note])
+
+
+def _joules(line: CeilingLine) -> str | None:
+    """Give joules per 1e12 FLOP; None unless power was read in the sustained regime."""
+    return f"{found:#.3g}" if line.entry and (found := line.entry.joules_per_tflop) else None
+
+
+def _range_over_cards(line: CeilingLine) -> str | None:
+    rates = [significant(entry.tflops) for entry in line.cards]
+    return f"{rates[-1]} to {rates[0]}" if len(rates) > 1 else None
+
+
+# -- tables ------------------------------------------------------------------------------------------------------------
+
+
+def _tables(columns: Sequence[Column[Any]], rows: Sequence[Any], title: str = "") -> list[Table[Any]]:
+    """Make a table, or none without rows."""
+    return [Table(columns, rows, title)] if rows else []
+
+
+def _log_column(base: str) -> Column[Any]:
+    """Link each row to its log. ``base``: the address of results/, with a slash at its end."""
+    return Column("", "log", lambda row: _log_link(base, row.place))
+
+
+def _log_link(base: str, place: Path, text: str = "log") -> Link:
+    return Link(text, base + quote(place.as_posix()))
+
+
+def _figure_columns() -> list[Column[CeilingLine]]:
+    """Make the columns of a ceiling's figures, the same on all pages."""
+    return [
+        Column("", "TFLOPS", lambda line: line.tflops, significant),
+        text_column("dtype", lambda line: line.dtype),
+        text_column("regime", lambda line: line.regime),
+        Column("", "% of peak", lambda line: line.share, percent),
+        Column("", "interval", lambda line: line.interval, interval_cell),
+        Column("", "cards", lambda line: len(line.cards) or None),
+        Column("", "over cards", _range_over_cards),
+        text_column("tier", lambda line: line.tier),
+    ]
+
+
+def _detail_columns() -> list[Column[CeilingLine]]:
+    return [
+        Column("", "W", lambda line: line.entry and line.entry.conditions.watts, whole),
+        Column("", "J/TFLOP", _joules),
+        Column("", "datasheet", lambda line: line.peak and line.peak.rate, "{:.4g}".format),
+        Column("", "MxNxK", lambda line: line.entry and line.entry.row.shape),
+        text_column("kernel", lambda line: line.entry and kernel_title(line.entry)),
+        text_column("by", lambda line: line.entry and ("find" if line.entry.is_confirmed else "sweep")),
+    ]
+
+
+def _logs_table(data: SiteData, logs: str) -> list[Table[Run]]:
+    columns: list[Column[Run]] = [
+        text_column("date", lambda run: run.started[:10] or None),
+        text_column("what", lambda run: run.what),
+        text_column("card", lambda run: run.card),
+        text_column("tier", lambda run: run.tier),
+        text_column("software", lambda run: ", ".join(map(" ".join, run.software.items()))),
+        text_column("remark", lambda run: run.copy_of and f"a copy of {run.copy_of.as_posix()}: not counted"),
+        Column("", "log", lambda run: _log_link(logs, run.place, run.place.name), left=True),
+    ]
+    return _tables(columns, sorted(data.runs, key=lambda run: (run.started, run.place), reverse=True))
+
+
+# -- pictures ----------------------------------------------------------------------------------------------------------
+
+
+def _ceilings_chart(dtype: str, lines: Sequence[CeilingLine]) -> RangeChart:
+    devices = list(group_pairs((line.device, line) for line in lines).values())
+    kept = [line for each in devices[:MAX_ROWS] for line in each]
+    max_points = max(3, min(_MAX_POINTS, _MAX_IN_PICTURE // len(kept)))
+    rows = [
+        RangeRow(
+            shortened(device_title(line.device)),
+            line.regime if line.tier == COMPLETE else f"{line.regime}, {line.tier}",
+            tuple(_point(entry) for entry in spread(line.cards, max_points)),
+            line.peak.rate if line.peak else None,
+        )
+        for line in kept
+    ]
+    subtitle = "One point per card, with its 95 % repeat interval. The dashed tick is the datasheet's dense peak."
+    more = f"{counted(len(devices) - MAX_ROWS, 'more device')} in the table"
+    return RangeChart(dtype, subtitle, "TFLOPS", tuple(rows), notes=(more,) if len(devices) > MAX_ROWS else ())
+
+
+def _cards_chart(line: CeilingLine) -> RangeChart:
+    rows = [RangeRow("", _card_name(each), (_point(each),), None, line.regime) for each in spread(line.cards, MAX_ROWS)]
+    gain = percent(line.cards[0].tflops / line.cards[-1].tflops - 1)
+    subtitle = f"The fastest of {len(line.cards)} cards is {gain} % above the slowest."
+    return RangeChart(f"{line.dtype}, {line.regime}", subtitle, "TFLOPS", tuple(rows))
+
+
+def _card_name(entry: ResultRate) -> str:
+    return f"card {entry.uuid_hash or 'unknown'}"
+
+
+def _point(entry: ResultRate) -> RangePoint:
+    interval = entry.interval if entry.interval and entry.interval.is_known else None
+    low, high = (interval.low, interval.high) if interval else (entry.tflops, entry.tflops)
+    return RangePoint(entry.tflops, low, high, f"{_card_name(entry)}, {entry.date[:10]}")
+
+
+def spread(items: Sequence[ItemT], count: int) -> list[ItemT]:
+    """Choose at most ``count`` items evenly, including the first and the last."""
+    step = (len(items) - 1) / (count - 1)
+    return list(items) if len(items) <= count else [items[round(place * step)] for place in range(count)]

@@ -18,7 +18,7 @@ from mamf.contribution.collection import (
     read_submitters,
     software_versions,
 )
-from mamf.contribution.evidence import TIERS
+from mamf.contribution.rules import TIERS
 from mamf.dtypes import DTYPES
 from mamf.kinds.registry import run_title
 from mamf.logs.legacy import FinderRun, read_legacy_or_none

@@ -17,12 +17,11 @@ from msgspec import Struct
 
 from mamf.errors import RunLogError, UsageError
 from mamf.files import create_whole
-from mamf.logs.lines import lines_of, parse_record
 from mamf.logs.records import known_ceiling_from_record, known_ceiling_record, read_record, utc_now
-from mamf.logs.run_log import MALFORMED, SCHEMA, describe_error, why_unreadable
+from mamf.logs.run_log import MALFORMED, SCHEMA, describe_error, lines_of, parse_record, why_unreadable
 from mamf.logs.writer import as_line
 from mamf.machine.environment import describe_environment, tool_version
-from mamf.profiling.profile import ClassRow, KernelRow, MemoryRow, Profile
+from mamf.profiling.profile import ClassRow, DtypeRow, KernelRow, MemoryRow, Profile
 from mamf.rate import Rate
 
 TIER = "profile"
@@ -34,6 +33,7 @@ _RECORDS: Mapping[str, tuple[str, type]] = {
     "memory": ("memory", MemoryRow),
     "known_ceiling": ("ceilings", Rate),
     "module": ("modules", ClassRow),
+    "dtype": ("dtypes", DtypeRow),
 }
 _OF_SUMMARY = ("seconds", "steps", "device", "is_of_device", "unprofiled_step_seconds", "notes")
 #: The script and the profile of each rank.

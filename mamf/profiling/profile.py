@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from mamf.measurement import IDLE, TERA, group_pairs
-from mamf.profiling.classes import MODULE, class_of, shares
+from mamf.profiling.classes import MODULE, OPTIMIZER, class_of, shares
 from mamf.profiling.flops import TF32_KERNEL, dtype_of, flop_of
 from mamf.profiling.traces import Busy, Event, Trace, Union, busy, gaps, length, union
 from mamf.rate import Rate
@@ -75,6 +75,15 @@ class MemoryRow:
 
 
 @dataclass(frozen=True)
+class DtypeRow:
+    """How many tensors of a part of the script (parameters, outputs of a kind of layer, loss) have a dtype."""
+
+    name: str
+    dtype: str
+    count: int
+
+
+@dataclass(frozen=True)
 class Profile:
     """``steps``: None if the trace does not mark them; ``seconds``: of all of them, with the profiler.
     ``unprofiled_step_seconds``: the time of a step without it, if that was measured. ``device``: empty if unknown;
@@ -93,6 +102,7 @@ class Profile:
     memory: tuple[MemoryRow, ...] = ()
     ceilings: tuple[Rate, ...] = ()
     modules: tuple[ClassRow, ...] = ()
+    dtypes: tuple[DtypeRow, ...] = ()
 
     def __post_init__(self) -> None:
         idle = self.whole_seconds - self.busy_seconds
@@ -194,7 +204,7 @@ def _module_rows(at_work: Iterable[Busy], ceiling_of: CeilingOf) -> list[ClassRo
     """The longest first; none if the trace has no ranges of modules."""
     by_module: dict[tuple[str, str], list[Busy]] = defaultdict(list)
     for each in at_work:
-        names = [_folded(name) for name in _modules(each.event)] or [OUTSIDE]
+        names = [folded(name) for name in _modules(each.event)] or [OUTSIDE]
         for name in dict.fromkeys(names):
             by_module[names[0], name].append(each)
     roots, rows = {root for root, name in by_module if root != name}, []
@@ -216,7 +226,7 @@ def _modules(event: Event) -> list[str]:
 
 
 # ``model.layers.0.mlp: LlamaMLP`` as ``model.layers.*.mlp: LlamaMLP``.
-def _folded(name: str) -> str:
+def folded(name: str) -> str:
     path, colon, kind = name.rpartition(": ")
     return f"{_FOLDED.sub(lambda part: '' if part[1] else '*', path)}{colon}{kind}"
 
@@ -240,8 +250,11 @@ def _row(name: str, visible: float, hidden: float, calls: int, work: Sequence[Bu
 
 
 def _counted(event: Event) -> list[Event]:
-    """The operations with a formula that an event belongs to, innermost first: it computes the FLOP of the last."""
-    return [each for each in event.lineage() if flop_of(each) is not None]
+    """The operations with a formula that an event belongs to, innermost first: it computes the FLOP of the last. What
+    an optimizer multiplies (Muon) is not work of the model.
+    """
+    found = [each for each in event.lineage() if flop_of(each) is not None]
+    return found if found and class_of(event) != OPTIMIZER else []
 
 
 def _share_of_ceilings(flop: Mapping[str, int], seconds: float, ceiling_of: CeilingOf) -> float | None:

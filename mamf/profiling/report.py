@@ -13,7 +13,7 @@ from mamf.logs.records import known_ceiling_record
 from mamf.measurement import IDLE
 from mamf.profiling.classes import COMMUNICATION, UNCLASSIFIED
 from mamf.profiling.log import Ranks
-from mamf.profiling.profile import PEAK, ClassRow, KernelRow, MemoryRow, Profile
+from mamf.profiling.profile import PEAK, ClassRow, DtypeRow, KernelRow, MemoryRow, Profile
 from mamf.report.document import Answer, Block, Column, Document, Lines, Table, rate_column
 from mamf.report.shares import known_ceiling_lines
 from mamf.report.text import counted, rate_text, significant
@@ -35,7 +35,7 @@ _DERIVED = ("flop", "tflops", "mamfu", "whole_seconds", "busy_seconds")
 
 def profile_document(script: str, profile: Profile, top: int | None = 10) -> Document:
     """Csv holds the classes."""
-    tables = ("classes", "kernels", "memory", "modules")
+    tables = ("classes", "kernels", "memory", "modules", "dtypes")
     whole = {name: value for name, value in asdict(profile).items() if name not in tables}
     blocks: list[Block] = [
         Lines([*_title(script, profile), *known_ceiling_lines(profile.ceilings)]),
@@ -43,6 +43,7 @@ def profile_document(script: str, profile: Profile, top: int | None = 10) -> Doc
         Table(_class_columns(profile, "module"), profile.modules, key="modules", top=top),
         Table(_kernel_columns(profile), profile.kernels, key="kernels", top=top),
         Table(_memory_columns(profile), profile.memory, key="memory"),
+        Table(_DTYPE_COLUMNS, profile.dtypes, key="dtypes"),
         Lines(list(_end(profile))),
         Answer([conclusion(profile)]),
     ]
@@ -106,6 +107,13 @@ def _kernel_columns(profile: Profile) -> list[Column[KernelRow]]:
     ]
 
 
+_DTYPE_COLUMNS: list[Column[DtypeRow]] = [
+    Column("part", "part", attrgetter("name"), left=True),
+    Column("dtype", "dtype", attrgetter("dtype"), left=True),
+    Column("count", "tensors", attrgetter("count")),
+]
+
+
 def _memory_columns(profile: Profile) -> list[Column[MemoryRow]]:
     peak = next((row.nbytes for row in profile.memory if row.name == PEAK), None)
     return [
@@ -153,6 +161,8 @@ def _end(profile: Profile) -> Iterator[str]:
         if row.name == UNCLASSIFIED:
             share = row.visible / profile.whole_seconds
             yield f"{share:.1%} is unclassified: neither its operation nor its kernel is known by name"
+    if any(row.name.startswith("in ") for row in profile.memory):
+        yield "memory in a module: allocated by its forward pass in these steps, and not yet freed at the peak"
     if profile.modules:
         yield "modules: forward and backward, with those within; names that differ in numbers alone are summed up"
     yield from profile.notes

@@ -29,7 +29,9 @@ from typing import Any
 from mamf.errors import UsageError, describe_error, first_line
 from mamf.profiling import listeners
 from mamf.profiling.traces import STEP_MARK, Trace, read_trace
-from mamf.profiling.watches import MemoryWatch, ModuleRanges
+from mamf.profiling.watches import DtypeWatch, MemoryWatch, ModuleRanges
+
+Watch = MemoryWatch | DtypeWatch | ModuleRanges
 
 _INTERRUPTED = 130
 #: Files that mamf reads, but cannot run.
@@ -137,9 +139,16 @@ class StepProfiler:
     """
 
     def __init__(
-        self, steps: int, warmup: int, watches: Sequence[MemoryWatch | ModuleRanges] = (), *, stop: bool = False
+        self,
+        steps: int,
+        warmup: int,
+        watches: Sequence[Watch] = (),
+        *,
+        stop: bool = False,
     ) -> None:
         self.failure = self._remark = ""
+        #: The optimizers that stepped outside of a backward pass, by id.
+        self.optimizers: dict[int, str] = {}
         self.on_profiled: Callable[[], object] = lambda: None
         self.watches = watches
         self.unprofiled_step_seconds: float | None = None
@@ -208,6 +217,8 @@ class StepProfiler:
             return
         warmup = self._seen - 2 * self._steps
         advice = f"; --warmup {warmup} gives {self._steps}" if warmup > 0 else ""
+        if self._is_running:
+            advice += "; mamf's profiler slowed the steps before, which the script may time"
         if self._profiled:
             self._remark = f"{self._profiled} of {self._steps} steps: the script's own profiler began{advice}"
             with self._keeping_errors():
@@ -262,7 +273,9 @@ class StepProfiler:
         if not path.exists():
             self._profiler.export_chrome_trace(str(path))
         trace = read_trace(path)
-        return replace(trace, notes=(*trace.notes, self._remark)) if self._remark else trace
+        first, *others = self.optimizers.values() or [""]
+        several = f"several optimizers step: a step ends with the first, {first}, not with {', '.join(others)}"
+        return replace(trace, notes=(*trace.notes, *filter(None, (self._remark, several if others else ""))))
 
     def why_nothing(self, function: str | None) -> str:
         """Why there is no profiled step, in a line. ``function``: the function whose calls are the steps."""
@@ -312,7 +325,7 @@ def _following_steps(profiler: StepProfiler, function: str | None) -> Iterator[N
         _wrap(stack, profile, "_prepare_trace", before=profiler.other_began)
         stack.callback(profiler.finish)
         for watch in profiler.watches:
-            if isinstance(watch, MemoryWatch):  # before what ends the step
+            if not isinstance(watch, ModuleRanges):  # before what ends the step
                 stack.callback(_after_optimizers(watch.stepped).remove)
         if function is None:
             stack.callback(_after_optimizers(_ending_steps(profiler)).remove)
@@ -356,6 +369,8 @@ def _ending_steps(profiler: StepProfiler) -> Callable[[object], None]:
 
     def stepped(optimizer: object) -> None:
         by = "backward" if is_in_backward() else optimizer
+        if by is optimizer:
+            profiler.optimizers[id(optimizer)] = type(optimizer).__name__
         if not first:
             first.append(by)
         if first[0] is by:

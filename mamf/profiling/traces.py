@@ -26,6 +26,7 @@ Union = list[tuple[float, float]]
 #: The mark in a trace with which ``mamf profile`` ends a training step.
 STEP_MARK = "mamf: step"
 _STEP_OF_PROFILER = "ProfilerStep#"
+_STEP_OF_OPTIMIZER = "Optimizer.step#"
 _ANNOTATION_OF_DEVICE = "gpu_user_annotation"
 _KINDS: Mapping[str, Kind] = {
     "kernel": "kernel",
@@ -216,9 +217,10 @@ def _of_chrome(trace: Mapping[str, Any]) -> Trace:
     device = [each for each in raw if _KINDS[each["cat"]] in ON_DEVICE]
     replays = {key for key, event in launches.items() if _GRAPH_LAUNCH in event.name}
     events = [*host, *(_of_device(each, origin, launches, replays) for each in device)]
-    annotations = [each for each in timed if each.get("cat") == _ANNOTATION_OF_DEVICE]
-    steps = [_interval(each, origin) for each in annotations if str(each.get("name")).startswith(_STEP_OF_PROFILER)]
-    begun, ended, count = _steps(events, steps)
+    annotations = [
+        (str(each.get("name")), *_interval(each, origin)) for each in timed if each.get("cat") == _ANNOTATION_OF_DEVICE
+    ]
+    begun, ended, count, ends = _steps(events, annotations)
     names = {str(each.get("id")): str(each.get("name", "")) for each in trace.get("deviceProperties", ())}
     used = sorted({str(each.get("args", {}).get("device")) for each in device})
     replayed = sum(("correlation", each.get("args", {}).get("correlation")) in replays for each in device)
@@ -230,7 +232,7 @@ def _of_chrome(trace: Mapping[str, Any]) -> Trace:
         ended,
         count,
         names.get(used[0], "") if used else "",
-        (note,) if replayed else (),
+        (*((note,) if replayed else ()), *((f"a step ends with {ends}",) if ends else ())),
         None if rank is None else int(rank),
     )
 
@@ -287,18 +289,34 @@ def _interval(raw: _Raw, origin: float) -> tuple[float, float]:
     return begun, begun + max(raw["dur"], 0) * _MICROSECOND
 
 
-def _steps(events: Sequence[Event], on_device: Sequence[tuple[float, float]]) -> tuple[float, float, int | None]:
-    """The begin and end of the complete training steps of a trace, and their number; without marks, the whole trace.
+def _steps(
+    events: Sequence[Event], on_device: Sequence[tuple[str, float, float]]
+) -> tuple[float, float, int | None, str]:
+    """The begin and end of the complete training steps of a trace, their number, and the optimizer whose annotations
+    end them; without marks, the whole trace.
 
-    ``on_device``: the steps of torch.profiler as their kernels ran, which is later than on the host.
+    ``on_device``: name, begin and end of annotations as their kernels ran, which is later than on the host.
     """
     marks = sorted(event.ended for event in events if event.name == STEP_MARK)
     if len(marks) > 1:
-        return marks[0], marks[-1], len(marks) - 1
-    on_host = [(event.begun, event.ended) for event in events if event.name.startswith(_STEP_OF_PROFILER)]
-    if steps := on_device or on_host:
-        return min(begun for begun, _ in steps), max(ended for _, ended in steps), len(steps)
-    return *_extent(events), None
+        return marks[0], marks[-1], len(marks) - 1, ""
+    on_host = [(event.name, event.begun, event.ended) for event in events]
+    for found in (on_device, on_host):
+        steps = [each for each in found if each[0].startswith(_STEP_OF_PROFILER)]
+        if steps:
+            return min(begun for _, begun, _ in steps), max(ended for *_, ended in steps), len(steps), ""
+    # An optimizer that steps in hooks of the backward pass does so several times a step.
+    optimizers = [
+        event.name
+        for event in events
+        if event.name.startswith(_STEP_OF_OPTIMIZER)
+        and not any(each.name.startswith(_BACKWARD_NODE) for each in event.lineage())
+    ]
+    for found in (on_device, on_host):
+        ends = sorted(ended for name, _, ended in found if name in optimizers[:1])
+        if len(ends) > 1:
+            return ends[0], ends[-1], len(ends) - 1, optimizers[0]
+    return *_extent(events), None, ""
 
 
 def _of_table(text: str) -> Trace:

@@ -1,16 +1,20 @@
-"""What else observes the profiled steps: the memory at their peak, and ranges that say which module launched a kernel.
+"""What else observes the profiled steps: the memory at their peak, dtypes, and ranges that say which module launched a
+kernel.
 
-Both have ``start`` and ``finish`` (without effect after the first call), and a ``remark``: why something is missing, a
+All have ``start`` and ``finish`` (without effect after the first call), and a ``remark``: why something is missing, a
 line. Their errors never end the script.
 """
 
 from __future__ import annotations
 
+import functools
 import gc
 import threading
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from operator import itemgetter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,24 +22,37 @@ from weakref import WeakKeyDictionary
 
 from mamf.errors import UnavailableError, describe_error, first_line
 from mamf.profiling.classes import MODULE
-from mamf.profiling.profile import PEAK, MemoryRow
+from mamf.profiling.profile import PEAK, DtypeRow, MemoryRow, folded
 
 _PARAMETERS, _GRADIENTS, _STATE = "parameters", "gradients", "optimizer state"
 _MAX_ENTRIES = 1_000_000
+#: Modules in the table of allocations.
+_MAX_MODULES = 10
 
 
 class MemoryWatch:
     """Counts parameters, gradients and optimizer state right after an optimizer step, when all exist.
 
     ``snapshot``: the file for the history of allocations, for https://pytorch.org/memory_viz.
+    Where modules enter ``span`` (ModuleRanges), rows say which of them allocated most of the peak.
     """
 
     def __init__(self, snapshot: Path) -> None:
         self.remark = ""
         self.rows: tuple[MemoryRow, ...] = ()
         self._snapshot = snapshot
+        #: When modules ran, as ModuleRanges says it.
+        self.spans: list[tuple[int, int, str]] = []
         self._bytes: dict[int, Counter[tuple[str, str]]] = {}
         self._is_running = False
+
+    @contextmanager
+    def span(self, name: str) -> Iterator[None]:
+        begun = time.time_ns()
+        try:
+            yield
+        finally:
+            self.spans.append((begun, time.time_ns(), name))
 
     def start(self) -> None:
         import torch
@@ -62,7 +79,9 @@ class MemoryWatch:
         if not self.remark:
             with self._explaining():
                 torch.cuda.memory._dump_snapshot(str(self._snapshot))
+                history = torch.cuda.memory._snapshot()["device_traces"][torch.cuda.current_device()]
                 torch.cuda.memory._record_memory_history(enabled=None)
+                self.rows += tuple(rows_by_module(history, self.spans))
 
     @contextmanager
     def _explaining(self) -> Iterator[None]:
@@ -100,10 +119,95 @@ def _memory_rows(count: Counter[tuple[str, str]]) -> Iterable[MemoryRow]:
     yield MemoryRow(PEAK, peak or None)
 
 
+def rows_by_module(history: Sequence[Mapping[str, Any]], spans: Iterable[tuple[int, int, str]]) -> list[MemoryRow]:
+    """What is allocated when most is, by the module that ran at its allocation, the largest first.
+
+    ``history``: torch's record of a device; ``spans``: begin and end of modules, in ns like torch's microseconds.
+    """
+    total, peak, place = 0, 0, 0
+    for index, entry in enumerate(history):
+        total += {"alloc": 1, "free_requested": -1}.get(entry["action"], 0) * entry["size"]
+        if total > peak:
+            peak, place = total, index + 1
+    live: dict[int, Mapping[str, Any]] = {}
+    for entry in history[:place]:
+        if entry["action"] == "alloc":
+            live[entry["addr"]] = entry
+        elif entry["action"] == "free_requested":
+            live.pop(entry["addr"], None)
+    nbytes: Counter[str] = Counter()
+    within, waiting = list[tuple[int, int, str]](), deque(sorted(spans))
+    for entry in sorted(live.values(), key=itemgetter("time_us")):
+        now = entry["time_us"] * 1000
+        while waiting and waiting[0][0] <= now:
+            within.append(waiting.popleft())
+        within = [each for each in within if each[1] >= now]
+        nbytes[f"in {folded(within[-1][2])}" if within else "in no module"] += entry["size"]
+    return [MemoryRow(name, size) for name, size in nbytes.most_common(_MAX_MODULES)]
+
+
+class DtypeWatch:
+    """Counts the dtypes of parameters, gradients, outputs of layers, logits and losses: what autocast lowers."""
+
+    def __init__(self) -> None:
+        self.remark = ""
+        self.rows: tuple[DtypeRow, ...] = ()
+        self._counts: Counter[tuple[str, str]] = Counter()
+        self._running = ExitStack()
+        self._optimizers: set[int] = set()
+        self._is_running = False
+
+    def start(self) -> None:
+        import torch
+
+        self._is_running = True
+        for each in _eager_modules():
+            if not any(True for _ in each.children()):
+                self._running.callback(each.register_forward_hook(self._see_output).remove)
+        # Of a loss the first argument: logits, and what a backward pass begins with.
+        for owner, name, what in (
+            (torch.nn.functional, "cross_entropy", "logits"),
+            (torch.autograd, "backward", "loss"),
+        ):
+            usual = getattr(owner, name)
+            setattr(owner, name, self._seeing(usual, what))
+            self._running.callback(setattr, owner, name, usual)
+
+    def stepped(self, optimizer: Any) -> None:
+        if self._is_running and id(optimizer) not in self._optimizers:
+            self._optimizers.add(id(optimizer))
+            for each in (each for group in optimizer.param_groups for each in group["params"]):
+                self._add(_PARAMETERS, each)
+                self._add(_GRADIENTS, each.grad)
+
+    def finish(self) -> None:
+        self._is_running = False
+        self._running.close()
+        self.rows = tuple(DtypeRow(*key, count) for key, count in sorted(self._counts.items()))
+
+    def _see_output(self, module: Any, inputs: Any, output: Any) -> None:
+        self._add(f"outputs of {type(module).__name__}", output)
+
+    def _seeing(self, usual: Callable[..., Any], what: str) -> Callable[..., Any]:
+        @functools.wraps(usual)
+        def seeing(first: Any, *others: Any, **named: Any) -> Any:
+            self._add(what, first)
+            return usual(first, *others, **named)
+
+        return seeing
+
+    def _add(self, what: str, value: Any) -> None:
+        if hasattr(value, "dtype"):
+            self._counts[what, str(value.dtype).removeprefix("torch.")] += 1
+        elif isinstance(value, (tuple, list)):
+            for each in value:
+                self._add(what, each)
+
+
 class ModuleRanges:
     """A range around the forward pass of every module, within a window of the vendor's profiler.
 
-    ``opened``: makes the backend, or in_trace for ranges in the trace. ``start`` calls it, because the script may first
+    ``opened``: makes the backend, or what has ranges in its place. ``start`` calls it, because the script may first
     choose its devices.
     """
 
@@ -174,7 +278,12 @@ def in_trace() -> SimpleNamespace:
     """In place of a backend: ranges in the trace of torch.profiler, from which times by module follow."""
     from torch.profiler import record_function
 
-    return SimpleNamespace(profiler_window=nullcontext, profiler_range=lambda name: record_function(f"{MODULE}{name}"))
+    return ranges_of(lambda name: record_function(f"{MODULE}{name}"))
+
+
+def ranges_of(enter: Callable[[str], AbstractContextManager[object]]) -> SimpleNamespace:
+    """In place of a backend: ``enter`` makes a range."""
+    return SimpleNamespace(profiler_window=nullcontext, profiler_range=enter)
 
 
 # Hooks of what is compiled, or of all modules at once, would make torch compile in the middle of the profiled steps.

@@ -15,9 +15,8 @@ from mamf.measurement import Measurement, group_pairs
 from mamf.peaks import find_peak
 from mamf.report.document import Answer, Block, Column, Document, Lines, Table, clock_columns
 from mamf.report.kernels import ceiling_line
-from mamf.report.own_ceilings import ceiling_table, ceiling_title, clock_text
 from mamf.report.rows import failure_lines, row_columns
-from mamf.report.shares import Shares
+from mamf.report.shares import Shares, ceiling_table, ceiling_title, clock_text
 from mamf.report.text import (
     WHY_UNKNOWN,
     counted,

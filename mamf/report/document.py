@@ -144,18 +144,10 @@ class Document:
         for block in self.blocks:
             if isinstance(block, Table):
                 found.setdefault(block.key, []).extend(block.records())
-        return {key: with_equal_names(records) for key, records in found.items()}
-
-    def main_records(self) -> list[dict[str, object]]:
-        """The records that csv holds."""
-        tables = self.tables()
-        return tables.get(self.main or next(iter(tables), ""), [])
-
-
-def with_equal_names(records: Sequence[Mapping[str, object]]) -> list[dict[str, object]]:
-    """Records with the names of all: what one lacks is None."""
-    names = dict.fromkeys(name for record in records for name in record)
-    return [{name: record.get(name) for name in names} for record in records]
+        for records in found.values():
+            names = dict.fromkeys(name for record in records for name in record)
+            records[:] = [{name: record.get(name) for name in names} for record in records]
+        return found
 
 
 def columns_from(

@@ -70,7 +70,8 @@ def fitting(columns: Sequence[Column[Any]], rows: Sequence[Any], width: int | No
 
 def csv(document: Document, width: int | None = None) -> str:
     """Write the main table."""
-    return csv_text(document.main_records())
+    tables = document.tables()
+    return csv_text(tables.get(document.main or next(iter(tables), ""), []))
 
 
 def json_text(document: Document, width: int | None = None) -> str:
@@ -80,32 +81,27 @@ def json_text(document: Document, width: int | None = None) -> str:
 
 def html(document: Document, width: int | None = None) -> str:
     """Write a self-contained page. Every text is escaped."""
-    from mamf.report.page import page_of, render_page  # here, because every command that prints a report imports this
+    from mamf.report.page import (  # here, because every command that prints a report imports this
+        Page,
+        Section,
+        render_page,
+    )
 
-    return render_page(page_of(document))
-
-
-def fragment(document: Document) -> str:
-    """Write the blocks without a page around them, for a notebook."""
-    from mamf.report.page import render_blocks
-
-    return render_blocks(document.visible_blocks)
+    return render_page(Page(document.title, sections=[Section("", document.visible_blocks)]))
 
 
 def markdown(document: Document, width: int | None = None) -> str:
     """Write GitHub markdown, with every text escaped. A blank line ends each block, so that no line below a table
     becomes one of its rows.
     """
-    return "\n".join(map(_markdown_block, document.visible_blocks))
-
-
-def _markdown_block(block: Block) -> str:
-    parts = (
-        [_bold(block.title), table_text(block), _list(block.notes)]
-        if isinstance(block, Table)
-        else [_bold(block.heading), _list(block.texts)]
-    )
-    return "\n".join(filter(None, parts))
+    blocks = []
+    for block in document.visible_blocks:
+        if isinstance(block, Table):
+            parts = [_bold(block.title), table_text(block), _list(block.notes)]
+        else:
+            parts = [_bold(block.heading), _list(block.texts)]
+        blocks.append("\n".join(filter(None, parts)))
+    return "\n".join(blocks)
 
 
 def table_text(table: Table[Any]) -> str:
@@ -122,11 +118,11 @@ def _bold(text: str) -> str:
 
 def _list(texts: Iterable[str]) -> str:
     """Write a list; indented lines are one level deeper, and Markup stays as it is."""
-    return "".join(f"{text if isinstance(text, Markup) else _item(text)}\n" for text in texts)
-
-
-def _item(text: str) -> str:
-    return f"{'  ' if text.startswith(' ') else ''}- {markdown_line(text.strip())}"
+    lines = []
+    for text in texts:
+        indent = "  " if text.startswith(" ") else ""
+        lines.append(text if isinstance(text, Markup) else f"{indent}- {markdown_line(text.strip())}")
+    return "".join(f"{line}\n" for line in lines)
 
 
 #: By the value of ``--format``. ``width``: columns of the terminal, None for all; only tables for a terminal use it.

@@ -12,7 +12,7 @@ from mamf.errors import UsageError
 from mamf.logs.legacy import STATISTICS, TIER, FinderRun, Reported
 from mamf.logs.run_log import RunLog
 from mamf.operations.matmul.shapes import MatmulShape
-from mamf.plans import MATMUL
+from mamf.operations.unknown import is_of_products
 from mamf.regime_names import BURST, CLASSIC, SUSTAINED
 from mamf.report.charts.lines import Axis, Chart, Line, Panel, Point, even_ticks, in_giga
 from mamf.report.document import Answer, Block, Column, Document, Lines, Table
@@ -75,7 +75,7 @@ def shown_run(name: str, run: FinderRun) -> Shown:
 
 def shown_log(log: RunLog) -> Shown:
     """Matmuls in classic, which is mamf-finder's loop, or in the first regime of the log; and its ceilings."""
-    rows = [row for row in log.measurements if row.ok and not row.is_reference and row.operation == MATMUL]
+    rows = [row for row in log.measurements if row.ok and not row.is_reference and is_of_products(row.operation)]
     regimes = list(dict.fromkeys(row.regime for row in rows))
     if not regimes:
         raise UsageError(f"{log.path} holds no matmuls: a log of mamf-finder is compared with a sweep or a find")

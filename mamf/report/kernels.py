@@ -12,47 +12,45 @@ from mamf.logs.records import significant_digits
 from mamf.logs.run_log import OwnCeilings
 from mamf.measurement import Measurement
 from mamf.operations.unknown import operation_called
-from mamf.report.devices import device_lines, drift_lines, flat_device
 from mamf.report.document import Answer, Block, Column, Document, Lines, Table
-from mamf.report.own_ceilings import brief, ceiling_table, ceiling_title, problem_title
 from mamf.report.rows import (
     Group,
     SpeedUp,
     best_first,
     best_lines,
+    device_lines,
+    drift_lines,
     failure_lines,
+    flat_device,
     group_title,
     grouped,
     half_width_percent,
     label,
     remarks,
     row_columns,
-    shape_title,
 )
-from mamf.report.shares import Shares
+from mamf.report.shares import Shares, brief, ceiling_table, ceiling_title, problem_title
 from mamf.report.text import end_line, label_kernel, machine_line, percent, rate_name, rate_text
 
 
-def baseline_of(rows: Sequence[Measurement], name: str | None) -> Measurement | None:
-    """The row of the named kernel; by default that of eager, else the slowest."""
-    measured = [row for row in rows if row.ok]
-    named = next((row for row in measured if row.kernel == (name or "eager")), None)
-    return named or (None if name or not measured else min(measured, key=lambda row: row.comparable_rate))
+def baselines_of(rows: Iterable[Measurement], name: str | None) -> dict[Group, Measurement | None]:
+    """The baseline of each shape that several kernels were measured on: the row of the named kernel, by default that of
+    eager, else the slowest.
+    """
+    found: dict[Group, Measurement | None] = {}
+    for group, same in grouped(rows, by_shape=True).items():
+        if len({row.kernel for row in same}) > 1:
+            measured = [row for row in same if row.ok]
+            named = next((row for row in measured if row.kernel == (name or "eager")), None)
+            slowest = min(measured, key=lambda row: row.comparable_rate, default=None)
+            found[group] = named or (None if name else slowest)
+    return found
 
 
 def speed_up(row: Measurement, baseline: Measurement | None) -> float | None:
     if baseline is None or baseline.summary is None or row.summary is None:
         return None
     return baseline.comparable_seconds / row.comparable_seconds
-
-
-def baselines_of(rows: Iterable[Measurement], name: str | None) -> dict[Group, Measurement | None]:
-    """The baseline of each shape that several kernels were measured on."""
-    return {
-        group: baseline_of(each, name)
-        for group, each in grouped(rows, by_shape=True).items()
-        if len({row.kernel for row in each}) > 1
-    }
 
 
 @dataclass(frozen=True)
@@ -93,6 +91,7 @@ def winner_table(found: Sequence[Winner], shares: Shares, top: int | None) -> Ta
         Column(rate_name("rate", found[0].row.work.unit), "", lambda each: each.row.best_rate),
         Column("", "rate", lambda each: rate_text(each.row.best_rate, each.row.work.unit)),
         Column("half_width_percent", "+-%", lambda each: half_width_percent(each.row), lambda value: f"{value:.2f}", 3),
+        Column("mbu", "MBU", lambda each: shares.mbu(each.row), percent, 2),
         Column("mamfu", "MAMFU", lambda each: shares.mamfu(each.row), percent, 2),
         Column("ahead", "ahead %", lambda each: each.ahead, percent, 1),
         Column(
@@ -107,11 +106,6 @@ def winner_table(found: Sequence[Winner], shares: Shares, top: int | None) -> Ta
     return Table(columns, found, "best kernel per shape", "best_kernels", top=top)
 
 
-def title(row: Measurement) -> str:
-    """A regime and what sets a row's problem apart, as summaries of logs name them."""
-    return problem_title(row.regime, row.problem)
-
-
 def group_table(
     rows: Sequence[Measurement],
     shares: Shares,
@@ -121,11 +115,14 @@ def group_table(
     by_shape: bool = False,
 ) -> Table[Measurement]:
     """The rows of a group. ``baseline``: of the speed-ups of a group of one shape."""
-    over = f"; speed-up over {baseline.kernel}" if baseline else ""
+    one_shape = ""
+    if by_shape:
+        over = f"; speed-up over {baseline.kernel}" if baseline else ""
+        one_shape = f": {operation_called(rows[0].operation).describe_shape(rows[0].shape)}{over}"
     return Table(
         row_columns(rows, shares, faster, by_shape),
         rows,
-        f"{shape_title(rows[0])}{over}" if by_shape else group_title(rows[0]),
+        f"{group_title(rows[0])}{one_shape}",
         "measurements",
         [row for row in rows if row.ok],
         top,
@@ -163,45 +160,37 @@ def kernels_document(
     baseline: str | None = None,
 ) -> Document:
     """A run of kernels. ``confirmed``: the ceilings that it found itself. ``baseline``: the kernel of speed-ups."""
-    header, best = shares.header, winners(rows)
+    header, best, operation = shares.header, winners(rows), operation_name(rows, shares.header)
+    shown = [row for same in grouped(rows).values() for row in same]
+    counts = dict.fromkeys(f"{row.work.unit}: {row.work.convention}" for row in shown)
+    has_memory = "converted_from" in header and any(row.peak_memory_bytes is not None for row in shown)
+    head = [
+        f"{operation} on {machine_line(header)}",
+        *counts,
+        *(["memory MiB: of the whole process, not of the kernel alone (early log)"] if has_memory else []),
+        *device_lines(rows, header),
+        *shares.lines(rows),
+    ]
+    answers = [ceiling_line(each) for each in (confirmed or {}).values()]
+    for same in grouped(rows).values():
+        answers += best_lines(same, shares) if same[0].ok else []
+    for regime in dict.fromkeys(row.regime for row in rows):
+        answers += drift_lines([row for row in rows if row.is_reference and row.regime == regime])
     blocks: list[Block] = [
-        Lines([*head(rows, header), *shares.lines(rows)]),
+        Lines(head),
         *([ceiling_table(list(confirmed.values()), header)] if confirmed else []),
         *tables_of(rows, shares, top, baseline),
         *([winner_table(best, shares, top)] if best else []),
-        Answer([*answers(rows, shares, confirmed or {}), end_line(summary)]),
+        Answer([*(answers or ["nothing was measured"]), end_line(summary)]),
     ]
     data = {"header": header, "summary": summary}
-    return Document(f"{operation_name(rows, header)} on {header['device']['name']}", blocks, data, "measurements")
-
-
-def answers(rows: Sequence[Measurement], shares: Shares, confirmed: OwnCeilings) -> list[str]:
-    """The ceilings, the best of each group and the drift of its references."""
-    lines = [ceiling_line(each) for each in confirmed.values()]
-    for same in grouped(rows).values():
-        lines += best_lines(same, shares) if same[0].ok else []
-    for regime in dict.fromkeys(row.regime for row in rows):
-        lines += drift_lines([row for row in rows if row.is_reference and row.regime == regime])
-    return lines or ["nothing was measured"]
+    return Document(f"{operation} on {header['device']['name']}", blocks, data, "measurements")
 
 
 def ceiling_line(ceiling: Ceiling) -> str:
     """A ceiling with where it is reached."""
     rate, doubt = rate_text(ceiling.rate, ceiling.unit), "" if ceiling.interval.is_known else ", interval unknown"
     return f"ceiling {ceiling_title(ceiling)}: {rate} @ {ceiling.shape} by {ceiling.kernel}{doubt}"
-
-
-def head(rows: Sequence[Measurement], header: Mapping[str, Any]) -> list[str]:
-    """What was measured on what, and what the rate counts."""
-    shown = [row for same in grouped(rows).values() for row in same]
-    counts = dict.fromkeys(f"{row.work.unit}: {row.work.convention}" for row in shown)
-    memory = "converted_from" in header and any(row.peak_memory_bytes is not None for row in shown)
-    return [
-        f"{operation_name(rows, header)} on {machine_line(header)}",
-        *counts,
-        *(["memory MiB: of the whole process, not of the kernel alone (early log)"] if memory else []),
-        *device_lines(rows, header),
-    ]
 
 
 def operation_name(rows: Sequence[Measurement], header: Mapping[str, Any]) -> str:
@@ -221,7 +210,7 @@ def kernels_summary_record(
     return {
         **end.summary(sum(row.ok and not row.is_reference for row in rows)),
         "best": {
-            title(row): {
+            problem_title(row.regime, row.problem): {
                 "kernel": row.kernel,
                 "shape": str(row.shape),
                 "rate": significant_digits(row.best_rate),

@@ -82,11 +82,6 @@ class Page:
     links: Sequence[tuple[str, str]] = ()
 
 
-def page_of(document: Document) -> Page:
-    """Make a page of a report without pictures."""
-    return Page(document.title, sections=[Section("", document.visible_blocks)])
-
-
 def render_page(page: Page) -> str:
     """Write the page as a whole html file."""
     style, script = _file("style.css") + _colors(), _file("script.js")
@@ -97,9 +92,9 @@ def render_page(page: Page) -> str:
     return _render("page.html", page=page, style=_as_markup(style), script=_as_markup(script), policy=policy)
 
 
-def render_blocks(blocks: Sequence[Block]) -> str:
-    """Write blocks without a page around them, for a notebook."""
-    return _render("fragment.html", blocks=blocks)
+def render_fragment(document: Document) -> str:
+    """Write the blocks of a report without a page around them, for a notebook."""
+    return _render("fragment.html", blocks=document.visible_blocks)
 
 
 def _render(template: str, **values: Any) -> str:

@@ -1,4 +1,5 @@
-"""Roofs, the balance points between them, and how far rows lie below; roofs in the GPU format of TraceLens.
+"""Roofs, the balance points between them, and how far rows lie below: as a document, as a chart, and in the GPU format
+of TraceLens.
 
 Its format (``--gpu_arch_json_path``): docs of github.com/AMD-AGI/TraceLens, GPU Architecture Specifications.
 ``matrix_*`` are products; what it calls ``vector_*`` is not measured here. Bytes are counted alike there: each operand
@@ -7,22 +8,41 @@ read, each result written.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+import functools
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mamf.ceilings.ceiling import Ceiling
 from mamf.ceilings.roof import LEVELS, MEMORY, NEAR, RoofPoint, Roofs, make_roof_point
 from mamf.dtypes import DTYPES
-from mamf.measurement import Measurement
+from mamf.measurement import Measurement, group_pairs
 from mamf.operations.matmul.shapes import MatmulShape, name_layers
 from mamf.operations.unknown import operation_called
 from mamf.rate import find_rate
 from mamf.regime_names import BURST, SUSTAINED
+from mamf.report.charts.logs import machine
+from mamf.report.charts.picture import (
+    CEILING,
+    HINTS,
+    SMALL,
+    TEXT,
+    WIDTH,
+    DrawnPanel,
+    Named,
+    Picture,
+    prepare,
+    styles_of,
+)
 from mamf.report.document import Answer, Block, Column, Document, Lines, Table, interval_columns
 from mamf.report.text import counted, percent, rate_text, significant
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
-class Named(NamedTuple):
+
+class NamedCeiling(NamedTuple):
     """A ceiling with the dtype, or the level of memory, that it is the roof of."""
 
     name: str
@@ -46,7 +66,9 @@ def roofline_document(roofs: Roofs, points: Sequence[RoofPoint], head: str, top:
     roofs if there are no rows.
     """
     best_first = sorted(points, key=lambda point: -1.0 if point.share is None else point.share, reverse=True)
-    ceilings = [Named(name, each) for kind in (roofs.compute, roofs.bandwidth) for (name, _), each in kind.items()]
+    ceilings = [
+        NamedCeiling(name, each) for kind in (roofs.compute, roofs.bandwidth) for (name, _), each in kind.items()
+    ]
     blocks: list[Block] = [
         Lines([head]),
         Table(roof_columns(roofs), ceilings, key="roofs"),
@@ -56,10 +78,10 @@ def roofline_document(roofs: Roofs, points: Sequence[RoofPoint], head: str, top:
     return Document(f"Roofs of {roofs.device}", blocks, {"device": roofs.device}, main="rows" if points else "roofs")
 
 
-def roof_columns(roofs: Roofs) -> list[Column[Named]]:
+def roof_columns(roofs: Roofs) -> list[Column[NamedCeiling]]:
     """``balance_*``: the FLOP per byte at which a level of bandwidth meets a ceiling of computing."""
 
-    def balance(level: str) -> Callable[[Named], float | None]:
+    def balance(level: str) -> Callable[[NamedCeiling], float | None]:
         return lambda roof: balance_point(roofs, roof.ceiling, level)
 
     return [
@@ -146,3 +168,172 @@ def tracelens_arch(roofs: Roofs, memory_bytes: int | None) -> dict[str, Any]:
 
 def _rounded(rate: float) -> float:
     return float(f"{rate:.4g}")
+
+
+#: (FLOP per byte, TFLOPS).
+Place = tuple[float, float]
+#: Factors by which the axes exceed what they show: to the left, to the right, and up and down.
+_LEFT, _RIGHT, _BEYOND = 3.0, 20.0, 2.0
+_INCHES = 8.0
+_MARKER = 9  # points
+_BURST, _SUSTAINED = 2.4, 1.0  # points of a ceiling's line
+# As shares of the axes: the height of a label, the width of a letter, and how far a label is from what it names.
+_HEIGHT, _LETTER, _DISTANCE, _UP = 0.028, 0.0092, 0.015, 0.018
+#: How far along a rising ceiling its label is, and how far the label of a flat sustained one is from the right end.
+_ALONG_BURST, _ALONG_SUSTAINED, _LEFT_OF_BURST = 0.55, 0.16, 0.27
+
+
+@dataclass(frozen=True)
+class RoofLine:
+    """A ceiling: flat, of a dtype, or rising, of a memory level."""
+
+    label: str
+    start: Place
+    end: Place
+    is_sustained: bool
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A row: ``name`` decides color and marker, ``label`` says which it is. ``series``: what the marks joined with it
+    share.
+    """
+
+    label: str
+    name: str
+    place: Place
+    series: str = ""
+
+
+@dataclass(frozen=True)
+class RooflineChart(Picture):
+    lines: tuple[RoofLine, ...]
+    marks: tuple[Mark, ...]
+    x_limits: Place
+
+    @property
+    def inches(self) -> float:
+        return _INCHES
+
+    def drawn_rows(self) -> list[list[DrawnPanel]]:
+        described = "; ".join([self.title, *(line.label for line in self.lines)])
+        return [[DrawnPanel(described, functools.partial(_draw_roofline, chart=self), size=(WIDTH, _INCHES))]]
+
+    def legend(self) -> Named:
+        styles = styles_of(mark.name for mark in self.marks)
+        names = dict.fromkeys(mark.name for mark in self.marks)
+        return [(name, {"linewidth": 0, "markersize": _MARKER, **vars(styles[name])}) for name in names]
+
+
+def roofline_chart(roofs: Roofs, points: Sequence[RoofPoint], header: Mapping[str, Any]) -> RooflineChart:
+    """Draw rows under their roofs. ``header``: of a log of the device. Points without FLOP are left out."""
+    marks = []
+    for point in points:
+        if point.tflops is not None and point.intensity is not None:
+            regime = ", sustained" if point.regime == SUSTAINED else ""
+            series = f"{point.layer}{regime}" if point.layer else ""
+            marks.append(Mark(f"{point.name}{regime}", point.kernel, (point.intensity, point.tflops), series))
+    # Where a flat ceiling meets a rising one.
+    ridges = [flat.rate / rising.rate for flat in roofs.compute.values() for rising in roofs.bandwidth.values()]
+    shown = [mark.place[0] for mark in marks if mark.place[0]] + ridges
+    x_limits = min(shown, default=1.0) / _LEFT, max(shown, default=1.0) * _RIGHT
+    note = "thick: burst ceilings; thin: sustained ones. Bytes: each operand read and each result written once."
+    return RooflineChart(
+        f"Roofline, {', '.join(dict.fromkeys(dtype for dtype, _ in roofs.compute)) or 'bandwidth alone'}",
+        machine(header),
+        tuple(_lines(roofs, x_limits)),
+        tuple(marks),
+        x_limits,
+        notes=(f"{note} Joined marks: a layer with more tokens from left to right.",),
+    )
+
+
+def _lines(roofs: Roofs, x_limits: Place) -> Iterable[RoofLine]:
+    left, right = x_limits
+    for regime in roofs.regimes:
+        compute = {dtype: each.rate for (dtype, of), each in roofs.compute.items() if of == regime}
+        bandwidth = {level: each.rate for (level, of), each in roofs.bandwidth.items() if of == regime}
+        for level, rate in bandwidth.items():
+            ends_at = max(compute.values()) / rate if compute else right
+            label = f"{level} {rate:.3g} TB/s, {regime}"
+            yield RoofLine(label, (left, left * rate), (ends_at, ends_at * rate), regime == SUSTAINED)
+        for dtype, rate in compute.items():
+            begins_at = rate / max(bandwidth.values()) if bandwidth else left
+            label = f"{dtype} {rate:.4g} TFLOPS, {regime}"
+            yield RoofLine(label, (begins_at, rate), (right, rate), regime == SUSTAINED)
+
+
+# -- drawn -------------------------------------------------------------------------------------------------------------
+
+
+def _draw_roofline(axes: Axes, chart: RooflineChart) -> None:
+    from matplotlib.ticker import FuncFormatter, NullFormatter
+
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    prepare(axes)
+    heights = [y for line in chart.lines for _, y in (line.start, line.end)] + [mark.place[1] for mark in chart.marks]
+    axes.set_xlim(*chart.x_limits)
+    axes.set_ylim(min(heights) / _BEYOND, max(heights) * _BEYOND)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axis.set_minor_formatter(NullFormatter())
+    axes.set_xlabel("FLOP per byte", fontsize=TEXT)
+    axes.set_ylabel("TFLOPS", fontsize=TEXT)
+    for line in chart.lines:
+        width = _SUSTAINED if line.is_sustained else _BURST
+        axes.plot(*zip(line.start, line.end, strict=True), **{**CEILING, "linewidth": width})
+    styles = styles_of(mark.name for mark in chart.marks)
+    for marks in series_of(chart.marks):
+        places = zip(*(mark.place for mark in marks), strict=True)
+        axes.plot(*places, color=styles[marks[0].name].color, linewidth=1, alpha=0.6, zorder=3)
+    for mark in chart.marks:
+        x, y = mark.place
+        look: dict[str, Any] = {"markersize": _MARKER, "markeredgecolor": "white", "linestyle": "none", "zorder": 4}
+        (drawn,) = axes.plot(x, y, **vars(styles[mark.name]), **look)
+        HINTS[drawn] = [f"{mark.name}, {mark.label}: {y:.4g} TFLOPS at {x:.3g} FLOP per byte"]
+    _draw_labels(axes, chart)
+
+
+def _draw_labels(axes: Axes, chart: RooflineChart) -> None:
+    """Label each ceiling at its right end, or along it if it rises, and each series at its first mark. A label moves
+    down until it covers no mark and no other label.
+    """
+    to_shares = axes.transData + axes.transAxes.inverted()
+    taken = [(x, x, y) for x, y in (to_shares.transform(mark.place) for mark in chart.marks)]
+
+    def write(text: str, at: Place, place: Place, side: str) -> None:
+        """Write at the first free place from ``place`` down, with a line to what it names if that is far."""
+        width = _LETTER * len(text)
+        left, y = place[0] - (width if side == "right" else 0.0), place[1]
+        while any(left < right and start < left + width and abs(y - other) < _HEIGHT for start, right, other in taken):
+            y -= _HEIGHT / 4
+        taken.append((left, left + width, y))
+        arrow = {"arrowstyle": "-", "color": "#999999", "linewidth": 0.7} if at[1] - y > _HEIGHT else None
+        look: dict[str, Any] = {"fontsize": SMALL, "ha": side, "va": "center", "zorder": 5}
+        axes.annotate(text, at, (place[0], y), "axes fraction", "axes fraction", arrow, **look)
+
+    for line in sorted(chart.lines, key=lambda each: -each.end[1]):
+        if line.start[1] != line.end[1]:
+            _write_along(axes, line)
+            continue
+        x, y = to_shares.transform(line.end)
+        x -= _LEFT_OF_BURST if line.is_sustained else _DISTANCE
+        write(line.label, (x, y), (x, y + (-_UP if line.is_sustained else _UP)), "right")
+    for mark in sorted((marks[0] for marks in series_of(chart.marks)), key=lambda each: -each.place[1]):
+        x, y = to_shares.transform(mark.place)
+        write(mark.series, (x, y), (x + _DISTANCE, y), "left")
+
+
+def _write_along(axes: Axes, line: RoofLine) -> None:
+    (start, _), (end, height) = line.start, line.end
+    x, slope = start * (end / start) ** (_ALONG_SUSTAINED if line.is_sustained else _ALONG_BURST), height / end
+    look: dict[str, Any] = {"fontsize": SMALL, "ha": "center", "va": "bottom", "rotation_mode": "anchor"}
+    rotation = math.degrees(math.atan(slope))
+    axes.text(x, x * slope, line.label, rotation=rotation, transform_rotates_text=True, **look)
+
+
+def series_of(marks: Iterable[Mark]) -> list[list[Mark]]:
+    """Group the marks of each kernel and series, from left to right: these are joined."""
+    joined = group_pairs(((mark.name, mark.series), mark) for mark in marks if mark.series)
+    return [sorted(each, key=lambda mark: mark.place) for each in joined.values()]

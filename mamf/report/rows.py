@@ -1,22 +1,24 @@
 """Measured rows: their columns, the same for every operation; their groups; the best of a sweep; and what a report says
-of them beside their figures: remarks, failures, and the best in words.
+of them beside their figures: remarks, failures, the best in words, and the devices that shared a run.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
+from statistics import median
 from typing import Any
 
+from mamf.ceilings.ceiling import CONFIRM
 from mamf.logs.recording import End
 from mamf.logs.records import significant_digits
+from mamf.logs.run_log import device_speeds
 from mamf.measurement import Measurement, group_pairs
 from mamf.operations.unknown import operation_called
 from mamf.plans import ALGORITHM
-from mamf.report.devices import device_columns, device_remark, flat_device
 from mamf.report.document import Column, clock_columns, columns_from
-from mamf.report.own_ceilings import clock_text, described_title
-from mamf.report.shares import Shares
+from mamf.report.shares import Shares, clock_text, described_title
 from mamf.report.text import (
     WHY_UNKNOWN,
     counted,
@@ -66,8 +68,20 @@ def row_columns(
         *time_columns(),
         *statistics,
         *columns_from(rows, lambda row: operation_called(row.operation).columns(row) if row.ok else {}, 4),
-        *shares.drift_columns(),
-        *condition_columns(),
+        Column("reference_tflops", "", lambda row: row.details.get("reference_tflops")),
+        Column("state", "state %", shares.drift, lambda drift: f"{100 * drift:+.1f}", 5),
+        Column("launches", "launches", lambda row: row.launches, importance=7),
+        *clock_columns(lambda row: row.conditions, 3),
+        Column("power_watts", "W", lambda row: row.conditions.watts, whole, 5),
+        Column("temperature_celsius", "C", lambda row: row.conditions.celsius, whole, 6),
+        Column("relative_error", "error", lambda row: row.error, lambda error: f"{error:.1e}", 6),
+        Column("throttle_reasons", "", lambda row: " ".join(row.conditions.throttle_reasons)),
+        Column("implausible_samples", "", lambda row: len(row.implausible_samples)),
+        Column("flop", "", lambda row: row.flop),
+        Column("bytes", "", lambda row: row.work.nbytes),
+        Column("is_reference", "", lambda row: row.is_reference),
+        Column("phase", "", lambda row: row.phase),
+        Column("round", "", lambda row: row.round),
     ]
 
 
@@ -116,33 +130,12 @@ def time_columns() -> list[Column[Measurement]]:
             f"{name}_ms", title, lambda row: 1e3 * read(row) if row.summary else None, lambda ms: f"{ms:.4g}", 3
         )
 
-    def statistic(name: str) -> Callable[[Measurement], float]:
-        return lambda row: float(getattr(row.summary, name))
-
     return [
         of("time", lambda row: row.seconds, "ms"),
-        *(of(name, statistic(name)) for name in ("mean", "median", "fastest", "slowest")),
+        *(of(name, attrgetter(f"summary.{name}")) for name in ("mean", "median", "fastest", "slowest")),
         of("stdev", lambda row: row.stdev),
         of("low", lambda row: row.interval.low),
         of("high", lambda row: row.interval.high),
-    ]
-
-
-def condition_columns() -> list[Column[Measurement]]:
-    """What the sensors said, and how a row was measured and checked."""
-    return [
-        Column("launches", "launches", lambda row: row.launches, importance=7),
-        *clock_columns(lambda row: row.conditions, 3),
-        Column("power_watts", "W", lambda row: row.conditions.watts, whole, 5),
-        Column("temperature_celsius", "C", lambda row: row.conditions.celsius, whole, 6),
-        Column("relative_error", "error", lambda row: row.error, lambda error: f"{error:.1e}", 6),
-        Column("throttle_reasons", "", lambda row: " ".join(row.conditions.throttle_reasons)),
-        Column("implausible_samples", "", lambda row: len(row.implausible_samples)),
-        Column("flop", "", lambda row: row.flop),
-        Column("bytes", "", lambda row: row.work.nbytes),
-        Column("is_reference", "", lambda row: row.is_reference),
-        Column("phase", "", lambda row: row.phase),
-        Column("round", "", lambda row: row.round),
     ]
 
 
@@ -165,11 +158,6 @@ def grouped(rows: Iterable[Measurement], by_shape: bool = False) -> dict[Group, 
 def group_title(row: Measurement) -> str:
     """What rows of a regime and a problem have in common."""
     return described_title(row.regime, row.problem)
-
-
-def shape_title(row: Measurement) -> str:
-    """The same with the shape."""
-    return f"{group_title(row)}: {operation_called(row.operation).describe_shape(row.shape)}"
 
 
 def label(row: Measurement) -> str:
@@ -286,3 +274,93 @@ def interval_text(row: Measurement) -> str:
     if row.repeatability is None:
         return f"{coverage} interval of the {row.figure} {bounds}, within this visit"
     return f"{coverage} repeat interval: {bounds}" if interval.is_known else WHY_UNKNOWN
+
+
+# -- devices that shared a run -----------------------------------------------------------------------------------------
+
+COMPARABLE = "comparable"
+
+
+def flat_device(row: Measurement) -> dict[str, Any]:
+    """``device_speed``: to the run's first, by the reference; None where the two were not compared."""
+    speed = row.device_speed and significant_digits(row.device_speed)
+    return {} if row.device is None else {"device": row.device, "device_speed": speed}
+
+
+def device_columns(rows: Sequence[Measurement]) -> list[Column[Measurement]]:
+    """The device, and the rate as the run's first device would give it; none in a run of one device."""
+    if all(row.device is None for row in rows):
+        return []
+    unit = rows[0].work.unit
+    factor = scaled_unit(unit, [row.best_rate for row in rows if row.ok])[1]
+    return [
+        Column("device", "device", lambda row: row.device, importance=1),
+        Column("device_speed", "", lambda row: row.device_speed and significant_digits(row.device_speed)),
+        Column(
+            rate_name("comparable_rate", unit),
+            COMPARABLE,
+            lambda row: row.comparable_rate if row.ok and row.device_speed is not None else None,
+            lambda rate: significant(rate * factor),
+            1,
+        ),
+    ]
+
+
+def device_remark(row: Measurement) -> str:
+    """The device of a row, and the rate that the run's first device would give."""
+    if row.device is None:
+        return ""
+    if row.device_speed is None:
+        return f"device {row.device}, not compared"
+    if row.device_speed == 1.0:
+        return f"device {row.device}"
+    half_width = row.comparable_interval.half_width / row.comparable_seconds
+    return f"device {row.device}, {significant(row.comparable_rate)} +-{100 * half_width:.2f} % as of the first"
+
+
+def device_lines(rows: Sequence[Measurement], header: Mapping[str, Any]) -> list[str]:
+    """The devices that shared a run, and how they compare; empty for a run on one device."""
+    if not header.get("devices"):
+        return []
+    lines = []
+    for device in header["devices"]:
+        known = [
+            device["name"],
+            f"{device['compute_units']} compute units" if device["compute_units"] else "",
+            f"{device['power_limit_watts']:.0f} W limit" if device["power_limit_watts"] else "",
+            f"uuid {device['uuid_hash']}" if device["uuid_hash"] else "",
+        ]
+        lines.append(f"device {device['index']}: {', '.join(filter(None, known))}")
+    for (regime, dtype), speeds in device_speeds(rows).items():
+        first = min(speeds)
+        others = [
+            f"device {each} {100 * (speed.factor - 1):+.2f} +-{100 * speed.factor * speed.half_width:.2f} %"
+            for each, speed in sorted(speeds.items())
+            if each != first
+        ]
+        same = [row for row in rows if (row.regime, row.problem.dtype) == (regime, dtype)]
+        visit = next(row for row in same if row.is_reference and row.ok)
+        is_by_ceilings = any(row.phase == CONFIRM and row.device is not None for row in same)
+        by = "their ceilings" if is_by_ceilings else f"the reference {visit.shape}, {visit.kernel}"
+        reference = f"to device {first} by {by}"
+        compared = f"{', '.join(others)} {reference}" if others else f"device {first} alone"
+        lines.append(f"{regime} {dtype}: {compared}")
+    uncompared = sorted({row.device for row in rows if row.device is not None and row.device_speed is None})
+    if uncompared:
+        lines.append(f"not compared, and ranked after the others: device {', '.join(map(str, uncompared))}")
+    lines.append(f"ranked and averaged is the rate as of the first device ({COMPARABLE}); all else is as measured")
+    return lines
+
+
+def drift_lines(visits: Sequence[Measurement]) -> Iterator[str]:
+    """How far the figures of each reference of a regime lie apart, on each device that visited it more than once."""
+    groups = group_pairs(((row.device, row.problem, row.shape, row.kernel), row) for row in visits if row.ok)
+    for (device, _, shape, _), rows in groups.items():
+        if len(rows) > 1:
+            figures = [row.best_rate for row in rows]
+            middle = median(figures)
+            below, above = 100 * (min(figures) / middle - 1), 100 * (max(figures) / middle - 1)
+            where = "" if device is None else f" on device {device}"
+            rate = rate_text(middle, rows[0].work.unit)
+            visited = counted(len(rows), "visit")
+            yield f"reference {shape}{where}, {visited}: {rate}, {below:+.2f} % to {above:+.2f} %"

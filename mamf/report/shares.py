@@ -1,4 +1,6 @@
-"""What rows are shares of: the datasheet's peak, measured ceilings, and the roofs of a roofline."""
+"""What rows are shares of: the datasheet's peak, measured ceilings with their titles and table, and the roofs of a
+roofline.
+"""
 
 from __future__ import annotations
 
@@ -6,26 +8,113 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from mamf.backend import DeviceInfo
 from mamf.ceilings.ceiling import (
     MAX_SHARE,
     STATE_TOLERANCE,
+    Ceiling,
     Ceilings,
     ceiling_of,
     compute_drift,
     has_drifted,
-    is_beyond,
     known_share,
     mamfu,
     share_accuracy,
 )
-from mamf.ceilings.roof import RoofPoint, Roofs, make_roof_point
-from mamf.measurement import TERA, Measurement
-from mamf.operations.unknown import operation_called
+from mamf.ceilings.roof import MEMORY, RoofPoint, Roofs, make_roof_point
+from mamf.logs.records import significant_digits
+from mamf.measurement import TERA, Conditions, Measurement
+from mamf.operations.unknown import is_of_products, operation_called
 from mamf.peaks import find_peak
 from mamf.rate import Rate, Rates, find_rate
-from mamf.report.document import Column
-from mamf.report.own_ceilings import share_of
-from mamf.report.text import percent, rate_name, rate_text
+from mamf.regime_names import BURST, SUSTAINED
+from mamf.report.document import Column, Table, clock_columns, columns_from
+from mamf.report.text import interval_cell, label_kernel, percent, rate_name, rate_text, scaled_unit, significant, whole
+from mamf.statistics import Interval
+
+_NAMES = {BURST: " (MAMF)", SUSTAINED: " (MSMF)"}
+
+
+def problem_title(regime: str, problem: Any) -> str:
+    """A regime and the fields that set a problem apart."""
+    return ", ".join([regime, problem.dtype, *operation_called(problem.operation).words(problem)])
+
+
+def described_title(regime: str, problem: Any) -> str:
+    """The same, phrased for reports."""
+    return ", ".join([regime, problem.dtype, *operation_called(problem.operation).describe_problem(problem)])
+
+
+def ceiling_title(ceiling: Ceiling) -> str:
+    """``burst (MAMF), bfloat16``."""
+    name = _NAMES[ceiling.regime] if is_of_products(ceiling.problem.operation) else ""
+    return problem_title(f"{ceiling.regime}{name}", ceiling.problem)
+
+
+def brief(ceiling: Ceiling) -> dict[str, Any]:
+    """A ceiling as the summary of a log holds it."""
+    rate = significant_digits(ceiling.rate)
+    return {"kernel": ceiling.kernel, "shape": str(ceiling.shape), "rate": rate, "unit": ceiling.unit}
+
+
+def share_of(rate: float, problem: Any, header: Mapping[str, Any]) -> float | None:
+    """A rate as a share of the datasheet's rate for the problem, or None."""
+    peak = operation_called(problem.operation).peak(DeviceInfo(**header["device"]), problem)
+    return rate * TERA / peak if peak else None
+
+
+def ceiling_table(ceilings: Sequence[Ceiling], header: Mapping[str, Any]) -> Table[Ceiling]:
+    """A row for each ceiling."""
+    unit = ceilings[0].unit if ceilings else "TFLOPS"
+    shown, factor = scaled_unit(unit, [each.rate for each in ceilings])
+
+    def rate(value: float) -> str:
+        return significant(value * factor)
+
+    def interval(of: Interval) -> str:
+        return interval_cell(of, factor)
+
+    def joules(ceiling: Ceiling) -> float | None:
+        return ceiling.joules_per_tflop if ceiling.unit == "TFLOPS" else None
+
+    columns: list[Column[Ceiling]] = [
+        Column("ceiling", "ceiling", ceiling_title, left=True),
+        Column("operation", "", lambda each: each.problem.operation),
+        Column("regime", "", lambda each: each.regime),
+        *columns_from(
+            ceilings, lambda each: operation_called(each.problem.operation).problem_record(each.problem), titled=False
+        ),
+        Column(rate_name("rate", unit), shown, lambda each: each.rate, rate),
+        Column("", "interval", lambda each: each.interval, interval, 1, True),
+        Column(rate_name("rate_low", unit), "", lambda each: each.interval.low),
+        Column(rate_name("rate_high", unit), "", lambda each: each.interval.high),
+        Column("interval_coverage", "", lambda each: each.interval.coverage),
+        Column("shape", "shape", lambda each: str(each.shape), importance=1, left=True),
+        *columns_from(
+            ceilings, lambda each: operation_called(each.problem.operation).shape_record(each.shape), titled=False
+        ),
+        Column("kernel", "kernel", lambda each: each.kernel, lambda name: label_kernel(name, header), 2, True),
+        Column("share_of_peak", "% of peak", lambda each: share_of(each.rate, each.problem, header), percent, 3),
+        Column("rounds", "rounds", lambda each: each.rounds, importance=6),
+        Column("ties", "tied", lambda each: len(each.tied), importance=6),
+        Column("tied", "", lambda each: " ".join(f"{shape}:{kernel}" for shape, kernel in each.tied)),
+        Column("gain_over_default", "", lambda each: each.gain_over_default),
+        *clock_columns(lambda each: each.conditions, 3),
+        Column("power_watts", "W", lambda each: each.conditions.watts, whole, 4),
+        Column("joules_per_tflop", "J/TFLOP", joules, "{:.3f}".format, 5),
+    ]
+    return Table(columns, ceilings, key="ceilings", label=ceiling_title)
+
+
+def clock_text(conditions: Conditions) -> str:
+    """The two factors of a rate in words, as far as they are known: ``98.0 % of the units' cycles at 1629 MHz``."""
+    requested = f"{conditions.clock_hz / 1e6:.0f} MHz" if conditions.clock_hz else ""
+    if not conditions.true_clock_hz:
+        return requested and f"{requested} requested"
+    used = f"{100 * conditions.cycles_used:.1f} % of the units' cycles at " if conditions.cycles_used else ""
+    beside = f" (requested: {requested})" if requested else ""
+    return f"{used}{conditions.true_clock_hz / 1e6:.0f} MHz{beside}"
+
 
 WRONG_CEILING = f"above {100 * MAX_SHARE:.0f} % of the ceiling, so the ceiling is wrong: measure it again"
 
@@ -46,59 +135,60 @@ class Shares:
 
     def mamfu(self, row: Measurement) -> float | None:
         """The share of the ceiling of the row's dtype and regime; None without one."""
-        if row.work.unit != "TFLOPS":
+        if not row.work.has_products:
             return None
         share = mamfu(row, self.ceilings)
-        return known_share(row, self.known) if share is None else share
+        return known_share(row, self.known) if share is None and row.work.unit == "TFLOPS" else share
+
+    def mbu(self, row: Measurement) -> float | None:
+        """The share of the read bandwidth of memory in the row's regime; None without one."""
+        if self.roofs is None or not row.ok or not operation_called(row.operation).has_memory_shares:
+            return None
+        memory = self.roofs.bandwidth.get((MEMORY, row.regime))
+        return None if memory is None else row.work.nbytes / row.comparable_seconds / TERA / memory.rate
 
     def mamfu_text(self, row: Measurement) -> str:
-        """The same in words. The products of another dtype may be far above the ceiling of the row's dtype."""
+        """The same in words. Above MAX_SHARE the ceiling is wrong, unless products of another dtype are far above the
+        ceiling of the row's dtype.
+        """
         share = self.mamfu(row)
         if share is not None and "product_dtypes" in row.details:
             return f"{percent(share)} % of the {row.problem.dtype} ceiling"
-        return share_text(share)
+        if share is None:
+            return ""
+        return f"{percent(share)} % of the ceiling (MAMFU)" if share <= MAX_SHARE else WRONG_CEILING
 
     def ceiling_tflops(self, row: Measurement) -> float | None:
         ceiling = ceiling_of(row, self.ceilings) or ceiling_of(row, self.known)
-        return ceiling.tflops if ceiling and row.work.unit == "TFLOPS" else None
+        return ceiling.tflops if ceiling and row.work.has_products else None
 
     def point(self, row: Measurement) -> RoofPoint | None:
         """The row under its roof."""
         return make_roof_point(row, self.roofs, str(row.shape)) if self.roofs is not None and row.ok else None
 
     def columns(self, rows: Sequence[Measurement]) -> list[Column[Measurement]]:
-        is_model = any(operation_called(row.operation).counts_model_flop for row in rows[:1])
-        return [
-            Column("share_of_peak", "MFU" if is_model else "% of peak", self.of_peak, percent, 2),
-            Column("ceiling_tflops", "", self.ceiling_tflops),
-            Column("mamfu", "MAMFU", self.mamfu, percent, 1),
-            Column("mamfu_accuracy", "", lambda row: share_accuracy(row, self.ceilings) or None),
-            *(self._roof_columns(rows) if self.roofs is not None else ()),
-        ]
-
-    def _roof_columns(self, rows: Sequence[Measurement]) -> list[Column[Measurement]]:
         def read(name: str) -> Callable[[Measurement], object]:
             return lambda row: getattr(self.point(row), name, None)
 
-        return [
+        is_model = any(operation_called(row.operation).counts_model_flop for row in rows[:1])
+        roof: list[Column[Measurement]] = [
             Column(rate_name("roof", rows[0].work.unit if rows else "TFLOPS"), "", read("roof")),
             Column("share_of_roof", "% of roof", read("share"), percent, 1),
             Column("bound_by", "", read("bound")),
             Column("", "bound by", read("bound_text"), importance=3, left=True),
         ]
-
-    def drift_columns(self) -> list[Column[Measurement]]:
-        """The state of the card around a row."""
         return [
-            Column("reference_tflops", "", lambda row: row.details.get("reference_tflops")),
-            Column(
-                "state",
-                "state %",
-                lambda row: compute_drift(row, self.ceilings),
-                lambda drift: f"{100 * drift:+.1f}",
-                5,
-            ),
+            Column("share_of_peak", "MFU" if is_model else "% of peak", self.of_peak, percent, 2),
+            Column("ceiling_tflops", "", self.ceiling_tflops),
+            Column("mbu", "MBU", self.mbu, percent, 1),
+            Column("mamfu", "MAMFU", self.mamfu, percent, 1),
+            Column("mamfu_accuracy", "", lambda row: share_accuracy(row, self.ceilings) or None),
+            *(roof if self.roofs is not None else ()),
         ]
+
+    def drift(self, row: Measurement) -> float | None:
+        """How far the state of the card around a row is from that at its ceiling."""
+        return compute_drift(row, self.ceilings)
 
     def remarks(self, row: Measurement) -> Iterator[str]:
         """What a reader must know about the shares of a row."""
@@ -110,7 +200,9 @@ class Shares:
         if has_drifted(row, self.ceilings):
             yield f"card speed drifted by more than {100 * STATE_TOLERANCE:.0f} % since its ceiling run"
         own = mamfu(row, self.ceilings)
-        if own is not None and is_beyond(own, row, self.ceilings) and "product_dtypes" not in row.details:
+        # By more than drift and the timer explain.
+        highest = 1 + STATE_TOLERANCE + share_accuracy(row, self.ceilings)
+        if own is not None and own > highest and "product_dtypes" not in row.details:
             yield "above the ceiling, which was found on a busier device: measure it again"
 
     def lines(self, rows: Sequence[Measurement]) -> list[str]:
@@ -123,6 +215,12 @@ class Shares:
         accuracies = sorted(filter(None, known))
         bounds = dict.fromkeys(f"{100 * each:.2g}" for each in (*accuracies[:1], *accuracies[-1:]))
         accuracy = [f"MAMFU: accurate to {' to '.join(bounds)} % of each share (timer), the less the shorter a launch"]
+        has_mbu = any(self.mbu(row) for row in rows)
+        measured += [
+            f"MBU: of {rate_text(each.rate, each.unit)}, the {regime} read bandwidth ({each.shape}, {each.kernel})"
+            for (level, regime), each in (self.roofs.bandwidth.items() if has_mbu and self.roofs else ())
+            if level == MEMORY
+        ]
         return [*measured, *known_ceiling_lines(self.known.values()), *(accuracy if bounds else [])]
 
     def peak_text(self, row: Measurement) -> str:
@@ -133,13 +231,6 @@ class Shares:
             return ""
         share = percent(row.best_rate * TERA / peak.flops)
         return f"{share} % of {peak.tflops:g}, the dense {peak.dtype} peak of {peak.origin}"
-
-
-def share_text(share: float | None) -> str:
-    """A share of a ceiling in the answer of a report. Above MAX_SHARE it says instead that the ceiling is wrong."""
-    if share is None:
-        return ""
-    return f"{percent(share)} % of the ceiling (MAMFU)" if share <= MAX_SHARE else WRONG_CEILING
 
 
 def known_ceiling_lines(known: Iterable[Rate]) -> list[str]:

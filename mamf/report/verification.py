@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from mamf.logs.run_log import RunLog
@@ -19,7 +19,6 @@ from mamf.measurement import (
     LOST_NAN,
     OTHER_BITS,
     WRONG_TILES,
-    Conditions,
     Measurement,
     group_pairs,
 )
@@ -193,15 +192,11 @@ def _columns(header: Mapping[str, Any]) -> list[Column[Rows]]:
     ]
 
 
-def _median(read: Callable[[Conditions], float | None]) -> Callable[[Rows], float | None]:
-    return lambda rows: known_median([read(row.conditions) for row in rows])
-
-
 #: In which states of the device launches were checked.
 _STATES: list[Column[Rows]] = [
     Column("regime", "regime", lambda rows: rows[0].regime, left=True),
     Column("problems", "problems", lambda rows: counts(rows)["problems"]),
-    Column("clock_hz", "median Hz", _median(lambda conditions: conditions.clock_hz), "{:.4g}".format),
-    Column("power_watts", "median W", _median(lambda conditions: conditions.watts), "{:.0f}".format),
+    Column("clock_hz", "median Hz", lambda rows: known_median(it.conditions.clock_hz for it in rows), "{:.4g}".format),
+    Column("power_watts", "median W", lambda rows: known_median(it.conditions.watts for it in rows), "{:.0f}".format),
     Column("throttled", "throttled in problems", _throttling, left=True),
 ]

@@ -1,18 +1,14 @@
 """The generic adapter: what it takes from a vendor's module, what it tries, and which timer it trusts."""
 
 import sys
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
-from simulated_vendors import FlushRecorder
 
 from mamf.backend import MIB
-from mamf.cli import main
 from mamf.errors import UnavailableError
 from mamf.plugins.discovery import backend_class, backend_statuses, open_backend
-from mamf.regime_traits import ASSUMED
 
 GB = 10**9
 
@@ -72,15 +68,6 @@ def test_it_says_why_it_is_unavailable(monkeypatch, accelerator_of_torch, reason
 # -- timers ------------------------------------------------------------------------------------------------------------
 
 
-def test_events_that_agree_with_the_host_time_it(accelerator):
-    backend = accelerator.kind(0)
-    assert backend.timer == "device events"
-    start, end = backend.mark(), backend.mark()
-    backend.wait(end)
-    assert backend.seconds_between(start, end) == pytest.approx(0.002)
-    assert [advice.verdict for advice in backend.advice()] == ["ok"]
-
-
 def without_timing(event):
     def refuse(end_event):
         raise RuntimeError("Event elapsed_time is not supported")
@@ -121,14 +108,6 @@ def test_events_that_cannot_time_are_replaced_by_the_hosts_clock(accelerator, ca
     assert calls == [("synchronize", 0)] * 2
     assert backend.seconds_between(start, end) < 0.001
     assert 0 <= backend.timer_overhead() < 0.001
-
-
-def test_the_output_says_that_the_hosts_clock_times_it(accelerator, monkeypatch, capsys):
-    monkeypatch.delattr(accelerator.own, "Event")
-    monkeypatch.setattr(accelerator.torch, "Event", None, raising=False)
-    monkeypatch.setattr("mamf.engine.traits.fit_traits", lambda backend, say: ())
-    main(["doctor"])
-    assert capsys.readouterr().out.startswith("Ascend910B2 (accelerator:0), timed by host clock\n")
 
 
 class Memory:
@@ -179,13 +158,6 @@ def test_a_module_that_has_little_is_enough(accelerator, monkeypatch):
     backend.release_memory()
 
 
-def test_torchs_own_function_serves_where_the_vendors_is_missing(accelerator, monkeypatch):
-    monkeypatch.delattr(accelerator.own, "mem_get_info")
-    accelerator.torch.accelerator.get_memory_info = lambda index: (GB, 2 * GB)
-    monkeypatch.delattr(accelerator.own, "get_device_properties")
-    assert accelerator.kind(0).info.memory_bytes == 2 * GB
-
-
 def test_the_default_dtype_is_the_first_that_multiplies(accelerator, monkeypatch):
     def mm(a, b):
         if a.dtype != torch.float16:
@@ -212,28 +184,3 @@ def test_operands_are_random_with_and_without_a_generator_on_the_device(accelera
     assert operand.std() == pytest.approx(1.0, rel=0.1)
     same = backend.operand_pool("normal", 0).take("a", 4096, "float32")
     assert torch.equal(operand, same)
-
-
-def test_its_rests_and_trains_are_assumed_until_they_are_measured(accelerator):
-    backend = accelerator.kind(0)
-    assert backend.burst_traits.remark == backend.sustained_traits.remark == ASSUMED
-
-
-@pytest.mark.parametrize(("found", "flushed"), [(48 * MIB, 256 * MIB), (256 * MIB, 512 * MIB)])
-def test_a_measured_cache_only_enlarges_the_flush(accelerator, monkeypatch, calls, flush_cache, found, flushed):
-    monkeypatch.delattr(accelerator.own, "get_device_properties")
-    backend = accelerator.kind(0)
-    backend.info = replace(backend.info, cache_bytes=found)
-    with FlushRecorder(calls):
-        flush_cache(backend)
-    assert calls[-1] == ("flush", flushed)
-
-
-@pytest.mark.parametrize("name", ["xpu", "mps", "hpu", "rocm"])
-def test_so_are_those_of_vendors_whose_devices_were_never_measured(name):
-    assert backend_class(name).burst_traits.remark == ASSUMED
-
-
-@pytest.mark.parametrize("name", ["cuda", "cpu"])
-def test_those_of_measured_vendors_are_not(name):
-    assert not backend_class(name).burst_traits.remark

@@ -140,12 +140,6 @@ def test_events_in_milliseconds_become_seconds(name, request, calls):
     assert seconds == pytest.approx(3 * [MILLISECONDS_BETWEEN_EVENTS * 1e-3])
 
 
-@pytest.mark.parametrize(("name", "index"), [("cuda", 1), ("rocm", 0), ("xpu", 0), ("hpu", 0)])
-def test_opening_selects_the_device_first(name, index, request, calls):
-    request.getfixturevalue(name).kind(index)
-    assert calls[0] == ("set_device", index)
-
-
 @pytest.mark.parametrize(
     ("name", "megabytes"),
     # The Infinity Cache and Gaudi's are not told by the vendor's library; where nothing is known it is 256 MiB.
@@ -158,28 +152,10 @@ def test_a_flush_is_twice_the_last_level_cache(name, megabytes, request, calls, 
     assert calls[-1] == ("flush", megabytes * MIB)
 
 
-def test_a_buffer_for_flushing_is_kept_by_its_size(calls, flush_cache):
-    backend = open_backend("cpu")
-    with FlushRecorder(calls):
-        flush_cache(backend, 4 * MIB)
-        kept = backend._flush_buffers[4 * MIB]
-        flush_cache(backend, MIB)
-        flush_cache(backend, 4 * MIB)
-    assert backend._flush_buffers[4 * MIB] is kept
-    assert calls == [("flush", 4 * MIB), ("flush", MIB), ("flush", 4 * MIB)]
-
-
 def test_memory_that_torch_caches_counts_as_free(cuda):
     backend = cuda.kind(0)
     assert backend.free_memory() == 80 * GB - cuda.module.reserved + (cuda.module.reserved - cuda.module.allocated)
     assert backend.peak_memory() == cuda.module.peak
-
-
-def test_peak_and_cache_are_reset_on_the_opened_device(cuda, calls):
-    backend = cuda.kind(1)
-    backend.reset_peak_memory()
-    backend.release_memory()
-    assert calls[-2:] == [("reset_peak_memory_stats", 1), ("empty_cache",)]
 
 
 @pytest.mark.parametrize(
@@ -209,10 +185,6 @@ def test_more_than_is_free_is_refused_before_it_is_allocated(vendor):
     with pytest.raises(MemoryError, match=r"GB needed, .* GB free") as caught:
         vendor.operand_pool("normal", 0).take("a", 10**12, "float32")
     assert vendor.is_out_of_memory(caught.value)
-
-
-def test_no_vendor_knows_a_dtype_that_mamf_does_not(vendor):
-    assert "has no dtype float3" in vendor.unsupported_dtype("float3")
 
 
 def test_an_unavailable_backend_does_not_open_and_says_why(cuda):
@@ -272,21 +244,6 @@ def test_a_cpu_that_shows_no_sensors_says_so(monkeypatch, error):
     backend = open_backend("cpu")
     assert backend.info.max_clock_hz is None
     assert isinstance(backend.telemetry, Unavailable)
-
-
-def test_a_psutil_that_asks_no_cpu_for_its_clock_is_enough(monkeypatch):
-    monkeypatch.delattr(psutil, "cpu_freq")
-    assert open_backend("cpu").info.max_clock_hz is None
-
-
-@pytest.mark.parametrize(("percent", "verdict"), [(3.0, "ok"), (85.0, "warning")])
-def test_a_busy_cpu_is_worth_a_warning(monkeypatch, percent, verdict):
-    monkeypatch.setattr(psutil, "cpu_percent", lambda interval: percent)
-    assert [advice.verdict for advice in open_backend("cpu").advice()] == [verdict]
-
-
-def test_the_cpu_has_no_tf32():
-    assert "use float32" in open_backend("cpu").unsupported_dtype("tf32")
 
 
 def test_bits_of_what_a_launch_returned_are_told_apart():

@@ -9,7 +9,7 @@ import pytest
 from verdicts import verified
 
 from mamf.engine.measure import measure
-from mamf.engine.regimes import Burst, StoppingRule, Sustained
+from mamf.engine.regimes import Burst, StoppingRule
 from mamf.operations.bandwidth.shapes import PATTERNS, BandwidthProblem, BandwidthShape
 from mamf.operations.bandwidth.torch_kernels import TorchFunctions, make_pass
 from mamf.plugins.discovery import kernel_of, open_backend, operation
@@ -89,12 +89,6 @@ def test_every_pattern_is_right(cpu, pattern, dtype, shape):
         assert verdict.error == verdict.tolerance == 0.0
 
 
-@pytest.mark.parametrize("data", ["uniform", "zeros", "integers"])
-@pytest.mark.parametrize("pattern", PATTERNS)
-def test_every_data_is_right(cpu, pattern, data):
-    assert verified(prepared(TorchFunctions(), cpu, BandwidthProblem(pattern, data=data))).ok
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_a_poisoned_output_is_wrong(cpu, pattern, dtype):
@@ -117,29 +111,9 @@ def test_wrong_results_are_found(cpu, kernel, pattern):
     assert not verified(prepared(kernel(), cpu, BandwidthProblem(pattern), sets=3)).ok
 
 
-@pytest.mark.parametrize("pattern", PATTERNS)
-def test_several_passes_are_right_and_counted(cpu, pattern):
-    problem = BandwidthProblem(pattern, warm=5)
-    assert verified(prepared(TorchFunctions(), cpu, problem)).ok
-    assert problem.work(SHAPE).nbytes == 5 * BandwidthProblem(pattern).work(SHAPE).nbytes
-
-
-@pytest.mark.parametrize("pattern", PATTERNS)
-def test_the_output_is_rewritten_when_asked(cpu, pattern):
-    assert prepared(TorchFunctions(), cpu, BandwidthProblem(pattern)).rewrite_output is None
-    ready = prepared(TorchFunctions(), cpu, BandwidthProblem(pattern), rewrite=True)
-    ready.launches[0]()
-    ready.rewrite_output()
-    assert not ready.verify(0, None).ok
-
-
 def test_arrays_of_no_whole_elements_are_unsupported(cpu):
     reason = TorchFunctions().unsupported_shape(BandwidthProblem(), BandwidthShape(1001))
     assert reason == "1001 bytes are no whole number of float32"
-
-
-def test_dtypes_that_it_has_not_are_unsupported(cpu):
-    assert "no dtype int8" in TorchFunctions().unsupported(cpu, BandwidthProblem(dtype="int8"))
 
 
 def test_a_sum_that_may_not_fit_is_unsupported(cpu, monkeypatch):
@@ -169,27 +143,12 @@ def test_a_burst_on_the_cpu_gives_a_rate_that_can_be(cpu, pattern):
     assert 1e-5 < row.best_rate < 5
 
 
-def test_sustained_measures_it_too(cpu, monkeypatch):
-    brief = type(cpu.sustained_traits)(soak_seconds=0.02, settle_seconds=0.02)
-    monkeypatch.setattr(type(cpu), "sustained_traits", brief)
-    monkeypatch.setattr(Sustained, "longest_settling_seconds", 0.02)
-    row = measured(TorchFunctions(), cpu, BandwidthProblem("triad"), lambda backend: Sustained(backend, 0.02))
-    assert row.ok, row.reason
-
-
 @pytest.mark.parametrize("kernel", [Lazy, Meddling, AllButOne])
 def test_a_kernel_that_cheats_has_no_figure(cpu, kernel):
     assert measured(kernel(), cpu, BandwidthProblem("copy")).status == "wrong_result"
 
 
 # -- Triton ------------------------------------------------------------------------------------------------------------
-
-
-def test_triton_says_what_would_make_it_run(cpu, cuda, monkeypatch):
-    kernel = kernel_of(operation("bandwidth"), "triton")
-    assert "kernel torch" in kernel.unavailable(cpu).remedy
-    monkeypatch.setattr("importlib.util.find_spec", lambda name, package=None: None)
-    assert kernel.unavailable(cuda.kind(0)).remedy == "pip install triton"
 
 
 def test_triton_that_finds_no_driver_is_a_reason(cuda, monkeypatch):

@@ -7,6 +7,7 @@ import inspect
 import math
 import signal
 import sys
+import threading
 from importlib.metadata import EntryPoint
 from typing import ClassVar
 
@@ -480,15 +481,36 @@ def test_a_method_of_a_contract_that_exits_is_a_broken_contract(run, monkeypatch
 
 
 @pytest.mark.parametrize(
-    "raised", ["SystemExit(0)", "KeyboardInterrupt('it')", "GeneratorExit()", "BaseException('it')"]
+    ("code", "said"),
+    [
+        ("raise SystemExit(0)", "SystemExit"),
+        ("raise KeyboardInterrupt('it')", "KeyboardInterrupt"),
+        ("raise GeneratorExit()", "GeneratorExit"),
+        ("raise BaseException('it')", "BaseException"),
+        ("import os; os._exit(0)", r"SystemExit: os._exit(0) while it is imported"),
+    ],
 )
-def test_a_module_that_exits_while_it_is_imported_is_named(run, monkeypatch, tmp_path, raised):
-    (tmp_path / "leaving.py").write_text(f"raise {raised}")
+def test_a_module_that_exits_while_it_is_imported_is_named(run, monkeypatch, tmp_path, code, said):
+    (tmp_path / "leaving.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
     code, out, err = run(*MATMUL, "leaving:Kernel")
     assert (code, out) == (2, "")
-    assert err.startswith(f"mamf: kernel 'leaving:Kernel' cannot be loaded: {raised.partition('(')[0]}")
+    assert err.startswith(f"mamf: kernel 'leaving:Kernel' cannot be loaded: {said}")
     assert err.count("\n") == 1
+
+
+def test_an_import_that_does_not_end_is_named(monkeypatch, tmp_path):
+    """The module waits for the warning about it."""
+    warned = threading.Event()
+    monkeypatch.setattr(discovery, "_LONG_IMPORT_SECONDS", 0.0)
+    monkeypatch.setattr(discovery.warnings, "warn", lambda line, kind: (lines.append(line), warned.set()))
+    monkeypatch.setattr(builtins, "warned_of_import", warned, raising=False)
+    (tmp_path / "waiting.py").write_text("assert warned_of_import.wait(60)\nclass Kernel: pass")
+    monkeypatch.syspath_prepend(tmp_path)
+    lines: list[str] = []
+    with pytest.raises(PluginError, match="is not a subclass"):
+        discovery.kernel_class("waiting:Kernel")
+    assert lines == ["still importing kernel waiting:Kernel after 0 s"]
 
 
 def test_an_exit_that_no_guard_sees_ends_no_command_well(run, monkeypatch):

@@ -13,7 +13,6 @@ from mamf.operations.matmul.kernel import LAYOUTS, MatmulProblem
 from mamf.operations.matmul.selection import kernel, kernels_for
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.operations.matmul.triton_matmul import _TILES
-from mamf.plugins.discovery import open_backend
 
 SHAPE = MatmulShape(512, 512, 512)
 
@@ -73,12 +72,6 @@ def test_rows_in_memory_must_be_aligned():
     assert kernel("gluon").unsupported_shape(MatmulProblem(), MatmulShape(3, 8, 8)) is None
     assert kernel("gluon").unsupported_shape(MatmulProblem(), MatmulShape(3, 8, 12))
     assert kernel("gluon").unsupported_shape(MatmulProblem(), MatmulShape(3, 12, 8))
-
-
-def test_other_devices_have_a_reason(device, monkeypatch):
-    monkeypatch.setattr(device, "info", replace(device.info, architecture="sm_100"))
-    assert kernel("gluon").unavailable(open_backend("cpu")).remedy
-    assert "Hopper" in kernel("gluon").unavailable(device).reason
 
 
 def test_a_triton_without_this_gluon_is_unsupported(device, monkeypatch):

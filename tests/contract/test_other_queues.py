@@ -73,10 +73,6 @@ def test_a_launch_that_leaves_nothing_is_accepted(regime, backend):
     assert row_of(Aside(0.0), regime, backend()).ok
 
 
-def test_a_device_without_idle_marks_cannot_see_it():
-    assert row_of(Aside(500e-6), "burst", WithoutIdleMarks()).ok
-
-
 def test_an_idle_mark_is_an_event_of_the_context(cuda, calls):
     device = cuda.kind(0)
     mark = device.idle_mark()

@@ -16,7 +16,7 @@ from mamf.engine.measure import measure
 from mamf.engine.regimes import Burst, StoppingRule
 from mamf.errors import UsageError
 from mamf.operations.matmul.kernel import LAYOUTS, MatmulProblem
-from mamf.operations.matmul.selection import kernel, kernels_for
+from mamf.operations.matmul.selection import kernel
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.plugins.discovery import open_backend
 from mamf.testing import KernelContract
@@ -95,18 +95,6 @@ def row_of(name, device):
     return measure(kernel(name), PROBLEM, SHAPE, Burst(device), pool, StoppingRule(seconds=0.0))
 
 
-@pytest.mark.parametrize(
-    ("text", "config"),
-    [
-        ("256x192/c1x2", GemmConfig(256, 192, pingpong=False, is_dynamic_persistent=False, cluster_m=1, cluster_n=2)),
-        ("128x192/c2x1/pingpong", GemmConfig(128, 192, is_dynamic_persistent=False)),
-    ],
-)
-def test_a_configuration_is_what_its_name_says(device, launched, text, config):
-    assert row_of(f"quack[{text}]", device).ok
-    assert set(launched) == {config}
-
-
 def test_its_configurations_are_ranked_by_the_regime(device):
     variants = kernel("quack").variants(device, PROBLEM, SHAPE)
     assert len({variant.name for variant in variants}) == len(variants) >= 4
@@ -118,11 +106,6 @@ def test_its_configurations_are_ranked_by_the_regime(device):
 def test_what_is_no_configuration_is_refused(text):
     with pytest.raises(UsageError, match="not a configuration of kernel quack"):
         kernel(f"quack[{text}]")
-
-
-def test_a_search_tries_it_when_asked(device):
-    assert "quack" not in [each.name for each in kernels_for(device, PROBLEM)]
-    assert [each.name for each in kernels_for(device, PROBLEM, ["torch.mm", "quack"])] == ["torch.mm", "quack"]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -46,11 +46,6 @@ def assert_named(backend, *ways):
 # -- NVIDIA ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_card_of_its_own_has_its_models_name(cuda):
-    assert_named(cuda.kind(0))
-    assert cuda.kind(0).info.name == "NVIDIA H100 80GB HBM3"
-
-
 @pytest.fixture
 def slice_of_a_card(cuda):
     """NVML does not know the UUID of a slice as that of a GPU, so it is asked about the card at the same address."""
@@ -129,19 +124,6 @@ def test_processes_of_the_same_run_are_no_others(cuda, monkeypatch, listed, is_l
     assert backend.sharing() == (("other processes",) if verdict == "warning" else ())
 
 
-def test_a_leader_that_is_no_number_is_no_kin(cuda, monkeypatch):
-    monkeypatch.setenv(LEADER, "somebody's own")
-    cuda.nvml.cards[0].processes = processes(OWN, STRANGER)
-    assert cuda.kind(0).sharing() == ("other processes",)
-
-
-def test_processes_that_nvml_may_not_list_are_unknown(cuda):
-    cuda.nvml.refused = {name for name in cuda.nvml.answers if name.endswith("RunningProcesses")}
-    backend = cuda.kind(0)
-    assert backend.sharing() == ()
-    assert advice_of(backend)["other processes"].verdict == "unknown"
-
-
 # -- AMD -------------------------------------------------------------------------------------------------------------
 
 
@@ -164,12 +146,6 @@ def test_a_partition_is_named_and_has_neither_peak_nor_power_of_the_socket(rocm,
     backend = rocm.kind(0)
     assert_named(backend, *ways)
     assert (backend.telemetry.read(energy=True).watts is None) == bool(ways)
-
-
-def test_a_partition_is_found_without_amdsmi(rocm, partition, monkeypatch):
-    monkeypatch.setitem(sys.modules, "amdsmi", None)
-    partition("DPX")
-    assert rocm.kind(0).sharing() == ("DPX partition",)
 
 
 @pytest.mark.parametrize(

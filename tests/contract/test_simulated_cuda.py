@@ -62,13 +62,6 @@ def test_a_torch_without_cuda_is_named_with_its_version(cuda):
     assert "pip install" in reason.remedy
 
 
-def test_a_torch_for_rocm_points_to_that_backend(cuda):
-    cuda.torch.version = build_of_torch(hip="6.4")
-    reason = cuda.kind.unavailable()
-    assert "built for ROCm" in reason.reason
-    assert "--backend rocm" in reason.remedy
-
-
 @pytest.mark.parametrize(("visible", "named"), [(None, ""), ("", "CUDA_VISIBLE_DEVICES=''"), ("7", "='7'")])
 def test_no_device_names_what_hides_it(cuda, monkeypatch, visible, named):
     cuda.module.devices.clear()
@@ -130,15 +123,6 @@ def test_readings_are_in_core_units(cuda):
     )
 
 
-def test_one_reading_asks_each_sensor_once(cuda, calls):
-    telemetry = cuda.kind(0).telemetry
-    calls.clear()
-    telemetry.read()
-    assert len(calls) == len(set(calls)) == 4
-    telemetry.read(energy=True)
-    assert len(calls) == 4 + 5
-
-
 @pytest.mark.parametrize(
     ("bits", "reasons"),
     [
@@ -168,14 +152,6 @@ def test_what_nvml_refuses_reads_as_none(cuda):
     cuda.nvml.refuses_all = True
     assert backend.telemetry.read(energy=True) == Reading()
     assert all(advice.verdict in ("unknown", "ok") for advice in backend.advice())
-
-
-def test_a_driver_older_than_every_version_of_a_query_does_not_tell(cuda, monkeypatch):
-    def refuse(self, handle):
-        raise cuda.nvml.NVMLLibraryMismatchError("Unversioned function called")
-
-    monkeypatch.setitem(cuda.nvml.answers, "nvmlDeviceGetComputeRunningProcesses", refuse)
-    assert advice_of(cuda.kind(0))["other processes"].verdict == "unknown"
 
 
 def test_a_card_of_which_only_the_handle_is_allowed_still_opens(cuda):
@@ -208,14 +184,6 @@ def test_nvml_without_permission_is_unavailable_not_an_error(cuda, refused, reas
     assert reason in cuda.kind(0).telemetry.reason
 
 
-def test_a_torch_that_names_neither_uuid_nor_address_cannot_be_matched(cuda):
-    properties = vars(h100(0))
-    for name in ("uuid", "pci_bus_id", "pci_domain_id", "pci_device_id"):
-        del properties[name]
-    cuda.module.devices[:] = [SimpleNamespace(**properties)]
-    assert "neither UUID nor PCI address" in cuda.kind(0).telemetry.reason
-
-
 def test_the_description_holds_what_torch_and_nvml_tell(cuda):
     info = cuda.kind(0).info
     assert (info.architecture, info.compute_units, info.driver) == ("sm_90", 132, "580.65.06")
@@ -224,10 +192,6 @@ def test_the_description_holds_what_torch_and_nvml_tell(cuda):
 
 
 # -- advice ----------------------------------------------------------------------------------------------------------
-
-
-def test_a_machine_in_order_has_no_warnings(cuda):
-    assert {advice.verdict for advice in cuda.kind(0).advice()} == {"ok"}
 
 
 @pytest.mark.parametrize(
@@ -255,16 +219,6 @@ def test_each_fault_of_the_card_comes_with_cost_and_command(cuda, check, change,
     assert found[check].command.startswith(command)
 
 
-def test_an_idle_power_cap_is_no_throttling(cuda):
-    cuda.nvml.cards[0].reasons = 0x4
-    assert advice_of(cuda.kind(0))["throttling"].verdict == "ok"
-
-
-def test_throttling_that_nvml_does_not_tell_is_unknown(cuda):
-    cuda.nvml.refused = {name for name in cuda.nvml.answers if "nvmlDeviceGetCurrentClocks" in name}
-    assert advice_of(cuda.kind(0))["throttling"].verdict == "unknown"
-
-
 def test_a_driver_older_than_torch_is_worth_a_warning(cuda):
     cuda.nvml.cuda_version = 12040
     driver = advice_of(cuda.kind(0))["driver"]
@@ -283,11 +237,6 @@ def test_the_cards_own_load_is_not_a_siblings(cuda):
     assert (found.verdict, found.finding) == ("warning", "1 busy")
     assert found.cost
     assert found.command
-
-
-def test_a_sibling_that_may_not_be_looked_at_is_passed_over(cuda):
-    cuda.nvml.forbidden = {1}
-    assert advice_of(cuda.kind(0))["sibling devices"].verdict == "ok"
 
 
 @pytest.mark.parametrize(("name", "value"), [("CUDA_LAUNCH_BLOCKING", "1"), ("NVIDIA_TF32_OVERRIDE", "0")])
@@ -328,10 +277,6 @@ def test_fp8_is_e4m3fn_and_fnuz_is_amds(cuda):
     assert "use float8_e4m3fn" in backend.unsupported_dtype("float8_e4m3fnuz")
 
 
-def test_where_a_card_sits_is_told_to_who_stands_before_it(cuda):
-    assert cuda.kind(0).bus_address() == "0000:17:00.0"
-
-
 # -- a profiler's window ---------------------------------------------------------------------------------------------
 
 
@@ -347,12 +292,3 @@ def test_a_profiler_sees_what_runs_in_its_window_and_nothing_else(cuda, calls):
     with pytest.raises(RuntimeError), backend.profiler_window("it breaks"):
         raise RuntimeError
     assert calls[-2:] == [("range_pop",), ("stop",)]
-
-
-def test_a_range_waits_for_nothing(cuda, calls):
-    backend = cuda.kind(0)
-    calls.clear()
-    with backend.profiler_range("outer {0}"), backend.profiler_range("inner"):
-        calls.append(("launch",))
-    pushed = [("range_push", "outer {0}"), ("range_push", "inner")]
-    assert calls == [*pushed, ("launch",), ("range_pop",), ("range_pop",)]

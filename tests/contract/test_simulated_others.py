@@ -4,14 +4,12 @@ import importlib
 import sys
 
 import pytest
-import torch
-from simulated_vendors import GB, build_of_torch, max_1550
+from simulated_vendors import GB, max_1550
 
 from mamf.backend import MIB, Reading, Unavailable
 from mamf.engine.regimes import Burst, StoppingRule
 from mamf.engine.regimes.checking import Checked
 from mamf.kernel import Prepared, Verdict
-from mamf.plugins.discovery import open_backend
 
 EXTENSION = "intel_extension_for_pytorch"
 
@@ -32,20 +30,6 @@ def extension(monkeypatch, tmp_path):
     sys.modules.pop(EXTENSION, None)
 
 
-def test_a_torch_with_its_own_xpu_does_not_import_the_extension(xpu, extension):
-    extension("raise AssertionError('imported')")
-    xpu.kind(0)
-    assert EXTENSION not in sys.modules
-
-
-def test_the_extension_is_imported_where_torch_has_no_xpu_of_its_own(xpu, extension):
-    xpu.torch.version = build_of_torch()
-    xpu.torch.xpu.is_available = lambda: False
-    extension(f"from {xpu.kind.__module__} import torch\ntorch.xpu.is_available = lambda: True")
-    assert xpu.kind(0).info.name == max_1550().name
-    assert EXTENSION in sys.modules
-
-
 @pytest.mark.parametrize("failure", ["raise ImportError('libze')", "raise OSError('libsycl')", "raise SystemExit(127)"])
 def test_an_extension_that_does_not_load_is_a_reason_not_an_error(xpu, extension, failure):
     xpu.module.devices.clear()
@@ -53,15 +37,6 @@ def test_an_extension_that_does_not_load_is_a_reason_not_an_error(xpu, extension
     reason = xpu.kind.unavailable()
     assert "does not load" in reason.reason
     assert "pip uninstall" in reason.remedy
-
-
-def test_a_torch_without_xpu_is_named_with_its_version(xpu):
-    xpu.torch.version = build_of_torch(cuda="12.8")
-    xpu.module.devices.clear()
-    reason = xpu.kind.unavailable()
-    assert torch.__version__ in reason.reason
-    assert "built without XPU" in reason.reason
-    assert "XPU build" in reason.remedy
 
 
 def test_no_intel_device_asks_the_driver(xpu):
@@ -78,12 +53,6 @@ def test_the_description_takes_the_cache_where_torch_tells_it(xpu):
     assert info.cache_bytes == 204 * MIB
     assert (info.compute_units, info.driver) == (448, "1.6.33578")
     assert info.uuid_hash not in (None, "86800b2f")
-
-
-def test_a_torch_without_sensors_says_what_would_have_them(xpu):
-    telemetry = xpu.kind(0).telemetry
-    assert isinstance(telemetry, Unavailable)
-    assert "pyzes" in telemetry.remedy
 
 
 def test_sensors_of_torch_xpu_are_in_megahertz_and_may_be_refused(xpu):
@@ -104,12 +73,6 @@ def test_a_card_that_does_not_tell_its_free_memory_can_still_be_used(xpu):
     backend.operand_pool("normal", 0).take("a", 1024, "bfloat16")
     del xpu.torch.xpu.mem_get_info  # as before torch 2.6
     assert backend.free_memory() is None
-
-
-@pytest.mark.parametrize("dtype", ["tf32", "float8_e4m3fnuz"])
-def test_xpu_dtypes_that_mamf_does_not_know_how_to_get(xpu, dtype):
-    assert dtype in xpu.kind(0).unsupported_dtype(dtype)
-    assert xpu.kind(0).resolve_dtype("fp8") == "float8_e4m3fn"
 
 
 # -- Gaudi -----------------------------------------------------------------------------------------------------------
@@ -138,14 +101,6 @@ def test_gaudi_is_eager_unless_told_otherwise(hpu, calls):
     assert backend.settings()["lazy_mode"] == "False"
 
 
-@pytest.mark.parametrize(("mode", "verdict"), [("1", "ok"), ("0", "warning")])
-def test_the_mode_of_the_published_figures_is_advised(hpu, monkeypatch, mode, verdict):
-    monkeypatch.setenv("PT_HPU_LAZY_MODE", mode)
-    (found,) = hpu.kind(0).advice()
-    assert (found.verdict, found.command) == (verdict, "export PT_HPU_LAZY_MODE=1")
-    assert found.cost
-
-
 def test_a_missing_framework_is_a_reason_with_a_remedy(hpu, monkeypatch):
     monkeypatch.setitem(sys.modules, "habana_frameworks", None)
     reason = hpu.kind.unavailable()
@@ -157,13 +112,6 @@ def test_a_framework_that_does_not_load_asks_the_driver(hpu, monkeypatch):
     monkeypatch.setitem(sys.modules, "habana_frameworks.torch", None)
     reason = hpu.kind.unavailable()
     assert "does not load" in reason.reason
-    assert reason.remedy.startswith("hl-smi")
-
-
-def test_no_gaudi_asks_the_driver(hpu):
-    hpu.module.devices.clear()
-    reason = hpu.kind.unavailable()
-    assert "no Gaudi device" in reason.reason
     assert reason.remedy.startswith("hl-smi")
 
 
@@ -209,29 +157,6 @@ def test_dtypes_that_gaudi_lacks(hpu, dtype):
 
 
 # -- Apple -----------------------------------------------------------------------------------------------------------
-
-
-def test_a_torch_without_mps_asks_for_a_mac(mps):
-    mps.torch.backends.mps.is_built = lambda: False
-    reason = mps.kind.unavailable()
-    assert "built without MPS" in reason.reason
-    assert "Apple silicon" in reason.remedy
-
-
-def test_no_apple_gpu_names_the_system_it_needs(mps):
-    mps.torch.backends.mps.is_available = lambda: False
-    reason = mps.kind.unavailable()
-    assert "no Apple GPU" in reason.reason
-    assert "macOS 12.3" in reason.remedy
-
-
-def test_an_apple_gpu_is_described_by_torch(mps, calls):
-    backend = open_backend("mps")
-    assert (backend.info.name, backend.info.compute_units) == ("Apple M3 Max", 40)
-    assert backend.free_memory() == 45 * GB
-    assert backend.peak_memory() is None
-    backend.release_memory()
-    assert calls == [("empty_cache",)]
 
 
 @pytest.mark.parametrize("dtype", ["float64", "tf32", "int8", "float8_e4m3fn", "float8_e5m2"])

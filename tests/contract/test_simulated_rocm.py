@@ -3,10 +3,9 @@
 import sys
 
 import pytest
-import torch
-from simulated_vendors import build_of_torch, mi300x
+from simulated_vendors import mi300x
 
-from mamf.backend import MIB, Reading, Unavailable
+from mamf.backend import Reading, Unavailable
 
 
 def advice_of(backend):
@@ -16,14 +15,6 @@ def advice_of(backend):
 def opened(rocm, architecture):
     rocm.module.devices[:] = [mi300x(gcnArchName=f"{architecture}:sramecc+:xnack-")]
     return rocm.kind(0)
-
-
-def test_a_torch_without_rocm_is_named_with_its_version(rocm):
-    rocm.torch.version = build_of_torch(cuda="12.8")
-    reason = rocm.kind.unavailable()
-    assert torch.__version__ in reason.reason
-    assert "built without ROCm" in reason.reason
-    assert "ROCm build" in reason.remedy
 
 
 def test_no_device_asks_the_driver(rocm):
@@ -50,17 +41,6 @@ def test_the_power_limit_in_microwatts_becomes_watts(rocm):
     assert info.max_clock_hz == pytest.approx(2100e6)
 
 
-def test_the_average_power_stands_in_for_a_current_one_that_is_not_there(rocm):
-    rocm.smi.power = {"current_socket_power": "N/A", "average_socket_power": 301}
-    assert rocm.kind(0).telemetry.read().watts == 301
-
-
-def test_a_power_that_the_device_does_not_fill_is_none_of_four_gigawatts(rocm):
-    # 32 bits wide, while amdsmi 7.0.2 compares with 16.
-    rocm.smi.power = {"current_socket_power": 0xFFFFFFFF, "average_socket_power": 301}
-    assert rocm.kind(0).telemetry.read().watts == 301
-
-
 def test_what_is_not_applicable_reads_as_none(rocm):
     rocm.smi.clock = dict.fromkeys(rocm.smi.clock, "N/A")
     rocm.smi.power = dict.fromkeys(rocm.smi.power, "N/A")
@@ -76,12 +56,6 @@ def test_what_amdsmi_refuses_reads_as_none(rocm):
     backend = rocm.kind(0)
     rocm.smi.refuses_all = True
     assert backend.telemetry.read(energy=True) == Reading()
-
-
-def test_an_amdsmi_without_residencies_reads_the_rest(rocm):
-    rocm.smi.metrics = {}  # as in releases before ROCm 6.3
-    reading = rocm.kind(0).telemetry.read()
-    assert (reading.watts, reading.throttle_reasons) == (742, ())
 
 
 @pytest.mark.parametrize(
@@ -150,15 +124,6 @@ def test_an_amdsmi_that_does_not_fit_rocms_library_is_a_reason_not_an_error(
 
 
 @pytest.mark.parametrize(
-    ("architecture", "megabytes"), [("gfx942", 256), ("gfx950", 256), ("gfx90a", 4)]
-)  # gfx90a has no Infinity Cache: what HIP tells is the last level
-def test_the_infinity_cache_counts_as_the_last_level(rocm, architecture, megabytes):
-    info = opened(rocm, architecture).info
-    assert info.cache_bytes == megabytes * MIB
-    assert info.architecture == architecture
-
-
-@pytest.mark.parametrize(
     ("architecture", "fp8", "missing"),
     [
         ("gfx90a", "float8_e4m3fn", {"tf32", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2"}),
@@ -198,10 +163,6 @@ def test_tunable_op_off_is_worth_a_warning(rocm, monkeypatch, value, verdict):
     assert verdict == "ok" or (found.cost and found.command == "export PYTORCH_TUNABLEOP_ENABLED=1")
 
 
-def test_settings_say_whether_tunable_op_is_on(rocm):
-    assert rocm.kind(0).settings()["tunable_op"] == "False"
-
-
 # -- a profiler's window ---------------------------------------------------------------------------------------------
 
 
@@ -238,9 +199,3 @@ def test_a_window_is_a_range_that_rocprofv3_resumes_for(rocm, calls, monkeypatch
         with own:
             calls.append(("launch",))
     assert [name for name, *_ in calls] == (["roctxRangePushA", "launch", "roctxRangePop"] if installed else [])
-
-
-def test_which_counters_there_are_is_the_architectures(rocm):
-    told = rocm.kind(0).without_counters()
-    assert "rocprofv3 -L lists them" in told.reason
-    assert told.remedy.startswith("rocprofv3 --selected-regions --pmc COUNTER -- mamf run KERNEL")

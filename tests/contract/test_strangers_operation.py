@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from mamf.cli.progress import Progress
-from mamf.contribution.rules import review
+from mamf.contribution.review import review
 from mamf.logs.run_log import read_run_log
 from mamf.operations import unknown
 from mamf.plugins import discovery

@@ -11,10 +11,9 @@ import torch
 
 from mamf.errors import UsageError
 from mamf.operations.matmul.kernel import LAYOUTS, MatmulProblem
-from mamf.operations.matmul.selection import kernel, kernels_for
+from mamf.operations.matmul.selection import kernel
 from mamf.operations.matmul.shapes import MatmulShape
-from mamf.operations.matmul.triton_matmul import Configuration, TritonMatmul, configurations, has_descriptors
-from mamf.plugins.discovery import open_backend
+from mamf.operations.matmul.triton_matmul import TritonMatmul, configurations, has_descriptors
 
 SHAPE = MatmulShape(4096, 4096, 4096)
 INT8, FLOAT8 = MatmulProblem("int8", "int32"), MatmulProblem("float8_e4m3fn", "bfloat16")
@@ -30,14 +29,6 @@ def device(cuda, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "text", ["128x256x64/8w4s", "128x128x128/4w3s/persistent", "64x64x16/4w3s", "128x256x128/8w3s/tma"]
-)
-def test_a_configuration_is_read_as_it_is_written(text):
-    assert str(Configuration.parse(text)) == text
-    assert kernel(f"triton[{text}]").name == f"triton[{text}]"
-
-
-@pytest.mark.parametrize(
     "text",
     [
         *("3", "128x256", "128x256x64", "100x128x64/4w3s", "128x128x8/4w3s", "16x16x16/0w1s", "16x16x16/3w1s"),
@@ -49,24 +40,6 @@ def test_what_is_no_configuration_is_refused_in_a_line(text):
         kernel(f"triton[{text}]")
     assert text in str(refused.value)
     assert "\n" not in str(refused.value)
-
-
-def test_a_device_that_cannot_run_triton_says_so():
-    assert "torch.mm" in kernel("triton").unavailable(open_backend("cpu")).remedy
-
-
-@pytest.mark.parametrize("dtype", TritonMatmul.dtypes)
-@pytest.mark.parametrize("runtime", ["cuda", "hip", "sycl"])
-def test_every_dtype_has_a_few_configurations_everywhere(runtime, dtype):
-    found = configurations(runtime, dtype)
-    assert 2 <= len(set(found)) == len(found) <= 6
-    assert {each.schedule for each in found} <= ({"tile", "persistent", "tma"} if runtime == "cuda" else {"tile"})
-
-
-def test_a_search_tries_triton_unasked(device):
-    names = [each.name for each in kernels_for(device, INT8)]
-    assert [name for name in names if name != "cublaslt"] == ["int_mm", "triton"], "cublaslt: if its library is here"
-    assert "triton" in [each.name for each in kernels_for(device, MatmulProblem())]
 
 
 def test_its_configurations_are_kernels_of_their_own(device):

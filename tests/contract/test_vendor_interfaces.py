@@ -11,7 +11,7 @@ from enum import IntEnum
 import attention_fakes
 import check_fakes
 import pytest
-from adapter_uses import all_uses, uses
+from adapter_uses import all_uses
 from fake_interfaces import installations, parameters
 
 from mamf.plugins.discovery import backend_class
@@ -122,74 +122,3 @@ def test_a_call_that_the_library_would_refuse_the_fake_refuses(cuda, rocm):
         cuda.nvml.nvmlDeviceGetClockInfo(cuda.nvml.cards[0])
     with pytest.raises(AttributeError):
         rocm.smi.amdsmi_get_power()
-
-
-# -- the check itself ------------------------------------------------------------------------------------------------
-
-LIBRARY = {
-    "amdsmi/__init__.py": "from .interface import *\nfrom .wrapper import CODES as Kind",
-    "amdsmi/wrapper.py": "GFX = 3\nclass CODES:\n    MAIN = GFX",
-    "amdsmi/interface.py": """
-class AmdSmiException(Exception): pass
-class AmdSmiTimeout(AmdSmiException): pass
-class Event:
-    def __init__(self, timing=False): pass
-    def record(self): pass
-class Mismatch(Exception): pass
-def guarded(function):
-    def inner(*given):
-        raise Mismatch("old")
-    return inner
-def check(code):
-    raise AmdSmiTimeout(code)
-def clock(handle: int, kind: int = 0) -> dict:
-    check(handle)
-    return {"clk": 1}
-@guarded
-def power(handle): return 1
-def _hidden(handle): return 1
-""",
-}
-ADAPTER = """
-class Sensors:
-    def ask(self, query, *arguments):
-        try:
-            return query(self.handle, *arguments)
-        except self.smi.AmdSmiException:
-            return None
-    def read(self):
-        smi = self.smi
-        clock = self.ask(smi.clock, smi.Kind.MAIN)
-        return self.number(clock, "clk")
-"""
-
-
-def found_wrong(adapter):
-    source, found = check_fakes.VendorSource(LIBRARY), uses("backends/rocm.py", adapter)
-    names = check_fakes.WRITTEN_OUT["amdsmi"]
-    assert source.declared("amdsmi", "Kind.MAIN") == 3
-    assert source.declared("amdsmi", names[0]) is None
-    assert source.declared("amdsmi", "Event")["parameters"] == "timing=False"
-    return problems(check_fakes.judge(found, "amdsmi", check_fakes.interface(source, "amdsmi", found)))
-
-
-def test_the_check_passes_what_fits():
-    assert found_wrong(ADAPTER) == []
-
-
-@pytest.mark.parametrize(
-    ("right", "wrong", "problem"),
-    [
-        ("smi.clock,", "smi.clocks,", "clocks: the library has no such name"),
-        ("smi.clock,", "smi._hidden,", "_hidden: the library has no such name"),  # import * leaves it behind
-        ("Kind.MAIN", "Kind.MEMORY", "Kind.MEMORY: the library has no such name"),
-        ("smi.Kind.MAIN", "0, 1", "clock: rocm.py:10: called with 3 arguments"),
-        ("smi.Kind.MAIN)", "domain=0)", "clock: rocm.py:10: called with 1 arguments domain"),
-        ('"clk"', '"clock"', "clock: rocm.py:11: its result has no clock"),
-        ("return self", "smi.Event(1, 2); return self", "Event: rocm.py:11: called with 2 arguments"),
-        ("return self", "smi.Event(timing=1).wait; return self", "Event: rocm.py:11: its result has no wait"),
-        ("return self", "self.ask(smi.power); return self", "power: raises Mismatch, which no adapter mentions"),
-    ],
-)
-def test_the_check_names_what_does_not_fit(right, wrong, problem):
-    assert found_wrong(ADAPTER.replace(right, wrong))[-1] == problem

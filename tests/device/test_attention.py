@@ -7,7 +7,8 @@ from this_accelerator import ACCELERATOR
 
 from mamf.api.measuring import find
 from mamf.ceilings.ceiling import mamfu
-from mamf.engine.strategies.kernels import KernelsSweep
+from mamf.engine.runner import Setup
+from mamf.engine.strategies.rows import RowsStrategy
 from mamf.operations.attention.operation import Attention
 from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
 from mamf.operations.matmul.selection import kernel
@@ -27,7 +28,7 @@ SHAPE = AttentionShape(2, 8, 8, 1024, 1024, 64, 64)
 def rows_of(name, shape=SHAPE, **fields):
     problem = AttentionProblem(ACCELERATOR.default_dtype, **fields)
     plan = Plan(SWEEP, "attention", (problem,), (name,), (shape,), seconds=0.2)
-    return list(KernelsSweep(plan, [attention_kernel(name)], ACCELERATOR).results())
+    return list(RowsStrategy(Setup(plan, ACCELERATOR, [(name, attention_kernel(name))])).results())
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -75,7 +76,8 @@ def flash_rows(name):
         Plan(SWEEP, "attention", problems, (name,), shapes, seconds=0.1),
         Plan(SWEEP, "attention", (AttentionProblem("float16"),), (name,), shapes[:1], seconds=0.1),
     )
-    rows = [row for plan in plans for row in KernelsSweep(plan, [attention_kernel(name)], ACCELERATOR).results()]
+    setups = [Setup(plan, ACCELERATOR, [(name, attention_kernel(name))]) for plan in plans]
+    rows = [row for setup in setups for row in RowsStrategy(setup).results()]
     return {(str(row.shape), row.problem.direction, row.problem.dtype): row for row in rows}
 
 
@@ -119,6 +121,7 @@ def test_a_ceiling_is_found_and_no_kernel_is_above_it():
     problem = AttentionProblem(ceiling.problem.dtype)
     plan = Plan(SWEEP, "attention", (problem,), ("sdpa",), (AttentionShape(4, 16, 16, 4096, 4096, 128, 128),))
     references = {ceiling.kernel: kernel(ceiling.kernel)}
-    rows = list(KernelsSweep(plan, [attention_kernel("sdpa")], ACCELERATOR, ceilings, references).results())
+    setup = Setup(plan, ACCELERATOR, [("sdpa", attention_kernel("sdpa"))])
+    rows = list(RowsStrategy(setup, ceilings, references).results())
     (row,) = (row for row in rows if not row.is_reference)
     assert 0.1 < mamfu(row, ceilings) < 1.0

@@ -3,17 +3,16 @@
 import copy
 import json
 
-from mamf.contribution.evidence import Evidence, records_of
-from mamf.contribution.rules import recomputed_ceilings
+from mamf.contribution.rules import Evidence, recomputed_ceilings
 from mamf.kinds.registry import kind_of
 from mamf.logs.recording import End
 from mamf.logs.records import ceiling_record, measurement_record
-from mamf.logs.run_log import run_log_of
+from mamf.logs.run_log import lines_of, parse_records, run_log_of
 
 
 def read(path):
     """Read the records of a log, to be changed."""
-    return copy.deepcopy([record for _, record in records_of(path)])
+    return copy.deepcopy([record for _, record in parse_records(path, lines_of(path))])
 
 
 def write(path, records):

@@ -2,11 +2,17 @@
 
 from dataclasses import fields
 
+from mamf.engine.runner import Setup
 from mamf.operations.matmul.shapes import SearchOptions
 from mamf.plans import FIND, MATMUL, SHUFFLED, SWEEP, Plan, SweepOptions
 
 _OPTIONS = {field.name for field in fields(SweepOptions)}
 _SEARCH = {field.name for field in fields(SearchOptions)}
+
+
+def setup_of(plan, kernels, backend, rows=()):
+    """A plan on an opened device, for a strategy."""
+    return Setup(plan, backend, list(zip(plan.kernels, kernels, strict=True)), list(rows))
 
 
 def sweep_plan(shapes, problem, regimes=("burst",), kernel="torch.mm", **given):

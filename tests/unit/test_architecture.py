@@ -190,7 +190,7 @@ def test_what_a_device_can_is_asked_of_it_and_not_of_its_name():
 
 
 #: What reading, checking, comparing and drawing logs must do without: all that measures.
-ENGINE = ("mamf.engine.measure", "mamf.engine.regimes.base", "mamf.engine.search.finding", "torch")
+ENGINE = ("mamf.engine.measure", "mamf.engine.regimes.base", "mamf.engine.search.strategy", "torch")
 
 
 READERS = (

@@ -4,15 +4,14 @@ import json
 import shutil
 import signal
 from random import Random
-from unittest import mock
 
 import pytest
 from attacks import calls, faults, inputs
-from attacks.calls import Counts, call, table
+from attacks.calls import Counts, call
 from attacks.honest import LEGACY, RUNS, little_work, make
 from forked import Command
 
-from mamf.contribution.rules import review
+from mamf.contribution.review import review
 
 SEARCHES = [run for run in RUNS if run.is_search]
 
@@ -57,16 +56,6 @@ def test_processes_that_are_killed_lose_nothing(folder, monkeypatch):
     monkeypatch.setattr(faults, "PROCESSES", (faults.Run("sweep", faults.PROCESSES[0].begin, sizes),))
     monkeypatch.setattr(faults, "start", Command)
     assert_survived(faults.attack_processes(folder, Random(0), 2))
-
-
-def test_a_fault_is_counted_and_told_once(folder):
-    counts = Counts("faults")
-    with mock.patch("attacks.calls.main", side_effect=ValueError("at 1")):
-        call(["show", "a.jsonl"], counts)
-        call(["show", "b.jsonl"], counts)
-    assert not counts.is_clean
-    assert len(counts.examples) == 1
-    assert "| faults | 0 | 2 | 0 | 0 | 0 | 2 | 0 | 0 |" in table([counts])
 
 
 # -- what they found ---------------------------------------------------------------------------------------------------
@@ -140,27 +129,11 @@ def test_an_imported_log_is_held_to_its_types(number, value, way, told, folder, 
     assert (ended.code, told in ended.err) == (2, True), ended.err
 
 
-def test_fields_of_a_problem_are_plain_values(folder, logs):
-    path = folder / "attention.jsonl"
-    shutil.copy(logs["attention"], path)
-    changed(path, 1, {"a": 1}, "problem", "seed")
-    ended = call(["show", str(path)], Counts("plain"))
-    assert ended.code == 2
-    assert "line 2: field problem[...]: expected" in ended.err
-
-
 def test_a_summary_may_not_say_what_is_left(folder, logs):
     path = folder / "sweep.jsonl"
     shutil.copy(logs["sweep"], path)
     changed(path, -1, None, "left")
     assert "complete; 6 measured" in call(["show", str(path)], Counts("left")).out
-
-
-def test_a_link_to_itself_is_no_log_to_import(folder):
-    (folder / "loop").symlink_to("loop")
-    counts = Counts("loop")
-    assert call(["import", "loop"], counts).code == 2
-    assert_survived(counts)
 
 
 # -- files without bound ---------------------------------------------------------------------------------------------
@@ -178,7 +151,7 @@ def test_inputs_without_bound_are_read_or_refused_in_a_line(kind, logs, folder, 
     # What is longer is refused: a quarter of what a user may give.
     monkeypatch.setattr("mamf.cli.reading.MOST_BYTES", 64 << 20)
     monkeypatch.setattr("mamf.logs.finder.MAX_BYTES", 32 << 20)
-    monkeypatch.setattr("mamf.logs.lines.MOST_LINE_BYTES", 2 << 20)
+    monkeypatch.setattr("mamf.logs.run_log.MOST_LINE_BYTES", 2 << 20)
     monkeypatch.setattr(inputs, "BOMB_BYTES", 40 << 20)
     # Half of what is drawn: what takes time by the square of it would take a quarter.
     monkeypatch.setattr(calls, "HANG_SECONDS", calls.HANG_SECONDS / 4)

@@ -10,13 +10,13 @@ import pytest
 from contribution_logs import RESULTS
 from hypothesis import given
 from hypothesis import strategies as st
-from made_plans import kernels_plan
+from made_plans import kernels_plan, setup_of
 
 from mamf.backend import Unavailable
 from mamf.ceilings.ceiling import Ceiling, compute_drift, mamfu, require_usable_ceiling
 from mamf.cli.parser import Parser
 from mamf.cli.planning import add_parameters, request_of
-from mamf.engine.strategies.kernels import KernelsSweep
+from mamf.engine.strategies.rows import RowsStrategy
 from mamf.errors import IncomparableError, UnknownNameError, UsageError
 from mamf.logs.run_log import read_run_log
 from mamf.operations.attention.operation import Attention
@@ -101,10 +101,10 @@ def ceiling_of(backend, regime="burst", tflops=None, **fields):
     return Ceiling(**own | fields, regime=regime, shape=REFERENCE, rate=figure, interval=Interval(0, 0, 1), rounds=9)
 
 
-def swept(backend, plan, ceilings=None, held=()):
+def swept(backend, plan, ceilings=None, rows=()):
     kernels = [SimulatedAttention(), SlowAttention()]
     references = {"simulated.mm": SimulatedMatmul()}
-    return KernelsSweep(plan, kernels, backend, ceilings or {}, references, held)
+    return RowsStrategy(setup_of(plan, kernels, backend, rows), ceilings, references)
 
 
 def plan_of(**fields):
@@ -176,7 +176,7 @@ def test_what_does_not_fit_is_a_row():
 
 def test_what_is_held_is_not_measured_again():
     first = list(swept(SimulatedBackend(), plan_of()).results())
-    rest = list(swept(SimulatedBackend(), plan_of(), held={row.step for row in first[:3]}).results())
+    rest = list(swept(SimulatedBackend(), plan_of(), rows=first[:3]).results())
     assert [row.step for row in rest] == [first[3].step]
 
 

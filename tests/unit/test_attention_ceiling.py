@@ -11,12 +11,11 @@ from contribution_logs import DEVICE, found, in_virtual_time, rows, write
 
 from mamf.ceilings.ceiling import confirm_ceiling
 from mamf.contribution.collection import collect
-from mamf.contribution.rules import review
+from mamf.contribution.review import review
 from mamf.engine.search.strategy import FindStrategy
 from mamf.logs.compare import compare
 from mamf.logs.records import ceiling_record
 from mamf.logs.run_log import read_run_log
-from mamf.operations.attention.operation import is_attention
 from mamf.operations.matmul.shapes import SearchOptions
 from mamf.testing import SimulatedAttention, SimulatedMatmul
 
@@ -72,7 +71,7 @@ def searched(log):
 
 
 def steps(log):
-    return [row for row in log.measurements if is_attention(row)]
+    return [row for row in log.measurements if row.operation == "attention"]
 
 
 # -- the log -----------------------------------------------------------------------------------------------------------
@@ -134,7 +133,7 @@ def test_the_search_counts_toward_the_budget(attention, tmp_path, monkeypatch, b
 def test_without_a_confirmed_ceiling_kernels_are_measured_and_shares_missing(attention, resume, tmp_path):
     code, out, err = attention("--budget", "2s")
     assert code == 0
-    said = "no bfloat16 burst ceiling was confirmed in 1 s, so its rows have no shares (MAMFU): --resume continues"
+    said = "no bfloat16 burst ceiling was confirmed in 1 s, so rows have no shares of it: --resume continues"
     assert f"mamf: {said}" in err
     assert f"interrupted: the budget ended; {said}" in out
     log = read(tmp_path)
@@ -309,14 +308,14 @@ def test_an_honest_log_without_a_confirmed_ceiling_is_accepted(attention, monkey
     monkeypatch.setattr("mamf.cli.ceilings._SECONDS", {1: 1.0})
     code, out, _ = attention()
     assert code == 0
-    assert "complete: no bfloat16 burst ceiling was confirmed in 1 s, so its rows have no shares" in out
+    assert "complete: no bfloat16 burst ceiling was confirmed in 1 s, so rows have no shares" in out
     complete_without_ceilings(tmp_path)
     assert found(tmp_path / "run.jsonl") <= {"simulated", "missing-field"}
 
 
 def test_rows_of_the_search_are_no_entries_of_the_collection(whole, tmp_path):
     collection = collect(tmp_path, [tmp_path / "run.jsonl"])
-    assert [entry.table for entry in collection.entries] == ["attention"] * STEPS
+    assert [entry.table for entry in collection.entries] == ["shares"] * STEPS
 
 
 def test_rows_of_the_search_are_not_compared(whole, tmp_path):
@@ -329,4 +328,4 @@ def test_progress_counts_attention_alone(attention, monkeypatch):
     monkeypatch.setattr("mamf.cli.progress.Progress.add", lambda self, row: counted.append(row))
     attention()
     assert len(counted) == STEPS
-    assert all(map(is_attention, counted))
+    assert {row.operation for row in counted} == {"attention"}

@@ -140,15 +140,6 @@ def test_nsys_traces_the_step_if_it_is_installed(folder, tmp_path, monkeypatch):
     assert " -m mamf profile --nvtx " in command
 
 
-def test_dtype_and_device_are_those_of_every_command(asked):
-    assert main([*ASKED, "--dtype", "float16", "--backend", "mamf.testing:SimulatedBackend"]) == 0
-    step = next(options for options in asked if hasattr(options, "script"))
-    text = " ".join(step.script)
-    assert "--backend mamf.testing:SimulatedBackend --device 0 --dtype float16" in text
-    kernels = read_run_log(Path("out", "kernels.jsonl"))
-    assert {problem.dtype for problem in kernels.plan.problems} == {"float16"}
-
-
 @pytest.mark.parametrize(
     ("given", "line"),
     [

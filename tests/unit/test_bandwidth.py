@@ -1,7 +1,6 @@
 """Array sizes, what a pass moves, and what the operation says of a device."""
 
 from dataclasses import replace
-from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -11,11 +10,9 @@ from mamf.backend import DeviceInfo
 from mamf.dtypes import DTYPES
 from mamf.engine.measure import measure
 from mamf.engine.regimes import Burst, StoppingRule, Sustained
-from mamf.errors import UsageError
-from mamf.kernel import operand_sets
 from mamf.operations.bandwidth.shapes import PATTERNS, BandwidthProblem, BandwidthShape
 from mamf.peaks import find_bandwidth
-from mamf.plugins.discovery import kernel_of, operation
+from mamf.plugins.discovery import operation
 from mamf.testing import Physics, SimulatedBackend, SimulatedBandwidth
 
 MIB, GIB = 2**20, 2**30
@@ -38,18 +35,6 @@ def measured(backend, problem, shape, regime=Burst, **options):
 # -- shapes ------------------------------------------------------------------------------------------------------------
 
 
-@given(st.integers(1, 2**50))
-def test_a_size_reads_back_as_it_is_written(nbytes):
-    assert BandwidthShape.parse(str(BandwidthShape(nbytes))) == BandwidthShape(nbytes)
-
-
-@given(st.integers(1, 2**20), st.sampled_from(["KiB", "MiB", "GiB"]))
-def test_the_largest_unit_is_written(count, unit):
-    text = str(BandwidthShape.parse(f"{count}{unit}"))
-    assert BandwidthShape.parse(text) == BandwidthShape.parse(f"{count}{unit}")
-    assert len(text) <= len(f"{count}{unit}")
-
-
 @pytest.mark.parametrize(
     ("text", "nbytes", "written"),
     [
@@ -63,12 +48,6 @@ def test_the_largest_unit_is_written(count, unit):
 def test_sizes_are_read_in_powers_of_two(text, nbytes, written):
     shape = BandwidthShape.parse(text)
     assert (shape.nbytes, str(shape)) == (nbytes, written)
-
-
-@pytest.mark.parametrize("text", ["", "MiB", "1.5GiB", "256MB", "256 MiB", "-1MiB", "0MiB", "0", "1TiB", "1gib", "x"])
-def test_anything_else_is_refused(text):
-    with pytest.raises(UsageError):
-        BandwidthShape.parse(text)
 
 
 # -- problems ----------------------------------------------------------------------------------------------------------
@@ -98,44 +77,7 @@ def test_buffers_hold_the_arrays_of_the_pattern(pattern):
     assert {buffer.dtype for buffer in buffers.values()} == {"bfloat16"}
 
 
-def test_an_array_beyond_every_cache_is_one_set():
-    problem = BandwidthProblem("copy")
-    assert operand_sets(problem, BandwidthShape(GIB), 60 * MIB) == 3
-    assert problem.nbytes(BandwidthShape(GIB), sets=3) == 6 * GIB
-    assert problem.nbytes(BandwidthShape(2 * GIB), sets=3) == 4 * GIB
-
-
 # -- the operation -----------------------------------------------------------------------------------------------------
-
-
-def test_it_is_found_with_its_kernels(bandwidth, backend):
-    assert kernel_of(bandwidth, "torch").name == "torch"
-    assert kernel_of(bandwidth, "triton").unavailable(backend).remedy
-    assert kernel_of(bandwidth, "mamf.testing:SimulatedBandwidth").unavailable(backend) is None
-
-
-def test_records_read_back(bandwidth):
-    problem, shape = BandwidthProblem("triad", "float16", warm=4), BandwidthShape(MIB)
-    assert bandwidth.problem_from_record(bandwidth.problem_record(problem)) == problem
-    assert bandwidth.shape_from_record(bandwidth.shape_record(shape)) == shape
-
-
-def test_the_default_problem_is_a_copy_in_float32(bandwidth, backend):
-    assert bandwidth.problem_for(backend, {}) == BandwidthProblem("copy", "float32")
-    assert bandwidth.problem_for(backend, {"pattern": "read", "dtype": "bf16"}) == BandwidthProblem("read", "bfloat16")
-
-
-def test_default_sizes_reach_from_the_cache_to_half_the_memory(bandwidth, backend):
-    shapes = bandwidth.default_shapes(backend)
-    sizes = [shape.nbytes for shape in shapes]
-    assert all(after == 2 * before for before, after in pairwise(sizes))
-    assert 3 * sizes[0] <= backend.info.cache_bytes < 6 * sizes[0]
-    assert 3 * sizes[-1] <= backend.info.memory_bytes / 2 < 6 * sizes[-1]
-
-
-def test_a_device_that_tells_nothing_has_sizes(bandwidth, backend):
-    backend.info = replace(backend.info, cache_bytes=None, memory_bytes=None)
-    assert len(bandwidth.default_shapes(backend)) > 3
 
 
 @pytest.mark.parametrize(

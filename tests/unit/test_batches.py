@@ -93,9 +93,9 @@ def test_the_targets_of_a_decoder_are_its_inputs_or_its_labels():
     ],
 )
 def test_what_is_given_is_taken(tokens, samples, found):
-    *counts, sequences, _ = read_pass((IMAGES, CLASSES), tokens, samples)
-    assert counts == pytest.approx(found[:2], nan_ok=True)
-    assert sequences == found[2]
+    taken = read_pass((IMAGES, CLASSES), tokens, samples)
+    assert (taken.tokens, taken.samples) == pytest.approx(found[:2], nan_ok=True)
+    assert taken.sequences == found[2]
 
 
 @pytest.mark.parametrize("tokens", [0, -1, 2.5, "many", (1, 2, 3), (0, 8), True])

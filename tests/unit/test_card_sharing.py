@@ -6,10 +6,9 @@ import json
 import pytest
 from contribution_logs import found, write
 
-import mamf
 from mamf.backend import DeviceInfo, shared_name, shared_ways
 from mamf.contribution.collection import rates_of
-from mamf.contribution.rules import review
+from mamf.contribution.review import review
 from mamf.errors import IncomparableError, LogMismatchError
 from mamf.logs.compare import compare, require_device_of_log
 from mamf.logs.run_log import read_run_log
@@ -102,13 +101,6 @@ def test_a_device_is_asked_after_the_last_row_and_what_is_new_is_kept(run, tmp_p
     for text in (out, said):
         assert "the card is shared (other processes)" in text
     assert shared_ways(read_run_log(log).header["device"]["name"]) == ("other processes",)
-
-
-def test_a_log_from_python_keeps_it_too(tmp_path, monkeypatch):
-    monkeypatch.setattr(SimulatedBackend, "sharing", lambda self: ("MPS",))
-    path = tmp_path / "log.jsonl"
-    list(mamf.sweep(["2048x2048x2048"], backend=SIMULATED[0], kernel=SIMULATED[1], log=path))
-    assert read_run_log(path).summary["shared_after"] == ["MPS"]
 
 
 def test_a_device_that_fails_to_answer_ends_no_run(run, tmp_path, monkeypatch):

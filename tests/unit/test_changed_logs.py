@@ -205,12 +205,6 @@ def test_a_record_that_does_not_belong_is_named_with_what_can_be_saved(sweep, wh
         read_run_log(LOG)
 
 
-def test_an_emptied_log_holds_nothing_to_save(sweep, whole):
-    cut(0)
-    code, _, err = sweep("--resume", str(LOG))
-    assert (code, err) == (2, f"mamf: {LOG} holds no whole line: not a run log, emptied, or killed before it began\n")
-
-
 def test_a_log_cut_after_it_was_read_for_resuming_is_not_filled_with_zeros(sweep, whole):
     with LOG.open("ab") as file:
         file.write(whole[1][:50])
@@ -267,14 +261,3 @@ def test_a_script_that_takes_the_name_of_the_log_loses_nothing(run, monkeypatch,
     assert ("the profile is in" in err) == (name != "step.jsonl")
     monkeypatch.chdir(run.folder)
     assert run("show", name)[0] == 0
-
-
-def test_a_profile_of_nothing_removes_no_file_of_another_program(run):
-    Path(run.folder, "mine").write_text("mine")
-    Path(run.folder, "train.py").write_text(SCRIPT.format(change="os.replace('mine', 'step.jsonl')", steps=1))
-    code, _, err = run(*PROFILE)
-    assert (code, "nothing was profiled" in err) == (1, True)
-    assert (run.folder / "step.jsonl").read_text() == "mine"
-
-
-# -- hangups -----------------------------------------------------------------------------------------------------------

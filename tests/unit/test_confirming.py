@@ -9,7 +9,7 @@ import pytest
 from contribution_logs import RESULTS
 
 from mamf.contribution.collection import collect
-from mamf.contribution.rules import review_results
+from mamf.contribution.review import review_results
 from mamf.contribution.tables import contributed_csv, results_pages
 
 FOLDER = "nvidia-h200"

@@ -3,18 +3,16 @@
 import copy
 import errno
 import json
-import os
 from pathlib import Path
 
 import pytest
-from contribution_logs import SIMULATED, best, found, legacy_run, rows, write
+from contribution_logs import SIMULATED, best, legacy_run, rows, write
 from test_compare import attention_row
 
-from mamf.contribution.collection import ATTENTION, ResultRate, best_attention, collect
-from mamf.contribution.rules import folder_of, legacy_name_of, slug
+from mamf.contribution.collection import SHARES, ResultRate, best_attention, collect
+from mamf.contribution.review import folder_of
 from mamf.contribution.tables import results_pages
-from mamf.errors import RunLogWriteError
-from mamf.logs.legacy import Reported, write_legacy_log
+from mamf.logs.legacy import write_legacy_log
 from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
 
 # -- submitting --------------------------------------------------------------------------------------------------------
@@ -170,7 +168,7 @@ def test_an_interrupted_run_is_labelled_where_it_is_shown(run, sweep_records, tm
 
 def attention_rate(row, share):
     of = {"dtype": "bfloat16", "device": "H100", "source": "contributed", "regime": row.regime, "header": {}}
-    return ResultRate(rate=row.best_rate, place=Path("log.jsonl"), table=ATTENTION, row=row, share=share, **of)
+    return ResultRate(rate=row.best_rate, place=Path("log.jsonl"), table=SHARES, row=row, share=share, **of)
 
 
 @pytest.mark.parametrize(("direction", "best"), [("bwd", 0), ("fwd", 1)])
@@ -193,17 +191,6 @@ def test_legacy_figures_stand_apart_and_as_printed(tmp_path):
     before, after = page.split("## Legacy")
     assert before.startswith("# Oldcard\n") and "815.5" not in before
     assert "| bfloat16 | mamf-finder v4 | MAMF | 815.5 | 3072x2816x16384 |" in after
-
-
-def test_what_a_legacy_log_leaves_open_stays_open(tmp_path):
-    run = legacy_run(
-        device=None, dtype=None, started=None, best={"stated": Reported({"stated": 100.0})}, is_complete=False
-    )
-    write_legacy_log(run, tmp_path / "old.jsonl")
-    page = device_page(tmp_path, [tmp_path / "old.jsonl"])
-    open_cells = "unknown | unknown | interrupted | unknown"
-    assert f"| unknown | mamf-finder v4 | stated (of scouts) | 100.0 | {open_cells} |" in page
-    assert "device" in found(tmp_path / "old.jsonl")
 
 
 def test_one_bad_log_is_named_and_the_table_left_as_it_is(run, sweep_records, tmp_path):
@@ -233,13 +220,6 @@ def test_a_full_disk_costs_nothing(run, sweep_records, tmp_path, monkeypatch):
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_an_import_that_fills_the_disk_leaves_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr(os, "fsync", lambda file: (_ for _ in ()).throw(OSError(errno.ENOSPC, "No space left")))
-    with pytest.raises(RunLogWriteError):
-        write_legacy_log(legacy_run(), tmp_path / "old.jsonl")
-    assert [path.name for path in tmp_path.iterdir()] == ["results"]
-
-
 def test_a_legacy_log_is_shown_but_never_resumed(run, tmp_path):
     write_legacy_log(legacy_run(), tmp_path / "old.jsonl")
     code, out, _ = run("show", "old.jsonl")
@@ -260,43 +240,3 @@ def test_a_legacy_log_is_shown_but_never_resumed(run, tmp_path):
 )
 def test_a_folder_is_named_by_its_accelerator(name, folder):
     assert folder_of(name) == folder
-
-
-def test_names_of_files_hold_what_is_known():
-    assert legacy_name_of(legacy_run()) == "mamf-finder-v4-bfloat16-20261120-235345.jsonl"
-    assert legacy_name_of(legacy_run(started=None, dtype=None)) == "mamf-finder-v4-undated.jsonl"
-    assert slug(["sweep", "cublaslt[2]", "", "burst", "burst"]) == "sweep-cublaslt-2-burst"
-
-
-def test_a_folder_of_more_files_than_any_collection_is_refused(run, tmp_path, monkeypatch):
-    monkeypatch.setattr("mamf.cli.commands.results._MOST_FILES", 3)
-    for number in range(4):
-        (tmp_path / f"{number}.jsonl").touch()
-    code, _, err = run("results", "check", str(tmp_path))
-    assert (code, err) == (2, f"mamf: {tmp_path} has more than 3 files: name the folder of the logs\n")
-
-
-def renamed_phase(records):
-    next(record for record in records if record["record"] == "measurement")["phase"] = "text"
-
-
-def renamed_regime(records):
-    next(record for record in records if record["record"] == "ceiling")["regime"] = "1e5"
-
-
-def without_optional_fields(records):
-    for name in ("fast_accumulation", "data", "seed"):
-        del records[0]["plan"]["problems"][0][name]
-
-
-@pytest.mark.parametrize("damage", [renamed_phase, renamed_regime, without_optional_fields])
-@pytest.mark.parametrize("kind", ["find", "sweep"])
-def test_what_a_schema_leaves_open_is_shown_as_it_says(run, sweep_records, find_records, tmp_path, kind, damage):
-    records = json.loads(json.dumps(find_records if kind == "find" else sweep_records))
-    if kind == "find" or damage is not renamed_regime:
-        damage(records)
-    write(tmp_path / "damaged.jsonl", records)
-    for form in ("table", "csv", "json", "markdown"):
-        code, out, err = run("show", str(tmp_path / "damaged.jsonl"), "--format", form)
-        assert (code, err) == (0, "")
-        assert out

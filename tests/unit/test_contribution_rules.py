@@ -2,7 +2,6 @@
 
 import copy
 import dataclasses
-import json
 
 import pytest
 from contribution_logs import RESULTS, best, found, legacy_run, rows, write
@@ -10,9 +9,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mamf.cli import main
-from mamf.contribution.evidence import records_of
-from mamf.contribution.rules import review
+from mamf.contribution.review import review
 from mamf.logs.legacy import Reported, write_legacy_log
+from mamf.logs.run_log import lines_of, parse_records
 
 
 @pytest.fixture
@@ -290,7 +289,7 @@ def change_attention(**fields):
 )
 def test_spoiling_attention_is_caught(spoil, rule, spoiled):
     (log,) = RESULTS.rglob("attention-bfloat16-fwd-sustained-20261121-084423.jsonl")
-    records = [record for _, record in records_of(log)]
+    records = [record for _, record in parse_records(log, lines_of(log))]
     assert spoiled(records, lambda same: None) == set()
     assert rule in spoiled(records, spoil)
 
@@ -310,7 +309,7 @@ def edit_best_rate(records):
 )
 def test_spoiling_bandwidth_is_caught(spoil, rule, spoiled):
     (log,) = RESULTS.rglob("bandwidth-float32-burst-20261122-000620.jsonl")
-    records = [record for _, record in records_of(log)]
+    records = [record for _, record in parse_records(log, lines_of(log))]
     assert spoiled(records, lambda same: None) == set()
     assert rule in spoiled(records, spoil)
 
@@ -383,18 +382,9 @@ def test_a_resumed_find_supersedes_its_ceilings(tmp_path):
     asked = ["find", "--backend", "mamf.testing:SimulatedBackend"]
     main([*asked, "--kernel", "mamf.testing:SimulatedMatmul", "--budget", "9s", "--output", str(path)])
     main([*asked, "--kernel", "mamf.testing:SimulatedMatmul", "--budget", "40s", "--resume", str(path)])
-    records = [record for _, record in records_of(path)]
+    records = [record for _, record in parse_records(path, lines_of(path))]
     burst = [number for number, each in enumerate(records) if each["record"] == "ceiling" and each["regime"] == "burst"]
     assert len(burst) == 2
     assert not found(path) & {"ceiling-mismatch", "best-mismatch"}
     records[burst[1]]["tflops"] *= 1.01
     assert "ceiling-mismatch" in found(write(path, records))
-
-
-def test_each_line_of_a_legacy_log_is_parsed_once(tmp_path, monkeypatch):
-    write_legacy_log(legacy_run(), tmp_path / "old.jsonl")
-    parsed = []
-    for room in ("lines", "legacy"):
-        monkeypatch.setattr(f"mamf.logs.{room}.parse_record", lambda line: parsed.append(line) or json.loads(line))
-    assert not review(tmp_path / "old.jsonl").is_rejected()
-    assert len(parsed) == 3

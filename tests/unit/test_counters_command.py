@@ -186,13 +186,6 @@ def test_ctrl_c_while_it_counts_leaves_a_log_that_goes_on(run, counted, tmp_path
     assert read_run_log(tmp_path / "counters.jsonl").summary["status"] == "complete"
 
 
-def test_a_dry_run_says_the_commands(run, counted, tmp_path):
-    code, out, _ = run("counters", MM, *DEVICE, *SHAPE, "--dry-run")
-    assert (code, counted.commands, list(tmp_path.iterdir())) == (0, [], [])
-    assert "counted by: " in out
-    assert "--clock-control none --profile-from-start off" in out
-
-
 @pytest.mark.parametrize(
     ("given", "told"),
     [

@@ -15,7 +15,7 @@ from mamf.cli import main
 from mamf.errors import IncomparableError
 from mamf.logs.compare import Pair, compare
 from mamf.logs.decision import SEPARATE, Change, Design, decision_error, design_of, pool_rows
-from mamf.logs.entries import Entry, mean_entries, visited_entry
+from mamf.logs.entries import Entry, mean_entries
 from mamf.logs.records import measurement_record
 from mamf.logs.run_log import read_run_log
 from mamf.logs.writer import RunLogWriter
@@ -75,35 +75,13 @@ def test_a_log_that_does_not_say_when_it_began_is_of_a_separate_visit(started):
     assert design_of([unknown], [timed()]).label == SEPARATE.label
 
 
-def test_the_time_between_runs_counts_from_the_end_of_the_first():
-    assert design_of([timed(seconds=29 * 60)], [timed(minute=30)]).label == "1 + 1 runs in turns"
-
-
 # -- errors ------------------------------------------------------------------------------------------------------------
-
-
-def test_an_error_has_heavy_tails():
-    known = FigureError(0.001, 0.002, 200)
-    assert decision_error(known, "burst", 1) == replace(known, degrees=8)
-    assert decision_error(known, "sustained", 9) == FigureError(0.0012, 0.002, 16)
-
-
-def test_the_error_of_sustained_holds_the_states_of_the_controller_and_shrinks_with_visits():
-    known = FigureError(0.001, 0.001, 200)
-    assert decision_error(known, "sustained", 1).own == pytest.approx(0.0055)
-    assert decision_error(known, "sustained", 9).own == pytest.approx(0.0055 / 3)
-    assert decision_error(known, "sustained", 100).own == pytest.approx(0.001)
 
 
 def test_an_error_stays_a_number():
     known = FigureError(0.001, 0.001, 200)
     assert decision_error(replace(known, own=0.0), "burst", 1).own > 0
     assert decision_error(replace(known, own=math.inf), "burst", 1).own == 10
-
-
-def test_a_log_that_names_no_calibration_is_judged_by_the_usual_one():
-    (pair,) = compare(log(row()), log(row())).pairs
-    assert pair.a.error.common == pytest.approx(find_calibration("", "burst").run / math.sqrt(2))
 
 
 @pytest.mark.parametrize("apart", [-0.03, 0.0, 0.03])
@@ -146,14 +124,6 @@ def test_more_is_asked_of_a_row_among_many():
     assert pair_of(0.9, design=ONE_VISIT, rows=1279).is_regression()
 
 
-def test_runs_of_separate_visits_lie_further_apart():
-    near, far = pair_of(1.0, design=ONE_VISIT).interval, pair_of(1.0).interval
-    assert far.high > near.high
-    assert near.high == pytest.approx(
-        math.exp(2.306 * math.hypot(math.sqrt(2) * 0.001, math.sqrt(2) * 0.001)), rel=1e-4
-    )
-
-
 # -- rows together -----------------------------------------------------------------------------------------------------
 
 
@@ -170,10 +140,6 @@ def test_many_rows_do_not_tell_what_the_run_adds_to_all():
     assert few.deviation > many.deviation > math.sqrt(2) * 0.001
     assert not many.is_regression(0.01)
     assert together([changed(-0.005)] * 1000).is_regression(0.01)
-
-
-def test_what_is_known_better_weighs_more():
-    assert together([changed(-0.01, own=0.001), changed(0.01, own=0.01)]).ratio == pytest.approx(0.99, abs=0.0003)
 
 
 def test_the_timer_shifts_all_short_rows():
@@ -196,13 +162,6 @@ def test_the_smallest_loss_is_found_with_95_percent():
     shifts = (drawn.gauss(math.log(1 - loss), known.deviation) for _ in range(4000))
     found = sum(together([changed(shift)] * 50).is_regression(0.01) for shift in shifts) / 4000
     assert 0.94 < found < 0.99
-
-
-def test_a_loss_within_a_quarter_of_the_tolerance_is_none_and_a_smaller_one_is_not_promised():
-    slower = together([changed(-0.006)] * 50, Design("", 0.1, 0))
-    assert (slower.is_regression(0.01), slower.is_regression(0.03)) == (True, False)
-    assert slower.smallest_loss(0.01) > 0.0025
-    assert slower.smallest_loss(0.03) > 0.0075
 
 
 # -- several runs per side ---------------------------------------------------------------------------------------------
@@ -336,28 +295,6 @@ def test_drawn_runs_are_rarely_called_slower_and_a_loss_is_found(finds, regime):
     three = rates.in_turns(3)
     assert card.exits(1, three, 100) == card.exits(79, three, 5) == card.exits(1279, SEPARATE, 1) == 0
     assert card.exits(79, rates.in_turns(4), 5, loss=0.006) >= 0.8
-
-
-def test_a_run_whose_rows_all_scatter_alike_is_no_proof(finds):
-    """Without the shift that all rows share, real equal runs would be called slower."""
-    shares = [each.together[0] for each in rates.equal_pairs(finds) if each.together]
-    without = [replace_deviation(each) for each in shares]
-    assert any(each.is_regression(0.0) for each in without)
-    assert not any(each.is_regression(0.0) for each in shares)
-
-
-def replace_deviation(each):
-    return each._replace(deviation=0.0009 * math.sqrt(2 / each.rows), by_temperature=0.0)
-
-
-def test_visits_of_a_run_that_lie_apart_make_its_row_less_sure():
-    steady, restless = (
-        visited_entry(
-            [row(1 + apart * number, repeatability=KNOWN, phase="confirm", round=number) for number in (0, 1, 2)]
-        )
-        for apart in (0.0, 0.01)
-    )
-    assert restless.error.own > 3 * steady.error.own
 
 
 def test_rows_paired_without_their_regime_are_named():

@@ -11,7 +11,7 @@ import pytest
 
 from mamf.report.document import Answer, Column, Document, Lines, Table, columns_from
 from mamf.report.formats import FORMATS
-from mamf.report.text import counted, percent, rate_text, scaled_unit, significant, snake_case
+from mamf.report.text import percent, rate_text, scaled_unit, significant
 from mamf.text import Markup
 
 ROWS = [
@@ -101,24 +101,6 @@ def test_csv_and_json_have_all_rows_and_columns_with_full_precision():
     assert shown("csv", *blocks, main="ceilings") == "kernel\nfast_one\n"
 
 
-def test_tables_with_one_key_are_one_table_with_the_columns_of_both():
-    blocks = Table(COLUMNS[:1], ROWS[:1]), Table(COLUMNS[1:2], ROWS[1:2])
-    assert shown("csv", *blocks) == "kernel,rate_tflops\nfast_one,\n,12.0\n"
-
-
-def test_a_document_without_rows_is_empty_in_csv_and_has_its_title_elsewhere():
-    assert shown("csv", table(shown=[]), Lines([])) == shown("csv", table())
-    assert shown("csv", Lines(["nothing"])) == ""
-    assert shown("table", table(shown=[]), Lines([])) == "burst\n"
-    assert "<p>burst</p>" in shown("html", table(shown=[]))
-
-
-def test_a_table_without_headings_is_for_programs():
-    hidden = Table(COLUMNS[-1:], ROWS)
-    assert shown("table", hidden) == shown("markdown", hidden) == ""
-    assert len(json.loads(shown("json", hidden))["rows"]) == 3
-
-
 def test_markdown_has_a_blank_line_around_each_table_and_no_markup_of_a_text():
     hostile = [{"name": "*a* | _b_ `c`", "rate": 1.0, "share": 1.0, "note": "| x | y |"}]
     lines = shown("markdown", replace(table(), rows=hostile)).splitlines()
@@ -205,16 +187,6 @@ def test_one_unit_fits_all_rates_of_a_table():
     assert scaled_unit("TFLOPS", []) == ("TFLOPS", 1.0)
 
 
-def test_nouns_follow_numbers_and_names_are_snake_case():
-    assert [counted(number, "row") for number in (0, 1, 2)] == ["0 rows", "1 row", "2 rows"]
-    assert [snake_case(title) for title in ("FLOP/byte", "% of peak", "GB reserved", "speed-up")] == [
-        "flop_per_byte",
-        "percent_of_peak",
-        "gb_reserved",
-        "speed_up",
-    ]
-
-
 def test_a_narrow_terminal_keeps_both_ends_of_long_names():
     names = [{"name": f"void cutlass::Kernel<tile_128x128>::run_{end}"} for end in ("forward", "backward")]
     columns = [Column("kernel", "kernel", lambda row: row["name"], shortest=16), Column("one", "one", lambda row: 1)]
@@ -229,11 +201,6 @@ def test_a_column_without_a_name_is_for_people_alone():
     assert shown("csv", table) == "kernel\nmm\n"
     assert json.loads(shown("json", table))["rows"] == [{"kernel": "mm"}]
     assert shown("table", table) == "half\n 0.5\n"
-
-
-def test_a_table_without_rows_leaves_no_gap():
-    empty = Table(COLUMNS, [])
-    assert shown("table", Lines(["a"]), empty, Lines(["b"])) == "a\n\nb\n"
 
 
 def test_markdown_holds_markup_as_it_is():

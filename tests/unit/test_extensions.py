@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from mamf.contribution import rules
-from mamf.contribution.evidence import Finding
+from mamf.contribution import review as reviews
+from mamf.contribution.rules import Finding
 from mamf.kinds import registry
-from mamf.kinds.kind import KernelRows, View
+from mamf.kinds.kind import View
+from mamf.kinds.rows import KernelRows
 from mamf.logs.run_log import read_run_log
 from mamf.operations.unknown import operation_called
 from mamf.report import formats
@@ -45,9 +46,9 @@ def test_a_new_check_is_one_function(monkeypatch):
         if evidence.header["kernel"] == "torch.mm":
             yield Finding("no-torch-mm", "another kernel is wanted", 1)
 
-    assert not rules.review(LOG).is_rejected()
-    monkeypatch.setattr(rules, "_RULES", (*rules._RULES, no_torch_mm))
-    assert [each.rule for each in rules.review(LOG).findings if not each.is_warning] == ["no-torch-mm"]
+    assert not reviews.review(LOG).is_rejected()
+    monkeypatch.setattr(reviews, "RULES", (*reviews.RULES, no_torch_mm))
+    assert [each.rule for each in reviews.review(LOG).findings if not each.is_warning] == ["no-torch-mm"]
 
 
 class Soak(KernelRows):

@@ -7,13 +7,10 @@ import figures
 import pytest
 from figure_tables import ROOT, FigureError, single_figure, table
 
-import mamf
-
 H100, H200 = "results/nvidia-h100-80gb-hbm3", "results/nvidia-h200"
 #: Three processes, three products each, sustained: nothing is taken off their samples.
 REPEATS = [f"{H100}/sweep-torch-mm-bfloat16-sustained-20261121-{time}.jsonl" for time in ("031610", "031643", "031715")]
 FIND = f"{H200}/find-bfloat16-burst-sustained-20261122-094417.jsonl"
-MODEL = f"{H200}/model-bfloat16-sustained-20261122-022917.jsonl"
 FINDER = f"{H200}/mamf-finder-v2g-bfloat16-20261122-022832.jsonl"
 REASON = "<!-- not from a log: simulated by a tool -->"
 TABLE = "| shape | TFLOPS |\n|:--|--:|\n| 8192x8192x8192 | 679.2 |\n"
@@ -140,20 +137,6 @@ def test_a_matrix_has_the_rates_of_the_raw_samples():
     assert cells(shown, 1) == ["8192x8192x8192", *(f"{rate:.1f}" for rate in rates)]
 
 
-def test_a_matrix_takes_a_cell_from_the_first_log_that_has_it_and_filters_rows():
-    shown = table(f"matrix rows=shape columns=kernel shape=8192x8192x8192 {' '.join(REPEATS)}")
-    assert len(shown.splitlines()) == 3
-    assert cells(shown, 0)[1] == cells(table(f"matrix rows=shape columns=log {REPEATS[0]}"), 1)[1]
-
-
-def test_a_matrix_names_sizes_of_models_and_marks_the_best():
-    shown = table(f"matrix rows=size columns=kernel cell=ms,half-width,share best=row phase=step {MODEL}")
-    size, *steps = cells(shown, 0)
-    assert size == "1b"
-    (best,) = [step for step in steps if step.startswith("**")]
-    assert float(best.strip("*").split()[0]) == min(float(step.strip("*").split()[0]) for step in steps)
-
-
 def test_repeats_state_their_spread_and_the_intervals_that_hold_the_median():
     log = f"{H200}/sweep-torch-mm-bfloat16-burst-sustained-20261121-143639.jsonl"
     regime, rates, spread, deviation, widths, holding = cells(table(f"repeats {log} {log} {log}"), 0)
@@ -162,32 +145,6 @@ def test_repeats_state_their_spread_and_the_intervals_that_hold_the_median():
     assert widths.split(" to ")[0] == widths.split(" to ")[1].removesuffix(" %")
     with pytest.raises(FigureError, match="one and the same product"):
         table(f"repeats {REPEATS[0]}")
-
-
-def test_a_log_repeats_itself():
-    assert cells(table(f"pairs {REPEATS[0]} {REPEATS[0]}"), 0)[2:] == ["1.0000", "3 of 3", "3 of 3"]
-
-
-def test_cards_say_how_far_the_finds_of_each_are_apart():
-    once, twice = table(f"cards {FIND}"), table(f"cards {FIND} {FIND}")
-    assert "apart" not in once
-    name, *_, rates, _, apart = cells(twice, 0)
-    assert name == "card afa066"
-    assert rates.split() == [single_figure(FIND, "sustained ceiling")] * 2 and apart == "0.00 %"
-
-
-def test_a_log_of_mamf_finder_stands_beside_a_sweep_of_the_same_shapes():
-    shown = table(f"finder {FINDER} {H200}/sweep-torch-mm-bfloat16-burst-20261122-022914.jsonl")
-    assert cells(shown, 2)[:3] == ["mamf-finder v2g", "fastest", single_figure(FINDER, "fastest")]
-    with pytest.raises(FigureError, match="not of mamf-finder"):
-        table(f"finder {REPEATS[0]}")
-
-
-def test_a_table_may_be_what_a_command_prints():
-    shown = table(f"mamf show {REPEATS[0]} --top 1")
-    assert shown.startswith("```\nmatmul on NVIDIA H100") and "best sustained, bfloat16: 719.5 TFLOPS" in shown
-    assert str(ROOT) not in table(f"mamf compare {REPEATS[0]} {REPEATS[1]}")
-    assert table(f"mamf show {REPEATS[0]} --format markdown").count("```") == 0
 
 
 @pytest.mark.parametrize(
@@ -203,15 +160,3 @@ def test_a_table_may_be_what_a_command_prints():
 )
 def test_a_figure_by_its_expression(path, expression, figure):
     assert single_figure(path, expression) == figure
-
-
-def test_a_figure_may_be_of_a_ceiling():
-    ceiling = mamf.load_ceiling(ROOT / FIND, "sustained")
-    assert single_figure(FIND, "sustained ceiling") == f"{ceiling.tflops:.1f}"
-
-
-def test_a_figure_is_of_one_row():
-    with pytest.raises(FigureError, match="3 rows match 'rate regime=sustained', not one"):
-        single_figure(REPEATS[0], "rate regime=sustained")
-    with pytest.raises(FigureError, match="a row of matmul has no field 'pattern'"):
-        single_figure(REPEATS[0], "rate pattern=copy")

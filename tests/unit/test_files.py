@@ -6,7 +6,7 @@ import os
 import pytest
 
 from mamf.errors import RunLogWriteError, UsageError
-from mamf.files import create_whole, make_folder, write_whole
+from mamf.files import create_whole, write_whole
 
 BOTH = pytest.mark.parametrize("write", [write_whole, create_whole])
 
@@ -20,14 +20,6 @@ def failing(number):
         raise OSError(number, os.strerror(number))
 
     return fail
-
-
-@BOTH
-@pytest.mark.parametrize("content", ["ä\n\r\n", "ä\n\r\n".encode(), ["ä", "\n\r\n"]])
-def test_content_is_written_as_it_is(write, content, tmp_path):
-    write(tmp_path / "a.txt", content)
-    assert (tmp_path / "a.txt").read_bytes() == "ä\n\r\n".encode()
-    assert names(tmp_path) == ["a.txt"]
 
 
 def test_what_is_there_is_replaced_or_refused(tmp_path):
@@ -48,12 +40,6 @@ def test_a_link_stays_a_link(tmp_path):
     write_whole(tmp_path / "link", "new")
     assert (tmp_path / "link").is_symlink()
     assert (tmp_path / "a.txt").read_text() == "new"
-
-
-@BOTH
-def test_a_missing_folder_is_named(write, tmp_path):
-    with pytest.raises(UsageError, match=r"there is no folder .*nowhere"):
-        write(tmp_path / "nowhere" / "a.txt", "text")
 
 
 def test_a_full_disk_leaves_what_was_there(tmp_path, monkeypatch):
@@ -97,22 +83,6 @@ def test_a_file_system_without_links(tmp_path, monkeypatch):
     create_whole(tmp_path / "a.txt", "text")
     assert (tmp_path / "a.txt").read_text() == "text"
     assert names(tmp_path) == ["a.txt"]
-
-
-def test_a_folder_is_no_file(tmp_path):
-    (tmp_path / "a").mkdir()
-    with pytest.raises(UsageError, match="cannot write"):
-        write_whole(tmp_path / "a", "text")
-    assert names(tmp_path) == ["a"]
-
-
-def test_a_folder_is_made_once(tmp_path):
-    for _ in range(2):
-        make_folder(tmp_path / "a" / "b")
-    assert (tmp_path / "a" / "b").is_dir()
-    (tmp_path / "file").write_text("text")
-    with pytest.raises(UsageError, match=r"cannot write .*file: File exists; name another$"):
-        make_folder(tmp_path / "file", "; name another")
 
 
 def test_a_pipe_stays_a_pipe(tmp_path):

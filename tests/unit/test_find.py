@@ -2,10 +2,8 @@
 
 import csv
 import dataclasses
-import importlib
 import json
 import os
-import pkgutil
 import signal
 import statistics
 from collections import Counter
@@ -20,17 +18,17 @@ from made_rates import contributed
 
 import mamf
 from mamf.ceilings.ceiling import FEWEST_ROUNDS, Ceiling, confirm_ceiling
-from mamf.engine.regimes import Sustained
-from mamf.engine.search.finding import Find
+from mamf.engine.runner import Setup
 from mamf.engine.search.grid import THOROUGH, plan_for
-from mamf.errors import DeviceError, IncomparableError, RunLogError, UnknownNameError, UnsupportedError, UsageError
+from mamf.engine.search.strategy import FindStrategy
+from mamf.errors import DeviceError, IncomparableError, RunLogError, UnsupportedError, UsageError
 from mamf.logs.records import ceiling_from_record, ceiling_record
 from mamf.logs.run_log import read_run_log
 from mamf.measurement import Conditions, Measurement
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulGrid, MatmulShape
 from mamf.plugins import discovery
-from mamf.report.ceilings import notes, scouted
+from mamf.report.ceilings import notes
 from mamf.statistics import Interval, summarize
 from mamf.testing import Physics, SimulatedBackend, SimulatedMatmul
 
@@ -70,12 +68,6 @@ def test_a_ceiling_is_the_median_of_the_rounds_of_the_best_candidate():
 @pytest.mark.parametrize("rounds", range(FEWEST_ROUNDS))
 def test_nothing_is_confirmed_before_there_were_enough_rounds(rounds):
     assert confirm_ceiling(rows_of(A, [700.0] * rounds), "card") is None
-
-
-def test_what_was_not_measured_does_not_count():
-    failed = [dataclasses.replace(row, status="failed", summary=None) for row in rows_of(B, [900] * 3)]
-    assert confirm_ceiling([*rows_of(A, [700] * 3), *failed], "card").shape == A
-    assert confirm_ceiling(failed, "card") is None
 
 
 def test_a_candidate_that_dropped_out_neither_wins_nor_ties():
@@ -183,13 +175,6 @@ def test_utilization_is_a_share_within_one_regime():
         ceiling.utilization(flop=400e12, seconds=1.0, regime="sustained")
 
 
-@pytest.mark.parametrize(
-    ("regime", "watts", "joules"), [("burst", 640.0, None), ("sustained", 640.0, 0.8), ("sustained", None, None)]
-)
-def test_energy_is_told_where_power_was_steady_and_known(regime, watts, joules):
-    assert ceiling_of(regime, watts=watts).joules_per_tflop == joules
-
-
 HEADER = {"device": {"name": "card", "uuid_hash": None}, "plan": {"problem": dataclasses.asdict(MatmulProblem())}}
 
 
@@ -209,13 +194,31 @@ def test_the_ceiling_of_a_slow_device_survives_the_log():
 # -- finding ---------------------------------------------------------------------------------------------------------
 
 
+class Find(Setup):
+    """A find in virtual time, with the rows that it yields."""
+
+    def results(self):
+        self.strategy = FindStrategy(self)
+        for row in self.strategy.results():
+            self.rows.append(row)
+            yield row
+
+    @property
+    def ceilings(self):
+        return {regime: ceiling for (_, regime), ceiling in self.confirmed.items()}
+
+
+def find_with(plan, kernels, backend, held=()):
+    return Find(plan, backend, list(zip(plan.kernels, kernels, strict=True)), list(held))
+
+
 def find_of(backend=None, kernels=None, held=(), seed=0, **fields):
     """A find whose budget is no limit: what it does is decided by its counts."""
     kernels = kernels or [SimulatedMatmul()]
     names = tuple(kernel.name for kernel in kernels)
     defaults = {"regimes": ("burst",), "budget_seconds": 600.0, "scouts": 24, "refinements": 36}
     plan = search_plan(MatmulProblem(seed=seed), names, GRID, **defaults | fields)
-    return Find(plan, kernels, backend or SimulatedBackend(seed=seed), held)
+    return find_with(plan, kernels, backend or SimulatedBackend(seed=seed), held)
 
 
 def found(find):
@@ -316,7 +319,7 @@ def test_a_budget_that_ends_within_the_first_round_confirms_nothing(left):
     Late(find, "burst: confirming", 1.0, left)
     rows = found(find)
     assert find.ceilings == {}
-    assert find.left_out
+    assert find.strategy.left_out
     assert {"scout", "refine"} <= {row.phase for row in rows}
 
 
@@ -344,22 +347,6 @@ def test_what_takes_long_to_prepare_is_confirmed_at_the_power_limit_all_the_same
     again = find_of(held=held, **limited)
     assert max(Counter(map(key_of, held + found(again))).values()) == 1
     assert set(again.ceilings) == {"burst", "sustained"}
-
-
-def test_a_quick_find_learns_from_its_first_visit_what_preparing_takes(few_shapes):
-    find = find_of(kernels=[Slow(0.9)], regimes=("burst", "sustained"), budget_seconds=24.0, is_quick=True)
-    Late(find, "sustained: confirming", 1.0, 3 * (Sustained.shortest_anew(find.backend) + 0.9) + 1.2)
-    found(find)
-    assert find.ceilings["sustained"].rounds == 3
-    assert find.backend.now() < find.plan.budget_seconds
-
-
-@pytest.mark.parametrize("left", [17.8, 18.0, 18.2, 18.4])
-def test_what_a_visit_left_queued_is_not_taken_from_those_that_confirm(few_shapes, left):
-    find = find_of(regimes=("burst", "sustained"), budget_seconds=57.0)
-    Late(find, "sustained: soaking, then visiting", 1.0, left)
-    found(find)
-    assert find.ceilings["sustained"].rounds == 3
 
 
 def test_scouts_that_run_out_of_time_are_refined_all_the_same():
@@ -497,18 +484,6 @@ def test_the_report_says_what_the_default_gives():
     assert not any("default" in line for line in notes(own, [*scouts, *default], header))
 
 
-def test_candidates_that_are_clearly_beaten_drop_out():
-    find = find_of(kernels=[SimulatedMatmul(), Library()])
-    rows = found(find)
-    winner = (find.ceilings["burst"].shape, find.ceilings["burst"].kernel)
-    choosing, confirming = (
-        Counter((row.shape, row.kernel) for row in rows if row.phase == phase) for phase in ("choose", "confirm")
-    )
-    assert (choosing[winner], confirming[winner]) == THOROUGH.burst_rounds
-    assert {choosing[each] for each in choosing if each[1] == KERNEL} == {FEWEST_ROUNDS}
-    assert not [each for each in confirming if each[1] == KERNEL]
-
-
 @pytest.mark.parametrize(("broken", "left"), [("variants", KERNEL), ("library[1]", KERNEL)])
 def test_a_library_that_fails_does_not_end_the_find(monkeypatch, broken, left):
     monkeypatch.setattr(Library, "broken", broken)
@@ -568,7 +543,7 @@ def test_the_grid_suits_memory_and_speed(changed):
     physics = dataclasses.replace(Physics(), **changed)
     backend, problem = SimulatedBackend(physics=physics), MatmulProblem()
     plan, kernels = plan_for(backend, problem, SIMULATED[-1:], regimes=("burst",), scouts=48)
-    find = Find(plan, kernels, backend)
+    find = find_with(plan, kernels, backend)
     rows = found(find)
     assert all(row.ok for row in rows)
     assert find.ceilings["burst"].tflops >= 0.98 * highest(physics, max(plan.options.grid.m))
@@ -766,15 +741,6 @@ def interrupt_at(count):
     return lambda launches: os.kill(os.getpid(), signal.SIGINT) if launches == count else None
 
 
-def test_a_regime_that_was_left_out_is_named():
-    find = find_of(regimes=("burst",))
-    rows = found(find)
-    assert list(scouted(rows, find.ceilings, ("burst", "sustained"))) == [
-        "sustained: not measured, because the run ended before it; --resume LOG continues"
-    ]
-    assert list(scouted(rows, find.ceilings, ("burst",))) == []
-
-
 @pytest.mark.parametrize(("at", "is_confirmed"), [(300, False), (600, False), (3000, True)])
 def test_ctrl_c_tells_what_is_confirmed_and_what_is_scouted(find, on_launch, tmp_path, at, is_confirmed):
     on_launch(interrupt_at(at))
@@ -848,29 +814,6 @@ def test_find_that_confirms_nothing_in_its_budget_says_so(backend):
         mamf.find(backend=backend, kernel=["mamf.testing:SimulatedMatmul"], regime="sustained", budget_seconds=22.0)
 
 
-@pytest.mark.parametrize("asked", [{"regime": "classic"}, {"dtype": "bf61"}, {"dtype": "int8"}], ids=str)
-def test_find_refuses_what_cannot_be_found(backend, asked):
-    with pytest.raises((UnknownNameError, UnsupportedError)):
-        mamf.find(backend=backend, kernel=["mamf.testing:SimulatedMatmul"], **asked)
-
-
-def test_a_ceiling_is_loaded_from_a_log(whole, tmp_path):
-    for regime, ceiling in read_run_log(tmp_path / "run.jsonl").ceilings.items():
-        assert mamf.load_ceiling("run.jsonl", regime) == ceiling
-        assert ceiling.utilization(flop=ceiling.tflops * 1e12, seconds=2.0, regime=regime) == pytest.approx(0.5)
-
-
-def test_what_is_offered_stays_callable_when_every_module_is_imported():
-    """A submodule named like a function would take its place."""
-    for module in pkgutil.walk_packages(mamf.__path__, "mamf."):
-        # These import libraries that may be missing.
-        missing = {"__main__", "triton_kernels", "gluon_kernels", "integrations"}
-        if not missing & set(module.name.split(".")):
-            importlib.import_module(module.name)
-    for name in ("find", "find_best", "sweep", "load_ceiling", "open_backend"):
-        assert callable(getattr(mamf, name)), name
-
-
 # -- quick -----------------------------------------------------------------------------------------------------------
 
 
@@ -881,7 +824,7 @@ def quick():
         patch.setattr("mamf.engine.search.grid._STEPS", 20)
         patch.setattr("mamf.engine.search.grid._LARGEST_STEP", 1024)
         plan, kernels = plan_for(backend, MatmulProblem(), SIMULATED[-1:], is_quick=True)
-    find = Find(plan, kernels, backend)
+    find = find_with(plan, kernels, backend)
     begun = backend.now()
     return find, found(find), backend.now() - begun
 
@@ -890,7 +833,7 @@ def test_a_quick_find_has_both_ceilings_within_its_budget(quick):
     find, _, seconds = quick
     assert set(find.ceilings) == {"burst", "sustained"}
     assert seconds <= find.plan.budget_seconds == 13.5
-    assert not find.left_out
+    assert not find.strategy.left_out
     assert all(ceiling.rounds >= 3 for ceiling in find.ceilings.values())
 
 
@@ -937,7 +880,7 @@ def test_a_quick_find_leaves_kernels_that_are_no_faster_than_the_default(few_sha
     assert ("library[0]" in after) == is_used
     # It compiles, so the least likely of its algorithms is not tried.
     assert {row.kernel for row in rows if row.phase == "algorithm"} == {"library[0]", "library[1]"}
-    assert found(find_of(kernels=find.kernels, is_quick=True, held=rows)) == []
+    assert found(find_of(kernels=find.opened, is_quick=True, held=rows)) == []
 
 
 @pytest.mark.parametrize(
@@ -996,7 +939,7 @@ def test_the_best_is_found_at_the_edges_of_the_grid_too(name, best):
         patch.setattr("mamf.engine.search.grid._LARGEST_STEP", 1024)
         patch.setattr("mamf.engine.search.grid.working_kernels", lambda *given: [kernel])
         plan, kernels = plan_for(backend, MatmulProblem(), regimes=("burst",), is_quick=True)
-    find = Find(plan, kernels, backend)
+    find = find_with(plan, kernels, backend)
     found(find)
     assert chip.tflops(find.ceilings["burst"].shape) >= 0.998 * chip.tflops(best)
 

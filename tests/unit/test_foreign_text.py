@@ -10,14 +10,13 @@ from pathlib import Path
 
 import pytest
 from browsing.hostile import READ, rewritten
-from contribution_logs import SIMULATED, legacy_run, measured, write
+from contribution_logs import legacy_run, measured, write
 
 from mamf.cli.terminal import say, warn
 from mamf.contribution.collection import Submitters, collect
 from mamf.contribution.tables import results_pages
 from mamf.logs.legacy import Reported, write_legacy_log
-from mamf.report.charts.lines import Axis, Chart, Line, Panel, Point
-from mamf.report.charts.picture import draw, with_visible_texts
+from mamf.report.charts.picture import with_visible_texts
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\r\x9b31m\x7f\u202e\u2066\u200b\u2028\ud800\nforged: line ![i](http://evil) <b>|`$a$"
 FORMATS = ("table", "csv", "json", "markdown", "html")
@@ -130,14 +129,6 @@ def test_a_log_is_drawn_or_the_reason_told(kind, logs, run, monkeypatch):
     assert_harmless(out, err, *(str(with_visible_texts(chart)) for chart in charts))
 
 
-@pytest.mark.parametrize(("kind", "command"), [("sweep", "sweep"), ("find", "find"), ("unknown", "sweep")])
-def test_a_resumption_that_fails_says_so_harmlessly(kind, command, logs, run):
-    code, out, err = run(command, *SIMULATED[:2], "--resume", str(logs[kind]))
-    assert (code, out) == (2, "")
-    assert len(err.splitlines()) == 1
-    assert_harmless(err)
-
-
 def test_a_name_is_one_line_of_any_message(run):
     assert_harmless(*run("show", HOSTILE.replace("\ud800", ""))[1:])
     assert_harmless(*run("show", "x", f"--{HOSTILE}")[1:])
@@ -153,17 +144,6 @@ def test_the_table_of_results_holds_no_markup_of_a_log(logs):
     assert "<b>" not in page
     assert not re.search(r"(?<!\\)\]\(http", page)
     assert len({line.count(" | ") for line in page.splitlines() if "| burst |" in line}) == 1
-
-
-def test_a_dollar_in_a_figure_is_a_dollar():
-    text = r"$\frac{$ \$x$"
-    points = (Point(1, 1, 1, 1), Point(2, 2, 2, 2))
-    axis = Axis(text, ticks=((1, text), (2, "$b$")))
-    panel = Panel(text, (Line(f"{text}\x1b", points),), unit=text)
-    figure = draw(Chart(text, text, axis, ((panel,),), notes=(text,)))
-    figure.draw_without_rendering()
-    drawn = {each.get_text() for each in figure.findobj(lambda each: hasattr(each, "get_text"))}
-    assert {text, f"{text}\\x1b", "$b$"} <= drawn
 
 
 def test_a_terminal_of_another_encoding_loses_nothing(monkeypatch):

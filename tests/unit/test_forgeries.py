@@ -10,10 +10,8 @@ import pytest
 from contribution_logs import RESULTS
 
 from mamf.contribution.collection import collect
-from mamf.contribution.rules import review, review_results
+from mamf.contribution.review import review, review_results
 from mamf.contribution.tables import results_pages
-from mamf.operations.unknown import operation_called
-from mamf.plugins.discovery import is_own_kernel, kernel_names, kernel_of
 
 FIND = RESULTS / "nvidia-h200" / "find-bfloat16-burst-sustained-20261122-181803.jsonl"
 HONEST = {"find": FIND, "attention": RESULTS / "nvidia-h200" / "attention-bfloat16-fwd-burst-20261122-165450.jsonl"}
@@ -120,15 +118,9 @@ def test_no_kernel_is_imported_for_a_review():
 import sys
 sys.modules["torch"] = None
 from pathlib import Path
-from mamf.contribution.rules import review
+from mamf.contribution.review import review
 errors = [finding for finding in review(Path({str(log)!r})).findings if not finding.is_warning]
 print(errors, [name for name in sys.modules if ".kernels." in name])
 """
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert ended.stdout == "[] []\n"
-
-
-def test_an_operation_lists_the_kernels_that_approximate():
-    attention = operation_called("attention")
-    names = [name for name in kernel_names(attention) if is_own_kernel(attention, name)]
-    assert attention.approximate_kernels == {name for name in names if not kernel_of(attention, name).is_exact}

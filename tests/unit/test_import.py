@@ -4,7 +4,6 @@ import errno
 import gzip
 import io
 import os
-import signal
 import sys
 from pathlib import Path
 
@@ -48,22 +47,11 @@ def test_logs_and_runs_of_one_name_are_numbered_and_named(folder, capsys):
     assert read_legacy_or_none(folder / "mm-2-2.jsonl").version == "v4"
 
 
-def test_a_log_that_is_named_twice_is_imported_once(folder):
-    assert imported(log("mm.out"), "./mm.out") == 0
-    assert names(folder) == ["mm.jsonl"]
-
-
 def test_a_packed_file_of_much_is_refused(folder, capsys, monkeypatch):
     monkeypatch.setattr(finder, "MAX_BYTES", 1 << 20)
     Path("mm.gz").write_bytes(gzip.compress(b"a" * (64 << 20)))
     assert imported("mm.gz") == 2
     assert "has more than 1 MiB" in capsys.readouterr().err
-
-
-def test_many_packed_files_in_one_copy_what_follows_by_the_piece(folder):
-    members = [gzip.compress(b"x\n")] * 50_000 + [gzip.compress(samples.V2G.encode())]
-    Path("mm.gz").write_bytes(b"".join(members))
-    assert imported("mm.gz") == 0
 
 
 def test_a_file_names_no_more_runs_and_hosts_than_a_log(folder, capsys):
@@ -73,12 +61,6 @@ def test_a_file_names_no_more_runs_and_hosts_than_a_log(folder, capsys):
     for name, told in (("runs.txt", "more than 1000 runs"), ("hosts.txt", "more than 1000 hosts")):
         assert imported(name) == 2
         assert told in capsys.readouterr().err
-
-
-def test_a_packed_log(folder):
-    Path("mm.txt.gz").write_bytes(gzip.compress(samples.V2G.encode()))
-    assert imported("mm.txt.gz") == 0
-    assert names(folder) == ["mm.jsonl"]
 
 
 def test_what_is_there_is_kept_and_nothing_written_beside_it(folder, capsys):
@@ -113,13 +95,6 @@ def test_a_full_disk_leaves_nothing_and_the_import_can_be_repeated(folder, monke
     assert names(folder) == []
     assert imported(*logs) == 0
     assert names(folder) == ["a.jsonl", "b.jsonl", "c.jsonl"]
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupt_leaves_nothing(folder, monkeypatch, number):
-    on_the_second_file(monkeypatch, lambda: os.kill(os.getpid(), number))
-    assert imported(log("a.out"), log("b.out")) == 130
-    assert names(folder) == []
 
 
 def test_a_reader_that_stops_reading_stops_no_import(folder, monkeypatch):

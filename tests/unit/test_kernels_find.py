@@ -8,7 +8,6 @@ from contribution_logs import found
 
 from mamf.ceilings.ceiling import CHOOSE, CONFIRM, confirm_ceiling
 from mamf.cli import main
-from mamf.contribution.rules import review
 from mamf.logs.run_log import read_run_log
 
 ASKED = [
@@ -58,21 +57,6 @@ def test_the_best_row_is_what_is_confirmed(log):
             assert ceiling.rate == pytest.approx(best.best_rate, rel=0.02)
 
 
-def test_its_log_is_accepted_but_for_virtual_time(log):
-    assert found(log.path) <= {"simulated", "missing-field", "sensors", "implausible", "changed-code"}
-    # Rows that are no shares need no other ceiling.
-    assert not [finding for finding in review(log.path).findings if "holds no ceiling" in finding.message]
-
-
-def test_a_ceiling_that_is_edited_is_caught(log):
-    lines = log.path.read_text().splitlines()
-    number = next(number for number, line in enumerate(lines) if '"record": "ceiling"' in line)
-    record = json.loads(lines[number])
-    lines[number] = json.dumps(record | {"rate": record["rate"] * 1.01})
-    log.path.write_text("\n".join(lines) + "\n")
-    assert "ceiling-mismatch" in found(log.path)
-
-
 def test_what_was_cut_off_goes_on_and_measures_nothing_twice(run, log, tmp_path):
     whole = log.path.read_text().splitlines()
     rows = [number for number, line in enumerate(whole) if '"record": "measurement"' in line]
@@ -111,9 +95,3 @@ def test_two_of_them_are_compared_by_their_ceilings(run, log):
     code, out, _ = run("compare", "find.jsonl", "other.jsonl")
     assert code == 0
     assert out.count("simulated-attention") >= 4 or out.count("burst") >= 2
-
-
-def test_a_sweep_does_not_go_on_with_it(run, log):
-    code, _, err = run(*["sweep", *ASKED[1:5]], "--resume", "find.jsonl")
-    assert code == 2
-    assert "resume it with 'mamf find --operation attention" in err

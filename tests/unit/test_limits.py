@@ -16,10 +16,9 @@ from made_rates import ceiling
 import mamf
 from mamf.backend import Advice
 from mamf.cli import main
-from mamf.errors import MamfError, UnknownNameError, UsageError
-from mamf.limits import MOST_STEPS, count_values, require_known, require_steps, shorten, whole_number
+from mamf.errors import MamfError, UsageError
+from mamf.limits import MOST_STEPS, count_values, require_steps, whole_number
 from mamf.logs.run_log import read_run_log
-from mamf.logs.writer import RunLogWriter
 from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
 from mamf.operations.bandwidth.shapes import BandwidthProblem, BandwidthShape
 from mamf.operations.batched import BatchedShape
@@ -104,19 +103,7 @@ def test_a_range_that_is_long_is_not_listed_to_be_counted():
         require_steps(MOST_STEPS, 2)
 
 
-def test_what_a_line_holds_is_short():
-    assert shorten("x" * 48) == "x" * 48
-    assert shorten("x" * 49) == "x" * 24 + "... (49 characters)"
-    assert shorten(10**5000) == "with thousands of digits"
-
-
 # -- files and streams -------------------------------------------------------------------------------------------------
-
-
-def test_a_header_that_cannot_be_written_leaves_no_file(tmp_path):
-    with pytest.raises(MamfError, match="JSON"):
-        RunLogWriter.create(tmp_path / "run.jsonl", {"budget": math.inf})
-    assert not (tmp_path / "run.jsonl").exists()
 
 
 @pytest.fixture
@@ -256,12 +243,6 @@ def test_a_text_is_a_shape_or_several():
 @pytest.mark.parametrize("command", [["show"], ["import"], ["compare", "a"], ["plot"], ["sweep", "--resume"]])
 def test_a_null_byte_is_told_in_a_line(run, command):
     assert run(*command, "a\0b") == (2, "", "mamf: a\\x00b contains a null byte, which no file name can\n")
-
-
-def test_the_first_name_that_is_not_known_is_named():
-    require_known(("pattern", "copy", ("copy", "read")), ("dtype", "float32", ("float32",)))
-    with pytest.raises(UnknownNameError, match=r"pattern 'reed'.*read"):
-        require_known(("pattern", "reed", ("copy", "read")), ("dtype", "none", ("float32",)))
 
 
 @pytest.mark.parametrize("shape", [BatchedShape, GroupedShape, ModelShape, MatmulShape])

@@ -5,6 +5,7 @@ import re
 import threading
 import warnings
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from made_rates import contributed
@@ -17,6 +18,9 @@ from mamf.rate import Rate
 from mamf.testing import SimulatedBackend
 
 STEP = 0.1
+GPT2 = SimpleNamespace(
+    model_type="gpt2", hidden_size=768, num_hidden_layers=12, num_attention_heads=12, vocab_size=50257
+)
 
 
 @pytest.fixture
@@ -210,6 +214,25 @@ def test_another_thread_may_read_the_mean_while_steps_are_metered(card):
     # The sum and the number of the same steps, whichever were read.
     assert seconds == pytest.approx([STEP] * len(seconds), rel=1e-3)
     assert meter.mean().step == 200
+
+
+def test_steps_of_another_thread_are_left_out(card):
+    meter = meter_of(card)
+    train(card, meter, steps=2)
+    with pytest.warns(UserWarning, match="a meter belongs to one loop") as warned:
+        other = threading.Thread(target=train, args=(card, meter, 3))
+        other.start()
+        other.join()
+    assert len(warned) == 1
+    assert meter.mean().step == 2
+
+
+def test_the_model_within_a_wrapper_is_found(card):
+    model = SimpleNamespace(config=GPT2)
+    wrapped = SimpleNamespace(module=model)  # as DistributedDataParallel has it
+    options = {"flops_per_step": None, "sequence_length": 1024}
+    (*_, bare), (*_, found) = (train(card, meter_of(card, model=each, **options)) for each in (model, wrapped))
+    assert found.tflops == pytest.approx(bare.tflops, rel=1e-3)
 
 
 def test_a_known_peak_is_the_ceiling(card, monkeypatch):

@@ -297,3 +297,22 @@ def test_a_counter_in_another_program_raises_nothing_and_knows_what_it_missed(mo
         counter.stop()
     assert whole.stop() == 2 * 4 * 8 * 2
     assert missed.stop() != missed.stop()
+
+
+def test_products_of_an_optimizer_are_not_counted():
+    torch = pytest.importorskip("torch")
+
+    class Muon(torch.optim.SGD):
+        def step(self, closure=None):
+            super().step(closure)
+            weight = self.param_groups[0]["params"][0]
+            weight.data += weight.data @ weight.data
+
+    layer = torch.nn.Linear(8, 8, bias=False)
+    optimizer = Muon(layer.parameters())
+
+    def step():
+        layer(torch.ones(4, 8)).sum().backward()
+        optimizer.step()
+
+    assert mamf.count_flops(step) == 2 * 2 * 4 * 8 * 8

@@ -18,7 +18,6 @@ from mamf.node.children import FAILURE, PHASE, WAITS, Children, Event, Watch, pa
 from mamf.node.group import Launched, launched
 from mamf.node.logs import Run
 from mamf.operations import unknown
-from mamf.plans import NODE_BUDGET_SECONDS
 
 NODE = ["node", "--backend", "simulated", "--budget", "60s", "--output-folder", "logs"]
 
@@ -146,12 +145,6 @@ def test_ctrl_c_leaves_whole_logs_and_an_unknown_verdict(run, monkeypatch):
     logs = [read_run_log(log) for log in (run.folder / "logs").glob("*.jsonl")]
     assert logs
     assert all(log.summary is not None or not log.measurements for log in logs), "each says how it ended"
-
-
-def test_some_devices_of_a_node_are_measured(run, monkeypatch):
-    faulty(monkeypatch, 3)
-    assert run(*NODE, "--devices", "2", "0")[0] == 0
-    assert {path.name.partition("-")[0] for path in (run.folder / "logs").glob("*.jsonl")} == {"device0", "device2"}
 
 
 class Killed:
@@ -337,14 +330,6 @@ def test_a_disk_that_is_full_in_the_end_costs_no_verdict(run, monkeypatch):
     code, out, err = run(*NODE, "--format", "json")
     assert (code, json.loads(out)["level"]) == (0, "OK")
     assert "mamf: cannot write logs/run.json: No space left on device" in err
-
-
-def test_a_dry_run_says_what_it_would_do(run):
-    code, out, _ = run("node", "--backend", "simulated", "--output-folder", "logs", "--dry-run")
-    assert code == 0
-    assert "devices: 4 of simulated (0, 1, 2, 3), one process each" in out
-    assert f"each: find, bandwidth and copies in {NODE_BUDGET_SECONDS:.0f} s" in out
-    assert not (run.folder / "logs").exists()
 
 
 @pytest.mark.parametrize(("option", "begun"), [((), 0), (("--overlap",), 1), (("--overlap", "--dry-run"), 0)])

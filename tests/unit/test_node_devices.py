@@ -10,12 +10,9 @@ import pytest
 import simulated_node
 from simulated_node import Node
 
-from mamf.backend import Reading
 from mamf.cli import main
-from mamf.engine.measure import conditions
 from mamf.errors import RunLogError, UsageError
 from mamf.logs.run_log import read_run_log
-from mamf.measurement import Conditions
 from mamf.node import children
 from mamf.node.children import Children
 from mamf.node.device import DeviceRun
@@ -24,16 +21,14 @@ from mamf.node.logs import (
     TOGETHER,
     Run,
     contributed_baseline,
-    device_of,
     log_path,
     read_baseline,
     read_node,
     read_nodes,
 )
 from mamf.node.report import node_chart
-from mamf.node.verdict import BURST, CRITICAL, OK, SUSTAINED, UNITS, UNKNOWN, Device, judge
+from mamf.node.verdict import BURST, CRITICAL, OK, SUSTAINED, UNITS, Device, judge
 from mamf.operations import unknown
-from mamf.statistics import summarize
 from mamf.testing import Physics
 
 #: Healthy cards, a little apart; then the made faults, each on its own device.
@@ -83,17 +78,6 @@ def test_healthy_devices_are_ok_and_each_part_has_its_log(healthy):
         assert device.conditions.clock_hz == pytest.approx(Physics().capped_hz, rel=0.01), "of sustained, not of burst"
         logs = [log_path(healthy, device.index, part) for part in (*ALONE, *TOGETHER)]
         assert all(read_run_log(log).tier == "complete" for log in logs)
-
-
-@pytest.mark.parametrize("order", [1, -1])
-def test_the_fastest_kernel_and_the_regime_that_is_throttled_most_count_whichever_came_last(healthy, order):
-    log = read_run_log(log_path(healthy, 0, "bandwidth"))
-    fast = replace(log.measurements[0], conditions=Conditions(throttle_shares={"thermal": 0.1}))
-    slow = replace(fast, kernel="slow", regime="sustained", summary=summarize([2 * each for each in fast.samples]))
-    slow = replace(slow, conditions=Conditions(throttle_shares={"thermal": 0.6}))
-    found = device_of(Device(0), {"bandwidth": replace(log, measurements=[fast, slow][::order])}, Run())
-    assert found.figures == {fast.problem.pattern: fast.best_rate}
-    assert found.throttled == {"thermal": 0.6}
 
 
 @pytest.mark.parametrize("fault", FAULTY)
@@ -157,18 +141,6 @@ def test_what_a_device_has_no_memory_for_is_its_fault_though_all_else_was_measur
     Run([0, 1]).write(tmp_path)
     device, _ = read_node(tmp_path)[1]
     assert [failure.startswith(told) for failure in device.failures] == [True]
-
-
-def test_a_run_that_was_killed_whole_blames_no_device(healthy, tmp_path):
-    for log in (path for rank in (0, 1) for path in healthy.glob(f"device{rank}-*")):
-        (tmp_path / log.name).write_bytes(log.read_bytes())
-    log = log_path(tmp_path, 0, "peers")
-    log.write_bytes(b"".join(log.read_bytes().splitlines(keepends=True)[:-1]))
-    Run([0, 1]).write(tmp_path)
-    devices = read_node(tmp_path)[1]
-    died = "it was gone or killed while peers was measured"
-    assert [(device.failures, device.lacks) for device in devices] == [((), (died,)), ((), ())]
-    assert judge(devices).level == UNKNOWN
 
 
 def test_an_interrupted_run_blames_no_device_that_had_no_time_to_end_its_log(healthy, tmp_path):
@@ -258,12 +230,6 @@ def test_a_folder_is_drawn_by_the_command_line(healthy, tmp_path):
     assert main(["plot", str(healthy), "--regime", "burst", "--output", str(tmp_path / "other.png")]) == 2
 
 
-def test_a_folder_and_a_log_are_no_picture(healthy, tmp_path, capsys):
-    log = log_path(healthy, 0, "find")
-    assert main(["plot", str(log), str(healthy), "--output", str(tmp_path / "both.png")]) == 2
-    assert f"{healthy} is a folder of 'mamf node': draw folders and logs separately" in capsys.readouterr().err
-
-
 def test_folders_of_several_machines_are_judged_together(healthy, tmp_path, capsys):
     slow = tmp_path / "slow"
     shutil.copytree(healthy, slow)
@@ -321,18 +287,6 @@ def test_copies_to_the_next_device_are_measured_while_neither_neighbour_copies(t
         assert told.count("peers") == 1
         turns.append(told.index("peers"))
     assert all(turns[index] != turns[(index + 1) % count] for index in range(count))
-
-
-def test_time_is_shared_out_by_reason_whatever_is_read_with_it():
-    seen = [("power cap", "thermal"), ("power cap",), (), ()]
-    found = conditions([Reading(throttle_reasons=reasons) for reasons in seen], None)
-    assert found.throttle_shares == {"power cap": 0.5, "thermal": 0.25}
-
-
-@pytest.mark.parametrize(("readings", "reasons"), [(10, ("thermal",)), (11, ())])
-def test_what_throttled_a_tenth_of_the_time_is_a_reason(readings, reasons):
-    seen = [Reading(throttle_reasons=("thermal",)), *[Reading()] * (readings - 1)]
-    assert conditions(seen, None).throttle_reasons == reasons
 
 
 @pytest.mark.parametrize(

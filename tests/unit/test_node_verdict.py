@@ -23,8 +23,6 @@ from mamf.node.verdict import (
     Baseline,
     Device,
     judge,
-    lost,
-    shown,
 )
 
 #: Figures of a healthy H200.
@@ -149,14 +147,6 @@ def test_a_device_is_compared_with_its_own_earlier_run_at_half_the_limit():
     assert judge([stranger], before).level == OK
 
 
-def test_another_card_of_a_baseline_is_compared_with_the_median_of_its_cards():
-    cards = [Device(0, name="H200", uuid_hash=str(rate), figures={BURST: rate}) for rate in (800, 845, 850)]
-    device = Device(0, name="H200", uuid_hash="new", figures={BURST: 745.0})
-    verdict = judge([device], Baseline("a log", cards))
-    assert f"{1 - 745 / 845:.1%} below a log (limit 7.5%)" in verdict.reason
-    assert judge([replace(device, figures={BURST: 790.0})], Baseline("a log", cards)).level == OK
-
-
 @pytest.mark.parametrize("changes", [{"name": "another card"}, {"dtype": "float16"}])
 def test_a_baseline_of_other_devices_says_nothing_of_these(changes):
     devices = [replace(device, dtype="bfloat16") for device in equal(2)]
@@ -218,13 +208,6 @@ def test_devices_of_another_model_are_not_compared():
     assert judge([*equal(8), *(Device(index, 1, "H100 PCIe", figures=half) for index in range(2))]).level == OK
 
 
-def test_slow_devices_among_64_nodes_are_named():
-    devices = healthy(random.Random(10), nodes=64)
-    for place in (100, 333):
-        devices = slowed(devices, place, burst=0.85, sustained=0.85)
-    assert {"node 12 device 4", "node 41 device 5"} <= names(judge(devices))
-
-
 def test_a_figure_that_is_too_noisy_is_a_warning_and_is_not_compared():
     """Seen on two H200, one of them loaded by another process: 726 and 846 TFLOPS, the first known to 412 %."""
     devices = slowed(equal(3), 1, burst=0.6)
@@ -232,23 +215,3 @@ def test_a_figure_that_is_too_noisy_is_a_warning_and_is_not_compared():
     (finding,) = judge(noisy).findings
     assert (finding.level, finding.place) == (WARN, "device 1")
     assert "is too noisy to compare (+-412%): something else runs on the device" in finding.text
-
-
-def test_copies_to_the_host_are_compared_even_if_they_disturb_one_another():
-    """Seen on four H200 that copied at once: each rate was known to a fifth."""
-    devices = [replace(device, half_widths={TO_HOST: 0.2}) for device in equal(4)]
-    assert judge(devices).level == OK
-    assert names(judge(slowed(devices, 2, to_host=0.25))) == {"device 2"}
-
-
-def test_a_synchronous_job_loses_what_the_slowest_lacks_to_the_mean():
-    devices = [Device(index, figures={SUSTAINED: value}) for index, value in enumerate([700.0, 700.0, 640.0])]
-    assert lost(devices) == pytest.approx(1 - 640 / 680)
-
-
-@pytest.mark.parametrize(
-    ("figure", "value", "text"),
-    [(BURST, 845.0, "845.0 TFLOPS"), (COPY, 4.26, "4.260 TB/s"), (TO_DEVICE, 0.0555, "55.50 GB/s")],
-)
-def test_a_figure_is_shown_in_its_unit(figure, value, text):
-    assert shown(figure, value) == text

@@ -8,7 +8,7 @@ import mamf
 from mamf.kinds.notebook import html_of
 from mamf.measurement import Measurement
 from mamf.report.document import Document, text_table
-from mamf.report.formats import fragment
+from mamf.report.page import render_fragment
 
 MARKUP = "<script>alert('&')</script>"
 
@@ -51,7 +51,7 @@ def test_a_strangers_text_is_no_markup(machine):
     for shown in (row, hostile, replace(mamf.load_ceiling("find.jsonl"), device=MARKUP)):
         assert "<script" not in html_of(shown)
         assert "&lt;script&gt;" in html_of(shown)
-    assert "<script" not in fragment(Document(MARKUP, [text_table([MARKUP], [[MARKUP]])]))
+    assert "<script" not in render_fragment(Document(MARKUP, [text_table([MARKUP], [[MARKUP]])]))
 
 
 def test_what_has_no_table_is_said():

@@ -42,12 +42,6 @@ def test_the_readme_has_no_relative_link_on_pypi(setup_file, monkeypatch):
     assert described["project_urls"]["Repository"] == URL
 
 
-def test_links_stay_relative_without_a_repository(setup_file, monkeypatch):
-    monkeypatch.delenv("MAMF_REPOSITORY_URL", raising=False)
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert setup_file["described"]() == {"long_description": readme, "project_urls": {}}
-
-
 def test_the_citation_and_the_changelog_name_the_version_of_the_package():
     version = re.search(r'^version = "(.*)"$', PYPROJECT, re.M)[1]
     citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")

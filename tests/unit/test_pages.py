@@ -7,7 +7,6 @@ import html.parser
 import json
 import os
 import re
-import shutil
 import sys
 import threading
 from pathlib import Path
@@ -16,11 +15,9 @@ import pytest
 
 from mamf.cli import main
 from mamf.errors import UsageError
-from mamf.logs.legacy import read_legacy_or_none
 from mamf.logs.run_log import read_run_log
 from mamf.pages.report import report_of, source_of_log
 from mamf.report.document import Answer
-from mamf.report.imported import beside_chart, shown_log, shown_run
 from mamf.report.page import Page, Section, _environment, render_page, safe_address
 
 ROOT = Path(__file__).parents[2]
@@ -125,21 +122,9 @@ def test_a_log_of_mamf_finder_stands_beside_a_new_one():
     assert "mamf-finder.py" in alone
 
 
-def test_finds_with_other_seeds_stand_side_by_side():
-    seeded = H200 / "find-bfloat16-burst-sustained-20261121-143537.jsonl"
-    (chart, *_), *_ = (section.parts for section in report_of([FIND, seeded, FIND]).sections)
-    assert [row.group for row in chart.rows] == ["burst ceiling, bfloat16", "sustained ceiling, bfloat16"] * 3
-
-
 def test_a_folder_without_logs_is_refused(tmp_path):
     with pytest.raises(UsageError, match="holds no log"):
         report_of([tmp_path])
-
-
-def test_a_folder_of_logs_is_shown_side_by_side(tmp_path):
-    for number in range(3):
-        shutil.copy(FIND, tmp_path / f"{number}.jsonl")
-    assert report_of([tmp_path]).title == "3 runs side by side"
 
 
 HOSTILE = "</style></script><script>window.pwned=1</script><img src=x onerror=pwned()>\"'\x1b[31m\u202e{{7*7}}"
@@ -246,41 +231,6 @@ def test_headlines_of_old_and_new_are_compared_with_each_other(capsys):
     ceilings = read_run_log(FIND).ceilings
     assert [(row["figure"], row["a_tflops"]) for row in shown] == [("MAMF", 802.3), ("MSMF", 697.7)]
     assert [row["b_tflops"] for row in shown] == [ceilings["burst"].rate, ceilings["sustained"].rate]
-
-
-@pytest.mark.parametrize(("regime", "is_other"), [("classic", False), ("burst", True)])
-def test_only_a_sweep_in_another_regime_is_called_so(regime, is_other, capsys):
-    old = H200 / "mamf-finder-v2g-bfloat16-20261122-022832.jsonl"
-    new = next(
-        path
-        for path in sorted(H200.glob("sweep-torch-mm-bfloat16-*.jsonl"))
-        if [row.regime for row in read_run_log(path).measurements[:1]] == [regime] and regime in path.name
-    )
-    assert main(["compare", str(old), str(new)]) == 0
-    assert ("another regime" in capsys.readouterr().out) is is_other
-
-
-def test_shapes_of_a_search_are_points_over_decades_of_work():
-    chart = beside_chart(
-        [shown_run("old", read_legacy_or_none(H200 / "mamf-finder-v4-bfloat16-20261121-003514.jsonl"))]
-    )
-    assert not chart.is_connected
-    assert [label for _, label in chart.axis.ticks] == ["1G", "10G", "100G", "1T", "10T"]
-
-
-def test_confirmed_rows_of_an_old_log_come_first(capsys):
-    main(["show", str(H200 / "mamf-finder-v4-bfloat16-20261121-003514.jsonl"), "--top", "1", "--format", "csv"])
-    assert "2304x2048x19456,confirm" in capsys.readouterr().out.splitlines()[1]
-
-
-def test_old_and_new_share_a_picture(tmp_path, capsys):
-    old = H200 / "mamf-finder-v2g-bfloat16-20261122-022832.jsonl"
-    new = H200 / "sweep-torch-mm-bfloat16-classic-20261122-181549.jsonl"
-    chart = beside_chart([shown_run("old", read_legacy_or_none(old)), shown_log(read_run_log(new))])
-    assert [len(line.points) for line in chart.panels[0].lines] == [79, 79]
-    assert [point.x for point in chart.panels[0].lines[0].points] == [256.0 * number for number in range(1, 80)]
-    assert main(["plot", str(old), str(new), "--regime", "burst", "--output", str(tmp_path / "a.png")]) == 2
-    assert "a log of mamf-finder has no regime" in capsys.readouterr().err
 
 
 def test_without_jinja2_one_line_says_what_to_install(monkeypatch, capsys, tmp_path):

@@ -8,9 +8,9 @@ import pytest
 from contribution_logs import write
 from made_plans import kernels_plan, search_plan, sweep_plan
 
-from mamf.contribution.rules import review
+from mamf.contribution.review import review
 from mamf.errors import RunLogError
-from mamf.logs.plan_records import plan_from_record, plan_record
+from mamf.logs.recording import plan_from_record, plan_record
 from mamf.logs.run_log import read_run_log
 from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
 from mamf.operations.matmul.kernel import MatmulProblem

@@ -1,15 +1,14 @@
 """Which samples and rows can be true: one set of rules, for measuring and for ``mamf results check``."""
 
 import dataclasses
-import json
 from pathlib import Path
 
 import pytest
 from contribution_logs import RESULTS
 
 from mamf.backend import DeviceInfo
-from mamf.contribution.evidence import Evidence, is_exact, records_of
-from mamf.logs.run_log import run_log_of
+from mamf.contribution.rules import Evidence, is_exact
+from mamf.logs.run_log import lines_of, parse_records, run_log_of
 from mamf.measurement import Conditions, Measurement
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape
@@ -85,10 +84,6 @@ def test_a_timer_that_may_have_missed_launches_is_suspect_where_nothing_bounds(s
     assert is_ok or "no known peak of Some New Card" in reason
 
 
-def test_samples_half_as_long_as_the_others_are_not_suspect():
-    assert why_implausible(row_of([1e-3] * 10 + [4e-4] * 10), UNLISTED, None) is None
-
-
 # -- the clock ---------------------------------------------------------------------------------------------------------
 
 
@@ -136,28 +131,10 @@ def test_the_headroom_holds_for_every_row_in_results():
 
 
 def clock_ratios(path: Path):
-    records = tuple(records_of(path))
+    records = tuple(parse_records(path, lines_of(path)))
     evidence = Evidence(records, run_log_of(path, records))
     for _, row in evidence.good_rows:
         clock = row.conditions.clock_hz
-        bound = fastest_at_clock(evidence.device_of(row), row.problem.dtype, clock) if clock else None
+        bound = fastest_at_clock(evidence.log.device(row.device), row.problem.dtype, clock) if clock else None
         if bound and is_exact(row):
             yield row.best_rate * 1e12 / bound * HEADROOM_OF_READ_CLOCK
-
-
-def test_the_row_whose_samples_the_old_rule_dropped_is_a_row_still():
-    """27 of 146 samples took 0.94 ms, the others 1.93: under half of the median, and far from impossible."""
-    path = RESULTS / "nvidia-h200" / "grouped-bfloat16-burst-20261121-212940.jsonl"
-    records = tuple(records_of(path))
-    evidence = Evidence(records, run_log_of(path, records))
-    (row,) = [row for _, _, row in evidence.rows if row.implausible_samples]
-    limit = fastest_possible_flops(evidence.device_of(row), "bfloat16")
-    assert len(row.implausible_samples) == 27
-    assert split_impossible(row.implausible_samples, row.amount, limit) == (list(row.implausible_samples), [])
-    assert why_implausible(row, evidence.device_of(row), limit) is None
-    assert json.loads(path.read_text().splitlines()[row_line(records, row) - 1])["status"] == "ok"
-
-
-def row_line(records, row):
-    aside = list(row.implausible_samples)
-    return next(line for line, record in records if record.get("implausible_samples_seconds") == aside)

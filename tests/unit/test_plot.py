@@ -3,7 +3,6 @@
 import errno
 import itertools
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from made_plans import kernels_plan, sweep_plan
 from made_rates import ceiling
 
 from mamf.errors import RunLogWriteError, UsageError
-from mamf.logs.plan_records import plan_record
+from mamf.logs.recording import plan_record
 from mamf.logs.records import ceiling_record, measurement_record
 from mamf.logs.writer import RunLogWriter
 from mamf.measurement import Measurement
@@ -20,9 +19,8 @@ from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.report.charts.attention import BATCH, HEADS, attention_chart, needed
-from mamf.report.charts.lines import Axis, Chart, Line, Panel, Point, even_ticks, in_giga, in_kibi, labelled, limits
+from mamf.report.charts.lines import Axis, Chart, Line, Panel, Point
 from mamf.report.charts.logs import find_chart, kernels_chart, sweep_chart
-from mamf.report.charts.picture import CEILING as CEILING_STYLE
 from mamf.report.charts.picture import COLORS, MARKERS, draw, save, styles_of
 from mamf.statistics import Interval, summarize
 
@@ -79,13 +77,6 @@ def test_panels_are_by_head_dimension_mask_and_direction():
     assert "batch x length = 16384; heads x head dimension = 2048" in chart.subtitle
 
 
-def test_a_kernel_has_one_color_in_the_pictures_of_both_directions():
-    rows = [row(shape(512)), row(shape(512), 500.0, "flex"), row(shape(512), 500.0, "flex", direction="bwd")]
-    forward, backward = (attention_chart(rows, {}, HEADER, directions=[way]) for way in ("fwd", "bwd"))
-    assert "eager" in forward.names and "eager" not in backward.names
-    assert forward.palette == backward.palette
-
-
 def test_points_are_figures_with_their_intervals_by_length():
     rows = [row(shape(2048), 500.0), row(shape(512), 250.0)]
     (tflops,) = attention_chart(rows, {}, HEADER).panels
@@ -104,12 +95,6 @@ def test_sizes_that_would_lie_on_one_another_part_panels():
     assert [panel.title for panel in chart.panels] == ["batch 1", "batch 64"]
 
 
-def test_many_head_dimensions_go_down_and_leave_the_panels_wide():
-    rows = [row(shape(length, dim)) for length in LENGTHS for dim in (16, 32, 64, 96, 128)]
-    chart = attention_chart(rows, {}, HEADER)
-    assert [len(line) for line in chart.grid] == [1] * 5
-
-
 def test_what_was_not_measured_is_an_empty_place():
     rows = [row(shape(dim=64)), row(shape(dim=64), direction="bwd"), row(shape(dim=128))]
     rows += [row(shape(dim=dim), direction="fwd+bwd") for dim in (64, 128, 256)]
@@ -126,12 +111,6 @@ def test_queries_are_the_axis_where_keys_stay():
     chart = attention_chart(rows, {}, HEADER)
     assert chart.axis.label == "queries"
     assert [tick for tick, _ in chart.axis.ticks] == [1, 16, 128]
-
-
-def test_sparsity_parts_panels_where_it_is_swept():
-    rows = [row(shape(length), sparsity=share) for length in (4096, 8192) for share in (0.0, 0.5)]
-    chart = attention_chart(rows, {}, HEADER)
-    assert [panel.title for panel in chart.panels] == ["sparsity 0", "sparsity 0.5"]
 
 
 def test_references_and_other_regimes_are_left_out_and_gaps_are_told():
@@ -174,11 +153,6 @@ def test_a_sweep_is_against_what_varies():
     assert len(sweep_chart(rows, HEADER, "burst").panels[0].lines) == 1
 
 
-def test_a_sweep_of_cubes_is_against_their_side():
-    chart = sweep_chart([row(MatmulShape(n, n, n), 100.0, "torch.mm") for n in (512, 1024, 2048)], HEADER)
-    assert chart.axis.label == "M = N = K" and chart.axis.is_log
-
-
 def test_a_sweep_of_several_dimensions_is_by_rank():
     shapes = [MatmulShape(512, 512, 1024), MatmulShape(1024, 512, 512), MatmulShape(256, 1024, 512)]
     chart = sweep_chart([row(each, 100.0 + each.m, "torch.mm") for each in shapes], HEADER)
@@ -206,30 +180,6 @@ def test_another_statistic_has_no_interval_of_the_median():
     chart = sweep_chart([row(MatmulShape(8, 8, 8), regime="classic", best_by="fastest")], HEADER)
     (point,) = chart.panels[0].lines[0].points
     assert point.low == point.y == point.high
-
-
-def test_sizes_are_spoken_of_in_multiples_of_1024_and_work_in_thousands():
-    assert [in_kibi(size) for size in (1, 512, 1000, 1024, 131072, 2**30)] == ["1", "512", "1000", "1k", "128k", "1G"]
-    assert [in_giga(work) for work in (12, 2.5e3, 3.76e12, 2e9)] == ["12", "2.5k", "3.76T", "2G"]
-    assert [tick for tick, _ in even_ticks(range(256, 20480, 256))] == list(range(2048, 20000, 2048))
-
-
-def test_labels_that_would_touch_are_left_out_and_their_ticks_stay():
-    pytest.importorskip("matplotlib")
-    points = tuple(Point(x, 100.0, 100.0, 100.0) for x in (512, 990, 999))
-    panel = Panel("", (Line("eager", points),))
-    ticks = labelled([512, 990, 999], in_kibi)
-    assert ticks == ((512, "512"), (990, "990"), (999, "999"))
-    (axes,) = draw(Chart("", "", Axis("n", ticks=ticks), ((panel,),))).axes
-    assert list(axes.get_xticks()) == [512, 990, 999]
-    assert [label.get_text() for label in axes.get_xticklabels()] == ["512", "990", ""]
-
-
-def test_a_color_belongs_to_a_name_and_not_to_its_place():
-    assert styles_of(["b", "a"]) == styles_of(["a", "b"])
-    assert len(set(styles_of([f"kernel-{n}" for n in range(40)]).values())) == 40
-    several = [f"kernel-{n}" for n in range(len(COLORS))]
-    assert {style.color for style in styles_of(several).values()} == set(COLORS)
 
 
 def test_a_known_kernel_looks_the_same_beside_any_other():
@@ -315,20 +265,6 @@ def test_figures_are_as_wide_as_a_readme_and_no_texts_overlap(texts, chart):
     assert [text for text, box in boxes if min(box.x0, box.y0, width - box.x1, height - box.y1) < 0] == []
 
 
-def test_a_panel_draws_a_line_a_kernel_and_the_ceiling():
-    pytest.importorskip("matplotlib")
-    figure = draw(attention_chart(PRESET, CEILINGS, HEADER, directions=["fwd"]))
-    panels = [axes for axes in figure.axes if axes.get_title(loc="left")]
-    assert len(panels) == 6
-    colours = {tuple(line.get_color() for line in axes.get_lines()) for axes in panels}
-    assert len(colours) == 1
-    assert {len(axes.get_lines()) for axes in panels} == {len(KERNELS) + 1}
-    assert [line.get_ydata()[0] for line in panels[0].get_lines() if line.get_color() == CEILING_STYLE["color"]] == [
-        800.0
-    ]
-    assert [label.get_text() for label in panels[-1].get_xticklabels()] == ["512", "1k", "2k", "4k", "8k", "16k"]
-
-
 def test_a_find_draws_ceiling_and_datasheet_with_the_share_on_each_panels_scale():
     pytest.importorskip("matplotlib")
     rows = [
@@ -359,30 +295,6 @@ def test_a_datasheet_far_above_the_figures_does_not_flatten_them():
     (axes,) = draw(sweep_chart([row(MatmulShape(m, 64, 64), 100.0 + m / 64) for m in range(64, 640, 64)], H200)).axes
     assert axes.get_ylim()[1] < 200
     assert "datasheet 989" not in {text.get_text() for text in axes.texts}
-
-
-def test_a_panel_that_lacks_lengths_keeps_the_scale_of_the_others():
-    pytest.importorskip("matplotlib")
-    rows = [row(shape(length)) for length in LENGTHS] + [row(shape(length, causal=True)) for length in LENGTHS[:3]]
-    figure = draw(attention_chart(rows, CEILINGS, HEADER))
-    scales = {axes.get_xlim() for axes in figure.axes if axes.get_title(loc="left")}
-    assert len(scales) == 1
-    assert limits([512], True) == (256, 1024)
-    assert limits([0, 100], False) == pytest.approx((-4.5, 104.5))
-    assert limits([7], False) == (6, 8)
-
-
-@pytest.mark.emulated
-def test_drawing_leaves_pyplot_alone(tmp_path):
-    pytest.importorskip("matplotlib")
-    code = (
-        "import sys; from mamf.report.charts.picture import draw; from mamf.report.charts.lines import *;"
-        "assert 'matplotlib' not in sys.modules;"
-        "line = Line('a', (Point(1, 1, 1, 1),));"
-        "draw(Chart('t', 's', Axis('x'), ((Panel('p', (line,)),),)));"
-        "assert 'matplotlib.pyplot' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path)
 
 
 def test_a_full_disk_keeps_the_picture_that_was_to_be_replaced(tmp_path, monkeypatch):

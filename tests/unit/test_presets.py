@@ -16,7 +16,7 @@ from mamf.operations.batched import BatchedKernel
 from mamf.operations.grouped import MIXTURES, Grouped, GroupedKernel, GroupedShape
 from mamf.operations.grouped import PRESETS as GROUPED_PRESETS
 from mamf.operations.matmul.kernel import MatmulProblem
-from mamf.operations.matmul.shapes import LAYOUT_OF, PRESETS, Linear, MatmulShape, Preset
+from mamf.operations.matmul.shapes import LAYOUT_OF, PRESETS, MatmulShape
 from mamf.testing.simulated_kernels import prepared
 
 HERE = Path(__file__).stem
@@ -26,14 +26,6 @@ BRIEF = [*SWEEP, "--preset", "llama-8b", "--m", "64", "--time-limit", "0.01s"]
 
 
 # -- data --------------------------------------------------------------------------------------------------------------
-
-
-def test_a_layer_is_three_products_of_the_same_work():
-    layer = Linear("up", 14336, 4096)
-    assert layer.shape(8, "forward") == MatmulShape(8, 14336, 4096)
-    assert layer.shape(8, "grad-input") == MatmulShape(8, 4096, 14336)
-    assert layer.shape(8, "grad-weight") == MatmulShape(14336, 4096, 8)
-    assert len({layer.shape(8, product).flop for product in LAYOUT_OF}) == 1
 
 
 def test_each_product_reads_memory_as_forward_left_it():
@@ -54,15 +46,6 @@ def test_llamas_layers_have_llamas_parameters():
         *block, logits = PRESETS[name].layers
         weights = layers * sum(each.outputs * each.inputs for each in block) + 2 * logits.outputs * logits.inputs
         assert weights / 1e9 == pytest.approx(billions, rel=1e-3)  # norms are the rest
-
-
-def test_decode_is_of_few_tokens():
-    assert {shape.m for shape in PRESETS["decode"].shapes()} == {1, 8, 16, 32, 64, 128, 256, 512}
-
-
-def test_layers_of_one_shape_share_a_row():
-    twins = Preset((Linear("q", 64, 64), Linear("out", 64, 64), Linear("kv", 32, 64)), (4,))
-    assert twins.shapes() == {MatmulShape(4, 64, 64): "q, out", MatmulShape(4, 32, 64): "kv"}
 
 
 def test_experts_get_every_token_as_often_as_they_are_active():

@@ -4,30 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mamf.errors import UsageError
 from mamf.operations.batched import BatchedProblem, BatchedShape
 from mamf.operations.grouped import GroupedProblem, GroupedShape
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape
-from mamf.plugins.discovery import operation
-from mamf.testing import SimulatedBackend
 
-sizes = st.integers(1, 100_000)
 experts = st.integers(1, 300)
 routings = st.sampled_from(["balanced", "skewed"])
-
-
-@given(sizes, sizes, sizes, sizes)
-def test_shapes_survive_their_own_text(first, second, n, k):
-    for shape in (BatchedShape(first, second, n, k), GroupedShape(first, second, n, k)):
-        assert type(shape).parse(str(shape)) == shape
-
-
-@pytest.mark.parametrize("text", ["", "1x2x3", "1x2x3x4x5", "0x1x1x1", "e8t16n8", "e0t1n1k1", "8x16x8x8k"])
-@pytest.mark.parametrize("kind", [BatchedShape, GroupedShape])
-def test_what_is_no_shape_is_refused(kind, text):
-    with pytest.raises(UsageError):
-        kind.parse(text)
 
 
 def test_a_batch_is_as_many_products():
@@ -73,20 +56,3 @@ def test_weights_of_experts_without_tokens_are_not_read():
     assert GroupedProblem().work(busy) == GroupedProblem().work(idle)
     assert GroupedProblem().work(busy).nbytes == 2 * (4 * 8 + 4 * 16 * 8 + 4 * 16)
     assert GroupedProblem().work(busy).flop == 2 * 4 * 16 * 8
-
-
-# -- as operations -----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", ["batched", "grouped", "matmul"])
-def test_a_title_says_only_what_is_not_as_usual(name):
-    of, backend = operation(name), SimulatedBackend()
-    assert of.words(of.problem_for(backend, {"dtype": "fp8"})) == []
-    assert of.words(of.problem_for(backend, {"layout": "tn", "seed": 3})) == ["layout tn", "seed 3"]
-
-
-def test_what_is_written_follows_from_the_dtype():
-    backend, of = SimulatedBackend(), operation("batched")
-    assert of.problem_for(backend, {"dtype": "float32"}).out_dtype == "float32"
-    assert of.problem_for(backend, {"dtype": "fp8"}).out_dtype == "bfloat16"
-    assert of.problem_for(backend, {"dtype": "fp8", "out_dtype": "float32"}).out_dtype == "float32"

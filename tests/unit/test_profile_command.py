@@ -166,8 +166,44 @@ def test_a_step_ends_where_the_script_says_so(script, capsys):
 
 def test_of_several_optimizers_the_first_ends_the_step(script, capsys):
     text = TINY.replace("optimizer.step()", "optimizer.step()\n    other.step()")
-    found = profiled(capsys, script(text.replace("for _", "other = torch.optim.SGD([weight])\nfor _")))
+    found = profiled(capsys, script(text.replace("for _", "other = torch.optim.Adam([weight])\nfor _")))
     assert [row["calls"] for row in found["classes"] if row["class"] == "matmul"] == [3]
+    assert "several optimizers step: a step ends with the first, SGD, not with Adam" in found["notes"]
+
+
+def test_what_an_optimizer_multiplies_is_no_work_of_the_model(script, capsys):
+    muon = "class Muon(torch.optim.SGD):\n def step(self):\n  super().step()\n  weight.data @ weight.data\n"
+    found = profiled(capsys, script(TINY.replace("torch.optim.SGD(", "Muon(").replace("weight =", f"{muon}weight =")))
+    assert found["flop"] == 3 * 2 * 2 * 2 * 2
+
+
+AUTOCAST = """
+import torch
+model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.LayerNorm(8))
+optimizer = torch.optim.SGD(model.parameters())
+for _ in range(3):
+    with torch.autocast("cpu", torch.bfloat16):
+        logits = model(torch.ones(2, 8)) @ torch.ones(8, 4)
+        loss = torch.nn.functional.cross_entropy(logits, torch.zeros(2, dtype=torch.long))
+    loss.backward()
+    optimizer.step()
+"""
+
+
+def test_the_dtypes_under_autocast_are_a_table(script, tmp_path, capsys):
+    log = tmp_path / "step.jsonl"
+    found = profiled(capsys, "--dtypes", "--output", str(log), script(AUTOCAST))
+    rows = {(row["part"], row["dtype"]): row["count"] for row in found["dtypes"]}
+    assert rows == {
+        ("parameters", "float32"): 4,
+        ("gradients", "float32"): 4,
+        ("outputs of Linear", "bfloat16"): 1,
+        ("outputs of LayerNorm", "bfloat16"): 1,
+        ("logits", "bfloat16"): 1,
+        ("loss", "float32"): 1,
+    }
+    assert main(["show", str(log)]) == 0
+    assert "outputs of Linear" in capsys.readouterr().out
 
 
 def test_a_script_that_ends_early_leaves_no_log(script, tmp_path, capsys):
@@ -312,11 +348,11 @@ def test_steps_until_its_own_profiler_begins_are_kept(script, tmp_path, capsys):
     assert main([*arguments, script(own(before="steps(4)"))]) == 0
     output = capsys.readouterr().out
     assert ": 1 step of" in output
-    assert "1 of 2 steps: the script's own profiler began\n" in output
+    assert "1 of 2 steps: the script's own profiler began; mamf's profiler slowed the steps before" in output
     assert "own: 3 []\n" in output
     assert read_profile_or_none(log)[1].steps == 1
     assert main(["profile", "--warmup", "2", "--steps", "2", script(own(before="steps(5)"))]) == 0
-    assert "1 of 2 steps: the script's own profiler began; --warmup 1 gives 2\n" in capsys.readouterr().out
+    assert "1 of 2 steps: the script's own profiler began; --warmup 1 gives 2; " in capsys.readouterr().out
 
 
 def test_torch_is_as_before_afterwards(script):

@@ -37,6 +37,25 @@ def test_what_the_optimizers_hold_is_told_by_kind(script, tmp_path, capsys):
     assert "optimizer state" in capsys.readouterr().out
 
 
+def entry(action, address, size, microseconds):
+    return {"action": action, "addr": address, "size": size, "time_us": microseconds}
+
+
+#: Allocated before the history: 9. The peak is reached with 3.
+HISTORY = [
+    entry("alloc", 1, 100, 10),
+    entry("free_requested", 9, 50, 11),
+    entry("segment_alloc", 1, 10_000, 12),
+    entry("alloc", 2, 30, 15),
+    entry("free_requested", 2, 30, 16),
+    entry("alloc", 2, 20, 17),
+    entry("alloc", 3, 400, 30),
+    entry("free_requested", 1, 100, 40),
+    entry("alloc", 4, 50, 50),
+    entry("free_requested", 4, 50, 60),
+]
+
+
 class CountingCuda:
     """torch.cuda's counts of memory, as the snapshot is taken through them."""
 
@@ -48,6 +67,7 @@ class CountingCuda:
         monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: self.calls.append("reset"))
         monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", self.record)
         monkeypatch.setattr(torch.cuda.memory, "_dump_snapshot", self.dump)
+        monkeypatch.setattr(torch.cuda.memory, "_snapshot", lambda: {"device_traces": [HISTORY]})
         monkeypatch.setattr("mamf.profiling.running.synchronize", lambda: None)
 
     def record(self, enabled="all", max_entries=0):
@@ -73,6 +93,7 @@ def test_a_snapshot_is_of_the_profiled_steps_and_the_rest_is_what_lacks_of_the_p
     watch.start()
     watch.stepped(optimizer)
     watch.stepped(optimizer)
+    watch.spans += [(14_000, 18_000, "layers.0.mlp: Mlp"), (9_000, 18_000, "layers.0: Block")]
     watch.finish()
     watch.finish()
     assert cuda.calls == ["reset", "history all", "history None"]
@@ -83,6 +104,9 @@ def test_a_snapshot_is_of_the_profiled_steps_and_the_rest_is_what_lacks_of_the_p
         ("optimizer state", 160),
         ("the rest", 720),
         ("peak", 1000),
+        ("in no module", 400),
+        ("in layers.*: Block", 100),
+        ("in layers.*.mlp: Mlp", 20),
     ]
     assert watch.remark == ""
 

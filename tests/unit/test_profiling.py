@@ -179,6 +179,21 @@ def test_steps_of_torch_profiler_are_found_as_the_device_had_them(tmp_path):
     assert "its steps are unknown" in render_profile("table", "x", profile)
 
 
+def test_a_trace_without_steps_is_split_by_the_steps_of_its_optimizer(tmp_path):
+    name = "Optimizer.step#AdamW.step"
+    on_host = [raw("user_annotation", name, at, 10) for at in (0, 100, 200)]
+    work = [raw("cpu_op", "aten::mm", 150, 20)]
+    profile = profile_from(tmp_path, {"traceEvents": [*on_host, *work]})
+    assert (profile.steps, profile.seconds) == (2, pytest.approx(200e-6))
+    assert f"a step ends with {name}" in profile.notes
+    on_device = [raw("gpu_user_annotation", name, at, 10) for at in (50, 170, 290)]
+    kernel = raw("kernel", "nvjet", 180, 100, device=0)
+    profile = profile_from(tmp_path, {"traceEvents": [*on_host, *work, *on_device, kernel]})
+    assert (profile.steps, profile.seconds) == (2, pytest.approx(240e-6))
+    in_hooks = [raw("cpu_op", "autograd::engine::evaluate_function: AddBackward0", at, 30) for at in (0, 100, 200)]
+    assert profile_from(tmp_path, {"traceEvents": [*in_hooks, *on_host, *work]}).steps is None
+
+
 def test_a_trace_is_read_up_to_a_size_packed_or_not(tmp_path, monkeypatch):
     small = tmp_path / "trace.json.gz"
     small.write_bytes(gzip.compress(json.dumps(GPU_TRACE).encode()))

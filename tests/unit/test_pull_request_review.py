@@ -2,7 +2,6 @@
 
 import copy
 import io
-import json
 import urllib.error
 import urllib.request
 
@@ -11,10 +10,6 @@ import pytest
 from contribution_logs import best, write
 from pull_request import (
     MOST_BYTES,
-    MOST_FILES,
-    MOST_LINES,
-    MOST_LOGS,
-    changed_rows,
     code_block,
     download_blob,
     main,
@@ -87,15 +82,6 @@ def test_a_pull_request_does_not_say_who_submitted_what(name, field, tmp_path):
     files = [changed("results/a/b.jsonl"), changed("results/x.txt", "renamed") | {field: f"results/{name}"}]
     with pytest.raises(UsageError, match="a workflow writes it"):
         taken(files, tmp_path)
-    assert not (tmp_path / "results").exists()
-
-
-@pytest.mark.parametrize("count", [MOST_LOGS + 1, MOST_FILES])
-def test_too_many_files_are_one_line(count, tmp_path, capsys):
-    files = [changed(f"results/a/{number}.jsonl") for number in range(count)]
-    (tmp_path / "comparison.json").write_text(json.dumps({"files": files}))
-    assert main(["logs", str(tmp_path / "comparison.json"), str(tmp_path)], lambda sha: b"") == 1
-    assert capsys.readouterr().out.count("\n") == 1
     assert not (tmp_path / "results").exists()
 
 
@@ -194,32 +180,7 @@ def test_without_a_log_nothing_is_accepted(tmp_path, capsys):
     assert capsys.readouterr().out == ("**mamf results check: no log to check**\n\n    not looked at: a.py (added)\n\n")
 
 
-def test_findings_come_before_any_number_of_other_files(tmp_path, capsys):
-    finding = {"level": "error", "rule": "implausible", "message": "too fast"}
-    log = {"path": "a.jsonl", "tier": "complete", "accepted": True, "findings": [finding]}
-    (tmp_path / "added.txt").write_text("a.jsonl\n")
-    (tmp_path / "check.json").write_text(json.dumps({"logs": [log]}))
-    (tmp_path / "notes.txt").write_text("not looked at: junk (added)\n" * 120)
-    assert main(["comment", str(tmp_path)]) == 1
-    heading, _, first, second, *_ = capsys.readouterr().out.splitlines()
-    assert heading == "**mamf results check: logs accepted, but 120 other files change**"
-    assert (first, second) == ("    a.jsonl: tier complete, accepted", "      error: implausible: too fast")
-
-
 @pytest.mark.parametrize("text", ["```\n# x", "\r\n# x", "~~~", "</code></pre><img src=x>", "\u2028# x", "a\x0b# x"])
 def test_no_text_leaves_the_code_block(text):
     shown = code_block([text])
     assert all(line == "" or line.startswith("    ") for line in shown.splitlines())
-
-
-def test_many_findings_are_counted():
-    shown = code_block(["x"] * (MOST_LINES + 7))
-    assert shown.count("    x\n") == MOST_LINES
-    assert shown.endswith("    7 more lines\n")
-
-
-def test_rows_are_compared_without_footnotes_and_name_no_account():
-    head = "## int8\n\n| a | b |\n| :-- | --: |\n"
-    before = f"{head}| x[^1] | [log](x/y.jsonl) |\n"
-    after = f"{head}| x[^2] | [log](x/y.jsonl) |\n| @someone | 2 |\n"
-    assert changed_rows(before, after) == ["", "## int8", "", "| a | b |", "| :-- | --: |", "| (at)someone | 2 |"]

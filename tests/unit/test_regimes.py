@@ -75,16 +75,6 @@ def test_sustained_gives_the_capped_figure_whatever_ran_before(before):
     assert row.launches * row.seconds >= Sustained.shortest_seconds, "what was queued before the visit is none of it"
 
 
-def test_bursts_of_mixed_shapes_do_not_disturb_one_another():
-    backend = SimulatedBackend()
-    regime = started(Burst, backend)
-    figures = []
-    for _ in range(10):
-        take(regime, HUGE)
-        figures.append(take(regime, FAT).rate("median"))
-    assert max(figures) / min(figures) < 1.003
-
-
 def test_long_launches_do_not_throttle_themselves():
     """A controller that reacts within three launches of 11 ms, as an H200's does."""
     backend = SimulatedBackend(physics=dataclasses.replace(QUIET, reaction_seconds=0.018))
@@ -129,16 +119,6 @@ def test_a_device_that_is_always_held_back_is_measured_as_it_is():
     rests = [later - earlier for earlier, later in itertools.pairwise(sensors.read_at)]
     assert sum(rest >= backend.burst_traits.cold_after_seconds for rest in rests) == regime.most_held_back
     assert taken > 2 * regime.most_held_back
-
-
-@pytest.mark.parametrize(("shape", "trains"), [(SMALL, 10), (FAT, 2)])
-def test_a_short_kernel_is_known_by_ten_trains_and_a_long_one_by_six_launches(shape, trains):
-    backend = SimulatedBackend(physics=QUIET)
-    regime = started(Burst, backend)
-    take(regime, shape)
-    backend.telemetry = sensors = HeldBack(backend, 0)
-    take(regime, shape)
-    assert len(sensors.read_at) == trains
 
 
 def test_a_plain_loop_measures_a_mix():
@@ -256,15 +236,6 @@ def test_sustained_soaks_again_after_the_device_went_cold():
     begun = backend.now()
     take(regime)
     assert backend.now() - begun > backend.sustained_traits.soak_seconds
-
-
-def test_a_visit_of_sustained_settles_no_longer_for_the_clock_that_a_pause_left():
-    regime = started(Sustained, SimulatedBackend(physics=QUIET))
-    traits = regime.backend.sustained_traits
-    take(regime)
-    regime.backend.sleep(0.9 * traits.cold_after_seconds)
-    row = take(regime)
-    assert regime.visit_took - row.launches * row.seconds < traits.soak_seconds / 2
 
 
 def test_sustained_says_when_it_never_settled(monkeypatch):

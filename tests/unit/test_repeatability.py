@@ -7,7 +7,6 @@ import random
 import statistics
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -129,12 +128,6 @@ def test_an_interval_wider_than_half_of_its_figure_is_unknown():
     assert not Interval(0.0, 1.0, 0.95).is_known
 
 
-def test_what_lies_between_runs_does_not_shrink_with_the_number_of_visits():
-    quiet = Repeatability(run=0.01)
-    few, many = (repeat_interval([1.0] * count, 1.0, [0.0] * count, quiet).half_width for count in (2, 50))
-    assert many == pytest.approx(few, rel=0.1)
-
-
 def rows_of_runs(kind, count, physics=RESTLESS, seed=0, shape=SHAPE, **options):
     """A row from each of so many runs, on one device that is warm throughout."""
     backend = SimulatedBackend(physics=physics, seed=seed)
@@ -184,11 +177,6 @@ def test_a_device_that_hunts_is_known_by_its_mean_and_says_so():
     assert row.best_rate == row.rate("mean")
     assert any("alternated between" in remark for remark in row.remarks)
     assert row.rate_interval.low <= rate(hot) <= row.rate_interval.high
-
-
-def test_all_blocks_of_a_visit_hold_equally_many_launches():
-    row = row_of(Sustained)
-    assert row.launches % len(row.samples) == 0
 
 
 def test_a_row_without_calibration_keeps_the_interval_of_its_visit():
@@ -267,19 +255,6 @@ def test_a_log_keeps_the_calibration_that_it_holds():
     assert measurement_from_record(record, header).repeatability == kept.repeatability
     record["repeatability"] = {"visit": 0.0008, "run": 0.0012, "degrees": 16, "launch_seconds": 1e-7, "common": 0.0011}
     assert measurement_from_record(record, header).repeatability == find_calibration("cuda", "burst", MatmulProblem())
-
-
-def test_operations_have_calibrations_of_their_own():
-    def burst_of(operation, backend="cuda", **more):
-        return find_calibration(backend, "burst", SimpleNamespace(operation=operation, **more))
-
-    products, forward = burst_of("matmul"), burst_of("attention", has_backward=False)
-    assert burst_of("attention", has_backward=True).run > forward.run > products.run > burst_of("bandwidth").run
-    assert burst_of("collective").launch_seconds > products.launch_seconds
-    assert burst_of("model", has_backward=True).run > 0.1, "the host bounds short steps"
-    assert burst_of("copies") == burst_of("matmul", "xpu")
-    assert burst_of("attention", "cpu") == find_calibration("cpu", "burst")
-    assert find_calibration("cuda", "classic").run > 10 * products.run
 
 
 def test_an_unknown_interval_says_why():

@@ -4,20 +4,17 @@ import json
 from dataclasses import replace
 
 import pytest
-from made_plans import sweep_plan
+from made_plans import setup_of, sweep_plan
 from made_rates import ceiling
 from rendering import render
 
-from mamf.engine.strategies.shapes import Sweep
-from mamf.logs.plan_records import plan_record
-from mamf.logs.recording import End
+from mamf.engine.strategies.rows import OneKernelStrategy
+from mamf.logs.recording import End, plan_record
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape, matmul_grid
-from mamf.report.document import Answer
-from mamf.report.kernels import baselines_of, kernels_document, speed_up, winners
-from mamf.report.rows import bests, ranked, remarks, summary_record
+from mamf.report.kernels import baselines_of, speed_up, winners
+from mamf.report.rows import ranked, remarks, summary_record
 from mamf.report.shares import Shares
-from mamf.report.text import significant
 from mamf.testing import SimulatedMatmul
 
 PLAN = sweep_plan(
@@ -43,20 +40,13 @@ HEADER = {
 @pytest.fixture
 def rows(backend):
     backend.faults[PLAN.shapes[0]] = "wrong_result"
-    return list(Sweep(PLAN, SimulatedMatmul(), backend).results())
+    return list(OneKernelStrategy(setup_of(PLAN, [SimulatedMatmul()], backend)).results())
 
 
 def test_only_measured_shapes_are_ranked_and_never_a_reference(rows):
     best_first = ranked(rows)
     assert {row.shape for row in best_first} == {PLAN.shapes[2], PLAN.shapes[1]}
     assert best_first[0].best_rate >= best_first[1].best_rate
-
-
-def test_means_are_over_the_measured_shapes(rows):
-    best = bests(rows)["burst"]
-    figures = [row.best_rate for row in ranked(rows)]
-    assert best.arithmetic_mean == pytest.approx(sum(figures) / 2)
-    assert best.geometric_mean == pytest.approx((figures[0] * figures[1]) ** 0.5)
 
 
 def test_the_table_lines_up_and_failures_are_below(rows):
@@ -86,13 +76,6 @@ def test_csv_has_a_row_a_measurement_with_units_in_the_names(rows):
             assert line["rate_tflops"] == line["time_ms"] == ""
 
 
-def test_json_carries_header_rows_and_summary(rows):
-    summary = summary_record(rows, End("complete", "", 1.0))
-    content = json.loads(render("json", rows, HEADER, summary))
-    assert content["summary"]["best"]["burst"]["shape"] == str(ranked(rows)[0].shape)
-    assert len(content["measurements"]) == len(rows)
-
-
 def test_the_text_names_regime_interval_peak_and_how_it_ended(rows):
     text = render("table", rows, HEADER, summary_record(rows, End("interrupted", "by the user", 2.0, 5)), top=1)
     assert "best burst, bfloat16: " in text
@@ -107,47 +90,11 @@ def test_a_log_without_a_summary_was_killed(rows):
     assert "killed" in render("table", rows, HEADER, None)
 
 
-def test_nothing_measured_is_said(backend):
-    assert "nothing was measured" in render(
-        "table", [], HEADER, summary_record([], End("interrupted", "by the user", 0, 3))
-    )
-
-
-def test_markdown_is_a_table(rows):
-    lines = [line for line in render("markdown", rows, HEADER, None, top=None).splitlines() if line.startswith("|")]
-    assert len(lines) == len(ranked(rows)) + 2
-    assert len({line.count("|") for line in lines}) == 1
-
-
 def test_an_out_of_memory_row_has_a_short_remark_and_its_reason_in_json(rows):
     reason = "CUDA out of memory. Tried to allocate 99 GiB. " * 5
     failed = replace(next(row for row in rows if not row.ok), status="out_of_memory", reason=reason)
     assert "simulated.mm 1024x2048x1024: out of memory\n" in render("table", [failed, rows[-1]], HEADER, None)
     assert [row["reason"] for row in json.loads(render("json", [failed], HEADER, None))["measurements"]] == [reason]
-
-
-def test_a_long_reason_is_shortened(rows):
-    failed = replace(next(row for row in rows if not row.ok), reason="no " * 100)
-    line = next(line for line in render("table", [failed], HEADER, None).splitlines() if "wrong_result" in line)
-    assert line.endswith(" ...")
-    assert len(line) < 160
-
-
-def test_a_sweep_ends_with_its_answer(rows):
-    document = kernels_document(rows, Shares(HEADER), None)
-    assert isinstance(document.blocks[-1], Answer)
-    assert (
-        document.blocks[-1]
-        .texts[0]
-        .startswith(f"best burst, bfloat16: {significant(ranked(rows)[0].best_rate)} TFLOPS")
-    )
-
-
-@pytest.mark.parametrize(
-    ("value", "text"), [(841.26, "841.3"), (805.0, "805.0"), (1591.2, "1591"), (0.13364, "0.1336"), (51.18, "51.18")]
-)
-def test_figures_have_four_digits(value, text):
-    assert significant(value) == text
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])
@@ -214,10 +161,3 @@ def test_remarks_name_the_kernel_that_ran_and_a_card_that_drifted(rows):
     for seen, has_drifted in ((799.0, False), (700.0, True)):
         found = remarks(replace(row, details={"reference_tflops": seen}), shares)
         assert any("card speed drifted" in text for text in found) == has_drifted
-
-
-def test_a_best_by_another_statistic_stands_beside_the_median(rows):
-    classic = [replace(row, best_by="fastest") for row in rows]
-    texts = [render("table", each, HEADER, None).splitlines() for each in (rows, classic)]
-    heads = [next(line for line in lines if line.startswith("kernel")) for lines in texts]
-    assert ["median" in head for head in heads] == [False, True]

@@ -14,7 +14,6 @@ from mamf.engine.regimes import Classic
 from mamf.errors import RunLogError
 from mamf.logs.judging import claims_of_log, judge_claims
 from mamf.logs.run_log import read_run_log
-from mamf.operations.attention.shapes import AttentionShape
 from mamf.plugins import discovery
 from mamf.statistics import Interval
 from mamf.testing import Physics, SimulatedAttention, SimulatedBackend, SimulatedMatmul
@@ -135,11 +134,6 @@ def test_a_classic_log_is_reproduced_and_its_dry_run_counts_the_warm_up(run, swe
     assert (code, "\nundecided: classic, bfloat16" in out) == (0, True), "classic scatters by more than the tolerance"
 
 
-def test_a_dry_run_names_the_rows_and_measures_nothing(run, sweep):
-    code, out, _ = reproduced(run, sweep("--regime", "burst", "sustained"), "--dry-run")
-    assert (code, "2 rows in burst, sustained" in out, Path("here.jsonl").exists()) == (0, True, False)
-
-
 def test_another_device_is_named_first_and_in_the_verdict(run, sweep):
     path = Path(sweep())
     path.write_text(path.read_text().replace("Simulated H100", "Imagined H900"))
@@ -200,10 +194,6 @@ def test_a_printed_figure_scatters_as_a_run_does_and_by_its_rounding(run):
     assert coarse.pair.interval.half_width > fine.pair.interval.half_width
 
 
-def test_a_shape_of_as_many_keys_as_queries_is_read_without_the_keys():
-    assert AttentionShape.parse("b1h16q4096d128c") == AttentionShape.parse("b1h16q4096k4096d128c")
-
-
 # -- interruptions -----------------------------------------------------------------------------------------------------
 
 
@@ -228,14 +218,6 @@ def test_a_resumed_run_has_the_claims_and_the_tolerance_of_its_log(run, sweep):
     for other in (["--claim", "1 TFLOPS simulated.mm 8x8x8"], ["sweep.jsonl"]):
         code, _, err = run("reproduce", "--resume", "here.jsonl", *other, *DEVICE)
         assert (code, "name one thing to reproduce" in err) == (2, True)
-
-
-def test_results_say_in_a_line_that_reproductions_are_not_collected(run, sweep):
-    reproduced(run, sweep())
-    for command in (["check", "here.jsonl"], ["submit", "here.jsonl", "--dry-run"]):
-        code, out, err = run("results", *command)
-        told = "error: kind: a log of 'mamf reproduce': results/ does not collect it"
-        assert (code, (out + err).count("error: "), told in out + err) == (1, 1, True)
 
 
 # -- bad claims --------------------------------------------------------------------------------------------------------

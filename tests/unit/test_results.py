@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from mamf.contribution import rules
+from mamf.contribution import review as reviews
 from mamf.contribution.collection import collect, submitter_findings
 from mamf.contribution.tables import contributed_csv, results_pages
 from mamf.logs.entries import entries
@@ -26,7 +26,7 @@ def test_there_are_results():
 
 
 def test_each_result_is_accepted_at_its_place_and_there_once():
-    found = {each.path: errors(each.findings) for each in rules.review_results(RESULTS, LOGS)}
+    found = {each.path: errors(each.findings) for each in reviews.review_results(RESULTS, LOGS)}
     assert found == {path: [] for path in LOGS}
 
 

@@ -186,25 +186,11 @@ def test_every_option_that_decides_a_figure_is_checked(command, run):
     assert options - free - elsewhere - ranges == OTHER[command].keys() - {"--kernel"}
 
 
-@pytest.mark.parametrize("command", ["sweep", "find"])
-def test_flags_are_compared_too(resume, command):
-    assert resume(command, *MADE[command], "--no-fast-accumulation")[0] == 0
-    refused = resume(command, *MADE[command], "--fast-accumulation")
-    assert_refused(refused, f"--fast-accumulation contradicts {command}.jsonl", "no")
-
-
 def test_flags_of_attention_and_find_are_compared_too(resume):
     made = MADE["attention"]
     assert_refused(resume("attention", *made, "--no-flush"), "--no-flush contradicts", "measured with no")
     assert_refused(resume("find", *MADE["find"], "--quick"), "--quick contradicts", "measured with no")
     assert_refused(resume("attention", *changed(made, {"--causal": ""}), "--no-causal"), "contradicts")
-
-
-def test_a_preset_is_repeated(run):
-    options = ["attention", *BACKEND, "--no-ceiling", *ATTENTION, "--preset", "bert-base"]
-    assert run(*options, "--output", "run.jsonl")[0] == 0
-    assert run(*options, "--resume", "run.jsonl")[0] == 0
-    assert_refused(run(*options, "--resume", "run.jsonl", "--heads", "8"), "--shapes", "contradicts run.jsonl")
 
 
 def test_a_missing_log_is_begun_so_that_one_command_line_can_be_queued_again(run, tmp_path):

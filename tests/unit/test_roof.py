@@ -15,10 +15,9 @@ from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
 from mamf.operations.bandwidth.operation import Bandwidth
 from mamf.operations.bandwidth.shapes import BandwidthProblem, BandwidthShape
 from mamf.operations.matmul.kernel import MatmulProblem
-from mamf.operations.matmul.shapes import PRESETS, MatmulShape, name_layers
+from mamf.operations.matmul.shapes import MatmulShape
 from mamf.report.charts.picture import draw
-from mamf.report.charts.roofline import roofline_chart, series_of
-from mamf.report.roofline import points_of, tracelens_arch
+from mamf.report.roofline import points_of, roofline_chart, tracelens_arch
 from mamf.statistics import summarize
 
 MIB, GIB = 2**20, 2**30
@@ -136,12 +135,6 @@ def test_ceilings_of_two_cards_make_no_roof_unless_asked_to():
         build_roofs([], L2)
 
 
-def test_roofs_of_some_regimes_alone():
-    assert ROOFS.only(["sustained"]).regimes == ["sustained"]
-    with pytest.raises(UsageError, match="no ceiling for classic: the known ceilings are for burst, sustained"):
-        ROOFS.only(["classic"])
-
-
 # -- tables ------------------------------------------------------------------------------------------------------------
 
 
@@ -199,12 +192,6 @@ def test_ceilings_are_lines_and_rows_are_marks():
     assert chart.marks[0].place == pytest.approx((make_roof_point(DECODE[0], ROOFS, "").intensity, 3.7))
 
 
-def test_what_does_no_flop_is_not_drawn():
-    rows = [row(BandwidthProblem("copy"), BandwidthShape(GIB), 4.26, "torch")]
-    chart = roofline_chart(ROOFS, points_of(rows, ROOFS), HEADER)
-    assert not chart.marks
-
-
 def test_labels_touch_neither_one_another_nor_a_mark():
     from matplotlib.text import Annotation, Text
 
@@ -218,27 +205,6 @@ def test_labels_touch_neither_one_another_nor_a_mark():
     places = axes.transData.transform([mark.place for mark in chart.marks])
     assert not any(box.contains(*place) for box in boxes for place in places)
     assert {line.label for line in chart.lines} <= {each.get_text() for each in axes.texts}
-
-
-def test_many_shapes_have_a_legend_and_no_labels():
-    rows = [row(MatmulProblem(), MatmulShape(SIDE, n, SIDE), 780.0 - n / 64) for n in range(512, 8192, 512)]
-    chart = roofline_chart(ROOFS, points_of(rows, ROOFS), HEADER)
-    assert len(chart.marks) == len(rows) and not any(mark.series for mark in chart.marks)
-    axes = draw(chart).axes[0]
-    assert {each.get_text() for each in axes.texts} == {line.label for line in chart.lines}
-
-
-def test_layers_of_a_preset_are_joined_and_named():
-    shapes = list(PRESETS["decode"].shapes())
-    rows = [row(MatmulProblem(), shape, 1.0 + shape.m) for shape in shapes]
-    chart = roofline_chart(ROOFS, points_of(rows, ROOFS), HEADER)
-    names = ["llama-8b down", "llama-8b gate+up", "llama-8b logits", "llama-8b out", "llama-8b qkv"]
-    assert sorted({mark.series for mark in chart.marks}) == names
-    assert [len(marks) for marks in series_of(chart.marks)] == [8] * 5
-    assert set(names) <= {each.get_text() for each in draw(chart).axes[0].texts}
-    partly = name_layers([shape for shape in shapes if shape.n != 128256])
-    assert "Mx6144x4096" in partly.values() and not any("llama" in name for name in partly.values())
-    assert name_layers([MatmulShape(8, 8, 8), MatmulShape(8, 16, 8)]) == {}
 
 
 # -- what other tools read ---------------------------------------------------------------------------------------------

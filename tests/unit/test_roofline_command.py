@@ -13,7 +13,6 @@ from mamf.logs.run_log import read_run_log
 
 LOGS = ("bfloat16.jsonl", "memory.jsonl", "cache.jsonl")
 CEILINGS = tuple(f"roofs/{name}" for name in LOGS)
-ROOFS = ("bfloat16", "cache", "memory")
 
 
 @pytest.fixture(scope="module")
@@ -67,12 +66,6 @@ def test_finds_that_are_there_are_continued_and_print_to_stderr(run, here):
     assert (here / CEILINGS[0]).read_text().startswith("".join(whole[CEILINGS[0]]))
 
 
-@pytest.mark.parametrize("form", ["table", "csv", "json", "markdown"])
-def test_its_logs_are_taken_as_ceilings(run, here, form):
-    code, taken, _ = run("roofline", "--ceiling", *CEILINGS, "--format", form)
-    assert code == 0 and all(name in taken for name in ROOFS)
-
-
 def test_rows_are_placed_under_it(run, here):
     shape = "64x8192x8192"
     assert run("sweep", "--shapes", shape, "8192x8192x8192", "--output", "decode.jsonl")[0] == 0
@@ -96,11 +89,6 @@ def test_attention_is_placed_too(run, here):
     assert code == 0 and "simulated-attention" in out
     code, _, err = run("show", "attention.jsonl", "--ceiling", *CEILINGS)
     assert code == 2 and "mamf roofline LOG --ceiling LOG" in err
-
-
-def test_what_programs_read_holds_no_line_about_files(run, here):
-    code, out, err = run("roofline", "--ceiling", *CEILINGS, "--format", "json", "--picture", "new.png")
-    assert code == 0 and json.loads(out)["device"] == "Simulated H100" and "figure: new.png" in err
 
 
 def test_ctrl_c_ends_all_finds_and_shows_what_is_known(run, here, monkeypatch):

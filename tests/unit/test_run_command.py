@@ -44,16 +44,6 @@ def test_exactly_the_launches_asked_for_stand_in_the_window(run, windows, given,
     assert ("not verified" in out) == ("--no-verify" in given)
 
 
-def test_it_says_that_a_launch_is_no_measurement(run):
-    _, out, _ = run(*PRODUCT)
-    assert "simulated.mm 4096x4096x4096 on Simulated H100 (simulated:0): matmul bfloat16" in out
-    assert "verified: relative error 0.001, tolerance 0.008" in out
-    assert "TFLOPS; a single launch is not a measurement" in out
-    _, out, _ = run(*PRODUCT, "--launches", "3")
-    assert "launched 3 times" in out
-    assert "which without rests is not a measurement" in out
-
-
 def test_attention_is_asked_for_by_its_sizes(run):
     sizes = ["--seq-lens", "1024", "--heads", "4", "--head-dims", "64", "--batch", "2", "--causal"]
     code, out, _ = run(*ATTENTION, *sizes, "--direction", "bwd")
@@ -61,12 +51,6 @@ def test_attention_is_asked_for_by_its_sizes(run):
     assert "simulated-attention b2h4q1024k1024d64c on" in out
     assert "direction bwd" in out
     assert run(*ATTENTION, "--shape", "b2h4q1024k1024d64c", "--set", "direction=bwd")[1] == out
-
-
-def test_what_the_dtype_of_c_is_where_none_is_named(run):
-    assert "matmul float16\n" in run(*PRODUCT, "--dtype", "fp16")[1]
-    asked = ["--dtype", "fp16", "--set", "out_dtype=bfloat16", "layout=nn"]
-    assert "matmul float16, out_dtype bfloat16, layout nn\n" in run(*PRODUCT, *asked)[1]
 
 
 @pytest.mark.parametrize(

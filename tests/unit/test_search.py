@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from mamf.engine.search.periods import likeliest_units
 from mamf.engine.search.search import FIRST_SHAPES, Search, find_best
 from mamf.engine.search.surrogate import Scales
-from mamf.operations.matmul.shapes import MatmulGrid, MatmulShape
+from mamf.operations.matmul.shapes import MatmulGrid
 
 SIZES = range(1024, 13312, 1024)
 GRID = MatmulGrid(SIZES, SIZES, SIZES)
@@ -74,12 +74,6 @@ def test_the_best_is_found_on_chips_it_was_not_tuned_on_in_spite_of_noise(chip, 
     assert max(close) <= 200
 
 
-def test_the_shape_named_is_the_best_measured_or_as_good_as_noise_lets_it_be():
-    truth = landscape()
-    assert truth[searched(truth, measurements=50).best] == max(truth.values())
-    assert truth[searched(truth, measurements=50, noise=0.003).best] >= 0.99 * max(truth.values())
-
-
 def test_unknown_compute_units_cost_little():
     truth = landscape()
     results = [searched(truth, units=None, seed=seed, measurements=60) for seed in range(3)]
@@ -126,12 +120,6 @@ def test_where_nothing_can_be_measured_it_says_so():
         searched({}, measurements=30)
 
 
-@pytest.mark.parametrize("figure", [0.0, -1.0, math.nan])
-def test_a_figure_that_is_none_counts_as_not_measured(figure):
-    truth = {**landscape(), **{shape: figure for shape in landscape() if shape.m > 6144}}
-    assert searched(truth, measurements=40).best.m <= 6144
-
-
 # -- grids -----------------------------------------------------------------------------------------------------------
 
 
@@ -148,12 +136,6 @@ def test_a_single_row_is_searched(row):
     grid = MatmulGrid(**sizes)
     truth = made(H100, grid.shapes())
     assert reached(searched(truth, grid, measurements=50), truth) >= 0.999
-
-
-def test_a_single_shape_is_measured_once():
-    shape = MatmulShape(4096, 4096, 4096)
-    result = searched({shape: 700.0}, MatmulGrid([4096], [4096], [4096]))
-    assert (result.best, result.measured, result.exhausted) == (shape, {shape: 700.0}, True)
 
 
 def test_a_grid_larger_than_the_candidates_is_searched_by_samples_of_it():
@@ -180,25 +162,6 @@ def test_it_ends_when_its_measurements_are_spent():
     result = searched(landscape(), measurements=25)
     assert len(result.measured) == 25
     assert not result.exhausted
-
-
-def test_no_more_is_measured_than_the_grid_has():
-    grid = MatmulGrid([1024, 2048], [1024, 2048], [1024, 2048])
-    result = searched(made(H100, grid.shapes()), grid)
-    assert len(result.measured) <= 8
-    assert result.exhausted
-
-
-@pytest.mark.parametrize("measurements", [0, -1])
-def test_fewer_than_one_measurement_is_refused(measurements):
-    with pytest.raises(ValueError, match="at least 1"):
-        searched(landscape(), measurements=measurements)
-
-
-@pytest.mark.parametrize("grid", [MatmulGrid([], [1024], [1024]), MatmulGrid([1024], [1024], [1024], most_flop=1.0)])
-def test_an_empty_grid_is_refused(grid):
-    with pytest.raises(ValueError, match="empty"):
-        searched({}, grid)
 
 
 # -- properties ------------------------------------------------------------------------------------------------------
@@ -232,27 +195,6 @@ def test_a_seed_decides_everything(seed):
     first, again = (list(searched(landscape(), measurements=30, seed=seed).measured) for _ in range(2))
     other = list(searched(landscape(), measurements=30, seed=seed + 1).measured)
     assert first == again != other
-
-
-# -- shape by shape --------------------------------------------------------------------------------------------------
-
-
-def told(count, candidates=None):
-    search = Search(candidates or GRID.shapes(), compute_units=132, seed=0)
-    while len(search.measured) < count:
-        proposed = search.propose()
-        search.record(proposed, landscape()[proposed[0]])
-    return search
-
-
-def test_other_candidates_are_searched_with_what_was_learned():
-    search = told(30)
-    before = dict(search.measured)
-    finer = [MatmulShape(m, n, 12288) for m in range(2048, 4096, 256) for n in range(2048, 4096, 256)]
-    search.consider(finer)
-    assert search.measured == before
-    assert search.propose() in {(shape, "") for shape in finer} - set(before)
-    assert search.leaders(1)[0] in before
 
 
 # -- shapes and kernels together -------------------------------------------------------------------------------------

@@ -5,24 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mamf.errors import UsageError
-from mamf.operations.matmul.shapes import MatmulShape, matmul_grid
 from mamf.parameters import parse_range
-
-sizes = st.integers(1, 100_000)
-
-
-@given(sizes, sizes, sizes)
-def test_a_shape_survives_its_own_text(m, n, k):
-    shape = MatmulShape(m, n, k)
-    assert MatmulShape.parse(str(shape)) == shape
-    assert shape.flop == 2 * m * n * k
-    assert shape.elements == {"a": m * k, "b": k * n, "c": m * n}
-
-
-@pytest.mark.parametrize("text", ["", "4096", "1x2", "1x2x3x4", "ax2x3", "1x0x3", "-1x2x3"])
-def test_what_is_no_shape_is_refused(text):
-    with pytest.raises(UsageError):
-        MatmulShape.parse(text)
 
 
 def test_a_range_excludes_its_stop_and_reads_zero_as_one_step():
@@ -46,7 +29,3 @@ def test_every_size_of_a_range_is_a_step_below_the_stop(start, stop, step):
         return
     assert all(0 < size < stop for size in found)
     assert all(later - earlier == step for earlier, later in itertools.pairwise(found))
-
-
-def test_a_grid_is_the_product_without_repetition():
-    assert matmul_grid([1, 2, 2], [3], [4, 5]) == [MatmulShape(m, 3, k) for m in (1, 2) for k in (4, 5)]

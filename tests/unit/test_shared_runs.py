@@ -3,11 +3,10 @@
 import csv
 import io
 import json
-import math
 import os
 import signal
 import time
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import inline_children
@@ -20,15 +19,12 @@ from mamf.ceilings.ceiling import compute_drift, mamfu
 from mamf.errors import UsageError
 from mamf.kinds.registry import chart_of
 from mamf.logs.compare import compare
-from mamf.logs.entries import entries
-from mamf.logs.run_log import DeviceSpeed, device_speeds, read_run_log, with_device_speeds
+from mamf.logs.run_log import DeviceSpeed, read_run_log, with_device_speeds
 from mamf.logs.shared_runs import join_logs, read_run, share_paths
 from mamf.operations import unknown
 from mamf.operations.matmul.shapes import COMMON_PRODUCT, MatmulShape
 from mamf.plugins import discovery
-from mamf.report.devices import device_lines
-from mamf.report.rows import ranked
-from mamf.statistics import student_t
+from mamf.report.rows import device_lines, ranked
 from mamf.testing import Physics, SimulatedAttention, SimulatedMatmul
 
 SWEEP = ["sweep", "--backend", "simulated", "--output", "out", "--devices", "all"]
@@ -89,15 +85,6 @@ def test_shapes_are_dealt_out_and_the_best_is_chosen_as_of_the_first(run, shared
         assert log.measurements[0].is_reference and log.measurements[0].shape == GRID_SHAPES[6]
         assert (len(log.plan.steps()), log.tier, log.devices) == (3, "complete", [])
         assert found(path) == {"simulated"}
-
-
-def test_four_devices_take_little_more_than_a_quarter_of_the_time(run, shared):
-    asked = ["--m-range", "16384", "26624", "64", "--n", "32768", "--k", "32768", "--precision", "20%"]
-    _, log = shared(*SWEEP, *asked)
-    run("sweep", "--backend", "simulated", *asked, "--output", "alone.jsonl")
-    alone = read_run_log(run.folder / "alone.jsonl")
-    assert len(own(log)) == len(own(alone)) == 160
-    assert alone.summary["elapsed_seconds"] / log.summary["elapsed_seconds"] >= 3.7
 
 
 # -- devices that fail, in virtual time --------------------------------------------------------------------------------
@@ -432,14 +419,6 @@ def test_rows_of_two_devices_are_compared_after_the_correction_and_it_is_said(ru
     assert all(pair.is_same_device and pair.ratio == 1 for pair in one_and_the_same.pairs)
 
 
-def test_rows_are_compared_with_the_device_that_the_header_names(shared):
-    _, log = shared(*SWEEP, *GRID)
-    log.header["device"] = asdict(log.devices[2])
-    speeds = {entry.device: entry.device_speed for entry in entries(log)}
-    of_own = {f"card{device}": speed / SPEEDS[2] for device, speed in enumerate(SPEEDS) if device != 2}
-    assert speeds == pytest.approx({"": 1.0, **of_own}, rel=0.003)
-
-
 def test_what_was_never_compared_is_ranked_last_and_not_paired(run, shared):
     _, log = shared(*SWEEP, *GRID)
     visits = [row for row in log.measurements if row.is_reference and row.device != 1]
@@ -452,32 +431,6 @@ def test_what_was_never_compared_is_ranked_last_and_not_paired(run, shared):
     compared = compare([replace(log, measurements=rows)], [read_run_log(run.folder / "alone.jsonl")], False)
     assert {there.status for _, there in compared.only_b} == {"of a device that was never compared"}
     assert len(compared.only_b) == last.count(True) and compared.pairs
-
-
-def test_what_the_reference_does_not_tell_is_in_every_corrected_interval(run, shared):
-    (_, out, _), log = shared(*SWEEP, *GRID)
-    speeds = device_speeds(log.measurements)["burst", "bfloat16"]
-    visits = {row.device: row.relative_half_width for row in log.measurements if row.is_reference}
-    assert speeds[0][:2] == (1.0, 0.0)
-    for device in (1, 2, 3):
-        assert speeds[device].half_width == pytest.approx(math.hypot(visits[device], visits[0]))
-    factor, half_width, _ = speeds[1]
-    assert f"device 1 {100 * factor - 100:+.2f} +-{100 * factor * half_width:.2f} %" in out
-    for row in own(log):
-        width = row.comparable_interval.half_width / row.comparable_seconds
-        of_speed = speeds[row.device].half_width_at(row.amount)
-        assert width == pytest.approx(math.hypot(row.relative_half_width, of_speed), rel=0.01)
-    run("sweep", "--backend", "simulated", *GRID, "--output", "alone.jsonl")
-    alone = read_run_log(run.folder / "alone.jsonl")
-    uncorrected = {entry.key: entry.error.own for entry in entries(log)}
-    for pair in compare([log], [alone], False).pairs:
-        error = math.hypot(uncorrected[pair.a.key], pair.b.error.own, pair.a.device_speed_half_width / 1.96)
-        expected = (
-            student_t(pair.a.error.degrees) * math.hypot(error, pair.design.factor * pair.a.error.common)
-            + pair.by_temperature
-        )
-        assert math.log(pair.interval.high / pair.ratio) == pytest.approx(expected)
-        assert (pair.a.device_speed_half_width > 0) == (not pair.is_same_device)
 
 
 def test_how_far_apart_devices_are_on_less_work_than_the_references_is_between_that_and_nothing():
@@ -517,12 +470,6 @@ def test_what_no_device_can_measure_is_one_line_and_no_folder(run, monkeypatch):
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert err.startswith("mamf: copies use links that all devices share")
     assert not list(run.folder.iterdir())
-
-
-def test_one_device_is_an_ordinary_run(run):
-    code, _, _ = run("sweep", "--backend", "simulated", *GRID, "--devices", "2", "--output", "log.jsonl")
-    log = read_run_log(run.folder / "log.jsonl")
-    assert (code, log.header["device"]["index"], log.plan.is_shared) == (0, 2, False)
 
 
 def test_a_dry_run_says_who_shares_it(run):

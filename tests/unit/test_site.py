@@ -5,7 +5,6 @@ import html
 import json
 import os
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,8 +15,6 @@ from mamf.errors import RunLogError, UsageError
 from mamf.logs.legacy import write_legacy_log
 from mamf.pages.site import LIST, build_site, page_names
 from mamf.pages.site_data import ALL_TIERS, read_site_data
-from mamf.pages.site_pages import MAX_ROWS
-from mamf.report.page import Page
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results"
@@ -178,12 +175,6 @@ def test_a_figure_that_nobody_else_reaches_is_unconfirmed(root):
     assert "Unconfirmed figures" in built(root)["devices/nvidia-h200.html"]
 
 
-def test_an_interrupted_log_is_a_tier(root):
-    path = put(root, FIND)
-    path.write_text("\n".join(path.read_text().splitlines()[:-1]) + "\n")
-    assert {each["tier"] for each in feed(built(root))} == {"interrupted"}
-
-
 def test_figures_of_mamf_finder_are_a_tier_under_their_device(root):
     put(root, FIND)
     write_legacy_log(legacy_run(device="NVIDIA H200"), root / H200 / "finder.jsonl")
@@ -253,16 +244,6 @@ def test_hostile_names_are_text(root):
 # -- files -------------------------------------------------------------------------------------------------------------
 
 
-def test_a_kernel_that_was_loaded_by_path_is_labeled(root):
-    path = put(root, ATTENTION)
-    put(root, FIND)
-    assert "(by path)" not in next(text for name, text in built(root).items() if "h200" in name)
-    records = [json.loads(line) for line in path.read_text().splitlines()]
-    records[0]["plan"]["kernels"] = ["own.kernels:Attention"]
-    path.write_text("".join(json.dumps(record) + "\n" for record in records))
-    assert "(by path)" in next(text for name, text in built(root).items() if "h200" in name)
-
-
 def test_the_same_logs_give_the_same_bytes(root):
     put(root, FIND)
     put(root, EPYC)
@@ -300,22 +281,6 @@ def test_a_link_is_not_followed(root):
     with pytest.raises(UsageError, match=r"index\.html"):
         build_site(root, site)
     assert target.read_text() == "mine"
-
-
-def test_the_front_page_stays_small_with_a_thousand_devices(root, monkeypatch):
-    """One log, read once, as those of a thousand devices."""
-    data = read_site_data(put(root, EPYC).parents[1])
-    many = [f"made-up accelerator {number}" for number in range(1000)]
-
-    def multiplied(folder):
-        runs = [replace(run, device=name) for run in data.runs for name in many]
-        return replace(data, runs=runs, lines=[replace(line, device=name) for line in data.lines for name in many])
-
-    monkeypatch.setattr("mamf.pages.site.read_site_data", multiplied)
-    monkeypatch.setattr("mamf.pages.site.device_page", lambda name, part, logs: Page(name))
-    page = built(root)["index.html"]
-    assert len(page.encode()) < 2_000_000
-    assert f"{1000 - MAX_ROWS} more devices in the table" in page
 
 
 def test_the_command_writes_a_site_and_says_where(root, capsys):

@@ -1,19 +1,15 @@
 """Stacked bars: the phases of a model's step with its MAMFU."""
 
-import itertools
-from dataclasses import replace
-
 import pytest
 
 from mamf.cli.commands import model
 from mamf.contribution import known_ceilings
-from mamf.errors import UnavailableError, UsageError
+from mamf.errors import UnavailableError
 from mamf.logs.run_log import read_run_log
 from mamf.measurement import Measurement
 from mamf.operations.model.shapes import PHASES, ModelProblem, ModelShape
 from mamf.rate import Rate
 from mamf.report.charts.logs import model_chart
-from mamf.report.charts.picture import draw
 from mamf.statistics import summarize
 
 HEADER = {"device": {"name": "x"}, "environment": {}}
@@ -54,16 +50,6 @@ def test_a_phase_is_the_difference_to_what_it_holds(phases, expected):
     assert any("differences" in note for note in notes) == (len(phases) > 1)
 
 
-def test_a_difference_below_nothing_is_nothing_and_told():
-    rows = [row("forward"), row("forward-backward", milliseconds=30.0), row("step", milliseconds=29.9)]
-    (found,) = parts(rows)
-    assert dict(found) == pytest.approx({"forward": 10, "backward": 20, "optimizer step": 0})
-    assert any(
-        "no longer than the phase that it contains: torch[sdpa], 1k" in note
-        for note in model_chart(rows, {}, HEADER).notes
-    )
-
-
 def test_a_panel_is_a_kernel_and_its_bars_are_contexts():
     rows = [row(phase, context, kernel=name) for phase in PHASES for context in (2048, 512) for name in ("a", "b")]
     chart = model_chart(rows, KNOWN, HEADER)
@@ -73,12 +59,6 @@ def test_a_panel_is_a_kernel_and_its_bars_are_contexts():
         for name in "ab"
     ]
     assert "500" in chart.notes[0] and "of a log" in chart.notes[0]
-
-
-def test_without_a_ceiling_bars_say_tflops_and_why():
-    chart = model_chart([*STEP, row("step", 2048)], {}, HEADER)
-    assert chart.panels[0].bars[0].label == f"1k, {STEP[-1].best_rate:.4g} TFLOPS"
-    assert "no MAMFU" in chart.notes[0]
 
 
 def test_steps_of_one_context_length_stand_side_by_side_with_their_shares():
@@ -91,47 +71,6 @@ def test_steps_of_one_context_length_stand_side_by_side_with_their_shares():
         f"compiled, {shares[1]:.1f} % MAMFU",
     ]
     assert "500" in chart.notes[0] and "context length 1k" in chart.title
-
-
-def test_rows_without_a_figure_are_told():
-    gone = replace(row("step", 4096), status="out_of_memory", reason="no room", summary=None, samples=())
-    chart = model_chart([*STEP, gone], KNOWN, HEADER)
-    assert "no figure: 1 x torch[sdpa] (out_of_memory)" in chart.notes
-    with pytest.raises(UsageError, match="no measured row"):
-        model_chart([gone], KNOWN, HEADER)
-
-
-CHARTS = {
-    "a step": model_chart(STEP, KNOWN, HEADER),
-    "kernels and contexts": model_chart(
-        [
-            row(phase, context, MILLISECONDS[phase] * context / 1024, kernel)
-            for phase in PHASES
-            for context in (256, 1024, 4096, 16384)
-            for kernel in (
-                "torch[sdpa-flash]",
-                "compiled[sdpa-flash]",
-                "torch[flash-attn-4]",
-                "torch[eager]",
-                "torch[flex]",
-            )
-        ],
-        KNOWN,
-        HEADER,
-    ),
-}
-
-
-@pytest.mark.parametrize("chart", CHARTS.values(), ids=list(CHARTS))
-def test_figures_are_drawn_as_wide_as_a_readme(chart):
-    pytest.importorskip("matplotlib")
-    figure = draw(chart)
-    assert figure.bbox.width == 1600
-    bars = [patch for axes in figure.axes for patch in axes.patches]
-    assert len(bars) == sum(len(bar.parts) for panel in chart.panels for bar in panel.bars)
-    figure.draw_without_rendering()
-    titles = [axes.title.get_window_extent() for axes in figure.axes]
-    assert not [one for one, other in itertools.combinations(titles, 2) if one.width and one.overlaps(other)]
 
 
 def test_the_command_draws_steps(run, monkeypatch, tmp_path):

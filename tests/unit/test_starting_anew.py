@@ -61,13 +61,6 @@ def test_what_the_power_limit_slows_is_confirmed_by_visits_that_start_anew():
     assert loaded.confirming(AT_BOOST, 9.0) is loaded
 
 
-def test_a_device_without_such_states_does_not_rest():
-    backend = SimulatedBackend()
-    backend.sustained_traits = type(backend.sustained_traits)(rest_seconds=0.0)
-    loaded = Sustained(backend)
-    assert loaded.confirming(HELD_BACK, 9.0) is loaded
-
-
 def rate_of(backend, seconds, **changed):
     """Of a visit that starts anew and has so many seconds; and how long it took."""
     regime = Sustained(backend).confirming(HELD_BACK, seconds)

@@ -8,15 +8,11 @@ from hypothesis import strategies as st
 
 from mamf.statistics import (
     Interval,
-    Repeatability,
     exact_standard_deviation,
     median_interval,
-    relative_slope,
-    repeat_interval,
     standard_deviation,
     standard_error,
     summarize,
-    widen,
 )
 
 samples = st.lists(st.floats(1e-6, 1e3), min_size=1, max_size=60)
@@ -71,38 +67,10 @@ def test_no_samples_have_no_summary():
         summarize([])
 
 
-@given(st.floats(-0.5, 0.5), st.integers(2, 40))
-def test_the_slope_of_a_straight_line_is_its_rise(rise, count):
-    line = [1 + rise * (i / (count - 1) - 0.5) for i in range(count)]
-    assert relative_slope(line) == pytest.approx(rise, abs=1e-9)
-
-
 def test_an_interval_of_any_coverage_stands_for_a_standard_error():
     assert standard_error(Interval(98.0, 102.0, 0.95), 100.0) == pytest.approx(0.02 / 1.96, rel=1e-4)
     assert standard_error(median_interval([1.0]), 1.0) == 0.0
     assert 0 < standard_error(Interval(98.0, 102.0, 1.0), 100.0) < 0.02
-
-
-def test_widths_of_a_figure_and_of_what_corrects_it_add_in_quadrature():
-    wide = widen(Interval(99.7, 100.3, 0.95), 100.0, 0.004)
-    assert (wide.low, wide.high) == pytest.approx((99.5, 100.5), abs=0.003)
-    assert widen(Interval(50.0, 400.0, 0.9), 100.0, 0.0) == Interval(50.0, 400.0, 0.9)
-    wide = widen(Interval(20.0, 500.0, 0.9), 100.0, 5.0)
-    assert 0 < wide.low < 20.0 < 500.0 < wide.high
-    assert widen(Interval(20.0, 500.0, 0.9), 100.0, 1e27).low > 0, "however wide a log claims it to be"
-    assert widen(Interval(-1.0, 500.0, 0.9), 100.0, 0.1) == Interval(-1.0, 500.0, 0.9), "no interval of a time"
-
-
-@given(st.lists(st.floats(1e-9, 1e3), min_size=1, max_size=8), st.floats(0, 0.9), st.floats(0, 0.9))
-def test_where_a_repeat_lies_is_a_time(figures, run, launch_seconds):
-    interval = repeat_interval(figures, figures[0], [0.5] * len(figures), Repeatability(run, launch_seconds))
-    assert 0 < interval.low <= figures[0] <= interval.high
-
-
-@pytest.mark.parametrize("wrong", [(-0.1,), (1.0,), (0.0, math.nan), (0.0, 0.0, True, 1e9), (0.0, 0.0, True, 4.0, 1.0)])
-def test_a_repeatability_that_nothing_has_is_refused(wrong):
-    with pytest.raises(ValueError, match="repeatability"):
-        Repeatability(*wrong)
 
 
 @pytest.mark.parametrize("count", [9_999, 10_000, 10_001, 12_345])

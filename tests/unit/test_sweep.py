@@ -1,10 +1,10 @@
 import dataclasses
 
 import pytest
-from made_plans import sweep_plan
+from made_plans import setup_of, sweep_plan
 
 from mamf.engine.estimate import estimate_seconds, probe_flops
-from mamf.engine.strategies.shapes import Sweep, largest_buffers
+from mamf.engine.strategies.rows import OneKernelStrategy, largest_buffers
 from mamf.errors import UnsupportedError
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape, matmul_grid
@@ -18,8 +18,12 @@ def plan_of(shapes=GRID, **fields):
     return sweep_plan(tuple(shapes), MatmulProblem(), **fields)
 
 
-def run(backend, plan, held=()):
-    return list(Sweep(plan, SimulatedMatmul(), backend, held).results())
+def strategy(backend, plan, rows=()):
+    return OneKernelStrategy(setup_of(plan, [SimulatedMatmul()], backend, rows))
+
+
+def run(backend, plan, rows=()):
+    return list(strategy(backend, plan, rows).results())
 
 
 def test_every_shape_is_measured_once_in_each_regime(backend):
@@ -43,9 +47,8 @@ def test_the_order_is_shuffled_by_the_seed_and_repeats():
 
 
 def test_what_is_held_is_not_measured_again(backend):
-    plan = plan_of()
-    held = [step for step in plan.steps() if step[2] in (GRID[0], GRID[3])]
-    rows = run(backend, plan, held)
+    held = [row for row in run(SimulatedBackend(), plan_of()) if row.shape in (GRID[0], GRID[3])]
+    rows = run(backend, plan_of(), held)
     assert {row.shape for row in rows} == set(GRID) - {GRID[0], GRID[3]}
 
 
@@ -67,14 +70,6 @@ def test_a_fault_is_the_status_of_its_shape_and_the_run_goes_on(backend, fault, 
     assert all(row.ok for shape, row in rows.items() if shape != GRID[2])
 
 
-def test_a_shape_too_large_for_the_memory_is_a_row_and_the_rest_is_measured():
-    backend = SimulatedBackend(physics=dataclasses.replace(Physics(), memory_bytes=200 * 10**6))
-    large = MatmulShape(16384, 16384, 16384)
-    rows = {row.shape: row for row in run(backend, plan_of([*GRID, large]))}
-    assert rows[large].status == "out_of_memory"
-    assert all(rows[shape].ok for shape in GRID)
-
-
 def test_operands_are_reserved_for_the_largest_shape_that_fits():
     plan = plan_of([MatmulShape(1024, 1024, 1024), MatmulShape(2048, 512, 512), MatmulShape(65536, 65536, 65536)])
     buffers = largest_buffers(plan, 50 * 2**20, 10**9)
@@ -90,23 +85,6 @@ def test_impossible_samples_are_left_out_and_counted():
     for row in rows:
         assert row.ok
         assert row.rate("fastest") < 1070
-
-
-class Missing(SimulatedBackend):
-    """Of thirty launches its timer misses as many as ``missed``."""
-
-    missed = 0
-
-    def seconds_between(self, start, end):
-        self.intervals_read += 1
-        return 1e-9 if self.intervals_read % 30 < self.missed else end - start
-
-
-@pytest.mark.parametrize(("missed", "status"), [(2, "ok"), (5, "implausible")])
-def test_a_timer_that_misses_more_than_a_tenth_of_its_launches_is_implausible(missed, status):
-    backend = Missing()
-    backend.missed = missed
-    assert {row.status for row in run(backend, plan_of())} == {status}
 
 
 class Underread(SimulatedSensors):
@@ -138,7 +116,7 @@ def test_a_kernel_that_skips_work_may_be_faster_than_what_computes_it_all(monkey
 
 def test_the_budget_ends_the_sweep_and_leaves_the_rest(backend):
     shapes = matmul_grid(range(1024, 9216, 1024), range(1024, 9216, 1024), [4096])
-    sweep = Sweep(plan_of(shapes, budget_seconds=1.5), SimulatedMatmul(), backend)
+    sweep = strategy(backend, plan_of(shapes, budget_seconds=1.5))
     rows = list(sweep.results())
     assert 0 < len(rows) < len(shapes)
     assert sweep.left_out == len(shapes) - len(rows)
@@ -152,11 +130,11 @@ def test_a_row_that_outlasts_the_budget_is_kept_where_it_is_the_first(regime):
     slow = SimulatedBackend(physics=dataclasses.replace(Physics(), efficiency=1e-4))
     shapes = [MatmulShape(8192, 8192, 8192), MatmulShape(8192, 8192, 4096)]
     plan = plan_of(shapes, regimes=(regime,), budget_seconds=1.5, kernel="simulated.mm")
-    sweep = Sweep(plan, SimulatedMatmul(), slow)
+    sweep = strategy(slow, plan)
     (row,) = sweep.results()
     assert row.ok and len(row.samples) >= 3
     assert sweep.left_out == 1
-    (another,) = Sweep(plan, SimulatedMatmul(), slow, held={row.step}).results()
+    (another,) = run(slow, plan, [row])
     assert another.ok and another.shape != row.shape
 
 
@@ -176,13 +154,6 @@ def test_a_reference_is_visited_again_and_again(backend):
     assert max(figures) / min(figures) < 1.005
 
 
-def test_an_unsupported_dtype_is_said_before_anything_is_allocated(backend):
-    plan = sweep_plan(GRID, MatmulProblem("int8", "int32"))
-    with pytest.raises(UnsupportedError, match="integers"):
-        next(Sweep(plan, SimulatedMatmul(), backend).results())
-    assert backend.launches == 0
-
-
 @pytest.mark.parametrize("regime", ["burst", "sustained", "classic"])
 def test_the_estimate_is_near_the_truth(regime):
     backend = SimulatedBackend()
@@ -192,8 +163,3 @@ def test_the_estimate_is_near_the_truth(regime):
     begun = backend.now()
     run(backend, plan)
     assert 0.3 < estimate / (backend.now() - begun) < 3
-
-
-def test_the_estimate_heeds_the_budget(backend):
-    plan = plan_of(budget_seconds=0.5)
-    assert estimate_seconds(plan, plan.steps(), backend, 1e9) == 0.5

@@ -58,19 +58,6 @@ def test_a_controllers_reaction_is_found_and_bursts_end_before_it(seconds):
     assert not (measured.burst.remark or measured.sustained.remark)
 
 
-@pytest.mark.parametrize("size", [12 * MIB, 48 * MIB, 256 * MIB])
-def test_a_cache_is_found_by_bandwidth(size):
-    measured = found(cache_bytes=size, cache_bandwidth=9e12, noise=0.01)
-    assert measured.cache_bytes == size
-
-
-def test_an_ideal_device_keeps_harmless_traits():
-    measured = found(boost_watts=600.0, rested_gain=0.0, noise=0.0)
-    assert (measured.burst, measured.sustained) == (BurstTraits(), SustainedTraits())
-    assert measured.cache_bytes is None
-    assert "no load" not in texts(measured)
-
-
 def test_a_device_that_no_load_slows_but_rests_do_is_not_rested():
     measured = found(boost_watts=600.0, waking_times=2.0, waking_seconds=0.01)
     assert (measured.burst.rest_ratio, measured.burst.longest_rest_seconds) == (0.0, 0.0)
@@ -98,12 +85,6 @@ def test_a_controller_that_swings_about_its_mean_has_settled():
 
 def test_a_device_that_goes_on_slowing_has_not_settled():
     assert "did not settle" in found(thermal_drift=0.5).sustained.remark
-
-
-def test_blocks_longer_than_a_swing_say_nothing_of_it():
-    seconds = [0.1, 0.1, 0.1]
-    assert traits._swings_since([2.0, 4.0, 6.0], seconds, unknown()) is None
-    assert traits._swings_since([0.5, 1.5, 2.5], seconds, unknown()) == 0.5
 
 
 def test_measuring_takes_seconds():
@@ -190,14 +171,3 @@ def test_a_row_says_that_its_regime_was_assumed(run, unknown_device, monkeypatch
     run(*COMMAND)
     remarks = [row["remarks"] for row in records(run) if row["record"] == "measurement"]
     assert remarks == [[ASSUMED], [ASSUMED]]
-
-
-def test_a_dry_run_measures_nothing(run, unknown_device):
-    _code, _out, err = run(*COMMAND, "--dry-run")
-    assert "measuring how" not in err
-
-
-def test_the_doctor_shows_what_was_found(run, unknown_device):
-    _code, out, _err = run("doctor")
-    assert "ok   wake-up: launches after a rest take" in out
-    assert "ok   reaction to load: launches take" in out

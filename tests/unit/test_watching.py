@@ -19,12 +19,11 @@ from mamf.cli import interruption, watching
 from mamf.cli.interruption import Interruption
 from mamf.cli.resuming import asked_budget
 from mamf.cli.watching import Restart
-from mamf.contribution.rules import review
+from mamf.contribution.review import review
 from mamf.engine.runner import Crashes
 from mamf.errors import DeviceLostError
 from mamf.logs.run_log import read_run_log
 from mamf.measurement import Measurement
-from mamf.node.children import PHASE, Event, Watch
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape
 
@@ -134,15 +133,6 @@ def test_after_three_crashes_a_kernel_is_left_out(tmp_path):
     assert 256 not in launched(tmp_path)
 
 
-def test_a_reference_that_crashes_is_not_launched_again(tmp_path):
-    code, _, err = ended(
-        begun(tmp_path, "sweep", "--m", "256", *SHAPES, "--output", "log.jsonl", "--reference", "512x256x256")
-    )
-    assert (code, err) == (0, [crash(512, "SIGSEGV")])
-    assert launched(tmp_path)[512] == 1
-    assert rows(tmp_path)[256] == ("ok", "")
-
-
 def test_a_crash_without_a_log_ends_the_command_with_the_code_of_a_shell(tmp_path):
     code, _, err = sweep(tmp_path, 256, kernel="FaultyLibrary")
     assert code == 128 + signal.SIGSEGV
@@ -174,21 +164,6 @@ def test_what_crashed_processes_spent_is_part_of_the_budget():
     assert 0 < asked_budget(options) < 1e-6
     options.budget = None
     assert asked_budget(options) is None
-
-
-def test_the_time_that_a_run_spent_adds_up(monkeypatch, tmp_path):
-    log = tmp_path / "log.jsonl"
-    log.touch()
-    now = [100.0]
-    monkeypatch.setattr(watching.time, "monotonic", lambda: now[0])
-    watch = watching.Watch()
-    for spent in (30.0, 60.0):
-        begun = now[0] - (watch.restart.spent if watch.restart else 0.0)
-        watch.note(log, begun, [1], '{"reason": "crashed the process"}', "mm at 1x1x1")
-        now[0] += 30
-        assert watch.judge(-signal.SIGSEGV) is None
-        assert watch.restart == (log, spent, [1])
-        assert watch.judge(-signal.SIGKILL) == -signal.SIGKILL
 
 
 # -- libraries that exit -----------------------------------------------------------------------------------------------
@@ -266,16 +241,6 @@ def is_running(process):
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
         return False
-
-
-def test_the_same_signal_does_not_kill_a_process_that_ends(monkeypatch):
-    usual = signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    try:
-        with pytest.raises(KeyboardInterrupt), Interruption():
-            signal.raise_signal(signal.SIGTERM)
-        signal.raise_signal(signal.SIGTERM)  # as the process that watches forwards it
-    finally:
-        signal.signal(signal.SIGTERM, usual)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
@@ -364,13 +329,6 @@ def test_only_commands_that_measure_are_watched(monkeypatch, typed):
     monkeypatch.setattr(os, "fork", lambda: pytest.fail("forked"))
     watching.watch(typed)
     assert watching.WATCH is None
-
-
-def test_a_child_of_a_node_names_the_kernel_that_crashed_it():
-    watch = Watch([0], 60.0)
-    watch.take(Event(0, {PHASE: "mm at 1x1x1"}))
-    watch.take(Event(0, None, -signal.SIGSEGV))
-    assert watch.failures == {0: "it ended while it measured (mm at 1x1x1): killed by SIGSEGV"}
 
 
 def test_three_ends_of_one_kernel_say_nothing_of_another():

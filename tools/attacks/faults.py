@@ -25,7 +25,7 @@ from unittest import mock
 
 from attacks.calls import Counts, Ended, Killed, call
 from attacks.honest import BACKEND, BANDWIDTH, MATMUL, RUNS, Run
-from mamf.contribution.rules import review
+from mamf.contribution.review import review
 from mamf.logs.run_log import TRANSIENT_STATUSES
 from mamf.testing import SimulatedBackend
 

@@ -19,6 +19,7 @@ from typing import Any
 
 from attacks.calls import FORBIDDEN, Counts, call
 from attacks.honest import ATTENTION, BACKEND, BANDWIDTH, LEGACY, MATMUL, RUNS
+from mamf.cli import module_of
 from mamf.cli.parser import Parser
 
 # -- odd values --------------------------------------------------------------------------------------------------------
@@ -162,15 +163,15 @@ def attack_logs(logs: dict[str, Path], folder: Path, random: Random, count: int)
 
 # -- odd command lines -------------------------------------------------------------------------------------------------
 
-#: By the module that configures a command: what is typed before its options, and the kernel that it may measure.
-_COMMANDS: dict[str, tuple[str, tuple[str, ...]]] = {
-    "sweep": ("sweep", MATMUL),
-    "find": ("find", MATMUL),
-    "kernels_sweep": ("sweep --operation bandwidth", BANDWIDTH),
-    "kernels_find": ("find --operation bandwidth", BANDWIDTH),
-    "attention": ("attention", ATTENTION),
-    "bandwidth": ("bandwidth", BANDWIDTH),
-    **{name: (name.rstrip("_"), ()) for name in ("show", "compare", "plot", "results", "import_")},
+#: What is typed before a command's options, and the kernel that it may measure.
+_COMMANDS: dict[str, tuple[str, ...]] = {
+    "sweep": MATMUL,
+    "find": MATMUL,
+    "sweep --operation bandwidth": BANDWIDTH,
+    "find --operation bandwidth": BANDWIDTH,
+    "attention": ATTENTION,
+    "bandwidth": BANDWIDTH,
+    **dict.fromkeys(("show", "compare", "plot", "results", "import"), ()),
 }
 _FILES = "folder folder/x.jsonl empty binary loop missing missing/x.png new.png new.svg new.txt closed.png/x"
 
@@ -201,10 +202,11 @@ def _files(folder: Path) -> list[str]:
     return [*names, ".", "..", "/", "/dev/null", "/dev/stdin", "/proc/self/mem"]
 
 
-def _parsers(module: str) -> Iterator[tuple[list[str], argparse.ArgumentParser]]:
+def _parsers(begin: str) -> Iterator[tuple[list[str], argparse.ArgumentParser]]:
     """Yield a command's parser with what is typed for it, or those of its actions."""
-    parser = Parser(prog=module)
-    importlib.import_module(f"mamf.cli.commands.{module}").configure(parser)
+    parser = Parser(prog=begin)
+    parser.words = begin.split()
+    importlib.import_module(f"mamf.cli.commands.{module_of(parser.words[0])}").configure(parser)
     below = [action.choices for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
     yield from (([name], action) for actions in below for name, action in actions.items())
     if not below:
@@ -214,9 +216,9 @@ def _parsers(module: str) -> Iterator[tuple[list[str], argparse.ArgumentParser]]
 def _command_line(
     name: str, typed: list[str], parser: argparse.ArgumentParser, files: list[str], random: Random
 ) -> list[str]:
-    begin, kernel = _COMMANDS[name]
+    kernel = _COMMANDS[name]
     known = [action for action in parser._actions if action.dest not in ("help", "operation")]
-    line = [*begin.split(), *typed]
+    line = [*name.split(), *typed]
     for action in known:
         if not action.option_strings and random.random() < 0.95:
             line += _values(action, files, random)

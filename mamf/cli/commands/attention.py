@@ -15,33 +15,41 @@ from mamf.cli.options import (
     add_output_options,
     add_run_options,
 )
+from mamf.cli.parser import Parser, value_of
 from mamf.cli.planning import add_parameters
 from mamf.cli.session import Session, run_kernels, say_plan
 from mamf.cli.terminal import warn
 from mamf.errors import UnknownNameError
 from mamf.kernel import AnyKernel
+from mamf.limits import require_known
 from mamf.operation import Request
 from mamf.operations.attention.operation import Attention
+from mamf.operations.decode.operation import Decode
 from mamf.plans import Plan
 from mamf.rate import find_rate
 
 if TYPE_CHECKING:
     from mamf.ceilings.ceiling import Ceiling, Ceilings
-    from mamf.engine.search.shares import SharesSweep
-    from mamf.kinds.kind import Setup, View
+    from mamf.engine.runner import Setup
+    from mamf.engine.search.shares import SharesStrategy
+    from mamf.kinds.kind import View
 
 EXAMPLES = """examples:
   mamf attention                                        all installed kernels, bf16, 1k to 16k, head dimension 128
   mamf attention --preset fa3-paper --direction fwd bwd --ceiling LOG
   mamf attention --preset scaling --no-ceiling          eager and compiled kernels until memory is full
   mamf attention --seq-lens 256 512 --head-dims 64      small enough for a CPU
+  mamf attention --preset llama-8b-decode               one token on a cache, as shares of the read bandwidth too
+  mamf attention --operation decode --cache-lens 8192 --page-sizes 16 --graph
   mamf attention --kernel sdpa-cudnn my.module:MyKernel --baseline sdpa-cudnn
 """
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
-    add_parameters(parser, Attention())
-    add(parser.add_argument_group("what"), "--kernel")
+def configure(parser: Parser) -> None:
+    add_parameters(parser, _operation(value_of("--operation", parser.words), value_of("--preset", parser.words)))
+    group = parser.add_argument_group("what")
+    add(group, "--operation", default_text="attention; decode, of a cache, if a preset is of it")
+    add(group, "--kernel")
     add_ceiling_options(add_measuring_options(parser))
     add_device_options(parser)
     add_devices_options(parser)
@@ -68,18 +76,29 @@ def add_ceiling_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--baseline", metavar="KERNEL", help="kernel that speedups refer to (default: eager or slowest)")
 
 
+def _operation(name: str | None, preset: str | None) -> Attention | Decode:
+    """The operation that is named, or that has the preset. Raises UnknownNameError."""
+    known: dict[str, Attention | Decode] = {each.name: each for each in (Attention(), Decode())}
+    if name is None:
+        name = next((name for name, each in known.items() if preset in each.presets()), Attention.name)
+    require_known(("operation of attention", name, known))
+    return known[name]
+
+
 def run(options: argparse.Namespace) -> int:
-    return run_kernels(options, _AttentionSession, Attention())
+    return run_kernels(options, _AttentionSession, _operation(options.operation, options.preset))
 
 
 class _AttentionSession(Session):
     """Measures kernels whose rows are shares of the matmul ceiling, and before them that ceiling."""
 
     def __init__(self, request: Request, options: argparse.Namespace, *opened: Any) -> None:
+        from mamf.ceilings.roof import key_of
         from mamf.cli.ceilings import given_ceilings, require_repeated_ceilings, wanted_ceilings
 
         super().__init__(request, options, *opened)
-        self.ceilings: dict[tuple[str, str], Ceiling] = dict(self.log.all_ceilings) if self.log else {}
+        held = [*self.log.all_ceilings.values(), *self.log.own_ceilings.values()] if self.log else []
+        self.ceilings: dict[tuple[str, str], Ceiling] = {key_of(ceiling): ceiling for ceiling in held}
         given = given_ceilings(options, wanted_ceilings(self.plan), self.backend)
         if self.log and self.before:
             require_repeated_ceilings(options, self.log, self.before, given)
@@ -91,47 +110,41 @@ class _AttentionSession(Session):
         if options.baseline is not None and options.baseline not in names:
             raise UnknownNameError("baseline", options.baseline, names)
 
-    def new_plan(self) -> Plan:
+    def complete_plan(self, plan: Plan) -> Plan:
         from mamf.cli.ceilings import add_searches
 
-        plan = self.plan_to_compare()
         return plan if self.options.no_ceiling or self.options.ceiling else add_searches(plan, self.backend)
-
-    def plan_to_compare(self, before: Plan | None = None) -> Plan:
-        return super().new_plan()
 
     def _missing_searches(self) -> list[Plan]:
         from mamf.cli.ceilings import limit_budgets, wanted_ceilings
+        from mamf.engine.search.shares import name_of
 
-        dtypes = {key[0] for key in wanted_ceilings(self.plan) if find_rate(self.ceilings, *key) is None}
-        searches = [search for search in self.plan.searches if search.problem.dtype in dtypes]
+        names = {key[0] for key in wanted_ceilings(self.plan) if find_rate(self.ceilings, *key) is None}
+        searches = [search for search in self.plan.searches if name_of(search) in names]
         return limit_budgets(self.plan.budget_seconds, searches)
 
     def _references(self, ceilings: Ceilings, warn: Callable[[str], object]) -> Mapping[str, AnyKernel]:
-        """The kernels of the ceilings."""
+        """The kernels of the matmul ceilings."""
+        from mamf.ceilings.roof import READ_BANDWIDTH
         from mamf.operations.matmul.selection import reference_kernels
 
-        return reference_kernels({ceiling.kernel for ceiling in ceilings.values()}, self.options.ceiling_kernel, warn)
+        names = {ceiling.kernel for (name, _), ceiling in ceilings.items() if name != READ_BANDWIDTH}
+        return reference_kernels(names, self.options.ceiling_kernel, warn)
 
-    def strategy(self, setup: Setup) -> SharesSweep:
+    def strategy(self, setup: Setup) -> SharesStrategy:
         from mamf.cli.ceilings import budget_warning
-        from mamf.engine.search.shares import SharesSweep
+        from mamf.engine.search.shares import SharesStrategy
         from mamf.logs.recording import Record
         from mamf.logs.records import ceiling_record
 
         searches = self._missing_searches()
         for message in filter(None, map(budget_warning, searches)):
             warn(message)
-        return SharesSweep(
-            self.plan,
-            setup.opened,
-            self.backend,
+        return SharesStrategy(
+            setup,
             self.ceilings,
-            held=setup.answers,
-            on_phase=setup.on_phase,
-            records=[Record("ceiling", ceiling_record(each)) for each in self.given.values()],
-            searches=searches,
-            rows=list(setup.rows),
+            [Record("ceiling", ceiling_record(each)) for each in self.given.values()],
+            searches,
             references_of=lambda ceilings: self._references(ceilings, lambda remark: None),
             on_failure=self.record_failure,
         )

@@ -24,4 +24,4 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    return run_kernels(options, Session, Bandwidth())
+    return run_kernels(options, Session)

@@ -14,9 +14,9 @@ from mamf.errors import UnavailableError, UsageError
 from mamf.operation import Request
 
 if TYPE_CHECKING:
-    from mamf.kinds.kind import Setup
+    from mamf.engine.runner import Setup
     from mamf.logs.run_log import RunLog
-    from mamf.profiling.counters.counting import CountingSweep
+    from mamf.profiling.counters.counting import CountingStrategy
     from mamf.report.document import Document
 
 EXAMPLES = """examples:
@@ -88,19 +88,10 @@ class CountersSession(Session):
         backend = options.backend or self.backend.name
         self.ncu = Ncu(options.ncu, backend, self.backend.index, options.launches)
 
-    def strategy(self, setup: Setup) -> CountingSweep:
-        from mamf.profiling.counters.counting import CountingSweep
+    def strategy(self, setup: Setup) -> CountingStrategy:
+        from mamf.profiling.counters.counting import CountingStrategy
 
-        return CountingSweep(
-            self.plan,
-            setup.opened,
-            self.backend,
-            held=setup.answers,
-            on_phase=setup.on_phase,
-            rows=setup.rows,
-            counted=self.counted,
-            ncu=self.ncu,
-        )
+        return CountingStrategy(setup, self.counted, self.ncu)
 
     def say_plan(self) -> None:
         super().say_plan()

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from mamf.backend import Backend
 from mamf.cli.options import add, add_device_options, add_output_options, add_run_options
+from mamf.cli.planning import default_operation
 from mamf.cli.session import Session, run_session
 from mamf.cli.terminal import note_stream, say, warn
 from mamf.errors import UsageError
-from mamf.plans import EXPLAIN, MATMUL, Plan
+from mamf.plans import EXPLAIN, Plan
 from mamf.rate import find_rate
 from mamf.regime_names import BURST, CEILINGS
 
@@ -48,7 +49,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     from mamf.operation import Request
-    from mamf.plugins.discovery import operation
     from mamf.report.charts.picture import exists, file_type
 
     if options.picture:
@@ -57,7 +57,7 @@ def run(options: argparse.Namespace) -> int:
             raise exists(options.picture)
     if options.ceiling and options.shape:
         raise UsageError("--ceiling determines the shape: leave --shape out")
-    return run_session(options, ExplainSession, Request(operation(MATMUL)))
+    return run_session(options, ExplainSession, Request(default_operation()))
 
 
 class ExplainSession(Session):
@@ -102,14 +102,14 @@ def product_of(options: argparse.Namespace, backend: Backend) -> Product:
     from mamf.logs.found import cached_ceiling
     from mamf.operations.matmul.operation import problem_for
     from mamf.operations.matmul.selection import kernel_for
-    from mamf.plugins.discovery import operation
+    from mamf.operations.matmul.shapes import MatmulShape
 
     asked = options.kernel[0] if options.kernel else None
     if options.ceiling:
         return _winner(_ceiling_of(options.ceiling, options.dtype, backend), asked)
     problem = problem_for(backend, options.dtype)
     if options.shape:
-        return problem, operation(MATMUL).parse_shape(options.shape), asked or kernel_for(backend, problem).name
+        return problem, MatmulShape.parse(options.shape), asked or kernel_for(backend, problem).name
     before = cached_ceiling(backend.info, problem, BURST)
     if before is None:
         raise UsageError(f"no find of {problem.dtype} on this device is known: run 'mamf find', or name a --shape")

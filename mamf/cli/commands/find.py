@@ -1,27 +1,36 @@
-"""``mamf find``: both matmul ceilings of the device in about a minute."""
+"""``mamf find``: both matmul ceilings of the device in about a minute, or the ceilings of another operation: the best
+of each of its problems, confirmed in new rounds.
+"""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mamf.cli.interruption import EXIT_CODE, Interruption
-from mamf.cli.options import add, add_device_options, add_devices_options, add_output_options, add_run_options
-from mamf.cli.planning import add_parameters, request_of
-from mamf.cli.session import Session
+from mamf.cli.options import (
+    add,
+    add_device_options,
+    add_devices_options,
+    add_output_options,
+    add_run_options,
+    add_session_options,
+)
+from mamf.cli.parser import Parser
+from mamf.cli.planning import AnyOperation, add_parameters, asked_operation, operation_of, request_of
+from mamf.cli.session import Session, run_kernels
 from mamf.cli.terminal import note_stream, say, warn
 from mamf.errors import UsageError
 from mamf.operation import Request
-from mamf.operations.matmul.operation import Matmul
 from mamf.plans import DEFAULT_BUDGET_SECONDS, FIND, Plan
 from mamf.regime_names import CEILINGS, asked_regimes
 
 if TYPE_CHECKING:
+    from mamf.engine.runner import Named
     from mamf.kinds.driver import Resumed
-    from mamf.kinds.kind import Named
     from mamf.logs.run_log import RunLog
 
 EXAMPLES = """examples:
@@ -30,13 +39,20 @@ EXAMPLES = """examples:
   mamf find --kernel torch.mm cublaslt          also search cuBLASLt's algorithms
   mamf find --quick                             both in 14 s
   mamf find --operation NAME --help             the options for ceilings of another operation
+  mamf find --operation bandwidth --set pattern=copy,read,write,triad
 """
+_BUDGET = f"{DEFAULT_BUDGET_SECONDS:.0f}s, and half of it for each problem beyond the first"
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
-    add_parameters(parser, Matmul(), has_shapes=False, several=False)
+def configure(parser: Parser) -> None:
+    of = asked_operation(parser.words)
+    add_parameters(parser, of, has_shapes=not of.is_compute_roof, several=not of.is_compute_roof)
     group = parser.add_argument_group("what")
     add(group, "--operation", default_text="matmul; other operations have other options")
+    if not of.is_compute_roof:
+        add(group, "--kernel")
+        add_session_options(parser, budget=_BUDGET, regimes="both")
+        return
     add(group, "--dtype")
     add(group, "--kernel", default_text="all but those that compile for minutes")
     search = parser.add_argument_group("search")
@@ -55,6 +71,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    of = operation_of(options)
+    return _search(options, of) if of.is_compute_roof else run_kernels(options, _KernelsFindSession, of)
+
+
+def _search(options: argparse.Namespace, of: AnyOperation) -> int:
+    """Search for the ceilings of each dtype, one after the other."""
     from mamf.cli.resuming import interruptible
     from mamf.operations.matmul.selection import kernels_for
     from mamf.plugins.discovery import open_backend
@@ -69,14 +91,14 @@ def run(options: argparse.Namespace) -> int:
     def work(interruption: Interruption, resumed: Resumed | None) -> int:
         if len(dtypes) > 1:  # reports a wrong dtype before the first is measured
             backend = open_backend(options.backend or "auto", options.device or 0)
-            for problem in request_of(Matmul(), options).problems(backend):
+            for problem in request_of(of, options).problems(backend):
                 kernels_for(backend, problem, options.kernel)
         for dtype in dtypes[len(options.codes) :]:
             options.dtype = dtype
             if output is not None and len(dtypes) > 1:
                 options.output = output.with_name(f"{output.stem}-{dtype}{output.suffix}")
             try:
-                code = _FindSession(options, interruption, resumed).run()
+                code = _SearchSession(Request(of), options, interruption, resumed).run()
             except UsageError as error:  # too slow for a search, say: the other dtypes need not be
                 if len(dtypes) == 1:
                     raise
@@ -91,11 +113,10 @@ def run(options: argparse.Namespace) -> int:
     return interruptible(options, work)
 
 
-class _FindSession(Session):
-    kind = FIND
+class _SearchSession(Session):
+    """Finds the ceilings of a dtype by a search over a grid of shapes."""
 
-    def __init__(self, options: argparse.Namespace, interruption: Interruption, resumed: Resumed | None) -> None:
-        super().__init__(Request(Matmul()), options, interruption, resumed)
+    kind = FIND
 
     def _problems(self) -> tuple[Any, ...]:
         return request_of(self.of, self.options).problems(self.backend)
@@ -163,3 +184,40 @@ class _FindSession(Session):
                 say(f"{ceiling.regime}, {known}", note_stream(self.options))
         cache_ceiling(log.path, warn)
         return code
+
+
+class _KernelsFindSession(Session):
+    """Finds the ceilings of kernels of one operation among given shapes."""
+
+    kind = FIND
+
+    def new_plan(self) -> Plan:
+        plan = super().new_plan()
+        regimes = asked_regimes(self.options.regime, CEILINGS)
+        budget = self.options.budget or DEFAULT_BUDGET_SECONDS * (1 + len(plan.problems)) / 2
+        return replace(plan, kind=FIND, options=None, shapes=self._shapes(plan), regimes=regimes, budget_seconds=budget)
+
+    def _shapes(self, plan: Plan) -> tuple[Any, ...]:
+        """The shapes of the options, or default shapes that may be a ceiling. Raises UsageError if none may."""
+
+        def able(shapes: Iterable[Any]) -> list[Any]:
+            info, may_be = self.backend.info, self.of.may_be_ceiling
+            return [shape for shape in shapes if any(may_be(info, problem, shape) for problem in plan.problems)]
+
+        if self.request.names_shapes:
+            if able(plan.shapes):
+                return plan.shapes
+            other = able(self.of.default_shapes(self.backend))
+            raise UsageError(
+                "--shapes: none of these may be a ceiling, because a cache serves them; add others"
+                + (f", such as {other[0]}" if other else "")
+            )
+        if shapes := able(plan.shapes):
+            return tuple(shapes)
+        raise UsageError(
+            "no default shape that fits in the memory of this device may be a ceiling, because a cache serves it: "
+            f"'mamf sweep --operation {self.of.name}' still measures them"
+        )
+
+    def count_due(self) -> None:
+        return None

@@ -20,8 +20,8 @@ from mamf.limits import require_known, require_some, whole_number
 from mamf.plans import GUARD, KERNEL_REGIMES, MOST_ROUNDS, GuardOptions, Plan
 
 if TYPE_CHECKING:
-    from mamf.engine.strategies.guard import GuardSweep
-    from mamf.kinds.kind import Setup
+    from mamf.engine.runner import Setup
+    from mamf.engine.strategies.guard import GuardStrategy
     from mamf.logs.judging import Guarded, GuardKeys
     from mamf.logs.run_log import RunLog
     from mamf.operation import Request
@@ -140,20 +140,12 @@ class _GuardSession(Session):
     def new_plan(self) -> Plan:
         return replace(super().new_plan(), kind=GUARD, options=GuardOptions(self.guarded.rounds))
 
-    def strategy(self, setup: Setup) -> GuardSweep:
-        from mamf.engine.strategies.guard import GuardSweep
+    def strategy(self, setup: Setup) -> GuardStrategy:
+        from mamf.engine.strategies.guard import GuardStrategy
         from mamf.logs.entries import entries
 
-        return GuardSweep(
-            self.plan,
-            setup.opened,
-            self.backend,
-            held=setup.answers,
-            on_phase=setup.on_phase,
-            baseline=None if self.baseline is None else {entry.key: entry for entry in entries(self.baseline)},
-            tolerance=self.guarded.tolerance,
-            rows=list(setup.rows),
-        )
+        baseline = None if self.baseline is None else {entry.key: entry for entry in entries(self.baseline)}
+        return GuardStrategy(setup, baseline, self.guarded.tolerance)
 
     def _require_comparable(self, baseline: RunLog) -> None:
         """Raises IncomparableError for a baseline of another card or without any of these rows."""

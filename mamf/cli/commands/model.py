@@ -16,8 +16,8 @@ from mamf.operations.model.operation import Model
 from mamf.rate import find_rate
 
 if TYPE_CHECKING:
-    from mamf.engine.strategies.kernels import KernelsSweep
-    from mamf.kinds.kind import Setup
+    from mamf.engine.runner import Setup
+    from mamf.engine.strategies.rows import RowsStrategy
     from mamf.rate import Rate
 
 EXAMPLES = """examples:
@@ -80,9 +80,9 @@ class ModelSession(Session):
         needed = max((problem.nbytes(shape) for _, problem, shape, _ in self.driven.steps), default=0)
         say_memory(needed, "the largest without its activations", self.backend)
 
-    def strategy(self, setup: Setup) -> KernelsSweep:
+    def strategy(self, setup: Setup) -> RowsStrategy:
         from mamf.cli.ceilings import wanted_ceilings
-        from mamf.engine.strategies.kernels import KernelsSweep
+        from mamf.engine.strategies.rows import RowsStrategy
         from mamf.logs.recording import Record
         from mamf.logs.records import known_ceiling_record
 
@@ -94,8 +94,7 @@ class ModelSession(Session):
             for key, each in self.known_ceilings.items()
             if key not in logged
         ]
-        on_phase = setup.on_phase
-        return KernelsSweep(self.plan, setup.opened, self.backend, held=setup.answers, on_phase=on_phase, records=new)
+        return RowsStrategy(setup, records=new)
 
 
 def known_here(backend: Backend, needed: Collection[tuple[str, str]]) -> dict[tuple[str, str], Rate]:

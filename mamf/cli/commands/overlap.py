@@ -19,8 +19,8 @@ from mamf.plans import OVERLAP, Plan, StepKey
 from mamf.regime_names import SUSTAINED
 
 if TYPE_CHECKING:
+    from mamf.engine.runner import Setup, Strategy
     from mamf.engine.strategies.overlap import Overlapping
-    from mamf.kinds.kind import Setup, Strategy
     from mamf.logs.run_log import RunLog
     from mamf.node.group import Launched
     from mamf.report.document import Document

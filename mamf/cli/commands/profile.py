@@ -7,7 +7,6 @@ import contextlib
 import functools
 import shutil
 import sys
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,9 +19,8 @@ from mamf.rate import find_rate
 from mamf.regime_names import SUSTAINED
 
 if TYPE_CHECKING:
-    from mamf.profiling.profile import CeilingOf, MemoryRow
+    from mamf.profiling.profile import CeilingOf, Profile
     from mamf.profiling.running import Program
-    from mamf.profiling.traces import Trace
     from mamf.rate import Rate
 
 EXAMPLES = """examples:
@@ -30,6 +28,7 @@ EXAMPLES = """examples:
   mamf profile --steps 5 --ceiling find.jsonl --output step.jsonl train.py
   mamf profile --calls __main__:generate serve.py       without an optimizer: each call is a step
   mamf profile --stop -m package.train --lr 3e-4        a module; end it after the last profiled step
+  mamf profile --dtypes train.py                        what autocast lowers: the dtypes of outputs, loss, gradients
   mamf profile --from trace.json.gz                     an existing Chrome trace; of a folder: one per rank
   torchrun --nproc-per-node 8 -m mamf profile train.py  profile the first rank
   torchrun --nproc-per-node 8 -m mamf profile --ranks all --output ranks train.py
@@ -73,6 +72,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--trace", type=Path, metavar="FILE", help="keep the steps as a Chrome trace, for Perfetto")
     parser.add_argument(
         "--memory", type=Path, metavar="FILE", help="keep the allocations (CUDA), and report what causes the peak"
+    )
+    parser.add_argument(
+        "--dtypes", action="store_true", help="count the dtypes of parameters, outputs, logits, loss and gradients"
     )
     parser.add_argument("--nvtx", action="store_true", help="mark modules as ranges for nsys or rocprofv3")
     parser.add_argument(
@@ -139,7 +141,16 @@ def _read(options: argparse.Namespace) -> int:
     from mamf.profiling.report import ranks_document
     from mamf.profiling.traces import read_ranks, read_trace
 
-    not_read = ("script", "calls", "trace", "memory", "nvtx", "stop", *(["output"] if options.source.is_dir() else ()))
+    not_read = (
+        "script",
+        "calls",
+        "trace",
+        "memory",
+        "nvtx",
+        "dtypes",
+        "stop",
+        *(["output"] if options.source.is_dir() else ()),
+    )
     for name in not_read:
         if getattr(options, name):
             what = "a SCRIPT" if name == "script" else f"--{name}"
@@ -151,18 +162,22 @@ def _read(options: argparse.Namespace) -> int:
         print_document(options, ranks_document(ranks))
         return 0
     options.output = _place(options, "output")
-    _keep(options, name, read_trace(options.source))
+    trace = read_trace(options.source)
+    _keep(options, name, profile_of(trace, _ceilings(options, trace.is_of_device)))
     return 0
 
 
 def _profile(options: argparse.Namespace, program: Program, folder: Path) -> int:
     from mamf.contribution.known_ceilings import opened
     from mamf.profiling import running
-    from mamf.profiling.watches import MemoryWatch, ModuleRanges, in_trace
+    from mamf.profiling.profile import profile_of
+    from mamf.profiling.watches import DtypeWatch, MemoryWatch, ModuleRanges, in_trace, ranges_of
 
     memory = None if options.memory is None else MemoryWatch(options.memory)
+    dtypes = DtypeWatch() if options.dtypes else None
     ranges = ModuleRanges(lambda: opened(_device(options))) if options.nvtx else None
-    watches = [each for each in (memory, ranges, ModuleRanges(in_trace)) if each is not None]
+    spans = ModuleRanges(lambda: ranges_of(memory.span)) if memory else None
+    watches = [each for each in (spans, memory, dtypes, ranges, ModuleRanges(in_trace)) if each is not None]
     profiler = running.StepProfiler(options.steps, options.warmup, watches, stop=options.stop)
     if running.rank() and options.ranks == "first":  # it ends with the first
         return running.profile_program(program, profiler, options.calls)
@@ -176,8 +191,9 @@ def _profile(options: argparse.Namespace, program: Program, folder: Path) -> int
         if trace is None:
             raise NothingProfiledError(profiler.why_nothing(options.calls), code)
         with running.keeping_device(), contextlib.redirect_stdout(terminal):
-            parts = memory.rows if memory else ()
-            _keep(options, Path(program.name).name, trace, profiler.unprofiled_step_seconds, parts)
+            profile = profile_of(trace, _ceilings(options, trace.is_of_device), profiler.unprofiled_step_seconds)
+            profile = replace(profile, memory=memory.rows if memory else (), dtypes=dtypes.rows if dtypes else ())
+            _keep(options, Path(program.name).name, profile)
         is_kept = True
         shutil.rmtree(folder, ignore_errors=True)  # a script may end in a way that leaves it
 
@@ -191,23 +207,12 @@ def _profile(options: argparse.Namespace, program: Program, folder: Path) -> int
     return code
 
 
-def _keep(
-    options: argparse.Namespace,
-    name: str,
-    trace: Trace,
-    step_seconds: float | None = None,
-    parts: Sequence[MemoryRow] = (),
-) -> None:
-    """Write the log and print the report of the first rank. ``name``: of the script; ``step_seconds``: of a step
-    without the profiler.
-    """
+def _keep(options: argparse.Namespace, name: str, profile: Profile) -> None:
+    """Write the log and print the report of the first rank. ``name``: of the script."""
     from mamf.profiling.log import write_profile
-    from mamf.profiling.profile import profile_of
     from mamf.profiling.report import profile_document
     from mamf.profiling.running import rank
 
-    profile = profile_of(trace, _ceilings(options, trace.is_of_device), step_seconds)
-    profile = replace(profile, memory=tuple(parts))
     if options.output:
         path = write_profile(options.output, options.command_line, name, profile)
         if path != options.output:

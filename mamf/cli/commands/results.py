@@ -5,8 +5,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import shlex
-from collections import Counter
-from collections.abc import Container, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,9 +15,7 @@ from mamf.errors import UsageError
 from mamf.files import create_whole, make_folder, write_whole
 
 if TYPE_CHECKING:
-    from mamf.contribution.evidence import Finding
-    from mamf.contribution.rules import Review
-    from mamf.report.document import Column, Document
+    from mamf.contribution.review import Review
 
 EXAMPLES = """examples:
   mamf results check run.jsonl                          one line per finding; exit code 1 if the log is rejected
@@ -64,25 +60,19 @@ def run(options: argparse.Namespace) -> int:
 
 
 def run_check(options: argparse.Namespace) -> int:
-    reviews, named = [], set()
+    from mamf.contribution.review import reviews_document
+
+    reviews: list[Review] = []
     for path in dict.fromkeys(options.paths):
-        if path.is_dir():
-            reviews += _reviews_of_folder(path)
-        else:
-            _require_file(path)
-            named.add(path)
-            reviews += _reviews([path])
-    print_document(options, _document(reviews, named))
+        reviews += _review_folder(path) if path.is_dir() else [_review_file(path)]
+    print_document(options, reviews_document(reviews, options.paths))
     return _REJECTED if any(found.is_rejected() for found in reviews) else 0
 
 
-def _reviews_of_folder(folder: Path) -> list[Review]:
+def _review_folder(folder: Path) -> list[Review]:
     """Review the logs of a folder; in results/ also places, copies and files that are not logs."""
     from mamf.cli.reading import reading
-    from mamf.contribution.collection import MAINTAINERS, SUBMITTERS
-    from mamf.contribution.evidence import Finding
-    from mamf.contribution.known_ceilings import FIGURES, NOTICE
-    from mamf.contribution.rules import Review, review_results
+    from mamf.contribution.review import review, review_results, review_strays
 
     files = list(itertools.islice(folder.rglob("*"), _MOST_FILES + 1))
     if len(files) > _MOST_FILES:
@@ -91,69 +81,22 @@ def _reviews_of_folder(folder: Path) -> list[Review]:
     logs = [path for path in files if path.suffix == ".jsonl"]
     if not logs:
         raise UsageError(f"{folder} has no run log (*.jsonl): name a file, or a folder with logs")
-    if not (folder / "README.md").exists():
-        return _reviews(logs)
-    written = {folder / each for each in (FIGURES, NOTICE, SUBMITTERS, MAINTAINERS)}
-    strays = [path for path in files if path not in written.union(logs) and path.name != "README.md"]
-    stray = Finding("misplaced", "results/ has only run logs (*.jsonl) and what mamf and its workflows write")
     with reading(logs) as seen:
-        return [*review_results(folder, logs, seen), *(Review(path, (stray,)) for path in strays)]
+        if not (folder / "README.md").exists():
+            return [review(path, seen) for path in logs]
+        return [*review_results(folder, logs, seen), *review_strays(folder, files)]
 
 
-def _reviews(paths: Sequence[Path]) -> list[Review]:
+def _review_file(path: Path) -> Review:
+    """Review a log. Raises UsageError unless it is a regular file."""
     from mamf.cli.reading import reading
-    from mamf.contribution.rules import review
+    from mamf.contribution.review import review
 
-    with reading(paths) as seen:
-        return [review(path, seen) for path in paths]
-
-
-def _require_file(path: Path) -> None:
     if not path.is_file():
         problem = "it is not a regular file: save the log first" if path.exists() else "there is no such file"
         raise UsageError(f"cannot read {path}: {problem}")
-
-
-def _document(reviews: Sequence[Review], named: Container[Path]) -> Document:
-    """``named``: logs whose warnings are printed too; the warnings of a whole folder would hide its errors."""
-    from mamf.report.document import Answer, Column, Document, Lines, Table
-
-    lines = [line for each in reviews for line in _finding_lines(each, each.path in named)]
-    columns: list[Column[Review]] = [  # for json; people read lines
-        Column("path", "", lambda review: str(review.path)),
-        Column("tier", "", lambda review: review.tier),
-        Column("place", "", lambda review: review.place and review.place.as_posix()),
-        Column("accepted", "", lambda review: not review.is_rejected()),
-        Column("findings", "", lambda review: [_finding_record(each) for each in review.findings]),
-    ]
-    return Document("Logs", [Lines(lines), Table(columns, reviews, key="logs"), Answer([_count_line(reviews)])])
-
-
-def _finding_record(finding: Finding) -> dict[str, object]:
-    level = "warning" if finding.is_warning else "error"
-    return {"rule": finding.rule, "level": level, "line": finding.line, "message": finding.message}
-
-
-def _finding_lines(review: Review, with_warnings: bool = True) -> list[str]:
-    """A line for each finding."""
-    lines = []
-    for finding in review.findings:
-        if with_warnings or not finding.is_warning:
-            place = f"{review.path}" if finding.line is None else f"{review.path}:{finding.line}"
-            lines.append("{place}: {level}: {rule}: {message}".format(place=place, **_finding_record(finding)))
-    return lines
-
-
-def _count_line(reviews: Sequence[Review]) -> str:
-    from mamf.contribution.evidence import TIERS
-    from mamf.report.text import counted
-
-    tiers = Counter(found.tier or "unreadable" for found in reviews)
-    by_tier = ", ".join(f"{tiers[tier]} {tier}" for tier in (*TIERS, "unreadable") if tiers[tier])
-    rejected = sum(found.is_rejected() for found in reviews)
-    warnings = sum(finding.is_warning for found in reviews for finding in found.findings)
-    verdict = f"{rejected} rejected" if rejected else "all accepted"
-    return f"{len(reviews)} checked ({by_tier}): {verdict}" + (f", {counted(warnings, 'warning')}" if warnings else "")
+    with reading([path]) as seen:
+        return review(path, seen)
 
 
 def run_submit(options: argparse.Namespace) -> int:
@@ -166,12 +109,10 @@ def run_submit(options: argparse.Namespace) -> int:
 
 
 def _submit(options: argparse.Namespace, path: Path) -> int:
-    from mamf.contribution.rules import find_free_place
+    from mamf.contribution.review import find_free_place, review_lines
 
-    root = options.results
-    _require_file(path)
-    (found,) = _reviews([path])
-    for line in _finding_lines(found):
+    root, found = options.results, _review_file(path)
+    for line in review_lines(found):
         say(line)
     if found.is_rejected():
         warn(f"{path} is not submitted: fix the errors, or measure again")
@@ -200,7 +141,7 @@ and open a pull request
 
 def run_table(options: argparse.Namespace) -> int:
     from mamf.contribution.collection import collect
-    from mamf.contribution.rules import review_results
+    from mamf.contribution.review import review_lines, review_results
     from mamf.contribution.tables import contributed_csv, results_pages
 
     root = _folder(options.results)
@@ -209,7 +150,7 @@ def run_table(options: argparse.Namespace) -> int:
         raise UsageError(f"{root} has no accelerator's folder with run logs: name the folder results/ of the project")
     for found in review_results(root, logs):
         if found.is_rejected():
-            for line in _finding_lines(found, with_warnings=False):
+            for line in review_lines(found, with_warnings=False):
                 say(line)
             raise UsageError(f"{found.path} cannot be in the table: fix or remove it")
     collection = collect(root, logs)
@@ -217,7 +158,10 @@ def run_table(options: argparse.Namespace) -> int:
     if (ceilings := _contributed_file(root)).exists():
         pages[ceilings] = contributed_csv(collection)
     if options.check:
-        return max(_check_page(path, page) for path, page in pages.items())
+        stale = {path for path, page in pages.items() if not path.exists() or path.read_text(encoding="utf-8") != page}
+        for path in pages:
+            say(f"{path} is {'stale: run mamf results table' if path in stale else 'up to date'}")
+        return _REJECTED if stale else 0
     for path, page in pages.items():
         write_whole(path, page)
         say(f"written: {path}")
@@ -226,8 +170,7 @@ def run_table(options: argparse.Namespace) -> int:
 
 def run_site(options: argparse.Namespace) -> int:
     from mamf.machine.garbage import no_garbage_collection
-    from mamf.pages.site import build_site
-    from mamf.pages.site_pages import INDEX
+    from mamf.pages.site import INDEX, build_site
     from mamf.report.text import counted
 
     with no_garbage_collection():
@@ -242,12 +185,6 @@ def _contributed_file(root: Path) -> Path:
     from mamf.peaks import CONTRIBUTED
 
     return root.parent / "mamf" / CONTRIBUTED
-
-
-def _check_page(path: Path, page: str) -> int:
-    is_fresh = path.exists() and path.read_text(encoding="utf-8") == page
-    say(f"{path} is {'up to date' if is_fresh else 'stale: run mamf results table'}")
-    return 0 if is_fresh else _REJECTED
 
 
 def _folder(path: Path, advice: str = ", or name it with --results") -> Path:

@@ -128,8 +128,7 @@ def _write_files(
 ) -> None:
     """Write the picture and the export, if any."""
     from mamf.report.charts.picture import draw, save
-    from mamf.report.charts.roofline import roofline_chart
-    from mamf.report.roofline import tracelens_arch
+    from mamf.report.roofline import roofline_chart, tracelens_arch
 
     if path := _export_path(options):
         content = json.dumps(tracelens_arch(roofs, header["device"]["memory_bytes"]), indent=4) + "\n"

@@ -98,7 +98,9 @@ def _document_of_run(log: RunLog, options: argparse.Namespace) -> Document:
 
 def require_rows(log: RunLog) -> None:
     """Raises UsageError for a log whose rows have no shares of the roof."""
-    if log.plan.kind != SWEEP or log.plan.operation == "attention":
+    from mamf.operations.unknown import operation_called
+
+    if log.plan.kind != SWEEP or operation_called(log.plan.operation).has_shares:
         raise UsageError(
             f"{log.path}: --ceiling shows shares for rows of a sweep; for other logs, use 'mamf roofline LOG --ceiling "
             "LOG'"

@@ -1,4 +1,4 @@
-"""``mamf sweep``: measure shapes, keep a run log, print the best."""
+"""``mamf sweep``: measure shapes by one kernel of matmul, or by the kernels of any operation, and print the best."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from mamf.cli.options import (
     add_measuring_options,
     add_output_options,
     add_run_options,
+    add_session_options,
     index,
     size,
 )
-from mamf.cli.planning import add_parameters, make_plan
+from mamf.cli.parser import Parser
+from mamf.cli.planning import add_parameters, asked_operation, make_plan, operation_of
 from mamf.cli.session import Session, run_kernels
 from mamf.cli.terminal import say, say_memory
 from mamf.errors import UnsupportedError
 from mamf.kernel import AnyKernel
 from mamf.operation import Request
-from mamf.operations.matmul.operation import Matmul
 from mamf.plans import ORDERS, SHUFFLED, Plan, SweepOptions
-from mamf.regime_names import NAMES
 
 if TYPE_CHECKING:
     from mamf.kinds.kind import View
@@ -37,6 +37,7 @@ EXAMPLES = """examples:
   mamf sweep --preset llama-8b --product grad-weight  the products of a backward pass
   mamf sweep --resume LOG                             continue after Ctrl-C or kill
   mamf sweep --operation NAME --help                  the options for kernels of another operation
+  mamf sweep --operation NAME --shapes A B --set FIELD=X,Y
 """
 #: Options that are SweepOptions, by field.
 _HOW = {
@@ -47,12 +48,17 @@ _HOW = {
 }
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
-    add_parameters(parser, Matmul(), several=False)
+def configure(parser: Parser) -> None:
+    of = asked_operation(parser.words)
+    add_parameters(parser, of, several=of.compares_kernels)
     group = parser.add_argument_group("what")
     add(group, "--operation", default_text="matmul; other operations have other options")
+    if of.compares_kernels:
+        add(group, "--kernel")
+        add_session_options(parser)
+        return
     add(group, "--kernel", nargs=None, default_text="the usual kernel for the dtype: torch.mm, scaled_mm or int_mm")
-    group = add_measuring_options(parser, known=NAMES)
+    group = add_measuring_options(parser, known=of.regimes)
     group.add_argument(
         "--num-warmup-iterations", type=index, metavar="COUNT", help="classic: untimed launches (default: 50)"
     )
@@ -74,11 +80,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    return run_kernels(options, _SweepSession, Matmul())
+    of = operation_of(options)
+    return run_kernels(options, Session if of.compares_kernels else _OneKernelSession, of)
 
 
-class _SweepSession(Session):
-    """Measures one matmul kernel over a list of shapes."""
+class _OneKernelSession(Session):
+    """Measures one kernel over shapes, which may be shown as shares of a roof."""
 
     def __init__(self, request: Request, options: argparse.Namespace, *opened: Any) -> None:
         from mamf.ceilings.roof import require_same_device
@@ -111,15 +118,15 @@ class _SweepSession(Session):
         given = {field: getattr(self.options, option) for field, option in _HOW.items()}
         given["reference"] = self.options.reference and self.of.parse_shape(self.options.reference)
         how = replace(SweepOptions(SHUFFLED), **{field: each for field, each in given.items() if each is not None})
-        return make_plan(self.request, self.options, self.backend, [name for name, _ in self.kernels], NAMES, how)
+        return make_plan(self.request, self.options, self.backend, [name for name, _ in self.kernels], how)
 
     def say_plan(self) -> None:
         from mamf.engine.estimate import estimate_seconds, probe_flops
-        from mamf.engine.strategies.shapes import measured_shapes, operand_bytes
+        from mamf.engine.strategies.rows import largest_buffers
 
         plan, backend, ((_, kernel),) = self.plan, self.backend, self.kernels
         steps = self.driven.steps
-        needed = max(operand_bytes(plan, shape, backend.info.cache_bytes) for shape in measured_shapes(plan))
+        needed = sum(buffer.nbytes for buffer in largest_buffers(plan, backend.info.cache_bytes).values())
         flops = probe_flops(kernel, plan.problem, backend)  # type: ignore[arg-type]
         seconds = estimate_seconds(plan, steps, backend, flops)
         say(f"device: {backend.info.name} ({backend.name}:{backend.index}), {kernel.name} {plan.problem.dtype}")

@@ -7,16 +7,16 @@ import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from mamf.cli.interruption import Interruption
 from mamf.cli.options import add, add_devices_options, add_output_options, add_run_options, index
+from mamf.cli.planning import default_operation
 from mamf.cli.session import Session, run_session
 from mamf.cli.terminal import say
-from mamf.plans import MATMUL, VERIFY, VERIFY_BUDGET_SECONDS, Plan
+from mamf.operation import Request
+from mamf.plans import VERIFY, VERIFY_BUDGET_SECONDS, Plan
 from mamf.regime_names import CHECKING, asked_regimes
 
 if TYPE_CHECKING:
-    from mamf.kinds.driver import Resumed
-    from mamf.kinds.kind import Named
+    from mamf.engine.runner import Named
 
 EXAMPLES = """examples:
   mamf verify                                 all devices, every available kernel, a minute; exit code 3 if one is wrong
@@ -48,17 +48,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     # What scaled_dot_product_attention says, line by line, of a problem that it refuses.
     warnings.filterwarnings("ignore", ".*(kernel not used because|runtime disabled|fused kernels require)")
-    return run_session(options, _VerifySession)
+    return run_session(options, _VerifySession, Request(default_operation()))
 
 
 class _VerifySession(Session):
     kind = VERIFY
-
-    def __init__(self, options: argparse.Namespace, interruption: Interruption, resumed: Resumed | None) -> None:
-        from mamf.operation import Request
-        from mamf.plugins.discovery import operation
-
-        super().__init__(Request(operation(MATMUL)), options, interruption, resumed)
 
     def open_kernels(self) -> Sequence[Named]:
         from mamf.cli.resuming import require_same_kernels
@@ -71,10 +65,9 @@ class _VerifySession(Session):
 
     def new_plan(self) -> Plan:
         from mamf.engine.strategies.verify import verify_plan
-        from mamf.plugins.discovery import operation
 
         asked, regimes = self.options, asked_regimes(self.options.regime, CHECKING)
-        largest = operation(MATMUL).parse_shape(asked.largest) if asked.largest else None
+        largest = self.of.parse_shape(asked.largest) if asked.largest else None
         given = (asked.budget, asked.dtype, regimes, largest, asked.seed or 0, asked.number)
         return verify_plan(self.backend, dict(self.kernels), *given)
 

@@ -2,36 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, replace
 
-from mamf.ceilings.ceiling import Ceiling
-from mamf.engine.search.finding import Find
-from mamf.engine.strategies.kernels import KernelsSweep
+from mamf.ceilings.ceiling import Ceiling, Ceilings
+from mamf.ceilings.roof import READ_BANDWIDTH, key_of
+from mamf.engine.runner import Setup
+from mamf.engine.search.kernels import KernelsFindStrategy
+from mamf.engine.search.strategy import FindStrategy
+from mamf.engine.strategies.rows import RowsStrategy
 from mamf.kernel import AnyKernel
 from mamf.logs.recording import Record
 from mamf.logs.records import ceiling_from_record, ceiling_record
 from mamf.measurement import Measurement
-from mamf.operations.matmul.selection import kernels_for
+from mamf.operations.unknown import operation_called
 from mamf.plans import Plan
+from mamf.plugins.selection import choose_kernels
 
+#: The phase of rows that only say what is worth confirming.
+SCOUT = "scout"
 _A_MOMENT = 1e-9
 
 
-@dataclass
-class SharesSweep(KernelsSweep):
-    """One run of a plan with searches.
+class SharesStrategy(RowsStrategy):
+    """Rows as shares of ceilings, to which those that are found are added.
 
-    ``ceilings``: those that are known, to which those that are found are added. ``searches``: those that are left to
-    do. ``rows``: of an interrupted run. ``references_of``: the kernels that ceilings were measured with.
+    ``searches``: those that are left to do. ``references_of``: the kernels that ceilings were measured with.
     ``on_failure``: is called with what the run goes on without.
     """
 
-    ceilings: dict[tuple[str, str], Ceiling] = field(default_factory=dict)
-    searches: Sequence[Plan] = ()
-    rows: Sequence[Measurement] = ()
-    references_of: Callable[[Mapping[tuple[str, str], Ceiling]], Mapping[str, AnyKernel]] = lambda ceilings: {}
-    on_failure: Callable[[str], None] = lambda message: None
+    def __init__(
+        self,
+        setup: Setup,
+        ceilings: dict[tuple[str, str], Ceiling],
+        records: Iterable[Record],
+        searches: Iterable[Plan],
+        references_of: Callable[[Ceilings], Mapping[str, AnyKernel]],
+        on_failure: Callable[[str], None],
+    ) -> None:
+        super().__init__(setup, ceilings, records=records)
+        self.found, self.searches = ceilings, searches
+        self.references_of, self.on_failure = references_of, on_failure
 
     def results(self) -> Iterator[Measurement | Record]:
         begun, budget = self.backend.now(), self.plan.budget_seconds
@@ -41,30 +52,42 @@ class SharesSweep(KernelsSweep):
         if budget is not None:
             left = budget - (self.backend.now() - begun)
             self.plan = replace(self.plan, budget_seconds=max(left, _A_MOMENT))
-        self.records, self.references = (), self.references_of(self.ceilings)
+        self.records, self.references = (), self.references_of(self.found)
         yield from super().results()
 
     def _searched(self, search: Plan) -> Iterator[Measurement | Record]:
-        """Find the ceilings of a dtype; what an interrupted run measured of it is not measured again."""
-        problem = search.problem
-        held = [row for row in self.rows if row.phase and row.problem == problem]
-        kernels = kernels_for(self.backend, problem, search.kernels)
-        find = Find(search, kernels, self.backend, held, lambda text: self.on_phase(f"{problem.dtype} ceiling, {text}"))
-        yield from find.results()
-        found = find.ceilings
-        for regime in self.plan.regimes:
-            if regime not in found:
-                self.on_failure(_missing_shares(problem.dtype, regime, search))
+        """Find the ceilings of a dtype, or of memory; what an interrupted run measured of it is not measured again."""
+        problem, backend, name = search.problem, self.backend, name_of(search)
+        opened = choose_kernels(operation_called(search.operation), backend, search.kernels)
+        held = [row for row in self.setup.rows if row.phase and row.problem == problem]
+        find = Setup(search, backend, opened, held)
+        find.on_phase = lambda text: self.setup.on_phase(f"{name} ceiling, {text}")
+        strategy = FindStrategy(find) if search.is_search else KernelsFindStrategy(find)
+        for row in strategy.results():
+            if not isinstance(row, Measurement):
+                yield row
                 continue
-            record = ceiling_record(found[regime])
+            yield row if row.phase else replace(row, phase=SCOUT)
+            find.rows.append(row)
+        confirmed = {regime: ceiling for (_, regime), ceiling in find.confirmed.items()}
+        for regime in self.plan.regimes:
+            if regime not in confirmed:
+                self.on_failure(_missing_shares(name, regime, search))
+                continue
+            record = ceiling_record(confirmed[regime])
             yield Record("ceiling", record)
-            device = {"device": asdict(self.backend.info)}
+            device = {"device": asdict(backend.info)}
             ceiling = ceiling_from_record(record, device)  # as the log holds it
-            self.ceilings[ceiling.dtype, regime] = ceiling
+            self.found[key_of(ceiling)] = ceiling
 
 
-def _missing_shares(dtype: str, regime: str, search: Plan) -> str:
+def name_of(search: Plan) -> str:
+    """The dtype whose matmul ceiling a search finds, or READ_BANDWIDTH."""
+    return str(search.problem.dtype) if search.is_search else READ_BANDWIDTH
+
+
+def _missing_shares(name: str, regime: str, search: Plan) -> str:
     return (
-        f"no {dtype} {regime} ceiling was confirmed in {search.budget_seconds:.3g} s, so its rows have no shares "
-        "(MAMFU): --resume continues the search (use a longer --budget), or start a new run with --ceiling LOG"
+        f"no {name} {regime} ceiling was confirmed in {search.budget_seconds:.3g} s, so rows have no shares of it: "
+        "--resume continues the search (use a longer --budget), or start a new run with --ceiling LOG"
     )

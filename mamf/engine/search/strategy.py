@@ -15,7 +15,7 @@ from typing import ClassVar
 
 from mamf.ceilings.ceiling import CHOOSE, FEWEST_ROUNDS, Candidate, rank_candidates
 from mamf.engine.regimes import Burst, Regime, StoppingRule, Sustained
-from mamf.engine.runner import Runner, Step, Steps
+from mamf.engine.runner import PlanStrategy, Setup, Step, Steps
 from mamf.engine.search.grid import (
     along_k,
     anywhere,
@@ -38,10 +38,10 @@ from mamf.engine.search.search import FIRST_SHAPES, Search, draw_short_shapes
 from mamf.measurement import Measurement
 from mamf.operations.matmul.kernel import MatmulKernel
 from mamf.operations.matmul.shapes import MatmulShape, SearchOptions
-from mamf.plans import ALGORITHM, DEFAULT_BUDGET_SECONDS, Plan
+from mamf.plans import ALGORITHM, DEFAULT_BUDGET_SECONDS
 
 
-class FindStrategy:
+class FindStrategy(PlanStrategy):
     """A search for the ceilings of a plan, which its rows confirm."""
 
     #: Of a visit of sustained that chooses.
@@ -63,20 +63,19 @@ class FindStrategy:
     #: shape.
     quick_algorithms: ClassVar[int] = 2
 
-    def __init__(self, plan: Plan, kernels: Sequence[MatmulKernel], run: Runner) -> None:
-        self.plan, self.run, self.backend = plan, run, run.backend
-        self.options: SearchOptions = plan.options
-        self._seconds = plan.budget_seconds or DEFAULT_BUDGET_SECONDS
+    def __init__(self, setup: Setup) -> None:
+        # The rows of an interrupted run answer the search in place of measuring. Whether a phase had ended then is read
+        # off them, because it may have been time that ended it.
+        super().__init__(setup, replayed=setup.rows)
+        kernels: list[MatmulKernel] = setup.opened
+        self.options: SearchOptions = setup.plan.options
+        self._seconds = setup.plan.budget_seconds or DEFAULT_BUDGET_SECONDS
         self._default = kernels[0].name
         #: Those with algorithms to rank: the default has only one, unless all of them are cheap.
         self._ranked = [*kernels[1:], *(kernel for kernel in kernels[:1] if kernel.has_cheap_variants)]
         self.pace = pace_of(self.options)
-        self._chooser = random.Random(plan.problem.seed)
+        self._chooser = random.Random(setup.plan.problem.seed)
         self._by_name = {kernel.name: kernel for kernel in kernels}
-        self._deadline = run.begun + self._seconds
-        self._confirmation = Confirmation(
-            run, plan.problem, self._by_name, plan.precision, self._chooser, self.visit_seconds, self._deadline
-        )
         self._scouted: list[Measurement] = []
         self._algorithms: list[Measurement] = []
         #: Of the algorithms of each kernel that were tried.
@@ -91,11 +90,16 @@ class FindStrategy:
         return self.run.begun + self._compiled + share * scale * (self._seconds - self._compiled)
 
     def steps(self) -> Steps:
+        deadline, problem, chooser = self.run.begun + self._seconds, self.plan.problem, self._chooser
+        self._deadline = deadline
+        self._confirmation = Confirmation(
+            self.run, problem, self._by_name, self.plan.precision, chooser, self.visit_seconds, deadline
+        )
         burst: list[Measurement] = []
         if Sustained.name in self.plan.regimes:
             self._confirmation.deadline -= self._confirmation.seconds_to_confirm()
         yield from self._burst(burst)
-        self._confirmation.deadline = self._deadline
+        self._confirmation.deadline = deadline
         if Sustained.name in self.plan.regimes:
             yield from self._sustained(burst)
 

@@ -4,50 +4,37 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 
 from mamf.ceilings.ceiling import CONFIRM, summarize_conditions
-from mamf.engine.clocks import ClockChoice
 from mamf.engine.regimes import Regime
-from mamf.engine.runner import Runner, Step, Steps
-from mamf.engine.strategies.kernels import KernelsSweep
+from mamf.engine.runner import Setup, Step, Steps
+from mamf.engine.strategies.rows import RowsStrategy
 from mamf.logs.entries import Entry, by_step, visited_entry
 from mamf.logs.judging import DEFAULT_TOLERANCE, is_in_doubt
-from mamf.logs.recording import Record
 from mamf.measurement import Measurement
 from mamf.plans import StepKey
 
 
-@dataclass
-class GuardSweep(KernelsSweep):
-    """One run of a plan with ``rounds``.
+class GuardStrategy(RowsStrategy):
+    """First visits that no row answers, and the fresh ones that they call for.
 
-    ``baseline``: by key; None makes one, for which every row goes through all rounds. ``rows``: of an interrupted run,
-    in their order.
+    ``baseline``: by key; None makes one, for which every row goes through all rounds.
     """
 
-    baseline: Mapping[object, Entry] | None = None
-    tolerance: float = DEFAULT_TOLERANCE
-    rows: Sequence[Measurement] = field(default_factory=list)
+    def __init__(
+        self, setup: Setup, baseline: Mapping[object, Entry] | None = None, tolerance: float = DEFAULT_TOLERANCE
+    ) -> None:
+        super().__init__(setup, replayed=[row for row in setup.rows if row.phase])
+        self.baseline, self.tolerance = baseline, tolerance
+        self._visits = by_step(row for row in setup.rows if not row.phase)
 
-    def __post_init__(self) -> None:
-        self._names = dict(zip(self.plan.kernels, self.kernels, strict=True))
-        self._visits = by_step(row for row in self.rows if not row.phase)
-
-    def results(self) -> Iterator[Measurement | Record]:
-        """First visits that are not held, and the fresh ones that they call for."""
-        answers = [row for row in self.rows if row.phase]
-        self._run = Runner(
-            self.backend, self.plan.budget_seconds, answers, self.on_phase, clocks=ClockChoice.of(self.plan)
-        )
-        yield from self._run.results(self._steps(self._run))
-
-    def _steps(self, run: Runner) -> Steps:
+    def steps(self) -> Steps:
+        left = self.setup.steps
         for name in self.plan.regimes:
-            regime = run.start(self._regime(name))
-            steps = [step for step in self.plan.steps() if step[0] == name]
-            yield from self._visited(regime, [step for step in steps if step not in self.held], "", 1)
+            regime = self.run.start(self.regime(name))
+            steps = [step for step in self.plan.steps() if step.regime == name]
+            yield from self._visited(regime, [step for step in steps if step in left], "", 1)
             confirming = regime.confirming(summarize_conditions(self._measured(name)), math.inf)
             for number in range(1, self.plan.options.rounds + 1):
                 doubtful = [step for step in steps if self._is_in_doubt(step)]
@@ -61,8 +48,8 @@ class GuardSweep(KernelsSweep):
         for step in steps:
             name, problem, shape, kernel = step
             progress = f"round {number} of at most {self.plan.options.rounds}" if phase else ""
-            self.on_phase(f"{name} {shape} {kernel} {progress}".rstrip())
-            row = yield Step(self._names[kernel], problem, shape, regime, self._rule(regime), phase, number)
+            self.setup.on_phase(f"{name} {shape} {kernel} {progress}".rstrip())
+            row = yield Step(self.kernels[kernel], problem, shape, regime, self.rule(regime), phase, number)
             if row is not None:
                 self._visits.setdefault(self._key(step), []).append(row)
 
@@ -81,7 +68,7 @@ class GuardSweep(KernelsSweep):
     def _key(self, step: StepKey) -> StepKey:
         """The step by the kernel's own name, as rows have it."""
         regime, problem, shape, kernel = step
-        return StepKey(regime, problem, shape, self._names[kernel].name)
+        return StepKey(regime, problem, shape, self.kernels[kernel].name)
 
 
 def with_another_row(due: Sequence[StepKey], steps: Sequence[StepKey]) -> list[StepKey]:

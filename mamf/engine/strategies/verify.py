@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 from mamf.backend import Backend
 from mamf.dtypes import OPERAND_DTYPES, canonical_name
 from mamf.engine.regimes import StoppingRule, regime_class
-from mamf.engine.runner import Runner, Step, Steps
+from mamf.engine.runner import PlanStrategy, Step, Steps
 from mamf.errors import UnavailableError, UsageError
 from mamf.kernel import AnyKernel
-from mamf.measurement import Measurement
 from mamf.operation import plan_of
 from mamf.operations.matmul.operation import problem_for
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.operations.unknown import operation_called
-from mamf.plans import MATMUL, VERIFY, VERIFY_BUDGET_SECONDS, Plan, VerifyOptions
+from mamf.plans import VERIFY, VERIFY_BUDGET_SECONDS, Plan, VerifyOptions
 from mamf.plugins.discovery import OPERATIONS, find_registered, operation
 from mamf.plugins.selection import choose_kernels, find_operation
 from mamf.regime_names import CHECKING, LOADED
@@ -86,36 +84,24 @@ def verify_plan(
     size, budget = 4096 if backend.is_accelerator else 256, budget_seconds or VERIFY_BUDGET_SECONDS
     shape, own = largest or MatmulShape(size, size, size), sorted({each.operation for each in kernels.values()})
     options = VerifyOptions(number, tuple(own))
-    of = operation(MATMUL)
+    of = operation_called(problems[0].operation)
     return plan_of(of, kernels, problems, [shape], regimes, VERIFY, budget_seconds=budget, options=options)
 
 
-@dataclass
-class VerifySweep:
-    """One run of a plan. ``kernels``: of any operations. ``rows``: of an interrupted run."""
+class VerifyStrategy(PlanStrategy):
+    """One run of a plan with kernels of any operations."""
 
-    plan: Plan
-    kernels: Sequence[AnyKernel]
-    backend: Backend
-    rows: Sequence[Measurement] = ()
-    on_phase: Callable[[str], None] = lambda text: None
+    left_out = 0  # the end of the budget is the end of the run
 
-    @property
-    def left_out(self) -> int:
-        return 0  # the end of the budget is the end of the run
-
-    def results(self) -> Iterator[Measurement]:
+    def steps(self) -> Steps:
         """Raises UsageError if no kernel has a problem to verify."""
-        run = Runner(self.backend, self.plan.budget_seconds, on_phase=self.on_phase)
-        yield from run.results(self._steps(run))
-
-    def _steps(self, run: Runner) -> Steps:
+        run, rows = self.run, self.setup.rows
         asked, budget = self.plan.options.number, self.plan.budget_seconds or VERIFY_BUDGET_SECONDS
-        number, drawn = asked or 1 + max((row.round for row in self.rows), default=0), None
-        seconds, repeats = max(budget / _MOST_ROWS, _REPEAT_SECONDS if asked else 0.0), len(self.rows)
+        number, drawn = asked or 1 + max((row.round for row in rows), default=0), None
+        seconds, repeats = max(budget / _MOST_ROWS, _REPEAT_SECONDS if asked else 0.0), len(rows)
         rule = StoppingRule(seconds=seconds)
         for index, name in enumerate(self.plan.regimes, 1):
-            regime, spent = run.start(regime_class(name)(self.backend)), dict.fromkeys(self.kernels, 0.0)
+            regime, spent = run.start(regime_class(name)(self.backend)), dict.fromkeys(self.setup.opened, 0.0)
             while spent and run.now() < run.begun + budget * index / len(self.plan.regimes):
                 kernel, begun = min(spent, key=lambda each: spent[each]), run.now()
                 found = draw(self.backend, self.plan, kernel, number, name)
@@ -123,7 +109,7 @@ class VerifySweep:
                     del spent[kernel]
                     continue
                 drawn, repeats = found, repeats + 1
-                self.on_phase(f"{name} {number} {kernel.name} {drawn[1]}")
+                self.setup.on_phase(f"{name} {number} {kernel.name} {drawn[1]}")
                 # A problem that is asked for is verified again and again until it is wrong, each time with a row.
                 row = yield Step(kernel, *drawn, regime, rule, str(repeats) if asked else "", number)
                 run.release_pools()  # each problem has its own seed

@@ -8,23 +8,19 @@ import torch
 
 from mamf.backend import Backend, Unavailable
 from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
-from mamf.operations.attention.torch_attention import LibraryAttention, output_of, window_of
+from mamf.operations.attention.torch_attention import Library, LibraryAttention, output_of, window_of
 
 _ARCHITECTURES = ("gfx942", "gfx950")
 
 
-class Aiter(LibraryAttention):
+class AiterLibrary(Library):
     """Builds its kernels in the first launch, which is for verification and not timed."""
 
-    name = "aiter"
     library = "AITER"
     module = "aiter"
     distribution = "amd-aiter"
     install = "git clone --recursive https://github.com/ROCm/aiter && cd aiter && python setup.py develop"
     runtimes = ("hip",)
-    layout = "bshd"
-    has_window = True
-    has_unequal_head_dims = True
 
     def unavailable(self, backend: Backend) -> Unavailable | None:
         if backend.runtime == "hip" and backend.info.architecture not in _ARCHITECTURES:
@@ -33,6 +29,13 @@ class Aiter(LibraryAttention):
                 "mamf attention --kernel sdpa-flash",
             )
         return super().unavailable(backend)
+
+
+class Aiter(AiterLibrary, LibraryAttention):
+    name = "aiter"
+    layout = "bshd"
+    has_window = True
+    has_unequal_head_dims = True
 
     def load(self) -> Any:
         from aiter import flash_attn_func

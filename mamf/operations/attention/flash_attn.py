@@ -16,6 +16,7 @@ from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
 from mamf.operations.attention.torch_attention import (
     AbsentError,
     Capability,
+    Library,
     LibraryAttention,
     output_of,
     window_of,
@@ -29,6 +30,13 @@ _BLACKWELL_DATACENTER_MAJORS = (10, 11)
 _REFUSAL = re.compile(r"\bonly supports? |\bbuild (does not support|has) |\bbuilt with .* disabled")
 #: Head dimensions of keys and values above 128 that its Blackwell kernels support.
 _FA4_WIDE_ON_BLACKWELL = ((192, 128), (256, 256))
+
+
+def is_refusal(error: Exception) -> bool:
+    """Whether the library does not support what it was asked for. FlashAttention 4 asserts what it supports."""
+    return isinstance(error, (AssertionError, NotImplementedError)) or (
+        isinstance(error, RuntimeError) and _REFUSAL.search(str(error)) is not None
+    )
 
 
 class _FlashAttention(LibraryAttention):
@@ -47,17 +55,15 @@ class _FlashAttention(LibraryAttention):
         v: torch.Tensor,
     ) -> torch.Tensor:
         # Older builds of FA3, and all of FA4, also return the log-sum-exp.
-        return output_of(function(q, k, v, causal=shape.causal, window_size=window_of(shape, self.no_window)))
-
-    def refuses(self, error: Exception) -> bool:
-        # FA4 asserts what it supports.
-        return isinstance(error, (AssertionError, NotImplementedError)) or (
-            isinstance(error, RuntimeError) and _REFUSAL.search(str(error)) is not None
+        return output_of(
+            function.flash_attn_func(q, k, v, causal=shape.causal, window_size=window_of(shape, self.no_window))
         )
 
+    def refuses(self, error: Exception) -> bool:
+        return is_refusal(error)
 
-class FlashAttention2(_FlashAttention):
-    name = "flash-attn-2"
+
+class FlashAttention2Library(Library):
     library = "FlashAttention 2"
     module = "flash_attn"
     distribution = "flash-attn"
@@ -73,11 +79,14 @@ class FlashAttention2(_FlashAttention):
         # flash-attn-4 makes a namespace of the same name, with nothing but ``cute`` inside.
         if not hasattr(module, "flash_attn_func"):
             raise AbsentError("the installed flash_attn has no flash_attn_func, only FlashAttention 4 (cute)")
-        return module.flash_attn_func
+        return module
 
 
-class FlashAttention3(_FlashAttention):
-    name = "flash-attn-3"
+class FlashAttention2(FlashAttention2Library, _FlashAttention):
+    name = "flash-attn-2"
+
+
+class FlashAttention3Library(Library):
     library = "FlashAttention 3"
     module = _FA3_MODULES[0]
     distribution = "flash-attn-3"
@@ -87,8 +96,6 @@ class FlashAttention3(_FlashAttention):
     )
     cards = "Hopper (sm90) only"
     instead = "flash-attn-4"
-    has_unequal_head_dims = True
-    value_dims = range(8, 513, 8)
 
     def runs_on(self, capability: Capability) -> bool:
         return capability[0] == 9
@@ -96,12 +103,18 @@ class FlashAttention3(_FlashAttention):
     def load(self) -> Any:
         for name in _FA3_MODULES:
             try:
-                return importlib.import_module(name).flash_attn_func
+                return importlib.import_module(name)
             except ModuleNotFoundError as error:
                 # Only the module itself may be missing under one of its names, not what it imports.
                 if error.name is None or not f"{name}.".startswith(f"{error.name}."):
                     raise
         raise ModuleNotFoundError(f"no {' and no '.join(_FA3_MODULES)}", name=self.module)
+
+
+class FlashAttention3(FlashAttention3Library, _FlashAttention):
+    name = "flash-attn-3"
+    has_unequal_head_dims = True
+    value_dims = range(8, 513, 8)
 
     def unsupported_shape(self, problem: AttentionProblem, shape: AttentionShape) -> str | None:
         d, dv = shape.head_dims
@@ -132,7 +145,7 @@ class FlashAttention4(_FlashAttention):
         # flash-attn 2.8 includes an early copy of this module, which needs other packages. Its __version__ is no help.
         if package_version(self.distribution) is None:
             raise ModuleNotFoundError(f"no {self.distribution}", name=self.module)
-        return importlib.import_module(self.module).flash_attn_func
+        return importlib.import_module(self.module)
 
     def unsupported(self, backend: Backend, problem: AttentionProblem) -> str | None:
         is_asked = problem.has_backward and backend.runtime in self.runtimes

@@ -43,6 +43,10 @@ class Attention(FlopOperation[AttentionProblem, AttentionShape]):
     problem_type = AttentionProblem
     shape_example = "b1h16q4096k4096d128c"
     ranks_by_shape = True
+    own_command = "attention"
+    chart = "lengths"
+    has_shares = True
+    gives_tensors = True
     approximate_kernels = frozenset(
         {"sage-1", "sage-2", *(f"sparge-{dtype}-{by}" for dtype in ("fp16", "fp8") for by in ("threshold", "topk"))}
     )
@@ -126,8 +130,3 @@ def saved_mib(row: Measurement) -> float | None:
     """MiB that the forward pass saves for a backward pass measured alone; None if the device does not report it."""
     held = row.details.get("held_bytes")
     return None if held is None or row.problem.direction != "bwd" else float(held) / 2**20
-
-
-def is_attention(row: Measurement) -> bool:
-    """Whether a row measures attention, and neither a product for its ceiling nor a reference."""
-    return isinstance(row.shape, AttentionShape) and not row.is_reference

@@ -50,7 +50,7 @@ from mamf.operations.operand_sets import (
 #: The command for devices that a kernel does not support: torch's own choice runs on all devices.
 ON_ANY_DEVICE = "mamf attention --kernel sdpa"
 #: The messages of torch's dispatchers if no kernel fits.
-_NOTHING_FITS = ("No available kernel", "No viable backend")
+NOTHING_FITS = ("No available kernel", "No viable backend")
 # ||O - reference|| / ||reference||: rounding P and O to 8 bits gives sqrt(2) 1.65e-3 = 2.3e-3, as exact kernels show in
 # results/, and to 11 bits an eighth of that. The bounds are at least twice as large. Float32 and float64 round sums and
 # exponents.
@@ -68,6 +68,11 @@ _SLOPE, _RARE = 1e-3, 8.0
 _SIGNED = {"fwd": ("v",), "bwd": ("do",), "fwd+bwd": ("v", "do")}
 # The largest error of a single row of the output: far above rounding, far below that of a row that was not written.
 _ROW_TOLERANCE, _ROW_TOLERANCE_APPROXIMATE = 0.25, 0.6
+
+
+def tolerance_of(dtype: str) -> float:
+    """The largest ||O - reference|| / ||reference|| of a correct result of an exact kernel."""
+    return _TOLERANCE[dtype]
 
 
 class TorchAttention(AttentionKernel):
@@ -156,11 +161,11 @@ class TorchAttention(AttentionKernel):
         return views
 
     def refuses(self, error: Exception) -> bool:
-        return isinstance(error, RuntimeError) and any(text in str(error) for text in _NOTHING_FITS)
+        return isinstance(error, RuntimeError) and any(text in str(error) for text in NOTHING_FITS)
 
     def bound(self, problem: AttentionProblem) -> float:
         """The largest ||O - reference|| / ||reference|| of a correct result."""
-        return self.tolerance if self.tolerance is not None else _TOLERANCE[problem.dtype]
+        return self.tolerance if self.tolerance is not None else tolerance_of(problem.dtype)
 
     def canonical(self, tensor: torch.Tensor) -> torch.Tensor:
         """A tensor as batch, heads, sequence, width."""
@@ -331,8 +336,8 @@ class AbsentError(ImportError):
     """A module of the library's name can be imported, but it is something else; says what."""
 
 
-class LibraryAttention(TorchAttention):
-    """A kernel of a vendor's or third party's library, loaded late. Derived kernels supply ``load`` and ``call``.
+class Library:
+    """What kernels of a vendor's or third party's library share. It is loaded late; derived kernels supply ``load``.
 
     A library may be absent, half installed, built for another card or another CUDA: importing it may raise anything,
     and all errors become a reason with the command that fixes it. What it prints on import goes to stderr, because
@@ -350,23 +355,15 @@ class LibraryAttention(TorchAttention):
     runtimes: ClassVar[tuple[str, ...]] = ("cuda",)
     cards: ClassVar[str] = ""
     instead: ClassVar[str] = "sdpa"
-    has_unequal_head_dims: ClassVar[bool] = False
 
     @abstractmethod
     def load(self) -> Any:
-        """The library's function, imported now. May raise anything."""
+        """The library's function or module, imported now. May raise anything."""
 
-    @abstractmethod
-    def call(
-        self,
-        function: Any,
-        problem: AttentionProblem,
-        shape: AttentionShape,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-    ) -> torch.Tensor:
-        """The output, in the kernel's layout, by what ``load`` gave."""
+    def version(self) -> str | None:
+        """The distribution and its version, or None."""
+        version = package_version(self.distribution)
+        return f"{self.distribution} {version}" if version else None
 
     def runs_on(self, capability: Capability) -> bool:
         """Whether it has code for an NVIDIA card of this compute capability."""
@@ -407,6 +404,24 @@ class LibraryAttention(TorchAttention):
         with contextlib.redirect_stdout(sys.stderr):
             return self.load()
 
+
+class LibraryAttention(Library, TorchAttention):
+    """A kernel of a library. Derived kernels supply ``load`` and ``call``."""
+
+    has_unequal_head_dims: ClassVar[bool] = False
+
+    @abstractmethod
+    def call(
+        self,
+        function: Any,
+        problem: AttentionProblem,
+        shape: AttentionShape,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+    ) -> torch.Tensor:
+        """The output, in the kernel's layout, by what ``load`` gave."""
+
     def bind(self, backend: Backend, problem: AttentionProblem, shape: AttentionShape) -> Callable[..., torch.Tensor]:
         function = self.loaded()
         return lambda q, k, v: self.call(function, problem, shape, q, k, v)
@@ -419,8 +434,8 @@ class LibraryAttention(TorchAttention):
     def details(
         self, problem: AttentionProblem, shape: AttentionShape, operands: Sequence[torch.Tensor]
     ) -> dict[str, Any]:
-        version = package_version(self.distribution)
-        return {"library": f"{self.distribution} {version}"} if version else {}
+        version = self.version()
+        return {"library": version} if version else {}
 
 
 class QuantizedAttention(LibraryAttention):

@@ -32,6 +32,7 @@ class Bandwidth(Operation[BandwidthProblem, BandwidthShape]):
     shape_type = BandwidthShape
     problem_type = BandwidthProblem
     shape_example = "256MiB"
+    own_command = "bandwidth"
 
     def default_shapes(self, backend: Backend) -> Sequence[BandwidthShape]:
         """Powers of two from where all arrays of any pattern fit in the cache to where they fill half the memory."""

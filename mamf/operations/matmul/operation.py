@@ -16,6 +16,7 @@ from mamf.operation import FlopOperation, Preset, random_sizes
 from mamf.operations.matmul.kernel import LAYOUTS, PADDINGS, MatmulKernel, MatmulProblem, ProductProblemT, ProductShapeT
 from mamf.operations.matmul.shapes import LAYOUT_OF, PRESETS, MatmulShape
 from mamf.parameters import Parameter
+from mamf.regime_names import BURST, CLASSIC, SUSTAINED
 
 # A share of random products is deep: few outputs and a long K, which libraries divide among compute units. Two of three
 # have a K of which cuBLAS 13.1.0 leaves out the last 8 terms on an H100 or H200. Other versions do so at other lengths:
@@ -27,6 +28,7 @@ _DEEP_SIZES = (16, 32, 64, 128, 512)
 class ProductOperation(FlopOperation[ProductProblemT, ProductShapeT]):
     """Base class of single, batched and grouped matrix products."""
 
+    gives_tensors = True
     reference = (
         "A (B x) for random x without a library of products, int8 in int32, float32 and float64 in float64, all others "
         "in float32; 256 entries by the host in float64"
@@ -78,6 +80,11 @@ class Matmul(ProductOperation[MatmulProblem, MatmulShape]):
     shape_type = MatmulShape
     problem_type = MatmulProblem
     shape_example = "4096x4096x4096"
+    own_command = "sweep"
+    chart = "shapes"
+    compares_kernels = False
+    is_compute_roof = True
+    regimes = (BURST, SUSTAINED, CLASSIC)
     preset_parameter = Parameter("preset", str, "linear layers of known models; --m is their tokens")
     preset_parameters = (
         Parameter(

@@ -15,7 +15,14 @@ from mamf.operations.matmul.kernel import MatmulKernel, MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.operations.matmul.torch_products import TorchMatmul
 from mamf.operations.operand_sets import OperandSet, float32_precision, view_as
-from mamf.operations.products import ScaledProducts, product_set, quantized_operand, rows_of, smaller_operand
+from mamf.operations.products import (
+    ScaledProducts,
+    product_set,
+    quantized_operand,
+    quantized_unchanged,
+    rows_of,
+    smaller_operand,
+)
 from mamf.operations.quantization import Quantized, swizzle
 from mamf.operations.whole_products import Part
 from mamf.torch_backend import torch_dtype
@@ -50,6 +57,7 @@ class FormatMatmul(ScaledProducts[MatmulProblem, MatmulShape], MatmulKernel):
         self, backend: Backend, problem: MatmulProblem, shape: MatmulShape, flat: Mapping[str, torch.Tensor]
     ) -> OperandSet:
         a, b = (quantized_operand(backend, problem, shape, name, flat) for name in ("a", "b"))
+        unchanged = quantized_unchanged(a, b)
         values, weights = (rows_of(shape, name, flat)[None] for name in ("a", "b"))
         c = view_as(flat["c"], shape.m, shape.n)
         return product_set(
@@ -59,6 +67,7 @@ class FormatMatmul(ScaledProducts[MatmulProblem, MatmulShape], MatmulKernel):
             lambda output: [Part(a, b, output[None])],
             smaller_operand(a.elements, b.elements),
             exact=lambda output: [Part(values, weights, output[None])],
+            changed=unchanged,
         )
 
 

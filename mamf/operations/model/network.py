@@ -72,7 +72,7 @@ class Block(nn.Module):
     def __init__(self, problem: ModelProblem, shape: ModelShape, attend: Attend) -> None:
         super().__init__()
         self.attention_norm, self.mlp_norm = norm_of(problem), norm_of(problem)
-        self.attention = Attention(problem, shape, attend)
+        self.attention = SelfAttention(problem, shape, attend)
         self.mlp = {"gpt2": GeluMlp, "llama": SwiGluMlp, "moe": Experts}[problem.style](problem)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -81,7 +81,7 @@ class Block(nn.Module):
         return mixed
 
 
-class Attention(nn.Module):
+class SelfAttention(nn.Module):
     """Causal attention; one product computes queries, keys and values."""
 
     cosine: torch.Tensor

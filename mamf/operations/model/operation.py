@@ -24,6 +24,8 @@ class Model(FlopOperation[ModelProblem, ModelShape]):
     shape_type = ModelShape
     problem_type = ModelProblem
     shape_example = "b8s1024"
+    own_command = "model"
+    chart = "phases"
     axis_label = "context length"
     default_regime = SUSTAINED
     counts_model_flop = True

@@ -3,31 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 
-from mamf.engine.strategies.kernels import KernelsSweep
+from mamf.engine.runner import Setup
+from mamf.engine.strategies.rows import RowsStrategy
 from mamf.logs.recording import Record
 from mamf.measurement import Measurement
 from mamf.profiling.counters.counts import Step, counts_record, step_of
 from mamf.profiling.counters.ncu import Ncu
 
 
-@dataclass
-class CountingSweep(KernelsSweep):
-    """One run of a plan. ``rows``: of the run so far, also of an interrupted one; it grows as rows are written.
-    ``counted``: steps that have counts.
-    """
+class CountingStrategy(RowsStrategy):
+    """One run of a plan. ``counted``: steps that have counts."""
 
-    rows: Sequence[Measurement] = ()
-    counted: set[Step] = field(default_factory=set)
-    ncu: Ncu = field(kw_only=True)
+    def __init__(self, setup: Setup, counted: set[Step], ncu: Ncu) -> None:
+        super().__init__(setup)
+        self.counted, self.ncu = counted, ncu
 
     @property
     def left_out(self) -> int:
-        return super().left_out + len(uncounted(self.rows, self.counted))
+        return super().left_out + len(uncounted(self.setup.rows, self.counted))
 
     def results(self) -> Iterator[Measurement | Record]:
-        for row in uncounted(self.rows, self.counted):
+        for row in uncounted(self.setup.rows, self.counted):
             yield self._count(row)
         for found in super().results():
             yield found
@@ -36,9 +33,9 @@ class CountingSweep(KernelsSweep):
 
     def _count(self, row: Measurement) -> Record:
         """Count a row, by the name that its kernel was requested by."""
-        self.on_phase(f"counting {row.shape} {row.kernel}")
-        named = zip(self.plan.kernels, self.kernels, strict=True)
-        counts = self.ncu.count(next((name for name, kernel in named if kernel.name == row.kernel), row.kernel), row)
+        self.setup.on_phase(f"counting {row.shape} {row.kernel}")
+        named = {kernel.name: name for name, kernel in self.setup.kernels}
+        counts = self.ncu.count(named.get(row.kernel, row.kernel), row)
         if counts.ok:
             self.counted.add(step_of(counts))
         return Record("counters", counts_record(counts))

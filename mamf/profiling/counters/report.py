@@ -28,7 +28,7 @@ from mamf.profiling.counters.counts import (
     step_of,
 )
 from mamf.report.document import Answer, Column, Document, Lines, Table, columns_from, rate_column
-from mamf.report.own_ceilings import problem_title
+from mamf.report.shares import problem_title
 from mamf.report.text import end_line, machine_line
 
 

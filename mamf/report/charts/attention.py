@@ -13,8 +13,7 @@ from typing import Any
 from mamf.ceilings.ceiling import Ceilings, ceiling_of
 from mamf.errors import UsageError
 from mamf.measurement import Measurement, group_pairs
-from mamf.operations.attention.operation import is_attention
-from mamf.operations.attention.shapes import BACKWARD_COUNTS, DIRECTIONS
+from mamf.operations.attention.shapes import BACKWARD_COUNTS, DIRECTIONS, AttentionShape
 from mamf.rate import find_rate
 from mamf.report.charts.lines import Axis, Chart, Line, Panel, in_kibi, labelled
 from mamf.report.charts.logs import chosen_regimes, failures, machine, point
@@ -66,7 +65,7 @@ def attention_chart(
 
     Raises UsageError where nothing is left to draw.
     """
-    rows = [row for row in rows if is_attention(row)]
+    rows = [row for row in rows if isinstance(row.shape, AttentionShape) and not row.is_reference]
     regime = chosen_regimes(rows, regime)[0]
     kept = [row for row in rows if row.regime == regime and (not directions or row.problem.direction in directions)]
     measured = [row for row in kept if row.ok]
@@ -88,7 +87,7 @@ def attention_chart(
 
     label = "queries" if is_by_queries else "sequence length"
     return Chart(
-        f"Attention, {regime}" + (f", {common}" if common else ""),
+        f"{rows[0].operation.capitalize()}, {regime}" + (f", {common}" if common else ""),
         f"{machine(header)}{_sizes(measured)}",
         Axis(label, True, labelled(map(position, measured), in_kibi)),
         _grid(measured, varying, panel),

@@ -1,0 +1,269 @@
+"""The review of a log by all rules, and where in results/ it belongs."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections import Counter
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from mamf.contribution.collection import MAINTAINERS, SUBMITTERS, submitter_findings
+from mamf.contribution.known_ceilings import FIGURES, NOTICE
+from mamf.contribution.rules import (
+    DISTINCTIVE_SAMPLES,
+    RULES,
+    TIERS,
+    Evidence,
+    Finding,
+    legacy_findings,
+    private_findings,
+)
+from mamf.errors import RunLogError, UsageError
+from mamf.files import numbered
+from mamf.kinds.registry import kind_of
+from mamf.limits import shorten
+from mamf.logs.legacy import TIER, FinderRun, legacy_run
+from mamf.logs.run_log import (
+    MALFORMED,
+    Seen,
+    describe_error,
+    lines_of,
+    parse_records,
+    repeated_fields,
+    run_log_of,
+    why_unreadable,
+)
+from mamf.operations.unknown import is_of_products
+from mamf.plans import EXPLAIN, FIND, ROOFLINE, SWEEP
+from mamf.plugins.discovery import own_operations
+from mamf.report.document import Answer, Block, Column, Document, Lines, Table
+from mamf.report.text import counted
+
+# Names of devices on Windows, which cannot be names of folders.
+_RESERVED = re.compile(r"con|prn|aux|nul|(?:com|lpt)\d")
+
+# -- where a log belongs -----------------------------------------------------------------------------------------------
+
+
+def folder_of(device_name: str) -> str:
+    """``NVIDIA H100 80GB HBM3`` -> ``nvidia-h100-80gb-hbm3``."""
+    name = slug([device_name])
+    if not name:
+        return "unknown-accelerator"
+    return f"{name}-accelerator" if _RESERVED.fullmatch(name) else name
+
+
+def name_of(header: Mapping[str, Any]) -> str:
+    """The file name of a run: command or operation, kernels of matmul, dtypes, directions, regimes and start (UTC)."""
+    plan = header["plan"]
+    command, problems = plan["command"], plan["problems"]
+    names_command = is_of_products(plan["operation"]) and command in (SWEEP, FIND)
+    parts = [
+        *([] if names_command else [plan["operation"]]),
+        *([command] if names_command or command in (FIND, ROOFLINE, EXPLAIN) else []),
+        *([header["kernel"]] if names_command and command == SWEEP else []),
+        *(problem["dtype"] + ("-fast" if problem.get("fast_accumulation") else "") for problem in problems),
+        *(problem["direction"] for problem in problems if "direction" in problem),
+        *plan["regimes"],
+        moment(header["started"]),
+    ]
+    return f"{slug(parts)}.jsonl"
+
+
+def legacy_name_of(run: FinderRun) -> str:
+    """The file name of an imported run of mamf-finder."""
+    started = moment(run.started) if run.started else "undated"
+    return f"{slug(['mamf-finder', run.version or '', run.dtype or '', started])}.jsonl"
+
+
+def lies_at(actual: Path, place: Path) -> bool:
+    """Whether ``actual`` is this place, or the numbered place of another run that began in the same second."""
+    own = re.fullmatch(re.escape(place.stem) + r"(-([2-9]|[1-9]\d+))?", actual.stem)
+    return own is not None and actual.with_stem(place.stem) == place
+
+
+def moment(iso: str) -> str:
+    """An ISO time as in a file name; raises ValueError for any other text."""
+    return datetime.fromisoformat(iso).strftime("%Y%m%d-%H%M%S")
+
+
+def slug(parts: Iterable[str]) -> str:
+    """Lower-case words joined by dashes; each part once."""
+    texts = (re.sub(r"[^a-z0-9_]+", "-", part.lower()).strip("-") for part in dict.fromkeys(parts))
+    return "-".join(text for text in texts if text)
+
+
+# -- the review --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Review:
+    """What the rules say of a log. ``tier``: complete, interrupted or legacy; None when it cannot be read. ``place``:
+    where it belongs within results/. ``samples``: what identifies the samples of its rows, within this process.
+    """
+
+    path: Path
+    findings: tuple[Finding, ...]
+    tier: str | None = None
+    place: Path | None = None
+    samples: frozenset[int] = field(default=frozenset(), repr=False)
+
+    def is_rejected(self) -> bool:
+        return any(not finding.is_warning for finding in self.findings)
+
+
+def review(path: Path, seen: Seen | None = None) -> Review:
+    """All findings about a log; an unreadable log is also a finding. Never raises for the file's contents. ``seen``:
+    called with the number of bytes read.
+    """
+    try:
+        return _review(path, seen)
+    except (*MALFORMED, RecursionError) as error:
+        return Review(path, (_unreadable(path, error),))
+
+
+def _review(path: Path, seen: Seen | None) -> Review:
+    records = parse_records(path, lines_of(path, seen))
+    first = next(records)
+    findings, header = list(_as_bytes(path)), first[1]
+    if why := why_unreadable(path, header.get("schema")):
+        return Review(path, (Finding("schema", why, 1),))
+    if header.get("tier") == TIER:
+        return _legacy_review(path, itertools.chain([first], records), findings)
+    whole = (first, *records)
+    for line, record in whole:
+        findings += private_findings(line, record)
+    plan = header.get("plan", {})  # a profile has none
+    named = {each["operation"] for each in (plan, *(record for _, record in whole)) if "operation" in each}
+    if foreign := sorted(named - own_operations()):
+        message = f"{shorten(', '.join(foreign))}: results/ collects mamf's own operations, and no other is imported"
+        return Review(path, (*findings, Finding("unknown-operation", message, 1)))
+    try:
+        log = run_log_of(path, whole)
+    except RunLogError as error:
+        return Review(path, (*findings, _unreadable(path, error)))
+    if log.counter_records or not kind_of(log.plan).is_collected:
+        what = f"a log of 'mamf {'counters' if log.counter_records else log.plan.kind}'"
+        return Review(path, (*findings, Finding("kind", f"{what}: results/ does not collect it")))
+    evidence = Evidence(whole, log)
+    for rule in RULES:
+        findings += rule(evidence)
+    place = Path(folder_of(header["device"]["name"]), name_of(header))
+    samples = frozenset(hash(row.samples) for _, _, row in evidence.rows if len(row.samples) >= DISTINCTIVE_SAMPLES)
+    return Review(path, tuple(findings), log.tier, place, samples)
+
+
+def _legacy_review(path: Path, records: Iterator[tuple[int, dict[str, Any]]], findings: list[Finding]) -> Review:
+    """Each record is judged in passing: such a log can have a million rows."""
+
+    def judged() -> Iterator[dict[str, Any]]:
+        for line, record in records:
+            findings.extend(private_findings(line, record))
+            yield record
+
+    run = legacy_run(path, judged())
+    findings += legacy_findings(run)
+    figures = hash((run.started, *(f"{row.shape} {row.tflops}" for row in run.rows)))
+    place = Path(folder_of(run.device or ""), legacy_name_of(run))
+    return Review(path, tuple(findings), TIER, place, frozenset([figures]))
+
+
+def _unreadable(path: Path, error: Exception) -> Finding:
+    return Finding("unreadable", describe_error(error).removeprefix(f"{path}").lstrip(",: "))
+
+
+def _as_bytes(path: Path) -> Iterator[Finding]:
+    data = path.read_bytes()
+    if data and not data.endswith(b"\n") and b"\n" in data:
+        yield Finding("truncated", "the last line is incomplete: --resume the run, or cut the line off")
+    if b"\r" in data or data.startswith(b"\xef\xbb\xbf"):
+        yield Finding("unreadable", "an editor changed its line ends or put a mark before it")
+    for number, line in enumerate(data.split(b"\n"), start=1):
+        for name in repeated_fields(line):
+            yield Finding("repeated-field", f"an object has the field {name!r} more than once: leave one", number)
+
+
+def review_results(root: Path, paths: Iterable[Path], seen: Seen | None = None) -> list[Review]:
+    """Reviews of logs in a results folder: each in its place, each once, each with its submitter. The last review is of
+    submitters.txt, if something is wrong with it.
+    """
+    reviews: dict[Path, Review] = {}
+    owners: dict[int, Path] = {}
+    for path in paths:
+        found = review(path, seen)
+        place, more = path.relative_to(root), []
+        if found.place is not None and not lies_at(place, found.place):
+            more.append(Finding("misplaced", f"belongs to {root.name}/{found.place}"))
+        if copied := {owners.setdefault(each, place) for each in found.samples} - {place}:
+            more.append(Finding("duplicate", f"has samples of {min(copied)}"))
+        reviews[path] = replace(found, findings=(*found.findings, *more))
+    for path, finding in submitter_findings(root, [path.relative_to(root) for path in reviews]):
+        found = reviews.get(path, Review(path, ()))
+        reviews[path] = replace(found, findings=(*found.findings, finding))
+    return list(reviews.values())
+
+
+def review_strays(root: Path, files: Iterable[Path]) -> list[Review]:
+    """Reviews of the files in a results folder that are no logs, and that neither mamf nor its workflows write."""
+    written = {root / each for each in (FIGURES, NOTICE, SUBMITTERS, MAINTAINERS)}
+    strays = [path for path in files if path.suffix != ".jsonl" and path.name != "README.md" and path not in written]
+    found = Finding("misplaced", "results/ has only run logs (*.jsonl) and what mamf and its workflows write")
+    return [Review(path, (found,)) for path in strays]
+
+
+def find_free_place(found: Review, root: Path) -> Path:
+    """The first free place for a log in the results folder. Raises UsageError if this run is already there, or if the
+    log does not say where it belongs.
+    """
+    if found.place is None:
+        raise UsageError(f"{found.path} cannot be placed: 'mamf results check' says why")
+    for target in (root / place for place in numbered(found.place)):
+        if not target.exists():
+            break
+        if review(target).samples & found.samples:
+            raise UsageError(f"{target} is there already: a run is submitted once")
+    return target
+
+
+# -- as a report -------------------------------------------------------------------------------------------------------
+
+
+def review_lines(found: Review, with_warnings: bool = True) -> list[str]:
+    """A line for each finding."""
+    return [
+        f"{found.path}{'' if each.line is None else f':{each.line}'}: {each.level}: {each.rule}: {each.message}"
+        for each in found.findings
+        if with_warnings or not each.is_warning
+    ]
+
+
+def reviews_document(reviews: Sequence[Review], named: Container[Path]) -> Document:
+    """``named``: logs whose warnings are printed too; the warnings of a whole folder would hide its errors."""
+
+    def records(review: Review) -> list[dict[str, object]]:
+        names = ("rule", "level", "line", "message")
+        return [{name: getattr(each, name) for name in names} for each in review.findings]
+
+    columns: list[Column[Review]] = [  # for json; people read lines
+        Column("path", "", lambda review: str(review.path)),
+        Column("tier", "", lambda review: review.tier),
+        Column("place", "", lambda review: review.place and review.place.as_posix()),
+        Column("accepted", "", lambda review: not review.is_rejected()),
+        Column("findings", "", records),
+    ]
+    tiers = Counter(each.tier or "unreadable" for each in reviews)
+    by_tier = ", ".join(f"{tiers[tier]} {tier}" for tier in (*TIERS, "unreadable") if tiers[tier])
+    rejected = sum(each.is_rejected() for each in reviews)
+    warnings = sum(finding.is_warning for each in reviews for finding in each.findings)
+    verdict = f"{rejected} rejected" if rejected else "all accepted"
+    more = f", {counted(warnings, 'warning')}" if warnings else ""
+    blocks: list[Block] = [
+        Lines([line for each in reviews for line in review_lines(each, each.path in named)]),
+        Table(columns, reviews, key="logs"),
+        Answer([f"{len(reviews)} checked ({by_tier}): {verdict}{more}"]),
+    ]
+    return Document("Logs", blocks)

@@ -1,0 +1,220 @@
+"""Rows of given shapes by the kernels of a plan, each beside the product that its ceiling was measured with."""
+
+from __future__ import annotations
+
+import itertools
+import statistics as stdlib_statistics
+from collections import deque
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from mamf.ceilings.ceiling import Ceiling, Ceilings
+from mamf.engine.regimes import Burst, Classic, Regime, StoppingRule, Sustained, regime_class
+from mamf.engine.runner import PlanStrategy, Setup, Step, Steps
+from mamf.errors import UnsupportedError
+from mamf.kernel import AnyKernel, Buffer, Problem
+from mamf.logs.recording import Record
+from mamf.measurement import Measurement
+from mamf.operations.matmul.shapes import COMMON_PRODUCT
+from mamf.plans import ALGORITHM, SWEEP, Plan, StepKey, SweepOptions
+from mamf.rate import find_rate
+
+#: Time for a visit of the ceiling's product to the time for a row: it only has to show whether the card drifted.
+_PRODUCT_SHARE = 0.25
+#: The share of the free memory for operands: the flush buffer and the libraries' workspaces need the rest.
+_SHARE_OF_MEMORY = 0.9
+#: Time for ranking one of a kernel's algorithms to the time for a row.
+_RANKING_SHARE = 0.25
+#: The number of rows whose speed predicts that of the next.
+_RECENT_ROWS = 32
+#: Steps that end in a row, or in what was read off their rows.
+Asking = Generator[Step | Measurement, Measurement | None, Any]
+
+
+class RowsStrategy(PlanStrategy):
+    """Measures every step of a plan that no row answers yet.
+
+    - ``ceilings``: that rows are shares of; may be empty. Around each row the product of its ceiling is measured.
+    - ``references``: the kernels of the ceilings, by name. A ceiling whose kernel is missing has no such visits.
+    - ``records``: what the log gets before the rows.
+
+    Devices that share a run find their own ceilings, and first visit common rows, which make their rows comparable.
+    """
+
+    #: Whether a row is measured with the fastest of its kernel's algorithms.
+    ranks_algorithms: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        setup: Setup,
+        ceilings: Ceilings | None = None,
+        references: Mapping[str, AnyKernel] | None = None,
+        records: Iterable[Record] = (),
+        replayed: Iterable[Measurement] = (),
+    ) -> None:
+        super().__init__(setup, replayed)
+        self.ceilings = {} if ceilings is None else ceilings
+        self.references, self.records = references or {}, records
+        self.kernels: dict[str, AnyKernel] = dict(setup.kernels)
+        self.options: SweepOptions = self.plan.options if self.plan.kind == SWEEP else SweepOptions()
+        #: FLOP or bytes per second of the latest rows, by kernel and problem.
+        self._speeds: dict[tuple[str, Problem], deque[float]] = {}
+
+    def results(self) -> Iterator[Measurement | Record]:
+        yield from self.records
+        yield from super().results()
+
+    def steps(self) -> Steps:
+        for name, steps in itertools.groupby(self.setup.steps, key=lambda step: step.regime):
+            yield from self.measure_rows(self.run.start(self.regime(name)), steps)
+
+    def measure_rows(self, regime: Regime, steps: Iterable[StepKey]) -> Steps:
+        """Measure steps of one regime."""
+        dtype, before, done = "", None, 0
+        for step in steps:
+            _, problem, shape, name = step
+            if self._would_overrun(step):
+                self.run.left_out += 1
+                continue
+            self.setup.on_phase(f"{regime.name} {shape} {name}")
+            if problem.dtype != dtype:
+                dtype, done = problem.dtype, 0
+                if self.plan.is_shared:
+                    yield from self._measure_product(regime, problem, COMMON_PRODUCT)
+                before = yield from self._measure_product(regime, problem)
+            if self.options.reference is not None and done % self.options.reference_every == 0:
+                yield from self._measure_reference(regime, problem)
+            kernel: AnyKernel | None = self.kernels[name]
+            if self.ranks_algorithms:
+                kernel = yield from self._fastest_algorithm(self.kernels[name], problem, shape, regime)
+            if kernel is None:
+                continue
+            row = yield Step(kernel, problem, shape, regime, self.rule(regime), is_reported=False)
+            if row is None:
+                continue
+            done += 1
+            if row.summary is not None:
+                self._speeds.setdefault((name, problem), deque(maxlen=_RECENT_ROWS)).append(row.amount / row.seconds)
+            after = (yield from self._measure_product(regime, problem)) if row.ok else None
+            yield with_state(with_products(row, kernel), before, after)
+            before = after or before
+
+    def _fastest_algorithm(self, kernel: AnyKernel, problem: Problem, shape: Any, regime: Regime) -> Asking:
+        """The fastest algorithm for a shape; the kernel itself if it has only one, if the others would have to be
+        compiled, or if none works. None if the budget ended.
+
+        Each has a row of the phase ALGORITHM, measured in the regime itself. The row of the step is a fresh measurement
+        of the fastest, because the fastest of several rows is also the luckiest.
+        """
+        if not kernel.has_cheap_variants:
+            return kernel
+        found, rule = kernel.variants(self.backend, problem, shape), self.rule(regime)
+        brief = replace(rule, seconds=rule.seconds and rule.seconds * _RANKING_SHARE)
+        fastest, best_rate = kernel, 0.0
+        for variant in found if len(found) > 1 else ():
+            row = yield Step(variant, problem, shape, regime, brief, ALGORITHM)
+            if row is None:
+                return None
+            if row.ok and row.best_rate > best_rate:
+                fastest, best_rate = variant, row.best_rate
+        return fastest
+
+    def _would_overrun(self, step: StepKey) -> bool:
+        """Whether even the verification and the fewest launches would outlast the budget, at the speed seen so far."""
+        speeds, run = self._speeds.get((step.kernel, step.problem)), self.run
+        if run.deadline is None or not speeds:
+            return run.is_over()
+        fewest = 1 + StoppingRule.fewest
+        seconds = fewest * step.problem.work(step.shape).amount / stdlib_statistics.median(speeds)
+        return bool(seconds > run.deadline - run.now())
+
+    def _measure_product(self, regime: Regime, problem: Problem, common: Any = None) -> Asking:
+        """Measure the ceiling's product now, so that a row and its ceiling share the state of the card.
+
+        ``common``: the shape in place of the ceiling's, which all devices of a shared run measure for as long as a row.
+        """
+        ceiling: Ceiling | None = find_rate(self.ceilings, problem.dtype, regime.name)
+        if ceiling is None or (kernel := self.references.get(ceiling.kernel)) is None:
+            return None
+        rule = self.rule(regime)
+        if common is None:
+            rule = replace(rule, seconds=rule.seconds and rule.seconds * _PRODUCT_SHARE)
+        shape = common or ceiling.shape
+        row = yield Step(kernel, ceiling.problem, shape, regime, rule, is_reference=True, is_reported=False)
+        if row is None or not row.ok:
+            return None
+        yield row
+        return row
+
+    def _measure_reference(self, regime: Regime, problem: Problem) -> Steps:
+        """The plan's reference, by the first kernel that supports it."""
+        shape, rule = self.options.reference, self.rule(regime)
+        for kernel in self.kernels.values():
+            row = yield Step(kernel, problem, shape, regime, rule, is_reference=True, is_reported=False)
+            if row is not None and row.ok:
+                yield row
+                return
+
+    def rule(self, regime: Regime) -> StoppingRule:
+        # In sustained a row is a visit of 2 s: the product's visits beside it take as long again.
+        usual = Sustained.shortest_seconds if regime.name == Sustained.name else regime.default_seconds
+        return StoppingRule(self.plan.precision, self.plan.seconds or usual)
+
+    def regime(self, name: str) -> Regime:
+        kind = regime_class(name)
+        if kind is Classic:
+            return Classic(self.backend, self.options.warmup_launches, self.options.timed_launches)
+        return Burst(self.backend, self.plan.flush) if kind is Burst else kind(self.backend)
+
+
+class OneKernelStrategy(RowsStrategy):
+    """Rows of one kernel, each by the fastest of its algorithms. Operands are allocated in advance, for the largest
+    shape.
+    """
+
+    ranks_algorithms = True
+
+    def steps(self) -> Steps:
+        """Raises UnsupportedError before anything is allocated if the kernel does not support the problem."""
+        (kernel,), problem = self.setup.opened, self.plan.problem
+        if reason := kernel.unsupported(self.backend, problem):
+            raise UnsupportedError(reason)
+        if self.setup.steps:
+            cache, free = self.backend.info.cache_bytes, self.backend.free_memory()
+            self.run.reserve(problem, [largest_buffers(self.plan, cache, free)])
+        yield from super().steps()
+
+    def rule(self, regime: Regime) -> StoppingRule:
+        return StoppingRule(self.plan.precision, self.plan.seconds or regime.default_seconds)
+
+
+def largest_buffers(plan: Plan, cache_bytes: int | None, free_memory: int | None = None) -> dict[str, Buffer]:
+    """Buffers that serve every shape in every regime. Shapes too large for the memory fail later, as rows."""
+    largest: dict[str, Buffer] = {}
+    reference = plan.options.reference
+    for shape in sorted([*plan.shapes, *([] if reference is None else [reference])], key=plan.problem.nbytes):
+        for kind in map(regime_class, plan.regimes):
+            sets = kind.sets(plan.problem, shape, cache_bytes)
+            wanted = dict(largest)
+            for name, buffer in plan.problem.buffers(shape, sets, kind.needs_rewrite).items():
+                wanted[name] = max(buffer, wanted.get(name, buffer))
+            total = sum(buffer.nbytes for buffer in wanted.values())
+            if free_memory is None or total <= free_memory * _SHARE_OF_MEMORY:
+                largest = wanted
+    return largest
+
+
+def with_products(row: Measurement, kernel: AnyKernel) -> Measurement:
+    """The row with the dtypes of its products, if they differ from its own."""
+    if not kernel.product_dtypes:
+        return row
+    return replace(row, details={**row.details, "product_dtypes": " ".join(kernel.product_dtypes)})
+
+
+def with_state(row: Measurement, before: Measurement | None, after: Measurement | None) -> Measurement:
+    """The row with the mean rate of the product's visits before and after it."""
+    around = [each.best_rate for each in (before, after) if each is not None]
+    if not around or not row.ok:
+        return row
+    return replace(row, details={**row.details, "reference_tflops": float(f"{sum(around) / len(around):.6g}")})

@@ -1,0 +1,80 @@
+"""AMD's AITER over pages: batched prefill, which also decodes, and MLA."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import torch
+
+from mamf.operations.attention.aiter import AiterLibrary
+from mamf.operations.attention.torch_attention import output_of
+from mamf.operations.decode.decode_reference import Operands, Tables
+from mamf.operations.decode.shapes import DecodeProblem, DecodeShape
+from mamf.operations.decode.torch_decode import Bound, LibraryDecode
+from mamf.torch_backend import TorchBackend
+
+
+class AiterKvcache(AiterLibrary, LibraryDecode):
+    name = "aiter-kvcache"
+    has_contiguous = False
+    head_dims = (64, 128, 256)
+
+    def load(self) -> Any:
+        return importlib.import_module("aiter").mha_batch_prefill_func
+
+    def bind(self, backend: TorchBackend, problem: DecodeProblem, shape: DecodeShape, tables: Tables) -> Bound:
+        function = self.loaded()
+
+        def attend(of: Operands) -> torch.Tensor:
+            k, v = (each.unflatten(0, (-1, shape.page_size)) for each in (of.k, of.v))
+            result = function(
+                of.q,
+                k,
+                v,
+                tables.query_starts,
+                tables.page_starts,
+                tables.all_pages,
+                shape.queries,
+                shape.cache_len,
+                softmax_scale=shape.scale,
+                causal=shape.queries > 1,
+                kv_last_page_lens=tables.last_page_lengths,
+            )
+            return output_of(result)
+
+        return Bound(attend)
+
+
+class AiterMla(AiterLibrary, LibraryDecode):
+    """Writes its output to memory that it is given."""
+
+    name = "aiter-mla"
+    has_contiguous = False
+    has_latent = True
+    has_heads = False
+
+    def load(self) -> Any:
+        return importlib.import_module("aiter.mla").mla_decode_fwd
+
+    def bind(self, backend: TorchBackend, problem: DecodeProblem, shape: DecodeShape, tables: Tables) -> Bound:
+        function = self.loaded()
+
+        def attend(of: Operands) -> torch.Tensor:
+            output = of.q.new_empty(*of.q.shape[:-1], shape.head_dim_v)
+            function(
+                of.q,
+                of.k.unflatten(0, (-1, shape.page_size)),
+                output,
+                tables.query_starts,
+                tables.page_starts,
+                tables.all_pages,
+                tables.last_page_lengths,
+                shape.queries,
+                page_size=shape.page_size,
+                sm_scale=shape.scale,
+                causal=shape.queries > 1,
+            )
+            return output
+
+        return Bound(attend)

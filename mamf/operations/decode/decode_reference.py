@@ -1,0 +1,242 @@
+"""The cache's tables, and the reference: plain products and a softmax in float64 over the tokens of each sequence.
+
+The whole output of every launch that is verified is compared. Values change their signs between launches, which changes
+signs of the output alone, so that the reference of an operand set is computed once. It runs on the device, with code
+that is independent of the kernels; one head of a random sequence is computed on the host too.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import secrets
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+
+from mamf.errors import UsageError
+from mamf.kernel import Verdict
+from mamf.operations.attention.attention_reference import relative, to_float64, worst_relative_row
+from mamf.operations.decode.shapes import DecodeProblem, DecodeShape, Drawn
+from mamf.operations.operand_sets import fresh_signs, one_thread
+
+# Elements of scores that are computed at once, and the most of one head's keys that are copied to the host.
+_CHUNK, _MOST_ON_HOST = 2**26, 2**22
+# The largest error of a row of the output: far above rounding, far below that of a row that was not written.
+_ROW_TOLERANCE = 0.25
+# The largest deviation from 1 of the slope against the reference, and what is rare by chance, in standard deviations.
+_SLOPE, _RARE = 1e-3, 8.0
+
+
+@dataclass(frozen=True)
+class Tables:
+    """Where the tokens of each sequence are. ``pages``: the places of the pages of each sequence, in order; empty for a
+    contiguous cache. All tensors are int32 on the device.
+    """
+
+    shape: DecodeShape
+    drawn: Drawn
+    pages: Sequence[Sequence[int]]
+    device: torch.device
+
+    def __post_init__(self) -> None:
+        """Raises UsageError for a page outside the cache, or one that two sequences have."""
+        count = sum(self.drawn.pages)
+        for number, pages in enumerate(self.pages):
+            for page in pages:
+                if not 0 <= page < count:
+                    raise UsageError(f"page {page} of sequence {number} is not in the cache, which has {count} pages")
+        if self.pages and len(set(itertools.chain(*self.pages))) != count:
+            raise UsageError("two sequences have the same page")
+
+    @classmethod
+    def shuffled(cls, problem: DecodeProblem, shape: DecodeShape, device: torch.device) -> Tables:
+        """Pages in random places, as after an hour of serving."""
+        drawn = problem.drawn(shape)
+        if shape.page_size is None:
+            return cls(shape, drawn, (), device)
+        generator = torch.Generator().manual_seed(problem.seed)
+        places = torch.randperm(sum(drawn.pages), generator=generator).tolist()
+        starts = itertools.accumulate(drawn.pages, initial=0)
+        pages = [places[start : start + count] for start, count in zip(starts, drawn.pages, strict=False)]
+        return cls(shape, drawn, pages, device)
+
+    def _indices(self, values: Sequence[int]) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.int32, device=self.device)
+
+    @cached_property
+    def lengths(self) -> torch.Tensor:
+        """Tokens of each sequence."""
+        return self._indices(self.drawn.lengths)
+
+    @cached_property
+    def query_starts(self) -> torch.Tensor:
+        """The first query of each sequence, and the number of all."""
+        return self._indices([0, *itertools.accumulate(self.drawn.queries)])
+
+    @cached_property
+    def token_starts(self) -> torch.Tensor:
+        """The first token of each sequence in a contiguous cache, and the number of all."""
+        return self._indices([0, *itertools.accumulate(self.drawn.lengths)])
+
+    @cached_property
+    def table(self) -> torch.Tensor:
+        """A row of pages for each sequence; short rows end with page 0."""
+        widest = max(map(len, self.pages))
+        return torch.stack([self._indices([*pages, *[0] * (widest - len(pages))]) for pages in self.pages])
+
+    @cached_property
+    def page_starts(self) -> torch.Tensor:
+        """The first entry of each sequence in ``all_pages``, and the number of all."""
+        return self._indices([0, *itertools.accumulate(self.drawn.pages)])
+
+    @cached_property
+    def all_pages(self) -> torch.Tensor:
+        """The pages of all sequences, one after the other."""
+        return self._indices(list(itertools.chain(*self.pages)))
+
+    @cached_property
+    def last_page_lengths(self) -> torch.Tensor:
+        """Tokens in the last page of each sequence."""
+        size = self.shape.page_size or 1
+        return self._indices([(length - 1) % size + 1 for length in self.drawn.lengths])
+
+    def slots(self, sequence: int) -> torch.Tensor:
+        """The places of a sequence's tokens in the cache."""
+        length = self.drawn.lengths[sequence]
+        if self.shape.page_size is None:
+            start = sum(self.drawn.lengths[:sequence])
+            return torch.arange(start, start + length, device=self.device)
+        pages = torch.tensor(self.pages[sequence], device=self.device)
+        offsets = torch.arange(self.shape.page_size, device=self.device)
+        return (pages[:, None] * self.shape.page_size + offsets).flatten()[:length]
+
+    def rows(self) -> Iterator[tuple[int, slice]]:
+        """Each sequence with its rows of the queries."""
+        starts = itertools.accumulate(self.drawn.queries, initial=0)
+        for sequence, (start, count) in enumerate(zip(starts, self.drawn.queries, strict=False)):
+            yield sequence, slice(start, start + count)
+
+
+@dataclass(frozen=True)
+class Operands:
+    """``q``: rows, heads, width. ``k`` and ``v``: places, kv heads, width; of a latent ``v`` is a part of ``k``."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+
+
+def attend(
+    shape: DecodeShape, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rows: slice = slice(None)
+) -> torch.Tensor:
+    """The output of one sequence in float64. ``q``: rows, heads, width; ``k``, ``v``: tokens, kv heads, width.
+    ``rows``: some of the queries.
+    """
+    count, length = q.shape[0], k.shape[0]
+    wide_q, wide_k, wide_v = (to_float64(each) for each in (q[rows], k, v))
+    heads = k.shape[1]
+    grouped = wide_q.unflatten(1, (heads, -1)).permute(1, 0, 2, 3).flatten(1, 2)  # kv heads, rows x group, width
+    scores = grouped @ wide_k.permute(1, 2, 0) * shape.scale
+    last = torch.arange(length - count, length, device=q.device)[rows]
+    masked = torch.arange(length, device=q.device) > last[:, None]
+    scores.masked_fill_(masked.repeat_interleave(scores.shape[1] // len(last), 0), -math.inf)
+    output = torch.softmax(scores, -1) @ wide_v.transpose(0, 1)
+    found: torch.Tensor = output.unflatten(1, (len(last), -1)).permute(1, 0, 2, 3).flatten(1, 2)
+    return found
+
+
+class Reference:
+    """The expected output of an operand set. ``change_signs`` changes operands and expectation alike."""
+
+    def __init__(self, shape: DecodeShape, tables: Tables, operands: Operands) -> None:
+        self._shape, self._tables, self._operands = shape, tables, operands
+        self._signs = torch.ones((shape.kv_heads, shape.head_dim_v), dtype=torch.int8, device=operands.q.device)
+        self._unsigned: torch.Tensor | None = None
+
+    @property
+    def expected(self) -> torch.Tensor:
+        """Rows, heads, width of values."""
+        if self._unsigned is None:
+            self._unsigned = self._computed() * self._signs_of_heads
+        return self._unsigned * self._signs_of_heads
+
+    @property
+    def _signs_of_heads(self) -> torch.Tensor:
+        return self._signs.repeat_interleave(self._shape.group, 0)
+
+    def _computed(self) -> torch.Tensor:
+        shape, of, parts = self._shape, self._operands, []
+        for sequence, rows in self._tables.rows():
+            slots = self._tables.slots(sequence)
+            q, k, v = of.q[rows], gather(of.k, slots), gather(of.v, slots)
+            step = max(1, _CHUNK // (len(slots) * shape.heads))
+            parts += [
+                attend(shape, q, k, v, slice(start, start + step)) for start in range(0, rows.stop - rows.start, step)
+            ]
+        return torch.cat(parts)
+
+    def change_signs(self) -> None:
+        """Flip the signs of random columns of the values of each head."""
+        self._flip(fresh_signs(self._signs.shape, self._signs.device))
+
+    def restore(self) -> None:
+        self._flip(self._signs)
+
+    def _flip(self, signs: torch.Tensor) -> None:
+        with torch.no_grad():
+            flip_signs(self._operands.v, signs)
+            if self._shape.is_latent:  # its values are keys too: queries change alike, so that scores stay
+                flip_signs(self._operands.q[..., : self._shape.head_dim_v], signs)
+        self._signs = self._signs * signs
+
+    def verdict(self, output: torch.Tensor, bound: float) -> Verdict:
+        """Compare a whole output: rows, heads, width."""
+        return compare(output, self.expected, bound)
+
+    def verdict_on_host(self, output: torch.Tensor, bound: float) -> Verdict | None:
+        """Compare one head of a random sequence with what the host computes; None if the sequence is too long."""
+        shape, tables, of = self._shape, self._tables, self._operands
+        sequence, rows = secrets.choice(list(tables.rows()))
+        if tables.drawn.lengths[sequence] * shape.head_dim > _MOST_ON_HOST:
+            return None
+        kv, slots = secrets.randbelow(shape.kv_heads), tables.slots(sequence)
+        heads = slice(kv * shape.group, (kv + 1) * shape.group)
+        k, v = (gather(each[:, kv : kv + 1], slots).cpu() for each in (of.k, of.v))
+        some = slice(max(0, rows.stop - rows.start - 4), None)
+        with one_thread():
+            expected = attend(shape, of.q[rows, heads].cpu(), k, v, some)
+            return compare(output[rows, heads][some].cpu(), expected, bound)
+
+
+def gather(cache: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+    """The tokens in these places; 8-bit floats as float32, which holds them exactly."""
+    if cache.dtype.itemsize > 1:
+        return cache[slots]
+    return cache.view(torch.uint8)[slots].view(cache.dtype).to(torch.float32)
+
+
+def flip_signs(tensor: torch.Tensor, signs: torch.Tensor) -> None:
+    """Multiply by signs in place, which is exact in every dtype."""
+    if tensor.dtype.itemsize > 1:
+        tensor.mul_(signs)
+    else:
+        tensor.view(torch.uint8).bitwise_xor_((signs < 0).to(torch.uint8) << 7)
+
+
+def compare(output: torch.Tensor, expected: torch.Tensor, bound: float) -> Verdict:
+    """The relative error of an output, of its worst row, and the slope against the reference."""
+    found = output.to(expected.dtype)
+    size = expected.square().sum().item()
+    error = relative((found - expected).square().sum().item(), size)
+    row = worst_relative_row(found, expected) * bound / _ROW_TOLERANCE
+    rows = expected.shape[:-1].numel()
+    slope = ((found - expected) * expected).sum().item() / size if size else 0.0
+    most = min(_SLOPE, bound) + _RARE * error / math.sqrt(rows)
+    reason = f"it is {1 + slope:.6g} times the expected one; rounding changes it by at most {most:.1g}"
+    worst = math.nan if math.isnan(error) else max(error, row if row > bound else 0.0)
+    # Errors of few rows do not average out.
+    averaged = worst if not worst > bound else worst / (1 + 2 / math.sqrt(rows))
+    return Verdict(averaged, bound, reason=reason if error <= bound and abs(slope) > most else "")

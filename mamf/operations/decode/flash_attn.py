@@ -1,0 +1,93 @@
+"""FlashAttention 2 and 3 over a cache: ``flash_attn_with_kvcache``, and ``flash_attn_varlen_func`` for ragged ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from mamf.operations.attention.flash_attn import FlashAttention2Library, FlashAttention3Library, is_refusal
+from mamf.operations.attention.torch_attention import output_of
+from mamf.operations.decode.decode_reference import Operands, Tables
+from mamf.operations.decode.shapes import DecodeProblem, DecodeShape
+from mamf.operations.decode.torch_decode import Bound, LibraryDecode
+from mamf.torch_backend import TorchBackend
+
+_FA2_PAGE = 256
+
+
+class _FlashKvcache(LibraryDecode):
+    #: The keyword of the block table.
+    table: str
+    #: Whether ``flash_attn_with_kvcache`` takes queries that differ in number, by ``cu_seqlens_q``.
+    has_ragged_kvcache = False
+
+    def refuses(self, error: Exception) -> bool:
+        return is_refusal(error)
+
+    def bind(self, backend: TorchBackend, problem: DecodeProblem, shape: DecodeShape, tables: Tables) -> Bound:
+        module, is_paged = self.loaded(), shape.page_size is not None
+        in_cache = shape.lengths == "equal" or (is_paged and (shape.has_equal_queries or self.has_ragged_kvcache))
+        attend = self.with_kvcache if in_cache else self.varlen
+        return Bound(attend(module, shape, tables))
+
+    def paged(self, shape: DecodeShape, cache: torch.Tensor) -> torch.Tensor:
+        """The cache as pages, or as sequences of equal lengths."""
+        pages: torch.Tensor = cache.unflatten(0, (-1, shape.page_size or shape.cache_len))
+        return pages
+
+    def with_kvcache(self, module: Any, shape: DecodeShape, tables: Tables) -> Callable[[Operands], torch.Tensor]:
+        options: dict[str, Any] = {"causal": shape.queries > 1, "softmax_scale": shape.scale}
+        if shape.page_size is not None:
+            options |= {"cache_seqlens": tables.lengths, self.table: tables.table}
+        if not shape.has_equal_queries:
+            options |= {"cu_seqlens_q": tables.query_starts, "max_seqlen_q": shape.queries}
+
+        def attend(of: Operands) -> torch.Tensor:
+            q = of.q.unflatten(0, (shape.batch, -1)) if shape.has_equal_queries else of.q
+            k, v = self.paged(shape, of.k), self.paged(shape, of.v)
+            if not shape.is_latent:
+                return output_of(module.flash_attn_with_kvcache(q, k, v, **options))
+            # A latent: keys of the position, values, and the queries' part that meets the values.
+            q, qv, k = q[..., shape.head_dim_v :], q[..., : shape.head_dim_v], k[..., shape.head_dim_v :]
+            return output_of(module.flash_attn_with_kvcache(q, k, v, qv=qv, **options))
+
+        return attend
+
+    def varlen(self, module: Any, shape: DecodeShape, tables: Tables) -> Callable[[Operands], torch.Tensor]:
+        options: dict[str, Any] = {
+            "cu_seqlens_q": tables.query_starts,
+            "cu_seqlens_k": tables.token_starts,
+            "max_seqlen_q": shape.queries,
+            "max_seqlen_k": shape.cache_len,
+            "causal": shape.queries > 1,
+            "softmax_scale": shape.scale,
+        }
+        is_paged = shape.page_size is not None
+        if is_paged:
+            options[self.table] = tables.table
+
+        def attend(of: Operands) -> torch.Tensor:
+            k, v = (self.paged(shape, each) if is_paged else each for each in (of.k, of.v))
+            return output_of(module.flash_attn_varlen_func(of.q, k, v, **options))
+
+        return attend
+
+
+class FlashAttention2Kvcache(FlashAttention2Library, _FlashKvcache):
+    name = "flash-attn-2-kvcache"
+    table = "block_table"
+    page_multiple = _FA2_PAGE
+
+
+class FlashAttention3Kvcache(FlashAttention3Library, _FlashKvcache):
+    name = "flash-attn-3-kvcache"
+    table = "page_table"
+    has_ragged_kvcache = True
+    has_latent = True
+
+    def unsupported_shape(self, problem: DecodeProblem, shape: DecodeShape) -> str | None:
+        if shape.is_latent and (shape.page_size is None and shape.lengths != "equal"):
+            return f"{self.name} needs pages for latents of different lengths"
+        return super().unsupported_shape(problem, shape)

@@ -1,0 +1,185 @@
+"""FlashInfer over pages: decode, prefill and MLA. A step of a model plans once for all its layers, on the host."""
+
+from __future__ import annotations
+
+import importlib
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import torch
+
+from mamf.operations.decode.decode_reference import Operands, Tables
+from mamf.operations.decode.shapes import SAME, DecodeProblem, DecodeShape
+from mamf.operations.decode.torch_decode import Bound, LibraryDecode
+from mamf.torch_backend import TorchBackend, torch_dtype
+
+_WORKSPACE_BYTES = 128 * 2**20
+#: From this many query heads per kv head on, tensor cores are faster; vLLM chooses so too.
+_GROUP_OF_TENSOR_CORES = 4
+_LAYOUT = "NHD"
+
+
+class _FlashInfer(LibraryDecode):
+    """Compiles its kernels when it plans for the first time."""
+
+    library = "FlashInfer"
+    module = "flashinfer"
+    distribution = "flashinfer-python"
+    install = "pip install flashinfer-python"
+    cards = "compute capability 7.5 and above"
+    instead = "sdpa-kvcache"
+    has_contiguous = False
+    head_dims = (64, 128, 256)
+
+    def runs_on(self, capability: tuple[int, int]) -> bool:
+        return capability >= (7, 5)
+
+    def load(self) -> Any:
+        return importlib.import_module(self.module)
+
+    @abstractmethod
+    def plan(
+        self, module: Any, problem: DecodeProblem, shape: DecodeShape, tables: Tables, workspace: torch.Tensor
+    ) -> tuple[Callable[[], object], Callable[[Operands], torch.Tensor]]:
+        """What plans, and what runs as planned."""
+
+    def bind(self, backend: TorchBackend, problem: DecodeProblem, shape: DecodeShape, tables: Tables) -> Bound:
+        workspace = torch.zeros(_WORKSPACE_BYTES, dtype=torch.uint8, device=backend.device)
+        plan, attend = self.plan(self.loaded(), problem, shape, tables, workspace)
+        plan()  # compiles
+        backend.synchronize()
+        begun = backend.now()
+        plan()
+        seconds = backend.now() - begun
+        backend.synchronize()
+        return Bound(attend, {"planning_us": round(seconds * 1e6, 1)})
+
+
+def _dtypes(problem: DecodeProblem) -> dict[str, torch.dtype]:
+    return {"q_data_type": torch_dtype(problem.dtype), "kv_data_type": torch_dtype(problem.stored_dtype)}
+
+
+def _pages(shape: DecodeShape, of: Operands) -> tuple[torch.Tensor, torch.Tensor]:
+    k, v = (each.unflatten(0, (-1, shape.page_size)) for each in (of.k, of.v))
+    return k, v
+
+
+class FlashInferDecode(_FlashInfer):
+    name = "flashinfer-decode"
+    most_queries = 1
+    cache_dtypes: ClassVar[tuple[str, ...]] = (SAME, "float8_e4m3fn")
+
+    def plan(
+        self, module: Any, problem: DecodeProblem, shape: DecodeShape, tables: Tables, workspace: torch.Tensor
+    ) -> tuple[Callable[[], object], Callable[[Operands], torch.Tensor]]:
+        wrapper = module.BatchDecodeWithPagedKVCacheWrapper(
+            workspace,
+            _LAYOUT,
+            use_cuda_graph=problem.graph,
+            use_tensor_cores=shape.group >= _GROUP_OF_TENSOR_CORES,
+            paged_kv_indptr_buffer=torch.empty_like(tables.page_starts),
+            paged_kv_indices_buffer=torch.empty_like(tables.all_pages),
+            paged_kv_last_page_len_buffer=torch.empty_like(tables.last_page_lengths),
+        )
+
+        def plan() -> None:
+            wrapper.plan(
+                tables.page_starts,
+                tables.all_pages,
+                tables.last_page_lengths,
+                shape.heads,
+                shape.kv_heads,
+                shape.head_dim,
+                shape.page_size,
+                sm_scale=shape.scale,
+                **_dtypes(problem),
+            )
+
+        return plan, lambda of: wrapper.run(of.q, _pages(shape, of))
+
+
+class FlashInferPrefill(_FlashInfer):
+    name = "flashinfer-prefill"
+    cache_dtypes: ClassVar[tuple[str, ...]] = (SAME, "float8_e4m3fn")
+
+    def plan(
+        self, module: Any, problem: DecodeProblem, shape: DecodeShape, tables: Tables, workspace: torch.Tensor
+    ) -> tuple[Callable[[], object], Callable[[Operands], torch.Tensor]]:
+        wrapper = module.BatchPrefillWithPagedKVCacheWrapper(
+            workspace,
+            _LAYOUT,
+            use_cuda_graph=problem.graph,
+            qo_indptr_buf=torch.empty_like(tables.query_starts),
+            paged_kv_indptr_buf=torch.empty_like(tables.page_starts),
+            paged_kv_indices_buf=torch.empty_like(tables.all_pages),
+            paged_kv_last_page_len_buf=torch.empty_like(tables.last_page_lengths),
+        )
+
+        def plan() -> None:
+            wrapper.plan(
+                tables.query_starts,
+                tables.page_starts,
+                tables.all_pages,
+                tables.last_page_lengths,
+                shape.heads,
+                shape.kv_heads,
+                shape.head_dim,
+                shape.page_size,
+                causal=shape.queries > 1,
+                sm_scale=shape.scale,
+                **_dtypes(problem),
+            )
+
+        return plan, lambda of: wrapper.run(of.q, _pages(shape, of))
+
+
+class FlashInferMla(_FlashInfer):
+    name = "flashinfer-mla"
+    has_latent = True
+    has_heads = False
+
+    def unsupported_shape(self, problem: DecodeProblem, shape: DecodeShape) -> str | None:
+        if shape.is_latent and tuple(shape.head_dims) != (576, 512):
+            return f"{self.name} has no latent of {shape.head_dims}; it has 576/512"
+        return super().unsupported_shape(problem, shape)
+
+    def plan(
+        self, module: Any, problem: DecodeProblem, shape: DecodeShape, tables: Tables, workspace: torch.Tensor
+    ) -> tuple[Callable[[], object], Callable[[Operands], torch.Tensor]]:
+        width, position = shape.head_dim_v, shape.head_dim - shape.head_dim_v
+        wrapper = module.mla.BatchMLAPagedAttentionWrapper(
+            workspace,
+            use_cuda_graph=problem.graph,
+            qo_indptr=torch.empty_like(tables.query_starts),
+            kv_indptr=torch.empty_like(tables.page_starts),
+            kv_indices=torch.empty_like(tables.all_pages),
+            kv_len_arr=torch.empty_like(tables.lengths),
+        )
+        dtypes = _dtypes(problem)
+
+        def plan() -> None:
+            wrapper.plan(
+                tables.query_starts,
+                tables.page_starts,
+                tables.all_pages,
+                tables.lengths,
+                shape.heads,
+                width,
+                position,
+                shape.page_size,
+                shape.queries > 1,
+                shape.scale,
+                dtypes["q_data_type"],
+                dtypes["kv_data_type"],
+            )
+
+        def attend(of: Operands) -> torch.Tensor:
+            pages, _ = _pages(shape, of)
+            latent = pages[:, :, 0]
+            output: torch.Tensor = wrapper.run(
+                of.q[..., :width], of.q[..., width:], latent[..., :width], latent[..., width:]
+            )
+            return output
+
+        return plan, attend

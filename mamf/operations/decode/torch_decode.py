@@ -1,0 +1,208 @@
+"""The base class of decode kernels on torch tensors: operands, tables, graphs, verification.
+
+A kernel says which caches it has and supplies ``bind``. ``SdpaKvcache`` in torch_kernels.py is the shortest example.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+import torch
+
+from mamf.backend import Backend, OperandPool, Unavailable
+from mamf.kernel import Prepared, Verdict
+from mamf.operations.attention.torch_attention import Library, tolerance_of
+from mamf.operations.decode.decode_reference import Operands, Reference, Tables
+from mamf.operations.decode.shapes import DecodeKernel, DecodeProblem, DecodeShape
+from mamf.operations.operand_sets import (
+    OperandSet,
+    Unchanged,
+    check_torch,
+    explain_wrong_type,
+    prepare_sets,
+    split_sets,
+    take_buffers,
+    tensors_of,
+    view_as,
+    worst_of,
+)
+from mamf.torch_backend import TorchBackend
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A kernel bound to the tables of a shape. ``attend``: the output of one operand set. ``details``: findings of the
+    host's preparation, such as the microseconds that planning takes for each step of a model.
+    """
+
+    attend: Callable[[Operands], torch.Tensor]
+    details: Mapping[str, float | str] = field(default_factory=dict)
+
+
+class TorchDecode(DecodeKernel):
+    """Derived kernels supply ``bind``.
+
+    - ``has_contiguous``, ``has_pages``: the caches that it reads; pages have a multiple of ``page_multiple`` tokens.
+    - ``has_ragged``: whether lengths may differ. ``has_ragged_queries``: whether numbers of queries may.
+    - ``has_latent``: whether it takes a latent, ``has_heads``: whether it takes keys and values.
+    - ``most_queries``: of a sequence; None: any.
+    """
+
+    has_contiguous: ClassVar[bool] = True
+    has_pages: ClassVar[bool] = True
+    page_multiple: ClassVar[int] = 1
+    has_ragged: ClassVar[bool] = True
+    has_ragged_queries: ClassVar[bool] = True
+    has_latent: ClassVar[bool] = False
+    has_heads: ClassVar[bool] = True
+    most_queries: ClassVar[int | None] = None
+    head_dims: ClassVar[Sequence[int]] = range(8, 257, 8)
+
+    def unavailable(self, backend: Backend) -> Unavailable | None:
+        return check_torch(backend)
+
+    @abstractmethod
+    def bind(self, backend: TorchBackend, problem: DecodeProblem, shape: DecodeShape, tables: Tables) -> Bound:
+        """Plan and compile for one shape. Its output has the rows, heads and width of the queries, in any shape."""
+
+    def unsupported_shape(self, problem: DecodeProblem, shape: DecodeShape) -> str | None:
+        page = shape.page_size
+        if page is None and not self.has_contiguous:
+            return f"{self.name} needs a paged cache: --page-sizes {self.page_multiple}"
+        if page is not None and not self.has_pages:
+            return f"{self.name} needs a contiguous cache: --page-sizes none"
+        if page is not None and page % self.page_multiple:
+            return f"{self.name} has no pages of {page} tokens: they must be a multiple of {self.page_multiple}"
+        if shape.lengths != "equal" and not self.has_ragged:
+            return f"{self.name} needs equal lengths of the sequences"
+        if not shape.has_equal_queries and not self.has_ragged_queries:
+            return f"{self.name} needs equal numbers of queries"
+        if self.most_queries is not None and shape.queries > self.most_queries:
+            return f"{self.name} takes at most {self.most_queries} queries of a sequence"
+        if not (self.has_latent if shape.is_latent else self.has_heads):
+            return f"{self.name} takes {'no latent' if shape.is_latent else 'a latent only'}"
+        if not shape.is_latent and (shape.head_dim not in self.head_dims or shape.head_dim_v != shape.head_dim):
+            return f"{self.name} has no head dimension {shape.head_dims}"
+        return None
+
+    def prepare(
+        self,
+        backend: Backend,
+        problem: DecodeProblem,
+        shape: DecodeShape,
+        pool: OperandPool,
+        sets: int = 1,
+        rewrite: bool = False,
+    ) -> Prepared:
+        assert isinstance(backend, TorchBackend)
+        sets = 1 if problem.graph else sets  # a graph rotates over caches itself
+        count = sets * problem.launches(shape)
+        memory = split_sets(take_buffers(pool, problem.buffers(shape, sets)), count)
+        tables = Tables.shuffled(problem, shape, backend.device)
+        bound = self.bind(backend, problem, shape, tables)
+        prepared = [PreparedDecode(self, problem, shape, tables, flat, bound) for flat in memory]
+        ready = [each.operand_set() for each in prepared]
+        if problem.graph:
+            ready = [capture(backend, ready)]
+        watched = {f"{name} {number}": each for number, flat in enumerate(memory) for name, each in flat.items()}
+        return prepare_sets(ready, Unchanged({**watched, **table_tensors(tables)}))
+
+
+class LibraryDecode(Library, TorchDecode):
+    """A kernel of a vendor's or third party's library."""
+
+
+class PreparedDecode:
+    """One operand set: its launch and its reference."""
+
+    def __init__(
+        self,
+        kernel: TorchDecode,
+        problem: DecodeProblem,
+        shape: DecodeShape,
+        tables: Tables,
+        flat: Mapping[str, torch.Tensor],
+        bound: Bound,
+    ) -> None:
+        self._shape, self._bound, self._tolerance = shape, bound, tolerance_of(problem.dtype)
+        self._details = {**bound.details, **kernel_details(kernel)}
+        self._operands = view_operands(problem, shape, flat)
+        self._reference = Reference(shape, tables, self._operands)
+
+    def operand_set(self) -> OperandSet:
+        reference = self._reference
+        return OperandSet(
+            self.launch,
+            self.verify,
+            verify_whole=self.verify_on_host,
+            change=reference.change_signs,
+            restore=reference.restore,
+        )
+
+    def launch(self) -> torch.Tensor:
+        with torch.no_grad():
+            return self._bound.attend(self._operands)
+
+    def verify(self, result: object) -> Verdict:
+        """Verify the whole output."""
+        q, v = self._operands.q, self._operands.v
+        outputs = tensors_of(result)
+        expected = q[..., :1].expand(*q.shape[:-1], v.shape[-1])
+        output = outputs[0] if outputs else None
+        if output is None or output.numel() != expected.numel():
+            return Verdict(math.inf, 0.0, reason="the launch returned no tensor with the elements of the output")
+        if reason := explain_wrong_type(output.reshape(expected.shape), expected):
+            return Verdict(math.inf, 0.0, reason=reason)
+        found = self._reference.verdict(output.reshape(expected.shape), self._tolerance)
+        return replace(found, details=self._details)
+
+    def verify_on_host(self, result: object) -> Verdict:
+        """Verify one head of a random sequence on the host."""
+        output = tensors_of(result)[0].reshape(*self._operands.q.shape[:-1], self._shape.head_dim_v)
+        return self._reference.verdict_on_host(output, self._tolerance) or Verdict(0.0, self._tolerance)
+
+
+def view_operands(problem: DecodeProblem, shape: DecodeShape, flat: Mapping[str, torch.Tensor]) -> Operands:
+    """Views of flat memory as queries, keys and values."""
+    slots, rows = problem.slots(shape), sum(problem.drawn(shape).queries)
+    q = view_as(flat["q"], rows, shape.heads, shape.head_dim)
+    k = view_as(flat["k"], slots, shape.kv_heads, shape.head_dim)
+    v = k[..., : shape.head_dim_v] if shape.is_latent else view_as(flat["v"], slots, shape.kv_heads, shape.head_dim_v)
+    return Operands(q, k, v)
+
+
+def table_tensors(tables: Tables) -> dict[str, torch.Tensor]:
+    """The tables that kernels read, which launches must not change."""
+    paged = {"block table": tables.table, "pages": tables.all_pages} if tables.pages else {}
+    return {"lengths": tables.lengths, **paged}
+
+
+def kernel_details(kernel: TorchDecode) -> dict[str, Any]:
+    version = kernel.version() if isinstance(kernel, Library) else None
+    return {"library": version} if version else {}
+
+
+def capture(backend: Backend, sets: Sequence[OperandSet]) -> OperandSet:
+    """One operand set whose launch replays a graph of a launch of each set. All outputs are verified after a replay."""
+    replay, results = backend.capture([each.launch for each in sets])
+
+    def verify_with(checks: Sequence[Callable[[object], Verdict]]) -> Verdict:
+        found = [check(result) for check, result in zip(checks, results, strict=True)]
+        wrong = next((each for each in found if not each.ok), found[0])
+        return wrong if not wrong.ok else replace(wrong, error=worst_of(each.error for each in found))
+
+    def launch() -> None:
+        replay()
+
+    return OperandSet(
+        launch,
+        lambda _: verify_with([each.verify for each in sets]),
+        outputs=[tensor for result in results for tensor in tensors_of(result)],
+        verify_whole=lambda _: verify_with([each.verify_whole or each.verify for each in sets]),
+        change=lambda: [each.change() for each in sets if each.change],
+        restore=lambda: [each.restore() for each in sets],
+    )

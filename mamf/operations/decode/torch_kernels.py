@@ -1,0 +1,120 @@
+"""torch's own attention over a cache: scaled_dot_product_attention, and FlexAttention with a block table."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from mamf.backend import Backend, Unavailable
+from mamf.errors import first_line
+from mamf.operations.attention.torch_attention import NOTHING_FITS
+from mamf.operations.compilation import compile_for_shape
+from mamf.operations.decode.decode_reference import Operands, Tables
+from mamf.operations.decode.shapes import DecodeProblem, DecodeShape
+from mamf.operations.decode.torch_decode import Bound, TorchDecode
+from mamf.torch_backend import TorchBackend
+
+
+class SdpaKvcache(TorchDecode):
+    """torch's choice of backend over a contiguous cache of equal lengths.
+
+    Its causal mask is aligned to the top left, which is wrong for a few queries behind many tokens: it takes one query,
+    or as many as there are tokens.
+    """
+
+    name = "sdpa-kvcache"
+    dtypes = ("bfloat16", "float16", "float32", "float64")
+    has_pages = False
+    has_ragged = False
+    has_latent = True
+    head_dims = range(8, 513, 8)
+
+    def unsupported_shape(self, problem: DecodeProblem, shape: DecodeShape) -> str | None:
+        if shape.queries not in (1, shape.cache_len):
+            return f"{self.name} aligns causal masks to the top left: it needs 1 query, or as many as tokens"
+        return super().unsupported_shape(problem, shape)
+
+    def refuses(self, error: Exception) -> bool:
+        return isinstance(error, RuntimeError) and any(text in str(error) for text in NOTHING_FITS)
+
+    def bind(self, backend: TorchBackend, problem: DecodeProblem, shape: DecodeShape, tables: Tables) -> Bound:
+        def attend(of: Operands) -> torch.Tensor:
+            q, k, v = (each.unflatten(0, (shape.batch, -1)).transpose(1, 2) for each in (of.q, of.k, of.v))
+            has_groups, is_causal = shape.group > 1, shape.queries > 1
+            output = scaled_dot_product_attention(
+                q, k, v, is_causal=is_causal, scale=shape.scale, enable_gqa=has_groups
+            )
+            return output.transpose(1, 2)
+
+        return Bound(attend)
+
+
+#: FlexAttention's smallest blocks of keys on all cards.
+_BLOCK = 128
+
+
+class FlexKvcache(TorchDecode):
+    """FlexAttention over pages, which its block mask finds by the table; compiled on accelerators."""
+
+    name = "flex-kvcache"
+    is_tried_unasked = False
+    dtypes = ("bfloat16", "float16", "float32")
+    has_contiguous = False
+    page_multiple = _BLOCK
+    has_ragged_queries = False
+    head_dims = (16, 32, 64, 128, 256)
+
+    def unavailable(self, backend: Backend) -> Unavailable | None:
+        if backend.is_accelerator and (reason := backend.without_compiler()):
+            return reason
+        try:
+            import torch.nn.attention.flex_attention  # noqa: F401
+        except Exception as error:  # a build of torch without its compiler
+            return Unavailable(f"FlexAttention does not load: {first_line(error)}", "pip install --upgrade torch")
+        return super().unavailable(backend)
+
+    def bind(self, backend: TorchBackend, problem: DecodeProblem, shape: DecodeShape, tables: Tables) -> Bound:
+        from torch.nn.attention.flex_attention import flex_attention
+
+        mask, has_groups = make_block_mask(shape, tables), shape.group > 1
+
+        def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
+            return flex_attention(q, k, v, block_mask=mask, scale=shape.scale, enable_gqa=has_groups)
+
+        compiled = compile_for_shape(attention) if backend.is_accelerator else attention
+
+        def attend(of: Operands) -> torch.Tensor:
+            q = of.q.unflatten(0, (shape.batch, -1)).transpose(1, 2)
+            k, v = (each.transpose(0, 1)[None] for each in (of.k, of.v))
+            output: torch.Tensor = compiled(q, k, v).transpose(1, 2)
+            return output
+
+        return Bound(attend)
+
+
+def make_block_mask(shape: DecodeShape, tables: Tables) -> Any:
+    """The pages of each sequence as the blocks of keys that its queries see, in the places where they are."""
+    from torch.nn.attention.flex_attention import BlockMask
+
+    assert shape.page_size is not None
+    size, lengths, count = shape.page_size, tables.lengths, int(tables.page_starts[-1])
+    order = torch.full((shape.batch, count), -1, dtype=torch.int32, device=tables.device)
+    for sequence, pages in enumerate(tables.pages):
+        order[sequence, list(pages)] = torch.arange(len(pages), dtype=torch.int32, device=tables.device)
+
+    def sees(batch: torch.Tensor, head: torch.Tensor, query: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
+        page = order[batch, place // size]
+        last = lengths[batch] - shape.queries + query
+        return (page >= 0) & (page * size + place % size <= last)
+
+    blocks = -(-shape.queries // _BLOCK)
+    seen = tables.page_starts.diff()[:, None, None].expand(-1, 1, blocks).contiguous()
+    padded = torch.zeros((shape.batch, count), dtype=torch.int32, device=tables.device)
+    padded[:, : tables.table.shape[1]] = tables.table
+    indices = padded[:, None, None].expand(-1, 1, blocks, -1).contiguous()
+    lengths_of_mask = (shape.queries, count * size)
+    return BlockMask.from_kv_blocks(
+        seen, indices, BLOCK_SIZE=(_BLOCK, size), mask_mod=sees, seq_lengths=lengths_of_mask
+    )

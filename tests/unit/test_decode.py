@@ -1,0 +1,155 @@
+"""Decode: exact counts, drawn lengths, tables, and rows as shares of the read bandwidth and the matmul ceiling."""
+
+from functools import partial
+
+import library
+import pytest
+
+from mamf.errors import UsageError
+from mamf.logs.run_log import read_run_log
+from mamf.operations.decode.operation import Decode
+from mamf.operations.decode.shapes import PRESETS, DecodeKernel, DecodeProblem, DecodeShape, draw_lengths
+from mamf.testing import SimulatedBackend
+from mamf.testing.simulated_kernels import Simulated
+
+SIMULATED = ["--backend", "mamf.testing:SimulatedBackend", "--kernel", "test_decode:HalfOfMemory"]
+
+
+class HalfOfMemory(Simulated[DecodeProblem, DecodeShape], DecodeKernel):
+    """Reads at half of a simulated device's bandwidth."""
+
+    name = "half-of-memory"
+
+    def run_of(self, device, problem, shape):
+        return partial(device.move, 2 * problem.work(shape).nbytes)
+
+
+def parse(text):
+    return DecodeShape.parse(text)
+
+
+# -- counts ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "flop", "nbytes"),
+    [
+        # Each head reads 100 keys and values; 8 kv heads are read once, queries and outputs of 32 heads.
+        ("b2h32kv8q1c100d128", 2 * 32 * 2 * 2 * 100 * 128, 2 * (2 * 100 * 8 * 256 + 2 * 32 * 256)),
+        # The last query sees 100 keys, the one before 99; 7 pages of 4 bytes and a length for each sequence.
+        ("b2h32kv8q2c100d128p16", 2 * 32 * 2 * 2 * 199 * 128, 2 * (2 * 100 * 8 * 256 + 4 * 32 * 256) + 4 * (14 + 2)),
+        # A latent of 576 is read once, for keys and values.
+        ("b1h128kv1q1c100d576v512l", 2 * 128 * 100 * 1088, 2 * (100 * 576 + 128 * 1088)),
+        # A prompt on its own: the pairs of a causal mask.
+        ("b1h4q4c4d8", 2 * 4 * 10 * 16, 2 * (4 * 4 * 16 + 4 * 4 * 16)),
+    ],
+)
+def test_flop_and_bytes_are_exact(text, flop, nbytes):
+    work = DecodeProblem("bfloat16").work(parse(text))
+    assert (work.flop, work.nbytes, work.unit) == (flop, nbytes, "TB/s")
+
+
+def test_an_8_bit_cache_halves_its_bytes_alone():
+    shape = parse("b2h32kv8q1c100d128")
+    whole, half = (DecodeProblem("bfloat16", cache_dtype).work(shape) for cache_dtype in ("same", "float8_e4m3fn"))
+    assert whole.nbytes - half.nbytes == 2 * 100 * 8 * 256
+    assert whole.flop == half.flop
+
+
+def test_a_graph_launches_over_more_caches_than_any_cache_of_the_device_holds():
+    shape, one, many = parse("b1h32kv8q1c1024d128"), DecodeProblem(), DecodeProblem(graph=True)
+    count = many.launches(shape)
+    assert one.launches(shape) == 1
+    assert many.work(shape).nbytes == count * one.work(shape).nbytes
+    assert count == 64 or many.work(shape).nbytes >= 512 * 2**20
+    assert many.buffers(shape)["k"].elements == count * one.buffers(shape)["k"].elements
+    assert many.launches(parse("b64h32kv8q1c8192d128")) == 3
+
+
+@pytest.mark.parametrize(("letter", "mean"), [("u", 0.5), ("t", 0.25)])
+def test_lengths_are_drawn_once_for_all_kernels(letter, mean):
+    shape = parse(f"b400h8q16c10000{letter}d64p16")
+    drawn = draw_lengths(shape, 0)
+    assert drawn.lengths[0] == max(drawn.lengths) == 10000
+    assert sum(drawn.lengths) / 400 == pytest.approx(mean * 10000, rel=0.15)
+    assert drawn == draw_lengths(parse(str(shape)), 0) != draw_lengths(shape, 1)
+    assert all(q == min(16, n) for q, n in zip(drawn.queries, drawn.lengths, strict=True))
+    assert drawn.pages == tuple(-(-n // 16) for n in drawn.lengths)
+
+
+# -- bad input ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("b1h16q1", "'b1h16q1' is not a decode shape; for example b64h32kv8q1c8192d128p16"),
+        ("b1h6kv4q1c8d64", "6 heads cannot share 4 kv heads: heads must be a multiple"),
+        ("b1h4q9c8d64", "9 queries exceed the 8 tokens of a sequence, which has them"),
+        ("b1h4kv2q1c8d576v512l", "a latent has 1 kv head, and values narrower than keys, such as --head-dims 576/512"),
+        ("b1h4q1c8d64p0", "page size 0: it must be at least 1"),
+    ],
+)
+def test_a_shape_that_cannot_be_is_refused_in_a_line(text, reason):
+    with pytest.raises(UsageError) as refused:
+        parse(text)
+    assert str(refused.value) == reason
+
+
+def test_presets_are_of_whole_shapes():
+    of, backend = Decode(), SimulatedBackend()
+    for name, preset in PRESETS.items():
+        shapes = [*preset.shapes] or of.shapes_of(preset.sizes, backend)
+        assert all(parse(str(shape)) == shape for shape in shapes), name
+        assert len(set(shapes)) == len(shapes)
+
+
+# -- the command -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def decode(run, monkeypatch):
+    library.install(monkeypatch)
+    return lambda *options: run("attention", *SIMULATED, *options)
+
+
+def test_rows_are_shares_of_both_ceilings_which_are_measured_first(decode, run, tmp_path):
+    options = ["--cache-lens", "8192", "--batch", "8", "--page-sizes", "16", "--output", "run.jsonl"]
+    code, out, err = decode("--preset", "llama-8b-decode", *options, "--format", "json")
+    assert code == 0, err
+    log = read_run_log(tmp_path / "run.jsonl")
+    assert log.plan.operation == "decode"
+    assert [ceiling.problem.pattern for ceiling in log.own_ceilings.values()] == ["read"]
+    import json
+
+    (row,) = [each for each in json.loads(out)["measurements"] if each["operation"] == "decode"]
+    assert row["mbu"] == pytest.approx(0.5, abs=0.02)
+    assert row["bound_by"] == "bandwidth"
+    assert row["share_of_roof"] == pytest.approx(row["mbu"], rel=1e-6)
+    assert row["mamfu"] == pytest.approx(row["flop"] / (row["time_ms"] / 1e3) / 1e12 / row["ceiling_tflops"], rel=1e-6)
+    # The same log prints the same, and lacks nothing.
+    assert run("show", "run.jsonl", "--format", "json")[1] == out
+    code, _, err = decode("--operation", "decode", "--resume", "run.jsonl")
+    assert (code, err) == (0, "")
+
+
+def test_the_read_bandwidth_of_a_log_of_bandwidth_serves(decode, run, tmp_path):
+    on = ["--backend", "mamf.testing:SimulatedBackend"]
+    run("bandwidth", *on, "--pattern", "read", "--size", "4GiB", "--output", "bandwidth.jsonl")
+    run(
+        "find",
+        *on,
+        "--kernel",
+        "mamf.testing:SimulatedMatmul",
+        "--quick",
+        "--regime",
+        "burst",
+        "--output",
+        "find.jsonl",
+    )
+    options = ["--shapes", "b8h32kv8q1c8192d128", "--output", "run.jsonl", "--operation", "decode"]
+    code, out, err = decode(*options, "--ceiling", "find.jsonl", "bandwidth.jsonl")
+    assert code == 0, err
+    assert "read bandwidth (4GiB, simulated-bandwidth)" in out
+    code, _, err = decode(*options[:2], "--operation", "decode", "--output", "other.jsonl", "--ceiling", "find.jsonl")
+    assert (code, "no read bandwidth burst ceiling in find.jsonl" in err) == (2, True)

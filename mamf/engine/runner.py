@@ -334,7 +334,9 @@ class PlanStrategy(ABC):
         return self.run.left_out
 
     def results(self) -> Iterator[Measurement | Record]:
-        self.run = Runner(self.backend, self.plan.budget_seconds, self.replayed, self.setup.on_phase)
+        self.run = Runner(
+            self.backend, self.plan.budget_seconds, self.replayed, self.setup.on_phase, ClockChoice.of(self.plan)
+        )
         yield from self.run.results(self.steps())
 
     @abstractmethod

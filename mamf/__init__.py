@@ -19,7 +19,7 @@ from mamf.measurement import Tabular
 _HOMES = {
     # measuring
     "CeilingSearch": "mamf.api.measuring",
-    "Rows": "mamf.api.arguments",
+    "Rows": "mamf.api.measuring",
     "attention": "mamf.api.measuring",
     "bandwidth": "mamf.api.measuring",
     "find": "mamf.api.measuring",

@@ -158,6 +158,8 @@ class Backend(ABC):
     has_idle_marks: bool = False
     #: Whether ``capture`` records launches.
     has_graphs: ClassVar[bool] = False
+    #: Whether operands and results are torch's tensors, so that another process can read and check them.
+    has_tensors: ClassVar[bool] = False
 
     index: int
     info: DeviceInfo

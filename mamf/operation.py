@@ -110,6 +110,10 @@ class Operation(ABC, Generic[ProblemT, ShapeT]):
         bases: Sequence[Any] = self.default_shapes(backend)
         return [replace(base, **chosen) for base in bases for chosen in combine(sizes)]
 
+    def complete(self, preset: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+        """Fields of a preset with those that replace them, and others that follow from these."""
+        return {**preset, **given}
+
     def problem_for(self, backend: Backend, asked: Mapping[str, Any]) -> ProblemT:
         """A problem with the fields in ``asked`` and the device's defaults. Raises UsageError for invalid fields."""
         dtype = backend.resolve_dtype(canonical_name(asked.get("dtype") or backend.default_dtype))
@@ -197,8 +201,11 @@ class Request:
 
     def problems(self, backend: Backend) -> tuple[Any, ...]:
         """Every combination of the fields, with the device's defaults. Raises UsageError."""
-        chosen = combine({**self.preset.fields, **self.fields})
-        return tuple(dict.fromkeys(self.of.problem_for(backend, each) for each in chosen))
+        others = {name: values for name, values in self.preset.fields.items() if name not in self.fields}
+        base = {name: values[0] for name, values in self.preset.fields.items()}
+        chosen = [{**base, **each} for each in combine(others)]
+        asked = (self.of.complete(preset, given) for preset in chosen for given in combine(self.fields))
+        return tuple(dict.fromkeys(self.of.problem_for(backend, each) for each in asked))
 
     def labeled_shapes(self, backend: Backend) -> dict[Any, str]:
         """The shapes with their labels; the operation's default shapes if none are named. Raises UsageError."""

@@ -234,12 +234,15 @@ def named_devices() -> tuple[NamedDevice, ...]:
 def find_devices(name: str) -> list[NamedDevice]:
     """The devices that a name may mean; several if it leaves open which.
 
-    A listed name comes first, in any case and with any blanks. Else a name with a number means the devices that have
-    all its words; of these the plain model, all of whose words the others have too, as RTX 3090 beside RTX 3090 Ti.
-    Else the device of peaks.csv whose pattern matches. Raises UsageError with near names for any other.
+    A listed name comes first, in any case, with any blanks and without the vendor. Else a name with a number means the
+    devices that have all its words; of these the plain model, all of whose words the others have too, as RTX 3090
+    beside RTX 3090 Ti. Else the device of peaks.csv whose pattern matches. Raises UsageError with near names for any
+    other.
     """
     devices, words = named_devices(), _words(name)
     if equal := [each for each in devices if _letters(name) in map(_letters, (each.device, *each.names))]:
+        return equal
+    if equal := [each for each in devices if words and _letters(name) == _letters(each.name.partition(" ")[2])]:
         return equal
     if having := [each for each in devices if re.search(r"\d", name) and words <= each.words]:
         return [each for each in having if all(each.words <= other.words for other in having)] or having

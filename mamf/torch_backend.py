@@ -114,6 +114,7 @@ def as_int8_range(values: torch.Tensor, data: str) -> torch.Tensor:
 class TorchBackend(Backend):
     """A device that torch addresses as ``device_type:index``."""
 
+    has_tensors = True
     device_type: str
     device: torch.device
 

@@ -24,14 +24,13 @@ from typing import Any
 
 from figure_tables import ROOT, read
 
-from mamf.cli.commands.roofline import place_rows
 from mamf.kinds.registry import chart_of
 from mamf.logs.compare import roofs_of_logs
 from mamf.node.logs import log_path, read_nodes
 from mamf.node.report import node_chart
 from mamf.node.verdict import judge
 from mamf.report.charts.picture import Picture, draw
-from mamf.report.roofline import roofline_chart
+from mamf.report.roofline import points_of, roofline_chart
 
 _H200 = "results/nvidia-h200"
 _AUTOPROFILE = "docs/autoprofile-h200"
@@ -52,7 +51,7 @@ def _roofline(ceiling: str, *rows: str) -> Callable[[], Picture]:
 
     def chart() -> Picture:
         roofs = roofs_of_logs([read(ceiling)])
-        points = place_rows(map(read, rows), roofs, anyway=False)
+        points = [point for log in map(read, rows) for point in points_of(log.measurements, roofs)]
         return roofline_chart(roofs, points, read(ceiling).header)
 
     return chart

@@ -12,19 +12,61 @@ from __future__ import annotations
 import argparse
 import csv
 import io
+import math
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from mamf.contribution.known_ceilings import COLUMNS, FIGURES, SHIPPED, PublishedRate, published_rate
+from mamf.contribution.known_ceilings import FIGURES, SHIPPED
 from mamf.errors import UsageError
 from mamf.files import write_whole
 from mamf.peaks import HEADROOM_UNKNOWN_CLOCK, NamedDevice, find_devices, listed_peak
+from mamf.rate import PUBLISHED, Rate
 
 ROOT = Path(__file__).resolve().parents[1]
 #: Accelerators that share rows of peaks.csv, or the name, with another device.
 OTHER_DEVICES = re.compile(r"\bCPU\b|\bA800\b")
+
+COLUMNS = (
+    *("accelerator", "device", "vendor", "dtype", "tflops", "statistic", "m", "n", "k", "software"),
+    *("power_limit_watts", "date", "version", "source", "license"),
+)
+ADDRESS = re.compile(r"https?://[\w.-]+(:\d{1,5})?([/?#][!#-&(-;=?-\[\]_a-z~]*)?", re.ASCII)
+NUMBERS = {"tflops": float, "m": int, "n": int, "k": int, "power_limit_watts": float}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublishedRate(Rate):
+    """A row of figures.csv. ``reference``: its address, http or https. ``accelerator``: as people call it; ``device``:
+    torch's name. ``m``, ``n``, ``k``: ``k`` is summed over. ``version``: of the script. ``license``: of the source; if
+    it is empty, so is all but accelerator, vendor, dtype, figure and address. Texts are as published: escape them.
+    """
+
+    accelerator: str
+    vendor: str
+    statistic: str
+    m: int | None
+    n: int | None
+    k: int | None
+    software: str
+    power_limit_watts: float | None
+    version: str
+    license: str
+
+
+def published_rate(row: Mapping[str, Any]) -> PublishedRate:
+    """Read a row of figures that other people published. Raises TypeError, KeyError or ValueError."""
+    values = {**row, **{name: kind(row[name]) if row[name] else None for name, kind in NUMBERS.items()}}
+    is_whole = all(row[name] for name in ("accelerator", "vendor", "dtype", "tflops"))
+    if not is_whole or not all(values[name] is None or 0 < values[name] < math.inf for name in NUMBERS):
+        raise ValueError(f"a cell is missing or a number is not above 0: {row}")
+    if not ADDRESS.fullmatch(row["source"]):
+        raise ValueError(f"source: {row['source']!r} is not an http or https address")
+    rate, reference = values.pop("tflops"), values.pop("source")
+    return PublishedRate(rate=rate, reference=reference, source="published", tier=PUBLISHED, **values)
 
 
 def main() -> int:

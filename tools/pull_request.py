@@ -127,7 +127,9 @@ def download_blob(sha: str) -> bytes:
 
 def print_comment(folder: Path, commit: str) -> int:
     """Print the verdict with its commit, the findings, and what was not looked at. Returns the exit code."""
-    added, notes = set(_text(folder / "added.txt").splitlines()), _text(folder / "notes.txt").splitlines()
+    added = set(_text(folder / "added.txt").splitlines())
+    # A file that was there before and changes is seen first, however many others are added.
+    notes = sorted(_text(folder / "notes.txt").splitlines(), key=lambda note: "(added)" in note)
     logs = json.loads(_text(folder / "check.json") or '{"logs": []}')["logs"]
     reviews = [each for each in logs if each["path"] in added]
     verdict = "no log to check"

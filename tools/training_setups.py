@@ -27,7 +27,7 @@ import tempfile
 import time
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
@@ -126,8 +126,8 @@ def pretrained(kind: str, sizes: dict[str, int]) -> Any:
         "GPT2": ({"n_embd": hidden, "n_layer": layers, "n_head": heads, "n_positions": length}
                  | {"vocab_size": sizes["vocabulary"]}, "CausalLM"),
         "DistilBert": (encoder | {"vocab_size": sizes["vocabulary"]}, "SequenceClassification"),
-        "Wav2Vec2": (usual | {"conv_dim": [hidden // 4] * 7, "num_conv_pos_embeddings": 16, "apply_spec_augment": False}
-                     | {"num_conv_pos_embedding_groups": 4, "mask_time_prob": 0.0}, "AudioClassification"),
+        "Wav2Vec2": (usual | {"conv_dim": [hidden // 4] * 7, "num_conv_pos_embeddings": 16, "layerdrop": 0.0}
+                     | {"num_conv_pos_embedding_groups": 1, "mask_time_prob": 0.0}, "AudioClassification"),
     }[kind]  # fmt: skip
     config = getattr(transformers, f"{kind}Config")(**fields, attn_implementation="sdpa")
     return getattr(transformers, f"AutoModelFor{head}").from_config(config).train()
@@ -260,13 +260,16 @@ class Recorder:
         """Run the passes of a step again, packed documents one by one, and count them."""
         total = 0.0
         for each in self.passes[number]:
+            if each.pop("fused_lm_head", False):  # TRL's own output layer and loss, which torch does not count
+                each.pop("labels", None)
             for part in documents_of(each):
                 total += counted_by_torch(lambda part=part: loss_of(model(**part)).backward())
                 model.zero_grad()
         return total
 
-    def tokens(self, number: int) -> int:
-        return sum(each["input_ids"].numel() for each in self.passes[number] if "input_ids" in each)
+    def tokens(self, number: int) -> float:
+        """Tokens of a step; NaN if it takes none."""
+        return sum(each["input_ids"].numel() for each in self.passes[number] if "input_ids" in each) or math.nan
 
 
 def loss_of(output: Any) -> torch.Tensor:
@@ -410,7 +413,7 @@ def sft(padding_free: bool) -> Make:
         import trl
 
         rows = [{"input_ids": torch.randint(3, 512, (8 + 29 * number % 120,)).tolist()} for number in range(512)]
-        options = trl.SFTConfig(**arguments, padding_free=padding_free, max_length=_SIZES["length"])
+        options = trl.SFTConfig(**arguments, padding_free=padding_free, max_length=None)
         data = datasets.Dataset.from_list(rows)
         return trl.SFTTrainer(pretrained("Llama", _SIZES), options, train_dataset=data, processing_class=tokenizer())
 
@@ -496,9 +499,10 @@ def with_two_optimizers(steps: int) -> dict[str, Any]:
             self.automatic_optimization = False
             self.critic, self.generator = (nn.Linear(_SIZES["hidden"], _SIZES["hidden"]) for _ in range(2))
 
-        def losses(self, batch: torch.Tensor) -> list[torch.Tensor]:
-            real = [self.critic(self.generator(batch).detach()).mean() for _ in range(5)]
-            return [*real, self.critic(self.generator(batch)).mean()]
+        def losses(self, batch: torch.Tensor) -> Iterator[torch.Tensor]:
+            for _ in range(5):
+                yield self.critic(self.generator(batch).detach()).square().mean()
+            yield self.critic(self.generator(batch)).square().mean()
 
         def training_step(self, batch: torch.Tensor, number: int) -> None:
             optimizers = self.optimizers()

@@ -21,37 +21,61 @@ import functools
 import inspect
 import tempfile
 import warnings
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 
-from mamf.api.arguments import OneOrSeveral, Rows, problems_and_shapes, several
 from mamf.backend import Backend
 from mamf.ceilings.ceiling import Ceiling, Ceilings, why_hopeless
 from mamf.engine.runner import Named
 from mamf.engine.search.grid import plan_for
 from mamf.engine.strategies.rows import RowsStrategy
 from mamf.engine.traits import fit_traits
-from mamf.errors import DeviceError, MamfWarning
+from mamf.errors import DeviceError, MamfWarning, UsageError
 from mamf.kinds.driver import Run
+from mamf.limits import require_some
 from mamf.logs.found import cache_ceiling
 from mamf.measurement import Measurement
-from mamf.operation import plan_of
+from mamf.operation import Operation, Request, fields_of, plan_of, sizes_of
 from mamf.operations.attention.shapes import AttentionShape
 from mamf.operations.bandwidth.shapes import BandwidthShape
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.operation import Matmul
 from mamf.operations.matmul.selection import kernel_for, reference_kernels
 from mamf.operations.matmul.shapes import MatmulShape
+from mamf.parameters import Parameter
 from mamf.plans import BEST_CLOCK, SHUFFLED, Plan, SweepOptions
 from mamf.plugins.discovery import open_backend, operation
 from mamf.plugins.selection import choose_kernels
 from mamf.regime_names import BURST
 from mamf.report.text import counted
 
+_Value = TypeVar("_Value")
+#: What may be given alone.
+OneOrSeveral: TypeAlias = _Value | Iterable[_Value]
 #: Called with each measurement as it is made.
 OnRow = Callable[[Measurement], object]
+
+
+class Rows:
+    """Rows to come: iterate over it to measure. Leaving the loop ends the run, and ``close`` does."""
+
+    def __init__(self, what: str, rows: Iterator[Measurement]) -> None:
+        self._what, self._rows = what, rows
+
+    def __iter__(self) -> Iterator[Measurement]:
+        return self
+
+    def __next__(self) -> Measurement:
+        return next(self._rows)
+
+    def close(self) -> None:
+        if isinstance(self._rows, Generator):
+            self._rows.close()
+
+    def __repr__(self) -> str:
+        return f"<{self._what}: iterate over it to measure>"
 
 
 def find(
@@ -156,54 +180,6 @@ class CeilingSearch:
         return found[self.regime]
 
 
-def sweep(
-    shapes: Iterable[MatmulShape | str] | str | None = None,
-    *,
-    dtype: str | None = None,
-    problem: MatmulProblem | None = None,
-    kernel: OneOrSeveral[str] | None = None,
-    regime: OneOrSeveral[str] = BURST,
-    backend: str | Backend = "auto",
-    device: int = 0,
-    precision: float = 0.003,
-    clock: str = BEST_CLOCK,
-    budget_seconds: float | None = None,
-    log: str | Path | None = None,
-    **parameters: Any,
-) -> Rows:
-    """Measure products one by one, in an order shuffled by the problem's seed.
-
-    - ``shapes``: MxNxK, as MatmulShape or as text: ``4096x4096x4096``. ``mamf.matmul_grid`` makes many.
-    - ``dtype``, ``problem``, ``kernel``: one; by default the device's own dtype and library.
-    - ``parameters``: sizes and fields by the names of their options: ``m=[1024, 2048]``, ``layout="nn"``.
-
-    Raises UnavailableError, UnknownNameError or UnsupportedError before anything is allocated; afterwards whatever goes
-    wrong is the status of a measurement.
-
-    >>> for row in mamf.sweep(["4096x4096x4096", "8192x8192x8192"], dtype="bfloat16"):
-    ...     print(row)
-    Measurement(matmul 4096x4096x4096 by simulated.mm, burst: ... TFLOPS)
-    Measurement(matmul 8192x8192x8192 by simulated.mm, burst: ... TFLOPS)
-    """
-    opened = opened_backend(backend, device)
-    given = {"dtype": dtype, **parameters}
-    problems, wanted = problems_and_shapes(opened, Matmul(), shapes, problem, given, "sweep", most=1)
-    chosen = kernel_for(opened, problems[0], *several("kernel", kernel, most=1) or ())
-    plan = plan_of(
-        Matmul(),
-        [chosen.name],
-        problems,
-        wanted,
-        several("regime", regime) or (),
-        precision=precision,
-        clock=clock,
-        budget_seconds=budget_seconds,
-        options=SweepOptions(SHUFFLED),
-    )
-    run = _run(plan, opened, [(chosen.name, chosen)], log)
-    return Rows(f"matmul, {counted(len(plan.steps()), 'row')}", run.measurements())
-
-
 def measure_kernels(
     of: str,
     shapes: Iterable[Any] | str | None = None,
@@ -222,7 +198,7 @@ def measure_kernels(
     log: str | Path | None = None,
     **parameters: Any,
 ) -> Rows:
-    """Measure kernels of any operation but matmul, ``of`` its name, one beside the other on every shape.
+    """Measure kernels of any operation, ``of`` its name, one beside the other on every shape; of matmul one.
 
     - ``shapes``, ``problem``: the operation's own, shapes also as text; by default those that it proposes.
     - ``parameters``: sizes and fields by the names of their options, measured in every combination:
@@ -233,16 +209,24 @@ def measure_kernels(
       measured beside its rows. A MamfWarning says if its kernel is not installed; then it is not measured.
     - ``ceiling_kernel``: those of the ceilings that are not installed, as ``package.module:Class``.
 
-    Raises as ``sweep`` does.
+    Raises UnavailableError, UnknownNameError or UnsupportedError before anything is allocated; afterwards whatever goes
+    wrong is the status of a measurement.
 
     >>> rows = mamf.measure_kernels("bandwidth", ["64MiB", "1GiB"], problem=mamf.BandwidthProblem("triad"))
     >>> [(str(row.shape), f"{row.best_rate:.1f} {row.work.unit}") for row in rows]
     [('64MiB', '3.0 TB/s'), ('1GiB', '3.0 TB/s')]
     """
-    opened, found = opened_backend(backend, device), operation(of)
-    given = {"dtype": dtype, **parameters}
-    problems, wanted = problems_and_shapes(opened, found, shapes, problem, given, of)
-    chosen = choose_kernels(found, opened, several("kernel", kernel))
+    opened, found, how = opened_backend(backend, device), operation(of), SweepOptions()
+    given, most, call = {"dtype": dtype, **parameters}, None, of
+    if not found.compares_kernels:
+        most, call = 1, found.own_command
+    problems, wanted = problems_and_shapes(opened, found, shapes, problem, given, call, most)
+    names = several("kernel", kernel, most=most)
+    if found.compares_kernels:
+        chosen = choose_kernels(found, opened, names)
+    else:
+        one = kernel_for(opened, problems[0], *names or ())
+        chosen, how = [(one.name, one)], SweepOptions(SHUFFLED)
     plan = plan_of(
         found,
         dict(chosen),
@@ -252,15 +236,31 @@ def measure_kernels(
         precision=precision,
         clock=clock,
         budget_seconds=budget_seconds,
+        options=how,
     )
-    known = dict(ceilings or {})
-    warn = functools.partial(warnings.warn, category=MamfWarning)
-    named = several("ceiling_kernel", ceiling_kernel) or ()
-    references = reference_kernels({ceiling.kernel for ceiling in known.values()}, named, warn)
-
     run = _run(plan, opened, chosen, log)
-    run.strategy, run.known = lambda setup: RowsStrategy(setup, known, references), known
+    if ceilings or ceiling_kernel:
+        known = dict(ceilings or {})
+        warn = functools.partial(warnings.warn, category=MamfWarning)
+        kernels = {ceiling.kernel for ceiling in known.values()}
+        references = reference_kernels(kernels, several("ceiling_kernel", ceiling_kernel) or (), warn)
+        run.strategy, run.known = lambda setup: RowsStrategy(setup, known, references), known
     return Rows(f"{of}, {counted(len(plan.steps()), 'row')}", run.measurements())
+
+
+def sweep(shapes: Iterable[MatmulShape | str] | str | None = None, **options: Any) -> Rows:
+    """Measure products one by one, in an order shuffled by the problem's seed: ``options`` are those of
+    ``measure_kernels``.
+
+    - ``shapes``: MxNxK, as MatmulShape or as text: ``4096x4096x4096``. ``mamf.matmul_grid`` makes many.
+    - ``dtype``, ``problem``, ``kernel``: one; by default the device's own dtype and library.
+
+    >>> for row in mamf.sweep(["4096x4096x4096", "8192x8192x8192"], dtype="bfloat16"):
+    ...     print(row)
+    Measurement(matmul 4096x4096x4096 by simulated.mm, burst: ... TFLOPS)
+    Measurement(matmul 8192x8192x8192 by simulated.mm, burst: ... TFLOPS)
+    """
+    return measure_kernels("matmul", shapes, **options)
 
 
 def _run(plan: Plan, backend: Backend, kernels: Sequence[Named], log: str | Path | None) -> Run:
@@ -299,3 +299,56 @@ def opened_backend(backend: str | Backend, device: int) -> Backend:
     opened = open_backend(backend, device) if isinstance(backend, str) else backend
     fit_traits(opened)
     return opened
+
+
+# -- what calls are given ----------------------------------------------------------------------------------------------
+
+
+def several(name: str, given: Any, kind: type = str, most: int | None = None) -> tuple[Any, ...] | None:
+    """One value or several as a tuple; None stays None. Raises UsageError for values of another kind, for an empty
+    list, and for more than ``most``.
+    """
+    if given is None:
+        return None
+    values = tuple(given) if isinstance(given, Iterable) and not isinstance(given, (str, Mapping)) else (given,)
+    require_some(name, values, kind)
+    if most is not None and len(values) > most:
+        raise UsageError(f"{name} {', '.join(map(str, values))}: this call measures one; call it for each")
+    return values
+
+
+def problems_and_shapes(
+    backend: Backend,
+    of: Operation[Any, Any],
+    shapes: object,
+    problem: Any,
+    parameters: Mapping[str, Any],
+    call: str,
+    most: int | None = None,
+) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """The problems and shapes of an operation: as given, or every combination of its parameters, with the device's
+    defaults. A text alone holds one or several shapes. ``most``: of the values of a field. Raises UsageError, or
+    TypeError for an unknown parameter.
+    """
+    sizes, fields = _values_of(sizes_of(of), parameters), _values_of(fields_of(of), parameters)
+    known = {each.keyword or each.name for each in (*sizes_of(of).values(), *fields_of(of).values())}
+    for name in parameters.keys() - known:
+        raise TypeError(f"{call}() got an unexpected keyword argument {name!r}")
+    whole = several("shapes", shapes.split() if isinstance(shapes, str) else shapes, object) or ()
+    whole = tuple(of.parse_shape(each) if isinstance(each, str) else each for each in whole)
+    problems = several("problem", problem, of.problem_type, most) or ()
+    for name, values in fields.items():
+        several(name, values, object, most)
+    if whole:
+        require_some("shapes", whole, of.shape_type)
+    if (whole and sizes) or (problems and fields):
+        both = ("shapes", sizes) if whole and sizes else ("problem", fields)
+        raise UsageError(f"{both[0]} names all of them: leave {', '.join(both[1])} out")
+    request = Request(of, whole, sizes, fields)
+    return problems or request.problems(backend), tuple(request.labeled_shapes(backend))
+
+
+def _values_of(known: Mapping[str, Parameter], given: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
+    """The values of parameters by name, of keywords that are not None."""
+    values = {each.name: given.get(each.keyword or each.name) for each in known.values()}
+    return {name: known[name].values_of(value) for name, value in values.items() if value is not None}

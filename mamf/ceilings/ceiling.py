@@ -168,8 +168,9 @@ def confirm_ceiling(
     choosing = [row for row in rows if row.phase == CHOOSE]
     fresh = group_rounds(row for row in rows if row.phase != CHOOSE)
     # Converted logs have one phase, whose rounds choose a winner and give its figure, which is biased upward.
-    winner = _find_winner(choosing or rows, rows, fresh)
-    if winner is None:
+    failed = {(row.shape, row.kernel) for row in rows if not row.ok}
+    winner = next((each for each in rank_candidates(choosing or rows) if each not in failed), None)
+    if winner is None or len(fresh.get(winner, ())) < FEWEST_ROUNDS:
         return None
     own = fresh[winner]
     shape, kernel = winner
@@ -194,15 +195,6 @@ def confirm_ceiling(
         gain_over_default=gain,
         repeatability=repeatability_of(list(own.values())),
     )
-
-
-def _find_winner(
-    choosing: Sequence[Measurement], rows: Sequence[Measurement], fresh: Mapping[Candidate, Mapping[int, Measurement]]
-) -> Candidate | None:
-    """The best candidate of the choosing rounds that never failed, if it was confirmed often enough."""
-    failed = {(row.shape, row.kernel) for row in rows if not row.ok}
-    best_first = [candidate for candidate in rank_candidates(choosing) if candidate not in failed]
-    return None if not best_first or len(fresh.get(best_first[0], ())) < FEWEST_ROUNDS else best_first[0]
 
 
 def _find_finalists(fresh: Mapping[Candidate, Mapping[int, Measurement]]) -> list[Candidate]:

@@ -115,6 +115,11 @@ def _run(typed: Sequence[str], is_watched: bool) -> int:
     except MamfError as error:
         warn(str(error))
         return error.exit_code
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        warn("torch is not installed, and this command needs it: pytorch.org says how to install it")
+        return MamfError.exit_code
     except KeyboardInterrupt:
         return EXIT_CODE
     except BrokenPipeError:  # the reader of a pipe has seen enough

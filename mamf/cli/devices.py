@@ -1,8 +1,11 @@
-"""``--devices``: a run that several devices share: a process and a log for each device, reported as one run."""
+"""``--devices``: a run that several devices share: a process and a log for each device, reported as one run. A node
+starts its processes here too.
+"""
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shlex
 import signal
@@ -14,25 +17,35 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
+from mamf.backend import LEADER
 from mamf.cli.interruption import EXIT_CODE, Interruption
 from mamf.cli.options import ALL, RANKS
-from mamf.cli.processes import Send, device_indices, make_empty_folder, run_child, watch_children
-from mamf.cli.progress import heard_by
+from mamf.cli.progress import Phases, heard_by
 from mamf.cli.reading import read_roofs
 from mamf.cli.resuming import command_of
-from mamf.cli.terminal import note_stream, print_document, reports_to, say, warn
-from mamf.errors import DeviceError, LogMismatchError, UsageError
+from mamf.cli.terminal import note_stream, print_document, reports_to, say, stdout, warn
+from mamf.errors import (
+    DeviceError,
+    LogMismatchError,
+    MamfError,
+    UnavailableError,
+    UsageError,
+    describe_error,
+    plugin_errors,
+)
 from mamf.files import make_folder
 from mamf.kinds.kind import View
 from mamf.kinds.registry import kind_of, run_title
 from mamf.logs.run_log import RunLog, read_run_log
 from mamf.logs.shared_runs import deal_rest, read_run, share_paths
-from mamf.node.children import ENDED_WELL, PHASE, WARNING, Event, Watch
+from mamf.node.children import ENDED_WELL, FAILURE, PHASE, WARNING, Children, Event, Watch, watched
 from mamf.plans import SWEEP, VERIFY
 from mamf.plugins.discovery import backend_class, first_backend
-from mamf.report.verification import counts
 
+#: Sends a record to the parent.
+Send = Callable[[Mapping[str, Any]], None]
 Run = Callable[[argparse.Namespace], int]
 #: Exit codes: a device failed or nothing was measured; a verification found a wrong result.
 _FAILED, WRONG = 1, 3
@@ -154,6 +167,8 @@ def _report(options: argparse.Namespace, folder: Path, outcome: _Outcome) -> int
     if not has_logs:
         folder.rmdir()
         return EXIT_CODE if outcome.is_interrupted else max(*outcome.codes, _FAILED)
+    from mamf.report.verification import counts
+
     log = read_run(folder)
     roofs = read_roofs(options) if options.command == SWEEP and options.ceiling else None
     view = View(options.top, roofs, getattr(options, "baseline", None))
@@ -261,3 +276,64 @@ def _measure_rank(options: argparse.Namespace, run: Run) -> int:
     if own.rank == 0:
         say(f"logs: {folder}; when all ranks have ended, 'mamf show {shlex.quote(str(folder))}' reports them")
     return code
+
+
+# -- parents and children, of this command and of a node ---------------------------------------------------------------
+
+
+def device_indices(backend: str, asked: Sequence[int]) -> list[int]:
+    """The indices of the devices asked for. Raises UnavailableError for a missing one."""
+    if RANKS in asked:
+        raise UsageError("--devices ranks is for runs that processes of a launcher share: name devices, or 'all'")
+    count = backend_class(backend).device_count()
+    found = list(range(count)) if ALL in asked else sorted(set(asked))
+    if missing := [device for device in found if device >= count]:
+        others = [device for device in found if device < count]
+        remedy = f"; use --devices {' '.join(map(str, others))}" if others else ""
+        raise UnavailableError(f"{backend} has no device {missing[0]}; it has {count}{remedy}")
+    return found
+
+
+def make_empty_folder(folder: Path, option: str) -> None:
+    """Make the folder for new logs. Raises UsageError if it is not empty or cannot be made."""
+    make_folder(folder, f"; name another {option}")
+    if any(folder.iterdir()):
+        raise UsageError(f"{folder} is not empty: name another {option}")
+
+
+def watch_children(
+    watch: Watch,
+    commands: Mapping[int, Sequence[str]],
+    let_go: Callable[[Children], None] = lambda children: None,
+    on_event: Callable[[Event], None] = lambda event: None,
+) -> None:
+    """Run a command for each device and show what each is doing. ``let_go``: called when all wait for one another."""
+
+    def show(event: Event) -> None:
+        on_event(event)
+        phases.show(watch.phases)
+
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1", LEADER: str(os.getpid())}
+    names = {device: f"device {device}" for device in commands}
+    with Children(commands, environment) as children, Phases(names) as phases:
+        watched(watch, children.processes, children.next, lambda: let_go(children), show)
+
+
+def run_child(work: Callable[[Send], int], describe: Callable[[BaseException], str] = describe_error) -> int:
+    """Do the work of a child process, which tells its parent what it does; tell it too why the work failed."""
+    to = stdout()
+
+    def send(record: Mapping[str, Any]) -> None:
+        try:
+            say(json.dumps(record), to)
+        except BrokenPipeError:  # the parent is gone: an interruption, not a fault of the device
+            raise KeyboardInterrupt from None
+
+    with Interruption():
+        try:
+            return work(send)
+        except KeyboardInterrupt:
+            return EXIT_CODE
+        except plugin_errors() as error:  # any of a vendor's library
+            send({FAILURE: describe(error)})
+            return error.exit_code if isinstance(error, MamfError) else 1

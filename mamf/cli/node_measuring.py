@@ -10,9 +10,9 @@ from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
+from mamf.cli.devices import Send, device_indices, make_empty_folder, run_child, watch_children
 from mamf.cli.interruption import Interruption
 from mamf.cli.options import ALL
-from mamf.cli.processes import Send, device_indices, make_empty_folder, run_child, watch_children
 from mamf.cli.terminal import warn
 from mamf.engine.runner import crashes_of
 from mamf.engine.traits import fit_traits

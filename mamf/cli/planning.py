@@ -32,18 +32,13 @@ _SWITCH: Mapping[str, tuple[bool, ...]] = {"yes": (True,), "no": (False,), "both
 # -- the operation -----------------------------------------------------------------------------------------------------
 
 
-def named_operation(words: Sequence[str]) -> AnyOperation | None:
-    """The operation that --operation names, before the command line is parsed. Raises UnknownNameError."""
+def asked_operation(words: Sequence[str]) -> AnyOperation:
+    """The operation that --operation names, before the command line is parsed, or matmul. Raises UnknownNameError."""
     if name := value_of("--operation", words):
         from mamf.plugins.discovery import operation
 
         return operation(name)
-    return None
-
-
-def asked_operation(words: Sequence[str]) -> AnyOperation:
-    """The operation that --operation names, or matmul."""
-    return named_operation(words) or default_operation()
+    return default_operation()
 
 
 def default_operation() -> AnyOperation:
@@ -53,19 +48,14 @@ def default_operation() -> AnyOperation:
     return Matmul()
 
 
-def operation_of(options: argparse.Namespace) -> AnyOperation:
-    """The operation of the options."""
-    from mamf.plugins.discovery import operation
-
-    return operation(options.operation) if options.operation else default_operation()
-
-
 def launched_operation(words: Sequence[str]) -> AnyOperation | None:
     """The operation that --operation names, else that of the first word that is a kernel. Raises UsageError for a word
     that is not known.
     """
-    if (of := named_operation(words)) or {"-h", "--help", "--help-all"}.intersection(words[1:2]):
-        return of
+    if value_of("--operation", words):
+        return asked_operation(words)
+    if {"-h", "--help", "--help-all"}.intersection(words[1:2]):
+        return None
     from mamf.plugins.selection import find_operation
 
     # A word behind an option is most often its value.

@@ -10,9 +10,7 @@ import argparse
 import os
 import shlex
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from mamf.backend import Backend
 from mamf.cli import watching
@@ -22,7 +20,6 @@ from mamf.engine.runner import crashes_of
 from mamf.errors import LogMismatchError, UsageError
 from mamf.kinds.driver import Resumed
 from mamf.kinds.registry import kind_of, run_title
-from mamf.logs.compare import require_device_of_log
 from mamf.logs.records import measurement_record
 from mamf.logs.run_log import RunLog
 from mamf.logs.writer import RunLogWriter, as_line
@@ -38,37 +35,31 @@ _WHAT_TO_PRINT = {"baseline", "bytes", "flop", "format", "strict", "top", "wide"
 _WHAT_TO_RUN = {"anyway", "budget", "command", "dry_run", "file", "launches", "led", "ncu", "parser", "patience"}
 _FREE = _COMPARED_ELSEWHERE | _WHAT_TO_WRITE | _WHAT_TO_PRINT | _WHAT_TO_RUN | {"resume", "rows", "share", "update"}
 #: Options whose names differ from the fields of a plan, by field.
-_OPTIONS = {"regimes": "regime", "seconds": "time-limit", "flush": "no-flush", "clock": "clock"}
+_OPTIONS = {"regimes": "regime", "seconds": "time-limit"}
 #: Fields that may differ, follow from others, or are compared elsewhere.
-_NOT_COMPARED = {"kind", "operation", "problems", "kernels", "budget_seconds", "searches", "layers", "options"}
+_NOT_COMPARED = {"kind", "operation", "problems", "kernels", "budget_seconds", "flush", "searches", "layers", "options"}
 _MOST_VALUES = 5
 _A_MOMENT = 1e-9
 _COUNTERS = "counters"
 
 
-@contextmanager
-def open_resumed(options: argparse.Namespace) -> Iterator[Resumed | None]:
-    """The log of ``--resume``, locked during the run. Raises UsageError if another process writes it."""
+def interruptible(options: argparse.Namespace, work: Callable[[Interruption, Resumed | None], int]) -> int:
+    """Run ``work`` with the log of ``--resume``, locked meanwhile. Ctrl-C before the first measurement prints one line.
+    Raises UsageError if another process writes the log.
+    """
     if options.resume and options.output and not options.restart:
         raise UsageError("--resume continues its own file: leave --output out")
-    if options.resume is None:
-        yield None
-        return
-    log, writer = RunLogWriter.resume(options.resume)
-    with writer:
-        try:
-            yield Resumed(log, writer)
-        finally:
-            if writer.is_open:  # the run ended before its first row: another program may have deleted the log
-                writer.append()
-
-
-def interruptible(options: argparse.Namespace, work: Callable[[Interruption, Resumed | None], int]) -> int:
-    """Run ``work``; Ctrl-C before the first measurement prints one line."""
     with Interruption() as interruption:
         try:
-            with open_resumed(options) as log:
-                return work(interruption, log)
+            if options.resume is None:
+                return work(interruption, None)
+            log, writer = RunLogWriter.resume(options.resume)
+            with writer:
+                try:
+                    return work(interruption, Resumed(log, writer))
+                finally:
+                    if writer.is_open:  # the run ended before its first row: another program may have deleted the log
+                        writer.append()
         except KeyboardInterrupt:
             warn("interrupted before the first measurement; nothing is lost")
             return EXIT_CODE
@@ -129,42 +120,26 @@ def asks_for_plan(options: argparse.Namespace) -> bool:
 
 
 def require_same_plan(options: argparse.Namespace, before: Plan, asked: Plan) -> None:
-    """Raises LogMismatchError for the first field in which two plans differ."""
+    """Raises LogMismatchError for the first option by which two plans differ; the order of lists does not matter."""
     if before.is_shared:
         asked = asked.dealt(before.options.rank, before.options.ranks)
-    for name, then, now in differences(before, asked):
-        raise contradiction(options, name, then, now)
+    now = _values_of(asked)
+    for name, then in _values_of(before).items():
+        if then != now[name]:
+            raise contradiction(options, name, then, now[name])
 
 
-def differences(before: Plan, asked: Plan) -> Iterator[tuple[str, object, object]]:
-    """Each difference: the option, the log's value and the new one; the order of lists does not matter."""
-    of = operation_called(before.operation)
-    for name in sorted(vars(before).keys() - _NOT_COMPARED):
-        then, now = _comparable(getattr(before, name)), _comparable(getattr(asked, name))
-        if then != now:
-            option = _OPTIONS.get(name, name)
-            yield (option, not then, not now) if option.startswith("no-") else (option, then, now)
-    records = [[of.problem_record(problem) for problem in plan.problems] for plan in (before, asked)]
-    for name in records[0][0]:
-        then, now = (frozenset(_hashable(each[name]) for each in record) for record in records)
-        if then != now:
-            yield name, _unwrapped(then), _unwrapped(now)
-    for name, value in vars(before.options or object()).items() if before.options else ():
-        if value != getattr(asked.options, name):
-            yield name, value, getattr(asked.options, name)
-
-
-def _comparable(value: Any) -> object:
-    return frozenset(value) if isinstance(value, tuple) else value
-
-
-def _unwrapped(values: frozenset[Any]) -> object:
-    """A single value itself, several as they are."""
-    return next(iter(values)) if len(values) == 1 else values
-
-
-def _hashable(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
+def _values_of(plan: Plan) -> dict[str, object]:
+    """What options decide of a plan, by their names."""
+    found: dict[str, object] = {}
+    for name in sorted(vars(plan).keys() - _NOT_COMPARED):
+        value = getattr(plan, name)
+        found[_OPTIONS.get(name, name)] = frozenset(value) if isinstance(value, tuple) else value
+    records = [operation_called(plan.operation).problem_record(problem) for problem in plan.problems]
+    for name in records[0]:
+        values = {tuple(each[name]) if isinstance(each[name], list) else each[name] for each in records}
+        found[name] = frozenset(values) if len(values) > 1 else values.pop()
+    return {**found, "no-flush": not plan.flush, **(vars(plan.options) if plan.options else {})}
 
 
 def contradiction(options: argparse.Namespace, name: str, then: object, now: object) -> LogMismatchError:
@@ -205,6 +180,8 @@ def require_same_kernels(options: argparse.Namespace, before: Sequence[str], ask
 
 def reopen(log: RunLog, options: argparse.Namespace) -> Backend:
     """Open the device of a log. Raises LogMismatchError if it is not the device of the options, or has changed."""
+    from mamf.logs.compare import require_device_of_log
+
     require_named(log, options)
     if log.devices:
         raise LogMismatchError(f"{log.path} has rows of several devices, each of which now has a log: start a new run")

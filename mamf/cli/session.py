@@ -34,10 +34,7 @@ def run_session(options: argparse.Namespace, session: Callable[..., Session], *a
     """
     from mamf.cli.resuming import interruptible
 
-    def work(interruption: Interruption, resumed: Resumed | None) -> int:
-        return session(*arguments, options, interruption, resumed).run()
-
-    return interruptible(options, work)
+    return interruptible(options, lambda signals, resumed: session(*arguments, options, signals, resumed).run())
 
 
 def run_kernels(
@@ -68,18 +65,22 @@ class Session:
         interruption: Interruption,
         resumed: Resumed | None,
     ) -> None:
-        from mamf.cli.resuming import lose_device, require_kind
+        from mamf.cli.resuming import lose_device, reopen, require_kind
         from mamf.engine.isolation import isolation_of
         from mamf.engine.traits import fit_traits
         from mamf.kinds.driver import Run
         from mamf.logs.recording import apply_traits
         from mamf.machine.environment import command_line
+        from mamf.plugins.discovery import open_backend
 
         self.request, self.of, self.command = request, request.of, str(options.command)
         self.options, self.interruption = options, interruption
         self.log: RunLog | None = resumed and resumed.log
         self.before = require_kind(self.log, self.kind, self.of.name, self.command) if self.log else None
-        self.backend = self._open_device()
+        if self.log:
+            self.backend = reopen(self.log, options)
+        else:
+            self.backend = open_backend(options.backend or "auto", options.device or 0)
         isolation_of(self.backend).everything = options.isolate
         advice: Sequence[Advice] = ()
         if self.log:
@@ -92,7 +93,7 @@ class Session:
                 "--devices out, or use 'mamf node'"
             )
         self.kernels: Sequence[Named] = self.open_kernels()
-        self.plan = self._make_plan()
+        self.plan = self.make_plan()
         self.driven = Run(
             self.plan,
             self.backend,
@@ -111,22 +112,14 @@ class Session:
         # A library may have swallowed the exception during its import.
         interruption.check()
 
-    def _open_device(self) -> Backend:
-        from mamf.cli.resuming import reopen
-        from mamf.plugins.discovery import open_backend
-
-        if self.log:
-            return reopen(self.log, self.options)
-        return open_backend(self.options.backend or "auto", self.options.device or 0)
-
-    def _make_plan(self) -> Plan:
+    def make_plan(self) -> Plan:
         """The plan from the options, or the log's. Raises LogMismatchError if they differ."""
         from mamf.cli.resuming import asked_budget, asks_for_plan, require_same_plan
 
         before = self.before
         if before is None:
-            plan, share = self.complete_plan(self.new_plan()), getattr(self.options, "share", None)
-            return plan.dealt(*share) if share else plan
+            share = getattr(self.options, "share", None)
+            return self.new_plan().dealt(*share) if share else self.new_plan()
         if asks_for_plan(self.options):
             require_same_plan(self.options, before, self.plan_to_compare(before))
         # A run whose ceilings depend on its budget, or that ends with it, gets the same once more.
@@ -160,10 +153,6 @@ class Session:
         from mamf.cli.planning import make_plan
 
         return make_plan(self.request, self.options, self.backend, [name for name, _ in self.kernels])
-
-    def complete_plan(self, plan: Plan) -> Plan:
-        """The plan of a new run, with what a resumed one takes from its log."""
-        return plan
 
     def plan_to_compare(self, before: Plan) -> Plan:
         """The plan from the options, to compare with the log's; fields that depend on measurements are the log's."""

@@ -12,11 +12,9 @@ with measured ones. The package ships published.csv, the highest of each listed 
 from __future__ import annotations
 
 import functools
-import math
-import re
 import warnings
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -45,12 +43,6 @@ from mamf.regime_names import CEILINGS
 
 FIGURES, NOTICE = Path("published", "figures.csv"), Path("published", "NOTICE.md")
 SHIPPED = "published.csv"
-COLUMNS = (
-    *("accelerator", "device", "vendor", "dtype", "tflops", "statistic", "m", "n", "k", "software"),
-    *("power_limit_watts", "date", "version", "source", "license"),
-)
-_ADDRESS = re.compile(r"https?://[\w.-]+(:\d{1,5})?([/?#][!#-&(-;=?-\[\]_a-z~]*)?", re.ASCII)
-_NUMBERS = {"tflops": float, "m": int, "n": int, "k": int, "power_limit_watts": float}
 _USUAL_DTYPES = ("bfloat16", "float16", "float32")
 #: Figures of devices that differ by less are one figure: datasheets round.
 _ROUNDING = 0.01
@@ -255,13 +247,28 @@ def _promise(listed: DatasheetRate | None, device: str, dtype: str) -> Rate | No
     return replace(listed, dtype=dtype, device=device, description=description)
 
 
+@functools.cache
+def published_rates() -> dict[tuple[str, str], dict[str, str]]:
+    """The published figures that ship with this package: the row of the highest by device, as peaks.csv names it, and
+    dtype. ``statistic``: of how many. ``accelerator``: as people call it. Texts are as published: escape them.
+    """
+    return {(row["device"], row["dtype"]): row for row in packaged_rows(SHIPPED)}
+
+
 def _published(device: NamedDevice, dtype: str) -> Rate | None:
-    figure = published_rates().get((device.device, dtype))
-    if figure is None:
+    row = published_rates().get((device.device, dtype))
+    if row is None:
         return None
-    said = "; ".join(filter(None, (figure.reference, figure.statistic)))
-    description = f"{figure.tier}, for {figure.accelerator}: {dtype}, {said}; measure it: {_command(dtype)}"
-    return replace(figure, device=device.name, description=description)
+    said = "; ".join(filter(None, (row["source"], row["statistic"])))
+    return Rate(
+        rate=float(row["tflops"]),
+        dtype=dtype,
+        device=device.name,
+        source="published",
+        description=f"{PUBLISHED}, for {row['accelerator']}: {dtype}, {said}; measure it: {_command(dtype)}",
+        tier=PUBLISHED,
+        reference=row["source"],
+    )
 
 
 def place_among_known(ceiling: Ceiling, device: Mapping[str, Any]) -> str:
@@ -273,45 +280,3 @@ def place_among_known(ceiling: Ceiling, device: Mapping[str, Any]) -> str:
             cards = f"{known.cards} cards from {known.lowest:.4g} to" if known.cards > 1 else "one card at"
             return f"{known.device} in results/: {cards} {known.rate:.4g}; this one {ceiling.rate:.4g}"
     return ""
-
-
-# -- what other people published ---------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True)
-class PublishedRate(Rate):
-    """A row of figures.csv. ``reference``: its address, http or https. ``accelerator``: as people call it; ``device``:
-    torch's name. ``m``, ``n``, ``k``: ``k`` is summed over. ``version``: of the script. ``license``: of the source; if
-    it is empty, so is all but accelerator, vendor, dtype, figure and address. Texts are as published: escape them.
-    """
-
-    accelerator: str
-    vendor: str
-    statistic: str
-    m: int | None
-    n: int | None
-    k: int | None
-    software: str
-    power_limit_watts: float | None
-    version: str
-    license: str
-
-
-def published_rate(row: Mapping[str, Any]) -> PublishedRate:
-    """Read a row of figures that other people published. Raises TypeError, KeyError or ValueError."""
-    values = {**row, **{name: kind(row[name]) if row[name] else None for name, kind in _NUMBERS.items()}}
-    is_whole = all(row[name] for name in ("accelerator", "vendor", "dtype", "tflops"))
-    if not is_whole or not all(values[name] is None or 0 < values[name] < math.inf for name in _NUMBERS):
-        raise ValueError(f"a cell is missing or a number is not above 0: {row}")
-    if not _ADDRESS.fullmatch(row["source"]):
-        raise ValueError(f"source: {row['source']!r} is not an http or https address")
-    rate, reference = values.pop("tflops"), values.pop("source")
-    return PublishedRate(rate=rate, reference=reference, source="published", tier=PUBLISHED, **values)
-
-
-@functools.cache
-def published_rates() -> dict[tuple[str, str], PublishedRate]:
-    """The published figures that ship with this package: the highest by device, as peaks.csv names it, and dtype.
-    ``statistic``: of how many.
-    """
-    return {(each.device, each.dtype): each for each in map(published_rate, packaged_rows(SHIPPED))}

@@ -4,8 +4,6 @@ of ceilings that the package ships.
 
 from __future__ import annotations
 
-import csv
-import io
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -19,7 +17,6 @@ from mamf.contribution.collection import (
     TABLES,
     Collection,
     Leader,
-    LegacyRun,
     ResultRate,
     best_attention,
     best_kernels,
@@ -36,7 +33,7 @@ from mamf.regime_names import CEILINGS
 from mamf.report.document import Column, Table, sensor_columns
 from mamf.report.formats import table_text
 from mamf.report.shares import described_title, share_of
-from mamf.report.text import interval_cell, significant
+from mamf.report.text import csv_text, interval_cell, significant
 from mamf.text import Markup, markdown_line, markdown_text
 
 _NOTE = "Written by `mamf results table` from the logs; a change by hand is lost."
@@ -120,6 +117,7 @@ def _device_page(part: Collection) -> str:
         interrupted += [entry for entry in confirmed if entry.tier != "complete"]
         unconfirmed += others
     best = group_pairs((entry.row.operation, entry) for entry in best_kernels(ranked[OTHERS]))
+    legacy = sorted(part.legacy, key=lambda each: (each[0].device or "", each[0].dtype or "", str(each[1])))
     attention_title = "Attention: the best kernel by share of the measured ceiling (MAMFU)"
     sections = [
         f"# {markdown_text(_device_name(part))}\n\n{_NOTE} [All accelerators](../README.md)\n",
@@ -128,7 +126,7 @@ def _device_page(part: Collection) -> str:
         *(_kernels(operation, entries) for operation, entries in best.items()),
         _section(_CUT, [*entry_columns(), log_column()], _best_of_logs(interrupted)),
         _section(_UNCONFIRMED, [*entry_columns(), log_column()], _best_of_logs(unconfirmed)),
-        _legacy(part.legacy),
+        _section(_LEGACY, _LEGACY_COLUMNS, [(run, place, name) for run, place in legacy for name in run.best]),
     ]
     return "\n".join(filter(None, sections))
 
@@ -232,34 +230,27 @@ def kernel_columns() -> list[Column[ResultRate]]:
     ]
 
 
-def _legacy(legacy: Iterable[LegacyRun]) -> str:
-    ordered = sorted(legacy, key=lambda each: (each[0].device or "", each[0].dtype or "", str(each[1])))
-    columns: list[Column[tuple[FinderRun, Path, str]]] = [
-        text_column("dtype", lambda row: row[0].dtype or "unknown"),
-        text_column("version", lambda row: f"mamf-finder {row[0].version or 'of unknown version'}"),
-        text_column("figure", lambda row: row[2] if row[0].is_complete else f"{row[2]} (of scouts)"),
-        Column("", "TFLOPS", lambda row: row[0].best[row[2]].tflops[row[2]], significant),
-        Column("", "MxNxK", lambda row: row[0].best[row[2]].shape or "unknown"),
-        Column("", "shapes", lambda row: "unknown" if row[0].tried is None else row[0].tried),
-        text_column("run", lambda row: "complete" if row[0].is_complete else "interrupted"),
-        Column("", "date", lambda row: row[0].started[:10] if row[0].started else "unknown"),
-        Column("", "log", lambda row: link(row[1]), Markup),
-    ]
-    return _section(_LEGACY, columns, [(run, place, name) for run, place in ordered for name in run.best])
-
-
 def link(place: Path) -> Markup:
     return Markup(f"[log]({quote(place.name)})")
+
+
+#: A figure of mamf-finder: its run, the place of the log, and its name.
+_LEGACY_COLUMNS: list[Column[tuple[FinderRun, Path, str]]] = [
+    text_column("dtype", lambda row: row[0].dtype or "unknown"),
+    text_column("version", lambda row: f"mamf-finder {row[0].version or 'of unknown version'}"),
+    text_column("figure", lambda row: row[2] if row[0].is_complete else f"{row[2]} (of scouts)"),
+    Column("", "TFLOPS", lambda row: row[0].best[row[2]].tflops[row[2]], significant),
+    Column("", "MxNxK", lambda row: row[0].best[row[2]].shape or "unknown"),
+    Column("", "shapes", lambda row: "unknown" if row[0].tried is None else row[0].tried),
+    text_column("run", lambda row: "complete" if row[0].is_complete else "interrupted"),
+    Column("", "date", lambda row: row[0].started[:10] if row[0].started else "unknown"),
+    Column("", "log", lambda row: link(row[1]), Markup),
+]
 
 
 # -- the ceilings that the package ships -------------------------------------------------------------------------------
 
 
-_COLUMNS = (
-    *("device", "compute_units", "power_limit_watts", "clock_mhz", "dtype", "regime"),
-    *("tflops", "low", "high", "log", "shapes", "kernel", "cards", "lowest"),
-    *("date", "software"),
-)
 _MOST_SHAPES = 6
 
 
@@ -267,35 +258,43 @@ def contributed_csv(collection: Collection) -> str:
     """The highest confirmed ceiling of each kind of device, dtype and regime that a complete find with normal data
     measured.
     """
-    kept = filter(_counts, part_confirmed(collection.of(PRODUCTS), collection.submitters)[0])
+    entries = part_confirmed(collection.of(PRODUCTS), collection.submitters)[0]
+    # Virtual machines give CPUs of all speeds one name, so that their figures are of no use elsewhere.
+    kept = [
+        entry
+        for entry in entries
+        if entry.is_confirmed and entry.interval is not None and entry.tier == "complete" and entry.regime in CEILINGS
+        if entry.header["device"]["is_accelerator"] and entry.header["plan"]["problems"][0]["data"] == "normal"
+    ]
     groups = group_pairs(((entry.device, *_build(entry), entry.dtype, entry.regime), entry) for entry in kept)
-    buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(_COLUMNS)
-    for key, found in sorted(groups.items()):
+    rows = []
+    for (device, units, watts, dtype, regime), found in sorted(groups.items()):
         fastest = sorted(found, key=lambda entry: entry.rate, reverse=True)
         best, shapes = fastest[0], list(dict.fromkeys(str(entry.row.shape) for entry in fastest))[:_MOST_SHAPES]
-        ends = (best.interval.low, best.interval.high) if best.interval else ()
-        figures = [significant_digits(rate) for rate in (best.rate, *ends)]
-        kernel = next((each.row.kernel for each in fastest if len(each.header["plan"]["kernels"]) > 1), "")
-        cards: dict[object, float] = {}
-        for entry in reversed(fastest):
-            cards[entry.uuid_hash] = entry.rate
-        lowest = significant_digits(min(cards.values()))
+        assert best.interval is not None, "others are left out"
+        cards = {entry.uuid_hash: entry.rate for entry in reversed(fastest)}
         clock_hz = max(each.header["device"]["max_clock_hz"] or 0 for each in found)
-        known = (best.place.as_posix(), " ".join(shapes), kernel, len(cards), lowest)
-        of_run = (best.date[:10], software(best.header))
-        writer.writerow([*key[:3], f"{clock_hz / 1e6:g}" if clock_hz else "", *key[3:], *figures, *known, *of_run])
-    return buffer.getvalue()
-
-
-def _counts(entry: ResultRate) -> bool:
-    """Virtual machines give CPUs of all speeds one name, so that their figures are of no use elsewhere."""
-    is_accelerator, data = entry.header["device"]["is_accelerator"], entry.header["plan"]["problems"][0]["data"]
-    is_found = (
-        entry.is_confirmed and entry.interval is not None and entry.tier == "complete" and entry.regime in CEILINGS
-    )
-    return is_found and is_accelerator and data == "normal"
+        rows.append(
+            {
+                "device": device,
+                "compute_units": units,
+                "power_limit_watts": watts,
+                "clock_mhz": f"{clock_hz / 1e6:g}" if clock_hz else "",
+                "dtype": dtype,
+                "regime": regime,
+                "tflops": significant_digits(best.rate),
+                "low": significant_digits(best.interval.low),
+                "high": significant_digits(best.interval.high),
+                "log": best.place.as_posix(),
+                "shapes": " ".join(shapes),
+                "kernel": next((each.row.kernel for each in fastest if len(each.header["plan"]["kernels"]) > 1), ""),
+                "cards": len(cards),
+                "lowest": significant_digits(min(cards.values())),
+                "date": best.date[:10],
+                "software": software(best.header),
+            }
+        )
+    return csv_text(rows)
 
 
 def _build(entry: ResultRate) -> tuple[str, ...]:

@@ -45,9 +45,9 @@ class Isolation:
         return row
 
     def _ask(self, row: Measurement, kernel: AnyKernel, backend: Backend) -> dict[str, str]:
-        of, tensors = operation_called(row.operation), importlib.import_module("mamf.operations.isolated")
-        if not tensors.has_tensors(backend):
+        if not backend.has_tensors:
             return {}
+        of, tensors = operation_called(row.operation), importlib.import_module("mamf.operations.isolated")
         if not of.gives_tensors:
             return {"unknown": f"results of {of.name} stay on the device"}
         pool = backend.operand_pool(row.problem.data, row.problem.seed)

@@ -6,6 +6,7 @@ the clock to recover or flushes a cache.
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -72,11 +73,11 @@ def _launched(kernel: AnyKernel, problem: Any, shape: Any, backend: Backend, ask
         checked.rehearse(backend)
         checked.poison()
     else:
-        _launch(checked, backend)
+        launch_once(checked, backend)
         backend.synchronize()
     prepared = backend.now()
     with backend.profiler_window(f"{kernel.name} {shape}"):
-        marks = [_launch(checked, backend) for _ in range(asked.launches)]
+        marks = [launch_once(checked, backend) for _ in range(asked.launches)]
     backend.synchronize()
     if asked.verifies:
         checked.verify()
@@ -90,12 +91,30 @@ def _launched(kernel: AnyKernel, problem: Any, shape: Any, backend: Backend, ask
     )
 
 
-def _launch(checked: Checked, backend: Backend) -> tuple[object, object]:
+def launch_once(checked: Checked, backend: Backend) -> tuple[object, object]:
     """The marks around it."""
     start = backend.mark()
     checked.launches[0]()
     backend.submit()
     return start, backend.mark()
+
+
+def time_parts(kernel: Any, problem: Any, shape: Any, backend: Backend, launches: int) -> dict[str, tuple[int, float]]:
+    """FLOP and median seconds of each part of a kernel, launched by itself. Raises UnsupportedError for no parts."""
+    if not hasattr(kernel, "parts"):
+        raise UnsupportedError(f"{kernel.name} is one launch: only eager attention has parts")
+    parts = kernel.parts(backend, problem, shape, backend.operand_pool(problem.data, problem.seed))
+    found = {}
+    for name, (flop, launch) in parts.items():
+        marks = []
+        for _ in range(launches + 1):  # the first one warms up
+            start = backend.mark()
+            launch()
+            backend.submit()
+            marks.append((start, backend.mark()))
+        backend.synchronize()
+        found[name] = flop, statistics.median(backend.seconds_between(*each) for each in marks[1:])
+    return found
 
 
 def _is_deterministic(

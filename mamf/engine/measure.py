@@ -120,6 +120,10 @@ class _Run:
         work = self.problem.work(self.shape)
         accuracy = timer_accuracy(self.regime.backend.name, taken.timer_overhead)
         possible, impossible = split_impossible(seconds, work.amount, self.fastest_possible, accuracy)
+        levels, alternation = two_levels(possible) if self.regime.name == Sustained.name else None, []
+        if levels:  # of the power controller; the figure is the mean over time
+            slow, fast = sorted(work.amount / each / TERA for each in levels)
+            alternation = [f"alternated between {slow:.4g} and {fast:.4g} {work.unit}"]
         row = self.result(
             "ok",
             summary=summarize(possible, self.regime.best_by) if possible else None,
@@ -133,7 +137,7 @@ class _Run:
             timer_overhead=taken.timer_overhead,
             timer_accuracy=accuracy,
             conditions=conditions(taken.readings, taken.watts),
-            remarks=(*taken.remarks, *self.alternation(possible)),
+            remarks=(*taken.remarks, *alternation),
         )
         if reason := why_implausible(row, self.regime.backend.info, self.fastest_possible):
             return replace(row, status="implausible", reason=reason, summary=None)
@@ -143,15 +147,6 @@ class _Run:
             used = used and float(f"{used:.6g}")
             row = replace(row, conditions=replace(row.conditions, true_clock_hz=clock_hz, cycles_used=used))
         return replace(row, repeatability=self.regime.repeatability_of(self.problem))
-
-    def alternation(self, samples: Sequence[float]) -> Sequence[str]:
-        """A remark if the power controller alternates between two levels. The figure is the mean over time."""
-        levels = two_levels(samples) if self.regime.name == Sustained.name else None
-        if levels is None:
-            return ()
-        work = self.problem.work(self.shape)
-        slow, fast = sorted(work.amount / seconds / TERA for seconds in levels)
-        return (f"alternated between {slow:.4g} and {fast:.4g} {work.unit}",)
 
     def result(self, status: Status, reason: str = "", **fields: Any) -> Measurement:
         return Measurement(
@@ -216,17 +211,13 @@ def conditions(readings: Sequence[Reading], watts: float | None) -> Conditions:
     """Readings summarized: median clock, highest temperature, and throttle reasons in at least a tenth of them."""
     reasons = Counter(reason for reading in readings for reason in reading.throttle_reasons)
     return Conditions(
-        clock_hz=_whole(known_median([reading.clock_hz for reading in readings])),
-        watts=_tenth(watts if watts is not None else known_median([reading.watts for reading in readings])),
-        celsius=_tenth(max((reading.celsius for reading in readings if reading.celsius is not None), default=None)),
+        clock_hz=_rounded(known_median([reading.clock_hz for reading in readings]), 0),
+        watts=_rounded(watts if watts is not None else known_median([reading.watts for reading in readings]), 1),
+        celsius=_rounded(max((each.celsius for each in readings if each.celsius is not None), default=None), 1),
         throttle_reasons=tuple(sorted(reason for reason, count in reasons.items() if count * 10 >= len(readings))),
         throttle_shares={reason: round(reasons[reason] / len(readings), 4) for reason in sorted(reasons)},
     )
 
 
-def _tenth(value: float | None) -> float | None:
-    return None if value is None else round(value, 1)
-
-
-def _whole(value: float | None) -> float | None:
-    return None if value is None else float(round(value))
+def _rounded(value: float | None, digits: int) -> float | None:
+    return None if value is None else round(value, digits)

@@ -108,6 +108,7 @@ class Runner:
 
     def __post_init__(self) -> None:
         self.begun = self.now()
+        self.deadline = None if self.budget_seconds is None else self.begun + self.budget_seconds
         self._left = deque(self.held)
         self._pools: dict[object, OperandPool] = {}
         self._has_figure = False
@@ -137,10 +138,6 @@ class Runner:
 
     # -- for strategies ----------------------------------------------------------------------------------------------
 
-    @property
-    def deadline(self) -> float | None:
-        return None if self.budget_seconds is None else self.begun + self.budget_seconds
-
     def now(self) -> float:
         return self.backend.now()
 
@@ -168,17 +165,12 @@ class Runner:
         phase, in a run with several.
         """
         if self._left:
-            return self.holds_next(regime, phase, problem) and (not number or self._left[0].round <= number)
+            held = self._left[0]
+            is_of_phase = (held.regime, held.phase) == (regime.name, phase) and problem in (None, held.problem)
+            return is_of_phase and (not number or held.round <= number)
         if self.is_over():
             self.left_out += 1
         return not self.left_out and (is_due or self.now() < until)
-
-    def holds_next(self, regime: Regime, phase: str, problem: Problem | None = None) -> bool:
-        """Whether the next held row belongs to a phase."""
-        held = self._left[0] if self._left else None
-        return (
-            held is not None and (held.regime, held.phase) == (regime.name, phase) and problem in (None, held.problem)
-        )
 
     def start(self, regime: Regime) -> Regime:
         """Start a regime and return it. Raises DeviceError if the device fails."""

@@ -38,6 +38,8 @@ class MamfuCallback(MeteredCallback, Callback):  # type: ignore[misc]
         defaults["dtype"] = product_dtype(_DTYPES.get(precision, "float32"))
         self.start(own, pl_module, defaults)
         self._steps = trainer.global_step
+        if len(trainer.optimizers) > 1:
+            self.training.warn_once("several optimizers step in a batch: a step is a batch")
 
     @never_raises
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:

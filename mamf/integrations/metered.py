@@ -105,7 +105,9 @@ class _Counts:
     def needs(self, length: float) -> bool:
         """Whether a step of this mean length must be counted."""
         known = self._known
-        return not known or (len(known) < _MAX_COUNTS and not _outer(min(known), -1) <= length <= _outer(max(known), 1))
+        if not known or len(known) >= _MAX_COUNTS:
+            return not known
+        return not min(known) * (1 - _SAME_LENGTH) <= length <= max(known) * (1 + _SAME_LENGTH)
 
     def add(self, work: _Work, flop: float) -> None:
         self._known[work.length] = flop / work.elements
@@ -118,10 +120,6 @@ class _Counts:
         (length, flop), (other_length, other_flop) = points
         slope = (other_flop - flop) / (other_length - length)
         return (flop + slope * (work.length - length)) * work.elements
-
-
-def _outer(length: float, sign: int) -> float:
-    return length * (1 + sign * _SAME_LENGTH)
 
 
 @dataclass
@@ -168,9 +166,9 @@ class MeteredTraining:
         layers = list(module.modules()) if isinstance(module, torch.nn.Module) else []
         compiled = (hasattr(each, "_orig_mod") or getattr(each, "_compiled_call_impl", None) for each in layers)
         self._is_compiled = is_compiled or any(compiled)
-        self._ranks = options.get("world_size", 1) // options.get("model_parallel", 1)
-        if self._ranks > 1 and not int(os.environ.get("RANK", "0")):
-            self.warn_once(f"tokens and samples per second are those of rank 0 x {self._ranks} ranks")
+        ranks = options.get("world_size", 1) // options.get("model_parallel", 1)
+        if ranks > 1 and os.environ.get("RANK", "0") == "0":
+            warn(f"tokens and samples per second are those of rank 0 x {ranks} ranks")
         if "flops_per_step" in options:
             return
         try:
@@ -230,6 +228,8 @@ class MeteredTraining:
 
     def stop(self) -> None:
         """All backward passes of a step are done; or the training has ended."""
+        if self._gradients is not None:
+            self._gradients.remove_hooks()
         if self._counter is not None:
             flop = self._counter.stop() or math.nan
             if self._work.passes and not math.isnan(flop):
@@ -245,7 +245,7 @@ class MeteredTraining:
         counter, self._counter = self._counter, None
         self.meter.accumulation = max(len(work.passes), 1)
         if self._gradients is not None and work.passes:
-            self._formula, self._gradients = self._gradients.close(), None
+            self._formula, self._gradients = self._gradients.formula(), None
         if counter is not None:
             self.meter.pause()  # counting took most of the step's time
             return
@@ -305,16 +305,22 @@ class Gradients:
         has_gradient = any(getattr(each, "requires_grad", False) for each in (*positional, *named.values()))
         self._seen[layer] = self._seen.get(layer, False) or has_gradient
 
-    def close(self) -> ModelFlops:
-        """Return the formula for this model."""
+    def remove_hooks(self) -> None:
         for hook in self._hooks:
             hook.remove()
+
+    def formula(self) -> ModelFlops:
+        """The formula of FLOP for this model."""
         adapters = [each for each in self._seen if each in self._adapters]
         layers = [each for each in self._seen if each not in self._adapters]
         known, added = self._formula.weights, sum(map(_weights, adapters))
+        own = sum(map(_weights, layers))
+        if not own:  # ranks that share a model keep its weights in another form
+            warn("frozen weights count as trained: which layers have gradients was not seen")
+            return self._formula
         # The formula counts active experts only: of the model's own weights just the shares are known.
-        own = sum(map(_weights, layers)) or 1
-        trained = known * sum(map(_trained_weights, layers)) / own + sum(map(_trained_weights, adapters))
+        trained = known * sum(_weights(each, trained=True) for each in layers) / own
+        trained += sum(_weights(each, trained=True) for each in adapters)
         passed = known * sum(_weights(each) for each in layers if self._seen[each]) / own
         passed += sum(_weights(each) for each in adapters if self._seen[each])
         attended = [any(self._seen.get(each) for each in block) for block in self._blocks] or [True]
@@ -327,13 +333,10 @@ class Gradients:
         )
 
 
-def _weights(layer: Any) -> int:
-    """How many weights of matrices a layer itself has."""
-    return sum(each.numel() for each in layer.parameters(recurse=False) if each.dim() > 1)
-
-
-def _trained_weights(layer: Any) -> int:
-    return sum(each.numel() for each in layer.parameters(recurse=False) if each.dim() > 1 and each.requires_grad)
+def _weights(layer: Any, trained: bool = False) -> int:
+    """How many weights of matrices a layer itself has, or only those that are trained."""
+    matrices = (each for each in layer.parameters(recurse=False) if each.dim() > 1)
+    return sum(each.numel() for each in matrices if each.requires_grad or not trained)
 
 
 def product_dtype(dtype: str) -> str:
@@ -429,7 +432,7 @@ def _find_documents(fields: Mapping[Any, Any]) -> tuple[Any, Any]:
 
 def _to_host(tensor: Any) -> Any:
     """Copy without waiting."""
-    return tensor.detach().to("cpu", non_blocking=True)
+    return tensor.detach().to("cpu", non_blocking=tensor.is_cuda)
 
 
 def _find_logits(fields: Mapping[Any, Any], rows: float | None) -> float | None:

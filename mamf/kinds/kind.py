@@ -8,17 +8,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from mamf.ceilings.ceiling import Ceiling
-from mamf.ceilings.roof import Roofs
 from mamf.errors import UsageError
 from mamf.logs.recording import End
 from mamf.logs.run_log import RunLog
 from mamf.measurement import Measurement
 from mamf.plans import Plan
-from mamf.report.charts.picture import Picture
 from mamf.report.document import Document
 
 if TYPE_CHECKING:
+    from mamf.ceilings.roof import Roofs
     from mamf.engine.runner import Setup, Strategy
+    from mamf.report.charts.picture import Picture
 
 #: Ceilings by any key that identifies them.
 AnyCeilings = Mapping[Any, Ceiling]

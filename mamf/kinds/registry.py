@@ -4,23 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from mamf.kinds.kind import Drawing, Kind
 from mamf.kinds.rows import Find, Sweep
-from mamf.kinds.studies import Explain, Guard, Overlap, Reproduce, Roofline, Verify
 from mamf.limits import require_known
 from mamf.logs.run_log import RunLog
-from mamf.operations.attention.shapes import DIRECTIONS
 from mamf.plans import SWEEP, Plan
-from mamf.report.charts.picture import Picture
 
-KINDS: dict[str, Kind] = {
-    kind.name: kind for kind in (Sweep(), Find(), Roofline(), Explain(), Guard(), Reproduce(), Overlap(), Verify())
-}
+if TYPE_CHECKING:
+    from mamf.report.charts.picture import Picture
+
+#: By name; those of studies once a plan of one is seen, because their reports take long to import.
+KINDS: dict[str, Kind] = {kind.name: kind for kind in (Sweep(), Find())}
 
 
 def kind_of(plan: Plan) -> Kind:
     """The kind of a plan. A kind that this version does not know is treated as a sweep: its log holds rows."""
+    if plan.kind not in KINDS:
+        from mamf.kinds.studies import STUDIES
+
+        KINDS.update({kind.name: kind for kind in STUDIES})
     return KINDS.get(plan.kind, KINDS[SWEEP])
 
 
@@ -38,6 +42,8 @@ def chart_of(
     """A log as a chart. None: the first regime of attention, else all; all directions. Raises UsageError if the log
     lacks what is to be drawn.
     """
+    from mamf.operations.attention.shapes import DIRECTIONS
+
     for name in directions or ():
         require_known(("direction", name, DIRECTIONS))
     chart = kind_of(log.plan).chart(log, Drawing(regime, directions))

@@ -16,9 +16,6 @@ from mamf.measurement import Measurement
 from mamf.operations.unknown import operation_called
 from mamf.plans import FIND, SWEEP, Plan
 from mamf.report.ceilings import devices_document, find_document, find_summary_record
-from mamf.report.charts.attention import attention_chart
-from mamf.report.charts.logs import find_chart, kernels_chart, model_chart, sweep_chart
-from mamf.report.charts.picture import Picture
 from mamf.report.document import Document
 from mamf.report.kernels import kernels_document, kernels_summary_record
 from mamf.report.rows import flat_device, summary_record
@@ -26,6 +23,7 @@ from mamf.report.shares import Shares
 
 if TYPE_CHECKING:
     from mamf.engine.runner import Setup, Strategy
+    from mamf.report.charts.picture import Picture
 
 
 class KernelRows(Kind):
@@ -43,6 +41,8 @@ class KernelRows(Kind):
         return kernels_document(rows, shares, end, top=view.top, confirmed=own, baseline=baseline)
 
     def chart(self, log: RunLog, drawing: Drawing) -> Picture:
+        from mamf.report.charts.logs import kernels_chart
+
         drawing.require_no_direction(log)
         return kernels_chart(log.measurements, log.header, drawing.regime)
 
@@ -66,13 +66,18 @@ class Sweep(KernelRows):
         return operation_called(plan.operation).own_command or f"{SWEEP} --operation {plan.operation}"
 
     def chart(self, log: RunLog, drawing: Drawing) -> Picture:
+        from mamf.report.charts.attention import attention_chart
+        from mamf.report.charts.logs import model_chart, sweep_chart
+
         rows, header, of = log.measurements, log.header, operation_called(log.plan.operation)
         if of.chart == "lengths":
             return attention_chart(rows, log.all_ceilings, header, drawing.regime, drawing.directions)
         drawing.require_no_direction(log)
         if of.chart == "phases":
             return model_chart(rows, log.known_ceilings, header, drawing.regime)
-        return (sweep_chart if of.chart == "shapes" else kernels_chart)(rows, header, drawing.regime)
+        if of.chart == "shapes":
+            return sweep_chart(rows, header, drawing.regime)
+        return super().chart(log, drawing)
 
     def summary(self, plan: Plan, rows: Sequence[Measurement], ceilings: AnyCeilings, end: End) -> dict[str, Any]:
         of = operation_called(plan.operation)
@@ -121,6 +126,8 @@ class Find(KernelRows):
             raise UsageError(f"{log.path} has a find of each device: draw one of its logs")
         if not log.plan.is_search:
             return super().chart(log, drawing)
+        from mamf.report.charts.logs import find_chart
+
         drawing.require_no_direction(log)
         return find_chart(log.measurements, log.ceilings, log.header, drawing.regime)
 

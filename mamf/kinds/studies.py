@@ -215,3 +215,6 @@ def _verdict_line(each: JudgedClaim, found: Sequence[Difference]) -> str:
     beyond = f" by more than {percent_of(each.tolerance)}" if each.is_slower else ""
     device = ", on another device" if any(one.what == "device" for one in found) else ""
     return f"{each.verdict}{beyond}{device}: {_label(each)}: {rate_text(each.claim.rate, unit)} claimed{change}"
+
+
+STUDIES = (Roofline(), Explain(), Guard(), Reproduce(), Overlap(), Verify())

@@ -6,6 +6,7 @@ counts only where all of them are the same. Of two finds of one regime the bette
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -31,16 +32,15 @@ _Value = tuple[bool, bool, str]
 
 def folder() -> Path:
     """The folder in MAMF_CACHE, else ``mamf`` in the platform's cache folder."""
-    named = os.environ.get(VARIABLE)
-    return Path(named) if named else _caches() / "mamf"
-
-
-def _caches() -> Path:
+    if named := os.environ.get(VARIABLE):
+        return Path(named)
     if sys.platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        caches = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
+    elif sys.platform == "darwin":
+        caches = Path.home() / "Library" / "Caches"
+    else:
+        caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return caches / "mamf"
 
 
 def cache_ceiling(path: Path, warn: Callable[[str], object]) -> None:
@@ -68,11 +68,18 @@ def _copy_to_cache(path: Path) -> Iterator[str]:
     content = path.read_bytes()
     for regime, ceiling in log.ceilings.items():
         target = _file(info, torch, ceiling.problem, regime)
-        own, kept = _with_origin(ceiling, log, target), _read_or_none(target, regime)
+        own, kept = _with_origin(ceiling, log, target), None
+        with contextlib.suppress(MamfError, OSError):  # a damaged file may be replaced
+            kept = _read(target, regime)
         if kept is None or _value(own) >= _value(kept):
+            if target.is_symlink():
+                target.unlink()
             write_whole(target, content)
         else:
-            yield f"the {regime} ceiling, because {_why_kept(kept, own)}"
+            reasons = ("the interval of this one is unknown", "this find was interrupted", "that one is newer")
+            differs = [ours != theirs for ours, theirs in zip(_value(own), _value(kept), strict=True)]
+            there = f"the one of {kept.date[:10]} ({kept.rate:.4g} {kept.unit}) is there"
+            yield f"the {regime} ceiling, because {there} and {reasons[differs.index(True)]}"
 
 
 def _with_origin(ceiling: Ceiling, log: RunLog, path: Path) -> Ceiling:
@@ -86,22 +93,9 @@ def _value(ceiling: Ceiling) -> _Value:
     return ceiling.interval.is_known, ceiling.tier == "complete", ceiling.date
 
 
-def _why_kept(kept: Ceiling, own: Ceiling) -> str:
-    reasons = ("the interval of this one is unknown", "this find was interrupted", "that one is newer")
-    differs = [ours != theirs for ours, theirs in zip(_value(own), _value(kept), strict=True)]
-    return f"the one of {kept.date[:10]} ({kept.rate:.4g} {kept.unit}) is there and {reasons[differs.index(True)]}"
-
-
-def _read_or_none(path: Path, regime: str) -> Ceiling | None:
-    """What a file of the cache holds; None for a missing or damaged one, which may be replaced."""
-    try:
-        return _read(path, regime)
-    except (MamfError, OSError):
-        return None
-
-
 def _read(path: Path, regime: str) -> Ceiling | None:
-    if not path.exists():
+    """A link counts as missing: in a shared folder, somebody else may have made it."""
+    if path.is_symlink() or not path.exists():
         return None
     log = read_run_log(path)
     ceiling = log.ceilings.get(regime)

@@ -150,12 +150,11 @@ def traits_record(backend: Backend) -> dict[str, Any]:
     burst, sustained = backend.burst_traits, backend.sustained_traits
     if "burst_traits" not in vars(backend) and not burst.remark:
         return {}
-    plain = {name: _plain(traits) for name, traits in (("burst", burst), ("sustained", sustained))}
+    plain = {
+        regime: {name: value for name, value in vars(traits).items() if isinstance(value, (float, int, str))}
+        for regime, traits in (("burst", burst), ("sustained", sustained))
+    }
     return {**plain, "cache_bytes": backend.info.cache_bytes}
-
-
-def _plain(traits: BurstTraits | SustainedTraits) -> dict[str, Any]:
-    return {name: value for name, value in vars(traits).items() if isinstance(value, (float, int, str))}
 
 
 def apply_traits(backend: Backend, record: Mapping[str, Any]) -> None:
@@ -299,12 +298,6 @@ def _written(value: Any, of: AnyOperation) -> Any:
     if isinstance(value, tuple):
         return [_written(each, of) for each in value]
     return None if value == math.inf else value
-
-
-def require_current(record: object) -> None:
-    """Raises ValueError for a plan as release 0.2.0 wrote it."""
-    if isinstance(record, dict) and "options" not in record:
-        raise ValueError("the plan is in the form of release 0.2.0: read the log with that release, or measure again")
 
 
 def plan_from_record(record: Mapping[str, Any]) -> Plan:

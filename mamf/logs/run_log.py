@@ -25,7 +25,7 @@ from mamf.backend import DeviceInfo, shared_name
 from mamf.ceilings.ceiling import CHOOSE, CONFIRM, Ceiling, combine_rounds, confirm_ceiling
 from mamf.errors import MamfError, RunLogError
 from mamf.limits import LARGEST_SIZE, MOST_BYTES, MOST_LINE_BYTES, MOST_NESTED, TOO_LONG
-from mamf.logs.recording import Header, plan_from_record, require_current
+from mamf.logs.recording import Header, plan_from_record
 from mamf.logs.records import (
     RECORDS,
     as_logged,
@@ -294,7 +294,10 @@ def _header(path: Path, record: dict[str, Any]) -> dict[str, Any]:
     try:
         if isinstance(tier := header.get("tier"), str) and tier in _WITHOUT_SAMPLES:
             raise ValueError(_WITHOUT_SAMPLES[tier])
-        require_current(header.get("plan"))
+        if isinstance(plan := header.get("plan"), dict) and "options" not in plan:
+            raise ValueError(
+                "the plan is in the form of release 0.2.0: read the log with that release, or measure again"
+            )
         read = read_record(header, Header)
         devices = [asdict(each) for each in (read.device, *(read.devices or ()))]
         if any(isinstance(size, int) and abs(size) > LARGEST_SIZE for each in devices for size in each.values()):

@@ -141,8 +141,9 @@ def deal_rest(folder: Path, logs: dict[int, list[RunLog]], left: Sequence[int]) 
     every = [log for each in logs.values() for log in each if log.plan.is_shared]
     owned = {shape for device in left for log in logs[device] if log.plan.is_shared for shape in log.plan.own_shapes()}
     for log in every:
-        own = log.plan.own_shapes()
-        owned |= set(own) - set(_unfinished_shapes(log, own))
+        plan, rows = log.plan, {row.step for row in log.lasting if not row.is_reference and not row.phase}
+        needed = len(plan.regimes) * len(plan.problems) * len(plan.kernels)
+        owned |= {shape for shape in plan.own_shapes() if sum(step[2] == shape for step in rows) >= needed}
     missing = list(dict.fromkeys(shape for log in every for shape in log.plan.shapes if shape not in owned))
     for place, device in enumerate(left):
         if shapes := missing[place :: len(left)]:
@@ -164,10 +165,3 @@ def _rest_log(folder: Path, own: RunLog, shapes: Sequence[Any]) -> RunLog:
         for ceiling in own.all_ceilings.values():
             log.write("ceiling", ceiling_record(ceiling))
     return read_run_log(log.path)
-
-
-def _unfinished_shapes(log: RunLog, shapes: Sequence[Any]) -> list[Any]:
-    """Which of these shapes lack a row that lasts, of any regime, problem or kernel of the plan."""
-    plan, rows = log.plan, {row.step for row in log.lasting if not row.is_reference and not row.phase}
-    needed = len(plan.regimes) * len(plan.problems) * len(plan.kernels)
-    return [shape for shape in shapes if sum(step[2] == shape for step in rows) < needed]

@@ -70,7 +70,7 @@ def read_run(folder: Path) -> Run | None:
             str(record["not_together"]),
             {int(index): str(reason) for index, reason in record["failures"].items()},
         )
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         reason = f"{path} is not what 'mamf node' writes ({describe_error(error)}): without it the logs alone are read"
         raise RunLogError(reason) from None
 

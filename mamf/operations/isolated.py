@@ -23,7 +23,6 @@ from mamf.errors import MamfError, UnsupportedError, describe_error, plugin_erro
 from mamf.kernel import AnyKernel
 from mamf.operations.operand_sets import take_buffers, tensors_of
 from mamf.plugins.discovery import entry_points, kernel_of, open_backend, operation
-from mamf.torch_backend import TorchBackend
 
 # Launches are timed for so long together, three times at most. A host may need so long for each of them, and once. The
 # clock of a device at its power limit is lower than in a burst.
@@ -58,11 +57,6 @@ class Channel:
             return fields, [self.reading.read(size) for size in fields.pop("sizes")]
         except (AttributeError, KeyError, TypeError, ValueError):
             raise ChannelError("the process that checks has ended") from None
-
-
-def has_tensors(backend: Backend) -> bool:
-    """Whether results on this backend's devices can be read."""
-    return isinstance(backend, TorchBackend)
 
 
 def serve(

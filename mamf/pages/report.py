@@ -82,7 +82,13 @@ class Source:
     @property
     def sections(self) -> list[Section]:
         """Pictures, tables, conditions and the command that makes such a log."""
-        figures = [_limited(block) for block in self.document.visible_blocks]
+        # Csv and json have all rows.
+        figures = [
+            replace(block, top=_MAX_ROWS)
+            if isinstance(block, Table) and (block.top is None or block.top > _MAX_ROWS)
+            else block
+            for block in self.document.visible_blocks
+        ]
         is_short = sum(isinstance(block, Table) for block in figures) <= _MAX_OPEN_TABLES
         sections = [
             Section("Pictures", self.pictures),
@@ -92,20 +98,9 @@ class Source:
         ]
         return [section for section in sections if section.parts]
 
-    @property
-    def section(self) -> Section:
-        """All sections in one that opens on a click."""
-        return _joined(f"{self.name}: {self.title}", self.sections)
-
-
-def _limited(block: Block) -> Block:
-    """Limit the rows of a table; csv and json have all."""
-    if isinstance(block, Table) and (block.top is None or block.top > _MAX_ROWS):
-        return replace(block, top=_MAX_ROWS)
-    return block
-
 
 def _joined(heading: str, sections: Sequence[Section]) -> Section:
+    """All sections in one that opens on a click."""
     return Section(heading, [part for section in sections for part in section.parts], is_open=False)
 
 
@@ -154,7 +149,8 @@ def _of_ranks(path: Path) -> Page:
     ranks = read_rank_logs(path)
     document = ranks_document(ranks, len(rank_logs(path)))
     answer = next(text for block in document.blocks if isinstance(block, Answer) for text in block.texts)
-    sections = [source_of_profile(rank_log(path, rank), *read).section for rank, read in ranks.items()]
+    sources = [source_of_profile(rank_log(path, rank), *read) for rank, read in ranks.items()]
+    sections = [_joined(f"{source.name}: {source.title}", source.sections) for source in sources]
     return Page(document.title, verdict=answer, sections=[Section("", document.visible_blocks[:-1]), *sections])
 
 
@@ -166,7 +162,7 @@ def _of_several(sources: Sequence[Source], pages: Sequence[Page]) -> Page:
     sections = [
         Section("Side by side", [*_side_by_side(sources), *listed]),
         Section("Compared", compared),
-        *(source.section for source in sources),
+        *(_joined(f"{source.name}: {source.title}", source.sections) for source in sources),
         *(_joined(page.title, page.sections) for page in pages),
     ]
     answers = [text for block in compared if isinstance(block, Answer) for text in block.texts]

@@ -34,6 +34,7 @@ from mamf.text import Link
 LIST = ".mamf-site"
 _DEVICES = "devices"
 _LONGEST_NAME = 80
+INDEX, CSV, FEED = "index.html", "ceilings.csv", "index.json"
 
 
 def build_site(root: Path, output: Path, logs: str | None = None) -> SiteData:
@@ -81,8 +82,11 @@ def _site_files(data: SiteData, logs: str) -> Iterator[tuple[str, str]]:
     below = logs if "://" in logs else f"../{logs}"
     for name, part in data.by_device().items():
         yield pages[name], render_page(device_page(name, part, below))
-    yield CSV, feed_csv(data.lines)
-    yield FEED, feed_json(data.lines)
+    rows = [feed_record(line) for line in data.lines]
+    texts = (", ".join(map(" ".join, line.software.items())) for line in data.lines)
+    yield CSV, csv_text([row | {"software": text} for row, text in zip(rows, texts, strict=True)])
+    listed = ",".join(f"\n{json.dumps(row, allow_nan=False)}" for row in rows)
+    yield FEED, f'{{"schema": {SCHEMA}, "title": {json.dumps(_TITLE)}, "ceilings": [{listed}\n]}}\n'
     yield INDEX, render_page(index_page(data, logs, pages))
 
 
@@ -91,11 +95,11 @@ def page_names(devices: Iterable[str]) -> dict[str, str]:
     slugs = {name: folder_of(name) for name in sorted(set(devices))}
     unique = {slug for slug in slugs.values() if list(slugs.values()).count(slug) == 1 and len(slug) < _LONGEST_NAME}
 
-    def file_name(name: str) -> str:
-        digest = hashlib.sha256(name.encode(errors="replace")).hexdigest()[:8]
-        return f"{slugs[name]}.html" if slugs[name] in unique else f"{slugs[name][:_LONGEST_NAME]}-{digest}.html"
-
-    return {name: file_name(name) for name in slugs}
+    digests = {name: hashlib.sha256(name.encode(errors="replace")).hexdigest()[:8] for name in slugs}
+    return {
+        name: f"{slug}.html" if slug in unique else f"{slug[:_LONGEST_NAME]}-{digests[name]}.html"
+        for name, slug in slugs.items()
+    }
 
 
 def _write(output: Path, texts: Mapping[str, str], old: set[str]) -> None:
@@ -140,19 +144,6 @@ def feed_record(line: CeilingLine) -> dict[str, Any]:
     }
 
 
-def feed_json(lines: Sequence[CeilingLine]) -> str:
-    """Write index.json, with a line for each ceiling."""
-    rows = ",".join(f"\n{json.dumps(feed_record(line), allow_nan=False)}" for line in lines)
-    return f'{{"schema": {SCHEMA}, "title": {json.dumps(_TITLE)}, "ceilings": [{rows}\n]}}\n'
-
-
-def feed_csv(lines: Sequence[CeilingLine]) -> str:
-    """Write ceilings.csv: the same with software as text."""
-    rows = [feed_record(line) | {"software": ", ".join(map(" ".join, line.software.items()))} for line in lines]
-    return csv_text(rows)
-
-
-INDEX, CSV, FEED = "index.html", "ceilings.csv", "index.json"
 _MAX_FACTS = 4
 #: Limits that keep pages small: devices of a picture, points of a row, and points of a picture.
 MAX_ROWS, _MAX_POINTS, _MAX_IN_PICTURE = 30, 30, 600
@@ -222,19 +213,38 @@ def device_page(name: str, data: SiteData, logs: str) -> Page:
     log, attention = _log_column(logs), best_attention(data.attention, per_kernel=True)
     operation: Column[ResultRate] = text_column("operation", lambda entry: entry.row.operation)
     kernels = _tables([operation, *kernel_columns(), log], best_kernels(data.kernels))
+    ceilings: list[Column[CeilingLine]] = [
+        *_figure_columns(),
+        Column("", "W", lambda line: line.entry and line.entry.conditions.watts, whole),
+        Column("", "J/TFLOP", _joules),
+        Column("", "datasheet", lambda line: line.peak and line.peak.rate, "{:.4g}".format),
+        Column("", "MxNxK", lambda line: line.entry and line.entry.row.shape),
+        text_column("kernel", lambda line: line.entry and kernel_title(line.entry)),
+        text_column("by", lambda line: line.entry and ("find" if line.entry.is_confirmed else "sweep")),
+        log,
+    ]
+    log_columns: list[Column[Run]] = [
+        text_column("date", lambda run: run.started[:10] or None),
+        text_column("what", lambda run: run.what),
+        text_column("card", lambda run: run.card),
+        text_column("tier", lambda run: run.tier),
+        text_column("software", lambda run: ", ".join(map(" ".join, run.software.items()))),
+        Column("", "log", lambda run: _log_link(logs, run.place, run.place.name), left=True),
+    ]
+    newest_first = sorted(data.runs, key=lambda run: (run.started, run.place), reverse=True)
     unconfirmed = "Not ranked until a second contributor measures the same"
     return Page(
         device_title(name),
         [_summary(data)],
         [_fact(line, f"{line.dtype}, {line.regime}") for line in best[:_MAX_FACTS]],
         sections=_with_parts(
-            Section("Ceilings", _tables([*_figure_columns(), *_detail_columns(), log], data.lines)),
+            Section("Ceilings", _tables(ceilings, data.lines)),
             Section("Cards side by side", [_cards_chart(line) for line in leading]),
             Section("Cards in other dtypes", [_cards_chart(line) for line in others], is_open=False),
             Section("Attention kernels", _tables([*attention_columns(), log], attention)),
             Section("Other operations", kernels, is_open=False),
             Section("Unconfirmed figures", _tables([*entry_columns(), log], data.unconfirmed, unconfirmed), False),
-            Section("Logs", _logs_table(data, logs)),
+            Section("Logs", _tables(log_columns, newest_first)),
         ),
         links=[("All devices", f"../{INDEX}")],
     )
@@ -312,30 +322,6 @@ def _figure_columns() -> list[Column[CeilingLine]]:
         Column("", "over cards", _range_over_cards),
         text_column("tier", lambda line: line.tier),
     ]
-
-
-def _detail_columns() -> list[Column[CeilingLine]]:
-    return [
-        Column("", "W", lambda line: line.entry and line.entry.conditions.watts, whole),
-        Column("", "J/TFLOP", _joules),
-        Column("", "datasheet", lambda line: line.peak and line.peak.rate, "{:.4g}".format),
-        Column("", "MxNxK", lambda line: line.entry and line.entry.row.shape),
-        text_column("kernel", lambda line: line.entry and kernel_title(line.entry)),
-        text_column("by", lambda line: line.entry and ("find" if line.entry.is_confirmed else "sweep")),
-    ]
-
-
-def _logs_table(data: SiteData, logs: str) -> list[Table[Run]]:
-    columns: list[Column[Run]] = [
-        text_column("date", lambda run: run.started[:10] or None),
-        text_column("what", lambda run: run.what),
-        text_column("card", lambda run: run.card),
-        text_column("tier", lambda run: run.tier),
-        text_column("software", lambda run: ", ".join(map(" ".join, run.software.items()))),
-        text_column("remark", lambda run: run.copy_of and f"a copy of {run.copy_of.as_posix()}: not counted"),
-        Column("", "log", lambda run: _log_link(logs, run.place, run.place.name), left=True),
-    ]
-    return _tables(columns, sorted(data.runs, key=lambda run: (run.started, run.place), reverse=True))
 
 
 # -- pictures ----------------------------------------------------------------------------------------------------------

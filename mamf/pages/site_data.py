@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -38,8 +37,7 @@ UNKNOWN = "unknown"
 @dataclass(frozen=True)
 class Run:
     """A log at ``place`` in results/. ``what``: kind, operation and dtypes. ``card``: the hash of the device's
-    identifier, None if unknown. ``info``: the device, empty in a log of mamf-finder. ``copy_of``: an earlier log with
-    the same samples; then this one counts nowhere.
+    identifier, None if unknown. ``info``: the device, empty in a log of mamf-finder.
     """
 
     place: Path
@@ -51,7 +49,6 @@ class Run:
     vendor: str
     card: str | None
     info: Mapping[str, Any]
-    copy_of: Path | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,16 +107,15 @@ def read_site_data(root: Path) -> SiteData:
     runs: list[Run] = []
     entries: list[ResultRate] = []
     finders: list[tuple[Run, FinderRun]] = []
-    first: dict[str, Path] = {}
     for path in sorted(root.glob("*/*.jsonl")):
         place, log = path.relative_to(root), read_legacy_or_none(path) or read_run_log(path)
-        run = _run_of_finder(log, place) if isinstance(log, FinderRun) else _run_of_log(log, place)
-        original = first.setdefault(_digest(log), place)
-        if original != place:
-            run = replace(run, copy_of=original)
-        elif isinstance(log, FinderRun):
+        if isinstance(log, FinderRun):
+            what = f"mamf-finder {log.version or 'of unknown version'}, {log.dtype or 'dtype unknown'}"
+            of = (log.device or UNKNOWN, what, log.started or "", log.software, UNKNOWN)
+            run = Run(place, LEGACY, *of, card=None, info={})
             finders.append((run, log))
         else:
+            run = _run_of_log(log, place)
             entries += rates_of(log, place)
         runs.append(run)
     vendors = {run.device: run.vendor for run in runs if run.info}
@@ -142,23 +138,6 @@ def _run_of_log(log: RunLog, place: Path) -> Run:
     )
 
 
-def _run_of_finder(finder: FinderRun, place: Path) -> Run:
-    what = f"mamf-finder {finder.version or 'of unknown version'}, {finder.dtype or 'dtype unknown'}"
-    return Run(
-        *(place, LEGACY, finder.device or UNKNOWN, what, finder.started or "", finder.software, UNKNOWN, None, {})
-    )
-
-
-def _digest(log: RunLog | FinderRun) -> str:
-    """Equal for copies of one run, whatever card they name."""
-    samples = (
-        (log.device, log.started, log.rows)
-        if isinstance(log, FinderRun)
-        else (log.header["device"]["name"], [row.samples for row in log.every_row if row.samples] or log.path)
-    )
-    return hashlib.sha256(repr(samples).encode(errors="replace")).hexdigest()
-
-
 def _ranked(entries: Sequence[ResultRate], submitters: Submitters) -> SiteData:
     parts = [part_confirmed((each for each in entries if each.table == table), submitters) for table in TABLES]
     complete = [[entry for entry in confirmed if entry.tier == COMPLETE] for confirmed, _ in parts]
@@ -168,39 +147,32 @@ def _ranked(entries: Sequence[ResultRate], submitters: Submitters) -> SiteData:
         INTERRUPTED: [entry for entry in parts[0][0] if entry.tier == INTERRUPTED],
     }
     return SiteData(
-        lines=[line for tier, each in tiers.items() for line in ceiling_lines(tier, each)],
+        lines=[_ceiling_line(tier, *leader) for tier, each in tiers.items() for leader in leaders(each)],
         attention=complete[1],
         kernels=complete[2],
         unconfirmed=[each for _, doubted in parts for each in doubted],
     )
 
 
-def ceiling_lines(tier: str, entries: Iterable[ResultRate]) -> list[CeilingLine]:
-    """A line for each device, dtype and regime."""
-    return [
-        CeilingLine(
-            rate=best.rate,
-            interval=best.interval,
-            dtype=best.dtype,
-            regime=best.regime,
-            device=best.device,
-            source=best.source,
-            tier=tier,
-            place=best.place,
-            vendor=best.header["device"]["vendor"] or UNKNOWN,
-            software=software_versions(best.header),
-            peak=best.datasheet,
-            entry=best,
-            cards=_best_of_cards(alike),
-        )
-        for best, alike in leaders(entries)
-    ]
-
-
-def _best_of_cards(entries: Iterable[ResultRate]) -> list[ResultRate]:
-    # Logs without a card's hash count as one card.
-    ordered = sorted(entries, key=lambda entry: (-entry.tflops, entry.place))
-    return [each[0] for each in group_pairs((str(entry.uuid_hash), entry) for entry in ordered).values()]
+def _ceiling_line(tier: str, best: ResultRate, alike: Sequence[ResultRate]) -> CeilingLine:
+    """``alike``: all entries of the device, dtype and regime. Logs without a card's hash count as one card."""
+    ordered = sorted(alike, key=lambda entry: (-entry.tflops, entry.place))
+    cards = group_pairs((str(entry.uuid_hash), entry) for entry in ordered)
+    return CeilingLine(
+        rate=best.rate,
+        interval=best.interval,
+        dtype=best.dtype,
+        regime=best.regime,
+        device=best.device,
+        source=best.source,
+        tier=tier,
+        place=best.place,
+        vendor=best.header["device"]["vendor"] or UNKNOWN,
+        software=software_versions(best.header),
+        peak=best.datasheet,
+        entry=best,
+        cards=[each[0] for each in cards.values()],
+    )
 
 
 def _legacy_lines(finders: Iterable[tuple[Run, FinderRun]], vendors: Mapping[str, str]) -> list[CeilingLine]:

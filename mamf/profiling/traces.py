@@ -7,6 +7,8 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+import os
+import stat
 import zlib
 from collections import defaultdict
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
@@ -42,6 +44,9 @@ _ROUNDING = 2e-9
 _MICROSECOND, _NANOSECOND = 1e-6, 1e-9
 #: The largest trace that is read, unpacked: Python's objects take some ten times as much.
 _MAX_BYTES = 1 << 30
+# How many times as long as its file a trace may be, and from which length on: gzip makes real ones 10 to 30 times
+# shorter, and a few bytes of a forged one could fill the memory.
+_MAX_RATIO, _MAX_RATIO_FROM = 64, 1 << 18
 _Raw = Mapping[str, Any]
 #: Columns of a table: the kernel's name, when it began, and when it ended or how long it took, all in ns.
 _NSYS = "Name", "Start (ns)", "Duration (ns)"
@@ -93,7 +98,7 @@ class Busy:
 class Trace:
     """The profiled training steps: their ``events``, when they ``begun`` and ``ended`` in seconds, and how many
     ``steps`` there are (None if the trace has no marks). ``device``: its name, empty if unknown. ``notes``: remarks for
-    readers of the figures. ``rank``: None if the trace is not from a distributed run. Raises ValueError if it takes no
+    readers of the figures. Raises ValueError if it takes no
     time.
     """
 
@@ -103,7 +108,6 @@ class Trace:
     steps: int | None = None
     device: str = ""
     notes: tuple[str, ...] = ()
-    rank: int | None = None
 
     def __post_init__(self) -> None:
         if not self.ended > self.begun:
@@ -172,7 +176,7 @@ def read_trace(path: Path) -> Trace:
     is_table = path.suffix == ".csv" and not content.startswith(b"{")
     try:
         return _of_table(content.decode()) if is_table else _of_chrome(json.loads(content))
-    except (ValueError, KeyError, TypeError, AttributeError, EOFError, RecursionError, csv.Error):
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError, csv.Error):
         what = "a list of launches from 'nsys stats -r cuda_gpu_trace' or 'rocprofv3 --kernel-trace'"
         raise UsageError(f"{path} is not {what if is_table else 'a Chrome trace of torch.profiler'}") from None
 
@@ -181,30 +185,17 @@ def _unpacked(path: Path) -> bytes:
     """The content of a file. Raises UsageError if it cannot be read or is too large."""
     try:
         with path.open("rb") as file, gzip.GzipFile(fileobj=file) as unpacked:
+            state = os.fstat(file.fileno())
+            if not stat.S_ISREG(state.st_mode):
+                raise UsageError(f"cannot read {path}: it is not a regular file: save the trace first")
             is_packed = file.peek(2)[:2] == b"\x1f\x8b"
-            data = (unpacked if is_packed else file).read(_MAX_BYTES + 1)
+            most = min(_MAX_BYTES, _MAX_RATIO * max(state.st_size, _MAX_RATIO_FROM)) if is_packed else _MAX_BYTES
+            data = (unpacked if is_packed else file).read(most + 1)
     except (OSError, EOFError, zlib.error) as error:
         raise UsageError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
-    if len(data) > _MAX_BYTES:
-        raise UsageError(f"{path} is larger than {_MAX_BYTES >> 20} MiB unpacked: trace fewer steps")
+    if len(data) > most:
+        raise UsageError(f"{path} is larger than {most >> 20} MiB unpacked: trace fewer steps")
     return data
-
-
-def read_ranks(folder: Path) -> Iterator[Trace]:
-    """Read the traces of a run's ranks (.json, .json.gz) in a folder one by one. Raises UsageError for no trace, other
-    files, two traces from one rank and a trace that does not say its rank.
-    """
-    found: dict[int, Path] = {}
-    for path in sorted(each for each in folder.glob("*.json*") if each.name.endswith((".json", ".json.gz"))):
-        trace = read_trace(path)
-        if trace.rank is None:
-            raise UsageError(f"{path} does not say which rank it is from: profile a script that uses torch.distributed")
-        if trace.rank in found:
-            raise UsageError(f"{found[trace.rank]} and {path} are both from rank {trace.rank}: leave one of them out")
-        found[trace.rank] = path
-        yield trace
-    if not found:
-        raise UsageError(f"{folder} holds no trace (.json, .json.gz)")
 
 
 def _of_chrome(trace: Mapping[str, Any]) -> Trace:
@@ -225,7 +216,6 @@ def _of_chrome(trace: Mapping[str, Any]) -> Trace:
     used = sorted({str(each.get("args", {}).get("device")) for each in device})
     replayed = sum(("correlation", each.get("args", {}).get("correlation")) in replays for each in device)
     note = f"{replayed} of {len(device)} kernels and copies were replayed from graphs: known by their names alone"
-    rank = (trace.get("distributedInfo") or {}).get("rank")
     return Trace(
         tuple(event for event in events if event.ended > begun and event.begun < ended),
         begun,
@@ -233,7 +223,6 @@ def _of_chrome(trace: Mapping[str, Any]) -> Trace:
         count,
         names.get(used[0], "") if used else "",
         (*((note,) if replayed else ()), *((f"a step ends with {ends}",) if ends else ())),
-        None if rank is None else int(rank),
     )
 
 

@@ -16,7 +16,7 @@ from mamf.peaks import find_peak
 from mamf.regime_names import BURST, SUSTAINED
 from mamf.report.charts.bars import Stack, StackedChart, StackedPanel
 from mamf.report.charts.logs import machine
-from mamf.report.document import Answer, Column, Document, Lines, Table, interval_columns, sensor_columns
+from mamf.report.document import Answer, Block, Column, Document, Lines, Table, interval_columns, sensor_columns
 from mamf.report.text import percent, significant
 from mamf.statistics import Interval
 
@@ -169,25 +169,15 @@ def explanation_document(
     steps: Sequence[WaterfallStep], rows: Sequence[Measurement], head: Sequence[str], foot: Sequence[str] = ()
 ) -> Document:
     """``head`` and ``foot``: lines around the tables. Csv holds the steps."""
-    normal = find_row(rows, NORMAL, BURST)
-    by_step: Table[WaterfallStep] = Table(
-        step_columns(steps[0].tflops),
-        steps,
-        key="steps",
-        remarks=lambda step: [step.cause],
-        label=lambda step: step.name,
-    )
-    data = Table(data_columns(normal), rank_bursts(rows), key="burst_by_data")
-    return Document("Where the FLOPS went", [Lines(head), by_step, data, Lines(foot), Answer(conclusion(steps))])
-
-
-def step_columns(datasheet: float | None) -> list[Column[WaterfallStep]]:
-    """``datasheet``: its peak in TFLOPS."""
+    normal, datasheet = find_row(rows, NORMAL, BURST), steps[0].tflops
 
     def share(step: WaterfallStep) -> float | None:
         return step.tflops / datasheet if step.tflops is not None and datasheet else None
 
-    return [
+    def change_to_normal(row: Measurement) -> float | None:
+        return row.best_rate / normal.best_rate - 1 if normal is not None and normal.ok else None
+
+    step_columns: list[Column[WaterfallStep]] = [
         Column("step", "step", lambda step: step.name, left=True),
         Column("rate_tflops", "TFLOPS", lambda step: step.tflops, significant),
         Column("change", "change", lambda step: step.change, change_cell),
@@ -196,20 +186,20 @@ def step_columns(datasheet: float | None) -> list[Column[WaterfallStep]]:
         *sensor_columns(lambda step: step.row and step.row.conditions),
         Column("cause", "", lambda step: step.cause),
     ]
-
-
-def data_columns(normal: Measurement | None) -> list[Column[Measurement]]:
-    """A burst on each kind of data, compared with normal data."""
-
-    def change(row: Measurement) -> float | None:
-        return row.best_rate / normal.best_rate - 1 if normal is not None and normal.ok else None
-
-    return [
+    data_columns: list[Column[Measurement]] = [
         Column("data", "data", lambda row: row.problem.data, left=True),
         Column("rate_tflops", "TFLOPS", lambda row: row.best_rate, significant),
-        Column("change_to_normal", "to normal", change, change_cell),
+        Column("change_to_normal", "to normal", change_to_normal, change_cell),
         *sensor_columns(lambda row: row.conditions),
     ]
+    blocks: list[Block] = [
+        Lines(head),
+        Table(step_columns, steps, key="steps", remarks=lambda step: [step.cause], label=lambda step: step.name),
+        Table(data_columns, rank_bursts(rows), key="burst_by_data"),
+        Lines(foot),
+        Answer(conclusion(steps)),
+    ]
+    return Document("Where the FLOPS went", blocks)
 
 
 def change_cell(change: float) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -150,6 +151,61 @@ def tables_of(
         yield Table([replace(each, title="") for each in columns], references, key="measurements")
 
 
+_Phases = Mapping[str, Measurement]
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A part of a training step: what the first of ``phases`` takes more than the other, if there is one."""
+
+    name: str
+    phases: tuple[str, ...]
+
+    def columns(self) -> list[Column[tuple[Any, _Phases]]]:
+        """Of a step and its phases."""
+        return [
+            Column(f"{self.name}_ms", f"{self.name} ms", lambda each: self.ms(each[1]), "{:.4g}".format),
+            Column(f"{self.name}_half_width_ms", "+-ms", lambda each: self.half_width_ms(each[1]), "{:.2g}".format, 2),
+        ]
+
+    def ms(self, measured: _Phases) -> float | None:
+        seconds = [measured[name].seconds for name in self.phases if name in measured]
+        return 1e3 * (seconds[0] - sum(seconds[1:])) if len(seconds) == len(self.phases) else None
+
+    def half_width_ms(self, measured: _Phases) -> float | None:
+        """Half the width of its interval: those of independent rows add as their squares."""
+        rows = [measured[name] for name in self.phases if name in measured]
+        if len(rows) < len(self.phases) or not all(row.interval.is_known for row in rows):
+            return None
+        return 1e3 * math.hypot(*(row.seconds * row.relative_half_width for row in rows))
+
+
+_PARTS = (
+    _Part("forward", ("forward",)),
+    _Part("backward", ("forward-backward", "forward")),
+    _Part("optimizer", ("step", "forward-backward")),
+)
+
+
+def part_table(rows: Sequence[Measurement]) -> Iterator[Block]:
+    """Forward pass, backward pass and optimizer of the training steps of which several phases were measured."""
+    by_step: dict[Any, dict[str, Measurement]] = {}
+    for row in rows:
+        if row.ok and getattr(row.problem, "phase", None):
+            step = (row.kernel, str(row.shape), row.regime, replace(row.problem, phase="step"))
+            by_step.setdefault(step, {})[row.problem.phase] = row
+    measured = [(step, phases) for step, phases in by_step.items() if len(phases) > 1]
+    columns: list[Column[tuple[Any, _Phases]]] = [
+        Column("kernel", "kernel", lambda each: each[0][0], left=True),
+        Column("shape", "shape", lambda each: each[0][1], left=True),
+        Column("regime", "regime", lambda each: each[0][2], importance=3, left=True),
+        *(column for part in _PARTS for column in part.columns()),
+    ]
+    if measured:
+        yield Table(columns, measured, key="parts")
+        yield Lines(["backward and optimizer by difference: forward-backward less forward, step less forward-backward"])
+
+
 def kernels_document(
     rows: Sequence[Measurement],
     shares: Shares,
@@ -180,6 +236,7 @@ def kernels_document(
         Lines(head),
         *([ceiling_table(list(confirmed.values()), header)] if confirmed else []),
         *tables_of(rows, shares, top, baseline),
+        *part_table(rows),
         *([winner_table(best, shares, top)] if best else []),
         Answer([*(answers or ["nothing was measured"]), end_line(summary)]),
     ]

@@ -124,17 +124,17 @@ def overlap_chart(rows: Sequence[Measurement], header: Mapping[str, Any]) -> Ran
     pairs = pairs_of(rows)
     if not pairs:
         raise UsageError("nothing to draw: no pair has figures of both works")
+
+    def place(pair: Pair) -> tuple[Any, ...]:
+        return *pair.kind, pair.together.shape.nbytes, pair.together.problem.blocks
+
     return RangeChart(
         "What products and other work keep of their rates while both run",
         machine(header),
         "% of the rate alone",
-        tuple(row for pair in sorted(pairs, key=_chart_order) for row in _chart_rows(pair)),
+        tuple(row for pair in sorted(pairs, key=place) for row in _chart_rows(pair)),
         notes=("lines: 95 % intervals", *failures(rows, {row.kernel for row in rows})),
     )
-
-
-def _chart_order(pair: Pair) -> tuple[Any, ...]:
-    return *pair.kind, pair.together.shape.nbytes, pair.together.problem.blocks
 
 
 def _chart_rows(pair: Pair) -> Iterator[RangeRow]:

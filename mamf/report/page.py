@@ -34,7 +34,7 @@ from mamf.report.document import Answer, Block, Document, Lines, Table
 from mamf.text import visible, without_markup
 
 if TYPE_CHECKING:
-    from jinja2 import Environment
+    from jinja2 import Template
     from matplotlib.figure import Figure
 
 
@@ -89,22 +89,12 @@ def render_page(page: Page) -> str:
         f"default-src 'none'; style-src {_source(style)}; script-src {_source(script)}; base-uri 'none'; "
         "form-action 'none'"
     )
-    return _render("page.html", page=page, style=_as_markup(style), script=_as_markup(script), policy=policy)
+    return _template("page.html").render(page=page, style=style, script=script, policy=policy)
 
 
 def render_fragment(document: Document) -> str:
     """Write the blocks of a report without a page around them, for a notebook."""
-    return _render("fragment.html", blocks=document.visible_blocks)
-
-
-def _render(template: str, **values: Any) -> str:
-    return _environment().get_template(template).render(**values)
-
-
-def _as_markup(text: str) -> str:
-    from markupsafe import Markup
-
-    return Markup(text)
+    return _template("fragment.html").render(blocks=document.visible_blocks)
 
 
 @functools.cache
@@ -126,9 +116,10 @@ def _source(text: str) -> str:
 
 
 @functools.cache
-def _environment() -> Environment:
+def _template(name: str) -> Template:
     try:
         from jinja2 import Environment, FunctionLoader, StrictUndefined
+        from markupsafe import Markup
     except ImportError:
         raise UnavailableError("pages need jinja2: pip install jinja2") from None
     environment = Environment(
@@ -140,9 +131,9 @@ def _environment() -> Environment:
         finalize=_harmless,
     )
     environment.globals |= {"kind_of": _kind_of, "table_parts": _table_parts, "figure_parts": figure_parts}
-    environment.filters["markup"] = _as_markup
+    environment.filters["markup"] = Markup
     environment.filters["address"] = safe_address
-    return environment
+    return environment.get_template(name)
 
 
 def _harmless(value: Any) -> Any:

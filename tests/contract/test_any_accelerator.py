@@ -44,12 +44,6 @@ def test_a_device_that_an_adapter_names_is_left_to_it(accelerator, monkeypatch):
         accelerator.kind(0)
 
 
-def test_a_broken_adapter_claims_nothing(accelerator, monkeypatch):
-    monkeypatch.setattr(backend_class("xpu"), "unavailable", classmethod(lambda kind: 1 / 0))
-    monkeypatch.setattr(backend_class("xpu"), "device_type", "npu")
-    assert status().unavailable is None
-
-
 @pytest.mark.parametrize(
     ("accelerator_of_torch", "reason"),
     [
@@ -167,12 +161,6 @@ def test_the_default_dtype_is_the_first_that_multiplies(accelerator, monkeypatch
     assert accelerator.kind(0).default_dtype == "bfloat16"
     monkeypatch.setattr(accelerator.torch, "mm", mm, raising=False)
     assert accelerator.kind(0).default_dtype == "float16"
-
-
-def test_dtypes_are_tried(accelerator):
-    backend = accelerator.kind(0)
-    assert backend.unsupported_dtype("bfloat16") is None
-    assert backend.unsupported_dtype("tf32") == "torch.accelerator has no tf32"
 
 
 @pytest.mark.parametrize("has_generator", [True, False])

@@ -296,12 +296,6 @@ def test_each_flash_attn_has_its_own_way_of_saying_no_window(library, asked, nam
     assert {options.get("num_splits", 1) for options in asked} == {1}
 
 
-def test_flash_attn_4_tells_its_version_by_its_distribution(library):
-    kernel, backend = library("flash-attn-4")
-    assert sys.modules["flash_attn.cute"].__version__ == "0.0.0"
-    assert verdict_of(kernel, backend, FULL).details["library"] == "flash-attn-4 4.0.0b36"
-
-
 @pytest.mark.parametrize(
     ("card", "dims", "has"),
     [
@@ -386,11 +380,6 @@ def test_a_card_that_a_library_has_no_code_for_is_told_before_anything_is_import
         assert reason.remedy.split()[-1] in find_registered(ATTENTION_KERNELS)
 
 
-def test_values_of_another_width_than_keys(library):
-    equal, _ = library("flash-attn-2")
-    assert "as wide as keys" in equal.unsupported_shape(AttentionProblem(), shape_of("b1h1q32k32d64v128"))
-
-
 @pytest.mark.parametrize(
     ("dims", "direction", "reason"),
     [
@@ -449,33 +438,10 @@ def test_one_sage_does_not_pass_for_the_other(library, name, other, found):
     assert reason.remedy == kernel.install
 
 
-@pytest.mark.parametrize(
-    ("card", "products"),
-    [((8, 0), "int8 float16"), ((8, 6), "int8 float16"), ((8, 9), "int8 float8_e4m3fn"),
-     ((9, 0), "int8 float8_e4m3fn"), ((12, 0), "int8 float8_e4m3fn")],
-)  # fmt: skip
-def test_sage_2_says_what_its_products_are_in_on_this_card(library, card, products):
-    kernel, backend = library("sage-2", card=card)
-    assert verdict_of(kernel, backend, FULL).details["product_dtypes"] == products
-    assert attention_kernel("sage-1").product_dtypes == ("int8", "float16")
-
-
 def test_sage_2_built_for_another_card_is_a_reason(library):
     kernel, backend = library("sage-2", SM80_ENABLED=True, SM89_ENABLED=True, SM90_ENABLED=False)
     assert "without sm90" in kernel.unavailable(backend).reason
     assert "thu-ml/SageAttention" in kernel.unavailable(backend).remedy
-
-
-@pytest.mark.parametrize("name", ["sage-1", "sage-2", "sparge-fp16-topk", "sparge-fp8-threshold"])
-def test_quantised_kernels_run_forward_and_show_how_far_they_are_off(library, name):
-    kernel, backend = library(name)
-    assert not kernel.is_exact
-    for direction in ("bwd", "fwd+bwd"):
-        assert f"has no {direction}" in kernel.unsupported(backend, AttentionProblem(direction=direction))
-    verdict = verdict_of(kernel, backend, full(kernel))
-    assert verdict.details["cosine_similarity"] > 0.999
-    assert 0 <= verdict.details["relative_l1"] < 0.01
-    assert verdict.tolerance == kernel.tolerance
 
 
 def as_int8(tensor, rows):
@@ -548,23 +514,6 @@ def test_topk_skips_what_the_inputs_make_irrelevant_and_no_more(library, asked, 
     assert [options["return_sparsity"] for options in asked] == [False, True, False]
 
 
-def test_the_relevant_share_is_the_inputs_own():
-    assert relevant_share(0.0, 1000) == 1.0
-    assert relevant_share(0.5, 1280) == 0.5
-    assert relevant_share(0.5, 4096) == 17 / 32
-    assert relevant_share(0.99, 1280) == 0.1
-
-
-def test_a_library_that_returns_no_sparsity_reports_none(library, monkeypatch):
-    kernel, backend = library("sparge-fp16-threshold")
-    module = sys.modules["spas_sage_attn"]
-    function = getattr(module, kernel.function)
-    monkeypatch.setattr(
-        module, kernel.function, lambda q, k, v, return_sparsity=False, **options: function(q, k, v, **options)
-    )
-    assert "sparsity" not in verdict_of(kernel, backend, LONG_FULL).details
-
-
 # -- xFormers, AITER and Gaudi ---------------------------------------------------------------------------------------
 
 
@@ -576,11 +525,6 @@ def test_an_xformers_built_for_another_cuda_is_a_reason(library):
     assert "--no-deps" in reason.remedy
     with pytest.raises(UnsupportedError, match=r"^`fa2F@2.8.4` is not supported because: xFormers wasn't build"):
         kernel.call(sys.modules["xformers.ops"], AttentionProblem(), shape_of(FULL), *torch.zeros(3, 2, 40, 4, 64))
-
-
-def test_an_xformers_whose_kernels_come_with_another_package_is_not_judged_by_its_own_library(library):
-    kernel, backend = library("xformers", is_built=False, package="mslk")
-    assert kernel.unavailable(backend) is None
 
 
 def test_an_xformers_that_takes_flash_attn_4_for_2_is_a_reason(library, monkeypatch):
@@ -602,14 +546,6 @@ def test_xformers_takes_shared_heads_in_groups_without_copying_and_forward_only(
     assert options["key_stride"][3] == 0
     assert "backward" in kernel.unsupported_shape(AttentionProblem(direction="bwd"), shape_of(GQA))
     assert "equal lengths" in kernel.unsupported_shape(AttentionProblem(), shape_of("b1h1q32k64d64c"))
-
-
-def test_an_xformers_without_that_dispatcher_is_measured_all_the_same(library, monkeypatch):
-    kernel, backend = library("xformers")
-    monkeypatch.delattr(sys.modules["xformers.ops.fmha"], "Inputs")
-    verdict = verdict_of(kernel, backend, FULL)
-    assert verdict.ok
-    assert "ran" not in verdict.details
 
 
 @pytest.mark.parametrize("is_old", [False, True])
@@ -666,22 +602,6 @@ def test_torchs_own_are_right_in_each_direction(cpu, uncompiled, name, text):
     assert tried or text not in (SMALL["full"], SMALL["causal"], SMALL["gqa"])
 
 
-def test_what_inductor_makes_of_flex_is_right(cpu):
-    """The one compilation to the end: the C++ compiler takes ten seconds on a machine that has never run it."""
-    import torch._inductor.config as inductor
-
-    # What makes a first compilation slow: headers to precompile, processes to start, instruction sets to try, -O3.
-    cheap = {
-        "aot_inductor.debug_compile": True,
-        "compile_threads": 1,
-        "cpp.vec_isa_ok": True,
-        "cpp_cache_precompile_headers": False,
-    }
-    torch._dynamo.reset()
-    with inductor.patch(cheap):
-        assert verdict_of(attention_kernel("flex"), cpu, "b1h2q32k48d32cw24", AttentionProblem("float32")).ok
-
-
 def test_a_compiled_backward_can_be_repeated(cpu, traced):
     """Compiled, it would by default overwrite what its forward saved."""
     kernel, problem = attention_kernel("compiled-eager"), AttentionProblem("float32", "bwd")
@@ -692,14 +612,6 @@ def test_a_compiled_backward_can_be_repeated(cpu, traced):
         assert verified(ready).ok
 
 
-def test_flex_has_no_backward_on_the_cpu_and_is_not_on_mps(cpu):
-    kernel = attention_kernel("flex")
-    for direction in ("bwd", "fwd+bwd"):
-        assert "no backward pass on cpu" in kernel.unsupported(cpu, AttentionProblem(direction=direction))
-        assert kernel.unsupported(bare_backend("cuda"), AttentionProblem(direction=direction)) is None
-    assert "mps" in kernel.unavailable(bare_backend("mps")).reason
-
-
 @pytest.mark.parametrize("name", ["flex", "compiled-eager"])
 def test_every_shape_is_compiled_however_many_there_were(cpu, traced, name):
     """Dynamo counts by code object: what is over its limit runs uncompiled, or not at all where that is refused."""
@@ -707,23 +619,6 @@ def test_every_shape_is_compiled_however_many_there_were(cpu, traced, name):
     with torch._dynamo.config.patch(recompile_limit=1), kernel.settings(cpu, problem):
         for length in (32, 48):
             assert verified(prepared(kernel, cpu, f"b1h1q{length}k{length}d32c", problem)).ok
-
-
-def test_flex_builds_its_mask_once_and_only_where_something_is_masked(cpu, uncompiled, monkeypatch):
-    from torch.nn.attention import flex_attention
-
-    made = []
-    create = flex_attention.create_block_mask
-    monkeypatch.setattr(
-        flex_attention, "create_block_mask", lambda *args, **kw: made.append(args) or create(*args, **kw)
-    )
-    kernel, problem = attention_kernel("flex"), AttentionProblem("float32")
-    for text, count in (("full", 0), ("causal", 1)):
-        ready = prepared(kernel, cpu, SMALL[text], problem, sets=2)
-        verified(ready)
-        for launch in ready.launches:
-            launch()
-        assert len(made) == count
 
 
 # -- planted faults --------------------------------------------------------------------------------------------------

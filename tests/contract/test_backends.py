@@ -2,7 +2,6 @@
 
 import sys
 import time
-from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -210,27 +209,6 @@ def test_the_cpu_defaults_to_bfloat16_only_where_it_is_native(cpu_module, monkey
     path.write_text(f"model name\t: Some CPU\n{flags}\n")
     monkeypatch.setattr(cpu_module, "_CPUINFO", path)
     assert open_backend("cpu").default_dtype == dtype
-
-
-@pytest.mark.parametrize(
-    ("sizes", "largest"), [(("32K", "1024K", "32768K"), 32 * MIB), (("48K", "105M"), 105 * MIB), ((), None)]
-)
-def test_the_cpus_cache_is_the_largest_it_lists(cpu_module, monkeypatch, tmp_path, sizes, largest):
-    for index, size in enumerate(sizes):
-        (tmp_path / f"index{index}").mkdir()
-        (tmp_path / f"index{index}" / "size").write_text(f"{size}\n")
-    monkeypatch.setattr(cpu_module, "_CACHES", tmp_path)
-    assert open_backend("cpu").info.cache_bytes == largest
-
-
-def test_the_cpus_clock_in_megahertz_becomes_hertz(monkeypatch):
-    monkeypatch.setattr(psutil, "cpu_freq", lambda: SimpleNamespace(current=3500.0, max=4200.0))
-    sensors = {"k10temp": [SimpleNamespace(current=61.0), SimpleNamespace(current=0.0)]}
-    monkeypatch.setattr(psutil, "sensors_temperatures", lambda: sensors, raising=False)
-    backend = open_backend("cpu")
-    assert backend.info.max_clock_hz == pytest.approx(4.2e9)
-    reading = backend.telemetry.read()
-    assert (reading.clock_hz, reading.celsius) == (pytest.approx(3.5e9), 61.0)
 
 
 @pytest.mark.parametrize("error", [None, NotImplementedError("can't find current frequency file"), OSError()])

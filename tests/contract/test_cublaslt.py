@@ -129,19 +129,6 @@ def test_fast_accumulation_is_asked_for(h100, library, name):
 # -- int8 outputs ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("data", ["normal", "uniform", "integers", "wide"])
-@pytest.mark.parametrize("k", [16, 512, 3000])
-def test_int8_outputs_are_spread_and_hardly_saturate(h100, data, k):
-    problem = MatmulProblem("int8", "int8", data=data)
-    flat = h100.operand_pool(data, 0)
-    ready = kernel("cublaslt").prepare(h100, problem, MatmulShape(256, 128, k), flat)
-    ready.launches[0]()
-    output = flat.take("c", 256 * 128, "int8").double()
-    assert (output.abs() >= 127).double().mean() < 1e-3
-    assert output.std() > 8 or problem.output_scale(k) == 1
-    assert verified(ready).ok
-
-
 @pytest.mark.parametrize("data", ["normal", "uniform"])
 @pytest.mark.parametrize(
     "spoil",
@@ -272,20 +259,6 @@ def test_a_status_is_a_reason(cuda, monkeypatch, function, status, expected):
     assert f"{function} returned CUBLAS_STATUS_" in row.reason
     gc.collect()
     assert library.descriptors == []
-
-
-@pytest.mark.parametrize(
-    ("name", "problem", "reason"),
-    [
-        ("cublaslt", MatmulProblem("bfloat16", "float16"), "writes bfloat16, float32 for bfloat16, not float16"),
-        ("cublaslt", MatmulProblem(fast_accumulation=True), "no fast accumulation for bfloat16"),
-        ("cublaslt", MatmulProblem("int8", "int32", "nn"), "int8 only in layout nt"),
-        ("cublaslt", MatmulProblem("mxfp8"), "no dtype mxfp8"),
-        ("cublaslt-scaled", MatmulProblem("mxfp4"), "no dtype mxfp4"),
-    ],
-)
-def test_what_it_does_not_support_is_said_in_a_line(h100, name, problem, reason):
-    assert reason in kernel(name).unsupported(h100, problem)
 
 
 # -- finding the library ---------------------------------------------------------------------------------------------

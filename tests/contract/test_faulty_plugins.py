@@ -144,7 +144,7 @@ MATMUL = ["sweep", "--backend", f"{HERE}:FaultyBackend", *SMALL, "--output", "ru
 ATTENTION = ["attention", "--backend", "faulty", "--seq-lens", "512", "--no-ceiling", "--output", "run.jsonl"]
 OPERATION = ["sweep", "--operation", "faulty", "--backend", "faulty", "--time-limit", "0.01s", "--output", "run.jsonl"]
 FIND = ["find", "--backend", "faulty", "--dry-run"]
-DOCTOR, KERNELS = ["doctor", "--backend", "faulty"], ["kernels", "--backend", "faulty"]
+KERNELS = ["kernels", "--backend", "faulty"]
 RUN = ["run", f"{HERE}:FaultyMatmul", "--backend", "faulty", "--shape", "1024x1024x1024"]
 
 BACKEND_METHODS = [
@@ -170,7 +170,7 @@ BACKEND_METHODS = [
         "peak_memory",
     ),
     "peak_reserved_memory",
-    *("profiler_window", "profiler_range", "without_counters", "digest"),
+    *("profiler_window", "profiler_range", "without_counters", "digest", "capture"),
     *("reset_peak_memory", "is_out_of_memory", "release_memory", "resolve_dtype", "unsupported_dtype"),
     *("without_compiler", "bus_address", "advice", "sharing", "settings", "now", "sleep", "__init__"),
 ]
@@ -179,7 +179,7 @@ KERNEL_METHODS.append("__init__")
 OPERATION_METHODS = [
     *("default_shapes", "problem_for", "fastest_possible", "peak", "may_be_ceiling", "columns", "axis", "parse_shape"),
     *("shape_record", "shape_from_record", "problem_record", "problem_from_record", "words", "presets", "__init__"),
-    *("describe_problem", "describe_shape", "random_case", "preset", "shapes_of"),
+    *("describe_problem", "describe_shape", "random_case", "preset", "shapes_of", "complete"),
 ]
 TABLE = [
     *(
@@ -261,19 +261,11 @@ def test_ctrl_c_from_within_a_plugin_ends_the_run_with_its_log(run, monkeypatch,
         ),
         (
             FaultyBackend,
-            "now",
-            gives(math.nan),
-            SWEEP,
-            "backend faulty is broken: now returned nan, not a finite number",
-        ),
-        (
-            FaultyBackend,
             "__init__",
             raises,
             SWEEP,
             "backend faulty is broken: opening it raised RuntimeError: it broke",
         ),
-        (FaultyBackend, "operand_pool", raises, SWEEP, "backend faulty is broken: operand_pool raised RuntimeError"),
         (
             FaultyMatmul,
             "__init__",
@@ -289,21 +281,7 @@ def test_ctrl_c_from_within_a_plugin_ends_the_run_with_its_log(run, monkeypatch,
             OPERATION,
             "default_shapes returned a list, not a list of at least one",
         ),
-        (
-            FaultyOperation,
-            "fastest_possible",
-            gives(math.nan),
-            OPERATION,
-            "fastest_possible returned nan, not a finite number",
-        ),
         (FaultyProblem, "work", gives(Work(0, 0, "")), OPERATION, "is 0, not a number above 0"),
-        (
-            FaultyOperation,
-            "columns",
-            gives({1: 2}),
-            OPERATION,
-            "columns returned a dict, not a mapping of text to anything",
-        ),
         (
             FaultyOperation,
             "columns",
@@ -313,22 +291,8 @@ def test_ctrl_c_from_within_a_plugin_ends_the_run_with_its_log(run, monkeypatch,
         ),
         (
             FaultyOperation,
-            "columns",
-            gives({"a": math.nan}),
-            OPERATION,
-            "returned a dict, not text and finite numbers by name",
-        ),
-        (
-            FaultyOperation,
             "presets",
             gives({"a": None}),
-            [*OPERATION, "--preset", "a"],
-            "presets returned a dict, not a mapping of text to Preset",
-        ),
-        (
-            FaultyOperation,
-            "presets",
-            gives({1: {}}),
             [*OPERATION, "--preset", "a"],
             "presets returned a dict, not a mapping of text to Preset",
         ),
@@ -383,13 +347,6 @@ def test_a_clock_that_fails_within_a_visit_ends_it(run, monkeypatch, tmp_path, r
     assert told in out + err + "".join(row.reason for row in log.measurements)
     assert (code, log.tier) in ((1, "complete"), (2, "interrupted"))
     assert log.summary is not None
-
-
-def test_what_a_kernel_throws_while_it_prepares_is_the_status_of_its_row(run, monkeypatch, tmp_path):
-    monkeypatch.setattr(FaultyMatmul, "prepare", raises)
-    code, _, _ = run(*MATMUL, "faulty")
-    (row,) = read_run_log(tmp_path / "run.jsonl").measurements
-    assert (code, row.status, row.reason) == (1, "failed", "RuntimeError: it broke")
 
 
 # -- what is no Exception, or cannot be read ---------------------------------------------------------------------------
@@ -533,10 +490,6 @@ def test_details_that_json_does_not_hold_fail_their_row_alone(run, monkeypatch, 
     assert "detail 'kind' is a object, neither a number nor text" in row.reason
 
 
-def test_details_without_a_number_are_left_out():
-    assert Verdict(math.inf, 0.1, {"cosine": math.nan, "worst": math.inf, "path": "fp16"}).details == {"path": "fp16"}
-
-
 def test_a_larger_first_product_that_finds_no_memory_is_no_matter(run, monkeypatch):
     room_for_the_first = dataclasses.replace(FaultyBackend.physics, memory_bytes=8 * 2**20)
     monkeypatch.setattr(FaultyBackend, "physics", room_for_the_first)
@@ -630,15 +583,6 @@ def test_a_default_kernel_that_does_not_work_is_told_and_the_others_are_searched
     code, out, err = run(*FIND, *quick)
     assert (code, err) == (0, f"{told}; it is skipped\n")
     assert "\nkernels: simulated.mm\n" in out
-
-
-def test_a_find_goes_on_without_a_default_kernel_that_does_not_work(run, monkeypatch, tmp_path):
-    monkeypatch.setattr(FaultyMatmul, "is_default", True)
-    monkeypatch.setattr(FaultyMatmul, "prepare", raises)
-    found = ["find", "--backend", "faulty", "--regime", "burst", "--budget", "0.5s", "--output", "run.jsonl"]
-    assert run(*found)[0] == 0
-    log = read_run_log(tmp_path / "run.jsonl")
-    assert ({row.kernel for row in log.measurements}, log.plan.kernels) == ({"simulated.mm"}, ("simulated.mm",))
 
 
 def test_it_is_an_error_where_no_other_works_or_it_was_asked_for(run, monkeypatch):

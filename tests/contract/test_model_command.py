@@ -1,6 +1,8 @@
 """``mamf model``: a tiny model on the CPU through every command, and the options in a line each."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -20,6 +22,7 @@ def test_a_run_is_kept_resumed_shown_compared_and_drawn(run, tmp_path):
     code, out, err = run(*ON_CPU, *TINY, *QUICK, *WHAT, *attention, "--output", "run.jsonl", "--wide")
     assert code == 0, err
     assert "burst, float32, gpt2 32/64/1/2, forward-backward" in out
+    assert "backward and optimizer by difference" in out
     assert "tokens/s" in out
     rows = read_run_log(tmp_path / "run.jsonl").measurements
     assert {row.kernel for row in rows} == {"torch[sdpa-math]", "torch[eager]"}
@@ -84,6 +87,29 @@ def test_each_attention_is_in_the_model_as_it_is_and_compiled(run):
         "--regime",
         "sustained",
     )
+
+
+def test_a_quick_run_is_of_one_short_sequence(run, tmp_path):
+    code, _, err = run(*ON_CPU, *TINY, "--quick", "--regime", "burst", "--output", "run.jsonl")
+    assert code == 0, err
+    log = read_run_log(tmp_path / "run.jsonl")
+    assert (log.plan.shapes, log.plan.budget_seconds) == ((ModelShape(1, 256),), 60)
+
+
+def test_a_budget_that_the_first_row_exceeds_is_refused_at_once(run, tmp_path):
+    code, out, err = run(*ON_CPU, "--dtype", "fp32", "--size", "8b", "--budget", "10s")
+    assert (code, out) == (2, "")
+    assert "which is more than the budget: name a smaller --batch" in err
+    assert list(tmp_path.glob("*.jsonl")) == []
+
+
+def test_a_profile_of_one_row_has_its_dtypes(run):
+    given = [*ON_CPU, *TINY, "--batch", "1", "--context-lengths", "8", "--dtypes", "--phase", "step"]
+    ended = subprocess.run([sys.executable, "-m", "mamf", *given], capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    assert "outputs of Linear" in ended.stdout and "loss" in ended.stdout
+    code, _, err = run(*given, "forward")
+    assert (code, "of one row, not 2" in err) == (2, True)
 
 
 @pytest.mark.parametrize(

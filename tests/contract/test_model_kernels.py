@@ -15,7 +15,7 @@ from mamf.operations.attention.torch_attention import TorchAttention
 from mamf.operations.attention.torch_kernels import SdpaMath
 from mamf.operations.model import torch_model
 from mamf.operations.model.shapes import ModelProblem, ModelShape
-from mamf.operations.model.torch_model import TorchModel, known_answers, network_on
+from mamf.operations.model.torch_model import TorchModel, known_answers
 from mamf.plugins.discovery import kernel_of, open_backend, operation
 from mamf.testing.contracts import AnyKernelContract
 
@@ -63,12 +63,6 @@ def test_a_model_that_the_memory_cannot_hold_is_not_begun(monkeypatch):
     monkeypatch.setattr(torch_model, "network_on", lambda *given: pytest.fail("it was begun"))
     with pytest.raises(MemoryError, match=r"out of memory: \d+\.\d GB needed"):
         checked(replace(GPT2, layers=99_999_999))
-
-
-@STYLES
-def test_parameters_are_counted_as_torch_has_them(problem):
-    network = network_on(cpu().device, problem, SHAPE, None)
-    assert sum(each.numel() for each in network.parameters()) == problem.parameters(SHAPE)
 
 
 @STYLES
@@ -133,13 +127,6 @@ def test_autocast_keeps_parameters_in_float32_and_multiplies_in_its_dtype(proble
 
 def test_autocast_to_what_parameters_are_is_unsupported():
     assert "leave autocast out" in TorchModel().unsupported(cpu(), replace(GPT2, autocast=True))
-
-
-def test_kernels_and_phases_share_what_the_reference_gave(monkeypatch):
-    problem = replace(GPT2, phase="forward-backward", seed=12)
-    checked(problem).rehearse(cpu())
-    monkeypatch.setattr(torch_model, "reference", None)
-    checked(replace(problem, phase="step", checkpointing=True), TorchModel("eager")).rehearse(cpu())
 
 
 class Altering(SdpaMath):

@@ -64,12 +64,6 @@ def test_tuning_is_as_it_was_after_an_error_too(rocm, tunable):
     assert tunable == {"enabled": False, "tuning": False}
 
 
-def test_the_default_kernel_is_measured_untuned(rocm, tunable):
-    with kernel("torch.mm").settings(rocm.kind(0), PROBLEM):
-        assert tunable == {"enabled": False, "tuning": False}
-    assert [each.name for each in kernels_for(rocm.kind(0), PROBLEM)] == ["torch.mm", "tunableop"]
-
-
 # -- compiled --------------------------------------------------------------------------------------------------------
 
 

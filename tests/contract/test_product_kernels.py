@@ -118,20 +118,6 @@ def test_products_that_are_left_out_or_mixed_up_are_caught(backend, kernel, prob
     assert not verified(prepared(backend, kernel(), problem, shape)).ok
 
 
-# -- what there is not -------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("of", CASES)
-def test_what_a_kernel_cannot_is_said_in_a_line(backend, of):
-    kind, _, kernels = CASES[of]
-    for name in kernels:
-        kernel = kernel_of(operation(of), name)
-        for problem in (kind("int8", "int32"), kind("bfloat16", "float32"), kind(fast_accumulation=True)):
-            reason = kernel.unsupported(backend, problem)
-            assert reason
-            assert "\n" not in reason
-
-
 # -- fp8 by rows, which no torch multiplies on a CPU -------------------------------------------------------------------
 
 

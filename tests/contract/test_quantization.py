@@ -80,15 +80,6 @@ def test_mx_scales_are_the_powers_of_two_that_ocp_defines(dtype, most, seed, exp
     assert torch.equal(found, torch.exp2(torch.floor(torch.log2(largest.double())) - most).float())
 
 
-@few
-@given(seed=seeds, exponent=st.integers(-6, 8))
-def test_nvfp4_scales_are_a_sixth_of_the_largest_in_e4m3(seed, exponent):
-    values = normal(seed, exponent)
-    largest = values.abs().view(128, -1, 16).amax(-1)
-    expected = (largest / 6).clamp(2.0**-9, 448).to(E4M3)
-    assert torch.equal(of("nvfp4", values).scales.view(torch.uint8), expected.view(torch.uint8))
-
-
 @pytest.mark.parametrize("dtype", ["fp8_rowwise", "fp8_1x128_1x128", "fp8_1x128_128x128"])
 @pytest.mark.parametrize("operand", ["a", "b"])
 @few
@@ -101,16 +92,6 @@ def test_the_largest_of_a_block_is_the_largest_of_the_format(dtype, operand, see
     assert (blocks.amax((1, 3)) == 448).all()
     assert result.scales.shape == (128 // scaling.rows, 128 // columns)
     assert result.scales.numel() == scaling.count(128, 128)
-
-
-@each_format
-def test_values_of_a_chunk_are_quantized_as_all_together(dtype, monkeypatch):
-    values = normal(0, 0, 384)
-    whole = of(dtype, values, "b")
-    monkeypatch.setattr("mamf.operations.quantization._CHUNK", 1)
-    parts = of(dtype, values, "b")
-    assert torch.equal(whole.values(), parts.values())
-    assert torch.equal(decode_scales(whole.scales, whole.scaling), decode_scales(parts.scales, parts.scaling))
 
 
 # -- e2m1 --------------------------------------------------------------------------------------------------------------

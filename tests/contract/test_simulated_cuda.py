@@ -62,18 +62,6 @@ def test_a_torch_without_cuda_is_named_with_its_version(cuda):
     assert "pip install" in reason.remedy
 
 
-@pytest.mark.parametrize(("visible", "named"), [(None, ""), ("", "CUDA_VISIBLE_DEVICES=''"), ("7", "='7'")])
-def test_no_device_names_what_hides_it(cuda, monkeypatch, visible, named):
-    cuda.module.devices.clear()
-    if visible is not None:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    reason = cuda.kind.unavailable()
-    assert "sees no NVIDIA device" in reason.reason
-    assert named in reason.reason
-    assert ("CUDA_VISIBLE_DEVICES" in reason.reason) == bool(named)
-    assert reason.remedy.startswith("nvidia-smi")
-
-
 # -- which card ------------------------------------------------------------------------------------------------------
 
 
@@ -101,11 +89,6 @@ def test_a_hidden_uuid_falls_back_to_the_pci_address(cuda, calls):
     assert cuda.kind(0).telemetry.read().clock_hz == pytest.approx(1756e6)
     assert ("by address", "00000001:18:00.0") in calls
     assert not any(name == "by uuid" for name, *_ in calls)
-
-
-def test_a_uuid_that_nvml_does_not_know_falls_back_to_the_pci_address(cuda):
-    cuda.nvml.cards[0].uuid = "MIG-6a1b2c3d"
-    assert cuda.kind(0).telemetry.read().clock_hz == pytest.approx(1755e6)
 
 
 def test_two_cards_are_told_apart_without_naming_them(cuda):
@@ -152,14 +135,6 @@ def test_what_nvml_refuses_reads_as_none(cuda):
     cuda.nvml.refuses_all = True
     assert backend.telemetry.read(energy=True) == Reading()
     assert all(advice.verdict in ("unknown", "ok") for advice in backend.advice())
-
-
-def test_a_card_of_which_only_the_handle_is_allowed_still_opens(cuda):
-    allowed = {"nvmlInit", "nvmlDeviceGetHandleByUUID"}
-    cuda.nvml.refused = set(cuda.nvml.answers) - allowed
-    info = cuda.kind(0).info
-    assert (info.driver, info.power_limit_watts, info.uuid_hash) == (None, None, None)
-    assert info.max_clock_hz == pytest.approx(1980e6)  # torch's own, in kHz
 
 
 def test_without_pynvml_the_clock_comes_from_torch_and_the_remedy_is_named(cuda, monkeypatch):

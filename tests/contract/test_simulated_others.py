@@ -4,9 +4,9 @@ import importlib
 import sys
 
 import pytest
-from simulated_vendors import GB, max_1550
+from simulated_vendors import GB
 
-from mamf.backend import MIB, Reading, Unavailable
+from mamf.backend import MIB, Reading
 from mamf.engine.regimes import Burst, StoppingRule
 from mamf.engine.regimes.checking import Checked
 from mamf.kernel import Prepared, Verdict
@@ -44,15 +44,6 @@ def test_no_intel_device_asks_the_driver(xpu):
     reason = xpu.kind.unavailable()
     assert "no Intel GPU" in reason.reason
     assert reason.remedy.startswith("sycl-ls")
-
-
-def test_the_description_takes_the_cache_where_torch_tells_it(xpu):
-    assert xpu.kind(0).info.cache_bytes is None
-    xpu.module.devices[:] = [max_1550(last_level_cache_size=204 * MIB, uuid="86800b2f")]
-    info = xpu.kind(0).info
-    assert info.cache_bytes == 204 * MIB
-    assert (info.compute_units, info.driver) == (448, "1.6.33578")
-    assert info.uuid_hash not in (None, "86800b2f")
 
 
 def test_sensors_of_torch_xpu_are_in_megahertz_and_may_be_refused(xpu):
@@ -127,16 +118,6 @@ def test_what_hlml_refuses_reads_as_none(hpu):
     unavailable = hpu.kind(0).telemetry
     assert "does not answer" in unavailable.reason
     assert unavailable.remedy.startswith("hl-smi")
-
-
-def test_what_pyhlml_prints_stays_off_the_report(hpu, monkeypatch, capsys):
-    def refuse(self):
-        print("Failed to load libhlml")
-        raise hpu.hlml.HLMLError("uninitialized")
-
-    monkeypatch.setitem(hpu.hlml.answers, "hlmlInit", refuse)
-    assert isinstance(hpu.kind(0).telemetry, Unavailable)
-    assert capsys.readouterr().out == ""
 
 
 def test_without_pyhlml_the_remedy_is_named(hpu, monkeypatch):

@@ -75,15 +75,6 @@ def test_what_held_the_clock_down_since_the_last_reading_is_named(rocm, counter,
     assert telemetry.read().throttle_reasons == ()
 
 
-def test_no_reading_waits_for_amdsmi_to_compare_counters(rocm, calls):
-    telemetry = rocm.kind(0).telemetry
-    calls.clear()
-    telemetry.read(energy=True)
-    # It sleeps 100 ms: a burst's trains are done by then.
-    assert ("amdsmi_get_violation_status",) not in calls
-    assert len(calls) == len(set(calls)) == 5
-
-
 @pytest.mark.parametrize("name", ["amdsmi_init", "amdsmi_get_processor_handle_from_bdf"])
 def test_amdsmi_without_permission_is_unavailable_not_an_error(rocm, name):
     rocm.smi.refused = {name}

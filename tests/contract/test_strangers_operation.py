@@ -104,29 +104,6 @@ def test_it_is_measured_and_its_table_says_what_its_rate_counts(log):
     assert {best["unit"] for best in summary["best"].values()} == {"TB/s"}
 
 
-def test_a_dry_run_measures_nothing(installed, run, tmp_path):
-    code, out, _ = run(*SWEEP, "--dry-run")
-    assert code == 0
-    assert "shapes: 3, 3 rows in burst" in out
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_kernel_that_cannot_be_loaded_is_named_and_left_out(installed, run, monkeypatch):
-    broken = EntryPoint("broken", "mamf_layer_norm:Nothing", "mamf_layer_norm.kernels")
-    others = discovery.entry_points
-    monkeypatch.setattr(
-        discovery, "entry_points", lambda group: [*others(group=group), *([broken] if group == broken.group else [])]
-    )
-    code, out, err = run(*SWEEP, "--dry-run")
-    assert code == 0
-    assert "kernels: torch\n" in out
-    assert "mamf: layer_norm kernel broken: mamf_layer_norm:Nothing cannot be loaded" in err
-    assert (
-        "broken  layer_norm kernel broken: mamf_layer_norm:Nothing cannot be loaded"
-        in run("kernels", "--backend", "cpu")[1]
-    )
-
-
 def test_an_operation_without_kernels_says_where_they_go(installed, run, monkeypatch):
     others = discovery.entry_points
     monkeypatch.setattr(
@@ -140,18 +117,6 @@ def test_an_operation_without_kernels_says_where_they_go(installed, run, monkeyp
     assert err == f"mamf: {told}\n"
 
 
-def test_an_interrupted_run_goes_on(log, run, tmp_path):
-    lines = log[0].read_text().splitlines(keepends=True)
-    cut = tmp_path / "cut.jsonl"
-    cut.write_text("".join(lines[:3]))
-    code, _, _ = run(*SWEEP[:5], "--resume", "cut.jsonl")
-    assert code == 0
-    steps = [(row.problem, row.shape) for row in read_run_log(cut).measurements]
-    assert len(steps) == len(set(steps)) == 4
-    assert run(*SWEEP[:5], "--resume", "cut.jsonl")[0] == 0
-    assert len(read_run_log(cut).measurements) == 4
-
-
 def test_ctrl_c_leaves_a_log_that_goes_on(installed, run, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(Progress, "add", lambda self, row: signal.raise_signal(signal.SIGINT))
@@ -160,16 +125,6 @@ def test_ctrl_c_leaves_a_log_that_goes_on(installed, run, tmp_path, monkeypatch)
     assert (log.summary["status"], log.summary["left"]) == ("interrupted", 1)
     assert run(*SWEEP[:5], "--resume", "run.jsonl")[0] == 0
     assert read_run_log(tmp_path / "run.jsonl").summary["left"] == 0
-
-
-def test_it_is_shown_in_every_format(log, run):
-    code, out, _ = run("show", "run.jsonl", "--format", "csv")
-    assert code == 0
-    assert [line.split(",")[0] for line in out.splitlines()] == ["operation"] + ["layer_norm"] * 4
-    shown = json.loads(run("show", "run.jsonl", "--format", "json")[1])
-    assert {row["eps"] for row in shown["measurements"]} == {1e-5, 1e-3}
-    assert "| kernel | shape | GB/s |" in run("show", "run.jsonl", "--format", "markdown")[1]
-    assert "1 more row (--top all shows all)" in run("show", "run.jsonl", "--top", "1")[1]
 
 
 def test_it_is_compared_with_itself_and_drawn(log, run, tmp_path):
@@ -277,11 +232,6 @@ def listings():
     for block in (ROOT / "docs" / "extending.md").read_text().split("```python\n")[1:]:
         name, _, code = block.partition("```")[0].partition("\n")
         yield name.removeprefix("# "), code.rstrip("\n")
-
-
-@pytest.mark.parametrize(("name", "code"), [pytest.param(*each, id=each[0]) for each in listings()])
-def test_listings_are_what_the_files_hold(name, code):
-    assert code in (ROOT / name).read_text()
 
 
 def test_all_that_it_defines_is_listed():

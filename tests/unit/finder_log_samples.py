@@ -11,12 +11,6 @@ CUDA = (
     "_CudaDeviceProperties(name='NVIDIA H100 80GB HBM3', major=9, minor=0, total_memory=81079MB, "
     f"multi_processor_count=132, uuid={UUID}, pci_bus_id=7, pci_device_id=6, pci_domain_id=0, L2_cache_size=50MB)"
 )
-XPU = (
-    "_XpuDeviceProperties(name='Intel(R) Arc(TM) A770 Graphics', platform_name='Intel(R) Level-Zero', type='gpu', "
-    "driver_version='1.3.30049', total_memory=15473MB, max_compute_units=512, sub_group_sizes=[8 16, 32], has_fp64=0)"
-)
-HPU = "(sramBaseAddress=1153202979533225984, dramSize=102005473280, tpcEnabledMask=16777215, device_type=4)"
-MPS = "Apple Metal Performance Shaders (MPS)"
 DASHES = "-" * 80
 RANGES = "--m_range 0 769 256 --n 1024 --k 4096"
 
@@ -297,7 +291,6 @@ V4 = (
     )
 )
 V4_INTERRUPTED = _staged_head(4) + _GRID + _SCREEN + "^C" + _results(_SCOUT_OUTCOMES)
-V4_SCOUTS_ONLY = _staged_head(4, arguments="--tune scout_only=true --m 3072") + _GRID + _results(_SCOUT_OUTCOMES)
 
 V4_NODE = f"""
 {DASHES}

@@ -1,11 +1,8 @@
 """Reports as text, as tests ask for them."""
 
 from mamf.profiling.report import profile_document
-from mamf.report.ceilings import find_document
-from mamf.report.comparison import guard_document
 from mamf.report.explanation import explanation_document
 from mamf.report.formats import FORMATS
-from mamf.report.imported import finder_document
 from mamf.report.kernels import kernels_document
 from mamf.report.roofline import roofline_document
 from mamf.report.shares import Shares
@@ -16,24 +13,12 @@ def render(form, rows, header, summary, top=None, width=None, ceilings=None, roo
     return FORMATS[form](kernels_document(rows, shares, summary, top=top, confirmed=ceilings), width)
 
 
-def render_find(form, rows, ceilings, header, summary, width=None):
-    return FORMATS[form](find_document(rows, ceilings, header, summary), width)
-
-
 def render_explanation(form, steps, rows, head, foot=(), width=None):
     return FORMATS[form](explanation_document(steps, rows, head, foot), width)
 
 
 def render_roofline(form, roofs, points, head="head"):
     return FORMATS[form](roofline_document(roofs, points, head), None)
-
-
-def render_guard(form, found, width=None):
-    return FORMATS[form](guard_document(found), width)
-
-
-def render_legacy(form, run, top=10, width=None):
-    return FORMATS[form](finder_document(run, top), width)
 
 
 def render_profile(form, script, profile, top=10, width=None):

@@ -8,10 +8,8 @@ from pathlib import Path
 import pytest
 
 import mamf
-from mamf.contribution.review import review
 from mamf.errors import DeviceError, IncomparableError, RunLogError, UnavailableError, UsageError
 from mamf.logs.writer import RunLogWriter
-from mamf.operations.model.shapes import SIZES
 from mamf.testing import SimulatedBackend
 
 KERNEL = "mamf.testing:SimulatedMatmul"
@@ -32,14 +30,6 @@ def test_a_sweep_takes_text_and_streams(backend):
     assert [row.ok for row in rows] == [True]
 
 
-def test_a_log_holds_what_the_call_gave(backend, tmp_path):
-    rows = list(sweep_of(backend, log=tmp_path / "run.jsonl"))
-    log = mamf.read_log(tmp_path / "run.jsonl")
-    assert [row.samples for row in log.measurements] == [row.samples for row in rows]
-    assert log.tier == "complete"
-    assert not {finding.rule for finding in review(tmp_path / "run.jsonl").findings} & {"row-mismatch", "best-mismatch"}
-
-
 def test_a_call_that_is_broken_off_leaves_a_log_that_says_so(backend, tmp_path):
     rows = sweep_of(backend, log=tmp_path / "run.jsonl")
     next(rows)
@@ -58,13 +48,6 @@ def test_a_call_whose_rows_nobody_asks_for_lets_go_of_its_log(backend, tmp_path)
     assert (log.measurements, log.tier) == ([], "interrupted")
 
 
-def test_a_budget_that_ends_is_said_in_the_log(backend, tmp_path):
-    shapes = [f"16384x16384x{1024 * number}" for number in range(1, 17)]
-    list(mamf.sweep(shapes, backend=backend, kernel=KERNEL, budget_seconds=1.5, log=tmp_path / "run.jsonl"))
-    log = mamf.read_log(tmp_path / "run.jsonl")
-    assert (log.tier, log.summary["reason"]) == ("interrupted", "the budget ended")
-
-
 def test_rows_are_flat(backend, tmp_path):
     list(sweep_of(backend, log=tmp_path / "run.jsonl"))
     row = mamf.read_log(tmp_path / "run.jsonl").rows()[0]
@@ -72,21 +55,11 @@ def test_rows_are_flat(backend, tmp_path):
     assert not [name for name, value in row.items() if isinstance(value, dict)]
 
 
-def test_a_find_tells_each_row_and_keeps_a_log(backend, tmp_path, monkeypatch):
-    monkeypatch.setattr("mamf.engine.search.strategy.FindStrategy.fine_shapes", 100)
-    seen = []
-    ceiling = mamf.find(
-        backend=backend, kernel=[KERNEL], budget_seconds=12.0, on_row=seen.append, log=tmp_path / "find.jsonl"
-    )
-    assert {"scout", "refine", "choose", "confirm"} == {row.phase for row in seen}
-    assert mamf.load_ceiling(tmp_path / "find.jsonl").tflops == pytest.approx(ceiling.tflops, rel=1e-5)
-
-
 @pytest.mark.parametrize("call", [mamf.find, mamf.sweep, mamf.attention, mamf.bandwidth])
 def test_all_calls_take_the_same_arguments(call):
     given = set(inspect.signature(call).parameters)
-    taken = {mamf.find: mamf.search, mamf.attention: mamf.measure_kernels, mamf.bandwidth: mamf.measure_kernels}
-    given |= set(inspect.signature(taken.get(call, call)).parameters)
+    taken = mamf.search if call is mamf.find else mamf.measure_kernels
+    given |= set(inspect.signature(taken).parameters)
     assert {"dtype", "problem", "kernel", "regime", "backend", "device", "precision", "budget_seconds", "log"} < given
 
 
@@ -98,14 +71,6 @@ def test_values_are_given_alone_or_as_several(backend):
     assert [(row.problem.dtype, row.regime) for row in rows] == [("float16", "burst"), ("float16", "sustained")]
     (row,) = mamf.sweep(kernel=KERNEL, backend=backend)
     assert str(row.shape) == "4096x4096x4096"
-
-
-def test_steps_of_a_model_are_measured_in_sustained_by_default(backend):
-    problem = mamf.ModelProblem(**SIZES["xl"], phase="step")
-    rows = mamf.measure_kernels(
-        "model", "b1s1024", problem=problem, kernel="mamf.testing:SimulatedModel", backend=backend
-    )
-    assert [(row.regime, row.ok) for row in rows] == [("sustained", True)]
 
 
 def test_what_cannot_be_measured_is_said_before_anything_is(backend):
@@ -183,30 +148,6 @@ def test_ctrl_c_in_a_callback_keeps_what_was_confirmed(machine, stop):
     assert (log.tier, log.ceilings["burst"].rounds in (stop - 1, stop)) == ("interrupted", True)
     rules = {finding.rule for finding in mamf.check("run.jsonl").findings}
     assert not rules & {"ceiling-mismatch", "best-mismatch"}
-
-
-def test_ctrl_c_while_it_measures_ends_the_log(machine, on_launch):
-    def interrupt(launches):
-        raise KeyboardInterrupt
-
-    rows = mamf.sweep(["2048x2048x2048", "4096x4096x4096", "8192x8192x8192"], log="run.jsonl")
-    next(rows)
-    on_launch(interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        list(rows)
-    log = mamf.read_log("run.jsonl")
-    assert (log.tier, log.summary["reason"]) == ("interrupted", "by the user")
-    assert log.summary["measured"] == len(log.measurements) > 0
-
-
-def test_a_device_that_fails_is_the_reason_in_the_log(machine, monkeypatch):
-    def fails(regime):
-        raise RuntimeError("it fell off the bus")
-
-    monkeypatch.setattr("mamf.engine.regimes.burst.Burst.start", fails)
-    with pytest.raises(DeviceError, match="fell off the bus"):
-        list(mamf.sweep(["2048x2048x2048"], log="run.jsonl"))
-    assert "it fell off the bus" in mamf.read_log("run.jsonl").summary["reason"]
 
 
 def test_a_librarys_log_says_what_the_doctor_found(machine):

@@ -11,10 +11,6 @@ from attacks.calls import Counts, call
 from attacks.honest import LEGACY, RUNS, little_work, make
 from forked import Command
 
-from mamf.contribution.review import review
-
-SEARCHES = [run for run in RUNS if run.is_search]
-
 
 @pytest.fixture(scope="module")
 def logs(tmp_path_factory):
@@ -61,36 +57,11 @@ def test_processes_that_are_killed_lose_nothing(folder, monkeypatch):
 # -- what they found ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("run", SEARCHES, ids=lambda run: run.name)
-def test_a_signal_within_a_record_leaves_ceilings_that_follow_from_the_rows(run, folder, logs):
-    """It falls between a row, which is written, and what the search makes of it."""
-    records = [json.loads(line) for line in logs[run.name].read_text().splitlines()]
-    confirming = [number for number, record in enumerate(records) if record.get("phase") == "confirm"]
-    for number in confirming[-3:]:
-        path = folder / f"{number}.jsonl"
-        with faults.at_a_write(number, Random(0), lambda: signal.raise_signal(signal.SIGINT)):
-            assert call(run.new(path), Counts("interrupted")).code == 130
-        assert "ceiling-mismatch" not in {finding.rule for finding in review(path).findings}
-        assert '"record": "ceiling"' in path.read_text()
-
-
 def test_a_log_is_let_go_of_when_a_signal_falls_into_its_header(folder):
     path, run = folder / "run.jsonl", RUNS[0]
     with faults.at_a_write(0, Random(0), lambda: signal.raise_signal(signal.SIGINT)):
         assert call(run.new(path), Counts("interrupted")).code == 130
     assert call(run.resumed(path), Counts("resumed")).code == 0
-
-
-@pytest.mark.parametrize("run", RUNS, ids=lambda run: run.name)
-def test_a_run_that_is_killed_after_its_last_row_is_resumed_to_its_summary(run, folder, logs):
-    path = folder / "killed.jsonl"
-    whole = faults.whole_lines(logs[run.name])
-    path.write_bytes(b"".join(line for line in whole if b'"record": "summary"' not in line))
-    assert call(run.resumed(path), Counts("resumed")).code == 0
-    assert faults.is_complete(path)
-    counts = Counts("judged")
-    faults.judge(run, path, logs[run.name], counts)
-    assert_survived(counts)
 
 
 def changed(path, number, value, *way):

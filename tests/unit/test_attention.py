@@ -7,7 +7,6 @@ import json
 from pathlib import Path
 
 import pytest
-from contribution_logs import RESULTS
 from hypothesis import given
 from hypothesis import strategies as st
 from made_plans import kernels_plan, setup_of
@@ -17,7 +16,7 @@ from mamf.ceilings.ceiling import Ceiling, compute_drift, mamfu, require_usable_
 from mamf.cli.parser import Parser
 from mamf.cli.planning import add_parameters, request_of
 from mamf.engine.strategies.rows import RowsStrategy
-from mamf.errors import IncomparableError, UnknownNameError, UsageError
+from mamf.errors import IncomparableError, UsageError
 from mamf.logs.run_log import read_run_log
 from mamf.operations.attention.operation import Attention
 from mamf.operations.attention.shapes import PRESETS, AttentionProblem, AttentionShape
@@ -55,12 +54,6 @@ def test_masked_pairs_are_counted_one_by_one(queries, keys, causal, window):
     assert shape.pairs == sum(sees(i, j) for i in range(queries) for j in range(keys))
 
 
-@given(sizes, sizes, sizes, st.booleans(), st.one_of(st.none(), sizes), st.integers(1, 4))
-def test_a_shape_is_printed_and_parsed(batch, kv_heads, length, causal, window, group):
-    shape = AttentionShape(batch, kv_heads * group, kv_heads, length, length + 1, 64, 32, causal, window)
-    assert AttentionShape.parse(str(shape)) == shape
-
-
 def test_flop_follow_the_convention_that_is_named():
     assert AttentionProblem().flop(LONG) == 4 * 2 * 16 * 8192 * 8192 * 128
     assert AttentionProblem(direction="bwd").flop(LONG) == 2.5 * LONG.flop
@@ -82,12 +75,6 @@ def test_bytes_are_each_operand_once():
 def test_a_shape_that_cannot_be_is_refused(fields, what):
     with pytest.raises(UsageError, match=what):
         dataclasses.replace(LONG, **fields)
-
-
-def test_unknown_names_of_a_problem_are_refused():
-    for fields in ({"direction": "back"}, {"dtype": "bf17"}, {"backward_count": "3x"}):
-        with pytest.raises(UnknownNameError):
-            AttentionProblem(**fields)
 
 
 # -- the sweep -------------------------------------------------------------------------------------------------------
@@ -138,13 +125,6 @@ def test_the_reference_is_measured_before_and_after_every_row():
         assert row.details["reference_tflops"] == pytest.approx(sum(visits[number : number + 2]) / 2, abs=1e-3)
 
 
-def test_a_card_away_from_its_ceiling_is_told():
-    backend = SimulatedBackend()
-    ceilings = {("bfloat16", "burst"): ceiling_of(backend, tflops=1000.0)}
-    row = next(row for row in swept(backend, plan_of(), ceilings).results() if not row.is_reference)
-    assert compute_drift(row, ceilings) < -0.1
-
-
 def test_a_ratio_across_regimes_devices_or_dtypes_is_refused_or_absent():
     backend = SimulatedBackend()
     burst = ceiling_of(backend)
@@ -158,26 +138,10 @@ def test_a_ratio_across_regimes_devices_or_dtypes_is_refused_or_absent():
     assert not any(row.is_reference for row in rows)
 
 
-@pytest.mark.parametrize(
-    ("fault", "status"), [("wrong_result", "wrong_result"), (RuntimeError("launch failed"), "failed")]
-)
-def test_a_fault_is_a_row_and_the_sweep_goes_on(fault, status):
-    backend = SimulatedBackend()
-    backend.faults[LONG] = fault
-    rows = list(swept(backend, plan_of()).results())
-    assert [row.status for row in rows] == [status, status, "ok", "ok"]
-
-
 def test_what_does_not_fit_is_a_row():
     backend = SimulatedBackend(physics=dataclasses.replace(Physics(), memory_bytes=10**8))
     rows = list(swept(backend, plan_of()).results())
     assert {row.shape: row.status for row in rows} == {LONG: "out_of_memory", SHORT: "out_of_memory"}
-
-
-def test_what_is_held_is_not_measured_again():
-    first = list(swept(SimulatedBackend(), plan_of()).results())
-    rest = list(swept(SimulatedBackend(), plan_of(), rows=first[:3]).results())
-    assert [row.step for row in rest] == [first[3].step]
 
 
 def test_a_warm_cache_is_another_figure():
@@ -212,15 +176,6 @@ def test_a_run_ranks_the_kernels_and_its_log_prints_the_same(attention, tmp_path
     assert read_run_log(tmp_path / "run.jsonl").summary["status"] == "complete"
 
 
-@pytest.mark.parametrize("converted", [True, False])
-def test_memory_in_a_converted_log_is_that_of_the_process(attention, tmp_path, converted):
-    (log,) = RESULTS.rglob("attention-bfloat16-fwd-sustained-20261121-084423.jsonl")
-    header, rest = log.read_text().split("\n", 1)
-    header = {name: value for name, value in json.loads(header).items() if converted or name != "converted_from"}
-    (tmp_path / "early.jsonl").write_text(json.dumps(header) + "\n" + rest)
-    assert attention("early.jsonl", name="show")[1].count("MiB: of the whole process, not") == converted
-
-
 def test_resuming_measures_only_the_rest(attention, tmp_path):
     attention(*SIMULATED, "--seq-lens", "1024", "2048", "--causal", "both", "--no-ceiling", "--output", "run.jsonl")
     lines = (tmp_path / "run.jsonl").read_text().splitlines(keepends=True)
@@ -232,14 +187,6 @@ def test_resuming_measures_only_the_rest(attention, tmp_path):
     assert len(json.loads(out)["measurements"]) == 8
     kept = (tmp_path / "run.jsonl").read_text().splitlines(keepends=True)
     assert kept[:3] == lines[:3]
-
-
-def test_a_dry_run_measures_nothing(attention, tmp_path):
-    code, out, _ = attention(*SIMULATED, "--preset", "fa3-paper", "--no-ceiling", "--dry-run")
-    assert code == 0
-    assert "72 rows" in out
-    assert "time: about 72 s, and more to prepare and verify the rows" in out
-    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
@@ -294,11 +241,6 @@ def test_sizes_are_combined_and_replace_those_of_a_preset(asked, shapes):
     found = shapes_of(*asked, "--seq-lens", "4096")
     assert list(map(str, found)) == shapes.split()
     assert all(Attention().parse_shape(str(shape)) == shape for shape in found)
-
-
-def test_a_shape_is_described_with_both_head_dimensions():
-    for text, described in (("d192v128c", "head dimension 192/128, causal"), ("d128", "head dimension 128, full")):
-        assert described in Attention().describe_shape(AttentionShape.parse(f"b1h16q512k512{text}"))
 
 
 @pytest.mark.parametrize(

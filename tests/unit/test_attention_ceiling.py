@@ -99,10 +99,6 @@ def test_rows_of_the_search_are_not_counted_as_attention(whole, run, tmp_path):
     assert len(json.loads(out)["measurements"]) == STEPS
 
 
-def test_show_prints_what_the_run_printed(whole, run):
-    assert run("show", "run.jsonl", "--format", "csv")[1] == whole[1]
-
-
 @pytest.mark.parametrize("option", [["--no-ceiling"], ["--ceiling", "run.jsonl"]])
 def test_a_log_that_searches_its_ceiling_is_not_resumed_otherwise(whole, run, resume, tmp_path, option):
     (tmp_path / "run.jsonl").write_bytes(b"".join(whole[2].splitlines(keepends=True)[:5]))
@@ -304,15 +300,6 @@ def test_spoiling_the_search_is_caught(spoil, rule, records, tmp_path):
     assert rule in found(write(tmp_path / "spoiled.jsonl", spoil(records) or records))
 
 
-def test_an_honest_log_without_a_confirmed_ceiling_is_accepted(attention, monkeypatch, tmp_path):
-    monkeypatch.setattr("mamf.cli.ceilings._SECONDS", {1: 1.0})
-    code, out, _ = attention()
-    assert code == 0
-    assert "complete: no bfloat16 burst ceiling was confirmed in 1 s, so rows have no shares" in out
-    complete_without_ceilings(tmp_path)
-    assert found(tmp_path / "run.jsonl") <= {"simulated", "missing-field"}
-
-
 def test_rows_of_the_search_are_no_entries_of_the_collection(whole, tmp_path):
     collection = collect(tmp_path, [tmp_path / "run.jsonl"])
     assert [entry.table for entry in collection.entries] == ["shares"] * STEPS
@@ -321,11 +308,3 @@ def test_rows_of_the_search_are_no_entries_of_the_collection(whole, tmp_path):
 def test_rows_of_the_search_are_not_compared(whole, tmp_path):
     log = read(tmp_path)
     assert len(compare(log, log).pairs) == STEPS
-
-
-def test_progress_counts_attention_alone(attention, monkeypatch):
-    counted = []
-    monkeypatch.setattr("mamf.cli.progress.Progress.add", lambda self, row: counted.append(row))
-    attention()
-    assert len(counted) == STEPS
-    assert {row.operation for row in counted} == {"attention"}

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from mamf.backend import DeviceInfo
 from mamf.dtypes import DTYPES
 from mamf.engine.measure import measure
-from mamf.engine.regimes import Burst, StoppingRule, Sustained
+from mamf.engine.regimes import Burst, StoppingRule
 from mamf.operations.bandwidth.shapes import PATTERNS, BandwidthProblem, BandwidthShape
 from mamf.peaks import find_bandwidth
 from mamf.plugins.discovery import operation
@@ -68,15 +68,6 @@ def test_work_is_the_bytes_read_and_written(pattern, dtype, elements, warm):
     assert ("passes" in work.convention) == (warm > 1)
 
 
-@pytest.mark.parametrize("pattern", PATTERNS)
-def test_buffers_hold_the_arrays_of_the_pattern(pattern):
-    problem, shape = BandwidthProblem(pattern, "bfloat16"), BandwidthShape(MIB)
-    buffers = problem.buffers(shape, sets=3)
-    assert len(buffers) == ARRAYS[pattern]
-    assert problem.nbytes(shape, sets=3) == 3 * ARRAYS[pattern] * MIB
-    assert {buffer.dtype for buffer in buffers.values()} == {"bfloat16"}
-
-
 # -- the operation -----------------------------------------------------------------------------------------------------
 
 
@@ -101,12 +92,6 @@ def test_a_device_finds_its_own_bandwidth(name, terabytes):
     assert found == (None if terabytes is None else pytest.approx(terabytes * 1e12))
 
 
-def test_devices_of_one_name_are_told_apart_by_their_units():
-    assert find_bandwidth("Intel(R) Data Center GPU Max 1550", 512) == pytest.approx(1.638e12)
-    assert find_bandwidth("Intel(R) Data Center GPU Max 1550", 1024) == pytest.approx(3.277e12)
-    assert find_bandwidth("Intel(R) Data Center GPU Max 1550", 7) is None
-
-
 def test_nothing_is_faster_than_memory_but_what_a_cache_may_hold(bandwidth):
     def fastest(text, **fields):
         return bandwidth.fastest_possible(H200, BandwidthProblem(**fields), BandwidthShape.parse(text))
@@ -129,17 +114,6 @@ def test_it_has_an_axis_a_peak_and_columns(bandwidth, backend):
 
 
 # -- measured on the simulated device ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("pattern", PATTERNS)
-@pytest.mark.parametrize("regime", [Burst, Sustained])
-def test_a_simulated_device_gives_the_bandwidth_of_its_memory(backend, bandwidth, pattern, regime):
-    problem, shape = BandwidthProblem(pattern), BandwidthShape(GIB)
-    limit = bandwidth.fastest_possible(backend.info, problem, shape)
-    row = measured(backend, problem, shape, regime, fastest_possible=limit)
-    assert row.ok, row.reason
-    assert row.rate("median") == pytest.approx(3.0, rel=0.02)
-    assert row.work.unit == "TB/s"
 
 
 def test_what_is_faster_than_memory_is_implausible(bandwidth):

@@ -12,29 +12,10 @@ from mamf.contribution.review import review
 from mamf.errors import IncomparableError, LogMismatchError
 from mamf.logs.compare import compare, require_device_of_log
 from mamf.logs.run_log import read_run_log
-from mamf.peaks import fastest_possible_flops, find_bandwidth, find_peak
 from mamf.testing import SimulatedBackend
 
-WHOLE = "NVIDIA H100 80GB HBM3"
 SIMULATED = "mamf.testing:SimulatedBackend", "mamf.testing:SimulatedMatmul"
 SWEEP = ("sweep", "--backend", SIMULATED[0], "--kernel", SIMULATED[1], "--shapes", "2048x2048x2048")
-
-
-def test_a_name_says_in_which_ways_a_card_is_shared():
-    assert shared_name(WHOLE, []) == WHOLE
-    once = shared_name(WHOLE, ["MPS"])
-    assert once == f"{WHOLE} (shared: MPS)"
-    twice = shared_name(once, ["MPS", "other processes"])
-    assert twice == f"{WHOLE} (shared: MPS, other processes)"
-    assert [shared_ways(name) for name in (WHOLE, twice)] == [(), ("MPS", "other processes")]
-
-
-def test_a_shared_card_has_no_figure_of_the_datasheet():
-    name = shared_name(WHOLE, ["other processes"])
-    assert find_peak(WHOLE, "bfloat16")
-    assert find_peak(name, "bfloat16") is None
-    assert find_bandwidth(name) is None
-    assert fastest_possible_flops(DeviceInfo("cuda", 0, name, "NVIDIA"), "bfloat16") is None
 
 
 def shared_at_start(records):

@@ -1,6 +1,5 @@
 """A log that another program changes during a run: no row is lost, its new name is printed, and the exit code is 1."""
 
-import json
 import os
 import shutil
 import signal
@@ -11,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import mamf
-from mamf.errors import LogChangedWarning, RunLogError, RunLogWriteError
+from mamf.errors import LogChangedWarning
 from mamf.logs.run_log import read_run_log
 from mamf.logs.writer import RunLogWriter
 from mamf.testing import SimulatedBackend
@@ -195,16 +194,6 @@ def test_the_lines_before_what_another_program_wrote_are_saved(sweep, whole):
     assert steps("NEW.jsonl") == [256, 512, 1024]
 
 
-@pytest.mark.parametrize("second", [0, 2])
-def test_a_record_that_does_not_belong_is_named_with_what_can_be_saved(sweep, whole, second):
-    foreign = json.dumps(json.loads(whole[second]) | {"operation": "attention"}).encode()
-    LOG.write_bytes(b"".join([*whole[:2], foreign, b"\n"]))
-    with pytest.raises(RunLogError, match=r"line 3: .*head -n 2 "):
-        RunLogWriter.resume(LOG)
-    with pytest.raises(RunLogError, match=r"(missing field `\w+`|in a log of matmul|unknown record 'header')$"):
-        read_run_log(LOG)
-
-
 def test_a_log_cut_after_it_was_read_for_resuming_is_not_filled_with_zeros(sweep, whole):
     with LOG.open("ab") as file:
         file.write(whole[1][:50])
@@ -219,19 +208,6 @@ def test_a_log_cut_after_it_was_read_for_resuming_is_not_filled_with_zeros(sweep
 
 
 # -- other commands ----------------------------------------------------------------------------------------------------
-
-
-def test_a_full_disk_leaves_a_copy_as_short_as_the_log(sweep, whole, monkeypatch):
-    """Or the next record would find the log truncated."""
-    _, writer = RunLogWriter.resume(LOG)
-    with writer:
-        with monkeypatch.context() as patch, pytest.raises(RunLogWriteError):
-            patch.setattr(os, "write", lambda descriptor, data: os.pread(-1, 1, 0))
-            writer.write("summary", {})
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            writer.append()
-    assert LOG.read_bytes() == b"".join(whole)
 
 
 SCRIPT = """

@@ -5,44 +5,22 @@ import json
 from pathlib import Path
 
 import pytest
-from test_profiling import raw
 
-from mamf.errors import UsageError
-from mamf.files import packaged_rows
 from mamf.measurement import group_pairs
 from mamf.profiling.classes import (
-    CLASSES,
     COMMUNICATION,
     class_of,
     class_of_name,
     read_name,
-    rules,
     shares,
 )
-from mamf.profiling.traces import Event, Trace, busy, read_ranks
+from mamf.profiling.traces import Event, Trace, busy
 
 DATA = Path(__file__).parent / "data"
-ROWS = packaged_rows("profiling/classes.csv")
-RULES = [pair for by in rules() for pair in zip([row for row in ROWS if row["by"] == by], rules()[by], strict=True)]
 
 
 def rows_of(name):
     return list(csv.DictReader((DATA / name).read_text().splitlines()))
-
-
-# --- rules
-
-
-@pytest.mark.parametrize(("rule", "compiled"), RULES, ids=lambda rule: rule["example"][:40] if "by" in rule else "")
-def test_a_rule_decides_its_example(rule, compiled):
-    by, example = rule["by"], rule["example"]
-    name = read_name(example)
-    names = {"word": list(name.words), "wrapper": [name.function], "kernel": [name.function]}.get(by, [example])
-    assert any(compiled[0].fullmatch(each) for each in names)
-    if by != "wrapper":
-        kind = "operation" if by in ("caller", "operation", "framework") else "kernel"
-        assert class_of(Event(example, kind, 0, 1)) == rule["class"]
-        assert rule["class"] in CLASSES
 
 
 # --- names
@@ -179,24 +157,3 @@ def test_waiting_by_gloo_is_communication():
     assert seconds(Trace((product, waiting, step), 0, 10)) == {"matmul": 4, COMMUNICATION: 5}
     kernel = Event("nvjet_tst", "kernel", 8, 10)
     assert seconds(Trace((product, waiting, kernel), 0, 10)) == {"matmul": 2, COMMUNICATION: 5}
-
-
-KERNEL = raw("kernel", "nvjet_tst", 0, 1, device=0, stream=7)
-
-
-def test_ranks_are_read_from_a_folder(tmp_path):
-    written(tmp_path / "b.json", KERNEL, distributedInfo={"backend": "nccl", "rank": 1})
-    written(tmp_path / "a.json", KERNEL, distributedInfo={"backend": "nccl", "rank": 3})
-    (tmp_path / "notes.txt").write_text("")
-    assert [trace.rank for trace in read_ranks(tmp_path)] == [3, 1]
-
-
-@pytest.mark.parametrize(
-    ("ranks", "expected"),
-    [([], "holds no trace"), ([None], "does not say which rank"), ([0, 0], "are both from rank 0")],
-)
-def test_a_folder_that_does_not_hold_ranks_is_refused(tmp_path, ranks, expected):
-    for name, rank in zip("ab", ranks, strict=False):
-        written(tmp_path / f"{name}.json", KERNEL, distributedInfo={} if rank is None else {"rank": rank})
-    with pytest.raises(UsageError, match=expected):
-        list(read_ranks(tmp_path))

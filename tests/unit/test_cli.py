@@ -1,7 +1,6 @@
 """The command line as a user meets it, on an accelerator in virtual time and, where it matters, in its own process."""
 
 import io
-import json
 import os
 import signal
 import subprocess
@@ -13,7 +12,7 @@ import psutil
 import pytest
 
 from mamf.cli import COMMANDS, GROUPS, main
-from mamf.cli.options import duration, share
+from mamf.cli.options import duration
 from mamf.cli.terminal import say
 from mamf.errors import MamfWarning
 from mamf.logs.run_log import read_run_log
@@ -37,15 +36,6 @@ def test_a_sweep_prints_the_best_and_leaves_a_log(sweep, tmp_path):
     log = read_run_log(tmp_path / "run.jsonl")
     assert sorted(row.shape for row in log.measurements) == matmul_grid([512, 1024, 1536], [4096], [4096])
     assert log.summary["status"] == "complete"
-
-
-def test_the_printed_figures_are_those_of_the_log(sweep, run):
-    _, out, _ = sweep("--m", "512", "1024", "--output", "run.jsonl", "--format", "json")
-    printed = json.loads(out)
-    code, shown, _ = run("show", "run.jsonl", "--format", "json")
-    assert code == 0
-    assert json.loads(shown)["measurements"] == printed["measurements"]
-    assert json.loads(shown)["summary"]["best"] == printed["summary"]["best"]
 
 
 def test_mamf_finders_spelling_works(sweep):
@@ -123,13 +113,6 @@ def test_rare_options_are_in_the_whole_help_alone(run):
     assert "--num-warmup-iterations COUNT" in whole
     assert "more options: --help-all" in short
     assert "more options" not in whole
-
-
-@pytest.mark.parametrize("command", ["sweep", "find"])
-def test_a_simulated_kernel_is_refused_on_another_device(run, command):
-    code, out, err = run(command, "--backend", "cpu", *SIMULATED[2:], "--output", "run.jsonl")
-    assert (code, out) == (2, "")
-    assert "SimulatedMatmul is not available on cpu: it is simulated" in err
 
 
 def test_an_existing_file_is_never_clobbered(sweep, tmp_path):
@@ -237,17 +220,6 @@ def test_a_failure_is_measured_again_when_resumed(sweep, tmp_path, monkeypatch):
     assert all(row.ok for row in read_run_log(tmp_path / "run.jsonl").measurements)
 
 
-def test_a_device_that_fails_before_the_first_shape_ends_the_run_in_a_line(sweep, monkeypatch, tmp_path):
-    def broken(self, size=None):
-        raise RuntimeError("CUDA error: device lost")
-
-    monkeypatch.setattr(SimulatedBackend, "flush_cache", broken)
-    code, out, _ = sweep("--m", "256", "--output", "run.jsonl")
-    assert code == 1
-    assert "device lost" in out
-    assert read_run_log(tmp_path / "run.jsonl").summary["status"] == "interrupted"
-
-
 def test_a_log_that_is_being_written_is_not_resumed(sweep, tmp_path):
     sweep("--m", "256", "512", "--output", "run.jsonl", "--budget", "1.0001s")
     log = read_run_log(tmp_path / "run.jsonl")
@@ -353,11 +325,6 @@ def test_doctor_gives_verdicts(run, monkeypatch, looked_at_load, backend, check)
 @pytest.mark.parametrize(("text", "seconds"), [("90", 90), ("90s", 90), ("5m", 300), ("1.5h", 5400)])
 def test_durations(text, seconds):
     assert duration(text) == seconds
-
-
-@pytest.mark.parametrize(("text", "value"), [("0.3%", 0.003), ("0.003", 0.003), ("1 %", 0.01)])
-def test_shares(text, value):
-    assert share(text) == pytest.approx(value)
 
 
 def warn_twice(options):

@@ -4,7 +4,6 @@ import copy
 import csv
 import io
 import json
-import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,9 +22,9 @@ from mamf.measurement import Measurement
 from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulGrid, MatmulShape
-from mamf.report.comparison import change_interval, comparison_document, ratio_interval_cell
+from mamf.report.comparison import comparison_document
 from mamf.report.formats import FORMATS
-from mamf.statistics import Interval, summarize
+from mamf.statistics import summarize
 
 SHAPES = (MatmulShape(1024, 1024, 1024), MatmulShape(2048, 1024, 1024))
 ATTENTION = AttentionShape(1, 8, 8, 512, 512, 64, 64)
@@ -98,15 +97,6 @@ def test_a_verdict_follows_from_the_interval(seconds, spread, verdict):
     (pair,) = compare(log(row(spread=spread)), log(row(seconds, spread=spread))).pairs
     assert pair.verdict(0.01) == verdict
     assert pair.ratio == pytest.approx(1 / seconds)
-
-
-def test_an_interval_that_says_nothing_is_not_printed():
-    wide, usual, of_others = Interval(1e-3, 5.6e11, 0.95), Interval(0.99, 1.02, 0.95), Interval(199.0, 201.0, 0.95)
-    assert [ratio_interval_cell(each) for each in (wide, Interval(math.nan, math.nan, 0.95))] == ["unknown"] * 2
-    assert [change_interval(wide), change_interval(usual)] == ["of unknown accuracy", "-1.00 to +2.00"]
-    # Of a card and a processor.
-    assert [ratio_interval_cell(usual), ratio_interval_cell(of_others)] == ["0.9900 to 1.0200", "199.0000 to 201.0000"]
-    assert change_interval(of_others) == "+19800.00 to +20000.00"
 
 
 @pytest.mark.parametrize(("count", "verdict"), [(1, "UNDECIDED"), (2, "UNDECIDED"), (3, "SLOWER")])
@@ -210,12 +200,6 @@ def test_a_round_is_a_sample_of_a_candidate():
     speeds = sorted(each.rate("median") for each in found.measurements if each.shape == SHAPES[0])
     assert entry.tflops == pytest.approx((speeds[2] + speeds[3]) / 2)
     assert (entry.interval.low, entry.interval.high) == (speeds[0], speeds[-1])
-
-
-def test_a_find_and_a_sweep_share_confirmed_candidates():
-    comparison = compare(log(row(1.0), row(1.0, SHAPES[1])), log(*rounds(1.0, SHAPES[0]), plan=FIND_PLAN))
-    assert [pair.b.shape for pair in comparison.pairs] == ["1024x1024x1024"]
-    assert len(comparison.only_a) == 1
 
 
 # -- what is refused ---------------------------------------------------------------------------------------------------

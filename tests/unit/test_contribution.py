@@ -13,7 +13,7 @@ from mamf.contribution.collection import SHARES, ResultRate, best_attention, col
 from mamf.contribution.review import folder_of
 from mamf.contribution.tables import results_pages
 from mamf.logs.legacy import write_legacy_log
-from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
+from mamf.operations.attention.shapes import AttentionProblem
 
 # -- submitting --------------------------------------------------------------------------------------------------------
 
@@ -152,18 +152,12 @@ def test_tiers_are_never_ranked_together(sweep_records, tmp_path):
     assert "(cut.jsonl)" in interrupted
 
 
-def test_an_interrupted_run_is_labelled_where_it_is_shown(run, sweep_records, tmp_path, monkeypatch):
+def test_a_comparison_says_which_run_was_interrupted(run, sweep_records, tmp_path):
     write(tmp_path / "whole.jsonl", sweep_records)
     write(tmp_path / "cut.jsonl", sweep_records[:-2])
     first, second, *_ = run("compare", "whole.jsonl", "cut.jsonl")[1].splitlines()
     assert "interrupted" not in first
     assert second.endswith(", interrupted")
-    charts = []
-    monkeypatch.setattr("mamf.report.charts.picture.draw", charts.append)
-    monkeypatch.setattr("mamf.report.charts.picture.save", lambda *arguments: None)
-    for name in ("whole", "cut"):
-        assert run("plot", f"{name}.jsonl")[0] == 0
-    assert ["interrupted" in " ".join(chart.notes) for chart in charts] == [False, True]
 
 
 def attention_rate(row, share):
@@ -177,12 +171,6 @@ def test_a_backward_pass_that_is_counted_otherwise_is_ranked_with_none(direction
     other = attention_row(problem=AttentionProblem(direction=direction, backward_count="model"))
     entries = [attention_rate(each, share) for each, share in ((row, 0.5), (other, 0.6))]
     assert [entry.row for entry in best_attention(entries)] == [(row, other)[best]]
-
-
-def test_values_of_another_width_are_ranked_apart():
-    rows = [attention_row(shape=AttentionShape.parse(f"b1h10q4096k4096{dims}")) for dims in ("d192", "d192v128")]
-    entries = [attention_rate(row, 0.5) for row in rows]
-    assert [str(entry.row.shape.head_dims) for entry in best_attention(entries)] == ["192/128", "192"]
 
 
 def test_legacy_figures_stand_apart_and_as_printed(tmp_path):

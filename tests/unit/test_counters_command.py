@@ -113,17 +113,6 @@ def test_what_it_asks_for_is_understood_by_mamf_run(backend, monkeypatch, operat
     assert launched[0][-1].launches == 2
 
 
-def test_a_launch_of_several_kernels_has_a_line_for_each(run, counted):
-    counted.answers[ATTENTION] = printed(range(3, 8))
-    code, out, _ = run("counters", ATTENTION, *DEVICE, "--seq-lens", "4096", "--direction", "bwd", *LOG)
-    assert code == 0
-    (total,) = [line for line in out.splitlines() if "1,442,759" in line]
-    assert total.startswith("simulated-attention ")
-    assert total.endswith("5 kernels")
-    assert "  flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel  1,287,427" in out
-    assert "simulated-attention: bound by launch: its 5 kernels are at work for" in out
-
-
 def test_it_is_shown_in_every_format(run, counted):
     run("counters", MM, FASTER, *DEVICE, *SHAPE, *LOG)
     table = run("show", "counters.jsonl")[1]

@@ -15,7 +15,7 @@ from mamf.cli import main
 from mamf.errors import IncomparableError
 from mamf.logs.compare import Pair, compare
 from mamf.logs.decision import SEPARATE, Change, Design, decision_error, design_of, pool_rows
-from mamf.logs.entries import Entry, mean_entries
+from mamf.logs.entries import Entry
 from mamf.logs.records import measurement_record
 from mamf.logs.run_log import read_run_log
 from mamf.logs.writer import RunLogWriter
@@ -66,13 +66,6 @@ def test_the_times_of_the_logs_say_how_runs_were_measured(a, b, label, factor):
     design = design_of(*([timed(minute=minute) for minute in side] for side in (a, b)))
     assert (design.label, design.spare) == (label, len(a) + len(b) - 2)
     assert design.factor == pytest.approx(factor)
-
-
-@pytest.mark.parametrize("started", [None, "yesterday", 7])
-def test_a_log_that_does_not_say_when_it_began_is_of_a_separate_visit(started):
-    unknown = timed()
-    unknown.header["started"] = started
-    assert design_of([unknown], [timed()]).label == SEPARATE.label
 
 
 # -- errors ------------------------------------------------------------------------------------------------------------
@@ -135,13 +128,6 @@ def changed(logarithm, own=0.001, seconds=1e-3, rates=((), ())):
     return Change(logarithm, 0.001, own, 8, seconds, rates)
 
 
-def test_many_rows_do_not_tell_what_the_run_adds_to_all():
-    few, many = (together([changed(-0.003)] * count) for count in (2, 1000))
-    assert few.deviation > many.deviation > math.sqrt(2) * 0.001
-    assert not many.is_regression(0.01)
-    assert together([changed(-0.005)] * 1000).is_regression(0.01)
-
-
 def test_the_timer_shifts_all_short_rows():
     assert together([changed(0.0, seconds=1e-5)] * 50).deviation > 0.03
 
@@ -165,17 +151,6 @@ def test_the_smallest_loss_is_found_with_95_percent():
 
 
 # -- several runs per side ---------------------------------------------------------------------------------------------
-
-
-def test_a_row_of_several_runs_has_their_mean_and_a_smaller_error():
-    runs = [
-        [Entry({"shape": 1}, "", "", rate, Interval(rate, rate, 0.9), error=FigureError(0.001, 0.002, 8))]
-        for rate in (1, 4)
-    ]
-    (mean,) = mean_entries(runs)
-    assert (mean.tflops, mean.rates) == (pytest.approx(2.0), (1, 4))
-    assert mean.error.own == pytest.approx(0.002 / math.sqrt(2))
-    assert mean.error.common == 0.001
 
 
 def test_a_row_that_a_run_lacks_is_not_compared():
@@ -295,9 +270,3 @@ def test_drawn_runs_are_rarely_called_slower_and_a_loss_is_found(finds, regime):
     three = rates.in_turns(3)
     assert card.exits(1, three, 100) == card.exits(79, three, 5) == card.exits(1279, SEPARATE, 1) == 0
     assert card.exits(79, rates.in_turns(4), 5, loss=0.006) >= 0.8
-
-
-def test_rows_paired_without_their_regime_are_named():
-    sustained = run(2.0, 1, regime="sustained")
-    (found,) = compare(run(), sustained, anyway=True).together
-    assert (found.regime, found.rows) == ("all regimes", 20)

@@ -113,16 +113,6 @@ def test_links_between_pages_and_files_work(page):
     assert list(broken_links(page, page.read_text())) == []
 
 
-@pytest.mark.parametrize("link", ["(none.md)", "(README.md#no-such-heading)", "(#no-such-heading)", "(docs/none)"])
-def test_a_broken_link_is_found(link):
-    assert list(broken_links(ROOT / "README.md", f"A [page]{link}.\n")) == [link.strip("()")]
-
-
-def test_links_in_code_and_to_other_sites_are_left_alone():
-    text = "[a](https://example.org/none) `[b](none.md)`\n```\n[c](none.md)\n```\n[d](docs/finding.md#burst)\n"
-    assert list(broken_links(ROOT / "README.md", text)) == []
-
-
 # -- JSON Schema -------------------------------------------------------------------------------------------------------
 
 

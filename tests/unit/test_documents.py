@@ -2,17 +2,15 @@
 
 import csv
 import io
-import itertools
 import json
 from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
 
-from mamf.report.document import Answer, Column, Document, Lines, Table, columns_from
+from mamf.report.document import Answer, Column, Document, Lines, Table
 from mamf.report.formats import FORMATS
 from mamf.report.text import percent, rate_text, scaled_unit, significant
-from mamf.text import Markup
 
 ROWS = [
     {"name": "fast_one", "rate": 841.26, "share": 0.813, "note": "hot"},
@@ -111,18 +109,6 @@ def test_markdown_has_a_blank_line_around_each_table_and_no_markup_of_a_text():
     assert r"\| x \| y \|" in lines[-1]
 
 
-def test_markdown_blocks_are_apart():
-    """A line right below a table would be one of its rows."""
-    lines = shown(
-        "markdown", Lines(["a"]), table(title="", top=1, remarks=lambda row: []), table(), Answer(["b"])
-    ).splitlines()
-    apart = [number for number, line in enumerate(lines) if not line]
-    assert all(lines[number - 1] and lines[number + 1] for number in apart)
-    kinds = ["table" if line.startswith("|") else "text" for line in lines if line]
-    changes = sum(one != other for one, other in itertools.pairwise(kinds))
-    assert len(apart) >= changes == 4
-
-
 class Page(HTMLParser):
     """The tags and texts of a page; every tag that opens is closed."""
 
@@ -155,15 +141,6 @@ def test_html_is_a_whole_page_in_which_a_text_is_no_markup():
     assert sum("<script>alert('&')</script>\\x1b" in each for each in page.texts) == 5
 
 
-def test_columns_of_mappings():
-    rows = [{"FLOP/byte": 2.0}, {"most tokens": 3}]
-    columns = columns_from(rows, lambda row: row, 4)
-    assert [column.name for column in columns] == ["flop_per_byte", "most_tokens"]
-    assert [[column.cell(row) for column in columns] for row in rows] == [["2", "-"], ["-", "3"]]
-    assert {column.importance for column in columns} == {4}
-    assert not any(column.title for column in columns_from(rows, lambda row: row, titled=False))
-
-
 @pytest.mark.parametrize(
     ("rate", "unit", "text"),
     [
@@ -194,14 +171,3 @@ def test_a_narrow_terminal_keeps_both_ends_of_long_names():
     assert "void cutlass::Kernel<tile_128x128>::run_forward" in wide
     assert max(map(len, narrow.splitlines())) <= 24
     assert "forward" in narrow and "backward" in narrow
-
-
-def test_a_column_without_a_name_is_for_people_alone():
-    table = Table([Column("", "half", lambda row: 0.5), Column("kernel", "", lambda row: "mm")], [1])
-    assert shown("csv", table) == "kernel\nmm\n"
-    assert json.loads(shown("json", table))["rows"] == [{"kernel": "mm"}]
-    assert shown("table", table) == "half\n 0.5\n"
-
-
-def test_markdown_holds_markup_as_it_is():
-    assert shown("markdown", Lines([Markup("[log](a.jsonl)"), "[x](y)"])) == "[log](a.jsonl)\n- \\[x\\](y)\n"

@@ -4,17 +4,16 @@ import json
 from dataclasses import dataclass
 
 import pytest
-from made_plans import kernels_plan, sweep_plan
+from made_plans import sweep_plan
 
-from mamf.errors import DeviceLostError, RunLogWriteError
+from mamf.errors import RunLogWriteError
 from mamf.kinds.driver import Run
 from mamf.logs.recording import Record
 from mamf.logs.run_log import read_run_log
 from mamf.logs.writer import RunLogWriter
-from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape
-from mamf.testing import SimulatedAttention, SimulatedBackend, SimulatedMatmul
+from mamf.testing import SimulatedBackend, SimulatedMatmul
 
 SHAPES = tuple(MatmulShape(size, 1024, 1024) for size in (1024, 2048, 3072))
 PLAN = sweep_plan(SHAPES, MatmulProblem(), kernel="simulated.mm")
@@ -81,26 +80,6 @@ def test_the_summary_says_how_the_run_ended(rows, tmp_path, end, left_out, reaso
     assert run.is_written
 
 
-def test_a_caller_that_leaves_ends_the_log(rows, tmp_path):
-    path = tmp_path / "run.jsonl"
-    running = driven(path, rows).measurements()
-    next(running)
-    running.close()
-    assert [each.get("reason") for each in records(path)][-1] == "by the caller"
-    unread = driven(tmp_path / "unread.jsonl", rows).measurements()
-    unread.close()
-    assert [each["record"] for each in records(tmp_path / "unread.jsonl")] == ["header"]
-
-
-def test_the_row_that_lost_the_device_is_logged(rows, tmp_path):
-    path, lost = tmp_path / "run.jsonl", []
-    run = driven(path, [rows[0], DeviceLostError("lost", rows[1])], on_lost=lost.append)
-    with pytest.raises(DeviceLostError):
-        list(run.measurements())
-    assert lost == [rows[1]]
-    assert [each["record"] for each in records(path)] == ["header", "measurement", "measurement", "summary"]
-
-
 def test_a_log_that_cannot_be_written_is_kept_in_memory(rows, tmp_path, monkeypatch):
     written = RunLogWriter.write
 
@@ -116,14 +95,3 @@ def test_a_log_that_cannot_be_written_is_kept_in_memory(rows, tmp_path, monkeypa
     log = run.log_in_memory()
     assert not run.is_written
     assert (log.tier, len(log.measurements), [*log.known_ceilings]) == ("complete", 3, [("bfloat16", "burst")])
-
-
-def test_what_is_left_counts_steps_by_their_requested_names(tmp_path):
-    path = "mamf.testing:SimulatedAttention"
-    shape = AttentionShape(1, 16, 16, 1024, 1024, 64, 64, False)
-    plan = kernels_plan("attention", (shape,), (AttentionProblem(),), (path, "sdpa"))
-    run = Run(plan, SimulatedBackend(), [(path, SimulatedAttention()), ("sdpa", SimulatedAttention())])
-    assert [step.kernel for step in run.steps] == [path, "sdpa"]
-    one = Run(kernels_plan("attention", (shape,), (AttentionProblem(),), (path,)), run.backend, run.kernels[:1])
-    run.rows += one.measurements()
-    assert run.kind.count_left(run) == 1

@@ -5,7 +5,7 @@ import statistics
 
 import figures
 import pytest
-from figure_tables import ROOT, FigureError, single_figure, table
+from figure_tables import ROOT, single_figure, table
 
 H100, H200 = "results/nvidia-h100-80gb-hbm3", "results/nvidia-h200"
 #: Three processes, three products each, sustained: nothing is taken off their samples.
@@ -135,16 +135,6 @@ def test_a_matrix_has_the_rates_of_the_raw_samples():
     shown = table(f"matrix rows=shape columns=log {' '.join(REPEATS)}")
     rates = [2 * 8192**3 / seconds(path, [8192] * 3) / 1e12 for path in REPEATS]
     assert cells(shown, 1) == ["8192x8192x8192", *(f"{rate:.1f}" for rate in rates)]
-
-
-def test_repeats_state_their_spread_and_the_intervals_that_hold_the_median():
-    log = f"{H200}/sweep-torch-mm-bfloat16-burst-sustained-20261121-143639.jsonl"
-    regime, rates, spread, deviation, widths, holding = cells(table(f"repeats {log} {log} {log}"), 0)
-    assert (regime, spread, deviation, holding) == ("burst", "0.00 %", "0.00 %", "3 of 3")
-    assert len(set(rates.split())) == 1
-    assert widths.split(" to ")[0] == widths.split(" to ")[1].removesuffix(" %")
-    with pytest.raises(FigureError, match="one and the same product"):
-        table(f"repeats {REPEATS[0]}")
 
 
 @pytest.mark.parametrize(

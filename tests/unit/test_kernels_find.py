@@ -1,6 +1,5 @@
 """Ceilings of any operation, sought and confirmed in virtual time."""
 
-import json
 import shutil
 
 import pytest
@@ -47,20 +46,10 @@ def test_ceilings_are_what_fresh_rounds_give(log):
         assert ceiling.rate == pytest.approx(again.rate, rel=1e-5)
 
 
-def test_the_best_row_is_what_is_confirmed(log):
-    rows = [row for row in log.measurements if not row.phase]
-    assert {row.regime for row in rows} == {"burst"}
-    for (problem, regime), ceiling in log.own_ceilings.items():
-        own = [row for row in rows if row.problem == problem]
-        best = max(own, key=lambda row: row.best_rate)
-        if regime == "burst":
-            assert ceiling.rate == pytest.approx(best.best_rate, rel=0.02)
-
-
 def test_what_was_cut_off_goes_on_and_measures_nothing_twice(run, log, tmp_path):
     whole = log.path.read_text().splitlines()
     rows = [number for number, line in enumerate(whole) if '"record": "measurement"' in line]
-    for cut in (rows[2], rows[8], rows[len(rows) // 2], rows[-1]):
+    for cut in (rows[2], rows[len(rows) // 2], rows[-1]):
         path = tmp_path / f"cut{cut}.jsonl"
         path.write_text("\n".join(whole[: cut + 1]) + "\n")
         assert run(*ASKED, "--resume", path.name)[0] == 0
@@ -78,20 +67,3 @@ def test_a_budget_is_kept_and_says_what_is_lacking(run, tmp_path):
     assert (log.summary["status"], log.summary["reason"]) == ("interrupted", "the budget ended")
     assert log.summary["left"] == 4 - len(log.own_ceilings) > 0
     assert f"{log.summary['left']} left, --resume continues" in out
-
-
-@pytest.mark.parametrize("form", ["table", "csv", "json", "markdown"])
-def test_it_is_shown(run, log, form):
-    code, out, _ = run("show", "find.jsonl", "--format", form)
-    assert code == 0
-    if form == "json":
-        assert len(json.loads(out)["ceilings"]) == 4
-    elif form != "csv":
-        assert "burst, bfloat16, direction fwd" in out.split("kernel")[2]
-
-
-def test_two_of_them_are_compared_by_their_ceilings(run, log):
-    log.path.with_name("other.jsonl").write_text(log.path.read_text())
-    code, out, _ = run("compare", "find.jsonl", "other.jsonl")
-    assert code == 0
-    assert out.count("simulated-attention") >= 4 or out.count("burst") >= 2

@@ -86,17 +86,6 @@ def test_waiting_for_data_is_told_and_counts(card):
     assert last.mamfu_percent == pytest.approx(100 * 50 / 0.15 / 800, rel=0.01)
 
 
-def test_hidden_loading_of_data_is_no_wait(card):
-    *_, last = train(card, meter_of(card), data=0.02)
-    assert last.seconds_between < 1e-4
-
-
-def test_without_begin_the_wait_is_not_known(card):
-    found = train(card, meter_of(card), begin=False)
-    assert [each.step for each in found] == [2, 3, 4, 5]
-    assert all(math.isnan(each.seconds_between) for each in found)
-
-
 def test_warm_up_steps_are_left_out(card):
     meter = meter_of(card, warmup_steps=3)
     assert [each.step for each in train(card, meter)] == [4, 5]
@@ -178,12 +167,6 @@ def test_a_ceiling_in_another_unit_is_refused(card, ceiling):
         meter_of(card, ceiling=ceiling)
 
 
-def test_any_real_number_is_a_count(card):
-    numpy = pytest.importorskip("numpy")
-    *_, last = train(card, meter_of(card, tokens_per_step=numpy.int64(1000), flops_per_step=numpy.float32(50e12)))
-    assert (last.tokens_per_second, last.tflops) == pytest.approx((10_000, 500), rel=1e-3)
-
-
 def test_one_ceiling_is_not_that_of_several_dtypes(card):
     with pytest.raises(UsageError, match="of one dtype"):
         meter_of(card, flops_per_step={"fp8": 1e12, "bf16": 1e12})
@@ -245,12 +228,6 @@ def test_a_known_peak_is_the_ceiling(card, monkeypatch):
     assert train(card, meter_of(card, ceiling=known))[-1].mamfu_percent == pytest.approx(last.mamfu_percent, rel=1e-3)
 
 
-def test_nothing_told_is_nan_and_goes_on(card):
-    *_, last = train(card, meter_of(card, flops_per_step=None, tokens_per_step=None))
-    assert math.isnan(last.tflops) and math.isnan(last.tokens_per_second)
-    assert last.seconds == pytest.approx(STEP, rel=1e-3)
-
-
 @pytest.mark.parametrize("flops", [-1, 0, math.nan, math.inf, {"bf16": -1.0}])
 def test_what_is_no_count_is_refused_at_the_beginning(card, flops):
     with pytest.raises(UsageError, match=r"flops_per_step \S+: it must be a number above 0"):
@@ -285,12 +262,3 @@ def test_an_evaluation_is_no_part_of_a_step(card):
     card.sleep(10)
     *_, last = train(card, meter, steps=1)
     assert last.seconds == pytest.approx(STEP, rel=0.01)
-
-
-def test_a_mean_begins_anew(card):
-    meter = meter_of(card)
-    train(card, meter, steps=3)
-    meter.reset()
-    assert meter.mean() is None
-    train(card, meter, steps=2)
-    assert meter.mean().step == 2

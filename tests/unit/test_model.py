@@ -1,18 +1,19 @@
 """Steps of models: shapes, parameters and FLOP, what the operation says, and the simulated device's."""
 
+import math
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import mamf
 from mamf.engine.measure import measure
 from mamf.engine.regimes import Burst, StoppingRule, Sustained
 from mamf.errors import UnknownNameError, UsageError
+from mamf.operation import Preset, Request
 from mamf.operations.model.shapes import PHASES, SIZES, ModelProblem, ModelShape
 from mamf.plugins.discovery import kernel_of, operation
+from mamf.report.kernels import part_table
 from mamf.testing import SimulatedModel
 
 SHAPE = ModelShape(8, 1024)
@@ -22,19 +23,6 @@ def measured(backend, problem, shape, regime=Burst, kernel=None):
     started, pool = regime(backend), backend.operand_pool("normal", 0)
     started.start()
     return measure(kernel or SimulatedModel(), problem, shape, started, pool, StoppingRule(0.1))
-
-
-@given(st.integers(1, 10**6), st.integers(1, 10**6))
-def test_a_shape_reads_back_as_it_is_written(batch, context):
-    shape = ModelShape(batch, context)
-    assert ModelShape.parse(str(shape)) == shape
-    assert shape.tokens == batch * context
-
-
-@pytest.mark.parametrize("text", ["", "b8", "s1024", "b0s4", "8x1024", "b8s1024c", "b-1s4"])
-def test_anything_else_is_refused(text):
-    with pytest.raises(UsageError):
-        ModelShape.parse(text)
 
 
 @pytest.mark.parametrize(
@@ -80,14 +68,6 @@ def test_bytes_are_of_what_a_phase_must_touch(phase, copies):
 
 
 @pytest.mark.parametrize(
-    "fields", [{"style": "gpt"}, {"phase": "backward"}, {"optimizer": "sgd"}, {"data": "zeros"}, {"dtype": "bf15"}]
-)
-def test_unknown_names_are_refused(fields):
-    with pytest.raises(UnknownNameError):
-        ModelProblem(**fields)
-
-
-@pytest.mark.parametrize(
     "fields",
     [
         {"layers": 0},
@@ -106,13 +86,22 @@ def test_what_is_no_model_is_said_in_a_line(fields):
     assert "\n" not in str(refused.value)
 
 
-def test_titles_tell_problems_apart(backend):
+@pytest.mark.parametrize(
+    ("size", "fields", "architectures"),
+    [
+        (None, {"d_model": [256]}, ["gpt2 256/1024/12/4"]),
+        (None, {"d_model": [256, 512]}, ["gpt2 256/1024/12/4", "gpt2 512/2048/12/8"]),
+        (None, {"d_model": [256], "d_ff": [512]}, ["gpt2 256/512/12/4"]),
+        (None, {"heads": [8]}, ["gpt2 768/3072/12/8"]),
+        ("1b", {"d_model": [1024]}, ["llama 1024/4096/16/16/4"]),
+        ("1b", {"d_model": [1024], "kv_heads": [1]}, ["llama 1024/4096/16/16/1"]),
+        ("1b", {"layers": [1]}, ["llama 2048/8192/1/32/8"]),
+    ],
+)
+def test_sizes_that_are_not_given_follow_those_that_are(backend, size, fields, architectures):
     model = operation("model")
-    problem = model.problem_for(backend, {"dtype": "bf16"})
-    assert model.words(problem) == ["gpt2 768/3072/12/12", "forward"]
-    llama = replace(ModelProblem(**SIZES["8b"]), phase="step", checkpointing=True)
-    assert model.words(llama)[:2] == ["llama 4096/14336/32/32/8", "step"]
-    assert {"checkpointing True", "tied False"} < set(model.words(llama))
+    request = Request(model, fields=fields, preset=model.presets()[size] if size else Preset())
+    assert [problem.architecture for problem in request.problems(backend)] == architectures
 
 
 @pytest.mark.parametrize("phase", PHASES)
@@ -132,6 +121,20 @@ def test_a_step_that_outlasts_a_burst_is_measured_in_sustained_alone(backend):
     assert row.status == "unsupported"
     assert "outlasts a burst of 10 ms: measure it in sustained" in row.reason
     assert measured(backend, problem, SHAPE, Sustained).ok
+
+
+def test_backward_and_optimizer_are_differences_with_intervals(backend):
+    rows = [measured(backend, ModelProblem(phase=phase), SHAPE, Sustained) for phase in PHASES]
+    table, _ = part_table(rows)
+    ((step, phases),) = table.rows
+    read = {column.name: column.read((step, phases)) for column in table.columns}
+    forward, both, whole = (1e3 * row.seconds for row in rows)
+    assert read["forward_ms"] == forward
+    assert read["backward_ms"] == pytest.approx(both - forward)
+    assert read["optimizer_ms"] == pytest.approx(whole - both)
+    widths = [1e3 * row.seconds * row.relative_half_width for row in rows[:2]]
+    assert read["backward_half_width_ms"] == pytest.approx(math.hypot(*widths))
+    assert list(part_table(rows[:1])) == []
 
 
 class CompiledLate(SimulatedModel):

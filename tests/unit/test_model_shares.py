@@ -10,7 +10,6 @@ from mamf.contribution import known_ceilings
 from mamf.errors import IncomparableError
 from mamf.logs.run_log import read_run_log
 from mamf.rate import Rate
-from mamf.testing import SimulatedBackend
 
 MODEL = ["model", "--backend", "mamf.testing:SimulatedBackend"]
 STEP = [*MODEL, "--context-lengths", "512", "1024", "--phase", "forward", "step"]
@@ -115,16 +114,3 @@ def test_a_ceiling_that_cannot_be_is_told_with_its_line(steps, run, monkeypatch,
     code, _, err = run("show", "run.jsonl")
     assert code == 2
     assert "run.jsonl, line 2:" in err
-
-
-def test_memory_that_was_reserved_stands_beside_what_was_allocated(steps, run, monkeypatch):
-    known(monkeypatch)
-    for name, gigabytes in (("allocated_memory", 1), ("peak_memory", 6), ("peak_reserved_memory", 9)):
-        monkeypatch.setattr(SimulatedBackend, name, lambda self, value=gigabytes: value * 10**9)
-    given_back = []
-    monkeypatch.setattr(SimulatedBackend, "release_memory", lambda self: given_back.append(self))
-    code, _, err = steps()
-    assert code == 0, err
-    assert len(given_back) >= 4, "blocks of earlier rows would count"
-    assert "GB reserved" in run("show", "run.jsonl", "--wide")[1]
-    assert {(row["gb"], row["gb_reserved"]) for row in flat(run)} == {(5.0, 9.0)}

@@ -1,6 +1,5 @@
 """Figures looked up by a device's name, on a machine without it: which device, which figure, and without torch."""
 
-import csv
 import importlib.resources
 import json
 import subprocess
@@ -14,32 +13,13 @@ import mamf
 from mamf.contribution.known_ceilings import SHIPPED, peaks_by_name, published_rates
 from mamf.dtypes import DTYPES
 from mamf.errors import UnavailableError, UnknownNameError, UsageError
-from mamf.peaks import contributed_rates, find_devices, listed_peak, matching_device, named_devices
+from mamf.peaks import contributed_rates, find_devices, listed_peak, named_devices
 
 ROOT = Path(__file__).resolve().parents[2]
-ROWS = list(csv.DictReader(importlib.resources.files("mamf").joinpath("peaks.csv").open(encoding="utf-8")))
 H100 = "NVIDIA H100 80GB HBM3"
 
 
 # -- which device a name means -----------------------------------------------------------------------------------------
-
-
-def test_every_device_with_a_figure_has_a_name():
-    assert [each.device for each in named_devices()] == list(
-        dict.fromkeys(row["name"] for row in ROWS if row["dense_tflops"])
-    )
-
-
-def test_the_first_name_of_a_device_and_its_name_in_the_table_mean_it_alone():
-    for device in named_devices():
-        assert find_devices(device.name) == find_devices(device.device) == [device]
-
-
-def test_the_first_name_is_torchs():
-    """peaks.csv finds the device by it, unless its units or its mode decide."""
-    by_units = {row["name"] for row in ROWS if row["compute_units"]}
-    others = {each.device for each in named_devices() if matching_device(each.name) != each.device}
-    assert others <= by_units
 
 
 def test_a_name_that_two_devices_have_is_the_only_one_that_leaves_it_open():
@@ -72,6 +52,9 @@ def test_every_contributed_device_is_found_by_its_name():
         ("3090 Ti", "NVIDIA GeForce RTX 3090 Ti"),
         ("5090", "NVIDIA GeForce RTX 5090"),
         ("a6000", "NVIDIA RTX A6000"),
+        ("RTX PRO 6000 Blackwell Workstation Edition", "NVIDIA RTX PRO 6000 Blackwell Workstation Edition"),
+        ("RTX PRO 6000 Blackwell Server Edition", "NVIDIA RTX PRO 6000 Blackwell Server Edition"),
+        ("V100 SXM2", "Tesla V100-SXM2-16GB"),
         ("L4", "NVIDIA L4"),
         ("mi300x", "AMD Instinct MI300X"),
         ("AMD Instinct MI350X", "AMD Instinct MI350X"),
@@ -107,19 +90,6 @@ def test_a_name_that_leaves_the_figure_open_is_one_line_with_the_candidates(name
         mamf.peak(name=name, dtype=dtype)
     assert all(each in str(raised.value) for each in listed)
     assert "\n" not in str(raised.value)
-
-
-@pytest.mark.parametrize(
-    ("name", "dtype", "source", "tflops"),
-    [
-        ("A100", "bfloat16", "datasheet", 312),
-        ("GH200", "bfloat16", None, 852.5),
-        ("V100", "float32", None, 14),  # one is published as 14.03
-    ],
-)
-def test_candidates_with_one_figure_need_no_choice(name, dtype, source, tflops):
-    known = mamf.peak(name=name, dtype=dtype, source=source)
-    assert (known.tflops, known.device) == (pytest.approx(tflops, rel=1e-3), name)
 
 
 @pytest.mark.parametrize(
@@ -159,22 +129,12 @@ def test_what_was_measured_comes_first(regime):
     assert header["started"].startswith(row.date)
 
 
-def test_everything_known_stands_behind_the_answer():
-    known = [(each.source, each.regime) for each in peaks_by_name("H100 SXM", "bf16", "burst")]
-    assert known == [("contributed", "burst"), ("published", None), ("datasheet", None), ("contributed", "sustained")]
-
-
 def test_published_figures_come_second_with_their_address():
     known = mamf.peak(name="NVIDIA B200", dtype="bfloat16")
     assert (known.source, known.tier, known.regime) == ("published", "published, not checked", None)
     assert known.reference.startswith("https://")
     assert known.tflops < listed_peak("B200 SXM", "bfloat16").flops / 1e12
     assert known.description.startswith("published, not checked, for NVIDIA B200")
-
-
-def test_the_datasheet_comes_last_and_an_unverified_one_says_so():
-    assert mamf.peak(name="TPU v5p").source == "datasheet"
-    assert mamf.peak(name="H200 NVL").tier == "datasheet, unverified"
 
 
 @pytest.mark.parametrize(
@@ -213,12 +173,6 @@ def test_no_figure_exceeds_the_dense_peak_by_what_sparsity_promises():
             assert not peak or known[-1].source == "contributed" or known[-1].flops == peak.flops
 
 
-def test_the_dtype_is_the_first_usual_one_where_none_is_asked_for():
-    assert mamf.peak(name=H100).dtype == "bfloat16"
-    assert mamf.peak(name="Tesla T4").dtype == "float16"
-    assert mamf.peak(name="Apple M2 Max").dtype == "float32"
-
-
 def test_fp8_is_the_format_that_the_device_has():
     assert "float8_e4m3fnuz" in mamf.peak(name="MI300X", dtype="fp8").description
     assert "float8_e4m3fn," in mamf.peak(name="H200", dtype="fp8").description.replace(":", ",")
@@ -237,12 +191,6 @@ def test_what_nobody_listed_is_one_line():
         mamf.peak("cpu", name="T4")
 
 
-def test_a_source_can_be_asked_for_of_the_device_at_hand(machine):
-    assert mamf.peak("simulated", source="datasheet").tier == "datasheet"
-    with pytest.raises(UnavailableError, match="nothing is known"):
-        mamf.peak("simulated", source="contributed")
-
-
 # -- what the package ships --------------------------------------------------------------------------------------------
 
 
@@ -255,10 +203,10 @@ def test_the_published_figures_of_the_package_are_those_of_results(monkeypatch):
 
 def test_a_published_figure_holds_no_more_than_what_needs_no_license():
     named = {each.device for each in named_devices()}
-    for (device, _), figure in published_rates().items():
-        assert device in named and figure.reference.startswith("https://")
-        assert not any((figure.m, figure.software, figure.date, figure.version, figure.license))
-        assert "A800" not in figure.accelerator
+    for (device, _), row in published_rates().items():
+        assert device in named and row["source"].startswith("https://")
+        assert not any(row[name] for name in ("m", "software", "date", "version", "license"))
+        assert "A800" not in row["accelerator"]
 
 
 # -- the command -------------------------------------------------------------------------------------------------------
@@ -273,24 +221,10 @@ def test_the_command_answers_in_its_last_lines(run):
     assert "results/nvidia-h100" in lines[-1]
 
 
-def test_the_command_names_what_is_published_and_theoretical(run):
-    assert "NVIDIA B200, bfloat16, published: " in run("peak", "--name", "B200")[1]
-    assert run("peak", "--name", "B200", "--source", "datasheet")[1].startswith(
-        "NVIDIA B200, bfloat16, theoretical: 2250 TFLOPS"
-    )
-
-
 def test_the_command_prints_records(run):
     record = json.loads(run("peak", "--name", "MI300X", "--format", "json")[1])
     assert (record["tier"], record["flops"]) == ("published, not checked", record["known"][0]["tflops"] * 1e12)
     assert run("peak", "--name", "MI300X", "--format", "csv")[1].startswith("source,tier,regime,tflops,reference\n")
-
-
-@pytest.mark.parametrize("given", [("--device", "0"), ("--backend", "cpu")])
-def test_a_look_up_takes_no_device(run, given):
-    code, _, err = run("peak", "--name", "B200", *given)
-    assert code == 2
-    assert "leave out --backend and --device" in err
 
 
 # -- without torch -----------------------------------------------------------------------------------------------------
@@ -312,10 +246,12 @@ print(code, sorted({"torch", "numpy"} & set(sys.modules)))
 """
 
 
-def test_a_find_without_torch_is_one_line():
-    code = "import sys; sys.modules['torch'] = None; from mamf.cli import main; sys.exit(main(['find']))"
+@pytest.mark.parametrize("command", [["find"], ["node"], ["profile", __file__]])
+def test_what_needs_torch_says_so_in_one_line(command):
+    code = f"import sys; sys.modules['torch'] = None; from mamf.cli import main; sys.exit(main({command}))"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert (ran.returncode, ran.stderr) == (2, "mamf: no backend can be loaded without torch: install it\n")
+    assert (ran.returncode, ran.stderr.count("\n")) == (2, 1)
+    assert ran.stderr.startswith(("mamf: torch is not installed", "mamf: no backend can be loaded without torch"))
 
 
 def test_a_look_up_needs_no_third_party_package():

@@ -45,12 +45,6 @@ def seconds_at(tflops):
 # -- samples -----------------------------------------------------------------------------------------------------------
 
 
-def test_only_what_physics_exclude_is_set_aside():
-    assert split_impossible([1.0, 1.1, 0.2, 0.0, -1.0], 100, None) == ([1.0, 1.1, 0.2], [0.0, -1.0])
-    assert split_impossible([1.0, 1.1, 0.9], 100, 100.0) == ([1.0, 1.1], [0.9])
-    assert split_impossible([float("nan"), 1.0], 100, None)[0] == [1.0]
-
-
 def test_the_samples_of_a_quiet_moment_on_a_busy_cpu_are_kept():
     quiet, busy = [0.010] * 9, [0.025 + 0.001 * number for number in range(20)]
     limit = fastest_possible_flops(CPU, "float32")

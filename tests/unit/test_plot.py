@@ -20,8 +20,8 @@ from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.report.charts.attention import BATCH, HEADS, attention_chart, needed
 from mamf.report.charts.lines import Axis, Chart, Line, Panel, Point
-from mamf.report.charts.logs import find_chart, kernels_chart, sweep_chart
-from mamf.report.charts.picture import COLORS, MARKERS, draw, save, styles_of
+from mamf.report.charts.logs import find_chart, sweep_chart
+from mamf.report.charts.picture import draw, save
 from mamf.statistics import Interval, summarize
 
 DEVICE = {"backend": "cuda", "index": 0, "name": "H100", "vendor": "NVIDIA", "uuid_hash": None, "driver": "580"}
@@ -64,53 +64,12 @@ PRESET = [
 # -- attention as data -------------------------------------------------------------------------------------------------
 
 
-def test_panels_are_by_head_dimension_mask_and_direction():
-    chart = attention_chart(PRESET, CEILINGS, HEADER)
-    assert [len(line) for line in chart.grid] == [3] * 4
-    assert [panel.title for panel in chart.grid[1]] == [
-        "head dim 64, full, backward",
-        "head dim 128, full, backward",
-        "head dim 256, full, backward",
-    ]
-    assert {len(panel.lines) for panel in chart.panels} == {len(KERNELS)}
-    assert chart.title == "Attention, burst, bfloat16"
-    assert "batch x length = 16384; heads x head dimension = 2048" in chart.subtitle
-
-
-def test_points_are_figures_with_their_intervals_by_length():
-    rows = [row(shape(2048), 500.0), row(shape(512), 250.0)]
-    (tflops,) = attention_chart(rows, {}, HEADER).panels
-    first, second = tflops.lines[0].points
-    assert (first.x, second.x) == (512, 2048)
-    assert first.y == pytest.approx(250.0)
-    assert first.low < first.y < first.high
-    assert tflops.ceiling is None
-
-
 def test_sizes_that_would_lie_on_one_another_part_panels():
     rows = [row(shape(length, batch=batch)) for length in LENGTHS for batch in (1, 64)]
     facets = needed(rows, lambda row: row.shape.seqlen_k)
     assert BATCH in facets and HEADS not in facets
     chart = attention_chart(rows, {}, HEADER)
     assert [panel.title for panel in chart.panels] == ["batch 1", "batch 64"]
-
-
-def test_what_was_not_measured_is_an_empty_place():
-    rows = [row(shape(dim=64)), row(shape(dim=64), direction="bwd"), row(shape(dim=128))]
-    rows += [row(shape(dim=dim), direction="fwd+bwd") for dim in (64, 128, 256)]
-    chart = attention_chart(rows, {}, HEADER)
-    assert [[panel is not None for panel in line] for line in chart.grid] == [
-        [True, True, False],
-        [True, False, False],
-        [True, True, True],
-    ]
-
-
-def test_queries_are_the_axis_where_keys_stay():
-    rows = [row(shape(8192, queries=queries)) for queries in (1, 16, 128)]
-    chart = attention_chart(rows, {}, HEADER)
-    assert chart.axis.label == "queries"
-    assert [tick for tick, _ in chart.axis.ticks] == [1, 16, 128]
 
 
 def test_references_and_other_regimes_are_left_out_and_gaps_are_told():
@@ -180,27 +139,6 @@ def test_another_statistic_has_no_interval_of_the_median():
     chart = sweep_chart([row(MatmulShape(8, 8, 8), regime="classic", best_by="fastest")], HEADER)
     (point,) = chart.panels[0].lines[0].points
     assert point.low == point.y == point.high
-
-
-def test_a_known_kernel_looks_the_same_beside_any_other():
-    known = ["flash-attn-3", "sdpa-cudnn", "torch.mm", "eager"]
-    alone = {name: styles_of([name])[name] for name in known}
-    assert len(set(alone.values())) == len(known)
-    beside = styles_of([*known, *(f"kernel-{n}" for n in range(30))])
-    assert {name: beside[name] for name in known} == alone
-    assert len(set(beside.values())) == len(beside) < len(COLORS) * len(MARKERS)
-
-
-def test_kernels_have_a_panel_per_regime_and_one_name_in_all():
-    rows = [
-        row(shape(length), 400.0 + 100 * number, kernel, regime)
-        for length in (512, 1024)
-        for number, kernel in enumerate(("eager", "flex"))
-        for regime in ("burst", "sustained")
-    ]
-    chart = kernels_chart(rows, HEADER)
-    assert [[panel.title for panel in line] for line in chart.grid] == [["burst", "sustained"]]
-    assert chart.names == ["flex", "eager"]
 
 
 # -- drawn -------------------------------------------------------------------------------------------------------------
@@ -279,15 +217,6 @@ def test_a_find_draws_ceiling_and_datasheet_with_the_share_on_each_panels_scale(
     assert 700 < burst.get_ylim()[0] < 781 and 600 < sustained.get_ylim()[0] < 701
     assert all(axes.get_ylim()[1] > 989 for axes in (burst, sustained))
     assert all(len(axes.get_xticks()) > 2 and len(axes.get_yticks()) > 2 for axes in (burst, sustained))
-
-
-def test_a_sweep_marks_its_best_and_its_share():
-    pytest.importorskip("matplotlib")
-    rows = [row(MatmulShape(m, 4096, 4096), 700.0 + m / 256, "torch.mm") for m in range(256, 20480, 64)]
-    (axes,) = draw(sweep_chart(rows, H200)).axes
-    assert {text.get_text() for text in axes.texts} == {"datasheet 989", "best 779.8, 79% of the datasheet"}
-    (line,) = [each for each in axes.get_lines() if len(each.get_xdata()) > 2]
-    assert line.get_marker() == "." and line.get_linewidth() < 1
 
 
 def test_a_datasheet_far_above_the_figures_does_not_flatten_them():
@@ -387,3 +316,12 @@ def test_bad_input_is_one_line_and_exit_2(plot, tmp_path, arguments, complaint):
     assert complaint in err
     assert len(err.strip().splitlines()) == 1
     assert not list(tmp_path.glob("*.png"))
+
+
+def test_a_sweep_marks_its_best_and_its_share():
+    pytest.importorskip("matplotlib")
+    rows = [row(MatmulShape(m, 4096, 4096), 700.0 + m / 256, "torch.mm") for m in range(256, 20480, 64)]
+    (axes,) = draw(sweep_chart(rows, H200)).axes
+    assert {text.get_text() for text in axes.texts} == {"datasheet 989", "best 779.8, 79% of the datasheet"}
+    (line,) = [each for each in axes.get_lines() if len(each.get_xdata()) > 2]
+    assert line.get_marker() == "." and line.get_linewidth() < 1

@@ -6,7 +6,7 @@ import pytest
 
 from mamf.cli import main
 from mamf.profiling.log import read_profile_or_none, write_profile
-from mamf.profiling.profile import MODULE, OUTSIDE, profile_of
+from mamf.profiling.profile import MODULE, profile_of
 from mamf.profiling.traces import Event, Trace
 
 BFLOAT16 = ["c10::BFloat16"] * 2
@@ -41,19 +41,6 @@ def rows_of(profile):
 
 
 FLOP = 2 * 64 * 32 * 50
-
-
-def test_layers_that_differ_in_numbers_are_one_row_with_all_within():
-    model = "LlamaForCausalLM"
-    first = product(0, model, "model.layers.0.mlp: MLP", "model.layers.0.mlp.up: Linear")
-    second = product(1, model, "model.layers.11.mlp: MLP", "model.layers.11.mlp.up: Linear")
-    profile = profiled(first, second, product(2))
-    assert rows_of(profile) == {
-        model: (2, 2 * FLOP),
-        "model.layers.*.mlp: MLP": (2, 2 * FLOP),
-        "model.layers.*.mlp.up: Linear": (2, 2 * FLOP),
-        OUTSIDE: (1, FLOP),
-    }
 
 
 def test_the_backward_pass_is_of_the_module_that_ran_forward():

@@ -105,15 +105,6 @@ def seconds_of_products(trace):
     return length(union([*products, *others])) - length(union(others))
 
 
-def test_a_script_has_its_own_arguments_as_they_are_typed(script, tmp_path):
-    said = tmp_path / "said.json"
-    text = f"import json, sys\njson.dump([*sys.argv, __name__, sys.path[0]], open({str(said)!r}, 'w'))\n{TINY}"
-    arguments = ["--learning_rate", "3", "--steps", "9", "--", "find", "--help"]
-    path = script(text)
-    assert main([*SHORTLY, path, *arguments]) == 0
-    assert json.loads(said.read_text()) == [path, *arguments, "__main__", str(tmp_path)]
-
-
 @pytest.mark.parametrize(
     ("end", "code", "said"),
     [
@@ -279,23 +270,6 @@ def test_without_a_log_the_ceiling_is_what_is_known_of_the_device(script, capsys
     known_here.cache_clear()
 
 
-def test_a_folder_of_traces_is_reported_by_rank(tmp_path, capsys):
-    for rank, microseconds in ((0, 1000), (1, 1300)):
-        there = {"ph": "X", "pid": 0, "tid": 7, "ts": 0, "dur": microseconds, "args": {"device": 0, "stream": 7}}
-        kernel = {**there, "cat": "kernel", "name": "Cijk_Ailk"}
-        step = {**there, "cat": "user_annotation", "name": "ProfilerStep#1", "tid": 1}
-        (tmp_path / f"rank{rank}.json").write_text(
-            json.dumps({"traceEvents": [kernel, step], "distributedInfo": {"rank": rank}})
-        )
-    assert main(["profile", "--from", str(tmp_path), "--format", "json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert [row["rank"] for row in found["ranks"]] == [0, 1]
-    assert main(["profile", "--from", str(tmp_path)]) == 0
-    assert "stragglers: rank 1" in capsys.readouterr().out
-    assert main(["profile", "--from", str(tmp_path), "--output", "x.jsonl"]) == 2
-    assert "leave --output out" in capsys.readouterr().err
-
-
 # --- scripts that profile themselves, end early or are modules
 
 #: A script whose own profiler sees steps 0 to 2 of six; what it tells is that mamf left it alone.
@@ -319,14 +293,6 @@ print("own:", names.count("aten::matmul"), [name for name in names if "mamf" in 
 
 def own(before="", after=""):
     return OWN.format(before=before, after=after)
-
-
-def test_steps_before_it_are_taken_without_a_word(script, capsys):
-    assert main([*SHORTLY, script(own(before="steps(3)"))]) == 0
-    output = capsys.readouterr()
-    assert "own: 3 []\n" in output.out
-    assert ": 1 step of" in output.out
-    assert output.err == ""
 
 
 @pytest.mark.parametrize("is_old", [False, True])

@@ -1,7 +1,6 @@
 """The profiles of all ranks of a job: spread, exposed communication, stragglers."""
 
 import json
-from dataclasses import replace
 
 import pytest
 
@@ -53,18 +52,6 @@ def test_the_rank_with_most_time_of_its_own_is_the_straggler():
     text = FORMATS["table"](ranks_document(RANKS), None)
     assert "stragglers: rank 1; rank 1 takes 17.50 ms more" in text
     assert "3 x NVIDIA H200" in text
-
-
-def test_waiting_that_the_profiler_adds_is_no_part_of_the_step():
-    """Rank 0 waited for 60 ms in the trace, because the profiler slowed the host of rank 1."""
-    waited = replace(rank(80, 60, 0), unprofiled_step_seconds=0.1)
-    told = json.loads(FORMATS["json"](ranks_document({**RANKS, 0: ("train.py", waited)}), None))
-    assert [round(1e3 * told["ranks"][0][f"{name}_seconds"]) for name in ("step", "own", "exposed")] == [100, 80, 20]
-
-
-def test_ranks_that_differ_by_little_have_no_straggler():
-    even = {0: RANKS[0], 2: ("train.py", rank(80.5, 19.5, 0))}
-    assert "no straggler; rank 2 takes 0.5000 ms more" in FORMATS["table"](ranks_document(even), None)
 
 
 def test_a_rank_without_a_profile_is_named(tmp_path):

@@ -14,7 +14,7 @@ from mamf.errors import RunLogError, UsageError
 from mamf.logs.run_log import read_run_log
 from mamf.measurement import IDLE
 from mamf.profiling.classes import CLASSES, COMMUNICATION, shares
-from mamf.profiling.flops import dtype_of, flop_of
+from mamf.profiling.flops import flop_of
 from mamf.profiling.log import read_profile_or_none, write_profile
 from mamf.profiling.profile import profile_of
 from mamf.profiling.traces import Event, Trace, gaps, length, read_trace, union
@@ -87,11 +87,6 @@ ON_CPU_BACKWARD = "_scaled_dot_product_flash_attention_for_cpu_backward"
 )
 def test_flop_follow_from_the_recorded_shapes(name, dimensions, values, expected):
     assert flop_of(operation(f"aten::{name}", *dimensions, values=values)) == expected
-
-
-def test_the_dtype_is_of_what_is_multiplied():
-    assert dtype_of(operation("aten::addmm", dtypes=["float", "c10::BFloat16", "c10::BFloat16"])) == "bfloat16"
-    assert dtype_of(operation("aten::mm", dtypes=["c10::Float8_e4m3fn"])) == "float8_e4m3fn"
 
 
 # --- traces
@@ -195,15 +190,18 @@ def test_a_trace_without_steps_is_split_by_the_steps_of_its_optimizer(tmp_path):
 
 
 def test_a_trace_is_read_up_to_a_size_packed_or_not(tmp_path, monkeypatch):
-    small = tmp_path / "trace.json.gz"
+    small, packed, plain = (tmp_path / name for name in ("trace.json.gz", "zeros.json.gz", "zeros.json"))
     small.write_bytes(gzip.compress(json.dumps(GPU_TRACE).encode()))
     assert read_trace(small).steps == 1
+    packed.write_bytes(gzip.compress(bytes(17 << 20)))
+    with pytest.raises(UsageError, match="larger than 16 MiB unpacked"):
+        read_trace(packed)
     monkeypatch.setattr("mamf.profiling.traces._MAX_BYTES", 1 << 20)
-    packed = tmp_path / "zeros.json.gz"
-    packed.write_bytes(gzip.compress(bytes(1 << 21)))
-    for path in (packed, Path("/dev/zero")):
-        with pytest.raises(UsageError, match="larger than 1 MiB unpacked"):
-            read_trace(path)
+    plain.write_bytes(bytes(1 << 21))
+    with pytest.raises(UsageError, match="larger than 1 MiB unpacked"):
+        read_trace(plain)
+    with pytest.raises(UsageError, match="/dev/zero: it is not a regular file"):
+        read_trace(Path("/dev/zero"))
 
 
 @pytest.mark.parametrize(
@@ -214,6 +212,7 @@ def test_a_trace_is_read_up_to_a_size_packed_or_not(tmp_path, monkeypatch):
         "[]",
         '{"traceEvents": []}',
         '{"traceEvents": [{"ph": "X", "cat": "kernel"}]}',
+        json.dumps({"traceEvents": [raw("kernel", "x", ts, ts + 1) for ts in (0, 10**400)]}),
         '{"traceEvents": 1}',
         "Name,Other\nx,1\n",
         "Start (ns),Duration (ns),Name\n1,a,x\n",
@@ -237,26 +236,6 @@ def test_the_cpu_counts_each_operation_without_those_it_calls():
         ("memory copies", 4, 1),
         (IDLE, 6, 2),
     ]
-
-
-@pytest.mark.parametrize(("small", "is_known"), [(2, True), (5, False)])
-def test_a_hundredth_of_the_flop_may_be_of_a_dtype_without_a_ceiling(small, is_known):
-    main = Event("aten::mm", "operation", 0, 8, dimensions=[[30, 5], [5, 7]], dtypes=["c10::BFloat16"])
-    table = Event("aten::mm", "operation", 8, 10, dimensions=[[small, 1], [1, 5]], dtypes=["float"])
-    ceilings = {"bfloat16": at(700)("bfloat16")}
-    rows = {row.name: row for row in profile_of(Trace((main, table), 0, 10, 1), ceilings.get).classes}
-    assert rows["matmul"].flop == {"bfloat16": 2100, "float32": 10 * small}
-    assert rows["matmul"].mamfu == (pytest.approx(2100 / 700 / 10) if is_known else None)
-
-
-def test_what_a_product_calls_computes_its_flop_once():
-    linear = Event("aten::linear", "operation", 0, 10, dimensions=[[3, 5], [7, 5]], dtypes=["float"])
-    copy = Event("aten::copy_", "operation", 1, 2, parent=linear)
-    product = Event("aten::mm", "operation", 2, 9, parent=linear, dimensions=[[3, 5], [5, 7]], dtypes=["float"])
-    rows = {row.name: row for row in profile_of(Trace((linear, copy, product), 0, 10, 1), at(70)).classes}
-    assert rows["matmul"].flop == {"float32": 210}
-    assert rows["matmul"].mamfu == pytest.approx(210 / 70 / 9)
-    assert rows["memory copies"].flop == {}
 
 
 # --- tables of other profilers
@@ -340,15 +319,6 @@ def test_a_table_tells_shares_flop_and_the_profilers_cost(profile):
     told = "shares are of 0.3200 ms without the profiler; idle is what 0.2300 ms of work in the trace leave of it"
     assert told in text
     assert "replayed from graphs" in text
-
-
-def test_what_the_profiler_adds_is_no_idle_time(profile):
-    """For any time without it, shares add up, and idle is at most what the work leaves of that time."""
-    busy = profile.busy_seconds
-    for took in (0.9 * busy, busy, 1.1 * busy, profile.seconds, 2 * profile.seconds):
-        timed = replace(profile, unprofiled_step_seconds=took)
-        assert timed.seconds_of(IDLE) == pytest.approx(max(0.0, took - busy), abs=1e-18)
-        assert sum(row.visible for row in timed.classes) == pytest.approx(timed.whole_seconds)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import pytest
 from contribution_logs import best, write
 from pull_request import (
     MOST_BYTES,
+    MOST_LINES,
     code_block,
     download_blob,
     main,
@@ -120,15 +121,6 @@ def test_a_hash_is_no_path(github):
     assert github == []
 
 
-def test_a_blob_that_is_missing_is_one_line(github, monkeypatch):
-    def missing(request, timeout):
-        raise urllib.error.HTTPError(request.full_url, 404, "Not Found", {}, None)
-
-    monkeypatch.setattr(urllib.request, "urlopen", missing)
-    with pytest.raises(UsageError, match="404"):
-        download_blob(SHA)
-
-
 # -- the comment -------------------------------------------------------------------------------------------------------
 
 
@@ -175,9 +167,12 @@ def test_a_rejected_log_is_shown_with_its_errors_and_no_rows(reviewed, sweep_rec
 
 
 def test_without_a_log_nothing_is_accepted(tmp_path, capsys):
-    (tmp_path / "notes.txt").write_text("not looked at: a.py (added)\n")
+    notes = [*("not looked at: a.py (added)" for _ in range(MOST_LINES)), "not looked at: b.py (modified)"]
+    (tmp_path / "notes.txt").write_text("\n".join(notes))
     assert main(["comment", str(tmp_path)]) == 1
-    assert capsys.readouterr().out == ("**mamf results check: no log to check**\n\n    not looked at: a.py (added)\n\n")
+    text = capsys.readouterr().out
+    assert text.startswith("**mamf results check: no log to check**\n\n    not looked at: b.py (modified)\n")
+    assert text.endswith("    1 more lines\n\n")
 
 
 @pytest.mark.parametrize("text", ["```\n# x", "\r\n# x", "~~~", "</code></pre><img src=x>", "\u2028# x", "a\x0b# x"])

@@ -121,15 +121,6 @@ def test_a_device_that_is_always_held_back_is_measured_as_it_is():
     assert taken > 2 * regime.most_held_back
 
 
-def test_a_plain_loop_measures_a_mix():
-    """Why regimes exist: in one loop the flush buys a small kernel the boost clock, and a large one runs capped."""
-    backend = SimulatedBackend(physics=dataclasses.replace(Physics(), timer_overhead=0.0))
-    regime = started(Classic, backend, warmup_seconds=3.0)
-    large, small = (take(regime, shape).rate("mean") for shape in (FAT, SMALL))
-    assert large == pytest.approx(rate(backend, FAT, backend.world.capped_hz), rel=0.01)
-    assert small == pytest.approx(rate(backend, SMALL, backend.world.boost_hz), rel=0.01)
-
-
 def test_burst_flushes_the_cache_and_keeps_launches_outside_the_window():
     backend = SimulatedBackend(physics=dataclasses.replace(QUIET, cache_gain=0.3, launch_seconds=25e-6))
     tiny = MatmulShape(256, 512, 512)
@@ -143,12 +134,6 @@ def test_burst_takes_the_timers_own_share_off_every_sample():
     row = take(started(Burst, backend), SMALL)
     assert row.timer_overhead == 10e-6
     assert row.rate("median") == pytest.approx(rate(backend, SMALL, QUIET.boost_hz), rel=0.003)
-
-
-def test_a_launch_shorter_than_the_timers_share_keeps_half_its_window():
-    backend = SimulatedBackend(physics=dataclasses.replace(QUIET, timer_overhead=10e-6))
-    row = take(started(Burst, backend), MatmulShape(16, 16, 16))
-    assert 5e-6 <= min(row.samples) < 10e-6
 
 
 def test_burst_warms_in_a_device_that_was_idle_and_only_that():
@@ -226,16 +211,6 @@ def test_sustained_soaks_once_and_then_only_settles():
     soak = backend.sustained_traits.soak_seconds
     assert durations[0] > soak
     assert durations[0] > max(durations[1:]) + soak / 2
-
-
-def test_sustained_soaks_again_after_the_device_went_cold():
-    backend = SimulatedBackend()
-    regime = started(Sustained, backend)
-    take(regime)
-    backend.sleep(5)
-    begun = backend.now()
-    take(regime)
-    assert backend.now() - begun > backend.sustained_traits.soak_seconds
 
 
 def test_sustained_says_when_it_never_settled(monkeypatch):

@@ -21,15 +21,10 @@ from mamf.logs.run_log import read_run_log
 from mamf.measurement import Measurement
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape
-from mamf.report.kernels import group_table
-from mamf.report.rows import interval_text
-from mamf.report.shares import Shares
-from mamf.report.text import WHY_UNKNOWN
 from mamf.statistics import (
     Interval,
     Repeatability,
     batch_means_interval,
-    figure_error,
     repeat_interval,
     student_t,
     summarize,
@@ -97,17 +92,6 @@ def test_an_interval_contains_one_more_run(visits, seconds):
     runs = [run_of(chooser, visits, replace(KNOWN, launch_seconds=0.1e-6), seconds) for _ in range(4000)]
     held = sum(interval.low <= repeat <= interval.high for (_, interval), (repeat, _) in itertools.pairwise(runs))
     assert 0.94 <= held / (len(runs) - 1) <= 0.97
-
-
-def test_the_three_terms_of_an_error_add_in_quadrature():
-    known = Repeatability(run=0.002, launch_seconds=1e-6)
-    short, long = (figure_error([seconds], seconds, [0.001], known) for seconds in (1e-4, 1e-1))
-    assert short.common == long.common == pytest.approx(0.002 / math.sqrt(2))
-    assert long.total == pytest.approx(math.hypot(0.001, 0.002), rel=1e-3)
-    assert short.total == pytest.approx(math.hypot(0.001, 0.002, 0.01))
-    assert repeat_interval([1e-1], 1e-1, [0.001], known).half_width / 1e-1 == pytest.approx(
-        2.772 * long.total, rel=1e-3
-    )
 
 
 def test_a_cold_card_makes_an_interval_wider_and_a_warm_one_does_not():
@@ -179,13 +163,6 @@ def test_a_device_that_hunts_is_known_by_its_mean_and_says_so():
     assert row.rate_interval.low <= rate(hot) <= row.rate_interval.high
 
 
-def test_a_row_without_calibration_keeps_the_interval_of_its_visit():
-    row = row_of(Burst)
-    early = replace(row, repeatability=None)
-    assert early.interval == summarize(row.samples).interval
-    assert row.interval.half_width > early.interval.half_width
-
-
 # -- the winner's curse ----------------------------------------------------------------------------------------------
 
 
@@ -255,14 +232,3 @@ def test_a_log_keeps_the_calibration_that_it_holds():
     assert measurement_from_record(record, header).repeatability == kept.repeatability
     record["repeatability"] = {"visit": 0.0008, "run": 0.0012, "degrees": 16, "launch_seconds": 1e-7, "common": 0.0011}
     assert measurement_from_record(record, header).repeatability == find_calibration("cuda", "burst", MatmulProblem())
-
-
-def test_an_unknown_interval_says_why():
-    row = row_of(Burst)
-    scattered = replace(row, repeatability=replace(row.repeatability, run=0.5))
-    assert not scattered.interval.is_known
-    assert interval_text(scattered) == WHY_UNKNOWN
-    shares = Shares({"device": {"name": "x", "backend": "cuda", "index": 0, "vendor": ""}})
-    tables = [group_table([each], shares, lambda row: None) for each in (scattered, row)]
-    assert [[WHY_UNKNOWN in note for note in table.notes] for table in tables] == [[True], []]
-    assert ["+-%" in {column.title for column in table.top_columns} for table in tables] == [False, True]

@@ -49,16 +49,6 @@ def test_only_measured_shapes_are_ranked_and_never_a_reference(rows):
     assert best_first[0].best_rate >= best_first[1].best_rate
 
 
-def test_the_table_lines_up_and_failures_are_below(rows):
-    lines = render("table", rows, HEADER, None).splitlines()
-    begin = next(number for number, line in enumerate(lines) if line.startswith("kernel"))
-    table = lines[begin : lines.index("", begin)]
-    assert len(table) == 3
-    position = table[0].index("shape")
-    assert all(line[position] != " " and line[position - 1] == " " for line in table)
-    assert lines[begin + 4].startswith("simulated.mm 1024x2048x1024: wrong_result: relative error")
-
-
 def test_csv_has_a_row_a_measurement_with_units_in_the_names(rows):
     read = {row["shape"]: row for row in csv.DictReader(io.StringIO(render("csv", rows, HEADER, None)))}
     assert len(read) == len({row.shape for row in rows})
@@ -86,25 +76,11 @@ def test_the_text_names_regime_interval_peak_and_how_it_ended(rows):
     assert "--top all" in text
 
 
-def test_a_log_without_a_summary_was_killed(rows):
-    assert "killed" in render("table", rows, HEADER, None)
-
-
 def test_an_out_of_memory_row_has_a_short_remark_and_its_reason_in_json(rows):
     reason = "CUDA out of memory. Tried to allocate 99 GiB. " * 5
     failed = replace(next(row for row in rows if not row.ok), status="out_of_memory", reason=reason)
     assert "simulated.mm 1024x2048x1024: out of memory\n" in render("table", [failed, rows[-1]], HEADER, None)
     assert [row["reason"] for row in json.loads(render("json", [failed], HEADER, None))["measurements"]] == [reason]
-
-
-@pytest.mark.parametrize("width", [60, 80, 120])
-def test_no_table_wraps_on_a_terminal(rows, width):
-    """Columns that are left out are named."""
-    lines = render("table", rows, HEADER, None, width=width).splitlines()
-    begin = next(number for number, line in enumerate(lines) if line.startswith("kernel"))
-    assert max(map(len, lines[begin : begin + 3])) <= width
-    assert lines[begin + 3].startswith("hidden columns (use --wide): ")
-    assert "TFLOPS" in lines[begin]
 
 
 # -- kernels against one another ---------------------------------------------------------------------------------------
@@ -146,11 +122,6 @@ def test_a_speed_up_is_over_the_named_kernel_else_eager_else_the_slowest(both):
     assert baselines_of(both[:2], None) == {}
     assert speed_up(faster, slow) == pytest.approx(1.25)
     assert speed_up(both[3], slow) is speed_up(faster, None) is None
-
-
-def test_means_over_shapes_are_of_one_kernel(rows, both):
-    assert "over 2 shapes: arithmetic" in render("table", rows, HEADER, None)
-    assert "over 2 shapes" not in render("table", both, HEADER, None)
 
 
 def test_remarks_name_the_kernel_that_ran_and_a_card_that_drifted(rows):

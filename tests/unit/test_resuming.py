@@ -140,13 +140,6 @@ def test_the_same_options_are_accepted(resume, command, changes):
     assert "Simulated H100" in out
 
 
-@pytest.mark.parametrize("command", MADE)
-def test_without_options_the_plan_is_that_of_the_log(resume, command):
-    code, out, err = resume(command, *(ATTENTION if command == "attention" else MATMUL))
-    assert (code, err) == (0, "")
-    assert "Simulated H100" in out
-
-
 @pytest.mark.parametrize(
     ("command", "option", "other", "asked", "held"),
     [(command, option, *case) for command, cases in OTHER.items() for option, case in cases.items()],
@@ -293,12 +286,3 @@ def test_a_log_without_a_ceiling_goes_on_without_one(run, found, tmp_path):
     assert code == 0
     assert {row["mamfu"] for row in json.loads(out)["measurements"]} == {None}
     assert "ceiling" not in {json.loads(line)["record"] for line in (tmp_path / "run.jsonl").open()}
-
-
-@pytest.mark.parametrize("command", MADE)
-def test_a_log_of_an_earlier_schema_is_not_gone_on_with(command, logs, tmp_path, capsys):
-    """Its rounds are others, and its sustained figures of another statistic."""
-    path = tmp_path / "old.jsonl"
-    path.write_bytes(logs[command].replace(b'"schema": 5', b'"schema": 3', 1))
-    assert main([command, *BACKEND, "--resume", str(path)]) == 2
-    assert "has schema 3; the last release that reads or converts it is mamf 0.2" in capsys.readouterr().err

@@ -66,12 +66,6 @@ def test_a_decode_row_is_held_to_bandwidth_and_a_fat_one_to_computing():
     assert (fat.bound, fat.roof, fat.share) == ("compute", pytest.approx(862.0), pytest.approx(840 / 862))
 
 
-def test_what_is_near_its_limit_says_so():
-    near = row(MatmulProblem(), MatmulShape(1, SIDE, SIDE), 0.85 * ROOFS.limit(DECODE[0])[0])
-    assert make_roof_point(near, ROOFS, "").bound_text == "bandwidth, near its limit"
-    assert make_roof_point(DECODE[1], ROOFS, "").bound_text == "bandwidth"
-
-
 def test_what_counts_bytes_runs_into_bandwidth_alone():
     copy = make_roof_point(row(BandwidthProblem("copy"), BandwidthShape(GIB), 4.26), ROOFS, "")
     assert (copy.unit, copy.roof, copy.bound, copy.tflops) == ("TB/s", pytest.approx(4.39), "bandwidth", None)
@@ -103,12 +97,6 @@ def test_a_fill_is_no_roof_and_under_none():
 )
 def test_levels_are_read_off_the_arrays(pattern, nbytes, warm, level):
     assert level_of(BandwidthProblem(pattern, warm=warm), BandwidthShape(nbytes), L2) == level
-
-
-def test_where_the_cache_is_not_known_a_usual_one_is_left_behind():
-    assert level_of(BandwidthProblem("read"), BandwidthShape(512 * MIB), None) == MEMORY
-    assert level_of(BandwidthProblem("read"), BandwidthShape(511 * MIB), None) is None
-    assert level_of(BandwidthProblem("read", warm=8), BandwidthShape(MIB), None) is None
 
 
 @pytest.mark.parametrize("pattern", ["copy", "read", "triad"])

@@ -44,15 +44,6 @@ def test_exactly_the_launches_asked_for_stand_in_the_window(run, windows, given,
     assert ("not verified" in out) == ("--no-verify" in given)
 
 
-def test_attention_is_asked_for_by_its_sizes(run):
-    sizes = ["--seq-lens", "1024", "--heads", "4", "--head-dims", "64", "--batch", "2", "--causal"]
-    code, out, _ = run(*ATTENTION, *sizes, "--direction", "bwd")
-    assert code == 0
-    assert "simulated-attention b2h4q1024k1024d64c on" in out
-    assert "direction bwd" in out
-    assert run(*ATTENTION, "--shape", "b2h4q1024k1024d64c", "--set", "direction=bwd")[1] == out
-
-
 @pytest.mark.parametrize(
     ("given", "told"),
     [
@@ -111,19 +102,6 @@ def test_further_launches_are_held_to_one_another(run, monkeypatch, digests, tol
     assert told in out
 
 
-@pytest.mark.parametrize(("sums", "equal"), [([7] * 10, True), ([7] * 9 + [8], False)])
-def test_what_returns_nothing_is_told_by_the_checksum_of_its_output(backend, monkeypatch, sums, equal):
-    prepare, told = SimulatedMatmul.prepare, iter(sums)
-
-    def prepared(self, *asked, **options):
-        return dataclasses.replace(prepare(self, *asked, **options), checksum=lambda index, result: lambda: next(told))
-
-    monkeypatch.setattr(SimulatedMatmul, "prepare", prepared)
-    monkeypatch.setattr(SimulatedBackend, "digest", lambda self, result: None)
-    launched = launch_in_window(SimulatedMatmul(), MatmulProblem(), SHAPE, backend, Launching(repeats=10))
-    assert launched.is_deterministic is equal
-
-
 def test_what_cannot_be_read_is_not_said_to_be_equal(run, monkeypatch):
     prepare = SimulatedMatmul.prepare
     monkeypatch.setattr(
@@ -134,3 +112,16 @@ def test_what_cannot_be_read_is_not_said_to_be_equal(run, monkeypatch):
     out = run(*PRODUCT, "--determinism")[1]
     assert "is unknown" in out
     assert "last bit" not in out
+
+
+def test_the_parts_of_eager_attention_are_a_table(run):
+    pytest.importorskip("torch")
+    sizes = ["--seq-lens", "64", "--heads", "2", "--kv-heads", "1", "--head-dims", "8", "--batch", "1"]
+    code, out, err = run("run", "eager", "--backend", "cpu", "--dtype", "fp32", *sizes, "--parts", "--launches", "2")
+    assert code == 0, err
+    rows = [line.split() for line in out.splitlines()[1:4]]
+    assert [row[0] for row in rows] == ["scores", "softmax", "values"]
+    # Of 16 + 5 + 16 FLOP a score.
+    assert [row[4] for row in rows] == ["43.2%", "13.5%", "43.2%"]
+    code, _, err = run("run", "sdpa", "--backend", "cpu", "--dtype", "fp32", *sizes, "--parts")
+    assert (code, "only eager attention has parts" in err) == (2, True)

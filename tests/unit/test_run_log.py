@@ -100,14 +100,6 @@ def test_a_log_cut_anywhere_reads_up_to_its_last_whole_line(log_path, cut):
     assert part.read_bytes().startswith(data[: log.valid_bytes])
 
 
-def test_an_existing_file_is_never_overwritten(tmp_path):
-    path = tmp_path / "precious"
-    path.write_text("mine")
-    with pytest.raises(UsageError, match="exists and is not overwritten"):
-        RunLogWriter.create(path, header())
-    assert path.read_text() == "mine"
-
-
 def test_a_full_disk_is_one_clear_error_and_leaves_the_log_whole(log_path, rows, monkeypatch):
     before = log_path.read_bytes()
     real_write = os.write

@@ -12,9 +12,8 @@ from bench_search import BEST_ELSEWHERE, CHIPS, made
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mamf.engine.search.periods import likeliest_units
 from mamf.engine.search.search import FIRST_SHAPES, Search, find_best
-from mamf.engine.search.surrogate import Scales
+from mamf.engine.search.surrogate import Scales, likeliest_units
 from mamf.operations.matmul.shapes import MatmulGrid
 
 SIZES = range(1024, 13312, 1024)
@@ -123,21 +122,6 @@ def test_where_nothing_can_be_measured_it_says_so():
 # -- grids -----------------------------------------------------------------------------------------------------------
 
 
-def test_steps_need_not_be_uniform():
-    sizes = [256, 512, 1000, 1536, 3000, 4096, 5120, 8192, 9000, 12288, 16384, 20224]
-    grid = MatmulGrid(sizes, sizes[3:], [512, 4096, 20224])
-    truth = made(H100, grid.shapes())
-    assert reached(searched(truth, grid, measurements=60), truth) >= 0.995
-
-
-@pytest.mark.parametrize("row", "mnk")
-def test_a_single_row_is_searched(row):
-    sizes = {name: range(256, 20480, 256) if name == row else [4096] for name in "mnk"}
-    grid = MatmulGrid(**sizes)
-    truth = made(H100, grid.shapes())
-    assert reached(searched(truth, grid, measurements=50), truth) >= 0.999
-
-
 def test_a_grid_larger_than_the_candidates_is_searched_by_samples_of_it():
     sizes = range(512, 11264, 512)
     grid = MatmulGrid(sizes, sizes, sizes, most_flop=2e12)
@@ -156,12 +140,6 @@ def test_it_ends_when_nothing_promises_more():
     result = searched(flat, measurements=200)
     assert result.exhausted
     assert len(result.measured) < 50
-
-
-def test_it_ends_when_its_measurements_are_spent():
-    result = searched(landscape(), measurements=25)
-    assert len(result.measured) == 25
-    assert not result.exhausted
 
 
 # -- properties ------------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from mamf.ceilings.ceiling import compute_drift, mamfu
 from mamf.errors import UsageError
 from mamf.kinds.registry import chart_of
 from mamf.logs.compare import compare
-from mamf.logs.run_log import DeviceSpeed, read_run_log, with_device_speeds
+from mamf.logs.run_log import read_run_log, with_device_speeds
 from mamf.logs.shared_runs import join_logs, read_run, share_paths
 from mamf.operations import unknown
 from mamf.operations.matmul.shapes import COMMON_PRODUCT, MatmulShape
@@ -251,15 +251,6 @@ def test_a_killed_parent_takes_its_processes_along(waiting, shared):
     require_resumable(shared)
 
 
-def test_a_killed_process_costs_the_row_in_flight(waiting, shared):
-    process, child = waiting
-    os.kill(child, signal.SIGKILL)
-    _, err = process.communicate()
-    assert process.returncode == 1
-    assert "device 1 failed: it ended while it measured (burst" in err and "killed by signal 9" in err
-    require_resumable(shared)
-
-
 class Hanging(Waiting):
     """Ignores signals while it hangs, as a driver does."""
 
@@ -433,14 +424,6 @@ def test_what_was_never_compared_is_ranked_last_and_not_paired(run, shared):
     assert len(compared.only_b) == last.count(True) and compared.pairs
 
 
-def test_how_far_apart_devices_are_on_less_work_than_the_references_is_between_that_and_nothing():
-    slow = DeviceSpeed(0.975, 0.003, work=343e9)
-    assert slow.half_width_at(343e9) == slow.half_width_at(700e9) == 0.003
-    for work, factor in ((137e9, 0.982), (69e9, 0.987), (34e9, 1.0)):  # of two H200
-        assert slow.factor * (1 + slow.half_width_at(work)) >= factor
-    assert DeviceSpeed(1.0, 0.003, work=343e9).half_width_at(1e9) == 0.003
-
-
 # -- options -----------------------------------------------------------------------------------------------------------
 
 
@@ -512,18 +495,6 @@ ATTENTION = ["attention", "--seq-lens", "1024", "2048", "4096", "8192", "--head-
 
 
 @pytest.mark.usefixtures("attention_kernels")
-def test_kernels_of_one_shape_of_attention_are_of_one_device(shared):
-    (code, out, err), log = shared(*ATTENTION, *SWEEP[1:], "--no-ceiling")
-    assert (code, err, log.summary["measured"]) == (0, "", 16)
-    shapes = {row.shape: set() for row in own(log)}
-    for row in own(log):
-        shapes[row.shape].add(row.device)
-    assert [len(devices) for devices in shapes.values()] == [1] * 8
-    assert len({row.shape for row in log.measurements if row.is_reference}) == 1
-    assert out.count("speed-up over slow-attention") == 8
-
-
-@pytest.mark.usefixtures("attention_kernels")
 def test_each_device_finds_its_own_ceiling_and_shares_are_comparable(shared):
     (code, out, err), log = shared(*ATTENTION, *SWEEP[1:], "--no-flush")
     assert "to device 0 by their ceilings" in out
@@ -542,18 +513,6 @@ def test_each_device_finds_its_own_ceiling_and_shares_are_comparable(shared):
             assert compute_drift(same, log.all_ceilings) == pytest.approx(
                 compute_drift(row, part.all_ceilings), abs=1e-4
             )
-
-
-@pytest.mark.usefixtures("attention_kernels")
-def test_attention_of_a_device_that_is_gone_is_measured_with_the_ceiling_of_another(shared):
-    (code, _, _), _ = shared(*ATTENTION, *SWEEP[1:], "--no-flush", gone=(1, 3))
-    assert code == 1
-    (code, _, err), log = shared("attention", "--resume", "out", "--devices", "0", "2")
-    assert (code, err, log.tier, len(own(log))) == (0, "", "complete", 16)
-    rest = [part for part in log.parts if part.path.stem in ("device0-2", "device2-2")]
-    assert [len(own(part)) for part in rest] == [4, 4]
-    assert not any(row.phase for part in rest for row in part.measurements), "ceilings are not searched for again"
-    assert all(mamfu(row, log.all_ceilings) for row in own(log))
 
 
 @pytest.mark.usefixtures("attention_kernels")

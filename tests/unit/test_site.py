@@ -150,15 +150,6 @@ def test_the_documentation_has_every_field_and_tier(whole):
 # -- logs --------------------------------------------------------------------------------------------------------------
 
 
-def test_a_copy_under_another_hash_counts_once_and_confirms_nothing(root):
-    put(root, EPYC, "a.jsonl", by="jane")
-    put(root, EPYC, "b.jsonl", by="joe", uuid_hash="another")
-    data = read_site_data(root)
-    assert [run.copy_of for run in data.runs] == [None, Path("amd-epyc/a.jsonl")]
-    assert {(line.tier, len(line.cards)) for line in data.lines} == {("unconfirmed", 1)}
-    assert "a copy of amd-epyc/a.jsonl: not counted" in built(root)["devices/amd-epyc.html"]
-
-
 def test_two_cards_are_two_and_the_slower_is_the_lowest(root):
     put(root, FIND, "a.jsonl", uuid_hash="one")
     put(root, FIND, "b.jsonl", uuid_hash="two", slowed=1.001)

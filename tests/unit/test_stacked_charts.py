@@ -50,17 +50,6 @@ def test_a_phase_is_the_difference_to_what_it_holds(phases, expected):
     assert any("differences" in note for note in notes) == (len(phases) > 1)
 
 
-def test_a_panel_is_a_kernel_and_its_bars_are_contexts():
-    rows = [row(phase, context, kernel=name) for phase in PHASES for context in (2048, 512) for name in ("a", "b")]
-    chart = model_chart(rows, KNOWN, HEADER)
-    shares = [100 * each.best_rate / 500 for each in (row("step", 512), row("step", 2048))]
-    assert [(panel.title, [bar.label for bar in panel.bars]) for panel in chart.panels] == [
-        (name, [f"{context}, {share:.1f} % MAMFU" for context, share in zip(("512", "2k"), shares, strict=True)])
-        for name in "ab"
-    ]
-    assert "500" in chart.notes[0] and "of a log" in chart.notes[0]
-
-
 def test_steps_of_one_context_length_stand_side_by_side_with_their_shares():
     rows = [*STEP, row("step", kernel="compiled", milliseconds=30.0)]
     chart = model_chart(rows, KNOWN, HEADER)

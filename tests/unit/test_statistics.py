@@ -7,12 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mamf.statistics import (
-    Interval,
     exact_standard_deviation,
     median_interval,
     standard_deviation,
-    standard_error,
-    summarize,
 )
 
 samples = st.lists(st.floats(1e-6, 1e3), min_size=1, max_size=60)
@@ -51,26 +48,6 @@ def test_the_interval_covers_the_true_median_as_often_as_it_says():
         interval = median_interval([chooser.lognormvariate(0, 1) for _ in range(20)])
         hits += interval.low <= 1.0 <= interval.high
     assert 0.94 <= hits / 2000 <= 0.98  # 95.9 % by theory
-
-
-@given(samples)
-def test_a_summary_orders_its_statistics(values):
-    summary = summarize(values)
-    assert summary.fastest <= summary.median <= summary.slowest
-    assert summary.fastest * (1 - 1e-9) <= summary.mean <= summary.slowest * (1 + 1e-9)
-    assert summary.count == len(values)
-    assert summary.interval.half_width >= 0
-
-
-def test_no_samples_have_no_summary():
-    with pytest.raises(ValueError, match="no samples"):
-        summarize([])
-
-
-def test_an_interval_of_any_coverage_stands_for_a_standard_error():
-    assert standard_error(Interval(98.0, 102.0, 0.95), 100.0) == pytest.approx(0.02 / 1.96, rel=1e-4)
-    assert standard_error(median_interval([1.0]), 1.0) == 0.0
-    assert 0 < standard_error(Interval(98.0, 102.0, 1.0), 100.0) < 0.02
 
 
 @pytest.mark.parametrize("count", [9_999, 10_000, 10_001, 12_345])

@@ -46,12 +46,6 @@ def test_the_order_is_shuffled_by_the_seed_and_repeats():
     assert shapes_of(plan_of(order="given")) == list(GRID)
 
 
-def test_what_is_held_is_not_measured_again(backend):
-    held = [row for row in run(SimulatedBackend(), plan_of()) if row.shape in (GRID[0], GRID[3])]
-    rows = run(backend, plan_of(), held)
-    assert {row.shape for row in rows} == set(GRID) - {GRID[0], GRID[3]}
-
-
 @pytest.mark.parametrize(
     ("fault", "status", "reason"),
     [
@@ -107,13 +101,6 @@ def test_a_row_is_bounded_by_the_clock_that_was_read_during_it(share, status):
     assert status == "ok" or "that its clock of" in rows[0].reason
 
 
-@pytest.mark.parametrize(("is_exact", "status"), [(True, "implausible"), (False, "ok")])
-def test_a_kernel_that_skips_work_may_be_faster_than_what_computes_it_all(monkeypatch, is_exact, status):
-    monkeypatch.setattr(SimulatedMatmul, "is_exact", is_exact)
-    backend = SimulatedBackend(physics=dataclasses.replace(Physics(), efficiency=2.0))
-    assert {row.status for row in run(backend, plan_of([MatmulShape(8192, 8192, 8192)]))} == {status}
-
-
 def test_the_budget_ends_the_sweep_and_leaves_the_rest(backend):
     shapes = matmul_grid(range(1024, 9216, 1024), range(1024, 9216, 1024), [4096])
     sweep = strategy(backend, plan_of(shapes, budget_seconds=1.5))
@@ -136,14 +123,6 @@ def test_a_row_that_outlasts_the_budget_is_kept_where_it_is_the_first(regime):
     assert sweep.left_out == 1
     (another,) = run(slow, plan, [row])
     assert another.ok and another.shape != row.shape
-
-
-def test_a_shape_that_cannot_fit_in_what_is_left_is_not_begun(backend):
-    slow = SimulatedBackend(physics=dataclasses.replace(Physics(), efficiency=1e-4))
-    shapes = [MatmulShape(1024, 1024, 1024), MatmulShape(20480, 20480, 20480)]
-    rows = run(slow, plan_of(shapes, order="given", budget_seconds=20.0))
-    assert [row.shape for row in rows] == shapes[:1]
-    assert slow.now() < 20
 
 
 def test_a_reference_is_visited_again_and_again(backend):

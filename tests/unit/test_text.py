@@ -2,12 +2,15 @@
 
 import csv
 import io
+import os
 import re
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from mamf.cli import terminal
 from mamf.report.text import csv_text, markdown, table
 from mamf.text import Markup, csv_cell, markdown_line, markdown_text, visible, visible_lines, wrapped
 
@@ -93,3 +96,11 @@ def test_markup_of_our_own_stays():
 )
 def test_a_line_is_broken_at_blanks(line, width, shown):
     assert wrapped(line, width) == shown
+
+
+@pytest.mark.parametrize(("named", "size", "columns"), [("", 0, 80), ("", 132, 132), ("100", 132, 100), ("x", 132, 80)])
+def test_a_terminal_that_does_not_say_its_width_has_80_columns(monkeypatch, named, size, columns):
+    monkeypatch.setenv("COLUMNS", named)
+    monkeypatch.setattr(terminal, "stdout", lambda: SimpleNamespace(isatty=lambda: True, fileno=lambda: 1))
+    monkeypatch.setattr(terminal.os, "get_terminal_size", lambda descriptor: os.terminal_size((size, 0)))
+    assert terminal.terminal_columns() == columns

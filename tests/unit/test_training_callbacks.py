@@ -216,6 +216,13 @@ def test_frozen_weights_count_as_torch_counts_them(frozen, reentrant, monkeypatc
     assert not any(each._forward_pre_hooks for each in model.modules())
 
 
+def test_frozen_weights_that_nobody_sees_count_as_trained(monkeypatch):
+    monkeypatch.setattr("mamf.integrations.metered.model_flops", lambda module: FLOPS)
+    with pytest.warns(UserWarning, match="frozen weights count as trained"):
+        found = trained(BATCH, module=Frozen(1, None))
+    assert found["tflops"] == 512 * FLOPS.per_token(128) / 1e12
+
+
 def test_attention_of_frozen_layers_runs_forward_only(monkeypatch):
     flops = ModelFlops(weights=1, layers=3, attention_width=10**6)
     monkeypatch.setattr("mamf.integrations.metered.model_flops", lambda module: flops)

@@ -58,11 +58,6 @@ def test_a_controllers_reaction_is_found_and_bursts_end_before_it(seconds):
     assert not (measured.burst.remark or measured.sustained.remark)
 
 
-def test_a_device_that_no_load_slows_but_rests_do_is_not_rested():
-    measured = found(boost_watts=600.0, waking_times=2.0, waking_seconds=0.01)
-    assert (measured.burst.rest_ratio, measured.burst.longest_rest_seconds) == (0.0, 0.0)
-
-
 @pytest.mark.parametrize(
     ("planted", "remark"),
     [

@@ -17,7 +17,6 @@ from mamf.logs.shared_runs import read_run, share_paths
 from mamf.node.device import DeviceRun
 from mamf.node.logs import Run, device_of, logs_of
 from mamf.node.verdict import Device
-from mamf.operation import random_sizes
 from mamf.plugins.discovery import operation
 from mamf.report.verification import counts, max_wrong_share, wrong_share_range
 from mamf.testing import Physics, SimulatedBackend
@@ -41,13 +40,9 @@ def verified(physics, seed=0, budget=0.2):
 def test_a_rare_flip_is_found_as_often_as_its_rate_says():
     launches = counts(verified(Physics(), budget=0.05))["launches"]
     rate = 1 / launches
-    found = sum(counts(verified(Physics(flips=rate), seed, budget=0.05))["wrong"] > 0 for seed in range(60))
+    found = sum(counts(verified(Physics(flips=rate), seed, budget=0.05))["wrong"] > 0 for seed in range(30))
     expected = 1 - (1 - rate) ** launches
-    assert abs(found / 60 - expected) < 3 * math.sqrt(expected * (1 - expected) / 60)
-
-
-def test_a_right_device_is_never_called_wrong():
-    assert all(counts(verified(Physics(), seed))["wrong"] == 0 for seed in range(5))
+    assert abs(found / 30 - expected) < 3 * math.sqrt(expected * (1 - expected) / 30)
 
 
 def test_a_faulty_unit_is_located_by_its_tiles():
@@ -168,11 +163,6 @@ def test_the_range_of_wrong_shares_is_that_of_clopper_and_pearson(wrong, checked
     assert wrong_share_range(wrong, checked) == pytest.approx(expected, abs=1e-4)
 
 
-@pytest.mark.parametrize("checked", [1, 100, 10**12])
-def test_nothing_wrong_among_so_many_leaves_one_chance_in_twenty(checked):
-    assert checked * math.log1p(-max_wrong_share(checked)) == pytest.approx(math.log(0.05))
-
-
 def test_a_problem_that_is_asked_for_is_verified_again_until_the_budget_ends():
     device, kernels = SimulatedBackend(), [SimulatedMatmul(), Other()]
     plan = verify_plan(device, {each.name: each for each in kernels}, 12.0, ["bfloat16"], number=7)
@@ -209,15 +199,6 @@ def test_the_same_number_is_the_same_problem():
     for number, (problem, shape) in enumerate(problems, 1):
         if problem.dtype == "float16":  # what a failure's command names
             assert draw(device, fewer, kernel, number, "spaced") == (problem, shape)
-
-
-def test_random_sizes_are_aligned_or_not_even_or_skinny_and_stay_within_bounds():
-    chooser, terms = random.Random(1), range(1, 4096**3 + 1)
-    sizes = [random_sizes(chooser, 3, terms) for _ in range(400)]
-    assert all(math.prod(each) in terms for each in sizes)
-    assert any(all(size % 64 == 0 for size in each) for each in sizes)
-    assert any(any(size % 2 for size in each) for each in sizes)
-    assert any(min(each) < 8 for each in sizes) and any(max(each) > 4096 for each in sizes)
 
 
 @pytest.mark.parametrize("name", ["matmul", "batched", "grouped", "attention"])

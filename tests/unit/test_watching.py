@@ -112,20 +112,6 @@ def test_a_log_without_its_summary_skips_what_crashed(tmp_path):
     assert (launched(tmp_path) - before).keys() == {1024}
 
 
-def test_a_log_that_is_gone_when_its_writer_crashes_ends_the_command_with_one_line(tmp_path):
-    code, _, err = sweep(tmp_path, 256, 1536, 1024)
-    assert (code, err) == (1, ["mamf: cannot write log.jsonl: No such file or directory"])
-
-
-def test_a_crash_after_the_log_was_replaced_finds_it_at_its_new_name(tmp_path):
-    code, _, err = sweep(tmp_path, 1792, 256, 512, 1024)
-    assert (code, err[1:]) == (1, [crash(512, "SIGSEGV")])
-    assert err[0].startswith("mamf: log.jsonl was changed by another program")
-    assert (tmp_path / "log.jsonl").read_text() == "mine"
-    assert rows(tmp_path, "log-2.jsonl").keys() == {1792, 256, 512, 1024}
-    assert len(list(tmp_path.glob("*.jsonl"))) == 2
-
-
 def test_after_three_crashes_a_kernel_is_left_out(tmp_path):
     code, _, err = sweep(tmp_path, 512, 768, 1280, 256)
     assert (code, err) == (1, [crash(512, "SIGSEGV"), crash(768, "SIGABRT"), crash(1280, "SIGSEGV")])

@@ -110,10 +110,11 @@ class _AttentionSession(Session):
         if options.baseline is not None and options.baseline not in names:
             raise UnknownNameError("baseline", options.baseline, names)
 
-    def complete_plan(self, plan: Plan) -> Plan:
+    def make_plan(self) -> Plan:
         from mamf.cli.ceilings import add_searches
 
-        return plan if self.options.no_ceiling or self.options.ceiling else add_searches(plan, self.backend)
+        plan, options = super().make_plan(), self.options
+        return plan if self.before or options.no_ceiling or options.ceiling else add_searches(plan, self.backend)
 
     def _missing_searches(self) -> list[Plan]:
         from mamf.cli.ceilings import limit_budgets, wanted_ceilings

@@ -20,7 +20,7 @@ from mamf.cli.options import (
     add_session_options,
 )
 from mamf.cli.parser import Parser
-from mamf.cli.planning import AnyOperation, add_parameters, asked_operation, operation_of, request_of
+from mamf.cli.planning import add_parameters, asked_operation, request_of
 from mamf.cli.session import Session, run_kernels
 from mamf.cli.terminal import note_stream, say, warn
 from mamf.errors import UsageError
@@ -46,6 +46,7 @@ _BUDGET = f"{DEFAULT_BUDGET_SECONDS:.0f}s, and half of it for each problem beyon
 
 def configure(parser: Parser) -> None:
     of = asked_operation(parser.words)
+    parser.set_defaults(of=of)
     add_parameters(parser, of, has_shapes=not of.is_compute_roof, several=not of.is_compute_roof)
     group = parser.add_argument_group("what")
     add(group, "--operation", default_text="matmul; other operations have other options")
@@ -71,11 +72,12 @@ def configure(parser: Parser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    of = operation_of(options)
-    return _search(options, of) if of.is_compute_roof else run_kernels(options, _KernelsFindSession, of)
+    if options.of.is_compute_roof:
+        return _search(options)
+    return run_kernels(options, _KernelsFindSession, options.of)
 
 
-def _search(options: argparse.Namespace, of: AnyOperation) -> int:
+def _search(options: argparse.Namespace) -> int:
     """Search for the ceilings of each dtype, one after the other."""
     from mamf.cli.resuming import interruptible
     from mamf.operations.matmul.selection import kernels_for
@@ -91,14 +93,14 @@ def _search(options: argparse.Namespace, of: AnyOperation) -> int:
     def work(interruption: Interruption, resumed: Resumed | None) -> int:
         if len(dtypes) > 1:  # reports a wrong dtype before the first is measured
             backend = open_backend(options.backend or "auto", options.device or 0)
-            for problem in request_of(of, options).problems(backend):
+            for problem in request_of(options.of, options).problems(backend):
                 kernels_for(backend, problem, options.kernel)
         for dtype in dtypes[len(options.codes) :]:
             options.dtype = dtype
             if output is not None and len(dtypes) > 1:
                 options.output = output.with_name(f"{output.stem}-{dtype}{output.suffix}")
             try:
-                code = _SearchSession(Request(of), options, interruption, resumed).run()
+                code = _SearchSession(Request(options.of), options, interruption, resumed).run()
             except UsageError as error:  # too slow for a search, say: the other dtypes need not be
                 if len(dtypes) == 1:
                     raise

@@ -35,6 +35,7 @@ EXAMPLES = """examples:
 docs/guard.md describes the file and has a workflow.
 """
 _REGRESSION = 3
+_MAX_BYTES = 1 << 20
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -70,7 +71,11 @@ def read_guard_file(path: Path) -> GuardFile:
     else:
         import tomli as tomllib
     try:
-        found = tomllib.loads(path.read_text(encoding="utf-8"))
+        with path.open("rb") as file:
+            content = file.read(_MAX_BYTES + 1)
+        if len(content) > _MAX_BYTES:
+            raise ValueError(f"it has more than {_MAX_BYTES >> 10} KiB")
+        found = tomllib.loads(content.decode())
         require_known(*(("key", name, GuardKeys.__struct_fields__) for name in found))
         given = read_record(found, GuardKeys)
         require_some("shapes", given.shapes, str)
@@ -80,6 +85,8 @@ def read_guard_file(path: Path) -> GuardFile:
         options = _sweep_options(given)
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from None
+    except RecursionError:
+        raise UsageError(f"{path}: its values are nested too deep") from None
     except (UsageError, ValueError, argparse.ArgumentTypeError) as error:
         raise UsageError(f"{path}: {error}") from None
     return GuardFile(path.parent / given.baseline, tolerance, rounds, options)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +12,7 @@ from mamf.cli.interruption import Interruption
 from mamf.cli.options import add
 from mamf.cli.terminal import say
 from mamf.errors import UsageError
+from mamf.files import numbered
 
 if TYPE_CHECKING:
     from mamf.logs.legacy import FinderRun
@@ -63,14 +63,10 @@ def _targets(paths: Iterable[Path], folder: Path) -> list[Path]:
     """The new file of each run: the name of its log, numbered from the second run on. Raises UsageError for an existing
     file.
     """
-    counts: defaultdict[str, int] = defaultdict(int)
     targets: list[Path] = []
     for path in paths:
-        stem = Path(path.name.removesuffix(".gz")).stem
-        target = folder / f"{stem}.jsonl"
-        while target in targets:
-            counts[stem] += 1
-            target = folder / f"{stem}-{counts[stem] + 1}.jsonl"
+        named = folder / f"{Path(path.name.removesuffix('.gz')).stem}.jsonl"
+        target = next(each for each in numbered(named) if each not in targets)
         if target.exists():
             raise UsageError(f"{target} exists and is not overwritten: name another --output-folder")
         targets.append(target)

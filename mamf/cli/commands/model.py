@@ -11,7 +11,7 @@ from mamf.cli.options import add, add_session_options
 from mamf.cli.planning import add_parameters
 from mamf.cli.session import Session, run_kernels
 from mamf.cli.terminal import say_memory, warn
-from mamf.errors import MamfError
+from mamf.errors import MamfError, UsageError
 from mamf.operations.model.operation import Model
 from mamf.rate import find_rate
 
@@ -25,8 +25,14 @@ EXAMPLES = """examples:
   mamf model --size 1b --batch 4 --context-lengths 2048 8192 --attention sdpa-flash flash-attn-4
   mamf model --size xl --phase step --set optimizer=adamw-fused --compile
   mamf model --set d_model=1024 d_ff=4096 layers=8 heads=8 kv_heads=8 --context-lengths 512
+  mamf model --set d_model=256 layers=2 --quick         other sizes follow d_model
+  mamf model --size 1b --phase step --memory mem.pickle  what is allocated at the peak, by module
   mamf model --resume LOG                               continue after Ctrl-C or kill
 """
+#: Seconds of a quick run.
+_QUICK_BUDGET = 60.0
+#: Launches that the first row of a model takes at least, with those of its verification.
+_MIN_LAUNCHES = 10
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -36,13 +42,51 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--attention", nargs="+", metavar="KERNEL", help="attention kernels of 'mamf kernels' (default: sdpa)"
     )
     group.add_argument("--compile", action="store_true", default=None, help="also under torch.compile")
+    group.add_argument(
+        "--quick",
+        action="store_true",
+        help=f"one sequence of 256 tokens, 0.5 s a row and {_QUICK_BUDGET:.0f} s in all, where nothing else is given",
+    )
     add(parser, "--ceiling", default_text="the ceilings that 'mamf peak' knows")
+    group = parser.add_argument_group("in place of measuring, profile launches of one row, as 'mamf profile' does")
+    group.add_argument("--nvtx", action="store_true", help="mark modules as ranges for nsys or rocprofv3")
+    group.add_argument("--dtypes", action="store_true", help="count the dtypes of outputs, loss and gradients")
+    group.add_argument("--memory", metavar="FILE", help="keep the allocations (CUDA), and report what causes the peak")
     add_session_options(parser, regimes="sustained")
 
 
 def run(options: argparse.Namespace) -> int:
+    if options.quick:
+        given = {"size_batch": (1,), "size_context": (256,), "time_limit": 0.5, "budget": _QUICK_BUDGET}
+        for name, value in given.items():
+            if name not in options.given and getattr(options, name) in (None, (1024,)):
+                setattr(options, name, value)
     options.kernel = kernels(options)
+    if options.nvtx or options.dtypes or options.memory:
+        return _profile(options)
     return run_kernels(options, ModelSession, Model())
+
+
+def _profile(options: argparse.Namespace) -> int:
+    """Profile launches of the one row that the options ask for."""
+    from mamf.cli import call
+    from mamf.cli.planning import request_of
+    from mamf.plugins.discovery import open_backend
+    from mamf.profiling.counters.ncu import options_of
+
+    backend = open_backend(options.backend or "auto", options.device or 0)
+    request = request_of(Model(), options)
+    rows = [(kernel, problem, shape) for kernel in options.kernel or () for problem in request.problems(backend)
+            for shape in request.labeled_shapes(backend)]  # fmt: skip
+    if len(rows) != 1:
+        raise UsageError(f"--nvtx, --dtypes and --memory are of one row, not {len(rows)}: name one phase and context")
+    ((kernel, problem, shape),) = rows
+    watched = [name for name in ("--nvtx", "--dtypes") if getattr(options, name[2:])]
+    watched += ["--memory", options.memory] if options.memory else []
+    device = ["--backend", backend.name, "--device", str(backend.index)]
+    launch = ["-m", "mamf", "run", kernel, *options_of(problem, shape), *device, "--no-verify"]
+    steps = ["--warmup", "1", "--steps", "1", "--calls", "mamf.engine.launching:launch_once"]
+    return call(["profile", *steps, *watched, *device, *launch, "--launches", "3"])
 
 
 def kernels(options: argparse.Namespace) -> list[str] | None:
@@ -74,6 +118,28 @@ class ModelSession(Session):
                 raise contradiction(self.options, "ceiling", then, self.options.ceiling)
             if any(find_rate({key: ceiling}, *each) for each in wanted):
                 self.known_ceilings[key] = ceiling
+
+        if self.plan.budget_seconds is not None and not self.backend.is_accelerator and self.log is None:
+            self._require_budget(self.plan.budget_seconds)
+
+    def _require_budget(self, budget: float) -> None:
+        """Raises UsageError for a budget that the first row exceeds on this CPU."""
+        from mamf.engine.launching import Launching, launch_in_window
+        from mamf.plugins.discovery import kernel_of, operation
+
+        _, problem, shape, _ = self.driven.steps[0]
+        matmul = operation("matmul")
+        square = matmul.parse_shape("512x512x512")
+        asked = matmul.problem_for(self.backend, {"dtype": problem.dtype})
+        launched = launch_in_window(
+            kernel_of(matmul, "torch.mm"), asked, square, self.backend, Launching(3, verifies=False)
+        )
+        needed = _MIN_LAUNCHES * problem.flop(shape) * min(launched.seconds) / asked.work(square).amount
+        if needed > budget:
+            raise UsageError(
+                f"the first row takes about {needed:.0f} s on this CPU, which is more than the budget: name a smaller "
+                "--batch or --context-lengths, --quick or a longer --budget"
+            )
 
     def say_plan(self) -> None:
         super().say_plan()

@@ -29,7 +29,7 @@ EXAMPLES = """examples:
   mamf profile --calls __main__:generate serve.py       without an optimizer: each call is a step
   mamf profile --stop -m package.train --lr 3e-4        a module; end it after the last profiled step
   mamf profile --dtypes train.py                        what autocast lowers: the dtypes of outputs, loss, gradients
-  mamf profile --from trace.json.gz                     an existing Chrome trace; of a folder: one per rank
+  mamf profile --from trace.json.gz                     an existing Chrome trace
   torchrun --nproc-per-node 8 -m mamf profile train.py  profile the first rank
   torchrun --nproc-per-node 8 -m mamf profile --ranks all --output ranks train.py
 The exit code is the script's; 1 if it ended well and nothing could be profiled.
@@ -82,7 +82,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         dest="source",
         type=Path,
         metavar="FILE",
-        help="read a Chrome trace (.json, .json.gz), a folder of one per rank, or a list of launches (.csv)",
+        help="read a Chrome trace (.json, .json.gz) or a list of launches (.csv)",
     )
     add(parser, "--output", default_text="none")
     add_device_options(parser)
@@ -138,32 +138,15 @@ def _place(options: argparse.Namespace, option: str) -> Path | None:
 
 def _read(options: argparse.Namespace) -> int:
     from mamf.profiling.profile import profile_of
-    from mamf.profiling.report import ranks_document
-    from mamf.profiling.traces import read_ranks, read_trace
+    from mamf.profiling.traces import read_trace
 
-    not_read = (
-        "script",
-        "calls",
-        "trace",
-        "memory",
-        "nvtx",
-        "dtypes",
-        "stop",
-        *(["output"] if options.source.is_dir() else ()),
-    )
-    for name in not_read:
+    for name in ("script", "calls", "trace", "memory", "nvtx", "dtypes", "stop"):
         if getattr(options, name):
             what = "a SCRIPT" if name == "script" else f"--{name}"
             raise UsageError(f"--from reads an existing trace: leave {what} out")
-    name = options.source.name
-    if options.source.is_dir():
-        ceiling_of = _ceilings(options)
-        ranks = {trace.rank or 0: (name, profile_of(trace, ceiling_of)) for trace in read_ranks(options.source)}
-        print_document(options, ranks_document(ranks))
-        return 0
     options.output = _place(options, "output")
     trace = read_trace(options.source)
-    _keep(options, name, profile_of(trace, _ceilings(options, trace.is_of_device)))
+    _keep(options, options.source.name, profile_of(trace, _ceilings(options, trace.is_of_device)))
     return 0
 
 

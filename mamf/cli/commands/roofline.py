@@ -6,10 +6,10 @@ import argparse
 import json
 import shlex
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mamf.backend import MIB, Backend
 from mamf.choices import EXPORTS
@@ -23,9 +23,7 @@ from mamf.plans import DEFAULT_BUDGET_SECONDS
 from mamf.regime_names import CEILINGS
 
 if TYPE_CHECKING:
-    from mamf.ceilings.roof import RoofPoint, Roofs
-    from mamf.logs.run_log import RunLog
-    from mamf.operations.bandwidth.shapes import BandwidthShape
+    from mamf.ceilings.roof import RoofPoint
 
 EXAMPLES = """examples:
   mamf roofline                                             measure the roofs and balance points of the device
@@ -67,11 +65,19 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     from mamf.cli.reading import read_log
     from mamf.cli.resuming import flag
-    from mamf.logs.compare import roofs_of_logs
-    from mamf.report.roofline import roofline_document
+    from mamf.logs.compare import require_same_card, roofs_of_logs
+    from mamf.report.charts.picture import draw, exists, file_type, save
+    from mamf.report.roofline import points_of, roofline_chart, roofline_document, tracelens_arch
     from mamf.report.text import machine_line
 
-    _require_files(options)
+    export = options.export_file or (Path(f"{options.export}.json") if options.export else None)
+    if options.picture:
+        file_type(options.picture)
+    if export and not options.export:
+        raise UsageError(f"--export-file {export}: name the format too (--export {EXPORTS[0]})")
+    for path in filter(None, (options.picture, export)):
+        if path.exists() and not options.overwrite:
+            raise exists(path)
     rows, code = list(map(read_log, options.rows)), 0
     for option in ("output_folder", "budget", "dtype", "dry_run", "notes") if options.ceiling else ():
         if option in options.given:
@@ -84,65 +90,31 @@ def run(options: argparse.Namespace) -> int:
     roofs = roofs_of_logs(logs, options.anyway)
     if options.regime:
         roofs = roofs.only(options.regime)
-    points = place_rows(rows, roofs, options.anyway)
-    print_document(options, roofline_document(roofs, points, machine_line(logs[0].header), options.top))
-    _write_files(options, roofs, points, logs[0].header)
-    return code
-
-
-def place_rows(logs: Iterable[RunLog], roofs: Roofs, anyway: bool) -> list[RoofPoint]:
-    """A point for each row of the logs. Raises IncomparableError for a log from another card unless ``anyway``."""
-    from mamf.logs.compare import require_same_card
-    from mamf.report.roofline import points_of
-
     points: list[RoofPoint] = []
-    for log in logs:
-        if not anyway:
+    for log in rows:
+        if not options.anyway:
             require_same_card(log, roofs)
         found = points_of(log.measurements, roofs)
         if not found:
             warn(f"{log.path} holds no row to place: rows of a search are not drawn")
         points += found
-    return points
-
-
-def _export_path(options: argparse.Namespace) -> Path | None:
-    return (options.export_file or Path(f"{options.export}.json")) if options.export else None
-
-
-def _require_files(options: argparse.Namespace) -> None:
-    """Check the files to write before anything is measured. Raises UsageError."""
-    from mamf.report.charts.picture import exists, file_type
-
-    if options.picture:
-        file_type(options.picture)
-    if options.export_file and not options.export:
-        raise UsageError(f"--export-file {options.export_file}: name the format too (--export {EXPORTS[0]})")
-    for path in filter(None, (options.picture, _export_path(options))):
-        if path.exists() and not options.overwrite:
-            raise exists(path)
-
-
-def _write_files(
-    options: argparse.Namespace, roofs: Roofs, points: Sequence[RoofPoint], header: Mapping[str, Any]
-) -> None:
-    """Write the picture and the export, if any."""
-    from mamf.report.charts.picture import draw, save
-    from mamf.report.roofline import roofline_chart, tracelens_arch
-
-    if path := _export_path(options):
+    print_document(options, roofline_document(roofs, points, machine_line(logs[0].header), options.top))
+    header = logs[0].header
+    if export:
         content = json.dumps(tracelens_arch(roofs, header["device"]["memory_bytes"]), indent=4) + "\n"
-        (write_whole if options.overwrite else create_whole)(path, content.encode())
-        say(f"{options.export}: {path}", note_stream(options))
+        (write_whole if options.overwrite else create_whole)(export, content.encode())
+        say(f"{options.export}: {export}", note_stream(options))
     if options.picture:
         save(draw(roofline_chart(roofs, points, header)), options.picture, options.overwrite)
         say(f"figure: {options.picture}", note_stream(options))
+    return code
 
 
 def _measure(options: argparse.Namespace) -> tuple[list[Path], int]:
     """Run the finds, each with its log in the folder, and continue those that are there. Returns the logs with a
     ceiling and the exit code. Raises UsageError if it has no ceiling.
     """
+    from mamf.cli.reading import read_log
     from mamf.plugins.discovery import open_backend
 
     folder: Path = options.output_folder or Path(f"roofline-{datetime.now():%Y%m%d-%H%M%S}")
@@ -159,22 +131,23 @@ def _measure(options: argparse.Namespace) -> tuple[list[Path], int]:
             code = max(code, call(typed))
             if code == EXIT_CODE:
                 break
-    found = [path for path in logs if path.exists() and _has_ceiling(path)]
+    found = []
+    for path in filter(Path.exists, logs):
+        log = read_log(path)
+        if log.all_ceilings or log.own_ceilings:
+            found.append(path)
     if not found and not options.dry_run:
         advice = f"'mamf roofline --output-folder {folder}' continues"
         raise UsageError(f"no ceiling was confirmed: {advice}, and a longer --budget leaves it more time")
     return found, code
 
 
-def _has_ceiling(path: Path) -> bool:
-    from mamf.cli.reading import read_log
-
-    log = read_log(path)
-    return bool(log.all_ceilings or log.own_ceilings)
-
-
 def _finds(options: argparse.Namespace, backend: Backend) -> Iterator[tuple[str, list[str]]]:
-    """The name and the arguments of each find: matmul by dtype, then memory and the cache."""
+    """The name and the arguments of each find: matmul by dtype, then memory by arrays that do not fit in the last-level
+    cache, and the cache by arrays that do.
+    """
+    from mamf.operations.bandwidth.operation import power_of_two
+    from mamf.operations.bandwidth.shapes import UNTOLD_CACHE_BYTES, BandwidthShape
     from mamf.operations.matmul.operation import problem_for
 
     dtypes = list(dict.fromkeys(problem_for(backend, name).dtype for name in options.dtype or [None]))
@@ -186,22 +159,15 @@ def _finds(options: argparse.Namespace, backend: Backend) -> Iterator[tuple[str,
     quick = ["--quick"] if part < _MIN_THOROUGH_SECONDS else []
     for dtype in dtypes:
         yield dtype, ["--dtype", dtype, "--budget", f"{part}s", *quick, *shared]
-    passes = _PASSES if backend.is_accelerator else _PASSES_OF_CPU
-    memory, cache = _sizes(backend)
-    levels = [("memory", 1, memory), *([("cache", passes, cache)] if backend.info.cache_bytes else [])]
-    for name, warm, sizes in levels:
-        what = ["--operation", "bandwidth", "--set", "pattern=read", f"warm={warm}", "--shapes", *map(str, sizes)]
-        yield name, [*what, "--budget", f"{_PART_OF_BANDWIDTH * part}s", *shared]
-
-
-def _sizes(backend: Backend) -> tuple[list[BandwidthShape], list[BandwidthShape]]:
-    """Arrays that do not fit in the last-level cache, and arrays that do."""
-    from mamf.operations.bandwidth.operation import power_of_two
-    from mamf.operations.bandwidth.shapes import UNTOLD_CACHE_BYTES, BandwidthShape
-
     cache = backend.info.cache_bytes or UNTOLD_CACHE_BYTES
     largest = (backend.free_memory() or backend.info.memory_bytes or _MEMORY_BYTES) // _PART_OF_MEMORY
-    multiples = _CACHES if backend.is_accelerator else _CACHES_OF_CPU
+    multiples, passes = (_CACHES, _PASSES) if backend.is_accelerator else (_CACHES_OF_CPU, _PASSES_OF_CPU)
     large = [min(2 * power_of_two(multiple * cache - 1), power_of_two(largest)) for multiple in multiples]
     small = [power_of_two(cache // part) for part in _OF_CACHE]
-    return [BandwidthShape(size) for size in dict.fromkeys(large)], [BandwidthShape(size) for size in small]
+    levels = [("memory", 1, list(dict.fromkeys(large)))]
+    if backend.info.cache_bytes:
+        levels.append(("cache", passes, small))
+    for name, warm, sizes in levels:
+        shapes = (str(BandwidthShape(size)) for size in sizes)
+        what = ["--operation", "bandwidth", "--set", "pattern=read", f"warm={warm}", "--shapes", *shapes]
+        yield name, [*what, "--budget", f"{_PART_OF_BANDWIDTH * part}s", *shared]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from mamf.cli.options import add, add_device_options
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 EXAMPLES = """examples:
   mamf run torch.mm --shape 256x256x256                             launched once and verified; any kernel
   mamf run sdpa-flash --seq-lens 4096 --causal --direction bwd
+  mamf run eager --seq-lens 4096 --parts --launches 20              scores, softmax and values
   ncu --clock-control none --profile-from-start off mamf run torch.mm --shape 4096x4096x4096
   nsys profile --capture-range=cudaProfilerApi mamf run flash-attn-4 --seq-lens 8192
   rocprofv3 --selected-regions --kernel-trace -- mamf run torch.mm --shape 4096x4096x4096
@@ -46,6 +47,11 @@ def configure(parser: Parser) -> None:
     parser.add_argument(
         "--determinism", action="store_true", help="launch again, and report whether all results are equal bit by bit"
     )
+    parser.add_argument(
+        "--parts",
+        action="store_true",
+        help="of eager attention, time scores, softmax and values by themselves, by the median of --launches",
+    )
     add_device_options(parser)
 
 
@@ -61,6 +67,12 @@ def run(options: argparse.Namespace) -> int:
     ((_, kernel),) = choose_kernels(of, backend, [options.kernel])
     shape = _only_one("shape", tuple(request.labeled_shapes(backend)), f"--shape {of.shape_example}")
     problem = _only_one("problem", request.problems(backend), "each value once")
+    if options.parts:
+        from mamf.engine.launching import time_parts
+
+        for line in _part_lines(time_parts(kernel, problem, shape, backend, options.launches)):
+            say(line)
+        return 0
     watch = list_device_kernels if options.kernel_names else None
     asked = Launching(options.launches, not options.no_verify, watch, _REPEATS if options.determinism else 0)
     launched = launch_in_window(kernel, problem, shape, backend, asked)
@@ -78,6 +90,19 @@ def _only_one(what: str, found: tuple[Any, ...], example: str) -> Any:
     if len(found) != 1:
         raise UsageError(f"only one {what} can be run, not {len(found)}: name it, such as {example}")
     return found[0]
+
+
+def _part_lines(parts: Mapping[str, tuple[int, float]]) -> Iterator[str]:
+    """A table of the parts of a kernel."""
+    from mamf.report.text import significant
+
+    flop, seconds = (sum(each) for each in zip(*parts.values(), strict=True))
+    yield "part            ms  of the time      TFLOP  of the FLOP    TFLOPS  time / FLOP"
+    for name, (own, took) in parts.items():
+        time, work = took / seconds, own / flop
+        cells = f"{time:12.1%} {own / TERA:10.4g} {work:12.1%} {own / took / TERA:9.4g} {time / work:12.2f}"
+        yield f"{name:8} {significant(took * 1e3):>9} {cells}"
+    yield "softmax: with scale and mask; 5 FLOP a score; time / FLOP: share of the time by share of the FLOP"
 
 
 def _lines(launched: Launched, work: Work) -> Iterator[str]:

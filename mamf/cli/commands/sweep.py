@@ -18,7 +18,7 @@ from mamf.cli.options import (
     size,
 )
 from mamf.cli.parser import Parser
-from mamf.cli.planning import add_parameters, asked_operation, make_plan, operation_of
+from mamf.cli.planning import add_parameters, asked_operation, make_plan
 from mamf.cli.session import Session, run_kernels
 from mamf.cli.terminal import say, say_memory
 from mamf.errors import UnsupportedError
@@ -50,6 +50,7 @@ _HOW = {
 
 def configure(parser: Parser) -> None:
     of = asked_operation(parser.words)
+    parser.set_defaults(of=of)
     add_parameters(parser, of, several=of.compares_kernels)
     group = parser.add_argument_group("what")
     add(group, "--operation", default_text="matmul; other operations have other options")
@@ -80,8 +81,7 @@ def configure(parser: Parser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    of = operation_of(options)
-    return run_kernels(options, Session if of.compares_kernels else _OneKernelSession, of)
+    return run_kernels(options, Session if options.of.compares_kernels else _OneKernelSession, options.of)
 
 
 class _OneKernelSession(Session):
@@ -91,7 +91,7 @@ class _OneKernelSession(Session):
         from mamf.ceilings.roof import require_same_device
         from mamf.cli.reading import read_roofs
 
-        self.roofs = read_roofs(options)
+        self.roofs = read_roofs(options) if options.ceiling else None
         super().__init__(request, options, *opened)
         if self.roofs is not None:
             info = self.backend.info

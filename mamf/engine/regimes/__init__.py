@@ -14,38 +14,19 @@ A regime object lives for a whole run, because what ran before a shape decides h
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from mamf.engine.regimes.base import Regime, Samples, StoppingRule
+from mamf.engine.regimes.burst import Burst
+from mamf.engine.regimes.classic import Classic
+from mamf.engine.regimes.sustained import Sustained
+from mamf.engine.regimes.verifying import Loaded, Spaced
+from mamf.regime_names import require_regime
 
-from mamf.regime_names import BURST, CLASSIC, NAMES, SUSTAINED, require_regime
+__all__ = ["Burst", "Classic", "Regime", "Samples", "StoppingRule", "Sustained", "regime_class"]
 
-if TYPE_CHECKING:
-    from mamf.engine.regimes.base import Regime, Samples, StoppingRule
-    from mamf.engine.regimes.burst import Burst
-    from mamf.engine.regimes.classic import Classic
-    from mamf.engine.regimes.sustained import Sustained
-
-__all__ = ["NAMES", "Burst", "Classic", "Regime", "Samples", "StoppingRule", "Sustained", "regime_class"]
-
-_HOMES = {
-    **dict.fromkeys(("Regime", "Samples", "StoppingRule"), "base"),
-    "Burst": BURST,
-    "Sustained": SUSTAINED,
-    "Classic": CLASSIC,
-    **dict.fromkeys(("Spaced", "Loaded"), "verifying"),
-}
-
-
-def __getattr__(name: str) -> Any:
-    """Load a regime when it is first used: readers of logs need only the names."""
-    if name not in _HOMES:
-        raise AttributeError(f"module 'mamf.engine.regimes' has no attribute {name!r}")
-    import importlib
-
-    return getattr(importlib.import_module(f"mamf.engine.regimes.{_HOMES[name]}"), name)
+_CLASSES: dict[str, type[Regime]] = {kind.name: kind for kind in (Burst, Sustained, Classic, Spaced, Loaded)}
 
 
 def regime_class(name: str) -> type[Regime]:
     """Raises UnknownNameError."""
     require_regime(name)
-    kind: type[Regime] = __getattr__(name.capitalize())
-    return kind
+    return _CLASSES[name]

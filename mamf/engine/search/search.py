@@ -16,9 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mamf.engine.search.periods import likeliest_units
 from mamf.engine.search.shape_features import Array, features, squared_distances
-from mamf.engine.search.surrogate import Surrogate, single_threaded
+from mamf.engine.search.surrogate import Surrogate, likeliest_units, single_threaded
 from mamf.operations.matmul.shapes import MatmulGrid, MatmulShape
 
 Measure = Callable[[MatmulShape], float]

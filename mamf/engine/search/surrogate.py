@@ -5,7 +5,7 @@ is quantisation: a product is cut into tiles, and tiles into waves over the comp
 than distant shapes of equal quantisation. Hence features: sizes, and how full the last wave and the edge tiles are. The
 effect of each tile is learned separately (an additive kernel: Duvenaud et al., Additive Gaussian Processes, 2011), and
 what these do not explain shapes of one M and N have in common. Nothing is known in advance of a device but its compute
-units, and not even these everywhere (periods.py); the rest is learned from what was measured.
+units, and not even these everywhere; the rest is learned from what was measured.
 """
 
 from __future__ import annotations
@@ -13,14 +13,25 @@ from __future__ import annotations
 import copy
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ParamSpec, TypeVar
 
 import numpy as np
 from threadpoolctl import ThreadpoolController
 
-from mamf.engine.search.shape_features import NO_FEATURES, Array, Distances, Features, distances
+from mamf.engine.search.shape_features import (
+    NO_FEATURES,
+    Array,
+    Distances,
+    Features,
+    distances,
+    features,
+    squared_distances,
+    tiled,
+    wave_features,
+)
+from mamf.operations.matmul.shapes import MatmulShape
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -254,3 +265,37 @@ def log_likelihood(near: Nearness, values: Array, scales: Scales) -> float:
     residual = whitened - (ones @ whitened) / (ones @ ones) * ones
     count = len(values)
     return float(-count / 2 * math.log(max(residual @ residual / count, 1e-300)) - np.log(np.diag(lower)).sum())
+
+
+# -- the number of compute units, for devices that do not report it ----------------------------------------------------
+
+_UNITS = range(8, 322, 2)
+# Shapes of at least this share of the best: what else holds back the others hides the waves.
+_FAST = 0.7
+# The most of these that are used, the fastest first, and the fewest that allow an estimate.
+_MOST_SHAPES, _FEWEST_SHAPES = 64, 16
+# By how much more likely (as a logarithm) waves over some units must make what was measured than no waves at all: of
+# so many numbers of units the likeliest is likelier by chance alone (the logarithm of how many is 5).
+_CONVINCING = 8.0
+
+
+def likeliest_units(measured: Mapping[MatmulShape, float], scales: Scales) -> int | None:
+    """Compute units, by TFLOPS of shapes; None where none are convincing. Half or twice as many explain as much."""
+    best = max(measured.values(), default=0.0)
+    fast = sorted((shape for shape in measured if measured[shape] >= _FAST * best), key=measured.__getitem__)
+    shapes = fast[-_MOST_SHAPES:]
+    if len(shapes) < _FEWEST_SHAPES:
+        return None
+    values = np.array([math.log(measured[shape]) for shape in shapes])
+    rows = list(range(len(shapes)))
+    m, n = np.array([(shape.m, shape.n) for shape in shapes], dtype=float).T
+    cut, near = tiled(m, n), Nearness(distances(features(shapes, None), rows, rows))
+
+    def likelihood(units: int | None) -> float:
+        # All tiles together: a separate effect per tile would take several times as long for this many candidates.
+        waves = squared_distances(wave_features(cut, units), rows, rows)[None] / 4
+        return log_likelihood(near.with_waves(waves), values, scales)
+
+    found = {units: likelihood(units) for units in _UNITS}
+    likeliest = max(found, key=found.__getitem__)
+    return likeliest if found[likeliest] > likelihood(None) + _CONVINCING else None

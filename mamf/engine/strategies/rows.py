@@ -97,7 +97,7 @@ class RowsStrategy(PlanStrategy):
             if row.summary is not None:
                 self._speeds.setdefault((name, problem), deque(maxlen=_RECENT_ROWS)).append(row.amount / row.seconds)
             after = (yield from self._measure_product(regime, problem)) if row.ok else None
-            yield with_state(with_products(row, kernel), before, after)
+            yield with_details(row, kernel, before, after)
             before = after or before
 
     def _fastest_algorithm(self, kernel: AnyKernel, problem: Problem, shape: Any, regime: Regime) -> Asking:
@@ -205,16 +205,14 @@ def largest_buffers(plan: Plan, cache_bytes: int | None, free_memory: int | None
     return largest
 
 
-def with_products(row: Measurement, kernel: AnyKernel) -> Measurement:
-    """The row with the dtypes of its products, if they differ from its own."""
-    if not kernel.product_dtypes:
-        return row
-    return replace(row, details={**row.details, "product_dtypes": " ".join(kernel.product_dtypes)})
-
-
-def with_state(row: Measurement, before: Measurement | None, after: Measurement | None) -> Measurement:
-    """The row with the mean rate of the product's visits before and after it."""
-    around = [each.best_rate for each in (before, after) if each is not None]
-    if not around or not row.ok:
-        return row
-    return replace(row, details={**row.details, "reference_tflops": float(f"{sum(around) / len(around):.6g}")})
+def with_details(row: Measurement, kernel: AnyKernel, *around: Measurement | None) -> Measurement:
+    """The row with the dtypes of its products, if they differ from its own, and with the mean rate of the product's
+    visits before and after it.
+    """
+    details = dict(row.details)
+    if kernel.product_dtypes:
+        details["product_dtypes"] = " ".join(kernel.product_dtypes)
+    visits = [each.best_rate for each in around if each is not None]
+    if visits and row.ok:
+        details["reference_tflops"] = float(f"{sum(visits) / len(visits):.6g}")
+    return replace(row, details=details)

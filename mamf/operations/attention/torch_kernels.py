@@ -11,12 +11,13 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from mamf.backend import Backend, Unavailable
+from mamf.backend import Backend, OperandPool, Unavailable
 from mamf.errors import first_line
 from mamf.operations.attention.attention_reference import row_blocks
 from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
 from mamf.operations.attention.torch_attention import ON_ANY_DEVICE, TorchAttention
 from mamf.operations.compilation import compile_for_shape, keep_backward_buffers
+from mamf.operations.operand_sets import split_sets, take_buffers
 from mamf.torch_backend import TorchBackend
 
 
@@ -105,6 +106,10 @@ class SdpaMath(_Forced):
     runtimes = ("cuda", "hip", "sycl", "metal", "host")
 
 
+#: Of a score: maximum, difference, exponential, sum and quotient.
+_SOFTMAX_FLOP = 5
+
+
 # -- plain PyTorch, the baseline for other kernels ---------------------------------------------------------------------
 
 
@@ -129,6 +134,23 @@ class Eager(TorchAttention):
         assert isinstance(backend, TorchBackend)
         return make_attention(shape, masked_keys(shape, backend.device))
 
+    def parts(
+        self, backend: Backend, problem: AttentionProblem, shape: AttentionShape, pool: OperandPool
+    ) -> dict[str, tuple[int, Callable[[], object]]]:
+        """FLOP and a launch of each part of the forward pass, masked pairs included."""
+        assert isinstance(backend, TorchBackend)
+        (flat,) = split_sets(take_buffers(pool, problem.buffers(shape, 1)), 1)
+        q, k, v = (self.operands(problem, shape, flat)[name] for name in "qkv")
+        group, masked = shape.heads // shape.kv_heads, masked_keys(shape, backend.device)
+        k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
+        products = q @ k.transpose(-2, -1)
+        weights = weigh(products, shape.head_dim, masked)
+        return {
+            "scores": (2 * products.numel() * shape.head_dim, lambda: q @ k.transpose(-2, -1)),
+            "softmax": (_SOFTMAX_FLOP * products.numel(), lambda: weigh(products, shape.head_dim, masked)),
+            "values": (2 * products.numel() * v.shape[-1], lambda: weights @ v),
+        }
+
 
 def masked_keys(shape: AttentionShape, device: torch.device) -> torch.Tensor | None:
     """The mask of keys for each query, made outside the timed launch; None if all queries see all keys."""
@@ -138,18 +160,23 @@ def masked_keys(shape: AttentionShape, device: torch.device) -> torch.Tensor | N
 
 
 def make_attention(shape: AttentionShape, masked: torch.Tensor | None) -> Callable[..., torch.Tensor]:
-    scale, group = 1 / math.sqrt(shape.head_dim), shape.heads // shape.kv_heads
+    group = shape.heads // shape.kv_heads
 
     def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         if group > 1:
             k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
-        scores = (q @ k.transpose(-2, -1)) * scale
-        if masked is not None:
-            scores = scores.masked_fill(masked, -math.inf)
-        wide = torch.float32 if q.dtype.itemsize < 4 else q.dtype
-        return torch.softmax(scores, dim=-1, dtype=wide).to(q.dtype) @ v
+        return weigh(q @ k.transpose(-2, -1), shape.head_dim, masked) @ v
 
     return attention
+
+
+def weigh(products: torch.Tensor, head_dim: int, masked: torch.Tensor | None) -> torch.Tensor:
+    """Scale, mask and softmax."""
+    scores = products * (1 / math.sqrt(head_dim))
+    if masked is not None:
+        scores = scores.masked_fill(masked, -math.inf)
+    wide = torch.float32 if products.dtype.itemsize < 4 else products.dtype
+    return torch.softmax(scores, dim=-1, dtype=wide).to(products.dtype)
 
 
 class CompiledEager(Eager):

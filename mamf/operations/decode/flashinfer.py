@@ -1,4 +1,7 @@
-"""FlashInfer over pages: decode, prefill and MLA. A step of a model plans once for all its layers, on the host."""
+"""FlashInfer over pages: decode, prefill and MLA.
+
+A step of a model plans once for all its layers, on the host: outside the launch, from tables that the host has.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,8 @@ from mamf.operations.decode.shapes import SAME, DecodeProblem, DecodeShape
 from mamf.operations.decode.torch_decode import Bound, LibraryDecode
 from mamf.torch_backend import TorchBackend, torch_dtype
 
-_WORKSPACE_BYTES = 128 * 2**20
+#: As vLLM has it: splitting long caches over many units needs more than the library's examples have.
+_WORKSPACE_BYTES = 384 * 2**20
 #: From this many query heads per kv head on, tensor cores are faster; vLLM chooses so too.
 _GROUP_OF_TENSOR_CORES = 4
 _LAYOUT = "NHD"
@@ -83,11 +87,13 @@ class FlashInferDecode(_FlashInfer):
             paged_kv_last_page_len_buffer=torch.empty_like(tables.last_page_lengths),
         )
 
+        starts, last_lengths = tables.page_starts.cpu(), tables.last_page_lengths.cpu()
+
         def plan() -> None:
             wrapper.plan(
-                tables.page_starts,
+                starts,
                 tables.all_pages,
-                tables.last_page_lengths,
+                last_lengths,
                 shape.heads,
                 shape.kv_heads,
                 shape.head_dim,
@@ -116,12 +122,16 @@ class FlashInferPrefill(_FlashInfer):
             paged_kv_last_page_len_buf=torch.empty_like(tables.last_page_lengths),
         )
 
+        queries, starts, last_lengths = (
+            each.cpu() for each in (tables.query_starts, tables.page_starts, tables.last_page_lengths)
+        )
+
         def plan() -> None:
             wrapper.plan(
-                tables.query_starts,
-                tables.page_starts,
+                queries,
+                starts,
                 tables.all_pages,
-                tables.last_page_lengths,
+                last_lengths,
                 shape.heads,
                 shape.kv_heads,
                 shape.head_dim,
@@ -157,13 +167,14 @@ class FlashInferMla(_FlashInfer):
             kv_len_arr=torch.empty_like(tables.lengths),
         )
         dtypes = _dtypes(problem)
+        queries, starts, lengths = (each.cpu() for each in (tables.query_starts, tables.page_starts, tables.lengths))
 
         def plan() -> None:
             wrapper.plan(
-                tables.query_starts,
-                tables.page_starts,
+                queries,
+                starts,
                 tables.all_pages,
-                tables.lengths,
+                lengths,
                 shape.heads,
                 width,
                 position,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
+from typing import Any
 
 from mamf.backend import Backend, DeviceInfo
 from mamf.measurement import Measurement
@@ -39,6 +40,19 @@ class Model(FlopOperation[ModelProblem, ModelShape]):
     def presets(self) -> Mapping[str, Preset[ModelShape]]:
         """Architectures."""
         return {size: Preset(fields={name: (value,) for name, value in parts.items()}) for size, parts in SIZES.items()}
+
+    def complete(self, preset: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+        """Without them, ``d_ff`` and ``heads`` follow ``d_model``, and ``kv_heads`` follow ``heads``."""
+        usual = {field.name: field.default for field in fields(ModelProblem)} | dict(preset)
+        asked = {**preset, **given}
+        for size, followers in (("d_model", ("d_ff", "heads")), ("heads", ("kv_heads",))):
+            if size in asked and asked[size] != usual[size]:
+                asked |= {
+                    name: max(1, round(usual[name] * asked[size] / usual[size]))
+                    for name in followers
+                    if name not in given
+                }
+        return asked
 
     def columns(self, row: Measurement, info: DeviceInfo | None = None) -> Mapping[str, object]:
         """Tokens per second; parameters; GB of memory that a launch needs, and GB reserved."""

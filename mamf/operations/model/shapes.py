@@ -23,9 +23,7 @@ from mamf.work import Work
 Style = Literal["gpt2", "llama", "moe"]
 Phase = Literal["forward", "forward-backward", "step"]
 Optimizer = Literal["adamw", "adamw-fused"]
-STYLES: tuple[str, ...] = get_args(Style)
 PHASES: tuple[str, ...] = get_args(Phase)
-OPTIMIZERS: tuple[str, ...] = get_args(Optimizer)
 #: FLOP of a phase relative to the forward pass. A backward pass has twice the forward's: one product per gradient.
 FORWARDS: Mapping[str, int] = {"forward": 1, "forward-backward": 3, "step": 3}
 #: The fewest bytes that a phase moves, in multiples of the parameters' bytes: parameters, gradients, AdamW's moments.

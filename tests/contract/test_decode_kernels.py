@@ -1,0 +1,289 @@
+"""Every kernel over a cache against the float64 reference: libraries' on fakes, torch's own on the CPU."""
+
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+from attention_fakes import pretend_versions
+from decode_fakes import LIBRARIES
+from verdicts import verified
+
+from mamf.engine.regimes.checking import Checked, WrongResultError
+from mamf.errors import UsageError
+from mamf.operations.decode.decode_reference import Tables, attend
+from mamf.operations.decode.operation import Decode
+from mamf.operations.decode.shapes import DecodeProblem, DecodeShape, draw_lengths
+from mamf.operations.decode.torch_decode import Bound
+from mamf.operations.decode.torch_kernels import SdpaKvcache
+from mamf.plugins.discovery import backend_class, kernel_of, open_backend
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile"),
+    pytest.mark.usefixtures("one_thread"),
+]
+decode_kernel = partial(kernel_of, Decode())
+ONE, RAGGED = "b2h8kv2q1c300d64", "b3h8kv2q1c300ud64"
+PAGED, PAGED_RAGGED = "b2h8kv2q1c300d64p16", "b3h8kv2q1c300td64p16"
+FEW, FEW_RAGGED = "b2h8kv2q4c300d64p256", "b3h8kv2q5c300ud64p256"
+PROMPTS, PAGED_PROMPTS = "b3h8kv2q90c90ud64", "b3h8kv2q90c90ud64p16"
+LATENT, FEW_LATENT = "b2h16kv1q1c200d576v512lp64", "b2h16kv1q3c200td576v512lp64"
+#: Shapes that each library supports, with what of it was called for them.
+CALLS = {
+    "flash-attn-2-kvcache": {ONE: "kvcache", RAGGED: "varlen", FEW: "kvcache", FEW_RAGGED: "varlen", PROMPTS: "varlen"},
+    "flash-attn-3-kvcache": {
+        ONE: "kvcache",
+        RAGGED: "varlen",
+        PAGED: "kvcache",
+        PAGED_RAGGED: "kvcache",
+        FEW_RAGGED: "kvcache",
+        PROMPTS: "varlen",
+        PAGED_PROMPTS: "kvcache",
+        LATENT: "kvcache with qv",
+        FEW_LATENT: "kvcache with qv",
+    },
+    "flashinfer-decode": {PAGED: "plan", PAGED_RAGGED: "plan"},
+    "flashinfer-prefill": {PAGED: "plan", FEW: "plan", FEW_RAGGED: "plan", PAGED_PROMPTS: "plan"},
+    "flashinfer-mla": {LATENT: "plan", FEW_LATENT: "plan"},
+    "aiter-kvcache": {PAGED: "prefill", PAGED_RAGGED: "prefill", FEW_RAGGED: "prefill", PAGED_PROMPTS: "prefill"},
+    "aiter-mla": {LATENT: "mla", FEW_LATENT: "mla"},
+}
+#: And what they say of others.
+REFUSALS = {
+    "flash-attn-2-kvcache": {
+        PAGED: "no pages of 16 tokens: they must be a multiple of 256",
+        "b2h16kv1q1c200d576v512l": "takes no latent",
+    },
+    "flash-attn-3-kvcache": {"b2h16kv1q1c200td576v512l": "needs pages for latents of different lengths"},
+    "flashinfer-decode": {ONE: "needs a paged cache", FEW: "takes at most 1 queries"},
+    "flashinfer-prefill": {"b2h8kv2q1c300d80p16": "has no head dimension 80"},
+    "flashinfer-mla": {PAGED: "takes a latent only", "b2h8kv1q1c200d96v64lp64": "has no latent of 96/64"},
+    "aiter-kvcache": {ONE: "needs a paged cache"},
+    "aiter-mla": {PAGED: "takes a latent only"},
+}
+
+
+def shape_of(text):
+    return DecodeShape.parse(text)
+
+
+@pytest.fixture
+def asked():
+    return []
+
+
+@pytest.fixture
+def library(request, monkeypatch, asked):
+    """Install a kernel's fake library beside its vendor's fake device; the kernel and that device."""
+
+    def open_with(kernel):
+        vendor, capability, fake = LIBRARIES[kernel]
+        device = request.getfixturevalue(vendor)
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: capability)
+        fake(monkeypatch, asked)
+        return decode_kernel(kernel), device.kind(0)
+
+    return open_with
+
+
+@pytest.fixture
+def cpu():
+    return open_backend("cpu")
+
+
+def prepared(kernel, backend, shape, problem=None, sets=1):
+    problem, shape = problem or DecodeProblem(), shape_of(shape) if isinstance(shape, str) else shape
+    assert (kernel.unsupported(backend, problem) or kernel.unsupported_shape(problem, shape)) is None
+    return kernel.prepare(backend, problem, shape, backend.operand_pool(problem.data, problem.seed), sets)
+
+
+@pytest.mark.parametrize(("name", "shape"), [(name, shape) for name, calls in CALLS.items() for shape in calls])
+def test_a_library_is_called_as_upstream_has_it_and_is_right(name, shape, library, asked):
+    kernel, backend = library(name)
+    assert kernel.unavailable(backend) is None
+    verdict = verified(prepared(kernel, backend, shape, sets=2))
+    assert verdict.ok, verdict
+    assert CALLS[name][shape] in asked
+    assert verdict.details["library"].startswith(kernel.distribution)
+
+
+@pytest.mark.parametrize(("name", "shape"), [(name, shape) for name, each in REFUSALS.items() for shape in each])
+def test_what_a_library_lacks_is_said_in_a_line(name, shape, library):
+    kernel, _ = library(name)
+    reason = kernel.unsupported_shape(DecodeProblem(), shape_of(shape))
+    assert REFUSALS[name][shape] in reason
+    assert "\n" not in reason
+
+
+@pytest.mark.parametrize("name", LIBRARIES)
+def test_a_missing_library_says_how_to_install_it(name, request, monkeypatch):
+    vendor, capability, _ = LIBRARIES[name]
+    device = request.getfixturevalue(vendor)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: capability)
+    kernel = decode_kernel(name)
+    pretend_versions(monkeypatch, **{kernel.distribution.replace("-", "_"): None})
+    reason = kernel.unavailable(device.kind(0))
+    assert "is not installed" in reason.reason
+    assert reason.remedy.startswith(("pip install", "git clone"))
+
+
+def test_planning_is_outside_the_launch_and_its_time_beside_it(library, asked):
+    kernel, backend = library("flashinfer-decode")
+    ready = prepared(kernel, backend, PAGED, sets=3)
+    planned = asked.count("plan")
+    verdict = verified(ready)
+    assert asked.count("plan") == planned == 2, "once to compile, once to time it, for all layers"
+    assert verdict.details["planning_us"] >= 0
+    assert {"tensor cores": True, "graph": False} in asked
+
+
+@pytest.mark.parametrize("name", ["flashinfer-decode", "flashinfer-prefill"])
+def test_a_cache_of_8_bits_is_verified_as_it_is_stored(name, library):
+    kernel, backend = library(name)
+    verdict = verified(prepared(kernel, backend, PAGED, DecodeProblem(cache_dtype="float8_e4m3fn"), sets=2))
+    assert verdict.ok, verdict
+
+
+# -- torch's own -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("sdpa-kvcache", ONE),
+        ("sdpa-kvcache", "b2h8kv2q32c32d64"),
+        ("sdpa-kvcache", "b2h8kv1q1c100d96v64l"),
+        ("flex-kvcache", "b2h8kv2q1c300d64p128"),
+        ("flex-kvcache", "b3h8kv2q1c700td64p128"),
+        ("flex-kvcache", "b2h4q5c300d64p256"),
+    ],
+)
+def test_a_kernel_of_torch_is_right_on_the_cpu(name, shape, dtype, cpu):
+    verdict = verified(prepared(decode_kernel(name), cpu, shape, DecodeProblem(dtype), sets=2))
+    assert verdict.ok, verdict
+
+
+@pytest.mark.parametrize(
+    ("shape", "reason"),
+    [
+        (FEW, "aligns causal masks to the top left: it needs 1 query, or as many as tokens"),
+        (PAGED, "needs a contiguous cache: --page-sizes none"),
+        (RAGGED, "needs equal lengths of the sequences"),
+    ],
+)
+def test_sdpa_says_what_it_refuses(shape, reason):
+    assert reason in SdpaKvcache().unsupported_shape(DecodeProblem(), shape_of(shape))
+
+
+# -- wrong kernels -----------------------------------------------------------------------------------------------------
+
+
+class Reads(SdpaKvcache):
+    """Plain attention over the tokens that ``slots`` gives of each sequence, with a fault."""
+
+    name = "reads"
+    has_pages = has_ragged = True
+
+    def __init__(self, fault=""):
+        self.fault = fault
+
+    def unsupported_shape(self, problem, shape):
+        return None
+
+    def bind(self, backend, problem, shape, tables):
+        if self.fault == "unshuffled":
+            pages, start = [], 0
+            for count in tables.drawn.pages:
+                pages.append(range(start, start + count))
+                start += count
+            tables = replace(tables, pages=pages)
+        known = []
+
+        def launch(of):
+            outputs = []
+            for sequence, rows in tables.rows():
+                slots = tables.slots(sequence)
+                slots = slots[:-1] if self.fault == "last token" else slots
+                q = of.q[rows][..., : shape.head_dim]
+                outputs.append(attend(shape, q, of.k[slots], of.v[slots]).to(q.dtype))
+            output = torch.cat(outputs)
+            if self.fault == "one row":
+                output[-1, -1] = 0
+            if self.fault == "scale":
+                output *= 1.02
+            if self.fault == "remembers":
+                known.append(output.clone())
+                output = known[0].clone()
+            if self.fault == "table":
+                tables.table[0, 0] = 0
+                tables.all_pages[0] += 1
+            if self.fault == "cache":
+                of.k[0] = 0
+            return output
+
+        return Bound(launch)
+
+
+def test_the_reference_is_right_on_honest_launches(cpu):
+    for shape in (ONE, PAGED_RAGGED, FEW_RAGGED, PAGED_PROMPTS):
+        assert verified(prepared(Reads(), cpu, shape, sets=2)).ok
+
+
+@pytest.mark.parametrize("fault", ["unshuffled", "last token", "one row", "scale", "remembers", "table", "cache"])
+def test_a_wrong_launch_is_found(fault, cpu):
+    checked = Checked(prepared(Reads(fault), cpu, "b4h8kv2q2c40ud64p16", DecodeProblem("float32")))
+    with pytest.raises(WrongResultError):
+        for _ in range(3):
+            checked.rehearse(cpu)
+
+
+@pytest.mark.parametrize(
+    ("pages", "reason"),
+    [
+        ([[0, 1], [2, 4]], "page 4 of sequence 1 is not in the cache, which has 4 pages"),
+        ([[0, 1], [2, 1]], "two sequences have the same page"),
+    ],
+)
+def test_a_table_that_is_out_of_range_is_refused(pages, reason):
+    shape = shape_of("b2h8kv2q1c20d64p16")
+    with pytest.raises(UsageError, match=reason):
+        Tables(shape, draw_lengths(shape, 0), pages, torch.device("cpu"))
+
+
+# -- graphs ------------------------------------------------------------------------------------------------------------
+
+
+def with_graphs(skips=()):
+    """A CPU whose graphs replay launches in turn into the same memory, some of them not."""
+
+    class Graphs(backend_class("cpu")):
+        has_graphs = True
+        captured = 0
+
+        def capture(self, launches):
+            self.captured, results = len(launches), [launch() for launch in launches]
+
+            def replay():
+                for number, (launch, result) in enumerate(zip(launches, results, strict=True)):
+                    if number not in skips:
+                        result.copy_(launch())
+
+            return replay, results
+
+    return Graphs(0)
+
+
+def test_a_graph_is_one_launch_of_several_whose_outputs_are_all_verified():
+    problem, shape, backend = DecodeProblem(graph=True), "b2h8kv2q1c300d64", with_graphs()
+    small = replace(problem)
+    object.__setattr__(small, "launches", lambda shape: 3)
+    ready = prepared(SdpaKvcache(), backend, shape, small, sets=3)
+    assert (len(ready.launches), backend.captured) == (1, 3)
+    assert verified(ready).ok
+    with pytest.raises(WrongResultError):
+        Checked(prepared(SdpaKvcache(), with_graphs(skips=[1]), shape, small)).rehearse(backend)
+
+
+def test_a_device_without_graphs_says_so(cpu):
+    assert SdpaKvcache().unsupported(cpu, DecodeProblem(graph=True)) == "cpu has no graphs of launches"

@@ -112,6 +112,8 @@ class SimulatedBackend(Backend):
         self.faults: dict[object, Exception | str] = {}
         self.launches = 0
         self.host_time = self.device_time = self.counted_cycles = 0.0
+        # Of the clock that sensors read, what a kernel has.
+        self._clock_share = 1.0
         self.mean_watts = self.world.idle_watts
         self.heat = 0.0
         # When the device had spent how many joules, in steps of a millisecond.
@@ -228,7 +230,9 @@ class SimulatedBackend(Backend):
     def compute(self, cycles: float, operands: object) -> None:
         """Launch a kernel of so many cycles."""
         watts = self.world.cap_watts if self.is_capped else self.world.boost_watts
-        self._launch(cycles, self.clock_hz, watts, operands, self.world.true_clock or 1.0)
+        self._clock_share = self.world.true_clock or 1.0
+        self._launch(cycles, self.clock_hz, watts, operands)
+        self._clock_share = 1.0
 
     def move(self, nbytes: float, operands: object) -> None:
         """Launch a kernel that reads and writes so many bytes of memory; independent of the clock."""
@@ -240,7 +244,7 @@ class SimulatedBackend(Backend):
         """Launch a transfer of so many bytes over the link."""
         self._launch(nbytes, self.world.link, self.world.idle_watts, operands)
 
-    def _launch(self, work: float, rate: float, watts: float, operands: object, true_clock: float = 1.0) -> None:
+    def _launch(self, work: float, rate: float, watts: float, operands: object) -> None:
         self.launches += 1
         hook = type(self).on_launch
         if hook is not None:
@@ -254,7 +258,7 @@ class SimulatedBackend(Backend):
             work *= self.world.waking_times
         noise = self.random.gauss(1, self.world.noise)
         noisy = work * self._state() * (noise if noise > 0.5 else 0.5)
-        self._execute(noisy / rate, watts, true_clock)
+        self._execute(noisy / rate, watts)
 
     def _flop_per_cycle(self, shape: MatmulShape) -> float:
         """128x256 tiles in waves over the compute units, and a start-up that a long reduction hides."""
@@ -276,13 +280,13 @@ class SimulatedBackend(Backend):
         self.counted_cycles += idle * self.clock_hz
         return moment
 
-    def _execute(self, seconds: float, watts: float, true_clock: float = 1.0) -> None:
+    def _execute(self, seconds: float, watts: float) -> None:
         self.host_time += self.world.launch_seconds
         if self.is_marked:
             seconds += self.world.timer_overhead
             self.is_marked = False
         self.device_time = self._idle_until(self.host_time) + seconds
-        self.counted_cycles += seconds * self.clock_hz * true_clock
+        self.counted_cycles += seconds * self.clock_hz * self._clock_share
         self._spend(seconds, watts)
 
     def _spend(self, seconds: float, watts: float) -> None:

@@ -149,6 +149,7 @@ class Sustained(Regime):
                 taken.remarks.append("clock and power had not settled")
             self._measure(blocks, rule, taken)
             self.synchronize(checked, *self._last_marks())
+        taken.clock_hz = blocks.clock_hz()
         checked.verify()
         self._loaded_until = self.backend.now()
         self._loaded_seconds += self._loaded_until - begun
@@ -204,7 +205,7 @@ class Sustained(Regime):
             if rule.is_over(now) or (is_long_enough and rule.enough(taken.seconds, now - begun, now, figure="mean")):
                 break
         taken.watts = mean_watts(ticks)
-        taken.clock_hz = blocks.end_visit()
+        blocks.end_visit()
 
     def next_tick(self, longest: float) -> Tick | None:
         """Wait until the energy counter changes; None if there is no counter, or if it does not change within
@@ -227,21 +228,24 @@ class _Blocks:
         self._size = 1
         self._is_visit = False
         self._must_poison = True
+        #: Stamps of the clock at both ends of the visit.
         self._begun: object | None = None
+        self._ended: object | None = None
         #: Whether to find a tick of the energy counter while the next block runs.
         self.must_find_tick = False
         self._queued = self._run()
 
-    def end_visit(self) -> float | None:
-        """The mean clock of the compute units in hertz since the visit began, behind what is queued; None if the device
-        has no stamps.
-        """
-        stamps, begun = self._regime.backend.stamps, self._begun
-        if isinstance(stamps, Unavailable) or begun is None:
+    def end_visit(self) -> None:
+        """Stamp the clock behind what is queued, if the device has stamps."""
+        stamps = self._regime.backend.stamps
+        self._ended = None if isinstance(stamps, Unavailable) else stamps.stamp()
+
+    def clock_hz(self) -> float | None:
+        """The mean clock of the compute units during the visit, which the device has finished; None without stamps."""
+        stamps = self._regime.backend.stamps
+        if isinstance(stamps, Unavailable) or self._begun is None or self._ended is None:
             return None
-        end = stamps.stamp()
-        self._regime.backend.synchronize()
-        passed = stamps.between(begun, end)
+        passed = stamps.between(self._begun, self._ended)
         return passed and passed.cycles / passed.seconds
 
     def begin_visit(self) -> None:

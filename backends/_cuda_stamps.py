@@ -101,5 +101,5 @@ def open_stamps(driver: Any, index: int) -> CudaStamps | Unavailable:
         return Unavailable("no clock stamps: the NVIDIA driver's library was not found", "install the NVIDIA driver")
     try:
         return CudaStamps(driver, index, torch.cuda.get_device_properties(index).multi_processor_count)
-    except (AttributeError, OSError, RuntimeError) as error:
+    except Exception as error:  # whatever torch or the driver raises: rates are measured without stamps
         return Unavailable(f"no clock stamps: {error}", "update the NVIDIA driver")

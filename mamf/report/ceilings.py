@@ -93,8 +93,8 @@ def _default_note(ceiling: Ceiling, rows: Sequence[Measurement]) -> list[str]:
 
 def _clock_note(ceiling: Ceiling) -> Iterator[str]:
     """Why the ceiling is where it is."""
-    if text := clock_text(ceiling.conditions):
-        yield f"    {text}"
+    if ceiling.conditions.true_clock_hz:
+        yield f"    {clock_text(ceiling.conditions)}"
 
 
 def _temperature_note(ceiling: Ceiling) -> Iterator[str]:

@@ -14,8 +14,7 @@ from typing import Any
 import psutil
 import torch
 
-from mamf.backend import MIB, Advice, DeviceInfo, Reading, Telemetry, Unavailable
-from mamf.queues import Queue
+from mamf.backend import MIB, Advice, DeviceInfo, Queue, Reading, Telemetry, Unavailable
 from mamf.regime_traits import BurstTraits, SustainedTraits
 from mamf.torch_backend import HostTimedBackend
 

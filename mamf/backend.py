@@ -18,7 +18,6 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
 
 from mamf.dtypes import DTYPES
-from mamf.queues import Queue
 from mamf.regime_traits import ASSUMED, BurstTraits, SustainedTraits
 
 #: The backend that computes times instead of measuring them, for tests.
@@ -133,6 +132,26 @@ class Advice:
     finding: str
     cost: str = ""
     command: str = ""
+
+
+class Queue(ABC):
+    """A second queue of a device: what is launched in it runs beside the work in the queue of the backend's methods."""
+
+    @abstractmethod
+    def fork(self) -> None:
+        """Let later launches here begin after all that is in the device's own queue now."""
+
+    @abstractmethod
+    def launch(self, call: Callable[[], object]) -> None:
+        """Queue what ``call`` launches."""
+
+    @abstractmethod
+    def mark(self) -> Any:
+        """As the backend's, in this queue: ``wait`` and ``seconds_between`` take marks of both queues."""
+
+    @abstractmethod
+    def join(self) -> None:
+        """Let later launches in the device's own queue begin after all that is here now."""
 
 
 class Backend(ABC):

@@ -60,7 +60,8 @@ class Operation(ABC, Generic[ProblemT, ShapeT]):
     axis_label: ClassVar[str] = "size"
     #: The command that sweeps it, if that is not ``mamf sweep --operation NAME``.
     own_command: ClassVar[str] = ""
-    #: How its sweeps are drawn: by ``kernels``, ``shapes`` of one kernel, sequence ``lengths`` or ``phases`` of a step.
+    #: How its sweeps are drawn: by ``kernels``, ``shapes`` of one kernel, sequence ``lengths``, ``caches`` of several
+    #: lengths, or ``phases`` of a step.
     chart: ClassVar[str] = "kernels"
     #: Whether a sweep compares all kernels on each shape. If not, it measures one, by default the usual one for the
     #: dtype, each time by the fastest of its algorithms.

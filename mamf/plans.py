@@ -60,7 +60,7 @@ class StepKey(NamedTuple):
 
 @dataclass(frozen=True)
 class SweepOptions:
-    """``reference``: a shape that is measured again after every ``reference_every`` shapes to show the device's drift,
+    """``reference``: a shape that is measured again after every ``reference_every`` rows to show the device's drift,
     and on each device of a shared run. ``warmup_launches`` and ``timed_launches``: for the classic regime. ``ranks``:
     how many processes share the run, each with its own log and every ``ranks``-th shape from ``rank`` on; 0: alone.
     """

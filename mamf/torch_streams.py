@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from mamf.queues import Queue
+from mamf.backend import Queue
 from mamf.torch_backend import AcceleratorBackend
 
 

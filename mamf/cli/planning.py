@@ -169,7 +169,9 @@ def request_of(of: AnyOperation, options: argparse.Namespace) -> Request:
     if shapes and preset.shapes:
         raise UsageError(f"{of.preset_parameter.option} names whole shapes: leave --shapes out")
     require_steps(*map(count_values, sizes.values()))
-    return Request(of, shapes, sizes, values_of_fields(of, options), preset)
+    dtypes = [options.dtype] if isinstance(options.dtype, str) else options.dtype
+    fields = {**({"dtype": dtypes} if dtypes else {}), **dict(_given(options, fields_of(of).values(), "field"))}
+    return Request(of, shapes, sizes, read_fields(of, getattr(options, "set", None) or (), fields), preset)
 
 
 def _given(
@@ -184,14 +186,6 @@ def _given(
             values = _SWITCH[values]
         if values is not None:
             yield parameter.name, values if isinstance(values, (list, tuple, range)) else (values,)
-
-
-def values_of_fields(of: AnyOperation, options: argparse.Namespace) -> dict[str, Sequence[Any]]:
-    """The values of fields from their options and --set. Raises UsageError for unknown fields and values."""
-    dtypes = [options.dtype] if isinstance(options.dtype, str) else options.dtype
-    found: dict[str, Sequence[Any]] = {"dtype": dtypes} if dtypes else {}
-    given = dict(_given(options, fields_of(of).values(), "field"))
-    return read_fields(of, getattr(options, "set", None) or (), found | given)
 
 
 def read_fields(

@@ -32,7 +32,7 @@ class Isolation:
     def confirm(self, row: Measurement, kernel: AnyKernel, backend: Backend) -> Measurement:
         """The row, refused if a fresh process finds its kernel wrong or slower at its shape, each checked once."""
         wanted = is_loaded_by_path(kernel) if self.everything is None else self.everything
-        if not (row.ok and wanted):
+        if not (row.ok and wanted and backend.has_tensors):
             return row
         key = (row.kernel, row.problem, row.shape)
         if key not in self._answers:
@@ -45,8 +45,6 @@ class Isolation:
         return row
 
     def _ask(self, row: Measurement, kernel: AnyKernel, backend: Backend) -> dict[str, str]:
-        if not backend.has_tensors:
-            return {}
         of, tensors = operation_called(row.operation), importlib.import_module("mamf.operations.isolated")
         if not of.gives_tensors:
             return {"unknown": f"results of {of.name} stay on the device"}

@@ -73,11 +73,11 @@ def _launched(kernel: AnyKernel, problem: Any, shape: Any, backend: Backend, ask
         checked.rehearse(backend)
         checked.poison()
     else:
-        launch_once(checked, backend)
+        launch_once(checked.launches[0], backend)
         backend.synchronize()
     prepared = backend.now()
     with backend.profiler_window(f"{kernel.name} {shape}"):
-        marks = [launch_once(checked, backend) for _ in range(asked.launches)]
+        marks = [launch_once(checked.launches[0], backend) for _ in range(asked.launches)]
     backend.synchronize()
     if asked.verifies:
         checked.verify()
@@ -91,10 +91,10 @@ def _launched(kernel: AnyKernel, problem: Any, shape: Any, backend: Backend, ask
     )
 
 
-def launch_once(checked: Checked, backend: Backend) -> tuple[object, object]:
-    """The marks around it."""
+def launch_once(launch: Callable[[], object], backend: Backend) -> tuple[object, object]:
+    """Return the marks around a launch."""
     start = backend.mark()
-    checked.launches[0]()
+    launch()
     backend.submit()
     return start, backend.mark()
 
@@ -106,14 +106,9 @@ def time_parts(kernel: Any, problem: Any, shape: Any, backend: Backend, launches
     parts = kernel.parts(backend, problem, shape, backend.operand_pool(problem.data, problem.seed))
     found = {}
     for name, (flop, launch) in parts.items():
-        marks = []
-        for _ in range(launches + 1):  # the first one warms up
-            start = backend.mark()
-            launch()
-            backend.submit()
-            marks.append((start, backend.mark()))
+        _, *marks = [launch_once(launch, backend) for _ in range(launches + 1)]  # the first one warms up
         backend.synchronize()
-        found[name] = flop, statistics.median(backend.seconds_between(*each) for each in marks[1:])
+        found[name] = flop, statistics.median(backend.seconds_between(*each) for each in marks)
     return found
 
 

@@ -36,57 +36,47 @@ def count_flops(step: Callable[[], object]) -> float:
     >>> mamf.count_flops(lambda: a @ a.T)
     262144.0
     """
-    counter = _Counter()
-    with _as_written(), counter.outside_optimizers(), counter:
+    counter = StepCounter()
+    counter.start()
+    try:
         step()
-    return counter.flop
+    finally:
+        flop = counter.stop()
+    return flop
 
 
-class _Counter(FlopCounterMode):  # type: ignore[misc]
-    def __init__(self) -> None:
-        super().__init__(display=False, custom_mapping=_formulas())
-        self.flop, self._is_in_optimizer = 0.0, False
-
-    @contextmanager
-    def outside_optimizers(self) -> Iterator[None]:
-        """Leave out what optimizers multiply (Muon)."""
-        hooks = (
-            register_optimizer_step_pre_hook(lambda *_: setattr(self, "_is_in_optimizer", True)),
-            register_optimizer_step_post_hook(lambda *_: setattr(self, "_is_in_optimizer", False)),
-        )
-        try:
-            yield
-        finally:
-            for hook in hooks:
-                hook.remove()
-
-    def _count_flops(self, func_packet: Any, out: Any, args: Any, kwargs: Any) -> Any:
-        if func_packet in self.flop_registry and not self._is_in_optimizer:
-            self.flop += self.flop_registry[func_packet](*args, **kwargs, out_val=out)
-        return out
-
-
-class StepCounter(_Counter):
+class StepCounter(FlopCounterMode):  # type: ignore[misc]
     """Counts what runs between ``start`` and ``stop`` in another program, into which it raises nothing."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self._is_whole, self._stack = True, ExitStack()
+        super().__init__(display=False, custom_mapping=_formulas())
+        self._flop, self._running_optimizers, self._stack = 0.0, 0, ExitStack()
 
     def start(self) -> None:
-        for context in (_as_written(), self.outside_optimizers(), self):
-            self._stack.enter_context(context)
+        self._stack.enter_context(_as_written())
+        for register, change in (
+            (register_optimizer_step_pre_hook, 1),
+            (register_optimizer_step_post_hook, -1),
+        ):
+            hook = register(lambda *_, change=change: self._add_running_optimizer(change))
+            self._stack.callback(hook.remove)
+        self._stack.enter_context(self)
 
     def stop(self) -> float:
-        """FLOP; NaN if torch failed to count an operation."""
+        """FLOP outside of optimizers (Muon multiplies too); NaN if torch failed to count an operation."""
         self._stack.close()
-        return self.flop if self._is_whole else math.nan
+        return self._flop
+
+    def _add_running_optimizer(self, change: int) -> None:
+        # An optimizer whose step calls the one of its base class runs the hooks of both.
+        self._running_optimizers += change
 
     def _count_flops(self, func_packet: Any, out: Any, args: Any, kwargs: Any) -> Any:
         try:
-            super()._count_flops(func_packet, out, args, kwargs)
+            if func_packet in self.flop_registry and not self._running_optimizers:
+                self._flop += self.flop_registry[func_packet](*args, **kwargs, out_val=out)
         except Exception:  # a formula that does not fit must not end what is counted
-            self._is_whole = False
+            self._flop = math.nan
         return out
 
 

@@ -66,13 +66,16 @@ class Sweep(KernelRows):
         return operation_called(plan.operation).own_command or f"{SWEEP} --operation {plan.operation}"
 
     def chart(self, log: RunLog, drawing: Drawing) -> Picture:
-        from mamf.report.charts.attention import attention_chart
-        from mamf.report.charts.logs import model_chart, sweep_chart
+        from mamf.report.charts.decode import decode_chart
+        from mamf.report.charts.logs import attention_chart, model_chart, sweep_chart
 
         rows, header, of = log.measurements, log.header, operation_called(log.plan.operation)
         if of.chart == "lengths":
             return attention_chart(rows, log.all_ceilings, header, drawing.regime, drawing.directions)
         drawing.require_no_direction(log)
+        if of.chart == "caches":
+            own = [row for row in rows if row.operation == of.name]
+            return decode_chart(own, _own_roofs(log), header, drawing.regime)
         if of.chart == "phases":
             return model_chart(rows, log.known_ceilings, header, drawing.regime)
         if of.chart == "shapes":

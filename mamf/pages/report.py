@@ -90,13 +90,12 @@ class Source:
             for block in self.document.visible_blocks
         ]
         is_short = sum(isinstance(block, Table) for block in figures) <= _MAX_OPEN_TABLES
-        sections = [
+        return [
             Section("Pictures", self.pictures),
             Section("Figures", figures, is_open=is_short),
             Section("Conditions", self.conditions),
             Section("Reproduce it", [Command(self.command)] if self.command else []),
         ]
-        return [section for section in sections if section.parts]
 
 
 def _joined(heading: str, sections: Sequence[Section]) -> Section:
@@ -170,7 +169,7 @@ def _of_several(sources: Sequence[Source], pages: Sequence[Page]) -> Page:
         f"{len(sources) + len(pages)} runs side by side",
         answers[1:],
         verdict=answers[0] if answers else "",
-        sections=[section for section in sections if section.parts],
+        sections=sections,
     )
 
 

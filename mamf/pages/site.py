@@ -191,14 +191,14 @@ def index_page(data: SiteData, logs: str, pages: Mapping[str, str]) -> Page:
         if runs
         else ["Nobody has contributed a log yet. Yours can be the first: see below."],
         [_fact(each, device_title(each.device), f"{each.dtype}, {each.regime}") for each in fastest[:_MAX_FACTS]],
-        sections=_with_parts(
+        sections=[
             Section("Ceilings", charts[:1]),
             Section(f"Ceilings of {counted(len(charts) - 1, 'more dtype')}", charts[1:], is_open=False),
             Section("All ceilings", _tables(columns, data.lines)),
             Section("What the words mean", [Lines(_WORDS)] if data.lines else []),
             Section("Devices", _tables(devices, sorted(runs))),
             Section("Add your accelerator", _CONTRIBUTE),
-        ),
+        ],
         links=[("As CSV", CSV), ("As JSON", FEED)],
     )
 
@@ -237,7 +237,7 @@ def device_page(name: str, data: SiteData, logs: str) -> Page:
         device_title(name),
         [_summary(data)],
         [_fact(line, f"{line.dtype}, {line.regime}") for line in best[:_MAX_FACTS]],
-        sections=_with_parts(
+        sections=[
             Section("Ceilings", _tables(ceilings, data.lines)),
             Section("Cards side by side", [_cards_chart(line) for line in leading]),
             Section("Cards in other dtypes", [_cards_chart(line) for line in others], is_open=False),
@@ -245,13 +245,9 @@ def device_page(name: str, data: SiteData, logs: str) -> Page:
             Section("Other operations", kernels, is_open=False),
             Section("Unconfirmed figures", _tables([*entry_columns(), log], data.unconfirmed, unconfirmed), False),
             Section("Logs", _tables(log_columns, newest_first)),
-        ),
+        ],
         links=[("All devices", f"../{INDEX}")],
     )
-
-
-def _with_parts(*sections: Section) -> list[Section]:
-    return [section for section in sections if section.parts]
 
 
 def device_title(name: str) -> str:

@@ -27,7 +27,6 @@ from types import TracebackType
 from typing import Any
 
 from mamf.errors import UsageError, describe_error, first_line
-from mamf.profiling import listeners
 from mamf.profiling.traces import STEP_MARK, Trace, read_trace
 from mamf.profiling.watches import DtypeWatch, MemoryWatch, ModuleRanges
 
@@ -284,7 +283,7 @@ class StepProfiler:
         if not self._seen and function is not None:
             return f"{function} was not called: of what the script itself defines, name __main__:FUNCTION"
         if not self._seen:
-            named = "name a function, as --calls torch:Tensor.backward, or call mamf.profiling.step()"
+            named = "name a function that is a step, as --calls torch:Tensor.backward or --calls __main__:train"
             return f"no optimizer of torch stepped in this process; {named}"
         return f"the script took {self._seen} of {self._warmup + 2 * self._steps} steps: lower --warmup or --steps"
 
@@ -310,13 +309,10 @@ def profile_program(program: Program, profiler: StepProfiler, function: str | No
 
 @contextmanager
 def _following_steps(profiler: StepProfiler, function: str | None) -> Iterator[None]:
-    """``mamf.profiling.step()`` ends a step in any case."""
     import torch
     from torch.autograd.profiler import profile  # torch.profiler uses it too
 
     with ExitStack() as stack:
-        listeners.append(profiler.step_ended)
-        stack.callback(listeners.remove, profiler.step_ended)
         if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
             signal.signal(signal.SIGTERM, profiler.terminated)
             stack.callback(signal.signal, signal.SIGTERM, signal.SIG_DFL)

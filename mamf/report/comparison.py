@@ -44,10 +44,13 @@ def comparison_document(comparison: Comparison, tolerance: float, top: int | Non
         label=label,
     )
     together = [together_line(each, comparison, tolerance) for each in comparison.together]
+    is_calibrated = comparison.a.header.get("timer") != _HOST_CLOCK
+    chance = f"at most {percent_of(FALSE_ALARMS)}" if is_calibrated else "unknown with a host clock"
+    alarms = f"chance of a false alarm (exit code 3) for the whole comparison: {chance}"
     blocks: list[Block] = [
         Lines(head_lines(comparison, tolerance)),
         table,
-        Lines([*together, *([] if comparison.forced else [chance_line(comparison)])]),
+        Lines([*together, *([] if comparison.forced else [alarms])]),
         Answer(summary_lines(comparison, tolerance)),
     ]
     return Document("Comparison", blocks, comparison_data(comparison, tolerance))
@@ -159,13 +162,6 @@ def together_line(each: Together, comparison: Comparison, tolerance: float) -> s
         smallest = percent_of(round(each.smallest_loss(tolerance), 4))
         found = f"no common change; a uniform loss below {smallest} could not have been found"
     return f"{each.regime}, {each.rows} rows together ({comparison.design.label}): B/A {figures}: {found}"
-
-
-def chance_line(comparison: Comparison) -> str:
-    """The chance that anything is called slower although nothing is."""
-    is_calibrated = comparison.a.header.get("timer") != _HOST_CLOCK
-    chance = f"at most {percent_of(FALSE_ALARMS)}" if is_calibrated else "unknown with a host clock"
-    return f"chance of a false alarm (exit code 3) for the whole comparison: {chance}"
 
 
 def summary_lines(comparison: Comparison, tolerance: float) -> list[str]:

@@ -60,7 +60,7 @@ Part = Block | Picture | Command
 
 @dataclass(frozen=True)
 class Section:
-    """``is_open``: shown at once; others open on a click."""
+    """``is_open``: shown at once; others open on a click. One without parts is not shown."""
 
     heading: str
     parts: Sequence[Part]

@@ -63,28 +63,18 @@ def named(row: Measurement | Ceiling) -> str:
 
 def roofline_document(roofs: Roofs, points: Sequence[RoofPoint], head: str, top: int | None = None) -> Document:
     """``top``: how many rows people see, those nearest to their roof first; None for all. Csv holds the rows, or the
-    roofs if there are no rows.
+    roofs if there are no rows. ``balance_*``: the FLOP per byte at which a level of bandwidth meets a ceiling of
+    computing.
     """
-    best_first = sorted(points, key=lambda point: -1.0 if point.share is None else point.share, reverse=True)
-    ceilings = [
-        NamedCeiling(name, each) for kind in (roofs.compute, roofs.bandwidth) for (name, _), each in kind.items()
-    ]
-    blocks: list[Block] = [
-        Lines([head]),
-        Table(roof_columns(roofs), ceilings, key="roofs"),
-        Table(POINT_COLUMNS, best_first, top=top),
-        Answer(list(conclusion(roofs, best_first))),
-    ]
-    return Document(f"Roofs of {roofs.device}", blocks, {"device": roofs.device}, main="rows" if points else "roofs")
-
-
-def roof_columns(roofs: Roofs) -> list[Column[NamedCeiling]]:
-    """``balance_*``: the FLOP per byte at which a level of bandwidth meets a ceiling of computing."""
 
     def balance(level: str) -> Callable[[NamedCeiling], float | None]:
         return lambda roof: balance_point(roofs, roof.ceiling, level)
 
-    return [
+    best_first = sorted(points, key=lambda point: -1.0 if point.share is None else point.share, reverse=True)
+    ceilings = [
+        NamedCeiling(name, each) for kind in (roofs.compute, roofs.bandwidth) for (name, _), each in kind.items()
+    ]
+    columns: list[Column[NamedCeiling]] = [
         Column("roof", "roof", lambda roof: roof.name, left=True),
         Column("regime", "regime", lambda roof: roof.ceiling.regime, left=True),
         Column("", "rate", lambda roof: rate_text(roof.ceiling.rate, roof.ceiling.unit)),
@@ -98,6 +88,13 @@ def roof_columns(roofs: Roofs) -> list[Column[NamedCeiling]]:
         Column("at", "at", lambda roof: named(roof.ceiling), importance=3, left=True),
         Column("kernel", "kernel", lambda roof: roof.ceiling.kernel, importance=2, left=True),
     ]
+    blocks: list[Block] = [
+        Lines([head]),
+        Table(columns, ceilings, key="roofs"),
+        Table(POINT_COLUMNS, best_first, top=top),
+        Answer(list(conclusion(roofs, best_first))),
+    ]
+    return Document(f"Roofs of {roofs.device}", blocks, {"device": roofs.device}, main="rows" if points else "roofs")
 
 
 def balance_point(roofs: Roofs, ceiling: Ceiling, level: str) -> float | None:

@@ -10,7 +10,7 @@ from operator import attrgetter
 from statistics import median
 from typing import Any
 
-from mamf.ceilings.ceiling import CONFIRM
+from mamf.ceilings.ceiling import CONFIRM, compute_drift
 from mamf.logs.recording import End
 from mamf.logs.records import significant_digits
 from mamf.logs.run_log import device_speeds
@@ -69,7 +69,9 @@ def row_columns(
         *statistics,
         *columns_from(rows, lambda row: operation_called(row.operation).columns(row) if row.ok else {}, 4),
         Column("reference_tflops", "", lambda row: row.details.get("reference_tflops")),
-        Column("state", "state %", shares.drift, lambda drift: f"{100 * drift:+.1f}", 5),
+        Column(
+            "state", "state %", lambda row: compute_drift(row, shares.ceilings), lambda drift: f"{100 * drift:+.1f}", 5
+        ),
         Column("launches", "launches", lambda row: row.launches, importance=7),
         *clock_columns(lambda row: row.conditions, 3),
         Column("power_watts", "W", lambda row: row.conditions.watts, whole, 5),

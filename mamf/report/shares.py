@@ -15,7 +15,6 @@ from mamf.ceilings.ceiling import (
     Ceiling,
     Ceilings,
     ceiling_of,
-    compute_drift,
     has_drifted,
     known_share,
     mamfu,
@@ -185,10 +184,6 @@ class Shares:
             Column("mamfu_accuracy", "", lambda row: share_accuracy(row, self.ceilings) or None),
             *(roof if self.roofs is not None else ()),
         ]
-
-    def drift(self, row: Measurement) -> float | None:
-        """How far the state of the card around a row is from that at its ceiling."""
-        return compute_drift(row, self.ceilings)
 
     def remarks(self, row: Measurement) -> Iterator[str]:
         """What a reader must know about the shares of a row."""

@@ -9,6 +9,7 @@ from attention_fakes import pretend_versions
 from decode_fakes import LIBRARIES
 from verdicts import verified
 
+from mamf.engine.measure import classify_error
 from mamf.engine.regimes.checking import Checked, WrongResultError
 from mamf.errors import UsageError
 from mamf.operations.decode.decode_reference import Tables, attend
@@ -174,6 +175,13 @@ def test_a_kernel_of_torch_is_right_on_the_cpu(name, shape, dtype, cpu):
 )
 def test_sdpa_says_what_it_refuses(shape, reason):
     assert reason in SdpaKvcache().unsupported_shape(DecodeProblem(), shape_of(shape))
+
+
+def test_a_cache_that_does_not_fit_is_out_of_memory_in_a_line(cpu):
+    kernel, shape = SdpaKvcache(), shape_of("b64000h32kv8q1c262144d128")
+    with pytest.raises(MemoryError, match="GB needed") as failure:
+        prepared(kernel, cpu, shape)
+    assert classify_error(failure.value, kernel, cpu)[0] == "out_of_memory"
 
 
 # -- wrong kernels -----------------------------------------------------------------------------------------------------

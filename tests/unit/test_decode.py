@@ -85,7 +85,7 @@ def test_lengths_are_drawn_once_for_all_kernels(letter, mean):
     [
         ("b1h16q1", "'b1h16q1' is not a decode shape; for example b64h32kv8q1c8192d128p16"),
         ("b1h6kv4q1c8d64", "6 heads cannot share 4 kv heads: heads must be a multiple"),
-        ("b1h4q9c8d64", "9 queries exceed the 8 tokens of a sequence, which has them"),
+        ("b1h4q9c8d64", "9 new tokens in a sequence of 8: --cache-lens includes the new ones"),
         ("b1h4kv2q1c8d576v512l", "a latent has 1 kv head, and values narrower than keys, such as --head-dims 576/512"),
         ("b1h4q1c8d64p0", "page size 0: it must be at least 1"),
     ],
@@ -153,3 +153,23 @@ def test_the_read_bandwidth_of_a_log_of_bandwidth_serves(decode, run, tmp_path):
     assert "read bandwidth (4GiB, simulated-bandwidth)" in out
     code, _, err = decode(*options[:2], "--operation", "decode", "--output", "other.jsonl", "--ceiling", "find.jsonl")
     assert (code, "no read bandwidth burst ceiling in find.jsonl" in err) == (2, True)
+
+
+def test_a_preset_of_either_operation_is_known(run):
+    code, _, err = run("attention", "--preset", "llama-8b-decod")
+    assert (code, "did you mean 'llama-8b-decode'?" in err) == (2, True)
+
+
+def test_other_commands_read_the_log(decode, run, monkeypatch, tmp_path):
+    options = ["--preset", "llama-8b-decode", "--cache-lens", "1024", "8192", "--batch", "8"]
+    for name in ("one.jsonl", "other.jsonl"):
+        assert decode(*options, "--output", name)[0] == 0
+    code, out, _ = run("compare", "one.jsonl", "other.jsonl")
+    assert (code, "no regression" in out) == (0, True)
+    assert "4 rows" in out, "the bandwidth found first is not compared"
+    code, out, err = run("plot", "one.jsonl", "--output", "caches.svg")
+    assert code == 0, err
+    text = (tmp_path / "caches.svg").read_text()
+    assert all(part in text for part in ("cache length", "% MBU", "pages of 16", "contiguous"))
+    code, out, err = run("reproduce", "one.jsonl", *SIMULATED[:2], "--kernel", SIMULATED[3], "--output", "again.jsonl")
+    assert (code, err.count("no kernel")) == (0, 0), err

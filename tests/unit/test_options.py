@@ -40,6 +40,7 @@ OTHER_MEANING = {
     ("--from", "profile"): "a trace, which no other command reads",
     ("--output", "plot"): "a picture",
     ("--output", "results site"): "a folder of pages",
+    ("--quick", "model"): "smaller sizes, where none are given",
     ("--regime", "verify"): "how launches are checked",
     ("--tolerance", "reproduce"): "of a claim, which is from another visit",
     ("--top", "reproduce"): "rows that are measured again, not shown",

@@ -18,9 +18,8 @@ from mamf.measurement import Measurement
 from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape
-from mamf.report.charts.attention import BATCH, HEADS, attention_chart, needed
 from mamf.report.charts.lines import Axis, Chart, Line, Panel, Point
-from mamf.report.charts.logs import find_chart, sweep_chart
+from mamf.report.charts.logs import BATCH, HEADS, attention_chart, find_chart, needed_facets, sweep_chart
 from mamf.report.charts.picture import draw, save
 from mamf.statistics import Interval, summarize
 
@@ -66,7 +65,7 @@ PRESET = [
 
 def test_sizes_that_would_lie_on_one_another_part_panels():
     rows = [row(shape(length, batch=batch)) for length in LENGTHS for batch in (1, 64)]
-    facets = needed(rows, lambda row: row.shape.seqlen_k)
+    facets = needed_facets(rows, lambda row: row.shape.seqlen_k)
     assert BATCH in facets and HEADS not in facets
     chart = attention_chart(rows, {}, HEADER)
     assert [panel.title for panel in chart.panels] == ["batch 1", "batch 64"]

@@ -150,11 +150,6 @@ def test_a_function_of_the_script_itself_is_named_by_main(script, capsys):
     assert "--calls __main__:serve: serve.py defines no such function" in capsys.readouterr().err
 
 
-def test_a_step_ends_where_the_script_says_so(script, capsys):
-    text = "import torch\nfrom mamf import profiling\nfor _ in range(3):\n    torch.ones(2) + 1\n    profiling.step()\n"
-    assert profiled(capsys, script(text))["steps"] == 1
-
-
 def test_of_several_optimizers_the_first_ends_the_step(script, capsys):
     text = TINY.replace("optimizer.step()", "optimizer.step()\n    other.step()")
     found = profiled(capsys, script(text.replace("for _", "other = torch.optim.Adam([weight])\nfor _")))
@@ -203,7 +198,10 @@ def test_a_script_that_ends_early_leaves_no_log(script, tmp_path, capsys):
     assert "the script took 3 of 11 steps: lower --warmup or --steps" in capsys.readouterr().err
     assert not log.exists()
     assert main(["profile", script("pass")]) == 1
-    assert "name a function, as --calls torch:Tensor.backward, or call mamf.profiling.step()" in capsys.readouterr().err
+    assert (
+        "name a function that is a step, as --calls torch:Tensor.backward or --calls __main__:train"
+        in capsys.readouterr().err
+    )
 
 
 def test_steps_before_the_end_are_kept(script, capsys):

@@ -2,8 +2,8 @@
 
 from typing import ClassVar
 
+from mamf.backend import Queue
 from mamf.operations.overlap import SMALLEST, Pair
-from mamf.queues import Queue
 from mamf.testing import SimulatedBackend, SimulatedBandwidth, SimulatedCollective, SimulatedCopies, SimulatedMatmul
 
 OWN, ASIDE = "own", "aside"

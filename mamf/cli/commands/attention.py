@@ -16,7 +16,7 @@ from mamf.cli.options import (
     add_run_options,
 )
 from mamf.cli.parser import Parser, value_of
-from mamf.cli.planning import add_parameters
+from mamf.cli.planning import AnyOperation, add_parameters
 from mamf.cli.session import Session, run_kernels, say_plan
 from mamf.cli.terminal import warn
 from mamf.errors import UnknownNameError
@@ -76,11 +76,14 @@ def add_ceiling_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--baseline", metavar="KERNEL", help="kernel that speedups refer to (default: eager or slowest)")
 
 
-def _operation(name: str | None, preset: str | None) -> Attention | Decode:
+def _operation(name: str | None, preset: str | None) -> AnyOperation:
     """The operation that is named, or that has the preset. Raises UnknownNameError."""
-    known: dict[str, Attention | Decode] = {each.name: each for each in (Attention(), Decode())}
+    known: dict[str, AnyOperation] = {each.name: each for each in (Attention(), Decode())}
     if name is None:
-        name = next((name for name, each in known.items() if preset in each.presets()), Attention.name)
+        owners = {each: name for name, of in known.items() for each in of.presets()}
+        if preset:
+            require_known(("preset of attention", preset, owners))
+        name = owners.get(preset or "", next(iter(known)))
     require_known(("operation of attention", name, known))
     return known[name]
 

@@ -49,9 +49,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     add(parser, "--ceiling", default_text="the ceilings that 'mamf peak' knows")
     group = parser.add_argument_group("in place of measuring, profile launches of one row, as 'mamf profile' does")
-    group.add_argument("--nvtx", action="store_true", help="mark modules as ranges for nsys or rocprofv3")
-    group.add_argument("--dtypes", action="store_true", help="count the dtypes of outputs, loss and gradients")
-    group.add_argument("--memory", metavar="FILE", help="keep the allocations (CUDA), and report what causes the peak")
+    add(group, "--nvtx", "--dtypes", "--memory")
     add_session_options(parser, regimes="sustained")
 
 
@@ -82,7 +80,7 @@ def _profile(options: argparse.Namespace) -> int:
         raise UsageError(f"--nvtx, --dtypes and --memory are of one row, not {len(rows)}: name one phase and context")
     ((kernel, problem, shape),) = rows
     watched = [name for name in ("--nvtx", "--dtypes") if getattr(options, name[2:])]
-    watched += ["--memory", options.memory] if options.memory else []
+    watched += ["--memory", str(options.memory)] if options.memory else []
     device = ["--backend", backend.name, "--device", str(backend.index)]
     launch = ["-m", "mamf", "run", kernel, *options_of(problem, shape), *device, "--no-verify"]
     steps = ["--warmup", "1", "--steps", "1", "--calls", "mamf.engine.launching:launch_once"]
@@ -124,17 +122,13 @@ class ModelSession(Session):
 
     def _require_budget(self, budget: float) -> None:
         """Raises UsageError for a budget that the first row exceeds on this CPU."""
-        from mamf.engine.launching import Launching, launch_in_window
-        from mamf.plugins.discovery import kernel_of, operation
+        from mamf.engine.estimate import probe_flops
+        from mamf.operations.matmul.operation import problem_for
+        from mamf.operations.matmul.selection import kernel
 
         _, problem, shape, _ = self.driven.steps[0]
-        matmul = operation("matmul")
-        square = matmul.parse_shape("512x512x512")
-        asked = matmul.problem_for(self.backend, {"dtype": problem.dtype})
-        launched = launch_in_window(
-            kernel_of(matmul, "torch.mm"), asked, square, self.backend, Launching(3, verifies=False)
-        )
-        needed = _MIN_LAUNCHES * problem.flop(shape) * min(launched.seconds) / asked.work(square).amount
+        flops = probe_flops(kernel("torch.mm"), problem_for(self.backend, problem.dtype), self.backend)
+        needed = _MIN_LAUNCHES * problem.flop(shape) / flops
         if needed > budget:
             raise UsageError(
                 f"the first row takes about {needed:.0f} s on this CPU, which is more than the budget: name a smaller "
@@ -168,13 +162,10 @@ def known_here(backend: Backend, needed: Collection[tuple[str, str]]) -> dict[tu
     from mamf.contribution.known_ceilings import measured_peak
 
     known: dict[tuple[str, str], Rate] = {}
-    missing: dict[str, list[str]] = {}
     for dtype, regime in needed:
         try:
             found = measured_peak(backend, dtype, regime)
             known[found.dtype, regime] = found
         except MamfError as error:
-            missing.setdefault(str(error), []).append(regime)
-    for reason, regimes in missing.items():
-        warn(f"no MAMFU in {' and '.join(regimes)}: {reason}")
+            warn(f"no MAMFU in {regime}: {error}")
     return known

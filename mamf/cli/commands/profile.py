@@ -70,13 +70,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         default_text="the ceilings that 'mamf peak' knows; repeatable",
     )
     parser.add_argument("--trace", type=Path, metavar="FILE", help="keep the steps as a Chrome trace, for Perfetto")
-    parser.add_argument(
-        "--memory", type=Path, metavar="FILE", help="keep the allocations (CUDA), and report what causes the peak"
-    )
-    parser.add_argument(
-        "--dtypes", action="store_true", help="count the dtypes of parameters, outputs, logits, loss and gradients"
-    )
-    parser.add_argument("--nvtx", action="store_true", help="mark modules as ranges for nsys or rocprofv3")
+    add(parser, "--memory", "--dtypes", "--nvtx")
     parser.add_argument(
         "--from",
         dest="source",

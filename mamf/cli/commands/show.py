@@ -85,23 +85,17 @@ def _document_of_run(log: RunLog, options: argparse.Namespace) -> Document:
     from mamf.kinds.kind import View
     from mamf.kinds.registry import kind_of
     from mamf.logs.compare import require_same_card
+    from mamf.operations.unknown import operation_called
     from mamf.profiling.counters.report import counters_document
 
     roofs = read_roofs(options)
     if roofs is not None:
-        require_rows(log)
+        if log.plan.kind != SWEEP or operation_called(log.plan.operation).has_shares:
+            raise UsageError(
+                f"{log.path}: --ceiling shows shares for rows of a sweep; for other logs, use 'mamf roofline LOG "
+                "--ceiling LOG'"
+            )
         require_same_card(log, roofs)
     if log.counter_records:
         return counters_document(log)
     return kind_of(log.plan).document(log, View(options.top, roofs))
-
-
-def require_rows(log: RunLog) -> None:
-    """Raises UsageError for a log whose rows have no shares of the roof."""
-    from mamf.operations.unknown import operation_called
-
-    if log.plan.kind != SWEEP or operation_called(log.plan.operation).has_shares:
-        raise UsageError(
-            f"{log.path}: --ceiling shows shares for rows of a sweep; for other logs, use 'mamf roofline LOG --ceiling "
-            "LOG'"
-        )

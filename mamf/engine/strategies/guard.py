@@ -30,7 +30,7 @@ class GuardStrategy(RowsStrategy):
         self._visits = by_step(row for row in setup.rows if not row.phase)
 
     def steps(self) -> Steps:
-        left = self.setup.steps
+        left = frozenset(self.setup.steps)
         for name in self.plan.regimes:
             regime = self.run.start(self.regime(name))
             steps = [step for step in self.plan.steps() if step.regime == name]

@@ -355,6 +355,7 @@ class Library:
     runtimes: ClassVar[tuple[str, ...]] = ("cuda",)
     cards: ClassVar[str] = ""
     instead: ClassVar[str] = "sdpa"
+    on_any_device: ClassVar[str] = ON_ANY_DEVICE
 
     @abstractmethod
     def load(self) -> Any:
@@ -371,7 +372,7 @@ class Library:
 
     def unavailable(self, backend: Backend) -> Unavailable | None:
         if backend.runtime not in self.runtimes:
-            return Unavailable(f"{self.library} has no kernels for {backend.name}", ON_ANY_DEVICE)
+            return Unavailable(f"{self.library} has no kernels for {backend.name}", self.on_any_device)
         if backend.runtime == "cuda":
             major, minor = torch.cuda.get_device_capability(backend.index)
             if not self.runs_on((major, minor)):

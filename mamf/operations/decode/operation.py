@@ -42,6 +42,7 @@ class Decode(Operation[DecodeProblem, DecodeShape]):
     axis_label = "cache length"
     ranks_by_shape = True
     own_command = "attention --operation decode"
+    chart = "caches"
     has_shares = True
     has_memory_shares = True
     reference = "softmax in float64 over gathered pages; one head of a sequence by the host in float64"

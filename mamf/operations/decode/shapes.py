@@ -112,7 +112,8 @@ class DecodeShape:
         if self.heads % self.kv_heads:
             raise UsageError(f"{self.heads} heads cannot share {self.kv_heads} kv heads: heads must be a multiple")
         if self.queries > self.cache_len:
-            raise UsageError(f"{self.queries} queries exceed the {self.cache_len} tokens of a sequence, which has them")
+            of_sequence = f"{self.queries} new tokens in a sequence of {self.cache_len}"
+            raise UsageError(f"{of_sequence}: --cache-lens includes the new ones")
         if self.lengths not in LENGTHS.values():
             raise UsageError(f"lengths {self.lengths!r}: they are {', '.join(LENGTHS.values())}")
         if self.is_latent and (self.kv_heads != 1 or self.head_dim_v >= self.head_dim):

@@ -115,6 +115,8 @@ class TorchDecode(DecodeKernel):
 class LibraryDecode(Library, TorchDecode):
     """A kernel of a vendor's or third party's library."""
 
+    on_any_device = "mamf attention --operation decode --kernel sdpa-kvcache"
+
 
 class PreparedDecode:
     """One operand set: its launch and its reference."""

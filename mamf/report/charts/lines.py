@@ -231,7 +231,8 @@ def _add_shares(axes: Axes, panel: Panel) -> None:
         return
     functions = (lambda rate: 100 * rate / whole, lambda share: share * whole / 100)
     shares = axes.secondary_yaxis("right", functions=functions)
-    shares.set_ylabel("% of the datasheet" if panel.peak else "% MAMFU", fontsize=TEXT)
+    of_ceiling = "% MBU" if panel.unit == "TB/s" else "% MAMFU"
+    shares.set_ylabel("% of the datasheet" if panel.peak else of_ceiling, fontsize=TEXT)
     shares.tick_params(labelsize=SMALL, color="#999999")
     shares.yaxis.set_major_locator(MaxNLocator(8, steps=[1, 2, 5, 10]))
 

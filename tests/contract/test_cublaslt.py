@@ -199,14 +199,6 @@ def test_descriptors_are_destroyed_with_the_launch(h100, library):
     assert library.descriptors == []
 
 
-def test_a_launch_keeps_its_operands_and_scales_in_memory(h100, library):
-    launches = [prepared(h100).launches[0], prepared(h100, "cublaslt-scaled", MatmulProblem("fp8_rowwise")).launches[0]]
-    gc.collect()
-    for launch in launches:
-        launch()
-    assert len(library.launched) == 2
-
-
 def test_a_sweep_ranks_the_proposals_and_measures_the_fastest_again(h100, library, monkeypatch):
     plan = Plan(SWEEP, MATMUL, (PROBLEM,), ("cublaslt",), (SHAPE,), seconds=0.01)
     rows = list(OneKernelStrategy(Setup(plan, h100, [("cublaslt", kernel("cublaslt"))])).results())

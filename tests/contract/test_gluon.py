@@ -8,7 +8,7 @@ import torch
 from simulated_gluon import install
 from verdicts import verified
 
-from mamf.errors import UnsupportedError, UsageError
+from mamf.errors import UnsupportedError
 from mamf.operations.matmul.kernel import LAYOUTS, MatmulProblem
 from mamf.operations.matmul.selection import kernel, kernels_for
 from mamf.operations.matmul.shapes import MatmulShape
@@ -47,12 +47,6 @@ def test_its_tiles_are_kernels_of_their_own(device):
     assert [each.name for each in kernel(variants[1].name).variants(device, problem, SHAPE)] == [variants[1].name]
     assert "gluon" not in [each.name for each in kernels_for(device, problem)]
     assert [each.name for each in kernels_for(device, problem, ["gluon"])] == ["gluon"]
-
-
-@pytest.mark.parametrize("text", ["gluon[128x256]", "gluon[100x256/4s]", "gluon[128x128/4s]"])
-def test_what_is_no_tile_is_refused(text):
-    with pytest.raises(UsageError, match="not a tile"):
-        kernel(text)
 
 
 @pytest.mark.parametrize(

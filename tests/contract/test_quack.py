@@ -14,7 +14,6 @@ import torch
 
 from mamf.engine.measure import measure
 from mamf.engine.regimes import Burst, StoppingRule
-from mamf.errors import UsageError
 from mamf.operations.matmul.kernel import LAYOUTS, MatmulProblem
 from mamf.operations.matmul.selection import kernel
 from mamf.operations.matmul.shapes import MatmulShape
@@ -100,12 +99,6 @@ def test_its_configurations_are_ranked_by_the_regime(device):
     assert len({variant.name for variant in variants}) == len(variants) >= 4
     assert all(kernel(variant.name).name == variant.name for variant in variants)
     assert [each.name for each in kernel(variants[1].name).variants(device, PROBLEM, SHAPE)] == [variants[1].name]
-
-
-@pytest.mark.parametrize("text", ["256", "256x192", "256x192/c3x1", "256x192/c2x1/fast"])
-def test_what_is_no_configuration_is_refused(text):
-    with pytest.raises(UsageError, match="not a configuration of kernel quack"):
-        kernel(f"quack[{text}]")
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

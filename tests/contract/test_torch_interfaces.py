@@ -14,7 +14,7 @@ import torch
 from adapter_uses import all_uses
 from check_fakes import takes
 from fake_interfaces import installations, parameters
-from simulated_vendors import SimulatedEvent, SimulatedTorch
+from simulated_vendors import SimulatedTorch
 
 from mamf.plugins.discovery import backend_class
 
@@ -125,16 +125,3 @@ def test_a_simulated_device_changes_its_adapter_and_nothing_of_torch(vendor):
     module = sys.modules[adapter.__module__]
     driver = [(module, "_load_driver")] if vendor == "cuda" else []
     assert changed == [(module, "torch"), (adapter, "open_device"), *driver]
-
-
-@pytest.mark.parametrize("vendor", ["cuda", "rocm", "xpu", "hpu"])
-def test_a_call_that_is_not_simulated_reaches_no_device(vendor, request):
-    module = request.getfixturevalue(vendor).kind.vendor()
-    with pytest.raises(AttributeError):
-        module.current_stream()
-
-
-@pytest.mark.parametrize("module", [torch.cuda, torch.xpu], ids=["cuda", "xpu"])
-def test_simulated_events_take_only_what_torchs_take(module):
-    for name in ("record", "synchronize", "elapsed_time"):
-        assert only_what_is_taken(getattr(SimulatedEvent, name), getattr(module.Event, name)), name

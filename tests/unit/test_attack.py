@@ -32,7 +32,7 @@ def assert_survived(counts):
 
 def test_damaged_logs_are_read_or_refused_in_a_line(logs, folder, monkeypatch):
     monkeypatch.setattr(inputs, "DRAWN_EVERY", 10**6)  # drawing is slow, and tested in test_plot.py
-    assert_survived(inputs.attack_logs(logs, folder, Random(0), 40))
+    assert_survived(inputs.attack_logs(logs, folder, Random(0), 25))
 
 
 def test_odd_command_lines_are_refused_in_a_line(logs, folder):
@@ -40,8 +40,8 @@ def test_odd_command_lines_are_refused_in_a_line(logs, folder):
 
 
 def test_a_run_that_meets_any_fault_is_resumed_without_a_row_lost_or_measured_twice(folder):
-    counts = faults.attack_runs(folder, Random(0), 30)
-    assert counts.of["kills"] >= 30
+    counts = faults.attack_runs(folder, Random(0), 20)
+    assert counts.of["kills"] >= 20
     assert counts.codes[1] and counts.codes[130]
     assert_survived(counts)
 

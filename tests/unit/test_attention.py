@@ -16,7 +16,7 @@ from mamf.ceilings.ceiling import Ceiling, compute_drift, mamfu, require_usable_
 from mamf.cli.parser import Parser
 from mamf.cli.planning import add_parameters, request_of
 from mamf.engine.strategies.rows import RowsStrategy
-from mamf.errors import IncomparableError, UsageError
+from mamf.errors import IncomparableError
 from mamf.logs.run_log import read_run_log
 from mamf.operations.attention.operation import Attention
 from mamf.operations.attention.shapes import PRESETS, AttentionProblem, AttentionShape
@@ -66,15 +66,6 @@ def test_flop_follow_the_convention_that_is_named():
 def test_bytes_are_each_operand_once():
     shape = AttentionShape(1, 8, 2, 128, 256, 64, 64)
     assert AttentionProblem().traffic(shape) == 2 * 64 * (2 * 8 * 128 + 2 * 2 * 256)
-
-
-@pytest.mark.parametrize(
-    ("fields", "what"),
-    [({"kv_heads": 3}, "cannot share"), ({"window": 0}, "window"), ({"batch": 0}, "at least 1")],
-)
-def test_a_shape_that_cannot_be_is_refused(fields, what):
-    with pytest.raises(UsageError, match=what):
-        dataclasses.replace(LONG, **fields)
 
 
 # -- the sweep -------------------------------------------------------------------------------------------------------
@@ -142,12 +133,6 @@ def test_what_does_not_fit_is_a_row():
     backend = SimulatedBackend(physics=dataclasses.replace(Physics(), memory_bytes=10**8))
     rows = list(swept(backend, plan_of()).results())
     assert {row.shape: row.status for row in rows} == {LONG: "out_of_memory", SHORT: "out_of_memory"}
-
-
-def test_a_warm_cache_is_another_figure():
-    backend = SimulatedBackend(physics=dataclasses.replace(Physics(), cache_gain=0.2, noise=0.0))
-    cold, warm = (next(iter(swept(backend, plan_of(flush=flush)).results())).best_rate for flush in (True, False))
-    assert warm / cold == pytest.approx(1.25, rel=0.02)
 
 
 # -- the command -----------------------------------------------------------------------------------------------------

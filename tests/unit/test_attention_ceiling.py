@@ -91,14 +91,6 @@ def test_the_log_holds_the_search_that_its_ceiling_follows_from(whole, tmp_path)
     assert ceiling_record(again) == ceiling_record(ceiling)
 
 
-def test_rows_of_the_search_are_not_counted_as_attention(whole, run, tmp_path):
-    log = read(tmp_path)
-    assert log.summary["measured"] == len(steps(log)) == STEPS
-    assert len(whole[1].splitlines()) == 1 + STEPS
-    _, out, _ = run("show", "run.jsonl", "--format", "json")
-    assert len(json.loads(out)["measurements"]) == STEPS
-
-
 @pytest.mark.parametrize("option", [["--no-ceiling"], ["--ceiling", "run.jsonl"]])
 def test_a_log_that_searches_its_ceiling_is_not_resumed_otherwise(whole, run, resume, tmp_path, option):
     (tmp_path / "run.jsonl").write_bytes(b"".join(whole[2].splitlines(keepends=True)[:5]))

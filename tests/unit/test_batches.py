@@ -66,14 +66,6 @@ def test_images_are_samples_and_no_tokens(batch):
     assert (found.samples, found.sequences) == (4, [])
 
 
-@pytest.mark.parametrize(
-    "batch", [None, "text", 7, {}, [], ("a", {"b": None}), [Tensor(3, 8, 8), Tensor(5, 4)], Tensor()]
-)
-def test_what_is_not_there_is_unknown(batch):
-    found = read_pass(batch)
-    assert math.isnan(found.tokens) and math.isnan(found.samples) and found.sequences == []
-
-
 def test_the_targets_of_a_decoder_are_its_inputs_or_its_labels():
     assert read_pass({"input_ids": IDS, "labels": LABELS}).targets == 32
     assert read_pass({"input_ids": IDS, "labels": CLASSES, "decoder_input_ids": LABELS}).targets == 32

@@ -8,8 +8,6 @@ import pytest
 from mamf.errors import RunLogWriteError, UsageError
 from mamf.files import create_whole, write_whole
 
-BOTH = pytest.mark.parametrize("write", [write_whole, create_whole])
-
 
 def names(folder):
     return [path.name for path in folder.iterdir()]
@@ -52,17 +50,6 @@ def test_a_full_disk_leaves_what_was_there(tmp_path, monkeypatch):
         create_whole(tmp_path / "b.txt", "new")
     assert path.read_text() == "old"
     assert names(tmp_path) == ["a.txt"]
-
-
-@BOTH
-def test_an_interrupt_leaves_nothing(write, tmp_path):
-    def pieces():
-        yield "half of it"
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        write(tmp_path / "a.txt", pieces())
-    assert names(tmp_path) == []
 
 
 def test_a_file_that_appears_meanwhile_is_not_overwritten(tmp_path):

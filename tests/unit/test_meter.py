@@ -3,7 +3,6 @@
 import math
 import re
 import threading
-import warnings
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -216,16 +215,6 @@ def test_the_model_within_a_wrapper_is_found(card):
     options = {"flops_per_step": None, "sequence_length": 1024}
     (*_, bare), (*_, found) = (train(card, meter_of(card, model=each, **options)) for each in (model, wrapped))
     assert found.tflops == pytest.approx(bare.tflops, rel=1e-3)
-
-
-def test_a_known_peak_is_the_ceiling(card, monkeypatch):
-    known = measured(700.0, "bfloat16")
-    monkeypatch.setattr(known_ceilings, "_measured", lambda *told: known)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        *_, last = train(card, meter_of(card, ceiling=None))
-    assert last.mamfu_percent == pytest.approx(100 * 500 / 700, rel=1e-3)
-    assert train(card, meter_of(card, ceiling=known))[-1].mamfu_percent == pytest.approx(last.mamfu_percent, rel=1e-3)
 
 
 @pytest.mark.parametrize("flops", [-1, 0, math.nan, math.inf, {"bf16": -1.0}])

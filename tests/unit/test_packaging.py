@@ -48,10 +48,3 @@ def test_the_citation_and_the_changelog_name_the_version_of_the_package():
     released = re.search(r'^date-released: "(.*)"$', citation, re.M)[1]
     assert f"\nversion: {version}\n" in citation
     assert f"\n## {version} ({released})\n" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
-
-
-def test_pre_commit_runs_the_versions_of_the_dev_extra():
-    hooks = (ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8")
-    for package in ("ruff", "codespell"):
-        pinned = re.search(rf'"{package}==([^"]*)"', PYPROJECT)[1]
-        assert re.search(rf"/{package}(?:-pre-commit)?\n    rev: v{re.escape(pinned)}\n", hooks), package

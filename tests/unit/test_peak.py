@@ -148,16 +148,6 @@ def test_a_broken_file_is_warned_of_and_not_used(cache, same_torch):
         assert mamf.peak(device()).source == "contributed"
 
 
-def test_the_contributed_figure_is_that_of_the_table():
-    known = mamf.peak(device(), "bfloat16", "burst")
-    lines = (RESULTS / "nvidia-h200" / "README.md").read_text().splitlines()
-    line = next(line for line in lines if line.startswith("| bfloat16 | burst |"))
-    assert known.source == "contributed"
-    assert f"**{known.tflops:.4g}**" in line
-    assert "results/nvidia-h200/find-bfloat16" in known.description
-    assert "mamf find --dtype bfloat16" in known.description
-
-
 def test_fast_accumulation_counts_where_nothing_else_is_known_and_is_told(monkeypatch):
     rows = [row for row in contributed_rates() if (row.device, row.dtype) != ("NVIDIA H100 80GB HBM3", "float8_e4m3fn")]
     monkeypatch.setattr(known_ceilings, "contributed_rates", lambda: rows)
@@ -190,11 +180,6 @@ def test_an_unknown_regime_or_dtype_is_told():
         mamf.peak(device(), regime="classic")
     with pytest.raises(UnknownNameError, match="bfloat16"):
         mamf.peak(device(), "bfloat15")
-
-
-def test_a_find_of_a_simulated_device_leaves_nothing(machine, cache):
-    mamf.find("bfloat16")
-    assert not cache.exists()
 
 
 @pytest.fixture

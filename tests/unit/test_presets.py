@@ -74,16 +74,6 @@ def test_rows_name_their_layers_wherever_they_are_shown(run, tmp_path):
     assert all(row["layer"] for row in shown["measurements"])
 
 
-def test_a_preset_is_gone_on_with(run):
-    run(*BRIEF, "--budget", "0.0001s", "--output", "run.jsonl")
-    assert run(*BRIEF, "--resume", "run.jsonl")[0] == 0
-    code, _, err = run(*SWEEP, "--preset", "llama-70b", "--resume", "run.jsonl")
-    assert (code, "contradicts" in err) == (2, True)
-    code, _, err = run(*BRIEF, "--product", "grad-input", "--resume", "run.jsonl")
-    assert (code, "contradicts" in err) == (2, True)
-    assert run(*SWEEP, "--resume", "run.jsonl")[0] == 0
-
-
 @pytest.mark.parametrize(
     ("given", "told"),
     [

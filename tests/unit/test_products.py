@@ -4,20 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mamf.operations.batched import BatchedProblem, BatchedShape
 from mamf.operations.grouped import GroupedProblem, GroupedShape
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape
 
 experts = st.integers(1, 300)
 routings = st.sampled_from(["balanced", "skewed"])
-
-
-def test_a_batch_is_as_many_products():
-    one, batch = MatmulShape(96, 80, 64), BatchedShape(5, 96, 80, 64)
-    single, several = MatmulProblem().work(one), BatchedProblem().work(batch)
-    assert several.flop == 5 * single.flop
-    assert several.nbytes == 5 * single.nbytes
 
 
 @pytest.mark.parametrize(("dtype", "out_dtype", "size"), [("bfloat16", "bfloat16", 2), ("float64", "float64", 8)])

@@ -26,15 +26,6 @@ def run(backend, plan, rows=()):
     return list(strategy(backend, plan, rows).results())
 
 
-def test_every_shape_is_measured_once_in_each_regime(backend):
-    large = matmul_grid([4096, 8192, 16384], [8192], [8192, 16384])  # a soak of few launches
-    rows = run(backend, plan_of(large, regimes=("burst", "sustained")))
-    assert sorted((row.regime, row.shape) for row in rows) == sorted(
-        (r, s) for r in ("burst", "sustained") for s in large
-    )
-    assert all(row.ok for row in rows)
-
-
 def shapes_of(plan):
     return [shape for _, _, shape, _ in plan.steps()]
 

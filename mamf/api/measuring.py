@@ -9,6 +9,7 @@ these options, the first four with one value or several:
 - ``regime``: ``burst`` by default, ``sustained`` or, for products, ``classic``.
 - ``backend``: a name of ``mamf backends``, ``auto`` for the first accelerator, or an open one; ``device``: which of it.
 - ``precision``: half the width of the interval to reach within a visit, as a share of the figure.
+- ``clock``: ``best`` by default, ``all`` or ``none``: the rows whose clock during the launch is measured too.
 - ``budget_seconds``: for the whole call, which measures one row in any case; what is left out is counted in the log.
 - ``log``: a file that must not exist yet; it holds each row before the caller has it, and says how the run ended. If
   another program changes it meanwhile, it is written again, and a LogChangedWarning says where.
@@ -44,7 +45,7 @@ from mamf.operations.matmul.operation import Matmul
 from mamf.operations.matmul.selection import kernel_for, reference_kernels
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.parameters import Parameter
-from mamf.plans import SHUFFLED, Plan, SweepOptions
+from mamf.plans import BEST_CLOCK, SHUFFLED, Plan, SweepOptions
 from mamf.plugins.discovery import open_backend, operation
 from mamf.plugins.selection import choose_kernels
 from mamf.regime_names import BURST
@@ -192,6 +193,7 @@ def measure_kernels(
     backend: str | Backend = "auto",
     device: int = 0,
     precision: float = 0.003,
+    clock: str = BEST_CLOCK,
     budget_seconds: float | None = None,
     log: str | Path | None = None,
     **parameters: Any,
@@ -232,6 +234,7 @@ def measure_kernels(
         wanted,
         as_tuple("regime", regime) or (),
         precision=precision,
+        clock=clock,
         budget_seconds=budget_seconds,
         options=how,
     )

@@ -294,6 +294,8 @@ def summarize_conditions(rows: Iterable[Measurement]) -> Conditions:
         throttle_reasons=tuple(
             reason for reason in reasons if 2 * sum(reason in each.throttle_reasons for each in seen) >= len(seen)
         ),
+        true_clock_hz=known_median(each.true_clock_hz for each in seen),
+        cycles_used=known_median(each.cycles_used for each in seen),
     )
 
 

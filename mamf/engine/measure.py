@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mamf.backend import Backend, DeviceInfo, OperandPool, Reading
+from mamf.cycles import cycles_used
+from mamf.engine.clocks import WantsClock
 from mamf.engine.regimes import Regime, Samples, StoppingRule, Sustained
 from mamf.engine.regimes.checking import Checked, WrongResultError
 from mamf.errors import UnsupportedError, describe_error, plugin_errors
@@ -17,7 +19,7 @@ from mamf.kernel import AnyKernel, Verdict
 from mamf.measurement import TERA, Conditions, Measurement, Status
 from mamf.operations.unknown import operation_called
 from mamf.plausibility import split_impossible, why_implausible
-from mamf.statistics import known_median, summarize, two_levels
+from mamf.statistics import figure_of, known_median, summarize, two_levels
 from mamf.timers import timer_accuracy
 
 _LAUNCHES_OF_AN_ESTIMATE = 3
@@ -31,12 +33,14 @@ def measure(
     pool: OperandPool,
     rule: StoppingRule,
     fastest_possible: float | None = None,
+    wants_clock: WantsClock = lambda rate: False,
 ) -> Measurement:
-    """Prepare, verify, sample. ``fastest_possible``: the most work per second that the device can do.
+    """Prepare, verify, sample. ``fastest_possible``: the most work per second that the device can do. ``wants_clock``:
+    whether to measure the true clock too.
 
     Returns a Measurement with any status; raises only what ends the run (mamf.errors.ENDING).
     """
-    run = _Run(kernel, problem, shape, regime, pool, rule, fastest_possible)
+    run = _Run(kernel, problem, shape, regime, pool, rule, fastest_possible, wants_clock)
     backend = regime.backend
     try:
         return run.take()
@@ -73,6 +77,7 @@ class _Run:
     pool: OperandPool | None
     rule: StoppingRule
     fastest_possible: float | None
+    wants_clock: WantsClock = lambda rate: False
 
     def take(self) -> Measurement:
         backend, kernel, problem, shape = self.regime.backend, self.kernel, self.problem, self.shape
@@ -95,11 +100,19 @@ class _Run:
             peak = measure_memory(backend, checked, problem, shape) if kernel.reports_memory else None
             reserved = backend.peak_reserved_memory() if kernel.reports_reserved and peak is not None else None
             samples = self.regime.visit(checked, self.rule, estimate)
+            self.measure_clock(checked, samples)
             checked.require_unchanged_operands()
             self.regime.bridge(checked.launches, samples.seconds[-1])
         details = samples.details | ({} if peak is None else {"held_bytes": checked.held_bytes})
         verdict = replace(checked.verdict, details={**checked.verdict.details, **details})
         return self.judge(samples, verdict, peak, reserved)
+
+    def measure_clock(self, checked: Checked, taken: Samples) -> None:
+        """Adds the true clock, where the rate counts FLOP and it is wanted."""
+        work = self.problem.work(self.shape)
+        seconds = figure_of(taken.seconds, "mean" if self.regime.best_by == "mean" else "median")
+        if taken.clock_hz is None and work.unit == "TFLOPS" and self.wants_clock(work.amount / max(seconds, 1e-12)):
+            taken.clock_hz = self.regime.true_clock(checked, seconds)
 
     def judge(self, taken: Samples, verdict: Verdict, peak: int | None, reserved: int | None) -> Measurement:
         # A nanosecond is far below any timer's step; what is logged is then exactly what was computed with.
@@ -128,6 +141,11 @@ class _Run:
         )
         if reason := why_implausible(row, self.regime.backend.info, self.fastest_possible):
             return replace(row, status="implausible", reason=reason, summary=None)
+        if taken.clock_hz is not None and work.unit == "TFLOPS":
+            clock_hz = float(round(taken.clock_hz))
+            used = cycles_used(row.best_rate * TERA, self.regime.backend.info, self.problem.dtype, clock_hz)
+            used = used and float(f"{used:.6g}")
+            row = replace(row, conditions=replace(row.conditions, true_clock_hz=clock_hz, cycles_used=used))
         return replace(row, repeatability=self.regime.repeatability_of(self.problem))
 
     def result(self, status: Status, reason: str = "", **fields: Any) -> Measurement:

@@ -16,6 +16,7 @@ from weakref import WeakKeyDictionary
 
 from mamf.backend import Backend, OperandPool
 from mamf.ceilings.ceiling import Ceiling, ceilings_of_plan
+from mamf.engine.clocks import ClockChoice
 from mamf.engine.isolation import isolation_of
 from mamf.engine.measure import find_limit, is_cut_short, measure
 from mamf.engine.regimes import Regime, StoppingRule
@@ -93,13 +94,15 @@ class Runner:
     """One run on an opened backend.
 
     ``budget_seconds``: a measurement in flight at the end is cut short, except the first row that is not a reference.
-    ``held``: rows of an interrupted run in order, used in place of measuring again.
+    ``held``: rows of an interrupted run in order, used in place of measuring again. ``clocks``: the rows whose true
+    clock is measured.
     """
 
     backend: Backend
     budget_seconds: float | None = None
     held: Collection[Measurement] = ()
     on_phase: Callable[[str], None] = lambda text: None
+    clocks: ClockChoice = field(default_factory=ClockChoice)
     #: Steps that the end of the budget left out.
     left_out: int = field(default=0, init=False)
 
@@ -232,7 +235,8 @@ class Runner:
             return replace(failed, reason=reason)
         crashes.keep(replace(failed, reason=CRASHED))
         try:
-            row = measure(kernel, problem, step.shape, step.regime, self.pool(problem), rule, limit)
+            wants_clock = self.clocks.wants(step.phase, step.regime.name, problem, step.shape, kernel.name)
+            row = measure(kernel, problem, step.shape, step.regime, self.pool(problem), rule, limit, wants_clock)
             row = isolation_of(self.backend).confirm(row, kernel, self.backend)
         finally:
             crashes.keep(None)
@@ -322,7 +326,9 @@ class PlanStrategy(ABC):
         return self.run.left_out
 
     def results(self) -> Iterator[Measurement | Record]:
-        self.run = Runner(self.backend, self.plan.budget_seconds, self.replayed, self.setup.on_phase)
+        self.run = Runner(
+            self.backend, self.plan.budget_seconds, self.replayed, self.setup.on_phase, ClockChoice.of(self.plan)
+        )
         yield from self.run.results(self.steps())
 
     @abstractmethod

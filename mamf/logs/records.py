@@ -99,6 +99,8 @@ class MeasurementRecord(Struct, kw_only=True):
     celsius: Sensor
     throttle_reasons: list[str]
     throttle_shares: dict[str, float] | Missing = UNSET
+    true_clock_mhz: float | Missing = UNSET
+    cycles_used: float | Missing = UNSET
     remarks: list[str]
     is_reference: bool
     details: dict[str, Any]
@@ -134,6 +136,8 @@ class CeilingRecord(Struct, kw_only=True):
     watts: Sensor
     celsius: Sensor
     throttle_reasons: list[str]
+    true_clock_mhz: float | Missing = UNSET
+    cycles_used: float | Missing = UNSET
 
 
 # -- other records -----------------------------------------------------------------------------------------------------
@@ -430,6 +434,8 @@ def _conditions_fields(conditions: Conditions) -> dict[str, Any]:
         "watts": conditions.watts,
         "celsius": conditions.celsius,
         "throttle_reasons": list(conditions.throttle_reasons),
+        "true_clock_mhz": UNSET if conditions.true_clock_hz is None else round(conditions.true_clock_hz) / 1e6,
+        "cycles_used": UNSET if conditions.cycles_used is None else significant_digits(conditions.cycles_used),
     }
 
 
@@ -440,4 +446,6 @@ def _conditions(read: MeasurementRecord | CeilingRecord, throttle_shares: Mappin
         celsius=read.celsius,
         throttle_reasons=tuple(read.throttle_reasons),
         throttle_shares=throttle_shares,
+        true_clock_hz=None if read.true_clock_mhz is UNSET else float(round(read.true_clock_mhz * 1e6)),
+        cycles_used=None if read.cycles_used is UNSET else read.cycles_used,
     )

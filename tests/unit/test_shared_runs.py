@@ -79,7 +79,8 @@ def test_shapes_are_dealt_out_and_the_best_is_chosen_as_of_the_first(run, shared
     assert f"median) @ {best.shape} by simulated.mm" in out
     assert [device.uuid_hash for device in log.devices] == ["card0", "card1", "card2", "card3"]
     assert "device 2: Simulated H100, 132 compute units, 700 W limit, uuid card2" in out
-    assert f"1980 MHz; {best.conditions.watts:.0f} W; {best.conditions.celsius:.0f} C; device {best.device}" in out
+    under = f"{best.conditions.watts:.0f} W; {best.conditions.celsius:.0f} C; device {best.device}"
+    assert f"MHz (requested: 1980 MHz); {under}" in out
     for path in share_paths(run.folder / "out"):
         log = read_run_log(path)
         assert log.measurements[0].is_reference and log.measurements[0].shape == GRID_SHAPES[6]

@@ -67,13 +67,15 @@ class StoppingRule:
 class Samples:
     """The samples of a visit in seconds per launch, and the sensor readings taken meanwhile.
 
-    ``timer_overhead``: seconds of the timer itself, already subtracted from each sample. ``details``: further findings.
+    ``clock_hz``: the true clock of the launches, if it was measured. ``timer_overhead``: seconds of the timer itself,
+    already subtracted from each sample. ``details``: further findings.
     """
 
     seconds: list[float] = field(default_factory=list)
     launches: int = 0
     readings: list[Reading] = field(default_factory=list)
     watts: float | None = None
+    clock_hz: float | None = None
     timer_overhead: float = 0.0
     remarks: list[str] = field(default_factory=list)
     details: dict[str, float | str] = field(default_factory=dict)
@@ -150,6 +152,12 @@ class Regime(ABC):
         checked.verify(whole=True)
         self.visit_took = self.backend.now() - begun
         return taken
+
+    def true_clock(self, checked: Checked, seconds: float) -> float | None:
+        """The mean clock in hertz that the compute units have during launches of so many seconds, from launches of its
+        own; None if this regime or device cannot measure it so.
+        """
+        return None
 
     @abstractmethod
     def sample(self, checked: Checked, rule: StoppingRule, estimate: float) -> Samples:

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import ClassVar, NamedTuple
 
-from mamf.backend import Backend, Reading
+from mamf.backend import Backend, Reading, Unavailable
 from mamf.calibration import ANEW, find_calibration
 from mamf.engine.regimes.base import Launch, Regime, Samples, StoppingRule
 from mamf.engine.regimes.checking import Checked
@@ -149,6 +149,7 @@ class Sustained(Regime):
                 taken.remarks.append("clock and power had not settled")
             self._measure(blocks, rule, taken)
             self.synchronize(checked, *self._last_marks())
+        taken.clock_hz = blocks.clock_hz()
         checked.verify()
         self._loaded_until = self.backend.now()
         self._loaded_seconds += self._loaded_until - begun
@@ -204,6 +205,7 @@ class Sustained(Regime):
             if rule.is_over(now) or (is_long_enough and rule.enough(taken.seconds, now - begun, now, figure="mean")):
                 break
         taken.watts = mean_watts(ticks)
+        blocks.end_visit()
 
     def next_tick(self, longest: float) -> Tick | None:
         """Wait until the energy counter changes; None if there is no counter, or if it does not change within
@@ -226,9 +228,25 @@ class _Blocks:
         self._size = 1
         self._is_visit = False
         self._must_poison = True
+        #: Stamps of the clock at both ends of the visit.
+        self._begun: object | None = None
+        self._ended: object | None = None
         #: Whether to find a tick of the energy counter while the next block runs.
         self.must_find_tick = False
         self._queued = self._run()
+
+    def end_visit(self) -> None:
+        """Stamp the clock behind what is queued, if the device has stamps."""
+        stamps = self._regime.backend.stamps
+        self._ended = None if isinstance(stamps, Unavailable) else stamps.stamp()
+
+    def clock_hz(self) -> float | None:
+        """The mean clock of the compute units during the visit, which the device has finished; None without stamps."""
+        stamps = self._regime.backend.stamps
+        if isinstance(stamps, Unavailable) or self._begun is None or self._ended is None:
+            return None
+        passed = stamps.between(self._begun, self._ended)
+        return passed and passed.cycles / passed.seconds
 
     def begin_visit(self) -> None:
         """Poison the outputs between two blocks, and count launches in equal blocks from then on."""
@@ -245,6 +263,8 @@ class _Blocks:
             self._regime.require_clock_advances(blocks)
             if self._must_poison:
                 self._checked.prepare_check()
+                if self._is_visit and not isinstance(backend.stamps, Unavailable):
+                    self._begun = backend.stamps.stamp()
                 self._must_poison, reached = False, backend.mark()
             for launch in itertools.islice(rotation, self._size):
                 launch()

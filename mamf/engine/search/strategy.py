@@ -59,6 +59,8 @@ class FindStrategy(PlanStrategy):
     #: How much faster than a kernel's first algorithm another must be to stand for it in the search; and in a quick
     #: one, how much faster than the default another kernel must be to take part.
     clearly: ClassVar[float] = 0.005
+    #: Shapes that won before on such devices, on which a quick search also tries the kernel that it has chosen.
+    trial_priors: ClassVar[int] = 4
     #: Algorithms, the likeliest first, that a quick search has time for where a kernel compiles them, or on a further
     #: shape.
     quick_algorithms: ClassVar[int] = 2
@@ -185,6 +187,11 @@ class FindStrategy(PlanStrategy):
         tried = [row for row in self._algorithms if row.ok and row.shape in shapes]
         if self.options.is_quick:
             self._ranked = kernels = self._best_kernel(tried, shapes)
+            # What is fastest by the default kernel is rarely fastest by another: that one starts from the priors too.
+            shapes = list(dict.fromkeys((*shapes, *self.options.priors[: self.trial_priors])))
+            cheap = [kernel for kernel in kernels if kernel.has_cheap_variants]
+            yield from self._try_algorithms(regime, shapes, rule, cheap, self._deadline)
+            tried = [row for row in self._algorithms if row.ok and row.shape in shapes]
         for kernel in kernels:
             best = self._best_algorithms(kernel, tried)
             for name in best if kernel.has_cheap_variants else best[:1]:

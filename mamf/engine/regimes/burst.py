@@ -112,7 +112,7 @@ class Burst(Regime):
         stamps = self.backend.stamps
         if isinstance(stamps, Unavailable) or seconds < self.shortest_clocked_seconds:
             return None
-        size = min(self._train_size(seconds + self._flush_seconds, self.most_in_train), self.most_in_train)
+        size = min(self._train_size(seconds + self._flush_seconds, self.max_in_train), self.max_in_train)
         clocks: list[float] = []
         for _ in range(self.stamped_trains):
             self._rest()

@@ -97,7 +97,7 @@ class _Run:
             if kernel.reports_reserved:
                 checked.poison()
                 backend.release_memory()  # else blocks of earlier rows and of the reference would count
-            peak = needed_memory(backend, checked, problem, shape) if kernel.reports_memory else None
+            peak = measure_memory(backend, checked, problem, shape) if kernel.reports_memory else None
             reserved = backend.peak_reserved_memory() if kernel.reports_reserved and peak is not None else None
             samples = self.regime.visit(checked, self.rule, estimate)
             self.measure_clock(checked, samples)
@@ -161,22 +161,22 @@ class _Run:
         )
 
 
-def judged(
+def build_row(
     kernel: AnyKernel, problem: Any, shape: Any, regime: Regime, taken: Samples, verdict: Verdict
 ) -> Measurement:
     """The row of samples that were taken otherwise than by a visit of the regime."""
-    limit = limit_of(kernel, regime.backend.info, problem, shape)
+    limit = find_limit(kernel, regime.backend.info, problem, shape)
     return _Run(kernel, problem, shape, regime, None, StoppingRule(), limit).judge(taken, verdict, None, None)
 
 
-def limit_of(kernel: AnyKernel, info: DeviceInfo, problem: Any, shape: Any) -> float | None:
+def find_limit(kernel: AnyKernel, info: DeviceInfo, problem: Any, shape: Any) -> float | None:
     """The most work per second that the device can do. None if unbounded, or if the kernel skips or approximates work
     that is counted in full.
     """
     return operation_called(problem.operation).fastest_possible(info, problem, shape) if kernel.is_exact else None
 
 
-def cut_short(result: Measurement, regime: Regime, deadline: float | None, now: float) -> bool:
+def is_cut_short(result: Measurement, regime: Regime, deadline: float | None, now: float) -> bool:
     """Whether the budget ended before a shape had its fewest samples, or a sustained visit its length: a resumed run
     measures it anew. A visit that was verified after the end of the budget counts.
     """
@@ -185,10 +185,10 @@ def cut_short(result: Measurement, regime: Regime, deadline: float | None, now: 
     if isinstance(regime, Sustained):
         mean = sum(result.samples) / max(len(result.samples), 1)
         return mean * result.launches < regime.visit_seconds
-    return len(result.samples) < StoppingRule.fewest
+    return len(result.samples) < StoppingRule.min_samples
 
 
-def needed_memory(backend: Backend, checked: Checked, problem: Any, shape: Any) -> int | None:
+def measure_memory(backend: Backend, checked: Checked, problem: Any, shape: Any) -> int | None:
     """Bytes that one launch needs: operands, saved tensors and its own allocations, whatever else the process holds.
     None if the backend does not report memory.
     """

@@ -18,7 +18,7 @@ from mamf.backend import Backend, OperandPool
 from mamf.ceilings.ceiling import Ceiling, ceilings_of_plan
 from mamf.engine.clocks import ClockChoice
 from mamf.engine.isolation import isolation_of
-from mamf.engine.measure import cut_short, limit_of, measure
+from mamf.engine.measure import find_limit, is_cut_short, measure
 from mamf.engine.regimes import Regime, StoppingRule
 from mamf.errors import (
     CRASHED,
@@ -36,7 +36,7 @@ from mamf.measurement import Measurement
 from mamf.plans import Plan, StepKey
 from mamf.plugins.contracts import attribute_errors_to
 
-_MOST_ENDS = 3
+_MAX_ENDS = 3
 #: A kernel, with the name that it was requested by.
 Named = tuple[str, AnyKernel]
 
@@ -57,7 +57,7 @@ class Crashes:
         of_kernel = [row for row in self.fatal if row.kernel == asked.kernel]
         same = next((row.reason for row in of_kernel if row.step == asked.step), "")
         ends = sum(not row.reason.startswith(GIVEN_UP) for row in of_kernel)
-        return same or (f"{GIVEN_UP}: not launched" if ends >= _MOST_ENDS else "")
+        return same or (f"{GIVEN_UP}: not launched" if ends >= _MAX_ENDS else "")
 
 
 _OF_DEVICES: WeakKeyDictionary[Backend, Crashes] = WeakKeyDictionary()
@@ -182,7 +182,7 @@ class Runner:
             ) from error
         return regime
 
-    def reserve(self, problem: Problem, needed: Iterable[Mapping[str, Buffer]]) -> None:
+    def preallocate_operands(self, problem: Problem, needed: Iterable[Mapping[str, Buffer]]) -> None:
         """Allocate one buffer per operand, large enough for all later steps: growing it between visits would let the
         device cool. Shapes that do not fit fail later as rows. Raises DeviceError if the device fails.
         """
@@ -226,7 +226,7 @@ class Runner:
             return None
         kernel, problem = step.kernel, step.problem
         require_work(problem, step.shape)
-        limit = limit_of(kernel, self.backend.info, problem, step.shape)
+        limit = find_limit(kernel, self.backend.info, problem, step.shape)
         # The first figure is waited for: a budget shorter than that would pay for it again with each resumption.
         deadline = self.deadline if self._has_figure else None
         rule = replace(step.rule, deadline=deadline)
@@ -242,7 +242,7 @@ class Runner:
             crashes.keep(None)
         if row.status == "failed":
             self._require_device(replace(failed, reason=f"{LOST} ({row.reason})"))
-        if cut_short(row, step.regime, deadline, self.now()):
+        if is_cut_short(row, step.regime, deadline, self.now()):
             self.left_out += 1
             return None
         self._has_figure = self._has_figure or (row.ok and not step.is_reference)

@@ -21,17 +21,17 @@ class Burst(Regime):
     name = "burst"
     default_seconds = 1.0
     #: Launches of the first train, before the kernel's duration is known, and the fewest of any.
-    fewest_in_train: ClassVar[int] = 3
-    most_in_train: ClassVar[int] = 8
+    min_in_train: ClassVar[int] = 3
+    max_in_train: ClassVar[int] = 8
     #: A kernel this short varies more from train to train than within one: its median is over at least so many trains.
     short_launch_seconds: ClassVar[float] = 0.00025
-    fewest_short_trains: ClassVar[int] = 10
+    min_short_trains: ClassVar[int] = 10
     #: Device time of the work queued ahead of a train, at most.
     longest_lead_seconds: ClassVar[float] = 0.004
     #: Device time of the work queued ahead of any train: after resting, the host's first launches take half of that.
     shortest_lead_seconds: ClassVar[float] = 0.001
     #: First trains of visits in a row that may find the device held back by what ran before, and are left out.
-    most_held_back: ClassVar[int] = 3
+    max_held_back: ClassVar[int] = 3
 
     #: Trains with stamps of the clock; stamps behind each train with nothing between them; the shortest launch whose
     #: clock such a train can show.
@@ -97,7 +97,7 @@ class Burst(Regime):
             taken.add_reading(reading)
             trains += 1
             median = stdlib_statistics.median(taken.seconds)
-            is_representative = trains >= self.fewest_short_trains or median >= self.short_launch_seconds
+            is_representative = trains >= self.min_short_trains or median >= self.short_launch_seconds
             if rule.enough(taken.seconds, now - begun, now, is_representative):
                 taken.launches = len(taken.seconds)
                 refuse_skipped_work(skipped_work(verified, others))
@@ -112,7 +112,7 @@ class Burst(Regime):
         stamps = self.backend.stamps
         if isinstance(stamps, Unavailable) or seconds < self.shortest_clocked_seconds:
             return None
-        size = min(self._train_size(seconds + self._flush_seconds, self.most_in_train), self.most_in_train)
+        size = min(self._train_size(seconds + self._flush_seconds, self.max_in_train), self.max_in_train)
         clocks: list[float] = []
         for _ in range(self.stamped_trains):
             self._rest()
@@ -161,13 +161,13 @@ class Burst(Regime):
     def _is_held_back(self, reading: Reading | None) -> bool:
         """Whether earlier load still throttles the first train of a visit, so that more rest may help.
 
-        After ``most_held_back`` such trains the throttling counts as normal for this device.
+        After ``max_held_back`` such trains the throttling counts as normal for this device.
         """
         if reading is None or not reading.throttle_reasons:
             self._held_back = 0
             return False
         self._held_back += 1
-        if self._held_back > self.most_held_back:
+        if self._held_back > self.max_held_back:
             return False
         # As long as a device can rest that need not be warmed in again.
         self._rested_at = max(self._rested_at, self.backend.now() + self.backend.burst_traits.cold_after_seconds)
@@ -180,21 +180,21 @@ class Burst(Regime):
 
     def _train_size(self, period: float, taken: int) -> int:
         """Launches of the next train, given seconds a launch with its flush and the samples so far."""
-        fewest = self._shortest_train(period)
-        if taken <= self.fewest_in_train:
+        shortest = self._shortest_train(period)
+        if taken <= self.min_in_train:
             # Two of the shortest trains give the fewest samples for a 95 % interval.
-            return fewest
-        fitting = min(self.backend.burst_traits.train_seconds / period, self.most_in_train)
+            return shortest
+        fitting = min(self.backend.burst_traits.train_seconds / period, self.max_in_train)
         lag = self._lag(period)
         if lag > 0:
             spare = self.longest_lead_seconds * self._lead_gain() - self.shortest_lead_seconds
             fitting = min(fitting, spare / lag)
-        return max(int(fitting), fewest)
+        return max(int(fitting), shortest)
 
     def _shortest_train(self, period: float) -> int:
         """Launches of the shortest train: fewer of long ones, which would outlast the power controller's reaction."""
         fitting = int(self.backend.burst_traits.train_seconds / max(period, 1e-9))
-        return min(self.fewest_in_train, max(1, fitting))
+        return min(self.min_in_train, max(1, fitting))
 
     def _lag(self, period: float) -> float:
         """Seconds by which the host falls behind the device with each launch."""

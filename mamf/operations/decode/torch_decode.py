@@ -9,14 +9,14 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 
 from mamf.backend import Backend, OperandPool, Unavailable
 from mamf.kernel import Prepared, Verdict
 from mamf.operations.attention.torch_attention import Library, tolerance_of
-from mamf.operations.decode.decode_reference import Operands, Reference, Tables
+from mamf.operations.decode.decode_reference import Operands, Reference, Tables, shuffle_pages
 from mamf.operations.decode.shapes import DecodeKernel, DecodeProblem, DecodeShape
 from mamf.operations.operand_sets import (
     OperandSet,
@@ -102,14 +102,15 @@ class TorchDecode(DecodeKernel):
         sets = 1 if problem.graph else sets  # a graph rotates over caches itself
         count = sets * problem.launches(shape)
         memory = split_sets(take_buffers(pool, problem.buffers(shape, sets)), count)
-        tables = Tables.shuffled(problem, shape, backend.device)
+        tables = shuffle_pages(problem, shape, backend.device)
         bound = self.bind(backend, problem, shape, tables)
         prepared = [PreparedDecode(self, problem, shape, tables, flat, bound) for flat in memory]
         ready = [each.operand_set() for each in prepared]
         if problem.graph:
             ready = [capture(backend, ready)]
         watched = {f"{name} {number}": each for number, flat in enumerate(memory) for name, each in flat.items()}
-        return prepare_sets(ready, Unchanged({**watched, **table_tensors(tables)}))
+        watched |= {name: each for name, each in vars(tables).items() if isinstance(each, torch.Tensor)}
+        return prepare_sets(ready, Unchanged(watched))
 
 
 class LibraryDecode(Library, TorchDecode):
@@ -131,7 +132,8 @@ class PreparedDecode:
         bound: Bound,
     ) -> None:
         self._shape, self._bound, self._tolerance = shape, bound, tolerance_of(problem.dtype)
-        self._details = {**bound.details, **kernel_details(kernel)}
+        version = kernel.version() if isinstance(kernel, Library) else None
+        self._details = {**bound.details, **({"library": version} if version else {})}
         self._operands = view_operands(problem, shape, flat)
         self._reference = Reference(shape, tables, self._operands)
 
@@ -175,17 +177,6 @@ def view_operands(problem: DecodeProblem, shape: DecodeShape, flat: Mapping[str,
     k = view_as(flat["k"], slots, shape.kv_heads, shape.head_dim)
     v = k[..., : shape.head_dim_v] if shape.is_latent else view_as(flat["v"], slots, shape.kv_heads, shape.head_dim_v)
     return Operands(q, k, v)
-
-
-def table_tensors(tables: Tables) -> dict[str, torch.Tensor]:
-    """The tables that kernels read, which launches must not change."""
-    paged = {"block table": tables.table, "pages": tables.all_pages} if tables.pages else {}
-    return {"lengths": tables.lengths, **paged}
-
-
-def kernel_details(kernel: TorchDecode) -> dict[str, Any]:
-    version = kernel.version() if isinstance(kernel, Library) else None
-    return {"library": version} if version else {}
 
 
 def capture(backend: Backend, sets: Sequence[OperandSet]) -> OperandSet:

@@ -20,7 +20,7 @@ from mamf.errors import UsageError
 from mamf.kernel import Verdict
 from mamf.operations.attention.attention_reference import relative, to_float64, worst_relative_row
 from mamf.operations.decode.shapes import DecodeProblem, DecodeShape, Drawn
-from mamf.operations.operand_sets import fresh_signs, one_thread
+from mamf.operations.operand_sets import one_thread
 
 # Elements of scores that are computed at once, and the most of one head's keys that are copied to the host.
 _CHUNK, _MOST_ON_HOST = 2**26, 2**22
@@ -128,11 +128,11 @@ def attend(
 
 
 class Reference:
-    """The expected output of an operand set. ``change_signs`` changes operands and expectation alike."""
+    """The expected output of an operand set. ``flip`` changes operands and expectation alike."""
 
     def __init__(self, shape: DecodeShape, tables: Tables, operands: Operands) -> None:
         self._shape, self._tables, self._operands = shape, tables, operands
-        self._signs = torch.ones((shape.kv_heads, shape.head_dim_v), dtype=torch.int8, device=operands.q.device)
+        self.signs = torch.ones((shape.kv_heads, shape.head_dim_v), dtype=torch.int8, device=operands.q.device)
         self._unsigned: torch.Tensor | None = None
 
     @property
@@ -144,7 +144,7 @@ class Reference:
 
     @property
     def _signs_of_heads(self) -> torch.Tensor:
-        return self._signs.repeat_interleave(self._shape.group, 0)
+        return self.signs.repeat_interleave(self._shape.group, 0)
 
     def _computed(self) -> torch.Tensor:
         shape, of, parts = self._shape, self._operands, []
@@ -157,23 +157,13 @@ class Reference:
             ]
         return torch.cat(parts)
 
-    def change_signs(self) -> None:
-        """Flip the signs of random columns of the values of each head."""
-        self._flip(fresh_signs(self._signs.shape, self._signs.device))
-
-    def restore(self) -> None:
-        self._flip(self._signs)
-
-    def _flip(self, signs: torch.Tensor) -> None:
+    def flip(self, signs: torch.Tensor) -> None:
+        """Flip the signs of columns of the values of each head: kv heads, width of values."""
         with torch.no_grad():
             flip_signs(self._operands.v, signs)
             if self._shape.is_latent:  # its values are keys too: queries change alike, so that scores stay
                 flip_signs(self._operands.q[..., : self._shape.head_dim_v], signs)
-        self._signs = self._signs * signs
-
-    def verdict(self, output: torch.Tensor, bound: float) -> Verdict:
-        """Compare a whole output: rows, heads, width."""
-        return compare(output, self.expected, bound)
+        self.signs = self.signs * signs
 
     def verdict_on_host(self, output: torch.Tensor, bound: float) -> Verdict | None:
         """Compare one head of a random sequence with what the host computes; None if the sequence is too long."""

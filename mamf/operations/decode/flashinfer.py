@@ -15,7 +15,7 @@ import torch
 
 from mamf.operations.decode.decode_reference import Operands, Tables
 from mamf.operations.decode.shapes import SAME, DecodeProblem, DecodeShape
-from mamf.operations.decode.torch_decode import Bound, LibraryDecode
+from mamf.operations.decode.torch_decode import Bound, LibraryDecode, as_pages
 from mamf.torch_backend import TorchBackend, torch_dtype
 
 #: As vLLM has it: splitting long caches over many units needs more than the library's examples have.
@@ -51,7 +51,7 @@ class _FlashInfer(LibraryDecode):
 
     def run(self, wrapper: Any, shape: DecodeShape, of: Operands) -> torch.Tensor:
         """The output, as planned."""
-        output: torch.Tensor = wrapper.run(of.q, _pages(shape, of))
+        output: torch.Tensor = wrapper.run(of.q, (as_pages(shape, of.k), as_pages(shape, of.v)))
         return output
 
     def bind(self, backend: TorchBackend, problem: DecodeProblem, shape: DecodeShape, tables: Tables) -> Bound:
@@ -67,11 +67,6 @@ class _FlashInfer(LibraryDecode):
 
 def _dtypes(problem: DecodeProblem) -> dict[str, torch.dtype]:
     return {"q_data_type": torch_dtype(problem.dtype), "kv_data_type": torch_dtype(problem.stored_dtype)}
-
-
-def _pages(shape: DecodeShape, of: Operands) -> tuple[torch.Tensor, torch.Tensor]:
-    k, v = (each.unflatten(0, (-1, shape.page_size)) for each in (of.k, of.v))
-    return k, v
 
 
 class FlashInferDecode(_FlashInfer):
@@ -169,7 +164,7 @@ class FlashInferMla(_FlashInfer):
         return wrapper, partial(wrapper.plan, queries, starts, tables.all_pages, lengths, *sizes, *how)
 
     def run(self, wrapper: Any, shape: DecodeShape, of: Operands) -> torch.Tensor:
-        width, latent = shape.head_dim_v, _pages(shape, of)[0][:, :, 0]
+        width, latent = shape.head_dim_v, as_pages(shape, of.k)[:, :, 0]
         parts = of.q[..., :width], of.q[..., width:], latent[..., :width], latent[..., width:]
         output: torch.Tensor = wrapper.run(*parts)
         return output

@@ -16,13 +16,14 @@ import torch
 from mamf.backend import Backend, OperandPool, Unavailable
 from mamf.kernel import Prepared, Verdict
 from mamf.operations.attention.torch_attention import Library, tolerance_of
-from mamf.operations.decode.decode_reference import Operands, Reference, Tables, shuffle_pages
+from mamf.operations.decode.decode_reference import Operands, Reference, Tables, compare, shuffle_pages
 from mamf.operations.decode.shapes import DecodeKernel, DecodeProblem, DecodeShape
 from mamf.operations.operand_sets import (
     OperandSet,
     Unchanged,
     check_torch,
     explain_wrong_type,
+    fresh_signs,
     prepare_sets,
     split_sets,
     take_buffers,
@@ -70,24 +71,23 @@ class TorchDecode(DecodeKernel):
         """Plan and compile for one shape. Its output has the rows, heads and width of the queries, in any shape."""
 
     def unsupported_shape(self, problem: DecodeProblem, shape: DecodeShape) -> str | None:
-        page = shape.page_size
-        if page is None and not self.has_contiguous:
-            return f"{self.name} needs a paged cache: --page-sizes {self.page_multiple}"
-        if page is not None and not self.has_pages:
-            return f"{self.name} needs a contiguous cache: --page-sizes none"
-        if page is not None and page % self.page_multiple:
-            return f"{self.name} has no pages of {page} tokens: they must be a multiple of {self.page_multiple}"
-        if shape.lengths != "equal" and not self.has_ragged:
-            return f"{self.name} needs equal lengths of the sequences"
-        if not shape.has_equal_queries and not self.has_ragged_queries:
-            return f"{self.name} needs equal numbers of queries"
-        if self.most_queries is not None and shape.queries > self.most_queries:
-            return f"{self.name} takes at most {self.most_queries} queries of a sequence"
-        if not (self.has_latent if shape.is_latent else self.has_heads):
-            return f"{self.name} takes {'no latent' if shape.is_latent else 'a latent only'}"
-        if not shape.is_latent and (shape.head_dim not in self.head_dims or shape.head_dim_v != shape.head_dim):
-            return f"{self.name} has no head dimension {shape.head_dims}"
-        return None
+        page, most = shape.page_size, self.most_queries
+        lacks_width = shape.head_dim not in self.head_dims or shape.head_dim_v != shape.head_dim
+        refusals = (
+            (page is None and not self.has_contiguous, f"needs a paged cache: --page-sizes {self.page_multiple}"),
+            (page is not None and not self.has_pages, "needs a contiguous cache: --page-sizes none"),
+            (
+                (page or 0) % self.page_multiple,
+                f"has no pages of {page} tokens: they must be a multiple of {self.page_multiple}",
+            ),
+            (shape.lengths != "equal" and not self.has_ragged, "needs equal lengths of the sequences"),
+            (not (shape.has_equal_queries or self.has_ragged_queries), "needs equal numbers of queries"),
+            (most is not None and shape.queries > most, f"takes at most {most} queries of a sequence"),
+            (shape.is_latent and not self.has_latent, "takes no latent"),
+            (not shape.is_latent and not self.has_heads, "takes a latent only"),
+            (not shape.is_latent and lacks_width, f"has no head dimension {shape.head_dims}"),
+        )
+        return next((f"{self.name} {text}" for is_wrong, text in refusals if is_wrong), None)
 
     def prepare(
         self,
@@ -111,6 +111,12 @@ class TorchDecode(DecodeKernel):
         watched = {f"{name} {number}": each for number, flat in enumerate(memory) for name, each in flat.items()}
         watched |= {name: each for name, each in vars(tables).items() if isinstance(each, torch.Tensor)}
         return prepare_sets(ready, Unchanged(watched))
+
+
+def as_pages(shape: DecodeShape, cache: torch.Tensor) -> torch.Tensor:
+    """The places of a cache as pages, or as sequences of equal lengths."""
+    pages: torch.Tensor = cache.unflatten(0, (-1, shape.page_size or shape.cache_len))
+    return pages
 
 
 class LibraryDecode(Library, TorchDecode):
@@ -143,8 +149,8 @@ class PreparedDecode:
             self.launch,
             self.verify,
             verify_whole=self.verify_on_host,
-            change=reference.change_signs,
-            restore=reference.restore,
+            change=lambda: reference.flip(fresh_signs(reference.signs.shape, reference.signs.device)),
+            restore=lambda: reference.flip(reference.signs),
         )
 
     def launch(self) -> torch.Tensor:
@@ -161,7 +167,7 @@ class PreparedDecode:
             return Verdict(math.inf, 0.0, reason="the launch returned no tensor with the elements of the output")
         if reason := explain_wrong_type(output.reshape(expected.shape), expected):
             return Verdict(math.inf, 0.0, reason=reason)
-        found = self._reference.verdict(output.reshape(expected.shape), self._tolerance)
+        found = compare(output.reshape(expected.shape), self._reference.expected, self._tolerance)
         return replace(found, details=self._details)
 
     def verify_on_host(self, result: object) -> Verdict:

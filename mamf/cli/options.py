@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 from mamf.choices import FORMATS, PATIENCE_SECONDS
 from mamf.errors import UsageError
 from mamf.limits import parse_digits, parse_share, parse_size, shorten
+from mamf.plans import CLOCKS
 from mamf.regime_names import CEILINGS
 
 Value = TypeVar("Value")
@@ -199,6 +200,12 @@ def add_measuring_options(
     add(group, "--regime", default_text=regimes, choices=known)
     add(group, "--precision", "--time-limit")
     group.add_argument("--no-flush", action="store_true", default=None, help="burst: keep the operands in the cache")
+    group.add_argument(
+        "--clock",
+        choices=CLOCKS,
+        help="rows whose clock during the launch and share of cycles to measure too; by default the best of each "
+        "shape or problem",
+    )
     return group
 
 

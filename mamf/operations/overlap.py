@@ -75,7 +75,9 @@ class OverlapProblem(DeclaredProblem):
     timed: str = field(default=PRODUCTS, metadata=describe("what the rate counts", choices=TIMED))
     alone: bool = field(default=True, metadata=describe("it runs alone"))
     ranks: int = 1
-    blocks: int = field(default=0, metadata=describe("communication blocks of a collective; 0: the library's", least=0))
+    blocks: int = field(
+        default=0, metadata=describe("communication blocks of a collective; 0: the library's", minimum=0)
+    )
     dtype: str = "bfloat16"
     data: str = "normal"
     seed: int = 0

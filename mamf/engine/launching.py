@@ -23,7 +23,7 @@ Watch = Callable[[Callable[[], object]], Sequence[str]]
 
 @dataclass(frozen=True)
 class Launching:
-    """``launches``: within the window. After it, one launch for ``watch``, and ``repeats`` whose results are compared."""
+    """``launches``: within the window. After it, one launch for ``watch``, and ``repeats`` to compare results."""
 
     launches: int = 1
     verifies: bool = True

@@ -6,11 +6,12 @@ import ctypes
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 import torch
 from mamf_backends._card_sharing import card_sharing
+from mamf_backends._cuda_stamps import CudaStamps, open_stamps
 from mamf_backends._nvml import NvmlSensors, device_advice, open_nvml
 
 from mamf.backend import Advice, DeviceInfo, Unavailable
@@ -125,6 +126,10 @@ class CudaBackend(StreamedBackend):
         before, event = self.mark(), self.mark()
         failed = driver.cuCtxRecordEvent(context, ctypes.c_void_p(event.cuda_event))
         return None if failed or before.query() else event
+
+    @cached_property
+    def stamps(self) -> CudaStamps | Unavailable:
+        return open_stamps(_load_driver(), self.index)
 
     def capture(self, launches: Sequence[Callable[[], object]]) -> tuple[Callable[[], object], list[object]]:
         """A CUDA graph. Libraries allocate and choose kernels in their first launches, outside it."""

@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
 
 from mamf.dtypes import DTYPES
 from mamf.regime_traits import ASSUMED, BurstTraits, SustainedTraits
@@ -99,6 +99,28 @@ class Telemetry(Protocol):
     """
 
     def read(self, energy: bool = False) -> Reading: ...
+
+
+class Elapsed(NamedTuple):
+    """What passed between two stamps: clock cycles of the median compute unit, and seconds."""
+
+    cycles: float
+    seconds: float
+
+
+@runtime_checkable
+class ClockStamps(Protocol):
+    """Stamps in the device's queue: behind all work queued so far, each compute unit notes how many clock cycles it has
+    counted, and the time. They show the clock that the units had, which sensors do not.
+    """
+
+    def stamp(self) -> Any:
+        """Queue a stamp, and return it."""
+
+    def between(self, start: Any, end: Any) -> Elapsed | None:
+        """What passed between two stamps that the device has reached, at most 100 stamps apart; None if no unit noted
+        both.
+        """
 
 
 @dataclass(frozen=True)
@@ -218,6 +240,14 @@ class Backend(ABC):
     def second_queue(self) -> Queue | None:
         """The device's second queue, the same at each call; None if it has none."""
         return None
+
+    @property
+    def stamps(self) -> ClockStamps | Unavailable:
+        """Stamps of the compute units' clock, the same at each call, or why there are none."""
+        return Unavailable(
+            f"mamf cannot read the cycle counters of {self.info.name}",
+            "the column 'MHz requested' has the clock that the driver reports",
+        )
 
     def capture(self, launches: Sequence[Callable[[], object]]) -> tuple[Callable[[], object], list[object]]:
         """Record these launches, in one graph: what replays them all, and their results, which

@@ -57,9 +57,12 @@ def group_pairs(pairs: Iterable[tuple[KeyT, ItemT]]) -> dict[KeyT, list[ItemT]]:
 
 @dataclass(frozen=True)
 class Conditions:
-    """Sensor readings while the samples were taken. None: the sensor could not be read.
+    """What held while the samples were taken. None: it could not be read.
 
-    ``throttle_shares``: the share of readings with each throttle reason; only for single measurements.
+    ``clock_hz``: the clock that the driver requested, as sensors read it. ``true_clock_hz``: the mean clock of the
+    compute units during launches, by stamps; ``cycles_used``: the share of all their cycles that the rate takes at that
+    clock (mamf.cycles). ``throttle_shares``: the share of readings with each throttle reason; only for single
+    measurements.
     """
 
     clock_hz: float | None = None
@@ -67,6 +70,8 @@ class Conditions:
     celsius: float | None = None
     throttle_reasons: tuple[str, ...] = ()
     throttle_shares: Mapping[str, float] = field(default_factory=dict)
+    true_clock_hz: float | None = None
+    cycles_used: float | None = None
 
 
 @dataclass(frozen=True)

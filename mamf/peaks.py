@@ -95,7 +95,7 @@ def find_peak(device_name: str, dtype: str, compute_units: int | None = None) ->
     return _peak_among(_rows_of(device_name, compute_units), DTYPES[dtype].peak_name)
 
 
-def flop_per_cycle(peak: DatasheetRate | None, compute_units: int | None) -> float | None:
+def peak_per_cycle(peak: DatasheetRate | None, compute_units: int | None) -> float | None:
     """FLOP per compute unit and cycle at a device's peak; None if the clock or the number of units is unknown.
 
     Datasheets round (989 for 989.4); the result is rounded to a multiple of 16, which units do.

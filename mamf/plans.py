@@ -29,6 +29,8 @@ REPRODUCE, OVERLAP, VERIFY = "reproduce", "overlap", "verify"
 ALGORITHM = "algorithm"
 #: The operation that measures compute ceilings.
 MATMUL = "matmul"
+#: Rows whose true clock is measured: the best ones, all, or none.
+BEST_CLOCK, ALL_CLOCKS, NO_CLOCK = CLOCKS = ("best", "all", "none")
 SHUFFLED, GIVEN = ORDERS = ("shuffled", "given")
 DEFAULT_BUDGET_SECONDS = 57.0
 QUICK_BUDGET_SECONDS = 13.5
@@ -40,7 +42,7 @@ VERIFY_BUDGET_SECONDS = 57.0
 #: Regimes that every operation supports; classic is for products only.
 KERNEL_REGIMES = (BURST, SUSTAINED)
 #: The most repeated visits to a row of a guard.
-MOST_ROUNDS = 100
+MAX_ROUNDS = 100
 
 #: Types of fields whose values belong to the operation of a plan, which writes and reads them in a log.
 Shape: TypeAlias = Annotated[Any, "a shape of the operation"]
@@ -87,7 +89,7 @@ class GuardOptions:
     rounds: int
 
     def __post_init__(self) -> None:
-        whole_number("rounds", self.rounds, 1, MOST_ROUNDS)
+        whole_number("rounds", self.rounds, 1, MAX_ROUNDS)
 
 
 @dataclass(frozen=True)
@@ -145,6 +147,7 @@ class Plan:
     - ``kernels``: names as requested, ``package.module:Class`` for a kernel that is not installed.
     - ``seconds``: the time limit per row (None: the regime's default). ``budget_seconds``: the time limit of the run.
     - ``flush``: whether to evict the operands between launches of a burst.
+    - ``clock``: of which rows the true clock is measured, one of CLOCKS.
     - ``layers``: the label of each shape of a preset.
     - ``searches``: the searches for ceilings of products that come first: finds without shapes, with SearchOptions.
     - ``options``: what only this kind has: SweepOptions, SearchOptions, GuardOptions, ReproduceOptions or
@@ -161,6 +164,7 @@ class Plan:
     seconds: float | None = None
     budget_seconds: float | None = None
     flush: bool = True
+    clock: str = BEST_CLOCK
     layers: tuple[str, ...] = ()
     searches: tuple[Plan, ...] = ()
     options: Any = None
@@ -172,6 +176,7 @@ class Plan:
         require_some("kernels", self.kernels, str)
         require_some("regimes", self.regimes, str)
         require_share("precision", self.precision)
+        require_known(("clock", self.clock, CLOCKS))
         if self.budget_seconds is not None:
             require_seconds("budget_seconds", self.budget_seconds)
         if self.is_search:

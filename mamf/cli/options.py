@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 from mamf.choices import FORMATS, PATIENCE_SECONDS
 from mamf.errors import UsageError
 from mamf.limits import parse_digits, parse_share, parse_size, shorten
+from mamf.plans import CLOCKS
 from mamf.regime_names import CEILINGS
 
 Value = TypeVar("Value")
@@ -216,6 +217,12 @@ def add_measuring_options(
     add(group, "--precision", "--time-limit")
     group.add_argument(
         "--no-flush", action="store_true", default=None, help="burst: do not flush the cache between launches"
+    )
+    group.add_argument(
+        "--clock",
+        choices=CLOCKS,
+        help="rows for which to measure the clock during launches and the share of cycles used (default: the best of "
+        "each shape or problem)",
     )
     return group
 

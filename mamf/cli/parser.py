@@ -19,7 +19,16 @@ from mamf.text import wrapped
 
 #: Options that few need: only --help-all prints them.
 RARE = {
-    *("--anyway", "--devices", "--isolate", "--no-flush", "--notes", "--num-iterations", "--num-warmup-iterations"),
+    *(
+        "--anyway",
+        "--clock",
+        "--devices",
+        "--isolate",
+        "--no-flush",
+        "--notes",
+        "--num-iterations",
+        "--num-warmup-iterations",
+    ),
     *("--order", "--overwrite", "--patience", "--precision", "--reference", "--reference-every", "--seed"),
     *("--time-limit",),
 }

@@ -249,6 +249,7 @@ def make_plan(
         seconds=options.time_limit,
         budget_seconds=options.budget,
         flush=not getattr(options, "no_flush", None),
+        clock=getattr(options, "clock", None) or Plan.clock,
         layers=tuple(labels.values()) if any(labels.values()) else (),
         options=how,
     )

@@ -164,8 +164,8 @@ def _regime_seconds(regime: str, launches: Sequence[float], plan: Plan, backend:
     if regime == Classic.name:
         options: SweepOptions = plan.options
         return overhead + Classic.warmup_seconds + once * (options.warmup_launches + options.timed_launches)
-    most = plan.seconds or Burst.default_seconds
-    per_shape = [min(_BURST_LAUNCHES * launch, max(3 * launch, most)) for launch in launches]
+    max_seconds = plan.seconds or Burst.default_seconds
+    per_shape = [min(_BURST_LAUNCHES * launch, max(3 * launch, max_seconds)) for launch in launches]
     traits = backend.burst_traits
     once_only = traits.longest_rest_seconds + traits.warm_in_seconds
     return overhead + once_only + (1 + traits.rest_ratio) * sum(per_shape)

@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mamf.backend import Backend, DeviceInfo, OperandPool, Reading
+from mamf.cycles import cycles_used
+from mamf.engine.clocks import WantsClock
 from mamf.engine.regimes import Regime, Samples, StoppingRule, Sustained
 from mamf.engine.regimes.checking import Checked, WrongResultError
 from mamf.errors import UnsupportedError, describe_error, plugin_errors
@@ -17,7 +19,7 @@ from mamf.kernel import AnyKernel, Verdict
 from mamf.measurement import TERA, Conditions, Measurement, Status
 from mamf.operations.unknown import operation_called
 from mamf.plausibility import split_impossible, why_implausible
-from mamf.statistics import known_median, summarize, two_levels
+from mamf.statistics import figure_of, known_median, summarize, two_levels
 from mamf.timers import timer_accuracy
 
 _LAUNCHES_OF_AN_ESTIMATE = 3
@@ -31,12 +33,14 @@ def measure(
     pool: OperandPool,
     rule: StoppingRule,
     fastest_possible: float | None = None,
+    wants_clock: WantsClock = lambda rate: False,
 ) -> Measurement:
-    """Prepare, verify, sample. ``fastest_possible``: the most work per second that the device can do.
+    """Prepare, verify, sample. ``fastest_possible``: the most work per second that the device can do. ``wants_clock``:
+    whether to measure the true clock too.
 
     Returns a Measurement with any status; raises only what ends the run (mamf.errors.ENDING).
     """
-    run = _Run(kernel, problem, shape, regime, pool, rule, fastest_possible)
+    run = _Run(kernel, problem, shape, regime, pool, rule, fastest_possible, wants_clock)
     backend = regime.backend
     try:
         return run.take()
@@ -73,6 +77,7 @@ class _Run:
     pool: OperandPool | None
     rule: StoppingRule
     fastest_possible: float | None
+    wants_clock: WantsClock = lambda rate: False
 
     def take(self) -> Measurement:
         backend, kernel, problem, shape = self.regime.backend, self.kernel, self.problem, self.shape
@@ -92,14 +97,22 @@ class _Run:
             if kernel.reports_reserved:
                 checked.poison()
                 backend.release_memory()  # else blocks of earlier rows and of the reference would count
-            peak = needed_memory(backend, checked, problem, shape) if kernel.reports_memory else None
+            peak = measure_memory(backend, checked, problem, shape) if kernel.reports_memory else None
             reserved = backend.peak_reserved_memory() if kernel.reports_reserved and peak is not None else None
             samples = self.regime.visit(checked, self.rule, estimate)
+            self.measure_clock(checked, samples)
             checked.require_unchanged_operands()
             self.regime.bridge(checked.launches, samples.seconds[-1])
         details = samples.details | ({} if peak is None else {"held_bytes": checked.held_bytes})
         verdict = replace(checked.verdict, details={**checked.verdict.details, **details})
         return self.judge(samples, verdict, peak, reserved)
+
+    def measure_clock(self, checked: Checked, taken: Samples) -> None:
+        """Adds the true clock, where the rate counts FLOP and it is wanted."""
+        work = self.problem.work(self.shape)
+        seconds = figure_of(taken.seconds, "mean" if self.regime.best_by == "mean" else "median")
+        if taken.clock_hz is None and work.unit == "TFLOPS" and self.wants_clock(work.amount / max(seconds, 1e-12)):
+            taken.clock_hz = self.regime.true_clock(checked, seconds)
 
     def judge(self, taken: Samples, verdict: Verdict, peak: int | None, reserved: int | None) -> Measurement:
         # A nanosecond is far below any timer's step; what is logged is then exactly what was computed with.
@@ -128,6 +141,11 @@ class _Run:
         )
         if reason := why_implausible(row, self.regime.backend.info, self.fastest_possible):
             return replace(row, status="implausible", reason=reason, summary=None)
+        if taken.clock_hz is not None and work.unit == "TFLOPS":
+            clock_hz = float(round(taken.clock_hz))
+            used = cycles_used(row.best_rate * TERA, self.regime.backend.info, self.problem.dtype, clock_hz)
+            used = used and float(f"{used:.6g}")
+            row = replace(row, conditions=replace(row.conditions, true_clock_hz=clock_hz, cycles_used=used))
         return replace(row, repeatability=self.regime.repeatability_of(self.problem))
 
     def result(self, status: Status, reason: str = "", **fields: Any) -> Measurement:
@@ -143,22 +161,22 @@ class _Run:
         )
 
 
-def judged(
+def build_row(
     kernel: AnyKernel, problem: Any, shape: Any, regime: Regime, taken: Samples, verdict: Verdict
 ) -> Measurement:
     """The row of samples that were taken otherwise than by a visit of the regime."""
-    limit = limit_of(kernel, regime.backend.info, problem, shape)
+    limit = find_limit(kernel, regime.backend.info, problem, shape)
     return _Run(kernel, problem, shape, regime, None, StoppingRule(), limit).judge(taken, verdict, None, None)
 
 
-def limit_of(kernel: AnyKernel, info: DeviceInfo, problem: Any, shape: Any) -> float | None:
+def find_limit(kernel: AnyKernel, info: DeviceInfo, problem: Any, shape: Any) -> float | None:
     """The most work per second that the device can do. None if unbounded, or if the kernel skips or approximates work
     that is counted in full.
     """
     return operation_called(problem.operation).fastest_possible(info, problem, shape) if kernel.is_exact else None
 
 
-def cut_short(result: Measurement, regime: Regime, deadline: float | None, now: float) -> bool:
+def is_cut_short(result: Measurement, regime: Regime, deadline: float | None, now: float) -> bool:
     """Whether the budget ended before a shape had its fewest samples, or a sustained visit its length: a resumed run
     measures it anew. A visit that was verified after the end of the budget counts.
     """
@@ -167,10 +185,10 @@ def cut_short(result: Measurement, regime: Regime, deadline: float | None, now: 
     if isinstance(regime, Sustained):
         mean = sum(result.samples) / max(len(result.samples), 1)
         return mean * result.launches < regime.visit_seconds
-    return len(result.samples) < StoppingRule.fewest
+    return len(result.samples) < StoppingRule.min_samples
 
 
-def needed_memory(backend: Backend, checked: Checked, problem: Any, shape: Any) -> int | None:
+def measure_memory(backend: Backend, checked: Checked, problem: Any, shape: Any) -> int | None:
     """Bytes that one launch needs: operands, saved tensors and its own allocations, whatever else the process holds.
     None if the backend does not report memory.
     """

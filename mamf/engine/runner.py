@@ -16,8 +16,9 @@ from weakref import WeakKeyDictionary
 
 from mamf.backend import Backend, OperandPool
 from mamf.ceilings.ceiling import Ceiling, ceilings_of_plan
+from mamf.engine.clocks import ClockChoice
 from mamf.engine.isolation import isolation_of
-from mamf.engine.measure import cut_short, limit_of, measure
+from mamf.engine.measure import find_limit, is_cut_short, measure
 from mamf.engine.regimes import Regime, StoppingRule
 from mamf.errors import (
     CRASHED,
@@ -35,7 +36,7 @@ from mamf.measurement import Measurement
 from mamf.plans import Plan, StepKey
 from mamf.plugins.contracts import attribute_errors_to
 
-_MOST_ENDS = 3
+_MAX_ENDS = 3
 #: A kernel, with the name that it was requested by.
 Named = tuple[str, AnyKernel]
 
@@ -56,7 +57,7 @@ class Crashes:
         of_kernel = [row for row in self.fatal if row.kernel == asked.kernel]
         same = next((row.reason for row in of_kernel if row.step == asked.step), "")
         ends = sum(not row.reason.startswith(GIVEN_UP) for row in of_kernel)
-        return same or (f"{GIVEN_UP}: not launched" if ends >= _MOST_ENDS else "")
+        return same or (f"{GIVEN_UP}: not launched" if ends >= _MAX_ENDS else "")
 
 
 _OF_DEVICES: WeakKeyDictionary[Backend, Crashes] = WeakKeyDictionary()
@@ -93,13 +94,15 @@ class Runner:
     """One run on an opened backend.
 
     ``budget_seconds``: a measurement in flight at the end is cut short, except the first row that is not a reference.
-    ``held``: rows of an interrupted run in order, used in place of measuring again.
+    ``held``: rows of an interrupted run in order, used in place of measuring again. ``clocks``: the rows whose true
+    clock is measured.
     """
 
     backend: Backend
     budget_seconds: float | None = None
     held: Collection[Measurement] = ()
     on_phase: Callable[[str], None] = lambda text: None
+    clocks: ClockChoice = field(default_factory=ClockChoice)
     #: Steps that the end of the budget left out.
     left_out: int = field(default=0, init=False)
 
@@ -179,7 +182,7 @@ class Runner:
             ) from error
         return regime
 
-    def reserve(self, problem: Problem, needed: Iterable[Mapping[str, Buffer]]) -> None:
+    def preallocate_operands(self, problem: Problem, needed: Iterable[Mapping[str, Buffer]]) -> None:
         """Allocate one buffer per operand, large enough for all later steps: growing it between visits would let the
         device cool. Shapes that do not fit fail later as rows. Raises DeviceError if the device fails.
         """
@@ -223,7 +226,7 @@ class Runner:
             return None
         kernel, problem = step.kernel, step.problem
         require_work(problem, step.shape)
-        limit = limit_of(kernel, self.backend.info, problem, step.shape)
+        limit = find_limit(kernel, self.backend.info, problem, step.shape)
         # The first figure is waited for: a budget shorter than that would pay for it again with each resumption.
         deadline = self.deadline if self._has_figure else None
         rule = replace(step.rule, deadline=deadline)
@@ -232,13 +235,14 @@ class Runner:
             return replace(failed, reason=reason)
         crashes.keep(replace(failed, reason=CRASHED))
         try:
-            row = measure(kernel, problem, step.shape, step.regime, self.pool(problem), rule, limit)
+            wants_clock = self.clocks.wants(step.phase, step.regime.name, problem, step.shape, kernel.name)
+            row = measure(kernel, problem, step.shape, step.regime, self.pool(problem), rule, limit, wants_clock)
             row = isolation_of(self.backend).confirm(row, kernel, self.backend)
         finally:
             crashes.keep(None)
         if row.status == "failed":
             self._require_device(replace(failed, reason=f"{LOST} ({row.reason})"))
-        if cut_short(row, step.regime, deadline, self.now()):
+        if is_cut_short(row, step.regime, deadline, self.now()):
             self.left_out += 1
             return None
         self._has_figure = self._has_figure or (row.ok and not step.is_reference)
@@ -322,7 +326,9 @@ class PlanStrategy(ABC):
         return self.run.left_out
 
     def results(self) -> Iterator[Measurement | Record]:
-        self.run = Runner(self.backend, self.plan.budget_seconds, self.replayed, self.setup.on_phase)
+        self.run = Runner(
+            self.backend, self.plan.budget_seconds, self.replayed, self.setup.on_phase, ClockChoice.of(self.plan)
+        )
         yield from self.run.results(self.steps())
 
     @abstractmethod

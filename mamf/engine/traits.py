@@ -30,7 +30,7 @@ Launch = Callable[[], object]
 _SIZES = (256, 512, 1024, 1536, 2048, 3072, 4096, 6144, 8192)
 # A launch this long is little affected by the host; with this lead the host is ahead of the device.
 _LAUNCH_SECONDS, _LEAD_SECONDS, _LEAD_BYTES = 0.0005, 0.001, 256 * MIB
-_RESTS, _ROUNDS, _TRAIN_SECONDS, _MOST_IN_TRAIN = (0.01, 0.1, 0.5), 3, 0.1, 200
+_RESTS, _ROUNDS, _TRAIN_SECONDS, _MAX_IN_TRAIN = (0.01, 0.1, 0.5), 3, 0.1, 200
 _LOAD_SECONDS, _BLOCK_SECONDS, _RECOVERIES = 3.0, 0.005, (0.03, 0.1, 0.3, 1.0)
 # Times of launches that differ by less count as equal.
 _AWAKE, _SLOWED, _RECOVERED, _SETTLED = 1.05, 1.03, 1.015, 0.01
@@ -38,11 +38,11 @@ _AWAKE, _SLOWED, _RECOVERED, _SETTLED = 1.05, 1.03, 1.015, 0.01
 _OF_TRAIN, _OF_RECOVERY, _SHORTEST_TRAIN, _LONGEST_TRAIN = 0.25, 0.75, 0.001, 0.1
 # Sizes of both arrays together, and how many times as fast as memory a cache is at least.
 _COPIED_MIB = (1, 1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
-_COPIES, _FEWEST_IN_CACHE, _IN_CACHE = 20, 2, 1.3
+_COPIES, _MIN_IN_CACHE, _IN_CACHE = 20, 2, 1.3
 
 
 @dataclass(frozen=True)
-class Found:
+class MeasuredTraits:
     """Traits of one device. ``cache_bytes``: None if no cache shows. ``findings``: what was seen, for people."""
 
     burst: BurstTraits
@@ -52,7 +52,7 @@ class Found:
 
 
 #: What was found in this process, by backend, index and name of the device.
-_measured: dict[tuple[str, int, str], Found] = {}
+_measured: dict[tuple[str, int, str], MeasuredTraits] = {}
 
 
 def fit_traits(backend: Backend, on_start: Callable[[str], object] = lambda text: None) -> Sequence[Advice]:
@@ -73,16 +73,16 @@ def fit_traits(backend: Backend, on_start: Callable[[str], object] = lambda text
     return found.findings
 
 
-def _measured_or_assumed(backend: Backend) -> Found:
+def _measured_or_assumed(backend: Backend) -> MeasuredTraits:
     try:
         return measure_traits(backend)
     except plugin_errors() as error:  # whatever a vendor's library raises
         remark = f"rests and trains are assumed: measuring them failed: {describe_error(error)}"
     burst, sustained = replace(backend.burst_traits, remark=remark), replace(backend.sustained_traits, remark=remark)
-    return Found(burst, sustained, None, (Advice("traits", "unknown", remark),))
+    return MeasuredTraits(burst, sustained, None, (Advice("traits", "unknown", remark),))
 
 
-def measure_traits(backend: Backend) -> Found:
+def measure_traits(backend: Backend) -> MeasuredTraits:
     """Measure with the device's own products and copies. Raises what they raise."""
     cache = backend.info.cache_bytes or measure_cache(backend)
     with _product(backend) as launch, no_garbage_collection():
@@ -91,7 +91,7 @@ def measure_traits(backend: Backend) -> Found:
         recovery = None if reaction.seconds is None else probe.recovery(reaction.first, reaction.seconds)
     burst = _burst(backend.burst_traits, wake, reaction, recovery)
     sustained = _sustained(backend.sustained_traits, reaction.settled)
-    return Found(burst, sustained, cache, _findings(wake, reaction, recovery, cache))
+    return MeasuredTraits(burst, sustained, cache, _findings(wake, reaction, recovery, cache))
 
 
 def _burst(assumed: BurstTraits, wake: Wake, reaction: Reaction, recovery: float | None) -> BurstTraits:
@@ -135,7 +135,7 @@ def measure_cache(backend: Backend) -> int | None:
         backend.release_memory()
     of_memory = median(rates[size] for size in sizes[:3])
     cached = [size for size in sizes if rates[size] >= _IN_CACHE * of_memory]
-    return max(cached) if len(cached) >= _FEWEST_IN_CACHE else None
+    return max(cached) if len(cached) >= _MIN_IN_CACHE else None
 
 
 def _per_launch(backend: Backend, launch: Launch, count: int) -> float:
@@ -240,7 +240,7 @@ class _Probe:
         backend = self.backend
         self.lead()
         marks = [backend.mark()]
-        for _ in range(min(max(4, math.ceil(seconds / self.launch_seconds)), _MOST_IN_TRAIN)):
+        for _ in range(min(max(4, math.ceil(seconds / self.launch_seconds)), _MAX_IN_TRAIN)):
             self.launch()
             backend.submit()
             marks.append(backend.mark())

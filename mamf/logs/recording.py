@@ -111,6 +111,7 @@ class PlanFields(Struct, kw_only=True):
     seconds: float | None
     budget_seconds: float | None
     flush: bool
+    clock: str | Missing = UNSET
     layers: list[str]
     options: PlanOptions
 

@@ -25,7 +25,7 @@ from mamf.plans import MATMUL
 from mamf.rate import Rate
 from mamf.regime_names import require_regime
 from mamf.statistics import Interval, Repeatability, standard_deviation, summarize
-from mamf.timers import LEAST_ACCURACY_SECONDS, MOST_OVERHEAD_SECONDS
+from mamf.timers import MAX_OVERHEAD_SECONDS, MIN_ACCURACY_SECONDS
 
 _OLD_ANEW_DEGREES = 6
 _STATISTICS = ("mean", "median", "fastest", "slowest")
@@ -90,7 +90,7 @@ class MeasurementRecord(Struct, kw_only=True):
     seconds: dict[str, float] | Missing = UNSET
     launches: Whole
     timer_overhead_seconds: Annotated[float, Meta(ge=0, lt=1e9)]
-    timer_accuracy_seconds: Annotated[float, Meta(ge=0, le=MOST_OVERHEAD_SECONDS)]
+    timer_accuracy_seconds: Annotated[float, Meta(ge=0, le=MAX_OVERHEAD_SECONDS)]
     samples_seconds: list[Seconds]
     implausible_samples_seconds: list[TimerReading]
     relative_error: float | None
@@ -99,6 +99,8 @@ class MeasurementRecord(Struct, kw_only=True):
     celsius: Sensor
     throttle_reasons: list[str]
     throttle_shares: dict[str, float] | Missing = UNSET
+    true_clock_mhz: float | Missing = UNSET
+    cycles_used: float | Missing = UNSET
     remarks: list[str]
     is_reference: bool
     details: dict[str, Any]
@@ -134,6 +136,8 @@ class CeilingRecord(Struct, kw_only=True):
     watts: Sensor
     celsius: Sensor
     throttle_reasons: list[str]
+    true_clock_mhz: float | Missing = UNSET
+    cycles_used: float | Missing = UNSET
 
 
 # -- other records -----------------------------------------------------------------------------------------------------
@@ -292,7 +296,7 @@ def measurement_from_record(record: Mapping[str, Any], header: Mapping[str, Any]
     of = operation_called(read.operation, record)
     problem, samples = of.problem_from_record(read.problem), tuple(read.samples_seconds)
     # Early logs of schema 5 name a better accuracy than the timer has.
-    accuracy = read.timer_accuracy_seconds and max(read.timer_accuracy_seconds, LEAST_ACCURACY_SECONDS)
+    accuracy = read.timer_accuracy_seconds and max(read.timer_accuracy_seconds, MIN_ACCURACY_SECONDS)
     return Measurement(
         shape=of.shape_from_record(read.shape),
         kernel=read.kernel,
@@ -430,6 +434,8 @@ def _conditions_fields(conditions: Conditions) -> dict[str, Any]:
         "watts": conditions.watts,
         "celsius": conditions.celsius,
         "throttle_reasons": list(conditions.throttle_reasons),
+        "true_clock_mhz": UNSET if conditions.true_clock_hz is None else round(conditions.true_clock_hz) / 1e6,
+        "cycles_used": UNSET if conditions.cycles_used is None else significant_digits(conditions.cycles_used),
     }
 
 
@@ -440,4 +446,6 @@ def _conditions(read: MeasurementRecord | CeilingRecord, throttle_shares: Mappin
         celsius=read.celsius,
         throttle_reasons=tuple(read.throttle_reasons),
         throttle_shares=throttle_shares,
+        true_clock_hz=None if read.true_clock_mhz is UNSET else float(round(read.true_clock_mhz * 1e6)),
+        cycles_used=None if read.cycles_used is UNSET else read.cycles_used,
     )

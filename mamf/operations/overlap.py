@@ -78,7 +78,7 @@ class OverlapProblem(DeclaredProblem):
     alone: bool = field(default=True, metadata=describe("measure that work alone, without the other"))
     ranks: int = 1
     blocks: int = field(
-        default=0, metadata=describe("number of communication blocks of a collective; 0: library default", least=0)
+        default=0, metadata=describe("number of communication blocks of a collective; 0: library default", minimum=0)
     )
     dtype: str = "bfloat16"
     data: str = "normal"

@@ -13,10 +13,10 @@ from mamf.logs.records import significant_digits
 from mamf.logs.run_log import RunLog
 from mamf.measurement import Measurement, group_pairs
 from mamf.peaks import find_peak
-from mamf.report.document import Answer, Block, Column, Document, Lines, Table
+from mamf.report.document import Answer, Block, Column, Document, Lines, Table, clock_columns
 from mamf.report.kernels import ceiling_line
 from mamf.report.rows import failure_lines, row_columns
-from mamf.report.shares import Shares, ceiling_table, ceiling_title, in_mhz
+from mamf.report.shares import Shares, ceiling_table, ceiling_title, clock_text
 from mamf.report.text import (
     WHY_UNKNOWN,
     counted,
@@ -72,6 +72,7 @@ def notes(ceiling: Ceiling, rows: Iterable[Measurement], header: Mapping[str, An
         else f"    {ceiling.kernel} gains {100 * gain:+.1f} % over the default",
         *_default_note(ceiling, rows),
         f"    peak: {peak.tflops:g}, dense {peak.dtype} of {peak.origin}" if peak else "",
+        *_clock_note(ceiling),
         *_temperature_note(ceiling),
         f"    throttled by {throttled}" if throttled else "",
         f"    found by {', '.join(counts)}",
@@ -88,6 +89,12 @@ def _default_note(ceiling: Ceiling, rows: Sequence[Measurement]) -> list[str]:
         return []
     best = max(rates, key=rates.__getitem__)
     return [f"    the default kernel, {default}, reaches {rate_text(rates[best], ceiling.unit)} at best, @ {best}"]
+
+
+def _clock_note(ceiling: Ceiling) -> Iterator[str]:
+    """Why the ceiling is where it is."""
+    if ceiling.conditions.true_clock_hz:
+        yield f"    {clock_text(ceiling.conditions)}"
 
 
 def _temperature_note(ceiling: Ceiling) -> Iterator[str]:
@@ -171,7 +178,7 @@ def devices_document(log: RunLog) -> Document:
         ),
         Column("shape", "shape", lambda row: str(row[1].shape), left=True),
         Column("kernel", "kernel", lambda row: row[1].kernel, left=True),
-        Column("clock_mhz", "MHz", lambda row: in_mhz(row[1].conditions.clock_hz), whole, 4),
+        *clock_columns(lambda row: row[1].conditions, 3),
         Column("power_watts", "W", lambda row: row[1].conditions.watts, whole, 4),
     ]
     spreads = []

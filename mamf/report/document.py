@@ -13,6 +13,7 @@ from mamf.report.text import (
     counted,
     interval_cell,
     list_once,
+    percent,
     plain,
     scaled_unit,
     significant,
@@ -187,10 +188,30 @@ def interval_columns(
     ]
 
 
+def clock_columns(read: Callable[[RowT], Conditions | None], importance: int) -> list[Column[RowT]]:
+    """The share of the compute units' cycles that a row used, the clock that they had, and the clock that the driver
+    requested. The last one is less important by two.
+    """
+
+    def of(name: str, factor: float = 1.0) -> Callable[[RowT], float | None]:
+        def value(row: RowT) -> float | None:
+            conditions = read(row)
+            known = None if conditions is None else getattr(conditions, name)
+            return None if known is None else factor * known
+
+        return value
+
+    return [
+        Column("cycles_used", "% of cycles", of("cycles_used"), percent, importance),
+        Column("true_clock_mhz", "MHz", of("true_clock_hz", 1e-6), whole, importance),
+        Column("clock_mhz", "MHz requested", of("clock_hz", 1e-6), whole, importance + 2),
+    ]
+
+
 def sensor_columns(read: Callable[[RowT], Conditions | None]) -> list[Column[RowT]]:
     """Clock and power while the samples of a row were taken."""
     return [
-        Column("clock_mhz", "MHz", lambda row: (it := read(row)) and it.clock_hz and it.clock_hz / 1e6, whole, 6),
+        *clock_columns(read, 5),
         Column("power_watts", "W", lambda row: (it := read(row)) and it.watts, whole, 6),
     ]
 

@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mamf.backend import DeviceInfo
+from mamf.cycles import flop_per_cycle, rate_of_units
 from mamf.errors import UsageError
 from mamf.measurement import TERA, Measurement
-from mamf.peaks import find_peak, flop_per_cycle
+from mamf.peaks import find_peak
 from mamf.regime_names import BURST, SUSTAINED
 from mamf.report.charts.bars import Stack, StackedChart, StackedPanel
 from mamf.report.charts.logs import machine
@@ -52,15 +53,23 @@ class WaterfallStep:
 def waterfall_steps(rows: Sequence[Measurement], info: DeviceInfo) -> list[WaterfallStep]:
     """The waterfall down from the datasheet's peak. ``rows``: at least one of one product, on several kinds of data."""
     normal, zeros = find_row(rows, NORMAL, BURST), find_row(rows, ZEROS, BURST)
-    last, accuracy = find_row(rows, NORMAL, SUSTAINED), ""
-    if zeros is not None and zeros.ok and zeros.accuracy:  # other figures are from the datasheet
-        accuracy = f"; accurate to {100 * zeros.accuracy:.1f} % (timer)"
-    steps = [
-        *_from_datasheet(info, rows[0].problem.dtype, normal or zeros),
-        _measured("burst, zeros", zeros, f"the kernel's rate when data cost no power{accuracy}"),
-        _measured("burst, normal data", normal, _cost_of_data(zeros, normal)),
-        _measured("sustained, normal data", last, _cost_of_power(last, info)),
-    ]
+    last = find_row(rows, NORMAL, SUSTAINED)
+    dtype = rows[0].problem.dtype
+    steps = [*_from_datasheet(info, dtype, normal or zeros)]
+    if _true_clock(normal):
+        steps += [
+            _at_true_clock("units at the true clock, zeros", zeros, info, "the clock when data cost no energy"),
+            _at_true_clock("units at the true clock, normal data", normal, info, _cost_of_data(zeros, normal)),
+            _measured("burst, normal data", normal, _unused_cycles(normal) + _timer(normal)),
+            _at_true_clock("units at the true clock, sustained", last, info, _cost_of_power(last, info)),
+            _measured("sustained, normal data", last, _unused_cycles(last)),
+        ]
+    else:
+        steps += [
+            _measured("burst, zeros", zeros, "the kernel's rate when data cost no energy" + _timer(zeros)),
+            _measured("burst, normal data", normal, _cost_of_data(zeros, normal)),
+            _measured("sustained, normal data", last, _cost_of_power(last, info)),
+        ]
     known: list[float | None] = [None]
     for step in steps:
         known.append(known[-1] if step.tflops is None else step.tflops)
@@ -77,21 +86,43 @@ def find_row(rows: Iterable[Measurement], data: str, regime: str) -> Measurement
 
 
 def _from_datasheet(info: DeviceInfo, dtype: str, row: Measurement | None) -> Iterator[WaterfallStep]:
-    """The datasheet's peak, and the rate of the compute units at the clock that was read."""
+    """The datasheet's peak, and the rate of all compute units at the clock that the driver requests."""
     peak = find_peak(info.name, dtype, info.compute_units)
     if peak is None:
         yield WaterfallStep("datasheet", None, f"no datasheet figure of {info.name} is listed for {dtype}")
     else:
         clock = f", at {peak.clock_hz / 1e6:.0f} MHz" if peak.clock_hz else ""
         yield WaterfallStep("datasheet", peak.rate, f"dense {peak.dtype} of {peak.origin}{clock}")
-    units, per_cycle = info.compute_units, flop_per_cycle(peak, info.compute_units)
-    clock_hz = row.conditions.clock_hz if row is not None else None
-    if not (units and per_cycle and clock_hz):
-        missing = "no sensor reads the clock" if units and per_cycle else "their FLOP per cycle are unknown"
-        yield WaterfallStep("units at their clock", None, missing)
+    name, clock_hz = "units at the requested clock", row.conditions.clock_hz if row is not None else None
+    rate = rate_of_units(info, dtype, clock_hz)
+    if rate is None or not clock_hz:
+        is_known = flop_per_cycle(info, dtype) and info.compute_units
+        missing = "no sensor reads the clock" if is_known else "their FLOP per cycle are unknown"
+        yield WaterfallStep(name, None, missing)
         return
-    product = f"{units} units x {per_cycle:.0f} FLOP x {clock_hz / 1e6:.0f} MHz"
-    yield WaterfallStep("units at their clock", units * per_cycle * clock_hz / TERA, f"{product}, as read in burst")
+    per_cycle = flop_per_cycle(info, dtype)
+    product = f"{info.compute_units} units x {per_cycle:.0f} FLOP x {clock_hz / 1e6:.0f} MHz that the driver requests"
+    is_above = peak is not None and peak.clock_hz and clock_hz > peak.clock_hz
+    yield WaterfallStep(name, rate / TERA, product + (", more than the datasheet's clock" if is_above else ""))
+
+
+def _at_true_clock(name: str, row: Measurement | None, info: DeviceInfo, cause: str) -> WaterfallStep:
+    """The rate of all compute units at the clock that they had during a row."""
+    clock_hz = _true_clock(row)
+    if row is None or not clock_hz:
+        return WaterfallStep(name, None, "the true clock was not measured")
+    rate = rate_of_units(info, row.problem.dtype, clock_hz)
+    parts = [f"{clock_hz / 1e6:.0f} MHz", cause]
+    return WaterfallStep(name, rate and rate / TERA, ": ".join(part for part in parts if part))
+
+
+def _true_clock(row: Measurement | None) -> float | None:
+    return row.conditions.true_clock_hz if row is not None and row.ok else None
+
+
+def _unused_cycles(row: Measurement | None) -> str:
+    used = row.conditions.cycles_used if row is not None else None
+    return f"the kernel uses {percent(used)} % of the units' cycles" if used else "the true clock was not measured"
 
 
 def _measured(name: str, row: Measurement | None, cause: str) -> WaterfallStep:
@@ -102,17 +133,20 @@ def _measured(name: str, row: Measurement | None, cause: str) -> WaterfallStep:
     return WaterfallStep(name, row.best_rate, cause, row)
 
 
+def _timer(row: Measurement | None) -> str:
+    """The accuracy of a measured step, which is compared with figures from the datasheet."""
+    return f"; accurate to {100 * row.accuracy:.1f} % (timer)" if row is not None and row.ok and row.accuracy else ""
+
+
 def _cost_of_data(zeros: Measurement | None, normal: Measurement | None) -> str:
+    """What real data cost, which is said only if the intervals of both rates lie apart."""
     if zeros is None or normal is None or not zeros.ok or not normal.ok:
         return ""
     if zeros.rate_interval.overlaps(normal.rate_interval):
         return TOO_NOISY if not (zeros.interval.is_known and normal.interval.is_known) else NO_COST
     if normal.best_rate > zeros.best_rate:
         return "faster than on zeros: the device was not at rest (measure again)"
-    before, after = zeros.conditions.clock_hz, normal.conditions.clock_hz
-    if not before or not after:
-        return "the cost of real data; no sensor reads the clock"
-    return f"real data draw more current: the clock reads {after / 1e6:.0f} MHz, {before / 1e6:.0f} MHz on zeros"
+    return "real data cost energy, and the clock is lower for it"
 
 
 def _cost_of_power(row: Measurement | None, info: DeviceInfo) -> str:
@@ -179,7 +213,7 @@ def conclusion(steps: Sequence[WaterfallStep]) -> list[str]:
         return []
     (last, rate), datasheet = known[-1], steps[0].tflops
     share = f", {percent(rate / datasheet)} % of the datasheet" if datasheet else ""
-    losses = {step.name: step.change for step in steps if step.change and step.cause not in (NO_COST, TOO_NOISY)}
+    losses = {step.name: step.change for step in steps if step.change and not step.cause.endswith((NO_COST, TOO_NOISY))}
     largest = min(losses, key=losses.__getitem__, default="")
     loss = f"; the largest loss: {largest}, {change_cell(losses[largest])}" if largest and losses[largest] < 0 else ""
     return [f"{last}: {significant(rate)} TFLOPS{share}{loss}"]

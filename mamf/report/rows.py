@@ -17,8 +17,8 @@ from mamf.logs.run_log import device_speeds
 from mamf.measurement import Measurement, group_pairs
 from mamf.operations.unknown import operation_called
 from mamf.plans import ALGORITHM
-from mamf.report.document import Column, columns_from
-from mamf.report.shares import Shares, described_title, in_mhz
+from mamf.report.document import Column, clock_columns, columns_from
+from mamf.report.shares import Shares, clock_text, described_title
 from mamf.report.text import (
     WHY_UNKNOWN,
     counted,
@@ -73,7 +73,7 @@ def row_columns(
             "state", "state %", lambda row: compute_drift(row, shares.ceilings), lambda drift: f"{100 * drift:+.1f}", 5
         ),
         Column("launches", "launches", lambda row: row.launches, importance=7),
-        Column("clock_mhz", "MHz", lambda row: in_mhz(row.conditions.clock_hz), whole, 5),
+        *clock_columns(lambda row: row.conditions, 3),
         Column("power_watts", "W", lambda row: row.conditions.watts, whole, 5),
         Column("temperature_celsius", "C", lambda row: row.conditions.celsius, whole, 6),
         Column("relative_error", "error", lambda row: row.error, lambda error: f"{error:.1e}", 6),
@@ -254,7 +254,7 @@ def best_lines(rows: Sequence[Measurement], shares: Shares) -> Iterator[str]:
     details = [
         shares.peak_text(best),
         shares.mamfu_text(best),
-        f"{whole(in_mhz(conditions.clock_hz))} MHz" if conditions.clock_hz else "",
+        clock_text(conditions),
         f"{whole(conditions.watts)} W" if conditions.watts else "",
         f"{whole(conditions.celsius)} C" if conditions.celsius else "",
         device_remark(best),

@@ -22,12 +22,12 @@ from mamf.ceilings.ceiling import (
 )
 from mamf.ceilings.roof import MEMORY, RoofPoint, Roofs, make_roof_point
 from mamf.logs.records import significant_digits
-from mamf.measurement import TERA, Measurement
+from mamf.measurement import TERA, Conditions, Measurement
 from mamf.operations.unknown import is_of_products, operation_called
 from mamf.peaks import find_peak
 from mamf.rate import Rate, Rates, find_rate
 from mamf.regime_names import BURST, SUSTAINED
-from mamf.report.document import Column, Table, columns_from
+from mamf.report.document import Column, Table, clock_columns, columns_from
 from mamf.report.text import interval_cell, label_kernel, percent, rate_name, rate_text, scaled_unit, significant, whole
 from mamf.statistics import Interval
 
@@ -60,12 +60,6 @@ def share_of(rate: float, problem: Any, header: Mapping[str, Any]) -> float | No
     """A rate as a share of the datasheet's rate for the problem, or None."""
     peak = operation_called(problem.operation).peak(DeviceInfo(**header["device"]), problem)
     return rate * TERA / peak if peak else None
-
-
-def flop_per_cycle_per_unit(ceiling: Ceiling, header: Mapping[str, Any]) -> float | None:
-    """FLOP per clock cycle and compute unit, at the clock during the measurement."""
-    units, clock = header["device"]["compute_units"], ceiling.conditions.clock_hz
-    return ceiling.rate * TERA / clock / units if units and clock and ceiling.unit == "TFLOPS" else None
 
 
 def ceiling_table(ceilings: Sequence[Ceiling], header: Mapping[str, Any]) -> Table[Ceiling]:
@@ -104,18 +98,21 @@ def ceiling_table(ceilings: Sequence[Ceiling], header: Mapping[str, Any]) -> Tab
         Column("ties", "tied", lambda each: len(each.tied), importance=6),
         Column("tied", "", lambda each: " ".join(f"{shape}:{kernel}" for shape, kernel in each.tied)),
         Column("gain_over_default", "", lambda each: each.gain_over_default),
-        Column("clock_mhz", "MHz", lambda each: in_mhz(each.conditions.clock_hz), whole, 4),
+        *clock_columns(lambda each: each.conditions, 3),
         Column("power_watts", "W", lambda each: each.conditions.watts, whole, 4),
         Column("joules_per_tflop", "J/TFLOP", joules, "{:.3f}".format, 5),
-        Column(
-            "flop_per_cycle_per_unit", "FLOP/cycle/unit", lambda each: flop_per_cycle_per_unit(each, header), whole, 5
-        ),
     ]
     return Table(columns, ceilings, key="ceilings", label=ceiling_title)
 
 
-def in_mhz(clock_hz: float | None) -> float | None:
-    return clock_hz and clock_hz / 1e6
+def clock_text(conditions: Conditions) -> str:
+    """The two factors of a rate in words, as far as they are known: ``98.0 % of the units' cycles at 1629 MHz``."""
+    requested = f"{conditions.clock_hz / 1e6:.0f} MHz" if conditions.clock_hz else ""
+    if not conditions.true_clock_hz:
+        return requested and f"{requested} requested"
+    used = f"{100 * conditions.cycles_used:.1f} % of the units' cycles at " if conditions.cycles_used else ""
+    beside = f" (requested: {requested})" if requested else ""
+    return f"{used}{conditions.true_clock_hz / 1e6:.0f} MHz{beside}"
 
 
 WRONG_CEILING = f"above {100 * MAX_SHARE:.0f} % of the ceiling, so the ceiling is wrong: measure it again"

@@ -32,7 +32,8 @@ class Physics:
     ``link``: bytes per second between devices. ``waking_times``: how many times as long launches take for
     ``waking_seconds`` once the device was idle for ``asleep_after_seconds``. ``cache_bandwidth``: bytes per second of
     passes over arrays that fit in the cache and were used by the launch before; None: as memory.
-    ``counter_seconds``: between two ticks of the energy counter; 0: it is continuous.
+    ``counter_seconds``: between two ticks of the energy counter; 0: it is continuous. ``true_clock``: the clock while a
+    kernel computes, as a share of the one that sensors read; None: without stamps of the clock.
     """
 
     compute_units: int = 132
@@ -72,3 +73,4 @@ class Physics:
     asleep_after_seconds: float = 0.005
     cache_bandwidth: float | None = None
     counter_seconds: float = 0.0
+    true_clock: float | None = 0.83

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import ClassVar
 
-from mamf.backend import Backend, DeviceInfo, OperandPool, Reading, Telemetry, Unavailable
+from mamf.backend import Backend, ClockStamps, DeviceInfo, Elapsed, OperandPool, Reading, Telemetry, Unavailable
 from mamf.dtypes import DTYPES
 from mamf.errors import UnavailableError
 from mamf.operations.matmul.shapes import MatmulShape
@@ -21,6 +21,7 @@ from mamf.regime_traits import BurstTraits, SustainedTraits
 from mamf.testing.physics import Physics
 
 _ENERGY_STEP_SECONDS = 1e-3
+_STAMP_SECONDS = 2e-6
 
 
 class SimulatedOutOfMemoryError(MemoryError):
@@ -62,6 +63,23 @@ class SimulatedSensors:
         )
 
 
+class SimulatedStamps:
+    """Reads the simulated device's own clock, in the order of its queue."""
+
+    def __init__(self, backend: SimulatedBackend) -> None:
+        self.backend = backend
+
+    def stamp(self) -> Elapsed:
+        device = self.backend
+        device.host_time += device.world.launch_seconds / 4
+        device.device_time = device._idle_until(device.host_time) + _STAMP_SECONDS
+        device.counted_cycles += _STAMP_SECONDS * device.clock_hz
+        return Elapsed(device.counted_cycles, device.device_time)
+
+    def between(self, start: Elapsed, end: Elapsed) -> Elapsed | None:
+        return Elapsed(end.cycles - start.cycles, end.seconds - start.seconds)
+
+
 class SimulatedBackend(Backend):
     """One simulated device. ``faults`` maps shapes to an exception to raise, or to the status "wrong_result".
 
@@ -93,7 +111,9 @@ class SimulatedBackend(Backend):
         self.fault_seed = seed
         self.faults: dict[object, Exception | str] = {}
         self.launches = 0
-        self.host_time = self.device_time = 0.0
+        self.host_time = self.device_time = self.counted_cycles = 0.0
+        # Of the clock that sensors read, what a kernel has.
+        self._clock_share = 1.0
         self.mean_watts = self.world.idle_watts
         self.heat = 0.0
         # When the device had spent how many joules, in steps of a millisecond.
@@ -111,7 +131,7 @@ class SimulatedBackend(Backend):
             index=index,
             name="Simulated H100",
             vendor="mamf",
-            architecture="simulated",
+            architecture="sm_90",
             compute_units=self.world.compute_units,
             memory_bytes=self.world.memory_bytes,
             cache_bytes=self.world.cache_bytes,
@@ -181,6 +201,10 @@ class SimulatedBackend(Backend):
         self.is_marked = True
         return self.device_time
 
+    @property
+    def stamps(self) -> ClockStamps | Unavailable:
+        return super().stamps if self.world.true_clock is None else SimulatedStamps(self)
+
     def timer_overhead(self) -> float | None:
         return self.world.timer_overhead
 
@@ -206,7 +230,9 @@ class SimulatedBackend(Backend):
     def compute(self, cycles: float, operands: object) -> None:
         """Launch a kernel of so many cycles."""
         watts = self.world.cap_watts if self.is_capped else self.world.boost_watts
+        self._clock_share = self.world.true_clock or 1.0
         self._launch(cycles, self.clock_hz, watts, operands)
+        self._clock_share = 1.0
 
     def move(self, nbytes: float, operands: object) -> None:
         """Launch a kernel that reads and writes so many bytes of memory; independent of the clock."""
@@ -251,6 +277,7 @@ class SimulatedBackend(Backend):
         if idle > self.world.rested_after_seconds:
             self.rested_until = moment + self.world.rested_gain_seconds
         self._spend(idle, self.world.idle_watts)
+        self.counted_cycles += idle * self.clock_hz
         return moment
 
     def _execute(self, seconds: float, watts: float) -> None:
@@ -259,6 +286,7 @@ class SimulatedBackend(Backend):
             seconds += self.world.timer_overhead
             self.is_marked = False
         self.device_time = self._idle_until(self.host_time) + seconds
+        self.counted_cycles += seconds * self.clock_hz * self._clock_share
         self._spend(seconds, watts)
 
     def _spend(self, seconds: float, watts: float) -> None:

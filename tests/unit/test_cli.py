@@ -139,7 +139,7 @@ def interrupt_at(count):
 # The last launch is of the third shape.
 @pytest.mark.parametrize(
     ("regime", "at"),
-    [(regime, at) for regime, last in (("burst", 48), ("sustained", 4000), ("classic", 7470)) for at in (2, 33, last)],
+    [(regime, at) for regime, last in (("burst", 55), ("sustained", 4000), ("classic", 7470)) for at in (2, 33, last)],
 )
 def test_ctrl_c_prints_the_best_so_far_and_the_rest_resumes(sweep, on_launch, at, regime, tmp_path):
     iterations = ["--num-iterations", "5", "--num-warmup-iterations", "1"]

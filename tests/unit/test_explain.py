@@ -11,6 +11,7 @@ from rendering import render_explanation
 import mamf
 from mamf.backend import DeviceInfo
 from mamf.cli import main
+from mamf.cycles import flop_per_cycle
 from mamf.logs.run_log import read_run_log
 from mamf.measurement import Conditions, Measurement
 from mamf.operations.matmul.kernel import MatmulProblem
@@ -42,6 +43,11 @@ ROWS = [
 ]
 
 
+def with_clock(measured, true_clock_hz):
+    used = measured.best_rate * 1e12 / (132 * 4096 * true_clock_hz)
+    return replace(measured, conditions=replace(measured.conditions, true_clock_hz=true_clock_hz, cycles_used=used))
+
+
 # -- steps -------------------------------------------------------------------------------------------------------------
 
 
@@ -51,11 +57,41 @@ def test_the_way_down_from_an_h200s_datasheet():
     assert [round(100 * step.change) for step in steps[1:]] == [8, -12, -8, -18]
     assert [step.cause for step in steps] == [
         "dense bf16 of H200 SXM, at 1830 MHz",
-        "132 units x 4096 FLOP x 1980 MHz, as read in burst",
-        "the kernel's rate when data cost no power",
-        "real data draw more current: the clock reads 1980 MHz, 1980 MHz on zeros",
+        "132 units x 4096 FLOP x 1980 MHz that the driver requests, more than the datasheet's clock",
+        "the kernel's rate when data cost no energy",
+        "real data cost energy, and the clock is lower for it",
         "power limit: 699 of 700 W, 0.989 J/TFLOP, 1470 MHz",
     ]
+
+
+def test_with_the_true_clock_each_loss_has_one_cause():
+    clocks = [1629e6, 1700e6, 1815e6, 1800e6, 1373e6]
+    steps = waterfall_steps([with_clock(each, clock) for each, clock in zip(ROWS, clocks, strict=True)], H200)
+    assert [(step.name, round(step.tflops)) for step in steps[2:]] == [
+        ("units at the true clock, zeros", 981),
+        ("units at the true clock, normal data", 881),
+        ("burst, normal data", 862),
+        ("units at the true clock, sustained", 742),
+        ("sustained, normal data", 707),
+    ]
+    assert [step.cause for step in steps[2:]] == [
+        "1815 MHz: the clock when data cost no energy",
+        "1629 MHz: real data cost energy, and the clock is lower for it",
+        "the kernel uses 97.9 % of the units' cycles",
+        "1373 MHz: power limit: 699 of 700 W, 0.989 J/TFLOP, 1470 MHz",
+        "the kernel uses 95.2 % of the units' cycles",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "per_cycle"),
+    [("NVIDIA H200", "bfloat16", 4096), ("NVIDIA H200", "int8", 8192), ("NVIDIA H200", "float32", 256)],
+)
+def test_flop_per_cycle_follow_from_the_datasheet(device, dtype, per_cycle):
+    info = replace(H200, name=device)
+    assert flop_per_cycle(info, dtype) == per_cycle
+    assert flop_per_cycle(replace(info, compute_units=None), dtype) is None
+    assert flop_per_cycle(replace(info, name="Nobody's", architecture="sm_90"), dtype) == per_cycle
 
 
 @pytest.mark.parametrize(
@@ -78,12 +114,7 @@ def test_what_nobody_can_tell_has_its_reason(rows, info, index, cause):
     ("zeros", "normal", "cause"),
     [
         (row("zeros", 864.0), row("normal", 862.0), "no significant cost of real data"),
-        (
-            row("zeros", 940.0),
-            row("normal", 862.0, clock=1800e6),
-            "real data draw more current: the clock reads 1800 MHz, 1980 MHz on zeros",
-        ),
-        (row("zeros", 940.0, clock=None), row("normal", 862.0), "the cost of real data; no sensor reads the clock"),
+        (row("zeros", 940.0), row("normal", 862.0), "real data cost energy, and the clock is lower for it"),
         (
             row("zeros", 862.0),
             row("normal", 940.0),

@@ -79,7 +79,8 @@ def test_shapes_are_dealt_out_and_the_best_is_chosen_as_of_the_first(run, shared
     assert f"median) @ {best.shape} by simulated.mm" in out
     assert [device.uuid_hash for device in log.devices] == ["card0", "card1", "card2", "card3"]
     assert "device 2: Simulated H100, 132 compute units, 700 W limit, uuid card2" in out
-    assert f"1980 MHz; {best.conditions.watts:.0f} W; {best.conditions.celsius:.0f} C; device {best.device}" in out
+    under = f"{best.conditions.watts:.0f} W; {best.conditions.celsius:.0f} C; device {best.device}"
+    assert f"MHz (requested: 1980 MHz); {under}" in out
     for path in share_paths(run.folder / "out"):
         log = read_run_log(path)
         assert log.measurements[0].is_reference and log.measurements[0].shape == GRID_SHAPES[6]
@@ -161,7 +162,7 @@ class Changed(Card):
 
 
 def test_processes_share_a_sweep_without_those_whose_device_cannot_be_opened(run, monkeypatch):
-    monkeypatch.setattr("mamf.node.children.started", Child)
+    monkeypatch.setattr("mamf.node.children.start_child", Child)
     monkeypatch.setenv(simulated_node.DEVICES, "3")
     monkeypatch.setenv(simulated_node.FAULTS, json.dumps({"1": "closed", "2": "hangs"}))
     code, out, err = run(*SWEEP, *GRID, "--patience", "2s")
@@ -199,7 +200,7 @@ def waiting(tmp_path, monkeypatch):
     monkeypatch.setitem(simulated_node.POINTS[discovery.KERNELS], "waiting.mm", "test_shared_runs:Waiting")
 
     def prepare():
-        pytest.MonkeyPatch().setattr("mamf.node.children.started", Child)
+        pytest.MonkeyPatch().setattr("mamf.node.children.start_child", Child)
 
     asked = [*SWEEP, *GRID, "--order", "given", "--kernel", "waiting.mm"]
     process = Command(asked, tmp_path, prepare, **ON_TWO)
@@ -267,7 +268,7 @@ class Hanging(Waiting):
 
 def test_a_device_that_hangs_is_killed_and_named(tmp_path, monkeypatch, shared):
     monkeypatch.setitem(simulated_node.POINTS[discovery.KERNELS], "waiting.mm", "test_shared_runs:Hanging")
-    prepare = lambda: pytest.MonkeyPatch().setattr("mamf.node.children.started", Child)  # noqa: E731
+    prepare = lambda: pytest.MonkeyPatch().setattr("mamf.node.children.start_child", Child)  # noqa: E731
     asked = [*SWEEP, *GRID, "--order", "given", "--kernel", "waiting.mm", "--patience", "2s"]
     process = Command(asked, tmp_path, prepare, **ON_TWO)
     _, err = process.communicate()

@@ -32,6 +32,7 @@ ADDRESS = "javascript:window.pwned=1//"
 #: What readers take by its value: a log with another is no log.
 READ = {"record", "status", "best_by", "command", "shape", "shapes", "phase", "regime", "regimes", "reference"}
 READ |= {"dtype", "out_dtype", "layout", "data", "direction", "backward_count", "uuid_hash", "started", "time", "order"}
+READ |= {"clock"}
 
 
 def write_hostile_logs(folder: Path, *logs: Path) -> list[Path]:

@@ -17,7 +17,7 @@ from mamf.cli.terminal import is_for_people, note_stream, say, warn
 from mamf.errors import IncomparableError, UsageError
 from mamf.files import write_whole
 from mamf.limits import require_known, require_some, whole_number
-from mamf.plans import GUARD, KERNEL_REGIMES, MOST_ROUNDS, GuardOptions, Plan
+from mamf.plans import GUARD, KERNEL_REGIMES, MAX_ROUNDS, GuardOptions, Plan
 
 if TYPE_CHECKING:
     from mamf.engine.runner import Setup
@@ -88,7 +88,7 @@ def read_guard_file(path: Path) -> GuardFile:
         require_some("shapes", given.shapes, str)
         require_known(*(("regime", name, KERNEL_REGIMES) for name in given.regimes))
         tolerance = share(str(given.tolerance))
-        rounds = whole_number("rounds", given.rounds, 3, MOST_ROUNDS)
+        rounds = whole_number("rounds", given.rounds, 3, MAX_ROUNDS)
         options = _sweep_options(given)
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from None

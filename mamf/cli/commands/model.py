@@ -132,7 +132,8 @@ class ModelSession(Session):
         from mamf.operations.matmul.selection import kernel
 
         _, problem, shape, _ = self.driven.steps[0]
-        flops = probe_flops(kernel("torch.mm"), problem_for(self.backend, problem.dtype), self.backend)
+        # The reference of its results is in float32, whatever its own dtype.
+        flops = probe_flops(kernel("torch.mm"), problem_for(self.backend, "float32"), self.backend)
         needed = _MIN_LAUNCHES * problem.flop(shape) / flops
         if needed > budget:
             raise UsageError(

@@ -20,7 +20,7 @@ from mamf.regime_names import SUSTAINED
 
 if TYPE_CHECKING:
     from mamf.engine.runner import Setup, Strategy
-    from mamf.engine.strategies.overlap import Overlapping
+    from mamf.engine.strategies.overlap import OverlapStrategy
     from mamf.logs.run_log import RunLog
     from mamf.node.group import Launched
     from mamf.report.document import Document
@@ -78,7 +78,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from mamf.engine.strategies.overlap import Overlapping
+    from mamf.engine.strategies.overlap import OverlapStrategy
     from mamf.logs.run_log import read_run_log
     from mamf.node.group import launched
     from mamf.operations.collective import COLLECTIVES
@@ -104,7 +104,7 @@ def run(options: argparse.Namespace) -> int:
         # A launcher may hide the devices of the other ranks.
         options.backend, options.device = name, own.index % max(count, 1)
     if own is not None and own.rank:
-        return 0 if list(ranked(Overlapping(open_backend(name, options.device), Pair(), ()), own)) else 1
+        return 0 if list(ranked(OverlapStrategy(open_backend(name, options.device), Pair(), ()), own)) else 1
     options.operation = OVERLAP
     vars(options).update(dict.fromkeys(("kernel", "precision", "regime", "no_flush")))
     options.set = [
@@ -114,7 +114,7 @@ def run(options: argparse.Namespace) -> int:
     return run_kernels(options, OverlapSession)
 
 
-def ranked(run: Overlapping, own: Launched | None) -> Iterator[Measurement]:
+def ranked(run: OverlapStrategy, own: Launched | None) -> Iterator[Measurement]:
     """The rows of a run, as one rank of its group where there is one: all measure what rank 0 does."""
     from mamf.node.group import launched_group, of_all
 
@@ -131,7 +131,7 @@ def ranked(run: Overlapping, own: Launched | None) -> Iterator[Measurement]:
 class _Ranked:
     """A run as rank 0 of its group. ``held``: the steps of rows that the log has already."""
 
-    run: Overlapping
+    run: OverlapStrategy
     own: Launched | None
     held: Collection[StepKey]
 

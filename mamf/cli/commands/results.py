@@ -26,7 +26,7 @@ EXAMPLES = """examples:
   mamf results site --output site                       write pages of all figures: open site/index.html
 """
 _REJECTED = 1
-_MOST_FILES = 100_000
+_MAX_FILES = 100_000
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -90,9 +90,9 @@ def _review_folder(folder: Path) -> list[Review]:
     from mamf.cli.reading import reading
     from mamf.contribution.review import review, review_results, review_strays
 
-    files = list(itertools.islice(folder.rglob("*"), _MOST_FILES + 1))
-    if len(files) > _MOST_FILES:
-        raise UsageError(f"{folder} has more than {_MOST_FILES} files: name the folder of the logs")
+    files = list(itertools.islice(folder.rglob("*"), _MAX_FILES + 1))
+    if len(files) > _MAX_FILES:
+        raise UsageError(f"{folder} has more than {_MAX_FILES} files: name the folder of the logs")
     files = sorted(path for path in files if path.is_file())
     logs = [path for path in files if path.suffix == ".jsonl"]
     if not logs:

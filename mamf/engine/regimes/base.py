@@ -26,16 +26,16 @@ _FLUSHES_AHEAD = 16
 class StoppingRule:
     """When a measurement has enough samples.
 
-    ``precision``: half-width of the figure's 95 % interval within the visit to reach, as a share of the figure.
-    ``seconds``: host time after which ``fewest`` samples suffice, so that a slow device finishes too; None is the
-    regime's own. ``most``: samples after which more would not help. ``deadline``: the moment (backend time) at which
-    the run's budget ends.
+    - ``precision``: the half-width to reach of the figure's 95 % interval within the visit, as a share of the figure.
+    - ``seconds``: host time after which ``min_samples`` are enough, so that a slow device finishes; None: no limit.
+    - ``max_samples``: the measurement stops here even if the interval is still too wide.
+    - ``deadline``: backend time (``Backend.now``) at which the budget of the run ends.
     """
 
     precision: float = 0.003
     seconds: float | None = None
-    fewest: int = 3
-    most: int = 1000
+    min_samples: int = 3
+    max_samples: int = 1000
     deadline: float | None = None
 
     def is_over(self, now: float) -> bool:
@@ -53,10 +53,10 @@ class StoppingRule:
         """Whether to stop; precision counts only once the samples are representative of what varies between them."""
         if self.is_over(now):
             return True
-        if len(samples) < self.fewest:
+        if len(samples) < self.min_samples:
             return False
         late = self.seconds is not None and elapsed >= self.seconds
-        return late or len(samples) >= self.most or (is_representative and self.is_precise(samples, figure))
+        return late or len(samples) >= self.max_samples or (is_representative and self.is_precise(samples, figure))
 
     def is_precise(self, samples: Sequence[float], figure: str = "median") -> bool:
         interval = interval_of(samples, figure)
@@ -67,13 +67,15 @@ class StoppingRule:
 class Samples:
     """The samples of a visit in seconds per launch, and the sensor readings taken meanwhile.
 
-    ``timer_overhead``: seconds of the timer itself, already subtracted from each sample. ``details``: further findings.
+    ``clock_hz``: the true clock of the launches, if it was measured. ``timer_overhead``: seconds of the timer itself,
+    already subtracted from each sample. ``details``: further findings.
     """
 
     seconds: list[float] = field(default_factory=list)
     launches: int = 0
     readings: list[Reading] = field(default_factory=list)
     watts: float | None = None
+    clock_hz: float | None = None
     timer_overhead: float = 0.0
     remarks: list[str] = field(default_factory=list)
     details: dict[str, float | str] = field(default_factory=dict)
@@ -134,7 +136,7 @@ class Regime(ABC):
         within the kernel's own settings, because they are launched again here.
         """
 
-    def confirming(self, chosen: Conditions, seconds: float) -> Regime:
+    def confirmation_regime(self, chosen: Conditions, seconds: float) -> Regime:
         """The regime in which a ceiling is confirmed.
 
         ``chosen``: the conditions under which it was chosen. ``seconds``: what there is for a visit.
@@ -150,6 +152,12 @@ class Regime(ABC):
         checked.verify(whole=True)
         self.visit_took = self.backend.now() - begun
         return taken
+
+    def true_clock(self, checked: Checked, seconds: float) -> float | None:
+        """The mean clock in hertz that the compute units have during launches of so many seconds, from launches of its
+        own; None if this regime or device cannot measure it so.
+        """
+        return None
 
     @abstractmethod
     def sample(self, checked: Checked, rule: StoppingRule, estimate: float) -> Samples:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics as stdlib_statistics
 from typing import ClassVar
 
-from mamf.backend import Backend, Reading
+from mamf.backend import Backend, ClockStamps, Reading, Unavailable
 from mamf.calibration import find_calibration
 from mamf.engine.regimes.base import Launch, Regime, Samples, StoppingRule
 from mamf.engine.regimes.checking import Checked, refuse_skipped_work, skipped_work
@@ -21,17 +21,23 @@ class Burst(Regime):
     name = "burst"
     default_seconds = 1.0
     #: Launches of the first train, before the kernel's duration is known, and the fewest of any.
-    fewest_in_train: ClassVar[int] = 3
-    most_in_train: ClassVar[int] = 8
+    min_in_train: ClassVar[int] = 3
+    max_in_train: ClassVar[int] = 8
     #: A kernel this short varies more from train to train than within one: its median is over at least so many trains.
     short_launch_seconds: ClassVar[float] = 0.00025
-    fewest_short_trains: ClassVar[int] = 10
+    min_short_trains: ClassVar[int] = 10
     #: Device time of the work queued ahead of a train, at most.
     longest_lead_seconds: ClassVar[float] = 0.004
     #: Device time of the work queued ahead of any train: after resting, the host's first launches take half of that.
     shortest_lead_seconds: ClassVar[float] = 0.001
     #: First trains of visits in a row that may find the device held back by what ran before, and are left out.
-    most_held_back: ClassVar[int] = 3
+    max_held_back: ClassVar[int] = 3
+
+    #: Trains with stamps of the clock; stamps behind each train with nothing between them; the shortest launch whose
+    #: clock such a train can show.
+    stamped_trains: ClassVar[int] = 3
+    idle_stamps: ClassVar[int] = 8
+    shortest_clocked_seconds: ClassVar[float] = 20e-6
 
     def __init__(self, backend: Backend, flush: bool = True) -> None:
         """``flush`` False leaves the operands in the cache: the figure of a warm cache."""
@@ -91,7 +97,7 @@ class Burst(Regime):
             taken.add_reading(reading)
             trains += 1
             median = stdlib_statistics.median(taken.seconds)
-            is_representative = trains >= self.fewest_short_trains or median >= self.short_launch_seconds
+            is_representative = trains >= self.min_short_trains or median >= self.short_launch_seconds
             if rule.enough(taken.seconds, now - begun, now, is_representative):
                 taken.launches = len(taken.seconds)
                 refuse_skipped_work(skipped_work(verified, others))
@@ -100,6 +106,44 @@ class Burst(Regime):
             size = self._train_size(period, len(taken.seconds))
             lead = self.shortest_lead_seconds + size * self._lag(period)
             self._rest()
+
+    def true_clock(self, checked: Checked, seconds: float) -> float | None:
+        """From trains of their own: at 0.2 ms a launch the stamps beside it cost 0.5 % of its speed."""
+        stamps = self.backend.stamps
+        if isinstance(stamps, Unavailable) or seconds < self.shortest_clocked_seconds:
+            return None
+        size = min(self._train_size(seconds + self._flush_seconds, self.max_in_train), self.max_in_train)
+        clocks: list[float] = []
+        for _ in range(self.stamped_trains):
+            self._rest()
+            clocks += self._stamped_train(stamps, checked.launches[0], size)
+        return stdlib_statistics.median(clocks) if clocks else None
+
+    def _stamped_train(self, stamps: ClockStamps, launch: Launch, size: int) -> list[float]:
+        """The mean clock of each launch in hertz.
+
+        Between the two stamps around a launch there are short gaps beside the launch itself, in which the units have
+        the clock of an idle device: that between stamps with nothing between them.
+        """
+        backend = self.backend
+        with no_garbage_collection():
+            self._get_ahead(launch, self.longest_lead_seconds)
+            around = []
+            for _ in range(size):
+                if self.flush:
+                    backend.flush_cache()
+                around.append((stamps.stamp(), *self.timed(launch), stamps.stamp()))
+            idle = [stamps.stamp() for _ in range(self.idle_stamps)]
+            backend.synchronize()
+        windows = [corrected_window(backend.seconds_between(*marks), self._overhead.seconds) for _, *marks, _ in around]
+        traits = backend.burst_traits
+        self._rested_at = backend.now() + min(sum(windows) * traits.rest_ratio, traits.longest_rest_seconds)
+        gap, clocks = stamps.between(idle[0], idle[-1]), []
+        for (before, *_, after), seconds in zip(around, windows, strict=True):
+            passed = stamps.between(before, after)
+            if gap is not None and gap.seconds > 0 and passed is not None and 0 < seconds <= passed.seconds:
+                clocks.append((passed.cycles - (passed.seconds - seconds) * gap.cycles / gap.seconds) / seconds)
+        return clocks
 
     def _warm_in(self, checked: Checked, size: int, rule: StoppingRule) -> None:
         """Run uncounted trains until an idle device reaches its steady speed."""
@@ -117,13 +161,13 @@ class Burst(Regime):
     def _is_held_back(self, reading: Reading | None) -> bool:
         """Whether earlier load still throttles the first train of a visit, so that more rest may help.
 
-        After ``most_held_back`` such trains the throttling counts as normal for this device.
+        After ``max_held_back`` such trains the throttling counts as normal for this device.
         """
         if reading is None or not reading.throttle_reasons:
             self._held_back = 0
             return False
         self._held_back += 1
-        if self._held_back > self.most_held_back:
+        if self._held_back > self.max_held_back:
             return False
         # As long as a device can rest that need not be warmed in again.
         self._rested_at = max(self._rested_at, self.backend.now() + self.backend.burst_traits.cold_after_seconds)
@@ -136,21 +180,21 @@ class Burst(Regime):
 
     def _train_size(self, period: float, taken: int) -> int:
         """Launches of the next train, given seconds a launch with its flush and the samples so far."""
-        fewest = self._shortest_train(period)
-        if taken <= self.fewest_in_train:
+        shortest = self._shortest_train(period)
+        if taken <= self.min_in_train:
             # Two of the shortest trains give the fewest samples for a 95 % interval.
-            return fewest
-        fitting = min(self.backend.burst_traits.train_seconds / period, self.most_in_train)
+            return shortest
+        fitting = min(self.backend.burst_traits.train_seconds / period, self.max_in_train)
         lag = self._lag(period)
         if lag > 0:
             spare = self.longest_lead_seconds * self._lead_gain() - self.shortest_lead_seconds
             fitting = min(fitting, spare / lag)
-        return max(int(fitting), fewest)
+        return max(int(fitting), shortest)
 
     def _shortest_train(self, period: float) -> int:
         """Launches of the shortest train: fewer of long ones, which would outlast the power controller's reaction."""
         fitting = int(self.backend.burst_traits.train_seconds / max(period, 1e-9))
-        return min(self.fewest_in_train, max(1, fitting))
+        return min(self.min_in_train, max(1, fitting))
 
     def _lag(self, period: float) -> float:
         """Seconds by which the host falls behind the device with each launch."""

@@ -22,9 +22,9 @@ from mamf.wrong_tiles import describe
 #: A launch that is checked takes as long as others; one that took so many times as long found other work to do.
 _EQUAL_WORK = 2.0
 #: Checked launches that are not all slow by chance.
-_FEWEST_CHECKED = 4
+_MIN_CHECKED = 4
 #: How long a device works after the mark that ends an honest launch, at most: seconds, and a share of the launch.
-_MOST_UNSEEN_SECONDS, _MOST_UNSEEN_SHARE = 2e-6, 0.01
+_MAX_UNSEEN_SECONDS, _MAX_UNSEEN_SHARE = 2e-6, 0.01
 
 
 class WrongResultError(MamfError):
@@ -33,11 +33,11 @@ class WrongResultError(MamfError):
     exit_code = 1
 
     def __init__(self, verdict: Verdict) -> None:
-        super().__init__(refusal(verdict))
+        super().__init__(describe_wrong_result(verdict))
         self.verdict = verdict
 
 
-def refusal(verdict: Verdict) -> str:
+def describe_wrong_result(verdict: Verdict) -> str:
     """Why a result is wrong, in a line."""
     if "changed operands" in verdict.details:
         return f"a launch changed its operands: {verdict.details['changed operands']}"
@@ -50,7 +50,7 @@ def skipped_work(checked: Sequence[float], others: Sequence[float]) -> float:
     """How many times as long as the other launches all those took whose results were checked, given seconds of each, if
     that shows that the others skip the work; else 0.
     """
-    if len(checked) < _FEWEST_CHECKED or not others:
+    if len(checked) < _MIN_CHECKED or not others:
         return 0.0
     times = min(checked) / max(statistics.median(others), 1e-9)
     return times if times > _EQUAL_WORK else 0.0
@@ -131,7 +131,7 @@ class Checked:
     def unseen_work(self, seconds: float) -> float:
         """Device seconds that a launch, which took ``seconds`` between its marks, works after them; 0 if negligible."""
         unseen = statistics.median(self._unseen or [0.0])
-        return unseen if unseen > max(_MOST_UNSEEN_SECONDS, _MOST_UNSEEN_SHARE * seconds) else 0.0
+        return unseen if unseen > max(_MAX_UNSEEN_SECONDS, _MAX_UNSEEN_SHARE * seconds) else 0.0
 
     def prepare_check(self) -> None:
         """Queue other operands, if the kernel can change them, and poison: only a launch from now on can be right."""

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import ClassVar, NamedTuple
 
-from mamf.backend import Backend, Reading
+from mamf.backend import Backend, Reading, Unavailable
 from mamf.calibration import ANEW, find_calibration
 from mamf.engine.regimes.base import Launch, Regime, Samples, StoppingRule
 from mamf.engine.regimes.checking import Checked
@@ -24,7 +24,7 @@ _POLL_SECONDS, _LONGEST_TICK_SECONDS = 0.001, 0.12
 #: How long to wait for a tick at most.
 _BLOCKS_TO_WAIT = 1.6
 #: Of a visit that starts anew, at least: one to settle, one to measure.
-_FEWEST_SWINGS = 2
+_MIN_SWINGS = 2
 
 
 class Tick(NamedTuple):
@@ -70,11 +70,11 @@ class Sustained(Regime):
     block_seconds: ClassVar[float] = 0.1
     #: Settled: over this many blocks, a straight line through the figure rises or falls by no more than this.
     settled_blocks: ClassVar[int] = 20
-    fewest_blocks: ClassVar[int] = 3
+    min_blocks: ClassVar[int] = 3
     settled_slope: ClassVar[float] = 0.01
     longest_settling_seconds: ClassVar[float] = 20.0
     #: Launches that a bridge queues at most: a vendor's queue holds about a thousand.
-    most_in_bridge: ClassVar[int] = 500
+    max_in_bridge: ClassVar[int] = 500
 
     def __init__(self, backend: Backend, visit_seconds: float = shortest_seconds, *, anew: Anew | None = None) -> None:
         super().__init__(backend)
@@ -96,7 +96,7 @@ class Sustained(Regime):
     def shortest_anew(cls, backend: Backend) -> float:
         """Seconds of the shortest visit that starts anew, where the device asks for such."""
         traits = backend.sustained_traits
-        return cls._anew_takes(backend, _FEWEST_SWINGS * traits.swing_seconds) if traits.rest_seconds else 0.0
+        return cls._anew_takes(backend, _MIN_SWINGS * traits.swing_seconds) if traits.rest_seconds else 0.0
 
     @classmethod
     def _anew_takes(cls, backend: Backend, loaded: float) -> float:
@@ -118,11 +118,11 @@ class Sustained(Regime):
         if self.anew or self.backend.timer == "host clock":
             return
         count = math.ceil(self.backend.sustained_traits.bridge_seconds / max(seconds, 1e-9))
-        for launch in itertools.islice(itertools.cycle(launches), min(self.most_in_bridge, count)):
+        for launch in itertools.islice(itertools.cycle(launches), min(self.max_in_bridge, count)):
             launch()
             self.backend.submit()
 
-    def confirming(self, chosen: Conditions, seconds: float) -> Regime:
+    def confirmation_regime(self, chosen: Conditions, seconds: float) -> Regime:
         """Visits that start anew, where the device was held back when it was chosen, or does not tell: of whole swings
         of the controller, as many as there is time for.
         """
@@ -132,7 +132,7 @@ class Sustained(Regime):
             return self
         swing = traits.swing_seconds
         loaded = min(seconds - self._anew_takes(self.backend, 0.0), traits.restart_seconds + self.shortest_seconds)
-        swings = max(_FEWEST_SWINGS, int(loaded / swing + 1e-9))
+        swings = max(_MIN_SWINGS, int(loaded / swing + 1e-9))
         measured = min(swings - 1, max(1, int(self.shortest_seconds / swing + 1e-9)))
         return Sustained(self.backend, measured * swing, anew=Anew(traits.rest_seconds, (swings - measured) * swing))
 
@@ -149,6 +149,7 @@ class Sustained(Regime):
                 taken.remarks.append("clock and power had not settled")
             self._measure(blocks, rule, taken)
             self.synchronize(checked, *self._last_marks())
+        taken.clock_hz = blocks.clock_hz()
         checked.verify()
         self._loaded_until = self.backend.now()
         self._loaded_seconds += self._loaded_until - begun
@@ -175,7 +176,7 @@ class Sustained(Regime):
             if block.seconds * block.launches >= self.block_seconds / 2:
                 recent.append(block.seconds)
             elapsed = self.backend.now() - begun
-            is_flat = len(recent) >= self.fewest_blocks and abs(relative_slope(recent)) <= self.settled_slope
+            is_flat = len(recent) >= self.min_blocks and abs(relative_slope(recent)) <= self.settled_slope
             # An alternating controller is never flat over so few blocks, but the mean of a visit covers whole periods.
             if elapsed >= shortest and (is_flat or self.anew is not None):
                 return True
@@ -204,6 +205,7 @@ class Sustained(Regime):
             if rule.is_over(now) or (is_long_enough and rule.enough(taken.seconds, now - begun, now, figure="mean")):
                 break
         taken.watts = mean_watts(ticks)
+        blocks.end_visit()
 
     def next_tick(self, longest: float) -> Tick | None:
         """Wait until the energy counter changes; None if there is no counter, or if it does not change within
@@ -226,9 +228,25 @@ class _Blocks:
         self._size = 1
         self._is_visit = False
         self._must_poison = True
+        #: Stamps of the clock at both ends of the visit.
+        self._begun: object | None = None
+        self._ended: object | None = None
         #: Whether to find a tick of the energy counter while the next block runs.
         self.must_find_tick = False
         self._queued = self._run()
+
+    def end_visit(self) -> None:
+        """Stamp the clock behind what is queued, if the device has stamps."""
+        stamps = self._regime.backend.stamps
+        self._ended = None if isinstance(stamps, Unavailable) else stamps.stamp()
+
+    def clock_hz(self) -> float | None:
+        """The mean clock of the compute units during the visit, which the device has finished; None without stamps."""
+        stamps = self._regime.backend.stamps
+        if isinstance(stamps, Unavailable) or self._begun is None or self._ended is None:
+            return None
+        passed = stamps.between(self._begun, self._ended)
+        return passed and passed.cycles / passed.seconds
 
     def begin_visit(self) -> None:
         """Poison the outputs between two blocks, and count launches in equal blocks from then on."""
@@ -245,6 +263,8 @@ class _Blocks:
             self._regime.require_clock_advances(blocks)
             if self._must_poison:
                 self._checked.prepare_check()
+                if self._is_visit and not isinstance(backend.stamps, Unavailable):
+                    self._begun = backend.stamps.stamp()
                 self._must_poison, reached = False, backend.mark()
             for launch in itertools.islice(rotation, self._size):
                 launch()

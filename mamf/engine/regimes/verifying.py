@@ -21,10 +21,10 @@ _AT_ONCE = 8
 
 
 class Spaced(Regime):
-    """One launch at a time, each after a rest of three times its length, but of not more than ``most_rest`` seconds."""
+    """One launch at a time. Each follows a rest three times as long as the launch, at most ``max_rest_seconds``."""
 
     name = "spaced"
-    most_rest: ClassVar[float] = 0.05
+    max_rest_seconds: ClassVar[float] = 0.05
 
     def sample(self, checked: Checked, rule: StoppingRule, estimate: float) -> Samples:
         begun, taken = self.backend.now(), Samples(details={CHECKED_LAUNCHES: 1, CHECKED_VALUES: 0})
@@ -53,7 +53,7 @@ class Spaced(Regime):
     def wait(self, checked: Checked, estimate: float) -> None:
         """Called before each checked launch, of about so many seconds."""
         self.backend.synchronize()
-        self.backend.sleep(min(3 * estimate, self.most_rest))
+        self.backend.sleep(min(3 * estimate, self.max_rest_seconds))
 
     def _repeat(
         self, checked: Checked, taken: Samples, compare: Compare | None, rule: StoppingRule, estimate: float

@@ -103,7 +103,7 @@ class AttentionShape:
     window: int | None = field(
         default=None,
         metadata=describe(
-            "number of keys visible before each query, and after it unless causal", read=parse_size, metavar="W"
+            "keys visible before each query, and after it unless causal", default="all", read=parse_size, metavar="W"
         ),
     )
 

@@ -199,7 +199,7 @@ class CompiledEager(Eager):
 
 
 #: Query-key pairs up to which the mask is made densely, before it is reduced to blocks: some bytes each.
-_MOST_DENSE_PAIRS = 2**28
+_MAX_DENSE_PAIRS = 2**28
 
 
 class Flex(TorchAttention):
@@ -246,7 +246,7 @@ def block_mask(shape: AttentionShape, device: torch.device) -> Any:
         return None
     from torch.nn.attention.flex_attention import create_block_mask
 
-    is_small = shape.seqlen_q * shape.seqlen_k <= _MOST_DENSE_PAIRS
+    is_small = shape.seqlen_q * shape.seqlen_k <= _MAX_DENSE_PAIRS
     # Compiled, it never holds the dense mask: 17 GB for 131072 tokens.
     create: Any = create_block_mask if is_small else torch.compile(create_block_mask)
     return create(visible(shape), None, None, shape.seqlen_q, shape.seqlen_k, device=str(device))

@@ -9,7 +9,7 @@ from mamf.backend import MIB, Backend, DeviceInfo
 from mamf.measurement import TERA, Measurement
 from mamf.operation import Operation
 from mamf.operations.bandwidth.shapes import (
-    MOST_ARRAYS,
+    MAX_ARRAYS,
     UNTOLD_CACHE_BYTES,
     BandwidthKernel,
     BandwidthProblem,
@@ -38,8 +38,8 @@ class Bandwidth(Operation[BandwidthProblem, BandwidthShape]):
         """Powers of two from where all arrays of any pattern fit in the cache to where they fill half the memory."""
         info = backend.info
         memory = min(info.memory_bytes or _MEMORY_BYTES, backend.free_memory() or _MEMORY_BYTES)
-        first = power_of_two((info.cache_bytes or UNTOLD_CACHE_BYTES) // MOST_ARRAYS)
-        last = power_of_two(memory // 2 // MOST_ARRAYS)
+        first = power_of_two((info.cache_bytes or UNTOLD_CACHE_BYTES) // MAX_ARRAYS)
+        last = power_of_two(memory // 2 // MAX_ARRAYS)
         sizes = [first << step for step in range(max(last // first, 1).bit_length())]
         return [BandwidthShape(size) for size in sizes]
 

@@ -34,7 +34,7 @@ READS: Mapping[str, tuple[str, ...]] = {"copy": ("b",), "read": ("b",), "write":
 WRITES: Mapping[str, tuple[str, ...]] = {"copy": ("a",), "read": (), "write": ("a",), "triad": ("a",)}
 _FORMULAS = {"copy": "a = b", "read": "sum of b", "write": "a = s", "triad": "a = b + s*c"}
 #: The most arrays of any pattern.
-MOST_ARRAYS = 3
+MAX_ARRAYS = 3
 #: After a launch over this many bytes even the largest cache (1.1 GB on an EPYC 9684X) holds almost nothing that the
 #: next launch can use, so more operand sets would only take memory.
 _ALONE_BYTES = 4 * 2**30

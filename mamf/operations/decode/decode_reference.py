@@ -23,7 +23,7 @@ from mamf.operations.decode.shapes import DecodeProblem, DecodeShape, Drawn
 from mamf.operations.operand_sets import fresh_signs, one_thread
 
 # Elements of scores that are computed at once, and the most of one head's keys that are copied to the host.
-_CHUNK, _MOST_ON_HOST = 2**26, 2**22
+_CHUNK, _MAX_ON_HOST = 2**26, 2**22
 # The largest error of a row of the output: far above rounding, far below that of a row that was not written.
 _ROW_TOLERANCE = 0.25
 # The largest deviation from 1 of the slope against the reference, and what is rare by chance, in standard deviations.
@@ -200,7 +200,7 @@ class Reference:
         """Compare one head of a random sequence with what the host computes; None if the sequence is too long."""
         shape, tables, of = self._shape, self._tables, self._operands
         sequence, rows = secrets.choice(list(tables.rows()))
-        if tables.drawn.lengths[sequence] * shape.head_dim > _MOST_ON_HOST:
+        if tables.drawn.lengths[sequence] * shape.head_dim > _MAX_ON_HOST:
             return None
         kv, slots = secrets.randbelow(shape.kv_heads), tables.slots(sequence)
         heads = slice(kv * shape.group, (kv + 1) * shape.group)

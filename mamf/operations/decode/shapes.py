@@ -37,7 +37,7 @@ _KEYS_OF_LATENT = 192
 #: Of 4 tokens, a sequence of a long tail has one on average.
 _TAIL_EXPONENT = 3
 #: The caches of a graph together are larger than any last-level cache, twice over.
-_BYTES_OF_GRAPH, _FEWEST_IN_GRAPH, _MOST_IN_GRAPH = 512 * 2**20, 3, 64
+_BYTES_OF_GRAPH, _MIN_IN_GRAPH, _MAX_IN_GRAPH = 512 * 2**20, 3, 64
 _INDEX_BYTES = DTYPES["int32"].itemsize
 SAME = "same"
 
@@ -225,7 +225,7 @@ class DecodeProblem(DeclaredProblem):
         """The number of captured launches of a graph, else 1."""
         if not self.graph:
             return 1
-        return min(_MOST_IN_GRAPH, max(_FEWEST_IN_GRAPH, -(-_BYTES_OF_GRAPH // self._bytes_of_one(shape))))
+        return min(_MAX_IN_GRAPH, max(_MIN_IN_GRAPH, -(-_BYTES_OF_GRAPH // self._bytes_of_one(shape))))
 
     def work(self, shape: DecodeShape) -> Work:
         count = self.launches(shape)

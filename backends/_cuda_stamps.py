@@ -1,0 +1,105 @@
+"""Clock stamps on NVIDIA GPUs: a kernel of a few instructions that the driver compiles from the PTX text below."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import torch
+
+from mamf.backend import Elapsed, Unavailable
+
+#: One block reaches each SM: each waits until ``wait`` nanoseconds have passed, so that none has made room for another.
+#: Its first thread then stores the SM's cycle counter beside the nanoseconds of the GPU's timer.
+_PTX = b"""
+.version 7.0
+.target sm_70
+.address_size 64
+.visible .entry stamp(.param .u64 results, .param .u64 wait, .param .u32 units)
+{
+    .reg .pred %outside, %early;
+    .reg .u32 %thread, %unit, %units;
+    .reg .u64 %result, %offset, %now, %cycles, %until, %wait;
+    mov.u32 %thread, %tid.x;
+    setp.ne.u32 %outside, %thread, 0;
+    @%outside bra END;
+    mov.u32 %unit, %smid;
+    ld.param.u32 %units, [units];
+    setp.ge.u32 %outside, %unit, %units;
+    @%outside bra END;
+    ld.param.u64 %result, [results];
+    mul.wide.u32 %offset, %unit, 16;
+    add.u64 %result, %result, %offset;
+    ld.param.u64 %wait, [wait];
+    mov.u64 %until, %globaltimer;
+    add.u64 %until, %until, %wait;
+READ:
+    mov.u64 %now, %globaltimer;
+    mov.u64 %cycles, %clock64;
+    setp.lt.u64 %early, %now, %until;
+    @%early bra READ;
+    st.global.v2.u64 [%result], {%now, %cycles};
+END:
+    ret;
+}
+"""
+_WAIT_NANOSECONDS = 1500
+#: Two blocks of this many threads fill an SM.
+_THREADS, _BLOCKS_PER_UNIT = 1024, 2
+#: Places for stamps, used in turn. A half of them is emptied before its first one is used again.
+_PLACES, _HALF = 256, 128
+
+
+class CudaStamps:
+    """Stamps in torch's current stream. ``driver``: the driver's library."""
+
+    def __init__(self, driver: Any, index: int, units: int) -> None:
+        """Raises OSError if the driver refuses the kernel."""
+        self._driver, self._index, self._units = driver, index, units
+        with torch.cuda.device(index):
+            self._results = torch.zeros(_PLACES, units, 2, dtype=torch.int64, device="cuda")
+            module, self._kernel = ctypes.c_void_p(), ctypes.c_void_p()
+            self._require(driver.cuModuleLoadData(ctypes.byref(module), _PTX + b"\0"))
+            self._require(driver.cuModuleGetFunction(ctypes.byref(self._kernel), module, b"stamp"))
+        self._next = 0
+
+    def stamp(self) -> int:
+        place = self._next % _PLACES
+        self._next += 1
+        if place % _HALF == 0:
+            self._results[place : place + _HALF].zero_()
+        values = (
+            ctypes.c_uint64(self._results[place].data_ptr()),
+            ctypes.c_uint64(_WAIT_NANOSECONDS),
+            ctypes.c_uint32(self._units),
+        )
+        addresses = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
+        stream = ctypes.c_void_p(torch.cuda.current_stream(self._index).cuda_stream)
+        blocks = _BLOCKS_PER_UNIT * self._units
+        self._require(
+            self._driver.cuLaunchKernel(self._kernel, blocks, 1, 1, _THREADS, 1, 1, 0, stream, addresses, None)
+        )
+        return place
+
+    def between(self, start: int, end: int) -> Elapsed | None:
+        first, last = (self._results[place].cpu().double() for place in (start, end))
+        written = (first[:, 0] > 0) & (last[:, 0] > 0)
+        if not written.any():
+            return None
+        nanoseconds, cycles = (last - first)[written].median(dim=0).values.tolist()
+        return Elapsed(cycles, nanoseconds * 1e-9) if nanoseconds > 0 and cycles > 0 else None
+
+    @staticmethod
+    def _require(status: int) -> None:
+        if status:
+            raise OSError(f"the NVIDIA driver refused the kernel of clock stamps with error {status}")
+
+
+def open_stamps(driver: Any, index: int) -> CudaStamps | Unavailable:
+    """The stamps of a device, or why it has none."""
+    if driver is None:
+        return Unavailable("no clock stamps: the NVIDIA driver's library was not found", "install the NVIDIA driver")
+    try:
+        return CudaStamps(driver, index, torch.cuda.get_device_properties(index).multi_processor_count)
+    except Exception as error:  # whatever torch or the driver raises: rates are measured without stamps
+        return Unavailable(f"no clock stamps: {error}", "update the NVIDIA driver")

@@ -42,11 +42,6 @@ _INDEX_BYTES = DTYPES["int32"].itemsize
 SAME = "same"
 
 
-def _parse_page(text: str) -> int | None:
-    """Read tokens of a page, or ``none`` for a contiguous cache."""
-    return None if text.strip().lower() == "none" else parse_size(text)
-
-
 @dataclass(frozen=True, order=True)
 class DecodeShape:
     """``batch`` sequences, each with ``queries`` new tokens and at most ``cache_len`` tokens in all.
@@ -98,7 +93,6 @@ class DecodeShape:
             "tokens per page of the cache; none for a contiguous cache",
             default="none",
             keyword="page_sizes",
-            read=_parse_page,
             metavar="S",
         ),
     )
@@ -111,15 +105,23 @@ class DecodeShape:
             object.__setattr__(self, name, whole_number(name, getattr(self, name)))
         if self.page_size is not None:
             object.__setattr__(self, "page_size", whole_number("page size", self.page_size))
-        if self.heads % self.kv_heads:
-            raise UsageError(f"{self.heads} heads cannot share {self.kv_heads} kv heads: heads must be a multiple")
-        if self.queries > self.cache_len:
-            of_sequence = f"{self.queries} new tokens in a sequence of {self.cache_len}"
-            raise UsageError(f"{of_sequence}: --cache-lens includes the new ones")
-        if self.lengths not in LENGTHS.values():
-            raise UsageError(f"lengths {self.lengths!r}: they are {', '.join(LENGTHS.values())}")
-        if self.is_latent and (self.kv_heads != 1 or self.head_dim_v >= self.head_dim):
-            raise UsageError("a latent has 1 kv head, and values narrower than keys, such as --head-dims 576/512")
+        of_sequence = f"{self.queries} new tokens in a sequence of {self.cache_len}"
+        known, has_one_head = tuple(LENGTHS.values()), self.kv_heads == 1 and self.head_dim_v < self.head_dim
+        refusals = (
+            (
+                self.heads % self.kv_heads,
+                f"{self.heads} heads cannot share {self.kv_heads} kv heads: heads must be a multiple",
+            ),
+            (self.queries > self.cache_len, f"{of_sequence}: --cache-lens includes the new ones"),
+            (self.lengths not in known, f"lengths {self.lengths!r}: they are {', '.join(known)}"),
+            (
+                self.is_latent and not has_one_head,
+                "a latent has 1 kv head, and values narrower than keys, such as --head-dims 576/512",
+            ),
+        )
+        for is_wrong, text in refusals:
+            if is_wrong:
+                raise UsageError(text)
 
     def __str__(self) -> str:
         kv = "" if self.kv_heads == self.heads else f"kv{self.kv_heads}"
@@ -267,7 +269,6 @@ class DecodeProblem(DeclaredProblem):
 
 _DEFAULT: Mapping[str, Sequence[object]] = {"batch": (64,), "cache_len": (1024, 8192, 32768)}
 _LLAMA_8B: Mapping[str, Sequence[object]] = {"heads": (32,), "kv_heads": (8,), "head_dim": equal_widths(128)}
-_LLAMA_70B: Mapping[str, Sequence[object]] = {**_LLAMA_8B, "heads": (64,)}
 _DEEPSEEK: Mapping[str, Sequence[object]] = {
     "heads": (128,),
     "kv_heads": (1,),
@@ -279,7 +280,9 @@ _BOTH_CACHES = (None, 16)
 
 PRESETS: Mapping[str, Preset[DecodeShape]] = {
     "llama-8b-decode": Preset(sizes={**_LLAMA_8B, **_DEFAULT, "batch": (8, 64), "page_size": _BOTH_CACHES}),
-    "llama-70b-decode": Preset(sizes={**_LLAMA_70B, **_DEFAULT, "batch": (8, 64), "page_size": _BOTH_CACHES}),
+    "llama-70b-decode": Preset(
+        sizes={**_LLAMA_8B, **_DEFAULT, "heads": (64,), "batch": (8, 64), "page_size": _BOTH_CACHES}
+    ),
     "deepseek-v3-decode": Preset(sizes={**_DEEPSEEK, **_DEFAULT, "batch": (16, 128)}),
     "speculative": Preset(
         sizes={**_LLAMA_8B, "batch": (16,), "queries": (2, 4, 8, 16), "cache_len": (8192,), "page_size": _BOTH_CACHES}

@@ -202,6 +202,17 @@ class CompiledEager(Eager):
 _MAX_DENSE_PAIRS = 2**28
 
 
+def check_flex(backend: Backend, compiles: bool = True) -> Unavailable | None:
+    """Why FlexAttention does not run here, or None."""
+    if compiles and (reason := backend.without_compiler()):
+        return reason
+    try:
+        import torch.nn.attention.flex_attention  # noqa: F401
+    except Exception as error:  # a build of torch without its compiler
+        return Unavailable(f"FlexAttention does not load: {first_line(error)}", "pip install --upgrade torch")
+    return None
+
+
 class Flex(TorchAttention):
     """Compiled and its block mask built before anything is timed; uncompiled it would hold every score in memory."""
 
@@ -212,13 +223,7 @@ class Flex(TorchAttention):
     has_window = True
 
     def unavailable(self, backend: Backend) -> Unavailable | None:
-        if reason := backend.without_compiler():
-            return reason
-        try:
-            import torch.nn.attention.flex_attention  # noqa: F401
-        except Exception as error:  # a build of torch without its compiler
-            return Unavailable(f"FlexAttention does not load: {first_line(error)}", "pip install --upgrade torch")
-        return super().unavailable(backend)
+        return check_flex(backend) or super().unavailable(backend)
 
     def unsupported(self, backend: Backend, problem: AttentionProblem) -> str | None:
         if backend.runtime == "host" and problem.has_backward:

@@ -84,7 +84,9 @@ class Operation(ABC, Generic[ProblemT, ShapeT]):
     #: Further parameters, which choose the shapes of a preset.
     preset_parameters: ClassVar[Sequence[Parameter]] = ()
     #: The parameter that names a preset.
-    preset_parameter: ClassVar[Parameter] = Parameter("preset", str, "well-known shapes; other options replace theirs")
+    preset_parameter: ClassVar[Parameter] = Parameter(
+        "preset", str, "predefined shapes; other options override their sizes"
+    )
     #: What verification compares outputs with, for the report of ``mamf verify``.
     reference: ClassVar[str] = "the kernel's own check"
     #: Whether its results are in tensors that a launch returns or writes, so that another process can check them.

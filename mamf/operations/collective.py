@@ -34,13 +34,16 @@ class CollectiveProblem(DeclaredProblem):
 
     operation: ClassVar[str] = "collective"
 
-    collective: str = field(default="all_reduce", metadata=describe("what the ranks do", choices=COLLECTIVES))
-    ranks: int = field(default=2, metadata=describe("ranks", default="those of the launcher, else 2", minimum=2))
+    collective: str = field(default="all_reduce", metadata=describe("collective to run", choices=COLLECTIVES))
+    ranks: int = field(
+        default=2, metadata=describe("number of ranks", default="that of the launcher, or else 2", minimum=2)
+    )
     dtype: str = "bfloat16"
     data: str = "normal"
     seed: int = 0
     blocks: int = field(
-        default=0, metadata=describe("communication blocks; 0: the library's", minimum=0, maximum=MAX_BLOCKS)
+        default=0,
+        metadata=describe("number of communication blocks; 0: library default", minimum=0, maximum=MAX_BLOCKS),
     )
 
     def elements(self, shape: CollectiveShape) -> tuple[int, int]:

@@ -132,7 +132,7 @@ def _checked(channel: Channel, asked: Mapping[str, Any]) -> dict[str, str]:
     for verify in (prepared.verify, prepared.verify_whole):
         verdict = verify and verify(0, result)
         if verdict and not verdict.ok:
-            reason = verdict.reason or f"relative error {verdict.error:.2g}, at most {verdict.tolerance:.2g} is right"
+            reason = verdict.reason or f"relative error {verdict.error:.2g}; the limit is {verdict.tolerance:.2g}"
             return {"wrong": reason}
     return _timed(channel, asked["seconds"])
 

@@ -40,15 +40,22 @@ _MAX_BYTES = 1 << 20
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "file", type=Path, metavar="FILE", help="TOML file with the kernels and their baseline: docs/guard.md"
+        "file",
+        type=Path,
+        metavar="FILE",
+        help="TOML file that lists the kernels and names their baseline; docs/guard.md describes it",
     )
-    parser.add_argument("--baseline", type=Path, metavar="LOG", help="baseline of this card (default: the file's)")
-    parser.add_argument("--update", action="store_true", help="measure a new baseline that replaces the old one")
-    parser.add_argument("--strict", action="store_true", help="exit code 3 instead of 1 if a row is undecided")
-    parser.add_argument("--junit", type=Path, metavar="FILE", help="write JUnit XML, one test per row")
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write markdown, for a comment")
+    parser.add_argument(
+        "--baseline", type=Path, metavar="LOG", help="baseline of this card (default: the one that FILE names)"
+    )
+    parser.add_argument("--update", action="store_true", help="measure a new baseline and replace the old one")
+    parser.add_argument("--strict", action="store_true", help="exit with code 3 instead of 1 if a row is undecided")
+    parser.add_argument("--junit", type=Path, metavar="FILE", help="also write a JUnit XML report, one test per row")
+    parser.add_argument(
+        "--markdown", type=Path, metavar="FILE", help="also write the report as markdown, for a pull request comment"
+    )
     add_device_options(parser)
-    add_run_options(parser, budget="none; an unfinished guard exits with 1, or 3 after a regression")
+    add_run_options(parser, budget="none; an unfinished run exits with 1, or with 3 if a row is slower")
     add_output_options(parser)
 
 

@@ -11,10 +11,10 @@ from mamf.regime_names import CLASSIC_WARMUP_SECONDS
 
 
 class Classic(Regime):
-    """mamf-finder's loop, for figures that line up with its tables: the clock is whatever the loop leaves it.
+    """mamf-finder's loop, for comparison with its tables. The clock depends on the launches that came before.
 
-    30 s of warm-up once, then per shape untimed and timed launches in one queue, each after a 256 MiB flush and a
-    rewrite of C.
+    Warm up for 30 s once. Then, for each shape, queue warm-up launches and timed launches, each after a 256 MiB flush
+    and a rewrite of C.
     """
 
     name = "classic"
@@ -67,7 +67,7 @@ class Classic(Regime):
         checked.verify()
         if len(marks) < launches:
             taken.remarks.append(f"cut short after {len(marks)} launches")
-        # Cut short, the last launches are the ones to keep: they are at least as warm as the others.
+        # If the loop was cut short, keep the last launches: they are the warmest.
         timed = marks[min(self.warmup_launches, max(0, len(marks) - rule.min_samples)) :]
         taken.seconds = [backend.seconds_between(start, end) for start, end in timed]
         taken.launches = len(taken.seconds)

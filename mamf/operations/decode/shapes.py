@@ -55,15 +55,17 @@ class DecodeShape:
     dimension if values are narrower, ``l`` for a latent, ``p16`` for pages.
     """
 
-    batch: int = field(metadata=describe("sequences", default="64, 2 on a CPU", read=parse_size))
-    heads: int = field(metadata=describe("query heads", default="32", read=parse_size, metavar="H"))
-    kv_heads: int = field(metadata=describe("key heads; 1 is MQA", default="8", read=parse_size, metavar="H"))
+    batch: int = field(metadata=describe("number of sequences", default="64, or 2 on a CPU", read=parse_size))
+    heads: int = field(metadata=describe("number of query heads", default="32", read=parse_size, metavar="H"))
+    kv_heads: int = field(
+        metadata=describe("number of key and value heads; 1 is MQA", default="8", read=parse_size, metavar="H")
+    )
     queries: int = field(
-        metadata=describe("new tokens of a sequence", default="1", keyword="query_lens", read=parse_size, metavar="S")
+        metadata=describe("new tokens per sequence", default="1", keyword="query_lens", read=parse_size, metavar="S")
     )
     cache_len: int = field(
         metadata=describe(
-            "tokens of a full sequence, new ones included",
+            "tokens per full sequence, including the new ones",
             default="1024 8192 32768",
             keyword="cache_lens",
             read=parse_size,
@@ -72,7 +74,7 @@ class DecodeShape:
     )
     head_dim: int = field(
         metadata=describe(
-            "dimensions of a head; 576/512 if keys and values differ",
+            "head dimension; 576/512 if that of keys and values differs",
             default="128",
             keyword="head_dims",
             read=HeadDims.parse,
@@ -81,19 +83,19 @@ class DecodeShape:
     )
     head_dim_v: int = field(metadata=DERIVED)
     lengths: str = field(
-        default="equal", metadata=describe("lengths of the sequences", choices=tuple(LENGTHS.values()))
+        default="equal", metadata=describe("how sequence lengths are distributed", choices=tuple(LENGTHS.values()))
     )
     page_size: int | None = field(
         default=None,
         metadata=describe(
-            "tokens of a page, none for a contiguous cache",
+            "tokens per page of the cache; none for a contiguous cache",
             default="none",
             keyword="page_sizes",
             metavar="S",
         ),
     )
     is_latent: bool = field(
-        default=False, metadata=describe("one latent vector is key and value of all heads", keyword="latent")
+        default=False, metadata=describe("use one latent vector as key and value of all heads", keyword="latent")
     )
 
     def __post_init__(self) -> None:
@@ -202,8 +204,12 @@ class DecodeProblem(DeclaredProblem):
     operation: ClassVar[str] = "decode"
 
     dtype: str = "bfloat16"
-    cache_dtype: str = field(default=SAME, metadata=describe("of keys and values", choices=(SAME, "float8_e4m3fn")))
-    graph: bool = field(default=False, metadata=describe("launch a graph of launches over several caches"))
+    cache_dtype: str = field(
+        default=SAME, metadata=describe("dtype of the cached keys and values", choices=(SAME, "float8_e4m3fn"))
+    )
+    graph: bool = field(
+        default=False, metadata=describe("capture launches over several caches in one graph, and launch that")
+    )
     data: str = "normal"
     seed: int = 0
 

@@ -27,7 +27,7 @@ class MatmulShape(Sizes):
 
     m: int = field(metadata=_size("rows of A and C"))
     n: int = field(metadata=_size("columns of B and C"))
-    k: int = field(metadata=_size("columns of A and rows of B, the reduction"))
+    k: int = field(metadata=_size("size of the reduction: columns of A and rows of B"))
 
     def __post_init__(self) -> None:
         m, n, k = self.m, self.n, self.k

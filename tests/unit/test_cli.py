@@ -394,4 +394,4 @@ def test_a_thread_that_a_plugin_left_running_keeps_no_command_from_ending():
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert (ended.returncode, ended.stdout[:5]) == (0, "mamf ")
-    assert ended.stderr == "mamf: a plugin left threads running, which are not waited for: worker\n"
+    assert ended.stderr == "mamf: exiting although a plugin left threads running: worker\n"

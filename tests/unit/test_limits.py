@@ -137,7 +137,7 @@ def test_a_warning_that_nobody_hears_ends_no_run(run, tmp_path, monkeypatch):
     assert read_run_log(tmp_path / "run.jsonl").tier == "complete"
 
 
-CLOSED = "stdout is closed, so nothing can be printed: redirect it to a file or to /dev/null"
+CLOSED = "cannot print, because stdout is closed: redirect it to a file or to /dev/null"
 
 
 def test_a_log_may_come_through_a_pipe_and_is_shown_but_not_resumed(run, log):
@@ -241,7 +241,7 @@ def test_a_text_is_a_shape_or_several():
 
 @pytest.mark.parametrize("command", [["show"], ["import"], ["compare", "a"], ["plot"], ["sweep", "--resume"]])
 def test_a_null_byte_is_told_in_a_line(run, command):
-    assert run(*command, "a\0b") == (2, "", "mamf: a\\x00b contains a null byte, which no file name can\n")
+    assert run(*command, "a\0b") == (2, "", "mamf: a\\x00b contains a null byte: remove it\n")
 
 
 @pytest.mark.parametrize("shape", [BatchedShape, GroupedShape, ModelShape, MatmulShape])

@@ -56,7 +56,7 @@ def test_mamf_finders_spelling_works(sweep):
         (["--m-range", "a", "b", "c"], "'a' is not a whole number"),
         (["--m", "0"], "whole number of at least 1"),
         (["--shapes", "1x2"], "write MxNxK"),
-        (["--shapes", "1x2x3", "--m", "4"], "leave --m out"),
+        (["--shapes", "1x2x3", "--m", "4"], "--shapes cannot be combined with --m"),
         (["--dtype", "bfloat61"], "did you mean 'bfloat16'"),
         (["--dtype", "int8"], "multiplies no integers"),
         (["--regime", "brust"], "did you mean burst?"),

@@ -433,7 +433,7 @@ def test_what_was_never_compared_is_ranked_last_and_not_paired(run, shared):
     [
         (["--devices", "0", "9"], "simulated has no device 9; it has 4; use --devices 0"),
         (["--devices", "all", "0"], "--devices: name 'all', 'ranks' or indices, not a mix of them"),
-        (["--devices", "one"], "'one' is not a number from 0"),
+        (["--devices", "one"], "'one' is not a whole number of at least 0"),
         (["--devices", "0", "1", "--device", "1"], "--device cannot be combined with --devices"),
         (["--devices", "0", "1", "--patience", "soon"], "'soon' is not a duration"),
         (["--devices", "ranks"], "--devices ranks needs --output or --resume"),

@@ -716,7 +716,7 @@ def quick():
 def test_a_quick_find_has_both_ceilings_within_its_budget(quick):
     find, _, seconds = quick
     assert set(find.ceilings) == {"burst", "sustained"}
-    assert seconds <= find.plan.budget_seconds == 13.5
+    assert seconds <= find.plan.budget_seconds == 13.2
     assert not find.strategy.left_out
     assert all(ceiling.rounds >= 3 for ceiling in find.ceilings.values())
 

@@ -34,7 +34,7 @@ _MISSING = (AssertionError, AttributeError, KeyError, NotImplementedError, Runti
 _CACHE_PROPERTIES = ("L2_cache_size", "last_level_cache_size", "l2_cache_size")
 _DEFAULT_DTYPES = ("bfloat16", "float16", "float32")
 # Clocks are compared on a load this long, in which a launch's overhead does not matter.
-_LOAD_SECONDS, _LOAD_BYTES, _MOST_LAUNCHES, _SHARE_OFF = 0.02, 64 * MIB, 4096, 0.1
+_LOAD_SECONDS, _LOAD_BYTES, _MAX_LAUNCHES, _SHARE_OFF = 0.02, 64 * MIB, 4096, 0.1
 # A busy host delays one comparison, not all.
 _TRIES = 3
 _EMPTY_WINDOWS, _DRAWN_AT_ONCE = 32, 2**22
@@ -170,7 +170,7 @@ class AnyAcceleratorBackend(StreamedBackend):
             return self.now() - begun - seconds, seconds
 
         timed()  # may compile
-        while sum(timed()) < _LOAD_SECONDS and count < _MOST_LAUNCHES:
+        while sum(timed()) < _LOAD_SECONDS and count < _MAX_LAUNCHES:
             count *= 2
         waited, seconds = min(timed() for _ in range(_TRIES))
         if waited > max(seconds, _LOAD_SECONDS / 2):

@@ -22,7 +22,7 @@ DATA = ("normal", "uniform", "zeros", "integers")
 #: ``wide``: normal times powers of two from 2^-10 to 2^2, so that sums mix small and large terms.
 ALL_DATA = (*DATA, "wide")
 # More sets would not help: operands this small do not limit a launch.
-MOST_OPERAND_SETS = 64
+MAX_OPERAND_SETS = 64
 ALIGNMENT = 256  # elements
 
 
@@ -229,8 +229,8 @@ AnyKernel = Kernel[Any, Any]
 
 
 def operand_sets(problem: Problem, shape: object, cache_bytes: int | None) -> int:
-    """The number of operand sets that together exceed twice the cache: at least 3, at most MOST_OPERAND_SETS.
+    """The number of operand sets that together exceed twice the cache: at least 3, at most MAX_OPERAND_SETS.
 
     ``cache_bytes``: the size of the last-level cache, if known.
     """
-    return 3 if not cache_bytes else min(MOST_OPERAND_SETS, max(3, math.ceil(2 * cache_bytes / problem.nbytes(shape))))
+    return 3 if not cache_bytes else min(MAX_OPERAND_SETS, max(3, math.ceil(2 * cache_bytes / problem.nbytes(shape))))

@@ -21,31 +21,31 @@ LARGEST_SIZE = 2**63 - 1
 LARGEST_SEED = 2**63 - 1
 #: Of a run log, of its lines (half a million samples), and of objects within objects: a record takes several times its
 #: length in memory.
-MOST_BYTES, MOST_LINE_BYTES, MOST_NESTED = 512 << 20, 16 << 20, 32
-TOO_LONG = f"has more than {MOST_BYTES >> 20} MiB: no run log is that long"
-_MOST_DIGITS = len(str(LARGEST_SEED))
+MAX_LOG_BYTES, MAX_LINE_BYTES, MAX_NESTED = 512 << 20, 16 << 20, 32
+TOO_LONG = f"has more than {MAX_LOG_BYTES >> 20} MiB: no run log is that long"
+_MAX_DIGITS = len(str(LARGEST_SEED))
 #: The most steps (kernel, problem, shape, regime) of a run.
-MOST_STEPS = 1_000_000
+MAX_STEPS = 1_000_000
 # Characters of a long value that an error shows.
-_MOST_SHOWN = 24
+_MAX_SHOWN = 24
 
 
-def whole_number(what: str, value: object, least: int = 1, most: int = LARGEST_SIZE) -> int:
-    """``value`` (an int, or numpy's) as an int. Raises UsageError unless it is between ``least`` and ``most``."""
+def whole_number(what: str, value: object, minimum: int = 1, maximum: int = LARGEST_SIZE) -> int:
+    """``value`` (an int, or numpy's) as an int. Raises UsageError unless it is between ``minimum`` and ``maximum``."""
     if type(value) is not int:
         try:
             value = operator.index(value)  # type: ignore[arg-type]
         except TypeError:
             raise UsageError(f"{what} {shorten(value)}: it must be a whole number") from None
-    if not least <= value <= most:
-        bounds = f"at least {least}" if value < least else f"at most {most}"
+    if not minimum <= value <= maximum:
+        bounds = f"at least {minimum}" if value < minimum else f"at most {maximum}"
         raise UsageError(f"{what} {shorten(value)}: it must be {bounds}")
     return value
 
 
 def parse_digits(digits: str) -> int:
     """A whole number from its digits. Raises UsageError if there are more digits than any size has."""
-    if len(digits) > _MOST_DIGITS and len(digits.lstrip("0")) > _MOST_DIGITS:
+    if len(digits) > _MAX_DIGITS and len(digits.lstrip("0")) > _MAX_DIGITS:
         raise UsageError(f"{shorten(digits)} is too large")
     return int(digits)
 
@@ -104,8 +104,8 @@ def require_some(what: str, values: object, kind: type) -> None:
 def require_steps(*counts: int) -> None:
     """Raises UsageError if the product of these counts exceeds the number of steps that a run may have."""
     steps = math.prod(counts)
-    if steps > MOST_STEPS:
-        raise UsageError(f"{shorten(steps)} steps are more than {MOST_STEPS}: choose fewer sizes, or a larger step")
+    if steps > MAX_STEPS:
+        raise UsageError(f"{shorten(steps)} steps are more than {MAX_STEPS}: choose fewer sizes, or a larger step")
 
 
 def count_values(values: Collection[object]) -> int:
@@ -124,7 +124,7 @@ def shorten(value: object) -> str:
         text = value if isinstance(value, str) else repr(value)
     except ValueError:  # an int of more digits than Python writes
         return "with thousands of digits"
-    return text if len(text) <= 2 * _MOST_SHOWN else f"{text[:_MOST_SHOWN]}... ({len(text)} characters)"
+    return text if len(text) <= 2 * _MAX_SHOWN else f"{text[:_MAX_SHOWN]}... ({len(text)} characters)"
 
 
 class Sizes:

@@ -84,7 +84,9 @@ class Operation(ABC, Generic[ProblemT, ShapeT]):
     #: Further parameters, which choose the shapes of a preset.
     preset_parameters: ClassVar[Sequence[Parameter]] = ()
     #: The parameter that names a preset.
-    preset_parameter: ClassVar[Parameter] = Parameter("preset", str, "well-known shapes; other options replace theirs")
+    preset_parameter: ClassVar[Parameter] = Parameter(
+        "preset", str, "predefined shapes; other options override their sizes"
+    )
     #: What verification compares outputs with, for the report of ``mamf verify``.
     reference: ClassVar[str] = "the kernel's own check"
     #: Whether its results are in tensors that a launch returns or writes, so that another process can check them.
@@ -245,17 +247,17 @@ def fields_of(of: Operation[Any, Any]) -> Mapping[str, Parameter]:
 
 
 # The largest size of a random shape, as a multiple of equal sizes, and what random sizes are multiples of.
-_MOST_UNEQUAL, _MULTIPLES, _TRIES = 4, (1, 1, 8, 16, 64, 128), 1000
+_MAX_UNEQUAL, _MULTIPLES, _TRIES = 4, (1, 1, 8, 16, 64, 128), 1000
 
 
 def random_sizes(chooser: random.Random, count: int, terms: range, equal: int = 1) -> list[int]:
     """Sizes, aligned or not, even, skinny and huge, whose product times ``equal`` is in the range; ones if it is too
     small for that.
     """
-    most = math.log2(max(2.0, _MOST_UNEQUAL * (terms[-1] / equal) ** (1 / count)))
+    max_exponent = math.log2(max(2.0, _MAX_UNEQUAL * (terms[-1] / equal) ** (1 / count)))
     for _ in range(_TRIES):
         multiples = [chooser.choice(_MULTIPLES) for _ in range(count)]
-        sizes = [max(each, round(2 ** chooser.uniform(0, most)) // each * each) for each in multiples]
+        sizes = [max(each, round(2 ** chooser.uniform(0, max_exponent)) // each * each) for each in multiples]
         if math.prod(sizes) * equal in terms:
             return sizes
     return [1] * count

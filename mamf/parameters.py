@@ -37,7 +37,7 @@ class Parameter:
 
     - ``name``, ``kind``: the dataclass field and its type.
     - ``help``, ``default``: the text for people; ``default`` may be empty.
-    - ``choices``: the allowed values, empty for any; ``least``, ``most``: bounds of a whole number.
+    - ``choices``: the allowed values, empty for any; ``minimum``, ``maximum``: bounds of a whole number.
     - ``keyword``: the name of its option, in the plural if people name several, and of its keyword in the API.
     - ``metavar``: what stands for a value in help.
     - ``read``: reads a value from text; None reads it by its type.
@@ -50,8 +50,8 @@ class Parameter:
     help: str = ""
     default: str = ""
     choices: Collection[Any] = ()
-    least: int = 1
-    most: int = LARGEST_SIZE
+    minimum: int = 1
+    maximum: int = LARGEST_SIZE
     keyword: str = ""
     metavar: str = ""
     read: Callable[[str], Any] | None = None
@@ -96,7 +96,13 @@ def describe(help: str = "", **more: Any) -> Mapping[str, Any]:
 #: What the fields are that every problem has.
 _OF_EVERY_PROBLEM: Mapping[str, Mapping[str, Any]] = {
     "data": {"help": "values of the operands", "choices": DATA, "is_rare": True},
-    "seed": {"help": "seed of all random choices", "metavar": "N", "least": 0, "most": LARGEST_SEED, "is_rare": True},
+    "seed": {
+        "help": "seed of all random choices",
+        "metavar": "N",
+        "minimum": 0,
+        "maximum": LARGEST_SEED,
+        "is_rare": True,
+    },
 }
 #: The metadata of a field that follows from others, so that it is no parameter.
 DERIVED: Mapping[str, Any] = {_KEY: None}
@@ -133,7 +139,7 @@ class DeclaredProblem:
             if parameter.choices:
                 require_known((name.replace("_", " "), getattr(self, name), parameter.choices))
             elif parameter.kind is int:
-                whole_number(name, getattr(self, name), parameter.least, parameter.most)
+                whole_number(name, getattr(self, name), parameter.minimum, parameter.maximum)
             elif parameter.is_switch and not isinstance(getattr(self, name), bool):
                 raise UsageError(f"{name} {shorten(getattr(self, name))}: it must be true or false")
 

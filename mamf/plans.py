@@ -42,7 +42,7 @@ VERIFY_BUDGET_SECONDS = 57.0
 #: Regimes that every operation supports; classic is for products only.
 KERNEL_REGIMES = (BURST, SUSTAINED)
 #: The most repeated visits to a row of a guard.
-MOST_ROUNDS = 100
+MAX_ROUNDS = 100
 
 #: Types of fields whose values belong to the operation of a plan, which writes and reads them in a log.
 Shape: TypeAlias = Annotated[Any, "a shape of the operation"]
@@ -89,7 +89,7 @@ class GuardOptions:
     rounds: int
 
     def __post_init__(self) -> None:
-        whole_number("rounds", self.rounds, 1, MOST_ROUNDS)
+        whole_number("rounds", self.rounds, 1, MAX_ROUNDS)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from mamf.peaks import fastest_at_clock
 from mamf.regime_names import BURST, CLASSIC
 
 #: The largest share of impossible samples for which the other samples are still used.
-MOST_IMPOSSIBLE = 0.1
+MAX_IMPOSSIBLE = 0.1
 # On a device without a known peak, samples this many times shorter than the median are suspect: a timer that misses
 # its launch reads microseconds.
 _SUSPECT = 10
@@ -43,7 +43,7 @@ def why_implausible(row: Measurement, info: DeviceInfo, limit: float | None) -> 
     """
     every = (*row.samples, *row.implausible_samples)
     possible, impossible = split_impossible(every, row.amount, limit, row.timer_accuracy)
-    if len(impossible) > MOST_IMPOSSIBLE * len(every):
+    if len(impossible) > MAX_IMPOSSIBLE * len(every):
         rate = f"{row.amount / max(min(impossible), 1e-12) / TERA:.0f} {row.work.unit}"
         return f"{len(impossible)} of {len(every)} samples are impossibly fast ({rate})"
     if not possible:
@@ -80,7 +80,7 @@ def _why_suspect(row: Measurement, info: DeviceInfo, possible: Sequence[float]) 
     """
     usual = statistics.median(possible)
     suspect = sum(sample * _SUSPECT < usual for sample in possible)
-    if not info.is_accelerator or suspect <= (0 if row.best_by == "fastest" else MOST_IMPOSSIBLE * len(possible)):
+    if not info.is_accelerator or suspect <= (0 if row.best_by == "fastest" else MAX_IMPOSSIBLE * len(possible)):
         return None
     return (
         f"{suspect} of {len(possible)} samples are more than {_SUSPECT} times shorter than the median, and no known "

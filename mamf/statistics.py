@@ -31,7 +31,7 @@ _COLD_DEGREES = 5.0
 # With more degrees of freedom, Student's t differs from the normal distribution by at most 0.6 %.
 _MANY_DEGREES = 200
 # Two levels need this many samples, at most this share of the variance within levels, and this relative distance.
-_FEWEST_FOR_LEVELS, _UNEXPLAINED, _LEAST_GAP = 10, 0.15, 0.01
+_MIN_FOR_LEVELS, _UNEXPLAINED, _MIN_GAP = 10, 0.15, 0.01
 # 1.5 / 0.5, for times and for rates.
 _WIDEST_RATIO = 3.0
 
@@ -294,7 +294,7 @@ def two_levels(samples: Sequence[float]) -> tuple[float, float] | None:
     Split at the middle, two levels explain nearly all of the variance; for normal scatter a split explains 64 %, for
     uniform scatter 75 %.
     """
-    if len(samples) < _FEWEST_FOR_LEVELS:
+    if len(samples) < _MIN_FOR_LEVELS:
         return None
     middle = (min(samples) + max(samples)) / 2
     below, above = [x for x in samples if x < middle], [x for x in samples if x >= middle]
@@ -302,7 +302,7 @@ def two_levels(samples: Sequence[float]) -> tuple[float, float] | None:
         return None
     low, high = _stdlib.fmean(below), _stdlib.fmean(above)
     rest = sum((x - low) ** 2 for x in below) + sum((x - high) ** 2 for x in above)
-    is_parted = rest <= _UNEXPLAINED * _squares(samples) and high - low >= _LEAST_GAP * low
+    is_parted = rest <= _UNEXPLAINED * _squares(samples) and high - low >= _MIN_GAP * low
     return (low, high) if is_parted else None
 
 

@@ -61,7 +61,7 @@ def visible_lines(text: str) -> str:
     return "\n".join(map(visible, text.split("\n")))
 
 
-_LEAST_WIDTH = 8
+_MIN_WIDTH = 8
 
 
 def wrapped(line: str, width: int | None, indent: int = 4) -> str:
@@ -71,7 +71,7 @@ def wrapped(line: str, width: int | None, indent: int = 4) -> str:
     own = line[: len(line) - len(line.lstrip())]
     parts = textwrap.wrap(
         line.strip(),
-        max(width - len(own), _LEAST_WIDTH),
+        max(width - len(own), _MIN_WIDTH),
         subsequent_indent=" " * indent,
         break_long_words=False,
         break_on_hyphens=False,

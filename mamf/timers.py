@@ -14,11 +14,11 @@ from typing import NamedTuple
 from mamf.files import packaged_rows
 
 #: No figure is more accurate than this, as a share: in long launches more than the overhead is off.
-LEAST_RELATIVE_ACCURACY = 0.005
+MIN_RELATIVE_ACCURACY = 0.005
 #: No timer has been shown to be more accurate than this, in seconds.
-LEAST_ACCURACY_SECONDS = 1e-6
+MIN_ACCURACY_SECONDS = 1e-6
 #: The largest plausible overhead of a timer that has not been compared with a profiler, in seconds.
-MOST_OVERHEAD_SECONDS = 20e-6
+MAX_OVERHEAD_SECONDS = 20e-6
 #: The largest acceptable difference between the overhead after a run and the one subtracted in it, in seconds.
 LARGEST_SHIFT_SECONDS = 0.5e-6
 #: Reports give the accuracy of launches shorter than this: 1 us is 1 % of it.
@@ -58,7 +58,7 @@ def find_timer(backend: str) -> Timer | None:
 def is_credible(backend: str, overhead: float) -> bool:
     """Whether an overhead in seconds is plausible for a backend's timer."""
     timer = find_timer(backend)
-    low, high = (timer.lowest, timer.highest) if timer else (0.0, MOST_OVERHEAD_SECONDS)
+    low, high = (timer.lowest, timer.highest) if timer else (0.0, MAX_OVERHEAD_SECONDS)
     return low <= overhead <= high
 
 
@@ -88,7 +88,7 @@ def timer_accuracy(backend: str, overhead: float) -> float:
 
 def relative_accuracy(accuracy: float, seconds: float) -> float:
     """The error of a figure as a share of its seconds, from ``timer_accuracy``; 0 if that is unknown."""
-    return max(accuracy / seconds, LEAST_RELATIVE_ACCURACY) if accuracy else 0.0
+    return max(accuracy / seconds, MIN_RELATIVE_ACCURACY) if accuracy else 0.0
 
 
 def corrected_window(window: float, overhead: float) -> float:

@@ -13,7 +13,7 @@ from itertools import pairwise, product
 #: Rows and columns of a cell.
 CELL = 64
 # Cells along a side of a tile, how few tiles show a period, and how many are named.
-_SIDES, _FEWEST, _MOST_NAMED = (4, 2, 1), 3, 4
+_SIDES, _MIN_FOR_PERIOD, _MAX_NAMED = (4, 2, 1), 3, 4
 
 
 @dataclass(frozen=True)
@@ -41,10 +41,10 @@ def describe(wrong: WrongCells) -> str:
         "columns": sorted((b * across + column) * down + row for b, row, column in tiles),
     }
     period, order = max((math.gcd(*(b - a for a, b in pairwise(each))), order) for order, each in numbers.items())
-    has_period = len(tiles) >= _FEWEST and period > 1
+    has_period = len(tiles) >= _MIN_FOR_PERIOD and period > 1
     rule = f"; every {period}th tile by {order}, from number {numbers[order][0]}" if has_period else ""
-    named = ", ".join(f"row {row} column {column} of product {b}" for b, row, column in tiles[:_MOST_NAMED])
-    more = ", ..." if len(tiles) > _MOST_NAMED else ""
+    named = ", ".join(f"row {row} column {column} of product {b}" for b, row, column in tiles[:_MAX_NAMED])
+    more = ", ..." if len(tiles) > _MAX_NAMED else ""
     return f"{len(tiles)} wrong tile{'s'[: len(tiles) - 1]} of {height * CELL}x{width * CELL}: {named}{more}{rule}"
 
 

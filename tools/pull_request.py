@@ -38,7 +38,7 @@ from mamf.text import visible
 MOST_FILES = 300
 MOST_LOGS = 50
 #: Bytes of a log; the largest one in results/ has 5 MB.
-MOST_BYTES = 16 << 20
+MAX_LOG_BYTES = 16 << 20
 # A folder of an accelerator and a file, of the characters that 'mamf results submit' writes.
 PLACE = re.compile(r"results/[a-z0-9][a-z0-9_-]{0,99}/[a-z0-9][a-z0-9_-]{0,199}\.jsonl")
 # 'mamf results table' writes them again.
@@ -114,11 +114,11 @@ def download_blob(sha: str) -> bytes:
     request.add_unredirected_header("Authorization", f"Bearer {os.environ['GH_TOKEN']}")
     try:
         with urllib.request.urlopen(request, timeout=_SECONDS) as answer:
-            content: bytes = answer.read(MOST_BYTES + 1)
+            content: bytes = answer.read(MAX_LOG_BYTES + 1)
     except (urllib.error.URLError, TimeoutError) as error:
         raise UsageError(f"cannot download {sha}: {error}") from None
-    if len(content) > MOST_BYTES:
-        raise UsageError(f"{sha} has more than {MOST_BYTES >> 20} MiB")
+    if len(content) > MAX_LOG_BYTES:
+        raise UsageError(f"{sha} has more than {MAX_LOG_BYTES >> 20} MiB")
     return content
 
 

@@ -133,9 +133,9 @@ def search(
     True
     """
     opened = opened_backend(backend, device)
-    asked, names = several("regime", regime) or (BURST,), several("kernel", kernel)
+    asked, names = as_tuple("regime", regime) or (BURST,), as_tuple("kernel", kernel)
     regimes = tuple(dict.fromkeys((BURST, *asked)))
-    (sought,), _ = problems_and_shapes(opened, Matmul(), None, problem, {"dtype": dtype}, "search", most=1)
+    (sought,), _ = problems_and_shapes(opened, Matmul(), None, problem, {"dtype": dtype}, "search", max_values=1)
     plan, chosen = plan_for(
         opened, sought, names, regimes=regimes, budget_seconds=budget_seconds, precision=precision, is_quick=quick
     )
@@ -217,11 +217,11 @@ def measure_kernels(
     [('64MiB', '3.0 TB/s'), ('1GiB', '3.0 TB/s')]
     """
     opened, found, how = opened_backend(backend, device), operation(of), SweepOptions()
-    given, most, call = {"dtype": dtype, **parameters}, None, of
+    given, max_values, call = {"dtype": dtype, **parameters}, None, of
     if not found.compares_kernels:
-        most, call = 1, found.own_command
-    problems, wanted = problems_and_shapes(opened, found, shapes, problem, given, call, most)
-    names = several("kernel", kernel, most=most)
+        max_values, call = 1, found.own_command
+    problems, wanted = problems_and_shapes(opened, found, shapes, problem, given, call, max_values)
+    names = as_tuple("kernel", kernel, max_values=max_values)
     if found.compares_kernels:
         chosen = choose_kernels(found, opened, names)
     else:
@@ -232,7 +232,7 @@ def measure_kernels(
         dict(chosen),
         problems,
         wanted,
-        several("regime", regime) or (),
+        as_tuple("regime", regime) or (),
         precision=precision,
         clock=clock,
         budget_seconds=budget_seconds,
@@ -243,7 +243,7 @@ def measure_kernels(
         known = dict(ceilings or {})
         warn = functools.partial(warnings.warn, category=MamfWarning)
         kernels = {ceiling.kernel for ceiling in known.values()}
-        references = reference_kernels(kernels, several("ceiling_kernel", ceiling_kernel) or (), warn)
+        references = reference_kernels(kernels, as_tuple("ceiling_kernel", ceiling_kernel) or (), warn)
         run.strategy, run.known = lambda setup: RowsStrategy(setup, known, references), known
     return Rows(f"{of}, {counted(len(plan.steps()), 'row')}", run.measurements())
 
@@ -304,15 +304,15 @@ def opened_backend(backend: str | Backend, device: int) -> Backend:
 # -- what calls are given ----------------------------------------------------------------------------------------------
 
 
-def several(name: str, given: Any, kind: type = str, most: int | None = None) -> tuple[Any, ...] | None:
+def as_tuple(name: str, given: Any, kind: type = str, max_values: int | None = None) -> tuple[Any, ...] | None:
     """One value or several as a tuple; None stays None. Raises UsageError for values of another kind, for an empty
-    list, and for more than ``most``.
+    list, and for more than ``max_values``.
     """
     if given is None:
         return None
     values = tuple(given) if isinstance(given, Iterable) and not isinstance(given, (str, Mapping)) else (given,)
     require_some(name, values, kind)
-    if most is not None and len(values) > most:
+    if max_values is not None and len(values) > max_values:
         raise UsageError(f"{name} {', '.join(map(str, values))}: this call measures one; call it for each")
     return values
 
@@ -324,21 +324,21 @@ def problems_and_shapes(
     problem: Any,
     parameters: Mapping[str, Any],
     call: str,
-    most: int | None = None,
+    max_values: int | None = None,
 ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     """The problems and shapes of an operation: as given, or every combination of its parameters, with the device's
-    defaults. A text alone holds one or several shapes. ``most``: of the values of a field. Raises UsageError, or
+    defaults. A text alone holds one or several shapes. ``max_values``: of the values of a field. Raises UsageError, or
     TypeError for an unknown parameter.
     """
     sizes, fields = _values_of(sizes_of(of), parameters), _values_of(fields_of(of), parameters)
     known = {each.keyword or each.name for each in (*sizes_of(of).values(), *fields_of(of).values())}
     for name in parameters.keys() - known:
         raise TypeError(f"{call}() got an unexpected keyword argument {name!r}")
-    whole = several("shapes", shapes.split() if isinstance(shapes, str) else shapes, object) or ()
+    whole = as_tuple("shapes", shapes.split() if isinstance(shapes, str) else shapes, object) or ()
     whole = tuple(of.parse_shape(each) if isinstance(each, str) else each for each in whole)
-    problems = several("problem", problem, of.problem_type, most) or ()
+    problems = as_tuple("problem", problem, of.problem_type, max_values) or ()
     for name, values in fields.items():
-        several(name, values, object, most)
+        as_tuple(name, values, object, max_values)
     if whole:
         require_some("shapes", whole, of.shape_type)
     if (whole and sizes) or (problems and fields):

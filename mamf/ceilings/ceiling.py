@@ -43,7 +43,7 @@ STATE_TOLERANCE = 0.01
 Candidate = tuple[Any, str]
 CHOOSE, CONFIRM = "choose", "confirm"
 # The fewest rounds in which a candidate must have been measured to count as confirmed.
-FEWEST_ROUNDS = 3
+MIN_ROUNDS = 3
 # A card that warms up stays within 2 %.
 _CLEARLY_FASTER = 1.1
 
@@ -159,7 +159,7 @@ def why_hopeless(rows: Sequence[Measurement]) -> str | None:
 def confirm_ceiling(
     rows: Iterable[Measurement], device: str, uuid_hash: str | None = None, default_kernel: str | None = None
 ) -> Ceiling | None:
-    """The ceiling from rounds of new measurements, or None if there are fewer than FEWEST_ROUNDS.
+    """The ceiling from rounds of new measurements, or None if there are fewer than MIN_ROUNDS.
 
     ``rows``: rows of one problem and regime, of which the phases ``choose`` and ``confirm`` decide. Every round
     measures each remaining candidate once, so comparisons within rounds cancel the drift between rounds.
@@ -170,7 +170,7 @@ def confirm_ceiling(
     # Converted logs have one phase, whose rounds choose a winner and give its figure, which is biased upward.
     failed = {(row.shape, row.kernel) for row in rows if not row.ok}
     winner = next((each for each in rank_candidates(choosing or rows) if each not in failed), None)
-    if winner is None or len(fresh.get(winner, ())) < FEWEST_ROUNDS:
+    if winner is None or len(fresh.get(winner, ())) < MIN_ROUNDS:
         return None
     own = fresh[winner]
     shape, kernel = winner

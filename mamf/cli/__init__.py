@@ -29,7 +29,7 @@ from mamf.text import wrapped
 
 #: How long threads have after a command to end by themselves.
 _LONGEST_END_SECONDS = 5.0
-_DESCRIPTION = "Finds the maximum achievable matmul FLOPS of an accelerator. Every number names its regime."
+_DESCRIPTION = "Find the maximum achievable matmul FLOPS of an accelerator. Every number names its regime."
 GROUPS = {
     "measure": ("find", "sweep", "attention", "bandwidth", "roofline", "explain", "overlap", "run", "counters", "peak"),
     "compare and report": ("show", "report", "plot", "compare", "guard", "reproduce"),
@@ -38,28 +38,28 @@ GROUPS = {
     "contribute": ("results", "import"),
 }
 COMMANDS = {
-    "find": "find the ceilings of the device, burst and sustained, for matmul or any --operation, in about a minute",
-    "sweep": "measure shapes of matmul, or kernels of any --operation, and find the best",
+    "find": "find the device's burst and sustained ceilings, for matmul or any --operation, in about a minute",
+    "sweep": "measure matmul shapes, or kernels of any --operation, and print the best",
     "attention": "measure attention kernels as shares of the device's matmul ceiling",
     "bandwidth": "measure how fast memory is copied, read and written",
     "node": "measure all devices of one or more machines at once: is one slow, wrong or missing?",
-    "verify": "check whole outputs of random problems by every kernel, for a minute or a night: is the card right?",
-    "run": "launch one kernel once, verified, for a profiler, sanitizer or debugger",
-    "counters": "read hardware counters of kernels with ncu: cycles and what bounds them, beside unprofiled rates",
+    "verify": "check whole outputs of random problems with every kernel, for a minute or a night: are results correct?",
+    "run": "launch one kernel once and verify it, for use under a profiler, sanitizer or debugger",
+    "counters": "read hardware counters of kernels with ncu: cycles and what limits them, next to unprofiled rates",
     "profile": "run an unchanged script and report where its steps spend time, as shares of the ceiling",
-    "roofline": "measure or read ceilings of compute and bandwidth, and place rows under the resulting roof",
+    "roofline": "measure or read compute and bandwidth ceilings, and place rows under the resulting roof",
     "explain": "explain the gap between the datasheet's FLOPS and yours: units, clock, kernel, data, power",
-    "overlap": "measure products beside a collective, a copy or memory traffic: what each loses while both run",
-    "peak": "print the best known matmul rate of the device, or of any device by name, and where it is from",
+    "overlap": "run matmul together with a collective, a copy or memory traffic: what does each lose?",
+    "peak": "print the best known matmul rate of the device, or of any device by name, and its source",
     "model": "measure training steps of language models: forward, backward, optimizer, with any attention kernel",
     "autoprofile": "measure ceilings, kernels and a model step into one folder with a SUMMARY.md",
     "show": "print a run log again, in any format",
-    "compare": "compare two run logs: what became faster, slower, or remains undecided",
-    "guard": "measure the kernels in a file and fail if one is slower than its baseline, for CI",
-    "reproduce": "measure a figure of a log, a table or a paper again: is it true here?",
-    "report": "write logs or a folder as one html page: the answer, pictures, tables, conditions",
-    "plot": "draw a run log: TFLOPS and time, with the ceiling",
-    "results": "check run logs, submit one to results/, write the table of all",
+    "compare": "compare two run logs: what became faster, what became slower, what is undecided",
+    "guard": "measure the kernels that a file lists and fail if one is slower than its baseline, for CI",
+    "reproduce": "measure a figure from a log, a table or a paper again: does it hold here?",
+    "report": "write logs or a folder as one HTML page: the answer, pictures, tables, conditions",
+    "plot": "draw a run log: rates and times, with the ceiling",
+    "results": "check run logs, submit one to results/, write the tables and pages of results/",
     "import": "convert logs of mamf-finder 2 to 4 into run logs (tier legacy)",
     "kernels": "list the kernels, and why some are not available here",
     "backends": "list the backends and their devices, and why some have none",

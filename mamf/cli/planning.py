@@ -84,10 +84,10 @@ def add_parameters(
     # An option that is added later replaces a parameter of the same name, which --set still gives.
     parser.conflict_handler = "resolve"
     if has_shapes:
-        group = parser.add_argument_group(f"shapes of {of.name}", "several values are measured in every combination")
+        group = parser.add_argument_group(f"shapes of {of.name}", "Several values are measured in every combination.")
         for size in sizes_of(of).values():
             _add_parameter(group, size, "size", True, defaults.get(size.name))
-        add(group, "--shapes", help=f"whole shapes, such as {of.shape_example}")
+        add(group, "--shapes", help=f"complete shapes, such as {of.shape_example}")
         if presets := of.presets():
             option, help = of.preset_parameter.option, f"{of.preset_parameter.help}: {', '.join(presets)}"
             group.add_argument(option, dest="preset", metavar="NAME", help=help)
@@ -124,7 +124,7 @@ def _add_parameter(
     where = group.add_mutually_exclusive_group() if is_either else group
     if parameter.is_switch:
         no = where.add_argument(
-            f"--no-{option[2:]}", dest=dest, action="store_const", const="no", help=f"the same as {option} no"
+            f"--no-{option[2:]}", dest=dest, action="store_const", const="no", help=f"same as {option} no"
         )
         keywords |= {"choices": [*_SWITCH] if several else ["yes", "no"], "nargs": "?", "const": "yes"}
         added = [where.add_argument(option, **keywords), no]
@@ -134,7 +134,7 @@ def _add_parameter(
         added = [where.add_argument(option, type=lambda text: read(parameter.convert, filled(text)), **keywords)]
     if parameter.has_range:
         bounds: dict[str, Any] = {"type": bound, "nargs": 3, "metavar": ("START", "STOP", "STEP")}
-        text = f"values of {parameter.name.upper()} from START up to, but not including, STOP; a START of 0 means STEP"
+        text = f"sizes of {parameter.name.upper()} from START up to, but not including, STOP (START 0 begins at STEP)"
         added.append(where.add_argument(f"{option}-range", dest=f"{dest}_range", help=text, **bounds))
     for action in added:
         vars(action).update(is_rare=parameter.is_rare, is_parameter=True)
@@ -144,7 +144,7 @@ def add_launch_options(parser: Parser, shapes: str) -> None:
     """The options of a command for a kernel of any operation. ``shapes``: the option of whole shapes, which may also be
     written --shape or --shapes.
     """
-    note = "sizes and fields are options of the operation: mamf COMMAND KERNEL --help lists them"
+    note = "'mamf COMMAND KERNEL --help' lists the options of the kernel's operation."
     if of := launched_operation(parser.words):
         add_parameters(parser, of)
     group = parser.add_argument_group("what", None if of else note)

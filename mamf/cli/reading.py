@@ -16,7 +16,7 @@ from tqdm import tqdm
 from mamf.ceilings.roof import Roofs
 from mamf.cli.terminal import warn
 from mamf.errors import RunLogError
-from mamf.limits import MOST_BYTES, TOO_LONG
+from mamf.limits import MAX_LOG_BYTES, TOO_LONG
 from mamf.logs.compare import roofs_of_logs
 from mamf.logs.run_log import RunLog, Seen
 from mamf.logs.shared_runs import read_run
@@ -67,7 +67,7 @@ def as_file(path: Path | str) -> Iterator[Path]:
             opened = urllib.request.urlopen(address, timeout=_PATIENCE_SECONDS) if is_address else path.open("rb")
             with opened as pipe, copy.open("wb") as file:
                 for piece in iter(lambda: pipe.read(1 << 20), b""):
-                    if file.write(piece) and file.tell() > MOST_BYTES:
+                    if file.write(piece) and file.tell() > MAX_LOG_BYTES:
                         raise RunLogError(f"{path} {TOO_LONG}")
         except (ValueError, HTTPException, urllib.error.URLError, TimeoutError) as error:
             raise RunLogError(f"cannot read {address}: {error}") from None

@@ -38,7 +38,7 @@ _FREE = _COMPARED_ELSEWHERE | _WHAT_TO_WRITE | _WHAT_TO_PRINT | _WHAT_TO_RUN | {
 _OPTIONS = {"regimes": "regime", "seconds": "time-limit"}
 #: Fields that may differ, follow from others, or are compared elsewhere.
 _NOT_COMPARED = {"kind", "operation", "problems", "kernels", "budget_seconds", "flush", "searches", "layers", "options"}
-_MOST_VALUES = 5
+_MAX_VALUES = 5
 _A_MOMENT = 1e-9
 _COUNTERS = "counters"
 
@@ -166,8 +166,8 @@ def format_value(value: object) -> str:
     if not isinstance(value, (list, tuple)):
         return f"{value:g}" if isinstance(value, float) else str(value)
     texts = [format_value(each) for each in value]
-    if len(texts) > _MOST_VALUES:
-        texts[_MOST_VALUES - 2 : -1] = ["..."]
+    if len(texts) > _MAX_VALUES:
+        texts[_MAX_VALUES - 2 : -1] = ["..."]
     return " ".join(texts)
 
 

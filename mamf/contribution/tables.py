@@ -251,7 +251,7 @@ _LEGACY_COLUMNS: list[Column[tuple[FinderRun, Path, str]]] = [
 # -- the ceilings that the package ships -------------------------------------------------------------------------------
 
 
-_MOST_SHAPES = 6
+_MAX_SHAPES = 6
 
 
 def contributed_csv(collection: Collection) -> str:
@@ -270,7 +270,7 @@ def contributed_csv(collection: Collection) -> str:
     rows = []
     for (device, units, watts, dtype, regime), found in sorted(groups.items()):
         fastest = sorted(found, key=lambda entry: entry.rate, reverse=True)
-        best, shapes = fastest[0], list(dict.fromkeys(str(entry.row.shape) for entry in fastest))[:_MOST_SHAPES]
+        best, shapes = fastest[0], list(dict.fromkeys(str(entry.row.shape) for entry in fastest))[:_MAX_SHAPES]
         assert best.interval is not None, "others are left out"
         cards = {entry.uuid_hash: entry.rate for entry in reversed(fastest)}
         clock_hz = max(each.header["device"]["max_clock_hz"] or 0 for each in found)

@@ -1,1 +1,1 @@
-"""The measuring engine: prepares, verifies and times one step after another."""
+"""The measuring engine: prepares, verifies and times kernels."""

@@ -1,4 +1,4 @@
-"""How long a sweep will take, from a few launches of a small product. A forecast for planning, not a measurement."""
+"""Estimates how long a run will take, from a few launches of a small matmul. For planning only; never reported."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ from mamf.plans import Plan, StepKey, SweepOptions
 from mamf.rate import label_dtype
 from mamf.regime_names import BURST
 
-#: The first product of a probe is a cube of this size, the largest one of that. A CPU emulates some dtypes, and takes
-#: a minute for what others do in a millisecond.
+#: M = N = K of a probe's first and of its largest matmul. A CPU starts smaller: it emulates some dtypes, and would take
+#: a minute for a matmul that takes other devices a millisecond.
 SMALLEST_PROBE, _LARGEST_PROBE, _SMALLEST_ON_CPU = 1024, 8192, 128
 _PROBE_SECONDS = 0.001
-# A smaller product that takes so long is enough: one of the first size would take far longer.
+# A smaller matmul that takes this long is enough: one of SMALLEST_PROBE would take far longer.
 _SLOW_SECONDS = 0.05
 _PROBE_LAUNCHES = 3
-# Preparing and verifying a shape, on an accelerator.
+# Seconds to prepare and verify a shape on an accelerator.
 _OVERHEAD_SECONDS = 0.01
 _BURST_LAUNCHES = 12
-# A row of classic on an accelerator: 150 launches and flushes, usually less.
+# Seconds of a classic row on an accelerator: 150 launches and flushes usually take less.
 _CLASSIC_SECONDS = 1.0
 
 
 def probe_flops(kernel: MatmulKernel, problem: MatmulProblem, backend: Backend, largest: int = _LARGEST_PROBE) -> float:
-    """FLOP/s of a square product on this device: 1024, or 128 on a CPU, or larger where that takes no time and the
-    memory has room, up to ``largest``.
+    """Measure the FLOP/s of a cubic matmul on this device. M = N = K starts at 1024 (128 on a CPU) and doubles until a
+    launch takes 1 ms, memory runs out, or it reaches ``largest``.
 
-    Raises UnsupportedError when the kernel refuses the first product, DeviceError when that fails.
+    Raises UnsupportedError if the kernel does not support the problem, DeviceError if the first launch fails.
     """
     pool = backend.operand_pool(problem.data, problem.seed)
     size, flops = SMALLEST_PROBE if backend.info.is_accelerator else _SMALLEST_ON_CPU, 0.0
@@ -56,7 +56,7 @@ def probe_flops(kernel: MatmulKernel, problem: MatmulProblem, backend: Backend, 
                 shape = MatmulShape(size, size, size)
                 seconds = _launch_seconds(kernel.prepare(backend, problem, shape, pool), backend)
                 if not seconds > 0:
-                    raise PluginError(f"backend {backend.name} is broken: a product took {seconds:g} s")
+                    raise PluginError(f"backend {backend.name} is broken: it timed a matmul at {seconds:g} s")
                 flops = shape.flop / seconds
                 enough = _PROBE_SECONDS if size >= SMALLEST_PROBE else _SLOW_SECONDS
                 if seconds >= enough or size >= largest:
@@ -69,10 +69,12 @@ def probe_flops(kernel: MatmulKernel, problem: MatmulProblem, backend: Backend, 
         if flops and status != "failed":
             return flops
         if status == "unsupported":
-            raise UnsupportedError(f"{kernel.name} refuses {problem.dtype} on {backend.name}: {reason}") from error
+            raise UnsupportedError(
+                f"{kernel.name} does not support {problem.dtype} on {backend.name}: {reason}"
+            ) from error
         where = f"kernel {kernel.name} on the device of backend {backend.name}"
         raise DeviceError(
-            f"the first product, {size}x{size}x{size} by {where}, failed: {describe_error(error)}"
+            f"the first matmul, {size}x{size}x{size} by {where}, failed: {describe_error(error)}"
         ) from error
     finally:
         pool.release()
@@ -81,11 +83,13 @@ def probe_flops(kernel: MatmulKernel, problem: MatmulProblem, backend: Backend, 
 def working_kernels(
     backend: Backend, problem: MatmulProblem, names: Sequence[str] | None = None, is_quick: bool = False
 ) -> list[MatmulKernel]:
-    """The kernels of a search, as ``kernels_for`` chooses them. Where none is named, those before the first that works
-    are left out with a warning, and in a quick search those that such cards have shown to be slower.
+    """The kernels of a search, as ``kernels_for`` chooses them.
 
-    Raises as ``kernels_for`` does, and DeviceError where no product works; one that refuses the problem is left for a
-    row to say.
+    If no kernel is named, those in front of the first one that works are skipped with a warning. A quick search also
+    skips kernels that were slower on such cards in results/.
+
+    Raises what ``kernels_for`` raises, and DeviceError if every kernel fails. If the first one does not support the
+    problem and no other works, it is returned, so that a row gives the reason.
     """
     if names is not None:
         return kernels_for(backend, problem, names)
@@ -109,8 +113,8 @@ def working_kernels(
 
 
 def _contenders(kernels: Sequence[MatmulKernel], backend: Backend, problem: MatmulProblem) -> list[MatmulKernel]:
-    """The kernels that a quick search compares: all of them, unless one of them won a find of several kernels on such a
-    card. Then only the default, the winner, and those that take no time to compile.
+    """The kernels that a quick search compares: all, unless results/ says which one won on such a card. Then only the
+    default, the winner, and those that need no compilation.
     """
     known = contributed_for(backend.info.name, backend.info.compute_units, label_dtype(problem))
     winners = {ceiling.kernel.partition("[")[0] for ceiling in known if ceiling.regime == BURST}
@@ -133,7 +137,7 @@ def _launch_seconds(prepared: Prepared, backend: Backend) -> float:
 
 
 def estimate_seconds(plan: Plan, steps: Sequence[StepKey], backend: Backend, flops: float) -> float:
-    """Seconds for these steps at ``flops``, capped by the plan's budget."""
+    """Estimate the seconds that these steps take at ``flops`` FLOP/s, at most the plan's budget."""
     total = 0.0
     for regime in plan.regimes:
         launches = [shape.flop / flops for name, _, shape, _ in steps if name == regime]
@@ -143,7 +147,7 @@ def estimate_seconds(plan: Plan, steps: Sequence[StepKey], backend: Backend, flo
 
 
 def kernels_seconds(plan: Plan, steps: Sequence[StepKey], backend: Backend) -> float:
-    """Seconds of sampling these rows for as long as each may take; what prepares and verifies them comes on top."""
+    """The longest time that sampling these rows can take, in seconds, without preparation and verification."""
     visit = backend.sustained_traits.settle_seconds + Sustained.shortest_seconds
     a_row = {
         Burst.name: plan.seconds or Burst.default_seconds,
@@ -164,8 +168,8 @@ def _regime_seconds(regime: str, launches: Sequence[float], plan: Plan, backend:
     if regime == Classic.name:
         options: SweepOptions = plan.options
         return overhead + Classic.warmup_seconds + once * (options.warmup_launches + options.timed_launches)
-    most = plan.seconds or Burst.default_seconds
-    per_shape = [min(_BURST_LAUNCHES * launch, max(3 * launch, most)) for launch in launches]
+    max_seconds = plan.seconds or Burst.default_seconds
+    per_shape = [min(_BURST_LAUNCHES * launch, max(3 * launch, max_seconds)) for launch in launches]
     traits = backend.burst_traits
     once_only = traits.longest_rest_seconds + traits.warm_in_seconds
     return overhead + once_only + (1 + traits.rest_ratio) * sum(per_shape)

@@ -1,8 +1,9 @@
-"""Has the results of a kernel checked by a process that never imports it.
+"""Checks a kernel's results in a process that never imports the kernel.
 
-A kernel can replace functions of torch and of mamf in the process that measures it: its own check, or the clock. So
-those that were loaded by path, and with ``--isolate`` all, multiply operands that a fresh process draws. That process
-checks the results with the verification of a registered kernel, on the CPU, and times launches by its own clock.
+A kernel can replace functions of torch and mamf in the process that measures it, such as its own check or the clock.
+So kernels that were loaded by path, and with ``--isolate`` all kernels, also compute on operands drawn by a fresh
+process. That process verifies the results on the CPU as it would a registered kernel's, and times launches with its own
+clock.
 """
 
 from __future__ import annotations
@@ -23,14 +24,16 @@ from mamf.plugins.discovery import is_loaded_by_path
 
 @dataclass
 class Isolation:
-    """Checks on one device. ``everything``: of all kernels; None: of those loaded by path; False: of none."""
+    """The checks on one device. ``everything``: True checks all kernels, False none, None those loaded by path."""
 
     everything: bool | None = None
     _process: subprocess.Popen[bytes] | None = field(default=None, init=False)
     _answers: dict[object, dict[str, str]] = field(default_factory=dict, init=False)
 
     def confirm(self, row: Measurement, kernel: AnyKernel, backend: Backend) -> Measurement:
-        """The row, refused if a fresh process finds its kernel wrong or slower at its shape, each checked once."""
+        """Check the row's kernel at its shape in a fresh process, once, and return the row: with the status
+        ``wrong_result`` if the kernel is wrong or slower there, with a remark if it could not be checked.
+        """
         wanted = is_loaded_by_path(kernel) if self.everything is None else self.everything
         if not (row.ok and wanted and backend.has_tensors):
             return row
@@ -64,13 +67,13 @@ class Isolation:
             return {"unknown" if is_here else "wrong": describe_error(error)}
         finally:
             pool.release()
-            if not is_whole:  # a message may have been cut, by Ctrl-C too
+            if not is_whole:  # a message may be incomplete, for example after Ctrl-C
                 process.kill()
             self._process = process if is_whole else None
 
 
 def _start() -> subprocess.Popen[bytes]:
-    """Start a process that checks. It ends with its input, not with Ctrl-C."""
+    """Start a checking process. It ends when its stdin closes; Ctrl-C does not reach it."""
     command = [sys.executable, "-c", "from mamf.operations.isolated import check; check()"]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
 
@@ -79,5 +82,5 @@ _OF_DEVICES: weakref.WeakKeyDictionary[Backend, Isolation] = weakref.WeakKeyDict
 
 
 def isolation_of(backend: Backend) -> Isolation:
-    """That of an opened device."""
+    """The Isolation of an opened device."""
     return _OF_DEVICES.setdefault(backend, Isolation())

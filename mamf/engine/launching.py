@@ -1,7 +1,7 @@
-"""Launches one kernel within a profiler's window. Launches outside the window are not recorded.
+"""Launches one kernel within a profiler's window. The profiler does not record launches outside it.
 
-Operands, settings and checks are those of a measurement (mamf.engine.measure). The times are not: nothing waits for
-the clock to recover or flushes a cache.
+Operands, settings and checks are the same as in a measurement (mamf.engine.measure). The times are not comparable,
+because nothing rests the device or flushes its cache.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Watch = Callable[[Callable[[], object]], Sequence[str]]
 
 @dataclass(frozen=True)
 class Launching:
-    """``launches``: within the window. After it: one launch for ``watch``, and ``repeats``."""
+    """``launches``: within the window. After it, one launch for ``watch``, and ``repeats`` to compare results."""
 
     launches: int = 1
     verifies: bool = True
@@ -33,10 +33,13 @@ class Launching:
 
 @dataclass(frozen=True)
 class Launched:
-    """``seconds``: of each launch in the window, between two marks. ``preparing_seconds``: host time before the window,
-    including compilation, tuning and the first launch. ``verdict``: None if nothing was verified. ``device_kernels``:
-    names of the kernels that ran on the device, None without ``watch``. ``is_deterministic``: whether all repeats gave
-    the same bits, None if unknown.
+    """The result of ``launch_in_window``.
+
+    - ``seconds``: the time between two marks of each launch in the window.
+    - ``preparing_seconds``: host time before the window, including compilation, tuning and the first launch.
+    - ``verdict``: None if nothing was verified.
+    - ``device_kernels``: the names of the kernels that ran on the device; None without ``watch``.
+    - ``is_deterministic``: whether all repeats gave the same bits; None if unknown.
     """
 
     seconds: tuple[float, ...]
@@ -47,9 +50,10 @@ class Launched:
 
 
 def launch_in_window(kernel: AnyKernel, problem: Any, shape: Any, backend: Backend, asked: Launching) -> Launched:
-    """Prepare and verify one launch before the window, then launch within it and verify again.
+    """Prepare the kernel and verify a launch, then launch within the profiler's window and verify again.
 
-    Raises UnsupportedError if the kernel refuses the problem, WrongResultError, and DeviceError if a launch fails.
+    Raises UnsupportedError if the kernel does not support the problem, WrongResultError, and DeviceError if a launch
+    fails.
     """
     reason = kernel.unsupported(backend, problem) or kernel.unsupported_shape(problem, shape)
     if reason:
@@ -92,7 +96,7 @@ def _launched(kernel: AnyKernel, problem: Any, shape: Any, backend: Backend, ask
 
 
 def launch_once(launch: Callable[[], object], backend: Backend) -> tuple[object, object]:
-    """Return the marks around a launch."""
+    """Queue a launch between two marks, and return the marks."""
     start = backend.mark()
     launch()
     backend.submit()
@@ -100,9 +104,11 @@ def launch_once(launch: Callable[[], object], backend: Backend) -> tuple[object,
 
 
 def time_parts(kernel: Any, problem: Any, shape: Any, backend: Backend, launches: int) -> dict[str, tuple[int, float]]:
-    """FLOP and median seconds of each part of a kernel, launched by itself. Raises UnsupportedError for no parts."""
+    """Launch each part of a kernel separately. Returns its FLOP and median seconds by name. Raises UnsupportedError if
+    the kernel has no parts.
+    """
     if not hasattr(kernel, "parts"):
-        raise UnsupportedError(f"{kernel.name} is one launch: only eager attention has parts")
+        raise UnsupportedError(f"{kernel.name} is a single launch: only eager attention has parts")
     parts = kernel.parts(backend, problem, shape, backend.operand_pool(problem.data, problem.seed))
     found = {}
     for name, (flop, launch) in parts.items():
@@ -115,7 +121,7 @@ def time_parts(kernel: Any, problem: Any, shape: Any, backend: Backend, launches
 def _is_deterministic(
     checked: Checked, backend: Backend, repeats: int, checksum: Callable[[int, object], Callable[[], int]] | None
 ) -> bool | None:
-    """Compares what launches return or, for kernels that return nothing, the ``checksum`` of their output."""
+    """Compare what launches return or, for kernels that return nothing, the checksum of their output."""
     digests = set[object]()
     for _ in range(repeats):
         checked.poison()

@@ -1,6 +1,4 @@
-"""One kernel, one shape, one regime -> one Measurement. Whatever goes wrong becomes its status, never the end of a
-run.
-"""
+"""Measures one kernel on one shape in one regime. Any failure becomes the status of the row and never ends the run."""
 
 from __future__ import annotations
 
@@ -35,8 +33,8 @@ def measure(
     fastest_possible: float | None = None,
     wants_clock: WantsClock = lambda rate: False,
 ) -> Measurement:
-    """Prepare, verify, sample. ``fastest_possible``: the most work per second that the device can do. ``wants_clock``:
-    whether to measure the true clock too.
+    """Prepare and verify a kernel, then take samples. ``fastest_possible``: the device's limit in work per second.
+    ``wants_clock``: given the rate in FLOP/s, whether to measure the true clock too.
 
     Returns a Measurement with any status; raises only what ends the run (mamf.errors.ENDING).
     """
@@ -46,9 +44,9 @@ def measure(
         return run.take()
     except WrongResultError as error:
         return run.result("wrong_result", str(error), error=error.verdict.error, details=error.verdict.details)
-    except plugin_errors() as error:  # a status of this shape, whatever a vendor's library throws
+    except plugin_errors() as error:  # whatever a vendor's library raises becomes a status
         status, reason = classify_error(error, kernel, backend)
-    # Outside the handler: its traceback holds the operands that are to be released.
+    # Outside the handler, because its traceback keeps the operands alive.
     if status == "out_of_memory":
         pool.release()
         backend.release_memory()
@@ -56,7 +54,7 @@ def measure(
 
 
 def classify_error(error: BaseException, kernel: AnyKernel, backend: Backend) -> tuple[Status, str]:
-    """The status and reason of a row for an error. If the kernel or backend cannot classify it, that error counts."""
+    """The status and reason of a row for an error. If classifying it raises another error, that one is the reason."""
     try:
         if isinstance(error, UnsupportedError) or (isinstance(error, Exception) and kernel.refuses(error)):
             return "unsupported", describe_error(error)
@@ -87,17 +85,17 @@ class _Run:
         sets = self.regime.sets(problem, shape, backend.info.cache_bytes)
         with kernel.settings(backend, problem):
             checked = Checked(kernel.prepare(backend, problem, shape, self.pool, sets, self.regime.needs_rewrite))
-            # Nothing compiles, tunes or is wrong for the first time in a timed launch.
+            # Compile, tune and verify now, so that no timed launch does it for the first time.
             estimate = checked.rehearse(backend)
             if kernel.must_fit_a_train and self.regime.outlasted_by(estimate):
-                # The first launch may have compiled for minutes, and what compiled may still be busy.
+                # The first launch may have compiled for minutes, and the compiler may still use the host.
                 estimate = min(checked.seconds_of(0, backend) for _ in range(_LAUNCHES_OF_AN_ESTIMATE))
                 if reason := self.regime.outlasted_by(estimate):
                     return self.result("unsupported", reason)
             if kernel.reports_reserved:
                 checked.poison()
-                backend.release_memory()  # else blocks of earlier rows and of the reference would count
-            peak = needed_memory(backend, checked, problem, shape) if kernel.reports_memory else None
+                backend.release_memory()  # so that cached blocks of earlier launches do not count
+            peak = measure_memory(backend, checked, problem, shape) if kernel.reports_memory else None
             reserved = backend.peak_reserved_memory() if kernel.reports_reserved and peak is not None else None
             samples = self.regime.visit(checked, self.rule, estimate)
             self.measure_clock(checked, samples)
@@ -108,20 +106,20 @@ class _Run:
         return self.judge(samples, verdict, peak, reserved)
 
     def measure_clock(self, checked: Checked, taken: Samples) -> None:
-        """Adds the true clock, where the rate counts FLOP and it is wanted."""
+        """Add the true clock to the samples, if the rate counts FLOP and the run wants the clock."""
         work = self.problem.work(self.shape)
         seconds = figure_of(taken.seconds, "mean" if self.regime.best_by == "mean" else "median")
         if taken.clock_hz is None and work.unit == "TFLOPS" and self.wants_clock(work.amount / max(seconds, 1e-12)):
             taken.clock_hz = self.regime.true_clock(checked, seconds)
 
     def judge(self, taken: Samples, verdict: Verdict, peak: int | None, reserved: int | None) -> Measurement:
-        # A nanosecond is far below any timer's step; what is logged is then exactly what was computed with.
+        # Round as the log does, so that figures computed from it are identical. No timer resolves a nanosecond.
         seconds = [round(sample, 9) for sample in taken.seconds]
         work = self.problem.work(self.shape)
         accuracy = timer_accuracy(self.regime.backend.name, taken.timer_overhead)
         possible, impossible = split_impossible(seconds, work.amount, self.fastest_possible, accuracy)
         levels, alternation = two_levels(possible) if self.regime.name == Sustained.name else None, []
-        if levels:  # of the power controller; the figure is the mean over time
+        if levels:  # the power controller alternates between two clocks
             slow, fast = sorted(work.amount / each / TERA for each in levels)
             alternation = [f"alternated between {slow:.4g} and {fast:.4g} {work.unit}"]
         row = self.result(
@@ -161,38 +159,38 @@ class _Run:
         )
 
 
-def judged(
+def build_row(
     kernel: AnyKernel, problem: Any, shape: Any, regime: Regime, taken: Samples, verdict: Verdict
 ) -> Measurement:
-    """The row of samples that were taken otherwise than by a visit of the regime."""
-    limit = limit_of(kernel, regime.backend.info, problem, shape)
+    """Build a row from samples that no visit of the regime took."""
+    limit = find_limit(kernel, regime.backend.info, problem, shape)
     return _Run(kernel, problem, shape, regime, None, StoppingRule(), limit).judge(taken, verdict, None, None)
 
 
-def limit_of(kernel: AnyKernel, info: DeviceInfo, problem: Any, shape: Any) -> float | None:
-    """The most work per second that the device can do. None if unbounded, or if the kernel skips or approximates work
-    that is counted in full.
+def find_limit(kernel: AnyKernel, info: DeviceInfo, problem: Any, shape: Any) -> float | None:
+    """The device's limit in work per second. None if it is unknown, or if the kernel approximates: its rate counts work
+    that it skips.
     """
     return operation_called(problem.operation).fastest_possible(info, problem, shape) if kernel.is_exact else None
 
 
-def cut_short(result: Measurement, regime: Regime, deadline: float | None, now: float) -> bool:
-    """Whether the budget ended before a shape had its fewest samples, or a sustained visit its length: a resumed run
-    measures it anew. A visit that was verified after the end of the budget counts.
+def is_cut_short(result: Measurement, regime: Regime, deadline: float | None, now: float) -> bool:
+    """Whether the budget ended before a row had enough samples, or before the end of a sustained visit. A resumed run
+    measures such a row again. A visit whose verification alone ran past the budget counts.
     """
     if deadline is None or now < deadline or result.status not in ("ok", "implausible"):
         return False
     if isinstance(regime, Sustained):
         mean = sum(result.samples) / max(len(result.samples), 1)
         return mean * result.launches < regime.visit_seconds
-    return len(result.samples) < StoppingRule.fewest
+    return len(result.samples) < StoppingRule.min_samples
 
 
-def needed_memory(backend: Backend, checked: Checked, problem: Any, shape: Any) -> int | None:
-    """Bytes that one launch needs: operands, saved tensors and its own allocations, whatever else the process holds.
-    None if the backend does not report memory.
+def measure_memory(backend: Backend, checked: Checked, problem: Any, shape: Any) -> int | None:
+    """Measure the bytes that one launch needs: operands, saved tensors and the memory that it allocates. Other memory
+    of the process does not count. None if the backend does not report memory.
     """
-    checked.poison()  # lets go of what earlier launches returned
+    checked.poison()  # releases what earlier launches returned
     before = backend.allocated_memory()
     if before is None:
         return None
@@ -208,7 +206,7 @@ def needed_memory(backend: Backend, checked: Checked, problem: Any, shape: Any) 
 
 
 def conditions(readings: Sequence[Reading], watts: float | None) -> Conditions:
-    """Readings summarized: median clock, highest temperature, and throttle reasons in at least a tenth of them."""
+    """Summarize readings: median clock, highest temperature, and throttle reasons in at least a tenth of them."""
     reasons = Counter(reason for reading in readings for reason in reading.throttle_reasons)
     return Conditions(
         clock_hz=_rounded(known_median([reading.clock_hz for reading in readings]), 0),

@@ -1,7 +1,7 @@
-"""Measures the steps of a strategy one after another, and keeps those whose launch ends the process.
+"""Measures the steps of a strategy one after another, and remembers launches that crash the process.
 
-The steps of a strategy are a generator: it yields a step and receives its row, or None if the budget ran out. The
-runner handles the budget, memory, rows of an interrupted run and failures before the first shape.
+A strategy is a generator: it yields a step and receives the row, or None if the budget has ended. The runner handles
+the budget, memory, the rows of an interrupted run, and failures before the first shape.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from mamf.backend import Backend, OperandPool
 from mamf.ceilings.ceiling import Ceiling, ceilings_of_plan
 from mamf.engine.clocks import ClockChoice
 from mamf.engine.isolation import isolation_of
-from mamf.engine.measure import cut_short, limit_of, measure
+from mamf.engine.measure import find_limit, is_cut_short, measure
 from mamf.engine.regimes import Regime, StoppingRule
 from mamf.errors import (
     CRASHED,
@@ -36,42 +36,41 @@ from mamf.measurement import Measurement
 from mamf.plans import Plan, StepKey
 from mamf.plugins.contracts import attribute_errors_to
 
-_MOST_ENDS = 3
+_MAX_ENDS = 3
 #: A kernel, with the name that it was requested by.
 Named = tuple[str, AnyKernel]
 
 
 @dataclass
 class Crashes:
-    """What is known of launches on a device that end its process.
+    """The launches on a device that ended their process.
 
-    ``fatal``: rows of such launches. ``keep``: is called with the row that is to be logged if the process dies now, and
-    with None after the last launch of a step.
+    ``fatal``: the rows of such launches. ``keep``: called before a launch with the row to log if the process dies in
+    it, and afterwards with None.
     """
 
     fatal: Sequence[Measurement] = ()
     keep: Callable[[Measurement | None], None] = lambda row: None
 
     def reason_against(self, asked: Measurement) -> str:
-        """Why a step must not be launched; empty if it may be."""
+        """Why a step must not be launched again; empty if it may be."""
         of_kernel = [row for row in self.fatal if row.kernel == asked.kernel]
         same = next((row.reason for row in of_kernel if row.step == asked.step), "")
         ends = sum(not row.reason.startswith(GIVEN_UP) for row in of_kernel)
-        return same or (f"{GIVEN_UP}: not launched" if ends >= _MOST_ENDS else "")
+        return same or (f"{GIVEN_UP}: not launched" if ends >= _MAX_ENDS else "")
 
 
 _OF_DEVICES: WeakKeyDictionary[Backend, Crashes] = WeakKeyDictionary()
 
 
 def crashes_of(backend: Backend) -> Crashes:
-    """Those of an opened device."""
+    """The Crashes of an opened device."""
     return _OF_DEVICES.setdefault(backend, Crashes())
 
 
 class Step(NamedTuple):
-    """One measurement to make. ``rule``: without a deadline, which the run sets.
-
-    ``is_reported`` False: the strategy has something to add to the row, and yields it itself.
+    """One measurement to make. ``rule``: has no deadline; the runner adds it. ``is_reported``: False if the strategy
+    adds something to the row and then yields it itself.
     """
 
     kernel: AnyKernel
@@ -85,7 +84,7 @@ class Step(NamedTuple):
     is_reported: bool = True
 
 
-#: A strategy as it goes: steps to be measured, and rows to be reported as they are.
+#: What a strategy yields: steps to measure, and rows to report unchanged.
 Steps = Generator[Step | Measurement, Measurement | None, None]
 
 
@@ -93,9 +92,9 @@ Steps = Generator[Step | Measurement, Measurement | None, None]
 class Runner:
     """One run on an opened backend.
 
-    ``budget_seconds``: a measurement in flight at the end is cut short, except the first row that is not a reference.
-    ``held``: rows of an interrupted run in order, used in place of measuring again. ``clocks``: the rows whose true
-    clock is measured.
+    - ``budget_seconds``: the time limit. It cuts a measurement short, except the first row that is not a reference.
+    - ``held``: the rows of an interrupted run, in order. They answer steps that would otherwise be measured again.
+    - ``clocks``: chooses the rows whose true clock is measured.
     """
 
     backend: Backend
@@ -103,7 +102,7 @@ class Runner:
     held: Collection[Measurement] = ()
     on_phase: Callable[[str], None] = lambda text: None
     clocks: ClockChoice = field(default_factory=ClockChoice)
-    #: Steps that the end of the budget left out.
+    #: The number of steps that were skipped because the budget ended.
     left_out: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
@@ -114,7 +113,7 @@ class Runner:
         self._has_figure = False
 
     def results(self, steps: Steps) -> Iterator[Measurement]:
-        """Yield measured rows. Closing the generator loses the measurement in flight."""
+        """Yield each row that is measured. Closing the generator discards the measurement in progress."""
         try:
             asked = next(steps)
             while True:
@@ -122,7 +121,7 @@ class Runner:
                     yield asked
                     asked = steps.send(None)
                     continue
-                # A held row that answered this step decides what was measured then.
+                # A held row of this phase answers the step, even if it is of another candidate.
                 is_replayed = bool(self._left) and self._left[0].phase == asked.phase
                 row = self._left.popleft() if is_replayed else None
                 if row is None:
@@ -143,7 +142,7 @@ class Runner:
 
     @property
     def is_replaying(self) -> bool:
-        """Whether held rows are left, which answer at once."""
+        """Whether the next steps are answered by held rows."""
         return bool(self._left)
 
     def is_over(self) -> bool:
@@ -159,9 +158,9 @@ class Runner:
         is_due: bool = False,
         problem: Problem | None = None,
     ) -> bool:
-        """Whether a phase has another step: decided by the held rows while there are any, then by time.
+        """Whether a phase has another step. Held rows decide it while there are any, then time does.
 
-        ``number``: of the round. ``is_due``: the phase may not end for lack of time yet. ``problem``: that of the
+        ``number``: the round. ``is_due``: the phase must not yet end because of time. ``problem``: the problem of the
         phase, in a run with several.
         """
         if self._left:
@@ -182,9 +181,9 @@ class Runner:
             ) from error
         return regime
 
-    def reserve(self, problem: Problem, needed: Iterable[Mapping[str, Buffer]]) -> None:
-        """Allocate one buffer per operand, large enough for all later steps: growing it between visits would let the
-        device cool. Shapes that do not fit fail later as rows. Raises DeviceError if the device fails.
+    def preallocate_operands(self, problem: Problem, needed: Iterable[Mapping[str, Buffer]]) -> None:
+        """Allocate one buffer per operand, large enough for all later steps, because the device would cool while
+        buffers grow between visits. Shapes that do not fit fail later, as rows. Raises DeviceError if the device fails.
         """
         self.on_phase("allocating operands")
         pool, largest = self.pool(problem), dict[str, Buffer]()
@@ -220,14 +219,15 @@ class Runner:
     # -- answering ---------------------------------------------------------------------------------------------------
 
     def _measured(self, step: Step) -> Measurement | None:
-        """None if the budget ended before there was a figure."""
+        """Measure a step. Returns None if the budget ended first. Raises DeviceLostError."""
         if self.is_over():
             self.left_out += 1
             return None
         kernel, problem = step.kernel, step.problem
         require_work(problem, step.shape)
-        limit = limit_of(kernel, self.backend.info, problem, step.shape)
-        # The first figure is waited for: a budget shorter than that would pay for it again with each resumption.
+        limit = find_limit(kernel, self.backend.info, problem, step.shape)
+        # The first row has no deadline. Otherwise a run with a very short budget would never get past it, however often
+        # it is resumed.
         deadline = self.deadline if self._has_figure else None
         rule = replace(step.rule, deadline=deadline)
         failed, crashes = failed_row(step), crashes_of(self.backend)
@@ -242,14 +242,14 @@ class Runner:
             crashes.keep(None)
         if row.status == "failed":
             self._require_device(replace(failed, reason=f"{LOST} ({row.reason})"))
-        if cut_short(row, step.regime, deadline, self.now()):
+        if is_cut_short(row, step.regime, deadline, self.now()):
             self.left_out += 1
             return None
         self._has_figure = self._has_figure or (row.ok and not step.is_reference)
         return replace(row, phase=step.phase, round=step.round, is_reference=step.is_reference)
 
     def _require_device(self, lost: Measurement) -> None:
-        """Raises DeviceLostError with a row unless the device still answers: some errors leave it unusable."""
+        """Raises DeviceLostError with the row ``lost`` if the device no longer answers."""
         try:
             self.backend.synchronize()
             self.backend.wait(self.backend.mark())
@@ -261,9 +261,11 @@ class Runner:
 
 @dataclass
 class Setup:
-    """A plan on an opened device. ``kernels``: the plan's, in its order. ``rows``: those measured for good, also by an
-    interrupted run; the driver of the run adds each that a strategy yields. ``on_phase``: is called with what comes
-    next, in words.
+    """A plan on an opened device.
+
+    - ``kernels``: the plan's kernels, in its order.
+    - ``rows``: all rows so far, including those of an interrupted run. The driver adds each row that a strategy yields.
+    - ``on_phase``: called with a description of what comes next.
     """
 
     plan: Plan
@@ -279,17 +281,17 @@ class Setup:
 
     @property
     def steps(self) -> list[StepKey]:
-        """The steps of the plan that no row answers. The plan names kernels as they were requested."""
+        """The steps of the plan that no row answers yet, with kernels named as requested."""
         return self.plan.steps(self.answers)
 
     @property
     def answers(self) -> dict[StepKey, Measurement]:
-        """The rows that answer steps of the plan."""
+        """The rows that answer steps of the plan, by step."""
         requested = {kernel.name: name for name, kernel in self.kernels}
         found = {}
         for row in self.rows:
             if row.operation in self.plan.operations and not row.phase and not row.is_reference:
-                library = row.kernel.partition("[")[0]  # of an algorithm
+                library = row.kernel.partition("[")[0]  # the row may name an algorithm
                 name = requested.get(row.kernel) or requested.get(library, row.kernel)
                 found[row.step._replace(kernel=name)] = row
         return found
@@ -301,20 +303,19 @@ class Setup:
 
 
 class Strategy(Protocol):
-    """Chooses the steps of a run, one after the other, and has them measured."""
+    """Chooses the steps of a run one after another, and has them measured."""
 
     @property
     def left_out(self) -> int:
-        """Steps that the end of the budget left out, once ``results`` has ended."""
+        """The number of steps that were skipped because the budget ended. Known once ``results`` has ended."""
 
     def results(self) -> Iterator[Measurement | Record]:
-        """What the log of the run gets. Closing the iterator loses the measurement in flight."""
+        """Yield what the log of the run records. Closing the iterator discards the measurement in progress."""
 
 
 class PlanStrategy(ABC):
-    """A strategy for a plan: the runner measures its ``steps``.
-
-    ``replayed``: rows of an interrupted run that answer the steps again, in their order.
+    """A strategy for a plan. The runner measures its ``steps``. ``replayed``: the rows of an interrupted run, in order,
+    which answer its steps again.
     """
 
     def __init__(self, setup: Setup, replayed: Iterable[Measurement] = ()) -> None:
@@ -333,11 +334,11 @@ class PlanStrategy(ABC):
 
     @abstractmethod
     def steps(self) -> Steps:
-        """The steps to measure, by the runner in ``run``."""
+        """Yield the steps that the runner (``self.run``) measures."""
 
 
 def failed_row(step: Step) -> Measurement:
-    """The row of a step without a figure; its reason is left open."""
+    """A row with the status ``failed`` for a step; the caller adds the reason."""
     kernel, regime = step.kernel.name, step.regime
     return Measurement(
         step.shape,
@@ -353,7 +354,7 @@ def failed_row(step: Step) -> Measurement:
 
 
 def require_work(problem: Problem, shape: Any) -> None:
-    """Raises PluginError if an operation counts no work for a shape: there would be no rate."""
+    """Raises PluginError if an operation counts no work for a shape, because it would have no rate."""
     label = f"operation {problem.operation}"
     with attribute_errors_to(label, f"the work of {shape}"):
         amount = problem.work(shape).amount

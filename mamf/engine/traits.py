@@ -1,7 +1,7 @@
-"""Measures the traits that the regimes use, on a device whose adapter assumes them.
+"""Measures the traits that the regimes use, on devices whose adapters only assume them.
 
-Takes about 7 s: how launches after a rest differ from those before it, when the power controller reacts to load, how
-long a rest undoes that, and the size of the cache by the bandwidth of copies. All through the methods of Backend.
+In about 7 s it measures how much slower launches are after a rest, when the power controller reacts to load, how long
+the device must rest afterwards, and the size of the cache (from the bandwidth of copies).
 """
 
 from __future__ import annotations
@@ -28,22 +28,23 @@ from mamf.regime_traits import ASSUMED, BurstTraits, SustainedTraits
 
 Launch = Callable[[], object]
 _SIZES = (256, 512, 1024, 1536, 2048, 3072, 4096, 6144, 8192)
-# A launch this long is little affected by the host; with this lead the host is ahead of the device.
+# The host affects a launch this long only a little; a lead this long puts the host ahead of the device.
 _LAUNCH_SECONDS, _LEAD_SECONDS, _LEAD_BYTES = 0.0005, 0.001, 256 * MIB
-_RESTS, _ROUNDS, _TRAIN_SECONDS, _MOST_IN_TRAIN = (0.01, 0.1, 0.5), 3, 0.1, 200
+_RESTS, _ROUNDS, _TRAIN_SECONDS, _MAX_IN_TRAIN = (0.01, 0.1, 0.5), 3, 0.1, 200
 _LOAD_SECONDS, _BLOCK_SECONDS, _RECOVERIES = 3.0, 0.005, (0.03, 0.1, 0.3, 1.0)
-# Times of launches that differ by less count as equal.
+# Ratios of launch times below which launches count as awake, not slowed and recovered; and the share of settled ones.
 _AWAKE, _SLOWED, _RECOVERED, _SETTLED = 1.05, 1.03, 1.015, 0.01
-# A train takes a quarter of the controller's reaction; a device has recovered if it keeps its speed for three.
+# A train takes a quarter of the controller's reaction time. A device has recovered if it keeps its first speed for
+# three quarters of it.
 _OF_TRAIN, _OF_RECOVERY, _SHORTEST_TRAIN, _LONGEST_TRAIN = 0.25, 0.75, 0.001, 0.1
-# Sizes of both arrays together, and how many times as fast as memory a cache is at least.
+# Sizes of both arrays of a copy together. At least _MIN_IN_CACHE of them must be _IN_CACHE times as fast as memory.
 _COPIED_MIB = (1, 1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
-_COPIES, _FEWEST_IN_CACHE, _IN_CACHE = 20, 2, 1.3
+_COPIES, _MIN_IN_CACHE, _IN_CACHE = 20, 2, 1.3
 
 
 @dataclass(frozen=True)
-class Found:
-    """Traits of one device. ``cache_bytes``: None if no cache shows. ``findings``: what was seen, for people."""
+class MeasuredTraits:
+    """The traits of one device. ``cache_bytes``: None if no cache was detected. ``findings``: the same for people."""
 
     burst: BurstTraits
     sustained: SustainedTraits
@@ -51,21 +52,20 @@ class Found:
     findings: Sequence[Advice]
 
 
-#: What was found in this process, by backend, index and name of the device.
-_measured: dict[tuple[str, int, str], Found] = {}
+#: The traits measured in this process, by backend, index and name of the device.
+_measured: dict[tuple[str, int, str], MeasuredTraits] = {}
 
 
 def fit_traits(backend: Backend, on_start: Callable[[str], object] = lambda text: None) -> Sequence[Advice]:
-    """Give a device whose adapter assumes its traits what was measured of it, once per process; the findings.
-
-    If measuring fails, the traits stay assumed, and the remark of each row says so.
+    """Measure the traits of a device whose adapter only assumes them, once per process, and use them from now on.
+    Returns the findings. If measuring fails, the assumed traits stay, and a remark of each row says so.
     """
     if ASSUMED not in (backend.burst_traits.remark, backend.sustained_traits.remark):
         return ()
     info = backend.info
     key = (backend.name, backend.index, info.name)
     if key not in _measured:
-        on_start(f"measuring how {info.name} wakes, slows and settles, because its adapter does not know (about 8 s)")
+        on_start(f"measuring how {info.name} wakes up, slows down and settles, which its adapter only assumes (8 s)")
         _measured[key] = _measured_or_assumed(backend)
     found = _measured[key]
     backend.burst_traits, backend.sustained_traits = found.burst, found.sustained
@@ -73,17 +73,17 @@ def fit_traits(backend: Backend, on_start: Callable[[str], object] = lambda text
     return found.findings
 
 
-def _measured_or_assumed(backend: Backend) -> Found:
+def _measured_or_assumed(backend: Backend) -> MeasuredTraits:
     try:
         return measure_traits(backend)
     except plugin_errors() as error:  # whatever a vendor's library raises
-        remark = f"rests and trains are assumed: measuring them failed: {describe_error(error)}"
+        remark = f"rests and trains are assumed, because measuring them failed: {describe_error(error)}"
     burst, sustained = replace(backend.burst_traits, remark=remark), replace(backend.sustained_traits, remark=remark)
-    return Found(burst, sustained, None, (Advice("traits", "unknown", remark),))
+    return MeasuredTraits(burst, sustained, None, (Advice("traits", "unknown", remark),))
 
 
-def measure_traits(backend: Backend) -> Found:
-    """Measure with the device's own products and copies. Raises what they raise."""
+def measure_traits(backend: Backend) -> MeasuredTraits:
+    """Measure the traits with the device's default matmul and copies. Raises what these raise."""
     cache = backend.info.cache_bytes or measure_cache(backend)
     with _product(backend) as launch, no_garbage_collection():
         probe = _Probe(backend, launch)
@@ -91,7 +91,7 @@ def measure_traits(backend: Backend) -> Found:
         recovery = None if reaction.seconds is None else probe.recovery(reaction.first, reaction.seconds)
     burst = _burst(backend.burst_traits, wake, reaction, recovery)
     sustained = _sustained(backend.sustained_traits, reaction.settled)
-    return Found(burst, sustained, cache, _findings(wake, reaction, recovery, cache))
+    return MeasuredTraits(burst, sustained, cache, _findings(wake, reaction, recovery, cache))
 
 
 def _burst(assumed: BurstTraits, wake: Wake, reaction: Reaction, recovery: float | None) -> BurstTraits:
@@ -101,45 +101,45 @@ def _burst(assumed: BurstTraits, wake: Wake, reaction: Reaction, recovery: float
     if reaction.seconds is not None:
         train = min(max(_OF_TRAIN * reaction.seconds, _SHORTEST_TRAIN), _LONGEST_TRAIN)
         traits = replace(traits, train_seconds=train, longest_rest_seconds=recovery or traits.longest_rest_seconds)
-        remarks += [] if recovery else [f"not as fast as at first after a rest of {_RECOVERIES[-1]:g} s"]
-    elif wake.seconds or reaction.remark:  # rests help nothing here, and cost the wake-up
+        remarks += [] if recovery else [f"a rest of {_RECOVERIES[-1]:g} s did not restore the first speed"]
+    elif wake.seconds or reaction.remark:  # rests do not help here, and cause a wake-up delay
         traits = replace(traits, rest_ratio=0.0, longest_rest_seconds=0.0)
     return replace(traits, remark="; ".join(filter(None, remarks)))
 
 
 def _sustained(assumed: SustainedTraits, settled: float | None) -> SustainedTraits:
-    """``settled``: seconds of load. Traits are never shorter than assumed."""
+    """``settled``: seconds of load until launches no longer change. Traits only become longer than assumed."""
     if settled is None:
-        return replace(assumed, remark=f"{_LOAD_SECONDS:g} s of load did not settle this device when it was probed")
+        return replace(assumed, remark=f"this device did not settle within {_LOAD_SECONDS:g} s of load when probed")
     settle, restart = (max(each, settled) for each in (assumed.settle_seconds, assumed.restart_seconds))
     return replace(assumed, settle_seconds=settle, restart_seconds=restart, remark="")
 
 
 def measure_cache(backend: Backend) -> int | None:
-    """Bytes of the largest copies that are clearly faster than copies of memory; None if none are."""
+    """The size in bytes of the largest copies that are clearly faster than copies in memory; None if no size is."""
     of = operation("bandwidth")
     ((_, kernel), *_others) = choose_kernels(of, backend)
     problem = of.problem_for(backend, {"pattern": "copy"})
     pool, free = backend.operand_pool(problem.data, problem.seed), backend.free_memory()
     probe, rates = _Probe(backend, lambda: None), dict[int, float]()
-    # The largest first: the pool allocates once.
+    # The largest first, so that the pool allocates only once.
     sizes = [round(size * MIB) for size in reversed(_COPIED_MIB) if free is None or 2 * size * MIB <= free]
     try:
         for size in sizes:
             launch = kernel.prepare(backend, problem, BandwidthShape(size // 2), pool).launches[0]
             once = _per_launch(backend, launch, 1)
-            probe.lead()  # the host must not be what small copies wait for
+            probe.lead()  # so that small copies do not wait for the host
             rates[size] = size / _per_launch(backend, launch, 3 if once > _LAUNCH_SECONDS else _COPIES)
     finally:
         pool.release()
         backend.release_memory()
     of_memory = median(rates[size] for size in sizes[:3])
     cached = [size for size in sizes if rates[size] >= _IN_CACHE * of_memory]
-    return max(cached) if len(cached) >= _FEWEST_IN_CACHE else None
+    return max(cached) if len(cached) >= _MIN_IN_CACHE else None
 
 
 def _per_launch(backend: Backend, launch: Launch, count: int) -> float:
-    """Seconds of each of so many launches, after one more."""
+    """The mean seconds of ``count`` launches, after one warm-up launch."""
     launch()
     backend.submit()
     start = backend.mark()
@@ -153,7 +153,7 @@ def _per_launch(backend: Backend, launch: Launch, count: int) -> float:
 
 @contextmanager
 def _product(backend: Backend) -> Iterator[Launch]:
-    """A launch of the default product that takes _LAUNCH_SECONDS or more, if its operands fit."""
+    """A launch of the default matmul, at the smallest of _SIZES that takes _LAUNCH_SECONDS or at the largest."""
     problem = problem_for(backend, None)
     kernel, pool = kernel_for(backend, problem), backend.operand_pool(problem.data, problem.seed)
     if reason := kernel.unsupported(backend, problem):
@@ -171,8 +171,8 @@ def _product(backend: Backend) -> Iterator[Launch]:
 
 
 class Wake(NamedTuple):
-    """How many ``times`` as long the first launch after a rest takes, and for how many ``seconds`` of load launches
-    are slower; 0.0 if none are.
+    """The wake-up after a rest: the first launch takes ``times`` as long, and launches are slower for ``seconds`` of
+    load (0 if no launch is slower).
     """
 
     times: float
@@ -180,8 +180,12 @@ class Wake(NamedTuple):
 
 
 class Reaction(NamedTuple):
-    """``seconds`` of load until launches take longer than at first, None if they never do; ``slower``: by what share;
-    ``settled``: seconds until they no longer change, None if they still did. ``first``: seconds of a launch at first.
+    """The reaction to load.
+
+    - ``seconds``: seconds of load until launches become slower; None if they never do.
+    - ``slower``: how much longer they then take, as a share.
+    - ``settled``: seconds of load until they no longer change; None if they still changed at the end.
+    - ``first``: seconds of a launch at the start.
     """
 
     seconds: float | None
@@ -196,8 +200,8 @@ class Reaction(NamedTuple):
 
 
 def _swings_since(ends: Sequence[float], seconds: Sequence[float], backend: Backend) -> float | None:
-    """From when on a power controller only swings: means over the last two swings agree. None if they do not, or if
-    launches are too long to say.
+    """The moment from which the power controller only oscillates: the means over the last two periods agree. None if
+    they do not, or if launches are too long to tell.
     """
     swing, last = backend.sustained_traits.swing_seconds, ends[-1]
     before, after = (
@@ -216,12 +220,12 @@ class _Probe:
         self.waking = 0.0
 
     def lead(self) -> None:
-        """Queue flushes that put the host ahead and wake the device, as a train in burst begins."""
+        """Queue flushes that put the host ahead and wake the device, as before a train in burst."""
         for _ in range(1 + int(max(_LEAD_SECONDS, self.waking) / self.flush_seconds)):
             self.backend.flush_cache(_LEAD_BYTES)
 
     def wake(self) -> Wake:
-        """The longest wake-up after any rest. Of each rest the shortest of several rounds: noise has one round."""
+        """The longest wake-up after any rest. For each rest the shortest of several rounds counts, because of noise."""
         found = [min(self._wake_after(rest) for _ in range(_ROUNDS)) for rest in _RESTS]
         self.waking = max(seconds for seconds, _times in found)
         return Wake(max(times for _seconds, times in found), self.waking)
@@ -236,11 +240,11 @@ class _Probe:
         return _LEAD_SECONDS + sum(windows[:slow]) if slow else 0.0, windows[0] / median(after)
 
     def _train(self, seconds: float) -> list[float]:
-        """Seconds of each launch of a train behind a lead."""
+        """The seconds of each launch of a train, queued behind a lead."""
         backend = self.backend
         self.lead()
         marks = [backend.mark()]
-        for _ in range(min(max(4, math.ceil(seconds / self.launch_seconds)), _MOST_IN_TRAIN)):
+        for _ in range(min(max(4, math.ceil(seconds / self.launch_seconds)), _MAX_IN_TRAIN)):
             self.launch()
             backend.submit()
             marks.append(backend.mark())
@@ -248,7 +252,7 @@ class _Probe:
         return [backend.seconds_between(start, end) for start, end in itertools.pairwise(marks)]
 
     def reaction(self) -> Reaction:
-        """How the time of a launch changes over seconds of load, from a rested device on."""
+        """Rest the device, load it for seconds, and describe how the time of a launch changes."""
         self.backend.sleep(_RECOVERIES[-1])
         ends, seconds = self._load(_LOAD_SECONDS)
         awake = [each for end, each in zip(ends, seconds, strict=True) if end > self.waking]
@@ -268,11 +272,13 @@ class _Probe:
         )
 
     def _load(self, seconds: float) -> tuple[list[float], list[float]]:
-        """Load the device; by block, the seconds from the start to its end, and seconds of each of its launches."""
+        """Load the device. Returns, for each block, the seconds from the start to its end and the mean seconds of a
+        launch.
+        """
         backend, count = self.backend, max(1, round(_BLOCK_SECONDS / self.launch_seconds))
         start = backend.mark()
         queued, ends, each = deque([start]), [0.0], list[float]()
-        for _ in range(math.ceil(4 * seconds / _BLOCK_SECONDS)):  # ends even if the clock stands still
+        for _ in range(math.ceil(4 * seconds / _BLOCK_SECONDS)):  # ends even if the clock does not advance
             for _ in range(count):
                 self.launch()
                 backend.submit()
@@ -288,8 +294,8 @@ class _Probe:
         return ends[1:], each
 
     def recovery(self, first: float, reaction: float) -> float | None:
-        """The shortest of _RECOVERIES after which a loaded device is as fast as at first, for nearly as long as its
-        controller took to react; None if no such rest is.
+        """The shortest rest of _RECOVERIES after which a loaded device regains its first speed, and keeps it for nearly
+        as long as its controller takes to react; None if even the longest is too short.
         """
         for rest in _RECOVERIES:
             self._load(max(0.2, 3 * reaction))
@@ -304,11 +310,11 @@ def _findings(wake: Wake, reaction: Reaction, recovery: float | None, cache: int
     woken = "launches after a rest take as long as before"
     if wake.seconds:
         woken = f"launches after a rest take {wake.times:.2g} times as long for {wake.seconds * 1e3:.3g} ms"
-    slowed = reaction.remark or f"{_LOAD_SECONDS:g} s of load slow no launch"
+    slowed = reaction.remark or f"{_LOAD_SECONDS:g} s of load does not slow launches"
     if reaction.seconds is not None:
-        back = "no rest undoes that" if recovery is None else f"a rest of {recovery:g} s undoes that"
+        back = "no rest restores the speed" if recovery is None else f"a rest of {recovery:g} s restores the speed"
         slowed = f"launches take {reaction.slower:.0%} longer after {reaction.seconds * 1e3:.3g} ms of load; {back}"
-    size = "no cache shows in the bandwidth of copies" if cache is None else f"{cache / MIB:.3g} MiB"
+    size = "the bandwidth of copies shows no cache" if cache is None else f"{cache / MIB:.3g} MiB"
     return (
         Advice("wake-up", "ok", woken),
         Advice("reaction to load", "ok" if reaction.settled is not None else "unknown", slowed),

@@ -31,7 +31,7 @@ Flops = float | Mapping[str, float]
 AnyCeiling = float | Rate
 _NAN = math.nan
 #: Slower than any device by far, and faster: a ceiling in another unit.
-_LEAST_CEILING, _MOST_CEILING = 1e9, 1e18
+_MIN_CEILING, _MAX_CEILING = 1e9, 1e18
 _LEAST = {"sequence_length": 1, "world_size": 1, "model_parallel": 1, "accumulation": 1, "warmup_steps": 0}
 
 
@@ -67,7 +67,7 @@ def ceiling_flops(ceiling: Any) -> float:
             raise UsageError("ceiling: it is too noisy to take a share of it; find it again with 'mamf find'")
         return ceiling.flops
     _require_amount("ceiling", ceiling)
-    if not _LEAST_CEILING <= ceiling <= _MOST_CEILING:
+    if not _MIN_CEILING <= ceiling <= _MAX_CEILING:
         raise UsageError(f"ceiling {shorten(ceiling)}: it must be in FLOP/s; 700 TFLOPS are 700e12")
     return float(ceiling)
 

@@ -22,7 +22,7 @@ from mamf.report.rows import failure_lines
 from mamf.report.shares import Shares, ceiling_table
 
 #: Rows of a table, best first, and of all tables of a log.
-_MOST_ROWS, _MOST_OF_LOG = 10, 50
+_MAX_ROWS, _MAX_OF_LOG = 10, 50
 
 
 @functools.singledispatch
@@ -56,7 +56,7 @@ def _(found: Comparison) -> str:
 
 @html_of.register
 def _(log: RunLog) -> str:
-    document, shown, room = kind_of(log.plan).document(log, View(top=_MOST_ROWS)), list[Block](), _MOST_OF_LOG
+    document, shown, room = kind_of(log.plan).document(log, View(top=_MAX_ROWS)), list[Block](), _MAX_OF_LOG
     for block in document.visible_blocks:
         if isinstance(block, Table):
             room -= len(block.top_rows)

@@ -76,12 +76,12 @@ class Overlap(KernelRows):
     noun = "an overlap"
 
     def strategy(self, setup: Setup) -> Strategy:
-        from mamf.engine.strategies.overlap import DEFAULT_SECONDS, Overlapping, cells_of
+        from mamf.engine.strategies.overlap import DEFAULT_SECONDS, OverlapStrategy, cells_of
         from mamf.operations.overlap import Pair
 
         plan = setup.plan
         seconds, budget = plan.seconds or DEFAULT_SECONDS, plan.budget_seconds or math.inf
-        return Overlapping(setup.backend, Pair(), cells_of(setup.steps), seconds, budget, setup.on_phase)
+        return OverlapStrategy(setup.backend, Pair(), cells_of(setup.steps), seconds, budget, setup.on_phase)
 
     def document(self, log: RunLog, view: View) -> Document:
         return overlap_document(log.measurements, log.header, log.summary, view.top)

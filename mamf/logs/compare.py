@@ -36,7 +36,7 @@ from mamf.statistics import CONFIDENCE, Interval, geometric_mean, student_t
 Verdict = Literal["SAME", "FASTER", "SLOWER", "UNDECIDED"]
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 # Three samples on each side. Fewer give no usable interval: that of a single sample has no width.
-LEAST_COVERAGE = 0.5
+MIN_COVERAGE = 0.5
 # Joint coverage of two 95 % intervals, less rounding.
 _USUAL = 0.9 - 1e-9
 _EQUIVALENCE = 0.90
@@ -105,7 +105,7 @@ class Pair:
         interval = self.equivalence_interval
         # With this confidence the intervals of all rows contain their ratios at once.
         sure = self._around(1 - FALSE_ALARMS / self.rows)
-        if interval.coverage < LEAST_COVERAGE:
+        if interval.coverage < MIN_COVERAGE:
             return "UNDECIDED"
         if 1 - tolerance <= interval.low and interval.high <= 1 + tolerance:
             return "SAME"

@@ -12,7 +12,7 @@ from typing import Any
 from mamf.calibration import find_calibration
 from mamf.ceilings.ceiling import (
     CONFIRM,
-    FEWEST_ROUNDS,
+    MIN_ROUNDS,
     Ceiling,
     combine_rounds,
     confirm_ceiling,
@@ -191,7 +191,7 @@ def visited_entry(visits: Sequence[Measurement]) -> Entry:
 def _candidates(rows: Sequence[Measurement]) -> Iterable[Entry]:
     """Confirmed candidates; each round is a sample."""
     for visits in by_step(row for row in rows if row.phase == CONFIRM and row.ok).values():
-        if len(visits) >= FEWEST_ROUNDS:
+        if len(visits) >= MIN_ROUNDS:
             rate, interval = combine_rounds(visits)
             yield _with_error(replace(_row_entry(visits[0]), tflops=rate, interval=interval), visits)
 

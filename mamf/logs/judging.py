@@ -19,9 +19,9 @@ from typing import Any, Literal, get_args
 
 from msgspec import Struct, field
 
-from mamf.ceilings.ceiling import CONFIRM, FEWEST_ROUNDS, summarize_conditions
+from mamf.ceilings.ceiling import CONFIRM, MIN_ROUNDS, summarize_conditions
 from mamf.errors import UsageError
-from mamf.logs.compare import LEAST_COVERAGE, Comparison, Difference, Pair, circumstances, pair_rows, value_differences
+from mamf.logs.compare import MIN_COVERAGE, Comparison, Difference, Pair, circumstances, pair_rows, value_differences
 from mamf.logs.entries import Entry, entries, fields_of, is_find, visited_entry
 from mamf.logs.records import Fields
 from mamf.logs.run_log import RunLog
@@ -72,7 +72,7 @@ def is_in_doubt(baseline: Entry, visits: Sequence[Measurement], tolerance: float
     seen = Pair(before.fields, before, now)
     if not any(row.phase == CONFIRM for row in visits):
         return seen.ratio < 1 - _DOUBT * tolerance or is_too_wide(seen, tolerance)
-    return seen.b.rounds < FEWEST_ROUNDS or seen.interval.low <= 1 - tolerance <= seen.interval.high
+    return seen.b.rounds < MIN_ROUNDS or seen.interval.low <= 1 - tolerance <= seen.interval.high
 
 
 @dataclass(frozen=True)
@@ -130,14 +130,14 @@ def outcome_of(pair: Pair, tolerance: float) -> Outcome:
         return "undecided"
     if pair.interval.high >= 1 or pair.ratio >= 1 - tolerance:
         return "ok"
-    return "regression" if pair.b.rounds >= FEWEST_ROUNDS else "undecided"
+    return "regression" if pair.b.rounds >= MIN_ROUNDS else "undecided"
 
 
 def is_too_wide(pair: Pair, tolerance: float) -> bool:
     """Whether a row may be slower by more than the tolerance only because its interval is wider than that."""
     interval = pair.interval
     is_open = interval.low < 1 - tolerance <= interval.high
-    return (is_open and pair.ratio - interval.low > tolerance * pair.ratio) or interval.coverage < LEAST_COVERAGE
+    return (is_open and pair.ratio - interval.low > tolerance * pair.ratio) or interval.coverage < MIN_COVERAGE
 
 
 def too_wide_for_a_baseline(log: RunLog, tolerance: float) -> list[tuple[float, Entry]]:

@@ -25,7 +25,7 @@ from mamf.plans import MATMUL
 from mamf.rate import Rate
 from mamf.regime_names import require_regime
 from mamf.statistics import Interval, Repeatability, standard_deviation, summarize
-from mamf.timers import LEAST_ACCURACY_SECONDS, MOST_OVERHEAD_SECONDS
+from mamf.timers import MAX_OVERHEAD_SECONDS, MIN_ACCURACY_SECONDS
 
 _OLD_ANEW_DEGREES = 6
 _STATISTICS = ("mean", "median", "fastest", "slowest")
@@ -90,7 +90,7 @@ class MeasurementRecord(Struct, kw_only=True):
     seconds: dict[str, float] | Missing = UNSET
     launches: Whole
     timer_overhead_seconds: Annotated[float, Meta(ge=0, lt=1e9)]
-    timer_accuracy_seconds: Annotated[float, Meta(ge=0, le=MOST_OVERHEAD_SECONDS)]
+    timer_accuracy_seconds: Annotated[float, Meta(ge=0, le=MAX_OVERHEAD_SECONDS)]
     samples_seconds: list[Seconds]
     implausible_samples_seconds: list[TimerReading]
     relative_error: float | None
@@ -296,7 +296,7 @@ def measurement_from_record(record: Mapping[str, Any], header: Mapping[str, Any]
     of = operation_called(read.operation, record)
     problem, samples = of.problem_from_record(read.problem), tuple(read.samples_seconds)
     # Early logs of schema 5 name a better accuracy than the timer has.
-    accuracy = read.timer_accuracy_seconds and max(read.timer_accuracy_seconds, LEAST_ACCURACY_SECONDS)
+    accuracy = read.timer_accuracy_seconds and max(read.timer_accuracy_seconds, MIN_ACCURACY_SECONDS)
     return Measurement(
         shape=of.shape_from_record(read.shape),
         kernel=read.kernel,

@@ -24,7 +24,7 @@ import msgspec
 from mamf.backend import DeviceInfo, shared_name
 from mamf.ceilings.ceiling import CHOOSE, CONFIRM, Ceiling, combine_rounds, confirm_ceiling
 from mamf.errors import MamfError, RunLogError
-from mamf.limits import LARGEST_SIZE, MOST_BYTES, MOST_LINE_BYTES, MOST_NESTED, TOO_LONG
+from mamf.limits import LARGEST_SIZE, MAX_LINE_BYTES, MAX_LOG_BYTES, MAX_NESTED, TOO_LONG
 from mamf.logs.recording import Header, plan_from_record
 from mamf.logs.records import (
     RECORDS,
@@ -41,7 +41,7 @@ from mamf.operations.unknown import is_of_products
 from mamf.plans import Plan
 from mamf.rate import Rate
 
-_TOO_DEEP = f"nested more than {MOST_NESTED} deep"
+_TOO_DEEP = f"nested more than {MAX_NESTED} deep"
 #: Receives how many bytes or characters more were read, for a progress bar.
 Seen = Callable[[int], object]
 
@@ -55,12 +55,12 @@ def lines_of(path: Path, seen: Seen | None = None) -> Iterator[bytes]:
         state = path.stat()
         if not stat.S_ISREG(state.st_mode) and not stat.S_ISDIR(state.st_mode):
             raise RunLogError(f"cannot read {path}: it is not a regular file: save the log first")
-        if state.st_size > MOST_BYTES:
+        if state.st_size > MAX_LOG_BYTES:
             raise RunLogError(f"{path} {TOO_LONG}")
         with path.open("rb") as file:
-            for line in iter(lambda: file.readline(MOST_LINE_BYTES + 1), b""):
-                if len(line) > MOST_LINE_BYTES:
-                    raise RunLogError(f"{path} has a line of more than {MOST_LINE_BYTES >> 20} MiB: not a run log")
+            for line in iter(lambda: file.readline(MAX_LINE_BYTES + 1), b""):
+                if len(line) > MAX_LINE_BYTES:
+                    raise RunLogError(f"{path} has a line of more than {MAX_LINE_BYTES >> 20} MiB: not a run log")
                 if line.endswith(b"\n"):
                     is_empty = False
                     yield line[:-1]
@@ -99,7 +99,7 @@ def parse_record(line: bytes) -> dict[str, Any]:
         raise ValueError(_TOO_DEEP) from None
     if not isinstance(record, dict) or not isinstance(record.get("record"), str):
         raise ValueError("not a record of a run log")
-    if line.count(b"{") + line.count(b"[") > MOST_NESTED and _is_nested_deeper(record, MOST_NESTED):
+    if line.count(b"{") + line.count(b"[") > MAX_NESTED and _is_nested_deeper(record, MAX_NESTED):
         raise ValueError(_TOO_DEEP)
     return record
 

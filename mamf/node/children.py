@@ -125,7 +125,7 @@ def watched(
             let_go()
 
 
-def started(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[str]:
+def start_child(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[str]:
     """Start a child in a new session: Ctrl-C reaches only the parent, which ends the child."""
     return subprocess.Popen(
         command,
@@ -158,7 +158,7 @@ class Children(contextlib.AbstractContextManager["Children"]):
         self.processes: dict[int, subprocess.Popen[str]] = {}
         try:
             for rank, command in commands.items():
-                self.processes[rank] = started(command, environment)
+                self.processes[rank] = start_child(command, environment)
         except BaseException:
             self.end()
             raise

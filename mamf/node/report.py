@@ -52,7 +52,7 @@ def device_columns(devices: Sequence[Device]) -> list[Column[Device]]:
         Column("place", "place", lambda device: places.get(device.place), importance=2),
         *sensor_columns(lambda device: device.conditions),
         Column("temperature_celsius", "C", lambda device: device.conditions.celsius, whole, importance=6),
-        Column("throttled", "throttled", throttled, importance=3, left=True),
+        Column("throttled", "throttled", format_throttling, importance=3, left=True),
         Column("failures", "", lambda device: "; ".join(device.failures)),
         Column("lacks", "", lambda device: "; ".join(device.lacks)),
     ]
@@ -79,7 +79,7 @@ def figure_columns(name: str) -> list[Column[Device]]:
     ]
 
 
-def throttled(device: Device) -> str:
+def format_throttling(device: Device) -> str:
     return ", ".join(f"{reason} {share:.0%}" for reason, share in device.throttled.items())
 
 

@@ -22,10 +22,10 @@ class BatchedShape(Sizes):
     pattern: ClassVar[re.Pattern[str]] = re.compile(r"(\d+)x(\d+)x(\d+)x(\d+)", re.ASCII)
     written: ClassVar[str] = "the shape of a batch; write BxMxNxK, for example 64x1024x1024x128"
 
-    batch: int = field(metadata=describe("products", read=parse_size))
+    batch: int = field(metadata=describe("number of matmuls in the batch", read=parse_size))
     m: int = field(metadata=describe("rows of each A and C", read=parse_size))
     n: int = field(metadata=describe("columns of each B and C", read=parse_size))
-    k: int = field(metadata=describe("the reduction", read=parse_size))
+    k: int = field(metadata=describe("size of the reduction", read=parse_size))
 
     def __str__(self) -> str:
         return f"{self.batch}x{self.m}x{self.n}x{self.k}"

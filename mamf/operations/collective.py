@@ -19,7 +19,7 @@ from mamf.work import Work
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
 COLLECTIVES: tuple[str, ...] = get_args(Collective)
 #: More than any device runs at once.
-MOST_BLOCKS = 1024
+MAX_BLOCKS = 1024
 
 
 class CollectiveShape(BandwidthShape):
@@ -34,13 +34,16 @@ class CollectiveProblem(DeclaredProblem):
 
     operation: ClassVar[str] = "collective"
 
-    collective: str = field(default="all_reduce", metadata=describe("what the ranks do", choices=COLLECTIVES))
-    ranks: int = field(default=2, metadata=describe("ranks", default="those of the launcher, else 2", least=2))
+    collective: str = field(default="all_reduce", metadata=describe("collective to run", choices=COLLECTIVES))
+    ranks: int = field(
+        default=2, metadata=describe("number of ranks", default="that of the launcher, or else 2", minimum=2)
+    )
     dtype: str = "bfloat16"
     data: str = "normal"
     seed: int = 0
     blocks: int = field(
-        default=0, metadata=describe("communication blocks; 0: the library's", least=0, most=MOST_BLOCKS)
+        default=0,
+        metadata=describe("number of communication blocks; 0: library default", minimum=0, maximum=MAX_BLOCKS),
     )
 
     def elements(self, shape: CollectiveShape) -> tuple[int, int]:

@@ -24,7 +24,7 @@ from mamf.operations.operand_sets import Unchanged, as_words, check_torch, poiso
 
 _SAMPLED = 256
 # An error that is larger than any valid one.
-_MOST_GROWTH = 500
+_MAX_GROWTH = 500
 _NO_GROUP = Unavailable("this process is no rank of a group", "run 'mamf overlap'")
 
 
@@ -167,7 +167,7 @@ class Exchange:
         found, expected = self._sampled(self._received), self._expected
         if self._collective == "all_reduce":
             # A sum of sums: further launches add equal values until they exceed the range of the dtype.
-            grown = expected * float(self._ranks) ** min(self._launches - 1, _MOST_GROWTH)
+            grown = expected * float(self._ranks) ** min(self._launches - 1, _MAX_GROWTH)
             expected = grown.to(self._received.dtype).double()
             is_finite = expected.isfinite()
             if not torch.equal(found[~is_finite], expected[~is_finite]):

@@ -28,8 +28,8 @@ class CopyProblem(DeclaredProblem):
 
     operation: ClassVar[str] = "copies"
 
-    direction: str = field(default="to_device", metadata=describe("where bytes go", choices=DIRECTIONS))
-    dtype: str = field(default="int8", metadata=describe("copies count bytes", choices=("int8",)))
+    direction: str = field(default="to_device", metadata=describe("direction of the copy", choices=DIRECTIONS))
+    dtype: str = field(default="int8", metadata=describe("always int8, because copies count bytes", choices=("int8",)))
     data: str = "normal"
     seed: int = 0
 

@@ -32,10 +32,12 @@ class GroupedShape(Sizes):
     pattern: ClassVar[re.Pattern[str]] = re.compile(r"e(\d+)t(\d+)n(\d+)k(\d+)", re.ASCII)
     written: ClassVar[str] = "the shape of groups; write eEtTnNkK, for example e8t16384n14336k4096"
 
-    experts: int = field(metadata=describe("experts", read=parse_size))
-    tokens: int = field(metadata=describe("rows of all experts together", read=parse_size))
+    experts: int = field(metadata=describe("number of experts", read=parse_size))
+    tokens: int = field(
+        metadata=describe("rows of A over all experts; a token of two experts counts twice", read=parse_size)
+    )
     n: int = field(metadata=describe("columns of C", read=parse_size))
-    k: int = field(metadata=describe("the reduction", read=parse_size))
+    k: int = field(metadata=describe("size of the reduction", read=parse_size))
 
     def __str__(self) -> str:
         return f"e{self.experts}t{self.tokens}n{self.n}k{self.k}"
@@ -68,7 +70,8 @@ class GroupedProblem(ProductProblem):
     convention: ClassVar[str] = "2*T*N*K; tokens and weights of experts that have any read, C written, once each"
 
     routing: Routing = field(
-        default="balanced", metadata=describe("tokens of the experts: as equal as possible, or by Zipf's law")
+        default="balanced",
+        metadata=describe("distribution of tokens over experts: as equal as possible, or by Zipf's law"),
     )
 
     def tokens_of_experts(self, shape: GroupedShape) -> tuple[int, ...]:

@@ -26,7 +26,7 @@ from mamf.plugins.discovery import entry_points, kernel_of, open_backend, operat
 
 # Launches are timed for so long together, three times at most. A host may need so long for each of them, and once. The
 # clock of a device at its power limit is lower than in a burst.
-_TIMED_SECONDS, _TRIALS, _MOST_LAUNCHES = 0.5, 3, 2000
+_TIMED_SECONDS, _TRIALS, _MAX_LAUNCHES = 0.5, 3, 2000
 _HOST_SECONDS, _ONCE_SECONDS, _SLOWER = 100e-6, 0.1, 2.0
 
 
@@ -132,7 +132,7 @@ def _checked(channel: Channel, asked: Mapping[str, Any]) -> dict[str, str]:
     for verify in (prepared.verify, prepared.verify_whole):
         verdict = verify and verify(0, result)
         if verdict and not verdict.ok:
-            reason = verdict.reason or f"relative error {verdict.error:.2g}, at most {verdict.tolerance:.2g} is right"
+            reason = verdict.reason or f"relative error {verdict.error:.2g}; the limit is {verdict.tolerance:.2g}"
             return {"wrong": reason}
     return _timed(channel, asked["seconds"])
 
@@ -154,7 +154,7 @@ def _reference(of: Any, cpu: Backend, problem: Any, shape: Any) -> AnyKernel:
 
 def _timed(channel: Channel, seconds: float) -> dict[str, str]:
     """Compare launches by this process's clock with the ``seconds`` that one took by the other's."""
-    launches = min(_MOST_LAUNCHES, math.ceil(_TIMED_SECONDS / seconds))
+    launches = min(_MAX_LAUNCHES, math.ceil(_TIMED_SECONDS / seconds))
     most = _ONCE_SECONDS + launches * (_HOST_SECONDS + _SLOWER * seconds)
     taken = math.inf
     for _ in range(_TRIALS):

@@ -38,10 +38,10 @@ TIMED = PRODUCTS, OTHER = ("products", "other")
 class OverlapShape(Sizes):
     """A product, and the bytes of the other work as its own operation counts them. Written as ``MxNxK+SIZE``."""
 
-    m: int
-    n: int
-    k: int
-    nbytes: int
+    m: int = field(metadata=describe("rows of A and C"))
+    n: int = field(metadata=describe("columns of B and C"))
+    k: int = field(metadata=describe("size of the reduction"))
+    nbytes: int = field(metadata=describe("bytes of the other work, as its operation counts them"))
 
     def __str__(self) -> str:
         return f"{self.product}+{BandwidthShape(self.nbytes)}"
@@ -71,11 +71,15 @@ class OverlapProblem(DeclaredProblem):
 
     operation: ClassVar[str] = "overlap"
 
-    other: str = field(default="to_host", metadata=describe("what runs beside products", choices=OTHERS))
-    timed: str = field(default=PRODUCTS, metadata=describe("what the rate counts", choices=TIMED))
-    alone: bool = field(default=True, metadata=describe("it runs alone"))
+    other: str = field(
+        default="to_host", metadata=describe("work that runs at the same time as matmul", choices=OTHERS)
+    )
+    timed: str = field(default=PRODUCTS, metadata=describe("work that the rate counts", choices=TIMED))
+    alone: bool = field(default=True, metadata=describe("measure that work alone, without the other"))
     ranks: int = 1
-    blocks: int = field(default=0, metadata=describe("communication blocks of a collective; 0: the library's", least=0))
+    blocks: int = field(
+        default=0, metadata=describe("number of communication blocks of a collective; 0: library default", minimum=0)
+    )
     dtype: str = "bfloat16"
     data: str = "normal"
     seed: int = 0

@@ -47,7 +47,7 @@ _REFUSALS = ("STATUS_NOT_SUPPORTED", "itensor_view_from_dense expects")
 # Rows and columns of C, and products of a batch or of groups, that are compared after a train: few enough to fit in the
 # idle time between two bursts.
 _SAMPLED, _SAMPLED_PRODUCTS = 16, 4
-_FEWEST_ROWS_TO_CHANGE = 8
+_MIN_ROWS_TO_CHANGE = 8
 PartsOf = Callable[[torch.Tensor], Sequence[Part]]
 #: A part, a product in it, and rows and columns of that product.
 _Place = tuple[int, int, torch.Tensor, torch.Tensor]
@@ -178,7 +178,7 @@ def smaller_operand(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     last result would need only the part of the other operand where signs in a row flipped.
     """
     smaller, larger = sorted((a, b), key=torch.Tensor.numel)
-    return smaller if smaller.shape[-2] >= _FEWEST_ROWS_TO_CHANGE else larger
+    return smaller if smaller.shape[-2] >= _MIN_ROWS_TO_CHANGE else larger
 
 
 def rows_on_host(operand: Operand, product: int, rows: torch.Tensor) -> torch.Tensor:

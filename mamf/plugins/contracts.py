@@ -251,7 +251,7 @@ def _require_valid(value: object, hint: Any, label: str, name: str, verb: str) -
             enforce_contract(value, part, f"{label}'s {name}")
 
 
-class Clock:
+class CheckedClock:
     """A backend's ``now``, checked: it returns finite numbers and never goes back."""
 
     def __init__(self, now: Callable[[], float], label: str) -> None:

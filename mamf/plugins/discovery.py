@@ -34,7 +34,7 @@ from mamf.errors import (
 from mamf.kernel import AnyKernel, Kernel
 from mamf.limits import require_known
 from mamf.operation import Operation
-from mamf.plugins.contracts import Clock, attribute_errors_to, enforce_contract, guard_method
+from mamf.plugins.contracts import CheckedClock, attribute_errors_to, enforce_contract, guard_method
 
 BACKENDS = "mamf.backends"
 OPERATIONS = "mamf.operations"
@@ -250,11 +250,11 @@ def kernel_names(of: Operation[Any, Any]) -> list[str]:
 
 def backend_statuses() -> list[BackendStatus]:
     """All registered backends, accelerators first, each with its devices or the reason why it has none."""
-    statuses = [_status(name) for name in sorted(find_registered(BACKENDS))]
+    statuses = [_backend_status(name) for name in sorted(find_registered(BACKENDS))]
     return sorted(statuses, key=lambda status: (not status.is_accelerator, status.is_generic))
 
 
-def _status(name: str) -> BackendStatus:
+def _backend_status(name: str) -> BackendStatus:
     try:
         kind = backend_class(name)
         ask = functools.partial(guard_method, kind, Backend, label=f"backend {name}")
@@ -313,7 +313,7 @@ def _open(name: str, index: int | None) -> Backend:
             index = 0 if kind.unavailable() else guard_method(kind, Backend, "current_index", label)()
         backend = kind(index)
     guard_method(backend, Backend, "now", label)()
-    object.__setattr__(backend, "now", Clock(backend.now, label))
+    object.__setattr__(backend, "now", CheckedClock(backend.now, label))
     return enforce_contract(backend, Backend, label)
 
 

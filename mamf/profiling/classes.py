@@ -39,7 +39,7 @@ CLASSES = (
     COMMUNICATION,
 )
 #: A kernel may be an argument of the template of another, which only launches it.
-_MOST_WRAPPERS = 4
+_MAX_WRAPPERS = 4
 
 
 @functools.cache
@@ -86,7 +86,7 @@ def _is_in_flight(caller: Event, innermost: Event) -> bool:
 
 def class_of_name(kernel: str) -> str | None:
     """The class of a kernel whose operation is unknown; None if its name says none."""
-    return _by_name(kernel, _MOST_WRAPPERS)
+    return _by_name(kernel, _MAX_WRAPPERS)
 
 
 @functools.cache

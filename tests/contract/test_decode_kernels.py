@@ -12,7 +12,7 @@ from verdicts import verified
 from mamf.engine.measure import classify_error
 from mamf.engine.regimes.checking import Checked, WrongResultError
 from mamf.errors import UsageError
-from mamf.operations.decode.decode_reference import Tables, attend
+from mamf.operations.decode.decode_reference import attend, make_tables
 from mamf.operations.decode.operation import Decode
 from mamf.operations.decode.shapes import DecodeProblem, DecodeShape, draw_lengths
 from mamf.operations.decode.torch_decode import Bound
@@ -205,7 +205,7 @@ class Reads(SdpaKvcache):
             for count in tables.drawn.pages:
                 pages.append(range(start, start + count))
                 start += count
-            tables = replace(tables, pages=pages)
+            tables = make_tables(shape, tables.drawn, pages, tables.lengths.device)
         known = []
 
         def launch(of):
@@ -256,7 +256,7 @@ def test_a_wrong_launch_is_found(fault, cpu):
 def test_a_table_that_is_out_of_range_is_refused(pages, reason):
     shape = shape_of("b2h8kv2q1c20d64p16")
     with pytest.raises(UsageError, match=reason):
-        Tables(shape, draw_lengths(shape, 0), pages, torch.device("cpu"))
+        make_tables(shape, draw_lengths(shape, 0), pages, torch.device("cpu"))
 
 
 # -- graphs ------------------------------------------------------------------------------------------------------------

@@ -510,7 +510,7 @@ def test_memory_that_is_gone_at_the_first_product_is_said(run, monkeypatch):
     monkeypatch.setattr(FaultyBackend, "physics", dataclasses.replace(FaultyBackend.physics, memory_bytes=1000))
     code, _, err = run("find", "--backend", "faulty", "--dry-run")
     assert code == 1
-    assert "the first product, 1024x1024x1024 by kernel simulated.mm on the device of backend faulty, failed" in err
+    assert "the first matmul, 1024x1024x1024 by kernel simulated.mm on the device of backend faulty, failed" in err
 
 
 # -- it alone is out ---------------------------------------------------------------------------------------------------
@@ -566,7 +566,7 @@ def test_one_that_is_asked_for_by_name_is_refused(broken, run):
             assert "output" not in err
 
 
-DOES_NOT_WORK = "mamf: the first product, 1024x1024x1024 by kernel faulty on the device of backend faulty, failed: "
+DOES_NOT_WORK = "mamf: the first matmul, 1024x1024x1024 by kernel faulty on the device of backend faulty, failed: "
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from mamf.backend import MIB
-from mamf.engine.measure import needed_memory
+from mamf.engine.measure import measure_memory
 from mamf.engine.regimes.checking import Checked
 from mamf.kernel import Buffer
 from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
@@ -91,7 +91,7 @@ def bytes_of(backend, kernel, direction, sets=1, pool=None):
     with kernel.settings(backend, problem):
         checked = Checked(kernel.prepare(backend, problem, SHAPE, pool, sets))
         checked.rehearse(backend)
-        return needed_memory(backend, checked, problem, SHAPE)
+        return measure_memory(backend, checked, problem, SHAPE)
 
 
 @pytest.mark.parametrize("direction", ["fwd", "bwd", "fwd+bwd"])
@@ -133,7 +133,7 @@ def test_a_models_step_holds_parameters_gradients_and_moments(cuda, allocator):
         problem = ModelProblem(**sizes, phase=phase)
         checked = Checked(kernel.prepare(backend, problem, shape, backend.operand_pool("normal", 0), sets))
         checked.rehearse(backend)
-        return needed_memory(backend, checked, problem, shape)
+        return measure_memory(backend, checked, problem, shape)
 
     parameters = 4 * ModelProblem(**sizes).parameters(shape)
     backward, step = needed("forward-backward"), needed("step")

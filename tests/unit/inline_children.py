@@ -28,5 +28,5 @@ class Inline:
 
 
 def install(patch, gone=()):
-    patch.setattr("mamf.node.children.started", type("Inline", (Inline,), {"gone": gone}))
+    patch.setattr("mamf.node.children.start_child", type("Inline", (Inline,), {"gone": gone}))
     patch.setattr("mamf.cli.devices._end_with_parent", lambda: None)

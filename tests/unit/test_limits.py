@@ -17,7 +17,7 @@ import mamf
 from mamf.backend import Advice
 from mamf.cli import main
 from mamf.errors import MamfError, UsageError
-from mamf.limits import MOST_STEPS, count_values, require_steps, whole_number
+from mamf.limits import MAX_STEPS, count_values, require_steps, whole_number
 from mamf.logs.run_log import read_run_log
 from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
 from mamf.operations.bandwidth.shapes import BandwidthProblem, BandwidthShape
@@ -97,9 +97,9 @@ def test_a_range_that_is_long_is_not_listed_to_be_counted():
     assert count_values(range(5, 6, 4)) == len(range(5, 6, 4))
     with pytest.raises(MamfError, match="are more than"):
         matmul_grid(sizes, sizes, sizes)
-    require_steps(MOST_STEPS)
+    require_steps(MAX_STEPS)
     with pytest.raises(MamfError, match="choose fewer sizes"):
-        require_steps(MOST_STEPS, 2)
+        require_steps(MAX_STEPS, 2)
 
 
 # -- files and streams -------------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ NODE = ["node", "--backend", "simulated", "--budget", "60s", "--output-folder", 
 @pytest.fixture(autouse=True)
 def installed(monkeypatch):
     simulated_node.install(monkeypatch)
-    monkeypatch.setattr("mamf.node.children.started", Child)
+    monkeypatch.setattr("mamf.node.children.start_child", Child)
     unknown._installed.cache_clear()
     yield
     unknown._installed.cache_clear()
@@ -199,7 +199,7 @@ def test_where_one_process_cannot_be_started_the_others_are_ended(monkeypatch):
             raise FileNotFoundError(command[0])
         return Namespace(terminate=lambda: ended.append(command), wait=lambda timeout: 0)
 
-    monkeypatch.setattr("mamf.node.children.started", started)
+    monkeypatch.setattr("mamf.node.children.start_child", started)
     with pytest.raises(FileNotFoundError):
         Children({0: ["first"], 1: ["no such program"]}, {})
     assert ended == [["first"]]

@@ -277,7 +277,7 @@ def test_copies_to_the_next_device_are_measured_while_neither_neighbour_copies(t
 def test_processes_share_the_cores_unless_the_user_says_how_many(monkeypatch, processes, own, told):
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(12)), raising=False)
     begun = {}
-    monkeypatch.setattr(children, "started", lambda command, environment: begun.setdefault(command[0], environment))
+    monkeypatch.setattr(children, "start_child", lambda command, environment: begun.setdefault(command[0], environment))
     monkeypatch.setattr(Children, "_read", lambda *of: None)
     Children({rank: [rank] for rank in range(processes)}, {} if own is None else {"OMP_NUM_THREADS": own})
     assert {environment.get("OMP_NUM_THREADS") for environment in begun.values()} == {told}

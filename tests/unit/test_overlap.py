@@ -14,7 +14,7 @@ from forked import forked
 from two_queues import ASIDE, OWN, SimulatedPair, TwoQueues
 
 from mamf.cli import main
-from mamf.engine.strategies.overlap import Overlapping, overlapping
+from mamf.engine.strategies.overlap import OverlapStrategy, overlapping
 from mamf.errors import UsageError
 from mamf.kernel import Verdict
 from mamf.kinds.registry import chart_of
@@ -29,7 +29,7 @@ LARGE, DECODE = "8192x8192x8192", "16x8192x8192"
 def rows_of(other, shape, device=None, pair=None, seconds=0.3, **options):
     problem = OverlapProblem(other, ranks=2)
     cells = [(problem, OverlapShape.parse(shape))]
-    run = Overlapping(device or TwoQueues(), pair or SimulatedPair(), cells, seconds, **options)
+    run = OverlapStrategy(device or TwoQueues(), pair or SimulatedPair(), cells, seconds, **options)
     return {(row.problem.timed, row.problem.alone): row for row in run.results()}
 
 
@@ -95,7 +95,9 @@ class Exclusive(TwoQueues):
 def test_works_that_never_overlap_give_no_figure():
     """Blocks do not grow meanwhile."""
     device = Exclusive()
-    run = Overlapping(device, SimulatedPair(), [(OverlapProblem("copy"), OverlapShape.parse(f"{LARGE}+24MiB"))], 0.6)
+    run = OverlapStrategy(
+        device, SimulatedPair(), [(OverlapProblem("copy"), OverlapShape.parse(f"{LARGE}+24MiB"))], 0.6
+    )
     assert {row.reason for row in run.results()} == {"the device runs one of the two works after the other"}
     assert device.now() < 4
 
@@ -140,7 +142,7 @@ def test_a_failure_on_another_rank_counts_for_all():
 
 def test_the_budget_leaves_out_whole_pairs():
     cells = [(OverlapProblem(each), OverlapShape.parse(f"{LARGE}+64MiB")) for each in ("to_host", "to_device")]
-    run = Overlapping(TwoQueues(), SimulatedPair(), cells, 0.3, budget_seconds=0.1)
+    run = OverlapStrategy(TwoQueues(), SimulatedPair(), cells, 0.3, budget_seconds=0.1)
     assert len(list(run.results())) == run.left_out == 4
 
 

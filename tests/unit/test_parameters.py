@@ -6,7 +6,7 @@ from typing import Literal
 import pytest
 
 from mamf.errors import UsageError
-from mamf.limits import MOST_STEPS, parse_size
+from mamf.limits import MAX_STEPS, parse_size
 from mamf.parameters import DERIVED, DeclaredProblem, combine, describe, parameters_of
 
 
@@ -14,7 +14,7 @@ from mamf.parameters import DERIVED, DeclaredProblem, combine, describe, paramet
 class Problem(DeclaredProblem):
     rows: int = field(metadata=describe("rows", keyword="row_counts", read=parse_size))
     style: Literal["plain", "fancy"] = "plain"
-    blocks: int = field(default=0, metadata=describe("blocks", least=0, most=8))
+    blocks: int = field(default=0, metadata=describe("blocks", minimum=0, maximum=8))
     is_tied: bool = True
     window: int | None = None
     extra: dict | None = None
@@ -79,4 +79,4 @@ def test_values_are_combined_but_not_without_bound():
     assert list(combine({"a": [1, 2], "b": "xy"})) == [{"a": a, "b": b} for a in (1, 2) for b in "xy"]
     assert list(combine({})) == [{}]
     with pytest.raises(UsageError, match="steps are more than"):
-        combine({"a": range(MOST_STEPS), "b": [1, 2]})
+        combine({"a": range(MAX_STEPS), "b": [1, 2]})

@@ -9,7 +9,7 @@ import pull_request
 import pytest
 from contribution_logs import best, write
 from pull_request import (
-    MOST_BYTES,
+    MAX_LOG_BYTES,
     MOST_LINES,
     code_block,
     download_blob,
@@ -109,10 +109,10 @@ def test_a_blob_is_downloaded_by_its_hash_and_a_redirect_gets_no_token(github):
 
 
 def test_a_large_blob_is_refused(github, monkeypatch):
-    monkeypatch.setattr(pull_request, "MOST_BYTES", 9)
+    monkeypatch.setattr(pull_request, "MAX_LOG_BYTES", 9)
     with pytest.raises(UsageError, match="has more than"):
         download_blob(SHA)
-    assert MOST_BYTES > 9
+    assert MAX_LOG_BYTES > 9
 
 
 def test_a_hash_is_no_path(github):

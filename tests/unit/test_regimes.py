@@ -117,8 +117,8 @@ def test_a_device_that_is_always_held_back_is_measured_as_it_is():
     assert first.conditions.throttle_reasons == second.conditions.throttle_reasons == ("power cap",)
     taken = len(sensors.read_at)
     rests = [later - earlier for earlier, later in itertools.pairwise(sensors.read_at)]
-    assert sum(rest >= backend.burst_traits.cold_after_seconds for rest in rests) == regime.most_held_back
-    assert taken > 2 * regime.most_held_back
+    assert sum(rest >= backend.burst_traits.cold_after_seconds for rest in rests) == regime.max_held_back
+    assert taken > 2 * regime.max_held_back
 
 
 def test_burst_flushes_the_cache_and_keeps_launches_outside_the_window():
@@ -261,7 +261,7 @@ def test_burst_stops_when_precise_or_out_of_time(precision, noise):
     regime = started(Burst, backend)
     begun = backend.now() + backend.burst_traits.longest_rest_seconds
     row = take(regime, SMALL, precision=precision)
-    exhausted = row.launches >= StoppingRule().most
+    exhausted = row.launches >= StoppingRule().max_samples
     late = backend.now() - begun >= regime.default_seconds
     # Samples are rounded to the nanosecond after the rule has seen them.
     rounding = 1e-9 / row.summary.median

@@ -78,7 +78,7 @@ def test_a_wrong_result_is_refused(run, monkeypatch):
     monkeypatch.setattr(SimulatedBackend, "__init__", faulty)
     code, out, err = run(*PRODUCT)
     assert (code, out) == (1, "")
-    assert "relative error 1 against float64, at most 0.008 is right" in err
+    assert "relative error 1 against float64; the limit is 0.008" in err
     assert run(*PRODUCT, "--no-verify")[0] == 0
 
 

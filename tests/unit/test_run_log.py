@@ -10,7 +10,7 @@ from rendering import render
 
 from mamf.engine.strategies.rows import OneKernelStrategy
 from mamf.errors import RunLogError, RunLogWriteError, UsageError
-from mamf.limits import MOST_BYTES, MOST_LINE_BYTES
+from mamf.limits import MAX_LINE_BYTES, MAX_LOG_BYTES
 from mamf.logs.recording import End, plan_record
 from mamf.logs.records import measurement_record
 from mamf.logs.run_log import SCHEMA, read_run_log
@@ -163,11 +163,11 @@ def test_a_record_nested_deeply_is_refused(tmp_path, depth, begin):
 def test_a_long_line_or_file_is_refused_before_it_is_in_memory(tmp_path):
     line = tmp_path / "line"
     with line.open("wb") as file:
-        file.truncate(MOST_LINE_BYTES + 1)
+        file.truncate(MAX_LINE_BYTES + 1)
     with pytest.raises(RunLogError, match="a line of more than 16 MiB"):
         read_run_log(line)
     with line.open("wb") as file:
-        file.truncate(MOST_BYTES + 1)
+        file.truncate(MAX_LOG_BYTES + 1)
     with pytest.raises(RunLogError, match="more than 512 MiB"):
         read_run_log(line)
 

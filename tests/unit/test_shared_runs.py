@@ -162,7 +162,7 @@ class Changed(Card):
 
 
 def test_processes_share_a_sweep_without_those_whose_device_cannot_be_opened(run, monkeypatch):
-    monkeypatch.setattr("mamf.node.children.started", Child)
+    monkeypatch.setattr("mamf.node.children.start_child", Child)
     monkeypatch.setenv(simulated_node.DEVICES, "3")
     monkeypatch.setenv(simulated_node.FAULTS, json.dumps({"1": "closed", "2": "hangs"}))
     code, out, err = run(*SWEEP, *GRID, "--patience", "2s")
@@ -200,7 +200,7 @@ def waiting(tmp_path, monkeypatch):
     monkeypatch.setitem(simulated_node.POINTS[discovery.KERNELS], "waiting.mm", "test_shared_runs:Waiting")
 
     def prepare():
-        pytest.MonkeyPatch().setattr("mamf.node.children.started", Child)
+        pytest.MonkeyPatch().setattr("mamf.node.children.start_child", Child)
 
     asked = [*SWEEP, *GRID, "--order", "given", "--kernel", "waiting.mm"]
     process = Command(asked, tmp_path, prepare, **ON_TWO)
@@ -268,7 +268,7 @@ class Hanging(Waiting):
 
 def test_a_device_that_hangs_is_killed_and_named(tmp_path, monkeypatch, shared):
     monkeypatch.setitem(simulated_node.POINTS[discovery.KERNELS], "waiting.mm", "test_shared_runs:Hanging")
-    prepare = lambda: pytest.MonkeyPatch().setattr("mamf.node.children.started", Child)  # noqa: E731
+    prepare = lambda: pytest.MonkeyPatch().setattr("mamf.node.children.start_child", Child)  # noqa: E731
     asked = [*SWEEP, *GRID, "--order", "given", "--kernel", "waiting.mm", "--patience", "2s"]
     process = Command(asked, tmp_path, prepare, **ON_TWO)
     _, err = process.communicate()

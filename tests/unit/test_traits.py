@@ -111,7 +111,7 @@ def test_traits_that_cannot_be_measured_stay_assumed(monkeypatch):
     monkeypatch.setattr(backend, "sleep", lambda seconds: 1 / 0)
     fit_traits(backend)
     for each in (backend.burst_traits, backend.sustained_traits):
-        assert each.remark.startswith("rests and trains are assumed: measuring them failed: ZeroDivisionError")
+        assert each.remark.startswith("rests and trains are assumed, because measuring them failed: ZeroDivisionError")
     assert backend.burst_traits == replace(BurstTraits(), remark=backend.burst_traits.remark)
 
 
@@ -166,3 +166,8 @@ def test_a_row_says_that_its_regime_was_assumed(run, unknown_device, monkeypatch
     run(*COMMAND)
     remarks = [row["remarks"] for row in records(run) if row["record"] == "measurement"]
     assert remarks == [[ASSUMED], [ASSUMED]]
+
+
+def test_a_device_that_no_load_slows_but_rests_do_is_not_rested():
+    measured = found(boost_watts=600.0, waking_times=2.0, waking_seconds=0.01)
+    assert (measured.burst.rest_ratio, measured.burst.longest_rest_seconds) == (0.0, 0.0)

@@ -39,7 +39,7 @@ EXAMPLES = """examples:
   mamf attention --preset fa3-paper --direction fwd bwd --ceiling LOG
   mamf attention --preset scaling --no-ceiling          eager and compiled kernels until memory is full
   mamf attention --seq-lens 256 512 --head-dims 64      small enough for a CPU
-  mamf attention --preset llama-8b-decode               one token on a cache, as shares of the read bandwidth too
+  mamf attention --preset llama-8b-decode               one token per KV cache; also shares of the read bandwidth
   mamf attention --operation decode --cache-lens 8192 --page-sizes 16 --graph
   mamf attention --kernel sdpa-cudnn my.module:MyKernel --baseline sdpa-cudnn
 """
@@ -48,7 +48,7 @@ EXAMPLES = """examples:
 def configure(parser: Parser) -> None:
     add_parameters(parser, _operation(value_of("--operation", parser.words), value_of("--preset", parser.words)))
     group = parser.add_argument_group("what")
-    add(group, "--operation", default_text="attention; decode, of a cache, if a preset is of it")
+    add(group, "--operation", default_text="attention, or decode for a --preset of decode")
     add(group, "--kernel")
     add_ceiling_options(add_measuring_options(parser))
     add_device_options(parser)
@@ -59,21 +59,25 @@ def configure(parser: Parser) -> None:
 
 def add_ceiling_options(group: argparse._ArgumentGroup) -> None:
     either = group.add_mutually_exclusive_group()
-    add(either, "--ceiling", default_text="a search comes first")
+    add(either, "--ceiling", default_text="find the ceilings first")
     either.add_argument(
         "--no-ceiling",
         action="store_true",
         default=None,
-        help="report no shares, and measure the kernels alone",
+        help="measure only the kernels, without ceilings and shares",
     )
     group.add_argument(
         "--ceiling-kernel",
         nargs="+",
         default=(),
         metavar="CLASS",
-        help="package.module:Class of a ceiling's kernel that is not installed",
+        help="package.module:Class of the ceiling's kernel, if it is not installed",
     )
-    group.add_argument("--baseline", metavar="KERNEL", help="kernel that speedups refer to (default: eager or slowest)")
+    group.add_argument(
+        "--baseline",
+        metavar="KERNEL",
+        help="kernel that speedups are relative to (default: eager, or else the slowest)",
+    )
 
 
 def _operation(name: str | None, preset: str | None) -> AnyOperation:

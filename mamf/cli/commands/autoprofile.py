@@ -51,7 +51,7 @@ _MAX_ROWS = 3
 def configure(parser: argparse.ArgumentParser) -> None:
     add(parser, "--output-folder", default=Path("autoprofile"), default_text="autoprofile")
     add(parser, "--dtype", nargs=None)
-    add(parser, "--budget", default_text="270s, 150s on a CPU")
+    add(parser, "--budget", default_text="270s, or 150s on a CPU")
     add_device_options(parser)
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 EXAMPLES = """examples:
   mamf compare before.jsonl after.jsonl                 exit code 3 if anything is slower by more than 1 %
   mamf compare A B --tolerance 0.5% --format markdown
-  mamf compare A1 A2 A3 --against B1 B2 B3              equal runs, measured in turns: detects a uniform loss of 0.5 %
+  mamf compare A1 A2 A3 --against B1 B2 B3              repeated runs, A and B in turns: shows a loss of 0.5 %
   mamf compare h100.jsonl h200.jsonl --anyway           two devices: the title says so
 """
 _REGRESSION = 3
@@ -27,23 +27,28 @@ _REGRESSION = 3
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "logs", type=Path, nargs="+", metavar="A B", help="two logs of any kind, or folders of --devices; B/A"
+        "logs",
+        type=Path,
+        nargs="+",
+        metavar="A B",
+        help="two logs of any kind, or folders of --devices; ratios are B/A",
     )
     parser.add_argument(
         "--against",
         type=Path,
         nargs="+",
         metavar="B",
-        help="equal runs of side B; all logs before are equal runs of side A",
+        help="repeated runs of side B; the logs before this option are repeated runs of side A",
     )
     parser.add_argument(
         "--tolerance",
         type=share,
         default=DEFAULT_TOLERANCE,
         metavar="SHARE",
-        help="exit code 3 if a row is slower by more, or all rows together by more than a quarter of it (default: 1%%)",
+        help="exit with code 3 if a row is slower by more than this, or all rows together by more than a quarter of it "
+        "(default: 1%%)",
     )
-    add(parser, "--top", default=0, default_text="what changed or is undecided")
+    add(parser, "--top", default=0, default_text="the rows that changed or are undecided")
     add(parser, "--anyway", "--format", "--wide")
 
 

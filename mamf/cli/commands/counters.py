@@ -34,12 +34,12 @@ def configure(parser: Parser) -> None:
         action=NeededUnless,
         alternatives=("--resume",),
         metavar="KERNEL",
-        help="cycles are relative to those of the first kernel",
+        help="kernels to count; cycles are relative to those of the first",
     )
     add_launch_options(parser, "--shapes")
     group = parser.add_argument_group("counting")
     add(group, "--launches", default=5, default_text="5")
-    group.add_argument("--ncu", metavar="PATH", help="path to ncu (default: the first on PATH)")
+    group.add_argument("--ncu", metavar="PATH", help="path of the ncu executable (default: the first on PATH)")
     add(group, "--time-limit")
     add_device_options(parser)
     add_run_options(parser)

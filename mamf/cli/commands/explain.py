@@ -36,11 +36,11 @@ Product = tuple[Any, Any, str]
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    product = parser.add_argument_group("product")
+    product = parser.add_argument_group("matmul to explain")
     add(product, "--ceiling", nargs=None, default_text="the last find on this device")
-    add(product, "--shape", default_text="the winner of the find")
+    add(product, "--shape", default_text="the best shape of that find")
     add(product, "--dtype", nargs=None)
-    add(product, "--kernel", nargs=1, default_text="the winner's, or the library's")
+    add(product, "--kernel", nargs=1, default_text="that of the find, or the default kernel with --shape")
     add_run_options(parser, budget="30s")
     add_device_options(parser)
     add(parser, "--picture", "--overwrite")

@@ -35,13 +35,13 @@ if TYPE_CHECKING:
 
 EXAMPLES = """examples:
   mamf find                                     burst and sustained ceilings of the first accelerator
-  mamf find --dtype bfloat16 float16 fp8        one after the other, one log each
+  mamf find --dtype bfloat16 float16 fp8        one dtype after the other, one log each
   mamf find --kernel torch.mm cublaslt          also search cuBLASLt's algorithms
-  mamf find --quick                             both in 14 s
+  mamf find --quick                             both ceilings in 14 s
   mamf find --operation NAME --help             the options for ceilings of another operation
   mamf find --operation bandwidth --set pattern=copy,read,write,triad
 """
-_BUDGET = f"{DEFAULT_BUDGET_SECONDS:.0f}s, and half of it for each problem beyond the first"
+_BUDGET = f"{DEFAULT_BUDGET_SECONDS:.0f}s, plus half of that for each problem after the first"
 
 
 def configure(parser: Parser) -> None:
@@ -49,20 +49,20 @@ def configure(parser: Parser) -> None:
     parser.set_defaults(of=of)
     add_parameters(parser, of, has_shapes=not of.is_compute_roof, several=not of.is_compute_roof)
     group = parser.add_argument_group("what")
-    add(group, "--operation", default_text="matmul; other operations have other options")
+    add(group, "--operation", default_text="matmul; each operation has its own options")
     if not of.is_compute_roof:
         add(group, "--kernel")
         add_session_options(parser, budget=_BUDGET, regimes="both")
         return
     add(group, "--dtype")
-    add(group, "--kernel", default_text="all but those that compile for minutes")
+    add(group, "--kernel", default_text="all except those that compile for minutes")
     search = parser.add_argument_group("search")
     add(search, "--regime", default_text="both")
     search.add_argument(
         "--quick",
         action=argparse.BooleanOptionalAction,
         default=None,
-        help="both ceilings in 14 s, in fewer rounds, with the kernel that is fastest in a short trial",
+        help="find both ceilings in 14 s: fewer rounds, and only the kernel that is fastest in a short trial",
     )
     add(search, "--precision")
     add_device_options(parser)

@@ -17,7 +17,7 @@ from mamf.cli.terminal import is_for_people, note_stream, say, warn
 from mamf.errors import IncomparableError, UsageError
 from mamf.files import write_whole
 from mamf.limits import require_known, require_some, whole_number
-from mamf.plans import GUARD, KERNEL_REGIMES, MOST_ROUNDS, GuardOptions, Plan
+from mamf.plans import GUARD, KERNEL_REGIMES, MAX_ROUNDS, GuardOptions, Plan
 
 if TYPE_CHECKING:
     from mamf.engine.runner import Setup
@@ -40,15 +40,22 @@ _MAX_BYTES = 1 << 20
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "file", type=Path, metavar="FILE", help="TOML file with the kernels and their baseline: docs/guard.md"
+        "file",
+        type=Path,
+        metavar="FILE",
+        help="TOML file that lists the kernels and names their baseline; docs/guard.md describes it",
     )
-    parser.add_argument("--baseline", type=Path, metavar="LOG", help="baseline of this card (default: the file's)")
-    parser.add_argument("--update", action="store_true", help="measure a new baseline that replaces the old one")
-    parser.add_argument("--strict", action="store_true", help="exit code 3 instead of 1 if a row is undecided")
-    parser.add_argument("--junit", type=Path, metavar="FILE", help="write JUnit XML, one test per row")
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write markdown, for a comment")
+    parser.add_argument(
+        "--baseline", type=Path, metavar="LOG", help="baseline of this card (default: the one that FILE names)"
+    )
+    parser.add_argument("--update", action="store_true", help="measure a new baseline and replace the old one")
+    parser.add_argument("--strict", action="store_true", help="exit with code 3 instead of 1 if a row is undecided")
+    parser.add_argument("--junit", type=Path, metavar="FILE", help="also write a JUnit XML report, one test per row")
+    parser.add_argument(
+        "--markdown", type=Path, metavar="FILE", help="also write the report as markdown, for a pull request comment"
+    )
     add_device_options(parser)
-    add_run_options(parser, budget="none; an unfinished guard exits with 1, or 3 after a regression")
+    add_run_options(parser, budget="none; an unfinished run exits with 1, or with 3 if a row is slower")
     add_output_options(parser)
 
 
@@ -81,7 +88,7 @@ def read_guard_file(path: Path) -> GuardFile:
         require_some("shapes", given.shapes, str)
         require_known(*(("regime", name, KERNEL_REGIMES) for name in given.regimes))
         tolerance = share(str(given.tolerance))
-        rounds = whole_number("rounds", given.rounds, 3, MOST_ROUNDS)
+        rounds = whole_number("rounds", given.rounds, 3, MAX_ROUNDS)
         options = _sweep_options(given)
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from None

@@ -26,7 +26,7 @@ EXAMPLES = """examples:
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "logs", type=Path, nargs="+", metavar="FILE", help="output or log of mamf-finder, packed (.gz) or not"
+        "logs", type=Path, nargs="+", metavar="FILE", help="output or log of mamf-finder, plain or gzipped (.gz)"
     )
     add(parser, "--output-folder", default=Path(), default_text="the current folder")
 

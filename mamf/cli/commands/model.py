@@ -39,16 +39,21 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_parameters(parser, Model(), defaults={"context": (1024,)})
     group = parser.add_argument_group("what")
     group.add_argument(
-        "--attention", nargs="+", metavar="KERNEL", help="attention kernels of 'mamf kernels' (default: sdpa)"
+        "--attention",
+        nargs="+",
+        metavar="KERNEL",
+        help="attention kernels to use, by their names in 'mamf kernels' (default: sdpa)",
     )
-    group.add_argument("--compile", action="store_true", default=None, help="also under torch.compile")
+    group.add_argument(
+        "--compile", action="store_true", default=None, help="also measure each model with torch.compile"
+    )
     group.add_argument(
         "--quick",
         action="store_true",
-        help=f"one sequence of 256 tokens, 0.5 s a row and {_QUICK_BUDGET:.0f} s in all, where nothing else is given",
+        help=f"default to one sequence of 256 tokens, 0.5 s per row and {_QUICK_BUDGET:.0f} s in all",
     )
     add(parser, "--ceiling", default_text="the ceilings that 'mamf peak' knows")
-    group = parser.add_argument_group("in place of measuring, profile launches of one row, as 'mamf profile' does")
+    group = parser.add_argument_group("profile launches of one row instead of measuring, as 'mamf profile' does")
     add(group, "--nvtx", "--dtypes", "--memory")
     add_session_options(parser, regimes="sustained")
 

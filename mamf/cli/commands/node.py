@@ -24,7 +24,7 @@ EXAMPLES = """examples:
   mamf node                                     all devices here; exit code 0 OK, 1 WARN, 2 CRITICAL, 3 UNKNOWN
   mamf node --format json --baseline FIND_LOG   for a gate: compare with a card that is known to be good
   srun --ntasks-per-node 1 mamf node --output-folder FOLDER   on several machines, one folder each
-  mamf node --from FOLDER [FOLDER...]           one verdict over one or more machines, from logs alone
+  mamf node --from FOLDER [FOLDER...]           one verdict on one or more machines, from existing logs
 """
 _PATIENCE_SECONDS = 120.0
 
@@ -34,8 +34,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add(group, "--backend")
     add(group, "--devices", default_text="all")
     add(group, "--dtype", nargs=None)
-    add(group, "--kernel", default_text="all but those that compile for minutes; the first one searches")
-    alone = "for what each device measures alone; --verify, copies between devices and the start come on top"
+    add(group, "--kernel", default_text="all except those that compile for minutes; the first one searches")
+    alone = "for each device alone, plus --verify, copies between devices and start-up"
     add(group, "--budget", default_text=f"{NODE_BUDGET_SECONDS:.0f}s {alone}")
     group.add_argument(
         "--verify",
@@ -43,12 +43,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         const=VERIFY_BUDGET_SECONDS,
         metavar="TIME",
-        help=f"check whole outputs as 'mamf verify' (default time: {VERIFY_BUDGET_SECONDS:.0f}s)",
+        help=f"also check whole outputs, as 'mamf verify' does (TIME defaults to {VERIFY_BUDGET_SECONDS:.0f}s)",
     )
-    group.add_argument("--overlap", action="store_true", help="afterwards 'mamf overlap': products beside collectives")
+    group.add_argument("--overlap", action="store_true", help="also run 'mamf overlap' after the verdict")
     judging = parser.add_argument_group("verdict")
     judging.add_argument(
-        "--baseline", nargs="+", type=Path, metavar="LOG", help="logs of a good device (default: contributed ceilings)"
+        "--baseline",
+        nargs="+",
+        type=Path,
+        metavar="LOG",
+        help="logs of a card known to be good, to compare with (default: contributed ceilings)",
     )
     add(judging, "--patience", default=_PATIENCE_SECONDS, default_text="2m")
     group = parser.add_argument_group("run")

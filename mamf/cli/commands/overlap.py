@@ -20,15 +20,15 @@ from mamf.regime_names import SUSTAINED
 
 if TYPE_CHECKING:
     from mamf.engine.runner import Setup, Strategy
-    from mamf.engine.strategies.overlap import Overlapping
+    from mamf.engine.strategies.overlap import OverlapStrategy
     from mamf.logs.run_log import RunLog
     from mamf.node.group import Launched
     from mamf.report.document import Document
 
 EXAMPLES = """examples:
-  mamf overlap                                     every collective beside products, on all devices here
+  mamf overlap                                     matmul with each collective, on all devices here
   mamf overlap --beside all_reduce --blocks 0 8 16 --shapes 8192x8192x8192+1GiB
-  mamf overlap --flop 4e15 --bytes 1.6e10          how long a step of both takes at best
+  mamf overlap --flop 4e15 --bytes 1.6e10          also predict the shortest step with this work
   mamf overlap --beside to_host copy               on one device
   mamf overlap --resume LOG                        continue after Ctrl-C or kill
 """
@@ -37,29 +37,48 @@ _PATIENCE_SECONDS = 120.0
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("what", "several values are measured in every combination")
+    group = parser.add_argument_group("what", "Several values are measured in every combination.")
     group.add_argument(
         "--beside",
         nargs="+",
         metavar="WORK",
-        help="collectives, copies, passes over arrays (default: all_reduce all_gather reduce_scatter; on one device "
-        "to_host to_device copy)",
+        help="work to run at the same time as matmul: collectives, copies or passes over arrays (default: all_reduce "
+        "all_gather reduce_scatter; on one device to_host to_device copy)",
     )
-    add(group, "--shapes", default_text="8192x8192x8192 and 16x8192x8192, +64MiB and +1GiB")
+    add(
+        group,
+        "--shapes",
+        help="pairs MxNxK+SIZE of a matmul and the bytes of the other work (default: 8192x8192x8192 and 16x8192x8192, "
+        "each with +64MiB and +1GiB)",
+    )
     group.add_argument(
-        "--blocks", nargs="+", type=index, metavar="N", help="communication blocks of a collective; 0: the library's"
+        "--blocks",
+        nargs="+",
+        type=index,
+        metavar="N",
+        help="number of communication blocks of a collective; 0: library default (default: 0)",
     )
     add(group, "--dtype")
-    add(group, "--time-limit", default_text="3s for each of the four rows of a pair, and 3s to settle")
-    group.add_argument("--flop", type=float, metavar="X", help="the shortest step of so many FLOP, such as 4e15")
-    group.add_argument("--bytes", type=float, metavar="Y", help="with so many bytes of the other work's buffers")
+    add(group, "--time-limit", default_text="3s for each of the four rows of a pair, plus 3s to settle")
+    group.add_argument(
+        "--flop",
+        type=float,
+        metavar="X",
+        help="predict the shortest step with this many FLOP of matmul, such as 4e15 (needs --bytes)",
+    )
+    group.add_argument(
+        "--bytes",
+        type=float,
+        metavar="Y",
+        help="bytes of the other work in that step, counted as in SIZE, such as 1.6e10 (needs --flop)",
+    )
     add_device_options(parser)
     add_run_options(parser, "none")
     add_output_options(parser)
 
 
 def run(options: argparse.Namespace) -> int:
-    from mamf.engine.strategies.overlap import Overlapping
+    from mamf.engine.strategies.overlap import OverlapStrategy
     from mamf.logs.run_log import read_run_log
     from mamf.node.group import launched
     from mamf.operations.collective import COLLECTIVES
@@ -85,7 +104,7 @@ def run(options: argparse.Namespace) -> int:
         # A launcher may hide the devices of the other ranks.
         options.backend, options.device = name, own.index % max(count, 1)
     if own is not None and own.rank:
-        return 0 if list(ranked(Overlapping(open_backend(name, options.device), Pair(), ()), own)) else 1
+        return 0 if list(ranked(OverlapStrategy(open_backend(name, options.device), Pair(), ()), own)) else 1
     options.operation = OVERLAP
     vars(options).update(dict.fromkeys(("kernel", "precision", "regime", "no_flush")))
     options.set = [
@@ -95,7 +114,7 @@ def run(options: argparse.Namespace) -> int:
     return run_kernels(options, OverlapSession)
 
 
-def ranked(run: Overlapping, own: Launched | None) -> Iterator[Measurement]:
+def ranked(run: OverlapStrategy, own: Launched | None) -> Iterator[Measurement]:
     """The rows of a run, as one rank of its group where there is one: all measure what rank 0 does."""
     from mamf.node.group import launched_group, of_all
 
@@ -112,7 +131,7 @@ def ranked(run: Overlapping, own: Launched | None) -> Iterator[Measurement]:
 class _Ranked:
     """A run as rank 0 of its group. ``held``: the steps of rows that the log has already."""
 
-    run: Overlapping
+    run: OverlapStrategy
     own: Launched | None
     held: Collection[StepKey]
 

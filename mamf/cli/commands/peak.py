@@ -27,10 +27,16 @@ EXAMPLES = """examples:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--name", metavar="DEVICE", help="a device that need not be here: torch's name or a common one")
+    parser.add_argument(
+        "--name",
+        metavar="DEVICE",
+        help="device to look up, by torch's name or a common one; it need not be installed here",
+    )
     add(parser, "--dtype", nargs=None)
     add(parser, "--regime", nargs=None, default="sustained", default_text="sustained")
-    parser.add_argument("--source", choices=PEAK_SOURCES, help="take figures of this source alone (default: the best)")
+    parser.add_argument(
+        "--source", choices=PEAK_SOURCES, help="use only figures from this source (default: the best source)"
+    )
     add(parser, "--anyway", "--format", "--wide")
     add_device_options(parser)
 

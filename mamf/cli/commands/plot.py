@@ -29,15 +29,18 @@ def configure(parser: argparse.ArgumentParser) -> None:
         type=Path,
         nargs="+",
         metavar="LOG",
-        help="a run log, the logs or folder of a shared run, logs of mamf-finder, or folders of 'mamf node'",
+        help="a run log, all logs or the folder of one run, logs of mamf-finder, or folders of 'mamf node'",
     )
     parser.add_argument(
-        "--output", type=Path, metavar="FILE", help="picture to write: .png or .svg (default: the log's name with .png)"
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help="picture file to write, .png or .svg (default: the log's name with .png)",
     )
     add(parser, "--overwrite")
-    add(parser, "--regime", nargs=None, choices=NAMES, default_text="all, for attention the log's first")
+    add(parser, "--regime", nargs=None, choices=NAMES, default_text="all; for attention the first in the log")
     parser.add_argument(
-        "--direction", nargs="+", metavar="PASS", help="passes of attention: fwd, bwd or fwd+bwd (default: all)"
+        "--direction", nargs="+", metavar="PASS", help="attention passes to draw: fwd, bwd or fwd+bwd (default: all)"
     )
 
 

@@ -38,27 +38,31 @@ The exit code is the script's; 1 if it ended well and nothing could be profiled.
 
 def configure(parser: argparse.ArgumentParser) -> None:
     script = parser.add_argument(
-        "script", nargs=argparse.PARSER, metavar="SCRIPT", help="a Python file, followed by its own arguments"
+        "script", nargs=argparse.PARSER, metavar="SCRIPT", help="Python file to run, followed by its arguments"
     )
     script.required = False  # --from needs none
-    parser.add_argument("-m", dest="is_module", action="store_true", help="SCRIPT is a module, as for python -m")
-    parser.add_argument("--steps", type=size, default=3, metavar="N", help="steps to profile (default: 3)")
+    parser.add_argument("-m", dest="is_module", action="store_true", help="SCRIPT is a module, as in python -m")
+    parser.add_argument("--steps", type=size, default=3, metavar="N", help="number of steps to profile (default: 3)")
     parser.add_argument(
         "--warmup",
         type=size,
         default=5,
         metavar="N",
-        help="steps before them (default: 5); after them, the same number of steps is timed without the profiler",
+        help="number of steps before those (default: 5); as many after them are timed without the profiler",
     )
     parser.add_argument(
-        "--calls", metavar="MODULE:FUNCTION", help="a step is a call of it (default: a step of the optimizer)"
+        "--calls",
+        metavar="MODULE:FUNCTION",
+        help="count each call of this function as a step (default: each optimizer step)",
     )
-    parser.add_argument("--stop", action="store_true", help="end the script after the last profiled step, with code 0")
+    parser.add_argument(
+        "--stop", action="store_true", help="end the script with exit code 0 after the last profiled step"
+    )
     parser.add_argument(
         "--ranks",
         choices=("first", "all"),
         default="first",
-        help="under torchrun: profile the first rank, or all: a log per rank in the folder --output, for 'mamf show'",
+        help="ranks to profile under torchrun; all writes one log per rank to the folder --output (default: first)",
     )
     # An option with several values would take SCRIPT too.
     add(
@@ -67,18 +71,20 @@ def configure(parser: argparse.ArgumentParser) -> None:
         nargs=None,
         action="append",
         default=[],
-        default_text="the ceilings that 'mamf peak' knows; repeatable",
+        default_text="the ceilings that 'mamf peak' knows; may be repeated",
     )
-    parser.add_argument("--trace", type=Path, metavar="FILE", help="keep the steps as a Chrome trace, for Perfetto")
+    parser.add_argument(
+        "--trace", type=Path, metavar="FILE", help="save the profiled steps as a Chrome trace, for Perfetto"
+    )
     add(parser, "--memory", "--dtypes", "--nvtx")
     parser.add_argument(
         "--from",
         dest="source",
         type=Path,
         metavar="FILE",
-        help="read a Chrome trace (.json, .json.gz) or a list of launches (.csv)",
+        help="report on an existing Chrome trace (.json, .json.gz) or list of launches (.csv)",
     )
-    add(parser, "--output", default_text="none")
+    add(parser, "--output", help="run log to write; with --ranks all, the folder for the logs (default: none)")
     add_device_options(parser)
     add_output_options(parser)
     parser.set_defaults(script=None)

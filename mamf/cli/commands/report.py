@@ -18,14 +18,16 @@ EXAMPLES = """examples:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("logs", type=Path, nargs="+", metavar="LOG_OR_FOLDER", help="run logs, profiles or folders")
+    parser.add_argument(
+        "logs", type=Path, nargs="+", metavar="LOG_OR_FOLDER", help="run logs, profiles, or folders of them"
+    )
     parser.add_argument(
         "-o",
         "--output",
         type=Path,
         default=Path("report.html"),
         metavar="FILE",
-        help="page to write (default: report.html)",
+        help="HTML page to write (default: report.html)",
     )
     add(parser, "--overwrite")
 

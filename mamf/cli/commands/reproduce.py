@@ -45,14 +45,24 @@ def configure(parser: argparse.ArgumentParser) -> None:
         action=NeededUnless,
         alternatives=("--claim", "--resume"),
         metavar="LOG",
-        help="run log, or its https address",
+        help="run log with the figures, or its https address",
     )
-    parser.add_argument("--claim", nargs="+", metavar="TEXT", help="claims in words: rate, kernel, shape, then fields")
-    add(parser, "--top", default=1, help="claims of a log: best rows of each problem and regime, or 'all' (default: 1)")
     parser.add_argument(
-        "--tolerance", type=share, metavar="SHARE", help="share that counts as reproduced (default: 2%%)"
+        "--claim", nargs="+", metavar="TEXT", help="figures to check, each as 'RATE UNIT KERNEL SHAPE FIELDS'"
     )
-    add(parser, "--kernel", default_text="those of the log that are installed")
+    add(
+        parser,
+        "--top",
+        default=1,
+        help="number of best rows to check per problem and regime of LOG, or 'all' (default: 1)",
+    )
+    parser.add_argument(
+        "--tolerance",
+        type=share,
+        metavar="SHARE",
+        help="relative difference that still counts as reproduced (default: 2%%)",
+    )
+    add(parser, "--kernel", default_text="the installed kernels of the log")
     add_device_options(parser)
     add_run_options(parser, budget="57s")
     add(parser, "--format", "--wide")

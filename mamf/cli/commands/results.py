@@ -26,7 +26,7 @@ EXAMPLES = """examples:
   mamf results site --output site                       write pages of all figures: open site/index.html
 """
 _REJECTED = 1
-_MOST_FILES = 100_000
+_MAX_FILES = 100_000
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -35,20 +35,36 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     check = actions.add_parser("check", help="check logs against the rules of results/")
     check.add_argument(
-        "paths", type=Path, nargs="+", metavar="FILE", help="run logs, or folders of them (warnings are only counted)"
+        "paths",
+        type=Path,
+        nargs="+",
+        metavar="FILE",
+        help="run logs, or folders of them, whose warnings are only counted",
     )
     add(check, "--format", choices=("table", "json"))
     submit = actions.add_parser("submit", help="check a log, and copy it into results/")
-    submit.add_argument("log", type=Path, metavar="LOG", help="a run log, or a folder of --devices")
+    submit.add_argument("log", type=Path, metavar="LOG", help="run log, or folder of --devices, to submit")
     add(submit, "--dry-run")
     table = actions.add_parser("table", help="write the tables of results/ from its logs")
-    table.add_argument("--check", action="store_true", help="write nothing; exit code 1 if a table is out of date")
+    table.add_argument(
+        "--check", action="store_true", help="write nothing, and exit with code 1 if a table is out of date"
+    )
     site = actions.add_parser("site", help="write static pages and downloads of results/ from its logs")
-    site.add_argument("--output", type=Path, required=True, metavar="FOLDER", help="new, empty, or of an earlier site")
-    site.add_argument("--logs", metavar="URL", help="where the logs are published (default: relative links to them)")
+    site.add_argument(
+        "--output",
+        type=Path,
+        required=True,
+        metavar="FOLDER",
+        help="folder to write to: new, empty, or from an earlier build",
+    )
+    site.add_argument("--logs", metavar="URL", help="URL where the logs are published (default: relative links)")
     for action in (submit, table, site):
         action.add_argument(
-            "--results", type=Path, default=Path("results"), metavar="FOLDER", help="the folder (default: results)"
+            "--results",
+            type=Path,
+            default=Path("results"),
+            metavar="FOLDER",
+            help="folder with the logs of all accelerators (default: results)",
         )
     for action in (check, submit, table, site):
         action.set_defaults(parser=action)
@@ -74,9 +90,9 @@ def _review_folder(folder: Path) -> list[Review]:
     from mamf.cli.reading import reading
     from mamf.contribution.review import review, review_results, review_strays
 
-    files = list(itertools.islice(folder.rglob("*"), _MOST_FILES + 1))
-    if len(files) > _MOST_FILES:
-        raise UsageError(f"{folder} has more than {_MOST_FILES} files: name the folder of the logs")
+    files = list(itertools.islice(folder.rglob("*"), _MAX_FILES + 1))
+    if len(files) > _MAX_FILES:
+        raise UsageError(f"{folder} has more than {_MAX_FILES} files: name the folder of the logs")
     files = sorted(path for path in files if path.is_file())
     logs = [path for path in files if path.suffix == ".jsonl"]
     if not logs:

@@ -44,20 +44,22 @@ _PART_OF_MEMORY, _MEMORY_BYTES = 4, 8 * 1024 * MIB
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("rows", type=Path, nargs="*", metavar="LOG", help="logs whose rows are placed under the roof")
-    add(parser, "--ceiling", default_text="they are measured")
+    parser.add_argument("rows", type=Path, nargs="*", metavar="LOG", help="logs with rows to place under the roof")
+    add(parser, "--ceiling", default_text="measure them")
     add(parser, "--anyway")
     group = parser.add_argument_group("measuring")
     add(group, "--dtype")
     add(group, "--regime", default_text="both")
-    add(group, "--budget", default_text="57s per dtype and 86s for bandwidth")
+    add(group, "--budget", default_text="57s per dtype, plus 86s for bandwidth")
     add(group, "--dry-run", "--notes")
-    add(group, "--output-folder", default_text="roofline and the date; finds in it are continued")
+    add(group, "--output-folder", default_text="roofline-DATE; searches in an existing folder continue")
     add_device_options(parser)
     group = parser.add_argument_group("files")
     add(group, "--picture")
-    group.add_argument("--export", choices=EXPORTS, help="write the measured roofs for another tool")
-    group.add_argument("--export-file", type=Path, metavar="FILE", help="file to export to (default: tracelens.json)")
+    group.add_argument("--export", choices=EXPORTS, help="also write the measured roofs in the format of another tool")
+    group.add_argument(
+        "--export-file", type=Path, metavar="FILE", help="file that --export writes (default: tracelens.json)"
+    )
     add(group, "--overwrite")
     add_output_options(parser)
 

@@ -37,20 +37,24 @@ _DETERMINISM = {
 
 
 def configure(parser: Parser) -> None:
-    parser.add_argument("kernel", metavar="KERNEL", help="one of 'mamf kernels', or package.module:Class")
+    parser.add_argument("kernel", metavar="KERNEL", help="kernel name from 'mamf kernels', or package.module:Class")
     add_launch_options(parser, "--shape")
     add(parser, "--launches", default=1, default_text="1")
-    parser.add_argument("--no-verify", action="store_true", help="do not check results")
+    parser.add_argument("--no-verify", action="store_true", help="do not check the result")
     parser.add_argument(
-        "--kernel-names", action="store_true", help="name the GPU kernels, from another launch under torch.profiler"
+        "--kernel-names",
+        action="store_true",
+        help="print the names of the GPU kernels, from one more launch under torch.profiler",
     )
     parser.add_argument(
-        "--determinism", action="store_true", help="launch again, and report whether all results are equal bit by bit"
+        "--determinism",
+        action="store_true",
+        help="launch 10 more times and report whether all results are bit-identical",
     )
     parser.add_argument(
         "--parts",
         action="store_true",
-        help="of eager attention, time scores, softmax and values by themselves, by the median of --launches",
+        help="eager attention: time scores, softmax and values separately (median of --launches)",
     )
     add_device_options(parser)
 

@@ -28,9 +28,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         type=Path,
         nargs="+",
         metavar="LOG",
-        help="a run log; the logs of one run; or a folder of --devices, of 'mamf node' or of ranks",
+        help="a run log, all logs of one run, or a folder written by --devices, 'mamf node' or 'mamf profile --ranks'",
     )
-    add(parser, "--ceiling", default_text="rows have no share of the roof")
+    add(parser, "--ceiling", default_text="none, so rows show no share of the roof")
     add_output_options(parser)
 
 

@@ -34,7 +34,7 @@ EXAMPLES = """examples:
   mamf sweep --m 8192 --n 8192 --k 8192 --regime burst sustained
   mamf sweep --m-range 0 20480 256 --regime classic   mamf-finder's protocol
   mamf sweep --preset decode --top all                linear layers of Llama 8B, 1 to 512 tokens
-  mamf sweep --preset llama-8b --product grad-weight  the products of a backward pass
+  mamf sweep --preset llama-8b --product grad-weight  the matmuls of a backward pass
   mamf sweep --resume LOG                             continue after Ctrl-C or kill
   mamf sweep --operation NAME --help                  the options for kernels of another operation
   mamf sweep --operation NAME --shapes A B --set FIELD=X,Y
@@ -53,30 +53,40 @@ def configure(parser: Parser) -> None:
     parser.set_defaults(of=of)
     add_parameters(parser, of, several=of.compares_kernels)
     group = parser.add_argument_group("what")
-    add(group, "--operation", default_text="matmul; other operations have other options")
+    add(group, "--operation", default_text="matmul; each operation has its own options")
     if of.compares_kernels:
         add(group, "--kernel")
         add_session_options(parser)
         return
-    add(group, "--kernel", nargs=None, default_text="the usual kernel for the dtype: torch.mm, scaled_mm or int_mm")
-    group = add_measuring_options(parser, known=of.regimes)
+    add(group, "--kernel", nargs=None, default_text="torch.mm, scaled_mm or int_mm, depending on the dtype")
+    group = add_measuring_options(parser, "burst; classic is mamf-finder's protocol", of.regimes)
     group.add_argument(
-        "--num-warmup-iterations", type=index, metavar="COUNT", help="classic: untimed launches (default: 50)"
-    )
-    group.add_argument("--num-iterations", type=size, metavar="COUNT", help="classic: timed launches (default: 100)")
-    group.add_argument(
-        "--order", choices=ORDERS, help="shuffled (default), so that drift cannot look like a trend, or as given"
-    )
-    group.add_argument(
-        "--reference", metavar="MxNxK", help="measure this shape repeatedly to show drift (default: none)"
+        "--num-warmup-iterations",
+        type=index,
+        metavar="COUNT",
+        help="classic: number of untimed launches that come first (default: 50)",
     )
     group.add_argument(
-        "--reference-every", type=size, metavar="COUNT", help="shapes between two visits to it (default: 100)"
+        "--num-iterations", type=size, metavar="COUNT", help="classic: number of timed launches (default: 100)"
+    )
+    group.add_argument(
+        "--order",
+        choices=ORDERS,
+        help="order of the shapes; shuffled keeps drift from looking like a trend (default: shuffled)",
+    )
+    group.add_argument(
+        "--reference", metavar="MxNxK", help="shape to measure repeatedly, to show drift of the device (default: none)"
+    )
+    group.add_argument(
+        "--reference-every",
+        type=size,
+        metavar="COUNT",
+        help="number of shapes between two measurements of --reference (default: 100)",
     )
     add_device_options(parser)
     add_devices_options(parser)
     add_run_options(parser)
-    add(parser, "--ceiling", default_text="rows have no share of the roof")
+    add(parser, "--ceiling", default_text="none, so rows show no share of the roof")
     add_output_options(parser)
 
 

@@ -19,25 +19,36 @@ if TYPE_CHECKING:
     from mamf.engine.runner import Named
 
 EXAMPLES = """examples:
-  mamf verify                                 all devices, every available kernel, a minute; exit code 3 if one is wrong
+  mamf verify                                 all devices, all kernels, one minute; exit code 3 if a result is wrong
   mamf verify --budget 8h --output night.jsonl
-  mamf verify --resume night.jsonl            go on after Ctrl-C
+  mamf verify --resume night.jsonl            continue after Ctrl-C
   mamf verify --kernel torch.mm my_package.kernels:MyMatmul --dtype bfloat16
-  mamf verify --kernel torch.mm --seed 0 --number 17     one problem again, as reports of failures say it
-docs/verify-a-card.md says what a clean run excludes.
+  mamf verify --kernel torch.mm --seed 0 --number 17     repeat the problem of a failure that a report names
+docs/verify-a-card.md says which errors a clean run rules out.
 """
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("what")
-    add(group, "--kernel", default_text="all available ones but those that compile for minutes")
-    add(group, "--dtype", default_text="all that the device has")
-    add(group, "--regime", choices=CHECKING, help="launches apart at boost, or under load", default_text="both")
+    add(group, "--kernel", default_text="all available kernels except those that compile for minutes")
+    add(group, "--dtype", default_text="all dtypes of the device")
+    add(
+        group,
+        "--regime",
+        choices=CHECKING,
+        help="spaced: launches with rests; loaded: launches back to back at the power limit (default: both)",
+    )
     group.add_argument(
-        "--largest", metavar="SHAPE", help="matmul shape whose FLOP no problem exceeds (default: by device)"
+        "--largest", metavar="SHAPE", help="matmul shape whose FLOP no problem exceeds (default: depends on the device)"
     )
     group.add_argument("--seed", type=index, metavar="N", help="seed of all random choices (default: 0)")
-    group.add_argument("--number", type=index, default=0, metavar="N", help="only this random problem, again and again")
+    group.add_argument(
+        "--number",
+        type=index,
+        default=0,
+        metavar="N",
+        help="check only the random problem with this number, again and again",
+    )
     group = parser.add_argument_group("device")
     add(group, "--backend", "--device")
     add_devices_options(parser, "all")

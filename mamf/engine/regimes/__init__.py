@@ -1,15 +1,15 @@
-"""burst, sustained, classic: when to idle, flush, launch and stop.
+"""The regimes: when to rest, flush, launch and stop.
 
-An accelerator at its power limit has two repeatable states, and a plain loop measures an uncontrolled mix of both
-(docs/measuring.md has the evidence). Every figure therefore names its regime:
+Under matmul a power-limited accelerator has two repeatable states, and a plain loop measures an uncontrolled mix of
+both (docs/measuring.md has the evidence). So every figure names its regime:
 
-- **burst**: rest until the clock is back at boost, then a train of launches shorter than the power controller's
-  reaction.
-- **sustained**: back to back over rotating operands until clock and power have settled, then at least 2 s.
-- **classic**: mamf-finder's published loop, for figures that line up with its tables.
-- **spaced** and **loaded** verify: each launch's whole output is checked, and no figure is a rate.
+- **burst**: rest until the requested clock is back at its maximum, then launch a train that ends before the slow power
+  controller (20 to 50 ms) reacts. A fast controller lowers the true clock within some 10 us, in bursts too.
+- **sustained**: launch back to back over rotating operands until clock and power settle, then measure for at least 2 s.
+- **classic**: run mamf-finder's published loop, for comparison with its tables.
+- **spaced** and **loaded**: check the whole output of each launch instead of measuring a rate.
 
-A regime object lives for a whole run, because what ran before a shape decides how long to rest or soak.
+One regime object serves a whole run, because earlier launches decide how long the next shape must rest or soak.
 """
 
 from __future__ import annotations
@@ -27,6 +27,6 @@ _CLASSES: dict[str, type[Regime]] = {kind.name: kind for kind in (Burst, Sustain
 
 
 def regime_class(name: str) -> type[Regime]:
-    """Raises UnknownNameError."""
+    """The class of a regime. Raises UnknownNameError."""
     require_regime(name)
     return _CLASSES[name]

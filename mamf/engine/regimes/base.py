@@ -1,4 +1,4 @@
-"""The parts that regimes share: the stopping rule, the samples, and the interface."""
+"""What all regimes share: the stopping rule, the samples and the interface."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from mamf.measurement import Conditions
 from mamf.statistics import Repeatability, figure_of, interval_of
 
 Launch = Callable[[], object]
-# No clock is so coarse that these pass within one of its ticks.
+# Even the coarsest clock advances within this many rounds of launches.
 _MANY_ROUNDS = 20
-#: Flushes that take the device longer than the host takes to place two marks.
+#: This many flushes keep the device busy for longer than the host needs to place two marks.
 _FLUSHES_AHEAD = 16
 
 
@@ -26,16 +26,16 @@ _FLUSHES_AHEAD = 16
 class StoppingRule:
     """When a measurement has enough samples.
 
-    ``precision``: half-width of the figure's 95 % interval within the visit to reach, as a share of the figure.
-    ``seconds``: host time after which ``fewest`` samples suffice, so that a slow device finishes too; None is the
-    regime's own. ``most``: samples after which more would not help. ``deadline``: the moment (backend time) at which
-    the run's budget ends.
+    - ``precision``: the half-width to reach of the figure's 95 % interval within the visit, as a share of the figure.
+    - ``seconds``: host time after which ``min_samples`` are enough, so that a slow device finishes; None: no limit.
+    - ``max_samples``: the measurement stops here even if the interval is still too wide.
+    - ``deadline``: backend time (``Backend.now``) at which the budget of the run ends.
     """
 
     precision: float = 0.003
     seconds: float | None = None
-    fewest: int = 3
-    most: int = 1000
+    min_samples: int = 3
+    max_samples: int = 1000
     deadline: float | None = None
 
     def is_over(self, now: float) -> bool:
@@ -50,13 +50,13 @@ class StoppingRule:
         is_representative: bool = True,
         figure: str = "median",
     ) -> bool:
-        """Whether to stop; precision counts only once the samples are representative of what varies between them."""
+        """Whether to stop. Precision counts only if the samples cover what varies (``is_representative``)."""
         if self.is_over(now):
             return True
-        if len(samples) < self.fewest:
+        if len(samples) < self.min_samples:
             return False
         late = self.seconds is not None and elapsed >= self.seconds
-        return late or len(samples) >= self.most or (is_representative and self.is_precise(samples, figure))
+        return late or len(samples) >= self.max_samples or (is_representative and self.is_precise(samples, figure))
 
     def is_precise(self, samples: Sequence[float], figure: str = "median") -> bool:
         interval = interval_of(samples, figure)
@@ -65,10 +65,10 @@ class StoppingRule:
 
 @dataclass
 class Samples:
-    """The samples of a visit in seconds per launch, and the sensor readings taken meanwhile.
+    """The samples of a visit, in seconds per launch, and the sensor readings taken during it.
 
-    ``clock_hz``: the true clock of the launches, if it was measured. ``timer_overhead``: seconds of the timer itself,
-    already subtracted from each sample. ``details``: further findings.
+    ``clock_hz``: the true clock during the launches, if measured. ``timer_overhead``: seconds that the timer adds to a
+    launch, already subtracted from each sample. ``details``: further findings.
     """
 
     seconds: list[float] = field(default_factory=list)
@@ -88,8 +88,10 @@ class Samples:
 class Regime(ABC):
     """How samples are taken on one backend.
 
-    ``best_by``: the statistic that a best is chosen by. ``rotates``: launches rotate over several operand sets.
-    ``needs_rewrite``: C is overwritten between launches. ``default_seconds``: the stopping rule's time limit a shape.
+    - ``best_by``: the statistic that ranks rows.
+    - ``rotates``: whether launches rotate over several operand sets.
+    - ``needs_rewrite``: whether C is overwritten before each launch.
+    - ``default_seconds``: the time limit per shape; None: no limit.
     """
 
     name: ClassVar[str]
@@ -103,23 +105,22 @@ class Regime(ABC):
         self._looked_at = 0.0
         #: Host seconds of the latest visit, including rest and settling.
         self.visit_took = 0.0
-        #: Applied to each number of launches to queue, for ranks that must queue the same number.
 
     @classmethod
     def sets(cls, problem: Problem, shape: object, cache_bytes: int | None) -> int:
-        """Operand sets that a shape is launched over."""
+        """The number of operand sets that the launches of a shape use."""
         return operand_sets(problem, shape, cache_bytes) if cls.rotates else 1
 
     def start(self) -> None:
         """Called once before the first shape."""
 
     def repeatability_of(self, problem: Problem) -> Repeatability | None:
-        """How far runs of a problem lie apart on this device; None: unknown."""
+        """How much repeated runs of a problem differ on this device; None: unknown."""
         return None
 
     @property
     def visit_takes(self) -> float:
-        """Seconds of a visit that cannot be cut short, 0 where it can."""
+        """The seconds that a visit takes, if it cannot be cut short; else 0."""
         return 0.0
 
     @property
@@ -132,19 +133,21 @@ class Regime(ABC):
         return None
 
     def bridge(self, launches: Sequence[Launch], seconds: float) -> None:
-        """Called with the launches of a kernel that was measured, each of so many seconds, before the next is prepared:
-        within the kernel's own settings, because they are launched again here.
+        """Keep the device loaded until the next kernel is ready, if the regime needs that.
+
+        Called after each measurement with its launches and the ``seconds`` that each takes, while the kernel's settings
+        still apply, because they are launched again here.
         """
 
-    def confirming(self, chosen: Conditions, seconds: float) -> Regime:
-        """The regime in which a ceiling is confirmed.
+    def confirmation_regime(self, chosen: Conditions, seconds: float) -> Regime:
+        """The regime that confirms a ceiling.
 
-        ``chosen``: the conditions under which it was chosen. ``seconds``: what there is for a visit.
+        ``chosen``: the conditions when the ceiling was chosen. ``seconds``: the time available for each visit.
         """
         return self
 
     def visit(self, checked: Checked, rule: StoppingRule, estimate: float) -> Samples:
-        """``sample``, the whole output of what it launched last verified, and how long that took."""
+        """Take samples, then verify the whole output of the last launches. Sets ``visit_took``."""
         begun = self.backend.now()
         taken = self.sample(checked, rule, estimate)
         taken.remarks += [self.caveat] if self.caveat else []
@@ -154,44 +157,46 @@ class Regime(ABC):
         return taken
 
     def true_clock(self, checked: Checked, seconds: float) -> float | None:
-        """The mean clock in hertz that the compute units have during launches of so many seconds, from launches of its
-        own; None if this regime or device cannot measure it so.
+        """Measure the mean clock of the compute units in hertz, with separate launches of about ``seconds`` each. None
+        if this regime or device cannot.
         """
         return None
 
     @abstractmethod
     def sample(self, checked: Checked, rule: StoppingRule, estimate: float) -> Samples:
-        """Take samples of a rehearsed kernel until the rule is satisfied, verifying what was timed.
+        """Sample a rehearsed kernel until the rule is satisfied, and verify timed launches.
 
-        ``estimate``: host seconds of a launch. Raises WrongResultError.
+        ``estimate``: host seconds per launch. Raises WrongResultError.
         """
 
     def timed(self, launch: Launch) -> tuple[object, object]:
-        """Queue a launch between two marks."""
+        """Queue a launch between two marks, and return the marks."""
         start = self.backend.mark()
         launch()
         self.backend.submit()
         return start, self.backend.mark()
 
     def idle_mark(self) -> object:
-        """An idle mark of the device, or None."""
+        """Queue an idle mark (``Backend.idle_mark``); None if the device has none or is idle already."""
         return self.backend.idle_mark() if self.backend.has_idle_marks else None
 
     def marks_behind(self, flushes: int = _FLUSHES_AHEAD) -> tuple[object, object]:
-        """A mark, and an idle mark or None, behind flushes that keep the device busy while the host places them."""
+        """Queue a mark and an idle mark (or None) behind flushes, which keep the device busy until both are queued."""
         for _ in range(flushes):
             self.backend.flush_cache()
         return self.backend.mark(), self.idle_mark()
 
     def synchronize(self, checked: Checked, end: object, idle: object) -> None:
-        """Wait for the device. ``end``: the mark behind the last launch; ``idle``: the idle mark queued after it."""
+        """Wait for the device, and note how long it worked after ``end``, the mark after the last launch. ``idle``: the
+        idle mark queued after that, or None.
+        """
         self.backend.synchronize()
         if idle is not None:
             checked.note_unseen(self.backend.seconds_between(end, idle) - self._idle_mark_apart[0])
 
     @cached_property
     def _idle_mark_apart(self) -> tuple[float, float]:
-        """Device seconds from a mark to an idle mark if nothing else is to do, and host seconds of placing both."""
+        """Device seconds from a mark to an idle mark on an otherwise idle device, and host seconds to queue both."""
         backend = self.backend
         for flushes in (2, _FLUSHES_AHEAD, 128):
             begun = backend.now()
@@ -203,8 +208,9 @@ class Regime(ABC):
         return 0.0, 0.0
 
     def require_clock_advances(self, rounds: int) -> None:
-        """Call before each round of launches in a loop over time, with the number of the round from 0. Raises
-        PluginError if many rounds took no time: the loop would not end.
+        """Call this before each round of a loop that ends by time, with the number of the round from 0.
+
+        Raises PluginError if the clock did not advance for many rounds: the loop would never end.
         """
         if rounds % _MANY_ROUNDS:
             return

@@ -1,4 +1,6 @@
-"""Burst: rest until the clock is back at boost, then a train that ends before the power controller reacts."""
+"""Burst: rest until the requested clock is back at its maximum, then launch a train that ends before the slow power
+controller (20 to 50 ms) reacts.
+"""
 
 from __future__ import annotations
 
@@ -16,41 +18,44 @@ from mamf.timers import Overhead, corrected_window, credible_overhead
 
 
 class Burst(Regime):
-    """The figure at boost clock: MAMF."""
+    """The rate before the slow power controller reacts: MAMF. The fast one, within some 10 us, has already lowered the
+    true clock.
+    """
 
     name = "burst"
     default_seconds = 1.0
-    #: Launches of the first train, before the kernel's duration is known, and the fewest of any.
-    fewest_in_train: ClassVar[int] = 3
-    most_in_train: ClassVar[int] = 8
-    #: A kernel this short varies more from train to train than within one: its median is over at least so many trains.
+    #: Launches of the first train, whose kernel's duration is not known yet; no other train is shorter.
+    min_in_train: ClassVar[int] = 3
+    max_in_train: ClassVar[int] = 8
+    #: A kernel shorter than this varies more between trains than within one, so its median needs at least
+    #: ``min_short_trains`` trains.
     short_launch_seconds: ClassVar[float] = 0.00025
-    fewest_short_trains: ClassVar[int] = 10
-    #: Device time of the work queued ahead of a train, at most.
+    min_short_trains: ClassVar[int] = 10
+    #: The most device time of work that is queued ahead of a train.
     longest_lead_seconds: ClassVar[float] = 0.004
-    #: Device time of the work queued ahead of any train: after resting, the host's first launches take half of that.
+    #: The least: after a rest, the host's first launches take half of it.
     shortest_lead_seconds: ClassVar[float] = 0.001
-    #: First trains of visits in a row that may find the device held back by what ran before, and are left out.
-    most_held_back: ClassVar[int] = 3
+    #: How many consecutive first trains may be discarded because earlier load still throttles the device.
+    max_held_back: ClassVar[int] = 3
 
-    #: Trains with stamps of the clock; stamps behind each train with nothing between them; the shortest launch whose
-    #: clock such a train can show.
+    #: Trains with clock stamps; back-to-back stamps after each of them; and the shortest launch whose clock they can
+    #: measure.
     stamped_trains: ClassVar[int] = 3
     idle_stamps: ClassVar[int] = 8
     shortest_clocked_seconds: ClassVar[float] = 20e-6
 
     def __init__(self, backend: Backend, flush: bool = True) -> None:
-        """``flush`` False leaves the operands in the cache: the figure of a warm cache."""
+        """``flush``: whether to evict the operands before each launch; False measures with a warm cache."""
         super().__init__(backend)
         self.flush = flush
         self._rested_at = backend.now()
         self._is_cold = False
         self._held_back = 0
         self._overhead = Overhead(0.0)
-        # Seconds of one flush, and of queueing flush, marks and launch: on the device and on the host.
+        # Seconds of one flush on the device and on the host; and host seconds to queue a flush, two marks and a launch.
         self._flush_seconds = self._flush_host_seconds = 0.0
         self._host_seconds = 100e-6
-        #: Host seconds of placing an idle mark, which must not be later than the launch before it.
+        #: Host seconds to queue an idle mark. It must be queued before the launch in front of it ends.
         self._placing_seconds = 0.0
 
     def repeatability_of(self, problem: Problem) -> Repeatability:
@@ -67,7 +72,7 @@ class Burst(Regime):
         return f"a launch of {seconds * 1e3:.3g} ms outlasts a burst of {longest * 1e3:.3g} ms: measure it in sustained"
 
     def start(self) -> None:
-        # Whatever ran before this regime may have left the device throttled.
+        # Earlier work may have left the device throttled.
         self._rested_at = self.backend.now() + self.backend.burst_traits.longest_rest_seconds
         self._is_cold = True
         self._time_flush()
@@ -87,7 +92,7 @@ class Burst(Regime):
         while True:
             seconds, reading = self._train(checked, size, lead)
             now = self.backend.now()
-            # Every rank asks whether it is over, whatever its own sensors say: else one waits for the others forever.
+            # All ranks must call is_over, whatever their own sensors say; else one would wait for the others forever.
             if not trains and not rule.is_over(now) and self._is_held_back(reading):
                 self._rest()
                 continue
@@ -97,7 +102,7 @@ class Burst(Regime):
             taken.add_reading(reading)
             trains += 1
             median = stdlib_statistics.median(taken.seconds)
-            is_representative = trains >= self.fewest_short_trains or median >= self.short_launch_seconds
+            is_representative = trains >= self.min_short_trains or median >= self.short_launch_seconds
             if rule.enough(taken.seconds, now - begun, now, is_representative):
                 taken.launches = len(taken.seconds)
                 refuse_skipped_work(skipped_work(verified, others))
@@ -108,11 +113,11 @@ class Burst(Regime):
             self._rest()
 
     def true_clock(self, checked: Checked, seconds: float) -> float | None:
-        """From trains of their own: at 0.2 ms a launch the stamps beside it cost 0.5 % of its speed."""
+        """Use separate trains: stamps slow launches of 0.2 ms by 0.5 %."""
         stamps = self.backend.stamps
         if isinstance(stamps, Unavailable) or seconds < self.shortest_clocked_seconds:
             return None
-        size = min(self._train_size(seconds + self._flush_seconds, self.most_in_train), self.most_in_train)
+        size = min(self._train_size(seconds + self._flush_seconds, self.max_in_train), self.max_in_train)
         clocks: list[float] = []
         for _ in range(self.stamped_trains):
             self._rest()
@@ -120,10 +125,10 @@ class Burst(Regime):
         return stdlib_statistics.median(clocks) if clocks else None
 
     def _stamped_train(self, stamps: ClockStamps, launch: Launch, size: int) -> list[float]:
-        """The mean clock of each launch in hertz.
+        """The mean clock of each launch, in hertz.
 
-        Between the two stamps around a launch there are short gaps beside the launch itself, in which the units have
-        the clock of an idle device: that between stamps with nothing between them.
+        The two stamps around a launch also enclose short gaps in which the units run at the idle clock. The
+        back-to-back stamps after the train measure that clock, and its cycles are subtracted.
         """
         backend = self.backend
         with no_garbage_collection():
@@ -146,7 +151,7 @@ class Burst(Regime):
         return clocks
 
     def _warm_in(self, checked: Checked, size: int, rule: StoppingRule) -> None:
-        """Run uncounted trains until an idle device reaches its steady speed."""
+        """Run trains that do not count until a device that was idle reaches its steady speed."""
         traits, begun = self.backend.burst_traits, self.backend.now()
         if not self._is_cold and begun - self._rested_at <= traits.cold_after_seconds:
             return
@@ -159,17 +164,17 @@ class Burst(Regime):
         self._is_cold = False
 
     def _is_held_back(self, reading: Reading | None) -> bool:
-        """Whether earlier load still throttles the first train of a visit, so that more rest may help.
+        """Whether earlier load still throttled the first train of a visit, so that more rest may help.
 
-        After ``most_held_back`` such trains the throttling counts as normal for this device.
+        After ``max_held_back`` such trains, throttling counts as normal for this device.
         """
         if reading is None or not reading.throttle_reasons:
             self._held_back = 0
             return False
         self._held_back += 1
-        if self._held_back > self.most_held_back:
+        if self._held_back > self.max_held_back:
             return False
-        # As long as a device can rest that need not be warmed in again.
+        # The longest rest after which the device need not be warmed in again.
         self._rested_at = max(self._rested_at, self.backend.now() + self.backend.burst_traits.cold_after_seconds)
         return True
 
@@ -179,42 +184,44 @@ class Burst(Regime):
             self.backend.sleep(owed)
 
     def _train_size(self, period: float, taken: int) -> int:
-        """Launches of the next train, given seconds a launch with its flush and the samples so far."""
-        fewest = self._shortest_train(period)
-        if taken <= self.fewest_in_train:
-            # Two of the shortest trains give the fewest samples for a 95 % interval.
-            return fewest
-        fitting = min(self.backend.burst_traits.train_seconds / period, self.most_in_train)
+        """The number of launches in the next train. ``period``: seconds of a launch with its flush. ``taken``: the
+        number of samples so far.
+        """
+        shortest = self._shortest_train(period)
+        if taken <= self.min_in_train:
+            # Two of the shortest trains give the 6 samples that a 95 % interval needs.
+            return shortest
+        fitting = min(self.backend.burst_traits.train_seconds / period, self.max_in_train)
         lag = self._lag(period)
         if lag > 0:
             spare = self.longest_lead_seconds * self._lead_gain() - self.shortest_lead_seconds
             fitting = min(fitting, spare / lag)
-        return max(int(fitting), fewest)
+        return max(int(fitting), shortest)
 
     def _shortest_train(self, period: float) -> int:
-        """Launches of the shortest train: fewer of long ones, which would outlast the power controller's reaction."""
+        """The fewest launches of a train: ``min_in_train``, or as many as fit before the power controller reacts."""
         fitting = int(self.backend.burst_traits.train_seconds / max(period, 1e-9))
-        return min(self.fewest_in_train, max(1, fitting))
+        return min(self.min_in_train, max(1, fitting))
 
     def _lag(self, period: float) -> float:
-        """Seconds by which the host falls behind the device with each launch."""
+        """Seconds that the host loses to the device with each launch."""
         return max(0.0, self._host_seconds - period)
 
     def _lead_gain(self) -> float:
-        """Seconds that the host gains per device second of flushes queued ahead."""
+        """Seconds that the host gains on the device per device second of flushes."""
         if self.backend.timer == "host clock" or self._flush_seconds <= self._flush_host_seconds:
             return 0.0
         return 1 - self._flush_host_seconds / self._flush_seconds
 
     def _get_ahead(self, launch: Launch, seconds: float) -> None:
-        """Queue flushes that put the host ahead, and if caches are to be warm, the launch that fills them again."""
+        """Queue flushes so that the host gets ahead; for a warm cache, also a launch that fills it again."""
         self._queue_lead(seconds)
         if not self.flush:
             launch()
 
     def _queue_lead(self, seconds: float) -> None:
-        """Put the host ahead: launching costs it more than a small kernel takes, and must stay outside the window.
-        The lead is also as long as the device takes to wake up.
+        """Queue flushes of ``seconds`` of lead: launching a small kernel takes the host longer than running it takes
+        the device, and the device must not wait within the timed window. They also last until the device has woken up.
         """
         gain, waking = self._lead_gain(), self.backend.burst_traits.wake_seconds
         if gain > 0 or waking > 0:
@@ -223,17 +230,17 @@ class Burst(Regime):
                 self.backend.flush_cache()
 
     def _train(self, checked: Checked, size: int, lead: float) -> tuple[list[float], Reading | None]:
-        """Seconds of each launch, and the sensor reading meanwhile."""
+        """Launch a train, then verify its last launch. Returns the seconds of each launch and the sensor reading."""
         backend, launch = self.backend, checked.launches[0]
         with no_garbage_collection():
             self._get_ahead(launch, lead)
             begun = backend.now()
             marks = [self._timed_launch(launch) for _ in range(size - 1)]
             paused = backend.now()
-            checked.prepare_check()  # what the last launch leaves is verified, and nothing else may have left it
+            checked.prepare_check()  # so that only the last launch can leave the output that is verified
             self._get_ahead(launch, backend.now() - paused + self._placing_seconds)
             if not self.flush:
-                checked.poison()  # once more, since a launch filled the cache
+                checked.poison()  # again: the launch that filled the cache wrote the output
             resumed = backend.now()
             marks.append(self._timed_launch(launch))
             self._host_seconds = (backend.now() - begun - (resumed - paused)) / size
@@ -241,10 +248,10 @@ class Burst(Regime):
             reading = self.read_sensors()
             self.synchronize(checked, marks[-1][1], idle)
         seconds = [backend.seconds_between(start, end) for start, end in marks]
-        # Flushes draw less than the power limit, so rest is owed for the launches alone.
+        # Flushes draw less than the power limit, so only the launches need a rest.
         traits = backend.burst_traits
         self._rested_at = backend.now() + min(sum(seconds) * traits.rest_ratio, traits.longest_rest_seconds)
-        checked.verify()  # within the rest
+        checked.verify()  # during the rest
         return [corrected_window(window, self._overhead.seconds) for window in seconds], reading
 
     def _timed_launch(self, launch: Launch) -> tuple[object, object]:

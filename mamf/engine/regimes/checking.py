@@ -1,9 +1,11 @@
 """Verifies the results of timed launches.
 
-A kernel that is right once may do nothing afterwards, write where it should read, or serve one operand set of many. So
-all output of every set is verified before any time is taken (which also compiles what is compiled late). Before
-launches that are verified, operands change at random and outputs are poisoned. Afterwards they are verified without
-another launch: samples after each train, all output after the last timed one. In the end operands must be as they were.
+A kernel that is right once may later do nothing, overwrite its operands, or compute only one of many operand sets. So:
+
+- Before timing, every set is launched and its whole output verified. This also triggers late compilation.
+- Before a launch that will be verified, operands change at random and outputs are poisoned.
+- After it, the output is verified without another launch: sampled entries after each train, all after the last one.
+- At the end, the operands must be unchanged.
 """
 
 from __future__ import annotations
@@ -19,64 +21,59 @@ from mamf.kernel import Prepared, Verdict
 from mamf.measurement import WRONG_TILES
 from mamf.wrong_tiles import describe
 
-#: A launch that is checked takes as long as others; one that took so many times as long found other work to do.
+#: If checked launches take this many times as long as the others, the others skip work.
 _EQUAL_WORK = 2.0
-#: Checked launches that are not all slow by chance.
-_FEWEST_CHECKED = 4
-#: How long a device works after the mark that ends an honest launch, at most: seconds, and a share of the launch.
-_MOST_UNSEEN_SECONDS, _MOST_UNSEEN_SHARE = 2e-6, 0.01
+#: This many checked launches are not all slow by chance.
+_MIN_CHECKED = 4
+#: A device may work this long after the end mark of an honest launch: seconds, and a share of the launch.
+_MAX_UNSEEN_SECONDS, _MAX_UNSEEN_SHARE = 2e-6, 0.01
 
 
 class WrongResultError(MamfError):
-    """A launch whose result is wrong, or that changed its operands."""
+    """A launch gave a wrong result or changed its operands."""
 
     exit_code = 1
 
     def __init__(self, verdict: Verdict) -> None:
-        super().__init__(refusal(verdict))
+        super().__init__(describe_wrong_result(verdict))
         self.verdict = verdict
 
 
-def refusal(verdict: Verdict) -> str:
-    """Why a result is wrong, in a line."""
+def describe_wrong_result(verdict: Verdict) -> str:
+    """Say in one line why a result is wrong."""
     if "changed operands" in verdict.details:
         return f"a launch changed its operands: {verdict.details['changed operands']}"
     if verdict.reason:
         return verdict.reason
-    return f"relative error {verdict.error:.2g} against {verdict.reference}, at most {verdict.tolerance:.2g} is right"
+    return f"relative error {verdict.error:.2g} against {verdict.reference}; the limit is {verdict.tolerance:.2g}"
 
 
 def skipped_work(checked: Sequence[float], others: Sequence[float]) -> float:
-    """How many times as long as the other launches all those took whose results were checked, given seconds of each, if
-    that shows that the others skip the work; else 0.
+    """How many times as long the checked launches took as the others, if that shows that the others skip work; else 0.
+    Both are given as seconds per launch.
     """
-    if len(checked) < _FEWEST_CHECKED or not others:
+    if len(checked) < _MIN_CHECKED or not others:
         return 0.0
     times = min(checked) / max(statistics.median(others), 1e-9)
     return times if times > _EQUAL_WORK else 0.0
 
 
 def refuse_skipped_work(times: float) -> None:
-    """Raises WrongResultError unless ``times``, as skipped_work gives it, is 0."""
+    """Raises WrongResultError unless ``times``, from ``skipped_work``, is 0."""
     if times:
-        reason = f"launches take {times:.3g} times as long when operands have changed: the others skip the work"
+        reason = f"launches take {times:.3g} times as long after their operands change: the others skip the work"
         raise WrongResultError(Verdict(math.inf, 0.0, reason=reason))
 
 
 def refuse_unseen_work(seconds: float) -> None:
-    """Raises WrongResultError unless ``seconds``, as ``Checked.unseen_work`` gives it, is 0."""
+    """Raises WrongResultError unless ``seconds``, from ``Checked.unseen_work``, is 0."""
     if seconds:
-        reason = (
-            f"the device works for {seconds * 1e6:.3g} us more after the marks that time a launch, in another queue"
-        )
+        reason = f"the launch continues {seconds * 1e6:.3g} us past its end mark: it works in a queue that is not timed"
         raise WrongResultError(Verdict(math.inf, 0.0, reason=reason))
 
 
 class Checked:
-    """A prepared kernel whose ``launches`` remember what they returned until it is verified.
-
-    ``verdict``: the worst so far.
-    """
+    """A prepared kernel whose ``launches`` keep their results until verified. ``verdict``: the worst so far."""
 
     def __init__(self, prepared: Prepared) -> None:
         self.prepared = prepared
@@ -106,9 +103,9 @@ class Checked:
         return remembering
 
     def rehearse(self, backend: Backend) -> float:
-        """Launch and verify every operand set; returns the host seconds of the last launch.
+        """Launch and verify every operand set. Returns the host seconds of the last launch.
 
-        Raises WrongResultError, or what a launch raises.
+        Raises WrongResultError, and whatever a launch raises.
         """
         self.prepare_check()
         seconds = [self.seconds_of(index, backend) for index in range(len(self.launches))]
@@ -125,30 +122,29 @@ class Checked:
         return backend.now() - begun
 
     def note_unseen(self, seconds: float) -> None:
-        """Take down how long the device worked after the mark that ends a launch."""
+        """Note how many seconds the device worked after the end mark of a launch."""
         self._unseen.append(seconds)
 
     def unseen_work(self, seconds: float) -> float:
-        """Device seconds that a launch, which took ``seconds`` between its marks, works after them; 0 if negligible."""
+        """Device seconds that a launch works past its end mark; 0 if negligible. ``seconds``: its measured time."""
         unseen = statistics.median(self._unseen or [0.0])
-        return unseen if unseen > max(_MOST_UNSEEN_SECONDS, _MOST_UNSEEN_SHARE * seconds) else 0.0
+        return unseen if unseen > max(_MAX_UNSEEN_SECONDS, _MAX_UNSEEN_SHARE * seconds) else 0.0
 
     def prepare_check(self) -> None:
-        """Queue other operands, if the kernel can change them, and poison: only a launch from now on can be right."""
+        """Change the operands if the kernel can, and poison the outputs: only later launches can give right results."""
         if self.prepared.change_operands is not None:
             self.prepared.change_operands()
         self.poison()
 
     def poison(self) -> None:
-        """Make every output unlike the answer; nothing launched before counts as verified any more."""
+        """Overwrite every output with wrong values, and forget all launches so far."""
         self.prepared.poison(tuple(self._returned))
         self._returned[:] = [None] * len(self._returned)
         self._launched.clear()
 
     def verify(self, whole: bool = False) -> None:
-        """Compare what the last launch of every set left with its reference: sampled entries, or the ``whole`` too.
-
-        Raises WrongResultError.
+        """Compare the output of each set's last launch with its reference: sampled entries, and if ``whole`` all of
+        them. Raises WrongResultError.
         """
         checks = [self.prepared.verify]
         if whole and self.prepared.verify_whole is not None:
@@ -159,14 +155,14 @@ class Checked:
 
     def _take(self, verdict: Verdict, index: int) -> None:
         if not verdict.ok:
-            located = self._located(index)  # while operands are as they were
-            self.require_unchanged_operands()  # the more telling reason
+            located = self._located(index)  # before require_unchanged_operands undoes the change of operands
+            self.require_unchanged_operands()  # raises first, because it explains more
             raise WrongResultError(replace(verdict, details={**verdict.details, **located}))
         if verdict.error >= self.verdict.error:
             self.verdict = Verdict(verdict.error, verdict.tolerance, {**self.verdict.details, **verdict.details})
 
     def _located(self, index: int) -> Mapping[str, str]:
-        """Where the output of a set is wrong, if the kernel knows."""
+        """Where the output of a set is wrong, if the kernel can locate it."""
         try:
             wrong = self.prepared.locate and self.prepared.locate(index, self._returned[index])
         except plugin_errors():  # the result is wrong in any case
@@ -174,7 +170,7 @@ class Checked:
         return {WRONG_TILES: describe(wrong)} if wrong and wrong.cells else {}
 
     def require_unchanged_operands(self) -> None:
-        """Raises WrongResultError naming the operands that launches changed."""
+        """Raises WrongResultError that names the operands which launches changed."""
         changed = self.prepared.changed_operands()
         if changed:
             raise WrongResultError(Verdict(math.inf, 0.0, {"changed operands": " ".join(changed)}))

@@ -11,10 +11,10 @@ from mamf.regime_names import CLASSIC_WARMUP_SECONDS
 
 
 class Classic(Regime):
-    """mamf-finder's loop, for figures that line up with its tables: the clock is whatever the loop leaves it.
+    """mamf-finder's loop, for comparison with its tables. The clock depends on the launches that came before.
 
-    30 s of warm-up once, then per shape untimed and timed launches in one queue, each after a 256 MiB flush and a
-    rewrite of C.
+    Warm up for 30 s once. Then, for each shape, queue warm-up launches and timed launches, each after a 256 MiB flush
+    and a rewrite of C.
     """
 
     name = "classic"
@@ -50,25 +50,25 @@ class Classic(Regime):
         marks: list[tuple[object, object]] = []
         taken = Samples()
         checked.prepare_check()
-        most = self.warmup_launches + self.timed_launches
-        for count in range(1, most + 1):
-            if count == most:
+        launches = self.warmup_launches + self.timed_launches
+        for count in range(1, launches + 1):
+            if count == launches:
                 checked.prepare_check()
             marks.append(self._timed_launch(checked))
             if count > self.queue_depth:
                 backend.wait(marks[count - self.queue_depth][1])
             now = backend.now()
-            late = rule.seconds is not None and now - begun >= rule.seconds and count >= rule.fewest
+            late = rule.seconds is not None and now - begun >= rule.seconds and count >= rule.min_samples
             if late or rule.is_over(now):
                 break
         idle = self.idle_mark()
         taken.add_reading(self.read_sensors())
         self.synchronize(checked, marks[-1][1], idle)
         checked.verify()
-        if len(marks) < self.warmup_launches + self.timed_launches:
+        if len(marks) < launches:
             taken.remarks.append(f"cut short after {len(marks)} launches")
-        # Cut short, the last launches are the ones to keep: they are at least as warm as the others.
-        timed = marks[min(self.warmup_launches, max(0, len(marks) - rule.fewest)) :]
+        # If the loop was cut short, keep the last launches: they are the warmest.
+        timed = marks[min(self.warmup_launches, max(0, len(marks) - rule.min_samples)) :]
         taken.seconds = [backend.seconds_between(start, end) for start, end in timed]
         taken.launches = len(taken.seconds)
         return taken

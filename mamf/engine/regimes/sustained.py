@@ -1,4 +1,4 @@
-"""Sustained: back to back over rotating operands until clock and power have settled, then at least 2 s."""
+"""Sustained: launch back to back over rotating operands until clock and power settle, then measure for at least 2 s."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from mamf.machine.garbage import no_garbage_collection
 from mamf.measurement import Conditions
 from mamf.statistics import Repeatability, relative_slope
 
-#: Share of the maximum clock from which the device counts as not throttled.
-_AT_BOOST = 0.98
-#: Between two readings of the energy counter, and between two of its ticks.
+#: From this share of the maximum clock on, a device counts as not throttled.
+_UNTHROTTLED = 0.98
+#: The time between two readings of the energy counter, and the longest between two of its ticks.
 _POLL_SECONDS, _LONGEST_TICK_SECONDS = 0.001, 0.12
-#: How long to wait for a tick at most.
+#: Wait for a tick for at most this many times the length of the last block.
 _BLOCKS_TO_WAIT = 1.6
-#: Of a visit that starts anew, at least: one to settle, one to measure.
-_FEWEST_SWINGS = 2
+#: Swings of the power controller in a visit after a rest: at least one to settle and one to measure.
+_MIN_SWINGS = 2
 
 
 class Tick(NamedTuple):
-    """A moment at which the energy counter changed, and its value since then."""
+    """The moment at which the energy counter changed, and its new value."""
 
     seconds: float
     joules: float
 
 
 class Block(NamedTuple):
-    """Consecutive launches timed as one: mean seconds a launch, how many, the sensors meanwhile, a tick of the energy
-    counter if one was asked for and seen, and whether the outputs had been poisoned before it.
+    """Consecutive launches that are timed together. ``seconds``: the mean of a launch. ``tick``: a tick of the energy
+    counter, if one was requested and seen. ``is_of_visit``: whether the block was queued after the visit began.
     """
 
     seconds: float
@@ -47,19 +47,19 @@ class Block(NamedTuple):
 
 
 class Anew(NamedTuple):
-    """How a visit starts that draws the power controller's state: idle for a while, then loaded until it settled."""
+    """How a visit starts that resets the power controller: the seconds of rest, then of load until it has settled."""
 
     rest_seconds: float
     settling_seconds: float
 
 
 class Sustained(Regime):
-    """The figure at the power limit: MSMF, total work over total time. A sample is the mean over a block of launches,
-    all of one visit equally many; nothing runs between them.
+    """The rate at the power limit: MSMF, total work divided by total time. A sample is the mean of a block of launches.
+    All blocks of a visit have the same number of launches, and nothing runs between them.
 
-    ``anew``: how each visit starts and how long it is, where it follows a rest. A power controller can stay in one of
-    several states, 1.3 % apart, for as long as the device is loaded: the mean of visits that each drew theirs repeats,
-    that of one state does not.
+    ``anew``: the rest and the settling before each visit; None: visits follow without a rest. While a device is loaded,
+    its power controller can stay in one of several states whose rates differ by 1.3 %. A rest lets it choose a new
+    state, so the mean of such visits is repeatable; the rate in a single state is not.
     """
 
     name = "sustained"
@@ -68,13 +68,14 @@ class Sustained(Regime):
     default_seconds = 6.0
     shortest_seconds: ClassVar[float] = 2.0
     block_seconds: ClassVar[float] = 0.1
-    #: Settled: over this many blocks, a straight line through the figure rises or falls by no more than this.
+    #: A device has settled if a straight line through its last ``settled_blocks`` blocks (``min_blocks`` at least)
+    #: rises or falls by at most ``settled_slope``, as a share of the mean.
     settled_blocks: ClassVar[int] = 20
-    fewest_blocks: ClassVar[int] = 3
+    min_blocks: ClassVar[int] = 3
     settled_slope: ClassVar[float] = 0.01
     longest_settling_seconds: ClassVar[float] = 20.0
-    #: Launches that a bridge queues at most: a vendor's queue holds about a thousand.
-    most_in_bridge: ClassVar[int] = 500
+    #: The most launches that a bridge queues: a vendor's queue has room for about a thousand.
+    max_in_bridge: ClassVar[int] = 500
 
     def __init__(self, backend: Backend, visit_seconds: float = shortest_seconds, *, anew: Anew | None = None) -> None:
         super().__init__(backend)
@@ -94,13 +95,15 @@ class Sustained(Regime):
 
     @classmethod
     def shortest_anew(cls, backend: Backend) -> float:
-        """Seconds of the shortest visit that starts anew, where the device asks for such."""
+        """Seconds of the shortest visit after a rest; 0 if this device's power controller never restarts."""
         traits = backend.sustained_traits
-        return cls._anew_takes(backend, _FEWEST_SWINGS * traits.swing_seconds) if traits.rest_seconds else 0.0
+        return cls._anew_takes(backend, _MIN_SWINGS * traits.swing_seconds) if traits.rest_seconds else 0.0
 
     @classmethod
     def _anew_takes(cls, backend: Backend, loaded: float) -> float:
-        """Seconds of a visit that starts anew: settling ends with a block and the one behind it, measuring with one."""
+        """Seconds of a visit after a rest, with ``loaded`` seconds of settling and measuring, which take up to three
+        blocks longer.
+        """
         return backend.sustained_traits.rest_seconds + loaded + 3 * cls.block_seconds
 
     @property
@@ -110,29 +113,29 @@ class Sustained(Regime):
         return self._anew_takes(self.backend, self.anew.settling_seconds + self.visit_seconds)
 
     def bridge(self, launches: Sequence[Launch], seconds: float) -> None:
-        """Queue what keeps the device loaded while the host prepares the next kernel.
+        """Queue launches that keep the device loaded while the host prepares the next kernel.
 
-        After an idle time of tens of milliseconds the power controller swings for seconds, and what is measured
-        meanwhile is up to 1 % off (docs/measuring.md).
+        After tens of milliseconds of idling, the power controller oscillates for seconds, and measurements during that
+        time are up to 1 % off (docs/measuring.md).
         """
         if self.anew or self.backend.timer == "host clock":
             return
         count = math.ceil(self.backend.sustained_traits.bridge_seconds / max(seconds, 1e-9))
-        for launch in itertools.islice(itertools.cycle(launches), min(self.most_in_bridge, count)):
+        for launch in itertools.islice(itertools.cycle(launches), min(self.max_in_bridge, count)):
             launch()
             self.backend.submit()
 
-    def confirming(self, chosen: Conditions, seconds: float) -> Regime:
-        """Visits that start anew, where the device was held back when it was chosen, or does not tell: of whole swings
-        of the controller, as many as there is time for.
+    def confirmation_regime(self, chosen: Conditions, seconds: float) -> Regime:
+        """Confirm with visits after a rest if the device was throttled when the ceiling was chosen, or cannot tell.
+        Each visit spans whole periods of the power controller, as many as fit into ``seconds``.
         """
         traits, maximum = self.backend.sustained_traits, self.backend.info.max_clock_hz
-        is_held_back = chosen.clock_hz is None or maximum is None or chosen.clock_hz < _AT_BOOST * maximum
+        is_held_back = chosen.clock_hz is None or maximum is None or chosen.clock_hz < _UNTHROTTLED * maximum
         if not is_held_back or not traits.rest_seconds:
             return self
         swing = traits.swing_seconds
         loaded = min(seconds - self._anew_takes(self.backend, 0.0), traits.restart_seconds + self.shortest_seconds)
-        swings = max(_FEWEST_SWINGS, int(loaded / swing + 1e-9))
+        swings = max(_MIN_SWINGS, int(loaded / swing + 1e-9))
         measured = min(swings - 1, max(1, int(self.shortest_seconds / swing + 1e-9)))
         return Sustained(self.backend, measured * swing, anew=Anew(traits.rest_seconds, (swings - measured) * swing))
 
@@ -156,7 +159,9 @@ class Sustained(Regime):
         return taken
 
     def _last_marks(self) -> tuple[object, object]:
-        """Behind the last launch; if nothing of it is left in this queue, behind flushes: another one may be busy."""
+        """A mark and an idle mark after the last launch. If this queue is already empty they follow flushes, because
+        another queue may still be busy.
+        """
         mark, idle = self.marks_behind(0)
         return (mark, idle) if idle is not None or not self.backend.has_idle_marks else self.marks_behind()
 
@@ -164,7 +169,7 @@ class Sustained(Regime):
         return self.backend.now() - self._loaded_until > self.backend.sustained_traits.cold_after_seconds
 
     def _settle(self, blocks: _Blocks, rule: StoppingRule) -> bool:
-        """Run until the rate no longer drifts; False if that takes too long or the budget ends."""
+        """Run until the rate no longer drifts. Returns False if that takes too long or the budget ends."""
         traits = self.backend.sustained_traits
         shortest = max(traits.settle_seconds, traits.soak_seconds - self._loaded_seconds)
         if self.anew:
@@ -172,12 +177,12 @@ class Sustained(Regime):
         begun = self.backend.now()
         recent: deque[float] = deque(maxlen=self.settled_blocks)
         for block in blocks:
-            # The first blocks are short, and at the clock that the pause before them left.
+            # Skip the first blocks: they are short, and the pause before them affects their clock.
             if block.seconds * block.launches >= self.block_seconds / 2:
                 recent.append(block.seconds)
             elapsed = self.backend.now() - begun
-            is_flat = len(recent) >= self.fewest_blocks and abs(relative_slope(recent)) <= self.settled_slope
-            # An alternating controller is never flat over so few blocks, but the mean of a visit covers whole periods.
+            is_flat = len(recent) >= self.min_blocks and abs(relative_slope(recent)) <= self.settled_slope
+            # With an alternating controller so few blocks are never flat, but such a visit covers whole periods.
             if elapsed >= shortest and (is_flat or self.anew is not None):
                 return True
             is_too_long = elapsed >= shortest + self.longest_settling_seconds
@@ -191,8 +196,8 @@ class Sustained(Regime):
         for block in blocks:
             now = self.backend.now()
             ticks += [block.tick] if block.tick is not None else []
-            # The first tick, and any that may be the last of the visit. In every other block only: meanwhile the host
-            # may fall behind.
+            # Find the first tick, and each that may be the last of the visit. Search in every second block only,
+            # because the host may fall behind during a search.
             is_near_end = now - begun + 3 * block.seconds * block.launches >= self.visit_seconds
             blocks.must_find_tick = not blocks.must_find_tick and (not ticks or is_near_end)
             if not block.is_of_visit:  # queued before the visit began
@@ -208,8 +213,8 @@ class Sustained(Regime):
         blocks.end_visit()
 
     def next_tick(self, longest: float) -> Tick | None:
-        """Wait until the energy counter changes; None if there is no counter, or if it does not change within
-        ``longest`` seconds.
+        """Wait until the energy counter changes. None if there is no counter or it does not change within ``longest``
+        seconds.
         """
         begun, before = self.backend.now(), self.read_sensors(energy=True)
         while before is not None and before.joules is not None and self.backend.now() - begun < longest:
@@ -221,14 +226,14 @@ class Sustained(Regime):
 
 
 class _Blocks:
-    """Endless blocks of back-to-back launches; the next is queued before the last is waited for."""
+    """Endless blocks of back-to-back launches. The next block is queued before the host waits for the last one."""
 
     def __init__(self, regime: Sustained, checked: Checked) -> None:
         self._regime, self._checked = regime, checked
         self._size = 1
         self._is_visit = False
         self._must_poison = True
-        #: Stamps of the clock at both ends of the visit.
+        #: The clock stamps at both ends of the visit.
         self._begun: object | None = None
         self._ended: object | None = None
         #: Whether to find a tick of the energy counter while the next block runs.
@@ -236,12 +241,12 @@ class _Blocks:
         self._queued = self._run()
 
     def end_visit(self) -> None:
-        """Stamp the clock behind what is queued, if the device has stamps."""
+        """Queue a clock stamp, if the device has stamps."""
         stamps = self._regime.backend.stamps
         self._ended = None if isinstance(stamps, Unavailable) else stamps.stamp()
 
     def clock_hz(self) -> float | None:
-        """The mean clock of the compute units during the visit, which the device has finished; None without stamps."""
+        """The mean clock of the compute units during a finished visit, in hertz; None without stamps."""
         stamps = self._regime.backend.stamps
         if isinstance(stamps, Unavailable) or self._begun is None or self._ended is None:
             return None
@@ -249,7 +254,7 @@ class _Blocks:
         return passed and passed.cycles / passed.seconds
 
     def begin_visit(self) -> None:
-        """Poison the outputs between two blocks, and count launches in equal blocks from then on."""
+        """Poison the outputs before the next block; from then on all blocks have the same number of launches."""
         self._is_visit = self._must_poison = True
 
     def __iter__(self) -> Iterator[Block]:
@@ -275,7 +280,7 @@ class _Blocks:
             if len(queued) < 2:
                 continue
             reading = self._regime.read_sensors()
-            # One block runs and another is queued, so the device stays loaded.
+            # One block is running and another is queued, so the device stays loaded while the host waits for a tick.
             longest = min(_LONGEST_TICK_SECONDS, _BLOCKS_TO_WAIT * lasted)
             tick = self._regime.next_tick(longest) if self.must_find_tick else None
             start, end, launched, is_of_visit = queued.popleft()
@@ -289,9 +294,9 @@ class _Blocks:
 
 
 def mean_watts(ticks: Sequence[Tick]) -> float | None:
-    """Mean power from the first tick of the energy counter to the last, or None without two.
+    """Mean power between the first and the last tick of the energy counter; None for fewer than two ticks.
 
-    NVIDIA's counters tick every 0.1 s: between other moments one-second visits would be up to 10 % off.
+    NVIDIA's counters tick every 0.1 s, so between other moments a visit of 1 s would be up to 10 % off.
     """
     if len(ticks) < 2:
         return None

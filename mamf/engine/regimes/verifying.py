@@ -1,8 +1,9 @@
-"""spaced and loaded: launches whose whole outputs are checked, apart at boost or back to back at the power limit.
+"""The regimes of ``mamf verify``, which check the whole output of launches: spaced, with a rest before each launch; and
+loaded, back to back at the power limit.
 
-The first output is verified like that of any measurement. Where a kernel repeats its bits, later outputs are compared
-with it bit by bit, on the device and without waiting for it. The outputs of other kernels are verified one by one. In
-the end there are infinities, NaN and subnormal numbers among the operands.
+The first output is verified as in any measurement. If a kernel always gives the same bits, later outputs are compared
+with the first one bit by bit on the device, without waiting for it; else each output is verified. Finally the operands
+include infinities, NaN and subnormal numbers.
 """
 
 from __future__ import annotations
@@ -16,15 +17,15 @@ from mamf.kernel import Compare, Verdict
 from mamf.measurement import BOUND, CHECKED_LAUNCHES, CHECKED_VALUES, OTHER_BITS, WRONG_TILES
 from mamf.wrong_tiles import describe
 
-# Launches between two looks at what the comparisons found.
+# Launches whose comparisons are queued before the host reads the results.
 _AT_ONCE = 8
 
 
 class Spaced(Regime):
-    """One launch at a time, each after a rest of three times its length, but of not more than ``most_rest`` seconds."""
+    """One launch at a time. Each follows a rest three times as long as the launch, at most ``max_rest_seconds``."""
 
     name = "spaced"
-    most_rest: ClassVar[float] = 0.05
+    max_rest_seconds: ClassVar[float] = 0.05
 
     def sample(self, checked: Checked, rule: StoppingRule, estimate: float) -> Samples:
         begun, taken = self.backend.now(), Samples(details={CHECKED_LAUNCHES: 1, CHECKED_VALUES: 0})
@@ -48,17 +49,17 @@ class Spaced(Regime):
         return taken
 
     def load(self, checked: Checked) -> None:
-        """Bring the device to the state in which launches are checked."""
+        """Bring the device to the state in which its launches are checked."""
 
     def wait(self, checked: Checked, estimate: float) -> None:
-        """Called before each checked launch, of about so many seconds."""
+        """Rest before a checked launch of about ``estimate`` seconds."""
         self.backend.synchronize()
-        self.backend.sleep(min(3 * estimate, self.most_rest))
+        self.backend.sleep(min(3 * estimate, self.max_rest_seconds))
 
     def _repeat(
         self, checked: Checked, taken: Samples, compare: Compare | None, rule: StoppingRule, estimate: float
     ) -> None:
-        """Launch and compare a few times."""
+        """Launch a few times and compare the outputs. Raises WrongResultError."""
         marks, found = [], []
         for _ in range(_AT_ONCE):
             self.wait(checked, estimate)
@@ -78,7 +79,7 @@ class Spaced(Regime):
         launches = int(taken.details[CHECKED_LAUNCHES]) + len(marks)
         taken.details |= {CHECKED_LAUNCHES: launches, CHECKED_VALUES: launches * wrong[0].values if wrong else 0}
         if differing and checked.prepared.repeats_bits:
-            reason = f"{len(differing)} of {len(marks)} launches gave other bits than the first one"
+            reason = f"{len(differing)} of {len(marks)} launches gave different bits from the first one"
             details = {**taken.details, WRONG_TILES: describe(differing[0])}
             raise WrongResultError(Verdict(math.inf, 0.0, details, reason=reason))
         if differing:
@@ -86,10 +87,10 @@ class Spaced(Regime):
 
 
 class Loaded(Spaced):
-    """Back to back. Most launches are not checked: the checks between others would let the device cool."""
+    """Launch back to back. Only every ninth launch is checked, because the device cools during checks."""
 
     name = "loaded"
-    #: Seconds under load before the first checked launch of the run, and of each later problem.
+    #: Seconds of load before the first checked launch of the run, and of each later problem.
     soak_seconds: ClassVar[float] = 2.0
     warm_seconds: ClassVar[float] = 0.1
     unchecked: ClassVar[int] = 8

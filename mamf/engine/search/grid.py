@@ -58,8 +58,8 @@ def grid_for(backend: Backend, problem: MatmulProblem, flops: float, budget_seco
     A launch lasts no longer than a burst of three can, and no longer than the budget affords for so many scouts.
     """
     longest = min(1.2 * backend.burst_traits.train_seconds, THOROUGH.scout * budget_seconds / scouts / 4)
-    most_flop = flops * longest
-    side = 2 * (most_flop / 2) ** (1 / 3)
+    max_flop = flops * longest
+    side = 2 * (max_flop / 2) ** (1 / 3)
     free = backend.free_memory()
     if free is not None:
         needed = problem.buffers(MatmulShape(1024, 1024, 1024)).values()
@@ -68,7 +68,7 @@ def grid_for(backend: Backend, problem: MatmulProblem, flops: float, budget_seco
     step = min(_LARGEST_STEP, max(64, int(side / _STEPS) // 64 * 64))
     sizes = tuple(step * count for count in range(1, _STEPS + 1))
     longer = (step * round(_STEPS * times) for times in _LONGER)
-    return MatmulGrid(sizes, sizes, (*sizes, *longer), most_flop)
+    return MatmulGrid(sizes, sizes, (*sizes, *longer), max_flop)
 
 
 def shapes_of(grid: MatmulGrid) -> list[MatmulShape]:

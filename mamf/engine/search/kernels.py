@@ -55,7 +55,9 @@ class KernelsFindStrategy(RowsStrategy):
             if not candidates:
                 continue
             shapes = [shape for shape, _ in candidates]
-            run.reserve(problem, (problem.buffers(shape, regime.sets(problem, shape, cache)) for shape in shapes))
+            run.preallocate_operands(
+                problem, (problem.buffers(shape, regime.sets(problem, shape, cache)) for shape in shapes)
+            )
             now = run.now()
             part = max(end - now, 0.0) / (len(self.plan.problems) - number)
             confirmation = self._confirmation(run, problem)

@@ -11,7 +11,7 @@ from typing import ClassVar, NamedTuple
 from mamf.ceilings.ceiling import (
     CHOOSE,
     CONFIRM,
-    FEWEST_ROUNDS,
+    MIN_ROUNDS,
     Candidate,
     group_rounds,
     median_rate,
@@ -94,7 +94,7 @@ class _Phase:
 
     regime: Regime
     name: str
-    most: int
+    max_rounds: int
     until: float
     rows: list[Measurement] = field(default_factory=list)
 
@@ -103,8 +103,8 @@ class _Phase:
         return self.name == CHOOSE
 
     @property
-    def fewest(self) -> int:
-        return min(FEWEST_ROUNDS, self.most)
+    def min_rounds(self) -> int:
+        return min(MIN_ROUNDS, self.max_rounds)
 
 
 @dataclass
@@ -127,27 +127,27 @@ class Confirmation:
     _shortest_step: dict[str, float] = field(default_factory=dict, init=False)
     _preparing: dict[str, tuple[float, float]] = field(default_factory=dict, init=False)
 
-    #: A candidate this far below the leader after FEWEST_ROUNDS, or when a choice is made, is not measured again.
+    #: A candidate this far below the leader after MIN_ROUNDS, or when a choice is made, is not measured again.
     hopeless: ClassVar[float] = 0.005
     #: A candidate this far below the leader is not measured again, whatever the round.
     far_behind: ClassVar[float] = 0.1
 
     def rounds(
-        self, regime: Regime, candidates: Sequence[Candidate], most: Rounds, chosen_by: float, confirmed_by: float
+        self, regime: Regime, candidates: Sequence[Candidate], counts: Rounds, chosen_by: float, confirmed_by: float
     ) -> Answering:
         """Interleaved rounds of fresh measurements that choose, then others that confirm what was chosen; all of them.
 
         ``chosen_by`` and ``confirmed_by``: moments by which time ends them.
         """
-        choosing, best_first = _Phase(regime, CHOOSE, most.choose, chosen_by), list(candidates)
-        if most.choose:
+        choosing, best_first = _Phase(regime, CHOOSE, counts.choose, chosen_by), list(candidates)
+        if counts.choose:
             self.run.on_phase(f"{regime.name}: choosing")
             left = yield from self._round_after_round(choosing, candidates)
             if choosing.rows:  # the best of them first: a slow device confirms what it can
                 best_first = [candidate for candidate in rank_candidates(choosing.rows) if candidate in left]
         self.run.on_phase(f"{regime.name}: confirming")
         if regime.name != Sustained.name:
-            confirming = _Phase(regime, CONFIRM, most.confirm, confirmed_by)
+            confirming = _Phase(regime, CONFIRM, counts.confirm, confirmed_by)
             yield from self._round_after_round(confirming, best_first)
             return choosing.rows + confirming.rows
         rows = choosing.rows
@@ -155,7 +155,7 @@ class Confirmation:
         conditions = summarize_conditions(chosen) if chosen else Conditions()
         # Visits of seconds are dear: the next candidate has them only where the one before it failed.
         for candidate in best_first:
-            visits = yield from self._visits(regime, conditions, candidate, most.confirm, confirmed_by)
+            visits = yield from self._visits(regime, conditions, candidate, counts.confirm, confirmed_by)
             rows += visits
             if all(row.ok for row in visits):
                 break
@@ -169,8 +169,8 @@ class Confirmation:
             regime, took = step.regime, self.run.now() - asked
             self._shortest_step[regime.name] = min(took, self._shortest_step.get(regime.name, math.inf))
             aside = max(0.0, took - (regime.visit_takes or regime.visit_took))
-            least, most = self._preparing.get(regime.name, (aside, aside))
-            self._preparing[regime.name] = (min(aside, least), max(aside, most))
+            shortest, longest = self._preparing.get(regime.name, (aside, aside))
+            self._preparing[regime.name] = (min(aside, shortest), max(aside, longest))
         return row
 
     def leaves_time_to_confirm(self) -> bool:
@@ -183,7 +183,7 @@ class Confirmation:
 
     def seconds_to_confirm(self) -> float:
         """Return how long the visits take at least that confirm a candidate in sustained."""
-        return FEWEST_ROUNDS * (Sustained.shortest_anew(self.run.backend) + self._aside(Sustained.name))
+        return MIN_ROUNDS * (Sustained.shortest_anew(self.run.backend) + self._aside(Sustained.name))
 
     def _aside(self, regime: str) -> float:
         """Seconds that preparing and verifying a visit are expected to take: before the first one in a regime, the
@@ -191,16 +191,18 @@ class Confirmation:
         """
         if known := self._preparing.get(regime):
             return known[0]
-        return max((most for _, most in self._preparing.values()), default=0.0)
+        return max((longest for _, longest in self._preparing.values()), default=0.0)
 
-    def _visits(self, regime: Regime, chosen: Conditions, candidate: Candidate, most: int, until: float) -> Answering:
+    def _visits(
+        self, regime: Regime, chosen: Conditions, candidate: Candidate, max_visits: int, until: float
+    ) -> Answering:
         """What confirms a candidate in sustained. ``chosen``: how the device ran what was chosen."""
-        phase, longest = _Phase(regime, CONFIRM, most, until), math.inf
-        for number in range(1, most + 1):
+        phase, longest = _Phase(regime, CONFIRM, max_visits, until), math.inf
+        for number in range(1, max_visits + 1):
             # What preparing takes is known from the first visit on: those still due are shorter where they must be.
-            if (due := phase.fewest + 1 - number) > 0:
+            if (due := phase.min_rounds + 1 - number) > 0:
                 aside = self._aside(regime.name)
-                phase.regime = regime.confirming(chosen, min(longest, (until - self.run.now()) / due - aside))
+                phase.regime = regime.confirmation_regime(chosen, min(longest, (until - self.run.now()) / due - aside))
                 longest = phase.regime.visit_takes
                 phase.until = until - longest - aside if longest else until
             yield from self._round(phase, number, [candidate])
@@ -215,19 +217,19 @@ class Confirmation:
         left, own = list(candidates), phase.rows
         confirmed = [] if phase.chooses else left[:1]
         begun = self.run.now()
-        for number in range(1, phase.most + 1):
+        for number in range(1, phase.max_rounds + 1):
             due = yield from self._round(phase, number, left)
             if due is None:
                 return left
             seconds_each = (self.run.now() - begun) / max(len(own), 1)
             if phase.chooses:  # what confirms them is due
-                phase.until = min(phase.until, self.deadline - FEWEST_ROUNDS * len(left) * seconds_each)
-            if not self._continues(phase, number + 1, is_due=number < phase.fewest):
+                phase.until = min(phase.until, self.deadline - MIN_ROUNDS * len(left) * seconds_each)
+            if not self._continues(phase, number + 1, is_due=number < phase.min_rounds):
                 break
             left = [each for each in left if each not in due]
-            left = not_beaten(own, left, self.hopeless if number >= phase.fewest else self.far_behind)
-            if number < phase.fewest and left and not self.run.is_replaying:
-                rounds = phase.fewest - number + (FEWEST_ROUNDS if phase.chooses else 0)
+            left = not_beaten(own, left, self.hopeless if number >= phase.min_rounds else self.far_behind)
+            if number < phase.min_rounds and left and not self.run.is_replaying:
+                rounds = phase.min_rounds - number + (MIN_ROUNDS if phase.chooses else 0)
                 left = self._affordable(own, left, seconds_each, rounds)
             failed = {(row.shape, row.kernel) for row in own if not row.ok}
             left = [each for each in dict.fromkeys((*confirmed, *left)) if each not in failed]
@@ -239,14 +241,14 @@ class Confirmation:
         self, phase: _Phase, number: int, candidates: Sequence[Candidate]
     ) -> Generator[Step | Measurement, Measurement | None, list[Candidate] | None]:
         """Measures each candidate once. Returns those that time left out, None where the run has ended."""
-        regime, visits = phase.regime, (phase.most + 1 - number) * len(candidates)
+        regime, visits = phase.regime, (phase.max_rounds + 1 - number) * len(candidates)
         rule = StoppingRule(self.precision, self._longest_visit(regime, phase.until, visits))
         # Visits of seconds are few: the likeliest have theirs first.
         is_choice_of_visits = phase.chooses and regime.name == Sustained.name
         due = list(candidates) if is_choice_of_visits else self.chooser.sample(candidates, len(candidates))
         while due:
             can_wait = is_choice_of_visits and phase.rows and not self.leaves_time_to_confirm()
-            if not self._continues(phase, number, is_due=number <= phase.fewest and not can_wait):
+            if not self._continues(phase, number, is_due=number <= phase.min_rounds and not can_wait):
                 break
             shape, kernel = due[0]
             step = Step(self.kernels[kernel], self.problem, shape, regime, rule, phase.name, number)

@@ -27,8 +27,8 @@ Candidate = tuple[MatmulShape, str]
 FIRST_SHAPES = 12
 # Of these, on which a kernel that joins is measured.
 _FIRST_OF_OTHERS = 4
-_FEWEST_TO_JUDGE = 4
-_FEWEST_TO_GIVE_UP = 40
+_MIN_TO_JUDGE = 4
+_MIN_TO_GIVE_UP = 40
 # Failures, and no success, after which a kernel beside the first is not tried again.
 _HOPELESS_FAILURES = 3
 #: A short K, many waves, the elements of a tile that libraries commonly use, and compute units where unknown.
@@ -36,7 +36,7 @@ _SHORT_K, _MANY_WAVES, _TILE, _COMPUTE_UNITS = 1536, 8, 128 * 256, 128
 # Shapes of short K and many waves that a search begins with.
 _SHORT_SHAPES = 2
 # Shapes that the surrogate predicts; a larger grid is searched by a sample and the leaders' neighbours.
-_MOST_CANDIDATES = 8192
+_MAX_CANDIDATES = 8192
 _MEASUREMENTS_PER_FIT = 12
 # The first figures change more of what is believed.
 _EARLY_MEASUREMENTS, _MEASUREMENTS_PER_EARLY_FIT = 48, 4
@@ -79,7 +79,7 @@ def find_best(
     if max_measurements < 1:
         raise ValueError(f"max_measurements is {max_measurements}: at least 1 is needed")
     chooser = random.Random(seed)
-    is_large = len(grid) > _MOST_CANDIDATES
+    is_large = len(grid) > _MAX_CANDIDATES
     shapes = candidates_of(grid, chooser)
     first = draw_short_shapes(shapes, compute_units, chooser)
     search = Search(shapes, compute_units=compute_units, seed=seed, first=first)
@@ -95,10 +95,10 @@ def find_best(
 
 def candidates_of(grid: MatmulGrid, chooser: random.Random, leaders: Sequence[MatmulShape] = ()) -> list[MatmulShape]:
     """The shapes of a small grid; of a large one the leaders' neighbours and a random sample."""
-    if len(grid) <= _MOST_CANDIDATES:
+    if len(grid) <= _MAX_CANDIDATES:
         return grid.shapes()
     near = [shape for leader in leaders for shape in neighbours(leader, grid)]
-    drawn = [MatmulShape(*map(chooser.choice, (grid.m, grid.n, grid.k))) for _ in range(_MOST_CANDIDATES - len(near))]
+    drawn = [MatmulShape(*map(chooser.choice, (grid.m, grid.n, grid.k))) for _ in range(_MAX_CANDIDATES - len(near))]
     return list(dict.fromkeys(shape for shape in (*near, *drawn) if grid.accepts(shape)))
 
 
@@ -176,10 +176,10 @@ class Search:
         if first is not None:
             return first
         # From a few figures nothing can be told: neither what varies, nor that nothing is left.
-        if not self._surrogate.is_fitted or len(self._rows) < _FEWEST_TO_JUDGE:
+        if not self._surrogate.is_fitted or len(self._rows) < _MIN_TO_JUDGE:
             return self._any_left()
         doubtful = self._mask_tried(self._surrogate.bound(_DOUBT)).max()
-        is_sure = len(self.measured) >= _FEWEST_TO_GIVE_UP and doubtful < self._surrogate.highest + _WORTHWHILE
+        is_sure = len(self.measured) >= _MIN_TO_GIVE_UP and doubtful < self._surrogate.highest + _WORTHWHILE
         if is_sure or doubtful == -math.inf:
             self._exhausted = True
             return None

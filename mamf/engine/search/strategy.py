@@ -13,7 +13,7 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import ClassVar
 
-from mamf.ceilings.ceiling import CHOOSE, FEWEST_ROUNDS, Candidate, rank_candidates
+from mamf.ceilings.ceiling import CHOOSE, MIN_ROUNDS, Candidate, rank_candidates
 from mamf.engine.regimes import Burst, Regime, StoppingRule, Sustained
 from mamf.engine.runner import PlanStrategy, Setup, Step, Steps
 from mamf.engine.search.grid import (
@@ -100,16 +100,16 @@ class FindStrategy(PlanStrategy):
         burst: list[Measurement] = []
         if Sustained.name in self.plan.regimes:
             self._confirmation.deadline -= self._confirmation.seconds_to_confirm()
-        yield from self._burst(burst)
+        yield from self._search_burst(burst)
         self._confirmation.deadline = deadline
         if Sustained.name in self.plan.regimes:
-            yield from self._sustained(burst)
+            yield from self._search_sustained(burst)
 
     # -- burst -------------------------------------------------------------------------------------------------------
 
-    def _burst(self, seen: list[Measurement]) -> Steps:
+    def _search_burst(self, seen: list[Measurement]) -> Steps:
         problem, shapes = self.plan.problem, shapes_of(self.options.grid)
-        self.run.reserve(problem, (problem.buffers(shape) for shape in shapes))
+        self.run.preallocate_operands(problem, (problem.buffers(shape) for shape in shapes))
         regime = self.run.start(Burst(self.backend))
         units = self.backend.info.compute_units
         first = [*self.options.priors, *draw_short_shapes(shapes, units, self._chooser)]
@@ -138,8 +138,8 @@ class FindStrategy(PlanStrategy):
             # The best may be far from all leaders: a size of no multiple of the coarse step can fill waves exactly.
             search.consider([*near, *anywhere(best, step, self.options.grid, self.fine_shapes, self._chooser)])
             share = self.pace.scout + (self.pace.refine - self.pace.scout) * number / len(steps)
-            most = len(search.measured) + self.options.refinements // len(steps)
-            yield from self._search(search, regime, "refine", most, self._until(share), rule)
+            max_measured = len(search.measured) + self.options.refinements // len(steps)
+            yield from self._search(search, regime, "refine", max_measured, self._until(share), rule)
         # Scouts cannot separate kinds that differ by less than their precision: the best of several are confirmed.
         leaders = search.leaders(self.pace.candidates)
         kinds = best_of_their_kind(self._scouted)[: self.pace.candidates // 2]
@@ -156,9 +156,11 @@ class FindStrategy(PlanStrategy):
         )
         seen += [*measured, *confirming]
 
-    def _search(self, search: Search, regime: Regime, phase: str, most: int, until: float, rule: StoppingRule) -> Steps:
-        while len(search.measured) < most and self.run.has_next_step(
-            regime, phase, until, is_due=len(search.measured) < FEWEST_ROUNDS
+    def _search(
+        self, search: Search, regime: Regime, phase: str, max_measured: int, until: float, rule: StoppingRule
+    ) -> Steps:
+        while len(search.measured) < max_measured and self.run.has_next_step(
+            regime, phase, until, is_due=len(search.measured) < MIN_ROUNDS
         ):
             proposed = search.propose()
             if proposed is None:
@@ -269,7 +271,7 @@ class FindStrategy(PlanStrategy):
 
     # -- sustained ---------------------------------------------------------------------------------------------------
 
-    def _sustained(self, burst: Sequence[Measurement]) -> Steps:
+    def _search_sustained(self, burst: Sequence[Measurement]) -> Steps:
         regime, rounds = Sustained(self.backend, self.visit_seconds), self.pace.sustained_rounds
         # By burst's rounds: the fastest of all single rows is the luckiest where they scatter.
         chosen = rank_candidates(row for row in burst if row.phase == CHOOSE)
@@ -285,7 +287,9 @@ class FindStrategy(PlanStrategy):
     def _start(self, regime: Regime, shapes: Iterable[MatmulShape]) -> None:
         """Start a regime with operands allocated for all shapes to come."""
         problem, cache = self.plan.problem, self.backend.info.cache_bytes
-        self.run.reserve(problem, (problem.buffers(shape, regime.sets(problem, shape, cache)) for shape in shapes))
+        self.run.preallocate_operands(
+            problem, (problem.buffers(shape, regime.sets(problem, shape, cache)) for shape in shapes)
+        )
         self.run.start(regime)
 
     def _finalists(
@@ -322,7 +326,7 @@ class FindStrategy(PlanStrategy):
                     yield other, kernel
 
     def _rounds(
-        self, regime: Regime, candidates: Sequence[Candidate], most: Rounds, chosen_by: float, confirmed_by: float
+        self, regime: Regime, candidates: Sequence[Candidate], counts: Rounds, chosen_by: float, confirmed_by: float
     ) -> Answering:
         """``chosen_by`` and ``confirmed_by``: shares of the budget."""
-        return self._confirmation.rounds(regime, candidates, most, self._until(chosen_by), self._until(confirmed_by))
+        return self._confirmation.rounds(regime, candidates, counts, self._until(chosen_by), self._until(confirmed_by))

@@ -41,7 +41,7 @@ _FIT_STEPS = 6
 # are would else outweigh what sets the fastest apart (Snelson et al., Warped Gaussian Processes, 2003).
 _NEAR_BEST = 0.1
 # Standard deviation that a figure has of its own at least, unless all are alike: of a few the likeliest may be none.
-_LEAST_NOISE = 0.001
+_MIN_NOISE = 0.001
 
 
 @functools.cache
@@ -179,7 +179,7 @@ class Surrogate:
         scale = float(residual @ residual) / max(len(residual) - 1, 1)
         self.mean = centre + residual @ self._projected
         variance = self._prior_variance() - np.einsum("ij,ij->j", self._projected, self._projected)
-        noise = max(self.scales.noise * scale, min(_LEAST_NOISE**2, scale), 1e-12)
+        noise = max(self.scales.noise * scale, min(_MIN_NOISE**2, scale), 1e-12)
         self.deviation = np.sqrt(np.maximum(variance, 0.0) * scale + noise)
         self.is_fitted = True
 
@@ -273,7 +273,7 @@ _UNITS = range(8, 322, 2)
 # Shapes of at least this share of the best: what else holds back the others hides the waves.
 _FAST = 0.7
 # The most of these that are used, the fastest first, and the fewest that allow an estimate.
-_MOST_SHAPES, _FEWEST_SHAPES = 64, 16
+_MAX_SHAPES, _MIN_SHAPES = 64, 16
 # By how much more likely (as a logarithm) waves over some units must make what was measured than no waves at all: of
 # so many numbers of units the likeliest is likelier by chance alone (the logarithm of how many is 5).
 _CONVINCING = 8.0
@@ -283,8 +283,8 @@ def likeliest_units(measured: Mapping[MatmulShape, float], scales: Scales) -> in
     """Compute units, by TFLOPS of shapes; None where none are convincing. Half or twice as many explain as much."""
     best = max(measured.values(), default=0.0)
     fast = sorted((shape for shape in measured if measured[shape] >= _FAST * best), key=measured.__getitem__)
-    shapes = fast[-_MOST_SHAPES:]
-    if len(shapes) < _FEWEST_SHAPES:
+    shapes = fast[-_MAX_SHAPES:]
+    if len(shapes) < _MIN_SHAPES:
         return None
     values = np.array([math.log(measured[shape]) for shape in shapes])
     rows = list(range(len(shapes)))

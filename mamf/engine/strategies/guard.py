@@ -35,14 +35,14 @@ class GuardStrategy(RowsStrategy):
             regime = self.run.start(self.regime(name))
             steps = [step for step in self.plan.steps() if step.regime == name]
             yield from self._visited(regime, [step for step in steps if step in left], "", 1)
-            confirming = regime.confirming(summarize_conditions(self._measured(name)), math.inf)
+            confirmation_regime = regime.confirmation_regime(summarize_conditions(self._measured(name)), math.inf)
             for number in range(1, self.plan.options.rounds + 1):
                 doubtful = [step for step in steps if self._is_in_doubt(step)]
                 if not doubtful:
                     break
                 due = with_another_row(doubtful, steps)
                 random.Random(f"{name} {number}").shuffle(due)
-                yield from self._visited(confirming, due, CONFIRM, number)
+                yield from self._visited(confirmation_regime, due, CONFIRM, number)
 
     def _visited(self, regime: Regime, steps: Sequence[StepKey], phase: str, number: int) -> Steps:
         for step in steps:

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, TypeVar, cast
 
 from mamf.backend import Backend
-from mamf.engine.measure import classify_error, judged
+from mamf.engine.measure import build_row, classify_error
 from mamf.engine.regimes import Samples, StoppingRule, Sustained
 from mamf.engine.regimes.checking import Checked, WrongResultError, refuse_unseen_work
 from mamf.engine.runner import Step, failed_row
@@ -32,12 +32,12 @@ ROWS = ((PRODUCTS, True), (OTHER, True), (PRODUCTS, False), (OTHER, False))
 #: that are measured of each row in all rounds.
 _ROUNDS, DEFAULT_SECONDS = 3, 3.0
 #: Blocks of a window, those by which a host queues the other work ahead, and the most windows for a first figure.
-_BLOCKS, _AHEAD, _WINDOW_SECONDS, _MOST_TRIED = 16, 4, 0.05, 4
+_BLOCKS, _AHEAD, _WINDOW_SECONDS, _MAX_TRIED = 16, 4, 0.05, 4
 #: Flushes ahead of a window, while the host queues its first blocks, and launches of a window of short ones: the next
 #: where the host is late in more than this share of a visit's windows.
-_PACES, _MOST_LATE = ((128, 320), (256, 160), (512, 80)), 0.25
+_PACES, _MAX_LATE = ((128, 320), (256, 160), (512, 80)), 0.25
 #: The host must be ahead by as much at each mark: else the device waited for it. A launch takes at least the second.
-_LEAST_AHEAD_SECONDS, _LEAST_SECONDS = 20e-6, 1e-9
+_MIN_AHEAD_SECONDS, _MIN_SECONDS = 20e-6, 1e-9
 
 
 def row_of(problem: OverlapProblem, row: tuple[str, bool]) -> OverlapProblem:
@@ -61,7 +61,7 @@ def overlapping(marks: Sequence[Sequence[tuple[float, int]]]) -> list[float] | N
 
 
 @dataclass
-class Overlapping:
+class OverlapStrategy:
     """``cells``: pairs, by the problem of any of their rows and their shape. ``seconds``: to measure of each row.
     ``budget_seconds``: after which no pair begins. ``of_all``: the values of all ranks, by rank; they decide as rank 0
     does, and fail together.
@@ -118,13 +118,13 @@ class _Work:
 class _Pair:
     """The two works of a pair, prepared. Raises what their kernels do."""
 
-    def __init__(self, run: Overlapping, problem: OverlapProblem, shape: OverlapShape, regime: Sustained) -> None:
+    def __init__(self, run: OverlapStrategy, problem: OverlapProblem, shape: OverlapShape, regime: Sustained) -> None:
         self.run, self.problem, self.shape, self.regime = run, problem, shape, regime
         self.backend, queue = run.backend, run.backend.second_queue()
         if queue is None:
             raise UnsupportedError(str(run.kernel.unavailable(run.backend)))
         self.queue, self.is_late, self.is_slow = queue, False, False
-        self.flushes, self.most_short = _PACES[0]
+        self.flushes, self.max_short_launches = _PACES[0]
         own = self._work(PRODUCTS, run.backend.mark, lambda launch: launch())
         self.works = {PRODUCTS: own, OTHER: self._work(OTHER, queue.mark, queue.launch)}
         self.samples: dict[tuple[str, bool], Samples] = {}
@@ -143,7 +143,7 @@ class _Pair:
     def measured(self) -> list[Measurement]:
         """The rows. Raises WrongResultError, or UnsupportedError if the host was late."""
         every = list(self.works.values())
-        for flushes, self.most_short in _PACES:
+        for flushes, self.max_short_launches in _PACES:
             self.flushes = 0 if self.backend.timer == "host clock" else flushes
             if self._keeps_up(every, flushes == _PACES[-1][0]):
                 break
@@ -158,7 +158,7 @@ class _Pair:
         """Take all samples, unless the host is late in too many windows and this pace is not the last."""
         self.samples = {row: Samples() for row in ROWS}
         for works in (every[:1], every[1:], every) * _ROUNDS:
-            self.is_slow = self._visit(works) > _MOST_LATE
+            self.is_slow = self._visit(works) > _MAX_LATE
             self._verify(works)
             if self.is_slow and not is_last:
                 return False
@@ -192,11 +192,11 @@ class _Pair:
             self.regime.require_clock_advances(windows)
             own = (self.backend.now() - settled_at, [work.seconds for work in works], taken)
             elapsed, seconds, of_first = self.run.of_all(own)[0]
-            if elapsed >= part and (of_first or tried >= _MOST_TRIED):
+            if elapsed >= part and (of_first or tried >= _MAX_TRIED):
                 return late / windows
             is_settled = windows > 0 and elapsed >= 0
-            block = max(min(_WINDOW_SECONDS, self.most_short * min(seconds)) / _BLOCKS, *seconds, _LEAST_SECONDS)
-            counts = [block / max(each, _LEAST_SECONDS) for each in seconds]
+            block = max(min(_WINDOW_SECONDS, self.max_short_launches * min(seconds)) / _BLOCKS, *seconds, _MIN_SECONDS)
+            counts = [block / max(each, _MIN_SECONDS) for each in seconds]
             found = self._window(works, counts)
             windows, late = windows + 1, late + self.is_late
             for work, count, latest in zip(works, counts, found or (), strict=False):
@@ -237,7 +237,7 @@ class _Pair:
         self.regime.synchronize(works[0].checked, backend.mark(), self.regime.idle_mark())
         # In the first block queues wait for the host, and ranks for one another.
         times = [[(backend.seconds_between(first, mark), done) for mark, _, done in work.marks[1:]] for work in works]
-        due = [host - begun + _LEAST_AHEAD_SECONDS for work in works for _, host, _ in work.marks[1:]]
+        due = [host - begun + _MIN_AHEAD_SECONDS for work in works for _, host, _ in work.marks[1:]]
         reached = [seconds for each in times for seconds, _ in each]
         headway = min(device - host for host, device in zip(due, reached, strict=True)) if self.flushes else 0.0
         found, last = overlapping(times), max(range(len(works)), key=lambda each: times[each][-1][0])
@@ -253,4 +253,4 @@ class _Pair:
         checked, names = self.works[row[0]].checked, " + ".join(work.name for work in self.works.values())
         verdict = replace(checked.verdict, details={**checked.verdict.details, "kernels": names})
         problem, taken = row_of(self.problem, row), self.samples[row]
-        return judged(self.run.kernel, problem, self.shape, self.regime, taken, verdict)
+        return build_row(self.run.kernel, problem, self.shape, self.regime, taken, verdict)

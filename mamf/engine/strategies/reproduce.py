@@ -34,4 +34,4 @@ class ReproduceStrategy(RowsStrategy):
                     row = yield Step(by_name[name], problem, shape, regime, self.rule(regime), CONFIRM, visit)
                     self._seen += [row] if row is not None else []
             seen = [row for row in self._seen if row.ok and row.regime == regime.name]
-            regime = regime.confirming(summarize_conditions(seen), math.inf) if visit == 1 else regime
+            regime = regime.confirmation_regime(summarize_conditions(seen), math.inf) if visit == 1 else regime

@@ -125,8 +125,8 @@ class RowsStrategy(PlanStrategy):
         speeds, run = self._speeds.get((step.kernel, step.problem)), self.run
         if run.deadline is None or not speeds:
             return run.is_over()
-        fewest = 1 + StoppingRule.fewest
-        seconds = fewest * step.problem.work(step.shape).amount / stdlib_statistics.median(speeds)
+        min_launches = 1 + StoppingRule.min_samples
+        seconds = min_launches * step.problem.work(step.shape).amount / stdlib_statistics.median(speeds)
         return bool(seconds > run.deadline - run.now())
 
     def _measure_product(self, regime: Regime, problem: Problem, common: Any = None) -> Asking:
@@ -182,7 +182,7 @@ class OneKernelStrategy(RowsStrategy):
             raise UnsupportedError(reason)
         if self.setup.steps:
             cache, free = self.backend.info.cache_bytes, self.backend.free_memory()
-            self.run.reserve(problem, [largest_buffers(self.plan, cache, free)])
+            self.run.preallocate_operands(problem, [largest_buffers(self.plan, cache, free)])
         yield from super().steps()
 
     def rule(self, regime: Regime) -> StoppingRule:

@@ -23,7 +23,7 @@ from mamf.plugins.selection import choose_kernels, find_operation
 from mamf.regime_names import CHECKING, LOADED
 
 # Attempts to draw what a kernel supports. A longer budget makes visits longer, so that a log has at most so many rows.
-_TRIES, _MOST_ROWS = 200, 5000
+_TRIES, _MAX_ROWS = 200, 5000
 # The shortest visit of a problem that is asked for.
 _REPEAT_SECONDS = 1.0
 # The fewest multiply-adds of a problem, as a share of the most, if it is to load the device.
@@ -37,8 +37,8 @@ def draw(backend: Backend, plan: Plan, kernel: AnyKernel, number: int, regime: s
     """
     of, seed = operation_called(kernel.operation), plan.problem.seed + number
     chooser = random.Random(f"{seed} {kernel.name}")
-    most, allowed = plan.shapes[0].flop // 2, {problem.dtype for problem in plan.problems}
-    terms = range(int(most * _LOADING_SHARE) if regime == LOADED else 1, most + 1)
+    max_terms, allowed = plan.shapes[0].flop // 2, {problem.dtype for problem in plan.problems}
+    terms = range(int(max_terms * _LOADING_SHARE) if regime == LOADED else 1, max_terms + 1)
     dtypes = [each for each in kernel.dtypes or OPERAND_DTYPES if each in allowed]
     for _ in range(_TRIES if dtypes else 0):
         dtype, case = chooser.choice(dtypes), of.random_case(chooser, terms)
@@ -98,7 +98,7 @@ class VerifyStrategy(PlanStrategy):
         run, rows = self.run, self.setup.rows
         asked, budget = self.plan.options.number, self.plan.budget_seconds or VERIFY_BUDGET_SECONDS
         number, drawn = asked or 1 + max((row.round for row in rows), default=0), None
-        seconds, repeats = max(budget / _MOST_ROWS, _REPEAT_SECONDS if asked else 0.0), len(rows)
+        seconds, repeats = max(budget / _MAX_ROWS, _REPEAT_SECONDS if asked else 0.0), len(rows)
         rule = StoppingRule(seconds=seconds)
         for index, name in enumerate(self.plan.regimes, 1):
             regime, spent = run.start(regime_class(name)(self.backend)), dict.fromkeys(self.setup.opened, 0.0)

@@ -29,7 +29,7 @@ _EVERY = 64
 # Elements of scores, or of an operand, that are computed at once for the rows of all heads.
 _CHUNK = 2**24
 # The most elements of a head's keys that are copied to the host, and the number of rows compared there.
-_MOST_ON_HOST, _ROWS_ON_HOST = 2**22, 4
+_MAX_ON_HOST, _ROWS_ON_HOST = 2**22, 4
 
 
 #: Signs by result, with dimensions batch, kv heads, 1, 1, width or 1.
@@ -130,7 +130,7 @@ def distance_on_host(
     shape: AttentionShape, operands: Mapping[str, torch.Tensor], results: Mapping[str, torch.Tensor]
 ) -> Distance | None:
     """The same for a few rows of a random head's output, on the host in float64; None if heads are too long."""
-    if shape.seqlen_k * max(shape.head_dim, shape.head_dim_v) > _MOST_ON_HOST:
+    if shape.seqlen_k * max(shape.head_dim, shape.head_dim_v) > _MAX_ON_HOST:
         return None
     tally, batch, head = _Tally(), secrets.randbelow(shape.batch), secrets.randbelow(shape.kv_heads)
     rows = torch.tensor([secrets.randbelow(shape.seqlen_q) for _ in range(_ROWS_ON_HOST)])

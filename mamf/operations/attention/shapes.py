@@ -65,19 +65,33 @@ class AttentionShape:
     """
 
     batch: int = field(
-        metadata=describe("sequences", default="as many as make 16384 tokens, 1024 on a CPU", read=parse_size)
+        metadata=describe(
+            "number of sequences", default="16384 / --seq-lens, or 1024 / --seq-lens on a CPU", read=parse_size
+        )
     )
-    heads: int = field(metadata=describe("query heads", default="2048 / head dimension", read=parse_size, metavar="H"))
-    kv_heads: int = field(metadata=describe("key heads", default="as many as --heads", read=parse_size, metavar="H"))
+    heads: int = field(
+        metadata=describe("number of query heads", default="2048 / head dimension", read=parse_size, metavar="H")
+    )
+    kv_heads: int = field(
+        metadata=describe("number of key and value heads", default="the same as --heads", read=parse_size, metavar="H")
+    )
     seqlen_q: int = field(
-        metadata=describe("queries", default="as many as keys", keyword="query_lens", read=parse_size, metavar="S")
+        metadata=describe(
+            "query tokens per sequence",
+            default="the same as --seq-lens",
+            keyword="query_lens",
+            read=parse_size,
+            metavar="S",
+        )
     )
     seqlen_k: int = field(
-        metadata=describe("keys", default="1024 4096 16384", keyword="seq_lens", read=parse_size, metavar="S")
+        metadata=describe(
+            "key tokens per sequence", default="1024 4096 16384", keyword="seq_lens", read=parse_size, metavar="S"
+        )
     )
     head_dim: int = field(
         metadata=describe(
-            "dimensions of a head; 192/128 if keys and values differ",
+            "head dimension; 192/128 if that of keys and values differs",
             default="128",
             keyword="head_dims",
             read=HeadDims.parse,
@@ -85,10 +99,12 @@ class AttentionShape:
         )
     )
     head_dim_v: int = field(metadata=DERIVED)
-    causal: bool = field(default=False, metadata=describe("a query sees no later keys"))
+    causal: bool = field(default=False, metadata=describe("causal mask: a query sees no later keys"))
     window: int | None = field(
         default=None,
-        metadata=describe("keys seen before, and unless causal after, each query", read=parse_size, metavar="W"),
+        metadata=describe(
+            "keys visible before each query, and after it unless causal", default="all", read=parse_size, metavar="W"
+        ),
     )
 
     def __post_init__(self) -> None:
@@ -186,19 +202,23 @@ class AttentionProblem(DeclaredProblem):
     operation: ClassVar[str] = "attention"
 
     dtype: str = "bfloat16"
-    direction: str = field(default="fwd", metadata=describe("passes", choices=DIRECTIONS))
+    direction: str = field(default="fwd", metadata=describe("passes to measure", choices=DIRECTIONS))
     data: str = field(default="normal", metadata=describe("values of the operands", choices=ALL_DATA, is_rare=True))
     seed: int = 0
     backward_count: str = field(
         default="hardware",
         metadata=describe(
-            "FLOP of a backward pass: hardware counts 2.5 forward passes, model 2", choices=tuple(BACKWARD_COUNTS)
+            "FLOP of a backward pass: hardware counts 2.5 times the forward pass, model 2 times",
+            choices=tuple(BACKWARD_COUNTS),
         ),
     )
     sparsity: float = field(
         default=0.0,
         metadata=describe(
-            "share of key blocks that the inputs make irrelevant", default="0", read=_read_sparsity, metavar="SHARE"
+            "fraction of key blocks that carry no weight, for kernels that skip them",
+            default="0",
+            read=_read_sparsity,
+            metavar="SHARE",
         ),
     )
 

@@ -199,7 +199,18 @@ class CompiledEager(Eager):
 
 
 #: Query-key pairs up to which the mask is made densely, before it is reduced to blocks: some bytes each.
-_MOST_DENSE_PAIRS = 2**28
+_MAX_DENSE_PAIRS = 2**28
+
+
+def check_flex(backend: Backend, compiles: bool = True) -> Unavailable | None:
+    """Why FlexAttention does not run here, or None."""
+    if compiles and (reason := backend.without_compiler()):
+        return reason
+    try:
+        import torch.nn.attention.flex_attention  # noqa: F401
+    except Exception as error:  # a build of torch without its compiler
+        return Unavailable(f"FlexAttention does not load: {first_line(error)}", "pip install --upgrade torch")
+    return None
 
 
 class Flex(TorchAttention):
@@ -212,13 +223,7 @@ class Flex(TorchAttention):
     has_window = True
 
     def unavailable(self, backend: Backend) -> Unavailable | None:
-        if reason := backend.without_compiler():
-            return reason
-        try:
-            import torch.nn.attention.flex_attention  # noqa: F401
-        except Exception as error:  # a build of torch without its compiler
-            return Unavailable(f"FlexAttention does not load: {first_line(error)}", "pip install --upgrade torch")
-        return super().unavailable(backend)
+        return check_flex(backend) or super().unavailable(backend)
 
     def unsupported(self, backend: Backend, problem: AttentionProblem) -> str | None:
         if backend.runtime == "host" and problem.has_backward:
@@ -246,7 +251,7 @@ def block_mask(shape: AttentionShape, device: torch.device) -> Any:
         return None
     from torch.nn.attention.flex_attention import create_block_mask
 
-    is_small = shape.seqlen_q * shape.seqlen_k <= _MOST_DENSE_PAIRS
+    is_small = shape.seqlen_q * shape.seqlen_k <= _MAX_DENSE_PAIRS
     # Compiled, it never holds the dense mask: 17 GB for 131072 tokens.
     create: Any = create_block_mask if is_small else torch.compile(create_block_mask)
     return create(visible(shape), None, None, shape.seqlen_q, shape.seqlen_k, device=str(device))

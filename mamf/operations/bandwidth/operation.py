@@ -9,7 +9,7 @@ from mamf.backend import MIB, Backend, DeviceInfo
 from mamf.measurement import TERA, Measurement
 from mamf.operation import Operation
 from mamf.operations.bandwidth.shapes import (
-    MOST_ARRAYS,
+    MAX_ARRAYS,
     UNTOLD_CACHE_BYTES,
     BandwidthKernel,
     BandwidthProblem,
@@ -38,8 +38,8 @@ class Bandwidth(Operation[BandwidthProblem, BandwidthShape]):
         """Powers of two from where all arrays of any pattern fit in the cache to where they fill half the memory."""
         info = backend.info
         memory = min(info.memory_bytes or _MEMORY_BYTES, backend.free_memory() or _MEMORY_BYTES)
-        first = power_of_two((info.cache_bytes or UNTOLD_CACHE_BYTES) // MOST_ARRAYS)
-        last = power_of_two(memory // 2 // MOST_ARRAYS)
+        first = power_of_two((info.cache_bytes or UNTOLD_CACHE_BYTES) // MAX_ARRAYS)
+        last = power_of_two(memory // 2 // MAX_ARRAYS)
         sizes = [first << step for step in range(max(last // first, 1).bit_length())]
         return [BandwidthShape(size) for size in sizes]
 
@@ -55,11 +55,7 @@ class Bandwidth(Operation[BandwidthProblem, BandwidthShape]):
         Operands that the cache holds when a launch begins, and writes that it holds when the launch ends, need not be
         moved within the launch.
         """
-        peak = find_bandwidth(info.name, info.compute_units, is_verified_only=True)
-        if peak is None or shape is None or problem.warm > 1 or not info.cache_bytes:
-            return None
-        nbytes = problem.work(shape).nbytes
-        return None if nbytes < _CACHES * info.cache_bytes else _HEADROOM * peak * nbytes / (nbytes - info.cache_bytes)
+        return None if shape is None or problem.warm > 1 else fastest_memory(info, problem.work(shape).nbytes)
 
     def peak(self, info: DeviceInfo, problem: BandwidthProblem) -> float | None:
         """The datasheet's bytes per second, reads plus writes."""
@@ -80,6 +76,14 @@ class Bandwidth(Operation[BandwidthProblem, BandwidthShape]):
     def axis(self, shape: BandwidthShape) -> float:
         """Bytes of each array."""
         return float(shape.nbytes)
+
+
+def fastest_memory(info: DeviceInfo, nbytes: int) -> float | None:
+    """The highest rate of a launch that moves so many bytes, from the datasheet; None if a cache may serve most."""
+    peak = find_bandwidth(info.name, info.compute_units, is_verified_only=True)
+    if peak is None or not info.cache_bytes or nbytes < _CACHES * info.cache_bytes:
+        return None
+    return _HEADROOM * peak * nbytes / (nbytes - info.cache_bytes)
 
 
 def power_of_two(limit: int) -> int:

@@ -34,7 +34,7 @@ READS: Mapping[str, tuple[str, ...]] = {"copy": ("b",), "read": ("b",), "write":
 WRITES: Mapping[str, tuple[str, ...]] = {"copy": ("a",), "read": (), "write": ("a",), "triad": ("a",)}
 _FORMULAS = {"copy": "a = b", "read": "sum of b", "write": "a = s", "triad": "a = b + s*c"}
 #: The most arrays of any pattern.
-MOST_ARRAYS = 3
+MAX_ARRAYS = 3
 #: After a launch over this many bytes even the largest cache (1.1 GB on an EPYC 9684X) holds almost nothing that the
 #: next launch can use, so more operand sets would only take memory.
 _ALONE_BYTES = 4 * 2**30
@@ -65,8 +65,8 @@ class BandwidthShape:
 
     nbytes: int = field(
         metadata=describe(
-            "bytes of each array, such as 1GiB",
-            default="powers of two from the cache to half the memory",
+            "size of each array, such as 1GiB",
+            default="powers of two, from the cache to half the memory",
             keyword="size",
             read=parse_bytes,
             metavar="SIZE",
@@ -98,12 +98,13 @@ class BandwidthProblem(DeclaredProblem):
 
     operation: ClassVar[str] = "bandwidth"
 
-    pattern: str = field(default="copy", metadata=describe("what a pass does", choices=PATTERNS))
+    pattern: str = field(default="copy", metadata=describe("what a pass does with the arrays", choices=PATTERNS))
     dtype: str = "float32"
     data: str = "normal"
     seed: int = 0
     warm: int = field(
-        default=1, metadata=describe("passes in a launch; several measure a cache", read=parse_size, is_rare=True)
+        default=1,
+        metadata=describe("number of passes per launch; more than one measures a cache", read=parse_size, is_rare=True),
     )
 
     @property

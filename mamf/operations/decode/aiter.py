@@ -11,7 +11,7 @@ from mamf.operations.attention.aiter import AiterLibrary
 from mamf.operations.attention.torch_attention import output_of
 from mamf.operations.decode.decode_reference import Operands, Tables
 from mamf.operations.decode.shapes import DecodeProblem, DecodeShape
-from mamf.operations.decode.torch_decode import Bound, LibraryDecode
+from mamf.operations.decode.torch_decode import Bound, LibraryDecode, as_pages
 from mamf.torch_backend import TorchBackend
 
 
@@ -27,11 +27,10 @@ class AiterKvcache(AiterLibrary, LibraryDecode):
         function = self.loaded()
 
         def attend(of: Operands) -> torch.Tensor:
-            k, v = (each.unflatten(0, (-1, shape.page_size)) for each in (of.k, of.v))
             result = function(
                 of.q,
-                k,
-                v,
+                as_pages(shape, of.k),
+                as_pages(shape, of.v),
                 tables.query_starts,
                 tables.page_starts,
                 tables.all_pages,
@@ -64,7 +63,7 @@ class AiterMla(AiterLibrary, LibraryDecode):
             output = of.q.new_empty(*of.q.shape[:-1], shape.head_dim_v)
             function(
                 of.q,
-                of.k.unflatten(0, (-1, shape.page_size)),
+                as_pages(shape, of.k),
                 output,
                 tables.query_starts,
                 tables.page_starts,

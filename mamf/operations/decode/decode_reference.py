@@ -12,7 +12,7 @@ import math
 import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import partial
 
 import torch
 
@@ -20,10 +20,10 @@ from mamf.errors import UsageError
 from mamf.kernel import Verdict
 from mamf.operations.attention.attention_reference import relative, to_float64, worst_relative_row
 from mamf.operations.decode.shapes import DecodeProblem, DecodeShape, Drawn
-from mamf.operations.operand_sets import fresh_signs, one_thread
+from mamf.operations.operand_sets import one_thread
 
 # Elements of scores that are computed at once, and the most of one head's keys that are copied to the host.
-_CHUNK, _MOST_ON_HOST = 2**26, 2**22
+_CHUNK, _MAX_ON_HOST = 2**26, 2**22
 # The largest error of a row of the output: far above rounding, far below that of a row that was not written.
 _ROW_TOLERANCE = 0.25
 # The largest deviation from 1 of the slope against the reference, and what is rare by chance, in standard deviations.
@@ -32,85 +32,35 @@ _SLOPE, _RARE = 1e-3, 8.0
 
 @dataclass(frozen=True)
 class Tables:
-    """Where the tokens of each sequence are. ``pages``: the places of the pages of each sequence, in order; empty for a
-    contiguous cache. All tensors are int32 on the device.
+    """Where the tokens of each sequence are. Tensors are int32 on the device.
+
+    - ``pages``: the places of the pages of each sequence, in order; empty for a contiguous cache.
+    - ``lengths``: tokens of each sequence. ``last_page_lengths``: tokens in its last page.
+    - ``query_starts``, ``token_starts``, ``page_starts``: the first query, the first token of a contiguous cache and
+      the first entry in ``all_pages`` of each sequence, and at the end the number of all.
+    - ``all_pages``: the pages of all sequences, one after the other. ``table``: a row of pages for each sequence; short
+      rows end with page 0.
     """
 
     shape: DecodeShape
     drawn: Drawn
     pages: Sequence[Sequence[int]]
-    device: torch.device
-
-    def __post_init__(self) -> None:
-        """Raises UsageError for a page outside the cache, or one that two sequences have."""
-        count = sum(self.drawn.pages)
-        for number, pages in enumerate(self.pages):
-            for page in pages:
-                if not 0 <= page < count:
-                    raise UsageError(f"page {page} of sequence {number} is not in the cache, which has {count} pages")
-        if self.pages and len(set(itertools.chain(*self.pages))) != count:
-            raise UsageError("two sequences have the same page")
-
-    @classmethod
-    def shuffled(cls, problem: DecodeProblem, shape: DecodeShape, device: torch.device) -> Tables:
-        """Pages in random places, as after an hour of serving."""
-        drawn = problem.drawn(shape)
-        if shape.page_size is None:
-            return cls(shape, drawn, (), device)
-        generator = torch.Generator().manual_seed(problem.seed)
-        places = torch.randperm(sum(drawn.pages), generator=generator).tolist()
-        starts = itertools.accumulate(drawn.pages, initial=0)
-        pages = [places[start : start + count] for start, count in zip(starts, drawn.pages, strict=False)]
-        return cls(shape, drawn, pages, device)
-
-    def _indices(self, values: Sequence[int]) -> torch.Tensor:
-        return torch.tensor(values, dtype=torch.int32, device=self.device)
-
-    @cached_property
-    def lengths(self) -> torch.Tensor:
-        """Tokens of each sequence."""
-        return self._indices(self.drawn.lengths)
-
-    @cached_property
-    def query_starts(self) -> torch.Tensor:
-        """The first query of each sequence, and the number of all."""
-        return self._indices([0, *itertools.accumulate(self.drawn.queries)])
-
-    @cached_property
-    def token_starts(self) -> torch.Tensor:
-        """The first token of each sequence in a contiguous cache, and the number of all."""
-        return self._indices([0, *itertools.accumulate(self.drawn.lengths)])
-
-    @cached_property
-    def table(self) -> torch.Tensor:
-        """A row of pages for each sequence; short rows end with page 0."""
-        widest = max(map(len, self.pages))
-        return torch.stack([self._indices([*pages, *[0] * (widest - len(pages))]) for pages in self.pages])
-
-    @cached_property
-    def page_starts(self) -> torch.Tensor:
-        """The first entry of each sequence in ``all_pages``, and the number of all."""
-        return self._indices([0, *itertools.accumulate(self.drawn.pages)])
-
-    @cached_property
-    def all_pages(self) -> torch.Tensor:
-        """The pages of all sequences, one after the other."""
-        return self._indices(list(itertools.chain(*self.pages)))
-
-    @cached_property
-    def last_page_lengths(self) -> torch.Tensor:
-        """Tokens in the last page of each sequence."""
-        size = self.shape.page_size or 1
-        return self._indices([(length - 1) % size + 1 for length in self.drawn.lengths])
+    lengths: torch.Tensor
+    last_page_lengths: torch.Tensor
+    query_starts: torch.Tensor
+    token_starts: torch.Tensor
+    page_starts: torch.Tensor
+    all_pages: torch.Tensor
+    table: torch.Tensor
 
     def slots(self, sequence: int) -> torch.Tensor:
         """The places of a sequence's tokens in the cache."""
         length = self.drawn.lengths[sequence]
         if self.shape.page_size is None:
             start = sum(self.drawn.lengths[:sequence])
-            return torch.arange(start, start + length, device=self.device)
-        pages = torch.tensor(self.pages[sequence], device=self.device)
-        offsets = torch.arange(self.shape.page_size, device=self.device)
+            return torch.arange(start, start + length, device=self.lengths.device)
+        pages = torch.tensor(self.pages[sequence], device=self.lengths.device)
+        offsets = torch.arange(self.shape.page_size, device=self.lengths.device)
         return (pages[:, None] * self.shape.page_size + offsets).flatten()[:length]
 
     def rows(self) -> Iterator[tuple[int, slice]]:
@@ -118,6 +68,35 @@ class Tables:
         starts = itertools.accumulate(self.drawn.queries, initial=0)
         for sequence, (start, count) in enumerate(zip(starts, self.drawn.queries, strict=False)):
             yield sequence, slice(start, start + count)
+
+
+def make_tables(shape: DecodeShape, drawn: Drawn, pages: Sequence[Sequence[int]], device: torch.device) -> Tables:
+    """Raises UsageError for a page outside the cache, or one that two sequences have."""
+    count, everything = sum(drawn.pages), list(itertools.chain(*pages))
+    for number, own in enumerate(pages):
+        if outside := next((page for page in own if not 0 <= page < count), None):
+            raise UsageError(f"page {outside} of sequence {number} is not in the cache, which has {count} pages")
+    if pages and len(set(everything)) != count:
+        raise UsageError("two sequences have the same page")
+    size, widest = shape.page_size or 1, max(map(len, pages), default=0)
+    indices = partial(torch.tensor, dtype=torch.int32, device=device)
+    queries, tokens, in_pages = (
+        indices([0, *itertools.accumulate(each)]) for each in (drawn.queries, drawn.lengths, drawn.pages)
+    )
+    last = indices([(length - 1) % size + 1 for length in drawn.lengths])
+    table = indices([[*own, *[0] * (widest - len(own))] for own in pages])
+    lengths, all_pages = indices(drawn.lengths), indices(everything)
+    return Tables(shape, drawn, pages, lengths, last, queries, tokens, in_pages, all_pages, table)
+
+
+def shuffle_pages(problem: DecodeProblem, shape: DecodeShape, device: torch.device) -> Tables:
+    """Tables with pages in random places, as after an hour of serving."""
+    drawn = problem.drawn(shape)
+    if shape.page_size is None:
+        return make_tables(shape, drawn, (), device)
+    generator = torch.Generator().manual_seed(problem.seed)
+    places = iter(torch.randperm(sum(drawn.pages), generator=generator).tolist())
+    return make_tables(shape, drawn, [list(itertools.islice(places, count)) for count in drawn.pages], device)
 
 
 @dataclass(frozen=True)
@@ -149,23 +128,20 @@ def attend(
 
 
 class Reference:
-    """The expected output of an operand set. ``change_signs`` changes operands and expectation alike."""
+    """The expected output of an operand set. ``flip`` changes operands and expectation alike."""
 
     def __init__(self, shape: DecodeShape, tables: Tables, operands: Operands) -> None:
         self._shape, self._tables, self._operands = shape, tables, operands
-        self._signs = torch.ones((shape.kv_heads, shape.head_dim_v), dtype=torch.int8, device=operands.q.device)
+        self.signs = torch.ones((shape.kv_heads, shape.head_dim_v), dtype=torch.int8, device=operands.q.device)
         self._unsigned: torch.Tensor | None = None
 
     @property
     def expected(self) -> torch.Tensor:
         """Rows, heads, width of values."""
+        signs = self.signs.repeat_interleave(self._shape.group, 0)
         if self._unsigned is None:
-            self._unsigned = self._computed() * self._signs_of_heads
-        return self._unsigned * self._signs_of_heads
-
-    @property
-    def _signs_of_heads(self) -> torch.Tensor:
-        return self._signs.repeat_interleave(self._shape.group, 0)
+            self._unsigned = self._computed() * signs
+        return self._unsigned * signs
 
     def _computed(self) -> torch.Tensor:
         shape, of, parts = self._shape, self._operands, []
@@ -178,29 +154,19 @@ class Reference:
             ]
         return torch.cat(parts)
 
-    def change_signs(self) -> None:
-        """Flip the signs of random columns of the values of each head."""
-        self._flip(fresh_signs(self._signs.shape, self._signs.device))
-
-    def restore(self) -> None:
-        self._flip(self._signs)
-
-    def _flip(self, signs: torch.Tensor) -> None:
+    def flip(self, signs: torch.Tensor) -> None:
+        """Flip the signs of columns of the values of each head: kv heads, width of values."""
         with torch.no_grad():
             flip_signs(self._operands.v, signs)
             if self._shape.is_latent:  # its values are keys too: queries change alike, so that scores stay
                 flip_signs(self._operands.q[..., : self._shape.head_dim_v], signs)
-        self._signs = self._signs * signs
-
-    def verdict(self, output: torch.Tensor, bound: float) -> Verdict:
-        """Compare a whole output: rows, heads, width."""
-        return compare(output, self.expected, bound)
+        self.signs = self.signs * signs
 
     def verdict_on_host(self, output: torch.Tensor, bound: float) -> Verdict | None:
         """Compare one head of a random sequence with what the host computes; None if the sequence is too long."""
         shape, tables, of = self._shape, self._tables, self._operands
         sequence, rows = secrets.choice(list(tables.rows()))
-        if tables.drawn.lengths[sequence] * shape.head_dim > _MOST_ON_HOST:
+        if tables.drawn.lengths[sequence] * shape.head_dim > _MAX_ON_HOST:
             return None
         kv, slots = secrets.randbelow(shape.kv_heads), tables.slots(sequence)
         heads = slice(kv * shape.group, (kv + 1) * shape.group)

@@ -11,10 +11,8 @@ from mamf.operations.attention.flash_attn import FlashAttention2Library, FlashAt
 from mamf.operations.attention.torch_attention import output_of
 from mamf.operations.decode.decode_reference import Operands, Tables
 from mamf.operations.decode.shapes import DecodeProblem, DecodeShape
-from mamf.operations.decode.torch_decode import Bound, LibraryDecode
+from mamf.operations.decode.torch_decode import Bound, LibraryDecode, as_pages
 from mamf.torch_backend import TorchBackend
-
-_FA2_PAGE = 256
 
 
 class _FlashKvcache(LibraryDecode):
@@ -32,11 +30,6 @@ class _FlashKvcache(LibraryDecode):
         attend = self.with_kvcache if in_cache else self.varlen
         return Bound(attend(module, shape, tables))
 
-    def paged(self, shape: DecodeShape, cache: torch.Tensor) -> torch.Tensor:
-        """The cache as pages, or as sequences of equal lengths."""
-        pages: torch.Tensor = cache.unflatten(0, (-1, shape.page_size or shape.cache_len))
-        return pages
-
     def with_kvcache(self, module: Any, shape: DecodeShape, tables: Tables) -> Callable[[Operands], torch.Tensor]:
         options: dict[str, Any] = {"causal": shape.queries > 1, "softmax_scale": shape.scale}
         if shape.page_size is not None:
@@ -46,7 +39,7 @@ class _FlashKvcache(LibraryDecode):
 
         def attend(of: Operands) -> torch.Tensor:
             q = of.q.unflatten(0, (shape.batch, -1)) if shape.has_equal_queries else of.q
-            k, v = self.paged(shape, of.k), self.paged(shape, of.v)
+            k, v = as_pages(shape, of.k), as_pages(shape, of.v)
             if not shape.is_latent:
                 return output_of(module.flash_attn_with_kvcache(q, k, v, **options))
             # A latent: keys of the position, values, and the queries' part that meets the values.
@@ -69,7 +62,7 @@ class _FlashKvcache(LibraryDecode):
             options[self.table] = tables.table
 
         def attend(of: Operands) -> torch.Tensor:
-            k, v = (self.paged(shape, each) if is_paged else each for each in (of.k, of.v))
+            k, v = (as_pages(shape, each) if is_paged else each for each in (of.k, of.v))
             return output_of(module.flash_attn_varlen_func(of.q, k, v, **options))
 
         return attend
@@ -78,7 +71,7 @@ class _FlashKvcache(LibraryDecode):
 class FlashAttention2Kvcache(FlashAttention2Library, _FlashKvcache):
     name = "flash-attn-2-kvcache"
     table = "block_table"
-    page_multiple = _FA2_PAGE
+    page_multiple = 256
 
 
 class FlashAttention3Kvcache(FlashAttention3Library, _FlashKvcache):

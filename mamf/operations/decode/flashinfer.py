@@ -8,20 +8,20 @@ from __future__ import annotations
 import importlib
 from abc import abstractmethod
 from collections.abc import Callable
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
 
 from mamf.operations.decode.decode_reference import Operands, Tables
 from mamf.operations.decode.shapes import SAME, DecodeProblem, DecodeShape
-from mamf.operations.decode.torch_decode import Bound, LibraryDecode
+from mamf.operations.decode.torch_decode import Bound, LibraryDecode, as_pages
 from mamf.torch_backend import TorchBackend, torch_dtype
 
 #: As vLLM has it: splitting long caches over many units needs more than the library's examples have.
 _WORKSPACE_BYTES = 384 * 2**20
 #: From this many query heads per kv head on, tensor cores are faster; vLLM chooses so too.
 _GROUP_OF_TENSOR_CORES = 4
-_LAYOUT = "NHD"
 
 
 class _FlashInfer(LibraryDecode):
@@ -43,30 +43,29 @@ class _FlashInfer(LibraryDecode):
         return importlib.import_module(self.module)
 
     @abstractmethod
-    def plan(
+    def planned(
         self, module: Any, problem: DecodeProblem, shape: DecodeShape, tables: Tables, workspace: torch.Tensor
-    ) -> tuple[Callable[[], object], Callable[[Operands], torch.Tensor]]:
-        """What plans, and what runs as planned."""
+    ) -> tuple[Any, Callable[[], object]]:
+        """A wrapper of the library, and what plans with it, from the host's copies of the tables."""
+
+    def run(self, wrapper: Any, shape: DecodeShape, of: Operands) -> torch.Tensor:
+        """The output, as planned."""
+        output: torch.Tensor = wrapper.run(of.q, (as_pages(shape, of.k), as_pages(shape, of.v)))
+        return output
 
     def bind(self, backend: TorchBackend, problem: DecodeProblem, shape: DecodeShape, tables: Tables) -> Bound:
         workspace = torch.zeros(_WORKSPACE_BYTES, dtype=torch.uint8, device=backend.device)
-        plan, attend = self.plan(self.loaded(), problem, shape, tables, workspace)
+        wrapper, plan = self.planned(self.loaded(), problem, shape, tables, workspace)
         plan()  # compiles
         backend.synchronize()
         begun = backend.now()
         plan()
         seconds = backend.now() - begun
-        backend.synchronize()
-        return Bound(attend, {"planning_us": round(seconds * 1e6, 1)})
+        return Bound(partial(self.run, wrapper, shape), {"planning_us": round(seconds * 1e6, 1)})
 
 
 def _dtypes(problem: DecodeProblem) -> dict[str, torch.dtype]:
     return {"q_data_type": torch_dtype(problem.dtype), "kv_data_type": torch_dtype(problem.stored_dtype)}
-
-
-def _pages(shape: DecodeShape, of: Operands) -> tuple[torch.Tensor, torch.Tensor]:
-    k, v = (each.unflatten(0, (-1, shape.page_size)) for each in (of.k, of.v))
-    return k, v
 
 
 class FlashInferDecode(_FlashInfer):
@@ -74,74 +73,66 @@ class FlashInferDecode(_FlashInfer):
     most_queries = 1
     cache_dtypes: ClassVar[tuple[str, ...]] = (SAME, "float8_e4m3fn")
 
-    def plan(
+    def planned(
         self, module: Any, problem: DecodeProblem, shape: DecodeShape, tables: Tables, workspace: torch.Tensor
-    ) -> tuple[Callable[[], object], Callable[[Operands], torch.Tensor]]:
+    ) -> tuple[Any, Callable[[], object]]:
         wrapper = module.BatchDecodeWithPagedKVCacheWrapper(
             workspace,
-            _LAYOUT,
+            "NHD",
             use_cuda_graph=problem.graph,
             use_tensor_cores=shape.group >= _GROUP_OF_TENSOR_CORES,
             paged_kv_indptr_buffer=torch.empty_like(tables.page_starts),
             paged_kv_indices_buffer=torch.empty_like(tables.all_pages),
             paged_kv_last_page_len_buffer=torch.empty_like(tables.last_page_lengths),
         )
-
         starts, last_lengths = tables.page_starts.cpu(), tables.last_page_lengths.cpu()
-
-        def plan() -> None:
-            wrapper.plan(
-                starts,
-                tables.all_pages,
-                last_lengths,
-                shape.heads,
-                shape.kv_heads,
-                shape.head_dim,
-                shape.page_size,
-                sm_scale=shape.scale,
-                **_dtypes(problem),
-            )
-
-        return plan, lambda of: wrapper.run(of.q, _pages(shape, of))
+        return wrapper, partial(
+            wrapper.plan,
+            starts,
+            tables.all_pages,
+            last_lengths,
+            shape.heads,
+            shape.kv_heads,
+            shape.head_dim,
+            shape.page_size,
+            sm_scale=shape.scale,
+            **_dtypes(problem),
+        )
 
 
 class FlashInferPrefill(_FlashInfer):
     name = "flashinfer-prefill"
     cache_dtypes: ClassVar[tuple[str, ...]] = (SAME, "float8_e4m3fn")
 
-    def plan(
+    def planned(
         self, module: Any, problem: DecodeProblem, shape: DecodeShape, tables: Tables, workspace: torch.Tensor
-    ) -> tuple[Callable[[], object], Callable[[Operands], torch.Tensor]]:
+    ) -> tuple[Any, Callable[[], object]]:
         wrapper = module.BatchPrefillWithPagedKVCacheWrapper(
             workspace,
-            _LAYOUT,
+            "NHD",
             use_cuda_graph=problem.graph,
             qo_indptr_buf=torch.empty_like(tables.query_starts),
             paged_kv_indptr_buf=torch.empty_like(tables.page_starts),
             paged_kv_indices_buf=torch.empty_like(tables.all_pages),
             paged_kv_last_page_len_buf=torch.empty_like(tables.last_page_lengths),
         )
-
         queries, starts, last_lengths = (
             each.cpu() for each in (tables.query_starts, tables.page_starts, tables.last_page_lengths)
         )
-
-        def plan() -> None:
-            wrapper.plan(
-                queries,
-                starts,
-                tables.all_pages,
-                last_lengths,
-                shape.heads,
-                shape.kv_heads,
-                shape.head_dim,
-                shape.page_size,
-                causal=shape.queries > 1,
-                sm_scale=shape.scale,
-                **_dtypes(problem),
-            )
-
-        return plan, lambda of: wrapper.run(of.q, _pages(shape, of))
+        return wrapper, partial(
+            wrapper.plan,
+            queries,
+            starts,
+            tables.all_pages,
+            last_lengths,
+            shape.heads,
+            shape.kv_heads,
+            shape.head_dim,
+            shape.page_size,
+            causal=shape.queries > 1,
+            sm_scale=shape.scale,
+            **_dtypes(problem),
+        )
 
 
 class FlashInferMla(_FlashInfer):
@@ -154,9 +145,9 @@ class FlashInferMla(_FlashInfer):
             return f"{self.name} has no latent of {shape.head_dims}; it has 576/512"
         return super().unsupported_shape(problem, shape)
 
-    def plan(
+    def planned(
         self, module: Any, problem: DecodeProblem, shape: DecodeShape, tables: Tables, workspace: torch.Tensor
-    ) -> tuple[Callable[[], object], Callable[[Operands], torch.Tensor]]:
+    ) -> tuple[Any, Callable[[], object]]:
         width, position = shape.head_dim_v, shape.head_dim - shape.head_dim_v
         wrapper = module.mla.BatchMLAPagedAttentionWrapper(
             workspace,
@@ -166,31 +157,13 @@ class FlashInferMla(_FlashInfer):
             kv_indices=torch.empty_like(tables.all_pages),
             kv_len_arr=torch.empty_like(tables.lengths),
         )
-        dtypes = _dtypes(problem)
         queries, starts, lengths = (each.cpu() for each in (tables.query_starts, tables.page_starts, tables.lengths))
+        sizes = shape.heads, width, position, shape.page_size
+        how = shape.queries > 1, shape.scale, *_dtypes(problem).values()
+        return wrapper, partial(wrapper.plan, queries, starts, tables.all_pages, lengths, *sizes, *how)
 
-        def plan() -> None:
-            wrapper.plan(
-                queries,
-                starts,
-                tables.all_pages,
-                lengths,
-                shape.heads,
-                width,
-                position,
-                shape.page_size,
-                shape.queries > 1,
-                shape.scale,
-                dtypes["q_data_type"],
-                dtypes["kv_data_type"],
-            )
-
-        def attend(of: Operands) -> torch.Tensor:
-            pages, _ = _pages(shape, of)
-            latent = pages[:, :, 0]
-            output: torch.Tensor = wrapper.run(
-                of.q[..., :width], of.q[..., width:], latent[..., :width], latent[..., width:]
-            )
-            return output
-
-        return plan, attend
+    def run(self, wrapper: Any, shape: DecodeShape, of: Operands) -> torch.Tensor:
+        width, latent = shape.head_dim_v, as_pages(shape, of.k)[:, :, 0]
+        parts = of.q[..., :width], of.q[..., width:], latent[..., :width], latent[..., width:]
+        output: torch.Tensor = wrapper.run(*parts)
+        return output

@@ -10,6 +10,7 @@ from mamf.backend import Backend, DeviceInfo
 from mamf.measurement import TERA, Measurement
 from mamf.operation import Operation, Preset, random_sizes
 from mamf.operations.attention.shapes import equal_widths
+from mamf.operations.bandwidth.operation import fastest_memory
 from mamf.operations.decode.shapes import LENGTHS, PRESETS, DecodeKernel, DecodeProblem, DecodeShape
 from mamf.parameters import combine
 from mamf.peaks import fastest_possible_flops, find_bandwidth
@@ -27,9 +28,6 @@ _USUAL: Mapping[str, Sequence[Any]] = {
 }
 # A CPU takes seconds for the work of a millisecond on an accelerator.
 _OF_CPU: Mapping[str, Sequence[Any]] = {"batch": (2,), "cache_len": (256, 1024)}
-# Memory serves most bytes of a launch that needs this many times what the cache holds.
-_CACHES = 2
-_HEADROOM = 1.02
 
 
 class Decode(Operation[DecodeProblem, DecodeShape]):
@@ -69,11 +67,8 @@ class Decode(Operation[DecodeProblem, DecodeShape]):
         if shape is None:
             return None
         work, flops = problem.work(shape), fastest_possible_flops(info, problem.dtype)
-        limits = [] if flops is None else [flops * work.nbytes / work.flop]
-        memory = find_bandwidth(info.name, info.compute_units, is_verified_only=True)
-        if memory and info.cache_bytes and work.nbytes >= _CACHES * info.cache_bytes:
-            limits.append(_HEADROOM * memory * work.nbytes / (work.nbytes - info.cache_bytes))
-        return min(limits, default=None)
+        compute = flops and flops * work.nbytes / work.flop
+        return min(filter(None, (compute, fastest_memory(info, work.nbytes))), default=None)
 
     def peak(self, info: DeviceInfo, problem: DecodeProblem) -> float | None:
         """The datasheet's bytes per second."""

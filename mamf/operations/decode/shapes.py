@@ -30,21 +30,14 @@ from mamf.work import Work
 LENGTHS: Mapping[str, str] = {"": "equal", "u": "uniform", "t": "tail"}
 _PATTERN = re.compile(r"b(\d+)h(\d+)(?:kv(\d+))?q(\d+)c(\d+)([ut]?)d(\d+)(?:v(\d+))?(l?)(?:p(\d+))?", re.ASCII)
 _SIZES = ("batch", "heads", "kv_heads", "queries", "cache_len", "head_dim", "head_dim_v")
-#: A latent has the values of all heads in its first dimensions, and the position of its token in these last ones.
-_POSITION_DIMS = 64
 #: Width of the keys that DeepSeek's latent stands for: 128 and the position. It sets the scale of scores.
 _KEYS_OF_LATENT = 192
 #: Of 4 tokens, a sequence of a long tail has one on average.
 _TAIL_EXPONENT = 3
 #: The caches of a graph together are larger than any last-level cache, twice over.
-_BYTES_OF_GRAPH, _FEWEST_IN_GRAPH, _MOST_IN_GRAPH = 512 * 2**20, 3, 64
+_BYTES_OF_GRAPH, _MIN_IN_GRAPH, _MAX_IN_GRAPH = 512 * 2**20, 3, 64
 _INDEX_BYTES = DTYPES["int32"].itemsize
 SAME = "same"
-
-
-def _parse_page(text: str) -> int | None:
-    """Read tokens of a page, or ``none`` for a contiguous cache."""
-    return None if text.strip().lower() == "none" else parse_size(text)
 
 
 @dataclass(frozen=True, order=True)
@@ -62,15 +55,17 @@ class DecodeShape:
     dimension if values are narrower, ``l`` for a latent, ``p16`` for pages.
     """
 
-    batch: int = field(metadata=describe("sequences", default="64, 2 on a CPU", read=parse_size))
-    heads: int = field(metadata=describe("query heads", default="32", read=parse_size, metavar="H"))
-    kv_heads: int = field(metadata=describe("key heads; 1 is MQA", default="8", read=parse_size, metavar="H"))
+    batch: int = field(metadata=describe("number of sequences", default="64, or 2 on a CPU", read=parse_size))
+    heads: int = field(metadata=describe("number of query heads", default="32", read=parse_size, metavar="H"))
+    kv_heads: int = field(
+        metadata=describe("number of key and value heads; 1 is MQA", default="8", read=parse_size, metavar="H")
+    )
     queries: int = field(
-        metadata=describe("new tokens of a sequence", default="1", keyword="query_lens", read=parse_size, metavar="S")
+        metadata=describe("new tokens per sequence", default="1", keyword="query_lens", read=parse_size, metavar="S")
     )
     cache_len: int = field(
         metadata=describe(
-            "tokens of a full sequence, new ones included",
+            "tokens per full sequence, including the new ones",
             default="1024 8192 32768",
             keyword="cache_lens",
             read=parse_size,
@@ -79,7 +74,7 @@ class DecodeShape:
     )
     head_dim: int = field(
         metadata=describe(
-            "dimensions of a head; 576/512 if keys and values differ",
+            "head dimension; 576/512 if that of keys and values differs",
             default="128",
             keyword="head_dims",
             read=HeadDims.parse,
@@ -88,20 +83,19 @@ class DecodeShape:
     )
     head_dim_v: int = field(metadata=DERIVED)
     lengths: str = field(
-        default="equal", metadata=describe("lengths of the sequences", choices=tuple(LENGTHS.values()))
+        default="equal", metadata=describe("how sequence lengths are distributed", choices=tuple(LENGTHS.values()))
     )
     page_size: int | None = field(
         default=None,
         metadata=describe(
-            "tokens of a page, none for a contiguous cache",
+            "tokens per page of the cache; none for a contiguous cache",
             default="none",
             keyword="page_sizes",
-            read=_parse_page,
             metavar="S",
         ),
     )
     is_latent: bool = field(
-        default=False, metadata=describe("one latent vector is key and value of all heads", keyword="latent")
+        default=False, metadata=describe("use one latent vector as key and value of all heads", keyword="latent")
     )
 
     def __post_init__(self) -> None:
@@ -109,15 +103,23 @@ class DecodeShape:
             object.__setattr__(self, name, whole_number(name, getattr(self, name)))
         if self.page_size is not None:
             object.__setattr__(self, "page_size", whole_number("page size", self.page_size))
-        if self.heads % self.kv_heads:
-            raise UsageError(f"{self.heads} heads cannot share {self.kv_heads} kv heads: heads must be a multiple")
-        if self.queries > self.cache_len:
-            of_sequence = f"{self.queries} new tokens in a sequence of {self.cache_len}"
-            raise UsageError(f"{of_sequence}: --cache-lens includes the new ones")
-        if self.lengths not in LENGTHS.values():
-            raise UsageError(f"lengths {self.lengths!r}: they are {', '.join(LENGTHS.values())}")
-        if self.is_latent and (self.kv_heads != 1 or self.head_dim_v >= self.head_dim):
-            raise UsageError("a latent has 1 kv head, and values narrower than keys, such as --head-dims 576/512")
+        of_sequence = f"{self.queries} new tokens in a sequence of {self.cache_len}"
+        known, has_one_head = tuple(LENGTHS.values()), self.kv_heads == 1 and self.head_dim_v < self.head_dim
+        refusals = (
+            (
+                self.heads % self.kv_heads,
+                f"{self.heads} heads cannot share {self.kv_heads} kv heads: heads must be a multiple",
+            ),
+            (self.queries > self.cache_len, f"{of_sequence}: --cache-lens includes the new ones"),
+            (self.lengths not in known, f"lengths {self.lengths!r}: they are {', '.join(known)}"),
+            (
+                self.is_latent and not has_one_head,
+                "a latent has 1 kv head, and values narrower than keys, such as --head-dims 576/512",
+            ),
+        )
+        for is_wrong, text in refusals:
+            if is_wrong:
+                raise UsageError(text)
 
     def __str__(self) -> str:
         kv = "" if self.kv_heads == self.heads else f"kv{self.kv_heads}"
@@ -202,8 +204,12 @@ class DecodeProblem(DeclaredProblem):
     operation: ClassVar[str] = "decode"
 
     dtype: str = "bfloat16"
-    cache_dtype: str = field(default=SAME, metadata=describe("of keys and values", choices=(SAME, "float8_e4m3fn")))
-    graph: bool = field(default=False, metadata=describe("launch a graph of launches over several caches"))
+    cache_dtype: str = field(
+        default=SAME, metadata=describe("dtype of the cached keys and values", choices=(SAME, "float8_e4m3fn"))
+    )
+    graph: bool = field(
+        default=False, metadata=describe("capture launches over several caches in one graph, and launch that")
+    )
     data: str = "normal"
     seed: int = 0
 
@@ -219,7 +225,7 @@ class DecodeProblem(DeclaredProblem):
         """The number of captured launches of a graph, else 1."""
         if not self.graph:
             return 1
-        return min(_MOST_IN_GRAPH, max(_FEWEST_IN_GRAPH, -(-_BYTES_OF_GRAPH // self._bytes_of_one(shape))))
+        return min(_MAX_IN_GRAPH, max(_MIN_IN_GRAPH, -(-_BYTES_OF_GRAPH // self._bytes_of_one(shape))))
 
     def work(self, shape: DecodeShape) -> Work:
         count = self.launches(shape)
@@ -261,11 +267,10 @@ class DecodeProblem(DeclaredProblem):
 
 _DEFAULT: Mapping[str, Sequence[object]] = {"batch": (64,), "cache_len": (1024, 8192, 32768)}
 _LLAMA_8B: Mapping[str, Sequence[object]] = {"heads": (32,), "kv_heads": (8,), "head_dim": equal_widths(128)}
-_LLAMA_70B: Mapping[str, Sequence[object]] = {**_LLAMA_8B, "heads": (64,)}
 _DEEPSEEK: Mapping[str, Sequence[object]] = {
     "heads": (128,),
     "kv_heads": (1,),
-    "head_dim": (HeadDims(512 + _POSITION_DIMS, 512),),
+    "head_dim": (HeadDims(576, 512),),
     "is_latent": (True,),
     "page_size": (64,),
 }
@@ -273,7 +278,9 @@ _BOTH_CACHES = (None, 16)
 
 PRESETS: Mapping[str, Preset[DecodeShape]] = {
     "llama-8b-decode": Preset(sizes={**_LLAMA_8B, **_DEFAULT, "batch": (8, 64), "page_size": _BOTH_CACHES}),
-    "llama-70b-decode": Preset(sizes={**_LLAMA_70B, **_DEFAULT, "batch": (8, 64), "page_size": _BOTH_CACHES}),
+    "llama-70b-decode": Preset(
+        sizes={**_LLAMA_8B, **_DEFAULT, "heads": (64,), "batch": (8, 64), "page_size": _BOTH_CACHES}
+    ),
     "deepseek-v3-decode": Preset(sizes={**_DEEPSEEK, **_DEFAULT, "batch": (16, 128)}),
     "speculative": Preset(
         sizes={**_LLAMA_8B, "batch": (16,), "queries": (2, 4, 8, 16), "cache_len": (8192,), "page_size": _BOTH_CACHES}

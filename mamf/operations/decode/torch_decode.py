@@ -9,20 +9,21 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 
 from mamf.backend import Backend, OperandPool, Unavailable
 from mamf.kernel import Prepared, Verdict
 from mamf.operations.attention.torch_attention import Library, tolerance_of
-from mamf.operations.decode.decode_reference import Operands, Reference, Tables
+from mamf.operations.decode.decode_reference import Operands, Reference, Tables, compare, shuffle_pages
 from mamf.operations.decode.shapes import DecodeKernel, DecodeProblem, DecodeShape
 from mamf.operations.operand_sets import (
     OperandSet,
     Unchanged,
     check_torch,
     explain_wrong_type,
+    fresh_signs,
     prepare_sets,
     split_sets,
     take_buffers,
@@ -70,24 +71,23 @@ class TorchDecode(DecodeKernel):
         """Plan and compile for one shape. Its output has the rows, heads and width of the queries, in any shape."""
 
     def unsupported_shape(self, problem: DecodeProblem, shape: DecodeShape) -> str | None:
-        page = shape.page_size
-        if page is None and not self.has_contiguous:
-            return f"{self.name} needs a paged cache: --page-sizes {self.page_multiple}"
-        if page is not None and not self.has_pages:
-            return f"{self.name} needs a contiguous cache: --page-sizes none"
-        if page is not None and page % self.page_multiple:
-            return f"{self.name} has no pages of {page} tokens: they must be a multiple of {self.page_multiple}"
-        if shape.lengths != "equal" and not self.has_ragged:
-            return f"{self.name} needs equal lengths of the sequences"
-        if not shape.has_equal_queries and not self.has_ragged_queries:
-            return f"{self.name} needs equal numbers of queries"
-        if self.most_queries is not None and shape.queries > self.most_queries:
-            return f"{self.name} takes at most {self.most_queries} queries of a sequence"
-        if not (self.has_latent if shape.is_latent else self.has_heads):
-            return f"{self.name} takes {'no latent' if shape.is_latent else 'a latent only'}"
-        if not shape.is_latent and (shape.head_dim not in self.head_dims or shape.head_dim_v != shape.head_dim):
-            return f"{self.name} has no head dimension {shape.head_dims}"
-        return None
+        page, most = shape.page_size, self.most_queries
+        lacks_width = shape.head_dim not in self.head_dims or shape.head_dim_v != shape.head_dim
+        refusals = (
+            (page is None and not self.has_contiguous, f"needs a paged cache: --page-sizes {self.page_multiple}"),
+            (page is not None and not self.has_pages, "needs a contiguous cache: --page-sizes none"),
+            (
+                (page or 0) % self.page_multiple,
+                f"has no pages of {page} tokens: they must be a multiple of {self.page_multiple}",
+            ),
+            (shape.lengths != "equal" and not self.has_ragged, "needs equal lengths of the sequences"),
+            (not (shape.has_equal_queries or self.has_ragged_queries), "needs equal numbers of queries"),
+            (most is not None and shape.queries > most, f"takes at most {most} queries of a sequence"),
+            (shape.is_latent and not self.has_latent, "takes no latent"),
+            (not shape.is_latent and not self.has_heads, "takes a latent only"),
+            (not shape.is_latent and lacks_width, f"has no head dimension {shape.head_dims}"),
+        )
+        return next((f"{self.name} {text}" for is_wrong, text in refusals if is_wrong), None)
 
     def prepare(
         self,
@@ -102,14 +102,21 @@ class TorchDecode(DecodeKernel):
         sets = 1 if problem.graph else sets  # a graph rotates over caches itself
         count = sets * problem.launches(shape)
         memory = split_sets(take_buffers(pool, problem.buffers(shape, sets)), count)
-        tables = Tables.shuffled(problem, shape, backend.device)
+        tables = shuffle_pages(problem, shape, backend.device)
         bound = self.bind(backend, problem, shape, tables)
         prepared = [PreparedDecode(self, problem, shape, tables, flat, bound) for flat in memory]
         ready = [each.operand_set() for each in prepared]
         if problem.graph:
             ready = [capture(backend, ready)]
         watched = {f"{name} {number}": each for number, flat in enumerate(memory) for name, each in flat.items()}
-        return prepare_sets(ready, Unchanged({**watched, **table_tensors(tables)}))
+        watched |= {name: each for name, each in vars(tables).items() if isinstance(each, torch.Tensor)}
+        return prepare_sets(ready, Unchanged(watched))
+
+
+def as_pages(shape: DecodeShape, cache: torch.Tensor) -> torch.Tensor:
+    """The places of a cache as pages, or as sequences of equal lengths."""
+    pages: torch.Tensor = cache.unflatten(0, (-1, shape.page_size or shape.cache_len))
+    return pages
 
 
 class LibraryDecode(Library, TorchDecode):
@@ -131,7 +138,8 @@ class PreparedDecode:
         bound: Bound,
     ) -> None:
         self._shape, self._bound, self._tolerance = shape, bound, tolerance_of(problem.dtype)
-        self._details = {**bound.details, **kernel_details(kernel)}
+        version = kernel.version() if isinstance(kernel, Library) else None
+        self._details = {**bound.details, **({"library": version} if version else {})}
         self._operands = view_operands(problem, shape, flat)
         self._reference = Reference(shape, tables, self._operands)
 
@@ -141,8 +149,8 @@ class PreparedDecode:
             self.launch,
             self.verify,
             verify_whole=self.verify_on_host,
-            change=reference.change_signs,
-            restore=reference.restore,
+            change=lambda: reference.flip(fresh_signs(reference.signs.shape, reference.signs.device)),
+            restore=lambda: reference.flip(reference.signs),
         )
 
     def launch(self) -> torch.Tensor:
@@ -159,7 +167,7 @@ class PreparedDecode:
             return Verdict(math.inf, 0.0, reason="the launch returned no tensor with the elements of the output")
         if reason := explain_wrong_type(output.reshape(expected.shape), expected):
             return Verdict(math.inf, 0.0, reason=reason)
-        found = self._reference.verdict(output.reshape(expected.shape), self._tolerance)
+        found = compare(output.reshape(expected.shape), self._reference.expected, self._tolerance)
         return replace(found, details=self._details)
 
     def verify_on_host(self, result: object) -> Verdict:
@@ -175,17 +183,6 @@ def view_operands(problem: DecodeProblem, shape: DecodeShape, flat: Mapping[str,
     k = view_as(flat["k"], slots, shape.kv_heads, shape.head_dim)
     v = k[..., : shape.head_dim_v] if shape.is_latent else view_as(flat["v"], slots, shape.kv_heads, shape.head_dim_v)
     return Operands(q, k, v)
-
-
-def table_tensors(tables: Tables) -> dict[str, torch.Tensor]:
-    """The tables that kernels read, which launches must not change."""
-    paged = {"block table": tables.table, "pages": tables.all_pages} if tables.pages else {}
-    return {"lengths": tables.lengths, **paged}
-
-
-def kernel_details(kernel: TorchDecode) -> dict[str, Any]:
-    version = kernel.version() if isinstance(kernel, Library) else None
-    return {"library": version} if version else {}
 
 
 def capture(backend: Backend, sets: Sequence[OperandSet]) -> OperandSet:

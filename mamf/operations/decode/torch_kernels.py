@@ -8,8 +8,8 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from mamf.backend import Backend, Unavailable
-from mamf.errors import first_line
 from mamf.operations.attention.torch_attention import NOTHING_FITS
+from mamf.operations.attention.torch_kernels import check_flex
 from mamf.operations.compilation import compile_for_shape
 from mamf.operations.decode.decode_reference import Operands, Tables
 from mamf.operations.decode.shapes import DecodeProblem, DecodeShape
@@ -67,13 +67,7 @@ class FlexKvcache(TorchDecode):
     head_dims = (16, 32, 64, 128, 256)
 
     def unavailable(self, backend: Backend) -> Unavailable | None:
-        if backend.is_accelerator and (reason := backend.without_compiler()):
-            return reason
-        try:
-            import torch.nn.attention.flex_attention  # noqa: F401
-        except Exception as error:  # a build of torch without its compiler
-            return Unavailable(f"FlexAttention does not load: {first_line(error)}", "pip install --upgrade torch")
-        return super().unavailable(backend)
+        return check_flex(backend, backend.is_accelerator) or super().unavailable(backend)
 
     def bind(self, backend: TorchBackend, problem: DecodeProblem, shape: DecodeShape, tables: Tables) -> Bound:
         from torch.nn.attention.flex_attention import flex_attention
@@ -100,9 +94,9 @@ def make_block_mask(shape: DecodeShape, tables: Tables) -> Any:
 
     assert shape.page_size is not None
     size, lengths, count = shape.page_size, tables.lengths, int(tables.page_starts[-1])
-    order = torch.full((shape.batch, count), -1, dtype=torch.int32, device=tables.device)
+    order = lengths.new_full((shape.batch, count), -1)
     for sequence, pages in enumerate(tables.pages):
-        order[sequence, list(pages)] = torch.arange(len(pages), dtype=torch.int32, device=tables.device)
+        order[sequence, list(pages)] = torch.arange(len(pages), dtype=order.dtype, device=order.device)
 
     def sees(batch: torch.Tensor, head: torch.Tensor, query: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
         page = order[batch, place // size]
@@ -111,8 +105,7 @@ def make_block_mask(shape: DecodeShape, tables: Tables) -> Any:
 
     blocks = -(-shape.queries // _BLOCK)
     seen = tables.page_starts.diff()[:, None, None].expand(-1, 1, blocks).contiguous()
-    padded = torch.zeros((shape.batch, count), dtype=torch.int32, device=tables.device)
-    padded[:, : tables.table.shape[1]] = tables.table
+    padded = torch.nn.functional.pad(tables.table, (0, count - tables.table.shape[1]))
     indices = padded[:, None, None].expand(-1, 1, blocks, -1).contiguous()
     lengths_of_mask = (shape.queries, count * size)
     return BlockMask.from_kv_blocks(

@@ -61,7 +61,7 @@ class ProductProblem(DeclaredProblem):
     layout: str = field(
         default="nt",
         metadata=describe(
-            "layout of A and B: n as multiplied, t transposed; nt+8: with 8 unused elements after each row",
+            "how A and B are stored: n as multiplied, t transposed; nt+8 leaves 8 unused elements after each row",
             choices=_ALL_LAYOUTS,
             metavar="LAYOUT",
             is_rare=True,
@@ -70,7 +70,7 @@ class ProductProblem(DeclaredProblem):
     data: str = field(default="normal", metadata=describe("values of the operands", choices=ALL_DATA, is_rare=True))
     seed: int = 0
     fast_accumulation: bool = field(
-        default=False, metadata=describe("8-bit floats: fewer bits in partial sums", is_rare=True)
+        default=False, metadata=describe("8-bit floats: use fewer bits for partial sums", is_rare=True)
     )
 
     def __post_init__(self) -> None:

@@ -85,10 +85,15 @@ class Matmul(ProductOperation[MatmulProblem, MatmulShape]):
     compares_kernels = False
     is_compute_roof = True
     regimes = (BURST, SUSTAINED, CLASSIC)
-    preset_parameter = Parameter("preset", str, "linear layers of known models; --m is their tokens")
+    preset_parameter = Parameter("preset", str, "linear layers of known models; --m is the number of tokens")
     preset_parameters = (
         Parameter(
-            "product", str, "pass of the preset's layers, with its layout", "forward", tuple(LAYOUT_OF), is_rare=True
+            "product",
+            str,
+            "pass through the preset's layers, which also sets the layout",
+            "forward",
+            tuple(LAYOUT_OF),
+            is_rare=True,
         ),
     )
 

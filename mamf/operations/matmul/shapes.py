@@ -27,7 +27,7 @@ class MatmulShape(Sizes):
 
     m: int = field(metadata=_size("rows of A and C"))
     n: int = field(metadata=_size("columns of B and C"))
-    k: int = field(metadata=_size("columns of A and rows of B, the reduction"))
+    k: int = field(metadata=_size("size of the reduction: columns of A and rows of B"))
 
     def __post_init__(self) -> None:
         m, n, k = self.m, self.n, self.k
@@ -100,7 +100,7 @@ class SearchOptions:
 
 
 def matmul_grid(m: Sequence[int], n: Sequence[int], k: Sequence[int]) -> list[MatmulShape]:
-    """All combinations of the sizes, once each, in the given order. Raises UsageError for more than MOST_STEPS.
+    """All combinations of the sizes, once each, in the given order. Raises UsageError for more than MAX_STEPS.
 
     >>> [str(shape) for shape in mamf.matmul_grid([1024, 2048], [4096], [4096])]
     ['1024x4096x4096', '2048x4096x4096']

@@ -31,7 +31,7 @@ class Model(FlopOperation[ModelProblem, ModelShape]):
     default_regime = SUSTAINED
     counts_model_flop = True
     preset_parameter = Parameter(
-        "preset", str, "small to 2.7b are GPT-2, 1b to 8b are Llama 3 (default: small)", keyword="size"
+        "preset", str, "model; small to 2.7b are GPT-2, 1b to 8b are Llama 3 (default: small)", keyword="size"
     )
 
     def default_shapes(self, backend: Backend) -> Sequence[ModelShape]:

@@ -41,10 +41,10 @@ class ModelShape(Sizes):
     pattern: ClassVar[re.Pattern[str]] = re.compile(r"b(\d+)s(\d+)", re.ASCII)
     written: ClassVar[str] = "the shape of a training step; write bBATCHsCONTEXT, for example b8s1024"
 
-    batch: int = field(metadata=describe("sequences in a batch", default="8", read=parse_size, metavar="N"))
+    batch: int = field(metadata=describe("number of sequences", default="8", read=parse_size, metavar="N"))
     context: int = field(
         metadata=describe(
-            "tokens of each sequence", default="256 512 1024", keyword="context_lengths", read=parse_size, metavar="N"
+            "tokens per sequence", default="256 512 1024", keyword="context_lengths", read=parse_size, metavar="N"
         )
     )
 
@@ -74,25 +74,27 @@ class ModelProblem(DeclaredProblem):
 
     operation: ClassVar[str] = "model"
 
-    style: Style = field(default="gpt2", metadata=_rare("kind of its blocks"))
-    d_model: int = field(default=768, metadata=_rare("width of the model"))
-    d_ff: int = field(default=3072, metadata=_rare("width inside an MLP"))
-    layers: int = field(default=12, metadata=_rare("blocks"))
-    heads: int = field(default=12, metadata=_rare("query heads"))
-    kv_heads: int = field(default=12, metadata=_rare("key heads"))
-    experts: int = field(default=1, metadata=_rare("MLPs of a block in style moe"))
-    active_experts: int = field(default=1, metadata=_rare("experts of a token"))
-    vocabulary: int = field(default=50257, metadata=_rare("tokens that it knows"))
-    tied: bool = field(default=True, metadata=_rare("the logits use the weights of the embedding"))
+    style: Style = field(default="gpt2", metadata=_rare("type of block"))
+    d_model: int = field(default=768, metadata=_rare("width of the model (embedding size)"))
+    d_ff: int = field(default=3072, metadata=_rare("width of the hidden layer of an MLP"))
+    layers: int = field(default=12, metadata=_rare("number of blocks"))
+    heads: int = field(default=12, metadata=_rare("number of query heads"))
+    kv_heads: int = field(default=12, metadata=_rare("number of key and value heads"))
+    experts: int = field(default=1, metadata=_rare("number of experts per block, for style moe"))
+    active_experts: int = field(default=1, metadata=_rare("number of experts that each token uses"))
+    vocabulary: int = field(default=50257, metadata=_rare("number of different tokens"))
+    tied: bool = field(default=True, metadata=_rare("use the embedding's weights for the logits"))
     phase: Phase = field(
         default="forward",
-        metadata=describe("part of a training step; forward-backward minus forward is the backward pass"),
+        metadata=describe("part of a training step; the backward pass is forward-backward minus forward"),
     )
-    autocast: bool = field(default=False, metadata=_rare("float32 parameters, and products under torch.autocast"))
-    checkpointing: bool = field(default=False, metadata=_rare("blocks run again in the backward pass"))
-    optimizer: Optimizer = field(default="adamw", metadata=_rare("optimizer of the phase step"))
+    autocast: bool = field(
+        default=False, metadata=_rare("keep parameters in float32 and run matmuls under torch.autocast")
+    )
+    checkpointing: bool = field(default=False, metadata=_rare("recompute each block in the backward pass"))
+    optimizer: Optimizer = field(default="adamw", metadata=_rare("optimizer, for the phase step"))
     dtype: str = "bfloat16"
-    data: str = field(default="normal", metadata=describe("tokens", choices=("normal",), is_rare=True))
+    data: str = field(default="normal", metadata=describe("values of the tokens", choices=("normal",), is_rare=True))
     seed: int = 0
 
     def __post_init__(self) -> None:

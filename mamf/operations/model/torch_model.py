@@ -33,7 +33,7 @@ from mamf.plugins.discovery import kernel_of
 from mamf.torch_backend import TorchBackend, require_memory, torch_dtype
 
 #: Batches to rotate: all launches share the parameters, so more batches would not evict anything.
-_MOST_BATCHES = 3
+_MAX_BATCHES = 3
 
 
 class TorchModel(ModelKernel):
@@ -103,7 +103,7 @@ class TorchModel(ModelKernel):
         run = self.runnable(network)
         if problem.autocast:
             run = autocast(run, backend.device, problem)
-        return Step(problem, shape, network, run, min(sets, _MOST_BATCHES)).prepared()
+        return Step(problem, shape, network, run, min(sets, _MAX_BATCHES)).prepared()
 
 
 class CompiledModel(TorchModel):

@@ -37,8 +37,9 @@ def decode_chart(
         cache = "contiguous" if shape.page_size is None else f"pages of {shape.page_size}"
         lengths = "" if shape.lengths == "equal" else f"{shape.lengths} lengths"
         heads = f"{shape.heads} heads on {shape.kv_heads}, batch {shape.batch}"
-        parts = [heads, "" if by_queries else queries, cache, lengths, *of.describe_problem(row.problem)]
-        return ", ".join(filter(None, parts))
+        return ", ".join(
+            filter(None, [heads, "" if by_queries else queries, cache, lengths, *of.describe_problem(row.problem)])
+        )
 
     memory = roofs and roofs.bandwidth.get((MEMORY, regime))
     panels = []

@@ -10,10 +10,12 @@ import contextlib
 import functools
 import io
 import itertools
+import os
 import re
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from unittest import mock
 
 import mamf
 from mamf.ceilings.ceiling import Ceiling, known_share, mamfu
@@ -364,9 +366,12 @@ def _apart(rates: Sequence[float]) -> float:
 
 
 def mamf_table(words: Sequence[str]) -> str:
-    """What a command prints of logs (``mamf show LOG --top 5``): console output, or markdown as it is."""
+    """What a command prints of logs (``mamf show LOG --top 5``): the screen of a terminal with 80 columns, or markdown
+    as it is.
+    """
     text = io.StringIO()
-    with contextlib.redirect_stdout(text):
+    text.isatty = lambda: True  # type: ignore[method-assign]
+    with contextlib.redirect_stdout(text), mock.patch.dict(os.environ, COLUMNS="80", NO_COLOR="1"):
         mamf_command([str(ROOT / word) if (ROOT / word).is_file() else word for word in words])
     shown = text.getvalue().replace(f"{ROOT}/", "")
     if not shown:

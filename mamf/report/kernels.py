@@ -259,7 +259,8 @@ def kernels_document(
     blocks: list[Block] = [
         Lines(head),
         *([ceiling_table(list(confirmed.values()), header)] if confirmed else []),
-        *([winner_table(best, shares, top), Lines([winner_line(best)])] if best else []),
+        *([winner_table(best, shares, top)] if best else []),
+        Lines([winner_line(best)] if len(best) > 1 else []),
         *tables_of(rows, shares, top, baseline),
         *part_table(rows),
         Answer([*answers, *([] if answers or in_table else ["nothing was measured"]), end_line(summary)]),

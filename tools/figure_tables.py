@@ -365,13 +365,26 @@ def _apart(rates: Sequence[float]) -> float:
 # -- tables that commands print ----------------------------------------------------------------------------------------
 
 
+class _Terminal(io.StringIO):
+    """A terminal of 80 columns."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def terminal_table(words: Sequence[str]) -> str:
+    """What a command prints of logs on a terminal of 80 columns."""
+    with mock.patch.dict(os.environ, COLUMNS="80", NO_COLOR="1"):
+        return _output(words, _Terminal())
+
+
 def mamf_table(words: Sequence[str]) -> str:
-    """What a command prints of logs (``mamf show LOG --top 5``): the screen of a terminal with 80 columns, or markdown
-    as it is.
-    """
-    text = io.StringIO()
-    text.isatty = lambda: True  # type: ignore[method-assign]
-    with contextlib.redirect_stdout(text), mock.patch.dict(os.environ, COLUMNS="80", NO_COLOR="1"):
+    """What a command prints of logs (``mamf show LOG --top 5``): console output, or markdown as it is."""
+    return _output(words, io.StringIO())
+
+
+def _output(words: Sequence[str], text: io.StringIO) -> str:
+    with contextlib.redirect_stdout(text):
         mamf_command([str(ROOT / word) if (ROOT / word).is_file() else word for word in words])
     shown = text.getvalue().replace(f"{ROOT}/", "")
     if not shown:
@@ -388,6 +401,7 @@ TABLES: Mapping[str, Callable[[Sequence[str]], str]] = {
     "finder": finder_table,
     "finder-repeats": finder_repeats_table,
     "mamf": mamf_table,
+    "terminal": terminal_table,
 }
 
 

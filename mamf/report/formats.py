@@ -17,7 +17,9 @@ _GAP = 2
 
 def terminal(document: Document, width: int | None = None) -> str:
     """Write aligned text for a terminal. A line below the last table names the columns that do not fit."""
-    texts, hidden, last = [], dict[str, None](), 0
+    texts: list[str] = []
+    hidden: dict[str, None] = {}
+    last = 0
     for block in document.visible_blocks:
         if isinstance(block, Table):
             text, dropped = _terminal_table(block, width)

@@ -21,7 +21,7 @@ from mamf.rate import label_dtype
 from mamf.regime_names import CEILINGS
 
 
-def priors(info: DeviceInfo, problem: MatmulProblem) -> list[MatmulShape]:
+def find_priors(info: DeviceInfo, problem: MatmulProblem) -> list[MatmulShape]:
     """Of a find on this very device, then of contributed ones of its kind; both ceilings' shapes, each once."""
     dtype = label_dtype(problem)
     shapes = [shape for regime in CEILINGS for shape in _found_here(info, problem, regime)]
@@ -167,7 +167,7 @@ def plan_for(
     if not grid.accepts(MatmulShape(grid.m[0], grid.n[0], grid.k[0])):
         reached = f"{problem.dtype}, which reaches {flops / 1e9:.3g} GFLOPS here"
         raise UsageError(f"{budget_seconds:g} s are too few for a search in {reached}: raise the budget")
-    first = tuple(shape for shape in priors(backend.info, problem) if fits(grid, shape))
+    first = tuple(shape for shape in find_priors(backend.info, problem) if fits(grid, shape))
     plan = Plan(
         FIND,
         MATMUL,
@@ -196,13 +196,13 @@ def refinement_steps(grid: MatmulGrid) -> list[int]:
     return [max(16, step // part // 16 * 16) for part in (4, 4, 8, 8, 16, 16)]
 
 
-def along_k(grid: MatmulGrid) -> list[int]:
+def long_reductions(grid: MatmulGrid) -> list[int]:
     """Long reductions: as long as the largest M, and the middle of those that are longer."""
     longer = [k for k in grid.k if k >= max(grid.m)] or [max(grid.k)]
     return list(dict.fromkeys((longer[0], longer[(len(longer) - 1) // 2])))
 
 
-def anywhere(
+def shapes_anywhere(
     leaders: Sequence[MatmulShape], step: int, grid: MatmulGrid, count: int, chooser: random.Random
 ) -> list[MatmulShape]:
     """A shape for every pair of M and N in multiples of ``step``, or for ``count`` of the pairs. How full the waves are
@@ -220,7 +220,7 @@ def anywhere(
     return [shape for shape in found if fits(grid, shape)]
 
 
-def around(leaders: Iterable[MatmulShape], step: int, grid: MatmulGrid, reach: int) -> list[MatmulShape]:
+def shapes_around(leaders: Iterable[MatmulShape], step: int, grid: MatmulGrid, reach: int) -> list[MatmulShape]:
     """Shapes up to ``reach`` steps from the leaders in M and N and half of that in K, and the leaders with every K of
     the grid; within its bounds.
     """

@@ -45,7 +45,7 @@ def best_of_their_kind(rows: Iterable[Measurement]) -> list[Candidate]:
     return [(row.shape, row.kernel) for row in fastest]
 
 
-def of_the_default(candidates: Sequence[Candidate], rows: Iterable[Measurement], default: str) -> list[Candidate]:
+def default_candidates(candidates: Sequence[Candidate], rows: Iterable[Measurement], default: str) -> list[Candidate]:
     """The default kernel on its best shape and on every shape where another kernel is a candidate. The gain over the
     default is known only if both are measured in the same rounds.
     """
@@ -56,7 +56,7 @@ def of_the_default(candidates: Sequence[Candidate], rows: Iterable[Measurement],
     return [(shape, default) for shape in dict.fromkeys((*shapes, *(shape for shape, _ in candidates)))]
 
 
-def frugal_and_fast(visits: Sequence[Measurement], count: int) -> list[Candidate]:
+def choose_finalists(visits: Sequence[Measurement], count: int) -> list[Candidate]:
     """Finalists by short visits: half by least energy per FLOP where power is known, the others by speed."""
     seen = [row for row in visits if row.ok]
     fastest = sorted(seen, key=lambda row: row.best_rate, reverse=True)
@@ -66,7 +66,7 @@ def frugal_and_fast(visits: Sequence[Measurement], count: int) -> list[Candidate
     return list(chosen)[:count]
 
 
-def not_beaten(rows: Sequence[Measurement], left: Sequence[Candidate], hopeless: float) -> list[Candidate]:
+def drop_beaten(rows: Sequence[Measurement], left: Sequence[Candidate], hopeless: float) -> list[Candidate]:
     """The candidates whose median is within ``hopeless`` of the best one's."""
     found = {candidate: rounds for candidate, rounds in group_rounds(rows).items() if candidate in left}
     if not found:
@@ -227,7 +227,7 @@ class Confirmation:
             if not self._continues(phase, number + 1, is_due=number < phase.min_rounds):
                 break
             left = [each for each in left if each not in due]
-            left = not_beaten(own, left, self.hopeless if number >= phase.min_rounds else self.far_behind)
+            left = drop_beaten(own, left, self.hopeless if number >= phase.min_rounds else self.far_behind)
             if number < phase.min_rounds and left and not self.run.is_replaying:
                 rounds = phase.min_rounds - number + (MIN_ROUNDS if phase.chooses else 0)
                 left = self._affordable(own, left, seconds_each, rounds)
@@ -235,7 +235,7 @@ class Confirmation:
             left = [each for each in dict.fromkeys((*confirmed, *left)) if each not in failed]
             if len(left) <= (1 if phase.chooses else 0):  # there is no more to choose
                 break
-        return not_beaten(own, left, self.hopeless)
+        return drop_beaten(own, left, self.hopeless)
 
     def _round(
         self, phase: _Phase, number: int, candidates: Sequence[Candidate]

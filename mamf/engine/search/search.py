@@ -274,10 +274,10 @@ class Search:
         failed = [row for row, is_known in own if not is_known]
         if number and not known and len(failed) >= _HOPELESS_FAILURES:
             return np.ones(len(self._shapes), dtype=bool)
-        return among_failures(self._logarithms, known, failed)
+        return find_hopeless(self._logarithms, known, failed)
 
 
-def among_failures(sizes: Array, known: list[int], failed: list[int]) -> NDArray[np.bool_]:
+def find_hopeless(sizes: Array, known: list[int], failed: list[int]) -> NDArray[np.bool_]:
     """Candidates that failed, or that lie where nearly all that was tried did: two failures and no success nearby.
 
     A single failure says nothing of its neighbours; a region of them (exhausted memory, an alignment) does. ``sizes``:

@@ -53,7 +53,7 @@ def features(shapes: Sequence[MatmulShape], compute_units: int | None) -> Featur
     m, n, k = np.array([(shape.m, shape.n, shape.k) for shape in shapes], dtype=float).T
     sizes = np.stack([np.log2(m * n), np.log2(k), np.abs(np.log2(m / n)), np.log2(m * k + k * n + m * n)], axis=1)
     (m, n), pairs = pairs_of(m, n)
-    waves, lean = wave_features(tiled(m, n), compute_units), np.log2(m / n)[:, None]
+    waves, lean = wave_features(cut_into_tiles(m, n), compute_units), np.log2(m / n)[:, None]
     return Features(_standardised(sizes), pairs, waves, _standardised(lean))
 
 
@@ -72,7 +72,7 @@ class Tiled(NamedTuple):
     useful: Array
 
 
-def tiled(m: Array, n: Array) -> Tiled:
+def cut_into_tiles(m: Array, n: Array) -> Tiled:
     tile_m, tile_n = np.array([_TILES, [(b, a) for a, b in _TILES]], dtype=float).transpose(2, 0, 1)[..., None]
     tiles = np.ceil(m / tile_m) * np.ceil(n / tile_n)
     return Tiled(tiles, m * n / (tiles * tile_m * tile_n))

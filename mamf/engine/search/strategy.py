@@ -17,12 +17,12 @@ from mamf.ceilings.ceiling import CHOOSE, MIN_ROUNDS, Candidate, rank_candidates
 from mamf.engine.regimes import Burst, Regime, StoppingRule, Sustained
 from mamf.engine.runner import PlanStrategy, Setup, Step, Steps
 from mamf.engine.search.grid import (
-    along_k,
-    anywhere,
-    around,
     fits,
+    long_reductions,
     pace_of,
     refinement_steps,
+    shapes_anywhere,
+    shapes_around,
     shapes_of,
 )
 from mamf.engine.search.rounds import (
@@ -31,8 +31,8 @@ from mamf.engine.search.rounds import (
     Rounds,
     best_by_shape,
     best_of_their_kind,
-    frugal_and_fast,
-    of_the_default,
+    choose_finalists,
+    default_candidates,
 )
 from mamf.engine.search.search import FIRST_SHAPES, Search, draw_short_shapes
 from mamf.measurement import Measurement
@@ -134,9 +134,9 @@ class FindStrategy(PlanStrategy):
         steps = refinement_steps(self.options.grid)
         for number, step in enumerate(steps, start=1):
             best = [shape for shape, _ in search.leaders(self.pace.candidates)] or shapes[:1]
-            near = around(best, step, self.options.grid, self.reach)
+            near = shapes_around(best, step, self.options.grid, self.reach)
             # The best may be far from all leaders: a size of no multiple of the coarse step can fill waves exactly.
-            search.consider([*near, *anywhere(best, step, self.options.grid, self.fine_shapes, self._chooser)])
+            search.consider([*near, *shapes_anywhere(best, step, self.options.grid, self.fine_shapes, self._chooser)])
             share = self.pace.scout + (self.pace.refine - self.pace.scout) * number / len(steps)
             max_measured = len(search.measured) + self.options.refinements // len(steps)
             yield from self._search(search, regime, "refine", max_measured, self._until(share), rule)
@@ -150,7 +150,7 @@ class FindStrategy(PlanStrategy):
         yield from self._try_algorithms(regime, shapes, rule, self._ranked, until)
         candidates += best_by_shape(row for row in self._algorithms if row.shape in shapes)
         measured = [*self._scouted, *self._algorithms]
-        candidates += of_the_default(candidates, measured, self._default)
+        candidates += default_candidates(candidates, measured, self._default)
         confirming = yield from self._rounds(
             regime, list(dict.fromkeys(candidates)), self.pace.burst_rounds, self.pace.choose, self.pace.burst
         )
@@ -298,7 +298,7 @@ class FindStrategy(PlanStrategy):
         """The best by short visits."""
         candidates = best_of_their_kind(burst)[: self.sustained_candidates]
         shapes = [shape for shape, _ in candidates]
-        longer = [replace(shape, k=k) for shape in shapes for k in along_k(self.options.grid)]
+        longer = [replace(shape, k=k) for shape in shapes for k in long_reductions(self.options.grid)]
         self._start(regime, [*shapes, *(shape for shape in longer if fits(self.options.grid, shape))])
         self.run.on_phase("sustained: soaking, then visiting")
         rule, until = StoppingRule(self.plan.precision, self.visit_seconds), self._until(self.pace.visit)
@@ -311,17 +311,17 @@ class FindStrategy(PlanStrategy):
             if row is None:
                 break
             visits.append(row)
-        finalists = frugal_and_fast(visits, self.sustained_finalists)
-        return list(dict.fromkeys((*finalists, *of_the_default(finalists[:1], (), self._default))))
+        finalists = choose_finalists(visits, self.sustained_finalists)
+        return list(dict.fromkeys((*finalists, *default_candidates(finalists[:1], (), self._default))))
 
     def _visited(self, candidates: Sequence[Candidate], visits: Sequence[Measurement]) -> Iterator[Candidate]:
         """The candidates, then the best of them with M and N exchanged and at other lengths of K: ties in burst, but
         up to 1.5 % apart at the power limit.
         """
         yield from candidates
-        for shape, kernel in frugal_and_fast(visits, 1):
+        for shape, kernel in choose_finalists(visits, 1):
             exchanged = MatmulShape(shape.n, shape.m, shape.k)
-            for other in (exchanged, *(replace(shape, k=k) for k in along_k(self.options.grid))):
+            for other in (exchanged, *(replace(shape, k=k) for k in long_reductions(self.options.grid))):
                 if fits(self.options.grid, other) and (other, kernel) not in candidates:
                     yield other, kernel
 

@@ -25,10 +25,10 @@ from mamf.engine.search.shape_features import (
     Array,
     Distances,
     Features,
+    cut_into_tiles,
     distances,
     features,
     squared_distances,
-    tiled,
     wave_features,
 )
 from mamf.operations.matmul.shapes import MatmulShape
@@ -289,7 +289,7 @@ def likeliest_units(measured: Mapping[MatmulShape, float], scales: Scales) -> in
     values = np.array([math.log(measured[shape]) for shape in shapes])
     rows = list(range(len(shapes)))
     m, n = np.array([(shape.m, shape.n) for shape in shapes], dtype=float).T
-    cut, near = tiled(m, n), Nearness(distances(features(shapes, None), rows, rows))
+    cut, near = cut_into_tiles(m, n), Nearness(distances(features(shapes, None), rows, rows))
 
     def likelihood(units: int | None) -> float:
         # All tiles together: a separate effect per tile would take several times as long for this many candidates.

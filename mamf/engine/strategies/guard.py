@@ -40,7 +40,7 @@ class GuardStrategy(RowsStrategy):
                 doubtful = [step for step in steps if self._is_in_doubt(step)]
                 if not doubtful:
                     break
-                due = with_another_row(doubtful, steps)
+                due = add_another_row(doubtful, steps)
                 random.Random(f"{name} {number}").shuffle(due)
                 yield from self._visited(confirmation_regime, due, CONFIRM, number)
 
@@ -71,7 +71,7 @@ class GuardStrategy(RowsStrategy):
         return StepKey(regime, problem, shape, self.kernels[kernel].name)
 
 
-def with_another_row(due: Sequence[StepKey], steps: Sequence[StepKey]) -> list[StepKey]:
+def add_another_row(due: Sequence[StepKey], steps: Sequence[StepKey]) -> list[StepKey]:
     """The due steps, plus another if there is only one: a visit is fresh only after a different row."""
     others = [step for step in steps if step not in due]
     return [*due, *(others[-1:] if len(due) == 1 else ())]

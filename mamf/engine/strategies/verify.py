@@ -30,7 +30,7 @@ _REPEAT_SECONDS = 1.0
 _LOADING_SHARE = 0.25
 
 
-def draw(backend: Backend, plan: Plan, kernel: AnyKernel, number: int, regime: str) -> tuple[Any, Any] | None:
+def draw_problem(backend: Backend, plan: Plan, kernel: AnyKernel, number: int, regime: str) -> tuple[Any, Any] | None:
     """Random problem ``number`` of a kernel and its shape; None if the kernel supports none that the plan allows.
 
     It depends on the plan's seed and largest shape and on the regime, and on nothing that happened before.
@@ -104,7 +104,7 @@ class VerifyStrategy(PlanStrategy):
             regime, spent = run.start(regime_class(name)(self.backend)), dict.fromkeys(self.setup.opened, 0.0)
             while spent and run.now() < run.begun + budget * index / len(self.plan.regimes):
                 kernel, begun = min(spent, key=lambda each: spent[each]), run.now()
-                found = draw(self.backend, self.plan, kernel, number, name)
+                found = draw_problem(self.backend, self.plan, kernel, number, name)
                 if found is None:
                     del spent[kernel]
                     continue

@@ -55,7 +55,8 @@ _QUICK_SHARE = 0.25
 def grid_for(backend: Backend, problem: MatmulProblem, flops: float, budget_seconds: float, scouts: int) -> MatmulGrid:
     """A coarse grid for a device with this speed (``flops``, FLOP/s) and its free memory.
 
-    It limits the FLOP of a shape: a launch takes at most 1.2 trains of a burst, and the budget allows ``scouts`` shapes.
+    It limits the FLOP of a shape so that a launch takes at most 1.2 trains of a burst, and ``scouts`` shapes fit the
+    budget.
     """
     longest = min(1.2 * backend.burst_traits.train_seconds, THOROUGH.scout * budget_seconds / scouts / 4)
     max_flop = flops * longest

@@ -12,7 +12,7 @@ ASSUMED = "rests and trains are assumed, not measured on this device"
 
 @dataclass(frozen=True)
 class BurstTraits:
-    """How a device holds its boost clock. The defaults were measured on an H100 (docs/verification.md).
+    """How a device holds its boost clock. The defaults were measured on an H100 (docs/evidence/intervals.md).
 
     - ``train_seconds``: device time of one train of launches, well below the power controller's reaction time (40 ms
       on an H100).

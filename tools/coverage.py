@@ -1,6 +1,6 @@
 """Does the 95 % repeat interval contain a repeat? Pairs of separate runs, from the logs below folders.
 
-    python tools/coverage.py results                    # coverage of each group; docs/verification.md shows them
+    python tools/coverage.py results                    # coverage of each group; docs/evidence/intervals.md shows them
     python tools/coverage.py results --fit              # constants for mamf/repeatability.csv
 
 A pair is the same figure from two runs (separate processes) on the same card, with the same driver, kernel libraries,

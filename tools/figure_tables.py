@@ -10,10 +10,12 @@ import contextlib
 import functools
 import io
 import itertools
+import os
 import re
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from unittest import mock
 
 import mamf
 from mamf.ceilings.ceiling import Ceiling, known_share, mamfu
@@ -363,9 +365,25 @@ def _apart(rates: Sequence[float]) -> float:
 # -- tables that commands print ----------------------------------------------------------------------------------------
 
 
+class _Terminal(io.StringIO):
+    """A terminal of 80 columns."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def terminal_table(words: Sequence[str]) -> str:
+    """What a command prints of logs on a terminal of 80 columns."""
+    with mock.patch.dict(os.environ, COLUMNS="80", NO_COLOR="1"):
+        return _output(words, _Terminal())
+
+
 def mamf_table(words: Sequence[str]) -> str:
     """What a command prints of logs (``mamf show LOG --top 5``): console output, or markdown as it is."""
-    text = io.StringIO()
+    return _output(words, io.StringIO())
+
+
+def _output(words: Sequence[str], text: io.StringIO) -> str:
     with contextlib.redirect_stdout(text):
         mamf_command([str(ROOT / word) if (ROOT / word).is_file() else word for word in words])
     shown = text.getvalue().replace(f"{ROOT}/", "")
@@ -383,6 +401,7 @@ TABLES: Mapping[str, Callable[[Sequence[str]], str]] = {
     "finder": finder_table,
     "finder-repeats": finder_repeats_table,
     "mamf": mamf_table,
+    "terminal": terminal_table,
 }
 
 

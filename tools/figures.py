@@ -42,7 +42,7 @@ from mamf.cli.commands.autoprofile import summary
 _AUTOPROFILE = ROOT / "docs" / "autoprofile-h200"
 #: Pages that are written whole.
 WHOLE = {_AUTOPROFILE / "SUMMARY.md": lambda: summary(_AUTOPROFILE, {})}
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *WHOLE]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 _BLOCK = re.compile(
     r"^(?P<start><!-- figures:\s(?P<what>.*?)-->)$.*?^(?P<end><!-- end of figures -->)$", re.DOTALL | re.MULTILINE
 )
@@ -143,7 +143,7 @@ def unexplained(text: str, name: str) -> Iterator[str]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("pages", type=Path, nargs="*", metavar="PAGE", help="(default: README.md and docs/*.md)")
+    parser.add_argument("pages", type=Path, nargs="*", metavar="PAGE", help="(default: README.md and all of docs/)")
     parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 if a figure is stale")
     options = parser.parse_args(arguments)
     found: list[str] = []

@@ -1,6 +1,6 @@
 """FLOP by formula beside torch's counter: a tiny model of each architecture, with random weights, on the CPU.
 
-    python tools/formula_check.py            # needs transformers; prints the table of docs/model_flops.md
+    python tools/formula_check.py            # needs transformers; prints the table of docs/evidence/training.md
 
 Each model runs one forward and backward pass with eager attention, all of whose products torch sees. Sequences are as
 long as the windows: eager attention multiplies the whole square and then masks it. The formula of Mamba 2 counts its

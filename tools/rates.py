@@ -2,7 +2,7 @@
 
     python tools/rates.py compare results       # mamf compare: two minutes; --count 200 is rougher
     python tools/rates.py guard                 # mamf guard: minutes; --count 1000 --cards sustained
-    python tools/rates.py node                  # mamf node: the tables of docs/cluster.md, 4 minutes
+    python tools/rates.py node                  # mamf node: the tables of docs/evidence/node.md, 4 minutes
     python tools/rates.py verify                # mamf verify: 20 minutes; --rate 1e-4 --budget 3s takes 20 s
 
 ``compare`` judges three kinds of runs:

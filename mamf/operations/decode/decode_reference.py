@@ -138,13 +138,10 @@ class Reference:
     @property
     def expected(self) -> torch.Tensor:
         """Rows, heads, width of values."""
+        signs = self.signs.repeat_interleave(self._shape.group, 0)
         if self._unsigned is None:
-            self._unsigned = self._computed() * self._signs_of_heads
-        return self._unsigned * self._signs_of_heads
-
-    @property
-    def _signs_of_heads(self) -> torch.Tensor:
-        return self.signs.repeat_interleave(self._shape.group, 0)
+            self._unsigned = self._computed() * signs
+        return self._unsigned * signs
 
     def _computed(self) -> torch.Tensor:
         shape, of, parts = self._shape, self._operands, []

@@ -14,8 +14,6 @@ from mamf.operations.decode.shapes import DecodeProblem, DecodeShape
 from mamf.operations.decode.torch_decode import Bound, LibraryDecode, as_pages
 from mamf.torch_backend import TorchBackend
 
-_FA2_PAGE = 256
-
 
 class _FlashKvcache(LibraryDecode):
     #: The keyword of the block table.
@@ -73,7 +71,7 @@ class _FlashKvcache(LibraryDecode):
 class FlashAttention2Kvcache(FlashAttention2Library, _FlashKvcache):
     name = "flash-attn-2-kvcache"
     table = "block_table"
-    page_multiple = _FA2_PAGE
+    page_multiple = 256
 
 
 class FlashAttention3Kvcache(FlashAttention3Library, _FlashKvcache):

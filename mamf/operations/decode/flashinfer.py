@@ -22,7 +22,6 @@ from mamf.torch_backend import TorchBackend, torch_dtype
 _WORKSPACE_BYTES = 384 * 2**20
 #: From this many query heads per kv head on, tensor cores are faster; vLLM chooses so too.
 _GROUP_OF_TENSOR_CORES = 4
-_LAYOUT = "NHD"
 
 
 class _FlashInfer(LibraryDecode):
@@ -79,7 +78,7 @@ class FlashInferDecode(_FlashInfer):
     ) -> tuple[Any, Callable[[], object]]:
         wrapper = module.BatchDecodeWithPagedKVCacheWrapper(
             workspace,
-            _LAYOUT,
+            "NHD",
             use_cuda_graph=problem.graph,
             use_tensor_cores=shape.group >= _GROUP_OF_TENSOR_CORES,
             paged_kv_indptr_buffer=torch.empty_like(tables.page_starts),
@@ -110,7 +109,7 @@ class FlashInferPrefill(_FlashInfer):
     ) -> tuple[Any, Callable[[], object]]:
         wrapper = module.BatchPrefillWithPagedKVCacheWrapper(
             workspace,
-            _LAYOUT,
+            "NHD",
             use_cuda_graph=problem.graph,
             qo_indptr_buf=torch.empty_like(tables.query_starts),
             paged_kv_indptr_buf=torch.empty_like(tables.page_starts),

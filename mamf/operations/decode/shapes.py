@@ -30,8 +30,6 @@ from mamf.work import Work
 LENGTHS: Mapping[str, str] = {"": "equal", "u": "uniform", "t": "tail"}
 _PATTERN = re.compile(r"b(\d+)h(\d+)(?:kv(\d+))?q(\d+)c(\d+)([ut]?)d(\d+)(?:v(\d+))?(l?)(?:p(\d+))?", re.ASCII)
 _SIZES = ("batch", "heads", "kv_heads", "queries", "cache_len", "head_dim", "head_dim_v")
-#: A latent has the values of all heads in its first dimensions, and the position of its token in these last ones.
-_POSITION_DIMS = 64
 #: Width of the keys that DeepSeek's latent stands for: 128 and the position. It sets the scale of scores.
 _KEYS_OF_LATENT = 192
 #: Of 4 tokens, a sequence of a long tail has one on average.
@@ -272,7 +270,7 @@ _LLAMA_8B: Mapping[str, Sequence[object]] = {"heads": (32,), "kv_heads": (8,), "
 _DEEPSEEK: Mapping[str, Sequence[object]] = {
     "heads": (128,),
     "kv_heads": (1,),
-    "head_dim": (HeadDims(512 + _POSITION_DIMS, 512),),
+    "head_dim": (HeadDims(576, 512),),
     "is_latent": (True,),
     "page_size": (64,),
 }

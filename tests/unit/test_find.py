@@ -749,7 +749,7 @@ class Proposals(Library):
 
 def test_a_quick_find_uses_the_kernel_and_the_algorithm_that_are_best(few_shapes, monkeypatch):
     # The best of these kernels needs more cycles than the simulated device has at its true clock.
-    monkeypatch.setattr(SimulatedBackend, "physics", replace(Physics(), true_clock=None))
+    monkeypatch.setattr(SimulatedBackend, "physics", dataclasses.replace(Physics(), true_clock=None))
     find = find_of(kernels=[SimulatedMatmul(), Library(), Proposals()], scouts=40, refinements=48, is_quick=True)
     rows = found(find)
     ceiling = find.ceilings["burst"]

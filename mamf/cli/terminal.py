@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 #: Text to color on a terminal: answers and verdicts. The name of a group ends with the color's number (ECMA-48).
 _JUDGED = re.compile(
-    r"^(?P<b1>(?:best|ceiling) (?!  ).*)$"
+    r"^(?P<b1>best .*)$"
     r"|\b(?:(?P<b31>CRITICAL|SLOWER|FAIL|wrong_result|implausible)|(?P<b33>WARN|UNDECIDED)|(?P<b32>OK|FASTER))\b",
     re.MULTILINE,
 )

@@ -50,7 +50,7 @@ MANY = list(map(str, range(1, 101)))
         ([*SWEEP, "--seed", str(2**64)], "18446744073709551616 is too large"),
         ([*SWEEP, "--seed", str(2**63)], "seed 9223372036854775808: it must be at most 9223372036854775807"),
         ([*SWEEP, "--budget", NINES], "(400 characters)' is not a duration"),
-        (["find", *DEVICE, *KERNEL, "--budget", "0.000000001s"], "are too few for a search in bfloat16"),
+        (["find", *DEVICE, *KERNEL, "--budget", "0.000000001s"], "is too short for bfloat16"),
         ([*ATTENTION, "--seq-lens", *MANY, "--heads", *MANY, "--batch", *MANY, "--window", *MANY], "steps are more"),
         ([*ATTENTION, "--causal", "yes", "--no-causal"], "not allowed with argument --causal"),
         ([*ATTENTION, "--baseline", "nope"], "unknown baseline 'nope'; known: simulated-attention"),

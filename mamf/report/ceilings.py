@@ -13,10 +13,9 @@ from mamf.logs.records import significant_digits
 from mamf.logs.run_log import RunLog
 from mamf.measurement import Measurement, group_pairs
 from mamf.peaks import find_peak
-from mamf.report.document import Answer, Block, Column, Document, Lines, Table, clock_columns
-from mamf.report.kernels import ceiling_line
+from mamf.report.document import Answer, Block, Column, Details, Document, Lines, Table, clock_columns
 from mamf.report.rows import failure_lines, row_columns
-from mamf.report.shares import Shares, ceiling_table, ceiling_title, clock_text
+from mamf.report.shares import HEADLINES, Shares, ceiling_table, ceiling_title, clock_text
 from mamf.report.text import (
     WHY_UNKNOWN,
     counted,
@@ -55,18 +54,13 @@ def find_summary_record(rows: Sequence[Measurement], ceilings: Mapping[str, Ceil
     }
 
 
-def notes(ceiling: Ceiling, rows: Iterable[Measurement], header: Mapping[str, Any]) -> list[str]:
-    """What stands behind a ceiling, in lines."""
-    rows, device, gain = list(rows), header["device"], ceiling.gain_over_default
-    tied, more = ceiling.tied[:_SHOWN_TIES], len(ceiling.tied) - _SHOWN_TIES
-    shown = ", ".join(f"{shape} ({kernel})" for shape, kernel in tied) + (f" and {more} more" if more > 0 else "")
+def notes(ceiling: Ceiling, rows: Sequence[Measurement], header: Mapping[str, Any]) -> list[str]:
+    """Say how sure a ceiling is, and what limits it."""
+    device, gain = header["device"], ceiling.gain_over_default
     peak = find_peak(device["name"], ceiling.problem.dtype, device["compute_units"])
-    phases = Counter(row.phase for row in rows if row.regime == ceiling.regime)
-    counts = (counted(count, _PHASES.get(phase, phase or "other row")) for phase, count in phases.items())
     throttled = ", ".join(ceiling.conditions.throttle_reasons)
     lines = [
-        f"{ceiling.regime}: {_interval_note(ceiling, rows)}",
-        f"    tied with {shown}" if tied else "",
+        f"{ceiling.regime}{HEADLINES[ceiling.regime]}: {_interval_note(ceiling, rows)}",
         ""
         if not gain or abs(gain) < _SMALLEST_GAIN
         else f"    {ceiling.kernel} gains {100 * gain:+.1f} % over the default",
@@ -75,9 +69,18 @@ def notes(ceiling: Ceiling, rows: Iterable[Measurement], header: Mapping[str, An
         *_clock_note(ceiling),
         *_temperature_note(ceiling),
         f"    throttled by {throttled}" if throttled else "",
-        f"    found by {', '.join(counts)}",
     ]
     return [line for line in lines if line]
+
+
+def details(ceiling: Ceiling, rows: Iterable[Measurement]) -> list[str]:
+    """Say which shapes tie with a ceiling, and how it was found."""
+    tied, more = ceiling.tied[:_SHOWN_TIES], len(ceiling.tied) - _SHOWN_TIES
+    shown = ", ".join(f"{shape} ({kernel})" for shape, kernel in tied) + (f" and {more} more" if more > 0 else "")
+    phases = Counter(row.phase for row in rows if row.regime == ceiling.regime)
+    counts = (counted(count, _PHASES.get(phase, phase or "other row")) for phase, count in phases.items())
+    ties = [f"{ceiling.regime}: tied with {shown}"] if tied else []
+    return [*ties, f"{ceiling.regime}: found by {', '.join(counts)}"]
 
 
 def _default_note(ceiling: Ceiling, rows: Sequence[Measurement]) -> list[str]:
@@ -146,11 +149,11 @@ def find_document(
         Lines([machine_line(header)]),
         ceiling_table(list(ceilings.values()), header),
         Lines([line for ceiling in ceilings.values() for line in notes(ceiling, rows, header)]),
+        Details([line for ceiling in ceilings.values() for line in details(ceiling, rows)]),
         Table(every, rows, key="measurements"),
         Lines(failure_lines(rows)),
         Answer(
             [
-                *map(ceiling_line, ceilings.values()),
                 *([f"no ceiling can be found: {reason}"] if reason else []),
                 *scouted(rows, ceilings, [] if reason else header["plan"]["regimes"]),
                 end_line(summary),

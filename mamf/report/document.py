@@ -112,6 +112,11 @@ class Lines:
 
 
 @dataclass(frozen=True)
+class Details(Lines):
+    """Lines that a terminal shows only with ``--wide``."""
+
+
+@dataclass(frozen=True)
 class Answer(Lines):
     """The lines that answer what was asked: best kernel, ceiling, verdict. The last block of a report."""
 
@@ -202,7 +207,7 @@ def clock_columns(read: Callable[[RowT], Conditions | None], importance: int) ->
         return value
 
     return [
-        Column("cycles_used", "% of cycles", of("cycles_used"), percent, importance),
+        Column("cycles_used", "% cycles", of("cycles_used"), percent, importance),
         Column("true_clock_mhz", "MHz", of("true_clock_hz", 1e-6), whole, importance),
         Column("clock_mhz", "MHz requested", of("clock_hz", 1e-6), whole, importance + 2),
     ]

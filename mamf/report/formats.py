@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from mamf.report.document import Block, Column, Document, Table
+from mamf.report.document import Column, Details, Document, Table
 from mamf.report.text import csv_text, table
 from mamf.report.text import markdown as markdown_table
 from mamf.text import Markup, markdown_line, visible, wrapped
@@ -16,21 +16,34 @@ _GAP = 2
 
 
 def terminal(document: Document, width: int | None = None) -> str:
-    """Write aligned text for a terminal."""
-    return "\n".join(_terminal_block(block, width) for block in document.visible_blocks)
+    """Write aligned text for a terminal. A line below the last table names the columns that do not fit."""
+    texts: list[str] = []
+    hidden: dict[str, None] = {}
+    last = 0
+    for block in document.visible_blocks:
+        if isinstance(block, Table):
+            text, dropped = _terminal_table(block, width)
+            hidden |= dict.fromkeys(dropped)
+            last = len(texts)
+        elif width is not None and isinstance(block, Details):
+            continue
+        else:
+            text = _lines([block.heading, *block.texts] if block.heading else block.texts, width)
+        texts.append(text)
+    if hidden:
+        texts[last] += _lines([f"hidden columns (use --wide): {', '.join(hidden)}"], width)
+    return "\n".join(texts)
 
 
-def _terminal_block(block: Block, width: int | None) -> str:
-    if not isinstance(block, Table):
-        return _lines([block.heading, *block.texts] if block.heading else block.texts, width)
+def _terminal_table(block: Table[Any], width: int | None) -> tuple[str, list[str]]:
+    """Write a table, and return it with the titles of the columns that do not fit."""
     rows = block.top_rows
     columns = [_cut(column, block, width) for column in block.top_columns]
     kept = fitting(columns, rows, width)
     cells = [[column.cell(row) for column in kept] for row in rows]
     drawn = table([each.title for each in kept], cells, {each.title for each in kept if each.left}) if kept else ""
-    dropped = ", ".join(column.title for column in columns if column not in kept)
-    hidden = [f"hidden columns (use --wide): {dropped}"] if dropped else []
-    return _lines([block.title] if block.title else [], width) + drawn + _lines([*hidden, *block.notes], width)
+    text = _lines([block.title] if block.title else [], width) + drawn + _lines(block.notes, width)
+    return text, [column.title for column in columns if column not in kept]
 
 
 def _lines(texts: Iterable[str], width: int | None) -> str:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mamf.ceilings.ceiling import Ceiling
 from mamf.logs.recording import End
 from mamf.logs.records import significant_digits
 from mamf.logs.run_log import OwnCeilings
@@ -30,8 +30,18 @@ from mamf.report.rows import (
     remarks,
     row_columns,
 )
-from mamf.report.shares import Shares, brief, ceiling_table, ceiling_title, problem_title
-from mamf.report.text import end_line, label_kernel, machine_line, percent, rate_name, rate_text
+from mamf.report.shares import Shares, brief, ceiling_table, problem_title
+from mamf.report.text import (
+    counted,
+    end_line,
+    label_kernel,
+    machine_line,
+    percent,
+    rate_name,
+    scaled_unit,
+    significant,
+    split_shared,
+)
 
 
 def baselines_of(rows: Iterable[Measurement], name: str | None) -> dict[Group, Measurement | None]:
@@ -78,9 +88,14 @@ def winners(rows: Iterable[Measurement]) -> list[Winner]:
 
 
 def winner_table(found: Sequence[Winner], shares: Shares, top: int | None) -> Table[Winner]:
-    """The best kernels. ``found``: at least one."""
+    """List the best kernels, and say how often each is the best. ``found``: at least one."""
+    names, shared = split_shared([group_title(each.row) for each in found])
+    own = dict(zip(map(id, found), names, strict=True))
+    unit = found[0].row.work.unit
+    shown, factor = scaled_unit(unit, [each.row.best_rate for each in found])
     columns: list[Column[Winner]] = [
-        Column("problem", "problem", lambda each: group_title(each.row), left=True),
+        Column("problem", "", lambda each: group_title(each.row)),
+        Column("", "problem", lambda each: own[id(each)], left=True),
         Column("shape", "shape", lambda each: str(each.row.shape), left=True),
         Column(
             "kernel",
@@ -89,22 +104,27 @@ def winner_table(found: Sequence[Winner], shares: Shares, top: int | None) -> Ta
             lambda name: label_kernel(name, shares.header),
             left=True,
         ),
-        Column(rate_name("rate", found[0].row.work.unit), "", lambda each: each.row.best_rate),
-        Column("", "rate", lambda each: rate_text(each.row.best_rate, each.row.work.unit)),
+        Column(rate_name("rate", unit), shown, lambda each: each.row.best_rate, lambda it: significant(it * factor)),
         Column("half_width_percent", "+-%", lambda each: half_width_percent(each.row), lambda value: f"{value:.2f}", 3),
-        Column("mbu", "MBU", lambda each: shares.mbu(each.row), percent, 2),
-        Column("mamfu", "MAMFU", lambda each: shares.mamfu(each.row), percent, 2),
-        Column("ahead", "ahead %", lambda each: each.ahead, percent, 1),
+        Column("mbu", "MBU", lambda each: shares.mbu(each.row), percent, 1),
+        Column("mamfu", "MAMFU", lambda each: shares.mamfu(each.row), percent, 1),
+        Column("ahead", "ahead %", lambda each: each.ahead, percent, 2),
         Column(
             "second",
             "second",
             lambda each: each.second and each.second.kernel,
             lambda name: label_kernel(name, shares.header),
-            1,
+            2,
             True,
         ),
     ]
-    return Table(columns, found, "best kernel per shape", "best_kernels", top=top)
+    return Table(columns, found, f"best kernel per shape: {shared}", "best_kernels", top=top)
+
+
+def winner_line(found: Sequence[Winner]) -> str:
+    """Say how often each kernel is the best."""
+    counts = Counter(each.row.kernel for each in found).most_common()
+    return f"best of {counted(len(found), 'shape')}: {', '.join(f'{kernel} {count}' for kernel, count in counts)}"
 
 
 def group_table(
@@ -135,14 +155,17 @@ def group_table(
 def tables_of(
     rows: Sequence[Measurement], shares: Shares, top: int | None = None, baseline: str | None = None
 ) -> Iterator[Block]:
-    """A table for each group, its failures below it; then the references, which people see as drift alone."""
+    """A table for each group, its failures below it; then the references, which people see as drift alone. Kernels are
+    ranked shape by shape if there is one shape or ``top`` is None.
+    """
     bases = baselines_of(rows, baseline)
 
     def faster(row: Measurement) -> float | None:
         return speed_up(row, bases.get((row.regime, row.problem, row.shape)))
 
     operation = operation_name(rows, shares.header)
-    by_shape = operation_called(operation).ranks_by_shape
+    is_one = len({(row.regime, row.problem, row.shape) for row in rows if not row.is_reference}) == 1
+    by_shape = operation_called(operation).ranks_by_shape and (top is None or is_one)
     for group, same in grouped(rows, by_shape).items():
         yield group_table(same, shares, faster, top, bases.get(group), by_shape)
         yield Lines(failure_lines(same))
@@ -227,27 +250,23 @@ def kernels_document(
         *device_lines(rows, header),
         *shares.lines(rows),
     ]
-    answers = [ceiling_line(each) for each in (confirmed or {}).values()]
-    for same in grouped(rows).values():
-        answers += best_lines(same, shares) if same[0].ok else []
+    in_table = {(each.regime, each.problem) for each in (confirmed or {}).values()}
+    answers: list[str] = []
+    for (regime, problem, _), same in grouped(rows).items():
+        answers += best_lines(same, shares) if same[0].ok and (regime, problem) not in in_table else []
     for regime in dict.fromkeys(row.regime for row in rows):
         answers += drift_lines([row for row in rows if row.is_reference and row.regime == regime])
     blocks: list[Block] = [
         Lines(head),
         *([ceiling_table(list(confirmed.values()), header)] if confirmed else []),
+        *([winner_table(best, shares, top)] if best else []),
+        Lines([winner_line(best)] if len(best) > 1 else []),
         *tables_of(rows, shares, top, baseline),
         *part_table(rows),
-        *([winner_table(best, shares, top)] if best else []),
-        Answer([*(answers or ["nothing was measured"]), end_line(summary)]),
+        Answer([*answers, *([] if answers or in_table else ["nothing was measured"]), end_line(summary)]),
     ]
     data = {"header": header, "summary": summary}
     return Document(f"{operation} on {header['device']['name']}", blocks, data, "measurements")
-
-
-def ceiling_line(ceiling: Ceiling) -> str:
-    """A ceiling with where it is reached."""
-    rate, doubt = rate_text(ceiling.rate, ceiling.unit), "" if ceiling.interval.is_known else ", interval unknown"
-    return f"ceiling {ceiling_title(ceiling)}: {rate} @ {ceiling.shape} by {ceiling.kernel}{doubt}"
 
 
 def operation_name(rows: Sequence[Measurement], header: Mapping[str, Any]) -> str:

@@ -28,10 +28,20 @@ from mamf.peaks import find_peak
 from mamf.rate import Rate, Rates, find_rate
 from mamf.regime_names import BURST, SUSTAINED
 from mamf.report.document import Column, Table, clock_columns, columns_from
-from mamf.report.text import interval_cell, label_kernel, percent, rate_name, rate_text, scaled_unit, significant, whole
+from mamf.report.text import (
+    interval_cell,
+    label_kernel,
+    percent,
+    rate_name,
+    rate_text,
+    scaled_unit,
+    significant,
+    split_shared,
+    whole,
+)
 from mamf.statistics import Interval
 
-_NAMES = {BURST: " (MAMF)", SUSTAINED: " (MSMF)"}
+HEADLINES = {BURST: " (MAMF)", SUSTAINED: " (MSMF)"}
 
 
 def problem_title(regime: str, problem: Any) -> str:
@@ -46,7 +56,7 @@ def described_title(regime: str, problem: Any) -> str:
 
 def ceiling_title(ceiling: Ceiling) -> str:
     """``burst (MAMF), bfloat16``."""
-    name = _NAMES[ceiling.regime] if is_of_products(ceiling.problem.operation) else ""
+    name = HEADLINES[ceiling.regime] if is_of_products(ceiling.problem.operation) else ""
     return problem_title(f"{ceiling.regime}{name}", ceiling.problem)
 
 
@@ -63,7 +73,12 @@ def share_of(rate: float, problem: Any, header: Mapping[str, Any]) -> float | No
 
 
 def ceiling_table(ceilings: Sequence[Ceiling], header: Mapping[str, Any]) -> Table[Ceiling]:
-    """A row for each ceiling."""
+    """Make a row for each ceiling, under a title that says what all have in common."""
+    is_one = len({each.regime for each in ceilings}) == 1  # then the title has room to spell its ceiling out
+    names, shared = split_shared(
+        [ceiling_title(each) if is_one else problem_title(each.regime, each.problem) for each in ceilings]
+    )
+    own = dict(zip(map(id, ceilings), names, strict=True))
     unit = ceilings[0].unit if ceilings else "TFLOPS"
     shown, factor = scaled_unit(unit, [each.rate for each in ceilings])
 
@@ -77,7 +92,8 @@ def ceiling_table(ceilings: Sequence[Ceiling], header: Mapping[str, Any]) -> Tab
         return ceiling.joules_per_tflop if ceiling.unit == "TFLOPS" else None
 
     columns: list[Column[Ceiling]] = [
-        Column("ceiling", "ceiling", ceiling_title, left=True),
+        Column("ceiling", "", ceiling_title),
+        Column("", "ceiling", lambda each: own[id(each)], left=True),
         Column("operation", "", lambda each: each.problem.operation),
         Column("regime", "", lambda each: each.regime),
         *columns_from(
@@ -92,8 +108,8 @@ def ceiling_table(ceilings: Sequence[Ceiling], header: Mapping[str, Any]) -> Tab
         *columns_from(
             ceilings, lambda each: operation_called(each.problem.operation).shape_record(each.shape), titled=False
         ),
-        Column("kernel", "kernel", lambda each: each.kernel, lambda name: label_kernel(name, header), 2, True),
-        Column("share_of_peak", "% of peak", lambda each: share_of(each.rate, each.problem, header), percent, 3),
+        Column("kernel", "kernel", lambda each: each.kernel, lambda name: label_kernel(name, header), 1, True, 8),
+        Column("share_of_peak", "% peak", lambda each: share_of(each.rate, each.problem, header), percent, 2),
         Column("rounds", "rounds", lambda each: each.rounds, importance=6),
         Column("ties", "tied", lambda each: len(each.tied), importance=6),
         Column("tied", "", lambda each: " ".join(f"{shape}:{kernel}" for shape, kernel in each.tied)),
@@ -102,7 +118,7 @@ def ceiling_table(ceilings: Sequence[Ceiling], header: Mapping[str, Any]) -> Tab
         Column("power_watts", "W", lambda each: each.conditions.watts, whole, 4),
         Column("joules_per_tflop", "J/TFLOP", joules, "{:.3f}".format, 5),
     ]
-    return Table(columns, ceilings, key="ceilings", label=ceiling_title)
+    return Table(columns, ceilings, shared, "ceilings", label=ceiling_title)
 
 
 def clock_text(conditions: Conditions) -> str:
@@ -177,7 +193,7 @@ class Shares:
             Column("", "bound by", read("bound_text"), importance=3, left=True),
         ]
         return [
-            Column("share_of_peak", "MFU" if is_model else "% of peak", self.of_peak, percent, 2),
+            Column("share_of_peak", "MFU" if is_model else "% peak", self.of_peak, percent, 2),
             Column("ceiling_tflops", "", self.ceiling_tflops),
             Column("mbu", "MBU", self.mbu, percent, 1),
             Column("mamfu", "MAMFU", self.mamfu, percent, 1),

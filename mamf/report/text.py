@@ -74,6 +74,13 @@ def shortened(text: str) -> str:
     return textwrap.shorten(visible(text), 100, placeholder=" ...")
 
 
+def split_shared(titles: Sequence[str]) -> tuple[list[str], str]:
+    """Split titles such as ``burst, bfloat16`` into what each has for itself, and what all of them share."""
+    parts = [title.split(", ") for title in titles]
+    shared = [part for part in parts[0] if all(part in each for each in parts)] if parts else []
+    return [", ".join(part for part in each if part not in shared) for each in parts], ", ".join(shared)
+
+
 def snake_case(title: str) -> str:
     """A heading as a name in csv and json: ``FLOP/byte`` as ``flop_per_byte``."""
     spelled = title.replace("/", " per ").replace("%", " percent ")

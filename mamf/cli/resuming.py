@@ -33,7 +33,13 @@ _COMPARED_ELSEWHERE = {"backend", "ceiling", "ceiling_kernel", "device", "device
 _WHAT_TO_WRITE = {"export", "export_file", "junit", "log", "markdown", "notes", "output", "overwrite", "picture"}
 _WHAT_TO_PRINT = {"baseline", "bytes", "flop", "format", "strict", "top", "wide"}
 _WHAT_TO_RUN = {"anyway", "budget", "command", "dry_run", "file", "launches", "led", "ncu", "parser", "patience"}
-_FREE = _COMPARED_ELSEWHERE | _WHAT_TO_WRITE | _WHAT_TO_PRINT | _WHAT_TO_RUN | {"resume", "rows", "share", "update"}
+_FREE = (
+    _COMPARED_ELSEWHERE
+    | _WHAT_TO_WRITE
+    | _WHAT_TO_PRINT
+    | _WHAT_TO_RUN
+    | {"requeues", "resume", "rows", "share", "update"}
+)
 #: Options whose names differ from the fields of a plan, by field.
 _OPTIONS = {"regimes": "regime", "seconds": "time-limit"}
 #: Fields that may differ, follow from others, or are compared elsewhere.

@@ -121,7 +121,7 @@ def search(
     - ``dtype``, ``problem``: one, because there is one ceiling.
     - ``kernel``: the first scouts, then all are searched together; by default all but those that compile for long.
     - ``regime``: that of the ceiling. Sustained is sought from burst: both are in ``ceilings`` then.
-    - ``budget_seconds``: 57 by default, or 13.5 where it is ``quick`` (and 4 for each kernel that compiles): fewer
+    - ``budget_seconds``: 57 by default, or 13.2 where it is ``quick`` (and 4 for each kernel that compiles): fewer
       rounds, by the best kernel of a short trial.
 
     Raises UnavailableError, UnknownNameError or UnsupportedError for what cannot be measured, before anything is.

@@ -1,7 +1,10 @@
 """Every kernel over a cache against the float64 reference: libraries' on fakes, torch's own on the CPU."""
 
+import sys
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -295,3 +298,30 @@ def test_a_graph_is_one_launch_of_several_whose_outputs_are_all_verified():
 
 def test_a_device_without_graphs_says_so(cpu):
     assert SdpaKvcache().unsupported(cpu, DecodeProblem(graph=True)) == "cpu has no graphs of launches"
+
+
+def test_cuda_captures_launches_that_ran_before_on_another_stream(cuda, monkeypatch):
+    happened, waits = [], SimpleNamespace(wait_stream=lambda other: happened.append("wait"))
+
+    @contextmanager
+    def graph(recorded):
+        happened.append("begin")
+        yield
+        happened.append("end")
+
+    fakes = {
+        "CUDAGraph": lambda: SimpleNamespace(replay=lambda: happened.append("replay")),
+        "graph": graph,
+        "Stream": lambda: waits,
+        "stream": lambda stream: nullcontext(),
+        "current_stream": lambda: waits,
+    }
+    backend = cuda.kind(0)
+    vendor = sys.modules[type(backend).__module__].torch.cuda
+    for name, fake in fakes.items():
+        monkeypatch.setattr(vendor, name, fake, raising=False)
+    assert backend.has_graphs
+    replay, results = backend.capture([lambda: happened.append("one") or 1, lambda: happened.append("two") or 2])
+    replay()
+    assert results == [1, 2]
+    assert happened == ["wait", "one", "two", "wait", "begin", "one", "two", "end", "replay"]

@@ -56,7 +56,7 @@ def test_mamf_finders_spelling_works(sweep):
         (["--m-range", "a", "b", "c"], "'a' is not a whole number"),
         (["--m", "0"], "whole number of at least 1"),
         (["--shapes", "1x2"], "write MxNxK"),
-        (["--shapes", "1x2x3", "--m", "4"], "leave --m out"),
+        (["--shapes", "1x2x3", "--m", "4"], "--shapes cannot be combined with --m"),
         (["--dtype", "bfloat61"], "did you mean 'bfloat16'"),
         (["--dtype", "int8"], "multiplies no integers"),
         (["--regime", "brust"], "did you mean burst?"),
@@ -394,4 +394,4 @@ def test_a_thread_that_a_plugin_left_running_keeps_no_command_from_ending():
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert (ended.returncode, ended.stdout[:5]) == (0, "mamf ")
-    assert ended.stderr == "mamf: a plugin left threads running, which are not waited for: worker\n"
+    assert ended.stderr == "mamf: exiting although a plugin left threads running: worker\n"

@@ -79,11 +79,14 @@ def test_rows_name_their_layers_wherever_they_are_shown(run, tmp_path):
     [
         (["--preset", "llama-8"], "did you mean 'llama-8b'?"),
         (["--preset", "moe"], "--operation grouped"),
-        (["--preset", "decode", "--n", "64"], "--preset decode names whole shapes: leave --n out"),
-        (["--preset", "decode", "--shapes", "1x2x3"], "leave --shapes out"),
+        (["--preset", "decode", "--n", "64"], "--preset decode cannot be combined with --n"),
+        (["--preset", "decode", "--shapes", "1x2x3"], "--preset cannot be combined with --shapes"),
         (["--product", "grad-input"], "--preset"),
         (["--operation", "grouped", "--preset", "mo"], "did you mean 'moe'?"),
-        (["--operation", "grouped", "--preset", "moe", "--shapes", "e1t1n1k1"], "leave --shapes out"),
+        (
+            ["--operation", "grouped", "--preset", "moe", "--shapes", "e1t1n1k1"],
+            "--preset cannot be combined with --shapes",
+        ),
         (["--operation", "bandwidth", "--layout", "nn"], "layout"),
     ],
 )

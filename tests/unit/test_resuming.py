@@ -192,7 +192,7 @@ def test_a_missing_log_is_begun_so_that_one_command_line_can_be_queued_again(run
     options = ["sweep", *BACKEND, *MATMUL, "--m", "256", "512", "--requeue", "run.jsonl"]
     assert_refused(run(*options[:-2], "--resume", "run.jsonl"), "'--requeue run.jsonl' begins a run there")
     code, _, err = run(*options)
-    assert (code, "run.jsonl does not exist: a new run starts there" in err) == (0, True)
+    assert (code, "run.jsonl does not exist: starting a new run" in err) == (0, True)
     before = (tmp_path / "run.jsonl").read_bytes()
     assert run(*options)[::2] == (0, "")
     assert (tmp_path / "run.jsonl").read_bytes() == before
@@ -239,7 +239,7 @@ def test_a_card_that_got_another_number_is_the_same_card(run, monkeypatch):
 
 @pytest.mark.parametrize("command", MADE)
 def test_a_log_is_continued_in_its_own_file(resume, command):
-    assert_refused(resume(command, "--output", "other.jsonl"), "leave --output out")
+    assert_refused(resume(command, "--output", "other.jsonl"), "--resume cannot be combined with --output")
 
 
 # -- ceilings ----------------------------------------------------------------------------------------------------------

@@ -1,1 +1,1 @@
-"""The search for ceilings: which shape to measure next, and which rounds confirm the best."""
+"""The search for ceilings: which shape to measure next, and how the best one is confirmed."""

@@ -1,4 +1,4 @@
-"""Plans a search for ceilings: its grid, its budget, the share of each phase, and the shapes it begins with."""
+"""Plans a search for ceilings: its grid, its budget, the time of each phase, and the shapes to begin with."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from mamf.rate import label_dtype
 from mamf.regime_names import CEILINGS
 
 
-def priors(info: DeviceInfo, problem: MatmulProblem) -> list[MatmulShape]:
-    """Of a find on this very device, then of contributed ones of its kind; both ceilings' shapes, each once."""
+def find_priors(info: DeviceInfo, problem: MatmulProblem) -> list[MatmulShape]:
+    """The winning shapes of an earlier find on this device, then those of contributed finds on such devices."""
     dtype = label_dtype(problem)
     shapes = [shape for regime in CEILINGS for shape in _found_here(info, problem, regime)]
     for ceiling in contributed_for(info.name, info.compute_units, dtype):
@@ -31,7 +31,7 @@ def priors(info: DeviceInfo, problem: MatmulProblem) -> list[MatmulShape]:
 
 
 def _found_here(info: DeviceInfo, problem: MatmulProblem, regime: str) -> list[MatmulShape]:
-    """A log that cannot be read is no hint."""
+    """The winning shape of an earlier find on this device; empty if there is none or its log cannot be read."""
     try:
         left = cached_ceiling(info, problem, regime)
     except (MamfError, OSError):
@@ -40,22 +40,23 @@ def _found_here(info: DeviceInfo, problem: MatmulProblem, regime: str) -> list[M
 
 
 _STEPS = 20
-#: Longer sizes of K, as multiples of the longest M: C of one wave of tiles may be fastest there.
+#: Sizes of K beyond the largest M, as multiples of it: if C is a single wave of tiles, a long K may be fastest.
 _LONGER = (1.2, 1.6, 2.0, 2.4, 3.2)
 _LARGEST_STEP = 1024
 _SHARE_OF_MEMORY = 0.6
 _SUSTAINED_SETS = 3
 _QUICK_SCOUTS, _QUICK_REFINEMENTS = 40, 48
-#: What a quick search takes longer for each kernel that compiles.
+#: Seconds by which each kernel that compiles makes a quick search longer.
 _COMPILING_SECONDS = 4.0
-#: The largest shape of a quick search, as a share of the largest of a thorough one: a large one takes the time of ten.
+#: FLOP of the largest shape in a quick search, as a share of a thorough search's.
 _QUICK_SHARE = 0.25
 
 
 def grid_for(backend: Backend, problem: MatmulProblem, flops: float, budget_seconds: float, scouts: int) -> MatmulGrid:
-    """A coarse grid for a device of this speed and memory.
+    """A coarse grid for a device with this speed (``flops``, FLOP/s) and its free memory.
 
-    A launch lasts no longer than a burst of three can, and no longer than the budget affords for so many scouts.
+    It limits the FLOP of a shape so that a launch takes at most 1.2 trains of a burst, and ``scouts`` shapes fit the
+    budget.
     """
     longest = min(1.2 * backend.burst_traits.train_seconds, THOROUGH.scout * budget_seconds / scouts / 4)
     max_flop = flops * longest
@@ -72,18 +73,20 @@ def grid_for(backend: Backend, problem: MatmulProblem, flops: float, budget_seco
 
 
 def shapes_of(grid: MatmulGrid) -> list[MatmulShape]:
-    """The shapes of a grid for which there is memory."""
+    """The shapes of a grid that fit its bounds (see ``fits``)."""
     return [shape for shape in grid.shapes() if fits(grid, shape)]
 
 
 @dataclass(frozen=True)
 class Pace:
-    """How thorough a search is: by which share of the budget a phase has ended, when burst and sustained are both
-    sought, and what goes through its rounds.
+    """How thorough a search is.
 
-    ``candidates``: of burst's rounds. ``algorithm_shapes``: the number of shapes on which the algorithms of each kernel
-    are measured before these rounds. ``visit`` and ``chosen``: of sustained, where it chooses: its candidates are
-    visited before a round chooses among the best of them.
+    - ``scout``, ``refine``, ``choose``, ``burst``: the share of the budget after which each phase of burst ends, if the
+      search is for burst and sustained.
+    - ``visit``, ``chosen``: the same for the phases of sustained that visit candidates, then choose among the best.
+    - ``burst_rounds``, ``sustained_rounds``: the rounds of each regime.
+    - ``candidates``: the number of candidates in the rounds of burst.
+    - ``algorithm_shapes``: the number of shapes on which each kernel's algorithms are measured before these rounds.
     """
 
     scout: float
@@ -99,7 +102,7 @@ class Pace:
 
     @property
     def visits(self) -> bool:
-        """Whether sustained's candidates are visited, or the best of burst confirmed."""
+        """Whether sustained makes short visits to choose candidates; if not, it confirms the best of burst."""
         return self.sustained_rounds.choose > 0
 
 
@@ -123,7 +126,7 @@ QUICK = Pace(
     burst_rounds=Rounds(choose=3, confirm=12),
     candidates=5,
     algorithm_shapes=1,
-    # The best of burst lie within 0.2 % of one another in sustained: time is better spent on whole swings.
+    # In sustained the best candidates of burst differ by less than 0.2 %, so spend the time on longer visits.
     sustained_rounds=Rounds(choose=0, confirm=6),
 )
 
@@ -143,11 +146,16 @@ def plan_for(
     scouts: int | None = None,
     is_quick: bool = False,
 ) -> tuple[Plan, list[MatmulKernel]]:
-    """A plan with a grid for this device, whose speed a few launches tell, and its kernels: the named ones, or those
-    that are tried unasked. It begins with shapes that won on such devices before. ``is_quick``: for both ceilings
-    in 14 s. Where the first kernel refuses the problem altogether, one product is all.
+    """Plan a search, and return the plan and its kernels.
 
-    Raises what ``working_kernels`` does, UsageError for a budget that is too short.
+    The grid fits the device's speed, which a few launches measure, and its memory. The search begins with shapes that
+    won before on such devices. If the first kernel does not support the problem, the grid has a single shape.
+
+    - ``names``: the kernels; by default those that a search tries unasked.
+    - ``budget_seconds``: by default 57, or 13.5 if ``is_quick`` plus 4 for each kernel that compiles.
+    - ``scouts``: the number of shapes to measure on the coarse grid.
+
+    Raises what ``working_kernels`` raises, and UsageError if the budget is too short.
     """
     kernels = working_kernels(backend, problem, names, is_quick)
     if budget_seconds is None:
@@ -166,8 +174,8 @@ def plan_for(
         grid, scouts, refinements = MatmulGrid(*((SMALLEST_PROBE,),) * 3), 1, 0
     if not grid.accepts(MatmulShape(grid.m[0], grid.n[0], grid.k[0])):
         reached = f"{problem.dtype}, which reaches {flops / 1e9:.3g} GFLOPS here"
-        raise UsageError(f"{budget_seconds:g} s are too few for a search in {reached}: raise the budget")
-    first = tuple(shape for shape in priors(backend.info, problem) if fits(grid, shape))
+        raise UsageError(f"a budget of {budget_seconds:g} s is too short for {reached}: raise it")
+    first = tuple(shape for shape in find_priors(backend.info, problem) if fits(grid, shape))
     plan = Plan(
         FIND,
         MATMUL,
@@ -182,8 +190,8 @@ def plan_for(
 
 
 def fits(grid: MatmulGrid, shape: MatmulShape) -> bool:
-    """Whether a shape lies within the grid's bounds, on one of its steps or between them. No operand is larger than the
-    square of the largest M or N, for which the device has memory: at a long K outputs are small.
+    """Whether a shape is within the grid's bounds; its sizes may lie between the grid's. No operand may have more
+    elements than the square of the largest M or N, because the grid's memory was computed for that.
     """
     widest = max(*grid.m, *grid.n)
     within = shape.m <= max(grid.m) and shape.n <= max(grid.n) and shape.k <= max(grid.k)
@@ -191,22 +199,24 @@ def fits(grid: MatmulGrid, shape: MatmulShape) -> bool:
 
 
 def refinement_steps(grid: MatmulGrid) -> list[int]:
-    """A quarter, an eighth and a sixteenth of the grid's step, in multiples of 16; each twice, as leaders change."""
+    """A quarter, an eighth and a sixteenth of the grid's step, as multiples of 16. Each occurs twice, because the
+    leaders change.
+    """
     step = grid.m[0]
     return [max(16, step // part // 16 * 16) for part in (4, 4, 8, 8, 16, 16)]
 
 
-def along_k(grid: MatmulGrid) -> list[int]:
-    """Long reductions: as long as the largest M, and the middle of those that are longer."""
+def long_reductions(grid: MatmulGrid) -> list[int]:
+    """Two long sizes of K: the largest M, and the middle of the longer ones in the grid."""
     longer = [k for k in grid.k if k >= max(grid.m)] or [max(grid.k)]
     return list(dict.fromkeys((longer[0], longer[(len(longer) - 1) // 2])))
 
 
-def anywhere(
+def shapes_anywhere(
     leaders: Sequence[MatmulShape], step: int, grid: MatmulGrid, count: int, chooser: random.Random
 ) -> list[MatmulShape]:
-    """A shape for every pair of M and N in multiples of ``step``, or for ``count`` of the pairs. How full the waves are
-    depends on M and N alone; K is about as long as that of a leader.
+    """Draw a shape for each pair of M and N that are multiples of ``step``, or for ``count`` random pairs. K is within
+    25 % of a leader's, because how full the waves are depends only on M and N.
     """
     sizes = range(step, max(*grid.m, *grid.n) + 1, step)
     pairs = list(itertools.combinations_with_replacement(sizes, 2))
@@ -220,9 +230,9 @@ def anywhere(
     return [shape for shape in found if fits(grid, shape)]
 
 
-def around(leaders: Iterable[MatmulShape], step: int, grid: MatmulGrid, reach: int) -> list[MatmulShape]:
-    """Shapes up to ``reach`` steps from the leaders in M and N and half of that in K, and the leaders with every K of
-    the grid; within its bounds.
+def shapes_around(leaders: Iterable[MatmulShape], step: int, grid: MatmulGrid, reach: int) -> list[MatmulShape]:
+    """Shapes up to ``reach`` steps from a leader in M and N and half as many in K, and the leaders with every K of the
+    grid, as far as they fit the grid.
     """
     found: dict[MatmulShape, None] = {}
     for leader in leaders:

@@ -1,4 +1,4 @@
-"""The ceilings of any operation: kernels over its shapes, and the best of each problem confirmed in fresh rounds."""
+"""Finds the ceilings of any operation: measures kernels on its shapes, then confirms the best of each problem."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from mamf.regime_names import BURST, SUSTAINED
 _ROUNDS = {BURST: Rounds(choose=4, confirm=7), SUSTAINED: Rounds(choose=1, confirm=3)}
 _CANDIDATES = {BURST: 4, SUSTAINED: 2}
 _VISIT_SECONDS = 1.0
-#: What measuring every row once may take of a budget, by when all regimes but the last have ended (a soak takes long),
-#: and what choosing takes of the time that a problem has.
+#: Shares of the budget: for measuring every row once, and until all regimes but the last have ended (a soak takes
+#: long). Share of a problem's time for choosing.
 _SHARE_OF_ROWS, _SHARE_BEFORE_LAST, _SHARE_OF_CHOOSING = 0.2, 0.45, 0.35
 
 
 class KernelsFindStrategy(RowsStrategy):
-    """A run of a plan that ``confirms`` ceilings: what was best among its rows goes through rounds that choose, and
-    fresh ones that confirm, in every regime of the plan.
+    """Measures every row of a plan, then takes the best ones of each problem through rounds that choose and separate
+    rounds that confirm, in every regime.
     """
 
     def __init__(self, setup: Setup) -> None:
-        # Rows of phases answer their steps again; the others are what candidates are taken from.
+        # Rows that have a phase answer the same steps again; candidates come from the other rows.
         super().__init__(setup, replayed=[row for row in setup.rows if row.phase])
         self._confirmations: dict[Problem, Confirmation] = {}
 
     def steps(self) -> Steps:
-        """Measure every step that no row answers, then choose and confirm."""
+        """Measure every step that no row answers yet, then choose and confirm."""
         run, left = self.run, self.setup.steps
         for number, name in enumerate(self.plan.regimes):
             regime = run.start(self.regime(name))
@@ -44,11 +44,11 @@ class KernelsFindStrategy(RowsStrategy):
             yield from self._confirmed(run, regime, self._end(run, 1.0 if is_last else _SHARE_BEFORE_LAST))
 
     def _end(self, run: Runner, share: float) -> float:
-        """The moment at which a share of the budget has passed."""
+        """The moment at which this share of the budget has passed."""
         return math.inf if self.plan.budget_seconds is None else run.begun + share * self.plan.budget_seconds
 
     def _confirmed(self, run: Runner, regime: Regime, end: float) -> Steps:
-        """Every problem in one regime; each has its part of the time until its end."""
+        """Choose and confirm for every problem in one regime; the time until ``end`` is divided among them."""
         cache = self.backend.info.cache_bytes
         for number, problem in enumerate(self.plan.problems):
             candidates = self._best(problem, _CANDIDATES[regime.name])
@@ -65,7 +65,7 @@ class KernelsFindStrategy(RowsStrategy):
             yield from confirmation.rounds(regime, candidates, _ROUNDS[regime.name], *until)
 
     def _best(self, problem: Problem, count: int) -> list[Candidate]:
-        """The fastest of the rows of a problem that may be a ceiling."""
+        """The fastest rows of a problem that may be a ceiling."""
         of, info = operation_called(self.plan.operation), self.backend.info
         rows = [row for row in self.setup.rows if row.problem == problem and not (row.phase or row.is_reference)]
         own = (row for row in rows if row.ok and of.may_be_ceiling(info, problem, row.shape))
@@ -85,7 +85,7 @@ class KernelsFindStrategy(RowsStrategy):
         return Sustained(self.backend, _VISIT_SECONDS) if name == SUSTAINED else super().regime(name)
 
     def rule(self, regime: Regime) -> StoppingRule:
-        """A row only has to say what is worth confirming."""
+        """Stop a row early if the budget is short: it only has to show what is worth confirming."""
         usual = super().rule(regime)
         if self.plan.seconds is not None or self.plan.budget_seconds is None or usual.seconds is None:
             return usual

@@ -1,4 +1,4 @@
-"""Interleaved rounds: selects candidates, chooses among them, and confirms the choice afresh, for any operation."""
+"""Interleaved rounds for any operation: choose among candidates, then confirm the choice with new measurements."""
 
 from __future__ import annotations
 
@@ -35,7 +35,9 @@ def best_by_shape(rows: Iterable[Measurement]) -> list[Candidate]:
 
 
 def best_of_their_kind(rows: Iterable[Measurement]) -> list[Candidate]:
-    """Of each pair of M and N the fastest row, fastest first: neighbours along K are alike, and so are M and N."""
+    """The fastest row of each pair of M and N, fastest first. Shapes that differ only in K, or by exchanging M and N,
+    perform alike.
+    """
     best: dict[tuple[int, ...], Measurement] = {}
     for row in rows:
         kind = tuple(sorted((row.shape.m, row.shape.n)))
@@ -45,9 +47,9 @@ def best_of_their_kind(rows: Iterable[Measurement]) -> list[Candidate]:
     return [(row.shape, row.kernel) for row in fastest]
 
 
-def of_the_default(candidates: Sequence[Candidate], rows: Iterable[Measurement], default: str) -> list[Candidate]:
-    """The default kernel on its best shape and on every shape where another kernel is a candidate. The gain over the
-    default is known only if both are measured in the same rounds.
+def default_candidates(candidates: Sequence[Candidate], rows: Iterable[Measurement], default: str) -> list[Candidate]:
+    """The default kernel on its best shape and on each shape where another kernel is a candidate. To know the gain over
+    the default, both must be measured in the same rounds.
     """
     if all(kernel == default for _, kernel in candidates):
         return []
@@ -56,8 +58,8 @@ def of_the_default(candidates: Sequence[Candidate], rows: Iterable[Measurement],
     return [(shape, default) for shape in dict.fromkeys((*shapes, *(shape for shape, _ in candidates)))]
 
 
-def frugal_and_fast(visits: Sequence[Measurement], count: int) -> list[Candidate]:
-    """Finalists by short visits: half by least energy per FLOP where power is known, the others by speed."""
+def choose_finalists(visits: Sequence[Measurement], count: int) -> list[Candidate]:
+    """Choose finalists by short visits: half by the lowest energy per FLOP if power is known, the rest by speed."""
     seen = [row for row in visits if row.ok]
     fastest = sorted(seen, key=lambda row: row.best_rate, reverse=True)
     metered = [row for row in seen if row.conditions.watts]
@@ -66,8 +68,8 @@ def frugal_and_fast(visits: Sequence[Measurement], count: int) -> list[Candidate
     return list(chosen)[:count]
 
 
-def not_beaten(rows: Sequence[Measurement], left: Sequence[Candidate], hopeless: float) -> list[Candidate]:
-    """The candidates whose median is within ``hopeless`` of the best one's."""
+def drop_beaten(rows: Sequence[Measurement], left: Sequence[Candidate], hopeless: float) -> list[Candidate]:
+    """The candidates whose median rate is at most ``hopeless`` (a share) below the best one's."""
     found = {candidate: rounds for candidate, rounds in group_rounds(rows).items() if candidate in left}
     if not found:
         return []
@@ -75,14 +77,12 @@ def not_beaten(rows: Sequence[Measurement], left: Sequence[Candidate], hopeless:
     return [candidate for candidate in found if middle[candidate] >= (1 - hopeless) * max(middle.values())]
 
 
-#: Steps that end in the rows which answered them.
+#: Steps, as a generator that returns the rows which answered them.
 Answering = Generator[Step | Measurement, Measurement | None, list[Measurement]]
 
 
 class Rounds(NamedTuple):
-    """How often candidates are measured: to choose the best of them, at 0 they are as good as they are ordered; and
-    then afresh to confirm it.
-    """
+    """How many rounds ``choose`` the best candidate (0: take the first one), and how many then ``confirm`` it."""
 
     choose: int
     confirm: int
@@ -90,7 +90,7 @@ class Rounds(NamedTuple):
 
 @dataclass
 class _Phase:
-    """Rounds that choose, or that confirm. ``until``: the moment by which time ends them."""
+    """Rounds that choose or rounds that confirm. ``until``: the moment at which time ends them."""
 
     regime: Regime
     name: str
@@ -109,10 +109,10 @@ class _Phase:
 
 @dataclass
 class Confirmation:
-    """Confirms the best of a problem in each regime that it is asked for.
+    """Confirms the best candidate of a problem, in one regime at a time.
 
-    ``kernels``: by name. ``visit_seconds``: of a visit in sustained. ``deadline``: of the
-    run, in seconds of its clock.
+    ``kernels``: by name. ``visit_seconds``: the length of a visit in sustained. ``deadline``: when the run must end, in
+    the backend's time.
     """
 
     run: Runner
@@ -122,28 +122,28 @@ class Confirmation:
     chooser: random.Random
     visit_seconds: float
     deadline: float
-    #: By regime: the shortest step, with all that is prepared for it; what steps take beside their visit, at least and
-    #: at most.
+    #: By regime: the seconds of the shortest step, with its preparation; and the shortest and longest time of a step
+    #: outside its visit.
     _shortest_step: dict[str, float] = field(default_factory=dict, init=False)
     _preparing: dict[str, tuple[float, float]] = field(default_factory=dict, init=False)
 
-    #: A candidate this far below the leader after MIN_ROUNDS, or when a choice is made, is not measured again.
+    #: A candidate this far below the leader is dropped after MIN_ROUNDS, and when the choice is made.
     hopeless: ClassVar[float] = 0.005
-    #: A candidate this far below the leader is not measured again, whatever the round.
+    #: A candidate this far below the leader is dropped in any round.
     far_behind: ClassVar[float] = 0.1
 
     def rounds(
         self, regime: Regime, candidates: Sequence[Candidate], counts: Rounds, chosen_by: float, confirmed_by: float
     ) -> Answering:
-        """Interleaved rounds of fresh measurements that choose, then others that confirm what was chosen; all of them.
+        """Measure rounds that choose, then separate rounds that confirm the choice. Returns all their rows.
 
-        ``chosen_by`` and ``confirmed_by``: moments by which time ends them.
+        ``chosen_by`` and ``confirmed_by``: the moments at which time ends them.
         """
         choosing, best_first = _Phase(regime, CHOOSE, counts.choose, chosen_by), list(candidates)
         if counts.choose:
             self.run.on_phase(f"{regime.name}: choosing")
             left = yield from self._round_after_round(choosing, candidates)
-            if choosing.rows:  # the best of them first: a slow device confirms what it can
+            if choosing.rows:  # the best first, because a slow device cannot confirm all
                 best_first = [candidate for candidate in rank_candidates(choosing.rows) if candidate in left]
         self.run.on_phase(f"{regime.name}: confirming")
         if regime.name != Sustained.name:
@@ -153,7 +153,7 @@ class Confirmation:
         rows = choosing.rows
         chosen = [row for row in rows if best_first and (row.shape, row.kernel) == best_first[0]]
         conditions = summarize_conditions(chosen) if chosen else Conditions()
-        # Visits of seconds are dear: the next candidate has them only where the one before it failed.
+        # These visits take seconds, so try the next candidate only if the one before it failed.
         for candidate in best_first:
             visits = yield from self._visits(regime, conditions, candidate, counts.confirm, confirmed_by)
             rows += visits
@@ -162,7 +162,7 @@ class Confirmation:
         return rows
 
     def timed(self, step: Step) -> Generator[Step, Measurement | None, Measurement | None]:
-        """The row that answers a step, which says how long those to come take."""
+        """Measure a step, and note how long it took, to predict later ones. Returns its row."""
         asked, is_held = self.run.now(), self.run.is_replaying
         row = yield step
         if row is not None and row.ok and not is_held:
@@ -174,20 +174,20 @@ class Confirmation:
         return row
 
     def leaves_time_to_confirm(self) -> bool:
-        """Whether sustained may have one more visit that chooses, by what steps took: those that confirm start anew,
-        the first of them when what the visit before it left queued has ended. Held rows know better than the clock.
+        """Whether there is time for one more choosing visit in sustained and, after the launches that it leaves queued,
+        for the visits that confirm. While held rows are replayed, always True.
         """
         bridge = self.run.backend.sustained_traits.bridge_seconds
         needed = self._shortest_step.get(Sustained.name, 0.0) + bridge + self.seconds_to_confirm()
         return self.run.is_replaying or self.deadline - self.run.now() >= needed
 
     def seconds_to_confirm(self) -> float:
-        """Return how long the visits take at least that confirm a candidate in sustained."""
+        """The least time, in seconds, of the visits that confirm a candidate in sustained."""
         return MIN_ROUNDS * (Sustained.shortest_anew(self.run.backend) + self._aside(Sustained.name))
 
     def _aside(self, regime: str) -> float:
-        """Seconds that preparing and verifying a visit are expected to take: before the first one in a regime, the
-        longest in another regime, because the best shapes are not the smallest.
+        """The expected seconds to prepare and verify a visit. Before the first visit in a regime, the longest of the
+        other regimes, because the best shapes are not the smallest.
         """
         if known := self._preparing.get(regime):
             return known[0]
@@ -196,10 +196,10 @@ class Confirmation:
     def _visits(
         self, regime: Regime, chosen: Conditions, candidate: Candidate, max_visits: int, until: float
     ) -> Answering:
-        """What confirms a candidate in sustained. ``chosen``: how the device ran what was chosen."""
+        """Visits that confirm a candidate in sustained. ``chosen``: the device's conditions when it was chosen."""
         phase, longest = _Phase(regime, CONFIRM, max_visits, until), math.inf
         for number in range(1, max_visits + 1):
-            # What preparing takes is known from the first visit on: those still due are shorter where they must be.
+            # The first visit shows how long preparation takes; shorten the remaining required visits if necessary.
             if (due := phase.min_rounds + 1 - number) > 0:
                 aside = self._aside(regime.name)
                 phase.regime = regime.confirmation_regime(chosen, min(longest, (until - self.run.now()) / due - aside))
@@ -213,7 +213,9 @@ class Confirmation:
     def _round_after_round(
         self, phase: _Phase, candidates: Sequence[Candidate]
     ) -> Generator[Step | Measurement, Measurement | None, list[Candidate]]:
-        """Returns what is still in the running. What is confirmed, the first of them, stays while it is right."""
+        """Measure rounds until time or the choice ends them. Returns the remaining candidates. A candidate that is
+        being confirmed, the first, is dropped only if it fails.
+        """
         left, own = list(candidates), phase.rows
         confirmed = [] if phase.chooses else left[:1]
         begun = self.run.now()
@@ -222,28 +224,28 @@ class Confirmation:
             if due is None:
                 return left
             seconds_each = (self.run.now() - begun) / max(len(own), 1)
-            if phase.chooses:  # what confirms them is due
+            if phase.chooses:  # leave time for the rounds that confirm
                 phase.until = min(phase.until, self.deadline - MIN_ROUNDS * len(left) * seconds_each)
             if not self._continues(phase, number + 1, is_due=number < phase.min_rounds):
                 break
             left = [each for each in left if each not in due]
-            left = not_beaten(own, left, self.hopeless if number >= phase.min_rounds else self.far_behind)
+            left = drop_beaten(own, left, self.hopeless if number >= phase.min_rounds else self.far_behind)
             if number < phase.min_rounds and left and not self.run.is_replaying:
                 rounds = phase.min_rounds - number + (MIN_ROUNDS if phase.chooses else 0)
                 left = self._affordable(own, left, seconds_each, rounds)
             failed = {(row.shape, row.kernel) for row in own if not row.ok}
             left = [each for each in dict.fromkeys((*confirmed, *left)) if each not in failed]
-            if len(left) <= (1 if phase.chooses else 0):  # there is no more to choose
+            if len(left) <= (1 if phase.chooses else 0):  # nothing left to choose
                 break
-        return not_beaten(own, left, self.hopeless)
+        return drop_beaten(own, left, self.hopeless)
 
     def _round(
         self, phase: _Phase, number: int, candidates: Sequence[Candidate]
     ) -> Generator[Step | Measurement, Measurement | None, list[Candidate] | None]:
-        """Measures each candidate once. Returns those that time left out, None where the run has ended."""
+        """Measure each candidate once. Returns those that time did not allow; None if the run has ended."""
         regime, visits = phase.regime, (phase.max_rounds + 1 - number) * len(candidates)
         rule = StoppingRule(self.precision, self._longest_visit(regime, phase.until, visits))
-        # Visits of seconds are few: the likeliest have theirs first.
+        # There are few visits of seconds, so they keep the order of the candidates, the most promising first.
         is_choice_of_visits = phase.chooses and regime.name == Sustained.name
         due = list(candidates) if is_choice_of_visits else self.chooser.sample(candidates, len(candidates))
         while due:
@@ -256,8 +258,7 @@ class Confirmation:
             if row is None:
                 return None
             phase.rows.append(row)
-            # What an interrupted run had time for, its rows know and the clock of this one does not: a held row may be
-            # of another candidate.
+            # The row may come from an interrupted run, which had measured another candidate at this point.
             due = [each for each in due if each != (row.shape, row.kernel)]
         return due
 
@@ -268,13 +269,13 @@ class Confirmation:
 
     def _longest_visit(self, regime: Regime, until: float, visits: int) -> float:
         if regime.name == Sustained.name:
-            return self.visit_seconds  # precision is had from rounds
+            return self.visit_seconds  # rounds give the precision
         return min(1.0, max(0.05, (until - self.run.now()) / max(visits, 1)))
 
     def _affordable(
         self, rows: Sequence[Measurement], left: Sequence[Candidate], seconds_each: float, rounds: int
     ) -> list[Candidate]:
-        """The best so far, as many as the budget still lets have so many rounds: a slow device confirms few."""
+        """The best candidates so far, as many as the budget allows ``rounds`` more rounds for."""
         count = (self.deadline - self.run.now()) / max(seconds_each, 1e-9) / rounds
         found = group_rounds(rows)
         best_first = sorted(left, key=lambda each: median_rate(found[each].values()), reverse=True)

@@ -1,8 +1,8 @@
-"""Finds the best shape of a grid with few measurements. Pure: takes a callable, knows no device and no clock.
+"""Finds the best shape of a grid with few measurements. Pure: it calls a function and knows no device and no clock.
 
-A surrogate predicts log TFLOPS of every shape not yet measured and how sure it is of that; the next to measure is the
-one that is expected to improve most on the best so far for each second that measuring it takes. Of several
-kernels it is the shape and the kernel together: each learns from the others' shapes.
+A surrogate predicts the log TFLOPS of every shape and the uncertainty of each prediction. The search measures next the
+shape with the highest expected improvement over the best so far per second of measuring. With several kernels it
+chooses shape and kernel together, and each kernel learns from the others' measurements.
 """
 
 from __future__ import annotations
@@ -23,36 +23,40 @@ from mamf.operations.matmul.shapes import MatmulGrid, MatmulShape
 Measure = Callable[[MatmulShape], float]
 Candidate = tuple[MatmulShape, str]
 
-#: Shapes that a search begins with, whatever they give.
+#: Random shapes that a search always begins with.
 FIRST_SHAPES = 12
-# Of these, on which a kernel that joins is measured.
+# Shapes on which a kernel that joins later is measured first.
 _FIRST_OF_OTHERS = 4
 _MIN_TO_JUDGE = 4
 _MIN_TO_GIVE_UP = 40
-# Failures, and no success, after which a kernel beside the first is not tried again.
+# A kernel other than the first is not tried again after this many failures without a success.
 _HOPELESS_FAILURES = 3
-#: A short K, many waves, the elements of a tile that libraries commonly use, and compute units where unknown.
+#: The longest K that counts as short, the number of waves that counts as many, the elements of a common tile, and the
+#: number of compute units if unknown.
 _SHORT_K, _MANY_WAVES, _TILE, _COMPUTE_UNITS = 1536, 8, 128 * 256, 128
-# Shapes of short K and many waves that a search begins with.
+# Shapes with a short K and many waves that a search begins with.
 _SHORT_SHAPES = 2
-# Shapes that the surrogate predicts; a larger grid is searched by a sample and the leaders' neighbours.
+# The most shapes that the surrogate predicts. In a larger grid it predicts a sample and the neighbors of the leaders.
 _MAX_CANDIDATES = 8192
 _MEASUREMENTS_PER_FIT = 12
-# The first figures change more of what is believed.
+# Fit more often at first, because the first measurements change the predictions most.
 _EARLY_MEASUREMENTS, _MEASUREMENTS_PER_EARLY_FIT = 48, 4
-# Standard deviations above the mean at which nothing promises more any longer.
+# The search ends if no shape's prediction plus this many standard deviations exceeds the best.
 _DOUBT = 6.0
-# What a measurement takes beside its launches, as a share of what the largest shape takes.
+# The overhead of a measurement, as a share of the time of the largest shape.
 _OVERHEAD = 0.1
-# A predicted gain below this share of the best is ignored: it is below the repeatability of a measurement.
+# Predicted gains below this share of the best are ignored: measurements do not repeat that well.
 _WORTHWHILE = 0.001
 _LEADERS = 8
 
 
 @dataclass(frozen=True)
 class SearchResult:
-    """``best``: the shape that measured highest; its figure is biased upwards, so measure it anew. ``measured``: TFLOPS
-    by shape in the order measured, NaN where it could not be. ``exhausted``: nothing promising was left.
+    """The result of ``find_best``.
+
+    - ``best``: the best shape. Its measured rate is biased upward, so measure it again.
+    - ``measured``: TFLOPS by shape, in the order of measurement; NaN if a shape could not be measured.
+    - ``exhausted``: whether the search ended because no promising shape was left.
     """
 
     best: MatmulShape
@@ -68,16 +72,16 @@ def find_best(
     max_measurements: int = 100,
     seed: int = 0,
 ) -> SearchResult:
-    """Search ``grid`` for the shape of the highest ``measure(shape)`` (TFLOPS, NaN: cannot be measured).
+    """Search ``grid`` for the shape with the highest ``measure(shape)``, in TFLOPS (NaN: it cannot be measured).
 
-    Raises ValueError when the grid is empty, ``max_measurements`` is not positive, or no shape could be measured.
+    Raises ValueError if the grid is empty, ``max_measurements`` is less than 1, or no shape can be measured.
 
     >>> grid = mamf.MatmulGrid([1024, 2048], [1024], [1024, 4096])
     >>> str(mamf.find_best(lambda shape: shape.k / 4096 + shape.m, grid).best)
     '2048x1024x4096'
     """
     if max_measurements < 1:
-        raise ValueError(f"max_measurements is {max_measurements}: at least 1 is needed")
+        raise ValueError(f"max_measurements is {max_measurements}: it must be at least 1")
     chooser = random.Random(seed)
     is_large = len(grid) > _MAX_CANDIDATES
     shapes = candidates_of(grid, chooser)
@@ -94,10 +98,10 @@ def find_best(
 
 
 def candidates_of(grid: MatmulGrid, chooser: random.Random, leaders: Sequence[MatmulShape] = ()) -> list[MatmulShape]:
-    """The shapes of a small grid; of a large one the leaders' neighbours and a random sample."""
+    """All shapes of a small grid; for a large one, the neighbors of the leaders and a random sample."""
     if len(grid) <= _MAX_CANDIDATES:
         return grid.shapes()
-    near = [shape for leader in leaders for shape in neighbours(leader, grid)]
+    near = [shape for leader in leaders for shape in neighbors(leader, grid)]
     drawn = [MatmulShape(*map(chooser.choice, (grid.m, grid.n, grid.k))) for _ in range(_MAX_CANDIDATES - len(near))]
     return list(dict.fromkeys(shape for shape in (*near, *drawn) if grid.accepts(shape)))
 
@@ -105,8 +109,8 @@ def candidates_of(grid: MatmulGrid, chooser: random.Random, leaders: Sequence[Ma
 def draw_short_shapes(
     shapes: Iterable[MatmulShape], compute_units: int | None, chooser: random.Random
 ) -> list[MatmulShape]:
-    """Draw shapes of short K whose C takes many waves of tiles: the best may be among them, but they are so few that
-    random shapes may miss them.
+    """Draw shapes with a short K whose C takes many waves of tiles. The best shape may be one of them, and a random
+    sample would miss them because they are few.
     """
     min_size = _MANY_WAVES * _TILE * (compute_units or _COMPUTE_UNITS)
     short = [shape for shape in shapes if shape.k <= _SHORT_K and shape.m * shape.n >= min_size]
@@ -114,11 +118,11 @@ def draw_short_shapes(
 
 
 class Search:
-    """A search one measurement at a time (``propose``, then ``record``), for callers that may stop at any moment. It
-    searches shapes and ``kernels`` together once ``add_kernel`` has added a second kernel.
+    """A search that advances by one measurement at a time: call ``propose``, measure, then ``record``. The caller may
+    stop at any moment.
 
-    ``consider`` replaces the shapes and keeps what was learned, as when a search moves from a coarse grid to finer
-    strides around its leaders.
+    ``add_kernel`` adds a kernel; from then on the search is over shapes and ``kernels``. ``consider`` replaces the
+    shapes and keeps what was learned, for example to continue on finer steps around the leaders of a coarse grid.
     """
 
     def __init__(
@@ -130,7 +134,7 @@ class Search:
         seed: int = 0,
         first: Sequence[MatmulShape] = (),
     ) -> None:
-        """``first``: shapes to begin with, before some at random."""
+        """``first``: shapes to measure first, before random ones."""
         self.compute_units = compute_units
         self._learns_units = compute_units is None
         self.measured: dict[Candidate, float] = {}
@@ -149,7 +153,7 @@ class Search:
 
     @single_threaded
     def consider(self, shapes: Sequence[MatmulShape]) -> None:
-        """Search among these from now on. Raises ValueError when there are none."""
+        """Search among these shapes from now on. Raises ValueError if there are none."""
         if not shapes:
             raise ValueError("the grid is empty")
         self._shapes: list[MatmulShape] = list(dict.fromkeys((*shapes, *(shape for shape, _ in self.measured))))
@@ -164,7 +168,7 @@ class Search:
             self._refit()
 
     def add_kernel(self, kernel: str) -> None:
-        """Search by this kernel too, from now on; first on shapes that were good to others, and unlike each other."""
+        """Search with this kernel too from now on, first on a spread of the other kernels' best shapes."""
         self._first += [(shape, kernel) for shape, _ in self.leaders(FIRST_SHAPES)[:: FIRST_SHAPES // _FIRST_OF_OTHERS]]
         self.kernels = list(dict.fromkeys((*self.kernels, kernel)))
         self.consider(self._shapes)
@@ -175,7 +179,7 @@ class Search:
         first = next((each for each in self._first if each in self._position and each not in self.measured), None)
         if first is not None:
             return first
-        # From a few figures nothing can be told: neither what varies, nor that nothing is left.
+        # A few measurements show neither what the rate depends on nor that no better shape is left.
         if not self._surrogate.is_fitted or len(self._rows) < _MIN_TO_JUDGE:
             return self._any_left()
         doubtful = self._mask_tried(self._surrogate.bound(_DOUBT)).max()
@@ -189,7 +193,7 @@ class Search:
     @single_threaded
     def record(self, candidate: Candidate, tflops: float) -> None:
         """Record the TFLOPS of ``candidate``; NaN if it could not be measured."""
-        if candidate not in self._position:  # what an interrupted run had measured decides, not what this one would
+        if candidate not in self._position:  # the row comes from an interrupted run
             self.kernels = list(dict.fromkeys((*self.kernels, candidate[1])))
             self.consider([*self._shapes, candidate[0]])
         self.measured[candidate] = tflops
@@ -207,8 +211,8 @@ class Search:
             self._surrogate.add(self._rows[-1], math.log(tflops))
 
     def leaders(self, count: int) -> list[Candidate]:
-        """The shapes that did best, each by its best kernel, best first: by what they measured and what their like did,
-        half and half, because the highest of many noisy figures is too high.
+        """The best shapes, each with its best kernel, best first. The score is the mean of measurement and prediction,
+        because the highest of many noisy measurements is too high.
         """
         known = self._known()
         score = {candidate: math.log(tflops) for candidate, tflops in known.items()}
@@ -222,7 +226,7 @@ class Search:
         return list(best.values())[:count]
 
     def result(self) -> SearchResult:
-        """Of one kernel. Raises ValueError when no shape could be measured."""
+        """The result of a search with one kernel. Raises ValueError if no shape could be measured."""
         leaders = self.leaders(1)
         if not leaders:
             raise ValueError("no shape of the grid could be measured")
@@ -230,7 +234,7 @@ class Search:
         return SearchResult(leaders[0][0], measured, self._exhausted)
 
     def _any_left(self) -> Candidate | None:
-        """A random candidate that may be measurable."""
+        """A random candidate that is not measured yet and not hopeless."""
         left = [
             candidate
             for candidate, is_hopeless in zip(self._candidates, self._hopeless, strict=True)
@@ -243,7 +247,7 @@ class Search:
         return {candidate: tflops for candidate, tflops in self.measured.items() if tflops > 0}
 
     def _mask_tried(self, worth: Array) -> Array:
-        """The same, and minus infinity of candidates that were measured or cannot be."""
+        """Set the worth of candidates that were measured or are hopeless to minus infinity, in place."""
         worth[self._rows] = -math.inf
         worth[self._hopeless] = -math.inf
         return worth
@@ -265,7 +269,7 @@ class Search:
         self._hopeless = np.concatenate([self._hopeless_of(number) for number in range(len(self.kernels))])
 
     def _hopeless_of(self, number: int) -> NDArray[np.bool_]:
-        """Of the shapes, by the kernel of this number."""
+        """Which shapes are hopeless with the kernel of this number."""
         kernel, before = self.kernels[number], number * len(self._shapes)
         own = [
             (self._position[each] - before, tflops > 0) for each, tflops in self.measured.items() if each[1] == kernel
@@ -274,14 +278,14 @@ class Search:
         failed = [row for row, is_known in own if not is_known]
         if number and not known and len(failed) >= _HOPELESS_FAILURES:
             return np.ones(len(self._shapes), dtype=bool)
-        return among_failures(self._logarithms, known, failed)
+        return find_hopeless(self._logarithms, known, failed)
 
 
-def among_failures(sizes: Array, known: list[int], failed: list[int]) -> NDArray[np.bool_]:
-    """Candidates that failed, or that lie where nearly all that was tried did: two failures and no success nearby.
+def find_hopeless(sizes: Array, known: list[int], failed: list[int]) -> NDArray[np.bool_]:
+    """Which candidates failed, or have at least two failures and hardly any success nearby.
 
-    A single failure says nothing of its neighbours; a region of them (exhausted memory, an alignment) does. ``sizes``:
-    logarithms of M, N and K, a row a candidate.
+    A single failure says nothing about its neighbors, but a region of failures does (memory, alignment). ``sizes``: the
+    logarithms of M, N and K, one row per candidate.
     """
     if not failed:
         return np.zeros(len(sizes), dtype=bool)
@@ -292,8 +296,8 @@ def among_failures(sizes: Array, known: list[int], failed: list[int]) -> NDArray
     return hopeless
 
 
-def neighbours(shape: MatmulShape, grid: MatmulGrid, reach: int = 2) -> list[MatmulShape]:
-    """Shapes of the grid up to ``reach`` steps from ``shape`` in each dimension; also with M and N exchanged."""
+def neighbors(shape: MatmulShape, grid: MatmulGrid, reach: int = 2) -> list[MatmulShape]:
+    """Shapes of the grid up to ``reach`` steps from ``shape`` in each dimension, and these with M and N exchanged."""
     found: dict[MatmulShape, None] = {}
     for m, n in ((shape.m, shape.n), (shape.n, shape.m)):
         near = [

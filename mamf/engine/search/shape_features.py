@@ -1,8 +1,7 @@
-"""What of a shape its speed follows from: sizes, and how full the last wave and the edge tiles are; and how far shapes
-lie apart by these. Pure.
+"""The features that determine a shape's speed, and distances between shapes in feature space. Pure.
 
-A product is cut into tiles, and tiles into waves over the compute units, so neighbours differ by more than distant
-shapes of equal quantisation.
+Features are sizes, and how full the last wave and the edge tiles are. A matmul is divided into tiles, and tiles into
+waves over the compute units, so neighboring shapes can differ more than distant shapes with equal quantization.
 """
 
 from __future__ import annotations
@@ -19,15 +18,19 @@ from mamf.operations.matmul.shapes import MatmulShape
 Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
-# Tiles that libraries commonly cut C into, of either orientation.
+# Tiles that libraries commonly divide C into, in either orientation.
 _TILES = ((64, 128), (64, 256), (128, 128), (128, 192), (128, 256), (192, 256), (256, 256))
 
 
 @dataclass
 class Features:
-    """Per candidate ``sizes`` and ``pairs``, which of the pairs of M and N it has; per pair ``waves`` and ``lean``.
-    ``sizes`` and ``waves`` are symmetric in M and N, ``lean`` is not; columns standardized. ``kernels``: by which of
-    several a candidate is measured; None where there is one.
+    """The features of all candidates, with standardized columns.
+
+    - ``sizes``: one row per candidate, symmetric in M and N.
+    - ``pairs``: the index of each candidate's pair of M and N in ``waves`` and ``lean``.
+    - ``waves``: one row per pair, how full the waves are with each tile; symmetric in M and N.
+    - ``lean``: one row per pair, log2(M / N).
+    - ``kernels``: the index of each candidate's kernel; None if there is only one.
     """
 
     sizes: Array
@@ -37,68 +40,70 @@ class Features:
     kernels: Indices | None = None
 
     def by_each_of(self, kernels: int) -> Features:
-        """Of every shape by the first kernel, then of every shape by the second, and so on."""
+        """The features of every shape with the first kernel, then with the second, and so on."""
         if kernels == 1:
             return self
         sizes, pairs = np.tile(self.sizes, (kernels, 1)), np.tile(self.pairs, kernels)
         return replace(self, sizes=sizes, pairs=pairs, kernels=np.repeat(np.arange(kernels), len(self.sizes)))
 
 
-#: Of no shape.
+#: The features of no shapes.
 NO_FEATURES = Features(np.zeros((0, 1)), np.zeros(0, dtype=np.int64), np.zeros((0, 1)), np.zeros((0, 1)))
 
 
 def features(shapes: Sequence[MatmulShape], compute_units: int | None) -> Features:
-    """Features of S shapes with P pairs of M and N: S x 4 and S, P x (one a tile) and P x 1."""
+    """The features of S shapes with P pairs of M and N: ``sizes`` is S x 4, ``waves`` P x tiles and ``lean`` P x 1."""
     m, n, k = np.array([(shape.m, shape.n, shape.k) for shape in shapes], dtype=float).T
     sizes = np.stack([np.log2(m * n), np.log2(k), np.abs(np.log2(m / n)), np.log2(m * k + k * n + m * n)], axis=1)
     (m, n), pairs = pairs_of(m, n)
-    waves, lean = wave_features(tiled(m, n), compute_units), np.log2(m / n)[:, None]
-    return Features(_standardised(sizes), pairs, waves, _standardised(lean))
+    waves, lean = wave_features(cut_into_tiles(m, n), compute_units), np.log2(m / n)[:, None]
+    return Features(_standardized(sizes), pairs, waves, _standardized(lean))
 
 
 def pairs_of(m: Array, n: Array) -> tuple[Array, Indices]:
-    """The different pairs of M and N, 2 x P, and which of them each is."""
+    """The distinct pairs of M and N (2 x P), and the index of each shape's pair."""
     pairs, indices = np.unique(np.stack([m, n]), axis=1, return_inverse=True)
     return pairs, indices.reshape(-1)
 
 
 class Tiled(NamedTuple):
-    """C of P pairs of M and N cut into tiles of each orientation, 2 x tiles x P: how many ``tiles``, and the ``useful``
-    share of their work, as edge tiles hang over C's border.
+    """C divided into tiles, for P pairs of M and N; both arrays are 2 (orientations) x tiles x P. ``tiles``: how many.
+    ``useful``: the share of their work that lies within C, because edge tiles extend beyond it.
     """
 
     tiles: Array
     useful: Array
 
 
-def tiled(m: Array, n: Array) -> Tiled:
+def cut_into_tiles(m: Array, n: Array) -> Tiled:
     tile_m, tile_n = np.array([_TILES, [(b, a) for a, b in _TILES]], dtype=float).transpose(2, 0, 1)[..., None]
     tiles = np.ceil(m / tile_m) * np.ceil(n / tile_n)
     return Tiled(tiles, m * n / (tiles * tile_m * tile_n))
 
 
 def wave_features(cut: Tiled, compute_units: int | None) -> Array:
-    """By tile the share of the compute units' work that reaches C: besides the edge tiles the last wave, which leaves
-    units idle (known only with ``compute_units``). Of a tile's two orientations the better counts.
+    """For each pair and tile, the share of the compute units' work that reaches C, in the better orientation. The rest
+    is lost in edge tiles and, counted only if ``compute_units`` is known, in idle units of the last wave.
     """
     useful = cut.useful
     if compute_units:
         useful = useful * cut.tiles / (np.ceil(cut.tiles / compute_units) * compute_units)
-    # The sums of columns are rounded by the order in memory.
-    return _standardised(np.ascontiguousarray(useful.max(axis=0).T))
+    # Fix the memory order, because the rounding of column sums depends on it.
+    return _standardized(np.ascontiguousarray(useful.max(axis=0).T))
 
 
-def _standardised(columns: Array) -> Array:
+def _standardized(columns: Array) -> Array:
     deviation = columns.std(axis=0)
     return np.asarray((columns - columns.mean(axis=0)) / np.where(deviation > 0, deviation, 1.0))
 
 
 class Distances(NamedTuple):
-    """Squared Euclidean distances of C candidates to D others: by ``sizes``, C x D, and to the P pairs of M and N that
-    the features have, by the ``waves`` of each tile, tiles x C x P, and by ``lean``, C x P. ``is_pair``: whether a
-    candidate has that pair, C x P; ``pairs``: which each of the others has, D. ``alike``, which of them are by one
-    kernel, C x D, or None where all are.
+    """Squared Euclidean distances from C candidates to D others, or to their P pairs of M and N.
+
+    - ``sizes``: C x D. ``waves``: tiles x C x P. ``lean``: C x P.
+    - ``is_pair``: C x P, 1.0 where the candidate has this pair.
+    - ``pairs``: the index of the pair of each of the D others.
+    - ``alike``: C x D, 1.0 where both have the same kernel; None if there is only one.
     """
 
     sizes: Array
@@ -110,7 +115,7 @@ class Distances(NamedTuple):
 
 
 def distances(of: Features, one: list[int], other: list[int] | None = None) -> Distances:
-    """Of rows ``one`` to rows ``other`` (None: all)."""
+    """The distances from rows ``one`` to rows ``other`` (None: all)."""
     own = of.pairs[one]
     pairs = np.arange(len(of.waves)) if other is None else of.pairs[other]
     which = of.pairs if other is None else np.arange(len(other))
@@ -128,12 +133,12 @@ def distances(of: Features, one: list[int], other: list[int] | None = None) -> D
 
 
 def tile_distances(one: Array, other: Array) -> Array:
-    """Squared distances of rows ``one`` to rows ``other`` in each column, columns first."""
+    """Squared distances from the rows of ``one`` to those of ``other`` in each column: columns x one x other."""
     return np.asarray((one.T[:, :, None] - other.T[:, None, :]) ** 2)
 
 
 def squared_distances(columns: Array, one: list[int], other: list[int] | None) -> Array:
-    """Squared Euclidean distances of rows ``one`` to rows ``other`` (None: all)."""
+    """Squared Euclidean distances from rows ``one`` to rows ``other`` (None: all)."""
     left, right = columns[one], columns if other is None else columns[other]
     squared = (left**2).sum(axis=1)[:, None] + (right**2).sum(axis=1)[None]
     squared -= 2 * left @ right.T

@@ -1,4 +1,4 @@
-"""Rows of kernels as shares of the device's matmul ceilings, which are searched for first."""
+"""Measures rows as shares of the device's ceilings, which it finds first."""
 
 from __future__ import annotations
 
@@ -19,16 +19,18 @@ from mamf.operations.unknown import operation_called
 from mamf.plans import Plan
 from mamf.plugins.selection import choose_kernels
 
-#: The phase of rows that only say what is worth confirming.
+#: The phase of rows that only show what is worth confirming.
 SCOUT = "scout"
 _A_MOMENT = 1e-9
 
 
 class SharesStrategy(RowsStrategy):
-    """Rows as shares of ceilings, to which those that are found are added.
+    """Finds ceilings, then measures rows as shares of them.
 
-    ``searches``: those that are left to do. ``references_of``: the kernels that ceilings were measured with.
-    ``on_failure``: is called with what the run goes on without.
+    - ``ceilings``: the known ceilings; those that are found are added.
+    - ``searches``: the searches that are still to do.
+    - ``references_of``: returns the kernels that given ceilings were measured with.
+    - ``on_failure``: called with a message for each ceiling that could not be confirmed.
     """
 
     def __init__(
@@ -56,7 +58,7 @@ class SharesStrategy(RowsStrategy):
         yield from super().results()
 
     def _searched(self, search: Plan) -> Iterator[Measurement | Record]:
-        """Find the ceilings of a dtype, or of memory; what an interrupted run measured of it is not measured again."""
+        """Find the ceilings of a dtype or of memory, without measuring again what an interrupted run measured."""
         problem, backend, name = search.problem, self.backend, name_of(search)
         opened = choose_kernels(operation_called(search.operation), backend, search.kernels)
         held = [row for row in self.setup.rows if row.phase and row.problem == problem]
@@ -77,7 +79,7 @@ class SharesStrategy(RowsStrategy):
             record = ceiling_record(confirmed[regime])
             yield Record("ceiling", record)
             device = {"device": asdict(backend.info)}
-            ceiling = ceiling_from_record(record, device)  # as the log holds it
+            ceiling = ceiling_from_record(record, device)  # rounded as in the log
             self.found[key_of(ceiling)] = ceiling
 
 
@@ -88,6 +90,6 @@ def name_of(search: Plan) -> str:
 
 def _missing_shares(name: str, regime: str, search: Plan) -> str:
     return (
-        f"no {name} {regime} ceiling was confirmed in {search.budget_seconds:.3g} s, so rows have no shares of it: "
-        "--resume continues the search (use a longer --budget), or start a new run with --ceiling LOG"
+        f"no {name} {regime} ceiling was confirmed in {search.budget_seconds:.3g} s, so rows have no share of it: "
+        "continue with --resume and a longer --budget, or start a new run with --ceiling LOG"
     )

@@ -1,9 +1,12 @@
-"""How both ceilings of a device are sought: which shape is measured next, and what for.
+"""Finds both matmul ceilings of a device: chooses which shape and kernel to measure next.
 
-Burst: scouts on a coarse grid, finer steps around the leaders, then rounds interleaved over the candidates. Shapes and
-kernels are chosen together, within one budget: a kernel may be best where the library's default is not. Sustained:
-candidates from burst, short visits ranked by energy per FLOP (at its power limit a device is as fast as
-it is frugal), then rounds of visits. Some rounds choose, fresh ones confirm: what chose a candidate never confirms it.
+- Burst: scout shapes on a coarse grid, refine around the leaders with smaller steps, then measure the candidates in
+  interleaved rounds. Shapes and kernels are searched together, because another kernel may be best at shapes where the
+  library's default is not.
+- Sustained: take candidates from burst, rank them in short visits by energy per FLOP (which sets the speed at the power
+  limit), then measure rounds of visits.
+
+Some rounds choose and separate rounds confirm: a measurement that chose a candidate never confirms it.
 """
 
 from __future__ import annotations
@@ -17,12 +20,12 @@ from mamf.ceilings.ceiling import CHOOSE, MIN_ROUNDS, Candidate, rank_candidates
 from mamf.engine.regimes import Burst, Regime, StoppingRule, Sustained
 from mamf.engine.runner import PlanStrategy, Setup, Step, Steps
 from mamf.engine.search.grid import (
-    along_k,
-    anywhere,
-    around,
     fits,
+    long_reductions,
     pace_of,
     refinement_steps,
+    shapes_anywhere,
+    shapes_around,
     shapes_of,
 )
 from mamf.engine.search.rounds import (
@@ -31,8 +34,8 @@ from mamf.engine.search.rounds import (
     Rounds,
     best_by_shape,
     best_of_their_kind,
-    frugal_and_fast,
-    of_the_default,
+    choose_finalists,
+    default_candidates,
 )
 from mamf.engine.search.search import FIRST_SHAPES, Search, draw_short_shapes
 from mamf.measurement import Measurement
@@ -42,51 +45,51 @@ from mamf.plans import ALGORITHM, DEFAULT_BUDGET_SECONDS
 
 
 class FindStrategy(PlanStrategy):
-    """A search for the ceilings of a plan, which its rows confirm."""
+    """Searches the grid of a plan for its ceilings, and confirms them."""
 
-    #: Of a visit of sustained that chooses.
+    #: Seconds of a visit in sustained that chooses.
     visit_seconds: ClassVar[float] = 1.0
     sustained_candidates: ClassVar[int] = 3
-    #: Shapes of a finer step that a refinement considers beside the leaders' neighbours.
+    #: Shapes anywhere in the grid that a refinement considers in addition to the leaders' neighbors.
     fine_shapes: ClassVar[int] = 5000
-    #: Finer steps from a leader to its farthest neighbour in M and N.
+    #: How many steps away a leader's farthest neighbor is in M and N.
     reach: ClassVar[int] = 4
     sustained_finalists: ClassVar[int] = 2
     #: Shapes on which kernels are compared before they join the search.
     trial_shapes: ClassVar[int] = 2
-    #: The FLOP of a short shape, as a share of the longest that the search may measure.
+    #: A shape is short if its FLOP are at most this share of the grid's maximum.
     short_trial: ClassVar[float] = 0.25
-    #: How much faster than a kernel's first algorithm another must be to stand for it in the search; and in a quick
-    #: one, how much faster than the default another kernel must be to take part.
+    #: How much faster another algorithm must be to replace a kernel's first one in the search. In a quick search, also
+    #: how much faster than the default another kernel must be to join.
     clearly: ClassVar[float] = 0.005
-    #: Shapes that won before on such devices, on which a quick search also tries the kernel that it has chosen.
+    #: Shapes that won before on such devices, on which a quick search also tries the kernel that it chose.
     trial_priors: ClassVar[int] = 4
-    #: Algorithms, the likeliest first, that a quick search has time for where a kernel compiles them, or on a further
-    #: shape.
+    #: How many algorithms, the most promising first, a quick search tries if they must be compiled, and on each shape
+    #: after the first.
     quick_algorithms: ClassVar[int] = 2
 
     def __init__(self, setup: Setup) -> None:
-        # The rows of an interrupted run answer the search in place of measuring. Whether a phase had ended then is read
-        # off them, because it may have been time that ended it.
+        # The rows of an interrupted run are replayed. They also show when each phase ended, because time may have ended
+        # it.
         super().__init__(setup, replayed=setup.rows)
         kernels: list[MatmulKernel] = setup.opened
         self.options: SearchOptions = setup.plan.options
         self._seconds = setup.plan.budget_seconds or DEFAULT_BUDGET_SECONDS
         self._default = kernels[0].name
-        #: Those with algorithms to rank: the default has only one, unless all of them are cheap.
+        #: The kernels whose algorithms are compared; the default is one of them only if its algorithms are cheap.
         self._ranked = [*kernels[1:], *(kernel for kernel in kernels[:1] if kernel.has_cheap_variants)]
         self.pace = pace_of(self.options)
         self._chooser = random.Random(setup.plan.problem.seed)
         self._by_name = {kernel.name: kernel for kernel in kernels}
         self._scouted: list[Measurement] = []
         self._algorithms: list[Measurement] = []
-        #: Of the algorithms of each kernel that were tried.
+        #: The names of the algorithms that were tried, by kernel.
         self._names: dict[str, set[str]] = {}
         self._compiled = 0.0
 
     def _until(self, share: float) -> float:
-        """Return when a phase ends; burst alone has the whole budget. Time spent compiling algorithms counts toward no
-        phase.
+        """The moment at which a phase ends, from its share of the budget. Without sustained, burst has the whole
+        budget. Time for compiling algorithms does not count.
         """
         scale = 1.0 if Sustained.name in self.plan.regimes else 1 / self.pace.burst
         return self.run.begun + self._compiled + share * scale * (self._seconds - self._compiled)
@@ -134,13 +137,13 @@ class FindStrategy(PlanStrategy):
         steps = refinement_steps(self.options.grid)
         for number, step in enumerate(steps, start=1):
             best = [shape for shape, _ in search.leaders(self.pace.candidates)] or shapes[:1]
-            near = around(best, step, self.options.grid, self.reach)
-            # The best may be far from all leaders: a size of no multiple of the coarse step can fill waves exactly.
-            search.consider([*near, *anywhere(best, step, self.options.grid, self.fine_shapes, self._chooser)])
+            near = shapes_around(best, step, self.options.grid, self.reach)
+            # The best shape may be far from all leaders: sizes between the coarse steps may fill waves exactly.
+            search.consider([*near, *shapes_anywhere(best, step, self.options.grid, self.fine_shapes, self._chooser)])
             share = self.pace.scout + (self.pace.refine - self.pace.scout) * number / len(steps)
             max_measured = len(search.measured) + self.options.refinements // len(steps)
             yield from self._search(search, regime, "refine", max_measured, self._until(share), rule)
-        # Scouts cannot separate kinds that differ by less than their precision: the best of several are confirmed.
+        # Scouts cannot rank shapes that differ by less than their precision, so the best of several kinds continue.
         leaders = search.leaders(self.pace.candidates)
         kinds = best_of_their_kind(self._scouted)[: self.pace.candidates // 2]
         candidates = list(dict.fromkeys((*kinds, *leaders)))[: self.pace.candidates]
@@ -150,7 +153,7 @@ class FindStrategy(PlanStrategy):
         yield from self._try_algorithms(regime, shapes, rule, self._ranked, until)
         candidates += best_by_shape(row for row in self._algorithms if row.shape in shapes)
         measured = [*self._scouted, *self._algorithms]
-        candidates += of_the_default(candidates, measured, self._default)
+        candidates += default_candidates(candidates, measured, self._default)
         confirming = yield from self._rounds(
             regime, list(dict.fromkeys(candidates)), self.pace.burst_rounds, self.pace.choose, self.pace.burst
         )
@@ -173,8 +176,9 @@ class FindStrategy(PlanStrategy):
             self._scouted.append(row)
 
     def _join(self, search: Search, regime: Regime, rule: StoppingRule, kernels: Sequence[MatmulKernel]) -> Steps:
-        """Compare kernels on the best shapes so far. They join the search by the algorithms that were best there, or by
-        one where algorithms compile. A quick search compares on short shapes, and continues with the best kernel only.
+        """Compare kernels on the best shapes so far. Each joins the search with the algorithms that were best there, or
+        with only the best one if algorithms must be compiled. A quick search compares on short shapes and continues
+        with the best kernel only.
         """
         if not kernels:
             return
@@ -187,7 +191,7 @@ class FindStrategy(PlanStrategy):
         tried = [row for row in self._algorithms if row.ok and row.shape in shapes]
         if self.options.is_quick:
             self._ranked = kernels = self._best_kernel(tried, shapes)
-            # What is fastest by the default kernel is rarely fastest by another: that one starts from the priors too.
+            # The default kernel's best shapes are rarely another kernel's best, so also try that one on the priors.
             shapes = list(dict.fromkeys((*shapes, *self.options.priors[: self.trial_priors])))
             cheap = [kernel for kernel in kernels if kernel.has_cheap_variants]
             yield from self._try_algorithms(regime, shapes, rule, cheap, self._deadline)
@@ -202,7 +206,7 @@ class FindStrategy(PlanStrategy):
                 search.record((row.shape, row.kernel), row.best_rate)
 
     def _best_kernel(self, tried: Sequence[Measurement], shapes: Sequence[MatmulShape]) -> list[MatmulKernel]:
-        """The kernel that is fastest on one of these shapes; none if the default is as fast."""
+        """The fastest kernel on these shapes, in a list; empty if it is not clearly faster than the default."""
         default = (row for row in self._scouted if row.ok and row.kernel == self._default and row.shape in shapes)
         to_beat = (1 + self.clearly) * max((row.best_rate for row in default), default=0.0)
         best = max(tried, key=lambda row: row.best_rate, default=None)
@@ -211,8 +215,9 @@ class FindStrategy(PlanStrategy):
         return [kernel for kernel in self._ranked if best.kernel in self._names[kernel.name]]
 
     def _best_algorithms(self, kernel: MatmulKernel, tried: Sequence[Measurement]) -> list[str]:
-        """A kernel's best algorithm on each shape, fastest first; its first one unless another is clearly faster. In a
-        quick search also the first one: what is best on other shapes is rarely best on these.
+        """A kernel's best algorithm on each shape, fastest first. This is its first algorithm unless another one is
+        clearly faster. A quick search adds the first one in any case, because the best algorithm on these few shapes is
+        rarely the best elsewhere.
         """
         best: list[Measurement] = []
         for shape in dict.fromkeys(row.shape for row in tried):
@@ -232,8 +237,8 @@ class FindStrategy(PlanStrategy):
         kernels: Sequence[MatmulKernel],
         until: float,
     ) -> Steps:
-        """Measure each of these kernels, in each of its algorithms, on these shapes. A quick search measures all of a
-        kernel's algorithms on the first shape only.
+        """Measure every algorithm of these kernels on these shapes. A quick search measures all algorithms of a kernel
+        only on the first shape.
         """
         for kernel in kernels:
             begun = self.run.now()
@@ -266,14 +271,14 @@ class FindStrategy(PlanStrategy):
             found = kernel.variants(self.backend, self.plan.problem, shape)
             compiles = self.options.is_quick and not kernel.has_cheap_variants
             return found[: self.quick_algorithms] if compiles else found
-        except Exception:  # the library's own trouble with a shape: measuring the kernel will say what it is
+        except Exception:  # the library fails for this shape: measuring the kernel will give the reason
             return (kernel,)
 
     # -- sustained ---------------------------------------------------------------------------------------------------
 
     def _search_sustained(self, burst: Sequence[Measurement]) -> Steps:
         regime, rounds = Sustained(self.backend, self.visit_seconds), self.pace.sustained_rounds
-        # By burst's rounds: the fastest of all single rows is the luckiest where they scatter.
+        # Rank by the rounds of burst: if single rows scatter, the fastest of them is merely the luckiest.
         chosen = rank_candidates(row for row in burst if row.phase == CHOOSE)
         finalists = (chosen or best_of_their_kind(burst))[: self.sustained_finalists]
         if self.pace.visits:
@@ -285,7 +290,7 @@ class FindStrategy(PlanStrategy):
         yield from self._rounds(regime, finalists, rounds, self.pace.chosen, 1.0)
 
     def _start(self, regime: Regime, shapes: Iterable[MatmulShape]) -> None:
-        """Start a regime with operands allocated for all shapes to come."""
+        """Allocate operands for all these shapes, then start the regime."""
         problem, cache = self.plan.problem, self.backend.info.cache_bytes
         self.run.preallocate_operands(
             problem, (problem.buffers(shape, regime.sets(problem, shape, cache)) for shape in shapes)
@@ -295,10 +300,10 @@ class FindStrategy(PlanStrategy):
     def _finalists(
         self, regime: Regime, burst: Sequence[Measurement]
     ) -> Generator[Step | Measurement, Measurement | None, list[Candidate]]:
-        """The best by short visits."""
+        """Make short visits to candidates, and return the best of them."""
         candidates = best_of_their_kind(burst)[: self.sustained_candidates]
         shapes = [shape for shape, _ in candidates]
-        longer = [replace(shape, k=k) for shape in shapes for k in along_k(self.options.grid)]
+        longer = [replace(shape, k=k) for shape in shapes for k in long_reductions(self.options.grid)]
         self._start(regime, [*shapes, *(shape for shape in longer if fits(self.options.grid, shape))])
         self.run.on_phase("sustained: soaking, then visiting")
         rule, until = StoppingRule(self.plan.precision, self.visit_seconds), self._until(self.pace.visit)
@@ -311,22 +316,22 @@ class FindStrategy(PlanStrategy):
             if row is None:
                 break
             visits.append(row)
-        finalists = frugal_and_fast(visits, self.sustained_finalists)
-        return list(dict.fromkeys((*finalists, *of_the_default(finalists[:1], (), self._default))))
+        finalists = choose_finalists(visits, self.sustained_finalists)
+        return list(dict.fromkeys((*finalists, *default_candidates(finalists[:1], (), self._default))))
 
     def _visited(self, candidates: Sequence[Candidate], visits: Sequence[Measurement]) -> Iterator[Candidate]:
-        """The candidates, then the best of them with M and N exchanged and at other lengths of K: ties in burst, but
-        up to 1.5 % apart at the power limit.
+        """The candidates, then the best of them with M and N exchanged and with longer K. These tie in burst, but
+        differ by up to 1.5 % at the power limit.
         """
         yield from candidates
-        for shape, kernel in frugal_and_fast(visits, 1):
+        for shape, kernel in choose_finalists(visits, 1):
             exchanged = MatmulShape(shape.n, shape.m, shape.k)
-            for other in (exchanged, *(replace(shape, k=k) for k in along_k(self.options.grid))):
+            for other in (exchanged, *(replace(shape, k=k) for k in long_reductions(self.options.grid))):
                 if fits(self.options.grid, other) and (other, kernel) not in candidates:
                     yield other, kernel
 
     def _rounds(
         self, regime: Regime, candidates: Sequence[Candidate], counts: Rounds, chosen_by: float, confirmed_by: float
     ) -> Answering:
-        """``chosen_by`` and ``confirmed_by``: shares of the budget."""
+        """Rounds that choose and confirm, until these shares of the budget."""
         return self._confirmation.rounds(regime, candidates, counts, self._until(chosen_by), self._until(confirmed_by))

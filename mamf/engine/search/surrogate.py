@@ -1,11 +1,11 @@
-"""Predicts the rate of shapes not yet measured: a Gaussian process over features of the shape.
+"""Predicts the rate of shapes that are not measured yet, with a Gaussian process over features of the shape.
 
-Rasmussen & Williams, Gaussian Processes for Machine Learning, 2006, chapters 2 and 5. What makes matmul hard to predict
-is quantisation: a product is cut into tiles, and tiles into waves over the compute units, so neighbours differ by more
-than distant shapes of equal quantisation. Hence features: sizes, and how full the last wave and the edge tiles are. The
-effect of each tile is learned separately (an additive kernel: Duvenaud et al., Additive Gaussian Processes, 2011), and
-what these do not explain shapes of one M and N have in common. Nothing is known in advance of a device but its compute
-units, and not even these everywhere; the rest is learned from what was measured.
+The method is that of Rasmussen & Williams, Gaussian Processes for Machine Learning, 2006, chapters 2 and 5. Matmul is
+hard to predict because of quantization: it is divided into tiles, and tiles into waves over the compute units, so
+neighboring shapes can differ more than distant ones with equal quantization. The features are therefore sizes, and how
+full the last wave and the edge tiles are. The effect of each tile is learned separately (an additive kernel: Duvenaud
+et al., Additive Gaussian Processes, 2011). What the features do not explain is shared by shapes with equal M and N.
+All that is known in advance about a device is its number of compute units, and not always that.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from mamf.engine.search.shape_features import (
     Array,
     Distances,
     Features,
+    cut_into_tiles,
     distances,
     features,
     squared_distances,
-    tiled,
     wave_features,
 )
 from mamf.operations.matmul.shapes import MatmulShape
@@ -37,10 +37,10 @@ Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
 _FIT_STEPS = 6
-# Differences in log TFLOPS count in full near the best, and ever less from so far below it: how slow the slow shapes
-# are would else outweigh what sets the fastest apart (Snelson et al., Warped Gaussian Processes, 2003).
+# Differences in log TFLOPS count in full near the best, and less the further a shape is below it, from about this
+# distance on. Otherwise slow shapes would dominate the fit (Snelson et al., Warped Gaussian Processes, 2003).
 _NEAR_BEST = 0.1
-# Standard deviation that a figure has of its own at least, unless all are alike: of a few the likeliest may be none.
+# The least standard deviation of a measurement, unless all are equal: with few of them the likeliest noise may be 0.
 _MIN_NOISE = 0.001
 
 
@@ -50,7 +50,7 @@ def _blas() -> ThreadpoolController:
 
 
 def single_threaded(method: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-    """With BLAS on one thread: for matrices this small, waking the others takes several times as long as the work."""
+    """Run a method with single-threaded BLAS: with matrices this small, waking other threads takes most of the time."""
 
     @functools.wraps(method)
     def limited(*arguments: Parameters.args, **named: Parameters.kwargs) -> Result:
@@ -60,9 +60,9 @@ def single_threaded(method: Callable[Parameters, Result]) -> Callable[Parameters
     return limited
 
 
-# Prior variance of how much faster one kernel is than another everywhere, as a share of that over shapes.
+# Prior variance of a constant offset between kernels, as a share of the variance over shapes.
 _OFFSET = 0.5
-# What of a kernel's landscape is taken for its own before several were measured.
+# The first guess of the share of variance that is specific to a kernel, before several kernels were measured.
 _FIRST_OWN = 0.1
 
 
@@ -71,9 +71,13 @@ _STEPS = {"sizes": 2.0, "waves": 2.0, "lean": 3.0, "pair": 3.0, "noise": 10.0, "
 
 @dataclass(frozen=True)
 class Scales:
-    """Hyperparameters: how far the effect of sizes and of waves reaches (in standard deviations of a feature), the
-    share of variance that M against N makes, that which a ``pair`` of M and N has of its own, that of noise, and that
-    which is a kernel's ``own`` (0 where there is one kernel).
+    """The hyperparameters.
+
+    - ``sizes``, ``waves``: the length scales of these features, in standard deviations of a feature.
+    - ``lean``: the share of variance that depends on whether M or N is larger.
+    - ``pair``: the share that is specific to a pair of M and N.
+    - ``noise``: the share of measurement noise.
+    - ``own``: the share that is specific to a kernel; 0 if there is only one.
     """
 
     sizes: float = 2.0
@@ -84,7 +88,7 @@ class Scales:
     own: float = 0.0
 
     def nearby(self) -> list[Scales]:
-        """This, and each hyperparameter one step up or down."""
+        """These scales, and the scales with one hyperparameter a step up or down."""
         bounds = {
             "sizes": (0.5, 8.0),
             "waves": (0.4, 6.0),
@@ -101,7 +105,9 @@ class Scales:
         return found
 
     def log_prior(self) -> float:
-        """Of how many steps these are from the defaults: from a dozen figures a likelihood alone can mean anything."""
+        """Log prior, from the number of steps between these and the defaults. With only a dozen measurements the
+        likelihood alone is not reliable.
+        """
         usual = replace(Scales(), own=self.own)
         steps = (
             math.log(getattr(self, name) / getattr(usual, name), step)
@@ -113,10 +119,10 @@ class Scales:
 
 @dataclass
 class Surrogate:
-    """The Gaussian process over a list of candidates, given as ``features``; ``fit`` again when these are replaced.
+    """The Gaussian process over the candidates in ``features``. Call ``fit`` again after replacing these.
 
-    Kept so that one more observation costs one row: with K + noise = L L^T over the observed, ``_projected`` is
-    L^-1 K(observed, candidates), and mean and variance follow from it without solving anything anew.
+    Adding an observation costs one row: with K + noise = L L^T over the observed, ``_projected`` is
+    L^-1 K(observed, candidates), and mean and variance follow from it without another solve.
     """
 
     features: Features = field(default_factory=lambda: NO_FEATURES)
@@ -125,7 +131,7 @@ class Surrogate:
     highest: float = -math.inf
 
     def fit(self, rows: Sequence[int], values: Sequence[float]) -> None:
-        """Start over from these observations, with the likeliest of the scales near the last."""
+        """Fit to these observations (``values``: log TFLOPS), with the likeliest scales near the last ones."""
         observed = list(rows)
         if self.features.kernels is not None and not self.scales.own:
             self.scales = replace(self.scales, own=_FIRST_OWN)
@@ -142,12 +148,12 @@ class Surrogate:
         self._update()
 
     def warped(self, value: float) -> float:
-        """Log TFLOPS as they are predicted: foreshortened below the best that was fitted."""
+        """The log TFLOPS that the process models: values below the best one at the last fit are compressed."""
         below = self._reference - value
         return value if below <= 0 else self._reference - _NEAR_BEST * math.log1p(below / _NEAR_BEST)
 
     def add(self, row: int, value: float) -> None:
-        """One more observation."""
+        """Add an observation (``value``: log TFLOPS)."""
         self.highest = max(self.highest, value)
         value = self.warped(value)
         column = self._projected[:, row]
@@ -160,12 +166,13 @@ class Surrogate:
         self._update()
 
     def bound(self, deviations: float) -> Array:
-        """Upper confidence bound of log TFLOPS of every candidate."""
+        """The upper confidence bound of every candidate's log TFLOPS."""
         return np.asarray(self.mean + deviations * self.deviation)
 
     def log_improvement(self) -> Array:
-        """Logarithm of what every candidate is expected to add to the best observed (Jones et al., Efficient Global
-        Optimization of Expensive Black-Box Functions, 1998): best by prediction, as the highest figure is so by chance.
+        """The log of every candidate's expected improvement (Jones et al., Efficient Global Optimization of Expensive
+        Black-Box Functions, 1998) over the observed candidate with the best prediction. The highest measurement is not
+        used, because it is partly luck.
         """
         above = (self.mean - self.mean[self._rows].max()) / self.deviation
         below = np.array(list(map(math.erfc, (-above / math.sqrt(2)).tolist()))) / 2
@@ -188,8 +195,8 @@ class Surrogate:
 
 
 class Nearness:
-    """What of a covariance one hyperparameter alone decides, or none: most of its arithmetic, and of scales that differ
-    in one of them the same.
+    """The parts of a covariance that depend on at most one hyperparameter, cached: they are most of the arithmetic, and
+    scales that differ in one hyperparameter share the others.
     """
 
     def __init__(self, apart: Distances) -> None:
@@ -199,31 +206,31 @@ class Nearness:
         self._sizes: dict[float, Array] = {}
 
     def by_waves(self, reach: float) -> Array:
-        """Of each tile's waves the mean, C x P."""
+        """The mean correlation over the waves of each tile, C x P."""
         if reach not in self._waves:
             self._waves[reach] = np.exp(self.apart.waves * (-2 / reach**2)).mean(axis=0)
         return self._waves[reach]
 
     def by_sizes(self, reach: float) -> Array:
-        """C x D."""
+        """The correlation by sizes, C x D."""
         if reach not in self._sizes:
             found = self.apart.sizes * (-0.125 / reach**2)
             self._sizes[reach] = np.exp(found, out=found)
         return self._sizes[reach]
 
     def with_waves(self, waves: Array) -> Nearness:
-        """The same of candidates that lie apart so by waves."""
+        """The same, with other distances by waves."""
         other = copy.copy(self)
         other.apart, other._waves = self.apart._replace(waves=waves), {}
         return other
 
 
 def covariance(near: Nearness, scales: Scales) -> Array:
-    """Prior covariance of candidates: sizes alone, sizes with the waves of each tile, a part asymmetric in M and N,
-    and what is of one M and N. Of two kernels it is less by what is each one's own, and they differ by an offset too.
+    """The prior covariance of candidates, C x D. It has four terms: sizes; sizes times the waves of each tile; a term
+    that is asymmetric in M and N; and one for equal M and N. Two kernels share less, and differ by an offset.
 
-    In place, because of thousands of candidates fetching fresh memory takes as long as the arithmetic; and by pairs of
-    M and N where it can be, of which there are far fewer; what is needed no more goes before more is taken.
+    For speed it works in place, because with thousands of candidates allocating memory takes as long as the arithmetic;
+    it works on pairs of M and N where possible, of which there are far fewer; and it frees arrays early.
     """
     apart, by_sizes = near.apart, near.by_sizes(scales.sizes)
     sizes = by_sizes**2
@@ -240,14 +247,14 @@ def covariance(near: Nearness, scales: Scales) -> Array:
 
 
 def noisy_covariance(near: Nearness, scales: Scales) -> Array:
-    """Of what was observed: the prior's and the noise of measuring."""
+    """The covariance of observations: the prior covariance plus measurement noise."""
     found = covariance(near, scales)
     found.flat[:: len(found) + 1] += scales.noise
     return found
 
 
 def likeliest(near: Nearness, values: Array, scales: Scales) -> Scales:
-    """Uphill from these scales, a step at a time, by likelihood and prior."""
+    """Climb from these scales to the likeliest ones, a step at a time, by likelihood and prior."""
     likelihood = functools.cache(lambda scales: log_likelihood(near, values, scales) + scales.log_prior())
     best = scales
     for _ in range(_FIT_STEPS):
@@ -259,7 +266,7 @@ def likeliest(near: Nearness, values: Array, scales: Scales) -> Scales:
 
 
 def log_likelihood(near: Nearness, values: Array, scales: Scales) -> float:
-    """Log marginal likelihood with mean and variance at their likeliest, up to a constant."""
+    """The log marginal likelihood at the likeliest mean and variance, up to a constant."""
     lower = np.linalg.cholesky(noisy_covariance(near, scales))
     whitened, ones = np.linalg.solve(lower, np.stack([values, np.ones(len(values))], axis=1)).T
     residual = whitened - (ones @ whitened) / (ones @ ones) * ones
@@ -270,17 +277,19 @@ def log_likelihood(near: Nearness, values: Array, scales: Scales) -> float:
 # -- the number of compute units, for devices that do not report it ----------------------------------------------------
 
 _UNITS = range(8, 322, 2)
-# Shapes of at least this share of the best: what else holds back the others hides the waves.
+# Use only shapes that reach this share of the best rate: in slower ones, other limits hide the waves.
 _FAST = 0.7
-# The most of these that are used, the fastest first, and the fewest that allow an estimate.
+# Use at most this many of them, the fastest; with fewer than the second there is no estimate.
 _MAX_SHAPES, _MIN_SHAPES = 64, 16
-# By how much more likely (as a logarithm) waves over some units must make what was measured than no waves at all: of
-# so many numbers of units the likeliest is likelier by chance alone (the logarithm of how many is 5).
+# The log likelihood by which waves over some number of units must beat no waves at all. By chance alone the best of all
+# these numbers wins by about the logarithm of how many there are, 5.
 _CONVINCING = 8.0
 
 
 def likeliest_units(measured: Mapping[MatmulShape, float], scales: Scales) -> int | None:
-    """Compute units, by TFLOPS of shapes; None where none are convincing. Half or twice as many explain as much."""
+    """The number of compute units that best explains the TFLOPS of shapes; None if no number is convincing. Half or
+    twice the true number explains them equally well.
+    """
     best = max(measured.values(), default=0.0)
     fast = sorted((shape for shape in measured if measured[shape] >= _FAST * best), key=measured.__getitem__)
     shapes = fast[-_MAX_SHAPES:]
@@ -289,10 +298,10 @@ def likeliest_units(measured: Mapping[MatmulShape, float], scales: Scales) -> in
     values = np.array([math.log(measured[shape]) for shape in shapes])
     rows = list(range(len(shapes)))
     m, n = np.array([(shape.m, shape.n) for shape in shapes], dtype=float).T
-    cut, near = tiled(m, n), Nearness(distances(features(shapes, None), rows, rows))
+    cut, near = cut_into_tiles(m, n), Nearness(distances(features(shapes, None), rows, rows))
 
     def likelihood(units: int | None) -> float:
-        # All tiles together: a separate effect per tile would take several times as long for this many candidates.
+        # Use all tiles together: a separate effect per tile would take several times as long for all these numbers.
         waves = squared_distances(wave_features(cut, units), rows, rows)[None] / 4
         return log_likelihood(near.with_waves(waves), values, scales)
 

@@ -1,1 +1,1 @@
-"""Strategies choose the next step: shapes of a list, or kernels of any operation."""
+"""Strategies: which step of a run is measured next."""

@@ -1,4 +1,4 @@
-"""Compares kernels with a baseline: measures every row once, then repeats doubtful rows until they are decided."""
+"""Compares kernels with a baseline: measures every row once, then repeats rows in doubt until they are decided."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from mamf.plans import StepKey
 
 
 class GuardStrategy(RowsStrategy):
-    """First visits that no row answers, and the fresh ones that they call for.
+    """Visits every row once, then visits rows in doubt again, up to the plan's rounds.
 
-    ``baseline``: by key; None makes one, for which every row goes through all rounds.
+    ``baseline``: its entries by key; None makes a baseline, and then every row goes through all rounds.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class GuardStrategy(RowsStrategy):
                 doubtful = [step for step in steps if self._is_in_doubt(step)]
                 if not doubtful:
                     break
-                due = with_another_row(doubtful, steps)
+                due = add_another_row(doubtful, steps)
                 random.Random(f"{name} {number}").shuffle(due)
                 yield from self._visited(confirmation_regime, due, CONFIRM, number)
 
@@ -66,12 +66,12 @@ class GuardStrategy(RowsStrategy):
         return before is not None and is_in_doubt(before, visits, self.tolerance)
 
     def _key(self, step: StepKey) -> StepKey:
-        """The step by the kernel's own name, as rows have it."""
+        """The step with the kernel's own name, as in rows."""
         regime, problem, shape, kernel = step
         return StepKey(regime, problem, shape, self.kernels[kernel].name)
 
 
-def with_another_row(due: Sequence[StepKey], steps: Sequence[StepKey]) -> list[StepKey]:
-    """The due steps, plus another if there is only one: a visit is fresh only after a different row."""
+def add_another_row(due: Sequence[StepKey], steps: Sequence[StepKey]) -> list[StepKey]:
+    """The due steps, plus another one if there is only one, so that no row is measured twice in succession."""
     others = [step for step in steps if step not in due]
     return [*due, *(others[-1:] if len(due) == 1 else ())]

@@ -1,8 +1,7 @@
-"""Products beside other work: the rate of each alone, and of each while both run.
+"""Runs matmul and other work at the same time: measures the rate of each alone, and of each while both run.
 
-Both works are queued back to back, each in its own queue, in blocks that take equally long. Marks stand between the
-blocks. Only blocks that lie within the time in which both queues were at work count, so a rate is never a mean over a
-part in which one ran alone.
+Each of the two is queued back to back in its own queue, in blocks that take equally long, with marks between blocks.
+Only blocks within the time in which both queues were busy count, so no rate includes time in which one ran alone.
 """
 
 from __future__ import annotations
@@ -26,17 +25,19 @@ from mamf.operations.overlap import OTHER, PRODUCTS, OverlapProblem, OverlapShap
 from mamf.plans import StepKey
 
 AnswerT = TypeVar("AnswerT")
-#: The rows of a pair: what is timed, and whether it is alone.
+#: The rows of a pair: what is timed, and whether it runs alone.
 ROWS = ((PRODUCTS, True), (OTHER, True), (PRODUCTS, False), (OTHER, False))
-#: Visits alternate so many times between the two works and both, so that all three see the device drift alike. Seconds
-#: that are measured of each row in all rounds.
+#: How often visits alternate between matmul, the other work and both, so that the device's drift affects all three
+#: equally; and the seconds to measure each row for, over all rounds.
 _ROUNDS, DEFAULT_SECONDS = 3, 3.0
-#: Blocks of a window, those by which a host queues the other work ahead, and the most windows for a first figure.
+#: Blocks of a window; blocks of the other work that a CPU queues ahead; seconds of a window; and the most windows to
+#: try for a first sample.
 _BLOCKS, _AHEAD, _WINDOW_SECONDS, _MAX_TRIED = 16, 4, 0.05, 4
-#: Flushes ahead of a window, while the host queues its first blocks, and launches of a window of short ones: the next
-#: where the host is late in more than this share of a visit's windows.
+#: Pairs of flushes ahead of a window, during which the host queues its first blocks, and the most short launches in a
+#: window. If the host is late in more than _MAX_LATE of a visit's windows, the next pair is used.
 _PACES, _MAX_LATE = ((128, 320), (256, 160), (512, 80)), 0.25
-#: The host must be ahead by as much at each mark: else the device waited for it. A launch takes at least the second.
+#: The host must be this far ahead at each mark, or the device may have waited for it. A launch counts as no shorter
+#: than _MIN_SECONDS.
 _MIN_AHEAD_SECONDS, _MIN_SECONDS = 20e-6, 1e-9
 
 
@@ -45,13 +46,13 @@ def row_of(problem: OverlapProblem, row: tuple[str, bool]) -> OverlapProblem:
 
 
 def cells_of(steps: Iterable[StepKey]) -> list[tuple[OverlapProblem, OverlapShape]]:
-    """The pairs that these steps are of."""
+    """The pairs that these steps measure, as problem and shape."""
     return list(dict.fromkeys((row_of(problem, ROWS[0]), shape) for _, problem, shape, _ in steps))
 
 
 def overlapping(marks: Sequence[Sequence[tuple[float, int]]]) -> list[float] | None:
-    """Seconds a launch of each work, from the blocks that lie between the later start and the earlier end of all.
-    ``marks``: of each work, seconds and its launches so far. None if a work has no block there.
+    """Seconds per launch of each work, from the blocks between the latest start and the earliest end of all works; None
+    if a work has no block there. ``marks``: for each work, the seconds and the number of launches so far.
     """
     begin, end = max(each[0][0] for each in marks), min(each[-1][0] for each in marks)
     within = [[mark for mark in each if begin <= mark[0] <= end] for each in marks]
@@ -62,9 +63,11 @@ def overlapping(marks: Sequence[Sequence[tuple[float, int]]]) -> list[float] | N
 
 @dataclass
 class OverlapStrategy:
-    """``cells``: pairs, by the problem of any of their rows and their shape. ``seconds``: to measure of each row.
-    ``budget_seconds``: after which no pair begins. ``of_all``: the values of all ranks, by rank; they decide as rank 0
-    does, and fail together.
+    """Measures pairs of matmul and other work.
+
+    - ``cells``: the pairs, as the problem of any of their rows and their shape.
+    - ``seconds``: how long to measure each row. ``budget_seconds``: no pair begins after this time.
+    - ``of_all``: gathers a value from all ranks, by rank. All ranks decide as rank 0 does, and fail together.
     """
 
     backend: Backend
@@ -77,7 +80,7 @@ class OverlapStrategy:
     left_out: int = field(default=0, init=False)
 
     def results(self) -> Iterator[Measurement]:
-        """Four rows of each pair, in the order of ROWS."""
+        """Yield four rows for each pair, in the order of ROWS."""
         begun = self.backend.now()
         for index, (problem, shape) in enumerate(self.cells):
             if index and self.of_all(self.backend.now() - begun >= self.budget_seconds)[0]:
@@ -102,8 +105,8 @@ class OverlapStrategy:
 
 @dataclass
 class _Work:
-    """One of the two works, in its queue. ``marks``: around the blocks of a window, with the host's time and the
-    launches so far. ``seconds``: the latest of a launch, for the length of blocks.
+    """One of the two works, with its queue. ``marks``: those around the blocks of a window, each with the host's time
+    and the number of launches so far. ``seconds``: the latest time of a launch, which sets the length of blocks.
     """
 
     name: str
@@ -116,7 +119,7 @@ class _Work:
 
 
 class _Pair:
-    """The two works of a pair, prepared. Raises what their kernels do."""
+    """The two prepared works of a pair. Raises what their kernels raise."""
 
     def __init__(self, run: OverlapStrategy, problem: OverlapProblem, shape: OverlapShape, regime: Sustained) -> None:
         self.run, self.problem, self.shape, self.regime = run, problem, shape, regime
@@ -141,21 +144,21 @@ class _Pair:
         return _Work(name, checked, mark, put, rotation, seconds)
 
     def measured(self) -> list[Measurement]:
-        """The rows. Raises WrongResultError, or UnsupportedError if the host was late."""
+        """Measure the rows. Raises WrongResultError, or UnsupportedError if the host was too slow."""
         every = list(self.works.values())
         for flushes, self.max_short_launches in _PACES:
             self.flushes = 0 if self.backend.timer == "host clock" else flushes
             if self._keeps_up(every, flushes == _PACES[-1][0]):
                 break
-        self._window(every, (1, 1))  # so few launches that a sum of sums stays finite, and a wrong one is seen
+        self._window(every, (1, 1))  # few launches, so that a repeated all-reduce stays finite and can be verified
         self._verify(every, whole=True)
         if not all(self.run.of_all(all(taken.seconds for taken in self.samples.values()))):
             slow = "the host queues these launches too slowly"
-            raise UnsupportedError(slow if self.is_slow else "the device runs one of the two works after the other")
+            raise UnsupportedError(slow if self.is_slow else "the device does not run the two at the same time")
         return [self._row(row) for row in ROWS]
 
     def _keeps_up(self, every: Sequence[_Work], is_last: bool) -> bool:
-        """Take all samples, unless the host is late in too many windows and this pace is not the last."""
+        """Take all samples. False if the host is late in too many windows and a slower pace is left to try."""
         self.samples = {row: Samples() for row in ROWS}
         for works in (every[:1], every[1:], every) * _ROUNDS:
             self.is_slow = self._visit(works) > _MAX_LATE
@@ -165,7 +168,7 @@ class _Pair:
         return True
 
     def _agreed(self, call: Callable[[], AnswerT]) -> AnswerT:
-        """The answer of a call that fails on all ranks if it fails on any. Raises what it raises."""
+        """Call a function on all ranks, and return its answer. If it raises on one rank, all ranks raise."""
         answer, error = None, None
         try:
             answer = call()
@@ -183,7 +186,7 @@ class _Pair:
                 self._agreed(work.checked.require_unchanged_operands)
 
     def _visit(self, works: Sequence[_Work]) -> float:
-        """Let a swing of the power controller pass, for no longer than is measured, then measure. Returns the share of
+        """Wait for one period of the power controller, at most the time to measure, then measure. Returns the share of
         windows in which a host was late.
         """
         part, windows, late, tried, taken = self.run.seconds / _ROUNDS, 0, 0, 0, 0
@@ -208,8 +211,8 @@ class _Pair:
             tried, taken = tried + is_settled, taken + (is_settled and found is not None)
 
     def _window(self, works: Sequence[_Work], launches: Sequence[float]) -> list[float] | None:
-        """Seconds a launch of each work while all of them run; None if they never did, or waited for the host.
-        ``launches``: of a block, on average, so that the works end together: else the device rests while one runs.
+        """Seconds per launch of each work while all of them run; None if they never ran together or waited for the
+        host. ``launches``: the mean number of launches per block, chosen so that the works end together.
         """
         backend = self.backend
         for work in works:
@@ -221,7 +224,7 @@ class _Pair:
         for _ in range(self.flushes):
             backend.flush_cache()
         self.queue.fork()
-        # A host's own queue is the host: the other work is queued ahead of it.
+        # A CPU runs launches as they are queued, so the other work must be queued first.
         ahead = 0 if self.flushes or len(works) == 1 else _AHEAD
         for block in range(_BLOCKS + 1 + ahead):
             for work, count in zip(reversed(works), reversed(launches), strict=True):
@@ -235,17 +238,17 @@ class _Pair:
                 work.marks.append((work.mark(), backend.now(), done))
         self.queue.join()
         self.regime.synchronize(works[0].checked, backend.mark(), self.regime.idle_mark())
-        # In the first block queues wait for the host, and ranks for one another.
+        # Ignore the first block, in which queues wait for the host and ranks for each other.
         times = [[(backend.seconds_between(first, mark), done) for mark, _, done in work.marks[1:]] for work in works]
         due = [host - begun + _MIN_AHEAD_SECONDS for work in works for _, host, _ in work.marks[1:]]
         reached = [seconds for each in times for seconds, _ in each]
         headway = min(device - host for host, device in zip(due, reached, strict=True)) if self.flushes else 0.0
         found, last = overlapping(times), max(range(len(works)), key=lambda each: times[each][-1][0])
-        # A collective waits for the host of any rank; and all ranks change the works alike.
+        # A collective waits for the slowest host, and all ranks must adapt the works alike.
         answers = self.run.of_all((headway, last if found is None else None))
         self.is_late = min(each for each, _ in answers) < 0
         starved = next((each for _, each in answers if each is not None), None)
-        if starved is not None and not self.is_late:  # fewer launches of what ends last, down to one a block
+        if starved is not None and not self.is_late:  # queue fewer launches of what ends last, at least one per block
             works[starved].seconds *= min(2.0, launches[starved])
         return found if starved is None and not self.is_late else None
 

@@ -1,4 +1,4 @@
-"""Measures claims again: visits until each is decided."""
+"""Measures claims again, with repeated visits until each claim is decided."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from mamf.engine.runner import Step, Steps
 from mamf.engine.strategies.rows import RowsStrategy
 from mamf.logs.judging import UNDECIDED, judge_claims
 
-#: Visits to a claim until it is decided.
+#: The most visits to a claim.
 _MAX_VISITS = 5
 
 
 class ReproduceStrategy(RowsStrategy):
-    """One run of a plan with claims."""
+    """Measures the claims of a plan again."""
 
     def steps(self) -> Steps:
         self._seen, self._held = list(self.setup.rows), {(row.step, row.round) for row in self.setup.rows}
@@ -23,7 +23,7 @@ class ReproduceStrategy(RowsStrategy):
             yield from self._visits(self.run.start(self.regime(name)))
 
     def _visits(self, regime: Regime) -> Steps:
-        # By turns; visits after the first start anew where the device's state would stay.
+        # Claims take turns. Later visits follow a rest if the device would otherwise stay in one state.
         by_name = {kernel.name: kernel for kernel in self.kernels.values()}
         for visit in range(1, _MAX_VISITS + 1):
             judged = judge_claims(self.plan.options, self._seen)

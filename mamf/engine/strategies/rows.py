@@ -1,4 +1,4 @@
-"""Rows of given shapes by the kernels of a plan, each beside the product that its ceiling was measured with."""
+"""Measures the kernels of a plan on given shapes, each next to the matmul of its ceiling."""
 
 from __future__ import annotations
 
@@ -20,29 +20,30 @@ from mamf.operations.matmul.shapes import COMMON_PRODUCT
 from mamf.plans import ALGORITHM, SWEEP, Plan, StepKey, SweepOptions
 from mamf.rate import find_rate
 
-#: Time for a visit of the ceiling's product to the time for a row: it only has to show whether the card drifted.
+#: Time for a visit to the ceiling's matmul, relative to a row: it only has to show whether the card drifted.
 _PRODUCT_SHARE = 0.25
-#: The share of the free memory for operands: the flush buffer and the libraries' workspaces need the rest.
+#: The share of free memory for operands. The flush buffer and the libraries' workspaces need the rest.
 _SHARE_OF_MEMORY = 0.9
-#: Time for ranking one of a kernel's algorithms to the time for a row.
+#: Time to rank one of a kernel's algorithms, relative to a row.
 _RANKING_SHARE = 0.25
-#: The number of rows whose speed predicts that of the next.
+#: The speed of this many recent rows predicts the next one's.
 _RECENT_ROWS = 32
-#: Steps that end in a row, or in what was read off their rows.
+#: Steps, as a generator that returns a row or something derived from rows.
 Asking = Generator[Step | Measurement, Measurement | None, Any]
 
 
 class RowsStrategy(PlanStrategy):
     """Measures every step of a plan that no row answers yet.
 
-    - ``ceilings``: that rows are shares of; may be empty. Around each row the product of its ceiling is measured.
-    - ``references``: the kernels of the ceilings, by name. A ceiling whose kernel is missing has no such visits.
-    - ``records``: what the log gets before the rows.
+    - ``ceilings``: rows are shares of these; may be empty. The matmul of its ceiling is measured before and after each
+      row.
+    - ``references``: the kernels of the ceilings, by name. A ceiling whose kernel is missing is not measured again.
+    - ``records``: records that the log gets before the rows.
 
-    Devices that share a run find their own ceilings, and first visit common rows, which make their rows comparable.
+    Devices that share a run find their own ceilings, and first measure common rows, which make their rows comparable.
     """
 
-    #: Whether a row is measured with the fastest of its kernel's algorithms.
+    #: Whether each row is measured with the fastest of its kernel's algorithms.
     ranks_algorithms: ClassVar[bool] = False
 
     def __init__(
@@ -70,7 +71,7 @@ class RowsStrategy(PlanStrategy):
             yield from self.measure_rows(self.run.start(self.regime(name)), steps)
 
     def measure_rows(self, regime: Regime, steps: Iterable[StepKey]) -> Steps:
-        """Measure steps of one regime."""
+        """Measure these steps, all of one regime."""
         dtype, before, done = "", None, 0
         for step in steps:
             _, problem, shape, name = step
@@ -101,11 +102,11 @@ class RowsStrategy(PlanStrategy):
             before = after or before
 
     def _fastest_algorithm(self, kernel: AnyKernel, problem: Problem, shape: Any, regime: Regime) -> Asking:
-        """The fastest algorithm for a shape; the kernel itself if it has only one, if the others would have to be
+        """The kernel's fastest algorithm for a shape; the kernel itself if it has only one, if the others must be
         compiled, or if none works. None if the budget ended.
 
-        Each has a row of the phase ALGORITHM, measured in the regime itself. The row of the step is a fresh measurement
-        of the fastest, because the fastest of several rows is also the luckiest.
+        Each algorithm gets a row with the phase ALGORITHM, in the same regime. The fastest is then measured again for
+        the row of the step, because the fastest of several rows is partly lucky.
         """
         if not kernel.has_cheap_variants:
             return kernel
@@ -121,7 +122,7 @@ class RowsStrategy(PlanStrategy):
         return fastest
 
     def _would_overrun(self, step: StepKey) -> bool:
-        """Whether even the verification and the fewest launches would outlast the budget, at the speed seen so far."""
+        """Whether verification and the minimum number of launches would exceed the budget, at the speed so far."""
         speeds, run = self._speeds.get((step.kernel, step.problem)), self.run
         if run.deadline is None or not speeds:
             return run.is_over()
@@ -130,9 +131,10 @@ class RowsStrategy(PlanStrategy):
         return bool(seconds > run.deadline - run.now())
 
     def _measure_product(self, regime: Regime, problem: Problem, common: Any = None) -> Asking:
-        """Measure the ceiling's product now, so that a row and its ceiling share the state of the card.
+        """Measure the ceiling's matmul now, so that a row is compared with it in the same state of the card.
 
-        ``common``: the shape in place of the ceiling's, which all devices of a shared run measure for as long as a row.
+        ``common``: a shape to use instead of the ceiling's. All devices of a shared run measure it, for as long as a
+        row.
         """
         ceiling: Ceiling | None = find_rate(self.ceilings, problem.dtype, regime.name)
         if ceiling is None or (kernel := self.references.get(ceiling.kernel)) is None:
@@ -148,7 +150,7 @@ class RowsStrategy(PlanStrategy):
         return row
 
     def _measure_reference(self, regime: Regime, problem: Problem) -> Steps:
-        """The plan's reference, by the first kernel that supports it."""
+        """Measure the plan's reference shape with the first kernel that supports it."""
         shape, rule = self.options.reference, self.rule(regime)
         for kernel in self.kernels.values():
             row = yield Step(kernel, problem, shape, regime, rule, is_reference=True, is_reported=False)
@@ -157,7 +159,7 @@ class RowsStrategy(PlanStrategy):
                 return
 
     def rule(self, regime: Regime) -> StoppingRule:
-        # In sustained a row is a visit of 2 s: the product's visits beside it take as long again.
+        # In sustained a row is one visit of 2 s: the visits to the ceiling's matmul around it take as long again.
         usual = Sustained.shortest_seconds if regime.name == Sustained.name else regime.default_seconds
         return StoppingRule(self.plan.precision, self.plan.seconds or usual)
 
@@ -169,8 +171,8 @@ class RowsStrategy(PlanStrategy):
 
 
 class OneKernelStrategy(RowsStrategy):
-    """Rows of one kernel, each by the fastest of its algorithms. Operands are allocated in advance, for the largest
-    shape.
+    """Measures one kernel, on each shape with the fastest of its algorithms. Operands are allocated in advance, large
+    enough for all shapes.
     """
 
     ranks_algorithms = True
@@ -190,7 +192,7 @@ class OneKernelStrategy(RowsStrategy):
 
 
 def largest_buffers(plan: Plan, cache_bytes: int | None, free_memory: int | None = None) -> dict[str, Buffer]:
-    """Buffers that serve every shape in every regime. Shapes too large for the memory fail later, as rows."""
+    """Buffers large enough for every shape and regime. Shapes that do not fit in memory fail later, as rows."""
     largest: dict[str, Buffer] = {}
     reference = plan.options.reference
     for shape in sorted([*plan.shapes, *([] if reference is None else [reference])], key=plan.problem.nbytes):
@@ -206,8 +208,8 @@ def largest_buffers(plan: Plan, cache_bytes: int | None, free_memory: int | None
 
 
 def with_details(row: Measurement, kernel: AnyKernel, *around: Measurement | None) -> Measurement:
-    """The row with the dtypes of its products, if they differ from its own, and with the mean rate of the product's
-    visits before and after it.
+    """Add to a row the dtypes of its matmuls, if they differ from its own, and the mean rate of the ceiling's matmul
+    before and after it (``around``).
     """
     details = dict(row.details)
     if kernel.product_dtypes:

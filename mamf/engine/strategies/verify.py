@@ -1,4 +1,4 @@
-"""Verifies random problems until the budget ends: the kernel that had the least time so far is next."""
+"""Verifies random problems until the budget ends. The kernel that had the least time so far is always next."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from mamf.plugins.discovery import OPERATIONS, find_registered, operation
 from mamf.plugins.selection import choose_kernels, find_operation
 from mamf.regime_names import CHECKING, LOADED
 
-# Attempts to draw what a kernel supports. A longer budget makes visits longer, so that a log has at most so many rows.
+# Attempts to draw a problem that a kernel supports; and the most rows of a log: a longer budget makes visits longer.
 _TRIES, _MAX_ROWS = 200, 5000
-# The shortest visit of a problem that is asked for.
+# The shortest visit to a problem that was requested by number.
 _REPEAT_SECONDS = 1.0
-# The fewest multiply-adds of a problem, as a share of the most, if it is to load the device.
+# A problem that must load the device has at least this share of the most multiply-adds.
 _LOADING_SHARE = 0.25
 
 
-def draw(backend: Backend, plan: Plan, kernel: AnyKernel, number: int, regime: str) -> tuple[Any, Any] | None:
-    """Random problem ``number`` of a kernel and its shape; None if the kernel supports none that the plan allows.
+def draw_problem(backend: Backend, plan: Plan, kernel: AnyKernel, number: int, regime: str) -> tuple[Any, Any] | None:
+    """Draw random problem ``number`` of a kernel, and its shape; None if the kernel supports none that the plan allows.
 
-    It depends on the plan's seed and largest shape and on the regime, and on nothing that happened before.
+    The result depends only on the plan's seed and largest shape, the kernel, the number and the regime.
     """
     of, seed = operation_called(kernel.operation), plan.problem.seed + number
     chooser = random.Random(f"{seed} {kernel.name}")
@@ -52,7 +52,7 @@ def draw(backend: Backend, plan: Plan, kernel: AnyKernel, number: int, regime: s
 
 
 def kernels_to_verify(backend: Backend, names: Sequence[str] | None) -> dict[str, AnyKernel]:
-    """The named kernels of any operations, or all available ones that do not compile for minutes."""
+    """The named kernels, of any operation; by default all that are available and do not compile for minutes."""
     groups: dict[str, list[str] | None] = {}
     for name in names or ():
         groups.setdefault(find_operation(name).name, []).append(name)  # type: ignore[union-attr]
@@ -78,7 +78,7 @@ def verify_plan(
     seed: int = 0,
     number: int = 0,
 ) -> Plan:
-    """The plan of a verification. ``largest``: no random problem has more FLOP."""
+    """The plan of a verification. ``largest``: random problems have at most the FLOP of this shape."""
     names = dict.fromkeys(map(canonical_name, dtypes or OPERAND_DTYPES))
     problems = tuple(problem_for(backend, name, seed=seed) for name in names)
     size, budget = 4096 if backend.is_accelerator else 256, budget_seconds or VERIFY_BUDGET_SECONDS
@@ -89,7 +89,7 @@ def verify_plan(
 
 
 class VerifyStrategy(PlanStrategy):
-    """One run of a plan with kernels of any operations."""
+    """Verifies random problems of the plan's kernels."""
 
     left_out = 0  # the end of the budget is the end of the run
 
@@ -104,19 +104,19 @@ class VerifyStrategy(PlanStrategy):
             regime, spent = run.start(regime_class(name)(self.backend)), dict.fromkeys(self.setup.opened, 0.0)
             while spent and run.now() < run.begun + budget * index / len(self.plan.regimes):
                 kernel, begun = min(spent, key=lambda each: spent[each]), run.now()
-                found = draw(self.backend, self.plan, kernel, number, name)
+                found = draw_problem(self.backend, self.plan, kernel, number, name)
                 if found is None:
                     del spent[kernel]
                     continue
                 drawn, repeats = found, repeats + 1
                 self.setup.on_phase(f"{name} {number} {kernel.name} {drawn[1]}")
-                # A problem that is asked for is verified again and again until it is wrong, each time with a row.
+                # A problem that was requested by number is verified repeatedly, with a row each time, until it fails.
                 row = yield Step(kernel, *drawn, regime, rule, str(repeats) if asked else "", number)
                 run.release_pools()  # each problem has its own seed
-                # What refuses at once would always be next.
+                # A kernel that fails immediately must not always be next.
                 spent[kernel] = spent[kernel] + run.now() - begun if row and row.ok else max(spent.values())
                 if asked and row and not row.ok:
                     del spent[kernel]
                 number += not asked
             if not (spent or drawn):
-                raise UsageError("no kernel has a random problem with these dtypes: name others, or a larger --largest")
+                raise UsageError("no kernel has a random problem with these dtypes: add dtypes, or raise --largest")

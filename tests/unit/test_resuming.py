@@ -207,7 +207,7 @@ def test_a_missing_log_begins_what_the_command_measures_without_it(run, tmp_path
 
 def test_a_missing_log_is_of_one_dtype(run, tmp_path):
     refused = run("find", *BACKEND, *MADE["find"], "--dtype", "bf16", "fp16", "--resume", "run.jsonl")
-    assert_refused(refused, "--resume continues one log", "name one --dtype")
+    assert_refused(refused, "--resume needs a single --dtype")
     assert not list(tmp_path.iterdir())
 
 

@@ -84,7 +84,7 @@ PICTURES: Mapping[str, Callable[[], Picture]] = {
         f"{_H200}/sweep-torch-mm-bfloat16-burst-20261122-000343.jsonl",
         f"{_H200}/attention-bfloat16-fwd-burst-20261122-000405.jsonl",
     ),
-    "docs/explain-h200.png": _log(f"{_H200}/matmul-explain-bfloat16-burst-sustained-20261121-213135.jsonl"),
+    "docs/explain-h200.png": _log(f"{_H200}/matmul-explain-bfloat16-burst-sustained-20261124-160321.jsonl"),
     "docs/overlap-h200.png": _log(f"{_H200}/overlap-bfloat16-sustained-20261124-023955.jsonl"),
     "docs/overlap-2-h200.png": _log(f"{_H200}/overlap-bfloat16-sustained-20261124-023603.jsonl"),
     "docs/model-1b-h200.png": _log(f"{_H200}/model-bfloat16-sustained-20261122-022917.jsonl"),

@@ -39,6 +39,8 @@ OTHER_MEANING = {
     ("--baseline", "guard"): "a log in place of the file's",
     ("--from", "profile"): "a trace, which no other command reads",
     ("--output", "plot"): "a picture",
+    ("--output", "profile"): "a folder if several ranks share the run",
+    ("--shapes", "overlap"): "pairs of a matmul and the other work",
     ("--output", "results site"): "a folder of pages",
     ("--quick", "model"): "smaller sizes, where none are given",
     ("--regime", "verify"): "how launches are checked",

@@ -56,7 +56,6 @@ OTHER_DEFAULT = {
     "--kernel": "one kernel or all, by what a command measures",
     "--launches": "one for a profiler to look at, five for counters to agree",
     "--operation": "by what a command measures",
-    "--output": "a profile keeps no log unless asked to",
     "--output-folder": "each command has its own",
     "--patience": "devices of a node report more often than those that compile kernels",
     "--regime": "finds confirm both, a peak is sustained, a plot draws what is there",

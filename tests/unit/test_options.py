@@ -60,7 +60,6 @@ OTHER_DEFAULT = {
     "--patience": "devices of a node report more often than those that compile kernels",
     "--regime": "finds confirm both, a peak is sustained, a plot draws what is there",
     "--shape": "explain takes a winner",
-    "--shapes": "each operation has its own",
     "--top": "compare shows what changed",
     "--time-limit": "a pair of works is visited many times",
 }

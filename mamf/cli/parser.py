@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from mamf.cli.terminal import say, say_lines, terminal_columns
+from mamf.cli.terminal import say_lines, say_wrapped, terminal_columns
 from mamf.text import wrapped
 
 #: Options that few people need: only --help-all prints them.
@@ -143,7 +143,7 @@ class Parser(argparse.ArgumentParser):
         return f" (did you mean {close[0]}?)" if close else "; --help lists them"
 
     def error(self, message: str) -> NoReturn:
-        say(f"{self.prog}: {_shortened(message)}{suggestion(message)}", sys.stderr)
+        say_wrapped(f"{self.prog}: {_shortened(message)}{suggestion(message)}", sys.stderr)
         sys.exit(self.usage_exit_code)
 
 

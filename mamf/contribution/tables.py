@@ -40,21 +40,21 @@ _NOTE = "`mamf results table` writes this page from the logs; do not edit it."
 _INTRODUCTION = f"""# Results
 
 The highest matmul rate of each accelerator in TFLOPS (1e12 FLOP/s): **burst** / sustained. The burst ceiling (MAMF) is
-the rate in short bursts, before the power controller slows the device. The sustained ceiling (MSMF) is the rate at the
+the rate in short bursts, before the power controller reacts. The sustained ceiling (MSMF) is the rate at the
 power limit ([how mamf measures](../docs/measuring.md)). Each accelerator has a page with intervals, kernels, software,
 logs and other operations. Only confirmed figures are here: a maintainer or two contributors measured them.
 
 {_NOTE} [CONTRIBUTING.md](../CONTRIBUTING.md) says how to add yours.
 """
-_WORDS = """`by`: a `find` confirms its figure with fresh samples. A `sweep` selects its best row by the same samples that it
-reports, so it counts only if there is no find. `all`: number of logs and their range; cards of one model differ.
+_WORDS = """`by`: a `find` confirms its figure with fresh samples. A `sweep` selects its best row by the same samples that
+it reports, so it counts only if there is no find. `all`: number of logs and their range; cards of one model differ.
 Dense peaks are from datasheets; [peaks.csv](../../mamf/peaks.csv) has their sources.
 """
 _UNCONFIRMED = "Unconfirmed: not ranked until a second contributor confirms it"
 _LEGACY = "Legacy: figures that mamf-finder printed, without samples and without checks of results"
 _CUT = "Interrupted: the search may have missed the best shape"
-_PUBLISHED = """[published/](published/NOTICE.md) has figures that other people published. This project has not checked them, and never
-ranks them with measured figures.
+_PUBLISHED = """[published/](published/NOTICE.md) has figures that other people published. This project has not checked
+them, and never ranks them with measured figures.
 """
 RowT = TypeVar("RowT")
 

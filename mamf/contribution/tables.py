@@ -46,7 +46,7 @@ logs and other operations. Only confirmed figures are here: a maintainer or two 
 
 {_NOTE} [CONTRIBUTING.md](../CONTRIBUTING.md) says how to add yours.
 """
-_WORDS = """`by`: a `find` confirms its figure with fresh samples. A `sweep` selects its best row by the same samples that
+_WORDS = """`by`: a `find` confirms its figure with fresh samples. A `sweep` selects its best row by the samples that
 it reports, so it counts only if there is no find. `all`: number of logs and their range; cards of one model differ.
 Dense peaks are from datasheets; [peaks.csv](../../mamf/peaks.csv) has their sources.
 """

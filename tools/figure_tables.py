@@ -253,8 +253,8 @@ def cards_table(words: Sequence[str]) -> str:
             if len(words) > len(found):
                 cells.append(DASH if len(rates) < 2 else percent(max(rates) / min(rates) - 1, 2))
         lines.append(cells)
-    apart = ["apart"] if len(words) > len(found) else []
-    heads = ["", "burst TFLOPS", "interval", *apart, "sustained TFLOPS", "interval", *apart]
+    spread = ["spread"] if len(words) > len(found) else []
+    heads = ["", "burst TFLOPS", "interval", *spread, "sustained TFLOPS", "interval", *spread]
     return markdown(heads, lines, {"", "burst TFLOPS", "sustained TFLOPS"})
 
 
@@ -353,7 +353,7 @@ def finder_repeats_table(words: Sequence[str]) -> str:
         took = f"{statistics.median(seconds for _, seconds in runs):.0f} s"
         spreads = [percent(each, 1) for each in (_apart(bests_of_runs), statistics.median(apart), max(apart))]
         lines.append([tool, name, " ".join(map(significant, bests_of_runs)), *spreads, took])
-    heads = ["", "figure", "best TFLOPS of each run", "apart", "a shape apart, median", "most", "a run takes"]
+    heads = ["", "figure", "best TFLOPS of each run", "spread of best", "spread per shape, median", "max", "run time"]
     return markdown(heads, lines, {"", "figure", heads[2]})
 
 

@@ -18,7 +18,7 @@ from mamf.logs.recording import plan_record
 from mamf.logs.records import measurement_record
 from mamf.logs.run_log import RunLog
 from mamf.logs.writer import RunLogWriter
-from mamf.measurement import Measurement
+from mamf.measurement import Conditions, Measurement
 from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulGrid, MatmulShape
@@ -223,6 +223,27 @@ def test_what_a_ratio_would_hide_is_refused_unless_told_otherwise(told, other):
         line for line in FORMATS["table"](comparison_document(comparison, 0.01), None).splitlines() if "anyway" in line
     ]
     assert told in line
+
+
+def clocked(cycles_used, seconds=1.0, **fields):
+    return row(seconds, conditions=Conditions(true_clock_hz=1.6e9, cycles_used=cycles_used), **fields)
+
+
+@pytest.mark.parametrize(("used", "verdict"), [(0.975, "SAME"), (0.90, "SLOWER"), (1.0, "FASTER")])
+def test_rows_of_different_cards_are_compared_by_the_cycles_that_they_used(used, verdict):
+    a = log(clocked(0.973), row(shape=SHAPES[1]))
+    b = log(clocked(used, seconds=1.2), row(shape=SHAPES[1]), device_name="H200", uuid_hash="bb")
+    comparison = compare(a, b)
+    (pair,) = comparison.pairs
+    assert (pair.a.tflops, pair.b.tflops, pair.a.unit) == (97.3, pytest.approx(100 * used), "% of cycles")
+    assert pair.verdict(0.03) == verdict
+    text = FORMATS["table"](comparison_document(comparison, 0.03), None)
+    assert "cycles in percent" in text and "device H100 against H200" in text
+    assert compare(a, b, anyway=True).pairs[0].a.unit == "TFLOPS"
+
+
+def test_rows_of_one_card_are_compared_by_their_rates():
+    assert compare(log(clocked(0.97)), log(clocked(0.5))).pairs[0].a.unit == "TFLOPS"
 
 
 def test_a_warm_cache_is_another_regime():

@@ -223,7 +223,7 @@ def test_the_winner_of_a_log_or_of_the_last_find_here_is_explained(run, here):
         (["--ceiling", "explain.jsonl"], "explain.jsonl holds no burst ceiling: give a log of 'mamf find'"),
         (["--ceiling", "explain.jsonl", "--shape", "8x8x8"], "--ceiling determines the shape: leave --shape out"),
         (["--resume", "explain.jsonl", "--shape", "8x8x8"], "--shapes 8x8x8 contradicts"),
-        (["--resume", "explain.jsonl", "--output", "x"], "leave --output out"),
+        (["--resume", "explain.jsonl", "--output", "x"], "--resume cannot be combined with --output"),
         (["--shape", "8x8"], "not a shape"),
         (["--shape", "8x8x8", "--picture", "fall.png"], "fall.png exists"),
         (["missing.jsonl", "--shape", "8x8x8"], "missing.jsonl"),

@@ -225,6 +225,20 @@ def test_a_baseline_of_another_card_is_none(guard, monkeypatch):
     assert not (guard.folder / "new.jsonl").exists()
 
 
+def test_a_baseline_of_cycles_holds_on_another_card(guard, run, monkeypatch):
+    """The other card is a tenth slower, because its clock is; then its kernel wastes a tenth of the cycles."""
+    path = guard.folder / "guard.toml"
+    path.write_text(f'by = "cycles"\ntolerance = 0.05\n{FILE}')
+    baseline = guard.folder / "baseline.jsonl"
+    baseline.write_text(baseline.read_text().replace("Simulated H100", "Simulated H200"))
+    slower = replace(RESTLESS, boost_hz=0.9 * RESTLESS.boost_hz)
+    monkeypatch.setattr(SimulatedBackend, "physics", slower)
+    code, out, _ = guard()
+    assert code == 0 and "cycles in percent" in out
+    monkeypatch.setattr(SimulatedAttention, "share", 0.9 * SimulatedAttention.share)
+    assert guard("--output", "wasteful.jsonl")[0] == 3
+
+
 # -- doubts ------------------------------------------------------------------------------------------------------------
 
 

@@ -65,12 +65,13 @@ class GuardFile(NamedTuple):
     baseline: Path
     tolerance: float
     rounds: int
+    by: str
     options: Mapping[str, Any]
 
 
 def read_guard_file(path: Path) -> GuardFile:
     """Raises UsageError with the file and the error. ``baseline`` is relative to the file."""
-    from mamf.logs.judging import GuardKeys
+    from mamf.logs.judging import BY, GuardKeys
     from mamf.logs.records import read_record
 
     if sys.version_info >= (3, 11):
@@ -86,7 +87,7 @@ def read_guard_file(path: Path) -> GuardFile:
         require_known(*(("key", name, GuardKeys.__struct_fields__) for name in found))
         given = read_record(found, GuardKeys)
         require_some("shapes", given.shapes, str)
-        require_known(*(("regime", name, KERNEL_REGIMES) for name in given.regimes))
+        require_known(*(("regime", name, KERNEL_REGIMES) for name in given.regimes), ("by", given.by, BY))
         tolerance = share(str(given.tolerance))
         rounds = whole_number("rounds", given.rounds, 3, MAX_ROUNDS)
         options = _sweep_options(given)
@@ -96,7 +97,7 @@ def read_guard_file(path: Path) -> GuardFile:
         raise UsageError(f"{path}: its values are nested too deep") from None
     except (UsageError, ValueError, argparse.ArgumentTypeError) as error:
         raise UsageError(f"{path}: {error}") from None
-    return GuardFile(path.parent / given.baseline, tolerance, rounds, options)
+    return GuardFile(path.parent / given.baseline, tolerance, rounds, given.by, options)
 
 
 def _sweep_options(given: GuardKeys) -> dict[str, Any]:
@@ -156,23 +157,31 @@ class _GuardSession(Session):
 
     def strategy(self, setup: Setup) -> GuardStrategy:
         from mamf.engine.strategies.guard import GuardStrategy
-        from mamf.logs.entries import entries
+        from mamf.logs.judging import guarded_entries
 
-        baseline = None if self.baseline is None else {entry.key: entry for entry in entries(self.baseline)}
+        before = [] if self.baseline is None else guarded_entries(self.baseline, self.guarded.by)
+        baseline = None if self.baseline is None else {entry.key: entry for entry in before}
         return GuardStrategy(setup, baseline, self.guarded.tolerance)
 
     def _require_comparable(self, baseline: RunLog) -> None:
         """Raises IncomparableError for a baseline of another card or without any of these rows."""
         from mamf.logs.compare import blocking_differences
-        from mamf.logs.entries import entries, fields_of
+        from mamf.logs.entries import fields_of
+        from mamf.logs.judging import BY_CYCLES, guarded_entries
 
-        if found := blocking_differences(baseline.header, self.log.header if self.log else self.driven.new_header()):
+        here = self.log.header if self.log else self.driven.new_header()
+        found = blocking_differences(baseline.header, here)
+        if self.guarded.by == BY_CYCLES:
+            found = [each for each in found if not each.is_of_card]
+        if found:
             raise IncomparableError(
                 f"{baseline.path} is no baseline for this: {', '.join(map(str, found))}; make one with --update"
             )
         names = {name: each.name for name, each in self.kernels}
         wanted = [fields_of(step._replace(kernel=names[step.kernel])) for step in self.plan.steps()]
-        if not any(entry.fields in wanted for entry in entries(baseline) if entry.tflops is not None):
+        if not any(
+            entry.fields in wanted for entry in guarded_entries(baseline, self.guarded.by) if entry.tflops is not None
+        ):
             raise IncomparableError(f"{baseline.path} has no figure for these rows: make a baseline with --update")
 
     def judge(self, code: int) -> int:
@@ -193,7 +202,7 @@ class _GuardSession(Session):
         from mamf.report.comparison import verdict_line
 
         if self.baseline:
-            self.found = judge_guard(self.baseline, log, self.guarded.tolerance)
+            self.found = judge_guard(self.baseline, log, self.guarded.tolerance, self.guarded.by)
             self._write_files(self.found, log.summary)
         code = super().report(log)
         if self.found and not is_for_people(self.options):

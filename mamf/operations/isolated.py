@@ -24,8 +24,8 @@ from mamf.kernel import AnyKernel
 from mamf.operations.operand_sets import take_buffers, tensors_of
 from mamf.plugins.discovery import entry_points, kernel_of, open_backend, operation
 
-# Time launches for this many seconds in total, in at most this many trials. Allow the host this time per launch and once
-# per trial, and launches that are this many times slower: the clock is lower at the power limit than in a burst.
+# Time launches for this many seconds in total, in at most this many trials. Allow the host this time per launch and
+# once per trial, and launches this many times slower: the clock is lower at the power limit than in a burst.
 _TIMED_SECONDS, _TRIALS, _MAX_LAUNCHES = 0.5, 3, 2000
 _HOST_SECONDS, _ONCE_SECONDS, _SLOWER = 100e-6, 0.1, 2.0
 

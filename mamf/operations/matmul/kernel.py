@@ -94,7 +94,7 @@ class ProductProblem(DeclaredProblem):
         return self.dtype == self.out_dtype == "int8"
 
     def output_scale(self, k: int) -> float:
-        """Return the factor from A @ B to C: a power of two with which few int8 outputs saturate; 1 for other outputs."""
+        """Return the factor from A @ B to C: a power of two with which few int8 outputs saturate, or else 1."""
         if not self.is_rounded:
             return 1.0
         deviation = _INT8_DEVIATIONS[self.data] ** 2 * math.sqrt(k)

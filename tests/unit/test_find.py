@@ -144,7 +144,7 @@ def test_utilization_is_a_share_within_one_regime():
     ceiling = ceiling_of("burst")
     assert ceiling.utilization(flop=400e12, seconds=1.0, regime="burst") == pytest.approx(0.5)
     assert ceiling.utilization(flop=400e12, seconds=2.0, regime="burst") == pytest.approx(0.25)
-    with pytest.raises(IncomparableError, match="sustained figure is not a share of a burst ceiling"):
+    with pytest.raises(IncomparableError, match="cannot divide a sustained figure by a burst ceiling"):
         ceiling.utilization(flop=400e12, seconds=1.0, regime="sustained")
 
 

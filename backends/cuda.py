@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
+import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, cached_property
@@ -113,6 +115,7 @@ class CudaBackend(StreamedBackend):
         return super().settings() | {
             **{name: str(getattr(flags, name)) for name in names if hasattr(flags, name)},
             "preferred_blas_library": str(torch.backends.cuda.preferred_blas_library()),
+            **_vboost(self.index),
         }
 
     def without_counters(self) -> Unavailable | None:
@@ -186,6 +189,18 @@ def _cublas() -> dict[str, str]:
     major = str(torch.version.cuda).split(".")[0]
     found = version_in_use("nvidia-cublas") or version_in_use(f"nvidia-cublas-cu{major}")
     return {"cublas": found} if found else {}
+
+
+@cache
+def _vboost(index: int) -> dict[str, str]:
+    """The card's vboost, which moves power from the L2 cache to the SMs; only nvidia-smi reads it. Empty if unknown."""
+    command = ["nvidia-smi", "boost-slider", "-l", "-i", str(index)]
+    try:
+        listed = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return {}
+    numbers = next((re.findall(r"\d+", line) for line in listed.splitlines() if "vboost" in line.lower()), [])
+    return {"vboost": numbers[-1]} if numbers else {}
 
 
 def _load_driver() -> Any:

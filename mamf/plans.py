@@ -33,7 +33,7 @@ MATMUL = "matmul"
 BEST_CLOCK, ALL_CLOCKS, NO_CLOCK = CLOCKS = ("best", "all", "none")
 SHUFFLED, GIVEN = ORDERS = ("shuffled", "given")
 DEFAULT_BUDGET_SECONDS = 57.0
-QUICK_BUDGET_SECONDS = 13.5
+QUICK_BUDGET_SECONDS = 13.2
 #: For what each device of a node measures alone. Half of it is for the search, which needs a little more time than one
 #: device does, since all devices share the host.
 NODE_BUDGET_SECONDS = 48.0

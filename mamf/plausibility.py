@@ -58,11 +58,13 @@ def _why_beyond_clock(row: Measurement, info: DeviceInfo) -> str | None:
     another reason than power switches between clocks faster than sensors are read, and all readings may be of the
     lower clock.
     """
-    clock, dtype = row.conditions.clock_hz, row.problem.dtype
-    is_steady = row.regime != CLASSIC and set(row.conditions.throttle_reasons) <= {_POWER}
+    conditions, dtype = row.conditions, row.problem.dtype
+    # In burst the units' true clock is far below the one that sensors read.
+    clock = min(filter(None, (conditions.true_clock_hz, conditions.clock_hz)), default=None)
+    is_steady = row.regime != CLASSIC and set(conditions.throttle_reasons) <= {_POWER}
     if row.work.unit != "TFLOPS" or not is_steady or not clock or dtype not in DTYPES or not row.summary:
         return None
-    may_fall = row.regime == BURST and bool(row.conditions.throttle_reasons)
+    may_fall = row.regime == BURST and bool(conditions.throttle_reasons)
     bound = fastest_at_clock(info, dtype, clock, may_fall=may_fall)
     if bound is None or row.best_rate * TERA <= bound * (1 + row.accuracy):
         return None

@@ -1,7 +1,7 @@
-"""The command line. A command is one file of mamf.cli.commands: its examples, its options and what it does.
+"""The command line. Each command is one file in mamf.cli.commands, with its examples, its options and its code.
 
-``mamf COMMAND --help`` imports the file of that command alone, so that help is fast. A command imports what
-measures and reports in the function that needs it.
+``mamf COMMAND --help`` imports only the file of that command, which keeps help fast. A command imports the code that
+measures and reports inside the function that needs it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from mamf.errors import LogChangedWarning, MamfError, MamfWarning, UsageError
 from mamf.limits import shorten
 from mamf.text import wrapped
 
-#: How long threads have after a command to end by themselves.
+#: How long threads may keep running after a command has ended.
 _LONGEST_END_SECONDS = 5.0
 _DESCRIPTION = "Find the maximum achievable matmul FLOPS of an accelerator. Every number names its regime."
 GROUPS = {
@@ -68,35 +68,35 @@ COMMANDS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; returns its exit code: 0, 1 (not finished), 2 (bad input), 3 (a regression), 130 (interrupted)."""
+    """Run a command and return its exit code: 0, 1 (not finished), 2 (bad input), 3 (regression), 130 (interrupted)."""
     if sys.stderr is None:  # closed: print would use stdout instead
         sys.stderr = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115  (to the end of the process)
     if sys.stdout is None:
-        warn("stdout is closed, so nothing can be printed: redirect it to a file or to /dev/null")
+        warn("cannot print, because stdout is closed: redirect it to a file or to /dev/null")
         return MamfError.exit_code
-    if "_ARGCOMPLETE" in os.environ:  # a shell asks what may follow
+    if "_ARGCOMPLETE" in os.environ:  # a shell requests completions
         complete(_parser)
     typed = sys.argv[1:] if arguments is None else arguments
-    if arguments is None and "profile" not in typed[:1]:  # its script has stdout
+    if arguments is None and "profile" not in typed[:1]:  # the profiled script writes to stdout
         keep_stdout()
     with _short_warnings(runs_script="profile" in typed[:1]) as log_changed:
         code = _run(typed, is_watched=arguments is None) or log_changed[0]
-    if arguments is None and "profile" not in typed[:1]:  # threads of a script may take their time
+    if arguments is None and "profile" not in typed[:1]:  # a script's threads may run on
         _end_without(code)
     if code == EXIT_CODE and arguments is None:
-        # An interrupt that passed through an import makes Python end by the signal instead of with this code.
+        # If the interrupt arrived during an import, Python would end with the signal instead of this exit code.
         sys.stdout.flush()
         os._exit(code)
     return code
 
 
 def _end_without(code: int) -> None:
-    """End the process although a plugin left a thread running, for which Python would wait without a word."""
+    """End the process even if a plugin left a thread running: Python would wait for it silently."""
 
     def end() -> None:
         main = threading.main_thread()
         if left := [each.name for each in threading.enumerate() if not (each.daemon or each is main)]:
-            warn(f"a plugin left threads running, which are not waited for: {', '.join(left)}")
+            warn(f"exiting although a plugin left threads running: {', '.join(left)}")
             os._exit(code)
 
     timer = threading.Timer(_LONGEST_END_SECONDS, end)
@@ -118,11 +118,11 @@ def _run(typed: Sequence[str], is_watched: bool) -> int:
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
-        warn("torch is not installed, and this command needs it: pytorch.org says how to install it")
+        warn("this command needs torch, which is not installed: see pytorch.org for how to install it")
         return MamfError.exit_code
     except KeyboardInterrupt:
         return EXIT_CODE
-    except BrokenPipeError:  # the reader of a pipe has seen enough
+    except BrokenPipeError:  # the reader of the pipe, such as head, has ended
         _discard_output()
         return 0
     except OSError as error:
@@ -138,12 +138,12 @@ def _run(typed: Sequence[str], is_watched: bool) -> int:
 
 
 def call(typed: Sequence[str], restart: watching.Restart | None = None) -> int:
-    """Run a command, also from within another; returns its exit code. Raises its errors.
+    """Run a command, possibly from within another one, and return its exit code. Raises the errors of the command.
 
-    ``restart``: the run that it continues after a crash.
+    ``restart``: the crashed run that this one continues.
     """
     if wrong := next((word for word in typed if "\0" in word), None):
-        raise UsageError(f"{shorten(wrong)} contains a null byte, which no file name can")
+        raise UsageError(f"{shorten(wrong)} contains a null byte: remove it")
     given = with_dashes(typed)
     options = _parser(given).parse_args(given)
     options.typed, options.given = typed, getattr(options, "parser", Parser()).given(options)
@@ -155,7 +155,7 @@ def call(typed: Sequence[str], restart: watching.Restart | None = None) -> int:
         return 0
     _begin_missing_log(options)
     options.restart, options.codes = restart, [*restart.codes] if restart else []
-    if restart and hasattr(options, "resume"):  # by the plan of the log alone
+    if restart and hasattr(options, "resume"):  # with the plan of the log, not of the options
         options.resume, options.begins, options.given = restart.log, False, set()
     guard = importlib.import_module("mamf.plugins.contracts").attribute_errors_to
     with guard("a plugin or a library", "it", passes=(Exception, KeyboardInterrupt)):
@@ -166,25 +166,29 @@ def call(typed: Sequence[str], restart: watching.Restart | None = None) -> int:
 
 
 def _begin_missing_log(options: argparse.Namespace) -> None:
-    """A missing log of --resume starts a new run, so that one command line can be queued repeatedly.
+    """Turn --requeue of a missing log into --output. Raises UsageError for --resume of a missing log.
 
-    Here, because what a command asks for depends on whether it resumes. The logs of a node are a folder.
+    This happens before the command runs, because a command reads its options differently when it resumes.
     """
     path = getattr(options, "resume", None)
-    options.begins = path is not None and getattr(options, "output", path) is None and not path.exists()
+    is_missing = path is not None and getattr(options, "output", path) is None and not path.exists()
+    options.begins = is_missing and hasattr(options, "requeues")
+    if is_missing and not options.begins:
+        raise UsageError(f"--resume: {path} does not exist; use --requeue to start a new run there")
     if options.begins:
         options.output, options.resume = path, None
 
 
 def _discard_output() -> None:
-    """Python flushes stdout once more at exit, and would complain again."""
+    """Redirect stdout to the null device, because Python flushes it at exit and would fail again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stdout().fileno())
 
 
 @contextlib.contextmanager
 def _short_warnings(runs_script: bool) -> Iterator[mmap.mmap]:
-    """Print each warning in one line, once; where a script runs, those of other packages as Python does. Yields a byte:
-    1 after a LogChangedWarning, also in a process that measures for this one.
+    """Print each warning once, in one line. If a script runs, Python prints the warnings of other packages as usual.
+
+    Yields a shared byte that becomes 1 after a LogChangedWarning, in this process or in one that it forked.
     """
     printed: set[str] = set()
     log_changed = mmap.mmap(-1, 1)
@@ -207,16 +211,16 @@ def _short_warnings(runs_script: bool) -> Iterator[mmap.mmap]:
 
 
 def _parser(given: Sequence[str]) -> Parser:
-    """All commands, or only the one that ``given`` begins with; imports the options of the named command alone."""
+    """Build the parser of all commands, or only of the one that ``given`` names; import only the named one."""
     parser = Parser(prog="mamf", description=_DESCRIPTION)
     parser.add_argument(
         "--version", dest="module", action="store_const", const="version", help="print the version and stop"
     )
     parser.overview = f"{_overview()}\n"
-    # Not required by argparse, which would report it missing before it reports a misspelled option.
+    # argparse must not require a command: it would report the missing command before a misspelled option.
     parser.set_defaults(module=None)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=Parser)
-    commands.type = str  # the command's own parser checks the rest
+    commands.type = str  # the parser of the command checks the rest
     first = given[0] if given else ""
     for name, line in {first: COMMANDS[first]}.items() if first in COMMANDS else COMMANDS.items():
         command = commands.add_parser(name, help=line, description=line)
@@ -232,7 +236,7 @@ def _parser(given: Sequence[str]) -> Parser:
 
 
 def _overview() -> str:
-    """The commands in groups, each with a line."""
+    """Return the list of commands in groups, one line each."""
     width = terminal_columns()
     lines = ["usage: mamf COMMAND [OPTION ...]", "", wrapped(_DESCRIPTION, width, 0)]
     for group, names in GROUPS.items():
@@ -241,5 +245,5 @@ def _overview() -> str:
 
 
 def module_of(command: str) -> str:
-    """The module of a command."""
+    """Return the name of a command's module; that of a Python keyword ends with an underscore."""
     return f"{command}_" if keyword.iskeyword(command) else command

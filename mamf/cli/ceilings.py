@@ -1,4 +1,4 @@
-"""The ceilings that rows are shares of, of matmul and of reading: in given logs, or found when a run begins."""
+"""Finds the matmul and read bandwidth ceilings for the shares of rows: in given logs, or by searches before a run."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from mamf.plugins.selection import choose_kernels
 from mamf.rate import find_rate
 from mamf.regime_names import CEILINGS
 
-#: Seconds to find the ceilings of a dtype, by their number: burst alone, or with sustained.
+#: Seconds to find the ceilings of a dtype, by the number of regimes: burst only, or burst and sustained.
 _SECONDS = {1: 12.0, 2: 57.0}
-#: The share of a budget for all searches together: kernels need time too.
+#: The share of a budget that all searches together may use; the rest is for the kernels.
 _SHARE_OF_BUDGET = 0.5
 
 
 def wanted_ceilings(plan: Plan) -> list[tuple[str, str]]:
-    """The ceilings that rows of a plan are shares of, by dtype and regime."""
+    """Return the ceilings that the shares of a plan's rows need, as pairs of dtype (or READ_BANDWIDTH) and regime."""
     names = [problem.dtype for problem in plan.problems]
     names += [READ_BANDWIDTH] if operation_called(plan.operation).has_memory_shares else []
     return [(name, regime) for name in dict.fromkeys(names) for regime in plan.regimes]
@@ -44,15 +44,17 @@ def wanted_ceilings(plan: Plan) -> list[tuple[str, str]]:
 def given_ceilings(
     options: argparse.Namespace, needed: Collection[tuple[str, str]], backend: Backend
 ) -> dict[tuple[str, str], Ceiling]:
-    """The ceilings in the logs of ``--ceiling``. Raises UsageError for a log without any and for a missing one, and
-    IncomparableError for another card.
+    """Return the ceilings in the logs of ``--ceiling``, by dtype and regime.
+
+    Raises UsageError if a log has no ceiling or a needed ceiling is missing, and IncomparableError if a ceiling is
+    from another card.
     """
     found: dict[tuple[str, str], Ceiling] = {}
     for path in options.ceiling or ():
         log = read_run_log(path)
         own = {**log.all_ceilings, **read_bandwidths(log, backend.info.cache_bytes)}
         if not own:
-            raise UsageError(f"{path} holds no ceiling: give a log of 'mamf find' or 'mamf bandwidth --pattern read'")
+            raise UsageError(f"{path} has no ceiling: give a log of 'mamf find' or 'mamf bandwidth --pattern read'")
         for ceiling in own.values():
             require_usable_ceiling(ceiling, backend)
         found |= own
@@ -63,7 +65,7 @@ def given_ceilings(
 
 
 def read_bandwidths(log: RunLog, cache_bytes: int | None) -> dict[tuple[str, str], Ceiling]:
-    """The read bandwidth of memory in each regime: confirmed, or the best row of ``mamf bandwidth``."""
+    """Return the read bandwidth of memory in each regime: the confirmed ceiling, or else the best row of the log."""
     info = DeviceInfo(**log.header["device"])
     rows = [
         Ceiling(
@@ -92,7 +94,7 @@ def read_bandwidths(log: RunLog, cache_bytes: int | None) -> dict[tuple[str, str
 
 
 def require_repeated_ceilings(options: argparse.Namespace, log: RunLog, before: Plan, given: Ceilings) -> None:
-    """Raises LogMismatchError for ceilings that differ from the log's."""
+    """Raise LogMismatchError if the options give other ceilings than the resumed log has."""
     held, none = log.all_ceilings, "no ceiling"
     own = "a search for its own ceiling" if before.searches else "a given ceiling" if held else none
     if options.no_ceiling and own != none:
@@ -106,7 +108,7 @@ def require_repeated_ceilings(options: argparse.Namespace, log: RunLog, before: 
 
 
 def add_searches(plan: Plan, backend: Backend) -> Plan:
-    """Add a search for the ceilings of each dtype and, if memory may limit rows, of the read bandwidth."""
+    """Add searches for the ceilings of each dtype and, if memory may limit the rows, of the read bandwidth."""
     regimes = CEILINGS if Sustained.name in plan.regimes else (Burst.name,)
     searches = []
     for dtype in dict.fromkeys(problem.dtype for problem in plan.problems):
@@ -114,7 +116,7 @@ def add_searches(plan: Plan, backend: Backend) -> Plan:
         try:
             default = working_kernels(backend, problem)[0].name
         except (DeviceError, PluginError) as error:
-            warn(f"no {dtype} ceiling can be measured, so its rows have no shares (MAMFU): {error}")
+            warn(f"cannot measure a {dtype} ceiling, so its rows show no share (MAMFU): {error}")
             continue
         search, _ = plan_for(backend, problem, [default], regimes=regimes, budget_seconds=_SECONDS[len(regimes)])
         searches.append(search)
@@ -122,12 +124,12 @@ def add_searches(plan: Plan, backend: Backend) -> Plan:
         try:
             searches.append(_bandwidth_search(backend, regimes))
         except UnavailableError as error:
-            warn(f"no {READ_BANDWIDTH} can be measured, so rows have no shares of it (MBU): {error}")
+            warn(f"cannot measure the {READ_BANDWIDTH}, so rows show no share of it (MBU): {error}")
     return replace(plan, searches=tuple(searches))
 
 
 def _bandwidth_search(backend: Backend, regimes: tuple[str, ...]) -> Plan:
-    """A search for the read bandwidth, over an array that no cache holds."""
+    """Return the plan of a search for the read bandwidth, over an array that does not fit in a cache."""
     of = Bandwidth()
     problem = of.problem_for(backend, {"pattern": READ})
     shapes = [shape for shape in of.default_shapes(backend) if problem.is_of_memory(shape, backend.info.cache_bytes)]
@@ -139,7 +141,7 @@ def _bandwidth_search(backend: Backend, regimes: tuple[str, ...]) -> Plan:
 
 
 def limit_budgets(budget: float | None, searches: Sequence[Plan]) -> list[Plan]:
-    """The searches, limited to the time that the run has for them."""
+    """Limit the searches to equal parts of the time that a budget has for them."""
     if budget is None:
         return list(searches)
     part = _SHARE_OF_BUDGET * budget / max(1, len(searches))
@@ -147,12 +149,12 @@ def limit_budgets(budget: float | None, searches: Sequence[Plan]) -> list[Plan]:
 
 
 def budget_warning(search: Plan) -> str | None:
-    """A warning if the budget shortens a search."""
+    """Return a warning if the budget shortens a search, or None."""
     usual = _SECONDS[len(search.regimes)]
     seconds = search.budget_seconds or usual
     if seconds >= usual:
         return None
     return (
-        f"--budget leaves {seconds:.3g} of {usual:.0f} s to the search for the {name_of(search)} "
-        "ceiling: it may be percents too low, and shares too high"
+        f"--budget leaves {seconds:.3g} of {usual:.0f} s for the {name_of(search)} ceiling, which may be several "
+        "percent too low, and shares of it too high"
     )

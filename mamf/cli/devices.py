@@ -1,5 +1,6 @@
-"""``--devices``: a run that several devices share: a process and a log for each device, reported as one run. A node
-starts its processes here too.
+"""Runs that several devices share (``--devices``): one process and one log per device, reported as one run.
+
+``mamf node`` starts its processes with the functions of this module too.
 """
 
 from __future__ import annotations
@@ -47,14 +48,14 @@ from mamf.plugins.discovery import backend_class, first_backend
 #: Sends a record to the parent.
 Send = Callable[[Mapping[str, Any]], None]
 Run = Callable[[argparse.Namespace], int]
-#: Exit codes: a device failed or nothing was measured; a verification found a wrong result.
+#: Exit codes: a device failed, or nothing was measured; a check found a wrong result.
 _FAILED, WRONG = 1, 3
-# A process that outlives its parent has this long to end its log.
+# The time that a process has to end its log after its parent is gone.
 _GRACE_SECONDS = 15.0
 
 
 def measure(options: argparse.Namespace, run: Run) -> int:
-    """Run a command that measures: in this process, or in a process for each of several devices."""
+    """Run a command that measures, in this process or in one process per device; return its exit code."""
     if options.share:
         return run_child(lambda send: _measure_share(options, run, send))
     if options.devices == [RANKS]:
@@ -66,12 +67,12 @@ def measure(options: argparse.Namespace, run: Run) -> int:
         options.device = devices[0] if devices else options.device
         return run(options)
     if options.dry_run:
-        say(f"devices: {_listed(devices)}, a process and a log each; the first:")
+        say(f"devices: {_listed(devices)}, one process and one log each; the plan of the first:")
         options.device, options.share = devices[0], [0, len(devices)]
         return run(options)
     folder = options.output or Path(f"mamf-{options.command}-{datetime.now():%Y%m%d-%H%M%S}")
     if folder.suffix == ".jsonl":
-        raise UsageError(f"--output {folder}: several devices write a log each, so name a folder")
+        raise UsageError(f"--output {folder}: name a folder, because several devices write one log each")
     make_empty_folder(folder, "--output")
     commands = {
         device: [_command(options, device, [rank, len(devices)], folder / f"device{device}.jsonl")]
@@ -84,12 +85,12 @@ def measure(options: argparse.Namespace, run: Run) -> int:
 
 
 def _asked_devices(options: argparse.Namespace) -> list[int]:
-    """The devices that share a run; empty if the options do not name several. Raises UsageError."""
+    """Return the devices that share the run, or an empty list if the options name no devices. Raises UsageError."""
     asked = sorted(set(options.devices or ()))
     if asked and options.device is not None:
-        raise UsageError("--device names one device, --devices several: leave one of them out")
+        raise UsageError("--device cannot be combined with --devices: use one of them")
     if len(asked) > 1 and asked[0] < 0:
-        raise UsageError("--devices: 'all', 'ranks' or some, not both")
+        raise UsageError("--devices: name 'all', 'ranks' or indices, not a mix of them")
     if options.command == VERIFY and not asked and options.device is None and options.resume is None:
         asked = [ALL]
     return device_indices(options.backend or first_backend(), asked) if asked else []
@@ -104,7 +105,7 @@ def _listed(devices: Iterable[int]) -> str:
 
 @dataclass
 class _Outcome:
-    """How the processes ended. ``failures``: why devices failed."""
+    """How the processes ended. ``failures``: the reason for each device that failed. ``codes``: all exit codes."""
 
     failures: dict[int, str] = field(default_factory=dict)
     codes: list[int] = field(default_factory=list)
@@ -112,18 +113,18 @@ class _Outcome:
 
 
 def _command(options: argparse.Namespace, device: int, share: Sequence[int], path: Path) -> list[str]:
-    """The same command line for one device and its share. The last of two equal options counts."""
+    """Return the command line for one device and its share of the run. Options at the end override earlier ones."""
     begins = options.resume is None
     return [
         *(sys.executable, "-m", "mamf", *options.typed, "--share", *map(str, share)),
         *(["--device", str(device)] if begins else []),
-        *("--output" if begins and not options.begins else "--resume", str(path)),
+        *("--output" if begins and not options.begins else "--requeue", str(path)),
         *_own_ceilings(options, device),
     ]
 
 
 def _own_ceilings(options: argparse.Namespace, device: int) -> list[str]:
-    """--ceiling with the device's own logs in place of folders of a shared run."""
+    """Return --ceiling with each folder of a shared run replaced by the logs of this device."""
     given = getattr(options, "ceiling", None) or ()
     if not any(path.is_dir() for path in given):
         return []
@@ -132,12 +133,12 @@ def _own_ceilings(options: argparse.Namespace, device: int) -> list[str]:
 
 
 def _supervise(options: argparse.Namespace, commands: Mapping[int, Iterable[Sequence[str]]]) -> _Outcome:
-    """Run the commands of each device one after the other, all devices at once, until a device fails."""
+    """Run the commands of all devices at once, those of one device in sequence. A device that fails runs no more."""
     outcome, queues, said = _Outcome(), {device: deque(each) for device, each in commands.items()}, set[str]()
 
     def pass_on(event: Event) -> None:
         line = str((event.said or {}).get(WARNING, ""))
-        if line.startswith("mamf: ") and line not in said:  # each warning once, not once per device
+        if line.startswith("mamf: ") and line not in said:  # print each warning once, not once per device
             said.add(line)
             warn(f"device {event.rank}: {line.removeprefix('mamf: ')}")
 
@@ -156,13 +157,13 @@ def _supervise(options: argparse.Namespace, commands: Mapping[int, Iterable[Sequ
 
 
 def _report(options: argparse.Namespace, folder: Path, outcome: _Outcome) -> int:
-    """Name the devices that failed and print the report of all logs; returns the exit code."""
+    """Name the devices that failed, print the report of all logs and return the exit code."""
     reasons = dict[str, list[int]]()
     for device, reason in outcome.failures.items():
         reasons.setdefault(reason, []).append(device)
     has_logs = bool(share_paths(folder))
     for reason, devices in reasons.items():
-        is_of_all = not has_logs and len(reasons) == 1  # what was asked for, not a device
+        is_of_all = not has_logs and len(reasons) == 1  # the request is at fault, not a device
         warn(reason if is_of_all else f"device {_listed(devices)} failed: {reason}")
     if not has_logs:
         folder.rmdir()
@@ -177,7 +178,7 @@ def _report(options: argparse.Namespace, folder: Path, outcome: _Outcome) -> int
     others = sorted({part.header["device"]["index"] for part in log.parts} - outcome.failures.keys())
     if outcome.failures:
         again = f"mamf {command_of(log)} --resume {shlex.quote(str(folder))}"
-        remedy = f", or with --devices {_listed(others)} on the other devices" if others else ""
+        remedy = f"; add --devices {_listed(others)} to use only the other devices" if others else ""
         warn(f"{again} measures the rest{remedy}")
     if log.plan.kind == VERIFY and counts(log.measurements)["wrong"]:
         return WRONG
@@ -187,7 +188,9 @@ def _report(options: argparse.Namespace, folder: Path, outcome: _Outcome) -> int
 
 
 def _resume(options: argparse.Namespace) -> int:
-    """Resume the logs in a folder, each on its device. Shapes of devices that are gone are dealt out to the others."""
+    """Resume the logs of a folder, each on its device; return the exit code. Shapes of devices that --devices leaves
+    out are dealt out to the others.
+    """
     folder = options.resume
     logs = dict[int, list[RunLog]]()
     for path in share_paths(folder):
@@ -199,8 +202,8 @@ def _resume(options: argparse.Namespace) -> int:
             logs.setdefault(log.header["device"]["index"], []).append(log)
     if not logs or options.device is not None:
         raise UsageError(
-            f"{folder}: a folder is resumed by the devices of its logs (device0.jsonl, ...), or with --devices by some "
-            "of them; logs of ranks with --devices ranks"
+            f"{folder}: resume a folder that has device0.jsonl, ... without --device; use --devices to name some of "
+            "its devices, and --devices ranks for logs of ranks"
         )
     asked = sorted(set(options.devices or [ALL]))
     left = list(logs) if ALL in asked else asked
@@ -219,7 +222,7 @@ def _resume(options: argparse.Namespace) -> int:
 
 
 def _is_due(options: argparse.Namespace, log: RunLog) -> bool:
-    """Whether a log lacks rows. A verification goes on as long as it is asked to."""
+    """Return whether a log lacks rows. A verification with a --budget always continues."""
     is_extended = log.plan.kind == VERIFY and options.budget is not None
     return is_extended or log.tier != "complete" or len(log.lasting) < len(log.measurements)
 
@@ -232,9 +235,9 @@ def _share_of(log: RunLog) -> list[int]:
 
 
 def _measure_share(options: argparse.Namespace, run: Run, send: Send) -> int:
-    """Run the command on one device."""
+    """Run the command on one device, for its parent process; return the exit code."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    if options.share == [0, 1]:  # the shapes of a device that is gone: not those of the options
+    if options.share == [0, 1]:  # the log has the shapes of a device that is gone, not those of the options
         options.given = set()
     with heard_by(lambda text: send({PHASE: text})), reports_to(sys.stderr):
         code = run(options)
@@ -243,12 +246,12 @@ def _measure_share(options: argparse.Namespace, run: Run, send: Send) -> int:
     log = read_run_log(options.resume or options.output)
     reason = log.summary["reason"] if log.summary else "it wrote no summary"
     if log.tier == "complete" or reason.startswith("the budget ended"):
-        return 0  # whether nothing could be measured is decided from all logs
+        return 0  # the parent decides from all logs whether nothing was measured
     raise DeviceError(reason)
 
 
 def _end_with_parent() -> None:
-    """End the run properly when the parent is gone, which closes stdin; if a launch hangs, at once."""
+    """Interrupt the run when the parent is gone, which closes stdin. Exit if it has not ended after a grace period."""
     sys.stdin.read()
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(_GRACE_SECONDS)
@@ -256,12 +259,12 @@ def _end_with_parent() -> None:
 
 
 def _measure_rank(options: argparse.Namespace, run: Run) -> int:
-    """Run the command as one of the processes that torchrun or srun started."""
+    """Run the command as one of the processes that torchrun or srun started; return the exit code."""
     from mamf.node.group import launched_rank  # imports torch
 
     own, folder = launched_rank(os.environ), options.resume or options.output
     if folder is None:
-        raise UsageError("--devices ranks: name the folder for the logs of all ranks, with --output or --resume")
+        raise UsageError("--devices ranks needs --output or --resume, with the folder for the logs of all ranks")
     path = folder / f"rank{own.rank}.jsonl"
     if not options.restart:
         make_folder(folder)
@@ -269,12 +272,12 @@ def _measure_rank(options: argparse.Namespace, run: Run) -> int:
         options.resume, options.output = (None, path) if options.begins or options.resume is None else (path, None)
     count = backend_class(options.backend or first_backend()).device_count()
     if options.resume is None:
-        options.device = own.index if count > 1 else 0  # a launcher may show each rank its own device only
+        options.device = own.index if count > 1 else 0  # a launcher may hide the devices of other ranks
     options.share = [own.rank, own.ranks]
     with Path(os.devnull).open("w") as nowhere, reports_to(nowhere):
         code = run(options)
     if own.rank == 0:
-        say(f"logs: {folder}; when all ranks have ended, 'mamf show {shlex.quote(str(folder))}' reports them")
+        say(f"logs: {folder}; run 'mamf show {shlex.quote(str(folder))}' when all ranks have ended")
     return code
 
 
@@ -282,9 +285,9 @@ def _measure_rank(options: argparse.Namespace, run: Run) -> int:
 
 
 def device_indices(backend: str, asked: Sequence[int]) -> list[int]:
-    """The indices of the devices asked for. Raises UnavailableError for a missing one."""
+    """Return the indices of the requested devices. Raises UnavailableError if one is missing, UsageError for ranks."""
     if RANKS in asked:
-        raise UsageError("--devices ranks is for runs that processes of a launcher share: name devices, or 'all'")
+        raise UsageError("--devices ranks is not possible here: name indices, or 'all'")
     count = backend_class(backend).device_count()
     found = list(range(count)) if ALL in asked else sorted(set(asked))
     if missing := [device for device in found if device >= count]:
@@ -295,7 +298,7 @@ def device_indices(backend: str, asked: Sequence[int]) -> list[int]:
 
 
 def make_empty_folder(folder: Path, option: str) -> None:
-    """Make the folder for new logs. Raises UsageError if it is not empty or cannot be made."""
+    """Create the folder for new logs. Raises UsageError if it is not empty or cannot be created."""
     make_folder(folder, f"; name another {option}")
     if any(folder.iterdir()):
         raise UsageError(f"{folder} is not empty: name another {option}")
@@ -307,7 +310,10 @@ def watch_children(
     let_go: Callable[[Children], None] = lambda children: None,
     on_event: Callable[[Event], None] = lambda event: None,
 ) -> None:
-    """Run a command for each device and show what each is doing. ``let_go``: called when all wait for one another."""
+    """Run one command per device and show what each device is doing.
+
+    ``let_go``: called when all processes wait for one another. ``on_event``: called for each event of a process.
+    """
 
     def show(event: Event) -> None:
         on_event(event)
@@ -320,13 +326,15 @@ def watch_children(
 
 
 def run_child(work: Callable[[Send], int], describe: Callable[[BaseException], str] = describe_error) -> int:
-    """Do the work of a child process, which tells its parent what it does; tell it too why the work failed."""
+    """Run ``work`` in a child process and return the exit code. ``work`` sends records to the parent; if it fails, the
+    reason is sent too.
+    """
     to = stdout()
 
     def send(record: Mapping[str, Any]) -> None:
         try:
             say(json.dumps(record), to)
-        except BrokenPipeError:  # the parent is gone: an interruption, not a fault of the device
+        except BrokenPipeError:  # the parent is gone, which is no fault of the device
             raise KeyboardInterrupt from None
 
     with Interruption():
@@ -334,6 +342,6 @@ def run_child(work: Callable[[Send], int], describe: Callable[[BaseException], s
             return work(send)
         except KeyboardInterrupt:
             return EXIT_CODE
-        except plugin_errors() as error:  # any of a vendor's library
+        except plugin_errors() as error:  # including any error of a vendor's library
             send({FAILURE: describe(error)})
             return error.exit_code if isinstance(error, MamfError) else 1

@@ -1,6 +1,6 @@
-"""Turns SIGINT, SIGTERM and SIGHUP into one KeyboardInterrupt, never within a record; a second signal exits at once.
+"""Turns SIGINT, SIGTERM or SIGHUP into one KeyboardInterrupt, never while a record is written. A second signal exits.
 
-The same event may arrive several times: from the terminal or a batch system, and from the process that watches.
+One event may arrive several times: from the terminal or a batch system, and again from the watching process.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from mamf.errors import ENDING, Interrupted
 
 EXIT_CODE = 130
-#: They end a run; a hangup does not if it was ignored when the process started, as under nohup.
+#: The signals that end a run. SIGHUP does not if it was ignored when the process started, as under nohup.
 ENDING_SIGNALS = {signal.SIGINT, signal.SIGTERM} | {
     each for each in signal.Signals if each.name == "SIGHUP" and signal.getsignal(each) != signal.SIG_IGN
 }
@@ -24,8 +24,9 @@ _SAME_EVENT_SECONDS = 0.3
 
 
 class Interruption:
-    """While entered, the first signal raises Interrupted (a KeyboardInterrupt) in the main thread: between bytecodes,
-    so a call into a vendor's library returns first. Inside ``shielded`` it waits until the block ends.
+    """Within this context the first signal raises Interrupted (a KeyboardInterrupt) in the main thread.
+
+    Python raises it between bytecodes, so a call into a vendor's library returns first. So does a ``shielded`` block.
     """
 
     def __init__(self) -> None:
@@ -42,7 +43,7 @@ class Interruption:
 
     def __exit__(self, *raised: object) -> None:
         for number, handler in self._previous.items():
-            # The same event may arrive again while the process ends, and must not kill it.
+            # The same event may arrive again while the process ends, and must not kill the process.
             if self.is_requested and handler == signal.SIG_DFL:
                 continue
             is_python = self.is_requested and handler == signal.default_int_handler
@@ -51,7 +52,7 @@ class Interruption:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self.is_requested:
-            # Nobody hangs up out of impatience: a shell may do so once more when its terminal is gone.
+            # A second SIGHUP is not an impatient user: a shell may repeat it when its terminal is gone.
             if (
                 number in (signal.SIGINT, signal.SIGTERM)
                 and time.monotonic() > self._requested_at + _SAME_EVENT_SECONDS
@@ -63,13 +64,13 @@ class Interruption:
             raise Interrupted
 
     def _on_late_signal(self, number: int, frame: FrameType | None) -> None:
-        """After the run: as Python's own handler, but for the same event."""
+        """Handle a signal after the run as Python does, but ignore a repetition of the same event."""
         if time.monotonic() > self._requested_at + _SAME_EVENT_SECONDS:
             signal.default_int_handler(number, frame)
 
     @contextmanager
     def shielded(self) -> Iterator[None]:
-        """Let a block finish; a first signal that came meanwhile is raised after it."""
+        """Let a block finish before a first signal that arrives meanwhile is raised."""
         before = self.is_requested
         self._is_shielded = True
         try:
@@ -79,6 +80,9 @@ class Interruption:
         self.check(before)
 
     def check(self, before: bool = False) -> None:
-        """Raise what is still pending: a signal during a shielded block, or one that a library's callback swallowed."""
+        """Raise Interrupted for a signal that came during a shielded block or that a library's callback swallowed.
+
+        ``before``: whether the signal had been raised before the block.
+        """
         if self.is_requested and not before:
             raise Interrupted

@@ -1,4 +1,4 @@
-"""Measures for ``mamf node``: as the parent of one process per device, or as such a process."""
+"""Measures the devices of ``mamf node``: the parent process, and the child process of each device."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from mamf.operations.matmul.selection import kernel
 from mamf.plans import NODE_BUDGET_SECONDS
 from mamf.plugins.discovery import first_backend, open_backend
 
-#: What the parent tells a child that waits: to measure with the others, or to end.
+#: The parent's answers to a child that waits: measure together with the others, or end.
 _GO, _END = "go", "end"
 
 
@@ -40,8 +40,9 @@ _GO, _END = "go", "end"
 
 
 def choose_devices(options: argparse.Namespace) -> list[int]:
-    """The indices of the devices to measure; none if a launcher started another process for this machine. Fills in the
-    backend and, on one of several machines, the machine's own folder.
+    """Return the indices of the devices to measure; none if another process of the launcher measures this machine.
+
+    Sets the backend and the output folder in the options; one of several machines gets a subfolder.
     """
     for name in options.kernel or ():
         kernel(name)
@@ -49,7 +50,7 @@ def choose_devices(options: argparse.Namespace) -> list[int]:
     options.output_folder = options.output_folder or Path(f"mamf-node-{datetime.now():%Y%m%d-%H%M%S}")
     if (own := launched(os.environ)) is not None:
         if options.overlap:
-            raise UsageError("--overlap is for one machine: start 'mamf overlap' with the launcher instead")
+            raise UsageError("--overlap works on one machine only: start 'mamf overlap' with the launcher instead")
         if own.index > 0:
             return []
         options.output_folder /= f"node{own.node}"
@@ -57,7 +58,7 @@ def choose_devices(options: argparse.Namespace) -> list[int]:
 
 
 def measure_devices(options: argparse.Namespace, indices: list[int]) -> tuple[Path, Run, list[Device]]:
-    """Measure in a process per device: the folder of their logs, how the run ended, and the devices."""
+    """Measure each device in its own process. Return the folder of the logs, how the run ended, and the devices."""
     folder = options.output_folder
     make_empty_folder(folder, "--output-folder")
     run, watch = Run(indices), Watch(indices, options.patience)
@@ -104,7 +105,7 @@ def _command(options: argparse.Namespace, folder: Path, devices: int, index: int
 
 
 def measure_device(options: argparse.Namespace) -> int:
-    """Measure one device and tell the parent about it. Whatever ends it, its logs are kept."""
+    """Measure one device and report to the parent; return the exit code. The logs are kept whatever happens."""
     return run_child(lambda send: _measure_device(options, send), _describe_failure)
 
 
@@ -119,7 +120,7 @@ def _measure_device(options: argparse.Namespace, send: Send) -> int:
     send({ADDRESS: backend.bus_address()})
 
     def meet() -> bool:
-        """Wait for the other devices; False if one of them has failed."""
+        """Wait for the other devices; return False if one of them has failed."""
         send({PHASE: WAITS})
         return sys.stdin.readline().strip() == _GO
 
@@ -133,7 +134,9 @@ def _measure_device(options: argparse.Namespace, send: Send) -> int:
 
 
 def _describe_failure(error: BaseException) -> str:
-    """Why a device's run ended; a full disk, a log changed by others or a wrong request is not the device's fault."""
+    """Describe why a device's run ended. A full disk, a log that another program changed, or a wrong request is marked
+    as not the device's fault.
+    """
     if isinstance(error, (LogChangedWarning, RunLogWriteError)):
         return f"{UNWRITTEN}: {error}"
     return f"{UNMEASURABLE}: {error}" if isinstance(error, (UsageError, UnsupportedError)) else describe_error(error)

@@ -1,4 +1,4 @@
-"""A parser that reports an error in one line, with the nearest name that it knows, and completes words in a shell."""
+"""The argument parser: one-line errors that suggest the nearest option, help that hides rare options, completion."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from mamf.cli.terminal import say, say_lines, terminal_columns
+from mamf.cli.terminal import say_lines, say_wrapped, terminal_columns
 from mamf.text import wrapped
 
-#: Options that few need: only --help-all prints them.
+#: Options that few people need: only --help-all prints them.
 RARE = {
     *(
         "--anyway",
@@ -32,14 +32,28 @@ RARE = {
     *("--order", "--overwrite", "--patience", "--precision", "--reference", "--reference-every", "--seed"),
     *("--time-limit",),
 }
+#: Options of mamf-finder that are spelled otherwise.
+_SPELLINGS = {"--cuda-device": "--device", "--output-file": "--output"}
+_RANGE, _LAUNCHES = "mamf sweep measures sizes that you choose", "only mamf sweep --regime classic counts launches"
+_SILENT = "use --top, --wide and --format to choose what is printed"
+#: What replaces options of mamf-finder in commands that do not have them.
+_SUCCESSORS = {
+    **dict.fromkeys((f"--{size}{end}" for size in "mnk" for end in ("", "-range")), _RANGE),
+    **dict.fromkeys(("--num-iterations", "--num-warmup-iterations"), _LAUNCHES),
+    **dict.fromkeys(("--verbose", "--no-verbose"), _SILENT),
+    "--search": "mamf find searches, mamf sweep measures a grid",
+    "--shapes-file": "mamf sweep --shapes takes the shapes themselves",
+    "--telemetry": "leave it out, because sensors are always read",
+    "--tune": "use --budget, --precision or --quick to set how long a search takes",
+}
 _INVALID_CHOICE = re.compile(r"invalid choice: '?([^' ]+)'? \(choose from (.*)\)")
 
 
 class Parser(argparse.ArgumentParser):
-    """Reports an error in one line, suggests the nearest known option, and exits with ``usage_exit_code``. Its help
-    begins with the examples, and leaves out what is rare; ``overview`` replaces the help of mamf itself.
+    """A parser that reports an error in one line, suggests the nearest option, and exits with ``usage_exit_code``.
 
-    ``words``: the command line, because the options of some commands depend on the operation or the kernel in it.
+    Its help begins with the examples and hides rare options. ``overview``: the text of ``mamf --help``. ``words``: the
+    command line, because the options of some commands depend on the operation or the kernel in it.
     """
 
     usage_exit_code = 2
@@ -48,18 +62,19 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, **keywords: Any) -> None:
         super().__init__(**keywords, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter)
-        # The types of options that name no type, and of those that name Path.
+        # Read the values of options without a type with ``filled``, and those of type Path with ``path``.
         self.register("type", None, filled)
         self.register("type", Path, path)
-        # A negative value may have a unit, which its option checks: no option begins with a digit.
+        # A word such as -5m is a value, not an option: no option begins with a digit.
         self._negative_number_matcher = re.compile(r"-\.?\d")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         return super().parse_known_args(self._leave_positional(args or ()), namespace)
 
     def _leave_positional(self, words: Sequence[str]) -> list[str]:
-        """Return the words, with one that an option with several values would take put first: the last of them, if a
-        positional argument needs a word and has none.
+        """Reorder the words if an option with several values would take the word of a required positional argument.
+
+        The last word that the option can spare is moved to the front.
         """
         if not any(_is_needed(action, words) for action in self._actions):
             return list(words)
@@ -117,16 +132,18 @@ class Parser(argparse.ArgumentParser):
         return text
 
     def given(self, options: argparse.Namespace) -> set[str]:
-        """The names of options whose values differ from their defaults."""
+        """Return the names of options whose values differ from their defaults."""
         return {name for name, value in vars(options).items() if value != self.get_default(name)}
 
     def nearest(self, option: str) -> str:
-        """A suggestion for a misspelled option, or a pointer to --help."""
+        """Name what replaces an option of mamf-finder, or the nearest option, or --help."""
+        if successor := _SUCCESSORS.get(option.partition("=")[0]):
+            return f": {successor}"
         close = difflib.get_close_matches(option.partition("=")[0], self._option_string_actions, n=1)
         return f" (did you mean {close[0]}?)" if close else "; --help lists them"
 
     def error(self, message: str) -> NoReturn:
-        say(f"{self.prog}: {_shortened(message)}{suggestion(message)}", sys.stderr)
+        say_wrapped(f"{self.prog}: {_shortened(message)}{suggestion(message)}", sys.stderr)
         sys.exit(self.usage_exit_code)
 
 
@@ -135,7 +152,7 @@ def _is_rare(action: argparse.Action) -> bool:
 
 
 def value_of(option: str, words: Sequence[str]) -> str | None:
-    """The value of an option, before there is a parser that knows it; empty if it is missing."""
+    """Return the value of an option before any parser knows it: None without the option, empty without a value."""
     for word, following in itertools.zip_longest(words, words[1:], fillvalue=""):
         name, equals, joined = word.partition("=")
         if name == option:
@@ -144,9 +161,9 @@ def value_of(option: str, words: Sequence[str]) -> str | None:
 
 
 def filled(text: str) -> str:
-    """A text that is not empty."""
+    """Read a text that must not be empty."""
     if not text.strip():
-        raise argparse.ArgumentTypeError("it is empty")
+        raise argparse.ArgumentTypeError("the value is empty")
     return text
 
 
@@ -155,7 +172,7 @@ def path(text: str) -> Path:
 
 
 def _narrowed(examples: str, width: int | None) -> str:
-    """Examples, with a comment on a separate line where the terminal is too narrow for both."""
+    """Put the comment of an example on a line before it where the terminal is too narrow for both."""
     lines: list[str] = []
     for line in examples.splitlines():
         command, comment = re.fullmatch(r"(\s*\S.*?)(?:\s{2,}(\S.*))?|", line).groups()  # type: ignore[union-attr]
@@ -165,7 +182,7 @@ def _narrowed(examples: str, width: int | None) -> str:
 
 
 class NeededUnless(argparse._StoreAction):
-    """A positional argument that a command needs, unless one of ``alternatives``, which are options, is given."""
+    """A positional argument that is required unless one of the options in ``alternatives`` is given."""
 
     def __init__(self, alternatives: Sequence[str], **keywords: Any) -> None:
         super().__init__(**keywords)
@@ -173,14 +190,14 @@ class NeededUnless(argparse._StoreAction):
 
 
 def _is_needed(action: argparse.Action, words: Sequence[str]) -> bool:
-    """Whether the command cannot do without this positional argument."""
+    """Return whether an action is a positional argument that these words must contain."""
     if isinstance(action, NeededUnless):
         return not any(word.partition("=")[0] in action.alternatives for word in words)
     return not action.option_strings and action.nargs in (None, "+")
 
 
 def _value_counts(option: argparse.Action | None) -> tuple[int, float]:
-    """How many words an option takes, at least and at most."""
+    """Return the minimum and maximum number of words that an option takes."""
     if option is None:
         return 0, 0
     if isinstance(option.nargs, int):
@@ -189,7 +206,7 @@ def _value_counts(option: argparse.Action | None) -> tuple[int, float]:
 
 
 class PrintHelpAll(argparse.Action):
-    """``--help-all``: the help with rare options."""
+    """Print the help with rare options, for ``--help-all``."""
 
     def __init__(self, **keywords: Any) -> None:
         super().__init__(nargs=0, default=argparse.SUPPRESS, **keywords)
@@ -200,7 +217,7 @@ class PrintHelpAll(argparse.Action):
 
 
 def _shortened(message: str) -> str:
-    """A wrong command without the list of all."""
+    """Shorten the message about an unknown command, which lists all commands."""
     complaint = _INVALID_CHOICE.search(message)
     if complaint is None or "COMMAND" not in message:
         return message
@@ -208,7 +225,7 @@ def _shortened(message: str) -> str:
 
 
 def suggestion(message: str) -> str:
-    """The nearest of the choices that argparse lists in its message, or an empty text."""
+    """Return a suggestion: the nearest of the choices in argparse's message, or an empty text."""
     complaint = _INVALID_CHOICE.search(message)
     if complaint is None:
         return ""
@@ -217,12 +234,17 @@ def suggestion(message: str) -> str:
 
 
 def with_dashes(arguments: Sequence[str]) -> list[str]:
-    """``--m_range`` as ``--m-range``, because mamf-finder spells options with underscores. Values stay as they are."""
-    return [re.sub("^--[^=]*", lambda found: found[0].replace("_", "-"), argument) for argument in arguments]
+    """Spell the options of mamf-finder as mamf does: ``--m_range`` as ``--m-range``. Values stay as they are."""
+
+    def spell(found: re.Match[str]) -> str:
+        name = found[0].replace("_", "-")
+        return _SPELLINGS.get(name, name)
+
+    return [re.sub("^--[^=]*", spell, argument) for argument in arguments]
 
 
 def complete(parser_of: Callable[[Sequence[str]], argparse.ArgumentParser]) -> None:
-    """Print the words that may follow those that the shell passes, and end the process."""
+    """Print the completions of the command line that the shell passes, and end the process."""
     import argcomplete
 
     from mamf.dtypes import DTYPES

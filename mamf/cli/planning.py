@@ -1,7 +1,7 @@
-"""The one way from options to a plan: an operation's parameters are options, and their values make problems and shapes.
+"""Makes a plan from options: the parameters of an operation become options, whose values give problems and shapes.
 
-Nothing here knows an operation: what its options are called, mean and allow is declared with the fields of its shapes
-and problems (``mamf.parameters``).
+This module knows no particular operation. The fields of an operation's shapes and problems declare the name, the help
+and the allowed values of each option (``mamf.parameters``).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from mamf.plans import Plan
 from mamf.regime_names import asked_regimes
 
 AnyOperation = Operation[Any, Any]
-#: The values of a switch, each with the values of its field.
+#: The field values that each value of a switch stands for.
 _SWITCH: Mapping[str, tuple[bool, ...]] = {"yes": (True,), "no": (False,), "both": (False, True)}
 
 
@@ -33,7 +33,7 @@ _SWITCH: Mapping[str, tuple[bool, ...]] = {"yes": (True,), "no": (False,), "both
 
 
 def asked_operation(words: Sequence[str]) -> AnyOperation:
-    """The operation that --operation names, before the command line is parsed, or matmul. Raises UnknownNameError."""
+    """Return the operation of --operation, or matmul, before the command line is parsed. Raises UnknownNameError."""
     if name := value_of("--operation", words):
         from mamf.plugins.discovery import operation
 
@@ -42,15 +42,16 @@ def asked_operation(words: Sequence[str]) -> AnyOperation:
 
 
 def default_operation() -> AnyOperation:
-    """The operation of commands that name none."""
+    """Return the operation of commands without --operation: matmul."""
     from mamf.operations.matmul.operation import Matmul
 
     return Matmul()
 
 
 def launched_operation(words: Sequence[str]) -> AnyOperation | None:
-    """The operation that --operation names, else that of the first word that is a kernel. Raises UsageError for a word
-    that is not known.
+    """Return the operation of --operation, or else of the first word that is a kernel; None if only help is asked for.
+
+    Raises UnknownNameError if no word is a kernel.
     """
     if value_of("--operation", words):
         return asked_operation(words)
@@ -58,7 +59,7 @@ def launched_operation(words: Sequence[str]) -> AnyOperation | None:
         return None
     from mamf.plugins.selection import find_operation
 
-    # A word behind an option is most often its value.
+    # A word that follows an option is usually its value, so try the other words first.
     pairs = itertools.pairwise(words)
     kernels = [word for before, word in pairs if not (before.startswith("-") or word.startswith("-"))]
     for word in (*kernels, *(word for word in words[1:] if ":" not in word)):
@@ -77,11 +78,11 @@ def add_parameters(
     several: bool = True,
     defaults: Mapping[str, Sequence[Any]] = MappingProxyType({}),
 ) -> None:
-    """Add the options of an operation: shapes, their sizes and presets, then fields of the problem.
+    """Add the options of an operation: sizes, whole shapes and presets, then the fields of the problem.
 
-    ``several``: whether a field takes several values. ``defaults``: values by parameter that replace its default.
+    ``several``: whether a field takes several values. ``defaults``: other default values, by parameter.
     """
-    # An option that is added later replaces a parameter of the same name, which --set still gives.
+    # A command's option with the same name as a parameter replaces it; --set can still set the parameter.
     parser.conflict_handler = "resolve"
     if has_shapes:
         group = parser.add_argument_group(f"shapes of {of.name}", "Several values are measured in every combination.")
@@ -113,13 +114,13 @@ def _add_parameter(
     several: bool = False,
     default: Sequence[Any] | None = None,
 ) -> None:
-    """Add the option of a parameter. ``kind``: size or field, with which the name of its value begins."""
+    """Add the option of a parameter. ``kind``: ``size`` or ``field``, the prefix of the option's dest."""
     option, dest = parameter.option, f"{kind}_{parameter.name}"
     usual = " ".join(map(str, default)) if default else parameter.default
     help = parameter.help or parameter.name.replace("_", " ")
     keywords: dict[str, Any] = {"dest": dest, "default": default}
     keywords["help"] = (f"{help} (default: {usual})" if usual else help).replace("%", "%%")
-    # argparse cannot print the usage of a group whose options are all hidden.
+    # argparse cannot print the usage of a mutually exclusive group if all its options are hidden.
     is_either = (parameter.is_switch or parameter.has_range) and not parameter.is_rare
     where = group.add_mutually_exclusive_group() if is_either else group
     if parameter.is_switch:
@@ -141,8 +142,9 @@ def _add_parameter(
 
 
 def add_launch_options(parser: Parser, shapes: str) -> None:
-    """The options of a command for a kernel of any operation. ``shapes``: the option of whole shapes, which may also be
-    written --shape or --shapes.
+    """Add the options of a command that launches kernels of any operation.
+
+    ``shapes``: the documented option for whole shapes, --shape or --shapes; the other spelling works too.
     """
     note = "'mamf COMMAND KERNEL --help' lists the options of the kernel's operation."
     if of := launched_operation(parser.words):
@@ -154,20 +156,20 @@ def add_launch_options(parser: Parser, shapes: str) -> None:
     group.add_argument(other, dest="shapes", nargs="+", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
 
 
-# -- what they ask for -------------------------------------------------------------------------------------------------
+# -- values of the options ---------------------------------------------------------------------------------------------
 
 
 def request_of(of: AnyOperation, options: argparse.Namespace) -> Request:
-    """What the options ask for. Raises UsageError for what needs no device to be seen as wrong."""
+    """Return the request that the options describe. Raises UsageError for errors that show without a device."""
     sizes = dict(_given(options, sizes_of(of).values(), "size"))
     shapes = tuple(dict.fromkeys(map(of.parse_shape, getattr(options, "shapes", None) or ())))
     preset = _preset_of(of, options, sizes)
     for parameter in sizes_of(of).values():
         if parameter.name in sizes and parameter.name not in preset.taken and (shapes or preset.shapes):
             named = "--shapes" if shapes else f"{of.preset_parameter.option} {options.preset}"
-            raise UsageError(f"{named} names whole shapes: leave {parameter.option} out")
+            raise UsageError(f"{named} cannot be combined with {parameter.option}, because it gives whole shapes")
     if shapes and preset.shapes:
-        raise UsageError(f"{of.preset_parameter.option} names whole shapes: leave --shapes out")
+        raise UsageError(f"{of.preset_parameter.option} cannot be combined with --shapes: use one of them")
     require_steps(*map(count_values, sizes.values()))
     dtypes = [options.dtype] if isinstance(options.dtype, str) else options.dtype
     fields = {**({"dtype": dtypes} if dtypes else {}), **dict(_given(options, fields_of(of).values(), "field"))}
@@ -177,7 +179,7 @@ def request_of(of: AnyOperation, options: argparse.Namespace) -> Request:
 def _given(
     options: argparse.Namespace, parameters: Iterable[Parameter], kind: str
 ) -> Iterator[tuple[str, Sequence[Any]]]:
-    """The values of the parameters that are given, by name. Raises UsageError for an empty range."""
+    """Yield the name and the values of each parameter that the options set. Raises UsageError for an empty range."""
     for parameter in parameters:
         dest = f"{kind}_{parameter.name}"
         bounds = getattr(options, f"{dest}_range", None)
@@ -191,13 +193,13 @@ def _given(
 def read_fields(
     of: AnyOperation, texts: Iterable[str], given: Mapping[str, Sequence[Any]] = MappingProxyType({})
 ) -> dict[str, Sequence[Any]]:
-    """The values in texts such as ``direction=fwd,bwd``, beside those that are given. Raises UsageError."""
+    """Read texts such as ``direction=fwd,bwd`` and add them to the ``given`` values. Raises UsageError."""
     known, found = fields_of(of), dict(given)
     for text in texts:
         name, equals, values = text.partition("=")
         require_known((f"field of {of.name}", name, known))
         if not equals or name in found:
-            raise UsageError(f"--set {text}: " + ("it is set twice" if equals else f"write {name}=VALUE"))
+            raise UsageError(f"--set {text}: " + ("this field is set twice" if equals else f"write {name}=VALUE"))
         try:
             found[name] = [known[name].parse(value) for value in values.split(",")]
         except UsageError as error:
@@ -210,13 +212,16 @@ def _preset_of(of: AnyOperation, options: argparse.Namespace, sizes: Mapping[str
     if name is None:
         for parameter in of.preset_parameters:
             if parameter.name in further:
-                raise UsageError(f"{parameter.option} is of a preset: name one with {of.preset_parameter.option}")
+                raise UsageError(f"{parameter.option} needs {of.preset_parameter.option}")
         return Preset()
     return of.preset(name, {**sizes, **further})
 
 
 def kernels_of(request: Request, options: argparse.Namespace, backend: Backend) -> Sequence[str] | None:
-    """The named kernels, or those of the preset that are available, with a warning for others; None for all."""
+    """Return the kernels of --kernel, or the available ones of the preset; None stands for all kernels.
+
+    Warns of kernels of the preset that are not available.
+    """
     of_preset = request.preset.kernels
     if options.kernel or not of_preset:
         return options.kernel  # type: ignore[no-any-return]
@@ -226,7 +231,7 @@ def kernels_of(request: Request, options: argparse.Namespace, backend: Backend) 
     able = [name for name, reason in reasons.items() if reason is None]
     for name, reason in reasons.items():
         if able and reason:
-            warn(f"{name} is left out: {reason}")
+            warn(f"leaving out kernel {name}: {reason}")
     return able or of_preset
 
 
@@ -237,7 +242,7 @@ def make_plan(
     kernels: Sequence[str],
     how: Any = None,
 ) -> Plan:
-    """``kernels``: their names in the options. ``how``: the SweepOptions, if not the usual ones."""
+    """Make the plan of a request. ``kernels``: their names in the options. ``how``: SweepOptions, or None."""
     labels = request.labeled_shapes(backend)
     return plan_of(
         request.of,

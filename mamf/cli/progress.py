@@ -1,4 +1,4 @@
-"""Progress on stderr: finished shapes, remaining time, best so far. Silent if stderr is not a terminal."""
+"""Shows progress on stderr: finished shapes, remaining time, best so far. Silent if stderr is not a terminal."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LISTENERS: list[Callable[[str], object]] = []
 
 @contextmanager
 def heard_by(listener: Callable[[str], object]) -> Iterator[None]:
-    """Also call a listener with what is being measured."""
+    """Within the context, also call a listener with a text that says what is being measured."""
     _LISTENERS.append(listener)
     try:
         yield
@@ -26,16 +26,22 @@ def heard_by(listener: Callable[[str], object]) -> Iterator[None]:
 
 
 class Progress(AbstractContextManager["Progress"]):
-    """A progress bar over the steps of a sweep."""
+    """A progress bar over the measurements of a run. ``total``: how many there are, or None if unknown."""
 
     def __init__(self, total: int | None) -> None:
+        left = "" if total is None else "/{total_fmt} [{elapsed}<{remaining}]"
         self._bar: tqdm[Any] = tqdm(
-            total=total, unit="shape", file=sys.stderr, disable=None, leave=False, dynamic_ncols=True
+            total=total,
+            bar_format=f"{{n_fmt}}{left}{{postfix}}  {{desc}}",  # the best is cut last
+            file=sys.stderr,
+            disable=None,
+            leave=False,
+            dynamic_ncols=True,
         )
         self._best: dict[str, Measurement] = {}
 
     def phase(self, text: str) -> None:
-        self._bar.set_description(text)
+        self._bar.set_description_str(text)
         for listener in _LISTENERS:
             listener(text)
 
@@ -57,7 +63,7 @@ class Progress(AbstractContextManager["Progress"]):
 
 
 class Phases(AbstractContextManager["Phases"]):
-    """A line for each of several devices with its current phase."""
+    """One line per device that shows its current phase."""
 
     def __init__(self, names: Mapping[int, str]) -> None:
         self._bars: dict[int, tqdm[Any]] = {

@@ -1,4 +1,4 @@
-"""Reads logs to show: warns of an incomplete last line, and shows the progress of long reads."""
+"""Reads logs for commands that show them: warns of an incomplete last line, and shows the progress of long reads."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _PATIENCE_SECONDS = 30.0
 
 
 def read_log(*paths: Path) -> RunLog:
-    """A log, or the logs and folders of a shared run as one. Raises RunLogError that names the line and the error."""
+    """Read a log, or all logs and folders of a shared run as one log. Raises RunLogError, which names the line."""
     log = read_run(*paths)
     if log.is_truncated:
         warn(f"the last line of {log.path} is incomplete and ignored")
@@ -34,13 +34,18 @@ def read_log(*paths: Path) -> RunLog:
 
 
 def read_roofs(options: argparse.Namespace) -> Roofs | None:
-    """The roofs in the logs of ``--ceiling``, None without any. Raises UsageError or IncomparableError."""
+    """Return the roofs in the logs of ``--ceiling``, or None without the option.
+
+    Raises UsageError if the logs have no ceiling, and IncomparableError if they are from several cards.
+    """
     return roofs_of_logs(map(read_log, options.ceiling)) if options.ceiling else None
 
 
 @contextmanager
 def reading(paths: Iterable[Path]) -> Iterator[Seen]:
-    """Show a progress bar over the bytes of files: on a terminal, after a second."""
+    """Show a progress bar over the bytes of files, on a terminal after a second. Yield the function that counts bytes
+    read.
+    """
     total = sum(path.stat().st_size for path in paths if path.is_file())
     bar = tqdm(
         total=total, unit="B", unit_scale=True, desc="reading", file=sys.stderr, disable=None, delay=1.0, leave=False
@@ -51,8 +56,9 @@ def reading(paths: Iterable[Path]) -> Iterator[Seen]:
 
 @contextmanager
 def as_file(path: Path | str) -> Iterator[Path]:
-    """The file, or a copy of a pipe, which can be read only once, or of what an https address, as text, holds. Raises
-    RunLogError for one that does not end or cannot be fetched.
+    """Yield the path of a file or folder, or of a temporary copy of a pipe or an https address.
+
+    A pipe is copied because it can be read only once. Raises RunLogError if the content is too long or cannot be read.
     """
     address, path = str(path), Path(path)
     is_address = "://" in address
@@ -60,7 +66,7 @@ def as_file(path: Path | str) -> Iterator[Path]:
         yield path
         return
     if is_address and not address.startswith("https://"):
-        raise RunLogError(f"cannot read {address}: only https addresses are read")
+        raise RunLogError(f"cannot read {address}: only https:// addresses are supported")
     with TemporaryDirectory() as folder:
         copy = Path(folder, path.name.partition("?")[0])
         try:

@@ -1,7 +1,7 @@
-"""Resuming a run: its plan must be the plan of the log.
+"""Resumes a run with the plan of its log.
 
-Without options of a plan, ``--resume LOG`` takes the plan of the log. With any, both plans are compared. The budget,
-the notes, the devices and the report may differ: they decide no figure.
+``--resume LOG`` alone uses the plan of the log. If other options describe a plan too, both plans must be equal. The
+budget, the notes, the devices and the report options may differ, because they do not affect the figures.
 """
 
 from __future__ import annotations
@@ -28,15 +28,16 @@ from mamf.operations.unknown import operation_called
 from mamf.plans import Plan
 from mamf.plugins.discovery import backend_class, is_path, open_backend
 
-#: Options that decide no step of a plan, or are compared with the log elsewhere.
+#: Options that do not affect the steps of a plan, or that other code compares with the log.
 _COMPARED_ELSEWHERE = {"backend", "ceiling", "ceiling_kernel", "device", "devices", "kernel", "no_ceiling", "operation"}
 _WHAT_TO_WRITE = {"export", "export_file", "junit", "log", "markdown", "notes", "output", "overwrite", "picture"}
 _WHAT_TO_PRINT = {"baseline", "bytes", "flop", "format", "strict", "top", "wide"}
 _WHAT_TO_RUN = {"anyway", "budget", "command", "dry_run", "file", "launches", "led", "ncu", "parser", "patience"}
-_FREE = _COMPARED_ELSEWHERE | _WHAT_TO_WRITE | _WHAT_TO_PRINT | _WHAT_TO_RUN | {"resume", "rows", "share", "update"}
-#: Options whose names differ from the fields of a plan, by field.
+_TO_RESUME = {"requeues", "resume", "rows", "share", "update"}
+_FREE = _COMPARED_ELSEWHERE | _WHAT_TO_WRITE | _WHAT_TO_PRINT | _WHAT_TO_RUN | _TO_RESUME
+#: Names of options that differ from those of the plan's fields, by field.
 _OPTIONS = {"regimes": "regime", "seconds": "time-limit"}
-#: Fields that may differ, follow from others, or are compared elsewhere.
+#: Fields of a plan that may differ, that follow from others, or that other code compares.
 _NOT_COMPARED = {"kind", "operation", "problems", "kernels", "budget_seconds", "flush", "searches", "layers", "options"}
 _MAX_VALUES = 5
 _A_MOMENT = 1e-9
@@ -44,11 +45,11 @@ _COUNTERS = "counters"
 
 
 def interruptible(options: argparse.Namespace, work: Callable[[Interruption, Resumed | None], int]) -> int:
-    """Run ``work`` with the log of ``--resume``, locked meanwhile. Ctrl-C before the first measurement prints one line.
-    Raises UsageError if another process writes the log.
+    """Run ``work`` while the log of ``--resume`` is locked, and return the exit code. Ctrl-C before the first
+    measurement prints one line. Raises UsageError if another process writes the log.
     """
     if options.resume and options.output and not options.restart:
-        raise UsageError("--resume continues its own file: leave --output out")
+        raise UsageError("--resume cannot be combined with --output: it appends to the log that it continues")
     with Interruption() as interruption:
         try:
             if options.resume is None:
@@ -58,7 +59,7 @@ def interruptible(options: argparse.Namespace, work: Callable[[Interruption, Res
                 try:
                     return work(interruption, Resumed(log, writer))
                 finally:
-                    if writer.is_open:  # the run ended before its first row: another program may have deleted the log
+                    if writer.is_open:  # no row was written: report if another program has deleted the log meanwhile
                         writer.append()
         except KeyboardInterrupt:
             warn("interrupted before the first measurement; nothing is lost")
@@ -66,7 +67,7 @@ def interruptible(options: argparse.Namespace, work: Callable[[Interruption, Res
 
 
 def asked_budget(options: argparse.Namespace) -> float | None:
-    """The budget of the options, less what this run spent of it in processes that crashed."""
+    """Return the budget of the options in seconds, minus the time spent by earlier processes that crashed."""
     if not options.restart or options.budget is None:
         return options.budget  # type: ignore[no-any-return]
     return float(max(options.budget - options.restart.spent, _A_MOMENT))
@@ -75,20 +76,23 @@ def asked_budget(options: argparse.Namespace) -> float | None:
 def note_run(
     options: argparse.Namespace, backend: Backend, writer: RunLogWriter, before: Iterable[Measurement]
 ) -> None:
-    """Note for the process that watches which log this run writes, and before its launches the row that the log gets
-    if they crash. ``before``: the rows of the log so far; those whose launches ended a process are not launched again.
+    """Tell the watching process which log this run writes, and before each launch the row to log if it crashes.
+
+    ``before``: the rows of the log so far. A row whose launch ended a process is not launched again.
     """
     watch, crashes = watching.WATCH, crashes_of(backend)
     crashes.fatal = [row for row in before if row.is_fatal]
     if watch:
         begun = time.monotonic() - (options.restart.spent if options.restart else 0.0)
-        # The path each time: a log that another program changed has a new one.
+        # Pass the path each time: the run switches to a new log if another program changes this one.
         crashes.keep = lambda row: watch.note(writer.path, begun, options.codes, *_line_and_label(row) if row else ())
         crashes.keep(None)
 
 
 def lose_device(backend: Backend, row: Measurement) -> None:
-    """The device is lost with this row: the process that watches, if any, logs it, and has another measure the rest."""
+    """End this process because the device was lost at this row. The watching process, if there is one, logs the row
+    and starts a new process for the rest.
+    """
     if watching.WATCH:
         crashes_of(backend).keep(row)
         os._exit(1)
@@ -99,7 +103,9 @@ def _line_and_label(row: Measurement) -> tuple[str, str]:
 
 
 def require_kind(log: RunLog, kind: str, operation: str, command: str) -> Plan:
-    """The plan of a log that a command resumes. Raises LogMismatchError with the right command for other logs."""
+    """Return the plan of the log to resume. Raises LogMismatchError, which names the right command, for the log of
+    another command.
+    """
     plan, is_counted = log.plan, bool(log.counter_records)
     if (plan.kind, plan.operation) == (kind, operation) and (command == _COUNTERS or not is_counted):
         return plan
@@ -108,19 +114,19 @@ def require_kind(log: RunLog, kind: str, operation: str, command: str) -> Plan:
 
 
 def command_of(log: RunLog) -> str:
-    """The command that resumes a log."""
+    """Return the command that resumes a log."""
     if log.counter_records:
         return _COUNTERS
     return " ".join(map(shlex.quote, kind_of(log.plan).command(log.plan).split()))
 
 
 def asks_for_plan(options: argparse.Namespace) -> bool:
-    """Whether the command line has any option of a plan."""
+    """Return whether the command line has an option that describes a plan."""
     return bool(options.given - _FREE)
 
 
 def require_same_plan(options: argparse.Namespace, before: Plan, asked: Plan) -> None:
-    """Raises LogMismatchError for the first option by which two plans differ; the order of lists does not matter."""
+    """Raise LogMismatchError for the first option in which two plans differ. The order of lists does not matter."""
     if before.is_shared:
         asked = asked.dealt(before.options.rank, before.options.ranks)
     now = _values_of(asked)
@@ -130,7 +136,7 @@ def require_same_plan(options: argparse.Namespace, before: Plan, asked: Plan) ->
 
 
 def _values_of(plan: Plan) -> dict[str, object]:
-    """What options decide of a plan, by their names."""
+    """Return the values of a plan that options decide, by option."""
     found: dict[str, object] = {}
     for name in sorted(vars(plan).keys() - _NOT_COMPARED):
         value = getattr(plan, name)
@@ -143,11 +149,11 @@ def _values_of(plan: Plan) -> dict[str, object]:
 
 
 def contradiction(options: argparse.Namespace, name: str, then: object, now: object) -> LogMismatchError:
-    """The error for an option that differs from the log."""
+    """Return the error for an option that contradicts the log."""
     asked = flag(name) if now is True else f"{flag(name)} {format_value(now)}"
     return LogMismatchError(
         f"{asked} contradicts {options.resume}, which was measured with {format_value(then)}: "
-        "repeat the options of that run, leave all of them out, or start a new log"
+        "repeat the options of that run, give only --resume, or start a new log"
     )
 
 
@@ -156,7 +162,7 @@ def flag(option: str) -> str:
 
 
 def format_value(value: object) -> str:
-    """A value as one would type it; long lists are shortened."""
+    """Format a value as a user would type it. Long lists are shortened."""
     if value is None:
         return "the default"
     if isinstance(value, bool):
@@ -172,24 +178,26 @@ def format_value(value: object) -> str:
 
 
 def require_same_kernels(options: argparse.Namespace, before: Sequence[str], asked: Iterable[str]) -> None:
-    """Raises LogMismatchError unless the kernels, by name, are those of the log."""
+    """Raise LogMismatchError unless the names of the kernels are those of the log, in any order."""
     then, now = frozenset(before), frozenset(asked)
     if then != now:
         raise contradiction(options, "kernel", then, now)
 
 
 def reopen(log: RunLog, options: argparse.Namespace) -> Backend:
-    """Open the device of a log. Raises LogMismatchError if it is not the device of the options, or has changed."""
+    """Open the device of a log. Raises LogMismatchError if the options name another device, or if it has changed."""
     from mamf.logs.compare import require_device_of_log
 
     require_named(log, options)
     if log.devices:
-        raise LogMismatchError(f"{log.path} has rows of several devices, each of which now has a log: start a new run")
+        raise LogMismatchError(
+            f"{log.path} has rows of several devices, which this version cannot resume: start a new run"
+        )
     then = log.device(None)
     if options.backend not in (None, "auto") and backend_class(options.backend).name != then.backend:
         raise contradiction(options, "backend", then.backend, options.backend)
     backend = open_backend(options.backend or then.backend, then.index if options.device is None else options.device)
-    # The index of a card may have changed.
+    # The index of a card may have changed since.
     is_same_card = then.uuid_hash is not None and backend.info.uuid_hash == then.uuid_hash
     if backend.info.backend != then.backend:
         raise contradiction(options, "backend", then.backend, backend.info.backend)
@@ -200,9 +208,9 @@ def reopen(log: RunLog, options: argparse.Namespace) -> Backend:
 
 
 def require_named(log: RunLog, options: argparse.Namespace) -> None:
-    """Raises LogMismatchError for a ``package.module:Class`` in the log that the command does not name too.
+    """Raise LogMismatchError if the log names a ``package.module:Class`` that the command line does not.
 
-    A log may come from anyone: nothing is imported because a log names it.
+    A log may come from anyone, so nothing is imported only because a log names it.
     """
     plan = log.plan
     named: Mapping[str, Sequence[str]] = {"backend": (log.header["device"]["backend"],), "kernel": plan.kernels}

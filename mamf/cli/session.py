@@ -1,4 +1,4 @@
-"""A command that measures: opens the device, makes the plan, shows progress, and prints the report of the log."""
+"""Runs a command that measures: opens the device, makes the plan, shows progress and prints the report of the log."""
 
 from __future__ import annotations
 
@@ -29,8 +29,9 @@ NOTHING_MEASURED = 1
 
 
 def run_session(options: argparse.Namespace, session: Callable[..., Session], *arguments: Any) -> int:
-    """Run a command, or with ``--dry-run`` print what it would measure. ``arguments``: of the session, before its
-    options.
+    """Run a session, or print its plan with ``--dry-run``; return the exit code.
+
+    ``arguments``: further arguments of the session, which come before the options.
     """
     from mamf.cli.resuming import interruptible
 
@@ -40,20 +41,35 @@ def run_session(options: argparse.Namespace, session: Callable[..., Session], *a
 def run_kernels(
     options: argparse.Namespace, session: Callable[..., Session], of: Operation[Any, Any] | None = None
 ) -> int:
-    """Measure kernels of an operation, by default that of --operation or of the command's name. Wrong options are
-    reported before a device is opened.
+    """Measure kernels of an operation, by default the one of --operation or of the command's name.
+
+    Reports wrong options before it opens a device. Returns the exit code.
     """
     from mamf.cli.planning import request_of
     from mamf.plugins.discovery import operation
 
+    _require_effect(options)
     of = of or operation(getattr(options, "operation", None) or options.command)
     return run_session(options, session, request_of(of, options))
 
 
-class Session:
-    """One run of a command. A command overrides what it does otherwise than a sweep of kernels of one operation.
+def _require_effect(options: argparse.Namespace) -> None:
+    """Raises UsageError for an option that has no effect on the run."""
+    from mamf.regime_names import BURST, CEILINGS, CLASSIC
 
-    ``before``: the plan of the log that is resumed. ``driven``: the run.
+    of_regimes = {"no_flush": BURST, "num_iterations": CLASSIC, "num_warmup_iterations": CLASSIC}
+    for name in () if options.resume else sorted(of_regimes.keys() & options.given):
+        if (regime := of_regimes[name]) not in (options.regime or CEILINGS):
+            option = f"--{name.replace('_', '-')}"
+            raise UsageError(f"{option} has an effect in {regime} only: add --regime {regime}, or leave it out")
+    if not options.resume and getattr(options, "reference_every", None) and not options.reference:
+        raise UsageError("--reference-every has an effect with --reference only: add it or leave --reference-every out")
+
+
+class Session:
+    """One run of a command. This class sweeps kernels of one operation; other commands override parts of it.
+
+    ``before``: the plan of the resumed log, or None. ``driven``: the run.
     """
 
     kind = SWEEP
@@ -89,8 +105,8 @@ class Session:
             advice = fit_traits(self.backend, warn)
         if self.of.is_of_links and getattr(options, "share", None):
             raise UsageError(
-                f"{self.of.name} use links that all devices share, so that they would slow each other down: leave "
-                "--devices out, or use 'mamf node'"
+                f"--devices cannot measure {self.of.name}: all devices share their links and would slow each other "
+                "down; use one device, or 'mamf node'"
             )
         self.kernels: Sequence[Named] = self.open_kernels()
         self.plan = self.make_plan()
@@ -109,11 +125,11 @@ class Session:
             signals=interruption,
             on_lost=partial(lose_device, self.backend),
         )
-        # A library may have swallowed the exception during its import.
+        # A library may have swallowed the interrupt during its import.
         interruption.check()
 
     def make_plan(self) -> Plan:
-        """The plan from the options, or the log's. Raises LogMismatchError if they differ."""
+        """Return the plan of the options or of the resumed log. Raises LogMismatchError if the two differ."""
         from mamf.cli.resuming import asked_budget, asks_for_plan, require_same_plan
 
         before = self.before
@@ -122,15 +138,15 @@ class Session:
             return self.new_plan().dealt(*share) if share else self.new_plan()
         if asks_for_plan(self.options):
             require_same_plan(self.options, before, self.plan_to_compare(before))
-        # A run whose ceilings depend on its budget, or that ends with it, gets the same once more.
+        # Where the budget affects the ceilings or ends the run, a resumed run gets the same budget again.
         usual = before.budget_seconds if before.kind in (FIND, ROOFLINE, VERIFY) else None
         names = tuple(name for name, _ in self.kernels)
         return replace(before, kernels=names, budget_seconds=asked_budget(self.options) or usual)
 
-    # -- what commands do otherwise ------------------------------------------------------------------------------------
+    # -- parts that commands override ----------------------------------------------------------------------------------
 
     def open_kernels(self) -> Sequence[Named]:
-        """The kernels, with their names in the options."""
+        """Open the kernels; return each with its name in the options."""
         from mamf.cli.resuming import require_same_kernels
         from mamf.plugins.discovery import kernel_of
         from mamf.plugins.selection import choose_kernels
@@ -143,42 +159,44 @@ class Session:
         return choose_kernels(self.of, self.backend, self.before.kernels)
 
     def asked_kernels(self) -> Sequence[str] | None:
-        """The names in the options or of the preset; None for all kernels."""
+        """Return the kernels that the options or the preset name; None stands for all kernels."""
         from mamf.cli.planning import kernels_of
 
         return kernels_of(self.request, self.options, self.backend)
 
     def new_plan(self) -> Plan:
-        """The plan from the options."""
+        """Make the plan of the options."""
         from mamf.cli.planning import make_plan
 
         return make_plan(self.request, self.options, self.backend, [name for name, _ in self.kernels])
 
     def plan_to_compare(self, before: Plan) -> Plan:
-        """The plan from the options, to compare with the log's; fields that depend on measurements are the log's."""
+        """Make the plan of the options that is compared with the log's. Fields that depend on measurements are taken
+        from the log.
+        """
         return self.new_plan()
 
     def strategy(self, setup: Setup) -> Strategy:
-        """What chooses the steps. Called when the run begins."""
+        """Return the strategy that chooses the steps. Called when the run begins."""
         from mamf.kinds.registry import kind_of
 
         return kind_of(self.plan).strategy(setup)
 
     def say_plan(self) -> None:
-        """Print what would be measured and how long it takes."""
+        """Print what the run would measure and how long it would take."""
         say_plan(self.plan, self.driven.steps, self.backend)
 
     def label(self) -> str:
-        """The part of the log's default name that describes the plan."""
+        """Return the part of the log's default name that describes the plan."""
         dtypes = dict.fromkeys(problem.dtype for problem in self.plan.problems)
         return "-".join([*([] if self.command == self.of.name else [self.of.name]), *dtypes, *self.plan.regimes])
 
     def count_due(self) -> int | None:
-        """The number of measurements to come; None if unknown."""
+        """Return how many measurements remain; None if that is unknown."""
         return len(self.driven.steps)
 
     def has_all(self) -> bool:
-        """Whether a resumed log lacks nothing; failed steps may be tried again."""
+        """Return whether a resumed log is complete, so that nothing remains to be measured."""
         return not self.count_due()
 
     def view(self) -> View:
@@ -187,23 +205,23 @@ class Session:
         return View(self.options.top)
 
     def document(self, log: RunLog) -> Document:
-        """The report of the log."""
+        """Return the report of a log."""
         from mamf.kinds.registry import kind_of
 
         return kind_of(log.plan).document(log, self.view())
 
     def judge(self, code: int) -> int:
-        """The exit code, from that of a run which only has to have measured something."""
+        """Return the command's exit code. ``code``: that of the run, which is 0 if it measured anything."""
         return code
 
     # -- running -------------------------------------------------------------------------------------------------------
 
     def run(self) -> int:
-        """Measure and print the report; returns the exit code."""
+        """Measure, print the report and return the exit code."""
         if self.options.dry_run:
             self.say_plan()
             return 0
-        # A run that was killed after its last row is resumed to write its summary.
+        # A run that was killed after its last row still has to write its summary, so it is not complete.
         if self.log and self.log.tier == "complete" and self.has_all():
             return self.judge(self.report(self.log))
         code = self._measure()
@@ -211,7 +229,7 @@ class Session:
             return self.judge(self._finish(code))
 
     def _measure(self) -> int:
-        """Measure until the run is done or ends early; returns its exit code."""
+        """Measure until the run is finished or ends early; return its exit code."""
         from mamf.cli.progress import Progress
         from mamf.cli.resuming import note_run
         from mamf.machine.doctor import format_finding, warnings
@@ -220,7 +238,7 @@ class Session:
         run.on_phase = lambda text: progress.phase(text)
         rows = run.measurements()
         if self.options.begins:
-            say(f"{self.options.output} does not exist: a new run starts there", sys.stderr)
+            say(f"{self.options.output} does not exist: starting a new run", sys.stderr)
         note_run(self.options, self.backend, run.writer, self.log.measurements if self.log else ())
         for finding in warnings(run.findings):
             warn(format_finding(finding))
@@ -231,7 +249,7 @@ class Session:
                         if run.counts(row):
                             progress.add(row)
                 except KeyboardInterrupt as interrupt:
-                    rows.throw(interrupt)  # ends the log, if the signal came between two rows
+                    rows.throw(interrupt)  # lets the run end its log if the signal came between two rows
         except KeyboardInterrupt:
             return EXIT_CODE
         except MamfError as error:
@@ -241,7 +259,7 @@ class Session:
         return 0 if any(row.ok and run.counts(row) for row in run.rows) else NOTHING_MEASURED
 
     def _finish(self, code: int) -> int:
-        """Print the report of the log, with what is to be known of the run; returns the exit code."""
+        """Print the report of the log and warnings about the run; return the exit code."""
         from mamf.backend import describe_sharing
         from mamf.logs.recording import describe_shift
         from mamf.logs.run_log import read_run_log
@@ -266,29 +284,29 @@ class Session:
         return Path(f"mamf-{self.command}-{slug}-{self.label()}-{moment}.jsonl")
 
     def report(self, log: RunLog) -> int:
-        """Print the report from the log, so that 'mamf show' prints the same."""
+        """Print the report that 'mamf show' prints for this log; return the exit code."""
         from mamf.machine.doctor import format_finding, warnings
 
         code = 0
         try:
             print_document(self.options, self.document(log))
-        except MamfError as error:  # in the columns of an operation, or no jinja2: the measurements are in the log
+        except MamfError as error:  # from a column of an operation, or jinja2 is missing: the log has the measurements
             warn(str(error))
             code = error.exit_code
-        for finding in warnings(self.driven.findings):  # once more, beside the figures that it costs
+        for finding in warnings(self.driven.findings):  # again, next to the figures that they affect
             warn(format_finding(finding).strip().partition(";")[0])
         if log.path.exists():
             say(f"log: {log.path}", note_stream(self.options))
         return code
 
     def record_failure(self, message: str) -> None:
-        """Keep a failure that does not end the run for the summary."""
+        """Warn of a failure that does not end the run, and record it for the summary."""
         self.driven.failures.append(message)
         warn(message)
 
 
 def say_plan(plan: Plan, steps: Sequence[StepKey], backend: Backend, searches: Sequence[Plan] = ()) -> None:
-    """Print a plan, for a dry run. ``steps``, ``searches``: those that are not done."""
+    """Print a plan for --dry-run. ``steps``, ``searches``: those that remain to be measured."""
     from mamf.engine.estimate import kernels_seconds
     from mamf.report.text import counted
 
@@ -297,10 +315,10 @@ def say_plan(plan: Plan, steps: Sequence[StepKey], backend: Backend, searches: S
     say(f"shapes: {len(plan.shapes)}, {counted(len(steps), 'row')} in {', '.join(plan.regimes)}")
     for search in searches:
         names = " and ".join(search.regimes)
-        say(f"ceilings: {search.problem.dtype} {names}, found first in at most {search.budget_seconds:.0f} s")
+        say(f"ceilings: first finds {search.problem.dtype} {names} in at most {search.budget_seconds:.0f} s")
     seconds = kernels_seconds(plan, steps, backend)
     seconds += sum(search.budget_seconds or 0.0 for search in searches)
     if plan.budget_seconds is not None and (plan.confirms or seconds >= plan.budget_seconds):
         say(f"time: at most {plan.budget_seconds:.0f} s, the budget")
     else:
-        say(f"time: about {seconds:.0f} s, and more to prepare and verify the rows")
+        say(f"time: about {seconds:.0f} s, plus the time to prepare and verify the rows")

@@ -1,6 +1,6 @@
-"""The only module that prints lines and reports; it escapes control characters in third-party text.
+"""Prints lines and reports, which no other module does. Control characters in third-party text are escaped.
 
-``keep_stdout`` makes whatever plugins and libraries print appear on stderr.
+After ``keep_stdout``, whatever plugins and libraries print to stdout appears on stderr.
 """
 
 from __future__ import annotations
@@ -14,30 +14,30 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, TextIO
 
 from mamf.backend import Backend
-from mamf.text import visible, visible_lines
+from mamf.text import visible, visible_lines, wrapped
 
 if TYPE_CHECKING:
     from mamf.report.document import Document
 
-#: What stands out on a terminal: answers, and words that judge, by the number of their color (ECMA-48).
+#: Text to color on a terminal: answers and verdicts. The name of a group ends with the color's number (ECMA-48).
 _JUDGED = re.compile(
     r"^(?P<b1>best .*)$"
     r"|\b(?:(?P<b31>CRITICAL|SLOWER|FAIL|wrong_result|implausible)|(?P<b33>WARN|UNDECIDED)|(?P<b32>OK|FASTER))\b",
     re.MULTILINE,
 )
-# Of a terminal that does not say how wide it is.
+# The width of a terminal that does not report it.
 _USUAL_COLUMNS = 80
-#: The stdout that is kept for reports, once it is.
+#: The original stdout, after keep_stdout; a stream that replaces it comes first.
 _KEPT: list[TextIO] = []
 
 
 def stdout() -> TextIO:
-    """Where reports go."""
+    """Return the stream for reports."""
     return _KEPT[0] if _KEPT else sys.stdout
 
 
 def keep_stdout() -> None:
-    """Keep stdout for reports: all that plugins print from now on, in C and in child processes too, goes to stderr."""
+    """Reserve stdout for reports: from now on, what plugins print, also from C and child processes, goes to stderr."""
     _KEPT.append(open(os.dup(sys.stdout.fileno()), "w", 1, sys.stdout.encoding))  # noqa: PTH123, SIM115
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
@@ -45,7 +45,7 @@ def keep_stdout() -> None:
 
 @contextlib.contextmanager
 def reports_to(stream: TextIO) -> Iterator[None]:
-    """Print reports to another stream meanwhile: those of commands whose result another command reports."""
+    """Print reports to another stream within the context, for a command that another command runs."""
     _KEPT.insert(0, stream)
     try:
         yield
@@ -54,7 +54,7 @@ def reports_to(stream: TextIO) -> Iterator[None]:
 
 
 def say(line: str, to: TextIO | None = None) -> None:
-    """Print a line, by default to stdout."""
+    """Print a line, by default to the stream for reports."""
     _write(f"{visible(line)}\n", to or stdout())
 
 
@@ -66,28 +66,36 @@ def say_lines(text: str) -> None:
 def warn(line: str) -> None:
     """Print an error or a warning to stderr. A closed stderr is ignored."""
     with contextlib.suppress(OSError):
-        say(f"mamf: {line}", sys.stderr)
+        say_wrapped(f"mamf: {line}", sys.stderr)
+
+
+def say_wrapped(line: str, to: TextIO) -> None:
+    """Print a line, broken at blanks where it is wider than the terminal."""
+    _write(f"{wrapped(visible(line), terminal_columns(to))}\n", to)
 
 
 def _write(text: str, stream: TextIO) -> None:
     text = _JUDGED.sub(_colored, text) if _has_colors(stream) else text
     encoding = stream.encoding or "utf-8"
-    # A terminal with another encoding shows unknown characters as escapes.
+    # Characters that the terminal's encoding lacks are printed as escapes.
     print(text.encode(encoding, "backslashreplace").decode(encoding), end="", file=stream)
 
 
-def terminal_columns() -> int | None:
-    """The columns of the terminal; None if stdout is a pipe or a file, which take any width."""
-    if not stdout().isatty():
+def terminal_columns(stream: TextIO | None = None) -> int | None:
+    """Return the width of the terminal behind a stream, by default the one for reports; None if it is a pipe or a file,
+    which take any width.
+    """
+    stream = stream or stdout()
+    if not stream.isatty():
         return None
     columns = os.environ.get("COLUMNS", "")
     with contextlib.suppress(OSError):
-        columns = columns or str(os.get_terminal_size(stdout().fileno()).columns)
+        columns = columns or str(os.get_terminal_size(stream.fileno()).columns)
     return int(columns) if columns.isdecimal() and int(columns) else _USUAL_COLUMNS
 
 
 def _has_colors(stream: TextIO) -> bool:
-    """Whether it is a terminal with colors whose user wants them (no-color.org)."""
+    """Return whether the stream is a terminal with colors and the user has not disabled them (no-color.org)."""
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM", "dumb") != "dumb"
 
 
@@ -96,32 +104,32 @@ def _colored(found: re.Match[str]) -> str:
 
 
 def print_document(options: argparse.Namespace, document: Document) -> None:
-    """Print a report in the format that the command line asks for."""
+    """Print a report in the format of --format."""
     from mamf.report.formats import FORMATS
 
     say_lines(FORMATS[options.format](document, table_columns(options)))
 
 
 def table_columns(options: argparse.Namespace) -> int | None:
-    """The width for tables in characters; None shows all columns: pipes and files take any width."""
+    """Return the width of tables in characters; None, for --wide, pipes and files, shows all columns."""
     return None if getattr(options, "wide", True) else terminal_columns()
 
 
 def is_for_people(options: argparse.Namespace) -> bool:
-    """Whether people read the report, not a program."""
+    """Return whether the report's format is for people, not for programs."""
     from mamf.report.formats import FOR_PEOPLE
 
     return options.format in FOR_PEOPLE
 
 
 def note_stream(options: argparse.Namespace) -> TextIO:
-    """The stream for lines beside a report, which must not mix with what a program reads."""
+    """Return the stream for lines that accompany a report: stderr if a program reads the report."""
     return stdout() if is_for_people(options) else sys.stderr
 
 
 def say_memory(needed: int, of: str, backend: Backend) -> None:
-    """Print the memory that a run needs, for a dry run. ``needed``: bytes for ``of``."""
+    """Print the memory that a run needs, for --dry-run. ``needed``: bytes. ``of``: what needs them."""
     free = backend.free_memory()
     say(f"memory: {needed / 1e9:.3g} GB for {of}" + (f", {free / 1e9:.1f} GB free" if free else ""))
     if free and needed > free:
-        say("        it will be out_of_memory; smaller shapes are measured")
+        say("        this will give out_of_memory; smaller shapes are measured")

@@ -1,9 +1,8 @@
-"""Watches the process that measures: a kernel that crashes it costs its own row, the rest is measured in a new process.
+"""Watches the process that measures, so that a kernel that crashes costs only its row.
 
-The parent forks before anything heavy is imported, and waits. The child measures; memory that both share holds the
-row of the step in flight. If a signal such as SIGSEGV ends the child, the parent appends that row to the log and forks
-again, to resume the log. It does the same if a library ends the child by exit(). Linux only; elsewhere a crash ends the
-run, and --resume continues it.
+The parent forks before it imports anything heavy, and waits. The child measures, and keeps the row in flight in shared
+memory. If a signal such as SIGSEGV ends the child, or a library calls exit(), the parent appends that row to the log
+and forks a new child that resumes the log. Linux only: elsewhere a crash ends the run, and --resume continues it.
 """
 
 from __future__ import annotations
@@ -37,20 +36,20 @@ _COMMANDS = {
     "sweep",
     "verify",
 }
-#: Nothing is launched, or another process of mamf watches.
+#: With these options nothing is launched, or another process of mamf watches.
 _UNWATCHED = {"--dry-run", "--help", "-h", "--led"}
 _HEARD = ENDING_SIGNALS | {each for each in signal.Signals if each.name in ("SIGCONT", "SIGCHLD")}
 _PAGE_BYTES, _END = 1 << 20, b"\0"
-#: The label of no step, once the command has ended: whatever exits before that is a plugin.
+#: The label after the command has ended. If the process exits without it, a plugin or a library called exit().
 OVER = "over"
 _NOTHING = b'["", 0, [], "", ""]'
 _DIES_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 
 
 class Restart(NamedTuple):
-    """A run that a crash ended, for the process that resumes its ``log``.
+    """A run that crashed, for the process that resumes its ``log``.
 
-    ``spent``: seconds since the log was opened. ``codes``: exit codes of the logs that the command wrote before it.
+    ``spent``: seconds since the log was opened. ``codes``: exit codes of the logs that the command finished before.
     """
 
     log: Path
@@ -59,15 +58,16 @@ class Restart(NamedTuple):
 
 
 class Watch:
-    """What the two processes share."""
+    """The state that parent and child share: where the log is, and the row to append if the child dies."""
 
     def __init__(self) -> None:
         self._page = mmap.mmap(-1, _PAGE_BYTES)
         self.restart: Restart | None = None
 
     def note(self, log: Path | str, begun: float, codes: list[int], line: str = "", label: str = "") -> None:
-        """If the child dies now, this log gets this line, without its end; none by default. ``begun``: when the log was
-        opened; ``codes``: as in Restart.
+        """Store the line that the parent appends to the log if the child dies now; empty: none.
+
+        ``line``: without the newline. ``begun``: time.monotonic() when the log was opened. ``codes``: as in Restart.
         """
         data = json.dumps([str(log), begun, codes, line, label]).encode() + _END
         self._page[: len(data)] = data
@@ -77,23 +77,25 @@ class Watch:
         return log, begun, codes, line, label
 
     def end(self) -> None:
-        """The command has ended: its exit code is meant."""
+        """Note that the command has ended, so that its exit code is not taken for a crash."""
         log, begun, codes, *_ = self._noted()
         self.note(log, begun, codes, label=OVER)
 
     def judge(self, code: int) -> int | None:
-        """The command's exit code after the child ended with ``code``; None if another process is to measure the rest.
-        Logs the row in flight. Raises RunLogWriteError if the log cannot be written.
+        """Return the command's exit code after the child ended with ``code``.
+
+        After a crash, append the row in flight to the log and return None: a new child must measure the rest. Raises
+        RunLogWriteError if the log cannot be written.
         """
         log, begun, codes, line, label = self._noted()
         is_lost = bool(line) and f'"reason": "{CRASHED}"' not in line
         if code not in CRASH_SIGNALS and (code < 0 or code == EXIT_CODE or label == OVER):
             return code
         if sys.stderr.isatty():
-            say("", sys.stderr)  # below the progress
+            say("", sys.stderr)  # begin a new line below the progress bar
         what = LOST if is_lost else f"{CRASHED} ({CRASH_SIGNALS.get(code, f'exit code {code}')})"
         if not line or not log:
-            warn(f"something outside of a measurement {what}; finished rows are in {log or 'no log yet'}")
+            warn(f"code outside a measurement {what}; finished rows are in {log or 'no log yet'}")
             return min(code, 1) or 1
         _append(Path(log), line.replace(f'"{CRASHED}"', f'"{what}"'))
         warn(f"{label} {what}; a new process measures the rest")
@@ -102,12 +104,12 @@ class Watch:
         return None
 
 
-#: That of this process, if it is a watched child.
+#: The watch of this process, if a parent watches it.
 WATCH: Watch | None = None
 
 
 def watch(typed: Sequence[str]) -> None:
-    """Return in the process that is to run the command; its parent ends here, as the command does.
+    """Fork, and return in the child, which runs the command. The parent watches, and exits with the command's code.
 
     Raises RunLogWriteError in the parent if it cannot write the log.
     """
@@ -115,7 +117,7 @@ def watch(typed: Sequence[str]) -> None:
         return
     global WATCH
     shared, parent = Watch(), os.getpid()
-    gc.freeze()  # a collection in the child would copy every page
+    gc.freeze()  # otherwise a garbage collection in the child would copy every page
     signal.pthread_sigmask(signal.SIG_BLOCK, _HEARD)
     while True:
         child = os.fork()
@@ -131,14 +133,14 @@ def watch(typed: Sequence[str]) -> None:
 
 
 def listen() -> None:
-    """Receive the signals that the parent held back until the command can handle them."""
+    """Unblock the signals that ``watch`` blocked until the command can handle them."""
     if WATCH is not None:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _HEARD)
 
 
 def _wait(child: int) -> int:
-    """The exit code of the child. A signal to the parent alone is forwarded; the terminal's reach both, except that a
-    terminal which hangs up may tell only the first process of its session.
+    """Wait for the child and return its exit code. Forward signals that only the parent received: those of other
+    processes, and SIGHUP, which a terminal may send only to the first process of its session.
     """
     while True:
         received = signal.sigwaitinfo(_HEARD)
@@ -150,9 +152,7 @@ def _wait(child: int) -> int:
 
 
 def _append(log: Path, line: str) -> None:
-    """Append a line to the log of a process that ended, in place of one that it did not finish. Raises
-    RunLogWriteError.
-    """
+    """Append a line to the log of a dead process, replacing a last line that is incomplete. Raises RunLogWriteError."""
     try:
         with log.open("r+b") as file:
             file.seek(file.read().rfind(b"\n") + 1)
@@ -163,7 +163,7 @@ def _append(log: Path, line: str) -> None:
 
 
 def end_with(parent: int) -> None:
-    """Have the system kill this process if its parent dies, where it can."""
+    """Ask the system to kill this process if its parent dies, where that is possible."""
     with contextlib.suppress(ImportError, OSError, AttributeError):
         import ctypes
 

@@ -137,13 +137,14 @@ class _Run:
             conditions=conditions(taken.readings, taken.watts),
             remarks=(*taken.remarks, *alternation),
         )
-        if reason := why_implausible(row, self.regime.backend.info, self.fastest_possible):
-            return replace(row, status="implausible", reason=reason, summary=None)
-        if taken.clock_hz is not None and work.unit == "TFLOPS":
+        info = self.regime.backend.info
+        if taken.clock_hz is not None and row.summary is not None and work.unit == "TFLOPS":
             clock_hz = float(round(taken.clock_hz))
-            used = cycles_used(row.best_rate * TERA, self.regime.backend.info, self.problem.dtype, clock_hz)
+            used = cycles_used(row.best_rate * TERA, info, self.problem.dtype, clock_hz)
             used = used and float(f"{used:.6g}")
             row = replace(row, conditions=replace(row.conditions, true_clock_hz=clock_hz, cycles_used=used))
+        if reason := why_implausible(row, info, self.fastest_possible):
+            return replace(row, status="implausible", reason=reason, summary=None)
         return replace(row, repeatability=self.regime.repeatability_of(self.problem))
 
     def result(self, status: Status, reason: str = "", **fields: Any) -> Measurement:

@@ -228,7 +228,8 @@ class Runner:
         limit = find_limit(kernel, self.backend.info, problem, step.shape)
         # The first row has no deadline. Otherwise a run with a very short budget would never get past it, however often
         # it is resumed.
-        deadline = self.deadline if self._has_figure else None
+        # Nor is a visit cut short that starts anew, because nothing of it would count.
+        deadline = self.deadline if self._has_figure and not step.regime.visit_takes else None
         rule = replace(step.rule, deadline=deadline)
         failed, crashes = failed_row(step), crashes_of(self.backend)
         if reason := crashes.reason_against(failed):

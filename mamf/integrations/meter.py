@@ -186,6 +186,9 @@ class Meter:
         for name in flops_per_step if isinstance(flops_per_step, Mapping) else (self.dtype,):
             self._speed(self._name(name))
 
+    def __repr__(self) -> str:
+        return f"<Meter: {self.dtype}, {self._number} steps>"
+
     def begin(self) -> None:
         """Say that the data of the next step are ready: the time since the last step counts as waiting."""
         with self._lock:

@@ -18,15 +18,15 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
-from mamf.backend import DeviceInfo
+from mamf.backend import DeviceInfo, shared_ways
 from mamf.ceilings.roof import Roofs, build_roofs, require_same_device
 from mamf.choices import DEFAULT_TOLERANCE
 from mamf.errors import IncomparableError, LogMismatchError, UsageError
 from mamf.logs.decision import FALSE_ALARMS, SEPARATE, WIDEST, Change, Design, Together, design_of, pool_rows
-from mamf.logs.entries import Entry, Fields, entries, is_find, mean_entries
+from mamf.logs.entries import CYCLES, Entry, Fields, entries, is_find, mean_entries
 from mamf.logs.run_log import RunLog
 from mamf.machine.environment import describe_environment
 from mamf.measurement import Tabular, group_pairs
@@ -186,6 +186,11 @@ class Comparison(Tabular):
         return {verdict: found[verdict] for verdict in VERDICTS}
 
     @property
+    def is_of_cycles(self) -> bool:
+        """Whether the figures are shares of the compute units' cycles, not rates."""
+        return any(pair.a.unit == CYCLES for pair in self.pairs)
+
+    @property
     def geometric_mean_ratio(self) -> float:
         """Of B to A over all pairs."""
         return geometric_mean([pair.ratio for pair in self.pairs])
@@ -202,6 +207,8 @@ class Comparison(Tabular):
 def compare(a: RunLog | Sequence[RunLog], b: RunLog | Sequence[RunLog], anyway: bool = False) -> Comparison:
     """Pair the rows of two logs, or of several equal runs per side.
 
+    Runs of different cards are compared by the cycles that kernels used, where both have them.
+
     Raises IncomparableError if devices, dtypes, regimes or cache states differ, or the software of runs on one side,
     unless ``anyway`` is set; and always if the logs have no row in common.
     """
@@ -209,7 +216,7 @@ def compare(a: RunLog | Sequence[RunLog], b: RunLog | Sequence[RunLog], anyway: 
     first, other = side_a[0], side_b[0]
     both_finds = all(map(is_find, (*side_a, *side_b)))
     rows_a, rows_b = (mean_entries([entries(log, both_finds) for log in side]) for side in (side_a, side_b))
-    forced = [
+    differences = [
         *(each for log in (*side_a[1:], *side_b) for each in blocking_differences(first.header, log.header)),
         *field_differences(rows_a, rows_b),
         *(
@@ -219,6 +226,11 @@ def compare(a: RunLog | Sequence[RunLog], b: RunLog | Sequence[RunLog], anyway: 
             for each in noted_differences(side[0].header, log.header)
         ),
     ]
+    cards = [each for each in differences if each.is_of_card]
+    in_cycles = bool(cards) and not anyway and all(map(_has_cycles, (rows_a, rows_b)))
+    if in_cycles:
+        rows_a, rows_b = ([row.in_cycles() for row in rows] for rows in (rows_a, rows_b))
+    forced = [each for each in differences if not (in_cycles and each.is_of_card)]
     if forced and not anyway:
         reasons = ", ".join(map(str, dict.fromkeys(forced)))
         raise IncomparableError(
@@ -230,8 +242,13 @@ def compare(a: RunLog | Sequence[RunLog], b: RunLog | Sequence[RunLog], anyway: 
             f"no measured row is in both: {_describe_rows(first, rows_a)}; {_describe_rows(other, rows_b)}"
         )
     name_a, name_b = (", ".join(str(log.path) for log in side) for side in (side_a, side_b))
-    comparison = replace(comparison, names=(name_a, name_b), forced=tuple(dict.fromkeys(forced)))
+    noted = (*dict.fromkeys(cards), *comparison.noted) if in_cycles else comparison.noted
+    comparison = replace(comparison, names=(name_a, name_b), forced=tuple(dict.fromkeys(forced)), noted=noted)
     return judge_rows(comparison, design_of(side_a, side_b))
+
+
+def _has_cycles(rows: Iterable[Entry]) -> bool:
+    return any(row.cycles_used is not None for row in rows)
 
 
 def judge_rows(comparison: Comparison, design: Design) -> Comparison:
@@ -283,11 +300,12 @@ _ALWAYS_DROPPED = "kernel"
 
 @dataclass(frozen=True)
 class Difference:
-    """Something that differs between A and B."""
+    """Something that differs between A and B. ``is_of_card``: cycles used can be compared in spite of it."""
 
     what: str
     a: str
     b: str
+    is_of_card: bool = field(default=False, kw_only=True)
 
     def __str__(self) -> str:
         return f"{self.what} {self.a} against {self.b}"
@@ -304,11 +322,12 @@ def blocking_differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Dif
     kinds = a["plan"]["operation"], b["plan"]["operation"]
     if kinds[0] != kinds[1]:
         raise IncomparableError(f"A measured {kinds[0]}, B {kinds[1]}: they have no row in common")
-    found = [Difference("device", a["device"]["name"], b["device"]["name"])]
+    names = a["device"]["name"], b["device"]["name"]
+    found = [Difference("device", *names, is_of_card=not any(map(shared_ways, names)))]
     cards = a["device"].get("uuid_hash"), b["device"].get("uuid_hash")
     if found[0].a == found[0].b and all(cards):
         # Cards of the same model differ by several percent.
-        found.append(Difference(f"card {found[0].a}", *map(str, cards)))
+        found.append(Difference(f"card {found[0].a}", *map(str, cards), is_of_card=True))
     if not is_of_products(kinds[0]):
         # Without flushes in burst, the rate of a kernel can be several times as high.
         caches = ("flushed" if header["plan"]["flush"] else "warm" for header in (a, b))

@@ -25,11 +25,13 @@ from mamf.logs.run_log import RunLog, context_of, device_speeds
 from mamf.measurement import Measurement, group_pairs
 from mamf.operations.attention.shapes import AttentionProblem
 from mamf.operations.unknown import operation_called
-from mamf.plans import FIND, GUARD, REPRODUCE, ROOFLINE, VERIFY, StepKey
-from mamf.statistics import FigureError, Interval, figure_error, geometric_mean, known_median
+from mamf.plans import FIND, GUARD, KERNEL_REGIMES, REPRODUCE, ROOFLINE, VERIFY, StepKey
+from mamf.statistics import CONFIDENCE, FigureError, Interval, figure_error, geometric_mean, known_median
 
 # Half the width of a 95 % interval in standard deviations.
 _NORMAL = 1.96
+#: The unit of an entry whose figure is a share of cycles.
+CYCLES = "% of cycles"
 #: The fields that rows are paired by: regime, problem, shape and kernel, by name.
 Fields = dict[str, object]
 
@@ -39,7 +41,8 @@ class Entry:
     """A row of one log: the fields it is paired by, and its rate. Without a figure it is None; ``status`` says why.
 
     ``rounds``: the number of fresh visits behind a guard's figure. ``error``: of the figure between runs, if known.
-    ``celsius``, ``per_degree``: the temperature, if known, and the relative loss of speed per degree.
+    ``cycles_used``: the share of the compute units' cycles, if known (mamf.cycles), and ``cycles_error``: its error
+    between cards. ``celsius``, ``per_degree``: the temperature, if known, and the relative loss of speed per degree.
     ``seconds``: per launch. ``rates``: one per run, if several. ``device``: uuid or else index, if it is not the run's
     first device. ``device_speed``: relative to the run's first device, None if unknown, with the half width of its
     interval as a share.
@@ -62,6 +65,8 @@ class Entry:
     rates: tuple[float, ...] = ()
     celsius: float | None = None
     per_degree: float = 0.0
+    cycles_used: float | None = None
+    cycles_error: FigureError | None = None
 
     @property
     def key(self) -> object:
@@ -71,6 +76,17 @@ class Entry:
     def without(self, names: Collection[str]) -> Entry:
         """The row, paired without these fields."""
         return replace(self, fields={name: value for name, value in self.fields.items() if name not in names})
+
+    def in_cycles(self) -> Entry:
+        """The row with the share of cycles in percent as its figure, which is the same on every card of an
+        architecture; without a figure if its clock was not measured.
+        """
+        if self.tflops is None or self.cycles_used is None or self.cycles_error is None:
+            return self if self.tflops is None else replace(self, tflops=None, status="without its clock")
+        percent, half = 100 * self.cycles_used, _NORMAL * self.cycles_error.own
+        interval = Interval(percent * (1 - half), percent * (1 + half), CONFIDENCE)
+        error = self.cycles_error
+        return replace(self, tflops=percent, unit=CYCLES, interval=interval, error=error, rates=(), per_degree=0.0)
 
     def as_on(self, other: Entry) -> Entry:
         """The row at the speed of another row's device, by the reference that both devices measured. It has no figure
@@ -144,7 +160,17 @@ def _with_error(entry: Entry, visits: Sequence[Measurement]) -> Entry:
         seconds=visits[0].seconds,
         celsius=known_median(row.conditions.celsius for row in visits),
         per_degree=known_repeatability(visits).per_degree,
+        cycles_used=known_median(row.conditions.cycles_used for row in visits),
+        cycles_error=_cycles_error(visits[0].regime, visits[0].problem),
     )
+
+
+def _cycles_error(regime: str, problem: Any) -> FigureError | None:
+    """The error of cycles used between cards, by their calibration; None for a regime without one."""
+    if regime not in KERNEL_REGIMES:
+        return None
+    known = find_calibration("", f"{regime} cycles", problem)
+    return figure_error([1.0], 1.0, [0.0], known)
 
 
 def _of_devices(log: RunLog, rows: Sequence[Measurement]) -> list[Entry]:
@@ -202,7 +228,15 @@ def _ceiling_entry(ceiling: Ceiling) -> Entry:
     known = ceiling.repeatability or find_calibration("", ceiling.regime, ceiling.problem)
     seconds, celsius = ceiling.seconds, ceiling.conditions.celsius
     error = decision_error(figure_error([seconds], seconds, [0.0], known), ceiling.regime, ceiling.rounds)
-    return replace(entry, error=error, seconds=seconds, celsius=celsius, per_degree=known.per_degree)
+    return replace(
+        entry,
+        error=error,
+        seconds=seconds,
+        celsius=celsius,
+        per_degree=known.per_degree,
+        cycles_used=ceiling.conditions.cycles_used,
+        cycles_error=_cycles_error(ceiling.regime, ceiling.problem),
+    )
 
 
 def mean_entries(runs: Sequence[Sequence[Entry]]) -> list[Entry]:
@@ -223,5 +257,12 @@ def _mean_entry(rows: Sequence[Entry], count: int) -> Entry:
     low, high = geometric_mean([each.low for each in intervals]), geometric_mean([each.high for each in intervals])
     interval = Interval(low, high, min(each.coverage for each in intervals))
     error = replace(errors[0], own=math.hypot(*(error.own for error in errors)) / count)
-    celsius = known_median(row.celsius for row in rows)
-    return replace(rows[0], tflops=geometric_mean(rates), interval=interval, error=error, rates=rates, celsius=celsius)
+    return replace(
+        rows[0],
+        tflops=geometric_mean(rates),
+        interval=interval,
+        error=error,
+        rates=rates,
+        celsius=known_median(row.celsius for row in rows),
+        cycles_used=known_median(row.cycles_used for row in rows),
+    )

@@ -22,7 +22,7 @@ from msgspec import Struct, field
 from mamf.ceilings.ceiling import CONFIRM, MIN_ROUNDS, summarize_conditions
 from mamf.errors import UsageError
 from mamf.logs.compare import MIN_COVERAGE, Comparison, Difference, Pair, circumstances, pair_rows, value_differences
-from mamf.logs.entries import Entry, entries, fields_of, is_find, visited_entry
+from mamf.logs.entries import CYCLES, Entry, entries, fields_of, is_find, visited_entry
 from mamf.logs.records import Fields
 from mamf.logs.run_log import RunLog
 from mamf.measurement import Measurement, group_pairs
@@ -32,6 +32,10 @@ from mamf.plans import KERNEL_REGIMES, Claim, ReproduceOptions
 
 DEFAULT_TOLERANCE = 0.02
 DEFAULT_ROUNDS = 9
+
+
+#: What a guard compares: rates, of one card, or the cycles used, of any card of its architecture.
+RATE, BY_CYCLES = BY = ("rate", "cycles")
 
 
 class GuardKeys(Struct, kw_only=True):
@@ -47,6 +51,7 @@ class GuardKeys(Struct, kw_only=True):
     precision: Any = None
     time_limit: Any = None
     flush: bool = True
+    by: str = RATE
     problem: Fields = field(default_factory=dict)
 
 
@@ -61,9 +66,15 @@ Outcome = Literal["failed", "regression", "undecided", "new", "ok"]
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 
 
+def guarded_entries(log: RunLog, by: str) -> list[Entry]:
+    """The rows of a log by what a guard compares, one of BY."""
+    return [each.in_cycles() for each in entries(log)] if by == BY_CYCLES else entries(log)
+
+
 def is_in_doubt(baseline: Entry, visits: Sequence[Measurement], tolerance: float) -> bool:
     """Whether a row with these visits needs another, given its baseline."""
     now = visited_entry(visits)
+    now = now.in_cycles() if baseline.unit == CYCLES else now
     before = baseline.as_on(now)
     if before.tflops is None or any(row.status == "wrong_result" for row in visits):
         return False
@@ -108,9 +119,9 @@ class Guarded:
         return not self.unfinished and not self.counts()["undecided"] and any(row.pair for row in self.rows)
 
 
-def judge_guard(baseline: RunLog, log: RunLog, tolerance: float) -> Guarded:
-    """Compare a guard's log with its baseline."""
-    comparison = pair_rows(baseline, log, entries(baseline), entries(log))
+def judge_guard(baseline: RunLog, log: RunLog, tolerance: float, by: str = RATE) -> Guarded:
+    """Compare a guard's log with its baseline. ``by``: what is compared, one of BY."""
+    comparison = pair_rows(baseline, log, guarded_entries(baseline, by), guarded_entries(log, by))
     found = [
         *(Judged(pair.b, outcome_of(pair, tolerance), pair) for pair in comparison.pairs),
         *(Judged(now, "failed") for _, now in comparison.only_a if now is not None),

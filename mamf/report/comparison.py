@@ -131,13 +131,16 @@ def head_lines(comparison: Comparison, tolerance: float) -> list[str]:
     if "shape" not in first.fields:
         shared.append("the ceilings of two finds")
     unit, _ = unit_of(comparison.pairs)
+    figures = f"medians in {unit}"
+    if comparison.is_of_cycles:
+        figures = "shares of the compute units' cycles in percent, which are the kernel's own, because the cards differ"
     return [
         *lines,
         *difference_lines("not comparable, compared anyway: ", comparison.forced),
         *difference_lines("rows are paired without the kernel, which differs: ", kernels),
         *difference_lines("the runs differ in ", comparison.noted),
         f"all rows: {', '.join(shared)}",
-        f"medians in {unit}; B/A above 1: B is faster; SAME: 90 % interval within 1 +- {percent_of(tolerance)}",
+        f"{figures}; B/A above 1: B is faster; SAME: 90 % interval within 1 +- {percent_of(tolerance)}",
     ]
 
 

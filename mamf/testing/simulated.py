@@ -282,11 +282,12 @@ class SimulatedBackend(Backend):
 
     def _execute(self, seconds: float, watts: float) -> None:
         self.host_time += self.world.launch_seconds
+        self.counted_cycles += seconds * self.clock_hz * self._clock_share
         if self.is_marked:
             seconds += self.world.timer_overhead
+            self.counted_cycles += self.world.timer_overhead * self.clock_hz
             self.is_marked = False
         self.device_time = self._idle_until(self.host_time) + seconds
-        self.counted_cycles += seconds * self.clock_hz * self._clock_share
         self._spend(seconds, watts)
 
     def _spend(self, seconds: float, watts: float) -> None:

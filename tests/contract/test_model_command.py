@@ -109,7 +109,7 @@ def test_a_profile_of_one_row_has_its_dtypes(run):
     assert ended.returncode == 0, ended.stderr
     assert "outputs of Linear" in ended.stdout and "loss" in ended.stdout
     code, _, err = run(*given, "forward")
-    assert (code, "of one row, not 2" in err) == (2, True)
+    assert (code, "need a single row, not 2" in err) == (2, True)
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_a_profile_of_one_row_has_its_dtypes(run):
         (["--size", "1b", "--set", "kv_heads=5"], "32 heads cannot share 5 kv heads"),
         (["--attention", "sdpa-flesh"], "unknown attention kernel 'sdpa-flesh'"),
         (["--phase", "backward"], "invalid choice: 'backward'"),
-        (["--phase", "step", "--set", "phase=step"], "it is set twice"),
+        (["--phase", "step", "--set", "phase=step"], "this field is set twice"),
     ],
 )
 def test_what_cannot_be_is_said_in_a_line(run, given, told):
@@ -134,7 +134,7 @@ def test_a_dry_run_tells_the_memory_that_a_model_needs(run):
     code, out, _ = run(*ON_CPU, "--set", "layers=99999999", "--context-lengths", "64", "--dtype", "fp32", "--dry-run")
     assert code == 0
     assert "memory: 2.84e+06 GB for the largest without its activations" in out
-    assert "it will be out_of_memory" in out
+    assert "this will give out_of_memory" in out
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import subprocess
 import sys
 from types import SimpleNamespace
 
@@ -267,3 +268,31 @@ def test_a_profiler_sees_what_runs_in_its_window_and_nothing_else(cuda, calls):
     with pytest.raises(RuntimeError), backend.profiler_window("it breaks"):
         raise RuntimeError
     assert calls[-2:] == [("range_pop",), ("stop",)]
+
+
+# -- what no sensor reads ----------------------------------------------------------------------------------------------
+
+SLIDERS = "| GPU  Boost Slider  Max Value  Current Value |\n|   0  vboost                4              1 |\n"
+
+
+@pytest.mark.parametrize(
+    ("printed", "known"), [(SLIDERS, {"vboost": "1"}), ("No sliders", {}), (OSError("nvidia-smi"), {})]
+)
+def test_vboost_is_what_nvidia_smi_lists(cuda, monkeypatch, printed, known):
+    def run(command, **options):
+        assert command[:3] == ["nvidia-smi", "boost-slider", "-l"]
+        if isinstance(printed, OSError):
+            raise printed
+        return SimpleNamespace(stdout=printed)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    adapter = sys.modules[cuda.kind.__module__]
+    adapter._vboost.cache_clear()
+    settings = cuda.kind(0).settings()
+    adapter._vboost.cache_clear()
+    assert {name: value for name, value in settings.items() if name == "vboost"} == known
+
+
+def test_a_card_whose_driver_is_missing_has_no_stamps(cuda, monkeypatch):
+    monkeypatch.setattr(sys.modules[cuda.kind.__module__], "_load_driver", lambda: None)
+    assert "driver" in str(cuda.kind(0).stamps)

@@ -18,7 +18,7 @@ from mamf.logs.recording import plan_record
 from mamf.logs.records import measurement_record
 from mamf.logs.run_log import RunLog
 from mamf.logs.writer import RunLogWriter
-from mamf.measurement import Measurement
+from mamf.measurement import Conditions, Measurement
 from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
 from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.shapes import MatmulGrid, MatmulShape
@@ -225,6 +225,27 @@ def test_what_a_ratio_would_hide_is_refused_unless_told_otherwise(told, other):
     assert told in line
 
 
+def clocked(cycles_used, seconds=1.0, **fields):
+    return row(seconds, conditions=Conditions(true_clock_hz=1.6e9, cycles_used=cycles_used), **fields)
+
+
+@pytest.mark.parametrize(("used", "verdict"), [(0.975, "SAME"), (0.90, "SLOWER"), (1.0, "FASTER")])
+def test_rows_of_different_cards_are_compared_by_the_cycles_that_they_used(used, verdict):
+    a = log(clocked(0.973), row(shape=SHAPES[1]))
+    b = log(clocked(used, seconds=1.2), row(shape=SHAPES[1]), device_name="H200", uuid_hash="bb")
+    comparison = compare(a, b)
+    (pair,) = comparison.pairs
+    assert (pair.a.tflops, pair.b.tflops, pair.a.unit) == (97.3, pytest.approx(100 * used), "% of cycles")
+    assert pair.verdict(0.03) == verdict
+    text = FORMATS["table"](comparison_document(comparison, 0.03), None)
+    assert "cycles in percent" in text and "device H100 against H200" in text
+    assert compare(a, b, anyway=True).pairs[0].a.unit == "TFLOPS"
+
+
+def test_rows_of_one_card_are_compared_by_their_rates():
+    assert compare(log(clocked(0.97)), log(clocked(0.5))).pairs[0].a.unit == "TFLOPS"
+
+
 def test_a_warm_cache_is_another_regime():
     warm = log(attention_row(), plan=replace(ATTENTION_PLAN, flush=False))
     with pytest.raises(IncomparableError, match="caches flushed against warm"):
@@ -295,8 +316,8 @@ def test_every_format_holds_every_row(write, capsys):
         (["a.jsonl", "b.jsonl"], "regime burst against sustained; use --anyway"),
         (["a.jsonl", "a.jsonl", "--tolerance", "2"], "share between 0 and 1"),
         (["a.jsonl", "a.jsonl", "--tolerence", "2%"], "did you mean --tolerance?"),
-        (["a.jsonl"], "compare two logs, not 1; with several runs per side: A1 A2 --against B1 B2"),
-        (["a.jsonl", "a.jsonl", "a.jsonl"], "compare two logs, not 3"),
+        (["a.jsonl"], "compare takes two logs, not 1; for several runs per side, write A1 A2 --against B1 B2"),
+        (["a.jsonl", "a.jsonl", "a.jsonl"], "compare takes two logs, not 3"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_2(write, run, arguments, complaint):

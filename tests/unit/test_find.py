@@ -4,6 +4,7 @@ import csv
 import dataclasses
 import json
 import os
+import re
 import signal
 import statistics
 from collections import Counter
@@ -143,7 +144,7 @@ def test_utilization_is_a_share_within_one_regime():
     ceiling = ceiling_of("burst")
     assert ceiling.utilization(flop=400e12, seconds=1.0, regime="burst") == pytest.approx(0.5)
     assert ceiling.utilization(flop=400e12, seconds=2.0, regime="burst") == pytest.approx(0.25)
-    with pytest.raises(IncomparableError, match="sustained figure is not a share of a burst ceiling"):
+    with pytest.raises(IncomparableError, match="cannot divide a sustained figure by a burst ceiling"):
         ceiling.utilization(flop=400e12, seconds=1.0, regime="sustained")
 
 
@@ -689,7 +690,7 @@ def test_a_budget_given_when_resuming_counts(whole, run, registered, tmp_path):
     (tmp_path / "run.jsonl").write_bytes(whole[2][: len(whole[2]) // 10])
     code, out, _ = resume(run, "--budget", "24s")
     assert code == 0
-    assert " in 24." in out
+    assert 24 <= float(re.search(r"measured in ([\d.]+) s", out)[1]) < 1.2 * 24  # the last visit is not cut short
 
 
 def test_a_sweeps_log_holds_no_ceiling(run):
@@ -716,7 +717,7 @@ def quick():
 def test_a_quick_find_has_both_ceilings_within_its_budget(quick):
     find, _, seconds = quick
     assert set(find.ceilings) == {"burst", "sustained"}
-    assert seconds <= find.plan.budget_seconds == 13.5
+    assert seconds <= find.plan.budget_seconds == 13.2
     assert not find.strategy.left_out
     assert all(ceiling.rounds >= 3 for ceiling in find.ceilings.values())
 
@@ -746,7 +747,9 @@ class Proposals(Library):
         return SimulatedMatmul.prepare(self, backend, problem, as_long, pool, sets, rewrite)
 
 
-def test_a_quick_find_uses_the_kernel_and_the_algorithm_that_are_best(few_shapes):
+def test_a_quick_find_uses_the_kernel_and_the_algorithm_that_are_best(few_shapes, monkeypatch):
+    # The best of these kernels needs more cycles than the simulated device has at its true clock.
+    monkeypatch.setattr(SimulatedBackend, "physics", dataclasses.replace(Physics(), true_clock=None))
     find = find_of(kernels=[SimulatedMatmul(), Library(), Proposals()], scouts=40, refinements=48, is_quick=True)
     rows = found(find)
     ceiling = find.ceilings["burst"]

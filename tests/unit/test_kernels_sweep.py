@@ -13,7 +13,7 @@ KERNEL = ["--kernel", "mamf.testing:SimulatedAttention"]
         (["--operation"], "argument --operation: expected one argument"),
         (["--operation", "attention", *KERNEL, "--set", "direction=up"], "'up'"),
         (["--operation", "attention", "--set", "seed=x"], "attention's seed: 'x' is not a whole number"),
-        (["--operation", "attention", "--set", "seed=1", "seed=2"], "--set seed=2: it is set twice"),
+        (["--operation", "attention", "--set", "seed=1", "seed=2"], "--set seed=2: this field is set twice"),
         (["--operation", "attention", "--regime", "classic"], "invalid choice: 'classic'"),
     ],
 )

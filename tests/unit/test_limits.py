@@ -56,14 +56,14 @@ MANY = list(map(str, range(1, 101)))
         ([*ATTENTION, "--baseline", "nope"], "unknown baseline 'nope'; known: simulated-attention"),
         ([*ATTENTION, "--seq-lens", BEYOND_PYTHON], "is too large"),
         (["bandwidth", *DEVICE, "--size", f"{NINES}GiB"], "is too large"),
-        (["bandwidth", *DEVICE, "--pattern", ""], "argument --pattern: it is empty"),
-        ([*SWEEP, "--kernel", ""], "argument --kernel: it is empty"),
-        ([*SWEEP, "--dtype", ""], "argument --dtype: it is empty"),
-        ([*SWEEP, "--output", ""], "argument --output: it is empty"),
-        ([*SWEEP, "--output", " "], "argument --output: it is empty"),
-        (["show", ""], "argument LOG: it is empty"),
+        (["bandwidth", *DEVICE, "--pattern", ""], "argument --pattern: the value is empty"),
+        ([*SWEEP, "--kernel", ""], "argument --kernel: the value is empty"),
+        ([*SWEEP, "--dtype", ""], "argument --dtype: the value is empty"),
+        ([*SWEEP, "--output", ""], "argument --output: the value is empty"),
+        ([*SWEEP, "--output", " "], "argument --output: the value is empty"),
+        (["show", ""], "argument LOG: the value is empty"),
         (["sweep", "--operation"], "argument --operation: expected one argument"),
-        (["sweep", "--operation="], "argument --operation: it is empty"),
+        (["sweep", "--operation="], "argument --operation: the value is empty"),
         (["kernels", "--operation"], "argument --operation: expected one argument"),
         (["show", "a" * 5000], "File name too long"),
         (["plot", "a" * 5000], "File name too long"),
@@ -137,7 +137,7 @@ def test_a_warning_that_nobody_hears_ends_no_run(run, tmp_path, monkeypatch):
     assert read_run_log(tmp_path / "run.jsonl").tier == "complete"
 
 
-CLOSED = "stdout is closed, so nothing can be printed: redirect it to a file or to /dev/null"
+CLOSED = "cannot print, because stdout is closed: redirect it to a file or to /dev/null"
 
 
 def test_a_log_may_come_through_a_pipe_and_is_shown_but_not_resumed(run, log):
@@ -241,7 +241,7 @@ def test_a_text_is_a_shape_or_several():
 
 @pytest.mark.parametrize("command", [["show"], ["import"], ["compare", "a"], ["plot"], ["sweep", "--resume"]])
 def test_a_null_byte_is_told_in_a_line(run, command):
-    assert run(*command, "a\0b") == (2, "", "mamf: a\\x00b contains a null byte, which no file name can\n")
+    assert run(*command, "a\0b") == (2, "", "mamf: a\\x00b contains a null byte: remove it\n")
 
 
 @pytest.mark.parametrize("shape", [BatchedShape, GroupedShape, ModelShape, MatmulShape])

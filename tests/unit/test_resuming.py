@@ -161,7 +161,7 @@ def test_what_a_log_names_by_its_module_is_named_again(resume):
 def test_every_option_that_decides_a_figure_is_checked(command, run):
     """Whoever adds an option adds it here: a contradiction of it, or a reason why it is free."""
     free = {"--budget", "--dry-run", "--output", "--resume", "--notes", "--format", "--top", "--wide", "--baseline"}
-    free |= {"--patience", "--help", "--help-all", "--devices", "--isolate", "--no-isolate"}
+    free |= {"--requeue", "--patience", "--help", "--help-all", "--devices", "--isolate", "--no-isolate"}
     elsewhere = {"--fast-accumulation", "--no-fast-accumulation", "--no-causal", "--no-flush", "--quick", "--no-quick"}
     elsewhere |= {
         "--ceiling",
@@ -189,9 +189,10 @@ def test_flags_of_attention_and_find_are_compared_too(resume):
 
 
 def test_a_missing_log_is_begun_so_that_one_command_line_can_be_queued_again(run, tmp_path):
-    options = ["sweep", *BACKEND, *MATMUL, "--m", "256", "512", "--resume", "run.jsonl"]
+    options = ["sweep", *BACKEND, *MATMUL, "--m", "256", "512", "--requeue", "run.jsonl"]
+    assert_refused(run(*options[:-2], "--resume", "run.jsonl"), "use --requeue to start a new run there")
     code, _, err = run(*options)
-    assert (code, "run.jsonl does not exist: a new run starts there" in err) == (0, True)
+    assert (code, "run.jsonl does not exist: starting a new run" in err) == (0, True)
     before = (tmp_path / "run.jsonl").read_bytes()
     assert run(*options)[::2] == (0, "")
     assert (tmp_path / "run.jsonl").read_bytes() == before
@@ -199,15 +200,15 @@ def test_a_missing_log_is_begun_so_that_one_command_line_can_be_queued_again(run
 
 def test_a_missing_log_begins_what_the_command_measures_without_it(run, tmp_path):
     model = ["model", *BACKEND, "--size", "tiny", "--dry-run"]
-    assert run(*model, "--resume", "run.jsonl") == run(*model)
+    assert run(*model, "--requeue", "run.jsonl") == run(*model)
     find = ["find", *BACKEND, *MADE["find"], "--dtype", "bf16"]
-    assert run(*find, "--resume", "find.jsonl")[0] == 0
+    assert run(*find, "--requeue", "find.jsonl")[0] == 0
     assert read_run_log(tmp_path / "find.jsonl").plan.problem.dtype == "bfloat16"
 
 
 def test_a_missing_log_is_of_one_dtype(run, tmp_path):
-    refused = run("find", *BACKEND, *MADE["find"], "--dtype", "bf16", "fp16", "--resume", "run.jsonl")
-    assert_refused(refused, "--resume continues one log", "name one --dtype")
+    refused = run("find", *BACKEND, *MADE["find"], "--dtype", "bf16", "fp16", "--requeue", "run.jsonl")
+    assert_refused(refused, "needs a single --dtype")
     assert not list(tmp_path.iterdir())
 
 
@@ -238,7 +239,7 @@ def test_a_card_that_got_another_number_is_the_same_card(run, monkeypatch):
 
 @pytest.mark.parametrize("command", MADE)
 def test_a_log_is_continued_in_its_own_file(resume, command):
-    assert_refused(resume(command, "--output", "other.jsonl"), "leave --output out")
+    assert_refused(resume(command, "--output", "other.jsonl"), "--resume cannot be combined with --output")
 
 
 # -- ceilings ----------------------------------------------------------------------------------------------------------

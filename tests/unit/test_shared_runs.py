@@ -97,7 +97,7 @@ def test_a_device_that_is_gone_leaves_its_shapes_to_the_others(shared):
     assert len(own(log)) == 9 and 1 not in {row.device for row in own(log)}
     assert err == (
         "mamf: device 1 failed: it ended while it measured (start): killed by signal 9\n"
-        "mamf: mamf sweep --resume out measures the rest, or with --devices 0 2 3 on the other devices\n"
+        "mamf: mamf sweep --resume out measures the rest; add --devices 0 2 3 to use only the other devices\n"
     )
     (code, _, _), log = shared("sweep", "--resume", "out", "--devices", "0", "2")
     assert (code, log.tier, len(own(log))) == (0, "complete", 12)
@@ -121,7 +121,7 @@ def test_a_folder_is_resumed_by_the_devices_of_its_logs(run, shared, devices):
     code, _, err = run("sweep", "--resume", "out", "--devices", *devices)
     assert (code, err.count("out was measured by devices 0 1, not by")) == (2, 1)
     code, _, err = run("sweep", "--resume", "out", "--device", "0")
-    assert (code, err.count("a folder is resumed by the devices of its logs")) == (2, 1)
+    assert (code, err.count("resume a folder that has device0.jsonl, ... without --device")) == (2, 1)
 
 
 def test_another_command_does_not_resume_a_folder(run, shared):
@@ -132,7 +132,7 @@ def test_another_command_does_not_resume_a_folder(run, shared):
 
 
 def test_the_options_of_a_run_may_be_repeated_but_not_changed(shared):
-    resumed = ["sweep", "--backend", "simulated", "--devices", "all", "--resume", "out"]
+    resumed = ["sweep", "--backend", "simulated", "--devices", "all", "--requeue", "out"]
     (code, _, _), log = shared(*resumed, *GRID, "--budget", "2s")
     assert (code, log.tier) == (0, "interrupted")
     (code, _, err), _ = shared(*resumed, "--m", "8192", "--precision", "20%")
@@ -313,7 +313,7 @@ def test_ranks_share_a_run_by_the_variables_of_their_launcher(tmp_path, run, nam
 
     printed = started(*RANKS, "--output", "out", "--budget", "2s")
     assert [code for *_, code in printed] == [0, 0]
-    assert [out for out, *_ in printed] == ["logs: out; when all ranks have ended, 'mamf show out' reports them\n", ""]
+    assert [out for out, *_ in printed] == ["logs: out; run 'mamf show out' when all ranks have ended\n", ""]
     log = read_run(tmp_path / "out")
     assert [part.path.name for part in log.parts] == ["rank0.jsonl", "rank1.jsonl"]
     assert [device.index for device in log.devices] == [0, 1]
@@ -322,7 +322,7 @@ def test_ranks_share_a_run_by_the_variables_of_their_launcher(tmp_path, run, nam
     assert (log.tier, sorted(row.shape for row in own(log))) == ("complete", GRID_SHAPES)
     assert {row.device for row in own(log)} == {0, 1}
     code, _, err = run("sweep", "--resume", str(tmp_path / "out"))
-    assert (code, "logs of ranks with --devices ranks" in err) == (2, True)
+    assert (code, "--devices ranks for logs of ranks" in err) == (2, True)
 
 
 def test_without_ranks_the_variables_of_a_launcher_mean_nothing(run, monkeypatch):
@@ -432,11 +432,11 @@ def test_what_was_never_compared_is_ranked_last_and_not_paired(run, shared):
     ("arguments", "message"),
     [
         (["--devices", "0", "9"], "simulated has no device 9; it has 4; use --devices 0"),
-        (["--devices", "all", "0"], "--devices: 'all', 'ranks' or some, not both"),
-        (["--devices", "one"], "'one' is not a number from 0"),
-        (["--devices", "0", "1", "--device", "1"], "--device names one device, --devices several"),
+        (["--devices", "all", "0"], "--devices: name 'all', 'ranks' or indices, not a mix of them"),
+        (["--devices", "one"], "'one' is not a whole number of at least 0"),
+        (["--devices", "0", "1", "--device", "1"], "--device cannot be combined with --devices"),
         (["--devices", "0", "1", "--patience", "soon"], "'soon' is not a duration"),
-        (["--devices", "ranks"], "--devices ranks: name the folder for the logs of all ranks"),
+        (["--devices", "ranks"], "--devices ranks needs --output or --resume"),
     ],
 )
 def test_bad_devices_are_a_line(run, monkeypatch, arguments, message):
@@ -452,14 +452,14 @@ def test_what_no_device_can_measure_is_one_line_and_no_folder(run, monkeypatch):
     inline_children.install(monkeypatch)
     code, out, err = run("sweep", "--operation", "copies", "--backend", "simulated", "--devices", "0", "2")
     assert (code, out, err.count("\n")) == (2, "", 1)
-    assert err.startswith("mamf: copies use links that all devices share")
+    assert err.startswith("mamf: --devices cannot measure copies: all devices share their links")
     assert not list(run.folder.iterdir())
 
 
 def test_a_dry_run_says_who_shares_it(run):
     code, out, _ = run(*SWEEP, *GRID, "--dry-run")
     assert code == 0
-    assert "devices: 0 1 2 3, a process and a log each; the first:" in out
+    assert "devices: 0 1 2 3, one process and one log each; the plan of the first:" in out
     assert "3 to measure" in out
     assert not (run.folder / "out").exists()
 

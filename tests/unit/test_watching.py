@@ -122,9 +122,7 @@ def test_after_three_crashes_a_kernel_is_left_out(tmp_path):
 def test_a_crash_without_a_log_ends_the_command_with_the_code_of_a_shell(tmp_path):
     code, _, err = sweep(tmp_path, 256, kernel="FaultyLibrary")
     assert code == 128 + signal.SIGSEGV
-    assert err == [
-        "mamf: something outside of a measurement crashed the process (SIGSEGV); finished rows are in no log yet"
-    ]
+    assert err == ["mamf: code outside a measurement crashed the process (SIGSEGV); finished rows are in no log yet"]
     assert not (tmp_path / "log.jsonl").exists()
 
 
@@ -169,7 +167,7 @@ def test_a_launch_that_exits_costs_its_own_row_and_what_it_printed_is_on_stderr(
 def test_a_library_that_exits_outside_of_a_measurement_ends_no_command_well(tmp_path):
     code, out, err = sweep(tmp_path, 256, kernel="LeavingLibrary")
     told = "crashed the process (exit code 0); finished rows are in no log yet"
-    assert (code, out, err) == (1, "", [f"mamf: something outside of a measurement {told}"])
+    assert (code, out, err) == (1, "", [f"mamf: code outside a measurement {told}"])
 
 
 def test_a_launch_that_hangs_is_given_up_by_a_signal(tmp_path):

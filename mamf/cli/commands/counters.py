@@ -1,4 +1,4 @@
-"""``mamf counters KERNEL...``: hardware counters of kernels, beside their rates without a profiler."""
+"""``mamf counters KERNEL...``: reads hardware counters of kernels, and measures their rates without the profiler."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def configure(parser: Parser) -> None:
         "kernel",
         nargs="*",
         action=NeededUnless,
-        alternatives=("--resume",),
+        alternatives=("--requeue", "--resume"),
         metavar="KERNEL",
         help="kernels to count; cycles are relative to those of the first",
     )
@@ -65,8 +65,7 @@ def _operation(options: argparse.Namespace) -> AnyOperation:
     if options.kernel:
         return find_operation(options.kernel[0])
     if options.resume is None:
-        missing = f"cannot read {options.output}, which does not exist" if options.begins else "nothing to count"
-        raise UsageError(f"{missing}: name a KERNEL of 'mamf kernels'")
+        raise UsageError("nothing to count: name a KERNEL of 'mamf kernels'")
     plan = read_run_log(options.resume).plan
     if plan.is_search:
         raise UsageError(f"{options.resume} is not a log of 'mamf counters'")
@@ -74,7 +73,7 @@ def _operation(options: argparse.Namespace) -> AnyOperation:
 
 
 class CountersSession(Session):
-    """Measures kernels in burst, and counts each afterwards."""
+    """Measures kernels in burst, then reads the counters of each."""
 
     def __init__(self, request: Request, options: argparse.Namespace, *opened: Any) -> None:
         from mamf.profiling.counters.counts import counted_in
@@ -96,7 +95,7 @@ class CountersSession(Session):
     def say_plan(self) -> None:
         super().say_plan()
         for _, problem, shape, kernel in self.driven.steps:
-            say(f"counted by: {' '.join(self.ncu.command(kernel, problem, shape))}")
+            say(f"ncu command: {' '.join(self.ncu.command(kernel, problem, shape))}")
 
     def has_all(self) -> bool:
         from mamf.profiling.counters.counting import uncounted

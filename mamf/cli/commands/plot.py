@@ -1,4 +1,4 @@
-"""``mamf plot LOG``: draw a run log as PNG or SVG."""
+"""``mamf plot LOG``: draws a run log as PNG or SVG."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ EXAMPLES = """examples:
   mamf plot attention.jsonl --direction fwd --output forward.svg
   mamf plot sweep.jsonl --regime burst
   mamf plot model.jsonl                                     training steps by phase, and their MAMFU
+  mamf plot attention.jsonl --cycles                        cycles used against the clock, a point per row
   mamf plot FOLDER                                          devices side by side, from a folder of 'mamf node'
 """
 
@@ -42,6 +43,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--direction", nargs="+", metavar="PASS", help="attention passes to draw: fwd, bwd or fwd+bwd (default: all)"
     )
+    parser.add_argument("--cycles", action="store_true", help="draw the share of cycles used against the clock")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -72,16 +74,21 @@ def _picture(options: argparse.Namespace) -> Picture:
         _, devices = read_nodes(options.logs)
         return node_chart(devices, judge(devices, contributed_baseline(devices)))
     if folders:
-        raise UsageError(f"{folders[0]} is a folder of 'mamf node': draw folders and logs separately")
+        raise UsageError(f"{folders[0]} is a folder of 'mamf node': draw it separately from the logs")
     imported = [None if path.is_dir() else read_legacy_or_none(path) for path in options.logs]
     if any(imported):
         _require_no_choice(options, "a log of mamf-finder")
         named = zip(options.logs, imported, strict=True)
         return beside_chart([shown_run(path.stem, run) if run else shown_log(read_log(path)) for path, run in named])
+    if options.cycles:
+        from mamf.report.charts.clocks import clock_chart
+
+        _require_no_choice(options, "a picture of cycles")
+        return clock_chart(read_log(*options.logs))
     return chart_of(read_log(*options.logs), options.regime, options.direction)
 
 
 def _require_no_choice(options: argparse.Namespace, what: str) -> None:
     for given in ("regime", "direction"):
         if getattr(options, given):
-            raise UsageError(f"{what} has no {given}: leave --{given} out")
+            raise UsageError(f"--{given} cannot be combined with {what}, which has no {given}")

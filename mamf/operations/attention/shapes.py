@@ -65,20 +65,20 @@ class AttentionShape:
     """
 
     batch: int = field(
-        metadata=describe(
-            "number of sequences", default="16384 / --seq-lens, or 1024 / --seq-lens on a CPU", read=parse_size
-        )
+        metadata=describe("number of sequences", default="16384 / keys, or 1024 / keys on a CPU", read=parse_size)
     )
     heads: int = field(
         metadata=describe("number of query heads", default="2048 / head dimension", read=parse_size, metavar="H")
     )
     kv_heads: int = field(
-        metadata=describe("number of key and value heads", default="the same as --heads", read=parse_size, metavar="H")
+        metadata=describe(
+            "number of key and value heads", default="as many as query heads", read=parse_size, metavar="H"
+        )
     )
     seqlen_q: int = field(
         metadata=describe(
             "query tokens per sequence",
-            default="the same as --seq-lens",
+            default="as many as keys",
             keyword="query_lens",
             read=parse_size,
             metavar="S",

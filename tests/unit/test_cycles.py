@@ -1,0 +1,91 @@
+"""The two factors of a rate: the true clock by stamps, and the cycles used."""
+
+from dataclasses import replace
+
+import pytest
+
+from mamf.api.measuring import sweep
+from mamf.backend import DeviceInfo, Unavailable
+from mamf.cycles import cycles_used, flop_per_cycle
+from mamf.files import packaged_rows
+from mamf.operations.matmul.kernel import MatmulProblem
+from mamf.operations.matmul.shapes import MatmulShape
+from mamf.peaks import find_peak, peak_per_cycle
+from mamf.plausibility import why_implausible
+from mamf.testing import Physics, SimulatedBackend
+
+SHAPES = [MatmulShape(4096, 4096, 4096), MatmulShape(8192, 8192, 8192), MatmulShape(2048, 2048, 2048)]
+KERNEL = "mamf.testing:SimulatedMatmul"
+H100 = DeviceInfo("cuda", 0, "NVIDIA H100 80GB HBM3", "NVIDIA", architecture="sm_90", compute_units=132)
+
+
+def measured(physics=None, **options):
+    return list(sweep(SHAPES, backend=SimulatedBackend(physics=physics or Physics()), kernel=KERNEL, **options))
+
+
+@pytest.mark.parametrize("regime", ["burst", "sustained"])
+@pytest.mark.parametrize("true_clock", [0.83, 0.9, 1.0])
+def test_the_clock_of_a_launch_is_the_devices_own(regime, true_clock):
+    physics = replace(Physics(), true_clock=true_clock, thermal_drift=0.0)
+    requested = physics.boost_hz if regime == "burst" else physics.capped_hz
+    for row in measured(physics, regime=regime, clock="all"):
+        assert row.conditions.true_clock_hz == pytest.approx(true_clock * requested, rel=0.005)
+        rate = 132 * 4096 * row.conditions.true_clock_hz
+        assert row.conditions.cycles_used == pytest.approx(row.tflops * 1e12 / rate, rel=1e-5)
+
+
+def test_cycles_used_are_the_same_in_both_regimes():
+    burst, sustained = (
+        {row.shape: row.conditions.cycles_used for row in measured(regime=regime, clock="all")}
+        for regime in ("burst", "sustained")
+    )
+    assert burst == pytest.approx(sustained, rel=0.01)
+
+
+@pytest.mark.parametrize(("clock", "count"), [("best", 1), ("all", 3), ("none", 0)])
+def test_the_clock_is_measured_of_the_rows_that_are_asked_for(clock, count):
+    rows = measured(clock=clock)
+    known = [row for row in rows if row.conditions.true_clock_hz]
+    assert len(known) >= count and (clock == "best" or len(known) == count)
+    best = max(rows, key=lambda row: row.best_rate)
+    assert (best in known) == (clock != "none")
+
+
+def test_a_device_without_stamps_has_rates_and_no_clock():
+    backend = SimulatedBackend(physics=replace(Physics(), true_clock=None))
+    assert isinstance(backend.stamps, Unavailable)
+    rows = list(sweep(SHAPES, backend=backend, kernel=KERNEL, regime=["burst", "sustained"], clock="all"))
+    assert all(row.ok and row.conditions.true_clock_hz is None for row in rows)
+
+
+def test_stamps_are_not_in_the_train_that_gives_the_figure():
+    with_clock, without = (measured(clock=clock)[0] for clock in ("all", "none"))
+    assert with_clock.samples == without.samples
+
+
+@pytest.mark.parametrize("row", packaged_rows("flop_per_cycle.csv"), ids=lambda row: row["dtypes"])
+def test_the_table_agrees_with_datasheets(row):
+    """Where a datasheet's clock is listed, its peak is the table's figure times clock and units."""
+    units = {"sm_80": ("NVIDIA A100-SXM4-80GB", 108), "sm_90": ("NVIDIA H100 80GB HBM3", 132)}
+    if row["architecture"] not in units:
+        return
+    name, count = units[row["architecture"]]
+    dtypes = {"bf16": "bfloat16", "fp16": "float16", "fp8": "float8_e4m3fn", "fp32": "float32", "fp64": "float64"}
+    for dtype in row["dtypes"].split():
+        listed = peak_per_cycle(find_peak(name, dtypes.get(dtype, dtype), count), count)
+        assert listed is None or listed == pytest.approx(float(row["flop"]), rel=0.01)
+
+
+def test_an_architecture_that_is_not_listed_takes_its_datasheets_clock():
+    card = replace(H100, architecture="sm_99")
+    assert flop_per_cycle(card, "bfloat16") == 4096
+    assert flop_per_cycle(replace(card, name="Nobody's"), "bfloat16") is None
+    assert cycles_used(800e12, replace(card, name="Nobody's"), "bfloat16", 1.6e9) is None
+    assert cycles_used(800e12, H100, "bfloat16", None) is None
+
+
+def test_a_rate_that_the_true_clock_excludes_is_implausible():
+    (row,) = sweep([SHAPES[1]], backend=SimulatedBackend(), kernel=KERNEL, problem=MatmulProblem(), clock="all")
+    assert why_implausible(row, H100, 1e15) is None
+    slow = replace(row, conditions=replace(row.conditions, true_clock_hz=1.2e9))
+    assert "its clock of 1200 MHz allows" in why_implausible(slow, H100, 1e15)

@@ -258,10 +258,7 @@ class MeteredTraining:
         self.meter.step(tokens, None if "flops_per_step" in self.options else lambda: self._flop(work), samples)
 
     def _flop(self, work: _Work) -> float:
-        """Return the FLOP of a step on this rank.
-
-        The meter calls it one step later, because it must wait for the lengths of packed sequences.
-        """
+        """Return the FLOP of a step on this rank; called a step later, as it waits for lengths of packed data."""
         if not work.passes:
             return math.nan
         formula = self._formula

@@ -90,6 +90,8 @@ def _search(options: argparse.Namespace) -> int:
     is_resumed = options.resume and not options.restart
     dtypes = [options.dtype] if is_resumed else list(dict.fromkeys(options.dtype or [None]))
     output: Path | None = options.output
+    if options.budget is not None and not is_resumed:
+        options.budget /= len(dtypes)
 
     def work(interruption: Interruption, resumed: Resumed | None) -> int:
         if len(dtypes) > 1:  # report a wrong dtype before the first one is measured

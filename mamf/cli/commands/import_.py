@@ -69,7 +69,7 @@ def _targets(paths: Iterable[Path], folder: Path) -> list[Path]:
         named = folder / f"{Path(path.name.removesuffix('.gz')).stem}.jsonl"
         target = next(each for each in numbered(named) if each not in targets)
         if target.exists():
-            raise UsageError(f"{target} exists and is not overwritten: name another --output-folder")
+            raise UsageError(f"{target} already exists: name another --output-folder")
         targets.append(target)
     return targets
 

@@ -133,7 +133,7 @@ def _place(options: argparse.Namespace, option: str) -> Path | None:
     elif path is None or rank():
         return None
     if path.exists():
-        raise UsageError(f"{path} exists and is not overwritten: name another --{option}")
+        raise UsageError(f"{path} already exists: name another --{option}")
     if not path.parent.is_dir():
         raise UsageError(f"cannot write {path}: its folder does not exist; name another --{option}")
     return path.absolute()

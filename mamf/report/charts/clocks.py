@@ -54,7 +54,7 @@ class ClockChart(Picture):
 
 
 def clock_chart(log: RunLog) -> ClockChart:
-    """The rows of a log whose true clock is known. Raises UsageError if it has no such row, or rows of several dtypes."""
+    """The rows of a log whose true clock is known. Raises UsageError without such a row, or if their dtypes differ."""
     rows = [row for row in log.measurements if row.ok and row.conditions.cycles_used and not row.is_reference]
     dtypes = {row.problem.dtype for row in rows}
     if not rows:

@@ -1,4 +1,4 @@
-"""Device traits that the regimes use: how long it holds its boost clock, and how it settles under load."""
+"""Device traits that the regimes use: how long it runs before load slows it, and how it settles under load."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ ASSUMED = "rests and trains are assumed, not measured on this device"
 
 @dataclass(frozen=True)
 class BurstTraits:
-    """How a device holds its boost clock. The defaults were measured on an H100 (docs/evidence/intervals.md).
+    """How soon load slows a device, and what rest restores its speed. The defaults were measured on an
+    H100 (docs/evidence/intervals.md).
 
     - ``train_seconds``: device time of one train of launches, well below the power controller's reaction time (40 ms
       on an H100).

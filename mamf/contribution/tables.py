@@ -41,8 +41,9 @@ _INTRODUCTION = f"""# Results
 
 {_NOTE} [CONTRIBUTING.md](../CONTRIBUTING.md) says how yours gets here.
 
-The highest matmul rate of each accelerator in TFLOPS (1e12 FLOP/s): **burst** / sustained. Burst is the rate at the
-boost clock (its ceiling is the MAMF), sustained the rate at the power limit (MSMF): [measuring](../docs/measuring.md).
+The highest matmul rate of each accelerator in TFLOPS (1e12 FLOP/s): **burst** / sustained. Burst is the rate of
+a rested device (its ceiling is the MAMF), sustained the rate under continuous load (MSMF):
+[measuring](../docs/measuring.md).
 Each accelerator has a page with intervals, kernels, software, logs and other operations. Only confirmed figures are
 here: a maintainer measured them, or two contributors did.
 """

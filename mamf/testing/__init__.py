@@ -5,7 +5,7 @@
         def backend(self):
             return MyBackend(0)
 
-The suites need pytest (``pip install mamf[test]``); the simulated backend needs nothing.
+The suites need pytest (``pip install pytest``); the simulated backend needs nothing.
 """
 
 from __future__ import annotations

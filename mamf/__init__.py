@@ -80,6 +80,7 @@ _HOMES = {
     "IncomparableError": "mamf.errors",
     "LogMismatchError": "mamf.errors",
     "MamfError": "mamf.errors",
+    "MamfWarning": "mamf.errors",
     "RunLogError": "mamf.errors",
     "RunLogWriteError": "mamf.errors",
     "UnavailableError": "mamf.errors",

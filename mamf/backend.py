@@ -243,7 +243,7 @@ class Backend(ABC):
 
     @property
     def stamps(self) -> ClockStamps | Unavailable:
-        """Stamps of the compute units' clock, the same at each call, or why there are none."""
+        """Stamps of the compute units' clock, the same at each call, or why it has no stamps."""
         return Unavailable(
             f"mamf cannot read the cycle counters of {self.info.name}",
             "the column 'MHz requested' has the clock that the driver reports",

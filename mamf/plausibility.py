@@ -59,8 +59,8 @@ def _why_beyond_clock(row: Measurement, info: DeviceInfo) -> str | None:
     lower clock.
     """
     conditions, dtype = row.conditions, row.problem.dtype
-    # Where it was measured, the clock that the units had: the one that sensors read is far above it.
-    clock = conditions.true_clock_hz or conditions.clock_hz
+    # In burst the units' true clock is far below the one that sensors read.
+    clock = min(filter(None, (conditions.true_clock_hz, conditions.clock_hz)), default=None)
     is_steady = row.regime != CLASSIC and set(conditions.throttle_reasons) <= {_POWER}
     if row.work.unit != "TFLOPS" or not is_steady or not clock or dtype not in DTYPES or not row.summary:
         return None

@@ -29,6 +29,7 @@ from mamf.logs.compare import roofs_of_logs
 from mamf.node.logs import log_path, read_nodes
 from mamf.node.report import node_chart
 from mamf.node.verdict import judge
+from mamf.report.charts.clocks import clock_chart
 from mamf.report.charts.picture import Picture, draw
 from mamf.report.roofline import points_of, roofline_chart
 
@@ -73,18 +74,20 @@ def _node(*finds: str) -> Callable[[], Picture]:
 
 
 _ATTENTION = f"{_H200}/attention-bfloat16-fwd-bwd-burst-20261122-221110.jsonl"
+_CLOCKED = f"{_H200}/attention-bfloat16-fwd-bwd-burst-20261124-160138.jsonl"
 #: Each picture's data, by its path.
 PICTURES: Mapping[str, Callable[[], Picture]] = {
     "docs/sweep-h200.png": _log(f"{_H200}/sweep-torch-mm-bfloat16-burst-20261122-181526.jsonl"),
     "docs/find-h200.png": _log(f"{_H200}/find-bfloat16-burst-sustained-20261121-143537.jsonl"),
     "docs/attention-h200-fwd.png": _log(_ATTENTION, directions=["fwd"]),
     "docs/attention-h200-bwd.png": _log(_ATTENTION, directions=["bwd"]),
+    "docs/cycles-h200.png": lambda: clock_chart(read(_CLOCKED)),
     "docs/roofline-h200.png": _roofline(
         f"{_H200}/bandwidth-roofline-float32-burst-sustained-20261122-000415.jsonl",
         f"{_H200}/sweep-torch-mm-bfloat16-burst-20261122-000343.jsonl",
         f"{_H200}/attention-bfloat16-fwd-burst-20261122-000405.jsonl",
     ),
-    "docs/explain-h200.png": _log(f"{_H200}/matmul-explain-bfloat16-burst-sustained-20261121-213135.jsonl"),
+    "docs/explain-h200.png": _log(f"{_H200}/matmul-explain-bfloat16-burst-sustained-20261124-160321.jsonl"),
     "docs/overlap-h200.png": _log(f"{_H200}/overlap-bfloat16-sustained-20261124-023955.jsonl"),
     "docs/overlap-2-h200.png": _log(f"{_H200}/overlap-bfloat16-sustained-20261124-023603.jsonl"),
     "docs/model-1b-h200.png": _log(f"{_H200}/model-bfloat16-sustained-20261122-022917.jsonl"),

@@ -17,6 +17,7 @@ these options, the first four with one value or several:
 
 from __future__ import annotations
 
+import difflib
 import functools
 import inspect
 import tempfile
@@ -24,7 +25,7 @@ import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, ParamSpec, TypeAlias, TypeVar
 
 from mamf.backend import Backend
 from mamf.ceilings.ceiling import Ceiling, Ceilings, why_hopeless
@@ -52,6 +53,7 @@ from mamf.regime_names import BURST
 from mamf.report.text import counted
 
 _Value = TypeVar("_Value")
+_Parameters = ParamSpec("_Parameters")
 #: What may be given alone.
 OneOrSeveral: TypeAlias = _Value | Iterable[_Value]
 #: Called with each measurement as it is made.
@@ -78,23 +80,62 @@ class Rows:
         return f"<{self._what}: iterate over it to measure>"
 
 
+def _name_keywords(call: Callable[_Parameters, _Value]) -> Callable[_Parameters, _Value]:
+    """Make a call name the nearest keyword for one that it does not have."""
+    known = inspect.signature(call).parameters
+
+    @functools.wraps(call)
+    def checked(*arguments: _Parameters.args, **keywords: _Parameters.kwargs) -> _Value:
+        for name in keywords.keys() - known.keys():
+            raise _unknown_keyword(call.__name__, name, known)
+        return call(*arguments, **keywords)
+
+    return checked
+
+
+def _unknown_keyword(call: str, name: str, known: Iterable[str]) -> TypeError:
+    close = difflib.get_close_matches(name, known, n=1)
+    nearest = f"; did you mean {close[0]!r}?" if close else ""
+    return TypeError(f"{call}() got an unexpected keyword argument {name!r}{nearest}")
+
+
+@_name_keywords
 def find(
-    dtype: str | None = None, *, on_row: OnRow | None = None, log: str | Path | None = None, **options: Any
+    dtype: str | None = None,
+    *,
+    problem: MatmulProblem | None = None,
+    kernel: OneOrSeveral[str] | None = None,
+    regime: OneOrSeveral[str] = BURST,
+    backend: str | Backend = "auto",
+    device: int = 0,
+    precision: float = 0.003,
+    budget_seconds: float | None = None,
+    quick: bool = False,
+    on_row: OnRow | None = None,
+    log: str | Path | None = None,
 ) -> Ceiling:
     """The ceiling of the device, by default in burst: the highest rate there is, confirmed by fresh rounds.
 
-    ``options``: those of ``search``, which streams; ``on_row`` is called with each row. ``mamf.peak`` knows it then.
+    ``search`` explains the keywords, and streams; ``on_row`` is called with each row. ``mamf.peak`` knows it then.
     Raises what ``search`` does, and DeviceError when nothing was confirmed within the budget.
 
     >>> mamf.find("bfloat16")
     Ceiling(Simulated H100, bfloat16, burst: ... TFLOPS at ... by simulated.mm)
     """
-    known = inspect.signature(search).parameters
-    if unknown := next((name for name in options if name not in known), None):
-        raise TypeError(f"find() got an unexpected keyword argument {unknown!r}")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(log or Path(folder, "find.jsonl"))
-        running = search(dtype, log=path, **options)
+        running = search(
+            dtype,
+            problem=problem,
+            kernel=kernel,
+            regime=regime,
+            backend=backend,
+            device=device,
+            precision=precision,
+            budget_seconds=budget_seconds,
+            quick=quick,
+            log=path,
+        )
         with closing(iter(running)) as rows:
             for row in rows:
                 if on_row is not None:
@@ -103,6 +144,7 @@ def find(
     return running.ceiling
 
 
+@_name_keywords
 def search(
     dtype: str | None = None,
     *,
@@ -333,7 +375,7 @@ def problems_and_shapes(
     sizes, fields = _values_of(sizes_of(of), parameters), _values_of(fields_of(of), parameters)
     known = {each.keyword or each.name for each in (*sizes_of(of).values(), *fields_of(of).values())}
     for name in parameters.keys() - known:
-        raise TypeError(f"{call}() got an unexpected keyword argument {name!r}")
+        raise _unknown_keyword(call, name, {*known, *inspect.signature(measure_kernels).parameters})
     whole = as_tuple("shapes", shapes.split() if isinstance(shapes, str) else shapes, object) or ()
     whole = tuple(of.parse_shape(each) if isinstance(each, str) else each for each in whole)
     problems = as_tuple("problem", problem, of.problem_type, max_values) or ()

@@ -166,12 +166,15 @@ def call(typed: Sequence[str], restart: watching.Restart | None = None) -> int:
 
 
 def _begin_missing_log(options: argparse.Namespace) -> None:
-    """Let --resume with a missing log start a new run, so that the same command line can be queued repeatedly.
+    """Turn --requeue of a missing log into --output. Raises UsageError for --resume of a missing log.
 
     This happens before the command runs, because a command reads its options differently when it resumes.
     """
     path = getattr(options, "resume", None)
-    options.begins = path is not None and getattr(options, "output", path) is None and not path.exists()
+    is_missing = path is not None and getattr(options, "output", path) is None and not path.exists()
+    options.begins = is_missing and hasattr(options, "requeues")
+    if is_missing and not options.begins:
+        raise UsageError(f"--resume: {path} does not exist; '--requeue {path}' begins a run there")
     if options.begins:
         options.output, options.resume = path, None
 

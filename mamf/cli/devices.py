@@ -118,7 +118,7 @@ def _command(options: argparse.Namespace, device: int, share: Sequence[int], pat
     return [
         *(sys.executable, "-m", "mamf", *options.typed, "--share", *map(str, share)),
         *(["--device", str(device)] if begins else []),
-        *("--output" if begins and not options.begins else "--resume", str(path)),
+        *("--output" if begins and not options.begins else "--requeue", str(path)),
         *_own_ceilings(options, device),
     ]
 

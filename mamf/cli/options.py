@@ -150,6 +150,7 @@ OPTIONS: Mapping[str, Shared] = {
         "burst",
         {"choices": CEILINGS, "nargs": "+"},
     ),
+    "--requeue": Shared("the same as --resume if the file exists, else begin it: for jobs that a queue starts again"),
     "--resume": Shared("run log, or folder of a shared run, to continue: only what is missing is measured", "", _FILE),
     "--set": Shared(
         "set fields of the problem; FIELD=A,B measures both values", "", {"nargs": "+", "metavar": "FIELD=VALUE"}
@@ -168,6 +169,13 @@ OPTIONS: Mapping[str, Shared] = {
     ),
     "--wide": Shared("print all columns, even if the terminal is too narrow", "", _SWITCH),
 }
+
+
+class _Requeue(argparse.Action):
+    """Store the path as --resume does, and note that a missing file begins a run."""
+
+    def __call__(self, parser: Any, options: argparse.Namespace, path: Any, option: str | None = None) -> None:
+        options.resume, options.requeues = path, True
 
 
 def add(group: argparse._ActionsContainer, *names: str, **changes: Any) -> None:
@@ -193,7 +201,9 @@ def add_run_options(parser: argparse.ArgumentParser, budget: str = OPTIONS["--bu
     """Add the options of every command that measures. ``budget``: its default, as help prints it."""
     group = parser.add_argument_group("run")
     add(group, "--budget", default_text=budget)
-    add(group, "--dry-run", "--output", "--resume", "--notes", "--isolate")
+    add(group, "--dry-run", "--output", "--resume")
+    add(group, "--requeue", dest="resume", action=_Requeue, **_FILE)
+    add(group, "--notes", "--isolate")
 
 
 def add_devices_options(parser: argparse.ArgumentParser, devices: str = OPTIONS["--devices"].default) -> None:

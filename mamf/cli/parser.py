@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from mamf.cli.terminal import say, say_lines, terminal_columns
+from mamf.cli.terminal import say_lines, say_wrapped, terminal_columns
 from mamf.text import wrapped
 
 #: Options that few people need: only --help-all prints them.
@@ -31,6 +31,20 @@ RARE = {
     ),
     *("--order", "--overwrite", "--patience", "--precision", "--reference", "--reference-every", "--seed"),
     *("--time-limit",),
+}
+#: Options of mamf-finder that are spelled otherwise.
+_SPELLINGS = {"--cuda-device": "--device", "--output-file": "--output"}
+_RANGE, _LAUNCHES = "mamf sweep measures sizes that you choose", "only mamf sweep --regime classic counts launches"
+_SILENT = "use --top, --wide and --format to choose what is printed"
+#: What replaces options of mamf-finder in commands that do not have them.
+_SUCCESSORS = {
+    **dict.fromkeys((f"--{size}{end}" for size in "mnk" for end in ("", "-range")), _RANGE),
+    **dict.fromkeys(("--num-iterations", "--num-warmup-iterations"), _LAUNCHES),
+    **dict.fromkeys(("--verbose", "--no-verbose"), _SILENT),
+    "--search": "mamf find searches, mamf sweep measures a grid",
+    "--shapes-file": "mamf sweep --shapes takes the shapes themselves",
+    "--telemetry": "leave it out, because sensors are always read",
+    "--tune": "use --budget, --precision or --quick to set how long a search takes",
 }
 _INVALID_CHOICE = re.compile(r"invalid choice: '?([^' ]+)'? \(choose from (.*)\)")
 
@@ -122,12 +136,14 @@ class Parser(argparse.ArgumentParser):
         return {name for name, value in vars(options).items() if value != self.get_default(name)}
 
     def nearest(self, option: str) -> str:
-        """Return a suggestion for a misspelled option, or a pointer to --help."""
+        """Name what replaces an option of mamf-finder, or the nearest option, or --help."""
+        if successor := _SUCCESSORS.get(option.partition("=")[0]):
+            return f": {successor}"
         close = difflib.get_close_matches(option.partition("=")[0], self._option_string_actions, n=1)
         return f" (did you mean {close[0]}?)" if close else "; --help lists them"
 
     def error(self, message: str) -> NoReturn:
-        say(f"{self.prog}: {_shortened(message)}{suggestion(message)}", sys.stderr)
+        say_wrapped(f"{self.prog}: {_shortened(message)}{suggestion(message)}", sys.stderr)
         sys.exit(self.usage_exit_code)
 
 
@@ -218,8 +234,13 @@ def suggestion(message: str) -> str:
 
 
 def with_dashes(arguments: Sequence[str]) -> list[str]:
-    """Replace ``--m_range`` by ``--m-range``, because mamf-finder spells options with underscores. Keep values."""
-    return [re.sub("^--[^=]*", lambda found: found[0].replace("_", "-"), argument) for argument in arguments]
+    """Spell the options of mamf-finder as mamf does: ``--m_range`` as ``--m-range``. Values stay as they are."""
+
+    def spell(found: re.Match[str]) -> str:
+        name = found[0].replace("_", "-")
+        return _SPELLINGS.get(name, name)
+
+    return [re.sub("^--[^=]*", spell, argument) for argument in arguments]
 
 
 def complete(parser_of: Callable[[Sequence[str]], argparse.ArgumentParser]) -> None:

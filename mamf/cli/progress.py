@@ -29,13 +29,19 @@ class Progress(AbstractContextManager["Progress"]):
     """A progress bar over the measurements of a run. ``total``: how many there are, or None if unknown."""
 
     def __init__(self, total: int | None) -> None:
+        left = "" if total is None else "/{total_fmt} [{elapsed}<{remaining}]"
         self._bar: tqdm[Any] = tqdm(
-            total=total, unit="shape", file=sys.stderr, disable=None, leave=False, dynamic_ncols=True
+            total=total,
+            bar_format=f"{{n_fmt}}{left}{{postfix}}  {{desc}}",  # the best is cut last
+            file=sys.stderr,
+            disable=None,
+            leave=False,
+            dynamic_ncols=True,
         )
         self._best: dict[str, Measurement] = {}
 
     def phase(self, text: str) -> None:
-        self._bar.set_description(text)
+        self._bar.set_description_str(text)
         for listener in _LISTENERS:
             listener(text)
 

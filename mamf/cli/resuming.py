@@ -33,7 +33,8 @@ _COMPARED_ELSEWHERE = {"backend", "ceiling", "ceiling_kernel", "device", "device
 _WHAT_TO_WRITE = {"export", "export_file", "junit", "log", "markdown", "notes", "output", "overwrite", "picture"}
 _WHAT_TO_PRINT = {"baseline", "bytes", "flop", "format", "strict", "top", "wide"}
 _WHAT_TO_RUN = {"anyway", "budget", "command", "dry_run", "file", "launches", "led", "ncu", "parser", "patience"}
-_FREE = _COMPARED_ELSEWHERE | _WHAT_TO_WRITE | _WHAT_TO_PRINT | _WHAT_TO_RUN | {"resume", "rows", "share", "update"}
+_TO_RESUME = {"requeues", "resume", "rows", "share", "update"}
+_FREE = _COMPARED_ELSEWHERE | _WHAT_TO_WRITE | _WHAT_TO_PRINT | _WHAT_TO_RUN | _TO_RESUME
 #: Names of options that differ from those of the plan's fields, by field.
 _OPTIONS = {"regimes": "regime", "seconds": "time-limit"}
 #: Fields of a plan that may differ, that follow from others, or that other code compares.

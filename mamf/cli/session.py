@@ -48,8 +48,22 @@ def run_kernels(
     from mamf.cli.planning import request_of
     from mamf.plugins.discovery import operation
 
+    _require_effect(options)
     of = of or operation(getattr(options, "operation", None) or options.command)
     return run_session(options, session, request_of(of, options))
+
+
+def _require_effect(options: argparse.Namespace) -> None:
+    """Raises UsageError for an option that has no effect on the run."""
+    from mamf.regime_names import BURST, CEILINGS, CLASSIC
+
+    of_regimes = {"no_flush": BURST, "num_iterations": CLASSIC, "num_warmup_iterations": CLASSIC}
+    for name in () if options.resume else sorted(of_regimes.keys() & options.given):
+        if (regime := of_regimes[name]) not in (options.regime or CEILINGS):
+            option = f"--{name.replace('_', '-')}"
+            raise UsageError(f"{option} has an effect in {regime} only: add --regime {regime}, or leave it out")
+    if not options.resume and getattr(options, "reference_every", None) and not options.reference:
+        raise UsageError("--reference-every has an effect with --reference only: add it or leave --reference-every out")
 
 
 class Session:

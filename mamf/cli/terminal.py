@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, TextIO
 
 from mamf.backend import Backend
-from mamf.text import visible, visible_lines
+from mamf.text import visible, visible_lines, wrapped
 
 if TYPE_CHECKING:
     from mamf.report.document import Document
@@ -66,7 +66,12 @@ def say_lines(text: str) -> None:
 def warn(line: str) -> None:
     """Print an error or a warning to stderr. A closed stderr is ignored."""
     with contextlib.suppress(OSError):
-        say(f"mamf: {line}", sys.stderr)
+        say_wrapped(f"mamf: {line}", sys.stderr)
+
+
+def say_wrapped(line: str, to: TextIO) -> None:
+    """Print a line, broken at blanks where it is wider than the terminal."""
+    _write(f"{wrapped(visible(line), terminal_columns(to))}\n", to)
 
 
 def _write(text: str, stream: TextIO) -> None:
@@ -76,13 +81,16 @@ def _write(text: str, stream: TextIO) -> None:
     print(text.encode(encoding, "backslashreplace").decode(encoding), end="", file=stream)
 
 
-def terminal_columns() -> int | None:
-    """Return the width of the terminal in columns; None if stdout is a pipe or a file, which take any width."""
-    if not stdout().isatty():
+def terminal_columns(stream: TextIO | None = None) -> int | None:
+    """Return the width of the terminal behind a stream, by default the one for reports; None if it is a pipe or a file,
+    which take any width.
+    """
+    stream = stream or stdout()
+    if not stream.isatty():
         return None
     columns = os.environ.get("COLUMNS", "")
     with contextlib.suppress(OSError):
-        columns = columns or str(os.get_terminal_size(stdout().fileno()).columns)
+        columns = columns or str(os.get_terminal_size(stream.fileno()).columns)
     return int(columns) if columns.isdecimal() and int(columns) else _USUAL_COLUMNS
 
 

@@ -177,6 +177,9 @@ class Meter:
         for name in flops_per_step if isinstance(flops_per_step, Mapping) else (self.dtype,):
             self._speed(self._name(name))
 
+    def __repr__(self) -> str:
+        return f"<Meter: {self.dtype}, {self._number} steps>"
+
     def begin(self) -> None:
         """The data of a step are there: the time since the last step was the host's."""
         with self._lock:

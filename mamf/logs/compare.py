@@ -21,7 +21,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
-from mamf.backend import DeviceInfo
+from mamf.backend import DeviceInfo, shared_ways
 from mamf.ceilings.roof import Roofs, build_roofs, require_same_device
 from mamf.choices import DEFAULT_TOLERANCE
 from mamf.errors import IncomparableError, LogMismatchError, UsageError
@@ -322,7 +322,8 @@ def blocking_differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Dif
     kinds = a["plan"]["operation"], b["plan"]["operation"]
     if kinds[0] != kinds[1]:
         raise IncomparableError(f"A measured {kinds[0]}, B {kinds[1]}: they have no row in common")
-    found = [Difference("device", a["device"]["name"], b["device"]["name"], is_of_card=True)]
+    names = a["device"]["name"], b["device"]["name"]
+    found = [Difference("device", *names, is_of_card=not any(map(shared_ways, names)))]
     cards = a["device"].get("uuid_hash"), b["device"].get("uuid_hash")
     if found[0].a == found[0].b and all(cards):
         # Cards of the same model differ by several percent.

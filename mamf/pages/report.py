@@ -32,11 +32,20 @@ from mamf.report.charts.bars import RangeChart, RangePoint, RangeRow
 from mamf.report.charts.picture import Picture
 from mamf.report.comparison import comparison_document
 from mamf.report.document import Answer, Block, Document, Lines, Table, text_table
-from mamf.report.imported import beside_chart, finder_document, shown_run
+from mamf.report.imported import beside_chart, beside_document, finder_document, shown_log, shown_run
 from mamf.report.page import Command, Fact, Page, Part, Section
 from mamf.report.rows import ranked
 from mamf.report.shares import WRONG_CEILING, Shares, ceiling_title, described_title, share_of
-from mamf.report.text import UNKNOWN, end_line, interval_cell, machine_line, percent, scaled_unit, significant
+from mamf.report.text import (
+    UNKNOWN,
+    end_line,
+    interval_cell,
+    machine_line,
+    percent,
+    rate_text,
+    scaled_unit,
+    significant,
+)
 
 #: At most so many figures in large type, and rows of a table.
 _MAX_FACTS, _MAX_ROWS = 6, 500
@@ -65,7 +74,7 @@ class Figure:
 @dataclass(frozen=True)
 class Source:
     """What a page shows of one log. ``name``: identifies it on the page. ``document``: its report. ``log``:
-    None unless it is a run log.
+    None unless it is a run log. ``run``: None unless mamf-finder wrote it.
     """
 
     name: str
@@ -78,6 +87,7 @@ class Source:
     command: str = ""
     log: RunLog | None = None
     facts: Sequence[Fact] = ()
+    run: FinderRun | None = None
 
     @property
     def sections(self) -> list[Section]:
@@ -165,12 +175,22 @@ def _of_several(sources: Sequence[Source], pages: Sequence[Page]) -> Page:
         *(_joined(page.title, page.sections) for page in pages),
     ]
     answers = [text for block in compared if isinstance(block, Answer) for text in block.texts]
+    devices = list(dict.fromkeys(source.title.partition(": ")[0] for source in sources))
+    runs = f"{len(sources) + len(pages)} runs side by side"
     return Page(
-        f"{len(sources) + len(pages)} runs side by side",
+        f"{devices[0]}: {runs}" if len(devices) == 1 and not pages else runs,
         answers[1:],
+        [] if answers else list(_facts_of_several(sources))[:_MAX_FACTS],
         verdict=answers[0] if answers else "",
         sections=sections,
     )
+
+
+def _facts_of_several(sources: Sequence[Source]) -> Iterator[Fact]:
+    """Yield what each log answers: shares of a ceiling if it has any, else its figures."""
+    for source in sources:
+        facts = source.facts or [figure.fact for figure in source.figures]
+        yield from facts[: max(1, _MAX_FACTS // len(sources))]
 
 
 def _side_by_side(sources: Sequence[Source]) -> list[RangeChart]:
@@ -187,9 +207,13 @@ def _side_by_side(sources: Sequence[Source]) -> list[RangeChart]:
 
 
 def _compared(sources: Sequence[Source]) -> Sequence[Block]:
-    """Compare two logs, or say why they are not comparable."""
+    """Compare two logs of one operation, or say why they are not comparable."""
     logs = [source.log for source in sources if source.log is not None]
-    if len(logs) != 2 or len(sources) != 2:
+    if len(sources) != 2:
+        return []
+    if len(logs) < 2:
+        return _compared_with_finder(sources)
+    if logs[0].plan.operation != logs[1].plan.operation:
         return []
     try:
         document = comparison_document(compare(logs[:1], logs[1:], False), DEFAULT_TOLERANCE)
@@ -199,6 +223,20 @@ def _compared(sources: Sequence[Source]) -> Sequence[Block]:
             reason = reason.replace(str(log.path), log.path.name)
         return [Lines([f"not compared: {reason}"])]
     return document.visible_blocks
+
+
+def _compared_with_finder(sources: Sequence[Source]) -> Sequence[Block]:
+    """Show two logs beside each other, at least one of which is of mamf-finder."""
+    shown = []
+    with suppress(UsageError):  # the logs have nothing in common
+        for source in sources:
+            if source.run is not None:
+                shown.append(shown_run(source.name, source.run))
+            elif source.log is not None:
+                shown.append(shown_log(source.log))
+        if len(shown) == 2:
+            return beside_document(*shown).visible_blocks
+    return []
 
 
 # -- what a page shows of a log ----------------------------------------------------------------------------------------
@@ -235,6 +273,7 @@ def source_of_finder(name: str, run: FinderRun) -> Source:
         figures[:_MAX_FACTS],
         [_table_of_names(known)] if known else [],
         run.command or "",
+        run=run,
     )
 
 
@@ -282,6 +321,7 @@ def source_of_log(log: RunLog) -> Source:
         conditions_of(header),
         header["command"],
         log,
+        list(_share_facts(log)),
     )
 
 
@@ -302,12 +342,28 @@ def _figures(log: RunLog) -> Iterable[Figure]:
     ceilings = [*log.all_ceilings.values(), *log.own_ceilings.values()]
     if ceilings and log.plan.kind != "sweep":
         return [_of_ceiling(ceiling, log.header) for ceiling in ceilings[:_MAX_FACTS]]
+    shares = Shares(log.header, log.all_ceilings, log.known_ceilings)
+    return [_of_row(row, shares) for row in _best_rows(log)]
+
+
+def _best_rows(log: RunLog) -> list[Measurement]:
+    """Return the best row of each problem and regime."""
     best: dict[tuple[Any, str], Measurement] = {}
     rows = ranked(log.measurements)
     for row in [row for row in rows if _is_normal(row.problem)] or rows:
         best.setdefault((row.problem, row.regime), row)
+    return list(best.values())[:_MAX_FACTS]
+
+
+def _share_facts(log: RunLog) -> Iterator[Fact]:
+    """Yield the best rows of a log as shares of the ceilings in it."""
     shares = Shares(log.header, log.all_ceilings, log.known_ceilings)
-    return [_of_row(row, shares) for row in list(best.values())[:_MAX_FACTS]]
+    for row in _best_rows(log) if operation_called(log.plan.operation).has_shares else ():
+        share = shares.mamfu(row)
+        if share is not None and share <= MAX_SHARE:
+            label = f"MAMFU of the best {log.plan.operation}, {described_title(row.regime, row.problem)}"
+            notes = [rate_text(row.best_rate, row.work.unit), f"at {row.shape} by {row.kernel}"]
+            yield Fact(label, percent(share), "%", notes)
 
 
 def _is_normal(problem: Any) -> bool:

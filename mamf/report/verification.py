@@ -138,7 +138,7 @@ def verification_document(log: RunLog) -> Document:
     used = group_pairs((operation_called(row.operation).reference, row.operation) for row in rows)
     blocks: list[Block] = [
         Lines([machine_line(log.header)]),
-        Table(_columns(log.header), [groups[key] for key in sorted(groups)], key="checks"),
+        Table(_columns(log.header), sorted(groups.values(), key=_wrong_first), key="checks"),
         Table(_STATES, list(states.values()), key="states"),
         Lines([f"{', '.join(dict.fromkeys(names))}: {text}" for text, names in used.items()], "compared with"),
         Lines(failure_lines(row for row in rows if row.status != WRONG), "without a verdict"),
@@ -154,6 +154,16 @@ def _wrong_lines(log: RunLog) -> Iterator[str]:
         where = f"; {row.details[WRONG_TILES]}" if WRONG_TILES in row.details else ""
         yield f"wrong: {row.kernel} {words} {row.shape} ({row.regime}): {row.reason}{where}"
         yield f"  again: {reproduction(log, row)}"
+
+
+def _wrong_first(rows: Rows) -> tuple[bool, str, str, str]:
+    """The sort key for rows of an operation, a kernel and a dtype: those with wrong results come first."""
+    row = rows[0]
+    return not any(each.status == WRONG for each in rows), row.operation, row.kernel, row.problem.dtype
+
+
+def _megahertz(hertz: float) -> str:
+    return f"{hertz / 1e6:.0f}"
 
 
 def _throttling(rows: Rows) -> str:
@@ -196,7 +206,7 @@ def _columns(header: Mapping[str, Any]) -> list[Column[Rows]]:
 _STATES: list[Column[Rows]] = [
     Column("regime", "regime", lambda rows: rows[0].regime, left=True),
     Column("problems", "problems", lambda rows: counts(rows)["problems"]),
-    Column("clock_hz", "median Hz", lambda rows: known_median(it.conditions.clock_hz for it in rows), "{:.4g}".format),
+    Column("clock_hz", "median MHz", lambda rows: known_median(it.conditions.clock_hz for it in rows), _megahertz),
     Column("power_watts", "median W", lambda rows: known_median(it.conditions.watts for it in rows), "{:.0f}".format),
     Column("throttled", "throttled in problems", _throttling, left=True),
 ]

@@ -52,6 +52,19 @@ class BackendContract(_OnBackend):
         with pytest.raises(MamfError, match=str(backend.device_count())):
             type(backend)(backend.device_count())
 
+    def test_stamps_show_a_clock_or_say_why_not(self, backend: Backend) -> None:
+        stamps = backend.stamps
+        if isinstance(stamps, Unavailable):
+            assert stamps.reason and stamps.remedy
+            return
+        start = stamps.stamp()
+        backend.flush_cache()
+        end = stamps.stamp()
+        backend.synchronize()
+        passed = stamps.between(start, end)
+        assert passed is not None and passed.seconds > 0
+        assert 1e8 < passed.cycles / passed.seconds < 1e10
+
     def test_describes_the_device_in_core_units(self, backend: Backend) -> None:
         info = backend.info
         assert (info.backend, info.is_accelerator) == (backend.name, backend.is_accelerator)

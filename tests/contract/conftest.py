@@ -1,4 +1,6 @@
 import importlib
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -64,3 +66,20 @@ def accelerator(monkeypatch, calls):
 @pytest.fixture
 def mps(monkeypatch, calls):
     return simulate("mps", monkeypatch, calls)
+
+
+@pytest.fixture
+def site(tmp_path_factory):
+    """A folder with the entry points of tests/contract/stranger, as pip writes them."""
+    tomllib = pytest.importorskip("tomllib" if sys.version_info >= (3, 11) else "tomli")
+    folder = tmp_path_factory.mktemp("site")
+    info = folder / "mamf_layer_norm-1.0.dist-info"
+    info.mkdir()
+    project = tomllib.loads((Path(__file__).parent / "stranger" / "pyproject.toml").read_text())["project"]
+    lines = [
+        [f"[{group}]", *(f"{name} = {value}" for name, value in points.items())]
+        for group, points in project["entry-points"].items()
+    ]
+    (info / "entry_points.txt").write_text("\n".join(line for group in lines for line in group) + "\n")
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: mamf-layer-norm\nVersion: 1.0\n")
+    return folder

@@ -267,3 +267,29 @@ def test_a_profiler_sees_what_runs_in_its_window_and_nothing_else(cuda, calls):
     with pytest.raises(RuntimeError), backend.profiler_window("it breaks"):
         raise RuntimeError
     assert calls[-2:] == [("range_pop",), ("stop",)]
+
+
+# -- what no sensor reads ----------------------------------------------------------------------------------------------
+
+SLIDERS = "| GPU  Boost Slider  Max Value  Current Value |\n|   0  vboost                4              1 |\n"
+
+
+@pytest.mark.parametrize(
+    ("printed", "known"), [(SLIDERS, {"vboost": "1"}), ("No sliders", {}), (OSError("nvidia-smi"), {})]
+)
+def test_vboost_is_what_nvidia_smi_lists(cuda, monkeypatch, printed, known):
+    def run(command, **options):
+        assert command[:3] == ["nvidia-smi", "boost-slider", "-l"]
+        if isinstance(printed, OSError):
+            raise printed
+        return SimpleNamespace(stdout=printed)
+
+    cuda.module._vboost.cache_clear()
+    monkeypatch.setattr(cuda.module.subprocess, "run", run)
+    assert cuda.module._vboost(0) == known
+    cuda.module._vboost.cache_clear()
+
+
+def test_a_card_whose_driver_is_missing_has_no_stamps(cuda, monkeypatch):
+    monkeypatch.setattr(cuda.module, "_load_driver", lambda: None)
+    assert "driver" in str(cuda.kind(0).stamps)

@@ -7,19 +7,18 @@ import signal
 import sys
 from importlib.metadata import EntryPoint
 from pathlib import Path
+from types import FunctionType
 
 import pytest
 
+from mamf.backend import Backend, ClockStamps, Queue
 from mamf.cli.progress import Progress
 from mamf.contribution.review import review
+from mamf.kernel import Kernel
 from mamf.logs.run_log import read_run_log
+from mamf.operation import Operation
 from mamf.operations import unknown
 from mamf.plugins import discovery
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    tomllib = pytest.importorskip("tomli")
 
 STRANGER = Path(__file__).parent / "stranger"
 MODULE = "mamf_layer_norm"
@@ -29,21 +28,12 @@ SHAPES = ["--shapes", "16x64", "32x256"]
 
 
 @pytest.fixture
-def installed(tmp_path_factory):
-    """What pip leaves of the distribution: a module on the path, and its entry points."""
-    folder = tmp_path_factory.mktemp("site")
-    info = folder / "mamf_layer_norm-1.0.dist-info"
-    info.mkdir()
-    groups = tomllib.loads((STRANGER / "pyproject.toml").read_text())["project"]["entry-points"]
-    lines = [
-        [f"[{group}]", *(f"{name} = {value}" for name, value in points.items())] for group, points in groups.items()
-    ]
-    (info / "entry_points.txt").write_text("\n".join(line for group in lines for line in group) + "\n")
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: mamf-layer-norm\nVersion: 1.0\n")
-    (folder / f"{MODULE}.py").write_text((STRANGER / f"{MODULE}.py").read_text())
+def installed(site):
+    """Install the package: its module and its entry points."""
+    (site / f"{MODULE}.py").write_text((STRANGER / f"{MODULE}.py").read_text())
     unknown._installed.cache_clear()
     with pytest.MonkeyPatch.context() as path:
-        path.syspath_prepend(folder)
+        path.syspath_prepend(site)
         yield path
     sys.modules.pop(MODULE, None)
     unknown._installed.cache_clear()
@@ -237,6 +227,23 @@ def listings():
 def test_all_that_it_defines_is_listed():
     listed = dict(listings())["tests/contract/stranger/mamf_layer_norm.py"]
     assert listed == (STRANGER / f"{MODULE}.py").read_text().rstrip("\n")
+
+
+@pytest.mark.parametrize(("name", "code"), listings(), ids=lambda text: text.splitlines()[0][-40:])
+def test_code_in_the_docs_is_in_the_file_that_it_names(name, code):
+    text = (ROOT / name).read_text()
+    assert [part for part in code.split("\n\n") if part.strip("\n") not in text] == []
+
+
+@pytest.mark.parametrize("contract", [Backend, Queue, ClockStamps, Kernel, Operation])
+def test_the_docs_have_a_row_for_each_method_of_a_contract(contract):
+    text = (ROOT / "docs" / "extending.md").read_text()
+    methods = {name for name, of in vars(contract).items() if not name.startswith("_") and is_method(of)}
+    assert {name for name in methods if f"\n| `{name}` |" not in text} == set()
+
+
+def is_method(member):
+    return isinstance(member, (FunctionType, classmethod, property))
 
 
 def test_mamf_knows_nothing_of_it():

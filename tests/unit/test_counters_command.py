@@ -189,7 +189,7 @@ def test_ctrl_c_while_it_counts_leaves_a_log_that_goes_on(run, counted, tmp_path
         ),
         ([MM, *DEVICE, "--shape", "4096"], "'4096'"),
         ([MM, *DEVICE, "--set", "everything"], "unknown field of matmul 'everything'"),
-        (["--resume", "nowhere.jsonl", *DEVICE], "cannot read nowhere.jsonl"),
+        (["--resume", "nowhere.jsonl", *DEVICE], "nowhere.jsonl does not exist"),
     ],
 )
 def test_bad_input_is_told_in_a_line(run, given, told):

@@ -98,7 +98,7 @@ def test_what_cannot_be_is_said_in_a_line(run, given, told):
 
 
 class _AtFullSpeed:
-    """Products at the full speed of a simulated device."""
+    """Products at four fifths of the speed that a simulated device has at the clock that it requests."""
 
     name = "simulated-products"
 
@@ -106,7 +106,7 @@ class _AtFullSpeed:
         return None
 
     def prepare(self, backend, problem, shape, pool, sets=1, rewrite=False):
-        cycles = shape.flop / (backend.world.compute_units * backend.world.flop_per_cycle_per_unit)
+        cycles = shape.flop / 0.8 / (backend.world.compute_units * backend.world.flop_per_cycle_per_unit)
         return prepared(backend, shape, sets, 1e-2, lambda index: partial(backend.compute, cycles, (shape, index)))
 
 

@@ -161,7 +161,7 @@ def test_what_a_log_names_by_its_module_is_named_again(resume):
 def test_every_option_that_decides_a_figure_is_checked(command, run):
     """Whoever adds an option adds it here: a contradiction of it, or a reason why it is free."""
     free = {"--budget", "--dry-run", "--output", "--resume", "--notes", "--format", "--top", "--wide", "--baseline"}
-    free |= {"--patience", "--help", "--help-all", "--devices", "--isolate", "--no-isolate"}
+    free |= {"--requeue", "--patience", "--help", "--help-all", "--devices", "--isolate", "--no-isolate"}
     elsewhere = {"--fast-accumulation", "--no-fast-accumulation", "--no-causal", "--no-flush", "--quick", "--no-quick"}
     elsewhere |= {
         "--ceiling",
@@ -189,7 +189,8 @@ def test_flags_of_attention_and_find_are_compared_too(resume):
 
 
 def test_a_missing_log_is_begun_so_that_one_command_line_can_be_queued_again(run, tmp_path):
-    options = ["sweep", *BACKEND, *MATMUL, "--m", "256", "512", "--resume", "run.jsonl"]
+    options = ["sweep", *BACKEND, *MATMUL, "--m", "256", "512", "--requeue", "run.jsonl"]
+    assert_refused(run(*options[:-2], "--resume", "run.jsonl"), "'--requeue run.jsonl' begins a run there")
     code, _, err = run(*options)
     assert (code, "run.jsonl does not exist: starting a new run" in err) == (0, True)
     before = (tmp_path / "run.jsonl").read_bytes()
@@ -199,14 +200,14 @@ def test_a_missing_log_is_begun_so_that_one_command_line_can_be_queued_again(run
 
 def test_a_missing_log_begins_what_the_command_measures_without_it(run, tmp_path):
     model = ["model", *BACKEND, "--size", "tiny", "--dry-run"]
-    assert run(*model, "--resume", "run.jsonl") == run(*model)
+    assert run(*model, "--requeue", "run.jsonl") == run(*model)
     find = ["find", *BACKEND, *MADE["find"], "--dtype", "bf16"]
-    assert run(*find, "--resume", "find.jsonl")[0] == 0
+    assert run(*find, "--requeue", "find.jsonl")[0] == 0
     assert read_run_log(tmp_path / "find.jsonl").plan.problem.dtype == "bfloat16"
 
 
 def test_a_missing_log_is_of_one_dtype(run, tmp_path):
-    refused = run("find", *BACKEND, *MADE["find"], "--dtype", "bf16", "fp16", "--resume", "run.jsonl")
+    refused = run("find", *BACKEND, *MADE["find"], "--dtype", "bf16", "fp16", "--requeue", "run.jsonl")
     assert_refused(refused, "--resume continues one log", "name one --dtype")
     assert not list(tmp_path.iterdir())
 

@@ -132,7 +132,7 @@ def test_another_command_does_not_resume_a_folder(run, shared):
 
 
 def test_the_options_of_a_run_may_be_repeated_but_not_changed(shared):
-    resumed = ["sweep", "--backend", "simulated", "--devices", "all", "--resume", "out"]
+    resumed = ["sweep", "--backend", "simulated", "--devices", "all", "--requeue", "out"]
     (code, _, _), log = shared(*resumed, *GRID, "--budget", "2s")
     assert (code, log.tier) == (0, "interrupted")
     (code, _, err), _ = shared(*resumed, "--m", "8192", "--precision", "20%")

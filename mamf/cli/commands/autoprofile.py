@@ -141,7 +141,7 @@ class Commands:
     def _resumed(self, name: str, *command: str) -> tuple[str, list[str]]:
         budget = f"{self._budget * _SHARES[name]:.0f}s"
         log = f"{name}.jsonl"
-        return log, [*command, *self._device, "--budget", budget, "--resume", str(self.folder / log)]
+        return log, [*command, *self._device, "--budget", budget, "--requeue", str(self.folder / log)]
 
     def _ceiling(self, regime: str) -> list[str]:
         """The option for the ceilings of the folder."""

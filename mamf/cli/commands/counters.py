@@ -32,7 +32,7 @@ def configure(parser: Parser) -> None:
         "kernel",
         nargs="*",
         action=NeededUnless,
-        alternatives=("--resume",),
+        alternatives=("--requeue", "--resume"),
         metavar="KERNEL",
         help="kernels to count; cycles are relative to those of the first",
     )
@@ -65,8 +65,7 @@ def _operation(options: argparse.Namespace) -> AnyOperation:
     if options.kernel:
         return find_operation(options.kernel[0])
     if options.resume is None:
-        missing = f"cannot read {options.output}, which does not exist" if options.begins else "nothing to count"
-        raise UsageError(f"{missing}: name a KERNEL of 'mamf kernels'")
+        raise UsageError("nothing to count: name a KERNEL of 'mamf kernels'")
     plan = read_run_log(options.resume).plan
     if plan.is_search:
         raise UsageError(f"{options.resume} is not a log of 'mamf counters'")

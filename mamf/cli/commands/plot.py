@@ -19,6 +19,7 @@ EXAMPLES = """examples:
   mamf plot attention.jsonl --direction fwd --output forward.svg
   mamf plot sweep.jsonl --regime burst
   mamf plot model.jsonl                                     training steps by phase, and their MAMFU
+  mamf plot attention.jsonl --cycles                        cycles used against the clock, a point per row
   mamf plot FOLDER                                          devices side by side, from a folder of 'mamf node'
 """
 
@@ -42,6 +43,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--direction", nargs="+", metavar="PASS", help="attention passes to draw: fwd, bwd or fwd+bwd (default: all)"
     )
+    parser.add_argument("--cycles", action="store_true", help="draw the share of cycles used against the clock")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -78,6 +80,11 @@ def _picture(options: argparse.Namespace) -> Picture:
         _require_no_choice(options, "a log of mamf-finder")
         named = zip(options.logs, imported, strict=True)
         return beside_chart([shown_run(path.stem, run) if run else shown_log(read_log(path)) for path, run in named])
+    if options.cycles:
+        from mamf.report.charts.clocks import clock_chart
+
+        _require_no_choice(options, "a picture of cycles")
+        return clock_chart(read_log(*options.logs))
     return chart_of(read_log(*options.logs), options.regime, options.direction)
 
 

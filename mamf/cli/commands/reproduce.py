@@ -43,7 +43,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "source",
         nargs="?",
         action=NeededUnless,
-        alternatives=("--claim", "--resume"),
+        alternatives=("--claim", "--requeue", "--resume"),
         metavar="LOG",
         help="run log with the figures, or its https address",
     )

@@ -128,7 +128,7 @@ def _measure(options: argparse.Namespace) -> tuple[list[Path], int]:
     with reports_to(sys.stderr):
         for name, arguments in _finds(options, backend):
             logs.append(folder / f"{name}.jsonl")
-            typed = ["find", *arguments, *(["--dry-run"] if options.dry_run else ["--resume", str(logs[-1])])]
+            typed = ["find", *arguments, *(["--dry-run"] if options.dry_run else ["--requeue", str(logs[-1])])]
             say(f"-- mamf {shlex.join(typed)}")
             code = max(code, call(typed))
             if code == EXIT_CODE:

@@ -10,7 +10,6 @@ from mamf.backend import Backend, DeviceInfo
 from mamf.measurement import TERA, Measurement
 from mamf.operation import Operation, Preset, random_sizes
 from mamf.operations.attention.shapes import equal_widths
-from mamf.operations.bandwidth.operation import fastest_memory
 from mamf.operations.decode.shapes import LENGTHS, PRESETS, DecodeKernel, DecodeProblem, DecodeShape
 from mamf.parameters import combine
 from mamf.peaks import fastest_possible_flops, find_bandwidth
@@ -66,6 +65,8 @@ class Decode(Operation[DecodeProblem, DecodeShape]):
         """Bytes per second at the lower of two limits: the device's FLOP, and its memory if that serves most bytes."""
         if shape is None:
             return None
+        from mamf.operations.bandwidth.operation import fastest_memory  # not for --help
+
         work, flops = problem.work(shape), fastest_possible_flops(info, problem.dtype)
         compute = flops and flops * work.nbytes / work.flop
         return min(filter(None, (compute, fastest_memory(info, work.nbytes))), default=None)

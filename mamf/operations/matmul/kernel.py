@@ -53,7 +53,7 @@ class ProductProblem(DeclaredProblem):
 
     dtype: str = "bfloat16"
     out_dtype: str = field(
-        default="bfloat16",
+        default="",
         metadata=describe(
             "dtype of C", default="the dtype of A; bfloat16 for 8-bit floats, int32 for int8", is_rare=True
         ),
@@ -75,6 +75,8 @@ class ProductProblem(DeclaredProblem):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if not self.out_dtype:
+            object.__setattr__(self, "out_dtype", DTYPES[self.dtype].default_output)
         require_known(("output dtype", self.out_dtype, DTYPES))
 
     @property

@@ -1,0 +1,113 @@
+"""The two factors of a rate as a picture: rows as points of cycles used against clock, with lines of equal TFLOPS."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from mamf.errors import UsageError
+from mamf.logs.run_log import RunLog
+from mamf.measurement import Measurement
+from mamf.operations.unknown import operation_called
+from mamf.report.charts.logs import machine
+from mamf.report.charts.picture import HINTS, SMALL, TEXT, DrawnPanel, Named, Picture, prepare, styles_of
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_INCHES, _MARGIN_MHZ, _MARGIN_PERCENT, _MARKER = 6.5, 25.0, 6.0, 10
+#: TFLOPS of the lines that may be drawn; those within the picture are.
+_EQUAL = (50, 100, 200, 300, 400, 500, 600, 700, 800, 1000, 1200, 1500, 2000, 3000, 5000)
+
+
+@dataclass(frozen=True)
+class ClockMark:
+    """A row: cycles used in percent of all, clock in MHz, rate in TFLOPS. ``label``: its shape in short."""
+
+    kernel: str
+    label: str
+    clock_mhz: float
+    cycles_percent: float
+    tflops: float
+
+
+@dataclass(frozen=True)
+class ClockChart(Picture):
+    """``tflops_per_mhz``: of all compute units if they use every cycle, for the lines of equal TFLOPS."""
+
+    marks: tuple[ClockMark, ...]
+    tflops_per_mhz: float
+
+    @property
+    def inches(self) -> float:
+        return _INCHES
+
+    def drawn_rows(self) -> Sequence[Sequence[DrawnPanel | None]]:
+        kernels = ", ".join(dict.fromkeys(mark.kernel for mark in self.marks))
+        return [[DrawnPanel(f"cycles used against clock: {kernels}", functools.partial(_draw, chart=self))]]
+
+    def legend(self) -> Named:
+        styles = styles_of(mark.kernel for mark in self.marks)
+        return [(name, {**vars(style), "linestyle": "none"}) for name, style in styles.items()]
+
+
+def clock_chart(log: RunLog) -> ClockChart:
+    """The rows of a log whose true clock is known. Raises UsageError if there are none, or of several dtypes."""
+    rows = [row for row in log.measurements if row.ok and row.conditions.cycles_used and not row.is_reference]
+    dtypes = {row.problem.dtype for row in rows}
+    if not rows:
+        raise UsageError(f"{log.path} has no row with cycles used: measure on a device with clock stamps, --clock all")
+    if len(dtypes) > 1:
+        raise UsageError(f"{log.path} has cycles of {', '.join(sorted(dtypes))}: draw a log of one dtype")
+    fields = [operation_called(row.operation).problem_record(row.problem) for row in rows]
+    varying = [name for name in fields[0] if len({str(each[name]) for each in fields}) > 1]
+    named = [[str(each[name]) for name in varying] for each in fields]
+    marks = tuple(map(_mark, rows, named))
+    first = marks[0]
+    return ClockChart(
+        f"Cycles used and the clock that they leave, {dtypes.pop()}",
+        machine(log.header),
+        marks,
+        first.tflops / (first.cycles_percent / 100) / first.clock_mhz,
+        notes=("grey: lines of equal TFLOPS. Cycles belong to the kernel, the clock to the card and the energy.",),
+    )
+
+
+def _mark(row: Measurement, words: Sequence[str]) -> ClockMark:
+    """``words``: what sets the row's problem apart."""
+    conditions = row.conditions
+    assert conditions.true_clock_hz is not None and conditions.cycles_used is not None, "only such rows are drawn"
+    label = " ".join([_size_of(row), *words])
+    return ClockMark(row.kernel, label, conditions.true_clock_hz / 1e6, 100 * conditions.cycles_used, row.best_rate)
+
+
+def _size_of(row: Measurement) -> str:
+    """The head dimension of attention, else the shape."""
+    width = getattr(row.shape, "head_dim", None)
+    return f"d{width}" if width else str(row.shape)
+
+
+def _draw(axes: Axes, chart: ClockChart) -> None:
+    prepare(axes)
+    clocks, cycles = [mark.clock_mhz for mark in chart.marks], [mark.cycles_percent for mark in chart.marks]
+    left, right = min(clocks) - 2 * _MARGIN_MHZ, max(clocks) + _MARGIN_MHZ
+    low, high = max(0.0, min(cycles) - _MARGIN_PERCENT), min(105.0, max(cycles) + _MARGIN_PERCENT)
+    axes.set_xlim(left, right)
+    axes.set_ylim(low, high)
+    axes.set_xlabel("clock during the launch (MHz)", fontsize=TEXT)
+    axes.set_ylabel("cycles used (%)", fontsize=TEXT)
+    for tflops in _EQUAL:
+        ends = [100 * tflops / (chart.tflops_per_mhz * mhz) for mhz in (left, right)]
+        if low < ends[0] < high:
+            axes.plot((left, right), ends, color="#bbbbbb", linewidth=1, zorder=1)
+            axes.annotate(f"{tflops} TFLOPS", (left, ends[0]), (6, 4), textcoords="offset points", fontsize=SMALL)
+    styles = styles_of(mark.kernel for mark in chart.marks)
+    for mark in chart.marks:
+        look: dict[str, Any] = {"markersize": _MARKER, "markeredgecolor": "white", "linestyle": "none", "zorder": 4}
+        (drawn,) = axes.plot(mark.clock_mhz, mark.cycles_percent, **vars(styles[mark.kernel]), **look)
+        HINTS[drawn] = [f"{mark.kernel}, {mark.label}: {mark.tflops:.4g} TFLOPS"]
+        axes.annotate(
+            mark.label, (mark.clock_mhz, mark.cycles_percent), (8, -4), textcoords="offset points", fontsize=SMALL
+        )

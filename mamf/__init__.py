@@ -45,7 +45,7 @@ _HOMES = {
     "Ceiling": "mamf.ceilings.ceiling",
     "Measurement": "mamf.measurement",
     "Rate": "mamf.rate",
-    # models against the ceiling
+    # models relative to the ceiling
     "Meter": "mamf.integrations.meter",
     "ModelFlops": "mamf.integrations.model_flops",
     "StepFigures": "mamf.integrations.meter",
@@ -72,7 +72,7 @@ _HOMES = {
     "Kernel": "mamf.kernel",
     "MatmulKernel": "mamf.operations.matmul.kernel",
     "Operation": "mamf.operation",
-    # plans, as logs hold them
+    # plans, as logs record them
     "Plan": "mamf.plans",
     "SearchOptions": "mamf.operations.matmul.shapes",
     # errors
@@ -102,7 +102,7 @@ def __getattr__(name: str) -> Any:
 
 
 def _render(shown: Tabular) -> str:
-    """Html of an object for a notebook. The report modules are imported here, on first use."""
+    """Render an object as html for a notebook. This imports the report modules, on first use."""
     from mamf.kinds.notebook import html_of
 
     return html_of(shown)

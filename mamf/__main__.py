@@ -1,4 +1,4 @@
-"""``python -m mamf`` is ``mamf``."""
+"""Runs ``mamf`` as ``python -m mamf``."""
 
 import sys
 

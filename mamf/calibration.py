@@ -1,7 +1,7 @@
-"""How much repeated runs differ, calibrated on pairs of runs: repeatability.csv, by backend, state and operation.
+"""How much repeated runs differ: repeatability.csv, calibrated on pairs of runs by backend, state and operation.
 
-``tools/coverage.py results --fit`` fits these constants to logs. A backend or an operation that has no row uses the
-row whose field is empty.
+``tools/coverage.py results --fit`` fits these constants to logs. A backend or operation without a row uses the row in
+which that field is empty.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from mamf.files import packaged_rows
 from mamf.statistics import Repeatability
 
-#: A state of the device in addition to the regimes: a sustained visit after a rest, in which the device settles again.
+#: A state in addition to the regimes: a sustained visit after a rest, in which the device settles again.
 ANEW = "anew"
 
 

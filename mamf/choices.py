@@ -1,4 +1,4 @@
-"""What options of the command line let one choose from, for whoever needs the names alone. Pure."""
+"""The values that options of the command line accept, for code that needs only the names. Pure."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from typing import Literal, get_args
 
 #: The formats of reports; mamf.report.formats has a renderer for each.
 FORMATS = ("table", "csv", "json", "markdown", "html")
-#: Where ``mamf peak`` knows a figure from, the best first.
+#: The sources of ``mamf peak``, the best first.
 PeakSource = Literal["measured", "contributed", "published", "datasheet"]
 PEAK_SOURCES: tuple[PeakSource, ...] = get_args(PeakSource)
-#: Other tools that measured roofs are written for.
+#: Tools in whose format measured roofs can be written.
 EXPORTS = ("tracelens",)
-#: A row that is slower by more than this share is a regression.
+#: A row that is slower by more than this share counts as a regression.
 DEFAULT_TOLERANCE = 0.01
-#: Seconds without a word after which a device that shares a run counts as hung: kernels compile for minutes.
+#: A device that shares a run counts as hung after this many silent seconds; compiling a kernel can take minutes.
 PATIENCE_SECONDS = 300.0
 OK, WARN, CRITICAL, UNKNOWN = "OK", "WARN", "CRITICAL", "UNKNOWN"
 #: Exit codes of the verdict on a node.

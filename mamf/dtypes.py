@@ -14,8 +14,8 @@ from mamf.errors import UnknownNameError
 
 @dataclass(frozen=True)
 class Scaling:
-    """How an operand is scaled: one scale for each block of ``rows`` by ``columns`` values, columns along K (None: all
-    of K). ``dtype``: the dtype of the scales.
+    """How an operand is scaled: one scale per block of ``rows`` by ``columns`` values, columns along K (None: all of
+    K). ``dtype``: the dtype of the scales.
     """
 
     rows: int
@@ -29,7 +29,7 @@ class Scaling:
 
 @dataclass(frozen=True)
 class Format:
-    """A scaled format: how A and B are scaled, and how many values share a byte."""
+    """A scaled format: how A and B are scaled, and how many values a byte has."""
 
     a: Scaling
     b: Scaling
@@ -103,7 +103,7 @@ _ALL = (
     DType("mxfp4", 1, "bfloat16", "mxfp4", 4e-3, _same_scaling(Scaling(1, 32, "float8_e8m0fnu"), 2)),
     # NVIDIA's format: blocks of 16, scales are e4m3. Its additional per-tensor scale stays 1, the libraries' default.
     DType("nvfp4", 1, "bfloat16", "nvfp4", 4e-3, _same_scaling(Scaling(1, 16, "float8_e4m3fn"), 2)),
-    # Dtypes of outputs and of packed formats only: no kernel takes them as operands.
+    # Only for outputs and packed formats: no kernel takes them as operands.
     DType("int32", 4, "int32", "int32", 0.0),
     DType("uint8", 1, "uint8", "uint8", 0.0),
 )
@@ -139,7 +139,9 @@ _SLOPE = 1e-3
 
 
 def canonical_name(name: str) -> str:
-    """The full name behind an alias; ``fp8`` stays, because the backend resolves it. Raises UnknownNameError."""
+    """The full name of a dtype, given any alias. ``fp8`` stays, because the backend resolves it. Raises
+    UnknownNameError.
+    """
     key = name.strip().lower().removeprefix("torch.")
     key = ALIASES.get(key, key)
     if key != "fp8" and key not in OPERAND_DTYPES:
@@ -148,7 +150,7 @@ def canonical_name(name: str) -> str:
 
 
 def tolerance(dtype: str, out_dtype: str, fast_accumulation: bool) -> float:
-    """The largest relative error at which a result counts as correct, given operand and output dtypes."""
+    """The largest relative error of a correct result, given the operand and output dtypes."""
     operand = DTYPES[dtype]
     is_narrow = operand.default_output == "bfloat16" and operand.itemsize == 1
     bound = max(_OUTPUT_BOUNDS.get(out_dtype, 0.0), _SUMS_BOUND) if is_narrow else operand.tolerance

@@ -25,10 +25,10 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
-#: How the reason of a failed row begins whose launch ended its process, or lost the device for it.
+#: How the reason of a failed row begins if its launch ended the process or lost the device.
 CRASHED, LOST, GIVEN_UP = "crashed the process", "lost the device", "ended the process three times"
 _LONGEST_LINE = 1000
-#: The signals that end a process which went wrong, by exit code.
+#: The names of the signals of a crash, by exit code.
 CRASH_SIGNALS = {-each: each.name for each in signal.Signals if each.name in "SIGSEGV SIGBUS SIGABRT SIGILL SIGFPE"}
 
 
@@ -107,7 +107,7 @@ class NothingProfiledError(MamfError):
 
 
 class RunLogError(MamfError):
-    """A run log cannot be read. ``whole_lines``: how many can be, before the line that it names."""
+    """A run log cannot be read. ``whole_lines``: how many lines before the faulty one can be read."""
 
     def __init__(self, message: str, whole_lines: int = 0) -> None:
         super().__init__(message)
@@ -121,20 +121,20 @@ class RunLogWriteError(MamfError):
 
 
 class Interrupted(KeyboardInterrupt):
-    """A signal that the command line handles ends the run; a plugin may raise KeyboardInterrupt itself."""
+    """The command line received a signal that ends the run. (A plugin may raise KeyboardInterrupt itself.)"""
 
 
-#: What ends a run wherever it is raised. The first changes to Interrupted while the command line handles signals.
+#: Exceptions that end a run wherever they are raised. While the command line handles signals, the first is Interrupted.
 ENDING: list[type[BaseException]] = [KeyboardInterrupt]
 
 
 def plugin_errors() -> tuple[type[BaseException], ...]:
-    """What ``except plugin_errors():`` catches: SystemExit and the like too; nothing while an ENDING one is raised."""
+    """What ``except plugin_errors():`` catches: everything, even SystemExit, except what is in ENDING."""
     return () if isinstance(sys.exc_info()[1], tuple(ENDING)) else (BaseException,)
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an exception's message, shortened: vendors' messages can fill pages."""
+    """The first line of an exception's message, shortened, because vendors' messages can fill pages."""
     try:
         lines = str.strip(str(error)).splitlines()
     except plugin_errors():
@@ -143,6 +143,6 @@ def first_line(error: BaseException) -> str:
 
 
 def describe_error(error: BaseException) -> str:
-    """An exception in one line, with its type unless it is mamf's own: ``KeyError: 'x'`` is clearer than ``'x'``."""
+    """Describe an exception in one line, with its type unless it is a MamfError: ``KeyError: 'x'``."""
     line, kind = first_line(error), " ".join(type(error).__name__[:_LONGEST_LINE].split())
     return line if isinstance(error, MamfError) or line == kind else f"{kind}: {line}"

@@ -1,6 +1,6 @@
-"""Atomic file writes: a reader never sees a partial file, and a full disk leaves the old file intact.
+"""Writes files atomically: a reader never sees a partial file, and if the disk is full the old file stays intact.
 
-The log of a running measurement grows instead: logs/writer.py appends to it.
+Logs of running measurements are different: logs/writer.py appends to them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from mamf.errors import MamfError, RunLogWriteError, UsageError
 
 _BUFFER_BYTES = 1 << 20
-# Errors that another file name or folder would not fix.
+# Errors of the disk, which another file name does not fix.
 _DISK_ERRORS = {errno.ENOSPC, errno.EFBIG, errno.EIO, getattr(errno, "EDQUOT", errno.ENOSPC)}
 
 Content = str | bytes | Iterable[str]
@@ -55,19 +55,19 @@ def write_whole(path: Path, content: Content) -> None:
 
 
 def create_whole(path: Path, content: Content, is_numbered: bool = False) -> Path:
-    """Like ``write_whole``, but raises UsageError if the file exists; if ``is_numbered``, takes the first free name of
-    ``numbered`` instead. Returns the path of the file.
+    """Like ``write_whole``, but raises UsageError if the file exists, or if ``is_numbered`` uses the first free name of
+    ``numbered``. Returns the path of the file.
     """
     with _clarify_errors(path), _write_beside(path, content) as part:
         for place in numbered(path) if is_numbered else (path,):
             with contextlib.suppress(FileExistsError):
                 _give_name(part, place)
                 return place
-    raise UsageError(f"{path} exists and is not overwritten: choose another name")
+    raise UsageError(f"{path} already exists: choose another name")
 
 
 def numbered(path: Path) -> Iterator[Path]:
-    """A path, then others beside it: ``a.jsonl``, ``a-2.jsonl``, ``a-3.jsonl``, ..."""
+    """A path, then numbered paths in the same folder: ``a.jsonl``, ``a-2.jsonl``, ``a-3.jsonl``, ..."""
     yield path
     for number in itertools.count(2):
         yield path.with_stem(f"{path.stem}-{number}")
@@ -75,7 +75,7 @@ def numbered(path: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _write_beside(target: Path, content: Content) -> Iterator[Path]:
-    """Write a temporary file in the same folder, and remove it afterwards, also after an interrupt."""
+    """Write a temporary file in the same folder, and remove it afterwards, even after Ctrl-C."""
     part = target.with_name(f".mamf-{secrets.token_hex(8)}.part")
     try:
         with part.open("xb", buffering=_BUFFER_BYTES) as file:
@@ -95,7 +95,7 @@ def _pieces(content: Content) -> Iterable[bytes]:
 
 
 def _give_name(part: Path, target: Path) -> None:
-    """Rename without replacing. Raises FileExistsError: no system lets a hard link replace a file."""
+    """Rename a file without replacing another. Raises FileExistsError, as making a hard link does on every system."""
     try:
         os.link(part, target)
     except FileExistsError:

@@ -21,7 +21,7 @@ from mamf.wrong_tiles import WrongCells
 DATA = ("normal", "uniform", "zeros", "integers")
 #: ``wide``: normal times powers of two from 2^-10 to 2^2, so that sums mix small and large terms.
 ALL_DATA = (*DATA, "wide")
-# More sets would not help: operands this small do not limit a launch.
+# With operands so small that more sets would be needed, reading them does not limit a launch.
 MAX_OPERAND_SETS = 64
 ALIGNMENT = 256  # elements
 
@@ -39,12 +39,12 @@ class Buffer(NamedTuple):
 
 
 def aligned(elements: int) -> int:
-    """``elements`` rounded up, so that the next operand set is aligned for the fastest loads."""
+    """Round ``elements`` up so that the next operand set is aligned for the fastest loads."""
     return -(-elements // ALIGNMENT) * ALIGNMENT
 
 
 class Problem(Protocol):
-    """All parameters of an operation except its shape; immutable."""
+    """All parameters of an operation except its shape. Immutable."""
 
     #: The operation's name.
     operation: ClassVar[str]
@@ -62,7 +62,7 @@ class Problem(Protocol):
         """The device buffers of the operands, by name."""
 
     def nbytes(self, shape: Any, sets: int = 1, rewrite: bool = False) -> int:
-        """Bytes that a launch touches; operand sets together must exceed the cache."""
+        """The bytes of the operands of a launch, which decide how many operand sets exceed the cache."""
 
 
 ProblemT = TypeVar("ProblemT", bound=Problem)
@@ -73,9 +73,11 @@ ShapeT = TypeVar("ShapeT")
 class Verdict:
     """How far a result is from the reference: ``error`` is ||C - reference|| / ||reference|| over the sampled entries.
 
-    ``reference``: the arithmetic of the reference. ``reason``: one line on why a result is wrong although its error is
-    small. ``details``: further findings by name, numbers or text; NaN and infinities are left out. Raises ValueError
-    for other details.
+    - ``reference``: the arithmetic of the reference.
+    - ``reason``: why a result is wrong although its error is small, in one line.
+    - ``details``: further findings by name, as numbers or text. NaN and infinities are dropped.
+
+    Raises ValueError for details of any other type.
     """
 
     error: float
@@ -87,7 +89,7 @@ class Verdict:
     def __post_init__(self) -> None:
         for name, value in self.details.items():
             if not isinstance(value, (str, int, float)):
-                raise ValueError(f"detail {name!r} is a {type(value).__name__}, neither a number nor text")
+                raise ValueError(f"detail {name!r} is a {type(value).__name__}: it must be a number or text")
         finite = {name: value for name, value in self.details.items() if isinstance(value, str) or math.isfinite(value)}
         object.__setattr__(self, "details", finite)
 
@@ -96,7 +98,7 @@ class Verdict:
         return not self.reason and math.isfinite(self.error) and self.error <= self.tolerance
 
 
-#: Of ``Prepared.remember``.
+#: Takes a later result, queues its comparison, and returns a function that waits for the differing cells.
 Compare = Callable[[object], Callable[[], WrongCells]]
 
 
@@ -104,29 +106,28 @@ Compare = Callable[[object], Callable[[], WrongCells]]
 class Prepared:
     """A kernel ready to run on one shape.
 
-    - ``launches``: one per operand set, which differ only in their memory. Each returns its output, or None if it
-      writes to a buffer allocated in advance.
-    - ``verify``: compares the output of a set with the reference, given the index of the set and the result of its last
+    - ``launches``: one per operand set; they differ only in the memory that they use. Each returns its output, or None
+      if it writes to a buffer allocated in advance.
+    - ``verify``: compares the output of a set with the reference, given the set's index and the result of its last
       launch. It launches nothing.
     - ``poison``: overwrites the outputs of all sets, and memory that the allocator may reuse for returned outputs, with
       values that no launch produces. Takes the results of the last launches.
-    - ``changed_operands``: the names of operands that launches have modified, except those that the operation is
-      meant to modify.
-    - ``rewrite_output``: overwrites C, if requested (the classic regime does so before each launch).
-    - ``held_bytes``: device memory that a set holds in addition to its operands, such as a saved forward pass.
+    - ``changed_operands``: returns the names of operands that launches modified, except those that the operation must
+      modify.
+    - ``rewrite_output``: overwrites C; only if it was requested (the classic regime calls it before each launch).
+    - ``held_bytes``: device memory that a set needs in addition to its operands, such as a saved forward pass.
     - ``checksum``: queues a checksum of the output of a set, given the result of its last launch, and returns a
       function that waits for the number. Equal outputs have equal checksums. None: the kernel has no checksum.
     - ``verify_whole``: like ``verify``, for all entries of the output; called after the first launch of each set and
       after the last timed launch. None: only ``verify`` is available.
-    - ``change_operands``: queues a random change of the operands of all sets that invalidates all earlier results;
-      ``verify`` expects it, and ``changed_operands`` undoes it. None: operands never change.
-    - ``remember``: keeps the output of the last launch of a set, given the set's index and its result. What it returns
-      takes the result of a later launch, queues a comparison bit by bit, and returns a function that waits for the
-      cells that differ. None: unknown.
-    - ``repeats_bits``: whether launches on unchanged operands give equal bits.
-    - ``locate``: where the output of a set is wrong, given the set's index and the result. None: unknown.
-    - ``verify_special``: launches the first set with infinities, NaN and subnormal numbers among its operands, and
-      restores these. None: there is nothing to expect.
+    - ``change_operands``: queues a random change of all sets' operands, after which all earlier results are wrong.
+      ``verify`` expects the new results, and ``changed_operands`` undoes the change. None: operands never change.
+    - ``remember``: keeps the output of a set's last launch, given the set's index and its result. Returns a function
+      (``Compare``) that compares later outputs with it, bit by bit. None: not available.
+    - ``repeats_bits``: whether launches on unchanged operands always give the same bits.
+    - ``locate``: finds where the output of a set is wrong, given the set's index and the result. None: not available.
+    - ``verify_special``: launches the first set with infinities, NaN and subnormal numbers among its operands, checks
+      the output, and restores the operands. None: no expectation is defined.
     """
 
     launches: Sequence[Callable[[], object]]
@@ -145,29 +146,29 @@ class Prepared:
 
 
 class Kernel(ABC, Generic[ProblemT, ShapeT]):
-    """One implementation of an operation. Stateless: operands live in the pool.
+    """One implementation of an operation. Stateless: operands are in the pool.
 
-    ``product_dtypes``: the dtypes of its products if they differ from the operands' dtype (Sage: int8 and fp8), so
-    reports can also give a share of that dtype's ceiling. ``is_exact``: False for a kernel that approximates; reports
-    show its error, and its FLOP include the work that it skips.
+    ``product_dtypes``: the dtypes of its matmuls if they differ from the operands' dtype (Sage: int8 and fp8), so that
+    reports can also show a share of that dtype's ceiling. ``is_exact``: False for a kernel that approximates. Reports
+    then show its error, and its FLOP include work that it skips.
     """
 
     name: str
     operation: ClassVar[str]
-    #: Whether it may be chosen if no kernel is named: the function that every model calls, not a faster alternative.
+    #: Whether it is chosen if no kernel is named: the function that every model calls, not a faster alternative.
     is_default: ClassVar[bool] = False
-    #: Whether a search for a ceiling tries it by default; kernels that compile for minutes per shape are not tried.
+    #: Whether a search tries it by default. False for kernels that compile for minutes per shape.
     is_tried_unasked: ClassVar[bool] = True
-    #: Whether its ``variants`` need no compilation: all of them are tried, in quick searches too.
+    #: Whether its ``variants`` need no compilation, so that even quick searches try all of them.
     has_cheap_variants: ClassVar[bool] = False
     #: Whether its rows report the memory that a launch needs.
     reports_memory: ClassVar[bool] = False
-    #: Whether its rows also report the memory that the process reserved. Cached blocks are released first, so launches
-    #: of microseconds would wait for new allocations.
+    #: Whether its rows also report the memory that the process reserved. This releases cached blocks first, so that
+    #: launches of microseconds would wait for new allocations.
     reports_reserved: ClassVar[bool] = False
-    #: Whether a launch longer than a train of launches is unsupported in burst, instead of forming a train of one.
+    #: Whether burst refuses a launch that is longer than a train, instead of measuring trains of a single launch.
     must_fit_a_train: ClassVar[bool] = False
-    #: The argument in brackets after its name, such as ``an attention kernel``, which its class takes. Empty: none.
+    #: What its class takes as an argument in brackets after the name, such as ``an attention kernel``. Empty: nothing.
     takes: ClassVar[str] = ""
     #: Operand dtypes that it supports; empty if ``unsupported`` does not depend on this list.
     dtypes: ClassVar[tuple[str, ...]] = ()
@@ -177,7 +178,7 @@ class Kernel(ABC, Generic[ProblemT, ShapeT]):
     def unavailable(self, backend: Backend) -> Unavailable | None:
         """Why this kernel cannot run on this backend (library missing, wrong vendor or card), or None.
 
-        An installed library that fails to import, in whatever way, is a reason to return and not an error to raise.
+        If an installed library fails to import, in whatever way, return the reason instead of raising the error.
         """
         return None
 
@@ -185,7 +186,7 @@ class Kernel(ABC, Generic[ProblemT, ShapeT]):
         """Why this kernel does not support the problem's dtype, or None."""
         if problem.dtype in self.dtypes:
             return None
-        return f"kernel {self.name} has no dtype {problem.dtype}; it takes {', '.join(self.dtypes)}"
+        return f"kernel {self.name} does not support {problem.dtype}; it takes {', '.join(self.dtypes)}"
 
     @abstractmethod
     def unsupported(self, backend: Backend, problem: ProblemT) -> str | None:
@@ -219,8 +220,8 @@ class Kernel(ABC, Generic[ProblemT, ShapeT]):
     ) -> Prepared:
         """Take operands from ``pool``, compile, tune and, for a backward pass, run the forward pass.
 
-        ``sets``: operand sets to rotate over. ``rewrite``: the classic regime overwrites the output before each
-        launch. Raises UnsupportedError or the device's own errors.
+        ``sets``: the number of operand sets to rotate over. ``rewrite``: whether ``rewrite_output`` is needed. Raises
+        UnsupportedError or the device's own errors.
         """
 
 

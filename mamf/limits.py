@@ -1,7 +1,7 @@
-"""Valid ranges of sizes, shares, times, seeds and numbers of steps. Pure.
+"""Checks of sizes, shares, times, seeds and numbers of steps. Pure.
 
-Shapes, problems and plans use these checks, so bad input from the command line, the library or a log gets the same
-one-line error.
+Shapes, problems and plans use these checks, so bad input gives the same one-line error whether it comes from the
+command line, Python or a log.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from mamf.errors import UnknownNameError, UsageError
 LARGEST_SIZE = 2**63 - 1
 #: Random number generators take seeds of 64 bits, and each operand adds a 32-bit number to the seed.
 LARGEST_SEED = 2**63 - 1
-#: Of a run log, of its lines (half a million samples), and of objects within objects: a record takes several times its
-#: length in memory.
+#: The largest run log; its longest line (half a million samples), because a record takes several times its length in
+#: memory; and the deepest nesting of objects.
 MAX_LOG_BYTES, MAX_LINE_BYTES, MAX_NESTED = 512 << 20, 16 << 20, 32
 TOO_LONG = f"has more than {MAX_LOG_BYTES >> 20} MiB: no run log is that long"
 _MAX_DIGITS = len(str(LARGEST_SEED))
-#: The most steps (kernel, problem, shape, regime) of a run.
+#: The most steps (combinations of kernel, problem, shape and regime) of a run.
 MAX_STEPS = 1_000_000
-# Characters of a long value that an error shows.
+# The number of characters that an error shows of a long value.
 _MAX_SHOWN = 24
 
 
 def whole_number(what: str, value: object, minimum: int = 1, maximum: int = LARGEST_SIZE) -> int:
-    """``value`` (an int, or numpy's) as an int. Raises UsageError unless it is between ``minimum`` and ``maximum``."""
+    """Return ``value`` (an int, or numpy's) as an int. Raises UsageError if it is below or above the bounds."""
     if type(value) is not int:
         try:
             value = operator.index(value)  # type: ignore[arg-type]
@@ -71,7 +71,7 @@ def parse_share(text: str) -> float:
 
 
 def require_known(*named: tuple[str, str, Collection[str]]) -> None:
-    """Check triples of a label, a value and the known values. Raises UnknownNameError for the first unknown value."""
+    """Check triples of label, value and known values. Raises UnknownNameError for the first unknown value."""
     for what, value, known in named:
         if value not in known:
             raise UnknownNameError(what, value, known)
@@ -105,7 +105,7 @@ def require_steps(*counts: int) -> None:
     """Raises UsageError if the product of these counts exceeds the number of steps that a run may have."""
     steps = math.prod(counts)
     if steps > MAX_STEPS:
-        raise UsageError(f"{shorten(steps)} steps are more than {MAX_STEPS}: choose fewer sizes, or a larger step")
+        raise UsageError(f"{shorten(steps)} rows exceed the limit of {MAX_STEPS}: choose fewer sizes or a larger STEP")
 
 
 def count_values(values: Collection[object]) -> int:
@@ -119,7 +119,7 @@ def is_number(value: object) -> bool:
 
 
 def shorten(value: object) -> str:
-    """A value as text that is short enough for a one-line error."""
+    """The text of a value, shortened for a one-line error."""
     try:
         text = value if isinstance(value, str) else repr(value)
     except ValueError:  # an int of more digits than Python writes

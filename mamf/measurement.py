@@ -1,4 +1,4 @@
-"""The measurement of one kernel on one shape in one regime, as data. Reading a log needs no more than this module."""
+"""The measurement of one kernel on one shape in one regime, as data: a row of a log."""
 
 from __future__ import annotations
 
@@ -39,16 +39,17 @@ class Tabular:
 Status = Literal["ok", "out_of_memory", "unsupported", "wrong_result", "implausible", "failed"]
 STATUSES: tuple[Status, ...] = ("ok", "out_of_memory", "unsupported", "wrong_result", "implausible", "failed")
 TERA = 1e12
-#: Details of verified rows: where the output is wrong; launches and output values that were checked; the bound of the
-#: error; launches with other bits, of kernels that do not promise equal ones; outputs that lost the NaN of an operand.
+#: Details of verified rows: where the output is wrong; the number of launches and of output values that were checked;
+#: the bound of the error; launches with different bits, of kernels that do not promise equal ones; and outputs that
+#: lost the NaN of an operand.
 WRONG_TILES, CHECKED_LAUNCHES, CHECKED_VALUES = "wrong tiles", "checked launches", "checked values"
 BOUND, OTHER_BITS, LOST_NAN = "bound", "other bits", "lost NaN"
-#: The time of a launch in which nothing runs.
+#: The part of a launch's time in which nothing runs.
 IDLE = "idle"
 
 
 def group_pairs(pairs: Iterable[tuple[KeyT, ItemT]]) -> dict[KeyT, list[ItemT]]:
-    """The second of each pair, by the first; both in the order of the pairs."""
+    """Group the second items of pairs by the first ones, in the order of the pairs."""
     groups: dict[KeyT, list[ItemT]] = {}
     for key, item in pairs:
         groups.setdefault(key, []).append(item)
@@ -57,12 +58,12 @@ def group_pairs(pairs: Iterable[tuple[KeyT, ItemT]]) -> dict[KeyT, list[ItemT]]:
 
 @dataclass(frozen=True)
 class Conditions:
-    """What held while the samples were taken. None: it could not be read.
+    """The state of the device while the samples were taken. None: it could not be read.
 
-    ``clock_hz``: the clock that the driver requested, as sensors read it. ``true_clock_hz``: the mean clock of the
-    compute units during launches, by stamps; ``cycles_used``: the share of all their cycles that the rate takes at that
-    clock (mamf.cycles). ``throttle_shares``: the share of readings with each throttle reason; only for single
-    measurements.
+    - ``clock_hz``: the clock that the driver requests, from its sensors.
+    - ``true_clock_hz``: the mean clock of the compute units during launches, from clock stamps.
+    - ``cycles_used``: the share of the units' cycles at that clock which the rate accounts for (mamf.cycles).
+    - ``throttle_shares``: the share of readings with each throttle reason; only for single measurements.
     """
 
     clock_hz: float | None = None
@@ -81,15 +82,15 @@ class Measurement(Tabular):
     - ``samples``: seconds, one per launch (sustained: one per block, the mean seconds of a launch), after subtraction
       of ``timer_overhead``.
     - ``phase``, ``round``: the part of a search for a ceiling that the measurement belongs to.
-    - ``details``: further findings that the kernel reports about its launch.
+    - ``details``: further findings of the kernel or the regime.
     - ``peak_memory_bytes``: memory that a launch needs: operands, saved tensors and allocations (attention and models
-      only). ``peak_reserved_bytes``: memory that the process had reserved on the device by then, including unused
-      blocks of its allocator (models only).
-    - ``repeatability``: the calibrated differences between repeats; None if unknown, and in converted logs.
+      only). ``peak_reserved_bytes``: memory that the process has reserved on the device, including unused blocks of its
+      allocator (models only).
+    - ``repeatability``: how much repeated runs differ; None if unknown, and in converted logs.
     - ``device``: the index of the device that measured the row, if several devices share the run. ``device_speed``: its
       speed relative to the run's first device, from their common reference; None if unknown (mamf.logs.run_log).
       ``device_speed_half_width``: half the width of its interval, as a share of it.
-    - ``timer_accuracy``: seconds by which a short launch may be off in all repeats alike (mamf.timers); 0 if unknown.
+    - ``timer_accuracy``: the error of a short launch, in seconds, that all repeats share (mamf.timers); 0 if unknown.
     """
 
     shape: Any
@@ -146,7 +147,7 @@ class Measurement(Tabular):
 
     @property
     def step(self) -> StepKey:
-        """The step that this row measured, with the kernel's own name."""
+        """The step that this row answers, with the kernel's own name."""
         return StepKey(self.regime, self.problem, self.shape, self.kernel)
 
     @property
@@ -155,12 +156,12 @@ class Measurement(Tabular):
 
     @property
     def is_fatal(self) -> bool:
-        """Whether the launch ended the process or its device."""
+        """Whether the launch ended the process or lost the device."""
         return self.status == "failed" and self.reason.startswith((CRASHED, LOST, GIVEN_UP))
 
     def rate(self, statistic: str) -> float:
-        """TFLOPS (1e12 FLOP/s), or TB/s if the operation counts bytes, at a statistic of the summary: mean, median,
-        fastest, slowest. Raises ValueError if there is no summary.
+        """The rate in TFLOPS (1e12 FLOP/s), or in TB/s if the operation counts bytes, at a statistic of the summary:
+        mean, median, fastest or slowest. Raises ValueError if there is no summary.
         """
         return self.amount / self._measured(statistic) / TERA
 
@@ -171,12 +172,12 @@ class Measurement(Tabular):
 
     @property
     def tflops(self) -> float:
-        """The same as ``best_rate``, for operations that count FLOP."""
+        """The same as ``best_rate``, for operations whose rate counts FLOP."""
         return self.best_rate
 
     @property
     def comparable_rate(self) -> float:
-        """The best rate, normalized to the run's first device if the two were compared."""
+        """``best_rate``, normalized to the run's first device if the relative speed is known."""
         return self.best_rate / (self.device_speed or 1.0)
 
     @property
@@ -186,14 +187,14 @@ class Measurement(Tabular):
 
     @property
     def comparable_interval(self) -> Interval:
-        """The interval of ``comparable_seconds``: the row's interval, widened by the device speed's uncertainty."""
+        """The interval of ``comparable_seconds``: the row's, widened by the uncertainty of the device's speed."""
         speed = self.device_speed or 1.0
         own = Interval(self.interval.low * speed, self.interval.high * speed, self.interval.coverage)
         return widen(own, self.comparable_seconds, self.device_speed_half_width)
 
     @property
     def rank(self) -> tuple[bool, float]:
-        """The sort key for the best row. Rows from a device of unknown relative speed come last."""
+        """The sort key of rows, the best highest. Rows from devices whose relative speed is unknown rank lowest."""
         return self.device_speed is not None, self.comparable_rate
 
     @cached_property
@@ -239,8 +240,8 @@ class Measurement(Tabular):
 
     @property
     def accuracy(self) -> float:
-        """The relative error that the timer may cause in all repeats alike. Repeat intervals do not include it;
-        comparisons with another instrument, or with a launch of another length, must.
+        """The relative error of the timer that all repeats share. Repeat intervals do not include it. Comparisons with
+        another instrument or with a launch of another length must.
         """
         return relative_accuracy(self.timer_accuracy, self.seconds)
 

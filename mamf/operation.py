@@ -27,12 +27,13 @@ from mamf.regime_names import BURST, CLASSIC
 
 @dataclass(frozen=True)
 class Preset(Generic[ShapeT]):
-    """What a name stands for: whole ``shapes``, each with a label such as the layer of a model, or values of sizes.
+    """Well-known shapes and problems under one name.
 
-    - ``sizes``: values by name, measured in every combination; a size that is given replaces those of the preset.
+    - ``shapes``: whole shapes, each with a label, such as the layer of a model.
+    - ``sizes``: or values of sizes by name, measured in every combination. Sizes from the user replace them.
     - ``fields``: the same for fields of the problem.
-    - ``kernels``: those to measure that are available; empty for the usual ones.
-    - ``taken``: sizes that chose the shapes, so that they may be given beside whole shapes.
+    - ``kernels``: measure those of these that are available; empty for the usual ones.
+    - ``taken``: sizes that chose the shapes, so that the user may give them together with whole shapes.
     """
 
     shapes: Mapping[ShapeT, str] = field(default_factory=dict)
@@ -43,11 +44,12 @@ class Preset(Generic[ShapeT]):
 
 
 class Operation(ABC, Generic[ProblemT, ShapeT]):
-    """``kernel_group``: the entry point group of its kernels. ``kernel_type``: their base class.
+    """What is computed, such as matmul or attention.
 
-    ``shape_type`` and ``problem_type`` are frozen dataclasses of plain values, because logs store their fields. A shape
-    type has ``parse``, which reads the text that ``str`` writes, such as ``shape_example``. Their fields are options of
-    the command line and keywords of the API; ``mamf.parameters.describe`` gives them a help text.
+    - ``kernel_group``: the entry point group of its kernels. ``kernel_type``: their base class.
+    - ``shape_type``, ``problem_type``: frozen dataclasses of plain values, because logs store their fields. The fields
+      are options of the command line and keywords of the API; ``mamf.parameters.describe`` gives them a help text.
+    - ``shape_example``: a shape as text. ``shape_type.parse`` reads what ``str`` writes.
     """
 
     name: ClassVar[str]
@@ -60,28 +62,28 @@ class Operation(ABC, Generic[ProblemT, ShapeT]):
     axis_label: ClassVar[str] = "size"
     #: The command that sweeps it, if that is not ``mamf sweep --operation NAME``.
     own_command: ClassVar[str] = ""
-    #: How its sweeps are drawn: by ``kernels``, ``shapes`` of one kernel, sequence ``lengths``, ``caches`` of several
-    #: lengths, or ``phases`` of a step.
+    #: How its sweeps are drawn: by ``kernels``, by ``shapes`` of one kernel, by sequence ``lengths``, by ``caches`` of
+    #: several lengths, or by ``phases`` of a training step.
     chart: ClassVar[str] = "kernels"
-    #: Whether a sweep compares all kernels on each shape. If not, it measures one, by default the usual one for the
-    #: dtype, each time by the fastest of its algorithms.
+    #: Whether a sweep compares all kernels on each shape. If not, it measures one kernel, by default the usual one for
+    #: the dtype, on each shape with the fastest of its algorithms.
     compares_kernels: ClassVar[bool] = True
-    #: Whether its ceiling is the compute roof of a device: rows of other operations are shares of it.
+    #: Whether its ceiling is the compute roof of a device, so that rows of other operations are shares of it.
     is_compute_roof: ClassVar[bool] = False
-    #: Whether a run of it first finds the compute ceiling, which its rows are shares of.
+    #: Whether a run first finds the compute ceiling, and shows its rows as shares of it.
     has_shares: ClassVar[bool] = False
-    #: Whether such a run also finds the read bandwidth of memory, because either may limit its rows.
+    #: Whether such a run also finds the read bandwidth of memory, because either one may limit a row.
     has_memory_shares: ClassVar[bool] = False
     #: The regimes that its rows can be measured in, and the default.
     regimes: ClassVar[tuple[str, ...]] = KERNEL_REGIMES
     default_regime: ClassVar[str] = BURST
-    #: Whether its work is a model's FLOP, so that shares of the datasheet and the ceiling are called MFU and MAMFU.
+    #: Whether it counts a model's FLOP, so that shares of the datasheet and of the ceiling are called MFU and MAMFU.
     counts_model_flop: ClassVar[bool] = False
-    #: Whether reports rank its kernels per shape, and not over all shapes of a problem.
+    #: Whether reports rank its kernels for each shape, instead of over all shapes of a problem.
     ranks_by_shape: ClassVar[bool] = False
-    #: Whether it measures links that the devices of a machine share, so two devices must not measure at once.
+    #: Whether it measures links that the devices of a machine share, so that two devices must not measure at once.
     is_of_links: ClassVar[bool] = False
-    #: Further parameters, which choose the shapes of a preset.
+    #: Further parameters, for choosing the shapes of a preset.
     preset_parameters: ClassVar[Sequence[Parameter]] = ()
     #: The parameter that names a preset.
     preset_parameter: ClassVar[Parameter] = Parameter(
@@ -89,14 +91,14 @@ class Operation(ABC, Generic[ProblemT, ShapeT]):
     )
     #: What verification compares outputs with, for the report of ``mamf verify``.
     reference: ClassVar[str] = "the kernel's own check"
-    #: Whether its results are in tensors that a launch returns or writes, so that another process can check them.
+    #: Whether a launch returns or writes tensors, so that another process can check them.
     gives_tensors: ClassVar[bool] = False
-    #: Its kernels that approximate. Reading a log must not import a kernel to learn it.
+    #: The names of its kernels that approximate, because reading a log must not import kernels.
     approximate_kernels: ClassVar[frozenset[str]] = frozenset()
 
     @abstractmethod
     def default_shapes(self, backend: Backend) -> Sequence[ShapeT]:
-        """The shapes to measure if none are given."""
+        """The shapes to measure by default."""
 
     def presets(self) -> Mapping[str, Preset[ShapeT]]:
         """Well-known shapes and problems by name."""
@@ -109,12 +111,12 @@ class Operation(ABC, Generic[ProblemT, ShapeT]):
         return presets[name]
 
     def shapes_of(self, sizes: Mapping[str, Sequence[Any]], backend: Backend) -> Sequence[ShapeT]:
-        """Every combination of sizes; those that are not given are as in the default shapes."""
+        """Every combination of the given sizes; other sizes are those of the default shapes."""
         bases: Sequence[Any] = self.default_shapes(backend)
         return [replace(base, **chosen) for base in bases for chosen in combine(sizes)]
 
     def complete(self, preset: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-        """Fields of a preset with those that replace them, and others that follow from these."""
+        """The fields of a preset, replaced by ``given`` ones and by fields that follow from these."""
         return {**preset, **given}
 
     def problem_for(self, backend: Backend, asked: Mapping[str, Any]) -> ProblemT:
@@ -123,15 +125,14 @@ class Operation(ABC, Generic[ProblemT, ShapeT]):
         return self.problem_type(**{**asked, "dtype": dtype})  # type: ignore[no-any-return]
 
     def random_case(self, chooser: random.Random, terms: range) -> dict[str, Any] | None:
-        """A random problem for ``mamf verify``, with so many multiply-adds in a launch: its shape under ``shape``, and
-        fields of the problem. None: the operation has none.
+        """Draw a random problem for ``mamf verify``: the fields of the problem by name, and the shape as ``shape``.
+        ``terms``: the range of multiply-adds in a launch. None if the operation has no random problems.
         """
         return None
 
     def fastest_possible(self, info: DeviceInfo, problem: ProblemT, shape: ShapeT | None = None) -> float | None:
-        """The device's physical limit on the rate, in FLOP or bytes per second; None if unknown.
-
-        ``shape``: the measured shape, if the limit depends on it (what fits in a cache).
+        """The device's physical limit on the rate, in FLOP or bytes per second; None if unknown. ``shape``: the shape,
+        on which the limit may depend (whether it fits in a cache).
         """
         return None
 
@@ -140,7 +141,7 @@ class Operation(ABC, Generic[ProblemT, ShapeT]):
         return None
 
     def may_be_ceiling(self, info: DeviceInfo, problem: ProblemT, shape: ShapeT) -> bool:
-        """Whether a rate at this shape may be the ceiling. False if, for example, a cache serves instead of memory."""
+        """Whether the rate at this shape may be a ceiling. It may not if, for example, arrays fit in a cache."""
         return True
 
     def columns(self, row: Measurement, info: DeviceInfo | None = None) -> Mapping[str, object]:
@@ -157,7 +158,7 @@ class Operation(ABC, Generic[ProblemT, ShapeT]):
         return [f"{name} {value}" for name, value in fields if name not in usual or usual[name] != value]
 
     def describe_problem(self, problem: ProblemT) -> Sequence[str]:
-        """The same as ``words``, phrased for reports."""
+        """``words``, phrased for reports."""
         return self.words(problem)
 
     def describe_shape(self, shape: ShapeT) -> str:
@@ -189,7 +190,7 @@ class Operation(ABC, Generic[ProblemT, ShapeT]):
 
 @dataclass(frozen=True)
 class Request:
-    """What to measure of an operation: shapes or values of sizes, and values of fields, each replacing the preset's."""
+    """What to measure of an operation: shapes or values of sizes, and values of fields. Each replaces the preset's."""
 
     of: Operation[Any, Any]
     shapes: Sequence[Any] = ()
@@ -199,7 +200,7 @@ class Request:
 
     @property
     def names_shapes(self) -> bool:
-        """Whether it names shapes or sizes, so that they are not the operation's default shapes."""
+        """Whether the request names shapes or sizes. If not, it means the operation's default shapes."""
         return bool(self.shapes or self.sizes or self.preset.shapes or self.preset.sizes)
 
     def problems(self, backend: Backend) -> tuple[Any, ...]:
@@ -227,8 +228,8 @@ def plan_of(
     kind: str = SWEEP,
     **how: Any,
 ) -> Plan:
-    """The plan of a run over given shapes. ``kernels``: their names as requested. ``regimes``: by default that of the
-    operation. ``how``: further fields of the plan.
+    """The plan of a run over given shapes. ``kernels``: names as requested. ``regimes``: by default the operation's.
+    ``how``: further fields of the plan. Raises UsageError if the operation is not measured in a regime.
     """
     names = tuple(dict.fromkeys(regimes)) or (of.default_regime,)
     if CLASSIC in names and CLASSIC not in of.regimes:
@@ -246,13 +247,14 @@ def fields_of(of: Operation[Any, Any]) -> Mapping[str, Parameter]:
     return parameters_of(of.problem_type)
 
 
-# The largest size of a random shape, as a multiple of equal sizes, and what random sizes are multiples of.
+# The largest size of a random shape, relative to a shape with equal sizes; the numbers that sizes are multiples of; and
+# how often to try.
 _MAX_UNEQUAL, _MULTIPLES, _TRIES = 4, (1, 1, 8, 16, 64, 128), 1000
 
 
 def random_sizes(chooser: random.Random, count: int, terms: range, equal: int = 1) -> list[int]:
-    """Sizes, aligned or not, even, skinny and huge, whose product times ``equal`` is in the range; ones if it is too
-    small for that.
+    """Draw ``count`` sizes whose product times ``equal`` is in the range ``terms``: aligned and unaligned ones, for
+    even, skinny and huge shapes. If it finds none, all sizes are 1.
     """
     max_exponent = math.log2(max(2.0, _MAX_UNEQUAL * (terms[-1] / equal) ** (1 / count)))
     for _ in range(_TRIES):
@@ -270,11 +272,11 @@ class FlopOperation(Operation[ProblemT, ShapeT]):
         return fastest_possible_flops(info, problem.dtype)
 
     def peak(self, info: DeviceInfo, problem: ProblemT) -> float | None:
-        """The datasheet's FLOP per second; a share of it is MFU."""
+        """The datasheet's FLOP per second; the share of it is MFU."""
         found = find_peak(info.name, problem.dtype, info.compute_units)
         return None if found is None else found.flops
 
 
 def plain_fields(of: Any) -> dict[str, Any]:
-    """The same as ``dataclasses.asdict`` for plain values, five times as fast: it runs for each row of a log."""
+    """Like ``dataclasses.asdict`` for plain values, but five times as fast, because it runs for each row of a log."""
     return {field.name: getattr(of, field.name) for field in fields(of)}

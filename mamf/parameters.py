@@ -1,7 +1,7 @@
-"""The parameters of an operation: the sizes of its shapes, and the fields of its problems.
+"""The parameters of an operation: the sizes of its shapes and the fields of its problems.
 
-Each is a field of a dataclass. Its type, its default and what ``describe`` adds are all that the options of the command
-line, the keywords of the Python API and their help need.
+Each is a field of a dataclass. The options of the command line, the keywords of the Python API and their help are made
+from its type, its default and the metadata that ``describe`` adds.
 """
 
 from __future__ import annotations
@@ -36,12 +36,13 @@ class Parameter:
     """A size or a field: one value of a shape or a problem.
 
     - ``name``, ``kind``: the dataclass field and its type.
-    - ``help``, ``default``: the text for people; ``default`` may be empty.
-    - ``choices``: the allowed values, empty for any; ``minimum``, ``maximum``: bounds of a whole number.
-    - ``keyword``: the name of its option, in the plural if people name several, and of its keyword in the API.
-    - ``metavar``: what stands for a value in help.
-    - ``read``: reads a value from text; None reads it by its type.
-    - ``has_range``: whether the option ``--NAME-range START STOP STEP`` also names values.
+    - ``help``, ``default``: texts for the help; ``default`` may be empty.
+    - ``choices``: the allowed values; empty for any. ``minimum``, ``maximum``: bounds of a whole number.
+    - ``keyword``: the name of its option and of its keyword in the API (plural if it takes several values), if that is
+      not ``name``.
+    - ``metavar``: the placeholder of a value in help.
+    - ``read``: parses a value from text; None parses it by its type.
+    - ``has_range``: whether it also has an option ``--NAME-range START STOP STEP``.
     - ``is_rare``: whether only --help-all shows its option.
     """
 
@@ -64,7 +65,7 @@ class Parameter:
 
     @property
     def is_readable(self) -> bool:
-        """Whether text can give its values."""
+        """Whether its values can be given as text."""
         return self.read is not None or _required(self.kind) in (str, int, float, bool) or bool(self.choices)
 
     @property
@@ -72,28 +73,28 @@ class Parameter:
         return self.kind is bool
 
     def convert(self, text: str) -> Any:
-        """A value from text, which may not be one of the choices. Raises UsageError for text that is not one."""
+        """Convert text to a value, which need not be one of the choices. Raises UsageError for invalid text."""
         return self.read(text) if self.read else _convert(self.kind, text)
 
     def parse(self, text: str) -> Any:
-        """A value from text. Raises UsageError for text that is not an allowed value."""
+        """Convert text to an allowed value. Raises UsageError for any other text."""
         value = self.convert(text)
         if self.choices:
             require_known((self.name.replace("_", " "), value, self.choices))
         return value
 
     def values_of(self, given: Any) -> tuple[Any, ...]:
-        """The values that a keyword names: one or several, as text or as they are."""
+        """The values of a keyword, which may be one or several, as text or as values. Raises UsageError."""
         several = given if isinstance(given, Iterable) and not isinstance(given, str) else (given,)
         return tuple(self.parse(str(each)) if self.read or isinstance(each, str) else each for each in several)
 
 
 def describe(help: str = "", **more: Any) -> Mapping[str, Any]:
-    """The ``metadata`` of a dataclass field: its help, and other attributes of Parameter."""
+    """Make the ``metadata`` of a dataclass field: its help and ``more`` attributes of its Parameter."""
     return {_KEY: {"help": help, **more}}
 
 
-#: What the fields are that every problem has.
+#: The metadata of the fields that every problem has.
 _OF_EVERY_PROBLEM: Mapping[str, Mapping[str, Any]] = {
     "data": {"help": "values of the operands", "choices": DATA, "is_rare": True},
     "seed": {
@@ -104,7 +105,7 @@ _OF_EVERY_PROBLEM: Mapping[str, Mapping[str, Any]] = {
         "is_rare": True,
     },
 }
-#: The metadata of a field that follows from others, so that it is no parameter.
+#: The metadata of a field that follows from other fields, so that it is not a parameter.
 DERIVED: Mapping[str, Any] = {_KEY: None}
 
 
@@ -113,7 +114,7 @@ def parameters_of(kind: Any) -> Mapping[str, Parameter]:
     return _read_parameters(kind)
 
 
-@functools.cache  # a problem is checked with them for each row of a log
+@functools.cache  # used to check the problem of each row of a log
 def _read_parameters(kind: Any) -> Mapping[str, Parameter]:
     hints, found = get_type_hints(kind), dict[str, Parameter]()
     for field in fields(kind):
@@ -128,7 +129,7 @@ def _read_parameters(kind: Any) -> Mapping[str, Parameter]:
 
 
 class DeclaredProblem:
-    """Base of problems, which are dataclasses: their fields have values that their declarations allow."""
+    """Base class of problems, which are dataclasses: checks that the values of all fields are allowed."""
 
     dtype: str
 
@@ -149,15 +150,15 @@ class DeclaredProblem:
 
 
 def combine(values: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
-    """Every combination of the values, each by name. Raises UsageError for more than a run may have steps."""
+    """Yield every combination of the values, by name. Raises UsageError if there are more than a run may have rows."""
     require_steps(*map(count_values, values.values()))
     return (dict(zip(values, each, strict=True)) for each in itertools.product(*values.values()))
 
 
 def parse_range(start: int, stop: int, step: int) -> range:
-    """Sizes from START to STOP (excluded) by STEP, as a range; a START of 0 means STEP, since no dimension is 0.
+    """Sizes from START up to, but not including, STOP, as a range. START 0 begins at STEP, because no dimension is 0.
 
-    Raises UsageError if the step is not positive, the start is negative or the range is empty.
+    Raises UsageError if the step is less than 1, the start is negative or the range is empty.
 
     >>> list(mamf.parse_range(0, 20480, 4096))
     [4096, 8192, 12288, 16384]
@@ -168,7 +169,7 @@ def parse_range(start: int, stop: int, step: int) -> range:
         raise UsageError(f"range {start} {stop} {step}: the start must not be negative")
     sizes = range(start or step, stop, step)
     if not sizes:
-        raise UsageError(f"range {start} {stop} {step} is empty: the stop is excluded, and a start of 0 means {step}")
+        raise UsageError(f"range {start} {stop} {step} is empty: STOP is not included, and START 0 begins at {step}")
     return sizes
 
 
@@ -177,14 +178,14 @@ def _write(value: object) -> str:
 
 
 def _required(kind: Any) -> Any:
-    """The type of a value that is not None."""
+    """The type of a parameter without None."""
     if get_origin(kind) not in (Union, types.UnionType):
         return kind
     return next(each for each in get_args(kind) if each is not type(None))
 
 
 def _convert(kind: Any, text: str) -> Any:
-    """Text as a value of a type: Literal, optional or plain."""
+    """Convert text to a value of a type: Literal, optional or plain. Raises UsageError."""
     required = _required(kind)
     if text.lower() == "none" and required is not kind:
         return None
@@ -192,7 +193,7 @@ def _convert(kind: Any, text: str) -> Any:
         return next((each for each in get_args(required) if str(each) == text), text)
     if required is bool:
         if text.lower() not in _WORDS:
-            raise UsageError(f"it is yes or no, not {shorten(text)!r}")
+            raise UsageError(f"{shorten(text)!r} is not yes or no")
         return _WORDS[text.lower()]
     if required is int:
         digits = text.removeprefix("-")

@@ -1,7 +1,7 @@
-"""The rates that ship with this package: datasheets' dense peaks and bandwidths by device (peaks.csv), the names that
-drivers and people give these devices (device_names.csv), and confirmed ceilings of results/ (contributed.csv).
+"""The rates that ship with this package: dense peaks and bandwidths from datasheets (peaks.csv), the names that drivers
+and people use for these devices (device_names.csv), and confirmed ceilings from results/ (contributed.csv).
 
-The first row of peaks.csv whose pattern matches a name decides which device it is; a device without a row has no peak.
+The first row of peaks.csv whose pattern matches a name decides which device it is. A device without a row has no peak.
 The column ``verified`` says which figures of a row were checked against a source: ``yes`` (all), ``flops`` (not the
 bandwidth) or ``no`` (none). Unverified figures are marked in reports and limit nothing.
 """
@@ -25,15 +25,15 @@ from mamf.statistics import CONFIDENCE, Interval
 #: The file of confirmed ceilings in this package, which ``mamf results table`` writes.
 CONTRIBUTED = "contributed.csv"
 
-# Headroom above the datasheet's peak if its clock is not recorded: boards boost past it (an RTX 4090 reaches 178.8 of
-# 165.2 TFLOPS), but not by 25 %.
+# Headroom above the datasheet's peak if its clock is not listed: boards run faster than their datasheet (an RTX 4090
+# reaches 178.8 of 165.2 TFLOPS), but not by 25 %.
 HEADROOM_UNKNOWN_CLOCK = 1.25
-# Clocks are read and set in steps of 15 MHz and more.
+# Headroom if it is listed, because clocks are read and set in steps of 15 MHz or more.
 _HEADROOM_KNOWN_CLOCK = 1.02
-# Headroom above the peak at the clock that was read during a row, and where that clock may have fallen meanwhile: see
-# fastest_at_clock.
+# Headroom above the peak at the clock that was read during a row, and if that clock may have fallen during the row (see
+# fastest_at_clock).
 HEADROOM_OF_READ_CLOCK, HEADROOM_OF_FALLING_CLOCK = 1.02, 1.10
-# No device multiplies faster in float64 than in float32.
+# No device is faster in float64 than in float32.
 _BOUNDED_BY = {"fp64": "fp32"}
 # FLOP per cycle and unit are multiples of 16; a datasheet's rounding may shift them by 0.5 %.
 _FLOP_STEP, _ROUNDED_PEAK = 16, 0.005
@@ -46,9 +46,13 @@ _CORE_HZ = 7e9
 
 @dataclass(frozen=True, kw_only=True)
 class DatasheetRate(Rate):
-    """A row of peaks.csv, without sparsity: a dense rate, 0 in a row that has a bandwidth only, with what finds the
-    device and bounds its clock. ``dtype`` is the datasheet's word, as ``DType.peak_name``. ``clock_hz``: None if the
-    source names none. ``verified``: as the module says.
+    """A row of peaks.csv: a dense rate, without sparsity.
+
+    - ``rate``: 0 in a row that lists only a bandwidth. ``bandwidth_tb``: in TB/s.
+    - ``dtype``: the datasheet's name, as in ``DType.peak_name``.
+    - ``match``, ``compute_units``: the device's names and numbers of units (empty: any).
+    - ``clock_hz``: the clock of the peak; None if the source does not give it.
+    - ``verified``: see the module's docstring.
     """
 
     match: re.Pattern[str]
@@ -59,7 +63,7 @@ class DatasheetRate(Rate):
 
     @property
     def is_verified(self) -> bool:
-        """Whether the FLOP/s were checked against their source."""
+        """Whether the rate was checked against its source."""
         return self.verified != "no"
 
     @property
@@ -89,8 +93,8 @@ def _rows() -> tuple[DatasheetRate, ...]:
 
 
 def find_peak(device_name: str, dtype: str, compute_units: int | None = None) -> DatasheetRate | None:
-    """The peak of a device for a dtype (mamf's name), or None. ``compute_units`` distinguishes devices with the same
-    name.
+    """The peak of a device for a dtype (mamf's name), or None. ``compute_units`` distinguishes devices that have the
+    same name.
     """
     return _peak_among(_rows_of(device_name, compute_units), DTYPES[dtype].peak_name)
 
@@ -98,7 +102,7 @@ def find_peak(device_name: str, dtype: str, compute_units: int | None = None) ->
 def peak_per_cycle(peak: DatasheetRate | None, compute_units: int | None) -> float | None:
     """FLOP per compute unit and cycle at a device's peak; None if the clock or the number of units is unknown.
 
-    Datasheets round (989 for 989.4); the result is rounded to a multiple of 16, which units do.
+    Because datasheets round (989 for 989.4), the result is rounded to a multiple of 16, as units have it.
     """
     if peak is None or not peak.clock_hz or not compute_units:
         return None
@@ -128,8 +132,8 @@ def find_bandwidth(
 
 @functools.lru_cache(64)  # all rows of a log usually share one device
 def _rows_of(device_name: str, compute_units: int | None) -> tuple[DatasheetRate, ...]:
-    """The rows of one device: the first device whose pattern and units match. None for a shared card: the figures are
-    those of a whole card.
+    """The rows of the first device whose pattern and units match. Empty for a shared card, because all figures are of
+    whole cards.
     """
     if shared_ways(device_name):
         return ()
@@ -139,8 +143,8 @@ def _rows_of(device_name: str, compute_units: int | None) -> tuple[DatasheetRate
 
 
 def fastest_possible_flops(info: DeviceInfo, dtype: str) -> float | None:
-    """FLOP/s that no launch on the device can exceed at its maximum clock; None if no verified peak is listed. For a
-    CPU, a bound that no current core exceeds.
+    """The FLOP/s that no launch on the device can exceed at its maximum clock; None if no verified peak is listed. For
+    a CPU, a bound that no current core exceeds.
     """
     if not info.is_accelerator:
         per_core = _CORE_FLOP_PER_CYCLE.get(dtype, _CORE_FLOP_PER_CYCLE_ELSE) * _CORE_HZ
@@ -149,20 +153,20 @@ def fastest_possible_flops(info: DeviceInfo, dtype: str) -> float | None:
     if peak is None:
         return None
     if peak.clock_hz and info.max_clock_hz:
-        # No board is clocked 25 % above its model's clock.
+        # No board runs 25 % above its model's clock.
         ratio = min(info.max_clock_hz / peak.clock_hz, HEADROOM_UNKNOWN_CLOCK)
         return peak.flops * max(1.0, ratio) * _HEADROOM_KNOWN_CLOCK
     return peak.flops * HEADROOM_UNKNOWN_CLOCK
 
 
 def fastest_at_clock(info: DeviceInfo, dtype: str, clock_hz: float, *, may_fall: bool = False) -> float | None:
-    """FLOP/s that no row on the device can exceed, from the median clock that was read during the row; None if no
-    verified peak with a clock is listed. ``may_fall``: whether the row is a burst at the power limit.
+    """The FLOP/s that no row on the device can exceed at ``clock_hz``, the median clock that was read during the row;
+    None if no verified peak with a clock is listed. ``may_fall``: whether the row is a burst at the power limit.
 
-    The headroom follows from the 31,256 rows in ``results/`` to which it applied on 2026-11-24: all but
-    two reach at most 99.7 % of peak x clock / datasheet's clock, and clocks are read in steps of less than 2 %. The two
-    are float64 bursts at the power limit of an H100, at 102.1 and 105.1 %: if the clock falls during a burst, its
-    median reading is below the clock of most launches. For such bursts the headroom is twice the largest excess.
+    The headroom comes from the 31,256 rows in ``results/`` to which it applied on 2026-11-24. All but two reach at most
+    99.7 % of peak x clock / datasheet's clock, and clocks are read in steps of less than 2 %. The two are float64
+    bursts at the power limit of an H100, with 102.1 and 105.1 %: if the clock falls during a burst, the median reading
+    is lower than the clock of most launches. For such bursts the headroom is twice the largest excess.
     """
     peak = _bounding_peak(info, dtype) if info.is_accelerator else None
     if peak is None or not peak.clock_hz:
@@ -172,15 +176,15 @@ def fastest_at_clock(info: DeviceInfo, dtype: str, clock_hz: float, *, may_fall:
 
 
 def listed_as(device_name: str) -> str | None:
-    """The device of peaks.csv that a name means which is written in another case or with other blanks; None if the name
-    matches as it is, or none.
+    """The device of peaks.csv that a name means if it differs only in case or blanks; None if the name matches exactly
+    or not at all.
     """
     return None if any(row.match.search(device_name) for row in _rows()) else matching_device(device_name)
 
 
 def matching_device(device_name: str, *, by_name_alone: bool = False) -> str | None:
     """The first device of peaks.csv whose pattern matches a name in any case; None for a shared card.
-    ``by_name_alone``: without devices that only their compute units tell from others.
+    ``by_name_alone``: ignore devices that need their number of compute units to be recognized.
     """
     usual = " ".join(device_name.split())
     rows = () if shared_ways(device_name) else _rows()
@@ -189,10 +193,10 @@ def matching_device(device_name: str, *, by_name_alone: bool = False) -> str | N
 
 
 def _bounding_peak(info: DeviceInfo, dtype: str) -> DatasheetRate | None:
-    """The verified peak that bounds a dtype: its own peak, or that of a dtype that is never slower.
+    """The verified peak that bounds a dtype: its own, or that of a dtype that is never slower.
 
-    Consumer boards are twice as fast in fp16 and fp8 with 16-bit accumulation, which a global flag enables, so the
-    larger peak is the bound.
+    In fp16 and fp8 consumer boards are twice as fast with 16-bit accumulation, which a global flag enables, so the
+    higher peak is the bound.
     """
     own, rows = DTYPES[dtype].peak_name, _rows_of(info.name, info.compute_units)
     for name in (own, _BOUNDED_BY.get(own, own)):
@@ -207,9 +211,7 @@ def _bounding_peak(info: DeviceInfo, dtype: str) -> DatasheetRate | None:
 
 @dataclass(frozen=True)
 class NamedDevice:
-    """A device by its name in peaks.csv. The first of ``names`` is torch's, if torch has one for it alone: it means
-    that device and no other.
-    """
+    """A device of peaks.csv. The first of ``names`` is torch's name if no other device shares it."""
 
     device: str
     names: tuple[str, ...]
@@ -225,19 +227,21 @@ class NamedDevice:
 
 @functools.cache
 def named_devices() -> tuple[NamedDevice, ...]:
-    """All devices with a figure, in the order of peaks.csv."""
+    """All devices in peaks.csv, in its order."""
     return tuple(
         NamedDevice(row["device"], tuple(row["names"].split("; "))) for row in packaged_rows("device_names.csv")
     )
 
 
 def find_devices(name: str) -> list[NamedDevice]:
-    """The devices that a name may mean; several if it leaves open which.
+    """The devices that a name may mean; several if it is ambiguous. The first rule that finds any applies:
 
-    A listed name comes first, in any case, with any blanks and without the vendor. Else a name with a number means the
-    devices that have all its words; of these the plain model, all of whose words the others have too, as RTX 3090
-    beside RTX 3090 Ti. Else the device of peaks.csv whose pattern matches. Raises UsageError with near names for any
-    other.
+    1. The name is listed, ignoring case, blanks and the vendor.
+    2. It contains a number, and a device has all its words. Of several such devices, the plain model whose words all
+       others have too (RTX 3090 for RTX 3090 and RTX 3090 Ti).
+    3. The pattern of a device in peaks.csv matches.
+
+    Raises UsageError with similar names if none applies.
     """
     devices, words = named_devices(), _words(name)
     if equal := [each for each in devices if _letters(name) in map(_letters, (each.device, *each.names))]:
@@ -250,7 +254,7 @@ def find_devices(name: str) -> list[NamedDevice]:
     if matching := [each for each in devices if each.device == pattern]:
         return matching
     if pattern or shared_ways(name):
-        raise UsageError(f"{shorten(name)!r} is part of a card: listed figures are those of whole cards")
+        raise UsageError(f"{shorten(name)!r} is a part of a card, but figures are listed for whole cards only")
     listed = {each.casefold(): each for device in devices for each in device.names}
     near = ", ".join(listed[each] for each in difflib.get_close_matches(name[:99].casefold(), listed, cutoff=0.5))
     hint = f" (near: {near})" if near else ""
@@ -270,12 +274,13 @@ def _words(name: str) -> frozenset[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class ContributedRate(Rate):
-    """The highest confirmed ceiling in results/ of a kind of device, a dtype and a regime.
+    """The highest confirmed ceiling in results/ for a model of device, a dtype and a regime.
 
-    ``compute_units``, ``power_limit_watts``: None if the vendor's libraries did not report them. ``shapes``: the
-    winning shapes in finds on such devices, fastest first. ``kernel``: the winner of the fastest find that compared
-    several kernels; empty if none did. ``cards``: how many such cards were measured; ``lowest``: the ceiling of the
-    slowest of them. ``software``: torch, the vendor's libraries and the driver.
+    - ``compute_units``, ``power_limit_watts``: None if the vendor's libraries did not report them.
+    - ``shapes``: the winning shapes of finds on such devices, fastest first.
+    - ``kernel``: the winner of the fastest find that compared several kernels; empty if none did.
+    - ``cards``: the number of cards measured. ``lowest``: the ceiling of the slowest one, in TFLOPS.
+    - ``software``: the versions of torch, the vendor's libraries and the driver.
     """
 
     regime: str
@@ -291,7 +296,7 @@ class ContributedRate(Rate):
 
 @functools.cache
 def contributed_rates() -> tuple[ContributedRate, ...]:
-    """All contributed ceilings of this package."""
+    """All contributed ceilings that ship with this package."""
     return tuple(
         ContributedRate(
             rate=float(row["tflops"]),
@@ -311,6 +316,6 @@ def contributed_rates() -> tuple[ContributedRate, ...]:
 
 
 def contributed_for(device: str, compute_units: int | None, dtype: str) -> list[ContributedRate]:
-    """The ceilings that such devices contributed for a dtype, as ``label_dtype`` names it."""
+    """The contributed ceilings of such devices for a dtype, as named by ``label_dtype``."""
     wanted = device, compute_units, dtype
     return [each for each in contributed_rates() if (each.device, each.compute_units, each.dtype) == wanted]

@@ -20,8 +20,8 @@ from mamf.limits import (
 from mamf.regime_names import BURST, CEILINGS, CLASSIC, CLASSIC_WARMUP_SECONDS, NAMES, SUSTAINED, require_regime
 from mamf.statistics import FigureError, Interval
 
-#: Kinds of runs: rows for given shapes; confirmed ceilings; compute and bandwidth ceilings in one log; one product on
-#: several kinds of data; rows compared with a baseline; figures from elsewhere measured again; products beside others;
+#: Kinds of runs: rows of given shapes; confirmed ceilings; compute and bandwidth ceilings in one log; one matmul on
+#: several kinds of data; rows compared with a baseline; claims measured again; matmul at the same time as other work;
 #: random problems whose results are verified.
 SWEEP, FIND, ROOFLINE, EXPLAIN, GUARD = "sweep", "find", "roofline", "explain", "guard"
 REPRODUCE, OVERLAP, VERIFY = "reproduce", "overlap", "verify"
@@ -34,23 +34,23 @@ BEST_CLOCK, ALL_CLOCKS, NO_CLOCK = CLOCKS = ("best", "all", "none")
 SHUFFLED, GIVEN = ORDERS = ("shuffled", "given")
 DEFAULT_BUDGET_SECONDS = 57.0
 QUICK_BUDGET_SECONDS = 13.2
-#: For what each device of a node measures alone. Half of it is for the search, which needs a little more time than one
-#: device does, since all devices share the host.
+#: For the parts that each device of a node measures alone. Half of it is for the search, which takes a little longer
+#: than on a single device because all devices share the host.
 NODE_BUDGET_SECONDS = 48.0
-#: A minute, with what it takes to open the device.
+#: A minute, including the time to open the device.
 VERIFY_BUDGET_SECONDS = 57.0
-#: Regimes that every operation supports; classic is for products only.
+#: Regimes that every operation supports. Classic is for matmul only.
 KERNEL_REGIMES = (BURST, SUSTAINED)
-#: The most repeated visits to a row of a guard.
+#: The most rounds of repeated visits in a guard.
 MAX_ROUNDS = 100
 
-#: Types of fields whose values belong to the operation of a plan, which writes and reads them in a log.
+#: Types of fields whose values the plan's operation writes to a log and reads from it.
 Shape: TypeAlias = Annotated[Any, "a shape of the operation"]
 Problem: TypeAlias = Annotated[Any, "a problem of the operation"]
 
 
 class StepKey(NamedTuple):
-    """What a row answers. ``kernel``: its name as requested."""
+    """What a row measures: the key that identifies it in a plan. ``kernel``: its name as requested."""
 
     regime: str
     problem: Problem
@@ -60,9 +60,13 @@ class StepKey(NamedTuple):
 
 @dataclass(frozen=True)
 class SweepOptions:
-    """``reference``: a shape that is measured again after every ``reference_every`` rows to show the device's drift,
-    and on each device of a shared run. ``warmup_launches`` and ``timed_launches``: for the classic regime. ``ranks``:
-    how many processes share the run, each with its own log and every ``ranks``-th shape from ``rank`` on; 0: alone.
+    """The options of a sweep.
+
+    - ``reference``: a shape that is measured again after every ``reference_every`` rows, to show the device's drift,
+      and on each device of a shared run.
+    - ``warmup_launches``, ``timed_launches``: for the classic regime.
+    - ``ranks``: how many processes share the run; 0: the run is not shared. Each process has its own log and measures
+      every ``ranks``-th shape from number ``rank`` on.
     """
 
     order: str = GIVEN
@@ -84,7 +88,7 @@ class SweepOptions:
 
 @dataclass(frozen=True)
 class GuardOptions:
-    """``rounds``: the most repeated visits to a row in doubt."""
+    """The options of a guard. ``rounds``: the most repeated visits to a row in doubt."""
 
     rounds: int
 
@@ -94,10 +98,14 @@ class GuardOptions:
 
 @dataclass(frozen=True)
 class Claim:
-    """A figure from elsewhere, with the step that measures it again, by the kernel's own name.
+    """A figure from elsewhere, and the step that measures it again.
 
-    ``rate`` and ``interval``: in 1e12 FLOP or bytes per second; the interval of a printed figure is its rounding.
-    ``error``: of the figure between runs; None: unknown. ``clock_hz``: read during the measurement.
+    - ``step``: with the kernel's own name.
+    - ``rate``, ``interval``: in 1e12 FLOP or bytes per second. The interval of a printed figure is its rounding.
+    - ``error``: how much the figure differs between runs; None: unknown.
+    - ``clock_hz``: the clock that was read during the measurement.
+
+    Raises UsageError for an unknown regime or an invalid interval.
     """
 
     step: StepKey
@@ -109,15 +117,18 @@ class Claim:
     def __post_init__(self) -> None:
         require_known(("regime", self.step[0], NAMES))
         if not (self.rate > 0 and 0 < self.interval.low <= self.interval.high):
-            raise UsageError(f"a claim of {self.rate:g} in {self.interval.low:g} to {self.interval.high:g}")
-        # More degrees of freedom, which only a crafted log has, would take long to compute.
+            raise UsageError(
+                f"a claim of {self.rate:g} in {self.interval.low:g} to {self.interval.high:g}: rates must be above 0, "
+                "with the lower end first"
+            )
+        # Only a crafted log has more degrees of freedom, with which computing would take long.
         whole_number("degrees", self.error.degrees if self.error else 1, 1, 1000)
 
 
 @dataclass(frozen=True)
 class ReproduceOptions:
-    """``source``: the log or table that the claims are from. ``recorded``: what it says of its device and software.
-    ``chosen_from``: of how many rows the claims are the best.
+    """The options of a reproduction. ``source``: the log or table of the claims. ``recorded``: what it says about
+    device and software. ``chosen_from``: the number of rows of which the claims are the best. ``tolerance``: a share.
     """
 
     claims: tuple[Claim, ...]
@@ -129,8 +140,8 @@ class ReproduceOptions:
 
 @dataclass(frozen=True)
 class VerifyOptions:
-    """``number``: the only random problem to verify, from 1; 0 for one after the other. The plan's shape bounds their
-    FLOP, and its problems name the dtypes and the seed. ``operations``: of the kernels.
+    """The options of a verification. ``number``: the only random problem to verify, from 1; 0: all in order.
+    ``operations``: those of the kernels. The plan's shape limits the FLOP, and its problems give dtypes and seed.
     """
 
     number: int = 0
@@ -142,15 +153,16 @@ class VerifyOptions:
 
 @dataclass(frozen=True)
 class Plan:
-    """All parameters of a run, which are also what resuming it needs.
+    """All parameters of a run, as resuming it needs them. Raises UsageError for invalid values.
 
-    - ``kernels``: names as requested, ``package.module:Class`` for a kernel that is not installed.
+    - ``kernels``: names as requested; ``package.module:Class`` for a kernel that is not registered.
+    - ``precision``: the relative half-width of the interval to reach within a visit.
     - ``seconds``: the time limit per row (None: the regime's default). ``budget_seconds``: the time limit of the run.
     - ``flush``: whether to evict the operands between launches of a burst.
-    - ``clock``: of which rows the true clock is measured, one of CLOCKS.
+    - ``clock``: the rows whose true clock is measured, one of CLOCKS.
     - ``layers``: the label of each shape of a preset.
-    - ``searches``: the searches for ceilings of products that come first: finds without shapes, with SearchOptions.
-    - ``options``: what only this kind has: SweepOptions, SearchOptions, GuardOptions, ReproduceOptions or
+    - ``searches``: the searches for ceilings that come first, as plans of the kind FIND.
+    - ``options``: options of this kind only: SweepOptions, SearchOptions, GuardOptions, ReproduceOptions or
       VerifyOptions.
     """
 
@@ -186,7 +198,7 @@ class Plan:
         if self.seconds is not None:
             require_seconds("seconds", self.seconds)
         if self.layers and len(self.layers) != len(self.shapes):
-            raise UsageError(f"{len(self.layers)} layers for {len(self.shapes)} shapes: name all shapes, or none")
+            raise UsageError(f"{len(self.layers)} layers for {len(self.shapes)} shapes: give one per shape, or none")
         require_steps(*map(len, (self.shapes, self.problems, self.kernels, self.regimes)))
         for problem in self.problems:
             whole_number("seed", problem.seed, 0, LARGEST_SEED)
@@ -197,12 +209,12 @@ class Plan:
 
     @property
     def problem(self) -> Any:
-        """The first problem; a run of products has only one."""
+        """The first problem; a matmul run has only one."""
         return self.problems[0]
 
     @property
     def operations(self) -> tuple[str, ...]:
-        """The operations of the rows; the products that rows are shares of are of none of them."""
+        """The operations of the rows. The matmul rows that other rows are shares of do not count."""
         return getattr(self.options, "operations", ()) or (self.operation,)
 
     @property
@@ -221,8 +233,8 @@ class Plan:
         return self.kind == SWEEP and self.options.ranks > 0
 
     def dealt(self, rank: int, ranks: int) -> Plan:
-        """The share of one of several processes: whole shapes in turn, and a reference that makes rows comparable: the
-        given one, else the shape with the median work. Only a sweep is shared; others are repeated on each device.
+        """The part of one of several processes: every ``ranks``-th shape, and a reference that makes rows comparable,
+        by default the shape with the median work. Only sweeps are divided; other runs are repeated on each device.
         """
         if self.kind != SWEEP:
             return self
@@ -231,10 +243,10 @@ class Plan:
         return replace(self, options=replace(self.options, reference=reference, rank=rank, ranks=ranks))
 
     def steps(self, held: Collection[StepKey] = ()) -> list[StepKey]:
-        """The steps left to measure, without those in ``held``; kernels of one shape follow one another.
+        """The steps that are not in ``held``. The kernels of a shape follow each other.
 
-        Rows that are confirmed later are measured in the first regime only, and an explanation measures sustained on
-        its first problem only.
+        If the best rows are confirmed later, all rows are measured in the first regime only. An explanation measures
+        sustained on its first problem only.
         """
         done = frozenset(held)
         everything = (
@@ -247,7 +259,7 @@ class Plan:
         return [step for step in everything if step not in done]
 
     def own_shapes(self) -> list[Any]:
-        """The shapes in the order of their measurement; of a shared run those of this share."""
+        """The shapes in the order of measurement; in a shared run, those of this process."""
         shapes = list(self.shapes)
         if self.kind == SWEEP and self.options.order == SHUFFLED:
             random.Random(self.problem.seed).shuffle(shapes)

@@ -1,4 +1,4 @@
-"""Which samples and rows are plausible, given the device's physics and the clock that was read during the row.
+"""Decides which samples and rows are plausible, from the device's peak and the clock that was read during the row.
 
 Measurements and ``mamf results check`` use the same functions.
 """
@@ -14,10 +14,10 @@ from mamf.measurement import TERA, Measurement
 from mamf.peaks import fastest_at_clock
 from mamf.regime_names import BURST, CLASSIC
 
-#: The largest share of impossible samples for which the other samples are still used.
+#: If a larger share of samples is impossible, the others are not used either.
 MAX_IMPOSSIBLE = 0.1
-# On a device without a known peak, samples this many times shorter than the median are suspect: a timer that misses
-# its launch reads microseconds.
+# On a device without a known peak, samples this many times shorter than the median are suspect: a timer that misses a
+# launch reads microseconds.
 _SUSPECT = 10
 # The throttle reason that backends report at the power limit.
 _POWER = "power cap"
@@ -26,9 +26,9 @@ _POWER = "power cap"
 def split_impossible(
     seconds: Sequence[float], amount: float, limit: float | None, accuracy: float = 0.0
 ) -> tuple[list[float], list[float]]:
-    """Split samples into possible and impossible ones: not positive, or faster than ``limit`` (units of ``amount`` per
-    second) by more than the timer's ``accuracy`` in seconds. A sample that is merely far below the others is kept: on a
-    busy machine the fast samples are the correct ones.
+    """Split samples into possible and impossible ones. Impossible are those that are not positive, or faster than
+    ``limit`` (units of ``amount`` per second) by more than the timer's ``accuracy`` in seconds. Samples that are only
+    much shorter than the others are kept, because on a busy machine the fast samples are the correct ones.
     """
     floor = amount / limit - accuracy if limit else 0.0
     possible = [sample for sample in seconds if sample > 0 and sample >= floor]
@@ -37,9 +37,9 @@ def split_impossible(
 
 
 def why_implausible(row: Measurement, info: DeviceInfo, limit: float | None) -> str | None:
-    """Why a row on a device is implausible, or None. The row's status is ignored.
+    """Why a row is implausible, or None. The row's status is ignored.
 
-    ``limit``: the most FLOP or bytes per second that the device can reach for the row's work; None if unknown.
+    ``limit``: the FLOP or bytes per second that the device cannot exceed for this work; None if unknown.
     """
     every = (*row.samples, *row.implausible_samples)
     possible, impossible = split_impossible(every, row.amount, limit, row.timer_accuracy)
@@ -52,11 +52,10 @@ def why_implausible(row: Measurement, info: DeviceInfo, limit: float | None) -> 
 
 
 def _why_beyond_clock(row: Measurement, info: DeviceInfo) -> str | None:
-    """Why a row's rate is more than its clock allows, or None; None also if the clock was not read during the row.
+    """Why a row's rate is more than its clock allows; None if it is not, or if the clock is not known well enough.
 
-    Rows of the classic regime are not judged: the clock is read outside its loop. A device that is throttled for
-    another reason than power switches between clocks faster than sensors are read, and all readings may be of the
-    lower clock.
+    In classic the clock is read outside the loop. A device that is throttled for a reason other than power switches
+    between clocks faster than sensors are read, so all readings may be of the lower clock.
     """
     conditions, dtype = row.conditions, row.problem.dtype
     # In burst the units' true clock is far below the one that sensors read.
@@ -69,22 +68,22 @@ def _why_beyond_clock(row: Measurement, info: DeviceInfo) -> str | None:
     if bound is None or row.best_rate * TERA <= bound * (1 + row.accuracy):
         return None
     return (
-        f"{row.best_rate:.4g} {row.work.unit} are more than the {bound / TERA:.4g} that its clock of "
+        f"{row.best_rate:.4g} {row.work.unit} is more than the {bound / TERA:.4g} that its clock of "
         f"{clock / 1e6:.0f} MHz allows"
     )
 
 
 def _why_suspect(row: Measurement, info: DeviceInfo, possible: Sequence[float]) -> str | None:
     """Why the timer may have missed launches on an accelerator without a known peak, or None. No sample is dropped,
-    because it is unknown which samples are correct. A host's timer cannot miss a launch.
+    because the correct ones are not known. A host's timer cannot miss a launch.
 
-    A median or mean tolerates 10 % of such samples; the fastest sample tolerates none.
+    A median or mean tolerates 10 % of such samples, the fastest sample none.
     """
     usual = statistics.median(possible)
     suspect = sum(sample * _SUSPECT < usual for sample in possible)
     if not info.is_accelerator or suspect <= (0 if row.best_by == "fastest" else MAX_IMPOSSIBLE * len(possible)):
         return None
     return (
-        f"{suspect} of {len(possible)} samples are more than {_SUSPECT} times shorter than the median, and no known "
-        f"peak of {info.name} says which are true"
+        f"{suspect} of {len(possible)} samples are more than {_SUSPECT} times shorter than the median, and without a "
+        f"known peak of {info.name} it is unclear which are correct"
     )

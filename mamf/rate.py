@@ -1,4 +1,4 @@
-"""A rate of a device, whoever says so: the one type of ceilings, contributed and published figures and peaks. Pure."""
+"""A rate of a device: the common type of ceilings, contributed and published figures, and peaks. Pure."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from mamf.dtypes import DTYPES
 from mamf.measurement import TERA
 from mamf.statistics import Interval
 
-#: Who says so: ``measured`` on this device, ``contributed`` for its kind, ``published`` by other people, promised by a
-#: ``datasheet``, or ``given`` on the command line.
+#: The source of a rate: ``measured`` on this device, ``contributed`` for its model, ``published`` by other people,
+#: listed in a ``datasheet``, or ``given`` on the command line.
 RateSource = Literal[PeakSource, "given"]
 #: Tiers of rates without a log.
 PUBLISHED, DATASHEET = "published, not checked", "datasheet"
@@ -21,17 +21,17 @@ _FAST = "fast accumulation"
 
 @dataclass(frozen=True, kw_only=True)
 class Rate:
-    """How fast a device multiplies, or moves bytes, and where that figure is from.
+    """The FLOP or bytes per second of a device, and the source of that figure.
 
     - ``rate``: in ``unit``, which is TFLOPS (1e12 FLOP/s; int8: operations) or TB/s.
-    - ``interval``: the 95 % repeat interval in the same unit; None for a datasheet's or a published figure.
-    - ``dtype``: as ``label_dtype`` names it, so that an unusual output is part of it.
-    - ``regime``: ``burst`` or ``sustained``; None for a datasheet's or a published figure.
-    - ``device``, ``uuid_hash``: the name, and the hashed identifier of the card if it is known.
+    - ``interval``: the 95 % repeat interval in the same unit; None for a datasheet or a published figure.
+    - ``dtype``: as named by ``label_dtype``, which includes an unusual output dtype.
+    - ``regime``: ``burst`` or ``sustained``; None for a datasheet or a published figure.
+    - ``device``, ``uuid_hash``: the name, and the hashed identifier of the card if known.
     - ``source``: ``measured``, ``contributed``, ``published``, ``datasheet`` or ``given``. ``reference``: the log,
       address or datasheet. ``description``: both in one line.
-    - ``tier``: of the log in results/, else ``published, not checked`` or ``datasheet``.
-    - ``date``: when it was measured (UTC), empty if unknown.
+    - ``tier``: that of the log in results/, else ``published, not checked`` or ``datasheet``.
+    - ``date``: when it was measured (UTC); empty if unknown.
     """
 
     rate: float
@@ -49,7 +49,7 @@ class Rate:
 
     @property
     def tflops(self) -> float:
-        """The same as ``rate``, for work whose rate counts FLOP."""
+        """The same as ``rate``, if it counts FLOP."""
         return self.rate
 
     @property
@@ -59,23 +59,23 @@ class Rate:
 
 
 RateT = TypeVar("RateT", bound=Rate)
-#: Rates by dtype, as ``label_dtype`` names it, and regime.
+#: Rates by dtype (as named by ``label_dtype``) and regime.
 Rates = Mapping[tuple[str, str], Rate]
 
 
 def find_rate(rates: Mapping[tuple[str, str], RateT], dtype: str, regime: str) -> RateT | None:
-    """The rate of a dtype in a regime, or None. One with fast accumulation counts if there is no other; one with
-    another output never does.
+    """The rate of a dtype in a regime, or None. A rate with fast accumulation is used only if there is no other; a rate
+    with an unusual output dtype is never used.
     """
     return rates.get((dtype, regime)) or rates.get((f"{dtype}, {_FAST}", regime))
 
 
 def label_dtype(problem: Any) -> str:
-    """The dtype of a problem, and for products what makes their rate another one: ``int8, int8 output``,
+    """The dtype of a problem and, for matmul, what else its ceiling depends on: ``int8, int8 output`` or
     ``float8_e4m3fn, fast accumulation``. Every look-up of a rate uses this label.
     """
     dtype, is_fast = str(problem.dtype), getattr(problem, "fast_accumulation", None)
-    if is_fast is None:  # no product: what it writes does not choose among ceilings
+    if is_fast is None:  # not a matmul: its ceiling does not depend on the output dtype
         return dtype
     is_usual = dtype not in DTYPES or problem.out_dtype == DTYPES[dtype].default_output
     return ", ".join([dtype, *([] if is_usual else [f"{problem.out_dtype} output"]), *([_FAST] if is_fast else [])])

@@ -1,4 +1,4 @@
-"""The names of the regimes, for code that reads figures without measuring."""
+"""The names of the regimes, for code that does not measure."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from mamf.limits import require_known
 BURST, SUSTAINED, CLASSIC = "burst", "sustained", "classic"
 #: The warm-up of mamf-finder.
 CLASSIC_WARMUP_SECONDS = 30.0
-#: How results are checked, not measured: launches apart at boost, or back to back at the power limit.
+#: Regimes that check results instead of measuring: with a rest before each launch, or back to back at the power limit.
 SPACED, LOADED = CHECKING = ("spaced", "loaded")
 NAMES = (BURST, SUSTAINED, CLASSIC, *CHECKING)
 #: The statistic that ranks rows.
 BEST_BY = {BURST: "median", SUSTAINED: "mean", CLASSIC: "fastest", SPACED: "median", LOADED: "median"}
-#: The regimes in which a find confirms ceilings: burst gives MAMF, sustained gives MSMF.
+#: The regimes of ceilings: burst gives MAMF, sustained gives MSMF.
 CEILINGS = (BURST, SUSTAINED)
 
 
 def asked_regimes(asked: Collection[str] | None, default: Sequence[str], known: Sequence[str] = ()) -> tuple[str, ...]:
-    """The regimes that options ask for, or ``default``, in the order of ``known`` (else of ``default``)."""
+    """The requested regimes, else ``default``, in the order of ``known`` (if empty: of ``default``)."""
     return tuple(name for name in known or default if name in (asked or default))
 
 

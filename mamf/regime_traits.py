@@ -1,4 +1,4 @@
-"""Device traits that the regimes use: how long it runs before load slows it, and how it settles under load."""
+"""Traits of a device that the regimes use: when its slow power controller reacts to load, and how it settles."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ ASSUMED = "rests and trains are assumed, not measured on this device"
 
 @dataclass(frozen=True)
 class BurstTraits:
-    """How soon load slows a device, and what rest restores its speed. The defaults were measured on an
-    H100 (docs/evidence/intervals.md).
+    """When a device's slow power controller reacts, and how it recovers. The defaults were measured on an H100
+    (docs/evidence/intervals.md).
 
-    - ``train_seconds``: device time of one train of launches, well below the power controller's reaction time (40 ms
-      on an H100).
-    - ``rest_ratio``: idle seconds needed per second of work until the clock is back at boost.
+    - ``train_seconds``: device time of a train of launches, well below the reaction time of the slow power controller
+      (40 ms on an H100).
+    - ``rest_ratio``: idle seconds per second of work until the requested clock is back at its maximum.
     - ``longest_rest_seconds``: idle seconds that are enough after any work.
     - ``warm_in_seconds``: seconds of bursts until a device that was idle for more than ``cold_after_seconds`` reaches
-      its steady speed; until then an H100 is up to 1 % faster.
-    - ``wake_seconds``: seconds of load until a device that rested is as fast as before; queued ahead of each train.
-    - ``repeatability``: the differences between repeats; None: the backend's calibration (mamf.calibration).
+      its steady speed. Until then an H100 is up to 1 % faster.
+    - ``wake_seconds``: seconds of load until a rested device is as fast as before; queued ahead of each train.
+    - ``repeatability``: how much repeated runs differ; None: use the backend's calibration (mamf.calibration).
     - ``remark``: why rows in burst cannot be trusted fully; empty if they can.
     """
 
@@ -40,16 +40,16 @@ class BurstTraits:
 class SustainedTraits:
     """How a device settles under load.
 
-    - ``soak_seconds``: seconds of load from cold until clock and power stay within 0.3 % (an H200).
+    - ``soak_seconds``: seconds of load until clock and power of a cold device stay within 0.3 % (an H200).
     - ``settle_seconds``: seconds of load until a warm device has adapted to another kernel.
     - ``cold_after_seconds``: idle seconds after which the soak is needed again.
-    - ``bridge_seconds``: seconds of load queued while the host prepares the next kernel, because even a short idle
+    - ``bridge_seconds``: seconds of load to queue while the host prepares the next kernel, because even a short idle
       time makes the power controller oscillate for seconds.
     - ``rest_seconds``: idle seconds after which the power controller restarts; 0 if it never does.
-      ``restart_seconds``: seconds of load until it has settled after that.
+      ``restart_seconds``: seconds of load until it has settled again.
     - ``swing_seconds``: the period of the damped oscillation of clock and power after a start (0.9 to 1.1 s on an H100
-      and an H200, at first 13 % from peak to trough). The mean over whole periods is that of the settled device.
-    - ``repeatability``, and ``anew_repeatability`` for visits after such a rest: None as in BurstTraits.
+      and an H200, at first 13 % from peak to trough). The mean over whole periods equals that of a settled device.
+    - ``repeatability``: as in BurstTraits. ``anew_repeatability``: the same for visits after such a rest.
     - ``remark``: as in BurstTraits.
     """
 

@@ -1,15 +1,15 @@
-"""From time samples to a figure with an interval. Pure; seconds in, seconds out.
+"""Turns time samples into a figure with an interval. Pure; all times are in seconds.
 
 Launch times in burst are skewed and have outliers, so the figure is the median, with a distribution-free interval from
 order statistics: the number of samples below the true median is Binomial(n, 1/2) for any distribution (Hahn & Meeker,
-Statistical Intervals, 2017, section 5.2). Sustained measures work over time: the figure is the mean of blocks of equal
-work. Successive blocks are not independent, so the interval uses batch means (Law, Simulation Modeling and Analysis,
-2015, section 9.5.3).
+Statistical Intervals, 2017, section 5.2). In sustained the figure is total work divided by total time, the mean of
+blocks of equal work. Successive blocks are not independent, so the interval uses batch means (Law, Simulation Modeling
+and Analysis, 2015, section 9.5.3).
 
-Both describe a single visit; repeats differ by more. ``repeat_interval`` gives the interval that mamf prints: a 95 %
-prediction interval for one more run. It adds the variance between runs from ``Repeatability``, which is calibrated on
-pairs of runs (tools/coverage.py). The maximum of noisy samples is biased upward, and more samples bias it more: it is
-reported, but never used as a ceiling.
+Both intervals describe a single visit, and repeats differ by more. ``repeat_interval`` gives the interval that mamf
+prints: a 95 % prediction interval for one more run. It adds the variance between runs from ``Repeatability``, which is
+calibrated on pairs of runs (tools/coverage.py). The maximum of noisy samples is biased upward, more so with more
+samples, so it is reported but never used as a ceiling.
 """
 
 from __future__ import annotations
@@ -22,25 +22,24 @@ from dataclasses import dataclass
 
 CONFIDENCE = 0.95
 _BATCHES = 5
-_WIDEST_LOGARITHM = 700.0  # its exponential is still finite: a crafted log may claim any width
+_WIDEST_LOGARITHM = 700.0  # its exponential is still finite; a crafted log may contain any width
 # The half-width of a 95 % interval of the difference of two figures, in standard deviations of one: 2.77.
 _REPEAT = math.sqrt(2) * _stdlib.NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
 _MAX_CELSIUS = 200
-# Runs in results/ colder than the usual one by more are the coldest 5 % in burst (2 % of sustained ceilings).
+# A run counts as cold if it is this much colder than usual: the coldest 5 % of bursts in results/ (2 % in sustained).
 _COLD_DEGREES = 5.0
 # With more degrees of freedom, Student's t differs from the normal distribution by at most 0.6 %.
 _MANY_DEGREES = 200
-# Two levels need this many samples, at most this share of the variance within levels, and this relative distance.
+# Two levels need at least this many samples, at most this share of the variance within the levels, and at least this
+# relative distance.
 _MIN_FOR_LEVELS, _UNEXPLAINED, _MIN_GAP = 10, 0.15, 0.01
-# 1.5 / 0.5, for times and for rates.
+# An interval of -50 % to +50 %: 1.5 / 0.5.
 _WIDEST_RATIO = 3.0
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A confidence interval. ``coverage``: the probability that it reaches; for a median, fewer than 6 samples cannot
-    reach 95 %.
-    """
+    """A confidence interval. ``coverage``: its actual probability, for a median of fewer than 6 samples below 95 %."""
 
     low: float
     high: float
@@ -52,7 +51,7 @@ class Interval:
 
     @property
     def is_known(self) -> bool:
-        """Whether the interval is informative: its ends are within 50 % of the middle, so they differ by at most 3x."""
+        """Whether the interval is narrow enough to be useful: both ends are within 50 % of the middle."""
         return self.high <= _WIDEST_RATIO * self.low
 
     def overlaps(self, other: Interval) -> bool:
@@ -61,14 +60,15 @@ class Interval:
 
 @dataclass(frozen=True)
 class Repeatability:
-    """How far the figures of separate runs lie apart.
+    """How much the figures of separate runs differ.
 
-    - ``run``: relative standard deviation between runs. ``launch_seconds``: seconds per launch by which runs differ in
-      addition, so short launches repeat less well.
-    - ``ignores_within``: the scatter within a visit predicts nothing, because a power controller oscillates regularly.
-    - ``usual_celsius``, ``per_degree``: the temperature of such runs, and the relative loss of speed per degree.
+    - ``run``: the relative standard deviation between runs. ``launch_seconds``: an additional one in seconds per
+      launch, which makes short launches less repeatable.
+    - ``ignores_within``: whether to ignore the scatter within a visit, because a power controller that oscillates
+      regularly makes it meaningless.
+    - ``usual_celsius``, ``per_degree``: the usual temperature, and the relative loss of speed per degree.
 
-    Measured for NVIDIA GPUs and a CPU (repeatability.csv); other devices borrow the GPUs' values. Raises ValueError for
+    Measured for NVIDIA GPUs and a CPU (repeatability.csv); other devices use the GPUs' values. Raises ValueError for
     values outside their range.
     """
 
@@ -83,22 +83,24 @@ class Repeatability:
         if not (are_small and 0 <= self.usual_celsius < _MAX_CELSIUS):
             raise ValueError(
                 f"repeatability of {self.run:g}, {self.launch_seconds:g} s and {self.per_degree:g} per degree below "
-                f"{self.usual_celsius:g} C: shares of 1, under a second, and a temperature below {_MAX_CELSIUS} C"
+                f"{self.usual_celsius:g} C: the first three must be below 1, the temperature below {_MAX_CELSIUS} C"
             )
 
     def is_cold(self, celsius: float | None) -> bool:
-        """Whether a run at this temperature was colder than 95 % of such runs."""
+        """Whether a run at this temperature is colder than about 95 % of all runs."""
         return bool(self.per_degree) and celsius is not None and celsius < self.usual_celsius - _COLD_DEGREES
 
     def cold_gain(self, celsius: float | None) -> float:
-        """The share by which a run at this temperature is faster than at the usual one; 0 if it is not colder."""
+        """The share by which a run at this temperature is faster than at the usual one; 0 if it is not colder or the
+        temperature is unknown.
+        """
         return 0.0 if celsius is None else self.per_degree * max(0.0, self.usual_celsius - celsius)
 
 
 @dataclass(frozen=True)
 class FigureError:
-    """Relative standard deviations of one run's figure: the part that all rows of the run share (``common``), and the
-    rest (``own``). ``degrees``: degrees of freedom for Student's t.
+    """The relative standard deviations of one run's figure: the part that all rows of the run share (``common``) and
+    the rest (``own``). ``degrees``: degrees of freedom for Student's t.
     """
 
     common: float
@@ -112,7 +114,7 @@ class FigureError:
 
 @dataclass(frozen=True)
 class Summary:
-    """Statistics of samples, in seconds except ``count``. ``interval``: of the figure, within the visit."""
+    """Statistics of samples, in seconds except ``count``. ``interval``: that of the figure, within the visit."""
 
     count: int
     mean: float
@@ -137,12 +139,12 @@ def summarize(samples: Sequence[float], figure: str = "median") -> Summary:
 
 
 def standard_deviation(samples: Sequence[float]) -> float:
-    """The standard deviation of samples; 0 for a single one. Uses floats: exact fractions take 50 times as long."""
+    """The standard deviation of samples; 0 for a single one. In floats, because exact fractions are 50 times slower."""
     return math.sqrt(_squares(samples) / (len(samples) - 1)) if len(samples) > 1 else 0.0
 
 
 def exact_standard_deviation(samples: Sequence[float]) -> float:
-    """The same with exact fractions, for reports that must reproduce every digit of early logs."""
+    """The same with exact fractions, for reports that must reproduce every digit of old logs."""
     return _stdlib.stdev(samples) if len(samples) > 1 else 0.0
 
 
@@ -163,7 +165,9 @@ def interval_of(samples: Sequence[float], figure: str) -> Interval:
 
 
 def median_interval(samples: Sequence[float], confidence: float = CONFIDENCE) -> Interval:
-    """The narrowest symmetric order-statistic interval of the median that covers ``confidence``, else the range."""
+    """The narrowest symmetric order-statistic interval of the median with at least this confidence; the range of the
+    samples if there are too few.
+    """
     ordered = sorted(samples)
     rank, coverage = _median_rank(len(ordered), confidence)
     return Interval(ordered[rank], ordered[len(ordered) - 1 - rank], coverage)
@@ -171,11 +175,11 @@ def median_interval(samples: Sequence[float], confidence: float = CONFIDENCE) ->
 
 @functools.lru_cache(1024)  # called after each train of launches, and for each row of a log
 def _median_rank(count: int, confidence: float) -> tuple[int, float]:
-    """The rank, from either end, of the samples that enclose the median of ``count`` samples, and the coverage."""
-    if count > 10_000:  # nearly normal: the rank is at most 1 off, and exact integers would take quadratic time
+    """The rank, from either end, of the samples that bound the interval of the median, and its coverage."""
+    if count > 10_000:  # normal approximation: the rank is off by at most 1, and exact integers take quadratic time
         rank = math.floor(_stdlib.NormalDist(count / 2, math.sqrt(count) / 2).inv_cdf((1 - confidence) / 2) - 0.5)
         return rank, math.erf((count - 2 * rank - 1) / math.sqrt(2 * count))
-    # below: outcomes (of 2**count) in which the true median is below the sample of this rank; exact integers.
+    # below: how many of the 2**count outcomes have the true median below the sample of this rank; exact integers.
     rank, below, at_rank, total = 0, 1, 1, 2**count
     while True:
         at_rank = at_rank * (count - rank) // (rank + 1)
@@ -185,12 +189,12 @@ def _median_rank(count: int, confidence: float) -> tuple[int, float]:
 
 
 def batch_means_interval(samples: Sequence[float], batches: int = _BATCHES) -> Interval:
-    """The interval of the mean from the means of equal batches of consecutive samples; the range for few samples."""
+    """The interval of the mean, from the means of equal batches of consecutive samples. The range for few samples."""
     batches = min(batches, len(samples) // 2)
     if batches < 2:
         return Interval(min(samples), max(samples), median_interval(samples).coverage)
     size = len(samples) // batches
-    # Samples that do not fill a batch are dropped at the start, where the state before the visit may persist.
+    # Drop the samples that do not fill a batch at the start, where the earlier state may persist.
     whole = samples[len(samples) - batches * size :]
     means = [_stdlib.fmean(whole[start : start + size]) for start in range(0, len(whole), size)]
     half = student_t(batches - 1) * standard_deviation(means) / math.sqrt(batches)
@@ -199,21 +203,21 @@ def batch_means_interval(samples: Sequence[float], batches: int = _BATCHES) -> I
 
 
 def standard_error(interval: Interval, figure: float) -> float:
-    """The relative standard error that corresponds to an interval of this coverage for a normal figure.
+    """The relative standard error of a normally distributed figure with this interval.
 
-    For a mean it is 42 % too large (more with fewer batches), because Student's t with 5 batches makes the interval
-    2.776 standard errors wide and not 1.960. The calibration depends on it, so it stays.
+    For a mean it is 42 % too large (more with fewer batches), because with Student's t and 5 batches the half-width is
+    2.776 standard errors, not 1.960. The calibration depends on this, so it stays.
     """
     coverage = min(max(interval.coverage, 0.5), 0.999)
     return interval.half_width / _stdlib.NormalDist().inv_cdf((1 + coverage) / 2) / figure
 
 
 def figure_error(figures: Sequence[float], middle: float, within: Sequence[float], known: Repeatability) -> FigureError:
-    """The error of ``middle`` seconds, which combines the ``figures`` of the visits of one run, relative to the mean of
-    all runs. ``within``: the relative standard error of each visit.
+    """The error of a run's figure relative to the mean of all runs. ``middle``: the figure in seconds, combined from
+    the ``figures`` of the run's visits. ``within``: the relative standard error of each visit.
 
-    Three terms: the deviation between runs, the same in seconds, and the standard error from these visits. All rows of
-    a run share half of the variance between runs.
+    It has three terms: the relative deviation between runs, the deviation in seconds, and the standard error of the
+    visits. All rows of a run share half of the variance between runs.
     """
     count = len(figures)
     inside = 0.0 if known.ignores_within else _stdlib.fmean(error**2 for error in within)
@@ -230,23 +234,23 @@ def repeat_interval(
     known: Repeatability,
     celsius: float | None = None,
 ) -> Interval:
-    """The 95 % repeat interval, in seconds: it contains the figure of one more run of the same measurement, in a new
-    process, on the same card with the same software, with a probability of 95 %.
+    """The 95 % repeat interval, in seconds. With a probability of 95 % it contains the figure of one more run of the
+    same measurement in a new process, on the same card with the same software.
 
-    Parameters as in ``figure_error``. This is a prediction interval (Hahn & Meeker, Statistical Intervals, 2017,
-    section 4.8): the repeat has the same error as the figure itself, so the variance counts twice. A figure from a cold
-    card (``celsius``) is wider by what a warm card loses. It excludes errors that both runs share, such as the bias of
-    the timer (see Measurement.accuracy).
+    For the parameters see ``figure_error``. This is a prediction interval (Hahn & Meeker, Statistical Intervals, 2017,
+    section 4.8): the repeat has the same error as the figure, so the variance counts twice. If the card was cold
+    (``celsius``), the interval is wider by the speed that a warm card loses. It does not include errors that both runs
+    share, such as the bias of the timer (see Measurement.accuracy).
     """
     error = figure_error(figures, middle, within, known)
     half = _REPEAT * error.total + known.cold_gain(celsius)
-    # Nearly symmetric if the scatter is small; the lower end stays positive if it is large.
+    # For small scatter this is nearly symmetric; for large scatter the lower end stays positive.
     return Interval(middle * max(1 - half, (1 + half) ** -2), middle * (1 + half), CONFIDENCE)
 
 
 def widen(interval: Interval, middle: float, half_width: float) -> Interval:
-    """The interval of a positive figure after multiplication by a factor whose relative half-width is ``half_width``:
-    relative widths of independent errors add in quadrature. An interval that reaches 0 stays as it is.
+    """The interval of a positive figure after multiplication by a factor whose relative half-width is ``half_width``.
+    Relative widths of independent errors add in quadrature. An interval that reaches 0 is returned unchanged.
     """
     if interval.low <= 0 or not half_width:
         return interval
@@ -258,7 +262,7 @@ def widen(interval: Interval, middle: float, half_width: float) -> Interval:
 
 @functools.cache
 def student_t(degrees: int, confidence: float = CONFIDENCE) -> float:
-    """The half-width, in standard errors, that covers ``confidence`` of Student's t distribution."""
+    """The half-width, in standard errors, of the interval that covers ``confidence`` of Student's t distribution."""
     low, high = 0.0, 1e4
     while high - low > 1e-9 * (1 + low):
         middle = (low + high) / 2
@@ -280,7 +284,7 @@ def _t_coverage(t: float, degrees: int) -> float:
 
 
 def relative_slope(samples: Collection[float]) -> float:
-    """The rise of a straight line through equally spaced samples from first to last, as a share of their mean."""
+    """The rise from first to last of a straight line through equally spaced samples, as a share of their mean."""
     count = len(samples)
     if count < 2:
         return 0.0
@@ -289,10 +293,10 @@ def relative_slope(samples: Collection[float]) -> float:
 
 
 def two_levels(samples: Sequence[float]) -> tuple[float, float] | None:
-    """The two levels that samples alternate between, low and high, or None if they scatter around one level.
+    """The two levels, low and high, that samples alternate between; None if they scatter around one level.
 
-    Split at the middle, two levels explain nearly all of the variance; for normal scatter a split explains 64 %, for
-    uniform scatter 75 %.
+    Samples are split at the middle of their range. Two levels then explain nearly all of the variance, but only 64 % of
+    normal scatter and 75 % of uniform scatter.
     """
     if len(samples) < _MIN_FOR_LEVELS:
         return None
@@ -307,7 +311,7 @@ def two_levels(samples: Sequence[float]) -> tuple[float, float] | None:
 
 
 def known_median(values: Iterable[float | None]) -> float | None:
-    """The median of the values that are not None, or None without any."""
+    """The median of the values that are not None; None if all are None."""
     known = [value for value in values if value is not None]
     return _stdlib.median(known) if known else None
 

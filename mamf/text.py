@@ -1,7 +1,7 @@
 """Escapes untrusted text from logs and devices, with one function per output format.
 
-A log can come from anyone. Its text must not move the cursor of a terminal, be computed by a spreadsheet or act as
-markup. Ordinary text stays unchanged.
+A log can come from anyone. Its text must not control a terminal, run as a formula in a spreadsheet or act as markup.
+Ordinary text stays unchanged.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _UNSEEN = {"Cc", "Cf", "Cs", "Zl", "Zp"}
 _FORMULA = re.compile(r"\s*[=+\-@\uff1d\uff0b\uff0d\uff20]")
 _NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
 
-# GitHub markup at any position. An address that is visible as such stays.
+# GitHub markup at any position. Plain addresses stay as they are.
 _INLINE = re.compile(
     r"[\\`|~$]"  # escape, code, cell, strike-through, formula
     r"|\*(?=\S)"  # an emphasis that is never opened needs no escape at its end
@@ -36,7 +36,7 @@ class Markup(str):
 
 
 class Link(str):
-    """Text that leads to ``address``: an http or https address, or a place beside the page."""
+    """Text that links to ``address``: an http or https address, or a path relative to the page."""
 
     address: str
 
@@ -47,17 +47,17 @@ class Link(str):
 
 
 def without_markup(text: str) -> str:
-    """``text`` as people read it: of Markup, links and escapes are taken away."""
+    """``text`` as people read it: if it is Markup, without links, escapes and emphasis."""
     return _MARKED.sub(lambda found: found[1] or found[2] or "", text) if isinstance(text, Markup) else text
 
 
 def visible(text: str) -> str:
-    """``text`` in one line, with invisible characters escaped: ``\\x1b`` for an escape, ``\\n`` for a line end."""
+    """``text`` in one line, with invisible characters escaped: ``\\x1b`` for Escape, ``\\n`` for a line end."""
     return _NOT_PLAIN.sub(_escaped_if_unseen, text)
 
 
 def visible_lines(text: str) -> str:
-    """The same for text of several lines; line ends are kept."""
+    """Like ``visible``, for text of several lines: line ends are kept."""
     return "\n".join(map(visible, text.split("\n")))
 
 
@@ -65,7 +65,7 @@ _MIN_WIDTH = 8
 
 
 def wrapped(line: str, width: int | None, indent: int = 4) -> str:
-    """A line, broken at blanks where it is longer than ``width``; the lines after the first are indented."""
+    """Break a line at blanks if it is longer than ``width``, and indent the lines after the first."""
     if width is None or len(line) <= width:
         return line
     own = line[: len(line) - len(line.lstrip())]
@@ -86,7 +86,7 @@ def _escaped_if_unseen(found: re.Match[str]) -> str:
 
 
 def csv_cell(value: object) -> object:
-    """A value for csv.writer: numbers unchanged, an apostrophe before text that a spreadsheet would compute."""
+    """A value for csv.writer: numbers unchanged, and an apostrophe in front of text that looks like a formula."""
     if value is None or isinstance(value, (int, float)):
         return value
     text = visible(str(value))

@@ -1,7 +1,7 @@
-"""Base classes for devices that torch supports: opening, memory, operands and two kinds of timer.
+"""Base classes of backends for devices that torch supports: opening, memory, operands and two kinds of timer.
 
-An adapter in ``backends/`` derives from ``AcceleratorBackend`` (if the vendor's torch module has events and memory
-statistics: ``torch.cuda``, ``torch.xpu``, ``torch.hpu``) or from ``HostTimedBackend``, and adds the vendor's specifics.
+An adapter in ``backends/`` derives from ``AcceleratorBackend`` if the vendor's torch module has events and memory
+statistics (``torch.cuda``, ``torch.xpu``, ``torch.hpu``), else from ``HostTimedBackend``, and adds the rest.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from mamf.backend import MIB, Backend, DeviceInfo, OperandPool, Telemetry, Unava
 from mamf.dtypes import DTYPES
 from mamf.errors import UnavailableError
 
-# Elements drawn at once for dtypes whose values are drawn in float32 first (8-bit dtypes).
+# Elements to draw at a time for 8-bit dtypes, whose values are drawn in float32 first.
 _FILL_CHUNK = 2**26
 _FLUSH_BYTES_WHEN_CACHE_UNKNOWN = 256 * MIB
-# Kernels of known cycles calibrate the timer: 5 us at 2 GHz, and eight times that. A clock change of 1 % between the
-# two shifts the estimate by 0.05 us, and the median of this many rounds repeats within 0.1 us.
+# Kernels with known cycles calibrate the timer: 5 us at 2 GHz, and eight times as long. If the clock changes by 1 %
+# between the two, the estimate shifts by 0.05 us. The median of this many rounds repeats within 0.1 us.
 _SPIN_CYCLES = 10_000
 _SPIN_RATIO = 8
 _SPIN_ROUNDS = 32
@@ -40,7 +40,7 @@ def torch_dtype(name: str) -> torch.dtype:
 
 
 def hash_identifier(identifier: str) -> str:
-    """A stable hash of a serial number, so logs can identify a card without naming it."""
+    """A stable hash of a serial number, so that logs can identify a card without revealing it."""
     return hashlib.sha256(identifier.encode()).hexdigest()[:12]
 
 
@@ -69,7 +69,7 @@ class TorchOperandPool(OperandPool):
     def _fill(self, buffer: torch.Tensor, name: str) -> None:
         generator = torch.Generator(device=buffer.device)
         generator.manual_seed(self._seed + zlib.crc32(name.encode()))
-        if buffer.dtype == torch.int32:  # overwrites C of an int8 product: any integers will do
+        if buffer.dtype == torch.int32:  # for overwriting C of an int8 matmul: any integers will do
             buffer.random_(-128, 128, generator=generator)
             return
         if buffer.dtype.itemsize > 1:
@@ -82,15 +82,15 @@ class TorchOperandPool(OperandPool):
 
 
 def require_memory(backend: Backend, nbytes: int) -> None:
-    """Raises MemoryError if ``nbytes`` are not free: a system that overcommits would kill the process later."""
+    """Raises MemoryError if ``nbytes`` are not free. A system that overcommits would kill the process later."""
     free = backend.free_memory()
     if free is not None and nbytes > free:
         raise MemoryError(f"out of memory: {nbytes / 1e9:.1f} GB needed, {free / 1e9:.1f} GB free")
 
 
 def draw(values: torch.Tensor, data: str, generator: torch.Generator) -> None:
-    """Fill ``values`` in place: standard normal, wide (normal, times powers of two), uniform(-1, 1), zeros, or the
-    integers -2..2.
+    """Fill ``values`` in place. ``data``: normal (mean 0, deviation 1), wide (normal, times powers of two), uniform (-1
+    to 1), integers (-2 to 2) or zeros.
     """
     if data == "normal":
         values.normal_(generator=generator)
@@ -106,7 +106,7 @@ def draw(values: torch.Tensor, data: str, generator: torch.Generator) -> None:
 
 
 def as_int8_range(values: torch.Tensor, data: str) -> torch.Tensor:
-    """Spread normal (to 4 sigma) and uniform values over -127..127; the others are integers already."""
+    """Scale normal (to 4 sigma) and uniform values to -127..127 and round them; other data are integers already."""
     scale = {"normal": 127 / 4, "uniform": 127.0}.get(data, 1.0)
     return values.mul_(scale).round_().clamp_(-127, 127)
 
@@ -127,26 +127,26 @@ class TorchBackend(Backend):
             raise UnavailableError(f"{self.name} has no device {index}; it has {count} (0 to {count - 1})")
         self.index = index
         self.device = self.open_device()
-        # Buffers by size; slicing a single buffer would cost the host as much as the flush itself.
+        # Buffers by size, because slicing a single buffer would take the host as long as queueing the flush.
         self._flush_buffers: dict[int, torch.Tensor] = {}
         self.setup()
         self.telemetry = self.open_telemetry()
         info = self.describe()
         self.info = replace(info, name=shared_name(info.name, self.sharing()))
-        # A cache that was measured later (mamf.engine.traits) may hide a larger one: it only enlarges the flush.
+        # A cache size that is measured later (mamf.engine.traits) only enlarges the flush: a larger cache may exist.
         self._flush_bytes = 2 * (self.info.cache_bytes or 0) or _FLUSH_BYTES_WHEN_CACHE_UNKNOWN
 
     def open_device(self) -> torch.device:
         return torch.device(self.device_type, self.index)
 
     def setup(self) -> None:
-        """Vendor-specific setup within this process; changes nothing on the machine."""
+        """Set up what the vendor needs in this process. Changes nothing on the machine."""
 
     @abstractmethod
     def describe(self) -> DeviceInfo: ...
 
     def open_telemetry(self) -> Telemetry | Unavailable:
-        return Unavailable(f"{self.name} has no sensors that mamf can read", "power and clock stay unknown")
+        return Unavailable(f"mamf cannot read sensors of {self.name} devices", "power and clock stay unknown")
 
     def flush_cache(self, size: int | None = None) -> None:
         size = size or max(self._flush_bytes, 2 * (self.info.cache_bytes or 0))
@@ -176,7 +176,7 @@ class TorchBackend(Backend):
 
 
 class HostTimedBackend(TorchBackend):
-    """A device timed with the host's clock around a synchronize, because the vendor has no reliable events."""
+    """A device that is timed with the host's clock around a synchronize, because it has no reliable events."""
 
     timer = "host clock"
 
@@ -192,14 +192,14 @@ class HostTimedBackend(TorchBackend):
 
 
 class AcceleratorBackend(TorchBackend):
-    """A device timed with events in its queue; ``vendor`` is the torch module of the device."""
+    """A device that is timed with events in its queue. ``vendor``: returns the torch module of the device."""
 
     timer = "device events"
 
     @classmethod
     @abstractmethod
     def vendor(cls) -> Any:
-        """torch.cuda, torch.xpu, torch.hpu."""
+        """The vendor's torch module, such as torch.cuda."""
 
     @classmethod
     def device_count(cls) -> int:
@@ -237,11 +237,12 @@ class AcceleratorBackend(TorchBackend):
         return float(start.elapsed_time(end)) * 1e-3
 
     def timer_overhead(self) -> float | None:
-        """From kernels of N and rN cycles: (r T(N) - T(rN)) / (r - 1) is the time in a window beyond the cycles.
+        """Estimate the overhead from kernels of N and rN cycles: (r T(N) - T(rN)) / (r - 1) is the time of a window
+        without cycles.
 
-        A train contains kernels of one length, like a burst. Windows differ by about 0.3 us between even and odd
-        positions in the queue; in a train of alternating lengths each length would get only one kind of position.
-        The estimate multiplies that error by up to (r + 1) / (r - 1), which is 3 for r = 2.
+        A train has kernels of one length only, like a burst. Windows at even and odd positions in the queue differ by
+        about 0.3 us. With alternating lengths each length would get only one kind of position, and the estimate would
+        multiply that error by up to (r + 1) / (r - 1), which is 3 for r = 2.
         """
         spin = getattr(self.vendor(), "_sleep", None)
         if spin is None:
@@ -251,7 +252,7 @@ class AcceleratorBackend(TorchBackend):
         return statistics.median((ratio * short - long) / (ratio - 1) for short, long in rounds)
 
     def _spin_seconds(self, spin: Callable[[int], object], cycles: int) -> float:
-        """The median window of a train of kernels, queued behind flushes so that the host stays ahead of the device."""
+        """The median window of a train of kernels. They follow flushes, so that the host stays ahead of the device."""
         for _ in range(_FLUSHES_AHEAD):
             self.flush_cache()
         marks = []
@@ -276,7 +277,7 @@ class AcceleratorBackend(TorchBackend):
         return self._requested("peak", self.vendor().max_memory_allocated)
 
     def _requested(self, moment: str, allocated: Callable[[int], int]) -> int:
-        """Bytes requested, which do not depend on the allocator's cache; else bytes allocated."""
+        """The bytes requested, which do not depend on the allocator's cache; if unknown, the bytes allocated."""
         requested = self.vendor().memory_stats(self.index).get(f"requested_bytes.all.{moment}")
         return int(allocated(self.index) if requested is None else requested)
 

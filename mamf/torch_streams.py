@@ -1,4 +1,4 @@
-"""The second queue of an accelerator: a stream, as the vendor's torch module has them."""
+"""The second queue of an accelerator: a stream of the vendor's torch module."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mamf.torch_backend import AcceleratorBackend
 
 
 class StreamQueue(Queue):
-    """A second queue of an accelerator: a stream. ``mark``: the backend's."""
+    """A stream as the second queue of an accelerator. ``mark``: the backend's method."""
 
     def __init__(self, vendor: Any, index: int, mark: Callable[[], Any]) -> None:
         self._vendor, self._stream, self._mark = vendor, vendor.Stream(index), mark

@@ -1,4 +1,4 @@
-"""The work of one launch: exact FLOP and bytes, and which of them the rate counts. Pure."""
+"""The work of one launch: its exact FLOP and bytes, and which of the two its rate counts. Pure."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Work:
-    """``flop`` and ``nbytes`` (read plus written, each operand once) of a launch, counted by the named ``convention``.
+    """The work of one launch.
 
-    ``unit``: the unit of the rate, 1e12 per second: ``TFLOPS`` counts FLOP, ``TB/s`` counts bytes. ``has_products``:
-    whether the FLOP are those of matrix products, so that the matmul ceiling limits them; always if they are counted.
+    - ``flop``, ``nbytes``: FLOP, and bytes read plus written (each operand once), by the named ``convention``.
+    - ``unit``: the unit of the rate: ``TFLOPS`` counts FLOP, ``TB/s`` counts bytes, both 1e12 per second.
+    - ``has_products``: whether the FLOP are those of matmul, so that the matmul ceiling limits them. Always True if the
+      rate counts FLOP.
     """
 
     flop: float

@@ -1,7 +1,7 @@
-"""Where an output is wrong, and the pattern: a faulty unit spoils the tiles that it computes, and no others. Pure.
+"""Describes where an output is wrong, and the pattern: a faulty compute unit spoils only its own tiles. Pure.
 
-Outputs are compared in cells of CELL by CELL values. Kernels compute tiles of one or more cells and deal them to the
-units of a device in turn, so the wrong tiles of one faulty unit are as far apart as the device has units.
+Outputs are compared in cells of CELL by CELL values. Kernels compute tiles of one or more cells and assign them to the
+compute units in turn, so the period of one faulty unit's tiles is the number of units.
 """
 
 from __future__ import annotations
@@ -12,14 +12,16 @@ from itertools import pairwise, product
 
 #: Rows and columns of a cell.
 CELL = 64
-# Cells along a side of a tile, how few tiles show a period, and how many are named.
+# Cells along a side of a tile, the fewest tiles that show a period, and how many tiles are named.
 _SIDES, _MIN_FOR_PERIOD, _MAX_NAMED = (4, 2, 1), 3, 4
 
 
 @dataclass(frozen=True)
 class WrongCells:
-    """``cells``: those with a wrong value, by product of the batch, row and column from 0. ``rows``, ``columns``: of
-    one product, in values. ``values``: of the whole output.
+    """The cells of an output that have a wrong value.
+
+    - ``cells``: the number in the batch, row and column of each, from 0.
+    - ``rows``, ``columns``: the size of one matrix, in values. ``values``: the number of values in the whole output.
     """
 
     cells: frozenset[tuple[int, int, int]]
@@ -29,7 +31,7 @@ class WrongCells:
 
 
 def describe(wrong: WrongCells) -> str:
-    """The wrong tiles in a line: their size, where they are in the grid of tiles, and their period."""
+    """Describe the wrong tiles in one line: their size, their place in the grid of tiles, and their period."""
     down, across = -(-wrong.rows // CELL), -(-wrong.columns // CELL)
     sides = sorted(product(_SIDES, _SIDES), key=lambda side: -side[0] * side[1])
     fitting = (side for side in sides if side == (1, 1) or (side[0] <= down and side[1] <= across))
@@ -49,7 +51,7 @@ def describe(wrong: WrongCells) -> str:
 
 
 def _is_made_of(wrong: WrongCells, height: int, width: int, down: int, across: int) -> bool:
-    """Whether each wrong cell is part of a whole wrong tile of so many cells, within so many cells."""
+    """Whether wrong cells form whole tiles of ``height`` x ``width`` cells; the output has ``down`` x ``across``."""
     tiles = {(b, row // height * height, column // width * width) for b, row, column in wrong.cells}
     return all(
         (b, row, column) in wrong.cells

@@ -1,1 +1,1 @@
-"""The highest figures of a device, how they are sought, and what share of them something else reaches."""
+"""Ceilings and roofs: the highest confirmed rates of a device, and the shares of them that other rows reach."""

@@ -1,8 +1,8 @@
 """Ceilings: the confirmed best rate of a device for a dtype and a regime, and the shares of it that rows reach. Pure.
 
-Choosing and confirming use separate measurements: rounds of the phase ``choose`` decide which candidate is best, and
-new measurements after them, in the phase ``confirm``, give its figure. The highest of several noisy figures is biased
-upward (the winner's curse); a new measurement of the same candidate is not.
+Separate measurements choose and confirm the winner: rounds of the phase ``choose`` decide which candidate is best, and
+later rounds of the phase ``confirm`` give its figure. The highest of several noisy figures is biased upward (the
+winner's curse), but a new measurement of the winner is not.
 """
 
 from __future__ import annotations
@@ -33,32 +33,32 @@ from mamf.statistics import (
 )
 from mamf.timers import relative_accuracy
 
-#: Ceilings by dtype, as ``label_dtype`` names it, and regime.
+#: Ceilings by (dtype, regime); ``label_dtype`` gives the dtype.
 Ceilings = Mapping[tuple[str, str], "Ceiling"]
-#: The largest share of a ceiling that measuring it later can explain.
+#: The largest share of a ceiling that changes of the card since its measurement can explain.
 MAX_SHARE = 1.1
-#: The largest drift of the card's speed, as a share, that reports do not mention.
+#: Reports mention drift of the card's speed above this share.
 STATE_TOLERANCE = 0.01
 #: A candidate for the ceiling: a shape and a kernel.
 Candidate = tuple[Any, str]
 CHOOSE, CONFIRM = "choose", "confirm"
 # The fewest rounds in which a candidate must have been measured to count as confirmed.
 MIN_ROUNDS = 3
-# A card that warms up stays within 2 %.
+# A rate this many times higher cannot be drift: a card that warms up stays within 2 %.
 _CLEARLY_FASTER = 1.1
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ceiling(Tabular, Rate):
-    """The confirmed highest rate of a device for a problem in a regime: a rate with the work and rounds behind it.
+    """The confirmed highest rate of a device for one problem in one regime.
 
-    - ``rate``: TFLOPS (or TB/s if the operation counts bytes) over ``rounds`` new measurements: their median in burst,
-      their work over their time in sustained. ``interval``: the 95 % repeat interval, as a rate. ``dtype`` and ``unit``
-      follow from ``problem`` and ``shape``.
+    - ``rate``: TFLOPS (TB/s if the operation counts bytes) over ``rounds`` confirming measurements: their median in
+      burst, total work divided by total time in sustained. ``interval``: the 95 % repeat interval of the rate.
+    - ``dtype``, ``unit``: derived from ``problem`` and ``shape``.
     - ``tied``: candidates that these rounds do not show to be slower than the winner.
-    - ``gain_over_default``: the speed-up of the winning kernel over the library's default on the same shape, minus 1;
-      None if that was not measured, or if the default won.
-    - ``repeatability``: the calibration used for the interval; None in converted logs, whose intervals depend on their
+    - ``gain_over_default``: how much faster the winning kernel is than the library's default on the same shape, as a
+      share; None if that was not measured, or if the default won.
+    - ``repeatability``: the calibration behind the interval; None in converted logs, whose intervals come from the
       rounds only.
     """
 
@@ -86,7 +86,7 @@ class Ceiling(Tabular, Rate):
 
     @property
     def seconds(self) -> float:
-        """Seconds of a launch at this rate."""
+        """Seconds that one launch of the winner takes at this rate."""
         return float(self.problem.work(self.shape).amount) / (self.rate * TERA)
 
     @property
@@ -95,20 +95,20 @@ class Ceiling(Tabular, Rate):
         return None if self.regime != "sustained" or not self.conditions.watts else self.conditions.watts / self.rate
 
     def utilization(self, *, flop: float, seconds: float, regime: str) -> float:
-        """MAMFU: the rate of ``flop`` in ``seconds`` as a share of this ceiling.
+        """Return MAMFU: the rate ``flop / seconds`` as a share of this ceiling.
 
-        Raises IncomparableError if ``regime`` is not the ceiling's, because a share across regimes compares two clocks,
-        and if the interval of the ceiling is unknown; UsageError for invalid seconds or FLOP.
+        Raises IncomparableError if ``regime`` differs from the ceiling's, because their clocks differ, or if the
+        ceiling's interval is unknown, and UsageError for invalid seconds or FLOP.
         """
         require_seconds("seconds", seconds)
         if not is_number(flop) or not 0 <= flop < math.inf:
-            raise UsageError(f"flop {flop}: it must be a number of at least 0")
+            raise UsageError(f"flop {flop}: it must be a finite number of at least 0")
         if regime != self.regime:
             raise IncomparableError(
-                f"a {regime} figure is not a share of a {self.regime} ceiling: measure both in one regime"
+                f"cannot divide a {regime} figure by a {self.regime} ceiling: measure both in the same regime"
             )
         if not self.interval.is_known:
-            raise IncomparableError("this ceiling is too noisy to take a share of it: find it again with 'mamf find'")
+            raise IncomparableError("this ceiling is too noisy for shares of it: find it again with 'mamf find'")
         return flop / seconds / (self.rate * TERA)
 
 
@@ -118,9 +118,9 @@ def confirm_ceilings(
     device: str,
     uuid_hash: str | None = None,
 ) -> dict[tuple[Problem, str], Ceiling]:
-    """The ceilings that the rows of a run confirm, by problem and regime.
+    """Return the ceilings that the rows of a run confirm, by problem and regime.
 
-    ``sought``: triples of problem, regime and default kernel.
+    ``sought``: triples of problem, regime and default kernel. A ceiling that ``fell_behind`` gets an unknown interval.
     """
     rows = list(rows)
     found: dict[tuple[Problem, str], Ceiling] = {}
@@ -136,15 +136,16 @@ def confirm_ceilings(
 def ceilings_of_plan(
     plan: Plan, rows: Iterable[Measurement], info: DeviceInfo, default_kernel: str
 ) -> dict[tuple[Problem, str], Ceiling]:
-    """The ceilings of a plan that rows confirm, by problem and regime."""
+    """Return the ceilings of a plan that the rows confirm, by problem and regime."""
     sought = [(problem, regime, default_kernel) for problem in plan.problems for regime in plan.regimes]
     return confirm_ceilings(rows, sought, info.name, info.uuid_hash)
 
 
 def fell_behind(ceiling: Ceiling, rows: Iterable[Measurement]) -> bool:
-    """Whether another visit of the run measured the winner clearly faster than its confirming rounds allow: something
-    else used the device during these rounds. A slower visit says nothing, because it may have been disturbed itself. In
-    the logs in results/ no visit reaches this limit.
+    """Return whether another visit measured the winner clearly faster than its confirming rounds allow.
+
+    Then something else used the device during these rounds. A slower visit says nothing, because it may have been
+    disturbed itself. In the logs in results/ no visit reaches this limit.
     """
     winner = (ceiling.problem, ceiling.regime, ceiling.shape, ceiling.kernel)
     own = (row.best_rate for row in rows if row.ok and (row.problem, row.regime, row.shape, row.kernel) == winner)
@@ -152,22 +153,22 @@ def fell_behind(ceiling: Ceiling, rows: Iterable[Measurement]) -> bool:
 
 
 def why_hopeless(rows: Sequence[Measurement]) -> str | None:
-    """Why no ceiling can be found: the reason of the first row if all rows failed, else None."""
+    """Return why no ceiling can be found: the first row's reason if all rows failed, or None."""
     return None if not rows or any(row.ok for row in rows) else f"{rows[0].status}, {rows[0].reason}"
 
 
 def confirm_ceiling(
     rows: Iterable[Measurement], device: str, uuid_hash: str | None = None, default_kernel: str | None = None
 ) -> Ceiling | None:
-    """The ceiling from rounds of new measurements, or None if there are fewer than MIN_ROUNDS.
+    """Return the ceiling that the confirming rounds give, or None if there are fewer than MIN_ROUNDS.
 
-    ``rows``: rows of one problem and regime, of which the phases ``choose`` and ``confirm`` decide. Every round
-    measures each remaining candidate once, so comparisons within rounds cancel the drift between rounds.
+    ``rows``: rows of one problem and regime; only those of the phases ``choose`` and ``confirm`` count. Every round
+    measures each remaining candidate once, so comparisons within a round cancel the drift between rounds.
     """
     rows = [row for row in rows if row.phase in (CHOOSE, CONFIRM)]
     choosing = [row for row in rows if row.phase == CHOOSE]
     fresh = group_rounds(row for row in rows if row.phase != CHOOSE)
-    # Converted logs have one phase, whose rounds choose a winner and give its figure, which is biased upward.
+    # Converted logs have only one phase: its rounds both choose the winner and give its figure, with an upward bias.
     failed = {(row.shape, row.kernel) for row in rows if not row.ok}
     winner = next((each for each in rank_candidates(choosing or rows) if each not in failed), None)
     if winner is None or len(fresh.get(winner, ())) < MIN_ROUNDS:
@@ -198,23 +199,23 @@ def confirm_ceiling(
 
 
 def _find_finalists(fresh: Mapping[Candidate, Mapping[int, Measurement]]) -> list[Candidate]:
-    """The candidates measured in all rounds. Others were dropped and cannot win; the last round may be incomplete."""
+    """Return the candidates of all rounds, except that the last round may be incomplete. Dropped ones cannot win."""
     most = max(map(len, fresh.values()), default=0)
     return [candidate for candidate, found in fresh.items() if len(found) >= most - 1]
 
 
 def rank_candidates(rows: Iterable[Measurement]) -> list[Candidate]:
-    """Candidates by their median rate over rounds, best first; those that were dropped come last."""
+    """Sort candidates by their median rate over rounds, best first. Candidates that were dropped come last."""
     found = group_rounds(rows)
     kept = set(_find_finalists(found))
     return sorted(found, key=lambda each: (each in kept, median_rate(found[each].values())), reverse=True)
 
 
 def combine_rounds(rounds: Sequence[Measurement]) -> tuple[float, Interval]:
-    """The rate of a candidate over rounds, and its repeat interval.
+    """Return the rate of a candidate over all rounds, in TFLOPS or TB/s, and its repeat interval.
 
-    The rate is the median of medians or, for work over time, all work over all time. Without a calibration (in a
-    converted log) the interval comes from order statistics of these rounds.
+    The rate is the median of the rounds or, if their figure is a mean, total work divided by total time. Without a
+    calibration (converted logs) the interval comes from order statistics of the rounds.
     """
     known = repeatability_of(rounds)
     if known is None:
@@ -227,17 +228,17 @@ def combine_rounds(rounds: Sequence[Measurement]) -> tuple[float, Interval]:
 
 
 def error_of(rounds: Sequence[Measurement]) -> FigureError:
-    """The error of the figure of ``combine_rounds``, relative to the mean of all runs."""
+    """Return the error of the figure of ``combine_rounds``, relative to the mean of all runs."""
     return figure_error(*_combine_visits(rounds), known_repeatability(rounds))
 
 
 def known_repeatability(rounds: Sequence[Measurement]) -> Repeatability:
-    """The calibration of these rounds, or that of their regime, for logs that name none."""
+    """Return the calibration of these rounds, or that of their regime if the log names none."""
     return repeatability_of(rounds) or find_calibration("", rounds[0].regime, rounds[0].problem)
 
 
 def _combine_visits(rounds: Sequence[Measurement]) -> tuple[list[float], float, list[float]]:
-    """The seconds of each round and of all together, and the relative standard error of each."""
+    """Return the seconds per launch of each round, of all rounds together, and each round's relative standard error."""
     seconds, errors = [row.seconds for row in rounds], [row.standard_error for row in rounds]
     if rounds[0].figure != "mean":
         return seconds, stdlib_statistics.median(seconds), errors
@@ -246,15 +247,16 @@ def _combine_visits(rounds: Sequence[Measurement]) -> tuple[list[float], float, 
 
 
 def repeatability_of(rounds: Iterable[Measurement]) -> Repeatability | None:
-    """The median calibration of the rounds, because a kernel that scatters does so in most rounds. None if there is
-    no calibration.
+    """Return the median calibration of the rounds, or None if they have none.
+
+    The median suffices because a kernel that varies between runs does so in most rounds.
     """
     known = sorted((row.repeatability for row in rounds if row.repeatability), key=lambda each: each.run)
     return known[len(known) // 2] if known else None
 
 
 def group_rounds(rows: Iterable[Measurement]) -> dict[Candidate, dict[int, Measurement]]:
-    """Measured rows by candidate and round."""
+    """Group the valid rows by candidate and round."""
     found: dict[Candidate, dict[int, Measurement]] = {}
     for row in rows:
         if row.ok:
@@ -267,20 +269,21 @@ def median_rate(rows: Iterable[Measurement]) -> float:
 
 
 def ratios(own: Mapping[int, Measurement], other: Mapping[int, Measurement]) -> list[float]:
-    """The ratio of the two rates in each common round."""
+    """Return the ratio of the two candidates' rates in each round that measured both."""
     return [own[number].best_rate / other[number].best_rate for number in own if number in other]
 
 
 def is_tied(own: Mapping[int, Measurement], other: Mapping[int, Measurement]) -> bool:
-    """Whether the rounds do not show the other candidate to be slower: the interval of the ratio contains or is below
-    1. Earlier rounds decided the winner, so a candidate that is faster in these rounds is tied too.
+    """Return whether the other candidate may be as fast: the interval of the ratio of rates is not above 1.
+
+    Earlier rounds chose the winner, so a candidate that is faster in these rounds is tied too.
     """
     compared = ratios(own, other)
     return bool(compared) and median_interval(compared).low <= 1.0
 
 
 def summarize_conditions(rows: Iterable[Measurement]) -> Conditions:
-    """Medians of the sensor readings over rounds, and the throttle reasons seen in at least half of the rounds.
+    """Summarize the conditions of the rounds: median sensor readings, and throttle reasons of at least half of them.
 
     The power of sustained rounds is total energy divided by total time.
     """
@@ -309,13 +312,13 @@ def _mean_watts(rows: Iterable[Measurement]) -> float | None:
 
 
 def ceiling_of(row: Measurement, rates: Mapping[tuple[str, str], RateT]) -> RateT | None:
-    """The ceiling that a row is a share of, or None."""
+    """Return the ceiling of a row's dtype and regime, or None."""
     return find_rate(rates, label_dtype(row.problem), row.regime)
 
 
 def mamfu(row: Measurement, ceilings: Ceilings) -> float | None:
-    """MAMFU: a row as a share of the ceiling of its dtype and regime; None if there is no such ceiling or its interval
-    is unknown. Rows are normalized to the run's first device, which the ceiling belongs to.
+    """Return MAMFU: the row's rate as a share of the ceiling of its dtype and regime. None without a ceiling, or if the
+    ceiling's interval is unknown. Rows are normalized to the run's first device, to which the ceiling belongs.
     """
     ceiling = ceiling_of(row, ceilings)
     if ceiling is None or row.summary is None or not ceiling.interval.is_known:
@@ -324,8 +327,8 @@ def mamfu(row: Measurement, ceilings: Ceilings) -> float | None:
 
 
 def share_accuracy(row: Measurement, ceilings: Ceilings) -> float:
-    """The relative error of ``mamfu`` that the timer may cause: the accuracies of row and ceiling in quadrature. 0 if
-    they are unknown or there is no ceiling.
+    """Return the relative error of ``mamfu`` that the timer may cause: the accuracies of row and ceiling, added in
+    quadrature. 0 if they are unknown or there is no ceiling.
     """
     ceiling = ceiling_of(row, ceilings)
     if ceiling is None or row.summary is None or not row.timer_accuracy:
@@ -334,8 +337,8 @@ def share_accuracy(row: Measurement, ceilings: Ceilings) -> float:
 
 
 def has_drifted(row: Measurement, ceilings: Ceilings) -> bool:
-    """Whether the reference product around a row differs from its ceiling by more than a steady card and the timer
-    explain. Both are the same product, so only the accuracy of the ceiling counts.
+    """Return whether the reference matmul around a row differs from its ceiling by more than a steady card and the
+    timer explain. Both are the same matmul, so only the accuracy of the ceiling counts.
     """
     drift, ceiling = compute_drift(row, ceilings), ceiling_of(row, ceilings)
     if drift is None or ceiling is None:
@@ -344,18 +347,21 @@ def has_drifted(row: Measurement, ceilings: Ceilings) -> bool:
 
 
 def compute_drift(row: Measurement, ceilings: Ceilings) -> float | None:
-    """The drift of the card around a row: the rate of the reference product relative to its ceiling, minus 1."""
+    """Return the drift of the card around a row: the rate of the reference matmul divided by its ceiling, minus 1.
+
+    None if the reference was not measured or there is no ceiling.
+    """
     ceiling, seen = ceiling_of(row, ceilings), row.details.get("reference_tflops")
     return None if ceiling is None or seen is None else float(seen) / (row.device_speed or 1.0) / ceiling.tflops - 1
 
 
 def require_usable_ceiling(ceiling: Ceiling, backend: Backend) -> None:
-    """Raises IncomparableError if the interval of a ceiling is unknown, or if it is from another device: cards of one
-    model differ by percents.
+    """Raise IncomparableError if a ceiling's interval is unknown, or if the ceiling is from another card: cards of one
+    model differ by several percent.
     """
     if not ceiling.interval.is_known:
         raise IncomparableError(
-            f"the {ceiling.regime} ceiling is too noisy to take a share of it: find it again with 'mamf find'"
+            f"the {ceiling.regime} ceiling is too noisy for shares of it: find it again with 'mamf find'"
         )
     info = backend.info
     same = ceiling.device == info.name and (
@@ -367,7 +373,7 @@ def require_usable_ceiling(ceiling: Ceiling, backend: Backend) -> None:
 
 
 def known_share(row: Measurement, known: Rates) -> float | None:
-    """MAMFU: a row as a share of the ceiling of its dtype and regime that is known from elsewhere. None without a
+    """Return MAMFU from known ceilings: the row's rate as a share of that of its dtype and regime. None without a
     ceiling or a valid row.
     """
     ceiling = ceiling_of(row, known)
@@ -375,5 +381,5 @@ def known_share(row: Measurement, known: Rates) -> float | None:
 
 
 def given_ceiling(ceiling: Ceiling) -> Ceiling:
-    """The ceiling of a log that was named on the command line."""
+    """Mark a ceiling as read from a log that --ceiling names."""
     return replace(ceiling, source="given", description=f"{ceiling.shape} by {ceiling.kernel}, from --ceiling")

@@ -1,7 +1,7 @@
-"""Roofs: the ceilings of a device, and how high rows lie below the lowest that limits them. Pure.
+"""Roofs: the ceilings of a device, and the share that rows reach of the lowest ceiling that limits them. Pure.
 
-The roofline model, min(compute, intensity x bandwidth) (Williams, Waterman and Patterson, CACM 52(4), 2009), with
-ceilings confirmed on one device in one regime: matmul's per dtype, bandwidth's per level.
+This is the roofline model, min(compute, intensity x bandwidth) (Williams, Waterman and Patterson, CACM 52(4), 2009).
+The ceilings are confirmed on one device in one regime: compute per dtype of matmul, bandwidth per memory level.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from mamf.operations.bandwidth.shapes import READS, BandwidthProblem, BandwidthS
 from mamf.operations.matmul.kernel import MatmulProblem
 
 COMPUTE, BANDWIDTH = "compute", "bandwidth"
-#: Where bytes come from: the last-level cache, if it holds the arrays, or memory, if a pass moves many times its size.
+#: Where bytes come from: the last-level cache, if the arrays fit in it, or memory, if a pass moves many times its size.
 CACHE, MEMORY = "cache", "memory"
-#: The pattern whose ceiling limits work that only reads, and what it is called beside the dtypes of matmul ceilings.
+#: The pattern whose ceiling limits work that only reads, and its name in the place of a dtype of matmul ceilings.
 READ, READ_BANDWIDTH = "read", "read bandwidth"
 LEVELS = (CACHE, MEMORY)
-#: From this share on, a row is near its limit: most changes to a kernel gain more than the rest.
+#: A row with at least this share of its roof is near its limit: little remains to gain.
 NEAR = 0.8
 
 
@@ -39,21 +39,21 @@ class Roofs:
         return list(dict.fromkeys(regime for _, regime in (*self.compute, *self.bandwidth)))
 
     def only(self, regimes: Iterable[str]) -> Roofs:
-        """The ceilings of these regimes only. Raises UsageError if there are none."""
+        """Return the roofs with only the ceilings of these regimes. Raises UsageError if there are none."""
         kept = tuple(regimes)
         compute = {key: each for key, each in self.compute.items() if key[1] in kept}
         bandwidth = {key: each for key, each in self.bandwidth.items() if key[1] in kept}
         if not compute and not bandwidth:
             raise UsageError(
-                f"no ceiling for {' or '.join(kept)}: the known ceilings are for {', '.join(self.regimes)}"
+                f"no {' or '.join(kept)} ceiling is known, only {', '.join(self.regimes)}: name one of these regimes"
             )
         return replace(self, compute=compute, bandwidth=bandwidth)
 
     def limit(self, row: Measurement) -> tuple[float, str] | None:
-        """The highest rate of a row's work in its regime, in the unit of its own rate, and what limits it: ``compute``
-        or ``bandwidth``. Only bandwidth limits work without products.
+        """Return the roof of a row, in the unit of its rate, and what limits it: ``compute`` or ``bandwidth``.
 
-        None if a ceiling is unknown, and for work that reads nothing: a fill is faster than any work that computes.
+        Only bandwidth limits work without matmul. None if a ceiling is unknown, and for work that reads nothing,
+        because a fill is faster than any work that computes.
         """
         work, memory = row.work, self.bandwidth.get((MEMORY, row.regime))
         compute = ceiling_of(row, self.compute) if work.has_products else None
@@ -69,9 +69,11 @@ class Roofs:
 
 @dataclass(frozen=True)
 class RoofPoint:
-    """A rate and its roof. ``tflops``: 1e12 FLOP/s, and ``intensity``, FLOP per byte: None if the work
-    has no FLOP or no bytes; ``roof``: in the unit of the rate; ``bound``: the ceiling that limits the work.
-    ``layer``: what other rows share with this one, such as the layer of a model.
+    """A rate and its roof.
+
+    ``tflops`` (1e12 FLOP/s) and ``intensity`` (FLOP per byte): None if the work has no FLOP or no bytes. ``roof``: in
+    the unit of the rate. ``bound``: the kind of ceiling that limits the work. ``layer``: a group of rows, such as the
+    layer of a model.
     """
 
     name: str
@@ -88,7 +90,7 @@ class RoofPoint:
 
     @property
     def share(self) -> float | None:
-        """Achieved / roof; this is MAMFU if the roof is the compute ceiling."""
+        """The achieved rate divided by the roof, which is MAMFU if compute limits the work."""
         return None if self.roof is None else self.rate / self.roof
 
     @property
@@ -99,7 +101,7 @@ class RoofPoint:
 
 
 def make_roof_point(row: Measurement, roofs: Roofs, name: str, layer: str = "") -> RoofPoint:
-    """The roof point of a measured row, at its regime's statistic, normalized to the run's first device."""
+    """Make the roof point of a measured row, with the statistic of its regime, normalized to the run's first device."""
     work, (roof, bound) = row.work, roofs.limit(row) or (None, None)
     seconds = row.amount / row.comparable_rate / TERA
     return RoofPoint(
@@ -118,19 +120,19 @@ def make_roof_point(row: Measurement, roofs: Roofs, name: str, layer: str = "") 
 
 
 def reads(problem: object) -> bool:
-    """Whether the work of this problem reads operands."""
+    """Return whether the work of this problem reads operands."""
     return not isinstance(problem, BandwidthProblem) or bool(READS[problem.pattern])
 
 
 def key_of(ceiling: Ceiling) -> tuple[str, str]:
-    """The dtype of a matmul ceiling, or READ_BANDWIDTH, and the regime."""
+    """Return the dtype of a matmul ceiling, or READ_BANDWIDTH, and the regime."""
     return READ_BANDWIDTH if isinstance(ceiling.problem, BandwidthProblem) else ceiling.dtype, ceiling.regime
 
 
 def level_of(problem: BandwidthProblem, shape: BandwidthShape, cache_bytes: int | None) -> str | None:
-    """The level that serves the bytes of arrays; None if both levels contribute.
+    """Return the level that serves the bytes of the arrays, CACHE or MEMORY; None if both contribute.
 
-    Arrays that fit in the cache are served from it after the first pass of a launch (``warm``).
+    Arrays that fit in the cache are served from it after the first pass of a launch, so ``warm`` must be above 1.
     """
     if problem.is_of_memory(shape, cache_bytes):
         return MEMORY
@@ -139,11 +141,11 @@ def level_of(problem: BandwidthProblem, shape: BandwidthShape, cache_bytes: int 
 
 
 def build_roofs(ceilings: Iterable[Ceiling], cache_bytes: int | None, anyway: bool = False) -> Roofs:
-    """The highest confirmed ceilings, by dtype, level and regime.
+    """Build roofs from the highest ceilings for each dtype, level and regime.
 
-    Bandwidth patterns that read nothing are left out, because work that computes also reads and a fill is faster.
-    Ceilings of products on other than normal data are left out too. Raises UsageError if no ceiling is left, and
-    IncomparableError for ceilings of several devices unless ``anyway``.
+    Leaves out bandwidth patterns that read nothing, because work that computes reads too and a fill is faster, and
+    matmul on other than normal data. Raises UsageError if no ceiling remains, and IncomparableError for ceilings of
+    several devices unless ``anyway``.
     """
     compute: dict[tuple[str, str], Ceiling] = {}
     bandwidth: dict[tuple[str, str], Ceiling] = {}
@@ -161,8 +163,8 @@ def build_roofs(ceilings: Iterable[Ceiling], cache_bytes: int | None, anyway: bo
                 _keep_higher(bandwidth, (level, ceiling.regime), ceiling)
     if not compute and not bandwidth:
         raise UsageError(
-            "no ceiling for a roof is known: give logs of 'mamf find' and of 'mamf find --operation bandwidth', or of "
-            "'mamf roofline'"
+            "the logs have no ceiling for a roof: give logs of 'mamf roofline', or of 'mamf find' and 'mamf find "
+            "--operation bandwidth'"
         )
     return Roofs(found[0].device, found[0].uuid_hash, compute, bandwidth)
 
@@ -173,8 +175,8 @@ def _keep_higher(kept: dict[tuple[str, str], Ceiling], key: tuple[str, str], cei
 
 
 def require_same_device(one: tuple[str, str | None], other: tuple[str, str | None]) -> None:
-    """Raises IncomparableError unless name and hashed uuid match: cards of one model differ by percents."""
+    """Raise IncomparableError unless names and hashed UUIDs match: cards of one model differ by several percent."""
     (name, uuid), (other_name, other_uuid) = one, other
     if name != other_name or (uuid and other_uuid and uuid != other_uuid):
         what = f"two cards, both {name}" if name == other_name else f"{name} and {other_name}"
-        raise IncomparableError(f"the logs are from {what}: a share needs the roof of the same card (or --anyway)")
+        raise IncomparableError(f"the logs are from {what}: use logs of one card, or --anyway")

@@ -174,7 +174,7 @@ def _begin_missing_log(options: argparse.Namespace) -> None:
     is_missing = path is not None and getattr(options, "output", path) is None and not path.exists()
     options.begins = is_missing and hasattr(options, "requeues")
     if is_missing and not options.begins:
-        raise UsageError(f"--resume: {path} does not exist; '--requeue {path}' begins a run there")
+        raise UsageError(f"--resume: {path} does not exist; use --requeue to start a new run there")
     if options.begins:
         options.output, options.resume = path, None
 

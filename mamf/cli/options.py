@@ -150,7 +150,9 @@ OPTIONS: Mapping[str, Shared] = {
         "burst",
         {"choices": CEILINGS, "nargs": "+"},
     ),
-    "--requeue": Shared("the same as --resume if the file exists, else begin it: for jobs that a queue starts again"),
+    "--requeue": Shared(
+        "like --resume, but start a new run if the file does not exist: for jobs that a queue restarts"
+    ),
     "--resume": Shared("run log, or folder of a shared run, to continue: only what is missing is measured", "", _FILE),
     "--set": Shared(
         "set fields of the problem; FIELD=A,B measures both values", "", {"nargs": "+", "metavar": "FIELD=VALUE"}

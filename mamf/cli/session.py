@@ -63,7 +63,7 @@ def _require_effect(options: argparse.Namespace) -> None:
             option = f"--{name.replace('_', '-')}"
             raise UsageError(f"{option} has an effect in {regime} only: add --regime {regime}, or leave it out")
     if not options.resume and getattr(options, "reference_every", None) and not options.reference:
-        raise UsageError("--reference-every has an effect with --reference only: add it or leave --reference-every out")
+        raise UsageError("--reference-every needs --reference: add it or leave --reference-every out")
 
 
 class Session:

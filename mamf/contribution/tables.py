@@ -42,8 +42,8 @@ _INTRODUCTION = f"""# Results
 {_NOTE} [CONTRIBUTING.md](../CONTRIBUTING.md) says how yours gets here.
 
 The highest matmul rate of each accelerator in TFLOPS (1e12 FLOP/s): **burst** / sustained. Burst is the rate of
-a rested device (its ceiling is the MAMF), sustained the rate under continuous load (MSMF):
-[measuring](../docs/measuring.md).
+a rested card, before its power controller reacts (its ceiling is the MAMF), sustained the rate at the power limit
+(MSMF): [measuring](../docs/measuring.md).
 Each accelerator has a page with intervals, kernels, software, logs and other operations. Only confirmed figures are
 here: a maintainer measured them, or two contributors did.
 """

@@ -50,7 +50,7 @@ class RunLogWriter(contextlib.AbstractContextManager["RunLogWriter"]):
         """
         line = as_line("header", {"schema": SCHEMA, **header})
         if not is_numbered and os.path.lexists(path):
-            raise UsageError(f"{path} exists and is not overwritten: name another, or --resume it")
+            raise UsageError(f"{path} already exists: name another, or --resume it")
         writer = cls(create_whole(path, line, is_numbered))
         writer._keep(line)
         try:

@@ -1,4 +1,4 @@
-"""Batches of products: shapes, the interface of their kernels, and the operation ``batched``."""
+"""Batched matmul: shapes, problems, the base class of its kernels, and the operation ``batched``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mamf.parameters import describe
 
 @dataclass(frozen=True, order=True)
 class BatchedShape(Sizes):
-    """C[B,M,N] = A[B,M,K] @ B[B,K,N], with separate operands for each product. Written ``BxMxNxK``."""
+    """C[B,M,N] = A[B,M,K] @ B[B,K,N], with separate operands for each matmul. Written ``BxMxNxK``."""
 
     pattern: ClassVar[re.Pattern[str]] = re.compile(r"(\d+)x(\d+)x(\d+)x(\d+)", re.ASCII)
     written: ClassVar[str] = "the shape of a batch; write BxMxNxK, for example 64x1024x1024x128"
@@ -49,14 +49,14 @@ class BatchedShape(Sizes):
 
 @dataclass(frozen=True)
 class BatchedProblem(ProductProblem):
-    """All parameters of a batch of products except its shape; the fields are those of all products."""
+    """All parameters of a batched matmul except its shape: the fields of ProductProblem."""
 
     operation: ClassVar[str] = "batched"
     convention: ClassVar[str] = "2*B*M*N*K; A and B read, C written, once each"
 
 
 class BatchedKernel(Kernel[BatchedProblem, BatchedShape]):
-    """One implementation of batched products."""
+    """One implementation of batched matmul."""
 
     operation = "batched"
 
@@ -72,7 +72,7 @@ class Batched(ProductOperation[BatchedProblem, BatchedShape]):
     random_counts = (1, 2, 3, 8, 32)
 
     def default_shapes(self, backend: Backend) -> Sequence[BatchedShape]:
-        """The scores of attention heads, short and long, and square products."""
+        """Return the scores of attention heads, with short and long sequences, and square matmuls."""
         return [
             BatchedShape(64, 1024, 1024, 128),
             BatchedShape(16, 4096, 4096, 128),

@@ -1,4 +1,4 @@
-"""torch.bmm and torch.matmul over a batch."""
+"""Batched matmul with torch.bmm and torch.matmul."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from mamf.operations.whole_products import Part
 
 
 class TorchBatched(TorchProducts[BatchedProblem, BatchedShape], BatchedKernel):
-    """A batch computed by one torch function. Derived kernels supply the launch."""
+    """Batched matmul by one torch function. Derived classes define the launch."""
 
     has_padding = True
     dtypes = ("bfloat16", "float16", "float32", "tf32", "float64")
 
     @abstractmethod
     def bind(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> Callable[[], object]:
-        """The launch over A (B,M,K), B (B,K,N) and C (B,M,N)."""
+        """Return the launch over A (B,M,K), B (B,K,N) and C (B,M,N)."""
 
     def operand_set(
         self, backend: Backend, problem: BatchedProblem, shape: BatchedShape, flat: Mapping[str, torch.Tensor]
@@ -49,7 +49,7 @@ class Bmm(TorchBatched):
 
 
 class BatchedMatmul(TorchBatched):
-    """torch.matmul, which reshapes and dispatches before it calls the same library."""
+    """torch.matmul, which reshapes its operands and then calls the same library."""
 
     name = "torch.matmul"
 

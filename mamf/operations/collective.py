@@ -1,4 +1,4 @@
-"""Collectives of several ranks: shapes, the interface of their kernels, and the operation ``collective``."""
+"""Collectives of several ranks: shapes, problems, the base class of their kernels, and the operation ``collective``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mamf.work import Work
 
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
 COLLECTIVES: tuple[str, ...] = get_args(Collective)
-#: More than any device runs at once.
+#: More blocks than any device runs at once.
 MAX_BLOCKS = 1024
 
 
@@ -28,8 +28,10 @@ class CollectiveShape(BandwidthShape):
 
 @dataclass(frozen=True)
 class CollectiveProblem(DeclaredProblem):
-    """All parameters of a collective except its size; ``ranks``: the number of ranks. ``blocks``: those of the device
-    that a rank communicates with (CTAs, channels); 0: as many as the library chooses.
+    """All parameters of a collective except its size.
+
+    ``ranks``: the number of ranks. ``blocks``: how many blocks (CTAs, channels) of its device a rank uses to
+    communicate; 0: as many as the library chooses.
     """
 
     operation: ClassVar[str] = "collective"
@@ -47,17 +49,17 @@ class CollectiveProblem(DeclaredProblem):
     )
 
     def elements(self, shape: CollectiveShape) -> tuple[int, int]:
-        """The elements that a rank sends and receives, rounded to equal parts for all ranks."""
+        """Return the number of elements that a rank sends and receives, rounded down to equal parts for all ranks."""
         part = shape.nbytes // DTYPES[self.dtype].itemsize // self.ranks
         most = part * self.ranks
         return {"all_gather": (part, most), "reduce_scatter": (most, part)}.get(self.collective, (most, most))
 
     def part(self, shape: CollectiveShape) -> int:
-        """Elements per part: a buffer has a single part, or one part per rank."""
+        """Return the number of elements per part: a buffer has a single part, or one part per rank."""
         return min(self.elements(shape)) // (self.ranks if self.collective == "all_to_all" else 1)
 
     def unsupported_shape(self, shape: CollectiveShape) -> str | None:
-        """Why this size is invalid, or None."""
+        """Return why this size is invalid, or None."""
         has_parts = self.part(shape) > 0
         return None if has_parts else f"{shape.nbytes} bytes do not make {self.ranks} equal parts of {self.dtype}"
 
@@ -69,7 +71,7 @@ class CollectiveProblem(DeclaredProblem):
         return Work(0.0, passes * (self.ranks - 1) * size // self.ranks, convention, "TB/s")
 
     def buffers(self, shape: CollectiveShape, sets: int = 1, rewrite: bool = False) -> dict[str, Buffer]:
-        """The send and receive buffers of a rank. One set is enough, because sent data is read from memory anyway."""
+        """Return the send and receive buffers of a rank. One set is enough: data to send is read from memory."""
         sent, received = self.elements(shape)
         return {"sent": Buffer(sent, self.dtype), "received": Buffer(received, self.dtype, fill=False)}
 
@@ -78,8 +80,10 @@ class CollectiveProblem(DeclaredProblem):
 
 
 class CollectiveKernel(Kernel[CollectiveProblem, CollectiveShape]):
-    """One library. ``dtypes``: those that it supports. All ranks prepare, launch and verify alike; an error on one rank
-    counts for all, so they stop together.
+    """A library's collectives. ``dtypes``: those that it supports.
+
+    All ranks prepare, launch and verify in the same order. An error on one rank counts for all, so that they stop
+    together.
     """
 
     operation = "collective"
@@ -120,11 +124,11 @@ class CollectiveOperation(Operation[CollectiveProblem, CollectiveShape]):
         return super().problem_for(backend, {**asked, "ranks": ranks})
 
     def problem_record(self, problem: CollectiveProblem) -> dict[str, Any]:
-        """As in Operation; logs of the library's own number of blocks do not name it."""
+        """Return the record, as in Operation, but without ``blocks`` if the library chooses them."""
         return {name: each for name, each in super().problem_record(problem).items() if each or name != "blocks"}
 
     def columns(self, row: Measurement, info: DeviceInfo | None = None) -> Mapping[str, object]:
-        """The algorithm bandwidth, in TB/s."""
+        """Return the algorithm bandwidth, size / time, in TB/s."""
         return {"size / time": row.shape.nbytes / row.seconds / TERA if row.ok else None}
 
     def axis(self, shape: CollectiveShape) -> float:

@@ -1,7 +1,7 @@
-"""torch.distributed's collectives: NCCL, RCCL, XCCL, HCCL or Gloo, depending on the group and the device.
+"""Collectives of torch.distributed: NCCL, RCCL, XCCL, HCCL or Gloo, depending on the group and the device.
 
-Results are compared with samples of what the ranks sent, reduced on the host in float64. Ranks exchange the samples and
-the verdicts as objects over the group's host backend.
+Results are compared with samples of what the ranks sent, which the host reduces in float64. Ranks exchange samples and
+verdicts as Python objects.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class TorchDistributed(CollectiveKernel):
         taken, error = None, None
         try:
             taken = take(problem, shape, pool)
-        except Exception as failed:  # the others would wait for this rank
+        except Exception as failed:  # report it to the other ranks, which would wait for this one
             error = failed
         failures = [each for each in gather_objects(None if error is None else str(error)) if each is not None]
         if taken is None or failures:
@@ -72,7 +72,7 @@ class TorchDistributed(CollectiveKernel):
 
 
 def take(problem: CollectiveProblem, shape: CollectiveShape, pool: OperandPool) -> tuple[torch.Tensor, torch.Tensor]:
-    """The send buffer, with different data on each rank, and the receive buffer."""
+    """Take the send buffer, with different data on each rank, and the receive buffer from the pool."""
     buffers = problem.buffers(shape)
     sent = pool.take(f"sent by {torch.distributed.get_rank()}", *buffers["sent"])
     return sent, pool.take("received", *buffers["received"])
@@ -80,8 +80,9 @@ def take(problem: CollectiveProblem, shape: CollectiveShape, pool: OperandPool) 
 
 @cache
 def group_with(blocks: int, device_type: str) -> Any:
-    """A group of all ranks that communicates with so many blocks; None, the default group, for 0. All ranks must call
-    it alike. Raises UnsupportedError if the library takes no such number.
+    """Make a group of all ranks that communicates with this many blocks; None, the default group, for 0.
+
+    All ranks must call this with the same number. Raises UnsupportedError if the library does not let one choose it.
     """
     if not blocks:
         return None
@@ -89,14 +90,14 @@ def group_with(blocks: int, device_type: str) -> Any:
     library = distributed.Backend.default_device_backend_map.get(device_type, "gloo")
     kind: Any = getattr(type(distributed.group.WORLD._get_backend(torch.device(device_type))), "Options", None)
     if not hasattr(kind, "config"):
-        raise UnsupportedError(f"{library} takes no number of blocks")
+        raise UnsupportedError(f"{library} does not let one choose the number of blocks")
     options = kind()
     options.config.min_ctas = options.config.max_ctas = blocks
     return distributed.new_group(backend=library, pg_options=options)
 
 
 def gather_objects(own: object) -> list[Any]:
-    """The objects of all ranks, by rank."""
+    """Return the objects of all ranks, by rank. All ranks must call it."""
     found: list[Any] = [None] * torch.distributed.get_world_size()
     torch.distributed.all_gather_object(found, own)
     return found
@@ -110,7 +111,7 @@ class Exchange:
     ) -> None:
         self._collective, self._ranks = problem.collective, problem.ranks
         self._sent, self._received, self._part = sent, received, part
-        # A ring rounds the sum of i ranks of n, for each i: sqrt(n / 2) times one rounding.
+        # A ring rounds n partial sums, of 1 to n ranks: together sqrt(n / 2) times one rounding.
         rounding = DTYPES[problem.dtype].tolerance * math.sqrt(problem.ranks)
         self._tolerance = rounding if "reduce" in problem.collective else 0.0
         chooser = random.Random(problem.seed)
@@ -128,7 +129,7 @@ class Exchange:
         self._call()
 
     def poison(self) -> None:
-        """Overwrite the receive buffer; for all_reduce, which works in place, with the sent data."""
+        """Overwrite the receive buffer. For all_reduce, which works in place, copy the sent data into it."""
         self._launches = 0
         if self._collective == "all_reduce":
             self._received.copy_(self._sent)
@@ -136,16 +137,16 @@ class Exchange:
             poison(self._received)
 
     def verify(self) -> Verdict:
-        """The worst verdict of all ranks, because they must stop together."""
+        """Return the worst verdict of all ranks, because all must stop together."""
         worst = max(error if math.isfinite(error) else math.inf for error in gather_objects(self._error()))
         return Verdict(worst, self._tolerance * max(self._launches, 1))
 
     def changed_operands(self) -> Sequence[str]:
-        """The operands that changed on any rank."""
+        """Return the names of operands that changed on any rank."""
         return sorted({name for names in gather_objects(self._unchanged()) for name in names})
 
     def _reduced(self, of_all: torch.Tensor) -> torch.Tensor:
-        """The expected result of this rank, by part, from the data of all ranks, by rank and part."""
+        """Return the expected result of this rank, by part, from the data of all ranks, by rank and part."""
         rank = torch.distributed.get_rank()
         if self._collective == "all_gather":
             return of_all[:, 0]
@@ -154,11 +155,11 @@ class Exchange:
         return of_all.sum(0)[rank : rank + 1] if self._collective == "reduce_scatter" else of_all.sum(0)
 
     def _sampled(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The sampled entries of each part, on the host."""
+        """Return the sampled entries of each part, on the host."""
         return tensor.view(-1, self._part).index_select(1, self._places).cpu().double()
 
     def _sums(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The sum of the bits of each part, which checks all elements of data that is only moved."""
+        """Return the sum of the bits of each part, which checks all elements if data is only moved, not reduced."""
         return torch.stack([as_words(part).sum(dtype=torch.int64) for part in tensor.split(self._part)]).cpu()
 
     def _error(self) -> float:
@@ -166,7 +167,7 @@ class Exchange:
             return math.inf
         found, expected = self._sampled(self._received), self._expected
         if self._collective == "all_reduce":
-            # A sum of sums: further launches add equal values until they exceed the range of the dtype.
+            # Each further launch reduces sums again: they grow by the number of ranks until the dtype overflows.
             grown = expected * float(self._ranks) ** min(self._launches - 1, _MAX_GROWTH)
             expected = grown.to(self._received.dtype).double()
             is_finite = expected.isfinite()
@@ -179,7 +180,7 @@ class Exchange:
 
 def calls(sent: torch.Tensor, received: torch.Tensor) -> dict[str, Callable[[], object]]:
     group: Any = torch.distributed
-    # Their older names give warnings since torch 2.13.
+    # Since torch 2.13 the older names give warnings.
     all_gather = getattr(group, "all_gather_single", None) or group.all_gather_into_tensor
     reduce_scatter = getattr(group, "reduce_scatter_single", None) or group.reduce_scatter_tensor
     return {

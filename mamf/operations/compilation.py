@@ -14,10 +14,10 @@ from mamf.backend import Backend, Unavailable
 
 
 def compile_for_shape(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
-    """Compile a function with torch.compile for one shape. A failure raises instead of running uncompiled.
+    """Compile a function with torch.compile for one shape. If that fails, it raises instead of running uncompiled.
 
     Dynamo caches compilations per code object, so all closures of one ``def`` share a cache, and after 8 shapes further
-    ones run uncompiled. Compiling a copy of the function avoids that.
+    ones would run uncompiled. Compiling a copy of the function avoids that.
     """
     assert isinstance(function, types.FunctionType)
     code = function.__code__.replace()
@@ -27,8 +27,8 @@ def compile_for_shape(function: Callable[..., Any], **options: Any) -> Callable[
 
 
 def keep_backward_buffers() -> AbstractContextManager[object]:
-    """A context for preparing compiled kernels whose backward pass runs repeatedly, so it must not reuse the graph's
-    buffers.
+    """Return a context for preparing compiled kernels whose backward pass runs several times on one graph: it must not
+    reuse the graph's buffers.
     """
     import torch._functorch.config
 
@@ -37,14 +37,14 @@ def keep_backward_buffers() -> AbstractContextManager[object]:
 
 
 def check_triton(backend: Backend, instead: str) -> Unavailable | None:
-    """Why Triton does not support this backend, or None. ``instead``: a kernel that does."""
+    """Return why Triton does not support this backend, or None. ``instead``: a kernel that supports it."""
     if not backend.is_accelerator:
         return Unavailable("Triton kernels need a GPU", f"use the kernel {instead}, which runs everywhere")
     if importlib.util.find_spec("triton") is None:
         return Unavailable("Triton is not installed", "pip install triton")
     try:
         driven = driven_device()
-    except Exception as error:  # whatever a vendor's driver throws
+    except Exception as error:  # any error of a vendor's driver
         return Unavailable(f"Triton finds no GPU that it supports ({error})", f"use the kernel {instead}")
     if driven != getattr(backend, "device_type", None):
         return Unavailable(f"Triton runs on {driven} here, not on {backend.name}", f"use the kernel {instead}")
@@ -52,7 +52,7 @@ def check_triton(backend: Backend, instead: str) -> Unavailable | None:
 
 
 def driven_device() -> str:
-    """The type of device that Triton's driver runs kernels on. Raises the driver's errors if it finds no device."""
+    """Return the type of device that Triton runs kernels on. Raises the driver's errors if it finds no device."""
     from triton.runtime import driver
 
     return str(driver.active.get_active_torch_device().type)

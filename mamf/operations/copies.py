@@ -1,4 +1,4 @@
-"""Copies between memories: shapes, the interface of their kernels, and the operation ``copies``."""
+"""Copies between memories: shapes, problems, the base class of their kernels, and the operation ``copies``."""
 
 from __future__ import annotations
 
@@ -19,12 +19,15 @@ _PATHS = {"to_device": "pinned host to device", "to_host": "device to pinned hos
 
 
 class CopyShape(BandwidthShape):
-    """``nbytes``: the bytes to copy."""
+    """The size of a copy. ``nbytes``: the bytes to copy."""
 
 
 @dataclass(frozen=True)
 class CopyProblem(DeclaredProblem):
-    """``direction``: from the host's pinned memory, to it, or to the memory of the next device of this machine."""
+    """All parameters of a copy except its size.
+
+    ``direction``: from the host's pinned memory to the device, back, or to the next device of this machine.
+    """
 
     operation: ClassVar[str] = "copies"
 
@@ -37,7 +40,7 @@ class CopyProblem(DeclaredProblem):
         return Work(0.0, shape.nbytes, f"{_PATHS[self.direction]}, bytes counted once", "TB/s")
 
     def buffers(self, shape: CopyShape, sets: int = 1, rewrite: bool = False) -> dict[str, Buffer]:
-        """The buffer on the device."""
+        """Return the buffer on the device; the other one is elsewhere."""
         return {"own": Buffer(shape.nbytes, self.dtype)}
 
     def nbytes(self, shape: CopyShape, sets: int = 1, rewrite: bool = False) -> int:
@@ -49,7 +52,7 @@ class CopyKernel(Kernel[CopyProblem, CopyShape]):
 
     def unsupported(self, backend: Backend, problem: CopyProblem) -> str | None:
         if problem.direction == "to_peer" and backend.device_count() < 2:
-            return "this process sees no second device to copy to"
+            return "direction to_peer needs a second device, and this process sees only one"
         return None
 
 

@@ -1,4 +1,4 @@
-"""torch's copies between memories, as in a data loader, an offloaded optimizer or a pipeline."""
+"""Copies between memories with torch, as in a data loader, an offloaded optimizer or a pipeline."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mamf.operations.operand_sets import Unchanged, as_words, check_torch, poiso
 
 
 class TorchCopies(CopyKernel):
-    """Non-blocking ``copy_``, with pinned memory on the host. All bytes are compared, on the device."""
+    """Non-blocking ``copy_``, with pinned memory on the host. Verification compares all bytes, on the device."""
 
     name = "torch"
     is_default = True
@@ -40,7 +40,7 @@ class TorchCopies(CopyKernel):
             return Verdict((as_words(target.to(own.device)) != as_words(own)).float().mean().item(), 0.0)
 
         def poison_target(returned: object = None) -> None:
-            backend.synchronize()  # the host does not wait for what is queued
+            backend.synchronize()  # otherwise the host could write before queued copies have ended
             poison(target)
 
         return Prepared(
@@ -53,11 +53,11 @@ class TorchCopies(CopyKernel):
 
 
 def elsewhere(own: torch.Tensor, problem: CopyProblem, backend: Backend) -> torch.Tensor:
-    """A buffer of the same size as ``own`` at the other end of the copy. Raises UnsupportedError."""
+    """Allocate a buffer like ``own`` at the other end of the copy. Raises UnsupportedError without pinned memory."""
     if problem.direction == "to_peer":
         index = (backend.index + 1) % backend.device_count()
         return torch.empty_like(own, device=torch.device(own.device.type, index))
     try:
         return torch.empty_like(own, device="cpu", pin_memory=own.device.type != "cpu")
     except NotImplementedError:
-        raise UnsupportedError(f"torch pins no host memory for {own.device.type} devices") from None
+        raise UnsupportedError(f"torch cannot pin host memory for {own.device.type} devices") from None

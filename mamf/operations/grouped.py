@@ -1,4 +1,4 @@
-"""Grouped products: shapes, well-known models, the interface of their kernels, and the operation ``grouped``."""
+"""Grouped matmul: shapes, known models, the base class of its kernels, and the operation ``grouped``."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ ROUTINGS: tuple[str, ...] = get_args(Routing)
 
 @dataclass(frozen=True, order=True)
 class GroupedShape(Sizes):
-    """C[T,N]: the rows of A[T,K] assigned to expert e times its weights B[e,K,N]. Written ``e8t16384n14336k4096``.
+    """C[T,N], where each row of A[T,K] is multiplied by the weights B[e,K,N] of its expert e.
 
-    ``tokens``: rows of all experts together; a token that goes to two experts counts twice.
+    Written ``e8t16384n14336k4096``. ``tokens``: rows over all experts; a token that goes to two experts counts twice.
     """
 
     pattern: ClassVar[re.Pattern[str]] = re.compile(r"e(\d+)t(\d+)n(\d+)k(\d+)", re.ASCII)
@@ -60,10 +60,10 @@ class GroupedShape(Sizes):
 
 @dataclass(frozen=True)
 class GroupedProblem(ProductProblem):
-    """All parameters of grouped products except their shape; most fields are those of all products.
+    """All parameters of a grouped matmul except its shape: the fields of ProductProblem, and ``routing``.
 
-    ``routing``: ``balanced`` (the same number of tokens for each expert, as nearly as possible) or ``skewed`` (Zipf's
-    law: the expert of rank r gets a share proportional to 1/r; the seed decides the ranks).
+    ``routing``: ``balanced`` gives each expert the same number of tokens, as nearly as possible. ``skewed`` follows
+    Zipf's law: the expert of rank r gets a share proportional to 1/r, and the seed decides the ranks.
     """
 
     operation: ClassVar[str] = "grouped"
@@ -75,7 +75,7 @@ class GroupedProblem(ProductProblem):
     )
 
     def tokens_of_experts(self, shape: GroupedShape) -> tuple[int, ...]:
-        """The number of tokens of each expert, ``shape.tokens`` in total."""
+        """Return the number of tokens of each expert, ``shape.tokens`` in total."""
         ranks = list(range(shape.experts))
         if self.routing == "balanced":
             return apportion(shape.tokens, [1.0] * shape.experts)
@@ -83,7 +83,7 @@ class GroupedProblem(ProductProblem):
         return apportion(shape.tokens, [1 / (1 + rank) for rank in ranks])
 
     def work(self, shape: GroupedShape) -> Work:  # type: ignore[override]
-        """FLOP and bytes of one launch; weights of experts without tokens are not read."""
+        """Return FLOP and bytes of one launch. The weights of experts without tokens are not read."""
         busy = sum(tokens > 0 for tokens in self.tokens_of_experts(shape))
         idle = super().operand_bytes(shape, "b") // shape.experts * (shape.experts - busy)
         usual = super().work(shape)
@@ -91,7 +91,7 @@ class GroupedProblem(ProductProblem):
 
 
 def apportion(total: int, weights: list[float]) -> tuple[int, ...]:
-    """Integer parts of ``total`` proportional to ``weights``, by the largest remainder method."""
+    """Split ``total`` into integers proportional to ``weights``, by the largest remainder method."""
     exact = [total * weight / sum(weights) for weight in weights]
     parts = [int(each) for each in exact]
     by_remainder = sorted(range(len(parts)), key=lambda index: parts[index] - exact[index])
@@ -107,7 +107,7 @@ _FEW_TOKENS = 64
 
 @dataclass(frozen=True)
 class Experts:
-    """``experts`` of a layer on a device, ``active`` of them per token; gate and up are one product."""
+    """The ``experts`` of a layer on one device, ``active`` of them per token. Gate and up are one matmul."""
 
     name: str
     experts: int
@@ -116,7 +116,7 @@ class Experts:
     inside: int
 
     def shapes(self, tokens: int) -> dict[GroupedShape, str]:
-        """The shapes of both products of the experts, with labels."""
+        """Return the shapes of both matmuls of the experts, each with its label."""
         rows = tokens * self.active
         return {
             GroupedShape(self.experts, rows, 2 * self.inside, self.hidden): f"{self.name} gate+up",
@@ -143,7 +143,7 @@ PRESETS: Mapping[str, Preset[GroupedShape]] = {
 
 
 class GroupedKernel(Kernel[GroupedProblem, GroupedShape]):
-    """One implementation of grouped products."""
+    """One implementation of grouped matmul."""
 
     operation = "grouped"
 
@@ -162,7 +162,7 @@ class Grouped(ProductOperation[GroupedProblem, GroupedShape]):
         return {**super().random_case(chooser, terms), "routing": chooser.choice(ROUTINGS)}
 
     def default_shapes(self, backend: Backend) -> Sequence[GroupedShape]:
-        """Few large experts (Mixtral 8x7B), more (DeepSeek-V2-Lite) and many small ones (Qwen3-30B-A3B)."""
+        """Return layers with 8 large experts (Mixtral 8x7B), 64 (DeepSeek-V2-Lite) and 128 (Qwen3-30B-A3B)."""
         return [
             GroupedShape(8, 16384, 14336, 4096),
             GroupedShape(64, 16384, 1408, 2048),
@@ -173,5 +173,5 @@ class Grouped(ProductOperation[GroupedProblem, GroupedShape]):
         return PRESETS
 
     def columns(self, row: Measurement, info: DeviceInfo | None = None) -> Mapping[str, object]:
-        """The columns of all products, and the most tokens of an expert."""
+        """Return the columns of matmul, and the largest number of tokens of an expert."""
         return {**super().columns(row, info), "most tokens": max(row.problem.tokens_of_experts(row.shape))}

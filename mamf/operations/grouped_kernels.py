@@ -1,4 +1,4 @@
-"""Grouped products in torch: its grouped kernel, and a loop over experts."""
+"""Grouped matmul in torch: its grouped kernel, and a loop over experts."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ _REFUSALS = ("Expected mat_", "expected mat", "strides should be multiple of", "
 
 
 class TorchGrouped(TorchProducts[GroupedProblem, GroupedShape], GroupedKernel):
-    """Grouped products in torch. Derived kernels supply their dtypes and the launch."""
+    """Grouped matmul in torch. Derived classes define their dtypes and the launch."""
 
     @abstractmethod
     def bind(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, tokens: Sequence[int]) -> Callable[[], object]:
-        """The launch over A (T,K), B (E,K,N) and C (T,N); ``tokens`` of each expert."""
+        """Return the launch over A (T,K), B (E,K,N) and C (T,N). ``tokens``: the number of each expert's tokens."""
 
     def operand_set(
         self, backend: Backend, problem: GroupedProblem, shape: GroupedShape, flat: Mapping[str, torch.Tensor]
@@ -64,7 +64,7 @@ class GroupedMm(TorchGrouped):
 
     def unsupported_problem(self, backend: Backend, problem: GroupedProblem) -> str | None:
         if problem.layout[0] == "t":
-            return f"kernel {self.name} needs tokens by rows: layout nt or nn, not {problem.layout}"
+            return f"kernel {self.name} needs --layout nt or nn, not {problem.layout}: it reads tokens by rows"
         return super().unsupported_problem(backend, problem)
 
     def refuses(self, error: Exception) -> bool:
@@ -78,7 +78,7 @@ class GroupedMm(TorchGrouped):
 
 
 def ends_of(tokens: Sequence[int], device: torch.device) -> torch.Tensor:
-    """Where the rows of each expert end."""
+    """Return where the rows of each expert end, as int32 on the device."""
     return torch.tensor(tokens, device=device).cumsum(0, dtype=torch.int32)
 
 
@@ -87,7 +87,7 @@ def grouped_mm() -> Callable[..., torch.Tensor] | None:
 
 
 class Loop(TorchGrouped):
-    """torch.mm for each expert that has tokens: any library can do this, so it is the baseline for grouped kernels."""
+    """torch.mm for each expert that has tokens. Any library can do this, so it is the baseline for grouped kernels."""
 
     name = "loop"
     dtypes = ("bfloat16", "float16", "float32", "tf32", "float64")
@@ -104,7 +104,7 @@ class Loop(TorchGrouped):
 
 
 class FunctionalScaledGroupedMm(ScaledProducts[GroupedProblem, GroupedShape], GroupedKernel):
-    """One launch for all experts, with tokens by rows and weights stored as in a linear layer."""
+    """torch.nn.functional.scaled_grouped_mm: one launch for all experts, with weights stored as in a linear layer."""
 
     name = "F.scaled_grouped_mm"
     function = "scaled_grouped_mm"
@@ -114,7 +114,7 @@ class FunctionalScaledGroupedMm(ScaledProducts[GroupedProblem, GroupedShape], Gr
     def bind(
         self, problem: GroupedProblem, shape: GroupedShape, a: Quantized, b: Quantized, ends: torch.Tensor
     ) -> Callable[[], object]:
-        """The launch over A (T,K) and B (E*N,K), given where the rows of each expert end."""
+        """Return the launch over A (T,K) and B (E*N,K). ``ends``: where the rows of each expert end."""
         functional: Any = torch.nn.functional
         weights = b.elements.view(shape.experts, shape.n, shape.k).transpose(-2, -1)
         scale_a, scale_b = a.scales.view(-1), b.scales.view(shape.experts, shape.n)

@@ -1,7 +1,7 @@
-"""The two ends of a check by a fresh process (mamf.engine.isolation).
+"""The two sides of a check in a separate process (mamf.engine.isolation).
 
-``serve`` runs where the kernel is loaded: it multiplies what it is sent and returns what the launch wrote. ``check``
-runs in the fresh process: it draws operands, and compares what comes back as it would its own kernel's results.
+``serve`` runs in the process that loaded the kernel: it launches the kernel on the operands that it receives, and sends
+back what the launch wrote. ``check`` runs in the separate process: it draws the operands and verifies the results.
 """
 
 from __future__ import annotations
@@ -24,34 +24,34 @@ from mamf.kernel import AnyKernel
 from mamf.operations.operand_sets import take_buffers, tensors_of
 from mamf.plugins.discovery import entry_points, kernel_of, open_backend, operation
 
-# Launches are timed for so long together, three times at most. A host may need so long for each of them, and once. The
-# clock of a device at its power limit is lower than in a burst.
+# Time launches for this many seconds in total, in at most this many trials. Allow the host this time per launch and
+# once per trial, and launches this many times slower: the clock is lower at the power limit than in a burst.
 _TIMED_SECONDS, _TRIALS, _MAX_LAUNCHES = 0.5, 3, 2000
 _HOST_SECONDS, _ONCE_SECONDS, _SLOWER = 100e-6, 0.1, 2.0
 
 
 class ChannelError(MamfError):
-    """The other process has ended, or sent something else than a message."""
+    """The other process has ended, or sent something that is not a message."""
 
 
 @dataclass(frozen=True)
 class Channel:
-    """Messages over a pair of pipes: a line of JSON, then bytes. Writing has no buffer, so an interrupt leaves nothing
-    to be written at exit.
+    """Messages over a pair of pipes: a line of JSON, then bytes. Writes are unbuffered, so an interrupt leaves nothing
+    behind that would be written at exit.
     """
 
     reading: IO[bytes]
     writing: IO[bytes]
 
     def send(self, *parts: bytes, **fields: Any) -> None:
-        """Send fields that JSON can hold, and bytes. Raises OSError if the other process has ended."""
+        """Send JSON fields and bytes. Raises OSError if the other process has ended."""
         for part in (json.dumps({**fields, "sizes": list(map(len, parts))}).encode() + b"\n", *parts):
             left = memoryview(part)
             while left:
                 left = left[os.write(self.writing.fileno(), left) :]
 
     def receive(self) -> tuple[dict[str, Any], Sequence[bytes]]:
-        """The fields and the bytes of the next message. Raises ChannelError."""
+        """Receive the fields and the bytes of the next message. Raises ChannelError."""
         try:
             fields = json.loads(self.reading.readline())
             return fields, [self.reading.read(size) for size in fields.pop("sizes")]
@@ -62,8 +62,8 @@ class Channel:
 def serve(
     channel: Channel, kernel: AnyKernel, backend: Backend, problem: Any, shape: Any, pool: OperandPool
 ) -> dict[str, str]:
-    """Launch a kernel on the operands that the fresh process sends, as often as it asks. Returns its last message:
-    ``wrong`` or ``unknown`` with a reason, or neither. Raises ChannelError, and what a launch raises.
+    """Launch a kernel on the operands that the checking process sends, as often as it asks. Return its last message:
+    ``wrong`` or ``unknown`` with a reason, or neither. Raises ChannelError, and any error of a launch.
     """
     asked, operands = channel.receive()
     if "operands" not in asked:
@@ -94,14 +94,14 @@ def _send_results(channel: Channel, written: Mapping[str, torch.Tensor], result:
 
 
 def check() -> None:
-    """Check kernels of the process that is connected to standard input and output until it ends."""
+    """Check the kernels of the process at the other end of stdin and stdout, until that process ends."""
     channel = Channel(sys.stdin.buffer, os.fdopen(os.dup(sys.stdout.fileno()), "wb"))
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what libraries print is no message
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # so that what libraries print is not taken for a message
     answer(channel)
 
 
 def answer(channel: Channel) -> None:
-    """Check what is asked for until the other process ends."""
+    """Answer requests for checks until the other process ends."""
     with suppress(ChannelError, BrokenPipeError):
         while True:
             asked, _ = channel.receive()
@@ -120,7 +120,7 @@ def _checked(channel: Channel, asked: Mapping[str, Any]) -> dict[str, str]:
     pool = cpu.operand_pool(problem.data, problem.seed)
     prepared = _reference(of, cpu, problem, shape).prepare(cpu, problem, shape, pool)
     if prepared.change_operands:
-        prepared.change_operands()  # at random: nobody can have computed the answer before
+        prepared.change_operands()  # randomly, so that the result cannot be known in advance
     buffers = problem.buffers(shape)
     flat = take_buffers(pool, buffers)
     operands = [name for name, buffer in buffers.items() if buffer.fill]
@@ -138,7 +138,7 @@ def _checked(channel: Channel, asked: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _reference(of: Any, cpu: Backend, problem: Any, shape: Any) -> AnyKernel:
-    """The first of our kernels that takes the problem on a CPU. Raises UnsupportedError if none does."""
+    """Return the first of mamf's kernels that supports the problem on a CPU. Raises UnsupportedError if none does."""
     reasons = []
     for point in entry_points(of.kernel_group):
         if not point.value.startswith("mamf."):
@@ -149,11 +149,11 @@ def _reference(of: Any, cpu: Backend, problem: Any, shape: Any) -> AnyKernel:
         if not reason:
             return with_this
         reasons.append(f"{point.name}: {reason}")
-    raise UnsupportedError(f"no kernel of mamf checks {problem.dtype} on a CPU ({'; '.join(reasons[:1])})")
+    raise UnsupportedError(f"no kernel of mamf can check {problem.dtype} on a CPU ({'; '.join(reasons[:1])})")
 
 
 def _timed(channel: Channel, seconds: float) -> dict[str, str]:
-    """Compare launches by this process's clock with the ``seconds`` that one took by the other's."""
+    """Time launches with this process's clock and compare with ``seconds``, one launch by the other process's clock."""
     launches = min(_MAX_LAUNCHES, math.ceil(_TIMED_SECONDS / seconds))
     most = _ONCE_SECONDS + launches * (_HOST_SECONDS + _SLOWER * seconds)
     taken = math.inf
@@ -178,7 +178,7 @@ def _write(flat: Mapping[str, torch.Tensor], names: Sequence[str], parts: Sequen
 
 
 def _results(fields: Mapping[str, Any], parts: Sequence[bytes]) -> Any:
-    """What the launch returned, as tensors of this process; None if it returned nothing."""
+    """Rebuild what the launch returned as tensors of this process; None if it returned nothing."""
     tensors = [
         torch.frombuffer(bytearray(part), dtype=getattr(torch, dtype)).view(sizes)
         for (dtype, sizes), part in zip(fields["returned"], parts, strict=True)

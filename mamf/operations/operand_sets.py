@@ -1,7 +1,8 @@
-"""Operand sets of torch kernels: memory from the pool, one set per launch, and their checks, types and checksums.
+"""Operand sets of torch kernels: they take memory from the pool, rotate over launches, and are checked.
 
-A kernel that derives from TorchKernel supplies ``operand_set``, which makes one set. This module rotates over sets,
-poisons outputs, checks that operands stay unchanged, changes them between launches and rewrites outputs.
+A class that derives from TorchKernel implements ``operand_set``, which makes one set. This module does the rest: it
+rotates over sets, poisons outputs, checks that operands stay unchanged, changes them between launches and rewrites
+outputs.
 """
 
 from __future__ import annotations
@@ -24,17 +25,17 @@ from mamf.torch_backend import TorchBackend
 from mamf.wrong_tiles import CELL, WrongCells
 
 AnswerT = TypeVar("AnswerT")
-#: The buffer from which the classic regime overwrites the output of the first set; without it the output is zeroed.
+#: The buffer that the classic regime copies over the output of the first set. Without it, the output is zeroed.
 _REWRITE = "c_rewrite"
 
 
 @dataclass(frozen=True)
 class OperandSet:
-    """One set of operands. ``launch``, ``verify``, ``verify_whole`` and ``checksum`` as in Prepared, for this set.
+    """One set of operands. Fields that are not listed here are those of Prepared, for this set.
 
     ``outputs``: the tensors that a launch writes. ``change``: queues a random change of the operands, which ``verify``
-    expects from then on; ``restore`` undoes all changes. None: operands never change. ``changed``: the names of changed
-    operands among those that ``operand_set`` made. ``repeats_bits``, ``locate`` and ``verify_special`` as in Prepared.
+    expects from then on; ``restore`` undoes all changes. If ``change`` is None, operands never change. ``changed``:
+    returns the names of modified operands, among those that ``operand_set`` created itself.
     """
 
     launch: Callable[[], object]
@@ -51,7 +52,7 @@ class OperandSet:
 
 
 class TorchKernel(Kernel[ProblemT, ShapeT]):
-    """A kernel over torch tensors. Derived kernels supply ``operand_set``."""
+    """A kernel on torch tensors. Derived classes implement ``operand_set``."""
 
     def unavailable(self, backend: Backend) -> Unavailable | None:
         return check_torch(backend)
@@ -60,10 +61,10 @@ class TorchKernel(Kernel[ProblemT, ShapeT]):
     def operand_set(
         self, backend: Backend, problem: ProblemT, shape: ShapeT, flat: Mapping[str, torch.Tensor]
     ) -> OperandSet:
-        """Make one set from the flat memory of its buffers, which may be longer than needed (see ``view_as``)."""
+        """Make one set from the flat memory of its buffers, which may be larger than needed (see ``view_as``)."""
 
     def configured(self, backend: Backend, problem: ProblemT, shape: ShapeT) -> TorchKernel[ProblemT, ShapeT]:
-        """The kernel that makes the operand sets, such as one with a configuration for this shape."""
+        """Return the kernel that makes the operand sets: this one, or one with a configuration for this shape."""
         return self
 
     def prepare(
@@ -78,7 +79,7 @@ class TorchKernel(Kernel[ProblemT, ShapeT]):
         kernel, buffers = self.configured(backend, problem, shape), problem.buffers(shape, sets, rewrite)
         whole = take_buffers(pool, buffers)
         source = whole.pop(_REWRITE, None)
-        # Before the kernel sees the operands, because it may overwrite them here already.
+        # Create the check before the kernel sees the operands, because operand_set may already overwrite them.
         unchanged = Unchanged({name: whole[name] for name in whole if buffers[name].fill})
         ready = [kernel.operand_set(backend, problem, shape, flat) for flat in split_sets(whole, sets)]
         prepared = prepare_sets(ready, unchanged)
@@ -95,13 +96,13 @@ def take_buffers(pool: OperandPool, buffers: Mapping[str, Buffer]) -> dict[str, 
 
 
 def split_sets(whole: Mapping[str, torch.Tensor], sets: int) -> list[dict[str, torch.Tensor]]:
-    """The flat memory of each set."""
+    """Split each buffer into the flat memory of its sets."""
     parts = {name: tensor.chunk(sets) for name, tensor in whole.items()}
     return [{name: parts[name][index] for name in whole} for index in range(sets)]
 
 
 def view_as(flat: torch.Tensor, *sizes: int) -> torch.Tensor:
-    """A view of the beginning of flat memory as a tensor of these sizes."""
+    """View the beginning of flat memory as a tensor of these sizes."""
     return flat[: math.prod(sizes)].view(sizes)
 
 
@@ -110,8 +111,9 @@ def prepare_sets(
     unchanged: Callable[[], Sequence[str]],
     held_bytes: int = 0,
 ) -> Prepared:
-    """Combine operand sets into a Prepared. ``unchanged`` returns the names of operands that launches have modified; it
-    is called after all sets are restored.
+    """Combine operand sets into a Prepared.
+
+    ``unchanged``: returns the names of operands that launches have modified; called after all sets are restored.
     """
 
     def poison(returned: Sequence[object]) -> None:
@@ -143,7 +145,7 @@ def prepare_sets(
 
 
 def _by_index(calls: Sequence[Callable[[object], AnswerT] | None]) -> Callable[[int, object], AnswerT] | None:
-    """One function of the set's index and result, from one function per set; None if the sets have none."""
+    """Combine one function per set into one that also takes the set's index; None if the sets have no function."""
     known = [call for call in calls if call is not None]
     return (lambda index, result: known[index](result)) if known else None
 
@@ -153,20 +155,20 @@ def _by_index(calls: Sequence[Callable[[object], AnswerT] | None]) -> Callable[[
 
 _POISON_BYTE = 0x7F  # NaN in all float8 dtypes of torch except fnuz, where 0x80 is NaN
 _POISON_INT = -(2**31) + 1
-# New tensors to poison, whose memory the allocator may reuse for the next returned output.
+# How many new tensors to poison per output, because the allocator may reuse their memory for the next output.
 _SPARE_BLOCKS = 2
 _COLUMNS = 4096
 
 
 def check_torch(backend: Backend) -> Unavailable | None:
-    """Why torch does not support this backend, or None."""
+    """Return why torch does not support this backend, or None."""
     if isinstance(backend, TorchBackend):
         return None
     return Unavailable(f"torch has no device for backend {backend.name}", "'mamf backends' lists available backends")
 
 
 def poison(tensor: torch.Tensor) -> None:
-    """Overwrite a tensor with values that no launch produces, so that entries that are not written fail the check."""
+    """Overwrite a tensor with values that no launch produces, so that entries that it does not write are found."""
     with torch.no_grad():
         if tensor.dtype in (torch.int32, torch.int64):
             tensor.fill_(_POISON_INT)
@@ -177,7 +179,7 @@ def poison(tensor: torch.Tensor) -> None:
 
 
 def poison_outputs(written: Iterable[torch.Tensor], returned: object) -> None:
-    """Poison the outputs that launches write, the tensors that they returned, and memory that may be returned next."""
+    """Poison the outputs that launches write, the tensors that they returned, and memory that the next one may use."""
     for tensor in written:
         poison(tensor)
     for tensor in tensors_of(returned):
@@ -187,14 +189,14 @@ def poison_outputs(written: Iterable[torch.Tensor], returned: object) -> None:
 
 
 def select(tensor: torch.Tensor, dim: int, indices: torch.Tensor) -> torch.Tensor:
-    """index_select that also supports 8-bit floats, which torch can only move as bytes."""
+    """Select like torch.index_select, also from 8-bit floats, which torch can only move as bytes."""
     if tensor.dtype.itemsize > 1 or tensor.dtype in (torch.int8, torch.uint8):
         return tensor.index_select(dim, indices)
     return tensor.view(torch.uint8).index_select(dim, indices).view(tensor.dtype)
 
 
 def sample_indices(size: int, count: int, chooser: random.Random) -> torch.Tensor:
-    """The first, the last and random other indices: bugs at edges show in the first and the last."""
+    """Return the first index, the last and random others. Bugs at edges show in the first and the last."""
     return torch.tensor(sorted({0, size - 1, *chooser.sample(range(size), min(count - 2, size))}))
 
 
@@ -222,9 +224,10 @@ def one_thread() -> Iterator[None]:
 
 
 def explain_wrong_type(result: object, expected: torch.Tensor) -> str:
-    """Why the result of a launch has the wrong type, in one line; empty if it is like ``expected`` or not a tensor.
+    """Return in one line why a launch's result has the wrong type; empty if it is like ``expected``, or not a tensor.
 
-    A subclass, or a tensor that is negated on read, may defer work until after the launch.
+    Only plain strided tensors are accepted: a subclass, or a tensor that is negated when it is read, may defer work
+    until after the launch.
     """
     if not isinstance(result, torch.Tensor):
         return ""
@@ -236,7 +239,7 @@ def explain_wrong_type(result: object, expected: torch.Tensor) -> str:
 
 
 def tensors_of(returned: object) -> list[torch.Tensor]:
-    """The tensors of a result: the result itself, or the tensors in a tuple."""
+    """Return the tensors of a launch's result: the result itself, or those in a tuple."""
     if isinstance(returned, torch.Tensor):
         return [returned.detach()]
     return [each.detach() for each in returned if isinstance(each, torch.Tensor)] if isinstance(returned, tuple) else []
@@ -245,14 +248,14 @@ def tensors_of(returned: object) -> list[torch.Tensor]:
 def verify_beside_special(
     found: torch.Tensor, expected: torch.Tensor, special: str, details: Mapping[str, str | float]
 ) -> Verdict:
-    """Verify that an output has the expected bits although the operands have special values, such as NaN."""
+    """Verify that special values in the operands, such as NaN, change only the expected values of the output."""
     differing = int((~((found == expected) | (found.isnan() & expected.isnan()))).sum().item())
     reason = f"{differing} values are wrong beside {special} among the operands"
     return Verdict(math.inf, 0.0, details, reason=reason) if differing else Verdict(0.0, 0.0, details)
 
 
 def worst_of(errors: Iterable[float]) -> float:
-    """The largest error, or NaN if any is NaN: ``max`` ignores a NaN that does not come first."""
+    """Return the largest error, or NaN if any is NaN. (``max`` ignores a NaN that does not come first.)"""
     found = list(errors)
     return math.nan if any(map(math.isnan, found)) else max(found, default=0.0)
 
@@ -260,8 +263,8 @@ def worst_of(errors: Iterable[float]) -> float:
 class Unchanged:
     """A check that tensors stay unchanged. Calling it returns the names of the tensors that changed since its creation.
 
-    It compares integer sums of their bits along rows and along columns: the order of addition does not matter, and a
-    changed or moved element changes one of the sums.
+    It compares integer sums of the tensors' bits along rows and along columns. The order of addition does not matter,
+    and changing or moving an element changes at least one sum.
     """
 
     def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -273,7 +276,7 @@ class Unchanged:
 
 
 def checksum(tensor: torch.Tensor) -> torch.Tensor:
-    """Sums of a contiguous tensor's bits over rows and over columns of _COLUMNS words."""
+    """Sum the words of a contiguous tensor over rows and columns of a table that is _COLUMNS words wide."""
     words = as_words(tensor.detach().reshape(-1))
     whole = words.numel() // _COLUMNS * _COLUMNS
     table, rest = words[:whole].view(-1, _COLUMNS), words[whole:]
@@ -293,7 +296,7 @@ def queue_checksum(tensor: torch.Tensor) -> Callable[[], int]:
 
 
 def as_words(flat: torch.Tensor) -> torch.Tensor:
-    """A flat tensor's memory as integers of the widest dtype that fits its size and alignment."""
+    """View a flat tensor's memory as integers, of the widest dtype that fits its size and alignment."""
     nbytes = flat.numel() * flat.element_size()
     for dtype in (torch.int32, torch.int16):
         if nbytes % dtype.itemsize == 0 and flat.storage_offset() * flat.element_size() % dtype.itemsize == 0:
@@ -311,7 +314,7 @@ _PATTERNS = 16
 def fresh_integers(
     below: int, size: Sequence[int], device: torch.device, dtype: torch.dtype = torch.int64
 ) -> torch.Tensor:
-    """Unpredictable integers from 0; drawn on the host for a device without a random number generator."""
+    """Draw unpredictable integers from 0 to ``below`` - 1; on the host if the device has no generator."""
     try:
         generator = torch.Generator(device=device)
     except RuntimeError:
@@ -321,29 +324,29 @@ def fresh_integers(
 
 
 def fresh_choices(size: Sequence[int], device: torch.device) -> torch.Tensor:
-    """Random booleans."""
+    """Draw unpredictable booleans."""
     return fresh_integers(2, size, device, torch.int8) == 1
 
 
 def fresh_signs(size: Sequence[int], device: torch.device) -> torch.Tensor:
-    """Random signs, 1 and -1, as int8."""
+    """Draw unpredictable signs, 1 and -1, as int8."""
     return torch.where(fresh_choices(size, device), -1, 1).to(torch.int8)
 
 
 class Signs:
-    """Random sign flips of an operand (..., rows, K) make a remembered result wrong.
+    """Flips random signs of an operand (..., rows, K), so that a result from an earlier launch becomes wrong.
 
     A flip is exact in every dtype, and a second flip undoes it. Signs come from fresh entropy, which no kernel can
     predict, and are drawn on the operand's device, so nothing waits for the host. Patterns are drawn once, so a change
-    is a single pass over the operand: 8-bit floats, two e2m1 values per byte (uint8), or numbers. Row i takes the
-    signs i, i+1, ... of a pattern. If all rows had the same signs, a kernel could update its last result with the
-    half of K that flipped.
+    is one pass over the operand. Operands are 8-bit floats, two e2m1 values per byte (uint8), or other numbers. Row i
+    uses the signs i, i+1, ... of a pattern: with the same signs in all rows, a kernel could update its last result
+    with only the half of K that flipped.
     """
 
     def __init__(self, operand: torch.Tensor) -> None:
         self._operand = operand
         self._patterns: torch.Tensor | None = None
-        #: Patterns that have been applied an odd number of times.
+        #: The patterns that have been applied an odd number of times.
         self._present: set[int] = set()
         self._last: int | None = None
 
@@ -363,7 +366,7 @@ class Signs:
         self._present = set()
 
     def _draw_patterns(self) -> torch.Tensor:
-        """Patterns with at least one flip each, as factors for numbers or as bits to flip."""
+        """Draw patterns with at least one flip each: factors for numbers, or bits to flip for 8-bit values."""
         operand = self._operand
         size = (_PATTERNS, operand.shape[:-1].numel() + operand.shape[-1] - 1)
         flips = fresh_choices(size, operand.device)
@@ -383,7 +386,7 @@ class Signs:
             operand.mul_(pattern)
             return
         bits = operand.view(torch.uint8)
-        # float8 dtypes without a negative zero have NaN in its place.
+        # float8 dtypes without a negative zero have a NaN in its place, so zeros keep their bits.
         bits.bitwise_xor_(pattern * (bits != 0) if "fnuz" in str(operand.dtype) else pattern)
 
 
@@ -396,9 +399,10 @@ _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 def remember_outputs(
     outputs_of: Callable[[object], Sequence[torch.Tensor]], result: object
 ) -> Callable[[object], Callable[[], WrongCells]]:
-    """``Prepared.remember`` for one set; ``outputs_of``: the outputs of a launch, given its result.
+    """Keep the outputs of a launch and return a function that compares those of later launches (``Prepared.remember``).
 
-    Compares whole outputs bit by bit, on their device and without waiting for it.
+    ``outputs_of``: gives the outputs of a launch from its result. Whole outputs are compared bit by bit, on their
+    device and without waiting for it.
     """
     first = [_bits_of(each).clone() for each in outputs_of(result)]
     values = sum(each.numel() for each in first)
@@ -408,7 +412,7 @@ def remember_outputs(
         found = [_wrong_cells(_bits_of(now) != before) for now, before in pairs]
 
         def read() -> WrongCells:
-            """Of several outputs, the cells of the first that differs."""
+            """Return the differing cells of the first output that differs."""
             number = next((number for number, cells in enumerate(found) if cells.any()), 0)
             places = frozenset((b, row, column) for b, row, column in found[number].nonzero().tolist())
             rows, columns = first[number].shape[1:]
@@ -420,13 +424,13 @@ def remember_outputs(
 
 
 def _bits_of(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor's bits as integers, as a batch of matrices."""
+    """View a tensor's bits as integers, in the shape of a batch of matrices."""
     bits = tensor.detach().view(_INTEGERS[tensor.dtype.itemsize])
     return bits.reshape(-1, *(bits.shape[-2:] if bits.dim() > 1 else (1, bits.shape[-1])))
 
 
 def _wrong_cells(flags: torch.Tensor) -> torch.Tensor:
-    """The cells that contain a flag, given flags by product, row and column."""
+    """Return which cells contain a flag, given flags by matrix, row and column."""
     padded = torch.nn.functional.pad(flags, (0, -flags.shape[2] % CELL, 0, -flags.shape[1] % CELL))
     cells: torch.Tensor = padded.unflatten(2, (-1, CELL)).any(3).unflatten(1, (-1, CELL)).any(2)
     return cells

@@ -1,4 +1,4 @@
-"""Products beside other work on the same device: shapes, the interface of their kernels, and the operation ``overlap``.
+"""Matmul together with other work on the same device: shapes, problems, kernels, and the operation ``overlap``.
 
 The other work is a collective of the ranks, a copy between memories, or a pass over arrays.
 """
@@ -28,15 +28,15 @@ from mamf.plugins.discovery import operation
 from mamf.plugins.selection import choose_kernels
 from mamf.work import Work
 
-#: What runs beside products: collectives, copies and passes over arrays.
+#: The work that can run at the same time as matmul: collectives, copies and passes over arrays.
 OTHERS = (*COLLECTIVES, *DIRECTIONS, *PATTERNS)
-#: What a rate counts.
+#: The work that a rate counts: the matmul, or the other work.
 TIMED = PRODUCTS, OTHER = ("products", "other")
 
 
 @dataclass(frozen=True, order=True)
 class OverlapShape(Sizes):
-    """A product, and the bytes of the other work as its own operation counts them. Written as ``MxNxK+SIZE``."""
+    """A matmul, and the bytes of the other work, as its operation counts them. Written ``MxNxK+SIZE``."""
 
     m: int = field(metadata=describe("rows of A and C"))
     n: int = field(metadata=describe("columns of B and C"))
@@ -65,8 +65,11 @@ SMALLEST = OverlapShape(1, 1, 1, 1)
 
 @dataclass(frozen=True)
 class OverlapProblem(DeclaredProblem):
-    """``other``: what runs beside products, one of OTHERS. ``timed``: what the rate counts, one of TIMED. ``alone``:
-    whether it runs alone. ``ranks``, ``blocks``: as of a collective; always 1 and 0 for other work.
+    """All parameters of a pair of works except its shape.
+
+    ``other``: the work that runs at the same time as matmul, one of OTHERS. ``timed``: the work that the rate counts,
+    one of TIMED. ``alone``: whether that work runs alone. ``ranks``, ``blocks``: those of a collective; 1 and 0 for
+    other work.
     """
 
     operation: ClassVar[str] = "overlap"
@@ -87,7 +90,7 @@ class OverlapProblem(DeclaredProblem):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.is_collective:
-            CollectiveProblem(self.other, self.ranks, blocks=self.blocks)  # refuses wrong ones
+            CollectiveProblem(self.other, self.ranks, blocks=self.blocks)  # raises UsageError for wrong values
         else:
             self.__dict__.update(ranks=1, blocks=0)
 
@@ -96,7 +99,7 @@ class OverlapProblem(DeclaredProblem):
         return self.other in COLLECTIVES
 
     def counted(self, shape: OverlapShape) -> tuple[Any, Any]:
-        """The problem and the shape of the work that the rate counts."""
+        """Return the problem and the shape of the work that the rate counts."""
         common: dict[str, Any] = {"data": self.data, "seed": self.seed}
         if self.timed == PRODUCTS:
             common |= {"dtype": self.dtype, "out_dtype": DTYPES[self.dtype].default_output}
@@ -125,8 +128,9 @@ class OverlapProblem(DeclaredProblem):
 
 
 class Pair(Kernel[OverlapProblem, OverlapShape]):
-    """The two works of a pair by the kernels that mamf chooses for each. A launch is of the one that is counted;
-    'mamf overlap' launches both at once.
+    """A pair of works, each with the kernel that mamf chooses for it.
+
+    This kernel launches only the work that the rate counts; 'mamf overlap' launches both at once.
     """
 
     operation = "overlap"
@@ -135,10 +139,10 @@ class Pair(Kernel[OverlapProblem, OverlapShape]):
     def unavailable(self, backend: Backend) -> Unavailable | None:
         if backend.second_queue() is not None:
             return None
-        return Unavailable(f"mamf knows no second queue of backend {backend.name}", "measure each work alone")
+        return Unavailable(f"mamf cannot use a second queue on backend {backend.name}", "measure each work alone")
 
     def of(self, backend: Backend, problem: OverlapProblem) -> AnyKernel:
-        """The kernel of the work that is counted. Raises UnavailableError."""
+        """Return the kernel of the work that the rate counts. Raises UnavailableError."""
         counted, _ = problem.counted(SMALLEST)
         if problem.timed != OTHER:
             return kernel_for(backend, counted)
@@ -147,7 +151,7 @@ class Pair(Kernel[OverlapProblem, OverlapShape]):
 
     def unsupported(self, backend: Backend, problem: OverlapProblem) -> str | None:
         if not problem.alone:
-            return "rates while both works run are measured by 'mamf overlap'"
+            return "only 'mamf overlap' measures both works at once: use it instead, or --alone yes"
         return self.of(backend, problem).unsupported(backend, problem.counted(SMALLEST)[0])
 
     def settings(self, backend: Backend, problem: OverlapProblem) -> AbstractContextManager[object]:
@@ -168,7 +172,7 @@ class Pair(Kernel[OverlapProblem, OverlapShape]):
         return kernel.prepare(backend, *side, pool, sets, rewrite)
 
 
-# A large product and a decode layer, each beside little and much.
+# A large matmul and a decode layer, each with a small and a large amount of other work.
 _OF_ACCELERATORS = tuple(OverlapShape(m, 8192, 8192, size * MIB) for m in (8192, 16) for size in (64, 1024))
 _OF_HOSTS = (OverlapShape(256, 256, 256, MIB),)
 

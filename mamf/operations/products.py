@@ -1,6 +1,6 @@
-"""Operand sets for matrix products (single, batched, grouped), plain and of scaled formats, verified on the host.
+"""Operand sets of single, batched and grouped matmuls, plain and in scaled formats, verified on the host.
 
-The reference is computed on the CPU in float64, so a device never judges itself.
+The CPU computes the reference in float64, so a device never judges itself.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ from mamf.torch_backend import torch_dtype
 
 #: Errors of cuBLAS and hipBLAS for a shape or layout without an algorithm, and of oneDNN for a missing dtype.
 _REFUSALS = ("STATUS_NOT_SUPPORTED", "itensor_view_from_dense expects")
-# Rows and columns of C, and products of a batch or of groups, that are compared after a train: few enough to fit in the
-# idle time between two bursts.
+# How many rows and columns of C, and matmuls of a batch or of groups, are compared after a train: few enough to fit
+# in the idle time between two trains.
 _SAMPLED, _SAMPLED_PRODUCTS = 16, 4
 _MIN_ROWS_TO_CHANGE = 8
 PartsOf = Callable[[torch.Tensor], Sequence[Part]]
@@ -64,11 +64,11 @@ def product_set(
     exact: PartsOf | None = None,
     changed: Callable[[], Sequence[str]] = tuple,
 ) -> OperandSet:
-    """Make one set of operands from its launch and the output ``c`` that the launch writes.
+    """Make one operand set from a launch and the output ``c`` that it writes.
 
-    ``parts``: maps an output like C to its products. ``changing``: the operand (rows by K) whose signs change
-    between launches. ``scale``: C = scale * A @ B. ``exact``: like ``parts`` before quantization; the
-    quantization error is added to the details. ``changed`` as in OperandSet.
+    ``parts``: splits an output like C into its matmuls. ``changing``: the operand (rows, K) whose signs change between
+    launches. ``scale``: C = scale * A @ B. ``exact``: like ``parts``, but with the values before quantization; adds the
+    quantization error to the details. ``changed``: as in OperandSet.
     """
     signs, known = Signs(changing), dict(details or {})
     if exact is not None:
@@ -77,12 +77,13 @@ def product_set(
         known["quantization_error"] = error
 
     def output(result: object) -> torch.Tensor:
-        """The output: a kernel may return a tensor instead of writing C."""
+        """Return the output of a launch: the tensor that it returned, or else C."""
         return result if isinstance(result, torch.Tensor) else c
 
     def verify(result: object) -> Verdict:
-        """||C - scale * A @ B|| / ||scale * A @ B|| in float64 over sampled rows and columns, including the edges.
-        Scaled operands are dequantized; what an int8 output should be is rounded.
+        """Verify sampled rows and columns, including the edges: ||C - scale * A @ B|| / ||scale * A @ B|| in float64.
+
+        Scaled operands are dequantized, and the expected values of an int8 output are rounded.
         """
         if reason := explain_wrong_type(result, c):
             return Verdict(math.inf, 0.0, reason=reason)
@@ -94,7 +95,7 @@ def product_set(
         return Verdict(relative_error(found, expected), problem.tolerance, known)
 
     def verify_whole(result: object) -> Verdict:
-        """The same for all entries. ``verify`` has already checked the output's type."""
+        """Verify all entries. ``verify`` has already checked the output's type."""
         return whole_verdict(problem, parts(output(result)), scale)
 
     return OperandSet(
@@ -113,22 +114,22 @@ def product_set(
 
 
 class TorchProducts(TorchKernel[ProductProblemT, ProductShapeT]):
-    """Products computed by one torch function. Derived kernels supply their dtypes and the launch."""
+    """Matmuls by one torch function. Derived classes define their dtypes and the launch."""
 
     has_padding: ClassVar[bool] = False
-    #: The output dtypes by operand dtype; of others the default one.
+    #: The output dtypes by operand dtype; operand dtypes that are not listed have only their default output.
     outputs: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     #: The operand dtypes that have fast accumulation.
     fast_dtypes: ClassVar[tuple[str, ...]] = ()
 
     def unsupported(self, backend: Backend, problem: ProductProblemT) -> str | None:
         if problem.padding and not self.has_padding:
-            return f"kernel {self.name} takes no rows with padding"
+            return f"kernel {self.name} does not support padded rows: use --layout {problem.layout[:2]}"
         unsupported = self._unsupported_dtype(problem) or backend.unsupported_dtype(problem.dtype)
         return unsupported or self.unsupported_problem(backend, problem)
 
     def unsupported_problem(self, backend: Backend, problem: ProductProblemT) -> str | None:
-        """Why this output dtype, layout or accumulation is not supported for the problem's dtype, or None."""
+        """Return why the problem's output dtype, layout or accumulation is not supported for its dtype, or None."""
         outputs = self.outputs.get(problem.dtype, (DTYPES[problem.dtype].default_output,))
         if problem.out_dtype not in outputs:
             return f"kernel {self.name} writes {', '.join(outputs)} for {problem.dtype}, not {problem.out_dtype}"
@@ -137,7 +138,7 @@ class TorchProducts(TorchKernel[ProductProblemT, ProductShapeT]):
         return None
 
     def settings(self, backend: Backend, problem: ProductProblemT) -> AbstractContextManager[object]:
-        # Set for float32 too: a user's global "high" must not turn its ceiling into that of tf32.
+        # Set it for float32 too: with a user's global "high", its ceiling would become that of tf32.
         return float32_precision("high" if problem.dtype == "tf32" else "highest")
 
     def refuses(self, error: Exception) -> bool:
@@ -148,8 +149,9 @@ class TorchProducts(TorchKernel[ProductProblemT, ProductShapeT]):
 
 
 def lay_out(flat: torch.Tensor, rows: int, columns: int, layout: str, *leading: int, padding: int = 0) -> torch.Tensor:
-    """An operand of rows x columns as a view of flat memory, stored transposed if ``layout`` is ``t``, with ``padding``
-    unused elements after each stored row.
+    """View flat memory as an operand (*leading, rows, columns), stored transposed if ``layout`` is ``t``.
+
+    ``padding``: unused elements after each stored row.
     """
     if layout == "t":
         return lay_out(flat, columns, rows, "n", *leading, padding=padding).mT
@@ -157,8 +159,9 @@ def lay_out(flat: torch.Tensor, rows: int, columns: int, layout: str, *leading: 
 
 
 def sample_places(parts: Sequence[Part]) -> list[_Place]:
-    """Random products, and random rows and columns of each, including the edges. They are drawn from fresh entropy
-    after the launch, so a kernel cannot predict them and compute nothing else.
+    """Choose random matmuls, and random rows and columns of each, including the edges.
+
+    They are drawn from fresh entropy after the launch, so a kernel cannot predict them and compute only those.
     """
     chooser = random.Random(secrets.randbits(64))
     every = [(p, i) for p, part in enumerate(parts) for i in range(len(part.c))]
@@ -168,14 +171,15 @@ def sample_places(parts: Sequence[Part]) -> list[_Place]:
 
 
 def multiply_sampled(parts: Sequence[Part], places: Sequence[_Place]) -> torch.Tensor:
-    """A @ B at the sampled places."""
+    """Compute A @ B at the sampled places, on the host in float64."""
     operands = ((rows_on_host(parts[p].left, i, m), rows_on_host(parts[p].right, i, n)) for p, i, m, n in places)
     return torch.cat([multiply(left, right.t()).flatten() for left, right in operands])
 
 
 def smaller_operand(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """The operand that takes less time to change, or the other one if this has few rows: a kernel that updates its
-    last result would need only the part of the other operand where signs in a row flipped.
+    """Return the smaller operand, which is faster to change, or the larger one if the smaller has few rows.
+
+    With few rows, a kernel could update its last result from the part of the other operand where signs flipped.
     """
     smaller, larger = sorted((a, b), key=torch.Tensor.numel)
     return smaller if smaller.shape[-2] >= _MIN_ROWS_TO_CHANGE else larger
@@ -191,7 +195,7 @@ def multiply(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
-    """||found - expected|| / ||expected||, both on the host; infinite if zeros are expected but not found."""
+    """Return ||found - expected|| / ||expected|| of host tensors; infinite if only zeros are expected but not found."""
     with one_thread():
         difference = torch.linalg.vector_norm(found - expected).item()
         magnitude = torch.linalg.vector_norm(expected).item()
@@ -210,12 +214,12 @@ def on_host(tensor: torch.Tensor, dim: int, indices: torch.Tensor) -> torch.Tens
 
 
 class ScaledProducts(TorchKernel[ProductProblemT, ProductShapeT]):
-    """Products of quantized operands with scales. Derived kernels supply the launch."""
+    """Matmuls of quantized operands with scales. Derived classes define the launch."""
 
     dtypes: ClassVar[tuple[str, ...]] = FORMATS
     out_dtypes: ClassVar[tuple[str, ...]] = ("bfloat16", "float16", "float32")
 
-    #: The function of torch.nn.functional that it calls, if some releases lack it.
+    #: The function of torch.nn.functional that it calls, if some releases of torch lack it.
     function: ClassVar[str] = ""
 
     def unavailable(self, backend: Backend) -> Unavailable | None:
@@ -227,13 +231,15 @@ class ScaledProducts(TorchKernel[ProductProblemT, ProductShapeT]):
         if reason := self._unsupported_dtype(problem):
             return reason
         if problem.layout != "nt":
-            return f"scales run along K, which must be the last dimension of both: --layout nt, not {problem.layout}"
+            return (
+                f"scaled formats need --layout nt, not {problem.layout}: scales run along K, the last dimension of both"
+            )
         if problem.out_dtype not in self.out_dtypes:
             return f"kernel {self.name} writes {', '.join(self.out_dtypes)}, not {problem.out_dtype}"
         return self.unsupported_problem(backend, problem)
 
     def unsupported_problem(self, backend: Backend, problem: ProductProblemT) -> str | None:
-        """Why this format is not supported with this accumulation on this device, or None."""
+        """Return why this device does not support this format with this accumulation, or None."""
         if problem.fast_accumulation and problem.dtype != "fp8_rowwise":
             return f"{problem.dtype} has no fast accumulation; only fp8_rowwise and fp8 have it"
         return backend.unsupported_dtype(backend.resolve_dtype("fp8"))
@@ -244,19 +250,19 @@ class ScaledProducts(TorchKernel[ProductProblemT, ProductShapeT]):
         return f"{problem.dtype} needs N to be a multiple of {n} and K of {k}" if shape.n % n or shape.k % k else None
 
     def refuses(self, error: Exception) -> bool:
-        # The library has no algorithm, or torch knows that it has none.
+        # The library has no algorithm, or torch knows that it has none and does not call it.
         return "STATUS_NOT_SUPPORTED" in str(error) or isinstance(error, (NotImplementedError, ValueError))
 
 
 def rows_of(shape: ProductShape, operand: str, flat: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """The values of an operand: (rows, K)."""
+    """View the values of an operand as (rows, K)."""
     return view_as(flat[operand], shape.rows[operand], shape.k)
 
 
 def quantized_operand(
     backend: Backend, problem: ProductProblem, shape: ProductShape, operand: str, flat: Mapping[str, torch.Tensor]
 ) -> Quantized:
-    """The operand quantized to the problem's format, with the 8-bit floats that the device supports."""
+    """Quantize an operand, ``a`` or ``b``, to the problem's format, with the 8-bit floats that the device supports."""
     e4m3, format = torch_dtype(backend.resolve_dtype("fp8")), DTYPES[problem.dtype].format
     nbytes = shape.elements[operand] // (format.values_per_byte if format else 1)
     memory = flat[f"{operand}_quantized"][:nbytes]
@@ -264,7 +270,7 @@ def quantized_operand(
 
 
 def quantized_unchanged(a: Quantized, b: Quantized) -> Unchanged:
-    """A check that quantized operands stay as they are; to be made before the kernel sees them."""
+    """Make a check that quantized operands stay unchanged. Call it before the kernel sees them."""
     operands = {"a": a, "b": b}.items()
     elements = {f"{name}_quantized": each.elements for name, each in operands}
     return Unchanged(elements | {f"{name}_scales": each.scales for name, each in operands})

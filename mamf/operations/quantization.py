@@ -1,9 +1,11 @@
-"""Operands of scaled formats: quantization with scales computed from the data, and exact dequantization.
+"""Quantizes operands to scaled formats, with scales computed from the data, and dequantizes them exactly.
 
-fp8 with float32 scales: a block's scale maps its largest value to the largest value of the format. MX (OCP
-Microscaling Formats 1.0, 6.3): the scale is 2^(floor(log2 largest) - e), where e is the exponent of the format's
-largest value; larger values saturate. NVFP4: scales are e4m3, largest / 6 rounded. Values round to nearest, ties to
-even.
+- fp8 with float32 scales: the scale maps a block's largest value to the largest value of the format.
+- MX (OCP Microscaling Formats 1.0, 6.3): the scale is 2^(floor(log2 largest) - e), where e is the exponent of the
+  format's largest value. Larger values saturate.
+- NVFP4: the scale is e4m3, the block's largest value / 6, rounded.
+
+Values round to nearest, ties to even.
 """
 
 from __future__ import annotations
@@ -21,9 +23,9 @@ E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _SIGN = 8
 # Exponents of e8m0 are biased by 127.
 _E8M0_BIAS = 127
-# Values quantized at once: the temporary memory is a few times 256 MiB.
+# Values to quantize at once: this takes a few times 256 MiB of temporary memory.
 _CHUNK = 2**26
-# A chunk contains whole blocks of any format.
+# The rows of a chunk are a multiple of this, so that it contains whole blocks of any format.
 _CHUNK_ROWS = 128
 
 
@@ -49,24 +51,24 @@ class Quantized:
         return rows, k * (2 if self.elements.dtype == torch.uint8 else 1)
 
     def part(self, start: int, stop: int) -> Quantized:
-        """The rows from ``start``, the first row of a block, to ``stop`` (excluded)."""
+        """Return the rows from ``start``, which must be the first row of a block, up to but not including ``stop``."""
         blocks = slice(start // self.scaling.rows, -(-stop // self.scaling.rows))
         return Quantized(self.elements[start:stop], self.scales[blocks], self.scaling)
 
     def parts(self, elements: int) -> Iterator[Quantized]:
-        """Parts of whole blocks with about ``elements`` elements each."""
+        """Yield parts of whole blocks, with about ``elements`` elements each."""
         rows, k = self.shape
         step = max(_CHUNK_ROWS, elements // k // _CHUNK_ROWS * _CHUNK_ROWS)
         return (self.part(start, min(start + step, rows)) for start in range(0, rows, step))
 
     def values(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        """The dequantized values: (rows, K)."""
+        """Return the dequantized values, (rows, K)."""
         return apply_scales(
             decode(self.elements, dtype), decode_scales(self.scales, self.scaling).to(dtype), self.scaling
         )
 
     def on_host(self, rows: torch.Tensor) -> torch.Tensor:
-        """The dequantized values of these rows on the host, in float64."""
+        """Return the dequantized values of these rows, on the host in float64."""
         return Quantized(
             select(self.elements, 0, rows).cpu(),
             select(self.scales, 0, rows // self.scaling.rows).cpu(),
@@ -97,16 +99,16 @@ def largest_value(format: Format, e4m3: torch.dtype) -> float:
 
 
 def largest_of_blocks(values: torch.Tensor, scaling: Scaling) -> torch.Tensor:
-    """The largest magnitude of each block."""
+    """Return the largest magnitude of each block."""
     rows, k = values.shape
     columns = scaling.columns or k
     return values.abs().view(rows // scaling.rows, scaling.rows, k // columns, columns).amax((1, 3))
 
 
 def scales_of(largest: torch.Tensor, scaling: Scaling, most: float) -> torch.Tensor:
-    """Scales for blocks with these largest magnitudes; ``most``: the format's largest value."""
+    """Compute the scales of blocks from their largest magnitudes. ``most``: the format's largest value."""
     if scaling.dtype == "float8_e8m0fnu":
-        # frexp's exponents are one above the logarithm's floor.
+        # The exponents of frexp are floor(log2) + 1, on both sides of the difference.
         exponents = torch.frexp(largest)[1] - torch.frexp(torch.tensor(most))[1].to(largest.device)
         return (exponents + _E8M0_BIAS).clamp(0, 2 * _E8M0_BIAS).to(torch.uint8)
     scales = largest / most
@@ -117,16 +119,16 @@ def scales_of(largest: torch.Tensor, scaling: Scaling, most: float) -> torch.Ten
 
 
 def decode_scales(scales: torch.Tensor, scaling: Scaling) -> torch.Tensor:
-    """Scales as float32."""
+    """Convert scales to float32."""
     if scaling.dtype == "float8_e8m0fnu":
-        # Written to the exponent bits of a float32, exact on any device; 2^-127 is below its smallest normal number.
+        # Write the exponent bits of a float32, which is exact on any device. 2^-127 is a subnormal float32.
         words = scales.int() << 23
         return torch.where(words == 0, 1 << 22, words).view(torch.float32)
     return scales.float()
 
 
 def apply_scales(values: torch.Tensor, scales: torch.Tensor, scaling: Scaling) -> torch.Tensor:
-    """Multiply values (rows, K) by the scales of their blocks."""
+    """Multiply each value (rows, K) by the scale of its block."""
     rows, k = values.shape
     columns = scaling.columns or k
     blocks = values.view(rows // scaling.rows, scaling.rows, k // columns, columns)
@@ -143,15 +145,15 @@ def encode(
 
 
 def pack_e2m1(values: torch.Tensor) -> torch.Tensor:
-    """Round to e2m1, to nearest with ties to the even code, and pack two values per byte."""
+    """Round values to e2m1, to nearest with ties to the even code, and pack two per byte."""
     codes = torch.bucketize(values.abs(), _boundaries().to(values.device)).to(torch.uint8)
     codes += _SIGN * torch.signbit(values).to(torch.uint8)
     return codes[:, ::2] + 16 * codes[:, 1::2]
 
 
 def _boundaries() -> torch.Tensor:
-    """The boundaries between magnitudes for rounding. A value at a boundary rounds down, so boundaries at which ties go
-    up to an even code are slightly below the middle.
+    """Return the boundaries between magnitudes for rounding. A value at a boundary rounds down, so where a tie must
+    round up to the even code, the boundary is slightly below the middle.
     """
     magnitudes = torch.tensor(E2M1)
     middles = (magnitudes[1:] + magnitudes[:-1]) / 2
@@ -160,7 +162,7 @@ def _boundaries() -> torch.Tensor:
 
 
 def decode(elements: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The elements as numbers, without scales: (rows, K)."""
+    """Convert elements to numbers (rows, K), without applying the scales."""
     if elements.dtype != torch.uint8:
         return elements.to(dtype)
     table = torch.tensor([*E2M1, *(-value for value in E2M1)], dtype=dtype, device=elements.device)

@@ -1,4 +1,4 @@
-"""Looks up an operation by name; a placeholder shows the rows of one that is not installed here."""
+"""Looks up an operation by name. A placeholder stands for one that is not installed, so that its rows can be shown."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mamf.work import Work
 
 @dataclass(frozen=True)
 class UnknownShape:
-    """A shape as the fields in a log, with the work that its row states."""
+    """A shape of an operation that is not installed: the fields in the log, and the work that the row states."""
 
     fields: tuple[tuple[str, Any], ...]
     work: Work = field(compare=False)
@@ -70,7 +70,7 @@ class Unknown(Operation[Any, Any]):
         return ()
 
     def parse_shape(self, text: str) -> UnknownShape:
-        """The shape of a ceiling, whose work is unknown."""
+        """Return the shape of a ceiling; its work is unknown."""
         unit = str(self._record.get("unit", "TFLOPS"))
         return UnknownShape((("shape", text),), Work(0.0, 0, "as its log says", unit))
 
@@ -113,7 +113,7 @@ def _installed(name: str) -> AnyOperation:
 
 
 def operation_called(name: str, record: Mapping[str, Any] | None = None) -> AnyOperation:
-    """The operation with this name; a placeholder if it is not installed, so that its rows can still be shown."""
+    """Return the operation with this name; if it is not installed, a placeholder that can show its rows."""
     try:
         return _installed(name)
     except UnknownNameError:

@@ -1,18 +1,18 @@
-"""Freivalds' test (1977): verifies all of C = scale * A @ B with random vectors x of 1 and -1, without computing A @ B.
+"""Verifies all of C = scale * A @ B without computing A @ B: Freivalds' test (1977) with random vectors x of 1 and -1.
 
 If C = scale * A @ B + E, then r = C x - scale * A (B x) = E x, and r gives three facts about E:
 
 - The mean of r^2 over all rows and vectors is the square of ||E||, so it gives the relative error of all of C.
-- In row i, |r| exceeds t ||E_i|| with a probability of at most 2 exp(-t^2 / 2) (Hoeffding). A larger |r| is not
-  rounding: the row contains an error that is too small to show in the norm of C.
+- In row i, |r| exceeds t ||E_i|| with a probability of at most 2 exp(-t^2 / 2) (Hoeffding). So a large |r| shows an
+  error in that row, even one that is too small to show in the norm of C.
 - The slope of C x against A (B x) is that of C against A @ B.
 
-x comes from fresh entropy after the launch. The arithmetic uses only elementwise products and torch's sums, and no
-library for matrix products: O(MK + KN + MN), memory-bound. It is exact for int8 (modulo 2^32, like int32), uses float32
-for operands of 8 and 16 bits and tf32 (its error is 1e-6, their bounds 1e-3), and float64 otherwise.
+x is drawn from fresh entropy after the launch. The test uses only elementwise multiplication and torch's sums, not a
+matmul library, and takes O(MK + KN + MN), memory-bound. It is exact for int8 (modulo 2^32, like int32). It uses float32
+for operands of 8 and 16 bits and tf32 (its error is 1e-6, their bounds are 1e-3), and float64 otherwise.
 
-Rounding to int8 would hide small errors from this test. There, a library computes the exact int32 product, the test
-verifies that, and every entry of C is compared with it.
+If C is rounded to int8, rounding would hide small errors from this test. Then a library computes the exact int32
+result, the test verifies that result, and every entry of C is compared with it.
 
 ``verify_special_product`` verifies a launch with infinities, NaN and subnormal numbers among the operands.
 """
@@ -35,14 +35,14 @@ from mamf.wrong_tiles import CELL, WrongCells
 
 #: The number of random vectors in a test.
 VECTORS = 2
-# Elements that are multiplied at once: 64 MiB in float32, and fewer if that is not free. A host's fit in its cache.
+# Elements to multiply at once: 64 MiB in float32, or fewer if that much is not free. On a host they fit in its cache.
 _CHUNKS = (2**24, 2**16)
 _HOST_CHUNK = 2**17
-# The probability of a false alarm per figure of a test, as -ln: e^-20 = 2e-9.
+# The negative logarithm of the probability of a false alarm per figure of a test: e^-20 = 2e-9.
 _RARITY = 20.0
 # Terms whose sum float32 represents exactly: 1024 products of two int8 values are at most 2^24.
 _EXACT_TERMS = 1024
-# A value this near to the middle between two integers may be rounded to either: sums are scaled in float32.
+# A value less than this away from an integer may be rounded to it: above 0.5, because sums are scaled in float32.
 _NEARLY_HALF = 0.5 + 2.0**-16
 _WIDE = {"int8": torch.int32, "float32": torch.float64, "float64": torch.float64}
 
@@ -52,19 +52,19 @@ Operand = torch.Tensor | Quantized
 
 @dataclass(frozen=True)
 class Part:
-    """Products of one shape: ``c`` (batch, M, N) is ``left`` (its M rows) times ``right`` (its N rows) along K."""
+    """Matmuls of one shape: ``c`` (batch, M, N) = ``left`` (batch, M, K) @ the transpose of ``right`` (batch, N, K)."""
 
     left: Operand
     right: Operand
     c: torch.Tensor
 
     def oriented(self) -> Part:
-        """The part or its transpose, whichever has the shorter rows, because fewer rounding errors add up in a sum."""
+        """Return the part or its transpose, whichever has shorter rows: then fewer rounding errors add up in a sum."""
         return Part(self.right, self.left, self.c.mT) if self.c.shape[2] > self.c.shape[1] else self
 
 
 def whole_verdict(problem: ProductProblem, parts: Sequence[Part], scale: float = 1.0) -> Verdict:
-    """The verdict on all entries of all parts. Its error is that of all of C, minus what chance may add."""
+    """Return the verdict on all entries of all parts. Its error is that of all of C, reduced by what chance may add."""
     if parts[0].c.is_cpu:
         with one_thread():
             return _verdict(problem, parts, scale, _HOST_CHUNK)
@@ -88,7 +88,7 @@ def _verdict(problem: ProductProblem, parts: Sequence[Part], scale: float, eleme
         return Verdict(error, tolerance, reference=_REFERENCE)
     sums = sum(part.c.shape[0] * part.c.shape[1] for part in oriented) * VECTORS
     worst, most = max(of_worst), math.sqrt(2 * (math.log(2 * sums) + _RARITY)) * max(problem.rounding, error)
-    # A (B x) of a small product may be short by chance; on average it is as long as C.
+    # The norm of A (B x) of a small matmul may be small by chance; on average it is that of C.
     slope = _ratio(sum(along), max(sum(of_expected), VECTORS * sum(of_c)))
     steepest = slope_tolerance(problem.dtype, problem.fast_accumulation)
     # With a short K the errors of rows are correlated, because they depend on few numbers.
@@ -96,7 +96,9 @@ def _verdict(problem: ProductProblem, parts: Sequence[Part], scale: float, eleme
     steepest += math.sqrt(2 * _RARITY / freedom) * max(problem.rounding, error)
     reason = ""
     if worst > most:
-        reason = f"part of the output is wrong: row sums are off by {worst:.2g}; rounding explains at most {most:.2g}"
+        reason = (
+            f"part of the output is wrong: row sums differ by {worst:.2g}, but rounding explains at most {most:.2g}"
+        )
     elif abs(slope) > steepest:
         reason = f"the output is {1 + slope:.6g} times the expected one; rounding changes it by at most {steepest:.1g}"
     return Verdict(error / _spread_factor(freedom), tolerance, reference=_REFERENCE, reason=reason)
@@ -106,7 +108,7 @@ _REFERENCE = "A (B x) for random x"
 
 
 def _rounded_verdict(parts: Sequence[Part], scale: float, elements: int) -> Verdict:
-    """The verdict on int8 outputs: their distance from what they should be."""
+    """Return the verdict on int8 outputs: their relative distance from the expected values."""
     distance = size = 0.0
     for part in parts:
         step = max(1, elements // (part.c.shape[0] * part.c.shape[2]))
@@ -124,7 +126,7 @@ def _rounded_verdict(parts: Sequence[Part], scale: float, elements: int) -> Verd
 
 
 def _multiply_exactly(part: Part) -> torch.Tensor:
-    """The int32 product of int8 operands, as float32 products of few terms each."""
+    """Compute the exact int32 result of int8 operands, from float32 matmuls over few terms of K each."""
     sums = torch.zeros(part.c.shape, dtype=torch.int32, device=part.c.device)
     terms = zip(part.left.split(_EXACT_TERMS, -1), part.right.split(_EXACT_TERMS, -1), strict=True)  # type: ignore[union-attr]
     for left, right in terms:
@@ -133,13 +135,13 @@ def _multiply_exactly(part: Part) -> torch.Tensor:
 
 
 def rounded_like(found: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
-    """What int8 outputs should be, given their exact values: ``found`` where it is a nearest integer to them."""
+    """Return the expected int8 outputs, given their exact values: ``found`` wherever it is a nearest integer."""
     limited = exact.clamp(-128, 127)
     return torch.where((found - limited).abs() <= _NEARLY_HALF, found, limited.round())
 
 
 def locate_wrong(problem: ProductProblem, parts: Sequence[Part], scale: float = 1.0) -> WrongCells:
-    """Where products are wrong: the same test for CELL columns of C at a time, or all that share a scale."""
+    """Find the wrong cells, with the same test over CELL columns of C at a time, or over all that share a scale."""
     found, products = set[tuple[int, int, int]](), 0
     for part in parts:
         right, n = part.right, part.c.shape[2]
@@ -155,7 +157,7 @@ def locate_wrong(problem: ProductProblem, parts: Sequence[Part], scale: float = 
 
 
 def _wrong_rows(problem: ProductProblem, part: Part, scale: float) -> torch.Tensor:
-    """Whether each row of each product is further off than rounding explains."""
+    """Return for each row of each matmul whether its error is larger than rounding explains."""
     if problem.is_rounded:
         found = part.c.float()
         return (found != rounded_like(found, _multiply_exactly(part).float() * scale)).any(2)
@@ -173,15 +175,15 @@ def _ratio(part: float, whole: float) -> float:
 
 
 def _spread_factor(freedom: int) -> float:
-    """The factor by which the root of a mean of ``freedom`` squares may exceed what it estimates (Laurent and Massart,
-    2000).
+    """Return the factor by which the root of a mean of ``freedom`` squares may exceed the true value by chance (Laurent
+    and Massart, 2000).
     """
     share = _RARITY / freedom
     return math.sqrt(1 + 2 * math.sqrt(share) + 2 * share)
 
 
 def _figures(part: Part, scale: float, wide: torch.dtype, elements: int) -> torch.Tensor:
-    """Five figures on the device: ||r||^2 / VECTORS, ||C||^2, the largest |r| in units of its row's norm,
+    """Compute five figures on the device: ||r||^2 / VECTORS, ||C||^2, the largest |r| in units of its row's norm,
     <r, A (B x)> and <A (B x), A (B x)>.
     """
     c = part.c
@@ -192,12 +194,12 @@ def _figures(part: Part, scale: float, wide: torch.dtype, elements: int) -> torc
     if wide == torch.int32:
         wrong = (found != expected).sum().float()
         return torch.stack([wrong, wrong * 0, wrong, wrong, wrong])
-    # torch widens while it reads, except 8-bit floats; copying everything would be five times the traffic.
+    # torch converts while it reads, except for 8-bit floats. Converting all of C first would move five times the bytes.
     read = c if c.dtype.itemsize > 1 else c.to(wide)
     sizes = [torch.linalg.vector_norm(chunk, dim=-1, dtype=wide) for chunk in _chunks(read, elements)]
     squares = torch.cat(sizes, dim=1).square()
     r = found - expected
-    # A row that is smaller by chance is compared with the mean of all rows, because its rounding may be as large.
+    # A row with a small norm is compared with the mean of all rows, because its rounding errors may be as large.
     norms = torch.maximum(squares, squares.mean()).sqrt()[..., None]
     worst = torch.where(r == 0, r, r.abs() / norms).max()
     along, of_expected = (r * expected).sum(), expected.square().sum()
@@ -205,7 +207,7 @@ def _figures(part: Part, scale: float, wide: torch.dtype, elements: int) -> torc
 
 
 def _wide_dtype(dtype: str, device: torch.device) -> torch.dtype:
-    """The dtype of sums: float32 if the device has no float64."""
+    """Return the dtype to sum in; float32 if the device has no float64."""
     wide = _WIDE.get(dtype, torch.float32)
     try:
         torch.empty(0, dtype=wide, device=device)
@@ -215,7 +217,7 @@ def _wide_dtype(dtype: str, device: torch.device) -> torch.dtype:
 
 
 def _multiply(operand: Operand, vectors: torch.Tensor, wide: torch.dtype, elements: int) -> torch.Tensor:
-    """Rows (batch, rows, K) times vectors (batch, K, count)."""
+    """Multiply rows (batch, rows, K) by vectors (batch, K, count)."""
     if isinstance(operand, Quantized):
         values = (part.values()[None] for part in operand.parts(elements))
         return torch.cat([_multiply(each, vectors, wide, elements) for each in values], dim=1)
@@ -223,8 +225,8 @@ def _multiply(operand: Operand, vectors: torch.Tensor, wide: torch.dtype, elemen
     if batch > 1 and batch * max(operand.shape[1:]) * VECTORS > elements:
         pairs = zip(operand.split(1), vectors.split(1), strict=True)
         return torch.cat([_multiply(*pair, wide, elements) for pair in pairs])
-    # Signs times numbers are exact in the numbers' dtype, which moves fewer bytes. 8-bit floats cannot be multiplied
-    # elementwise, and a host is slow with 16 bits.
+    # Multiplying by signs is exact in the operand's dtype, which moves fewer bytes. But torch cannot multiply 8-bit
+    # floats elementwise, and a host is slow with 16 bits.
     is_widened = operand.is_cpu or (operand.dtype.itemsize == 1 and operand.dtype != torch.int8)
     own = wide if is_widened else operand.dtype
     factors = vectors.to(own) if vectors.dtype == torch.int8 else vectors
@@ -242,7 +244,7 @@ def _multiply(operand: Operand, vectors: torch.Tensor, wide: torch.dtype, elemen
 
 
 def _multiply_transposed(operand: Operand, vectors: torch.Tensor, wide: torch.dtype, elements: int) -> torch.Tensor:
-    """The transposed rows (batch, K, rows) times vectors (batch, rows, count)."""
+    """Multiply the transpose of rows (batch, rows, K) by vectors (batch, rows, count)."""
     if not isinstance(operand, Quantized):
         return _multiply(operand.mT, vectors, wide, elements)
     found, start = torch.zeros(1, operand.shape[1], vectors.shape[-1], dtype=wide, device=vectors.device), 0
@@ -254,7 +256,7 @@ def _multiply_transposed(operand: Operand, vectors: torch.Tensor, wide: torch.dt
 
 
 def _chunks(tensor: torch.Tensor, elements: int) -> Iterator[torch.Tensor]:
-    """Chunks of rows with about ``elements`` elements each."""
+    """Split a tensor (batch, rows, columns) into chunks of rows with about ``elements`` elements each."""
     yield from tensor.split(max(1, elements // (tensor.shape[0] * tensor.shape[2])), dim=1)
 
 
@@ -264,12 +266,12 @@ def verify_special_product(
     launch: Callable[[], torch.Tensor],
     scale: float,
 ) -> Verdict:
-    """Verify a launch with infinities, NaN and subnormal numbers among the operands; ``launch`` returns the output.
+    """Verify a launch with an infinity, a NaN and a subnormal number among the operands. ``launch`` returns the output.
 
-    What the output must be follows from a launch without them. A NaN in column k of a row of B makes a column of C NaN.
-    An infinity in A makes a row of C infinite, with the signs of a column of B. A row of A with one subnormal number
-    gives products that the host rounds alone. All other values must have the bits that they had. Operands of 8 bits and
-    fewer are left alone: they have no infinity.
+    The expected output follows from a launch without them. A NaN in B makes a column of C NaN. An infinity in A makes a
+    row of C infinite, with the signs of a column of B. A row of A with only one subnormal number gives values that the
+    host can compute. All other values must keep their bits. Operands of 8 bits and fewer, which have no infinity, are
+    not checked.
     """
     first = launch().clone()
     product = secrets.randbelow(len(parts(first)))

@@ -177,6 +177,8 @@ def _of_several(sources: Sequence[Source], pages: Sequence[Page]) -> Page:
     answers = [text for block in compared if isinstance(block, Answer) for text in block.texts]
     devices = list(dict.fromkeys(source.title.partition(": ")[0] for source in sources))
     runs = f"{len(sources) + len(pages)} runs side by side"
+    if len(sources) == 2 and not compared:
+        runs = " and ".join(source.title.partition(": ")[2] or source.title for source in sources)
     return Page(
         f"{devices[0]}: {runs}" if len(devices) == 1 and not pages else runs,
         answers[1:],

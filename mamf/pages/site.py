@@ -148,7 +148,7 @@ _MAX_FACTS = 4
 #: Limits that keep pages small: devices of a picture, points of a row, and points of a picture.
 MAX_ROWS, _MAX_POINTS, _MAX_IN_PICTURE = 30, 30, 600
 _WORDS = (
-    "burst: the highest rate of a launch on a rested device (MAMF). sustained: under continuous load, as in training "
+    "burst: of a rested card, the highest rate of a launch (MAMF). sustained: at the power limit, as in training "
     "(MSMF). classic: the loop of mamf-finder.",
     "% of peak: of the datasheet's dense peak. interval: where 95 % of repeats lie. cards: how many cards of the model "
     "were measured; over cards: from the slowest to the fastest.",

@@ -28,16 +28,16 @@ def significant(value: float) -> str:
 
 #: Prefixes of units, each with what a value in 1e12 is multiplied by.
 _SCALES = {"T": 1.0, "G": 1e3, "M": 1e6, "k": 1e9}
-#: The smallest value that is read well; below it a smaller unit is used.
-_LEAST = 0.01
+#: A largest value below this is shown in a smaller unit.
+_SMALLEST = 0.1
 
 
 def scaled_unit(unit: str, values: Iterable[float]) -> tuple[str, float]:
-    """The unit in which the smallest of ``values`` (in ``unit``: TFLOPS, TB/s) reads well, and its factor."""
-    least = min((value for value in values if value > 0), default=1.0)
+    """Return the unit in which the largest of ``values`` (in ``unit``: TFLOPS, TB/s) reads well, and its factor."""
+    largest = max(values, default=0.0) or 1.0
     if not unit.startswith("T"):
         return unit, 1.0
-    prefix, factor = next((each for each in _SCALES.items() if least * each[1] >= _LEAST), ("k", 1e9))
+    prefix, factor = next((each for each in _SCALES.items() if largest * each[1] >= _SMALLEST), ("k", 1e9))
     return prefix + unit[1:], factor
 
 

@@ -29,7 +29,7 @@ class TestCopies(AnyKernelContract):
 
 def test_there_is_no_copy_to_a_peer_without_one():
     backend = open_backend("cpu")
-    assert "no second device" in TorchCopies().unsupported(backend, CopyProblem("to_peer"))
+    assert "needs a second device" in TorchCopies().unsupported(backend, CopyProblem("to_peer"))
 
 
 def test_a_byte_that_does_not_arrive_is_wrong():

@@ -109,7 +109,7 @@ def test_a_profile_of_one_row_has_its_dtypes(run):
     assert ended.returncode == 0, ended.stderr
     assert "outputs of Linear" in ended.stdout and "loss" in ended.stdout
     code, _, err = run(*given, "forward")
-    assert (code, "of one row, not 2" in err) == (2, True)
+    assert (code, "need a single row, not 2" in err) == (2, True)
 
 
 @pytest.mark.parametrize(

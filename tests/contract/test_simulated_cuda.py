@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import subprocess
 import sys
 from types import SimpleNamespace
 
@@ -284,12 +285,14 @@ def test_vboost_is_what_nvidia_smi_lists(cuda, monkeypatch, printed, known):
             raise printed
         return SimpleNamespace(stdout=printed)
 
-    cuda.module._vboost.cache_clear()
-    monkeypatch.setattr(cuda.module.subprocess, "run", run)
-    assert cuda.module._vboost(0) == known
-    cuda.module._vboost.cache_clear()
+    monkeypatch.setattr(subprocess, "run", run)
+    adapter = sys.modules[cuda.kind.__module__]
+    adapter._vboost.cache_clear()
+    settings = cuda.kind(0).settings()
+    adapter._vboost.cache_clear()
+    assert {name: value for name, value in settings.items() if name == "vboost"} == known
 
 
 def test_a_card_whose_driver_is_missing_has_no_stamps(cuda, monkeypatch):
-    monkeypatch.setattr(cuda.module, "_load_driver", lambda: None)
+    monkeypatch.setattr(sys.modules[cuda.kind.__module__], "_load_driver", lambda: None)
     assert "driver" in str(cuda.kind(0).stamps)

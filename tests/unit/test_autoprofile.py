@@ -75,7 +75,7 @@ def test_one_command_fills_a_folder(filled):
     logs = LOGS.keys() - {"counters.jsonl"}
     assert {path.name for path in filled.iterdir()} == {*logs, SUMMARY}
     text = text_of(filled)
-    assert text.startswith("# Simulated H100: what it can do, and what is reached\n")
+    assert text.startswith("# Simulated H100: what it can do, and what kernels reach\n")
     assert [title for title in LOGS.values() if f"## {title}\n" not in text] == []
     assert [name for name in logs if f"Log: [{name}]({name})" not in text] == []
     assert "not measured: mamf reads hardware counters with NVIDIA's ncu, which does not support" in text

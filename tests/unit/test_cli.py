@@ -119,7 +119,7 @@ def test_an_existing_file_is_never_clobbered(sweep, tmp_path):
     (tmp_path / "mine").write_text("precious")
     code, _, err = sweep("--m", "512", "--output", "mine")
     assert code == 2
-    assert "not overwritten" in err
+    assert "already exists" in err
     assert (tmp_path / "mine").read_text() == "precious"
 
 

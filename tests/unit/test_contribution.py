@@ -32,7 +32,7 @@ def test_a_log_is_checked_submitted_and_in_the_table(run, sweep_records, tmp_pat
     assert run("results", "check", "run.jsonl")[0] == 0
     code, out, _ = run("results", "submit", "run.jsonl")
     assert code == 0
-    assert "look for private texts" in out
+    assert "look for private text, above all in the notes" in out
     assert "git commit" in out
     (placed,) = (tmp_path / "results").rglob("*.jsonl")
     assert run("results", "check", "results")[0] == 0

@@ -209,7 +209,7 @@ def test_what_was_cut_off_goes_on_and_measures_nothing_twice(run, here):
 
 def test_the_winner_of_a_log_or_of_the_last_find_here_is_explained(run, here):
     code, _, err = run("explain")
-    assert code == 2 and "no find of bfloat16 on this device is known: run 'mamf find', or name a --shape" in err
+    assert code == 2 and "no bfloat16 ceiling of this device is known: run 'mamf find', or name a --shape" in err
     shape = mamf.find("bfloat16", log="find.jsonl").shape
     code, out, _ = run("explain", "--ceiling", "find.jsonl", "--dry-run")
     assert code == 0 and "5 rows" in out
@@ -220,8 +220,8 @@ def test_the_winner_of_a_log_or_of_the_last_find_here_is_explained(run, here):
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        (["--ceiling", "explain.jsonl"], "explain.jsonl holds no burst ceiling: give a log of 'mamf find'"),
-        (["--ceiling", "explain.jsonl", "--shape", "8x8x8"], "--ceiling determines the shape: leave --shape out"),
+        (["--ceiling", "explain.jsonl"], "explain.jsonl has no burst ceiling: give a log of 'mamf find'"),
+        (["--ceiling", "explain.jsonl", "--shape", "8x8x8"], "--ceiling cannot be combined with --shape"),
         (["--resume", "explain.jsonl", "--shape", "8x8x8"], "--shapes 8x8x8 contradicts"),
         (["--resume", "explain.jsonl", "--output", "x"], "--resume cannot be combined with --output"),
         (["--shape", "8x8"], "not a shape"),

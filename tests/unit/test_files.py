@@ -23,7 +23,7 @@ def failing(number):
 def test_what_is_there_is_replaced_or_refused(tmp_path):
     path = tmp_path / "a.txt"
     create_whole(path, "old")
-    with pytest.raises(UsageError, match=r"a\.txt exists and is not overwritten"):
+    with pytest.raises(UsageError, match=r"a\.txt already exists"):
         create_whole(path, "new")
     assert path.read_text() == "old"
     write_whole(path, "new")

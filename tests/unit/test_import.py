@@ -66,7 +66,7 @@ def test_a_file_names_no_more_runs_and_hosts_than_a_log(folder, capsys):
 def test_what_is_there_is_kept_and_nothing_written_beside_it(folder, capsys):
     (folder / "b.jsonl").write_text("precious")
     assert imported(log("a.out"), log("b.out")) == 2
-    assert "out/b.jsonl exists and is not overwritten" in capsys.readouterr().err
+    assert "out/b.jsonl already exists" in capsys.readouterr().err
     assert names(folder) == ["b.jsonl"]
     assert (folder / "b.jsonl").read_text() == "precious"
 

@@ -132,7 +132,7 @@ def test_a_product_that_is_wrong_beside_a_collective_gives_no_figure():
 def test_a_device_with_one_queue_says_so():
     rows = rows_of("to_host", f"{LARGE}+1GiB", SimulatedBackend())
     assert {row.status for row in rows.values()} == {"unsupported"}
-    assert "no second queue" in rows["other", True].reason
+    assert "cannot use a second queue" in rows["other", True].reason
 
 
 def test_a_failure_on_another_rank_counts_for_all():
@@ -202,9 +202,9 @@ def test_the_command_measures_shows_and_draws_a_pair(run, monkeypatch):
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        (("--beside", "all_reduce"), "all_reduce needs several devices, and cpu has 1: --beside to_host copy"),
-        (("--beside", "all_reduce", "--dry-run"), "all_reduce needs several devices, and cpu has 1"),
-        (("--flop", "1e9"), "give --flop and --bytes"),
+        (("--beside", "all_reduce"), "all_reduce needs several devices, but cpu has 1: use --beside to_host copy"),
+        (("--beside", "all_reduce", "--dry-run"), "all_reduce needs several devices, but cpu has 1"),
+        (("--flop", "1e9"), "--flop and --bytes describe one step: give both"),
         (("--flop", "nan", "--bytes", "1"), "each above 0"),
         (("--beside", "all_reduces"), "did you mean 'all_reduce'"),
         (("--shapes", "64x64x64"), "is not a pair"),
@@ -233,4 +233,4 @@ def test_two_ranks_measure_products_beside_a_collective(tmp_path):
     assert forked(lambda rank: of_rank(rank, port, log), [{}, {}]) == [0, 0]
     rows = read_run_log(log).measurements
     assert [row.status for row in rows] == ["unsupported"] * 4 + ["ok"] * 4
-    assert rows[0].reason == "gloo takes no number of blocks"
+    assert rows[0].reason == "gloo does not let one choose the number of blocks"

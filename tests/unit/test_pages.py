@@ -99,7 +99,16 @@ def test_two_logs_are_compared_and_others_stand_side_by_side(tmp_path):
     assert [section.is_open for section in two.sections] == [True, True, False, False]
     unlike = report_of([finds[0], FIND, FIND])
     assert [section.heading for section in unlike.sections][:1] == ["Side by side"]
-    assert "not compared: " in render_page(report_of([FIND, H200 / next(iter(KINDS.keys() - {FIND}))]))
+    assert "not compared: " in render_page(report_of([FIND, finds[0]]))
+
+
+def test_a_find_and_attention_begin_with_the_ceiling_and_the_share_of_it():
+    page = report_of([FIND, H200 / "attention-bfloat16-fwd-bwd-burst-20261122-221110.jsonl"])
+    assert [(fact.label.partition(",")[0], fact.unit) for fact in page.facts][1:3] == [
+        ("sustained ceiling", "TFLOPS"),
+        ("MAMFU of the best attention", "%"),
+    ]
+    assert (page.verdict, "side by side" in page.title) == ("", False)
 
 
 def test_a_log_of_mamf_finder_stands_beside_a_new_one():

@@ -52,7 +52,7 @@ def test_a_keyword_names_one_value_or_several(name, given, values):
         ("rows", "0", "whole number of at least 1"),
         ("style", "plane", "did you mean 'plain'"),
         ("blocks", "1.5", "'1.5' is not a whole number"),
-        ("is_tied", "maybe", "it is yes or no"),
+        ("is_tied", "maybe", "is not yes or no"),
         ("extra", "{}", "cannot be given as text"),
     ],
 )
@@ -78,5 +78,5 @@ def test_a_problem_has_allowed_values(fields, message):
 def test_values_are_combined_but_not_without_bound():
     assert list(combine({"a": [1, 2], "b": "xy"})) == [{"a": a, "b": b} for a in (1, 2) for b in "xy"]
     assert list(combine({})) == [{}]
-    with pytest.raises(UsageError, match="steps are more than"):
+    with pytest.raises(UsageError, match="rows exceed the limit of"):
         combine({"a": range(MAX_STEPS), "b": [1, 2]})

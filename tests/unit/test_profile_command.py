@@ -212,19 +212,19 @@ def test_steps_before_the_end_are_kept(script, capsys):
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        ([], "nothing to profile: name a SCRIPT, or a trace by --from"),
+        ([], "nothing to profile: name a SCRIPT, or a trace with --from"),
         (["nowhere.py"], "cannot run nowhere.py: there is no such file"),
         (["step.jsonl"], "step.jsonl is not a script: read it with 'mamf show step.jsonl'"),
         (["trace.json.gz"], "trace.json.gz is not a script: read it with 'mamf profile --from trace.json.gz'"),
         (["--stepz", "3", "train.py"], "unknown option '--stepz' (did you mean --steps?)"),
         (["--calls", "json:nothing", "train.py"], "--calls json:nothing: module 'json' has no attribute 'nothing'"),
         (["--calls", "json", "train.py"], "--calls json: write module:function"),
-        (["--trace", "train.py", "train.py"], "train.py exists and is not overwritten"),
-        (["--trace", "no/trace.json", "train.py"], "there is no such folder"),
-        (["--output", "train.py", "train.py"], "train.py exists and is not overwritten: name another --output"),
+        (["--trace", "train.py", "train.py"], "train.py already exists"),
+        (["--trace", "no/trace.json", "train.py"], "its folder does not exist"),
+        (["--output", "train.py", "train.py"], "train.py already exists: name another --output"),
         (["--from", "nowhere.json"], "cannot read nowhere.json: No such file"),
-        (["--from", "trace.json", "train.py"], "leave a SCRIPT out"),
-        (["--from", "trace.json", "--nvtx"], "leave --nvtx out"),
+        (["--from", "trace.json", "train.py"], "--from cannot be combined with a SCRIPT"),
+        (["--from", "trace.json", "--nvtx"], "--from cannot be combined with --nvtx"),
         (["--memory", "no/memory.pickle", "train.py"], "name another --memory"),
     ],
 )
@@ -251,7 +251,7 @@ def test_a_forked_child_has_its_own_exit_code_and_leaves_the_files_of_its_parent
 
 def test_a_ceiling_is_of_the_sustained_regime(script, library_logs, capsys):
     assert main(["profile", "--ceiling", str(library_logs / "find.jsonl"), script(TINY)]) == 2
-    assert "holds no sustained ceiling (it holds: burst)" in capsys.readouterr().err
+    assert "has no sustained ceiling (it has: burst)" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("source", "is_one"), [("measured", True), ("contributed", True), ("datasheet", False)])

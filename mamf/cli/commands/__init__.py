@@ -1,1 +1,1 @@
-"""What each command does, a file per command. Only the file of the command that runs is imported."""
+"""The commands, one file each. Only the file of the command that runs is imported."""

@@ -1,4 +1,4 @@
-"""``mamf attention``: attention kernels over shapes, as shares of the device's measured matmul ceiling."""
+"""``mamf attention``: measures attention kernels as shares of the device's measured matmul ceiling."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def add_ceiling_options(group: argparse._ArgumentGroup) -> None:
 
 
 def _operation(name: str | None, preset: str | None) -> AnyOperation:
-    """The operation that is named, or that has the preset. Raises UnknownNameError."""
+    """Return the operation with this name, or else the one that has the preset. Raises UnknownNameError."""
     known: dict[str, AnyOperation] = {each.name: each for each in (Attention(), Decode())}
     if name is None:
         owners = {each: name for name, of in known.items() for each in of.presets()}
@@ -97,7 +97,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 class _AttentionSession(Session):
-    """Measures kernels whose rows are shares of the matmul ceiling, and before them that ceiling."""
+    """Measures the ceilings if they are not given, then kernels, whose rows are shares of these ceilings."""
 
     def __init__(self, request: Request, options: argparse.Namespace, *opened: Any) -> None:
         from mamf.ceilings.roof import key_of
@@ -132,7 +132,7 @@ class _AttentionSession(Session):
         return limit_budgets(self.plan.budget_seconds, searches)
 
     def _references(self, ceilings: Ceilings, warn: Callable[[str], object]) -> Mapping[str, AnyKernel]:
-        """The kernels of the matmul ceilings."""
+        """Return the kernels that the matmul ceilings were measured with, by name."""
         from mamf.ceilings.roof import READ_BANDWIDTH
         from mamf.operations.matmul.selection import reference_kernels
 

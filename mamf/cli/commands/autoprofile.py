@@ -1,4 +1,4 @@
-"""``mamf autoprofile``: a list of commands of mamf, one folder, one SUMMARY.md."""
+"""``mamf autoprofile``: runs a list of mamf commands into one folder and writes a SUMMARY.md of their reports."""
 
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ EXAMPLES = """examples:
   mamf autoprofile                                      ./autoprofile: ceilings, attention, a model step, SUMMARY.md
   mamf autoprofile --output-folder h200 --budget 10m
   mamf report autoprofile                               the folder as one page
-Repeat the command to measure what is missing.
+Run the command again to measure what is missing.
 """
 _FAILED = 1
 _BUDGET, _BUDGET_ON_CPU = 270.0, 150.0
-#: Shares of the budget; the model's step takes the rest.
+#: Shares of the budget; the model step takes the rest.
 _SHARES = {"ceilings": 0.22, "bandwidth": 0.06, "kernels": 0.4, "counters": 0.2}
-# A CPU compiles an attention kernel for as long as everything may take.
+# Compiling one attention kernel on a CPU would take the whole budget.
 _CPU_ATTENTION = [
     *("--kernel", "eager", "sdpa", "sdpa-math"),
     *("--seq-lens", "256", "512", "--head-dims", "64", "--heads", "8", "--batch", "1"),
 ]
-#: Kernels whose counters are read: the fastest on the shape with the most work.
+#: The maximum number of kernels whose counters are read: the fastest ones on the shape with the most work.
 _MAX_COUNTED = 2
 SUMMARY = "SUMMARY.md"
-#: The logs in their order, with what each says.
+#: The logs in order, each with its heading in the summary.
 LOGS = {
     "ceilings.jsonl": "What the card can do",
     "bandwidth.jsonl": "How fast its memory is",
     "kernels.jsonl": "What attention reaches",
     "counters.jsonl": "What bounds the best kernels",
-    "step.jsonl": "Where the step of a model goes",
+    "step.jsonl": "Where a model step spends its time",
 }
-#: Of each table in the summary.
+#: The maximum number of rows per table in the summary.
 _MAX_ROWS = 3
 
 
@@ -75,7 +75,7 @@ def run(options: argparse.Namespace) -> int:
                     raise KeyboardInterrupt from None
                 warn(str(error))
                 left_out[name] = str(error)
-                code = _FAILED if name in LOGS else code  # not for a picture
+                code = _FAILED if name in LOGS else code  # a failed picture is not a failure
         commands.trace_step()
     except KeyboardInterrupt:
         code = EXIT_CODE
@@ -85,9 +85,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 class Commands:
-    """The commands that fill a folder. A command resumes its log, or begins it; some depend on logs before them.
+    """The commands that fill the folder. Each starts or resumes its log; some depend on earlier logs.
 
-    ``left_out``: why a log is not measured, by its name.
+    ``left_out``: the reasons why logs are not measured, by the log's name.
     """
 
     def __init__(self, options: argparse.Namespace, folder: Path, backend: Backend) -> None:
@@ -101,7 +101,7 @@ class Commands:
         ]
 
     def all(self) -> Iterator[tuple[str, list[str]]]:
-        """Each with the name of the log that it writes."""
+        """Yield each command with the name of the log or picture that it writes."""
         is_accelerator = self.backend.is_accelerator
         dtype = ["--dtype", self.dtype] if self.dtype else []
         yield self._resumed("ceilings", "find", *dtype, "--regime", BURST, *([SUSTAINED] if is_accelerator else []))
@@ -123,7 +123,7 @@ class Commands:
                 yield picture, ["plot", str(self.folder / f"{name}.jsonl"), "--output", picture, "--overwrite"]
 
     def trace_step(self) -> None:
-        """The model's step in a report of nsys, if nsys is installed."""
+        """Record the model step in an nsys report, if nsys is installed."""
         import subprocess
 
         nsys, report = shutil.which("nsys"), self.folder / "step.nsys-rep"
@@ -133,7 +133,7 @@ class Commands:
         command = [nsys, "profile", "--capture-range=cudaProfilerApi", "--output", str(report), *profile]
         say(f"-- {shlex.join(command)}")
         if code := subprocess.run(command, check=False).returncode:
-            warn(f"nsys ended with code {code}")
+            warn(f"nsys failed with exit code {code}: {self.folder / 'step.nsys-rep'} is missing or incomplete")
 
     def _has(self, name: str) -> bool:
         return (self.folder / f"{name}.jsonl").exists()
@@ -144,14 +144,14 @@ class Commands:
         return log, [*command, *self._device, "--budget", budget, "--requeue", str(self.folder / log)]
 
     def _ceiling(self, regime: str) -> list[str]:
-        """The option for the ceilings of the folder."""
+        """Return the option that gives the folder's ceilings, or nothing if it has none for this regime."""
         from mamf.logs.run_log import read_run_log
 
         log = self.folder / "ceilings.jsonl"
         return ["--ceiling", str(log)] if log.exists() and regime in read_run_log(log).ceilings else []
 
     def _kernels_to_count(self) -> list[str]:
-        """The fastest kernels on the shape with the most work, as operands and options of ``mamf counters``."""
+        """Return the arguments of ``mamf counters`` for the fastest kernels on the shape with the most work."""
         from mamf.logs.run_log import read_run_log
         from mamf.profiling.counters.ncu import find_ncu, options_of
 
@@ -172,7 +172,7 @@ class Commands:
         return [*names, *options_of(most.problem, most.shape)]
 
     def _model_step(self) -> list[str]:
-        """Training steps of GPT-2 small, on a CPU of two of its layers."""
+        """Return the command that runs training steps of GPT-2 small, on a CPU with only two layers."""
         on_cpu = ["--shape", "b1s64", "--set", "layers=2", "phase=step", "--launches", "2"]
         sizes = ["--shape", "b8s1024", "--set", "phase=step", "--launches", "10"]
         script = ["-m", "mamf", "run", "torch[sdpa]", "--operation", "model", "--no-verify", "--backend", self._backend]
@@ -181,7 +181,7 @@ class Commands:
 
 
 def summary(folder: Path, left_out: Mapping[str, str]) -> str:
-    """The reports of all logs as markdown. ``left_out``: why there is no log, by its name."""
+    """Return the reports of all logs as markdown. ``left_out``: the reasons why logs are missing, by name."""
     return "\n".join(f"{part.rstrip()}\n" for part in _parts(folder, left_out))
 
 
@@ -193,7 +193,7 @@ def _parts(folder: Path, left_out: Mapping[str, str]) -> Iterator[str]:
 
     logs = (folder / name for name in LOGS)
     device = next((name for path in logs if path.exists() and (name := _device_name(path))), "This device")
-    yield f"# {markdown_text(device)}: what it can do, and what is reached"
+    yield f"# {markdown_text(device)}: what it can do, and what kernels reach"
     for name, title in LOGS.items():
         if (folder / name).exists():
             picture = Path(name).with_suffix(".png")
@@ -201,7 +201,7 @@ def _parts(folder: Path, left_out: Mapping[str, str]) -> Iterator[str]:
             report = document_of(folder / name, argparse.Namespace(top=_MAX_ROWS, ceiling=None))
             blocks = [*report.blocks, *shown, Lines([Markup(f"Log: [{name}]({name})")])]
         else:
-            blocks = [Lines([f"not measured: {left_out.get(name, 'the run ended before')}"])]
+            blocks = [Lines([f"not measured: {left_out.get(name, 'the run ended before it')}"])]
         yield f"## {title}\n\n{markdown(Document(title, blocks))}"
 
 

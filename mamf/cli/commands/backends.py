@@ -1,4 +1,4 @@
-"""``mamf backends``: the backends with devices here, and how to enable others."""
+"""``mamf backends``: lists the backends with their devices, and how to enable the others."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import argparse
 from mamf.cli.terminal import say
 
 EXAMPLES = """examples:
-  mamf backends     each backend with its devices, or the reason why it has none
-  mamf doctor       what costs performance on the device that is found
-  mamf kernels      what can be measured on it
+  mamf backends     list each backend with its devices, or the reason why it has none
+  mamf doctor       check what costs performance on the default device
+  mamf kernels      list what can be measured on it
 """
 
 

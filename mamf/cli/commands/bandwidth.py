@@ -1,4 +1,4 @@
-"""``mamf bandwidth``: a sweep of that operation, in all patterns by default."""
+"""``mamf bandwidth``: sweeps the operation ``bandwidth``, by default in all patterns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``mamf compare A B``: what became faster or slower between two runs, or two sets of equal runs."""
+"""``mamf compare A B``: shows what became faster or slower between two runs, or two sets of repeated runs."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def run(options: argparse.Namespace) -> int:
 
     if options.against is None and len(options.logs) != 2:
         raise UsageError(
-            f"compare two logs, not {len(options.logs)}; with several runs per side: A1 A2 --against B1 B2"
+            f"compare takes two logs, not {len(options.logs)}; for several runs per side, write A1 A2 --against B1 B2"
         )
     sides = (options.logs[:1], options.logs[1:]) if options.against is None else (options.logs, options.against)
     with ExitStack() as opened:
@@ -75,12 +75,12 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _print_beside(options: argparse.Namespace, paths: Sequence[Path], imported: Sequence[FinderRun | None]) -> int:
-    """Old beside new: the figures of a log of mamf-finder, and those of another log."""
+    """Print the figures of a mamf-finder log next to those of another log."""
     from mamf.cli.reading import read_log
     from mamf.report.imported import beside_document, shown_log, shown_run
 
     if len(paths) != 2:
-        raise UsageError("one of the logs is of mamf-finder: compare it with one other log")
+        raise UsageError("one of the logs is from mamf-finder: compare it with exactly one other log")
     shown = [
         shown_log(read_log(path)) if run is None else shown_run(path.name, run)
         for path, run in zip(paths, imported, strict=True)

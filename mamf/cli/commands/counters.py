@@ -1,4 +1,4 @@
-"""``mamf counters KERNEL...``: hardware counters of kernels, beside their rates without a profiler."""
+"""``mamf counters KERNEL...``: reads hardware counters of kernels, and measures their rates without the profiler."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _operation(options: argparse.Namespace) -> AnyOperation:
 
 
 class CountersSession(Session):
-    """Measures kernels in burst, and counts each afterwards."""
+    """Measures kernels in burst, then reads the counters of each."""
 
     def __init__(self, request: Request, options: argparse.Namespace, *opened: Any) -> None:
         from mamf.profiling.counters.counts import counted_in
@@ -95,7 +95,7 @@ class CountersSession(Session):
     def say_plan(self) -> None:
         super().say_plan()
         for _, problem, shape, kernel in self.driven.steps:
-            say(f"counted by: {' '.join(self.ncu.command(kernel, problem, shape))}")
+            say(f"ncu command: {' '.join(self.ncu.command(kernel, problem, shape))}")
 
     def has_all(self) -> bool:
         from mamf.profiling.counters.counting import uncounted

@@ -1,4 +1,4 @@
-"""``mamf doctor``: is this machine fit for measurements?"""
+"""``mamf doctor``: checks whether this machine is fit for measurements."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from mamf.cli.options import add_device_options
 from mamf.cli.terminal import say, warn
 
 EXAMPLES = """examples:
-  mamf doctor                  checks the first accelerator and the machine; changes nothing
-  mamf doctor --device 3       another device
-  mamf doctor --backend cpu    the CPU
+  mamf doctor                  check the first accelerator and the machine; mamf changes nothing
+  mamf doctor --device 3       check another device
+  mamf doctor --backend cpu    check the CPU
 """
 
 
@@ -31,5 +31,5 @@ def run(options: argparse.Namespace) -> int:
     for finding in findings:
         say(format_finding(finding))
     count = len(warnings(findings))
-    say("nothing to fix" if not count else f"{count} to fix; mamf changes nothing")
+    say("nothing to fix" if not count else f"{count} to fix; mamf itself changes nothing")
     return 0

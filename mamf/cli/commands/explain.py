@@ -1,5 +1,5 @@
-"""``mamf explain``: the gap between the datasheet's FLOPS and one product, measured in half a minute: in burst on every
-kind of data, and in sustained on normal data.
+"""``mamf explain``: explains the gap between the datasheet's FLOPS and one matmul, which it measures in half a minute:
+in burst with every kind of data, and in sustained with normal data.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from mamf.logs.run_log import RunLog
 
 EXAMPLES = """examples:
-  mamf explain --ceiling find.jsonl                         the winner of that find
-  mamf explain                                              the winner of the last find here
+  mamf explain --ceiling find.jsonl                         the best shape of that find
+  mamf explain                                              the best shape of the last find on this device
   mamf explain --shape 8192x8192x8192 --dtype float16 --picture waterfall.png
 """
 _SECONDS = 30.0
-#: Problem, shape and kernel of the product to explain, the kernel by its name on the command line.
+#: The matmul to explain: problem, shape, and the kernel's name on the command line.
 Product = tuple[Any, Any, str]
 
 
@@ -56,12 +56,12 @@ def run(options: argparse.Namespace) -> int:
         if options.picture.exists() and not options.overwrite:
             raise exists(options.picture)
     if options.ceiling and options.shape:
-        raise UsageError("--ceiling determines the shape: leave --shape out")
+        raise UsageError("--ceiling cannot be combined with --shape: it gives the shape")
     return run_session(options, ExplainSession, Request(default_operation()))
 
 
 class ExplainSession(Session):
-    """Measures a few rows of one product and explains its gap to the datasheet."""
+    """Measures a few rows of one matmul and explains its gap to the datasheet."""
 
     kind = EXPLAIN
 
@@ -98,7 +98,7 @@ class ExplainSession(Session):
 
 
 def product_of(options: argparse.Namespace, backend: Backend) -> Product:
-    """The product on the command line, else the winner of a log or of the last find here."""
+    """Return the matmul that the options name, or else the best one of a log or of the last find on this device."""
     from mamf.logs.found import cached_ceiling
     from mamf.operations.matmul.operation import problem_for
     from mamf.operations.matmul.selection import kernel_for
@@ -112,13 +112,13 @@ def product_of(options: argparse.Namespace, backend: Backend) -> Product:
         return problem, MatmulShape.parse(options.shape), asked or kernel_for(backend, problem).name
     before = cached_ceiling(backend.info, problem, BURST)
     if before is None:
-        raise UsageError(f"no find of {problem.dtype} on this device is known: run 'mamf find', or name a --shape")
-    warn(f"the product is from the find of {before.date[:10]}: {before.shape} by {before.kernel}")
+        raise UsageError(f"no {problem.dtype} ceiling of this device is known: run 'mamf find', or name a --shape")
+    warn(f"explaining {before.shape} by {before.kernel}, the best of the find of {before.date[:10]}")
     return _winner(before, asked)
 
 
 def _ceiling_of(path: Path, dtype: str | None, backend: Backend) -> Ceiling:
-    """The burst ceiling in a log, for one dtype if it holds several."""
+    """Return the burst ceiling in a log, that of ``dtype`` if it has several. Raises UsageError if it has none."""
     from mamf.ceilings.ceiling import require_usable_ceiling
     from mamf.logs.run_log import read_run_log
     from mamf.operations.matmul.operation import problem_for
@@ -128,8 +128,8 @@ def _ceiling_of(path: Path, dtype: str | None, backend: Backend) -> Ceiling:
     wanted = problem_for(backend, dtype).dtype if dtype else next(iter(names), "")
     ceiling = find_rate(held, wanted, BURST)
     if ceiling is None:
-        remedy = f"it holds {', '.join(names)}" if names else "give a log of 'mamf find'"
-        raise UsageError(f"{path} holds no burst ceiling{f' of {wanted}' if wanted else ''}: {remedy}")
+        remedy = f"it has {', '.join(names)}" if names else "give a log of 'mamf find'"
+        raise UsageError(f"{path} has no burst ceiling{f' of {wanted}' if wanted else ''}: {remedy}")
     require_usable_ceiling(ceiling, backend)
     return ceiling
 

@@ -1,5 +1,6 @@
-"""``mamf find``: both matmul ceilings of the device in about a minute, or the ceilings of another operation: the best
-of each of its problems, confirmed in new rounds.
+"""``mamf find``: finds both matmul ceilings of the device in about a minute, or the ceilings of another operation.
+
+A ceiling of another operation is the best row of each of its problems, confirmed in new rounds.
 """
 
 from __future__ import annotations
@@ -78,20 +79,22 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _search(options: argparse.Namespace) -> int:
-    """Search for the ceilings of each dtype, one after the other."""
+    """Search for the ceilings of one dtype after the other; return the highest exit code."""
     from mamf.cli.resuming import interruptible
     from mamf.operations.matmul.selection import kernels_for
     from mamf.plugins.discovery import open_backend
 
     if options.begins and len(set(options.dtype or ())) > 1:
-        raise UsageError("--resume continues one log, and each dtype has its own: name one --dtype, or use --output")
-    # A resumed run has the dtype of its log.
+        raise UsageError("--resume needs a single --dtype, because each dtype has its own log; or use --output")
+    # A resumed run uses the dtype of its log.
     is_resumed = options.resume and not options.restart
     dtypes = [options.dtype] if is_resumed else list(dict.fromkeys(options.dtype or [None]))
     output: Path | None = options.output
+    if options.budget is not None and not is_resumed:
+        options.budget /= len(dtypes)
 
     def work(interruption: Interruption, resumed: Resumed | None) -> int:
-        if len(dtypes) > 1:  # reports a wrong dtype before the first is measured
+        if len(dtypes) > 1:  # report a wrong dtype before the first one is measured
             backend = open_backend(options.backend or "auto", options.device or 0)
             for problem in request_of(options.of, options).problems(backend):
                 kernels_for(backend, problem, options.kernel)
@@ -101,7 +104,9 @@ def _search(options: argparse.Namespace) -> int:
                 options.output = output.with_name(f"{output.stem}-{dtype}{output.suffix}")
             try:
                 code = _SearchSession(Request(options.of), options, interruption, resumed).run()
-            except UsageError as error:  # too slow for a search, say: the other dtypes need not be
+            except (
+                UsageError
+            ) as error:  # the other dtypes may still work, for example if this one is too slow for a search
                 if len(dtypes) == 1:
                     raise
                 warn(str(error))
@@ -116,7 +121,7 @@ def _search(options: argparse.Namespace) -> int:
 
 
 class _SearchSession(Session):
-    """Finds the ceilings of a dtype by a search over a grid of shapes."""
+    """Finds the matmul ceilings of one dtype by a search over a grid of shapes."""
 
     kind = FIND
 
@@ -153,7 +158,7 @@ class _SearchSession(Session):
         return self._search
 
     def plan_to_compare(self, before: Plan) -> Plan:
-        """The grid is the log's: it depends on the speed of the device."""
+        """Make the plan of the options with the log's grid, which depends on the measured speed of the device."""
         from mamf.cli.resuming import contradiction
 
         options = self.options
@@ -189,7 +194,7 @@ class _SearchSession(Session):
 
 
 class _KernelsFindSession(Session):
-    """Finds the ceilings of kernels of one operation among given shapes."""
+    """Finds the ceilings of one operation among given shapes."""
 
     kind = FIND
 
@@ -200,7 +205,10 @@ class _KernelsFindSession(Session):
         return replace(plan, kind=FIND, options=None, shapes=self._shapes(plan), regimes=regimes, budget_seconds=budget)
 
     def _shapes(self, plan: Plan) -> tuple[Any, ...]:
-        """The shapes of the options, or default shapes that may be a ceiling. Raises UsageError if none may."""
+        """Return the shapes of the options, or the default shapes that may be a ceiling. Raises UsageError if none may.
+
+        A shape whose bytes come from a cache, for example, cannot be a ceiling of memory.
+        """
 
         def able(shapes: Iterable[Any]) -> list[Any]:
             info, may_be = self.backend.info, self.of.may_be_ceiling
@@ -211,14 +219,14 @@ class _KernelsFindSession(Session):
                 return plan.shapes
             other = able(self.of.default_shapes(self.backend))
             raise UsageError(
-                "--shapes: none of these may be a ceiling, because a cache serves them; add others"
+                "--shapes: all of these fit in a cache, so none can be a memory ceiling; add larger ones"
                 + (f", such as {other[0]}" if other else "")
             )
         if shapes := able(plan.shapes):
             return tuple(shapes)
         raise UsageError(
-            "no default shape that fits in the memory of this device may be a ceiling, because a cache serves it: "
-            f"'mamf sweep --operation {self.of.name}' still measures them"
+            "all default shapes that fit in the memory of this device fit in a cache too, so none can be a memory "
+            f"ceiling: measure them with 'mamf sweep --operation {self.of.name}'"
         )
 
     def count_due(self) -> None:

@@ -1,5 +1,6 @@
-"""``mamf guard FILE.toml``: fails if kernels are slower than their baseline, for the CI of a kernel project. The file
-names kernels, shapes and the baseline.
+"""``mamf guard FILE.toml``: fails if kernels are slower than their baseline, for the CI of a kernel project.
+
+The file names kernels, shapes and the baseline.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 class GuardFile(NamedTuple):
-    """``options``: those of ``mamf sweep --operation`` that measure the same rows."""
+    """The content of the file. ``options``: the options of ``mamf sweep --operation`` that measure the same rows."""
 
     baseline: Path
     tolerance: float
@@ -70,7 +71,7 @@ class GuardFile(NamedTuple):
 
 
 def read_guard_file(path: Path) -> GuardFile:
-    """Raises UsageError with the file and the error. ``baseline`` is relative to the file."""
+    """Read the file, whose ``baseline`` is relative to its folder. Raises UsageError that names the file."""
     from mamf.logs.judging import BY, GuardKeys
     from mamf.logs.records import read_record
 
@@ -123,14 +124,14 @@ def run(options: argparse.Namespace) -> int:
 
     options.guarded = file = read_guard_file(options.file)
     vars(options).update(file.options)
-    options.given.add("problem")  # the file names a whole plan
+    options.given.add("problem")  # so that --resume compares the plan: the file describes a whole one
     options.baseline = options.baseline or file.baseline
     if options.update and (options.junit or options.markdown):
-        raise UsageError("--update measures a baseline and compares nothing: leave --junit and --markdown out")
+        raise UsageError("--update cannot be combined with --junit or --markdown, because it compares nothing")
     for path in filter(None, (options.junit, options.markdown)):
         if not path.parent.is_dir():
             raise UsageError(f"cannot write {path}: there is no folder {path.parent}")
-    # Read before a device is opened, so that errors come first.
+    # Read the baseline before a device is opened, so that errors come early.
     path = options.baseline
     if not options.update and not path.exists():
         raise UsageError(f"there is no baseline {path}: measure one with 'mamf guard FILE --update', on a quiet card")
@@ -164,7 +165,7 @@ class _GuardSession(Session):
         return GuardStrategy(setup, baseline, self.guarded.tolerance)
 
     def _require_comparable(self, baseline: RunLog) -> None:
-        """Raises IncomparableError for a baseline of another card or without any of these rows."""
+        """Raise IncomparableError if the baseline is from another card or has none of these rows."""
         from mamf.logs.compare import blocking_differences
         from mamf.logs.entries import fields_of
         from mamf.logs.judging import BY_CYCLES, guarded_entries
@@ -175,14 +176,14 @@ class _GuardSession(Session):
             found = [each for each in found if not each.is_of_card]
         if found:
             raise IncomparableError(
-                f"{baseline.path} is no baseline for this: {', '.join(map(str, found))}; make one with --update"
+                f"{baseline.path} is not comparable: {', '.join(map(str, found))}; measure a baseline with --update"
             )
         names = {name: each.name for name, each in self.kernels}
         wanted = [fields_of(step._replace(kernel=names[step.kernel])) for step in self.plan.steps()]
         if not any(
             entry.fields in wanted for entry in guarded_entries(baseline, self.guarded.by) if entry.tflops is not None
         ):
-            raise IncomparableError(f"{baseline.path} has no figure for these rows: make a baseline with --update")
+            raise IncomparableError(f"{baseline.path} has none of these rows: measure a baseline with --update")
 
     def judge(self, code: int) -> int:
         if self.options.update or code not in (0, NOTHING_MEASURED):
@@ -227,7 +228,7 @@ class _GuardSession(Session):
 
         baseline = self.options.baseline
         if log.tier != "complete":
-            warn(f"the run is not complete, so it is no baseline: continue with --update --resume {log.path}")
+            warn(f"the run is not complete, so no baseline was written: continue it with --update --resume {log.path}")
         elif wide := too_wide_for_a_baseline(log, self.guarded.tolerance):
             self.refused, (half_width, row) = NOTHING_MEASURED, wide[0]
             warn(

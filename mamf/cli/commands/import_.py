@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 EXAMPLES = """examples:
   mamf import out.txt                                   writes out.jsonl here
   mamf import logs/*.txt --output-folder imported
-  mamf import out.txt.gz && mamf show out.jsonl         packed output too; every command that reads logs takes it
+  mamf import out.txt.gz && mamf show out.jsonl         gzipped output; every command that reads logs takes the result
 """
 
 
@@ -37,11 +37,11 @@ def run(options: argparse.Namespace) -> int:
     from mamf.logs.legacy import write_legacy_log
 
     if not options.output_folder.is_dir():
-        raise UsageError(f"there is no folder {options.output_folder}: make it, or name another --output-folder")
+        raise UsageError(f"there is no folder {options.output_folder}: create it, or name another --output-folder")
     paths = list({os.path.realpath(path): path for path in options.logs}.values())
     written: list[Path] = []
     with Interruption():
-        # All files are read before any is written, and all are written or none.
+        # Read all files before writing any, so that either all are written or none.
         with reading(paths) as seen:
             runs = [(path, run) for path in paths for run in read_finder_logs(path, seen)]
         targets = _targets((path for path, _ in runs), options.output_folder)
@@ -60,21 +60,22 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _targets(paths: Iterable[Path], folder: Path) -> list[Path]:
-    """The new file of each run: the name of its log, numbered from the second run on. Raises UsageError for an existing
-    file.
+    """Return the file to write for each run: the log's name, with a number from the log's second run on.
+
+    Raises UsageError if a file exists.
     """
     targets: list[Path] = []
     for path in paths:
         named = folder / f"{Path(path.name.removesuffix('.gz')).stem}.jsonl"
         target = next(each for each in numbered(named) if each not in targets)
         if target.exists():
-            raise UsageError(f"{target} exists and is not overwritten: name another --output-folder")
+            raise UsageError(f"{target} already exists: name another --output-folder")
         targets.append(target)
     return targets
 
 
 def describe(run: FinderRun) -> str:
-    """A run in one line: version, device, rows, best figures."""
+    """Describe a run in one line: version, device, rows, best figures."""
     from mamf.report.text import counted
 
     figures = ", ".join(f"{name} {best.tflops[name]:g} @ {best.shape or 'unknown'}" for name, best in run.best.items())

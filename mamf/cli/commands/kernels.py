@@ -1,4 +1,4 @@
-"""``mamf kernels``: every kernel of every operation, available or with the reason why not."""
+"""``mamf kernels``: lists every kernel of every operation, with the reason if it is not available."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from mamf.report.document import Block
 
 EXAMPLES = """examples:
-  mamf kernels                          kernels by operation: available here, or why not
-  mamf kernels --operation attention    of one operation
-  mamf kernels --backend cpu            on another device
+  mamf kernels                          all kernels by operation: available here, or why not
+  mamf kernels --operation attention    the kernels of one operation
+  mamf kernels --backend cpu            the kernels for another device
 """
 # The best-known operations come first.
 _FIRST = ("matmul", "attention")
@@ -35,7 +35,7 @@ def run(options: argparse.Namespace) -> int:
     from mamf.report.document import Document, Lines
 
     if options.operation:
-        operation(options.operation)  # reports an unknown one before a device is opened
+        operation(options.operation)  # report an unknown name before a device is opened
     backend = open_backend(options.backend or "auto", options.device or 0)
     names = [options.operation] if options.operation else sorted(find_registered(OPERATIONS), key=_place)
     head = Lines([f"on {backend.info.name} ({backend.name}:{backend.index})"])
@@ -48,7 +48,7 @@ def _place(name: str) -> tuple[int, str]:
 
 
 def kernels_of(name: str, backend: Backend) -> Block:
-    """The kernels of an operation; for an operation that cannot be loaded, the reason."""
+    """Return a table of the kernels of an operation, or the reason why the operation cannot be loaded."""
     from mamf.plugins.discovery import kernel_names, operation
     from mamf.report.document import Lines, text_table
 

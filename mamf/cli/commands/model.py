@@ -1,4 +1,4 @@
-"""``mamf model``: training steps of language models, and the ceilings for their shares."""
+"""``mamf model``: measures training steps of language models, as shares of known ceilings."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ EXAMPLES = """examples:
 """
 #: Seconds of a quick run.
 _QUICK_BUDGET = 60.0
-#: Launches that the first row of a model takes at least, with those of its verification.
+#: The minimum number of launches for the first row of a model, including its verification.
 _MIN_LAUNCHES = 10
 
 
@@ -71,7 +71,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _profile(options: argparse.Namespace) -> int:
-    """Profile launches of the one row that the options ask for."""
+    """Profile launches of the single row that the options describe; return the exit code."""
     from mamf.cli import call
     from mamf.cli.planning import request_of
     from mamf.plugins.discovery import open_backend
@@ -82,7 +82,9 @@ def _profile(options: argparse.Namespace) -> int:
     rows = [(kernel, problem, shape) for kernel in options.kernel or () for problem in request.problems(backend)
             for shape in request.labeled_shapes(backend)]  # fmt: skip
     if len(rows) != 1:
-        raise UsageError(f"--nvtx, --dtypes and --memory are of one row, not {len(rows)}: name one phase and context")
+        raise UsageError(
+            f"--nvtx, --dtypes and --memory need a single row, not {len(rows)}: name one phase and context"
+        )
     ((kernel, problem, shape),) = rows
     watched = [name for name in ("--nvtx", "--dtypes") if getattr(options, name[2:])]
     watched += ["--memory", str(options.memory)] if options.memory else []
@@ -93,7 +95,9 @@ def _profile(options: argparse.Namespace) -> int:
 
 
 def kernels(options: argparse.Namespace) -> list[str] | None:
-    """The model with each attention, eager and on request compiled; None if a resumed log decides."""
+    """Return the kernel names: the model with each attention kernel, eager and, on request, compiled. None if the
+    resumed log decides.
+    """
     from mamf.cli.resuming import asks_for_plan
 
     if options.resume and not asks_for_plan(options):
@@ -103,7 +107,7 @@ def kernels(options: argparse.Namespace) -> list[str] | None:
 
 
 class ModelSession(Session):
-    """Training steps of models, and the ceilings for their shares."""
+    """Measures training steps of models, and looks up the ceilings for their shares."""
 
     def __init__(self, *arguments: Any) -> None:
         from mamf.ceilings.ceiling import given_ceiling
@@ -164,7 +168,7 @@ class ModelSession(Session):
 
 
 def known_here(backend: Backend, needed: Collection[tuple[str, str]]) -> dict[tuple[str, str], Rate]:
-    """Ceilings that were measured on this device or contributed for its model; warns of missing ones."""
+    """Return the ceilings that were measured on this device or contributed for its model. Warn of missing ones."""
     from mamf.contribution.known_ceilings import measured_peak
 
     known: dict[tuple[str, str], Rate] = {}
@@ -173,5 +177,5 @@ def known_here(backend: Backend, needed: Collection[tuple[str, str]]) -> dict[tu
             found = measured_peak(backend, dtype, regime)
             known[found.dtype, regime] = found
         except MamfError as error:
-            warn(f"no MAMFU in {regime}: {error}")
+            warn(f"rows show no MAMFU in {regime}: {error}")
     return known

@@ -1,4 +1,4 @@
-"""``mamf node``: measures every device of this machine at once, and prints a verdict that a gate can act on."""
+"""``mamf node``: measures all devices of this machine at once, and prints a verdict with an exit code for a gate."""
 
 from __future__ import annotations
 
@@ -62,11 +62,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--led", nargs=2, type=index, help=argparse.SUPPRESS)
     add(parser, "--format", "--wide")
     if isinstance(parser, Parser):
-        parser.usage_exit_code = VERDICT_EXIT_CODES[UNKNOWN]  # 2 is a bad device
+        parser.usage_exit_code = VERDICT_EXIT_CODES[UNKNOWN]  # because 2 says that a device is bad
 
 
 def run(options: argparse.Namespace) -> int:
-    """Return the exit code of the verdict: UNKNOWN after an error, since 1 and 2 say that a device is bad."""
+    """Print the verdict and return its exit code. An error gives UNKNOWN, because 1 and 2 say that a device is bad."""
     try:
         return _run(options)
     except MamfError as error:
@@ -99,7 +99,7 @@ def _run(options: argparse.Namespace) -> int:
 
 def _print_plan(options: argparse.Namespace, indices: Sequence[int]) -> int:
     if not indices:
-        say("the first process on this machine measures all of its devices", sys.stderr)
+        say("nothing to do: the first process on this machine measures all of its devices", sys.stderr)
         return 0
     say(f"devices: {len(indices)} of {options.backend} ({', '.join(map(str, indices))}), one process each")
     verify = f", verify ({options.verify:.0f} s)" if options.verify else ""

@@ -1,4 +1,6 @@
-"""``mamf overlap``: products beside a collective of all devices, or beside copies and passes over memory on one."""
+"""``mamf overlap``: measures matmul together with a collective of all devices, or with copies or memory traffic on one
+device.
+"""
 
 from __future__ import annotations
 
@@ -87,14 +89,14 @@ def run(options: argparse.Namespace) -> int:
 
     step = [each for each in (options.flop, options.bytes) if each is not None]
     if len(step) == 1 or not all(0 < each < math.inf for each in step):
-        raise UsageError("a step has FLOP and bytes: give --flop and --bytes, each above 0")
+        raise UsageError("--flop and --bytes describe one step: give both, each above 0")
     own, name = launched(os.environ), options.backend or first_backend()
     count = backend_class(name).device_count()
     beside = options.beside or (_OF_RANKS if own or count > 1 else _OF_ONE)
     collectives = [each for each in beside if each in COLLECTIVES]
     is_over = options.resume and read_run_log(options.resume).tier == "complete"
     if collectives and own is None and count < 2 and not is_over:
-        raise UsageError(f"{collectives[0]} needs several devices, and {name} has {count}: --beside to_host copy")
+        raise UsageError(f"{collectives[0]} needs several devices, but {name} has {count}: use --beside to_host copy")
     if collectives and own is None and not (is_over or options.dry_run):
         ranks = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}", "-m", "mamf")
         import subprocess
@@ -115,7 +117,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def ranked(run: OverlapStrategy, own: Launched | None) -> Iterator[Measurement]:
-    """The rows of a run, as one rank of its group where there is one: all measure what rank 0 does."""
+    """Yield the rows of a run. If a launcher started several ranks, this is one rank, and all measure rank 0's plan."""
     from mamf.node.group import launched_group, of_all
 
     if own is None:
@@ -129,7 +131,7 @@ def ranked(run: OverlapStrategy, own: Launched | None) -> Iterator[Measurement]:
 
 @dataclass
 class _Ranked:
-    """A run as rank 0 of its group. ``held``: the steps of rows that the log has already."""
+    """A run as rank 0 of its group, or without a group. ``held``: the steps that the log already has."""
 
     run: OverlapStrategy
     own: Launched | None

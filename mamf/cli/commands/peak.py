@@ -1,4 +1,4 @@
-"""``mamf peak``: the matmul rate of a device, here or by name, and the source of the figure."""
+"""``mamf peak``: prints the matmul rate of a device, present or named, and the source of the figure."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     if options.name is not None and (options.backend or options.device is not None):
-        raise UsageError("--name looks a device up: leave out --backend and --device")
+        raise UsageError("--name cannot be combined with --backend or --device: it names any device, present or not")
     print_document(options, _answer(options))
     return 0
 
@@ -74,7 +74,7 @@ def _answer(options: argparse.Namespace) -> Document:
 
 
 def _record(known: Rate) -> dict[str, Any]:
-    """The answer for json. ``flops`` and the interval are in FLOP/s."""
+    """Return the answer for --format json. ``flops`` and the interval are in FLOP/s."""
     names = ("regime", "source", "description", "dtype", "device", "tier", "reference", "date")
     interval = known.interval and [known.interval.low * TERA, known.interval.high * TERA, known.interval.coverage]
     return {

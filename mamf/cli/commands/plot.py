@@ -1,4 +1,4 @@
-"""``mamf plot LOG``: draw a run log as PNG or SVG."""
+"""``mamf plot LOG``: draws a run log as PNG or SVG."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def _picture(options: argparse.Namespace) -> Picture:
         _, devices = read_nodes(options.logs)
         return node_chart(devices, judge(devices, contributed_baseline(devices)))
     if folders:
-        raise UsageError(f"{folders[0]} is a folder of 'mamf node': draw folders and logs separately")
+        raise UsageError(f"{folders[0]} is a folder of 'mamf node': draw it separately from the logs")
     imported = [None if path.is_dir() else read_legacy_or_none(path) for path in options.logs]
     if any(imported):
         _require_no_choice(options, "a log of mamf-finder")
@@ -91,4 +91,4 @@ def _picture(options: argparse.Namespace) -> Picture:
 def _require_no_choice(options: argparse.Namespace, what: str) -> None:
     for given in ("regime", "direction"):
         if getattr(options, given):
-            raise UsageError(f"{what} has no {given}: leave --{given} out")
+            raise UsageError(f"--{given} cannot be combined with {what}, which has no {given}")

@@ -1,4 +1,4 @@
-"""``mamf profile SCRIPT [ARGS...]``: where a training or inference script spends the time of its steps."""
+"""``mamf profile SCRIPT [ARGS...]``: reports where the steps of a training or inference script spend their time."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         default="first",
         help="ranks to profile under torchrun; all writes one log per rank to the folder --output (default: first)",
     )
-    # An option with several values would take SCRIPT too.
+    # --ceiling takes one value and may be repeated: an option with several values would take SCRIPT too.
     add(
         parser,
         "--ceiling",
@@ -96,12 +96,12 @@ def run(options: argparse.Namespace) -> int:
     from mamf.machine.environment import command_line
     from mamf.profiling.running import Program, rank
 
-    options.command_line = command_line()  # a script has its own
+    options.command_line = command_line()  # sys.argv will be the script's
     if options.source is not None:
         return _read(options)
     if not options.script:
-        raise UsageError("nothing to profile: name a SCRIPT, or a trace by --from")
-    # As typed: options of mamf may be rewritten, those of a script are not.
+        raise UsageError("nothing to profile: name a SCRIPT, or a trace with --from")
+    # Take the script's arguments as typed: the underscores in mamf's options were replaced.
     name, *arguments = options.typed[-len(options.script) :]
     program = Program(name, arguments, options.is_module)
     program.require()
@@ -119,7 +119,10 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _place(options: argparse.Namespace, option: str) -> Path | None:
-    """Where a file of this rank goes: checked before the script runs for hours, and may change its folder."""
+    """Return the absolute path of this rank's output file, or None if this rank writes none.
+
+    Raises UsageError before the script runs for hours. The path is absolute because a script may change its folder.
+    """
     from mamf.profiling.log import rank_log
     from mamf.profiling.running import rank
 
@@ -130,9 +133,9 @@ def _place(options: argparse.Namespace, option: str) -> Path | None:
     elif path is None or rank():
         return None
     if path.exists():
-        raise UsageError(f"{path} exists and is not overwritten: name another --{option}")
+        raise UsageError(f"{path} already exists: name another --{option}")
     if not path.parent.is_dir():
-        raise UsageError(f"cannot write {path}: there is no such folder; name another --{option}")
+        raise UsageError(f"cannot write {path}: its folder does not exist; name another --{option}")
     return path.absolute()
 
 
@@ -143,7 +146,7 @@ def _read(options: argparse.Namespace) -> int:
     for name in ("script", "calls", "trace", "memory", "nvtx", "dtypes", "stop"):
         if getattr(options, name):
             what = "a SCRIPT" if name == "script" else f"--{name}"
-            raise UsageError(f"--from reads an existing trace: leave {what} out")
+            raise UsageError(f"--from cannot be combined with {what}: it reads an existing trace")
     options.output = _place(options, "output")
     trace = read_trace(options.source)
     _keep(options, options.source.name, profile_of(trace, _ceilings(options, trace.is_of_device)))
@@ -162,11 +165,11 @@ def _profile(options: argparse.Namespace, program: Program, folder: Path) -> int
     spans = ModuleRanges(lambda: ranges_of(memory.span)) if memory else None
     watches = [each for each in (spans, memory, dtypes, ranges, ModuleRanges(in_trace)) if each is not None]
     profiler = running.StepProfiler(options.steps, options.warmup, watches, stop=options.stop)
-    if running.rank() and options.ranks == "first":  # it ends with the first
+    if running.rank() and options.ranks == "first":  # this rank only has to end when the first one does
         return running.profile_program(program, profiler, options.calls)
-    if options.ceiling:  # wrong ones are reported before the script runs
+    if options.ceiling:  # report wrong logs before the script runs
         _ceilings(options)
-    terminal, is_kept = sys.stdout, False  # a script may have its own stdout
+    terminal, is_kept = sys.stdout, False  # a script may replace sys.stdout
 
     def keep(code: int = 0) -> None:
         nonlocal is_kept
@@ -191,7 +194,7 @@ def _profile(options: argparse.Namespace, program: Program, folder: Path) -> int
 
 
 def _keep(options: argparse.Namespace, name: str, profile: Profile) -> None:
-    """Write the log and print the report of the first rank. ``name``: of the script."""
+    """Write the log, and print the report on the first rank. ``name``: the script's file name."""
     from mamf.profiling.log import write_profile
     from mamf.profiling.report import profile_document
     from mamf.profiling.running import rank
@@ -199,7 +202,7 @@ def _keep(options: argparse.Namespace, name: str, profile: Profile) -> None:
     if options.output:
         path = write_profile(options.output, options.command_line, name, profile)
         if path != options.output:
-            warn(f"{options.output} was made by another program meanwhile: the profile is in {path}")
+            warn(f"another program created {options.output} meanwhile: the profile is in {path}")
     if not rank():
         print_document(options, profile_document(name, profile, options.top))
         if options.ranks == "all":
@@ -208,8 +211,10 @@ def _keep(options: argparse.Namespace, name: str, profile: Profile) -> None:
 
 
 def _ceilings(options: argparse.Namespace, is_of_device: bool = True) -> CeilingOf:
-    """The sustained ceilings for MAMFU, because a step is not a burst: of the given logs, else for a script those that
-    are known for its device. Raises RunLogError for a log without any.
+    """Return a function that gives the sustained ceiling of a dtype, for MAMFU: training is continuous load.
+
+    The ceilings are those of the given logs, or else, for a script, the known ones of its device. Raises RunLogError if
+    a log has no sustained ceiling.
     """
     from mamf.ceilings.ceiling import given_ceiling
     from mamf.logs.run_log import read_run_log
@@ -220,15 +225,15 @@ def _ceilings(options: argparse.Namespace, is_of_device: bool = True) -> Ceiling
     for path in options.ceiling:
         log = read_run_log(path)
         if SUSTAINED not in log.ceilings:
-            known = f"it holds: {', '.join(log.ceilings) or 'none'}"
-            raise RunLogError(f"{path} holds no sustained ceiling ({known}); measure one with 'mamf find'")
+            known = f"it has: {', '.join(log.ceilings) or 'none'}"
+            raise RunLogError(f"{path} has no sustained ceiling ({known}); measure one with 'mamf find'")
         given |= {key: given_ceiling(each) for key, each in log.all_ceilings.items()}
     return lambda dtype: find_rate(given, dtype, SUSTAINED)
 
 
 @functools.cache
 def known_here(device: str | None, dtype: str) -> Rate | None:
-    """The sustained ceiling measured here or contributed; a theoretical peak is not a ceiling."""
+    """Return the sustained ceiling that was measured here or contributed, or None. A datasheet's peak is no ceiling."""
     from mamf.contribution.known_ceilings import measured_peak
 
     try:
@@ -238,7 +243,9 @@ def known_here(device: str | None, dtype: str) -> Rate | None:
 
 
 def _device(options: argparse.Namespace, is_of_device: bool = True) -> str | None:
-    """The device of --backend and --device as ``peak`` names it. Without either: None, or the CPU if none worked."""
+    """Return the device of --backend and --device as ``peak`` names it. Without either, return None for the default
+    device, or ``cpu`` if the trace has no device work.
+    """
     if options.backend is None and options.device is None:
         return None if is_of_device else "cpu"
     return f"{options.backend or 'auto'}:{options.device or 0}"

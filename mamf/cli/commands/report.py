@@ -1,4 +1,4 @@
-"""``mamf report LOG...``: logs and folders as one html page."""
+"""``mamf report LOG...``: writes logs and folders as one HTML page."""
 
 from __future__ import annotations
 

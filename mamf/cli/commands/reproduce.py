@@ -1,4 +1,4 @@
-"""``mamf reproduce``: measures a figure of a log, a table or a paper again, and says whether it is true here."""
+"""``mamf reproduce``: measures a figure of a log, a table or a paper again, and says whether it holds here."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ docs/reproducing.md says how it decides.
 """
 _SLOWER, _UNFINISHED = 3, 1
 _MAX_CHARACTERS = 500
-#: Such as 1613 TFLOPS flash-attn-4 b1h16q16384d128c fwd.
+#: A claim in words, such as 1613 TFLOPS flash-attn-4 b1h16q16384d128c fwd.
 _CLAIM = re.compile(r"(\d{1,9}(?:\.(\d{1,9}))?) (TFLOPS|TB/s) (\S+) (\S+)((?: \S+)*)", re.ASCII)
 _REGIMES = (BURST, SUSTAINED, CLASSIC)
 
@@ -71,13 +71,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     is_named = bool(options.source) + bool(options.claim) == (options.resume is None)
     if not (is_named or options.restart) or options.top == 0:
-        raise UsageError("name one thing to reproduce: a log, with a --top from 1, figures with --claim, or --resume")
+        raise UsageError("name one thing to reproduce: a log (with --top of at least 1), --claim or --resume")
     return run_session(options, ReproduceSession)
 
 
 def _read_claims(options: argparse.Namespace) -> tuple[str, ReproduceOptions, Plan | None]:
-    """The operation, its claims, and the plan of the run log that they are from. Problems of claims in words are fields
-    by name, which the device completes. Raises UsageError or RunLogError.
+    """Return the name of the operation, its claims, and the plan of their run log, if they are from one.
+
+    The problem of a claim in words is a dict of fields, which is completed when the device is known. Raises UsageError
+    or RunLogError.
     """
     from mamf.cli.reading import as_file, read_log
     from mamf.logs.judging import claims_of_log
@@ -85,7 +87,7 @@ def _read_claims(options: argparse.Namespace) -> tuple[str, ReproduceOptions, Pl
     if options.claim:
         claims = [_claim_in_words(text) for text in options.claim]
         if len({name for name, _ in claims}) > 1:
-            raise UsageError("the claims are of several operations: reproduce those of one at a time")
+            raise UsageError("the claims are about several operations: reproduce one operation at a time")
         return claims[0][0], ReproduceOptions(tuple(claim for _, claim in claims), "--claim"), None
     with as_file(options.source) as file:
         log = read_log(file)
@@ -93,17 +95,17 @@ def _read_claims(options: argparse.Namespace) -> tuple[str, ReproduceOptions, Pl
 
 
 def _claim_in_words(text: str) -> tuple[str, Claim]:
-    """The name of the operation, and the claim. Raises UsageError."""
+    """Return the name of the operation and the claim. Raises UsageError for text that is not a claim."""
     from mamf.cli.planning import read_fields
 
     parts = _CLAIM.fullmatch(text) if len(text) <= _MAX_CHARACTERS else None
     if parts is None or not float(parts[1]):
         form = "RATE TFLOPS KERNEL SHAPE FIELDS, such as 1613 TFLOPS flash-attn-4 b1h16q16384d128c fwd"
-        raise UsageError(f"{shorten(text)!r} is no claim: write {form}")
+        raise UsageError(f"{shorten(text)!r} is not a claim: write {form}")
     number, decimals, unit, kernel, written, words = parts.groups()
     of = _operation_of(kernel, written)
     if (counted := of.problem_type().work(shape := of.parse_shape(written)).unit) != unit:
-        raise UsageError(f"{shorten(text)!r}: the rate of {of.name} is in {counted}")
+        raise UsageError(f"{shorten(text)!r}: rates of {of.name} are in {counted}")
     fields = [word if "=" in word else f"{_field_of(word, of)}={word}" for word in words.split()]
     regime = next((each for each in _REGIMES if f"regime={each}" in fields), BURST)
     asked = read_fields(of, [each for each in fields if each != f"regime={regime}"])
@@ -113,7 +115,7 @@ def _claim_in_words(text: str) -> tuple[str, Claim]:
 
 
 def _field_of(word: str, of: AnyOperation) -> str:
-    """The field that a word of a claim is a value of: one that allows it, else the dtype."""
+    """Return the name of the field that a word of a claim sets: the one that allows this value, or else the dtype."""
     from mamf.operation import fields_of
 
     if word in _REGIMES:
@@ -122,7 +124,10 @@ def _field_of(word: str, of: AnyOperation) -> str:
 
 
 def _operation_of(kernel: str, shape: str) -> AnyOperation:
-    """The operation that reads the shape and has the kernel; a kernel by path may be of any operation."""
+    """Return the operation that can read the shape and has the kernel. A kernel given by path may be of any operation.
+
+    Raises UsageError if no operation reads the shape, and UnknownNameError if none of those that do has the kernel.
+    """
     from mamf.cli.planning import AnyOperation
     from mamf.plugins.discovery import OPERATIONS, find_registered, is_path, kernel_names, operation
 
@@ -141,7 +146,7 @@ def _operation_of(kernel: str, shape: str) -> AnyOperation:
 
 
 class ReproduceSession(Session):
-    """Measures claims again, and compares both figures of each."""
+    """Measures claims again and compares the two figures of each."""
 
     kind = REPRODUCE
 
@@ -149,14 +154,14 @@ class ReproduceSession(Session):
         from mamf.operation import Request
         from mamf.plugins.discovery import operation
 
-        if resumed:  # the log holds the claims
+        if resumed:  # the log contains the claims
             name = resumed.log.plan.operation
         else:
             name, self.asked, self.source_plan = _read_claims(options)
         super().__init__(Request(operation(name)), options, interruption, resumed)
 
     def open_kernels(self) -> list[tuple[str, AnyKernel]]:
-        """The kernels of the claims that can run here."""
+        """Open the kernels of the claims that can run here; return each with its name."""
         from mamf.plugins.selection import choose_kernels
 
         if self.before:
@@ -173,13 +178,14 @@ class ReproduceSession(Session):
             if each := opened[name]:
                 claims.append(replace(claim, step=StepKey(regime, problem, shape, each[1].name)))
         if not claims:
-            raise UnavailableError(f"no kernel of {self.asked.source} can run here, so nothing is reproduced")
+            raise UnavailableError(f"cannot reproduce {self.asked.source}: none of its kernels can run here")
         self.asked = replace(self.asked, claims=tuple(claims))
         return list({each[1].name: each for each in opened.values() if each}.values())
 
     def _installed(self, name: str) -> tuple[str, AnyKernel] | None:
-        """The kernel of this name; None, with a warning, if it cannot run here. Nothing is imported because a log names
-        it: paths are given by --kernel.
+        """Return the installed kernel with this name; warn and return None if it cannot run here.
+
+        Nothing is imported only because a log names it: the user must give paths with --kernel.
         """
         from mamf.plugins.discovery import is_path, kernel_names
         from mamf.plugins.selection import choose_kernels

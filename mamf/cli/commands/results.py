@@ -1,4 +1,4 @@
-"""``mamf results``: checks logs before they are shared, puts one into results/, writes the table of all."""
+"""``mamf results``: checks logs before they are shared, copies one into results/, writes the tables and the site."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 EXAMPLES = """examples:
   mamf results check run.jsonl                          one line per finding; exit code 1 if the log is rejected
-  mamf results check results                            a whole folder: each log in its place, and only once
+  mamf results check results                            a whole folder: is each log in its place, and only once?
   mamf results submit run.jsonl                         check, copy into results/, print the git commands
-  mamf results submit run.jsonl --dry-run               without a clone: print where in results/ the log belongs
+  mamf results submit run.jsonl --dry-run               print where in results/ the log belongs; needs no clone
   mamf results table                                    write results/README.md and the page of each accelerator
   mamf results site --output site                       write pages of all figures: open site/index.html
 """
@@ -86,7 +86,7 @@ def run_check(options: argparse.Namespace) -> int:
 
 
 def _review_folder(folder: Path) -> list[Review]:
-    """Review the logs of a folder; in results/ also places, copies and files that are not logs."""
+    """Review the logs of a folder. In results/, also check their places, duplicates, and files that are not logs."""
     from mamf.cli.reading import reading
     from mamf.contribution.review import review, review_results, review_strays
 
@@ -104,7 +104,7 @@ def _review_folder(folder: Path) -> list[Review]:
 
 
 def _review_file(path: Path) -> Review:
-    """Review a log. Raises UsageError unless it is a regular file."""
+    """Review one log. Raises UsageError unless it is a regular file."""
     from mamf.cli.reading import reading
     from mamf.contribution.review import review
 
@@ -143,7 +143,7 @@ def _submit(options: argparse.Namespace, path: Path) -> int:
     create_whole(target, content)
     log, ceilings, folder = (shlex.quote(str(path)) for path in (target, _contributed_file(root), root))
     say_lines(f"""
-look for private texts, in the notes and the command above all: mamf removes those of known formats: {log}
+look for private text, above all in the notes and the command, because mamf removes only known formats: {log}
 then, in a clone of your fork:
     git switch -c results-{target.stem}
     mamf results table --results {folder}
@@ -168,7 +168,7 @@ def run_table(options: argparse.Namespace) -> int:
         if found.is_rejected():
             for line in review_lines(found, with_warnings=False):
                 say(line)
-            raise UsageError(f"{found.path} cannot be in the table: fix or remove it")
+            raise UsageError(f"{found.path} breaks the rules of results/: fix or remove it")
     collection = collect(root, logs)
     pages = {root / path: page for path, page in results_pages(collection).items()}
     if (ceilings := _contributed_file(root)).exists():
@@ -197,7 +197,7 @@ def run_site(options: argparse.Namespace) -> int:
 
 
 def _contributed_file(root: Path) -> Path:
-    """The file that ships with the package, in a clone of the project."""
+    """Return the path of the file of contributed ceilings, which is part of the package, in a clone of the project."""
     from mamf.peaks import CONTRIBUTED
 
     return root.parent / "mamf" / CONTRIBUTED

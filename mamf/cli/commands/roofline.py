@@ -1,4 +1,4 @@
-"""``mamf roofline``: what bounds a kernel, from the ceilings in given logs or of finds that it runs."""
+"""``mamf roofline``: shows what limits a kernel, from ceilings in given logs or from searches that it runs."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ EXAMPLES = """examples:
   mamf roofline attention.jsonl decode.jsonl --ceiling roofs/*.jsonl --picture roofline.svg
   mamf roofline --ceiling find.jsonl bandwidth.jsonl --export tracelens --export-file h200.json
 """
-#: Passes of a launch over arrays that fit in the cache: the first reads memory, and is a few percent of them.
+#: Passes of a launch over arrays that fit in the cache. Only the first reads memory, a few percent of the total.
 _PASSES, _PASSES_OF_CPU = 32, 8
-#: The time for memory and for the cache, relative to that for a dtype.
+#: The time for each of memory and cache, relative to the time for a dtype.
 _PART_OF_BANDWIDTH = 0.75
-#: A find of matmul with less time is a quick one: a thorough one would end before its sustained ceiling.
+#: With fewer seconds a matmul search runs as --quick: a thorough one would end before its sustained ceiling.
 _MIN_THOROUGH_SECONDS = 40.0
-#: Sizes of the arrays: fractions and multiples of the cache. More would take minutes on a CPU.
+#: Sizes of the arrays, as fractions and multiples of the cache. More multiples would take minutes on a CPU.
 _OF_CACHE, _CACHES, _CACHES_OF_CPU = (4, 2), (16, 256), (16,)
-#: The fraction of the free memory for an array, and the memory of a device that does not report it.
+#: An array takes at most 1/4 of the free memory; the memory of a device that does not report it.
 _PART_OF_MEMORY, _MEMORY_BYTES = 4, 8 * 1024 * MIB
 
 
@@ -83,7 +83,7 @@ def run(options: argparse.Namespace) -> int:
     rows, code = list(map(read_log, options.rows)), 0
     for option in ("output_folder", "budget", "dtype", "dry_run", "notes") if options.ceiling else ():
         if option in options.given:
-            raise UsageError(f"--ceiling measures nothing: leave {flag(option)} out")
+            raise UsageError(f"--ceiling cannot be combined with {flag(option)}, because it measures nothing")
     if options.ceiling is None:
         options.ceiling, code = _measure(options)
         if options.dry_run:
@@ -98,7 +98,7 @@ def run(options: argparse.Namespace) -> int:
             require_same_card(log, roofs)
         found = points_of(log.measurements, roofs)
         if not found:
-            warn(f"{log.path} holds no row to place: rows of a search are not drawn")
+            warn(f"{log.path} has no row to place under the roof; rows of searches are not placed")
         points += found
     print_document(options, roofline_document(roofs, points, machine_line(logs[0].header), options.top))
     header = logs[0].header
@@ -113,8 +113,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _measure(options: argparse.Namespace) -> tuple[list[Path], int]:
-    """Run the finds, each with its log in the folder, and continue those that are there. Returns the logs with a
-    ceiling and the exit code. Raises UsageError if it has no ceiling.
+    """Run or continue the searches, each with its log in the output folder. Return the logs that have a ceiling, and
+    the exit code. Raises UsageError if no log has one.
     """
     from mamf.cli.reading import read_log
     from mamf.plugins.discovery import open_backend
@@ -145,8 +145,8 @@ def _measure(options: argparse.Namespace) -> tuple[list[Path], int]:
 
 
 def _finds(options: argparse.Namespace, backend: Backend) -> Iterator[tuple[str, list[str]]]:
-    """The name and the arguments of each find: matmul by dtype, then memory by arrays that do not fit in the last-level
-    cache, and the cache by arrays that do.
+    """Yield the name and the ``mamf find`` arguments of each search: matmul for each dtype, then memory, with arrays
+    that do not fit in the last-level cache, and the cache, with arrays that do.
     """
     from mamf.operations.bandwidth.operation import power_of_two
     from mamf.operations.bandwidth.shapes import UNTOLD_CACHE_BYTES, BandwidthShape

@@ -27,7 +27,7 @@ EXAMPLES = """examples:
   rocprofv3 --selected-regions --kernel-trace -- mamf run torch.mm --shape 4096x4096x4096
   compute-sanitizer --tool memcheck mamf run my.module:MyKernel --shape 256x256x256
 """
-#: Additional launches that are compared with one another.
+#: Additional launches whose results are compared with one another.
 _REPEATS = 10
 _DETERMINISM = {
     True: f"{_REPEATS} more launches gave equal results, bit by bit",
@@ -90,14 +90,14 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _only_one(what: str, found: tuple[Any, ...], example: str) -> Any:
-    """Raises UsageError."""
+    """Return the only element. Raises UsageError if there are several or none."""
     if len(found) != 1:
-        raise UsageError(f"only one {what} can be run, not {len(found)}: name it, such as {example}")
+        raise UsageError(f"'mamf run' takes one {what}, not {len(found)}: give {example}")
     return found[0]
 
 
 def _part_lines(parts: Mapping[str, tuple[int, float]]) -> Iterator[str]:
-    """A table of the parts of a kernel."""
+    """Yield the lines of a table of a kernel's parts."""
     from mamf.report.text import significant
 
     flop, seconds = (sum(each) for each in zip(*parts.values(), strict=True))
@@ -106,7 +106,7 @@ def _part_lines(parts: Mapping[str, tuple[int, float]]) -> Iterator[str]:
         time, work = took / seconds, own / flop
         cells = f"{time:12.1%} {own / TERA:10.4g} {work:12.1%} {own / took / TERA:9.4g} {time / work:12.2f}"
         yield f"{name:8} {significant(took * 1e3):>9} {cells}"
-    yield "softmax: with scale and mask; 5 FLOP a score; time / FLOP: share of the time by share of the FLOP"
+    yield "softmax: includes scale and mask, 5 FLOP per score; time / FLOP: share of time divided by share of FLOP"
 
 
 def _lines(launched: Launched, work: Work) -> Iterator[str]:
@@ -123,7 +123,7 @@ def _lines(launched: Launched, work: Work) -> Iterator[str]:
     if len(launched.seconds) == 1:
         yield f"launched once: {rate}; a single launch is not a measurement; use 'mamf sweep'"
     else:
-        yield f"launched {len(launched.seconds)} times: {rate} in the median, which without rests is not a measurement"
+        yield f"launched {len(launched.seconds)} times: {rate} (median), without rests: not a measurement"
     if launched.device_kernels is not None:
         names = ", ".join(dict.fromkeys(launched.device_kernels))
         yield f"GPU kernels of a launch: {names or 'none that torch.profiler sees'}"

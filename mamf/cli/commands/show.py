@@ -1,4 +1,4 @@
-"""``mamf show LOG``: print a run log again, in any format."""
+"""``mamf show LOG``: prints the report of a run log again, in any format."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _folder_document(folder: Path) -> Document:
-    """The report of a folder of 'mamf node', or of a profile's ranks."""
+    """Return the report of a folder of 'mamf node', or of the profiles of all ranks."""
     from mamf.node.logs import contributed_baseline, is_node_folder, read_nodes
     from mamf.node.report import node_document
     from mamf.node.verdict import judge
@@ -64,7 +64,7 @@ def _folder_document(folder: Path) -> Document:
 
 
 def document_of(path: Path, options: argparse.Namespace) -> Document:
-    """The report of a log of any kind. ``options``: ``top`` and ``ceiling``. Raises RunLogError."""
+    """Return the report of a log of any kind. Of the options, ``top`` and ``ceiling`` are used. Raises RunLogError."""
     from mamf.cli.reading import read_log, reading
     from mamf.logs.legacy import read_legacy_or_none
     from mamf.profiling.log import read_profile_or_none
@@ -92,7 +92,7 @@ def _document_of_run(log: RunLog, options: argparse.Namespace) -> Document:
     if roofs is not None:
         if log.plan.kind != SWEEP or operation_called(log.plan.operation).has_shares:
             raise UsageError(
-                f"{log.path}: --ceiling shows shares for rows of a sweep; for other logs, use 'mamf roofline LOG "
+                f"{log.path}: --ceiling works for logs of 'mamf sweep' only; for other logs, use 'mamf roofline LOG "
                 "--ceiling LOG'"
             )
         require_same_card(log, roofs)

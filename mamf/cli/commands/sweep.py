@@ -1,4 +1,4 @@
-"""``mamf sweep``: measure shapes by one kernel of matmul, or by the kernels of any operation, and print the best."""
+"""``mamf sweep``: measures shapes with one matmul kernel, or with the kernels of any operation, and prints the best."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ EXAMPLES = """examples:
   mamf sweep --operation NAME --help                  the options for kernels of another operation
   mamf sweep --operation NAME --shapes A B --set FIELD=X,Y
 """
-#: Options that are SweepOptions, by field.
+#: The options that set fields of SweepOptions, by field.
 _HOW = {
     "order": "order",
     "warmup_launches": "num_warmup_iterations",
@@ -95,7 +95,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 class _OneKernelSession(Session):
-    """Measures one kernel over shapes, which may be shown as shares of a roof."""
+    """Measures shapes with one kernel. With --ceiling, rows show their share of the roof."""
 
     def __init__(self, request: Request, options: argparse.Namespace, *opened: Any) -> None:
         from mamf.ceilings.roof import require_same_device
@@ -116,7 +116,7 @@ class _OneKernelSession(Session):
         (problem,) = before.problems if before else self.request.problems(backend)
         name = self.options.kernel or (before.kernels[0] if before else "auto")
         kernel = kernel_for(backend, problem, name)
-        # Earlier logs name a kernel that was loaded by path as it calls itself.
+        # Older logs contain the kernel's own name instead of the path that it was loaded by.
         planned = name if is_path(before.kernels[0] if before else name) else kernel.name
         if before:
             require_same_kernels(self.options, before.kernels, [planned])
@@ -141,8 +141,8 @@ class _OneKernelSession(Session):
         seconds = estimate_seconds(plan, steps, backend, flops)
         say(f"device: {backend.info.name} ({backend.name}:{backend.index}), {kernel.name} {plan.problem.dtype}")
         say(f"shapes: {len(plan.shapes)}, in {', '.join(plan.regimes)}: {len(steps)} to measure")
-        say_memory(needed, "the largest", backend)
-        say(f"time: about {seconds:.0f} s, estimated from {flops / 1e12:.3g} TFLOPS of a square product")
+        say_memory(needed, "the largest shape", backend)
+        say(f"time: about {seconds:.0f} s, estimated from {flops / 1e12:.3g} TFLOPS of a square matmul")
 
     def label(self) -> str:
         return f"{self.plan.problem.dtype}-{'-'.join(self.plan.regimes)}"

@@ -1,4 +1,4 @@
-"""``mamf verify``: random problems by every kernel, each whole output checked, on all devices at once."""
+"""``mamf verify``: checks whole outputs of random problems with every kernel, on all devices at once."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    # What scaled_dot_product_attention says, line by line, of a problem that it refuses.
+    # The many warnings of scaled_dot_product_attention about a problem that it refuses.
     warnings.filterwarnings("ignore", ".*(kernel not used because|runtime disabled|fused kernels require)")
     return run_session(options, _VerifySession, Request(default_operation()))
 

@@ -152,7 +152,7 @@ def plan_for(
     won before on such devices. If the first kernel does not support the problem, the grid has a single shape.
 
     - ``names``: the kernels; by default those that a search tries unasked.
-    - ``budget_seconds``: by default 57, or 13.5 if ``is_quick`` plus 4 for each kernel that compiles.
+    - ``budget_seconds``: by default 57, or 13.2 if ``is_quick`` plus 4 for each kernel that compiles.
     - ``scouts``: the number of shapes to measure on the coarse grid.
 
     Raises what ``working_kernels`` raises, and UsageError if the budget is too short.

@@ -68,7 +68,14 @@ class RowsStrategy(PlanStrategy):
 
     def steps(self) -> Steps:
         for name, steps in itertools.groupby(self.setup.steps, key=lambda step: step.regime):
-            yield from self.measure_rows(self.run.start(self.regime(name)), steps)
+            yield from self.measure_rows(self.run.start(self.regime(name)), self._in_turns(list(steps)))
+
+    def _in_turns(self, steps: list[StepKey]) -> list[StepKey]:
+        """Order steps so that under a budget each problem has rows of one shape before any has rows of the next."""
+        if self.plan.budget_seconds is None:
+            return steps
+        places = {shape: place for place, shape in enumerate(self.plan.own_shapes())}
+        return sorted(steps, key=lambda step: places[step.shape])
 
     def measure_rows(self, regime: Regime, steps: Iterable[StepKey]) -> Steps:
         """Measure these steps, all of one regime."""

@@ -17,11 +17,11 @@ from mamf.operations.bandwidth.shapes import (
 )
 from mamf.peaks import find_bandwidth
 
-# Memory has its own clock, which no board raises above its datasheet by default.
+# The allowed excess over the datasheet's bandwidth is small: by default no board raises its memory clock.
 _HEADROOM = 1.02
-# If all arrays together are this many times the cache, memory serves at least half of their bytes.
+# If all arrays together are this many times as large as the cache, memory serves at least half of their bytes.
 _CACHES = 2
-# If the device does not report it.
+# The memory of a device that does not report it.
 _MEMORY_BYTES = 8 * 1024 * MIB
 
 
@@ -35,7 +35,7 @@ class Bandwidth(Operation[BandwidthProblem, BandwidthShape]):
     own_command = "bandwidth"
 
     def default_shapes(self, backend: Backend) -> Sequence[BandwidthShape]:
-        """Powers of two from where all arrays of any pattern fit in the cache to where they fill half the memory."""
+        """Return powers of two: from a size at which all arrays of any pattern fit in the cache, to half the memory."""
         info = backend.info
         memory = min(info.memory_bytes or _MEMORY_BYTES, backend.free_memory() or _MEMORY_BYTES)
         first = power_of_two((info.cache_bytes or UNTOLD_CACHE_BYTES) // MAX_ARRAYS)
@@ -44,29 +44,29 @@ class Bandwidth(Operation[BandwidthProblem, BandwidthShape]):
         return [BandwidthShape(size) for size in sizes]
 
     def problem_for(self, backend: Backend, asked: Mapping[str, Any]) -> BandwidthProblem:
-        """As in Operation; the dtype defaults to float32, which every device supports."""
+        """Return the problem, as in Operation. The dtype defaults to float32, which every device supports."""
         return super().problem_for(backend, {**asked, "dtype": asked.get("dtype") or "float32"})
 
     def fastest_possible(
         self, info: DeviceInfo, problem: BandwidthProblem, shape: BandwidthShape | None = None
     ) -> float | None:
-        """The datasheet's bytes per second if memory must serve most bytes of a launch, else None.
+        """Return the datasheet's bytes per second if memory must serve most bytes of a launch, or else None.
 
-        Operands that the cache holds when a launch begins, and writes that it holds when the launch ends, need not be
-        moved within the launch.
+        The limit allows for operands that are in the cache when the launch begins and writes that are still in it when
+        the launch ends, because these bytes need not be moved within the launch.
         """
         return None if shape is None or problem.warm > 1 else fastest_memory(info, problem.work(shape).nbytes)
 
     def peak(self, info: DeviceInfo, problem: BandwidthProblem) -> float | None:
-        """The datasheet's bytes per second, reads plus writes."""
+        """Return the datasheet's bytes per second, reads plus writes."""
         return find_bandwidth(info.name, info.compute_units)
 
     def may_be_ceiling(self, info: DeviceInfo, problem: BandwidthProblem, shape: BandwidthShape) -> bool:
-        """For one pass, only if memory serves it; for several passes, which measure a cache, any shape."""
+        """Return whether memory serves a single pass. Several passes measure a cache, so any shape may be a ceiling."""
         return problem.warm > 1 or problem.is_of_memory(shape, info.cache_bytes)
 
     def columns(self, row: Measurement, info: DeviceInfo | None = None) -> Mapping[str, object]:
-        """The number of passes if there are several, and the share of the datasheet's bandwidth."""
+        """Return the number of passes if there are several, and the share of the datasheet's bandwidth."""
         columns: dict[str, object] = {"passes": row.problem.warm} if row.problem.warm > 1 else {}
         peak = None if info is None else self.peak(info, row.problem)
         if peak and row.ok:
@@ -87,5 +87,5 @@ def fastest_memory(info: DeviceInfo, nbytes: int) -> float | None:
 
 
 def power_of_two(limit: int) -> int:
-    """The largest power of two up to ``limit``, and at least 1 KiB."""
+    """Return the largest power of two up to ``limit``, but at least 1 KiB."""
     return 1 << max(limit.bit_length() - 1, 10)

@@ -1,13 +1,13 @@
-"""Bandwidth problems: array sizes, patterns and their exact byte counts. Pure.
+"""Bandwidth problems: array sizes, access patterns and their exact byte counts. Pure.
 
-Bytes are counted by STREAM's convention: reads plus writes, each array once per pass. Cache lines that are fetched
-before a write (write allocate) are not counted. So, for the same arrays on the same device:
+Bytes are counted as in STREAM: reads plus writes, each array once per pass. Cache lines that are fetched before a write
+(write allocate) are not counted. Compared with other tools, on the same arrays and device:
 
 - ``copy`` (a = b) is STREAM's and BabelStream's Copy, and twice the figure of nvbandwidth's ``device_local_copy``,
   which counts the size of the copy once (memcpy.cpp; 1519 GB/s there on an H100 is 3.04 TB/s here).
 - ``triad`` (a = b + s*c) is STREAM's and BabelStream's Triad: two arrays read, one written.
-- ``read`` (the sum of b) has no counterpart in either: BabelStream's Dot also only reads, but two arrays.
-- ``write`` (a = s) has no counterpart in either (BabelStream times its Init separately).
+- ``read`` (the sum of b) is in neither: BabelStream's Dot also only reads, but two arrays.
+- ``write`` (a = s) is in neither: BabelStream times its Init separately.
 
 Units: an array's size is written in powers of two (MiB), rates are in powers of ten (TB/s).
 """
@@ -48,7 +48,7 @@ _PATTERN = re.compile(r"(\d+)(GiB|MiB|KiB)?", re.ASCII)
 
 
 def parse_bytes(text: str) -> int:
-    """Bytes from ``256MiB``, ``1GiB``, ``4096KiB`` or a number. Raises UsageError for anything else."""
+    """Read a size such as ``256MiB``, ``1GiB``, ``4096KiB`` or bytes without a unit. Raises UsageError otherwise."""
     match = _PATTERN.fullmatch(text.strip())
     if match is None:
         raise UsageError(f"{text!r} is not the size of an array; write KiB, MiB, GiB or bytes, for example 256MiB")
@@ -58,7 +58,7 @@ def parse_bytes(text: str) -> int:
 
 @dataclass(frozen=True, order=True)
 class BandwidthShape:
-    """``nbytes``: the size of each array; a copy of 1 GiB has two of them and moves 2 GiB.
+    """The size of each array, ``nbytes``. A copy at 1 GiB has two arrays and moves 2 GiB.
 
     Printed in the largest unit that divides it: ``256MiB``, ``1GiB``, ``1000`` (bytes).
     """
@@ -109,21 +109,21 @@ class BandwidthProblem(DeclaredProblem):
 
     @property
     def arrays(self) -> tuple[str, ...]:
-        """The arrays of the pattern: the one written first."""
+        """The arrays of the pattern, the written one first."""
         return (*WRITES[self.pattern], *READS[self.pattern])
 
     def elements(self, shape: BandwidthShape) -> int:
-        """Elements of each array."""
+        """Return the number of elements of each array."""
         return shape.nbytes // DTYPES[self.dtype].itemsize
 
     def is_of_memory(self, shape: BandwidthShape, cache_bytes: int | None) -> bool:
-        """Whether memory and not a cache serves passes over such arrays. ``cache_bytes``: the last-level cache."""
+        """Return whether memory, not a cache, serves passes over such arrays. ``cache_bytes``: the last-level cache."""
         return len(self.arrays) * shape.nbytes >= CACHES_OF_MEMORY * (cache_bytes or UNTOLD_CACHE_BYTES)
 
     def unsupported_shape(self, shape: BandwidthShape) -> str | None:
-        """Why arrays of this size are invalid, or None."""
+        """Return why arrays of this size are invalid, or None."""
         if shape.nbytes % DTYPES[self.dtype].itemsize:
-            return f"{shape.nbytes} bytes are no whole number of {self.dtype}"
+            return f"{shape.nbytes} bytes are not a whole number of {self.dtype} elements"
         return None
 
     def work(self, shape: BandwidthShape) -> Work:
@@ -133,21 +133,21 @@ class BandwidthProblem(DeclaredProblem):
         return Work(self.flop(shape), self.warm * (read + written) * shape.nbytes, convention, "TB/s")
 
     def flop(self, shape: BandwidthShape) -> float:
-        """FLOP of one launch: one add per element for a sum, one add and one multiply for a triad."""
+        """Return the FLOP of one launch: one add per element for a sum, one add and one multiply for a triad."""
         per_element = {"copy": 0, "read": 1, "write": 0, "triad": 2}[self.pattern]
         return float(self.warm * per_element * self.elements(shape))
 
     def sets(self, shape: BandwidthShape, asked: int) -> int:
-        """The number of operand sets: ``asked``, or one if a set is many times larger than any cache."""
+        """Return the number of operand sets: ``asked``, or 1 if one set is many times larger than any cache."""
         return 1 if len(self.arrays) * shape.nbytes >= _ALONE_BYTES else asked
 
     def buffers(self, shape: BandwidthShape, sets: int = 1, rewrite: bool = False) -> dict[str, Buffer]:
-        """The device buffers of the arrays: ``sets`` of each."""
+        """Return the device buffers of the arrays, ``sets`` of each."""
         elements = aligned(self.elements(shape)) * self.sets(shape, sets)
         return {name: Buffer(elements, self.dtype, name in READS[self.pattern]) for name in self.arrays}
 
     def nbytes(self, shape: BandwidthShape, sets: int = 1, rewrite: bool = False) -> int:
-        """Bytes of all arrays."""
+        """Return the bytes of all arrays."""
         return sum(buffer.nbytes for buffer in self.buffers(shape, sets, rewrite).values())
 
 
@@ -160,7 +160,7 @@ class BandwidthKernel(Kernel[BandwidthProblem, BandwidthShape]):
 
     def unsupported(self, backend: Backend, problem: BandwidthProblem) -> str | None:
         if problem.pattern not in self.patterns:
-            return f"{self.name} has no {problem.pattern}; it has {', '.join(self.patterns)}"
+            return f"kernel {self.name} has no pattern {problem.pattern}, only {', '.join(self.patterns)}"
         return self._unsupported_dtype(problem) or backend.unsupported_dtype(problem.dtype)
 
     def unsupported_shape(self, problem: BandwidthProblem, shape: BandwidthShape) -> str | None:

@@ -1,8 +1,7 @@
-"""Kernels on torch tensors: their base class with the verification of all elements; torch's own functions, as models
-call them; and passes in Triton.
+"""Bandwidth kernels on torch tensors: torch's functions, as models call them, and passes in Triton.
 
-All elements are compared on the device, since an array fills much of its memory, and sampled elements again on the host
-in float64, so the device never judges itself alone.
+Their base class verifies all elements on the device, because an array fills much of its memory, and sampled elements
+again on the host in float64, so that the device is not its only judge.
 """
 
 from __future__ import annotations
@@ -27,27 +26,27 @@ from mamf.torch_backend import torch_dtype
 
 #: The scalar to write, or the factor of a triad: exact in every dtype, so a triad rounds at most twice.
 SCALAR = 3.0
-# Elements compared at once: the temporary memory is a few times 64 MiB.
+# Elements to compare at once: this takes a few times 64 MiB of temporary memory.
 _CHUNK = 2**24
 _SAMPLED = 256
-# Smaller operands are compared by absolute error, because float16 is not precise enough for a relative one.
+# Smaller operands are compared by absolute error, because float16 is not precise enough for a relative error.
 _SMALLEST = 1e-3
-# The most standard deviations of a sum from its mean.
+# A sum is assumed to be at most this many standard deviations from its mean.
 _SURELY = 6
 
 
 class TorchArrays(TorchKernel[BandwidthProblem, BandwidthShape], BandwidthKernel):
-    """A kernel on torch tensors. Derived kernels supply the launch."""
+    """A bandwidth kernel on torch tensors. Derived classes define the launch."""
 
     def sums(self, backend: Backend, problem: BandwidthProblem) -> tuple[int, str]:
-        """The number and dtype of the sums (over parts of the array) that a read writes."""
+        """Return the number and the dtype of the sums (over parts of the array) that a ``read`` writes."""
         return 1, "float32"
 
     @abstractmethod
     def bind(
         self, backend: Backend, problem: BandwidthProblem, arrays: Mapping[str, torch.Tensor], sums: torch.Tensor
     ) -> tuple[Callable[[], None], float]:
-        """The launch with all its passes, and the multiple of the array's sum that its sums contain."""
+        """Return the launch with all its passes, and how many times its sums count the array."""
 
     def prepare(
         self,
@@ -78,15 +77,16 @@ class TorchArrays(TorchKernel[BandwidthProblem, BandwidthShape], BandwidthKernel
 def verify_sum(
     array: torch.Tensor, sums: torch.Tensor, times: float, device: torch.device | str
 ) -> Callable[[object], Verdict]:
-    """Make a check of ``sums`` against ``times`` the sum of the array, relative to the array's norm: in float32 any
-    missing element shows. ``device``: one that has float64. Raises UnsupportedError for an array whose sum may be out
-    of range.
+    """Make a check that ``sums`` add up to ``times`` the sum of the array, relative to the array's norm.
+
+    In float32 any missing element shows. ``device``: one that has float64. Raises UnsupportedError for an array whose
+    sum may exceed the range of the dtype.
     """
     tolerance = 2 * DTYPES[str(sums.dtype).removeprefix("torch.")].tolerance
     total, norm = (times * each for each in sum_and_norm(array, device))
     if _SURELY * norm > torch.finfo(sums.dtype).max:
         raise UnsupportedError(
-            f"the sum of an array this long may exceed the range of {sums.dtype}".replace("torch.", "")
+            f"the sum of an array of this size may exceed the range of {sums.dtype}".replace("torch.", "")
         )
 
     def verify(result: object) -> Verdict:
@@ -99,7 +99,7 @@ def verify_sum(
 def verify_elements(
     problem: BandwidthProblem, operands: Sequence[torch.Tensor], output: torch.Tensor
 ) -> Callable[[object], Verdict]:
-    """Make a check of the worst element on the device, and of sampled elements on the host, with current operands."""
+    """Make a check of all elements on the device, and of sampled elements on the host, with the current operands."""
     # Each element of a triad is rounded twice.
     tolerance = 2 * DTYPES[problem.dtype].tolerance if problem.pattern == "triad" else 0.0
     sampled = sample_indices(output.numel(), _SAMPLED, random.Random(problem.seed)).to(output.device)
@@ -116,7 +116,7 @@ def verify_elements(
 
 
 def error_of(pattern: str, a: torch.Tensor, operands: Sequence[torch.Tensor], wide: torch.dtype) -> torch.Tensor:
-    """The share of elements that are not bit-exact (copy, write), or the largest relative error (triad)."""
+    """Return the share of elements that are not bit-exact (copy, write), or the largest relative error (triad)."""
     if pattern == "copy":
         return (as_words(a) != as_words(operands[0])).to(torch.float32).mean()
     if pattern == "write":
@@ -127,7 +127,7 @@ def error_of(pattern: str, a: torch.Tensor, operands: Sequence[torch.Tensor], wi
 
 
 def sum_and_norm(array: torch.Tensor, device: torch.device | str) -> tuple[float, float]:
-    """The sum and the norm of an array in float64, on a device that has float64."""
+    """Return the sum and the norm of an array in float64, computed on a device that has float64."""
     total = squares = 0.0
     for chunk in array.split(_CHUNK):
         wide = chunk.to(device).to(torch.float64)
@@ -173,7 +173,7 @@ def make_pass(pattern: str, arrays: Mapping[str, torch.Tensor], sums: torch.Tens
 
 
 def repeat(call: Callable[[], object], times: int) -> Callable[[], None]:
-    """Repeat a call. The launch returns nothing: the output is an array that the caller has."""
+    """Make a launch that repeats a call. It returns nothing, because the caller has the output array."""
 
     def launch() -> None:
         for _ in range(times):
@@ -187,16 +187,16 @@ def repeat(call: Callable[[], object], times: int) -> Callable[[], None]:
 
 # Programs per compute unit: with 8 warps each they fill its 2048 threads.
 _PROGRAMS_PER_UNIT = 8
-# If the device does not report it.
+# The number of compute units of a device that does not report it.
 _COMPUTE_UNITS = 64
 _WARPS = 8
-# Bytes of an array that a program moves at once: two loads of 16 bytes per thread.
+# The bytes of an array that a program moves at once: two loads of 16 bytes per thread.
 _BLOCK_BYTES = _WARPS * 32 * 32
 
 
 class TritonPasses(TorchArrays):
-    """A persistent grid that strides over the arrays. All passes of a launch are one kernel, so warm passes measure the
-    caches without gaps between kernels.
+    """A persistent Triton kernel whose programs stride over the arrays. All passes of a launch are one kernel, so that
+    several passes measure the caches without gaps between kernels.
     """
 
     name = "triton"

@@ -1,7 +1,7 @@
 """Triton kernels for the passes; imported only if Triton is installed.
 
-Each pass of a program starts some blocks after the one before, so that no block comes from the unit's first-level
-cache, which is not measured, and the compiler cannot merge equal passes.
+Each pass of a program starts some blocks after the previous pass, so that no block comes from the compute unit's
+first-level cache, which is not measured, and the compiler cannot merge equal passes.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-# The shift of a pass in programs: not a divisor of the number of programs on any device.
+# How many programs each pass is shifted by: not a divisor of the number of programs on any device.
 _SHIFT = tl.constexpr(37)
 
 

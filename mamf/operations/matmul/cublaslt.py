@@ -1,4 +1,4 @@
-"""cuBLASLt: all algorithms that its heuristic proposes, not only the first, and types that torch has no function for.
+"""Matmul with cuBLASLt: all algorithms that its heuristic proposes, and dtypes for which torch has no function.
 
 ``torch.mm`` runs the heuristic's first choice, which is not the fastest for some shapes, and ``torch._int_mm`` gives it
 no workspace. A regime ranks the proposals (``variants``).
@@ -59,7 +59,7 @@ _COMPUTE_TYPES = {"tf32": COMPUTE_32F_FAST_TF32, "float64": COMPUTE_64F, "int8":
 
 
 class _Proposals(MatmulKernel):
-    """A kernel of which each proposal of the heuristic is a variant. ``rank``: its index, the first by default."""
+    """A kernel whose variants are the proposals of the heuristic. ``rank``: the index of one; by default the first."""
 
     base_name: str
     has_cheap_variants = True
@@ -116,7 +116,7 @@ class _Proposals(MatmulKernel):
 
 
 class CublasLt(_Proposals, TorchMatmul):
-    """Multiply operands that have no scales."""
+    """Matmul of operands without scales."""
 
     base_name = "cublaslt"
     has_padding = True
@@ -138,7 +138,7 @@ class CublasLt(_Proposals, TorchMatmul):
 
 
 class ScaledCublasLt(_Proposals, FormatMatmul):
-    """Operands of scaled formats."""
+    """Matmul of operands in scaled formats."""
 
     base_name = "cublaslt-scaled"
     dtypes = ("fp8_rowwise", "fp8_1x128_128x128", "fp8_1x128_1x128", "mxfp8", "nvfp4")

@@ -58,9 +58,9 @@ def store(c, staged, part, row, column):  # type: ignore[no-untyped-def]
 def multiply(  # type: ignore[no-untyped-def]
     c, ring, tiles, GROUP: gl.constexpr, BLOCKS: gl.constexpr, GROUP_M: gl.constexpr
 ):
-    """What one of two groups computes: 64 rows of each tile, and half of the columns of a third block of rows, if there
-    is one. Sums stay in the tensor cores' registers; a step's products are under way while the next one's operands are
-    awaited.
+    """Compute the part of one of two groups: 64 rows of each tile, and half of the columns of a third block of rows, if
+    there is one. Sums stay in registers. The tensor cores still work on one step while the group waits for the operands
+    of the next.
     """
     left, right, staged, ready, free = ring
     tiles_m, tiles_n, steps = tiles

@@ -1,4 +1,4 @@
-"""The problem of a matrix product, and the contract of a matmul kernel: one implementation of C = A @ B."""
+"""Matmul problems, and the contract of a matmul kernel, which is one implementation of C = A @ B."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from mamf.parameters import DeclaredProblem, describe
 from mamf.work import Work
 
 LAYOUTS = ("nt", "nn", "tn", "tt")
-#: What may follow a layout: unused elements after each stored row of A and B.
+#: The suffixes of a layout: the number of unused elements after each stored row of A and B.
 PADDINGS = ("", "+1", "+8", "+24")
 _ALL_LAYOUTS = tuple(layout + padding for padding in PADDINGS for layout in LAYOUTS)
-# Standard deviations of int8 values by data, and how many of those of a sum an int8 output has room for.
+# The standard deviation of int8 values for each kind of data; how many standard deviations of C must fit in int8.
 _INT8_DEVIATIONS = {"normal": 31.7, "uniform": 73.3, "integers": 1.41, "wide": 1.3, "zeros": 0.0}
 _INT8_MAX, _DEVIATIONS_IN_INT8 = 127, 6
-#: The dtype of the values that operands of a scaled format are quantized from.
+#: The dtype of the values before they are quantized to a scaled format.
 UNQUANTIZED = "bfloat16"
 
 
 class ProductShape(Protocol):
-    """The shape of matrix products."""
+    """The shape of one or several matmuls."""
 
     @property
     def n(self) -> int: ...
@@ -41,12 +41,12 @@ class ProductShape(Protocol):
 
     @property
     def rows(self) -> Mapping[str, int]:
-        """The number of rows (of K elements) of ``a`` and ``b``, for all products together."""
+        """The number of rows (of K elements) of ``a`` and ``b``, over all matmuls."""
 
 
 @dataclass(frozen=True)
 class ProductProblem(DeclaredProblem):
-    """The common fields of single, batched and grouped products; see MatmulProblem for ``layout``."""
+    """The common fields of single, batched and grouped matmuls. MatmulProblem explains ``layout``."""
 
     operation: ClassVar[str]
     convention: ClassVar[str]
@@ -85,7 +85,7 @@ class ProductProblem(DeclaredProblem):
 
     @property
     def rounding(self) -> float:
-        """The relative error that rounding leaves, at most, without partial sums of bfloat16."""
+        """The largest relative error that rounding causes, if partial sums are not rounded to bfloat16."""
         return self.tolerance / (4 if self.dtype == "bfloat16" else 2)
 
     @property
@@ -94,7 +94,7 @@ class ProductProblem(DeclaredProblem):
         return self.dtype == self.out_dtype == "int8"
 
     def output_scale(self, k: int) -> float:
-        """The factor from A @ B to C for an int8 output, a power of two with which few values saturate; otherwise 1."""
+        """Return the factor from A @ B to C: a power of two with which few int8 outputs saturate, or else 1."""
         if not self.is_rounded:
             return 1.0
         deviation = _INT8_DEVIATIONS[self.data] ** 2 * math.sqrt(k)
@@ -106,22 +106,23 @@ class ProductProblem(DeclaredProblem):
         return int(self.layout[2:] or 0)
 
     def stored_elements(self, shape: ProductShape, operand: str) -> int:
-        """Elements of ``a`` or ``b`` with the unused ones."""
+        """Return the number of elements of ``a`` or ``b``, including the unused ones."""
         is_by_k = self.layout[0] == "n" if operand == "a" else self.layout[1] == "t"
         rows = shape.rows[operand] if is_by_k else shape.elements["b"] // shape.n
         return shape.elements[operand] + rows * self.padding
 
     @property
     def b_dtype(self) -> str:
-        """The dtype of B: that of A, except that float8_e5m2 is multiplied with float8_e4m3fn, as for gradients; no
-        vendor multiplies two e5m2 operands.
+        """The dtype of B: that of A, but float8_e4m3fn for float8_e5m2, as for gradients. No vendor supports two e5m2
+        operands.
         """
         return "float8_e4m3fn" if self.dtype == "float8_e5m2" else self.dtype
 
     def buffers(self, shape: ProductShape, sets: int = 1, rewrite: bool = False) -> dict[str, Buffer]:
-        """The device buffers of products: ``sets`` each of A, B and C, and with ``rewrite`` one to overwrite C from.
+        """Return the device buffers: ``sets`` each of A, B and C, and with ``rewrite`` one to overwrite C from.
 
-        For a scaled format, A and B are the values to quantize, and launches read ``a_quantized`` and ``b_quantized``.
+        For a scaled format, A and B are the values before quantization; launches read ``a_quantized`` and
+        ``b_quantized``.
         """
         elements, format = shape.elements, DTYPES[self.dtype].format
         needed = {
@@ -143,7 +144,7 @@ class ProductProblem(DeclaredProblem):
         return Work(shape.flop, operands + written, self.convention)
 
     def operand_bytes(self, shape: ProductShape, operand: str) -> int:
-        """Bytes of ``a`` or ``b`` that a launch reads, including scales."""
+        """Return the bytes of ``a`` or ``b`` that a launch reads, including scales."""
         count, format = shape.elements[operand], DTYPES[self.dtype].format
         if format is None:
             return count * DTYPES[self.dtype].itemsize
@@ -152,7 +153,7 @@ class ProductProblem(DeclaredProblem):
         return count // format.values_per_byte + scaling.count(shape.rows[operand], shape.k) * scale_size
 
     def nbytes(self, shape: ProductShape, sets: int = 1, rewrite: bool = False) -> int:
-        """Bytes of all buffers that a launch touches."""
+        """Return the bytes of all buffers that launches read or write."""
         buffers = self.buffers(shape, sets, rewrite)
         unread = ("a", "b") if DTYPES[self.dtype].format else ()
         return sum(buffer.nbytes for name, buffer in buffers.items() if name not in unread)
@@ -164,7 +165,7 @@ ProductShapeT = TypeVar("ProductShapeT", bound=ProductShape)
 
 @dataclass(frozen=True)
 class MatmulProblem(ProductProblem):
-    """All parameters of a matrix product except its shape.
+    """All parameters of a matmul except its shape.
 
     ``layout``: how A and B are stored, in BLAS terms for row-major storage: ``n`` as multiplied, ``t`` transposed.
     ``nt`` (B stored as N x K) is the layout of a linear layer and of mamf-finder. ``nt+8``: 8 unused elements follow
@@ -176,7 +177,7 @@ class MatmulProblem(ProductProblem):
 
 
 class MatmulKernel(Kernel[MatmulProblem, MatmulShape]):
-    """One implementation of a matrix product."""
+    """One implementation of matmul."""
 
     operation = "matmul"
 

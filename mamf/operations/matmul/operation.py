@@ -1,4 +1,4 @@
-"""The operation ``matmul``: matrix products."""
+"""The operation ``matmul``, and the base class of operations that consist of matmuls."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _DEEP_SIZES = (16, 32, 64, 128, 512)
 
 
 class ProductOperation(FlopOperation[ProductProblemT, ProductShapeT]):
-    """Base class of single, batched and grouped matrix products."""
+    """Base class of single, batched and grouped matmul."""
 
     gives_tensors = True
     reference = (
@@ -35,7 +35,7 @@ class ProductOperation(FlopOperation[ProductProblemT, ProductShapeT]):
     )
 
     def problem_for(self, backend: Backend, asked: Mapping[str, Any]) -> ProductProblemT:
-        """As in Operation; the output dtype defaults to the one for the operand dtype."""
+        """Return the problem, as in Operation. The output dtype defaults to that of the operand dtype."""
         operand = backend.resolve_dtype(canonical_name(asked.get("dtype") or backend.default_dtype))
         output = asked.get("out_dtype") or DTYPES[operand].default_output
         if output not in DTYPES:
@@ -43,16 +43,16 @@ class ProductOperation(FlopOperation[ProductProblemT, ProductShapeT]):
         return super().problem_for(backend, {**asked, "dtype": operand, "out_dtype": output})
 
     def columns(self, row: Measurement, info: DeviceInfo | None = None) -> Mapping[str, object]:
-        """FLOP per byte (the least that a launch moves), and the quantization error of a scaled format."""
+        """Return FLOP per byte, with the minimum bytes of a launch, and the quantization error of a scaled format."""
         error = row.details.get("quantization_error")
         return {"FLOP/byte": row.flop / row.work.nbytes, **({} if error is None else {"quantization error": error})}
 
     def words(self, problem: ProductProblemT) -> Sequence[str]:
-        """The fields that differ from the defaults."""
+        """Return the fields that differ from the defaults."""
         usual = {**asdict(self.problem_type(problem.dtype)), "out_dtype": DTYPES[problem.dtype].default_output}
         return [f"{name} {value}" for name, value in asdict(problem).items() if value != usual[name]]
 
-    #: The numbers of products in random problems, if a shape begins with one.
+    #: How many matmuls random problems may have, for shapes that begin with that number.
     random_counts: ClassVar[tuple[int, ...]] = ()
 
     def random_case(self, chooser: random.Random, terms: range) -> dict[str, Any]:
@@ -105,7 +105,7 @@ class Matmul(ProductOperation[MatmulProblem, MatmulShape]):
         return {name: self.preset(name, {}) for name in PRESETS}
 
     def preset(self, name: str, values: Mapping[str, Sequence[Any]]) -> Preset[MatmulShape]:
-        """The products of the layers; sizes of M are their tokens."""
+        """Return the matmuls of the preset's layers. Values of ``m`` are token counts. Raises UnknownNameError."""
         if name not in PRESETS:
             raise UnknownNameError("preset of matmul (moe is one of --operation grouped)", name, PRESETS)
         (product,) = values.get("product", ("forward",))
@@ -122,9 +122,9 @@ def problem_for(
     seed: int = 0,
     fast_accumulation: bool = False,
 ) -> MatmulProblem:
-    """A matmul problem with the defaults of an open backend; ``fp8`` is the 8-bit format that the device supports.
+    """Make a matmul problem with the defaults of an open backend. ``fp8`` is the 8-bit float that the device supports.
 
-    ``layout``: how A and B are stored, ``nt`` as in a linear layer. ``data``: normal, uniform, zeros or integers.
+    ``layout``: how A and B are stored; ``nt`` is that of a linear layer. ``data``: normal, uniform, zeros or integers.
     Raises UnknownNameError for unknown names.
 
     >>> mamf.problem_for(mamf.open_backend(), "bfloat16", layout="nn").out_dtype

@@ -1,4 +1,4 @@
-"""Matrix products of quack-kernels (CuTe DSL), with one kernel per configuration.
+"""Matmul with quack-kernels (CuTe DSL), with one kernel per configuration.
 
 Its tuner ranks configurations in a short loop at an uncontrolled clock; here a regime ranks them (``variants``).
 """

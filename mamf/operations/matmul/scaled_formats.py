@@ -45,13 +45,13 @@ _PADDED_TO = 4
 
 
 class FormatMatmul(ScaledProducts[MatmulProblem, MatmulShape], MatmulKernel):
-    """A product of operands that are quantized and have scales. Derived kernels say how they launch."""
+    """Matmul of quantized operands with scales. Derived classes define the launch."""
 
     @abstractmethod
     def bind(
         self, backend: Backend, problem: MatmulProblem, a: Quantized, b: Quantized, c: torch.Tensor
     ) -> Callable[[], object]:
-        """The launch over A (M,K) and B, of which rows are C's columns (N,K)."""
+        """Return the launch over A (M,K) and B (N,K), whose rows are the columns of C."""
 
     def operand_set(
         self, backend: Backend, problem: MatmulProblem, shape: MatmulShape, flat: Mapping[str, torch.Tensor]
@@ -112,7 +112,7 @@ def laid_out_scales(operand: Quantized, has_swizzle: bool) -> torch.Tensor:
 
 
 class Dequantized(FormatMatmul):
-    """Scales applied, then a product in float32, all in the launch: what a device must do that has not the format."""
+    """Dequantizes both operands and multiplies them in float32, all in the launch, for devices without the format."""
 
     name = "dequantized"
     is_tried_unasked = False

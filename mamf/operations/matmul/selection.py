@@ -1,4 +1,4 @@
-"""Selects matmul kernels: the named ones, the default for a problem, or those that a search tries."""
+"""Chooses matmul kernels: named ones, the default for a problem, or those that a search tries."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mamf.plugins.selection import choose_kernels, registered_kernels
 
 
 def kernel(name: str) -> MatmulKernel:
-    """A kernel by name, or one of its algorithms: ``cublaslt[3]``.
+    """Return the matmul kernel with this name, such as ``torch.mm``, or one of its algorithms, such as ``cublaslt[3]``.
 
     Raises UnknownNameError, UsageError if it has no algorithms to choose from, or PluginError if it is broken.
     """
@@ -24,8 +24,9 @@ def kernel(name: str) -> MatmulKernel:
 
 
 def kernel_for(backend: Backend, problem: MatmulProblem, name: str = "auto") -> MatmulKernel:
-    """The named matmul kernel, or the first default kernel that supports this problem. Raises UnavailableError,
-    UnknownNameError or PluginError.
+    """Return the named matmul kernel, or for ``auto`` the first default kernel that supports this problem.
+
+    Raises UnavailableError, UnknownNameError or PluginError.
     """
     if name != "auto":
         return choose_kernels(Matmul(), backend, [name])[0][1]  # type: ignore[return-value]
@@ -33,7 +34,7 @@ def kernel_for(backend: Backend, problem: MatmulProblem, name: str = "auto") -> 
 
 
 def kernels_for(backend: Backend, problem: MatmulProblem, names: Sequence[str] | None = None) -> list[MatmulKernel]:
-    """The kernels that a search for a ceiling tries: the named ones, or the default and all that are tried by default.
+    """Return the kernels that a search for a ceiling tries: the named ones, or all that are tried by default.
 
     Raises UnavailableError, UnknownNameError, UnsupportedError or PluginError if a named kernel cannot be used.
     """
@@ -55,7 +56,7 @@ def kernels_for(backend: Backend, problem: MatmulProblem, names: Sequence[str] |
 def _find_usable(
     backend: Backend, problem: MatmulProblem, is_wanted: Callable[[MatmulKernel], bool]
 ) -> list[tuple[MatmulKernel, str | None]]:
-    """The available kernels among the wanted ones, each with the reason why it does not support this problem."""
+    """Return the available kernels that are wanted, each with why it does not support this problem, or None."""
     found: list[tuple[MatmulKernel, str | None]] = []
     kernels: Any = registered_kernels(Matmul())
     for _, each in kernels:
@@ -72,15 +73,16 @@ def _choose_default(backend: Backend, usable: Sequence[tuple[MatmulKernel, str |
             if reason is None:
                 return each
             reasons.append(reason)
-    # No kernel fits: the most specific reason comes from a kernel that has the dtype.
+    # No kernel supports the problem. The most specific reason comes from a kernel that supports the dtype.
     specific = [reason for reason in reasons if "has no dtype" not in reason]
     none = f"no default matmul kernel runs on {backend.name}: name one"
     raise UnavailableError((specific or reasons or [none])[0])
 
 
 def installed_kernel(name: str) -> MatmulKernel:
-    """A kernel by its name in a log. Raises UsageError if it is not installed: a log may come from anyone, so it must
-    not cause an import.
+    """Return the kernel that a log names. Raises UsageError if it is not installed.
+
+    A log may come from anyone, so nothing is imported only because a log names it.
     """
     if not is_path(name):
         with suppress(UnknownNameError):
@@ -94,11 +96,11 @@ def installed_kernel(name: str) -> MatmulKernel:
 def reference_kernels(
     names: Iterable[str], given: Iterable[str] = (), warn: Callable[[str], object] = lambda remark: None
 ) -> dict[str, MatmulKernel]:
-    """The kernels that ceilings were measured with, by their names in logs.
+    """Return the kernels that ceilings were measured with, by their names in logs.
 
-    ``given``: kernels named by the caller, such as ``package.module:Class``, whose kernel name may be among ``names``.
-    ``warn`` is called with a remark for each kernel that is neither given nor installed: its ceiling still gives
-    shares, but its product is not measured beside the rows. Raises UsageError for a given kernel without a ceiling.
+    ``given``: kernels that the caller names, such as ``package.module:Class``, for ``names`` that are not installed.
+    ``warn``: called with a remark for each kernel that is neither given nor installed. Its ceiling still gives shares,
+    but its matmul is not measured with the rows. Raises UsageError for a given kernel that has no ceiling.
     """
     wanted, found = set(names), {each.name: each for each in map(kernel, given)}
     if unused := found.keys() - wanted:

@@ -1,4 +1,4 @@
-"""Shapes of matrix products, their exact FLOP counts, and well-known shapes. Pure: no torch, no clock, no printing."""
+"""Matmul shapes, their exact FLOP counts, and those of known models. Pure: no torch, no clock, no printing."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class MatmulShape(Sizes):
     def __post_init__(self) -> None:
         m, n, k = self.m, self.n, self.k
         if type(m) is type(n) is type(k) is int and min(m, n, k) > 0 and max(m, n, k) <= LARGEST_SIZE:
-            return  # a shortcut for the thousands of shapes of a grid
+            return  # fast path for the thousands of shapes of a grid
         for name in ("m", "n", "k"):
             object.__setattr__(self, name, whole_number(name.upper(), getattr(self, name)))
 
@@ -41,7 +41,7 @@ class MatmulShape(Sizes):
 
     @property
     def flop(self) -> int:
-        """Floating-point operations of the product: 2*M*N*K (one multiply and one add per term)."""
+        """FLOP of the matmul: 2*M*N*K, one multiply and one add per term."""
         return 2 * self.m * self.n * self.k
 
     @property
@@ -55,7 +55,7 @@ class MatmulShape(Sizes):
         return {"a": self.m, "b": self.n}
 
 
-#: A product that devices which share a run all measure, so that their rows are comparable.
+#: The matmul that all devices of a shared run measure, so that their rows can be compared.
 COMMON_PRODUCT = MatmulShape(8192, 8192, 8192)
 
 
@@ -81,11 +81,11 @@ class MatmulGrid:
 
 @dataclass(frozen=True)
 class SearchOptions:
-    """What only a search for ceilings has. The first kernel of its plan, the default, scouts the grid; then shapes and
+    """Options of a search for ceilings. The default kernel, the first of the plan, scouts the grid; then shapes and
     kernels are searched together.
 
-    ``scouts`` and ``refinements``: the most measurements on the grid and around its best shapes, for all kernels
-    together. ``priors``: shapes that are measured first. ``is_quick``: whether to take fewer rounds and visits.
+    ``scouts``, ``refinements``: the maximum number of measurements on the grid, and around its best shapes, for all
+    kernels together. ``priors``: shapes to measure first. ``is_quick``: whether to use fewer rounds and visits.
     """
 
     grid: MatmulGrid
@@ -109,7 +109,7 @@ def matmul_grid(m: Sequence[int], n: Sequence[int], k: Sequence[int]) -> list[Ma
     return list(dict.fromkeys(MatmulShape(*sizes) for sizes in itertools.product(m, n, k)))
 
 
-#: The products of a linear layer with their layouts: y = x W^T, dx = dy W, dW = dy^T x.
+#: The layout of each matmul of a linear layer: y = x W^T (forward), dx = dy W (grad-input), dW = dy^T x (grad-weight).
 LAYOUT_OF: Mapping[str, str] = {"forward": "nt", "grad-input": "nn", "grad-weight": "tn"}
 _DECODE = (1, 8, 16, 32, 64, 128, 256, 512)
 _TRAINING = (8192,)
@@ -124,7 +124,7 @@ class Linear:
     inputs: int
 
     def shape(self, tokens: int, product: str = "forward") -> MatmulShape:
-        """The shape of a product, by its name in LAYOUT_OF."""
+        """Return the shape of one of the layer's matmuls, by its name in LAYOUT_OF."""
         return {
             "forward": MatmulShape(tokens, self.outputs, self.inputs),
             "grad-input": MatmulShape(tokens, self.inputs, self.outputs),
@@ -134,13 +134,13 @@ class Linear:
 
 @dataclass(frozen=True)
 class Preset:
-    """Layers, and the numbers of tokens to measure them with."""
+    """The layers of a preset, and the token counts to measure them with."""
 
     layers: tuple[Linear, ...]
     tokens: tuple[int, ...] = _TRAINING
 
     def shapes(self, product: str = "forward", tokens: Sequence[int] | None = None) -> dict[MatmulShape, str]:
-        """The shapes of the products, each with the names of its layers; layers with the same shape share a row."""
+        """Return the shapes of the matmuls, each with the names of its layers. Layers of the same shape share a row."""
         found: dict[MatmulShape, list[str]] = {}
         for count in tokens or self.tokens:
             for layer in self.layers:
@@ -177,8 +177,10 @@ PRESETS: Mapping[str, Preset] = {
 
 
 def name_layers(shapes: Iterable[MatmulShape]) -> dict[MatmulShape, str]:
-    """What a number of tokens is multiplied with, for shapes that share N and K: a layer of a model, if the shapes hold
-    all layers of its preset, else ``MxNxK`` with these sizes. Shapes that share them with no other are left out.
+    """Name the weights of shapes that share N and K and differ in M, the number of tokens.
+
+    The name is that of a layer if the shapes contain all layers of its preset, or else ``Mx{N}x{K}``. Shapes that share
+    N and K with no other shape are left out.
     """
     tokens: dict[tuple[int, int], set[int]] = {}
     for shape in shapes:

@@ -1,5 +1,6 @@
-"""torch's own products: torch.mm, torch.compile, TunableOp and torch._int_mm. Operands are views of the pool's buffers.
-Results are verified on the host.
+"""Matmul in torch: torch.mm, torch.compile, TunableOp and torch._int_mm.
+
+Operands are views of the pool's buffers. Results are verified on the host.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from mamf.operations.whole_products import Part
 
 
 class TorchMatmul(TorchProducts[MatmulProblem, MatmulShape], MatmulKernel):
-    """A product by one torch function. Derived kernels say which dtypes they take and how they launch."""
+    """Matmul by one torch function. Derived classes define their dtypes and the launch."""
 
-    #: The function of torch that it calls, where a release may lack it.
+    #: The function of torch that it calls, if some releases lack it.
     function: ClassVar[str] = ""
 
     def unavailable(self, backend: Backend) -> Unavailable | None:
@@ -35,10 +36,10 @@ class TorchMatmul(TorchProducts[MatmulProblem, MatmulShape], MatmulKernel):
     def bind(
         self, problem: MatmulProblem, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor
     ) -> tuple[Callable[[], object], float]:
-        """The launch over these operands, and the factor by which C differs from A @ B."""
+        """Return the launch over A (M, K), B (K, N) and C (M, N), and the factor from A @ B to C."""
 
     def details(self, problem: MatmulProblem) -> Mapping[str, str]:
-        """What a reader of its rows should know of how it computes."""
+        """Return details of the computation that its rows should show, such as the configuration."""
         return {}
 
     def operand_set(
@@ -84,7 +85,7 @@ class Compiled(TorchMm):
     def bind(
         self, problem: MatmulProblem, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor
     ) -> tuple[Callable[[], object], float]:
-        # The product is returned and not written to C: Inductor would compute it and then copy.
+        # Return the result instead of writing it to C: Inductor would compute it first and then copy it.
         def multiply(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
             return torch.mm(left, right)
 
@@ -93,8 +94,8 @@ class Compiled(TorchMm):
 
 
 class TunableOp(TorchMm):
-    """torch.mm with TunableOp: torch's tuning selects the fastest algorithm of ROCm's libraries. Tunes in the first
-    launch of a shape, which is for verification and not timed.
+    """torch.mm with TunableOp, which selects the fastest algorithm of ROCm's libraries. It tunes in the first launch of
+    a shape, which is not timed.
     """
 
     is_default = False
@@ -130,7 +131,7 @@ _CUDA_ROWS_ABOVE = 16
 
 
 class IntMm(TorchMatmul):
-    """int8 operands, exact int32 result."""
+    """torch._int_mm: int8 operands, exact int32 result."""
 
     name = "int_mm"
     is_default = True

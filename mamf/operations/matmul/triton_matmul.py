@@ -55,7 +55,7 @@ class Configuration:
         return cls(block_m, block_n, block_k, warps, stages, kinds[kinds.index(schedule)])  # type: ignore[arg-type]
 
     def tiles(self, m: int, n: int) -> int:
-        """Of C, M x N."""
+        """Return the number of tiles of C (M, N)."""
         return -(-m // self.block_m) * -(-n // self.block_n)
 
     def __str__(self) -> str:
@@ -107,7 +107,7 @@ _ELSEWHERE = {
 
 
 def configurations(runtime: str, dtype: str) -> list[Configuration]:
-    """The configurations worth trying for a dtype, most promising first."""
+    """Return the configurations worth trying for a dtype, most promising first."""
     texts = _CUDA.get(dtype) if runtime == "cuda" else None
     return [Configuration.parse(text) for text in texts or _ELSEWHERE[dtype]]
 
@@ -247,7 +247,7 @@ def has_descriptors(backend: Backend) -> bool:
 
 
 def _arithmetic(problem: MatmulProblem, chosen: Configuration) -> dict[str, Any]:
-    """How the dtype is multiplied and summed."""
+    """Return the kernel's options that say how the dtype is multiplied and summed."""
     import triton.language as tl
 
     is_precise_float8 = problem.dtype in _FLOAT8 and not problem.fast_accumulation
@@ -262,7 +262,7 @@ def _arithmetic(problem: MatmulProblem, chosen: Configuration) -> dict[str, Any]
 def _describe_operands(
     a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, layout: str, chosen: Configuration
 ) -> list[Any]:
-    """Descriptors of A, B and C in their memory layouts; C is stored in halves, to use less shared memory."""
+    """Make tensor descriptors of A, B and C in their memory layouts; C is stored in halves, to save shared memory."""
     from triton.tools.tensor_descriptor import TensorDescriptor
 
     a_block, b_block = [chosen.block_m, chosen.block_k], [chosen.block_k, chosen.block_n]
@@ -346,8 +346,9 @@ class Gluon(TorchMatmul):
 def make_launch(
     rows: int, stages: int, programs: int, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor
 ) -> Callable[[], None]:
-    """The launch of C (M,N) = A (M,K) @ B^T (N,K) in tiles with so many rows. Raises UnsupportedError if Triton has
-    another Gluon or none.
+    """Return the launch of C (M,N) = A (M,K) @ B^T, with B (N,K), in tiles with ``rows`` rows.
+
+    Raises UnsupportedError if this Triton has no Gluon, or one that differs from Triton 3.6.
     """
     try:
         from triton.experimental.gluon.language import NVMMASharedLayout

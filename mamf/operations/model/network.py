@@ -1,5 +1,6 @@
-"""GPT-2, Llama and a mixture of experts in plain torch. The caller supplies attention: (q, k, v) -> output, all of them
-(batch, sequence, heads, head dimension).
+"""GPT-2, Llama and a mixture of experts in plain torch.
+
+The caller supplies the attention function (q, k, v) -> output; all are (batch, sequence, heads, head dimension).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from mamf.operations.model.shapes import ModelProblem, ModelShape
 
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 _ROTARY_BASE = 500_000.0
-#: The standard deviation of scores before the softmax: large enough for attention to wrong keys to change the loss.
+#: The standard deviation of scores before the softmax, large enough that attention to wrong keys changes the loss.
 _SCORE_DEVIATION = 2.0
 
 
@@ -82,7 +83,7 @@ class Block(nn.Module):
 
 
 class SelfAttention(nn.Module):
-    """Causal attention; one product computes queries, keys and values."""
+    """Causal attention. One matmul computes queries, keys and values."""
 
     cosine: torch.Tensor
     sine: torch.Tensor
@@ -134,8 +135,8 @@ class SwiGluMlp(nn.Module):
 
 
 class Experts(nn.Module):
-    """SwiGLU experts. Tokens are assigned to experts in turn, so all experts have the same number and all launches are
-    alike; the router supplies the weights of the sum.
+    """SwiGLU experts. Tokens are assigned to experts in turn, so that all experts get the same number and all launches
+    do the same work. The router only supplies the weights of the sum.
     """
 
     def __init__(self, problem: ModelProblem) -> None:
@@ -169,7 +170,7 @@ def norm_of(problem: ModelProblem) -> nn.Module:
 
 
 def rotary_tables(context: int, head_dim: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cosines and sines of (context, 1, head dimension / 2)."""
+    """Return the cosines and sines of the rotary positions, each (context, 1, head dimension / 2)."""
     pairs = torch.arange(0, head_dim, 2, device=device, dtype=torch.float32)
     positions = torch.arange(context, device=device, dtype=torch.float32)
     angles = torch.outer(positions, _ROTARY_BASE ** (-pairs / head_dim))[:, None, :]
@@ -183,7 +184,7 @@ def rotate(x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.T
 
 @torch.no_grad()
 def fill(network: Network, generator: torch.Generator) -> None:
-    """Draw normal weights that give activations a standard deviation of 1 and sharp scores; norms are 1, biases 0."""
+    """Draw normal weights that give activations a standard deviation of 1 and sharp scores. Norms get 1, biases 0."""
     for module in network.modules():
         if isinstance(module, nn.Linear | nn.Embedding):
             module.weight.normal_(0, 1 / math.sqrt(module.weight.shape[1]), generator=generator)

@@ -1,4 +1,4 @@
-"""The operation ``model``: a model's training step."""
+"""The operation ``model``: training steps of language models."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mamf.parameters import Parameter
 from mamf.regime_names import SUSTAINED
 
 _BATCH, _CONTEXTS = 8, (256, 512, 1024)
-#: Fields that a title shows where they differ from the defaults.
+#: The fields that a title shows if they differ from the defaults.
 _RARE = ("vocabulary", "tied", "autocast", "checkpointing", "optimizer", "data", "seed")
 
 
@@ -38,11 +38,11 @@ class Model(FlopOperation[ModelProblem, ModelShape]):
         return [ModelShape(_BATCH, context) for context in _CONTEXTS]
 
     def presets(self) -> Mapping[str, Preset[ModelShape]]:
-        """Architectures."""
+        """Return the architectures by name."""
         return {size: Preset(fields={name: (value,) for name, value in parts.items()}) for size, parts in SIZES.items()}
 
     def complete(self, preset: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-        """Without them, ``d_ff`` and ``heads`` follow ``d_model``, and ``kv_heads`` follow ``heads``."""
+        """Scale sizes that are not given: ``d_ff`` and ``heads`` with ``d_model``, and ``kv_heads`` with ``heads``."""
         usual = {field.name: field.default for field in fields(ModelProblem)} | dict(preset)
         asked = {**preset, **given}
         for size, followers in (("d_model", ("d_ff", "heads")), ("heads", ("kv_heads",))):
@@ -55,7 +55,7 @@ class Model(FlopOperation[ModelProblem, ModelShape]):
         return asked
 
     def columns(self, row: Measurement, info: DeviceInfo | None = None) -> Mapping[str, object]:
-        """Tokens per second; parameters; GB of memory that a launch needs, and GB reserved."""
+        """Return tokens per second, parameters, GB of memory that a launch needs, and GB that the process reserved."""
         shape = row.shape
         return {
             "tokens/s": round(shape.tokens / row.seconds) if row.ok else None,
@@ -65,7 +65,7 @@ class Model(FlopOperation[ModelProblem, ModelShape]):
         }
 
     def words(self, problem: ModelProblem) -> Sequence[str]:
-        """The architecture and the phase, then the fields that differ from the defaults."""
+        """Return the architecture, the phase, and the fields that differ from the defaults."""
         usual = {field.name: field.default for field in fields(problem)}
         values = {name: getattr(problem, name) for name in _RARE}
         others = [f"{name} {value}" for name, value in values.items() if value != usual[name]]

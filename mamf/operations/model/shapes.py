@@ -1,7 +1,7 @@
 """Model problems: architectures, phases, and their exact parameters, FLOP and bytes. Pure.
 
-FLOP are a model's FLOP, not the card's: recomputed work (activation checkpointing, attention's backward pass) counts
-once, as if it had been kept.
+FLOP are those of the model, not those that the card executes: work that is recomputed (activation checkpointing,
+attention's backward pass) counts once.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Optimizer = Literal["adamw", "adamw-fused"]
 PHASES: tuple[str, ...] = get_args(Phase)
 #: FLOP of a phase relative to the forward pass. A backward pass has twice the forward's: one product per gradient.
 FORWARDS: Mapping[str, int] = {"forward": 1, "forward-backward": 3, "step": 3}
-#: The fewest bytes that a phase moves, in multiples of the parameters' bytes: parameters, gradients, AdamW's moments.
+#: The minimum bytes that a phase moves, as a multiple of the parameters' bytes, and what they are.
 _COPIES: Mapping[str, tuple[int, str]] = {
     "forward": (1, "parameters once"),
     "forward-backward": (2, "parameters and gradients once"),
@@ -111,9 +111,9 @@ class ModelProblem(DeclaredProblem):
         if self.style != "gpt2" and self.head_dim % 2:
             raise UsageError(f"rotary positions need an even head dimension, not {self.head_dim}")
         if self.active_experts > self.experts:
-            raise UsageError(f"{self.active_experts} active experts of {self.experts}")
+            raise UsageError(f"active_experts {self.active_experts}: there are only {self.experts} experts")
         if (self.experts > 1) != (self.style == "moe"):
-            raise UsageError(f"{self.experts} experts in style {self.style}: a moe has several, others have none")
+            raise UsageError(f"{self.experts} experts in style {self.style}: moe needs at least 2, other styles 1")
 
     @property
     def parameter_dtype(self) -> str:
@@ -135,13 +135,13 @@ class ModelProblem(DeclaredProblem):
         return f"{self.style} {self.d_model}/{self.d_ff}/{self.layers}/{self.heads}{kv}{experts}"
 
     def unsupported_shape(self, shape: ModelShape) -> str | None:
-        """Why a training step cannot have this shape, or None."""
+        """Return why a training step cannot have this shape, or None."""
         if shape.context % self.experts:
-            return f"{self.experts} experts take turns: a context of {shape.context} is not a multiple of them"
+            return f"a context of {shape.context} tokens is not a multiple of the {self.experts} experts"
         return None
 
     def attention(self, shape: ModelShape) -> AttentionShape:
-        """The attention shape of one layer."""
+        """Return the attention shape of one layer."""
         lengths = (shape.context, shape.context)
         return AttentionShape(shape.batch, self.heads, self.kv_heads, *lengths, self.head_dim, self.head_dim, True)
 
@@ -162,7 +162,7 @@ class ModelProblem(DeclaredProblem):
         return self.d_model * self.experts if self.style == "moe" else 0
 
     def parameters(self, shape: ModelShape) -> int:
-        """The number of parameters; there are as many learned positions as the context has tokens."""
+        """Return the number of parameters. GPT-2 has as many learned positions as the context has tokens."""
         d = self.d_model
         layer = self._projections + self._router + self.experts * self._expert
         if self.style == "gpt2":
@@ -188,16 +188,16 @@ class ModelProblem(DeclaredProblem):
         return Work(self.flop(shape), copies * self.parameter_bytes(shape), convention)
 
     def flop(self, shape: ModelShape) -> float:
-        """FLOP of one launch: 2 per multiply-add."""
+        """Return the FLOP of one launch, 2 per multiply-add."""
         return float(FORWARDS[self.phase] * (self.matmul_flop(shape) + self.layers * self.attention(shape).flop))
 
     def matmul_flop(self, shape: ModelShape) -> int:
-        """FLOP of the forward pass's products with weights, including the logits."""
+        """Return the FLOP of the forward pass's matmuls with weights, including the logits."""
         layer = self._projections + self._router + self.active_experts * self._expert
         return 2 * shape.tokens * (self.layers * layer + self.vocabulary * self.d_model)
 
     def buffers(self, shape: ModelShape, sets: int = 1, rewrite: bool = False) -> dict[str, Buffer]:
-        """No buffers: a model holds its parameters, and launches of all sets share them."""
+        """Return no buffers: the model owns its parameters, which the launches of all sets share."""
         return {}
 
     def nbytes(self, shape: ModelShape, sets: int = 1, rewrite: bool = False) -> int:
@@ -239,7 +239,7 @@ class ModelKernel(Kernel[ModelProblem, ModelShape]):
 
     def unsupported(self, backend: Backend, problem: ModelProblem) -> str | None:
         if problem.autocast and problem.dtype == problem.parameter_dtype:
-            return f"parameters are {problem.dtype} already: leave autocast out"
+            return f"autocast needs a lower dtype than that of the parameters, {problem.dtype}: leave autocast out"
         return self._unsupported_dtype(problem) or backend.unsupported_dtype(problem.dtype)
 
     def unsupported_shape(self, problem: ModelProblem, shape: ModelShape) -> str | None:

@@ -1,9 +1,9 @@
-"""A training step in torch with any registered attention kernel, named in brackets: ``torch[sdpa-flash]``.
+"""Training steps in torch with any registered attention kernel, which is named in brackets: ``torch[sdpa-flash]``.
 
-It is verified by the same network in float32 with plain attention, one block at a time. The optimizer runs with a
-learning rate of 0: it does all of its work but leaves the parameters unchanged, so the last of thousands of training
-steps has a known result. Losses and gradients are verified after each train of launches. The parameters are checked as
-operands that must not change. The optimizer's moments are cleared before, to verify that it ran.
+The reference is the same network in float32 with plain attention, one block at a time. At a learning rate of 0 the
+optimizer does all of its work but leaves the parameters unchanged, so even the last of thousands of steps has a known
+result. Losses and gradients are verified after each train of launches, and the parameters must not change. The
+optimizer's moments are cleared before a train, to verify that the optimizer ran.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _MAX_BATCHES = 3
 
 
 class TorchModel(ModelKernel):
-    """Parameters and activations in the problem's dtype, attention with the kernel named in brackets."""
+    """A model in eager torch, with parameters in the problem's dtype and the attention kernel named in brackets."""
 
     takes = "an attention kernel"
     base: ClassVar[str] = "torch"
@@ -68,7 +68,7 @@ class TorchModel(ModelKernel):
         return self.attention.refuses(error)
 
     def attend(self, backend: Backend, problem: ModelProblem, shape: ModelShape) -> Attend:
-        """The attention kernel's function, in the network's layout."""
+        """Return the attention kernel's function, in the network's layout."""
         attention = self.attention
         assert isinstance(attention, TorchAttention)
         call = attention.bind(backend, make_attention_problem(problem), problem.attention(shape))
@@ -84,7 +84,7 @@ class TorchModel(ModelKernel):
         return attend
 
     def runnable(self, network: Network) -> Callable[..., torch.Tensor]:
-        """The function that a launch calls."""
+        """Return the function that a launch calls."""
         return network
 
     def prepare(
@@ -97,7 +97,7 @@ class TorchModel(ModelKernel):
         rewrite: bool = False,
     ) -> Prepared:
         assert isinstance(backend, TorchBackend)
-        gc.collect()  # the previous model may be part of a reference cycle, and its memory is needed
+        gc.collect()  # free the previous model, which may be part of a reference cycle
         require_memory(backend, problem.nbytes(shape))
         network = network_on(backend.device, problem, shape, self.attend(backend, problem, shape))
         run = self.runnable(network)
@@ -107,7 +107,7 @@ class TorchModel(ModelKernel):
 
 
 class CompiledModel(TorchModel):
-    """The same under torch.compile, compiled for each shape."""
+    """The same model under torch.compile, compiled for each shape."""
 
     base = "compiled"
 
@@ -115,7 +115,7 @@ class CompiledModel(TorchModel):
         return backend.without_compiler() or super().unavailable(backend)
 
     def runnable(self, network: Network) -> Callable[..., torch.Tensor]:
-        # Dynamo caches compilations per code object, and after 8 networks further ones run uncompiled.
+        # Dynamo caches compilations per code object; after 8 networks, further ones would run uncompiled.
         torch.compiler.reset()
         compiled: Callable[..., torch.Tensor] = torch.compile(network, dynamic=False)
         return compiled
@@ -124,7 +124,7 @@ class CompiledModel(TorchModel):
 def autocast(
     run: Callable[..., torch.Tensor], device: torch.device, problem: ModelProblem
 ) -> Callable[..., torch.Tensor]:
-    """Run only the forward pass under autocast, as training code does; the backward pass uses the same dtypes."""
+    """Wrap the forward pass in autocast, as training code does. The backward pass uses the same dtypes."""
 
     def call(tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         with torch.autocast(device.type, torch_dtype(problem.dtype)):
@@ -134,12 +134,12 @@ def autocast(
 
 
 def make_attention_problem(problem: ModelProblem) -> AttentionProblem:
-    """The attention problem of a layer."""
+    """Make the attention problem of a layer."""
     return AttentionProblem(problem.dtype, "fwd+bwd" if problem.has_backward else "fwd")
 
 
 def network_on(device: torch.device, problem: ModelProblem, shape: ModelShape, attend: Attend) -> Network:
-    """A network with parameters drawn from the seed."""
+    """Make a network on the device, with parameters drawn from the seed."""
     usual = torch.get_default_dtype()
     torch.set_default_dtype(torch_dtype(problem.parameter_dtype))
     try:
@@ -157,8 +157,9 @@ def network_on(device: torch.device, problem: ModelProblem, shape: ModelShape, a
 def reference(
     network: Network, tokens: torch.Tensor, targets: torch.Tensor, of: Sequence[nn.Parameter]
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """The loss of each token, and the gradients of the mean loss for parameters ``of``, with the network's current
-    parameters. Holds at most one block of them in float32.
+    """Compute the loss of each token, and the gradients of the mean loss for the parameters ``of``.
+
+    Uses the network's current parameters, of which at most one block is in float32 at a time.
     """
     losses, sums = [], [torch.zeros_like(each, dtype=torch.float32) for each in of]
     with use_eager_attention(network), torch.set_grad_enabled(bool(of)):
@@ -176,7 +177,7 @@ def reference(
 
 @contextmanager
 def use_eager_attention(network: Network) -> Iterator[None]:
-    """Replace the network's attention by plain attention within the context."""
+    """Use plain attention in the network within the context."""
     attentions = [block.attention for block in network.stack]
     own = [each.attend for each in attentions]
     try:
@@ -189,14 +190,14 @@ def use_eager_attention(network: Network) -> Iterator[None]:
 
 
 def in_float32(module: nn.Module, *inputs: torch.Tensor) -> torch.Tensor:
-    """A module's output with its parameters and buffers in float32."""
+    """Compute a module's output with its parameters and buffers in float32."""
     named = (*module.named_parameters(), *module.named_buffers())
     output: torch.Tensor = functional_call(module, {name: each.float() for name, each in named}, inputs)
     return output
 
 
 def causal_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """softmax(Q K^T / sqrt(d)) V, every score in memory."""
+    """Compute causal attention, softmax(Q K^T / sqrt(d)) V, with all scores in memory."""
     q, k, v = (each.transpose(1, 2) for each in (q, k, v))
     group = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
@@ -215,8 +216,8 @@ _Answer = tuple[torch.Tensor, list[torch.Tensor]]
 class Step:
     """A network with the batches that its launches rotate over.
 
-    A launch returns the loss of each token and, with a backward pass, gradients of some parameters: those of the first
-    block's attention, which depend on all other layers, and of the last norm.
+    A launch returns the loss of each token. With a backward pass it also returns the gradients of some parameters:
+    those of the first block's attention, which depend on all other layers, and of the last norm.
     """
 
     def __init__(
@@ -239,7 +240,7 @@ class Step:
         if problem.phase == "step":
             fused = problem.optimizer == "adamw-fused"
             self._optimizer = torch.optim.AdamW(network.parameters(), lr=0.0, fused=fused)
-        #: Copies of the parameters' size that stay in memory.
+        #: How many times the size of the parameters stays in memory.
         copies = 1 + (len(_MOMENTS) if self._optimizer else 0)
         self._held_bytes = copies * problem.parameter_bytes(shape)
 
@@ -258,7 +259,7 @@ class Step:
 
     def _launch(self, tokens: torch.Tensor, targets: torch.Tensor) -> object:
         if not self._problem.has_backward:
-            # The graph is recorded as in training, so that the difference to other phases is only the backward pass.
+            # Record the graph as in training, so that other phases differ only by the backward pass.
             return self._run(tokens, targets).detach()
         self._network.zero_grad(set_to_none=True)
         losses = self._run(tokens, targets)
@@ -270,7 +271,7 @@ class Step:
     # -- verification ------------------------------------------------------------------------------------------------
 
     def poison(self, returned: Sequence[object]) -> None:
-        """Also release all gradients and clear the moments of the sampled parameters."""
+        """Poison returned tensors, release all gradients and clear the moments of the sampled parameters."""
         for result in returned:
             for tensor in tensors_of(result):
                 poison(tensor)
@@ -279,21 +280,23 @@ class Step:
             moment.zero_()
 
     def changed_operands(self) -> Sequence[str]:
-        """The changed operands. If no operand changed, other kernels share the reference results."""
+        """Return the names of changed operands. If none changed, share the reference results with other kernels."""
         changed = self._unchanged()
         if not changed:
             self._known |= self._answers
         return changed
 
     def _moments(self) -> list[torch.Tensor]:
-        """The optimizer's moments of the sampled parameters, after it has run."""
+        """Return the optimizer's moments of the sampled parameters; none before it has run."""
         if self._optimizer is None:
             return []
         states = [self._optimizer.state[each] for each in self._sampled]
         return [state[name] for state in states for name in _MOMENTS if state]
 
     def verify(self, index: int, result: object) -> Verdict:
-        """The errors of losses, relative to the reference's spread, and of gradients, relative to their norms."""
+        """Verify losses, relative to the standard deviation of the reference's losses, and gradients, relative to their
+        norms.
+        """
         losses, gradients = self._answer(index)
         found, *own = tensors_of(result)
         error = relative(found, losses, losses - losses.mean())
@@ -302,7 +305,7 @@ class Step:
             details["gradient_error"] = off = worst_of(map(relative, own, gradients, gradients))
             error = worst_of((error, off / _GRADIENT_FACTOR))
         if any(not float(moment.float().norm()) > 0 for moment in self._moments()):
-            error, details["optimizer"] = math.inf, "it left its moments empty"
+            error, details["optimizer"] = math.inf, "its moments are empty, so it did not run"
         return Verdict(error, _TOLERANCE[self._problem.dtype], details, "float32")
 
     def _answer(self, index: int) -> _Answer:
@@ -315,19 +318,21 @@ class Step:
 
 @functools.lru_cache(maxsize=4)
 def known_answers(problem: ModelProblem, shape: ModelShape, device: torch.device) -> dict[int, _Answer]:
-    """The reference results of each batch, in host memory. A reference takes longer than a row, so kernels share it."""
+    """Return the reference results of each batch, in host memory. Kernels share them, because computing them takes
+    longer than a row.
+    """
     return {}
 
 
 def draw_batch(
     problem: ModelProblem, shape: ModelShape, index: int, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Draw tokens, and the targets that follow them, (batch, context) each."""
+    """Draw tokens and the targets that follow them, each (batch, context)."""
     generator = torch.Generator().manual_seed(problem.seed + index)
     text = torch.randint(problem.vocabulary, (shape.batch, shape.context + 1), generator=generator)
     return text[:, :-1].contiguous().to(device), text[:, 1:].contiguous().to(device)
 
 
 def relative(found: torch.Tensor, reference: torch.Tensor, scale: torch.Tensor) -> float:
-    """||found - reference|| / ||scale||."""
+    """Return ||found - reference|| / ||scale||."""
     return float((found.float() - reference.to(found.device)).norm() / scale.norm())

@@ -384,14 +384,20 @@ def terminal_table(words: Sequence[str]) -> str:
 
 
 def mamf_table(words: Sequence[str]) -> str:
-    """What a command prints of logs (``mamf show LOG --top 5``): console output, or markdown as it is."""
+    """What a command prints of logs (``mamf show LOG --top 5``): console output, or markdown as it is. With ``last=9``
+    only the first line and the last nine lines.
+    """
     return _output(words, io.StringIO())
 
 
 def _output(words: Sequence[str], text: io.StringIO) -> str:
+    paths, options = split_words(words)
     with contextlib.redirect_stdout(text):
-        mamf_command([str(ROOT / word) if (ROOT / word).is_file() else word for word in words])
+        mamf_command([str(ROOT / word) if (ROOT / word).is_file() else word for word in paths])
     shown = text.getvalue().replace(f"{ROOT}/", "")
+    if last := int(options.get("last", "0")[0]):
+        lines = shown.splitlines(keepends=True)
+        shown = "".join([lines[0], "...\n", *lines[-last:]])
     if not shown:
         raise FigureError(f"'mamf {' '.join(words)}' prints nothing")
     return shown if "markdown" in words else f"{_FENCE}\n{shown}{_FENCE}\n"

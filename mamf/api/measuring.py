@@ -1,11 +1,11 @@
 """The measurements of the command line as calls for programs and notebooks.
 
-Every call streams its rows, may be interrupted at any moment, and writes a run log if ``log`` names a file. They share
-these options, the first four with one value or several:
+Every call streams its rows, can be interrupted at any moment, and writes a run log if ``log`` names a file. All calls
+share these options; the first four take one value or several:
 
 - ``dtype``: of the operands, by default the device's own (bfloat16 on accelerators).
 - ``problem``: a whole problem in place of a dtype, such as MatmulProblem or AttentionProblem.
-- ``kernel``: of ``mamf kernels``, or ``package.module:Class``.
+- ``kernel``: a name from ``mamf kernels``, or ``package.module:Class``.
 - ``regime``: ``burst`` by default, ``sustained`` or, for products, ``classic``.
 - ``backend``: a name of ``mamf backends``, ``auto`` for the first accelerator, or an open one; ``device``: which of it.
 - ``precision``: half the width of the interval to reach within a visit, as a share of the figure.
@@ -54,14 +54,14 @@ from mamf.report.text import counted
 
 _Value = TypeVar("_Value")
 _Parameters = ParamSpec("_Parameters")
-#: What may be given alone.
+#: One value or several.
 OneOrSeveral: TypeAlias = _Value | Iterable[_Value]
 #: Called with each measurement as it is made.
 OnRow = Callable[[Measurement], object]
 
 
 class Rows:
-    """Rows to come: iterate over it to measure. Leaving the loop ends the run, and ``close`` does."""
+    """Rows that are measured as you iterate. Leaving the loop or calling ``close`` ends the run."""
 
     def __init__(self, what: str, rows: Iterator[Measurement]) -> None:
         self._what, self._rows = what, rows
@@ -347,15 +347,15 @@ def opened_backend(backend: str | Backend, device: int) -> Backend:
 
 
 def as_tuple(name: str, given: Any, kind: type = str, max_values: int | None = None) -> tuple[Any, ...] | None:
-    """One value or several as a tuple; None stays None. Raises UsageError for values of another kind, for an empty
-    list, and for more than ``max_values``.
+    """Return one value or several as a tuple; None stays None. Raises UsageError for values of another type, for an
+    empty list, and for more than ``max_values``.
     """
     if given is None:
         return None
     values = tuple(given) if isinstance(given, Iterable) and not isinstance(given, (str, Mapping)) else (given,)
     require_some(name, values, kind)
     if max_values is not None and len(values) > max_values:
-        raise UsageError(f"{name} {', '.join(map(str, values))}: this call measures one; call it for each")
+        raise UsageError(f"{name} {', '.join(map(str, values))}: this call takes one value; call it once per value")
     return values
 
 
@@ -385,12 +385,12 @@ def problems_and_shapes(
         require_some("shapes", whole, of.shape_type)
     if (whole and sizes) or (problems and fields):
         both = ("shapes", sizes) if whole and sizes else ("problem", fields)
-        raise UsageError(f"{both[0]} names all of them: leave {', '.join(both[1])} out")
+        raise UsageError(f"{both[0]} cannot be combined with {', '.join(both[1])}: give one or the other")
     request = Request(of, whole, sizes, fields)
     return problems or request.problems(backend), tuple(request.labeled_shapes(backend))
 
 
 def _values_of(known: Mapping[str, Parameter], given: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
-    """The values of parameters by name, of keywords that are not None."""
+    """The values of the parameters whose keyword is not None, by name."""
     values = {each.name: given.get(each.keyword or each.name) for each in known.values()}
     return {name: known[name].values_of(value) for name, value in values.items() if value is not None}

@@ -26,10 +26,10 @@ AnyLog = RunLog | str | Path
 
 
 def read_log(path: str | Path) -> RunLog | FinderRun:
-    """The log in a file, of any kind and schema; an imported run of mamf-finder is a FinderRun, without measurements.
+    """Read a log of any kind and schema. An imported run of mamf-finder is a FinderRun, which has no measurements.
 
-    A folder of ``--devices`` is read as one run. The log of a killed run is read up to its last whole line
-    (``is_truncated``). Raises RunLogError that names the line and what is wrong with it.
+    A folder that ``--devices`` wrote is read as one run. The log of a killed run is read up to its last whole line
+    (``is_truncated``). Raises RunLogError, which names the line and what is wrong with it.
 
     >>> log = mamf.read_log("sweep.jsonl")
     >>> log
@@ -45,9 +45,9 @@ def read_log(path: str | Path) -> RunLog | FinderRun:
 
 
 def load_ceiling(path: str | Path, regime: str = "burst") -> Ceiling:
-    """The ceiling that the log of a find holds of a regime, burst or sustained.
+    """Read the burst or sustained ceiling from the log of a find.
 
-    Raises RunLogError when the log cannot be read, or holds no such ceiling.
+    Raises RunLogError if the log cannot be read or has no such ceiling.
 
     >>> ceiling = mamf.load_ceiling("find.jsonl")
     >>> ceiling.regime, ceiling.problem.dtype, ceiling.rounds >= 3
@@ -56,17 +56,16 @@ def load_ceiling(path: str | Path, regime: str = "burst") -> Ceiling:
     log = read_run_log(path)
     if regime not in log.ceilings:
         held = ", ".join(log.ceilings) or "none"
-        raise RunLogError(f"{path} holds no {regime} ceiling (it holds: {held}); measure one with 'mamf find'")
+        raise RunLogError(f"{path} has no {regime} ceiling (it has: {held}); measure one with 'mamf find'")
     return log.ceilings[regime]
 
 
 def compare(a: AnyLog | Sequence[AnyLog], b: AnyLog | Sequence[AnyLog], *, anyway: bool = False) -> Comparison:
-    """Two logs, row by row: what got faster or slower from ``a`` to ``b``, and what their samples cannot tell.
+    """Compare two logs row by row: what became faster or slower from ``a`` to ``b``, and what is undecided.
 
-    A side may be several equal runs.
-
-    Of two finds the ceilings are compared. Raises RunLogError for a file that is no log; IncomparableError when the
-    logs are of other devices, dtypes or regimes, unless ``anyway``, and always when they have no row in common.
+    Each side may be several runs of the same plan. If both are finds, their ceilings are compared. Raises RunLogError
+    for a file that is not a log, and IncomparableError if the logs have no row in common, or if they are of different
+    devices, dtypes or regimes (unless ``anyway``).
 
     >>> comparison = mamf.compare("before.jsonl", "after.jsonl")
     >>> comparison.regressions(tolerance=0.01)
@@ -91,13 +90,13 @@ def plot(
     directions: Sequence[str] | None = None,
     overwrite: bool = False,
 ) -> Figure:
-    """A log as a figure of matplotlib's, chosen by what the log is of; also as a file, where ``path`` names one.
+    """Draw a log as a matplotlib figure, and save it if ``path`` is given. The kind of log decides the chart.
 
-    - ``path``: ``.png`` or ``.svg``, replaced only with ``overwrite``.
-    - ``regime``: one of the log's; by default of attention its first, else all.
-    - ``directions``: of attention, ``fwd``, ``bwd`` or ``fwd+bwd``; by default all.
+    - ``path``: a ``.png`` or ``.svg`` file; an existing file is replaced only with ``overwrite``.
+    - ``regime``: one of the log's regimes; by default the first for attention, else all.
+    - ``directions``: ``fwd``, ``bwd`` or ``fwd+bwd`` (attention only); by default all.
 
-    Raises UnavailableError without matplotlib, UsageError for what the log does not have and for a file that is there.
+    Raises UnavailableError without matplotlib, UsageError if the log lacks what is requested or the file exists.
 
     >>> figure = mamf.plot("sweep.jsonl", "sweep.svg", regime="burst")
     >>> figure.texts[0].get_text()
@@ -110,9 +109,9 @@ def plot(
 
 
 def import_logs(path: str | Path) -> list[FinderRun]:
-    """Every run of mamf-finder 2 to 4, the ancestor, in a file of what it printed; usually one. Figures are in TFLOPS.
+    """Read every run of mamf-finder 2 to 4 (usually one) from a file with its output. Figures are in TFLOPS.
 
-    ``write_imported`` keeps one. Raises RunLogError for a file that holds none.
+    ``write_imported`` saves a run. Raises RunLogError if the file has no run.
 
     >>> run = mamf.import_logs("finder.txt")[0]
     >>> run.version, run.dtype, run.is_complete
@@ -122,9 +121,9 @@ def import_logs(path: str | Path) -> list[FinderRun]:
 
 
 def write_imported(run: FinderRun, path: str | Path) -> None:
-    """Keep an imported run as a run log of tier legacy, which ``read_log`` reads.
+    """Write an imported run as a run log of tier legacy, which ``read_log`` reads.
 
-    Raises UsageError when the file is there or cannot be made, RunLogWriteError when the disk is full.
+    Raises UsageError if the file exists or cannot be created, RunLogWriteError if the disk is full.
 
     >>> run = mamf.import_logs("finder.txt")[0]
     >>> mamf.write_imported(run, "finder.jsonl")
@@ -135,9 +134,9 @@ def write_imported(run: FinderRun, path: str | Path) -> None:
 
 
 def check(path: str | Path) -> Review:
-    """What the rules of results/ say of a log: findings, each of a rule, with the line and what to do about it.
+    """Check a log against the rules of results/. Each finding has a rule, the line and what to do about it.
 
-    Whatever the file holds is a finding, and never raised.
+    Whatever is wrong with the file becomes a finding and is never raised.
 
     >>> review = mamf.check("sweep.jsonl")
     >>> review.is_rejected()

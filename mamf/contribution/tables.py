@@ -36,25 +36,24 @@ from mamf.report.shares import described_title, share_of
 from mamf.report.text import csv_text, interval_cell, significant
 from mamf.text import Markup, markdown_line, markdown_text
 
-_NOTE = "Written by `mamf results table` from the logs; a change by hand is lost."
+_NOTE = "`mamf results table` writes this page from the logs; do not edit it."
 _INTRODUCTION = f"""# Results
 
-{_NOTE} [CONTRIBUTING.md](../CONTRIBUTING.md) says how yours gets here.
+The highest matmul rate of each accelerator in TFLOPS (1e12 FLOP/s): **burst** / sustained. The burst ceiling (MAMF) is
+the rate in short bursts, before the power controller reacts. The sustained ceiling (MSMF) is the rate at the
+power limit ([how mamf measures](../docs/measuring.md)). Each accelerator has a page with intervals, kernels, software,
+logs and other operations. Only confirmed figures are here: a maintainer or two contributors measured them.
 
-The highest matmul rate of each accelerator in TFLOPS (1e12 FLOP/s): **burst** / sustained. Burst is the rate of
-a rested card, before its power controller reacts (its ceiling is the MAMF), sustained the rate at the power limit
-(MSMF): [measuring](../docs/measuring.md).
-Each accelerator has a page with intervals, kernels, software, logs and other operations. Only confirmed figures are
-here: a maintainer measured them, or two contributors did.
+{_NOTE} [CONTRIBUTING.md](../CONTRIBUTING.md) says how to add yours.
 """
-_WORDS = """`by`: a `find` confirmed the figure with fresh samples; the best row of a `sweep` was chosen by the
-samples that it is shown with, and counts only without a find. `all`: how many logs, and their range, since cards of
-one model differ. Dense peaks are from datasheets; [peaks.csv](../../mamf/peaks.csv) has their sources.
+_WORDS = """`by`: a `find` confirms its figure with fresh samples. A `sweep` selects its best row by the samples that
+it reports, so it counts only if there is no find. `all`: number of logs and their range; cards of one model differ.
+Dense peaks are from datasheets; [peaks.csv](../../mamf/peaks.csv) has their sources.
 """
-_UNCONFIRMED = "Unconfirmed: not ranked until a second contributor measures the same"
-_LEGACY = "Legacy: figures that mamf-finder printed, without samples and of unchecked products"
-_CUT = "Interrupted: the best shape may never have been tried"
-_PUBLISHED = """[published/](published/NOTICE.md) has figures that other people published. This project did not check
+_UNCONFIRMED = "Unconfirmed: not ranked until a second contributor confirms it"
+_LEGACY = "Legacy: figures that mamf-finder printed, without samples and without checks of results"
+_CUT = "Interrupted: the search may have missed the best shape"
+_PUBLISHED = """[published/](published/NOTICE.md) has figures that other people published. This project has not checked
 them, and never ranks them with measured figures.
 """
 RowT = TypeVar("RowT")

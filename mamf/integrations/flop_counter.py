@@ -1,4 +1,4 @@
-"""FLOP of a step by counting what torch multiplies."""
+"""Count the FLOP of the matmuls, convolutions and attention that torch runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from mamf.profiling.flops import product_flop
 
-#: With the argument that their operands begin with.
+#: By operation: the index of the argument that is its first operand.
 _PRODUCTS = {"_int_mm": 0, "_grouped_mm": 0, "_scaled_grouped_mm": 0, "_addmm_activation": 1}
 _FUSED = (
     "_scaled_dot_product_flash_attention",
@@ -25,11 +25,12 @@ _FUSED = (
 
 
 def count_flops(step: Callable[[], object]) -> float:
-    """FLOP of the products that ``step`` runs: forward and, where it calls ``backward``, backward too.
+    """Run ``step`` and return the FLOP of its matmuls: forward and, if it calls ``backward``, backward too.
 
-    torch.utils.flop_counter counts by operation, and misses operations that are not torch's: custom kernels (Triton,
-    flash-attn's own), flex attention, graph replays; and recurrent layers and matrix-vector products. It counts the
-    whole square of causal attention, and all recomputation. What an optimizer of torch multiplies is not counted.
+    The count comes from torch.utils.flop_counter, which knows torch's own operations only. It misses custom kernels
+    (Triton, flash-attn), flex attention, graph replays, recurrent layers and matrix-vector products. It counts the
+    whole square of causal attention, and everything that is recomputed. Matmuls of an optimizer are left out. NaN if
+    torch failed to count an operation.
 
     >>> import torch
     >>> a = torch.ones(64, 32)
@@ -46,7 +47,7 @@ def count_flops(step: Callable[[], object]) -> float:
 
 
 class StepCounter(FlopCounterMode):  # type: ignore[misc]
-    """Counts what runs between ``start`` and ``stop`` in another program, into which it raises nothing."""
+    """Count the FLOP that another program runs between ``start`` and ``stop``. Raises nothing into that program."""
 
     def __init__(self) -> None:
         super().__init__(display=False, custom_mapping=_formulas())
@@ -63,27 +64,29 @@ class StepCounter(FlopCounterMode):  # type: ignore[misc]
         self._stack.enter_context(self)
 
     def stop(self) -> float:
-        """FLOP outside of optimizers (Muon multiplies too); NaN if torch failed to count an operation."""
+        """Return the FLOP, without those of optimizers such as Muon; NaN if torch failed to count an operation."""
         self._stack.close()
         return self._flop
 
     def _add_running_optimizer(self, change: int) -> None:
-        # An optimizer whose step calls the one of its base class runs the hooks of both.
+        # An optimizer whose step() calls its base class's step() runs the hooks of both.
         self._running_optimizers += change
 
     def _count_flops(self, func_packet: Any, out: Any, args: Any, kwargs: Any) -> Any:
         try:
             if func_packet in self.flop_registry and not self._running_optimizers:
                 self._flop += self.flop_registry[func_packet](*args, **kwargs, out_val=out)
-        except Exception:  # a formula that does not fit must not end what is counted
+        except Exception:  # a formula that does not fit must not stop the program
             self._flop = math.nan
         return out
 
 
 @contextmanager
 def _as_written() -> Iterator[None]:
-    """Without gradients torch runs attention and encoder layers as one operation each, unknown to the counter. A
-    compiled function that is first called under a counter would stay uncompiled.
+    """Make torch run operations that its counter knows.
+
+    Without gradients torch would run attention and encoder layers as one fused operation each, which the counter does
+    not know. And a compiled function whose first call is under a counter would stay uncompiled.
     """
     stance = getattr(torch.compiler, "set_stance", None)  # from torch 2.6 on
     usual = torch.backends.mha.get_fastpath_enabled()
@@ -96,8 +99,9 @@ def _as_written() -> Iterator[None]:
 
 
 def _formulas() -> dict[Any, Callable[..., int]]:
-    """torch's own formulas miss some products, attention on CPUs, and before 2.13 attention with fewer key heads than
-    query heads.
+    """Return formulas for what torch's own do not cover.
+
+    These are some matmuls, attention on CPUs, and before torch 2.13 attention with fewer key heads than query heads.
     """
     formulas: dict[str, Callable[..., int]] = {name: _product(first) for name, first in _PRODUCTS.items()}
     for name in _FUSED:
@@ -107,32 +111,32 @@ def _formulas() -> dict[Any, Callable[..., int]]:
 
 
 def _product(first: int) -> Callable[..., int]:
-    """Of operands from the argument ``first`` on."""
+    """Return the formula of a matmul whose operands are the arguments ``first`` and ``first + 1``."""
     return lambda *shapes, **_: product_flop(shapes[first], shapes[first + 1])
 
 
 def _forward(query: Sequence[int], key: Sequence[int], value: Sequence[int], *_: object, **__: object) -> int:
-    """Of shapes (batch, heads, tokens, head dimension): scores and their product with the values."""
+    """FLOP of Q K^T and P V, forward. Shapes are (batch, heads, tokens, head dimension)."""
     return 2 * _pairs(query, key) * (query[-1] + value[-1])
 
 
 def _backward(
     _: object, query: Sequence[int], key: Sequence[int], value: Sequence[int], *__: object, **___: object
 ) -> int:
-    """Scores anew, and the gradients of scores, values, queries and keys."""
+    """FLOP of the recomputed scores and of the gradients of scores, values, queries and keys."""
     return 2 * _pairs(query, key) * (3 * query[-1] + 2 * value[-1])
 
 
 def _convolution_backward(
     gradient: Sequence[int], inputs: Sequence[int], weight: Sequence[int], *others: Any, **_: object
 ) -> int:
-    """As much as forward for each gradient: torch's own formula takes grouped channels for dense ones."""
+    """As many FLOP as forward for each gradient. (torch's own formula counts grouped channels as dense.)"""
     is_transposed, wanted = others[4], others[7]
     positions = math.prod(inputs if is_transposed else gradient)
     return 2 * positions * math.prod(weight[1:]) * int(sum(wanted[:2]))
 
 
 def _pairs(query: Sequence[int], key: Sequence[int]) -> int:
-    """Of queries and keys, in all batches and heads of the queries."""
+    """Count the pairs of a query and a key, over all batches and query heads."""
     batch, heads, queries, _ = query
     return batch * heads * queries * key[-2]

@@ -13,14 +13,15 @@ _DTYPES = {"bf16": "bfloat16", "16": "float16", "32": "float32", "64": "float64"
 
 
 class MamfuCallback(MeteredCallback, Callback):  # type: ignore[misc]
-    """Logs ``tflops``, ``mfu_percent``, ``mamfu_percent`` (of this rank's device), ``tokens_per_second``,
-    ``samples_per_second`` (of all) and ``step_seconds``, as far as they are known.
+    """Log ``tflops``, ``mfu_percent`` and ``mamfu_percent`` of this rank's device, ``tokens_per_second`` and
+    ``samples_per_second`` of all ranks, and ``step_seconds``. Figures that are unknown are left out.
 
         lightning.Trainer(callbacks=[MamfuCallback()])
 
-    FLOP are those of the module or of its ``model``, whichever has a ``config``. ``tokens``, ``samples``: of a batch on
-    this rank, or a function of it, if they are not found. Other options: those of ``mamf.Meter``, by default the
-    trainer's dtype and ranks. Raises UsageError for one that is unknown or not possible; later calls raise nothing.
+    The FLOP follow from the ``config`` of the module, or of its attribute ``model``. ``tokens``, ``samples``: of a
+    batch on this rank, or functions that compute them from the batch; needed only if they are not found. Other options
+    are those of ``mamf.Meter``; dtype and ranks default to the trainer's. Raises UsageError for an unknown option or an
+    impossible value; the hooks raise nothing.
     """
 
     starts = "on_train_start"
@@ -34,12 +35,12 @@ class MamfuCallback(MeteredCallback, Callback):  # type: ignore[misc]
         defaults = {"world_size": trainer.world_size, "model_parallel": trainer.world_size // replicas}
         precision = str(trainer.precision).partition("-")[0]
         if precision not in _DTYPES and "dtype" not in self.options:
-            raise UsageError(f"the precision {trainer.precision} has no one dtype: name it (dtype=)")
+            raise UsageError(f"precision {trainer.precision} does not determine one dtype: give dtype=")
         defaults["dtype"] = product_dtype(_DTYPES.get(precision, "float32"))
         self.start(own, pl_module, defaults)
         self._steps = trainer.global_step
         if len(trainer.optimizers) > 1:
-            self.training.warn_once("several optimizers step in a batch: a step is a batch")
+            self.training.warn_once("several optimizers step per batch, so each batch counts as one step")
 
     @never_raises
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
@@ -53,7 +54,7 @@ class MamfuCallback(MeteredCallback, Callback):  # type: ignore[misc]
 
     @never_raises
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        # With accumulation only the last batch of a step moves the count.
+        # With gradient accumulation only the last batch of a step increments global_step.
         if trainer.global_step == self._steps:
             return
         self._steps = trainer.global_step

@@ -1,7 +1,7 @@
 """``mamf.Meter``: how close the steps of a training loop come to what the device can do.
 
-A step's time is read from marks in the device's queue, a step later, when the next one is queued already: the loop
-never waits for the meter. If a vendor has no reliable events, the host's clock is read, without synchronizing.
+The meter never makes the loop wait. It puts marks in the device's queue and reads them one step later, when the next
+step is already queued. On a backend without reliable events it reads the host's clock, without synchronizing.
 """
 
 from __future__ import annotations
@@ -25,26 +25,27 @@ from mamf.limits import shorten, whole_number
 from mamf.measurement import TERA
 from mamf.rate import Rate
 
-#: FLOP of one dtype, or of several by name.
+#: FLOP in one dtype, or FLOP by dtype.
 Flops = float | Mapping[str, float]
-#: FLOP/s, or a rate.
+#: A ceiling: FLOP/s, or a Rate.
 AnyCeiling = float | Rate
 _NAN = math.nan
-#: Slower than any device by far, and faster: a ceiling in another unit.
+#: No device is this slow or this fast (FLOP/s): a ceiling outside these bounds is in another unit.
 _MIN_CEILING, _MAX_CEILING = 1e9, 1e18
 _LEAST = {"sequence_length": 1, "world_size": 1, "model_parallel": 1, "accumulation": 1, "warmup_steps": 0}
 
 
 def check_options(options: Mapping[str, Any]) -> None:
-    """Raises UsageError for a value that no meter can have. None stands for an option that is not given.
+    """Check the options of a meter without opening a device. An option that is None counts as not given.
 
-    A callback calls this before a device is opened, to report a mistake where it is made.
+    Callbacks call this when they are created, so that a mistake is reported at once. Raises UsageError for an
+    impossible value.
     """
     given = {name: value for name, value in options.items() if value is not None}
     flops = given.get("flops_per_step", 1)
     by_dtype = flops if isinstance(flops, Mapping) else {given.get("dtype", "bfloat16"): flops}
     if by_dtype is flops and "ceiling" in given:
-        raise UsageError("ceiling: it is of one dtype; leave it out where flops_per_step is by dtype")
+        raise UsageError("ceiling is for one dtype: leave it out when flops_per_step is given by dtype")
     for dtype, each in by_dtype.items():
         canonical_name(dtype)
         _require_amount("flops_per_step", each)
@@ -52,39 +53,42 @@ def check_options(options: Mapping[str, Any]) -> None:
     for name in _LEAST.keys() & given.keys():
         whole_number(name, given[name], _LEAST[name])
     if given.get("world_size", 1) % given.get("model_parallel", 1):
-        raise UsageError(f"model_parallel {given['model_parallel']}: it must divide world_size")
+        raise UsageError(f"model_parallel {given['model_parallel']} must divide world_size")
     ceiling_flops(given.get("ceiling", TERA))
 
 
 def ceiling_flops(ceiling: Any) -> float:
-    """FLOP/s of a number or a Rate. Raises UsageError for anything else, for another unit, and for a
-    ceiling whose interval is unknown.
+    """Return a ceiling in FLOP/s. ``ceiling``: a number in FLOP/s, or a Rate in TFLOPS.
+
+    Raises UsageError for anything else, for a Rate in another unit, and for one whose interval is unknown.
     """
     if isinstance(ceiling, Rate):
         if ceiling.unit != "TFLOPS":
-            raise UsageError(f"ceiling: it is in {ceiling.unit}; give the ceiling of a matmul")
+            raise UsageError(f"ceiling is in {ceiling.unit}: give the ceiling of a matmul")
         if ceiling.interval is not None and not ceiling.interval.is_known:
-            raise UsageError("ceiling: it is too noisy to take a share of it; find it again with 'mamf find'")
+            raise UsageError("ceiling is too noisy to compare with: measure it again with 'mamf find'")
         return ceiling.flops
     _require_amount("ceiling", ceiling)
     if not _MIN_CEILING <= ceiling <= _MAX_CEILING:
-        raise UsageError(f"ceiling {shorten(ceiling)}: it must be in FLOP/s; 700 TFLOPS are 700e12")
+        raise UsageError(f"ceiling {shorten(ceiling)} must be in FLOP/s: write 700 TFLOPS as 700e12")
     return float(ceiling)
 
 
 def _require_amount(name: str, value: Any) -> None:
     if not isinstance(value, Real) or isinstance(value, bool) or not 0 < float(value) < math.inf:
-        raise UsageError(f"{name} {shorten(value)}: it must be a number above 0")
+        raise UsageError(f"{name} {shorten(value)} must be a number above 0")
 
 
 @dataclass(frozen=True)
 class StepFigures:
-    """A training step, or the mean of several.
+    """The figures of one training step, or the mean of several. A figure that is unknown is NaN.
 
-    ``seconds``: from the end of the step before to its own; ``seconds_between``: of these, how long the device waited
-    for data and host before ``Meter.begin``, NaN if that is not called. ``tokens_per_second`` and
-    ``samples_per_second`` are of all ranks, ``tflops`` (1e12 FLOP/s) of this device; so are the shares of its
-    datasheet's dense peak and of its ceiling. What is unknown is NaN.
+    - ``seconds``: from the end of the previous step to the end of this one.
+    - ``seconds_between``: the part of ``seconds`` before ``Meter.begin``, in which the device waited for data and the
+      host. NaN if ``begin`` is not called.
+    - ``tokens_per_second``, ``samples_per_second``: of all ranks together.
+    - ``tflops``: 1e12 FLOP/s of this device. ``mfu_percent`` compares it with the dense peak of the device's
+      datasheet, ``mamfu_percent`` with its ceiling.
     """
 
     step: int
@@ -98,8 +102,10 @@ class StepFigures:
 
 
 class _Step(NamedTuple):
-    """A step whose marks are not read yet. ``work``: returns tokens, samples, FLOP, and the seconds that these would
-    take at the datasheet's peak and at the ceiling.
+    """A step whose marks are not read yet.
+
+    ``marks``: the end of the previous step, the call of ``begin`` or None, and the end of this step. ``work`` returns
+    tokens, samples, FLOP, and the seconds that this FLOP would take at the datasheet's peak and at the ceiling.
     """
 
     number: int
@@ -108,25 +114,28 @@ class _Step(NamedTuple):
 
 
 class Meter:
-    """Call ``step`` after each optimizer step, and ``begin`` before its first forward pass, once the data are there.
+    """Measure the steps of a training loop: TFLOPS, MFU (share of the datasheet), MAMFU (share of the ceiling).
 
-    - ``model``: what ``mamf.model_flops`` takes, with ``sequence_length``; or ``flops_per_step``, also by
-      dtype: ``{"float8_e4m3fn": 8e12, "bfloat16": 2e12}``, each of which counts against its own ceiling.
-    - ``tokens_per_step``, ``flops_per_step``: of one forward and backward pass on this rank; an optimizer step has
-      ``accumulation`` of them.
-    - ``dtype``: of the products, unless ``flops_per_step`` is by dtype; by default the device's own.
-    - ``ceiling``: FLOP/s, or a Rate of ``mamf.peak`` or ``mamf.find``, unless ``flops_per_step`` is by dtype; by
-      default the sustained ceiling that ``mamf.peak`` knows. A datasheet is not a ceiling. Without one the shares are
-      NaN, and one warning says so.
-    - ``world_size``: of all ranks; ``model_parallel``: how many of them share one batch (tensor parallel): the FLOP of
-      ``model`` are divided by it. ``flops_per_step`` is this rank's share.
-    - ``backend``: a device as ``mamf.peak`` takes it; by default the one that this process uses.
-    - ``causal``: of attention only the half counts that a causal mask leaves, as in ``mamf model``; the convention of
-      published MFU is the whole square.
-    - ``warmup_steps``: left out.
+    Call ``begin`` when the data of a step are ready, before its first forward pass, and ``step`` after the optimizer.
 
-    Raises UsageError for an option that is not possible, UnsupportedError if the FLOP of ``model`` are unknown. Later
-    calls raise nothing. A meter belongs to the thread that calls it first; others may read ``mean``.
+    - ``model`` with ``sequence_length``: compute the FLOP by formula, as ``mamf.model_flops`` does.
+    - ``flops_per_step``: instead of ``model``, the FLOP of one forward and backward pass on this rank, either a number
+      or by dtype: ``{"float8_e4m3fn": 8e12, "bfloat16": 2e12}``. Each dtype is compared with its own ceiling.
+    - ``tokens_per_step``: tokens of one forward and backward pass on this rank.
+    - ``accumulation``: forward and backward passes in an optimizer step (default 1).
+    - ``dtype``: dtype of the matmuls; the default is the device's own. Not used when ``flops_per_step`` is by dtype.
+    - ``ceiling``: FLOP/s, or the Rate that ``mamf.peak`` or ``mamf.find`` returns. The default is the sustained
+      ceiling that ``mamf.peak`` knows. If it knows none, the meter warns once and MAMFU is NaN: it never uses the
+      datasheet as a ceiling. Not allowed when ``flops_per_step`` is by dtype.
+    - ``world_size``: number of all ranks. ``model_parallel``: number of ranks that share a batch (tensor parallel);
+      the FLOP of ``model`` are divided by it, ``flops_per_step`` is not.
+    - ``causal``: count only the half of attention that a causal mask leaves, as ``mamf model`` does. Published MFU
+      counts the whole square, which is the default.
+    - ``warmup_steps``: number of first steps to leave out.
+    - ``backend``: a device, as ``mamf.peak`` takes it; the default is the one that this process uses.
+
+    Raises UsageError for an impossible option, and UnsupportedError if there is no formula for ``model``. Its methods
+    raise nothing. A meter belongs to the thread that calls it first; other threads may read ``mean``.
 
     >>> meter = mamf.Meter(tokens_per_step=8192, flops_per_step=6e13, ceiling=700e12, warmup_steps=0)
     >>> meter.begin()
@@ -163,7 +172,7 @@ class Meter:
         self._flops, self._per_token = flops_per_step, 0.0
         if model is not None:
             if flops_per_step is not None or sequence_length is None:
-                raise UsageError("a meter takes either model= with sequence_length=, or flops_per_step=")
+                raise UsageError("give a meter either model= with sequence_length=, or flops_per_step=")
             self._per_token = model_flops(model).per_token(sequence_length, causal) * self._share
         self._lock = threading.RLock()
         self._speeds: dict[str, tuple[float, float]] = {}
@@ -181,7 +190,7 @@ class Meter:
         return f"<Meter: {self.dtype}, {self._number} steps>"
 
     def begin(self) -> None:
-        """The data of a step are there: the time since the last step was the host's."""
+        """Say that the data of the next step are ready: the time since the last step counts as waiting."""
         with self._lock:
             if self._is_own_loop():
                 self._begun = self._mark()
@@ -192,11 +201,11 @@ class Meter:
         flops: Flops | Callable[[], Flops] | None = None,
         samples: float | None = None,
     ) -> StepFigures | None:
-        """A step ends. Returns the figures of the step before; None while that was of the warm-up.
+        """End a step. Returns the figures of the previous step, or None if that was a warm-up step.
 
-        ``tokens``, ``flops``, ``samples``: of this whole step on this rank; tokens and FLOP are by default those of the
-        arguments of Meter. What is below 0 or no number is not known, and what follows from it is NaN. ``flops`` may be
-        a function, which is called when the step is read.
+        ``tokens``, ``flops``, ``samples``: of this whole step on this rank. The defaults of tokens and FLOP follow from
+        the arguments of Meter. A negative value or one that is not a number counts as unknown, and figures that depend
+        on it are NaN. ``flops`` may be a function; it is called one step later, when the step's time is read.
         """
         with self._lock:
             if not self._is_own_loop():
@@ -213,7 +222,7 @@ class Meter:
             return figures
 
     def finish(self) -> StepFigures | None:
-        """The figures of the last step, which this waits for; None if they were already returned."""
+        """Wait for the last step to end on the device and return its figures; None if they were already returned."""
         with self._lock:
             step, self._unread = self._unread, None
             if step is None:
@@ -228,33 +237,33 @@ class Meter:
             return self._figures(step.number, 1, *sums)
 
     def mean(self) -> StepFigures | None:
-        """All steps since ``reset`` together: work over time. ``step`` is their number."""
+        """Return the mean of all steps since ``reset``: total work divided by total time. ``step`` is their count."""
         with self._lock:
             return self._figures(self._steps_read, self._steps_read, *self._read) if self._steps_read else None
 
     def reset(self) -> None:
-        """Begin a new ``mean``."""
+        """Forget the steps so far, so that ``mean`` starts from zero."""
         with self._lock:
             self._read, self._steps_read = [0.0] * 7, 0
 
     def pause(self) -> None:
-        """The time until the next ``begin`` belongs to no step: an evaluation, a checkpoint."""
+        """Do not count the time until the next ``begin``, for example of an evaluation or a checkpoint."""
         with self._lock:
             self.finish()
             self._end = self._begun = None
 
     def _is_own_loop(self) -> bool:
-        """Whether this is the thread that called first: the steps of two loops would have each other's time."""
+        """Whether this thread is the one that called first. Steps of two loops would count each other's time."""
         self._loop = self._loop or threading.get_ident()
         is_own = self._loop == threading.get_ident()
         if not is_own:
-            self._warn("a meter belongs to one loop: steps of another thread are left out; give it a meter of its own")
+            self._warn("steps of another thread are left out: give each training loop its own Meter")
         return is_own
 
     def _warn(self, line: str) -> None:
         if line not in self._warned:
             self._warned.add(line)
-            with suppress(Warning):  # where warnings are errors
+            with suppress(Warning):  # if warnings are turned into errors
                 warnings.warn(line, MamfWarning, stacklevel=4)
 
     # -- time --------------------------------------------------------------------------------------------------------
@@ -264,7 +273,7 @@ class Meter:
         return self.backend.timer != "host clock"
 
     def _mark(self) -> Any:
-        # A mark of a host-timed backend would synchronize.
+        # On a host-timed backend, mark() would synchronize.
         return self.backend.mark() if self._has_events else self.backend.now()
 
     def _seconds(self, start: Any, end: Any) -> float:
@@ -275,7 +284,7 @@ class Meter:
     def _work(
         self, tokens: float | None, samples: float | None, flops: Flops | Callable[[], Flops] | None, passes: int
     ) -> tuple[float, ...]:
-        """The work of a step, as in ``_Step``."""
+        """Return the work of a step, as ``_Step.work`` does."""
         if flops is None and self._per_token:
             flops, passes = _known(tokens) * self._per_token, 1
         elif flops is None:
@@ -308,10 +317,10 @@ class Meter:
             samples_per_second=samples * self._copies / seconds,
         )
 
-    # -- what it is held against -------------------------------------------------------------------------------------
+    # -- peaks and ceilings ------------------------------------------------------------------------------------------
 
     def _speed(self, dtype: str) -> tuple[float, float]:
-        """FLOP/s of the datasheet and of the ceiling, NaN if unknown."""
+        """Return FLOP/s of the datasheet and of the ceiling in a dtype; NaN if unknown."""
         if dtype not in self._speeds:
             listed, ceiling = datasheet_peak(self.backend.info, dtype), self._given
             if ceiling is None:

@@ -1,8 +1,9 @@
-"""What the callbacks share: options are checked when one is made, what is known is logged, nothing stops a training.
+"""What the callbacks share. They check options when created, log every figure that is known, and never stop a training.
 
-Tokens and samples of a batch are found whatever holds it: mappings, named tuples, dataclasses, lists of these. Nothing
-is guessed. Tokens are a tensor whose name says so, or whole numbers of shape (sequences, length) that come first.
-Samples are the first dimension that all tensors share. A tensor is anything with ``shape`` and ``dtype``.
+A batch may be a mapping, a named tuple, a dataclass, or a list of these. Its tokens are the tensor with a name such as
+``input_ids``, or else the first tensor of whole numbers with shape (sequences, length). Its samples are the first
+dimension, if all tensors have the same. If neither is found, the number is unknown: nothing is guessed. A tensor is any
+object with ``shape`` and ``dtype``.
 """
 
 from __future__ import annotations
@@ -29,21 +30,22 @@ from mamf.limits import shorten, whole_number
 from mamf.text import visible
 
 _FIGURES = ("tflops", "mfu_percent", "mamfu_percent", "tokens_per_second", "samples_per_second")
-#: Options of Meter that a callback finds itself, or takes as ``tokens``.
+#: Options of Meter that a callback does not take, because it finds the values itself.
 _FOUND = {"model", "sequence_length", "tokens_per_step", "accumulation"}
-#: Steps that torch counts at most, and lengths that count as the same.
+#: The largest number of steps that torch counts; lengths that differ by less than this share count as the same.
 _MAX_COUNTS, _SAME_LENGTH = 8, 0.01
 
 
 def warn(line: str) -> None:
-    """Warn in one line. Raises nothing where warnings are errors."""
+    """Warn in one line. Raises nothing, even if warnings are turned into errors."""
     with suppress(Warning):
         warnings.warn(visible(line), MamfWarning, stacklevel=2)
 
 
 def never_raises(hook: Callable[..., Any]) -> Callable[..., Any]:
-    """A method of MeteredCallback, called while a training is metered or to start it. Its first error ends the metering
-    with one warning.
+    """Decorate a method of MeteredCallback so that its first error ends the metering with one warning.
+
+    Until the method named by ``starts`` has run, the other methods do nothing.
     """
 
     @functools.wraps(hook)
@@ -55,15 +57,16 @@ def never_raises(hook: Callable[..., Any]) -> Callable[..., Any]:
         except Exception as error:
             with suppress(Exception):
                 self.close()
-            warn(f"nothing is metered, and the training goes on: {describe_error(error)}")
+            warn(f"metering has stopped, training continues: {describe_error(error)}")
 
     return guarded
 
 
 class MeteredCallback:
-    """What the callbacks take: ``tokens`` and ``samples`` of a pass, or functions of its batch; options of Meter.
+    """Base class of the callbacks. ``starts``: the name of the method that a framework calls when training starts.
 
-    Raises UsageError for one that is unknown or not possible. ``starts``: the method that starts a training.
+    ``tokens``, ``samples``: of a forward and backward pass on this rank, or functions that compute them from its batch.
+    ``options``: those of Meter. Raises UsageError for an unknown option or an impossible value.
     """
 
     starts = ""
@@ -82,28 +85,28 @@ class MeteredCallback:
         self.training: Any = None
 
     def start(self, model: Any, module: Any, defaults: dict[str, Any], is_compiled: bool = False) -> None:
-        """A training begins. ``model``: has the configuration; ``module``: all that is trained."""
+        """Start metering. ``model``: the object that has the configuration. ``module``: all that is trained."""
         self.close()
         self.training = MeteredTraining(model, module, defaults | self.options, self.amounts, is_compiled)
 
     def close(self) -> None:
-        """The training has ended."""
+        """Stop metering: the training has ended."""
         training, self.training = self.training, None
         if training is not None:
             training.stop()
 
 
 class _Counts:
-    """FLOP that torch counted in steps, by the mean length of their sequences.
+    """FLOP per token that torch counted, by the mean sequence length of the counted step.
 
-    FLOP per token are linear in the length, because attention is quadratic. So two counts give those between them.
+    Attention is quadratic in the length, so FLOP per token are linear in it, and two counts give all lengths between.
     """
 
     def __init__(self) -> None:
         self._known: dict[float, float] = {}
 
     def needs(self, length: float) -> bool:
-        """Whether a step of this mean length must be counted."""
+        """Whether a step with this mean length must be counted."""
         known = self._known
         if not known or len(known) >= _MAX_COUNTS:
             return not known
@@ -113,7 +116,7 @@ class _Counts:
         self._known[work.length] = flop / work.elements
 
     def flop(self, work: _Work) -> float:
-        """FLOP of a step; NaN if no step was counted."""
+        """Interpolate the FLOP of a step; NaN if no step was counted."""
         points = sorted(self._known.items(), key=lambda point: abs(point[0] - work.length))[:2]
         if len(points) < 2:
             return points[0][1] * work.elements if points else math.nan
@@ -124,8 +127,10 @@ class _Counts:
 
 @dataclass
 class _Work:
-    """The passes of a step so far. ``elements``: tokens, else elements of the largest tensor, else passes; ``squares``:
-    the same, each times the length of its sequence.
+    """The passes of a step so far.
+
+    ``elements``: the number of tokens; if unknown, of elements of the largest tensor, or of passes. ``squares``: the
+    sum of the squared lengths, so that ``squares / elements`` is the mean length that an element sees.
     """
 
     tokens: float = 0.0
@@ -148,10 +153,10 @@ class _Work:
 
 
 class MeteredTraining:
-    """A training with its meter. FLOP of a step are by formula, else as many as torch counts in others.
+    """A training and its meter. The FLOP of a step come from a formula; without one, torch counts a few steps.
 
-    ``options``: of Meter; ``amounts``: ``tokens`` and ``samples`` of MeteredCallback. FLOP by formula are shared out
-    among ``model_parallel`` ranks.
+    ``options``: those of Meter. ``amounts``: ``tokens`` and ``samples`` of MeteredCallback. FLOP by formula are divided
+    by ``model_parallel``.
     """
 
     def __init__(
@@ -168,12 +173,12 @@ class MeteredTraining:
         self._is_compiled = is_compiled or any(compiled)
         ranks = options.get("world_size", 1) // options.get("model_parallel", 1)
         if ranks > 1 and os.environ.get("RANK", "0") == "0":
-            warn(f"tokens and samples per second are those of rank 0 x {ranks} ranks")
+            warn(f"tokens and samples per second are those of rank 0 times {ranks} ranks")
         if "flops_per_step" in options:
             return
         try:
             self._formula = model_flops(model)
-        except Exception as error:  # what looks like a configuration may raise anything
+        except Exception as error:  # an object that looks like a configuration may raise anything
             self._count(describe_error(error).partition(":")[0])
         if self._formula and not all(each.requires_grad for layer in layers for each in layer.parameters(False)):
             if self._formula.encoder is None:
@@ -187,28 +192,28 @@ class MeteredTraining:
             warn(line)
 
     def _count(self, reason: str) -> None:
-        """Count steps, because no formula is known."""
+        """Let torch count the FLOP of steps, if it can. ``reason``: why there is no formula."""
         self._formula = None
         obstacle = "counting would run a compiled model uncompiled" if self._is_compiled else ""
         if self.options.get("model_parallel", 1) > 1:
-            obstacle = "the share of this rank in a count is unknown"
+            obstacle = "a count cannot tell this rank's share"
         self._is_counting = not obstacle
         if obstacle:
             self.warn_once(f"TFLOPS are not logged: {reason}, and {obstacle}; give flops_per_step=")
         else:
             self.warn_once(
-                f"torch counts the FLOP of a step of each new length, recomputation included, and does not meter it: "
-                f"{reason}"
+                f"{reason}: torch counts the FLOP instead, recomputation included, in one step of each new length; "
+                "counted steps are not metered"
             )
 
     def begin(self) -> None:
-        """The data of a pass are ready; only the first pass of a step counts."""
+        """Say that the data of a pass are ready. Only the first pass of a step tells the meter."""
         if self._is_between:
             self._is_between = False
             self.meter.begin()
 
     def add(self, batch: Any) -> None:
-        """Add a forward and backward pass over a batch, before it runs. A pass without gradients is not counted."""
+        """Add a forward and backward pass over a batch, before it runs. Passes without gradients are left out."""
         if not torch.is_grad_enabled():
             self.warn_once("forward passes without gradients (generation, a reference model) are not counted")
             return
@@ -222,12 +227,12 @@ class MeteredTraining:
             self._counter.start()
 
     def _fixed_length(self, found: Pass) -> list[tuple[int, int]]:
-        """Sequences of a model that fixes their length."""
+        """The sequences of a pass, as (count, length), if the model fixes their length; else empty."""
         positions = self._formula and (self._formula.encoder or self._formula).positions
         return [(int(found.samples), positions)] if positions and found.samples > 0 else []
 
     def stop(self) -> None:
-        """All backward passes of a step are done; or the training has ended."""
+        """Stop counting: all backward passes of a step are done, or the training has ended."""
         if self._gradients is not None:
             self._gradients.remove_hooks()
         if self._counter is not None:
@@ -236,10 +241,10 @@ class MeteredTraining:
                 self._counts.add(self._work, flop)
             elif self._work.passes:
                 self._is_counting = False
-                self.warn_once("TFLOPS are not logged: the counter saw no products, or not all; give flops_per_step=")
+                self.warn_once("TFLOPS are not logged: torch missed some or all matmuls; give flops_per_step=")
 
     def step(self) -> None:
-        """The optimizer has stepped."""
+        """End a step, after the optimizer."""
         self.stop()
         work, self._work, self._is_between = self._work, _Work(), True
         counter, self._counter = self._counter, None
@@ -253,7 +258,7 @@ class MeteredTraining:
         self.meter.step(tokens, None if "flops_per_step" in self.options else lambda: self._flop(work), samples)
 
     def _flop(self, work: _Work) -> float:
-        """FLOP of a step on this rank. This waits for the lengths of packed sequences, so it is called a step later."""
+        """Return the FLOP of a step on this rank; called a step later, as it waits for lengths of packed data."""
         if not work.passes:
             return math.nan
         formula = self._formula
@@ -268,7 +273,7 @@ class MeteredTraining:
         return total / int(share)
 
     def figures(self) -> dict[str, float]:
-        """What is known of the mean since the last call; empty during the warm-up."""
+        """Return the known figures of the mean since the last call; empty during the warm-up."""
         self.meter.finish()
         mean = self.meter.mean()
         self.meter.reset()
@@ -279,19 +284,19 @@ class MeteredTraining:
 
 
 class Gradients:
-    """Which weights of a partly frozen model have gradients, and which of their inputs, seen in the first step.
+    """Watch the first step of a partly frozen model: which weights have gradients, and which layers' inputs.
 
-    The gradient of a weight and that of its input take as many FLOP as its forward product. Hooks would change a
-    compiled model: all inputs of its layers count as having gradients.
+    The gradient of a weight and the gradient of its input each take as much FLOP as the forward matmul. In a compiled
+    model all inputs count as having gradients, because hooks would change the model.
     """
 
     def __init__(self, module: torch.nn.Module, formula: ModelFlops, is_compiled: bool) -> None:
         self._formula, self._blocks, self._hooks = formula, list[set[Any]](), list[Any]()
-        #: By layer: whether a gradient of its input was seen.
+        #: Whether a layer's input had a gradient.
         self._seen: dict[Any, bool] = {}
         self._adapters: set[Any] = set()
         for each in module.modules():
-            if hasattr(each, "base_layer"):  # as adapters of PEFT have it
+            if hasattr(each, "base_layer"):  # an adapter of PEFT
                 self._adapters |= set(each.modules()) - set(each.get_submodule("base_layer").modules())
             if isinstance(each, torch.nn.ModuleList) and len(each) == formula.layers and not self._blocks:
                 self._blocks = [set(block.modules()) for block in each]
@@ -310,15 +315,15 @@ class Gradients:
             hook.remove()
 
     def formula(self) -> ModelFlops:
-        """The formula of FLOP for this model."""
+        """Return the formula with the shares of weights and layers that were seen to have gradients."""
         adapters = [each for each in self._seen if each in self._adapters]
         layers = [each for each in self._seen if each not in self._adapters]
         known, added = self._formula.weights, sum(map(_weights, adapters))
         own = sum(map(_weights, layers))
-        if not own:  # ranks that share a model keep its weights in another form
-            warn("frozen weights count as trained: which layers have gradients was not seen")
+        if not own:  # sharded models keep their weights elsewhere
+            warn("frozen weights count as trained, because no layer showed which weights have gradients")
             return self._formula
-        # The formula counts active experts only: of the model's own weights just the shares are known.
+        # The formula counts active experts only, so scale its count by shares instead of adding up weights.
         trained = known * sum(_weights(each, trained=True) for each in layers) / own
         trained += sum(_weights(each, trained=True) for each in adapters)
         passed = known * sum(_weights(each) for each in layers if self._seen[each]) / own
@@ -334,34 +339,35 @@ class Gradients:
 
 
 def _weights(layer: Any, trained: bool = False) -> int:
-    """How many weights of matrices a layer itself has, or only those that are trained."""
+    """Count the weights in a layer's own matrices. ``trained``: only those with gradients."""
     matrices = (each for each in layer.parameters(recurse=False) if each.dim() > 1)
     return sum(each.numel() for each in matrices if each.requires_grad or not trained)
 
 
 def product_dtype(dtype: str) -> str:
-    """Of the products of a training in that dtype: torch may multiply float32 in tf32."""
+    """Return the dtype in which torch multiplies operands of ``dtype``: it may multiply float32 in tf32."""
     return "tf32" if dtype == "float32" and torch.get_float32_matmul_precision() != "highest" else dtype
 
 
 # -- tokens and samples of a batch -------------------------------------------------------------------------------------
 
 
-#: Of shape (..., length), then the width of an embedding if the name says so.
+#: Names of tensors with shape (..., length); the embedded one has shape (..., length, width).
 _TOKENS, _EMBEDDED = ("input_ids", "inputs_embeds", "token_ids", "tokens"), "inputs_embeds"
-#: Tokens too if they are whole numbers of two dimensions.
+#: Names of tensors that have tokens if they are two-dimensional and whole numbers.
 _INPUTS = ("input", "inputs", "ids", "text", "src", "source", "x")
 _TARGETS = ("decoder_input_ids", "labels")
-#: The ends of packed documents, beginning with 0.
+#: Names of tensors with the ends of packed documents; the first entry is 0.
 _BOUNDS = ("cu_seq_lens_q", "cu_seq_lens", "cu_seqlens_q", "cu_seqlens")
 
 
 class Pass(NamedTuple):
-    """What a forward and backward pass takes, padding included; NaN if unknown.
+    """The batch of a forward and backward pass. Padding counts. Tokens and samples are NaN if unknown.
 
-    ``sequences``: how many of which length; ``targets``: the length that a decoder is to write; ``size``: samples, and
-    elements of each in the largest tensor. ``bounds``: a tensor with the ends of packed documents, or ``positions``
-    within them. ``logits``: how many tokens the output layer takes, None for all.
+    - ``sequences``: (count, length) for each length. ``targets``: the length of a decoder's targets.
+    - ``size``: the number of samples, and the elements per sample of the largest tensor.
+    - ``bounds``: a tensor with the ends of packed documents; ``positions``: a tensor with positions within them.
+    - ``logits``: the number of tokens that the output layer sees; None if it sees all.
     """
 
     tokens: float
@@ -374,7 +380,7 @@ class Pass(NamedTuple):
     logits: float | None = None
 
     def documents(self) -> list[tuple[int, int]]:
-        """How many packed documents of which length; empty if the pass is not packed."""
+        """Return (count, length) of the packed documents; empty if the pass is not packed."""
         lengths: Counter[int] = Counter()
         if self.bounds is not None:
             ends = self.bounds.tolist()
@@ -387,8 +393,10 @@ class Pass(NamedTuple):
 
 
 def read_pass(batch: Any, tokens: Any = None, samples: Any = None) -> Pass:
-    """``tokens``, ``samples``: given in place of what would be found, or functions of the batch. Raises UsageError for
-    anything that is no count.
+    """Read tokens, samples and sequences of a batch.
+
+    ``tokens``, ``samples``: values to use instead, or functions that compute them from the batch. Raises UsageError if
+    ``tokens`` is neither a count nor (sequences, length).
     """
     given, number = (each(batch) if callable(each) else each for each in (tokens, samples))
     given = getattr(given, "shape", given)
@@ -420,23 +428,23 @@ def read_pass(batch: Any, tokens: Any = None, samples: Any = None) -> Pass:
 
 
 def _find_documents(fields: Mapping[Any, Any]) -> tuple[Any, Any]:
-    """Bounds of packed documents, else positions in them, on their way to the host."""
+    """Return the bounds of packed documents or the positions in them; the copy to the host may still be under way."""
     bounds = next((fields[name] for name in _BOUNDS if _is_tensor(fields.get(name))), None)
     if bounds is not None:
         return _to_host(bounds), None
     positions: Any = fields.get("position_ids")
-    # With a mask, positions may be those of padded sequences.
+    # If there is a mask, the positions may belong to padded sequences.
     is_packed = _is_tensor(positions) and len(positions.shape) == 2 and fields.get("attention_mask") is None
     return None, _to_host(positions) if is_packed else None
 
 
 def _to_host(tensor: Any) -> Any:
-    """Copy without waiting."""
+    """Start a copy to the host without waiting for it."""
     return tensor.detach().to("cpu", non_blocking=tensor.is_cuda)
 
 
 def _find_logits(fields: Mapping[Any, Any], rows: float | None) -> float | None:
-    """How many tokens of the pass the output layer takes; None for all."""
+    """Return the number of tokens that the output layer sees; None if it sees all."""
     kept: Any = fields.get("logits_to_keep")
     if _is_tensor(kept) and len(kept.shape) == 1:
         kept = kept.shape[0]
@@ -444,14 +452,16 @@ def _find_logits(fields: Mapping[Any, Any], rows: float | None) -> float | None:
 
 
 def require_tokens(tokens: Any) -> None:
-    """Raises UsageError unless it is a number, (sequences, length), or None."""
+    """Raise UsageError unless ``tokens`` is a whole number above 0, (sequences, length), or None."""
     pair = tokens if isinstance(tokens, tuple) and len(tokens) == 2 else (tokens,)
     if tokens is not None and not all(type(each) is int and each > 0 for each in pair):
-        raise UsageError(f"tokens {shorten(tokens)}: give a number, (sequences, length), or a function of the batch")
+        raise UsageError(
+            f"tokens {shorten(tokens)} must be a number, (sequences, length), or a function that takes the batch"
+        )
 
 
 def find_sequences(batch: Any) -> list[tuple[int, int]]:
-    """How many of which length a batch has, or each of the batches that it holds; empty if no tokens are found."""
+    """Return (count, length) of the sequences of a batch and of batches nested in it; empty without tokens."""
     if _is_tensor(batch):
         return [tuple(batch.shape)] if _is_ids(batch) else []
     fields = _fields(batch)
@@ -467,14 +477,14 @@ def find_sequences(batch: Any) -> list[tuple[int, int]]:
 
 
 def _tensors(batch: Any) -> list[Any]:
-    """Those with dimensions."""
+    """Return all tensors of a batch that are not scalars."""
     if _is_tensor(batch):
         return [batch] if batch.shape else []
     return [each for value in _fields(batch).values() for each in _tensors(value)]
 
 
 def _fields(batch: Any) -> dict[Any, Any]:
-    """By name, or by index; empty for what holds nothing."""
+    """Return the items of a batch by name or by index; empty if it is not a container."""
     named = batch._asdict() if hasattr(batch, "_asdict") else vars(batch) if is_dataclass(batch) else batch
     if isinstance(named, Mapping):
         return dict(named)

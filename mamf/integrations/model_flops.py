@@ -1,10 +1,10 @@
-"""FLOP of a training step by formula: 6 N a token, and attention.
+"""FLOP of a training step by formula: 6 N per token, plus attention.
 
-Each weight that a token is multiplied with costs it 2 FLOP forward and 4 backward: 6 N (Kaplan et al. 2020, arXiv
-2001.08361, section 2.1). Attention adds 12 L H Q T a token: layers, heads, head dimension, sequence length (Chowdhery
-et al. 2022, PaLM, arXiv 2204.02311, appendix B). That counts the whole square of scores; a causal mask needs half.
-What is computed anew (activation checkpointing, a flash kernel's scores) is not counted: it is not work of the model.
-What N is of an architecture is in architectures.ini.
+A token is multiplied with N weights. Each costs 2 FLOP forward and 4 backward, so 6 N per token (Kaplan et al. 2020,
+arXiv 2001.08361, section 2.1). Attention adds 12 L H Q T per token, for L layers, H heads, head dimension Q and
+sequence length T (Chowdhery et al. 2022, PaLM, arXiv 2204.02311, appendix B). That counts the whole square of scores; a
+causal mask needs half. Recomputation (activation checkpointing, the scores of a flash kernel) is not counted, because
+it is not work of the model. architectures.ini says how N follows from the configuration of each architecture.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from typing import Any, NamedTuple
 from mamf.errors import UnsupportedError
 from mamf.limits import is_number, shorten
 
-#: Where a configuration says how many keys a layer of a type reaches.
+#: By layer type: the field of a configuration with the number of keys that such a layer sees.
 _WINDOWS = {"sliding_attention": "sliding_window", "chunked_attention": "attention_chunk_size"}
 
 
 class Window(NamedTuple):
-    """So many layers whose attention reaches at most so many keys: the last ones, or those of the same chunk."""
+    """A number of layers in which a query sees at most ``keys`` keys: the last ones, or those of its chunk."""
 
     layers: int
     keys: int
@@ -33,15 +33,19 @@ class Window(NamedTuple):
 
 @dataclass(frozen=True)
 class ModelFlops:
-    """``weights``: N, those that a token is multiplied with: linear layers, of experts the active ones, router, and the
-    output layer; looking up an embedding is not a product.
-    ``attention_width``: heads times head dimension. ``windows``: the layers that do not reach all keys.
-    ``is_causal``: whether the model has a causal mask. ``per_sequence``: FLOP of a sequence beside its tokens'.
-    ``positions``: the length of each sequence, if the model fixes it, else 0. ``encoder``: what each input token
-    meets; the rest is what each target token does. ``head``: those of the weights that are of the output layer.
+    """The FLOP formula of one model.
 
-    Of a partly frozen model, ``trained_share`` of the weights have gradients, ``input_share`` of them pass gradients on
-    to their input, and ``attention_share`` of the layers run attention backward.
+    - ``weights``: N, the weights that a token is multiplied with: linear layers, active experts, router and output
+      layer. Embedding lookups do not count.
+    - ``attention_width``: heads x head dimension. ``windows``: layers in which a query does not see all keys.
+    - ``is_causal``: whether the model has a causal mask.
+    - ``per_sequence``: FLOP per sequence, in addition to those of its tokens.
+    - ``positions``: the length of every sequence if the model fixes it, else 0.
+    - ``encoder``: the formula for input tokens, in an encoder-decoder; the other fields are for target tokens.
+    - ``head``: the part of ``weights`` that is in the output layer.
+
+    In a partly frozen model, ``trained_share`` of the weights have gradients, ``input_share`` of them pass gradients to
+    their input, and ``attention_share`` of the layers run attention backward.
     """
 
     weights: int
@@ -58,8 +62,10 @@ class ModelFlops:
     attention_share: float = 1.0
 
     def per_token(self, sequence_length: int, causal: bool = False) -> float:
-        """FLOP of forward and backward; ``causal``: only the half of attention that a causal mask leaves. Of an
-        encoder and decoder: by input token, with as many target tokens.
+        """Return the FLOP per token, forward and backward.
+
+        ``causal``: count only the half of attention that a causal mask leaves. For an encoder-decoder: FLOP per input
+        token, if there are as many target tokens.
         """
         if self.encoder is not None:
             return self.flop(1, sequence_length, sequence_length, causal) / sequence_length
@@ -68,12 +74,13 @@ class ModelFlops:
         return weights + attention + self.per_sequence / sequence_length
 
     def head_flop(self, tokens: float) -> float:
-        """FLOP of the output layer, forward and backward."""
+        """Return the FLOP of the output layer for ``tokens`` tokens, forward and backward."""
         return 2 * self.head * tokens * (1 + self.trained_share + self.input_share)
 
     def flop(self, sequences: int, length: int, targets: int | None = None, causal: bool = False) -> float:
-        """FLOP of forward and backward of sequences of such a length; ``targets``: how many tokens an encoder's decoder
-        takes, by default as many.
+        """Return the FLOP of ``sequences`` sequences of ``length`` tokens, forward and backward.
+
+        ``targets``: tokens per sequence in the decoder of an encoder-decoder; the default is ``length``.
         """
         if self.encoder is None:
             return sequences * length * self.per_token(length, causal)
@@ -83,7 +90,7 @@ class ModelFlops:
         return sequences * (length * self.encoder.per_token(length) + targets * decoded)
 
     def _attention(self, length: int, causal: bool) -> float:
-        """FLOP of a token."""
+        """Return the FLOP of attention per token, forward and backward, if all layers are trained."""
         whole = Window(self.layers - sum(each.layers for each in self.windows), length)
         halved = causal and self.is_causal
         keys = sum(each.layers * _mean_keys(each, length, halved) for each in (whole, *self.windows))
@@ -91,13 +98,14 @@ class ModelFlops:
 
 
 def model_flops(model: Any) -> ModelFlops:
-    """FLOP by formula of a transformer, from its configuration.
+    """Return the FLOP formula of a transformer, from its configuration.
 
-    ``model``: a configuration of transformers, or what has one as ``config``, also within the ``module`` of a wrapper
-    such as DistributedDataParallel; a ModelFlops is returned as it is. Any
-    object with the attributes of a configuration does (``model_type``, ``hidden_size``, ``num_hidden_layers``,
-    ``num_attention_heads``, ``vocab_size``, ...). A model without an output layer counts without one. Raises
-    UnsupportedError for an architecture that it does not know.
+    ``model``: a configuration of transformers, a model with the attribute ``config``, or a wrapper such as
+    DistributedDataParallel with such a model as ``module``. Any object with the attributes of a configuration works
+    (``model_type``, ``hidden_size``, ``num_hidden_layers``, ``num_attention_heads``, ``vocab_size``, ...). A ModelFlops
+    is returned unchanged. A model without an output layer is counted without one.
+
+    Raises UnsupportedError for an architecture without a formula, and for a configuration that lacks a field.
 
     >>> from types import SimpleNamespace
     >>> gpt2 = SimpleNamespace(
@@ -109,7 +117,7 @@ def model_flops(model: Any) -> ModelFlops:
     """
     if isinstance(model, ModelFlops):
         return model
-    if not hasattr(model, "config"):  # DistributedDataParallel and its like
+    if not hasattr(model, "config"):  # a wrapper such as DistributedDataParallel
         model = getattr(model, "module", model)
     config = getattr(model, "config", model)
     kind = str(getattr(config, "model_type", type(config).__name__))
@@ -118,8 +126,8 @@ def model_flops(model: Any) -> ModelFlops:
         part = getattr(getattr(config, "text_config", None), "model_type", None)
         known = ", ".join(sorted(each for each in sections if " " not in each))
         raise UnsupportedError(
-            f"no formula for {shorten(kind)!r}{'; its text_config has one' * (part in sections)}: "
-            f"count it (mamf.count_flops), or give its FLOP (flops_per_step=); known: {known}"
+            f"no formula for {shorten(kind)!r}{', but its text_config has one' * (part in sections)}: "
+            f"count FLOP with mamf.count_flops, or give flops_per_step=; known: {known}"
         )
     has_head = getattr(model, "get_output_embeddings", lambda: model)() is not None
     return _Reading(config, kind).flops(has_head)
@@ -127,7 +135,7 @@ def model_flops(model: Any) -> ModelFlops:
 
 @functools.cache
 def _sections() -> dict[str, configparser.SectionProxy]:
-    """By architecture; the names of encoders have a blank."""
+    """Return the sections of architectures.ini by architecture. Only names of encoders contain a space."""
     parser = configparser.ConfigParser(interpolation=None)
     parser.read_string(importlib.resources.files("mamf.integrations").joinpath("architectures.ini").read_text("utf-8"))
     names = {name: [name] if name.endswith(" encoder") else name.split() for name in parser.sections()}
@@ -135,7 +143,7 @@ def _sections() -> dict[str, configparser.SectionProxy]:
 
 
 def _mean_keys(window: Window, length: int, causal: bool) -> float:
-    """That a token of a sequence meets."""
+    """Return the mean number of keys that a query sees."""
     keys = min(window.keys, length)
     if not causal:
         return keys
@@ -143,7 +151,7 @@ def _mean_keys(window: Window, length: int, causal: bool) -> float:
 
 
 class _Reading:
-    """A section of architectures.ini, with the fields of a configuration."""
+    """Evaluate a section of architectures.ini with the fields of a configuration."""
 
     def __init__(self, config: Any, section: str) -> None:
         self.config, self.section = config, _sections()[section]
@@ -167,7 +175,7 @@ class _Reading:
         )
 
     def number(self, name: str) -> int:
-        """The value of a key of the section, of a field, or of digits."""
+        """Return the value of a key of the section, of a field of the configuration, or of digits."""
         name = name.strip()
         if name not in self.section:
             return int(name) if name.isdecimal() else self._field(name)
@@ -179,7 +187,7 @@ class _Reading:
         raise missing
 
     def _product(self, text: str) -> int:
-        """Of numbers, divided by those after a stroke."""
+        """Multiply the factors; divide by those after a slash, rounding down."""
         above, _, below = text.partition("/")
         divisor = math.prod(map(self.number, below.split("/"))) if below else 1
         return math.prod(map(self.number, above.split("*"))) // divisor
@@ -187,13 +195,13 @@ class _Reading:
     def _field(self, name: str) -> int:
         found = getattr(self.config, name, None)
         if not found:
-            raise UnsupportedError(f"the model's configuration has no {name}: give its FLOP (flops_per_step=)")
+            raise UnsupportedError(f"the model's configuration has no {name}: give flops_per_step=")
         if found is not True and not (is_number(found) and 0 < found < math.inf):
-            raise UnsupportedError(f"{name} {shorten(found)} of the model's configuration is not one number above 0")
+            raise UnsupportedError(f"{name} {shorten(found)} in the model's configuration is not a number above 0")
         return int(found)
 
     def _sparse_layers(self, layers: int) -> int:
-        """How many have experts."""
+        """Count the layers that have experts."""
         config = self.config
         every = getattr(config, "decoder_sparse_step", None) or getattr(config, "interleave_moe_layer_step", None) or 1
         first, without = getattr(config, "first_k_dense_replace", 0), getattr(config, "mlp_only_layers", None) or ()
@@ -210,6 +218,6 @@ class _Reading:
                 if count
             ]
         if self.section["windows"]:
-            raise UnsupportedError("the model's configuration has no layer_types: the layers with a window are unknown")
+            raise UnsupportedError("the model's configuration lacks layer_types, so layers with windows are unknown")
         is_used = getattr(self.config, "sliding_window", None) and getattr(self.config, "use_sliding_window", True)
         return [Window(layers, self._field("sliding_window"))] if is_used else []

@@ -10,27 +10,28 @@ from transformers import TrainerCallback
 from mamf.errors import UnsupportedError
 from mamf.integrations.metered import MeteredCallback, never_raises, product_dtype, warn
 
-#: Models of TRL's trainers that run forward passes only.
+#: Attributes of TRL's trainers with models that run forward passes only.
 _OTHER_MODELS = ("ref_model", "teacher_model", "reward_model")
 
 
 class MamfuCallback(MeteredCallback, TrainerCallback):  # type: ignore[misc]
-    """Logs ``tflops``, ``mfu_percent``, ``mamfu_percent`` (of this rank's device), ``tokens_per_second``,
-    ``samples_per_second`` (of all) and ``step_seconds``, as far as they are known.
+    """Log ``tflops``, ``mfu_percent`` and ``mamfu_percent`` of this rank's device, ``tokens_per_second`` and
+    ``samples_per_second`` of all ranks, and ``step_seconds``. Figures that are unknown are left out.
 
         MamfuCallback().attach(trainer)
 
-    A Trainer runs its users' callbacks after its reporters, and does not pass them the batch. So ``attach`` puts
-    this one first, and a hook on the model reads its arguments. ``tokens``, ``samples``: of a batch on this rank, or a
-    function of it, if they are not found. Other options: those of ``mamf.Meter``, by default the trainer's dtype and
-    ranks. Raises UsageError for one that is unknown or not possible; later calls raise nothing.
+    A Trainer runs user callbacks after its reporters, so ``attach`` moves this one to the front. It does not pass the
+    batch to callbacks, so a hook on the model reads the model's arguments. ``tokens``, ``samples``: of a batch on this
+    rank, or functions that compute them from the batch; needed only if they are not found. Other options are those of
+    ``mamf.Meter``; dtype and ranks default to the trainer's. Raises UsageError for an unknown option or an impossible
+    value; the hooks raise nothing.
     """
 
     starts = "on_train_begin"
     _hook: Any = None
 
     def attach(self, trainer: Any) -> MamfuCallback:
-        """Run before the reporters of a trainer; returns itself."""
+        """Add this callback to a trainer, before its reporters. Returns the callback."""
         callbacks = trainer.callback_handler.callbacks
         callbacks[:] = [self, *(each for each in callbacks if each is not self)]
         if others := [name for name in _OTHER_MODELS if getattr(trainer, name, None) is not None]:
@@ -40,7 +41,7 @@ class MamfuCallback(MeteredCallback, TrainerCallback):  # type: ignore[misc]
     @never_raises
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **others: Any) -> None:
         if getattr(args, "n_gpu", 1) > 1:
-            raise UnsupportedError("DataParallel uses several devices in one process; use torchrun")
+            raise UnsupportedError("DataParallel (several devices in one process) cannot be metered: use torchrun")
         defaults = {"dtype": _dtype(args, model), "world_size": args.world_size}
         defaults["model_parallel"] = getattr(model, "tp_size", None) or 1
         self.start(model, model, defaults, is_compiled=bool(args.torch_compile))
@@ -66,7 +67,7 @@ class MamfuCallback(MeteredCallback, TrainerCallback):  # type: ignore[misc]
 
     @never_raises
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **others: Any) -> None:
-        # An evaluation and the end of a training are logged too.
+        # Evaluations and the end of a training are logged too, without a loss.
         if logs is None or "loss" not in logs:
             return
         figures = self.training.figures()
@@ -92,7 +93,7 @@ class MamfuCallback(MeteredCallback, TrainerCallback):  # type: ignore[misc]
 
 
 def _dtype(args: Any, model: Any) -> str:
-    """The dtype of the training's products, from the trainer's arguments."""
+    """Return the dtype of the training's matmuls, from the trainer's arguments."""
     if args.bf16 or args.fp16:
         return "bfloat16" if args.bf16 else "float16"
     return product_dtype(str(model.dtype).removeprefix("torch."))

@@ -1,1 +1,1 @@
-"""Run kinds: how to show, summarize, plot and resume the logs of each kind."""
+"""Kinds of runs: how each kind is measured, and how its logs are shown, summarized, drawn and resumed."""

@@ -1,5 +1,5 @@
-"""Drives a run, for the command line and for Python: opens its log, measures, writes every record, and says how it
-ended.
+"""Drives a run for the command line and the Python API: opens its log, measures, and writes every record, including how
+the run ended.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from mamf.plans import ALGORITHM
 
 
 class Resumed(NamedTuple):
-    """A log to continue, locked before it was read."""
+    """A log to continue. It was locked before it was read."""
 
     log: RunLog
     writer: RunLogWriter
@@ -36,14 +36,14 @@ class Signals(Protocol):
     """Decides when a signal may end the run."""
 
     def shielded(self) -> AbstractContextManager[None]:
-        """No signal interrupts the block."""
+        """A context that no signal interrupts."""
 
     def check(self) -> None:
-        """Raises KeyboardInterrupt if a signal has come."""
+        """Raises KeyboardInterrupt if a signal has arrived."""
 
 
 class PythonSignals:
-    """A signal ends the run wherever Python raises KeyboardInterrupt."""
+    """A signal may end the run anywhere, as Python's own handler does."""
 
     def shielded(self) -> AbstractContextManager[None]:
         return nullcontext()
@@ -56,12 +56,12 @@ class PythonSignals:
 class Run(Setup):
     """One run of a plan. ``measurements`` measures and writes the log.
 
-    - ``strategy``: makes what chooses the steps, if that is not the usual one of the kind.
-    - ``path``: of the log; None to keep none. ``is_numbered``: under a free name beside it if it is taken.
-    - ``resumed``: the log to continue, in place of a new one.
+    - ``strategy``: makes the strategy, if it is not the usual one of the kind.
+    - ``path``: the path of the log; None writes no log. ``is_numbered``: if the file exists, use a numbered name.
+    - ``resumed``: the log to continue instead of starting a new one.
     - ``known``: ceilings that rows are shares of and that the run need not confirm.
-    - ``command``, ``notes``: for the log. ``advice``: what was seen of the device when it was opened.
-    - ``on_lost``: is called with the row that lost the device.
+    - ``command``, ``notes``: texts for the log. ``advice``: findings from opening the device.
+    - ``on_lost``: called with the row that lost the device.
     """
 
     strategy: Callable[[Setup], Strategy] | None = None
@@ -77,7 +77,7 @@ class Run(Setup):
 
     def __post_init__(self) -> None:
         self.kind = kind_of(self.plan)
-        #: What the doctor found, once the log is open.
+        #: The findings of the doctor, known once the log is open.
         self.findings: list[Advice] = []
         #: Failures that did not end the run.
         self.failures: list[str] = []
@@ -88,19 +88,18 @@ class Run(Setup):
         self._others: list[Record] = []
 
     def counts(self, row: Measurement) -> bool:
-        """Whether a row is one of those that the run is for."""
+        """Whether a row is a result of the run, and not a reference or a trial of an algorithm."""
         return not row.is_reference and row.phase != ALGORITHM and row.operation in self.plan.operations
 
     def measurements(self) -> Generator[Measurement, None, None]:
-        """Each row, after it is written. The log is there before the first, and is ended with the iterator.
-
-        Raises UsageError if the log cannot be created.
+        """Measure, and yield each row after it is written to the log. The log is created at once, and its summary is
+        written when the iterator ends or is closed. Raises UsageError if the log cannot be created.
         """
         strategy = (self.strategy or self.kind.strategy)(self)
         if self.path is None and self.resumed is None:
             return self._unlogged(strategy)
         driven = self._driven(strategy)
-        next(driven)  # enters its ``with``, so that closing it before the first row closes the log too
+        next(driven)  # open the log now, so that closing the iterator before the first row closes the log too
         return driven
 
     def _unlogged(self, strategy: Strategy) -> Generator[Measurement, None, None]:
@@ -110,7 +109,7 @@ class Run(Setup):
                 yield found
 
     def _driven(self, strategy: Strategy) -> Generator[Any, None, None]:
-        """None once the log is open, then the rows."""
+        """Yield None once the log is open, then the rows."""
         with ExitStack() as opened:
             with self.signals.shielded():
                 self.writer = opened.enter_context(self._open())
@@ -147,7 +146,7 @@ class Run(Setup):
             again = {"tool": tool_version(), "command": self.command, "started": utc_now(), "notes": self.notes}
             self.resumed.writer.write_resume(self.resumed.log, again)
             return self.resumed.writer
-        assert self.path is not None, "a run without a log is not driven"
+        assert self.path is not None, "a run without a path has no log to open"
         self.header = self.new_header()
         return RunLogWriter.create(self.path, self.header, self.is_numbered)
 
@@ -165,8 +164,8 @@ class Run(Setup):
             self.writer.write(*found)
 
     def _end(self, end: End, is_idle: bool) -> None:
-        """Write the ceilings that the rows confirm, and the summary. ``is_idle``: a device that failed or was
-        interrupted may never answer.
+        """Write the confirmed ceilings and the summary. ``is_idle``: whether to check the timer and the card's sharing;
+        not if the device failed or was interrupted, because it may never answer.
         """
         self.rows[:] = with_device_speeds(self.rows)
         ceilings = self.confirmed if self.kind.has_ceilings else {}
@@ -180,7 +179,7 @@ class Run(Setup):
         self.is_written = True
 
     def log_in_memory(self) -> RunLog:
-        """The log as it would be read, had it been written whole."""
+        """The log as reading its file would return it."""
         log = RunLog(self.writer.path, with_sharing(self.header, self.summary), self.rows, summary=self.summary)
         if before := self.resumed and self.resumed.log:
             log.all_ceilings, log.own_ceilings = dict(before.all_ceilings), dict(before.own_ceilings)

@@ -1,4 +1,4 @@
-"""The interface of run kinds: what each measures, and what it does with a log."""
+"""The interface of kinds of runs: how a kind is measured, and how its logs are reported."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ AnyCeilings = Mapping[Any, Ceiling]
 
 @dataclass(frozen=True)
 class View:
-    """What a report shows. ``top``: rows per table, None for all. ``roofs``: rows are shown as shares of them.
+    """What a report shows. ``top``: the most rows per table; None: all. ``roofs``: show rows as shares of these.
     ``baseline``: the kernel that speed-ups are relative to.
     """
 
@@ -37,19 +37,19 @@ class View:
 
 @dataclass(frozen=True)
 class Drawing:
-    """What to draw from a log; None means the default of its kind."""
+    """What to draw of a log. None: the default of its kind."""
 
     regime: str | None = None
     directions: Sequence[str] | None = None
 
     def require_no_direction(self, log: RunLog) -> None:
         if self.directions:
-            raise UsageError(f"{log.path} holds {log.plan.operation}, which has no direction: omit the direction")
+            raise UsageError(f"{log.path} is a log of {log.plan.operation}, which has no direction: omit it")
 
 
 class Kind(ABC):
-    """``noun``: what a run of this kind is called. ``has_ceilings``: whether it confirms ceilings of its operation.
-    ``is_collected``: whether results/ takes its logs.
+    """A kind of run. ``noun``: what such a run is called. ``has_ceilings``: whether it confirms ceilings.
+    ``is_collected``: whether results/ accepts its logs.
     """
 
     name: ClassVar[str]
@@ -58,19 +58,19 @@ class Kind(ABC):
     is_collected: ClassVar[bool] = True
 
     def command(self, plan: Plan) -> str:
-        """The mamf command that makes such a run."""
+        """The mamf command for such a run."""
         return self.name
 
     @abstractmethod
     def strategy(self, setup: Setup) -> Strategy:
-        """What measures the plan."""
+        """The strategy that measures the plan."""
 
     def count_left(self, setup: Setup) -> int:
         """How many steps have no row, or how many ceilings are not confirmed."""
         return len(setup.steps)
 
     def is_cut_short(self, setup: Setup, left_out: int) -> bool:
-        """Whether the budget ended the run. ``left_out``: steps that it left out."""
+        """Whether the budget ended the run early. ``left_out``: the number of steps that were skipped."""
         return bool(left_out)
 
     @abstractmethod
@@ -79,8 +79,8 @@ class Kind(ABC):
 
     @abstractmethod
     def chart(self, log: RunLog, drawing: Drawing) -> Picture:
-        """The log as a chart. Raises UsageError if the log lacks what is to be drawn."""
+        """The chart of a log. Raises UsageError if the log does not have what was requested."""
 
     @abstractmethod
     def summary(self, plan: Plan, rows: Sequence[Measurement], ceilings: AnyCeilings, end: End) -> dict[str, Any]:
-        """The last record of a log, computed from its rows. ``ceilings``: confirmed by the rows, or their roofs."""
+        """The last record of a log. ``ceilings``: those that the rows confirm, or that they are shares of."""

@@ -1,4 +1,4 @@
-"""Rows, ceilings, logs and comparisons for a notebook, as the html of their reports."""
+"""Renders rows, ceilings, logs and comparisons as html for a notebook, like their reports."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from mamf.report.page import render_fragment
 from mamf.report.rows import failure_lines
 from mamf.report.shares import Shares, ceiling_table
 
-#: Rows of a table, best first, and of all tables of a log.
+#: The most rows of a table, best first, and of all tables of a log.
 _MAX_ROWS, _MAX_OF_LOG = 10, 50
 
 

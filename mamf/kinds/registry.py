@@ -15,12 +15,12 @@ from mamf.plans import SWEEP, Plan
 if TYPE_CHECKING:
     from mamf.report.charts.picture import Picture
 
-#: By name; those of studies once a plan of one is seen, because their reports take long to import.
+#: Kinds by name. Studies are added when one is first needed, because importing their reports takes long.
 KINDS: dict[str, Kind] = {kind.name: kind for kind in (Sweep(), Find())}
 
 
 def kind_of(plan: Plan) -> Kind:
-    """The kind of a plan. A kind that this version does not know is treated as a sweep: its log holds rows."""
+    """The kind of a plan. A kind that this version does not know is treated as a sweep, because its log has rows."""
     if plan.kind not in KINDS:
         from mamf.kinds.studies import STUDIES
 
@@ -29,7 +29,7 @@ def kind_of(plan: Plan) -> Kind:
 
 
 def run_title(plan: Plan) -> str:
-    """Such as ``a sweep of matmul``."""
+    """The title of a run, such as ``a sweep of matmul``."""
     noun = kind_of(plan).noun
     return noun if noun.split()[-1] == plan.operation else f"{noun} of {plan.operation}"
 
@@ -39,8 +39,8 @@ def chart_of(
     regime: str | None = None,
     directions: Sequence[str] | None = None,
 ) -> Picture:
-    """A log as a chart. None: the first regime of attention, else all; all directions. Raises UsageError if the log
-    lacks what is to be drawn.
+    """The chart of a log. ``regime`` None: the first regime of an attention log, else all. ``directions`` None: all.
+    Raises UsageError if the log does not have what was requested.
     """
     from mamf.operations.attention.shapes import DIRECTIONS
 

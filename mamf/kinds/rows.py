@@ -90,7 +90,7 @@ class Sweep(KernelRows):
 
 
 class Find(KernelRows):
-    """Confirmed ceilings: by a search on a grid, or of the best among given shapes."""
+    """Confirmed ceilings, from a search on a grid or from the best of given shapes."""
 
     name = FIND
     has_ceilings = True
@@ -103,7 +103,7 @@ class Find(KernelRows):
         return FindStrategy(setup) if setup.plan.is_search else KernelsFindStrategy(setup)
 
     def count_left(self, setup: Setup) -> int:
-        """The unconfirmed ceilings of problems that some kernel supports."""
+        """The number of unconfirmed ceilings, of problems that some kernel supports."""
         plan, found = setup.plan, setup.confirmed
         if why_hopeless(setup.rows):
             return 0
@@ -126,7 +126,7 @@ class Find(KernelRows):
 
     def chart(self, log: RunLog, drawing: Drawing) -> Picture:
         if log.parts:
-            raise UsageError(f"{log.path} has a find of each device: draw one of its logs")
+            raise UsageError(f"{log.path} has one find per device: draw one of its logs")
         if not log.plan.is_search:
             return super().chart(log, drawing)
         from mamf.report.charts.logs import find_chart
@@ -142,7 +142,7 @@ class Find(KernelRows):
 
 
 def _own_roofs(log: RunLog) -> Roofs | None:
-    """The roofs that the log of an operation whose rows memory may limit has found."""
+    """The roofs that a log has confirmed, if memory may limit its rows; else None."""
     if not operation_called(log.plan.operation).has_memory_shares or not log.own_ceilings:
         return None
     ceilings = [*log.all_ceilings.values(), *log.own_ceilings.values()]
@@ -150,7 +150,7 @@ def _own_roofs(log: RunLog) -> Roofs | None:
 
 
 def shares_summary_record(rows: Sequence[Measurement], ceilings: Ceilings, end: End) -> dict[str, Any]:
-    """The last record of the log: the best kernel of each regime, dtype and direction by share of the ceiling."""
+    """The last record of a log: the best kernel of each regime, dtype and direction, with its share of the ceiling."""
     measured = [row for row in rows if row.ok and not row.is_reference]
     best: dict[str, Measurement] = {}
     for row in measured:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class Explain(KernelRows):
-    """One product on every kind of data, to show where the datasheet's FLOPS went."""
+    """One matmul on every kind of data, to show where the datasheet's FLOPS are lost."""
 
     name = EXPLAIN
     noun = "an explanation"
@@ -70,7 +70,7 @@ class Guard(KernelRows):
 
 
 class Overlap(KernelRows):
-    """Products beside other work: what each loses while both run."""
+    """Matmul at the same time as other work: what each loses while both run."""
 
     name = OVERLAP
     noun = "an overlap"
@@ -92,9 +92,7 @@ class Overlap(KernelRows):
 
 
 class Roofline(Find):
-    """Ceilings of compute and of bandwidth in one log: the roofs of a device. ``mamf roofline`` now writes one per
-    find.
-    """
+    """Compute and bandwidth ceilings in one log. Old logs only: ``mamf roofline`` now writes one log per find."""
 
     name = ROOFLINE
     noun = "a roofline"
@@ -119,7 +117,7 @@ class Verify(Kind):
         return VerifyStrategy(setup)
 
     def count_left(self, setup: Setup) -> int:
-        return 0  # it goes on for as long as it may
+        return 0  # it runs until the budget ends
 
     def document(self, log: RunLog, view: View) -> Document:
         return verification_document(log)
@@ -132,7 +130,7 @@ class Verify(Kind):
 
 
 class Reproduce(KernelRows):
-    """Claims beside what was measured here, and what differs."""
+    """Claims compared with measurements on this device, and the differences between the two setups."""
 
     name = REPRODUCE
     noun = "a reproduction"
@@ -144,7 +142,7 @@ class Reproduce(KernelRows):
         return ReproduceStrategy(setup)
 
     def count_left(self, setup: Setup) -> int:
-        """The claims without a figure."""
+        """The number of claims that are not measured yet."""
         return sum(each.here is None for each in judge_claims(setup.plan.options, setup.rows))
 
     def document(self, log: RunLog, view: View) -> Document:
@@ -157,7 +155,7 @@ class Reproduce(KernelRows):
             "source": options.source,
             "differences": [asdict(each) for each in found] if options.recorded else None,
         }
-        unknown = [] if options.recorded else ["the claims name no device or software, so what differs is unknown"]
+        unknown = [] if options.recorded else ["the claims name no device or software: differences are unknown"]
         shown: list[Block] = [
             Lines(
                 [
@@ -203,7 +201,7 @@ def _label(each: JudgedClaim) -> str:
 
 def _remarks(each: JudgedClaim) -> Iterator[str]:
     if each.claim.error is None:
-        yield "the claim has no samples: its interval is its rounding, it is assumed to scatter as the run here"
+        yield "the claim has no samples: its interval is its rounding, and it is assumed to scatter like the run here"
     yield f"{each.here.status}: {each.here.reason}" if each.here and each.here.reason else ""
 
 

@@ -229,7 +229,7 @@ def test_all_that_it_defines_is_listed():
     assert listed == (STRANGER / f"{MODULE}.py").read_text().rstrip("\n")
 
 
-@pytest.mark.parametrize(("name", "code"), listings(), ids=lambda text: text.splitlines()[0][-40:])
+@pytest.mark.parametrize(("name", "code"), list(listings()), ids=lambda text: text.splitlines()[0][-40:])
 def test_code_in_the_docs_is_in_the_file_that_it_names(name, code):
     text = (ROOT / name).read_text()
     assert [part for part in code.split("\n\n") if part.strip("\n") not in text] == []

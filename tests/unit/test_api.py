@@ -95,10 +95,13 @@ def test_what_an_operation_declares_is_a_keyword(backend):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"shapes": "8x8x8", "m": 4}, "shapes names all of them: leave m out"),
-        ({"problem": mamf.MatmulProblem(), "layout": "nn"}, "problem names all of them: leave layout out"),
+        ({"shapes": "8x8x8", "m": 4}, "shapes cannot be combined with m: give one or the other"),
+        (
+            {"problem": mamf.MatmulProblem(), "layout": "nn"},
+            "problem cannot be combined with layout: give one or the other",
+        ),
         ({"layout": "nx"}, "unknown layout 'nx'"),
-        ({"layout": ["nt", "nn"]}, "this call measures one"),
+        ({"layout": ["nt", "nn"]}, "this call takes one value"),
         ({"m": "4k"}, "'4k' is not a whole number"),
     ],
 )

@@ -695,7 +695,7 @@ def test_a_budget_given_when_resuming_counts(whole, run, registered, tmp_path):
 
 def test_a_sweeps_log_holds_no_ceiling(run):
     run("sweep", *SIMULATED, "--m", "512", "--output", "sweep.jsonl")
-    with pytest.raises(RunLogError, match="holds no burst ceiling \\(it holds: none\\)"):
+    with pytest.raises(RunLogError, match="has no burst ceiling \\(it has: none\\)"):
         mamf.load_ceiling("sweep.jsonl")
 
 

@@ -202,7 +202,10 @@ def of_attention(**options):
         (lambda: of_attention(dtype="fp16", problem=mamf.AttentionProblem()), "leave dtype out"),
         (lambda: of_attention(problem="fp16"), "problem fp16: each must be a AttentionProblem"),
         (lambda: mamf.find(backend=SimulatedBackend(), kernel=[]), "no kernel"),
-        (lambda: mamf.find(["bf16", "fp16"], backend=SimulatedBackend()), "dtype bf16, fp16: this call measures one"),
+        (
+            lambda: mamf.find(["bf16", "fp16"], backend=SimulatedBackend()),
+            "dtype bf16, fp16: this call takes one value",
+        ),
         (lambda: mamf.sweep("64x64x64", kernel=["torch.mm", "triton"]), "kernel torch.mm, triton: this call measures"),
         (lambda: MatmulShape(1.5, 1, 1), "M 1.5: it must be a whole number"),
         (lambda: MatmulShape(0, 1, 1), "M 0: it must be at least 1"),

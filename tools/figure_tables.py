@@ -373,9 +373,14 @@ class _Terminal(io.StringIO):
 
 
 def terminal_table(words: Sequence[str]) -> str:
-    """What a command prints of logs on a terminal of 80 columns."""
+    """What a command prints of logs on a terminal of 80 columns; ``lines=8`` shows only the first lines."""
+    limits = [word for word in words if word.startswith("lines=")]
     with mock.patch.dict(os.environ, COLUMNS="80", NO_COLOR="1"):
-        return _output(words, _Terminal())
+        shown = _output([word for word in words if word not in limits], _Terminal())
+    lines = shown.splitlines(keepends=True)
+    for limit in limits:
+        lines[int(limit.removeprefix("lines=")) + 1 : -1] = ["...\n"]
+    return "".join(lines)
 
 
 def mamf_table(words: Sequence[str]) -> str:

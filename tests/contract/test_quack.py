@@ -130,7 +130,7 @@ def test_a_configuration_that_quack_refuses_is_unsupported(device, monkeypatch):
 
 def test_without_it_or_its_hardware_it_says_what_would_help(cuda, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name, package=None: None)
-    assert kernel("quack").unavailable(cuda.kind(0)).remedy == "pip install 'mamf[quack]'"
+    assert kernel("quack").unavailable(cuda.kind(0)).remedy == "pip install 'quack-kernels>=0.6.5,<0.7'"
     assert "NVIDIA" in kernel("quack").unavailable(open_backend("cpu")).reason
 
 

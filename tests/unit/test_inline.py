@@ -93,4 +93,4 @@ def test_without_matplotlib_a_page_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     parts = figure_parts(LINES)
     assert parts["title"] == "t" and not parts["pictures"]
-    assert parts["notes"] == ["drawing needs matplotlib: pip install 'mamf[plot]'"]
+    assert parts["notes"] == ["drawing needs matplotlib: pip install matplotlib"]

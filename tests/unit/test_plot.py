@@ -294,7 +294,7 @@ def test_without_matplotlib_one_line_says_what_to_install(plot, tmp_path, monkey
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     code, out, err = plot("sweep.jsonl")
     assert (code, out) == (2, "")
-    assert err == "mamf: drawing needs matplotlib: pip install 'mamf[plot]'\n"
+    assert err == "mamf: drawing needs matplotlib: pip install matplotlib\n"
     assert not (tmp_path / "sweep.png").exists()
 
 

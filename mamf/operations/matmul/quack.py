@@ -58,7 +58,7 @@ class Quack(TorchMatmul):
         if architecture_of(backend) not in _CONFIGURATIONS:
             return Unavailable("quack supports Hopper and Blackwell only", "use the kernel torch.mm")
         if importlib.util.find_spec("quack") is None:
-            return Unavailable("quack-kernels is not installed", "pip install 'mamf[quack]'")
+            return Unavailable("quack-kernels is not installed", "pip install 'quack-kernels>=0.6.5,<0.7'")
         return None
 
     def unsupported_shape(self, problem: MatmulProblem, shape: MatmulShape) -> str | None:

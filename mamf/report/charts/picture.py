@@ -118,7 +118,7 @@ def new_figure(width: float, height: float) -> Figure:
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise UnavailableError("drawing needs matplotlib: pip install 'mamf[plot]'") from None
+        raise UnavailableError("drawing needs matplotlib: pip install matplotlib") from None
     return Figure(figsize=(width, height), dpi=DPI, facecolor="white", layout="constrained")
 
 

@@ -117,7 +117,8 @@ def rates_of(log: RunLog, place: Path) -> list[ResultRate]:
     if plan.kind == SWEEP and is_of_products(plan.operation):
         return [_rate_of(log, place, PRODUCTS, best.row) for best in bests(log.measurements).values()]
     rows = [row for row in log.measurements if row.ok]
-    if operation_called(plan.operation).has_shares:
+    of = operation_called(plan.operation)
+    if of.has_shares and not of.has_memory_shares:
         own = (row for row in rows if row.operation == plan.operation and not row.is_reference)
         shares = ((row, mamfu(row, log.all_ceilings)) for row in own)
         return [_rate_of(log, place, SHARES, row, None, share) for row, share in shares if share is not None]

@@ -53,6 +53,7 @@ _DESCRIPTIONS = {
     NoneType: "None",
     type: "a class",
     object: "anything",
+    Callable: "a function",
 }
 
 
@@ -112,6 +113,9 @@ def describe_misfit(value: object, hint: Any) -> str:
     elif _is_kind(origin, Mapping):
         fits = isinstance(value, Mapping) and _all_fit(value.keys(), parameters[0])
         fits = fits and _all_fit(value.values(), parameters[1])  # type: ignore[attr-defined]
+    elif _is_pair_or_more(origin, parameters):
+        fits = isinstance(value, tuple) and len(value) == len(parameters)
+        fits = fits and not any(describe_misfit(*each) for each in zip(value, parameters, strict=True))  # type: ignore[call-overload]
     elif _is_kind(origin, Sequence) and origin is not str:
         fits = isinstance(value, Sequence) and _all_fit(value, parameters[0])
     else:
@@ -148,8 +152,15 @@ def _is_kind(origin: Any, kind: Any) -> bool:
     return isinstance(origin, type) and issubclass(origin, kind)
 
 
+def _is_pair_or_more(origin: Any, parameters: Sequence[Any]) -> bool:
+    """Whether an annotation is a tuple with a type for each of its values."""
+    return origin is tuple and Ellipsis not in parameters
+
+
 def _description(hint: Any) -> str:
     origin, parameters = get_origin(hint) or hint, get_args(hint)
+    if _is_pair_or_more(origin, parameters):
+        return f"a tuple of {' and '.join(map(_description, parameters))}"
     if origin in (Union, UnionType):
         return " or ".join(map(_description, parameters))
     if _is_kind(origin, Mapping):

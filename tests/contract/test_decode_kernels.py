@@ -12,14 +12,16 @@ from attention_fakes import pretend_versions
 from decode_fakes import LIBRARIES
 from verdicts import verified
 
+from mamf.backend import Backend
 from mamf.engine.measure import classify_error
 from mamf.engine.regimes.checking import Checked, WrongResultError
-from mamf.errors import UsageError
+from mamf.errors import PluginError, UsageError
 from mamf.operations.decode.decode_reference import attend, make_tables
 from mamf.operations.decode.operation import Decode
 from mamf.operations.decode.shapes import DecodeProblem, DecodeShape, draw_lengths
 from mamf.operations.decode.torch_decode import Bound
 from mamf.operations.decode.torch_kernels import SdpaKvcache
+from mamf.plugins.contracts import enforce_contract
 from mamf.plugins.discovery import backend_class, kernel_of, open_backend
 
 pytestmark = [
@@ -266,7 +268,7 @@ def test_a_table_that_is_out_of_range_is_refused(pages, reason):
 
 
 def with_graphs(skips=()):
-    """A CPU whose graphs replay launches in turn into the same memory, some of them not."""
+    """A CPU, guarded as in a run, whose graphs replay launches in turn into the same memory, some of them not."""
 
     class Graphs(backend_class("cpu")):
         has_graphs = True
@@ -282,7 +284,16 @@ def with_graphs(skips=()):
 
             return replay, results
 
-    return Graphs(0)
+    return enforce_contract(Graphs(0), Backend, "backend graphs")
+
+
+@pytest.mark.parametrize("captured", [[print, []], (print,), ([], print)])
+def test_a_backend_that_captures_something_else_is_named(captured):
+    backend = with_graphs()
+    type(backend).capture = lambda self, launches: captured
+    again = enforce_contract(type(backend)(0), Backend, "backend graphs")
+    with pytest.raises(PluginError, match=r"capture returned a \w+, not a tuple of a function and a list of anything"):
+        again.capture([])
 
 
 def test_a_graph_is_one_launch_of_several_whose_outputs_are_all_verified():
@@ -316,7 +327,7 @@ def test_cuda_captures_launches_that_ran_before_on_another_stream(cuda, monkeypa
         "stream": lambda stream: nullcontext(),
         "current_stream": lambda: waits,
     }
-    backend = cuda.kind(0)
+    backend = enforce_contract(cuda.kind(0), Backend, "backend cuda")
     vendor = sys.modules[type(backend).__module__].torch.cuda
     for name, fake in fakes.items():
         monkeypatch.setattr(vendor, name, fake, raising=False)

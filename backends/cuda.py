@@ -180,7 +180,12 @@ class CudaBackend(StreamedBackend):
             ]
         assert isinstance(self.telemetry, NvmlSensors)
         name = self.device_name(self.index)
-        return [*device_advice(self.telemetry, name, self.index, torch.version.cuda), *_environment_advice()]
+        listed = device_advice(self.telemetry, name, self.index, torch.version.cuda)
+        boosts = [
+            Advice("vboost", "ok", f"is {value}; above 0 it moves power from the L2 cache to the SMs")
+            for value in _vboost(self.index).values()
+        ]
+        return [*listed, *boosts, *_environment_advice()]
 
 
 @cache

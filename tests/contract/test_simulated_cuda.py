@@ -288,8 +288,10 @@ def test_vboost_is_what_nvidia_smi_lists(cuda, monkeypatch, printed, known):
     monkeypatch.setattr(subprocess, "run", run)
     adapter = sys.modules[cuda.kind.__module__]
     adapter._vboost.cache_clear()
-    settings = cuda.kind(0).settings()
+    backend = cuda.kind(0)
+    settings, advice = backend.settings(), advice_of(backend)
     adapter._vboost.cache_clear()
+    assert ("vboost" in advice) == bool(known)
     assert {name: value for name, value in settings.items() if name == "vboost"} == known
 
 

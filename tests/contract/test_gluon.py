@@ -53,7 +53,7 @@ def test_its_tiles_are_kernels_of_their_own(device):
     ("name", "problem", "reason"),
     [
         *(("gluon", MatmulProblem(layout=layout), f"not {layout}") for layout in LAYOUTS if layout != "nt"),
-        ("gluon", MatmulProblem("float32", "float32"), "no dtype float32"),
+        ("gluon", MatmulProblem("float32", "float32"), "does not support float32"),
         ("gluon", MatmulProblem("bfloat16", "float32"), "writes bfloat16"),
         ("gluon", MatmulProblem(fast_accumulation=True), "no fast accumulation"),
     ],

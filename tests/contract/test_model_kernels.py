@@ -201,7 +201,7 @@ def test_what_an_attention_cannot_the_model_cannot():
     assert attention_kernel("sdpa-flash").name in TorchModel("sdpa-flash").unsupported_shape(
         replace(GPT2, d_model=4 * 6), SHAPE
     )
-    assert "has no dtype float16" in TorchModel().unsupported(cpu(), replace(GPT2, dtype="float16"))
+    assert "does not support float16" in TorchModel().unsupported(cpu(), replace(GPT2, dtype="float16"))
 
 
 def test_a_compiled_model_is_compiled_for_each_shape_anew(monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
@@ -55,6 +56,15 @@ class SdpaKvcache(TorchDecode):
 _BLOCK = 128
 
 
+def _check_masks() -> Unavailable | None:
+    """Why this torch cannot make a block mask of pages, or None."""
+    from torch.nn.attention.flex_attention import BlockMask
+
+    if "seq_lengths" in inspect.signature(BlockMask.from_kv_blocks).parameters:
+        return None
+    return Unavailable(f"torch {torch.__version__} makes no block masks of pages", "pip install --upgrade torch")
+
+
 class FlexKvcache(TorchDecode):
     """FlexAttention over pages, which its block mask finds by the table; compiled on accelerators."""
 
@@ -67,7 +77,7 @@ class FlexKvcache(TorchDecode):
     head_dims = (16, 32, 64, 128, 256)
 
     def unavailable(self, backend: Backend) -> Unavailable | None:
-        return check_flex(backend, backend.is_accelerator) or super().unavailable(backend)
+        return check_flex(backend, backend.is_accelerator) or _check_masks() or super().unavailable(backend)
 
     def bind(self, backend: TorchBackend, problem: DecodeProblem, shape: DecodeShape, tables: Tables) -> Bound:
         from torch.nn.attention.flex_attention import flex_attention

@@ -74,7 +74,7 @@ def _choose_default(backend: Backend, usable: Sequence[tuple[MatmulKernel, str |
                 return each
             reasons.append(reason)
     # No kernel supports the problem. The most specific reason comes from a kernel that supports the dtype.
-    specific = [reason for reason in reasons if "has no dtype" not in reason]
+    specific = [reason for reason in reasons if "; it takes" not in reason]
     none = f"no default matmul kernel runs on {backend.name}: name one"
     raise UnavailableError((specific or reasons or [none])[0])
 

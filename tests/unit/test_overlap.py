@@ -1,5 +1,6 @@
 """Products beside other work: what each loses while both run, against a device that slows them by planted shares."""
 
+import functools
 import itertools
 import json
 import math
@@ -226,11 +227,15 @@ def of_rank(rank, store, log):
 
 @pytest.mark.emulated
 def test_two_ranks_measure_products_beside_a_collective(tmp_path):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    log = tmp_path / "log.jsonl"
-    assert forked(lambda rank: of_rank(rank, port, log), [{}, {}]) == [0, 0]
-    rows = read_run_log(log).measurements
+    for attempt in range(3):  # a busy host may be late in all windows, which rightly gives no figure
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        log = tmp_path / f"log{attempt}.jsonl"
+        codes = forked(functools.partial(of_rank, store=port, log=log), [{}, {}])
+        rows = read_run_log(log).measurements
+        if codes == [0, 0]:
+            break
+    assert codes == [0, 0], [(row.status, row.reason) for row in rows]
     assert [row.status for row in rows] == ["unsupported"] * 4 + ["ok"] * 4
     assert rows[0].reason == "gloo does not let one choose the number of blocks"

@@ -111,13 +111,17 @@ def open_nvml(properties: Any) -> NvmlSensors | Unavailable:
         return Unavailable(f"NVML does not know the device ({error})", "power and clock stay unknown")
 
 
+def index_of_smi(sensors: NvmlSensors, index: int) -> int:
+    """The index by which nvidia-smi names a card: NVML's, which CUDA_VISIBLE_DEVICES does not change."""
+    known = sensors.ask(sensors.nvml.nvmlDeviceGetIndex)
+    return index if known is None else int(known)
+
+
 def device_advice(sensors: NvmlSensors, name: str, index: int, torch_cuda: str | None) -> list[Advice]:
     """Findings about the state of the card, its driver, who shares it and its siblings. ``name``: CUDA's name of it.
     ``torch_cuda``: torch's CUDA version, such as "13.0".
     """
-    # nvidia-smi uses NVML's index, which CUDA_VISIBLE_DEVICES does not change.
-    known = sensors.ask(sensors.nvml.nvmlDeviceGetIndex)
-    index = index if known is None else known
+    index = index_of_smi(sensors, index)
     return [
         _driver(sensors, torch_cuda),
         _power_limit(sensors, index),

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from mamf_backends._card_sharing import card_sharing
 from mamf_backends._cuda_stamps import CudaStamps, open_stamps
-from mamf_backends._nvml import NvmlSensors, device_advice, open_nvml
+from mamf_backends._nvml import NvmlSensors, device_advice, index_of_smi, open_nvml
 
 from mamf.backend import Advice, DeviceInfo, Unavailable
 from mamf.machine.environment import version_in_use
@@ -115,8 +115,13 @@ class CudaBackend(StreamedBackend):
         return super().settings() | {
             **{name: str(getattr(flags, name)) for name in names if hasattr(flags, name)},
             "preferred_blas_library": str(torch.backends.cuda.preferred_blas_library()),
-            **_vboost(self.index),
+            **self._vboost(),
         }
+
+    def _vboost(self) -> dict[str, str]:
+        """Without sensors it is unknown which card nvidia-smi would list."""
+        sensors = self.telemetry if isinstance(self.telemetry, NvmlSensors) else None
+        return _read_vboost(index_of_smi(sensors, self.index)) if sensors else {}
 
     def without_counters(self) -> Unavailable | None:
         return None
@@ -183,7 +188,7 @@ class CudaBackend(StreamedBackend):
         listed = device_advice(self.telemetry, name, self.index, torch.version.cuda)
         boosts = [
             Advice("vboost", "ok", f"is {value}; above 0 it moves power from the L2 cache to the SMs")
-            for value in _vboost(self.index).values()
+            for value in self._vboost().values()
         ]
         return [*listed, *boosts, *_environment_advice()]
 
@@ -197,7 +202,7 @@ def _cublas() -> dict[str, str]:
 
 
 @cache
-def _vboost(index: int) -> dict[str, str]:
+def _read_vboost(index: int) -> dict[str, str]:
     """The card's vboost, which moves power from the L2 cache to the SMs; only nvidia-smi reads it. Empty if unknown."""
     command = ["nvidia-smi", "boost-slider", "-l", "-i", str(index)]
     try:

@@ -280,17 +280,18 @@ SLIDERS = "| GPU  Boost Slider  Max Value  Current Value |\n|   0  vboost       
 )
 def test_vboost_is_what_nvidia_smi_lists(cuda, monkeypatch, printed, known):
     def run(command, **options):
-        assert command[:3] == ["nvidia-smi", "boost-slider", "-l"]
+        assert command == ["nvidia-smi", "boost-slider", "-l", "-i", "3"]  # not CUDA's index
         if isinstance(printed, OSError):
             raise printed
         return SimpleNamespace(stdout=printed)
 
     monkeypatch.setattr(subprocess, "run", run)
+    cuda.nvml.nvmlDeviceGetIndex = lambda handle: 3
     adapter = sys.modules[cuda.kind.__module__]
-    adapter._vboost.cache_clear()
+    adapter._read_vboost.cache_clear()
     backend = cuda.kind(0)
     settings, advice = backend.settings(), advice_of(backend)
-    adapter._vboost.cache_clear()
+    adapter._read_vboost.cache_clear()
     assert ("vboost" in advice) == bool(known)
     assert {name: value for name, value in settings.items() if name == "vboost"} == known
 

@@ -107,6 +107,11 @@ class Elapsed(NamedTuple):
     cycles: float
     seconds: float
 
+    @property
+    def clock_hz(self) -> float | None:
+        """The mean clock; None if no time passed."""
+        return self.cycles / self.seconds if self.seconds > 0 else None
+
 
 @runtime_checkable
 class ClockStamps(Protocol):

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from mamf.api.measuring import sweep
-from mamf.backend import DeviceInfo, Unavailable
+from mamf.backend import DeviceInfo, Elapsed, Unavailable
 from mamf.cycles import cycles_used, flop_per_cycle
 from mamf.files import packaged_rows
 from mamf.operations.matmul.kernel import MatmulProblem
@@ -89,3 +89,34 @@ def test_a_rate_that_the_true_clock_excludes_is_implausible():
     assert why_implausible(row, H100, 1e15) is None
     slow = replace(row, conditions=replace(row.conditions, true_clock_hz=1.2e9))
     assert "its clock of 1200 MHz allows" in why_implausible(slow, H100, 1e15)
+
+
+class Broken:
+    """Stamps of an adapter that does not work: ``answer`` is what passed between two, or the error to raise."""
+
+    def __init__(self, answer):
+        self.answer = answer
+
+    def stamp(self):
+        if isinstance(self.answer, BaseException):
+            raise self.answer
+        return 0
+
+    def between(self, start, end):
+        return self.answer
+
+
+@pytest.mark.parametrize("regime", ["burst", "sustained"])
+@pytest.mark.parametrize("answer", [None, Elapsed(0.0, 0.0), Elapsed(1e6, 0.0)])
+def test_stamps_that_show_nothing_cost_no_figure(monkeypatch, regime, answer):
+    monkeypatch.setattr(SimulatedBackend, "stamps", Broken(answer))
+    assert [(row.status, row.conditions.true_clock_hz) for row in measured(regime=regime, clock="all")] == [
+        ("ok", None)
+    ] * len(SHAPES)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no clock"), SystemExit("no clock")])
+def test_stamps_that_fail_fail_the_row_and_not_the_run(monkeypatch, error):
+    monkeypatch.setattr(SimulatedBackend, "stamps", Broken(error))
+    rows = measured(clock="all")
+    assert [row.status for row in rows] == ["failed"] * len(SHAPES) and "no clock" in rows[0].reason

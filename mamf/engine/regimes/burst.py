@@ -117,7 +117,7 @@ class Burst(Regime):
         stamps = self.backend.stamps
         if isinstance(stamps, Unavailable) or seconds < self.shortest_clocked_seconds:
             return None
-        size = min(self._train_size(seconds + self._flush_seconds, self.max_in_train), self.max_in_train)
+        size = self._train_size(seconds + self._flush_seconds, self.max_in_train)
         clocks: list[float] = []
         for _ in range(self.stamped_trains):
             self._rest()
@@ -144,10 +144,11 @@ class Burst(Regime):
         traits = backend.burst_traits
         self._rested_at = backend.now() + min(sum(windows) * traits.rest_ratio, traits.longest_rest_seconds)
         gap, clocks = stamps.between(idle[0], idle[-1]), []
+        idle_hz = gap and gap.clock_hz
         for (before, *_, after), seconds in zip(around, windows, strict=True):
             passed = stamps.between(before, after)
-            if gap is not None and gap.seconds > 0 and passed is not None and 0 < seconds <= passed.seconds:
-                clocks.append((passed.cycles - (passed.seconds - seconds) * gap.cycles / gap.seconds) / seconds)
+            if idle_hz and passed is not None and 0 < seconds <= passed.seconds:
+                clocks.append((passed.cycles - (passed.seconds - seconds) * idle_hz) / seconds)
         return clocks
 
     def _warm_in(self, checked: Checked, size: int, rule: StoppingRule) -> None:

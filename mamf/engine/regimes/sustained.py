@@ -251,7 +251,7 @@ class _Blocks:
         if isinstance(stamps, Unavailable) or self._begun is None or self._ended is None:
             return None
         passed = stamps.between(self._begun, self._ended)
-        return passed and passed.cycles / passed.seconds
+        return passed and passed.clock_hz
 
     def begin_visit(self) -> None:
         """Poison the outputs before the next block; from then on all blocks have the same number of launches."""

@@ -18,6 +18,7 @@ from msgspec.inspect import DataclassType, ListType, StructType, Type, UnionType
 
 from mamf.backend import SIMULATED, DeviceInfo, describe_sharing
 from mamf.ceilings.ceiling import CONFIRM, confirm_ceilings
+from mamf.cycles import cycles_used
 from mamf.dtypes import DTYPES
 from mamf.files import packaged_rows
 from mamf.kinds.registry import kind_of
@@ -259,6 +260,12 @@ def rows_recompute(evidence: Evidence) -> Iterator[Finding]:
             if not agree(record.get(name), again.get(name)):
                 message = f"{row.shape}: {name} does not follow from the row's samples and plan"
                 yield Finding("row-mismatch", message, line)
+        seen, info = row.conditions, evidence.log.device(row.device)
+        if row.ok and seen.cycles_used is not None:
+            used = cycles_used(row.best_rate * TERA, info, row.problem.dtype, seen.true_clock_hz)
+            if not agree(seen.cycles_used, used):
+                message = f"{row.shape}: cycles_used does not follow from the row's rate and true clock"
+                yield Finding("row-mismatch", message, line)
         # Converted logs judge sustained by its median.
         if row.best_by not in (BEST_BY[row.regime], "median"):
             yield Finding("row-mismatch", f"{row.shape}: a best of {row.regime} is not chosen by {row.best_by}", line)
@@ -372,8 +379,9 @@ def sensors_are_plausible(evidence: Evidence) -> Iterator[Finding]:
         least = _MIN_POWER * limit if row.ok and limit < math.inf else 0
         if seen.watts is not None and not least <= seen.watts <= _MAX_POWER * limit:
             yield Finding("sensors", f"{row.shape}: {seen.watts:.0f} W, with a limit of {limit:.0f} W", line)
-        if seen.clock_hz is not None and not 0 < seen.clock_hz <= _MAX_CLOCK * highest:
-            yield Finding("sensors", f"{row.shape}: {seen.clock_hz / 1e6:.0f} MHz, above the highest clock", line)
+        for clock_hz in (seen.clock_hz, seen.true_clock_hz):
+            if clock_hz is not None and not 0 < clock_hz <= _MAX_CLOCK * highest:
+                yield Finding("sensors", f"{row.shape}: {clock_hz / 1e6:.0f} MHz, above the highest clock", line)
 
 
 def samples_differ(evidence: Evidence) -> Iterator[Finding]:

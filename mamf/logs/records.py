@@ -42,6 +42,9 @@ Plain = str | bool | Whole | float | None
 Fields = dict[str, Plain | list[Plain]]
 # An attosecond and thirty years: beyond them rates, or squares of samples, leave what a float holds.
 Seconds = Annotated[float, Meta(gt=1e-18, lt=1e9)]
+#: In megahertz, far beyond any device's; and as a share, of which 1 is all.
+TrueClock = Annotated[float, Meta(gt=0, lt=1e6)]
+CyclesUsed = Annotated[float, Meta(gt=1e-9, lt=1e3)]
 #: A timer that missed a launch reads zero or less.
 TimerReading = Annotated[float, Meta(gt=-1e9, lt=1e9)]
 #: The mean, median, fastest and slowest rate, and the interval of the figure.
@@ -99,8 +102,8 @@ class MeasurementRecord(Struct, kw_only=True):
     celsius: Sensor
     throttle_reasons: list[str]
     throttle_shares: dict[str, float] | Missing = UNSET
-    true_clock_mhz: float | Missing = UNSET
-    cycles_used: float | Missing = UNSET
+    true_clock_mhz: TrueClock | Missing = UNSET
+    cycles_used: CyclesUsed | Missing = UNSET
     remarks: list[str]
     is_reference: bool
     details: dict[str, Any]
@@ -136,8 +139,8 @@ class CeilingRecord(Struct, kw_only=True):
     watts: Sensor
     celsius: Sensor
     throttle_reasons: list[str]
-    true_clock_mhz: float | Missing = UNSET
-    cycles_used: float | Missing = UNSET
+    true_clock_mhz: TrueClock | Missing = UNSET
+    cycles_used: CyclesUsed | Missing = UNSET
 
 
 # -- other records -----------------------------------------------------------------------------------------------------

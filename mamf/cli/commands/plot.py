@@ -66,8 +66,12 @@ def _picture(options: argparse.Namespace) -> Picture:
     from mamf.node.logs import contributed_baseline, read_nodes
     from mamf.node.report import node_chart
     from mamf.node.verdict import judge
+    from mamf.report.charts.clocks import clock_chart
     from mamf.report.imported import beside_chart, shown_log, shown_run
 
+    if options.cycles:
+        _require_no_choice(options, "a picture of cycles")
+        return clock_chart(read_log(*options.logs))
     folders = [path for path in options.logs if path.is_dir() and not is_shared_folder(path)]
     if len(folders) == len(options.logs):
         _require_no_choice(options, "a node")
@@ -80,11 +84,6 @@ def _picture(options: argparse.Namespace) -> Picture:
         _require_no_choice(options, "a log of mamf-finder")
         named = zip(options.logs, imported, strict=True)
         return beside_chart([shown_run(path.stem, run) if run else shown_log(read_log(path)) for path, run in named])
-    if options.cycles:
-        from mamf.report.charts.clocks import clock_chart
-
-        _require_no_choice(options, "a picture of cycles")
-        return clock_chart(read_log(*options.logs))
     return chart_of(read_log(*options.logs), options.regime, options.direction)
 
 

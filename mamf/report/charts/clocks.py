@@ -55,7 +55,8 @@ class ClockChart(Picture):
 
 def clock_chart(log: RunLog) -> ClockChart:
     """The rows of a log whose true clock is known. Raises UsageError without such a row, or if their dtypes differ."""
-    rows = [row for row in log.measurements if row.ok and row.conditions.cycles_used and not row.is_reference]
+    measured = (row for row in log.measurements if row.ok and not row.is_reference)
+    rows = [row for row in measured if row.conditions.cycles_used and row.conditions.true_clock_hz]
     dtypes = {row.problem.dtype for row in rows}
     if not rows:
         raise UsageError(f"{log.path} has no row with cycles used: measure on a device with clock stamps, --clock all")

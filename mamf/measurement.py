@@ -37,7 +37,6 @@ class Tabular:
 
 
 Status = Literal["ok", "out_of_memory", "unsupported", "wrong_result", "implausible", "failed"]
-STATUSES: tuple[Status, ...] = ("ok", "out_of_memory", "unsupported", "wrong_result", "implausible", "failed")
 TERA = 1e12
 #: Details of verified rows: where the output is wrong; the number of launches and of output values that were checked;
 #: the bound of the error; launches with different bits, of kernels that do not promise equal ones; and outputs that

@@ -90,7 +90,6 @@ CRITICAL_FACTOR = 2.0
 WIDE_SPREAD = 0.015
 #: Limits against a baseline, as a multiple. Products of one card repeat to 0.3 %, so its own earlier run allows less;
 #: memory repeats no better than cards differ. Other cards of a baseline may be one, or the fastest of many.
-_PEERS: Mapping[str, float] = MappingProxyType({})
 _SAME_CARD = dict.fromkeys((BOTH, BURST, SUSTAINED), 0.5)
 _OTHER_CARD = dict.fromkeys(LIMITS, 1.5)
 

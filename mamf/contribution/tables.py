@@ -33,7 +33,7 @@ from mamf.regime_names import CEILINGS
 from mamf.report.document import Column, Table, sensor_columns
 from mamf.report.formats import table_text
 from mamf.report.shares import described_title, share_of
-from mamf.report.text import csv_text, interval_cell, significant
+from mamf.report.text import csv_text, interval_cell, significant, work_line
 from mamf.text import Markup, markdown_line, markdown_text
 
 _NOTE = "`mamf results table` writes this page from the logs; do not edit it."
@@ -209,8 +209,7 @@ def attention_columns() -> list[Column[ResultRate]]:
 
 
 def _kernels(title: str, entries: Sequence[ResultRate]) -> str:
-    works = dict.fromkeys((entry.row.work.unit, entry.row.work.convention) for entry in entries)
-    counts = " ".join(markdown_line(f"{unit}: {convention}.") for unit, convention in works)
+    counts = markdown_line(f"{work_line(entry.row.work for entry in entries)}.")
     columns = [*kernel_columns(), log_column()]
     return _section(markdown_text(title[:1].upper() + title[1:]), columns, entries, f"{counts}\n\n")
 

@@ -65,8 +65,8 @@ class Model(FlopOperation[ModelProblem, ModelShape]):
         }
 
     def words(self, problem: ModelProblem) -> Sequence[str]:
-        """Return the architecture, the phase, and the fields that differ from the defaults."""
-        usual = {field.name: field.default for field in fields(problem)}
+        """Return the architecture, the phase, and the fields that differ from the size's or the defaults."""
+        usual = {field.name: field.default for field in fields(problem)} | dict(SIZES.get(problem.size or "", {}))
         values = {name: getattr(problem, name) for name in _RARE}
         others = [f"{name} {value}" for name, value in values.items() if value != usual[name]]
         return [problem.architecture, problem.phase, *others]

@@ -128,16 +128,8 @@ class ModelProblem(DeclaredProblem):
         return self.phase != "forward"
 
     @property
-    def size(self) -> str | None:
-        """The name in SIZES, or None."""
-        sizes = ((size, parts.items()) for size, parts in SIZES.items())
-        return next((size for size, parts in sizes if all(getattr(self, name) == value for name, value in parts)), None)
-
-    @property
     def architecture(self) -> str:
-        """The name of a known model, such as ``Llama 3 1B``, else d_model, d_ff, layers and heads."""
-        if self.size and self.style in _FAMILIES:
-            return f"{_FAMILIES[self.style]} {self.size.upper() if self.size[0].isdecimal() else self.size}"
+        """A short description such as ``gpt2 768/3072/12/12``: d_model, d_ff, layers and heads."""
         kv = "" if self.kv_heads == self.heads else f"/{self.kv_heads}"
         experts = f", {self.active_experts} of {self.experts} experts" if self.style == "moe" else ""
         return f"{self.style} {self.d_model}/{self.d_ff}/{self.layers}/{self.heads}{kv}{experts}"
@@ -222,7 +214,6 @@ def _gpt2(d_model: int, d_ff: int, layers: int, heads: int) -> dict[str, Any]:
     return {"style": "gpt2", **wide, "vocabulary": 50257, "tied": True}
 
 
-_FAMILIES: Mapping[str, str] = {"gpt2": "GPT-2", "llama": "Llama 3"}
 #: Architectures by name: GPT-2, Llama 3, and a mixture of experts as wide as the small GPT-2.
 SIZES: Mapping[str, Mapping[str, Any]] = {
     "small": _gpt2(768, 3072, 12, 12),

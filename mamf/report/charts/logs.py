@@ -261,7 +261,7 @@ def _key(row: Measurement) -> _Key:
 
 def _words(key: _Key) -> list[str]:
     regime, problem, kernel, batch = key
-    words = [word for word in Model().words(problem) if word not in PHASES]
+    words = [word for word in Model().describe_problem(problem) if word not in PHASES]
     return [kernel, *words, f"batch {batch}", problem.dtype, regime]
 
 

@@ -154,14 +154,14 @@ def _read(options: argparse.Namespace) -> int:
 
 
 def _profile(options: argparse.Namespace, program: Program, folder: Path) -> int:
-    from mamf.contribution.known_ceilings import opened
+    from mamf.contribution.known_ceilings import resolve_backend
     from mamf.profiling import running
     from mamf.profiling.profile import profile_of
     from mamf.profiling.watches import DtypeWatch, MemoryWatch, ModuleRanges, in_trace, ranges_of
 
     memory = None if options.memory is None else MemoryWatch(options.memory)
     dtypes = DtypeWatch() if options.dtypes else None
-    ranges = ModuleRanges(lambda: opened(_device(options))) if options.nvtx else None
+    ranges = ModuleRanges(lambda: resolve_backend(_device(options))) if options.nvtx else None
     spans = ModuleRanges(lambda: ranges_of(memory.span)) if memory else None
     watches = [each for each in (spans, memory, dtypes, ranges, ModuleRanges(in_trace)) if each is not None]
     profiler = running.StepProfiler(options.steps, options.warmup, folder, watches, stop=options.stop)

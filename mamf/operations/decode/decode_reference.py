@@ -1,8 +1,8 @@
 """The cache's tables, and the reference: plain products and a softmax in float64 over the tokens of each sequence.
 
-The whole output of every launch that is verified is compared. Values change their signs between launches, which changes
-signs of the output alone, so that the reference of an operand set is computed once. It runs on the device, with code
-that is independent of the kernels; one head of a random sequence is computed on the host too.
+A check of samples compares the output of a random sequence, a check of everything that of all sequences. The reference
+runs on the device, with code that is independent of the kernels; one head of a random sequence is computed on the host
+too.
 """
 
 from __future__ import annotations
@@ -128,39 +128,23 @@ def attend(
 
 
 class Reference:
-    """The expected output of an operand set. ``flip`` changes operands and expectation alike."""
+    """Compares outputs of an operand set with what its operands give now."""
 
     def __init__(self, shape: DecodeShape, tables: Tables, operands: Operands) -> None:
         self._shape, self._tables, self._operands = shape, tables, operands
-        self.signs = torch.ones((shape.kv_heads, shape.head_dim_v), dtype=torch.int8, device=operands.q.device)
-        self._unsigned: torch.Tensor | None = None
 
-    @property
-    def expected(self) -> torch.Tensor:
-        """Rows, heads, width of values."""
-        signs = self.signs.repeat_interleave(self._shape.group, 0)
-        if self._unsigned is None:
-            self._unsigned = self._computed() * signs
-        return self._unsigned * signs
-
-    def _computed(self) -> torch.Tensor:
-        shape, of, parts = self._shape, self._operands, []
-        for sequence, rows in self._tables.rows():
+    def verdict(self, output: torch.Tensor, bound: float, is_whole: bool = False) -> Verdict:
+        """Compare the output of a random sequence, or of all sequences. ``output``: rows, heads, width of values."""
+        shape, of, sequences, parts = self._shape, self._operands, list(self._tables.rows()), []
+        chosen = sequences if is_whole else [secrets.choice(sequences)]
+        for sequence, rows in chosen:
             slots = self._tables.slots(sequence)
             q, k, v = of.q[rows], gather(of.k, slots), gather(of.v, slots)
             step = max(1, _CHUNK // (len(slots) * shape.heads))
             parts += [
                 attend(shape, q, k, v, slice(start, start + step)) for start in range(0, rows.stop - rows.start, step)
             ]
-        return torch.cat(parts)
-
-    def flip(self, signs: torch.Tensor) -> None:
-        """Flip the signs of columns of the values of each head: kv heads, width of values."""
-        with torch.no_grad():
-            flip_signs(self._operands.v, signs)
-            if self._shape.is_latent:  # its values are keys too: queries change alike, so that scores stay
-                flip_signs(self._operands.q[..., : self._shape.head_dim_v], signs)
-        self.signs = self.signs * signs
+        return compare(torch.cat([output[rows] for _, rows in chosen]), torch.cat(parts), bound)
 
     def verdict_on_host(self, output: torch.Tensor, bound: float) -> Verdict | None:
         """Compare one head of a random sequence with what the host computes; None if the sequence is too long."""
@@ -182,14 +166,6 @@ def gather(cache: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
     if cache.dtype.itemsize > 1:
         return cache[slots]
     return cache.view(torch.uint8)[slots].view(cache.dtype).to(torch.float32)
-
-
-def flip_signs(tensor: torch.Tensor, signs: torch.Tensor) -> None:
-    """Multiply by signs in place, which is exact in every dtype."""
-    if tensor.dtype.itemsize > 1:
-        tensor.mul_(signs)
-    else:
-        tensor.view(torch.uint8).bitwise_xor_((signs < 0).to(torch.uint8) << 7)
 
 
 def compare(output: torch.Tensor, expected: torch.Tensor, bound: float) -> Verdict:

@@ -57,15 +57,18 @@ CALLS = {
 #: And what they say of others.
 REFUSALS = {
     "flash-attn-2-kvcache": {
-        PAGED: "no pages of 16 tokens: they must be a multiple of 256",
-        "b2h16kv1q1c200d576v512l": "takes no latent",
+        PAGED: "does not support pages of 16 tokens: use a multiple of 256",
+        "b2h16kv1q1c200d576v512l": "does not support a latent",
     },
-    "flash-attn-3-kvcache": {"b2h16kv1q1c200td576v512l": "needs pages for latents of different lengths"},
-    "flashinfer-decode": {ONE: "needs a paged cache", FEW: "takes at most 1 queries"},
-    "flashinfer-prefill": {"b2h8kv2q1c300d80p16": "has no head dimension 80"},
-    "flashinfer-mla": {PAGED: "takes a latent only", "b2h8kv1q1c200d96v64lp64": "has no latent of 96/64"},
+    "flash-attn-3-kvcache": {"b2h16kv1q1c200td576v512l": "needs a paged cache for a latent with different lengths"},
+    "flashinfer-decode": {ONE: "needs a paged cache", FEW: "supports at most 1 queries"},
+    "flashinfer-prefill": {"b2h8kv2q1c300d80p16": "does not support head dimension 80"},
+    "flashinfer-mla": {
+        PAGED: "needs a latent: --latent",
+        "b2h8kv1q1c200d96v64lp64": "does not support a latent of 96/64",
+    },
     "aiter-kvcache": {ONE: "needs a paged cache"},
-    "aiter-mla": {PAGED: "takes a latent only"},
+    "aiter-mla": {PAGED: "needs a latent: --latent"},
 }
 
 
@@ -173,9 +176,9 @@ def test_a_kernel_of_torch_is_right_on_the_cpu(name, shape, dtype, cpu):
 @pytest.mark.parametrize(
     ("shape", "reason"),
     [
-        (FEW, "aligns causal masks to the top left: it needs 1 query, or as many as tokens"),
+        (FEW, "aligns causal masks to the top left: use 1 query, or as many as tokens"),
         (PAGED, "needs a contiguous cache: --page-sizes none"),
-        (RAGGED, "needs equal lengths of the sequences"),
+        (RAGGED, "needs sequences of equal length: --lengths equal"),
     ],
 )
 def test_sdpa_says_what_it_refuses(shape, reason):
@@ -254,8 +257,8 @@ def test_a_wrong_launch_is_found(fault, cpu):
 @pytest.mark.parametrize(
     ("pages", "reason"),
     [
-        ([[0, 1], [2, 4]], "page 4 of sequence 1 is not in the cache, which has 4 pages"),
-        ([[0, 1], [2, 1]], "two sequences have the same page"),
+        ([[0, 1], [2, 4]], "sequence 1 uses page 4, but the cache has pages 0 to 3 only"),
+        ([[0, 1], [2, 1]], "two sequences use the same page: give each page to one sequence"),
     ],
 )
 def test_a_table_that_is_out_of_range_is_refused(pages, reason):
@@ -308,7 +311,10 @@ def test_a_graph_is_one_launch_of_several_whose_outputs_are_all_verified():
 
 
 def test_a_device_without_graphs_says_so(cpu):
-    assert SdpaKvcache().unsupported(cpu, DecodeProblem(graph=True)) == "cpu has no graphs of launches"
+    assert (
+        SdpaKvcache().unsupported(cpu, DecodeProblem(graph=True))
+        == "cpu cannot capture launches in a graph: remove --graph"
+    )
 
 
 def test_cuda_captures_launches_that_ran_before_on_another_stream(cuda, monkeypatch):

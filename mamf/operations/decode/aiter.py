@@ -1,4 +1,4 @@
-"""AMD's AITER over pages: batched prefill, which also decodes, and MLA."""
+"""AMD's AITER over a paged cache: batched prefill, which also decodes, and MLA."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class AiterKvcache(AiterLibrary, LibraryDecode):
 
 
 class AiterMla(AiterLibrary, LibraryDecode):
-    """Writes its output to memory that it is given."""
+    """AITER's MLA decode. The library writes to a given output tensor."""
 
     name = "aiter-mla"
     has_contiguous = False

@@ -1,4 +1,4 @@
-"""FlashAttention 2 and 3 over a cache: ``flash_attn_with_kvcache``, and ``flash_attn_varlen_func`` for ragged ones."""
+"""FlashAttention 2 and 3 over a cache: ``flash_attn_with_kvcache``, or ``flash_attn_varlen_func`` for ragged shapes."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from mamf.torch_backend import TorchBackend
 
 
 class _FlashKvcache(LibraryDecode):
-    #: The keyword of the block table.
+    #: The library's keyword for the page table.
     table: str
-    #: Whether ``flash_attn_with_kvcache`` takes queries that differ in number, by ``cu_seqlens_q``.
+    #: Whether ``flash_attn_with_kvcache`` takes ``cu_seqlens_q``, for different numbers of queries per sequence.
     has_ragged_kvcache = False
 
     def refuses(self, error: Exception) -> bool:
@@ -42,7 +42,7 @@ class _FlashKvcache(LibraryDecode):
             k, v = as_pages(shape, of.k), as_pages(shape, of.v)
             if not shape.is_latent:
                 return output_of(module.flash_attn_with_kvcache(q, k, v, **options))
-            # A latent: keys of the position, values, and the queries' part that meets the values.
+            # A latent: the library takes its position part as keys, the rest as values, and the queries split alike.
             q, qv, k = q[..., shape.head_dim_v :], q[..., : shape.head_dim_v], k[..., shape.head_dim_v :]
             return output_of(module.flash_attn_with_kvcache(q, k, v, qv=qv, **options))
 
@@ -82,5 +82,5 @@ class FlashAttention3Kvcache(FlashAttention3Library, _FlashKvcache):
 
     def unsupported_shape(self, problem: DecodeProblem, shape: DecodeShape) -> str | None:
         if shape.is_latent and (shape.page_size is None and shape.lengths != "equal"):
-            return f"{self.name} needs pages for latents of different lengths"
+            return f"{self.name} needs a paged cache for a latent with different lengths: --page-sizes 64"
         return super().unsupported_shape(problem, shape)

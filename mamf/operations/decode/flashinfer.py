@@ -1,6 +1,7 @@
-"""FlashInfer over pages: decode, prefill and MLA.
+"""FlashInfer over a paged cache: decode, prefill and MLA.
 
-A step of a model plans once for all its layers, on the host: outside the launch, from tables that the host has.
+The library plans on the host, from the host's copy of the tables. A server plans once per step for all layers of a
+model, so planning is not part of a launch; its time is reported separately.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from mamf.operations.decode.shapes import SAME, DecodeProblem, DecodeShape
 from mamf.operations.decode.torch_decode import Bound, LibraryDecode, as_pages
 from mamf.torch_backend import TorchBackend, torch_dtype
 
-#: As vLLM has it: splitting long caches over many units needs more than the library's examples have.
+#: The size that vLLM uses. Splitting a long cache over many compute units needs more than the library's examples use.
 _WORKSPACE_BYTES = 384 * 2**20
-#: From this many query heads per kv head on, tensor cores are faster; vLLM chooses so too.
+#: With at least this many query heads per kv head, tensor cores are faster; vLLM uses the same limit.
 _GROUP_OF_TENSOR_CORES = 4
 
 
 class _FlashInfer(LibraryDecode):
-    """Compiles its kernels when it plans for the first time."""
+    """The base class. The library compiles its kernels the first time that it plans."""
 
     library = "FlashInfer"
     module = "flashinfer"
@@ -46,10 +47,10 @@ class _FlashInfer(LibraryDecode):
     def planned(
         self, module: Any, problem: DecodeProblem, shape: DecodeShape, tables: Tables, workspace: torch.Tensor
     ) -> tuple[Any, Callable[[], object]]:
-        """A wrapper of the library, and what plans with it, from the host's copies of the tables."""
+        """Return a wrapper object of the library, and a function that plans with it from host copies of the tables."""
 
     def run(self, wrapper: Any, shape: DecodeShape, of: Operands) -> torch.Tensor:
-        """The output, as planned."""
+        """Run the planned attention and return its output."""
         output: torch.Tensor = wrapper.run(of.q, (as_pages(shape, of.k), as_pages(shape, of.v)))
         return output
 
@@ -142,7 +143,7 @@ class FlashInferMla(_FlashInfer):
 
     def unsupported_shape(self, problem: DecodeProblem, shape: DecodeShape) -> str | None:
         if shape.is_latent and tuple(shape.head_dims) != (576, 512):
-            return f"{self.name} has no latent of {shape.head_dims}; it has 576/512"
+            return f"{self.name} does not support a latent of {shape.head_dims}: use --head-dims 576/512"
         return super().unsupported_shape(problem, shape)
 
     def planned(

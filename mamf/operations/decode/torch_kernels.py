@@ -1,4 +1,4 @@
-"""torch's own attention over a cache: scaled_dot_product_attention, and FlexAttention with a block table."""
+"""torch's own attention over a cache: scaled_dot_product_attention, and FlexAttention with a page table."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from mamf.torch_backend import TorchBackend
 
 
 class SdpaKvcache(TorchDecode):
-    """torch's choice of backend over a contiguous cache of equal lengths.
+    """``scaled_dot_product_attention`` with torch's choice of backend, over a contiguous cache of equal lengths.
 
-    Its causal mask is aligned to the top left, which is wrong for a few queries behind many tokens: it takes one query,
-    or as many as there are tokens.
+    torch aligns causal masks to the top left, which is wrong for a few queries at the end of many tokens. So this
+    kernel supports only 1 query (no mask), or as many queries as tokens.
     """
 
     name = "sdpa-kvcache"
@@ -34,7 +34,7 @@ class SdpaKvcache(TorchDecode):
 
     def unsupported_shape(self, problem: DecodeProblem, shape: DecodeShape) -> str | None:
         if shape.queries not in (1, shape.cache_len):
-            return f"{self.name} aligns causal masks to the top left: it needs 1 query, or as many as tokens"
+            return f"{self.name} aligns causal masks to the top left: use 1 query, or as many as tokens"
         return super().unsupported_shape(problem, shape)
 
     def refuses(self, error: Exception) -> bool:
@@ -52,21 +52,21 @@ class SdpaKvcache(TorchDecode):
         return Bound(attend)
 
 
-#: FlexAttention's smallest blocks of keys on all cards.
+#: The smallest block of keys that FlexAttention supports on all cards.
 _BLOCK = 128
 
 
 def _check_masks() -> Unavailable | None:
-    """Why this torch cannot make a block mask of pages, or None."""
+    """Return why this torch cannot make a block mask from pages, or None."""
     from torch.nn.attention.flex_attention import BlockMask
 
     if "seq_lengths" in inspect.signature(BlockMask.from_kv_blocks).parameters:
         return None
-    return Unavailable(f"torch {torch.__version__} makes no block masks of pages", "pip install --upgrade torch")
+    return Unavailable(f"torch {torch.__version__} cannot make block masks from pages", "pip install --upgrade torch")
 
 
 class FlexKvcache(TorchDecode):
-    """FlexAttention over pages, which its block mask finds by the table; compiled on accelerators."""
+    """FlexAttention over a paged cache: its block mask contains the page table. Compiled on accelerators."""
 
     name = "flex-kvcache"
     is_tried_unasked = False
@@ -99,7 +99,7 @@ class FlexKvcache(TorchDecode):
 
 
 def make_block_mask(shape: DecodeShape, tables: Tables) -> Any:
-    """The pages of each sequence as the blocks of keys that its queries see, in the places where they are."""
+    """Make a block mask in which the queries of a sequence see its pages and no other blocks of the cache."""
     from torch.nn.attention.flex_attention import BlockMask
 
     assert shape.page_size is not None

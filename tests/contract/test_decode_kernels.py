@@ -18,8 +18,8 @@ from mamf.engine.regimes.checking import Checked, WrongResultError
 from mamf.errors import PluginError, UsageError
 from mamf.operations.decode.decode_reference import attend, make_tables
 from mamf.operations.decode.operation import Decode
-from mamf.operations.decode.shapes import DecodeProblem, DecodeShape, draw_lengths
-from mamf.operations.decode.torch_decode import Bound
+from mamf.operations.decode.shapes import DecodeProblem, DecodeShape, draw_sequences
+from mamf.operations.decode.torch_decode import BoundKernel
 from mamf.operations.decode.torch_kernels import SdpaKvcache
 from mamf.plugins.contracts import enforce_contract
 from mamf.plugins.discovery import backend_class, kernel_of, open_backend
@@ -139,9 +139,9 @@ def test_a_missing_library_says_how_to_install_it(name, request, monkeypatch):
 def test_planning_is_outside_the_launch_and_its_time_beside_it(library, asked):
     kernel, backend = library("flashinfer-decode")
     ready = prepared(kernel, backend, PAGED, sets=3)
-    planned = asked.count("plan")
+    make_wrapper = asked.count("plan")
     verdict = verified(ready)
-    assert asked.count("plan") == planned == 2, "once to compile, once to time it, for all layers"
+    assert asked.count("plan") == make_wrapper == 2, "once to compile, once to time it, for all layers"
     assert verdict.details["planning_us"] >= 0
     assert {"tensor cores": True, "graph": False} in asked
 
@@ -218,7 +218,7 @@ class Reads(SdpaKvcache):
 
         def launch(of):
             outputs = []
-            for sequence, rows in tables.rows():
+            for sequence, rows in tables.query_rows():
                 slots = tables.slots(sequence)
                 slots = slots[:-1] if self.fault == "last token" else slots
                 q = of.q[rows][..., : shape.head_dim]
@@ -238,7 +238,7 @@ class Reads(SdpaKvcache):
                 of.k[0] = 0
             return output
 
-        return Bound(launch)
+        return BoundKernel(launch)
 
 
 def test_the_reference_is_right_on_honest_launches(cpu):
@@ -264,7 +264,7 @@ def test_a_wrong_launch_is_found(fault, cpu):
 def test_a_table_that_is_out_of_range_is_refused(pages, reason):
     shape = shape_of("b2h8kv2q1c20d64p16")
     with pytest.raises(UsageError, match=reason):
-        make_tables(shape, draw_lengths(shape, 0), pages, torch.device("cpu"))
+        make_tables(shape, draw_sequences(shape, 0), pages, torch.device("cpu"))
 
 
 # -- graphs ------------------------------------------------------------------------------------------------------------
@@ -302,7 +302,7 @@ def test_a_backend_that_captures_something_else_is_named(captured):
 def test_a_graph_is_one_launch_of_several_whose_outputs_are_all_verified():
     problem, shape, backend = DecodeProblem(graph=True), "b2h8kv2q1c300d64", with_graphs()
     small = replace(problem)
-    object.__setattr__(small, "launches", lambda shape: 3)
+    object.__setattr__(small, "count_launches", lambda shape: 3)
     ready = prepared(SdpaKvcache(), backend, shape, small, sets=3)
     assert (len(ready.launches), backend.captured) == (1, 3)
     assert verified(ready).ok

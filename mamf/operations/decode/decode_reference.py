@@ -19,7 +19,7 @@ import torch
 from mamf.errors import UsageError
 from mamf.kernel import Verdict
 from mamf.operations.attention.attention_reference import relative, to_float64, worst_relative_row
-from mamf.operations.decode.shapes import DecodeProblem, DecodeShape, Drawn
+from mamf.operations.decode.shapes import DecodeProblem, DecodeShape, DrawnSequences
 from mamf.operations.operand_sets import one_thread
 
 # Score elements that are computed at once, and the most key elements of one head that are copied to the host.
@@ -27,7 +27,7 @@ _CHUNK, _MAX_ON_HOST = 2**26, 2**22
 # Relative error allowed in a single row of the output: far above rounding, far below that of a row never written.
 _ROW_TOLERANCE = 0.25
 # How far the slope of the output against the reference may be from 1, plus how many standard deviations of rounding.
-_SLOPE, _RARE = 1e-3, 8.0
+_MAX_SLOPE, _RARE = 1e-3, 8.0
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Tables:
     """
 
     shape: DecodeShape
-    drawn: Drawn
+    drawn: DrawnSequences
     pages: Sequence[Sequence[int]]
     lengths: torch.Tensor
     last_page_lengths: torch.Tensor
@@ -63,14 +63,16 @@ class Tables:
         offsets = torch.arange(self.shape.page_size, device=self.lengths.device)
         return (pages[:, None] * self.shape.page_size + offsets).flatten()[:length]
 
-    def rows(self) -> Iterator[tuple[int, slice]]:
+    def query_rows(self) -> Iterator[tuple[int, slice]]:
         """Yield the number of each sequence and the slice of its queries."""
         starts = itertools.accumulate(self.drawn.queries, initial=0)
         for sequence, (start, count) in enumerate(zip(starts, self.drawn.queries, strict=False)):
             yield sequence, slice(start, start + count)
 
 
-def make_tables(shape: DecodeShape, drawn: Drawn, pages: Sequence[Sequence[int]], device: torch.device) -> Tables:
+def make_tables(
+    shape: DecodeShape, drawn: DrawnSequences, pages: Sequence[Sequence[int]], device: torch.device
+) -> Tables:
     """Make the tables of a shape on a device. ``pages``: see ``Tables``.
 
     Raises UsageError for a page outside the cache, or one that two sequences use.
@@ -94,7 +96,7 @@ def make_tables(shape: DecodeShape, drawn: Drawn, pages: Sequence[Sequence[int]]
 
 def shuffle_pages(problem: DecodeProblem, shape: DecodeShape, device: torch.device) -> Tables:
     """Make tables whose pages are in random order, as in a server that has run for a while."""
-    drawn = problem.drawn(shape)
+    drawn = problem.draw_sequences(shape)
     if shape.page_size is None:
         return make_tables(shape, drawn, (), device)
     generator = torch.Generator().manual_seed(problem.seed)
@@ -149,14 +151,14 @@ class Reference:
         """The expected output in float64: [queries, heads, head_dim_v]."""
         signs = self.signs.repeat_interleave(self._shape.group, 0)
         if self._unsigned is None:
-            self._unsigned = self._computed() * signs
+            self._unsigned = self._compute() * signs
         return self._unsigned * signs
 
-    def _computed(self) -> torch.Tensor:
-        shape, of, parts = self._shape, self._operands, []
-        for sequence, rows in self._tables.rows():
+    def _compute(self) -> torch.Tensor:
+        shape, operands, parts = self._shape, self._operands, []
+        for sequence, rows in self._tables.query_rows():
             slots = self._tables.slots(sequence)
-            q, k, v = of.q[rows], gather(of.k, slots), gather(of.v, slots)
+            q, k, v = operands.q[rows], gather(operands.k, slots), gather(operands.v, slots)
             step = max(1, _CHUNK // (len(slots) * shape.heads))
             parts += [
                 attend(shape, q, k, v, slice(start, start + step)) for start in range(0, rows.stop - rows.start, step)
@@ -171,18 +173,18 @@ class Reference:
                 flip_signs(self._operands.q[..., : self._shape.head_dim_v], signs)
         self.signs = self.signs * signs
 
-    def verdict_on_host(self, output: torch.Tensor, bound: float) -> Verdict | None:
+    def verify_on_host(self, output: torch.Tensor, bound: float) -> Verdict | None:
         """Compare a random kv head of a random sequence with the host's result; None if it is too large to copy."""
-        shape, tables, of = self._shape, self._tables, self._operands
-        sequence, rows = secrets.choice(list(tables.rows()))
+        shape, tables, operands = self._shape, self._tables, self._operands
+        sequence, rows = secrets.choice(list(tables.query_rows()))
         if tables.drawn.lengths[sequence] * shape.head_dim > _MAX_ON_HOST:
             return None
         kv, slots = secrets.randbelow(shape.kv_heads), tables.slots(sequence)
         heads = slice(kv * shape.group, (kv + 1) * shape.group)
-        k, v = (gather(each[:, kv : kv + 1], slots).cpu() for each in (of.k, of.v))
+        k, v = (gather(each[:, kv : kv + 1], slots).cpu() for each in (operands.k, operands.v))
         some = slice(max(0, rows.stop - rows.start - 4), None)
         with one_thread():
-            expected = attend(shape, of.q[rows, heads].cpu(), k, v, some)
+            expected = attend(shape, operands.q[rows, heads].cpu(), k, v, some)
             return compare(output[rows, heads][some].cpu(), expected, bound)
 
 
@@ -213,7 +215,7 @@ def compare(output: torch.Tensor, expected: torch.Tensor, bound: float) -> Verdi
     row = worst_relative_row(found, expected) * bound / _ROW_TOLERANCE
     rows = expected.shape[:-1].numel()
     slope = ((found - expected) * expected).sum().item() / size if size else 0.0
-    most = min(_SLOPE, bound) + _RARE * error / math.sqrt(rows)
+    most = min(_MAX_SLOPE, bound) + _RARE * error / math.sqrt(rows)
     reason = f"the output is {1 + slope:.6g} times the expected one; rounding explains at most {most:.1g}"
     worst = math.nan if math.isnan(error) else max(error, row if row > bound else 0.0)
     # With few rows errors do not average out, so allow more.

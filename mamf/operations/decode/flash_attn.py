@@ -11,7 +11,7 @@ from mamf.operations.attention.flash_attn import FlashAttention2Library, FlashAt
 from mamf.operations.attention.torch_attention import output_of
 from mamf.operations.decode.decode_reference import Operands, Tables
 from mamf.operations.decode.shapes import DecodeProblem, DecodeShape
-from mamf.operations.decode.torch_decode import Bound, LibraryDecode, as_pages
+from mamf.operations.decode.torch_decode import BoundKernel, LibraryDecode, view_as_pages
 from mamf.torch_backend import TorchBackend
 
 
@@ -24,11 +24,11 @@ class _FlashKvcache(LibraryDecode):
     def refuses(self, error: Exception) -> bool:
         return is_refusal(error)
 
-    def bind(self, backend: TorchBackend, problem: DecodeProblem, shape: DecodeShape, tables: Tables) -> Bound:
+    def bind(self, backend: TorchBackend, problem: DecodeProblem, shape: DecodeShape, tables: Tables) -> BoundKernel:
         module, is_paged = self.loaded(), shape.page_size is not None
         in_cache = shape.lengths == "equal" or (is_paged and (shape.has_equal_queries or self.has_ragged_kvcache))
         attend = self.with_kvcache if in_cache else self.varlen
-        return Bound(attend(module, shape, tables))
+        return BoundKernel(attend(module, shape, tables))
 
     def with_kvcache(self, module: Any, shape: DecodeShape, tables: Tables) -> Callable[[Operands], torch.Tensor]:
         options: dict[str, Any] = {"causal": shape.queries > 1, "softmax_scale": shape.scale}
@@ -37,9 +37,9 @@ class _FlashKvcache(LibraryDecode):
         if not shape.has_equal_queries:
             options |= {"cu_seqlens_q": tables.query_starts, "max_seqlen_q": shape.queries}
 
-        def attend(of: Operands) -> torch.Tensor:
-            q = of.q.unflatten(0, (shape.batch, -1)) if shape.has_equal_queries else of.q
-            k, v = as_pages(shape, of.k), as_pages(shape, of.v)
+        def attend(operands: Operands) -> torch.Tensor:
+            q = operands.q.unflatten(0, (shape.batch, -1)) if shape.has_equal_queries else operands.q
+            k, v = view_as_pages(shape, operands.k), view_as_pages(shape, operands.v)
             if not shape.is_latent:
                 return output_of(module.flash_attn_with_kvcache(q, k, v, **options))
             # A latent: the library takes its position part as keys, the rest as values, and the queries split alike.
@@ -61,9 +61,9 @@ class _FlashKvcache(LibraryDecode):
         if is_paged:
             options[self.table] = tables.table
 
-        def attend(of: Operands) -> torch.Tensor:
-            k, v = (as_pages(shape, each) if is_paged else each for each in (of.k, of.v))
-            return output_of(module.flash_attn_varlen_func(of.q, k, v, **options))
+        def attend(operands: Operands) -> torch.Tensor:
+            k, v = (view_as_pages(shape, each) if is_paged else each for each in (operands.k, operands.v))
+            return output_of(module.flash_attn_varlen_func(operands.q, k, v, **options))
 
         return attend
 

@@ -14,7 +14,7 @@ from mamf.operations.decode.shapes import LENGTHS, PRESETS, DecodeKernel, Decode
 from mamf.parameters import combine
 from mamf.peaks import fastest_possible_flops, find_bandwidth
 
-_USUAL: Mapping[str, Sequence[Any]] = {
+_DEFAULT_SIZES: Mapping[str, Sequence[Any]] = {
     "batch": (64,),
     "heads": (32,),
     "kv_heads": (8,),
@@ -26,7 +26,7 @@ _USUAL: Mapping[str, Sequence[Any]] = {
     "is_latent": (False,),
 }
 # Smaller sizes, because what takes an accelerator a millisecond takes a CPU seconds.
-_OF_CPU: Mapping[str, Sequence[Any]] = {"batch": (2,), "cache_len": (256, 1024)}
+_CPU_SIZES: Mapping[str, Sequence[Any]] = {"batch": (2,), "cache_len": (256, 1024)}
 
 
 class Decode(Operation[DecodeProblem, DecodeShape]):
@@ -52,7 +52,7 @@ class Decode(Operation[DecodeProblem, DecodeShape]):
 
     def shapes_of(self, sizes: Mapping[str, Sequence[Any]], backend: Backend) -> Sequence[DecodeShape]:
         """Return a shape for every combination of sizes. The defaults are a layer of Llama 8B."""
-        usual = _USUAL if backend.is_accelerator else {**_USUAL, **_OF_CPU}
+        usual = _DEFAULT_SIZES if backend.is_accelerator else {**_DEFAULT_SIZES, **_CPU_SIZES}
         shapes = []
         for chosen in combine({**usual, **sizes}):
             keys, values = chosen.pop("head_dim")
@@ -83,13 +83,13 @@ class Decode(Operation[DecodeProblem, DecodeShape]):
         """Return TFLOPS, the microseconds of a launch (of one captured launch in a graph), memory, planning time."""
         if not row.ok:
             return {}
-        seconds = row.seconds / row.problem.launches(row.shape)
-        planned = row.details.get("planning_us")
+        seconds = row.seconds / row.problem.count_launches(row.shape)
+        planning_us = row.details.get("planning_us")
         return {
             "TFLOPS": row.flop / row.seconds / TERA,
             "us": seconds * 1e6,
             "memory MiB": row.peak_memory_bytes and row.peak_memory_bytes / 2**20,
-            **({} if planned is None else {"planning us": float(planned)}),
+            **({} if planning_us is None else {"planning us": float(planning_us)}),
         }
 
     def random_case(self, chooser: random.Random, terms: range) -> dict[str, Any]:

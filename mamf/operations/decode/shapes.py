@@ -37,7 +37,7 @@ _KEYS_OF_LATENT = 192
 #: A sequence with ``tail`` lengths has 1/4 of ``cache_len`` tokens on average: the mean of x**3 for x in 0 to 1.
 _TAIL_EXPONENT = 3
 #: A graph rotates over caches of this size in total: twice the largest last-level cache of any device.
-_BYTES_OF_GRAPH, _MIN_IN_GRAPH, _MAX_IN_GRAPH = 512 * 2**20, 3, 64
+_GRAPH_BYTES, _MIN_GRAPH_LAUNCHES, _MAX_GRAPH_LAUNCHES = 512 * 2**20, 3, 64
 _INDEX_BYTES = DTYPES["int32"].itemsize
 SAME = "same"
 
@@ -175,7 +175,7 @@ class DecodeShape:
 
 
 @dataclass(frozen=True)
-class Drawn:
+class DrawnSequences:
     """The number of tokens, new tokens and pages of each sequence."""
 
     lengths: tuple[int, ...]
@@ -189,14 +189,14 @@ class Drawn:
 
 
 @functools.lru_cache(maxsize=1024)
-def draw_lengths(shape: DecodeShape, seed: int) -> Drawn:
+def draw_sequences(shape: DecodeShape, seed: int) -> DrawnSequences:
     """Draw the sequence lengths of a shape. They depend on the shape and seed only, so all kernels get the same."""
     chooser = random.Random(f"{seed} {shape.batch} {shape.cache_len} {shape.lengths}")
     exponent = {"equal": 0, "uniform": 1, "tail": _TAIL_EXPONENT}[shape.lengths]
     shares = [1.0, *(chooser.random() ** exponent for _ in range(shape.batch - 1))]
     lengths = tuple(max(1, math.ceil(share * shape.cache_len)) for share in shares)
     pages = tuple(-(-length // (shape.page_size or length)) for length in lengths)
-    return Drawn(lengths, tuple(min(shape.queries, length) for length in lengths), pages)
+    return DrawnSequences(lengths, tuple(min(shape.queries, length) for length in lengths), pages)
 
 
 @dataclass(frozen=True)
@@ -225,42 +225,42 @@ class DecodeProblem(DeclaredProblem):
         """The dtype of the cache."""
         return self.dtype if self.cache_dtype == SAME else self.cache_dtype
 
-    def drawn(self, shape: DecodeShape) -> Drawn:
-        return draw_lengths(shape, self.seed)
+    def draw_sequences(self, shape: DecodeShape) -> DrawnSequences:
+        return draw_sequences(shape, self.seed)
 
-    def launches(self, shape: DecodeShape) -> int:
+    def count_launches(self, shape: DecodeShape) -> int:
         """Return the number of launches captured in the graph; 1 without a graph."""
         if not self.graph:
             return 1
-        return min(_MAX_IN_GRAPH, max(_MIN_IN_GRAPH, -(-_BYTES_OF_GRAPH // self._bytes_of_one(shape))))
+        return min(_MAX_GRAPH_LAUNCHES, max(_MIN_GRAPH_LAUNCHES, -(-_GRAPH_BYTES // self._launch_bytes(shape))))
 
     def work(self, shape: DecodeShape) -> Work:
-        count = self.launches(shape)
+        count = self.count_launches(shape)
         convention = "2*h*pairs*(d + dv), masked pairs not counted; each cached token, query, output and table once"
-        flop = 2 * shape.heads * self.drawn(shape).pairs * (shape.head_dim + shape.head_dim_v)
-        return Work(count * flop, count * self._bytes_of_one(shape), convention, "TB/s", has_products=True)
+        flop = 2 * shape.heads * self.draw_sequences(shape).pairs * (shape.head_dim + shape.head_dim_v)
+        return Work(count * flop, count * self._launch_bytes(shape), convention, "TB/s", has_products=True)
 
-    def _bytes_of_one(self, shape: DecodeShape) -> int:
-        drawn = self.drawn(shape)
+    def _launch_bytes(self, shape: DecodeShape) -> int:
+        drawn = self.draw_sequences(shape)
         cache = sum(drawn.lengths) * shape.token_elements * DTYPES[self.stored_dtype].itemsize
         rows = sum(drawn.queries) * shape.heads * (shape.head_dim + shape.head_dim_v) * DTYPES[self.dtype].itemsize
-        return cache + rows + _INDEX_BYTES * self._table_entries(shape)
+        return cache + rows + _INDEX_BYTES * self._count_table_entries(shape)
 
-    def _table_entries(self, shape: DecodeShape) -> int:
+    def _count_table_entries(self, shape: DecodeShape) -> int:
         """Count the entries of the page table, and of lengths and query counts where sequences differ in them."""
-        pages = 0 if shape.page_size is None else sum(self.drawn(shape).pages)
+        pages = 0 if shape.page_size is None else sum(self.draw_sequences(shape).pages)
         has_lengths = shape.page_size is not None or shape.lengths != "equal"
         return pages + shape.batch * (has_lengths + (not shape.has_equal_queries))
 
-    def slots(self, shape: DecodeShape) -> int:
+    def count_slots(self, shape: DecodeShape) -> int:
         """Return the number of tokens that the cache has room for: its pages are whole even if partly filled."""
-        drawn = self.drawn(shape)
+        drawn = self.draw_sequences(shape)
         return sum(drawn.lengths) if shape.page_size is None else sum(drawn.pages) * shape.page_size
 
     def buffers(self, shape: DecodeShape, sets: int = 1, rewrite: bool = False) -> dict[str, Buffer]:
         """Return the device buffers: each operand set has queries, and keys and values or one latent."""
-        count, slots = sets * self.launches(shape), self.slots(shape)
-        queries = sum(self.drawn(shape).queries) * shape.heads * shape.head_dim
+        count, slots = sets * self.count_launches(shape), self.count_slots(shape)
+        queries = sum(self.draw_sequences(shape).queries) * shape.heads * shape.head_dim
         widths = {"k": shape.kv_heads * shape.head_dim, "v": shape.kv_heads * shape.head_dim_v}
         if shape.is_latent:
             widths = {"k": shape.head_dim}

@@ -36,7 +36,7 @@ from mamf.torch_backend import TorchBackend
 
 
 @dataclass(frozen=True)
-class Bound:
+class BoundKernel:
     """A kernel that is ready to run a shape with its tables.
 
     ``attend``: computes the output of one operand set. ``details``: what the row should record of the preparation, such
@@ -53,7 +53,7 @@ class TorchDecode(DecodeKernel):
     - ``has_contiguous``, ``has_pages``: the kinds of cache. ``page_multiple``: page sizes must be a multiple of it.
     - ``has_ragged``: sequences of different lengths. ``has_ragged_queries``: different numbers of queries.
     - ``has_latent``: a latent. ``has_heads``: separate keys and values.
-    - ``most_queries``: the largest number of queries per sequence; None if there is no limit.
+    - ``max_queries``: the largest number of queries per sequence; None if there is no limit.
     - ``head_dims``: the head dimensions without a latent.
     """
 
@@ -64,18 +64,18 @@ class TorchDecode(DecodeKernel):
     has_ragged_queries: ClassVar[bool] = True
     has_latent: ClassVar[bool] = False
     has_heads: ClassVar[bool] = True
-    most_queries: ClassVar[int | None] = None
+    max_queries: ClassVar[int | None] = None
     head_dims: ClassVar[Sequence[int]] = range(8, 257, 8)
 
     def unavailable(self, backend: Backend) -> Unavailable | None:
         return check_torch(backend)
 
     @abstractmethod
-    def bind(self, backend: TorchBackend, problem: DecodeProblem, shape: DecodeShape, tables: Tables) -> Bound:
+    def bind(self, backend: TorchBackend, problem: DecodeProblem, shape: DecodeShape, tables: Tables) -> BoundKernel:
         """Plan and compile for one shape. The output has the elements of [queries, heads, head_dim_v], in any shape."""
 
     def unsupported_shape(self, problem: DecodeProblem, shape: DecodeShape) -> str | None:
-        page, most = shape.page_size, self.most_queries
+        page, most = shape.page_size, self.max_queries
         lacks_width = shape.head_dim not in self.head_dims or shape.head_dim_v != shape.head_dim
         refusals = (
             (page is None and not self.has_contiguous, f"needs a paged cache: --page-sizes {self.page_multiple}"),
@@ -104,7 +104,7 @@ class TorchDecode(DecodeKernel):
     ) -> Prepared:
         assert isinstance(backend, TorchBackend)
         sets = 1 if problem.graph else sets  # a graph already rotates over caches
-        count = sets * problem.launches(shape)
+        count = sets * problem.count_launches(shape)
         memory = split_sets(take_buffers(pool, problem.buffers(shape, sets)), count)
         tables = shuffle_pages(problem, shape, backend.device)
         bound = self.bind(backend, problem, shape, tables)
@@ -117,7 +117,7 @@ class TorchDecode(DecodeKernel):
         return prepare_sets(ready, Unchanged(watched))
 
 
-def as_pages(shape: DecodeShape, cache: torch.Tensor) -> torch.Tensor:
+def view_as_pages(shape: DecodeShape, cache: torch.Tensor) -> torch.Tensor:
     """View a cache as pages: [pages, page_size, ...]. A contiguous cache becomes [batch, cache_len, ...]."""
     pages: torch.Tensor = cache.unflatten(0, (-1, shape.page_size or shape.cache_len))
     return pages
@@ -139,7 +139,7 @@ class PreparedDecode:
         shape: DecodeShape,
         tables: Tables,
         flat: Mapping[str, torch.Tensor],
-        bound: Bound,
+        bound: BoundKernel,
     ) -> None:
         self._shape, self._bound, self._tolerance = shape, bound, tolerance_of(problem.dtype)
         version = kernel.version() if isinstance(kernel, Library) else None
@@ -177,12 +177,12 @@ class PreparedDecode:
     def verify_on_host(self, result: object) -> Verdict:
         """Verify one head of a random sequence on the host."""
         output = tensors_of(result)[0].reshape(*self._operands.q.shape[:-1], self._shape.head_dim_v)
-        return self._reference.verdict_on_host(output, self._tolerance) or Verdict(0.0, self._tolerance)
+        return self._reference.verify_on_host(output, self._tolerance) or Verdict(0.0, self._tolerance)
 
 
 def view_operands(problem: DecodeProblem, shape: DecodeShape, flat: Mapping[str, torch.Tensor]) -> Operands:
     """View the flat buffers of one operand set as queries, keys and values."""
-    slots, rows = problem.slots(shape), sum(problem.drawn(shape).queries)
+    slots, rows = problem.count_slots(shape), sum(problem.draw_sequences(shape).queries)
     q = view_as(flat["q"], rows, shape.heads, shape.head_dim)
     k = view_as(flat["k"], slots, shape.kv_heads, shape.head_dim)
     v = k[..., : shape.head_dim_v] if shape.is_latent else view_as(flat["v"], slots, shape.kv_heads, shape.head_dim_v)

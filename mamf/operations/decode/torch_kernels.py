@@ -14,7 +14,7 @@ from mamf.operations.attention.torch_kernels import check_flex
 from mamf.operations.compilation import compile_for_shape
 from mamf.operations.decode.decode_reference import Operands, Tables
 from mamf.operations.decode.shapes import DecodeProblem, DecodeShape
-from mamf.operations.decode.torch_decode import Bound, TorchDecode
+from mamf.operations.decode.torch_decode import BoundKernel, TorchDecode
 from mamf.torch_backend import TorchBackend
 
 
@@ -40,23 +40,25 @@ class SdpaKvcache(TorchDecode):
     def refuses(self, error: Exception) -> bool:
         return isinstance(error, RuntimeError) and any(text in str(error) for text in NOTHING_FITS)
 
-    def bind(self, backend: TorchBackend, problem: DecodeProblem, shape: DecodeShape, tables: Tables) -> Bound:
-        def attend(of: Operands) -> torch.Tensor:
-            q, k, v = (each.unflatten(0, (shape.batch, -1)).transpose(1, 2) for each in (of.q, of.k, of.v))
+    def bind(self, backend: TorchBackend, problem: DecodeProblem, shape: DecodeShape, tables: Tables) -> BoundKernel:
+        def attend(operands: Operands) -> torch.Tensor:
+            q, k, v = (
+                each.unflatten(0, (shape.batch, -1)).transpose(1, 2) for each in (operands.q, operands.k, operands.v)
+            )
             has_groups, is_causal = shape.group > 1, shape.queries > 1
             output = scaled_dot_product_attention(
                 q, k, v, is_causal=is_causal, scale=shape.scale, enable_gqa=has_groups
             )
             return output.transpose(1, 2)
 
-        return Bound(attend)
+        return BoundKernel(attend)
 
 
 #: The smallest block of keys that FlexAttention supports on all cards.
 _BLOCK = 128
 
 
-def _check_masks() -> Unavailable | None:
+def _check_block_masks() -> Unavailable | None:
     """Return why this torch cannot make a block mask from pages, or None."""
     from torch.nn.attention.flex_attention import BlockMask
 
@@ -77,9 +79,9 @@ class FlexKvcache(TorchDecode):
     head_dims = (16, 32, 64, 128, 256)
 
     def unavailable(self, backend: Backend) -> Unavailable | None:
-        return check_flex(backend, backend.is_accelerator) or _check_masks() or super().unavailable(backend)
+        return check_flex(backend, backend.is_accelerator) or _check_block_masks() or super().unavailable(backend)
 
-    def bind(self, backend: TorchBackend, problem: DecodeProblem, shape: DecodeShape, tables: Tables) -> Bound:
+    def bind(self, backend: TorchBackend, problem: DecodeProblem, shape: DecodeShape, tables: Tables) -> BoundKernel:
         from torch.nn.attention.flex_attention import flex_attention
 
         mask, has_groups = make_block_mask(shape, tables), shape.group > 1
@@ -89,13 +91,13 @@ class FlexKvcache(TorchDecode):
 
         compiled = compile_for_shape(attention) if backend.is_accelerator else attention
 
-        def attend(of: Operands) -> torch.Tensor:
-            q = of.q.unflatten(0, (shape.batch, -1)).transpose(1, 2)
-            k, v = (each.transpose(0, 1)[None] for each in (of.k, of.v))
+        def attend(operands: Operands) -> torch.Tensor:
+            q = operands.q.unflatten(0, (shape.batch, -1)).transpose(1, 2)
+            k, v = (each.transpose(0, 1)[None] for each in (operands.k, operands.v))
             output: torch.Tensor = compiled(q, k, v).transpose(1, 2)
             return output
 
-        return Bound(attend)
+        return BoundKernel(attend)
 
 
 def make_block_mask(shape: DecodeShape, tables: Tables) -> Any:
@@ -108,7 +110,7 @@ def make_block_mask(shape: DecodeShape, tables: Tables) -> Any:
     for sequence, pages in enumerate(tables.pages):
         order[sequence, list(pages)] = torch.arange(len(pages), dtype=order.dtype, device=order.device)
 
-    def sees(batch: torch.Tensor, head: torch.Tensor, query: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
+    def is_visible(batch: torch.Tensor, head: torch.Tensor, query: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
         page = order[batch, place // size]
         last = lengths[batch] - shape.queries + query
         return (page >= 0) & (page * size + place % size <= last)
@@ -119,5 +121,5 @@ def make_block_mask(shape: DecodeShape, tables: Tables) -> Any:
     indices = padded[:, None, None].expand(-1, 1, blocks, -1).contiguous()
     lengths_of_mask = (shape.queries, count * size)
     return BlockMask.from_kv_blocks(
-        seen, indices, BLOCK_SIZE=(_BLOCK, size), mask_mod=sees, seq_lengths=lengths_of_mask
+        seen, indices, BLOCK_SIZE=(_BLOCK, size), mask_mod=is_visible, seq_lengths=lengths_of_mask
     )

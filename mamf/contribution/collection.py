@@ -58,7 +58,7 @@ class ResultRate(Rate):
         return self.row.conditions if self.ceiling is None else self.ceiling.conditions
 
     @property
-    def is_confirmed(self) -> bool:
+    def is_ceiling(self) -> bool:
         """Whether a find confirmed the figure with fresh samples."""
         return self.ceiling is not None
 
@@ -68,7 +68,7 @@ class ResultRate(Rate):
         if self.table == PRODUCTS:
             return self.device, self.dtype, self.regime
         of = (self.row.operation, problem_title(self.row.regime, self.row.problem), self.device)
-        return of if self.is_confirmed else (*of, self.row.shape, self.row.kernel)
+        return of if self.is_ceiling else (*of, self.row.shape, self.row.kernel)
 
     @property
     def label(self) -> str:
@@ -95,7 +95,7 @@ def kernel_title(entry: ResultRate) -> str:
     return labeled if is_known else f"{entry.row.kernel} (third-party)"
 
 
-def software(header: Mapping[str, Any]) -> str:
+def format_software(header: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {version}" for name, version in software_versions(header).items())
 
 
@@ -107,26 +107,26 @@ def software_versions(header: Mapping[str, Any]) -> dict[str, str]:
     return {name: str(version) for name, version in named.items() if version and version != "True"}
 
 
-def rates_of(log: RunLog, place: Path) -> list[ResultRate]:
+def collect_rates(log: RunLog, place: Path) -> list[ResultRate]:
     """The rates of a log: its ceilings, its best rows, or all rows of kernels; none of a shared card."""
     plan = log.plan
     if shared_ways(log.header["device"]["name"]):  # tables rank whole cards
         return []
     if plan.is_search:
-        return [_rate_of(log, place, PRODUCTS, *each) for each in _with_rows(log, log.all_ceilings)]
+        return [_make_rate(log, place, PRODUCTS, *each) for each in _pair_with_rows(log, log.all_ceilings)]
     if plan.kind == SWEEP and is_of_products(plan.operation):
-        return [_rate_of(log, place, PRODUCTS, best.row) for best in bests(log.measurements).values()]
+        return [_make_rate(log, place, PRODUCTS, best.row) for best in bests(log.measurements).values()]
     rows = [row for row in log.measurements if row.ok]
     of = operation_called(plan.operation)
     if of.has_shares and not of.has_memory_shares:
         own = (row for row in rows if row.operation == plan.operation and not row.is_reference)
         shares = ((row, mamfu(row, log.all_ceilings)) for row in own)
-        return [_rate_of(log, place, SHARES, row, None, share) for row, share in shares if share is not None]
-    found = [_rate_of(log, place, OTHERS, row) for row in rows if not row.phase]
-    return found + [_rate_of(log, place, OTHERS, *each) for each in _with_rows(log, log.own_ceilings)]
+        return [_make_rate(log, place, SHARES, row, None, share) for row, share in shares if share is not None]
+    found = [_make_rate(log, place, OTHERS, row) for row in rows if not row.phase]
+    return found + [_make_rate(log, place, OTHERS, *each) for each in _pair_with_rows(log, log.own_ceilings)]
 
 
-def _rate_of(
+def _make_rate(
     log: RunLog, place: Path, table: str, row: Measurement, ceiling: Ceiling | None = None, share: float = 0.0
 ) -> ResultRate:
     device = log.header["device"]
@@ -152,7 +152,7 @@ def _rate_of(
     )
 
 
-def _with_rows(log: RunLog, ceilings: Mapping[Any, Ceiling]) -> list[tuple[Measurement, Ceiling]]:
+def _pair_with_rows(log: RunLog, ceilings: Mapping[Any, Ceiling]) -> list[tuple[Measurement, Ceiling]]:
     """Each ceiling behind a row that confirmed it."""
     fresh = (row for row in log.measurements if row.ok and row.phase == CONFIRM)
     rows = {(row.problem, row.regime, row.shape, row.kernel): row for row in fresh}
@@ -170,7 +170,7 @@ class Submitters:
     accounts: Mapping[Path, str]
     maintainers: frozenset[str] = frozenset()
 
-    def confirm(self, entry: ResultRate, others: Iterable[ResultRate]) -> bool:
+    def is_confirmed(self, entry: ResultRate, others: Iterable[ResultRate]) -> bool:
         """Whether a figure is confirmed; ``others``: complete ones of its kind."""
         account = self.accounts.get(entry.place)
         if account is None or account in self.maintainers:
@@ -182,35 +182,35 @@ class Submitters:
         )
 
 
-def part_confirmed(entries: Iterable[ResultRate], submitters: Submitters) -> tuple[list[ResultRate], list[ResultRate]]:
+def split_confirmed(entries: Iterable[ResultRate], submitters: Submitters) -> tuple[list[ResultRate], list[ResultRate]]:
     """The entries that are confirmed, and those that are not. Only complete runs confirm others."""
     parts: tuple[list[ResultRate], list[ResultRate]] = ([], [])
     listed = list(entries)
     complete = group_pairs((entry.key, entry) for entry in listed if entry.tier == "complete")
     for entry in listed:
-        parts[not submitters.confirm(entry, complete.get(entry.key, ()))].append(entry)
+        parts[not submitters.is_confirmed(entry, complete.get(entry.key, ()))].append(entry)
     return parts
 
 
 def read_submitters(root: Path) -> Submitters:
     """Who submitted the logs of a results folder. GitHub ignores the case of accounts."""
-    accounts = {Path(place): account for place, _, account in map(_parts, _lines(root / SUBMITTERS))}
-    return Submitters(accounts, frozenset(line.casefold() for line in _lines(root / MAINTAINERS)))
+    accounts = {Path(place): account for place, _, account in map(_split_line, _read_lines(root / SUBMITTERS))}
+    return Submitters(accounts, frozenset(line.casefold() for line in _read_lines(root / MAINTAINERS)))
 
 
-def _parts(line: str) -> tuple[str, str, str]:
+def _split_line(line: str) -> tuple[str, str, str]:
     return line.casefold().rpartition(" ")
 
 
-def _lines(path: Path) -> list[str]:
+def _read_lines(path: Path) -> list[str]:
     """The lines of a file, without comments; none if there is no such file."""
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     return [line for line in lines if line and not line.startswith("#")]
 
 
-def submitter_findings(root: Path, places: Sequence[Path]) -> list[tuple[Path, Finding]]:
+def check_submitters(root: Path, places: Sequence[Path]) -> list[tuple[Path, Finding]]:
     """What is wrong with submitters.txt, and which logs it does not name."""
-    path, named = root / SUBMITTERS, [_parts(line) for line in _lines(root / SUBMITTERS)]
+    path, named = root / SUBMITTERS, [_split_line(line) for line in _read_lines(root / SUBMITTERS)]
     findings = [
         (path, Finding("submitter", f"{place}: a line is the path of a log of {root.name}/ and one account"))
         for place, _, account in named
@@ -241,11 +241,11 @@ class Collection:
     legacy: Sequence[LegacyRun] = ()
     submitters: Submitters = field(default_factory=lambda: Submitters({}))
 
-    def of(self, table: str) -> list[ResultRate]:
+    def in_table(self, table: str) -> list[ResultRate]:
         return [entry for entry in self.entries if entry.table == table]
 
 
-def collect(root: Path, paths: Iterable[Path]) -> Collection:
+def read_collection(root: Path, paths: Iterable[Path]) -> Collection:
     """Entries of all logs. Raises RunLogError for one that cannot be read."""
     entries: list[ResultRate] = []
     legacy: list[LegacyRun] = []
@@ -254,11 +254,11 @@ def collect(root: Path, paths: Iterable[Path]) -> Collection:
         if (run := read_legacy_or_none(path)) is not None:
             legacy.append((run, place))
         else:
-            entries += rates_of(read_run_log(path), place)
+            entries += collect_rates(read_run_log(path), place)
     return Collection(entries, legacy, read_submitters(root))
 
 
-def leaders(entries: Iterable[ResultRate]) -> list[Leader]:
+def find_leaders(entries: Iterable[ResultRate]) -> list[Leader]:
     """For each accelerator, dtype and regime the highest ceiling, with all of its kind.
 
     A sweep's best was chosen by the samples that it is reported with; where a find confirmed a ceiling, sweeps do not
@@ -267,13 +267,13 @@ def leaders(entries: Iterable[ResultRate]) -> list[Leader]:
     groups = group_pairs(((entry.dtype, entry.regime, entry.device), entry) for entry in entries)
     found = []
     for group in groups.values():
-        kind = [entry for entry in group if entry.is_confirmed] or group
+        kind = [entry for entry in group if entry.is_ceiling] or group
         found.append((max(kind, key=lambda entry: entry.rate), kind))
     order = list(NAMES)
     return sorted(found, key=lambda pair: (pair[0].dtype, order.index(pair[0].regime), -pair[0].rate))
 
 
-def best_attention(entries: Iterable[ResultRate], *, per_kernel: bool = False) -> list[ResultRate]:
+def select_attention(entries: Iterable[ResultRate], *, per_kernel: bool = False) -> list[ResultRate]:
     """For each accelerator, dtype, regime, direction, head dimension and mask the kernel with the highest MAMFU, of
     those that approximate only if no other was measured; ``per_kernel``: the best row of each kernel.
     """
@@ -291,8 +291,8 @@ def best_attention(entries: Iterable[ResultRate], *, per_kernel: bool = False) -
     return [best[key] for key in keys]
 
 
-def best_kernels(entries: Sequence[ResultRate]) -> list[ResultRate]:
+def select_kernels(entries: Sequence[ResultRate]) -> list[ResultRate]:
     """For each operation, regime, problem and accelerator the highest confirmed rate, else that of the best row."""
     keys = ((each.row.operation, problem_title(each.regime, each.row.problem), each.device) for each in entries)
     groups = group_pairs(zip(keys, entries, strict=True))
-    return [max(groups[key], key=lambda entry: (entry.is_confirmed, entry.rate)) for key in sorted(groups)]
+    return [max(groups[key], key=lambda entry: (entry.is_ceiling, entry.rate)) for key in sorted(groups)]

@@ -85,18 +85,18 @@ def peak(
         if device is not None:
             raise UsageError("give a device or a name, not both")
         return peaks_by_name(name, dtype, regime, source)[0]
-    backend = opened(device)
+    backend = resolve_backend(device)
     info, dtype = backend.info, backend.resolve_dtype(canonical_name(dtype or backend.default_dtype))
     finders = {
-        "measured": lambda: _measured(backend, dtype, regime),
-        "contributed": lambda: _contributed(info, dtype, regime, anyway),
+        "measured": lambda: _find_measured(backend, dtype, regime),
+        "contributed": lambda: _find_contributed(info, dtype, regime, anyway),
         "datasheet": lambda: datasheet_peak(info, dtype),
     }
     known = _first(find() for kind, find in finders.items() if source in (None, kind))
     if known is None:
         raise UnavailableError(
             f"nothing is known of {dtype} on {info.name}: nobody contributed its ceiling and no datasheet of it is "
-            f"listed; measure it: {_command(dtype)}"
+            f"listed; measure it: {_find_command(dtype)}"
         )
     return known
 
@@ -107,7 +107,7 @@ def peaks_by_name(
     """All that is known of a device by name; the answer of :func:`peak` comes first. Raises its errors."""
     devices = find_devices(name)
     for each in [canonical_name(dtype)] if dtype else _USUAL_DTYPES:
-        known = [_rates_of(device, each, regime, source) for device in devices]
+        known = [_known_rates(device, each, regime, source) for device in devices]
         if any(known):
             return _require_one_figure(name, devices, known)
     raise UnavailableError(
@@ -115,16 +115,16 @@ def peaks_by_name(
     )
 
 
-def _rates_of(device: NamedDevice, dtype: str, regime: str, source: PeakSource | None) -> list[Rate]:
+def _known_rates(device: NamedDevice, dtype: str, regime: str, source: PeakSource | None) -> list[Rate]:
     """The best first; empty without a figure of this regime and source."""
     # Its adapter knows which format of fp8 a device supports.
     dtypes = ("float8_e4m3fn", "float8_e4m3fnuz") if dtype == "fp8" else (dtype,)
     other = next(each for each in CEILINGS if each != regime)
     found = [
-        _first(_highest_contributed(device, regime, each) for each in dtypes),
-        _first(_published(device, each) for each in dtypes),
-        _first(_promise(listed_peak(device.device, each), device.name, each) for each in dtypes),
-        _first(_highest_contributed(device, other, each) for each in dtypes),
+        _first(_find_highest_contributed(device, regime, each) for each in dtypes),
+        _first(_find_published(device, each) for each in dtypes),
+        _first(_describe_datasheet_rate(listed_peak(device.device, each), device.name, each) for each in dtypes),
+        _first(_find_highest_contributed(device, other, each) for each in dtypes),
     ]
     known = [each for each in found if each and source in (None, each.source)]
     return known if known and known[0].regime in (None, regime) else []
@@ -151,13 +151,13 @@ def measured_peak(device: int | str | Backend | None, dtype: str, regime: str = 
     """
     known = peak(device, dtype, regime)
     if known.source == "datasheet":
-        raise UnavailableError(f"a datasheet's figure is no ceiling; measure it: {_command(dtype)}")
+        raise UnavailableError(f"a datasheet's figure is no ceiling; measure it: {_find_command(dtype)}")
     if known.interval is not None and not known.interval.is_known:
-        raise UnavailableError(f"the ceiling of {known.device} is too noisy for shares of it: {_command(dtype)}")
+        raise UnavailableError(f"the ceiling of {known.device} is too noisy for shares of it: {_find_command(dtype)}")
     return known
 
 
-def opened(device: int | str | Backend | None) -> Backend:
+def resolve_backend(device: int | str | Backend | None) -> Backend:
     """Raises UnavailableError or UnknownNameError."""
     if isinstance(device, Backend):
         return device
@@ -167,11 +167,11 @@ def opened(device: int | str | Backend | None) -> Backend:
     return open_backend(name, int(index)) if colon and index.isdecimal() else open_backend(device, None)
 
 
-def _command(dtype: str) -> str:
+def _find_command(dtype: str) -> str:
     return f"mamf find --dtype {dtype}"
 
 
-def _measured(backend: Backend, dtype: str, regime: str) -> Ceiling | None:
+def _find_measured(backend: Backend, dtype: str, regime: str) -> Ceiling | None:
     from mamf.logs.found import cached_ceiling  # here, because a look-up by name reads no log
 
     problem = problem_for(backend, dtype)
@@ -190,41 +190,41 @@ def _measured(backend: Backend, dtype: str, regime: str) -> Ceiling | None:
     return None
 
 
-def _contributed(info: DeviceInfo, dtype: str, regime: str, anyway: bool) -> Rate | None:
+def _find_contributed(info: DeviceInfo, dtype: str, regime: str, anyway: bool) -> Rate | None:
     # Virtual machines give many CPUs one name.
-    rows = _contributed_by([info.name], dtype, regime) if info.is_accelerator else []
+    rows = _contributed_rates_for([info.name], dtype, regime) if info.is_accelerator else []
     if not rows:
         return None
-    row = min(rows, key=lambda each: bool(_differences(each, info)))
-    differences = _differences(row, info)
+    row = min(rows, key=lambda each: bool(_describe_differences(each, info)))
+    differences = _describe_differences(row, info)
     if differences and not anyway:
         raise IncomparableError(
-            f"the ceiling contributed for {info.name} is of {differences}: measure this one ({_command(dtype)}), "
+            f"the ceiling contributed for {info.name} is of {differences}: measure this one ({_find_command(dtype)}), "
             "or take it anyway (--anyway, mamf.peak(anyway=True))"
         )
     return _with_origin(row, f", although of {differences}" if differences else "")
 
 
-def _contributed_by(names: Collection[str], dtype: str, regime: str) -> list[ContributedRate]:
+def _contributed_rates_for(names: Collection[str], dtype: str, regime: str) -> list[ContributedRate]:
     """The rows for devices of these names; those with fast accumulation only if there are no others."""
     rows = [row for row in contributed_rates() if row.device in names and row.regime == regime]
     exact = [row for row in rows if row.dtype == dtype]
     return exact or [row for row in rows if row.dtype == f"{dtype}, fast accumulation"]
 
 
-def _highest_contributed(device: NamedDevice, regime: str, dtype: str) -> Rate | None:
-    rows = _contributed_by(device.names, dtype, regime)
+def _find_highest_contributed(device: NamedDevice, regime: str, dtype: str) -> Rate | None:
+    rows = _contributed_rates_for(device.names, dtype, regime)
     return _with_origin(max(rows, key=lambda row: row.rate)) if rows else None
 
 
 def _with_origin(row: ContributedRate, remark: str = "") -> Rate:
     limit = f"{row.power_limit_watts:g} W" if row.power_limit_watts else ""
     conditions = ", ".join(filter(None, (row.date, limit, row.software)))
-    what = f"{row.dtype}, {row.reference} ({conditions}); cards differ: {_command(row.dtype.partition(',')[0])}"
+    what = f"{row.dtype}, {row.reference} ({conditions}); cards differ: {_find_command(row.dtype.partition(',')[0])}"
     return replace(row, description=f"contributed for {row.device}{remark}: {what}")
 
 
-def _differences(row: ContributedRate, info: DeviceInfo) -> str:
+def _describe_differences(row: ContributedRate, info: DeviceInfo) -> str:
     """How the build and power limit of the measured device differ from this one, as far as they are known."""
     units = ("compute units", row.compute_units, info.compute_units)
     limits = ("W", row.power_limit_watts, info.power_limit_watts)
@@ -237,13 +237,13 @@ def _differences(row: ContributedRate, info: DeviceInfo) -> str:
 
 def datasheet_peak(info: DeviceInfo, dtype: str) -> Rate | None:
     """The dense figure that a device's vendor promises, or None if no figure is listed."""
-    return _promise(find_peak(info.name, dtype, info.compute_units), info.name, dtype)
+    return _describe_datasheet_rate(find_peak(info.name, dtype, info.compute_units), info.name, dtype)
 
 
-def _promise(listed: DatasheetRate | None, device: str, dtype: str) -> Rate | None:
+def _describe_datasheet_rate(listed: DatasheetRate | None, device: str, dtype: str) -> Rate | None:
     if listed is None:
         return None
-    description = f"datasheet of {listed.origin}, dense {listed.dtype}; no kernel reaches it: {_command(dtype)}"
+    description = f"datasheet of {listed.origin}, dense {listed.dtype}; no kernel reaches it: {_find_command(dtype)}"
     return replace(listed, dtype=dtype, device=device, description=description)
 
 
@@ -255,7 +255,7 @@ def published_rates() -> dict[tuple[str, str], dict[str, str]]:
     return {(row["device"], row["dtype"]): row for row in packaged_rows(SHIPPED)}
 
 
-def _published(device: NamedDevice, dtype: str) -> Rate | None:
+def _find_published(device: NamedDevice, dtype: str) -> Rate | None:
     row = published_rates().get((device.device, dtype))
     if row is None:
         return None
@@ -265,7 +265,7 @@ def _published(device: NamedDevice, dtype: str) -> Rate | None:
         dtype=dtype,
         device=device.name,
         source="published",
-        description=f"{PUBLISHED}, for {row['accelerator']}: {dtype}, {said}; measure it: {_command(dtype)}",
+        description=f"{PUBLISHED}, for {row['accelerator']}: {dtype}, {said}; measure it: {_find_command(dtype)}",
         tier=PUBLISHED,
         reference=row["source"],
     )

@@ -11,7 +11,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from mamf.contribution.collection import MAINTAINERS, SUBMITTERS, submitter_findings
+from mamf.contribution.collection import MAINTAINERS, SUBMITTERS, check_submitters
 from mamf.contribution.known_ceilings import FIGURES, NOTICE
 from mamf.contribution.rules import (
     DISTINCTIVE_SAMPLES,
@@ -19,8 +19,8 @@ from mamf.contribution.rules import (
     TIERS,
     Evidence,
     Finding,
-    legacy_findings,
-    private_findings,
+    check_legacy_run,
+    check_private_texts,
 )
 from mamf.errors import RunLogError, UsageError
 from mamf.files import numbered
@@ -49,15 +49,15 @@ _RESERVED = re.compile(r"con|prn|aux|nul|(?:com|lpt)\d")
 # -- where a log belongs -----------------------------------------------------------------------------------------------
 
 
-def folder_of(device_name: str) -> str:
+def folder_name(device_name: str) -> str:
     """``NVIDIA H100 80GB HBM3`` -> ``nvidia-h100-80gb-hbm3``."""
-    name = slug([device_name])
+    name = make_slug([device_name])
     if not name:
         return "unknown-accelerator"
     return f"{name}-accelerator" if _RESERVED.fullmatch(name) else name
 
 
-def name_of(header: Mapping[str, Any]) -> str:
+def file_name(header: Mapping[str, Any]) -> str:
     """The file name of a run: command or operation, kernels of matmul, dtypes, directions, regimes and start (UTC)."""
     plan = header["plan"]
     command, problems = plan["command"], plan["problems"]
@@ -69,29 +69,29 @@ def name_of(header: Mapping[str, Any]) -> str:
         *(problem["dtype"] + ("-fast" if problem.get("fast_accumulation") else "") for problem in problems),
         *(problem["direction"] for problem in problems if "direction" in problem),
         *plan["regimes"],
-        moment(header["started"]),
+        format_start(header["started"]),
     ]
-    return f"{slug(parts)}.jsonl"
+    return f"{make_slug(parts)}.jsonl"
 
 
-def legacy_name_of(run: FinderRun) -> str:
+def legacy_file_name(run: FinderRun) -> str:
     """The file name of an imported run of mamf-finder."""
-    started = moment(run.started) if run.started else "undated"
-    return f"{slug(['mamf-finder', run.version or '', run.dtype or '', started])}.jsonl"
+    started = format_start(run.started) if run.started else "undated"
+    return f"{make_slug(['mamf-finder', run.version or '', run.dtype or '', started])}.jsonl"
 
 
-def lies_at(actual: Path, place: Path) -> bool:
+def is_at_place(actual: Path, place: Path) -> bool:
     """Whether ``actual`` is this place, or the numbered place of another run that began in the same second."""
     own = re.fullmatch(re.escape(place.stem) + r"(-([2-9]|[1-9]\d+))?", actual.stem)
     return own is not None and actual.with_stem(place.stem) == place
 
 
-def moment(iso: str) -> str:
+def format_start(iso: str) -> str:
     """An ISO time as in a file name; raises ValueError for any other text."""
     return datetime.fromisoformat(iso).strftime("%Y%m%d-%H%M%S")
 
 
-def slug(parts: Iterable[str]) -> str:
+def make_slug(parts: Iterable[str]) -> str:
     """Lower-case words joined by dashes; each part once."""
     texts = (re.sub(r"[^a-z0-9_]+", "-", part.lower()).strip("-") for part in dict.fromkeys(parts))
     return "-".join(text for text in texts if text)
@@ -116,27 +116,27 @@ class Review:
         return any(not finding.is_warning for finding in self.findings)
 
 
-def review(path: Path, seen: Seen | None = None) -> Review:
+def review_log(path: Path, seen: Seen | None = None) -> Review:
     """All findings about a log; an unreadable log is also a finding. Never raises for the file's contents. ``seen``:
     called with the number of bytes read.
     """
     try:
-        return _review(path, seen)
+        return _apply_rules(path, seen)
     except (*MALFORMED, RecursionError) as error:
-        return Review(path, (_unreadable(path, error),))
+        return Review(path, (_unreadable_finding(path, error),))
 
 
-def _review(path: Path, seen: Seen | None) -> Review:
+def _apply_rules(path: Path, seen: Seen | None) -> Review:
     records = parse_records(path, lines_of(path, seen))
     first = next(records)
-    findings, header = list(_as_bytes(path)), first[1]
+    findings, header = list(_check_bytes(path)), first[1]
     if why := why_unreadable(path, header.get("schema")):
         return Review(path, (Finding("schema", why, 1),))
     if header.get("tier") == TIER:
         return _legacy_review(path, itertools.chain([first], records), findings)
     whole = (first, *records)
     for line, record in whole:
-        findings += private_findings(line, record)
+        findings += check_private_texts(line, record)
     plan = header.get("plan", {})  # a profile has none
     named = {each["operation"] for each in (plan, *(record for _, record in whole)) if "operation" in each}
     if foreign := sorted(named - own_operations()):
@@ -145,14 +145,14 @@ def _review(path: Path, seen: Seen | None) -> Review:
     try:
         log = run_log_of(path, whole)
     except RunLogError as error:
-        return Review(path, (*findings, _unreadable(path, error)))
+        return Review(path, (*findings, _unreadable_finding(path, error)))
     if log.counter_records or not kind_of(log.plan).is_collected:
         what = f"a log of 'mamf {'counters' if log.counter_records else log.plan.kind}'"
         return Review(path, (*findings, Finding("kind", f"{what}: results/ does not collect it")))
     evidence = Evidence(whole, log)
     for rule in RULES:
         findings += rule(evidence)
-    place = Path(folder_of(header["device"]["name"]), name_of(header))
+    place = Path(folder_name(header["device"]["name"]), file_name(header))
     samples = frozenset(hash(row.samples) for _, _, row in evidence.rows if len(row.samples) >= DISTINCTIVE_SAMPLES)
     return Review(path, tuple(findings), log.tier, place, samples)
 
@@ -162,21 +162,21 @@ def _legacy_review(path: Path, records: Iterator[tuple[int, dict[str, Any]]], fi
 
     def judged() -> Iterator[dict[str, Any]]:
         for line, record in records:
-            findings.extend(private_findings(line, record))
+            findings.extend(check_private_texts(line, record))
             yield record
 
     run = legacy_run(path, judged())
-    findings += legacy_findings(run)
+    findings += check_legacy_run(run)
     figures = hash((run.started, *(f"{row.shape} {row.tflops}" for row in run.rows)))
-    place = Path(folder_of(run.device or ""), legacy_name_of(run))
+    place = Path(folder_name(run.device or ""), legacy_file_name(run))
     return Review(path, tuple(findings), TIER, place, frozenset([figures]))
 
 
-def _unreadable(path: Path, error: Exception) -> Finding:
+def _unreadable_finding(path: Path, error: Exception) -> Finding:
     return Finding("unreadable", describe_error(error).removeprefix(f"{path}").lstrip(",: "))
 
 
-def _as_bytes(path: Path) -> Iterator[Finding]:
+def _check_bytes(path: Path) -> Iterator[Finding]:
     data = path.read_bytes()
     if data and not data.endswith(b"\n") and b"\n" in data:
         yield Finding("truncated", "the last line is incomplete: --resume the run, or cut the line off")
@@ -194,14 +194,14 @@ def review_results(root: Path, paths: Iterable[Path], seen: Seen | None = None) 
     reviews: dict[Path, Review] = {}
     owners: dict[int, Path] = {}
     for path in paths:
-        found = review(path, seen)
+        found = review_log(path, seen)
         place, more = path.relative_to(root), []
-        if found.place is not None and not lies_at(place, found.place):
+        if found.place is not None and not is_at_place(place, found.place):
             more.append(Finding("misplaced", f"belongs to {root.name}/{found.place}"))
         if copied := {owners.setdefault(each, place) for each in found.samples} - {place}:
             more.append(Finding("duplicate", f"has samples of {min(copied)}"))
         reviews[path] = replace(found, findings=(*found.findings, *more))
-    for path, finding in submitter_findings(root, [path.relative_to(root) for path in reviews]):
+    for path, finding in check_submitters(root, [path.relative_to(root) for path in reviews]):
         found = reviews.get(path, Review(path, ()))
         reviews[path] = replace(found, findings=(*found.findings, finding))
     return list(reviews.values())
@@ -224,7 +224,7 @@ def find_free_place(found: Review, root: Path) -> Path:
     for target in (root / place for place in numbered(found.place)):
         if not target.exists():
             break
-        if review(target).samples & found.samples:
+        if review_log(target).samples & found.samples:
             raise UsageError(f"{target} is there already: a run is submitted once")
     return target
 
@@ -232,7 +232,7 @@ def find_free_place(found: Review, root: Path) -> Path:
 # -- as a report -------------------------------------------------------------------------------------------------------
 
 
-def review_lines(found: Review, with_warnings: bool = True) -> list[str]:
+def format_findings(found: Review, with_warnings: bool = True) -> list[str]:
     """A line for each finding."""
     return [
         f"{found.path}{'' if each.line is None else f':{each.line}'}: {each.level}: {each.rule}: {each.message}"
@@ -262,7 +262,7 @@ def reviews_document(reviews: Sequence[Review], named: Container[Path]) -> Docum
     verdict = f"{rejected} rejected" if rejected else "all accepted"
     more = f", {counted(warnings, 'warning')}" if warnings else ""
     blocks: list[Block] = [
-        Lines([line for each in reviews for line in review_lines(each, each.path in named)]),
+        Lines([line for each in reviews for line in format_findings(each, each.path in named)]),
         Table(columns, reviews, key="logs"),
         Answer([f"{len(reviews)} checked ({by_tier}): {verdict}{more}"]),
     ]

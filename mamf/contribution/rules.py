@@ -94,13 +94,13 @@ class Evidence:
     def plan(self) -> Plan:
         return self.log.plan
 
-    def of_kind(self, kind: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    def records_of_kind(self, kind: str) -> Iterator[tuple[int, dict[str, Any]]]:
         return ((line, record) for line, record in self.records if record["record"] == kind)
 
     @cached_property
     def rows(self) -> tuple[tuple[int, dict[str, Any], Measurement], ...]:
         """Every measurement as written, failed and repeated ones too: line, record, and what mamf reads from it."""
-        written = zip(self.of_kind("measurement"), self.log.every_row, strict=True)
+        written = zip(self.records_of_kind("measurement"), self.log.every_row, strict=True)
         return tuple((line, record, row) for (line, record), row in written)
 
     @property
@@ -120,27 +120,27 @@ def is_exact(row: Measurement) -> bool:
 # -- fields and the device ---------------------------------------------------------------------------------------------
 
 
-def has_known_fields(evidence: Evidence) -> Iterator[Finding]:
+def check_fields(evidence: Evidence) -> Iterator[Finding]:
     """Records have only fields that mamf writes."""
     for line, record in evidence.records:
-        for name in _unknown_fields(record, _declared(Header if line == 1 else RECORDS[record["record"]])):
+        for name in _unknown_fields(record, _record_fields(Header if line == 1 else RECORDS[record["record"]])):
             if name not in ("record", "time"):
                 yield Finding("unknown-field", f"mamf writes no field {name!r} of such a record: remove it", line)
 
 
 @cache
-def _declared(kind: type) -> _Names:
-    return _names_in(type_info(kind))
+def _record_fields(kind: type) -> _Names:
+    return _declared_names(type_info(kind))
 
 
-def _names_in(of: Type) -> _Names:
+def _declared_names(of: Type) -> _Names:
     """The fields that a type declares, each with those within it; empty where any field may be."""
     if isinstance(of, UnionType):
-        return next(filter(None, map(_names_in, of.types)), {})
+        return next(filter(None, map(_declared_names, of.types)), {})
     if isinstance(of, ListType):
-        return _names_in(of.item_type)
+        return _declared_names(of.item_type)
     if isinstance(of, (StructType, DataclassType)):
-        return {each.encode_name: _names_in(each.type) for each in of.fields}
+        return {each.encode_name: _declared_names(each.type) for each in of.fields}
     return {}
 
 
@@ -153,7 +153,7 @@ def _unknown_fields(value: Any, known: _Names, prefix: str = "") -> Iterator[str
                 yield from _unknown_fields(inner or {}, known[name], f"{prefix}{name}.")
 
 
-def is_real_device(evidence: Evidence) -> Iterator[Finding]:
+def check_real_device(evidence: Evidence) -> Iterator[Finding]:
     """Rejects simulated devices and shared cards, and devices of several models in one run."""
     log = evidence.log
     if log.header["device"]["backend"] == SIMULATED:
@@ -166,16 +166,16 @@ def is_real_device(evidence: Evidence) -> Iterator[Finding]:
         yield Finding("shared-card", f"devices of several models share the run: {', '.join(names)}", 1)
 
 
-def is_one_device(evidence: Evidence) -> Iterator[Finding]:
+def check_device_facts(evidence: Evidence) -> Iterator[Finding]:
     """Name, vendor, backend and memory belong together, and names are plain text as they are usually spelled."""
     devices = {device.name: device for device in (*evidence.log.devices, evidence.log.device(None))}
     for text in {*devices, evidence.header["kernel"], *(row.kernel for _, _, row in evidence.rows)}:
         if not _PLAIN.fullmatch(text):
             yield Finding("device", f"{text!r} is not plain text: letters, digits, punctuation and single blanks", 1)
     for info in devices.values():
-        if usual := _usual_spelling(info.name):
+        if usual := _find_usual_spelling(info.name):
             yield Finding("device", f"{info.name} is written {usual} elsewhere: leave the name as torch gives it", 1)
-        facts = _facts().get(matching_device(info.name) or "")
+        facts = _read_device_facts().get(matching_device(info.name) or "")
         if facts is None or not info.is_accelerator or info.backend == SIMULATED:
             continue
         if info.vendor.casefold() != facts["vendor"]:
@@ -189,30 +189,30 @@ def is_one_device(evidence: Evidence) -> Iterator[Finding]:
 
 
 @cache
-def _facts() -> dict[str, dict[str, str]]:
+def _read_device_facts() -> dict[str, dict[str, str]]:
     """What a device of peaks.csv has: its vendor, its backends, and the sizes of its memory in GB."""
     return {row["name"]: row for row in packaged_rows("devices.csv")}
 
 
-def _usual_spelling(name: str) -> str | None:
+def _find_usual_spelling(name: str) -> str | None:
     """The known name that differs from this one only in case, blanks and punctuation, or None."""
-    known = {_letters(each.device): each.device for each in contributed_rates()}
-    usual = known.get(_letters(name), name)
+    known = {_keep_letters(each.device): each.device for each in contributed_rates()}
+    usual = known.get(_keep_letters(name), name)
     return listed_as(name) if usual == name else usual
 
 
-def _letters(name: str) -> str:
+def _keep_letters(name: str) -> str:
     return "".join(letter for letter in name.casefold() if letter.isalnum())
 
 
-def is_of_normal_data(evidence: Evidence) -> Iterator[Finding]:
+def check_data(evidence: Evidence) -> Iterator[Finding]:
     """Zeros and patterns draw less power, so their rates are not ceilings; ``mamf explain`` varies data on purpose."""
     for problem in evidence.header["plan"]["problems"]:
         if problem.get("data") not in (None, "normal") and evidence.plan.kind != EXPLAIN:
             yield Finding("data", f"measured with {problem['data']} data: results are of --data normal", 1)
 
 
-def is_of_the_past(evidence: Evidence) -> Iterator[Finding]:
+def check_dates(evidence: Evidence) -> Iterator[Finding]:
     """No record is dated in the future."""
     latest = datetime.now(timezone.utc) + _CLOCKS_APART
     for line, record in evidence.records:
@@ -222,7 +222,7 @@ def is_of_the_past(evidence: Evidence) -> Iterator[Finding]:
             return
 
 
-def private_findings(line: int, record: dict[str, Any]) -> Iterator[Finding]:
+def check_private_texts(line: int, record: dict[str, Any]) -> Iterator[Finding]:
     """mamf removes private texts when it writes a log: what is found here was written by another version or by hand."""
     clean = scrub_record(record)
     if clean != record:
@@ -230,7 +230,7 @@ def private_findings(line: int, record: dict[str, Any]) -> Iterator[Finding]:
         yield Finding("private", f"a secret, an account, a host, an address or a path in {scrub_record(names)}", line)
 
 
-def legacy_findings(run: FinderRun) -> Iterator[Finding]:
+def check_legacy_run(run: FinderRun) -> Iterator[Finding]:
     """Rules about an imported run: it names its accelerator, and its figures are possible."""
     if not run.device:
         yield Finding("device", "the log names no accelerator", 1)
@@ -250,20 +250,20 @@ def legacy_findings(run: FinderRun) -> Iterator[Finding]:
 # -- figures follow from samples ---------------------------------------------------------------------------------------
 
 
-def rows_recompute(evidence: Evidence) -> Iterator[Finding]:
+def check_row_figures(evidence: Evidence) -> Iterator[Finding]:
     """Work and rates of a row are what its shape, problem and samples give. Readers compute intervals again."""
     for line, record, row in evidence.rows:
         again = measurement_record(row)
         # Converted logs lack what follows from the plan.
         due = [name for name in _OF_SAMPLES if name in again] + [name for name in _OF_PLAN if name in record]
         for name in due:
-            if not agree(record.get(name), again.get(name)):
+            if not values_agree(record.get(name), again.get(name)):
                 message = f"{row.shape}: {name} does not follow from the row's samples and plan"
                 yield Finding("row-mismatch", message, line)
         seen, info = row.conditions, evidence.log.device(row.device)
         if row.ok and seen.cycles_used is not None:
             used = cycles_used(row.best_rate * TERA, info, row.problem.dtype, seen.true_clock_hz)
-            if not agree(seen.cycles_used, used):
+            if not values_agree(seen.cycles_used, used):
                 message = f"{row.shape}: cycles_used does not follow from the row's rate and true clock"
                 yield Finding("row-mismatch", message, line)
         # Converted logs judge sustained by its median.
@@ -271,20 +271,20 @@ def rows_recompute(evidence: Evidence) -> Iterator[Finding]:
             yield Finding("row-mismatch", f"{row.shape}: a best of {row.regime} is not chosen by {row.best_by}", line)
 
 
-def agree(written: Any, again: Any, relative: float = _ROUNDING) -> bool:
+def values_agree(written: Any, again: Any, relative: float = _ROUNDING) -> bool:
     """Whether two JSON values are equal, numbers up to rounding, without the interval of a rate."""
     if isinstance(again, float) and isinstance(written, (int, float)) and not isinstance(written, bool):
         return math.isclose(written, again, rel_tol=relative, abs_tol=2e-12)
     if isinstance(again, dict):
         is_alike = isinstance(written, dict) and written.keys() == again.keys()
-        return is_alike and all(agree(written[key], again[key], relative) for key in again.keys() - _OF_INTERVAL)
+        return is_alike and all(values_agree(written[key], again[key], relative) for key in again.keys() - _OF_INTERVAL)
     if isinstance(again, (list, tuple)):
         is_alike = isinstance(written, list) and len(written) == len(again)
-        return is_alike and all(agree(one, other, relative) for one, other in zip(written, again, strict=True))
+        return is_alike and all(values_agree(one, other, relative) for one, other in zip(written, again, strict=True))
     return type(written) is type(again) and bool(written == again)
 
 
-def recomputed_ceilings(evidence: Evidence) -> OwnCeilings:
+def recompute_ceilings(evidence: Evidence) -> OwnCeilings:
     """The ceilings of the log by problem and regime, recomputed from the rounds that it has."""
     device = evidence.header["device"]
     rows = latest_rows(row for _, _, row in evidence.rows)
@@ -292,12 +292,12 @@ def recomputed_ceilings(evidence: Evidence) -> OwnCeilings:
     return confirm_ceilings(rows, sought, device["name"], device["uuid_hash"])
 
 
-def ceilings_recompute(evidence: Evidence) -> Iterator[Finding]:
+def check_ceiling_figures(evidence: Evidence) -> Iterator[Finding]:
     """Ceilings follow from the rounds that confirmed them; of a resumed search, the last of a problem and regime. Those
     that attention takes its shares of may have their rounds in another log.
     """
-    again, last = recomputed_ceilings(evidence), {}
-    for line, record in evidence.of_kind("ceiling"):
+    again, last = recompute_ceilings(evidence), {}
+    for line, record in evidence.records_of_kind("ceiling"):
         ceiling = ceiling_from_record(record, evidence.log.header)
         last[ceiling.problem, ceiling.regime] = line, record
     for key, (line, record) in last.items():
@@ -308,12 +308,12 @@ def ceilings_recompute(evidence: Evidence) -> Iterator[Finding]:
         expected = ceiling_record(again[key])
         skipped = {"gain_over_default", *(_OF_INTERVAL if is_of_old_calibration(record) else ())}
         for name in sorted(expected.keys() & record.keys() - skipped):
-            if not agree(record[name], expected[name], _POWER_ROUNDING if name in _OF_POWER else _ROUNDING):
+            if not values_agree(record[name], expected[name], _POWER_ROUNDING if name in _OF_POWER else _ROUNDING):
                 message = f"{record['regime']}: {name} {record[name]} (the rounds give {expected[name]})"
                 yield Finding("ceiling-mismatch", message, line)
 
 
-def run_was_completed(evidence: Evidence) -> Iterator[Finding]:
+def check_summary(evidence: Evidence) -> Iterator[Finding]:
     """Something was measured, the summary follows from the rows, and the run was completed (a warning if not)."""
     log, plan = evidence.log, evidence.plan
     if not any(row.operation == plan.operation for _, row in evidence.good_rows):
@@ -326,10 +326,10 @@ def run_was_completed(evidence: Evidence) -> Iterator[Finding]:
         message = f"the run was interrupted ({reason}): the best shape may be untested"
         yield Finding("interrupted", message, is_warning=True)
     if log.summary is not None:
-        ceilings = recomputed_ceilings(evidence) if plan.kind in (FIND, ROOFLINE) else log.all_ceilings
+        ceilings = recompute_ceilings(evidence) if plan.kind in (FIND, ROOFLINE) else log.all_ceilings
         again = kind_of(plan).summary(plan, log.measurements, ceilings, End("complete"))
         for name in ("measured", "best"):
-            if not agree(log.summary.get(name), again[name]):
+            if not values_agree(log.summary.get(name), again[name]):
                 message = f"{name}: the rows give {again[name]}, the summary says {log.summary.get(name)}"
                 yield Finding("best-mismatch", message)
 
@@ -337,7 +337,7 @@ def run_was_completed(evidence: Evidence) -> Iterator[Finding]:
 # -- samples are possible ----------------------------------------------------------------------------------------------
 
 
-def rows_are_possible(evidence: Evidence) -> Iterator[Finding]:
+def check_speed_limits(evidence: Evidence) -> Iterator[Finding]:
     """No sample is faster than the device or its memory allows, and no figure faster than the clock that was read."""
     for line, row in evidence.good_rows:
         info, of = evidence.log.device(row.device), operation_called(row.operation)
@@ -351,7 +351,7 @@ def rows_are_possible(evidence: Evidence) -> Iterator[Finding]:
             yield Finding("implausible", f"{row.shape}: {reason}", line)
 
 
-def rows_are_verified(evidence: Evidence) -> Iterator[Finding]:
+def check_verification(evidence: Evidence) -> Iterator[Finding]:
     """Every good row's result was checked, with an error within its tolerance."""
     for line, row in evidence.good_rows:
         most = _MAX_ERROR if is_exact(row) else _MAX_ERROR_OF_APPROXIMATION
@@ -362,7 +362,7 @@ def rows_are_verified(evidence: Evidence) -> Iterator[Finding]:
             yield Finding("unverified", f"{row.shape}: relative error {row.error:.2g}, beyond {bound:.2g}", line)
 
 
-def sensors_are_plausible(evidence: Evidence) -> Iterator[Finding]:
+def check_sensors(evidence: Evidence) -> Iterator[Finding]:
     """If the device has sensors, each good row has a clock and a power within the device's limits."""
     if (sensors := evidence.header.get("sensors")) != "available":
         yield Finding("sensors", f"clock, power and temperature: {sensors}", 1, is_warning=True)
@@ -384,7 +384,7 @@ def sensors_are_plausible(evidence: Evidence) -> Iterator[Finding]:
                 yield Finding("sensors", f"{row.shape}: {clock_hz / 1e6:.0f} MHz, above the highest clock", line)
 
 
-def samples_differ(evidence: Evidence) -> Iterator[Finding]:
+def check_samples_differ(evidence: Evidence) -> Iterator[Finding]:
     """Samples of a row are not all equal, and are not those of another row."""
     seen: dict[tuple[float, ...], int] = {}
     for line, _, row in evidence.rows:
@@ -396,7 +396,7 @@ def samples_differ(evidence: Evidence) -> Iterator[Finding]:
             yield Finding("equal-samples", f"{row.shape}: has the samples of line {before}", line)
 
 
-def timer_is_credible(evidence: Evidence) -> Iterator[Finding]:
+def check_timer(evidence: Evidence) -> Iterator[Finding]:
     """The overhead subtracted is one that the timer of its backend can have."""
     backend = evidence.header["device"]["backend"]
     timer = find_timer(backend)
@@ -410,17 +410,17 @@ def timer_is_credible(evidence: Evidence) -> Iterator[Finding]:
 
 #: All rules, in the order in which findings are listed.
 RULES: tuple[Callable[[Evidence], Iterator[Finding]], ...] = (
-    has_known_fields,
-    is_real_device,
-    is_one_device,
-    is_of_normal_data,
-    is_of_the_past,
-    rows_recompute,
-    ceilings_recompute,
-    run_was_completed,
-    rows_are_possible,
-    rows_are_verified,
-    sensors_are_plausible,
-    samples_differ,
-    timer_is_credible,
+    check_fields,
+    check_real_device,
+    check_device_facts,
+    check_data,
+    check_dates,
+    check_row_figures,
+    check_ceiling_figures,
+    check_summary,
+    check_speed_limits,
+    check_verification,
+    check_sensors,
+    check_samples_differ,
+    check_timer,
 )

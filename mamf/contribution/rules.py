@@ -307,7 +307,9 @@ def check_ceiling_figures(evidence: Evidence) -> Iterator[Finding]:
     for key, (line, record) in last.items():
         if key not in again:
             if evidence.plan.searches or evidence.plan.kind in (FIND, ROOFLINE):
-                yield Finding("ceiling-mismatch", f"{record['regime']}: the log lacks the rounds that confirm the ceiling", line)
+                yield Finding(
+                    "ceiling-mismatch", f"{record['regime']} ceiling: the log lacks its confirmation rounds", line
+                )
             continue
         expected = ceiling_record(again[key])
         skipped = {"gain_over_default", *(_OF_INTERVAL if is_of_old_calibration(record) else ())}

@@ -15,7 +15,7 @@ from mamf.backend import Unavailable
 from mamf.dtypes import DTYPES
 from mamf.engine.measure import classify_error
 from mamf.errors import UnsupportedError
-from mamf.operations.attention.attention_reference import error_of_key_sums, relevant_share
+from mamf.operations.attention.attention_reference import find_key_sum_error, relevant_share
 from mamf.operations.attention.operation import Attention
 from mamf.operations.attention.shapes import DIRECTIONS, AttentionProblem, AttentionShape
 from mamf.operations.attention.torch_attention import PreparedAttention
@@ -70,7 +70,7 @@ def verdict_on_call(kernel, backend, problem, shape, call):
         problem, shape, take_buffers(backend.operand_pool(problem.data, 0), problem.buffers(shape))
     )
     attention = PreparedAttention(kernel, problem, shape, operands)
-    return attention.verify(attention.launch_of(call)())
+    return attention.verify(attention.make_launch(call)())
 
 
 def verdict_of(kernel, backend, shape, problem=None):
@@ -716,7 +716,7 @@ def test_products_of_short_numbers_may_be_rounded_alike_for_all_keys(zeroed, lea
     do = torch.full((1, 1, 1, 8), short, dtype=torch.bfloat16)
     dv = torch.softmax(torch.randn(1, 1, 16384, 1), 2).bfloat16() * do
     dv[:, :, 512 : 512 + zeroed] = 0
-    assert least <= error_of_key_sums(shape, {"do": do}, {"dk": torch.zeros_like(dv), "dv": dv}) <= most
+    assert least <= find_key_sum_error(shape, {"do": do}, {"dk": torch.zeros_like(dv), "dv": dv}) <= most
 
 
 class RoundedScores(torch.autograd.Function):

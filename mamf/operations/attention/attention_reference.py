@@ -74,7 +74,7 @@ class _Tally:
             self._worst_row = max(self._worst_row, worst_relative_row(result, expected))
 
     def distance(self) -> Distance:
-        errors = {name: relative(of[0], of[1]) for name, of in self._sums.items()}
+        errors = {name: relative_error(of[0], of[1]) for name, of in self._sums.items()}
         slopes = {name: of[4] / of[1] if of[1] else 0.0 for name, of in self._sums.items()}
         _, size, l1, reference_l1, along, norm, _ = self._sums["o"]
         cosine = (size + along) / math.sqrt(norm * size) if norm * size > 0 else float(norm == size)
@@ -96,7 +96,7 @@ class Reference:
         self._heads: list[tuple[int, slice, dict[str, torch.Tensor]]] = []
         for batch, head in dict.fromkeys([(0, 0), (shape.batch - 1, shape.kv_heads - 1)]):
             kv = slice(head, head + 1)
-            found = reference_of(shape, operands, batch, kv, has_backward)
+            found = compute_reference(shape, operands, batch, kv, has_backward)
             self._heads.append((batch, kv, {name: each * signs[name][batch, kv] for name, each in found.items()}))
 
     def distance(self, results: Mapping[str, torch.Tensor], signs: Signs) -> Distance:
@@ -107,11 +107,11 @@ class Reference:
         tally = _Tally()
         for batch, kv, reference in self._heads:
             for name, expected in reference.items():
-                tally.add(name, pick(results[name], self._shape, batch, kv), expected * signs[name][batch, kv])
+                tally.add(name, pick_heads(results[name], self._shape, batch, kv), expected * signs[name][batch, kv])
         return tally.distance()
 
 
-def distance_of_rows(
+def compare_rows(
     shape: AttentionShape, operands: Mapping[str, torch.Tensor], results: Mapping[str, torch.Tensor], has_backward: bool
 ) -> Distance:
     """Return the distance of random rows of ``o`` and ``dq`` in all heads, one row in _EVERY.
@@ -129,13 +129,13 @@ def distance_of_rows(
         for batch in range(shape.batch):
             for start in range(0, shape.kv_heads, step):
                 kv = slice(start, start + step)
-                expected = reference_of(shape, operands, batch, kv, has_backward, rows)
+                expected = compute_reference(shape, operands, batch, kv, has_backward, rows)
                 for name in names:
-                    tally.add(name, pick(results[name], shape, batch, kv)[:, :, rows], expected[name])
+                    tally.add(name, pick_heads(results[name], shape, batch, kv)[:, :, rows], expected[name])
     return tally.distance()
 
 
-def distance_on_host(
+def compare_on_host(
     shape: AttentionShape, operands: Mapping[str, torch.Tensor], results: Mapping[str, torch.Tensor]
 ) -> Distance | None:
     """Return the distance of a few rows of a random head's output from the host's result in float64.
@@ -146,16 +146,16 @@ def distance_on_host(
         return None
     tally, batch, head = _Tally(), secrets.randbelow(shape.batch), secrets.randbelow(shape.kv_heads)
     rows = torch.tensor([secrets.randbelow(shape.seqlen_q) for _ in range(_ROWS_ON_HOST)])
-    own = [pick(each, shape, batch, slice(head, head + 1)) for each in (*operands.values(), results["o"])]
+    own = [pick_heads(each, shape, batch, slice(head, head + 1)) for each in (*operands.values(), results["o"])]
     *heads, found = (each[0].cpu()[None].double() for each in own)
     one = replace(shape, batch=1, heads=shape.heads // shape.kv_heads, kv_heads=1)
     with one_thread():
-        expected = reference_of(one, dict(zip(operands, heads, strict=True)), 0, slice(0, 1), False, rows)
+        expected = compute_reference(one, dict(zip(operands, heads, strict=True)), 0, slice(0, 1), False, rows)
         tally.add("o", found[:, :, rows], expected["o"])
     return tally.distance()
 
 
-def error_of_key_sums(
+def find_key_sum_error(
     shape: AttentionShape, operands: Mapping[str, torch.Tensor], results: Mapping[str, torch.Tensor]
 ) -> float:
     """Return the largest error of the sums of ``dk`` and ``dv`` along the keys, relative to the norm of the summands.
@@ -186,13 +186,13 @@ def worst_relative_row(result: torch.Tensor, expected: torch.Tensor) -> float:
     return torch.where(size > 0, difference / size, difference).nan_to_num(nan=math.inf).max().item()
 
 
-def relative(difference: float, size: float) -> float:
+def relative_error(difference: float, size: float) -> float:
     if not math.isfinite(difference):
         return math.nan
     return math.sqrt(difference / size) if size else (0.0 if difference == 0 else math.inf)
 
 
-def pick(tensor: torch.Tensor, shape: AttentionShape, batch: int, kv: slice) -> torch.Tensor:
+def pick_heads(tensor: torch.Tensor, shape: AttentionShape, batch: int, kv: slice) -> torch.Tensor:
     """View the heads of one batch entry by kv head: [kv heads in ``kv``, heads per kv head, sequence, head dimension].
 
     For keys and values the second dimension is 1.
@@ -201,7 +201,7 @@ def pick(tensor: torch.Tensor, shape: AttentionShape, batch: int, kv: slice) -> 
     return found
 
 
-def reference_of(
+def compute_reference(
     shape: AttentionShape,
     tensors: Mapping[str, torch.Tensor],
     batch: int,
@@ -217,7 +217,7 @@ def reference_of(
     2023, section 2.2).
     """
     names = ("q", "k", "v", "do") if has_backward else ("q", "k", "v")
-    q, k, v, *rest = (to_float64(pick(tensors[name], shape, batch, kv), rows is not None) for name in names)
+    q, k, v, *rest = (to_float64(pick_heads(tensors[name], shape, batch, kv), rows is not None) for name in names)
     scale = 1 / math.sqrt(shape.head_dim)
     results: dict[str, list[torch.Tensor]] = {"o": [], "dq": []}
     dk, dv = torch.zeros_like(k), torch.zeros_like(v)

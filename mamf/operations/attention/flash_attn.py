@@ -19,7 +19,7 @@ from mamf.operations.attention.torch_attention import (
     Library,
     LibraryAttention,
     output_of,
-    window_of,
+    to_window_size,
 )
 
 _FA3_MODULES = ("flash_attn_interface", "flash_attn_3.flash_attn_interface")
@@ -56,7 +56,7 @@ class _FlashAttention(LibraryAttention):
     ) -> torch.Tensor:
         # Old builds of FA3, and all of FA4, return the log-sum-exp too.
         return output_of(
-            function.flash_attn_func(q, k, v, causal=shape.causal, window_size=window_of(shape, self.no_window))
+            function.flash_attn_func(q, k, v, causal=shape.causal, window_size=to_window_size(shape, self.no_window))
         )
 
     def refuses(self, error: Exception) -> bool:
@@ -156,14 +156,14 @@ class FlashAttention4(_FlashAttention):
 
     def bind(self, backend: Backend, problem: AttentionProblem, shape: AttentionShape) -> Callable[..., torch.Tensor]:
         major, minor = torch.cuda.get_device_capability(backend.index)
-        if not has_head_dims(major, shape.head_dim, shape.head_dim_v):
+        if not supports_head_dims(major, shape.head_dim, shape.head_dim_v):
             raise UnsupportedError(
                 f"{self.name} does not support head dimensions {shape.head_dim}/{shape.head_dim_v} on sm{major}{minor}"
             )
         return super().bind(backend, problem, shape)
 
 
-def has_head_dims(major: int, head_dim: int, head_dim_v: int) -> bool:
+def supports_head_dims(major: int, head_dim: int, head_dim_v: int) -> bool:
     """Return whether FlashAttention 4 supports these head dimensions (multiples of 8) on cards of this generation."""
     if major in _BLACKWELL_DATACENTER_MAJORS:
         return max(head_dim, head_dim_v) <= 128 or (head_dim, head_dim_v) in _FA4_WIDE_ON_BLACKWELL

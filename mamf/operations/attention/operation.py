@@ -20,7 +20,7 @@ from mamf.operations.attention.shapes import (
 )
 from mamf.parameters import combine
 
-_USUAL: Mapping[str, Sequence[Any]] = {
+_DEFAULT_SIZES: Mapping[str, Sequence[Any]] = {
     "head_dim": equal_widths(128),
     "heads": (None,),
     "kv_heads": (None,),
@@ -31,7 +31,7 @@ _USUAL: Mapping[str, Sequence[Any]] = {
     "batch": (None,),
 }
 # Fewer tokens, because what takes an accelerator a millisecond takes a CPU seconds.
-_TOKENS, _TOKENS_OF_CPU = 16384, 1024
+_TOKENS, _CPU_TOKENS = 16384, 1024
 _HIDDEN = 2048
 
 
@@ -64,9 +64,10 @@ class Attention(FlopOperation[AttentionProblem, AttentionShape]):
         By default the batch has 16384 tokens (1024 on a CPU) whatever the sequence length, and heads times head
         dimension is 2048.
         """
-        tokens = _TOKENS if backend.is_accelerator else _TOKENS_OF_CPU
+        tokens = _TOKENS if backend.is_accelerator else _CPU_TOKENS
         return [
-            _complete(tokens, **chosen) for chosen in combine({name: sizes.get(name, _USUAL[name]) for name in _USUAL})
+            _complete_shape(tokens, **chosen)
+            for chosen in combine({name: sizes.get(name, _DEFAULT_SIZES[name]) for name in _DEFAULT_SIZES})
         ]
 
     def columns(self, row: Measurement, info: DeviceInfo | None = None) -> Mapping[str, object]:
@@ -76,7 +77,7 @@ class Attention(FlopOperation[AttentionProblem, AttentionShape]):
         names = {"sparsity": "sparsity", "cosine": "cosine_similarity", "relative L1": "relative_l1"}
         return {
             "memory MiB": row.peak_memory_bytes and row.peak_memory_bytes / 2**20,
-            "saved MiB": saved_mib(row),
+            "saved MiB": get_saved_mib(row),
             "TB/s": traffic / row.seconds / TERA if row.ok else None,
             **({"effective TFLOPS": row.best_rate * dense} if "sparsity" in details and row.ok else {}),
             **{title: float(details[name]) for title, name in names.items() if name in details},
@@ -115,7 +116,7 @@ class Attention(FlopOperation[AttentionProblem, AttentionShape]):
         return float(shape.seqlen_k)
 
 
-def _complete(tokens: int, head_dim: HeadDims, seqlen_k: int, **sizes: Any) -> AttentionShape:
+def _complete_shape(tokens: int, head_dim: HeadDims, seqlen_k: int, **sizes: Any) -> AttentionShape:
     """Make a shape. Sizes that are None are derived from the others and from the number of ``tokens``."""
     heads = sizes["heads"] or max(1, _HIDDEN // head_dim.keys)
     return AttentionShape(
@@ -130,7 +131,7 @@ def _complete(tokens: int, head_dim: HeadDims, seqlen_k: int, **sizes: Any) -> A
     )
 
 
-def saved_mib(row: Measurement) -> float | None:
+def get_saved_mib(row: Measurement) -> float | None:
     """Return the MiB that the forward pass keeps for the backward pass.
 
     None unless only the backward pass is measured, or if the device does not report memory.

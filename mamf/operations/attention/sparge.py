@@ -69,7 +69,7 @@ class _Sparge(QuantizedAttention):
         """Add the skipped share of the blocks of Q K^T, from a separate launch because reading it synchronizes."""
         details = super().details(problem, shape, operands)
         options = {"is_causal": shape.causal, "tensor_layout": "HND", **self.options(problem, shape)}
-        result = self.loaded()(*operands, **options, return_sparsity=True)
+        result = self.load_quietly()(*operands, **options, return_sparsity=True)
         if not isinstance(result, tuple):
             return details
         # For causal masks the library counts whole blocks of 128 x 64, so other lengths can give a negative share.

@@ -26,9 +26,9 @@ from mamf.operations.attention.attention_reference import (
     Distance,
     Reference,
     block_structured,
-    distance_of_rows,
-    distance_on_host,
-    error_of_key_sums,
+    compare_on_host,
+    compare_rows,
+    find_key_sum_error,
     verify_special_attention,
 )
 from mamf.operations.attention.shapes import AttentionKernel, AttentionProblem, AttentionShape
@@ -47,7 +47,7 @@ from mamf.operations.operand_sets import (
 )
 
 #: What to run on a device that a kernel does not support: torch's own choice of backend runs on all devices.
-ON_ANY_DEVICE = "mamf attention --kernel sdpa"
+PORTABLE_COMMAND = "mamf attention --kernel sdpa"
 #: What torch's dispatchers say if no kernel supports the operands.
 NOTHING_FITS = ("No available kernel", "No viable backend")
 # Largest ||O - reference|| / ||reference|| of a correct result. Rounding P and O to 8 bits of mantissa (bfloat16) gives
@@ -68,7 +68,7 @@ _SIGNED = {"fwd": ("v",), "bwd": ("do",), "fwd+bwd": ("v", "do")}
 _ROW_TOLERANCE, _ROW_TOLERANCE_APPROXIMATE = 0.25, 0.6
 
 
-def tolerance_of(dtype: str) -> float:
+def get_tolerance(dtype: str) -> float:
     """Return the largest ||O - reference|| / ||reference|| that an exact kernel may have."""
     return _TOLERANCE[dtype]
 
@@ -114,9 +114,9 @@ class TorchAttention(AttentionKernel):
         if not self.has_window and shape.window is not None:
             return f"{self.name} does not support a window: remove --window"
         if shape.head_dim not in self.head_dims:
-            return f"{self.name} does not support head dimension {shape.head_dim}: use {_in_words(self.head_dims)}"
+            return f"{self.name} does not support head dimension {shape.head_dim}: use {_format_sizes(self.head_dims)}"
         if shape.head_dim_v not in (value_dims := self.value_dims or self.head_dims):
-            return f"{self.name} does not support values of width {shape.head_dim_v}: use {_in_words(value_dims)}"
+            return f"{self.name} does not support values of width {shape.head_dim_v}: use {_format_sizes(value_dims)}"
         if shape.causal and not self.has_unequal_lengths and shape.seqlen_q != shape.seqlen_k:
             return f"{self.name} needs as many queries as keys for a causal mask"
         return None
@@ -135,10 +135,10 @@ class TorchAttention(AttentionKernel):
         attentions = [PreparedAttention(self, problem, shape, self.operands(problem, shape, flat)) for flat in memory]
         if problem.direction == "bwd":
             # Run once first: what a library allocates once, such as a workspace, is not part of a saved forward pass.
-            attentions[0].launch_of(call)
-            attentions[0].forget()
+            attentions[0].make_launch(call)
+            attentions[0].release_forward()
         before = backend.allocated_memory()
-        launches = [attention.launch_of(call) for attention in attentions]
+        launches = [attention.make_launch(call) for attention in attentions]
         after = backend.allocated_memory()
         ready = [each.operand_set(launch) for each, launch in zip(attentions, launches, strict=True)]
 
@@ -166,9 +166,9 @@ class TorchAttention(AttentionKernel):
 
     def bound(self, problem: AttentionProblem) -> float:
         """Return the largest ||O - reference|| / ||reference|| of a correct result."""
-        return self.tolerance if self.tolerance is not None else tolerance_of(problem.dtype)
+        return self.tolerance if self.tolerance is not None else get_tolerance(problem.dtype)
 
-    def canonical(self, tensor: torch.Tensor) -> torch.Tensor:
+    def to_bhsd(self, tensor: torch.Tensor) -> torch.Tensor:
         """View a tensor as [batch, heads, sequence, head dimension]."""
         return tensor if self.layout == "bhsd" else tensor.transpose(1, 2)
 
@@ -202,7 +202,7 @@ class PreparedAttention:
         with torch.no_grad():
             return call(*(self._operands[name] for name in "qkv"))
 
-    def launch_of(self, call: Callable[..., torch.Tensor]) -> Callable[[], object]:
+    def make_launch(self, call: Callable[..., torch.Tensor]) -> Callable[[], object]:
         """Return a launch without arguments.
 
         For ``bwd`` the forward pass runs here, once. Its autograd graph is kept, and each launch runs it backward.
@@ -222,7 +222,7 @@ class PreparedAttention:
 
         return both
 
-    def forget(self) -> None:
+    def release_forward(self) -> None:
         """Release the output of the saved forward pass."""
         self._forward = None
 
@@ -238,39 +238,39 @@ class PreparedAttention:
         self._last ^= secrets.choice((1, 2, 3) if of_do.numel() > 1 else (2, 3))
         for place, is_negative in ((0, self._last & 1), (-1, self._last & 2)):
             of_do.view(-1)[place] = self._of_do.view(-1)[place] * (-1 if is_negative else 1)
-        self._flip(torch.ones_like(of_do) if self._problem.direction == "bwd" else of_v, of_do)
+        self._flip_signs(torch.ones_like(of_do) if self._problem.direction == "bwd" else of_v, of_do)
 
-    def _flip(self, of_v: torch.Tensor, of_do: torch.Tensor) -> None:
+    def _flip_signs(self, of_v: torch.Tensor, of_do: torch.Tensor) -> None:
         with torch.no_grad():
             for name in _SIGNED[self._problem.direction]:
-                whole = self._kernel.canonical(self._operands[name])
+                whole = self._kernel.to_bhsd(self._operands[name])
                 whole.unflatten(1, (self._shape.kv_heads, -1)).mul_(of_v if name == "v" else of_v * of_do)
         self._of_v, self._of_do = self._of_v * of_v, self._of_do * of_do
 
     def restore_signs(self) -> None:
-        self._flip(self._of_v, self._of_do)
+        self._flip_signs(self._of_v, self._of_do)
 
     def verify(self, result: object) -> Verdict:
         """Verify the whole output and all gradients of the first and the last head."""
-        if reason := self._wrong_type(result):
+        if reason := self._explain_wrong_type(result):
             return Verdict(math.inf, 0.0, reason=reason)
         shape, of_do = self._shape, self._of_do
         signs = {"o": self._of_v, "dq": of_do, "dk": of_do, "dv": self._of_v * of_do}
         if self._reference is None:
-            self._reference = Reference(shape, self._canonical(self._operands), self._problem.has_backward, signs)
+            self._reference = Reference(shape, self._to_bhsd(self._operands), self._problem.has_backward, signs)
             operands = [self._operands[name] for name in "qkv"]
             self._details = self._kernel.details(self._problem, shape, operands)
-        return self._verdict(self._reference.distance(self._canonical(self._named(result)), signs))
+        return self._verdict(self._reference.distance(self._to_bhsd(self._name_results(result)), signs))
 
     def verify_whole(self, result: object) -> Verdict:
         """Verify random rows of the output and dQ in all heads, the sums of dK and dV, and some rows on the host."""
         shape, has_backward = self._shape, self._problem.has_backward
-        operands, results = self._canonical(self._operands), self._canonical(self._named(result))
-        found = [distance_of_rows(shape, operands, results, has_backward), distance_on_host(shape, operands, results)]
+        operands, results = self._to_bhsd(self._operands), self._to_bhsd(self._name_results(result))
+        found = [compare_rows(shape, operands, results, has_backward), compare_on_host(shape, operands, results)]
         worst = max((self._verdict(each) for each in found if each), key=lambda each: (not each.ok, each.error))
         reason = worst.reason
         if has_backward and worst.ok:
-            sums = error_of_key_sums(shape, operands, results)
+            sums = find_key_sum_error(shape, operands, results)
             most = _RARE * self._kernel.bound(self._problem)
             reason = (
                 f"sums of dK or dV are off by {sums:.2g}; rounding explains at most {most:.2g}" if sums > most else ""
@@ -278,8 +278,8 @@ class PreparedAttention:
         return replace(worst, details={}, reason=reason)
 
     def _verify_special(self, launch: Callable[[], object]) -> Verdict:
-        operands = self._canonical(self._operands)
-        return verify_special_attention(self._shape, operands, lambda: self._canonical(self._named(launch()))["o"])
+        operands = self._to_bhsd(self._operands)
+        return verify_special_attention(self._shape, operands, lambda: self._to_bhsd(self._name_results(launch()))["o"])
 
     def _verdict(self, found: Distance) -> Verdict:
         kernel, problem = self._kernel, self._problem
@@ -304,17 +304,17 @@ class PreparedAttention:
         averaged = worst if worst <= bound else worst / (1 + 2 / math.sqrt(found.rows))
         return Verdict(averaged, bound, details, reason=reason)
 
-    def _canonical(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        return {name: self._kernel.canonical(tensor) for name, tensor in tensors.items()}
+    def _to_bhsd(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {name: self._kernel.to_bhsd(tensor) for name, tensor in tensors.items()}
 
-    def _wrong_type(self, result: object) -> str:
+    def _explain_wrong_type(self, result: object) -> str:
         q, k, v = (self._operands[name] for name in "qkv")
         alike = [q[..., :1].expand(*q.shape[:-1], v.shape[-1]), q, k, v]
         returned = result if isinstance(result, tuple) else (result,)
         pairs = zip(returned, alike if self._forward is None else alike[1:], strict=False)
         return next(filter(None, (explain_wrong_type(each, expected) for each, expected in pairs)), "")
 
-    def _named(self, result: object) -> dict[str, torch.Tensor]:
+    def _name_results(self, result: object) -> dict[str, torch.Tensor]:
         """Name the results of a launch: the output ``o`` and, for a backward pass, ``dq``, ``dk`` and ``dv``."""
         outputs = tensors_of(result)
         if self._forward is not None:
@@ -323,7 +323,7 @@ class PreparedAttention:
         return dict(zip(names, outputs, strict=True))
 
 
-def _in_words(sizes: range | tuple[int, ...]) -> str:
+def _format_sizes(sizes: range | tuple[int, ...]) -> str:
     if isinstance(sizes, range):
         return f"{sizes.start} to {sizes[-1]} in steps of {sizes.step}"
     return ", ".join(map(str, sizes))
@@ -358,7 +358,7 @@ class Library:
     runtimes: ClassVar[tuple[str, ...]] = ("cuda",)
     cards: ClassVar[str] = ""
     instead: ClassVar[str] = "sdpa"
-    on_any_device: ClassVar[str] = ON_ANY_DEVICE
+    portable_command: ClassVar[str] = PORTABLE_COMMAND
 
     @abstractmethod
     def load(self) -> Any:
@@ -375,7 +375,7 @@ class Library:
 
     def unavailable(self, backend: Backend) -> Unavailable | None:
         if backend.runtime not in self.runtimes:
-            return Unavailable(f"{self.library} does not support {backend.name}", self.on_any_device)
+            return Unavailable(f"{self.library} does not support {backend.name}", self.portable_command)
         if backend.runtime == "cuda":
             major, minor = torch.cuda.get_device_capability(backend.index)
             if not self.runs_on((major, minor)):
@@ -384,27 +384,29 @@ class Library:
                     f"mamf attention --kernel {self.instead}",
                 )
         try:
-            self.loaded()
+            self.load_quietly()
         except Exception as error:  # a broken library may raise anything
-            return self.not_loaded(error)
+            return self.explain_load_error(error)
         return None
 
-    def not_loaded(self, error: Exception) -> Unavailable:
+    def explain_load_error(self, error: Exception) -> Unavailable:
         if isinstance(error, AbsentError):
             return Unavailable(f"{self.library} is not installed: {error}", self.install)
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         if missing and f"{self.module}.".startswith(f"{missing}."):
             return Unavailable(f"{self.library} is not installed", self.install)
-        return Unavailable(f"{self.library} is installed but does not load: {first_line(error)}", self.repair(error))
+        return Unavailable(
+            f"{self.library} is installed but does not load: {first_line(error)}", self.repair_command(error)
+        )
 
-    def repair(self, error: Exception) -> str:
+    def repair_command(self, error: Exception) -> str:
         """Return the command that fixes an installation that does not load."""
         # --no-deps, because reinstalling its dependencies too would replace torch.
         return self.install.replace(" --no-deps", "").replace(
             "pip install", "pip install --force-reinstall --no-deps", 1
         )
 
-    def loaded(self) -> Any:
+    def load_quietly(self) -> Any:
         with contextlib.redirect_stdout(sys.stderr):
             return self.load()
 
@@ -427,7 +429,7 @@ class LibraryAttention(Library, TorchAttention):
         """Return the output, in the kernel's layout. ``function``: what ``load`` returned."""
 
     def bind(self, backend: Backend, problem: AttentionProblem, shape: AttentionShape) -> Callable[..., torch.Tensor]:
-        function = self.loaded()
+        function = self.load_quietly()
         return lambda q, k, v: self.call(function, problem, shape, q, k, v)
 
     def unsupported_shape(self, problem: AttentionProblem, shape: AttentionShape) -> str | None:
@@ -463,7 +465,7 @@ def output_of(result: Any) -> torch.Tensor:
     return output
 
 
-def window_of(shape: AttentionShape, unlimited: int | None) -> tuple[int | None, int | None]:
+def to_window_size(shape: AttentionShape, unlimited: int | None) -> tuple[int | None, int | None]:
     """Return how many keys a query sees before and after itself. ``unlimited``: the library's value for no limit."""
     if shape.window is None:
         return unlimited, unlimited

@@ -15,7 +15,7 @@ from mamf.backend import Backend, OperandPool, Unavailable
 from mamf.errors import first_line
 from mamf.operations.attention.attention_reference import row_blocks
 from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
-from mamf.operations.attention.torch_attention import ON_ANY_DEVICE, TorchAttention
+from mamf.operations.attention.torch_attention import PORTABLE_COMMAND, TorchAttention
 from mamf.operations.compilation import compile_for_shape, keep_backward_buffers
 from mamf.operations.operand_sets import split_sets, take_buffers
 from mamf.torch_backend import TorchBackend
@@ -36,10 +36,10 @@ class Sdpa(TorchAttention):
     def details(
         self, problem: AttentionProblem, shape: AttentionShape, operands: Sequence[torch.Tensor]
     ) -> dict[str, Any]:
-        return {"ran": chosen_backend(shape, operands, problem.has_backward)}
+        return {"ran": find_chosen_backend(shape, operands, problem.has_backward)}
 
 
-def chosen_backend(shape: AttentionShape, operands: Sequence[torch.Tensor], has_backward: bool) -> str:
+def find_chosen_backend(shape: AttentionShape, operands: Sequence[torch.Tensor], has_backward: bool) -> str:
     """Return the name of the backend that torch's dispatcher chooses for these operands."""
     q, k, v = (tensor.detach().requires_grad_(has_backward) for tensor in operands)
     gqa = shape.heads != shape.kv_heads
@@ -56,7 +56,7 @@ class _Forced(Sdpa):
 
     def unavailable(self, backend: Backend) -> Unavailable | None:
         if backend.runtime not in self.runtimes:
-            return Unavailable(f"torch has no {self.name} for {backend.name}", ON_ANY_DEVICE)
+            return Unavailable(f"torch has no {self.name} for {backend.name}", PORTABLE_COMMAND)
         return None
 
     def settings(self, backend: Backend, problem: AttentionProblem) -> AbstractContextManager[object]:
@@ -132,7 +132,7 @@ class Eager(TorchAttention):
 
     def bind(self, backend: Backend, problem: AttentionProblem, shape: AttentionShape) -> Callable[..., torch.Tensor]:
         assert isinstance(backend, TorchBackend)
-        return make_attention(shape, masked_keys(shape, backend.device))
+        return make_attention(shape, make_mask(shape, backend.device))
 
     def parts(
         self, backend: Backend, problem: AttentionProblem, shape: AttentionShape, pool: OperandPool
@@ -141,18 +141,18 @@ class Eager(TorchAttention):
         assert isinstance(backend, TorchBackend)
         (flat,) = split_sets(take_buffers(pool, problem.buffers(shape, 1)), 1)
         q, k, v = (self.operands(problem, shape, flat)[name] for name in "qkv")
-        group, masked = shape.heads // shape.kv_heads, masked_keys(shape, backend.device)
+        group, masked = shape.heads // shape.kv_heads, make_mask(shape, backend.device)
         k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
         products = q @ k.transpose(-2, -1)
-        weights = weigh(products, shape.head_dim, masked)
+        weights = compute_weights(products, shape.head_dim, masked)
         return {
             "scores": (2 * products.numel() * shape.head_dim, lambda: q @ k.transpose(-2, -1)),
-            "softmax": (_SOFTMAX_FLOP * products.numel(), lambda: weigh(products, shape.head_dim, masked)),
+            "softmax": (_SOFTMAX_FLOP * products.numel(), lambda: compute_weights(products, shape.head_dim, masked)),
             "values": (2 * products.numel() * v.shape[-1], lambda: weights @ v),
         }
 
 
-def masked_keys(shape: AttentionShape, device: torch.device) -> torch.Tensor | None:
+def make_mask(shape: AttentionShape, device: torch.device) -> torch.Tensor | None:
     """Make the mask outside the timed launch: [queries, keys], True where masked; None if all queries see all keys."""
     if not shape.causal and shape.window is None:
         return None
@@ -165,12 +165,12 @@ def make_attention(shape: AttentionShape, masked: torch.Tensor | None) -> Callab
     def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         if group > 1:
             k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
-        return weigh(q @ k.transpose(-2, -1), shape.head_dim, masked) @ v
+        return compute_weights(q @ k.transpose(-2, -1), shape.head_dim, masked) @ v
 
     return attention
 
 
-def weigh(products: torch.Tensor, head_dim: int, masked: torch.Tensor | None) -> torch.Tensor:
+def compute_weights(products: torch.Tensor, head_dim: int, masked: torch.Tensor | None) -> torch.Tensor:
     """Scale and mask the products of Q K^T, and return their softmax."""
     scores = products * (1 / math.sqrt(head_dim))
     if masked is not None:
@@ -240,7 +240,7 @@ class Flex(TorchAttention):
         assert isinstance(backend, TorchBackend)
         from torch.nn.attention.flex_attention import flex_attention
 
-        mask, has_groups = block_mask(shape, backend.device), shape.heads != shape.kv_heads
+        mask, has_groups = make_flex_mask(shape, backend.device), shape.heads != shape.kv_heads
 
         def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
             return flex_attention(q, k, v, block_mask=mask, enable_gqa=has_groups)
@@ -248,7 +248,7 @@ class Flex(TorchAttention):
         return compile_for_shape(attention)
 
 
-def block_mask(shape: AttentionShape, device: torch.device) -> Any:
+def make_flex_mask(shape: AttentionShape, device: torch.device) -> Any:
     """Make FlexAttention's block mask: which key blocks each query block sees. None if all queries see all keys."""
     if not shape.causal and shape.window is None:
         return None
@@ -257,10 +257,10 @@ def block_mask(shape: AttentionShape, device: torch.device) -> Any:
     is_small = shape.seqlen_q * shape.seqlen_k <= _MAX_DENSE_PAIRS
     # Compiled, it never allocates the dense mask, which has 17 GB for 131072 tokens.
     create: Any = create_block_mask if is_small else torch.compile(create_block_mask)
-    return create(visible(shape), None, None, shape.seqlen_q, shape.seqlen_k, device=str(device))
+    return create(make_mask_function(shape), None, None, shape.seqlen_q, shape.seqlen_k, device=str(device))
 
 
-def visible(shape: AttentionShape) -> Callable[..., torch.Tensor]:
+def make_mask_function(shape: AttentionShape) -> Callable[..., torch.Tensor]:
     """Return the function by which FlexAttention asks whether a query sees a key."""
     offset = shape.seqlen_k - shape.seqlen_q
     before, after = shape.window, 0 if shape.causal else shape.window

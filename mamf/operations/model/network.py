@@ -61,7 +61,7 @@ class Head(nn.Module):
 
     def __init__(self, problem: ModelProblem) -> None:
         super().__init__()
-        self.norm = norm_of(problem)
+        self.norm = make_norm(problem)
         self.logits = nn.Linear(problem.d_model, problem.vocabulary, bias=False)
 
     def forward(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -72,7 +72,7 @@ class Head(nn.Module):
 class Block(nn.Module):
     def __init__(self, problem: ModelProblem, shape: ModelShape, attend: Attend) -> None:
         super().__init__()
-        self.attention_norm, self.mlp_norm = norm_of(problem), norm_of(problem)
+        self.attention_norm, self.mlp_norm = make_norm(problem), make_norm(problem)
         self.attention = SelfAttention(problem, shape, attend)
         self.mlp = {"gpt2": GeluMlp, "llama": SwiGluMlp, "moe": Experts}[problem.style](problem)
 
@@ -167,7 +167,7 @@ class Experts(nn.Module):
         return (functional.silu(groups @ self.gate) * (groups @ self.up)) @ self.down
 
 
-def norm_of(problem: ModelProblem) -> nn.Module:
+def make_norm(problem: ModelProblem) -> nn.Module:
     return nn.LayerNorm(problem.d_model) if problem.style == "gpt2" else nn.RMSNorm(problem.d_model, eps=1e-5)
 
 

@@ -83,7 +83,7 @@ class TorchModel(ModelKernel):
 
         return attend
 
-    def runnable(self, network: Network) -> Callable[..., torch.Tensor]:
+    def make_runnable(self, network: Network) -> Callable[..., torch.Tensor]:
         """Return the function that a launch calls."""
         return network
 
@@ -99,8 +99,8 @@ class TorchModel(ModelKernel):
         assert isinstance(backend, TorchBackend)
         gc.collect()  # free the previous model, which may be in a reference cycle
         require_memory(backend, problem.nbytes(shape))
-        network = network_on(backend.device, problem, shape, self.attend(backend, problem, shape))
-        run = self.runnable(network)
+        network = make_network(backend.device, problem, shape, self.attend(backend, problem, shape))
+        run = self.make_runnable(network)
         if problem.autocast:
             run = autocast(run, backend.device, problem)
         return Step(problem, shape, network, run, min(sets, _MAX_BATCHES)).prepared()
@@ -114,7 +114,7 @@ class CompiledModel(TorchModel):
     def unavailable(self, backend: Backend) -> Unavailable | None:
         return backend.without_compiler() or super().unavailable(backend)
 
-    def runnable(self, network: Network) -> Callable[..., torch.Tensor]:
+    def make_runnable(self, network: Network) -> Callable[..., torch.Tensor]:
         # Dynamo compiles a code object at most 8 times. Without the reset, later networks would run uncompiled.
         torch.compiler.reset()
         compiled: Callable[..., torch.Tensor] = torch.compile(network, dynamic=False)
@@ -138,7 +138,7 @@ def make_attention_problem(problem: ModelProblem) -> AttentionProblem:
     return AttentionProblem(problem.dtype, "fwd+bwd" if problem.has_backward else "fwd")
 
 
-def network_on(device: torch.device, problem: ModelProblem, shape: ModelShape, attend: Attend) -> Network:
+def make_network(device: torch.device, problem: ModelProblem, shape: ModelShape, attend: Attend) -> Network:
     """Make a network on the device, with random parameters that depend on the seed only."""
     usual = torch.get_default_dtype()
     torch.set_default_dtype(torch_dtype(problem.parameter_dtype))
@@ -164,10 +164,10 @@ def reference(
     losses, sums = [], [torch.zeros_like(each, dtype=torch.float32) for each in of]
     with use_eager_attention(network), torch.set_grad_enabled(bool(of)):
         for own, follow in zip(tokens.split(1), targets.split(1), strict=True):
-            x = in_float32(network.embedding, own)
+            x = call_in_float32(network.embedding, own)
             for block in network.stack:
-                x = checkpoint(in_float32, block, x, use_reentrant=False)
-            loss = checkpoint(in_float32, network.head, x, follow, use_reentrant=False)
+                x = checkpoint(call_in_float32, block, x, use_reentrant=False)
+            loss = checkpoint(call_in_float32, network.head, x, follow, use_reentrant=False)
             losses.append(loss.detach())
             if of:
                 found = torch.autograd.grad(loss.sum() / targets.numel(), of)
@@ -189,7 +189,7 @@ def use_eager_attention(network: Network) -> Iterator[None]:
             each.attend = attend
 
 
-def in_float32(module: nn.Module, *inputs: torch.Tensor) -> torch.Tensor:
+def call_in_float32(module: nn.Module, *inputs: torch.Tensor) -> torch.Tensor:
     """Compute a module's output with its parameters and buffers in float32."""
     named = (*module.named_parameters(), *module.named_buffers())
     output: torch.Tensor = functional_call(module, {name: each.float() for name, each in named}, inputs)
@@ -234,7 +234,7 @@ class Step:
         self._sampled = [*network.stack[0].attention.parameters(), *network.head.norm.parameters()]
         phase: Phase = "forward-backward" if problem.has_backward else "forward"
         alike = replace(problem, phase=phase, checkpointing=False, optimizer="adamw")
-        self._known = known_answers(alike, shape, self._device)
+        self._known = get_known_answers(alike, shape, self._device)
         self._answers = dict(self._known)
         self._optimizer: torch.optim.Optimizer | None = None
         if problem.phase == "step":
@@ -317,7 +317,7 @@ class Step:
 
 
 @functools.lru_cache(maxsize=4)
-def known_answers(problem: ModelProblem, shape: ModelShape, device: torch.device) -> dict[int, _Answer]:
+def get_known_answers(problem: ModelProblem, shape: ModelShape, device: torch.device) -> dict[int, _Answer]:
     """Return the cache of reference results by batch, in host memory. Kernels share it, because computing a result
     takes longer than measuring a row.
     """

@@ -3,14 +3,18 @@
 The reference consists of matmuls and a softmax in float64 (float32 if a device has no float64), in blocks of rows. It
 runs on the device, because one head of 16384 tokens takes 10**12 FLOP, in code that is independent of the kernels.
 
-- The first and the last head have their whole output and all gradients compared.
-- All heads have one random row in 64 of the output and of dQ compared, so a tile of 128 zero rows is always found, and
-  the sums of dK and dV along the keys, which follow from the operands without a matmul.
-- A few rows of one head are compared with a result of the host.
+A quick check compares one random row in 64 of the output and of dQ, in the first and the last head. A full check
+compares more:
+
+- the first and the last head: the whole output and all gradients;
+- all heads: one random row in 64 of the output and of dQ, so a tile of 128 zero rows is always found, and the sums of
+  dK and dV along the keys, which follow from the operands without a matmul;
+- a few rows of one head: with the host's result.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import secrets
 from collections.abc import Callable, Iterator, Mapping
@@ -30,10 +34,6 @@ _EVERY = 64
 _CHUNK = 2**24
 # The most key elements of one head that are copied to the host, and the number of rows compared there.
 _MAX_ON_HOST, _ROWS_ON_HOST = 2**22, 4
-
-
-#: Signs (1 or -1) by the name of a result: [batch, kv_heads, 1, 1, head dimension or 1].
-Signs = Mapping[str, torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -82,57 +82,51 @@ class _Tally:
         return Distance(errors, slopes, self._worst_row, cosine, l1 / reference_l1 if reference_l1 else l1, rows)
 
 
-class Reference:
-    """The expected output and gradients of the first and the last head.
+def compare_heads(
+    shape: AttentionShape, operands: Mapping[str, torch.Tensor], results: Mapping[str, torch.Tensor]
+) -> Distance:
+    """Return the distance of all results in the first and the last head.
 
-    ``operands``: q, k, v and, for a backward pass, do: [batch, heads, sequence, head dimension]. ``signs``: the signs
-    that the results have now, because the operands had signs flipped.
+    ``operands``: q, k, v and, for a backward pass, do. ``results``: o and, for a backward pass, dq, dk and dv. Each is
+    [batch, heads, sequence, head dimension].
     """
-
-    def __init__(
-        self, shape: AttentionShape, operands: Mapping[str, torch.Tensor], has_backward: bool, signs: Signs
-    ) -> None:
-        self._shape = shape
-        self._heads: list[tuple[int, slice, dict[str, torch.Tensor]]] = []
-        for batch, head in dict.fromkeys([(0, 0), (shape.batch - 1, shape.kv_heads - 1)]):
-            kv = slice(head, head + 1)
-            found = compute_reference(shape, operands, batch, kv, has_backward)
-            self._heads.append((batch, kv, {name: each * signs[name][batch, kv] for name, each in found.items()}))
-
-    def distance(self, results: Mapping[str, torch.Tensor], signs: Signs) -> Distance:
-        """Return the distance of ``o`` and, for a backward pass, ``dq``, ``dk`` and ``dv``.
-
-        Each is [batch, heads, sequence, head dimension].
-        """
-        tally = _Tally()
-        for batch, kv, reference in self._heads:
-            for name, expected in reference.items():
-                tally.add(name, pick_heads(results[name], self._shape, batch, kv), expected * signs[name][batch, kv])
-        return tally.distance()
+    tally = _Tally()
+    for batch, kv in find_edge_heads(shape):
+        for name, expected in compute_reference(shape, operands, batch, kv).items():
+            tally.add(name, pick_heads(results[name], shape, batch, kv), expected)
+    return tally.distance()
 
 
 def compare_rows(
-    shape: AttentionShape, operands: Mapping[str, torch.Tensor], results: Mapping[str, torch.Tensor], has_backward: bool
+    shape: AttentionShape,
+    operands: Mapping[str, torch.Tensor],
+    results: Mapping[str, torch.Tensor],
+    is_whole: bool = True,
 ) -> Distance:
-    """Return the distance of random rows of ``o`` and ``dq`` in all heads, one row in _EVERY.
+    """Return the distance of random rows of ``o`` and ``dq``, one row in _EVERY.
 
-    Computed in float32 for 16-bit operands, because float64 is slow on some cards.
+    ``is_whole``: compare all heads, not only the first and the last. Computed in float32 for 16-bit operands, because
+    float64 is slow on some cards.
     """
-    tally, names, device = _Tally(), ("o", "dq") if has_backward else ("o",), operands["q"].device
+    tally, device = _Tally(), operands["q"].device
     starts = torch.arange(0, shape.seqlen_q + _EVERY, _EVERY, device=device)
     offsets = fresh_integers(_EVERY, starts.shape, device)
     # Include the last row: under a causal mask dQ of the first row is 0, and a relative error needs a nonzero row.
     rows = (starts + offsets).clamp_max(shape.seqlen_q - 1)
     widest = max(shape.head_dim, shape.head_dim_v, shape.heads // shape.kv_heads * min(len(rows), _ROWS))
     step = max(1, _CHUNK // (shape.seqlen_k * widest))
+    parts = itertools.product(range(shape.batch), range(0, shape.kv_heads, step))
     with float32_precision("highest"):
-        for batch in range(shape.batch):
-            for start in range(0, shape.kv_heads, step):
-                kv = slice(start, start + step)
-                expected = compute_reference(shape, operands, batch, kv, has_backward, rows)
-                for name in names:
-                    tally.add(name, pick_heads(results[name], shape, batch, kv)[:, :, rows], expected[name])
+        for batch, kv in [(b, slice(at, at + step)) for b, at in parts] if is_whole else find_edge_heads(shape):
+            for name, expected in compute_reference(shape, operands, batch, kv, rows).items():
+                tally.add(name, pick_heads(results[name], shape, batch, kv)[:, :, rows], expected)
     return tally.distance()
+
+
+def find_edge_heads(shape: AttentionShape) -> list[tuple[int, slice]]:
+    """Return the first and the last kv head, each as its index in the batch and a slice of kv heads."""
+    edges = dict.fromkeys([(0, 0), (shape.batch - 1, shape.kv_heads - 1)])
+    return [(batch, slice(head, head + 1)) for batch, head in edges]
 
 
 def compare_on_host(
@@ -150,7 +144,7 @@ def compare_on_host(
     *heads, found = (each[0].cpu()[None].double() for each in own)
     one = replace(shape, batch=1, heads=shape.heads // shape.kv_heads, kv_heads=1)
     with one_thread():
-        expected = compute_reference(one, dict(zip(operands, heads, strict=True)), 0, slice(0, 1), False, rows)
+        expected = compute_reference(one, dict(zip(operands, heads, strict=True)), 0, slice(0, 1), rows)
         tally.add("o", found[:, :, rows], expected["o"])
     return tally.distance()
 
@@ -206,17 +200,16 @@ def compute_reference(
     tensors: Mapping[str, torch.Tensor],
     batch: int,
     kv: slice,
-    has_backward: bool,
     rows: torch.Tensor | None = None,
 ) -> dict[str, torch.Tensor]:
-    """Compute the output and gradients of the kv heads in ``kv`` and all heads that share them.
+    """Compute the output and, if do is given, the gradients of the kv heads in ``kv`` and all heads that share them.
 
     With ``rows``, compute only these rows of the output and of dQ. Shapes are those of ``pick_heads``.
 
     dV = P^T dO, dS = P * (dO V^T - rowsum(dO * O)), dQ = dS K / sqrt(d), dK = dS^T Q / sqrt(d) (Dao, FlashAttention-2,
     2023, section 2.2).
     """
-    names = ("q", "k", "v", "do") if has_backward else ("q", "k", "v")
+    names = [name for name in ("q", "k", "v", "do") if name in tensors]
     q, k, v, *rest = (to_float64(pick_heads(tensors[name], shape, batch, kv), rows is not None) for name in names)
     scale = 1 / math.sqrt(shape.head_dim)
     results: dict[str, list[torch.Tensor]] = {"o": [], "dq": []}

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import secrets
 import sys
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -24,8 +23,8 @@ from mamf.kernel import Prepared, Verdict
 from mamf.machine.environment import package_version
 from mamf.operations.attention.attention_reference import (
     Distance,
-    Reference,
     block_structured,
+    compare_heads,
     compare_on_host,
     compare_rows,
     find_key_sum_error,
@@ -34,15 +33,16 @@ from mamf.operations.attention.attention_reference import (
 from mamf.operations.attention.shapes import AttentionKernel, AttentionProblem, AttentionShape
 from mamf.operations.operand_sets import (
     OperandSet,
+    Signs,
     Unchanged,
     check_torch,
     explain_wrong_type,
-    fresh_signs,
     prepare_sets,
     split_sets,
     take_buffers,
     tensors_of,
     view_as,
+    with_long_rows,
     worst_of,
 )
 
@@ -63,7 +63,7 @@ _SUBNORMAL = {"float16": 2.0**-24}
 # How far the slope of a result against the reference may be from 1, plus how many standard deviations of rounding.
 _SLOPE, _RARE = 1e-3, 8.0
 # Operands whose signs are flipped between launches. For ``bwd`` V is saved by the forward pass and must not change.
-_SIGNED = {"fwd": ("v",), "bwd": ("do",), "fwd+bwd": ("v", "do")}
+_CHANGING = {"fwd": ("v",), "bwd": ("do",), "fwd+bwd": ("v", "do")}
 # Relative error allowed in a single row of the output: far above rounding, far below that of a row never written.
 _ROW_TOLERANCE, _ROW_TOLERANCE_APPROXIMATE = 0.25, 0.6
 
@@ -185,18 +185,21 @@ class PreparedAttention:
     ) -> None:
         self._kernel, self._problem, self._shape, self._operands = kernel, problem, shape, operands
         self._forward: torch.Tensor | None = None
-        self._reference: Reference | None = None
-        self._details: dict[str, Any] = {}
+        self._details: dict[str, Any] | None = None
         self.unchanged = Unchanged(operands)
-        # The signs of V and dO relative to their original values.
-        self._heads, self._last = (shape.batch, shape.kv_heads, 1, 1), 0
-        self._of_v = self._of_do = torch.ones((*self._heads, 1), dtype=torch.int8, device=operands["v"].device)
+        self._signs = [Signs(with_long_rows(operands[name])) for name in _CHANGING[problem.direction]]
 
     def operand_set(self, launch: Callable[[], object]) -> OperandSet:
-        change, given = (self.change_signs, self.restore_signs), (launch, self.verify, (), self.verify_whole, None)
-        if self._problem.direction != "fwd" or not self._kernel.is_exact:
-            return OperandSet(*given, *change)
-        return OperandSet(*given, *change, repeats_bits=True, verify_special=partial(self._verify_special, launch))
+        is_special = self._problem.direction == "fwd" and self._kernel.is_exact
+        return OperandSet(
+            launch,
+            self.verify,
+            verify_whole=self.verify_whole,
+            change=self.change,
+            restore=self.restore,
+            repeats_bits=is_special,
+            verify_special=partial(self._verify_special, launch) if is_special else None,
+        )
 
     def forward(self, call: Callable[..., torch.Tensor]) -> torch.Tensor:
         with torch.no_grad():
@@ -226,56 +229,45 @@ class PreparedAttention:
         """Release the output of the saved forward pass."""
         self._forward = None
 
-    def change_signs(self) -> None:
-        """Flip random signs, so that results change in sign only and the reference can be reused.
+    def change(self) -> None:
+        for signs in self._signs:
+            signs.change()
 
-        V gets a sign per kv head and column. dO gets the same signs, times one per kv head. This works because O = P V,
-        dV = P^T dO, and dQ and dK are linear in dO V^T.
-        """
-        device, width = self._of_v.device, self._shape.head_dim_v
-        of_v, of_do = fresh_signs((*self._heads, width), device), fresh_signs((*self._heads, 1), device)
-        # Verification compares the first and the last head: make sure that at least one of them changes its sign.
-        self._last ^= secrets.choice((1, 2, 3) if of_do.numel() > 1 else (2, 3))
-        for place, is_negative in ((0, self._last & 1), (-1, self._last & 2)):
-            of_do.view(-1)[place] = self._of_do.view(-1)[place] * (-1 if is_negative else 1)
-        self._flip_signs(torch.ones_like(of_do) if self._problem.direction == "bwd" else of_v, of_do)
-
-    def _flip_signs(self, of_v: torch.Tensor, of_do: torch.Tensor) -> None:
-        with torch.no_grad():
-            for name in _SIGNED[self._problem.direction]:
-                whole = self._kernel.to_bhsd(self._operands[name])
-                whole.unflatten(1, (self._shape.kv_heads, -1)).mul_(of_v if name == "v" else of_v * of_do)
-        self._of_v, self._of_do = self._of_v * of_v, self._of_do * of_do
-
-    def restore_signs(self) -> None:
-        self._flip_signs(self._of_v, self._of_do)
+    def restore(self) -> None:
+        for signs in self._signs:
+            signs.restore()
 
     def verify(self, result: object) -> Verdict:
-        """Verify the whole output and all gradients of the first and the last head."""
+        """Verify random rows of the output and of dQ in the first and the last head."""
         if reason := self._explain_wrong_type(result):
             return Verdict(math.inf, 0.0, reason=reason)
-        shape, of_do = self._shape, self._of_do
-        signs = {"o": self._of_v, "dq": of_do, "dk": of_do, "dv": self._of_v * of_do}
-        if self._reference is None:
-            self._reference = Reference(shape, self._to_bhsd(self._operands), self._problem.has_backward, signs)
+        if self._details is None:
             operands = [self._operands[name] for name in "qkv"]
-            self._details = self._kernel.details(self._problem, shape, operands)
-        return self._verdict(self._reference.distance(self._to_bhsd(self._name_results(result)), signs))
+            self._details = self._kernel.details(self._problem, self._shape, operands)
+        found = self._verdict(compare_rows(*self._prepare_comparison(result), is_whole=False))
+        return replace(found, details={**self._details, **found.details})
 
     def verify_whole(self, result: object) -> Verdict:
-        """Verify random rows of the output and dQ in all heads, the sums of dK and dV, and some rows on the host."""
-        shape, has_backward = self._shape, self._problem.has_backward
-        operands, results = self._to_bhsd(self._operands), self._to_bhsd(self._name_results(result))
-        found = [compare_rows(shape, operands, results, has_backward), compare_on_host(shape, operands, results)]
-        worst = max((self._verdict(each) for each in found if each), key=lambda each: (not each.ok, each.error))
+        """Verify the whole output and all gradients of the first and the last head; in all heads random rows of the
+        output and dQ and the sums of dK and dV; some rows on the host.
+        """
+        compared = self._prepare_comparison(result)
+        whole, on_host = self._verdict(compare_heads(*compared)), compare_on_host(*compared)
+        rows = [self._verdict(each) for each in (compare_rows(*compared), on_host) if each]
+        worst = max(whole, *rows, key=lambda each: (not each.ok, each.error))
         reason = worst.reason
-        if has_backward and worst.ok:
-            sums = find_key_sum_error(shape, operands, results)
+        if self._problem.has_backward and worst.ok:
+            sums = find_key_sum_error(*compared)
             most = _RARE * self._kernel.bound(self._problem)
             reason = (
                 f"sums of dK or dV are off by {sums:.2g}; rounding explains at most {most:.2g}" if sums > most else ""
             )
-        return replace(worst, details={}, reason=reason)
+        return replace(worst, details=whole.details, reason=reason)
+
+    def _prepare_comparison(
+        self, result: object
+    ) -> tuple[AttentionShape, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+        return self._shape, self._to_bhsd(self._operands), self._to_bhsd(self._name_results(result))
 
     def _verify_special(self, launch: Callable[[], object]) -> Verdict:
         operands = self._to_bhsd(self._operands)
@@ -284,9 +276,7 @@ class PreparedAttention:
     def _verdict(self, found: Distance) -> Verdict:
         kernel, problem = self._kernel, self._problem
         gradients = worst_of(error for name, error in found.errors.items() if name != "o")
-        details = dict(self._details)
-        if problem.has_backward:
-            details["gradient_error"] = gradients
+        details = {"gradient_error": gradients} if problem.has_backward else {}
         if not kernel.is_exact:
             details |= {"cosine_similarity": found.cosine, "relative_l1": found.relative_l1}
         bound = kernel.bound(problem)

@@ -27,17 +27,17 @@ _MAX_END_SECONDS = 15.0
 ENDED_WELL = (0, 130)
 
 
-class Event(NamedTuple):
+class ChildEvent(NamedTuple):
     """A message of a child (``said``), or its end (None) with the exit code and the last line of stderr."""
 
     rank: int
-    said: Mapping[str, Any] | None
+    message: Mapping[str, Any] | None
     code: int = 0
-    words: str = ""
+    last_line: str = ""
 
 
 @dataclass
-class Watch:
+class ChildWatch:
     """The state of the children. ``ranks``: all that were started. ``now``: a clock in seconds. ``ended_well``: exit
     codes that are not failures.
     """
@@ -53,47 +53,49 @@ class Watch:
 
     def __post_init__(self) -> None:
         self.running = set(self.ranks)
-        self._heard = dict.fromkeys(self.ranks, self.now())
+        self._last_heard = dict.fromkeys(self.ranks, self.now())
 
-    def take(self, event: Event) -> None:
+    def handle(self, event: ChildEvent) -> None:
         rank = event.rank
-        self._heard[rank] = self.now()
-        if event.said is not None:
-            if PHASE in event.said:
-                self.phases[rank] = str(event.said[PHASE])
-            if ADDRESS in event.said:
-                self.addresses[rank] = event.said[ADDRESS]
-            if event.said.get(FAILURE) and rank in self.running:
-                self.failures.setdefault(rank, str(event.said[FAILURE]))
+        self._last_heard[rank] = self.now()
+        if event.message is not None:
+            if PHASE in event.message:
+                self.phases[rank] = str(event.message[PHASE])
+            if ADDRESS in event.message:
+                self.addresses[rank] = event.message[ADDRESS]
+            if event.message.get(FAILURE) and rank in self.running:
+                self.failures.setdefault(rank, str(event.message[FAILURE]))
         elif rank in self.running:
             self.running.discard(rank)
             self.codes[rank] = event.code
             if event.code not in self.ended_well and rank not in self.failures:
                 signal = CRASH_SIGNALS.get(event.code, f"signal {-event.code}")
                 reason = f"killed by {signal}" if event.code < 0 else f"exit code {event.code}"
-                words = event.words.removeprefix("mamf: ") or reason
+                words = event.last_line.removeprefix("mamf: ") or reason
                 self.failures[rank] = f"it ended while it measured ({self.phases.get(rank, 'start')}): {words}"
 
     def all_wait(self) -> bool:
         """Whether every child that runs waits for the others."""
         return all(self.phases.get(rank) == WAITS for rank in self.running)
 
-    def go_on(self) -> None:
+    def resume_all(self) -> None:
         """All that waited measure together now."""
         for rank in self.running:
-            self.phases[rank], self._heard[rank] = TOGETHER, self.now()
+            self.phases[rank], self._last_heard[rank] = TOGETHER, self.now()
 
-    def hanging(self) -> list[int]:
+    def fail_hanging(self) -> list[int]:
         """Children that run, do not wait, and were silent for too long; each counts as failed from now on."""
         late = self.now() - self.patience
-        found = [rank for rank in sorted(self.running) if self._heard[rank] < late and self.phases.get(rank) != WAITS]
+        found = [
+            rank for rank in sorted(self.running) if self._last_heard[rank] < late and self.phases.get(rank) != WAITS
+        ]
         for rank in found:
             reason = f"it hangs: silent for {self.patience:.0f} s ({self.phases.get(rank, 'start')})"
             self.failures.setdefault(rank, reason)
         return found
 
 
-def parsed(line: str) -> dict[str, Any]:
+def parse_message(line: str) -> dict[str, Any]:
     """A child's message as a dict; empty for any other output."""
     try:
         record = json.loads(line)
@@ -102,27 +104,27 @@ def parsed(line: str) -> dict[str, Any]:
     return record if isinstance(record, dict) else {}
 
 
-def watched(
-    watch: Watch,
+def watch_until_end(
+    watch: ChildWatch,
     processes: Mapping[int, Any],
-    events: Callable[[float], Event | None],
-    let_go: Callable[[], None],
-    on_event: Callable[[Event], None] = lambda event: None,
+    events: Callable[[float], ChildEvent | None],
+    release: Callable[[], None],
+    on_event: Callable[[ChildEvent], None] = lambda event: None,
 ) -> None:
-    """Watch until all children have ended: kill those that hang, and call ``let_go`` whenever all others wait.
+    """Watch until all children have ended: kill those that hang, and call ``release`` whenever all others wait.
     ``events``: the next, or None after so many seconds.
     """
     while watch.running:
         event = events(_TICK_SECONDS)
         if event is not None:
-            watch.take(event)
+            watch.handle(event)
             on_event(event)
-        for rank in watch.hanging():
+        for rank in watch.fail_hanging():
             processes[rank].kill()
             watch.running.discard(rank)  # a process blocked in a driver survives the kill
         if watch.running and watch.all_wait():
-            watch.go_on()
-            let_go()
+            watch.resume_all()
+            release()
 
 
 def start_child(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[str]:
@@ -139,7 +141,7 @@ def start_child(command: Sequence[str], environment: Mapping[str, str]) -> subpr
     )
 
 
-def shared_cores(processes: int) -> dict[str, str]:
+def divide_cores(processes: int) -> dict[str, str]:
     """The environment that divides the cores among so many processes: by default each starts a torch thread per core,
     and these threads spin while they wait.
     """
@@ -153,14 +155,14 @@ class Children(contextlib.AbstractContextManager["Children"]):
     """The child processes and their messages. Use as a context manager, which ends all of them."""
 
     def __init__(self, commands: Mapping[int, Sequence[str]], environment: Mapping[str, str]) -> None:
-        self._events: queue.Queue[Event] = queue.Queue()
-        environment = {**shared_cores(len(commands)), **environment}
+        self._events: queue.Queue[ChildEvent] = queue.Queue()
+        environment = {**divide_cores(len(commands)), **environment}
         self.processes: dict[int, subprocess.Popen[str]] = {}
         try:
             for rank, command in commands.items():
                 self.processes[rank] = start_child(command, environment)
         except BaseException:
-            self.end()
+            self.stop()
             raise
         for rank, process in self.processes.items():
             threading.Thread(target=self._read, args=(rank, process), daemon=True).start()
@@ -173,7 +175,7 @@ class Children(contextlib.AbstractContextManager["Children"]):
             stdin.write(f"{line}\n")
             stdin.flush()
 
-    def next(self, seconds: float) -> Event | None:
+    def next(self, seconds: float) -> ChildEvent | None:
         try:
             return self._events.get(timeout=seconds)
         except queue.Empty:
@@ -181,23 +183,23 @@ class Children(contextlib.AbstractContextManager["Children"]):
 
     def _read(self, rank: int, process: subprocess.Popen[str]) -> None:
         words: list[str] = []
-        complaints = threading.Thread(target=self._listen, args=(rank, process, words), daemon=True)
+        complaints = threading.Thread(target=self._forward_stderr, args=(rank, process, words), daemon=True)
         complaints.start()
         assert process.stdout is not None
         for line in process.stdout:
-            self._events.put(Event(rank, parsed(line)))
+            self._events.put(ChildEvent(rank, parse_message(line)))
         code = process.wait()
         complaints.join(timeout=1.0)
-        self._events.put(Event(rank, None, code, words[-1] if words else ""))
+        self._events.put(ChildEvent(rank, None, code, words[-1] if words else ""))
 
-    def _listen(self, rank: int, process: subprocess.Popen[str], words: list[str]) -> None:
+    def _forward_stderr(self, rank: int, process: subprocess.Popen[str], words: list[str]) -> None:
         """Pass on what a child prints to stderr, and keep the last line."""
         assert process.stderr is not None
         for line in filter(None, map(str.strip, process.stderr)):
             words[:] = [line]
-            self._events.put(Event(rank, {WARNING: line}))
+            self._events.put(ChildEvent(rank, {WARNING: line}))
 
-    def end(self) -> None:
+    def stop(self) -> None:
         """Ask all to end and to close their logs; then kill the rest."""
         for process in self.processes.values():
             process.terminate()
@@ -210,4 +212,4 @@ class Children(contextlib.AbstractContextManager["Children"]):
 
     def __exit__(self, *raised: object) -> None:
         if any(process.poll() is None for process in self.processes.values()):
-            self.end()
+            self.stop()

@@ -20,7 +20,7 @@ _SRUN = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_NODEID"
 
 
 @dataclass(frozen=True)
-class Launched:
+class RankPlace:
     """This process as one rank. ``index``: the rank within its node."""
 
     rank: int
@@ -29,16 +29,16 @@ class Launched:
     node: int
 
 
-def launched(environment: Mapping[str, str]) -> Launched | None:
+def find_rank_place(environment: Mapping[str, str]) -> RankPlace | None:
     """This process as a launcher started it; None if it is the only one. Raises UsageError for incomplete variables."""
     for names in (_TORCHRUN, _SRUN):
         ranks = environment.get(names[1], "")
         if names[0] in environment and ranks.isdecimal() and int(ranks) > 1:
-            return Launched(*(_number(name, environment.get(name, "0")) for name in names))
+            return RankPlace(*(_parse_number(name, environment.get(name, "0")) for name in names))
     return None
 
 
-def launched_rank(environment: Mapping[str, str]) -> Launched:
+def require_rank_place(environment: Mapping[str, str]) -> RankPlace:
     """This process as a launcher started it, when the user says so: it may be the only one. Raises UsageError if the
     variables are missing.
     """
@@ -48,24 +48,24 @@ def launched_rank(environment: Mapping[str, str]) -> Launched:
             "--devices ranks is for processes that torchrun or srun starts: the environment lacks RANK and WORLD_SIZE, "
             "or SLURM_PROCID and SLURM_NTASKS"
         )
-    return Launched(*(_number(name, environment.get(name, "0")) for name in names))
+    return RankPlace(*(_parse_number(name, environment.get(name, "0")) for name in names))
 
 
-def _number(name: str, text: str) -> int:
+def _parse_number(name: str, text: str) -> int:
     if not text.isdecimal():
         raise UsageError(f"{name}={text!r} in the environment: it must be a number from 0")
     return int(text)
 
 
 @contextmanager
-def launched_group(own: Launched, backend: Backend, seconds: float) -> Iterator[None]:
+def join_group(own: RankPlace, backend: Backend, seconds: float) -> Iterator[None]:
     """Make all ranks that a launcher started torch's default group, with the device's communication library, and Gloo
     on the host. They meet where MASTER_ADDR and MASTER_PORT say, which torchrun sets. Raises UnavailableError if they
     do not meet within ``seconds``.
     """
     try:
         torch.distributed.init_process_group(
-            libraries(getattr(backend, "device_type", "cpu")),
+            communication_backends(getattr(backend, "device_type", "cpu")),
             rank=own.rank,
             world_size=own.ranks,
             timeout=timedelta(seconds=seconds),
@@ -78,13 +78,13 @@ def launched_group(own: Launched, backend: Backend, seconds: float) -> Iterator[
         torch.distributed.destroy_process_group()
 
 
-def libraries(device_type: str) -> str:
+def communication_backends(device_type: str) -> str:
     """torch's communication libraries for a device type and for the host: ``cpu:gloo,cuda:nccl``."""
     own = torch.distributed.Backend.default_device_backend_map.get(device_type, "gloo")
     return "gloo" if device_type == "cpu" or own == "gloo" else f"cpu:gloo,{device_type}:{own}"
 
 
-def of_all(own: Any) -> list[Any]:
+def gather_all(own: Any) -> list[Any]:
     """The values of all ranks, by rank."""
     values: list[Any] = [None] * torch.distributed.get_world_size()
     torch.distributed.all_gather_object(values, own)

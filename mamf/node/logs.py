@@ -35,7 +35,7 @@ _NO_FAULTS = ("by the user", "the budget ended", "by the caller")
 
 
 @dataclass
-class Run:
+class NodeRun:
     """What the parent process knows: which devices it started, why some failed, and why they did not measure together.
 
     ``is_over``: the parent watched each device to its end. If not, a log without an end is nobody's fault.
@@ -57,14 +57,14 @@ class Run:
         write_whole(folder / RUN, json.dumps(record, indent=1) + "\n")
 
 
-def read_run(folder: Path) -> Run | None:
+def read_run(folder: Path) -> NodeRun | None:
     """None if the folder has no run.json. Raises RunLogError for a file that ``mamf node`` did not write."""
     path = folder / RUN
     if not path.is_file():
         return None
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
-        return Run(
+        return NodeRun(
             [int(index) for index in record["devices"]],
             bool(record["is_over"]),
             str(record["not_together"]),
@@ -94,25 +94,27 @@ def read_nodes(folders: Sequence[Path]) -> tuple[str, list[Device]]:
     return "; ".join(reasons), devices
 
 
-def read_node(folder: Path, node: int = 0, known: Run | None = None) -> tuple[Run, list[Device]]:
+def read_node(folder: Path, node: int = 0, known: NodeRun | None = None) -> tuple[NodeRun, list[Device]]:
     """The run and its devices, from the files in a folder. ``known``: used instead of run.json. Raises UsageError if
     the folder has none.
     """
     if not is_node_folder(folder):
         raise UsageError(f"no logs of 'mamf node' in {folder}")
-    run = known or read_run(folder) or Run()
+    run = known or read_run(folder) or NodeRun()
     found = (_LOG.fullmatch(path.name) for path in folder.iterdir())
     indices = dict.fromkeys([*run.devices, *sorted(int(each[1]) for each in found if each)])
-    return run, [device_of(Device(index, node), logs_of(folder, index), run, len(indices)) for index in indices]
+    return run, [
+        read_device(Device(index, node), read_device_logs(folder, index), run, len(indices)) for index in indices
+    ]
 
 
-def logs_of(folder: Path, index: int) -> dict[str, RunLog | str]:
+def read_device_logs(folder: Path, index: int) -> dict[str, RunLog | str]:
     """A device's logs by part; for an unreadable log the reason."""
-    found = {part: _read(log_path(folder, index, part)) for part in (*ALONE, VERIFIED, *TOGETHER)}
+    found = {part: _read_log(log_path(folder, index, part)) for part in (*ALONE, VERIFIED, *TOGETHER)}
     return {part: log for part, log in found.items() if log is not None}
 
 
-def _read(path: Path) -> RunLog | str | None:
+def _read_log(path: Path) -> RunLog | str | None:
     """A log, or why it cannot be read; None if it is missing or its process was killed before it wrote a whole line."""
     if not path.exists():
         return None
@@ -125,7 +127,7 @@ def _read(path: Path) -> RunLog | str | None:
         return str(error)
 
 
-def device_of(device: Device, logs: Mapping[str, RunLog | str], run: Run, count: int = 1) -> Device:
+def read_device(device: Device, logs: Mapping[str, RunLog | str], run: NodeRun, count: int = 1) -> Device:
     """The device with what its logs say, by part. ``count``: of the devices that measure together."""
     reason = run.failures.get(device.index, "")
     is_no_fault = reason.startswith((UNWRITTEN, UNMEASURABLE))
@@ -138,11 +140,11 @@ def device_of(device: Device, logs: Mapping[str, RunLog | str], run: Run, count:
         if isinstance(log, str):
             (lacks if is_no_fault else failures).append(log)
         elif log is not None:
-            device = with_figures(device, part, log)
-            failures += _wrong(part, log)
+            device = add_figures(device, part, log)
+            failures += _find_faults(part, log)
             if not is_no_fault:
-                (failures if run.is_over or log.summary else lacks).extend(_ended(part, log))
-            lacks += _lacks(part, log)
+                (failures if run.is_over or log.summary else lacks).extend(_find_early_end(part, log))
+            lacks += _find_missing(part, log)
         elif not reason:
             lacks.append(f"{part} was not measured")
     if reason:  # the reason explains all that is missing
@@ -150,12 +152,12 @@ def device_of(device: Device, logs: Mapping[str, RunLog | str], run: Run, count:
     return replace(device, failures=tuple(dict.fromkeys(failures)), lacks=tuple(lacks))
 
 
-def with_figures(device: Device, part: str, log: RunLog) -> Device:
+def add_figures(device: Device, part: str, log: RunLog) -> Device:
     """The device with the figures of a log added."""
     info = log.header["device"]
     device = replace(device, name=str(info["name"]), uuid_hash=info["uuid_hash"])
     if part == "find":
-        return _with_ceilings(device, log)
+        return _add_ceilings(device, log)
     fastest: dict[str, Measurement] = {}
     for row in log.measurements:
         name = figure_name(row) if row.ok else ""
@@ -163,7 +165,7 @@ def with_figures(device: Device, part: str, log: RunLog) -> Device:
             fastest[name] = row
     best = {name: row.best_rate for name, row in fastest.items()}
     half_widths = {name: row.relative_half_width for name, row in fastest.items()}
-    shares = throttled(log.measurements)
+    shares = merge_throttle_shares(log.measurements)
     merged = {reason: max(share, device.throttled.get(reason, 0.0)) for reason, share in shares.items()}
     return replace(
         device,
@@ -179,7 +181,7 @@ def figure_name(row: Measurement) -> str:
     return str(name) if name in UNITS else ""
 
 
-def _with_ceilings(device: Device, log: RunLog) -> Device:
+def _add_ceilings(device: Device, log: RunLog) -> Device:
     found: dict[str, Ceiling] = {name: log.ceilings[name] for name in (BURST, SUSTAINED) if name in log.ceilings}
     hottest = found.get(SUSTAINED) or found.get(BURST)
     info = log.header["device"]
@@ -193,11 +195,11 @@ def _with_ceilings(device: Device, log: RunLog) -> Device:
             **{name: each.interval.half_width / each.rate for name, each in found.items()},
         },
         conditions=hottest.conditions if hottest else device.conditions,
-        throttled=throttled([row for row in log.measurements if row.phase == CONFIRM]),
+        throttled=merge_throttle_shares([row for row in log.measurements if row.phase == CONFIRM]),
     )
 
 
-def throttled(rows: Iterable[Measurement]) -> dict[str, float]:
+def merge_throttle_shares(rows: Iterable[Measurement]) -> dict[str, float]:
     """The share of time by reason, over rows of one regime at a time: the larger of them."""
     found: dict[str, float] = {}
     rows = [row for row in rows if row.ok]
@@ -209,7 +211,7 @@ def throttled(rows: Iterable[Measurement]) -> dict[str, float]:
     return found
 
 
-def _wrong(part: str, log: RunLog) -> Iterable[str]:
+def _find_faults(part: str, log: RunLog) -> Iterable[str]:
     """Faults of a device: wrong results of the default kernel, or shapes that no kernel could run. In a find some
     candidates fail on any device.
     """
@@ -227,7 +229,7 @@ def _wrong(part: str, log: RunLog) -> Iterable[str]:
             return
 
 
-def _ended(part: str, log: RunLog) -> Iterable[str]:
+def _find_early_end(part: str, log: RunLog) -> Iterable[str]:
     """An early end of a part that is the device's fault."""
     if log.summary is None:
         yield f"it was gone or killed while {part} was measured"
@@ -235,7 +237,7 @@ def _ended(part: str, log: RunLog) -> Iterable[str]:
         yield f"{part} ended: {log.summary['reason']}"
 
 
-def _lacks(part: str, log: RunLog) -> Iterable[str]:
+def _find_missing(part: str, log: RunLog) -> Iterable[str]:
     summary: Mapping[str, Any] = log.summary or {}
     if part == "find":
         if ceilings := " and ".join(name for name in (BURST, SUSTAINED) if name not in log.ceilings):
@@ -258,9 +260,9 @@ def read_baseline(paths: Sequence[Path]) -> Baseline:
         info = log.header["device"]
         key = str(info["name"]), str(info["uuid_hash"] or path)
         part = "find" if log.plan.is_search else "other"
-        if not any(figure in UNITS for figure in with_figures(Device(0), part, log).figures):
+        if not any(figure in UNITS for figure in add_figures(Device(0), part, log).figures):
             raise UsageError(f"{path} has no figure that devices are compared by: give the log of a find")
-        cards[key] = with_figures(cards.get(key, Device(0)), part, log)
+        cards[key] = add_figures(cards.get(key, Device(0)), part, log)
     return Baseline(f"the baseline {', '.join(path.name for path in paths)}", [*cards.values()])
 
 

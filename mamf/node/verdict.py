@@ -57,23 +57,23 @@ class Device:
     lacks: tuple[str, ...] = ()
 
     @property
-    def place(self) -> str:
+    def label(self) -> str:
         """The name of the device within a run."""
         return f"node {self.node} device {self.index}" if self.node else f"device {self.index}"
 
     @property
-    def who(self) -> str:
+    def full_label(self) -> str:
         """Its place, bus address and uuid, as far as they are known."""
         uuid = self.uuid_hash and f"uuid {self.uuid_hash}"
         known = [each for each in (self.address, uuid) if each]
-        return f"{self.place} ({', '.join(known)})" if known else self.place
+        return f"{self.label} ({', '.join(known)})" if known else self.label
 
     def record(self) -> dict[str, Any]:
         """The device as JSON values."""
         return asdict(self)
 
 
-def shown(figure: str, value: float) -> str:
+def format_figure(figure: str, value: float) -> str:
     """A figure with its unit."""
     unit, factor = UNITS[figure]
     return f"{significant(value * factor)} {unit}"
@@ -119,30 +119,30 @@ class Baseline:
 
 
 @dataclass(frozen=True)
-class Finding:
+class NodeFinding:
     """A finding about the device at a place, or about all (None), in a line."""
 
     level: str
-    place: str | None
+    label: str | None
     text: str
 
 
 @dataclass(frozen=True)
-class Verdict:
+class NodeVerdict:
     """``reason``: a line for a pager. ``findings``: the worst first."""
 
     level: str
     reason: str
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[NodeFinding, ...] = ()
 
     @property
     def exit_code(self) -> int:
         return VERDICT_EXIT_CODES[self.level]
 
 
-def judge(devices: Sequence[Device], baseline: Baseline | None = None, must_fit: bool = False) -> Verdict:
+def judge(devices: Sequence[Device], baseline: Baseline | None = None, must_fit: bool = False) -> NodeVerdict:
     """Judge all devices of a run. ``must_fit``: report devices for which the baseline has no card."""
-    findings = [finding for device in devices for finding in _own_findings(device)]
+    findings = [finding for device in devices for finding in _standalone_findings(device)]
     is_compared = False
     for peers in group_pairs((device.name, device) for device in devices if not device.failures).values():
         findings += _slow_findings(peers, baseline)
@@ -150,37 +150,41 @@ def judge(devices: Sequence[Device], baseline: Baseline | None = None, must_fit:
         is_compared = is_compared or len(peers) > 1 or has_baseline
         if baseline and must_fit and not has_baseline:
             model = " in ".join(filter(None, (peers[0].name, peers[0].dtype)))
-            findings.append(Finding(UNKNOWN, None, f"{baseline.source} has no figures of {model}"))
+            findings.append(NodeFinding(UNKNOWN, None, f"{baseline.source} has no figures of {model}"))
     if not is_compared:
         message = "there is neither a second device of its kind nor a baseline: whether it is slow is unknown"
-        findings.append(Finding(UNKNOWN, None, message if devices else "no device was measured"))
+        findings.append(NodeFinding(UNKNOWN, None, message if devices else "no device was measured"))
     findings.sort(key=lambda finding: -_SEVERITY.index(finding.level))
     level = findings[0].level if findings else OK
-    return Verdict(level, f"{level}: {_reason(devices, findings)}", tuple(findings))
+    return NodeVerdict(level, f"{level}: {_reason(devices, findings)}", tuple(findings))
 
 
-def _reason(devices: Sequence[Device], findings: Sequence[Finding]) -> str:
+def _reason(devices: Sequence[Device], findings: Sequence[NodeFinding]) -> str:
     if not findings:
         return f"{len(devices)} device{'s' if len(devices) > 1 else ''}, {slowest_line(devices)}"
-    others = len({finding.place for finding in findings} - {findings[0].place, None})
+    others = len({finding.label for finding in findings} - {findings[0].label, None})
     more = f"; and {others} more device{'s' if others > 1 else ''}" if others else ""
     return f"{findings[0].text}{more}"
 
 
-def _own_findings(device: Device) -> Iterator[Finding]:
+def _standalone_findings(device: Device) -> Iterator[NodeFinding]:
     """Findings that need no comparison."""
     for failure in device.failures:
-        yield Finding(CRITICAL, device.place, f"{device.who}: {failure}")
+        yield NodeFinding(CRITICAL, device.label, f"{device.full_label}: {failure}")
     for lacking in device.lacks:
-        yield Finding(UNKNOWN, device.place, f"{device.who}: {lacking}")
+        yield NodeFinding(UNKNOWN, device.label, f"{device.full_label}: {lacking}")
     for figure, value in device.figures.items():
         if not _is_steady(device, figure):
-            noise = f"{figure} {shown(figure, value)} is too noisy to compare (+-{device.half_widths[figure]:.0%})"
-            text = f"{device.who}: {noise}: something else runs on the device, or slows it down from time to time"
-            yield Finding(WARN, device.place, text)
+            noise = (
+                f"{figure} {format_figure(figure, value)} is too noisy to compare (+-{device.half_widths[figure]:.0%})"
+            )
+            text = (
+                f"{device.full_label}: {noise}: something else runs on the device, or slows it down from time to time"
+            )
+            yield NodeFinding(WARN, device.label, text)
     for reason, share in device.throttled.items():
         if reason not in _EXPECTED_REASONS and share >= _LITTLE_TIME:
-            yield Finding(WARN, device.place, f"{device.who}: throttled {share:.0%} of the time by {reason}")
+            yield NodeFinding(WARN, device.label, f"{device.full_label}: throttled {share:.0%} of the time by {reason}")
 
 
 def _is_steady(device: Device, figure: str) -> bool:
@@ -198,12 +202,12 @@ class Shortfall(NamedTuple):
     limit: float
 
 
-def shortfalls(device: Device, others: Sequence[Device]) -> dict[str, float]:
+def compute_shortfalls(device: Device, others: Sequence[Device]) -> dict[str, float]:
     """How far each figure of a device is below the median of the others', as a share."""
     found = {}
     for figure in UNITS:
-        own = _comparable(device, figure)
-        values = [value for other in others if (value := _comparable(other, figure)) is not None]
+        own = _steady_value(device, figure)
+        values = [value for other in others if (value := _steady_value(other, figure)) is not None]
         if own is not None and values:
             found[figure] = 1 - own / median(values)
     if BURST in found and SUSTAINED in found:
@@ -211,7 +215,7 @@ def shortfalls(device: Device, others: Sequence[Device]) -> dict[str, float]:
     return found
 
 
-def _comparable(device: Device, figure: str) -> float | None:
+def _steady_value(device: Device, figure: str) -> float | None:
     return device.figures.get(figure) if _is_steady(device, figure) else None
 
 
@@ -221,13 +225,13 @@ def find_slow(
     """The figure of a device that exceeds its limit most, None if none does."""
     found = [
         Shortfall(figure, share, LIMITS[figure] * factors.get(figure, 1.0))
-        for figure, share in shortfalls(device, others).items()
+        for figure, share in compute_shortfalls(device, others).items()
     ]
     worst = max(found, key=lambda each: each.share / each.limit, default=None)
     return worst if worst is not None and worst.share > worst.limit else None
 
 
-def _slow_findings(peers: Sequence[Device], baseline: Baseline | None) -> Iterator[Finding]:
+def _slow_findings(peers: Sequence[Device], baseline: Baseline | None) -> Iterator[NodeFinding]:
     """Devices of one model that are slower than the others, or than their baseline."""
     slow = [find_slow(device, [*peers[:place], *peers[place + 1 :]]) for place, device in enumerate(peers)]
     healthy = [device for device, found in zip(peers, slow, strict=True) if found is None]
@@ -247,20 +251,20 @@ def _slow_findings(peers: Sequence[Device], baseline: Baseline | None) -> Iterat
 
 def _spread(figure: str, devices: Sequence[Device]) -> float | None:
     """The relative standard deviation of a figure between devices; None for fewer than two."""
-    found = [shares[figure] for device in devices if figure in (shares := shortfalls(device, devices))]
+    found = [shares[figure] for device in devices if figure in (shares := compute_shortfalls(device, devices))]
     return stdev(found) if len(found) > 1 else None
 
 
-def _slow_finding(device: Device, slow: Shortfall, against: str, spread: float | None) -> Finding:
+def _slow_finding(device: Device, slow: Shortfall, against: str, spread: float | None) -> NodeFinding:
     """``spread``: between healthy devices, None if there are too few to tell."""
     is_critical = slow.share > CRITICAL_FACTOR * slow.limit and spread is not None and spread <= WIDE_SPREAD
-    value = f" {shown(slow.figure, device.figures[slow.figure])}" if slow.figure in UNITS else ""
+    value = f" {format_figure(slow.figure, device.figures[slow.figure])}" if slow.figure in UNITS else ""
     text = f"{slow.figure}{value}, {slow.share:.1%} below {against} (limit {slow.limit:.1%})"
     if spread is None:
         text += "; too few others to tell how far healthy devices differ"
     elif spread > WIDE_SPREAD:
         text += f"; the other devices differ by {spread:.1%} (standard deviation)"
-    return Finding(CRITICAL if is_critical else WARN, device.place, f"{device.who}: {text}")
+    return NodeFinding(CRITICAL if is_critical else WARN, device.label, f"{device.full_label}: {text}")
 
 
 # -- the pace of a synchronous job -------------------------------------------------------------------------------------
@@ -273,10 +277,12 @@ def slowest_line(devices: Sequence[Device]) -> str:
     if not measured:
         return "neither burst nor sustained was measured"
     if len(measured) == 1:
-        return f"{figure} {shown(figure, measured[0].figures[figure])}"
+        return f"{figure} {format_figure(figure, measured[0].figures[figure])}"
     slowest = min(measured, key=lambda device: device.figures[figure])
-    rate = f"{shown(figure, slowest.figures[figure])} {figure}"
-    return f"the slowest is {slowest.place} with {rate}: a synchronous job loses {lost(devices):.1%} to it"
+    rate = f"{format_figure(figure, slowest.figures[figure])} {figure}"
+    return (
+        f"the slowest is {slowest.label} with {rate}: a synchronous job loses {compute_lost_share(devices):.1%} to it"
+    )
 
 
 def pace_figure(devices: Iterable[Device]) -> str:
@@ -284,7 +290,7 @@ def pace_figure(devices: Iterable[Device]) -> str:
     return SUSTAINED if any(SUSTAINED in device.figures for device in devices) else BURST
 
 
-def lost(devices: Sequence[Device]) -> float:
+def compute_lost_share(devices: Sequence[Device]) -> float:
     """Share of the devices' speed that is lost if all wait for the slowest."""
     figure = pace_figure(devices)
     values = [device.figures[figure] for device in devices if figure in device.figures]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mamf.logs.run_log import read_run_log
-from mamf.node.logs import read_baseline, with_figures
+from mamf.node.logs import add_figures, read_baseline
 from mamf.node.verdict import (
     BURST,
     COPY,
@@ -53,7 +53,7 @@ def slowed(devices, place, **factors):
 
 
 def names(verdict):
-    return {finding.place for finding in verdict.findings}
+    return {finding.label for finding in verdict.findings}
 
 
 def shares(cards, spread, slower, nodes=500):
@@ -97,7 +97,7 @@ def test_the_limits_keep_their_promises(cards):
 )
 def test_each_limit_is_a_share_of_the_median_of_the_others(factors, figure):
     (finding,) = judge(slowed(equal(4), 2, **factors)).findings
-    assert (finding.level, finding.place) == (WARN, "device 2")
+    assert (finding.level, finding.label) == (WARN, "device 2")
     assert finding.text.startswith(f"device 2 (uuid uuid2): {figure}")
     assert f"{1 - min(factors.values()):.1%} below the median of 3 others (limit " in finding.text
     within = {name: factor + 0.002 for name, factor in factors.items()}
@@ -162,7 +162,7 @@ def test_devices_that_are_all_slow_are_found_by_the_baseline_only():
 @pytest.mark.parametrize("stamp", ["20261122-094417", "20261122-101153", "20261122-101216"])
 def test_four_cards_of_a_recorded_node_are_ok(stamp):
     paths = sorted(RESULTS.glob(f"find-bfloat16-burst-sustained-{stamp}*.jsonl"))
-    devices = [with_figures(Device(index), "find", read_run_log(path)) for index, path in enumerate(paths)]
+    devices = [add_figures(Device(index), "find", read_run_log(path)) for index, path in enumerate(paths)]
     assert len(devices) == 4
     assert judge(devices, read_baseline(paths[1:]), must_fit=True).level == OK
 
@@ -195,5 +195,5 @@ def test_a_figure_that_is_too_noisy_is_a_warning_and_is_not_compared():
     devices = slowed(equal(3), 1, burst=0.6)
     noisy = [replace(device, half_widths={BURST: 4.12 if device.index == 1 else 0.003}) for device in devices]
     (finding,) = judge(noisy).findings
-    assert (finding.level, finding.place) == (WARN, "device 1")
+    assert (finding.level, finding.label) == (WARN, "device 1")
     assert "is too noisy to compare (+-412%): something else runs on the device" in finding.text

@@ -1,4 +1,4 @@
-"""Measures one device, part by part, each with a separate log."""
+"""Measures one device of a node in parts (find, bandwidth, copies, ...), each with a separate log."""
 
 from __future__ import annotations
 
@@ -26,29 +26,33 @@ from mamf.plugins.selection import choose_kernels
 
 # Seconds per row of bandwidth and copies.
 _ROW_SECONDS = 0.3
-# Peer copies are measured in so many turns.
+# Number of turns for copies between devices: neighbors never copy in the same turn.
 _TURNS = 3
-#: Called with the current activity, at least once per row: a silent device counts as hanging.
+#: Called with the current activity, at least once per row, because a device that sends nothing counts as hanging.
 OnProgress = Callable[[str], None]
-#: The share of the budget for the search. Each part after it gets the time that is left, or at least this share.
+#: The share of the budget for the search, and the minimum share for each later part, which gets the time left over.
 _FIND_SHARE, _MIN_SHARE = 1 / 2, 1 / 16
 
 
 class PartShapes(NamedTuple):
-    """Shapes: of the largest bandwidth arrays, and of copies."""
+    """The maximum size of bandwidth arrays, and the size of copies."""
 
     array: BandwidthShape
     copy: CopyShape
 
 
 _OF_ACCELERATORS = PartShapes(BandwidthShape(1024 * MIB), CopyShape(256 * MIB))
-# A CPU takes as long for these.
+# Smaller, so that a CPU takes about as long as an accelerator.
 _OF_HOSTS = PartShapes(BandwidthShape(64 * MIB), CopyShape(16 * MIB))
 
 
 @dataclass
 class DeviceRun:
-    """One device of a node. Raises MamfError if the device cannot continue."""
+    """Measures one device of a node. Its methods raise MamfError if the device cannot continue.
+
+    ``seconds``: the budget of all parts together, except verification and copies between devices. ``verify_seconds``:
+    the budget of verification, or None to skip it.
+    """
 
     backend: Backend
     folder: Path
@@ -57,17 +61,17 @@ class DeviceRun:
     seconds: float = NODE_BUDGET_SECONDS
     verify_seconds: float | None = None
     on_progress: OnProgress = lambda text: None
-    #: Waits until all devices have called it. Returns whether to continue.
+    #: Waits until all devices have called it, and returns whether to continue.
     meet: Callable[[], bool] = lambda: True
 
     def measure_alone(self) -> None:
-        """Measure the parts that need no other device."""
+        """Measure the parts that do not involve other devices."""
         self._end = self.backend.now() + self.seconds
         for part in (*ALONE, VERIFIED) if self.verify_seconds else ALONE:
             self._run_part(part)
 
     def measure_together(self) -> None:
-        """Copy to the next device, in turns."""
+        """Measure copies to the next device, in turns with the other devices."""
         for turn in range(_TURNS):
             if not self.meet():
                 return
@@ -76,8 +80,10 @@ class DeviceRun:
 
     @property
     def _turn(self) -> int:
-        """Copies of two neighbours in a ring hold each other back, unevenly: even devices copy, then odd ones, then the
-        last of an odd number, whose neighbours are one of each.
+        """The turn in which this device copies: 0 for even indices, 1 for odd ones.
+
+        Each device copies to the next one in a ring, and copies of neighbors would slow each other down. If the number
+        of devices is odd, the last one has turn 2, because its neighbors have turns 0 and 1.
         """
         index, count = self.backend.index, self.backend.device_count()
         return 2 if count % 2 and index == count - 1 else index % 2
@@ -86,10 +92,10 @@ class DeviceRun:
         self.on_progress(part)
         measure: Any = {"find": self._find_ceilings, VERIFIED: self._verify_kernels}.get(part, self._measure_kernels)
         try:
-            with closing(measure(part)) as running:  # if interrupted, the log says so
+            with closing(measure(part)) as running:  # closing it completes the log if the run is interrupted
                 for row in running:
                     self.on_progress(f"{part} {row.phase or row.shape}")
-        except UnavailableError as error:  # no kernel for this part: the verdict reports it as missing
+        except UnavailableError as error:  # no kernel can run this part; the verdict reports it as missing
             self.on_progress(f"{part}: {error}")
 
     @property

@@ -1,4 +1,4 @@
-"""The verdict of one or more nodes, with the figures of every device: as a document and as a chart."""
+"""Reports the verdict on one or more nodes with the figures of every device, as a document and as a chart."""
 
 from __future__ import annotations
 
@@ -24,8 +24,10 @@ _TEXTS = ("node", "index", "name", "uuid_hash", "address")
 
 
 def node_document(devices: Sequence[Device], verdict: NodeVerdict, not_together: str = "") -> Document:
-    """Tables and markdown begin with the reason, for a pager, and end with the pace of a synchronous job.
-    ``not_together``: why the devices did not measure together.
+    """Make the report of ``mamf node``.
+
+    The first line gives the reason for the verdict, for a pager; the last one the pace of a synchronous job.
+    ``not_together``: why the devices did not measure together, empty if they did.
     """
     others = list_once((finding.text, finding.level) for finding in verdict.findings[1:])
     remarks = [f"not measured together: {not_together}"] if not_together else []
@@ -50,7 +52,7 @@ def node_document(devices: Sequence[Device], verdict: NodeVerdict, not_together:
 
 
 def device_columns(devices: Sequence[Device]) -> list[Column[Device]]:
-    """Figures, what the sensors read, and the place among all devices by pace."""
+    """Return columns with each device's figures and sensor readings, and its place in the order of pace."""
     pace = pace_figure(devices)
     order = sorted((each for each in devices if pace in each.figures), key=lambda each: -each.figures[pace])
     places = {device.label: place for place, device in enumerate(order, start=1)}
@@ -68,7 +70,7 @@ def device_columns(devices: Sequence[Device]) -> list[Column[Device]]:
 
 
 def figure_columns(name: str) -> list[Column[Device]]:
-    """A figure in its unit, and half of its interval in percent."""
+    """Return columns with a figure in its unit, and the half-width of its interval in percent."""
     unit, factor = UNITS[name]
     return [
         Column(
@@ -93,23 +95,23 @@ def format_throttling(device: Device) -> str:
 
 
 def figure_values(figure: str, devices: Iterable[Device]) -> list[float]:
-    """In 1e12 FLOP or bytes a second."""
+    """Return a figure of all devices that have it, in 1e12 FLOP/s or bytes/s."""
     return [device.figures[figure] for device in devices if figure in device.figures]
 
 
 def relative_range(values: Sequence[float]) -> float:
-    """How far the highest is above the lowest, as a share."""
+    """Return how far the maximum is above the minimum, as a share of the minimum."""
     return max(values) / min(values) - 1
 
 
 _MAX_NAMED = 12
 _MAX_FINDINGS = 4
-#: Panels side by side.
+#: Maximum number of panels in a row.
 _MAX_ACROSS = 4
 
 
 def node_chart(devices: Sequence[Device], verdict: NodeVerdict) -> Chart:
-    """A panel per figure, each on its own scale. Raises UsageError if no device has a figure."""
+    """Draw a panel per figure, each on its own scale. Raises UsageError if no device has a figure."""
     figures = [name for name in UNITS if any(name in device.figures for device in devices)]
     if not figures:
         raise UsageError("nothing to draw: no device has a figure")
@@ -144,7 +146,7 @@ def _figure_panel(name: str, devices: Sequence[Device]) -> Panel:
 
 
 def _legend_names(devices: Sequence[Device]) -> list[str]:
-    """Each device's name in the legend: if there are too many, its node's name."""
+    """Return each device's name for the legend: its label, or its node's name if there are too many devices."""
     if len(devices) <= _MAX_NAMED:
         return [device.label for device in devices]
     nodes = {device.node for device in devices}

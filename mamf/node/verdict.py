@@ -1,8 +1,8 @@
-"""Is a device slow, wrong or gone? Compares each figure with fixed limits. Pure.
+"""Decides whether a device is slow, faulty or missing, by fixed limits. Pure code: it measures and reads nothing.
 
-A device is compared with the median of all *other* devices of its model, and with a baseline. The limits are chosen for
-the spread of 26 H200 (standard deviation 1.1 % in burst, 1.0 % in sustained); ``tools/rates.py node`` shows how often
-they are wrong there and at other spreads.
+Each device is compared with the median of all *other* devices of its model, and with a baseline. The limits suit the
+spread of 26 H200 cards (standard deviation 1.1 % in burst, 1.0 % in sustained). ``tools/rates.py node`` computes how
+often they give a false result at this and other spreads.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from mamf.choices import CRITICAL, OK, UNKNOWN, VERDICT_EXIT_CODES, WARN
 from mamf.measurement import Conditions, group_pairs
 from mamf.report.text import significant
 
-#: Figures of a device that are compared.
+#: The figures by which devices are compared.
 BURST, SUSTAINED, COPY, READ = "burst", "sustained", "copy", "read"
 TO_DEVICE, TO_HOST, TO_PEER = "to_device", "to_host", "to_peer"
-#: The unit that each figure is shown in, and the value of 1e12/s in it.
+#: The unit in which each figure is printed, and the factor from 1e12/s to that unit.
 UNITS = {
     BURST: ("TFLOPS", 1.0),
     SUSTAINED: ("TFLOPS", 1.0),
@@ -34,12 +34,16 @@ UNITS = {
 
 @dataclass(frozen=True)
 class Device:
-    """One device: its index on the node, and the number of the node among those that are judged together.
+    """One device, with what was measured on it.
 
-    ``dtype``: of its products. ``build``: its unit count and power limit. ``figures``: 1e12 FLOP or bytes a second, by
-    the names of UNITS. ``half_widths``: of their intervals, as a share. ``failures``: why the device failed, a line
-    each. ``lacks``: what was not measured, and why. ``conditions``: of the sustained ceiling, else of burst.
-    ``throttled``: the largest share of time by reason. ``address``: on the bus, known only in the measuring process.
+    - ``index``, ``node``: its index on its node, and the number of the node among those that are judged together.
+    - ``address``: its address on the bus, known only in the measuring process.
+    - ``dtype``: the dtype of its matmul figures.
+    - ``build``: its number of compute units and its power limit in watts.
+    - ``figures``: 1e12 FLOP/s or bytes/s, by the names in UNITS. ``half_widths``: of their intervals, as a share.
+    - ``conditions``: sensor readings of the sustained ceiling, or of the burst ceiling if there is no other.
+    - ``throttled``: the largest share of time in any part, by reason.
+    - ``failures``: why the device failed, a line each. ``lacks``: what was not measured, and why.
     """
 
     index: int
@@ -58,60 +62,64 @@ class Device:
 
     @property
     def label(self) -> str:
-        """The name of the device within a run."""
+        """The device's name within the run, such as ``node 1 device 3``."""
         return f"node {self.node} device {self.index}" if self.node else f"device {self.index}"
 
     @property
     def full_label(self) -> str:
-        """Its place, bus address and uuid, as far as they are known."""
+        """The label with bus address and uuid, if they are known."""
         uuid = self.uuid_hash and f"uuid {self.uuid_hash}"
         known = [each for each in (self.address, uuid) if each]
         return f"{self.label} ({', '.join(known)})" if known else self.label
 
     def record(self) -> dict[str, Any]:
-        """The device as JSON values."""
+        """Return the device as JSON values."""
         return asdict(self)
 
 
 def format_figure(figure: str, value: float) -> str:
-    """A figure with its unit."""
+    """Format a figure with its unit. ``value``: in 1e12/s."""
     unit, factor = UNITS[figure]
     return f"{significant(value * factor)} {unit}"
 
 
-#: The mean of the shortfalls in burst and in sustained: a slow card is slow in both.
+#: Name of the mean of the burst and sustained shortfalls: a slow card is slow in both.
 BOTH = "burst and sustained"
-#: A device that is further below the median of the others is a finding. Copies to and from the host scatter by 5 %
-#: between healthy cards, and by up to 20 % while all devices copy; a link with half of its lanes loses 50 %.
+#: Maximum share by which a device may be below the median of the others. Copies to and from the host differ by 5 %
+#: between healthy cards, and by up to 20 % while all devices copy. A link with half of its lanes loses 50 %.
 LIMITS = {BOTH: 0.04, BURST: 0.05, SUSTAINED: 0.05, COPY: 0.02, READ: 0.02, TO_PEER: 0.05, TO_DEVICE: 0.4, TO_HOST: 0.4}
-#: A finding is CRITICAL beyond this multiple of its limit.
+#: A shortfall of more than this multiple of its limit is CRITICAL.
 CRITICAL_FACTOR = 2.0
-#: Where healthy devices differ by more (standard deviation), a finding may be normal and is never CRITICAL.
+#: If the other devices have a larger relative standard deviation, a shortfall may be normal and is never CRITICAL.
 WIDE_SPREAD = 0.015
-#: Limits against a baseline, as a multiple. Products of one card repeat to 0.3 %, so its own earlier run allows less;
-#: memory repeats no better than cards differ. Other cards of a baseline may be one, or the fastest of many.
+#: Factors for the limits when a device is compared with a baseline. A card repeats its matmul rates within 0.3 %, so
+#: its own earlier run allows half the limit; memory rates repeat no better than cards differ. A baseline of other cards
+#: may have only one, or the fastest of many, so its limits are wider.
 _SAME_CARD = dict.fromkeys((BOTH, BURST, SUSTAINED), 0.5)
 _OTHER_CARD = dict.fromkeys(LIMITS, 1.5)
 
 _SEVERITY = (OK, UNKNOWN, WARN, CRITICAL)
-#: The usual reason at the power limit, and the share of time below which another reason is ignored.
+#: Throttling reasons that are normal under load, and the minimum share of time for any other reason to be a finding.
 _EXPECTED_REASONS = ("power cap",)
 _LITTLE_TIME = 0.1
-#: A figure whose interval has a larger half-width is a finding and is not compared; healthy cards stay under 3 %. Host
-#: copies are exempt: those of one device slow down those of another.
+#: A figure with a larger half-width (as a share) is a finding and is not compared. Healthy cards stay below 3 %. Copies
+#: to and from the host are exempt, because devices slow one another's copies.
 _MAX_HALF_WIDTH = 0.1
 _SHARED = (TO_DEVICE, TO_HOST)
 
 
 @dataclass(frozen=True)
 class Baseline:
-    """Cards that are known to be good. ``source``: as printed."""
+    """Cards that are known to be good. ``source``: how messages name it."""
 
     source: str
     cards: Sequence[Device]
 
     def cards_for(self, device: Device) -> tuple[list[Device], bool]:
-        """The cards to compare a device with: its own earlier run (True), else all cards of its model and dtype."""
+        """Return the cards to compare a device with, and whether they are its own earlier run.
+
+        Without an earlier run these are all cards of its model and dtype.
+        """
         cards = [card for card in self.cards if card.name == device.name]
         cards = [card for card in cards if not card.dtype or not device.dtype or card.dtype == device.dtype]
         same = [card for card in cards if device.uuid_hash and card.uuid_hash == device.uuid_hash]
@@ -120,7 +128,7 @@ class Baseline:
 
 @dataclass(frozen=True)
 class NodeFinding:
-    """A finding about the device at a place, or about all (None), in a line."""
+    """One line about a device. ``label``: the device's label, or None if the finding is about all devices."""
 
     level: str
     label: str | None
@@ -129,7 +137,7 @@ class NodeFinding:
 
 @dataclass(frozen=True)
 class NodeVerdict:
-    """``reason``: a line for a pager. ``findings``: the worst first."""
+    """The result for a node. ``reason``: one line, for a pager. ``findings``: sorted, the worst first."""
 
     level: str
     reason: str
@@ -141,7 +149,7 @@ class NodeVerdict:
 
 
 def judge(devices: Sequence[Device], baseline: Baseline | None = None, must_fit: bool = False) -> NodeVerdict:
-    """Judge all devices of a run. ``must_fit``: report devices for which the baseline has no card."""
+    """Judge all devices of a run. ``must_fit``: a device for which the baseline has no card is a finding."""
     findings = [finding for device in devices for finding in _standalone_findings(device)]
     is_compared = False
     for peers in group_pairs((device.name, device) for device in devices if not device.failures).values():
@@ -152,7 +160,7 @@ def judge(devices: Sequence[Device], baseline: Baseline | None = None, must_fit:
             model = " in ".join(filter(None, (peers[0].name, peers[0].dtype)))
             findings.append(NodeFinding(UNKNOWN, None, f"{baseline.source} has no figures of {model}"))
     if not is_compared:
-        message = "there is neither a second device of its kind nor a baseline: whether it is slow is unknown"
+        message = "cannot tell whether a device is slow: there is no second one of its model and no baseline"
         findings.append(NodeFinding(UNKNOWN, None, message if devices else "no device was measured"))
     findings.sort(key=lambda finding: -_SEVERITY.index(finding.level))
     level = findings[0].level if findings else OK
@@ -168,7 +176,7 @@ def _reason(devices: Sequence[Device], findings: Sequence[NodeFinding]) -> str:
 
 
 def _standalone_findings(device: Device) -> Iterator[NodeFinding]:
-    """Findings that need no comparison."""
+    """Yield the findings about a device that need no comparison with others."""
     for failure in device.failures:
         yield NodeFinding(CRITICAL, device.label, f"{device.full_label}: {failure}")
     for lacking in device.lacks:
@@ -178,10 +186,8 @@ def _standalone_findings(device: Device) -> Iterator[NodeFinding]:
             noise = (
                 f"{figure} {format_figure(figure, value)} is too noisy to compare (+-{device.half_widths[figure]:.0%})"
             )
-            text = (
-                f"{device.full_label}: {noise}: something else runs on the device, or slows it down from time to time"
-            )
-            yield NodeFinding(WARN, device.label, text)
+            cause = "another process uses the device, or something slows it from time to time"
+            yield NodeFinding(WARN, device.label, f"{device.full_label}: {noise}: {cause}")
     for reason, share in device.throttled.items():
         if reason not in _EXPECTED_REASONS and share >= _LITTLE_TIME:
             yield NodeFinding(WARN, device.label, f"{device.full_label}: throttled {share:.0%} of the time by {reason}")
@@ -195,7 +201,7 @@ def _is_steady(device: Device, figure: str) -> bool:
 
 
 class Shortfall(NamedTuple):
-    """How far a figure is below what it is compared with, as a share, and its limit."""
+    """How far a figure is below its reference, as a share of the reference, and the maximum that is allowed."""
 
     figure: str
     share: float
@@ -203,7 +209,7 @@ class Shortfall(NamedTuple):
 
 
 def compute_shortfalls(device: Device, others: Sequence[Device]) -> dict[str, float]:
-    """How far each figure of a device is below the median of the others', as a share."""
+    """Compute how far each figure of a device is below the median of the other devices, as a share."""
     found = {}
     for figure in UNITS:
         own = _steady_value(device, figure)
@@ -222,7 +228,7 @@ def _steady_value(device: Device, figure: str) -> float | None:
 def find_slow(
     device: Device, others: Sequence[Device], factors: Mapping[str, float] = MappingProxyType({})
 ) -> Shortfall | None:
-    """The figure of a device that exceeds its limit most, None if none does."""
+    """Return the shortfall that exceeds its limit most, or None if none does. ``factors``: multiply the limits."""
     found = [
         Shortfall(figure, share, LIMITS[figure] * factors.get(figure, 1.0))
         for figure, share in compute_shortfalls(device, others).items()
@@ -232,7 +238,7 @@ def find_slow(
 
 
 def _slow_findings(peers: Sequence[Device], baseline: Baseline | None) -> Iterator[NodeFinding]:
-    """Devices of one model that are slower than the others, or than their baseline."""
+    """Yield devices that are slower than the others of their model, or slower than their baseline."""
     slow = [find_slow(device, [*peers[:place], *peers[place + 1 :]]) for place, device in enumerate(peers)]
     healthy = [device for device, found in zip(peers, slow, strict=True) if found is None]
     others = f"the median of {len(peers) - 1} other{'s' if len(peers) > 2 else ''}"
@@ -250,18 +256,18 @@ def _slow_findings(peers: Sequence[Device], baseline: Baseline | None) -> Iterat
 
 
 def _spread(figure: str, devices: Sequence[Device]) -> float | None:
-    """The relative standard deviation of a figure between devices; None for fewer than two."""
+    """Return the relative standard deviation of a figure between devices; None for fewer than two."""
     found = [shares[figure] for device in devices if figure in (shares := compute_shortfalls(device, devices))]
     return stdev(found) if len(found) > 1 else None
 
 
 def _slow_finding(device: Device, slow: Shortfall, against: str, spread: float | None) -> NodeFinding:
-    """``spread``: between healthy devices, None if there are too few to tell."""
+    """Describe a slow device. ``spread``: relative standard deviation of the healthy ones, None if too few."""
     is_critical = slow.share > CRITICAL_FACTOR * slow.limit and spread is not None and spread <= WIDE_SPREAD
     value = f" {format_figure(slow.figure, device.figures[slow.figure])}" if slow.figure in UNITS else ""
     text = f"{slow.figure}{value}, {slow.share:.1%} below {against} (limit {slow.limit:.1%})"
     if spread is None:
-        text += "; too few others to tell how far healthy devices differ"
+        text += "; there are too few other devices to tell how much healthy ones differ"
     elif spread > WIDE_SPREAD:
         text += f"; the other devices differ by {spread:.1%} (standard deviation)"
     return NodeFinding(CRITICAL if is_critical else WARN, device.label, f"{device.full_label}: {text}")
@@ -271,11 +277,11 @@ def _slow_finding(device: Device, slow: Shortfall, against: str, spread: float |
 
 
 def slowest_line(devices: Sequence[Device]) -> str:
-    """The device that sets the pace, and what a synchronous job loses to it."""
+    """Return a line with the slowest device and the share of speed that a synchronous job loses to it."""
     figure = pace_figure(devices)
     measured = [device for device in devices if figure in device.figures]
     if not measured:
-        return "neither burst nor sustained was measured"
+        return "no burst or sustained rate was measured"
     if len(measured) == 1:
         return f"{figure} {format_figure(figure, measured[0].figures[figure])}"
     slowest = min(measured, key=lambda device: device.figures[figure])
@@ -286,12 +292,12 @@ def slowest_line(devices: Sequence[Device]) -> str:
 
 
 def pace_figure(devices: Iterable[Device]) -> str:
-    """The figure that sets a job's pace: sustained, if it was measured."""
+    """Return the name of the figure that sets the pace of a job: sustained, or burst if it was not measured."""
     return SUSTAINED if any(SUSTAINED in device.figures for device in devices) else BURST
 
 
 def compute_lost_share(devices: Sequence[Device]) -> float:
-    """Share of the devices' speed that is lost if all wait for the slowest."""
+    """Return the share of the devices' mean speed that is lost if all wait for the slowest."""
     figure = pace_figure(devices)
     values = [device.figures[figure] for device in devices if figure in device.figures]
     return 1 - min(values) / fmean(values) if values else 0.0

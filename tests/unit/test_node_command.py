@@ -74,7 +74,7 @@ def test_devices_that_cannot_be_opened_or_vanish_are_critical_and_the_rest_is_me
     assert (code, record["level"]) == (2, "CRITICAL")
     failures = [device["failures"] for device in record["devices"]]
     assert failures[0] == ["the device cannot be opened"]
-    assert failures[1] == ["it ended while it measured (opening the device): exit code 9"]
+    assert failures[1] == ["its process ended early (phase: opening the device): exit code 9"]
     assert failures[2] == []
     assert record["devices"][2]["figures"]["burst"] > 0
     assert record["not_together"] == "device 0, device 1 failed"
@@ -165,15 +165,15 @@ def ends(rank, code=0, words="", later=1.0):
 def test_who_is_silent_hangs_and_is_killed_but_not_who_waits_for_it():
     script = [says(0, WAITS), says(1, "find scout"), says(2, WAITS), (61.0, None), ends(0), ends(2)]
     watch, killed, went_on = watch_of(script)
-    assert watch.failures == {1: "it hangs: silent for 60 s (find scout)"}
+    assert watch.failures == {1: "it hangs: no message for 60 s (phase: find scout)"}
     assert (killed, went_on) == ([1], 1)
 
 
 def test_who_ends_early_failed_with_its_last_words_or_its_signal():
     script = [ends(0, 1, "CUDA error: device lost"), ends(1, -11), says(2, WAITS), ends(2)]
     watch, killed, went_on = watch_of(script)
-    assert watch.failures[0] == "it ended while it measured (start): CUDA error: device lost"
-    assert watch.failures[1] == "it ended while it measured (start): killed by SIGSEGV"
+    assert watch.failures[0] == "its process ended early (phase: start): CUDA error: device lost"
+    assert watch.failures[1] == "its process ended early (phase: start): killed by SIGSEGV"
     assert (killed, went_on) == ([], 1)
 
 
@@ -295,7 +295,7 @@ def test_what_cannot_be_measured_is_no_fault_of_a_device(run, monkeypatch):
     faulty(monkeypatch, 2)
     code, out, _ = run(*NODE, "--dtype", "fp99")
     assert code == 3
-    assert "what was asked for cannot be measured: unknown dtype 'fp99'" in out.splitlines()[0]
+    assert "the request cannot be measured: unknown dtype 'fp99'" in out.splitlines()[0]
 
 
 def test_a_disk_that_is_full_in_the_end_costs_no_verdict(run, monkeypatch):

@@ -95,7 +95,7 @@ def test_a_part_that_ended_early_is_the_devices_fault_only_if_the_run_went_on(he
     log = log_path(healthy, 0, "find")
     lines = log.read_bytes().splitlines(keepends=True)
     (tmp_path / log.name).write_bytes(b"".join(lines[: len(lines) // 2]))
-    reason = "it was gone or killed while find was measured"
+    reason = "its process disappeared or was killed during find"
     (device,) = read_node(tmp_path)[1]
     assert (device.failures, reason in device.lacks) == ((), True)
     NodeRun([0], is_over=True).write(tmp_path)
@@ -149,10 +149,10 @@ def test_an_interrupted_run_blames_no_device_that_had_no_time_to_end_its_log(hea
     (tmp_path / second.name).write_text("\n".join([*lines, json.dumps(ended)]) + "\n")
     NodeRun([0, 1]).write(tmp_path)
     assert [device.failures for device in read_node(tmp_path)[1]] == [(), ()]
-    cut = "it was gone or killed while find was measured"
+    cut = "its process disappeared or was killed during find"
     NodeRun([0, 1], is_over=True).write(tmp_path)
     assert [device.failures for device in read_node(tmp_path)[1]] == [(cut,), ()]
-    NodeRun([0, 1], failures={0: "it ended while it measured (find): killed by signal 11"}).write(tmp_path)
+    NodeRun([0, 1], failures={0: "its process ended early (phase: find): killed by signal 11"}).write(tmp_path)
     assert [len(device.failures) for device in read_node(tmp_path)[1]] == [1, 0]
 
 
@@ -235,7 +235,7 @@ def test_a_folder_is_shown_as_its_verdict(healthy, capsys):
 @pytest.mark.parametrize("text", ["x", "{}", "[1]", '{"places": [[]]}', "[" * 100_000], ids=range(5))
 def test_what_is_no_run_is_told_with_what_to_do(tmp_path, text):
     (tmp_path / "run.json").write_text(text)
-    with pytest.raises(RunLogError, match=r"Error: .*\): without it the logs alone are read$"):
+    with pytest.raises(RunLogError, match=r"Error: .*\): delete it to read only the logs$"):
         read_node(tmp_path)
 
 
@@ -264,7 +264,7 @@ def test_copies_to_the_next_device_are_measured_while_neither_neighbour_copies(t
     for index in range(count):
         told = []
         run = DeviceRun(ring(index), tmp_path, meet=lambda told=told: told.append("meet") or True)
-        run._part = told.append
+        run._run_part = told.append
         run.measure_together()
         assert told.count("peers") == 1
         turns.append(told.index("peers"))

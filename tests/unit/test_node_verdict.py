@@ -125,7 +125,7 @@ def test_devices_that_differ_by_more_than_expected_are_never_critical_and_their_
 def test_of_two_devices_the_slower_one_is_named_but_not_critical():
     verdict = judge(slowed(equal(2), 1, burst=0.6, sustained=0.6))
     assert (verdict.level, names(verdict)) == (WARN, {"device 1"})
-    assert verdict.reason.endswith("; too few others to tell how far healthy devices differ")
+    assert verdict.reason.endswith("; there are too few other devices to tell how much healthy ones differ")
 
 
 def test_a_device_is_compared_with_its_own_earlier_run_at_half_the_limit():
@@ -196,4 +196,4 @@ def test_a_figure_that_is_too_noisy_is_a_warning_and_is_not_compared():
     noisy = [replace(device, half_widths={BURST: 4.12 if device.index == 1 else 0.003}) for device in devices]
     (finding,) = judge(noisy).findings
     assert (finding.level, finding.label) == (WARN, "device 1")
-    assert "is too noisy to compare (+-412%): something else runs on the device" in finding.text
+    assert "is too noisy to compare (+-412%): another process uses the device" in finding.text

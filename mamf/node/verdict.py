@@ -158,7 +158,7 @@ def judge(devices: Sequence[Device], baseline: Baseline | None = None, must_fit:
         is_compared = is_compared or len(peers) > 1 or has_baseline
         if baseline and must_fit and not has_baseline:
             model = " in ".join(filter(None, (peers[0].name, peers[0].dtype)))
-            findings.append(NodeFinding(UNKNOWN, None, f"{baseline.source} has no figures of {model}"))
+            findings.append(NodeFinding(UNKNOWN, None, f"{baseline.source} has no figures for {model}"))
     if not is_compared:
         message = "cannot tell whether a device is slow: there is no second one of its model and no baseline"
         findings.append(NodeFinding(UNKNOWN, None, message if devices else "no device was measured"))
@@ -244,24 +244,24 @@ def _slow_findings(peers: Sequence[Device], baseline: Baseline | None) -> Iterat
     others = f"the median of {len(peers) - 1} other{'s' if len(peers) > 2 else ''}"
     for device, found in zip(peers, slow, strict=True):
         if found is not None:
-            yield _slow_finding(device, found, others, _spread(found.figure, healthy))
+            yield _describe_slow(device, found, others, _relative_spread(found.figure, healthy))
     if baseline is None:
         return
     for device in peers:
         cards, is_same = baseline.cards_for(device)
         if found := find_slow(device, cards, _SAME_CARD if is_same else _OTHER_CARD):
             against = f"the same card in {baseline.source}" if is_same else baseline.source
-            spread = None if is_same else _spread(found.figure, healthy)
-            yield _slow_finding(device, found, against, spread or 0.0)
+            spread = None if is_same else _relative_spread(found.figure, healthy)
+            yield _describe_slow(device, found, against, spread or 0.0)
 
 
-def _spread(figure: str, devices: Sequence[Device]) -> float | None:
+def _relative_spread(figure: str, devices: Sequence[Device]) -> float | None:
     """Return the relative standard deviation of a figure between devices; None for fewer than two."""
     found = [shares[figure] for device in devices if figure in (shares := compute_shortfalls(device, devices))]
     return stdev(found) if len(found) > 1 else None
 
 
-def _slow_finding(device: Device, slow: Shortfall, against: str, spread: float | None) -> NodeFinding:
+def _describe_slow(device: Device, slow: Shortfall, against: str, spread: float | None) -> NodeFinding:
     """Describe a slow device. ``spread``: relative standard deviation of the healthy ones, None if too few."""
     is_critical = slow.share > CRITICAL_FACTOR * slow.limit and spread is not None and spread <= WIDE_SPREAD
     value = f" {format_figure(slow.figure, device.figures[slow.figure])}" if slow.figure in UNITS else ""

@@ -175,7 +175,7 @@ def test_a_baseline_that_says_nothing_of_these_devices_is_named(healthy, tmp_pat
     baseline.write_text(log_path(healthy, 0, "find").read_text().replace(its, other))
     assert main(["node", "--from", str(healthy), "--baseline", str(baseline)]) == 3
     assert capsys.readouterr().out.startswith(
-        "UNKNOWN: the baseline good.jsonl has no figures of Simulated H100 in bfloat16\n"
+        "UNKNOWN: the baseline good.jsonl has no figures for Simulated H100 in bfloat16\n"
     )
 
 

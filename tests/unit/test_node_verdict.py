@@ -146,7 +146,7 @@ def test_a_baseline_of_other_devices_says_nothing_of_these(changes):
     baseline = Baseline("the baseline x", [replace(devices[0], **changes, figures={BURST: 1e6})])
     assert judge(devices, baseline).level == OK
     verdict = judge(devices, baseline, must_fit=True)
-    assert (verdict.level, verdict.reason) == (UNKNOWN, "UNKNOWN: the baseline x has no figures of H200 in bfloat16")
+    assert (verdict.level, verdict.reason) == (UNKNOWN, "UNKNOWN: the baseline x has no figures for H200 in bfloat16")
 
 
 def test_devices_that_are_all_slow_are_found_by_the_baseline_only():

@@ -139,9 +139,9 @@ def test_a_missing_library_says_how_to_install_it(name, request, monkeypatch):
 def test_planning_is_outside_the_launch_and_its_time_beside_it(library, asked):
     kernel, backend = library("flashinfer-decode")
     ready = prepared(kernel, backend, PAGED, sets=3)
-    make_wrapper = asked.count("plan")
+    planned = asked.count("plan")
     verdict = verified(ready)
-    assert asked.count("plan") == make_wrapper == 2, "once to compile, once to time it, for all layers"
+    assert asked.count("plan") == planned == 2, "once to compile, once to time it, for all layers"
     assert verdict.details["planning_us"] >= 0
     assert {"tensor cores": True, "graph": False} in asked
 
@@ -228,9 +228,11 @@ class Reads(SdpaKvcache):
                 output[-1, -1] = 0
             if self.fault == "scale":
                 output *= 1.02
-            if self.fault == "remembers":
-                known.append(output.clone())
-                output = known[0].clone()
+            if self.fault in ("remembers", "copies signs"):
+                known.append((output.clone(), of.v.clone()))
+                output, before = known[0]
+                signs = (of.v * before).sum(0).sign() if self.fault == "copies signs" else torch.ones_like(before[0])
+                output = output * signs.repeat_interleave(shape.group, 0)
             if self.fault == "table":
                 tables.table[0, 0] = 0
                 tables.all_pages[0] += 1
@@ -246,7 +248,9 @@ def test_the_reference_is_right_on_honest_launches(cpu):
         assert verified(prepared(Reads(), cpu, shape, sets=2)).ok
 
 
-@pytest.mark.parametrize("fault", ["unshuffled", "last token", "one row", "scale", "remembers", "table", "cache"])
+@pytest.mark.parametrize(
+    "fault", ["unshuffled", "last token", "one row", "scale", "remembers", "copies signs", "table", "cache"]
+)
 def test_a_wrong_launch_is_found(fault, cpu):
     checked = Checked(prepared(Reads(fault), cpu, "b4h8kv2q2c40ud64p16", DecodeProblem("float32")))
     with pytest.raises(WrongResultError):

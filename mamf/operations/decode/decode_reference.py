@@ -1,8 +1,8 @@
 """The tables of a cache, and the reference that kernels are verified against: float64 matmuls and a softmax.
 
-A verified launch has its whole output compared. Between launches the values (V) get new random signs. That flips the
-same signs in the output and changes nothing else, so the reference of an operand set is computed once. It runs on the
-device in code that is independent of the kernels. One head of a random sequence is computed on the host as well.
+Before timing and at the end the whole output is compared; between trains of a burst, the output of a random sequence.
+The reference runs on the device in code that is independent of the kernels. One head of a random sequence is computed
+on the host as well.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 
 from mamf.errors import UsageError
 from mamf.kernel import Verdict
-from mamf.operations.attention.attention_reference import relative, to_float64, worst_relative_row
+from mamf.operations.attention.attention_reference import relative_error, to_float64, worst_relative_row
 from mamf.operations.decode.shapes import DecodeProblem, DecodeShape, DrawnSequences
 from mamf.operations.operand_sets import one_thread
 
@@ -139,39 +139,23 @@ def attend(
 
 
 class Reference:
-    """The expected output of an operand set. ``flip`` changes the operands and the expected output together."""
+    """Computes the expected output from the operands as they are now, because they change between launches."""
 
     def __init__(self, shape: DecodeShape, tables: Tables, operands: Operands) -> None:
         self._shape, self._tables, self._operands = shape, tables, operands
-        self.signs = torch.ones((shape.kv_heads, shape.head_dim_v), dtype=torch.int8, device=operands.q.device)
-        self._unsigned: torch.Tensor | None = None
 
-    @property
-    def expected(self) -> torch.Tensor:
-        """The expected output in float64: [queries, heads, head_dim_v]."""
-        signs = self.signs.repeat_interleave(self._shape.group, 0)
-        if self._unsigned is None:
-            self._unsigned = self._compute() * signs
-        return self._unsigned * signs
-
-    def _compute(self) -> torch.Tensor:
-        shape, operands, parts = self._shape, self._operands, []
-        for sequence, rows in self._tables.query_rows():
+    def verify(self, output: torch.Tensor, bound: float, is_whole: bool = False) -> Verdict:
+        """Compare the output of a random sequence, or of all. ``output``: [queries, heads, head_dim_v]."""
+        shape, operands, sequences, parts = self._shape, self._operands, list(self._tables.query_rows()), []
+        chosen = sequences if is_whole else [secrets.choice(sequences)]
+        for sequence, rows in chosen:
             slots = self._tables.slots(sequence)
             q, k, v = operands.q[rows], gather(operands.k, slots), gather(operands.v, slots)
             step = max(1, _CHUNK // (len(slots) * shape.heads))
             parts += [
                 attend(shape, q, k, v, slice(start, start + step)) for start in range(0, rows.stop - rows.start, step)
             ]
-        return torch.cat(parts)
-
-    def flip(self, signs: torch.Tensor) -> None:
-        """Multiply the columns of the values by ``signs``: [kv_heads, head_dim_v], each 1 or -1."""
-        with torch.no_grad():
-            flip_signs(self._operands.v, signs)
-            if self._shape.is_latent:  # the values are keys too: flip the queries as well, so that scores do not change
-                flip_signs(self._operands.q[..., : self._shape.head_dim_v], signs)
-        self.signs = self.signs * signs
+        return compare(torch.cat([output[rows] for _, rows in chosen]), torch.cat(parts), bound)
 
     def verify_on_host(self, output: torch.Tensor, bound: float) -> Verdict | None:
         """Compare a random kv head of a random sequence with the host's result; None if it is too large to copy."""
@@ -195,14 +179,6 @@ def gather(cache: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
     return cache.view(torch.uint8)[slots].view(cache.dtype).to(torch.float32)
 
 
-def flip_signs(tensor: torch.Tensor, signs: torch.Tensor) -> None:
-    """Multiply by signs in place. This is exact in every dtype; 8-bit floats have their sign bit flipped."""
-    if tensor.dtype.itemsize > 1:
-        tensor.mul_(signs)
-    else:
-        tensor.view(torch.uint8).bitwise_xor_((signs < 0).to(torch.uint8) << 7)
-
-
 def compare(output: torch.Tensor, expected: torch.Tensor, bound: float) -> Verdict:
     """Compare an output with the expected one: relative error of all, error of the worst row, and slope.
 
@@ -211,7 +187,7 @@ def compare(output: torch.Tensor, expected: torch.Tensor, bound: float) -> Verdi
     """
     found = output.to(expected.dtype)
     size = expected.square().sum().item()
-    error = relative((found - expected).square().sum().item(), size)
+    error = relative_error((found - expected).square().sum().item(), size)
     row = worst_relative_row(found, expected) * bound / _ROW_TOLERANCE
     rows = expected.shape[:-1].numel()
     slope = ((found - expected) * expected).sum().item() / size if size else 0.0

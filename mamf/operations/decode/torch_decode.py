@@ -16,20 +16,21 @@ import torch
 
 from mamf.backend import Backend, OperandPool, Unavailable
 from mamf.kernel import Prepared, Verdict
-from mamf.operations.attention.torch_attention import Library, tolerance_of
-from mamf.operations.decode.decode_reference import Operands, Reference, Tables, compare, shuffle_pages
+from mamf.operations.attention.torch_attention import Library, get_tolerance
+from mamf.operations.decode.decode_reference import Operands, Reference, Tables, shuffle_pages
 from mamf.operations.decode.shapes import DecodeKernel, DecodeProblem, DecodeShape
 from mamf.operations.operand_sets import (
     OperandSet,
+    Signs,
     Unchanged,
     check_torch,
     explain_wrong_type,
-    fresh_signs,
     prepare_sets,
     split_sets,
     take_buffers,
     tensors_of,
     view_as,
+    with_long_rows,
     worst_of,
 )
 from mamf.torch_backend import TorchBackend
@@ -126,7 +127,7 @@ def view_as_pages(shape: DecodeShape, cache: torch.Tensor) -> torch.Tensor:
 class LibraryDecode(Library, TorchDecode):
     """A kernel of a vendor's or a third party's library."""
 
-    on_any_device = "mamf attention --operation decode --kernel sdpa-kvcache"
+    portable_command = "mamf attention --operation decode --kernel sdpa-kvcache"
 
 
 class PreparedDecode:
@@ -141,20 +142,16 @@ class PreparedDecode:
         flat: Mapping[str, torch.Tensor],
         bound: BoundKernel,
     ) -> None:
-        self._shape, self._bound, self._tolerance = shape, bound, tolerance_of(problem.dtype)
+        self._shape, self._bound, self._tolerance = shape, bound, get_tolerance(problem.dtype)
         version = kernel.version() if isinstance(kernel, Library) else None
         self._details = {**bound.details, **({"library": version} if version else {})}
         self._operands = view_operands(problem, shape, flat)
         self._reference = Reference(shape, tables, self._operands)
 
     def operand_set(self) -> OperandSet:
-        reference = self._reference
+        signs = Signs(with_long_rows(self._operands.k if self._shape.is_latent else self._operands.v))
         return OperandSet(
-            self.launch,
-            self.verify,
-            verify_whole=self.verify_on_host,
-            change=lambda: reference.flip(fresh_signs(reference.signs.shape, reference.signs.device)),
-            restore=lambda: reference.flip(reference.signs),
+            self.launch, self.verify, verify_whole=self.verify_whole, change=signs.change, restore=signs.restore
         )
 
     def launch(self) -> torch.Tensor:
@@ -162,7 +159,7 @@ class PreparedDecode:
             return self._bound.attend(self._operands)
 
     def verify(self, result: object) -> Verdict:
-        """Verify the whole output."""
+        """Verify the output of a random sequence."""
         q, v = self._operands.q, self._operands.v
         outputs = tensors_of(result)
         expected = q[..., :1].expand(*q.shape[:-1], v.shape[-1])
@@ -171,13 +168,18 @@ class PreparedDecode:
             return Verdict(math.inf, 0.0, reason="the launch returned no tensor of the output's size")
         if reason := explain_wrong_type(output.reshape(expected.shape), expected):
             return Verdict(math.inf, 0.0, reason=reason)
-        found = compare(output.reshape(expected.shape), self._reference.expected, self._tolerance)
-        return replace(found, details=self._details)
+        return replace(self._reference.verify(self._output(result), self._tolerance), details=self._details)
 
-    def verify_on_host(self, result: object) -> Verdict:
-        """Verify one head of a random sequence on the host."""
-        output = tensors_of(result)[0].reshape(*self._operands.q.shape[:-1], self._shape.head_dim_v)
-        return self._reference.verify_on_host(output, self._tolerance) or Verdict(0.0, self._tolerance)
+    def verify_whole(self, result: object) -> Verdict:
+        """Verify the whole output, and one head of a random sequence on the host."""
+        output = self._output(result)
+        found = self._reference.verify(output, self._tolerance, is_whole=True)
+        on_host = self._reference.verify_on_host(output, self._tolerance) or found
+        return max(found, on_host, key=lambda each: (not each.ok, each.error))
+
+    def _output(self, result: object) -> torch.Tensor:
+        """Return the output of a launch as [queries, heads, head_dim_v]."""
+        return tensors_of(result)[0].reshape(*self._operands.q.shape[:-1], self._shape.head_dim_v)
 
 
 def view_operands(problem: DecodeProblem, shape: DecodeShape, flat: Mapping[str, torch.Tensor]) -> Operands:

@@ -9,9 +9,8 @@ from simulated_gluon import install
 from verdicts import verified
 
 from mamf.errors import UnsupportedError
-from mamf.operations.matmul.kernel import LAYOUTS, MatmulProblem
 from mamf.operations.matmul.selection import kernel, kernels_for
-from mamf.operations.matmul.shapes import MatmulShape
+from mamf.operations.matmul.shapes import LAYOUTS, MatmulProblem, MatmulShape
 from mamf.operations.matmul.triton_matmul import _TILES
 
 SHAPE = MatmulShape(512, 512, 512)

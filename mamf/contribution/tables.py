@@ -1,6 +1,4 @@
-"""The pages of results/: README.md, the matrix of all accelerators, and a README.md in the folder of each; and the file
-of ceilings that the package ships.
-"""
+"""Writes the README.md pages of results/ (one for all accelerators, one for each) and the ceilings that mamf ships."""
 
 from __future__ import annotations
 
@@ -59,7 +57,7 @@ RowT = TypeVar("RowT")
 
 
 def results_pages(collection: Collection) -> dict[Path, str]:
-    """Every page by its path in results/."""
+    """Write all pages. Returns their Markdown by path in results/."""
     entries = group_pairs((folder_name(each.device), each) for each in collection.entries)
     legacy = group_pairs((folder_name(run.device or ""), (run, place)) for run, place in collection.legacy)
     parts = {
@@ -71,7 +69,7 @@ def results_pages(collection: Collection) -> dict[Path, str]:
 
 
 def _matrix_page(parts: Mapping[str, Collection]) -> str:
-    """The dtypes of most logs come first."""
+    """Write the page with a table of ceilings by accelerator and dtype. Dtypes with the most logs come first."""
     rates: dict[tuple[str, str], dict[str, float]] = {}
     counts: Counter[str] = Counter()
     for folder, part in parts.items():
@@ -131,13 +129,13 @@ def _device_page(part: Collection) -> str:
 
 
 def _best_of_logs(entries: Iterable[ResultRate]) -> list[ResultRate]:
-    """The highest entry of each log, in the order of the logs."""
+    """Return the highest entry of each log, sorted by path."""
     groups = group_pairs((entry.place, entry) for entry in entries)
     return [max(groups[place], key=lambda entry: entry.rate) for place in sorted(groups)]
 
 
 def entry_columns() -> list[Column[ResultRate]]:
-    """Of a log whose figures are not ranked: the highest of them."""
+    """Return the columns for the best figure of a log that is not ranked."""
     return [
         text_column("what", lambda entry: entry.label),
         Column("", "rate", lambda entry: entry.rate, significant),
@@ -146,7 +144,7 @@ def entry_columns() -> list[Column[ResultRate]]:
 
 
 def _section(title: str, columns: Sequence[Column[RowT]], rows: Sequence[RowT], above: str = "") -> str:
-    """A table below its title; nothing without rows."""
+    """Write a title with a table below it. Without rows the result is empty."""
     return f"## {title}\n\n{above}{table_text(Table(columns, rows))}" if rows else ""
 
 
@@ -155,7 +153,7 @@ def text_column(title: str, read: Callable[[RowT], object]) -> Column[RowT]:
 
 
 def date_column() -> Column[ResultRate]:
-    """The day of the run."""
+    """Return the column with the day on which the run started."""
     return Column("", "date", lambda entry: entry.date[:10])
 
 
@@ -164,7 +162,7 @@ def log_column() -> Column[ResultRate]:
 
 
 def ceiling_columns() -> list[Column[Leader]]:
-    """Of the best ceiling of an accelerator, with those of its other logs."""
+    """Return the columns of an accelerator's best ceiling. Column ``all`` is the range over all of its logs."""
 
     def share(row: Leader) -> str | None:
         peak = row[0].datasheet
@@ -233,7 +231,7 @@ def link_to_log(place: Path) -> Markup:
     return Markup(f"[log]({quote(place.name)})")
 
 
-#: A figure of mamf-finder: its run, the place of the log, and its name.
+#: Columns of a mamf-finder figure. A row is the run, the path of its log and the name of the statistic.
 _LEGACY_COLUMNS: list[Column[tuple[FinderRun, Path, str]]] = [
     text_column("dtype", lambda row: row[0].dtype or "unknown"),
     text_column("version", lambda row: f"mamf-finder {row[0].version or 'of unknown version'}"),
@@ -254,11 +252,12 @@ _MAX_SHAPES = 6
 
 
 def contributed_csv(collection: Collection) -> str:
-    """The highest confirmed ceiling of each kind of device, dtype and regime that a complete find with normal data
-    measured.
+    """Write the CSV file of contributed ceilings, the best for each device, build, power limit, dtype and regime.
+
+    Only confirmed ceilings of accelerators count, from complete searches with normal data.
     """
     entries = split_confirmed(collection.in_table(PRODUCTS), collection.submitters)[0]
-    # Virtual machines give CPUs of all speeds one name, so that their figures are of no use elsewhere.
+    # Virtual machines give CPUs of different speed the same name, so their figures say nothing about other machines.
     kept = [
         entry
         for entry in entries
@@ -270,7 +269,7 @@ def contributed_csv(collection: Collection) -> str:
     for (device, units, watts, dtype, regime), found in sorted(groups.items()):
         fastest = sorted(found, key=lambda entry: entry.rate, reverse=True)
         best, shapes = fastest[0], list(dict.fromkeys(str(entry.row.shape) for entry in fastest))[:_MAX_SHAPES]
-        assert best.interval is not None, "others are left out"
+        assert best.interval is not None, "entries without an interval were dropped above"
         cards = {entry.uuid_hash: entry.rate for entry in reversed(fastest)}
         clock_hz = max(each.header["device"]["max_clock_hz"] or 0 for each in found)
         rows.append(
@@ -297,6 +296,6 @@ def contributed_csv(collection: Collection) -> str:
 
 
 def _build_key(entry: ResultRate) -> tuple[str, ...]:
-    """Unit count and power limit: devices with one name exist in several builds."""
+    """Return compute units and power limit as text, because devices with the same name exist in several builds."""
     device: dict[str, Any] = entry.header["device"]
     return tuple("" if each is None else f"{each:g}" for each in (device["compute_units"], device["power_limit_watts"]))

@@ -64,7 +64,7 @@ def test_a_dry_run_writes_nothing_and_a_run_is_submitted_once(run, sweep_records
     assert run("results", "submit", "run.jsonl")[0] == 0
     code, _, err = run("results", "submit", "run.jsonl")
     assert code == 2
-    assert "is there already" in err
+    assert "this run is already in" in err
 
 
 def test_runs_that_began_in_one_second_have_a_place_each(run, sweep_records, tmp_path):
@@ -77,7 +77,7 @@ def test_runs_that_began_in_one_second_have_a_place_each(run, sweep_records, tmp
     one, two = sorted((tmp_path / "results").rglob("*.jsonl"), key=lambda path: len(path.name))
     assert two.name == f"{one.stem}-2.jsonl"
     assert run("results", "check", "results")[0] == 0
-    assert "-2.jsonl is there already" in run("results", "submit", "two.jsonl")[2]
+    assert "-2.jsonl: submit each run once" in run("results", "submit", "two.jsonl")[2]
 
 
 def test_a_folder_is_checked_for_places_and_copies(run, sweep_records, tmp_path):

@@ -43,8 +43,8 @@ def test_every_unknown_and_every_repeated_field_is_reported(sweep_records, tmp_p
     lines[2] = '{"launches": 1, "kernel": "a", ' + lines[2][1:]
     path.write_text("\n".join([*lines, ""]))
     findings = [(each.line, each.message) for each in review_log(path).findings if each.rule.endswith("-field")]
-    unknown = "mamf writes no field {!r} of such a record: remove it"
-    repeated = "an object has the field {!r} more than once: leave one"
+    unknown = "mamf writes no field {!r} in this record: remove it"
+    repeated = "an object has the field {!r} more than once: keep one"
     assert findings == [
         (1, repeated.format("name")),
         (3, repeated.format("launches")),
@@ -254,7 +254,7 @@ def test_a_find_that_confirmed_no_ceiling_is_to_be_gone_on_with(find_records, tm
     begun = [each for each in find_records[:-1] if each["record"] != "ceiling" and each.get("phase") not in late]
     errors = [each for each in review_log(write(tmp_path / "log.jsonl", begun)).findings if not each.is_warning]
     assert [each.rule for each in errors] == ["missing-row"]
-    assert "resume it with 'mamf find --resume LOG'" in errors[0].message
+    assert "complete it with 'mamf find --resume LOG'" in errors[0].message
 
 
 @pytest.mark.parametrize("cut", [1, 40, 400])

@@ -145,7 +145,7 @@ def test_without_a_ceiling_there_is_one_warning_and_no_share(card):
 
 def test_a_device_that_nobody_knows_stops_nothing(card):
     card.info = replace(card.info, name="Some New Card")
-    with pytest.warns(UserWarning, match="nothing is known"):
+    with pytest.warns(UserWarning, match="peak is known"):
         *_, last = train(card, meter_of(card, ceiling=None))
     assert math.isnan(last.mfu_percent) and math.isnan(last.mamfu_percent)
     assert last.tflops == pytest.approx(500, rel=1e-3)

@@ -47,10 +47,21 @@ from mamf.kinds.kind import View
 from mamf.kinds.registry import kind_of, run_title
 from mamf.logs.run_log import RunLog, read_run_log
 from mamf.logs.shared_runs import deal_rest, read_run, share_paths
-from mamf.node.children import ADDRESS, ENDED_WELL, FAILURE, PHASE, WAITS, WARNING, Children, Event, Watch, watched
+from mamf.node.children import (
+    ADDRESS,
+    ENDED_WELL,
+    FAILURE,
+    PHASE,
+    WAITS,
+    WARNING,
+    ChildEvent,
+    Children,
+    ChildWatch,
+    watch_until_end,
+)
 from mamf.node.device import DeviceRun
-from mamf.node.group import launched
-from mamf.node.logs import UNMEASURABLE, UNWRITTEN, Run, read_node
+from mamf.node.group import find_rank_place
+from mamf.node.logs import UNMEASURABLE, UNWRITTEN, NodeRun, read_node
 from mamf.node.verdict import Device
 from mamf.operations.matmul.selection import kernel
 from mamf.plans import NODE_BUDGET_SECONDS, SWEEP, VERIFY
@@ -147,8 +158,8 @@ def _supervise(options: argparse.Namespace, commands: Mapping[int, Iterable[Sequ
     """Run the commands of all devices at once, those of one device in sequence. A device that fails runs no more."""
     outcome, queues, said = _Outcome(), {device: deque(each) for device, each in commands.items()}, set[str]()
 
-    def pass_on(event: Event) -> None:
-        line = str((event.said or {}).get(WARNING, ""))
+    def pass_on(event: ChildEvent) -> None:
+        line = str((event.message or {}).get(WARNING, ""))
         if line.startswith("mamf: ") and line not in said:  # print each warning once, not once per device
             said.add(line)
             warn(f"device {event.rank}: {line.removeprefix('mamf: ')}")
@@ -156,7 +167,7 @@ def _supervise(options: argparse.Namespace, commands: Mapping[int, Iterable[Sequ
     with Interruption():
         try:
             while due := {device: each.popleft() for device, each in queues.items() if each}:
-                watch = Watch([*due], options.patience, ended_well=(*ENDED_WELL, WRONG))
+                watch = ChildWatch([*due], options.patience, ended_well=(*ENDED_WELL, WRONG))
                 watch_children(watch, due, on_event=pass_on)
                 outcome.failures |= watch.failures
                 outcome.codes += watch.codes.values()
@@ -271,9 +282,9 @@ def _end_with_parent() -> None:
 
 def _measure_rank(options: argparse.Namespace, run: RunCommand) -> int:
     """Run the command as one of the processes that torchrun or srun started; return the exit code."""
-    from mamf.node.group import launched_rank  # imports torch
+    from mamf.node.group import require_rank_place  # imports torch
 
-    own, folder = launched_rank(os.environ), options.resume or options.output
+    own, folder = require_rank_place(os.environ), options.resume or options.output
     if folder is None:
         raise UsageError("--devices ranks needs --output or --resume, with the folder for the logs of all ranks")
     path = folder / f"rank{own.rank}.jsonl"
@@ -316,24 +327,24 @@ def make_empty_folder(folder: Path, option: str) -> None:
 
 
 def watch_children(
-    watch: Watch,
+    watch: ChildWatch,
     commands: Mapping[int, Sequence[str]],
-    let_go: Callable[[Children], None] = lambda children: None,
-    on_event: Callable[[Event], None] = lambda event: None,
+    release: Callable[[Children], None] = lambda children: None,
+    on_event: Callable[[ChildEvent], None] = lambda event: None,
 ) -> None:
     """Run one command per device and show what each device is doing.
 
-    ``let_go``: called when all processes wait for one another. ``on_event``: called for each event of a process.
+    ``release``: called when all processes wait for one another. ``on_event``: called for each event of a process.
     """
 
-    def show(event: Event) -> None:
+    def show(event: ChildEvent) -> None:
         on_event(event)
         phases.show(watch.phases)
 
     environment = {**os.environ, "PYTHONUNBUFFERED": "1", LEADER: str(os.getpid())}
     names = {device: f"device {device}" for device in commands}
     with Children(commands, environment) as children, Phases(names) as phases:
-        watched(watch, children.processes, children.next, lambda: let_go(children), show)
+        watch_until_end(watch, children.processes, children.next, lambda: release(children), show)
 
 
 def run_child(work: Callable[[Send], int], describe: Callable[[BaseException], str] = describe_error) -> int:
@@ -374,7 +385,7 @@ def choose_devices(options: argparse.Namespace) -> list[int]:
         kernel(name)
     options.backend = options.backend or first_backend()
     options.output_folder = options.output_folder or Path(f"mamf-node-{datetime.now():%Y%m%d-%H%M%S}")
-    if (own := launched(os.environ)) is not None:
+    if (own := find_rank_place(os.environ)) is not None:
         if options.overlap:
             raise UsageError("--overlap works on one machine only: start 'mamf overlap' with the launcher instead")
         if own.index > 0:
@@ -383,11 +394,11 @@ def choose_devices(options: argparse.Namespace) -> list[int]:
     return device_indices(options.backend, options.devices or [ALL])
 
 
-def measure_devices(options: argparse.Namespace, indices: list[int]) -> tuple[Path, Run, list[Device]]:
+def measure_devices(options: argparse.Namespace, indices: list[int]) -> tuple[Path, NodeRun, list[Device]]:
     """Measure each device in its own process. Return the folder of the logs, how the run ended, and the devices."""
     folder = options.output_folder
     make_empty_folder(folder, "--output-folder")
-    run, watch = Run(indices), Watch(indices, options.patience)
+    run, watch = NodeRun(indices), ChildWatch(indices, options.patience)
     run.write(folder)
     with Interruption():
         try:
@@ -404,7 +415,7 @@ def measure_devices(options: argparse.Namespace, indices: list[int]) -> tuple[Pa
     return folder, run, [replace(device, address=watch.addresses.get(device.index)) for device in devices]
 
 
-def _watch_children(options: argparse.Namespace, folder: Path, run: Run, watch: Watch) -> None:
+def _watch_children(options: argparse.Namespace, folder: Path, run: NodeRun, watch: ChildWatch) -> None:
     commands = {index: _node_command(options, folder, len(run.devices), index) for index in run.devices}
 
     def let_waiting_go(children: Children) -> None:
@@ -427,7 +438,7 @@ def _node_command(options: argparse.Namespace, folder: Path, devices: int, index
     ]
 
 
-# -- mamf node: a device's process -------------------------------------------------------------------------------------
+# -- a device's process ------------------------------------------------------------------------------------------------
 
 
 def measure_device(options: argparse.Namespace) -> int:
@@ -453,9 +464,9 @@ def _measure_device(options: argparse.Namespace, send: Send) -> int:
     budget = options.budget or NODE_BUDGET_SECONDS
     run = DeviceRun(backend, options.output_folder, options.dtype, options.kernel, budget, options.verify)
     run.on_progress, run.meet = lambda text: send({PHASE: text}), meet
-    run.alone()
+    run.measure_alone()
     if devices > 1:
-        run.together()
+        run.measure_together()
     return 0
 
 

@@ -21,16 +21,26 @@ import mamf
 from mamf.ceilings.ceiling import Ceiling, known_share, mamfu
 from mamf.cli import main as mamf_command
 from mamf.errors import MamfError
+from mamf.logs.compare import roofs_of_logs
 from mamf.logs.legacy import FinderRun
 from mamf.logs.run_log import RunLog
 from mamf.measurement import Measurement
 from mamf.operations.model.shapes import SIZES
 from mamf.report.rows import bests
+from mamf.report.shares import Shares
 from mamf.report.text import DASH, markdown, significant
 from mamf.text import Markup
 
 ROOT = Path(__file__).resolve().parents[1]
-_HEADS = {"causal": "mask", "head_dim": "d", "head_dims": "d", "seqlen_q": "length", "context": "length"}
+_HEADS = {
+    "causal": "mask",
+    "head_dim": "d",
+    "head_dims": "d",
+    "seqlen_q": "length",
+    "context": "length",
+    "cache_len": "cache",
+    "page_size": "pages of",
+}
 _FENCE = "```"
 
 
@@ -77,6 +87,8 @@ def field(row: Measurement, name: str) -> str:
     if name == "size":
         fields = vars(row.problem)
         return next(size for size, known in SIZES.items() if known.items() <= fields.items())
+    if name == "page_size" and row.shape.page_size is None:
+        return DASH
     for holder in (row.shape, row.problem, row):
         value = getattr(holder, name, None)
         if value is not None and not isinstance(value, re.Pattern):  # how a kind of shape is written
@@ -124,6 +136,10 @@ CELLS: Mapping[str, Callable[[Measurement, RunLog], str]] = {
     "half-width": lambda row, log: f"+-{percent(row.relative_half_width)}",
     "share": lambda row, log: percent(share_of_ceiling(row, log)),
     "ms": lambda row, log: f"{1e3 * row.seconds:#.4g}",
+    "cycles": lambda row, log: percent(row.conditions.cycles_used),
+    "MBU": lambda row, log: percent(Shares(log.header, roofs=roofs_of_logs([log])).mbu(row)),
+    "us": lambda row, log: f"{significant(1e6 * row.seconds)} us",
+    "MHz": lambda row, log: f"{(row.conditions.true_clock_hz or 0) / 1e6:.0f} MHz",
     "quantization": lambda row, log: percent(float(row.details["quantization_error"])),
 }
 

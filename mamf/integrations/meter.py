@@ -17,7 +17,7 @@ from numbers import Real
 from typing import Any, NamedTuple
 
 from mamf.backend import Backend
-from mamf.contribution.known_ceilings import datasheet_peak, measured_peak, opened
+from mamf.contribution.known_ceilings import datasheet_peak, measured_peak, resolve_backend
 from mamf.dtypes import canonical_name
 from mamf.errors import MamfError, MamfWarning, UsageError
 from mamf.integrations.model_flops import model_flops
@@ -163,7 +163,7 @@ class Meter:
         backend: int | str | Backend | None = None,
     ) -> None:
         check_options({name: value for name, value in locals().items() if name not in {"self", "model", "backend"}})
-        self.backend = opened(backend)
+        self.backend = resolve_backend(backend)
         self.dtype = self._name(dtype or self.backend.default_dtype)
         self.accumulation, self.warmup_steps = accumulation, warmup_steps
         self._copies, self._share = world_size // model_parallel, 1 / model_parallel

@@ -435,6 +435,27 @@ def test_an_attention_that_remembers_its_answers_is_refused(cpu, direction):
         checked.verify()
 
 
+class Copying(SdpaMath):
+    """Remembers its first output, and copies to it the signs that columns of V have."""
+
+    name = "copying"
+
+    def attend(self, shape, q, k, v):
+        if not hasattr(self, "known"):
+            self.known = super().attend(shape, q, k, v).clone(), v.clone()
+        output, before = self.known
+        signs = (v * before).sum(2, keepdim=True).sign().repeat_interleave(q.shape[1] // v.shape[1], 1)
+        return output * signs
+
+
+def test_an_attention_that_copies_signs_to_a_remembered_output_is_refused_in_burst(cpu):
+    problem, shape = AttentionProblem("float32"), AttentionShape.parse("b1h2q256k256d32")
+    started = Burst(cpu)
+    started.start()
+    row = measure(Copying(), problem, shape, started, cpu.operand_pool("normal", 0), StoppingRule(seconds=0.2))
+    assert (row.status, "relative error" in row.reason) == ("wrong_result", True), row.reason
+
+
 def test_an_attention_of_bfloat16_inside_is_no_float16(cpu):
     class Rounding(SdpaMath):
         def attend(self, shape, q, k, v):

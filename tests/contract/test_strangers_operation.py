@@ -13,7 +13,7 @@ import pytest
 
 from mamf.backend import Backend, ClockStamps, Queue
 from mamf.cli.progress import Progress
-from mamf.contribution.review import review
+from mamf.contribution.review import review_log
 from mamf.kernel import Kernel
 from mamf.logs.run_log import read_run_log
 from mamf.operation import Operation
@@ -132,7 +132,7 @@ def test_a_review_does_not_import_it(log, monkeypatch):
     """A log comes from anybody, and must not choose what runs."""
     monkeypatch.setattr(EntryPoint, "load", lambda point: pytest.fail(f"{point.value} is imported"))
     unknown._installed.cache_clear()
-    (found,) = review(log[0]).findings
+    (found,) = review_log(log[0]).findings
     assert (found.rule, found.is_warning) == ("unknown-operation", False)
     assert "layer_norm" in found.message
 

@@ -9,8 +9,8 @@ from collections import Counter
 import pytest
 from contribution_logs import DEVICE, found, in_virtual_time, rows, write
 
-from mamf.contribution.collection import collect
-from mamf.contribution.review import review
+from mamf.contribution.collection import read_collection
+from mamf.contribution.review import review_log
 from mamf.engine.search.strategy import FindStrategy
 from mamf.logs.compare import compare
 from mamf.logs.run_log import read_run_log
@@ -219,7 +219,7 @@ def records(whole):
 
 def test_an_honest_log_is_accepted(records, tmp_path):
     """Attention of some 50 us repeats to 2 %, and a warning says so."""
-    findings = review(write(tmp_path / "log.jsonl", records)).findings
+    findings = review_log(write(tmp_path / "log.jsonl", records)).findings
     assert {finding.rule for finding in findings} <= {"wide-interval"}
     assert all(finding.is_warning for finding in findings)
 
@@ -270,7 +270,7 @@ def test_spoiling_the_search_is_caught(spoil, rule, records, tmp_path):
 
 
 def test_rows_of_the_search_are_no_entries_of_the_collection(whole, tmp_path):
-    collection = collect(tmp_path, [tmp_path / "run.jsonl"])
+    collection = read_collection(tmp_path, [tmp_path / "run.jsonl"])
     assert [entry.table for entry in collection.entries] == ["shares"] * STEPS
 
 

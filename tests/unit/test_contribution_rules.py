@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mamf.cli import main
-from mamf.contribution.review import review
+from mamf.contribution.review import review_log
 from mamf.logs.legacy import Reported, write_legacy_log
 from mamf.logs.run_log import lines_of, parse_records
 
@@ -28,7 +28,7 @@ def spoiled(tmp_path):
 
 def test_an_honest_log_is_accepted(sweep_records, find_records, tmp_path):
     for records in (sweep_records, find_records):
-        judged = review(write(tmp_path / "log.jsonl", records))
+        judged = review_log(write(tmp_path / "log.jsonl", records))
         assert judged.findings == ()
         assert judged.tier == "complete"
         assert str(judged.place.parent) == "nvidia-h100-80gb-hbm3"
@@ -42,9 +42,9 @@ def test_every_unknown_and_every_repeated_field_is_reported(sweep_records, tmp_p
     lines[0] = lines[0].replace('"tool": {', '"tool": {"name": "a", "name": "b", ')
     lines[2] = '{"launches": 1, "kernel": "a", ' + lines[2][1:]
     path.write_text("\n".join([*lines, ""]))
-    findings = [(each.line, each.message) for each in review(path).findings if each.rule.endswith("-field")]
-    unknown = "mamf writes no field {!r} of such a record: remove it"
-    repeated = "an object has the field {!r} more than once: leave one"
+    findings = [(each.line, each.message) for each in review_log(path).findings if each.rule.endswith("-field")]
+    unknown = "mamf writes no field {!r} in this record: remove it"
+    repeated = "an object has the field {!r} more than once: keep one"
     assert findings == [
         (1, repeated.format("name")),
         (3, repeated.format("launches")),
@@ -241,9 +241,9 @@ def test_spoiling_a_find_is_caught(spoil, rule, find_records, spoiled):
 def test_a_find_that_confirmed_no_ceiling_is_to_be_gone_on_with(find_records, tmp_path):
     late = ("choose", "confirm")
     begun = [each for each in find_records[:-1] if each["record"] != "ceiling" and each.get("phase") not in late]
-    errors = [each for each in review(write(tmp_path / "log.jsonl", begun)).findings if not each.is_warning]
+    errors = [each for each in review_log(write(tmp_path / "log.jsonl", begun)).findings if not each.is_warning]
     assert [each.rule for each in errors] == ["missing-row"]
-    assert "resume it with 'mamf find --resume LOG'" in errors[0].message
+    assert "complete it with 'mamf find --resume LOG'" in errors[0].message
 
 
 @pytest.mark.parametrize("cut", [1, 40, 400])
@@ -300,7 +300,7 @@ def test_no_value_crashes_the_review(data, value, sweep_records, tmp_path):
             break
         holder = holder[key]
     holder[key] = value
-    review(write(tmp_path / "odd.jsonl", records))
+    review_log(write(tmp_path / "odd.jsonl", records))
 
 
 def test_an_editors_marks_are_found(sweep_records, tmp_path):
@@ -317,7 +317,7 @@ def test_what_is_no_log_is_said_to_be_none(content, tmp_path):
 
 
 def test_an_interrupted_run_is_accepted_as_such(sweep_records, tmp_path):
-    judged = review(write(tmp_path / "log.jsonl", sweep_records[:-2]))
+    judged = review_log(write(tmp_path / "log.jsonl", sweep_records[:-2]))
     assert judged.tier == "interrupted"
     assert not judged.is_rejected()
     assert [finding.rule for finding in judged.findings] == ["interrupted"]

@@ -46,9 +46,9 @@ def test_a_new_check_is_one_function(monkeypatch):
         if evidence.header["kernel"] == "torch.mm":
             yield Finding("no-torch-mm", "another kernel is wanted", 1)
 
-    assert not reviews.review(LOG).is_rejected()
+    assert not reviews.review_log(LOG).is_rejected()
     monkeypatch.setattr(reviews, "RULES", (*reviews.RULES, no_torch_mm))
-    assert [each.rule for each in reviews.review(LOG).findings if not each.is_warning] == ["no-torch-mm"]
+    assert [each.rule for each in reviews.review_log(LOG).findings if not each.is_warning] == ["no-torch-mm"]
 
 
 class Soak(KernelRows):

@@ -55,7 +55,7 @@ def test_without_a_ceiling_there_is_no_mamfu_and_it_is_said_why(steps, run, monk
     known(monkeypatch, "datasheet")
     code, out, err = steps()
     assert code == 0
-    assert err.count("no MAMFU in sustained: a datasheet's figure is no ceiling; measure it: mamf find") == 1
+    assert err.count("no MAMFU in sustained: only a datasheet's peak is known, no ceiling; measure it: mamf find") == 1
     assert "MAMFU: of" not in out
     assert [row["mamfu"] for row in flat(run)] == [None] * 4
     (tmp_path / "run.jsonl").unlink()

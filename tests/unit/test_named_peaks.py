@@ -66,7 +66,7 @@ def test_common_names(name, device):
     ],
 )
 def test_a_name_that_leaves_the_figure_open_is_one_line_with_the_candidates(name, dtype, listed):
-    with pytest.raises(UsageError, match="one of several") as raised:
+    with pytest.raises(UsageError, match="matches several devices") as raised:
         mamf.peak(name=name, dtype=dtype)
     assert all(each in str(raised.value) for each in listed)
     assert "\n" not in str(raised.value)
@@ -148,7 +148,7 @@ def test_fp8_is_the_format_that_the_device_has():
 
 
 def test_what_nobody_listed_is_one_line():
-    with pytest.raises(UnavailableError, match="nothing is listed for Tesla T4, nvfp4"):
+    with pytest.raises(UnavailableError, match="no figure is listed for Tesla T4, nvfp4"):
         mamf.peak(name="T4", dtype="nvfp4")
     with pytest.raises(UnavailableError, match="source contributed"):
         mamf.peak(name="T4", source="contributed")

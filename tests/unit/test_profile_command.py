@@ -243,6 +243,29 @@ def test_a_forked_child_has_its_own_exit_code_and_leaves_the_files_of_its_parent
     assert read_profile_or_none(tmp_path / "step.jsonl") is not None
 
 
+@pytest.mark.parametrize(
+    ("steps", "code", "printed", "error"),
+    [(3, 3, True, ""), (2, 1, False, "the process that trains, forked by the script, ended before 3 steps")],
+)
+def test_steps_of_a_forked_child_are_profiled_if_its_parent_takes_none(script, tmp_path, steps, code, printed, error):
+    training = TINY.replace("range(3)", f"range({steps})").replace("import torch\n", "").replace("\n", "\n    ")
+    text = f"""
+import os, sys, torch
+child = os.fork()
+if not child:{training}
+    os._exit(5)
+print("child:", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+sys.exit({3 if printed else 0})
+"""
+    command = [sys.executable, "-m", "mamf", *SHORTLY, "--output", "step.jsonl", script(text)]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert ended.returncode == code
+    assert error in ended.stderr
+    assert "child: 5\n" in ended.stdout
+    assert ended.stdout.count("1 step of") == printed
+    assert (tmp_path / "step.jsonl").exists() is printed
+
+
 def test_a_ceiling_is_of_the_sustained_regime(script, library_logs, capsys):
     assert main(["profile", "--ceiling", str(library_logs / "find.jsonl"), script(TINY)]) == 2
     assert "has no sustained ceiling (it has: burst)" in capsys.readouterr().err

@@ -330,7 +330,7 @@ def test_logs_are_shown_drawn_compared_and_checked_as_one_run(run, shared):
     code, out, _ = run("compare", "out", "out")
     assert (code, "24" in out) == (0, True)
     code, out, _ = run("results", "check", "out")
-    assert (code, out.count("simulated: measured on the simulated backend")) == (1, 4)
+    assert (code, out.count("simulated: this is a simulated device")) == (1, 4)
 
 
 def test_what_is_not_one_run_is_refused(run, shared):

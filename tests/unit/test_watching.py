@@ -19,7 +19,7 @@ from mamf.cli import interruption, watching
 from mamf.cli.interruption import Interruption
 from mamf.cli.resuming import asked_budget
 from mamf.cli.watching import Restart
-from mamf.contribution.review import review
+from mamf.contribution.review import review_log
 from mamf.engine.runner import Crashes
 from mamf.errors import DeviceLostError
 from mamf.logs.run_log import read_run_log
@@ -93,7 +93,7 @@ def test_a_kernel_that_crashes_costs_its_own_row(tmp_path, m, name, prefix):
     assert rows(tmp_path) == {256: ("ok", ""), m: failed, 1024: ("ok", "")}
     log = read_run_log(tmp_path / "log.jsonl")
     assert (log.tier, len(log.every_row)) == ("complete", 3)
-    rules = {each.rule for each in review(log.path).findings}
+    rules = {each.rule for each in review_log(log.path).findings}
     assert rules <= {"missing-field", "simulated", "wide-interval", "equal-samples"}, "a crash is no fault of the log"
     before = launched(tmp_path)
     assert before[m] == 1

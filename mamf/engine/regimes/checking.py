@@ -158,8 +158,8 @@ class Checked:
             located = self._located(index)  # before require_unchanged_operands undoes the change of operands
             self.require_unchanged_operands()  # raises first, because it explains more
             raise WrongResultError(replace(verdict, details={**verdict.details, **located}))
-        if verdict.error >= self.verdict.error:
-            self.verdict = Verdict(verdict.error, verdict.tolerance, {**self.verdict.details, **verdict.details})
+        worst = max(verdict, self.verdict, key=lambda each: each.error)
+        self.verdict = replace(worst, details={**self.verdict.details, **verdict.details})
 
     def _located(self, index: int) -> Mapping[str, str]:
         """Where the output of a set is wrong, if the kernel can locate it."""

@@ -2,15 +2,16 @@
 
 The reference is plain products and exponentials in float64 (float32 if a device has no float64), in blocks of rows.
 
-For two heads, the first and the last, the whole output and all gradients are compared, so every row and tile of them is
-checked. For all heads one random row of every 64 of the output and of dQ is compared, so a zeroed tile of 128 rows
-cannot escape, and the sums of dK and dV along the keys, which are known without any product. The reference runs on the
+A check of samples compares one random row of every 64 of the output and of dQ in two heads, the first and the last. A
+check of everything compares all of these two heads; such rows in all heads, so a zeroed tile of 128 rows cannot escape;
+and in all heads the sums of dK and dV along the keys, which are known without any product. The reference runs on the
 device (a head of 16384 tokens takes 10**12 FLOP), with code that is independent of the kernels, and for a few rows also
 on the host.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import secrets
 from collections.abc import Callable, Iterator, Mapping
@@ -30,10 +31,6 @@ _EVERY = 64
 _CHUNK = 2**24
 # The most elements of a head's keys that are copied to the host, and the number of rows compared there.
 _MAX_ON_HOST, _ROWS_ON_HOST = 2**22, 4
-
-
-#: Signs by result, with dimensions batch, kv heads, 1, 1, width or 1.
-Signs = Mapping[str, torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -78,52 +75,47 @@ class _Tally:
         return Distance(errors, slopes, self._worst_row, cosine, l1 / reference_l1 if reference_l1 else l1, rows)
 
 
-class Reference:
-    """Output and gradients of the first and the last head, given q, k, v (and do) as batch, heads, sequence, width.
-
-    ``signs``: the current signs of the results, which follow from the operands' sign changes.
+def distance_of_heads(
+    shape: AttentionShape, operands: Mapping[str, torch.Tensor], results: Mapping[str, torch.Tensor]
+) -> Distance:
+    """The distance of all of the first and the last head. Operands (q, k, v and, with a backward pass, do) and results
+    (o, and dq, dk, dv) are batch, heads, sequence, width.
     """
-
-    def __init__(
-        self, shape: AttentionShape, operands: Mapping[str, torch.Tensor], has_backward: bool, signs: Signs
-    ) -> None:
-        self._shape = shape
-        self._heads: list[tuple[int, slice, dict[str, torch.Tensor]]] = []
-        for batch, head in dict.fromkeys([(0, 0), (shape.batch - 1, shape.kv_heads - 1)]):
-            kv = slice(head, head + 1)
-            found = reference_of(shape, operands, batch, kv, has_backward)
-            self._heads.append((batch, kv, {name: each * signs[name][batch, kv] for name, each in found.items()}))
-
-    def distance(self, results: Mapping[str, torch.Tensor], signs: Signs) -> Distance:
-        """The distance of ``o`` (and ``dq``, ``dk``, ``dv``), each as batch, heads, sequence, width."""
-        tally = _Tally()
-        for batch, kv, reference in self._heads:
-            for name, expected in reference.items():
-                tally.add(name, pick(results[name], self._shape, batch, kv), expected * signs[name][batch, kv])
-        return tally.distance()
+    tally = _Tally()
+    for batch, kv in _edge_heads(shape):
+        for name, expected in reference_of(shape, operands, batch, kv).items():
+            tally.add(name, pick(results[name], shape, batch, kv), expected)
+    return tally.distance()
 
 
 def distance_of_rows(
-    shape: AttentionShape, operands: Mapping[str, torch.Tensor], results: Mapping[str, torch.Tensor], has_backward: bool
+    shape: AttentionShape,
+    operands: Mapping[str, torch.Tensor],
+    results: Mapping[str, torch.Tensor],
+    is_whole: bool = True,
 ) -> Distance:
-    """The same for random rows of ``o`` and ``dq`` in all heads, one of every _EVERY. In float32 for operands of 16
-    bits, because float64 is slow on some cards.
+    """The distance of random rows of ``o`` and ``dq``, one of every _EVERY; of all heads if ``is_whole``, else of the
+    first and the last. In float32 for operands of 16 bits, because float64 is slow on some cards.
     """
-    tally, names, device = _Tally(), ("o", "dq") if has_backward else ("o",), operands["q"].device
+    tally, device = _Tally(), operands["q"].device
     starts = torch.arange(0, shape.seqlen_q + _EVERY, _EVERY, device=device)
     offsets = fresh_integers(_EVERY, starts.shape, device)
     # The last row too: under a causal mask the first row has a dQ of 0, which alone allows no relative error.
     rows = (starts + offsets).clamp_max(shape.seqlen_q - 1)
     widest = max(shape.head_dim, shape.head_dim_v, shape.heads // shape.kv_heads * min(len(rows), _ROWS))
     step = max(1, _CHUNK // (shape.seqlen_k * widest))
+    parts = itertools.product(range(shape.batch), range(0, shape.kv_heads, step))
     with float32_precision("highest"):
-        for batch in range(shape.batch):
-            for start in range(0, shape.kv_heads, step):
-                kv = slice(start, start + step)
-                expected = reference_of(shape, operands, batch, kv, has_backward, rows)
-                for name in names:
-                    tally.add(name, pick(results[name], shape, batch, kv)[:, :, rows], expected[name])
+        for batch, kv in [(b, slice(at, at + step)) for b, at in parts] if is_whole else _edge_heads(shape):
+            for name, expected in reference_of(shape, operands, batch, kv, rows).items():
+                tally.add(name, pick(results[name], shape, batch, kv)[:, :, rows], expected)
     return tally.distance()
+
+
+def _edge_heads(shape: AttentionShape) -> list[tuple[int, slice]]:
+    """The first and the last kv head, each with its place in the batch."""
+    edges = dict.fromkeys([(0, 0), (shape.batch - 1, shape.kv_heads - 1)])
+    return [(batch, slice(head, head + 1)) for batch, head in edges]
 
 
 def distance_on_host(
@@ -138,7 +130,7 @@ def distance_on_host(
     *heads, found = (each[0].cpu()[None].double() for each in own)
     one = replace(shape, batch=1, heads=shape.heads // shape.kv_heads, kv_heads=1)
     with one_thread():
-        expected = reference_of(one, dict(zip(operands, heads, strict=True)), 0, slice(0, 1), False, rows)
+        expected = reference_of(one, dict(zip(operands, heads, strict=True)), 0, slice(0, 1), rows)
         tally.add("o", found[:, :, rows], expected["o"])
     return tally.distance()
 
@@ -191,15 +183,15 @@ def reference_of(
     tensors: Mapping[str, torch.Tensor],
     batch: int,
     kv: slice,
-    has_backward: bool,
     rows: torch.Tensor | None = None,
 ) -> dict[str, torch.Tensor]:
-    """Output and gradients of some kv heads and the heads that share them; with ``rows``, only their output and dQ.
+    """Output and, given do, gradients of some kv heads and the heads that share them; with ``rows``, only their output
+    and dQ.
 
     dV = P^T dO, dS = P * (dO V^T - rowsum(dO * O)), dQ = dS K / sqrt(d), dK = dS^T Q / sqrt(d) (Dao, FlashAttention-2,
     2023, section 2.2).
     """
-    names = ("q", "k", "v", "do") if has_backward else ("q", "k", "v")
+    names = [name for name in ("q", "k", "v", "do") if name in tensors]
     q, k, v, *rest = (to_float64(pick(tensors[name], shape, batch, kv), rows is not None) for name in names)
     scale = 1 / math.sqrt(shape.head_dim)
     results: dict[str, list[torch.Tensor]] = {"o": [], "dq": []}

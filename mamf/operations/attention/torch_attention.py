@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import secrets
 import sys
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -25,8 +24,8 @@ from mamf.kernel import Prepared, Verdict
 from mamf.machine.environment import package_version
 from mamf.operations.attention.attention_reference import (
     Distance,
-    Reference,
     block_structured,
+    distance_of_heads,
     distance_of_rows,
     distance_on_host,
     error_of_key_sums,
@@ -35,15 +34,16 @@ from mamf.operations.attention.attention_reference import (
 from mamf.operations.attention.shapes import AttentionKernel, AttentionProblem, AttentionShape
 from mamf.operations.operand_sets import (
     OperandSet,
+    Signs,
     Unchanged,
     check_torch,
     explain_wrong_type,
-    fresh_signs,
     prepare_sets,
     split_sets,
     take_buffers,
     tensors_of,
     view_as,
+    with_long_rows,
     worst_of,
 )
 
@@ -64,8 +64,8 @@ _SUBNORMAL = {"float16": 2.0**-24}
 # The largest deviation from 1 of the slope of a result against the reference, and the deviations, in standard ones,
 # that are rare by chance.
 _SLOPE, _RARE = 1e-3, 8.0
-# Operands whose signs change, by direction; a saved forward pass keeps its V.
-_SIGNED = {"fwd": ("v",), "bwd": ("do",), "fwd+bwd": ("v", "do")}
+# Operands that change, by direction; a saved forward pass keeps its V.
+_CHANGING = {"fwd": ("v",), "bwd": ("do",), "fwd+bwd": ("v", "do")}
 # The largest error of a single row of the output: far above rounding, far below that of a row that was not written.
 _ROW_TOLERANCE, _ROW_TOLERANCE_APPROXIMATE = 0.25, 0.6
 
@@ -184,18 +184,21 @@ class PreparedAttention:
     ) -> None:
         self._kernel, self._problem, self._shape, self._operands = kernel, problem, shape, operands
         self._forward: torch.Tensor | None = None
-        self._reference: Reference | None = None
-        self._details: dict[str, Any] = {}
+        self._details: dict[str, Any] | None = None
         self.unchanged = Unchanged(operands)
-        # Signs of V and of dO relative to their original values.
-        self._heads, self._last = (shape.batch, shape.kv_heads, 1, 1), 0
-        self._of_v = self._of_do = torch.ones((*self._heads, 1), dtype=torch.int8, device=operands["v"].device)
+        self._signs = [Signs(with_long_rows(operands[name])) for name in _CHANGING[problem.direction]]
 
     def operand_set(self, launch: Callable[[], object]) -> OperandSet:
-        change, given = (self.change_signs, self.restore_signs), (launch, self.verify, (), self.verify_whole, None)
-        if self._problem.direction != "fwd" or not self._kernel.is_exact:
-            return OperandSet(*given, *change)
-        return OperandSet(*given, *change, repeats_bits=True, verify_special=partial(self._verify_special, launch))
+        is_special = self._problem.direction == "fwd" and self._kernel.is_exact
+        return OperandSet(
+            launch,
+            self.verify,
+            verify_whole=self.verify_whole,
+            change=self.change,
+            restore=self.restore,
+            repeats_bits=is_special,
+            verify_special=partial(self._verify_special, launch) if is_special else None,
+        )
 
     def forward(self, call: Callable[..., torch.Tensor]) -> torch.Tensor:
         with torch.no_grad():
@@ -224,55 +227,43 @@ class PreparedAttention:
         """Release a saved forward pass."""
         self._forward = None
 
-    def change_signs(self) -> None:
-        """Flip the signs of columns of V in each head, and of dO alike and per head: results change only their signs.
+    def change(self) -> None:
+        for signs in self._signs:
+            signs.change()
 
-        O = P V, dV = P^T dO, and dQ and dK are linear in dO V^T.
-        """
-        device, width = self._of_v.device, self._shape.head_dim_v
-        of_v, of_do = fresh_signs((*self._heads, width), device), fresh_signs((*self._heads, 1), device)
-        # Verification compares the first and the last head, so their signs together always differ from the last ones.
-        self._last ^= secrets.choice((1, 2, 3) if of_do.numel() > 1 else (2, 3))
-        for place, is_negative in ((0, self._last & 1), (-1, self._last & 2)):
-            of_do.view(-1)[place] = self._of_do.view(-1)[place] * (-1 if is_negative else 1)
-        self._flip(torch.ones_like(of_do) if self._problem.direction == "bwd" else of_v, of_do)
-
-    def _flip(self, of_v: torch.Tensor, of_do: torch.Tensor) -> None:
-        with torch.no_grad():
-            for name in _SIGNED[self._problem.direction]:
-                whole = self._kernel.canonical(self._operands[name])
-                whole.unflatten(1, (self._shape.kv_heads, -1)).mul_(of_v if name == "v" else of_v * of_do)
-        self._of_v, self._of_do = self._of_v * of_v, self._of_do * of_do
-
-    def restore_signs(self) -> None:
-        self._flip(self._of_v, self._of_do)
+    def restore(self) -> None:
+        for signs in self._signs:
+            signs.restore()
 
     def verify(self, result: object) -> Verdict:
-        """Verify the whole output and all gradients of two heads."""
+        """Verify rows of the output and of dQ in two heads."""
         if reason := self._wrong_type(result):
             return Verdict(math.inf, 0.0, reason=reason)
-        shape, of_do = self._shape, self._of_do
-        signs = {"o": self._of_v, "dq": of_do, "dk": of_do, "dv": self._of_v * of_do}
-        if self._reference is None:
-            self._reference = Reference(shape, self._canonical(self._operands), self._problem.has_backward, signs)
+        if self._details is None:
             operands = [self._operands[name] for name in "qkv"]
-            self._details = self._kernel.details(self._problem, shape, operands)
-        return self._verdict(self._reference.distance(self._canonical(self._named(result)), signs))
+            self._details = self._kernel.details(self._problem, self._shape, operands)
+        found = self._verdict(distance_of_rows(*self._compared(result), is_whole=False))
+        return replace(found, details={**self._details, **found.details})
 
     def verify_whole(self, result: object) -> Verdict:
-        """Verify rows of the output and of dQ in all heads, sums of all dK and dV, and some rows on the host."""
-        shape, has_backward = self._shape, self._problem.has_backward
-        operands, results = self._canonical(self._operands), self._canonical(self._named(result))
-        found = [distance_of_rows(shape, operands, results, has_backward), distance_on_host(shape, operands, results)]
-        worst = max((self._verdict(each) for each in found if each), key=lambda each: (not each.ok, each.error))
+        """Verify the whole output and all gradients of two heads; rows of the output and of dQ in all heads, sums of
+        all dK and dV, and some rows on the host.
+        """
+        compared = self._compared(result)
+        whole, on_host = self._verdict(distance_of_heads(*compared)), distance_on_host(*compared)
+        rows = [self._verdict(each) for each in (distance_of_rows(*compared), on_host) if each]
+        worst = max(whole, *rows, key=lambda each: (not each.ok, each.error))
         reason = worst.reason
-        if has_backward and worst.ok:
-            sums = error_of_key_sums(shape, operands, results)
+        if self._problem.has_backward and worst.ok:
+            sums = error_of_key_sums(*compared)
             most = _RARE * self._kernel.bound(self._problem)
             reason = (
                 f"sums of dK or dV are off by {sums:.2g}; rounding explains at most {most:.2g}" if sums > most else ""
             )
-        return replace(worst, details={}, reason=reason)
+        return replace(worst, details=whole.details, reason=reason)
+
+    def _compared(self, result: object) -> tuple[AttentionShape, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+        return self._shape, self._canonical(self._operands), self._canonical(self._named(result))
 
     def _verify_special(self, launch: Callable[[], object]) -> Verdict:
         operands = self._canonical(self._operands)
@@ -281,9 +272,7 @@ class PreparedAttention:
     def _verdict(self, found: Distance) -> Verdict:
         kernel, problem = self._kernel, self._problem
         gradients = worst_of(error for name, error in found.errors.items() if name != "o")
-        details = dict(self._details)
-        if problem.has_backward:
-            details["gradient_error"] = gradients
+        details = {"gradient_error": gradients} if problem.has_backward else {}
         if not kernel.is_exact:
             details |= {"cosine_similarity": found.cosine, "relative_l1": found.relative_l1}
         bound = kernel.bound(problem)

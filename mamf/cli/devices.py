@@ -41,7 +41,7 @@ from mamf.kinds.kind import View
 from mamf.kinds.registry import kind_of, run_title
 from mamf.logs.run_log import RunLog, read_run_log
 from mamf.logs.shared_runs import deal_rest, read_run, share_paths
-from mamf.node.children import ENDED_WELL, FAILURE, PHASE, WARNING, Children, Event, Watch, watched
+from mamf.node.children import ENDED_WELL, FAILURE, PHASE, WARNING, ChildEvent, Children, ChildWatch, watch_until_end
 from mamf.plans import SWEEP, VERIFY
 from mamf.plugins.discovery import backend_class, first_backend
 
@@ -136,8 +136,8 @@ def _supervise(options: argparse.Namespace, commands: Mapping[int, Iterable[Sequ
     """Run the commands of all devices at once, those of one device in sequence. A device that fails runs no more."""
     outcome, queues, said = _Outcome(), {device: deque(each) for device, each in commands.items()}, set[str]()
 
-    def pass_on(event: Event) -> None:
-        line = str((event.said or {}).get(WARNING, ""))
+    def pass_on(event: ChildEvent) -> None:
+        line = str((event.message or {}).get(WARNING, ""))
         if line.startswith("mamf: ") and line not in said:  # print each warning once, not once per device
             said.add(line)
             warn(f"device {event.rank}: {line.removeprefix('mamf: ')}")
@@ -145,7 +145,7 @@ def _supervise(options: argparse.Namespace, commands: Mapping[int, Iterable[Sequ
     with Interruption():
         try:
             while due := {device: each.popleft() for device, each in queues.items() if each}:
-                watch = Watch([*due], options.patience, ended_well=(*ENDED_WELL, WRONG))
+                watch = ChildWatch([*due], options.patience, ended_well=(*ENDED_WELL, WRONG))
                 watch_children(watch, due, on_event=pass_on)
                 outcome.failures |= watch.failures
                 outcome.codes += watch.codes.values()
@@ -260,9 +260,9 @@ def _end_with_parent() -> None:
 
 def _measure_rank(options: argparse.Namespace, run: Run) -> int:
     """Run the command as one of the processes that torchrun or srun started; return the exit code."""
-    from mamf.node.group import launched_rank  # imports torch
+    from mamf.node.group import require_rank_place  # imports torch
 
-    own, folder = launched_rank(os.environ), options.resume or options.output
+    own, folder = require_rank_place(os.environ), options.resume or options.output
     if folder is None:
         raise UsageError("--devices ranks needs --output or --resume, with the folder for the logs of all ranks")
     path = folder / f"rank{own.rank}.jsonl"
@@ -305,24 +305,24 @@ def make_empty_folder(folder: Path, option: str) -> None:
 
 
 def watch_children(
-    watch: Watch,
+    watch: ChildWatch,
     commands: Mapping[int, Sequence[str]],
-    let_go: Callable[[Children], None] = lambda children: None,
-    on_event: Callable[[Event], None] = lambda event: None,
+    release: Callable[[Children], None] = lambda children: None,
+    on_event: Callable[[ChildEvent], None] = lambda event: None,
 ) -> None:
     """Run one command per device and show what each device is doing.
 
-    ``let_go``: called when all processes wait for one another. ``on_event``: called for each event of a process.
+    ``release``: called when all processes wait for one another. ``on_event``: called for each event of a process.
     """
 
-    def show(event: Event) -> None:
+    def show(event: ChildEvent) -> None:
         on_event(event)
         phases.show(watch.phases)
 
     environment = {**os.environ, "PYTHONUNBUFFERED": "1", LEADER: str(os.getpid())}
     names = {device: f"device {device}" for device in commands}
     with Children(commands, environment) as children, Phases(names) as phases:
-        watched(watch, children.processes, children.next, lambda: let_go(children), show)
+        watch_until_end(watch, children.processes, children.next, lambda: release(children), show)
 
 
 def run_child(work: Callable[[Send], int], describe: Callable[[BaseException], str] = describe_error) -> int:

@@ -23,10 +23,10 @@ from mamf.errors import (
     UsageError,
     describe_error,
 )
-from mamf.node.children import ADDRESS, PHASE, WAITS, Children, Watch
+from mamf.node.children import ADDRESS, PHASE, WAITS, Children, ChildWatch
 from mamf.node.device import DeviceRun
-from mamf.node.group import launched
-from mamf.node.logs import UNMEASURABLE, UNWRITTEN, Run, read_node
+from mamf.node.group import find_rank_place
+from mamf.node.logs import UNMEASURABLE, UNWRITTEN, NodeRun, read_node
 from mamf.node.verdict import Device
 from mamf.operations.matmul.selection import kernel
 from mamf.plans import NODE_BUDGET_SECONDS
@@ -48,7 +48,7 @@ def choose_devices(options: argparse.Namespace) -> list[int]:
         kernel(name)
     options.backend = options.backend or first_backend()
     options.output_folder = options.output_folder or Path(f"mamf-node-{datetime.now():%Y%m%d-%H%M%S}")
-    if (own := launched(os.environ)) is not None:
+    if (own := find_rank_place(os.environ)) is not None:
         if options.overlap:
             raise UsageError("--overlap works on one machine only: start 'mamf overlap' with the launcher instead")
         if own.index > 0:
@@ -57,11 +57,11 @@ def choose_devices(options: argparse.Namespace) -> list[int]:
     return device_indices(options.backend, options.devices or [ALL])
 
 
-def measure_devices(options: argparse.Namespace, indices: list[int]) -> tuple[Path, Run, list[Device]]:
+def measure_devices(options: argparse.Namespace, indices: list[int]) -> tuple[Path, NodeRun, list[Device]]:
     """Measure each device in its own process. Return the folder of the logs, how the run ended, and the devices."""
     folder = options.output_folder
     make_empty_folder(folder, "--output-folder")
-    run, watch = Run(indices), Watch(indices, options.patience)
+    run, watch = NodeRun(indices), ChildWatch(indices, options.patience)
     run.write(folder)
     with Interruption():
         try:
@@ -78,7 +78,7 @@ def measure_devices(options: argparse.Namespace, indices: list[int]) -> tuple[Pa
     return folder, run, [replace(device, address=watch.addresses.get(device.index)) for device in devices]
 
 
-def _watch_children(options: argparse.Namespace, folder: Path, run: Run, watch: Watch) -> None:
+def _watch_children(options: argparse.Namespace, folder: Path, run: NodeRun, watch: ChildWatch) -> None:
     commands = {index: _command(options, folder, len(run.devices), index) for index in run.devices}
 
     def let_waiting_go(children: Children) -> None:
@@ -127,9 +127,9 @@ def _measure_device(options: argparse.Namespace, send: Send) -> int:
     budget = options.budget or NODE_BUDGET_SECONDS
     run = DeviceRun(backend, options.output_folder, options.dtype, options.kernel, budget, options.verify)
     run.on_progress, run.meet = lambda text: send({PHASE: text}), meet
-    run.alone()
+    run.measure_alone()
     if devices > 1:
-        run.together()
+        run.measure_together()
     return 0
 
 

@@ -96,7 +96,7 @@ def test_a_device_that_is_gone_leaves_its_shapes_to_the_others(shared):
     assert (code, log.tier, log.summary["left"]) == (1, "interrupted", 3)
     assert len(own(log)) == 9 and 1 not in {row.device for row in own(log)}
     assert err == (
-        "mamf: device 1 failed: it ended while it measured (start): killed by signal 9\n"
+        "mamf: device 1 failed: its process ended early (phase: start): killed by signal 9\n"
         "mamf: mamf sweep --resume out measures the rest; add --devices 0 2 3 to use only the other devices\n"
     )
     (code, _, _), log = shared("sweep", "--resume", "out", "--devices", "0", "2")
@@ -152,7 +152,7 @@ def test_processes_share_a_sweep_without_those_whose_device_cannot_be_opened(run
     log = read_run(run.folder / "out")
     assert (code, len(own(log)), [device.index for device in log.devices]) == (1, 4, [0])
     assert "mamf: device 1 failed: the device cannot be opened\n" in err
-    assert "mamf: device 2 failed: it hangs: silent for 2 s (start)\n" in err
+    assert "mamf: device 2 failed: it hangs: no message for 2 s (phase: start)\n" in err
     assert "best burst" in out
 
 
@@ -291,7 +291,7 @@ def test_without_ranks_the_variables_of_a_launcher_mean_nothing(run, monkeypatch
 
 @pytest.mark.parametrize(
     ("variables", "message"),
-    [({}, "the environment lacks RANK and WORLD_SIZE"), ({"RANK": "0", "WORLD_SIZE": "two"}, "WORLD_SIZE='two'")],
+    [({}, "--devices ranks needs RANK and WORLD_SIZE"), ({"RANK": "0", "WORLD_SIZE": "two"}, "WORLD_SIZE='two'")],
 )
 def test_ranks_without_a_launcher_are_a_line(run, monkeypatch, variables, message):
     for name, value in variables.items():

@@ -15,7 +15,7 @@ from mamf.engine.strategies.verify import VerifyStrategy, draw_problem, verify_p
 from mamf.logs.run_log import read_run_log
 from mamf.logs.shared_runs import read_run, share_paths
 from mamf.node.device import DeviceRun
-from mamf.node.logs import Run, device_of, logs_of
+from mamf.node.logs import NodeRun, read_device, read_device_logs
 from mamf.node.verdict import Device
 from mamf.plugins.discovery import operation
 from mamf.report.verification import counts, max_wrong_share, wrong_share_range
@@ -146,8 +146,8 @@ def test_a_node_that_verifies_reports_a_wrong_device(tmp_path, monkeypatch, phys
     monkeypatch.setattr(SimulatedMatmul, "dtypes", ("bfloat16",))  # its simulated error is above float64's bound
     kernels = {"mamf.testing:SimulatedMatmul": SimulatedMatmul()}
     monkeypatch.setattr("mamf.node.device.kernels_to_verify", lambda backend, names: kernels)
-    DeviceRun(SimulatedBackend(physics=physics), tmp_path, verify_seconds=0.2)._part("verify")
-    device = device_of(Device(0), logs_of(tmp_path, 0), Run([0]))
+    DeviceRun(SimulatedBackend(physics=physics), tmp_path, verify_seconds=0.2)._run_part("verify")
+    device = read_device(Device(0), read_device_logs(tmp_path, 0), NodeRun([0]))
     assert len(device.failures) == len(told)
     assert all(each in failure for each, failure in zip(told, device.failures, strict=True))
 

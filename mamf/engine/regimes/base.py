@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +21,8 @@ Launch = Callable[[], object]
 _MANY_ROUNDS = 20
 #: This many flushes keep the device busy for longer than the host needs to place two marks.
 _FLUSHES_AHEAD = 16
+#: The flushes ahead of each pair of marks that shows how far apart they are. A slow host needs the most.
+_FLUSHES_OF_PAIRS = (2, _FLUSHES_AHEAD, _FLUSHES_AHEAD, _FLUSHES_AHEAD, 128)
 
 
 @dataclass(frozen=True)
@@ -196,16 +199,20 @@ class Regime(ABC):
 
     @cached_property
     def _idle_mark_apart(self) -> tuple[float, float]:
-        """Device seconds from a mark to an idle mark on an otherwise idle device, and host seconds to queue both."""
+        """Device seconds from a mark to an idle mark on an otherwise idle device, the fewest of several pairs; and the
+        host seconds that it takes to queue both.
+        """
         backend = self.backend
-        for flushes in (2, _FLUSHES_AHEAD, 128):
+        apart, placing = [], []
+        for flushes in _FLUSHES_OF_PAIRS:
             begun = backend.now()
             mark, idle = self.marks_behind(flushes)
-            placing = backend.now() - begun
+            took = backend.now() - begun
             backend.synchronize()
             if idle is not None:
-                return backend.seconds_between(mark, idle), placing
-        return 0.0, 0.0
+                apart.append(backend.seconds_between(mark, idle))
+                placing.append(took)
+        return (min(apart), statistics.median(placing)) if apart else (0.0, 0.0)
 
     def require_clock_advances(self, rounds: int) -> None:
         """Call this before each round of a loop that ends by time, with the number of the round from 0.

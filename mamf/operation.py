@@ -176,15 +176,19 @@ class Operation(ABC, Generic[ProblemT, ShapeT]):
         return self.shape_type.parse(text)  # type: ignore[no-any-return]
 
     def shape_record(self, shape: ShapeT) -> dict[str, Any]:
+        """A shape as JSON fields for the log."""
         return plain_fields(shape)
 
     def shape_from_record(self, record: Mapping[str, Any]) -> ShapeT:
+        """Read a shape from the fields that ``shape_record`` returns."""
         return self.shape_type(**record)  # type: ignore[no-any-return]
 
     def problem_record(self, problem: ProblemT) -> dict[str, Any]:
+        """A problem as JSON fields for the log."""
         return plain_fields(problem)
 
     def problem_from_record(self, record: Mapping[str, Any]) -> ProblemT:
+        """Read a problem from the fields that ``problem_record`` returns."""
         return self.problem_type(**record)  # type: ignore[no-any-return]
 
 

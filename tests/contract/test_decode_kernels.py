@@ -139,9 +139,9 @@ def test_a_missing_library_says_how_to_install_it(name, request, monkeypatch):
 def test_planning_is_outside_the_launch_and_its_time_beside_it(library, asked):
     kernel, backend = library("flashinfer-decode")
     ready = prepared(kernel, backend, PAGED, sets=3)
-    make_wrapper = asked.count("plan")
+    planned = asked.count("plan")
     verdict = verified(ready)
-    assert asked.count("plan") == make_wrapper == 2, "once to compile, once to time it, for all layers"
+    assert asked.count("plan") == planned == 2, "once to compile, once to time it, for all layers"
     assert verdict.details["planning_us"] >= 0
     assert {"tensor cores": True, "graph": False} in asked
 

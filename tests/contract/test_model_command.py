@@ -116,7 +116,7 @@ def test_a_profile_of_one_row_has_its_dtypes(run):
     ("given", "told"),
     [
         (["--size", "huge"], "unknown size of model 'huge'"),
-        (["--set", "heads=7"], "d_model 768 is not a multiple of 7 heads"),
+        (["--set", "heads=7"], "d_model 768 does not divide into 7 heads: use a multiple"),
         (["--size", "1b", "--set", "kv_heads=5"], "32 heads cannot share 5 kv heads"),
         (["--attention", "sdpa-flesh"], "unknown attention kernel 'sdpa-flesh'"),
         (["--phase", "backward"], "invalid choice: 'backward'"),

@@ -36,7 +36,7 @@ def parse(text):
     [
         # Each head reads 100 keys and values; 8 kv heads are read once, queries and outputs of 32 heads.
         ("b2h32kv8q1c100d128", 2 * 32 * 2 * 2 * 100 * 128, 2 * (2 * 100 * 8 * 256 + 2 * 32 * 256)),
-        # The last query is_visible 100 keys, the one before 99; 7 pages of 4 bytes and a length for each sequence.
+        # The last query sees 100 keys, the one before 99; 7 pages of 4 bytes and a length for each sequence.
         ("b2h32kv8q2c100d128p16", 2 * 32 * 2 * 2 * 199 * 128, 2 * (2 * 100 * 8 * 256 + 4 * 32 * 256) + 4 * (14 + 2)),
         # A latent of 576 is read once, for keys and values.
         ("b1h128kv1q1c100d576v512l", 2 * 128 * 100 * 1088, 2 * (100 * 576 + 128 * 1088)),

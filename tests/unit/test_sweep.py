@@ -91,16 +91,6 @@ def test_a_row_is_bounded_by_the_clock_that_was_read_during_it(share, status):
     assert status == "ok" or "that its clock of" in rows[0].reason
 
 
-def test_the_budget_ends_the_sweep_and_leaves_the_rest(backend):
-    shapes = matmul_grid(range(1024, 9216, 1024), range(1024, 9216, 1024), [4096])
-    sweep = strategy(backend, plan_of(shapes, budget_seconds=1.5))
-    rows = list(sweep.results())
-    assert 0 < len(rows) < len(shapes)
-    assert sweep.left_out == len(shapes) - len(rows)
-    assert all(len(row.samples) >= 3 for row in rows)
-    assert backend.now() < 1.6
-
-
 @pytest.mark.parametrize("regime", ["burst", "sustained"])
 def test_a_row_that_outlasts_the_budget_is_kept_where_it_is_the_first(regime):
     """Else each resumption would pay for it again."""

@@ -168,13 +168,6 @@ def test_a_library_that_exits_outside_of_a_measurement_ends_no_command_well(tmp_
     assert (code, out, err) == (1, "", [f"mamf: code outside a measurement {told}"])
 
 
-def test_a_launch_that_hangs_is_given_up_by_a_signal(tmp_path):
-    process = waiting(tmp_path)
-    os.kill(child_of(process), signal.SIGABRT)
-    code, _, err = ended(process)
-    assert (code, err) == (0, [crash(512, "SIGABRT")])
-
-
 # -- devices that are lost ---------------------------------------------------------------------------------------------
 
 

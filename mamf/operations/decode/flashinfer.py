@@ -58,7 +58,7 @@ class _FlashInfer(LibraryDecode):
 
     def bind(self, backend: TorchBackend, problem: DecodeProblem, shape: DecodeShape, tables: Tables) -> BoundKernel:
         workspace = torch.zeros(_WORKSPACE_BYTES, dtype=torch.uint8, device=backend.device)
-        wrapper, plan = self.make_wrapper(self.loaded(), problem, shape, tables, workspace)
+        wrapper, plan = self.make_wrapper(self.load_quietly(), problem, shape, tables, workspace)
         plan()  # compiles
         backend.synchronize()
         begun = backend.now()

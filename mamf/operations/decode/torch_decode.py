@@ -16,7 +16,7 @@ import torch
 
 from mamf.backend import Backend, OperandPool, Unavailable
 from mamf.kernel import Prepared, Verdict
-from mamf.operations.attention.torch_attention import Library, tolerance_of
+from mamf.operations.attention.torch_attention import Library, get_tolerance
 from mamf.operations.decode.decode_reference import Operands, Reference, Tables, shuffle_pages
 from mamf.operations.decode.shapes import DecodeKernel, DecodeProblem, DecodeShape
 from mamf.operations.operand_sets import (
@@ -127,7 +127,7 @@ def view_as_pages(shape: DecodeShape, cache: torch.Tensor) -> torch.Tensor:
 class LibraryDecode(Library, TorchDecode):
     """A kernel of a vendor's or a third party's library."""
 
-    on_any_device = "mamf attention --operation decode --kernel sdpa-kvcache"
+    portable_command = "mamf attention --operation decode --kernel sdpa-kvcache"
 
 
 class PreparedDecode:
@@ -142,7 +142,7 @@ class PreparedDecode:
         flat: Mapping[str, torch.Tensor],
         bound: BoundKernel,
     ) -> None:
-        self._shape, self._bound, self._tolerance = shape, bound, tolerance_of(problem.dtype)
+        self._shape, self._bound, self._tolerance = shape, bound, get_tolerance(problem.dtype)
         version = kernel.version() if isinstance(kernel, Library) else None
         self._details = {**bound.details, **({"library": version} if version else {})}
         self._operands = view_operands(problem, shape, flat)

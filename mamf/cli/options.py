@@ -10,11 +10,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
-from mamf.choices import FORMATS, PATIENCE_SECONDS
-from mamf.errors import UsageError
-from mamf.limits import parse_digits, parse_share, parse_size, shorten
-from mamf.plans import CLOCKS
-from mamf.regime_names import CEILINGS
+from mamf.errors import FORMATS, PATIENCE_SECONDS, UsageError, parse_digits, parse_share, parse_size, shorten
+from mamf.plans import CEILINGS, CLOCKS
 
 Value = TypeVar("Value")
 _SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}

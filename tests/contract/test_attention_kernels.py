@@ -70,7 +70,7 @@ def verdict_on_call(kernel, backend, problem, shape, call, is_whole=True):
         problem, shape, take_buffers(backend.operand_pool(problem.data, 0), problem.buffers(shape))
     )
     attention = PreparedAttention(kernel, problem, shape, operands)
-    return (attention.verify_whole if is_whole else attention.verify)(attention.launch_of(call)())
+    return (attention.verify_whole if is_whole else attention.verify)(attention.make_launch(call)())
 
 
 def verdict_of(kernel, backend, shape, problem=None):

@@ -9,15 +9,13 @@ from collections import Counter
 import pytest
 from contribution_logs import DEVICE, found, in_virtual_time, rows, write
 
-from mamf.ceilings.ceiling import confirm_ceiling
 from mamf.contribution.collection import read_collection
 from mamf.contribution.review import review_log
 from mamf.engine.search.strategy import FindStrategy
 from mamf.logs.compare import compare
-from mamf.logs.records import ceiling_record
 from mamf.logs.run_log import read_run_log
 from mamf.operations.matmul.shapes import SearchOptions
-from mamf.testing import SimulatedAttention, SimulatedMatmul
+from mamf.testing import SimulatedMatmul
 
 SIMULATED = ["--backend", "mamf.testing:SimulatedBackend"]
 KERNEL = ["--kernel", "mamf.testing:SimulatedAttention"]
@@ -75,20 +73,6 @@ def steps(log):
 
 
 # -- the log -----------------------------------------------------------------------------------------------------------
-
-
-def test_the_log_holds_the_search_that_its_ceiling_follows_from(whole, tmp_path):
-    log = read(tmp_path)
-    kinds = [json.loads(line)["record"] for line in whole[2].splitlines()]
-    (ceiling,) = log.all_ceilings.values()
-    own = searched(log)
-    assert kinds.count("ceiling") == 1
-    assert kinds.index("ceiling") == 1 + len(own)
-    phases = ["scout", "refine", "choose", "confirm"]
-    assert [row.phase for row in own] == sorted((row.phase for row in own), key=phases.index)
-    last_rounds = [row for row in own if row.phase in ("choose", "confirm")]
-    again = confirm_ceiling(last_rounds, log.header["device"]["name"], None, "simulated.mm")
-    assert ceiling_record(again) == ceiling_record(ceiling)
 
 
 @pytest.mark.parametrize("option", [["--no-ceiling"], ["--ceiling", "run.jsonl"]])
@@ -218,13 +202,6 @@ def test_a_ceiling_that_was_found_is_not_searched_again(attention, resume, on_la
     first = [[row for row in searched(log) if row.problem.dtype == "bfloat16"] for log in (before, after)]
     assert first[0] == first[1]
     assert found(tmp_path / "run.jsonl") <= {"simulated", "missing-field"}
-
-
-def test_when_no_kernel_can_be_measured_the_exit_code_says_so(attention, monkeypatch):
-    monkeypatch.setattr(SimulatedAttention, "prepare", lambda *arguments: 1 / 0)
-    code, out, _ = attention()
-    assert code == 1
-    assert "nothing was measured" in out
 
 
 # -- readers -----------------------------------------------------------------------------------------------------------

@@ -220,15 +220,8 @@ def test_a_resumed_run_has_the_claims_and_the_tolerance_of_its_log(run, sweep):
     [
         ("simulated.mm 8x8x8", "is not a claim: write RATE TFLOPS KERNEL SHAPE FIELDS, such as 1613 TFLOPS"),
         ("0 TFLOPS simulated.mm 8x8x8", "is not a claim"),
-        ("-5 TFLOPS simulated.mm 8x8x8", "is not a claim"),
-        ("5±1 TFLOPS simulated.mm 8x8x8", "is not a claim"),
-        ("1 TFLOPS simulated.mm", "is not a claim"),
         ("1 TFLOPS simulated.mm 8x8", "no operation has a shape '8x8'"),
         ("1 TFLOPS simulated.mm 8x8x8 burst sustained", "unknown field of matmul 'regime'"),
-        ("1 TFLOPS simulated.mm 8x8x8 spaced", "unknown dtype 'spaced'"),
-        ("1 TFLOPS simulated.mn 8x8x8", "unknown kernel 'simulated.mn' (did you mean 'simulated.mm'?)"),
-        ("1 TFLOPS simulated.mm 8x8x8 layout=up", "unknown layout 'up'"),
-        ("1 TFLOPS simulated.mm 8x8x8 lay=nt", "unknown field of matmul 'lay'"),
         ("1 TB/s simulated.mm 8x8x8", "rates of matmul are in TFLOPS"),
         ("1 TFLOPS os:system 8x8x8", "--kernel os:system names a class you trust"),
         (f"1 TFLOPS simulated.mm 8x8x8 {'x' * 600}", "is not a claim"),
@@ -273,8 +266,6 @@ def test_a_kernel_by_path_is_named_on_the_command_line(run):
     [
         ('"degrees": 8', '"degrees": 9223372036854775806'),
         ('"rate": 8', '"rate": -8'),
-        ('"source": "sweep.jsonl"', '"source": 7'),
-        ('"shape": "8192x8192x8192"', '"shape": "8192"'),
     ],
 )
 def test_a_crafted_log_is_refused_in_a_line(run, sweep, old, new):

@@ -56,8 +56,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _operation(options: argparse.Namespace) -> AnyOperation:
     from mamf.logs.run_log import read_run_log
-    from mamf.plugins.discovery import operation
-    from mamf.plugins.selection import find_operation
+    from mamf.plugins.discovery import find_operation, operation
 
     options.kernel = options.kernel or None
     if options.operation:

@@ -20,7 +20,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     from mamf.engine.traits import fit_traits
-    from mamf.machine.doctor import diagnose, format_finding, warnings
+    from mamf.machine.environment import diagnose, format_finding, warnings
     from mamf.plugins.discovery import open_backend
 
     backend = open_backend(options.backend or "auto", options.device or 0)

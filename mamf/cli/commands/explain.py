@@ -17,9 +17,8 @@ from mamf.cli.planning import default_operation
 from mamf.cli.session import Session, run_session
 from mamf.cli.terminal import note_stream, say, warn
 from mamf.errors import UsageError
-from mamf.plans import EXPLAIN, Plan
-from mamf.rate import find_rate
-from mamf.regime_names import BURST, CEILINGS
+from mamf.measurement import find_rate
+from mamf.plans import BURST, CEILINGS, EXPLAIN, Plan
 
 if TYPE_CHECKING:
     from mamf.ceilings.ceiling import Ceiling

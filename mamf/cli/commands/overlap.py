@@ -17,8 +17,7 @@ from mamf.cli.session import Session, run_kernels
 from mamf.cli.terminal import stdout
 from mamf.errors import UsageError
 from mamf.measurement import Measurement
-from mamf.plans import OVERLAP, Plan, StepKey
-from mamf.regime_names import SUSTAINED
+from mamf.plans import OVERLAP, SUSTAINED, Plan, StepKey
 
 if TYPE_CHECKING:
     from mamf.engine.runner import Setup, Strategy

@@ -34,7 +34,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     from mamf.cli.reading import as_file
-    from mamf.machine.garbage import no_garbage_collection
+    from mamf.machine.environment import no_garbage_collection
     from mamf.pages.report import report_of
     from mamf.report.charts.picture import exists
     from mamf.report.page import render_page

@@ -185,9 +185,9 @@ def run_table(options: argparse.Namespace) -> int:
 
 
 def run_site(options: argparse.Namespace) -> int:
-    from mamf.machine.garbage import no_garbage_collection
+    from mamf.machine.environment import no_garbage_collection
     from mamf.pages.site import INDEX, build_site
-    from mamf.report.text import counted
+    from mamf.report.document import counted
 
     with no_garbage_collection():
         data = build_site(_folder(options.results), options.output, options.logs)

@@ -16,7 +16,7 @@ from typing import Any, TypeVar, cast
 from mamf.backend import Backend
 from mamf.engine.measure import build_row, classify_error
 from mamf.engine.regimes import Samples, StoppingRule, Sustained
-from mamf.engine.regimes.checking import Checked, WrongResultError, refuse_unseen_work
+from mamf.engine.regimes.base import Checked, WrongResultError, refuse_unseen_work
 from mamf.engine.runner import Step, failed_row
 from mamf.errors import UnsupportedError, plugin_errors
 from mamf.kernel import Verdict

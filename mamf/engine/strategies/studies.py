@@ -1,26 +1,119 @@
-"""Verifies random problems until the budget ends. The kernel that had the least time so far is always next."""
+"""Chooses the steps of runs that compare kernels with a baseline, measure claims again or verify random problems."""
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 from mamf.backend import Backend
+from mamf.ceilings.ceiling import CONFIRM, summarize_conditions
 from mamf.dtypes import OPERAND_DTYPES, canonical_name
-from mamf.engine.regimes import StoppingRule, regime_class
-from mamf.engine.runner import PlanStrategy, Step, Steps
+from mamf.engine.regimes import Regime, StoppingRule, regime_class
+from mamf.engine.runner import PlanStrategy, Setup, Step, Steps
+from mamf.engine.strategies.rows import RowsStrategy
 from mamf.errors import UnavailableError, UsageError
 from mamf.kernel import AnyKernel
+from mamf.logs.entries import Entry, by_step, visited_entry
+from mamf.logs.judging import DEFAULT_TOLERANCE, UNDECIDED, is_in_doubt, judge_claims
+from mamf.measurement import Measurement
 from mamf.operation import plan_of
 from mamf.operations.matmul.operation import problem_for
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.operations.unknown import operation_called
-from mamf.plans import VERIFY, VERIFY_BUDGET_SECONDS, Plan, VerifyOptions
-from mamf.plugins.discovery import OPERATIONS, find_registered, operation
-from mamf.plugins.selection import choose_kernels, find_operation
-from mamf.regime_names import CHECKING, LOADED
+from mamf.plans import CHECKING, LOADED, VERIFY, VERIFY_BUDGET_SECONDS, Plan, StepKey, VerifyOptions
+from mamf.plugins.discovery import OPERATIONS, choose_kernels, find_operation, find_registered, operation
+
+
+class GuardStrategy(RowsStrategy):
+    """Visits every row once, then visits rows in doubt again, up to the plan's rounds.
+
+    ``baseline``: its entries by key; None makes a baseline, and then every row goes through all rounds.
+    """
+
+    def __init__(
+        self, setup: Setup, baseline: Mapping[object, Entry] | None = None, tolerance: float = DEFAULT_TOLERANCE
+    ) -> None:
+        super().__init__(setup, replayed=[row for row in setup.rows if row.phase])
+        self.baseline, self.tolerance = baseline, tolerance
+        self._visits = by_step(row for row in setup.rows if not row.phase)
+
+    def steps(self) -> Steps:
+        left = frozenset(self.setup.steps)
+        for name in self.plan.regimes:
+            regime = self.run.start(self.regime(name))
+            steps = [step for step in self.plan.steps() if step.regime == name]
+            yield from self._visited(regime, [step for step in steps if step in left], "", 1)
+            confirmation_regime = regime.confirmation_regime(summarize_conditions(self._measured(name)), math.inf)
+            for number in range(1, self.plan.options.rounds + 1):
+                doubtful = [step for step in steps if self._is_in_doubt(step)]
+                if not doubtful:
+                    break
+                due = add_another_row(doubtful, steps)
+                random.Random(f"{name} {number}").shuffle(due)
+                yield from self._visited(confirmation_regime, due, CONFIRM, number)
+
+    def _visited(self, regime: Regime, steps: Sequence[StepKey], phase: str, number: int) -> Steps:
+        for step in steps:
+            name, problem, shape, kernel = step
+            progress = f"round {number} of at most {self.plan.options.rounds}" if phase else ""
+            self.setup.on_phase(f"{name} {shape} {kernel} {progress}".rstrip())
+            row = yield Step(self.kernels[kernel], problem, shape, regime, self.rule(regime), phase, number)
+            if row is not None:
+                self._visits.setdefault(self._key(step), []).append(row)
+
+    def _measured(self, regime: str) -> list[Measurement]:
+        return [row for visits in self._visits.values() for row in visits if row.ok and row.regime == regime]
+
+    def _is_in_doubt(self, step: StepKey) -> bool:
+        visits = self._visits.get(self._key(step))
+        if not visits:
+            return False
+        if self.baseline is None:
+            return visits[-1].ok
+        before = self.baseline.get(visited_entry(visits).key)
+        return before is not None and is_in_doubt(before, visits, self.tolerance)
+
+    def _key(self, step: StepKey) -> StepKey:
+        """The step with the kernel's own name, as in rows."""
+        regime, problem, shape, kernel = step
+        return StepKey(regime, problem, shape, self.kernels[kernel].name)
+
+
+def add_another_row(due: Sequence[StepKey], steps: Sequence[StepKey]) -> list[StepKey]:
+    """The due steps, plus another one if there is only one, so that no row is measured twice in succession."""
+    others = [step for step in steps if step not in due]
+    return [*due, *(others[-1:] if len(due) == 1 else ())]
+
+
+#: The most visits to a claim.
+_MAX_VISITS = 5
+
+
+class ReproduceStrategy(RowsStrategy):
+    """Measures the claims of a plan again."""
+
+    def steps(self) -> Steps:
+        self._seen, self._held = list(self.setup.rows), {(row.step, row.round) for row in self.setup.rows}
+        for name in self.plan.regimes:
+            yield from self._visits(self.run.start(self.regime(name)))
+
+    def _visits(self, regime: Regime) -> Steps:
+        # Claims take turns. Later visits follow a rest if the device would otherwise stay in one state.
+        by_name = {kernel.name: kernel for kernel in self.kernels.values()}
+        for visit in range(1, _MAX_VISITS + 1):
+            judged = judge_claims(self.plan.options, self._seen)
+            for step in [each.claim.step for each in judged if visit == 1 or each.verdict == UNDECIDED]:
+                if step.regime == regime.name and (step, visit) not in self._held:
+                    _, problem, shape, name = step
+                    self.setup.on_phase(f"{regime.name} {shape} {name} {CONFIRM} {visit}")
+                    row = yield Step(by_name[name], problem, shape, regime, self.rule(regime), CONFIRM, visit)
+                    self._seen += [row] if row is not None else []
+            seen = [row for row in self._seen if row.ok and row.regime == regime.name]
+            regime = regime.confirmation_regime(summarize_conditions(seen), math.inf) if visit == 1 else regime
+
 
 # Attempts to draw a problem that a kernel supports; and the most rows of a log: a longer budget makes visits longer.
 _TRIES, _MAX_ROWS = 200, 5000

@@ -1,5 +1,5 @@
-"""Chooses the steps of runs that compare kernels with a baseline, measure claims again, verify random problems, or run a
-matmul at the same time as other work.
+"""Chooses the steps of runs that compare kernels with a baseline, measure claims again, verify random problems, or
+measure a matmul at the same time as other work.
 
 At the same time: the rate of each is measured alone, and of each while both run. Each is queued back to back in its own
 queue, in blocks that take equally long, with marks between blocks. Only blocks within the time in which both queues

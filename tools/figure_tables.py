@@ -25,9 +25,9 @@ from mamf.logs.legacy import FinderRun
 from mamf.logs.run_log import RunLog
 from mamf.measurement import Measurement
 from mamf.operations.model.shapes import SIZES
+from mamf.report.document import DASH, markdown, significant
 from mamf.report.rows import bests
 from mamf.report.shares import Shares
-from mamf.report.text import DASH, markdown, significant
 from mamf.text import Markup
 
 ROOT = Path(__file__).resolve().parents[1]

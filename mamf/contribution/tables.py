@@ -27,11 +27,10 @@ from mamf.contribution.review import folder_name
 from mamf.logs.legacy import FinderRun
 from mamf.logs.records import significant_digits
 from mamf.measurement import group_pairs
-from mamf.regime_names import CEILINGS
-from mamf.report.document import Column, Table, sensor_columns
+from mamf.plans import CEILINGS
+from mamf.report.document import Column, Table, csv_text, interval_cell, sensor_columns, significant
 from mamf.report.formats import table_text
 from mamf.report.shares import described_title, share_of
-from mamf.report.text import csv_text, interval_cell, significant
 from mamf.text import Markup, markdown_line, markdown_text
 
 _NOTE = "`mamf results table` writes this page from the logs; do not edit it."

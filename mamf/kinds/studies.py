@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from mamf.backend import DeviceInfo
 from mamf.errors import UsageError
-from mamf.kinds.kind import AnyCeilings, Drawing, Kind, View
-from mamf.kinds.rows import Find, KernelRows
+from mamf.kinds.kind import AnyCeilings, Drawing, Find, KernelRows, Kind, View
 from mamf.logs.compare import Difference, roofs_of_logs
 from mamf.logs.judging import JudgedClaim, differences_here, judge_claims
 from mamf.logs.recording import End
@@ -20,12 +19,25 @@ from mamf.measurement import Measurement
 from mamf.plans import EXPLAIN, GUARD, OVERLAP, REPRODUCE, ROOFLINE, VERIFY, Plan, ReproduceOptions
 from mamf.report.charts.picture import Picture
 from mamf.report.comparison import change_interval, difference_lines, percent_of, ratio_interval_cell
-from mamf.report.document import Answer, Block, Column, Document, Lines, Table, interval_columns
+from mamf.report.document import (
+    Answer,
+    Block,
+    Column,
+    Document,
+    Lines,
+    Table,
+    end_line,
+    interval_cell,
+    interval_columns,
+    machine_line,
+    rate_text,
+    scaled_unit,
+    significant,
+)
 from mamf.report.explanation import explanation_document, waterfall_chart, waterfall_steps
 from mamf.report.overlap import overlap_chart, overlap_document
 from mamf.report.roofline import roofline_chart, roofline_document
 from mamf.report.shares import described_title
-from mamf.report.text import end_line, interval_cell, machine_line, rate_text, scaled_unit, significant
 from mamf.report.verification import counts, verification_document
 
 if TYPE_CHECKING:
@@ -61,7 +73,7 @@ class Guard(KernelRows):
     noun = "a guard"
 
     def strategy(self, setup: Setup) -> Strategy:
-        from mamf.engine.strategies.guard import GuardStrategy
+        from mamf.engine.strategies.studies import GuardStrategy
 
         return GuardStrategy(setup)
 
@@ -76,7 +88,7 @@ class Overlap(KernelRows):
     noun = "an overlap"
 
     def strategy(self, setup: Setup) -> Strategy:
-        from mamf.engine.strategies.overlap import DEFAULT_SECONDS, OverlapStrategy, cells_of
+        from mamf.engine.strategies.studies import DEFAULT_SECONDS, OverlapStrategy, cells_of
         from mamf.operations.overlap import Pair
 
         plan = setup.plan
@@ -112,7 +124,7 @@ class Verify(Kind):
     is_collected = False  # it has no rates
 
     def strategy(self, setup: Setup) -> Strategy:
-        from mamf.engine.strategies.verify import VerifyStrategy
+        from mamf.engine.strategies.studies import VerifyStrategy
 
         return VerifyStrategy(setup)
 
@@ -137,7 +149,7 @@ class Reproduce(KernelRows):
     is_collected = False  # its rows were chosen by a claim
 
     def strategy(self, setup: Setup) -> Strategy:
-        from mamf.engine.strategies.reproduce import ReproduceStrategy
+        from mamf.engine.strategies.studies import ReproduceStrategy
 
         return ReproduceStrategy(setup)
 

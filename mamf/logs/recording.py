@@ -16,6 +16,7 @@ from msgspec import UNSET, Struct
 from msgspec import UnsetType as Missing
 
 from mamf.backend import Backend, DeviceInfo, Unavailable, shared_ways
+from mamf.calibration import BurstTraits, SustainedTraits
 from mamf.logs.records import Fields, Tool, Whole, utc_now
 from mamf.machine.environment import describe_environment, tool_version
 from mamf.measurement import Measurement
@@ -35,7 +36,6 @@ from mamf.plans import (
     SweepOptions,
     VerifyOptions,
 )
-from mamf.regime_traits import BurstTraits, SustainedTraits
 from mamf.statistics import FigureError, Interval
 from mamf.timers import LARGEST_SHIFT_SECONDS
 

@@ -7,7 +7,7 @@ import torch
 
 from mamf.engine.measure import measure
 from mamf.engine.regimes import Burst, StoppingRule, Sustained
-from mamf.engine.regimes.checking import Checked, WrongResultError, skipped_work
+from mamf.engine.regimes.base import Checked, WrongResultError, skipped_work
 from mamf.errors import UsageError
 from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
 from mamf.operations.attention.torch_kernels import SdpaMath
@@ -15,10 +15,9 @@ from mamf.operations.batched import BatchedProblem, BatchedShape
 from mamf.operations.batched_kernels import Bmm
 from mamf.operations.grouped import GroupedProblem, GroupedShape
 from mamf.operations.grouped_kernels import Loop
-from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.scaled_formats import Dequantized
 from mamf.operations.matmul.selection import kernel as kernel_named
-from mamf.operations.matmul.shapes import MatmulShape
+from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
 from mamf.operations.matmul.torch_products import IntMm, TorchMm
 from mamf.operations.operand_sets import Signs
 from mamf.plugins.discovery import open_backend

@@ -16,7 +16,7 @@ import pytest
 import mamf
 from mamf.backend import Backend
 from mamf.errors import PluginError, PluginWarning, describe_error
-from mamf.kernel import Kernel, Verdict
+from mamf.kernel import Kernel, Verdict, Work
 from mamf.logs.run_log import read_run_log
 from mamf.operation import Operation
 from mamf.operations import unknown
@@ -26,7 +26,6 @@ from mamf.plugins import discovery
 from mamf.testing import SimulatedAttention, SimulatedBackend, SimulatedMatmul
 from mamf.testing.simulated_kernels import SimulatedBandwidth
 from mamf.text import visible
-from mamf.work import Work
 
 HERE = "test_faulty_plugins"
 

@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from mamf.errors import UnsupportedError
-from mamf.operations.matmul.kernel import LAYOUTS, MatmulProblem
 from mamf.operations.matmul.selection import kernel, kernels_for
-from mamf.operations.matmul.shapes import MatmulShape
+from mamf.operations.matmul.shapes import LAYOUTS, MatmulProblem, MatmulShape
 
 SHAPE = MatmulShape(512, 512, 512)
 

@@ -13,16 +13,15 @@ import torch
 
 from mamf.engine import isolation
 from mamf.engine.regimes import Burst, StoppingRule
-from mamf.engine.regimes.checking import Checked
+from mamf.engine.regimes.base import Checked
 from mamf.engine.runner import Runner, Step, isolation_of
 from mamf.kernel import Verdict
 from mamf.operations import isolated
 from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
 from mamf.operations.attention.torch_kernels import SdpaMath
 from mamf.operations.isolated import Channel, ChannelError
-from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.scaled_formats import Dequantized, ScaledMm
-from mamf.operations.matmul.shapes import MatmulShape
+from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
 from mamf.operations.matmul.torch_products import IntMm, TorchMm
 from mamf.plugins.discovery import kernel_of, open_backend, operation
 

@@ -10,9 +10,8 @@ from verdicts import verified
 from mamf.dtypes import DTYPES, FORMATS, OPERAND_DTYPES
 from mamf.engine.measure import measure
 from mamf.engine.regimes import Burst, StoppingRule
-from mamf.operations.matmul.kernel import LAYOUTS, MatmulProblem
 from mamf.operations.matmul.selection import kernel
-from mamf.operations.matmul.shapes import MatmulShape
+from mamf.operations.matmul.shapes import LAYOUTS, MatmulProblem, MatmulShape
 from mamf.plugins.discovery import KERNELS, find_registered, open_backend
 from mamf.testing import KernelContract, SimulatedBackend, SimulatedMatmul
 

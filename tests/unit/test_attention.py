@@ -20,8 +20,7 @@ from mamf.errors import IncomparableError
 from mamf.logs.run_log import read_run_log
 from mamf.operations.attention.operation import Attention
 from mamf.operations.attention.shapes import PRESETS, AttentionProblem, AttentionShape
-from mamf.operations.matmul.kernel import MatmulProblem
-from mamf.operations.matmul.shapes import MatmulShape
+from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
 from mamf.plugins.discovery import backend_class
 from mamf.statistics import Interval
 from mamf.testing import SimulatedAttention, SimulatedBackend, SimulatedMatmul

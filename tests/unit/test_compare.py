@@ -20,8 +20,7 @@ from mamf.logs.run_log import RunLog
 from mamf.logs.writer import RunLogWriter
 from mamf.measurement import Conditions, Measurement
 from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
-from mamf.operations.matmul.kernel import MatmulProblem
-from mamf.operations.matmul.shapes import MatmulGrid, MatmulShape
+from mamf.operations.matmul.shapes import MatmulGrid, MatmulProblem, MatmulShape
 from mamf.report.comparison import comparison_document
 from mamf.report.formats import FORMATS
 from mamf.statistics import summarize

@@ -19,8 +19,7 @@ from mamf.logs.records import measurement_record
 from mamf.logs.run_log import read_run_log
 from mamf.logs.writer import RunLogWriter
 from mamf.measurement import Conditions
-from mamf.operations.matmul.kernel import MatmulProblem
-from mamf.operations.matmul.shapes import MatmulShape
+from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
 from mamf.report.comparison import comparison_document
 from mamf.report.formats import FORMATS
 from mamf.statistics import FigureError, Interval, Repeatability

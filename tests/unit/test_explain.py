@@ -11,8 +11,7 @@ from mamf.backend import DeviceInfo
 from mamf.cli import main
 from mamf.logs.run_log import read_run_log
 from mamf.measurement import Conditions, Measurement
-from mamf.operations.matmul.kernel import MatmulProblem
-from mamf.operations.matmul.shapes import MatmulShape
+from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
 from mamf.report.charts.picture import draw
 from mamf.report.explanation import waterfall_chart, waterfall_steps
 from mamf.statistics import summarize

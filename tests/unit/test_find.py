@@ -26,8 +26,7 @@ from mamf.errors import DeviceError, IncomparableError, UnsupportedError, UsageE
 from mamf.logs.records import ceiling_from_record, ceiling_record
 from mamf.logs.run_log import read_run_log
 from mamf.measurement import Conditions, Measurement
-from mamf.operations.matmul.kernel import MatmulProblem
-from mamf.operations.matmul.shapes import MatmulGrid, MatmulShape
+from mamf.operations.matmul.shapes import MatmulGrid, MatmulProblem, MatmulShape
 from mamf.plugins import discovery
 from mamf.report.ceilings import notes
 from mamf.statistics import Interval, summarize

@@ -10,6 +10,7 @@ import pytest
 import rates
 from contribution_logs import found
 
+from mamf.calibration import BurstTraits
 from mamf.ceilings.ceiling import CONFIRM
 from mamf.cli import main
 from mamf.cli.commands.guard import read_guard_file
@@ -21,7 +22,6 @@ from mamf.logs.judging import Guarded, Judged, is_in_doubt, outcome_of
 from mamf.logs.run_log import RunLog, read_run_log
 from mamf.measurement import Measurement
 from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
-from mamf.regime_traits import BurstTraits
 from mamf.report.comparison import verdict_line
 from mamf.statistics import Repeatability, summarize
 from mamf.testing import Physics, SimulatedAttention, SimulatedBackend

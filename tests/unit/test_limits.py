@@ -16,17 +16,15 @@ from made_rates import ceiling
 import mamf
 from mamf.backend import Advice
 from mamf.cli import main
-from mamf.errors import MamfError, UsageError
-from mamf.limits import MAX_STEPS, count_values, require_steps
+from mamf.errors import MAX_STEPS, MamfError, UsageError, count_values, require_steps
 from mamf.logs.run_log import read_run_log
+from mamf.operation import parse_range
 from mamf.operations.attention.shapes import AttentionProblem
 from mamf.operations.bandwidth.shapes import BandwidthShape
 from mamf.operations.batched import BatchedShape
 from mamf.operations.grouped import GroupedShape
-from mamf.operations.matmul.kernel import MatmulProblem
-from mamf.operations.matmul.shapes import MatmulShape, matmul_grid
+from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape, matmul_grid
 from mamf.operations.model.shapes import ModelShape
-from mamf.parameters import parse_range
 from mamf.testing import SimulatedBackend
 
 DEVICE = ["--backend", "mamf.testing:SimulatedBackend"]
@@ -119,7 +117,7 @@ class Gone(io.StringIO):
 
 def test_a_warning_that_nobody_hears_ends_no_run(run, tmp_path, monkeypatch):
     finding = Advice("host load", "warning", "it is busy")
-    monkeypatch.setattr("mamf.machine.doctor._host_load", lambda: finding)
+    monkeypatch.setattr("mamf.machine.environment._host_load", lambda: finding)
     with redirect_stderr(Gone()):
         assert main([*SWEEP, "--m", "64", "--n", "64", "--k", "64", "--output", "run.jsonl"]) == 0
     assert read_run_log(tmp_path / "run.jsonl").tier == "complete"

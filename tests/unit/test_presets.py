@@ -15,8 +15,7 @@ from mamf.operation import Preset as OperationPreset
 from mamf.operations.batched import BatchedKernel
 from mamf.operations.grouped import MIXTURES, Grouped, GroupedKernel, GroupedShape
 from mamf.operations.grouped import PRESETS as GROUPED_PRESETS
-from mamf.operations.matmul.kernel import MatmulProblem
-from mamf.operations.matmul.shapes import LAYOUT_OF, MatmulShape
+from mamf.operations.matmul.shapes import LAYOUT_OF, MatmulProblem, MatmulShape
 from mamf.testing.simulated_kernels import prepared
 
 HERE = Path(__file__).stem

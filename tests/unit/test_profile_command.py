@@ -10,11 +10,10 @@ import torch
 from mamf.cli import main
 from mamf.cli.commands.profile import known_here
 from mamf.contribution import known_ceilings
-from mamf.measurement import IDLE
+from mamf.measurement import IDLE, Rate
 from mamf.profiling.classes import UNCLASSIFIED
 from mamf.profiling.log import read_profile_or_none
 from mamf.profiling.traces import length, union
-from mamf.rate import Rate
 
 TRAINING = """
 import sys, torch

@@ -11,10 +11,10 @@ from mamf.ceilings.ceiling import ceiling_of, known_share, mamfu
 from mamf.errors import UsageError
 from mamf.integrations.meter import ceiling_flops
 from mamf.logs.run_log import RunLog
+from mamf.measurement import Rate, find_rate, label_dtype
 from mamf.operations.attention.shapes import AttentionProblem
 from mamf.operations.bandwidth.shapes import BandwidthProblem, BandwidthShape
-from mamf.operations.matmul.kernel import MatmulProblem
-from mamf.rate import Rate, find_rate, label_dtype
+from mamf.operations.matmul.shapes import MatmulProblem
 
 PLAIN = ceiling(1000.0, problem=MatmulProblem("int8", "int32"))
 WITH_INT8_OUTPUT = ceiling(1500.0, problem=MatmulProblem("int8", "int8"))

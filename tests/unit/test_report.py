@@ -8,8 +8,7 @@ from rendering import render
 
 from mamf.engine.strategies.rows import OneKernelStrategy
 from mamf.logs.recording import End, plan_record
-from mamf.operations.matmul.kernel import MatmulProblem
-from mamf.operations.matmul.shapes import MatmulShape, matmul_grid
+from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape, matmul_grid
 from mamf.report.kernels import baselines_of, speed_up, winners
 from mamf.report.rows import ranked, remarks, summary_record
 from mamf.report.shares import Shares

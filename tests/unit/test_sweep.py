@@ -6,8 +6,7 @@ from made_plans import setup_of, sweep_plan
 from mamf.engine.estimate import estimate_seconds, probe_flops
 from mamf.engine.strategies.rows import OneKernelStrategy, largest_buffers
 from mamf.errors import UnsupportedError
-from mamf.operations.matmul.kernel import MatmulProblem
-from mamf.operations.matmul.shapes import MatmulShape, matmul_grid
+from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape, matmul_grid
 from mamf.testing import Physics, SimulatedBackend, SimulatedMatmul
 from mamf.testing.simulated import SimulatedSensors
 

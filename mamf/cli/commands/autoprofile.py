@@ -11,12 +11,11 @@ from pathlib import Path
 
 from mamf.backend import Backend
 from mamf.cli import call
-from mamf.cli.interruption import EXIT_CODE
-from mamf.cli.options import add, add_device_options
-from mamf.cli.terminal import say, warn
+from mamf.cli.terminal import add, add_device_options, say, warn
+from mamf.cli.watching import EXIT_CODE
 from mamf.errors import MamfError, UnavailableError, UsageError
 from mamf.files import make_folder, write_whole
-from mamf.regime_names import BURST, SUSTAINED
+from mamf.plans import BURST, SUSTAINED
 
 EXAMPLES = """examples:
   mamf autoprofile                                      ./autoprofile: ceilings, attention, a model step, SUMMARY.md

@@ -8,15 +8,23 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from mamf.cli.interruption import Interruption
-from mamf.cli.options import add, add_device_options, add_run_options, share
 from mamf.cli.parser import NeededUnless
 from mamf.cli.session import Session, run_session, say_plan
-from mamf.cli.terminal import warn
-from mamf.errors import UnavailableError, UnknownNameError, UsageError
-from mamf.limits import shorten
-from mamf.plans import DEFAULT_BUDGET_SECONDS, REPRODUCE, Claim, Plan, ReproduceOptions, StepKey
-from mamf.regime_names import BURST, CLASSIC, NAMES, SUSTAINED
+from mamf.cli.terminal import add, add_device_options, add_run_options, share, warn
+from mamf.cli.watching import Interruption
+from mamf.errors import UnavailableError, UnknownNameError, UsageError, shorten
+from mamf.plans import (
+    BURST,
+    CLASSIC,
+    DEFAULT_BUDGET_SECONDS,
+    NAMES,
+    REPRODUCE,
+    SUSTAINED,
+    Claim,
+    Plan,
+    ReproduceOptions,
+    StepKey,
+)
 from mamf.statistics import Interval
 
 if TYPE_CHECKING:
@@ -162,7 +170,7 @@ class ReproduceSession(Session):
 
     def open_kernels(self) -> list[tuple[str, AnyKernel]]:
         """Open the kernels of the claims that can run here; return each with its name."""
-        from mamf.plugins.selection import choose_kernels
+        from mamf.plugins.discovery import choose_kernels
 
         if self.before:
             return choose_kernels(self.of, self.backend, self.before.kernels)
@@ -187,8 +195,7 @@ class ReproduceSession(Session):
 
         Nothing is imported only because a log names it: the user must give paths with --kernel.
         """
-        from mamf.plugins.discovery import is_path, kernel_names
-        from mamf.plugins.selection import choose_kernels
+        from mamf.plugins.discovery import choose_kernels, is_path, kernel_names
 
         if is_path(name) or name.partition("[")[0] not in kernel_names(self.of):
             path = name if is_path(name) else "package.module:Class"

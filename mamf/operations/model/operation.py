@@ -8,10 +8,9 @@ from typing import Any
 
 from mamf.backend import Backend, DeviceInfo
 from mamf.measurement import Measurement
-from mamf.operation import FlopOperation, Preset
+from mamf.operation import FlopOperation, Parameter, Preset
 from mamf.operations.model.shapes import SIZES, ModelKernel, ModelProblem, ModelShape
-from mamf.parameters import Parameter
-from mamf.regime_names import SUSTAINED
+from mamf.plans import SUSTAINED
 
 _BATCH, _CONTEXTS = 8, (256, 512, 1024)
 #: Fields that a title names only if they differ from the defaults.

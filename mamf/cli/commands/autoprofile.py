@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 
 from mamf.backend import Backend
 from mamf.cli import call
-from mamf.cli.options import add, add_device_options
-from mamf.cli.terminal import say, warn
+from mamf.cli.terminal import add, add_device_options, say, warn
 from mamf.cli.watching import EXIT_CODE
 from mamf.errors import MamfError, UnavailableError, UsageError
 from mamf.files import make_folder, write_whole

@@ -89,7 +89,7 @@ class Overlap(KernelRows):
     noun = "an overlap"
 
     def strategy(self, setup: Setup) -> Strategy:
-        from mamf.engine.strategies.overlap import DEFAULT_SECONDS, OverlapStrategy, cells_of
+        from mamf.engine.strategies.studies import DEFAULT_SECONDS, OverlapStrategy, cells_of
         from mamf.operations.overlap import Pair
 
         plan = setup.plan

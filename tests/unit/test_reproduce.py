@@ -260,13 +260,6 @@ def test_nothing_and_two_things_are_refused(run, sweep):
         assert (code, "name one thing to reproduce" in err) == (2, True)
 
 
-def test_nothing_is_imported_because_a_log_names_it(run, sweep):
-    path = Path(sweep())
-    path.write_text(path.read_text().replace('"kernel": "simulated.mm"', '"kernel": "evil.module:Kernel"'))
-    code, _, err = reproduced(run, "sweep.jsonl")
-    assert (code, "--kernel evil.module:Kernel names a class you trust" in err) == (2, True)
-
-
 def test_a_kernel_by_path_is_named_on_the_command_line(run):
     by_path = ["--kernel", "mamf.testing:SimulatedAttention"]
     shape = ["--shapes", "b4h16q2048k2048d128"]

@@ -8,10 +8,9 @@ from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
-from mamf.cli.options import add, add_device_options, add_run_options, share
 from mamf.cli.parser import NeededUnless
 from mamf.cli.session import Session, run_session, say_plan
-from mamf.cli.terminal import warn
+from mamf.cli.terminal import add, add_device_options, add_run_options, share, warn
 from mamf.cli.watching import Interruption
 from mamf.errors import UnavailableError, UnknownNameError, UsageError, shorten
 from mamf.plans import (

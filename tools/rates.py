@@ -45,11 +45,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mamf.calibration import find_calibration
-from mamf.cli.options import duration
+from mamf.cli.terminal import duration
 from mamf.engine.regimes import Regime
 from mamf.engine.runner import Setup, Step
-from mamf.engine.strategies.guard import GuardStrategy
-from mamf.engine.strategies.verify import VerifyStrategy, verify_plan
+from mamf.engine.strategies.studies import GuardStrategy, VerifyStrategy, verify_plan
 from mamf.errors import IncomparableError
 from mamf.logs.compare import Comparison, Pair, compare, judge_rows, noted_differences, pair_rows
 from mamf.logs.decision import SEPARATE, Design, decision_error
@@ -59,12 +58,22 @@ from mamf.logs.legacy import read_legacy_or_none
 from mamf.logs.recording import plan_record
 from mamf.logs.run_log import RunLog, read_run_log
 from mamf.measurement import Measurement
-from mamf.node.verdict import COPY, CRITICAL, OK, READ, TO_DEVICE, TO_HOST, TO_PEER, Baseline, Device, Verdict, judge
+from mamf.node.verdict import (
+    COPY,
+    CRITICAL,
+    OK,
+    READ,
+    TO_DEVICE,
+    TO_HOST,
+    TO_PEER,
+    Baseline,
+    Device,
+    NodeVerdict,
+    judge,
+)
 from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
-from mamf.operations.matmul.kernel import MatmulProblem
-from mamf.operations.matmul.shapes import MatmulShape
-from mamf.plans import GUARD, MATMUL, SWEEP, GuardOptions, Plan
-from mamf.regime_names import BEST_BY, BURST, SUSTAINED
+from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
+from mamf.plans import BEST_BY, BURST, GUARD, MATMUL, SUSTAINED, SWEEP, GuardOptions, Plan
 from mamf.report.verification import counts
 from mamf.statistics import Interval, Summary, figure_error
 from mamf.testing import Physics, SimulatedAttention, SimulatedBackend
@@ -413,13 +422,13 @@ def measure_again(chance: random.Random, devices: Sequence[Device]) -> list[Devi
 
 def judge_nodes(
     nodes: int, cards: int, spread: float, slower: float = 0.0, figures: Sequence[str] = _CEILINGS
-) -> list[Verdict]:
+) -> list[NodeVerdict]:
     """Judge drawn nodes, the same ones in each call."""
     chance = random.Random(cards)
     return [judge(slow_down(draw_node(chance, cards, spread), figures, slower)) for _ in range(nodes)]
 
 
-def judge_by_baseline(nodes: int, cards: int, slower: float) -> list[Verdict]:
+def judge_by_baseline(nodes: int, cards: int, slower: float) -> list[NodeVerdict]:
     """Judge nodes by an earlier run of the same cards, of which one is slower now."""
     chance, verdicts = random.Random(cards), []
     for _ in range(nodes):
@@ -429,9 +438,9 @@ def judge_by_baseline(nodes: int, cards: int, slower: float) -> list[Verdict]:
     return verdicts
 
 
-def found_share(verdicts: Sequence[Verdict]) -> float:
+def found_share(verdicts: Sequence[NodeVerdict]) -> float:
     """Return the share of nodes in which the slow card was named."""
-    return sum(any(finding.place == "device 0" for finding in each.findings) for each in verdicts) / len(verdicts)
+    return sum(any(finding.label == "device 0" for finding in each.findings) for each in verdicts) / len(verdicts)
 
 
 def print_node(nodes: int) -> None:

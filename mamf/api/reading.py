@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mamf.ceilings.ceiling import Ceiling
-from mamf.contribution.review import Review, review
+from mamf.contribution.review import Review, review_log
 from mamf.errors import RunLogError
 from mamf.kinds.registry import chart_of
 from mamf.logs.compare import Comparison
@@ -144,7 +144,7 @@ def check(path: str | Path) -> Review:
     >>> "simulated" in {finding.rule for finding in review.findings}
     True
     """
-    return review(Path(path))
+    return review_log(Path(path))
 
 
 def _opened(log: AnyLog) -> RunLog:

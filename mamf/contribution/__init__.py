@@ -1,1 +1,1 @@
-"""Checks contributed run logs, places them in results/ and writes the tables of results/README.md."""
+"""Checks contributed run logs, moves them into results/ and writes the README.md pages there."""

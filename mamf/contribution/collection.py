@@ -1,8 +1,8 @@
-"""The rates of results/: those of each log, who confirmed them, and the best of all; and legacy figures.
+"""Collects the rates of all logs in results/, finds the best, and decides which are confirmed.
 
-A figure is confirmed if a maintainer measured it, or if two submitters did within the spread of cards of one model. The
-others stand apart: they are not ranked, and not packaged. A submitter is the account that opened the pull request: a
-log cannot say who sent it. The workflow that merges a pull request writes the account into submitters.txt.
+A rate is confirmed if a maintainer submitted it, or if another submitter measured the same within 5 %. Unconfirmed
+rates are neither ranked nor shipped with the package. The submitter is the account that opened the pull request: a log
+could claim any author. The workflow that merges a pull request adds the account to submitters.txt.
 """
 
 from __future__ import annotations
@@ -17,22 +17,20 @@ from mamf.ceilings.ceiling import CONFIRM, Ceiling, mamfu
 from mamf.contribution.rules import Finding, is_exact
 from mamf.logs.legacy import FinderRun, read_legacy_or_none
 from mamf.logs.run_log import RunLog, read_run_log
-from mamf.measurement import Conditions, Measurement, group_pairs
+from mamf.measurement import Conditions, Measurement, Rate, group_pairs, label_dtype
 from mamf.operations.unknown import is_of_products, operation_called
 from mamf.peaks import DatasheetRate, find_peak
-from mamf.plans import SWEEP
+from mamf.plans import NAMES, SWEEP
 from mamf.plugins.discovery import is_own_kernel
-from mamf.rate import Rate, label_dtype
-from mamf.regime_names import NAMES
+from mamf.report.document import label_kernel
 from mamf.report.rows import bests
 from mamf.report.shares import problem_title
-from mamf.report.text import label_kernel
 
-#: The tables of results/: the best products, shares of their ceilings, rows of other operations.
+#: The tables of results/: matmul rates, shares of the matmul ceiling (attention), and rates of other operations.
 TABLES = PRODUCTS, SHARES, OTHERS = "products", "shares", "other operations"
-#: In results/: a line per log, its path and the account that submitted it; and the accounts of maintainers.
+#: Files in results/: the path and submitter of each log, and the accounts of the maintainers, one per line.
 SUBMITTERS, MAINTAINERS = "submitters.txt", "maintainers.txt"
-# Ceilings of 26 cards of one model differ by up to 4.4 %.
+# The ceilings of 26 cards of the same model differ by up to 4.4 %.
 _SPREAD = 0.05
 
 
@@ -41,8 +39,10 @@ _SPREAD = 0.05
 
 @dataclass(frozen=True, kw_only=True)
 class ResultRate(Rate):
-    """A rate from the log at ``place``: that of ``row``, or of the ``ceiling`` that fresh rows like it confirmed.
-    ``interval``: None for the fastest launch. ``share``: of the measured ceiling, in the table of attention.
+    """A rate from the log at the path ``place`` in results/: the rate of ``ceiling``, otherwise of ``row``.
+
+    ``row``: if there is a ceiling, a row that confirmed it. ``interval``: None if the rate is that of the fastest
+    launch. ``share``: MAMFU as a fraction, for rows of the table SHARES only.
     """
 
     regime: str
@@ -58,28 +58,28 @@ class ResultRate(Rate):
         return self.row.conditions if self.ceiling is None else self.ceiling.conditions
 
     @property
-    def is_confirmed(self) -> bool:
-        """Whether a find confirmed the figure with fresh samples."""
+    def is_ceiling(self) -> bool:
+        """Whether the rate is a ceiling, which a search confirmed with fresh samples."""
         return self.ceiling is not None
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """Equal for figures that confirm each other."""
+        """A key that is equal for rates that can confirm each other."""
         if self.table == PRODUCTS:
             return self.device, self.dtype, self.regime
         of = (self.row.operation, problem_title(self.row.regime, self.row.problem), self.device)
-        return of if self.is_confirmed else (*of, self.row.shape, self.row.kernel)
+        return of if self.is_ceiling else (*of, self.row.shape, self.row.kernel)
 
     @property
     def label(self) -> str:
-        """What the figure is of."""
+        """The problem, regime, shape and kernel, for readers."""
         if self.table == PRODUCTS:
             return f"{self.dtype}, {self.regime}, {self.row.shape} by {self.row.kernel}"
         return f"{self.row.operation} {self.row.shape} by {self.row.kernel}, {self.regime}"
 
     @property
     def datasheet(self) -> DatasheetRate | None:
-        """The dense peak of the device for the dtype."""
+        """The device's dense peak for the dtype according to its datasheet, or None."""
         return find_peak(self.device, self.row.problem.dtype, self.header["device"]["compute_units"])
 
     @property
@@ -89,44 +89,48 @@ class ResultRate(Rate):
 
 
 def kernel_title(entry: ResultRate) -> str:
-    """The name of an entry's kernel for tables, labeled if it was loaded by path or is not one of mamf's."""
+    """Return a kernel's name for tables, marked if the kernel was loaded by path or is not part of mamf."""
     labeled, of = label_kernel(entry.row.kernel, entry.header), operation_called(entry.row.operation)
     is_known = labeled != entry.row.kernel or is_own_kernel(of, entry.row.kernel)
     return labeled if is_known else f"{entry.row.kernel} (third-party)"
 
 
-def software(header: Mapping[str, Any]) -> str:
+def format_software(header: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {version}" for name, version in software_versions(header).items())
 
 
 def software_versions(header: Mapping[str, Any]) -> dict[str, str]:
-    """torch, the vendor's libraries and the driver."""
+    """Return the known versions of torch, the vendor's libraries and the driver by name."""
     device = header["device"]
     named = {"torch": header["environment"]["packages"].get("torch"), **(device.get("versions") or {})}
     named |= {"driver": device.get("driver")}
     return {name: str(version) for name, version in named.items() if version and version != "True"}
 
 
-def rates_of(log: RunLog, place: Path) -> list[ResultRate]:
-    """The rates of a log: its ceilings, its best rows, or all rows of kernels; none of a shared card."""
+def collect_rates(log: RunLog, place: Path) -> list[ResultRate]:
+    """Return the rates of a log that the tables of results/ may show.
+
+    These are the ceilings of a matmul search, the best rows of a matmul sweep, attention rows with their share of the
+    ceiling, or all rows and ceilings of another operation. A log of a split or shared card has none.
+    """
     plan = log.plan
-    if shared_ways(log.header["device"]["name"]):  # tables rank whole cards
+    if shared_ways(log.header["device"]["name"]):  # the tables compare whole cards
         return []
     if plan.is_search:
-        return [_rate_of(log, place, PRODUCTS, *each) for each in _with_rows(log, log.all_ceilings)]
+        return [_make_rate(log, place, PRODUCTS, *each) for each in _pair_with_rows(log, log.all_ceilings)]
     if plan.kind == SWEEP and is_of_products(plan.operation):
-        return [_rate_of(log, place, PRODUCTS, best.row) for best in bests(log.measurements).values()]
+        return [_make_rate(log, place, PRODUCTS, best.row) for best in bests(log.measurements).values()]
     rows = [row for row in log.measurements if row.ok]
     of = operation_called(plan.operation)
     if of.has_shares and not of.has_memory_shares:
         own = (row for row in rows if row.operation == plan.operation and not row.is_reference)
         shares = ((row, mamfu(row, log.all_ceilings)) for row in own)
-        return [_rate_of(log, place, SHARES, row, None, share) for row, share in shares if share is not None]
-    found = [_rate_of(log, place, OTHERS, row) for row in rows if not row.phase]
-    return found + [_rate_of(log, place, OTHERS, *each) for each in _with_rows(log, log.own_ceilings)]
+        return [_make_rate(log, place, SHARES, row, None, share) for row, share in shares if share is not None]
+    found = [_make_rate(log, place, OTHERS, row) for row in rows if not row.phase]
+    return found + [_make_rate(log, place, OTHERS, *each) for each in _pair_with_rows(log, log.own_ceilings)]
 
 
-def _rate_of(
+def _make_rate(
     log: RunLog, place: Path, table: str, row: Measurement, ceiling: Ceiling | None = None, share: float = 0.0
 ) -> ResultRate:
     device = log.header["device"]
@@ -152,8 +156,8 @@ def _rate_of(
     )
 
 
-def _with_rows(log: RunLog, ceilings: Mapping[Any, Ceiling]) -> list[tuple[Measurement, Ceiling]]:
-    """Each ceiling behind a row that confirmed it."""
+def _pair_with_rows(log: RunLog, ceilings: Mapping[Any, Ceiling]) -> list[tuple[Measurement, Ceiling]]:
+    """Pair each ceiling with a row that confirmed it. Ceilings without such a row in the log are left out."""
     fresh = (row for row in log.measurements if row.ok and row.phase == CONFIRM)
     rows = {(row.problem, row.regime, row.shape, row.kernel): row for row in fresh}
     keyed = (((each.problem, each.regime, each.shape, each.kernel), each) for each in ceilings.values())
@@ -165,13 +169,13 @@ def _with_rows(log: RunLog, ceilings: Mapping[Any, Ceiling]) -> list[tuple[Measu
 
 @dataclass(frozen=True)
 class Submitters:
-    """``accounts``: by the place of a log in results/."""
+    """Who submitted which log. ``accounts``: accounts by the path of a log in results/."""
 
     accounts: Mapping[Path, str]
     maintainers: frozenset[str] = frozenset()
 
-    def confirm(self, entry: ResultRate, others: Iterable[ResultRate]) -> bool:
-        """Whether a figure is confirmed; ``others``: complete ones of its kind."""
+    def is_confirmed(self, entry: ResultRate, others: Iterable[ResultRate]) -> bool:
+        """Return whether a rate is confirmed. ``others``: rates from complete runs that have the same key."""
         account = self.accounts.get(entry.place)
         if account is None or account in self.maintainers:
             return account is not None
@@ -182,44 +186,44 @@ class Submitters:
         )
 
 
-def part_confirmed(entries: Iterable[ResultRate], submitters: Submitters) -> tuple[list[ResultRate], list[ResultRate]]:
-    """The entries that are confirmed, and those that are not. Only complete runs confirm others."""
+def split_confirmed(entries: Iterable[ResultRate], submitters: Submitters) -> tuple[list[ResultRate], list[ResultRate]]:
+    """Split entries into confirmed and unconfirmed ones. Only rates from complete runs confirm others."""
     parts: tuple[list[ResultRate], list[ResultRate]] = ([], [])
     listed = list(entries)
     complete = group_pairs((entry.key, entry) for entry in listed if entry.tier == "complete")
     for entry in listed:
-        parts[not submitters.confirm(entry, complete.get(entry.key, ()))].append(entry)
+        parts[not submitters.is_confirmed(entry, complete.get(entry.key, ()))].append(entry)
     return parts
 
 
 def read_submitters(root: Path) -> Submitters:
-    """Who submitted the logs of a results folder. GitHub ignores the case of accounts."""
-    accounts = {Path(place): account for place, _, account in map(_parts, _lines(root / SUBMITTERS))}
-    return Submitters(accounts, frozenset(line.casefold() for line in _lines(root / MAINTAINERS)))
+    """Read submitters and maintainers from a results folder. Case is ignored, as GitHub does in account names."""
+    accounts = {Path(place): account for place, _, account in map(_split_line, _read_lines(root / SUBMITTERS))}
+    return Submitters(accounts, frozenset(line.casefold() for line in _read_lines(root / MAINTAINERS)))
 
 
-def _parts(line: str) -> tuple[str, str, str]:
+def _split_line(line: str) -> tuple[str, str, str]:
     return line.casefold().rpartition(" ")
 
 
-def _lines(path: Path) -> list[str]:
-    """The lines of a file, without comments; none if there is no such file."""
+def _read_lines(path: Path) -> list[str]:
+    """Read the lines of a file without comments and empty lines. A missing file has no lines."""
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     return [line for line in lines if line and not line.startswith("#")]
 
 
-def submitter_findings(root: Path, places: Sequence[Path]) -> list[tuple[Path, Finding]]:
-    """What is wrong with submitters.txt, and which logs it does not name."""
-    path, named = root / SUBMITTERS, [_parts(line) for line in _lines(root / SUBMITTERS)]
+def check_submitters(root: Path, places: Sequence[Path]) -> list[tuple[Path, Finding]]:
+    """Find errors in submitters.txt, and logs that it does not list. ``places``: the paths of all logs in ``root``."""
+    path, named = root / SUBMITTERS, [_split_line(line) for line in _read_lines(root / SUBMITTERS)]
     findings = [
-        (path, Finding("submitter", f"{place}: a line is the path of a log of {root.name}/ and one account"))
+        (path, Finding("submitter", f"{place}: write the path of a log in {root.name}/, a space and one account"))
         for place, _, account in named
         if not account or Path(place) not in places
     ]
     listed = [Path(place) for place, _, _ in named]
     twice = sorted({place for place in listed if listed.count(place) > 1})
-    findings += [(path, Finding("submitter", f"{place} is named twice")) for place in twice]
-    unnamed = "nobody is named as its submitter: the workflow that merges the pull request does that"
+    findings += [(path, Finding("submitter", f"{place} is listed twice: delete one line")) for place in twice]
+    unnamed = f"{SUBMITTERS} does not list this log: the workflow that merges the pull request adds it"
     missing = sorted(set(places) - set(listed))
     return findings + [(root / place, Finding("submitter", unnamed, is_warning=True)) for place in missing]
 
@@ -227,26 +231,26 @@ def submitter_findings(root: Path, places: Sequence[Path]) -> list[tuple[Path, F
 # -- all of results/ ---------------------------------------------------------------------------------------------------
 
 
-#: The best rate, with those that it leads.
+#: The best rate of a device, dtype and regime, and all rates that it was chosen from, itself included.
 Leader = tuple[ResultRate, Sequence[ResultRate]]
-#: An imported run of mamf-finder and the place of its log.
+#: An imported run of mamf-finder and the path of its log in results/.
 LegacyRun = tuple[FinderRun, Path]
 
 
 @dataclass(frozen=True)
 class Collection:
-    """All entries of a results folder, and who submitted them."""
+    """The rates in a results folder, its imported mamf-finder runs, and who submitted the logs."""
 
     entries: Sequence[ResultRate] = ()
     legacy: Sequence[LegacyRun] = ()
     submitters: Submitters = field(default_factory=lambda: Submitters({}))
 
-    def of(self, table: str) -> list[ResultRate]:
+    def in_table(self, table: str) -> list[ResultRate]:
         return [entry for entry in self.entries if entry.table == table]
 
 
-def collect(root: Path, paths: Iterable[Path]) -> Collection:
-    """Entries of all logs. Raises RunLogError for one that cannot be read."""
+def read_collection(root: Path, paths: Iterable[Path]) -> Collection:
+    """Read the rates of the logs ``paths`` in the folder ``root``. Raises RunLogError for an unreadable log."""
     entries: list[ResultRate] = []
     legacy: list[LegacyRun] = []
     for path in paths:
@@ -254,34 +258,35 @@ def collect(root: Path, paths: Iterable[Path]) -> Collection:
         if (run := read_legacy_or_none(path)) is not None:
             legacy.append((run, place))
         else:
-            entries += rates_of(read_run_log(path), place)
+            entries += collect_rates(read_run_log(path), place)
     return Collection(entries, legacy, read_submitters(root))
 
 
-def leaders(entries: Iterable[ResultRate]) -> list[Leader]:
-    """For each accelerator, dtype and regime the highest ceiling, with all of its kind.
+def find_leaders(entries: Iterable[ResultRate]) -> list[Leader]:
+    """Find the highest rate for each accelerator, dtype and regime, sorted by dtype, regime and rate.
 
-    A sweep's best was chosen by the samples that it is reported with; where a find confirmed a ceiling, sweeps do not
-    count.
+    A sweep selects its best row by the same samples that it reports. So sweeps count only where no search confirmed a
+    ceiling with fresh samples.
     """
     groups = group_pairs(((entry.dtype, entry.regime, entry.device), entry) for entry in entries)
     found = []
     for group in groups.values():
-        kind = [entry for entry in group if entry.is_confirmed] or group
+        kind = [entry for entry in group if entry.is_ceiling] or group
         found.append((max(kind, key=lambda entry: entry.rate), kind))
     order = list(NAMES)
     return sorted(found, key=lambda pair: (pair[0].dtype, order.index(pair[0].regime), -pair[0].rate))
 
 
-def best_attention(entries: Iterable[ResultRate], *, per_kernel: bool = False) -> list[ResultRate]:
-    """For each accelerator, dtype, regime, direction, head dimension and mask the kernel with the highest MAMFU, of
-    those that approximate only if no other was measured; ``per_kernel``: the best row of each kernel.
+def select_attention(entries: Iterable[ResultRate], *, per_kernel: bool = False) -> list[ResultRate]:
+    """Select the row with the highest MAMFU for each accelerator, dtype, regime, direction, head dimension and mask.
+
+    An approximate kernel is selected only if no exact one was measured. ``per_kernel``: select one row per kernel.
     """
     groups: dict[tuple[Any, ...], list[ResultRate]] = {}
     for entry in entries:
         row, problem = entry.row, entry.row.problem
         what = (entry.device, problem.dtype, row.regime, problem.direction, row.shape.head_dims)
-        # FLOP of a backward pass are counted in two ways.
+        # Keep one of the two conventions for counting the FLOP of a backward pass.
         if not problem.has_backward or problem.backward_count == "hardware":
             key = (*what, row.shape.causal, row.shape.window or 0, row.kernel if per_kernel else "")
             groups.setdefault(key, []).append(entry)
@@ -291,8 +296,8 @@ def best_attention(entries: Iterable[ResultRate], *, per_kernel: bool = False) -
     return [best[key] for key in keys]
 
 
-def best_kernels(entries: Sequence[ResultRate]) -> list[ResultRate]:
-    """For each operation, regime, problem and accelerator the highest confirmed rate, else that of the best row."""
+def select_kernels(entries: Sequence[ResultRate]) -> list[ResultRate]:
+    """Select the highest ceiling, or if there is none the best row, per operation, regime, problem and accelerator."""
     keys = ((each.row.operation, problem_title(each.regime, each.row.problem), each.device) for each in entries)
     groups = group_pairs(zip(keys, entries, strict=True))
-    return [max(groups[key], key=lambda entry: (entry.is_confirmed, entry.rate)) for key in sorted(groups)]
+    return [max(groups[key], key=lambda entry: (entry.is_ceiling, entry.rate)) for key in sorted(groups)]

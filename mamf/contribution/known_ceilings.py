@@ -1,12 +1,12 @@
-"""``mamf.peak``: how fast a device multiplies, from the best source there is, which is always named.
+"""``mamf.peak``: the highest known matmul rate of a device, always with its source.
 
-Of a device at hand: measured on it, else contributed for accelerators of its name, build and power limit, else its
-datasheet's dense figure. By name, on a machine without it: contributed, else published by other people, else the
-datasheet's. Never another device's.
+For a device in this machine it tries in turn: a ceiling measured on the device, one contributed for the same name,
+build and power limit, and the dense peak of the datasheet. For a device given by name it tries contributed ceilings,
+figures that other people published, and the datasheet. It never substitutes another device.
 
-``results/published`` has figures that other people published. This project checked none of them, and never ranks them
-with measured ones. The package ships published.csv, the highest of each listed device and dtype, written by
-``tools/published_peaks.py``.
+``results/published`` has the published figures. This project has not checked them and never ranks them with measured
+ones. The package ships the highest of each listed device and dtype in published.csv, which
+``tools/published_peaks.py`` writes.
 """
 
 from __future__ import annotations
@@ -20,11 +20,20 @@ from typing import Any
 
 from mamf.backend import Backend, DeviceInfo
 from mamf.ceilings.ceiling import Ceiling
-from mamf.choices import PEAK_SOURCES, PeakSource
 from mamf.dtypes import canonical_name
-from mamf.errors import IncomparableError, MamfWarning, RunLogError, UnavailableError, UsageError
+from mamf.errors import (
+    PEAK_SOURCES,
+    IncomparableError,
+    MamfWarning,
+    PeakSource,
+    RunLogError,
+    UnavailableError,
+    UsageError,
+    require_known,
+    shorten,
+)
 from mamf.files import packaged_rows
-from mamf.limits import require_known, shorten
+from mamf.measurement import DATASHEET, PUBLISHED, Rate
 from mamf.operations.matmul.operation import problem_for
 from mamf.operations.unknown import is_of_products
 from mamf.peaks import (
@@ -37,14 +46,13 @@ from mamf.peaks import (
     find_peak,
     listed_peak,
 )
+from mamf.plans import CEILINGS
 from mamf.plugins.discovery import open_backend
-from mamf.rate import DATASHEET, PUBLISHED, Rate
-from mamf.regime_names import CEILINGS
 
 FIGURES, NOTICE = Path("published", "figures.csv"), Path("published", "NOTICE.md")
 SHIPPED = "published.csv"
 _USUAL_DTYPES = ("bfloat16", "float16", "float32")
-#: Figures of devices that differ by less are one figure: datasheets round.
+#: Devices whose figures differ by less than this share have the same figure: datasheets round.
 _ROUNDING = 0.01
 
 
@@ -57,21 +65,24 @@ def peak(
     name: str | None = None,
     source: PeakSource | None = None,
 ) -> Rate:
-    """How fast a device multiplies: measured on it (``mamf find`` leaves that), contributed for its kind, or promised
-    by its datasheet, the first that is there.
+    """Return the highest known matmul rate of a device, from the best source that is available.
 
-    - ``device``: by default the one that this process uses, of the first accelerator or else the CPU; an index, a name
-      of ``mamf backends`` with or without an index (``cuda:1``), or an open backend. Opening another makes it current.
-    - ``dtype``: by default the device's own, as ``mamf.find`` takes it.
+    The sources are tried in this order: a ceiling measured on the device (``mamf find`` stores it), a ceiling
+    contributed for the same model, and the datasheet's dense peak.
+
+    - ``device``: an index, a name from ``mamf backends`` with or without an index (``cuda:1``), or an open backend. The
+      default is the current device of the first accelerator, or the CPU. A device that is opened becomes current.
+    - ``dtype``: the default is the device's default dtype, as in ``mamf.find``.
     - ``regime``: ``burst`` or ``sustained``.
-    - ``anyway``: take a contributed figure of another power limit or unit count.
-    - ``name``: instead of ``device``, any listed device, here or not: torch's name (``NVIDIA H100 80GB HBM3``) or a
-      common one (``h100 sxm``). Needs no torch. After contributed figures, those that other people published count.
-    - ``source``: only ``measured``, ``contributed``, ``published`` or ``datasheet`` figures.
+    - ``anyway``: accept a contributed ceiling for another power limit or number of compute units.
+    - ``name``: a listed device instead of ``device``; it need not be in this machine. Takes torch's name
+      (``NVIDIA H100 80GB HBM3``) or a common one (``h100 sxm``), needs no torch, and also considers figures that other
+      people published.
+    - ``source``: use only ``measured``, ``contributed``, ``published`` or ``datasheet`` figures.
 
-    Raises UnavailableError where nothing is known of the device, IncomparableError where what is contributed is of
-    another power limit or unit count, UnknownNameError for a dtype, regime or source, UsageError for a name that means
-    no device or several with different figures.
+    Raises UnavailableError if no figure is known, IncomparableError if the contributed ceiling is for another power
+    limit or number of compute units, UnknownNameError for an unknown dtype, regime or source, and UsageError if
+    ``name`` matches no device, or several with different figures.
 
     >>> peak = mamf.peak("simulated", "bfloat16")
     >>> peak.source, f"{peak.tflops:.1f} TFLOPS"
@@ -85,18 +96,18 @@ def peak(
         if device is not None:
             raise UsageError("give a device or a name, not both")
         return peaks_by_name(name, dtype, regime, source)[0]
-    backend = opened(device)
+    backend = resolve_backend(device)
     info, dtype = backend.info, backend.resolve_dtype(canonical_name(dtype or backend.default_dtype))
     finders = {
-        "measured": lambda: _measured(backend, dtype, regime),
-        "contributed": lambda: _contributed(info, dtype, regime, anyway),
+        "measured": lambda: _find_measured(backend, dtype, regime),
+        "contributed": lambda: _find_contributed(info, dtype, regime, anyway),
         "datasheet": lambda: datasheet_peak(info, dtype),
     }
     known = _first(find() for kind, find in finders.items() if source in (None, kind))
     if known is None:
         raise UnavailableError(
-            f"nothing is known of {dtype} on {info.name}: nobody contributed its ceiling and no datasheet of it is "
-            f"listed; measure it: {_command(dtype)}"
+            f"no {dtype} peak is known for {info.name}: neither a contributed ceiling nor a datasheet figure exists; "
+            f"measure it: {_find_command(dtype)}"
         )
     return known
 
@@ -104,27 +115,27 @@ def peak(
 def peaks_by_name(
     name: str, dtype: str | None = None, regime: str = "sustained", source: PeakSource | None = None
 ) -> list[Rate]:
-    """All that is known of a device by name; the answer of :func:`peak` comes first. Raises its errors."""
+    """Return all known figures of a device by name, the one that :func:`peak` returns first. Raises the same errors."""
     devices = find_devices(name)
     for each in [canonical_name(dtype)] if dtype else _USUAL_DTYPES:
-        known = [_rates_of(device, each, regime, source) for device in devices]
+        known = [_known_rates(device, each, regime, source) for device in devices]
         if any(known):
             return _require_one_figure(name, devices, known)
     raise UnavailableError(
-        f"nothing is listed for {devices[0].name}, {dtype or 'any usual dtype'}, source {source or 'any'}"
+        f"no figure is listed for {devices[0].name}, {dtype or 'any usual dtype'}, source {source or 'any'}"
     )
 
 
-def _rates_of(device: NamedDevice, dtype: str, regime: str, source: PeakSource | None) -> list[Rate]:
-    """The best first; empty without a figure of this regime and source."""
-    # Its adapter knows which format of fp8 a device supports.
+def _known_rates(device: NamedDevice, dtype: str, regime: str, source: PeakSource | None) -> list[Rate]:
+    """Return a device's figures, the best source first. Empty if none has this regime and source."""
+    # Without its backend it is unknown which fp8 format the device supports.
     dtypes = ("float8_e4m3fn", "float8_e4m3fnuz") if dtype == "fp8" else (dtype,)
     other = next(each for each in CEILINGS if each != regime)
     found = [
-        _first(_highest_contributed(device, regime, each) for each in dtypes),
-        _first(_published(device, each) for each in dtypes),
-        _first(_promise(listed_peak(device.device, each), device.name, each) for each in dtypes),
-        _first(_highest_contributed(device, other, each) for each in dtypes),
+        _first(_find_highest_contributed(device, regime, each) for each in dtypes),
+        _first(_find_published(device, each) for each in dtypes),
+        _first(_describe_datasheet_rate(listed_peak(device.device, each), device.name, each) for each in dtypes),
+        _first(_find_highest_contributed(device, other, each) for each in dtypes),
     ]
     known = [each for each in found if each and source in (None, each.source)]
     return known if known and known[0].regime in (None, regime) else []
@@ -135,30 +146,33 @@ def _first(found: Iterable[Rate | None]) -> Rate | None:
 
 
 def _require_one_figure(name: str, devices: Sequence[NamedDevice], known: Sequence[list[Rate]]) -> list[Rate]:
-    """What all these devices have in common. Choosing one of several cards that differ would often be wrong."""
+    """Return the rates that a name stands for. Raises UsageError if its devices have different figures.
+
+    ``known``: the rates of each of ``devices``.
+    """
     rates = [each[0].rate if each else 0.0 for each in known]
     if max(rates) > (1 + _ROUNDING) * min(rates):
         figures = [f"{device.name} ({rate:g})" for device, rate in zip(devices, rates, strict=True)]
         listed = ", ".join(figures).replace("(0)", "(none)")
-        raise UsageError(f"{shorten(name)!r} may be one of several devices; name one, in TFLOPS: {listed}")
+        raise UsageError(f"{shorten(name)!r} matches several devices; name one of these (TFLOPS): {listed}")
     lowest = known[rates.index(min(rates))]
     return lowest if len(devices) == 1 else [replace(lowest[0], device=name)]
 
 
 def measured_peak(device: int | str | Backend | None, dtype: str, regime: str = "sustained") -> Rate:
-    """As :func:`peak`, but measured, here or on a device of the same kind. Also raises UnavailableError if only a
-    datasheet is known, or if the interval of what was measured is unknown.
+    """Return a measured or contributed ceiling. Raises the errors of :func:`peak`, and UnavailableError if only the
+    datasheet's figure is known or the ceiling has no interval.
     """
     known = peak(device, dtype, regime)
     if known.source == "datasheet":
-        raise UnavailableError(f"a datasheet's figure is no ceiling; measure it: {_command(dtype)}")
+        raise UnavailableError(f"only a datasheet's peak is known, no ceiling; measure it: {_find_command(dtype)}")
     if known.interval is not None and not known.interval.is_known:
-        raise UnavailableError(f"the ceiling of {known.device} is too noisy for shares of it: {_command(dtype)}")
+        raise UnavailableError(f"the ceiling of {known.device} is too noisy; measure it again: {_find_command(dtype)}")
     return known
 
 
-def opened(device: int | str | Backend | None) -> Backend:
-    """Raises UnavailableError or UnknownNameError."""
+def resolve_backend(device: int | str | Backend | None) -> Backend:
+    """Open the device that ``device`` names. Raises UnavailableError or UnknownNameError."""
     if isinstance(device, Backend):
         return device
     if device is None or isinstance(device, int):
@@ -167,65 +181,65 @@ def opened(device: int | str | Backend | None) -> Backend:
     return open_backend(name, int(index)) if colon and index.isdecimal() else open_backend(device, None)
 
 
-def _command(dtype: str) -> str:
+def _find_command(dtype: str) -> str:
     return f"mamf find --dtype {dtype}"
 
 
-def _measured(backend: Backend, dtype: str, regime: str) -> Ceiling | None:
-    from mamf.logs.found import cached_ceiling  # here, because a look-up by name reads no log
+def _find_measured(backend: Backend, dtype: str, regime: str) -> Ceiling | None:
+    from mamf.logs.found import cached_ceiling  # imported here because a lookup by name reads no log
 
     problem = problem_for(backend, dtype)
     for each in (problem, replace(problem, fast_accumulation=True)):
         try:
             ceiling = cached_ceiling(backend.info, each, regime)
         except RunLogError as error:
-            warnings.warn(f"not used: {error}", MamfWarning, stacklevel=3)
+            warnings.warn(f"measured ceiling ignored: {error}", MamfWarning, stacklevel=3)
             continue
         if ceiling is not None:
             is_this = backend.info.uuid_hash is not None or not backend.is_accelerator
-            which = "this very device" if is_this else "a device of this name in this machine"
+            which = "this device" if is_this else "a device with this name in this machine"
             when = ceiling.date[:10] + ("" if ceiling.tier == "complete" else f", {ceiling.tier}")
             what = f"{ceiling.dtype} at {ceiling.shape} by {ceiling.kernel}"
             return replace(ceiling, description=f"measured on {which}, {when}: {what}")
     return None
 
 
-def _contributed(info: DeviceInfo, dtype: str, regime: str, anyway: bool) -> Rate | None:
-    # Virtual machines give many CPUs one name.
-    rows = _contributed_by([info.name], dtype, regime) if info.is_accelerator else []
+def _find_contributed(info: DeviceInfo, dtype: str, regime: str, anyway: bool) -> Rate | None:
+    # Virtual machines give different CPUs the same name.
+    rows = _contributed_rates_for([info.name], dtype, regime) if info.is_accelerator else []
     if not rows:
         return None
-    row = min(rows, key=lambda each: bool(_differences(each, info)))
-    differences = _differences(row, info)
+    row = min(rows, key=lambda each: bool(_describe_differences(each, info)))
+    differences = _describe_differences(row, info)
     if differences and not anyway:
         raise IncomparableError(
-            f"the ceiling contributed for {info.name} is of {differences}: measure this one ({_command(dtype)}), "
-            "or take it anyway (--anyway, mamf.peak(anyway=True))"
+            f"the ceiling contributed for {info.name} has {differences}: measure this device "
+            f"({_find_command(dtype)}), or use it anyway (--anyway, mamf.peak(anyway=True))"
         )
-    return _with_origin(row, f", although of {differences}" if differences else "")
+    return _with_origin(row, f", although it has {differences}" if differences else "")
 
 
-def _contributed_by(names: Collection[str], dtype: str, regime: str) -> list[ContributedRate]:
-    """The rows for devices of these names; those with fast accumulation only if there are no others."""
+def _contributed_rates_for(names: Collection[str], dtype: str, regime: str) -> list[ContributedRate]:
+    """Return the contributed rates of these devices. Rates with fast accumulation only if there are no others."""
     rows = [row for row in contributed_rates() if row.device in names and row.regime == regime]
     exact = [row for row in rows if row.dtype == dtype]
     return exact or [row for row in rows if row.dtype == f"{dtype}, fast accumulation"]
 
 
-def _highest_contributed(device: NamedDevice, regime: str, dtype: str) -> Rate | None:
-    rows = _contributed_by(device.names, dtype, regime)
+def _find_highest_contributed(device: NamedDevice, regime: str, dtype: str) -> Rate | None:
+    rows = _contributed_rates_for(device.names, dtype, regime)
     return _with_origin(max(rows, key=lambda row: row.rate)) if rows else None
 
 
 def _with_origin(row: ContributedRate, remark: str = "") -> Rate:
     limit = f"{row.power_limit_watts:g} W" if row.power_limit_watts else ""
     conditions = ", ".join(filter(None, (row.date, limit, row.software)))
-    what = f"{row.dtype}, {row.reference} ({conditions}); cards differ: {_command(row.dtype.partition(',')[0])}"
+    what = f"{row.dtype}, {row.reference} ({conditions}); cards differ: {_find_command(row.dtype.partition(',')[0])}"
     return replace(row, description=f"contributed for {row.device}{remark}: {what}")
 
 
-def _differences(row: ContributedRate, info: DeviceInfo) -> str:
-    """How the build and power limit of the measured device differ from this one, as far as they are known."""
+def _describe_differences(row: ContributedRate, info: DeviceInfo) -> str:
+    """Describe how compute units and power limit of ``row`` and of the device differ; empty if they do not."""
     units = ("compute units", row.compute_units, info.compute_units)
     limits = ("W", row.power_limit_watts, info.power_limit_watts)
     return ", ".join(
@@ -236,26 +250,28 @@ def _differences(row: ContributedRate, info: DeviceInfo) -> str:
 
 
 def datasheet_peak(info: DeviceInfo, dtype: str) -> Rate | None:
-    """The dense figure that a device's vendor promises, or None if no figure is listed."""
-    return _promise(find_peak(info.name, dtype, info.compute_units), info.name, dtype)
+    """Return the dense peak from the device's datasheet, or None if none is listed."""
+    return _describe_datasheet_rate(find_peak(info.name, dtype, info.compute_units), info.name, dtype)
 
 
-def _promise(listed: DatasheetRate | None, device: str, dtype: str) -> Rate | None:
+def _describe_datasheet_rate(listed: DatasheetRate | None, device: str, dtype: str) -> Rate | None:
     if listed is None:
         return None
-    description = f"datasheet of {listed.origin}, dense {listed.dtype}; no kernel reaches it: {_command(dtype)}"
+    description = f"datasheet of {listed.origin}, dense {listed.dtype}; no kernel reaches it: {_find_command(dtype)}"
     return replace(listed, dtype=dtype, device=device, description=description)
 
 
 @functools.cache
 def published_rates() -> dict[tuple[str, str], dict[str, str]]:
-    """The published figures that ship with this package: the row of the highest by device, as peaks.csv names it, and
-    dtype. ``statistic``: of how many. ``accelerator``: as people call it. Texts are as published: escape them.
+    """Read the published figures that this package ships: the highest, by device (as in peaks.csv) and dtype.
+
+    Column ``statistic``: how the figure was chosen and from how many. ``accelerator``: its publisher's name for it.
+    The texts come from other people: escape them before use in a page.
     """
     return {(row["device"], row["dtype"]): row for row in packaged_rows(SHIPPED)}
 
 
-def _published(device: NamedDevice, dtype: str) -> Rate | None:
+def _find_published(device: NamedDevice, dtype: str) -> Rate | None:
     row = published_rates().get((device.device, dtype))
     if row is None:
         return None
@@ -265,14 +281,14 @@ def _published(device: NamedDevice, dtype: str) -> Rate | None:
         dtype=dtype,
         device=device.name,
         source="published",
-        description=f"{PUBLISHED}, for {row['accelerator']}: {dtype}, {said}; measure it: {_command(dtype)}",
+        description=f"{PUBLISHED}, for {row['accelerator']}: {dtype}, {said}; measure it: {_find_command(dtype)}",
         tier=PUBLISHED,
         reference=row["source"],
     )
 
 
 def place_among_known(ceiling: Ceiling, device: Mapping[str, Any]) -> str:
-    """Where a ceiling stands among those of other cards of its model and power limit; empty if none is known."""
+    """Compare a ceiling with those of other cards of its model and power limit. Empty if none is known."""
     if not is_of_products(ceiling.problem.operation) or ceiling.problem.data != "normal":
         return ""
     for known in contributed_for(device["name"], device["compute_units"], ceiling.dtype):

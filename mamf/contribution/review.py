@@ -1,4 +1,4 @@
-"""The review of a log by all rules, and where in results/ it belongs."""
+"""Reviews a log by all rules and decides where in results/ it belongs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from mamf.contribution.collection import MAINTAINERS, SUBMITTERS, submitter_findings
+from mamf.contribution.collection import MAINTAINERS, SUBMITTERS, check_submitters
 from mamf.contribution.known_ceilings import FIGURES, NOTICE
 from mamf.contribution.rules import (
     DISTINCTIVE_SAMPLES,
@@ -19,13 +19,12 @@ from mamf.contribution.rules import (
     TIERS,
     Evidence,
     Finding,
-    legacy_findings,
-    private_findings,
+    check_legacy_run,
+    check_private_texts,
 )
-from mamf.errors import RunLogError, UsageError
+from mamf.errors import RunLogError, UsageError, shorten
 from mamf.files import numbered
 from mamf.kinds.registry import kind_of
-from mamf.limits import shorten
 from mamf.logs.legacy import TIER, FinderRun, legacy_run
 from mamf.logs.run_log import (
     MALFORMED,
@@ -40,25 +39,24 @@ from mamf.logs.run_log import (
 from mamf.operations.unknown import is_of_products
 from mamf.plans import EXPLAIN, FIND, ROOFLINE, SWEEP
 from mamf.plugins.discovery import own_operations
-from mamf.report.document import Answer, Block, Column, Document, Lines, Table
-from mamf.report.text import counted
+from mamf.report.document import Answer, Block, Column, Document, Lines, Table, counted
 
-# Names of devices on Windows, which cannot be names of folders.
+# Windows reserves these names, so no folder can have them.
 _RESERVED = re.compile(r"con|prn|aux|nul|(?:com|lpt)\d")
 
 # -- where a log belongs -----------------------------------------------------------------------------------------------
 
 
-def folder_of(device_name: str) -> str:
-    """``NVIDIA H100 80GB HBM3`` -> ``nvidia-h100-80gb-hbm3``."""
-    name = slug([device_name])
+def folder_name(device_name: str) -> str:
+    """Return the folder in results/ for a device, such as ``nvidia-h100-80gb-hbm3`` for ``NVIDIA H100 80GB HBM3``."""
+    name = make_slug([device_name])
     if not name:
         return "unknown-accelerator"
     return f"{name}-accelerator" if _RESERVED.fullmatch(name) else name
 
 
-def name_of(header: Mapping[str, Any]) -> str:
-    """The file name of a run: command or operation, kernels of matmul, dtypes, directions, regimes and start (UTC)."""
+def file_name(header: Mapping[str, Any]) -> str:
+    """Return a log's file name in results/: command or operation, kernel, dtypes, directions, regimes and start."""
     plan = header["plan"]
     command, problems = plan["command"], plan["problems"]
     names_command = is_of_products(plan["operation"]) and command in (SWEEP, FIND)
@@ -69,30 +67,30 @@ def name_of(header: Mapping[str, Any]) -> str:
         *(problem["dtype"] + ("-fast" if problem.get("fast_accumulation") else "") for problem in problems),
         *(problem["direction"] for problem in problems if "direction" in problem),
         *plan["regimes"],
-        moment(header["started"]),
+        format_start(header["started"]),
     ]
-    return f"{slug(parts)}.jsonl"
+    return f"{make_slug(parts)}.jsonl"
 
 
-def legacy_name_of(run: FinderRun) -> str:
-    """The file name of an imported run of mamf-finder."""
-    started = moment(run.started) if run.started else "undated"
-    return f"{slug(['mamf-finder', run.version or '', run.dtype or '', started])}.jsonl"
+def legacy_file_name(run: FinderRun) -> str:
+    """Return the file name in results/ for an imported run of mamf-finder."""
+    started = format_start(run.started) if run.started else "undated"
+    return f"{make_slug(['mamf-finder', run.version or '', run.dtype or '', started])}.jsonl"
 
 
-def lies_at(actual: Path, place: Path) -> bool:
-    """Whether ``actual`` is this place, or the numbered place of another run that began in the same second."""
+def is_at_place(actual: Path, place: Path) -> bool:
+    """Return whether ``actual`` is ``place`` or, if several runs began in the same second, ``place`` with a number."""
     own = re.fullmatch(re.escape(place.stem) + r"(-([2-9]|[1-9]\d+))?", actual.stem)
     return own is not None and actual.with_stem(place.stem) == place
 
 
-def moment(iso: str) -> str:
-    """An ISO time as in a file name; raises ValueError for any other text."""
+def format_start(iso: str) -> str:
+    """Format an ISO time for a file name. Raises ValueError for any other text."""
     return datetime.fromisoformat(iso).strftime("%Y%m%d-%H%M%S")
 
 
-def slug(parts: Iterable[str]) -> str:
-    """Lower-case words joined by dashes; each part once."""
+def make_slug(parts: Iterable[str]) -> str:
+    """Join parts by dashes, in lower case and without repeated parts."""
     texts = (re.sub(r"[^a-z0-9_]+", "-", part.lower()).strip("-") for part in dict.fromkeys(parts))
     return "-".join(text for text in texts if text)
 
@@ -102,8 +100,10 @@ def slug(parts: Iterable[str]) -> str:
 
 @dataclass(frozen=True)
 class Review:
-    """What the rules say of a log. ``tier``: complete, interrupted or legacy; None when it cannot be read. ``place``:
-    where it belongs within results/. ``samples``: what identifies the samples of its rows, within this process.
+    """The findings about a log.
+
+    ``tier``: complete, interrupted or legacy; None for an unreadable log. ``place``: where in results/ it belongs.
+    ``samples``: hashes of the samples of each row, valid in this process only.
     """
 
     path: Path
@@ -116,124 +116,125 @@ class Review:
         return any(not finding.is_warning for finding in self.findings)
 
 
-def review(path: Path, seen: Seen | None = None) -> Review:
-    """All findings about a log; an unreadable log is also a finding. Never raises for the file's contents. ``seen``:
-    called with the number of bytes read.
+def review_log(path: Path, seen: Seen | None = None) -> Review:
+    """Review a log. Its contents never raise an error: an unreadable log gets a finding. ``seen``: called with the
+    number of bytes read.
     """
     try:
-        return _review(path, seen)
+        return _apply_rules(path, seen)
     except (*MALFORMED, RecursionError) as error:
-        return Review(path, (_unreadable(path, error),))
+        return Review(path, (_unreadable_finding(path, error),))
 
 
-def _review(path: Path, seen: Seen | None) -> Review:
+def _apply_rules(path: Path, seen: Seen | None) -> Review:
     records = parse_records(path, lines_of(path, seen))
     first = next(records)
-    findings, header = list(_as_bytes(path)), first[1]
+    findings, header = list(_check_bytes(path)), first[1]
     if why := why_unreadable(path, header.get("schema")):
         return Review(path, (Finding("schema", why, 1),))
     if header.get("tier") == TIER:
         return _legacy_review(path, itertools.chain([first], records), findings)
     whole = (first, *records)
     for line, record in whole:
-        findings += private_findings(line, record)
+        findings += check_private_texts(line, record)
     plan = header.get("plan", {})  # a profile has none
     named = {each["operation"] for each in (plan, *(record for _, record in whole)) if "operation" in each}
     if foreign := sorted(named - own_operations()):
-        message = f"{shorten(', '.join(foreign))}: results/ collects mamf's own operations, and no other is imported"
+        message = f"{shorten(', '.join(foreign))}: results/ collects only operations that are part of mamf"
         return Review(path, (*findings, Finding("unknown-operation", message, 1)))
     try:
         log = run_log_of(path, whole)
     except RunLogError as error:
-        return Review(path, (*findings, _unreadable(path, error)))
+        return Review(path, (*findings, _unreadable_finding(path, error)))
     if log.counter_records or not kind_of(log.plan).is_collected:
         what = f"a log of 'mamf {'counters' if log.counter_records else log.plan.kind}'"
         return Review(path, (*findings, Finding("kind", f"{what}: results/ does not collect it")))
     evidence = Evidence(whole, log)
     for rule in RULES:
         findings += rule(evidence)
-    place = Path(folder_of(header["device"]["name"]), name_of(header))
+    place = Path(folder_name(header["device"]["name"]), file_name(header))
     samples = frozenset(hash(row.samples) for _, _, row in evidence.rows if len(row.samples) >= DISTINCTIVE_SAMPLES)
     return Review(path, tuple(findings), log.tier, place, samples)
 
 
 def _legacy_review(path: Path, records: Iterator[tuple[int, dict[str, Any]]], findings: list[Finding]) -> Review:
-    """Each record is judged in passing: such a log can have a million rows."""
+    """Review a log that was imported from mamf-finder, as a stream: it can have a million rows."""
 
-    def judged() -> Iterator[dict[str, Any]]:
+    def check_records() -> Iterator[dict[str, Any]]:
         for line, record in records:
-            findings.extend(private_findings(line, record))
+            findings.extend(check_private_texts(line, record))
             yield record
 
-    run = legacy_run(path, judged())
-    findings += legacy_findings(run)
+    run = legacy_run(path, check_records())
+    findings += check_legacy_run(run)
     figures = hash((run.started, *(f"{row.shape} {row.tflops}" for row in run.rows)))
-    place = Path(folder_of(run.device or ""), legacy_name_of(run))
+    place = Path(folder_name(run.device or ""), legacy_file_name(run))
     return Review(path, tuple(findings), TIER, place, frozenset([figures]))
 
 
-def _unreadable(path: Path, error: Exception) -> Finding:
+def _unreadable_finding(path: Path, error: Exception) -> Finding:
     return Finding("unreadable", describe_error(error).removeprefix(f"{path}").lstrip(",: "))
 
 
-def _as_bytes(path: Path) -> Iterator[Finding]:
+def _check_bytes(path: Path) -> Iterator[Finding]:
     data = path.read_bytes()
     if data and not data.endswith(b"\n") and b"\n" in data:
-        yield Finding("truncated", "the last line is incomplete: --resume the run, or cut the line off")
+        yield Finding("truncated", "the last line is incomplete: --resume the run, or delete the line")
     if b"\r" in data or data.startswith(b"\xef\xbb\xbf"):
-        yield Finding("unreadable", "an editor changed its line ends or put a mark before it")
+        yield Finding("unreadable", "an editor changed the line endings or added a byte order mark: undo that")
     for number, line in enumerate(data.split(b"\n"), start=1):
         for name in repeated_fields(line):
-            yield Finding("repeated-field", f"an object has the field {name!r} more than once: leave one", number)
+            yield Finding("repeated-field", f"an object has the field {name!r} more than once: keep one", number)
 
 
 def review_results(root: Path, paths: Iterable[Path], seen: Seen | None = None) -> list[Review]:
-    """Reviews of logs in a results folder: each in its place, each once, each with its submitter. The last review is of
-    submitters.txt, if something is wrong with it.
+    """Review the logs of a results folder, also for wrong places, copied samples and missing submitters.
+
+    If submitters.txt has errors, the last review is of that file.
     """
     reviews: dict[Path, Review] = {}
     owners: dict[int, Path] = {}
     for path in paths:
-        found = review(path, seen)
+        found = review_log(path, seen)
         place, more = path.relative_to(root), []
-        if found.place is not None and not lies_at(place, found.place):
-            more.append(Finding("misplaced", f"belongs to {root.name}/{found.place}"))
+        if found.place is not None and not is_at_place(place, found.place):
+            more.append(Finding("misplaced", f"move it to {root.name}/{found.place}"))
         if copied := {owners.setdefault(each, place) for each in found.samples} - {place}:
-            more.append(Finding("duplicate", f"has samples of {min(copied)}"))
+            more.append(Finding("duplicate", f"has the same samples as {min(copied)}: remove one of the two logs"))
         reviews[path] = replace(found, findings=(*found.findings, *more))
-    for path, finding in submitter_findings(root, [path.relative_to(root) for path in reviews]):
+    for path, finding in check_submitters(root, [path.relative_to(root) for path in reviews]):
         found = reviews.get(path, Review(path, ()))
         reviews[path] = replace(found, findings=(*found.findings, finding))
     return list(reviews.values())
 
 
 def review_strays(root: Path, files: Iterable[Path]) -> list[Review]:
-    """Reviews of the files in a results folder that are no logs, and that neither mamf nor its workflows write."""
+    """Review the files in a results folder that do not belong there: neither logs nor files that mamf writes."""
     written = {root / each for each in (FIGURES, NOTICE, SUBMITTERS, MAINTAINERS)}
     strays = [path for path in files if path.suffix != ".jsonl" and path.name != "README.md" and path not in written]
-    found = Finding("misplaced", "results/ has only run logs (*.jsonl) and what mamf and its workflows write")
+    found = Finding("misplaced", "results/ has only run logs (*.jsonl) and files that mamf writes: remove it")
     return [Review(path, (found,)) for path in strays]
 
 
 def find_free_place(found: Review, root: Path) -> Path:
-    """The first free place for a log in the results folder. Raises UsageError if this run is already there, or if the
-    log does not say where it belongs.
+    """Return the first free path for a log in the results folder ``root``. Raises UsageError if the run is already
+    there, or if the log is too broken to have a place.
     """
     if found.place is None:
-        raise UsageError(f"{found.path} cannot be placed: 'mamf results check' says why")
+        raise UsageError(f"{found.path} has no place in {root.name}/: 'mamf results check' says why")
     for target in (root / place for place in numbered(found.place)):
         if not target.exists():
             break
-        if review(target).samples & found.samples:
-            raise UsageError(f"{target} is there already: a run is submitted once")
+        if review_log(target).samples & found.samples:
+            raise UsageError(f"this run is already in {target}: submit each run once")
     return target
 
 
 # -- as a report -------------------------------------------------------------------------------------------------------
 
 
-def review_lines(found: Review, with_warnings: bool = True) -> list[str]:
-    """A line for each finding."""
+def format_findings(found: Review, with_warnings: bool = True) -> list[str]:
+    """Format each finding as one line."""
     return [
         f"{found.path}{'' if each.line is None else f':{each.line}'}: {each.level}: {each.rule}: {each.message}"
         for each in found.findings
@@ -242,13 +243,15 @@ def review_lines(found: Review, with_warnings: bool = True) -> list[str]:
 
 
 def reviews_document(reviews: Sequence[Review], named: Container[Path]) -> Document:
-    """``named``: logs whose warnings are printed too; the warnings of a whole folder would hide its errors."""
+    """Make the report of ``mamf results check``. ``named``: print only the warnings of these logs, because the warnings
+    of a whole folder would hide its errors.
+    """
 
     def records(review: Review) -> list[dict[str, object]]:
         names = ("rule", "level", "line", "message")
         return [{name: getattr(each, name) for name in names} for each in review.findings]
 
-    columns: list[Column[Review]] = [  # for json; people read lines
+    columns: list[Column[Review]] = [  # for JSON; people read the lines
         Column("path", "", lambda review: str(review.path)),
         Column("tier", "", lambda review: review.tier),
         Column("place", "", lambda review: review.place and review.place.as_posix()),
@@ -262,7 +265,7 @@ def reviews_document(reviews: Sequence[Review], named: Container[Path]) -> Docum
     verdict = f"{rejected} rejected" if rejected else "all accepted"
     more = f", {counted(warnings, 'warning')}" if warnings else ""
     blocks: list[Block] = [
-        Lines([line for each in reviews for line in review_lines(each, each.path in named)]),
+        Lines([line for each in reviews for line in format_findings(each, each.path in named)]),
         Table(columns, reviews, key="logs"),
         Answer([f"{len(reviews)} checked ({by_tier}): {verdict}{more}"]),
     ]

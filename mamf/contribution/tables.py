@@ -1,6 +1,4 @@
-"""The pages of results/: README.md, the matrix of all accelerators, and a README.md in the folder of each; and the file
-of ceilings that the package ships.
-"""
+"""Writes the README.md pages of results/ (one for all accelerators, one for each) and the ceilings that mamf ships."""
 
 from __future__ import annotations
 
@@ -18,22 +16,21 @@ from mamf.contribution.collection import (
     Collection,
     Leader,
     ResultRate,
-    best_attention,
-    best_kernels,
+    find_leaders,
+    format_software,
     kernel_title,
-    leaders,
-    part_confirmed,
-    software,
+    select_attention,
+    select_kernels,
+    split_confirmed,
 )
-from mamf.contribution.review import folder_of
+from mamf.contribution.review import folder_name
 from mamf.logs.legacy import FinderRun
 from mamf.logs.records import significant_digits
 from mamf.measurement import group_pairs
-from mamf.regime_names import CEILINGS
-from mamf.report.document import Column, Table, sensor_columns
+from mamf.plans import CEILINGS
+from mamf.report.document import Column, Table, csv_text, interval_cell, sensor_columns, significant, work_line
 from mamf.report.formats import table_text
 from mamf.report.shares import described_title, share_of
-from mamf.report.text import csv_text, interval_cell, significant, work_line
 from mamf.text import Markup, markdown_line, markdown_text
 
 _NOTE = "`mamf results table` writes this page from the logs; do not edit it."
@@ -60,9 +57,9 @@ RowT = TypeVar("RowT")
 
 
 def results_pages(collection: Collection) -> dict[Path, str]:
-    """Every page by its path in results/."""
-    entries = group_pairs((folder_of(each.device), each) for each in collection.entries)
-    legacy = group_pairs((folder_of(run.device or ""), (run, place)) for run, place in collection.legacy)
+    """Write all pages. Returns their Markdown by path in results/."""
+    entries = group_pairs((folder_name(each.device), each) for each in collection.entries)
+    legacy = group_pairs((folder_name(run.device or ""), (run, place)) for run, place in collection.legacy)
     parts = {
         folder: Collection(entries.get(folder, ()), legacy.get(folder, ()), collection.submitters)
         for folder in sorted({*entries, *legacy})
@@ -72,18 +69,18 @@ def results_pages(collection: Collection) -> dict[Path, str]:
 
 
 def _matrix_page(parts: Mapping[str, Collection]) -> str:
-    """The dtypes of most logs come first."""
+    """Write the page with a table of ceilings by accelerator and dtype. Dtypes with the most logs come first."""
     rates: dict[tuple[str, str], dict[str, float]] = {}
     counts: Counter[str] = Counter()
     for folder, part in parts.items():
-        confirmed = part_confirmed(part.of(PRODUCTS), part.submitters)[0]
+        confirmed = split_confirmed(part.in_table(PRODUCTS), part.submitters)[0]
         kept = [each for each in confirmed if each.tier == "complete" and each.regime in CEILINGS]
         counts.update(each.dtype for each in kept)
-        for best, _ in leaders(kept):
+        for best, _ in find_leaders(kept):
             rates.setdefault((folder, best.dtype), {})[best.regime] = best.rate
 
     def column(dtype: str) -> Column[str]:
-        return Column("", markdown_text(dtype), lambda folder: _cell(rates.get((folder, dtype), {})), Markup)
+        return Column("", markdown_text(dtype), lambda folder: _format_rates(rates.get((folder, dtype), {})), Markup)
 
     dtypes = sorted(counts, key=lambda dtype: (-counts[dtype], dtype))
     ranked = sorted(
@@ -101,7 +98,7 @@ def _device_name(part: Collection) -> str:
     return names[0] or "unknown"
 
 
-def _cell(rates: Mapping[str, float]) -> str | None:
+def _format_rates(rates: Mapping[str, float]) -> str | None:
     if not rates:
         return None
     burst, sustained = (significant(rates[regime]) if regime in rates else "-" for regime in CEILINGS)
@@ -112,18 +109,18 @@ def _device_page(part: Collection) -> str:
     ranked: dict[str, list[ResultRate]] = {}
     unconfirmed, interrupted = [], []
     for table in TABLES:
-        confirmed, others = part_confirmed(part.of(table), part.submitters)
+        confirmed, others = split_confirmed(part.in_table(table), part.submitters)
         ranked[table] = [entry for entry in confirmed if entry.tier == "complete"]
         interrupted += [entry for entry in confirmed if entry.tier != "complete"]
         unconfirmed += others
-    best = group_pairs((entry.row.operation, entry) for entry in best_kernels(ranked[OTHERS]))
+    best = group_pairs((entry.row.operation, entry) for entry in select_kernels(ranked[OTHERS]))
     legacy = sorted(part.legacy, key=lambda each: (each[0].device or "", each[0].dtype or "", str(each[1])))
     attention_title = "Attention: the best kernel by share of the measured ceiling (MAMFU)"
     sections = [
         f"# {markdown_text(_device_name(part))}\n\n{_NOTE} [All accelerators](../README.md)\n",
-        _section("Ceilings", ceiling_columns(), leaders(ranked[PRODUCTS]), f"{_WORDS}\n"),
-        _section(attention_title, [*attention_columns(), log_column()], best_attention(ranked[SHARES])),
-        *(_kernels(operation, entries) for operation, entries in best.items()),
+        _section("Ceilings", ceiling_columns(), find_leaders(ranked[PRODUCTS]), f"{_WORDS}\n"),
+        _section(attention_title, [*attention_columns(), log_column()], select_attention(ranked[SHARES])),
+        *(_kernel_section(operation, entries) for operation, entries in best.items()),
         _section(_CUT, [*entry_columns(), log_column()], _best_of_logs(interrupted)),
         _section(_UNCONFIRMED, [*entry_columns(), log_column()], _best_of_logs(unconfirmed)),
         _section(_LEGACY, _LEGACY_COLUMNS, [(run, place, name) for run, place in legacy for name in run.best]),
@@ -132,13 +129,13 @@ def _device_page(part: Collection) -> str:
 
 
 def _best_of_logs(entries: Iterable[ResultRate]) -> list[ResultRate]:
-    """The highest entry of each log, in the order of the logs."""
+    """Return the highest entry of each log, sorted by path."""
     groups = group_pairs((entry.place, entry) for entry in entries)
     return [max(groups[place], key=lambda entry: entry.rate) for place in sorted(groups)]
 
 
 def entry_columns() -> list[Column[ResultRate]]:
-    """Of a log whose figures are not ranked: the highest of them."""
+    """Return the columns for the best figure of a log that is not ranked."""
     return [
         text_column("what", lambda entry: entry.label),
         Column("", "rate", lambda entry: entry.rate, significant),
@@ -147,7 +144,7 @@ def entry_columns() -> list[Column[ResultRate]]:
 
 
 def _section(title: str, columns: Sequence[Column[RowT]], rows: Sequence[RowT], above: str = "") -> str:
-    """A table below its title; nothing without rows."""
+    """Write a title with a table below it. Without rows the result is empty."""
     return f"## {title}\n\n{above}{table_text(Table(columns, rows))}" if rows else ""
 
 
@@ -156,16 +153,16 @@ def text_column(title: str, read: Callable[[RowT], object]) -> Column[RowT]:
 
 
 def date_column() -> Column[ResultRate]:
-    """The day of the run."""
+    """Return the column with the day on which the run started."""
     return Column("", "date", lambda entry: entry.date[:10])
 
 
 def log_column() -> Column[ResultRate]:
-    return Column("", "log", lambda entry: link(entry.place), Markup)
+    return Column("", "log", lambda entry: link_to_log(entry.place), Markup)
 
 
 def ceiling_columns() -> list[Column[Leader]]:
-    """Of the best ceiling of an accelerator, with those of its other logs."""
+    """Return the columns of an accelerator's best ceiling. Column ``all`` is the range over all of its logs."""
 
     def share(row: Leader) -> str | None:
         peak = row[0].datasheet
@@ -181,15 +178,15 @@ def ceiling_columns() -> list[Column[Leader]]:
         Column("", "of the dense peak", share),
         *sensor_columns(lambda row: row[0].conditions),
         Column("", "J/TFLOP", lambda row: row[0].joules_per_tflop, "{:#.3g}".format),
-        text_column("by", lambda row: "find" if row[0].is_confirmed else "sweep"),
-        Column("", "all", lambda row: _span([each.rate for each in row[1]])),
-        text_column("software", lambda row: software(row[0].header)),
+        text_column("by", lambda row: "find" if row[0].is_ceiling else "sweep"),
+        Column("", "all", lambda row: _format_range([each.rate for each in row[1]])),
+        text_column("software", lambda row: format_software(row[0].header)),
         Column("", "date", lambda row: row[0].date[:10]),
-        Column("", "log", lambda row: link(row[0].place), Markup),
+        Column("", "log", lambda row: link_to_log(row[0].place), Markup),
     ]
 
 
-def _span(rates: Sequence[float]) -> str:
+def _format_range(rates: Sequence[float]) -> str:
     return f"{len(rates)}: {significant(min(rates))} to {significant(max(rates))}" if len(rates) > 1 else "1"
 
 
@@ -208,7 +205,7 @@ def attention_columns() -> list[Column[ResultRate]]:
     ]
 
 
-def _kernels(title: str, entries: Sequence[ResultRate]) -> str:
+def _kernel_section(title: str, entries: Sequence[ResultRate]) -> str:
     counts = markdown_line(f"{work_line(entry.row.work for entry in entries)}.")
     columns = [*kernel_columns(), log_column()]
     return _section(markdown_text(title[:1].upper() + title[1:]), columns, entries, f"{counts}\n\n")
@@ -229,11 +226,11 @@ def kernel_columns() -> list[Column[ResultRate]]:
     ]
 
 
-def link(place: Path) -> Markup:
+def link_to_log(place: Path) -> Markup:
     return Markup(f"[log]({quote(place.name)})")
 
 
-#: A figure of mamf-finder: its run, the place of the log, and its name.
+#: Columns of a mamf-finder figure. A row is the run, the path of its log and the name of the statistic.
 _LEGACY_COLUMNS: list[Column[tuple[FinderRun, Path, str]]] = [
     text_column("dtype", lambda row: row[0].dtype or "unknown"),
     text_column("version", lambda row: f"mamf-finder {row[0].version or 'of unknown version'}"),
@@ -243,7 +240,7 @@ _LEGACY_COLUMNS: list[Column[tuple[FinderRun, Path, str]]] = [
     Column("", "shapes", lambda row: "unknown" if row[0].tried is None else row[0].tried),
     text_column("run", lambda row: "complete" if row[0].is_complete else "interrupted"),
     Column("", "date", lambda row: row[0].started[:10] if row[0].started else "unknown"),
-    Column("", "log", lambda row: link(row[1]), Markup),
+    Column("", "log", lambda row: link_to_log(row[1]), Markup),
 ]
 
 
@@ -254,23 +251,24 @@ _MAX_SHAPES = 6
 
 
 def contributed_csv(collection: Collection) -> str:
-    """The highest confirmed ceiling of each kind of device, dtype and regime that a complete find with normal data
-    measured.
+    """Write the CSV file of contributed ceilings, the best for each device, build, power limit, dtype and regime.
+
+    Only confirmed ceilings of accelerators count, from complete searches with normal data.
     """
-    entries = part_confirmed(collection.of(PRODUCTS), collection.submitters)[0]
-    # Virtual machines give CPUs of all speeds one name, so that their figures are of no use elsewhere.
+    entries = split_confirmed(collection.in_table(PRODUCTS), collection.submitters)[0]
+    # Virtual machines give CPUs of different speed the same name, so their figures say nothing about other machines.
     kept = [
         entry
         for entry in entries
-        if entry.is_confirmed and entry.interval is not None and entry.tier == "complete" and entry.regime in CEILINGS
+        if entry.is_ceiling and entry.interval is not None and entry.tier == "complete" and entry.regime in CEILINGS
         if entry.header["device"]["is_accelerator"] and entry.header["plan"]["problems"][0]["data"] == "normal"
     ]
-    groups = group_pairs(((entry.device, *_build(entry), entry.dtype, entry.regime), entry) for entry in kept)
+    groups = group_pairs(((entry.device, *_build_key(entry), entry.dtype, entry.regime), entry) for entry in kept)
     rows = []
     for (device, units, watts, dtype, regime), found in sorted(groups.items()):
         fastest = sorted(found, key=lambda entry: entry.rate, reverse=True)
         best, shapes = fastest[0], list(dict.fromkeys(str(entry.row.shape) for entry in fastest))[:_MAX_SHAPES]
-        assert best.interval is not None, "others are left out"
+        assert best.interval is not None, "entries without an interval were dropped above"
         cards = {entry.uuid_hash: entry.rate for entry in reversed(fastest)}
         clock_hz = max(each.header["device"]["max_clock_hz"] or 0 for each in found)
         rows.append(
@@ -290,13 +288,13 @@ def contributed_csv(collection: Collection) -> str:
                 "cards": len(cards),
                 "lowest": significant_digits(min(cards.values())),
                 "date": best.date[:10],
-                "software": software(best.header),
+                "software": format_software(best.header),
             }
         )
     return csv_text(rows)
 
 
-def _build(entry: ResultRate) -> tuple[str, ...]:
-    """Unit count and power limit: devices with one name exist in several builds."""
+def _build_key(entry: ResultRate) -> tuple[str, ...]:
+    """Return compute units and power limit as text, because devices with the same name exist in several builds."""
     device: dict[str, Any] = entry.header["device"]
     return tuple("" if each is None else f"{each:g}" for each in (device["compute_units"], device["power_limit_watts"]))

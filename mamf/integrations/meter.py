@@ -17,13 +17,11 @@ from numbers import Real
 from typing import Any, NamedTuple
 
 from mamf.backend import Backend
-from mamf.contribution.known_ceilings import datasheet_peak, measured_peak, opened
+from mamf.contribution.known_ceilings import datasheet_peak, measured_peak, resolve_backend
 from mamf.dtypes import canonical_name
-from mamf.errors import MamfError, MamfWarning, UsageError
+from mamf.errors import MamfError, MamfWarning, UsageError, shorten, whole_number
 from mamf.integrations.model_flops import model_flops
-from mamf.limits import shorten, whole_number
-from mamf.measurement import TERA
-from mamf.rate import Rate
+from mamf.measurement import TERA, Rate
 
 #: FLOP in one dtype, or FLOP by dtype.
 Flops = float | Mapping[str, float]
@@ -163,7 +161,7 @@ class Meter:
         backend: int | str | Backend | None = None,
     ) -> None:
         check_options({name: value for name, value in locals().items() if name not in {"self", "model", "backend"}})
-        self.backend = opened(backend)
+        self.backend = resolve_backend(backend)
         self.dtype = self._name(dtype or self.backend.default_dtype)
         self.accumulation, self.warmup_steps = accumulation, warmup_steps
         self._copies, self._share = world_size // model_parallel, 1 / model_parallel

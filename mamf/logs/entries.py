@@ -41,11 +41,11 @@ class Entry:
     """A row of one log: the fields it is paired by, and its rate. Without a figure it is None; ``status`` says why.
 
     ``rounds``: the number of fresh visits behind a guard's figure. ``error``: of the figure between runs, if known.
-    ``cycles_used``: the share of the compute units' cycles, if known (mamf.cycles), and ``cycles_error``: its error
-    between cards. ``celsius``, ``per_degree``: the temperature, if known, and the relative loss of speed per degree.
-    ``seconds``: per launch. ``rates``: one per run, if several. ``device``: uuid or else index, if it is not the run's
-    first device. ``device_speed``: relative to the run's first device, None if unknown, with the half width of its
-    interval as a share.
+    ``cycles_used``: the share of the compute units' cycles, if known (mamf.plausibility), and ``cycles_error``: its
+    error between cards. ``celsius``, ``per_degree``: the temperature, if known, and the relative loss of speed per
+    degree. ``seconds``: per launch. ``rates``: one per run, if several. ``device``: uuid or else index, if it is not
+    the run's first device. ``device_speed``: relative to the run's first device, None if unknown, with the half width
+    of its interval as a share.
     """
 
     fields: Fields

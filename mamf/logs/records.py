@@ -19,11 +19,9 @@ from msgspec import UnsetType as Missing
 
 from mamf.calibration import ANEW, find_calibration
 from mamf.ceilings.ceiling import Ceiling
-from mamf.measurement import Conditions, Measurement, Status
+from mamf.measurement import Conditions, Measurement, Rate, Status
 from mamf.operations.unknown import operation_called
-from mamf.plans import MATMUL
-from mamf.rate import Rate
-from mamf.regime_names import require_regime
+from mamf.plans import MATMUL, require_regime
 from mamf.statistics import Interval, Repeatability, standard_deviation, summarize
 from mamf.timers import MAX_OVERHEAD_SECONDS, MIN_ACCURACY_SECONDS
 
@@ -185,7 +183,7 @@ class Summary(Struct, kw_only=True):
 
 
 class KnownCeiling(Struct, kw_only=True):
-    """What the shares of rows are of, where the run did not measure it: a mamf.rate.Rate."""
+    """What the shares of rows are of, where the run did not measure it: a mamf.measurement.Rate."""
 
     dtype: str
     regime: str

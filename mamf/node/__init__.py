@@ -1,1 +1,1 @@
-"""Measures all devices of one or more machines at once, to find slow, faulty and missing ones."""
+"""Measures all devices of one or more machines at the same time and finds slow, faulty and missing ones."""

@@ -1,4 +1,4 @@
-"""One watched process per device. A process that hangs, vanishes or fails is reported; the others continue."""
+"""Runs one child process per device and watches them. If one hangs, dies or fails, the others continue."""
 
 from __future__ import annotations
 
@@ -17,29 +17,31 @@ from mamf.errors import CRASH_SIGNALS
 
 #: Keys of a child's message: its current phase, why its device failed, the device's bus address.
 PHASE, FAILURE, ADDRESS = "phase", "failure", "address"
-#: Likewise: a line that the child printed to stderr.
+#: Key of a message with a line that the child printed to stderr.
 WARNING = "warning"
-#: The phase of a child that waits for the others.
+#: The phases of a child that waits for the others, and of one that measures together with them.
 WAITS, TOGETHER = "waits for the others", "together"
 _TICK_SECONDS = 0.5
 _MAX_END_SECONDS = 15.0
-#: Exit codes of children that ended as they should: also if their run was interrupted.
+#: Exit codes that are not failures: success, and an interrupted run.
 ENDED_WELL = (0, 130)
 
 
-class Event(NamedTuple):
-    """A message of a child (``said``), or its end (None) with the exit code and the last line of stderr."""
+class ChildEvent(NamedTuple):
+    """A message from a child or, if ``message`` is None, its end. ``last_line``: the last line of its stderr."""
 
     rank: int
-    said: Mapping[str, Any] | None
+    message: Mapping[str, Any] | None
     code: int = 0
-    words: str = ""
+    last_line: str = ""
 
 
 @dataclass
-class Watch:
-    """The state of the children. ``ranks``: all that were started. ``now``: a clock in seconds. ``ended_well``: exit
-    codes that are not failures.
+class ChildWatch:
+    """The state of all children, by rank.
+
+    ``ranks``: all children that were started. ``patience``: seconds without a message after which a child counts as
+    hanging. ``now``: a clock in seconds. ``ended_well``: exit codes that are not failures.
     """
 
     ranks: Sequence[int]
@@ -53,48 +55,51 @@ class Watch:
 
     def __post_init__(self) -> None:
         self.running = set(self.ranks)
-        self._heard = dict.fromkeys(self.ranks, self.now())
+        self._last_heard = dict.fromkeys(self.ranks, self.now())
 
-    def take(self, event: Event) -> None:
+    def handle(self, event: ChildEvent) -> None:
+        """Update the state with a message or the end of a child."""
         rank = event.rank
-        self._heard[rank] = self.now()
-        if event.said is not None:
-            if PHASE in event.said:
-                self.phases[rank] = str(event.said[PHASE])
-            if ADDRESS in event.said:
-                self.addresses[rank] = event.said[ADDRESS]
-            if event.said.get(FAILURE) and rank in self.running:
-                self.failures.setdefault(rank, str(event.said[FAILURE]))
+        self._last_heard[rank] = self.now()
+        if event.message is not None:
+            if PHASE in event.message:
+                self.phases[rank] = str(event.message[PHASE])
+            if ADDRESS in event.message:
+                self.addresses[rank] = event.message[ADDRESS]
+            if event.message.get(FAILURE) and rank in self.running:
+                self.failures.setdefault(rank, str(event.message[FAILURE]))
         elif rank in self.running:
             self.running.discard(rank)
             self.codes[rank] = event.code
             if event.code not in self.ended_well and rank not in self.failures:
                 signal = CRASH_SIGNALS.get(event.code, f"signal {-event.code}")
                 reason = f"killed by {signal}" if event.code < 0 else f"exit code {event.code}"
-                words = event.words.removeprefix("mamf: ") or reason
-                self.failures[rank] = f"it ended while it measured ({self.phases.get(rank, 'start')}): {words}"
+                words = event.last_line.removeprefix("mamf: ") or reason
+                self.failures[rank] = f"its process ended early (phase: {self.phases.get(rank, 'start')}): {words}"
 
     def all_wait(self) -> bool:
-        """Whether every child that runs waits for the others."""
+        """Return whether every running child waits for the others."""
         return all(self.phases.get(rank) == WAITS for rank in self.running)
 
-    def go_on(self) -> None:
-        """All that waited measure together now."""
+    def resume_all(self) -> None:
+        """Put all running children into the phase in which they measure together."""
         for rank in self.running:
-            self.phases[rank], self._heard[rank] = TOGETHER, self.now()
+            self.phases[rank], self._last_heard[rank] = TOGETHER, self.now()
 
-    def hanging(self) -> list[int]:
-        """Children that run, do not wait, and were silent for too long; each counts as failed from now on."""
+    def fail_hanging(self) -> list[int]:
+        """Mark children that sent nothing for too long as failed, unless they wait for others. Return their ranks."""
         late = self.now() - self.patience
-        found = [rank for rank in sorted(self.running) if self._heard[rank] < late and self.phases.get(rank) != WAITS]
+        found = [
+            rank for rank in sorted(self.running) if self._last_heard[rank] < late and self.phases.get(rank) != WAITS
+        ]
         for rank in found:
-            reason = f"it hangs: silent for {self.patience:.0f} s ({self.phases.get(rank, 'start')})"
+            reason = f"it hangs: no message for {self.patience:.0f} s (phase: {self.phases.get(rank, 'start')})"
             self.failures.setdefault(rank, reason)
         return found
 
 
-def parsed(line: str) -> dict[str, Any]:
-    """A child's message as a dict; empty for any other output."""
+def parse_message(line: str) -> dict[str, Any]:
+    """Parse a line of a child's stdout as a message. Returns an empty dict for any other output."""
     try:
         record = json.loads(line)
     except ValueError:
@@ -102,31 +107,33 @@ def parsed(line: str) -> dict[str, Any]:
     return record if isinstance(record, dict) else {}
 
 
-def watched(
-    watch: Watch,
+def watch_until_end(
+    watch: ChildWatch,
     processes: Mapping[int, Any],
-    events: Callable[[float], Event | None],
-    let_go: Callable[[], None],
-    on_event: Callable[[Event], None] = lambda event: None,
+    events: Callable[[float], ChildEvent | None],
+    release: Callable[[], None],
+    on_event: Callable[[ChildEvent], None] = lambda event: None,
 ) -> None:
-    """Watch until all children have ended: kill those that hang, and call ``let_go`` whenever all others wait.
-    ``events``: the next, or None after so many seconds.
+    """Watch all children until they have ended, and kill those that hang.
+
+    ``events``: returns the next event, or None if there is none within the given seconds. ``release``: called whenever
+    all running children wait for one another; it must let them continue.
     """
     while watch.running:
         event = events(_TICK_SECONDS)
         if event is not None:
-            watch.take(event)
+            watch.handle(event)
             on_event(event)
-        for rank in watch.hanging():
+        for rank in watch.fail_hanging():
             processes[rank].kill()
             watch.running.discard(rank)  # a process blocked in a driver survives the kill
         if watch.running and watch.all_wait():
-            watch.go_on()
-            let_go()
+            watch.resume_all()
+            release()
 
 
 def start_child(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[str]:
-    """Start a child in a new session: Ctrl-C reaches only the parent, which ends the child."""
+    """Start a child in a new session, so that Ctrl-C reaches only the parent, which then stops the child."""
     return subprocess.Popen(
         command,
         env=dict(environment),
@@ -139,9 +146,10 @@ def start_child(command: Sequence[str], environment: Mapping[str, str]) -> subpr
     )
 
 
-def shared_cores(processes: int) -> dict[str, str]:
-    """The environment that divides the cores among so many processes: by default each starts a torch thread per core,
-    and these threads spin while they wait.
+def divide_cores(processes: int) -> dict[str, str]:
+    """Return environment variables that divide the CPU cores among ``processes`` processes.
+
+    Without them each process starts a torch thread per core, and these threads take the cores from one another.
     """
     if processes < 2:
         return {}
@@ -150,30 +158,31 @@ def shared_cores(processes: int) -> dict[str, str]:
 
 
 class Children(contextlib.AbstractContextManager["Children"]):
-    """The child processes and their messages. Use as a context manager, which ends all of them."""
+    """The child processes and their messages. Use as a context manager, which stops all children on exit."""
 
     def __init__(self, commands: Mapping[int, Sequence[str]], environment: Mapping[str, str]) -> None:
-        self._events: queue.Queue[Event] = queue.Queue()
-        environment = {**shared_cores(len(commands)), **environment}
+        self._events: queue.Queue[ChildEvent] = queue.Queue()
+        environment = {**divide_cores(len(commands)), **environment}
         self.processes: dict[int, subprocess.Popen[str]] = {}
         try:
             for rank, command in commands.items():
                 self.processes[rank] = start_child(command, environment)
         except BaseException:
-            self.end()
+            self.stop()
             raise
         for rank, process in self.processes.items():
             threading.Thread(target=self._read, args=(rank, process), daemon=True).start()
 
     def send(self, rank: int, line: str) -> None:
-        """Send a line to a child. A child that is gone is ignored here: the watch notices its end."""
+        """Send a line to a child's stdin. If the child has ended, this does nothing: the watch notices its end."""
         stdin = self.processes[rank].stdin
         assert stdin is not None
         with contextlib.suppress(OSError):
             stdin.write(f"{line}\n")
             stdin.flush()
 
-    def next(self, seconds: float) -> Event | None:
+    def next(self, seconds: float) -> ChildEvent | None:
+        """Return the next event, or None if there is none within ``seconds``."""
         try:
             return self._events.get(timeout=seconds)
         except queue.Empty:
@@ -181,24 +190,24 @@ class Children(contextlib.AbstractContextManager["Children"]):
 
     def _read(self, rank: int, process: subprocess.Popen[str]) -> None:
         words: list[str] = []
-        complaints = threading.Thread(target=self._listen, args=(rank, process, words), daemon=True)
+        complaints = threading.Thread(target=self._forward_stderr, args=(rank, process, words), daemon=True)
         complaints.start()
         assert process.stdout is not None
         for line in process.stdout:
-            self._events.put(Event(rank, parsed(line)))
+            self._events.put(ChildEvent(rank, parse_message(line)))
         code = process.wait()
         complaints.join(timeout=1.0)
-        self._events.put(Event(rank, None, code, words[-1] if words else ""))
+        self._events.put(ChildEvent(rank, None, code, words[-1] if words else ""))
 
-    def _listen(self, rank: int, process: subprocess.Popen[str], words: list[str]) -> None:
-        """Pass on what a child prints to stderr, and keep the last line."""
+    def _forward_stderr(self, rank: int, process: subprocess.Popen[str], words: list[str]) -> None:
+        """Turn each line of a child's stderr into an event, and keep the last line in ``words``."""
         assert process.stderr is not None
         for line in filter(None, map(str.strip, process.stderr)):
             words[:] = [line]
-            self._events.put(Event(rank, {WARNING: line}))
+            self._events.put(ChildEvent(rank, {WARNING: line}))
 
-    def end(self) -> None:
-        """Ask all to end and to close their logs; then kill the rest."""
+    def stop(self) -> None:
+        """Ask all children to close their logs and end (SIGTERM), then kill those that are still running."""
         for process in self.processes.values():
             process.terminate()
         deadline = time.monotonic() + _MAX_END_SECONDS
@@ -210,4 +219,4 @@ class Children(contextlib.AbstractContextManager["Children"]):
 
     def __exit__(self, *raised: object) -> None:
         if any(process.poll() is None for process in self.processes.values()):
-            self.end()
+            self.stop()

@@ -1,4 +1,4 @@
-"""Measures one device, part by part, each with a separate log."""
+"""Measures one device of a node in parts (find, bandwidth, copies, ...), each with a separate log."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from mamf.backend import MIB, Backend
 from mamf.engine.runner import Named
 from mamf.engine.search.grid import plan_for
-from mamf.engine.strategies.verify import kernels_to_verify, verify_plan
+from mamf.engine.strategies.studies import kernels_to_verify, verify_plan
 from mamf.errors import UnavailableError
 from mamf.kinds.driver import Run
 from mamf.measurement import Measurement
@@ -21,34 +21,37 @@ from mamf.operations.bandwidth.shapes import BandwidthShape
 from mamf.operations.copies import CopyShape
 from mamf.operations.matmul.operation import problem_for
 from mamf.plans import NODE_BUDGET_SECONDS, Plan
-from mamf.plugins.discovery import operation
-from mamf.plugins.selection import choose_kernels
+from mamf.plugins.discovery import choose_kernels, operation
 
 # Seconds per row of bandwidth and copies.
 _ROW_SECONDS = 0.3
-# Peer copies are measured in so many turns.
+# Number of turns for copies between devices: neighbors never copy in the same turn.
 _TURNS = 3
-#: Called with the current activity, at least once per row: a silent device counts as hanging.
+#: Called with the current activity, at least once per row, because a device that sends nothing counts as hanging.
 OnProgress = Callable[[str], None]
-#: The share of the budget for the search. Each part after it gets the time that is left, or at least this share.
+#: The share of the budget for the search, and the minimum share for each later part, which gets the time left over.
 _FIND_SHARE, _MIN_SHARE = 1 / 2, 1 / 16
 
 
-class Sizes(NamedTuple):
-    """Shapes: of the largest bandwidth arrays, and of copies."""
+class PartShapes(NamedTuple):
+    """The maximum size of bandwidth arrays, and the size of copies."""
 
     array: BandwidthShape
-    copied: CopyShape
+    copy: CopyShape
 
 
-_OF_ACCELERATORS = Sizes(BandwidthShape(1024 * MIB), CopyShape(256 * MIB))
-# A CPU takes as long for these.
-_OF_HOSTS = Sizes(BandwidthShape(64 * MIB), CopyShape(16 * MIB))
+_OF_ACCELERATORS = PartShapes(BandwidthShape(1024 * MIB), CopyShape(256 * MIB))
+# Smaller, so that a CPU takes about as long as an accelerator.
+_OF_HOSTS = PartShapes(BandwidthShape(64 * MIB), CopyShape(16 * MIB))
 
 
 @dataclass
 class DeviceRun:
-    """One device of a node. Raises MamfError if the device cannot continue."""
+    """Measures one device of a node. Its methods raise MamfError if the device cannot continue.
+
+    ``seconds``: the budget of all parts together, except verification and copies between devices. ``verify_seconds``:
+    the budget of verification, or None to skip it.
+    """
 
     backend: Backend
     folder: Path
@@ -57,39 +60,41 @@ class DeviceRun:
     seconds: float = NODE_BUDGET_SECONDS
     verify_seconds: float | None = None
     on_progress: OnProgress = lambda text: None
-    #: Waits until all devices have called it. Returns whether to continue.
+    #: Waits until all devices have called it, and returns whether to continue.
     meet: Callable[[], bool] = lambda: True
 
-    def alone(self) -> None:
-        """Measure the parts that need no other device."""
+    def measure_alone(self) -> None:
+        """Measure the parts that do not involve other devices."""
         self._end = self.backend.now() + self.seconds
         for part in (*ALONE, VERIFIED) if self.verify_seconds else ALONE:
-            self._part(part)
+            self._run_part(part)
 
-    def together(self) -> None:
-        """Copy to the next device, in turns."""
+    def measure_together(self) -> None:
+        """Measure copies to the next device, in turns with the other devices."""
         for turn in range(_TURNS):
             if not self.meet():
                 return
             if turn == self._turn:
-                self._part("peers")
+                self._run_part("peers")
 
     @property
     def _turn(self) -> int:
-        """Copies of two neighbours in a ring hold each other back, unevenly: even devices copy, then odd ones, then the
-        last of an odd number, whose neighbours are one of each.
+        """The turn in which this device copies: 0 for even indices, 1 for odd ones.
+
+        Each device copies to the next one in a ring, and copies of neighbors would slow each other down. If the number
+        of devices is odd, the last one has turn 2, because its neighbors have turns 0 and 1.
         """
         index, count = self.backend.index, self.backend.device_count()
         return 2 if count % 2 and index == count - 1 else index % 2
 
-    def _part(self, part: str) -> None:
+    def _run_part(self, part: str) -> None:
         self.on_progress(part)
-        measure: Any = {"find": self._find, VERIFIED: self._verify}.get(part, self._kernels)
+        measure: Any = {"find": self._find_ceilings, VERIFIED: self._verify_kernels}.get(part, self._measure_kernels)
         try:
-            with closing(measure(part)) as running:  # if interrupted, the log says so
+            with closing(measure(part)) as running:  # closing it completes the log if the run is interrupted
                 for row in running:
                     self.on_progress(f"{part} {row.phase or row.shape}")
-        except UnavailableError as error:  # no kernel for this part: the verdict reports it as missing
+        except UnavailableError as error:  # no kernel can run this part; the verdict reports it as missing
             self.on_progress(f"{part}: {error}")
 
     @property
@@ -99,28 +104,28 @@ class DeviceRun:
     def _path(self, part: str) -> Path:
         return log_path(self.folder, self.backend.index, part)
 
-    def _measured(self, part: str, plan: Plan, kernels: Sequence[Named]) -> Iterator[Measurement]:
+    def _measure(self, part: str, plan: Plan, kernels: Sequence[Named]) -> Iterator[Measurement]:
         run = Run(plan, self.backend, kernels, on_phase=self.on_progress, path=self._path(part))
         return run.measurements()
 
     # -- the parts ---------------------------------------------------------------------------------------------------
 
-    def _find(self, part: str) -> Iterator[Measurement]:
+    def _find_ceilings(self, part: str) -> Iterator[Measurement]:
         problem, seconds = problem_for(self.backend, self.dtype), self.seconds * _FIND_SHARE
         plan, kernels = plan_for(self.backend, problem, self.kernels, budget_seconds=seconds, is_quick=True)
-        return self._measured(part, plan, list(zip(plan.kernels, kernels, strict=True)))
+        return self._measure(part, plan, list(zip(plan.kernels, kernels, strict=True)))
 
-    def _verify(self, part: str) -> Iterator[Measurement]:
+    def _verify_kernels(self, part: str) -> Iterator[Measurement]:
         kernels = kernels_to_verify(self.backend, None)
         plan = verify_plan(self.backend, kernels, self.verify_seconds)
-        return self._measured(part, plan, list(kernels.items()))
+        return self._measure(part, plan, list(kernels.items()))
 
-    def _kernels(self, part: str) -> Iterator[Measurement]:
+    def _measure_kernels(self, part: str) -> Iterator[Measurement]:
         of = operation("bandwidth" if part == "bandwidth" else "copies")
         available = choose_kernels(of, self.backend)
         chosen = [(name, kernel) for name, kernel in available if kernel.is_default] or available
-        problems = [of.problem_for(self.backend, asked) for asked in self._asked(part)]
-        shapes: Iterable[Any] = [self._sizes.copied]
+        problems = [of.problem_for(self.backend, asked) for asked in self._requested_fields(part)]
+        shapes: Iterable[Any] = [self._sizes.copy]
         if part == "bandwidth":
             shapes = [min(self._sizes.array, max(of.default_shapes(self.backend)))]
         plan = plan_of(
@@ -132,13 +137,13 @@ class DeviceRun:
             budget_seconds=self._seconds_left if part in ALONE else None,
             flush=part == "bandwidth",
         )
-        return self._measured(part, plan, chosen)
+        return self._measure(part, plan, chosen)
 
     @property
-    def _sizes(self) -> Sizes:
+    def _sizes(self) -> PartShapes:
         return _OF_ACCELERATORS if self.backend.is_accelerator else _OF_HOSTS
 
-    def _asked(self, part: str) -> list[dict[str, Any]]:
+    def _requested_fields(self, part: str) -> list[dict[str, Any]]:
         if part == "bandwidth":
             return [{"pattern": name} for name in ("copy", "read")]
         return [{"direction": name} for name in (("to_peer",) if part == "peers" else ("to_device", "to_host"))]

@@ -1,4 +1,4 @@
-"""The group of ranks, by torch.distributed: where a launcher placed this process, how ranks meet."""
+"""Finds this process among the ranks that a launcher started, and connects the ranks with torch.distributed."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ import torch.distributed
 from mamf.backend import Backend
 from mamf.errors import UnavailableError, UsageError, first_line
 
-#: Each launcher's variables for rank, number of ranks, the rank within the node and the node.
+#: Each launcher's environment variables for the rank, the number of ranks, the rank within its node, and the node.
 _TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "GROUP_RANK")
 _SRUN = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_NODEID")
 
 
 @dataclass(frozen=True)
-class Launched:
-    """This process as one rank. ``index``: the rank within its node."""
+class RankPlace:
+    """This process among the ``ranks`` that a launcher started. ``index``: the rank within its node."""
 
     rank: int
     ranks: int
@@ -29,63 +29,66 @@ class Launched:
     node: int
 
 
-def launched(environment: Mapping[str, str]) -> Launched | None:
-    """This process as a launcher started it; None if it is the only one. Raises UsageError for incomplete variables."""
+def find_rank_place(environment: Mapping[str, str]) -> RankPlace | None:
+    """Return this process's place among the ranks, or None if it is the only one. Raises UsageError if a variable of
+    the launcher is not a number.
+    """
     for names in (_TORCHRUN, _SRUN):
         ranks = environment.get(names[1], "")
         if names[0] in environment and ranks.isdecimal() and int(ranks) > 1:
-            return Launched(*(_number(name, environment.get(name, "0")) for name in names))
+            return RankPlace(*(_parse_number(name, environment.get(name, "0")) for name in names))
     return None
 
 
-def launched_rank(environment: Mapping[str, str]) -> Launched:
-    """This process as a launcher started it, when the user says so: it may be the only one. Raises UsageError if the
-    variables are missing.
+def require_rank_place(environment: Mapping[str, str]) -> RankPlace:
+    """Return this process's place among the ranks, even if it is the only one. Raises UsageError if the launcher's
+    variables are missing or not numbers.
     """
     names = _TORCHRUN if _TORCHRUN[0] in environment else (_SRUN[0], "SLURM_NTASKS", *_SRUN[2:])
     if not environment.keys() >= set(names[:2]):
         raise UsageError(
-            "--devices ranks is for processes that torchrun or srun starts: the environment lacks RANK and WORLD_SIZE, "
-            "or SLURM_PROCID and SLURM_NTASKS"
+            "--devices ranks needs RANK and WORLD_SIZE, or SLURM_PROCID and SLURM_NTASKS, in the environment: start "
+            "mamf with torchrun or srun"
         )
-    return Launched(*(_number(name, environment.get(name, "0")) for name in names))
+    return RankPlace(*(_parse_number(name, environment.get(name, "0")) for name in names))
 
 
-def _number(name: str, text: str) -> int:
+def _parse_number(name: str, text: str) -> int:
     if not text.isdecimal():
-        raise UsageError(f"{name}={text!r} in the environment: it must be a number from 0")
+        raise UsageError(f"{name}={text!r} in the environment is not a whole number of at least 0")
     return int(text)
 
 
 @contextmanager
-def launched_group(own: Launched, backend: Backend, seconds: float) -> Iterator[None]:
-    """Make all ranks that a launcher started torch's default group, with the device's communication library, and Gloo
-    on the host. They meet where MASTER_ADDR and MASTER_PORT say, which torchrun sets. Raises UnavailableError if they
-    do not meet within ``seconds``.
+def join_group(own: RankPlace, backend: Backend, seconds: float) -> Iterator[None]:
+    """Connect all ranks as torch's default process group, with the device's communication library and Gloo on the host.
+
+    The ranks meet at MASTER_ADDR and MASTER_PORT, which torchrun sets. Raises UnavailableError if they do not meet
+    within ``seconds``. On exit the group is destroyed.
     """
     try:
         torch.distributed.init_process_group(
-            libraries(getattr(backend, "device_type", "cpu")),
+            communication_backends(getattr(backend, "device_type", "cpu")),
             rank=own.rank,
             world_size=own.ranks,
             timeout=timedelta(seconds=seconds),
         )
     except Exception as error:
-        raise UnavailableError(f"the ranks did not meet (start them with torchrun): {first_line(error)}") from None
+        raise UnavailableError(f"the ranks did not connect: {first_line(error)}; start them with torchrun") from None
     try:
         yield
     finally:
         torch.distributed.destroy_process_group()
 
 
-def libraries(device_type: str) -> str:
-    """torch's communication libraries for a device type and for the host: ``cpu:gloo,cuda:nccl``."""
+def communication_backends(device_type: str) -> str:
+    """Return torch's communication libraries for the host and a device type, such as ``cpu:gloo,cuda:nccl``."""
     own = torch.distributed.Backend.default_device_backend_map.get(device_type, "gloo")
     return "gloo" if device_type == "cpu" or own == "gloo" else f"cpu:gloo,{device_type}:{own}"
 
 
-def of_all(own: Any) -> list[Any]:
-    """The values of all ranks, by rank."""
+def gather_all(own: Any) -> list[Any]:
+    """Gather a value from every rank. Returns them by rank, on all ranks."""
     values: list[Any] = [None] * torch.distributed.get_world_size()
     torch.distributed.all_gather_object(values, own)
     return values

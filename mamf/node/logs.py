@@ -1,5 +1,7 @@
-"""Reads what ``mamf node`` writes into a folder: a log per device and part, and ``run.json``, which has what no log can
-say. Reports use only these files, so they can be printed again later.
+"""Reads the folder that ``mamf node`` writes: a log per device and part, and ``run.json``.
+
+``run.json`` has what the logs cannot have, such as why a process died. Reports use only these files, so they can be
+printed again later.
 """
 
 from __future__ import annotations
@@ -20,25 +22,26 @@ from mamf.measurement import Measurement, group_pairs
 from mamf.node.verdict import BURST, SUSTAINED, UNITS, Baseline, Device
 from mamf.peaks import contributed_for
 
-#: The parts of a device's run in order, one log each: alone, then together with all others.
+#: The parts of a device's run in order, with one log each: first those of a single device, then those of all together.
 ALONE = ("find", "bandwidth", "copies")
 TOGETHER = ("peers",)
-#: The last part alone, on request.
+#: An optional part, after those of ALONE.
 VERIFIED = "verify"
 RUN = "run.json"
 _SCHEMA = 2
 _LOG = re.compile(r"device(\d{1,6})-([a-z]+)\.jsonl")
-#: Beginnings of reasons for an early end that are not a fault of the device.
-UNWRITTEN, UNMEASURABLE = "its log could not be written", "what was asked for cannot be measured"
-# Reasons in a log for an early end that are not a fault of the device.
+#: Failures that begin with these words are not the device's fault.
+UNWRITTEN, UNMEASURABLE = "its log could not be written", "the request cannot be measured"
+# A summary whose reason begins with these words ended early, but not by a fault of the device.
 _NO_FAULTS = ("by the user", "the budget ended", "by the caller")
 
 
 @dataclass
-class Run:
-    """What the parent process knows: which devices it started, why some failed, and why they did not measure together.
+class NodeRun:
+    """What the parent process knows: the devices it started, why some failed, and why they did not measure together.
 
-    ``is_over``: the parent watched each device to its end. If not, a log without an end is nobody's fault.
+    ``is_over``: whether the parent watched every device until its end. If not, the parent was killed itself, so an
+    incomplete log is not the device's fault.
     """
 
     devices: Sequence[int] = ()
@@ -57,21 +60,21 @@ class Run:
         write_whole(folder / RUN, json.dumps(record, indent=1) + "\n")
 
 
-def read_run(folder: Path) -> Run | None:
-    """None if the folder has no run.json. Raises RunLogError for a file that ``mamf node`` did not write."""
+def read_run(folder: Path) -> NodeRun | None:
+    """Read run.json; None if it does not exist. Raises RunLogError for a file that ``mamf node`` did not write."""
     path = folder / RUN
     if not path.is_file():
         return None
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
-        return Run(
+        return NodeRun(
             [int(index) for index in record["devices"]],
             bool(record["is_over"]),
             str(record["not_together"]),
             {int(index): str(reason) for index, reason in record["failures"].items()},
         )
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        reason = f"{path} is not what 'mamf node' writes ({describe_error(error)}): without it the logs alone are read"
+        reason = f"{path} was not written by 'mamf node' ({describe_error(error)}): delete it to read only the logs"
         raise RunLogError(reason) from None
 
 
@@ -80,12 +83,12 @@ def log_path(folder: Path, index: int, part: str) -> Path:
 
 
 def is_node_folder(path: Path) -> bool:
-    """Whether ``mamf node`` wrote into a folder."""
+    """Return whether ``path`` is a folder that ``mamf node`` wrote."""
     return path.is_dir() and ((path / RUN).exists() or any(_LOG.fullmatch(each.name) for each in path.iterdir()))
 
 
 def read_nodes(folders: Sequence[Path]) -> tuple[str, list[Device]]:
-    """Why devices did not measure together, empty if they did, and the devices of one or more nodes."""
+    """Read the devices of one or more nodes. The text says why devices did not measure together, empty if they did."""
     reasons, devices = list[str](), list[Device]()
     for node, folder in enumerate(folders):
         run, found = read_node(folder, node)
@@ -94,29 +97,32 @@ def read_nodes(folders: Sequence[Path]) -> tuple[str, list[Device]]:
     return "; ".join(reasons), devices
 
 
-def read_node(folder: Path, node: int = 0, known: Run | None = None) -> tuple[Run, list[Device]]:
-    """The run and its devices, from the files in a folder. ``known``: used instead of run.json. Raises UsageError if
-    the folder has none.
+def read_node(folder: Path, node: int = 0, known: NodeRun | None = None) -> tuple[NodeRun, list[Device]]:
+    """Read a run and its devices from a folder. ``node``: the node's number. ``known``: the run, instead of run.json.
+
+    Raises UsageError if the folder has no files of ``mamf node``.
     """
     if not is_node_folder(folder):
         raise UsageError(f"no logs of 'mamf node' in {folder}")
-    run = known or read_run(folder) or Run()
+    run = known or read_run(folder) or NodeRun()
     found = (_LOG.fullmatch(path.name) for path in folder.iterdir())
     indices = dict.fromkeys([*run.devices, *sorted(int(each[1]) for each in found if each)])
-    return run, [device_of(Device(index, node), logs_of(folder, index), run, len(indices)) for index in indices]
+    return run, [
+        read_device(Device(index, node), read_device_logs(folder, index), run, len(indices)) for index in indices
+    ]
 
 
-def logs_of(folder: Path, index: int) -> dict[str, RunLog | str]:
-    """A device's logs by part; for an unreadable log the reason."""
-    found = {part: _read(log_path(folder, index, part)) for part in (*ALONE, VERIFIED, *TOGETHER)}
+def read_device_logs(folder: Path, index: int) -> dict[str, RunLog | str]:
+    """Read a device's logs by part. For an unreadable log the value is the reason."""
+    found = {part: _read_log(log_path(folder, index, part)) for part in (*ALONE, VERIFIED, *TOGETHER)}
     return {part: log for part, log in found.items() if log is not None}
 
 
-def _read(path: Path) -> RunLog | str | None:
-    """A log, or why it cannot be read; None if it is missing or its process was killed before it wrote a whole line."""
+def _read_log(path: Path) -> RunLog | str | None:
+    """Read a log. Returns the reason if it is unreadable, and None if it is missing or has not one complete line."""
     if not path.exists():
         return None
-    if not path.is_file():  # reading a pipe would wait for ever
+    if not path.is_file():  # reading a pipe would block forever
         return f"cannot read {path}: it is not a regular file"
     try:
         with path.open("rb") as file:
@@ -125,8 +131,8 @@ def _read(path: Path) -> RunLog | str | None:
         return str(error)
 
 
-def device_of(device: Device, logs: Mapping[str, RunLog | str], run: Run, count: int = 1) -> Device:
-    """The device with what its logs say, by part. ``count``: of the devices that measure together."""
+def read_device(device: Device, logs: Mapping[str, RunLog | str], run: NodeRun, count: int = 1) -> Device:
+    """Add figures, failures and missing parts to a device, from its logs by part. ``count``: number of devices."""
     reason = run.failures.get(device.index, "")
     is_no_fault = reason.startswith((UNWRITTEN, UNMEASURABLE))
     failures, lacks = list[str](), list[str]()
@@ -138,24 +144,24 @@ def device_of(device: Device, logs: Mapping[str, RunLog | str], run: Run, count:
         if isinstance(log, str):
             (lacks if is_no_fault else failures).append(log)
         elif log is not None:
-            device = with_figures(device, part, log)
-            failures += _wrong(part, log)
+            device = add_figures(device, part, log)
+            failures += _find_faults(part, log)
             if not is_no_fault:
-                (failures if run.is_over or log.summary else lacks).extend(_ended(part, log))
-            lacks += _lacks(part, log)
+                (failures if run.is_over or log.summary else lacks).extend(_find_early_end(part, log))
+            lacks += _find_missing(part, log)
         elif not reason:
             lacks.append(f"{part} was not measured")
-    if reason:  # the reason explains all that is missing
+    if reason:  # it explains everything that is missing
         failures, lacks = (failures, lacks[:1]) if is_no_fault else (failures[:1], [])
     return replace(device, failures=tuple(dict.fromkeys(failures)), lacks=tuple(lacks))
 
 
-def with_figures(device: Device, part: str, log: RunLog) -> Device:
-    """The device with the figures of a log added."""
+def add_figures(device: Device, part: str, log: RunLog) -> Device:
+    """Return the device with the figures of a log added."""
     info = log.header["device"]
     device = replace(device, name=str(info["name"]), uuid_hash=info["uuid_hash"])
     if part == "find":
-        return _with_ceilings(device, log)
+        return _add_ceilings(device, log)
     fastest: dict[str, Measurement] = {}
     for row in log.measurements:
         name = figure_name(row) if row.ok else ""
@@ -163,7 +169,7 @@ def with_figures(device: Device, part: str, log: RunLog) -> Device:
             fastest[name] = row
     best = {name: row.best_rate for name, row in fastest.items()}
     half_widths = {name: row.relative_half_width for name, row in fastest.items()}
-    shares = throttled(log.measurements)
+    shares = merge_throttle_shares(log.measurements)
     merged = {reason: max(share, device.throttled.get(reason, 0.0)) for reason, share in shares.items()}
     return replace(
         device,
@@ -174,12 +180,12 @@ def with_figures(device: Device, part: str, log: RunLog) -> Device:
 
 
 def figure_name(row: Measurement) -> str:
-    """The name of a row's figure; empty for other rows."""
+    """Return the name of the figure that a row measures, or an empty string if devices are not compared by it."""
     name = getattr(row.problem, "pattern", None) or getattr(row.problem, "direction", None)
     return str(name) if name in UNITS else ""
 
 
-def _with_ceilings(device: Device, log: RunLog) -> Device:
+def _add_ceilings(device: Device, log: RunLog) -> Device:
     found: dict[str, Ceiling] = {name: log.ceilings[name] for name in (BURST, SUSTAINED) if name in log.ceilings}
     hottest = found.get(SUSTAINED) or found.get(BURST)
     info = log.header["device"]
@@ -193,12 +199,12 @@ def _with_ceilings(device: Device, log: RunLog) -> Device:
             **{name: each.interval.half_width / each.rate for name, each in found.items()},
         },
         conditions=hottest.conditions if hottest else device.conditions,
-        throttled=throttled([row for row in log.measurements if row.phase == CONFIRM]),
+        throttled=merge_throttle_shares([row for row in log.measurements if row.phase == CONFIRM]),
     )
 
 
-def throttled(rows: Iterable[Measurement]) -> dict[str, float]:
-    """The share of time by reason, over rows of one regime at a time: the larger of them."""
+def merge_throttle_shares(rows: Iterable[Measurement]) -> dict[str, float]:
+    """Return the share of time that rows were throttled, by reason: the mean of a regime, of the worst regime."""
     found: dict[str, float] = {}
     rows = [row for row in rows if row.ok]
     for regime in dict.fromkeys(row.regime for row in rows):
@@ -209,9 +215,10 @@ def throttled(rows: Iterable[Measurement]) -> dict[str, float]:
     return found
 
 
-def _wrong(part: str, log: RunLog) -> Iterable[str]:
-    """Faults of a device: wrong results of the default kernel, or shapes that no kernel could run. In a find some
-    candidates fail on any device.
+def _find_faults(part: str, log: RunLog) -> Iterable[str]:
+    """Yield faults of a device: wrong results of the default kernel, or a shape that no kernel could run.
+
+    In a find some candidates fail on any device, so there it is a fault only if all of them failed.
     """
     default = log.header["kernel"].split()[0]
     for row in log.measurements:
@@ -227,15 +234,16 @@ def _wrong(part: str, log: RunLog) -> Iterable[str]:
             return
 
 
-def _ended(part: str, log: RunLog) -> Iterable[str]:
-    """An early end of a part that is the device's fault."""
+def _find_early_end(part: str, log: RunLog) -> Iterable[str]:
+    """Yield why a part ended early, if that is the device's fault."""
     if log.summary is None:
-        yield f"it was gone or killed while {part} was measured"
+        yield f"its process disappeared or was killed during {part}"
     elif log.summary["reason"] and log.summary["reason"] not in _NO_FAULTS:
         yield f"{part} ended: {log.summary['reason']}"
 
 
-def _lacks(part: str, log: RunLog) -> Iterable[str]:
+def _find_missing(part: str, log: RunLog) -> Iterable[str]:
+    """Yield what a part lacks, and why, if that is not the device's fault."""
     summary: Mapping[str, Any] = log.summary or {}
     if part == "find":
         if ceilings := " and ".join(name for name in (BURST, SUSTAINED) if name not in log.ceilings):
@@ -249,8 +257,10 @@ def _lacks(part: str, log: RunLog) -> Iterable[str]:
 
 
 def read_baseline(paths: Sequence[Path]) -> Baseline:
-    """A baseline from logs of find, bandwidth or copies: one card per uuid, or per log without a uuid. A later log of a
-    card replaces the figures of an earlier one.
+    """Read a baseline from logs of find, bandwidth or copies. Logs with the same uuid describe one card: figures of
+    later logs replace earlier ones. A log without a uuid is a separate card.
+
+    Raises UsageError for a log without a figure to compare, and RunLogError for an unreadable one.
     """
     cards = dict[tuple[str, str], Device]()
     for path in paths:
@@ -258,14 +268,14 @@ def read_baseline(paths: Sequence[Path]) -> Baseline:
         info = log.header["device"]
         key = str(info["name"]), str(info["uuid_hash"] or path)
         part = "find" if log.plan.is_search else "other"
-        if not any(figure in UNITS for figure in with_figures(Device(0), part, log).figures):
-            raise UsageError(f"{path} has no figure that devices are compared by: give the log of a find")
-        cards[key] = with_figures(cards.get(key, Device(0)), part, log)
+        if not any(figure in UNITS for figure in add_figures(Device(0), part, log).figures):
+            raise UsageError(f"{path} has no figure to compare devices by: give the log of a find")
+        cards[key] = add_figures(cards.get(key, Device(0)), part, log)
     return Baseline(f"the baseline {', '.join(path.name for path in paths)}", [*cards.values()])
 
 
 def contributed_baseline(devices: Iterable[Device]) -> Baseline:
-    """The contributed ceilings for devices with these names, builds and dtypes."""
+    """Return a baseline from the contributed ceilings for the names, builds and dtypes of these devices."""
     cards = []
     for name, build, dtype in {(device.name, device.build, device.dtype) for device in devices}:
         rows = contributed_for(name, build[0], dtype)

@@ -1,4 +1,4 @@
-"""The verdict of one or more nodes, with the figures of every device: as a document and as a chart."""
+"""Reports the verdict on one or more nodes with the figures of every device, as a document and as a chart."""
 
 from __future__ import annotations
 
@@ -6,17 +6,39 @@ from collections.abc import Iterable, Sequence
 from operator import attrgetter
 
 from mamf.errors import UsageError
-from mamf.node.verdict import BURST, SUSTAINED, UNITS, Device, Verdict, lost, pace_figure, slowest_line
+from mamf.node.verdict import (
+    BURST,
+    SUSTAINED,
+    UNITS,
+    Device,
+    NodeVerdict,
+    compute_lost_share,
+    pace_figure,
+    slowest_line,
+)
 from mamf.report.charts.lines import Axis, Chart, Line, Panel, Point
-from mamf.report.document import Answer, Block, Column, Document, Lines, Table, sensor_columns
-from mamf.report.text import list_once, significant, snake_case, whole
+from mamf.report.document import (
+    Answer,
+    Block,
+    Column,
+    Document,
+    Lines,
+    Table,
+    list_once,
+    sensor_columns,
+    significant,
+    snake_case,
+    whole,
+)
 
 _TEXTS = ("node", "index", "name", "uuid_hash", "address")
 
 
-def node_document(devices: Sequence[Device], verdict: Verdict, not_together: str = "") -> Document:
-    """Tables and markdown begin with the reason, for a pager, and end with the pace of a synchronous job.
-    ``not_together``: why the devices did not measure together.
+def node_document(devices: Sequence[Device], verdict: NodeVerdict, not_together: str = "") -> Document:
+    """Make the report of ``mamf node``.
+
+    The first line gives the reason for the verdict, for a pager; the last one the pace of a synchronous job.
+    ``not_together``: why the devices did not measure together, empty if they did.
     """
     others = list_once((finding.text, finding.level) for finding in verdict.findings[1:])
     remarks = [f"not measured together: {not_together}"] if not_together else []
@@ -30,10 +52,10 @@ def node_document(devices: Sequence[Device], verdict: Verdict, not_together: str
         "level": verdict.level,
         "exit_code": verdict.exit_code,
         "reason": verdict.reason,
-        "findings": [{"level": each.level, "device": each.place, "text": each.text} for each in verdict.findings],
+        "findings": [{"level": each.level, "device": each.label, "text": each.text} for each in verdict.findings],
         "not_together": not_together,
         "slowest": slowest_line(devices),
-        "lost_share": lost(devices),
+        "lost_share": compute_lost_share(devices),
         "pace": pace_figure(devices),
         "devices": [device.record() for device in devices],
     }
@@ -41,15 +63,15 @@ def node_document(devices: Sequence[Device], verdict: Verdict, not_together: str
 
 
 def device_columns(devices: Sequence[Device]) -> list[Column[Device]]:
-    """Figures, what the sensors read, and the place among all devices by pace."""
+    """Return columns with each device's figures and sensor readings, and its place in the order of pace."""
     pace = pace_figure(devices)
     order = sorted((each for each in devices if pace in each.figures), key=lambda each: -each.figures[pace])
-    places = {device.place: place for place, device in enumerate(order, start=1)}
+    places = {device.label: place for place, device in enumerate(order, start=1)}
     return [
-        Column("", "device", lambda device: device.who, left=True),
+        Column("", "device", lambda device: device.full_label, left=True),
         *(Column(name, "", attrgetter(name)) for name in _TEXTS),
         *(column for name in UNITS for column in figure_columns(name)),
-        Column("place", "place", lambda device: places.get(device.place), importance=2),
+        Column("place", "place", lambda device: places.get(device.label), importance=2),
         *sensor_columns(lambda device: device.conditions),
         Column("temperature_celsius", "C", lambda device: device.conditions.celsius, whole, importance=6),
         Column("throttled", "throttled", format_throttling, importance=3, left=True),
@@ -59,7 +81,7 @@ def device_columns(devices: Sequence[Device]) -> list[Column[Device]]:
 
 
 def figure_columns(name: str) -> list[Column[Device]]:
-    """A figure in its unit, and half of its interval in percent."""
+    """Return columns with a figure in its unit, and the half-width of its interval in percent."""
     unit, factor = UNITS[name]
     return [
         Column(
@@ -83,24 +105,24 @@ def format_throttling(device: Device) -> str:
     return ", ".join(f"{reason} {share:.0%}" for reason, share in device.throttled.items())
 
 
-def values_of(figure: str, devices: Iterable[Device]) -> list[float]:
-    """In 1e12 FLOP or bytes a second."""
+def figure_values(figure: str, devices: Iterable[Device]) -> list[float]:
+    """Return a figure of all devices that have it, in 1e12 FLOP/s or bytes/s."""
     return [device.figures[figure] for device in devices if figure in device.figures]
 
 
-def range_of(values: Sequence[float]) -> float:
-    """How far the highest is above the lowest, as a share."""
+def relative_range(values: Sequence[float]) -> float:
+    """Return how far the maximum is above the minimum, as a share of the minimum."""
     return max(values) / min(values) - 1
 
 
 _MAX_NAMED = 12
 _MAX_FINDINGS = 4
-#: Panels side by side.
+#: Maximum number of panels in a row.
 _MAX_ACROSS = 4
 
 
-def node_chart(devices: Sequence[Device], verdict: Verdict) -> Chart:
-    """A panel per figure, each on its own scale. Raises UsageError if no device has a figure."""
+def node_chart(devices: Sequence[Device], verdict: NodeVerdict) -> Chart:
+    """Draw a panel per figure, each on its own scale. Raises UsageError if no device has a figure."""
     figures = [name for name in UNITS if any(name in device.figures for device in devices)]
     if not figures:
         raise UsageError("nothing to draw: no device has a figure")
@@ -125,18 +147,18 @@ def node_chart(devices: Sequence[Device], verdict: Verdict) -> Chart:
 def _figure_panel(name: str, devices: Sequence[Device]) -> Panel:
     unit, factor = UNITS[name]
     lines: dict[str, list[Point]] = {}
-    for place, (device, line) in enumerate(zip(devices, _names(devices), strict=True)):
+    for place, (device, line) in enumerate(zip(devices, _legend_names(devices), strict=True)):
         if name in device.figures:
             rate = device.figures[name] * factor
             half = rate * device.half_widths.get(name, 0.0)
             lines.setdefault(line, []).append(Point(float(place), rate, rate - half, rate + half))
-    title = f"{name}, spread {range_of(values_of(name, devices)):.1%}" if len(devices) > 1 else name
+    title = f"{name}, spread {relative_range(figure_values(name, devices)):.1%}" if len(devices) > 1 else name
     return Panel(title, tuple(Line(line, tuple(points)) for line, points in lines.items()), unit=unit)
 
 
-def _names(devices: Sequence[Device]) -> list[str]:
-    """Each device's name in the legend: if there are too many, its node's name."""
+def _legend_names(devices: Sequence[Device]) -> list[str]:
+    """Return each device's name for the legend: its label, or its node's name if there are too many devices."""
     if len(devices) <= _MAX_NAMED:
-        return [device.place for device in devices]
+        return [device.label for device in devices]
     nodes = {device.node for device in devices}
     return [f"node {device.node}" if 1 < len(nodes) <= _MAX_NAMED else "a device" for device in devices]

@@ -1,8 +1,8 @@
-"""Is a device slow, wrong or gone? Compares each figure with fixed limits. Pure.
+"""Decides whether a device is slow, faulty or missing, by fixed limits. Pure code: it measures and reads nothing.
 
-A device is compared with the median of all *other* devices of its model, and with a baseline. The limits are chosen for
-the spread of 26 H200 (standard deviation 1.1 % in burst, 1.0 % in sustained); ``tools/rates.py node`` shows how often
-they are wrong there and at other spreads.
+Each device is compared with the median of all *other* devices of its model, and with a baseline. The limits suit the
+spread of 26 H200 cards (standard deviation 1.1 % in burst, 1.0 % in sustained). ``tools/rates.py node`` computes how
+often they give a false result at this and other spreads.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from statistics import fmean, median, stdev
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from mamf.choices import CRITICAL, OK, UNKNOWN, VERDICT_EXIT_CODES, WARN
+from mamf.errors import CRITICAL, OK, UNKNOWN, VERDICT_EXIT_CODES, WARN
 from mamf.measurement import Conditions, group_pairs
-from mamf.report.text import significant
+from mamf.report.document import significant
 
-#: Figures of a device that are compared.
+#: The figures by which devices are compared.
 BURST, SUSTAINED, COPY, READ = "burst", "sustained", "copy", "read"
 TO_DEVICE, TO_HOST, TO_PEER = "to_device", "to_host", "to_peer"
-#: The unit that each figure is shown in, and the value of 1e12/s in it.
+#: The unit in which each figure is printed, and the factor from 1e12/s to that unit.
 UNITS = {
     BURST: ("TFLOPS", 1.0),
     SUSTAINED: ("TFLOPS", 1.0),
@@ -34,12 +34,16 @@ UNITS = {
 
 @dataclass(frozen=True)
 class Device:
-    """One device: its index on the node, and the number of the node among those that are judged together.
+    """One device, with what was measured on it.
 
-    ``dtype``: of its products. ``build``: its unit count and power limit. ``figures``: 1e12 FLOP or bytes a second, by
-    the names of UNITS. ``half_widths``: of their intervals, as a share. ``failures``: why the device failed, a line
-    each. ``lacks``: what was not measured, and why. ``conditions``: of the sustained ceiling, else of burst.
-    ``throttled``: the largest share of time by reason. ``address``: on the bus, known only in the measuring process.
+    - ``index``, ``node``: its index on its node, and the number of the node among those that are judged together.
+    - ``address``: its address on the bus, known only in the measuring process.
+    - ``dtype``: the dtype of its matmul figures.
+    - ``build``: its number of compute units and its power limit in watts.
+    - ``figures``: 1e12 FLOP/s or bytes/s, by the names in UNITS. ``half_widths``: of their intervals, as a share.
+    - ``conditions``: sensor readings of the sustained ceiling, or of the burst ceiling if there is no other.
+    - ``throttled``: the largest share of time in any part, by reason.
+    - ``failures``: why the device failed, a line each. ``lacks``: what was not measured, and why.
     """
 
     index: int
@@ -57,61 +61,65 @@ class Device:
     lacks: tuple[str, ...] = ()
 
     @property
-    def place(self) -> str:
-        """The name of the device within a run."""
+    def label(self) -> str:
+        """The device's name within the run, such as ``node 1 device 3``."""
         return f"node {self.node} device {self.index}" if self.node else f"device {self.index}"
 
     @property
-    def who(self) -> str:
-        """Its place, bus address and uuid, as far as they are known."""
+    def full_label(self) -> str:
+        """The label with bus address and uuid, if they are known."""
         uuid = self.uuid_hash and f"uuid {self.uuid_hash}"
         known = [each for each in (self.address, uuid) if each]
-        return f"{self.place} ({', '.join(known)})" if known else self.place
+        return f"{self.label} ({', '.join(known)})" if known else self.label
 
     def record(self) -> dict[str, Any]:
-        """The device as JSON values."""
+        """Return the device as JSON values."""
         return asdict(self)
 
 
-def shown(figure: str, value: float) -> str:
-    """A figure with its unit."""
+def format_figure(figure: str, value: float) -> str:
+    """Format a figure with its unit. ``value``: in 1e12/s."""
     unit, factor = UNITS[figure]
     return f"{significant(value * factor)} {unit}"
 
 
-#: The mean of the shortfalls in burst and in sustained: a slow card is slow in both.
+#: Name of the mean of the burst and sustained shortfalls: a slow card is slow in both.
 BOTH = "burst and sustained"
-#: A device that is further below the median of the others is a finding. Copies to and from the host scatter by 5 %
-#: between healthy cards, and by up to 20 % while all devices copy; a link with half of its lanes loses 50 %.
+#: Maximum share by which a device may be below the median of the others. Copies to and from the host differ by 5 %
+#: between healthy cards, and by up to 20 % while all devices copy. A link with half of its lanes loses 50 %.
 LIMITS = {BOTH: 0.04, BURST: 0.05, SUSTAINED: 0.05, COPY: 0.02, READ: 0.02, TO_PEER: 0.05, TO_DEVICE: 0.4, TO_HOST: 0.4}
-#: A finding is CRITICAL beyond this multiple of its limit.
+#: A shortfall of more than this multiple of its limit is CRITICAL.
 CRITICAL_FACTOR = 2.0
-#: Where healthy devices differ by more (standard deviation), a finding may be normal and is never CRITICAL.
+#: If the other devices have a larger relative standard deviation, a shortfall may be normal and is never CRITICAL.
 WIDE_SPREAD = 0.015
-#: Limits against a baseline, as a multiple. Products of one card repeat to 0.3 %, so its own earlier run allows less;
-#: memory repeats no better than cards differ. Other cards of a baseline may be one, or the fastest of many.
+#: Factors for the limits when a device is compared with a baseline. A card repeats its matmul rates within 0.3 %, so
+#: its own earlier run allows half the limit; memory rates repeat no better than cards differ. A baseline of other cards
+#: may have only one, or the fastest of many, so its limits are wider.
 _SAME_CARD = dict.fromkeys((BOTH, BURST, SUSTAINED), 0.5)
 _OTHER_CARD = dict.fromkeys(LIMITS, 1.5)
 
 _SEVERITY = (OK, UNKNOWN, WARN, CRITICAL)
-#: The usual reason at the power limit, and the share of time below which another reason is ignored.
+#: Throttling reasons that are normal under load, and the minimum share of time for any other reason to be a finding.
 _EXPECTED_REASONS = ("power cap",)
 _LITTLE_TIME = 0.1
-#: A figure whose interval has a larger half-width is a finding and is not compared; healthy cards stay under 3 %. Host
-#: copies are exempt: those of one device slow down those of another.
+#: A figure with a larger half-width (as a share) is a finding and is not compared. Healthy cards stay below 3 %. Copies
+#: to and from the host are exempt, because devices slow one another's copies.
 _MAX_HALF_WIDTH = 0.1
 _SHARED = (TO_DEVICE, TO_HOST)
 
 
 @dataclass(frozen=True)
 class Baseline:
-    """Cards that are known to be good. ``source``: as printed."""
+    """Cards that are known to be good. ``source``: how messages name it."""
 
     source: str
     cards: Sequence[Device]
 
     def cards_for(self, device: Device) -> tuple[list[Device], bool]:
-        """The cards to compare a device with: its own earlier run (True), else all cards of its model and dtype."""
+        """Return the cards to compare a device with, and whether they are its own earlier run.
+
+        Without an earlier run these are all cards of its model and dtype.
+        """
         cards = [card for card in self.cards if card.name == device.name]
         cards = [card for card in cards if not card.dtype or not device.dtype or card.dtype == device.dtype]
         same = [card for card in cards if device.uuid_hash and card.uuid_hash == device.uuid_hash]
@@ -119,30 +127,30 @@ class Baseline:
 
 
 @dataclass(frozen=True)
-class Finding:
-    """A finding about the device at a place, or about all (None), in a line."""
+class NodeFinding:
+    """One line about a device. ``label``: the device's label, or None if the finding is about all devices."""
 
     level: str
-    place: str | None
+    label: str | None
     text: str
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """``reason``: a line for a pager. ``findings``: the worst first."""
+class NodeVerdict:
+    """The result for a node. ``reason``: one line, for a pager. ``findings``: sorted, the worst first."""
 
     level: str
     reason: str
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[NodeFinding, ...] = ()
 
     @property
     def exit_code(self) -> int:
         return VERDICT_EXIT_CODES[self.level]
 
 
-def judge(devices: Sequence[Device], baseline: Baseline | None = None, must_fit: bool = False) -> Verdict:
-    """Judge all devices of a run. ``must_fit``: report devices for which the baseline has no card."""
-    findings = [finding for device in devices for finding in _own_findings(device)]
+def judge(devices: Sequence[Device], baseline: Baseline | None = None, must_fit: bool = False) -> NodeVerdict:
+    """Judge all devices of a run. ``must_fit``: a device for which the baseline has no card is a finding."""
+    findings = [finding for device in devices for finding in _standalone_findings(device)]
     is_compared = False
     for peers in group_pairs((device.name, device) for device in devices if not device.failures).values():
         findings += _slow_findings(peers, baseline)
@@ -150,37 +158,39 @@ def judge(devices: Sequence[Device], baseline: Baseline | None = None, must_fit:
         is_compared = is_compared or len(peers) > 1 or has_baseline
         if baseline and must_fit and not has_baseline:
             model = " in ".join(filter(None, (peers[0].name, peers[0].dtype)))
-            findings.append(Finding(UNKNOWN, None, f"{baseline.source} has no figures of {model}"))
+            findings.append(NodeFinding(UNKNOWN, None, f"{baseline.source} has no figures for {model}"))
     if not is_compared:
-        message = "there is neither a second device of its kind nor a baseline: whether it is slow is unknown"
-        findings.append(Finding(UNKNOWN, None, message if devices else "no device was measured"))
+        message = "cannot tell whether a device is slow: there is no second one of its model and no baseline"
+        findings.append(NodeFinding(UNKNOWN, None, message if devices else "no device was measured"))
     findings.sort(key=lambda finding: -_SEVERITY.index(finding.level))
     level = findings[0].level if findings else OK
-    return Verdict(level, f"{level}: {_reason(devices, findings)}", tuple(findings))
+    return NodeVerdict(level, f"{level}: {_reason(devices, findings)}", tuple(findings))
 
 
-def _reason(devices: Sequence[Device], findings: Sequence[Finding]) -> str:
+def _reason(devices: Sequence[Device], findings: Sequence[NodeFinding]) -> str:
     if not findings:
         return f"{len(devices)} device{'s' if len(devices) > 1 else ''}, {slowest_line(devices)}"
-    others = len({finding.place for finding in findings} - {findings[0].place, None})
+    others = len({finding.label for finding in findings} - {findings[0].label, None})
     more = f"; and {others} more device{'s' if others > 1 else ''}" if others else ""
     return f"{findings[0].text}{more}"
 
 
-def _own_findings(device: Device) -> Iterator[Finding]:
-    """Findings that need no comparison."""
+def _standalone_findings(device: Device) -> Iterator[NodeFinding]:
+    """Yield the findings about a device that need no comparison with others."""
     for failure in device.failures:
-        yield Finding(CRITICAL, device.place, f"{device.who}: {failure}")
+        yield NodeFinding(CRITICAL, device.label, f"{device.full_label}: {failure}")
     for lacking in device.lacks:
-        yield Finding(UNKNOWN, device.place, f"{device.who}: {lacking}")
+        yield NodeFinding(UNKNOWN, device.label, f"{device.full_label}: {lacking}")
     for figure, value in device.figures.items():
         if not _is_steady(device, figure):
-            noise = f"{figure} {shown(figure, value)} is too noisy to compare (+-{device.half_widths[figure]:.0%})"
-            text = f"{device.who}: {noise}: something else runs on the device, or slows it down from time to time"
-            yield Finding(WARN, device.place, text)
+            noise = (
+                f"{figure} {format_figure(figure, value)} is too noisy to compare (+-{device.half_widths[figure]:.0%})"
+            )
+            cause = "another process uses the device, or something slows it from time to time"
+            yield NodeFinding(WARN, device.label, f"{device.full_label}: {noise}: {cause}")
     for reason, share in device.throttled.items():
         if reason not in _EXPECTED_REASONS and share >= _LITTLE_TIME:
-            yield Finding(WARN, device.place, f"{device.who}: throttled {share:.0%} of the time by {reason}")
+            yield NodeFinding(WARN, device.label, f"{device.full_label}: throttled {share:.0%} of the time by {reason}")
 
 
 def _is_steady(device: Device, figure: str) -> bool:
@@ -191,19 +201,19 @@ def _is_steady(device: Device, figure: str) -> bool:
 
 
 class Shortfall(NamedTuple):
-    """How far a figure is below what it is compared with, as a share, and its limit."""
+    """How far a figure is below its reference, as a share of the reference, and the maximum that is allowed."""
 
     figure: str
     share: float
     limit: float
 
 
-def shortfalls(device: Device, others: Sequence[Device]) -> dict[str, float]:
-    """How far each figure of a device is below the median of the others', as a share."""
+def compute_shortfalls(device: Device, others: Sequence[Device]) -> dict[str, float]:
+    """Compute how far each figure of a device is below the median of the other devices, as a share."""
     found = {}
     for figure in UNITS:
-        own = _comparable(device, figure)
-        values = [value for other in others if (value := _comparable(other, figure)) is not None]
+        own = _steady_value(device, figure)
+        values = [value for other in others if (value := _steady_value(other, figure)) is not None]
         if own is not None and values:
             found[figure] = 1 - own / median(values)
     if BURST in found and SUSTAINED in found:
@@ -211,81 +221,83 @@ def shortfalls(device: Device, others: Sequence[Device]) -> dict[str, float]:
     return found
 
 
-def _comparable(device: Device, figure: str) -> float | None:
+def _steady_value(device: Device, figure: str) -> float | None:
     return device.figures.get(figure) if _is_steady(device, figure) else None
 
 
 def find_slow(
     device: Device, others: Sequence[Device], factors: Mapping[str, float] = MappingProxyType({})
 ) -> Shortfall | None:
-    """The figure of a device that exceeds its limit most, None if none does."""
+    """Return the shortfall that exceeds its limit most, or None if none does. ``factors``: multiply the limits."""
     found = [
         Shortfall(figure, share, LIMITS[figure] * factors.get(figure, 1.0))
-        for figure, share in shortfalls(device, others).items()
+        for figure, share in compute_shortfalls(device, others).items()
     ]
     worst = max(found, key=lambda each: each.share / each.limit, default=None)
     return worst if worst is not None and worst.share > worst.limit else None
 
 
-def _slow_findings(peers: Sequence[Device], baseline: Baseline | None) -> Iterator[Finding]:
-    """Devices of one model that are slower than the others, or than their baseline."""
+def _slow_findings(peers: Sequence[Device], baseline: Baseline | None) -> Iterator[NodeFinding]:
+    """Yield devices that are slower than the others of their model, or slower than their baseline."""
     slow = [find_slow(device, [*peers[:place], *peers[place + 1 :]]) for place, device in enumerate(peers)]
     healthy = [device for device, found in zip(peers, slow, strict=True) if found is None]
     others = f"the median of {len(peers) - 1} other{'s' if len(peers) > 2 else ''}"
     for device, found in zip(peers, slow, strict=True):
         if found is not None:
-            yield _slow_finding(device, found, others, _spread(found.figure, healthy))
+            yield _describe_slow(device, found, others, _relative_spread(found.figure, healthy))
     if baseline is None:
         return
     for device in peers:
         cards, is_same = baseline.cards_for(device)
         if found := find_slow(device, cards, _SAME_CARD if is_same else _OTHER_CARD):
             against = f"the same card in {baseline.source}" if is_same else baseline.source
-            spread = None if is_same else _spread(found.figure, healthy)
-            yield _slow_finding(device, found, against, spread or 0.0)
+            spread = None if is_same else _relative_spread(found.figure, healthy)
+            yield _describe_slow(device, found, against, spread or 0.0)
 
 
-def _spread(figure: str, devices: Sequence[Device]) -> float | None:
-    """The relative standard deviation of a figure between devices; None for fewer than two."""
-    found = [shares[figure] for device in devices if figure in (shares := shortfalls(device, devices))]
+def _relative_spread(figure: str, devices: Sequence[Device]) -> float | None:
+    """Return the relative standard deviation of a figure between devices; None for fewer than two."""
+    found = [shares[figure] for device in devices if figure in (shares := compute_shortfalls(device, devices))]
     return stdev(found) if len(found) > 1 else None
 
 
-def _slow_finding(device: Device, slow: Shortfall, against: str, spread: float | None) -> Finding:
-    """``spread``: between healthy devices, None if there are too few to tell."""
+def _describe_slow(device: Device, slow: Shortfall, against: str, spread: float | None) -> NodeFinding:
+    """Describe a slow device. ``spread``: relative standard deviation of the healthy ones, None if too few."""
     is_critical = slow.share > CRITICAL_FACTOR * slow.limit and spread is not None and spread <= WIDE_SPREAD
-    value = f" {shown(slow.figure, device.figures[slow.figure])}" if slow.figure in UNITS else ""
+    value = f" {format_figure(slow.figure, device.figures[slow.figure])}" if slow.figure in UNITS else ""
     text = f"{slow.figure}{value}, {slow.share:.1%} below {against} (limit {slow.limit:.1%})"
     if spread is None:
-        text += "; too few others to tell how far healthy devices differ"
+        text += "; there are too few other devices to tell how much healthy ones differ"
     elif spread > WIDE_SPREAD:
         text += f"; the other devices differ by {spread:.1%} (standard deviation)"
-    return Finding(CRITICAL if is_critical else WARN, device.place, f"{device.who}: {text}")
+    return NodeFinding(CRITICAL if is_critical else WARN, device.label, f"{device.full_label}: {text}")
 
 
 # -- the pace of a synchronous job -------------------------------------------------------------------------------------
 
 
 def slowest_line(devices: Sequence[Device]) -> str:
-    """The device that sets the pace, and what a synchronous job loses to it."""
+    """Return a line with the slowest device and the share of speed that a synchronous job loses to it."""
     figure = pace_figure(devices)
     measured = [device for device in devices if figure in device.figures]
     if not measured:
-        return "neither burst nor sustained was measured"
+        return "no burst or sustained rate was measured"
     if len(measured) == 1:
-        return f"{figure} {shown(figure, measured[0].figures[figure])}"
+        return f"{figure} {format_figure(figure, measured[0].figures[figure])}"
     slowest = min(measured, key=lambda device: device.figures[figure])
-    rate = f"{shown(figure, slowest.figures[figure])} {figure}"
-    return f"the slowest is {slowest.place} with {rate}: a synchronous job loses {lost(devices):.1%} to it"
+    rate = f"{format_figure(figure, slowest.figures[figure])} {figure}"
+    return (
+        f"the slowest is {slowest.label} with {rate}: a synchronous job loses {compute_lost_share(devices):.1%} to it"
+    )
 
 
 def pace_figure(devices: Iterable[Device]) -> str:
-    """The figure that sets a job's pace: sustained, if it was measured."""
+    """Return the name of the figure that sets the pace of a job: sustained, or burst if it was not measured."""
     return SUSTAINED if any(SUSTAINED in device.figures for device in devices) else BURST
 
 
-def lost(devices: Sequence[Device]) -> float:
-    """Share of the devices' speed that is lost if all wait for the slowest."""
+def compute_lost_share(devices: Sequence[Device]) -> float:
+    """Return the share of the devices' mean speed that is lost if all wait for the slowest."""
     figure = pace_figure(devices)
     values = [device.figures[figure] for device in devices if figure in device.figures]
     return 1 - min(values) / fmean(values) if values else 0.0

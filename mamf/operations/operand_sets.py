@@ -20,9 +20,8 @@ from typing import TypeVar
 import torch
 
 from mamf.backend import Backend, OperandPool, Unavailable
-from mamf.kernel import Buffer, Kernel, Prepared, ProblemT, ShapeT, Verdict
+from mamf.kernel import CELL, Buffer, Kernel, Prepared, ProblemT, ShapeT, Verdict, WrongCells
 from mamf.torch_backend import TorchBackend
-from mamf.wrong_tiles import CELL, WrongCells
 
 AnswerT = TypeVar("AnswerT")
 #: The buffer that the classic regime copies over the output of the first set. Without it, the output is zeroed.
@@ -308,7 +307,7 @@ def as_words(flat: torch.Tensor) -> torch.Tensor:
 
 
 _SIGN_BIT, _SIGN_BIT_OF_LOWER = 0x80, 0x08
-_PATTERNS = 16
+_PATTERNS, _ROWS_IN_ONE = 16, 64
 
 
 def fresh_integers(
@@ -326,6 +325,12 @@ def fresh_integers(
 def fresh_choices(size: Sequence[int], device: torch.device) -> torch.Tensor:
     """Draw unpredictable booleans."""
     return fresh_integers(2, size, device, torch.int8) == 1
+
+
+def with_long_rows(tensor: torch.Tensor) -> torch.Tensor:
+    """View a contiguous tensor as rows of at most _ROWS_IN_ONE of its rows: the fewer, the smaller are their Signs."""
+    width = tensor.shape[-1]
+    return tensor.view(-1, width * math.gcd(tensor.numel() // width, _ROWS_IN_ONE))
 
 
 def fresh_signs(size: Sequence[int], device: torch.device) -> torch.Tensor:
@@ -372,7 +377,7 @@ class Signs:
         flips = fresh_choices(size, operand.device)
         flips[:, secrets.randbelow(size[1])] = True
         if operand.dtype.itemsize > 1 or operand.dtype == torch.int8:
-            return torch.where(flips, -1, 1).to(operand.dtype)
+            return 1 - 2 * flips.to(operand.dtype)
         bits = flips.to(torch.uint8) * _SIGN_BIT
         if operand.dtype == torch.uint8:
             bits += fresh_choices(size, operand.device).to(torch.uint8) * _SIGN_BIT_OF_LOWER

@@ -15,19 +15,29 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from mamf.contribution.collection import ResultRate, best_attention, best_kernels, kernel_title
-from mamf.contribution.review import folder_of
+from mamf.contribution.collection import ResultRate, kernel_title, select_attention, select_kernels
+from mamf.contribution.review import folder_name
 from mamf.contribution.tables import attention_columns, entry_columns, kernel_columns, text_column
 from mamf.errors import UsageError
 from mamf.files import make_folder, write_whole
 from mamf.logs.records import significant_digits
 from mamf.measurement import ItemT, group_pairs
 from mamf.pages.site_data import COMPLETE, CeilingLine, Run, SiteData, read_site_data
-from mamf.regime_names import CEILINGS
+from mamf.plans import CEILINGS
 from mamf.report.charts.bars import RangeChart, RangePoint, RangeRow
-from mamf.report.document import Column, Lines, Table
+from mamf.report.document import (
+    Column,
+    Lines,
+    Table,
+    counted,
+    csv_text,
+    interval_cell,
+    percent,
+    shortened,
+    significant,
+    whole,
+)
 from mamf.report.page import Command, Fact, Page, Part, Section, render_page
-from mamf.report.text import counted, csv_text, interval_cell, percent, shortened, significant, whole
 from mamf.text import Link
 
 #: In the output folder: the files of the site, one per line.
@@ -92,7 +102,7 @@ def _site_files(data: SiteData, logs: str) -> Iterator[tuple[str, str]]:
 
 def page_names(devices: Iterable[str]) -> dict[str, str]:
     """Choose a file name for each device that every file system accepts; a hash keeps equal ones apart."""
-    slugs = {name: folder_of(name) for name in sorted(set(devices))}
+    slugs = {name: folder_name(name) for name in sorted(set(devices))}
     unique = {slug for slug in slugs.values() if list(slugs.values()).count(slug) == 1 and len(slug) < _LONGEST_NAME}
 
     digests = {name: hashlib.sha256(name.encode(errors="replace")).hexdigest()[:8] for name in slugs}
@@ -210,9 +220,9 @@ def device_page(name: str, data: SiteData, logs: str) -> Page:
     several = [line for line in data.lines if line.tier == COMPLETE and len(line.cards) > 1]
     leading = [line for line in several if line.dtype == several[0].dtype]
     others = [line for line in several if line not in leading]
-    log, attention = _log_column(logs), best_attention(data.attention, per_kernel=True)
+    log, attention = _log_column(logs), select_attention(data.attention, per_kernel=True)
     operation: Column[ResultRate] = text_column("operation", lambda entry: entry.row.operation)
-    kernels = _tables([operation, *kernel_columns(), log], best_kernels(data.kernels))
+    kernels = _tables([operation, *kernel_columns(), log], select_kernels(data.kernels))
     ceilings: list[Column[CeilingLine]] = [
         *_figure_columns(),
         Column("", "W", lambda line: line.entry and line.entry.conditions.watts, whole),
@@ -220,7 +230,7 @@ def device_page(name: str, data: SiteData, logs: str) -> Page:
         Column("", "datasheet", lambda line: line.peak and line.peak.rate, "{:.4g}".format),
         Column("", "MxNxK", lambda line: line.entry and line.entry.row.shape),
         text_column("kernel", lambda line: line.entry and kernel_title(line.entry)),
-        text_column("by", lambda line: line.entry and ("find" if line.entry.is_confirmed else "sweep")),
+        text_column("by", lambda line: line.entry and ("find" if line.entry.is_ceiling else "sweep")),
         log,
     ]
     log_columns: list[Column[Run]] = [

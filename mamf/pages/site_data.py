@@ -11,21 +11,20 @@ from mamf.contribution.collection import (
     TABLES,
     ResultRate,
     Submitters,
-    leaders,
-    part_confirmed,
-    rates_of,
+    collect_rates,
+    find_leaders,
     read_submitters,
     software_versions,
+    split_confirmed,
 )
 from mamf.contribution.rules import TIERS
 from mamf.dtypes import DTYPES
 from mamf.kinds.registry import run_title
 from mamf.logs.legacy import FinderRun, read_legacy_or_none
 from mamf.logs.run_log import RunLog, read_run_log
-from mamf.measurement import group_pairs
+from mamf.measurement import Rate, group_pairs
 from mamf.peaks import DatasheetRate, find_peak
-from mamf.rate import Rate
-from mamf.regime_names import NAMES
+from mamf.plans import NAMES
 
 COMPLETE, INTERRUPTED, LEGACY = TIERS
 #: The tier of figures that neither a maintainer nor two submitters measured, whether their run is complete or not.
@@ -116,7 +115,7 @@ def read_site_data(root: Path) -> SiteData:
             finders.append((run, log))
         else:
             run = _run_of_log(log, place)
-            entries += rates_of(log, place)
+            entries += collect_rates(log, place)
         runs.append(run)
     vendors = {run.device: run.vendor for run in runs if run.info}
     runs = [replace(run, vendor=vendors.get(run.device, UNKNOWN)) for run in runs]
@@ -139,7 +138,7 @@ def _run_of_log(log: RunLog, place: Path) -> Run:
 
 
 def _ranked(entries: Sequence[ResultRate], submitters: Submitters) -> SiteData:
-    parts = [part_confirmed((each for each in entries if each.table == table), submitters) for table in TABLES]
+    parts = [split_confirmed((each for each in entries if each.table == table), submitters) for table in TABLES]
     complete = [[entry for entry in confirmed if entry.tier == COMPLETE] for confirmed, _ in parts]
     tiers = {
         COMPLETE: complete[0],
@@ -147,7 +146,7 @@ def _ranked(entries: Sequence[ResultRate], submitters: Submitters) -> SiteData:
         INTERRUPTED: [entry for entry in parts[0][0] if entry.tier == INTERRUPTED],
     }
     return SiteData(
-        lines=[_ceiling_line(tier, *leader) for tier, each in tiers.items() for leader in leaders(each)],
+        lines=[_ceiling_line(tier, *leader) for tier, each in tiers.items() for leader in find_leaders(each)],
         attention=complete[1],
         kernels=complete[2],
         unconfirmed=[each for _, doubted in parts for each in doubted],

@@ -134,6 +134,9 @@ class StepProfiler:
     ``watches``: observe the same steps. ``stop``: end the script after the last of them. ``on_profiled`` is called when
     no more steps will be profiled, right after the last one.
 
+    A script may fork processes that train. The first process of this rank that ends a step is the one that is profiled;
+    a file in ``folder`` tells the others, until the folder is removed with the profile done.
+
     Errors never end the script: they are reported in ``failure``, one line, and nothing is profiled after them.
     """
 
@@ -141,6 +144,7 @@ class StepProfiler:
         self,
         steps: int,
         warmup: int,
+        folder: Path,
         watches: Sequence[Watch] = (),
         *,
         stop: bool = False,
@@ -153,7 +157,8 @@ class StepProfiler:
         self.unprofiled_step_seconds: float | None = None
         self._steps, self._warmup, self.stop = steps, warmup, stop
         self._seen = self._profiled = 0
-        self._process = os.getpid()
+        self._process, self._rank, self._claim = os.getpid(), rank(), folder / "profiled"
+        self._profiled_process: int | None = None
         self._profiler: Any = None
         self._began, self._has_step_to_end, self._has_signal = 0.0, False, False
         self._is_starting = self._is_running = False
@@ -163,13 +168,21 @@ class StepProfiler:
         return self._profiled == self._steps
 
     @property
-    def is_in_fork(self) -> bool:
-        """Whether this is a process that the script forked, which is not profiled."""
-        return os.getpid() != self._process
+    def _is_other_process(self) -> bool:
+        return os.getpid() != (self._profiled_process or self._process)
+
+    def _claims_steps(self) -> bool:
+        """Whether the steps of this process are profiled. The first call in any process claims them for it."""
+        if self._profiled_process is None and rank() == self._rank:
+            self._profiled_process = 0
+            with suppress(OSError):  # another process has claimed them, or has profiled them
+                self._claim.touch(exist_ok=False)
+                self._profiled_process = os.getpid()
+        return self._profiled_process == os.getpid()
 
     def step_ended(self) -> None:
         """Several ends within a backward pass, of optimizers that step in hooks, are one."""
-        if self.is_in_fork:
+        if not self._claims_steps():
             return
         self._has_step_to_end = is_in_backward()
         if self._has_step_to_end:
@@ -212,7 +225,7 @@ class StepProfiler:
 
     def other_began(self) -> None:
         """Give way to a profiler of the script, because torch runs one at a time. Keep the steps until now."""
-        if self._is_starting or self.is_complete or self.failure or self._remark or self.is_in_fork:
+        if self._is_starting or self.is_complete or self.failure or self._remark or self._is_other_process:
             return
         warmup = self._seen - 2 * self._steps
         advice = f"; --warmup {warmup} gives {self._steps}" if warmup > 0 else ""
@@ -230,10 +243,10 @@ class StepProfiler:
 
     def terminated(self, *_: object) -> None:
         """Handle SIGTERM: keep the steps until now, then end by the signal."""
-        self._has_signal = not self.is_in_fork and is_in_backward()
+        self._has_signal = not self._is_other_process and is_in_backward()
         if self._has_signal:  # again when the backward pass has returned
             return
-        if not (self.is_in_fork or self.is_complete or self._remark):
+        if not (self._is_other_process or self.is_complete or self._remark):
             with self._keeping_errors():
                 self.finish()
                 self.on_profiled()
@@ -255,7 +268,7 @@ class StepProfiler:
 
     def finish(self) -> None:
         """Stop after the device has finished its queue. Has no effect after the first call."""
-        if not self._is_running or self.is_in_fork:
+        if not self._is_running or self._is_other_process:
             return
         self._is_running = False
         synchronize()
@@ -280,6 +293,11 @@ class StepProfiler:
         """Why there is no profiled step, in a line. ``function``: the function whose calls are the steps."""
         if self.failure:
             return self.failure
+        if not self._seen and self._claim.exists():
+            steps = self._warmup + 2 * self._steps
+            return (
+                f"the process that trains, forked by the script, ended before {steps} steps: lower --warmup or --steps"
+            )
         if not self._seen and function is not None:
             return f"{function} was not called: of what the script itself defines, name __main__:FUNCTION"
         if not self._seen:
@@ -294,13 +312,13 @@ def profile_program(program: Program, profiler: StepProfiler, function: str | No
 
     Raises UsageError for an unknown function.
     """
-    run_decorated = None
+    run_decorated, process = None, os.getpid()
     with program.in_place(), _following_steps(profiler, function):
         if function and function.startswith(_MAIN):
             decorator = functools.partial(_wrapped, after=profiler.step_ended)
             run_decorated = program.decorated(function.removeprefix(_MAIN), decorator)
         code = program.run(run_decorated)
-    if profiler.is_in_fork:  # what follows is the business of the process that was started
+    if os.getpid() != process:  # the script forked this one: what follows is the business of the other
         atexit._run_exitfuncs()
         sys.stdout.flush()
         os._exit(code)

@@ -13,7 +13,24 @@ from mamf.logs.records import significant_digits
 from mamf.logs.run_log import OwnCeilings
 from mamf.measurement import Measurement
 from mamf.operations.unknown import operation_called
-from mamf.report.document import Answer, Block, Column, Document, Lines, Table
+from mamf.report.document import (
+    Answer,
+    Block,
+    Column,
+    Document,
+    Lines,
+    Table,
+    counted,
+    end_line,
+    label_kernel,
+    machine_line,
+    percent,
+    rate_name,
+    scaled_unit,
+    significant,
+    split_shared,
+    work_line,
+)
 from mamf.report.rows import (
     Group,
     SpeedUp,
@@ -31,18 +48,6 @@ from mamf.report.rows import (
     row_columns,
 )
 from mamf.report.shares import Shares, brief, ceiling_table, problem_title
-from mamf.report.text import (
-    counted,
-    end_line,
-    label_kernel,
-    machine_line,
-    percent,
-    rate_name,
-    scaled_unit,
-    significant,
-    split_shared,
-    work_line,
-)
 
 
 def baselines_of(rows: Iterable[Measurement], name: str | None) -> dict[Group, Measurement | None]:

@@ -14,9 +14,20 @@ from mamf.operations.bandwidth.shapes import BandwidthShape
 from mamf.operations.overlap import OTHER, PRODUCTS
 from mamf.report.charts.bars import RangeChart, RangePoint, RangeRow
 from mamf.report.charts.logs import failures, machine
-from mamf.report.document import Answer, Column, Document, Lines, Table
+from mamf.report.document import (
+    Answer,
+    Column,
+    Document,
+    Lines,
+    Table,
+    end_line,
+    machine_line,
+    percent,
+    rate_name,
+    significant,
+    work_line,
+)
 from mamf.report.rows import failure_lines
-from mamf.report.text import end_line, machine_line, percent, rate_name, significant, work_line
 
 
 @dataclass(frozen=True)

@@ -17,11 +17,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from mamf.ceilings.ceiling import Ceiling
 from mamf.ceilings.roof import LEVELS, MEMORY, NEAR, RoofPoint, Roofs, make_roof_point
 from mamf.dtypes import DTYPES
-from mamf.measurement import Measurement, group_pairs
+from mamf.measurement import Measurement, find_rate, group_pairs
 from mamf.operations.matmul.shapes import MatmulShape, name_layers
 from mamf.operations.unknown import operation_called
-from mamf.rate import find_rate
-from mamf.regime_names import BURST, SUSTAINED
+from mamf.plans import BURST, SUSTAINED
 from mamf.report.charts.logs import machine
 from mamf.report.charts.picture import (
     CEILING,
@@ -35,8 +34,19 @@ from mamf.report.charts.picture import (
     prepare,
     styles_of,
 )
-from mamf.report.document import Answer, Block, Column, Document, Lines, Table, interval_columns
-from mamf.report.text import counted, percent, rate_text, significant
+from mamf.report.document import (
+    Answer,
+    Block,
+    Column,
+    Document,
+    Lines,
+    Table,
+    counted,
+    interval_columns,
+    percent,
+    rate_text,
+    significant,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -23,9 +23,20 @@ from mamf.measurement import (
     group_pairs,
 )
 from mamf.operations.unknown import operation_called
-from mamf.report.document import Answer, Block, Column, Document, Lines, Table
+from mamf.report.document import (
+    Answer,
+    Block,
+    Column,
+    Document,
+    Lines,
+    Table,
+    counted,
+    end_line,
+    label_kernel,
+    machine_line,
+    plain,
+)
 from mamf.report.rows import failure_lines
-from mamf.report.text import counted, end_line, label_kernel, machine_line, plain
 from mamf.statistics import known_median
 
 Rows = Sequence[Measurement]

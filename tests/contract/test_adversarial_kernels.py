@@ -7,7 +7,7 @@ import torch
 
 from mamf.engine.measure import measure
 from mamf.engine.regimes import Burst, StoppingRule, Sustained
-from mamf.engine.regimes.checking import Checked, WrongResultError, skipped_work
+from mamf.engine.regimes.base import Checked, WrongResultError, skipped_work
 from mamf.errors import UsageError
 from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
 from mamf.operations.attention.torch_kernels import SdpaMath
@@ -15,13 +15,11 @@ from mamf.operations.batched import BatchedProblem, BatchedShape
 from mamf.operations.batched_kernels import Bmm
 from mamf.operations.grouped import GroupedProblem, GroupedShape
 from mamf.operations.grouped_kernels import Loop
-from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.scaled_formats import Dequantized
 from mamf.operations.matmul.selection import kernel as kernel_named
-from mamf.operations.matmul.shapes import MatmulShape
+from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
 from mamf.operations.matmul.torch_products import IntMm, TorchMm
 from mamf.operations.operand_sets import Signs
-from mamf.operations.products import smaller_operand
 from mamf.plugins.discovery import open_backend
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -330,12 +328,6 @@ def test_an_update_by_difference_costs_a_whole_product():
         assert (values != before).any(0).all()
 
 
-@pytest.mark.parametrize("rows", [1, 4, 64])
-def test_rows_that_change_are_not_few(rows):
-    a, b = torch.empty(rows, 128), torch.empty(256, 128)
-    assert smaller_operand(a, b) is smaller_operand(b, a) is (a if rows == 64 else b)
-
-
 @pytest.mark.parametrize(
     ("kind", "dtype", "said"),
     [
@@ -433,6 +425,27 @@ def test_an_attention_that_remembers_its_answers_is_refused(cpu, direction):
     checked.launches[0]()
     with pytest.raises(WrongResultError):
         checked.verify()
+
+
+class Copying(SdpaMath):
+    """Remembers its first output, and copies to it the signs that columns of V have."""
+
+    name = "copying"
+
+    def attend(self, shape, q, k, v):
+        if not hasattr(self, "known"):
+            self.known = super().attend(shape, q, k, v).clone(), v.clone()
+        output, before = self.known
+        signs = (v * before).sum(2, keepdim=True).sign().repeat_interleave(q.shape[1] // v.shape[1], 1)
+        return output * signs
+
+
+def test_an_attention_that_copies_signs_to_a_remembered_output_is_refused_in_burst(cpu):
+    problem, shape = AttentionProblem("float32"), AttentionShape.parse("b1h2q256k256d32")
+    started = Burst(cpu)
+    started.start()
+    row = measure(Copying(), problem, shape, started, cpu.operand_pool("normal", 0), StoppingRule(seconds=0.2))
+    assert (row.status, "relative error" in row.reason) == ("wrong_result", True), row.reason
 
 
 def test_an_attention_of_bfloat16_inside_is_no_float16(cpu):

@@ -14,12 +14,12 @@ from verdicts import verified
 
 from mamf.backend import Backend
 from mamf.engine.measure import classify_error
-from mamf.engine.regimes.checking import Checked, WrongResultError
+from mamf.engine.regimes.base import Checked, WrongResultError
 from mamf.errors import PluginError, UsageError
 from mamf.operations.decode.decode_reference import attend, make_tables
 from mamf.operations.decode.operation import Decode
-from mamf.operations.decode.shapes import DecodeProblem, DecodeShape, draw_lengths
-from mamf.operations.decode.torch_decode import Bound
+from mamf.operations.decode.shapes import DecodeProblem, DecodeShape, draw_sequences
+from mamf.operations.decode.torch_decode import BoundKernel
 from mamf.operations.decode.torch_kernels import SdpaKvcache
 from mamf.plugins.contracts import enforce_contract
 from mamf.plugins.discovery import backend_class, kernel_of, open_backend
@@ -57,15 +57,18 @@ CALLS = {
 #: And what they say of others.
 REFUSALS = {
     "flash-attn-2-kvcache": {
-        PAGED: "no pages of 16 tokens: they must be a multiple of 256",
-        "b2h16kv1q1c200d576v512l": "takes no latent",
+        PAGED: "does not support pages of 16 tokens: use a multiple of 256",
+        "b2h16kv1q1c200d576v512l": "does not support a latent",
     },
-    "flash-attn-3-kvcache": {"b2h16kv1q1c200td576v512l": "needs pages for latents of different lengths"},
-    "flashinfer-decode": {ONE: "needs a paged cache", FEW: "takes at most 1 queries"},
-    "flashinfer-prefill": {"b2h8kv2q1c300d80p16": "has no head dimension 80"},
-    "flashinfer-mla": {PAGED: "takes a latent only", "b2h8kv1q1c200d96v64lp64": "has no latent of 96/64"},
+    "flash-attn-3-kvcache": {"b2h16kv1q1c200td576v512l": "needs a paged cache for a latent with different lengths"},
+    "flashinfer-decode": {ONE: "needs a paged cache", FEW: "supports at most 1 queries"},
+    "flashinfer-prefill": {"b2h8kv2q1c300d80p16": "does not support head dimension 80"},
+    "flashinfer-mla": {
+        PAGED: "needs a latent: --latent",
+        "b2h8kv1q1c200d96v64lp64": "does not support a latent of 96/64",
+    },
     "aiter-kvcache": {ONE: "needs a paged cache"},
-    "aiter-mla": {PAGED: "takes a latent only"},
+    "aiter-mla": {PAGED: "needs a latent: --latent"},
 }
 
 
@@ -173,9 +176,9 @@ def test_a_kernel_of_torch_is_right_on_the_cpu(name, shape, dtype, cpu):
 @pytest.mark.parametrize(
     ("shape", "reason"),
     [
-        (FEW, "aligns causal masks to the top left: it needs 1 query, or as many as tokens"),
+        (FEW, "aligns causal masks to the top left: use 1 query, or as many as tokens"),
         (PAGED, "needs a contiguous cache: --page-sizes none"),
-        (RAGGED, "needs equal lengths of the sequences"),
+        (RAGGED, "needs sequences of equal length: --lengths equal"),
     ],
 )
 def test_sdpa_says_what_it_refuses(shape, reason):
@@ -215,7 +218,7 @@ class Reads(SdpaKvcache):
 
         def launch(of):
             outputs = []
-            for sequence, rows in tables.rows():
+            for sequence, rows in tables.query_rows():
                 slots = tables.slots(sequence)
                 slots = slots[:-1] if self.fault == "last token" else slots
                 q = of.q[rows][..., : shape.head_dim]
@@ -225,9 +228,11 @@ class Reads(SdpaKvcache):
                 output[-1, -1] = 0
             if self.fault == "scale":
                 output *= 1.02
-            if self.fault == "remembers":
-                known.append(output.clone())
-                output = known[0].clone()
+            if self.fault in ("remembers", "copies signs"):
+                known.append((output.clone(), of.v.clone()))
+                output, before = known[0]
+                signs = (of.v * before).sum(0).sign() if self.fault == "copies signs" else torch.ones_like(before[0])
+                output = output * signs.repeat_interleave(shape.group, 0)
             if self.fault == "table":
                 tables.table[0, 0] = 0
                 tables.all_pages[0] += 1
@@ -235,7 +240,7 @@ class Reads(SdpaKvcache):
                 of.k[0] = 0
             return output
 
-        return Bound(launch)
+        return BoundKernel(launch)
 
 
 def test_the_reference_is_right_on_honest_launches(cpu):
@@ -243,7 +248,9 @@ def test_the_reference_is_right_on_honest_launches(cpu):
         assert verified(prepared(Reads(), cpu, shape, sets=2)).ok
 
 
-@pytest.mark.parametrize("fault", ["unshuffled", "last token", "one row", "scale", "remembers", "table", "cache"])
+@pytest.mark.parametrize(
+    "fault", ["unshuffled", "last token", "one row", "scale", "remembers", "copies signs", "table", "cache"]
+)
 def test_a_wrong_launch_is_found(fault, cpu):
     checked = Checked(prepared(Reads(fault), cpu, "b4h8kv2q2c40ud64p16", DecodeProblem("float32")))
     with pytest.raises(WrongResultError):
@@ -254,14 +261,14 @@ def test_a_wrong_launch_is_found(fault, cpu):
 @pytest.mark.parametrize(
     ("pages", "reason"),
     [
-        ([[0, 1], [2, 4]], "page 4 of sequence 1 is not in the cache, which has 4 pages"),
-        ([[0, 1], [2, 1]], "two sequences have the same page"),
+        ([[0, 1], [2, 4]], "sequence 1 uses page 4, but the cache has pages 0 to 3 only"),
+        ([[0, 1], [2, 1]], "two sequences use the same page: give each page to one sequence"),
     ],
 )
 def test_a_table_that_is_out_of_range_is_refused(pages, reason):
     shape = shape_of("b2h8kv2q1c20d64p16")
     with pytest.raises(UsageError, match=reason):
-        make_tables(shape, draw_lengths(shape, 0), pages, torch.device("cpu"))
+        make_tables(shape, draw_sequences(shape, 0), pages, torch.device("cpu"))
 
 
 # -- graphs ------------------------------------------------------------------------------------------------------------
@@ -299,7 +306,7 @@ def test_a_backend_that_captures_something_else_is_named(captured):
 def test_a_graph_is_one_launch_of_several_whose_outputs_are_all_verified():
     problem, shape, backend = DecodeProblem(graph=True), "b2h8kv2q1c300d64", with_graphs()
     small = replace(problem)
-    object.__setattr__(small, "launches", lambda shape: 3)
+    object.__setattr__(small, "count_launches", lambda shape: 3)
     ready = prepared(SdpaKvcache(), backend, shape, small, sets=3)
     assert (len(ready.launches), backend.captured) == (1, 3)
     assert verified(ready).ok
@@ -308,7 +315,10 @@ def test_a_graph_is_one_launch_of_several_whose_outputs_are_all_verified():
 
 
 def test_a_device_without_graphs_says_so(cpu):
-    assert SdpaKvcache().unsupported(cpu, DecodeProblem(graph=True)) == "cpu has no graphs of launches"
+    assert (
+        SdpaKvcache().unsupported(cpu, DecodeProblem(graph=True))
+        == "cpu cannot capture launches in a graph: remove --graph"
+    )
 
 
 def test_cuda_captures_launches_that_ran_before_on_another_stream(cuda, monkeypatch):

@@ -4,8 +4,7 @@ import pytest
 
 from mamf.engine.measure import measure
 from mamf.engine.regimes import Burst, Classic, StoppingRule, Sustained
-from mamf.operations.matmul.kernel import MatmulProblem
-from mamf.operations.matmul.shapes import MatmulShape
+from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
 from mamf.testing import SimulatedBackend, SimulatedMatmul
 
 SHAPE = MatmulShape(4096, 4096, 4096)
@@ -30,6 +29,17 @@ class TwoQueues(SimulatedBackend):
     def idle_mark(self):
         left = max(self.device_time, self.aside_until)
         return left + APART if left > self.host_time else None
+
+
+class Delayed(TwoQueues):
+    """A device that another process delays before every second idle mark."""
+
+    marks = 0
+
+    def idle_mark(self):
+        mark = super().idle_mark()
+        self.marks += mark is not None
+        return mark if mark is None else mark + 300e-6 * (self.marks % 2)
 
 
 class WithoutIdleMarks(TwoQueues):
@@ -71,6 +81,10 @@ def test_a_launch_that_leaves_work_in_another_queue_is_refused(regime, seconds):
 @pytest.mark.parametrize("backend", [WithoutIdleMarks, TwoQueues])
 def test_a_launch_that_leaves_nothing_is_accepted(regime, backend):
     assert row_of(Aside(0.0), regime, backend()).ok
+
+
+def test_marks_that_another_process_delays_now_and_then_refuse_no_burst():
+    assert row_of(Aside(0.0), "burst", Delayed()).ok
 
 
 def test_an_idle_mark_is_an_event_of_the_context(cuda, calls):

@@ -10,9 +10,8 @@ import pytest
 import torch
 
 from mamf.errors import UsageError
-from mamf.operations.matmul.kernel import LAYOUTS, MatmulProblem
 from mamf.operations.matmul.selection import kernel
-from mamf.operations.matmul.shapes import MatmulShape
+from mamf.operations.matmul.shapes import LAYOUTS, MatmulProblem, MatmulShape
 from mamf.operations.matmul.triton_matmul import TritonMatmul, configurations, has_descriptors
 
 SHAPE = MatmulShape(4096, 4096, 4096)
@@ -158,8 +157,8 @@ def test_the_compiler_is_told_how_to_sum(monkeypatch, problem, imprecise):
 
 INTERPRETED = """
 import torch
-from mamf.engine.regimes.checking import Checked
-from mamf.operations.matmul.kernel import LAYOUTS, MatmulProblem
+from mamf.engine.regimes.base import Checked
+from mamf.operations.matmul.shapes import LAYOUTS, MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.operations.matmul.selection import kernel
 from mamf.plugins.discovery import open_backend

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 from mamf.cli import main
-from mamf.contribution.review import review
+from mamf.contribution.review import review_log
 from mamf.engine.search.grid import THOROUGH
 from mamf.engine.search.strategy import FindStrategy
 from mamf.logs.legacy import FinderRun, Reported
@@ -66,7 +66,7 @@ def write(path, records):
 
 def found(path):
     """Rule ids of the errors."""
-    return {finding.rule for finding in review(path).findings if not finding.is_warning}
+    return {finding.rule for finding in review_log(path).findings if not finding.is_warning}
 
 
 def best(records):

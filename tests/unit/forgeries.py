@@ -3,7 +3,7 @@
 import copy
 import json
 
-from mamf.contribution.rules import Evidence, recomputed_ceilings
+from mamf.contribution.rules import Evidence, recompute_ceilings
 from mamf.kinds.registry import kind_of
 from mamf.logs.recording import End
 from mamf.logs.records import ceiling_record, measurement_record
@@ -36,8 +36,8 @@ def recompute(path, records):
         again = measurement_record(row)
         record.update({name: again[name] for name in record if name in again and name != "time"})
     evidence = _evidence(path, records)
-    ceilings = recomputed_ceilings(evidence)
-    for _, record in evidence.of_kind("ceiling"):
+    ceilings = recompute_ceilings(evidence)
+    for _, record in evidence.records_of_kind("ceiling"):
         again = next((ceiling_record(each) for each in ceilings.values() if each.regime == record["regime"]), {})
         record.update({name: again[name] for name in record if name in again})
     evidence = _evidence(path, records)

@@ -8,8 +8,7 @@ import pytest
 from mamf.contribution import review as reviews
 from mamf.contribution.rules import Finding
 from mamf.kinds import registry
-from mamf.kinds.kind import View
-from mamf.kinds.rows import KernelRows
+from mamf.kinds.kind import KernelRows, View
 from mamf.logs.run_log import read_run_log
 from mamf.operations.unknown import operation_called
 from mamf.report import formats
@@ -46,9 +45,9 @@ def test_a_new_check_is_one_function(monkeypatch):
         if evidence.header["kernel"] == "torch.mm":
             yield Finding("no-torch-mm", "another kernel is wanted", 1)
 
-    assert not reviews.review(LOG).is_rejected()
+    assert not reviews.review_log(LOG).is_rejected()
     monkeypatch.setattr(reviews, "RULES", (*reviews.RULES, no_torch_mm))
-    assert [each.rule for each in reviews.review(LOG).findings if not each.is_warning] == ["no-torch-mm"]
+    assert [each.rule for each in reviews.review_log(LOG).findings if not each.is_warning] == ["no-torch-mm"]
 
 
 class Soak(KernelRows):

@@ -13,7 +13,7 @@ from browsing.hostile import READ, rewritten
 from contribution_logs import legacy_run, measured, write
 
 from mamf.cli.terminal import say, warn
-from mamf.contribution.collection import Submitters, collect
+from mamf.contribution.collection import Submitters, read_collection
 from mamf.contribution.tables import results_pages
 from mamf.logs.legacy import Reported, write_legacy_log
 from mamf.report.charts.picture import with_visible_texts
@@ -137,7 +137,7 @@ def test_a_name_is_one_line_of_any_message(run):
 def test_the_table_of_results_holds_no_markup_of_a_log(logs):
     paths = [logs[kind] for kind in KINDS if kind not in ("attention", "failed")]
     submitters = Submitters(dict.fromkeys((Path(path.name) for path in paths), "me"), frozenset(["me"]))
-    collection = dataclasses.replace(collect(logs["sweep"].parent, paths), submitters=submitters)
+    collection = dataclasses.replace(read_collection(logs["sweep"].parent, paths), submitters=submitters)
     page = "".join(results_pages(collection).values())
     assert "owned" in page
     assert_harmless(page)

@@ -7,7 +7,7 @@ import forgeries
 import pytest
 from contribution_logs import RESULTS
 
-from mamf.contribution.review import review, review_results
+from mamf.contribution.review import review_log, review_results
 
 FIND = RESULTS / "nvidia-h200" / "find-bfloat16-burst-sustained-20261122-181803.jsonl"
 HONEST = {"find": FIND, "attention": RESULTS / "nvidia-h200" / "attention-bfloat16-fwd-burst-20261122-165450.jsonl"}
@@ -21,7 +21,7 @@ def forged(honest, forge, folder):
 
 @pytest.mark.parametrize("path", HONEST.values(), ids=HONEST)
 def test_the_same_logs_are_accepted_as_they_are(path, tmp_path):
-    assert not review(forged(path, lambda records: None, tmp_path)).is_rejected()
+    assert not review_log(forged(path, lambda records: None, tmp_path)).is_rejected()
 
 
 def rename(change, records):
@@ -79,7 +79,7 @@ REFUSED = {
 @pytest.mark.parametrize("kind", REFUSED)
 def test_what_is_impossible_is_refused(kind, tmp_path):
     group, forge = REFUSED[kind]
-    assert review(forged(HONEST[group], forge, tmp_path)).is_rejected()
+    assert review_log(forged(HONEST[group], forge, tmp_path)).is_rejected()
 
 
 def test_samples_of_another_log_are_found(tmp_path):

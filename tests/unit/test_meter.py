@@ -13,7 +13,7 @@ import mamf
 from mamf.contribution import known_ceilings
 from mamf.errors import UsageError
 from mamf.integrations.model_flops import ModelFlops
-from mamf.rate import Rate
+from mamf.measurement import Rate
 from mamf.testing import SimulatedBackend
 
 STEP = 0.1
@@ -121,7 +121,7 @@ def test_each_dtype_counts_against_its_own_ceiling(card, monkeypatch):
     known = {"float8_e4m3fn": 1600.0, "bfloat16": 800.0}
     monkeypatch.setattr(
         known_ceilings,
-        "_measured",
+        "_find_measured",
         lambda backend, dtype, regime: measured(known[dtype], dtype),
     )
     *_, last = train(card, meter_of(card, flops_per_step=flops, ceiling=None))
@@ -145,7 +145,7 @@ def test_without_a_ceiling_there_is_one_warning_and_no_share(card):
 
 def test_a_device_that_nobody_knows_stops_nothing(card):
     card.info = replace(card.info, name="Some New Card")
-    with pytest.warns(UserWarning, match="nothing is known"):
+    with pytest.warns(UserWarning, match="peak is known"):
         *_, last = train(card, meter_of(card, ceiling=None))
     assert math.isnan(last.mfu_percent) and math.isnan(last.mamfu_percent)
     assert last.tflops == pytest.approx(500, rel=1e-3)

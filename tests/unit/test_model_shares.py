@@ -9,7 +9,7 @@ from mamf.cli.commands import model
 from mamf.contribution import known_ceilings
 from mamf.errors import IncomparableError
 from mamf.logs.run_log import read_run_log
-from mamf.rate import Rate
+from mamf.measurement import Rate
 
 MODEL = ["model", "--backend", "mamf.testing:SimulatedBackend"]
 STEP = [*MODEL, "--context-lengths", "512", "1024", "--phase", "forward", "step"]
@@ -55,7 +55,7 @@ def test_without_a_ceiling_there_is_no_mamfu_and_it_is_said_why(steps, run, monk
     known(monkeypatch, "datasheet")
     code, out, err = steps()
     assert code == 0
-    assert err.count("no MAMFU in sustained: a datasheet's figure is no ceiling; measure it: mamf find") == 1
+    assert err.count("no MAMFU in sustained: only a datasheet's peak is known, no ceiling; measure it: mamf find") == 1
     assert "MAMFU: of" not in out
     assert [row["mamfu"] for row in flat(run)] == [None] * 4
     (tmp_path / "run.jsonl").unlink()

@@ -18,7 +18,7 @@ from mamf.node.device import DeviceRun
 from mamf.node.logs import (
     ALONE,
     TOGETHER,
-    Run,
+    NodeRun,
     contributed_baseline,
     log_path,
     read_node,
@@ -50,9 +50,9 @@ def installed():
 def measured(folder, index, physics, together=True):
     backend = type("Made", (Node,), {"physics": Physics(**physics)})(index)
     run = DeviceRun(backend, folder, seconds=120.0)
-    run.alone()
+    run.measure_alone()
     if together:
-        run.together()
+        run.measure_together()
     return run
 
 
@@ -62,7 +62,7 @@ def healthy(tmp_path_factory):
     folder = tmp_path_factory.mktemp("healthy")
     for index, physics in enumerate(HEALTHY):
         measured(folder, index, physics)
-    Run(range(len(HEALTHY)), is_over=True).write(folder)
+    NodeRun(range(len(HEALTHY)), is_over=True).write(folder)
     return folder
 
 
@@ -87,7 +87,7 @@ def test_a_made_fault_is_found_and_blamed_on_its_device(healthy, tmp_path, fault
     devices[-1] = replace(devices[-1], lacks=())  # it took no part in what is measured together
     verdict = judge(devices)
     assert verdict.level == level, verdict
-    assert {finding.place for finding in verdict.findings} == {"device 3"}
+    assert {finding.label for finding in verdict.findings} == {"device 3"}
     assert any(told in finding.text for finding in verdict.findings)
 
 
@@ -95,10 +95,10 @@ def test_a_part_that_ended_early_is_the_devices_fault_only_if_the_run_went_on(he
     log = log_path(healthy, 0, "find")
     lines = log.read_bytes().splitlines(keepends=True)
     (tmp_path / log.name).write_bytes(b"".join(lines[: len(lines) // 2]))
-    reason = "it was gone or killed while find was measured"
+    reason = "its process disappeared or was killed during find"
     (device,) = read_node(tmp_path)[1]
     assert (device.failures, reason in device.lacks) == ((), True)
-    Run([0], is_over=True).write(tmp_path)
+    NodeRun([0], is_over=True).write(tmp_path)
     (device,) = read_node(tmp_path)[1]
     assert reason in device.failures
 
@@ -107,7 +107,7 @@ def test_a_part_that_ended_early_is_the_devices_fault_only_if_the_run_went_on(he
 def test_all_that_a_device_measures_alone_keeps_to_the_budget(tmp_path, budget):
     device = Node(0)
     begun = device.now()
-    DeviceRun(device, tmp_path, seconds=budget).alone()
+    DeviceRun(device, tmp_path, seconds=budget).measure_alone()
     assert device.now() - begun < 1.1 * budget + 2.0, "the first row of each part is always measured"
     (found,) = read_node(tmp_path)[1]
     assert not found.failures
@@ -136,7 +136,7 @@ def test_what_a_device_has_no_memory_for_is_its_fault_though_all_else_was_measur
 ):
     for log in healthy.glob("device0-*"):
         spoilt(log, tmp_path, spoil if log.name.endswith(f"{part}.jsonl") else lambda row: False)
-    Run([0, 1]).write(tmp_path)
+    NodeRun([0, 1]).write(tmp_path)
     device, _ = read_node(tmp_path)[1]
     assert [failure.startswith(told) for failure in device.failures] == [True]
 
@@ -147,36 +147,20 @@ def test_an_interrupted_run_blames_no_device_that_had_no_time_to_end_its_log(hea
     *lines, summary = second.read_text().splitlines()
     ended = json.loads(summary) | {"status": "interrupted", "reason": "by the user"}
     (tmp_path / second.name).write_text("\n".join([*lines, json.dumps(ended)]) + "\n")
-    Run([0, 1]).write(tmp_path)
+    NodeRun([0, 1]).write(tmp_path)
     assert [device.failures for device in read_node(tmp_path)[1]] == [(), ()]
-    cut = "it was gone or killed while find was measured"
-    Run([0, 1], is_over=True).write(tmp_path)
+    cut = "its process disappeared or was killed during find"
+    NodeRun([0, 1], is_over=True).write(tmp_path)
     assert [device.failures for device in read_node(tmp_path)[1]] == [(cut,), ()]
-    Run([0, 1], failures={0: "it ended while it measured (find): killed by signal 11"}).write(tmp_path)
+    NodeRun([0, 1], failures={0: "its process ended early (phase: find): killed by signal 11"}).write(tmp_path)
     assert [len(device.failures) for device in read_node(tmp_path)[1]] == [1, 0]
 
 
 def test_what_stands_beside_the_logs_names_no_machine(tmp_path):
     told = "connection to 10.0.0.7:29500 lost, /home/alice/run, card 0000:3b:00.0"
-    Run([0, 1], not_together=told, failures={0: told}).write(tmp_path)
+    NodeRun([0, 1], not_together=told, failures={0: told}).write(tmp_path)
     text = (tmp_path / "run.json").read_text()
     assert not [name for name in ("10.0.0.7", "alice", "3b:00") if name in text]
-
-
-@pytest.mark.parametrize(
-    ("its", "other"),
-    [
-        ('"bfloat16"', '"float16"'),
-        ('"Simulated H100"', '"another card"'),
-    ],
-)
-def test_a_baseline_that_says_nothing_of_these_devices_is_named(healthy, tmp_path, capsys, its, other):
-    baseline = tmp_path / "good.jsonl"
-    baseline.write_text(log_path(healthy, 0, "find").read_text().replace(its, other))
-    assert main(["node", "--from", str(healthy), "--baseline", str(baseline)]) == 3
-    assert capsys.readouterr().out.startswith(
-        "UNKNOWN: the baseline good.jsonl has no figures of Simulated H100 in bfloat16\n"
-    )
 
 
 def test_contributed_ceilings_are_a_baseline_of_devices_of_their_build():
@@ -218,7 +202,7 @@ def test_folders_of_several_machines_are_judged_together(healthy, tmp_path, caps
     for part in (*ALONE, *TOGETHER):
         log_path(slow, 1, part).unlink()
     measured(slow, 1, FAULTY["a third of the speed"][0], together=False)
-    Run(range(3), is_over=True, not_together="device 9 failed before").write(slow)
+    NodeRun(range(3), is_over=True, not_together="device 9 failed before").write(slow)
     reason, devices = read_nodes([healthy, slow])
     assert (reason, len(devices)) == ("device 9 failed before", 6)
     assert main(["node", "--from", str(healthy), str(slow)]) == 2
@@ -235,7 +219,7 @@ def test_a_folder_is_shown_as_its_verdict(healthy, capsys):
 @pytest.mark.parametrize("text", ["x", "{}", "[1]", '{"places": [[]]}', "[" * 100_000], ids=range(5))
 def test_what_is_no_run_is_told_with_what_to_do(tmp_path, text):
     (tmp_path / "run.json").write_text(text)
-    with pytest.raises(RunLogError, match=r"Error: .*\): without it the logs alone are read$"):
+    with pytest.raises(RunLogError, match=r"Error: .*\): delete it to read only the logs$"):
         read_node(tmp_path)
 
 
@@ -264,8 +248,8 @@ def test_copies_to_the_next_device_are_measured_while_neither_neighbour_copies(t
     for index in range(count):
         told = []
         run = DeviceRun(ring(index), tmp_path, meet=lambda told=told: told.append("meet") or True)
-        run._part = told.append
-        run.together()
+        run._run_part = told.append
+        run.measure_together()
         assert told.count("peers") == 1
         turns.append(told.index("peers"))
     assert all(turns[index] != turns[(index + 1) % count] for index in range(count))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mamf.logs.run_log import read_run_log
-from mamf.node.logs import read_baseline, with_figures
+from mamf.node.logs import add_figures, read_baseline
 from mamf.node.verdict import (
     BURST,
     COPY,
@@ -53,7 +53,7 @@ def slowed(devices, place, **factors):
 
 
 def names(verdict):
-    return {finding.place for finding in verdict.findings}
+    return {finding.label for finding in verdict.findings}
 
 
 def shares(cards, spread, slower, nodes=500):
@@ -97,7 +97,7 @@ def test_the_limits_keep_their_promises(cards):
 )
 def test_each_limit_is_a_share_of_the_median_of_the_others(factors, figure):
     (finding,) = judge(slowed(equal(4), 2, **factors)).findings
-    assert (finding.level, finding.place) == (WARN, "device 2")
+    assert (finding.level, finding.label) == (WARN, "device 2")
     assert finding.text.startswith(f"device 2 (uuid uuid2): {figure}")
     assert f"{1 - min(factors.values()):.1%} below the median of 3 others (limit " in finding.text
     within = {name: factor + 0.002 for name, factor in factors.items()}
@@ -125,7 +125,7 @@ def test_devices_that_differ_by_more_than_expected_are_never_critical_and_their_
 def test_of_two_devices_the_slower_one_is_named_but_not_critical():
     verdict = judge(slowed(equal(2), 1, burst=0.6, sustained=0.6))
     assert (verdict.level, names(verdict)) == (WARN, {"device 1"})
-    assert verdict.reason.endswith("; too few others to tell how far healthy devices differ")
+    assert verdict.reason.endswith("; there are too few other devices to tell how much healthy ones differ")
 
 
 def test_a_device_is_compared_with_its_own_earlier_run_at_half_the_limit():
@@ -146,7 +146,7 @@ def test_a_baseline_of_other_devices_says_nothing_of_these(changes):
     baseline = Baseline("the baseline x", [replace(devices[0], **changes, figures={BURST: 1e6})])
     assert judge(devices, baseline).level == OK
     verdict = judge(devices, baseline, must_fit=True)
-    assert (verdict.level, verdict.reason) == (UNKNOWN, "UNKNOWN: the baseline x has no figures of H200 in bfloat16")
+    assert (verdict.level, verdict.reason) == (UNKNOWN, "UNKNOWN: the baseline x has no figures for H200 in bfloat16")
 
 
 def test_devices_that_are_all_slow_are_found_by_the_baseline_only():
@@ -162,7 +162,7 @@ def test_devices_that_are_all_slow_are_found_by_the_baseline_only():
 @pytest.mark.parametrize("stamp", ["20261122-094417", "20261122-101153", "20261122-101216"])
 def test_four_cards_of_a_recorded_node_are_ok(stamp):
     paths = sorted(RESULTS.glob(f"find-bfloat16-burst-sustained-{stamp}*.jsonl"))
-    devices = [with_figures(Device(index), "find", read_run_log(path)) for index, path in enumerate(paths)]
+    devices = [add_figures(Device(index), "find", read_run_log(path)) for index, path in enumerate(paths)]
     assert len(devices) == 4
     assert judge(devices, read_baseline(paths[1:]), must_fit=True).level == OK
 
@@ -195,5 +195,5 @@ def test_a_figure_that_is_too_noisy_is_a_warning_and_is_not_compared():
     devices = slowed(equal(3), 1, burst=0.6)
     noisy = [replace(device, half_widths={BURST: 4.12 if device.index == 1 else 0.003}) for device in devices]
     (finding,) = judge(noisy).findings
-    assert (finding.level, finding.place) == (WARN, "device 1")
-    assert "is too noisy to compare (+-412%): something else runs on the device" in finding.text
+    assert (finding.level, finding.label) == (WARN, "device 1")
+    assert "is too noisy to compare (+-412%): another process uses the device" in finding.text

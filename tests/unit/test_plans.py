@@ -8,13 +8,12 @@ import pytest
 from contribution_logs import write
 from made_plans import kernels_plan, search_plan, sweep_plan
 
-from mamf.contribution.review import review
+from mamf.contribution.review import review_log
 from mamf.errors import RunLogError
 from mamf.logs.recording import plan_from_record, plan_record
 from mamf.logs.run_log import read_run_log
 from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
-from mamf.operations.matmul.kernel import MatmulProblem
-from mamf.operations.matmul.shapes import MatmulGrid, MatmulShape
+from mamf.operations.matmul.shapes import MatmulGrid, MatmulProblem, MatmulShape
 from mamf.plans import (
     EXPLAIN,
     GUARD,
@@ -88,6 +87,6 @@ def test_unknown_fields_of_a_plan_are_found(sweep_records, tmp_path):
     records = copy.deepcopy(sweep_records)
     records[0]["plan"] |= {"wishes": 1}
     records[0]["plan"]["options"] |= {"hopes": 2}
-    findings = review(write(tmp_path / "run.jsonl", records)).findings
+    findings = review_log(write(tmp_path / "run.jsonl", records)).findings
     named = {text for each in findings if each.rule == "unknown-field" for text in each.message.split("'")[1::2]}
     assert named == {"plan.wishes", "plan.options.hopes"}

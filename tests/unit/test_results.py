@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from mamf.contribution import review as reviews
-from mamf.contribution.collection import collect, submitter_findings
+from mamf.contribution.collection import check_submitters, read_collection
 from mamf.contribution.tables import contributed_csv, results_pages
 from mamf.logs.entries import entries
 from mamf.logs.run_log import read_run_log
@@ -43,7 +43,7 @@ def collected():
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("mamf.contribution.collection.read_run_log", read)
-        return collect(RESULTS, LOGS), compared
+        return read_collection(RESULTS, LOGS), compared
 
 
 def test_the_table_and_what_travels_with_the_package_are_fresh(collected):
@@ -55,7 +55,7 @@ def test_the_table_and_what_travels_with_the_package_are_fresh(collected):
 
 
 def test_each_log_has_a_submitter_once():
-    assert submitter_findings(RESULTS, [path.relative_to(RESULTS) for path in LOGS]) == []
+    assert check_submitters(RESULTS, [path.relative_to(RESULTS) for path in LOGS]) == []
 
 
 def test_what_is_compared_of_a_find_is_what_its_log_says(collected):

@@ -14,8 +14,7 @@ from mamf.measurement import Measurement
 from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
 from mamf.operations.bandwidth.operation import Bandwidth
 from mamf.operations.bandwidth.shapes import BandwidthProblem, BandwidthShape
-from mamf.operations.matmul.kernel import MatmulProblem
-from mamf.operations.matmul.shapes import MatmulShape
+from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
 from mamf.report.charts.picture import draw
 from mamf.report.roofline import points_of, roofline_chart, tracelens_arch
 from mamf.statistics import summarize

@@ -11,17 +11,17 @@ import pytest
 from made_plans import setup_of
 
 from mamf.cli import main
-from mamf.engine.strategies.verify import VerifyStrategy, draw_problem, verify_plan
+from mamf.engine.strategies.studies import VerifyStrategy, draw_problem, verify_plan
+from mamf.kernel import CELL, WrongCells, describe_wrong_cells
 from mamf.logs.run_log import read_run_log
 from mamf.logs.shared_runs import read_run, share_paths
 from mamf.node.device import DeviceRun
-from mamf.node.logs import Run, device_of, logs_of
+from mamf.node.logs import NodeRun, read_device, read_device_logs
 from mamf.node.verdict import Device
 from mamf.plugins.discovery import operation
 from mamf.report.verification import counts, max_wrong_share, wrong_share_range
 from mamf.testing import Physics, SimulatedBackend
 from mamf.testing.simulated_kernels import SimulatedMatmul
-from mamf.wrong_tiles import CELL, WrongCells, describe
 
 DEVICE = ["--backend", "mamf.testing:SimulatedBackend", "--kernel", "mamf.testing:SimulatedMatmul", "--no-isolate"]
 PLAN = [*DEVICE, "--dtype", "bfloat16"]
@@ -146,8 +146,8 @@ def test_a_node_that_verifies_reports_a_wrong_device(tmp_path, monkeypatch, phys
     monkeypatch.setattr(SimulatedMatmul, "dtypes", ("bfloat16",))  # its simulated error is above float64's bound
     kernels = {"mamf.testing:SimulatedMatmul": SimulatedMatmul()}
     monkeypatch.setattr("mamf.node.device.kernels_to_verify", lambda backend, names: kernels)
-    DeviceRun(SimulatedBackend(physics=physics), tmp_path, verify_seconds=0.2)._part("verify")
-    device = device_of(Device(0), logs_of(tmp_path, 0), Run([0]))
+    DeviceRun(SimulatedBackend(physics=physics), tmp_path, verify_seconds=0.2)._run_part("verify")
+    device = read_device(Device(0), read_device_logs(tmp_path, 0), NodeRun([0]))
     assert len(device.failures) == len(told)
     assert all(each in failure for each, failure in zip(told, device.failures, strict=True))
 
@@ -229,4 +229,4 @@ def test_a_share_of_products_is_deep_enough_to_be_divided_along_k(name):
     ],
 )
 def test_wrong_tiles_are_named_by_size_place_and_period(cells, text):
-    assert text in describe(WrongCells(frozenset(cells), 8 * CELL, 8 * CELL))
+    assert text in describe_wrong_cells(WrongCells(frozenset(cells), 8 * CELL, 8 * CELL))

@@ -25,7 +25,7 @@ from unittest import mock
 
 from attacks.calls import Counts, Ended, Killed, call
 from attacks.honest import BACKEND, BANDWIDTH, MATMUL, RUNS, Run
-from mamf.contribution.review import review
+from mamf.contribution.review import review_log
 from mamf.logs.run_log import TRANSIENT_STATUSES
 from mamf.testing import SimulatedBackend
 
@@ -64,8 +64,8 @@ def judge(run: Run, path: Path, whole: Path, counts: Counts) -> None:
     if _ceilings(path) != _ceilings(whole):
         counts.fault("other", run.name, f"ceilings of {_ceilings(path)}, not of {_ceilings(whole)}")
     # Each process has the simulated device scatter in the same way: equal samples are no copy here.
-    usual = {"equal-samples", *(finding.rule for finding in review(whole).findings)}
-    for finding in review(path).findings:
+    usual = {"equal-samples", *(finding.rule for finding in review_log(whole).findings)}
+    for finding in review_log(path).findings:
         if not finding.is_warning and finding.rule not in usual:
             message = f"'results check' says {finding.rule} in line {finding.line}: {finding.message}"
             counts.fault("other", run.name, message)

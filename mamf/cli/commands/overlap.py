@@ -12,19 +12,17 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from mamf.cli.options import add, add_device_options, add_output_options, add_run_options, index
 from mamf.cli.session import Session, run_kernels
-from mamf.cli.terminal import stdout
+from mamf.cli.terminal import add, add_device_options, add_output_options, add_run_options, index, stdout
 from mamf.errors import UsageError
 from mamf.measurement import Measurement
-from mamf.plans import OVERLAP, Plan, StepKey
-from mamf.regime_names import SUSTAINED
+from mamf.plans import OVERLAP, SUSTAINED, Plan, StepKey
 
 if TYPE_CHECKING:
     from mamf.engine.runner import Setup, Strategy
-    from mamf.engine.strategies.overlap import OverlapStrategy
+    from mamf.engine.strategies.studies import OverlapStrategy
     from mamf.logs.run_log import RunLog
-    from mamf.node.group import Launched
+    from mamf.node.group import RankPlace
     from mamf.report.document import Document
 
 EXAMPLES = """examples:
@@ -80,9 +78,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from mamf.engine.strategies.overlap import OverlapStrategy
+    from mamf.engine.strategies.studies import OverlapStrategy
     from mamf.logs.run_log import read_run_log
-    from mamf.node.group import launched
+    from mamf.node.group import find_rank_place
     from mamf.operations.collective import COLLECTIVES
     from mamf.operations.overlap import TIMED, Pair
     from mamf.plugins.discovery import backend_class, first_backend, open_backend
@@ -90,7 +88,7 @@ def run(options: argparse.Namespace) -> int:
     step = [each for each in (options.flop, options.bytes) if each is not None]
     if len(step) == 1 or not all(0 < each < math.inf for each in step):
         raise UsageError("--flop and --bytes describe one step: give both, each above 0")
-    own, name = launched(os.environ), options.backend or first_backend()
+    own, name = find_rank_place(os.environ), options.backend or first_backend()
     count = backend_class(name).device_count()
     beside = options.beside or (_OF_RANKS if own or count > 1 else _OF_ONE)
     collectives = [each for each in beside if each in COLLECTIVES]
@@ -116,16 +114,16 @@ def run(options: argparse.Namespace) -> int:
     return run_kernels(options, OverlapSession)
 
 
-def ranked(run: OverlapStrategy, own: Launched | None) -> Iterator[Measurement]:
+def ranked(run: OverlapStrategy, own: RankPlace | None) -> Iterator[Measurement]:
     """Yield the rows of a run. If a launcher started several ranks, this is one rank, and all measure rank 0's plan."""
-    from mamf.node.group import launched_group, of_all
+    from mamf.node.group import gather_all, join_group
 
     if own is None:
         yield from run.results()
         return
-    with launched_group(own, run.backend, _PATIENCE_SECONDS):
-        run.of_all = of_all
-        run.cells, run.seconds, run.budget_seconds = of_all((run.cells, run.seconds, run.budget_seconds))[0]
+    with join_group(own, run.backend, _PATIENCE_SECONDS):
+        run.of_all = gather_all
+        run.cells, run.seconds, run.budget_seconds = gather_all((run.cells, run.seconds, run.budget_seconds))[0]
         yield from run.results()
 
 
@@ -134,7 +132,7 @@ class _Ranked:
     """A run as rank 0 of its group, or without a group. ``held``: the steps that the log already has."""
 
     run: OverlapStrategy
-    own: Launched | None
+    own: RankPlace | None
     held: Collection[StepKey]
 
     @property
@@ -152,10 +150,10 @@ class OverlapSession(Session):
         return replace(super().new_plan(), kind=OVERLAP, regimes=(SUSTAINED,), options=None)
 
     def strategy(self, setup: Setup) -> Strategy:
-        from mamf.node.group import launched
+        from mamf.node.group import find_rank_place
 
         run: Any = super().strategy(setup)
-        return _Ranked(run, launched(os.environ), [row.step for row in setup.answers.values()])
+        return _Ranked(run, find_rank_place(os.environ), [row.step for row in setup.answers.values()])
 
     def document(self, log: RunLog) -> Document:
         from mamf.report.overlap import overlap_document

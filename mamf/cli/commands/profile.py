@@ -11,17 +11,26 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mamf.cli.options import add, add_device_options, add_output_options, size
-from mamf.cli.terminal import note_stream, print_document, say, stdout, warn
+from mamf.cli.terminal import (
+    add,
+    add_device_options,
+    add_output_options,
+    note_stream,
+    print_document,
+    say,
+    size,
+    stdout,
+    warn,
+)
 from mamf.errors import MamfError, NothingProfiledError, RunLogError, UsageError
 from mamf.files import make_folder
-from mamf.rate import find_rate
-from mamf.regime_names import SUSTAINED
+from mamf.measurement import find_rate
+from mamf.plans import SUSTAINED
 
 if TYPE_CHECKING:
+    from mamf.measurement import Rate
     from mamf.profiling.profile import CeilingOf, Profile
     from mamf.profiling.running import Program
-    from mamf.rate import Rate
 
 EXAMPLES = """examples:
   mamf profile train.py --lr 3e-4                       options after SCRIPT belong to the script
@@ -154,17 +163,17 @@ def _read(options: argparse.Namespace) -> int:
 
 
 def _profile(options: argparse.Namespace, program: Program, folder: Path) -> int:
-    from mamf.contribution.known_ceilings import opened
+    from mamf.contribution.known_ceilings import resolve_backend
     from mamf.profiling import running
     from mamf.profiling.profile import profile_of
     from mamf.profiling.watches import DtypeWatch, MemoryWatch, ModuleRanges, in_trace, ranges_of
 
     memory = None if options.memory is None else MemoryWatch(options.memory)
     dtypes = DtypeWatch() if options.dtypes else None
-    ranges = ModuleRanges(lambda: opened(_device(options))) if options.nvtx else None
+    ranges = ModuleRanges(lambda: resolve_backend(_device(options))) if options.nvtx else None
     spans = ModuleRanges(lambda: ranges_of(memory.span)) if memory else None
     watches = [each for each in (spans, memory, dtypes, ranges, ModuleRanges(in_trace)) if each is not None]
-    profiler = running.StepProfiler(options.steps, options.warmup, watches, stop=options.stop)
+    profiler = running.StepProfiler(options.steps, options.warmup, folder, watches, stop=options.stop)
     if running.rank() and options.ranks == "first":  # this rank only has to end when the first one does
         return running.profile_program(program, profiler, options.calls)
     if options.ceiling:  # report wrong logs before the script runs
@@ -174,6 +183,8 @@ def _profile(options: argparse.Namespace, program: Program, folder: Path) -> int
     def keep(code: int = 0) -> None:
         nonlocal is_kept
         trace = profiler.read_trace(options.trace or folder / "trace.json")
+        if trace is None and not folder.exists():
+            return  # a process that the script forked has printed its profile
         if trace is None:
             raise NothingProfiledError(profiler.why_nothing(options.calls), code)
         with running.keeping_device(), contextlib.redirect_stdout(terminal):

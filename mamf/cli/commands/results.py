@@ -8,9 +8,8 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mamf.cli.options import add
 from mamf.cli.parser import Parser
-from mamf.cli.terminal import print_document, say, say_lines, warn
+from mamf.cli.terminal import add, print_document, say, say_lines, warn
 from mamf.errors import UsageError
 from mamf.files import create_whole, make_folder, write_whole
 
@@ -88,7 +87,7 @@ def run_check(options: argparse.Namespace) -> int:
 def _review_folder(folder: Path) -> list[Review]:
     """Review the logs of a folder. In results/, also check their places, duplicates, and files that are not logs."""
     from mamf.cli.reading import reading
-    from mamf.contribution.review import review, review_results, review_strays
+    from mamf.contribution.review import review_log, review_results, review_strays
 
     files = list(itertools.islice(folder.rglob("*"), _MAX_FILES + 1))
     if len(files) > _MAX_FILES:
@@ -99,20 +98,20 @@ def _review_folder(folder: Path) -> list[Review]:
         raise UsageError(f"{folder} has no run log (*.jsonl): name a file, or a folder with logs")
     with reading(logs) as seen:
         if not (folder / "README.md").exists():
-            return [review(path, seen) for path in logs]
+            return [review_log(path, seen) for path in logs]
         return [*review_results(folder, logs, seen), *review_strays(folder, files)]
 
 
 def _review_file(path: Path) -> Review:
     """Review one log. Raises UsageError unless it is a regular file."""
     from mamf.cli.reading import reading
-    from mamf.contribution.review import review
+    from mamf.contribution.review import review_log
 
     if not path.is_file():
         problem = "it is not a regular file: save the log first" if path.exists() else "there is no such file"
         raise UsageError(f"cannot read {path}: {problem}")
     with reading([path]) as seen:
-        return review(path, seen)
+        return review_log(path, seen)
 
 
 def run_submit(options: argparse.Namespace) -> int:
@@ -125,10 +124,10 @@ def run_submit(options: argparse.Namespace) -> int:
 
 
 def _submit(options: argparse.Namespace, path: Path) -> int:
-    from mamf.contribution.review import find_free_place, review_lines
+    from mamf.contribution.review import find_free_place, format_findings
 
     root, found = options.results, _review_file(path)
-    for line in review_lines(found):
+    for line in format_findings(found):
         say(line)
     if found.is_rejected():
         warn(f"{path} is not submitted: fix the errors, or measure again")
@@ -156,8 +155,8 @@ and open a pull request
 
 
 def run_table(options: argparse.Namespace) -> int:
-    from mamf.contribution.collection import collect
-    from mamf.contribution.review import review_lines, review_results
+    from mamf.contribution.collection import read_collection
+    from mamf.contribution.review import format_findings, review_results
     from mamf.contribution.tables import contributed_csv, results_pages
 
     root = _folder(options.results)
@@ -166,10 +165,10 @@ def run_table(options: argparse.Namespace) -> int:
         raise UsageError(f"{root} has no accelerator's folder with run logs: name the folder results/ of the project")
     for found in review_results(root, logs):
         if found.is_rejected():
-            for line in review_lines(found, with_warnings=False):
+            for line in format_findings(found, with_warnings=False):
                 say(line)
             raise UsageError(f"{found.path} breaks the rules of results/: fix or remove it")
-    collection = collect(root, logs)
+    collection = read_collection(root, logs)
     pages = {root / path: page for path, page in results_pages(collection).items()}
     if (ceilings := _contributed_file(root)).exists():
         pages[ceilings] = contributed_csv(collection)
@@ -185,9 +184,9 @@ def run_table(options: argparse.Namespace) -> int:
 
 
 def run_site(options: argparse.Namespace) -> int:
-    from mamf.machine.garbage import no_garbage_collection
+    from mamf.machine.environment import no_garbage_collection
     from mamf.pages.site import INDEX, build_site
-    from mamf.report.text import counted
+    from mamf.report.document import counted
 
     with no_garbage_collection():
         data = build_site(_folder(options.results), options.output, options.logs)

@@ -8,7 +8,7 @@ from typing import Any
 
 from mamf.backend import Backend, DeviceInfo
 from mamf.measurement import TERA, Measurement
-from mamf.operation import FlopOperation, Preset, random_sizes
+from mamf.operation import FlopOperation, Preset, combine, random_sizes
 from mamf.operations.attention.shapes import (
     DIRECTIONS,
     PRESETS,
@@ -18,9 +18,8 @@ from mamf.operations.attention.shapes import (
     HeadDims,
     equal_widths,
 )
-from mamf.parameters import combine
 
-_USUAL: Mapping[str, Sequence[Any]] = {
+_DEFAULT_SIZES: Mapping[str, Sequence[Any]] = {
     "head_dim": equal_widths(128),
     "heads": (None,),
     "kv_heads": (None,),
@@ -30,8 +29,8 @@ _USUAL: Mapping[str, Sequence[Any]] = {
     "seqlen_q": (None,),
     "batch": (None,),
 }
-# A CPU takes seconds for the work of a millisecond on an accelerator.
-_TOKENS, _TOKENS_OF_CPU = 16384, 1024
+# Fewer tokens, because what takes an accelerator a millisecond takes a CPU seconds.
+_TOKENS, _CPU_TOKENS = 16384, 1024
 _HIDDEN = 2048
 
 
@@ -50,7 +49,7 @@ class Attention(FlopOperation[AttentionProblem, AttentionShape]):
     approximate_kernels = frozenset(
         {"sage-1", "sage-2", *(f"sparge-{dtype}-{by}" for dtype in ("fp16", "fp8") for by in ("threshold", "topk"))}
     )
-    reference = "softmax in float64 over products by the device's library; four rows by the host in float64"
+    reference = "float64 softmax and matmuls on the device; four rows in float64 on the host"
 
     def default_shapes(self, backend: Backend) -> Sequence[AttentionShape]:
         return self.shapes_of({}, backend)
@@ -59,27 +58,32 @@ class Attention(FlopOperation[AttentionProblem, AttentionShape]):
         return PRESETS
 
     def shapes_of(self, sizes: Mapping[str, Sequence[Any]], backend: Backend) -> Sequence[AttentionShape]:
-        """Every combination of sizes; by default batches of equally many tokens, and heads of a model's width."""
-        tokens = _TOKENS if backend.is_accelerator else _TOKENS_OF_CPU
+        """Return a shape for every combination of sizes.
+
+        By default the batch has 16384 tokens (1024 on a CPU) whatever the sequence length, and heads times head
+        dimension is 2048.
+        """
+        tokens = _TOKENS if backend.is_accelerator else _CPU_TOKENS
         return [
-            _complete(tokens, **chosen) for chosen in combine({name: sizes.get(name, _USUAL[name]) for name in _USUAL})
+            _complete_shape(tokens, **chosen)
+            for chosen in combine({name: sizes.get(name, _DEFAULT_SIZES[name]) for name in _DEFAULT_SIZES})
         ]
 
     def columns(self, row: Measurement, info: DeviceInfo | None = None) -> Mapping[str, object]:
-        """Memory and traffic; the sparsity of the computed attention, and its distance from dense attention."""
+        """Return memory, traffic and, for approximate kernels, the sparsity and the distance from dense attention."""
         details, traffic = row.details, row.problem.traffic(row.shape)
         dense = 1 - float(details.get("sparsity", 0.0))
         names = {"sparsity": "sparsity", "cosine": "cosine_similarity", "relative L1": "relative_l1"}
         return {
             "memory MiB": row.peak_memory_bytes and row.peak_memory_bytes / 2**20,
-            "saved MiB": saved_mib(row),
+            "saved MiB": get_saved_mib(row),
             "TB/s": traffic / row.seconds / TERA if row.ok else None,
             **({"effective TFLOPS": row.best_rate * dense} if "sparsity" in details and row.ok else {}),
             **{title: float(details[name]) for title, name in names.items() if name in details},
         }
 
     def random_case(self, chooser: random.Random, terms: range) -> dict[str, Any]:
-        """At most two kv heads, whose whole output and gradients the reference computes."""
+        """Draw a random problem with at most two kv heads, so that all of its output and gradients are verified."""
         batch, kv_heads = chooser.choice(((1, 1), (1, 2), (2, 1)))
         heads, width = kv_heads * chooser.choice((1, 2, 4, 8)), chooser.choice((32, 64, 80, 96, 128, 256))
         queries, keys = sorted(random_sizes(chooser, 2, terms, 2 * batch * heads * width))
@@ -89,7 +93,7 @@ class Attention(FlopOperation[AttentionProblem, AttentionShape]):
         return {"direction": direction, "data": data, "shape": shape}
 
     def describe_problem(self, problem: AttentionProblem) -> Sequence[str]:
-        """The direction, and the fields that differ from the defaults."""
+        """Return the direction, and the fields that differ from the defaults, as text."""
         rest = [
             f"inputs {100 * problem.sparsity:.0f} % sparse" if problem.sparsity else "",
             f"backward count {problem.backward_count}" if problem.backward_count != "hardware" else "",
@@ -111,8 +115,8 @@ class Attention(FlopOperation[AttentionProblem, AttentionShape]):
         return float(shape.seqlen_k)
 
 
-def _complete(tokens: int, head_dim: HeadDims, seqlen_k: int, **sizes: Any) -> AttentionShape:
-    """A shape from sizes that are None where they follow from others."""
+def _complete_shape(tokens: int, head_dim: HeadDims, seqlen_k: int, **sizes: Any) -> AttentionShape:
+    """Make a shape. Sizes that are None are derived from the others and from the number of ``tokens``."""
     heads = sizes["heads"] or max(1, _HIDDEN // head_dim.keys)
     return AttentionShape(
         sizes["batch"] or max(1, tokens // seqlen_k),
@@ -126,7 +130,10 @@ def _complete(tokens: int, head_dim: HeadDims, seqlen_k: int, **sizes: Any) -> A
     )
 
 
-def saved_mib(row: Measurement) -> float | None:
-    """MiB that the forward pass saves for a backward pass measured alone; None if the device does not report it."""
+def get_saved_mib(row: Measurement) -> float | None:
+    """Return the MiB that the forward pass keeps for the backward pass.
+
+    None unless only the backward pass is measured, or if the device does not report memory.
+    """
     held = row.details.get("held_bytes")
     return None if held is None or row.problem.direction != "bwd" else float(held) / 2**20

@@ -1,8 +1,9 @@
 """Attention problems: shapes, directions and their exact FLOP and byte counts. Pure.
 
-FLOP conventions: the forward pass counts 2 per multiply-add of Q K^T and of P V, which is 4*b*h*sq*sk*d without a mask
-and with d = dv; causal masks and windows are counted exactly, element by element. The backward pass counts 2.5 times
-the forward (five products instead of two, including the recomputed scores), or 2 times by the convention of model FLOP.
+FLOP are counted as 2 per multiply-add of Q K^T and P V: 4*b*h*sq*sk*d for a forward pass without a mask and with
+d = dv. With a causal mask or a window, only the pairs of a query and a key that it sees are counted. A backward pass
+counts 2.5 times its forward pass (five matmuls instead of two, because it computes the scores again), or 2 times by
+the convention of model FLOP, which leaves recomputation out.
 """
 
 from __future__ import annotations
@@ -16,16 +17,13 @@ from typing import ClassVar, Literal, NamedTuple, get_args
 
 from mamf.backend import Backend, Unavailable
 from mamf.dtypes import DTYPES
-from mamf.errors import UsageError
-from mamf.kernel import ALL_DATA, Buffer, Kernel, aligned
-from mamf.limits import parse_digits, parse_share, parse_size, require_share, whole_number
-from mamf.operation import Preset
-from mamf.parameters import DERIVED, DeclaredProblem, describe
-from mamf.work import Work
+from mamf.errors import UsageError, parse_digits, parse_share, parse_size, require_share, whole_number
+from mamf.kernel import ALL_DATA, Buffer, Kernel, Work, aligned
+from mamf.operation import DERIVED, DeclaredProblem, Preset, describe
 
 Direction = Literal["fwd", "bwd", "fwd+bwd"]
 DIRECTIONS: tuple[str, ...] = get_args(Direction)
-#: The FLOP of the backward pass as a multiple of the forward pass's.
+#: FLOP of a backward pass, as a multiple of those of the forward pass.
 BACKWARD_COUNTS: Mapping[str, float] = {"hardware": 2.5, "model": 2.0}
 _PATTERN = re.compile(r"b(\d+)h(\d+)(?:kv(\d+))?q(\d+)(?:k(\d+))?d(\d+)(?:v(\d+))?(c?)(?:w(\d+))?", re.ASCII)
 
@@ -34,14 +32,14 @@ _SIZES = ("batch", "heads", "kv_heads", "seqlen_q", "seqlen_k", "head_dim", "hea
 
 
 class HeadDims(NamedTuple):
-    """The widths of a head: of its queries and keys, and of its values. Printed as ``192/128``, or ``128`` for both."""
+    """The head dimension of queries and keys, and that of values. Printed as ``192/128``, or ``128`` if equal."""
 
     keys: int
     values: int
 
     @classmethod
     def parse(cls, text: str) -> HeadDims:
-        """Read ``192/128``, or ``128`` for both. Raises UsageError for any other text."""
+        """Read ``192/128``, or ``128`` if both are equal. Raises UsageError for any other text."""
         keys, *values = map(parse_size, text.split("/", 1))
         return cls(keys, *(values or [keys]))
 
@@ -50,18 +48,22 @@ class HeadDims(NamedTuple):
 
 
 def equal_widths(*widths: int) -> tuple[HeadDims, ...]:
-    """Head dimensions of values as wide as keys."""
+    """Return head dimensions with values as wide as keys."""
     return tuple(HeadDims(width, width) for width in widths)
 
 
 @dataclass(frozen=True, order=True)
 class AttentionShape:
-    """softmax(Q K^T / sqrt(d)) V with Q (batch, heads, seqlen_q, head_dim), K (batch, kv_heads, seqlen_k, head_dim)
-    and V (batch, kv_heads, seqlen_k, head_dim_v).
+    """softmax(Q K^T / sqrt(d)) V with Q: [batch, heads, seqlen_q, head_dim], K: [batch, kv_heads, seqlen_k, head_dim]
+    and V: [batch, kv_heads, seqlen_k, head_dim_v].
 
-    ``causal`` is aligned to the bottom right: the last query sees every key. ``window``: keys further than this before
-    a query (and, unless causal, after it) are masked; None: no window. Printed and parsed as ``b1h16q4096k4096d128c``
-    (``kv2`` after the heads, ``v64`` after the head dimension and ``w1024`` at the end where they differ).
+    - ``causal``: a query sees no later keys. The mask is aligned to the bottom right: the last query sees all keys.
+    - ``window``: a query sees this many keys before it, and after it unless causal; None: no window.
+
+    Printed and parsed as ``b1h16q4096k4096d128c``, with ``kv2`` after the heads if there are fewer kv heads, ``v64``
+    after the head dimension if that of values differs, and ``w1024`` at the end for a window.
+
+    Raises UsageError if a size is below 1, or heads are not a multiple of kv heads.
     """
 
     batch: int = field(
@@ -91,7 +93,7 @@ class AttentionShape:
     )
     head_dim: int = field(
         metadata=describe(
-            "head dimension; 192/128 if that of keys and values differs",
+            "head dimension; K/V such as 192/128 if keys and values differ",
             default="128",
             keyword="head_dims",
             read=HeadDims.parse,
@@ -111,7 +113,9 @@ class AttentionShape:
         for name in _SIZES:
             object.__setattr__(self, name, whole_number(name, getattr(self, name)))
         if self.heads % self.kv_heads:
-            raise UsageError(f"{self.heads} heads cannot share {self.kv_heads} kv heads: heads must be a multiple")
+            raise UsageError(
+                f"{self.heads} heads cannot share {self.kv_heads} kv heads: heads must be a multiple of kv heads"
+            )
         if self.window is not None:
             object.__setattr__(self, "window", whole_number("window", self.window))
 
@@ -124,8 +128,8 @@ class AttentionShape:
 
     @classmethod
     def parse(cls, text: str) -> AttentionShape:
-        """Read the text that ``str`` writes, also without the keys where they are as many as the queries
-        (``b1h16q4096d128c``). Raises UsageError for any other text.
+        """Read the text that ``str`` writes. The keys may be left out if there are as many as queries, as in
+        ``b1h16q4096d128c``. Raises UsageError for any other text.
         """
         match = _PATTERN.fullmatch(text.strip())
         if match is None:
@@ -140,12 +144,12 @@ class AttentionShape:
 
     @property
     def mask(self) -> str:
-        """``causal`` or ``full``, with its window."""
+        """The mask in words: ``causal`` or ``full``, and the window if there is one."""
         return ("causal" if self.causal else "full") + ("" if self.window is None else f", window {self.window}")
 
     @property
     def pairs(self) -> int:
-        """Query-key pairs of one head that are not masked."""
+        """Pairs of a query and a key that it sees, per head."""
         offset = self.seqlen_k - self.seqlen_q
         right = 0 if self.causal else self.window
         last = self.seqlen_k * self.seqlen_q
@@ -156,12 +160,12 @@ class AttentionShape:
 
     @property
     def flop(self) -> int:
-        """FLOP of the forward pass."""
+        """The FLOP of a forward pass."""
         return 2 * self.batch * self.heads * self.pairs * (self.head_dim + self.head_dim_v)
 
     @property
     def dimensions(self) -> dict[str, tuple[int, int, int]]:
-        """Heads, length and width of ``q``, ``k``, ``v`` and the output ``o``."""
+        """Heads, sequence length and head dimension of ``q``, ``k``, ``v`` and the output ``o``."""
         return {
             "q": (self.heads, self.seqlen_q, self.head_dim),
             "k": (self.kv_heads, self.seqlen_k, self.head_dim),
@@ -171,12 +175,12 @@ class AttentionShape:
 
     @property
     def elements(self) -> dict[str, int]:
-        """Elements of ``q``, ``k``, ``v`` and the output ``o``."""
+        """The number of elements of ``q``, ``k``, ``v`` and the output ``o``."""
         return {name: self.batch * math.prod(sizes) for name, sizes in self.dimensions.items()}
 
 
 def _clamped_sum(start: int, count: int, high: int) -> int:
-    """Sum of min(max(start + i, 0), high) for i from 0 to count - 1."""
+    """Return the sum of min(max(start + i, 0), high) for i from 0 to count - 1."""
     below = min(max(-start, 0), count)
     above = min(max(start + count - high, 0), count)
     inside = count - below - above
@@ -187,7 +191,7 @@ def _clamped_sum(start: int, count: int, high: int) -> int:
 
 
 def _read_sparsity(text: str) -> float:
-    """A share from 0 to below 1: ``0.5`` or ``50%``."""
+    """Read a share from 0 up to, but not including, 1: ``0.5`` or ``50%``. Raises UsageError for any other text."""
     return 0.0 if text.strip(" %") in ("0", "0.0") else parse_share(text)
 
 
@@ -195,8 +199,12 @@ def _read_sparsity(text: str) -> float:
 class AttentionProblem(DeclaredProblem):
     """All parameters of an attention except its shape.
 
-    ``backward_count``: ``hardware`` (2.5 times the forward's FLOP) or ``model`` (2 times). ``sparsity``: the share of
-    key blocks that the inputs make irrelevant, for kernels that skip them; 0 is dense.
+    - ``direction``: ``fwd``, ``bwd`` (the forward pass ran before) or ``fwd+bwd``.
+    - ``backward_count``: FLOP of a backward pass: ``hardware`` (2.5 times the forward pass) or ``model`` (2 times).
+    - ``sparsity``: fraction of key blocks that do not matter in the inputs, for kernels that skip them; 0 for ordinary
+      inputs.
+
+    Raises UsageError if the sparsity is not from 0 to 1, or another field has an unknown value.
     """
 
     operation: ClassVar[str] = "attention"
@@ -237,28 +245,28 @@ class AttentionProblem(DeclaredProblem):
         return Work(self.flop(shape), self.traffic(shape), convention)
 
     def flop(self, shape: AttentionShape) -> float:
-        """FLOP of one launch in this direction."""
+        """Return the FLOP of one launch in this direction."""
         backward = BACKWARD_COUNTS[self.backward_count]
         return shape.flop * {"fwd": 1.0, "bwd": backward, "fwd+bwd": 1.0 + backward}[self.direction]
 
     def traffic(self, shape: AttentionShape) -> int:
-        """The fewest bytes that must be moved: each operand is read and each result is written once."""
+        """Return the minimum bytes of memory traffic: each operand is read once and each result is written once."""
         elements, itemsize = shape.elements, DTYPES[self.dtype].itemsize
         forward = sum(elements.values())
-        # Reads q, k, v, o and do, writes dq, dk and dv.
+        # It reads q, k, v, o and do, and writes dq, dk and dv.
         backward = 2 * forward
         return itemsize * {"fwd": forward, "bwd": backward, "fwd+bwd": forward + backward}[self.direction]
 
     def buffers(self, shape: AttentionShape, sets: int = 1, rewrite: bool = False) -> dict[str, Buffer]:
-        """The device buffers of the operands: ``sets`` each of q, k, v and, for a backward pass, the gradient of the
-        output.
+        """Return the device buffers for ``sets`` operand sets: q, k, v and, for a backward pass, do: the gradient of
+        the output.
         """
         names = ("q", "k", "v", "o") if self.has_backward else ("q", "k", "v")
         buffers = {name: Buffer(aligned(shape.elements[name]) * sets, self.dtype) for name in names}
         return {("do" if name == "o" else name): buffer for name, buffer in buffers.items()}
 
     def nbytes(self, shape: AttentionShape, sets: int = 1, rewrite: bool = False) -> int:
-        """Bytes of all operands and results."""
+        """Return the bytes of the buffers, plus the traffic of one launch as an estimate for its results."""
         return sum(buffer.nbytes for buffer in self.buffers(shape, sets).values()) + self.traffic(shape)
 
 
@@ -268,7 +276,7 @@ _CAUSAL, _FULL = (True,), (False,)
 def _preset(
     widths: Sequence[HeadDims], lengths: tuple[int, ...], causal: tuple[bool, ...], **sizes: int
 ) -> Preset[AttentionShape]:
-    """Every combination of these sizes; those that are not named are as usual."""
+    """Make a preset of all combinations of these sizes. Sizes that are not given have their defaults."""
     others = {name: (size,) for name, size in sizes.items()}
     return Preset(sizes={"head_dim": widths, "seqlen_k": lengths, "causal": causal, **others})
 
@@ -293,7 +301,7 @@ PRESETS: Mapping[str, Preset[AttentionShape]] = {
 
 
 class AttentionKernel(Kernel[AttentionProblem, AttentionShape]):
-    """One implementation. ``dtypes`` and ``directions``: those that it supports."""
+    """An attention implementation. ``dtypes`` and ``directions``: what it supports."""
 
     operation = "attention"
     reports_memory = True
@@ -305,5 +313,5 @@ class AttentionKernel(Kernel[AttentionProblem, AttentionShape]):
 
     def unsupported(self, backend: Backend, problem: AttentionProblem) -> str | None:
         if problem.direction not in self.directions:
-            return f"{self.name} has no {problem.direction}; it has {', '.join(self.directions)}"
+            return f"{self.name} does not support {problem.direction}: use --direction {' or '.join(self.directions)}"
         return self._unsupported_dtype(problem)

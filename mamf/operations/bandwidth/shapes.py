@@ -21,11 +21,9 @@ from typing import ClassVar, Literal, get_args
 
 from mamf.backend import Backend
 from mamf.dtypes import DTYPES
-from mamf.errors import UsageError
-from mamf.kernel import Buffer, Kernel, aligned
-from mamf.limits import parse_digits, parse_size, whole_number
-from mamf.parameters import DeclaredProblem, describe
-from mamf.work import Work
+from mamf.errors import UsageError, parse_digits, parse_size, whole_number
+from mamf.kernel import Buffer, Kernel, Work, aligned
+from mamf.operation import DeclaredProblem, describe
 
 Pattern = Literal["copy", "read", "write", "triad"]
 PATTERNS: tuple[str, ...] = get_args(Pattern)

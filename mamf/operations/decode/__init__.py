@@ -1,1 +1,1 @@
-"""Attention over a cache of keys and values, as inference runs it: decode, speculative and chunked prefill."""
+"""Attention over a KV cache, as inference runs it: decode, speculative decoding and chunked prefill."""

@@ -1,4 +1,4 @@
-"""AMD's AITER over pages: batched prefill, which also decodes, and MLA."""
+"""AMD's AITER over a paged cache: batched prefill, which also decodes, and MLA."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mamf.operations.attention.aiter import AiterLibrary
 from mamf.operations.attention.torch_attention import output_of
 from mamf.operations.decode.decode_reference import Operands, Tables
 from mamf.operations.decode.shapes import DecodeProblem, DecodeShape
-from mamf.operations.decode.torch_decode import Bound, LibraryDecode, as_pages
+from mamf.operations.decode.torch_decode import BoundKernel, LibraryDecode, view_as_pages
 from mamf.torch_backend import TorchBackend
 
 
@@ -23,14 +23,14 @@ class AiterKvcache(AiterLibrary, LibraryDecode):
     def load(self) -> Any:
         return importlib.import_module("aiter").mha_batch_prefill_func
 
-    def bind(self, backend: TorchBackend, problem: DecodeProblem, shape: DecodeShape, tables: Tables) -> Bound:
-        function = self.loaded()
+    def bind(self, backend: TorchBackend, problem: DecodeProblem, shape: DecodeShape, tables: Tables) -> BoundKernel:
+        function = self.load_quietly()
 
-        def attend(of: Operands) -> torch.Tensor:
+        def attend(operands: Operands) -> torch.Tensor:
             result = function(
-                of.q,
-                as_pages(shape, of.k),
-                as_pages(shape, of.v),
+                operands.q,
+                view_as_pages(shape, operands.k),
+                view_as_pages(shape, operands.v),
                 tables.query_starts,
                 tables.page_starts,
                 tables.all_pages,
@@ -42,11 +42,11 @@ class AiterKvcache(AiterLibrary, LibraryDecode):
             )
             return output_of(result)
 
-        return Bound(attend)
+        return BoundKernel(attend)
 
 
 class AiterMla(AiterLibrary, LibraryDecode):
-    """Writes its output to memory that it is given."""
+    """AITER's MLA decode. The library writes to a given output tensor."""
 
     name = "aiter-mla"
     has_contiguous = False
@@ -56,14 +56,14 @@ class AiterMla(AiterLibrary, LibraryDecode):
     def load(self) -> Any:
         return importlib.import_module("aiter.mla").mla_decode_fwd
 
-    def bind(self, backend: TorchBackend, problem: DecodeProblem, shape: DecodeShape, tables: Tables) -> Bound:
-        function = self.loaded()
+    def bind(self, backend: TorchBackend, problem: DecodeProblem, shape: DecodeShape, tables: Tables) -> BoundKernel:
+        function = self.load_quietly()
 
-        def attend(of: Operands) -> torch.Tensor:
-            output = of.q.new_empty(*of.q.shape[:-1], shape.head_dim_v)
+        def attend(operands: Operands) -> torch.Tensor:
+            output = operands.q.new_empty(*operands.q.shape[:-1], shape.head_dim_v)
             function(
-                of.q,
-                as_pages(shape, of.k),
+                operands.q,
+                view_as_pages(shape, operands.k),
                 output,
                 tables.query_starts,
                 tables.page_starts,
@@ -76,4 +76,4 @@ class AiterMla(AiterLibrary, LibraryDecode):
             )
             return output
 
-        return Bound(attend)
+        return BoundKernel(attend)

@@ -1,8 +1,8 @@
-"""The cache's tables, and the reference: plain products and a softmax in float64 over the tokens of each sequence.
+"""The tables of a cache, and the reference that kernels are verified against: float64 matmuls and a softmax.
 
-The whole output of every launch that is verified is compared. Values change their signs between launches, which changes
-signs of the output alone, so that the reference of an operand set is computed once. It runs on the device, with code
-that is independent of the kernels; one head of a random sequence is computed on the host too.
+Before timing and at the end the whole output is compared; between trains of a burst, the output of a random sequence.
+The reference runs on the device in code that is independent of the kernels. One head of a random sequence is computed
+on the host as well.
 """
 
 from __future__ import annotations
@@ -18,32 +18,32 @@ import torch
 
 from mamf.errors import UsageError
 from mamf.kernel import Verdict
-from mamf.operations.attention.attention_reference import relative, to_float64, worst_relative_row
-from mamf.operations.decode.shapes import DecodeProblem, DecodeShape, Drawn
+from mamf.operations.attention.attention_reference import relative_error, to_float64, worst_relative_row
+from mamf.operations.decode.shapes import DecodeProblem, DecodeShape, DrawnSequences
 from mamf.operations.operand_sets import one_thread
 
-# Elements of scores that are computed at once, and the most of one head's keys that are copied to the host.
+# Score elements that are computed at once, and the most key elements of one head that are copied to the host.
 _CHUNK, _MAX_ON_HOST = 2**26, 2**22
-# The largest error of a row of the output: far above rounding, far below that of a row that was not written.
+# Relative error allowed in a single row of the output: far above rounding, far below that of a row never written.
 _ROW_TOLERANCE = 0.25
-# The largest deviation from 1 of the slope against the reference, and what is rare by chance, in standard deviations.
-_SLOPE, _RARE = 1e-3, 8.0
+# How far the slope of the output against the reference may be from 1, plus how many standard deviations of rounding.
+_MAX_SLOPE, _RARE = 1e-3, 8.0
 
 
 @dataclass(frozen=True)
 class Tables:
-    """Where the tokens of each sequence are. Tensors are int32 on the device.
+    """Where the tokens of each sequence are in the cache. Tensors are int32, on the device.
 
-    - ``pages``: the places of the pages of each sequence, in order; empty for a contiguous cache.
-    - ``lengths``: tokens of each sequence. ``last_page_lengths``: tokens in its last page.
-    - ``query_starts``, ``token_starts``, ``page_starts``: the first query, the first token of a contiguous cache and
-      the first entry in ``all_pages`` of each sequence, and at the end the number of all.
-    - ``all_pages``: the pages of all sequences, one after the other. ``table``: a row of pages for each sequence; short
-      rows end with page 0.
+    - ``pages``: for each sequence its page numbers in order; empty for a contiguous cache.
+    - ``lengths``: tokens per sequence. ``last_page_lengths``: tokens in the last page of each sequence.
+    - ``query_starts``, ``token_starts``, ``page_starts``: cumulative counts with ``batch`` + 1 entries: where the
+      queries, the tokens (contiguous cache) and the entries in ``all_pages`` of each sequence begin; last, the total.
+    - ``all_pages``: the pages of all sequences, concatenated. ``table``: one row of pages per sequence, padded with
+      page 0.
     """
 
     shape: DecodeShape
-    drawn: Drawn
+    drawn: DrawnSequences
     pages: Sequence[Sequence[int]]
     lengths: torch.Tensor
     last_page_lengths: torch.Tensor
@@ -54,7 +54,7 @@ class Tables:
     table: torch.Tensor
 
     def slots(self, sequence: int) -> torch.Tensor:
-        """The places of a sequence's tokens in the cache."""
+        """Return the positions of a sequence's tokens in the cache."""
         length = self.drawn.lengths[sequence]
         if self.shape.page_size is None:
             start = sum(self.drawn.lengths[:sequence])
@@ -63,21 +63,26 @@ class Tables:
         offsets = torch.arange(self.shape.page_size, device=self.lengths.device)
         return (pages[:, None] * self.shape.page_size + offsets).flatten()[:length]
 
-    def rows(self) -> Iterator[tuple[int, slice]]:
-        """Each sequence with its rows of the queries."""
+    def query_rows(self) -> Iterator[tuple[int, slice]]:
+        """Yield the number of each sequence and the slice of its queries."""
         starts = itertools.accumulate(self.drawn.queries, initial=0)
         for sequence, (start, count) in enumerate(zip(starts, self.drawn.queries, strict=False)):
             yield sequence, slice(start, start + count)
 
 
-def make_tables(shape: DecodeShape, drawn: Drawn, pages: Sequence[Sequence[int]], device: torch.device) -> Tables:
-    """Raises UsageError for a page outside the cache, or one that two sequences have."""
+def make_tables(
+    shape: DecodeShape, drawn: DrawnSequences, pages: Sequence[Sequence[int]], device: torch.device
+) -> Tables:
+    """Make the tables of a shape on a device. ``pages``: see ``Tables``.
+
+    Raises UsageError for a page outside the cache, or one that two sequences use.
+    """
     count, everything = sum(drawn.pages), list(itertools.chain(*pages))
     for number, own in enumerate(pages):
         if outside := next((page for page in own if not 0 <= page < count), None):
-            raise UsageError(f"page {outside} of sequence {number} is not in the cache, which has {count} pages")
+            raise UsageError(f"sequence {number} uses page {outside}, but the cache has pages 0 to {count - 1} only")
     if pages and len(set(everything)) != count:
-        raise UsageError("two sequences have the same page")
+        raise UsageError("two sequences use the same page: give each page to one sequence")
     size, widest = shape.page_size or 1, max(map(len, pages), default=0)
     indices = partial(torch.tensor, dtype=torch.int32, device=device)
     queries, tokens, in_pages = (
@@ -90,8 +95,8 @@ def make_tables(shape: DecodeShape, drawn: Drawn, pages: Sequence[Sequence[int]]
 
 
 def shuffle_pages(problem: DecodeProblem, shape: DecodeShape, device: torch.device) -> Tables:
-    """Tables with pages in random places, as after an hour of serving."""
-    drawn = problem.drawn(shape)
+    """Make tables whose pages are in random order, as in a server that has run for a while."""
+    drawn = problem.draw_sequences(shape)
     if shape.page_size is None:
         return make_tables(shape, drawn, (), device)
     generator = torch.Generator().manual_seed(problem.seed)
@@ -101,7 +106,11 @@ def shuffle_pages(problem: DecodeProblem, shape: DecodeShape, device: torch.devi
 
 @dataclass(frozen=True)
 class Operands:
-    """``q``: rows, heads, width. ``k`` and ``v``: places, kv heads, width; of a latent ``v`` is a part of ``k``."""
+    """The tensors of one operand set.
+
+    ``q``: [queries, heads, head_dim]. ``k``: [positions, kv_heads, head_dim]. ``v``: [positions, kv_heads, head_dim_v];
+    a view into ``k`` for a latent.
+    """
 
     q: torch.Tensor
     k: torch.Tensor
@@ -111,13 +120,15 @@ class Operands:
 def attend(
     shape: DecodeShape, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rows: slice = slice(None)
 ) -> torch.Tensor:
-    """The output of one sequence in float64. ``q``: rows, heads, width; ``k``, ``v``: tokens, kv heads, width.
-    ``rows``: some of the queries.
+    """Compute the attention of one sequence in float64; return [rows, heads, head_dim_v].
+
+    ``q``: [queries, heads, head_dim]; ``k``: [tokens, kv_heads, head_dim]; ``v``: [tokens, kv_heads, head_dim_v].
+    ``rows``: the queries to compute.
     """
     count, length = q.shape[0], k.shape[0]
     wide_q, wide_k, wide_v = (to_float64(each) for each in (q[rows], k, v))
     heads = k.shape[1]
-    grouped = wide_q.unflatten(1, (heads, -1)).permute(1, 0, 2, 3).flatten(1, 2)  # kv heads, rows x group, width
+    grouped = wide_q.unflatten(1, (heads, -1)).permute(1, 0, 2, 3).flatten(1, 2)  # [kv_heads, rows * group, head_dim]
     scores = grouped @ wide_k.permute(1, 2, 0) * shape.scale
     last = torch.arange(length - count, length, device=q.device)[rows]
     masked = torch.arange(length, device=q.device) > last[:, None]
@@ -128,81 +139,61 @@ def attend(
 
 
 class Reference:
-    """The expected output of an operand set. ``flip`` changes operands and expectation alike."""
+    """Computes the expected output from the operands as they are now, because they change between launches."""
 
     def __init__(self, shape: DecodeShape, tables: Tables, operands: Operands) -> None:
         self._shape, self._tables, self._operands = shape, tables, operands
-        self.signs = torch.ones((shape.kv_heads, shape.head_dim_v), dtype=torch.int8, device=operands.q.device)
-        self._unsigned: torch.Tensor | None = None
 
-    @property
-    def expected(self) -> torch.Tensor:
-        """Rows, heads, width of values."""
-        signs = self.signs.repeat_interleave(self._shape.group, 0)
-        if self._unsigned is None:
-            self._unsigned = self._computed() * signs
-        return self._unsigned * signs
-
-    def _computed(self) -> torch.Tensor:
-        shape, of, parts = self._shape, self._operands, []
-        for sequence, rows in self._tables.rows():
+    def verify(self, output: torch.Tensor, bound: float, is_whole: bool = False) -> Verdict:
+        """Compare the output of a random sequence, or of all. ``output``: [queries, heads, head_dim_v]."""
+        shape, operands, sequences, parts = self._shape, self._operands, list(self._tables.query_rows()), []
+        chosen = sequences if is_whole else [secrets.choice(sequences)]
+        for sequence, rows in chosen:
             slots = self._tables.slots(sequence)
-            q, k, v = of.q[rows], gather(of.k, slots), gather(of.v, slots)
+            q, k, v = operands.q[rows], gather(operands.k, slots), gather(operands.v, slots)
             step = max(1, _CHUNK // (len(slots) * shape.heads))
             parts += [
                 attend(shape, q, k, v, slice(start, start + step)) for start in range(0, rows.stop - rows.start, step)
             ]
-        return torch.cat(parts)
+        return compare(torch.cat([output[rows] for _, rows in chosen]), torch.cat(parts), bound)
 
-    def flip(self, signs: torch.Tensor) -> None:
-        """Flip the signs of columns of the values of each head: kv heads, width of values."""
-        with torch.no_grad():
-            flip_signs(self._operands.v, signs)
-            if self._shape.is_latent:  # its values are keys too: queries change alike, so that scores stay
-                flip_signs(self._operands.q[..., : self._shape.head_dim_v], signs)
-        self.signs = self.signs * signs
-
-    def verdict_on_host(self, output: torch.Tensor, bound: float) -> Verdict | None:
-        """Compare one head of a random sequence with what the host computes; None if the sequence is too long."""
-        shape, tables, of = self._shape, self._tables, self._operands
-        sequence, rows = secrets.choice(list(tables.rows()))
+    def verify_on_host(self, output: torch.Tensor, bound: float) -> Verdict | None:
+        """Compare a random kv head of a random sequence with the host's result; None if it is too large to copy."""
+        shape, tables, operands = self._shape, self._tables, self._operands
+        sequence, rows = secrets.choice(list(tables.query_rows()))
         if tables.drawn.lengths[sequence] * shape.head_dim > _MAX_ON_HOST:
             return None
         kv, slots = secrets.randbelow(shape.kv_heads), tables.slots(sequence)
         heads = slice(kv * shape.group, (kv + 1) * shape.group)
-        k, v = (gather(each[:, kv : kv + 1], slots).cpu() for each in (of.k, of.v))
+        k, v = (gather(each[:, kv : kv + 1], slots).cpu() for each in (operands.k, operands.v))
         some = slice(max(0, rows.stop - rows.start - 4), None)
         with one_thread():
-            expected = attend(shape, of.q[rows, heads].cpu(), k, v, some)
+            expected = attend(shape, operands.q[rows, heads].cpu(), k, v, some)
             return compare(output[rows, heads][some].cpu(), expected, bound)
 
 
 def gather(cache: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-    """The tokens in these places; 8-bit floats as float32, which holds them exactly."""
+    """Return the tokens at these positions of the cache. 8-bit floats become float32, which represents them exactly."""
     if cache.dtype.itemsize > 1:
         return cache[slots]
     return cache.view(torch.uint8)[slots].view(cache.dtype).to(torch.float32)
 
 
-def flip_signs(tensor: torch.Tensor, signs: torch.Tensor) -> None:
-    """Multiply by signs in place, which is exact in every dtype."""
-    if tensor.dtype.itemsize > 1:
-        tensor.mul_(signs)
-    else:
-        tensor.view(torch.uint8).bitwise_xor_((signs < 0).to(torch.uint8) << 7)
-
-
 def compare(output: torch.Tensor, expected: torch.Tensor, bound: float) -> Verdict:
-    """The relative error of an output, of its worst row, and the slope against the reference."""
+    """Compare an output with the expected one: relative error of all, error of the worst row, and slope.
+
+    ``bound``: the relative error allowed. The slope is that of a fit of the output to the expected one; it detects a
+    wrong scale that is smaller than rounding.
+    """
     found = output.to(expected.dtype)
     size = expected.square().sum().item()
-    error = relative((found - expected).square().sum().item(), size)
+    error = relative_error((found - expected).square().sum().item(), size)
     row = worst_relative_row(found, expected) * bound / _ROW_TOLERANCE
     rows = expected.shape[:-1].numel()
     slope = ((found - expected) * expected).sum().item() / size if size else 0.0
-    most = min(_SLOPE, bound) + _RARE * error / math.sqrt(rows)
-    reason = f"it is {1 + slope:.6g} times the expected one; rounding changes it by at most {most:.1g}"
+    most = min(_MAX_SLOPE, bound) + _RARE * error / math.sqrt(rows)
+    reason = f"the output is {1 + slope:.6g} times the expected one; rounding explains at most {most:.1g}"
     worst = math.nan if math.isnan(error) else max(error, row if row > bound else 0.0)
-    # Errors of few rows do not average out.
+    # With few rows errors do not average out, so allow more.
     averaged = worst if not worst > bound else worst / (1 + 2 / math.sqrt(rows))
     return Verdict(averaged, bound, reason=reason if error <= bound and abs(slope) > most else "")

@@ -1,4 +1,4 @@
-"""FlashAttention 2 and 3 over a cache: ``flash_attn_with_kvcache``, and ``flash_attn_varlen_func`` for ragged ones."""
+"""FlashAttention 2 and 3 over a cache: ``flash_attn_with_kvcache``, or ``flash_attn_varlen_func`` for ragged shapes."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from mamf.operations.attention.flash_attn import FlashAttention2Library, FlashAt
 from mamf.operations.attention.torch_attention import output_of
 from mamf.operations.decode.decode_reference import Operands, Tables
 from mamf.operations.decode.shapes import DecodeProblem, DecodeShape
-from mamf.operations.decode.torch_decode import Bound, LibraryDecode, as_pages
+from mamf.operations.decode.torch_decode import BoundKernel, LibraryDecode, view_as_pages
 from mamf.torch_backend import TorchBackend
 
 
 class _FlashKvcache(LibraryDecode):
-    #: The keyword of the block table.
+    #: The library's keyword for the page table.
     table: str
-    #: Whether ``flash_attn_with_kvcache`` takes queries that differ in number, by ``cu_seqlens_q``.
+    #: Whether ``flash_attn_with_kvcache`` takes ``cu_seqlens_q``, for different numbers of queries per sequence.
     has_ragged_kvcache = False
 
     def refuses(self, error: Exception) -> bool:
         return is_refusal(error)
 
-    def bind(self, backend: TorchBackend, problem: DecodeProblem, shape: DecodeShape, tables: Tables) -> Bound:
-        module, is_paged = self.loaded(), shape.page_size is not None
+    def bind(self, backend: TorchBackend, problem: DecodeProblem, shape: DecodeShape, tables: Tables) -> BoundKernel:
+        module, is_paged = self.load_quietly(), shape.page_size is not None
         in_cache = shape.lengths == "equal" or (is_paged and (shape.has_equal_queries or self.has_ragged_kvcache))
         attend = self.with_kvcache if in_cache else self.varlen
-        return Bound(attend(module, shape, tables))
+        return BoundKernel(attend(module, shape, tables))
 
     def with_kvcache(self, module: Any, shape: DecodeShape, tables: Tables) -> Callable[[Operands], torch.Tensor]:
         options: dict[str, Any] = {"causal": shape.queries > 1, "softmax_scale": shape.scale}
@@ -37,12 +37,12 @@ class _FlashKvcache(LibraryDecode):
         if not shape.has_equal_queries:
             options |= {"cu_seqlens_q": tables.query_starts, "max_seqlen_q": shape.queries}
 
-        def attend(of: Operands) -> torch.Tensor:
-            q = of.q.unflatten(0, (shape.batch, -1)) if shape.has_equal_queries else of.q
-            k, v = as_pages(shape, of.k), as_pages(shape, of.v)
+        def attend(operands: Operands) -> torch.Tensor:
+            q = operands.q.unflatten(0, (shape.batch, -1)) if shape.has_equal_queries else operands.q
+            k, v = view_as_pages(shape, operands.k), view_as_pages(shape, operands.v)
             if not shape.is_latent:
                 return output_of(module.flash_attn_with_kvcache(q, k, v, **options))
-            # A latent: keys of the position, values, and the queries' part that meets the values.
+            # A latent: the library takes its position part as keys, the rest as values, and the queries split alike.
             q, qv, k = q[..., shape.head_dim_v :], q[..., : shape.head_dim_v], k[..., shape.head_dim_v :]
             return output_of(module.flash_attn_with_kvcache(q, k, v, qv=qv, **options))
 
@@ -61,9 +61,9 @@ class _FlashKvcache(LibraryDecode):
         if is_paged:
             options[self.table] = tables.table
 
-        def attend(of: Operands) -> torch.Tensor:
-            k, v = (as_pages(shape, each) if is_paged else each for each in (of.k, of.v))
-            return output_of(module.flash_attn_varlen_func(of.q, k, v, **options))
+        def attend(operands: Operands) -> torch.Tensor:
+            k, v = (view_as_pages(shape, each) if is_paged else each for each in (operands.k, operands.v))
+            return output_of(module.flash_attn_varlen_func(operands.q, k, v, **options))
 
         return attend
 
@@ -82,5 +82,5 @@ class FlashAttention3Kvcache(FlashAttention3Library, _FlashKvcache):
 
     def unsupported_shape(self, problem: DecodeProblem, shape: DecodeShape) -> str | None:
         if shape.is_latent and (shape.page_size is None and shape.lengths != "equal"):
-            return f"{self.name} needs pages for latents of different lengths"
+            return f"{self.name} needs a paged cache for a latent with different lengths: --page-sizes 64"
         return super().unsupported_shape(problem, shape)

@@ -1,6 +1,7 @@
-"""FlashInfer over pages: decode, prefill and MLA.
+"""FlashInfer over a paged cache: decode, prefill and MLA.
 
-A step of a model plans once for all its layers, on the host: outside the launch, from tables that the host has.
+The library plans on the host, from the host's copy of the tables. A server plans once per step for all layers of a
+model, so planning is not part of a launch; its time is reported separately.
 """
 
 from __future__ import annotations
@@ -15,17 +16,17 @@ import torch
 
 from mamf.operations.decode.decode_reference import Operands, Tables
 from mamf.operations.decode.shapes import SAME, DecodeProblem, DecodeShape
-from mamf.operations.decode.torch_decode import Bound, LibraryDecode, as_pages
+from mamf.operations.decode.torch_decode import BoundKernel, LibraryDecode, view_as_pages
 from mamf.torch_backend import TorchBackend, torch_dtype
 
-#: As vLLM has it: splitting long caches over many units needs more than the library's examples have.
+#: The size that vLLM uses. Splitting a long cache over many compute units needs more than the library's examples use.
 _WORKSPACE_BYTES = 384 * 2**20
-#: From this many query heads per kv head on, tensor cores are faster; vLLM chooses so too.
+#: With at least this many query heads per kv head, tensor cores are faster; vLLM uses the same limit.
 _GROUP_OF_TENSOR_CORES = 4
 
 
 class _FlashInfer(LibraryDecode):
-    """Compiles its kernels when it plans for the first time."""
+    """The base class. The library compiles its kernels the first time that it plans."""
 
     library = "FlashInfer"
     module = "flashinfer"
@@ -43,37 +44,39 @@ class _FlashInfer(LibraryDecode):
         return importlib.import_module(self.module)
 
     @abstractmethod
-    def planned(
+    def make_wrapper(
         self, module: Any, problem: DecodeProblem, shape: DecodeShape, tables: Tables, workspace: torch.Tensor
     ) -> tuple[Any, Callable[[], object]]:
-        """A wrapper of the library, and what plans with it, from the host's copies of the tables."""
+        """Return a wrapper object of the library, and a function that plans with it from host copies of the tables."""
 
-    def run(self, wrapper: Any, shape: DecodeShape, of: Operands) -> torch.Tensor:
-        """The output, as planned."""
-        output: torch.Tensor = wrapper.run(of.q, (as_pages(shape, of.k), as_pages(shape, of.v)))
+    def run(self, wrapper: Any, shape: DecodeShape, operands: Operands) -> torch.Tensor:
+        """Run the planned attention and return its output."""
+        output: torch.Tensor = wrapper.run(
+            operands.q, tuple(view_as_pages(shape, each) for each in (operands.k, operands.v))
+        )
         return output
 
-    def bind(self, backend: TorchBackend, problem: DecodeProblem, shape: DecodeShape, tables: Tables) -> Bound:
+    def bind(self, backend: TorchBackend, problem: DecodeProblem, shape: DecodeShape, tables: Tables) -> BoundKernel:
         workspace = torch.zeros(_WORKSPACE_BYTES, dtype=torch.uint8, device=backend.device)
-        wrapper, plan = self.planned(self.loaded(), problem, shape, tables, workspace)
+        wrapper, plan = self.make_wrapper(self.load_quietly(), problem, shape, tables, workspace)
         plan()  # compiles
         backend.synchronize()
         begun = backend.now()
         plan()
         seconds = backend.now() - begun
-        return Bound(partial(self.run, wrapper, shape), {"planning_us": round(seconds * 1e6, 1)})
+        return BoundKernel(partial(self.run, wrapper, shape), {"planning_us": round(seconds * 1e6, 1)})
 
 
-def _dtypes(problem: DecodeProblem) -> dict[str, torch.dtype]:
+def _dtype_options(problem: DecodeProblem) -> dict[str, torch.dtype]:
     return {"q_data_type": torch_dtype(problem.dtype), "kv_data_type": torch_dtype(problem.stored_dtype)}
 
 
 class FlashInferDecode(_FlashInfer):
     name = "flashinfer-decode"
-    most_queries = 1
+    max_queries = 1
     cache_dtypes: ClassVar[tuple[str, ...]] = (SAME, "float8_e4m3fn")
 
-    def planned(
+    def make_wrapper(
         self, module: Any, problem: DecodeProblem, shape: DecodeShape, tables: Tables, workspace: torch.Tensor
     ) -> tuple[Any, Callable[[], object]]:
         wrapper = module.BatchDecodeWithPagedKVCacheWrapper(
@@ -96,7 +99,7 @@ class FlashInferDecode(_FlashInfer):
             shape.head_dim,
             shape.page_size,
             sm_scale=shape.scale,
-            **_dtypes(problem),
+            **_dtype_options(problem),
         )
 
 
@@ -104,7 +107,7 @@ class FlashInferPrefill(_FlashInfer):
     name = "flashinfer-prefill"
     cache_dtypes: ClassVar[tuple[str, ...]] = (SAME, "float8_e4m3fn")
 
-    def planned(
+    def make_wrapper(
         self, module: Any, problem: DecodeProblem, shape: DecodeShape, tables: Tables, workspace: torch.Tensor
     ) -> tuple[Any, Callable[[], object]]:
         wrapper = module.BatchPrefillWithPagedKVCacheWrapper(
@@ -131,7 +134,7 @@ class FlashInferPrefill(_FlashInfer):
             shape.page_size,
             causal=shape.queries > 1,
             sm_scale=shape.scale,
-            **_dtypes(problem),
+            **_dtype_options(problem),
         )
 
 
@@ -142,10 +145,10 @@ class FlashInferMla(_FlashInfer):
 
     def unsupported_shape(self, problem: DecodeProblem, shape: DecodeShape) -> str | None:
         if shape.is_latent and tuple(shape.head_dims) != (576, 512):
-            return f"{self.name} has no latent of {shape.head_dims}; it has 576/512"
+            return f"{self.name} does not support a latent of {shape.head_dims}: use --head-dims 576/512"
         return super().unsupported_shape(problem, shape)
 
-    def planned(
+    def make_wrapper(
         self, module: Any, problem: DecodeProblem, shape: DecodeShape, tables: Tables, workspace: torch.Tensor
     ) -> tuple[Any, Callable[[], object]]:
         width, position = shape.head_dim_v, shape.head_dim - shape.head_dim_v
@@ -159,11 +162,11 @@ class FlashInferMla(_FlashInfer):
         )
         queries, starts, lengths = (each.cpu() for each in (tables.query_starts, tables.page_starts, tables.lengths))
         sizes = shape.heads, width, position, shape.page_size
-        how = shape.queries > 1, shape.scale, *_dtypes(problem).values()
+        how = shape.queries > 1, shape.scale, *_dtype_options(problem).values()
         return wrapper, partial(wrapper.plan, queries, starts, tables.all_pages, lengths, *sizes, *how)
 
-    def run(self, wrapper: Any, shape: DecodeShape, of: Operands) -> torch.Tensor:
-        width, latent = shape.head_dim_v, as_pages(shape, of.k)[:, :, 0]
-        parts = of.q[..., :width], of.q[..., width:], latent[..., :width], latent[..., width:]
+    def run(self, wrapper: Any, shape: DecodeShape, operands: Operands) -> torch.Tensor:
+        width, latent = shape.head_dim_v, view_as_pages(shape, operands.k)[:, :, 0]
+        parts = operands.q[..., :width], operands.q[..., width:], latent[..., :width], latent[..., width:]
         output: torch.Tensor = wrapper.run(*parts)
         return output

@@ -8,13 +8,12 @@ from typing import Any
 
 from mamf.backend import Backend, DeviceInfo
 from mamf.measurement import TERA, Measurement
-from mamf.operation import Operation, Preset, random_sizes
+from mamf.operation import Operation, Preset, combine, random_sizes
 from mamf.operations.attention.shapes import equal_widths
 from mamf.operations.decode.shapes import LENGTHS, PRESETS, DecodeKernel, DecodeProblem, DecodeShape
-from mamf.parameters import combine
 from mamf.peaks import fastest_possible_flops, find_bandwidth
 
-_USUAL: Mapping[str, Sequence[Any]] = {
+_DEFAULT_SIZES: Mapping[str, Sequence[Any]] = {
     "batch": (64,),
     "heads": (32,),
     "kv_heads": (8,),
@@ -25,8 +24,8 @@ _USUAL: Mapping[str, Sequence[Any]] = {
     "page_size": (None,),
     "is_latent": (False,),
 }
-# A CPU takes seconds for the work of a millisecond on an accelerator.
-_OF_CPU: Mapping[str, Sequence[Any]] = {"batch": (2,), "cache_len": (256, 1024)}
+# Smaller sizes, because what takes an accelerator a millisecond takes a CPU seconds.
+_CPU_SIZES: Mapping[str, Sequence[Any]] = {"batch": (2,), "cache_len": (256, 1024)}
 
 
 class Decode(Operation[DecodeProblem, DecodeShape]):
@@ -42,7 +41,7 @@ class Decode(Operation[DecodeProblem, DecodeShape]):
     chart = "caches"
     has_shares = True
     has_memory_shares = True
-    reference = "softmax in float64 over gathered pages; one head of a sequence by the host in float64"
+    reference = "float64 softmax over gathered pages on the device; one head of one sequence in float64 on the host"
 
     def default_shapes(self, backend: Backend) -> Sequence[DecodeShape]:
         return self.shapes_of({}, backend)
@@ -51,8 +50,8 @@ class Decode(Operation[DecodeProblem, DecodeShape]):
         return PRESETS
 
     def shapes_of(self, sizes: Mapping[str, Sequence[Any]], backend: Backend) -> Sequence[DecodeShape]:
-        """Every combination of sizes; by default the layers of Llama 8B."""
-        usual = _USUAL if backend.is_accelerator else {**_USUAL, **_OF_CPU}
+        """Return a shape for every combination of sizes. The defaults are a layer of Llama 8B."""
+        usual = _DEFAULT_SIZES if backend.is_accelerator else {**_DEFAULT_SIZES, **_CPU_SIZES}
         shapes = []
         for chosen in combine({**usual, **sizes}):
             keys, values = chosen.pop("head_dim")
@@ -62,7 +61,11 @@ class Decode(Operation[DecodeProblem, DecodeShape]):
     def fastest_possible(
         self, info: DeviceInfo, problem: DecodeProblem, shape: DecodeShape | None = None
     ) -> float | None:
-        """Bytes per second at the lower of two limits: the device's FLOP, and its memory if that serves most bytes."""
+        """Return the highest possible rate in bytes/s, or None if no limit is known.
+
+        It is the lower of two limits: peak compute at the problem's ratio of bytes to FLOP, and peak memory bandwidth
+        if the data is too large for the cache.
+        """
         if shape is None:
             return None
         from mamf.operations.bandwidth.operation import fastest_memory  # not for --help
@@ -72,24 +75,24 @@ class Decode(Operation[DecodeProblem, DecodeShape]):
         return min(filter(None, (compute, fastest_memory(info, work.nbytes))), default=None)
 
     def peak(self, info: DeviceInfo, problem: DecodeProblem) -> float | None:
-        """The datasheet's bytes per second."""
+        """Return the datasheet's memory bandwidth in bytes/s, or None if it is not known."""
         return find_bandwidth(info.name, info.compute_units)
 
     def columns(self, row: Measurement, info: DeviceInfo | None = None) -> Mapping[str, object]:
-        """TFLOPS, microseconds of one of the launches in a graph, and what planning costs the host."""
+        """Return TFLOPS, the microseconds of a launch (of one captured launch in a graph), memory, planning time."""
         if not row.ok:
             return {}
-        seconds = row.seconds / row.problem.launches(row.shape)
-        planned = row.details.get("planning_us")
+        seconds = row.seconds / row.problem.count_launches(row.shape)
+        planning_us = row.details.get("planning_us")
         return {
             "TFLOPS": row.flop / row.seconds / TERA,
             "us": seconds * 1e6,
             "memory MiB": row.peak_memory_bytes and row.peak_memory_bytes / 2**20,
-            **({} if planned is None else {"planning us": float(planned)}),
+            **({} if planning_us is None else {"planning us": float(planning_us)}),
         }
 
     def random_case(self, chooser: random.Random, terms: range) -> dict[str, Any]:
-        """Few sequences, whose whole output the reference computes."""
+        """Draw a random problem with few sequences, so that the reference can compute all of its output."""
         batch, kv_heads = chooser.choice(((1, 1), (3, 2), (4, 1)))
         heads, width = kv_heads * chooser.choice((1, 4, 8)), chooser.choice((64, 128, 256))
         queries, cache = sorted(random_sizes(chooser, 2, terms, 2 * batch * heads * width))
@@ -98,10 +101,10 @@ class Decode(Operation[DecodeProblem, DecodeShape]):
         return {"data": chooser.choice(("normal", "uniform")), "shape": shape}
 
     def describe_problem(self, problem: DecodeProblem) -> Sequence[str]:
-        """The fields that differ from the defaults."""
+        """Return the fields that differ from the defaults, as text."""
         rest = [
             f"cache {problem.stored_dtype}" if problem.stored_dtype != problem.dtype else "",
-            "in a graph over rotating caches" if problem.graph else "",
+            "graph over rotating caches" if problem.graph else "",
             f"data {problem.data}" if problem.data != "normal" else "",
             f"seed {problem.seed}" if problem.seed else "",
         ]

@@ -1,9 +1,10 @@
-"""Decode problems: shapes, drawn lengths, exact FLOP and bytes, presets. Pure.
+"""Decode problems: shapes, random sequence lengths, exact FLOP and bytes, presets. Pure.
 
-A launch is the attention of one layer: the new tokens of each sequence (queries) attend to all its tokens, whose keys
-and values are cached. The queries are the last tokens of their sequence, so a causal mask is aligned to the bottom
-right. FLOP count the visible pairs of queries and keys. Bytes count each cached token of a sequence once, whatever
-number of heads share it, the queries, the output, and the tables that say where the tokens are.
+A launch computes the attention of one layer: the new tokens of each sequence are the queries, and they attend to the
+cached keys and values of the whole sequence. The queries are the last tokens of their sequence, so the causal mask is
+aligned to the bottom right. FLOP are counted for pairs of a query and a key that it sees. Bytes are counted for the
+queries, the output, the tables that locate the tokens, and the cache: each cached token once, however many query heads
+share it.
 """
 
 from __future__ import annotations
@@ -18,41 +19,43 @@ from typing import ClassVar
 
 from mamf.backend import Backend
 from mamf.dtypes import DTYPES
-from mamf.errors import UsageError
-from mamf.kernel import Buffer, Kernel, aligned
-from mamf.limits import parse_digits, parse_size, whole_number
-from mamf.operation import Preset
+from mamf.errors import UsageError, parse_digits, parse_size, whole_number
+from mamf.kernel import Buffer, Kernel, Work, aligned
+from mamf.operation import DERIVED, DeclaredProblem, Preset, describe
 from mamf.operations.attention.shapes import HeadDims, equal_widths
-from mamf.parameters import DERIVED, DeclaredProblem, describe
-from mamf.work import Work
 
-#: How the lengths of the sequences are chosen, by the letter in the text of a shape.
+#: Distributions of sequence lengths, by their letter in the text of a shape.
 LENGTHS: Mapping[str, str] = {"": "equal", "u": "uniform", "t": "tail"}
 _PATTERN = re.compile(r"b(\d+)h(\d+)(?:kv(\d+))?q(\d+)c(\d+)([ut]?)d(\d+)(?:v(\d+))?(l?)(?:p(\d+))?", re.ASCII)
 _SIZES = ("batch", "heads", "kv_heads", "queries", "cache_len", "head_dim", "head_dim_v")
-#: Width of the keys that DeepSeek's latent stands for: 128 and the position. It sets the scale of scores.
+#: Head dimension of DeepSeek's keys before they are compressed to a latent: 128, and 64 for the position. Sets the
+#: scale of the scores.
 _KEYS_OF_LATENT = 192
-#: Of 4 tokens, a sequence of a long tail has one on average.
+#: A sequence with ``tail`` lengths has 1/4 of ``cache_len`` tokens on average: the mean of x**3 for x in 0 to 1.
 _TAIL_EXPONENT = 3
-#: The caches of a graph together are larger than any last-level cache, twice over.
-_BYTES_OF_GRAPH, _MIN_IN_GRAPH, _MAX_IN_GRAPH = 512 * 2**20, 3, 64
+#: A graph rotates over caches of this size in total: twice the largest last-level cache of any device.
+_GRAPH_BYTES, _MIN_GRAPH_LAUNCHES, _MAX_GRAPH_LAUNCHES = 512 * 2**20, 3, 64
 _INDEX_BYTES = DTYPES["int32"].itemsize
 SAME = "same"
 
 
 @dataclass(frozen=True, order=True)
 class DecodeShape:
-    """``batch`` sequences, each with ``queries`` new tokens and at most ``cache_len`` tokens in all.
+    """``batch`` sequences of up to ``cache_len`` tokens, of which the last ``queries`` are new.
 
-    - ``lengths``: ``equal`` (all sequences are full), ``uniform`` from 1 token to full, or a long ``tail``: most are
-      short. The first sequence is always full. A sequence has no more queries than tokens.
-    - ``page_size``: tokens of a page; pages are in random places of the cache. None: a contiguous cache, in which the
-      sequences follow one another.
-    - ``is_latent``: a token has one vector of ``head_dim``, whose first ``head_dim_v`` dimensions are also its values
-      (DeepSeek's MLA, absorbed).
+    - ``lengths``: tokens per sequence. ``equal``: all have ``cache_len`` tokens. ``uniform``: from 1 to ``cache_len``.
+      ``tail``: most are short, a few are long. The first sequence always has ``cache_len`` tokens. A sequence shorter
+      than ``queries`` has as many queries as tokens.
+    - ``page_size``: tokens per page; the pages of a sequence are at random positions in the cache. None: the cache is
+      contiguous, one sequence after the other.
+    - ``is_latent``: each token has a single vector with ``head_dim`` elements, the key of all heads; its first
+      ``head_dim_v`` elements are also the value (DeepSeek's MLA with absorbed projections).
 
-    Printed and parsed as ``b64h32kv8q1c8192ud128p16``: u for uniform and t for tail lengths; ``v512`` after the head
-    dimension if values are narrower, ``l`` for a latent, ``p16`` for pages.
+    Printed and parsed as ``b64h32kv8q1c8192ud128p16``. After the cache length comes u for uniform or t for tail
+    lengths; after the head dimension, ``v512`` if values are narrower than keys, ``l`` for a latent, ``p16`` for pages
+    of 16 tokens.
+
+    Raises UsageError if the sizes contradict one another.
     """
 
     batch: int = field(metadata=describe("number of sequences", default="64, or 2 on a CPU", read=parse_size))
@@ -74,7 +77,7 @@ class DecodeShape:
     )
     head_dim: int = field(
         metadata=describe(
-            "head dimension; 576/512 if that of keys and values differs",
+            "head dimension; K/V such as 576/512 if keys and values differ",
             default="128",
             keyword="head_dims",
             read=HeadDims.parse,
@@ -88,14 +91,14 @@ class DecodeShape:
     page_size: int | None = field(
         default=None,
         metadata=describe(
-            "tokens per page of the cache; none for a contiguous cache",
+            "tokens per cache page; none for a contiguous cache",
             default="none",
             keyword="page_sizes",
             metavar="S",
         ),
     )
     is_latent: bool = field(
-        default=False, metadata=describe("use one latent vector as key and value of all heads", keyword="latent")
+        default=False, metadata=describe("cache one latent vector per token, shared by all heads", keyword="latent")
     )
 
     def __post_init__(self) -> None:
@@ -103,18 +106,18 @@ class DecodeShape:
             object.__setattr__(self, name, whole_number(name, getattr(self, name)))
         if self.page_size is not None:
             object.__setattr__(self, "page_size", whole_number("page size", self.page_size))
-        of_sequence = f"{self.queries} new tokens in a sequence of {self.cache_len}"
-        known, has_one_head = tuple(LENGTHS.values()), self.kv_heads == 1 and self.head_dim_v < self.head_dim
+        new_tokens = f"{self.queries} new tokens do not fit in a sequence of {self.cache_len}"
+        known, fits_latent = tuple(LENGTHS.values()), self.kv_heads == 1 and self.head_dim_v < self.head_dim
         refusals = (
             (
                 self.heads % self.kv_heads,
-                f"{self.heads} heads cannot share {self.kv_heads} kv heads: heads must be a multiple",
+                f"{self.heads} heads cannot share {self.kv_heads} kv heads: heads must be a multiple of kv heads",
             ),
-            (self.queries > self.cache_len, f"{of_sequence}: --cache-lens includes the new ones"),
-            (self.lengths not in known, f"lengths {self.lengths!r}: they are {', '.join(known)}"),
+            (self.queries > self.cache_len, f"{new_tokens}: --cache-lens counts them too"),
+            (self.lengths not in known, f"unknown lengths {self.lengths!r}: choose from {', '.join(known)}"),
             (
-                self.is_latent and not has_one_head,
-                "a latent has 1 kv head, and values narrower than keys, such as --head-dims 576/512",
+                self.is_latent and not fits_latent,
+                "a latent needs values narrower than keys and 1 kv head: --kv-heads 1 --head-dims 576/512",
             ),
         )
         for is_wrong, text in refusals:
@@ -149,28 +152,28 @@ class DecodeShape:
 
     @property
     def group(self) -> int:
-        """Query heads that share a kv head."""
+        """The number of query heads that share a kv head."""
         return self.heads // self.kv_heads
 
     @property
     def scale(self) -> float:
-        """The factor of scores before the softmax."""
+        """The factor that scores are multiplied by before the softmax."""
         return 1 / math.sqrt(_KEYS_OF_LATENT if self.is_latent else self.head_dim)
 
     @property
     def has_equal_queries(self) -> bool:
-        """Whether each sequence has as many queries as the others."""
+        """Whether all sequences have the same number of queries."""
         return self.lengths == "equal" or self.queries == 1
 
     @property
     def token_elements(self) -> int:
-        """Elements of the cache for each token."""
+        """Elements per token in the cache."""
         return self.head_dim if self.is_latent else self.kv_heads * (self.head_dim + self.head_dim_v)
 
 
 @dataclass(frozen=True)
-class Drawn:
-    """The tokens, new tokens and pages of each sequence."""
+class DrawnSequences:
+    """The number of tokens, new tokens and pages of each sequence."""
 
     lengths: tuple[int, ...]
     queries: tuple[int, ...]
@@ -178,27 +181,28 @@ class Drawn:
 
     @property
     def pairs(self) -> int:
-        """Visible pairs of queries and keys of one head: the last query sees every key, each earlier one fewer."""
+        """Pairs of a query and a key that it sees, per head. The last query sees all keys, each earlier one 1 fewer."""
         return sum(q * n - q * (q - 1) // 2 for q, n in zip(self.queries, self.lengths, strict=True))
 
 
 @functools.lru_cache(maxsize=1024)
-def draw_lengths(shape: DecodeShape, seed: int) -> Drawn:
-    """Choose the lengths of a shape's sequences; the same for each kernel."""
+def draw_sequences(shape: DecodeShape, seed: int) -> DrawnSequences:
+    """Draw the sequence lengths of a shape. They depend on the shape and seed only, so all kernels get the same."""
     chooser = random.Random(f"{seed} {shape.batch} {shape.cache_len} {shape.lengths}")
     exponent = {"equal": 0, "uniform": 1, "tail": _TAIL_EXPONENT}[shape.lengths]
     shares = [1.0, *(chooser.random() ** exponent for _ in range(shape.batch - 1))]
     lengths = tuple(max(1, math.ceil(share * shape.cache_len)) for share in shares)
     pages = tuple(-(-length // (shape.page_size or length)) for length in lengths)
-    return Drawn(lengths, tuple(min(shape.queries, length) for length in lengths), pages)
+    return DrawnSequences(lengths, tuple(min(shape.queries, length) for length in lengths), pages)
 
 
 @dataclass(frozen=True)
 class DecodeProblem(DeclaredProblem):
     """All parameters of a decode except its shape.
 
-    ``cache_dtype``: of keys and values; ``same`` as queries and output, or one of 8 bits. ``graph``: a launch replays a
-    graph with one captured launch for each of several caches, as serving replays the layers of a model.
+    - ``cache_dtype``: the dtype of keys and values: ``same`` as queries and output, or an 8-bit dtype.
+    - ``graph``: one launch replays a graph that holds a captured launch for each of several caches, as a server replays
+      the layers of a model.
     """
 
     operation: ClassVar[str] = "decode"
@@ -208,7 +212,7 @@ class DecodeProblem(DeclaredProblem):
         default=SAME, metadata=describe("dtype of the cached keys and values", choices=(SAME, "float8_e4m3fn"))
     )
     graph: bool = field(
-        default=False, metadata=describe("capture launches over several caches in one graph, and launch that")
+        default=False, metadata=describe("capture launches over several caches in one graph, and time its replay")
     )
     data: str = "normal"
     seed: int = 0
@@ -218,42 +222,42 @@ class DecodeProblem(DeclaredProblem):
         """The dtype of the cache."""
         return self.dtype if self.cache_dtype == SAME else self.cache_dtype
 
-    def drawn(self, shape: DecodeShape) -> Drawn:
-        return draw_lengths(shape, self.seed)
+    def draw_sequences(self, shape: DecodeShape) -> DrawnSequences:
+        return draw_sequences(shape, self.seed)
 
-    def launches(self, shape: DecodeShape) -> int:
-        """The number of captured launches of a graph, else 1."""
+    def count_launches(self, shape: DecodeShape) -> int:
+        """Return the number of launches captured in the graph; 1 without a graph."""
         if not self.graph:
             return 1
-        return min(_MAX_IN_GRAPH, max(_MIN_IN_GRAPH, -(-_BYTES_OF_GRAPH // self._bytes_of_one(shape))))
+        return min(_MAX_GRAPH_LAUNCHES, max(_MIN_GRAPH_LAUNCHES, -(-_GRAPH_BYTES // self._launch_bytes(shape))))
 
     def work(self, shape: DecodeShape) -> Work:
-        count = self.launches(shape)
+        count = self.count_launches(shape)
         convention = "2*h*pairs*(d + dv), masked pairs not counted; each cached token, query, output and table once"
-        flop = 2 * shape.heads * self.drawn(shape).pairs * (shape.head_dim + shape.head_dim_v)
-        return Work(count * flop, count * self._bytes_of_one(shape), convention, "TB/s", has_products=True)
+        flop = 2 * shape.heads * self.draw_sequences(shape).pairs * (shape.head_dim + shape.head_dim_v)
+        return Work(count * flop, count * self._launch_bytes(shape), convention, "TB/s", has_products=True)
 
-    def _bytes_of_one(self, shape: DecodeShape) -> int:
-        drawn = self.drawn(shape)
+    def _launch_bytes(self, shape: DecodeShape) -> int:
+        drawn = self.draw_sequences(shape)
         cache = sum(drawn.lengths) * shape.token_elements * DTYPES[self.stored_dtype].itemsize
         rows = sum(drawn.queries) * shape.heads * (shape.head_dim + shape.head_dim_v) * DTYPES[self.dtype].itemsize
-        return cache + rows + _INDEX_BYTES * self._table_entries(shape)
+        return cache + rows + _INDEX_BYTES * self._count_table_entries(shape)
 
-    def _table_entries(self, shape: DecodeShape) -> int:
-        """Entries of the tables of pages, lengths and, if they differ, query counts."""
-        pages = 0 if shape.page_size is None else sum(self.drawn(shape).pages)
+    def _count_table_entries(self, shape: DecodeShape) -> int:
+        """Count the entries of the page table, and of lengths and query counts where sequences differ in them."""
+        pages = 0 if shape.page_size is None else sum(self.draw_sequences(shape).pages)
         has_lengths = shape.page_size is not None or shape.lengths != "equal"
         return pages + shape.batch * (has_lengths + (not shape.has_equal_queries))
 
-    def slots(self, shape: DecodeShape) -> int:
-        """Tokens that the cache has room for: whole pages."""
-        drawn = self.drawn(shape)
+    def count_slots(self, shape: DecodeShape) -> int:
+        """Return the number of tokens that the cache has room for: its pages are whole even if partly filled."""
+        drawn = self.draw_sequences(shape)
         return sum(drawn.lengths) if shape.page_size is None else sum(drawn.pages) * shape.page_size
 
     def buffers(self, shape: DecodeShape, sets: int = 1, rewrite: bool = False) -> dict[str, Buffer]:
-        """The device buffers: for each set queries, and keys and values or one latent."""
-        count, slots = sets * self.launches(shape), self.slots(shape)
-        queries = sum(self.drawn(shape).queries) * shape.heads * shape.head_dim
+        """Return the device buffers: each operand set has queries, and keys and values or one latent."""
+        count, slots = sets * self.count_launches(shape), self.count_slots(shape)
+        queries = sum(self.draw_sequences(shape).queries) * shape.heads * shape.head_dim
         widths = {"k": shape.kv_heads * shape.head_dim, "v": shape.kv_heads * shape.head_dim_v}
         if shape.is_latent:
             widths = {"k": shape.head_dim}
@@ -261,7 +265,7 @@ class DecodeProblem(DeclaredProblem):
         return {"q": Buffer(aligned(queries) * count, self.dtype), **cache}
 
     def nbytes(self, shape: DecodeShape, sets: int = 1, rewrite: bool = False) -> int:
-        """Bytes of all operands and results."""
+        """Return the bytes of all operands and outputs."""
         return sets * self.work(shape).nbytes
 
 
@@ -302,7 +306,7 @@ PRESETS: Mapping[str, Preset[DecodeShape]] = {
 
 
 class DecodeKernel(Kernel[DecodeProblem, DecodeShape]):
-    """One implementation. ``dtypes`` and ``cache_dtypes``: those that it supports."""
+    """A decode implementation. ``dtypes`` and ``cache_dtypes``: the dtypes that it supports."""
 
     operation = "decode"
     reports_memory = True
@@ -311,7 +315,7 @@ class DecodeKernel(Kernel[DecodeProblem, DecodeShape]):
 
     def unsupported(self, backend: Backend, problem: DecodeProblem) -> str | None:
         if problem.cache_dtype not in self.cache_dtypes:
-            return f"{self.name} has no cache of {problem.cache_dtype}; it has {', '.join(self.cache_dtypes)}"
+            return f"{self.name} has no {problem.cache_dtype} cache: use --cache-dtype {' or '.join(self.cache_dtypes)}"
         if problem.graph and not backend.has_graphs:
-            return f"{backend.name} has no graphs of launches"
+            return f"{backend.name} cannot capture launches in a graph: remove --graph"
         return self._unsupported_dtype(problem) or backend.unsupported_dtype(problem.stored_dtype)

@@ -1,6 +1,7 @@
 """The base class of decode kernels on torch tensors: operands, tables, graphs, verification.
 
-A kernel says which caches it has and supplies ``bind``. ``SdpaKvcache`` in torch_kernels.py is the shortest example.
+A kernel declares which caches it supports and implements ``bind``. ``SdpaKvcache`` in torch_kernels.py is the shortest
+example.
 """
 
 from __future__ import annotations
@@ -15,29 +16,32 @@ import torch
 
 from mamf.backend import Backend, OperandPool, Unavailable
 from mamf.kernel import Prepared, Verdict
-from mamf.operations.attention.torch_attention import Library, tolerance_of
-from mamf.operations.decode.decode_reference import Operands, Reference, Tables, compare, shuffle_pages
+from mamf.operations.attention.torch_attention import Library, get_tolerance
+from mamf.operations.decode.decode_reference import Operands, Reference, Tables, shuffle_pages
 from mamf.operations.decode.shapes import DecodeKernel, DecodeProblem, DecodeShape
 from mamf.operations.operand_sets import (
     OperandSet,
+    Signs,
     Unchanged,
     check_torch,
     explain_wrong_type,
-    fresh_signs,
     prepare_sets,
     split_sets,
     take_buffers,
     tensors_of,
     view_as,
+    with_long_rows,
     worst_of,
 )
 from mamf.torch_backend import TorchBackend
 
 
 @dataclass(frozen=True)
-class Bound:
-    """A kernel bound to the tables of a shape. ``attend``: the output of one operand set. ``details``: findings of the
-    host's preparation, such as the microseconds that planning takes for each step of a model.
+class BoundKernel:
+    """A kernel that is ready to run a shape with its tables.
+
+    ``attend``: computes the output of one operand set. ``details``: what the row should record of the preparation, such
+    as the microseconds that the host takes to plan.
     """
 
     attend: Callable[[Operands], torch.Tensor]
@@ -45,12 +49,13 @@ class Bound:
 
 
 class TorchDecode(DecodeKernel):
-    """Derived kernels supply ``bind``.
+    """A decode kernel on torch tensors. Derived classes implement ``bind`` and declare what they support.
 
-    - ``has_contiguous``, ``has_pages``: the caches that it reads; pages have a multiple of ``page_multiple`` tokens.
-    - ``has_ragged``: whether lengths may differ. ``has_ragged_queries``: whether numbers of queries may.
-    - ``has_latent``: whether it takes a latent, ``has_heads``: whether it takes keys and values.
-    - ``most_queries``: of a sequence; None: any.
+    - ``has_contiguous``, ``has_pages``: the kinds of cache. ``page_multiple``: page sizes must be a multiple of it.
+    - ``has_ragged``: sequences of different lengths. ``has_ragged_queries``: different numbers of queries.
+    - ``has_latent``: a latent. ``has_heads``: separate keys and values.
+    - ``max_queries``: the largest number of queries per sequence; None if there is no limit.
+    - ``head_dims``: the head dimensions without a latent.
     """
 
     has_contiguous: ClassVar[bool] = True
@@ -60,32 +65,32 @@ class TorchDecode(DecodeKernel):
     has_ragged_queries: ClassVar[bool] = True
     has_latent: ClassVar[bool] = False
     has_heads: ClassVar[bool] = True
-    most_queries: ClassVar[int | None] = None
+    max_queries: ClassVar[int | None] = None
     head_dims: ClassVar[Sequence[int]] = range(8, 257, 8)
 
     def unavailable(self, backend: Backend) -> Unavailable | None:
         return check_torch(backend)
 
     @abstractmethod
-    def bind(self, backend: TorchBackend, problem: DecodeProblem, shape: DecodeShape, tables: Tables) -> Bound:
-        """Plan and compile for one shape. Its output has the rows, heads and width of the queries, in any shape."""
+    def bind(self, backend: TorchBackend, problem: DecodeProblem, shape: DecodeShape, tables: Tables) -> BoundKernel:
+        """Plan and compile for one shape. The output has the elements of [queries, heads, head_dim_v], in any shape."""
 
     def unsupported_shape(self, problem: DecodeProblem, shape: DecodeShape) -> str | None:
-        page, most = shape.page_size, self.most_queries
+        page, most = shape.page_size, self.max_queries
         lacks_width = shape.head_dim not in self.head_dims or shape.head_dim_v != shape.head_dim
         refusals = (
             (page is None and not self.has_contiguous, f"needs a paged cache: --page-sizes {self.page_multiple}"),
             (page is not None and not self.has_pages, "needs a contiguous cache: --page-sizes none"),
             (
                 (page or 0) % self.page_multiple,
-                f"has no pages of {page} tokens: they must be a multiple of {self.page_multiple}",
+                f"does not support pages of {page} tokens: use a multiple of {self.page_multiple}",
             ),
-            (shape.lengths != "equal" and not self.has_ragged, "needs equal lengths of the sequences"),
-            (not (shape.has_equal_queries or self.has_ragged_queries), "needs equal numbers of queries"),
-            (most is not None and shape.queries > most, f"takes at most {most} queries of a sequence"),
-            (shape.is_latent and not self.has_latent, "takes no latent"),
-            (not shape.is_latent and not self.has_heads, "takes a latent only"),
-            (not shape.is_latent and lacks_width, f"has no head dimension {shape.head_dims}"),
+            (shape.lengths != "equal" and not self.has_ragged, "needs sequences of equal length: --lengths equal"),
+            (not (shape.has_equal_queries or self.has_ragged_queries), "needs the same number of queries everywhere"),
+            (most is not None and shape.queries > most, f"supports at most {most} queries per sequence"),
+            (shape.is_latent and not self.has_latent, "does not support a latent: remove --latent"),
+            (not shape.is_latent and not self.has_heads, "needs a latent: --latent --kv-heads 1 --head-dims 576/512"),
+            (not shape.is_latent and lacks_width, f"does not support head dimension {shape.head_dims}"),
         )
         return next((f"{self.name} {text}" for is_wrong, text in refusals if is_wrong), None)
 
@@ -99,8 +104,8 @@ class TorchDecode(DecodeKernel):
         rewrite: bool = False,
     ) -> Prepared:
         assert isinstance(backend, TorchBackend)
-        sets = 1 if problem.graph else sets  # a graph rotates over caches itself
-        count = sets * problem.launches(shape)
+        sets = 1 if problem.graph else sets  # a graph already rotates over caches
+        count = sets * problem.count_launches(shape)
         memory = split_sets(take_buffers(pool, problem.buffers(shape, sets)), count)
         tables = shuffle_pages(problem, shape, backend.device)
         bound = self.bind(backend, problem, shape, tables)
@@ -113,20 +118,20 @@ class TorchDecode(DecodeKernel):
         return prepare_sets(ready, Unchanged(watched))
 
 
-def as_pages(shape: DecodeShape, cache: torch.Tensor) -> torch.Tensor:
-    """The places of a cache as pages, or as sequences of equal lengths."""
+def view_as_pages(shape: DecodeShape, cache: torch.Tensor) -> torch.Tensor:
+    """View a cache as pages: [pages, page_size, ...]. A contiguous cache becomes [batch, cache_len, ...]."""
     pages: torch.Tensor = cache.unflatten(0, (-1, shape.page_size or shape.cache_len))
     return pages
 
 
 class LibraryDecode(Library, TorchDecode):
-    """A kernel of a vendor's or third party's library."""
+    """A kernel of a vendor's or a third party's library."""
 
-    on_any_device = "mamf attention --operation decode --kernel sdpa-kvcache"
+    portable_command = "mamf attention --operation decode --kernel sdpa-kvcache"
 
 
 class PreparedDecode:
-    """One operand set: its launch and its reference."""
+    """One operand set with its launch and its reference."""
 
     def __init__(
         self,
@@ -135,22 +140,18 @@ class PreparedDecode:
         shape: DecodeShape,
         tables: Tables,
         flat: Mapping[str, torch.Tensor],
-        bound: Bound,
+        bound: BoundKernel,
     ) -> None:
-        self._shape, self._bound, self._tolerance = shape, bound, tolerance_of(problem.dtype)
+        self._shape, self._bound, self._tolerance = shape, bound, get_tolerance(problem.dtype)
         version = kernel.version() if isinstance(kernel, Library) else None
         self._details = {**bound.details, **({"library": version} if version else {})}
         self._operands = view_operands(problem, shape, flat)
         self._reference = Reference(shape, tables, self._operands)
 
     def operand_set(self) -> OperandSet:
-        reference = self._reference
+        signs = Signs(with_long_rows(self._operands.k if self._shape.is_latent else self._operands.v))
         return OperandSet(
-            self.launch,
-            self.verify,
-            verify_whole=self.verify_on_host,
-            change=lambda: reference.flip(fresh_signs(reference.signs.shape, reference.signs.device)),
-            restore=lambda: reference.flip(reference.signs),
+            self.launch, self.verify, verify_whole=self.verify_whole, change=signs.change, restore=signs.restore
         )
 
     def launch(self) -> torch.Tensor:
@@ -158,27 +159,32 @@ class PreparedDecode:
             return self._bound.attend(self._operands)
 
     def verify(self, result: object) -> Verdict:
-        """Verify the whole output."""
+        """Verify the output of a random sequence."""
         q, v = self._operands.q, self._operands.v
         outputs = tensors_of(result)
         expected = q[..., :1].expand(*q.shape[:-1], v.shape[-1])
         output = outputs[0] if outputs else None
         if output is None or output.numel() != expected.numel():
-            return Verdict(math.inf, 0.0, reason="the launch returned no tensor with the elements of the output")
+            return Verdict(math.inf, 0.0, reason="the launch returned no tensor of the output's size")
         if reason := explain_wrong_type(output.reshape(expected.shape), expected):
             return Verdict(math.inf, 0.0, reason=reason)
-        found = compare(output.reshape(expected.shape), self._reference.expected, self._tolerance)
-        return replace(found, details=self._details)
+        return replace(self._reference.verify(self._output(result), self._tolerance), details=self._details)
 
-    def verify_on_host(self, result: object) -> Verdict:
-        """Verify one head of a random sequence on the host."""
-        output = tensors_of(result)[0].reshape(*self._operands.q.shape[:-1], self._shape.head_dim_v)
-        return self._reference.verdict_on_host(output, self._tolerance) or Verdict(0.0, self._tolerance)
+    def verify_whole(self, result: object) -> Verdict:
+        """Verify the whole output, and one head of a random sequence on the host."""
+        output = self._output(result)
+        found = self._reference.verify(output, self._tolerance, is_whole=True)
+        on_host = self._reference.verify_on_host(output, self._tolerance) or found
+        return max(found, on_host, key=lambda each: (not each.ok, each.error))
+
+    def _output(self, result: object) -> torch.Tensor:
+        """Return the output of a launch as [queries, heads, head_dim_v]."""
+        return tensors_of(result)[0].reshape(*self._operands.q.shape[:-1], self._shape.head_dim_v)
 
 
 def view_operands(problem: DecodeProblem, shape: DecodeShape, flat: Mapping[str, torch.Tensor]) -> Operands:
-    """Views of flat memory as queries, keys and values."""
-    slots, rows = problem.slots(shape), sum(problem.drawn(shape).queries)
+    """View the flat buffers of one operand set as queries, keys and values."""
+    slots, rows = problem.count_slots(shape), sum(problem.draw_sequences(shape).queries)
     q = view_as(flat["q"], rows, shape.heads, shape.head_dim)
     k = view_as(flat["k"], slots, shape.kv_heads, shape.head_dim)
     v = k[..., : shape.head_dim_v] if shape.is_latent else view_as(flat["v"], slots, shape.kv_heads, shape.head_dim_v)
@@ -186,7 +192,7 @@ def view_operands(problem: DecodeProblem, shape: DecodeShape, flat: Mapping[str,
 
 
 def capture(backend: Backend, sets: Sequence[OperandSet]) -> OperandSet:
-    """One operand set whose launch replays a graph of a launch of each set. All outputs are verified after a replay."""
+    """Capture a launch of each set in one graph. Return an operand set that replays it and verifies all its outputs."""
     replay, results = backend.capture([each.launch for each in sets])
 
     def verify_with(checks: Sequence[Callable[[object], Verdict]]) -> Verdict:

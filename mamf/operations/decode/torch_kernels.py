@@ -1,4 +1,4 @@
-"""torch's own attention over a cache: scaled_dot_product_attention, and FlexAttention with a block table."""
+"""torch's own attention over a cache: scaled_dot_product_attention, and FlexAttention with a page table."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from mamf.operations.attention.torch_kernels import check_flex
 from mamf.operations.compilation import compile_for_shape
 from mamf.operations.decode.decode_reference import Operands, Tables
 from mamf.operations.decode.shapes import DecodeProblem, DecodeShape
-from mamf.operations.decode.torch_decode import Bound, TorchDecode
+from mamf.operations.decode.torch_decode import BoundKernel, TorchDecode
 from mamf.torch_backend import TorchBackend
 
 
 class SdpaKvcache(TorchDecode):
-    """torch's choice of backend over a contiguous cache of equal lengths.
+    """``scaled_dot_product_attention`` with torch's choice of backend, over a contiguous cache of equal lengths.
 
-    Its causal mask is aligned to the top left, which is wrong for a few queries behind many tokens: it takes one query,
-    or as many as there are tokens.
+    torch aligns causal masks to the top left, which is wrong for a few queries at the end of many tokens. So this
+    kernel supports only 1 query (no mask), or as many queries as tokens.
     """
 
     name = "sdpa-kvcache"
@@ -34,39 +34,41 @@ class SdpaKvcache(TorchDecode):
 
     def unsupported_shape(self, problem: DecodeProblem, shape: DecodeShape) -> str | None:
         if shape.queries not in (1, shape.cache_len):
-            return f"{self.name} aligns causal masks to the top left: it needs 1 query, or as many as tokens"
+            return f"{self.name} aligns causal masks to the top left: use 1 query, or as many as tokens"
         return super().unsupported_shape(problem, shape)
 
     def refuses(self, error: Exception) -> bool:
         return isinstance(error, RuntimeError) and any(text in str(error) for text in NOTHING_FITS)
 
-    def bind(self, backend: TorchBackend, problem: DecodeProblem, shape: DecodeShape, tables: Tables) -> Bound:
-        def attend(of: Operands) -> torch.Tensor:
-            q, k, v = (each.unflatten(0, (shape.batch, -1)).transpose(1, 2) for each in (of.q, of.k, of.v))
+    def bind(self, backend: TorchBackend, problem: DecodeProblem, shape: DecodeShape, tables: Tables) -> BoundKernel:
+        def attend(operands: Operands) -> torch.Tensor:
+            q, k, v = (
+                each.unflatten(0, (shape.batch, -1)).transpose(1, 2) for each in (operands.q, operands.k, operands.v)
+            )
             has_groups, is_causal = shape.group > 1, shape.queries > 1
             output = scaled_dot_product_attention(
                 q, k, v, is_causal=is_causal, scale=shape.scale, enable_gqa=has_groups
             )
             return output.transpose(1, 2)
 
-        return Bound(attend)
+        return BoundKernel(attend)
 
 
-#: FlexAttention's smallest blocks of keys on all cards.
+#: The smallest block of keys that FlexAttention supports on all cards.
 _BLOCK = 128
 
 
-def _check_masks() -> Unavailable | None:
-    """Why this torch cannot make a block mask of pages, or None."""
+def _check_block_masks() -> Unavailable | None:
+    """Return why this torch cannot make a block mask from pages, or None."""
     from torch.nn.attention.flex_attention import BlockMask
 
     if "seq_lengths" in inspect.signature(BlockMask.from_kv_blocks).parameters:
         return None
-    return Unavailable(f"torch {torch.__version__} makes no block masks of pages", "pip install --upgrade torch")
+    return Unavailable(f"torch {torch.__version__} cannot make block masks from pages", "pip install --upgrade torch")
 
 
 class FlexKvcache(TorchDecode):
-    """FlexAttention over pages, which its block mask finds by the table; compiled on accelerators."""
+    """FlexAttention over a paged cache: its block mask contains the page table. Compiled on accelerators."""
 
     name = "flex-kvcache"
     is_tried_unasked = False
@@ -77,9 +79,9 @@ class FlexKvcache(TorchDecode):
     head_dims = (16, 32, 64, 128, 256)
 
     def unavailable(self, backend: Backend) -> Unavailable | None:
-        return check_flex(backend, backend.is_accelerator) or _check_masks() or super().unavailable(backend)
+        return check_flex(backend, backend.is_accelerator) or _check_block_masks() or super().unavailable(backend)
 
-    def bind(self, backend: TorchBackend, problem: DecodeProblem, shape: DecodeShape, tables: Tables) -> Bound:
+    def bind(self, backend: TorchBackend, problem: DecodeProblem, shape: DecodeShape, tables: Tables) -> BoundKernel:
         from torch.nn.attention.flex_attention import flex_attention
 
         mask, has_groups = make_block_mask(shape, tables), shape.group > 1
@@ -89,17 +91,17 @@ class FlexKvcache(TorchDecode):
 
         compiled = compile_for_shape(attention) if backend.is_accelerator else attention
 
-        def attend(of: Operands) -> torch.Tensor:
-            q = of.q.unflatten(0, (shape.batch, -1)).transpose(1, 2)
-            k, v = (each.transpose(0, 1)[None] for each in (of.k, of.v))
+        def attend(operands: Operands) -> torch.Tensor:
+            q = operands.q.unflatten(0, (shape.batch, -1)).transpose(1, 2)
+            k, v = (each.transpose(0, 1)[None] for each in (operands.k, operands.v))
             output: torch.Tensor = compiled(q, k, v).transpose(1, 2)
             return output
 
-        return Bound(attend)
+        return BoundKernel(attend)
 
 
 def make_block_mask(shape: DecodeShape, tables: Tables) -> Any:
-    """The pages of each sequence as the blocks of keys that its queries see, in the places where they are."""
+    """Make a block mask in which the queries of a sequence see its pages and no other blocks of the cache."""
     from torch.nn.attention.flex_attention import BlockMask
 
     assert shape.page_size is not None
@@ -108,7 +110,7 @@ def make_block_mask(shape: DecodeShape, tables: Tables) -> Any:
     for sequence, pages in enumerate(tables.pages):
         order[sequence, list(pages)] = torch.arange(len(pages), dtype=order.dtype, device=order.device)
 
-    def sees(batch: torch.Tensor, head: torch.Tensor, query: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
+    def is_visible(batch: torch.Tensor, head: torch.Tensor, query: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
         page = order[batch, place // size]
         last = lengths[batch] - shape.queries + query
         return (page >= 0) & (page * size + place % size <= last)
@@ -119,5 +121,5 @@ def make_block_mask(shape: DecodeShape, tables: Tables) -> Any:
     indices = padded[:, None, None].expand(-1, 1, blocks, -1).contiguous()
     lengths_of_mask = (shape.queries, count * size)
     return BlockMask.from_kv_blocks(
-        seen, indices, BLOCK_SIZE=(_BLOCK, size), mask_mod=sees, seq_lengths=lengths_of_mask
+        seen, indices, BLOCK_SIZE=(_BLOCK, size), mask_mod=is_visible, seq_lengths=lengths_of_mask
     )

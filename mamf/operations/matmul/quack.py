@@ -15,8 +15,7 @@ import torch
 
 from mamf.backend import Backend, Unavailable
 from mamf.errors import UnsupportedError, UsageError
-from mamf.operations.matmul.kernel import MatmulProblem
-from mamf.operations.matmul.shapes import MatmulShape
+from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
 from mamf.operations.matmul.torch_products import TorchMatmul
 
 _PATTERN = re.compile(r"(\d{2,3})x(\d{2,3})/c([12])x([12])(/pingpong)?", re.ASCII)

@@ -14,8 +14,7 @@ import torch
 
 from mamf.backend import Backend, Unavailable
 from mamf.operations.compilation import compile_for_shape
-from mamf.operations.matmul.kernel import MatmulKernel, MatmulProblem
-from mamf.operations.matmul.shapes import MatmulShape
+from mamf.operations.matmul.shapes import MatmulKernel, MatmulProblem, MatmulShape
 from mamf.operations.operand_sets import OperandSet, view_as
 from mamf.operations.products import TorchProducts, lay_out, product_set, smaller_operand
 from mamf.operations.whole_products import Part

@@ -19,8 +19,7 @@ from mamf.backend import Backend, Unavailable
 from mamf.dtypes import DTYPES
 from mamf.errors import UnsupportedError, UsageError
 from mamf.operations.compilation import check_triton
-from mamf.operations.matmul.kernel import MatmulKernel, MatmulProblem
-from mamf.operations.matmul.shapes import MatmulShape
+from mamf.operations.matmul.shapes import MatmulKernel, MatmulProblem, MatmulShape
 from mamf.operations.matmul.torch_products import TorchMatmul
 
 #: ``tile``: a program for each tile of C. ``persistent``: as many programs as run at once, each of many tiles. ``tma``:

@@ -8,13 +8,12 @@ from typing import Any
 
 from mamf.backend import Backend, DeviceInfo
 from mamf.measurement import Measurement
-from mamf.operation import FlopOperation, Preset
+from mamf.operation import FlopOperation, Parameter, Preset
 from mamf.operations.model.shapes import SIZES, ModelKernel, ModelProblem, ModelShape
-from mamf.parameters import Parameter
-from mamf.regime_names import SUSTAINED
+from mamf.plans import SUSTAINED
 
 _BATCH, _CONTEXTS = 8, (256, 512, 1024)
-#: The fields that a title shows if they differ from the defaults.
+#: Fields that a title names only if they differ from the defaults.
 _RARE = ("vocabulary", "tied", "autocast", "checkpointing", "optimizer", "data", "seed")
 #: Names by style of block.
 _FAMILIES: Mapping[str, str] = {"gpt2": "GPT-2", "llama": "Llama 3"}
@@ -44,7 +43,9 @@ class Model(FlopOperation[ModelProblem, ModelShape]):
         return {size: Preset(fields={name: (value,) for name, value in parts.items()}) for size, parts in SIZES.items()}
 
     def complete(self, preset: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-        """Scale sizes that are not given: ``d_ff`` and ``heads`` with ``d_model``, and ``kv_heads`` with ``heads``."""
+        """Return ``given`` with the preset's sizes. Scale ``d_ff`` and ``heads`` with ``d_model``, ``kv_heads`` with
+        ``heads``, unless they are given.
+        """
         usual = {field.name: field.default for field in fields(ModelProblem)} | dict(preset)
         asked = {**preset, **given}
         for size, followers in (("d_model", ("d_ff", "heads")), ("heads", ("kv_heads",))):
@@ -57,7 +58,7 @@ class Model(FlopOperation[ModelProblem, ModelShape]):
         return asked
 
     def columns(self, row: Measurement, info: DeviceInfo | None = None) -> Mapping[str, object]:
-        """Return tokens per second, parameters, GB of memory that a launch needs, and GB that the process reserved."""
+        """Return tokens per second, parameters, GB that a launch needs and GB that the process reserved."""
         shape = row.shape
         return {
             "tokens/s": round(shape.tokens / row.seconds) if row.ok else None,

@@ -1,7 +1,7 @@
 """Model problems: architectures, phases, and their exact parameters, FLOP and bytes. Pure.
 
-FLOP are those of the model, not those that the card executes: work that is recomputed (activation checkpointing,
-attention's backward pass) counts once.
+FLOP are those of the model, not those that the device executes: recomputation (activation checkpointing, the scores in
+attention's backward pass) is not counted.
 """
 
 from __future__ import annotations
@@ -13,20 +13,18 @@ from typing import Any, ClassVar, Literal, get_args
 
 from mamf.backend import Backend
 from mamf.dtypes import DTYPES
-from mamf.errors import UsageError
-from mamf.kernel import Buffer, Kernel
-from mamf.limits import Sizes, parse_size
+from mamf.errors import Sizes, UsageError, parse_size
+from mamf.kernel import Buffer, Kernel, Work
+from mamf.operation import DeclaredProblem, describe
 from mamf.operations.attention.shapes import AttentionShape
-from mamf.parameters import DeclaredProblem, describe
-from mamf.work import Work
 
 Style = Literal["gpt2", "llama", "moe"]
 Phase = Literal["forward", "forward-backward", "step"]
 Optimizer = Literal["adamw", "adamw-fused"]
 PHASES: tuple[str, ...] = get_args(Phase)
-#: FLOP of a phase relative to the forward pass. A backward pass has twice the forward's: one product per gradient.
+#: FLOP of a phase, as a multiple of the forward pass. A backward pass has two matmuls for each one of the forward pass.
 FORWARDS: Mapping[str, int] = {"forward": 1, "forward-backward": 3, "step": 3}
-#: The minimum bytes that a phase moves, as a multiple of the parameters' bytes, and what they are.
+#: The minimum bytes that a phase reads or writes, as a multiple of the parameters' bytes, and in words.
 _COPIES: Mapping[str, tuple[int, str]] = {
     "forward": (1, "parameters once"),
     "forward-backward": (2, "parameters and gradients once"),
@@ -57,36 +55,41 @@ class ModelShape(Sizes):
 
 
 def _rare(help: str) -> Mapping[str, Any]:
-    """Metadata of a field that few set: --size sets most of them."""
+    """Describe a field that users rarely set themselves, because --size sets it."""
     return describe(help, is_rare=True)
 
 
 @dataclass(frozen=True)
 class ModelProblem(DeclaredProblem):
-    """All parameters of a model's training step except its shape.
+    """All parameters of a training step except its shape.
 
-    ``style``: ``gpt2`` (LayerNorm, learned positions, GELU, biases), ``llama`` (RMSNorm, rotary positions, SwiGLU,
-    fewer kv heads) or ``moe`` (llama with ``experts`` in place of its MLP, ``active_experts`` of them for each token).
-    ``tied``: the logits use the embedding's weights. ``autocast``: parameters are float32, and torch.autocast computes
-    products in ``dtype``. ``checkpointing``: each block saves only its input and runs again in the backward pass.
-    ``optimizer``: used in the phase ``step`` only.
+    - ``style``: ``gpt2`` (LayerNorm, learned positions, GELU, biases), ``llama`` (RMSNorm, rotary positions, SwiGLU,
+      grouped queries) or ``moe`` (like ``llama``, with ``experts`` MLPs per block, of which each token uses
+      ``active_experts``).
+    - ``tied``: the logits use the weights of the embedding.
+    - ``phase``: ``forward``, ``forward-backward`` or ``step``, which includes the optimizer.
+    - ``autocast``: parameters are float32, and torch.autocast runs matmuls in ``dtype``.
+    - ``checkpointing``: each block saves only its input, and runs again in the backward pass.
+    - ``optimizer``: used in the phase ``step`` only.
+
+    Raises UsageError if the sizes contradict one another.
     """
 
     operation: ClassVar[str] = "model"
 
     style: Style = field(default="gpt2", metadata=_rare("type of block"))
-    d_model: int = field(default=768, metadata=_rare("width of the model (embedding size)"))
-    d_ff: int = field(default=3072, metadata=_rare("width of the hidden layer of an MLP"))
+    d_model: int = field(default=768, metadata=_rare("width of the residual stream (embedding size)"))
+    d_ff: int = field(default=3072, metadata=_rare("hidden width of the MLP"))
     layers: int = field(default=12, metadata=_rare("number of blocks"))
     heads: int = field(default=12, metadata=_rare("number of query heads"))
     kv_heads: int = field(default=12, metadata=_rare("number of key and value heads"))
     experts: int = field(default=1, metadata=_rare("number of experts per block, for style moe"))
     active_experts: int = field(default=1, metadata=_rare("number of experts that each token uses"))
-    vocabulary: int = field(default=50257, metadata=_rare("number of different tokens"))
+    vocabulary: int = field(default=50257, metadata=_rare("number of tokens in the vocabulary"))
     tied: bool = field(default=True, metadata=_rare("use the embedding's weights for the logits"))
     phase: Phase = field(
         default="forward",
-        metadata=describe("part of a training step; the backward pass is forward-backward minus forward"),
+        metadata=describe("part of a training step to time; forward-backward minus forward is the backward pass"),
     )
     autocast: bool = field(
         default=False, metadata=_rare("keep parameters in float32 and run matmuls under torch.autocast")
@@ -103,15 +106,17 @@ class ModelProblem(DeclaredProblem):
 
     def _require_divisible(self) -> None:
         if self.d_model % self.heads:
-            raise UsageError(f"d_model {self.d_model} is not a multiple of {self.heads} heads")
+            raise UsageError(f"d_model {self.d_model} does not divide into {self.heads} heads: use a multiple")
         if self.heads % self.kv_heads:
-            raise UsageError(f"{self.heads} heads cannot share {self.kv_heads} kv heads: heads must be a multiple")
+            raise UsageError(
+                f"{self.heads} heads cannot share {self.kv_heads} kv heads: heads must be a multiple of kv heads"
+            )
         if self.style == "gpt2" and self.kv_heads != self.heads:
-            raise UsageError(f"gpt2 needs as many kv heads as heads, not {self.kv_heads} of {self.heads}: use llama")
+            raise UsageError(f"{self.kv_heads} kv heads for {self.heads} heads: gpt2 needs as many, llama does not")
         if self.style != "gpt2" and self.head_dim % 2:
-            raise UsageError(f"rotary positions need an even head dimension, not {self.head_dim}")
+            raise UsageError(f"head dimension {self.head_dim} is odd: rotary positions need an even one")
         if self.active_experts > self.experts:
-            raise UsageError(f"active_experts {self.active_experts}: there are only {self.experts} experts")
+            raise UsageError(f"active_experts {self.active_experts} is more than the {self.experts} experts")
         if (self.experts > 1) != (self.style == "moe"):
             raise UsageError(f"{self.experts} experts in style {self.style}: moe needs at least 2, other styles 1")
 
@@ -137,7 +142,7 @@ class ModelProblem(DeclaredProblem):
     def unsupported_shape(self, shape: ModelShape) -> str | None:
         """Return why a training step cannot have this shape, or None."""
         if shape.context % self.experts:
-            return f"a context of {shape.context} tokens is not a multiple of the {self.experts} experts"
+            return f"a context of {shape.context} tokens must be a multiple of the {self.experts} experts"
         return None
 
     def attention(self, shape: ModelShape) -> AttentionShape:
@@ -149,12 +154,12 @@ class ModelProblem(DeclaredProblem):
 
     @property
     def _projections(self) -> int:
-        """The number of weights of a layer's attention."""
+        """The number of weights in the attention of one layer."""
         return 2 * self.d_model * (self.heads + self.kv_heads) * self.head_dim
 
     @property
     def _expert(self) -> int:
-        """The number of weights of an MLP: two matrices, or three with a gate."""
+        """The number of weights in one MLP: two matrices, or three with a gate."""
         return (2 if self.style == "gpt2" else 3) * self.d_model * self.d_ff
 
     @property
@@ -162,7 +167,7 @@ class ModelProblem(DeclaredProblem):
         return self.d_model * self.experts if self.style == "moe" else 0
 
     def parameters(self, shape: ModelShape) -> int:
-        """Return the number of parameters. GPT-2 has as many learned positions as the context has tokens."""
+        """Return the number of parameters. It depends on the shape because GPT-2 learns one position per token."""
         d = self.d_model
         layer = self._projections + self._router + self.experts * self._expert
         if self.style == "gpt2":
@@ -182,7 +187,7 @@ class ModelProblem(DeclaredProblem):
     def work(self, shape: ModelShape) -> Work:
         copies, moved = _COPIES[self.phase]
         convention = (
-            "model FLOP of products and attention, logits counted, embeddings 0, masked pairs not counted, "
+            "model FLOP of matmuls and attention, logits counted, embeddings 0, masked pairs not counted, "
             f"backward twice the forward, nothing recomputed; bytes: {moved}"
         )
         return Work(self.flop(shape), copies * self.parameter_bytes(shape), convention)
@@ -192,12 +197,12 @@ class ModelProblem(DeclaredProblem):
         return float(FORWARDS[self.phase] * (self.matmul_flop(shape) + self.layers * self.attention(shape).flop))
 
     def matmul_flop(self, shape: ModelShape) -> int:
-        """Return the FLOP of the forward pass's matmuls with weights, including the logits."""
+        """Return the FLOP of the matmuls with weights in a forward pass, including the logits."""
         layer = self._projections + self._router + self.active_experts * self._expert
         return 2 * shape.tokens * (self.layers * layer + self.vocabulary * self.d_model)
 
     def buffers(self, shape: ModelShape, sets: int = 1, rewrite: bool = False) -> dict[str, Buffer]:
-        """Return no buffers: the model owns its parameters, which the launches of all sets share."""
+        """Return no buffers: the model owns its parameters, and the launches of all sets share them."""
         return {}
 
     def nbytes(self, shape: ModelShape, sets: int = 1, rewrite: bool = False) -> int:
@@ -214,7 +219,7 @@ def _gpt2(d_model: int, d_ff: int, layers: int, heads: int) -> dict[str, Any]:
     return {"style": "gpt2", **wide, "vocabulary": 50257, "tied": True}
 
 
-#: Architectures by name: GPT-2, Llama 3, and a mixture of experts as wide as the small GPT-2.
+#: Architectures by name: GPT-2, Llama 3, and a mixture of experts with the width of the small GPT-2.
 SIZES: Mapping[str, Mapping[str, Any]] = {
     "small": _gpt2(768, 3072, 12, 12),
     "medium": _gpt2(1024, 4096, 24, 16),
@@ -229,7 +234,7 @@ SIZES: Mapping[str, Mapping[str, Any]] = {
 
 
 class ModelKernel(Kernel[ModelProblem, ModelShape]):
-    """One way to run a training step. ``dtypes``: those that it supports; not float16, whose gradients need scaling."""
+    """One way to run a training step. ``dtypes``: what it supports; not float16, because that needs loss scaling."""
 
     operation = "model"
     reports_memory = True
@@ -239,7 +244,7 @@ class ModelKernel(Kernel[ModelProblem, ModelShape]):
 
     def unsupported(self, backend: Backend, problem: ModelProblem) -> str | None:
         if problem.autocast and problem.dtype == problem.parameter_dtype:
-            return f"autocast needs a lower dtype than that of the parameters, {problem.dtype}: leave autocast out"
+            return f"autocast has no effect if dtype is {problem.dtype}, like the parameters: leave autocast out"
         return self._unsupported_dtype(problem) or backend.unsupported_dtype(problem.dtype)
 
     def unsupported_shape(self, problem: ModelProblem, shape: ModelShape) -> str | None:

@@ -13,13 +13,12 @@ from typing import Any
 from mamf.backend import DeviceInfo
 from mamf.ceilings.ceiling import Ceiling, Ceilings, ceiling_of
 from mamf.errors import UsageError
-from mamf.measurement import TERA, Measurement, group_pairs
+from mamf.measurement import TERA, Measurement, Rates, find_rate, group_pairs
 from mamf.operations.attention.shapes import BACKWARD_COUNTS, DIRECTIONS, AttentionShape
 from mamf.operations.model.operation import Model
 from mamf.operations.model.shapes import PHASES, ModelProblem
 from mamf.operations.unknown import operation_called
 from mamf.plans import ALGORITHM
-from mamf.rate import Rates, find_rate
 from mamf.report.charts.bars import Stack, StackedChart, StackedPanel
 from mamf.report.charts.lines import Axis, Chart, Line, Panel, Point, even_ticks, in_giga, in_kibi, labelled
 

@@ -1,0 +1,190 @@
+"""Measures the clock during the first milliseconds of a burst: what compute units count, and what sensors say.
+
+    python tools/burst_clock.py > docs/burst-clock-h200.csv   # needs a device with clock stamps; 20 s
+
+Each burst queues one matmul many times, with a clock stamp after each launch, and a rest before it. A thread reads
+the sensors meanwhile. The table has the median of all bursts: tools/pictures.py draws it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import functools
+import itertools
+import statistics
+import sys
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from mamf.backend import Backend, Unavailable
+from mamf.plugins.discovery import kernel_of, open_backend, operation
+from mamf.report.charts.picture import SMALL, TEXT, DrawnPanel, Named, Picture, prepare
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+BURSTS, LAUNCHES, REST_SECONDS = 20, 99, 0.2
+#: Flushes of the cache ahead of the launches, as in every burst: they run while the host queues the launches.
+LEAD = 64
+#: How long the reader of the sensor waits between readings: without a wait it slows the thread that queues launches.
+PAUSE_SECONDS = 0.0002
+COLUMNS = ("device", "shape", "data", "source", "milliseconds", "mhz")
+STAMPS, SENSOR = "compute units", "sensor"
+
+
+class Point(NamedTuple):
+    """``milliseconds``: from the burst's first launch to the middle of this one."""
+
+    milliseconds: float
+    mhz: float
+
+
+def bursts(backend: Backend, shape: str, data: str) -> tuple[list[list[Point]], list[list[Point]]]:
+    """Per burst, the clock of each launch by stamps, and the readings of the sensor meanwhile."""
+    needs: tuple[Any, Any] = (backend.stamps, backend.telemetry)
+    for needed in needs:
+        if isinstance(needed, Unavailable):
+            raise SystemExit(f"{needed.reason}: {needed.remedy}")
+    stamps, sensor = needs
+    matmul = operation("matmul")
+    kernel, problem = kernel_of(matmul, "torch.mm"), matmul.problem_for(backend, {"dtype": "bfloat16", "data": data})
+    pool = backend.operand_pool(data, 0)
+    counted, said = [], []
+    with kernel.settings(backend, problem):
+        launch = kernel.prepare(backend, problem, matmul.parse_shape(shape), pool).launches[0]
+        for _ in range(BURSTS + 1):
+            backend.synchronize()
+            time.sleep(REST_SECONDS)
+            readings: list[tuple[float, float]] = []
+            is_over = threading.Event()
+            reader = threading.Thread(target=read_sensor, args=(sensor, readings, is_over))
+            reader.start()
+            for _ in range(LEAD):
+                backend.flush_cache()
+            marks = [stamps.stamp()]
+            for _ in range(LAUNCHES):
+                launch()
+                marks.append(stamps.stamp())
+            backend.synchronize()
+            end = time.perf_counter()
+            is_over.set()
+            reader.join()
+            counted.append(list(clocks(stamps, marks)))
+            begin = end - stamps.between(marks[0], marks[-1]).seconds
+            said.append([Point(1e3 * (when - begin), mhz) for when, mhz in readings])
+    pool.release()
+    # The first burst also compiles and allocates.
+    return counted[1:], said[1:]
+
+
+def read_sensor(sensor: Any, readings: list[tuple[float, float]], is_over: threading.Event) -> None:
+    """Append the time and the clock in MHz until ``is_over``."""
+    while not is_over.is_set():
+        before = time.perf_counter()
+        hertz = sensor.read().clock_hz
+        if hertz is not None:
+            readings.append(((before + time.perf_counter()) / 2, hertz / 1e6))
+        time.sleep(PAUSE_SECONDS)
+
+
+def clocks(stamps: Any, marks: Sequence[Any]) -> Iterator[Point]:
+    for start, end in itertools.pairwise(marks):
+        launch, until_end = stamps.between(start, end), stamps.between(marks[0], end)
+        if launch is not None and launch.clock_hz and until_end is not None:
+            yield Point(1e3 * (until_end.seconds - launch.seconds / 2), launch.clock_hz / 1e6)
+
+
+def medians_of_launches(all_bursts: Sequence[Sequence[Point]]) -> list[Point]:
+    """The median of all bursts at each launch."""
+    by_launch = zip(*all_bursts, strict=False)
+    return [Point(*map(statistics.median, zip(*points, strict=True))) for points in by_launch]
+
+
+def medians_of_milliseconds(all_bursts: Sequence[Sequence[Point]], last: float) -> list[Point]:
+    """The median of all readings in each millisecond."""
+    readings: dict[int, list[float]] = defaultdict(list)
+    for point in (each for burst in all_bursts for each in burst):
+        if 0 <= point.milliseconds <= last:
+            readings[int(point.milliseconds)].append(point.mhz)
+    return [Point(at + 0.5, statistics.median(mhz)) for at, mhz in sorted(readings.items())]
+
+
+# -- the picture -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class BurstClock(Picture):
+    """``lines``: what each shows, and its points as (milliseconds, MHz)."""
+
+    lines: tuple[tuple[str, tuple[tuple[float, float], ...]], ...]
+
+    @property
+    def inches(self) -> float:
+        return 5.0
+
+    def drawn_rows(self) -> Sequence[Sequence[DrawnPanel | None]]:
+        return [[DrawnPanel(f"clock over time: {self.title}", functools.partial(_draw, chart=self))]]
+
+    def legend(self) -> Named:
+        return [(name, look) for (name, _), look in zip(self.lines, _LOOKS, strict=False)]
+
+
+_LOOKS: tuple[dict[str, Any], ...] = (
+    {"color": "#1f77b4", "linewidth": 2.5},
+    {"color": "#1f77b4", "linewidth": 1.5, "linestyle": "--"},
+    {"color": "#ff7f0e", "linewidth": 2.5},
+    {"color": "#ff7f0e", "linewidth": 1.5, "linestyle": "--"},
+)
+
+
+def picture_of(path: Path) -> BurstClock:
+    """The picture of a table that this tool printed."""
+    with path.open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    lines: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for row in rows:
+        name = f"{row['data']}: {row['source']}"
+        lines[name].append((float(row["milliseconds"]), float(row["mhz"])))
+    return BurstClock(
+        "The sensor keeps its clock through a burst; the compute units do not",
+        f"{rows[0]['device']}, torch.mm {rows[0]['shape']} in bfloat16, launched back to back after a rest",
+        tuple((name, tuple(points)) for name, points in lines.items()),
+        notes=(f"medians of {BURSTS} bursts; compute units: clock stamps around each launch",),
+    )
+
+
+def _draw(axes: Axes, chart: BurstClock) -> None:
+    prepare(axes)
+    for (_, points), look in zip(chart.lines, _LOOKS, strict=False):
+        axes.plot(*zip(*points, strict=True), **look)
+    axes.set_xlabel("milliseconds since the first launch", fontsize=TEXT)
+    axes.set_ylabel("clock (MHz)", fontsize=TEXT)
+    axes.tick_params(labelsize=SMALL)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--backend", default="cuda", help="a device with clock stamps (default: cuda)")
+    parser.add_argument("--shape", default="4096x4096x4096", help="MxNxK (default: 4096x4096x4096)")
+    options = parser.parse_args()
+    backend = open_backend(options.backend)
+    table = csv.writer(sys.stdout, lineterminator="\n")
+    table.writerow(COLUMNS)
+    for data in ("normal", "zeros"):
+        counted, said = bursts(backend, options.shape, data)
+        by_launch = medians_of_launches(counted)
+        by_sensor = medians_of_milliseconds(said, by_launch[-1].milliseconds)
+        for source, points in ((STAMPS, by_launch), (SENSOR, by_sensor)):
+            for at, mhz in points:
+                table.writerow((backend.info.name, options.shape, data, source, f"{at:.3f}", f"{mhz:.1f}"))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -45,7 +45,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mamf.calibration import find_calibration
-from mamf.cli.options import duration
+from mamf.cli.terminal import duration
 from mamf.engine.regimes import Regime
 from mamf.engine.runner import Setup, Step
 from mamf.engine.strategies.studies import GuardStrategy, VerifyStrategy, verify_plan

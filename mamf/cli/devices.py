@@ -22,11 +22,10 @@ from pathlib import Path
 from typing import Any
 
 from mamf.backend import LEADER
-from mamf.cli.options import ALL, RANKS
 from mamf.cli.progress import Phases, heard_by
 from mamf.cli.reading import read_roofs
 from mamf.cli.resuming import command_of
-from mamf.cli.terminal import note_stream, print_document, reports_to, say, stdout, warn
+from mamf.cli.terminal import ALL, RANKS, note_stream, print_document, reports_to, say, stdout, warn
 from mamf.cli.watching import EXIT_CODE, Interruption
 from mamf.engine.runner import crashes_of
 from mamf.engine.traits import fit_traits

@@ -14,9 +14,8 @@ from types import MappingProxyType
 from typing import Any
 
 from mamf.backend import Backend
-from mamf.cli.options import OPTIONS, add, bound, read
 from mamf.cli.parser import Parser, filled, value_of
-from mamf.cli.terminal import warn
+from mamf.cli.terminal import OPTIONS, add, bound, read, warn
 from mamf.errors import UnknownNameError, UsageError, count_values, require_known, require_steps
 from mamf.operation import Operation, Parameter, Preset, Request, fields_of, parse_range, plan_of, sizes_of
 from mamf.plans import Plan, asked_regimes

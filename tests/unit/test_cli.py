@@ -12,8 +12,7 @@ import psutil
 import pytest
 
 from mamf.cli import COMMANDS, GROUPS, main
-from mamf.cli.options import duration
-from mamf.cli.terminal import say
+from mamf.cli.terminal import duration, say
 from mamf.errors import MamfWarning
 from mamf.logs.run_log import read_run_log
 from mamf.logs.writer import RunLogWriter

@@ -15,7 +15,7 @@ from forked import forked
 from two_queues import ASIDE, OWN, SimulatedPair, TwoQueues
 
 from mamf.cli import main
-from mamf.engine.strategies.overlap import OverlapStrategy, overlapping
+from mamf.engine.strategies.studies import OverlapStrategy, overlapping
 from mamf.errors import UsageError
 from mamf.kernel import Verdict
 from mamf.kinds.registry import chart_of

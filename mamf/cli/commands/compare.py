@@ -8,8 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mamf.cli.options import add, share
-from mamf.cli.terminal import print_document
+from mamf.cli.terminal import add, print_document, share
 from mamf.errors import DEFAULT_TOLERANCE, UsageError
 
 if TYPE_CHECKING:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from mamf.cli.options import add_device_options
-from mamf.cli.terminal import say, warn
+from mamf.cli.terminal import add_device_options, say, warn
 
 EXAMPLES = """examples:
   mamf doctor                  check the first accelerator and the machine; mamf changes nothing

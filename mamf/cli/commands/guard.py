@@ -12,9 +12,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mamf.cli.options import add_device_options, add_output_options, add_run_options, duration, share
 from mamf.cli.session import NOTHING_MEASURED, Session, run_kernels
-from mamf.cli.terminal import is_for_people, note_stream, say, warn
+from mamf.cli.terminal import (
+    add_device_options,
+    add_output_options,
+    add_run_options,
+    duration,
+    is_for_people,
+    note_stream,
+    say,
+    share,
+    warn,
+)
 from mamf.errors import IncomparableError, UsageError, require_known, require_some, whole_number
 from mamf.files import write_whole
 from mamf.plans import GUARD, KERNEL_REGIMES, MAX_ROUNDS, GuardOptions, Plan

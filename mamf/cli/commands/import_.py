@@ -8,8 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mamf.cli.options import add
-from mamf.cli.terminal import say
+from mamf.cli.terminal import add, say
 from mamf.cli.watching import Interruption
 from mamf.errors import UsageError
 from mamf.files import numbered

@@ -7,10 +7,9 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 from mamf.backend import Backend
-from mamf.cli.options import add, add_session_options
 from mamf.cli.planning import add_parameters
 from mamf.cli.session import Session, run_kernels
-from mamf.cli.terminal import say_memory, warn
+from mamf.cli.terminal import add, add_session_options, say_memory, warn
 from mamf.errors import MamfError, UsageError
 from mamf.measurement import find_rate
 from mamf.operations.model.operation import Model

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mamf.cli import call
-from mamf.cli.options import add, duration, index
 from mamf.cli.parser import Parser
-from mamf.cli.terminal import print_document, say, warn
+from mamf.cli.terminal import add, duration, index, print_document, say, warn
 from mamf.cli.watching import EXIT_CODE
 from mamf.errors import UNKNOWN, VERDICT_EXIT_CODES, MamfError
 from mamf.plans import NODE_BUDGET_SECONDS, VERIFY_BUDGET_SECONDS

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from mamf.cli.options import add, add_device_options
-from mamf.cli.terminal import print_document
+from mamf.cli.terminal import add, add_device_options, print_document
 from mamf.errors import PEAK_SOURCES, UsageError
 from mamf.measurement import TERA
 

@@ -6,8 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mamf.cli.options import add
-from mamf.cli.terminal import say
+from mamf.cli.terminal import add, say
 from mamf.errors import UsageError
 from mamf.plans import NAMES
 

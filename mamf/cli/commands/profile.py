@@ -11,8 +11,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mamf.cli.options import add, add_device_options, add_output_options, size
-from mamf.cli.terminal import note_stream, print_document, say, stdout, warn
+from mamf.cli.terminal import (
+    add,
+    add_device_options,
+    add_output_options,
+    note_stream,
+    print_document,
+    say,
+    size,
+    stdout,
+    warn,
+)
 from mamf.errors import MamfError, NothingProfiledError, RunLogError, UsageError
 from mamf.files import make_folder
 from mamf.measurement import find_rate

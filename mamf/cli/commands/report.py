@@ -6,8 +6,7 @@ import argparse
 from contextlib import ExitStack
 from pathlib import Path
 
-from mamf.cli.options import add
-from mamf.cli.terminal import say
+from mamf.cli.terminal import add, say
 from mamf.files import create_whole, write_whole
 
 EXAMPLES = """examples:

@@ -8,9 +8,8 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mamf.cli.options import add
 from mamf.cli.parser import Parser
-from mamf.cli.terminal import print_document, say, say_lines, warn
+from mamf.cli.terminal import add, print_document, say, say_lines, warn
 from mamf.errors import UsageError
 from mamf.files import create_whole, make_folder, write_whole
 

@@ -13,8 +13,16 @@ from typing import TYPE_CHECKING
 
 from mamf.backend import MIB, Backend
 from mamf.cli import call
-from mamf.cli.options import add, add_device_options, add_output_options
-from mamf.cli.terminal import note_stream, print_document, reports_to, say, warn
+from mamf.cli.terminal import (
+    add,
+    add_device_options,
+    add_output_options,
+    note_stream,
+    print_document,
+    reports_to,
+    say,
+    warn,
+)
 from mamf.cli.watching import EXIT_CODE
 from mamf.errors import EXPORTS, UsageError
 from mamf.files import create_whole, make_folder, write_whole

@@ -7,10 +7,9 @@ import statistics
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from mamf.cli.options import add, add_device_options
 from mamf.cli.parser import Parser
 from mamf.cli.planning import add_launch_options, request_of
-from mamf.cli.terminal import say
+from mamf.cli.terminal import add, add_device_options, say
 from mamf.errors import UsageError
 from mamf.kernel import Work
 from mamf.measurement import TERA

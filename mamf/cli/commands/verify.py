@@ -7,10 +7,9 @@ import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from mamf.cli.options import add, add_devices_options, add_output_options, add_run_options, index
 from mamf.cli.planning import default_operation
 from mamf.cli.session import Session, run_session
-from mamf.cli.terminal import say
+from mamf.cli.terminal import add, add_devices_options, add_output_options, add_run_options, index, say
 from mamf.operation import Request
 from mamf.plans import CHECKING, VERIFY, VERIFY_BUDGET_SECONDS, Plan, asked_regimes
 

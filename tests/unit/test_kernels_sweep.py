@@ -28,3 +28,11 @@ def test_kernels_of_one_operation_are_listed_alone(run):
     assert "\nattention:\n" in out
     assert "matmul" not in out
     assert run("kernels", *DEVICE, "--operation", "nobodys")[0] == 2
+
+
+def test_set_replaces_the_default_of_a_command_but_not_an_option(run):
+    asked = ["bandwidth", "--backend", "cpu", "--size", "1MiB", "--set", "pattern=triad", "--dry-run"]
+    code, out, err = run(*asked)
+    assert (code, "shapes: 1, 1 row in burst" in out) == (0, True), err
+    code, _, err = run(*asked, "--pattern", "copy")
+    assert (code, "this field is set twice" in err) == (2, True)

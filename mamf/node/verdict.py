@@ -24,8 +24,8 @@ TO_DEVICE, TO_HOST, TO_PEER = "to_device", "to_host", "to_peer"
 UNITS = {
     BURST: ("TFLOPS", 1.0),
     SUSTAINED: ("TFLOPS", 1.0),
-    COPY: ("TB/s", 1.0),
-    READ: ("TB/s", 1.0),
+    COPY: ("GB/s", 1e3),
+    READ: ("GB/s", 1e3),
     TO_DEVICE: ("GB/s", 1e3),
     TO_HOST: ("GB/s", 1e3),
     TO_PEER: ("GB/s", 1e3),

@@ -71,7 +71,7 @@ MANY = list(map(str, range(1, 101)))
         (["show", "a" * 5000], "File name too long"),
         (["plot", "a" * 5000], "File name too long"),
         (["results", "check", "a" * 5000], "File name too long"),
-        ([*SWEEP, "--resume", "/dev/null"], "cannot resume /dev/null: it is no regular file"),
+        ([*SWEEP, "--resume", "/dev/null"], "cannot resume /dev/null: it is not a regular file"),
         (
             [*SWEEP[:3], "--kernel", "::"],
             "'::' is not a kernel: write package.module:Class, or a name from 'mamf kernels'",
@@ -154,7 +154,7 @@ def test_a_log_may_come_through_a_pipe_and_is_shown_but_not_resumed(run, log):
         if command == ["show"]:
             assert found == shown
     assert found[0] == 2
-    assert "it is no regular file" in found[2]
+    assert "it is not a regular file" in found[2]
 
 
 def test_two_runs_of_one_second_have_names_of_their_own(run, tmp_path, monkeypatch):

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from mamf.kinds.kind import Drawing, Kind
-from mamf.kinds.rows import Find, Sweep
-from mamf.limits import require_known
+from mamf.errors import require_known
+from mamf.kinds.kind import Drawing, Find, Kind, Sweep
 from mamf.logs.run_log import RunLog
 from mamf.plans import SWEEP, Plan
 

@@ -25,8 +25,7 @@ from typing import Any, Literal, get_args
 
 from mamf.backend import DeviceInfo, shared_ways
 from mamf.ceilings.roof import Roofs, build_roofs, require_same_device
-from mamf.choices import DEFAULT_TOLERANCE
-from mamf.errors import IncomparableError, LogMismatchError, UsageError
+from mamf.errors import DEFAULT_TOLERANCE, IncomparableError, LogMismatchError, UsageError
 from mamf.logs.decision import FALSE_ALARMS, SEPARATE, WIDEST, Change, Design, Together, design_of, pool_rows
 from mamf.logs.entries import CYCLES, Entry, Fields, entries, is_find, mean_entries
 from mamf.logs.run_log import RunLog

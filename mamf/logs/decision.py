@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from mamf.logs.run_log import RunLog
-from mamf.regime_names import SUSTAINED
+from mamf.plans import SUSTAINED
 from mamf.statistics import FigureError, Interval, geometric_mean, student_t
 
 #: The chance of a false alarm in a whole comparison: half of it for single rows, half for all rows together.

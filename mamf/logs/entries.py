@@ -46,8 +46,8 @@ class Entry:
     - ``error``: the error of the figure between runs, if known. ``seconds``: seconds per launch.
     - ``rates``: the figure of each run, if several runs were averaged.
     - ``celsius``, ``per_degree``: the temperature, if known, and the relative loss of speed per degree.
-    - ``cycles_used``, ``cycles_error``: the share of the compute units' cycles, if known (mamf.cycles), and its error
-      between cards.
+    - ``cycles_used``, ``cycles_error``: the share of the compute units' cycles, if known (mamf.plausibility), and
+      its error between cards.
     - ``device``: uuid, or else index, of a device that is not the run's first. ``device_speed``: its speed relative to
       the first, None if unknown. ``device_speed_half_width``: half its interval, as a share.
     """

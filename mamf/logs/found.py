@@ -24,7 +24,7 @@ from mamf.errors import MamfError, first_line
 from mamf.files import make_folder, write_whole
 from mamf.logs.run_log import RunLog, read_run_log
 from mamf.machine.environment import version_in_use
-from mamf.rate import label_dtype
+from mamf.measurement import label_dtype
 
 VARIABLE = "MAMF_CACHE"
 #: Whether the interval of a ceiling is known, whether its find is complete, and when that started.

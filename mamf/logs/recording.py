@@ -17,7 +17,8 @@ from msgspec import UNSET, Struct
 from msgspec import UnsetType as Missing
 
 from mamf.backend import Backend, DeviceInfo, Unavailable, shared_ways
-from mamf.logs.records import Fields, Tool, Whole, utc_now
+from mamf.calibration import BurstTraits, SustainedTraits
+from mamf.logs.records import CyclesUsed, Fields, Tool, Whole, utc_now
 from mamf.machine.environment import describe_environment, tool_version
 from mamf.measurement import Measurement
 from mamf.operations.matmul.shapes import SearchOptions
@@ -36,7 +37,6 @@ from mamf.plans import (
     SweepOptions,
     VerifyOptions,
 )
-from mamf.regime_traits import BurstTraits, SustainedTraits
 from mamf.statistics import FigureError, Interval
 from mamf.timers import LARGEST_SHIFT_SECONDS
 
@@ -74,6 +74,7 @@ class Claim(Struct, kw_only=True):
     interval: Interval
     error: FigureError | None
     clock_hz: float | None
+    cycles_used: CyclesUsed | Missing | None = UNSET
 
 
 class PlanOptions(Struct, kw_only=True):

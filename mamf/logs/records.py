@@ -18,11 +18,9 @@ from msgspec import UnsetType as Missing
 
 from mamf.calibration import ANEW, find_calibration
 from mamf.ceilings.ceiling import Ceiling
-from mamf.measurement import Conditions, Measurement, Status
+from mamf.measurement import Conditions, Measurement, Rate, Status
 from mamf.operations.unknown import operation_called
-from mamf.plans import MATMUL
-from mamf.rate import Rate
-from mamf.regime_names import require_regime
+from mamf.plans import MATMUL, require_regime
 from mamf.statistics import Interval, Repeatability, standard_deviation, summarize
 from mamf.timers import MAX_OVERHEAD_SECONDS, MIN_ACCURACY_SECONDS
 
@@ -184,7 +182,7 @@ class Summary(Struct, kw_only=True):
 
 
 class KnownCeiling(Struct, kw_only=True):
-    """A ceiling that rows are a share of and that this run did not measure: a mamf.rate.Rate.
+    """A ceiling that rows are a share of and that this run did not measure: a mamf.measurement.Rate.
 
     ``told``: its description.
     """

@@ -23,8 +23,7 @@ import msgspec
 
 from mamf.backend import DeviceInfo, shared_name
 from mamf.ceilings.ceiling import CHOOSE, CONFIRM, Ceiling, combine_rounds, confirm_ceiling
-from mamf.errors import MamfError, RunLogError
-from mamf.limits import LARGEST_SIZE, MAX_LINE_BYTES, MAX_LOG_BYTES, MAX_NESTED, TOO_LONG
+from mamf.errors import LARGEST_SIZE, MAX_LINE_BYTES, MAX_LOG_BYTES, MAX_NESTED, TOO_LONG, MamfError, RunLogError
 from mamf.logs.recording import Header, plan_from_record
 from mamf.logs.records import (
     RECORDS,
@@ -36,10 +35,9 @@ from mamf.logs.records import (
     measurement_record,
     read_record,
 )
-from mamf.measurement import Measurement, Tabular
+from mamf.measurement import Measurement, Rate, Tabular
 from mamf.operations.unknown import is_of_products
 from mamf.plans import Plan
-from mamf.rate import Rate
 
 _TOO_DEEP = f"nested more than {MAX_NESTED} deep"
 #: Called with the number of bytes or characters read since the last call, for a progress bar.

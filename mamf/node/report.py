@@ -17,8 +17,19 @@ from mamf.node.verdict import (
     slowest_line,
 )
 from mamf.report.charts.lines import Axis, Chart, Line, Panel, Point
-from mamf.report.document import Answer, Block, Column, Document, Lines, Table, sensor_columns
-from mamf.report.text import list_once, significant, snake_case, whole
+from mamf.report.document import (
+    Answer,
+    Block,
+    Column,
+    Document,
+    Lines,
+    Table,
+    list_once,
+    sensor_columns,
+    significant,
+    snake_case,
+    whole,
+)
 
 _TEXTS = ("node", "index", "name", "uuid_hash", "address")
 

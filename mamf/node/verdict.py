@@ -13,9 +13,9 @@ from statistics import fmean, median, stdev
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from mamf.choices import CRITICAL, OK, UNKNOWN, VERDICT_EXIT_CODES, WARN
+from mamf.errors import CRITICAL, OK, UNKNOWN, VERDICT_EXIT_CODES, WARN
 from mamf.measurement import Conditions, group_pairs
-from mamf.report.text import significant
+from mamf.report.document import significant
 
 #: The figures by which devices are compared.
 BURST, SUSTAINED, COPY, READ = "burst", "sustained", "copy", "read"

@@ -27,14 +27,16 @@ from mamf.errors import (
     PluginError,
     PluginWarning,
     UnavailableError,
+    UnknownNameError,
     UsageError,
     describe_error,
     plugin_errors,
+    require_known,
+    require_some,
 )
 from mamf.kernel import AnyKernel, Kernel
-from mamf.limits import require_known
 from mamf.operation import Operation
-from mamf.plugins.contracts import CheckedClock, attribute_errors_to, enforce_contract, guard_method
+from mamf.plugins.contracts import CheckedClock, attribute_errors_to, check_attribute, enforce_contract, guard_method
 
 BACKENDS = "mamf.backends"
 OPERATIONS = "mamf.operations"
@@ -324,3 +326,66 @@ def skip_if_broken() -> Iterator[None]:
         yield
     except PluginError as error:
         warnings.warn(f"{error}; it is skipped", PluginWarning, stacklevel=3)
+
+
+AnyOperation = Operation[Any, Any]
+
+
+def choose_kernels(
+    of: AnyOperation, backend: Backend, names: Sequence[str] | None = None
+) -> list[tuple[str, AnyKernel]]:
+    """The named kernels of an operation, or all that are available here, each with the name that was requested.
+
+    A kernel that is named in two ways appears once. Raises UnavailableError if there is none or a named kernel is not
+    available; PluginError if a named kernel is broken.
+    """
+    if names is None:
+        return _find_available(of, backend)
+    require_some("kernels", names, str)
+    chosen: dict[str, tuple[str, AnyKernel]] = {}
+    for name in names:
+        each = kernel_of(of, name)
+        if reason := each.unavailable(backend):
+            raise UnavailableError(f"kernel {name} is not available on {backend.name}: {reason}")
+        chosen.setdefault(each.name, (name, each))
+    return list(chosen.values())
+
+
+def _find_available(of: AnyOperation, backend: Backend) -> list[tuple[str, AnyKernel]]:
+    found, reasons = [], []
+    for name, each in registered_kernels(of):
+        with skip_if_broken():
+            unavailable = each.unavailable(backend)
+            if unavailable is None:
+                found.append((name, each))
+            else:
+                reasons.append(f": {name}: {unavailable}")
+    if not found:
+        raise UnavailableError(f"no kernel of {of.name} is available on {backend.name}{''.join(reasons[:1])}")
+    return found
+
+
+def registered_kernels(of: AnyOperation) -> Iterator[tuple[str, AnyKernel]]:
+    """All registered kernels that can be loaded."""
+    for name in kernel_names(of):
+        with skip_if_broken():
+            yield name, kernel_of(of, name)
+
+
+def find_operation(name: str) -> AnyOperation:
+    """The operation of a kernel. Raises UnknownNameError for an unknown name, UsageError for a name that several
+    operations have, and PluginError if the kernel cannot be loaded.
+    """
+    if is_path(name):
+        return operation(check_attribute(kernel_class(name), Kernel, "operation", f"kernel {name}"))
+    base = name.partition("[")[0]
+    kernels: dict[str, set[str]] = {}
+    for of in find_registered(OPERATIONS):
+        with skip_if_broken():
+            kernels[of] = {point.name for point in entry_points(operation(of).kernel_group)}
+    having = [of for of, names in kernels.items() if base in names]
+    if not having:
+        raise UnknownNameError("kernel", name, set().union(*kernels.values()))
+    if len(having) > 1:
+        raise UsageError(f"{name} is a kernel of {' and of '.join(sorted(having))}: choose one with --operation")
+    return operation(having[0])

@@ -21,8 +21,8 @@ from mamf.logs.records import known_ceiling_from_record, known_ceiling_record, r
 from mamf.logs.run_log import MALFORMED, SCHEMA, describe_error, lines_of, parse_record, why_unreadable
 from mamf.logs.writer import as_line
 from mamf.machine.environment import describe_environment, tool_version
+from mamf.measurement import Rate
 from mamf.profiling.profile import ClassRow, DtypeRow, KernelRow, MemoryRow, Profile
-from mamf.rate import Rate
 
 TIER = "profile"
 RANK_LOGS = "rank-*.jsonl"

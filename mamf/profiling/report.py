@@ -14,9 +14,19 @@ from mamf.measurement import IDLE
 from mamf.profiling.classes import COMMUNICATION, UNCLASSIFIED
 from mamf.profiling.log import Ranks
 from mamf.profiling.profile import PEAK, ClassRow, DtypeRow, KernelRow, MemoryRow, Profile
-from mamf.report.document import Answer, Block, Column, Document, Lines, Table, rate_column
+from mamf.report.document import (
+    Answer,
+    Block,
+    Column,
+    Document,
+    Lines,
+    Table,
+    counted,
+    rate_column,
+    rate_text,
+    significant,
+)
 from mamf.report.shares import known_ceiling_lines
-from mamf.report.text import counted, rate_text, significant
 
 # Kernels that are instances of templates have names of a thousand characters.
 _LONGEST_NAME, _SHORTEST_NAME = 70, 24

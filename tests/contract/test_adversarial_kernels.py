@@ -7,7 +7,7 @@ import torch
 
 from mamf.engine.measure import measure
 from mamf.engine.regimes import Burst, StoppingRule, Sustained
-from mamf.engine.regimes.checking import Checked, WrongResultError, skipped_work
+from mamf.engine.regimes.base import Checked, WrongResultError, skipped_work
 from mamf.errors import UsageError
 from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
 from mamf.operations.attention.torch_kernels import SdpaMath
@@ -15,13 +15,11 @@ from mamf.operations.batched import BatchedProblem, BatchedShape
 from mamf.operations.batched_kernels import Bmm
 from mamf.operations.grouped import GroupedProblem, GroupedShape
 from mamf.operations.grouped_kernels import Loop
-from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.scaled_formats import Dequantized
 from mamf.operations.matmul.selection import kernel as kernel_named
-from mamf.operations.matmul.shapes import MatmulShape
+from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
 from mamf.operations.matmul.torch_products import IntMm, TorchMm
 from mamf.operations.operand_sets import Signs
-from mamf.operations.products import smaller_operand
 from mamf.plugins.discovery import open_backend
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -328,12 +326,6 @@ def test_an_update_by_difference_costs_a_whole_product():
         before = values.clone()
         signs.change()
         assert (values != before).any(0).all()
-
-
-@pytest.mark.parametrize("rows", [1, 4, 64])
-def test_rows_that_change_are_not_few(rows):
-    a, b = torch.empty(rows, 128), torch.empty(256, 128)
-    assert smaller_operand(a, b) is smaller_operand(b, a) is (a if rows == 64 else b)
 
 
 @pytest.mark.parametrize(

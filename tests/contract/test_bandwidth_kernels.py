@@ -147,7 +147,7 @@ def test_triton_that_finds_no_driver_is_a_reason(cuda, monkeypatch):
 
 
 INTERPRETED = """
-from mamf.engine.regimes.checking import Checked
+from mamf.engine.regimes.base import Checked
 from mamf.plugins.discovery import open_backend
 from mamf.operations.bandwidth.torch_kernels import TritonPasses
 from mamf.operations.bandwidth.shapes import PATTERNS, BandwidthProblem, BandwidthShape

@@ -14,7 +14,7 @@ from verdicts import verified
 
 from mamf.backend import Backend
 from mamf.engine.measure import classify_error
-from mamf.engine.regimes.checking import Checked, WrongResultError
+from mamf.engine.regimes.base import Checked, WrongResultError
 from mamf.errors import PluginError, UsageError
 from mamf.operations.decode.decode_reference import attend, make_tables
 from mamf.operations.decode.operation import Decode

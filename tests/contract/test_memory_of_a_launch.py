@@ -8,7 +8,7 @@ from torch.utils._pytree import tree_leaves
 
 from mamf.backend import MIB
 from mamf.engine.measure import measure_memory
-from mamf.engine.regimes.checking import Checked
+from mamf.engine.regimes.base import Checked
 from mamf.kernel import Buffer
 from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
 from mamf.operations.attention.torch_kernels import SdpaMath

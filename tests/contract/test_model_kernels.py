@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mamf.engine.regimes.checking import Checked, WrongResultError
+from mamf.engine.regimes.base import Checked, WrongResultError
 from mamf.operations.attention.operation import Attention
 from mamf.operations.attention.torch_attention import TorchAttention
 from mamf.operations.attention.torch_kernels import SdpaMath

@@ -194,19 +194,6 @@ def test_the_lines_before_what_another_program_wrote_are_saved(sweep, whole):
     assert steps("NEW.jsonl") == [256, 512, 1024]
 
 
-def test_a_log_cut_after_it_was_read_for_resuming_is_not_filled_with_zeros(sweep, whole):
-    with LOG.open("ab") as file:
-        file.write(whole[1][:50])
-    log, writer = RunLogWriter.resume(LOG)
-    with writer, pytest.warns(LogChangedWarning, match="changed by another program"):
-        cut(10)
-        writer.write_resume(log, {})
-        writer.write("summary", log.summary)
-    assert LOG.stat().st_size == 10
-    assert Path("logs/run-2.jsonl").read_bytes().startswith(b"".join(whole))
-    assert read_run_log("logs/run-2.jsonl").summary is not None
-
-
 # -- other commands ----------------------------------------------------------------------------------------------------
 
 

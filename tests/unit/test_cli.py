@@ -12,8 +12,7 @@ import psutil
 import pytest
 
 from mamf.cli import COMMANDS, GROUPS, main
-from mamf.cli.options import duration
-from mamf.cli.terminal import say
+from mamf.cli.terminal import duration, say
 from mamf.errors import MamfWarning
 from mamf.logs.run_log import read_run_log
 from mamf.logs.writer import RunLogWriter
@@ -53,16 +52,12 @@ def test_mamf_finders_spelling_works(sweep):
     [
         (["--m-range", "0", "10", "-1"], "step must be at least 1"),
         (["--m-range", "512", "512", "256"], "is empty"),
-        (["--m-range", "a", "b", "c"], "'a' is not a whole number"),
         (["--m", "0"], "whole number of at least 1"),
         (["--shapes", "1x2"], "write MxNxK"),
         (["--shapes", "1x2x3", "--m", "4"], "--shapes cannot be combined with --m"),
-        (["--dtype", "bfloat61"], "did you mean 'bfloat16'"),
         (["--dtype", "int8"], "multiplies no integers"),
         (["--regime", "brust"], "did you mean burst?"),
         (["--precison", "1%"], "did you mean --precision?"),
-        (["--precision", "3"], "share between 0 and 1"),
-        (["--budget", "soon"], "is not a duration"),
         (["--budget", "-5s"], "'-5s' is not a duration"),
         (["--precision", "-.3%"], "'-.3%' is not a share"),
         (["--output", "nowhere/run.jsonl"], "cannot write nowhere"),

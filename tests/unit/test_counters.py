@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from mamf.operations.matmul.kernel import MatmulProblem
-from mamf.operations.matmul.shapes import MatmulShape
+from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
 from mamf.profiling.counters import ncu
 from mamf.profiling.counters.counts import (
     CYCLES,

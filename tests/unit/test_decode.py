@@ -158,11 +158,6 @@ def test_the_read_bandwidth_of_a_log_of_bandwidth_serves(decode, run, tmp_path):
     assert (code, "no read bandwidth burst ceiling in find.jsonl" in err) == (2, True)
 
 
-def test_a_preset_of_either_operation_is_known(run):
-    code, _, err = run("attention", "--preset", "llama-8b-decod")
-    assert (code, "did you mean 'llama-8b-decode'?" in err) == (2, True)
-
-
 def test_other_commands_read_the_log(decode, run, monkeypatch, tmp_path):
     options = ["--preset", "llama-8b-decode", "--cache-lens", "1024", "8192", "--batch", "8"]
     for name in ("one.jsonl", "other.jsonl"):

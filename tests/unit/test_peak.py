@@ -9,7 +9,7 @@ from made_rates import contributed
 
 import mamf
 from mamf.contribution import known_ceilings
-from mamf.errors import IncomparableError, UnavailableError, UnknownNameError, UsageError
+from mamf.errors import IncomparableError, UnavailableError, UsageError
 from mamf.logs import found
 from mamf.logs.run_log import read_run_log
 from mamf.peaks import contributed_rates
@@ -175,13 +175,6 @@ def test_a_cpu_inherits_nothing_from_another_of_its_name(monkeypatch):
     cpu = device(name="AMD EPYC", compute_units=2, power_limit_watts=None, uuid_hash=None, is_accelerator=False)
     with pytest.raises(UnavailableError, match="no float32 peak is known for AMD EPYC"):
         mamf.peak(cpu, "float32", regime="burst", anyway=True)
-
-
-def test_an_unknown_regime_or_dtype_is_told():
-    with pytest.raises(UnknownNameError, match="sustained"):
-        mamf.peak(device(), regime="classic")
-    with pytest.raises(UnknownNameError, match="bfloat16"):
-        mamf.peak(device(), "bfloat15")
 
 
 @pytest.fixture

@@ -13,8 +13,7 @@ from mamf.errors import RunLogError
 from mamf.logs.recording import plan_from_record, plan_record
 from mamf.logs.run_log import read_run_log
 from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
-from mamf.operations.matmul.kernel import MatmulProblem
-from mamf.operations.matmul.shapes import MatmulGrid, MatmulShape
+from mamf.operations.matmul.shapes import MatmulGrid, MatmulProblem, MatmulShape
 from mamf.plans import (
     EXPLAIN,
     GUARD,

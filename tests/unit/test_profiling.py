@@ -12,13 +12,12 @@ from rendering import render_profile
 
 from mamf.errors import RunLogError, UsageError
 from mamf.logs.run_log import read_run_log
-from mamf.measurement import IDLE
+from mamf.measurement import IDLE, Rate
 from mamf.profiling.classes import CLASSES, COMMUNICATION, shares
 from mamf.profiling.flops import flop_of
 from mamf.profiling.log import read_profile_or_none, write_profile
 from mamf.profiling.profile import profile_of
 from mamf.profiling.traces import Event, Trace, gaps, length, read_trace, union
-from mamf.rate import Rate
 
 STEP = 60
 TICKS = st.integers(0, STEP)

@@ -9,15 +9,13 @@ from made_plans import setup_of, sweep_plan
 from rendering import render
 
 from mamf.engine.strategies.rows import OneKernelStrategy
-from mamf.errors import RunLogError, RunLogWriteError, UsageError
-from mamf.limits import MAX_LINE_BYTES, MAX_LOG_BYTES
+from mamf.errors import MAX_LINE_BYTES, MAX_LOG_BYTES, RunLogError, RunLogWriteError, UsageError
 from mamf.logs.recording import End, plan_record
 from mamf.logs.records import measurement_record
 from mamf.logs.run_log import SCHEMA, read_run_log
 from mamf.logs.writer import RunLogWriter
 from mamf.machine.privacy import _find_private_names, scrub
-from mamf.operations.matmul.kernel import MatmulProblem
-from mamf.operations.matmul.shapes import MatmulShape, matmul_grid
+from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape, matmul_grid
 from mamf.report.rows import summary_record
 from mamf.testing import SimulatedBackend, SimulatedMatmul
 

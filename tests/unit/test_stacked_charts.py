@@ -6,9 +6,8 @@ from mamf.cli.commands import model
 from mamf.contribution import known_ceilings
 from mamf.errors import UnavailableError
 from mamf.logs.run_log import read_run_log
-from mamf.measurement import Measurement
+from mamf.measurement import Measurement, Rate
 from mamf.operations.model.shapes import PHASES, ModelProblem, ModelShape
-from mamf.rate import Rate
 from mamf.report.charts.logs import model_chart
 from mamf.statistics import summarize
 

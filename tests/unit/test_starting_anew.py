@@ -14,8 +14,7 @@ from mamf.engine.regimes import StoppingRule, Sustained
 from mamf.engine.runner import Runner
 from mamf.engine.search.rounds import Confirmation, Rounds
 from mamf.measurement import Conditions
-from mamf.operations.matmul.kernel import MatmulProblem
-from mamf.operations.matmul.shapes import MatmulShape
+from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
 from mamf.testing import SimulatedBackend
 from mamf.testing.simulated_kernels import SimulatedMatmul
 

@@ -61,12 +61,6 @@ def test_the_fastest_of_each_shape_is_measured_again_and_all_are_in_the_log(swep
     assert "ranked[2]" in capsys.readouterr().out
 
 
-def test_a_complete_run_is_resumed_without_measuring(swept, capsys):
-    _, before = swept("--kernel", PATH)
-    assert main([*DEVICE, "--kernel", PATH, "--resume", "log.jsonl"]) == 0
-    assert read_run_log("log.jsonl").measurements == before.measurements
-
-
 def test_an_interrupted_run_goes_on_with_the_shape_in_flight(swept):
     swept("--kernel", PATH)
     lines = Path("log.jsonl").read_text().splitlines(keepends=True)

@@ -6,10 +6,9 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mamf.cli.options import add
-from mamf.cli.terminal import say
+from mamf.cli.terminal import add, say
 from mamf.errors import UsageError
-from mamf.regime_names import NAMES
+from mamf.plans import NAMES
 
 if TYPE_CHECKING:
     from mamf.report.charts.picture import Picture

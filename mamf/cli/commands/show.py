@@ -6,8 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mamf.cli.options import add, add_output_options
-from mamf.cli.terminal import print_document
+from mamf.cli.terminal import add, add_output_options, print_document
 from mamf.errors import UsageError
 from mamf.plans import SWEEP
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from mamf.backend import Backend, DeviceInfo
 from mamf.measurement import TERA, Measurement
-from mamf.operation import FlopOperation, Preset, random_sizes
+from mamf.operation import FlopOperation, Preset, combine, random_sizes
 from mamf.operations.attention.shapes import (
     DIRECTIONS,
     PRESETS,
@@ -18,7 +18,6 @@ from mamf.operations.attention.shapes import (
     HeadDims,
     equal_widths,
 )
-from mamf.parameters import combine
 
 _DEFAULT_SIZES: Mapping[str, Sequence[Any]] = {
     "head_dim": equal_widths(128),

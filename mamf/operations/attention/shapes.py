@@ -17,12 +17,9 @@ from typing import ClassVar, Literal, NamedTuple, get_args
 
 from mamf.backend import Backend, Unavailable
 from mamf.dtypes import DTYPES
-from mamf.errors import UsageError
-from mamf.kernel import ALL_DATA, Buffer, Kernel, aligned
-from mamf.limits import parse_digits, parse_share, parse_size, require_share, whole_number
-from mamf.operation import Preset
-from mamf.parameters import DERIVED, DeclaredProblem, describe
-from mamf.work import Work
+from mamf.errors import UsageError, parse_digits, parse_share, parse_size, require_share, whole_number
+from mamf.kernel import ALL_DATA, Buffer, Kernel, Work, aligned
+from mamf.operation import DERIVED, DeclaredProblem, Preset, describe
 
 Direction = Literal["fwd", "bwd", "fwd+bwd"]
 DIRECTIONS: tuple[str, ...] = get_args(Direction)

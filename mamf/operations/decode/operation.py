@@ -8,10 +8,9 @@ from typing import Any
 
 from mamf.backend import Backend, DeviceInfo
 from mamf.measurement import TERA, Measurement
-from mamf.operation import Operation, Preset, random_sizes
+from mamf.operation import Operation, Preset, combine, random_sizes
 from mamf.operations.attention.shapes import equal_widths
 from mamf.operations.decode.shapes import LENGTHS, PRESETS, DecodeKernel, DecodeProblem, DecodeShape
-from mamf.parameters import combine
 from mamf.peaks import fastest_possible_flops, find_bandwidth
 
 _DEFAULT_SIZES: Mapping[str, Sequence[Any]] = {

@@ -19,13 +19,10 @@ from typing import ClassVar
 
 from mamf.backend import Backend
 from mamf.dtypes import DTYPES
-from mamf.errors import UsageError
-from mamf.kernel import Buffer, Kernel, aligned
-from mamf.limits import parse_digits, parse_size, whole_number
-from mamf.operation import Preset
+from mamf.errors import UsageError, parse_digits, parse_size, whole_number
+from mamf.kernel import Buffer, Kernel, Work, aligned
+from mamf.operation import DERIVED, DeclaredProblem, Preset, describe
 from mamf.operations.attention.shapes import HeadDims, equal_widths
-from mamf.parameters import DERIVED, DeclaredProblem, describe
-from mamf.work import Work
 
 #: Distributions of sequence lengths, by their letter in the text of a shape.
 LENGTHS: Mapping[str, str] = {"": "equal", "u": "uniform", "t": "tail"}

@@ -13,12 +13,10 @@ from typing import Any, ClassVar, Literal, get_args
 
 from mamf.backend import Backend
 from mamf.dtypes import DTYPES
-from mamf.errors import UsageError
-from mamf.kernel import Buffer, Kernel
-from mamf.limits import Sizes, parse_size
+from mamf.errors import Sizes, UsageError, parse_size
+from mamf.kernel import Buffer, Kernel, Work
+from mamf.operation import DeclaredProblem, describe
 from mamf.operations.attention.shapes import AttentionShape
-from mamf.parameters import DeclaredProblem, describe
-from mamf.work import Work
 
 Style = Literal["gpt2", "llama", "moe"]
 Phase = Literal["forward", "forward-backward", "step"]

@@ -17,7 +17,7 @@ from msgspec import UnsetType as Missing
 
 from mamf.backend import Backend, DeviceInfo, Unavailable, shared_ways
 from mamf.calibration import BurstTraits, SustainedTraits
-from mamf.logs.records import Fields, Tool, Whole, utc_now
+from mamf.logs.records import CyclesUsed, Fields, Tool, Whole, utc_now
 from mamf.machine.environment import describe_environment, tool_version
 from mamf.measurement import Measurement
 from mamf.operations.matmul.shapes import SearchOptions
@@ -73,6 +73,7 @@ class Claim(Struct, kw_only=True):
     interval: Interval
     error: FigureError | None
     clock_hz: float | None
+    cycles_used: CyclesUsed | Missing | None = UNSET
 
 
 class PlanOptions(Struct, kw_only=True):

@@ -191,7 +191,7 @@ def test_the_command_measures_shows_and_draws_a_pair(run, monkeypatch):
     assert pair["products_kept"] == pytest.approx(TwoQueues.kept[OWN], rel=0.02)
     rows = chart_of(read).rows
     assert [(row.group, row.name) for row in rows] == [
-        (f"{LARGE} beside to_host 1GiB", name) for name in ("products", "other work")
+        (f"{LARGE} with to_host 1GiB", name) for name in ("matmul", "to_host")
     ]
     assert rows[0].points[0].value == pytest.approx(100 * pair["products_kept"])
     code, resumed, err = run("overlap", "--backend", asked[1], "--resume", "log.jsonl", *step)

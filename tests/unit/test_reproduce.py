@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import signal
 import urllib.request
 from dataclasses import replace
@@ -133,6 +134,22 @@ def test_another_device_is_named_first_and_in_the_verdict(run, sweep):
     assert code == 0
     assert "the claims were measured otherwise: device Imagined H900 against Simulated H100" in out
     assert "\nreproduced, on another device: burst" in out
+
+
+def test_a_slower_clock_of_another_card_reproduces_the_cycles_and_others_do_not(run, sweep, world):
+    path = Path(sweep("--clock", "all"))
+    text = path.read_text().replace("Simulated H100", "Simulated H200")
+    path.write_text(text)
+    world(boost_hz=Physics.boost_hz * 0.9)
+    code, out, _ = reproduced(run, "sweep.jsonl")
+    assert code == 0
+    assert "\nreproduced, on another device: burst" in out
+    assert re.search(r"7\d\d.\d TFLOPS here; (\d\d.\d) % of the units' cycles claimed, (\d\d.\d) % here: ", out)
+    assert "here/claimed is that of the cycles used" in out
+    world(boost_hz=Physics.boost_hz * 0.9, efficiency=Physics.efficiency * 0.9)
+    code, out, _ = run("reproduce", "sweep.jsonl", *DEVICE, "--output", "wasteful.jsonl")
+    assert (code, "\nslower by more than 2 %, on another device: burst" in out) == (3, True)
+    assert out.splitlines()[-2] in run("show", "wasteful.jsonl")[1]
 
 
 def test_a_kernel_that_fails_now_is_no_pass(run, sweep, monkeypatch):
